@@ -1,0 +1,74 @@
+# Every target sets itself up: the first one makes .venv and installs into it what it needs.
+#
+#   PYTHON=python3.12   which Python makes .venv (3.11 or newer)
+#   JOBS=2              how many processes pytest uses; 0 keeps it in one, for a debugger
+#   ARGS="-k drtp"      more words for pytest
+
+PYTHON ?= python3
+JOBS ?= 2
+ARGS ?=
+
+PY := .venv/bin/python
+RUN := .venv/.installed
+DEV := .venv/.installed-dev
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help setup demo test lint types pytest format docs clean
+
+help: ## print this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+demo: $(RUN) ## compare every rule with backprop on the digits, an MLP and a CNN; pages in demo/
+	.venv/bin/tpsgd compare --data digits --model mlp:64 --rules all --restarts 3 --out demo/mlp
+	.venv/bin/tpsgd compare --data digits --model cnn:16x3,16x3 --rules all --restarts 3 --out demo/cnn
+
+test: lint types pytest ## lint, type-check, run every test and docstring example
+
+lint: $(DEV) ## ruff: lint and formatting
+	@echo "ruff"
+	@$(PY) -m ruff check --quiet .
+	@$(PY) -m ruff format --quiet --check . || { echo "ruff format: 'make format' repairs this"; exit 1; }
+
+types: $(DEV) ## pyright on src
+	@echo "pyright"
+	@$(PY) -m pyright --pythonpath $(PY)
+
+pytest: $(DEV) ## the tests alone; make pytest ARGS="-k drtp"
+	@$(PY) -m pytest -q -n $(JOBS) --dist worksteal $(ARGS)
+
+format: $(DEV) ## let ruff repair what it can
+	@$(PY) -m ruff check --fix .
+	@$(PY) -m ruff format .
+
+docs: $(DEV) ## build the site, strictly; then open site/index.html
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
+	@echo "docs: site/index.html"
+
+setup: $(DEV) ## make .venv with the development tools and stop there
+	@:
+
+clean: ## remove .venv, caches and everything built; data sets in .data stay
+	rm -rf .venv demo site build dist .pytest_cache .ruff_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# pip runs again when a version it reads has changed.
+
+$(PY):
+	@command -v "$(PYTHON)" >/dev/null || { \
+	  echo "tpsgd needs Python 3.11 or newer, and '$(PYTHON)' is not on the PATH. Name one: make PYTHON=python3.12"; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "tpsgd needs Python 3.11 or newer; '$(PYTHON)' is $$("$(PYTHON)" -V 2>&1). Name another: make PYTHON=python3.12"; exit 1; }
+	@echo "Setting up .venv. First time: a minute or two, 2 GB (more where pip takes a CUDA build of torch)."
+	@"$(PYTHON)" -m venv .venv || { rm -rf .venv; exit 1; }
+
+$(RUN): pyproject.toml constraints.txt | $(PY)
+	@echo "Installing tpsgd into .venv ..."
+	@$(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+$(DEV): pyproject.toml constraints.txt | $(PY)
+	@echo "Installing tpsgd and its development tools into .venv ..."
+	@$(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(RUN) $@

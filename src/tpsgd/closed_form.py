@@ -1,0 +1,161 @@
+"""The local step in closed form: forward, objective, times sigma', one product with the input.
+
+    z = x W + b,   y = sigma(z),   dz = dL/dy * sigma'(z),   dW = x^T dz,   db = sum dz
+
+Autograd is off. The functions are pure in their tensors (parameters come in, gradients go out), so
+`torch.vmap` stacks them over restarts as they are. `in_place` reuses memory where that is safe.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .activations import activation
+from .blocks import Block, padding
+from .rules import Place
+
+aten = torch.ops.aten
+Params = Mapping[str, Tensor]
+
+
+class Saved(NamedTuple):
+    """What the forward half leaves for the gradient half."""
+
+    x: Tensor
+    z: Tensor  # before the activation; the same memory as y when sigma' can be read off y
+    y: Tensor
+    layer_out: Tensor  # before the batch norm, if there is one
+    stats: tuple[Tensor, ...] = ()  # the batch norm's mean and inverse deviation
+
+
+class ClosedForm:
+    """A block's forward and gradient as functions of its parameters."""
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+        self.layer = block.layer
+        self.norm = block.between[0] if block.between else None
+        self.act = activation(block.activation)
+        self.at_layer = len(block.prologue)
+
+    def weights(self, params: Params, offset: int = 0) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of the layer (offset 0) or the norm (1): given, or the module's own."""
+        module = self.layer if offset == 0 else self.norm
+        key = f"{self.at_layer + offset}."
+        bias = params.get(key + "bias", getattr(module, "bias", None))
+        return params.get(key + "weight", getattr(module, "weight", None)), bias  # type: ignore
+
+    def forward(self, params: Params, x: Tensor, at: Place, in_place: bool) -> Saved:
+        """From the block's input to the activation's output."""
+        for module in self.block.prologue:
+            x = module(x)
+        out = self._layer(x, *self.weights(params))
+        z, stats = (out, ()) if self.norm is None else self._normalise(out, params)
+        if self.act is None:
+            return Saved(x, z, z, out, stats)
+        reuse = in_place and self.act.from_output and at is not Place.BEFORE
+        if reuse and self.act.forward_:
+            y = self.act.forward_(z)
+            return Saved(x, y, y, y if self.norm is None else out, stats)
+        return Saved(x, z, self.act.forward(z), out, stats)
+
+    def gradients(
+        self, params: Params, saved: Saved, dy: Tensor, at: Place, in_place: bool
+    ) -> dict[str, Tensor]:
+        """The parameters' gradients, given the objective's derivative at its place."""
+        dz = dy.reshape(saved.y.shape) if at is Place.END else dy
+        if at is not Place.BEFORE and self.act is not None:
+            kept = saved.y if self.act.from_output else saved.z
+            dz = self.act.backward(dz, kept, in_place and _dense(dz))
+        grads: dict[str, Tensor] = {}
+        if self.norm is not None:
+            dz = self._norm_gradients(grads, params, saved, dz)
+        key = f"{self.at_layer}."
+        weight, bias = self.weights(params)
+        grads[key + "weight"], db = self._layer_gradients(saved.x, dz, weight, bias)
+        if db is not None:
+            grads[key + "bias"] = db
+        return grads
+
+    def _layer(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        layer = self.layer
+        if isinstance(layer, nn.Linear):
+            return F.linear(x, weight, bias)
+        assert isinstance(layer, (nn.Conv1d, nn.Conv2d))
+        convolve = F.conv1d if isinstance(layer, nn.Conv1d) else F.conv2d
+        pads = padding(layer)
+        return convolve(x, weight, bias, layer.stride, pads, layer.dilation, layer.groups)  # type: ignore
+
+    def _layer_gradients(
+        self, x: Tensor, dz: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        layer = self.layer
+        if isinstance(layer, nn.Linear):
+            x, dz = x.reshape(-1, x.shape[-1]), dz.reshape(-1, dz.shape[-1])
+            return dz.T @ x, None if bias is None else dz.sum(0)
+        assert isinstance(layer, (nn.Conv1d, nn.Conv2d))
+        _, dw, db = aten.convolution_backward(
+            dz,
+            x,
+            weight,
+            None if bias is None else list(bias.shape),
+            layer.stride,
+            padding(layer),
+            layer.dilation,
+            False,
+            [0] * len(layer.stride),
+            layer.groups,
+            (False, True, bias is not None),
+        )
+        return dw, db
+
+    def _normalise(self, out: Tensor, params: Params) -> tuple[Tensor, tuple[Tensor, ...]]:
+        norm = self.norm
+        assert isinstance(norm, nn.modules.batchnorm._BatchNorm)
+        if norm.training and norm.num_batches_tracked is not None:
+            norm.num_batches_tracked.add_(1)
+        weight, bias = self.weights(params, 1)
+        z, mean, inverse_std = torch.native_batch_norm(
+            out,
+            weight,
+            bias,
+            norm.running_mean,
+            norm.running_var,
+            norm.training,
+            float(norm.momentum or 0.0),
+            norm.eps,
+        )
+        return z, (mean, inverse_std)
+
+    def _norm_gradients(
+        self, grads: dict[str, Tensor], params: Params, saved: Saved, dz: Tensor
+    ) -> Tensor:
+        norm = self.norm
+        assert isinstance(norm, nn.modules.batchnorm._BatchNorm) and saved.stats
+        weight, _ = self.weights(params, 1)
+        mean, inverse_std = saved.stats
+        dout, dweight, dbias = aten.native_batch_norm_backward(
+            dz,
+            saved.layer_out,
+            weight,
+            norm.running_mean,
+            norm.running_var,
+            mean,
+            inverse_std,
+            norm.training,
+            norm.eps,
+            (True, True, True),
+        )
+        key = f"{self.at_layer + 1}."
+        grads[key + "weight"], grads[key + "bias"] = dweight, dbias
+        return dout
+
+
+def _dense(t: Tensor) -> bool:
+    """Whether the tensor owns each of its elements (an expanded one does not)."""
+    return t.is_contiguous() or (
+        t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last)
+    )

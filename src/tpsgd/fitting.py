@@ -1,0 +1,419 @@
+"""`fit`: a plain torch model, data and a rule in; the same model, trained, and a record out."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from .blocks import Block, shapes, split, whole
+from .errors import TpsgdError
+from .hashing import Key
+from .learner import Closed, Engine, Learner, OptimizerFactory, Stacked, Traced, adam
+from .losses import Loss, bce, cross_entropy
+from .memory import Meter, tensor_bytes
+from .objectives import Objective, Site, move, output
+from .rules import Place, Rule, Signal, readout
+from .run import BlockInfo, Epoch, Run
+from .schedules import sequential
+from .sources import Form, first_samples, source
+from .trainer import Course, EarlyStopping, Trainer
+
+Schedule = Callable[[Trainer], None]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything `fit` and its siblings have in common; see `fit` for what each one means."""
+
+    schedule: Schedule = sequential
+    loss: Loss | None = None
+    optimizer: OptimizerFactory | Sequence[OptimizerFactory] = adam
+    lr: float | Sequence[float] | None = None
+    epochs: int | Sequence[int] = 5
+    batch_size: int = 128
+    seed: int = 0
+    device: torch.device | str | None = None
+    validation: Any = None
+    early_stopping: EarlyStopping | Sequence[EarlyStopping | None] | None = None
+    lr_schedule: Callable[[Optimizer], LRScheduler] | None = None
+    callbacks: Sequence[Callable[[Epoch], Any]] = ()
+    progress: Callable[[int, int], None] | None = None
+    reuse: bool | None = None
+
+    def courses(self, blocks: int) -> list[Course]:
+        """Each block's course, from values given per block or for all."""
+        columns = (
+            _per_block(self.epochs, blocks, "epochs"),
+            _per_block(self.optimizer, blocks, "optimizer"),
+            _per_block(self.lr, blocks, "lr"),
+            _per_block(self.early_stopping, blocks, "early_stopping"),
+        )
+        for epochs in columns[0]:
+            if not isinstance(epochs, int) or epochs < 0:
+                raise TpsgdError(f"epochs must be a whole number, 0 or more, got {epochs!r}")
+        return [Course(*row) for row in zip(*columns, strict=True)]  # type: ignore[arg-type]
+
+    def describe(self, rule: str, loss: Loss) -> dict[str, Any]:
+        """The settings as plain values, for the record."""
+        return {
+            "rule": rule,
+            "loss": loss.name,
+            "schedule": getattr(self.schedule, "__name__", str(self.schedule)),
+            "optimizer": str(_name(self.optimizer)),
+            "lr": self.lr if self.lr is None or isinstance(self.lr, float) else str(self.lr),
+            "epochs": self.epochs if isinstance(self.epochs, int) else list(self.epochs),
+            "batch_size": self.batch_size,
+            "seed": self.seed,
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+        }
+
+
+def fit(
+    model: nn.Module,
+    data: Any,
+    *,
+    rule: Rule | Sequence[Rule] | None = None,
+    schedule: Schedule = sequential,
+    loss: Loss | None = None,
+    optimizer: OptimizerFactory | Sequence[OptimizerFactory] = adam,
+    lr: float | Sequence[float] | None = None,
+    epochs: int | Sequence[int] = 5,
+    batch_size: int = 128,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+    validation: Any = None,
+    early_stopping: EarlyStopping | Sequence[EarlyStopping | None] | None = None,
+    lr_schedule: Callable[[Optimizer], LRScheduler] | None = None,
+    callbacks: Sequence[Callable[[Epoch], Any]] = (),
+    progress: Callable[[int, int], None] | None = None,
+    reuse: bool | None = None,
+) -> Run:
+    """Train a model in place without backpropagation. It is never re-initialised.
+
+    Args:
+        model: an `nn.Sequential`, cut into blocks by `tpsgd.split`.
+        data: `(x, y)` as tensors or numpy arrays, a `Dataset` or a `DataLoader`. Labels are class
+            indices, or float rows: several classes at once with `bce`, soft with `cross_entropy`.
+        rule: one rule for the net, or a list with one per block, the last included (which only
+            lends its loss). Default: `rules.readout()`.
+        schedule: `tpsgd.sequential` (the paper's) or `tpsgd.simultaneous`.
+        loss: of the last block; default: the rule's own (`mse` for tpSGD, else `cross_entropy`).
+        optimizer: a factory, `params -> torch.optim.Optimizer`; default Adam at 1e-3.
+        lr: overrides the optimizer's learning rate.
+        epochs: passes over the data *per block*.
+        early_stopping: `tpsgd.EarlyStopping(patience, min_delta)`.
+            `optimizer`, `lr`, `epochs` and `early_stopping` may be lists, one entry per block.
+        batch_size: samples per step (a `DataLoader` brings its own).
+        seed: of the projections, the order of samples and dropout.
+        device: where to train; default: where the model is.
+        validation: held-out data, measured after every epoch.
+        lr_schedule: `optimizer -> torch.optim.lr_scheduler`, stepped once per epoch.
+        callbacks: called with an `Epoch` after every epoch of a block; `True` stops that block.
+        progress: called with (sample passes done, total) every few batches.
+        reuse: keep each block's inputs in memory (True), recompute them (False), or keep them
+            where they fit in half of the free memory (None).
+
+    Returns:
+        The record of the run: history, seconds, sample passes, peak memory, settings.
+
+    Example:
+        >>> import torch
+        >>> x, y = torch.randn(64, 8), torch.arange(64) % 2
+        >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+        >>> run = fit(model, (x, y), epochs=1)
+        >>> run.sample_passes
+        128
+    """
+    settings = Settings(
+        schedule, loss, optimizer, lr, epochs, batch_size, seed, device, validation,
+        early_stopping, lr_schedule, callbacks, progress, reuse,
+    )  # fmt: skip
+    return train_local([model], data, readout() if rule is None else rule, settings)[0]
+
+
+def fit_backprop(
+    model: nn.Module,
+    data: Any,
+    *,
+    loss: Loss = cross_entropy,
+    optimizer: OptimizerFactory = adam,
+    lr: float | None = None,
+    epochs: int = 5,
+    batch_size: int = 128,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+    validation: Any = None,
+    early_stopping: EarlyStopping | None = None,
+    lr_schedule: Callable[[Optimizer], LRScheduler] | None = None,
+    callbacks: Sequence[Callable[[Epoch], Any]] = (),
+    progress: Callable[[int, int], None] | None = None,
+) -> Run:
+    """Train a model in place *with* backpropagation: the same loop, arguments and record as `fit`.
+
+    It is `fit` on a single block that is the whole model, so any `nn.Module` will do.
+    """
+    settings = Settings(
+        sequential, loss, optimizer, lr, epochs, batch_size, seed, device, validation,
+        early_stopping, lr_schedule, callbacks, progress,
+    )  # fmt: skip
+    return train_backprop(model, data, settings)
+
+
+def train_local(
+    models: list[nn.Module], data: Any, rule: Rule | Sequence[Rule], settings: Settings
+) -> list[Run]:
+    """Train models by local rules; several models are restarts, stacked into one."""
+    started = time.perf_counter()
+    cuts = [split(model) for model in models]
+    blocks = cuts[0]
+    rules = rules_for(rule, blocks, settings.schedule)
+    loss = settings.loss or rules[-1].loss
+    name = rule.name if isinstance(rule, Rule) else " + ".join(r.name for r in rules)
+    with prepared(models, settings) as (device, dtype, meter):
+        form = _form(blocks, settings, device, dtype, len(models))
+        sizes = shapes(blocks, form(first_samples(data)))
+        classes = _classes(sizes[-1][Place.END], blocks[-1])
+        with meter.watch():
+            learners = [
+                _learner(i, cuts, rules[i], loss, sizes[i], classes, settings, form)
+                for i in range(len(blocks))
+            ]
+        runs = [
+            Run(name, settings.seed + r, settings.describe(name, loss), _infos(learners, rules))
+            for r in range(len(models))
+        ]
+        _teach(learners, data, loss, classes, form, meter, runs, settings, started)
+        for run in runs:
+            run.peak_bytes = meter.peak(sum(map(tensor_bytes, models)))
+            run.kept_bytes = meter.kept
+    if len(models) > 1:
+        _unstack(cuts, learners)
+    return runs
+
+
+def train_backprop(model: nn.Module, data: Any, settings: Settings) -> Run:
+    """Train the whole model as one block."""
+    started = time.perf_counter()
+    block, loss = whole(model), settings.loss or cross_entropy
+    try:
+        layers = split(model)
+    except TpsgdError:  # any module will do here
+        layers = [block]
+    with prepared([model], settings) as (device, dtype, meter):
+        form = _form(layers, settings, device, dtype, 1)
+        size = shapes([block], form(first_samples(data)))[0]
+        classes = _classes(size[Place.END], block)
+        engine = Traced(block, _place(block, loss), output(loss))
+        learner = Learner(
+            block, engine, output(loss), params=dict(block.named_parameters()),
+            several=loss is bce, width=len(layers), trains=True,
+        )  # fmt: skip
+        infos = [
+            BlockInfo(str(b), "backprop", _count(b.named_parameters()), "autograd") for b in layers
+        ]
+        run = Run("backprop", settings.seed, settings.describe("backprop", loss), infos)
+        _teach([learner], data, loss, classes, form, meter, [run], settings, started)
+        run.peak_bytes = meter.peak(tensor_bytes(model))
+    return run
+
+
+def rules_for(rule: Rule | Sequence[Rule], blocks: list[Block], schedule: Schedule) -> list[Rule]:
+    """One rule per block, or an error that lists the blocks."""
+    rules = [rule] * len(blocks) if isinstance(rule, Rule) else list(rule)
+    if len(rules) != len(blocks) or not all(isinstance(r, Rule) for r in rules):
+        listed = "; ".join(map(str, blocks))
+        raise TpsgdError(
+            f"rule must be a tpsgd.rules value or a list of {len(blocks)}, one per block, got "
+            f"{len(rules)}: {[getattr(r, 'name', r) for r in rules]}; the blocks are {listed}"
+        )
+    for r in rules[:-1]:
+        if r.needs_output and schedule is sequential:
+            raise TpsgdError(
+                f"{r.name} cannot learn block by block: its signal is the error of the whole net's "
+                "output, which is not trained yet; use schedule=tpsgd.simultaneous"
+            )
+    return rules
+
+
+@contextmanager
+def prepared(
+    models: list[nn.Module], settings: Settings
+) -> Iterator[tuple[torch.device, torch.dtype, Meter]]:
+    """Models on their device, random numbers seeded; modes and the caller's numbers restored."""
+    if settings.batch_size < 1:
+        raise TpsgdError(f"batch_size must be 1 or more, got {settings.batch_size}")
+    first = next(models[0].parameters())
+    device = torch.device(settings.device) if settings.device is not None else first.device
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise TpsgdError(f"device {device} was asked for, but torch sees no GPU here")
+    for model in models:
+        model.to(device)
+    modes = [(m, m.training) for model in models for m in model.modules()]
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(settings.seed)
+        try:
+            yield device, first.dtype, Meter(device)
+        finally:
+            for module, mode in modes:
+                module.training = mode
+
+
+def _teach(
+    learners: list[Learner],
+    data: Any,
+    loss: Loss,
+    classes: int,
+    form: Form,
+    meter: Meter,
+    runs: list[Run],
+    settings: Settings,
+    started: float,
+) -> None:
+    """Run the schedule and time it."""
+    held_out = settings.validation
+    trainer = Trainer(
+        learners,
+        settings.courses(len(learners)),
+        source(data, form, loss, classes),
+        None if held_out is None else source(held_out, form, loss, classes),
+        meter,
+        runs,
+        settings.lr_schedule,
+        settings.callbacks,
+        settings.progress,
+        settings.reuse,
+    )
+    settings.schedule(trainer)
+    if form.device.type == "cuda":
+        torch.cuda.synchronize(form.device)
+    for run in runs:
+        run.seconds = time.perf_counter() - trainer.began
+        run.setup_seconds = trainer.began - started
+
+
+def _learner(
+    i: int,
+    cuts: list[list[Block]],
+    rule: Rule,
+    loss: Loss,
+    size: dict[Place, tuple[int, ...]],
+    classes: int,
+    settings: Settings,
+    form: Form,
+) -> Learner:
+    """Block i of every restart, with its objective and gradients."""
+    block, last = cuts[0][i], i == len(cuts[0]) - 1
+    at = _place(block, loss) if last else rule.at
+    frozen = not last and rule.objective is None
+    if last or rule.objective is None:
+        objectives = [output(loss)] * len(cuts)
+    else:
+        maps = block.maps and len(size[at]) > 1
+        keys = [Key(settings.seed + r, i) for r in range(len(cuts))]
+        objectives = [
+            rule.objective(Site(size[at], classes, key, maps, loss, form.device, form.dtype))
+            for key in keys
+        ]
+    params = [dict(cut[i].named_parameters()) for cut in cuts]
+    if len(cuts) > 1:
+        objective = _stack_objectives(objectives)
+        engine: Engine = Stacked(Closed(block, at, objective, in_place=False))
+        tensors = {k: torch.stack([p[k].detach() for p in params]) for k in params[0]}
+    else:
+        objective = move(objectives[0], form) if form.channels_last else objectives[0]
+        closed = block.closed_form(at)
+        engine = Closed(block, at, objective) if closed else Traced(block, at, objective)
+        tensors = dict(params[0])
+    return Learner(
+        block,
+        engine,
+        objective,
+        Signal.LABEL if last else rule.signal,
+        tensors,
+        several=loss is bce,
+        stack=len(cuts) if len(cuts) > 1 else None,
+        trains=bool(tensors) and not frozen,
+    )
+
+
+def _stack_objectives(objectives: list[Objective]) -> Objective:
+    columns = zip(*(o.tensors for o in objectives), strict=True)
+    return replace(objectives[0], tensors=tuple(torch.stack(column) for column in columns))
+
+
+def _unstack(cuts: list[list[Block]], learners: list[Learner]) -> None:
+    """Write stacked parameters back into the restarts' models."""
+    for i, learner in enumerate(learners):
+        for r, cut in enumerate(cuts):
+            for name, p in cut[i].named_parameters().items():
+                p.data.copy_(learner.params[name][r])
+
+
+def _form(
+    blocks: list[Block], settings: Settings, device: torch.device, dtype: torch.dtype, restarts: int
+) -> Form:
+    modules = [m for block in blocks for top in block.modules for m in top.modules()]
+    return Form(
+        device,
+        dtype,
+        settings.batch_size,
+        tuple(settings.seed + r for r in range(restarts)),
+        channels_last=any(isinstance(m, nn.Conv2d) for m in modules),
+        whole_numbers=any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) for m in modules),
+        skip_single=any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in modules),
+    )
+
+
+def _place(block: Block, loss: Loss) -> Place:
+    """Where the last block's loss looks: at the logits, even if a link function follows them."""
+    link = {cross_entropy: (nn.Softmax, nn.LogSoftmax), bce: (nn.Sigmoid,)}.get(loss, ())
+    return Place.BEFORE if isinstance(block.activation, link) else Place.END
+
+
+def _classes(shape: tuple[int, ...], block: Block) -> int:
+    if len(shape) != 1:
+        raise TpsgdError(
+            f"the last block ({block}) must give one number per class, shape (batch, classes), but "
+            f"gives (batch, {', '.join(map(str, shape))}); end the model with pooling or "
+            "nn.Flatten() and an nn.Linear"
+        )
+    return shape[0]
+
+
+def _infos(learners: list[Learner], rules: list[Rule]) -> list[BlockInfo]:
+    infos = []
+    for learner, rule in zip(learners, rules, strict=True):
+        name = "head" if learner is learners[-1] else rule.name
+        how = learner.engine.label if learner.trains else "frozen"
+        count = _count(learner.block.named_parameters())
+        infos.append(BlockInfo(str(learner.block), name, count, how))
+    return infos
+
+
+def _count(params: Mapping[str, Tensor]) -> int:
+    return sum(p.numel() for p in params.values())
+
+
+def _per_block(value: T | Sequence[T], blocks: int, name: str) -> list[T]:
+    if not isinstance(value, (list, tuple)):
+        return [value] * blocks  # type: ignore[list-item]
+    if len(value) != blocks:
+        raise TpsgdError(f"{name} has {len(value)} entries, but the model has {blocks} blocks")
+    return list(value)
+
+
+def _name(factory: Any) -> Any:
+    if isinstance(factory, (list, tuple)):
+        return [_name(f) for f in factory]
+    if isinstance(factory, partial):
+        return f"{_name(factory.func)} {factory.keywords}"
+    return getattr(factory, "__name__", type(factory).__name__)

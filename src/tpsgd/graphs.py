@@ -1,0 +1,90 @@
+"""An epoch's steps, one CUDA graph replayed per batch where that is possible.
+
+On a GPU a small net's step is mostly launch latency. A step that reads its sample indices from one
+place, waits for nothing and always has the same shapes can be captured once and replayed.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from .learner import Learner
+from .sources import Arrays, Source
+
+Step = Callable[[Tensor, Tensor], None]
+
+
+class Steps:
+    """Runs `step(x, labels)` on every batch of a source."""
+
+    WARM_UP = 3  # real steps taken before the capture, which itself computes nothing
+
+    def __init__(self, step: Step, source: Source, learners: list[Learner], fixed_rate: bool):
+        self.step, self.source, self.learners = step, source, learners
+        self.fixed_rate = fixed_rate
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.index = torch.empty(0)
+        self.taken = 0
+
+    def forget(self) -> None:
+        """The step has changed: capture it anew."""
+        self.graph, self.taken = None, 0
+
+    def epoch(self, block: int, epoch: int) -> Iterator[tuple[int, Callable[[], None]]]:
+        """The epoch's batches: how many samples, and what to call to learn from them."""
+        if not self._can_capture():
+            for x, y in self.source.batches(block, epoch):
+                size = y.shape[1 if self.source.form.stacked else 0]
+                yield size, lambda x=x, y=y: self.step(x, y)
+            return
+        assert isinstance(self.source, Arrays)
+        size = self.source.form.batch_size
+        for index in self.source.order(block, epoch).split(size, -1):
+            if not self.source.form.skips(index.shape[-1]):
+                yield index.shape[-1], lambda index=index: self._take(index)
+
+    def _take(self, index: Tensor) -> None:
+        source = self.source
+        assert isinstance(source, Arrays)
+        if index.shape[-1] < source.form.batch_size:  # the last, smaller batch
+            self.step(*source.take(index))
+            return
+        if self.graph is None and self.taken < self.WARM_UP:
+            self.taken += 1
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                self.step(*source.take(index))
+            torch.cuda.current_stream().wait_stream(stream)
+            return
+        if self.graph is None:
+            self.index = index.clone()
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self.step(*source.take(self.index))
+        self.index.copy_(index)
+        self.graph.replay()
+
+    def _can_capture(self) -> bool:
+        source = self.source
+        return (
+            isinstance(source, Arrays)
+            and source.form.device.type == "cuda"
+            and source.x.device == source.form.device
+            and source.samples > 8 * source.form.batch_size
+            and all(_capturable(x, self.fixed_rate) for x in self.learners)
+        )
+
+
+def _capturable(learner: Learner, fixed_rate: bool) -> bool:
+    """Whether the learner's step waits for nothing: torch's own modules, a known objective."""
+    optimizer = learner.optimizer
+    assert optimizer is not None
+    for group in optimizer.param_groups:
+        if not group.get("capturable", isinstance(optimizer, torch.optim.SGD)):
+            return False
+        if not fixed_rate and not isinstance(group["lr"], Tensor):
+            return False
+    modules = (m for top in learner.block.modules for m in top.modules())
+    return learner.known and all(type(m).__module__.startswith("torch.nn") for m in modules)

@@ -1,0 +1,268 @@
+"""A block that learns: its objective, its gradients, its optimizer.
+
+Three ways to get the same gradients, with one face: `forward(params, x)` and
+`local(params, saved, s, tensors)`.
+
+- `Closed`: the closed form, autograd off.
+- `Traced`: autograd inside the block, on a graph that starts at its (detached) input.
+- `Stacked`: the closed form for many restarts at once, parameters stacked.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from .blocks import Block
+from .closed_form import ClosedForm, Params, Saved
+from .errors import TpsgdError
+from .objectives import Local, Objective
+from .rules import Place, Signal
+
+OptimizerFactory = Callable[[Iterable[Tensor]], Optimizer]
+Gradients = tuple[Local, dict[str, Tensor]]
+
+
+class Closed:
+    """Gradients written out; see `closed_form`."""
+
+    label = "closed form"
+
+    def __init__(self, block: Block, at: Place, objective: Objective, in_place: bool = True):
+        self.form, self.block = ClosedForm(block), block
+        self.at, self.objective, self.in_place = at, objective, in_place
+
+    def forward(self, params: Params, x: Tensor) -> Saved:
+        """The block's values, up to its activation."""
+        return self.form.forward(params, x, self.at, self.in_place)
+
+    def seen(self, saved: Saved) -> Tensor:
+        """What the objective looks at."""
+        if self.at is Place.END:
+            return self.block.rest(saved.y)
+        return saved.z if self.at is Place.BEFORE else saved.y
+
+    def local(
+        self, params: Params, saved: Saved, s: Tensor, tensors: tuple[Tensor, ...]
+    ) -> Gradients:
+        """The local loss of a batch and the gradients of the block's parameters."""
+        local = self.objective(self.seen(saved), s, *tensors)
+        return local, self.form.gradients(params, saved, local.dy, self.at, self.in_place)
+
+    def error(self, saved: Saved, labels: Tensor) -> Tensor:
+        """Where each sample's output should go: minus the derivative of its loss."""
+        return -len(labels) * self.objective(self.seen(saved), labels).dy
+
+    def output(self, saved: Saved) -> Tensor:
+        """What the next block gets."""
+        return self.block.rest(saved.y)
+
+
+class Traced:
+    """Gradients by autograd inside the block."""
+
+    label = "autograd"
+
+    def __init__(self, block: Block, at: Place, objective: Objective):
+        self.block, self.at, self.objective = block, at, objective
+
+    def forward(self, params: Params, x: Tensor) -> dict[Place, Tensor]:
+        """The block's values at every place, on a graph that starts here."""
+        with torch.enable_grad():
+            return self.block.outputs(x.detach())
+
+    def seen(self, saved: dict[Place, Tensor]) -> Tensor:
+        """What the objective looks at."""
+        return saved[self.at].detach()
+
+    def local(
+        self,
+        params: Params,
+        saved: dict[Place, Tensor],
+        s: Tensor,
+        tensors: tuple[Tensor, ...],
+    ) -> Gradients:
+        """The local loss of a batch and the gradients of the block's parameters."""
+        local = self.objective(self.seen(saved), s, *tensors)
+        names = [name for name in params if not name.startswith("objective.")]
+        grads = torch.autograd.grad(
+            saved[self.at], [params[n] for n in names], local.dy, allow_unused=True
+        )
+        return local, {n: g for n, g in zip(names, grads, strict=True) if g is not None}
+
+    def error(self, saved: dict[Place, Tensor], labels: Tensor) -> Tensor:
+        """Where each sample's output should go: minus the derivative of its loss."""
+        return -len(labels) * self.objective(self.seen(saved), labels).dy
+
+    def output(self, saved: dict[Place, Tensor]) -> Tensor:
+        """What the next block gets."""
+        return saved[Place.END].detach()
+
+
+class Stacked:
+    """A closed form for many restarts at once, by `torch.vmap`."""
+
+    label = "closed form"
+
+    def __init__(self, engine: Closed):
+        self.engine = engine
+        self.forward = torch.vmap(engine.forward)
+        self.seen = torch.vmap(engine.seen)
+        self.output = torch.vmap(engine.output)
+        self.error = torch.vmap(engine.error)
+
+    def local(
+        self, params: Params, saved: Saved, s: Tensor, tensors: tuple[Tensor, ...]
+    ) -> Gradients:
+        """As `Closed.local`, with a leading dimension of restarts."""
+
+        def one(*args: Any) -> Any:
+            local, grads = self.engine.local(*args)
+            return _present(local), grads
+
+        known, grads = torch.vmap(one)(params, saved, s, tensors)
+        return Local(**known), grads
+
+    def objective(self, y: Tensor, s: Tensor, *tensors: Tensor) -> Local:
+        """The objective for every restart."""
+        one = torch.vmap(lambda *args: _present(self.engine.objective(*args)))
+        return Local(**one(y, s, *tensors))
+
+
+def _present(local: Local) -> dict[str, Any]:
+    """The parts of a Local that are there: vmap cannot return None."""
+    return {k: v for k, v in local._asdict().items() if v is not None}
+
+
+Engine = Closed | Traced | Stacked
+
+
+class Learner:
+    """A block with what it needs to learn.
+
+    `width` is how many layers learn in it (more than one for backprop's whole model), `several`
+    says that labels are rows of yes-or-no answers, and `stack` counts stacked restarts.
+    """
+
+    def __init__(
+        self,
+        block: Block,
+        engine: Engine,
+        objective: Objective,
+        signal: Signal = Signal.LABEL,
+        params: dict[str, Tensor] | None = None,
+        several: bool = False,
+        stack: int | None = None,
+        width: int = 1,
+        trains: bool = True,
+    ):
+        self.block, self.engine, self.signal, self.several = block, engine, signal, several
+        self.stack, self.width = stack, width
+        self.tensors = objective.tensors
+        self.known = objective.closed is not None
+        self.params: dict[str, Tensor] = dict(params or {})
+        self.trains = trains
+        if objective.learned and self.trains:
+            self.params |= {f"objective.{i}": t for i, t in enumerate(self.tensors)}
+        self.optimizer: Optimizer | None = None
+        some = next(iter(self.params.values()), torch.empty(0))
+        self.loss = torch.zeros(stack or (), device=some.device, dtype=torch.float32)
+        self.correct = torch.zeros(stack or (), device=some.device, dtype=torch.long)
+        self.classifies = False
+
+    def start(self, factory: OptimizerFactory, lr: float | None) -> None:
+        """Make the optimizer; its state lives only while the block learns."""
+        self.optimizer = make_optimizer(factory, list(self.params.values()), lr)
+        self.block.train(True)
+
+    def stop(self) -> None:
+        """Freeze: drop the optimizer's state."""
+        self.optimizer = None
+        self.block.train(False)
+
+    def forward(self, x: Tensor) -> Any:
+        """The block's values for a batch."""
+        return self.engine.forward(self.params, x)
+
+    def output(self, saved: Any) -> Tensor:
+        """What the next block gets."""
+        return self.engine.output(saved)
+
+    def error(self, saved: Any, labels: Tensor) -> Tensor:
+        """Minus the derivative of each sample's loss with respect to this block's output."""
+        return self.engine.error(saved, labels)
+
+    def improve(self, saved: Any, s: Tensor, labels: Tensor) -> None:
+        """One step downhill on the local loss."""
+        assert self.optimizer is not None
+        local, grads = self.engine.local(self.params, saved, s, self.tensors)
+        for i, grad in enumerate(local.dtensors):
+            grads[f"objective.{i}"] = grad
+        for name, p in self.params.items():
+            p.grad = grads.get(name)
+        self.optimizer.step()
+        for p in self.params.values():
+            p.grad = None
+        self._note(local, labels)
+
+    def measure(self, saved: Any, labels: Tensor) -> None:
+        """Note the local loss of a batch without learning from it (label signals only)."""
+        self._note(self.engine.objective(self.engine.seen(saved), labels, *self.tensors), labels)
+
+    def _note(self, local: Local, labels: Tensor) -> None:
+        """Add a batch to the epoch's figures, without waiting for the device."""
+        self.loss.add_(local.loss, alpha=labels.shape[1 if self.stack else 0])
+        if local.logits is not None:
+            self.classifies = True
+            self.correct.add_(hits(local.logits, labels, self.several))
+
+    def collect(self, samples: int) -> tuple[list[float], list[float] | None]:
+        """Mean loss and accuracy since the last call, per restart; waits for the device."""
+        losses = (self.loss.double() / samples).reshape(-1).tolist()
+        shares = (self.correct / samples).reshape(-1).tolist() if self.classifies else None
+        self.loss.zero_()
+        self.correct.zero_()
+        return losses, shares
+
+
+def hits(logits: Tensor, labels: Tensor, several: bool) -> Tensor:
+    """How many samples are right, over the last dimension but one (the batch).
+
+    `several`: rows of yes-or-no labels, all of which must be right.
+    """
+    if not labels.is_floating_point():
+        right = logits.argmax(-1) == labels
+    elif several:
+        right = ((logits > 0) == (labels > 0.5)).all(-1)
+    else:
+        right = logits.argmax(-1) == labels.argmax(-1)
+    return right.sum(-1)
+
+
+def make_optimizer(factory: OptimizerFactory, params: list[Tensor], lr: float | None) -> Optimizer:
+    """The factory's optimizer over these parameters, with the learning rate given."""
+    for p in params:
+        p.requires_grad_(True)
+    optimizer = factory(params)
+    if not isinstance(optimizer, Optimizer):
+        raise TpsgdError(
+            "optimizer must be a factory, params -> torch.optim.Optimizer, for example "
+            f"functools.partial(torch.optim.SGD, lr=0.1); it gave {type(optimizer).__name__}"
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise TpsgdError("LBFGS evaluates its loss many times a step; choose another optimizer")
+    if lr is not None:
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+    return optimizer
+
+
+def adam(params: Iterable[Tensor]) -> Optimizer:
+    """The default optimizer: Adam at 1e-3, one fused kernel."""
+    params = list(params)
+    if params[0].is_cuda:
+        lr = torch.tensor(1e-3, device=params[0].device)  # a tensor, so that a graph can read it
+        return torch.optim.Adam(params, lr=lr, fused=True, capturable=True)
+    return torch.optim.Adam(params, lr=1e-3, fused=params[0].device.type == "cpu")

@@ -1,0 +1,73 @@
+"""The last block's loss: how the network's output y meets the label y*.
+
+Every loss in this library, here and in `objectives`, is a **sum over units and a mean over the
+batch**, so that the learning rate means the same at every width and plain SGD takes exactly the
+steps of the paper's Table 1.
+
+| loss            | per sample                        | derivative with respect to y |
+|-----------------|-----------------------------------|------------------------------|
+| `mse`           | 1/2 sum (y - y*)^2                | y - y*                       |
+| `cross_entropy` | - sum y* log softmax(y)           | softmax(y) - y*              |
+| `bce`           | - sum y* log s(y) + (1-y*) log(1-s(y)), s the sigmoid | s(y) - y* |
+
+`y` are logits for the last two. Labels are class indices `(batch,)`, which stand for their one-hot
+rows without ever being expanded, or float rows `(batch, classes)`: several classes at once with
+`bce`, soft labels with `cross_entropy`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss of the output: its link, so that the derivative is `link(y) - y*`, and its value."""
+
+    name: str
+    link: Callable[[Tensor], Tensor]
+    value: Callable[[Tensor, Tensor], Tensor]
+
+    def grad(self, y: Tensor, labels: Tensor) -> Tensor:
+        """The derivative of each sample's own loss with respect to y (not divided by the batch)."""
+        return minus_labels(self.link(y), labels)
+
+
+def minus_labels(p: Tensor, labels: Tensor) -> Tensor:
+    """p - y*, without a one-hot matrix when the labels are indices."""
+    if labels.is_floating_point():
+        return p - labels
+    return p.scatter_add(1, labels[:, None], p.new_full((1, 1), -1.0).expand(len(labels), 1))
+
+
+def _mse(y: Tensor, labels: Tensor) -> Tensor:
+    if labels.is_floating_point():
+        return (y - labels).square().sum(1).mean() / 2
+    return (y.square().sum(1) / 2 - y.gather(1, labels[:, None])[:, 0] + 0.5).mean()
+
+
+def _cross_entropy(y: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(y, labels)
+
+
+def _bce(y: Tensor, labels: Tensor) -> Tensor:
+    """Sum over classes of softplus(y) - y* y, which is the usual form without a division."""
+    if labels.is_floating_point():
+        return (F.softplus(y) - labels * y).sum(1).mean()
+    return (F.softplus(y).sum(1) - y.gather(1, labels[:, None])[:, 0]).mean()
+
+
+def _softmax(y: Tensor) -> Tensor:
+    return torch.softmax(y, 1)
+
+
+def _identity(y: Tensor) -> Tensor:
+    return y
+
+
+mse = Loss("mse", _identity, _mse)
+cross_entropy = Loss("cross_entropy", _softmax, _cross_entropy)
+bce = Loss("bce", torch.sigmoid, _bce)

@@ -1,0 +1,104 @@
+"""How many bytes training holds at its peak, measured while it runs.
+
+On a GPU the allocator knows. On the CPU a dispatch mode follows every storage that training makes
+until it dies; that costs time, so it watches the first steps of each block, which is where
+optimizer state, projections and activations all live at once, and leaves the rest alone.
+"""
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of storages made while it is active, until they are freed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = 0
+        self.peak = 0
+        self._known: dict[int, Any] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for tensor in tree_leaves((args, kwargs)):
+            self._meet(tensor, new=False)
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            self._meet(tensor, new=True)
+        return result
+
+    def _meet(self, tensor: Any, new: bool) -> None:
+        if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided:
+            return
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._known:
+            return
+        size = storage.nbytes() if new else 0
+
+        def forget(_: Any) -> None:
+            self._known.pop(key, None)
+            self.live -= size
+
+        self._known[key] = weakref.ref(storage, forget)
+        self.live += size
+        self.peak = max(self.peak, self.live)
+
+
+class Meter:
+    """The peak of a training run: the model's own bytes and all that training adds to them.
+
+    The data set is not counted; inputs kept for reuse are counted apart, in `kept`.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.kept = 0
+        self._live = LiveBytes()
+        self._start = 0
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+            self._start = torch.cuda.memory_allocated(device)
+
+    @contextmanager
+    def watch(self, active: bool = True) -> Iterator[None]:
+        """Follow what is allocated in here (on the CPU; a GPU is always watched)."""
+        if active and self.device.type == "cpu":
+            with self._live:
+                yield
+        else:
+            yield
+
+    def keep(self, size: int) -> None:
+        """Note inputs of this many bytes, kept for reuse."""
+        self.kept = max(self.kept, size)
+
+    def peak(self, model_bytes: int) -> int:
+        """The most bytes held at once, the model included, kept inputs left out."""
+        if self.device.type == "cuda":
+            grown = torch.cuda.max_memory_allocated(self.device) - self._start - self.kept
+            return model_bytes + max(0, grown)
+        return model_bytes + self._live.peak
+
+
+def tensor_bytes(module: nn.Module) -> int:
+    """The bytes of a module's parameters and buffers."""
+    return sum(t.nbytes for t in (*module.parameters(), *module.buffers()))
+
+
+def available(device: torch.device) -> int:
+    """Bytes that can still be had on a device; on the CPU as the kernel estimates it."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        with open("/proc/meminfo") as file:
+            fields = dict(line.split(":") for line in file)
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return 4 << 30

@@ -1,0 +1,219 @@
+"""What a block wants: a local loss of its own output, and that loss's derivative.
+
+An `Objective` is a pure function of the block's output `y`, the signal `s` and a few tensors of its
+own (the projection P, usually), so the same code is run once, stacked over restarts, or exported.
+`loss` is the definition; `closed` is the same with its derivative written out, and
+`tests/test_objectives.py` holds the two equal. Without `closed`, autograd differentiates `loss`
+with respect to `y` alone: no graph reaches beyond the block's output.
+
+The signal is always *where the output should go*: the label y*, or minus the derivative of the
+network's loss with respect to its output. `aim(P, s)` is the paper's projected signal P s.
+
+| objective | local loss (sum over units, mean over batch) | -dL/dy of a sample    |
+|-----------|----------------------------------------------|-----------------------|
+| `inner`   | - <y, P s>                                   | P s                   |
+| `l1`      | sum abs(P s - y)                             | sign(P s - y)         |
+| `l2`      | 1/2 sum (P s - y)^2                          | P s - y               |
+| `readout` | a loss of f(y) P^T / sqrt(d) against s       | f'(y)(s - p) P/sqrt(d)|
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .hashing import Key
+from .losses import Loss, cross_entropy, minus_labels
+from .projections import Projection
+
+
+class Local(NamedTuple):
+    """What an objective says about one batch."""
+
+    loss: Tensor
+    dy: Tensor
+    dtensors: tuple[Tensor, ...] = ()
+    logits: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Objective:
+    """One block's wish. `learned` tensors are trained together with the block."""
+
+    loss: Callable[..., Tensor]
+    closed: Callable[..., Local] | None = None
+    tensors: tuple[Tensor, ...] = ()
+    learned: bool = False
+
+    def __call__(self, y: Tensor, s: Tensor, *tensors: Tensor) -> Local:
+        """The loss of a batch and its derivatives; `tensors` stand in for the objective's own."""
+        tensors = tensors or self.tensors
+        if self.closed:
+            return self.closed(y, s, *tensors)
+        return differentiate(self.loss, y, s, tensors, self.learned)
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where an objective is placed: all that a rule may ask about its block."""
+
+    shape: tuple[int, ...]  # of one sample's output
+    classes: int
+    key: Key
+    maps: bool = False  # the output is a set of feature maps, filters first
+    loss: Loss = cross_entropy  # of the last block
+    device: torch.device | str = "cpu"
+    dtype: torch.dtype = torch.float32
+
+    def draw(self, projection: Projection, shape: tuple[int, ...] | None = None) -> Tensor:
+        """P for this site, or for another shape made from it."""
+        P = projection(shape or self.shape, self.classes, self.key, self.device)
+        return P.to(self.dtype)
+
+
+def differentiate(
+    loss: Callable[..., Tensor], y: Tensor, s: Tensor, tensors: tuple[Tensor, ...], learned: bool
+) -> Local:
+    """A loss's derivatives by autograd, on a graph that starts at y."""
+    with torch.enable_grad():
+        y = y.detach().requires_grad_()
+        tensors = tuple(t.detach().requires_grad_(learned) for t in tensors)
+        value = loss(y, s, *tensors)
+        wanted = (y, *tensors) if learned else (y,)
+        dy, *dtensors = torch.autograd.grad(value, wanted)
+    return Local(value.detach(), dy, tuple(dtensors))
+
+
+def aim(P: Tensor, s: Tensor) -> Tensor:
+    """The projected signal P s of every sample: rows of P for labels, a product otherwise."""
+    if s.is_floating_point():
+        return (s @ P.flatten(1)).view(-1, *P.shape[1:])
+    if P.dim() == 4 and not P.is_contiguous():  # channels_last stays so
+        return P.permute(0, 2, 3, 1)[s].permute(0, 3, 1, 2)
+    return P[s]
+
+
+def inner(P: Tensor) -> Objective:
+    """Align with the projected signal: DRTP's, DFA's and sDFA's implicit loss. It has no floor."""
+
+    def loss(y: Tensor, s: Tensor, P: Tensor) -> Tensor:
+        return -(y * aim(P, s)).sum() / len(y)
+
+    def closed(y: Tensor, s: Tensor, P: Tensor) -> Local:
+        target = aim(P, s)
+        return Local(-_dot(y, target) / len(y), target.mul_(-1.0 / len(y)))
+
+    return Objective(loss, closed, (P,))
+
+
+def l1(P: Tensor) -> Objective:
+    """Reach the projected signal in the sum of absolute differences."""
+
+    def loss(y: Tensor, s: Tensor, P: Tensor) -> Tensor:
+        return (aim(P, s) - y).abs().sum() / len(y)
+
+    def closed(y: Tensor, s: Tensor, P: Tensor) -> Local:
+        rest = aim(P, s).sub_(y)
+        return Local(rest.abs().sum() / len(y), rest.sign_().mul_(-1.0 / len(y)))
+
+    return Objective(loss, closed, (P,))
+
+
+def l2(P: Tensor) -> Objective:
+    """Reach the projected signal in half the sum of squares."""
+
+    def loss(y: Tensor, s: Tensor, P: Tensor) -> Tensor:
+        return (aim(P, s) - y).square().sum() / (2 * len(y))
+
+    def closed(y: Tensor, s: Tensor, P: Tensor) -> Local:
+        rest = aim(P, s).sub_(y)
+        return Local(_dot(rest, rest) / (2 * len(y)), rest.mul_(-1.0 / len(y)))
+
+    return Objective(loss, closed, (P,))
+
+
+def any_loss(P: Tensor, loss: Callable[[Tensor, Tensor], Tensor]) -> Objective:
+    """Any `(output, target) -> scalar` between the output and the projected signal."""
+    return Objective(lambda y, s, P: loss(y, aim(P, s)), None, (P,))
+
+
+def output(loss: Loss) -> Objective:
+    """The last block's wish: its output against the labels themselves."""
+
+    def closed(y: Tensor, s: Tensor) -> Local:
+        return Local(loss.value(y, s), loss.grad(y, s) / len(y), (), y)
+
+    return Objective(loss.value, closed)
+
+
+def readout(
+    site: Site, projection: Projection, learned: bool, features: int, scale: float
+) -> Objective:
+    """Be readable: the loss of y read out through the class codes, against the label.
+
+    Feature maps are averaged over a grid of cells first, the finest that keeps at most `features`
+    numbers (one cell at least). Output of any other kind is read out whole.
+    """
+    grid = grid_for(site.shape, features) if site.maps else None
+    d = site.shape[0] * prod(grid) if grid else prod(site.shape)
+    factor = scale / d**0.5
+
+    def read(y: Tensor, P: Tensor) -> tuple[Tensor, Tensor]:
+        f = _cells(y, grid) if grid else y.flatten(1)
+        return f, (f @ P.T).mul(factor)
+
+    def value(y: Tensor, s: Tensor, P: Tensor) -> Tensor:
+        return site.loss.value(read(y, P)[1], s)
+
+    def closed(y: Tensor, s: Tensor, P: Tensor) -> Local:
+        f, logits = read(y, P)
+        e = minus_labels(site.loss.link(logits), s).mul(factor / len(y))
+        df = e @ P
+        dy = _spread(df, y, grid) if grid else df.view(y.shape)
+        return Local(site.loss.value(logits, s), dy, (e.T @ f,) if learned else (), logits)
+
+    return Objective(value, closed, (site.draw(projection, (d,)),), learned)
+
+
+def grid_for(shape: tuple[int, ...], features: int) -> tuple[int, ...]:
+    """The finest equal grid of cells over feature maps that keeps at most `features` numbers."""
+    filters, *space = shape
+    cells = max(1, features // filters)
+    side = int(cells ** (1 / len(space)) + 1e-9)
+    return tuple(min(side, n) for n in space)
+
+
+def move(objective: Objective, place: Callable[[Tensor], Tensor]) -> Objective:
+    """The same objective with its tensors elsewhere, or in another layout."""
+    return replace(objective, tensors=tuple(place(t) for t in objective.tensors))
+
+
+def _cells(y: Tensor, grid: tuple[int, ...]) -> Tensor:
+    if prod(grid) == 1:
+        return y.flatten(2).mean(2)
+    if y.dim() == 3:
+        return F.adaptive_avg_pool1d(y, grid[0]).flatten(1)
+    return F.adaptive_avg_pool2d(y, grid).flatten(1)
+
+
+def _spread(df: Tensor, y: Tensor, grid: tuple[int, ...]) -> Tensor:
+    """The derivative of `_cells`: each cell's share, handed back to its pixels."""
+    filters, space = y.shape[1], y.shape[2:]
+    if prod(grid) == 1:
+        return df.div(prod(space)).view(*df.shape, *[1] * len(space)).expand(y.shape)
+    cells = df.view(-1, filters, *grid)
+    if len(space) == 1:
+        cells, y = cells[:, :, None], y[:, :, None]
+        return torch.ops.aten._adaptive_avg_pool2d_backward(cells, y)[:, :, 0]
+    return torch.ops.aten._adaptive_avg_pool2d_backward(cells, y)
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    """The sum of a * b, without keeping the product when both lie alike in memory."""
+    if a.stride() == b.stride() and a.is_contiguous():
+        return a.flatten() @ b.flatten()
+    return (a * b).sum()

@@ -1,0 +1,176 @@
+"""Fixed random class codes: the projection P of a block, one row per class.
+
+Row c of P is a pure function of (seed, block, time step, class), so it can be made again at any
+time instead of being stored, a new class changes no old row, and the numbers are the same on every
+machine and device: a counter-based hash (splitmix64) in integer arithmetic, then operations that
+IEEE 754 rounds in one way only. `torch.randn` gives neither: its bytes differ between CPU kinds and
+its rows move with the shape.
+
+    P = normal()(shape=(256,), classes=10, key=Key(seed=0, block=1))     # (10, 256)
+
+| projection   | entries                                       | source |
+|--------------|-----------------------------------------------|--------------------------------------|
+| `normal`     | N(0, std); over a whole feature map: "naive"  | the paper, linear and naive Conv2D |
+| `uniform`    | mean 0, the same standard deviation           | the paper, linear |
+| `binary`     | -std or +std; rows nearly orthogonal          | the paper, recurrent l1 |
+| `orthogonal` | rows orthogonal, entries of deviation std     | the paper, recurrent DRTP |
+| `per_filter` | filter i of nf: N(0, std * i / nf), i = 1..nf | the paper's filter-based sampling |
+
+The paper prints sigma_i = i / nf "in [0, 1)" and counts i from 1: we count from 1, which gives
+(0, 1], because i = 0 would be an all-zero target.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from statistics import NormalDist
+
+import torch
+from torch import Tensor
+
+from .errors import TpsgdError
+from .hashing import Key, splitmix64, streams
+
+_BITS = 24  # of each hash, as many as a float32 holds
+_TABLE = 12  # of those, the bits that choose a segment of the normal quantile table
+_FIXED = 16  # binary digits after the point in that table
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A way to draw P: call it with a shape, the classes and a key."""
+
+    name: str
+    rows: Callable[[Key, list[int], tuple[int, ...], torch.device], Tensor]
+    std: float = 1.0
+
+    def __call__(
+        self,
+        shape: Iterable[int],
+        classes: int | Iterable[int],
+        key: Key,
+        device: torch.device | str = "cpu",
+    ) -> Tensor:
+        """P of shape `(classes, *shape)`, float32.
+
+        `classes` is their number, or the indices of the rows wanted.
+
+        >>> P = normal()((2, 3), 4, Key(seed=1))
+        >>> P.shape
+        torch.Size([4, 2, 3])
+        >>> bool((normal()((2, 3), [3], Key(seed=1))[0] == P[3]).all())
+        True
+        """
+        shape = tuple(shape)
+        wanted = list(range(classes) if isinstance(classes, int) else classes)
+        if not prod(shape) or not wanted:
+            raise TpsgdError(f"a projection needs a shape and classes, got {shape} and {classes}")
+        P = self.rows(key, wanted, shape, torch.device(device))
+        return P if self.std == 1.0 else P.mul_(self.std)
+
+
+def normal(std: float = 1.0) -> Projection:
+    """Normal codes, by linear interpolation in a table of quantiles (cut at 4 deviations)."""
+    return Projection("normal", _normal, std)
+
+
+def uniform(std: float = 1.0) -> Projection:
+    """Uniform codes on (-sqrt(3) std, sqrt(3) std): mean 0, deviation std."""
+    return Projection("uniform", _uniform, std)
+
+
+def binary(std: float = 1.0) -> Projection:
+    """Codes of -std and +std. Two rows of length n overlap by about 1/sqrt(n)."""
+    return Projection("binary", _binary, std)
+
+
+def orthogonal(std: float = 1.0) -> Projection:
+    """Normal codes made orthogonal row by row, scaled so that the entries' deviation is std.
+
+    Row c is orthogonal to the rows before it. When there are more classes than units, that holds
+    within each run of as many rows as there are units.
+    """
+    return Projection("orthogonal", _orthogonal, std)
+
+
+def per_filter(std: float = 1.0) -> Projection:
+    """The paper's filter-based sampling: filter i of nf gets N(0, std * i / nf).
+
+    The first dimension of the shape counts the filters; for a linear layer, its units.
+    """
+    return Projection("per_filter", _per_filter, std)
+
+
+def _normal(key: Key, classes: list[int], shape: tuple[int, ...], device: torch.device) -> Tensor:
+    table = torch.tensor(_quantiles(), device=device)
+    low = _BITS - _TABLE
+
+    def quantile(u: Tensor) -> Tensor:
+        segment, within = u >> low, (u & ((1 << low) - 1)).mul_(2).add_(1)
+        start = table[segment]
+        within.mul_(table[segment.add_(1)].sub_(start))
+        return start.mul_(1 << (low + 1)).add_(within)
+
+    return _fill(key, classes, shape, device, quantile).mul_(2.0 ** -(_FIXED + low + 1))
+
+
+def _uniform(
+    key: Key, classes: list[int], shape: tuple[int, ...], device: torch.device
+) -> Tensor:
+    P = _fill(key, classes, shape, device, lambda u: u.mul_(2).add_(1 - (1 << _BITS)))
+    return P.mul_(3**0.5 * 2.0**-_BITS)
+
+
+def _binary(key: Key, classes: list[int], shape: tuple[int, ...], device: torch.device) -> Tensor:
+    return _fill(key, classes, shape, device, lambda u: (u >> (_BITS - 1)).mul_(2).sub_(1))
+
+
+def _per_filter(
+    key: Key, classes: list[int], shape: tuple[int, ...], device: torch.device
+) -> Tensor:
+    sigma = torch.arange(1, shape[0] + 1, dtype=torch.float32) / shape[0]
+    sigma = sigma.to(device).view(1, -1, *[1] * (len(shape) - 1))
+    return _normal(key, classes, shape, device).mul_(sigma)
+
+
+def _orthogonal(
+    key: Key, classes: list[int], shape: tuple[int, ...], device: torch.device
+) -> Tensor:
+    """Gram-Schmidt, twice, in float64, rounded to 2**-18: the order of sums cannot show."""
+    units = prod(shape)
+    rows = _normal(key, list(range(max(classes) + 1)), (units,), torch.device("cpu")).double()
+    for c, row in enumerate(rows):
+        before = rows[c - c % units : c]
+        for _ in range(2):
+            row -= before.T @ (before @ row) / units
+        row *= units**0.5 / row.norm()
+    rows = rows[classes].mul_(2**18).round_().mul_(2.0**-18)
+    return rows.float().view(-1, *shape).to(device)
+
+
+def _fill(
+    key: Key,
+    classes: list[int],
+    shape: tuple[int, ...],
+    device: torch.device,
+    convert: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """A row of whole numbers per class; on the CPU in pieces that stay in the cache."""
+    units = prod(shape)
+    P = torch.empty(len(classes), units, device=device)
+    starts = streams(key, classes, device)
+    piece = max(1, (1 << 16) // len(classes)) if device.type == "cpu" else units
+    for start in range(0, units, piece):
+        part = P[:, start : start + piece]
+        counter = torch.arange(start, start + part.shape[1], device=device)
+        top = (splitmix64(counter, starts) >> (64 - _BITS)).bitwise_and_((1 << _BITS) - 1)
+        part.copy_(convert(top))
+    return P.view(-1, *shape)
+
+
+@cache
+def _quantiles() -> list[int]:
+    """Normal quantiles at k / 4096 in fixed point; the ends are cut at 4 deviations."""
+    inverse, n = NormalDist().inv_cdf, 1 << _TABLE
+    return [round((1 << _FIXED) * q) for q in (-4.0, *(inverse(k / n) for k in range(1, n)), 4.0)]

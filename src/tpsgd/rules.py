@@ -1,0 +1,174 @@
+"""Table 1 of the paper as code: a rule says which signal reaches which local loss, and where.
+
+With y_i = sigma(z_i), z_i = x_i W_i, class codes P_i, label y* and network output y_N, every rule
+is gradient *descent* on a local loss J_i, so one sign convention serves all:
+
+    W_i  <-  W_i + eta * x_i^T [ d_i * sigma'(z_i) ],     d_i = -dJ_i/dy_i
+
+| rule         | local loss J_i              | d_i                    | signal s                |
+|--------------|-----------------------------|------------------------|-------------------------|
+| `dfa`        | - <y_i, P_i s>              | P_i (y* - y_N)         | -dL/dy_N                |
+| `sdfa`       | - <y_i, P_i s>              | P_i sign(y* - y_N)     | sign(-dL/dy_N)          |
+| `drtp`       | - <y_i, P_i y*>             | P_i y*                 | y*                      |
+| `tpsgd_l1`   | sum abs(P_i y* - y_i)       | sign(P_i y* - y_i)     | y*                      |
+| `tpsgd_l2`   | 1/2 sum (P_i y* - y_i)^2    | P_i y* - y_i           | y*                      |
+| `tpsgd`      | any loss(y_i, P_i y*)       | -dJ_i/dy_i             | y*                      |
+| `readout`    | CE(y_i P_i^T / sqrt(d), y*) | (y* - p) P_i / sqrt(d) | y*                      |
+| `frozen`     | none: the layer stays as it is; the control                                    |
+
+(the printed table leaves out the input factor x_i^T; * and abs act on each element; losses are sums
+over units and means over the batch). y* - y_N is written for the losses here, whose derivative with
+respect to the logits is p - y*. DFA and sDFA wait for the network's output before any layer can
+learn; the others do not. `readout` is not the paper's: it is the local classifier of Mostafa,
+Ramesh & Cauwenberghs (2018) with fixed random weights, in the same frame.
+
+A rule for a whole net also names the loss of its last block, which has no projection: `mse` for the
+tpSGD rules as in the paper, `cross_entropy` for the others. `fit(loss=...)` overrides it.
+
+Sources: tpSGD, Lomnitz et al. (2022); DRTP and sDFA, Frenkel et al. (2021); DFA, Nøkland (2016);
+readout, Mostafa et al., "Deep supervised learning using local errors" (2018).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from torch import Tensor
+
+from . import objectives
+from .losses import Loss, cross_entropy, mse
+from .objectives import Objective, Site
+from .projections import Projection, normal
+
+
+class Signal(Enum):
+    """What is projected: always the direction in which the output should move."""
+
+    LABEL = "the label"
+    ERROR = "the output error"
+    ERROR_SIGN = "the sign of the output error"
+
+
+class Place(Enum):
+    """Where in a block the objective looks."""
+
+    BEFORE = "before the activation"
+    AFTER = "after the activation"
+    END = "at the block's end"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A value that says how hidden blocks learn; `objective=None` means that they do not."""
+
+    name: str
+    objective: Callable[[Site], Objective] | None
+    loss: Loss = cross_entropy
+    signal: Signal = Signal.LABEL
+    at: Place = Place.AFTER
+    about: str = ""
+
+    @property
+    def needs_output(self) -> bool:
+        """Whether a block must wait for the whole net's output (update locking)."""
+        return self.signal is not Signal.LABEL
+
+
+def tpsgd_l2(projection: Projection | None = None, at: Place = Place.AFTER) -> Rule:
+    """tpSGD with the squared error to the projected label: the paper's main rule."""
+    return _reach("tpsgd-l2", objectives.l2, projection, at, "squared error to P y*")
+
+
+def tpsgd_l1(projection: Projection | None = None, at: Place = Place.AFTER) -> Rule:
+    """tpSGD with the absolute error to the projected label."""
+    return _reach("tpsgd-l1", objectives.l1, projection, at, "absolute error to P y*")
+
+
+def tpsgd(
+    loss: Callable[[Tensor, Tensor], Tensor],
+    projection: Projection | None = None,
+    at: Place = Place.AFTER,
+) -> Rule:
+    """tpSGD with any `(output, target) -> scalar`; the scalar should be a mean over the batch.
+
+    >>> from torch.nn.functional import smooth_l1_loss
+    >>> tpsgd(smooth_l1_loss).name
+    'tpsgd-smooth_l1_loss'
+    """
+    name = f"tpsgd-{getattr(loss, '__name__', type(loss).__name__)}"
+    return _reach(name, lambda P: objectives.any_loss(P, loss), projection, at, "any loss to P y*")
+
+
+def drtp(projection: Projection | None = None, at: Place = Place.AFTER) -> Rule:
+    """Direct random target projection: align with the projected label (Frenkel et al. 2021).
+
+    The inner product has no floor, so features grow for as long as an unbounded activation lets
+    them: prefer Tanh or Sigmoid, or a small learning rate.
+    """
+    return Rule("drtp", _drawn(objectives.inner, projection), at=at, about="align with P y*")
+
+
+def dfa(projection: Projection | None = None, at: Place = Place.AFTER) -> Rule:
+    """Direct feedback alignment: align with the projected output error (Nøkland 2016)."""
+    return Rule(
+        "dfa",
+        _drawn(objectives.inner, projection),
+        signal=Signal.ERROR,
+        at=at,
+        about="align with the projected output error; waits for the output",
+    )
+
+
+def sdfa(projection: Projection | None = None, at: Place = Place.AFTER) -> Rule:
+    """DFA with the sign of the output error alone (Frenkel et al. 2021)."""
+    return Rule(
+        "sdfa",
+        _drawn(objectives.inner, projection),
+        signal=Signal.ERROR_SIGN,
+        at=at,
+        about="align with the projected sign of the output error; waits for the output",
+    )
+
+
+def readout(
+    learned: bool = False,
+    projection: Projection | None = None,
+    at: Place = Place.AFTER,
+    features: int = 2048,
+    scale: float = 1.0,
+) -> Rule:
+    """Cross-entropy of the output read out through fixed random class codes: the default rule.
+
+    After Mostafa, Ramesh & Cauwenberghs (2018); not the paper's rule. Feature maps are averaged
+    over the finest grid that leaves at most `features` numbers. With `learned`, the codes are
+    trained by the same local loss. Labels that go with `bce` are read out with `bce`.
+    """
+
+    def objective(site: Site) -> Objective:
+        return objectives.readout(site, projection or normal(), learned, features, scale)
+
+    name = "readout-learned" if learned else "readout"
+    about = f"local classifier through {'learned' if learned else 'fixed random'} codes"
+    return Rule(name, objective, at=at, about=about)
+
+
+def frozen(loss: Loss = cross_entropy) -> Rule:
+    """The control: hidden blocks stay as they are, the last one learns."""
+    return Rule("frozen", None, loss, about="control: hidden blocks stay random")
+
+
+def _reach(
+    name: str,
+    objective: Callable[[Tensor], Objective],
+    projection: Projection | None,
+    at: Place,
+    about: str,
+) -> Rule:
+    return Rule(name, _drawn(objective, projection), mse, at=at, about=about)
+
+
+def _drawn(
+    objective: Callable[[Tensor], Objective], projection: Projection | None
+) -> Callable[[Site], Objective]:
+    """An objective of P alone, with P drawn for the block's output shape."""
+    return lambda site: objective(site.draw(projection or normal()))

@@ -1,0 +1,110 @@
+"""What a training run leaves behind: its history, cost and settings."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One block's epoch. Accuracy is known where the block has a classifier."""
+
+    block: int  # counted from 1; 0 is the whole net (backprop)
+    epoch: int  # counted from 1
+    loss: float
+    accuracy: float | None = None
+    val_loss: float | None = None
+    val_accuracy: float | None = None
+    seconds: float = 0.0  # since training began
+
+
+@dataclass(frozen=True)
+class BlockInfo:
+    """How one block was trained."""
+
+    name: str
+    rule: str
+    parameters: int
+    learning: str  # "closed form", "autograd" or "frozen"
+
+
+@dataclass
+class Run:
+    """The record of one training run.
+
+    `sample_passes` counts a sample each time a block learns from it, so that a net of three blocks
+    trained for five epochs has the same count under every rule and backprop. `forward_passes`
+    counts the samples pushed through a trained block to make the next one's inputs.
+    `peak_bytes` is the most memory held at once beyond the data set, model included;
+    `kept_bytes` the inputs kept for reuse, counted apart.
+    """
+
+    rule: str
+    seed: int
+    settings: dict[str, Any]
+    blocks: list[BlockInfo] = field(default_factory=list)
+    history: list[Epoch] = field(default_factory=list)
+    seconds: float = 0.0
+    setup_seconds: float = 0.0
+    sample_passes: int = 0
+    forward_passes: int = 0
+    peak_bytes: int = 0
+    kept_bytes: int = 0
+
+    @property
+    def loss(self) -> float | None:
+        """The last block's last training loss."""
+        return self.history[-1].loss if self.history else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it as plain values, ready for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        title = (
+            f"{self.rule}: {self.seconds:.2f} s, {self.sample_passes:,} sample passes, "
+            f"peak {size(self.peak_bytes)}"
+            + (f" + {size(self.kept_bytes)} of kept inputs" if self.kept_bytes else "")
+        )
+        rows: list[Sequence[str]] = [
+            ("block", "layer", "rule", "parameters", "learning", "epochs", "loss", "accuracy")
+        ]
+        for number, block in enumerate(self.blocks, 1):
+            epochs = [e for e in self.history if e.block in (0, number)]
+            last = epochs[-1] if epochs else None
+            known = last is not None and last.accuracy is not None
+            rows.append(
+                (
+                    str(number),
+                    block.name,
+                    block.rule,
+                    f"{block.parameters:,}",
+                    block.learning,
+                    str(len(epochs)),
+                    f"{last.loss:.4g}" if last else "-",
+                    f"{last.accuracy:.1%}" if last and known else "-",
+                )
+            )
+        return f"{title}\n{columns(rows)}"
+
+
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of text as aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+
+
+def size(count: float) -> str:
+    """Bytes for people.
+
+    >>> size(1536)
+    '1.5 KB'
+    """
+    for unit in ("B", "KB", "MB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.2f} GB"

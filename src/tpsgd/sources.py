@@ -1,0 +1,283 @@
+"""Where batches come from: arrays in memory, a stream, or either seen through frozen blocks.
+
+A source yields `(x, labels)` on the training device. Arrays are indexed, never copied; their order
+in an epoch is a function of the seed, the block and the epoch, and the same on every device.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from .errors import TpsgdError
+from .hashing import Key, shuffled
+from .losses import Loss, bce, cross_entropy, mse
+
+Batches = Iterator[tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a batch must look when it reaches the model."""
+
+    device: torch.device
+    dtype: torch.dtype
+    batch_size: int
+    seeds: tuple[int, ...]  # one per restart; more than one means stacked batches
+    channels_last: bool = False
+    whole_numbers: bool = False  # the first layer looks things up (an embedding)
+    skip_single: bool = False  # a last batch of one sample, which batch norm cannot take
+
+    @property
+    def stacked(self) -> bool:
+        """Whether a batch holds one batch per restart."""
+        return len(self.seeds) > 1
+
+    def skips(self, size: int) -> bool:
+        """Whether a training batch of this size is left out."""
+        return self.skip_single and size == 1
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x on the device, in the model's number format and layout."""
+        dtype = x.dtype if self.whole_numbers and not x.is_floating_point() else self.dtype
+        if self.channels_last and x.dim() == 4:
+            return x.to(self.device, dtype, memory_format=torch.channels_last)
+        return x.to(self.device, dtype)
+
+
+class Source(Protocol):
+    """Anything that yields an epoch's batches."""
+
+    form: Form
+    samples: int
+
+    def batches(self, block: int = 0, epoch: int | None = None) -> Batches:
+        """An epoch in the order of (block, epoch), or in its own order without an epoch."""
+        ...
+
+
+@dataclass
+class Arrays:
+    """Samples in memory. `per_restart`: x has a leading dimension of restarts."""
+
+    x: Tensor
+    y: Tensor
+    form: Form
+    per_restart: bool = False
+
+    @property
+    def samples(self) -> int:
+        """How many samples an epoch has."""
+        return len(self.y)
+
+    def order(self, block: int, epoch: int | None) -> Tensor:
+        """Sample indices of an epoch: (samples,), or (restarts, samples) when stacked."""
+        if epoch is None:
+            index = torch.arange(self.samples, device=self.x.device)
+            return index.expand(len(self.form.seeds), -1) if self.form.stacked else index
+        keys = [Key(seed, block, epoch) for seed in self.form.seeds]
+        order = shuffled(self.samples, keys, self.x.device)
+        return order if self.form.stacked else order[0]
+
+    def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """The samples at these indices, ready for the model."""
+        if self.per_restart:
+            rows = torch.arange(len(index), device=index.device)[:, None]
+            x = self.x[rows, index]
+        elif self.x.dim() == 4 and not self.x.is_contiguous():  # channels_last stays so
+            x = self.x.permute(0, 2, 3, 1)[index].permute(0, 3, 1, 2)
+        else:
+            x = self.x[index]
+        return self.form(x), self.y[index].to(self.form.device)
+
+    def batches(self, block: int = 0, epoch: int | None = None) -> Batches:
+        """An epoch's batches, gathered one at a time."""
+        for index in self.order(block, epoch).split(self.form.batch_size, -1):
+            if epoch is None or not self.form.skips(index.shape[-1]):
+                yield self.take(index)
+
+
+@dataclass
+class Stream:
+    """Batches from a loader, in whatever order and size it gives them."""
+
+    loader: DataLoader
+    form: Form
+    check: Callable[[Tensor], Tensor]
+
+    @property
+    def samples(self) -> int:
+        """How many samples an epoch has, as far as the loader knows."""
+        try:
+            return len(self.loader.dataset)  # type: ignore[arg-type]
+        except TypeError:
+            return 0
+
+    def batches(self, block: int = 0, epoch: int | None = None) -> Batches:
+        """An epoch; a loader of our own is shuffled by (seed, block, epoch)."""
+        generator = self.loader.generator
+        if epoch is not None and generator is not None:
+            generator.manual_seed(hash((self.form.seeds[0], block, epoch)) % 2**63)
+        for batch in self.loader:
+            x, y = _pair(batch)
+            x, y = _tensor(x, "x"), self.check(_tensor(y, "y"))
+            if epoch is None or not self.form.skips(len(x)):
+                yield self.form(x), y.to(self.form.device)
+
+
+@dataclass
+class Through:
+    """A source seen through frozen functions: inputs recomputed instead of kept."""
+
+    source: Source
+    function: Callable[[Tensor], Tensor]
+
+    @property
+    def form(self) -> Form:
+        """As the underlying source's."""
+        return self.source.form
+
+    @property
+    def samples(self) -> int:
+        """As the underlying source's."""
+        return self.source.samples
+
+    def batches(self, block: int = 0, epoch: int | None = None) -> Batches:
+        """The underlying batches, each passed through the function."""
+        for x, y in self.source.batches(block, epoch):
+            yield self.function(x), y
+
+
+def source(data: Any, form: Form, loss: Loss | None, classes: int | None) -> Arrays | Stream:
+    """A source from arrays `(x, y)`, a `Dataset` or a `DataLoader`, with its labels checked.
+
+    Without a loss the labels are only brought into shape (for evaluation).
+    """
+    if isinstance(data, TensorDataset) and len(data.tensors) == 2:
+        data = data.tensors
+    if isinstance(data, (DataLoader, Dataset)):
+        loader = data if isinstance(data, DataLoader) else _loader(data, form)
+        return Stream(loader, form, lambda y: labels(y, loss, classes, complete=False))
+    x, y = _pair(data)
+    x, y = _tensor(x, "x"), _tensor(y, "y")
+    if not len(x):
+        raise TpsgdError("the data is empty: x has no samples")
+    if len(x) != len(y):
+        raise TpsgdError(f"x has {len(x):,} samples but y has {len(y):,} labels")
+    _check_finite(x)
+    y = labels(y, loss, classes)
+    if form.device.type == "cuda" and x.nbytes < torch.cuda.mem_get_info(form.device)[0] / 2:
+        x, y = x.to(form.device), y.to(form.device)
+    return Arrays(x, y, form)
+
+
+def first_samples(data: Any, count: int = 2) -> Tensor:
+    """A few samples' inputs, to learn shapes from."""
+    if isinstance(data, TensorDataset):
+        data = data.tensors
+    if isinstance(data, DataLoader):
+        batch = next(iter(data), None)
+        if batch is None:
+            raise TpsgdError("the data is empty: the loader gives no batch")
+        return _tensor(_pair(batch)[0], "x")[:count]
+    if isinstance(data, Dataset):
+        return first_samples(DataLoader(data, batch_size=count), count)
+    x = _tensor(_pair(data)[0], "x")
+    if not len(x):
+        raise TpsgdError("the data is empty: x has no samples")
+    return x[:count]
+
+
+def labels(y: Tensor, loss: Loss | None, classes: int | None, complete: bool = True) -> Tensor:
+    """Labels as int64 indices `(n,)` or float rows `(n, classes)`, or an error that says why not.
+
+    `complete`: these are all the labels there are, so that a class without one deserves a warning.
+    """
+    if classes == 1 and loss is bce:  # one yes-or-no output
+        y = y.reshape(-1, 1).float()
+    if not y.is_floating_point():
+        return _indices(y, classes, complete and loss is not None)
+    if y.dim() != 2 or (classes is not None and y.shape[1] != classes):
+        raise TpsgdError(
+            f"float labels must be rows of shape (samples, {classes or 'classes'}), got "
+            f"{tuple(y.shape)}; class labels must be whole numbers (an integer type)"
+        )
+    if not torch.isfinite(y).all():
+        raise TpsgdError("the labels contain NaN or infinity")
+    if loss in (bce, cross_entropy) and ((y < 0).any() or (y > 1).any()):
+        raise TpsgdError(f"float labels for {loss.name} must lie between 0 and 1")  # type: ignore
+    if loss is cross_entropy and not torch.allclose(y.sum(1), torch.ones(()).to(y), atol=1e-3):
+        raise TpsgdError(
+            "soft labels for cross_entropy must sum to 1 in each row; for several classes at once "
+            "use loss=tpsgd.bce"
+        )
+    return y.float() if loss in (bce, cross_entropy, mse, None) else y
+
+
+def _indices(y: Tensor, classes: int | None, complete: bool) -> Tensor:
+    if y.dim() == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    if y.dim() != 1:
+        raise TpsgdError(
+            f"class labels must have shape (samples,), got {tuple(y.shape)}; "
+            "rows of several labels must be floats, with loss=tpsgd.bce"
+        )
+    y = y.long()
+    low, high = int(y.min()), int(y.max())
+    if low < 0 or (classes is not None and high >= classes):
+        raise TpsgdError(
+            f"label {low if low < 0 else high} is out of range: the model's last block has "
+            f"{classes} outputs, so labels go from 0 to {(classes or 0) - 1}"
+        )
+    if complete and classes is not None:
+        missing = (torch.bincount(y, minlength=classes) == 0).nonzero().flatten().tolist()
+        if missing:
+            shown = ", ".join(map(str, missing[:5])) + (" ..." if len(missing) > 5 else "")
+            warnings.warn(
+                f"{len(missing)} of {classes} classes have no samples: {shown}", stacklevel=2
+            )
+    return y
+
+
+def _loader(data: Dataset, form: Form) -> DataLoader:
+    iterable = isinstance(data, IterableDataset)
+    return DataLoader(
+        data, form.batch_size, shuffle=None if iterable else True, generator=torch.Generator()
+    )
+
+
+def _pair(data: Any) -> Sequence[Any]:
+    if isinstance(data, Sequence) and len(data) == 2:
+        return data
+    raise TpsgdError(
+        f"data must be (x, y), a Dataset or a DataLoader of such pairs, got {type(data).__name__}"
+        + (f" of {len(data)}" if isinstance(data, Sequence) else "")
+    )
+
+
+def _tensor(values: Any, name: str) -> Tensor:
+    if isinstance(values, Tensor):
+        return values.detach()
+    array = np.asarray(values)
+    if array.dtype == object or array.dtype.kind not in "biuf":
+        raise TpsgdError(f"{name} must be numbers, got an array of {array.dtype}")
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
+        array = array.astype(np.int64)
+    if not array.flags.writeable or any(s < 0 for s in array.strides):
+        array = array.copy()
+    return torch.from_numpy(array)
+
+
+def _check_finite(x: Tensor) -> None:
+    if not x.is_floating_point():
+        return
+    for start in range(0, len(x), 4096):
+        bad = ~torch.isfinite(x[start : start + 4096]).flatten(1).all(1)
+        if bad.any():
+            first = start + int(bad.nonzero()[0])
+            raise TpsgdError(f"x contains NaN or infinity (first in sample {first})")

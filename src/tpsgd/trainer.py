@@ -1,0 +1,248 @@
+"""The training loop that every schedule, and backprop, runs on."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from .errors import TpsgdError
+from .graphs import Steps
+from .learner import Learner, OptimizerFactory
+from .memory import Meter, available
+from .rules import Signal
+from .run import Epoch, Run
+from .sources import Arrays, Source, Through
+
+Figures = dict[int, tuple[list[float], list[float] | None]]
+
+
+@dataclass(frozen=True)
+class EarlyStopping:
+    """Stop a block when its loss (on validation data where given) has not improved for a while."""
+
+    patience: int = 2
+    min_delta: float = 0.0
+
+
+@dataclass(frozen=True)
+class Course:
+    """How one block is taught."""
+
+    epochs: int
+    optimizer: OptimizerFactory
+    lr: float | None = None
+    early_stopping: EarlyStopping | None = None
+
+
+@dataclass
+class Trainer:
+    """The learners of a model, their data and their courses, and the records being made."""
+
+    learners: list[Learner]
+    courses: list[Course]
+    source: Source
+    validation: Source | None
+    meter: Meter
+    runs: list[Run]  # one, or one per stacked restart
+    lr_schedule: Callable[[Optimizer], LRScheduler] | None = None
+    callbacks: Sequence[Callable[[Epoch], Any]] = ()
+    progress: Callable[[int, int], None] | None = None
+    reuse: bool | None = None
+    began: float = field(default_factory=time.perf_counter)
+    passed: int = 0
+
+    @property
+    def total(self) -> int:
+        """Sample passes if nobody stops early."""
+        layers = zip(self.learners, self.courses, strict=True)
+        return self.source.samples * sum(x.width * c.epochs for x, c in layers if x.trains)
+
+    def train(self, learners: list[Learner], source: Source, validation: Source | None) -> None:
+        """Train consecutive blocks together until each has had its epochs."""
+        busy = [x for x in learners if x.trains and self.courses[x.block.index].epochs]
+        watches = {x: Watch(self.courses[x.block.index].early_stopping) for x in busy}
+        schedulers: dict[Learner, LRScheduler] = {}
+        for x in busy:
+            course = self.courses[x.block.index]
+            x.start(course.optimizer, course.lr)
+            if self.lr_schedule is not None and x.optimizer is not None:
+                schedulers[x] = self.lr_schedule(x.optimizer)
+        steps = Steps(
+            lambda x, y: advance(learners, busy, x, y), source, busy, self.lr_schedule is None
+        )
+        for epoch in range(max((self.courses[x.block.index].epochs for x in busy), default=0)):
+            samples = self._epoch(steps, learners[0].block.index, epoch)
+            watched, halted = self._record(learners, busy, epoch, samples, validation)
+            for x in list(busy):
+                if x in schedulers:
+                    schedulers[x].step()
+                last = epoch + 1 >= self.courses[x.block.index].epochs
+                if last or x.block.index in halted or watches[x].stop(watched[x.block.index]):
+                    x.stop()
+                    busy.remove(x)
+                    steps.forget()
+            if not busy:
+                break
+
+    def pass_on(self, learner: Learner, source: Source) -> Source:
+        """The next block's inputs: computed once and kept if they fit, otherwise remade."""
+
+        def function(x: Tensor) -> Tensor:
+            return learner.output(learner.forward(x))
+
+        learner.block.train(False)
+        for x, _ in source.batches():
+            sample = function(x[:, :1] if source.form.stacked else x[:1])
+            break
+        else:
+            raise TpsgdError("the data is empty: the loader gives no batch")
+        need = sample.nbytes * source.samples
+        held = source.x.nbytes if isinstance(source, Arrays) and source is not self.source else 0
+        fits = need < available(source.form.device) / 2
+        if not source.samples or not (fits if self.reuse is None else self.reuse):
+            return Through(source, function)
+        self.meter.keep(need + held)
+        for run in self.runs:
+            run.forward_passes += source.samples
+        return collect(source, function, sample)
+
+    def _epoch(self, steps: Steps, block: int, epoch: int) -> int:
+        """One pass over the samples; its first steps are watched for memory."""
+        samples, width = 0, sum(x.width for x in steps.learners)
+        with torch.no_grad():
+            for number, (size, step) in enumerate(steps.epoch(block, epoch)):
+                with self.meter.watch(epoch == 0 and number < 2):
+                    step()
+                samples += size
+                self.passed += size * width
+                if self.progress is not None and number % 8 == 0:
+                    self.progress(self.passed, self.total)
+        if not samples:
+            raise TpsgdError("the data is empty: an epoch gave no batch")
+        for run in self.runs:
+            run.sample_passes += samples * width
+        return samples
+
+    def _record(
+        self,
+        learners: list[Learner],
+        busy: list[Learner],
+        epoch: int,
+        samples: int,
+        validation: Source | None,
+    ) -> tuple[dict[int, float], set[int]]:
+        """Write the epoch into the histories: the loss to watch per block, and who must halt."""
+        figures: Figures = {x.block.index: x.collect(samples) for x in busy}
+        checks = validate(learners, busy, validation) if validation is not None else {}
+        seconds = time.perf_counter() - self.began
+        halted: set[int] = set()
+        for x in busy:
+            i = x.block.index
+            for r, run in enumerate(self.runs):
+                pick = [v[r] if v else None for v in (*figures[i], *checks.get(i, (None, None)))]
+                loss = float(pick[0] or 0.0)
+                record = Epoch(i + 1 if x.width == 1 else 0, epoch + 1, loss, *pick[1:], seconds)
+                run.history.append(record)
+                if any([callback(record) is True for callback in self.callbacks]):
+                    halted.add(i)
+                if not math.isfinite(loss):
+                    raise TpsgdError(
+                        f"the loss of block {i + 1} ({x.block}) became {loss} in epoch "
+                        f"{epoch + 1}: lower its learning rate or bound its activation"
+                    )
+        watched = {i: sum(checks.get(i, figures[i])[0]) for i in figures}
+        network = watched.get(learners[-1].block.index, 0.0)
+        for x in busy:  # a rule that follows the output's error is judged by the output
+            if x.signal is not Signal.LABEL:
+                watched[x.block.index] = network
+        return watched, halted
+
+
+class Watch:
+    """Early stopping's memory of one block."""
+
+    def __init__(self, rule: EarlyStopping | None) -> None:
+        self.rule, self.best, self.waited = rule, math.inf, 0
+
+    def stop(self, loss: float) -> bool:
+        """Whether the block has waited long enough for a better loss than its best."""
+        if self.rule is None:
+            return False
+        better = loss < self.best - self.rule.min_delta
+        self.best, self.waited = (loss, 0) if better else (self.best, self.waited + 1)
+        return self.waited >= self.rule.patience
+
+
+def advance(learners: list[Learner], busy: list[Learner], x: Tensor, labels: Tensor) -> None:
+    """One batch through consecutive blocks; the busy ones learn from it."""
+    if any(b.signal is not Signal.LABEL for b in busy):
+        return advance_with_error(learners, busy, x, labels)
+    for learner in learners:
+        saved = learner.forward(x)
+        if learner in busy:
+            learner.improve(saved, labels, labels)
+        if learner is not learners[-1]:
+            x = learner.output(saved)
+
+
+def advance_with_error(
+    learners: list[Learner], busy: list[Learner], x: Tensor, labels: Tensor
+) -> None:
+    """As `advance`, for rules that need the network's output before any block can learn."""
+    values = []
+    for learner in learners:
+        values.append(learner.forward(x))
+        x = learner.output(values[-1])
+    error = learners[-1].error(values[-1], labels)
+    signals = {Signal.LABEL: labels, Signal.ERROR: error, Signal.ERROR_SIGN: error.sign()}
+    for learner, saved in zip(learners, values, strict=True):
+        if learner in busy:
+            learner.improve(saved, signals[learner.signal], labels)
+
+
+@torch.no_grad()
+def validate(learners: list[Learner], busy: list[Learner], source: Source) -> Figures:
+    """Loss and accuracy of the busy blocks on held-out data."""
+    samples = 0
+    for learner in learners:
+        learner.block.train(False)
+    for x, labels in source.batches():
+        samples += labels.shape[1 if source.form.stacked else 0]
+        for learner in learners:
+            saved = learner.forward(x)
+            if learner in busy and learner.signal is Signal.LABEL:
+                learner.measure(saved, labels)
+            x = learner.output(saved)
+    for learner in busy:
+        learner.block.train(True)
+    return {x.block.index: x.collect(samples) for x in busy if x.signal is Signal.LABEL}
+
+
+@torch.no_grad()
+def collect(source: Source, function: Callable[[Tensor], Tensor], sample: Tensor) -> Arrays:
+    """A source's samples pushed through a function, kept in memory."""
+    form, n = source.form, source.samples
+    lead = (sample.shape[0],) if form.stacked else ()
+    shape = sample.shape[2:] if form.stacked else sample.shape[1:]
+    layout = torch.channels_last if form.channels_last and len(shape) == 3 else None
+    kept = torch.empty(
+        (*lead, n, *shape),
+        dtype=sample.dtype,
+        device=form.device,
+        memory_format=layout or torch.contiguous_format,
+    )
+    ys, start = [], 0
+    for x, y in source.batches():
+        stop = start + y.shape[1 if form.stacked else 0]
+        (kept[:, start:stop] if form.stacked else kept[start:stop]).copy_(function(x))
+        ys.append(y[0] if form.stacked else y)
+        start = stop
+    kept = kept[:, :start] if form.stacked else kept[:start]
+    labels = source.y if isinstance(source, Arrays) else torch.cat(ys)
+    return Arrays(kept, labels, form, per_restart=form.stacked)

@@ -1,0 +1,368 @@
+"""One's own data: .npz, .csv, a function, a folder of images."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tpsgd import data
+from tpsgd.errors import TpsgdError
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(20, 3)), np.arange(20) % 2
+
+
+def refused(spec, says):
+    with pytest.raises(TpsgdError, match=says) as error:
+        data.load(str(spec))
+    assert "\n" not in str(error.value)
+
+
+def npz(tmp_path, **arrays):
+    np.savez(tmp_path / "own.npz", **arrays)
+    return str(tmp_path / "own.npz")
+
+
+# .npz
+
+
+def test_npz_is_split_where_it_has_no_test_part(tmp_path):
+    own = data.load(npz(tmp_path, x=X, y=Y), seed=7)
+    assert own.train[0].shape == (16, 3) and own.test[0].shape == (4, 3)
+    assert own.test[1].bincount().tolist() == [2, 2] and own.shape == (3,)
+    assert own.note == "20 % held out as test, stratified, seed 7"
+    rows = torch.cat([own.train[0], own.test[0]])
+    assert torch.equal(rows.sort(0).values, torch.tensor(X, dtype=torch.float32).sort(0).values)
+
+
+def test_npz_with_a_test_part_and_labels_from_one(tmp_path):
+    own = data.load(npz(tmp_path, x=X, y=Y * 4 + 1, x_test=X[:2], y_test=np.array([5, 1])))
+    assert own.classes == ("1", "5") and own.test[1].tolist() == [1, 0] and own.note == ""
+    assert torch.equal(own.train[0], torch.tensor(X, dtype=torch.float32))
+
+
+@pytest.mark.parametrize(
+    ("y", "classes"),
+    [
+        (np.array(["dog", "cat"])[Y], ("cat", "dog")),
+        (np.array(["10", "9"])[Y], ("9", "10")),
+        (np.array(["01", "1"])[Y], ("01", "1")),
+        (Y.astype(bool), ("False", "True")),
+        (Y.astype(float) + 3, ("3", "4")),
+        (Y[:, None], ("0", "1")),
+    ],
+)
+def test_labels_of_every_kind(tmp_path, y, classes):
+    own = data.load(npz(tmp_path, x=X, y=y))
+    assert own.classes == classes and own.train[1].dtype == torch.int64
+
+
+@pytest.mark.parametrize(
+    ("shape", "becomes"),
+    [
+        ((20, 5, 6), (1, 5, 6)),
+        ((20, 5, 6, 3), (3, 5, 6)),
+        ((20, 3, 5, 6), (3, 5, 6)),
+        ((20, 7), (7,)),
+    ],
+)
+def test_bytes_are_pixels(tmp_path, shape, becomes):
+    x = RNG.integers(0, 256, shape, dtype=np.uint8)
+    own = data.load(npz(tmp_path, x=x, y=Y, x_test=x, y_test=Y))
+    assert own.shape == becomes and own.note.startswith("bytes divided by 255")
+    assert own.train[0].is_contiguous() and own.train[0].max() <= 1
+    order = np.moveaxis(x, -1, 1) if shape[-1] == 3 else x
+    assert torch.equal(own.test[0], torch.tensor(order.reshape(20, *becomes)).float() / 255)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "says"),
+    [
+        ({"x": X}, "holds x; expected x and y"),
+        ({"a": X, "b": Y}, "holds a, b; expected x and y"),
+        ({}, "holds nothing; expected x and y"),
+        ({f"w{i}": X for i in range(9)}, r"holds w0, w1, w2, w3, w4, w5, \.\.\.; expected"),
+        ({"x": X, "y": Y, "x_test": X}, "x_test and y_test both or neither"),
+        ({"x": X, "y": Y[:-1]}, "x has 20 samples but y has 19 labels"),
+        ({"x": X, "y": Y, "x_test": X, "y_test": Y[:3]}, "x has 20 samples but y has 3 labels"),
+        ({"x": X[:0], "y": Y[:0]}, "x is empty, of shape"),
+        ({"x": X[:, :0], "y": Y}, "x is empty, of shape"),
+        ({"x": X[:, 0], "y": Y}, "x is float64 of shape"),
+        ({"x": X.astype(str), "y": Y}, "expected numbers of shape"),
+        ({"x": X, "y": np.eye(2)[Y]}, "expected one label a sample"),
+        ({"x": X, "y": np.zeros(20, int)}, "every label is 0; two classes or more"),
+        ({"x": X, "y": X[:, 0]}, "is no class; give whole numbers or names"),
+        ({"x": X, "y": np.full(20, np.nan)}, "the label nan is no class"),
+        ({"x": X, "y": Y, "x_test": X, "y_test": Y + 1}, "has the class 2, which the train part"),
+        ({"x": X, "y": Y, "x_test": X, "y_test": Y.astype(str)[::-1].repeat(1)}, None),
+        ({"x": X, "y": Y, "x_test": X, "y_test": np.full(20, "dog")}, "has the class dog, which"),
+        ({"x": X, "y": Y, "x_test": X[:, :2], "y_test": Y}, "make them alike"),
+        ({"x": X, "y": Y, "x_test": X.astype(np.uint8), "y_test": Y}, "make them alike"),
+        ({"x": X[:2], "y": Y[:2]}, "2 samples are too few to hold 20 % out"),
+        ({"x": np.where(X[4, 1] == X, np.nan, X), "y": Y}, r"x\[4, 1\] is nan; fill it in or drop"),
+        ({"x": np.where(X[4, 1] == X, np.inf, X), "y": Y}, r"x\[4, 1\] is inf"),
+        ({"x": np.array([None] * 20), "y": Y}, "holds Python objects, which may run code"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:invalid value encountered in cast")
+def test_npz_that_is_not_right(tmp_path, arrays, says):
+    file = npz(tmp_path, **arrays)
+    if says is None:
+        assert data.load(file).classes == ("0", "1")
+    else:
+        refused(file, says)
+
+
+@pytest.mark.parametrize("content", [b"", b"no zip at all", b"PK\x03\x04 cut short", "half", "npy"])
+def test_npz_that_is_no_npz(tmp_path, content):
+    file = tmp_path / "bad.npz"
+    if content == "npy":
+        with file.open("wb") as stream:
+            np.save(stream, X)
+    elif content == "half":
+        np.savez_compressed(file, x=X, y=Y)
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    else:
+        file.write_bytes(content)
+    refused(file, r"bad.npz is no .npz file, or not a whole one")
+
+
+def test_npz_with_a_flipped_byte(tmp_path):
+    file = tmp_path / "bad.npz"
+    np.savez_compressed(file, x=X, y=Y)
+    content = bytearray(file.read_bytes())
+    content[200:230] = bytes(30)
+    file.write_bytes(content)
+    refused(file, "not a whole one")
+
+
+# paths
+
+
+@pytest.mark.parametrize("spec", ["no/such.npz", "no.csv", "no/folder", "no.py:make", "no/file.x"])
+def test_paths_that_lead_nowhere(spec, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    refused(spec, "there is no no")
+
+
+def test_files_of_another_kind(tmp_path):
+    (tmp_path / "notes.txt").write_text("hello")
+    refused(tmp_path / "notes.txt", "is none of FILE.npz, FILE.csv")
+    refused(f"{tmp_path / 'notes.txt'}@32", "is no folder; expected one of images")
+    refused(f"{tmp_path / 'nowhere'}@32", "is no folder; expected one of images")
+
+
+# .csv
+
+
+def csv(tmp_path, text, encoding="utf-8"):
+    (tmp_path / "own.csv").write_bytes(text.encode(encoding))
+    return str(tmp_path / "own.csv")
+
+
+def rows(line, n=10):
+    return "".join(line.format(i=i, kind="cat" if i % 2 else "dog") + "\n" for i in range(n))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a,b,label\n" + rows("{i},0.5,{kind}"),
+        "LABEL,a,b\n" + rows("{kind},{i},0.5"),
+        "a,Class,b\r\n" + rows("{i},{kind} ,0.5\r"),
+        ",a,b,target\n" + rows("row{i},{i},0.5,{kind}"),
+        "a;b;species\n" + rows("{i};0.5;{kind}"),
+        "a\tb\tspecies\n" + rows("{i}\t0.5\t{kind}"),
+        '"a","b","y"\n' + rows('"{i}",0.5,"{kind}"'),
+        "\ufeffa,b,y\n" + rows("{i},5e-1,{kind}") + "\n\n",
+        "0,1,label\n" + rows("{i},0.5,{kind}"),
+    ],
+)
+def test_csv(tmp_path, text):
+    own = data.load(csv(tmp_path, text))
+    x, y = own.train
+    assert own.classes == ("cat", "dog") and own.shape == (2,) and len(own.test[1]) == 2
+    assert (x[:, 1] == 0.5).all() and (y == 1 - x[:, 0].long() % 2).all()
+    assert x.dtype == torch.float32 and x.is_contiguous()
+    assert "features unscaled; 20 % held out as test, stratified, seed 0" in own.note
+
+
+def test_csv_classes_are_sorted_as_numbers(tmp_path):
+    text = "a,y\n" + "".join(f"{i},{(10, 9, 2)[i % 3]}\n" for i in range(12))
+    own = data.load(csv(tmp_path, text))
+    assert own.classes == ("2", "9", "10")
+    assert (own.train[1] == 2 - own.train[0][:, 0].long() % 3).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "is empty or starts with an empty line"),
+        ("\n1,2\n", "is empty or starts with an empty line"),
+        ("a,b,label\n", "has a header but no rows"),
+        ("1,2,0\n3,4,1\n", "its first line must name the columns"),
+        ("5.1,3.5,setosa\n4.9,3.0,setosa\n", "its first line must name the columns"),
+        ("label\ncat\n", "has no column beside the label 'label'"),
+        ("a,b,y\n1,2,0\n3,nan,1\n", "line 3, column 'b': 'nan' is no finite number"),
+        ("a,b,y\n1,2,0\n\n3,,1\n", "line 4, column 'b': '' is no finite number"),
+        ("a,b,y\n1,2,0\nlow,2,1\n", "line 3, column 'a': 'low' is no finite number"),
+        ("a,b,y\n1,2,0\n1e300,2,1\n", "line 3, column 'a': '1e300' is no finite number"),
+        ("a,b,y\n1,2,0\n1,-inf,1\n", "line 3, column 'b': '-inf'"),
+        ("a,b,y\n1,2,0\n1,2\n", "line 3 has 2 cells, the header has 3"),
+        ("a,b,y\n1,2,0,9\n1,2,1,9\n", "line 2 has 4 cells, the header has 3"),
+        ("a,b,y\n1,2,0\n1,2,\n", "line 3 has no label in the column 'y'"),
+        ("a,b,y\n1,2,0.5\n1,2,0.25\n", "the label 0.5 is no class"),
+        ("a,b,y\n1,2,0\n1,2,0\n", "every label is 0"),
+        ('a,b,y\n1,2,0\n1,"' + "2" * 200_000, "cannot be read as a table|has 2 cells"),
+    ],
+)
+def test_csv_that_is_not_right(tmp_path, text, says):
+    refused(csv(tmp_path, text), says)
+
+
+def test_csv_that_is_not_utf8(tmp_path):
+    refused(csv(tmp_path, "größe,y\n1,2\n", "latin-1"), "cannot be read as UTF-8")
+    far = "a,y\n" + "1,cat\n" * 20_000
+    refused(csv(tmp_path, far + "ä,cat\n", "latin-1"), "cannot be read as UTF-8")
+    refused(csv(tmp_path, far + "1,bär\n", "latin-1"), "cannot be read as UTF-8")
+
+
+# a function
+
+
+def function(tmp_path, body):
+    (tmp_path / "make.py").write_text("import numpy as np, torch\n" + body)
+    return f"{tmp_path / 'make.py'}:make"
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        "np.ones((10, 3)), np.arange(10) % 2",
+        "torch.ones(10, 3), torch.arange(10) % 2",
+        "torch.ones(10, 3, requires_grad=True), [0, 1] * 5",
+        "[[1., 1., 1.]] * 10, ['a', 'b'] * 5",
+        "np.broadcast_to(np.float32(1), (10, 3)), np.arange(10) % 2",
+        "(np.ones((8, 3)), np.arange(8) % 2), (torch.ones(2, 3), [0, 1])",
+    ],
+)
+def test_function(tmp_path, result):
+    own = data.load(function(tmp_path, f"def make():\n    return {result}\n"))
+    assert torch.equal(own.train[0], torch.ones(8, 3)) and own.test[0].shape == (2, 3)
+    assert len(own.classes) == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("x = 1", "has no function 'make'"),
+        ("make = 1", "has no function 'make'"),
+        ("def make(:", "failed with SyntaxError"),
+        ("import nothing_of_the_sort", "failed with ModuleNotFoundError"),
+        ("def make(): raise KeyError('oh')", "make.py:make failed with KeyError: 'oh'"),
+        ("def make(seed): pass", "failed with TypeError"),
+        ("def make(): pass", "must return"),
+        ("def make(): return 1, 2, 3", "must return"),
+        ("def make(): return ((1, 2),) * 3", "must return"),
+        ("def make(): return (1, 2), 3", "must return"),
+        ("def make(): return ()", "must return"),
+        ("def make(): return [[1], [1, 2]], [0, 1]", "samples of different shapes"),
+        ("def make(): return np.ones((4, 2)), [0, 1]", "x has 4 samples but y has 2"),
+        ("def make(): return 1, 2", "expected numbers of shape"),
+    ],
+)
+def test_function_that_is_not_right(tmp_path, body, says):
+    refused(function(tmp_path, body), says)
+
+
+# images
+
+
+def image(file, size=(6, 4), mode="RGB", value=51):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, (value,) * 3 if mode == "RGB" else value).save(file)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for i in range(5):
+        image(tmp_path / "pets" / "cat" / f"{i}.png", value=51)
+        image(tmp_path / "pets" / "dog" / "more" / f"{i}.PNG", mode="L", value=255)
+    (tmp_path / "pets" / "cat" / "notes.txt").write_text("not an image")
+    (tmp_path / "pets" / ".hidden").mkdir()
+    (tmp_path / "pets" / "empty").mkdir()
+    return tmp_path / "pets"
+
+
+def test_folder(folder):
+    own = data.load(str(folder))
+    x, y = own.train
+    assert own.classes == ("cat", "dog") and own.shape == (3, 4, 6) and len(x) == 8
+    assert torch.equal(x[y == 0].unique(), torch.tensor([0.2])) and (x[y == 1] == 1).all()
+    assert "images as RGB, 4 x 6 pixels; 20 % held out" in own.note
+
+
+def test_folder_resized_and_thinned(folder):
+    image(folder / "cat" / "zz.jpg", size=(50, 20))
+    own = data.load(f"{folder}@8", max_train=4)
+    assert own.train[0].shape == (4, 3, 8, 8) and own.train[1].bincount().tolist() == [2, 2]
+    assert data.load(str(folder)).shape == (3, 4, 6)
+
+
+def test_folder_reads_only_the_images_it_keeps(tmp_path):
+    for part, name in (("train", "a"), ("train", "b"), ("test", "a"), ("test", "b")):
+        image(tmp_path / part / name / "0.png")
+    for i in range(1, 20):
+        image(tmp_path / "train" / "a" / f"{i}.png")
+    kept = data.load(str(tmp_path), max_train=2)
+    assert kept.train[1].tolist() == [0, 1]
+    with pytest.MonkeyPatch.context() as patch:
+        opened = []
+        real = Image.open
+        patch.setattr(Image, "open", lambda f: opened.append(f) or real(f))
+        data.load(str(tmp_path), max_train=2)
+    assert len(opened) == 1 + 2 + 2
+
+
+@pytest.mark.parametrize("part", ["val", "test"])
+def test_folder_with_its_own_test_part(folder, tmp_path, part):
+    folder.rename(tmp_path / "train")
+    image(tmp_path / part / "dog" / "1.png", value=0)
+    own = data.load(str(tmp_path))
+    assert len(own.train[0]) == 10 and own.test[1].tolist() == [1]
+    assert own.note == "images as RGB, 4 x 6 pixels"
+
+
+def test_folder_with_a_class_only_the_test_part_has(folder, tmp_path):
+    folder.rename(tmp_path / "train")
+    image(tmp_path / "val" / "emu" / "1.png")
+    refused(tmp_path, "has the class emu, which the train part never shows")
+
+
+def test_folders_that_are_not_right(tmp_path, folder):
+    (tmp_path / "none").mkdir()
+    refused(tmp_path / "none", "none holds no images; expected none/CLASS/IMAGE.png")
+    refused(folder / "cat", "holds images but no subfolders named after their classes")
+    refused(f"{folder}@0", "asks for images of no size")
+
+
+@pytest.mark.parametrize("content", [b"", b"no image", "half", "16 bit"])
+def test_images_that_cannot_be_read(folder, content):
+    file = folder / "cat" / "bad.png"
+    if content == "half":
+        Image.fromarray(RNG.integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(file)
+        file.write_bytes(file.read_bytes()[:2000])
+    elif content == "16 bit":
+        Image.fromarray(np.full((4, 4), 999, np.uint16)).save(file)
+    else:
+        file.write_bytes(content)
+    refused(folder, r"bad.png cannot be read as an image")
+
+
+def test_images_beyond_memory(folder):
+    refused(f"{folder}@10000000", "8 images of 10000000 x 10000000 do not fit in memory")
+
+
+def test_images_without_pillow(folder, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "PIL", None)
+    refused(folder, "pip install pillow")
