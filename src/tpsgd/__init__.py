@@ -2,10 +2,12 @@
 
 from . import data, losses, projections, rules
 from .blocks import split
+from .check import check_rule
 from .errors import TpsgdError
 from .evaluation import evaluate
 from .fitting import fit, fit_backprop
 from .losses import bce, cross_entropy, mse
+from .restarts import Restarts, fit_many
 from .rules import Place, Rule
 from .run import Epoch, Run
 from .schedules import sequential, simultaneous
@@ -17,15 +19,18 @@ __all__ = [
     "EarlyStopping",
     "Epoch",
     "Place",
+    "Restarts",
     "Rule",
     "Run",
     "TpsgdError",
     "bce",
+    "check_rule",
     "cross_entropy",
     "data",
     "evaluate",
     "fit",
     "fit_backprop",
+    "fit_many",
     "losses",
     "mse",
     "projections",

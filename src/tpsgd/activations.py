@@ -77,13 +77,9 @@ def _gelu(m: Any) -> Activation:
 
 
 _KNOWN: dict[type[nn.Module], Callable[[nn.Module], Activation]] = {
-    nn.ReLU: lambda m: Activation(
-        torch.relu, aten.threshold_backward, (0,), forward_=torch.relu_
-    ),
+    nn.ReLU: lambda m: Activation(torch.relu, aten.threshold_backward, (0,), forward_=torch.relu_),
     nn.Tanh: lambda m: Activation(torch.tanh, aten.tanh_backward, forward_=torch.tanh_),
-    nn.Sigmoid: lambda m: Activation(
-        torch.sigmoid, aten.sigmoid_backward, forward_=torch.sigmoid_
-    ),
+    nn.Sigmoid: lambda m: Activation(torch.sigmoid, aten.sigmoid_backward, forward_=torch.sigmoid_),
     nn.SiLU: lambda m: Activation(F.silu, aten.silu_backward, from_output=False),
     nn.LeakyReLU: _leaky_relu,
     nn.GELU: _gelu,

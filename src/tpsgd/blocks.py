@@ -64,7 +64,7 @@ class Block:
 
     @property
     def maps(self) -> bool:
-        """Whether the output is feature maps, filters first (anything but Linear that has space)."""
+        """Whether an output with space is feature maps, filters first (all layers but Linear)."""
         return not isinstance(self.layer, nn.Linear)
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
@@ -224,8 +224,9 @@ def _around_activation(
     return followers[:norms], None, followers[norms:]
 
 
-def padding(layer: nn.Conv1d | nn.Conv2d) -> list[int] | None:
+def padding(layer: nn.Module) -> list[int] | None:
     """Zeros on either side of each dimension; None when the padding is of another kind."""
+    assert isinstance(layer, (nn.Conv1d, nn.Conv2d))
     if layer.padding_mode != "zeros":
         return None
     if layer.padding == "valid":

@@ -327,7 +327,9 @@ def _learner(
     if len(cuts) > 1:
         objective = _stack_objectives(objectives)
         engine: Engine = Stacked(Closed(block, at, objective, in_place=False))
-        tensors = {k: torch.stack([p[k].detach() for p in params]) for k in params[0]}
+        tensors: dict[str, Tensor] = {
+            k: torch.stack([p[k].detach() for p in params]) for k in params[0]
+        }
     else:
         objective = move(objectives[0], form) if form.channels_last else objectives[0]
         closed = block.closed_form(at)

@@ -118,8 +118,8 @@ class Stacked:
     ) -> Gradients:
         """As `Closed.local`, with a leading dimension of restarts."""
 
-        def one(*args: Any) -> Any:
-            local, grads = self.engine.local(*args)
+        def one(p: Params, saved: Saved, s: Tensor, tensors: tuple[Tensor, ...]) -> Any:
+            local, grads = self.engine.local(p, saved, s, tensors)
             return _present(local), grads
 
         known, grads = torch.vmap(one)(params, saved, s, tensors)
@@ -127,7 +127,7 @@ class Stacked:
 
     def objective(self, y: Tensor, s: Tensor, *tensors: Tensor) -> Local:
         """The objective for every restart."""
-        one = torch.vmap(lambda *args: _present(self.engine.objective(*args)))
+        one = torch.vmap(lambda y, s, *own: _present(self.engine.objective(y, s, *own)))
         return Local(**one(y, s, *tensors))
 
 

@@ -197,7 +197,7 @@ def _cells(y: Tensor, grid: tuple[int, ...]) -> Tensor:
         return y.flatten(2).mean(2)
     if y.dim() == 3:
         return F.adaptive_avg_pool1d(y, grid[0]).flatten(1)
-    return F.adaptive_avg_pool2d(y, grid).flatten(1)
+    return F.adaptive_avg_pool2d(y, (grid[0], grid[1])).flatten(1)
 
 
 def _spread(df: Tensor, y: Tensor, grid: tuple[int, ...]) -> Tensor:

@@ -8,13 +8,13 @@ its rows move with the shape.
 
     P = normal()(shape=(256,), classes=10, key=Key(seed=0, block=1))     # (10, 256)
 
-| projection   | entries                                       | source |
-|--------------|-----------------------------------------------|--------------------------------------|
-| `normal`     | N(0, std); over a whole feature map: "naive"  | the paper, linear and naive Conv2D |
-| `uniform`    | mean 0, the same standard deviation           | the paper, linear |
-| `binary`     | -std or +std; rows nearly orthogonal          | the paper, recurrent l1 |
-| `orthogonal` | rows orthogonal, entries of deviation std     | the paper, recurrent DRTP |
-| `per_filter` | filter i of nf: N(0, std * i / nf), i = 1..nf | the paper's filter-based sampling |
+| projection   | entries                                       | in the paper             |
+|--------------|-----------------------------------------------|--------------------------|
+| `normal`     | N(0, std); over whole feature maps "naive"    | linear, Conv2D naive     |
+| `uniform`    | mean 0, the same deviation                    | linear                   |
+| `binary`     | -std or +std; rows nearly orthogonal          | recurrent l1             |
+| `orthogonal` | rows orthogonal, entries of deviation std     | recurrent DRTP           |
+| `per_filter` | filter i of nf: N(0, std * i / nf), i = 1..nf | Conv2D filter-based      |
 
 The paper prints sigma_i = i / nf "in [0, 1)" and counts i from 1: we count from 1, which gives
 (0, 1], because i = 0 would be an all-zero target.
@@ -115,9 +115,7 @@ def _normal(key: Key, classes: list[int], shape: tuple[int, ...], device: torch.
     return _fill(key, classes, shape, device, quantile).mul_(2.0 ** -(_FIXED + low + 1))
 
 
-def _uniform(
-    key: Key, classes: list[int], shape: tuple[int, ...], device: torch.device
-) -> Tensor:
+def _uniform(key: Key, classes: list[int], shape: tuple[int, ...], device: torch.device) -> Tensor:
     P = _fill(key, classes, shape, device, lambda u: u.mul_(2).add_(1 - (1 << _BITS)))
     return P.mul_(3**0.5 * 2.0**-_BITS)
 

@@ -53,8 +53,15 @@ class Form:
 class Source(Protocol):
     """Anything that yields an epoch's batches."""
 
-    form: Form
-    samples: int
+    @property
+    def form(self) -> Form:
+        """How its batches look."""
+        ...
+
+    @property
+    def samples(self) -> int:
+        """How many samples an epoch has; 0 when that is not known."""
+        ...
 
     def batches(self, block: int = 0, epoch: int | None = None) -> Batches:
         """An epoch in the order of (block, epoch), or in its own order without an epoch."""

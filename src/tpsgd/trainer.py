@@ -145,9 +145,16 @@ class Trainer:
         for x in busy:
             i = x.block.index
             for r, run in enumerate(self.runs):
-                pick = [v[r] if v else None for v in (*figures[i], *checks.get(i, (None, None)))]
-                loss = float(pick[0] or 0.0)
-                record = Epoch(i + 1 if x.width == 1 else 0, epoch + 1, loss, *pick[1:], seconds)
+                loss = figures[i][0][r]
+                record = Epoch(
+                    block=i + 1 if x.width == 1 else 0,
+                    epoch=epoch + 1,
+                    loss=loss,
+                    accuracy=_at(figures[i][1], r),
+                    val_loss=_at(checks[i][0], r) if i in checks else None,
+                    val_accuracy=_at(checks[i][1], r) if i in checks else None,
+                    seconds=seconds,
+                )
                 run.history.append(record)
                 if any([callback(record) is True for callback in self.callbacks]):
                     halted.add(i)
@@ -162,6 +169,10 @@ class Trainer:
             if x.signal is not Signal.LABEL:
                 watched[x.block.index] = network
         return watched, halted
+
+
+def _at(values: list[float] | None, r: int) -> float | None:
+    return None if values is None else values[r]
 
 
 class Watch:

@@ -1,0 +1,87 @@
+"""A contract that every rule keeps, for people who add their own."""
+
+import torch
+from torch import Tensor, nn
+
+from .blocks import split
+from .errors import TpsgdError
+from .fitting import fit
+from .hashing import Key
+from .objectives import Objective, Site, differentiate
+from .rules import Rule
+from .schedules import simultaneous
+
+
+def check_rule(rule: Rule) -> None:
+    """Raise a `TpsgdError` that says what is wrong with a rule; return quietly when all is well.
+
+    - its closed form, where it has one, equals autograd on its loss, in float64;
+    - its objective is a pure function: the same inputs give the same numbers, and no input changes;
+    - the same key gives the same objective, another seed another (where it is random);
+    - a small model trains with it, the same way twice.
+
+    >>> from tpsgd import rules
+    >>> check_rule(rules.tpsgd_l2())
+    """
+    if rule.objective is not None:
+        for shape, maps in (((6,), False), ((3, 4, 4), True), ((3, 5), True)):
+            _check_objective(rule, shape, maps)
+    weights = [_train(rule), _train(rule)]
+    if not all(torch.equal(a, b) for a, b in zip(*weights, strict=True)):
+        raise TpsgdError(f"{rule.name}: two runs with the same seed gave different weights")
+
+
+def _check_objective(rule: Rule, shape: tuple[int, ...], maps: bool) -> None:
+    assert rule.objective is not None
+    site = Site(shape, 4, Key(seed=1), maps, rule.loss, dtype=torch.float64)
+    objective, again = rule.objective(site), rule.objective(site)
+    if not all(map(torch.equal, objective.tensors, again.tensors)):
+        raise TpsgdError(f"{rule.name}: the same key gave two different objectives for {shape}")
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randn(5, *shape, generator=generator, dtype=torch.float64)
+    signals = [torch.tensor([0, 1, 2, 3, 1])]
+    if rule.needs_output:
+        signals = [torch.randn(5, 4, generator=generator, dtype=torch.float64)]
+    for s in signals:
+        _check_gradient(rule, objective, y, s)
+
+
+def _check_gradient(rule: Rule, objective: Objective, y: Tensor, s: Tensor) -> None:
+    before = y.clone(), s.clone()
+    found = objective(y, s)
+    if not (torch.equal(before[0], y) and torch.equal(before[1], s)):
+        raise TpsgdError(f"{rule.name}: its objective changes its inputs")
+    wanted = differentiate(objective.loss, y, s, objective.tensors, objective.learned)
+    pairs = [("the loss", found.loss, wanted.loss), ("dL/dy", found.dy, wanted.dy)]
+    pairs += [
+        (f"dL/dtensor {i}", a, b)
+        for i, (a, b) in enumerate(zip(found.dtensors, wanted.dtensors, strict=True))
+    ]
+    for what, a, b in pairs:
+        if a.shape != b.shape or not torch.allclose(a, b, rtol=1e-9, atol=1e-12):
+            raise TpsgdError(
+                f"{rule.name}: {what} in closed form differs from autograd's for an output of "
+                f"shape {tuple(y.shape)}"
+            )
+
+
+def _train(rule: Rule) -> list[Tensor]:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Conv2d(1, 3, 3),
+            nn.Tanh(),
+            nn.Flatten(),
+            nn.Linear(48, 6),
+            nn.Tanh(),
+            nn.Linear(6, 4),
+        )
+        x, y = torch.randn(32, 1, 6, 6), torch.arange(32) % 4
+    before = [p.clone() for p in split(model)[0].named_parameters().values()]
+    fit(model, (x, y), rule=rule, schedule=simultaneous, epochs=1, batch_size=8)
+    after = list(split(model)[0].named_parameters().values())
+    moved = not all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    if moved is (rule.objective is None):
+        state = "moved a block that it should leave alone" if moved else "left a block untouched"
+        raise TpsgdError(f"{rule.name}: training {state}")
+    return [p.detach() for p in model.parameters()]

@@ -1,0 +1,138 @@
+"""Many restarts of one experiment, together where that is faster.
+
+On a GPU a small MLP's step is launch latency, so restarts are stacked: parameters, projections and
+batches get a leading dimension and one step serves all. Elsewhere they run one after another. Both
+ways give restart r the same initial weights, projections and sample order, all from `seed + r`.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from .blocks import Block, split
+from .errors import TpsgdError
+from .evaluation import evaluate
+from .fitting import Settings, train_backprop, train_local
+from .learner import adam
+from .rules import Place, Rule, readout
+from .run import Run
+
+_ELEMENTWISE = (
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.Adamax,
+    torch.optim.Adagrad,
+    torch.optim.Adadelta,
+    torch.optim.RMSprop,
+)
+
+
+@dataclass
+class Restarts:
+    """Trained models and their records, in the order of their seeds."""
+
+    models: list[nn.Module]
+    runs: list[Run]
+    stacked: bool
+
+    def __len__(self) -> int:
+        return len(self.models)
+
+    def __iter__(self) -> Iterator[tuple[nn.Module, Run]]:
+        return iter(zip(self.models, self.runs, strict=True))
+
+    def evaluate(self, data: Any) -> list[float]:
+        """Each model's accuracy."""
+        return [evaluate(model, data) for model in self.models]
+
+
+def fit_many(
+    factory: Callable[[], nn.Module],
+    data: Any,
+    *,
+    restarts: int = 25,
+    rule: Rule | Sequence[Rule] | None = None,
+    backprop: bool = False,
+    stacked: bool | None = None,
+    **settings: Any,
+) -> Restarts:
+    """Train `restarts` fresh models from a factory, with the seeds `seed`, `seed + 1`, ...
+
+    Args:
+        factory: makes a new, randomly initialised model; called under `torch.manual_seed`.
+        data: as for `fit`.
+        restarts: how many.
+        rule: as for `fit`.
+        backprop: train with backpropagation instead of a rule.
+        stacked: train all at once (True) or one by one (False); None stacks MLPs on a GPU.
+        **settings: everything else that `fit` takes.
+
+    When stacked, `seconds` and `peak_bytes` of every run are those of all restarts together.
+
+    >>> x, y = torch.randn(64, 8), torch.arange(64) % 2
+    >>> many = fit_many(lambda: nn.Sequential(nn.Linear(8, 2)), (x, y), restarts=2, epochs=1)
+    >>> [run.seed for run in many.runs]
+    [0, 1]
+    """
+    if restarts < 1:
+        raise TpsgdError(f"restarts must be 1 or more, got {restarts}")
+    try:
+        wanted = Settings(**settings)
+    except TypeError as error:
+        raise TpsgdError(f"fit_many: {error}".replace("Settings.__init__() ", "")) from None
+    rule = readout() if rule is None else rule
+    models = [_make(factory, wanted.seed + r) for r in range(restarts)]
+    device = wanted.device or next(models[0].parameters()).device
+    if stacked is None:
+        stacked = torch.device(device).type == "cuda" and restarts > 1 and not backprop
+        stacked = stacked and _why_not(models[0], wanted) is None
+    elif stacked and (backprop or _why_not(models[0], wanted)):
+        reason = "backprop is not stacked" if backprop else _why_not(models[0], wanted)
+        raise TpsgdError(f"these restarts cannot be stacked: {reason}; leave stacked=None")
+    if stacked and restarts > 1:
+        return Restarts(models, train_local(models, data, rule, wanted), True)
+    runs = []
+    for r, model in enumerate(models):
+        one = replace(wanted, seed=wanted.seed + r)
+        runs.append(
+            train_backprop(model, data, one)
+            if backprop
+            else train_local([model], data, rule, one)[0]
+        )
+    return Restarts(models, runs, False)
+
+
+def _make(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return factory()
+
+
+def _why_not(model: nn.Module, settings: Settings) -> str | None:
+    """The reason why restarts of this model cannot be stacked, or None."""
+    if settings.optimizer is not adam:
+        probe = nn.Parameter(torch.zeros(1))
+        made = settings.optimizer([probe]) if callable(settings.optimizer) else None
+        if type(made) not in _ELEMENTWISE:
+            return "the optimizer must act on each number by itself"
+    if settings.early_stopping is not None or settings.callbacks:
+        return "restarts would stop at different times"
+    return next(filter(None, map(_unstackable, split(model))), None)
+
+
+def _unstackable(block: Block) -> str | None:
+    if type(block.layer) is not nn.Linear:
+        return f"{block} is not a linear layer"
+    if block.between or any(isinstance(m, nn.modules.dropout._DropoutNd) for m in block.modules):
+        return f"{block} has a normalisation or dropout"
+    if not all(p.requires_grad for m in block.modules for p in m.parameters()):
+        return f"{block} has parameters that do not learn"
+    if not block.closed_form(Place.AFTER):
+        return f"{block} has no closed form"
+    return None
