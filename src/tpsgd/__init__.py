@@ -1,17 +1,21 @@
 """Train neural networks without backpropagation: target-projection SGD and its relatives."""
 
-from . import data, losses, projections, rules
-from .blocks import split
-from .check import check_rule
-from .errors import TpsgdError
-from .evaluation import evaluate
-from .fitting import fit, fit_backprop
-from .losses import bce, cross_entropy, mse
-from .restarts import Restarts, fit_many
-from .rules import Place, Rule
-from .run import Epoch, Run
-from .schedules import sequential, simultaneous
-from .trainer import EarlyStopping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import data, losses, projections, rules
+    from .blocks import split
+    from .check import check_rule
+    from .errors import TpsgdError
+    from .evaluation import evaluate
+    from .fitting import fit, fit_backprop
+    from .losses import bce, cross_entropy, mse
+    from .restarts import Restarts, fit_many
+    from .rules import Place, Rule
+    from .run import Epoch, Run
+    from .schedules import sequential, simultaneous
+    from .trainer import EarlyStopping
 
 __version__ = "0.1.0"
 
@@ -39,3 +43,38 @@ __all__ = [
     "simultaneous",
     "split",
 ]
+
+# A name is loaded, and torch with it, when it is first used: `tpsgd --help` need not wait.
+_HOMES = {
+    "split": "blocks",
+    "check_rule": "check",
+    "TpsgdError": "errors",
+    "evaluate": "evaluation",
+    "fit": "fitting",
+    "fit_backprop": "fitting",
+    "bce": "losses",
+    "cross_entropy": "losses",
+    "mse": "losses",
+    "Restarts": "restarts",
+    "fit_many": "restarts",
+    "Place": "rules",
+    "Rule": "rules",
+    "Epoch": "run",
+    "Run": "run",
+    "sequential": "schedules",
+    "simultaneous": "schedules",
+    "EarlyStopping": "trainer",
+}
+
+if not TYPE_CHECKING:  # or a checker would believe in every name
+
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module 'tpsgd' has no attribute {name!r}")
+        if name not in _HOMES:
+            return import_module(f"tpsgd.{name}")
+        return getattr(import_module(f"tpsgd.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -26,11 +26,11 @@ class Activation:
     from_output: bool = True
     forward_: Callable[[Tensor], Tensor] | None = None
 
-    def backward(self, g: Tensor, kept: Tensor, in_place: bool = False) -> Tensor:
-        """g * sigma'(z); in place, it overwrites g (which must own its memory)."""
+    def backward(self, g: Tensor, kept: Tensor, into: Tensor | None = None) -> Tensor:
+        """g * sigma'(z), written into a tensor of the same shape where one is given."""
         kwargs = dict(self.kwargs)
-        if in_place:
-            return self.op.grad_input(g, kept, *self.args, **kwargs, grad_input=g)
+        if into is not None:
+            return self.op.grad_input(g, kept, *self.args, **kwargs, grad_input=into)
         return self.op.default(g, kept, *self.args, **kwargs)
 
 

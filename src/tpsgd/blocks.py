@@ -154,7 +154,21 @@ def split(model: nn.Module) -> list[Block]:
         cut = len(rest) if i == len(groups) - 1 else cut
         blocks.append(Block(i, name, layer, pending, between, act, rest[:cut]))
         pending = rest[cut:]
+    _refuse_shared(blocks)
     return blocks
+
+
+def _refuse_shared(blocks: list[Block]) -> None:
+    owners: dict[int, Block] = {}
+    for block in blocks:
+        for name, p in block.named_parameters().items():
+            owner = owners.setdefault(id(p), block)
+            if owner is not block:
+                raise TpsgdError(
+                    f"blocks {owner.index + 1} ({owner}) and {block.index + 1} ({block}) share a "
+                    f"parameter ({name.partition('.')[2]}): it cannot belong to two blocks; give "
+                    "each its own"
+                )
 
 
 def whole(model: nn.Module) -> Block:
@@ -170,8 +184,9 @@ def _leaves(module: nn.Module, name: str = "", top: bool = True) -> Iterator[tup
         if _hooked(module) and not top:
             yield name, module
             return
-        for child_name, child in module.named_children():
-            yield from _leaves(child, f"{name}.{child_name}" if name else child_name, False)
+        for child_name, child in module._modules.items():  # one that stands twice comes twice
+            if child is not None:
+                yield from _leaves(child, f"{name}.{child_name}" if name else child_name, False)
     elif top and not isinstance(module, _LAYERS):
         raise TpsgdError(
             f"cannot cut {type(module).__name__} into blocks: the order of its layers is hidden in "
@@ -264,15 +279,23 @@ def shapes(blocks: list[Block], x: Tensor) -> list[dict[Place, tuple[int, ...]]]
     found = []
     for block in blocks:
         block.train(False)
+        who = f"block {block.index + 1} ({block})"
         try:
             with torch.no_grad():
                 outputs = block.outputs(x)
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            reason = str(error).splitlines()[0]
+        except Exception as error:  # whatever a custom module may raise
+            reason = (str(error) or type(error).__name__).splitlines()[0]
             raise TpsgdError(
-                f"block {block.index + 1} ({block}) cannot take an input of shape "
-                f"{tuple(x.shape)}: {reason}"
+                f"{who} cannot take an input of shape {tuple(x.shape)}: {reason}"
             ) from error
+        for y in outputs.values():
+            if not isinstance(y, Tensor):
+                raise TpsgdError(f"{who} must give one tensor, but gives a {type(y).__name__}")
+            if y.shape[:1] != x.shape[:1]:
+                raise TpsgdError(
+                    f"{who} turns a batch of shape {tuple(x.shape)} into {tuple(y.shape)}: the "
+                    "first dimension must stay the batch"
+                )
         found.append({place: tuple(y.shape[1:]) for place, y in outputs.items()})
         x = outputs[Place.END]
     return found

@@ -16,13 +16,16 @@ def check_rule(rule: Rule) -> None:
     """Raise a `TpsgdError` that says what is wrong with a rule; return quietly when all is well.
 
     - its closed form, where it has one, equals autograd on its loss, in float64;
-    - its objective is a pure function: the same inputs give the same numbers, and no input changes;
-    - the same key gives the same objective, another seed another (where it is random);
+    - its objective is a pure function: the same inputs give the same numbers, no input changes, and
+      the derivative has its own memory (training writes into it);
+    - the same key gives the same objective;
     - a small model trains with it, the same way twice.
 
     >>> from tpsgd import rules
     >>> check_rule(rules.tpsgd_l2())
     """
+    if not isinstance(rule, Rule):
+        raise TpsgdError(f"check_rule takes a Rule, got {type(rule).__name__}")
     if rule.objective is not None:
         for shape, maps in (((6,), False), ((3, 4, 4), True), ((3, 5), True)):
             _check_objective(rule, shape, maps)
@@ -47,10 +50,15 @@ def _check_objective(rule: Rule, shape: tuple[int, ...], maps: bool) -> None:
 
 
 def _check_gradient(rule: Rule, objective: Objective, y: Tensor, s: Tensor) -> None:
-    before = y.clone(), s.clone()
-    found = objective(y, s)
-    if not (torch.equal(before[0], y) and torch.equal(before[1], s)):
+    inputs = (y, s, *objective.tensors)
+    before = [t.clone() for t in inputs]
+    found, again = objective(y, s), objective(y, s)
+    if not all(map(torch.equal, before, inputs)):
         raise TpsgdError(f"{rule.name}: its objective changes its inputs")
+    if not (torch.equal(found.loss, again.loss) and torch.equal(found.dy, again.dy)):
+        raise TpsgdError(f"{rule.name}: its objective gives other numbers for the same inputs")
+    if any(found.dy.untyped_storage().data_ptr() == t.untyped_storage().data_ptr() for t in inputs):
+        raise TpsgdError(f"{rule.name}: dL/dy shares memory with an input; give it its own")
     wanted = differentiate(objective.loss, y, s, objective.tensors, objective.learned)
     pairs = [("the loss", found.loss, wanted.loss), ("dL/dy", found.dy, wanted.dy)]
     pairs += [

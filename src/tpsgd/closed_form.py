@@ -63,13 +63,23 @@ class ClosedForm:
         return Saved(x, z, self.act.forward(z), out, stats)
 
     def gradients(
-        self, params: Params, saved: Saved, dy: Tensor, at: Place, in_place: bool
+        self,
+        params: Params,
+        saved: Saved,
+        dy: Tensor,
+        at: Place,
+        in_place: bool,
+        spent: bool = False,
     ) -> dict[str, Tensor]:
-        """The parameters' gradients, given the objective's derivative at its place."""
+        """The parameters' gradients, given the objective's derivative at its place.
+
+        `spent`: nobody needs the block's output any more, so its memory may be used.
+        """
         dz = dy.reshape(saved.y.shape) if at is Place.END else dy
         if at is not Place.BEFORE and self.act is not None:
             kept = saved.y if self.act.from_output else saved.z
-            dz = self.act.backward(dz, kept, in_place and _dense(dz))
+            room = dz if _dense(dz) else saved.y if spent else None
+            dz = self.act.backward(dz, kept, room if in_place else None)
         grads: dict[str, Tensor] = {}
         if self.norm is not None:
             dz = self._norm_gradients(grads, params, saved, dz)
@@ -97,20 +107,20 @@ class ClosedForm:
             x, dz = x.reshape(-1, x.shape[-1]), dz.reshape(-1, dz.shape[-1])
             return dz.T @ x, None if bias is None else dz.sum(0)
         assert isinstance(layer, (nn.Conv1d, nn.Conv2d))
-        _, dw, db = aten.convolution_backward(
+        _, dw, _ = aten.convolution_backward(
             dz,
             x,
             weight,
-            None if bias is None else list(bias.shape),
+            None,
             layer.stride,
             padding(layer),
             layer.dilation,
             False,
             [0] * len(layer.stride),
             layer.groups,
-            (False, True, bias is not None),
+            (False, True, False),
         )
-        return dw, db
+        return dw, None if bias is None else dz.sum((0, *range(2, dz.dim())))
 
     def _normalise(self, out: Tensor, params: Params) -> tuple[Tensor, tuple[Tensor, ...]]:
         norm = self.norm

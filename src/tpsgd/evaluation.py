@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from .errors import TpsgdError
 from .learner import hits
-from .sources import Form, source
+from .losses import bce
+from .sources import Form, labels, source
 
 
 @torch.no_grad()
@@ -23,6 +24,8 @@ def evaluate(model: nn.Module, data: Any, *, batch_size: int = 1024) -> float:
     >>> evaluate(model, (torch.eye(2), torch.tensor([0, 1])))
     1.0
     """
+    if batch_size < 1:
+        raise TpsgdError(f"batch_size must be 1 or more, got {batch_size}")
     first = next(model.parameters(), torch.empty(0))
     modules = list(model.modules())
     form = Form(
@@ -33,26 +36,46 @@ def evaluate(model: nn.Module, data: Any, *, batch_size: int = 1024) -> float:
         channels_last=any(isinstance(m, nn.Conv2d) for m in modules),
         whole_numbers=any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) for m in modules),
     )
-    cut = 0.5 if isinstance(modules[-1], nn.Sigmoid) else 0.0
+    cut = 0.5 if isinstance(_last(model), nn.Sigmoid) else 0.0
     modes = [(m, m.training) for m in modules]
     model.eval()
-    right, seen = torch.zeros((), dtype=torch.long, device=first.device), 0
+    one, all_of, seen, soft = 0, 0, 0, True  # right by the largest entry, right in every entry
     try:
         for x, y in source(data, form, None, None).batches():
-            right += _right(model(x), y, cut)
+            out = _output(model, x)
             seen += len(y)
+            if out.shape[1] == 1:
+                y = labels(y, bce, 1).to(out.dtype)
+                soft = False
+            else:
+                y = labels(y, None, out.shape[1])
+                soft &= not y.is_floating_point() or bool(((y.sum(1) - 1).abs() < 1e-3).all())
+            one += hits(out, y, several=False)
+            all_of += hits(out - cut, y, several=True)
     finally:
         for module, mode in modes:
             module.training = mode
     if not seen:
         raise TpsgdError("the data is empty: there is nothing to evaluate on")
-    return int(right) / seen
+    return int(one if soft else all_of) / seen
 
 
-def _right(out: Tensor, y: Tensor, cut: float) -> Tensor:
-    if out.dim() == 2 and out.shape[1] == 1:
-        return hits(out - cut, y.reshape(-1, 1).to(out.dtype), several=True)
-    if not y.is_floating_point():
-        return hits(out, y, several=False)
-    soft = bool(((y.sum(1) - 1).abs() < 1e-3).all())
-    return hits(out if soft else out - cut, y, several=not soft)
+def _output(model: nn.Module, x: Tensor) -> Tensor:
+    try:
+        out = model(x)
+    except Exception as error:  # whatever a custom module may raise
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise TpsgdError(
+            f"{type(model).__name__} cannot take an input of shape {tuple(x.shape)}: {reason}"
+        ) from error
+    if not isinstance(out, Tensor) or out.dim() != 2:
+        found = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        raise TpsgdError(f"the model must give (batch, classes), one number per class, got {found}")
+    return out
+
+
+def _last(module: nn.Module) -> nn.Module:
+    """What a model ends with, as far as can be told."""
+    while isinstance(module, nn.Sequential) and len(module):
+        module = module[-1]
+    return list(module.modules())[-1]

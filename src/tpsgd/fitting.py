@@ -1,5 +1,6 @@
 """`fit`: a plain torch model, data and a rule in; the same model, trained, and a record out."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,10 +16,19 @@ from torch.optim.lr_scheduler import LRScheduler
 from .blocks import Block, shapes, split, whole
 from .errors import TpsgdError
 from .hashing import Key
-from .learner import Closed, Engine, Learner, OptimizerFactory, Stacked, Traced, adam
+from .learner import (
+    Closed,
+    Engine,
+    Learner,
+    OptimizerFactory,
+    Stacked,
+    Traced,
+    adam,
+    make_optimizer,
+)
 from .losses import Loss, bce, cross_entropy
 from .memory import Meter, tensor_bytes
-from .objectives import Objective, Site, move, output
+from .objectives import IDLE, Objective, Site, move, output
 from .rules import Place, Rule, Signal, readout
 from .run import BlockInfo, Epoch, Run
 from .schedules import sequential
@@ -48,6 +58,19 @@ class Settings:
     progress: Callable[[int, int], None] | None = None
     reuse: bool | None = None
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.batch_size, int) or self.batch_size < 1:
+            raise TpsgdError(f"batch_size must be 1 or more, got {self.batch_size!r}")
+        if not callable(self.schedule):
+            raise TpsgdError(
+                "schedule must be tpsgd.sequential or tpsgd.simultaneous, the function itself, "
+                f"got {self.schedule!r}"
+            )
+        if self.loss is not None and not isinstance(self.loss, Loss):
+            raise TpsgdError(
+                f"loss must be tpsgd.mse, tpsgd.cross_entropy or tpsgd.bce, got {self.loss!r}"
+            )
+
     def courses(self, blocks: int) -> list[Course]:
         """Each block's course, from values given per block or for all."""
         columns = (
@@ -59,6 +82,9 @@ class Settings:
         for epochs in columns[0]:
             if not isinstance(epochs, int) or epochs < 0:
                 raise TpsgdError(f"epochs must be a whole number, 0 or more, got {epochs!r}")
+        for lr in columns[2]:
+            if lr is not None and not 0 <= lr < math.inf:
+                raise TpsgdError(f"lr must be a number, 0 or more, got {lr!r}")
         return [Course(*row) for row in zip(*columns, strict=True)]  # type: ignore[arg-type]
 
     def describe(self, rule: str, loss: Loss) -> dict[str, Any]:
@@ -176,11 +202,12 @@ def train_local(
     cuts = [split(model) for model in models]
     blocks = cuts[0]
     rules = rules_for(rule, blocks, settings.schedule)
+    courses = settings.courses(len(blocks))
     loss = settings.loss or rules[-1].loss
     name = rule.name if isinstance(rule, Rule) else " + ".join(r.name for r in rules)
     with prepared(models, settings) as (device, dtype, meter):
         form = _form(blocks, settings, device, dtype, len(models))
-        sizes = shapes(blocks, form(first_samples(data)))
+        sizes = _sizes(blocks, data, settings, form)
         classes = _classes(sizes[-1][Place.END], blocks[-1])
         with meter.watch():
             learners = [
@@ -188,10 +215,10 @@ def train_local(
                 for i in range(len(blocks))
             ]
         runs = [
-            Run(name, settings.seed + r, settings.describe(name, loss), _infos(learners, rules))
-            for r in range(len(models))
+            Run(name, one.seed, one.describe(name, loss), _infos(learners, rules))
+            for one in (replace(settings, seed=settings.seed + r) for r in range(len(models)))
         ]
-        _teach(learners, data, loss, classes, form, meter, runs, settings, started)
+        _teach(learners, courses, data, loss, classes, form, meter, runs, settings, started)
         for run in runs:
             run.peak_bytes = meter.peak(sum(map(tensor_bytes, models)))
             run.kept_bytes = meter.kept
@@ -204,31 +231,36 @@ def train_backprop(model: nn.Module, data: Any, settings: Settings) -> Run:
     """Train the whole model as one block."""
     started = time.perf_counter()
     block, loss = whole(model), settings.loss or cross_entropy
+    courses = settings.courses(1)
+    if not block.named_parameters():
+        raise TpsgdError(f"{block.name} has no parameters that may learn")
     try:
         layers = split(model)
     except TpsgdError:  # any module will do here
         layers = [block]
-    with prepared([model], settings) as (device, dtype, meter):
+    with prepared([model], settings, keep_inputs=False) as (device, dtype, meter):
         form = _form(layers, settings, device, dtype, 1)
-        size = shapes([block], form(first_samples(data)))[0]
+        size = _sizes([block], data, settings, form)[0]
         classes = _classes(size[Place.END], block)
         engine = Traced(block, _place(block, loss), output(loss))
         learner = Learner(
-            block, engine, output(loss), params=dict(block.named_parameters()),
+            block, engine, lambda: output(loss), params=dict(block.named_parameters()),
             several=loss is bce, width=len(layers), trains=True,
         )  # fmt: skip
         infos = [
             BlockInfo(str(b), "backprop", _count(b.named_parameters()), "autograd") for b in layers
         ]
         run = Run("backprop", settings.seed, settings.describe("backprop", loss), infos)
-        _teach([learner], data, loss, classes, form, meter, [run], settings, started)
+        _teach([learner], courses, data, loss, classes, form, meter, [run], settings, started)
         run.peak_bytes = meter.peak(tensor_bytes(model))
     return run
 
 
 def rules_for(rule: Rule | Sequence[Rule], blocks: list[Block], schedule: Schedule) -> list[Rule]:
     """One rule per block, or an error that lists the blocks."""
-    rules = [rule] * len(blocks) if isinstance(rule, Rule) else list(rule)
+    rules: list[Any] = list(rule) if isinstance(rule, (list, tuple)) else [rule]
+    if isinstance(rule, Rule):
+        rules *= len(blocks)
     if len(rules) != len(blocks) or not all(isinstance(r, Rule) for r in rules):
         listed = "; ".join(map(str, blocks))
         raise TpsgdError(
@@ -246,29 +278,39 @@ def rules_for(rule: Rule | Sequence[Rule], blocks: list[Block], schedule: Schedu
 
 @contextmanager
 def prepared(
-    models: list[nn.Module], settings: Settings
+    models: list[nn.Module], settings: Settings, keep_inputs: bool = True
 ) -> Iterator[tuple[torch.device, torch.dtype, Meter]]:
-    """Models on their device, random numbers seeded; modes and the caller's numbers restored."""
-    if settings.batch_size < 1:
-        raise TpsgdError(f"batch_size must be 1 or more, got {settings.batch_size}")
+    """Models on their device, random numbers seeded; modes and the caller's numbers restored.
+
+    `keep_inputs`: no module writes into its input, which may be the output that an earlier block
+    has yet to learn from.
+    """
     first = next(models[0].parameters())
     device = torch.device(settings.device) if settings.device is not None else first.device
     if device.type == "cuda" and not torch.cuda.is_available():
         raise TpsgdError(f"device {device} was asked for, but torch sees no GPU here")
+    device = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0"
     for model in models:
         model.to(device)
-    modes = [(m, m.training) for model in models for m in model.modules()]
+    modules = [m for model in models for m in model.modules()]
+    modes = [(m, m.training) for m in modules]
+    writers = [m for m in modules if keep_inputs and getattr(m, "inplace", False)]
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(settings.seed)
         try:
+            for m in writers:
+                m.inplace = False  # type: ignore[assignment]
             yield device, first.dtype, Meter(device)
         finally:
+            for m in writers:
+                m.inplace = True  # type: ignore[assignment]
             for module, mode in modes:
                 module.training = mode
 
 
 def _teach(
     learners: list[Learner],
+    courses: list[Course],
     data: Any,
     loss: Loss,
     classes: int,
@@ -282,7 +324,7 @@ def _teach(
     held_out = settings.validation
     trainer = Trainer(
         learners,
-        settings.courses(len(learners)),
+        courses,
         source(data, form, loss, classes),
         None if held_out is None else source(held_out, form, loss, classes),
         meter,
@@ -292,6 +334,9 @@ def _teach(
         settings.progress,
         settings.reuse,
     )
+    for learner, course in zip(learners, courses, strict=True):
+        if learner.trains:  # a mistake in the last block's should not wait for the others
+            make_optimizer(course.optimizer, list(learner.params.values()), course.lr)
     settings.schedule(trainer)
     if form.device.type == "cuda":
         torch.cuda.synchronize(form.device)
@@ -314,31 +359,34 @@ def _learner(
     block, last = cuts[0][i], i == len(cuts[0]) - 1
     at = _place(block, loss) if last else rule.at
     frozen = not last and rule.objective is None
-    if last or rule.objective is None:
-        objectives = [output(loss)] * len(cuts)
-    else:
+    wish = output(loss) if last else IDLE
+    make = rule.objective
+
+    def draw() -> Objective:
+        if last or make is None:
+            return wish
         maps = block.maps and len(size[at]) > 1
         keys = [Key(settings.seed + r, i) for r in range(len(cuts))]
-        objectives = [
-            rule.objective(Site(size[at], classes, key, maps, loss, form.device, form.dtype))
-            for key in keys
+        drawn = [
+            make(Site(size[at], classes, key, maps, loss, form.device, form.dtype)) for key in keys
         ]
+        if len(cuts) > 1:
+            return _stack_objectives(drawn)
+        return move(drawn[0], form) if form.channels_last else drawn[0]
+
     params = [dict(cut[i].named_parameters()) for cut in cuts]
     if len(cuts) > 1:
-        objective = _stack_objectives(objectives)
-        engine: Engine = Stacked(Closed(block, at, objective, in_place=False))
+        engine: Engine = Stacked(Closed(block, at, wish, in_place=False))
         tensors: dict[str, Tensor] = {
             k: torch.stack([p[k].detach() for p in params]) for k in params[0]
         }
     else:
-        objective = move(objectives[0], form) if form.channels_last else objectives[0]
-        closed = block.closed_form(at)
-        engine = Closed(block, at, objective) if closed else Traced(block, at, objective)
+        engine = (Closed if block.closed_form(at) else Traced)(block, at, wish)
         tensors = dict(params[0])
     return Learner(
         block,
         engine,
-        objective,
+        draw,
         Signal.LABEL if last else rule.signal,
         tensors,
         several=loss is bce,
@@ -358,6 +406,21 @@ def _unstack(cuts: list[list[Block]], learners: list[Learner]) -> None:
         for r, cut in enumerate(cuts):
             for name, p in cut[i].named_parameters().items():
                 p.data.copy_(learner.params[name][r])
+
+
+def _sizes(
+    blocks: list[Block], data: Any, settings: Settings, form: Form
+) -> list[dict[Place, tuple[int, ...]]]:
+    """Output shapes of every block, which held-out data must have too."""
+    sizes = shapes(blocks, form(first_samples(data)))
+    if settings.validation is not None:
+        x = form(first_samples(settings.validation))
+        if shapes(blocks, x) != sizes:
+            raise TpsgdError(
+                f"the validation data's samples, of shape {tuple(x.shape[1:])}, give other output "
+                "shapes than the training data's"
+            )
+    return sizes
 
 
 def _form(

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from .blocks import Block
 from .closed_form import ClosedForm, Params, Saved
 from .errors import TpsgdError
-from .objectives import Local, Objective
+from .objectives import IDLE, Local, Objective
 from .rules import Place, Signal
 
 OptimizerFactory = Callable[[Iterable[Tensor]], Optimizer]
@@ -30,9 +30,13 @@ class Closed:
 
     label = "closed form"
 
-    def __init__(self, block: Block, at: Place, objective: Objective, in_place: bool = True):
+    def __init__(self, block: Block, at: Place, objective: Objective = IDLE, in_place: bool = True):
         self.form, self.block = ClosedForm(block), block
         self.at, self.objective, self.in_place = at, objective, in_place
+
+    def want(self, objective: Objective) -> None:
+        """Follow this objective from now on."""
+        self.objective = objective
 
     def forward(self, params: Params, x: Tensor) -> Saved:
         """The block's values, up to its activation."""
@@ -45,11 +49,17 @@ class Closed:
         return saved.z if self.at is Place.BEFORE else saved.y
 
     def local(
-        self, params: Params, saved: Saved, s: Tensor, tensors: tuple[Tensor, ...]
+        self,
+        params: Params,
+        saved: Saved,
+        s: Tensor,
+        tensors: tuple[Tensor, ...],
+        spent: bool = False,
     ) -> Gradients:
         """The local loss of a batch and the gradients of the block's parameters."""
         local = self.objective(self.seen(saved), s, *tensors)
-        return local, self.form.gradients(params, saved, local.dy, self.at, self.in_place)
+        form, at, in_place = self.form, self.at, self.in_place
+        return local, form.gradients(params, saved, local.dy, at, in_place, spent)
 
     def error(self, saved: Saved, labels: Tensor) -> Tensor:
         """Where each sample's output should go: minus the derivative of its loss."""
@@ -65,8 +75,12 @@ class Traced:
 
     label = "autograd"
 
-    def __init__(self, block: Block, at: Place, objective: Objective):
+    def __init__(self, block: Block, at: Place, objective: Objective = IDLE):
         self.block, self.at, self.objective = block, at, objective
+
+    def want(self, objective: Objective) -> None:
+        """Follow this objective from now on."""
+        self.objective = objective
 
     def forward(self, params: Params, x: Tensor) -> dict[Place, Tensor]:
         """The block's values at every place, on a graph that starts here."""
@@ -83,6 +97,7 @@ class Traced:
         saved: dict[Place, Tensor],
         s: Tensor,
         tensors: tuple[Tensor, ...],
+        spent: bool = False,
     ) -> Gradients:
         """The local loss of a batch and the gradients of the block's parameters."""
         local = self.objective(self.seen(saved), s, *tensors)
@@ -112,9 +127,15 @@ class Stacked:
         self.seen = torch.vmap(engine.seen)
         self.output = torch.vmap(engine.output)
         self.error = torch.vmap(engine.error)
+        self.want = engine.want
 
     def local(
-        self, params: Params, saved: Saved, s: Tensor, tensors: tuple[Tensor, ...]
+        self,
+        params: Params,
+        saved: Saved,
+        s: Tensor,
+        tensors: tuple[Tensor, ...],
+        spent: bool = False,
     ) -> Gradients:
         """As `Closed.local`, with a leading dimension of restarts."""
 
@@ -142,6 +163,7 @@ Engine = Closed | Traced | Stacked
 class Learner:
     """A block with what it needs to learn.
 
+    `draw` makes its objective when it begins to learn; the projection is dropped when it stops.
     `width` is how many layers learn in it (more than one for backprop's whole model), `several`
     says that labels are rows of yes-or-no answers, and `stack` counts stacked restarts.
     """
@@ -150,7 +172,7 @@ class Learner:
         self,
         block: Block,
         engine: Engine,
-        objective: Objective,
+        draw: Callable[[], Objective],
         signal: Signal = Signal.LABEL,
         params: dict[str, Tensor] | None = None,
         several: bool = False,
@@ -160,12 +182,11 @@ class Learner:
     ):
         self.block, self.engine, self.signal, self.several = block, engine, signal, several
         self.stack, self.width = stack, width
-        self.tensors = objective.tensors
-        self.known = objective.closed is not None
+        self.draw = draw
+        self.tensors: tuple[Tensor, ...] = ()
+        self.known = False
         self.params: dict[str, Tensor] = dict(params or {})
         self.trains = trains
-        if objective.learned and self.trains:
-            self.params |= {f"objective.{i}": t for i, t in enumerate(self.tensors)}
         self.optimizer: Optimizer | None = None
         some = next(iter(self.params.values()), torch.empty(0))
         self.loss = torch.zeros(stack or (), device=some.device, dtype=torch.float32)
@@ -173,13 +194,22 @@ class Learner:
         self.classifies = False
 
     def start(self, factory: OptimizerFactory, lr: float | None) -> None:
-        """Make the optimizer; its state lives only while the block learns."""
+        """Draw the objective and make the optimizer; both live only while the block learns."""
+        objective = self.draw()
+        self.engine.want(objective)
+        self.tensors, self.known = objective.tensors, objective.closed is not None
+        if objective.learned:
+            self.params |= {f"objective.{i}": t for i, t in enumerate(self.tensors)}
         self.optimizer = make_optimizer(factory, list(self.params.values()), lr)
         self.block.train(True)
 
     def stop(self) -> None:
-        """Freeze: drop the optimizer's state."""
+        """Freeze: drop the optimizer's state and the projection."""
         self.optimizer = None
+        if self.tensors:
+            self.engine.want(IDLE)
+        self.tensors = ()
+        self.params = {k: p for k, p in self.params.items() if not k.startswith("objective.")}
         self.block.train(False)
 
     def forward(self, x: Tensor) -> Any:
@@ -194,14 +224,14 @@ class Learner:
         """Minus the derivative of each sample's loss with respect to this block's output."""
         return self.engine.error(saved, labels)
 
-    def improve(self, saved: Any, s: Tensor, labels: Tensor) -> None:
-        """One step downhill on the local loss."""
+    def improve(self, saved: Any, s: Tensor, labels: Tensor, spent: bool = False) -> None:
+        """One step downhill on the local loss. `spent`: nobody needs the block's output after."""
         assert self.optimizer is not None
-        local, grads = self.engine.local(self.params, saved, s, self.tensors)
+        local, grads = self.engine.local(self.params, saved, s, self.tensors, spent)
         for i, grad in enumerate(local.dtensors):
             grads[f"objective.{i}"] = grad
         for name, p in self.params.items():
-            p.grad = grads.get(name)
+            p.grad = _laid_out_as(p, grads.get(name))
         self.optimizer.step()
         for p in self.params.values():
             p.grad = None
@@ -221,7 +251,7 @@ class Learner:
     def collect(self, samples: int) -> tuple[list[float], list[float] | None]:
         """Mean loss and accuracy since the last call, per restart; waits for the device."""
         losses = (self.loss.double() / samples).reshape(-1).tolist()
-        shares = (self.correct / samples).reshape(-1).tolist() if self.classifies else None
+        shares = (self.correct.double() / samples).reshape(-1).tolist() if self.classifies else None
         self.loss.zero_()
         self.correct.zero_()
         return losses, shares
@@ -241,21 +271,30 @@ def hits(logits: Tensor, labels: Tensor, several: bool) -> Tensor:
     return right.sum(-1)
 
 
+def _laid_out_as(p: Tensor, grad: Tensor | None) -> Tensor | None:
+    """The gradient with its parameter's strides: fused optimizers walk both side by side."""
+    if grad is None or grad.stride() == p.stride():
+        return grad
+    return torch.empty_like(p).copy_(grad)
+
+
 def make_optimizer(factory: OptimizerFactory, params: list[Tensor], lr: float | None) -> Optimizer:
     """The factory's optimizer over these parameters, with the learning rate given."""
     for p in params:
         p.requires_grad_(True)
-    optimizer = factory(params)
-    if not isinstance(optimizer, Optimizer):
+    optimizer = factory(params) if callable(factory) else factory
+    if not (callable(factory) and isinstance(optimizer, Optimizer)):
         raise TpsgdError(
             "optimizer must be a factory, params -> torch.optim.Optimizer, for example "
-            f"functools.partial(torch.optim.SGD, lr=0.1); it gave {type(optimizer).__name__}"
+            "functools.partial(torch.optim.SGD, lr=0.1); it "
+            f"{'gave' if callable(factory) else 'is'} {type(optimizer).__name__}"
         )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise TpsgdError("LBFGS evaluates its loss many times a step; choose another optimizer")
     if lr is not None:
         for group in optimizer.param_groups:
-            group["lr"] = lr
+            held = group["lr"]
+            group["lr"] = held.fill_(lr) if isinstance(held, Tensor) else lr
     return optimizer
 
 

@@ -50,6 +50,9 @@ def _mse(y: Tensor, labels: Tensor) -> Tensor:
 
 
 def _cross_entropy(y: Tensor, labels: Tensor) -> Tensor:
+    """For rows, logsumexp(y) - <y*, y>: the usual form where a row sums to 1."""
+    if labels.is_floating_point():
+        return (y.logsumexp(1) - (labels * y).sum(1)).mean()
     return F.cross_entropy(y, labels)
 
 

@@ -59,7 +59,8 @@ class Meter:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.kept = 0
+        self.kept = 0  # at most, at one time
+        self._held = 0
         self._live = LiveBytes()
         self._start = 0
         if device.type == "cuda":
@@ -75,9 +76,11 @@ class Meter:
         else:
             yield
 
-    def keep(self, size: int) -> None:
-        """Note inputs of this many bytes, kept for reuse."""
-        self.kept = max(self.kept, size)
+    def keep(self, size: int, instead_of: int = 0) -> None:
+        """Note inputs of this many bytes, kept for reuse, and those that are dropped for them."""
+        self._held += size
+        self.kept = max(self.kept, self._held)
+        self._held -= instead_of
 
     def peak(self, model_bytes: int) -> int:
         """The most bytes held at once, the model included, kept inputs left out."""

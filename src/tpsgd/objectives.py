@@ -27,7 +27,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .hashing import Key
-from .losses import Loss, cross_entropy, minus_labels
+from .layout import rows
+from .losses import Loss, bce, cross_entropy, minus_labels
 from .projections import Projection
 
 
@@ -55,6 +56,9 @@ class Objective:
         if self.closed:
             return self.closed(y, s, *tensors)
         return differentiate(self.loss, y, s, tensors, self.learned)
+
+
+IDLE = Objective(lambda y, s: y.new_zeros(()))  # of a block that is not learning
 
 
 @dataclass(frozen=True)
@@ -92,9 +96,7 @@ def aim(P: Tensor, s: Tensor) -> Tensor:
     """The projected signal P s of every sample: rows of P for labels, a product otherwise."""
     if s.is_floating_point():
         return (s @ P.flatten(1)).view(-1, *P.shape[1:])
-    if P.dim() == 4 and not P.is_contiguous():  # channels_last stays so
-        return P.permute(0, 2, 3, 1)[s].permute(0, 3, 1, 2)
-    return P[s]
+    return rows(P, s)
 
 
 def inner(P: Tensor) -> Objective:
@@ -104,8 +106,8 @@ def inner(P: Tensor) -> Objective:
         return -(y * aim(P, s)).sum() / len(y)
 
     def closed(y: Tensor, s: Tensor, P: Tensor) -> Local:
-        target = aim(P, s)
-        return Local(-_dot(y, target) / len(y), target.mul_(-1.0 / len(y)))
+        dy = aim(P / -len(y), s)  # P is small: scaled before it is spread over the batch
+        return Local(_dot(y, dy), dy)
 
     return Objective(loss, closed, (P,))
 
@@ -118,7 +120,8 @@ def l1(P: Tensor) -> Objective:
 
     def closed(y: Tensor, s: Tensor, P: Tensor) -> Local:
         rest = aim(P, s).sub_(y)
-        return Local(rest.abs().sum() / len(y), rest.sign_().mul_(-1.0 / len(y)))
+        loss = torch.linalg.vector_norm(rest, 1) / len(y)
+        return Local(loss, rest.sign_().mul_(-1.0 / len(y)))
 
     return Objective(loss, closed, (P,))
 
@@ -130,8 +133,8 @@ def l2(P: Tensor) -> Objective:
         return (aim(P, s) - y).square().sum() / (2 * len(y))
 
     def closed(y: Tensor, s: Tensor, P: Tensor) -> Local:
-        rest = aim(P, s).sub_(y)
-        return Local(_dot(rest, rest) / (2 * len(y)), rest.mul_(-1.0 / len(y)))
+        dy = aim(P / -len(y), s).add_(y, alpha=1.0 / len(y))
+        return Local(_dot(dy, dy) * (len(y) / 2), dy)
 
     return Objective(loss, closed, (P,))
 
@@ -153,28 +156,30 @@ def output(loss: Loss) -> Objective:
 def readout(
     site: Site, projection: Projection, learned: bool, features: int, scale: float
 ) -> Objective:
-    """Be readable: the loss of y read out through the class codes, against the label.
+    """Be readable: cross-entropy of y read out through the class codes, against the label.
 
+    Where the last block has `bce` (several classes at once, or one yes-or-no output), so has this.
     Feature maps are averaged over a grid of cells first, the finest that keeps at most `features`
     numbers (one cell at least). Output of any other kind is read out whole.
     """
     grid = grid_for(site.shape, features) if site.maps else None
     d = site.shape[0] * prod(grid) if grid else prod(site.shape)
     factor = scale / d**0.5
+    local = bce if site.loss is bce else cross_entropy
 
     def read(y: Tensor, P: Tensor) -> tuple[Tensor, Tensor]:
         f = _cells(y, grid) if grid else y.flatten(1)
         return f, (f @ P.T).mul(factor)
 
     def value(y: Tensor, s: Tensor, P: Tensor) -> Tensor:
-        return site.loss.value(read(y, P)[1], s)
+        return local.value(read(y, P)[1], s)
 
     def closed(y: Tensor, s: Tensor, P: Tensor) -> Local:
         f, logits = read(y, P)
-        e = minus_labels(site.loss.link(logits), s).mul(factor / len(y))
+        e = minus_labels(local.link(logits), s).mul(factor / len(y))
         df = e @ P
         dy = _spread(df, y, grid) if grid else df.view(y.shape)
-        return Local(site.loss.value(logits, s), dy, (e.T @ f,) if learned else (), logits)
+        return Local(local.value(logits, s), dy, (e.T @ f,) if learned else (), logits)
 
     return Objective(value, closed, (site.draw(projection, (d,)),), learned)
 
@@ -197,7 +202,9 @@ def _cells(y: Tensor, grid: tuple[int, ...]) -> Tensor:
         return y.flatten(2).mean(2)
     if y.dim() == 3:
         return F.adaptive_avg_pool1d(y, grid[0]).flatten(1)
-    return F.adaptive_avg_pool2d(y, (grid[0], grid[1])).flatten(1)
+    if y.dim() == 4:
+        return F.adaptive_avg_pool2d(y, (grid[0], grid[1])).flatten(1)
+    return F.adaptive_avg_pool3d(y, (grid[0], grid[1], grid[2])).flatten(1)
 
 
 def _spread(df: Tensor, y: Tensor, grid: tuple[int, ...]) -> Tensor:
@@ -209,11 +216,17 @@ def _spread(df: Tensor, y: Tensor, grid: tuple[int, ...]) -> Tensor:
     if len(space) == 1:
         cells, y = cells[:, :, None], y[:, :, None]
         return torch.ops.aten._adaptive_avg_pool2d_backward(cells, y)[:, :, 0]
+    if not y.is_contiguous():
+        cells = cells.contiguous(memory_format=torch.channels_last)
+    if len(space) == 3:
+        return torch.ops.aten._adaptive_avg_pool3d_backward(cells, y)
     return torch.ops.aten._adaptive_avg_pool2d_backward(cells, y)
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
     """The sum of a * b, without keeping the product when both lie alike in memory."""
-    if a.stride() == b.stride() and a.is_contiguous():
+    if a.dim() == 4 and not a.is_contiguous():
+        a, b = a.permute(0, 2, 3, 1), b.permute(0, 2, 3, 1)
+    if a.is_contiguous() and b.is_contiguous():
         return a.flatten() @ b.flatten()
     return (a * b).sum()

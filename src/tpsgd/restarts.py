@@ -16,7 +16,9 @@ from .blocks import Block, split
 from .errors import TpsgdError
 from .evaluation import evaluate
 from .fitting import Settings, train_backprop, train_local
+from .hashing import Key
 from .learner import adam
+from .objectives import Site
 from .rules import Place, Rule, readout
 from .run import Run
 
@@ -88,12 +90,12 @@ def fit_many(
         raise TpsgdError(f"fit_many: {error}".replace("Settings.__init__() ", "")) from None
     rule = readout() if rule is None else rule
     models = [_make(factory, wanted.seed + r) for r in range(restarts)]
-    device = wanted.device or next(models[0].parameters()).device
+    device = wanted.device or next(models[0].parameters(), torch.empty(0)).device
     if stacked is None:
         stacked = torch.device(device).type == "cuda" and restarts > 1 and not backprop
-        stacked = stacked and _why_not(models[0], wanted) is None
-    elif stacked and (backprop or _why_not(models[0], wanted)):
-        reason = "backprop is not stacked" if backprop else _why_not(models[0], wanted)
+        stacked = stacked and _why_not(models[0], wanted, rule) is None
+    elif stacked and (backprop or _why_not(models[0], wanted, rule)):
+        reason = "backprop is not stacked" if backprop else _why_not(models[0], wanted, rule)
         raise TpsgdError(f"these restarts cannot be stacked: {reason}; leave stacked=None")
     if stacked and restarts > 1:
         return Restarts(models, train_local(models, data, rule, wanted), True)
@@ -111,10 +113,16 @@ def fit_many(
 def _make(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return factory()
+        made = None if isinstance(factory, nn.Module) else factory()
+    if not isinstance(made, nn.Module):
+        raise TpsgdError(
+            "restarts need a factory, a function without arguments that makes a new model each "
+            f"time, got {type(factory if made is None else made).__name__}"
+        )
+    return made
 
 
-def _why_not(model: nn.Module, settings: Settings) -> str | None:
+def _why_not(model: nn.Module, settings: Settings, rule: Rule | Sequence[Rule]) -> str | None:
     """The reason why restarts of this model cannot be stacked, or None."""
     if settings.optimizer is not adam:
         probe = nn.Parameter(torch.zeros(1))
@@ -123,6 +131,9 @@ def _why_not(model: nn.Module, settings: Settings) -> str | None:
             return "the optimizer must act on each number by itself"
     if settings.early_stopping is not None or settings.callbacks:
         return "restarts would stop at different times"
+    for r in [rule] if isinstance(rule, Rule) else rule:
+        if r.objective is not None and r.objective(Site((2,), 2, Key())).closed is None:
+            return f"{r.name}'s loss has no derivative in closed form"
     return next(filter(None, map(_unstackable, split(model))), None)
 
 
@@ -133,6 +144,6 @@ def _unstackable(block: Block) -> str | None:
         return f"{block} has a normalisation or dropout"
     if not all(p.requires_grad for m in block.modules for p in m.parameters()):
         return f"{block} has parameters that do not learn"
-    if not block.closed_form(Place.AFTER):
+    if not block.closed_form(Place.END):
         return f"{block} has no closed form"
     return None

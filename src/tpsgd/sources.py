@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from .errors import TpsgdError
-from .hashing import Key, shuffled
-from .losses import Loss, bce, cross_entropy, mse
+from .hashing import Key, shuffled, streams
+from .layout import rows
+from .losses import Loss, bce, cross_entropy
 
 Batches = Iterator[tuple[Tensor, Tensor]]
 
@@ -94,12 +95,10 @@ class Arrays:
     def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """The samples at these indices, ready for the model."""
         if self.per_restart:
-            rows = torch.arange(len(index), device=index.device)[:, None]
-            x = self.x[rows, index]
-        elif self.x.dim() == 4 and not self.x.is_contiguous():  # channels_last stays so
-            x = self.x.permute(0, 2, 3, 1)[index].permute(0, 3, 1, 2)
+            restart = torch.arange(len(index), device=index.device)[:, None]
+            x = self.x[restart, index]
         else:
-            x = self.x[index]
+            x = rows(self.x, index) if index.dim() == 1 else self.x[index]
         return self.form(x), self.y[index].to(self.form.device)
 
     def batches(self, block: int = 0, epoch: int | None = None) -> Batches:
@@ -116,23 +115,31 @@ class Stream:
     loader: DataLoader
     form: Form
     check: Callable[[Tensor], Tensor]
+    own: bool = False  # made here, so that its order is ours to choose
 
     @property
     def samples(self) -> int:
-        """How many samples an epoch has, as far as the loader knows."""
+        """How many samples an epoch has at most, as far as the loader knows; 0 if it does not."""
+        if isinstance(self.loader.dataset, IterableDataset):
+            known = self.loader.dataset
+        elif self.loader.batch_size is not None:
+            known = self.loader.sampler
+        else:  # a batch sampler's batches may have any size
+            return 0
         try:
-            return len(self.loader.dataset)  # type: ignore[arg-type]
+            return len(known)  # type: ignore[arg-type]
         except TypeError:
             return 0
 
     def batches(self, block: int = 0, epoch: int | None = None) -> Batches:
         """An epoch; a loader of our own is shuffled by (seed, block, epoch)."""
-        generator = self.loader.generator
-        if epoch is not None and generator is not None:
-            generator.manual_seed(hash((self.form.seeds[0], block, epoch)) % 2**63)
+        if self.own and epoch is not None:
+            key = Key(self.form.seeds[0], block, epoch)
+            self.loader.generator.manual_seed(int(streams(key, [-1])))  # type: ignore[union-attr]
         for batch in self.loader:
             x, y = _pair(batch)
             x, y = _tensor(x, "x"), self.check(_tensor(y, "y"))
+            _check_finite(x)
             if epoch is None or not self.form.skips(len(x)):
                 yield self.form(x), y.to(self.form.device)
 
@@ -142,7 +149,7 @@ class Through:
     """A source seen through frozen functions: inputs recomputed instead of kept."""
 
     source: Source
-    function: Callable[[Tensor], Tensor]
+    functions: tuple[Callable[[Tensor], Tensor], ...]
 
     @property
     def form(self) -> Form:
@@ -155,21 +162,31 @@ class Through:
         return self.source.samples
 
     def batches(self, block: int = 0, epoch: int | None = None) -> Batches:
-        """The underlying batches, each passed through the function."""
+        """The underlying batches, each passed through the functions, one output at a time."""
         for x, y in self.source.batches(block, epoch):
-            yield self.function(x), y
+            for function in self.functions:
+                x = function(x)
+            yield x, y
 
 
 def source(data: Any, form: Form, loss: Loss | None, classes: int | None) -> Arrays | Stream:
     """A source from arrays `(x, y)`, a `Dataset` or a `DataLoader`, with its labels checked.
 
-    Without a loss the labels are only brought into shape (for evaluation).
+    Without a loss the labels come as they are (for evaluation, which looks at the output first).
     """
     if isinstance(data, TensorDataset) and len(data.tensors) == 2:
         data = data.tensors
-    if isinstance(data, (DataLoader, Dataset)):
-        loader = data if isinstance(data, DataLoader) else _loader(data, form)
-        return Stream(loader, form, lambda y: labels(y, loss, classes, complete=False))
+
+    def check(y: Tensor, complete: bool = False) -> Tensor:
+        if loss is None:
+            return y
+        y = labels(y, loss, classes, complete)
+        return y.to(form.dtype) if y.is_floating_point() else y
+
+    if isinstance(data, DataLoader):
+        return Stream(data, form, check)
+    if isinstance(data, Dataset):
+        return Stream(_loader(data, form), form, check, own=True)
     x, y = _pair(data)
     x, y = _tensor(x, "x"), _tensor(y, "y")
     if not len(x):
@@ -177,7 +194,7 @@ def source(data: Any, form: Form, loss: Loss | None, classes: int | None) -> Arr
     if len(x) != len(y):
         raise TpsgdError(f"x has {len(x):,} samples but y has {len(y):,} labels")
     _check_finite(x)
-    y = labels(y, loss, classes)
+    y = check(y, complete=True)
     if form.device.type == "cuda" and x.nbytes < torch.cuda.mem_get_info(form.device)[0] / 2:
         x, y = x.to(form.device), y.to(form.device)
     return Arrays(x, y, form)
@@ -197,7 +214,7 @@ def first_samples(data: Any, count: int = 2) -> Tensor:
     x = _tensor(_pair(data)[0], "x")
     if not len(x):
         raise TpsgdError("the data is empty: x has no samples")
-    return x[:count]
+    return x[:count].clone()  # a module may write into its input
 
 
 def labels(y: Tensor, loss: Loss | None, classes: int | None, complete: bool = True) -> Tensor:
@@ -206,6 +223,11 @@ def labels(y: Tensor, loss: Loss | None, classes: int | None, complete: bool = T
     `complete`: these are all the labels there are, so that a class without one deserves a warning.
     """
     if classes == 1 and loss is bce:  # one yes-or-no output
+        if y.numel() != len(y):
+            raise TpsgdError(
+                "one yes-or-no output needs one label per sample, shape (samples,), got "
+                f"{tuple(y.shape)}"
+            )
         y = y.reshape(-1, 1).float()
     if not y.is_floating_point():
         return _indices(y, classes, complete and loss is not None)
@@ -223,7 +245,7 @@ def labels(y: Tensor, loss: Loss | None, classes: int | None, complete: bool = T
             "soft labels for cross_entropy must sum to 1 in each row; for several classes at once "
             "use loss=tpsgd.bce"
         )
-    return y.float() if loss in (bce, cross_entropy, mse, None) else y
+    return y
 
 
 def _indices(y: Tensor, classes: int | None, complete: bool) -> Tensor:
@@ -235,12 +257,7 @@ def _indices(y: Tensor, classes: int | None, complete: bool) -> Tensor:
             "rows of several labels must be floats, with loss=tpsgd.bce"
         )
     y = y.long()
-    low, high = int(y.min()), int(y.max())
-    if low < 0 or (classes is not None and high >= classes):
-        raise TpsgdError(
-            f"label {low if low < 0 else high} is out of range: the model's last block has "
-            f"{classes} outputs, so labels go from 0 to {(classes or 0) - 1}"
-        )
+    _check_range(y, classes)
     if complete and classes is not None:
         missing = (torch.bincount(y, minlength=classes) == 0).nonzero().flatten().tolist()
         if missing:
@@ -249,6 +266,19 @@ def _indices(y: Tensor, classes: int | None, complete: bool) -> Tensor:
                 f"{len(missing)} of {classes} classes have no samples: {shown}", stacklevel=2
             )
     return y
+
+
+def _check_range(y: Tensor, classes: int | None) -> None:
+    low, high = int(y.min()), int(y.max())
+    if low >= 0 and (classes is None or high < classes):
+        return
+    label = f"label {low if low < 0 else high} is out of range: "
+    if classes is None:
+        raise TpsgdError(label + "classes are counted from 0")
+    raise TpsgdError(
+        f"{label}the model's last block has {classes} outputs, so labels go from 0 to {classes - 1}"
+        + ("; for one yes-or-no output use loss=tpsgd.bce" if classes == 1 else "")
+    )
 
 
 def _loader(data: Dataset, form: Form) -> DataLoader:
@@ -269,7 +299,7 @@ def _pair(data: Any) -> Sequence[Any]:
 
 def _tensor(values: Any, name: str) -> Tensor:
     if isinstance(values, Tensor):
-        return values.detach()
+        return _with_samples(values.detach(), name)
     array = np.asarray(values)
     if array.dtype == object or array.dtype.kind not in "biuf":
         raise TpsgdError(f"{name} must be numbers, got an array of {array.dtype}")
@@ -277,7 +307,13 @@ def _tensor(values: Any, name: str) -> Tensor:
         array = array.astype(np.int64)
     if not array.flags.writeable or any(s < 0 for s in array.strides):
         array = array.copy()
-    return torch.from_numpy(array)
+    return _with_samples(torch.from_numpy(array), name)
+
+
+def _with_samples(values: Tensor, name: str) -> Tensor:
+    if not values.dim():
+        raise TpsgdError(f"{name} must have samples as its first dimension, got a single number")
+    return values
 
 
 def _check_finite(x: Tensor) -> None:

@@ -3,13 +3,14 @@
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from .errors import TpsgdError
 from .graphs import Steps
@@ -70,9 +71,15 @@ class Trainer:
         schedulers: dict[Learner, LRScheduler] = {}
         for x in busy:
             course = self.courses[x.block.index]
-            x.start(course.optimizer, course.lr)
+            with self.meter.watch():
+                x.start(course.optimizer, course.lr)
             if self.lr_schedule is not None and x.optimizer is not None:
                 schedulers[x] = self.lr_schedule(x.optimizer)
+                if isinstance(schedulers[x], ReduceLROnPlateau):
+                    raise TpsgdError(
+                        "lr_schedule cannot be ReduceLROnPlateau, which waits for a metric; choose "
+                        "one that is stepped by the epoch, or use early_stopping"
+                    )
         steps = Steps(
             lambda x, y: advance(learners, busy, x, y), source, busy, self.lr_schedule is None
         )
@@ -103,30 +110,41 @@ class Trainer:
         else:
             raise TpsgdError("the data is empty: the loader gives no batch")
         need = sample.nbytes * source.samples
-        held = source.x.nbytes if isinstance(source, Arrays) and source is not self.source else 0
+        given = source is self.source or source is self.validation
+        held = source.x.nbytes if isinstance(source, Arrays) and not given else 0
         fits = need < available(source.form.device) / 2
         if not source.samples or not (fits if self.reuse is None else self.reuse):
-            return Through(source, function)
-        self.meter.keep(need + held)
+            return seen_through(source, function)
+        self.meter.keep(need, instead_of=held)
         for run in self.runs:
-            run.forward_passes += source.samples
+            run.forward_passes += source.samples * (1 + depth(source))
         return collect(source, function, sample)
 
     def _epoch(self, steps: Steps, block: int, epoch: int) -> int:
         """One pass over the samples; its first steps are watched for memory."""
         samples, width = 0, sum(x.width for x in steps.learners)
+        batches = steps.epoch(block, epoch)
         with torch.no_grad():
-            for number, (size, step) in enumerate(steps.epoch(block, epoch)):
+            for number in count():
                 with self.meter.watch(epoch == 0 and number < 2):
+                    size, step = next(batches, (0, None))
+                    if step is None:
+                        break
                     step()
                 samples += size
                 self.passed += size * width
                 if self.progress is not None and number % 8 == 0:
                     self.progress(self.passed, self.total)
+        if not samples and steps.source.form.skip_single:
+            raise TpsgdError(
+                "batch normalisation needs at least 2 samples a batch, and no batch has so many: "
+                "raise batch_size"
+            )
         if not samples:
             raise TpsgdError("the data is empty: an epoch gave no batch")
         for run in self.runs:
             run.sample_passes += samples * width
+            run.forward_passes += samples * depth(steps.source)
         return samples
 
     def _record(
@@ -196,9 +214,10 @@ def advance(learners: list[Learner], busy: list[Learner], x: Tensor, labels: Ten
         return advance_with_error(learners, busy, x, labels)
     for learner in learners:
         saved = learner.forward(x)
+        last = learner is learners[-1]
         if learner in busy:
-            learner.improve(saved, labels, labels)
-        if learner is not learners[-1]:
+            learner.improve(saved, labels, labels, spent=last)
+        if not last:
             x = learner.output(saved)
 
 
@@ -235,6 +254,18 @@ def validate(learners: list[Learner], busy: list[Learner], source: Source) -> Fi
     return {x.block.index: x.collect(samples) for x in busy if x.signal is Signal.LABEL}
 
 
+def seen_through(source: Source, function: Callable[[Tensor], Tensor]) -> Through:
+    """A source with one more function behind it."""
+    if isinstance(source, Through):
+        return Through(source.source, (*source.functions, function))
+    return Through(source, (function,))
+
+
+def depth(source: Source) -> int:
+    """How many frozen blocks a sample passes each time it is asked for."""
+    return len(source.functions) if isinstance(source, Through) else 0
+
+
 @torch.no_grad()
 def collect(source: Source, function: Callable[[Tensor], Tensor], sample: Tensor) -> Arrays:
     """A source's samples pushed through a function, kept in memory."""
@@ -248,12 +279,16 @@ def collect(source: Source, function: Callable[[Tensor], Tensor], sample: Tensor
         device=form.device,
         memory_format=layout or torch.contiguous_format,
     )
-    ys, start = [], 0
+    ys, start, largest = [], 0, 1
     for x, y in source.batches():
+        largest = max(largest, y.shape[1 if form.stacked else 0])
         stop = start + y.shape[1 if form.stacked else 0]
+        if stop > n:
+            raise TpsgdError(f"the data has more samples than the {n:,} it says it has")
         (kept[:, start:stop] if form.stacked else kept[start:stop]).copy_(function(x))
         ys.append(y[0] if form.stacked else y)
         start = stop
     kept = kept[:, :start] if form.stacked else kept[:start]
     labels = source.y if isinstance(source, Arrays) else torch.cat(ys)
+    form = replace(form, batch_size=largest)  # a loader brings its own
     return Arrays(kept, labels, form, per_restart=form.stacked)

@@ -1,0 +1,429 @@
+"""The command line: words in, library calls out. torch is imported by the commands that need it."""
+
+import difflib
+import io
+import json
+import os
+import shlex
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from rich import box
+from rich.console import Console, Group
+from rich.table import Table
+
+from . import __version__
+from .errors import TpsgdError
+
+if TYPE_CHECKING:
+    from .compare import Arm, Comparison
+    from .data import Data
+    from .models import Factory
+
+SOURCES = {
+    "backprop": "",
+    "tpsgd-l2": "Lomnitz et al. 2022",
+    "tpsgd-l1": "Lomnitz et al. 2022",
+    "drtp": "Frenkel et al. 2021",
+    "dfa": "Nøkland 2016",
+    "sdfa": "Frenkel et al. 2021",
+    "readout": "Mostafa et al. 2018",
+    "readout-learned": "Mostafa et al. 2018",
+    "frozen": "",
+}
+SCHEDULES = ("sequential", "simultaneous")
+LOSSES = ("mse", "cross-entropy", "bce")
+INTERRUPTED = 130
+
+app = typer.Typer(
+    help="Train neural networks without backpropagation.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+data_app = typer.Typer(help="The built-in data sets.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+OWN_DATA = "digits, mnist, fashion-mnist, cifar10; FILE.npz, FILE.csv, FILE.py:FUNCTION or a folder"
+MODELS = "mlp:256,256 (widths), cnn:16x5,16x5 (filters x kernel) or FILE.py:FUNCTION."
+DataWord = Annotated[str, typer.Option("--data", help=f"{OWN_DATA} of images.")]
+ModelWord = Annotated[str, typer.Option("--model", help=MODELS)]
+Epochs = Annotated[int, typer.Option(help="Passes over the data, per block.", min=1)]
+Seed = Annotated[int, typer.Option(help="Of weights, projections and sample order.", min=0)]
+BatchSize = Annotated[int, typer.Option(help="Samples per step.", min=1)]
+Rate = Annotated[float | None, typer.Option(help="Learning rate; Adam's 1e-3 if not given.")]
+ScheduleWord = Annotated[
+    str | None,
+    typer.Option(
+        "--schedule",
+        help="sequential (the default) or simultaneous (DFA and sDFA: always).",
+    ),
+]
+LossWord = Annotated[
+    str | None, typer.Option("--loss", help=f"Of the last block: {', '.join(LOSSES)}.")
+]
+ActivationWord = Annotated[
+    str, typer.Option("--activation", help="leaky-relu, relu, tanh, sigmoid, gelu, silu, softplus.")
+]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")]
+Threads = Annotated[int | None, typer.Option(help="CPU threads.", min=1)]
+MaxTrain = Annotated[int | None, typer.Option(help="Use that many training samples.", min=1)]
+SetName = Annotated[str, typer.Argument(metavar="NAME", help="digits, mnist, ...")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+
+def main() -> NoReturn:
+    """Run the command line; every mistake of the caller's is one line and exit status 2."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: _say(f"warning: {message}")
+        sys.exit(_run())
+
+
+def _run() -> int:
+    try:
+        code = app(standalone_mode=False)
+        return _say("interrupted", INTERRUPTED) if code == INTERRUPTED else code or 0
+    except (KeyboardInterrupt, typer.Abort):
+        return _say("interrupted", INTERRUPTED)
+    except Stopped as stopped:
+        return _say(str(stopped), INTERRUPTED)
+    except TpsgdError as error:
+        return _say(str(error), 2)
+    except BrokenPipeError:  # the reader, `head` perhaps, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return _say(f"{where}{error.strerror or error}", 1)
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # typer's complaints have it; help has no text
+            raise
+        text = error.format_message()  # type: ignore[attr-defined]
+        return _say(f"{text} (--help shows what there is)", 2) if text else 0
+
+
+class Stopped(Exception):
+    """Ctrl-C, after what was finished has been kept."""
+
+
+def _say(text: str, code: int = 0) -> int:
+    """One line on standard error."""
+    print("tpsgd:", " ".join(text.split()), file=sys.stderr)
+    return code
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"tpsgd {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _top(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print it.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def train(
+    data: DataWord = "digits",
+    model: ModelWord = "mlp:256",
+    rule: Annotated[str, typer.Option(help="See: tpsgd rules.")] = "readout",
+    epochs: Epochs = 10,
+    seed: Seed = 0,
+    batch_size: BatchSize = 128,
+    lr: Rate = None,
+    schedule: ScheduleWord = None,
+    loss: LossWord = None,
+    activation: ActivationWord = "leaky-relu",
+    device: Device = None,
+    threads: Threads = None,
+    max_train: MaxTrain = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for model.pt (a state dict) and run.json.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train one model with one rule and test it."""
+    (arm,) = _arms([rule], schedule)
+    if schedule and arm.rule:
+        arm = replace(arm, schedule=_schedule(schedule))  # as asked: DFA may refuse it
+    options = _options(epochs, batch_size, lr, loss, device, threads)
+    samples, factory = _load(data, model, activation, seed, max_train)
+    folder = None if out is None else _usable(out)
+
+    from .compare import describe, machine, versions
+    from .evaluation import evaluate
+    from .restarts import fit_many
+
+    with _bar() as advance:
+        made = fit_many(
+            factory, samples.train, restarts=1, rule=arm.rule, backprop=arm.backprop, seed=seed,
+            schedule=arm.schedule, **options,
+            progress=advance and (lambda done, total: advance(rule, done / total)),
+        )  # fmt: skip
+    net, run = made.models[0], made.runs[0]
+    accuracy = evaluate(net, samples.test)
+    record = {"command": _command(), "accuracy": accuracy, **run.as_dict()}
+    record["settings"] = {"model": model, "activation": activation, **run.settings}
+    record |= {"data": describe(samples), "machine": machine(device), "versions": versions()}
+    if folder is not None:
+        _keep(folder, net, record)
+    if as_json:
+        print(json.dumps(record))
+        return
+    print(run)
+    print(f"test accuracy {accuracy:.2%} of {len(samples.test[1]):,} samples ({data})")
+    if folder is not None:
+        print(f"saved {folder / 'model.pt'} and {folder / 'run.json'}")
+
+
+@app.command()
+def compare(
+    data: DataWord = "digits",
+    model: ModelWord = "mlp:256",
+    rules: Annotated[str, typer.Option(help="all, or some: readout,drtp. See: tpsgd rules.")] = (
+        "all"
+    ),
+    epochs: Epochs = 10,
+    restarts: Annotated[int, typer.Option(help="Models to train with each rule.", min=1)] = 3,
+    seed: Seed = 0,
+    batch_size: BatchSize = 128,
+    lr: Rate = None,
+    schedule: ScheduleWord = None,
+    loss: LossWord = None,
+    activation: ActivationWord = "leaky-relu",
+    device: Device = None,
+    threads: Threads = None,
+    max_train: MaxTrain = None,
+    out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("tpsgd-report"),
+    as_json: AsJson = False,
+) -> None:
+    """Compare rules with backprop and with frozen hidden layers: a table and a report."""
+    words = list(SOURCES) if rules == "all" else [word.strip() for word in rules.split(",")]
+    arms = _arms(words, schedule)
+    options = _options(epochs, batch_size, lr, loss, device, threads)
+    samples, factory = _load(data, model, activation, seed, max_train)
+    folder = _usable(out)
+
+    from . import compare as comparing
+    from . import report
+
+    with _bar() as advance:
+        record = comparing.compare(
+            samples, factory, arms, restarts=restarts, seed=seed, **options,
+            notes={"model": model, "activation": activation, "schedule": schedule or SCHEDULES[0]},
+            command=_command(),
+            progress=advance and (lambda record, arm, share: advance(arm.name, share, record)),
+            each=lambda record: report.save(record, folder),
+        )  # fmt: skip
+    if not record.finished:
+        raise Stopped("interrupted before the first training finished; nothing was written")
+    page = report.write(record, folder)
+    if as_json:
+        print(json.dumps({**record.as_dict(), "report": str(page)}))
+    else:
+        _show(record, page)
+    if record.interrupted:
+        raise Stopped(f"interrupted; {record.finished} of {record.asked} trainings are in {folder}")
+
+
+@app.command()
+def rules() -> None:
+    """List the rules."""
+    grid = _grid("rule", "local loss", "projects", "source")
+    for arm in _arms(SOURCES, None):
+        projected = arm.rule.signal.value if arm.rule and arm.rule.objective else "nothing"
+        grid.add_row(arm.name, arm.about, projected, SOURCES[arm.name])
+    Console().print(grid)
+
+
+@data_app.command("list")
+def data_list() -> None:
+    """List the built-in data sets and where they lie."""
+    from .data import describe
+    from .run import columns
+
+    print(columns([("name", "train + test", "shape", "classes", "where"), *describe()]))
+
+
+@data_app.command("fetch")
+def data_fetch(name: SetName) -> None:
+    """Download a data set, unless it is here."""
+    from .data import fetch
+
+    print(fetch(name))
+
+
+@data_app.command("path")
+def data_path(name: SetName) -> None:
+    """Print the folder of a data set."""
+    from .data import path
+
+    if (place := path(name)) is None:
+        raise TpsgdError(f"{name} is not here; run: tpsgd data fetch {name}")
+    print(place)
+
+
+def _table(comparison: "Comparison") -> Table:
+    """A comparison for the terminal, at most 80 columns wide."""
+    from .report.table import HEAD, rows
+
+    grid = _grid(*HEAD)
+    for column in grid.columns[1:]:
+        column.justify, column.no_wrap = "right", True
+    for row in rows(comparison):
+        grid.add_row(*row)
+    return grid
+
+
+def _show(comparison: "Comparison", page: Path) -> None:
+    """Print the table, what it cannot say, and where the report is."""
+    from .report.table import remarks, title
+
+    settings, console = comparison.settings, Console(highlight=False)
+    console.print(
+        f"{title(comparison)}: {settings['epochs']} epochs per block, batches of "
+        f"{settings['batch_size']}, {settings['restarts']} restarts",
+        style="bold",
+    )
+    console.print(_table(comparison))
+    console.print("× is over backprop; kept: inputs held for reuse; passes: samples learned from")
+    for line in remarks(comparison):
+        console.print(line, style="yellow", markup=False)
+    console.print(f"report: {page}", soft_wrap=True, markup=False)
+
+
+def _grid(*head: str) -> Table:
+    grid = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in head:
+        grid.add_column(name)
+    return grid
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[..., None] | None]:
+    """`advance(what, share done, comparison so far)`, a live bar; None without a terminal."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    from rich.live import Live
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    bar = Progress(TextColumn("{task.description:15}"), BarColumn(), TimeRemainingColumn())
+    task, shown = bar.add_task("warming up", total=1.0), 0
+    with Live(bar, console=console, transient=True, refresh_per_second=2) as live:
+
+        def advance(what: str, share: float, comparison: "Comparison | None" = None) -> None:
+            nonlocal shown
+            bar.update(task, description=what, completed=share)
+            if comparison is not None and comparison.finished != shown:
+                shown = comparison.finished
+                live.update(Group(_table(comparison), "", bar))
+
+        yield advance
+
+
+def _known(kind: str, word: str, words: Iterable[str]) -> None:
+    """Refuse a word that is not there, and name the closest that is."""
+    words = list(words)
+    if word not in words:
+        close = difflib.get_close_matches(word.lower(), words, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(words)}"
+        raise TpsgdError(f"unknown {kind} {word!r}: {hint}")
+
+
+def _arms(words: Iterable[str], schedule: str | None) -> "list[Arm]":
+    for word in words:
+        _known("rule", word, SOURCES)
+    if schedule is not None:
+        _known("schedule", schedule, SCHEDULES)
+
+    from . import rules
+    from .compare import arm
+
+    special = {"backprop": lambda: None, "readout-learned": lambda: rules.readout(learned=True)}
+    chosen = [special.get(w) or getattr(rules, w.replace("-", "_")) for w in words]
+    return [arm(make(), _schedule(schedule or SCHEDULES[0])) for make in chosen]
+
+
+def _schedule(word: str) -> Any:
+    from . import schedules
+
+    return getattr(schedules, word)
+
+
+def _options(
+    epochs: int,
+    batch_size: int,
+    lr: float | None,
+    loss: str | None,
+    device: str | None,
+    threads: int | None,
+) -> dict[str, Any]:
+    """What `fit` takes, from words."""
+    if lr is not None and not 0 < lr < float("inf"):
+        raise TpsgdError(f"--lr must be more than 0, got {lr:g}")
+    if loss is not None:
+        _known("loss", loss, LOSSES)
+
+    import torch
+
+    from . import losses
+
+    try:
+        torch.device(device or "cpu")
+    except RuntimeError:
+        raise TpsgdError(f"unknown device {device!r}: write cpu, cuda or cuda:1") from None
+    if threads is not None:
+        torch.set_num_threads(threads)
+    value = None if loss is None else getattr(losses, loss.replace("-", "_"))
+    return dict(epochs=epochs, batch_size=batch_size, lr=lr, loss=value, device=device)
+
+
+def _load(
+    data: str, model: str, activation: str, seed: int, max_train: int | None
+) -> "tuple[Data, Factory]":
+    from .data import load
+    from .models import factory
+
+    samples = load(data, seed=seed, max_train=max_train)
+    make = factory(model, samples.shape, len(samples.classes), activation)
+    try:
+        make()
+    except TpsgdError:
+        raise
+    except Exception as error:  # in the caller's own file
+        raise TpsgdError(f"{model} failed with {type(error).__name__}: {error}") from error
+    return samples, make
+
+
+def _usable(out: Path) -> Path:
+    from .report.files import usable
+
+    return usable(out)
+
+
+def _keep(folder: Path, model: Any, record: dict[str, Any]) -> None:
+    import torch
+
+    from .report.files import write_whole
+
+    file = io.BytesIO()
+    torch.save(model.cpu().state_dict(), file)
+    write_whole(folder / "model.pt", file.getvalue())
+    write_whole(folder / "run.json", json.dumps(record, indent=1).encode())
+
+
+def _command() -> str:
+    return shlex.join(["tpsgd", *sys.argv[1:]])

@@ -1,0 +1,55 @@
+"""The table of a comparison as text, for the terminal and for the page."""
+
+from ..compare import Comparison, Result
+from ..run import size
+
+HEAD = ("rule", "accuracy %", "seconds", "", "memory", "", "kept", "passes")
+NONE = "–"
+
+
+def rows(comparison: Comparison) -> list[tuple[str, ...]]:
+    """One row per arm, as in `HEAD`; an unnamed column is the one before it over backprop's."""
+    return [_row(result, comparison) for result in comparison.ranked]
+
+
+def remarks(comparison: Comparison) -> list[str]:
+    """What the table cannot show: who failed, and what is missing after an interrupt."""
+    lines = [f"{r.arm.name} failed: {r.error}" for r in comparison.ranked if r.error]
+    if comparison.interrupted:
+        lines.append(f"interrupted: {comparison.finished} of {comparison.asked} trainings finished")
+    return lines
+
+
+def title(comparison: Comparison) -> str:
+    """Data and model, in a few words."""
+    return ", ".join(filter(None, (comparison.data["name"], comparison.settings.get("model"))))
+
+
+def accuracy(result: Result, samples: int) -> str:
+    """Mean ± standard deviation in per cent, as finely as that many test samples allow."""
+    digits = 2 if samples >= 5000 else 1
+    mean, std = (f"{100 * value:.{digits}f}" for value in result.accuracy)
+    return f"{mean} ± {std}" if len(result.runs) > 1 else mean
+
+
+def _row(result: Result, comparison: Comparison) -> tuple[str, ...]:
+    if result.error or not result.runs:
+        return (result.arm.name, "failed" if result.error else NONE, *[NONE] * (len(HEAD) - 2))
+    run, base, seconds = result.runs[-1], comparison.reference, result.seconds
+    return (
+        result.arm.name,
+        accuracy(result, comparison.data["test"]),
+        f"{seconds:.2f}" if seconds < 100 else f"{seconds:.0f}",
+        f"×{seconds / base.seconds:.2f}" if base else NONE,
+        size(result.peak_bytes),
+        f"×{result.peak_bytes / base.peak_bytes:.2f}" if base else NONE,
+        size(run.kept_bytes) if run.kept_bytes else NONE,
+        _short(run.sample_passes),
+    )
+
+
+def _short(count: int) -> str:
+    for unit, step in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
+        if count >= step:
+            return f"{count / step:.{1 if count < 99.95 * step else 0}f}{unit}"
+    return str(count)

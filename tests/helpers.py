@@ -1,0 +1,150 @@
+"""What the core tests share: small data, small models, and ways to look at a model."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from tpsgd import Place, losses, projections, rules
+
+torch.set_num_threads(1)  # on tensors this small, threads only wait for one another
+
+
+def points(n: int = 48, features: int = 6, classes: int = 3, seed: int = 0, apart: float = 2.0):
+    """Gaussian clouds, one per class, that a linear layer can tell apart; (x, y)."""
+    g = torch.Generator().manual_seed(seed)
+    centres = torch.randn(classes, features, generator=g) * apart
+    y = torch.arange(n) % classes
+    return centres[y] + torch.randn(n, features, generator=g), y
+
+
+def images(n: int = 32, channels: int = 2, size: int = 6, classes: int = 3, seed: int = 0):
+    """As `points`, shaped as images."""
+    x, y = points(n, channels * size * size, classes, seed, apart=1.0)
+    return x.view(n, channels, size, size), y
+
+
+def seeded(make, seed: int = 0) -> nn.Module:
+    """The module that `make` builds from this seed, leaving the global generator alone."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return make()
+
+
+def mlp(*widths: int, activation=nn.Tanh, seed: int = 0) -> nn.Sequential:
+    """Linear layers of these widths with an activation after each but the last."""
+
+    def make() -> nn.Sequential:
+        layers: list[nn.Module] = []
+        for inputs, outputs in pairwise(widths):
+            layers += [nn.Linear(inputs, outputs), activation()]
+        return nn.Sequential(*layers[:-1])
+
+    return seeded(make, seed)
+
+
+def state(model: nn.Module) -> dict[str, Tensor]:
+    """A copy of a model's parameters and buffers."""
+    return {
+        name: t.detach().clone()
+        for name, t in model.state_dict().items()
+        if not isinstance(t, nn.UninitializedParameter)
+    }
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    """Whether two states are equal bit for bit."""
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def close(a: dict[str, Tensor], b: dict[str, Tensor], rtol: float = 1e-9, atol: float = 1e-11):
+    """Assert that two sets of named tensors are equal up to rounding."""
+    assert a.keys() == b.keys()
+    for name in a:
+        torch.testing.assert_close(
+            a[name], b[name], rtol=rtol, atol=atol, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def fixed(codes: dict[int, Tensor]) -> projections.Projection:
+    """A projection with given codes per block (counted from 0)."""
+
+    def rows(key, classes, shape, device):
+        assert tuple(codes[key.block].shape[1:]) == shape
+        return codes[key.block][classes].clone()
+
+    return projections.Projection("fixed", rows)
+
+
+def quartic(y: Tensor, target: Tensor) -> Tensor:
+    """A loss that the library does not know: sum (y - t)^4 over units, mean over the batch."""
+    return (y - target).pow(4).sum() / len(y)
+
+
+LOCAL = {
+    "tpsgd_l1": rules.tpsgd_l1,
+    "tpsgd_l2": rules.tpsgd_l2,
+    "tpsgd": lambda *a, **k: rules.tpsgd(quartic, *a, **k),
+    "drtp": rules.drtp,
+    "readout": lambda *a, **k: rules.readout(False, *a, **k),
+    "readout_learned": lambda *a, **k: rules.readout(True, *a, **k),
+}
+LOCKED = {"dfa": rules.dfa, "sdfa": rules.sdfa}
+DRAWN = LOCAL | LOCKED  # every rule with a projection
+PLACES = list(Place)
+LOSSES = [losses.mse, losses.cross_entropy, losses.bce]
+
+
+class Residual(nn.Module):
+    """x + W tanh(V x): a module whose inside the library does not know."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.inner = nn.Linear(width, width)
+        self.outer = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.outer(torch.tanh(self.inner(x)))
+
+
+class Probe(nn.Module):
+    """Hands its input on and keeps what `look` says about it."""
+
+    def __init__(self, look):
+        super().__init__()
+        self.look, self.seen = look, []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(self.look(x))
+        return x
+
+
+class Wall(nn.Module):
+    """Hands its input on, and refuses to let a gradient back."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _Wall.apply(x)
+
+
+class _Wall(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        raise AssertionError("a gradient crossed from one block into another")
+
+
+def leaves(output: Tensor) -> Iterator[Tensor]:
+    """Every leaf that a graph reaches from its output."""
+    todo, done = [output.grad_fn], set()
+    while todo:
+        node = todo.pop()
+        if node is None or node in done:
+            continue
+        done.add(node)
+        if hasattr(node, "variable"):
+            yield node.variable
+        todo += [following for following, _ in node.next_functions]

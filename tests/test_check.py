@@ -1,0 +1,169 @@
+"""`check_rule` passes every rule of ours, and tells what is wrong with a bad one."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers import DRAWN, PLACES
+from torch.nn import functional as F
+
+from tpsgd import Rule, TpsgdError, check_rule, projections, rules
+from tpsgd.objectives import Local, Objective, l2
+from tpsgd.rules import Place
+
+GOOD = {name: make() for name, make in DRAWN.items()} | {
+    "frozen": rules.frozen(),
+    "smooth l1": rules.tpsgd(F.smooth_l1_loss),
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_every_rule_of_ours_passes(name):
+    check_rule(GOOD[name])
+
+
+@pytest.mark.parametrize("at", PLACES, ids=lambda p: p.name)
+@pytest.mark.parametrize("name", DRAWN)
+def test_at_every_place(name, at):
+    check_rule(DRAWN[name](at=at))
+
+
+@pytest.mark.parametrize("projection", ["uniform", "binary", "orthogonal", "per_filter"])
+def test_with_every_projection(projection):
+    check_rule(rules.tpsgd_l2(getattr(projections, projection)(0.5)))
+
+
+def changed(closed=None, loss=None, objective=None) -> Rule:
+    """`tpsgd_l2` with one thing wrong."""
+
+    def make(site):
+        good = l2(site.draw(projections.normal()))
+        good = replace(good, closed=closed(good) if closed else good.closed)
+        return replace(good, loss=loss) if loss else good
+
+    return Rule("odd", objective or make, at=Place.AFTER)
+
+
+def fails(rule, *words):
+    with pytest.raises(TpsgdError) as caught:
+        check_rule(rule)
+    said = str(caught.value)
+    assert said.startswith("odd: ") and "\n" not in said
+    assert all(word in said for word in words), said
+
+
+def test_a_wrong_derivative():
+    def closed(good):
+        return lambda y, s, P: (found := good.closed(y, s, P))._replace(dy=found.dy * 1.01)
+
+    fails(changed(closed), "dL/dy", "differs from autograd")
+
+
+def test_a_derivative_of_the_wrong_sign():
+    def closed(good):
+        return lambda y, s, P: (found := good.closed(y, s, P))._replace(dy=-found.dy)
+
+    fails(changed(closed), "dL/dy", "differs from autograd")
+
+
+def test_a_derivative_of_the_wrong_shape():
+    def closed(good):
+        return lambda y, s, P: (found := good.closed(y, s, P))._replace(
+            dy=found.dy.flatten(1)[:, :1]
+        )
+
+    fails(changed(closed), "dL/dy", "differs")
+
+
+def test_a_wrong_loss():
+    def closed(good):
+        return lambda y, s, P: (found := good.closed(y, s, P))._replace(loss=found.loss + 1)
+
+    fails(changed(closed), "the loss", "differs from autograd")
+
+
+def test_a_wrong_derivative_of_what_is_learned():
+    def objective(site):
+        good = rules.readout(learned=True).objective(site)
+
+        def closed(y, s, P):
+            found = good.closed(y, s, P)
+            return found._replace(dtensors=(2 * found.dtensors[0],))
+
+        return replace(good, closed=closed)
+
+    fails(Rule("odd", objective), "dL/dtensor 0", "differs from autograd")
+
+
+def test_a_rule_that_changes_its_inputs():
+    def closed(good):
+        def spoil(y, s, P):
+            found = good.closed(y, s, P)
+            y.mul_(0.5)
+            return found
+
+        return spoil
+
+    fails(changed(closed), "changes its inputs")
+
+
+def test_a_rule_that_changes_its_projection():
+    def closed(good):
+        def spoil(y, s, P):
+            found = good.closed(y, s, P)
+            P.mul_(0.5)
+            return found
+
+        return spoil
+
+    fails(changed(closed), "changes its inputs")
+
+
+def test_a_rule_that_hands_out_its_input_as_the_derivative():
+    """Training writes into the derivative, and would spoil the block's output."""
+
+    def objective(site):
+        return Objective(
+            lambda y, s: (y * y).sum() / 2, lambda y, s: Local((y * y).sum() / 2, y), ()
+        )
+
+    fails(Rule("odd", objective), "shares memory")
+
+
+def test_a_rule_with_a_loss_left_to_chance():
+    def objective(site):
+        P = site.draw(projections.normal())
+        return Objective(lambda y, s, P: (y * torch.rand_like(y)).sum(), None, (P,))
+
+    fails(Rule("odd", objective), "other numbers for the same inputs")
+
+
+def test_a_rule_whose_projection_is_left_to_chance():
+    def objective(site):
+        return l2(torch.randn(site.classes, *site.shape, dtype=site.dtype))
+
+    fails(Rule("odd", objective), "the same key", "different objectives")
+
+
+def test_a_rule_that_remembers():
+    """Its objectives agree when asked twice, but training goes another way the second time."""
+    calls = [0]
+
+    def objective(site):
+        scale = 1.0 if site.dtype == torch.float64 else 2.0 ** (calls[0] // 2)
+        calls[0] += site.dtype != torch.float64
+        return l2(site.draw(projections.normal()) * scale)
+
+    fails(Rule("odd", objective), "two runs with the same seed")
+
+
+def test_a_rule_that_does_nothing():
+    def objective(site):
+        return Objective(lambda y, s: (y * 0).sum(), lambda y, s: Local(y.new_zeros(()), y * 0))
+
+    fails(Rule("odd", objective), "left a block untouched")
+
+
+def test_something_that_is_no_rule():
+    with pytest.raises(TpsgdError, match="check_rule takes a Rule, got function"):
+        check_rule(rules.drtp)

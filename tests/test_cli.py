@@ -1,0 +1,281 @@
+"""The command line: what it prints and where, its exit status, and that a mistake is one line."""
+
+import errno
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+import tpsgd
+from tpsgd import cli, models
+from tpsgd import compare as comparing
+
+SMALL = ("--data", "two.npz", "--model", "mlp:4", "--epochs", "1", "--batch-size", "16")
+OWN = """
+from torch import nn
+
+def good():
+    return nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2))
+
+def narrow():
+    return nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 2))
+
+def broken():
+    return 1 / 0
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """Run in a folder that holds a small data set and a file of models."""
+    x = np.random.default_rng(0).normal(size=(60, 6)).astype("float32")
+    np.savez(tmp_path / "two.npz", x=x, y=(x[:, 0] > 0).astype(int))
+    (tmp_path / "own.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def tpsgd_says(monkeypatch, capsys):
+    """Run the command line in this process: its exit status, output and errors."""
+
+    def call(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["tpsgd", *words])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        return (int(caught.value.code or 0), *capsys.readouterr())
+
+    return call
+
+
+def test_help_needs_no_torch():
+    program = (
+        "import sys; sys.argv = ['tpsgd', '--help']\n"
+        "from tpsgd.cli import main\n"
+        "try: main()\n"
+        "finally: print(sorted({'torch', 'numpy', 'matplotlib'} & set(sys.modules)))"
+    )
+    source = os.environ | {"PYTHONPATH": str(Path(tpsgd.__file__).parents[1])}
+    call = [sys.executable, "-c", program]
+    done = subprocess.run(call, capture_output=True, text=True, env=source)
+    assert done.returncode == 0, done.stderr
+    assert "compare" in done.stdout and done.stdout.endswith("[]\n")
+
+
+def test_every_public_name_loads():
+    for name in tpsgd.__all__:
+        assert getattr(tpsgd, name) is not None
+    assert set(tpsgd.__all__) <= set(dir(tpsgd))
+    with pytest.raises(AttributeError, match="no attribute 'fitt'"):
+        tpsgd.fitt  # noqa: B018
+
+
+def test_version(tpsgd_says):
+    assert tpsgd_says("--version") == (0, f"tpsgd {tpsgd.__version__}\n", "")
+
+
+def test_no_words_show_the_help(tpsgd_says):
+    code, out, err = tpsgd_says()
+    assert (code, err) == (0, "") and "Usage" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("train --rule reedout", "did you mean 'readout'?"),
+        ("train --rule x", "choose from backprop, tpsgd-l2"),
+        ("compare --rules drtp,redout", "unknown rule 'redout': did you mean 'readout'?"),
+        ("compare --rules ,", "unknown rule ''"),
+        ("train --schedule sequental", "did you mean 'sequential'?"),
+        ("train --rule sdfa --schedule sequential", "sdfa cannot learn block by block"),
+        ("train --loss nll", "choose from mse, cross-entropy, bce"),
+        ("train --lr 0", "--lr must be more than 0"),
+        ("train --lr nan", "--lr must be more than 0"),
+        ("train --epochs 0", "--epochs"),
+        ("train --epochs many", "--epochs"),
+        ("compare --restarts 0", "--restarts"),
+        ("train --nothing", "No such option: --nothing"),
+        ("trian", "No such command 'trian'"),
+        ("train --data diggits", "did you mean 'digits'?"),
+        ("train --data none.npz", "there is no none.npz"),
+        ("train --model mpl:3", "unknown model 'mpl:3'"),
+        ("train --model none.py:f", "there is no file none.py"),
+        ("train --model own.py:f", "own.py has no function 'f'"),
+        ("train --model own.py:broken", "ZeroDivisionError"),
+        ("train --model own.py:narrow", "block 1 (0: Linear + ReLU) cannot take"),
+        ("compare --model own.py:narrow", "cannot take"),
+        ("train --activation rely", "unknown activation 'rely'"),
+        ("train --device gpu", "unknown device 'gpu'"),
+        ("train --out two.npz/here", "cannot write to two.npz/here"),
+        ("compare --out two.npz/here", "cannot write to two.npz/here"),
+        ("data path nothing", "no built-in data set"),
+        ("data fetch nothing", "no built-in data set"),
+        ("data path", "Missing argument"),
+    ],
+)
+def test_a_mistake_is_one_line(tpsgd_says, words, said):
+    first, *rest = words.split()
+    small = SMALL[:2] + SMALL[4:] if first in ("train", "compare") else ()
+    code, out, err = tpsgd_says(first, *small, *rest)
+    assert (code, out) == (2, "")
+    assert err.startswith("tpsgd: ") and err.count("\n") == 1 and said in err
+
+
+def test_out_is_tried_before_training(tpsgd_says, monkeypatch):
+    def never(*_, **__):
+        raise AssertionError("trained")
+
+    monkeypatch.setattr(comparing, "fit_many", never)
+    monkeypatch.setattr("tpsgd.restarts.fit_many", never)
+    for command in ("train", "compare"):
+        assert tpsgd_says(command, *SMALL, "--out", "two.npz")[0] == 2
+
+
+def test_train_says_what_it_did(tpsgd_says):
+    code, out, err = tpsgd_says("train", *SMALL, "--rule", "tpsgd-l1", "--activation", "tanh")
+    assert (code, err) == (0, "")
+    assert out.startswith("tpsgd-l1: ") and "test accuracy " in out and "Tanh" in out
+
+
+@pytest.mark.parametrize("rule", ["backprop", "dfa", "readout-learned", "frozen"])
+def test_train_json_is_one_object(tpsgd_says, rule):
+    code, out, err = tpsgd_says("train", *SMALL, "--rule", rule, "--lr", "0.01", "--json")
+    record = json.loads(out)
+    assert (code, err) == (0, "")
+    assert 0 <= record["accuracy"] <= 1 and record["seconds"] > 0 and record["peak_bytes"] > 0
+    assert record["rule"] == rule and record["settings"]["model"] == "mlp:4"
+    assert record["settings"]["lr"] == 0.01
+    assert record["command"].startswith("tpsgd train --data two.npz")
+
+
+def test_train_saves_a_state_dict_that_loads(tpsgd_says):
+    code, out, _ = tpsgd_says("train", *SMALL, "--out", "kept/here", "--seed", "3")
+    assert code == 0 and str(Path("kept/here/model.pt")) in out
+    record = json.loads(Path("kept/here/run.json").read_text())
+    data = tpsgd.data.load("two.npz", seed=3)
+    model = models.factory("mlp:4", data.shape, 2)()
+    model.load_state_dict(torch.load("kept/here/model.pt", weights_only=True))
+    assert tpsgd.evaluate(model, data.test) == record["accuracy"]
+
+
+def test_own_model_and_fewer_samples(tpsgd_says):
+    words = ("--data", "two.npz", "--model", "own.py:good", "--epochs", "1", "--max-train", "20")
+    record = json.loads(tpsgd_says("train", *words, "--loss", "mse", "--json")[1])
+    assert record["data"]["train"] == 20 and record["settings"]["loss"] == "mse"
+
+
+def test_threads(tpsgd_says):
+    before = torch.get_num_threads()
+    try:
+        record = json.loads(tpsgd_says("train", *SMALL, "--threads", "1", "--json")[1])
+        assert record["machine"]["threads"] == 1
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_compare_prints_a_narrow_table(tpsgd_says):
+    code, out, err = tpsgd_says("compare", *SMALL, "--restarts", "2")
+    lines = out.splitlines()
+    assert (code, err) == (0, "") and max(map(len, lines)) <= 80
+    names = [line.split()[0] for line in lines[3:12]]
+    assert names[0] == "backprop" and names[-1] == "frozen"
+    assert set(names) == set(cli.SOURCES)
+    assert lines[-1] == f"report: {Path('tpsgd-report/report.html')}"
+    assert Path("tpsgd-report/report.html").is_file()
+
+
+def test_compare_json_is_one_object(tpsgd_says):
+    words = ("--rules", "readout", "--restarts", "2", "--seed", "5", "--out", "r", "--json")
+    code, out, err = tpsgd_says("compare", *SMALL, *words)
+    record = json.loads(out)
+    assert (code, err) == (0, "")
+    assert [a["name"] for a in record["arms"]] == ["backprop", "readout", "frozen"]
+    assert record["settings"]["model"] == "mlp:4" and record["report"] == str(Path("r/report.html"))
+    for row in record["arms"]:
+        assert 0 <= row["summary"]["accuracy"] <= 1 and row["summary"]["peak_bytes"] > 0
+        assert [r["seed"] for r in row["restarts"]] == [5, 6]
+    on_disk = json.loads(Path("r/results.json").read_text())
+    assert {**on_disk, "report": record["report"]} == record
+
+
+def test_an_interrupted_comparison_keeps_what_is_finished(tpsgd_says, monkeypatch):
+    fit_many = comparing.fit_many
+
+    def interrupted(*args, **options):
+        if options.get("seed") == 1:
+            raise KeyboardInterrupt
+        return fit_many(*args, **options)
+
+    monkeypatch.setattr(comparing, "fit_many", interrupted)
+    words = ("--rules", "drtp", "--restarts", "3", "--out", "r")
+    code, out, err = tpsgd_says("compare", *SMALL, *words)
+    assert code == 130 and err.count("\n") == 1 and "3 of 9 trainings are in r" in err
+    assert "interrupted: 3 of 9" in out and Path("r/report.html").is_file()
+    record = json.loads(Path("r/results.json").read_text())
+    assert record["interrupted"] and [len(a["restarts"]) for a in record["arms"]] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_an_early_interrupt_is_one_line(tpsgd_says, monkeypatch, command):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(comparing, "fit_many", interrupted)
+    monkeypatch.setattr("tpsgd.restarts.fit_many", interrupted)
+    code, out, err = tpsgd_says(command, *SMALL, "--out", "r")
+    assert (code, out) == (130, "") and err.count("\n") == 1 and "interrupted" in err
+    assert not list(Path("r").iterdir())
+
+
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_a_full_disk_is_one_line(tpsgd_says, monkeypatch, command):
+    def full(self, content):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    code, out, err = tpsgd_says(command, *SMALL, "--out", "r")
+    assert (code, out) == (1, "") and err.count("\n") == 1 and "No space left on device" in err
+
+
+def test_a_warning_is_one_line_and_not_on_standard_output(tpsgd_says, monkeypatch):
+    monkeypatch.setattr(cli, "app", lambda **_: cli.warnings.warn("a\nb", stacklevel=1))
+    with cli.warnings.catch_warnings():
+        cli.warnings.simplefilter("default")
+        assert tpsgd_says() == (0, "", "tpsgd: warning: a b\n")
+
+
+def test_a_terminal_gets_a_live_bar(tpsgd_says, monkeypatch):
+    screen = io.StringIO()
+
+    def console(stderr=False, **options):
+        return Console(file=screen, force_terminal=True, width=80) if stderr else Console(**options)
+
+    monkeypatch.setattr(cli, "Console", console)
+    code, out, _ = tpsgd_says("compare", *SMALL, "--restarts", "1", "--rules", "drtp", "--json")
+    assert code == 0 and json.loads(out)
+    assert "warming up" in screen.getvalue() and "drtp" in screen.getvalue()
+
+
+def test_rules_lists_every_word_and_its_source(tpsgd_says):
+    code, out, _ = tpsgd_says("rules")
+    assert code == 0 and max(map(len, out.splitlines())) <= 80
+    assert all(word in out for word in cli.SOURCES) and "Mostafa et al. 2018" in out
+
+
+def test_data_commands(tpsgd_says, monkeypatch, tmp_path):
+    monkeypatch.setenv("TPSGD_CACHE", str(tmp_path))
+    monkeypatch.delenv("TPSGD_DATA", raising=False)
+    code, out, _ = tpsgd_says("data", "list")
+    assert code == 0 and out.splitlines()[1].startswith("digits")
+    code, out, err = tpsgd_says("data", "path", "mnist")
+    assert (code, out) == (2, "") and "run: tpsgd data fetch mnist" in err
+    for verb in ("path", "fetch"):
+        code, out, _ = tpsgd_says("data", verb, "digits")
+        assert code == 0 and Path(out.strip()).is_dir()

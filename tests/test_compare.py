@@ -1,0 +1,129 @@
+"""Rules side by side: the controls, the record, failures and interrupts."""
+
+import json
+
+import pytest
+import torch
+
+import tpsgd
+from tpsgd import compare as comparing
+from tpsgd import models, rules
+from tpsgd.compare import Arm, arm, compare, with_controls
+from tpsgd.data import Data
+
+
+@pytest.fixture
+def data() -> Data:
+    """Two classes, told apart by the first of six numbers."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 6, generator=generator)
+    y = (x[:, 0] > 0).long()
+    return Data("two", (x[:40], y[:40]), (x[40:], y[40:]), ("0", "1"), (6,), "made here")
+
+
+@pytest.fixture
+def factory() -> models.Factory:
+    return models.factory("mlp:5,4", (6,), 2)
+
+
+BROKEN = rules.tpsgd(lambda y, target: (y * float("nan")).sum())
+
+
+def test_every_comparison_holds_backprop_and_the_control():
+    names = [a.name for a in with_controls([arm(rules.drtp()), arm(rules.drtp())])]
+    assert names == ["backprop", "drtp", "frozen"]
+    given = [arm(rules.frozen()), arm(rules.readout()), arm(None)]
+    assert [a.name for a in with_controls(given)] == ["backprop", "readout", "frozen"]
+
+
+def test_schedules_of_the_arms():
+    chosen = tpsgd.simultaneous
+    assert arm(rules.readout()).schedule is tpsgd.sequential
+    assert arm(rules.readout(), chosen).schedule is chosen
+    assert arm(rules.dfa(), tpsgd.sequential).schedule is chosen
+    assert with_controls([arm(rules.readout(), chosen)])[-1].schedule is chosen
+    assert with_controls([arm(rules.dfa())])[-1].schedule is tpsgd.sequential
+
+
+def test_the_record(data, factory):
+    arms = [arm(rules.readout()), arm(rules.sdfa())]
+    record = compare(data, factory, arms, epochs=2, restarts=2, seed=3, batch_size=16)
+    plain = json.loads(json.dumps(record.as_dict()))
+    assert (plain["asked"], plain["finished"], plain["interrupted"]) == (8, 8, False)
+    assert plain["data"]["name"] == "two" and plain["data"]["note"] == "made here"
+    assert plain["machine"]["cpu"] and plain["machine"]["threads"] == torch.get_num_threads()
+    assert set(plain["versions"]) == {"python", "torch", "tpsgd"}
+    passes = {}
+    for row in plain["arms"]:
+        assert [r["seed"] for r in row["restarts"]] == [3, 4]
+        for restart in row["restarts"]:
+            assert 0 <= restart["accuracy"] <= 1
+            assert restart["seconds"] > 0 and restart["peak_bytes"] > 0
+            assert restart["history"] and len(restart["blocks"]) == 3
+            passes[row["name"]] = restart["sample_passes"]
+    equal = 2 * 40 * 3
+    assert passes == {"backprop": equal, "readout": equal, "sdfa": equal, "frozen": equal // 3}
+
+
+def test_a_restart_is_the_one_that_fit_many_makes(data, factory):
+    record = compare(data, factory, [arm(rules.tpsgd_l2())], epochs=2, restarts=3, batch_size=8)
+    for result in record.results:
+        many = tpsgd.fit_many(
+            factory, data.train, restarts=3, epochs=2, batch_size=8,
+            rule=result.arm.rule, backprop=result.arm.backprop,
+        )  # fmt: skip
+        assert result.accuracies == many.evaluate(data.test)
+
+
+def test_a_rule_that_fails_does_not_stop_the_others(data, factory):
+    record = compare(data, factory, [arm(BROKEN), arm(rules.drtp())], epochs=1, restarts=2)
+    broken = next(r for r in record.results if r.arm.rule is BROKEN)
+    assert "became nan" in (broken.error or "") and not broken.runs
+    assert all(len(r.runs) == 2 for r in record.results if r is not broken)
+    assert (record.finished, record.asked) == (6, 8)
+    assert [r.arm.name for r in record.ranked][-2:] == [broken.arm.name, "frozen"]
+    assert record.as_dict()["arms"][1]["summary"] is None
+
+
+def test_when_nothing_can_be_trained_the_reason_is_raised(data):
+    with pytest.raises(tpsgd.TpsgdError, match="input"):
+        compare(data, models.factory("mlp:4", (9,), 2), [], epochs=1, restarts=1)
+    with pytest.raises(tpsgd.TpsgdError, match="restarts must be 1 or more"):
+        compare(data, models.factory("mlp:4", (6,), 2), [], restarts=0)
+
+
+def test_an_interrupt_keeps_what_is_finished(data, factory, monkeypatch):
+    saved = []
+    fit_many = comparing.fit_many
+
+    def interrupted(*args, **options):
+        if options["seed"] == 1:
+            raise KeyboardInterrupt
+        return fit_many(*args, **options)
+
+    monkeypatch.setattr(comparing, "fit_many", lambda *a, **o: interrupted(*a, **{"seed": 0, **o}))
+    record = compare(
+        data, factory, [], epochs=1, restarts=3, each=lambda r: saved.append(r.finished)
+    )
+    assert record.interrupted and (record.finished, record.asked) == (2, 6)
+    assert saved == [1, 2]
+
+
+def test_progress_grows_from_nothing_to_all(data, factory):
+    seen = []
+    compare(
+        data, factory, [], epochs=2, restarts=2, batch_size=4,
+        progress=lambda record, arm, share: seen.append((arm.name, share)),
+    )  # fmt: skip
+    shares = [share for _, share in seen]
+    assert shares == sorted(shares) and shares[0] == 0 and 0.9 < shares[-1] <= 1
+    assert {name for name, _ in seen} == {"backprop", "frozen"}
+
+
+def test_time_is_the_median_and_accuracy_the_mean():
+    def run(seconds):
+        return tpsgd.Run("x", 0, {}, seconds=seconds, peak_bytes=int(seconds))
+
+    result = comparing.Result(Arm("x", None), [0.5, 0.7, 0.6], [run(1.0), run(99.0), run(2.0)])
+    assert result.seconds == 2.0 and result.peak_bytes == 99
+    assert result.accuracy == pytest.approx((0.6, 0.1))

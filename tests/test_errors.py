@@ -1,0 +1,433 @@
+"""Every mistake gets one sentence, and leaves the model as it was."""
+
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from helpers import Residual, mlp, points, same, state
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import tpsgd
+from tpsgd import TpsgdError, bce, cross_entropy, mse, rules
+
+X, Y = points(n=30, features=6, classes=3)
+FITS = {"fit": tpsgd.fit, "fit_backprop": tpsgd.fit_backprop}
+
+
+def refuses(match, model, data=(X, Y), fit=tpsgd.fit, **settings):
+    """`fit` raises one sentence that says `match`; weights, modes and gradients are untouched."""
+    before = state(model) if isinstance(model, nn.Module) else None
+    with pytest.raises(TpsgdError, match=match) as caught:
+        fit(model, data, **settings)
+    assert "\n" not in str(caught.value)
+    if before is not None:
+        assert same(state(model), before)
+        assert all(m.training for m in model.modules())
+        assert all(p.grad is None for p in model.parameters())
+
+
+def test_the_one_exception_is_a_value_error():
+    assert issubclass(TpsgdError, ValueError)
+
+
+# ---- data ----------------------------------------------------------------------------------------
+
+NAN = X.clone()
+NAN[7, 2] = math.nan
+INF = X.clone()
+INF[3, 0] = -math.inf
+
+BAD_DATA = {
+    "x of another width": ((X[:, :5], Y), r"block 1 \(.*\) cannot take .*\(2, 5\)"),
+    "x of one dimension": ((X[:, 0], Y), r"block 1|last block"),
+    "label beyond the classes": ((X, Y + 1), "label 3 is out of range.* 3 outputs.* 0 to 2"),
+    "negative label": ((X, Y - 1), "label -1 is out of range"),
+    "nan": ((NAN, Y), r"NaN or infinity \(first in sample 7\)"),
+    "infinity": ((INF, Y), r"NaN or infinity \(first in sample 3\)"),
+    "no samples": ((X[:0], Y[:0]), "empty"),
+    "fewer labels": ((X, Y[:-1]), "30 samples but y has 29 labels"),
+    "more labels": ((X[:-1], Y), "29 samples but y has 30 labels"),
+    "class rows as whole numbers": (
+        (X, nn.functional.one_hot(Y, 3)),
+        r"shape \(samples,\), got \(30, 3\)",
+    ),
+    "float indices": ((X, Y.float()), r"rows of shape \(samples, 3\), got \(30,\).*integer type"),
+    "float rows of another width": ((X, torch.ones(30, 4)), r"\(samples, 3\), got \(30, 4\)"),
+    "soft rows that do not sum to one": ((X, torch.ones(30, 3)), "sum to 1.*bce"),
+    "soft rows below zero": (
+        (X, torch.tensor([[2.0, -1.0, 0.0]]).expand(30, 3)),
+        "between 0 and 1",
+    ),
+    "labels of nan": ((X, torch.full((30, 3), math.nan)), "labels contain NaN"),
+    "labels in three dimensions": ((X, Y.view(30, 1, 1)), r"got \(30, 1, 1\)"),
+    "three arrays": ((X, Y, Y), r"data must be \(x, y\).*tuple of 3"),
+    "one array": (X, r"data must be \(x, y\).*Tensor"),
+    "a dictionary": ({"x": X, "y": Y}, r"data must be \(x, y\).*dict"),
+    "nothing": (None, r"data must be \(x, y\).*NoneType"),
+    "words": ((np.array(["a"] * 30), Y), "x must be numbers"),
+    "words for labels": ((X, np.array(["cat"] * 30)), "y must be numbers"),
+    "a number": ((3.0, Y), "x must have samples"),
+    "a number for labels": ((X, 1), "y must have samples"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_DATA)
+@pytest.mark.parametrize("fit", FITS)
+def test_bad_data(fit, case):
+    data, match = BAD_DATA[case]
+    refuses(match, mlp(6, 5, 3), data, FITS[fit])
+
+
+@pytest.mark.parametrize("case", [case for case in BAD_DATA if case != "nothing"])
+def test_bad_validation_data_is_refused_before_training(case):
+    data, match = BAD_DATA[case]
+    refuses(match, mlp(6, 5, 3), validation=data)
+
+
+def test_validation_samples_of_another_size():
+    """A convolution takes images of any size, its projection does not."""
+    model = nn.Sequential(
+        nn.Conv1d(1, 2, 3), nn.Tanh(), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(2, 3)
+    )
+    train, held_out = (X[:, None], Y), (torch.randn(30, 1, 9), Y)
+    refuses(r"validation data's samples, of shape \(1, 9\)", model, train, validation=held_out)
+
+
+def test_class_rows_beyond_one_for_bce():
+    refuses("between 0 and 1", mlp(6, 5, 3), (X, torch.full((30, 3), 2.0)), loss=bce)
+
+
+def test_yes_or_no_labels_beyond_one():
+    refuses("between 0 and 1", mlp(6, 5, 1), (X, Y), loss=bce)
+
+
+def test_several_labels_for_one_yes_or_no_output():
+    refuses(r"\(30, 2\)", mlp(6, 5, 1), (X, torch.ones(30, 2)), loss=bce)
+
+
+def test_one_output_and_two_classes_without_bce_says_what_to_do():
+    refuses("label 1 is out of range.*bce", mlp(6, 5, 1), (X, Y % 2))
+
+
+def test_an_empty_loader():
+    empty = DataLoader(TensorDataset(X[:0], Y[:0]))
+    refuses("empty", mlp(6, 5, 3), empty)
+
+
+def test_an_empty_stream():
+    class Nothing(IterableDataset):
+        def __iter__(self):
+            return iter(())
+
+    refuses("empty", mlp(6, 5, 3), Nothing())
+
+
+def test_a_loader_of_something_else():
+    refuses(r"data must be \(x, y\)", mlp(6, 5, 3), DataLoader(TensorDataset(X)))
+
+
+@pytest.mark.parametrize("bad", [(NAN, Y), (X, Y + 1), (X, Y - 1)])
+def test_a_loaders_first_bad_batch_is_refused(bad):
+    loader = DataLoader(TensorDataset(*bad), batch_size=30)
+    refuses("NaN|out of range", mlp(6, 5, 3), loader)
+
+
+def test_a_class_without_samples_is_a_warning():
+    with pytest.warns(UserWarning, match="1 of 3 classes have no samples: 1"):
+        tpsgd.fit(mlp(6, 5, 3), (X[Y != 1], Y[Y != 1]), epochs=1)
+
+
+def test_many_classes_without_samples_are_not_all_listed():
+    with pytest.warns(UserWarning, match=r"17 of 20 classes have no samples: 3, 4, 5, 6, 7 \.\.\."):
+        tpsgd.fit(mlp(6, 5, 20), (X, Y), epochs=1)
+
+
+# ---- models --------------------------------------------------------------------------------------
+
+
+class Recurrent(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.stem, self.inner = nn.Linear(6, 6), inner
+
+    def forward(self, x):
+        return self.stem(x)
+
+
+REFUSED = {
+    "RNN": lambda: nn.RNN(6, 6),
+    "LSTM": lambda: nn.LSTM(6, 6),
+    "GRU": lambda: nn.GRU(6, 6),
+    "LSTMCell": lambda: nn.LSTMCell(6, 6),
+    "GRUCell": lambda: nn.GRUCell(6, 6),
+    "RNNCell": lambda: nn.RNNCell(6, 6),
+    "MultiheadAttention": lambda: nn.MultiheadAttention(6, 2),
+    "TransformerEncoderLayer": lambda: nn.TransformerEncoderLayer(6, 2, 8),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_modules_that_learn_through_time_are_refused_by_name(name):
+    refuses(
+        rf"^{name} \(module '0'\) is not supported", nn.Sequential(REFUSED[name](), nn.Linear(6, 3))
+    )
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_and_so_they_are_inside_a_custom_module(name):
+    model = nn.Sequential(
+        nn.Linear(6, 6), nn.Sequential(Recurrent(REFUSED[name]())), nn.Linear(6, 3)
+    )
+    refuses(rf"^{name} \(module '1\.0\.inner'\) is not supported", model)
+
+
+@pytest.mark.parametrize("name", ["LSTM", "MultiheadAttention"])
+def test_and_so_they_are_as_the_whole_model(name):
+    refuses(f"{name}", REFUSED[name]())
+
+
+def test_backprop_takes_what_local_rules_refuse():
+    class Last(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn, self.head = nn.LSTM(2, 4, batch_first=True), nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.head(self.rnn(x.view(-1, 3, 2))[0][:, -1])
+
+    run = tpsgd.fit_backprop(Last(), (X, Y), epochs=1)
+    assert math.isfinite(run.loss)
+
+
+def test_a_model_that_cannot_be_cut_is_named():
+    refuses("cannot cut Residual into blocks.*nn.Sequential.*fit_backprop", Residual(6))
+
+
+def test_a_sequential_with_its_own_forward_cannot_be_cut():
+    class Odd(nn.Sequential):
+        def forward(self, x):
+            return super().forward(x) * 2
+
+    refuses("cannot cut Odd", Odd(nn.Linear(6, 3)))
+
+
+def test_something_that_is_no_model():
+    refuses("cannot cut str", "mlp:8")
+
+
+@pytest.mark.parametrize("fit", FITS)
+def test_no_parameters(fit):
+    refuses("parameters", nn.Sequential(nn.Flatten(), nn.ReLU()), fit=FITS[fit])
+
+
+def test_backprop_with_every_parameter_frozen():
+    model = mlp(6, 5, 3).requires_grad_(False)
+    refuses("parameters", model, fit=tpsgd.fit_backprop)
+
+
+def test_a_layer_that_stands_twice():
+    layer = nn.Linear(6, 6)
+    refuses("'2' .*Linear.* stands twice", nn.Sequential(layer, nn.ReLU(), layer, nn.Linear(6, 3)))
+
+
+def test_a_layer_that_stands_twice_in_nested_parts():
+    layer = nn.Linear(6, 6)
+    model = nn.Sequential(nn.Sequential(layer, nn.ReLU()), nn.Sequential(layer, nn.Linear(6, 3)))
+    refuses(r"'1\.0' .*stands twice", model)
+
+
+@pytest.mark.parametrize("shared", [nn.PReLU(), nn.BatchNorm1d(6)])
+def test_other_modules_with_parameters_may_not_stand_twice_either(shared):
+    model = nn.Sequential(nn.Linear(6, 6), shared, nn.Linear(6, 6), shared, nn.Linear(6, 3))
+    refuses("two blocks", model)
+
+
+def test_tied_weights():
+    model = mlp(6, 6, 6, 3)
+    model[2].weight = model[0].weight
+    refuses("two blocks", model)
+
+
+def test_a_lazy_layer():
+    refuses(
+        "'2' is lazy: run one batch", nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.LazyLinear(3))
+    )
+
+
+def test_layers_that_do_not_fit_each_other_are_named():
+    model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(4, 3))
+    refuses(r"block 2 \(2: Linear\) cannot take an input of shape \(2, 5\)", model)
+
+
+@pytest.mark.parametrize("fit", FITS)
+def test_an_output_with_space(fit):
+    model = nn.Sequential(nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 3, 3))
+    refuses(r"one number per class.* \(batch, 3, 4\).*nn.Flatten", model, fit=FITS[fit])
+
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x):
+        return self.linear(x), x
+
+
+def test_a_block_that_gives_two_things():
+    refuses("block 1 .*Pair.* must give one tensor.*tuple", nn.Sequential(Pair(), nn.Linear(6, 3)))
+
+
+def test_a_block_that_loses_the_batch():
+    model = nn.Sequential(nn.Linear(6, 4), nn.Flatten(0), nn.Linear(8, 3))
+    refuses("block 1 .* batch", model)
+
+
+# ---- settings ------------------------------------------------------------------------------------
+
+
+def sgd_then(other):
+    return [partial(torch.optim.SGD, lr=0.1), other]
+
+
+BAD_SETTINGS = {
+    "too few rules": ({"rule": [rules.drtp()]}, "a list of 2.*got 1.*the blocks are"),
+    "too many rules": ({"rule": [rules.drtp()] * 3}, "a list of 2.*got 3"),
+    "a rule's name": ({"rule": "drtp"}, "rule must be a tpsgd.rules value"),
+    "a rule not called": ({"rule": rules.drtp}, "rule must be a tpsgd.rules value"),
+    "names of rules": ({"rule": ["drtp", "drtp"]}, "rule must be a tpsgd.rules value"),
+    "epochs per block": ({"epochs": [1, 2, 3]}, "epochs has 3 entries.* 2 blocks"),
+    "lr per block": ({"lr": [0.1]}, "lr has 1 entries.* 2 blocks"),
+    "optimizer per block": ({"optimizer": sgd_then(None)[:1]}, "optimizer has 1 entries"),
+    "early stopping per block": (
+        {"early_stopping": [tpsgd.EarlyStopping()]},
+        "early_stopping has 1 entries",
+    ),
+    "negative epochs": ({"epochs": -1}, "epochs must be .* 0 or more, got -1"),
+    "negative epochs of a block": ({"epochs": [1, -2]}, "epochs must be .* got -2"),
+    "half an epoch": ({"epochs": 1.5}, "epochs must be a whole number.* got 1.5"),
+    "no batch": ({"batch_size": 0}, "batch_size must be 1 or more, got 0"),
+    "half a batch": ({"batch_size": 2.5}, "batch_size must be .* got 2.5"),
+    "a negative rate": ({"lr": -0.1}, "lr must be .* got -0.1"),
+    "a rate of nan": ({"lr": [0.1, math.nan]}, "lr must be .* got nan"),
+    "LBFGS": ({"optimizer": torch.optim.LBFGS}, "LBFGS"),
+    "LBFGS for the second block": ({"optimizer": sgd_then(torch.optim.LBFGS)}, "LBFGS"),
+    "an optimizer's name": ({"optimizer": "adam"}, "optimizer must be a factory.*str"),
+    "a factory of something else": ({"optimizer": list}, "must be a factory.* gave list"),
+    "no factory for the second block": ({"optimizer": sgd_then("adam")}, "must be a factory"),
+    "an optimizer itself": (
+        {"optimizer": torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)},
+        "optimizer must be a factory.*SGD",
+    ),
+    "a loss's name": ({"loss": "mse"}, "loss must be tpsgd.mse.*'mse'"),
+    "torch's loss": ({"loss": nn.functional.mse_loss}, "loss must be tpsgd.mse"),
+    "a schedule's name": ({"schedule": "sequential"}, "schedule must be .*'sequential'"),
+    "a schedule that waits for a metric": (
+        {"lr_schedule": torch.optim.lr_scheduler.ReduceLROnPlateau},
+        "ReduceLROnPlateau",
+    ),
+}
+FOR_BACKPROP = ("negative epochs", "no batch", "LBFGS", "an optimizer's name", "a loss's name")
+
+
+@pytest.mark.parametrize("case", BAD_SETTINGS)
+def test_bad_settings(case):
+    settings, match = BAD_SETTINGS[case]
+    refuses(match, mlp(6, 5, 3), **settings)
+
+
+@pytest.mark.parametrize("case", FOR_BACKPROP)
+def test_bad_settings_for_backprop(case):
+    settings, match = BAD_SETTINGS[case]
+    refuses(match, mlp(6, 5, 3), fit=tpsgd.fit_backprop, **settings)
+
+
+@pytest.mark.parametrize("rule", [rules.dfa(), rules.sdfa()], ids=lambda r: r.name)
+def test_sequential_refuses_rules_that_need_the_output(rule):
+    refuses(f"^{rule.name} cannot learn block by block.*simultaneous", mlp(6, 5, 3), rule=rule)
+    refuses(f"^{rule.name} cannot", mlp(6, 5, 5, 3), rule=[rules.drtp(), rule, rules.drtp()])
+
+
+def test_the_last_rule_of_a_list_lends_its_loss_alone():
+    """DFA there projects nothing, so `sequential` takes it."""
+    run = tpsgd.fit(mlp(6, 5, 3), (X, Y), rule=[rules.drtp(), rules.dfa()], epochs=1)
+    assert run.settings["loss"] == cross_entropy.name
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+@pytest.mark.parametrize("fit", FITS)
+def test_a_device_that_is_not_there(fit):
+    refuses("cuda was asked for, but torch sees no GPU", mlp(6, 5, 3), fit=FITS[fit], device="cuda")
+
+
+@pytest.mark.parametrize("loss", [mse, cross_entropy])
+@pytest.mark.parametrize("schedule", [tpsgd.sequential, tpsgd.simultaneous])
+def test_a_loss_that_explodes_names_the_block_and_what_to_do(loss, schedule):
+    model = mlp(6, 5, 3, activation=nn.ReLU)
+    with pytest.raises(
+        TpsgdError, match=r"loss of block 1 .*Linear.* became (inf|nan) in epoch"
+    ) as e:
+        tpsgd.fit(
+            model,
+            (X, Y),
+            rule=rules.tpsgd_l2(),
+            loss=loss,
+            schedule=schedule,
+            optimizer=torch.optim.SGD,
+            lr=1e9,
+            epochs=20,
+            batch_size=8,
+        )
+    assert "lower its learning rate" in str(e.value) and "\n" not in str(e.value)
+
+
+def test_batch_norm_and_batches_of_one_say_what_to_do():
+    model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+    refuses("batch_size", model, batch_size=1)
+
+
+# ---- restarts and evaluation ---------------------------------------------------------------------
+
+
+def test_no_restarts():
+    with pytest.raises(TpsgdError, match="restarts must be 1 or more, got 0"):
+        tpsgd.fit_many(lambda: mlp(6, 3), (X, Y), restarts=0)
+
+
+def test_restarts_with_an_unknown_setting():
+    with pytest.raises(TpsgdError, match=r"fit_many.*unexpected keyword argument 'momentum'"):
+        tpsgd.fit_many(lambda: mlp(6, 3), (X, Y), momentum=0.9)
+
+
+def test_restarts_of_a_model_without_parameters():
+    with pytest.raises(TpsgdError, match="parameters"):
+        tpsgd.fit_many(nn.Flatten, (X, Y), restarts=2, backprop=True)
+
+
+def test_restarts_without_a_factory():
+    with pytest.raises(TpsgdError, match="factory"):
+        tpsgd.fit_many(mlp(6, 3), (X, Y), restarts=2)
+
+
+BAD_FOR_EVALUATE = {
+    "no samples": ((X[:0], Y[:0]), "empty"),
+    "fewer labels": ((X, Y[:-1]), "30 samples but y has 29"),
+    "negative label": ((X, Y - 1), "label -1 is out of range"),
+    "nan": ((NAN, Y), "NaN"),
+    "rows of another width": ((X, torch.ones(30, 4)), r"\(samples, 3\), got \(30, 4\)"),
+    "label beyond the classes": ((X, Y + 1), "label 3 is out of range.* 3 outputs"),
+    "x of another width": ((X[:, :5], Y), r"cannot take an input of shape \(30, 5\)"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FOR_EVALUATE)
+def test_bad_data_for_evaluate(case):
+    data, match = BAD_FOR_EVALUATE[case]
+    model = mlp(6, 5, 3)
+    with pytest.raises(TpsgdError, match=match) as caught:
+        tpsgd.evaluate(model, data)
+    assert "\n" not in str(caught.value) and "None" not in str(caught.value)
+    assert all(m.training for m in model.modules())

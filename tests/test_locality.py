@@ -1,0 +1,207 @@
+"""Learning is local: no graph spans two blocks, and no earlier block depends on a later one."""
+
+import pytest
+import torch
+from helpers import (
+    DRAWN,
+    LOCAL,
+    LOCKED,
+    Probe,
+    Residual,
+    Wall,
+    leaves,
+    mlp,
+    points,
+    same,
+    seeded,
+    state,
+)
+from torch import nn
+
+import tpsgd
+from tpsgd import rules
+from tpsgd.learner import Traced
+
+SCHEDULES = [tpsgd.sequential, tpsgd.simultaneous]
+MIXED = {"epochs": 2, "batch_size": 16}
+
+
+def by_name(f):
+    return f.__name__
+
+
+def local_runs():
+    """Every rule under every schedule that it can follow."""
+    return [(name, s) for name in LOCAL for s in SCHEDULES] + [
+        (name, tpsgd.simultaneous) for name in LOCKED
+    ]
+
+
+@pytest.mark.parametrize(("name", "schedule"), local_runs())
+def test_closed_form_blocks_save_nothing_for_a_backward_pass(name, schedule):
+    """Autograd would pack tensors into its graph.
+
+    `tpsgd` alone differentiates the loss that it is given, with respect to the block's output.
+    """
+    packed = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):
+        run = tpsgd.fit(mlp(6, 8, 8, 3), points(), rule=DRAWN[name](), schedule=schedule, **MIXED)
+    assert [b.learning for b in run.blocks] == ["closed form"] * 3
+    if name == "tpsgd":
+        assert all(leaf.shape[1:] == (8,) for t in packed for leaf in leaves(t))
+    else:
+        assert not packed
+
+
+def test_the_hook_above_does_see_a_graph():
+    packed = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):
+        tpsgd.fit_backprop(mlp(6, 8, 8, 3), points(), **MIXED)
+    assert packed
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=by_name)
+def test_closed_form_blocks_run_with_grad_mode_off(schedule):
+    probe = Probe(lambda x: (torch.is_grad_enabled(), x.requires_grad, x.grad_fn))
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), probe, nn.Linear(8, 3))
+    run = tpsgd.fit(model, points(), schedule=schedule, **MIXED)
+    assert run.blocks[0].learning == "closed form"
+    assert set(probe.seen) == {(False, False, None)}
+
+
+def residual_net():
+    return nn.Sequential(
+        Residual(6), nn.Tanh(), Residual(6), nn.LayerNorm(6), nn.PReLU(), nn.Linear(6, 3)
+    )
+
+
+@pytest.mark.parametrize(("name", "schedule"), local_runs())
+def test_a_traced_blocks_graph_ends_at_its_own_parameters(name, schedule, monkeypatch):
+    graphs = []
+
+    def watched(self, params, x, forward=Traced.forward):
+        saved = forward(self, params, x)
+        own = set(map(id, self.block.named_parameters().values()))
+        found = {id(leaf) for y in saved.values() for leaf in leaves(y)}
+        graphs.append((self.block.index, bool(found), found <= own, x.requires_grad))
+        return saved
+
+    monkeypatch.setattr(Traced, "forward", watched)
+    run = tpsgd.fit(seeded(residual_net), points(), rule=DRAWN[name](), schedule=schedule, **MIXED)
+    assert [b.learning for b in run.blocks] == ["autograd", "autograd", "closed form"]
+    assert set(graphs) == {(0, True, True, False), (1, True, True, False)}
+
+
+def walled_net():
+    """Every block begins with a wall that no gradient may pass."""
+    return nn.Sequential(
+        nn.Linear(6, 8),
+        nn.Tanh(),
+        nn.Sequential(Wall(), Residual(8)),
+        nn.Tanh(),
+        Wall(),
+        nn.Dropout(0.1),
+        nn.Linear(8, 8),
+        nn.PReLU(),
+        Wall(),
+        nn.Linear(8, 3),
+    )
+
+
+@pytest.mark.parametrize(("name", "schedule"), local_runs())
+def test_no_gradient_crosses_a_wall_between_blocks(name, schedule):
+    tpsgd.fit(seeded(walled_net), points(), rule=DRAWN[name](), schedule=schedule, **MIXED)
+
+
+def test_backprop_runs_into_the_wall():
+    with pytest.raises(AssertionError, match="crossed from one block into another"):
+        tpsgd.fit_backprop(seeded(walled_net), points(), **MIXED)
+
+
+# ---- an earlier block knows nothing of later ones ------------------------------------------------
+
+
+def tower(last_width: int = 5, seed: int = 0, later_seed: int = 0, later=nn.Linear):
+    """Four blocks; the first two always start from `seed`."""
+    early = seeded(lambda: [nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 7), nn.Tanh()], seed)
+    late = seeded(
+        lambda: [later(7, last_width), nn.GELU(), nn.Linear(last_width, 3)], later_seed + 100
+    )
+    return nn.Sequential(*early, *late)
+
+
+def early(model):
+    return state(model[:4])
+
+
+def trained(model, rule, schedule, **settings):
+    tpsgd.fit(model, points(), rule=rule, schedule=schedule, **(MIXED | settings))
+    return early(model)
+
+
+class Doubled(nn.Module):
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.a, self.b = nn.Linear(inputs, outputs), nn.Linear(inputs, outputs)
+
+    def forward(self, x):
+        return self.a(x) * self.b(x)
+
+
+LATER = {
+    "other weights": {"later_seed": 1},
+    "another width": {"last_width": 9},
+    "another kind of block": {"later": Doubled},
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=by_name)
+@pytest.mark.parametrize("name", LOCAL)
+def test_earlier_blocks_do_not_depend_on_later_ones(name, schedule):
+    rule = LOCAL[name]()
+    before = early(tower())
+    first = trained(tower(), rule, schedule)
+    assert not same(first, before)
+    for what, change in LATER.items():
+        assert same(trained(tower(**change), rule, schedule), first), what
+    for other in (rules.frozen(), rules.readout(), rules.tpsgd_l1()):
+        assert same(trained(tower(), [rule, rule, other, other], schedule), first), other.name
+    longer = trained(tower(), rule, schedule, epochs=[2, 2, 4, 3], lr=[1e-3, 1e-3, 0.1, 0.2])
+    assert same(longer, first)
+
+
+@pytest.mark.parametrize("name", LOCKED)
+@pytest.mark.parametrize("change", ["other weights", "another width"])
+def test_under_dfa_earlier_blocks_do_depend_on_later_ones(name, change):
+    """With the squared error: cross-entropy's error has the signs of the labels, whatever y is."""
+    rule, settings = LOCKED[name](), {"loss": tpsgd.mse, "schedule": tpsgd.simultaneous}
+    first = trained(tower(), rule, **settings)
+    assert not same(trained(tower(**LATER[change]), rule, **settings), first)
+
+
+def test_a_local_block_below_a_dfa_block_stays_local():
+    mixed = [rules.drtp(), rules.dfa(), rules.dfa(), rules.dfa()]
+    first = trained(tower(), mixed, tpsgd.simultaneous)
+    second = trained(tower(later_seed=1), mixed, tpsgd.simultaneous)
+    assert all(torch.equal(first[k], second[k]) for k in ("0.weight", "0.bias"))
+    assert not torch.equal(first["2.weight"], second["2.weight"])
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=by_name)
+def test_the_frozen_control_leaves_hidden_blocks_alone(schedule):
+    model = tower()
+    before = state(model[:-1])
+    tpsgd.fit(model, points(), rule=rules.frozen(), schedule=schedule, **MIXED)
+    assert same(state(model[:-1]), before)
+
+
+def test_sequential_freezes_a_block_once_it_is_trained():
+    """Its weights after the whole run are those it had when the next block began."""
+    model, seen = tower(), {}
+
+    def look(record):
+        seen.setdefault(record.block, state(model[0]))
+
+    tpsgd.fit(model, points(), callbacks=[look], **MIXED)
+    assert not same(seen[1], seen[2])
+    assert same(seen[2], seen[3]) and same(seen[2], state(model[0]))

@@ -1,0 +1,216 @@
+"""Peak memory: counted byte for byte, given back, and flat in depth."""
+
+import gc
+
+import pytest
+import torch
+from helpers import DRAWN, LOCAL, Residual, images, mlp, points, seeded
+from torch import nn
+
+import tpsgd
+from tpsgd import rules, split
+from tpsgd.learner import Closed, Learner, Traced
+from tpsgd.memory import LiveBytes, Meter, available, tensor_bytes
+from tpsgd.objectives import l2
+
+FLOAT = 4
+N, INPUTS, UNITS = 32, 20, 12
+
+
+def step(in_place: bool):
+    """One l2 step on a Linear block with plain SGD, and the live bytes it took at most."""
+    layer = nn.Linear(INPUTS, UNITS)
+    block = split(nn.Sequential(layer, nn.ReLU(), nn.Linear(UNITS, 3)))[0]
+    P, x, y = torch.randn(3, UNITS), torch.randn(N, INPUTS), torch.arange(N) % 3
+    learner = Learner(
+        block,
+        Closed(block, tpsgd.Place.AFTER, in_place=in_place),
+        lambda: l2(P),
+        params=block.named_parameters(),
+    )
+    learner.start(torch.optim.SGD, 0.1)
+    live = LiveBytes()
+    with torch.no_grad(), live:
+        learner.improve(learner.forward(x), y, y)
+    return live
+
+
+def test_live_bytes_of_one_linear_step_are_those_counted_by_hand():
+    """z, which becomes y, and dy, which becomes dz; the loss; then dW and db."""
+    batch, weights = N * UNITS * FLOAT, (INPUTS * UNITS + UNITS) * FLOAT
+    assert step(in_place=True).peak == 2 * batch + FLOAT + weights
+
+
+def test_out_of_place_takes_one_more_batch_for_y_and_one_for_dz():
+    batch = N * UNITS * FLOAT
+    assert step(in_place=False).peak - step(in_place=True).peak == 2 * batch
+
+
+def test_nothing_is_left_after_the_step():
+    live = step(in_place=True)
+    gc.collect()
+    assert live.live == 0
+
+
+def test_live_bytes_follow_storages_not_tensors():
+    live = LiveBytes()
+    with live:
+        a = torch.zeros(100)
+        b = a.view(10, 10)[2:]
+        c = a.add_(1)
+        assert live.live == 400
+        d = torch.ones(50, dtype=torch.float64)
+        assert live.live == 800
+        del a, c
+        assert live.live == 800  # b still holds the first storage
+        del b
+        assert live.live == 400
+    del d
+    assert live.live == 0 and live.peak == 800
+
+
+def test_what_was_there_before_is_not_counted():
+    before = torch.zeros(1000)
+    live = LiveBytes()
+    with live:
+        before.add_(1)
+        before.view(10, 100)
+    assert live.live == live.peak == 0
+
+
+def test_what_is_freed_outside_is_noticed():
+    live = LiveBytes()
+    with live:
+        kept = torch.zeros(10)
+    del kept
+    with live:
+        other = torch.zeros(10)
+        assert live.live == 40
+    assert live.peak == 40 and other is not None
+
+
+FITS = {name: (tpsgd.fit, {"rule": make()}) for name, make in LOCAL.items()} | {
+    "dfa": (tpsgd.fit, {"rule": rules.dfa(), "schedule": tpsgd.simultaneous}),
+    "backprop": (tpsgd.fit_backprop, {}),
+}
+
+
+@pytest.mark.parametrize("how", FITS)
+def test_nothing_is_left_after_a_run(how, monkeypatch):
+    meters = []
+
+    class Kept(Meter):
+        def __init__(self, device):
+            super().__init__(device)
+            meters.append(self)
+
+    monkeypatch.setattr("tpsgd.fitting.Meter", Kept)
+    fit, settings = FITS[how]
+    model = seeded(lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), Residual(8), nn.Linear(8, 3)))
+    run = fit(model, points(), epochs=2, batch_size=16, **settings)
+    gc.collect()
+    assert run.peak_bytes > tensor_bytes(model)
+    assert meters[0]._live.live == 0
+
+
+def test_the_models_own_bytes_are_part_of_the_peak():
+    model = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3))
+    assert tensor_bytes(model) == FLOAT * (18 + 3 + 4 * 3) + 8
+    run = tpsgd.fit(mlp(6, 3), points(), epochs=0)
+    assert run.peak_bytes == tensor_bytes(mlp(6, 3)) + 4 + 8  # the sums of losses and of hits
+
+
+def test_adams_state_is_part_of_the_peak():
+    sgd = tpsgd.fit(mlp(6, 500, 3), points(), optimizer=torch.optim.SGD, epochs=1)
+    adam = tpsgd.fit(mlp(6, 500, 3), points(), epochs=1)
+    state_of_block_1 = 2 * (6 * 500 + 500) * FLOAT
+    assert adam.peak_bytes - sgd.peak_bytes == pytest.approx(state_of_block_1, rel=0.05)
+
+
+# ---- depth ---------------------------------------------------------------------------------------
+
+
+def deep_mlp(blocks):
+    return seeded(
+        lambda: nn.Sequential(
+            *[m for _ in range(blocks) for m in (nn.Linear(24, 24), nn.ReLU())], nn.Linear(24, 3)
+        )
+    )
+
+
+def deep_cnn(blocks):
+    return seeded(
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 6, 3, padding=1),
+            nn.ReLU(),
+            *[m for _ in range(blocks - 1) for m in (nn.Conv2d(6, 6, 3, padding=1), nn.ReLU())],
+            nn.Flatten(),
+            nn.Linear(6 * 36, 3),
+        )
+    )
+
+
+DEEP = {
+    "mlp": (deep_mlp, lambda: points(n=64, features=24)),
+    "cnn": (deep_cnn, lambda: images(n=64)),
+}
+
+
+def growth(fit, kind, **settings):
+    """How much more 16 blocks hold at their peak than 2, and how much more of it is the model."""
+    make, data = DEEP[kind]
+    peaks = {
+        n: fit(make(n), data(), epochs=1, batch_size=64, **settings).peak_bytes for n in (2, 16)
+    }
+    return peaks[16] - peaks[2], tensor_bytes(make(16)) - tensor_bytes(make(2)), peaks[2]
+
+
+@pytest.mark.parametrize("kind", DEEP)
+@pytest.mark.parametrize("name", LOCAL)
+def test_sequential_training_takes_no_more_memory_in_depth_than_the_model_itself(name, kind):
+    grown, model, peak = growth(tpsgd.fit, kind, rule=LOCAL[name]())
+    assert grown <= model + 0.05 * peak
+
+
+def test_nor_does_it_when_inputs_are_made_again():
+    grown, model, peak = growth(tpsgd.fit, "cnn", reuse=False)
+    assert grown <= model + 0.05 * peak
+
+
+@pytest.mark.parametrize("kind", DEEP)
+def test_backprop_takes_much_more(kind):
+    grown, model, peak = growth(tpsgd.fit_backprop, kind)
+    assert grown > 2 * model + peak
+
+
+def test_a_projection_lives_while_its_block_learns(monkeypatch):
+    alive = []
+    run = tpsgd.fit  # the trainer is reached through a schedule of our own
+
+    def schedule(trainer):
+        def look(record):
+            alive.append([bool(x.tensors) for x in trainer.learners])
+
+        trainer.callbacks = [look]
+        tpsgd.sequential(trainer)
+        alive.append([bool(x.tensors) for x in trainer.learners])
+
+    run(mlp(6, 8, 8, 3), points(), schedule=schedule, rule=rules.tpsgd_l2(), epochs=1)
+    assert alive == [[True, False, False], [False, True, False], [False] * 3, [False] * 3]
+
+
+def test_free_memory_is_a_positive_number():
+    assert available(torch.device("cpu")) > 1 << 20
+
+
+def test_engines_without_an_objective_want_nothing():
+    block = split(mlp(6, 8, 3))[0]
+    for engine in (Closed(block, tpsgd.Place.AFTER), Traced(block, tpsgd.Place.AFTER)):
+        assert engine.objective.tensors == ()
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_the_peak_is_the_same_from_run_to_run(name):
+    settings = {"rule": DRAWN[name](), "schedule": tpsgd.simultaneous, "epochs": 1}
+    peaks = {tpsgd.fit(mlp(6, 8, 3), points(), **settings).peak_bytes for _ in range(3)}
+    assert len(peaks) == 1

@@ -1,0 +1,248 @@
+"""`fit_many`: stacked restarts equal those made one by one."""
+
+from functools import partial
+
+import pytest
+import torch
+from helpers import DRAWN, LOCKED, mlp, points, same, seeded, state
+from torch import nn
+from torch.nn import functional as F
+from torch.optim.lr_scheduler import ExponentialLR
+
+import tpsgd
+from tpsgd import EarlyStopping, Place, TpsgdError, bce, cross_entropy, mse, rules
+
+X, Y = points()
+DATA = X.double(), Y
+SETTINGS = {"restarts": 3, "epochs": 2, "batch_size": 20, "seed": 4}
+
+
+def factory(activation=nn.Tanh):
+    layers = nn.Linear(6, 8), activation(), nn.Linear(8, 7), activation(), nn.Linear(7, 3)
+    return nn.Sequential(*layers).double()
+
+
+def both(make=factory, data=DATA, **settings):
+    """The same restarts stacked and one by one, held equal; both are returned."""
+    settings = SETTINGS | settings
+    together = tpsgd.fit_many(make, data, stacked=True, **settings)
+    apart = tpsgd.fit_many(make, data, stacked=False, **settings)
+    assert together.stacked and not apart.stacked
+    for (a, first), (b, second) in zip(together, apart, strict=True):
+        for p, q in zip(a.parameters(), b.parameters(), strict=True):
+            torch.testing.assert_close(p, q, rtol=1e-9, atol=1e-11)
+        assert [(e.block, e.epoch) for e in first.history] == [
+            (e.block, e.epoch) for e in second.history
+        ]
+        for e, f in zip(first.history, second.history, strict=True):
+            assert e.loss == pytest.approx(f.loss, rel=1e-5)
+            assert e.accuracy == pytest.approx(f.accuracy) if f.accuracy is not None else True
+            assert (e.accuracy is None) == (f.accuracy is None)
+        for name in ("seed", "rule", "sample_passes", "forward_passes", "blocks"):
+            assert getattr(first, name) == getattr(second, name)
+    return together, apart
+
+
+RUNS = [
+    (name, schedule)
+    for name in [*DRAWN, "frozen"]
+    for schedule in (tpsgd.sequential, tpsgd.simultaneous)
+    if name != "tpsgd" and not (name in LOCKED and schedule is tpsgd.sequential)
+]
+
+
+@pytest.mark.parametrize(("name", "schedule"), RUNS)
+def test_stacked_equals_one_by_one(name, schedule):
+    rule = rules.frozen() if name == "frozen" else DRAWN[name]()
+    both(rule=rule, schedule=schedule)
+
+
+@pytest.mark.parametrize("at", [Place.BEFORE, Place.END], ids=lambda p: p.name)
+@pytest.mark.parametrize("name", ["tpsgd_l1", "dfa", "readout_learned"])
+def test_at_every_place(name, at):
+    both(rule=DRAWN[name](at=at), schedule=tpsgd.simultaneous)
+
+
+@pytest.mark.parametrize(
+    "activation", [nn.LeakyReLU, nn.ReLU, nn.Sigmoid, nn.GELU, nn.SiLU, nn.Softplus]
+)
+def test_for_every_activation(activation):
+    both(lambda: factory(activation), schedule=tpsgd.simultaneous)
+
+
+@pytest.mark.parametrize("loss", [mse, cross_entropy, bce], ids=lambda x: x.name)
+def test_for_every_loss_and_kind_of_label(loss):
+    hot = F.one_hot(Y, 3).double()
+    for rule in (rules.readout(learned=True), rules.tpsgd_l2()):
+        both(rule=rule, loss=loss)
+        both(rule=rule, loss=loss, data=(DATA[0], 0.9 * hot + 0.1 / 3))
+    both(rule=rules.dfa(), schedule=tpsgd.simultaneous, loss=loss, data=(DATA[0], hot))
+
+
+@pytest.mark.parametrize("reuse", [True, False])
+def test_with_inputs_kept_or_made_again(reuse):
+    both(reuse=reuse, rule=rules.readout(learned=True))
+
+
+def test_with_a_rule_per_block_and_epochs_per_block():
+    both(
+        rule=[rules.drtp(), rules.readout(learned=True), rules.tpsgd_l2()],
+        epochs=[1, 0, 3],
+        schedule=tpsgd.simultaneous,
+    )
+
+
+def test_with_a_rate_per_block_and_a_schedule_of_rates():
+    both(
+        lr=[0.1, 0.05, 0.2],
+        optimizer=torch.optim.SGD,
+        lr_schedule=partial(ExponentialLR, gamma=0.5),
+        epochs=3,
+    )
+
+
+@pytest.mark.parametrize("kind", ["SGD", "AdamW", "RMSprop", "Adagrad", "RAdam"])
+def test_with_other_optimizers(kind):
+    both(optimizer=partial(getattr(torch.optim, kind), lr=0.01, weight_decay=0.01))
+
+
+@pytest.mark.parametrize("schedule", [tpsgd.sequential, tpsgd.simultaneous])
+def test_with_validation(schedule):
+    x, y = points(seed=1)
+    together, apart = both(validation=(x.double(), y), schedule=schedule)
+    for first, second in zip(together.runs, apart.runs, strict=True):
+        for e, f in zip(first.history, second.history, strict=True):
+            assert e.val_loss == pytest.approx(f.val_loss, rel=1e-5)
+            assert e.val_accuracy == pytest.approx(f.val_accuracy)
+
+
+def test_on_tokens_with_flatten():
+    x = DATA[0].view(-1, 2, 3)
+
+    def make():
+        return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Flatten(), nn.Linear(8, 3)).double()
+
+    both(make, (x, Y))
+    both(make, (x, Y), rule=rules.tpsgd_l2(at=Place.END))
+
+
+def test_with_no_bias_and_a_batch_larger_than_the_data():
+    both(lambda: nn.Sequential(nn.Linear(6, 4, bias=False), nn.ReLU(), nn.Linear(4, 3)).double(),
+         batch_size=1000)  # fmt: skip
+
+
+# ---- restarts are what `fit` makes ---------------------------------------------------------------
+
+
+def test_restart_r_is_fit_with_the_seed_plus_r():
+    many = tpsgd.fit_many(lambda: factory(), DATA, **SETTINGS)
+    for r, (model, run) in enumerate(many):
+        alone = seeded(factory, 4 + r)
+        tpsgd.fit(alone, DATA, epochs=2, batch_size=20, seed=4 + r)
+        assert same(state(model), state(alone)) and run.seed == 4 + r
+    assert len({tuple(model[0].weight.flatten().tolist()) for model in many.models}) == 3
+
+
+def test_every_record_names_its_own_seed():
+    for stacked in (True, False):
+        many = tpsgd.fit_many(factory, DATA, stacked=stacked, **SETTINGS)
+        assert [run.seed for run in many.runs] == [4, 5, 6]
+        assert [run.settings["seed"] for run in many.runs] == [4, 5, 6]
+
+
+def test_backprop_restarts():
+    many = tpsgd.fit_many(factory, DATA, backprop=True, **SETTINGS)
+    alone = seeded(factory, 5)
+    tpsgd.fit_backprop(alone, DATA, epochs=2, batch_size=20, seed=5)
+    assert same(state(many.models[1]), state(alone)) and many.runs[1].rule == "backprop"
+
+
+def test_length_iteration_and_evaluation():
+    many = tpsgd.fit_many(factory, DATA, **SETTINGS)
+    assert len(many) == len(list(many)) == 3
+    assert many.evaluate(DATA) == [tpsgd.evaluate(model, DATA) for model in many.models]
+
+
+def test_one_restart():
+    for stacked in (None, True, False):
+        many = tpsgd.fit_many(factory, DATA, **(SETTINGS | {"restarts": 1}), stacked=stacked)
+        assert len(many) == 1 and not many.stacked
+
+
+def test_the_callers_random_numbers_are_not_touched():
+    torch.manual_seed(5)
+    wanted = torch.get_rng_state()
+    for stacked in (True, False):
+        tpsgd.fit_many(factory, DATA, stacked=stacked, **SETTINGS)
+    assert torch.equal(torch.get_rng_state(), wanted)
+
+
+def test_models_are_left_plain():
+    for stacked in (True, False):
+        for model in tpsgd.fit_many(factory, DATA, stacked=stacked, **SETTINGS).models:
+            assert all(p.grad is None and p.is_leaf and p.requires_grad for p in model.parameters())
+            assert all(isinstance(p, nn.Parameter) for p in model.parameters())
+            assert model.training
+
+
+def test_on_the_cpu_restarts_run_one_by_one_unless_told_otherwise():
+    assert not tpsgd.fit_many(factory, DATA, **SETTINGS).stacked
+
+
+# ---- what cannot be stacked says why -------------------------------------------------------------
+
+CANNOT = {
+    "convolution": (
+        lambda: nn.Sequential(
+            nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3)
+        ),
+        {},
+        "not a linear layer",
+    ),
+    "dropout": (
+        lambda: nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Dropout(), nn.Linear(4, 3)),
+        {},
+        "dropout",
+    ),
+    "norm": (
+        lambda: nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)),
+        {},
+        "normalisation",
+    ),
+    "frozen parameters": (
+        lambda: nn.Sequential(nn.Linear(6, 4).requires_grad_(False), nn.Linear(4, 3)),
+        {},
+        "do not learn",
+    ),
+    "a pool at the end": (
+        lambda: nn.Sequential(
+            nn.Unflatten(1, (2, 3)), nn.Linear(3, 3), nn.AdaptiveAvgPool2d((1, 3)), nn.Flatten()
+        ),
+        {},
+        "no closed form",
+    ),
+    "activation": (lambda: mlp(6, 4, 3, activation=nn.PReLU), {}, "no closed form"),
+    "optimizer": (lambda: mlp(6, 3), {"optimizer": torch.optim.Rprop}, "each number by itself"),
+    "early stopping": (lambda: mlp(6, 3), {"early_stopping": EarlyStopping()}, "different times"),
+    "callbacks": (lambda: mlp(6, 3), {"callbacks": [print]}, "different times"),
+    "backprop": (lambda: mlp(6, 3), {"backprop": True}, "backprop is not stacked"),
+    "any loss": (
+        lambda: mlp(6, 4, 3),
+        {"rule": rules.tpsgd(F.smooth_l1_loss)},
+        "no derivative in closed form",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CANNOT)
+def test_what_cannot_be_stacked(case):
+    make, settings, why = CANNOT[case]
+    with pytest.raises(TpsgdError, match=f"cannot be stacked: .*{why}.*leave stacked=None"):
+        tpsgd.fit_many(make, (X, Y), restarts=2, stacked=True, **settings)
+
+
+@pytest.mark.parametrize("case", CANNOT)
+def test_and_runs_one_by_one(case):
+    make, settings, _ = CANNOT[case]
+    settings = {k: v for k, v in settings.items() if k != "callbacks"}
+    assert len(tpsgd.fit_many(make, (X, Y), restarts=2, epochs=1, **settings)) == 2
