@@ -21,8 +21,10 @@ help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
 
 demo: $(RUN) ## compare every rule with backprop on the digits, an MLP and a CNN; pages in demo/
-	.venv/bin/tpsgd compare --data digits --model mlp:64 --rules all --restarts 3 --out demo/mlp
-	.venv/bin/tpsgd compare --data digits --model cnn:16x3,16x3 --rules all --restarts 3 --out demo/cnn
+	.venv/bin/tpsgd compare --data digits --model mlp:128,128 --activation tanh --rules all \
+	  --epochs 15 --batch-size 32 --restarts 3 --threads 1 --out demo/mlp
+	.venv/bin/tpsgd compare --data digits --model cnn:16x3,32x3 --rules all \
+	  --epochs 10 --batch-size 32 --restarts 3 --threads 1 --out demo/cnn
 
 test: lint types pytest ## lint, type-check, run every test and docstring example
 

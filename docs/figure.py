@@ -1,6 +1,6 @@
 """Draw the one figure of the README: backprop beside a local rule.
 
-    python docs/figure.py        # writes docs/assets/how-it-works.png
+python docs/figure.py        # writes docs/assets/how-it-works.png
 """
 
 from pathlib import Path
@@ -17,8 +17,8 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 FORWARD, GRADIENT, TARGET = "#0072B2", "#D55E00", "#007A5A"
 INK, QUIET, LINE = "#1b1f24", "#5b6470", "#b9c0c9"
 LAYER, HELD = "#dcebf7", "#56B4E9"
-TOP, STEP, HIGH, WIDE = 7.0, 2.15, 0.95, 2.3  # of the column of blocks
-X = 2.35  # its middle
+TOP, STEP, HIGH, WIDE = 7.6, 2.15, 0.95, 2.3  # of the column of blocks
+X, BESIDE = 2.35, 0.32  # its middle, and how far from it the arrows run
 
 
 def main() -> None:
@@ -38,7 +38,7 @@ def main() -> None:
     card.plot([9.55, 9.55], [0.7, 11.5], color=LINE, lw=1)
     for x, draw in ((0.015, backprop), (0.49, local)):
         axes = figure.add_axes((x, 0.03, 0.5, 0.94))
-        axes.set(xlim=(0, 10), ylim=(-0.6, 10.9))
+        axes.set(xlim=(0, 10), ylim=(-0.3, 10.9))
         axes.axis("off")
         draw(axes)
     target = Path(__file__).parent / "assets" / "how-it-works.png"
@@ -50,56 +50,55 @@ def backprop(axes: Axes) -> None:
     """The error goes back through every layer, so every layer's activations wait for it."""
     title(axes, "Backpropagation", "one error for the whole net")
     for i in range(3):
-        block(axes, i)
+        block(axes, i, BESIDE)
         memory(axes, i, held=True)
-    y = level(2)
-    ends = (X + 3.75, y)
-    say(axes, *ends, "loss", GRADIENT, "bold", box=True)
-    arrow(axes, (X + WIDE / 2, y), (ends[0] - 0.72, y), FORWARD)
-    say(axes, ends[0], y - 1.45, "label  $y^*$", TARGET, "bold")
-    arrow(axes, (ends[0], y - 1.15), (ends[0], y - 0.42), TARGET)
-    # the way back: out of the loss, up beside the column, into every block
-    back = X + 2.15
-    for i in (2, 1, 0):
-        low, high = level(i) + 0.25, level(i - 1) + 0.25
-        arrow(axes, (back, low), (X + WIDE / 2 + 0.05, low), GRADIENT)
-        if i:
-            axes.plot([back, back], [low, high], color=GRADIENT, lw=2.2, solid_capstyle="round")
-    axes.plot([back, ends[0]], [y + 0.78] * 2, color=GRADIENT, lw=2.2, solid_capstyle="round")
-    axes.plot([ends[0]] * 2, [y + 0.42, y + 0.78], color=GRADIENT, lw=2.2, solid_capstyle="round")
-    say(axes, back + 0.3, level(0) - 0.75, "the error travels back\nthrough all layers",
-        GRADIENT, left=True)  # fmt: skip
-    foot(axes, "All activations are kept until the error returns.")
+        if i:  # the way back
+            up = level(i) + HIGH / 2, level(i - 1) - HIGH / 2
+            arrow(axes, (X + BESIDE, up[0]), (X + BESIDE, up[1]), GRADIENT)
+    loss(axes, 2, "label  $y^*$")
+    say(axes, X + 1.0, level(0.5), "the error travels back\nthrough all layers", GRADIENT, "left")
+    foot(axes, "All activations are kept until the error returns:", "memory grows with depth.")
 
 
 def local(axes: Axes) -> None:
     """Every block has its own target and loss; gradients stop at its edge."""
     title(axes, "Target projection (tpSGD)", "one error for every block")
     for i in range(3):
-        block(axes, i)
+        block(axes, i, BESIDE)
         memory(axes, i, held=i == 1)
-        y, ends = level(i), X + 3.1
-        say(axes, ends, y, "loss", GRADIENT, "bold", box=True)
-        arrow(axes, (X + WIDE / 2, y - 0.2), (ends - 0.72, y - 0.2), FORWARD)
-        arrow(axes, (ends - 0.72, y + 0.2), (X + WIDE / 2 + 0.05, y + 0.2), GRADIENT)
-        name = f"target  $P_{i + 1}\\,y^*$" if i < 2 else "label  $y^*$"
-        say(axes, ends + 1.55, y, name, TARGET, "bold", left=True)
-        arrow(axes, (ends + 1.45, y), (ends + 0.75, y), TARGET)
+        loss(axes, i, f"target  $P_{i + 1}\\,y^*$" if i < 2 else "label  $y^*$")
         if i < 2:
-            edge = y - STEP / 2 + 0.02
-            axes.plot([0.6, 9.55], [edge] * 2, color=GRADIENT, lw=1.3, ls=(0, (3, 3)))
-            say(axes, 9.55, edge + 0.24, "gradients stop here", GRADIENT, right=True, size=10.5)
-    foot(axes, "One block's activations at a time. $P_i$: fixed random codes, one row a class.")
+            edge = level(i + 0.5)
+            axes.plot([0.45, 9.45], [edge] * 2, color=GRADIENT, lw=1.3, ls=(0, (3, 3)))
+            say(axes, 9.45, edge + 0.25, "gradients stop here", GRADIENT, "right", size=11)
+    foot(
+        axes,
+        "One block's activations at a time: memory stays flat.",
+        "$P_i$ holds fixed random codes, one row for each class.",
+    )
 
 
-def level(i: int) -> float:
+def loss(axes: Axes, i: int, target: str) -> None:
+    """The loss beside block i: the block's output and a target in, a gradient out."""
+    y, x = level(i), X + 3.1
+    axes.text(
+        x, y, "loss", color=GRADIENT, fontsize=13, weight="bold", va="center", ha="center",
+        bbox={"boxstyle": "round,pad=0.45", "fc": "#fdeee4", "ec": GRADIENT, "lw": 1.6},
+    )  # fmt: skip
+    arrow(axes, (X + WIDE / 2, y - 0.2), (x - 0.68, y - 0.2), FORWARD)
+    arrow(axes, (x - 0.66, y + 0.2), (X + WIDE / 2 + 0.04, y + 0.2), GRADIENT)
+    arrow(axes, (x + 1.45, y), (x + 0.7, y), TARGET)
+    say(axes, x + 1.58, y, target, TARGET, "left", "bold")
+
+
+def level(i: float) -> float:
     """The height of block i's middle."""
-    return TOP + 0.6 - i * STEP
+    return TOP - i * STEP
 
 
-def block(axes: Axes, i: int) -> None:
-    """One block and the arrow into it."""
-    y = level(i)
+def block(axes: Axes, i: int, beside: float) -> None:
+    """One block and the arrow into it, a little left of its middle."""
+    y, x = level(i), X - beside
     axes.add_patch(
         FancyBboxPatch(
             (X - WIDE / 2 + 0.1, y - HIGH / 2 + 0.1), WIDE - 0.2, HIGH - 0.2,
@@ -107,23 +106,27 @@ def block(axes: Axes, i: int) -> None:
             facecolor=LAYER, edgecolor=FORWARD, linewidth=1.6,
         )
     )  # fmt: skip
-    say(axes, X, y, f"block {i + 1}", INK, "bold")
-    above = y + STEP - HIGH / 2 if i else y + 1.25
-    arrow(axes, (X, above), (X, y + HIGH / 2), FORWARD)
+    say(axes, X, y, f"block {i + 1}", INK, weight="bold")
+    start = level(i - 1) - HIGH / 2 if i else y + 1.2
+    arrow(axes, (x, start), (x, y + HIGH / 2), FORWARD)
     if not i:
-        say(axes, X, above + 0.28, "input  $x$", FORWARD, "bold")
+        say(axes, x, start + 0.3, "input  $x$", FORWARD, weight="bold")
 
 
 def memory(axes: Axes, i: int, held: bool) -> None:
     """A stack of cells beside a block: its activations, in memory or not."""
     for k in range(3):
-        axes.add_patch(
-            FancyBboxPatch(
-                (0.45, level(i) - 0.4 + 0.29 * k), 0.42, 0.2,
-                boxstyle="round,pad=0.0,rounding_size=0.04",
-                facecolor=HELD if held else "white", edgecolor=FORWARD if held else LINE, lw=1.1,
-            )
-        )  # fmt: skip
+        cell(axes, level(i) - 0.4 + 0.29 * k, held)
+
+
+def cell(axes: Axes, y: float, held: bool = True) -> None:
+    """A cell of memory, full or empty."""
+    axes.add_patch(
+        FancyBboxPatch(
+            (0.45, y), 0.42, 0.2, boxstyle="round,pad=0.0,rounding_size=0.04",
+            facecolor=HELD if held else "white", edgecolor=FORWARD if held else LINE, lw=1.1,
+        )
+    )  # fmt: skip
 
 
 def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], colour: str) -> None:
@@ -137,34 +140,28 @@ def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], colo
 
 
 def say(
-    axes: Axes, x: float, y: float, text: str, colour: str, weight: str = "normal",
-    left: bool = False, right: bool = False, box: bool = False, size: float = 12.5,
+    axes: Axes, x: float, y: float, text: str, colour: str, side: str = "center",
+    weight: str = "normal", size: float = 13,
 ) -> None:  # fmt: skip
-    """Words at a place."""
-    frame = {"boxstyle": "round,pad=0.45", "fc": "#fdeee4", "ec": colour, "lw": 1.5}
+    """Words at a place; `side` is where they are held."""
     axes.text(
-        x, y, text, color=colour, fontsize=size, weight=weight, va="center",
-        ha="left" if left else "right" if right else "center", bbox=frame if box else None,
+        x, y, text, color=colour, fontsize=size, weight=weight, va="center", ha=side,
         linespacing=1.35,
     )  # fmt: skip
 
 
 def title(axes: Axes, name: str, below: str) -> None:
     """A panel's heading."""
-    axes.text(0.45, 10.55, name, color=INK, fontsize=16, weight="bold", va="center")
-    axes.text(0.45, 9.9, below, color=QUIET, fontsize=12, va="center")
+    say(axes, 0.45, 10.5, name, INK, "left", "bold", size=17)
+    say(axes, 0.45, 9.85, below, QUIET, "left")
 
 
-def foot(axes: Axes, text: str) -> None:
+def foot(axes: Axes, text: str, more: str) -> None:
     """What the cells beside the blocks mean."""
-    axes.text(0.45, 0.55, text, color=QUIET, fontsize=11, va="center")
-    axes.add_patch(
-        FancyBboxPatch(
-            (0.45, -0.22), 0.42, 0.2, boxstyle="round,pad=0.0,rounding_size=0.04",
-            facecolor=HELD, edgecolor=FORWARD, lw=1.1,
-        )
-    )  # fmt: skip
-    axes.text(1.1, -0.12, "activations in memory", color=QUIET, fontsize=11, va="center")
+    cell(axes, 1.33)
+    say(axes, 1.1, 1.42, "activations in memory", QUIET, "left", size=12)
+    say(axes, 0.45, 0.78, text, INK, "left", size=12)
+    say(axes, 0.45, 0.2, more, INK, "left", size=12)
 
 
 if __name__ == "__main__":

@@ -323,6 +323,17 @@ def test_the_fallback_says_so_and_moves_every_parameter(name, schedule):
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.BatchNorm1d])
+@pytest.mark.parametrize("schedule", [tpsgd.sequential, tpsgd.simultaneous])
+def test_a_norm_after_the_activation_learns_with_the_next_block(norm, schedule):
+    model = seeded(lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), norm(8), nn.Linear(8, 3)))
+    before = state(model)
+    run = tpsgd.fit(model, points(), schedule=schedule, epochs=[0, 2], batch_size=16)
+    assert [b.learning for b in run.blocks] == ["closed form", "autograd"]
+    moved = {k for k, p in model.named_parameters() if not torch.equal(p, before[k])}
+    assert moved == {"2.weight", "2.bias", "3.weight", "3.bias"}
+
+
 @pytest.mark.parametrize("name", ["residual", "PReLU", "LayerNorm", "conv, pool, relu"])
 def test_the_fallbacks_gradient_is_autograds_of_the_local_loss(name):
     x, _ = images(n=6)

@@ -85,6 +85,22 @@ def test_a_rule_that_fails_does_not_stop_the_others(data, factory):
     assert record.as_dict()["arms"][1]["summary"] is None
 
 
+def test_an_arm_that_failed_late_shows_no_figures(data, factory, monkeypatch):
+    evaluate = comparing.evaluate
+    calls = iter(range(99))
+
+    def failing(*args):  # two arms warm up, then take turns: call 4 is backprop's second restart
+        if next(calls) == 4:
+            raise tpsgd.TpsgdError("no more")
+        return evaluate(*args)
+
+    monkeypatch.setattr(comparing, "evaluate", failing)
+    record = compare(data, factory, [], epochs=1, restarts=3)
+    backprop = record.as_dict()["arms"][0]
+    assert backprop["error"] == "no more" and len(backprop["restarts"]) == 1
+    assert backprop["summary"] is None and record.reference is None and record.finished == 4
+
+
 def test_when_nothing_can_be_trained_the_reason_is_raised(data):
     with pytest.raises(tpsgd.TpsgdError, match="input"):
         compare(data, models.factory("mlp:4", (9,), 2), [], epochs=1, restarts=1)

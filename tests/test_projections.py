@@ -106,6 +106,15 @@ def test_pieces_of_a_long_row_are_seamless():
     assert torch.equal(whole[:, :40_000], projections.normal()((40_000,), 2, KEY))
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+@pytest.mark.parametrize("name", MAKERS)
+def test_the_numbers_are_the_same_on_a_gpu(name):
+    for shape in ((3, 2), (70_000,)):
+        found = MAKERS[name](0.3)(shape, 4, KEY, "cuda")
+        assert found.is_cuda and torch.equal(found.cpu(), MAKERS[name](0.3)(shape, 4, KEY))
+    assert torch.equal(shuffled(999, [KEY], "cuda").cpu(), shuffled(999, [KEY]))
+
+
 # ---- a row is a function of (seed, block, step, class) -------------------------------------------
 
 

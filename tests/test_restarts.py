@@ -131,6 +131,20 @@ def test_with_no_bias_and_a_batch_larger_than_the_data():
          batch_size=1000)  # fmt: skip
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+@pytest.mark.parametrize(("name", "schedule"), RUNS)
+def test_stacked_on_a_gpu_equals_one_by_one_on_the_cpu(name, schedule):
+    """With small batches, so that steps are captured and replayed."""
+    rule = rules.frozen() if name == "frozen" else DRAWN[name]()
+    settings = SETTINGS | {"rule": rule, "schedule": schedule, "batch_size": 4, "epochs": 3}
+    there = tpsgd.fit_many(factory, DATA, device="cuda", **settings)
+    here = tpsgd.fit_many(factory, DATA, device="cpu", **settings)
+    assert there.stacked and not here.stacked
+    for a, b in zip(there.models, here.models, strict=True):
+        for p, q in zip(a.parameters(), b.parameters(), strict=True):
+            torch.testing.assert_close(p.cpu(), q, rtol=1e-6, atol=1e-8)
+
+
 # ---- restarts are what `fit` makes ---------------------------------------------------------------
 
 

@@ -288,14 +288,10 @@ def _table(comparison: "Comparison") -> Table:
 
 def _show(comparison: "Comparison", page: Path) -> None:
     """Print the table, what it cannot say, and where the report is."""
-    from .report.table import remarks, title
+    from .report.table import effort, remarks, title
 
-    settings, console = comparison.settings, Console(highlight=False)
-    console.print(
-        f"{title(comparison)}: {settings['epochs']} epochs per block, batches of "
-        f"{settings['batch_size']}, {settings['restarts']} restarts",
-        style="bold",
-    )
+    console = Console(highlight=False)
+    console.print(f"{title(comparison)}: {effort(comparison)}", style="bold", markup=False)
     console.print(_table(comparison))
     console.print("× is over backprop; kept: inputs held for reuse; passes: samples learned from")
     for line in remarks(comparison):

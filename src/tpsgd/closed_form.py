@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from .activations import activation
 from .blocks import Block, padding
+from .layout import cells, channels_last, full, spread
 from .rules import Place
 
 aten = torch.ops.aten
@@ -75,11 +76,12 @@ class ClosedForm:
 
         `spent`: nobody needs the block's output any more, so its memory may be used.
         """
-        dz = dy.reshape(saved.y.shape) if at is Place.END else dy
-        if at is not Place.BEFORE and self.act is not None:
-            kept = saved.y if self.act.from_output else saved.z
-            room = dz if _dense(dz) else saved.y if spent else None
-            dz = self.act.backward(dz, kept, room if in_place else None)
+        if at is Place.END and dy.dim() != saved.y.dim():
+            dy = dy.reshape(saved.y.shape)
+        if at is Place.BEFORE or self.act is None:
+            dz = full(dy, saved.z)
+        else:
+            dz = self._through_activation(saved, dy, in_place, in_place and spent)
         grads: dict[str, Tensor] = {}
         if self.norm is not None:
             dz = self._norm_gradients(grads, params, saved, dz)
@@ -89,6 +91,17 @@ class ClosedForm:
         if db is not None:
             grads[key + "bias"] = db
         return grads
+
+    def _through_activation(self, saved: Saved, dy: Tensor, in_place: bool, spent: bool) -> Tensor:
+        """dy * sigma'(z), in dy's own memory or the output's where they may be used."""
+        assert self.act is not None
+        kept = saved.y if self.act.from_output else saved.z
+        if dy.shape == kept.shape:
+            room = dy if _dense(dy) else saved.y if spent else None
+            return self.act.backward(dy, kept, room if in_place else None)
+        room, grid = saved.y if spent else torch.empty_like(kept), (dy.shape[2], dy.shape[3])
+        self.act.backward(spread(dy, kept), cells(kept, grid), cells(room, grid))
+        return room
 
     def _layer(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         layer = self.layer
@@ -120,7 +133,7 @@ class ClosedForm:
             layer.groups,
             (False, True, False),
         )
-        return dw, None if bias is None else dz.sum((0, *range(2, dz.dim())))
+        return dw, None if bias is None else _sum_per_filter(dz)
 
     def _normalise(self, out: Tensor, params: Params) -> tuple[Tensor, tuple[Tensor, ...]]:
         norm = self.norm
@@ -162,6 +175,14 @@ class ClosedForm:
         key = f"{self.at_layer + 1}."
         grads[key + "weight"], grads[key + "bias"] = dweight, dbias
         return dout
+
+
+def _sum_per_filter(dz: Tensor) -> Tensor:
+    """The sum over samples and pixels; as a product where the filters lie last, which is faster."""
+    if channels_last(dz):
+        flat = dz.permute(0, 2, 3, 1).reshape(-1, dz.shape[1])
+        return flat.new_ones(len(flat)) @ flat
+    return dz.sum((0, *range(2, dz.dim())))
 
 
 def _dense(t: Tensor) -> bool:

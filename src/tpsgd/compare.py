@@ -76,6 +76,11 @@ class Result:
     error: str | None = None
 
     @property
+    def counts(self) -> bool:
+        """Whether there are figures to show: survivors of an arm that failed would flatter it."""
+        return bool(self.runs) and self.error is None
+
+    @property
     def accuracy(self) -> tuple[float, float]:
         """Mean and standard deviation of the test accuracy."""
         values = self.accuracies
@@ -93,9 +98,9 @@ class Result:
 
     def as_dict(self) -> dict[str, Any]:
         """The arm, its summary and its restarts as plain values."""
-        summary = settings = None
-        if self.runs:
-            (mean, std), settings = self.accuracy, self.runs[0].settings
+        summary = None
+        if self.counts:
+            mean, std = self.accuracy
             summary = {"accuracy": mean, "accuracy_std": std, "seconds": self.seconds}
             summary["peak_bytes"] = self.peak_bytes
         restarts = [
@@ -103,7 +108,7 @@ class Result:
             for accuracy, run in zip(self.accuracies, self.runs, strict=True)
         ]
         named = {"name": self.arm.name, "about": self.arm.about, "error": self.error}
-        return {**named, "settings": settings, "summary": summary, "restarts": restarts}
+        return {**named, "summary": summary, "restarts": restarts}
 
 
 @dataclass
@@ -132,14 +137,14 @@ class Comparison:
     @property
     def reference(self) -> Result | None:
         """Backprop's result, where it has one."""
-        return next((r for r in self.results if r.arm.backprop and r.runs), None)
+        return next((r for r in self.results if r.arm.backprop and r.counts), None)
 
     @property
     def ranked(self) -> list[Result]:
         """Backprop first, the control last, the rules between by accuracy."""
 
         def rank(r: Result) -> tuple[int, float]:
-            return r.arm.control - r.arm.backprop, -r.accuracy[0] if r.runs else 1.0
+            return r.arm.control - r.arm.backprop, -r.accuracy[0] if r.counts else 1.0
 
         return sorted(self.results, key=rank)
 

@@ -337,6 +337,7 @@ def _teach(
     for learner, course in zip(learners, courses, strict=True):
         if learner.trains:  # a mistake in the last block's should not wait for the others
             make_optimizer(course.optimizer, list(learner.params.values()), course.lr)
+    meter.begin()
     settings.schedule(trainer)
     if form.device.type == "cuda":
         torch.cuda.synchronize(form.device)

@@ -18,7 +18,7 @@ Step = Callable[[Tensor, Tensor], None]
 class Steps:
     """Runs `step(x, labels)` on every batch of a source."""
 
-    WARM_UP = 3  # real steps taken before the capture, which itself computes nothing
+    WARM_UP = 2  # real steps taken before the capture, which itself computes nothing
 
     def __init__(self, step: Step, source: Source, learners: list[Learner], fixed_rate: bool):
         self.step, self.source, self.learners = step, source, learners

@@ -57,7 +57,7 @@ class Closed:
         spent: bool = False,
     ) -> Gradients:
         """The local loss of a batch and the gradients of the block's parameters."""
-        local = self.objective(self.seen(saved), s, *tensors)
+        local = self.objective.coarse(self.seen(saved), s, *tensors)
         form, at, in_place = self.form, self.at, self.in_place
         return local, form.gradients(params, saved, local.dy, at, in_place, spent)
 
@@ -83,8 +83,8 @@ class Traced:
         self.objective = objective
 
     def forward(self, params: Params, x: Tensor) -> dict[Place, Tensor]:
-        """The block's values at every place, on a graph that starts here."""
-        with torch.enable_grad():
+        """The block's values at every place, on a graph that starts here while it learns."""
+        with torch.set_grad_enabled(self.block.layer.training):
             return self.block.outputs(x.detach())
 
     def seen(self, saved: dict[Place, Tensor]) -> Tensor:

@@ -63,9 +63,12 @@ class Meter:
         self._held = 0
         self._live = LiveBytes()
         self._start = 0
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-            self._start = torch.cuda.memory_allocated(device)
+
+    def begin(self) -> None:
+        """Count from here: the model and the data are in place (on the CPU nothing counts yet)."""
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+            self._start = torch.cuda.memory_allocated(self.device)
 
     @contextmanager
     def watch(self, active: bool = True) -> Iterator[None]:

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .hashing import Key
-from .layout import rows
+from .layout import full, rows
 from .losses import Loss, bce, cross_entropy, minus_labels
 from .projections import Projection
 
@@ -52,6 +52,11 @@ class Objective:
 
     def __call__(self, y: Tensor, s: Tensor, *tensors: Tensor) -> Local:
         """The loss of a batch and its derivatives; `tensors` stand in for the objective's own."""
+        local = self.coarse(y, s, *tensors)
+        return local._replace(dy=full(local.dy, y))
+
+    def coarse(self, y: Tensor, s: Tensor, *tensors: Tensor) -> Local:
+        """The same, but `dy` may hold one number per cell of feature maps; see `layout.full`."""
         tensors = tensors or self.tensors
         if self.closed:
             return self.closed(y, s, *tensors)
@@ -210,9 +215,11 @@ def _cells(y: Tensor, grid: tuple[int, ...]) -> Tensor:
 def _spread(df: Tensor, y: Tensor, grid: tuple[int, ...]) -> Tensor:
     """The derivative of `_cells`: each cell's share, handed back to its pixels."""
     filters, space = y.shape[1], y.shape[2:]
-    if prod(grid) == 1:
-        return df.div(prod(space)).view(*df.shape, *[1] * len(space)).expand(y.shape)
     cells = df.view(-1, filters, *grid)
+    if len(space) == 2 and not any(n % g for n, g in zip(space, grid, strict=True)):
+        return cells.mul_(prod(grid) / prod(space))  # one number per cell: spread where it is used
+    if prod(grid) == 1:
+        return cells.div(prod(space)).expand(y.shape)
     if len(space) == 1:
         cells, y = cells[:, :, None], y[:, :, None]
         return torch.ops.aten._adaptive_avg_pool2d_backward(cells, y)[:, :, 0]

@@ -6,7 +6,7 @@ from html import escape
 
 from ..compare import Comparison
 from .plots import styles
-from .table import remarks, rows, title
+from .table import effort, remarks, rows, title
 
 HEAD = (
     "rule", "test accuracy (%)", "seconds", "over backprop", "peak memory", "over backprop",
@@ -54,7 +54,7 @@ pre { background: #f5f5f5; padding: .8rem 1rem; white-space: pre-wrap; border-ra
 
 def render(comparison: Comparison, pictures: Mapping[str, bytes]) -> str:
     """The page, with the pictures inside."""
-    name = escape(title(comparison))
+    name, data = escape(title(comparison)), comparison.data
     figures = {key: _figure(picture, CAPTIONS[key]) for key, picture in pictures.items()}
     alerts = "".join(f'<p class="bad">{escape(line)}</p>' for line in remarks(comparison))
     return f"""<!doctype html>
@@ -67,7 +67,8 @@ def render(comparison: Comparison, pictures: Mapping[str, bytes]) -> str:
 </head>
 <body>
 <h1>{name}: learning without backpropagation</h1>
-<p class="quiet">{escape(_subtitle(comparison))}</p>
+<p class="quiet">{effort(comparison)}; {data["train"]:,} training and {data["test"]:,} test
+samples.</p>
 {alerts}<div class="wide">{_table(HEAD, _cells(comparison))}</div>
 <p class="quiet">{NOTES}</p>
 <h2>Accuracy against cost</h2>
@@ -86,22 +87,13 @@ def render(comparison: Comparison, pictures: Mapping[str, bytes]) -> str:
 """
 
 
-def _subtitle(comparison: Comparison) -> str:
-    settings, data = comparison.settings, comparison.data
-    many = settings["restarts"] != 1
-    return (
-        f"{settings['epochs']} epochs per block, {settings['restarts']} restart{'s' * many}; "
-        f"{data['train']:,} training and {data['test']:,} test samples."
-    )
-
-
 def _cells(comparison: Comparison) -> list[list[str]]:
     looks = styles(comparison)
     table = [[escape(cell) for cell in row] for row in rows(comparison)]
     for row, result in zip(table, comparison.ranked, strict=True):
         colour = looks[result.arm.name].colour
         row[0] = f'<span class="dot" style="background:{colour}"></span>{row[0]}'
-        if result.runs and not result.error:
+        if result.counts:
             row[-1] = f"{result.runs[-1].sample_passes:,}"
     return table
 

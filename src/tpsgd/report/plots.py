@@ -42,7 +42,7 @@ def draw(comparison: Comparison) -> dict[str, bytes]:
     """Every plot as a PNG, by name."""
     from matplotlib import rc_context
 
-    largest = max((r.peak_bytes for r in comparison.results if r.runs), default=0)
+    largest = max((r.peak_bytes for r in comparison.results if r.counts), default=0)
     unit, step = ("KB", 2**10) if largest < 2**20 else ("MB", 2**20)
     with rc_context(LOOK):
         return {
@@ -73,23 +73,24 @@ def scatter(comparison: Comparison, label: str, costs: Callable[[Result], list[f
     axes = Figure(figsize=(5.2, 4.2), layout="constrained").add_subplot()
     axes.set(xlabel=label, ylabel="test accuracy (%)")
     looks, points = styles(comparison), []
-    for result in [r for r in comparison.ranked if r.runs]:
+    for result in [r for r in comparison.ranked if r.counts]:
         cost, look = costs(result), looks[result.arm.name]
         x, (y, dy) = float(np.median(cost)), (100 * a for a in result.accuracy)
         spread = [[x - min(cost)], [max(cost) - x]]
-        axes.errorbar(x, y, dy, spread, look.marker, color=look.colour, ms=8, mec="white")
+        axes.errorbar(x, y, dy, spread, look.marker, color=look.colour, ms=8, mec="white", mew=0.6)
         points.append((x, y, spread[0][0], spread[1][0], dy, result.arm.name, look.colour))
         if result.arm.backprop:
             axes.axvline(x, color="#000000", linewidth=0.8, linestyle=(0, (2, 4)), zorder=0)
     axes.set_xlim(0, 1.4 * max((p[0] for p in points), default=1.0))
-    _scale(axes, [p[1] for p in points], 50 / comparison.data["test"])
+    _scale(axes, [p[1] for p in points], max((p[1] + p[4] for p in points), default=100))
     _label(axes, points)
     return axes.figure
 
 
-def _scale(axes: Any, values: Sequence[float], least: float) -> None:
+def _scale(axes: Any, values: Sequence[float], top: float) -> None:
     """Where one arm is far behind, draw the error on a log scale: the others stay apart."""
-    if not values or max(values) - min(values) < 20:
+    least = max((100 - top) / 2, 0.01)  # the smallest error shown
+    if not values or max(values) - min(values) < 20 or max(values) < 90:
         axes.margins(y=0.12)
         axes.set_ylim(top=min(100, axes.get_ylim()[1]))
         return
@@ -102,7 +103,7 @@ def _scale(axes: Any, values: Sequence[float], least: float) -> None:
         ),
     )
     axes.set_yticks(ticks, [f"{t:g}" for t in ticks])
-    axes.set_ylim(0, 100 - max(100 - max(values), least) / 2)
+    axes.set_ylim(0, 100 - least)
 
 
 def _label(axes: Any, points: Sequence[tuple[Any, ...]]) -> None:
@@ -156,17 +157,20 @@ def curves(comparison: Comparison) -> Any:
     from matplotlib.ticker import MaxNLocator
 
     panels, looks = _panels(comparison), styles(comparison)
-    columns = min(3, max(1, len(panels)))
-    rows = math.ceil(len(panels) / columns) or 1
-    figure = Figure(figsize=(2.9 * columns + 0.6, 2.5 * rows + 0.8), layout="constrained")
+    rows = math.ceil(len(panels) / 3) or 1
+    figure = Figure(figsize=(9.3, 2.5 * rows + 0.8), layout="constrained")
     for number, (title, lines) in enumerate(panels.items(), 1):
-        axes = figure.add_subplot(rows, columns, number)
-        axes.set(title=title, xlabel="epoch")
-        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        axes = figure.add_subplot(rows, 3, number)
+        longest = max(map(len, lines.values()))
+        axes.set(title=title, xlabel="epoch", xlim=(0.5, longest + 0.5))
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
         for name, line in lines.items():
             epochs, look = range(1, len(line) + 1), looks[name]
             mean, least, most = zip(*line, strict=True)
-            axes.plot(epochs, mean, color=look.colour, linestyle=look.dash, linewidth=1.6)
+            axes.plot(
+                epochs, mean, marker="." if longest == 1 else "", color=look.colour,
+                linestyle=look.dash, linewidth=1.6,
+            )  # fmt: skip
             axes.fill_between(epochs, least, most, color=look.colour, alpha=0.12, linewidth=0)
     shown = {name for lines in panels.values() for name in lines}
     figure.legend(
@@ -183,7 +187,7 @@ def curves(comparison: Comparison) -> Any:
 
 def _panels(comparison: Comparison) -> dict[str, dict[str, Line]]:
     """Titles and lines of the panels that hold one: first accuracies, then local losses."""
-    done = [r for r in comparison.results if r.runs]
+    done = [r for r in comparison.results if r.counts]
     blocks = max((r.runs[0].blocks for r in done), key=len, default=[])
     panels = {}
     for what, lines in (("training accuracy (%)", _accuracies), ("local loss, scaled", _losses)):

@@ -25,6 +25,13 @@ def title(comparison: Comparison) -> str:
     return ", ".join(filter(None, (comparison.data["name"], comparison.settings.get("model"))))
 
 
+def effort(comparison: Comparison) -> str:
+    """Epochs and restarts, in a few words."""
+    counts = [(comparison.settings[key], key.rstrip("s")) for key in ("epochs", "restarts")]
+    epochs, restarts = (f"{n} {word}{'s' * (n != 1)}" for n, word in counts)
+    return f"{epochs} per block, {restarts}"
+
+
 def accuracy(result: Result, samples: int) -> str:
     """Mean ± standard deviation in per cent, as finely as that many test samples allow."""
     digits = 2 if samples >= 5000 else 1
@@ -33,7 +40,7 @@ def accuracy(result: Result, samples: int) -> str:
 
 
 def _row(result: Result, comparison: Comparison) -> tuple[str, ...]:
-    if result.error or not result.runs:
+    if not result.counts:
         return (result.arm.name, "failed" if result.error else NONE, *[NONE] * (len(HEAD) - 2))
     run, base, seconds = result.runs[-1], comparison.reference, result.seconds
     return (

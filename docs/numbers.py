@@ -1,0 +1,446 @@
+"""Fill the numbers of the README and the docs in from `results/*.json`.
+
+    python docs/numbers.py             # write them
+    python docs/numbers.py --check     # exit 1 where a page is out of date
+
+A place is `<!-- numbers: NAME -->` ... `<!-- end -->`: a table when the first mark ends its line, a
+value inside a sentence otherwise. `TABLES` and `VALUES` list the names; words after a slash are
+arguments, as in `accuracy/mnist-mlp/frozen`. What has not been measured yet says so.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from tpsgd.run import BlockInfo, Epoch, Run, size
+
+ROOT = Path(__file__).resolve().parents[1]
+MARK = re.compile(r"<!-- numbers: (?P<name>.+?) -->(?P<old>.*?)<!-- end -->", re.DOTALL)
+NUMBER = re.compile(r"[\d*×–]")  # how a cell of figures starts
+Record = dict[str, Any]
+
+# The files, and what makes them.
+FILES = {
+    "demo-mlp": "make demo (demo/mlp/results.json)",
+    "demo-cnn": "make demo (demo/cnn/results.json)",
+    "shallow": "python -m tpsgd.experiments.shallow --out results",
+    "speed": "python benchmarks/speed.py --out results",
+    "gpu": "python benchmarks/gpu.py --out results",
+}
+ORDER = (
+    *("backprop", "readout", "readout-learned", "tpsgd-l2", "tpsgd-l1", "dfa", "sdfa", "drtp"),
+    "frozen",
+)
+NETS = {
+    "mnist-mlp": "MNIST, MLP",
+    "mnist-cnn": "MNIST, CNN",
+    "cifar10-cnn": "CIFAR-10, CNN",
+}
+# Lomnitz et al. (2022), tables 2 and 3: accuracy in per cent and its deviation over 25 restarts,
+# seconds. Its tpSGD lowers the squared error, so it stands beside our `tpsgd-l2`.
+PAPER = {
+    ("mnist-mlp", "tpsgd-l2"): ("88.3 ± 0.25", "1.7"),
+    ("mnist-cnn", "tpsgd-l2"): ("96.6 ± 0.2", "2.7"),
+    ("mnist-cnn", "backprop"): ("97.1 ± 0.21", "2.3"),
+    ("cifar10-cnn", "tpsgd-l2"): ("46.5 ± 1.2", "4.6"),
+    ("cifar10-cnn", "backprop"): ("46.8 ± 1.1", "4.8"),
+}
+PAPER_MACHINE = "NVIDIA RTX A5000"
+
+
+class Missing(Exception):
+    """A file that has not been made yet."""
+
+
+class Results:
+    """The records in a folder, read when asked for."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def __getitem__(self, name: str) -> Record:
+        path = self.folder / f"{name}.json"
+        if not path.is_file():
+            raise Missing(name)
+        return json.loads(path.read_text(encoding="utf-8"))
+
+
+# Tables
+
+
+def demo(results: Results) -> str:
+    """What `make demo` found: every rule on both nets."""
+    records = [results["demo-mlp"], results["demo-cnn"]]
+    arms = [{arm["name"]: arm for arm in record["arms"]} for record in records]
+    nets = [r["settings"]["model"].partition(":")[0].upper() for r in records]
+    head = ["rule"]
+    for net in nets:
+        head += [f"{net}, accuracy %", "seconds", "peak memory"]
+    rows = []
+    for name in ordered({n for side in arms for n in side}):
+        row = [f"`{name}`"]
+        for side in arms:
+            arm, base = side.get(name), side["backprop"]["summary"]
+            row += demo_cells(arm, base) if arm and arm["summary"] else ["–"] * 3
+        rows.append(row)
+    kept = max(run["kept_bytes"] for r in records for a in r["arms"] for run in a["restarts"])
+    shown = "; ".join(
+        f"{net}: `{r['settings']['model']}`, {r['settings']['activation']}, "
+        f"{count(r['settings']['epochs'], 'epoch')} per block"
+        for net, r in zip(nets, records, strict=True)
+    )
+    settings, data = records[0]["settings"], records[0]["data"]
+    note = (
+        f"`{data['name']}`, {data['train']:,} training and {data['test']:,} test images. {shown}; "
+        f"batches of {settings['batch_size']}; mean ± standard deviation of "
+        f"{count(settings['restarts'], 'restart')}. × is over backprop. Inputs kept for reuse, "
+        f"{size(kept)} at most, are not in the peak."
+    )
+    return f"{table(head, rows)}\n\n{note} {origin(*records)}"
+
+
+def demo_cells(arm: Record, base: Record) -> list[str]:
+    """Accuracy, seconds and peak memory of one arm of a comparison."""
+    s = arm["summary"]
+    return [
+        percent([run["accuracy"] for run in arm["restarts"]], 1),
+        f"{s['seconds']:.2f}",
+        f"{size(s['peak_bytes'])} (×{s['peak_bytes'] / base['peak_bytes']:.2f})",
+    ]
+
+
+def printed_run(results: Results) -> str:
+    """A run as `print(run)` shows it: the demo's CNN under `readout`."""
+    arms = results["demo-cnn"]["arms"]
+    found = next(a for a in arms if a["name"] == "readout")["restarts"][0]
+    plain = {k: v for k, v in found.items() if k != "accuracy"}
+    plain["blocks"] = [BlockInfo(**b) for b in plain["blocks"]]
+    plain["history"] = [Epoch(**e) for e in plain["history"]]
+    return f"```text\n{Run(**plain)}\n```"
+
+
+def shallow(results: Results) -> str:
+    """Accuracy of every rule on the paper's nets, cost on the largest, the paper's own figures."""
+    record = results["shallow"]
+    tables = {k: record["tables"][k] for k in NETS if k in record["tables"]}
+    costly, last = tables[list(tables)[-1]]["arms"], NETS[list(tables)[-1]]
+    rows = []
+    for name in ordered({n for t in tables.values() for n in t["arms"]}):
+        figures = [cell(t["arms"].get(name)) for t in tables.values()]
+        rows.append([f"`{name}`", *figures, cost(costly.get(name), costly["backprop"])[0]])
+    for label, name in (("the paper's tpSGD", "tpsgd-l2"), ("the paper's backprop", "backprop")):
+        known = [PAPER.get((key, name), ("–",))[0] for key in tables]
+        rows.append([f"*{label}*", *known, PAPER.get((list(tables)[-1], name), ("", "–"))[1]])
+    shown = "; ".join(
+        f"{NETS[k]}: {count(t['settings']['epochs'], 'epoch')} per block, "
+        f"{count(restarts(t), 'restart')}"
+        for k, t in tables.items()
+    )
+    head = ["test accuracy %", *(NETS[k] for k in tables), f"seconds ({last})"]
+    note = (
+        f"Mean ± standard deviation; × is over backprop. {shown}; Adam at 1e-3, batches of 128. "
+        "Variants of a rule were chosen on held-out training data; the paper's seconds are from an "
+        f"{PAPER_MACHINE}."
+    )
+    return f"{table(head, rows)}\n\n{note} {origin(record)}"
+
+
+def one_net(results: Results, key: str) -> str:
+    """One of the tables of `shallow` in full: cost, the paper's figures, what was chosen.
+
+    The peak of a GPU's allocator holds workspaces of its libraries, so bytes are those of a CPU.
+    """
+    record = results["shallow"]
+    found, on_cpu = record["tables"][key], not record["machine"]["gpu"]
+    base, known = found["arms"]["backprop"], any(net == key for net, _ in PAPER)
+    rows = []
+    for name in ordered(found["arms"]):
+        arm = found["arms"][name]
+        accuracy, seconds = PAPER.get((key, name), ("–", "–"))
+        time, peak = cost(arm, base)
+        kept = size(arm["kept_bytes"]) if arm["kept_bytes"] else "–"
+        passes = f"{arm['sample_passes'] / 1e6:.2f} M"
+        ours = [cell(arm), *[accuracy] * known, time, *[seconds] * known, *[peak] * on_cpu]
+        rows.append([f"`{name}`", *ours, kept, passes, arm["variant"] or "–"])
+    head = ["rule", "accuracy %", *["paper"] * known, "seconds", *["paper"] * known]
+    head += [*["peak memory"] * on_cpu, "kept inputs", "sample passes", "chosen on held-out data"]
+    settings = found["settings"]
+    note = (
+        f"{settings['activation']}, {count(settings['epochs'], 'epoch')} per block, "
+        f"{count(restarts(found), 'restart')}; × is over backprop."
+    )
+    if known:
+        note += f" The paper's seconds are from an {PAPER_MACHINE}."
+    return f"{table(head, rows)}\n\n{note} {origin(record)}"
+
+
+def held_out(results: Results, key: str) -> str:
+    """What every variant reached on held-out data; the chosen one in bold."""
+    record = results["shallow"]
+    found = record["tables"][key]
+    rows = []
+    for name in ordered(found["arms"]):
+        arm = found["arms"][name]
+        for variant, accuracy in arm["held_out"].items():
+            bold = "**" if variant == arm["variant"] else ""
+            value = f"{100 * accuracy:.2f}"
+            rows.append([f"`{name}`", f"{bold}{variant}{bold}", f"{bold}{value}{bold}"])
+    note = f"Trained without the last {found['held_out']:,} training samples, tested on them."
+    return f"{table(('rule', 'variant', 'held-out accuracy %'), rows)}\n\n{note} {origin(record)}"
+
+
+def speed(results: Results) -> str:
+    """Seconds of every rule, and over backprop's in its faster memory layout."""
+    record = results["speed"]
+    nets = record["speed"]
+    arms = list(dict.fromkeys(arm for rows in nets.values() for arm in rows))
+
+    def seconds(net: Record, arm: str) -> str:
+        row = net.get(arm)
+        return f"{row['seconds']:.2f} (×{row['ratio']:.2f})" if row else "–"
+
+    rows = [[f"`{arm}`", *(seconds(net, arm) for net in nets.values())] for arm in arms]
+    note = (
+        f"Seconds of training, the fastest of {count(record['turns'], 'turn')}; × is over the "
+        "faster of backprop's two memory layouts. Passes that make the next block's inputs are "
+        "included."
+    )
+    return f"{table(('', *nets), rows)}\n\n{note} {origin(record)}"
+
+
+def memory(results: Results) -> str:
+    """Peak bytes by depth."""
+    record = results["speed"]
+    arms = [arm for arm in record["memory"][0] if arm != "depth"]
+    rows = [
+        [
+            str(row["depth"]),
+            *(f"{size(row[a])} (×{row[a] / row['backprop']:.2f})" for a in arms),
+        ]
+        for row in record["memory"]
+    ]
+    note = (
+        "Peak memory of training plain CNNs (16 channels, 32 x 32 images, batches of 128): model, "
+        "optimizer, activations and projections, no inputs kept (`reuse=False`); × is over "
+        "backprop."
+    )
+    return f"{table(('layers', *(f'`{a}`' for a in arms)), rows)}\n\n{note} {origin(record)}"
+
+
+def many_restarts(results: Results) -> str:
+    """25 restarts stacked into one step, against one."""
+    record = results["gpu"]
+    rows = [
+        [
+            f"`{row['rule']}`",
+            *(f"{1e3 * row[k]:.0f} ms" for k in ("seconds_1", "seconds_25")),
+            f"×{row['ratio']:.2f}",
+            f"{1e3 * row['seconds_backprop']:.0f} ms",
+            f"{100 * row['accuracy_25']:.2f}",
+            f"{100 * row['accuracy_backprop']:.2f}",
+        ]
+        for row in record["restarts"]
+    ]
+    head = (
+        *("rule", "1 restart", "25 together", "25 over 1", "backprop, 1 restart"),
+        *("accuracy %, mean of 25", "backprop's accuracy %"),
+    )
+    first = record["restarts"][0]
+    note = (
+        f"MNIST, MLP 784-256-10, {first['epochs']} epochs, batches of {first['batch_size']}, all "
+        f"blocks at once; medians of {record['repeats'] - 1} runs after a warm-up."
+    )
+    return f"{table(head, rows)}\n\n{note} {origin(record)}"
+
+
+def time_to_paper(results: Results) -> str:
+    """Milliseconds to the paper's accuracy."""
+    record = results["gpu"]
+    rows = [
+        [
+            f"`{row['rule']}`",
+            percent(row["accuracies"], 2),
+            f"{1e3 * row['seconds']:.1f} ms",
+            f"{1e3 * row['setup_seconds']:.1f} ms",
+            f"{1e3 * row['first_run_seconds']:.0f} ms",
+            f"batch {row['batch_size']}, learning rate {row['lr']:g}",
+        ]
+        for row in record["time_to_paper"]
+    ]
+    accuracy, seconds = PAPER["mnist-mlp", "tpsgd-l2"]
+    rows.append([f"the paper, {PAPER_MACHINE}", accuracy, f"{seconds} s", "–", "–", "not given"])
+    head = ("rule", "accuracy %", "training", "set-up", "first run", "chosen on held-out data")
+    note = (
+        "MNIST, MLP 784-256-10, one epoch, all blocks at once; medians of "
+        f"{len(record['time_to_paper'][0]['accuracies'])} runs on a warm device; the first run "
+        "with these settings and the set-up (model, data checks, projections) are stated apart."
+    )
+    return f"{table(head, rows)}\n\n{note} {origin(record)}"
+
+
+# Values inside sentences
+
+
+def accuracy(results: Results, key: str, arm: str) -> str:
+    """Of one arm of `shallow`."""
+    return f"{cell(results['shallow']['tables'][key]['arms'][arm])} %"
+
+
+def variant(results: Results, key: str, arm: str) -> str:
+    """The variant of an arm that held-out data chose."""
+    return results["shallow"]["tables"][key]["arms"][arm]["variant"]
+
+
+def paper(results: Results, key: str, arm: str) -> str:
+    """The paper's accuracy."""
+    return f"{PAPER[key, arm][0]} %"
+
+
+def ratio(results: Results, net: str, arm: str) -> str:
+    """Seconds over backprop's, from `speed`."""
+    return f"{results['speed']['speed'][net][arm]['ratio']:.2f}"
+
+
+def depth(results: Results, layers: str, arm: str) -> str:
+    """Peak memory over backprop's at that many layers, from `speed`."""
+    row = next(r for r in results["speed"]["memory"] if r["depth"] == int(layers))
+    return f"{row[arm] / row['backprop']:.2f}"
+
+
+TABLES: dict[str, Callable[..., str]] = {
+    "demo": demo,
+    "run": printed_run,
+    "shallow": shallow,
+    "table": one_net,
+    "held-out": held_out,
+    "speed": speed,
+    "memory": memory,
+    "restarts": many_restarts,
+    "time-to-paper": time_to_paper,
+}
+VALUES: dict[str, Callable[..., str]] = {
+    "accuracy": accuracy,
+    "variant": variant,
+    "paper": paper,
+    "ratio": ratio,
+    "depth": depth,
+}
+PLACES = TABLES | VALUES
+
+
+# How a figure is written
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table, columns of numbers to the right."""
+    rows = list(rows)
+    sides = [
+        "---:" if all(NUMBER.match(c) for c in col) else "---" for col in zip(*rows, strict=True)
+    ]
+    lines = [head, sides, *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def percent(values: Sequence[float], digits: int) -> str:
+    """Mean ± standard deviation in per cent."""
+    mean = f"{100 * fmean(values):.{digits}f}"
+    return f"{mean} ± {100 * stdev(values):.{digits}f}" if len(values) > 1 else mean
+
+
+def cell(arm: Record | None) -> str:
+    """The accuracy of an arm of `shallow`; 10,000 test images allow two digits."""
+    return percent(arm["accuracies"], 2) if arm else "–"
+
+
+def cost(arm: Record | None, base: Record) -> tuple[str, str]:
+    """Seconds and peak memory of an arm of `shallow`, each also over backprop's."""
+    if arm is None:
+        return "–", "–"
+    seconds, peak = arm["seconds"], arm["peak_bytes"]
+    return (
+        f"{seconds:.2f} (×{seconds / base['seconds']:.2f})",
+        f"{size(peak)} (×{peak / base['peak_bytes']:.2f})",
+    )
+
+
+def count(number: int, thing: str) -> str:
+    """`1 epoch`, `2 epochs`."""
+    return f"{number} {thing}{'s' * (number != 1)}"
+
+
+def restarts(found: Record) -> int:
+    """How many restarts a table of `shallow` was made from."""
+    return len(found["arms"]["backprop"]["accuracies"])
+
+
+def ordered(names: Iterable[str]) -> list[str]:
+    """Backprop first, the control last."""
+    names = set(names)
+    return [n for n in ORDER if n in names] + sorted(names - set(ORDER))
+
+
+def origin(*records: Record) -> str:
+    """Machine, versions and command, under every table."""
+    machine, versions = records[0]["machine"], records[0]["versions"]
+    cpu = re.sub(r"\((R|TM)\)", "", machine["cpu"])
+    where = machine["gpu"] or f"{cpu}, {count(machine['threads'], 'thread')}"
+    commands = " and ".join(f"`{r['command']}`" for r in records)
+    return f"{where}; Python {versions['python']}, torch {versions['torch']}. Made by {commands}."
+
+
+def content(name: str, results: Results, block: bool) -> str:
+    """What belongs in a place."""
+    kind, *words = name.split("/")
+    if kind not in (TABLES if block else VALUES):
+        raise SystemExit(f"no {'table' if block else 'value'} is called {kind!r} (of {name!r})")
+    try:
+        return PLACES[kind](results, *words)
+    except Missing as missing:
+        file = str(missing)
+        if not block:
+            return "(not measured yet)"
+        return f"Not measured yet: `{FILES[file]}` makes `results/{file}.json`."
+    except (KeyError, StopIteration, TypeError) as error:
+        raise SystemExit(f"{name!r} cannot be filled in: {error!r}") from error
+
+
+def fill(text: str, results: Results) -> str:
+    """A page with every place filled in."""
+    if text.count("<!-- numbers: ") != len(MARK.findall(text)):
+        raise SystemExit("a mark <!-- numbers: NAME --> has no <!-- end -->")
+
+    def put(match: re.Match[str]) -> str:
+        block = match["old"].startswith("\n")
+        new = content(match["name"], results, block)
+        gap = "\n\n" if block else ""
+        return f"<!-- numbers: {match['name']} -->{gap}{new}{gap}<!-- end -->"
+
+    return MARK.sub(put, text)
+
+
+def main() -> None:
+    """Fill the pages in, or say which are out of date."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if out of date")
+    parser.add_argument("--results", type=Path, default=ROOT / "results")
+    wanted = parser.parse_args()
+    results, old = Results(wanted.results), []
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        text = page.read_text(encoding="utf-8")
+        filled = fill(text, results)
+        if filled != text:
+            old.append(page.relative_to(ROOT).as_posix())
+            if not wanted.check:
+                page.write_text(filled, encoding="utf-8")
+    for name in old:
+        print(f"{name}: {'out of date; run python docs/numbers.py' if wanted.check else 'written'}")
+    sys.exit(bool(old) and wanted.check)
+
+
+if __name__ == "__main__":
+    main()
