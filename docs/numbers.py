@@ -8,10 +8,15 @@ value inside a sentence otherwise. `TABLES` and `VALUES` list the names; words a
 arguments, as in `accuracy/mnist-mlp/frozen`. What has not been measured yet says so.
 """
 
+import os
+import sys
+
+# As a script this file would stand in for the standard library's `numbers`.
+sys.path[:] = [p for p in sys.path if os.path.abspath(p) != os.path.dirname(__file__)]
+
 import argparse
 import json
 import re
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import fmean, stdev

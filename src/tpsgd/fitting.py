@@ -325,7 +325,7 @@ def _teach(
     trainer = Trainer(
         learners,
         courses,
-        source(data, form, loss, classes),
+        source(data, form, loss, classes, complete=True),
         None if held_out is None else source(held_out, form, loss, classes),
         meter,
         runs,

@@ -22,7 +22,11 @@ def rows(x: Tensor, index: Tensor) -> Tensor:
     """x[index] for a vector of indices, in x's own layout; whole rows are copied at once."""
     if channels_last(x):
         return rows(x.permute(0, 2, 3, 1), index).permute(0, 3, 1, 2)
-    return x.flatten(1).index_select(0, index).view(-1, *x.shape[1:])
+    try:
+        flat = x.view(len(x), -1)
+    except RuntimeError:  # no view has whole rows: flattening would copy the whole array
+        return x[index]
+    return flat.index_select(0, index).view(-1, *x.shape[1:])
 
 
 def cells(x: Tensor, grid: tuple[int, int]) -> Tensor:

@@ -169,10 +169,13 @@ class Through:
             yield x, y
 
 
-def source(data: Any, form: Form, loss: Loss | None, classes: int | None) -> Arrays | Stream:
+def source(
+    data: Any, form: Form, loss: Loss | None, classes: int | None, complete: bool = False
+) -> Arrays | Stream:
     """A source from arrays `(x, y)`, a `Dataset` or a `DataLoader`, with its labels checked.
 
     Without a loss the labels come as they are (for evaluation, which looks at the output first).
+    `complete`: this is all there is to learn from, so a class without samples deserves a warning.
     """
     if isinstance(data, TensorDataset) and len(data.tensors) == 2:
         data = data.tensors
@@ -194,7 +197,7 @@ def source(data: Any, form: Form, loss: Loss | None, classes: int | None) -> Arr
     if len(x) != len(y):
         raise TpsgdError(f"x has {len(x):,} samples but y has {len(y):,} labels")
     _check_finite(x)
-    y = check(y, complete=True)
+    y = check(y, complete)
     if form.device.type == "cuda" and x.nbytes < torch.cuda.mem_get_info(form.device)[0] / 2:
         x, y = x.to(form.device), y.to(form.device)
     return Arrays(x, y, form)

@@ -142,6 +142,8 @@ class Trainer:
             )
         if not samples:
             raise TpsgdError("the data is empty: an epoch gave no batch")
+        if self.progress is not None:
+            self.progress(self.passed, self.total)
         for run in self.runs:
             run.sample_passes += samples * width
             run.forward_passes += samples * depth(steps.source)

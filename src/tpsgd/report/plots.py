@@ -94,7 +94,7 @@ def _scale(axes: Any, values: Sequence[float], top: float) -> None:
         axes.margins(y=0.12)
         axes.set_ylim(top=min(100, axes.get_ylim()[1]))
         return
-    ticks = (10, 50, 80, 90, 95, 98, 99, 99.5, 99.8)
+    ticks = [t for t in (10, 50, 80, 90, 95, 98, 99, 99.5, 99.8) if t < 100 - least]
     axes.set_yscale(
         "function",
         functions=(
