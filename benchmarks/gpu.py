@@ -45,9 +45,7 @@ def restarts_against_one(train_set: Samples, test_set: Samples) -> list[dict[str
             accuracies = runs[-1].evaluate(test_set)
             row[f"seconds_{count}"] = median(r.runs[0].seconds for r in runs[1:])
             row[f"accuracy_{count}"] = fmean(accuracies)
-        runs = [
-            tpsgd.fit_many(model, train_set, backprop=True, restarts=1) for _ in range(REPEATS)
-        ]
+        runs = [tpsgd.fit_many(model, train_set, backprop=True, restarts=1) for _ in range(REPEATS)]
         row["seconds_backprop"] = median(r.runs[0].seconds for r in runs[1:])
         row["accuracy_backprop"] = fmean(runs[-1].evaluate(test_set))
         row["ratio"] = row["seconds_25"] / row["seconds_1"]

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from .activations import activation
 from .blocks import Block, padding
-from .layout import cells, channels_last, full, spread
+from .layout import bands, channels_last, full, spread
 from .rules import Place
 
 aten = torch.ops.aten
@@ -99,8 +99,8 @@ class ClosedForm:
         if dy.shape == kept.shape:
             room = dy if _dense(dy) else saved.y if spent else None
             return self.act.backward(dy, kept, room if in_place else None)
-        room, grid = saved.y if spent else torch.empty_like(kept), (dy.shape[2], dy.shape[3])
-        self.act.backward(spread(dy, kept), cells(kept, grid), cells(room, grid))
+        room, down = saved.y if spent else torch.empty_like(kept), dy.shape[2]
+        self.act.backward(spread(dy, kept), bands(kept, down), bands(room, down))
         return room
 
     def _layer(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

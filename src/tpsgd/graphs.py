@@ -34,9 +34,11 @@ class Steps:
     def epoch(self, block: int, epoch: int) -> Iterator[tuple[int, Callable[[], None]]]:
         """The epoch's batches: how many samples, and what to call to learn from them."""
         if not self._can_capture():
-            for x, y in self.source.batches(block, epoch):
-                size = y.shape[1 if self.source.form.stacked else 0]
-                yield size, lambda x=x, y=y: self.step(x, y)
+            for batch in self.source.batches(block, epoch):
+                size = batch[1].shape[1 if self.source.form.stacked else 0]
+                held = [batch]  # the step empties it, so that no batch outlives its step
+                del batch
+                yield size, lambda held=held: self.step(*held.pop())
             return
         assert isinstance(self.source, Arrays)
         size = self.source.form.batch_size

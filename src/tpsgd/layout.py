@@ -29,25 +29,29 @@ def rows(x: Tensor, index: Tensor) -> Tensor:
     return flat.index_select(0, index).view(-1, *x.shape[1:])
 
 
-def cells(x: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Feature maps as a view with a dimension for cells and one for pixels, down and across."""
-    down, across = grid
+def bands(x: Tensor, down: int) -> Tensor:
+    """Feature maps as a view cut into this many bands of rows; a row stays in one piece."""
     if channels_last(x):
-        x = x.permute(0, 2, 3, 1)
-        n, height, width, filters = x.shape
-        return x.view(n, down, height // down, across, width // across, filters)
+        n, filters, height, width = x.shape
+        return x.permute(0, 2, 3, 1).view(n, down, height // down, width * filters)
     n, filters, height, width = x.shape
-    return x.view(n, filters, down, height // down, across, width // across)
+    return x.view(n, filters, down, height // down, width)
 
 
 def spread(coarse: Tensor, like: Tensor) -> Tensor:
-    """One number per cell as a view that repeats it for each pixel, shaped as `cells(like)`."""
-    grid = coarse.shape[2], coarse.shape[3]
+    """One number per cell, repeated for each pixel: shaped as `bands(like)`.
+
+    Repeated for real along a row, which is little, and as a view down the rows, so that what is
+    computed from it runs over whole rows at a time.
+    """
+    n, filters, down, across = coarse.shape
+    repeat = like.shape[3] // across
     if channels_last(like):
-        coarse = coarse.permute(0, 2, 3, 1)[:, :, None, :, None]
+        row = coarse.permute(0, 2, 3, 1).unsqueeze(3).expand(n, down, across, repeat, filters)
+        row = row.reshape(n, down, 1, across * repeat * filters)
     else:
-        coarse = coarse[:, :, :, None, :, None]
-    return coarse.expand(cells(like, grid).shape)
+        row = coarse.repeat_interleave(repeat, 3).unsqueeze(3)
+    return row.expand_as(bands(like, down))
 
 
 def full(dy: Tensor, y: Tensor) -> Tensor:
@@ -55,5 +59,5 @@ def full(dy: Tensor, y: Tensor) -> Tensor:
     if dy.shape == y.shape or dy.dim() != 4:
         return dy
     filled = torch.empty_like(y)
-    cells(filled, (dy.shape[2], dy.shape[3])).copy_(spread(dy, y))
+    bands(filled, dy.shape[2]).copy_(spread(dy, y))
     return filled

@@ -166,7 +166,9 @@ class Through:
         for x, y in self.source.batches(block, epoch):
             for function in self.functions:
                 x = function(x)
-            yield x, y
+            held = [(x, y)]
+            del x, y  # while the next batch is made, this one must not live on here
+            yield held.pop()
 
 
 def source(

@@ -1,22 +1,17 @@
 """Fill the numbers of the README and the docs in from `results/*.json`.
 
-    python docs/numbers.py             # write them
-    python docs/numbers.py --check     # exit 1 where a page is out of date
+    python docs/fill_numbers.py             # write them
+    python docs/fill_numbers.py --check     # exit 1 where a page is out of date
 
 A place is `<!-- numbers: NAME -->` ... `<!-- end -->`: a table when the first mark ends its line, a
 value inside a sentence otherwise. `TABLES` and `VALUES` list the names; words after a slash are
 arguments, as in `accuracy/mnist-mlp/frozen`. What has not been measured yet says so.
 """
 
-import os
-import sys
-
-# As a script this file would stand in for the standard library's `numbers`.
-sys.path[:] = [p for p in sys.path if os.path.abspath(p) != os.path.dirname(__file__)]
-
 import argparse
 import json
 import re
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
@@ -56,6 +51,7 @@ PAPER = {
     ("cifar10-cnn", "backprop"): ("46.8 ± 1.1", "4.8"),
 }
 PAPER_MACHINE = "NVIDIA RTX A5000"
+IN_PAPER = "*in the paper*"
 
 
 class Missing(Exception):
@@ -138,9 +134,9 @@ def shallow(results: Results) -> str:
     for name in ordered({n for t in tables.values() for n in t["arms"]}):
         figures = [cell(t["arms"].get(name)) for t in tables.values()]
         rows.append([f"`{name}`", *figures, cost(costly.get(name), costly["backprop"])[0]])
-    for label, name in (("the paper's tpSGD", "tpsgd-l2"), ("the paper's backprop", "backprop")):
-        known = [PAPER.get((key, name), ("–",))[0] for key in tables]
-        rows.append([f"*{label}*", *known, PAPER.get((list(tables)[-1], name), ("", "–"))[1]])
+        known = [PAPER.get((key, name), ("–", "–")) for key in tables]
+        if known != [("–", "–")] * len(known):
+            rows.append([IN_PAPER, *(accuracy for accuracy, _ in known), known[-1][1]])
     shown = "; ".join(
         f"{NETS[k]}: {count(t['settings']['epochs'], 'epoch')} per block, "
         f"{count(restarts(t), 'restart')}"
@@ -166,14 +162,15 @@ def one_net(results: Results, key: str) -> str:
     rows = []
     for name in ordered(found["arms"]):
         arm = found["arms"][name]
-        accuracy, seconds = PAPER.get((key, name), ("–", "–"))
         time, peak = cost(arm, base)
         kept = size(arm["kept_bytes"]) if arm["kept_bytes"] else "–"
         passes = f"{arm['sample_passes'] / 1e6:.2f} M"
-        ours = [cell(arm), *[accuracy] * known, time, *[seconds] * known, *[peak] * on_cpu]
-        rows.append([f"`{name}`", *ours, kept, passes, arm["variant"] or "–"])
-    head = ["rule", "accuracy %", *["paper"] * known, "seconds", *["paper"] * known]
-    head += [*["peak memory"] * on_cpu, "kept inputs", "sample passes", "chosen on held-out data"]
+        figures = [cell(arm), time, *[peak] * on_cpu, kept, passes]
+        rows.append([f"`{name}`", *figures, arm["variant"] or "–"])
+        if (key, name) in PAPER:
+            rows.append([IN_PAPER, *PAPER[key, name], *["–"] * (len(figures) - 1)])
+    head = ["rule", "accuracy %", "seconds", *["peak memory"] * on_cpu]
+    head += ["kept inputs", "sample passes", "chosen on held-out data"]
     settings = found["settings"]
     note = (
         f"{settings['activation']}, {count(settings['epochs'], 'epoch')} per block, "
@@ -347,8 +344,13 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     sides = [
         "---:" if all(NUMBER.match(c) for c in col) else "---" for col in zip(*rows, strict=True)
     ]
-    lines = [head, sides, *rows]
+    lines = [head, sides, *([whole(cell) for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def whole(text: str) -> str:
+    """Figures that no line break may part."""
+    return re.sub(r" (?=±|[KMG]?B\b|M\b|ms\b)|(?<=±) ", "\N{NO-BREAK SPACE}", text)
 
 
 def percent(values: Sequence[float], digits: int) -> str:
@@ -442,8 +444,9 @@ def main() -> None:
             old.append(page.relative_to(ROOT).as_posix())
             if not wanted.check:
                 page.write_text(filled, encoding="utf-8")
+    said = "out of date; run python docs/fill_numbers.py" if wanted.check else "written"
     for name in old:
-        print(f"{name}: {'out of date; run python docs/numbers.py' if wanted.check else 'written'}")
+        print(f"{name}: {said}")
     sys.exit(bool(old) and wanted.check)
 
 
