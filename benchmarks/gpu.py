@@ -8,6 +8,7 @@ samples. Every figure is the median of several runs after a warm-up run, which i
 
 import argparse
 import json
+import time
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -54,7 +55,7 @@ def restarts_against_one(train_set: Samples, test_set: Samples) -> list[dict[str
 
 
 def time_to_paper(train_set: Samples, test_set: Samples) -> list[dict[str, Any]]:
-    """The fastest setting that beats the paper's accuracy on held-out data, then on the test set."""
+    """The fastest setting that beats the paper's accuracy on held-out data, then tested."""
     x, y = train_set
     part, held_out = (x[:-10_000], y[:-10_000]), (x[-10_000:], y[-10_000:])
     rows = []
@@ -77,7 +78,6 @@ def time_to_paper(train_set: Samples, test_set: Samples) -> list[dict[str, Any]]
                 "accuracies": [r.evaluate(test_set)[0] for r in runs[1:]],
                 "seconds": median(r.runs[0].seconds for r in runs[1:]),
                 "setup_seconds": median(r.runs[0].setup_seconds for r in runs[1:]),
-                "first_run_seconds": runs[0].runs[0].seconds,
             }
         )
     return rows
@@ -91,8 +91,12 @@ def main() -> None:
     loaded = tpsgd.data.load("mnist")
     train_set = loaded.train[0].cuda(), loaded.train[1].cuda()
     test_set = loaded.test[0].cuda(), loaded.test[1].cuda()
+    began = time.perf_counter()
+    train(train_set, restarts=1, epochs=1)
+    warm_up = time.perf_counter() - began
     record = {
         "benchmark": "gpu",
+        "warm_up_seconds": warm_up,
         "command": "python benchmarks/gpu.py",
         "machine": machine("cuda"),
         "versions": versions(),
@@ -111,8 +115,8 @@ def main() -> None:
     for row in record["time_to_paper"]:
         print(
             f"{row['rule']:10} {fmean(row['accuracies']):.2%} after {row['seconds'] * 1e3:.1f} ms "
-            f"(batch {row['batch_size']}, lr {row['lr']}); set-up {row['setup_seconds'] * 1e3:.1f} "
-            f"ms, first run {row['first_run_seconds'] * 1e3:.0f} ms"
+            f"(batch {row['batch_size']}, lr {row['lr']}); set-up "
+            f"{row['setup_seconds'] * 1e3:.1f} ms"
         )
 
 

@@ -12,7 +12,7 @@ Then the peak memory of plain CNNs of 2, 4, 8 and 16 layers.
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ def nets(quick: bool) -> dict[str, tuple[Callable[[], nn.Module], Any, int]]:
 
 
 def backprop(model: nn.Module, data: Any, epochs: int, channels_last: bool) -> Run:
-    """Backprop in one of the two layouts; the other is had by hiding the convolutions' kind."""
+    """Backprop with channels last, which `fit_backprop` chooses itself, or with them first."""
     if channels_last:
         return tpsgd.fit_backprop(model, data, epochs=epochs)
     return tpsgd.fit_backprop(ChannelsFirst(model), data, epochs=epochs)
@@ -74,23 +74,22 @@ class ChannelsFirst(nn.Module):
         return self.model(x.contiguous())
 
 
+def one_turn(model: Callable[[], nn.Module], data: Any, epochs: int) -> Iterator[tuple[str, Run]]:
+    """Every arm once."""
+    yield "backprop", backprop(model(), data, epochs, True)
+    yield "backprop, channels first", backprop(model(), data, epochs, False)
+    for arm, rule in ARMS.items():
+        schedule = tpsgd.simultaneous if rule.needs_output else tpsgd.sequential
+        yield arm, tpsgd.fit(model(), data, rule=rule, epochs=epochs, schedule=schedule)
+
+
 def speed(quick: bool, turns: int) -> dict[str, Any]:
     """The fastest turn of every arm on every net."""
     found: dict[str, Any] = {}
     for name, (model, data, epochs) in nets(quick).items():
         best: dict[str, Run] = {}
         for turn in range(turns if epochs * len(tpsgd.split(model())) > 20 else 3 * turns):
-            arms: dict[str, Callable[[], Run]] = {
-                "backprop": lambda: backprop(model(), data, epochs, True),
-                "backprop, channels first": lambda: backprop(model(), data, epochs, False),
-            }
-            for arm, rule in ARMS.items():
-                schedule = tpsgd.simultaneous if rule.needs_output else tpsgd.sequential
-                arms[arm] = lambda rule=rule, schedule=schedule: tpsgd.fit(
-                    model(), data, rule=rule, epochs=epochs, schedule=schedule
-                )
-            for arm, run in arms.items():
-                done = run()
+            for arm, done in one_turn(model, data, epochs):
                 if arm not in best or done.seconds < best[arm].seconds:
                     best[arm] = done
                 print(f"{name} turn {turn + 1} {arm}: {done.seconds:.2f} s", flush=True)
@@ -132,7 +131,8 @@ def main() -> None:
     wanted = parser.parse_args()
     record = {
         "benchmark": "speed",
-        "command": "python benchmarks/speed.py" + (" --quick" if wanted.quick else ""),
+        "command": f"python benchmarks/speed.py --turns {wanted.turns}"
+        + (" --quick" if wanted.quick else ""),
         "machine": machine(),
         "versions": versions(),
         "turns": wanted.turns,

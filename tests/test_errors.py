@@ -431,3 +431,18 @@ def test_bad_data_for_evaluate(case):
         tpsgd.evaluate(model, data)
     assert "\n" not in str(caught.value) and "None" not in str(caught.value)
     assert all(m.training for m in model.modules())
+
+
+@pytest.mark.parametrize("device", ["meta", "cuda:77", "nowhere"])
+def test_a_device_that_cannot_be_used(device):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 2))
+    data = torch.randn(8, 4), torch.arange(8) % 2
+    with pytest.raises(tpsgd.TpsgdError, match="device"):
+        tpsgd.fit(model, data, device=device)
+
+
+def test_a_class_without_samples_among_rows_of_several_labels():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3))
+    rows = torch.tensor([[1.0, 1.0, 0.0], [0.0, 1.0, 0.0]])
+    with pytest.warns(UserWarning, match="1 of 3 classes have no samples: 2"):
+        tpsgd.fit(model, (torch.randn(2, 4), rows), loss=tpsgd.bce, epochs=1)

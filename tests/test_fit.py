@@ -777,3 +777,38 @@ def test_fit_takes_any_convolution(channels, size, filters, kernel, stride, padd
     assert [b.learning for b in run.blocks] == ["closed form"] * 2
     assert not torch.equal(model[0].weight, before["0.weight"])
     assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+def test_a_module_that_relies_on_view_trains_beside_convolutions():
+    class Flat(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4 * 16, 3)
+
+        def forward(self, x):
+            return self.layer(x.view(len(x), -1))
+
+    model = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.Tanh(), Flat())
+    data = torch.randn(32, 2, 4, 4), torch.arange(32) % 3
+    tpsgd.fit(model, data, epochs=1)
+    tpsgd.fit_backprop(model, data, epochs=1)
+    assert 0 <= tpsgd.evaluate(model, data) <= 1
+
+
+def test_the_record_tells_variants_of_a_rule_apart():
+    data = torch.randn(16, 4), torch.arange(16) % 2
+    rules = tpsgd.rules.tpsgd_l2(), tpsgd.rules.tpsgd_l2(tpsgd.projections.binary(2.0))
+    made = [nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)) for _ in rules]
+    told = [tpsgd.fit(m, data, rule=r, epochs=1).settings["options"] for m, r in zip(made, rules)]
+    assert told == [
+        ["normal codes, std 1, after the activation"],
+        ["binary codes, std 2, after the activation"],
+    ]
+
+
+def test_the_runs_loss_is_the_last_blocks_even_when_it_stopped_first():
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+    data = torch.randn(16, 4), torch.arange(16) % 2
+    run = tpsgd.fit(model, data, schedule=tpsgd.simultaneous, epochs=[3, 1])
+    assert run.history[-1].block == 1
+    assert run.loss == next(e.loss for e in run.history if e.block == 2)

@@ -260,3 +260,19 @@ def test_and_runs_one_by_one(case):
     make, settings, _ = CANNOT[case]
     settings = {k: v for k, v in settings.items() if k != "callbacks"}
     assert len(tpsgd.fit_many(make, (X, Y), restarts=2, epochs=1, **settings)) == 2
+
+
+def test_a_loader_is_not_stacked():
+    class Few(torch.utils.data.Dataset):
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, i):
+            return torch.ones(4) * i, i % 2
+
+    def model():
+        return nn.Sequential(nn.Linear(4, 2))
+
+    with pytest.raises(tpsgd.TpsgdError, match="a loader gives every restart the same batches"):
+        tpsgd.fit_many(model, Few(), restarts=2, stacked=True, epochs=1)
+    assert not tpsgd.fit_many(model, Few(), restarts=2, epochs=1).stacked

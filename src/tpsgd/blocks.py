@@ -125,9 +125,10 @@ def split(model: nn.Module) -> list[Block]:
     A `Sequential`, nested ones included, is cut between its layers; any other module with
     parameters (a residual block, say) becomes one block and learns through autograd inside itself.
 
-    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(9, 4), nn.ReLU(), nn.Linear(4, 2))
-    >>> [str(block) for block in split(model)]
-    ['1: Linear + ReLU', '3: Linear']
+    Examples:
+        >>> model = nn.Sequential(nn.Flatten(), nn.Linear(9, 4), nn.ReLU(), nn.Linear(4, 2))
+        >>> [str(block) for block in split(model)]
+        ['1: Linear + ReLU', '3: Linear']
     """
     leaves = list(_leaves(model))
     seen: set[int] = set()

@@ -21,8 +21,9 @@ def check_rule(rule: Rule) -> None:
     - the same key gives the same objective;
     - a small model trains with it, the same way twice.
 
-    >>> from tpsgd import rules
-    >>> check_rule(rules.tpsgd_l2())
+    Examples:
+        >>> from tpsgd import rules
+        >>> check_rule(rules.tpsgd_l2())
     """
     if not isinstance(rule, Rule):
         raise TpsgdError(f"check_rule takes a Rule, got {type(rule).__name__}")

@@ -209,7 +209,8 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Compare rules with backprop and with frozen hidden layers: a table and a report."""
-    words = list(SOURCES) if rules == "all" else [word.strip() for word in rules.split(",")]
+    given = list(SOURCES) if rules == "all" else [word.strip() for word in rules.split(",")]
+    words = list(dict.fromkeys(given))
     arms = _arms(words, schedule)
     options = _options(epochs, batch_size, lr, loss, device, threads)
     samples, factory = _load(data, model, activation, seed, max_train)
@@ -376,11 +377,9 @@ def _options(
     import torch
 
     from . import losses
+    from .fitting import usable
 
-    try:
-        torch.device(device or "cpu")
-    except RuntimeError:
-        raise TpsgdError(f"unknown device {device!r}: write cpu, cuda or cuda:1") from None
+    usable(device or "cpu")
     if threads is not None:
         torch.set_num_threads(threads)
     value = None if loss is None else getattr(losses, loss.replace("-", "_"))

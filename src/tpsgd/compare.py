@@ -57,9 +57,10 @@ class Arm:
 def arm(rule: Rule | None, schedule: Schedule = sequential) -> Arm:
     """A rule's arm; one that waits for the network's output learns simultaneously.
 
-    >>> from tpsgd import rules
-    >>> arm(rules.dfa()).schedule.__name__
-    'simultaneous'
+    Examples:
+        >>> from tpsgd import rules
+        >>> arm(rules.dfa()).schedule.__name__
+        'simultaneous'
     """
     if rule is None:
         return Arm("backprop", None)
@@ -181,8 +182,13 @@ def compare(
         data: what to train and to test on.
         factory: makes a fresh model.
         arms: see `arm`.
-        epochs, seed, batch_size, lr, loss, device: as for `fit`; restart r has the seed `seed + r`.
+        epochs: as for `fit`, per block.
         restarts: how many models each arm trains.
+        seed: of the first restart; restart r has `seed + r`.
+        batch_size: as for `fit`.
+        lr: as for `fit`.
+        loss: as for `fit`, of every arm's last block.
+        device: as for `fit`.
         notes: more settings for the record, such as the model's name.
         command: what reproduces this, for the record.
         progress: called with the record, the arm at work and the share of all work done.
@@ -216,8 +222,13 @@ def compare(
 
 
 def with_controls(arms: Sequence[Arm]) -> list[Arm]:
-    """The arms, each once, between backprop and the frozen control."""
-    unique = list({a.name: a for a in arms}.values())
+    """The arms between backprop and the frozen control, which are added where they are missing."""
+    unique = list(arms)
+    names = [a.name for a in unique]
+    if twice := {n for n in names if names.count(n) > 1}:
+        raise TpsgdError(
+            f"two arms are called {min(twice)!r}; give each its own name: Arm(name, rule, schedule)"
+        )
     schedule = next((a.schedule for a in unique if a.rule and not a.rule.needs_output), sequential)
     first = [a for a in unique if a.backprop] or [arm(None)]
     last = [a for a in unique if a.control] or [arm(frozen(), schedule)]

@@ -12,17 +12,21 @@ from .sources import Form, labels, source
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, data: Any, *, batch_size: int = 1024) -> float:
+def evaluate(
+    model: nn.Module, data: Any, *, batch_size: int = 1024, several: bool | None = None
+) -> float:
     """The share of samples that a model classifies correctly, between 0 and 1.
 
     Labels are class indices, or float rows: soft labels when every row sums to 1 (the largest entry
     counts), otherwise several classes at once, all of which must be right (subset accuracy). A
     single output, or rows of yes-or-no labels, is cut at 0 for logits and at 0.5 after a Sigmoid.
+    `several` says outright which of the two float rows are.
 
-    >>> model = nn.Linear(2, 2)
-    >>> _ = model.load_state_dict({"weight": torch.eye(2), "bias": torch.zeros(2)})
-    >>> evaluate(model, (torch.eye(2), torch.tensor([0, 1])))
-    1.0
+    Examples:
+        >>> model = nn.Linear(2, 2)
+        >>> _ = model.load_state_dict({"weight": torch.eye(2), "bias": torch.zeros(2)})
+        >>> evaluate(model, (torch.eye(2), torch.tensor([0, 1])))
+        1.0
     """
     if batch_size < 1:
         raise TpsgdError(f"batch_size must be 1 or more, got {batch_size}")
@@ -33,7 +37,7 @@ def evaluate(model: nn.Module, data: Any, *, batch_size: int = 1024) -> float:
         first.dtype,
         batch_size,
         (0,),
-        channels_last=any(isinstance(m, nn.Conv2d) for m in modules),
+        channels_last=Form.may_be_channels_last(modules),
         whole_numbers=any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) for m in modules),
     )
     cut = 0.5 if isinstance(_last(model), nn.Sigmoid) else 0.0
@@ -57,6 +61,7 @@ def evaluate(model: nn.Module, data: Any, *, batch_size: int = 1024) -> float:
             module.training = mode
     if not seen:
         raise TpsgdError("the data is empty: there is nothing to evaluate on")
+    soft = soft if several is None else not several
     return int(one if soft else all_of) / seen
 
 
@@ -78,4 +83,4 @@ def _last(module: nn.Module) -> nn.Module:
     """What a model ends with, as far as can be told."""
     while isinstance(module, nn.Sequential) and len(module):
         module = module[-1]
-    return list(module.modules())[-1]
+    return module

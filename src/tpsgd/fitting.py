@@ -61,6 +61,8 @@ class Settings:
     def __post_init__(self) -> None:
         if not isinstance(self.batch_size, int) or self.batch_size < 1:
             raise TpsgdError(f"batch_size must be 1 or more, got {self.batch_size!r}")
+        if not isinstance(self.seed, int):
+            raise TpsgdError(f"seed must be a whole number, got {self.seed!r}")
         if not callable(self.schedule):
             raise TpsgdError(
                 "schedule must be tpsgd.sequential or tpsgd.simultaneous, the function itself, "
@@ -83,14 +85,15 @@ class Settings:
             if not isinstance(epochs, int) or epochs < 0:
                 raise TpsgdError(f"epochs must be a whole number, 0 or more, got {epochs!r}")
         for lr in columns[2]:
-            if lr is not None and not 0 <= lr < math.inf:
+            if lr is not None and not (isinstance(lr, (int, float)) and 0 <= lr < math.inf):
                 raise TpsgdError(f"lr must be a number, 0 or more, got {lr!r}")
         return [Course(*row) for row in zip(*columns, strict=True)]  # type: ignore[arg-type]
 
-    def describe(self, rule: str, loss: Loss) -> dict[str, Any]:
+    def describe(self, rule: str, loss: Loss, rules: Sequence[Rule] = ()) -> dict[str, Any]:
         """The settings as plain values, for the record."""
         return {
             "rule": rule,
+            "options": [f"{r.options}, {r.at.value}" for r in rules if r.objective is not None],
             "loss": loss.name,
             "schedule": getattr(self.schedule, "__name__", str(self.schedule)),
             "optimizer": str(_name(self.optimizer)),
@@ -98,6 +101,11 @@ class Settings:
             "epochs": self.epochs if isinstance(self.epochs, int) else list(self.epochs),
             "batch_size": self.batch_size,
             "seed": self.seed,
+            "device": None if self.device is None else str(self.device),
+            "reuse": self.reuse,
+            "validation": self.validation is not None,
+            "early_stopping": None if self.early_stopping is None else str(self.early_stopping),
+            "lr_schedule": None if self.lr_schedule is None else str(_name(self.lr_schedule)),
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
         }
@@ -146,12 +154,14 @@ def fit(
         callbacks: called with an `Epoch` after every epoch of a block; `True` stops that block.
         progress: called with (sample passes done, total) every few batches.
         reuse: keep each block's inputs in memory (True), recompute them (False), or keep them
-            where they fit in half of the free memory (None).
+            where they fit in half of the free memory (None). Kept inputs are those of one pass
+            over the data: with random augmentation in a `Dataset` or `DataLoader`, blocks after
+            the first see one version of each sample unless `reuse=False`.
 
     Returns:
         The record of the run: history, seconds, sample passes, peak memory, settings.
 
-    Example:
+    Examples:
         >>> import torch
         >>> x, y = torch.randn(64, 8), torch.arange(64) % 2
         >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
@@ -183,9 +193,10 @@ def fit_backprop(
     callbacks: Sequence[Callable[[Epoch], Any]] = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> Run:
-    """Train a model in place *with* backpropagation: the same loop, arguments and record as `fit`.
+    """Train a model in place *with* backpropagation: the same loop and record as `fit`.
 
-    It is `fit` on a single block that is the whole model, so any `nn.Module` will do.
+    It is `fit` on a single block that is the whole model, so any `nn.Module` will do. The arguments
+    are `fit`'s, one value each: there are no blocks to give their own, and nothing to reuse.
     """
     settings = Settings(
         sequential, loss, optimizer, lr, epochs, batch_size, seed, device, validation,
@@ -215,7 +226,7 @@ def train_local(
                 for i in range(len(blocks))
             ]
         runs = [
-            Run(name, one.seed, one.describe(name, loss), _infos(learners, rules))
+            Run(name, one.seed, one.describe(name, loss, rules[:-1]), _infos(learners, rules))
             for one in (replace(settings, seed=settings.seed + r) for r in range(len(models)))
         ]
         _teach(learners, courses, data, loss, classes, form, meter, runs, settings, started)
@@ -286,10 +297,8 @@ def prepared(
     has yet to learn from.
     """
     first = next(models[0].parameters())
-    device = torch.device(settings.device) if settings.device is not None else first.device
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise TpsgdError(f"device {device} was asked for, but torch sees no GPU here")
-    device = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0"
+    device = settings.device if settings.device is not None else first.device
+    device = usable(device)
     for model in models:
         model.to(device)
     modules = [m for model in models for m in model.modules()]
@@ -306,6 +315,18 @@ def prepared(
                 m.inplace = True  # type: ignore[assignment]
             for module, mode in modes:
                 module.training = mode
+
+
+def usable(device: torch.device | str) -> torch.device:
+    """A device that tensors can be made on, with its number ("cuda" becomes "cuda:0")."""
+    try:
+        found = torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise TpsgdError(f"device {str(device)!r} cannot be used here: {reason}") from None
+    if found.type == "meta":
+        raise TpsgdError("device 'meta' holds no numbers: nothing can be trained on it")
+    return found
 
 
 def _teach(
@@ -433,7 +454,7 @@ def _form(
         dtype,
         settings.batch_size,
         tuple(settings.seed + r for r in range(restarts)),
-        channels_last=any(isinstance(m, nn.Conv2d) for m in modules),
+        channels_last=Form.may_be_channels_last(modules),
         whole_numbers=any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) for m in modules),
         skip_single=any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in modules),
     )

@@ -40,8 +40,11 @@ def splitmix64(counter: Tensor, streams: Tensor) -> Tensor:
 def shuffled(n: int, keys: list[Key], device: torch.device | str = "cpu") -> Tensor:
     """A permutation of range(n) for each key: (keys, n).
 
-    >>> shuffled(5, [Key(seed=0)]).tolist() == shuffled(5, [Key(seed=7), Key(seed=0)])[1:].tolist()
-    True
+    Examples:
+        >>> shuffled(5, [Key(seed=0)]).tolist() == shuffled(5, [Key(seed=7), Key(seed=0)])[
+        ...     1:
+        ... ].tolist()
+        True
     """
     starts = torch.cat([streams(key, [-1]) for key in keys]).to(device)
     return splitmix64(torch.arange(n, device=device), starts).argsort(dim=1, stable=True)

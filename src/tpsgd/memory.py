@@ -8,6 +8,7 @@ optimizer state, projections and activations all live at once, and leaves the re
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -105,6 +106,19 @@ def available(device: torch.device) -> int:
     try:
         with open("/proc/meminfo") as file:
             fields = dict(line.split(":") for line in file)
-        return int(fields["MemAvailable"].split()[0]) * 1024
+        free = int(fields["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):
-        return 4 << 30
+        free = 4 << 30
+    return min(free, _container_limit(free))
+
+
+def _container_limit(otherwise: int) -> int:
+    """What a container may still use, where it has a limit."""
+    try:
+        limit, used = (
+            int(Path("/sys/fs/cgroup", name).read_text())
+            for name in ("memory.max", "memory.current")
+        )
+    except (OSError, ValueError):  # no such files, or no limit ("max")
+        return otherwise
+    return max(0, limit - used)

@@ -25,13 +25,14 @@ def factory(
 ) -> Factory:
     """A function that makes a fresh model for samples of this shape.
 
-    >>> factory("mlp:8", (1, 4, 4), 3)()
-    Sequential(
-      (0): Flatten(start_dim=1, end_dim=-1)
-      (1): Linear(in_features=16, out_features=8, bias=True)
-      (2): LeakyReLU(negative_slope=0.01)
-      (3): Linear(in_features=8, out_features=3, bias=True)
-    )
+    Examples:
+        >>> factory("mlp:8", (1, 4, 4), 3)()
+        Sequential(
+          (0): Flatten(start_dim=1, end_dim=-1)
+          (1): Linear(in_features=16, out_features=8, bias=True)
+          (2): LeakyReLU(negative_slope=0.01)
+          (3): Linear(in_features=8, out_features=3, bias=True)
+        )
     """
     if activation not in ACTIVATIONS:
         raise TpsgdError(f"unknown activation {activation!r}: choose {', '.join(ACTIVATIONS)}")

@@ -56,11 +56,12 @@ class Projection:
 
         `classes` is their number, or the indices of the rows wanted.
 
-        >>> P = normal()((2, 3), 4, Key(seed=1))
-        >>> P.shape
-        torch.Size([4, 2, 3])
-        >>> bool((normal()((2, 3), [3], Key(seed=1))[0] == P[3]).all())
-        True
+        Examples:
+            >>> P = normal()((2, 3), 4, Key(seed=1))
+            >>> P.shape
+            torch.Size([4, 2, 3])
+            >>> bool((normal()((2, 3), [3], Key(seed=1))[0] == P[3]).all())
+            True
         """
         shape = tuple(shape)
         wanted = list(range(classes) if isinstance(classes, int) else classes)

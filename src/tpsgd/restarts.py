@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from .blocks import Block, split
 from .errors import TpsgdError
@@ -77,10 +78,11 @@ def fit_many(
 
     When stacked, `seconds` and `peak_bytes` of every run are those of all restarts together.
 
-    >>> x, y = torch.randn(64, 8), torch.arange(64) % 2
-    >>> many = fit_many(lambda: nn.Sequential(nn.Linear(8, 2)), (x, y), restarts=2, epochs=1)
-    >>> [run.seed for run in many.runs]
-    [0, 1]
+    Examples:
+        >>> x, y = torch.randn(64, 8), torch.arange(64) % 2
+        >>> many = fit_many(lambda: nn.Sequential(nn.Linear(8, 2)), (x, y), restarts=2, epochs=1)
+        >>> [run.seed for run in many.runs]
+        [0, 1]
     """
     if restarts < 1:
         raise TpsgdError(f"restarts must be 1 or more, got {restarts}")
@@ -93,9 +95,9 @@ def fit_many(
     device = wanted.device or next(models[0].parameters(), torch.empty(0)).device
     if stacked is None:
         stacked = torch.device(device).type == "cuda" and restarts > 1 and not backprop
-        stacked = stacked and _why_not(models[0], wanted, rule) is None
-    elif stacked and (backprop or _why_not(models[0], wanted, rule)):
-        reason = "backprop is not stacked" if backprop else _why_not(models[0], wanted, rule)
+        stacked = stacked and _why_not(models[0], data, wanted, rule) is None
+    elif stacked and (backprop or _why_not(models[0], data, wanted, rule)):
+        reason = "backprop is not stacked" if backprop else _why_not(models[0], data, wanted, rule)
         raise TpsgdError(f"these restarts cannot be stacked: {reason}; leave stacked=None")
     if stacked and restarts > 1:
         return Restarts(models, train_local(models, data, rule, wanted), True)
@@ -122,8 +124,13 @@ def _make(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
     return made
 
 
-def _why_not(model: nn.Module, settings: Settings, rule: Rule | Sequence[Rule]) -> str | None:
+def _why_not(
+    model: nn.Module, data: Any, settings: Settings, rule: Rule | Sequence[Rule]
+) -> str | None:
     """The reason why restarts of this model cannot be stacked, or None."""
+    for part in (data, settings.validation):
+        if isinstance(part, (Dataset, DataLoader)) and not isinstance(part, TensorDataset):
+            return "a loader gives every restart the same batches"
     if settings.optimizer is not adam:
         probe = nn.Parameter(torch.zeros(1))
         made = settings.optimizer([probe]) if callable(settings.optimizer) else None

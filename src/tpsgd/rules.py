@@ -67,6 +67,7 @@ class Rule:
     signal: Signal = Signal.LABEL
     at: Place = Place.AFTER
     about: str = ""
+    options: str = ""  # what was chosen beyond the name, for the record
 
     @property
     def needs_output(self) -> bool:
@@ -91,9 +92,10 @@ def tpsgd(
 ) -> Rule:
     """tpSGD with any `(output, target) -> scalar`; the scalar should be a mean over the batch.
 
-    >>> from torch.nn.functional import smooth_l1_loss
-    >>> tpsgd(smooth_l1_loss).name
-    'tpsgd-smooth_l1_loss'
+    Examples:
+        >>> from torch.nn.functional import smooth_l1_loss
+        >>> tpsgd(smooth_l1_loss).name
+        'tpsgd-smooth_l1_loss'
     """
     name = f"tpsgd-{getattr(loss, '__name__', type(loss).__name__)}"
     return _reach(name, lambda P: objectives.any_loss(P, loss), projection, at, "any loss to P y*")
@@ -105,7 +107,8 @@ def drtp(projection: Projection | None = None, at: Place = Place.AFTER) -> Rule:
     The inner product has no floor, so features grow for as long as an unbounded activation lets
     them: prefer Tanh or Sigmoid, or a small learning rate.
     """
-    return Rule("drtp", _drawn(objectives.inner, projection), at=at, about="align with P y*")
+    objective, options = _drawn(objectives.inner, projection), _options(projection)
+    return Rule("drtp", objective, at=at, about="align with P y*", options=options)
 
 
 def dfa(projection: Projection | None = None, at: Place = Place.AFTER) -> Rule:
@@ -116,17 +119,23 @@ def dfa(projection: Projection | None = None, at: Place = Place.AFTER) -> Rule:
         signal=Signal.ERROR,
         at=at,
         about="align with the projected output error; waits for the output",
+        options=_options(projection),
     )
 
 
 def sdfa(projection: Projection | None = None, at: Place = Place.AFTER) -> Rule:
-    """DFA with the sign of the output error alone (Frenkel et al. 2021)."""
+    """DFA with the sign of the output error alone (Frenkel et al. 2021).
+
+    Under cross-entropy that sign is +1 for the label and -1 elsewhere whatever the output, so the
+    features have no floor, as in `drtp`.
+    """
     return Rule(
         "sdfa",
         _drawn(objectives.inner, projection),
         signal=Signal.ERROR_SIGN,
         at=at,
         about="align with the projected sign of the output error; waits for the output",
+        options=_options(projection),
     )
 
 
@@ -144,7 +153,7 @@ def readout(
     trained by the same local loss. Labels that go with `bce` are read out with `bce`. `scale`
     multiplies the logits: too small, and the features grow until the next block's inputs are too
     large for its learning rate; the default is 4 for vectors and 16 for feature maps, whose
-    averages are smaller (both chosen on held-out MNIST; see `results/`).
+    averages are smaller (found best on held-out MNIST).
     """
 
     def objective(site: Site) -> Objective:
@@ -153,7 +162,8 @@ def readout(
 
     name = "readout-learned" if learned else "readout"
     about = f"local classifier through {'learned' if learned else 'fixed random'} codes"
-    return Rule(name, objective, at=at, about=about)
+    options = f"{_options(projection)}, at most {features} features, scale {scale or 'default'}"
+    return Rule(name, objective, at=at, about=about, options=options)
 
 
 def frozen(loss: Loss = cross_entropy) -> Rule:
@@ -168,7 +178,13 @@ def _reach(
     at: Place,
     about: str,
 ) -> Rule:
-    return Rule(name, _drawn(objective, projection), mse, at=at, about=about)
+    drawn, options = _drawn(objective, projection), _options(projection)
+    return Rule(name, drawn, mse, at=at, about=about, options=options)
+
+
+def _options(projection: Projection | None) -> str:
+    projection = projection or normal()
+    return f"{projection.name} codes, std {projection.std:g}"
 
 
 def _drawn(

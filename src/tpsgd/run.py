@@ -54,7 +54,8 @@ class Run:
     @property
     def loss(self) -> float | None:
         """The last block's last training loss."""
-        return self.history[-1].loss if self.history else None
+        last = max((e.block for e in self.history), default=0)
+        return next((e.loss for e in reversed(self.history) if e.block == last), None)
 
     def as_dict(self) -> dict[str, Any]:
         """All of it as plain values, ready for JSON."""
@@ -100,8 +101,9 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
 def size(count: float) -> str:
     """Bytes for people.
 
-    >>> size(1536)
-    '1.5 KB'
+    Examples:
+        >>> size(1536)
+        '1.5 KB'
     """
     for unit in ("B", "KB", "MB"):
         if count < 1024:

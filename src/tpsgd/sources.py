@@ -5,13 +5,13 @@ in an epoch is a function of the seed, the block and the epoch, and the same on 
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from .errors import TpsgdError
@@ -38,6 +38,17 @@ class Form:
     def stacked(self) -> bool:
         """Whether a batch holds one batch per restart."""
         return len(self.seeds) > 1
+
+    @staticmethod
+    def may_be_channels_last(modules: Iterable[nn.Module]) -> bool:
+        """Whether channels last pays (there are convolutions) and can do no harm.
+
+        A module of the user's own may well rely on `view`, so only torch's modules get that layout.
+        """
+        modules = list(modules)
+        return any(isinstance(m, nn.Conv2d) for m in modules) and all(
+            type(m).__module__.startswith("torch.nn") for m in modules
+        )
 
     def skips(self, size: int) -> bool:
         """Whether a training batch of this size is left out."""
@@ -245,6 +256,8 @@ def labels(y: Tensor, loss: Loss | None, classes: int | None, complete: bool = T
         raise TpsgdError("the labels contain NaN or infinity")
     if loss in (bce, cross_entropy) and ((y < 0).any() or (y > 1).any()):
         raise TpsgdError(f"float labels for {loss.name} must lie between 0 and 1")  # type: ignore
+    if complete and loss is not None:
+        _warn_missing((y.sum(0) == 0).nonzero().flatten().tolist(), y.shape[1])
     if loss is cross_entropy and not torch.allclose(y.sum(1), torch.ones(()).to(y), atol=1e-3):
         raise TpsgdError(
             "soft labels for cross_entropy must sum to 1 in each row; for several classes at once "
@@ -264,13 +277,15 @@ def _indices(y: Tensor, classes: int | None, complete: bool) -> Tensor:
     y = y.long()
     _check_range(y, classes)
     if complete and classes is not None:
-        missing = (torch.bincount(y, minlength=classes) == 0).nonzero().flatten().tolist()
-        if missing:
-            shown = ", ".join(map(str, missing[:5])) + (" ..." if len(missing) > 5 else "")
-            warnings.warn(
-                f"{len(missing)} of {classes} classes have no samples: {shown}", stacklevel=2
-            )
+        absent = torch.bincount(y, minlength=classes) == 0
+        _warn_missing(absent.nonzero().flatten().tolist(), classes)
     return y
+
+
+def _warn_missing(missing: list[int], classes: int) -> None:
+    if missing:
+        shown = ", ".join(map(str, missing[:5])) + (" ..." if len(missing) > 5 else "")
+        warnings.warn(f"{len(missing)} of {classes} classes have no samples: {shown}", stacklevel=2)
 
 
 def _check_range(y: Tensor, classes: int | None) -> None:

@@ -184,10 +184,10 @@ class Trainer:
                         f"{epoch + 1}: lower its learning rate or bound its activation"
                     )
         watched = {i: sum(checks.get(i, figures[i])[0]) for i in figures}
-        network = watched.get(learners[-1].block.index, 0.0)
+        network = learners[-1].block.index
         for x in busy:  # a rule that follows the output's error is judged by the output
-            if x.signal is not Signal.LABEL:
-                watched[x.block.index] = network
+            if x.signal is not Signal.LABEL and network in watched:
+                watched[x.block.index] = watched[network]
         return watched, halted
 
 

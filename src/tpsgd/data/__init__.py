@@ -1,9 +1,10 @@
 """Data sets: built-in ones by name, one's own by path.
 
->>> from tpsgd import data
->>> digits = data.load("digits")
->>> digits.shape, digits.train[0].shape, len(digits.classes)
-((1, 8, 8), torch.Size([1438, 1, 8, 8]), 10)
+Examples:
+    >>> from tpsgd import data
+    >>> digits = data.load("digits")
+    >>> digits.shape, digits.train[0].shape, len(digits.classes)
+    ((1, 8, 8), torch.Size([1438, 1, 8, 8]), 10)
 """
 
 from tpsgd.data.download import fetch

@@ -44,11 +44,12 @@ def load(spec: str, *, seed: int = 0, max_train: int | None = None) -> Data:
     Returns:
         The data; its `note` says how it was split and what was done to it.
 
-    >>> data = load("digits", max_train=200)
-    >>> len(data.train[1]), len(data.test[1])
-    (200, 359)
-    >>> data.note
-    '20 % held out as test, stratified, seed 0; 200 of 1438 training samples, stratified, seed 0'
+    Examples:
+        >>> data = load("digits", max_train=200)
+        >>> len(data.train[1]), len(data.test[1])
+        (200, 359)
+        >>> data.note.split("; ")[1]
+        '200 of 1438 training samples, stratified, seed 0'
     """
     if seed < 0 or (max_train is not None and max_train < 1):
         raise TpsgdError(

@@ -32,8 +32,9 @@ def path(name: str) -> Path | None:
 def describe() -> list[Row]:
     """What there is: one row per built-in set, with the place it lies in or how to get it.
 
-    >>> describe()[0][:4]
-    ('digits', '1438 + 359', '1 x 8 x 8', '10')
+    Examples:
+        >>> describe()[0][:4]
+        ('digits', '1438 + 359', '1 x 8 x 8', '10')
     """
     return [_row(entry) for entry in DATASETS.values()]
 

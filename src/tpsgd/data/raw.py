@@ -41,10 +41,11 @@ def numbers(x: Array) -> Array:
 def encode(where: str, train: Pair, test: Pair | None) -> tuple[tuple[str, ...], Pair, Pair | None]:
     """Name the classes that occur in `train` and number them from 0, in sorted order.
 
-    >>> x = np.zeros((3, 2))
-    >>> classes, (_, y), _ = encode("pets.csv", (x, np.array(["dog", "cat", "dog"])), None)
-    >>> classes, y
-    (('cat', 'dog'), array([1, 0, 1]))
+    Examples:
+        >>> x = np.zeros((3, 2))
+        >>> classes, (_, y), _ = encode("pets.csv", (x, np.array(["dog", "cat", "dog"])), None)
+        >>> classes, y
+        (('cat', 'dog'), array([1, 0, 1]))
     """
     y, y_test = _labels(where, train[1]), None if test is None else _labels(where, test[1])
     if y_test is not None and "U" in y.dtype.kind + y_test.dtype.kind:

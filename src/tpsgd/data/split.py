@@ -11,9 +11,10 @@ def stratified(y: Array, k: int, seed: int) -> Array:
 
     Sample number r (shuffled) of a class of n gets the rank (r + 1/2) / n; the k lowest win.
 
-    >>> y = np.array([0] * 8 + [1] * 4)
-    >>> np.bincount(y[stratified(y, 6, seed=0)])
-    array([4, 2])
+    Examples:
+        >>> y = np.array([0] * 8 + [1] * 4)
+        >>> np.bincount(y[stratified(y, 6, seed=0)])
+        array([4, 2])
     """
     order = np.random.default_rng(seed).permutation(len(y))
     by_class = order[np.argsort(y[order], kind="stable")]

@@ -46,12 +46,20 @@ class Table:
             return cnn(shape, [(16, 5), (16, 5)], 10, self.activation)
         return mlp(shape, [256], 10, self.activation)
 
+    def epochs_of(self, arm: str) -> int | list[int]:
+        """Per block; the long control spends all blocks' epochs on the last one."""
+        hidden = 2 if self.convolutional else 1
+        if arm == "frozen-long":
+            return [0] * hidden + [self.epochs * (hidden + 1)]
+        return self.epochs
+
 
 TABLES = {
     "mnist-mlp": Table("mnist", 5, 25, convolutional=False, paper="tpSGD 88.3"),
     "mnist-mlp-tanh": Table("mnist", 5, 5, nn.Tanh, convolutional=False),
     "mnist-cnn": Table("mnist", 2, 5, paper="tpSGD 96.6, backprop 97.1"),
     "cifar10-cnn": Table("cifar10", 10, 5, paper="tpSGD 46.5, backprop 46.8"),
+    "cifar10-cnn-short": Table("cifar10", 3, 5, paper="tpSGD 46.5, backprop 46.8"),
 }
 
 # An arm's variants: name -> rule; None is backprop. Grids of cells are for convolutions alone.
@@ -77,6 +85,8 @@ ARMS: dict[str, dict[str, Rule | None]] = {
     "drtp": {f"std {std}": rules.drtp(projections.normal(std)) for std in (1.0, 0.01)},
     "sdfa": {f"std {std}": rules.sdfa(projections.normal(std)) for std in (1.0, 0.01)},
     "frozen": {loss.name: rules.frozen(loss) for loss in (rules.cross_entropy, rules.mse)},
+    # the same with the passes of all blocks spent on the head
+    "frozen-long": {loss.name: rules.frozen(loss) for loss in (rules.cross_entropy, rules.mse)},
 }
 
 
@@ -86,6 +96,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results"))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--only", choices=list(TABLES))
+    parser.add_argument("--arm", choices=list(ARMS), help="only this one; the others stay")
     parser.add_argument("--restarts", type=int, help="fewer, for a quick look")
     wanted = parser.parse_args()
     names = [wanted.only] if wanted.only else list(TABLES)
@@ -93,13 +104,17 @@ def main() -> None:
     wanted.out.mkdir(parents=True, exist_ok=True)
     record: dict[str, Any] = {
         "experiment": "shallow",
-        "command": "python -m tpsgd.experiments.shallow --out results",
+        "command": "python -m tpsgd.experiments.shallow --out results"
+        + (f" --restarts {wanted.restarts}" if wanted.restarts else ""),
         "machine": machine(wanted.device),
         "versions": versions(),
         "tables": json.loads(file.read_text())["tables"] if file.exists() else {},
     }
     for name in names:
-        record["tables"][name] = run(TABLES[name], wanted.device, wanted.restarts)
+        made = run(TABLES[name], wanted.device, wanted.restarts, wanted.arm)
+        if wanted.arm and name in record["tables"]:
+            made["arms"] = record["tables"][name]["arms"] | made["arms"]
+        record["tables"][name] = made
         file.write_text(json.dumps(record, indent=1))
     for name in names:
         print(f"\n{name}")
@@ -108,7 +123,9 @@ def main() -> None:
             print(f"  {arm:16} {figures}  {row['seconds']:6.2f} s  {row['variant']}")
 
 
-def run(table: Table, device: str, restarts: int | None = None) -> dict[str, Any]:
+def run(
+    table: Table, device: str, restarts: int | None = None, only: str | None = None
+) -> dict[str, Any]:
     """Choose every arm's variant on held-out data, then train on all and test."""
     loaded = data.load(table.data)
     x, x_test = standardised(loaded.train[0].to(device), loaded.test[0].to(device))
@@ -120,17 +137,21 @@ def run(table: Table, device: str, restarts: int | None = None) -> dict[str, Any
 
     arms = {}
     for name, variants in ARMS.items():
+        if only not in (None, name):
+            continue
+        epochs = table.epochs_of(name)
         if name.startswith("readout") and not table.convolutional:
             variants = {"whole": variants["at most 256 features"]}
         held_out = {
-            label: fmean(train(rule, factory, part[0], table, 2).evaluate(part[1]))
+            label: fmean(train(rule, factory, part[0], epochs, 2).evaluate(part[1]))
             for label, rule in (variants.items() if len(variants) > 1 else ())
         }
         label = max(held_out, key=lambda k: held_out[k]) if held_out else next(iter(variants))
-        many = train(variants[label], factory, (x, y), table, restarts or table.restarts)
+        many = train(variants[label], factory, (x, y), epochs, restarts or table.restarts)
         arms[name] = summary(many, many.evaluate((x_test, y_test)), label, held_out)
         print(f"{table.data} {name}: {arms[name]['accuracy']:.2%}", flush=True)
     settings = asdict(table) | {"activation": table.activation.__name__}
+    settings["restarts"] = restarts or table.restarts
     return {"settings": settings, "held_out": HELD_OUT, "machine": machine(device), "arms": arms}
 
 
@@ -138,7 +159,7 @@ def train(
     rule: Rule | None,
     factory: Callable[[], nn.Module],
     samples: tuple[Tensor, Tensor],
-    table: Table,
+    epochs: int | list[int],
     restarts: int,
 ) -> Restarts:
     """Restarts of one arm; rules that wait for the output learn simultaneously."""
@@ -150,7 +171,7 @@ def train(
         rule=rule,
         backprop=rule is None,
         schedule=simultaneous if waits else sequential,
-        epochs=table.epochs,
+        epochs=epochs,
         stacked=False,  # one by one, so that seconds and bytes are those of one run
     )
 
