@@ -799,7 +799,8 @@ def test_the_record_tells_variants_of_a_rule_apart():
     data = torch.randn(16, 4), torch.arange(16) % 2
     rules = tpsgd.rules.tpsgd_l2(), tpsgd.rules.tpsgd_l2(tpsgd.projections.binary(2.0))
     made = [nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)) for _ in rules]
-    told = [tpsgd.fit(m, data, rule=r, epochs=1).settings["options"] for m, r in zip(made, rules)]
+    pairs = zip(made, rules, strict=True)
+    told = [tpsgd.fit(m, data, rule=r, epochs=1).settings["options"] for m, r in pairs]
     assert told == [
         ["normal codes, std 1, after the activation"],
         ["binary codes, std 2, after the activation"],
