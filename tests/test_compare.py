@@ -30,10 +30,14 @@ BROKEN = rules.tpsgd(lambda y, target: (y * float("nan")).sum())
 
 
 def test_every_comparison_holds_backprop_and_the_control():
-    names = [a.name for a in with_controls([arm(rules.drtp()), arm(rules.drtp())])]
-    assert names == ["backprop", "drtp", "frozen"]
+    assert [a.name for a in with_controls([arm(rules.drtp())])] == ["backprop", "drtp", "frozen"]
     given = [arm(rules.frozen()), arm(rules.readout()), arm(None)]
     assert [a.name for a in with_controls(given)] == ["backprop", "readout", "frozen"]
+
+
+def test_two_arms_of_one_name_are_refused_rather_than_one_dropped():
+    with pytest.raises(tpsgd.TpsgdError, match="two arms are called 'readout'"):
+        with_controls([arm(rules.readout()), arm(rules.readout(features=16))])
 
 
 def test_schedules_of_the_arms():

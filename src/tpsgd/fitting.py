@@ -320,13 +320,18 @@ def prepared(
 def usable(device: torch.device | str) -> torch.device:
     """A device that tensors can be made on, with its number ("cuda" becomes "cuda:0")."""
     try:
-        found = torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise TpsgdError(f"device {str(device)!r} cannot be used here: {reason}") from None
-    if found.type == "meta":
-        raise TpsgdError("device 'meta' holds no numbers: nothing can be trained on it")
-    return found
+        wanted = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise TpsgdError(f"unknown device {str(device)!r}: write cpu, cuda or cuda:1") from None
+    if wanted.type == "cuda" and not torch.cuda.is_available():
+        raise TpsgdError(f"device {wanted} was asked for, but torch sees no GPU here")
+    if wanted.type == "meta":
+        raise TpsgdError("device meta holds no numbers: nothing can be trained on it")
+    try:
+        return torch.empty(0, device=wanted).device
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise TpsgdError(f"device {wanted} cannot be used here: {reason}") from None
 
 
 def _teach(

@@ -1,6 +1,7 @@
 """Models by a word: `mlp:256,256`, `cnn:16x5,16x5`, or `path.py:factory`."""
 
 import importlib.util
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -87,12 +88,13 @@ def cnn(
 def from_file(word: str) -> Factory:
     """The function `name` of a Python file, given as `path.py:name`."""
     path_text, _, name = word.rpartition(":")
-    path = Path(path_text)
+    path = Path(path_text).expanduser()
     if not path.is_file():
         raise TpsgdError(f"there is no file {path}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec = importlib.util.spec_from_file_location(f"tpsgd_model_{path.stem}", path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses and pickles look themselves up there
     try:
         spec.loader.exec_module(module)
     except Exception as error:
