@@ -167,3 +167,17 @@ def test_a_rule_that_does_nothing():
 def test_something_that_is_no_rule():
     with pytest.raises(TpsgdError, match="check_rule takes a Rule, got function"):
         check_rule(rules.drtp)
+
+
+@pytest.mark.parametrize(
+    ("loss", "sentence"),
+    [
+        (lambda y, target: (y - target).square(), "one number"),
+        (lambda y, target: 0.5, "one number"),
+        (lambda y, target: (y - target).detach().square().mean(), "depend on the output"),
+        (lambda y, target: (y - target).log().mean(), "not finite"),
+    ],
+)
+def test_a_loss_that_cannot_be_followed(loss, sentence):
+    with pytest.raises(TpsgdError, match=sentence):
+        check_rule(rules.tpsgd(loss))

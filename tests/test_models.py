@@ -124,3 +124,8 @@ def test_a_factory_of_something_else(tmp_path):
     path.write_text("def make():\n    return 'model'\n")
     with pytest.raises(TpsgdError, match=r"gave a str, not an nn\.Module"):
         factory(f"{path}:make", (4,), 2)()
+
+
+def test_images_with_their_channels_last_are_noticed():
+    with pytest.raises(TpsgdError, match="channels first"):
+        factory("cnn:8x3", (16, 16, 3), 4)

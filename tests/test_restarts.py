@@ -276,3 +276,10 @@ def test_a_loader_is_not_stacked():
     with pytest.raises(tpsgd.TpsgdError, match="a loader gives every restart the same batches"):
         tpsgd.fit_many(model, Few(), restarts=2, stacked=True, epochs=1)
     assert not tpsgd.fit_many(model, Few(), restarts=2, epochs=1).stacked
+
+
+def test_a_factory_that_gives_one_model_twice():
+    model = nn.Sequential(nn.Linear(4, 2))
+    data = torch.randn(8, 4), torch.arange(8) % 2
+    with pytest.raises(tpsgd.TpsgdError, match="a new model each time"):
+        tpsgd.fit_many(lambda: model, data, restarts=2, epochs=1)

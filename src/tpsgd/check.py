@@ -56,6 +56,8 @@ def _check_gradient(rule: Rule, objective: Objective, y: Tensor, s: Tensor) -> N
     found, again = objective(y, s), objective(y, s)
     if not all(map(torch.equal, before, inputs)):
         raise TpsgdError(f"{rule.name}: its objective changes its inputs")
+    if not (torch.isfinite(found.loss) and torch.isfinite(found.dy).all()):
+        raise TpsgdError(f"{rule.name}: its loss or derivative is not finite for ordinary numbers")
     if not (torch.equal(found.loss, again.loss) and torch.equal(found.dy, again.dy)):
         raise TpsgdError(f"{rule.name}: its objective gives other numbers for the same inputs")
     if any(found.dy.untyped_storage().data_ptr() == t.untyped_storage().data_ptr() for t in inputs):

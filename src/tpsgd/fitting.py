@@ -146,7 +146,8 @@ def fit(
         epochs: passes over the data *per block*.
         early_stopping: `tpsgd.EarlyStopping(patience, min_delta)`.
             `optimizer`, `lr`, `epochs` and `early_stopping` may be lists, one entry per block.
-        batch_size: samples per step (a `DataLoader` brings its own).
+        batch_size: samples per step (a `DataLoader` brings its own). A last batch of one sample is
+            left out when the model has batch normalisation, which cannot take it.
         seed: of the projections, the order of samples and dropout.
         device: where to train; default: where the model is.
         validation: held-out data, measured after every epoch.
@@ -226,11 +227,12 @@ def train_local(
                 for i in range(len(blocks))
             ]
         runs = [
-            Run(name, one.seed, one.describe(name, loss, rules[:-1]), _infos(learners, rules))
+            Run(name, one.seed, one.describe(name, loss, rules[:-1]))
             for one in (replace(settings, seed=settings.seed + r) for r in range(len(models)))
         ]
         _teach(learners, courses, data, loss, classes, form, meter, runs, settings, started)
         for run in runs:
+            run.blocks = _infos(learners, rules)
             run.peak_bytes = meter.peak(sum(map(tensor_bytes, models)))
             run.kept_bytes = meter.kept
     if len(models) > 1:
@@ -276,7 +278,8 @@ def rules_for(rule: Rule | Sequence[Rule], blocks: list[Block], schedule: Schedu
         listed = "; ".join(map(str, blocks))
         raise TpsgdError(
             f"rule must be a tpsgd.rules value or a list of {len(blocks)}, one per block, got "
-            f"{len(rules)}: {[getattr(r, 'name', r) for r in rules]}; the blocks are {listed}"
+            f"{len(rules)}: {[getattr(r, 'name', r) for r in rules]}; the blocks are {listed}; "
+            "a rule is made by calling it, as in rule=tpsgd.rules.tpsgd_l2()"
         )
     for r in rules[:-1]:
         if r.needs_output and schedule is sequential:

@@ -89,4 +89,4 @@ def _capturable(learner: Learner, fixed_rate: bool) -> bool:
         if not fixed_rate and not isinstance(group["lr"], Tensor):
             return False
     modules = (m for top in learner.block.modules for m in top.modules())
-    return learner.known and all(type(m).__module__.startswith("torch.nn") for m in modules)
+    return bool(learner.known) and all(type(m).__module__.startswith("torch.nn") for m in modules)

@@ -184,7 +184,7 @@ class Learner:
         self.stack, self.width = stack, width
         self.draw = draw
         self.tensors: tuple[Tensor, ...] = ()
-        self.known = False
+        self.known: bool | None = None  # whether its objective has a closed form, once drawn
         self.params: dict[str, Tensor] = dict(params or {})
         self.trains = trains
         self.optimizer: Optimizer | None = None

@@ -136,6 +136,11 @@ def _layer(word: str, text: str) -> tuple[int, int]:
 
 
 def _check_sizes(word: str, shape: tuple[int, ...], layers: list[tuple[int, int]]) -> None:
+    if shape[2] <= 4 < shape[0]:
+        raise TpsgdError(
+            f"images of shape {shape} look like (height, width, channels); {word} needs the "
+            "channels first: x.transpose(0, 3, 1, 2)"
+        )
     loss = sum(kernel - 1 for _, kernel in layers)
     if min(shape[1:]) <= loss:
         raise TpsgdError(f"{word} leaves nothing of images of {shape[1]} x {shape[2]} pixels")

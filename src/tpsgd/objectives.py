@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .errors import TpsgdError
 from .hashing import Key
 from .layout import full, rows
 from .losses import Loss, bce, cross_entropy, minus_labels
@@ -92,6 +93,14 @@ def differentiate(
         y = y.detach().requires_grad_()
         tensors = tuple(t.detach().requires_grad_(learned) for t in tensors)
         value = loss(y, s, *tensors)
+        if not isinstance(value, Tensor) or value.dim():
+            found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+            raise TpsgdError(
+                f"a loss must return one number, a tensor of shape (), a mean over the batch; got "
+                f"{found}"
+            )
+        if not value.requires_grad:
+            raise TpsgdError("a loss must depend on the output: no gradient leads from it to y")
         wanted = (y, *tensors) if learned else (y,)
         dy, *dtensors = torch.autograd.grad(value, wanted)
     return Local(value.detach(), dy, tuple(dtensors))

@@ -50,6 +50,12 @@ class Restarts:
     def __iter__(self) -> Iterator[tuple[nn.Module, Run]]:
         return iter(zip(self.models, self.runs, strict=True))
 
+    def __str__(self) -> str:
+        how = "stacked" if self.stacked else "one by one"
+        seeds = f"seeds {self.runs[0].seed} to {self.runs[-1].seed}"
+        title = f"{len(self)} restarts of {self.runs[0].rule}, {how}, {seeds}; the first:"
+        return f"{title}\n{self.runs[0]}"
+
     def evaluate(self, data: Any) -> list[float]:
         """Each model's accuracy."""
         return [evaluate(model, data) for model in self.models]
@@ -92,6 +98,8 @@ def fit_many(
         raise TpsgdError(f"fit_many: {error}".replace("Settings.__init__() ", "")) from None
     rule = readout() if rule is None else rule
     models = [_make(factory, wanted.seed + r) for r in range(restarts)]
+    if len({id(model) for model in models}) < restarts:
+        raise TpsgdError("the factory must make a new model each time, but gave one twice")
     device = wanted.device or next(models[0].parameters(), torch.empty(0)).device
     if stacked is None:
         stacked = torch.device(device).type == "cuda" and restarts > 1 and not backprop

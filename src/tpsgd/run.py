@@ -25,7 +25,7 @@ class BlockInfo:
     name: str
     rule: str
     parameters: int
-    learning: str  # "closed form", "autograd" or "frozen"
+    learning: str  # how its parameters' gradients came: "closed form", "autograd"; or "frozen"
 
 
 @dataclass
