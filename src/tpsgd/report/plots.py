@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import cycle
 from statistics import fmean
+from textwrap import shorten
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -193,7 +194,7 @@ def _panels(comparison: Comparison) -> dict[str, dict[str, Line]]:
     for what, lines in (("training accuracy (%)", _accuracies), ("local loss, scaled", _losses)):
         for number, block in enumerate(blocks, 1):
             found = {r.arm.name: lines(r, number, len(blocks)) for r in done}
-            layer = block.name.partition(": ")[2] or block.name
+            layer = shorten(block.name.partition(": ")[2] or block.name, 22, placeholder=" …")
             panels[f"block {number} ({layer})\n{what}"] = {k: v for k, v in found.items() if v}
     return {title: lines for title, lines in panels.items() if lines}
 
