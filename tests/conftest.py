@@ -1,6 +1,7 @@
 """What every test shares: one thread per worker, no window, the same examples each run."""
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 # Read when numpy and torch are first loaded, and inherited by the processes tests start.
@@ -38,3 +39,9 @@ def _real_data(request: pytest.FixtureRequest) -> None:
         folder = request.getfixturevalue("data_root") / mark.args[0]
         if not folder.is_dir():
             pytest.skip(f"TPSGD_DATA has no {mark.args[0]}")
+
+
+@pytest.fixture
+def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is not looked at: on nets this small that takes longer than learning."""
+    monkeypatch.setattr("tpsgd.memory.Meter.watch", lambda self, active=True: nullcontext())

@@ -6,7 +6,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from tpsgd import Place, losses, projections, rules
+from tpsgd import Padded, Place, losses, projections, rules
 
 torch.set_num_threads(1)  # on tensors this small, threads only wait for one another
 
@@ -23,6 +23,25 @@ def images(n: int = 32, channels: int = 2, size: int = 6, classes: int = 3, seed
     """As `points`, shaped as images."""
     x, y = points(n, channels * size * size, classes, seed, apart=1.0)
     return x.view(n, channels, size, size), y
+
+
+def sequences(n: int = 12, steps: int = 5, features: int = 4, classes: int = 3, seed: int = 0):
+    """As `points`, a step after another, in float64."""
+    x, y = points(n, steps * features, classes, seed, apart=1.0)
+    return x.view(n, steps, features).double(), y
+
+
+def tokens(n: int = 12, steps: int = 5, kinds: int = 7, classes: int = 3, seed: int = 0):
+    """Sequences of whole numbers, of which each class has its own favourites."""
+    g = torch.Generator().manual_seed(seed)
+    y = torch.arange(n) % classes
+    return (2 * y[:, None] + torch.randint(0, kinds // 2, (n, steps), generator=g)) % kinds, y
+
+
+def ragged(x: Tensor) -> Padded:
+    """The same sequences, cut to lengths from 1 to all steps, in no order."""
+    lengths = 1 + (torch.arange(len(x)) * 3 + 4) % x.shape[1]
+    return Padded(x.clone(), lengths)
 
 
 def seeded(make, seed: int = 0) -> nn.Module:

@@ -8,7 +8,7 @@ from helpers import DRAWN, Probe, Residual, images, mlp, points, same, seeded, s
 from torch import nn
 
 import tpsgd
-from tpsgd import Place, rules, split
+from tpsgd import Place, Recurrent, rules, split
 from tpsgd.blocks import shapes
 from tpsgd.learner import Closed, Traced
 from tpsgd.objectives import l2
@@ -52,6 +52,41 @@ def test_what_comes_before_the_first_layer_rides_with_it():
 def test_dropout_and_late_norms_ride_with_the_next_block(rider):
     first, second = split(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), rider, nn.Linear(4, 2)))
     assert first.tail == [] and second.prologue == [rider]
+
+
+def test_a_recurrent_layer_is_a_block_with_its_activation_inside():
+    blocks = split(
+        nn.Sequential(
+            Recurrent(4, 5, sequence=True),
+            nn.Dropout(),
+            Recurrent(5, 5, sequence=True),
+            nn.Tanh(),  # a shape-less follower: it acts on the states that are handed on
+            nn.Flatten(),
+            nn.Linear(25, 3),
+        )
+    )
+    assert [str(b) for b in blocks] == [
+        "0: Recurrent",
+        "2: Recurrent + Tanh + Flatten",
+        "5: Linear",
+    ]
+    assert [b.recurrent for b in blocks] == [True, True, False]
+    assert blocks[1].activation is None and not blocks[0].maps
+    assert [type(m) for m in blocks[1].prologue] == [nn.Dropout]
+
+
+def test_torchs_rnn_is_a_block_per_layer():
+    rnn = nn.RNN(4, 5, 2, batch_first=True, bidirectional=True)
+    first, second, last = split(nn.Sequential(nn.Identity(), nn.Sequential(rnn), nn.Linear(10, 3)))
+    assert [str(b) for b in (first, second, last)] == [
+        "1.0.0: Recurrent",
+        "1.0.1: Recurrent",
+        "2: Linear",
+    ]
+    assert first.layer.sequence and not second.layer.sequence
+    ours = {id(p) for b in (first, second) for p in b.named_parameters().values()}
+    assert ours == {id(p) for p in rnn.parameters()}
+    assert len(first.named_parameters()) == 8
 
 
 def test_what_follows_dropout_rides_with_it():

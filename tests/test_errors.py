@@ -1,6 +1,7 @@
 """Every mistake gets one sentence, and leaves the model as it was."""
 
 import math
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -148,7 +149,7 @@ def test_many_classes_without_samples_are_not_all_listed():
 # ---- models --------------------------------------------------------------------------------------
 
 
-class Recurrent(nn.Module):
+class Hidden(nn.Module):
     def __init__(self, inner):
         super().__init__()
         self.stem, self.inner = nn.Linear(6, 6), inner
@@ -169,7 +170,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", [name for name in REFUSED if name != "RNN"])
 def test_modules_that_learn_through_time_are_refused_by_name(name):
     refuses(
         rf"^{name} \(module '0'\) is not supported", nn.Sequential(REFUSED[name](), nn.Linear(6, 3))
@@ -178,15 +179,119 @@ def test_modules_that_learn_through_time_are_refused_by_name(name):
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_and_so_they_are_inside_a_custom_module(name):
-    model = nn.Sequential(
-        nn.Linear(6, 6), nn.Sequential(Recurrent(REFUSED[name]())), nn.Linear(6, 3)
-    )
+    model = nn.Sequential(nn.Linear(6, 6), nn.Sequential(Hidden(REFUSED[name]())), nn.Linear(6, 3))
     refuses(rf"^{name} \(module '1\.0\.inner'\) is not supported", model)
+
+
+@pytest.mark.parametrize("name", ["RNN", "LSTM", "GRU", "RNNCell"])
+def test_and_say_what_to_use_instead(name):
+    model = nn.Sequential(Hidden(REFUSED[name]()), nn.Linear(6, 3))
+    refuses(r"use tpsgd\.Recurrent or nn\.RNN, straight in the nn\.Sequential", model)
 
 
 @pytest.mark.parametrize("name", ["LSTM", "MultiheadAttention"])
 def test_and_so_they_are_as_the_whole_model(name):
     refuses(f"{name}", REFUSED[name]())
+
+
+# ---- sequences -----------------------------------------------------------------------------------
+
+S = X.view(30, 3, 2)
+TOKENS = torch.arange(90).view(30, 3) % 7
+NEGATIVE = TOKENS.clone()
+NEGATIVE[9, 1] = -1
+
+
+def rnn(inputs=2, **options):
+    return nn.Sequential(tpsgd.Recurrent(inputs, 4, **options), nn.Linear(4, 3))
+
+
+def nan_at(i):
+    bad = S.clone()
+    bad[i, 1, 1] = math.nan
+    return bad
+
+
+BAD_SEQUENCES = {
+    "other features": (
+        rnn,
+        (X.view(30, 2, 3), Y),
+        r"block 1 \(.*\) cannot take.* steps, 2\).* got \(2, 2, 3\)",
+    ),
+    "no time": (rnn, (X, Y), r"takes \(batch, steps, 2\)"),
+    "one dimension more": (rnn, (S[:, None], Y), r"got \(2, 1, 3, 2\)"),
+    "no steps": (rnn, (S[:, :0], Y), r"got \(2, 0, 2\)"),
+    "no tokens": (lambda: rnn(7), (TOKENS[:, :0], Y), r"got \(2, 0\)"),
+    "a token too large": (lambda: rnn(6), (TOKENS, Y), "token 6 is out of range.* 0 to 5"),
+    "a negative token": (lambda: rnn(7), (NEGATIVE, Y), "token -1 is out of range.* 0 to 6"),
+    "nan": (rnn, (nan_at(7), Y), r"NaN or infinity \(first in sample 7\)"),
+    "a loader with a bad token": (
+        lambda: rnn(6),
+        DataLoader(TensorDataset(TOKENS, Y), batch_size=30),
+        "token 6 is out of range",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_SEQUENCES)
+@pytest.mark.parametrize("fit", FITS)
+def test_bad_sequences(fit, case):
+    make, data, match = BAD_SEQUENCES[case]
+    if fit == "fit_backprop":
+        match = match.replace(r"block 1 \(.*\) ", "")
+    refuses(match, make(), data, FITS[fit])
+
+
+@pytest.mark.parametrize("case", BAD_SEQUENCES)
+def test_bad_sequences_in_chunks(case):
+    make, data, match = BAD_SEQUENCES[case]
+    refuses(match, make(), data, window=2)
+
+
+@pytest.mark.parametrize("fit", FITS)
+def test_a_bad_token_in_the_first_sample(fit):
+    refuses("token -1 is out of range", rnn(7), (TOKENS - 1, Y), FITS[fit])
+
+
+def test_a_second_recurrent_layer_needs_the_sequence():
+    model = nn.Sequential(tpsgd.Recurrent(2, 4), tpsgd.Recurrent(4, 4), nn.Linear(4, 3))
+    refuses(r"block 2 .*got \(2, 4\); the layer before it needs sequence=True", model, (S, Y))
+
+
+def test_a_model_that_ends_with_a_recurrent_layer():
+    for last in (tpsgd.Recurrent(2, 3), nn.RNN(2, 3, batch_first=True)):
+        model = nn.Sequential(last)
+        refuses(r"the model ends with 0: Recurrent.*add a classifier, nn\.Linear", model, (S, Y))
+    model = nn.Sequential(tpsgd.Recurrent(2, 3, sequence=True))
+    refuses(r"one number per class.* \(batch, 3, 3\)", model, (S, Y))
+
+
+def test_a_sequence_straight_into_a_classifier():
+    refuses(r"\(batch, 3, 3\)", rnn(sequence=True), (S, Y))
+
+
+@pytest.mark.parametrize("name", ["dfa", "sdfa"])
+def test_dfa_and_recurrent_layers(name):
+    rule = getattr(rules, name)()
+    refuses(f"^{name} cannot learn block by block", rnn(), (S, Y), rule=rule)
+    run = tpsgd.fit(rnn(), (S, Y), rule=rule, schedule=tpsgd.simultaneous, epochs=1)
+    assert [b.learning for b in run.blocks] == ["closed form"] * 2
+
+
+def test_codes_that_are_learned_must_be_the_same_at_each_step():
+    rule = replace(rules.readout(learned=True), per_step=True)
+    refuses("readout-learned learns its codes.* the same at each step", rnn(), (S, Y), rule=rule)
+
+
+def test_a_recurrent_layer_that_stands_twice():
+    layer = tpsgd.Recurrent(2, 2, sequence=True)
+    refuses("stands twice", nn.Sequential(layer, layer, nn.Flatten(), nn.Linear(6, 3)), (S, Y))
+
+
+def test_a_loss_that_explodes_over_time():
+    model = rnn(activation=nn.ReLU, leak=1.0)
+    with pytest.raises(TpsgdError, match=r"loss of block 1 .*Recurrent.* became (inf|nan)"):
+        tpsgd.fit(model, (S, Y), rule=rules.tpsgd_l2(), optimizer=torch.optim.SGD, lr=1e9)
 
 
 def test_backprop_takes_what_local_rules_refuse():
@@ -310,6 +415,12 @@ BAD_SETTINGS = {
     "negative epochs of a block": ({"epochs": [1, -2]}, "epochs must be .* got -2"),
     "half an epoch": ({"epochs": 1.5}, "epochs must be a whole number.* got 1.5"),
     "no batch": ({"batch_size": 0}, "batch_size must be 1 or more, got 0"),
+    "no window": ({"window": 0}, "window must be 1 time step or more, got 0"),
+    "half a window": ({"window": 2.5}, "window must be .* got 2.5"),
+    "no passes": ({"passes": 0}, "passes must be a whole number, 1 or more, got 0"),
+    "no passes of a block": ({"passes": [1, 0]}, "passes must be .* got 0"),
+    "half a pass": ({"passes": 1.5}, "passes must be .* got 1.5"),
+    "passes per block": ({"passes": [1, 2, 3]}, "passes has 3 entries.* 2 blocks"),
     "half a batch": ({"batch_size": 2.5}, "batch_size must be .* got 2.5"),
     "a negative rate": ({"lr": -0.1}, "lr must be .* got -0.1"),
     "a rate of nan": ({"lr": [0.1, math.nan]}, "lr must be .* got nan"),

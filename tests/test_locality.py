@@ -14,12 +14,13 @@ from helpers import (
     points,
     same,
     seeded,
+    sequences,
     state,
 )
 from torch import nn
 
 import tpsgd
-from tpsgd import rules
+from tpsgd import Recurrent, rules
 from tpsgd.learner import Traced
 
 SCHEDULES = [tpsgd.sequential, tpsgd.simultaneous]
@@ -51,6 +52,94 @@ def test_closed_form_blocks_save_nothing_for_a_backward_pass(name, schedule):
         assert all(leaf.shape[1:] == (8,) for t in packed for leaf in leaves(t))
     else:
         assert not packed
+
+
+def unrolled_net(both_ways=False, between=nn.Identity):
+    """Two recurrent layers, 6 and 8 units, and a classifier."""
+    return seeded(
+        lambda: nn.Sequential(
+            Recurrent(4, 6, sequence=True, bidirectional=both_ways),
+            between(),
+            Recurrent(6 * (1 + both_ways), 8),
+            nn.Linear(8, 3),
+        ).double()
+    )
+
+
+@pytest.mark.parametrize("both_ways", [False, True])
+@pytest.mark.parametrize(("name", "schedule"), local_runs())
+def test_recurrent_blocks_save_nothing_either(name, schedule, both_ways):
+    """`tpsgd` differentiates its loss with respect to one step's states at a time."""
+    packed, settings = [], {"rule": DRAWN[name](), "schedule": schedule, "reuse": False}
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):
+        run = tpsgd.fit(unrolled_net(both_ways), sequences(), window=3, **(MIXED | settings))
+    assert [b.learning for b in run.blocks] == ["closed form"] * 3
+    assert (name == "tpsgd") == bool(packed)
+    for t in packed:
+        assert t.dim() == 2 and t.shape[1] in (6, 8)
+        assert all(leaf.shape[1:] in ((6,), (8,)) and leaf.dim() == 2 for leaf in leaves(t))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=by_name)
+def test_recurrent_blocks_run_with_grad_mode_off(schedule):
+    probe = Probe(lambda x: (torch.is_grad_enabled(), x.requires_grad, x.grad_fn))
+    model = unrolled_net(between=lambda: probe)
+    tpsgd.fit(model, sequences(), schedule=schedule, **MIXED)
+    assert set(probe.seen) == {(False, False, None)}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=by_name)
+@pytest.mark.parametrize("name", LOCAL)
+def test_a_recurrent_layer_does_not_depend_on_what_comes_after_it(name, schedule):
+    found = []
+    for seed, later in ((0, 8), (1, 8), (0, 5)):
+        model = unrolled_net()
+        upper = seeded(lambda n=later: [Recurrent(6, n), nn.Linear(n, 3)], seed)
+        model = nn.Sequential(model[0], *upper).double()
+        tpsgd.fit(model, sequences(), rule=LOCAL[name](), schedule=schedule, **MIXED)
+        found.append(state(model[0]))
+    assert same(found[0], found[1]) and same(found[0], found[2])
+    assert not same(found[0], state(unrolled_net()[0]))
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_a_step_does_not_depend_on_the_steps_after_it(name):
+    """The sums of the gradients after each step are final: nothing comes back from later ones."""
+    x, y = sequences()
+    other = x.clone()
+    other[:, 2:] = 7 * x.flip(0)[:, 2:]
+    grads = []
+    for data in (x, other):
+        model, seen = unrolled_net(), []
+        kept = []
+        tpsgd.fit(model, (data, y), rule=LOCAL[name](), schedule=kept.append, batch_size=100)
+        learner = kept[0].learners[0]
+        learner.start(torch.optim.SGD, 0.1)
+        engine = learner.engine
+        batch, labels = next(kept[0].source.batches())
+        with torch.no_grad():
+            saved = learner.forward(batch)
+            engine.teach(saved, labels, learner.tensors)
+            for window in saved.windows():
+                seen.append({k: g.clone() for k, g in saved.sweeps[0].gradients().items()})
+                assert window.values.shape[0] == 1
+        grads.append(seen)
+    for t, (a, b) in enumerate(zip(*grads, strict=True)):
+        assert same(a, b) == (t < 2), t
+
+
+def test_a_recurrent_layer_inside_a_custom_module_does_not_learn_through_time():
+    class Inside(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = Recurrent(4, 6)
+
+        def forward(self, x):
+            return self.layer(x)
+
+    model = nn.Sequential(Inside(), nn.Linear(6, 3)).double()
+    with pytest.raises(tpsgd.TpsgdError, match=r"Recurrent .*straight in the nn\.Sequential"):
+        tpsgd.fit(model, sequences(), **MIXED)
 
 
 def test_the_hook_above_does_see_a_graph():

@@ -6,11 +6,11 @@ import math
 
 import pytest
 import torch
-from helpers import DRAWN, LOCKED, Residual, images, points, seeded, state
+from helpers import DRAWN, LOCKED, Residual, images, points, seeded, sequences, state
 from torch import nn
 
 import tpsgd
-from tpsgd import TpsgdError, projections, rules
+from tpsgd import Recurrent, TpsgdError, projections, rules
 
 SCHEDULES = {"sequential": tpsgd.sequential, "simultaneous": tpsgd.simultaneous}
 PROJECTIONS = ["normal", "uniform", "binary", "orthogonal", "per_filter"]
@@ -54,6 +54,14 @@ BLOCKS = {
             nn.Flatten(),
         ],
     ),
+    "recurrent": (
+        lambda: (sequences(n=32, steps=3)[0].float(), sequences(n=32)[1]),
+        lambda: [
+            Recurrent(4, 6, sequence=True),
+            nn.Dropout(0.1),
+            Recurrent(6, 8, bidirectional=True, leak=1.0),
+        ],
+    ),
     "custom": (points, lambda: [Residual(6), nn.Tanh(), Residual(6), nn.LayerNorm(6), nn.Tanh()]),
 }
 
@@ -77,9 +85,16 @@ def settings_of(module):
     return {k: v for k, v in vars(module).items() if isinstance(v, (int, float, str, tuple))}
 
 
+CASES = [
+    (rule, projection, kind)
+    for rule, projection in PAIRS
+    for kind in BLOCKS
+    if kind != "recurrent" or projection in ("normal", "orthogonal")  # as any other vector's
+]
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("kind", BLOCKS)
-@pytest.mark.parametrize(("rule", "projection"), PAIRS)
+@pytest.mark.parametrize(("rule", "projection", "kind"), CASES)
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 def test_the_contract(rule, projection, kind, schedule):
     data, make = BLOCKS[kind]

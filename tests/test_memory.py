@@ -1,10 +1,11 @@
 """Peak memory: counted byte for byte, given back, and flat in depth."""
 
 import gc
+import weakref
 
 import pytest
 import torch
-from helpers import DRAWN, LOCAL, Residual, images, mlp, points, seeded
+from helpers import DRAWN, LOCAL, Residual, images, mlp, points, seeded, sequences, tokens
 from torch import nn
 
 import tpsgd
@@ -12,6 +13,7 @@ from tpsgd import rules, split
 from tpsgd.learner import Closed, Learner, Traced
 from tpsgd.memory import LiveBytes, Meter, available, tensor_bytes
 from tpsgd.objectives import l2
+from tpsgd.unrolled import Unrolled
 
 FLOAT = 4
 N, INPUTS, UNITS = 32, 20, 12
@@ -181,6 +183,101 @@ def test_nor_does_it_when_inputs_are_made_again():
 def test_backprop_takes_much_more(kind):
     grown, model, peak = growth(tpsgd.fit_backprop, kind)
     assert grown > 2 * model + peak
+
+
+# ---- time ----------------------------------------------------------------------------------------
+
+UNROLLED = {
+    "one layer": ([lambda: tpsgd.Recurrent(4, 24)], 24),
+    "both ways": ([lambda: tpsgd.Recurrent(4, 24, bidirectional=True)], 48),
+    "two layers": (
+        [lambda: tpsgd.Recurrent(4, 24, sequence=True), lambda: tpsgd.Recurrent(24, 24)],
+        24,
+    ),
+    "nn.RNN": ([lambda: nn.RNN(4, 24, 2, batch_first=True)], 24),
+    "tokens": ([lambda: tpsgd.Recurrent(7, 24)], 24),
+}
+IN_TIME = [  # the last: steps of the long ones
+    ("one layer", "readout", tpsgd.sequential, 1, 1000),
+    ("one layer", "readout", tpsgd.sequential, None, 100),
+    ("one layer", "tpsgd_l1", tpsgd.sequential, 1, 100),
+    ("one layer", "tpsgd_l1", tpsgd.simultaneous, None, 100),
+    ("one layer", "drtp", tpsgd.simultaneous, 1, 100),
+    ("one layer", "drtp", tpsgd.sequential, None, 100),
+    ("both ways", "tpsgd_l1", tpsgd.sequential, 1, 100),
+    ("both ways", "readout", tpsgd.simultaneous, 1, 100),
+    ("both ways", "drtp", tpsgd.sequential, None, 100),
+    ("two layers", "readout", tpsgd.sequential, 1, 100),
+    ("two layers", "readout", tpsgd.simultaneous, 1, 1000),
+    ("two layers", "tpsgd_l1", tpsgd.sequential, None, 100),
+    ("two layers", "drtp", tpsgd.simultaneous, None, 100),
+    ("nn.RNN", "readout", tpsgd.simultaneous, 1, 100),
+]
+
+
+def peak_in_time(kind, steps, fit=tpsgd.fit, data=sequences, **settings):
+    """Peak bytes for one batch of sequences this long, and the bytes of that batch."""
+    makes, units = UNROLLED[kind]
+    model = seeded(lambda: nn.Sequential(*(make() for make in makes), nn.Linear(units, 3)))
+    x, y = data(n=8, steps=steps)
+    x = x.float() if x.is_floating_point() else x
+    return fit(model, (x, y), epochs=1, batch_size=8, **settings).peak_bytes, x.nbytes
+
+
+@pytest.mark.parametrize(("kind", "name", "schedule", "window", "steps"), IN_TIME)
+def test_memory_does_not_grow_with_the_length_of_sequences(kind, name, schedule, window, steps):
+    """10 against 1,000 steps. Without a window the batch itself is gathered, and left out here."""
+    settings = {"rule": LOCAL[name](), "schedule": schedule, "reuse": False, "window": window}
+    (short, few), (long, many) = (peak_in_time(kind, n, **settings) for n in (10, steps))
+    if window is None:
+        short, long = short - few, long - many
+    assert abs(long - short) <= 0.03 * short
+
+
+def test_nor_does_it_for_tokens():
+    short, long = (peak_in_time("tokens", n, data=tokens, window=1)[0] for n in (10, 100))
+    assert abs(long - short) <= 0.03 * short
+
+
+@pytest.mark.parametrize("schedule", [tpsgd.sequential, tpsgd.simultaneous])
+@pytest.mark.parametrize("kind", ["both ways", "two layers"])
+def test_a_batch_is_let_go_without_waiting_for_the_garbage_collector(kind, schedule, monkeypatch):
+    batches = []
+
+    def watched(self, params, x, forward=Unrolled.forward):
+        saved = forward(self, params, x)
+        batches.append(weakref.ref(saved))
+        return saved
+
+    monkeypatch.setattr(Unrolled, "forward", watched)
+    gc.disable()
+    try:
+        peak_in_time(kind, 3, schedule=schedule, reuse=False)
+        assert batches and not any(batch() for batch in batches)
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("window", [2, 5])
+def test_a_window_takes_memory_for_its_own_steps(window):
+    one, some = (peak_in_time("one layer", 20, window=w)[0] for w in (1, window))
+    step = 8 * 24 * FLOAT
+    assert step * (window - 1) < some - one < 6 * step * (window - 1)
+
+
+@pytest.mark.parametrize("kind", ["one layer", "both ways", "two layers", "nn.RNN"])
+def test_backprop_through_time_does_grow(kind):
+    (short, few), (long, many) = (peak_in_time(kind, n, tpsgd.fit_backprop) for n in (10, 100))
+    assert long - many > 2 * (short - few)
+
+
+def test_nothing_is_left_of_a_run_over_time():
+    live = LiveBytes()
+    with live:
+        for schedule in (tpsgd.sequential, tpsgd.simultaneous):
+            peak_in_time("two layers", 5, schedule=schedule, reuse=False)
+    gc.collect()
+    assert live.live == 0
 
 
 def test_a_projection_lives_while_its_block_learns(monkeypatch):

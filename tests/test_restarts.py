@@ -4,13 +4,13 @@ from functools import partial
 
 import pytest
 import torch
-from helpers import DRAWN, LOCKED, mlp, points, same, seeded, state
+from helpers import DRAWN, LOCKED, mlp, points, same, seeded, sequences, state, tokens
 from torch import nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import ExponentialLR
 
 import tpsgd
-from tpsgd import EarlyStopping, Place, TpsgdError, bce, cross_entropy, mse, rules
+from tpsgd import EarlyStopping, Place, Recurrent, TpsgdError, bce, cross_entropy, mse, rules
 
 X, Y = points()
 DATA = X.double(), Y
@@ -145,6 +145,105 @@ def test_stacked_on_a_gpu_equals_one_by_one_on_the_cpu(name, schedule):
             torch.testing.assert_close(p.cpu(), q, rtol=1e-6, atol=1e-8)
 
 
+# ---- over time -----------------------------------------------------------------------------------
+
+UNROLLED = {
+    "one layer": (sequences, [lambda: Recurrent(4, 5)], 5),
+    "two layers": (
+        sequences,
+        [lambda: Recurrent(4, 6, sequence=True, leak=0.5), lambda: Recurrent(6, 5)],
+        5,
+    ),
+    "both ways": (sequences, [lambda: Recurrent(4, 3, bidirectional=True)], 6),
+    "both ways twice": (
+        sequences,
+        [
+            lambda: Recurrent(4, 3, sequence=True, bidirectional=True),
+            lambda: Recurrent(6, 3, bidirectional=True),
+        ],
+        6,
+    ),
+    "tokens": (tokens, [lambda: Recurrent(7, 5, activation=nn.GELU)], 5),
+    "tokens, two layers": (
+        tokens,
+        [lambda: Recurrent(7, 4, sequence=True), lambda: Recurrent.paper(4, 5)],
+        5,
+    ),
+    "one feature": (
+        lambda: (sequences()[0][..., 0], sequences()[1]),
+        [lambda: Recurrent(1, 5, activation=nn.ReLU)],
+        5,
+    ),
+    "all states": (sequences, [lambda: Recurrent(4, 3, sequence=True), nn.Flatten], 15),
+    "nn.RNN": (sequences, [lambda: nn.RNN(4, 5, 2, batch_first=True)], 5),
+}
+
+
+def unrolled(kind):
+    data, makes, units = UNROLLED[kind]
+    net = lambda: nn.Sequential(*(make() for make in makes), nn.Linear(units, 3))  # noqa: E731
+    return lambda: net().double(), data()
+
+
+@pytest.mark.usefixtures("unwatched")
+@pytest.mark.parametrize("schedule", [tpsgd.sequential, tpsgd.simultaneous])
+@pytest.mark.parametrize("kind", UNROLLED)
+def test_stacked_recurrent_layers(kind, schedule):
+    make, data = unrolled(kind)
+    for name in ("readout", "drtp" if schedule is tpsgd.sequential else "tpsgd_l1"):
+        settings = {"epochs": 1, "batch_size": 7, "restarts": 2}
+        both(make, data, rule=DRAWN[name](), schedule=schedule, **settings)
+
+
+@pytest.mark.usefixtures("unwatched")
+@pytest.mark.parametrize("window", [1, 3])
+@pytest.mark.parametrize("kind", ["two layers", "tokens", "both ways", "one feature"])
+def test_stacked_recurrent_layers_in_chunks(kind, window):
+    make, data = unrolled(kind)
+    for name in ("tpsgd_l2", "readout_learned"):
+        settings = {"rule": DRAWN[name](), "reuse": False, "batch_size": 7, "restarts": 2}
+        both(make, data, window=window, passes=2, epochs=1, **settings)
+
+
+@pytest.mark.usefixtures("unwatched")
+@pytest.mark.parametrize("at", [Place.BEFORE, Place.END], ids=lambda p: p.name)
+def test_stacked_recurrent_layers_at_other_places_and_under_dfa(at):
+    make, data = unrolled("two layers")
+    for name in ("tpsgd_l1", "dfa", "readout_learned"):
+        both(make, data, rule=DRAWN[name](at=at), schedule=tpsgd.simultaneous, restarts=2)
+
+
+def test_stacked_recurrent_layers_with_validation():
+    make, data = unrolled("two layers")
+    x, y = sequences(steps=9, seed=1)
+    for schedule in (tpsgd.sequential, tpsgd.simultaneous):
+        together, apart = both(make, data, validation=(x, y), schedule=schedule, restarts=2)
+        for e, f in zip(together.runs[1].history, apart.runs[1].history, strict=True):
+            assert e.val_loss == pytest.approx(f.val_loss, rel=1e-5)
+
+
+@pytest.mark.usefixtures("unwatched")
+@pytest.mark.parametrize("kind", ["mlp", *(k for k in UNROLLED if k != "nn.RNN")])
+def test_stacked_backprop(kind):
+    make, data = (factory, DATA) if kind == "mlp" else unrolled(kind)
+    for loss in (cross_entropy, mse):
+        both(make, data, backprop=True, loss=loss, epochs=1, batch_size=7, restarts=2)
+
+
+def test_backprop_of_torchs_rnn_is_not_stacked():
+    make, data = unrolled("nn.RNN")
+    with pytest.raises(TpsgdError, match=r"nn.RNN computes one model at a time"):
+        tpsgd.fit_many(make, data, backprop=True, restarts=2, stacked=True)
+    assert not tpsgd.fit_many(make, data, backprop=True, restarts=2, epochs=1).stacked
+
+
+def test_stacked_backprop_with_a_link_function_at_the_end():
+    def make():
+        return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3), nn.Sigmoid()).double()
+
+    both(make, (DATA[0], F.one_hot(Y, 3).double()), backprop=True, loss=bce)
+
+
 # ---- restarts are what `fit` makes ---------------------------------------------------------------
 
 
@@ -211,7 +310,7 @@ CANNOT = {
             nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3)
         ),
         {},
-        "not a linear layer",
+        "not a linear or recurrent layer",
     ),
     "dropout": (
         lambda: nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Dropout(), nn.Linear(4, 3)),
@@ -236,10 +335,16 @@ CANNOT = {
         "no closed form",
     ),
     "activation": (lambda: mlp(6, 4, 3, activation=nn.PReLU), {}, "no closed form"),
+    "recurrent dropout": (
+        lambda: nn.Sequential(
+            nn.Unflatten(1, (3, 2)), nn.RNN(2, 4, 2, dropout=0.1, batch_first=True), nn.Linear(4, 3)
+        ),
+        {},
+        "dropout",
+    ),
     "optimizer": (lambda: mlp(6, 3), {"optimizer": torch.optim.Rprop}, "each number by itself"),
     "early stopping": (lambda: mlp(6, 3), {"early_stopping": EarlyStopping()}, "different times"),
     "callbacks": (lambda: mlp(6, 3), {"callbacks": [print]}, "different times"),
-    "backprop": (lambda: mlp(6, 3), {"backprop": True}, "backprop is not stacked"),
     "any loss": (
         lambda: mlp(6, 4, 3),
         {"rule": rules.tpsgd(F.smooth_l1_loss)},

@@ -4,17 +4,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import data, losses, projections, rules
+    from . import data, inits, losses, projections, rules
     from .blocks import split
     from .check import check_rule
     from .errors import TpsgdError
     from .evaluation import evaluate
     from .fitting import fit, fit_backprop
     from .losses import bce, cross_entropy, mse
+    from .optimizers import two_rates
+    from .padded import Padded
+    from .recurrent import Recurrent, connect
     from .restarts import Restarts, fit_many
     from .rules import Place, Rule
     from .run import Epoch, Run
     from .schedules import sequential, simultaneous
+    from .solvers import ridge
     from .trainer import EarlyStopping
 
 __version__ = "0.1.0"
@@ -22,26 +26,32 @@ __version__ = "0.1.0"
 __all__ = [
     "EarlyStopping",
     "Epoch",
+    "Padded",
     "Place",
+    "Recurrent",
     "Restarts",
     "Rule",
     "Run",
     "TpsgdError",
     "bce",
     "check_rule",
+    "connect",
     "cross_entropy",
     "data",
     "evaluate",
     "fit",
     "fit_backprop",
     "fit_many",
+    "inits",
     "losses",
     "mse",
     "projections",
+    "ridge",
     "rules",
     "sequential",
     "simultaneous",
     "split",
+    "two_rates",
 ]
 
 # A name is loaded, and torch with it, when it is first used: `tpsgd --help` need not wait.
@@ -55,12 +65,17 @@ _HOMES = {
     "bce": "losses",
     "cross_entropy": "losses",
     "mse": "losses",
+    "two_rates": "optimizers",
+    "Padded": "padded",
+    "Recurrent": "recurrent",
+    "connect": "recurrent",
     "Restarts": "restarts",
     "fit_many": "restarts",
     "Place": "rules",
     "Rule": "rules",
     "Epoch": "run",
     "Run": "run",
+    "ridge": "solvers",
     "sequential": "schedules",
     "simultaneous": "schedules",
     "EarlyStopping": "trainer",

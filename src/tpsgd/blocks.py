@@ -6,6 +6,7 @@ A block has one trainable layer. What stands between it and its activation (Batc
 belongs to it, and so do the shape-changing modules after it (pooling, flatten). Dropout, and
 a normalisation that comes after the activation, act on the *next* layer's inputs and ride with that
 block, so that a block's inputs can be computed once and still be dropped out afresh every time.
+A recurrent layer has its activation inside; torch's `nn.RNN` is one block per layer of its own.
 """
 
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 
 from .activations import derivative_known
 from .errors import TpsgdError
+from .padded import Padded, through
+from .recurrent import Recurrent, feeds_recurrent, views
 from .rules import Place
 
 _DROPOUT = nn.modules.dropout._DropoutNd
@@ -65,7 +68,12 @@ class Block:
     @property
     def maps(self) -> bool:
         """Whether an output with space is feature maps, filters first (all layers but Linear)."""
-        return not isinstance(self.layer, nn.Linear)
+        return not isinstance(self.layer, (nn.Linear, Recurrent))
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether its layer reads sequences."""
+        return isinstance(self.layer, Recurrent)
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """The parameters that may learn, by a name that is unique within the block."""
@@ -84,19 +92,20 @@ class Block:
     def outputs(self, x: Tensor) -> dict[Place, Tensor]:
         """The block's output at every place, by its modules' own forward."""
         for module in [*self.prologue, self.layer, *self.between]:
-            x = module(x)
+            x = through(module, x)
         seen = {Place.BEFORE: x}
         if self.activation is not None:
-            x = self.activation(x.clone() if getattr(self.activation, "inplace", False) else x)
+            writes = getattr(self.activation, "inplace", False)
+            x = through(self.activation, x.clone() if writes else x)
         seen[Place.AFTER] = x
         for module in self.tail:
-            x = module(x)
+            x = through(module, x)
         return seen | {Place.END: x}
 
     def __call__(self, x: Tensor) -> Tensor:
         """The block's output, as the model computes it."""
         for module in self.modules:
-            x = module(x)
+            x = through(module, x)
         return x
 
     def rest(self, y: Tensor) -> Tensor:
@@ -130,7 +139,7 @@ def split(model: nn.Module) -> list[Block]:
         >>> [str(block) for block in split(model)]
         ['1: Linear + ReLU', '3: Linear']
     """
-    leaves = list(_leaves(model))
+    leaves = _opened(list(_leaves(model)))
     seen: set[int] = set()
     groups: list[tuple[str, nn.Module, list[nn.Module]]] = []
     pending: list[nn.Module] = []  # before the first layer
@@ -150,7 +159,9 @@ def split(model: nn.Module) -> list[Block]:
         raise TpsgdError(f"{type(model).__name__} has no layer with parameters: nothing can learn")
     blocks = []
     for i, (name, layer, followers) in enumerate(groups):
-        between, act, rest = _around_activation(followers)
+        between, act, rest = [], None, followers
+        if not isinstance(layer, Recurrent):
+            between, act, rest = _around_activation(followers)
         cut = next((k for k, m in enumerate(rest) if _rides_on(m)), len(rest))
         cut = len(rest) if i == len(groups) - 1 else cut
         blocks.append(Block(i, name, layer, pending, between, act, rest[:cut]))
@@ -188,7 +199,7 @@ def _leaves(module: nn.Module, name: str = "", top: bool = True) -> Iterator[tup
         for child_name, child in module._modules.items():  # one that stands twice comes twice
             if child is not None:
                 yield from _leaves(child, f"{name}.{child_name}" if name else child_name, False)
-    elif top and not isinstance(module, _LAYERS):
+    elif top and not isinstance(module, (*_LAYERS, nn.RNNBase, Recurrent)):
         raise TpsgdError(
             f"cannot cut {type(module).__name__} into blocks: the order of its layers is hidden in "
             "its forward method; pass nn.Sequential of its stages (a stage may be any module), "
@@ -198,13 +209,32 @@ def _leaves(module: nn.Module, name: str = "", top: bool = True) -> Iterator[tup
         yield name or type(module).__name__, module
 
 
+def _opened(leaves: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
+    """The leaves with every `nn.RNN` replaced by its layers, which share its parameters."""
+    opened: list[tuple[str, nn.Module]] = []
+    for i, (name, module) in enumerate(leaves):
+        if type(module) is nn.RNN:
+            sequence = feeds_recurrent([m for _, m in leaves[i + 1 :]])
+            layers = list(views(module, sequence))
+            many = module.num_layers > 1
+            opened += [(f"{name}.{k}" if many else name, m) for k, m in enumerate(layers)]
+        else:
+            opened.append((name, module))
+    return opened
+
+
 def _refuse(name: str, module: nn.Module) -> None:
     for inner_name, m in module.named_modules():
-        if isinstance(m, _REFUSED):
+        if isinstance(m, _REFUSED) or (inner_name and isinstance(m, Recurrent)):
             where = f"{name}.{inner_name}" if inner_name else name
+            instead = (
+                "use tpsgd.Recurrent or nn.RNN, straight in the nn.Sequential"
+                if isinstance(m, (nn.RNNBase, nn.RNNCellBase, Recurrent))
+                else "replace it"
+            )
             raise TpsgdError(
                 f"{type(m).__name__} (module {where!r}) is not supported: its gradient would run "
-                "through time or across tokens, which is not local; replace it, put it in front "
+                f"through time or across tokens, which is not local; {instead}, put it in front "
                 "of the model as a frozen encoder, or train with tpsgd.fit_backprop"
             )
         if isinstance(m, nn.UninitializedParameter) or any(
@@ -290,7 +320,7 @@ def shapes(blocks: list[Block], x: Tensor) -> list[dict[Place, tuple[int, ...]]]
                 f"{who} cannot take an input of shape {tuple(x.shape)}: {reason}"
             ) from error
         for y in outputs.values():
-            if not isinstance(y, Tensor):
+            if not isinstance(y, (Tensor, Padded)):
                 raise TpsgdError(f"{who} must give one tensor, but gives a {type(y).__name__}")
             if y.shape[:1] != x.shape[:1]:
                 raise TpsgdError(

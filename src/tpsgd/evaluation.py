@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from .errors import TpsgdError
 from .learner import hits
 from .losses import bce
+from .recurrent import connect, tokens_of
 from .sources import Form, labels, source
 
 
@@ -39,7 +40,9 @@ def evaluate(
         (0,),
         channels_last=Form.may_be_channels_last(modules),
         whole_numbers=any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) for m in modules),
+        tokens=tokens_of(modules),
     )
+    model = connect(model)
     cut = 0.5 if isinstance(_last(model), nn.Sigmoid) else 0.0
     modes = [(m, m.training) for m in modules]
     model.eval()

@@ -72,6 +72,7 @@ class Steps:
         source = self.source
         return (
             isinstance(source, Arrays)
+            and isinstance(source.x, Tensor)  # sequences of different lengths change their shapes
             and source.form.device.type == "cuda"
             and source.x.device == source.form.device
             and source.samples > 8 * source.form.batch_size
@@ -89,4 +90,5 @@ def _capturable(learner: Learner, fixed_rate: bool) -> bool:
         if not fixed_rate and not isinstance(group["lr"], Tensor):
             return False
     modules = (m for top in learner.block.modules for m in top.modules())
-    return bool(learner.known) and all(type(m).__module__.startswith("torch.nn") for m in modules)
+    ours = ("torch.nn", "tpsgd.")
+    return bool(learner.known) and all(type(m).__module__.startswith(ours) for m in modules)

@@ -6,6 +6,7 @@ Three ways to get the same gradients, with one face: `forward(params, x)` and
 - `Closed`: the closed form, autograd off.
 - `Traced`: autograd inside the block, on a graph that starts at its (detached) input.
 - `Stacked`: the closed form for many restarts at once, parameters stacked.
+- `Unrolled` (in its own module): the closed form of a recurrent block.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,11 +18,12 @@ from torch.optim import Optimizer
 
 from .blocks import Block
 from .closed_form import ClosedForm, Params, Saved
-from .errors import TpsgdError
 from .objectives import IDLE, Local, Objective
+from .optimizers import OptimizerFactory, make_optimizer
 from .rules import Place, Signal
+from .solvers import Ridge
+from .unrolled import Unrolled
 
-OptimizerFactory = Callable[[Iterable[Tensor]], Optimizer]
 Gradients = tuple[Local, dict[str, Tensor]]
 
 
@@ -60,6 +62,12 @@ class Closed:
         local = self.objective.coarse(self.seen(saved), s, *tensors)
         form, at, in_place = self.form, self.at, self.in_place
         return local, form.gradients(params, saved, local.dy, at, in_place, spent)
+
+    def measure(
+        self, params: Params, saved: Saved, s: Tensor, tensors: tuple[Tensor, ...]
+    ) -> Local:
+        """The local loss of a batch."""
+        return self.objective(self.seen(saved), s, *tensors)
 
     def error(self, saved: Saved, labels: Tensor) -> Tensor:
         """Where each sample's output should go: minus the derivative of its loss."""
@@ -107,12 +115,78 @@ class Traced:
         )
         return local, {n: g for n, g in zip(names, grads, strict=True) if g is not None}
 
+    def measure(
+        self, params: Params, saved: dict[Place, Tensor], s: Tensor, tensors: tuple[Tensor, ...]
+    ) -> Local:
+        """The local loss of a batch."""
+        return self.objective(self.seen(saved), s, *tensors)
+
     def error(self, saved: dict[Place, Tensor], labels: Tensor) -> Tensor:
         """Where each sample's output should go: minus the derivative of its loss."""
         return -len(labels) * self.objective(self.seen(saved), labels).dy
 
     def output(self, saved: dict[Place, Tensor]) -> Tensor:
         """What the next block gets."""
+        return saved[Place.END].detach()
+
+
+class TracedStack:
+    """As `Traced`, for many restarts at once: their gradients never meet."""
+
+    label = "autograd"
+
+    def __init__(self, block: Block, at: Place, objective: Objective = IDLE):
+        self.block, self.at, self.objective = block, at, objective
+
+    def want(self, objective: Objective) -> None:
+        """Follow this objective from now on."""
+        self.objective = objective
+
+    def forward(self, params: Params, x: Tensor) -> dict[Place, Tensor]:
+        """Every restart's values, on one graph while they learn."""
+        with torch.set_grad_enabled(self.block.layer.training):
+            return torch.vmap(self._outputs)(dict(params), x.detach())
+
+    def _outputs(self, params: dict[str, Tensor], x: Tensor) -> dict[Place, Tensor]:
+        seen, layer = {}, self.block.modules.index(self.block.layer) + len(self.block.between)
+        for i, module in enumerate(self.block.modules):
+            own = {k[len(f"{i}.") :]: p for k, p in params.items() if k.startswith(f"{i}.")}
+            x = torch.func.functional_call(module, own, (x,))
+            if i == layer:
+                seen[Place.BEFORE] = x
+        return seen | {Place.END: x}
+
+    def seen(self, saved: dict[Place, Tensor]) -> Tensor:
+        """What the objective looks at."""
+        return saved[self.at].detach()
+
+    def local(
+        self,
+        params: Params,
+        saved: dict[Place, Tensor],
+        s: Tensor,
+        tensors: tuple[Tensor, ...],
+        spent: bool = False,
+    ) -> Gradients:
+        """The restarts' losses and gradients."""
+        local = self.measure(params, saved, s, tensors)
+        names = list(params)
+        grads = torch.autograd.grad(saved[self.at], [params[n] for n in names], local.dy)
+        return local, dict(zip(names, grads, strict=True))
+
+    def measure(
+        self, params: Params, saved: dict[Place, Tensor], s: Tensor, tensors: tuple[Tensor, ...]
+    ) -> Local:
+        """The restarts' losses."""
+        one = torch.vmap(lambda y, s: _present(self.objective(y, s)))
+        return Local(**one(self.seen(saved), s))
+
+    def error(self, saved: dict[Place, Tensor], labels: Tensor) -> Tensor:
+        """Never asked for: there is one block."""
+        raise AssertionError("backprop has no blocks that wait for the output")
+
+    def output(self, saved: dict[Place, Tensor]) -> Tensor:
+        """The models' outputs."""
         return saved[Place.END].detach()
 
 
@@ -146,10 +220,12 @@ class Stacked:
         known, grads = torch.vmap(one)(params, saved, s, tensors)
         return Local(**known), grads
 
-    def objective(self, y: Tensor, s: Tensor, *tensors: Tensor) -> Local:
-        """The objective for every restart."""
+    def measure(
+        self, params: Params, saved: Saved, s: Tensor, tensors: tuple[Tensor, ...]
+    ) -> Local:
+        """The local loss of every restart."""
         one = torch.vmap(lambda y, s, *own: _present(self.engine.objective(y, s, *own)))
-        return Local(**one(y, s, *tensors))
+        return Local(**one(self.seen(saved), s, *tensors))
 
 
 def _present(local: Local) -> dict[str, Any]:
@@ -157,7 +233,7 @@ def _present(local: Local) -> dict[str, Any]:
     return {k: v for k, v in local._asdict().items() if v is not None}
 
 
-Engine = Closed | Traced | Stacked
+Engine = Closed | Traced | TracedStack | Stacked | Unrolled
 
 
 class Learner:
@@ -188,25 +264,43 @@ class Learner:
         self.params: dict[str, Tensor] = dict(params or {})
         self.trains = trains
         self.optimizer: Optimizer | None = None
+        self.pending: tuple[Any, Tensor, Tensor] | None = None  # to be learned once it has run
         some = next(iter(self.params.values()), torch.empty(0))
         self.loss = torch.zeros(stack or (), device=some.device, dtype=torch.float32)
         self.correct = torch.zeros(stack or (), device=some.device, dtype=torch.long)
         self.classifies = False
 
-    def start(self, factory: OptimizerFactory, lr: float | None) -> None:
+    def start(self, factory: OptimizerFactory | None, lr: float | None) -> None:
         """Draw the objective and make the optimizer; both live only while the block learns."""
         objective = self.draw()
         self.engine.want(objective)
         self.tensors, self.known = objective.tensors, objective.closed is not None
         if objective.learned:
             self.params |= {f"objective.{i}": t for i, t in enumerate(self.tensors)}
-        self.optimizer = make_optimizer(factory, list(self.params.values()), lr)
+        if factory is not None:
+            self.optimizer = make_optimizer(factory, self.params, lr)
         self.block.train(True)
+
+    def solve(self, solver: Ridge, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """The block's weight and bias in closed form, from the labels."""
+        key = f"{len(self.block.prologue)}."
+        weight, bias = self.params[key + "weight"], self.params.get(key + "bias")
+
+        def inputs() -> Iterable[tuple[Tensor, Tensor]]:
+            for x, labels in batches:
+                for module in self.block.prologue:
+                    x = torch.vmap(module)(x) if self.stack else module(x)
+                yield x, labels
+
+        found, shift = solver.solve(inputs(), weight.shape[-2], bias is not None)
+        weight.copy_(found)
+        if bias is not None:
+            bias.copy_(shift)
 
     def stop(self) -> None:
         """Freeze: drop the optimizer's state and the projection."""
         self.optimizer = None
-        if self.tensors:
+        if self.tensors or isinstance(self.engine, Unrolled):
             self.engine.want(IDLE)
         self.tensors = ()
         self.params = {k: p for k, p in self.params.items() if not k.startswith("objective.")}
@@ -225,7 +319,23 @@ class Learner:
         return self.engine.error(saved, labels)
 
     def improve(self, saved: Any, s: Tensor, labels: Tensor, spent: bool = False) -> None:
-        """One step downhill on the local loss. `spent`: nobody needs the block's output after."""
+        """One step downhill on the local loss. `spent`: nobody needs the block's output after.
+
+        A block whose output is pulled by the next one learns while that happens; `settle` ends it.
+        """
+        if isinstance(self.engine, Unrolled) and self.engine.lazy:
+            self.engine.teach(saved, s, self.tensors)
+            self.pending = saved, s, labels
+        else:
+            self._step(saved, s, labels, spent)
+
+    def settle(self) -> None:
+        """Take the step that `improve` put off."""
+        if self.pending is not None:
+            pending, self.pending = self.pending, None
+            self._step(*pending)
+
+    def _step(self, saved: Any, s: Tensor, labels: Tensor, spent: bool = False) -> None:
         assert self.optimizer is not None
         local, grads = self.engine.local(self.params, saved, s, self.tensors, spent)
         for i, grad in enumerate(local.dtensors):
@@ -239,7 +349,7 @@ class Learner:
 
     def measure(self, saved: Any, labels: Tensor) -> None:
         """Note the local loss of a batch without learning from it (label signals only)."""
-        self._note(self.engine.objective(self.engine.seen(saved), labels, *self.tensors), labels)
+        self._note(self.engine.measure(self.params, saved, labels, self.tensors), labels)
 
     def _note(self, local: Local, labels: Tensor) -> None:
         """Add a batch to the epoch's figures, without waiting for the device."""
@@ -276,32 +386,3 @@ def _laid_out_as(p: Tensor, grad: Tensor | None) -> Tensor | None:
     if grad is None or grad.stride() == p.stride():
         return grad
     return torch.empty_like(p).copy_(grad)
-
-
-def make_optimizer(factory: OptimizerFactory, params: list[Tensor], lr: float | None) -> Optimizer:
-    """The factory's optimizer over these parameters, with the learning rate given."""
-    for p in params:
-        p.requires_grad_(True)
-    optimizer = factory(params) if callable(factory) else factory
-    if not (callable(factory) and isinstance(optimizer, Optimizer)):
-        raise TpsgdError(
-            "optimizer must be a factory, params -> torch.optim.Optimizer, for example "
-            "functools.partial(torch.optim.SGD, lr=0.1); it "
-            f"{'gave' if callable(factory) else 'is'} {type(optimizer).__name__}"
-        )
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise TpsgdError("LBFGS evaluates its loss many times a step; choose another optimizer")
-    if lr is not None:
-        for group in optimizer.param_groups:
-            held = group["lr"]
-            group["lr"] = held.fill_(lr) if isinstance(held, Tensor) else lr
-    return optimizer
-
-
-def adam(params: Iterable[Tensor]) -> Optimizer:
-    """The default optimizer: Adam at 1e-3, one fused kernel."""
-    params = list(params)
-    if params[0].is_cuda:
-        lr = torch.tensor(1e-3, device=params[0].device)  # a tensor, so that a graph can read it
-        return torch.optim.Adam(params, lr=lr, fused=True, capturable=True)
-    return torch.optim.Adam(params, lr=1e-3, fused=params[0].device.type == "cpu")

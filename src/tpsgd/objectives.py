@@ -78,6 +78,7 @@ class Site:
     loss: Loss = cross_entropy  # of the last block
     device: torch.device | str = "cpu"
     dtype: torch.dtype = torch.float32
+    recurrent: bool = False  # the output is a recurrent layer's state; `key` has its time step
 
     def draw(self, projection: Projection, shape: tuple[int, ...] | None = None) -> Tensor:
         """P for this site, or for another shape made from it."""

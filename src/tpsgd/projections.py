@@ -104,8 +104,7 @@ def per_filter(std: float = 1.0) -> Projection:
 
 
 def _normal(key: Key, classes: list[int], shape: tuple[int, ...], device: torch.device) -> Tensor:
-    table = torch.tensor(_quantiles(), device=device)
-    low = _BITS - _TABLE
+    table, low = _quantiles(device), _BITS - _TABLE
 
     def quantile(u: Tensor) -> Tensor:
         segment, within = u >> low, (u & ((1 << low) - 1)).mul_(2).add_(1)
@@ -136,15 +135,18 @@ def _per_filter(
 def _orthogonal(
     key: Key, classes: list[int], shape: tuple[int, ...], device: torch.device
 ) -> Tensor:
-    """Gram-Schmidt, twice, in float64, rounded to 2**-18: the order of sums cannot show."""
+    """Gram-Schmidt in float64, rounded to 2**-18: the order of sums cannot show.
+
+    A = L Q with a triangular L is what Gram-Schmidt gives, and L is the Cholesky factor of A A^T.
+    Twice, because once loses digits when rows are nearly alike.
+    """
     units = prod(shape)
     rows = _normal(key, list(range(max(classes) + 1)), (units,), torch.device("cpu")).double()
-    for c, row in enumerate(rows):
-        before = rows[c - c % units : c]
+    for run in rows.split(units):
         for _ in range(2):
-            row -= before.T @ (before @ row) / units
-        row *= units**0.5 / row.norm()
-    rows = rows[classes].mul_(2**18).round_().mul_(2.0**-18)
+            lower = torch.linalg.cholesky(run @ run.T)
+            run.copy_(torch.linalg.solve_triangular(lower, run, upper=False))
+    rows = rows[classes].mul_(units**0.5 * 2**18).round_().mul_(2.0**-18)
     return rows.float().view(-1, *shape).to(device)
 
 
@@ -169,7 +171,8 @@ def _fill(
 
 
 @cache
-def _quantiles() -> list[int]:
+def _quantiles(device: torch.device) -> Tensor:
     """Normal quantiles at k / 4096 in fixed point; the ends are cut at 4 deviations."""
     inverse, n = NormalDist().inv_cdf, 1 << _TABLE
-    return [round((1 << _FIXED) * q) for q in (-4.0, *(inverse(k / n) for k in range(1, n)), 4.0)]
+    quantiles = (-4.0, *(inverse(k / n) for k in range(1, n)), 4.0)
+    return torch.tensor([round((1 << _FIXED) * q) for q in quantiles], device=device)

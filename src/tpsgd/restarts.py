@@ -11,17 +11,22 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from .blocks import Block, split
 from .errors import TpsgdError
 from .evaluation import evaluate
-from .fitting import Settings, train_backprop, train_local
+from .fitting import train_backprop, train_local
 from .hashing import Key
-from .learner import adam
 from .objectives import Site
+from .optimizers import TwoRates, adam
+from .padded import Padded
+from .recurrent import Recurrent
 from .rules import Place, Rule, readout
 from .run import Run
+from .settings import Settings
+from .solvers import Ridge
 
 _ELEMENTWISE = (
     torch.optim.SGD,
@@ -79,7 +84,8 @@ def fit_many(
         restarts: how many.
         rule: as for `fit`.
         backprop: train with backpropagation instead of a rule.
-        stacked: train all at once (True) or one by one (False); None stacks MLPs on a GPU.
+        stacked: train all at once (True) or one by one (False); None stacks MLPs and recurrent nets
+            on a GPU, where that is faster.
         **settings: everything else that `fit` takes.
 
     When stacked, `seconds` and `peak_bytes` of every run are those of all restarts together.
@@ -102,18 +108,19 @@ def fit_many(
         raise TpsgdError("the factory must make a new model each time, but gave one twice")
     device = wanted.device or next(models[0].parameters(), torch.empty(0)).device
     if stacked is None:
-        stacked = torch.device(device).type == "cuda" and restarts > 1 and not backprop
-        stacked = stacked and _why_not(models[0], data, wanted, rule) is None
-    elif stacked and (backprop or _why_not(models[0], data, wanted, rule)):
-        reason = "backprop is not stacked" if backprop else _why_not(models[0], data, wanted, rule)
+        stacked = torch.device(device).type == "cuda" and restarts > 1
+        stacked = stacked and _why_not(models[0], data, wanted, rule, backprop) is None
+    elif stacked and (reason := _why_not(models[0], data, wanted, rule, backprop)):
         raise TpsgdError(f"these restarts cannot be stacked: {reason}; leave stacked=None")
+    if stacked and restarts > 1 and backprop:
+        return Restarts(models, train_backprop(models, data, wanted), True)
     if stacked and restarts > 1:
         return Restarts(models, train_local(models, data, rule, wanted), True)
     runs = []
     for r, model in enumerate(models):
         one = replace(wanted, seed=wanted.seed + r)
         runs.append(
-            train_backprop(model, data, one)
+            train_backprop([model], data, one)[0]
             if backprop
             else train_local([model], data, rule, one)[0]
         )
@@ -133,32 +140,45 @@ def _make(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
 
 
 def _why_not(
-    model: nn.Module, data: Any, settings: Settings, rule: Rule | Sequence[Rule]
+    model: nn.Module, data: Any, settings: Settings, rule: Rule | Sequence[Rule], backprop: bool
 ) -> str | None:
     """The reason why restarts of this model cannot be stacked, or None."""
     for part in (data, settings.validation):
         if isinstance(part, (Dataset, DataLoader)) and not isinstance(part, TensorDataset):
             return "a loader gives every restart the same batches"
-    if settings.optimizer is not adam:
-        probe = nn.Parameter(torch.zeros(1))
-        made = settings.optimizer([probe]) if callable(settings.optimizer) else None
-        if type(made) not in _ELEMENTWISE:
-            return "the optimizer must act on each number by itself"
+        if isinstance(part, (tuple, list)) and isinstance(part[0], (Padded, PackedSequence, list)):
+            return "sequences of different lengths end at different times in each restart"
+    if not all(map(_elementwise, _listed(settings.optimizer))):
+        return "the optimizer must act on each number by itself"
+    if backprop and any(isinstance(m, nn.RNN) for m in model.modules()):
+        return "torch's nn.RNN computes one model at a time; take tpsgd.Recurrent"
     if settings.early_stopping is not None or settings.callbacks:
         return "restarts would stop at different times"
-    for r in [rule] if isinstance(rule, Rule) else rule:
+    for r in _listed(rule):
         if r.objective is not None and r.objective(Site((2,), 2, Key())).closed is None:
             return f"{r.name}'s loss has no derivative in closed form"
     return next(filter(None, map(_unstackable, split(model))), None)
 
 
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _elementwise(factory: Any) -> bool:
+    """Whether stacking changes nothing: an optimizer of numbers one by one, or ridge."""
+    if factory is adam or isinstance(factory, (Ridge, TwoRates)):
+        return True
+    made = factory([nn.Parameter(torch.zeros(1))]) if callable(factory) else None
+    return type(made) in _ELEMENTWISE or getattr(made, "elementwise", False)
+
+
 def _unstackable(block: Block) -> str | None:
-    if type(block.layer) is not nn.Linear:
-        return f"{block} is not a linear layer"
+    if type(block.layer) not in (nn.Linear, Recurrent):
+        return f"{block} is not a linear or recurrent layer"
     if block.between or any(isinstance(m, nn.modules.dropout._DropoutNd) for m in block.modules):
         return f"{block} has a normalisation or dropout"
     if not all(p.requires_grad for m in block.modules for p in m.parameters()):
         return f"{block} has parameters that do not learn"
-    if not block.closed_form(Place.END):
+    if not block.recurrent and not block.closed_form(Place.END):
         return f"{block} has no closed form"
     return None

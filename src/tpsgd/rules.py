@@ -15,6 +15,7 @@ is gradient *descent* on a local loss J_i, so one sign convention serves all:
 | `tpsgd`      | any loss(y_i, P_i y*)       | -dJ_i/dy_i             | y*                      |
 | `readout`    | CE(y_i P_i^T / sqrt(d), y*) | (y* - p) P_i / sqrt(d) | y*                      |
 | `frozen`     | none: the layer stays as it is; the control                                    |
+| `untrained`  | none, and the last layer stays as it is too                                    |
 
 (the printed table leaves out the input factor x_i^T; * and abs act on each element; losses are sums
 over units and means over the batch). y* - y_N is written for the losses here, whose derivative with
@@ -38,7 +39,7 @@ from torch import Tensor
 from . import objectives
 from .losses import Loss, cross_entropy, mse
 from .objectives import Objective, Site
-from .projections import Projection, normal
+from .projections import Projection, binary, normal, orthogonal
 
 
 class Signal(Enum):
@@ -68,6 +69,8 @@ class Rule:
     at: Place = Place.AFTER
     about: str = ""
     options: str = ""  # what was chosen beyond the name, for the record
+    per_step: bool = True  # recurrent blocks: a projection for each time step, or one for all
+    head: bool = True  # whether the last block learns
 
     @property
     def needs_output(self) -> bool:
@@ -82,7 +85,8 @@ def tpsgd_l2(projection: Projection | None = None, at: Place = Place.AFTER) -> R
 
 def tpsgd_l1(projection: Projection | None = None, at: Place = Place.AFTER) -> Rule:
     """tpSGD with the absolute error to the projected label."""
-    return _reach("tpsgd-l1", objectives.l1, projection, at, "absolute error to P y*")
+    about = "absolute error to P y*"
+    return _reach("tpsgd-l1", objectives.l1, projection, at, about, binary())
 
 
 def tpsgd(
@@ -107,8 +111,13 @@ def drtp(projection: Projection | None = None, at: Place = Place.AFTER) -> Rule:
     The inner product has no floor, so features grow for as long as an unbounded activation lets
     them: prefer Tanh or Sigmoid, or a small learning rate.
     """
-    objective, options = _drawn(objectives.inner, projection), _options(projection)
-    return Rule("drtp", objective, at=at, about="align with P y*", options=options)
+    return Rule(
+        "drtp",
+        _drawn(objectives.inner, projection, orthogonal()),
+        at=at,
+        about="align with P y*",
+        options=_options(projection, orthogonal()),
+    )
 
 
 def dfa(projection: Projection | None = None, at: Place = Place.AFTER) -> Rule:
@@ -163,12 +172,17 @@ def readout(
     name = "readout-learned" if learned else "readout"
     about = f"local classifier through {'learned' if learned else 'fixed random'} codes"
     options = f"{_options(projection)}, at most {features} features, scale {scale or 'default'}"
-    return Rule(name, objective, at=at, about=about, options=options)
+    return Rule(name, objective, at=at, about=about, options=options, per_step=False)
 
 
 def frozen(loss: Loss = cross_entropy) -> Rule:
     """The control: hidden blocks stay as they are, the last one learns."""
     return Rule("frozen", None, loss, about="control: hidden blocks stay random")
+
+
+def untrained() -> Rule:
+    """The control below `frozen`: the net as it begins. `compare` trains nothing under it."""
+    return Rule("random", None, about="control: nothing is trained, not even the head", head=False)
 
 
 def _reach(
@@ -177,18 +191,30 @@ def _reach(
     projection: Projection | None,
     at: Place,
     about: str,
+    recurrent: Projection | None = None,
 ) -> Rule:
-    drawn, options = _drawn(objective, projection), _options(projection)
+    drawn, options = _drawn(objective, projection, recurrent), _options(projection, recurrent)
     return Rule(name, drawn, mse, at=at, about=about, options=options)
 
 
-def _options(projection: Projection | None) -> str:
-    projection = projection or normal()
-    return f"{projection.name} codes, std {projection.std:g}"
+def _options(projection: Projection | None, recurrent: Projection | None = None) -> str:
+    shown = projection or normal()
+    text = f"{shown.name} codes, std {shown.std:g}"
+    return text if projection or not recurrent else f"{text} (recurrent blocks: {recurrent.name})"
 
 
 def _drawn(
-    objective: Callable[[Tensor], Objective], projection: Projection | None
+    objective: Callable[[Tensor], Objective],
+    projection: Projection | None,
+    recurrent: Projection | None = None,
 ) -> Callable[[Site], Objective]:
-    """An objective of P alone, with P drawn for the block's output shape."""
-    return lambda site: objective(site.draw(projection or normal()))
+    """An objective of P alone, with P drawn for the block's output shape.
+
+    `recurrent`: the default for recurrent blocks, where the paper has its own.
+    """
+
+    def draw(site: Site) -> Objective:
+        default = recurrent if site.recurrent and recurrent else normal()
+        return objective(site.draw(projection or default))
+
+    return draw

@@ -12,14 +12,16 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from .errors import TpsgdError
 from .hashing import Key, shuffled, streams
 from .layout import rows
 from .losses import Loss, bce, cross_entropy
+from .padded import Padded
 
-Batches = Iterator[tuple[Tensor, Tensor]]
+Batches = Iterator[tuple[Any, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,9 @@ class Form:
     channels_last: bool = False
     whole_numbers: bool = False  # the first layer looks things up (an embedding)
     skip_single: bool = False  # a last batch of one sample, which batch norm cannot take
+    tokens: int = 0  # whole numbers (batch, steps) stay such; there are so many of them
+    in_chunks: bool = False  # sequences are gathered a few time steps at a time
+    ragged: bool = False  # sequences differ in length
 
     @property
     def stacked(self) -> bool:
@@ -54,12 +59,22 @@ class Form:
         """Whether a training batch of this size is left out."""
         return self.skip_single and size == 1
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def looks_up(self, x: Any, leading: int = 1) -> bool:
+        """Whether x, with so many dimensions of samples, holds things to look up."""
+        whole = not x.is_floating_point()
+        return whole and (self.whole_numbers or (self.tokens > 1 and x.dim() == leading + 1))
+
+    def __call__(self, x: Any, leading: int = 1) -> Any:
         """x on the device, in the model's number format and layout."""
-        dtype = x.dtype if self.whole_numbers and not x.is_floating_point() else self.dtype
+        if self.looks_up(x, leading):
+            return x.to(self.device, torch.long if self.tokens else x.dtype)
         if self.channels_last and x.dim() == 4:
-            return x.to(self.device, dtype, memory_format=torch.channels_last)
-        return x.to(self.device, dtype)
+            return x.to(self.device, self.dtype, memory_format=torch.channels_last)
+        return x.to(self.device, self.dtype)
+
+    def first(self, x: Any) -> Any:
+        """The first sample of a batch."""
+        return x[:, :1] if self.stacked else x[:1]
 
 
 class Source(Protocol):
@@ -84,7 +99,7 @@ class Source(Protocol):
 class Arrays:
     """Samples in memory. `per_restart`: x has a leading dimension of restarts."""
 
-    x: Tensor
+    x: Tensor | Padded
     y: Tensor
     form: Form
     per_restart: bool = False
@@ -103,20 +118,67 @@ class Arrays:
         order = shuffled(self.samples, keys, self.x.device)
         return order if self.form.stacked else order[0]
 
-    def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """The samples at these indices, ready for the model."""
+    def take(self, index: Tensor) -> tuple[Any, Tensor]:
+        """The samples at these indices, ready for the model; the longest sequences first."""
+        x: Any = self.x
+        if isinstance(x, Padded):
+            index = index[x.lengths[index.cpu()].argsort(descending=True, stable=True)]
+        labels = self.y[index].to(self.form.device)
+        if self.form.in_chunks and not self.per_restart:
+            return gathered(x, index, self.form), labels
         if self.per_restart:
             restart = torch.arange(len(index), device=index.device)[:, None]
-            x = self.x[restart, index]
-        else:
-            x = rows(self.x, index) if index.dim() == 1 else self.x[index]
-        return self.form(x), self.y[index].to(self.form.device)
+            return self.form(x[restart, index], 2), labels
+        if isinstance(x, Padded) or index.dim() > 1:
+            return self.form(x[index], index.dim()), labels
+        return self.form(rows(x, index)), labels
 
     def batches(self, block: int = 0, epoch: int | None = None) -> Batches:
         """An epoch's batches, gathered one at a time."""
         for index in self.order(block, epoch).split(self.form.batch_size, -1):
             if epoch is None or not self.form.skips(index.shape[-1]):
                 yield self.take(index)
+
+
+@dataclass
+class Gathered:
+    """A batch of sequences that is read from its array a few time steps at a time."""
+
+    x: Tensor
+    index: Tensor
+    form: Form
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As if it had been gathered whole."""
+        return (*self.index.shape, *self.x.shape[1:])
+
+    def dim(self) -> int:
+        """As if it had been gathered whole."""
+        return len(self.shape)
+
+    def is_floating_point(self) -> bool:
+        """Whether its numbers are real once they are gathered."""
+        return not self.form.looks_up(self.x)
+
+    def narrow(self, dim: int, start: int, length: int) -> Tensor:
+        """Some time steps, ready for the model."""
+        leading = self.index.dim()
+        return self.form(self.x.narrow(1, start, length)[self.index], leading)
+
+    def long(self) -> "Gathered":
+        """Itself: tokens are gathered as such."""
+        return self
+
+    def __getitem__(self, part: Any) -> "Gathered":
+        return Gathered(self.x, self.index[part], self.form)
+
+
+def gathered(x: Any, index: Tensor, form: Form) -> Any:
+    """The samples at these indices, to be read a few time steps at a time."""
+    if isinstance(x, Padded):
+        return Padded(Gathered(x.data, index, form), x.lengths[index.cpu()])  # type: ignore
+    return Gathered(x, index, form)
 
 
 @dataclass
@@ -149,8 +211,11 @@ class Stream:
             self.loader.generator.manual_seed(int(streams(key, [-1])))  # type: ignore[union-attr]
         for batch in self.loader:
             x, y = _pair(batch)
-            x, y = _tensor(x, "x"), self.check(_tensor(y, "y"))
-            _check_finite(x)
+            x, y = _inputs(x), self.check(_tensor(y, "y"))
+            check(x, self.form)
+            if isinstance(x, Padded):
+                order = x.longest_first()
+                x, y = x[order], y[order]
             if epoch is None or not self.form.skips(len(x)):
                 yield self.form(x), y.to(self.form.device)
 
@@ -193,30 +258,30 @@ def source(
     if isinstance(data, TensorDataset) and len(data.tensors) == 2:
         data = data.tensors
 
-    def check(y: Tensor, complete: bool = False) -> Tensor:
+    def known(y: Tensor, complete: bool = False) -> Tensor:
         if loss is None:
             return y
         y = labels(y, loss, classes, complete)
         return y.to(form.dtype) if y.is_floating_point() else y
 
     if isinstance(data, DataLoader):
-        return Stream(data, form, check)
+        return Stream(data, form, known)
     if isinstance(data, Dataset):
-        return Stream(_loader(data, form), form, check, own=True)
+        return Stream(_loader(data, form), form, known, own=True)
     x, y = _pair(data)
-    x, y = _tensor(x, "x"), _tensor(y, "y")
+    x, y = _inputs(x), _tensor(y, "y")
     if not len(x):
         raise TpsgdError("the data is empty: x has no samples")
     if len(x) != len(y):
         raise TpsgdError(f"x has {len(x):,} samples but y has {len(y):,} labels")
-    _check_finite(x)
-    y = check(y, complete)
+    check(x, form)
+    y = known(y, complete)
     if form.device.type == "cuda" and x.nbytes < torch.cuda.mem_get_info(form.device)[0] / 2:
         x, y = x.to(form.device), y.to(form.device)
     return Arrays(x, y, form)
 
 
-def first_samples(data: Any, count: int = 2) -> Tensor:
+def first_samples(data: Any, count: int = 2) -> Any:
     """A few samples' inputs, to learn shapes from."""
     if isinstance(data, TensorDataset):
         data = data.tensors
@@ -224,13 +289,14 @@ def first_samples(data: Any, count: int = 2) -> Tensor:
         batch = next(iter(data), None)
         if batch is None:
             raise TpsgdError("the data is empty: the loader gives no batch")
-        return _tensor(_pair(batch)[0], "x")[:count]
+        return _inputs(_pair(batch)[0])[:count]
     if isinstance(data, Dataset):
         return first_samples(DataLoader(data, batch_size=count), count)
-    x = _tensor(_pair(data)[0], "x")
+    x = _inputs(_pair(data)[0])
     if not len(x):
         raise TpsgdError("the data is empty: x has no samples")
-    return x[:count].clone()  # a module may write into its input
+    first = x[:count]
+    return first.clone() if isinstance(first, Tensor) else first  # a module may write into it
 
 
 def labels(y: Tensor, loss: Loss | None, classes: int | None, complete: bool = True) -> Tensor:
@@ -317,6 +383,31 @@ def _pair(data: Any) -> Sequence[Any]:
     )
 
 
+def _inputs(values: Any) -> Tensor | Padded:
+    """Samples: numbers in an array, or sequences of different lengths."""
+    if isinstance(values, Padded):
+        return values.checked()
+    if isinstance(values, PackedSequence):
+        return Padded.of(values)
+    if isinstance(values, list) and len({len(v) for v in values if hasattr(v, "__len__")}) > 1:
+        return Padded.of(values)
+    return _tensor(values, "x")
+
+
+def check(x: Tensor | Padded, form: Form) -> None:
+    """Numbers that are numbers, tokens that are known."""
+    if isinstance(x, Padded):
+        return check(x.data, form)
+    _check_finite(x)
+    if form.tokens > 1 and form.looks_up(x) and x.numel():
+        low, high = int(x.min()), int(x.max())
+        if low < 0 or high >= form.tokens:
+            raise TpsgdError(
+                f"token {low if low < 0 else high} is out of range: the first layer has "
+                f"{form.tokens} inputs, so tokens go from 0 to {form.tokens - 1}"
+            )
+
+
 def _tensor(values: Any, name: str) -> Tensor:
     if isinstance(values, Tensor):
         return _with_samples(values.detach(), name)
@@ -340,7 +431,8 @@ def _check_finite(x: Tensor) -> None:
     if not x.is_floating_point():
         return
     for start in range(0, len(x), 4096):
-        bad = ~torch.isfinite(x[start : start + 4096]).flatten(1).all(1)
+        part = x[start : start + 4096]
+        bad = ~torch.isfinite(part).reshape(len(part), -1).all(1)
         if bad.any():
             first = start + int(bad.nonzero()[0])
             raise TpsgdError(f"x contains NaN or infinity (first in sample {first})")

@@ -2,23 +2,29 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
+from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from .errors import TpsgdError
 from .graphs import Steps
-from .learner import Learner, OptimizerFactory
+from .learner import Learner
 from .memory import Meter, available
+from .optimizers import OptimizerFactory
+from .padded import Padded
+from .recurrent import Recurrent
 from .rules import Signal
 from .run import Epoch, Run
-from .sources import Arrays, Source, Through
+from .solvers import Ridge
+from .sources import Arrays, Source, Stream, Through
+from .unrolled import Pass, computed
 
 Figures = dict[int, tuple[list[float], list[float] | None]]
 
@@ -39,6 +45,7 @@ class Course:
     optimizer: OptimizerFactory
     lr: float | None = None
     early_stopping: EarlyStopping | None = None
+    passes: int = 1  # local steps on a batch before it goes on
 
 
 @dataclass
@@ -62,11 +69,14 @@ class Trainer:
     def total(self) -> int:
         """Sample passes if nobody stops early."""
         layers = zip(self.learners, self.courses, strict=True)
-        return self.source.samples * sum(x.width * c.epochs for x, c in layers if x.trains)
+        work = sum(x.width * c.epochs * c.passes for x, c in layers if x.trains)
+        return self.source.samples * work
 
     def train(self, learners: list[Learner], source: Source, validation: Source | None) -> None:
         """Train consecutive blocks together until each has had its epochs."""
         busy = [x for x in learners if x.trains and self.courses[x.block.index].epochs]
+        if any(isinstance(self.courses[x.block.index].optimizer, Ridge) for x in busy):
+            return self._solve(learners, source, validation)
         watches = {x: Watch(self.courses[x.block.index].early_stopping) for x in busy}
         schedulers: dict[Learner, LRScheduler] = {}
         for x in busy:
@@ -80,8 +90,12 @@ class Trainer:
                         "lr_schedule cannot be ReduceLROnPlateau, which waits for a metric; choose "
                         "one that is stepped by the epoch, or use early_stopping"
                     )
+        passes = {x: self.courses[x.block.index].passes for x in busy}
         steps = Steps(
-            lambda x, y: advance(learners, busy, x, y), source, busy, self.lr_schedule is None
+            lambda x, y: advance(learners, busy, x, y, passes),
+            source,
+            busy,
+            self.lr_schedule is None,
         )
         for epoch in range(max((self.courses[x.block.index].epochs for x in busy), default=0)):
             samples = self._epoch(steps, learners[0].block.index, epoch)
@@ -97,15 +111,35 @@ class Trainer:
             if not busy:
                 break
 
+    def _solve(self, learners: list[Learner], source: Source, validation: Source | None) -> None:
+        """The last block in closed form: one pass over the samples, one to see how it does."""
+        (learner,) = learners
+        solver = self.courses[learner.block.index].optimizer
+        assert isinstance(solver, Ridge)
+        learner.start(None, None)
+        learner.block.train(False)
+        samples = 0
+        with torch.no_grad(), self.meter.watch():
+            learner.solve(solver, source.batches())
+            for x, labels in source.batches():
+                samples += labels.shape[1 if source.form.stacked else 0]
+                learner.measure(learner.forward(x), labels)
+        self._record(learners, learners, 0, samples, validation)
+        learner.stop()
+        self.passed += samples * self.courses[learner.block.index].epochs
+        for run in self.runs:
+            run.sample_passes += samples
+
     def pass_on(self, learner: Learner, source: Source) -> Source:
         """The next block's inputs: computed once and kept if they fit, otherwise remade."""
 
-        def function(x: Tensor) -> Tensor:
+        def function(x: Any) -> Any:
             return learner.output(learner.forward(x))
 
         learner.block.train(False)
         for x, _ in source.batches():
-            sample = function(x[:, :1] if source.form.stacked else x[:1])
+            sample = computed(function(x if isinstance(x, Pass) else source.form.first(x)))
+            sample = sample if not isinstance(x, Pass) else source.form.first(sample)
             break
         else:
             raise TpsgdError("the data is empty: the loader gives no batch")
@@ -113,16 +147,18 @@ class Trainer:
         given = source is self.source or source is self.validation
         held = source.x.nbytes if isinstance(source, Arrays) and not given else 0
         fits = need < available(source.form.device) / 2
-        if not source.samples or not (fits if self.reuse is None else self.reuse):
+        keeps = fits if self.reuse is None else self.reuse
+        if not source.samples or not keeps or _any_length(source, learner.block.layer):
             return seen_through(source, function)
         self.meter.keep(need, instead_of=held)
         for run in self.runs:
             run.forward_passes += source.samples * (1 + depth(source))
-        return collect(source, function, sample)
+        return collect(source, lambda x: computed(function(x)), sample)
 
     def _epoch(self, steps: Steps, block: int, epoch: int) -> int:
         """One pass over the samples; its first steps are watched for memory."""
-        samples, width = 0, sum(x.width for x in steps.learners)
+        samples = 0
+        width = sum(x.width * self.courses[x.block.index].passes for x in steps.learners)
         batches = steps.epoch(block, epoch)
         with torch.no_grad():
             for number in count():
@@ -210,17 +246,29 @@ class Watch:
         return self.waited >= self.rule.patience
 
 
-def advance(learners: list[Learner], busy: list[Learner], x: Tensor, labels: Tensor) -> None:
-    """One batch through consecutive blocks; the busy ones learn from it."""
+def advance(
+    learners: list[Learner],
+    busy: list[Learner],
+    x: Any,
+    labels: Tensor,
+    passes: Mapping[Learner, int] = MappingProxyType({}),
+) -> None:
+    """One batch through consecutive blocks; the busy ones learn from it, once or a few times."""
     if any(b.signal is not Signal.LABEL for b in busy):
         return advance_with_error(learners, busy, x, labels)
     for learner in learners:
         saved = learner.forward(x)
         last = learner is learners[-1]
         if learner in busy:
+            for _ in range(1, passes.get(learner, 1)):
+                learner.improve(saved, labels, labels, spent=True)
+                learner.settle()
+                saved = learner.forward(x)
             learner.improve(saved, labels, labels, spent=last)
         if not last:
             x = learner.output(saved)
+    for learner in busy:
+        learner.settle()
 
 
 def advance_with_error(
@@ -236,6 +284,8 @@ def advance_with_error(
     for learner, saved in zip(learners, values, strict=True):
         if learner in busy:
             learner.improve(saved, signals[learner.signal], labels)
+    for learner in busy:
+        learner.settle()
 
 
 @torch.no_grad()
@@ -256,6 +306,12 @@ def validate(learners: list[Learner], busy: list[Learner], source: Source) -> Fi
     return {x.block.index: x.collect(samples) for x in busy if x.signal is Signal.LABEL}
 
 
+def _any_length(source: Source, layer: nn.Module) -> bool:
+    """Whether a layer's output may have another length in each batch of a loader."""
+    source = source.source if isinstance(source, Through) else source
+    return isinstance(source, Stream) and isinstance(layer, Recurrent) and layer.sequence
+
+
 def seen_through(source: Source, function: Callable[[Tensor], Tensor]) -> Through:
     """A source with one more function behind it."""
     if isinstance(source, Through):
@@ -269,7 +325,7 @@ def depth(source: Source) -> int:
 
 
 @torch.no_grad()
-def collect(source: Source, function: Callable[[Tensor], Tensor], sample: Tensor) -> Arrays:
+def collect(source: Source, function: Callable[[Any], Any], sample: Any) -> Arrays:
     """A source's samples pushed through a function, kept in memory."""
     form, n = source.form, source.samples
     lead = (sample.shape[0],) if form.stacked else ()
@@ -281,16 +337,23 @@ def collect(source: Source, function: Callable[[Tensor], Tensor], sample: Tensor
         device=form.device,
         memory_format=layout or torch.contiguous_format,
     )
-    ys, start, largest = [], 0, 1
+    ys, lengths, start, largest = [], [], 0, 1
     for x, y in source.batches():
         largest = max(largest, y.shape[1 if form.stacked else 0])
         stop = start + y.shape[1 if form.stacked else 0]
         if stop > n:
             raise TpsgdError(f"the data has more samples than the {n:,} it says it has")
-        (kept[:, start:stop] if form.stacked else kept[start:stop]).copy_(function(x))
+        made = function(x)
+        if isinstance(made, Padded):
+            lengths.append(made.lengths)
+            made = made.data
+        (kept[:, start:stop] if form.stacked else kept[start:stop]).copy_(made)
         ys.append(y[0] if form.stacked else y)
         start = stop
     kept = kept[:, :start] if form.stacked else kept[:start]
-    labels = source.y if isinstance(source, Arrays) else torch.cat(ys)
-    form = replace(form, batch_size=largest)  # a loader brings its own
-    return Arrays(kept, labels, form, per_restart=form.stacked)
+    labels = torch.cat(ys)  # a loader's, or sorted by length
+    if isinstance(source, Arrays) and not isinstance(source.x, Padded):
+        labels = source.y
+    form = replace(form, batch_size=largest, in_chunks=False)  # a loader brings its own size
+    x = Padded(kept, torch.cat(lengths)) if lengths else kept
+    return Arrays(x, labels, form, per_restart=form.stacked)

@@ -1,0 +1,310 @@
+"""From blocks and rules to learners: each block with its gradients and what it wants."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .blocks import Block, shapes
+from .errors import TpsgdError
+from .hashing import Key
+from .learner import Closed, Engine, Learner, Stacked, Traced
+from .losses import Loss, bce, cross_entropy
+from .objectives import IDLE, Objective, Site, move, output
+from .padded import Padded
+from .recurrent import Recurrent, tokens_of
+from .rules import Place, Rule, Signal
+from .run import BlockInfo
+from .schedules import sequential
+from .settings import Schedule, Settings
+from .sources import Form, check, first_samples
+from .unrolled import Unrolled
+
+GPU_WINDOW = 16  # time steps taken together where launching a step takes longer than doing it
+
+
+def rules_for(
+    rule: Rule | Sequence[Rule], blocks: list[Block], schedule: Schedule, many_passes: bool = False
+) -> list[Rule]:
+    """One rule per block, or an error that lists the blocks."""
+    rules: list[Any] = list(rule) if isinstance(rule, (list, tuple)) else [rule]
+    if isinstance(rule, Rule):
+        rules *= len(blocks)
+    if len(rules) != len(blocks) or not all(isinstance(r, Rule) for r in rules):
+        listed = "; ".join(map(str, blocks))
+        raise TpsgdError(
+            f"rule must be a tpsgd.rules value or a list of {len(blocks)}, one per block, got "
+            f"{len(rules)}: {[getattr(r, 'name', r) for r in rules]}; the blocks are {listed}; "
+            "a rule is made by calling it, as in rule=tpsgd.rules.tpsgd_l2()"
+        )
+    for r in rules[:-1]:
+        if r.needs_output and many_passes:
+            raise TpsgdError(
+                f"{r.name} waits for the output of the whole net, so there are no local passes to "
+                "repeat: leave passes=1"
+            )
+        if r.needs_output and schedule is sequential:
+            raise TpsgdError(
+                f"{r.name} cannot learn block by block: its signal is the error of the whole net's "
+                "output, which is not trained yet; use schedule=tpsgd.simultaneous"
+            )
+    return rules
+
+
+def make_learner(
+    i: int,
+    cuts: list[list[Block]],
+    rule: Rule,
+    loss: Loss,
+    size: dict[Place, tuple[int, ...]],
+    classes: int,
+    settings: Settings,
+    form: Form,
+) -> Learner:
+    """Block i of every restart, with its objective and gradients."""
+    block, last = cuts[0][i], i == len(cuts[0]) - 1
+    if block.recurrent:
+        return _recurrent_learner(i, cuts, rule, loss, classes, settings, form)
+    at = place_of(block, loss) if last else rule.at
+    frozen = not rule.head if last else rule.objective is None
+    wish = output(loss) if last else IDLE
+    make = rule.objective
+
+    def draw() -> Objective:
+        if last or make is None:
+            return wish
+        maps = block.maps and len(size[at]) > 1
+        keys = [Key(settings.seed + r, i) for r in range(len(cuts))]
+        drawn = [
+            make(Site(size[at], classes, key, maps, loss, form.device, form.dtype)) for key in keys
+        ]
+        if len(cuts) > 1:
+            return _stack_objectives(drawn)
+        return move(drawn[0], form) if form.channels_last else drawn[0]
+
+    tensors = parameters(i, cuts)
+    if len(cuts) > 1:
+        engine: Engine = Stacked(Closed(block, at, wish, in_place=False))
+    else:
+        ragged = form.ragged and any(b.recurrent for b in cuts[0][i:])
+        engine = (Closed if block.closed_form(at) and not ragged else Traced)(block, at, wish)
+    return Learner(
+        block,
+        engine,
+        draw,
+        Signal.LABEL if last else rule.signal,
+        tensors,
+        several=loss is bce,
+        stack=len(cuts) if len(cuts) > 1 else None,
+        trains=bool(tensors) and not frozen,
+    )
+
+
+def _recurrent_learner(
+    i: int,
+    cuts: list[list[Block]],
+    rule: Rule,
+    loss: Loss,
+    classes: int,
+    settings: Settings,
+    form: Form,
+) -> Learner:
+    """A recurrent block: an objective for each direction, drawn anew for each time step or once."""
+    block, layer, make = cuts[0][i], cuts[0][i].layer, rule.objective
+    assert isinstance(layer, Recurrent)
+    if i == len(cuts[0]) - 1:
+        raise TpsgdError(
+            f"the model ends with {block}, which gives states, not classes: add a classifier, "
+            "nn.Linear(units, classes) for example"
+        )
+    ways, stacked = range(len(layer.cells)), len(cuts) > 1
+
+    def drawn(way: int, step: int) -> Objective:
+        """The objective of one direction at one step (of every restart, stacked)."""
+        assert make is not None
+        number = -1 - i if way else i  # backward cells have keys of their own
+        sites = [
+            Site(
+                (layer.hidden,), classes, Key(settings.seed + r, number, step), False, loss,
+                form.device, form.dtype, recurrent=True,
+            )
+            for r in range(len(cuts))
+        ]  # fmt: skip
+        each = [make(site) for site in sites]
+        return _stack_objectives(each) if stacked else each[0]
+
+    def draw() -> Objective:
+        if make is None:
+            return IDLE
+        first = drawn(0, 0)
+        if not rule.per_step:
+            return replace(first, tensors=tuple(t for w in ways for t in drawn(w, 0).tensors))
+        if first.learned:
+            raise TpsgdError(f"{rule.name} learns its codes, so they must be the same at each step")
+        return replace(first, tensors=())
+
+    on_gpu = form.device.type == "cuda"
+    engine = Unrolled(
+        block,
+        Place.BEFORE if rule.at is Place.BEFORE else Place.AFTER,
+        (lambda way, step: drawn(way, step).tensors) if rule.per_step and make else None,
+        settings.window or (GPU_WINDOW if on_gpu else 1),
+        lazy=_pulled(cuts[0], i),
+        keep_codes=on_gpu,
+        stacked=stacked,
+    )
+    params = parameters(i, cuts)
+    trains = bool(params) and make is not None
+    return Learner(
+        block, engine, draw, rule.signal, params, several=loss is bce,
+        stack=len(cuts) if stacked else None, trains=trains,
+    )  # fmt: skip
+
+
+def _pulled(blocks: list[Block], i: int) -> bool:
+    """Whether the next block reads block i's states step by step as they come."""
+    layer, after = blocks[i].layer, blocks[i + 1]
+    return (
+        isinstance(layer, Recurrent)
+        and isinstance(after.layer, Recurrent)
+        and layer.sequence
+        and not layer.bidirectional
+        and not after.layer.bidirectional
+        and not blocks[i].tail
+        and not after.prologue
+    )
+
+
+def parameters(i: int, cuts: list[list[Block]]) -> dict[str, Tensor]:
+    """Block i's parameters; those of several restarts stacked."""
+    each = [dict(cut[i].named_parameters()) for cut in cuts]
+    if len(cuts) == 1:
+        return dict(each[0])
+    return {k: torch.stack([p[k].detach() for p in each]) for k in each[0]}
+
+
+def _stack_objectives(objectives: list[Objective]) -> Objective:
+    columns = zip(*(o.tensors for o in objectives), strict=True)
+    return replace(objectives[0], tensors=tuple(torch.stack(column) for column in columns))
+
+
+def solvable(learner: Learner, learners: list[Learner], schedule: Schedule) -> bool:
+    """Whether a block can be solved in closed form: the last, linear, its inputs final."""
+    block = learner.block
+    return (
+        learner is learners[-1]
+        and learner.trains
+        and type(block.layer) is nn.Linear
+        and block.activation is None
+        and not block.between
+        and (schedule is sequential or len(learners) == 1)
+        and f"{len(block.prologue)}.weight" in learner.params
+    )
+
+
+def unstack(cuts: list[list[Block]], learners: list[Learner]) -> None:
+    """Write stacked parameters back into the restarts' models."""
+    for i, learner in enumerate(learners):
+        for r, cut in enumerate(cuts):
+            for name, p in cut[i].named_parameters().items():
+                p.data.copy_(learner.params[name][r])
+
+
+def sizes_of(
+    blocks: list[Block], data: Any, settings: Settings, form: Form
+) -> list[dict[Place, tuple[int, ...]]]:
+    """Output shapes of every block, which held-out data must have too."""
+    x = first_samples(data)
+    check(x, form)
+    sizes = shapes(blocks, form(x))
+    _refuse_ragged(blocks, x)
+    if settings.validation is not None:
+        x = form(first_samples(settings.validation))
+        found = shapes(blocks, x)
+        for block, ours, theirs in zip(blocks, sizes, found, strict=True):
+            if isinstance(block.layer, Recurrent) and block.layer.sequence:
+                theirs.update(ours)  # of any length
+        if found != sizes:
+            raise TpsgdError(
+                f"the validation data's samples, of shape {tuple(x.shape[1:])}, give other output "
+                "shapes than the training data's"
+            )
+    return sizes
+
+
+def _refuse_ragged(blocks: list[Block], x: Any) -> None:
+    """Only recurrent layers can leave the padding of sequences out when they learn."""
+    for block in blocks if isinstance(x, Padded) else ():
+        if block.recurrent:
+            return
+        if len(blocks) > 1 and block.named_parameters():
+            raise TpsgdError(
+                f"block {block.index + 1} ({block}) comes before the first recurrent layer and "
+                "cannot learn from sequences of different lengths: freeze it with "
+                "requires_grad_(False)"
+            )
+
+
+def form_for(
+    blocks: list[Block],
+    data: Any,
+    settings: Settings,
+    device: torch.device,
+    dtype: torch.dtype,
+    restarts: int,
+) -> Form:
+    """How batches must look for these blocks."""
+    modules = [m for block in blocks for top in block.modules for m in top.modules()]
+    return Form(
+        device,
+        dtype,
+        settings.batch_size,
+        tuple(settings.seed + r for r in range(restarts)),
+        channels_last=Form.may_be_channels_last(modules),
+        whole_numbers=any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) for m in modules),
+        skip_single=any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in modules),
+        tokens=tokens_of(modules),
+        in_chunks=_in_chunks(blocks[0], data, settings),
+        ragged=isinstance(first_samples(data), Padded),
+    )
+
+
+def _in_chunks(first: Block, data: Any, settings: Settings) -> bool:
+    """Whether sequences can be gathered a few steps at a time, which a given window asks for."""
+    if settings.window is None or not first.recurrent or first.prologue:
+        return False
+    x, inputs = first_samples(data), first.layer.inputs  # type: ignore[union-attr]
+    return x.dim() == 3 or (x.dim() == 2 and inputs > 1 and not x.is_floating_point())  # type: ignore[operator]
+
+
+def place_of(block: Block, loss: Loss) -> Place:
+    """Where the last block's loss looks: at the logits, even if a link function follows them."""
+    link = {cross_entropy: (nn.Softmax, nn.LogSoftmax), bce: (nn.Sigmoid,)}.get(loss, ())
+    return Place.BEFORE if isinstance(block.activation, link) else Place.END
+
+
+def classes_of(shape: tuple[int, ...], block: Block) -> int:
+    if len(shape) != 1:
+        raise TpsgdError(
+            f"the last block ({block}) must give one number per class, shape (batch, classes), but "
+            f"gives (batch, {', '.join(map(str, shape))}); end the model with pooling or "
+            "nn.Flatten() and an nn.Linear"
+        )
+    return shape[0]
+
+
+def infos(learners: list[Learner], rules: list[Rule]) -> list[BlockInfo]:
+    made = []
+    for learner, rule in zip(learners, rules, strict=True):
+        name = "head" if learner is learners[-1] else rule.name
+        how = learner.engine.label if learner.trains else "frozen"
+        made.append(
+            BlockInfo(str(learner.block), name, count(learner.block.named_parameters()), how)
+        )
+    return made
+
+
+def count(params: Mapping[str, Tensor]) -> int:
+    return sum(p.numel() for p in params.values())

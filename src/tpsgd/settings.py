@@ -1,0 +1,120 @@
+"""What `fit` and its siblings have in common, checked as it is given."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from .errors import TpsgdError
+from .losses import Loss
+from .optimizers import OptimizerFactory, adam
+from .rules import Rule
+from .run import Epoch
+from .schedules import sequential
+from .trainer import Course, EarlyStopping, Trainer
+
+Schedule = Callable[[Trainer], None]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything `fit` and its siblings have in common; see `fit` for what each one means."""
+
+    schedule: Schedule = sequential
+    loss: Loss | None = None
+    optimizer: OptimizerFactory | Sequence[OptimizerFactory] = adam
+    lr: float | Sequence[float] | None = None
+    epochs: int | Sequence[int] = 5
+    batch_size: int = 128
+    seed: int = 0
+    device: torch.device | str | None = None
+    validation: Any = None
+    early_stopping: EarlyStopping | Sequence[EarlyStopping | None] | None = None
+    lr_schedule: Callable[[Optimizer], LRScheduler] | None = None
+    callbacks: Sequence[Callable[[Epoch], Any]] = ()
+    progress: Callable[[int, int], None] | None = None
+    reuse: bool | None = None
+    window: int | None = None
+    passes: int | Sequence[int] = 1
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.batch_size, int) or self.batch_size < 1:
+            raise TpsgdError(f"batch_size must be 1 or more, got {self.batch_size!r}")
+        if self.window is not None and (not isinstance(self.window, int) or self.window < 1):
+            raise TpsgdError(f"window must be 1 time step or more, got {self.window!r}")
+        if not isinstance(self.seed, int):
+            raise TpsgdError(f"seed must be a whole number, got {self.seed!r}")
+        if not callable(self.schedule):
+            raise TpsgdError(
+                "schedule must be tpsgd.sequential or tpsgd.simultaneous, the function itself, "
+                f"got {self.schedule!r}"
+            )
+        if self.loss is not None and not isinstance(self.loss, Loss):
+            raise TpsgdError(
+                f"loss must be tpsgd.mse, tpsgd.cross_entropy or tpsgd.bce, got {self.loss!r}"
+            )
+
+    def courses(self, blocks: int) -> list[Course]:
+        """Each block's course, from values given per block or for all."""
+        columns = (
+            _per_block(self.epochs, blocks, "epochs"),
+            _per_block(self.optimizer, blocks, "optimizer"),
+            _per_block(self.lr, blocks, "lr"),
+            _per_block(self.early_stopping, blocks, "early_stopping"),
+            _per_block(self.passes, blocks, "passes"),
+        )
+        for epochs in columns[0]:
+            if not isinstance(epochs, int) or epochs < 0:
+                raise TpsgdError(f"epochs must be a whole number, 0 or more, got {epochs!r}")
+        for passes in columns[4]:
+            if not isinstance(passes, int) or passes < 1:
+                raise TpsgdError(f"passes must be a whole number, 1 or more, got {passes!r}")
+        for lr in columns[2]:
+            if lr is not None and not (isinstance(lr, (int, float)) and 0 <= lr < math.inf):
+                raise TpsgdError(f"lr must be a number, 0 or more, got {lr!r}")
+        return [Course(*row) for row in zip(*columns, strict=True)]  # type: ignore[arg-type]
+
+    def describe(self, rule: str, loss: Loss, rules: Sequence[Rule] = ()) -> dict[str, Any]:
+        """The settings as plain values, for the record."""
+        return {
+            "rule": rule,
+            "options": [f"{r.options}, {r.at.value}" for r in rules if r.objective is not None],
+            "loss": loss.name,
+            "schedule": getattr(self.schedule, "__name__", str(self.schedule)),
+            "optimizer": str(_name(self.optimizer)),
+            "lr": self.lr if self.lr is None or isinstance(self.lr, float) else str(self.lr),
+            "epochs": self.epochs if isinstance(self.epochs, int) else list(self.epochs),
+            "batch_size": self.batch_size,
+            "seed": self.seed,
+            "device": None if self.device is None else str(self.device),
+            "reuse": self.reuse,
+            "window": self.window,
+            "passes": self.passes if isinstance(self.passes, int) else list(self.passes),
+            "validation": self.validation is not None,
+            "early_stopping": None if self.early_stopping is None else str(self.early_stopping),
+            "lr_schedule": None if self.lr_schedule is None else str(_name(self.lr_schedule)),
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+        }
+
+
+def _per_block(value: T | Sequence[T], blocks: int, name: str) -> list[T]:
+    if not isinstance(value, (list, tuple)):
+        return [value] * blocks  # type: ignore[list-item]
+    if len(value) != blocks:
+        raise TpsgdError(f"{name} has {len(value)} entries, but the model has {blocks} blocks")
+    return list(value)
+
+
+def _name(factory: Any) -> Any:
+    if isinstance(factory, (list, tuple)):
+        return [_name(f) for f in factory]
+    if isinstance(factory, partial):
+        return f"{_name(factory.func)} {factory.keywords}"
+    return getattr(factory, "__name__", type(factory).__name__)
