@@ -13,7 +13,12 @@ from tpsgd import data
 from tpsgd.data.split import hold_out, stratified
 from tpsgd.errors import TpsgdError
 
-BUILT_IN = ["digits", "mnist", "fashion-mnist", "cifar10"]
+IMAGES = ["digits", "mnist", "fashion-mnist", "cifar10"]
+BUILT_IN = [
+    *IMAGES,
+    *("seq-mnist-rows", "seq-mnist-pixels", "eeg", "eeg-rows", "eeg-tumour", "eeg-tumour-rows"),
+    *("tweets", "tweets-holdout", "tweets-vectors", "tweets-vectors-holdout", "ucf101"),
+]
 
 
 @pytest.fixture
@@ -106,7 +111,9 @@ def test_registry_is_complete():
     assert list(data.DATASETS) == BUILT_IN
     for entry in data.DATASETS.values():
         assert entry.about and entry.licence and entry.citation
-        assert len(set(entry.classes)) == len(entry.classes) == 10
+        assert len(set(entry.classes)) == len(entry.classes) and (entry.classes or entry.unnamed)
+        assert len(entry.classes) == 10 or entry.name not in IMAGES
+        assert bool(entry.by_hand) == bool(entry.files and not entry.downloads)
         assert len(entry.urls) == len(entry.downloads)
         assert all(url.startswith("http") for url in entry.urls)
         assert all(len(check) == len("md5:") + 32 for _, check in entry.downloads)

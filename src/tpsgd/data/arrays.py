@@ -8,7 +8,7 @@ from tpsgd.errors import TpsgdError
 
 def from_arrays(where: str, train: Pair, test: Pair | None) -> Raw:
     """Check the arrays and name their classes; bytes are taken for pixels, others as they are."""
-    pairs = [_checked(where, *pair) for pair in (train, test) if pair is not None]
+    pairs = [checked(where, *pair) for pair in (train, test) if pair is not None]
     first, last = pairs[0][0], pairs[-1][0]
     of_bytes = first.dtype == np.uint8
     if first.shape[1:] != last.shape[1:] or of_bytes != (last.dtype == np.uint8):
@@ -23,11 +23,13 @@ def from_arrays(where: str, train: Pair, test: Pair | None) -> Raw:
     return Raw(*encode(where, pairs[0], pairs[1] if test else None), decode, note)
 
 
-def _checked(where: str, x: Array, y: Array) -> Pair:
+def checked(where: str, x: Array, y: Array) -> Pair:
+    """Samples of finite numbers with one label each, or an error."""
     if x.dtype.kind not in "biuf" or x.ndim < 2:
         raise TpsgdError(
             f"{where}: x is {x.dtype} of shape {x.shape}; expected numbers of shape"
-            " (samples, features) or (samples, channels, height, width)."
+            " (samples, features), (samples, steps, features) or (samples, channels, height,"
+            " width)."
         )
     y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
     if y.ndim != 1:

@@ -10,8 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from tpsgd.data.entry import Dataset
 from tpsgd.data.places import cache_root, data_root, missing, path
-from tpsgd.data.registry import Dataset, find
+from tpsgd.data.registry import find
 from tpsgd.errors import TpsgdError
 
 REASONS = {
@@ -31,8 +32,14 @@ def fetch(name: str) -> Path:
     if not entry.files:
         raise TpsgdError(f"'{name}' comes with scikit-learn; run: pip install scikit-learn")
     root = data_root()
-    if root is not None and (root / entry.folder).is_dir():
-        lost = ", ".join(missing(entry, root / entry.folder))
+    here = root is not None and (root / entry.folder).is_dir()
+    lost = ", ".join(missing(entry, root / entry.folder)) if root and here else ""
+    if not entry.downloads:
+        raise TpsgdError(
+            f"'{name}' cannot be downloaded from here: {entry.by_hand}; put"
+            f" {lost or ', '.join(entry.files)} into {root or '$TPSGD_DATA'}/{entry.folder}/."
+        )
+    if root and here:
         raise TpsgdError(
             f"{root / entry.folder} lacks {lost}; put it there, or remove that folder and the whole"
             " set is downloaded."

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tpsgd.data.raw import Array, Raw, pixels
+from tpsgd.data.raw import Array, Pair, Raw, pixels
 from tpsgd.data.split import hold_out
 from tpsgd.errors import TpsgdError
 
 if TYPE_CHECKING:
-    from tpsgd.data.registry import Dataset
+    from tpsgd.data.entry import Dataset
 
 IDX_FILES = tuple(
     f"{part}-{kind}-ubyte.gz"
@@ -24,16 +24,23 @@ IDX_FILES = tuple(
 )
 CIFAR_FILES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
 CIFAR_PER_FILE = 10_000
+PUBLISHED = "the publisher's own split"
 
 
 def mnist_like(folder: Path, entry: Dataset) -> Raw:
     """Four gzipped idx files: images and labels, train and t10k."""
+    train, test = ((x[:, None], y) for x, y in idx_pairs(folder, entry, *entry.shape[1:]))
+    return Raw(entry.classes, train, test, pixels, PUBLISHED)
+
+
+def idx_pairs(folder: Path, entry: Dataset, height: int, width: int) -> list[Pair]:
+    """Images (samples, height, width) and labels of the train and of the t10k part."""
     pairs = []
     for part, n in (("train", entry.train), ("t10k", entry.test)):
-        x = read_idx(folder / f"{part}-images-idx3-ubyte.gz", (n, *entry.shape[1:]))
+        x = read_idx(folder / f"{part}-images-idx3-ubyte.gz", (n, height, width))
         file = folder / f"{part}-labels-idx1-ubyte.gz"
-        pairs.append((x[:, None], _labels(file, read_idx(file, (n,)), entry)))
-    return Raw(entry.classes, pairs[0], pairs[1], pixels, "the publisher's own split")
+        pairs.append((x, _labels(file, read_idx(file, (n,)), entry)))
+    return pairs
 
 
 def read_idx(file: Path, dims: tuple[int, ...]) -> Array:
@@ -70,7 +77,7 @@ def cifar(folder: Path, entry: Dataset) -> Raw:
     """The binary version: records of one label byte and the R, G and B planes."""
     train = _records(folder, CIFAR_FILES[:-1], entry)
     test = _records(folder, CIFAR_FILES[-1:], entry)
-    return Raw(entry.classes, train, test, pixels, "the publisher's own split")
+    return Raw(entry.classes, train, test, pixels, PUBLISHED)
 
 
 def _records(folder: Path, names: tuple[str, ...], entry: Dataset) -> tuple[Array, Array]:

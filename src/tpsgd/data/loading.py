@@ -1,6 +1,7 @@
 """From a name or a path to tensors: read, hold out, thin, convert."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,30 +13,42 @@ from tpsgd.data.raw import Array, Raw
 from tpsgd.data.registry import DATASETS, find
 from tpsgd.data.split import hold_out, stratified
 from tpsgd.errors import TpsgdError
+from tpsgd.padded import Padded
 
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """A data set in memory: x float32, (samples, *shape); y int64, indices into `classes`."""
+    """A data set in memory: x, (samples, *shape), and y, int64, indices into `classes`.
+
+    x is a tensor, float32, or int64 tokens from 0 to `vocabulary` - 1; where sequences differ in
+    length it is `Padded` instead, and the first of `shape` is the longest's length.
+    """
 
     name: str
-    train: tuple[Tensor, Tensor] = field(repr=False)
-    test: tuple[Tensor, Tensor] = field(repr=False)
+    train: tuple[Any, Tensor] = field(repr=False)
+    test: tuple[Any, Tensor] = field(repr=False)
     classes: tuple[str, ...]
     shape: tuple[int, ...]
     note: str
+    vocabulary: int | None = None
 
 
 def load(spec: str, *, seed: int = 0, max_train: int | None = None) -> Data:
     """Load a built-in data set by name, or one's own by path.
 
-    Images come as (samples, channels, height, width) in [0, 1], tables as (samples, features).
+    Images come as (samples, channels, height, width) in [0, 1], tables as (samples, features),
+    sequences as (samples, steps, features), sequences of tokens as whole numbers (samples, steps).
+    Sequences of different lengths come as `Padded`.
 
     Args:
         spec: a name out of `DATASETS`; or `FILE.npz` (arrays x, y, perhaps x_test, y_test),
             `FILE.csv` (a header, and a column label, y, class or target, else the last one),
             `FILE.py:FUNCTION` (it returns (x, y) or ((x, y), (x_test, y_test))), a `FOLDER` of
             images in subfolders named after their classes, or `FOLDER@64` to resize them.
+            Sequences: in a `.npz`, `lengths` (and lengths_test) says how many steps of each x are
+            real, the padding being at the end, and `tokens` (and tokens_test) in place of x means
+            whole numbers to look up; a `.csv` with a column `sequence` has one row a time step, in
+            the order of a column `time` or `step` if there is one; a function may return `Padded`.
             A built-in set is looked for in `$TPSGD_DATA`, then in the cache (`$TPSGD_CACHE`),
             then downloaded into the cache.
         seed: chooses the test part where the data has none of its own, and the samples kept.
@@ -67,9 +80,9 @@ def load(spec: str, *, seed: int = 0, max_train: int | None = None) -> Data:
         notes.append(f"{max_train} of {len(y)} training samples, stratified, seed {seed}")
         keep = stratified(y, max_train, seed)
         x, y = x[keep], y[keep]
-    train = _tensors(raw, x, y)
+    train, note = _tensors(raw, x, y), "; ".join(notes)
     shape = tuple(train[0].shape[1:])
-    return Data(spec, train, _tensors(raw, *test), raw.classes, shape, "; ".join(notes))
+    return Data(spec, train, _tensors(raw, *test), raw.classes, shape, note, raw.vocabulary)
 
 
 def _read(spec: str) -> Raw:
@@ -79,5 +92,7 @@ def _read(spec: str) -> Raw:
     return entry.read(fetch(spec), entry)
 
 
-def _tensors(raw: Raw, x: Array, y: Array) -> tuple[Tensor, Tensor]:
-    return torch.from_numpy(raw.decode(x)), torch.from_numpy(y.astype(np.int64, copy=False))
+def _tensors(raw: Raw, x: Array, y: Array) -> tuple[Tensor | Padded, Tensor]:
+    made = raw.decode(x)
+    labels = torch.from_numpy(y.astype(np.int64, copy=False))
+    return made if isinstance(made, Padded) else torch.from_numpy(made), labels

@@ -11,9 +11,13 @@ import numpy as np
 
 from tpsgd.data.arrays import from_arrays
 from tpsgd.data.images import read_folder
-from tpsgd.data.raw import Pair, Raw
+from tpsgd.data.raw import Array, Raw
+from tpsgd.data.sequences import Part, from_sequences
 from tpsgd.data.table import read_csv
 from tpsgd.errors import TpsgdError
+from tpsgd.padded import Padded
+
+KINDS = ("x", "tokens", "y", "lengths")
 
 
 def read(spec: str) -> Raw | None:
@@ -38,29 +42,57 @@ def read(spec: str) -> Raw | None:
 
 
 def read_npz(file: Path) -> Raw:
-    """Arrays `x` and `y`, and `x_test` and `y_test` where there is a test part."""
+    """Arrays `x` and `y`, and `x_test` and `y_test` where there is a test part.
+
+    `tokens` in place of `x` means whole numbers to look up; `lengths` marks padded sequences.
+    """
     try:
         with file.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
             names = set(arrays.files)
-            wanted = [k for k in ("x", "y", "x_test", "y_test") if k in names]
-            found = {k: arrays[k] for k in wanted}
+            wanted = {kind + part for kind in KINDS for part in ("", "_test")}
+            found = {k: arrays[k] for k in wanted & names}
     except (OSError, EOFError, TypeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         if "Object arrays" in str(error):
             what = "holds Python objects, which may run code when read; save plain arrays"
         else:
             what = "is no .npz file, or not a whole one; save it again with numpy.savez"
         raise TpsgdError(f"{file} {what}.") from error
-    if "x" not in found or "y" not in found or ("x_test" in found) != ("y_test" in found):
+    x = "tokens" if "tokens" in found else "x"
+    one = {x, "y"} | ({"lengths"} & found.keys())
+    if found.keys() not in (one, one | {f"{kind}_test" for kind in one}):
         raise TpsgdError(
             f"{file} holds {', '.join(sorted(names)[:6]) or 'nothing'}{', ...' * (len(names) > 6)};"
-            " expected x and y, and x_test and y_test both or neither."
+            " expected x and y, and x_test and y_test both or neither (sequences: tokens in place"
+            " of x; lengths, for both parts)."
         )
-    test = (found["x_test"], found["y_test"]) if "x_test" in found else None
-    return from_arrays(str(file), (found["x"], found["y"]), test)
+    parts = [
+        Part(found[f"{x}{part}"], found[f"y{part}"], found.get(f"lengths{part}"))
+        for part in ("", "_test")
+        if f"y{part}" in found
+    ]
+    return _raw(str(file), parts, x == "tokens")
 
 
 def from_function(file: Path, name: str) -> Raw:
-    """Run `name` in `file`: it returns (x, y), or ((x, y), (x_test, y_test))."""
+    """Run `name` in `file`: it returns (x, y), or ((x, y), (x_test, y_test)).
+
+    x may be `Padded`; if it holds whole numbers, (samples, longest), they are tokens.
+    """
+    where, result = f"{file}:{name}", call(file, name)
+    nested = isinstance(result, tuple) and bool(result) and isinstance(result[0], tuple)
+    pairs = list(result) if nested else [result]
+    if len(pairs) > 2 or not all(isinstance(p, tuple) and len(p) == 2 for p in pairs):
+        raise TpsgdError(f"{where} must return (x, y) or ((x, y), (x_test, y_test)).")
+    parts = [_part(where, *pair) for pair in pairs]
+    padded = all(part.lengths is not None for part in parts)
+    if not padded and any(part.lengths is not None for part in parts):
+        raise TpsgdError(f"{where} returned one part as Padded and one not; make them alike.")
+    x = parts[0].x
+    return _raw(where, parts, padded and x.ndim == 2 and x.dtype.kind in "iu")
+
+
+def call(file: Path, name: str) -> Any:
+    """What the function `name` in `file` returns when it is called without arguments."""
     where = f"{file}:{name}"
     spec = importlib.util.spec_from_file_location(f"tpsgd_own_{file.stem}", file)
     if spec is None or spec.loader is None:
@@ -75,20 +107,29 @@ def from_function(file: Path, name: str) -> Raw:
         raise TpsgdError(f"{where} failed with {type(error).__name__}: {error}") from error
     if not callable(function):
         raise TpsgdError(f"{file} has no function '{name}'.")
-    nested = isinstance(result, tuple) and bool(result) and isinstance(result[0], tuple)
-    pairs = list(result) if nested else [result]
-    if len(pairs) > 2 or not all(isinstance(p, tuple) and len(p) == 2 for p in pairs):
-        raise TpsgdError(f"{where} must return (x, y) or ((x, y), (x_test, y_test)).")
-    arrays = [_as_arrays(where, pair) for pair in pairs]
-    return from_arrays(where, arrays[0], arrays[1] if len(arrays) == 2 else None)
+    return result
 
 
-def _as_arrays(where: str, pair: tuple[Any, Any]) -> Pair:
+def _raw(where: str, parts: list[Part], tokens: bool) -> Raw:
+    """Padded sequences and tokens need care of their own; the rest are plain arrays."""
+    test = parts[1] if len(parts) == 2 else None
+    if tokens or parts[0].lengths is not None:
+        return from_sequences(where, parts[0], test, tokens)
+    return from_arrays(where, parts[0][:2], test and test[:2])
+
+
+def _part(where: str, x: Any, y: Any) -> Part:
+    lengths = None
+    if isinstance(x, Padded):
+        x, lengths = x.data, _array(where, x.lengths)
+    return Part(_array(where, x), _array(where, y), lengths)
+
+
+def _array(where: str, value: Any) -> Array:
     try:
-        x, y = (np.asarray(v.detach().cpu() if hasattr(v, "detach") else v) for v in pair)
+        return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
     except ValueError as error:
         raise TpsgdError(f"{where} returned samples of different shapes ({error}).") from error
-    return x, y
 
 
 def _there(path: Path) -> Path:

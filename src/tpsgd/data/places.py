@@ -5,7 +5,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from tpsgd.data.registry import DATASETS, Dataset, find
+from tpsgd.data.entry import Dataset
+from tpsgd.data.registry import DATASETS, find
 from tpsgd.errors import TpsgdError
 
 
@@ -72,4 +73,7 @@ def _row(entry: Dataset) -> Row:
     else:
         where = str(place) if place else f"not here: tpsgd data fetch {entry.name}"
     shape = " x ".join(map(str, entry.shape))
-    return Row(entry.name, f"{entry.train} + {entry.test}", shape, str(len(entry.classes)), where)
+    if entry.vocabulary:
+        shape += f" of {entry.vocabulary}"
+    classes = len(entry.classes) or entry.unnamed
+    return Row(entry.name, f"{entry.train} + {entry.test}", shape, str(classes), where)

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tpsgd.errors import TpsgdError
+from tpsgd.padded import Padded
 
 Array = NDArray[Any]
 Pair = tuple[Array, Array]
@@ -17,15 +18,17 @@ Pair = tuple[Array, Array]
 class Raw:
     """Rows and class indices, not yet split, thinned or converted.
 
-    `decode` turns the rows that were chosen into float32, once: pixels are divided, images read
-    from disk, so that nothing is converted that is not asked for.
+    `decode` turns the rows that were chosen into float32 (tokens into int64), once: pixels are
+    divided, images read from disk, so that nothing is converted that is not asked for.
+    `vocabulary` is how many different tokens there are, where the rows hold tokens.
     """
 
     classes: tuple[str, ...]
     train: Pair
     test: Pair | None
-    decode: Callable[[Array], Array]
+    decode: Callable[[Array], Array | Padded]
     note: str
+    vocabulary: int | None = None
 
 
 def pixels(x: Array) -> Array:
@@ -36,6 +39,11 @@ def pixels(x: Array) -> Array:
 def numbers(x: Array) -> Array:
     """Any real numbers as float32, unscaled; no copy where they already are."""
     return np.require(x, np.float32, ["C", "W"])
+
+
+def tokens(x: Array) -> Array:
+    """Whole numbers as int64, for a layer that looks them up."""
+    return np.require(x, np.int64, ["C", "W"])
 
 
 def encode(where: str, train: Pair, test: Pair | None) -> tuple[tuple[str, ...], Pair, Pair | None]:

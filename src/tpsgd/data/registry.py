@@ -1,39 +1,14 @@
 """The built-in data sets: where they come from, what they hold, how they are checked."""
 
 import difflib
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
+from functools import partial
 
-from tpsgd.data import formats
-from tpsgd.data.raw import Raw
+from tpsgd.data import eeg, formats, seq_mnist, tweets, ucf101
+from tpsgd.data.entry import Dataset
 from tpsgd.errors import TpsgdError
 
 OWN = "FILE.npz, FILE.csv, FILE.py:FUNCTION or a folder of images"
-
-
-@dataclass(frozen=True)
-class Dataset:
-    """One built-in set; `downloads` maps a published file to its published checksum."""
-
-    name: str
-    about: str
-    classes: tuple[str, ...]
-    shape: tuple[int, ...]
-    train: int
-    test: int
-    licence: str
-    citation: str
-    read: Callable[[Path, "Dataset"], Raw]
-    folder: str = ""
-    files: tuple[str, ...] = ()
-    mirrors: tuple[str, ...] = ()
-    downloads: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def urls(self) -> tuple[str, ...]:
-        """Where the publisher offers each file."""
-        return tuple(self.mirrors[0] + file for file, _ in self.downloads)
 
 
 TEN = tuple("0123456789")
@@ -121,7 +96,126 @@ CIFAR10 = Dataset(
     downloads=(("cifar-10-binary.tar.gz", "md5:c32a1d4ab5d03f1284b67883e8d87530"),),
 )
 
-DATASETS: dict[str, Dataset] = {entry.name: entry for entry in (DIGITS, MNIST, FASHION, CIFAR10)}
+SEQ_ROWS = replace(
+    MNIST,
+    name="seq-mnist-rows",
+    about="handwritten digits, read row by row from top to bottom",
+    shape=(28, 28),
+    read=seq_mnist.rows,
+)
+
+SEQ_PIXELS = replace(
+    MNIST,
+    name="seq-mnist-pixels",
+    about="handwritten digits, averaged down to 7 x 7 and read pixel by pixel",
+    shape=(49, 1),
+    read=seq_mnist.pooled_pixels,
+)
+
+EEG = Dataset(
+    name="eeg",
+    about="a second of brain waves: seizure, or a healthy person with open eyes",
+    classes=("healthy", "seizure"),
+    shape=(45, 1),
+    train=3450,
+    test=1150,
+    licence="CC BY 4.0",
+    citation="Andrzejak et al., Indications of nonlinear deterministic structures in EEG, 2001",
+    read=partial(eeg.read, against=eeg.HEALTHY, by_recording=True),
+    folder="eeg",
+    files=("data.csv",),
+    by_hand="UCI withdrew its 'Epileptic Seizure Recognition' table; take data.csv from a copy of"
+    " it (columns: the row's name such as X21.V1.791, X1 to X178, y from 1 to 5)",
+)
+EEG_ROWS = replace(
+    EEG,
+    name="eeg-rows",
+    about="as eeg, but rows of one recording lie on both sides of the split",
+    read=partial(eeg.read, against=eeg.HEALTHY, by_recording=False),
+)
+EEG_TUMOUR = replace(
+    EEG,
+    name="eeg-tumour",
+    about="a second of brain waves: seizure, or between seizures next to a tumour",
+    classes=("tumour", "seizure"),
+    read=partial(eeg.read, against=eeg.TUMOUR, by_recording=True),
+)
+EEG_TUMOUR_ROWS = replace(
+    EEG_TUMOUR,
+    name="eeg-tumour-rows",
+    about="as eeg-tumour, but rows of one recording lie on both sides of the split",
+    read=partial(eeg.read, against=eeg.TUMOUR, by_recording=False),
+)
+
+TWEETS = Dataset(
+    name="tweets",
+    about="tweets, glad or sad, as numbers of frequent words",
+    classes=("negative", "positive"),
+    shape=(tweets.STEPS,),
+    train=100_000,
+    test=18_736,
+    licence="none stated; cite the report",
+    citation="Go, Bhayani and Huang, Twitter Sentiment Classification, Stanford, 2009",
+    read=tweets.as_tokens,
+    folder="sentiment140",
+    files=(tweets.TRAIN, tweets.TEST),
+    by_hand="Stanford's Sentiment140 page offers tables of six columns without a header (0 negative"
+    " or 4 positive, id, date, query, user, text); take two that share no tweets",
+    vocabulary=tweets.VOCABULARY,
+)
+TWEETS_HOLDOUT = replace(
+    TWEETS,
+    name="tweets-holdout",
+    about="as tweets, but tested on a part of training.csv: glad and sad differ in their dates",
+    train=75_000,
+    test=25_000,
+    files=(tweets.TRAIN,),
+)
+VECTORS = replace(
+    TWEETS,
+    name="tweets-vectors",
+    about="tweets, glad or sad, as GloVe vectors of their words",
+    shape=(tweets.STEPS, 100),
+    citation=TWEETS.citation + "; Pennington, Socher and Manning, GloVe, EMNLP 2014",
+    read=tweets.as_vectors,
+    files=(*TWEETS.files, tweets.GLOVE),
+    by_hand=TWEETS.by_hand + ", and glove.6B.100d.txt from Stanford's GloVe page",
+    vocabulary=None,
+)
+VECTORS_HOLDOUT = replace(
+    VECTORS,
+    name="tweets-vectors-holdout",
+    about="as tweets-vectors, but tested on a part of training.csv: glad and sad differ in dates",
+    train=75_000,
+    test=25_000,
+    files=(tweets.TRAIN, tweets.GLOVE),
+)
+
+UCF101 = Dataset(
+    name="ucf101",
+    about="videos of people doing things, as features of ten of their frames",
+    classes=(),
+    shape=(ucf101.STEPS, 2048),
+    train=9537,
+    test=3783,
+    licence="none stated; cite the report",
+    citation="Soomro, Zamir and Shah, UCF101, CRCV-TR-12-01, 2012",
+    read=ucf101.read,
+    folder="ucf101",
+    files=ucf101.LISTS,
+    by_hand="take the videos and the split lists from its page at the University of Central"
+    f" Florida; {ucf101.MAKE}",
+    unnamed=101,
+)
+
+DATASETS: dict[str, Dataset] = {
+    entry.name: entry
+    for entry in (
+        *(DIGITS, MNIST, FASHION, CIFAR10, SEQ_ROWS, SEQ_PIXELS),
+        *(EEG, EEG_ROWS, EEG_TUMOUR, EEG_TUMOUR_ROWS),
+        *(TWEETS, TWEETS_HOLDOUT, VECTORS, VECTORS_HOLDOUT, UCF101),
+    )
+}
 
 
 def find(name: str) -> Dataset:
