@@ -29,6 +29,9 @@ def narrow():
 
 def broken():
     return 1 / 0
+
+def steps():
+    return nn.Sequential(nn.RNN(3, 4, batch_first=True), nn.Linear(4, 2))
 """
 
 
@@ -38,6 +41,13 @@ def folder(tmp_path, monkeypatch):
     x = np.random.default_rng(0).normal(size=(60, 6)).astype("float32")
     np.savez(tmp_path / "two.npz", x=x, y=(x[:, 0] > 0).astype(int))
     (tmp_path / "own.py").write_text(OWN)
+    steps = np.random.default_rng(1).normal(size=(60, 7, 3)).astype("float32")
+    y = (steps[:, 0, 0] > 0).astype(int)
+    np.savez(tmp_path / "steps.npz", x=steps, y=y)
+    np.savez(tmp_path / "padded.npz", x=steps, y=y, lengths=np.arange(60) % 7 + 1)
+    tokens = np.random.default_rng(2).integers(0, 9, (60, 5))
+    np.savez(tmp_path / "tokens.npz", tokens=tokens, y=(tokens[:, 0] > 4).astype(int))
+    np.savez(tmp_path / "images.npz", x=steps.reshape(60, 1, 7, 3), y=y)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -112,6 +122,22 @@ def test_no_words_show_the_help(tpsgd_says):
         ("train --model own.py:narrow", "block 1 (0: Linear + ReLU) cannot take"),
         ("compare --model own.py:narrow", "cannot take"),
         ("train --activation rely", "unknown activation 'rely'"),
+        ("train --rule reservior", "did you mean 'reservoir'?"),
+        ("train --rule reservoir", "begin with a recurrent layer"),
+        ("compare --rules readout,reservoir", "begin with a recurrent layer"),
+        ("train --window 4", "--window is for recurrent models such as rnn:512, not for mlp:256"),
+        ("compare --window 0", "--window"),
+        ("train --init zeros", "init and leak are for recurrent models"),
+        ("compare --leak 0.5", "not for mlp:256"),
+        ("train --data steps.npz --model rnn:4 --init zeroes", "did you mean 'zeros'?"),
+        ("train --data steps.npz --model rnn:4 --leak nan", "leak must be over 0"),
+        ("train --data steps.npz --model rnm:4", "did you mean rnn:4?"),
+        ("train --data images.npz --model rnn:4", "seq-mnist-rows"),
+        ("train --model rnn:4", "needs sequences (steps, features), not samples of shape (6,)"),
+        ("train --data tokens.npz", "mlp:256 cannot read tokens"),
+        ("train --data tokens.npz --model cnn:4x3", "cnn:4x3 cannot read tokens"),
+        ("compare --data padded.npz", "mlp:256 cannot read sequences of different lengths"),
+        ("train --data steps.npz --model rnn:4 --rule reservoir --schedule simultaneous", "ridge"),
         ("train --device gpu", "unknown device 'gpu'"),
         ("train --out two.npz/here", "cannot write to two.npz/here"),
         ("compare --out two.npz/here", "cannot write to two.npz/here"),
@@ -186,7 +212,7 @@ def test_compare_prints_a_narrow_table(tpsgd_says):
     assert (code, err) == (0, "") and max(map(len, lines)) <= 80
     names = [line.split()[0] for line in lines[3:12]]
     assert names[0] == "backprop" and names[-1] == "frozen"
-    assert set(names) == set(cli.SOURCES)
+    assert set(names) == set(cli.SOURCES) - set(cli.RECURRENT)
     assert lines[-1] == f"report: {Path('tpsgd-report/report.html')}"
     assert Path("tpsgd-report/report.html").is_file()
 
@@ -279,3 +305,72 @@ def test_data_commands(tpsgd_says, monkeypatch, tmp_path):
     for verb in ("path", "fetch"):
         code, out, _ = tpsgd_says("data", verb, "digits")
         assert code == 0 and Path(out.strip()).is_dir()
+
+
+STEPS = ("--epochs", "1", "--batch-size", "16", "--restarts", "1")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("steps.npz", "rnn:4,4+3", "--window", "3", "--leak", "0.5", "--init", "scaled-uniform"),
+        ("tokens.npz", "paper-birnn:4", "--max-train", "20"),
+        ("padded.npz", "torch-rnn:4"),
+        ("steps.npz", "own.py:steps"),
+    ],
+)
+def test_compare_recurrent_nets(tpsgd_says, words):
+    data, model, *more = words
+    code, out, err = tpsgd_says("compare", "--data", data, "--model", model, *more, *STEPS)
+    lines = out.splitlines()
+    assert (code, err) == (0, "") and max(map(len, lines)) <= 80
+    assert {line.split()[0] for line in lines[3 : 3 + len(cli.SOURCES)]} == set(cli.SOURCES)
+    assert "failed" not in out and "over backprop through time" in out
+
+
+def test_the_record_holds_a_recurrent_nets_settings(tpsgd_says):
+    words = ("--data", "steps.npz", "--model", "rnn:4", "--init", "zeros", "--window", "2")
+    record = json.loads(
+        tpsgd_says("compare", *words, *STEPS, "--rules", "random,drtp", "--json")[1]
+    )
+    assert [a["name"] for a in record["arms"]] == ["backprop", "drtp", "frozen", "random"]
+    settings = record["settings"]
+    assert (settings["init"], settings["window"]) == ("zeros", 2) and "leak" not in settings
+    assert "backprop through time" in record["arms"][0]["about"]
+    random = record["arms"][3]["restarts"][0]
+    assert random["sample_passes"] == 0 and not random["history"]
+
+
+@pytest.mark.parametrize("rule", ["readout", "random", "reservoir", "backprop"])
+def test_train_a_recurrent_net(tpsgd_says, rule):
+    words = ("--data", "tokens.npz", "--model", "rnn:4", "--epochs", "1", "--rule", rule)
+    record = json.loads(tpsgd_says("train", *words, "--json", "--out", "kept")[1])
+    assert record["rule"] == rule and record["data"]["vocabulary"] == 9
+    data = tpsgd.data.load("tokens.npz")
+    model = models.factory("rnn:4", data.shape, 2, tokens=9)()
+    model.load_state_dict(torch.load("kept/model.pt", weights_only=True))
+    assert tpsgd.evaluate(model, data.test) == record["accuracy"]
+    code, out, _ = tpsgd_says("train", *words)
+    assert code == 0 and "Recurrent" in out and "test accuracy" in out
+
+
+def test_the_random_control_is_there_for_other_models_by_name(tpsgd_says):
+    code, out, _ = tpsgd_says("compare", *SMALL, "--rules", "random", "--restarts", "1")
+    names = [line.split()[0] for line in out.splitlines()[3:6]]
+    assert code == 0 and set(names) == {"backprop", "frozen", "random"}
+
+
+def test_words_of_the_command_line_are_those_of_the_models():
+    assert set(models.INITS) == set(cli.INITS)
+    assert set(cli.RECURRENT) <= set(cli.SOURCES)
+
+
+@pytest.mark.real_data("mnist")
+def test_rows_of_mnist(tpsgd_says):
+    words = ("--data", "seq-mnist-rows", "--model", "rnn:32", "--max-train", "500", "--window", "7")
+    code, out, err = tpsgd_says("compare", *words, *STEPS, "--rules", "readout,reservoir", "--json")
+    record = json.loads(out)
+    assert (code, err) == (0, "") and record["data"]["shape"] == [28, 28]
+    accuracy = {a["name"]: a["summary"]["accuracy"] for a in record["arms"]}
+    assert set(accuracy) == {"backprop", "readout", "reservoir", "frozen"}
+    assert accuracy["reservoir"] > 0.3

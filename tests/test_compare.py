@@ -1,13 +1,14 @@
 """Rules side by side: the controls, the record, failures and interrupts."""
 
+import functools
 import json
 
 import pytest
 import torch
 
 import tpsgd
+from tpsgd import Padded, models, rules
 from tpsgd import compare as comparing
-from tpsgd import models, rules
 from tpsgd.compare import Arm, arm, compare, with_controls
 from tpsgd.data import Data
 
@@ -147,3 +148,97 @@ def test_time_is_the_median_and_accuracy_the_mean():
     result = comparing.Result(Arm("x", None), [0.5, 0.7, 0.6], [run(1.0), run(99.0), run(2.0)])
     assert result.seconds == 2.0 and result.peak_bytes == 99
     assert result.accuracy == pytest.approx((0.6, 0.1))
+
+
+@pytest.fixture(params=["floats", "tokens", "padded"])
+def sequences(request) -> Data:
+    """Two classes of sequences of six steps, told apart by the first number or token."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = request.param == "tokens"
+    if tokens:
+        x = torch.randint(8, (60, 6), generator=generator)
+        y = (x[:, 0] > 3).long()
+    else:
+        x = torch.randn(60, 6, 3, generator=generator)
+        y = (x[:, 0, 0] > 0).long()
+    if request.param == "padded":
+        x = Padded(x, torch.randint(1, 7, (60,), generator=generator))
+    shape, vocabulary = tuple(x.shape[1:]), 8 if tokens else None
+    parts = (x[:40], y[:40]), (x[40:], y[40:])
+    return Data("steps", *parts, ("0", "1"), shape, "made here", vocabulary)
+
+
+def fresh(data: Data, word: str) -> models.Factory:
+    return models.factory(word, data.shape, 2, tokens=data.vocabulary)
+
+
+@pytest.mark.parametrize("word", ["rnn:5,4+3", "paper-birnn:5", "torch-rnn:5"])
+def test_recurrent_nets(sequences, word):
+    make = fresh(sequences, word)
+    arms = [arm(rules.readout()), arm(rules.untrained()), comparing.reservoir(make)]
+    record = compare(sequences, make, arms, epochs=2, restarts=2, batch_size=16, lr=0.01, window=3)
+    assert [r.arm.name for r in record.results] == [
+        "backprop", "readout", "frozen", "random", "reservoir",
+    ]  # fmt: skip
+    backprop, readout, _, random, reservoir = record.results
+    assert all(r.counts and len(r.runs) == 2 for r in record.results), [
+        r.error for r in record.results
+    ]
+    assert "backprop through time" in backprop.arm.about
+    assert readout.runs[0].sample_passes == backprop.runs[0].sample_passes
+    assert [run.sample_passes for run in random.runs] == [0, 0]
+    assert not random.runs[0].history and not random.runs[0].kept_bytes
+    assert all(b.learning == "frozen" for b in reservoir.runs[0].blocks[:-1])
+    assert reservoir.runs[0].blocks[0].rule == "reservoir"
+    assert record.settings["window"] == 3
+    json.dumps(record.as_dict())
+
+
+def test_the_random_net_is_the_one_that_training_begins_with(sequences):
+    make = fresh(sequences, "rnn:5")
+    record = compare(sequences, make, [arm(rules.untrained())], epochs=1, restarts=3, seed=4)
+    random = next(r for r in record.results if r.arm.name == "random")
+    many = tpsgd.fit_many(make, sequences.train, restarts=3, epochs=0, seed=4, backprop=True)
+    assert random.accuracies == many.evaluate(sequences.test)
+
+
+def test_the_record_says_what_sequences_are(sequences):
+    said = comparing.describe(sequences)
+    assert said.get("vocabulary") == sequences.vocabulary
+    assert ("lengths" in said) == isinstance(sequences.train[0], Padded)
+
+
+def test_backprop_is_through_time_on_recurrent_nets_alone(data, factory):
+    record = compare(data, factory, [], epochs=1, restarts=1)
+    assert "time" not in record.results[0].arm.about
+
+
+def test_controls_do_not_replace_the_frozen_one():
+    given = [arm(rules.untrained()), arm(rules.readout(), tpsgd.simultaneous)]
+    arms = with_controls(given)
+    assert [a.name for a in arms] == ["backprop", "readout", "frozen", "random"]
+    assert arms[2].schedule is tpsgd.simultaneous
+    net = models.factory("rnn:4", (5, 3), 2)
+    assert [a.name for a in with_controls([comparing.reservoir(net)])] == [
+        "backprop", "frozen", "reservoir",
+    ]  # fmt: skip
+
+
+def test_an_arm_has_an_optimizer_of_its_own(data, factory, monkeypatch):
+    seen = []
+    fit_many = comparing.fit_many
+
+    def noted(*args, **options):
+        seen.append((options["rule"] and options["rule"].name, options))
+        return fit_many(*args, **options)
+
+    monkeypatch.setattr(comparing, "fit_many", noted)
+    sgd = functools.partial(torch.optim.SGD, lr=0.1)
+    arms = [Arm("sgd", rules.readout(), optimizer=sgd)]
+    compare(data, factory, arms, epochs=1, restarts=1, lr=0.01)
+    for name, options in seen:
+        if name == "readout":
+            assert options["optimizer"] is sgd and options["lr"] is None
+        else:
+            assert "optimizer" not in options and options["lr"] == 0.01
+        assert "window" not in options

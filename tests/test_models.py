@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import tpsgd
-from tpsgd import TpsgdError
-from tpsgd.models import ACTIVATIONS, factory
+from tpsgd import Padded, Recurrent, TpsgdError
+from tpsgd.models import ACTIVATIONS, CELLS, INITS, factory, is_recurrent, reservoir
 
 
 def test_an_mlp():
@@ -76,6 +76,17 @@ def test_any_mlp_fits_its_data(widths, shape, classes):
         ("cnn:4x9", r"leaves nothing of images of 8 x 8 pixels"),
         ("cnn:4x5,4x5", "leaves nothing"),
         ("vgg:16", "unknown model 'vgg:16'.*mlp:256,256"),
+        ("lstm:16", "unknown model 'lstm:16'.*rnn:512"),
+        ("mpl:16", r"unknown model 'mpl:16': did you mean mlp:16\?"),
+        ("paper-rn:16", r"did you mean paper-rnn:16\?"),
+        ("rnn", "cannot read 'rnn': write units like rnn:512 or rnn:512,512\\+256"),
+        ("rnn:", "cannot read"),
+        ("rnn:8+", "cannot read"),
+        ("rnn:+8", "cannot read"),
+        ("rnn:0", "cannot read"),
+        ("birnn:8,x", "cannot read"),
+        ("rnn:8+4+4", "cannot read"),
+        ("rnn:8", r"needs sequences \(steps, features\), not .* \(1, 8, 8\); seq-mnist-rows"),
         ("", "unknown model ''"),
         ("nowhere.py:make", "there is no file nowhere.py"),
     ],
@@ -129,3 +140,107 @@ def test_a_factory_of_something_else(tmp_path):
 def test_images_with_their_channels_last_are_noticed():
     with pytest.raises(TpsgdError, match="channels first"):
         factory("cnn:8x3", (16, 16, 3), 4)
+
+
+def sequences(tokens: int | None = None, padded: bool = False):
+    """Three sequences of five steps: four numbers a step, or tokens."""
+    x = torch.randn(3, 5, 4) if tokens is None else torch.randint(tokens, (3, 5))
+    return Padded(x, torch.tensor([2, 5, 1])) if padded else x
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("tokens", [None, 9])
+@pytest.mark.parametrize("layers", ["6", "6,6", "6,3", "6,3+4"])
+@pytest.mark.parametrize("kind", CELLS)
+def test_a_recurrent_word(kind, layers, tokens, padded):
+    shape = (5, 4) if tokens is None else (5,)
+    model = factory(f"{kind}:{layers}", shape, 2, "tanh", tokens=tokens)()
+    assert is_recurrent(model) and isinstance(model[-1], nn.Linear)
+    assert tpsgd.connect(model)(sequences(tokens, padded)).shape == (3, 2)
+    cells = [b.layer for b in tpsgd.split(model) if isinstance(b.layer, Recurrent)]
+    assert [c.hidden for c in cells] == [int(n) for n in layers.partition("+")[0].split(",")]
+    assert {c.bidirectional for c in cells} == {kind.endswith("birnn")}
+    assert ("+" in layers) == any(isinstance(m, nn.Tanh) for m in model)
+
+
+def test_cells_by_their_words():
+    ours, papers = factory("rnn:6", (5, 4), 2)()[0], factory("paper-rnn:6", (5, 4), 2)()[0]
+    assert ours.leak < 1 and isinstance(ours.activation, nn.Tanh)
+    assert papers.leak == 1 and isinstance(papers.activation, nn.Sigmoid)
+    torchs = factory("torch-rnn:6,6,6", (5, 4), 2)()[0]
+    assert type(torchs) is nn.RNN and torchs.num_layers == 3 and torchs.batch_first
+    assert [type(m) for m in factory("torch-rnn:6,3", (5, 4), 2)()] == [nn.RNN, nn.RNN, nn.Linear]
+
+
+def test_the_papers_perceptron_after_two_layers():
+    model = factory("rnn:6,6+3", (5, 4), 2)()
+    assert [str(b).partition(": ")[2] for b in tpsgd.split(model)] == [
+        "Recurrent", "Recurrent", "Linear + LeakyReLU", "Linear",
+    ]  # fmt: skip
+    assert [m.sequence for m in model if isinstance(m, Recurrent)] == [True, False]
+
+
+@pytest.mark.parametrize("kind", ["rnn", "birnn", "paper-rnn"])
+@pytest.mark.parametrize("name", INITS)
+def test_inits_of_recurrent_words(kind, name):
+    cell = factory(f"{kind}:40", (5, 4), 2, init=name)()[0].cells[0]
+    reach = {"zeros": 0.0, "uniform": 0.01, "scaled-uniform": 1.0, "reservoir": 1.0}[name]
+    assert 0.5 * reach <= cell.weight_x.abs().max() <= reach
+
+
+def test_leak():
+    assert factory("birnn:6,6", (5, 4), 2, leak=0.7)()[1].leak == 0.7
+    with pytest.raises(TpsgdError, match="leak must be over 0 and at most 1"):
+        factory("rnn:6", (5, 4), 2, leak=2.0)()
+
+
+@pytest.mark.parametrize(
+    ("word", "options", "match"),
+    [
+        ("mlp:4", {"init": "zeros"}, "init and leak are for recurrent models such as rnn:512"),
+        ("cnn:4", {"leak": 0.5}, "not for cnn:4"),
+        ("rnn:4", {"init": "ones"}, "unknown init 'ones': choose zeros, uniform"),
+        ("torch-rnn:4", {"init": "zeros"}, "init is not for torch-rnn:4"),
+        ("torch-birnn:4", {"leak": 0.5}, "leak is not for torch-birnn:4"),
+        ("paper-rnn:4", {"leak": 0.5}, "leak is not for paper-rnn:4"),
+        ("rnn:4", {"tokens": 7}, r"needs sequences .*, not samples of shape \(5, 4\)"),
+        ("mlp:4", {"tokens": 7}, "mlp:4 cannot read tokens"),
+        ("cnn:4x3", {"tokens": 7}, "cnn:4x3 cannot read tokens"),
+    ],
+)
+def test_options_that_do_not_go_with_a_word(word, options, match):
+    with pytest.raises(TpsgdError, match=match) as caught:
+        factory(word, (5, 4), 2, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_table_is_no_sequence():
+    with pytest.raises(TpsgdError, match=r"not samples of shape \(6,\); x\[..., None\]"):
+        factory("rnn:4", (6,), 2)
+
+
+def test_an_mlp_reads_sequences_whole():
+    assert factory("mlp:4", (5, 4), 2)()(sequences()).shape == (3, 2)
+
+
+@pytest.mark.parametrize("word", ["rnn:6,5", "paper-birnn:6,5+3", "torch-rnn:6,5", "torch-rnn:6,6"])
+def test_a_reservoir_has_the_sizes_of_a_model_and_our_cells(word):
+    make = factory(word, (5, 4), 2)
+    sizes = [b.layer.hidden for b in tpsgd.split(make()) if isinstance(b.layer, Recurrent)]
+    made = reservoir(make)()
+    assert [m.hidden for m in made[:-1]] == sizes and len(made) == len(sizes) + 1
+    assert all(m.leak == Recurrent(1, 1).leak for m in made[:-1])
+    assert made(sequences()).shape == (3, 2)
+    assert reservoir(make)() is not reservoir(make)()
+
+
+def test_a_reservoir_leaks_as_its_model():
+    assert reservoir(factory("rnn:6", (5, 4), 2, leak=0.6))()[0].leak == 0.6
+
+
+def test_a_reservoir_needs_a_recurrent_model():
+    with pytest.raises(TpsgdError, match="begin with a recurrent layer"):
+        reservoir(factory("mlp:4", (6,), 2))
+    embedded = [nn.Embedding(7, 4), nn.RNN(4, 6, batch_first=True), nn.Linear(6, 2)]
+    with pytest.raises(TpsgdError, match="begin with a recurrent layer"):
+        reservoir(lambda: nn.Sequential(*embedded))

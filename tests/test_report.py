@@ -3,6 +3,7 @@
 import errno
 import itertools
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
 from tpsgd import report, rules
-from tpsgd.compare import Comparison, Result, arm
+from tpsgd.compare import RESERVOIR, THROUGH_TIME, Arm, Comparison, Result, arm
 from tpsgd.errors import TpsgdError
 from tpsgd.report import files, plots, table
 from tpsgd.run import BlockInfo, Epoch, Run
@@ -32,6 +33,21 @@ def comparison(accuracies: dict[str, list[float]], **changes) -> Comparison:
     data = {"name": "digits", "note": "", "train": 1438, "test": 359, "shape": [1, 8, 8]}
     settings = {"model": "mlp:8", "epochs": 2, "restarts": 3, "seed": 0}
     return Comparison(data, {**settings, **changes}, {"cpu": "some"}, results, "tpsgd compare")
+
+
+def sequences() -> Comparison:
+    """As `close`, on a recurrent net: with the random net and the reservoir."""
+    record = close()
+    record.results[0].arm = replace(record.results[0].arm, remark=THROUGH_TIME)
+    nothing = Result(arm(rules.untrained()), [0.1, 0.1])
+    nothing.runs = [Run("", r, {}, record.results[0].runs[0].blocks) for r in (0, 1)]
+    solved = Result(Arm("reservoir", RESERVOIR), [0.9, 0.9])
+    solved.runs = [run(rules.frozen(), r, 0.2, 200_000) for r in (0, 1)]
+    for made in solved.runs:
+        made.history = made.history[-1:]
+    record.results += [solved, nothing]
+    record.data |= {"shape": [15], "vocabulary": 1000, "lengths": [1, 15]}
+    return record
 
 
 def run(rule: rules.Rule | None, seed: int, seconds: float, peak: int) -> Run:
@@ -166,3 +182,35 @@ def test_a_folder_is_made_or_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(TpsgdError, match=r"cannot write to .*file"):
         files.usable(tmp_path / "file" / "x")
+
+
+def test_a_net_that_nothing_was_trained_of(tmp_path):
+    record = sequences()
+    rows = {row[0]: row for row in table.rows(record)}
+    assert rows["random"][2:4] == ("0.00", "×0.00") and rows["random"][-2:] == (table.NONE, "0")
+    assert list(rows)[-3:] == ["frozen", "reservoir", "random"]  # controls, by accuracy
+    html = report.write(record, tmp_path).read_text(encoding="utf-8")
+    assert THROUGH_TIME in html and "of shape 15, tokens out of 1,000, 1 to 15 steps long" in html
+    assert "random" not in plots._panels(record)["block 2 (Linear)\ntraining accuracy (%)"]
+
+
+def test_the_legend_names_backprop_through_time():
+    assert table.legend(close()).startswith("× is over backprop; ")
+    assert table.legend(sequences()).startswith("× is over backprop through time; ")
+    assert len(table.legend(sequences())) <= 80
+
+
+def test_controls_look_different():
+    looks = plots.styles(sequences())
+    controls = [looks[name] for name in ("frozen", "reservoir", "random")]
+    assert len({s.marker for s in controls}) == len({s.dash for s in controls}) == 3
+
+
+def test_a_curve_of_one_epoch_is_a_point():
+    with rc_context(plots.LOOK):
+        figure = plots.curves(sequences())
+    lines = [line for axes in figure.axes for line in axes.lines]
+    assert all(
+        (line.get_marker() not in ("", "None")) == (len(line.get_xdata()) == 1) for line in lines
+    )
+    assert any(len(line.get_xdata()) == 1 for line in lines)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .compare import Arm, Comparison
     from .data import Data
     from .models import Factory
+    from .rules import Rule
 
 SOURCES = {
     "backprop": "",
@@ -36,9 +37,13 @@ SOURCES = {
     "readout": "Mostafa et al. 2018",
     "readout-learned": "Mostafa et al. 2018",
     "frozen": "",
+    "random": "",
+    "reservoir": "Jaeger 2001",
 }
+RECURRENT = ("random", "reservoir")  # in `--rules all` of recurrent models alone
 SCHEDULES = ("sequential", "simultaneous")
 LOSSES = ("mse", "cross-entropy", "bce")
+INITS = ("zeros", "uniform", "scaled-uniform", "reservoir")
 INTERRUPTED = 130
 
 app = typer.Typer(
@@ -50,14 +55,23 @@ app = typer.Typer(
 data_app = typer.Typer(help="The built-in data sets.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 
-OWN_DATA = "digits, mnist, fashion-mnist, cifar10; FILE.npz, FILE.csv, FILE.py:FUNCTION or a folder"
-MODELS = "mlp:256,256 (widths), cnn:16x5,16x5 (filters x kernel) or FILE.py:FUNCTION."
+OWN_DATA = (
+    "digits, mnist, cifar10, seq-mnist-rows, eeg, tweets, ... (see: tpsgd data list); FILE.npz, "
+    "FILE.csv, FILE.py:FUNCTION or a folder"
+)
+MODELS = (
+    "mlp:256,256 (widths), cnn:16x5,16x5 (filters x kernel), rnn:512 (units), birnn:512 (both "
+    "ways), rnn:512,512+256 (a perceptron after the +), paper-rnn:512, torch-rnn:512 or "
+    "FILE.py:FUNCTION."
+)
 DataWord = Annotated[str, typer.Option("--data", help=f"{OWN_DATA} of images.")]
 ModelWord = Annotated[str, typer.Option("--model", help=MODELS)]
 Epochs = Annotated[int, typer.Option(help="Passes over the data, per block.", min=1)]
 Seed = Annotated[int, typer.Option(help="Of weights, projections and sample order.", min=0)]
 BatchSize = Annotated[int, typer.Option(help="Samples per step.", min=1)]
-Rate = Annotated[float | None, typer.Option(help="Learning rate; Adam's 1e-3 if not given.")]
+Rate = Annotated[
+    float | None, typer.Option(help="Learning rate; the optimizer's own (Adam: 1e-3) if not given.")
+]
 ScheduleWord = Annotated[
     str | None,
     typer.Option(
@@ -69,12 +83,29 @@ LossWord = Annotated[
     str | None, typer.Option("--loss", help=f"Of the last block: {', '.join(LOSSES)}.")
 ]
 ActivationWord = Annotated[
-    str, typer.Option("--activation", help="leaky-relu, relu, tanh, sigmoid, gelu, silu, softplus.")
+    str,
+    typer.Option(
+        "--activation",
+        help="leaky-relu, relu, tanh, sigmoid, gelu, silu, softplus; after recurrent layers, the "
+        "perceptron's.",
+    ),
+]
+Window = Annotated[
+    int | None, typer.Option(help="Recurrent: time steps read together; more is faster.", min=1)
+]
+InitWord = Annotated[
+    str | None, typer.Option("--init", help=f"Recurrent: initial weights: {', '.join(INITS)}.")
+]
+Leak = Annotated[
+    float | None,
+    typer.Option(help="rnn: and birnn: the share of the state that a step renews, up to 1."),
 ]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")]
 Threads = Annotated[int | None, typer.Option(help="CPU threads.", min=1)]
 MaxTrain = Annotated[int | None, typer.Option(help="Use that many training samples.", min=1)]
-SetName = Annotated[str, typer.Argument(metavar="NAME", help="digits, mnist, ...")]
+SetName = Annotated[
+    str, typer.Argument(metavar="NAME", help="digits, mnist, seq-mnist-rows, ...; see: list.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
@@ -145,6 +176,9 @@ def train(
     schedule: ScheduleWord = None,
     loss: LossWord = None,
     activation: ActivationWord = "leaky-relu",
+    window: Window = None,
+    init: InitWord = None,
+    leak: Leak = None,
     device: Device = None,
     threads: Threads = None,
     max_train: MaxTrain = None,
@@ -154,28 +188,30 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train one model with one rule and test it."""
-    (arm,) = _arms([rule], schedule)
-    if schedule and arm.rule:
-        arm = replace(arm, schedule=_schedule(schedule))  # as asked: DFA may refuse it
+    _check([rule], schedule)
     options = _options(epochs, batch_size, lr, loss, device, threads)
-    samples, factory = _load(data, model, activation, seed, max_train)
+    samples = _load(data, seed, max_train)
+    factory, recurrent = _model(model, samples, activation, init, leak)
+    options |= _through_time(window, model, recurrent)
+    (arm,) = _arms([rule], schedule, factory)
+    if schedule and arm.rule and arm.rule.head:
+        arm = replace(arm, schedule=_schedule(schedule))  # as asked: DFA may refuse it
     folder = None if out is None else _usable(out)
 
-    from .compare import describe, machine, versions
+    from . import compare as comparing
     from .evaluation import evaluate
-    from .restarts import fit_many
 
     with _bar() as advance:
-        made = fit_many(
-            factory, samples.train, restarts=1, rule=arm.rule, backprop=arm.backprop, seed=seed,
-            schedule=arm.schedule, **options,
+        made = comparing.train(
+            arm, factory, samples.train, seed=seed, **options,
             progress=advance and (lambda done, total: advance(rule, done / total)),
         )  # fmt: skip
     net, run = made.models[0], made.runs[0]
     accuracy = evaluate(net, samples.test)
     record = {"command": _command(), "accuracy": accuracy, **run.as_dict()}
-    record["settings"] = {"model": model, "activation": activation, **run.settings}
-    record |= {"data": describe(samples), "machine": machine(device), "versions": versions()}
+    record["settings"] = {**_named(model, activation, init, leak), **run.settings}
+    record |= {"data": comparing.describe(samples), "machine": comparing.machine(device)}
+    record["versions"] = comparing.versions()
     if folder is not None:
         _keep(folder, net, record)
     if as_json:
@@ -202,6 +238,9 @@ def compare(
     schedule: ScheduleWord = None,
     loss: LossWord = None,
     activation: ActivationWord = "leaky-relu",
+    window: Window = None,
+    init: InitWord = None,
+    leak: Leak = None,
     device: Device = None,
     threads: Threads = None,
     max_train: MaxTrain = None,
@@ -209,11 +248,15 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Compare rules with backprop and with frozen hidden layers: a table and a report."""
-    given = list(SOURCES) if rules == "all" else [word.strip() for word in rules.split(",")]
+    given = [] if rules == "all" else [word.strip() for word in rules.split(",")]
     words = list(dict.fromkeys(given))
-    arms = _arms(words, schedule)
+    _check(words, schedule)
     options = _options(epochs, batch_size, lr, loss, device, threads)
-    samples, factory = _load(data, model, activation, seed, max_train)
+    samples = _load(data, seed, max_train)
+    factory, recurrent = _model(model, samples, activation, init, leak)
+    options |= _through_time(window, model, recurrent)
+    words = words or [word for word in SOURCES if recurrent or word not in RECURRENT]
+    arms = _arms(words, schedule, factory)
     folder = _usable(out)
 
     from . import compare as comparing
@@ -222,7 +265,7 @@ def compare(
     with _bar() as advance:
         record = comparing.compare(
             samples, factory, arms, restarts=restarts, seed=seed, **options,
-            notes={"model": model, "activation": activation, "schedule": schedule or SCHEDULES[0]},
+            notes=_named(model, activation, init, leak) | {"schedule": schedule or SCHEDULES[0]},
             command=_command(),
             progress=advance and (lambda record, arm, share: advance(arm.name, share, record)),
             each=lambda record: report.save(record, folder),
@@ -241,10 +284,13 @@ def compare(
 @app.command()
 def rules() -> None:
     """List the rules."""
+    from .compare import arm
+
     grid = _grid("rule", "local loss", "projects", "source")
-    for arm in _arms(SOURCES, None):
-        projected = arm.rule.signal.value if arm.rule and arm.rule.objective else "nothing"
-        grid.add_row(arm.name, arm.about, projected, SOURCES[arm.name])
+    for word, source in SOURCES.items():
+        rule = _rule(word)
+        projected = rule.signal.value if rule and rule.objective else "nothing"
+        grid.add_row(word, arm(rule).about, projected, source)
     Console().print(grid)
 
 
@@ -289,12 +335,12 @@ def _table(comparison: "Comparison") -> Table:
 
 def _show(comparison: "Comparison", page: Path) -> None:
     """Print the table, what it cannot say, and where the report is."""
-    from .report.table import effort, remarks, title
+    from .report.table import effort, legend, remarks, title
 
     console = Console(highlight=False)
     console.print(f"{title(comparison)}: {effort(comparison)}", style="bold", markup=False)
     console.print(_table(comparison))
-    console.print("× is over backprop; kept: inputs held for reuse; passes: samples learned from")
+    console.print(legend(comparison))
     for line in remarks(comparison):
         console.print(line, style="yellow", markup=False)
     console.print(f"report: {page}", soft_wrap=True, markup=False)
@@ -340,18 +386,32 @@ def _known(kind: str, word: str, words: Iterable[str]) -> None:
         raise TpsgdError(f"unknown {kind} {word!r}: {hint}")
 
 
-def _arms(words: Iterable[str], schedule: str | None) -> "list[Arm]":
+def _check(words: Iterable[str], schedule: str | None) -> None:
+    """Refuse rules and schedules that there are not, before anything is loaded."""
     for word in words:
         _known("rule", word, SOURCES)
     if schedule is not None:
         _known("schedule", schedule, SCHEDULES)
 
-    from . import rules
-    from .compare import arm
 
-    special = {"backprop": lambda: None, "readout-learned": lambda: rules.readout(learned=True)}
-    chosen = [special.get(w) or getattr(rules, w.replace("-", "_")) for w in words]
-    return [arm(make(), _schedule(schedule or SCHEDULES[0])) for make in chosen]
+def _rule(word: str) -> "Rule | None":
+    from . import rules
+    from .compare import RESERVOIR
+
+    special = {
+        "backprop": lambda: None,
+        "readout-learned": lambda: rules.readout(learned=True),
+        "random": rules.untrained,
+        "reservoir": lambda: RESERVOIR,
+    }
+    return (special.get(word) or getattr(rules, word.replace("-", "_")))()
+
+
+def _arms(words: Iterable[str], schedule: str | None, factory: "Factory") -> "list[Arm]":
+    from .compare import arm, reservoir
+
+    chosen = _schedule(schedule or SCHEDULES[0])
+    return [reservoir(factory) if w == "reservoir" else arm(_rule(w), chosen) for w in words]
 
 
 def _schedule(word: str) -> Any:
@@ -386,21 +446,50 @@ def _options(
     return dict(epochs=epochs, batch_size=batch_size, lr=lr, loss=value, device=device)
 
 
-def _load(
-    data: str, model: str, activation: str, seed: int, max_train: int | None
-) -> "tuple[Data, Factory]":
-    from .data import load
-    from .models import factory
+def _through_time(window: int | None, model: str, recurrent: bool) -> dict[str, Any]:
+    """What `fit` takes for recurrent models."""
+    if window is not None and not recurrent:
+        raise TpsgdError(f"--window is for recurrent models such as rnn:512, not for {model}")
+    return {} if window is None else {"window": window}
 
-    samples = load(data, seed=seed, max_train=max_train)
-    make = factory(model, samples.shape, len(samples.classes), activation)
+
+def _named(
+    model: str, activation: str, init: str | None, leak: float | None
+) -> dict[str, str | float]:
+    """A model's settings, for the record."""
+    named = {"model": model, "activation": activation, "init": init, "leak": leak}
+    return {key: value for key, value in named.items() if value is not None}
+
+
+def _load(data: str, seed: int, max_train: int | None) -> "Data":
+    from .data import load
+
+    return load(data, seed=seed, max_train=max_train)
+
+
+def _model(
+    word: str, samples: "Data", activation: str, init: str | None, leak: float | None
+) -> "tuple[Factory, bool]":
+    """A factory of models for these samples, and whether they are recurrent."""
+    if init is not None:
+        _known("init", init, INITS)
+
+    from .models import factory, is_own, is_recurrent
+    from .padded import Padded
+
+    make = factory(
+        word, samples.shape, len(samples.classes), activation, tokens=samples.vocabulary,
+        init=init, leak=leak,
+    )  # fmt: skip
     try:
-        make()
+        recurrent = is_recurrent(make())
     except TpsgdError:
         raise
     except Exception as error:  # in the caller's own file
-        raise TpsgdError(f"{model} failed with {type(error).__name__}: {error}") from error
-    return samples, make
+        raise TpsgdError(f"{word} failed with {type(error).__name__}: {error}") from error
+    if isinstance(samples.train[0], Padded) and not recurrent and not is_own(word):
+        raise TpsgdError(f"{word} cannot read sequences of different lengths: choose rnn:512")
+    return make, recurrent
 
 
 def _usable(out: Path) -> Path:

@@ -1,15 +1,17 @@
 """Rules side by side: the same models, data and epochs; accuracy, time and memory from one run.
 
 Every comparison holds two arms that say what a rule's figures are worth: backprop, and the frozen
-control, whose hidden blocks never learn. Restarts take turns (all arms with one seed, then all with
-the next), so that a busy machine slows every arm alike and an interrupt leaves whole restarts.
+control, whose hidden blocks never learn. Two more controls may be asked for: the net as it begins,
+`arm(rules.untrained())`, and for recurrent nets a `reservoir`. Restarts take turns (all arms with
+one seed, then all with the next), so that a busy machine slows every arm alike and an interrupt
+leaves whole restarts.
 """
 
 import os
 import platform
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean, median, stdev
@@ -18,25 +20,43 @@ from typing import Any
 import torch
 
 from . import __version__
+from .blocks import split
 from .data import Data
 from .errors import TpsgdError
 from .evaluation import evaluate
-from .fitting import Schedule
 from .losses import Loss
-from .models import Factory
-from .restarts import fit_many
+from .models import Factory, is_recurrent
+from .models import reservoir as reservoir_like
+from .optimizers import OptimizerFactory, adam
+from .padded import Padded
+from .restarts import Restarts, fit_many
 from .rules import Rule, frozen
 from .run import Run
 from .schedules import sequential, simultaneous
+from .settings import Schedule
+from .solvers.ridge import ridge
+
+RESERVOIR = replace(
+    frozen(), name="reservoir", about="control: random leaky cells, head by least squares"
+)
+THROUGH_TIME = "backprop through time: gradients go through all layers and steps"
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to train: a rule under a schedule, or backprop where the rule is None."""
+    """One way to train: a rule under a schedule, or backprop where the rule is None.
+
+    The rest is what it has of its own in place of what all arms share: an `optimizer`, as for `fit`
+    (the shared learning rate is not for it), a `factory` of models, `epochs`, and a `remark`.
+    """
 
     name: str
     rule: Rule | None
     schedule: Schedule = sequential
+    optimizer: OptimizerFactory | Sequence[Any] | None = None
+    factory: Factory | None = None
+    epochs: int | None = None
+    remark: str = ""
 
     @property
     def backprop(self) -> bool:
@@ -51,11 +71,15 @@ class Arm:
     @property
     def about(self) -> str:
         """What it does, in a few words."""
+        if self.remark:
+            return self.remark
         return self.rule.about if self.rule else "gradients go through the whole net"
 
 
 def arm(rule: Rule | None, schedule: Schedule = sequential) -> Arm:
     """A rule's arm; one that waits for the network's output learns simultaneously.
+
+    Where nothing learns, no epochs are run, and no block's outputs are made for the next.
 
     Examples:
         >>> from tpsgd import rules
@@ -64,7 +88,20 @@ def arm(rule: Rule | None, schedule: Schedule = sequential) -> Arm:
     """
     if rule is None:
         return Arm("backprop", None)
+    if not rule.head:
+        return Arm(rule.name, rule, simultaneous, epochs=0)
     return Arm(rule.name, rule, simultaneous if rule.needs_output else schedule)
+
+
+def reservoir(factory: Factory) -> Arm:
+    """A recurrent net's control: leaky cells of its sizes stay random, the head is solved for.
+
+    Whatever cells the net has, these are well scaled, and where a perceptron stands before the
+    classifier, the reservoir's states are read without it.
+    """
+    make = reservoir_like(factory)
+    optimizer = [*[adam] * (len(split(make())) - 1), ridge()]
+    return Arm("reservoir", RESERVOIR, optimizer=optimizer, factory=make)
 
 
 @dataclass
@@ -142,7 +179,7 @@ class Comparison:
 
     @property
     def ranked(self) -> list[Result]:
-        """Backprop first, the control last, the rules between by accuracy."""
+        """Backprop first, the controls last, the rules between by accuracy."""
 
         def rank(r: Result) -> tuple[int, float]:
             return r.arm.control - r.arm.backprop, -r.accuracy[0] if r.counts else 1.0
@@ -171,6 +208,7 @@ def compare(
     lr: float | None = None,
     loss: Loss | None = None,
     device: str | None = None,
+    window: int | None = None,
     notes: Mapping[str, Any] | None = None,
     command: str = "",
     progress: Progress | None = None,
@@ -189,6 +227,7 @@ def compare(
         lr: as for `fit`.
         loss: as for `fit`, of every arm's last block.
         device: as for `fit`.
+        window: as for `fit`, of recurrent nets.
         notes: more settings for the record, such as the model's name.
         command: what reproduces this, for the record.
         progress: called with the record, the arm at work and the share of all work done.
@@ -201,6 +240,7 @@ def compare(
     if restarts < 1:
         raise TpsgdError(f"restarts must be 1 or more, got {restarts}")
     options = {"epochs": epochs, "batch_size": batch_size, "lr": lr, "loss": loss, "device": device}
+    options |= {} if window is None else {"window": window}
     settings = {**(notes or {}), **options, "loss": loss and loss.name}
     settings |= {"restarts": restarts, "seed": seed}
     results = [Result(a) for a in with_controls(arms)]
@@ -222,39 +262,58 @@ def compare(
 
 
 def with_controls(arms: Sequence[Arm]) -> list[Arm]:
-    """The arms between backprop and the frozen control, which are added where they are missing."""
+    """The arms between backprop and the frozen control, which are added where they are missing.
+
+    Other controls come last.
+    """
     unique = list(arms)
     names = [a.name for a in unique]
     if twice := {n for n in names if names.count(n) > 1}:
         raise TpsgdError(
             f"two arms are called {min(twice)!r}; give each its own name: Arm(name, rule, schedule)"
         )
-    schedule = next((a.schedule for a in unique if a.rule and not a.rule.needs_output), sequential)
+    rules = [a for a in unique if not a.backprop and not a.control]
+    schedule = next((a.schedule for a in rules if a.rule and not a.rule.needs_output), sequential)
     first = [a for a in unique if a.backprop] or [arm(None)]
-    last = [a for a in unique if a.control] or [arm(frozen(), schedule)]
-    return [*first, *(a for a in unique if not a.backprop and not a.control), *last]
+    last = [a for a in unique if _is_frozen(a)] or [arm(frozen(), schedule)]
+    return [*first, *rules, *last, *(a for a in unique if a.control and a not in last)]
+
+
+def _is_frozen(arm: Arm) -> bool:
+    """Whether an arm is the control: the models compared, their hidden blocks as they begin."""
+    return arm.control and arm.factory is None and arm.rule is not None and arm.rule.head
+
+
+def train(arm: Arm, factory: Factory, data: Any, **options: Any) -> Restarts:
+    """One model under an arm, by `fit_many` with these options and the arm's own."""
+    options["schedule"] = arm.schedule
+    if arm.epochs is not None:
+        options["epochs"] = arm.epochs
+    if arm.optimizer is not None:
+        options |= {"optimizer": arm.optimizer, "lr": None}
+    make = arm.factory or factory
+    return fit_many(make, data, restarts=1, rule=arm.rule, backprop=arm.backprop, **options)
 
 
 def _train(result: Result, data: Data, factory: Factory, options: dict[str, Any]) -> None:
     """One restart of one arm: train, then test."""
-    arm = result.arm
-    options["schedule"] = arm.schedule
     try:
-        made = fit_many(
-            factory, data.train, restarts=1, rule=arm.rule, backprop=arm.backprop, **options
-        )
+        made = train(result.arm, factory, data.train, **options)
         accuracy = evaluate(made.models[0], data.test)
     except TpsgdError as error:
         result.error = str(error)
         return
+    if result.arm.backprop and not result.arm.remark and is_recurrent(made.models[0]):
+        result.arm = replace(result.arm, remark=THROUGH_TIME)
     result.accuracies.append(accuracy)
     result.runs.append(made.runs[0])
 
 
 def _warm_up(record: Comparison, data: Data, factory: Factory, options: dict[str, Any]) -> None:
-    """Two batches under every arm, so that no arm's time holds what a first step costs."""
-    x, y = (t[: 2 * options["batch_size"]] for t in data.train)
-    few = Data(data.name, (x, y), (x, y), data.classes, data.shape, data.note)
+    """A batch or two under every arm, so that no arm's time holds what a first step costs."""
+    batches = 1 if options["device"] in (None, "cpu") else 2  # a GPU gets ready in two
+    x, y = (t[: batches * options["batch_size"]] for t in data.train)
+    few = replace(data, train=(x, y), test=(x, y))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of classes that so few samples lack
         for result in record.results:
@@ -274,7 +333,12 @@ def _share(
 def describe(data: Data) -> dict[str, Any]:
     """A data set in a few plain values."""
     sizes = {"train": len(data.train[1]), "test": len(data.test[1]), "classes": len(data.classes)}
-    return {"name": data.name, "note": data.note, **sizes, "shape": list(data.shape)}
+    plain = {"name": data.name, "note": data.note, **sizes, "shape": list(data.shape)}
+    if data.vocabulary is not None:
+        plain["vocabulary"] = data.vocabulary
+    if isinstance(data.train[0], Padded):
+        plain["lengths"] = [int(f(data.train[0].lengths)) for f in (torch.min, torch.max)]
+    return plain
 
 
 def machine(device: str | None = None) -> dict[str, Any]:

@@ -20,13 +20,13 @@ CAPTIONS = {
     "curves": "Learning curves per block: training accuracy where the block has a classifier, else "
     "its local loss, scaled to 0..1 because rules share no unit. Lines are means, bands the range "
     "of the restarts. Backprop trains all blocks at once and stands with the last; DFA and sDFA "
-    "have no local loss of their own to show.",
+    "have no local loss of their own to show. A head that is solved for is a point.",
 }
 NOTES = (
     "Accuracy (mean ± standard deviation), time (median) and memory (peak) of a row come from the "
     "same trainings. A sample pass is one sample "
-    "that one block learns from: equal for every rule at equal epochs, fewer for the frozen "
-    "control, whose head alone learns. Kept inputs are each block's inputs, computed once and held "
+    "that one block learns from: equal for every rule at equal epochs, fewer for the controls, "
+    "whose head alone learns, if that. Kept inputs are each block's inputs, computed once and held "
     "for its epochs; they are counted apart from peak memory."
 )
 STYLE = """
@@ -102,6 +102,10 @@ def _settings(comparison: Comparison) -> list[tuple[str, str]]:
     data, machine = comparison.data, comparison.machine
     shape = " x ".join(map(str, data["shape"]))
     samples = f"{data['train']:,} for training, {data['test']:,} for testing, of shape {shape}"
+    if "vocabulary" in data:
+        samples += f", tokens out of {data['vocabulary']:,}"
+    if "lengths" in data:
+        samples += ", {} to {} steps long".format(*data["lengths"])
     rows = {"data": data["name"], "samples": samples, "preparation": data["note"]}
     rows |= {**comparison.settings, **machine, **comparison.versions}
     return [(k.replace("_", " "), str(v)) for k, v in rows.items() if v not in (None, "")]

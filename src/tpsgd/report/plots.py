@@ -12,9 +12,10 @@ import numpy as np
 
 from ..compare import Comparison, Result
 
-# Okabe and Ito's colours, which colour-blind readers tell apart; black and grey are the controls.
+# Okabe and Ito's colours, which colour-blind readers tell apart; black is backprop.
 COLOURS = ("#0072B2", "#56B4E9", "#D55E00", "#E69F00", "#8F7F00", "#009E73", "#CC79A7")
 MARKERS = "s^DvPXp"
+GREYS = (("#888888", "o", ":"), ("#a0a0a0", "d", "-."), ("#5c5c5c", "h", "--"))  # the controls
 LOOK: dict[Any, Any] = {
     "font.size": 10,
     "axes.titlesize": 10,
@@ -58,11 +59,11 @@ def draw(comparison: Comparison) -> dict[str, bytes]:
 
 
 def styles(comparison: Comparison) -> dict[str, Style]:
-    """A look for each arm: black for backprop, grey for the control, a colour for each rule."""
+    """A look for each arm: black for backprop, grey for a control, a colour for each rule."""
     looks = cycle([Style(*s) for s in zip(COLOURS, MARKERS, cycle(("-", "--")), strict=False)])
-    fixed = {True: Style("#000000", "o"), False: Style("#888888", "o", ":")}
+    greys, black = cycle([Style(*s) for s in GREYS]), Style("#000000", "o")
     return {
-        r.arm.name: fixed[r.arm.backprop] if r.arm.backprop or r.arm.control else next(looks)
+        r.arm.name: black if r.arm.backprop else next(greys if r.arm.control else looks)
         for r in comparison.results
     }
 
@@ -78,7 +79,10 @@ def scatter(comparison: Comparison, label: str, costs: Callable[[Result], list[f
         cost, look = costs(result), looks[result.arm.name]
         x, (y, dy) = float(np.median(cost)), (100 * a for a in result.accuracy)
         spread = [[x - min(cost)], [max(cost) - x]]
-        axes.errorbar(x, y, dy, spread, look.marker, color=look.colour, ms=8, mec="white", mew=0.6)
+        axes.errorbar(
+            x, y, dy, spread, look.marker, color=look.colour, ms=8, mec="white", mew=0.6,
+            clip_on=False,
+        )  # fmt: skip
         points.append((x, y, spread[0][0], spread[1][0], dy, result.arm.name, look.colour))
         if result.arm.backprop:
             axes.axvline(x, color="#000000", linewidth=0.8, linestyle=(0, (2, 4)), zorder=0)
@@ -168,22 +172,32 @@ def curves(comparison: Comparison) -> Any:
         for name, line in lines.items():
             epochs, look = range(1, len(line) + 1), looks[name]
             mean, least, most = zip(*line, strict=True)
-            axes.plot(
-                epochs, mean, marker="." if longest == 1 else "", color=look.colour,
-                linestyle=look.dash, linewidth=1.6,
-            )  # fmt: skip
+            axes.plot(epochs, mean, color=look.colour, linewidth=1.6, **_mark(look, len(line)))
             axes.fill_between(epochs, least, most, color=look.colour, alpha=0.12, linewidth=0)
-    shown = {name for lines in panels.values() for name in lines}
+    drawn = _longest(panels)
     figure.legend(
         handles=[
-            Line2D([], [], color=look.colour, linestyle=look.dash, linewidth=1.6, label=name)
+            Line2D([], [], color=look.colour, linewidth=1.6, label=name, **_mark(look, drawn[name]))
             for name, look in looks.items()
-            if name in shown
+            if name in drawn
         ],
         loc="outside lower center",
         ncols=5,
     )
     return figure
+
+
+def _mark(look: Style, epochs: int) -> dict[str, Any]:
+    """A line, or where there is but one epoch a point."""
+    return {"marker": look.marker, "linestyle": ""} if epochs == 1 else {"linestyle": look.dash}
+
+
+def _longest(panels: dict[str, dict[str, Line]]) -> dict[str, int]:
+    """Epochs of each arm's longest line."""
+    lengths: dict[str, int] = {}
+    for name, line in (pair for lines in panels.values() for pair in lines.items()):
+        lengths[name] = max(lengths.get(name, 0), len(line))
+    return lengths
 
 
 def _panels(comparison: Comparison) -> dict[str, dict[str, Line]]:

@@ -1,6 +1,6 @@
 """The table of a comparison as text, for the terminal and for the page."""
 
-from ..compare import Comparison, Result
+from ..compare import THROUGH_TIME, Comparison, Result
 from ..run import size
 
 HEAD = ("rule", "accuracy %", "seconds", "", "memory", "", "kept", "passes")
@@ -30,6 +30,13 @@ def effort(comparison: Comparison) -> str:
     counts = [(comparison.settings[key], key.rstrip("s")) for key in ("epochs", "restarts")]
     epochs, restarts = (f"{n} {word}{'s' * (n != 1)}" for n, word in counts)
     return f"{epochs} per block, {restarts}"
+
+
+def legend(comparison: Comparison) -> str:
+    """The table's columns, in one line."""
+    base = comparison.reference
+    over = "backprop through time" if base and base.arm.remark == THROUGH_TIME else "backprop"
+    return f"× is over {over}; kept: inputs held; passes: samples learned from"
 
 
 def accuracy(result: Result, samples: int) -> str:
