@@ -17,11 +17,12 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from tpsgd.experiments.recurrent import PAPER as BY_SET
 from tpsgd.run import BlockInfo, Epoch, Run, size
 
 ROOT = Path(__file__).resolve().parents[1]
 MARK = re.compile(r"<!-- numbers: (?P<name>.+?) -->(?P<old>.*?)<!-- end -->", re.DOTALL)
-NUMBER = re.compile(r"[\d*×–]")  # how a cell of figures starts
+NUMBER = re.compile(r"[\d*×–−+±]")  # how a cell of figures starts
 Record = dict[str, Any]
 
 # The files, and what makes them.
@@ -31,6 +32,7 @@ FILES = {
     "shallow": "python -m tpsgd.experiments.shallow --out results",
     "speed": "python benchmarks/speed.py --out results",
     "gpu": "python benchmarks/gpu.py --out results",
+    "recurrent": "python -m tpsgd.experiments.recurrent --out results",
 }
 ORDER = (
     *("backprop", "readout", "readout-learned", "tpsgd-l2", "tpsgd-l1", "dfa", "sdfa", "drtp"),
@@ -53,6 +55,24 @@ PAPER = {
 }
 PAPER_MACHINE = "NVIDIA RTX A5000"
 IN_PAPER = "*in the paper*"
+# Recurrent nets: columns of the tables and their sets, rows and their places in the paper's table.
+SEQUENCES = {
+    "seq-mnist-rows": "MNIST rows",
+    "seq-mnist-pixels": "MNIST pixels",
+    "eeg": "EEG, by recording",
+    "tweets": "tweets, one-hot",
+    "tweets-vectors": "tweets, vectors",
+}
+SPLITS = {
+    "eeg-rows": "EEG, by row",
+    "eeg-tumour": "tumour EEG, by recording",
+    "eeg-tumour-rows": "tumour EEG, by row",
+    "tweets-holdout": "tweets hold-out, one-hot",
+    "tweets-vectors-holdout": "tweets hold-out, vectors",
+}
+PUBLISHED = ("random", "random-rnn", "drtp", "tpsgd-l1", "backprop")
+SINGLE = ("backprop-leaky", "backprop-leaky in readout's time")  # arms of that shape alone
+SEQUENCE_ARMS = (*PUBLISHED, "reservoir", "readout", "readout-ridge", *SINGLE)
 
 
 class Missing(Exception):
@@ -286,6 +306,143 @@ def time_to_paper(results: Results) -> str:
     return f"{table(head, rows)}\n\n{note} {origin(record)}"
 
 
+def recurrent(results: Results, shape: str, which: str = "sets") -> str:
+    """Table 5, 6 or 7: every arm on every set, the paper's figures below; what is missing."""
+    record = results["recurrent"]
+    columns = SPLITS if which == "splits" else SEQUENCES
+    tables = {name: record["tables"].get(f"{name}, {shape}", {}) for name in columns}
+    arms = [a for a in SEQUENCE_ARMS if shape == "single" or a not in SINGLE]
+    rows = []
+    for i, name in enumerate(arms):
+        found = [table.get("arms", {}).get(name) for table in tables.values()]
+        rows.append([f"`{name}`", *map(cell, found)])
+        if name in PUBLISHED:
+            known = [t.get("paper") or BY_SET.get((key, shape)) for key, t in tables.items()]
+            rows.append([IN_PAPER, *(f"{k[i]:.2f}" if k else "–" for k in known)])
+    head = ("test accuracy %", *columns.values())
+    note = f"{_legend(record | {'tables': tables})} {_missing(tables, arms, shape)}"
+    return f"{table(head, rows)}\n\n{note}{origin(record)}"
+
+
+def _restarts(tables: Iterable[Record]) -> str:
+    """`3 restarts`, or `3 to 5 restarts` where arms differ."""
+    arms = [arm for table in tables for arm in table.get("arms", {}).values()]
+    counts = sorted({len(arm["accuracies"]) for arm in arms}) or [0]
+    return " to ".join(map(str, dict.fromkeys((counts[0], counts[-1])))) + " restarts"
+
+
+def _missing(tables: dict[str, Record], arms: Sequence[str], shape: str) -> str:
+    """Which cells are still to be run, and by what; nothing where all are there."""
+    lacking = {n: [a for a in arms if a not in t.get("arms", {})] for n, t in tables.items()}
+    sets = [name for name, lost in lacking.items() if lost]
+    if not sets:
+        return ""
+    lost = sum(map(len, lacking.values()))
+    return (
+        f"{lost} of {len(arms) * len(tables)} cells (–) are still to be run: `{FILES['recurrent']} "
+        f"--shapes {shape} --sets {' '.join(sets)}` runs them and keeps the others. "
+    )
+
+
+def recurrent_gaps(results: Results, *against: str) -> str:
+    """The readout beside other arms of a single layer, and how far it is from each."""
+    record = results["recurrent"]
+    rows = []
+    for key, title in (SEQUENCES | SPLITS).items():
+        arms = record["tables"].get(f"{key}, single", {}).get("arms", {})
+        if "readout" in arms:
+            ours = arms["readout"]
+            rows.append([title, cell(ours), *(_beside(ours, arms.get(a)) for a in against)])
+    head = ("test accuracy %", "`readout`", *(f"`{a}`" for a in against))
+    note = f"In brackets, `readout` minus that arm, in points. {_legend(record)}"
+    return f"{table(head, rows)}\n\n{note} {origin(record)}"
+
+
+def recurrent_paper(results: Results, *arms: str) -> str:
+    """Arms of the paper's tables, ours beside the paper's, where measured."""
+    record = results["recurrent"]
+    rows = []
+    for key, title in SEQUENCES.items():
+        for shape in ("single", "stacked", "bidirectional"):
+            found = record["tables"].get(f"{key}, {shape}", {})
+            cells = []
+            for name in arms:
+                ours = found.get("arms", {}).get(name)
+                paper = found["paper"][PUBLISHED.index(name)] if ours else None
+                cells.append(f"{_minus(ours, [paper / 100])} to {paper:.2f}" if paper else "–")
+                cells.insert(-1, cell(ours))
+            if set(cells) != {"–"}:
+                rows.append([f"{title}, {shape}", *cells])
+    head = ["test accuracy %", *(h for a in arms for h in (f"`{a}`", "points, to the paper's"))]
+    return f"{table(head, rows)}\n\n{_legend(record)} {origin(record)}"
+
+
+def _beside(ours: Record, other: Record | None) -> str:
+    return f"{cell(other)} ({_minus(ours, other['accuracies'])})" if other else "–"
+
+
+def _minus(ours: Record, other: Sequence[float]) -> str:
+    """A difference in points, signed."""
+    points = round(100 * (fmean(ours["accuracies"]) - fmean(other)), 1)
+    return f"{'−' if points < 0 else '+' if points > 0 else '±'}{abs(points):.1f}"
+
+
+def _legend(record: Record) -> str:
+    settings = record["settings"]
+    return (
+        f"{settings['hidden']} units, {count(settings['epochs'], 'epoch')}, batches of "
+        f"{settings['batch_size']}; mean ± standard deviation of "
+        f"{_restarts(record['tables'].values())}."
+    )
+
+
+def recurrent_seconds(results: Results) -> str:
+    """Seconds of the arms that train, all restarts together."""
+    record = results["recurrent"]
+    tables = [record["tables"].get(f"{name}, single", {}).get("arms", {}) for name in SEQUENCES]
+
+    def seconds(arm: Record | None) -> str:
+        return f"{arm['seconds']:.1f} ({len(arm['accuracies'])})" if arm else "–"
+
+    rows = [
+        [f"`{name}`", *(seconds(arms.get(name)) for arms in tables)]
+        for name in SEQUENCE_ARMS
+        if name != "random"
+    ]
+    note = (
+        "Seconds of training all restarts together, stacked into one step; in brackets, how many. "
+        "Searches are not included."
+    )
+    return f"{table(('seconds', *SEQUENCES.values()), rows)}\n\n{note} {origin(record)}"
+
+
+def recurrent_choices(results: Results) -> str:
+    """What held-out samples chose for a single layer."""
+    record = results["recurrent"]
+    rows = []
+    for key, title in SEQUENCES.items():
+        arms = record["tables"].get(f"{key}, single", {}).get("arms", {})
+        for name in SEQUENCE_ARMS:
+            if name in arms and arms[name]["held_out"]:
+                rows.append([title, f"`{name}`", *_choice(name, arms[name])])
+    head = ("set", "arm", "optimizer, rate", "W_X", "W_H", "leak", "trials", "held-out accuracy %")
+    note = (
+        "W_X begins uniform within ± the figure; W_H within ± the figure in the paper's cell, with "
+        "that spectral radius in the leaky one. Every trial of every search is in the file."
+    )
+    return f"{table(head, rows)}\n\n{note} {origin(record)}"
+
+
+def _choice(name: str, arm: Record) -> list[str]:
+    """An arm's row: its choice, out of how many, and what the choice reached."""
+    choice, best = arm["choice"], max(score for _, score in arm["held_out"])
+    rate = f"{'Adam' if choice['adam'] else 'SGD'}, {choice['lr']:g}"
+    if name == "reservoir":
+        rate = f"ridge, {choice['alpha']:g}"
+    sizes = [f"{choice[k]:g}" for k in ("x", "h", "leak")]
+    return [rate, *sizes, str(len(arm["held_out"])), f"{100 * best:.1f}"]
+
+
 # Values inside sentences
 
 
@@ -315,6 +472,57 @@ def depth(results: Results, layers: str, arm: str) -> str:
     return f"{row[arm] / row['backprop']:.2f}"
 
 
+def sequence(results: Results, name: str, shape: str, arm: str) -> str:
+    """The accuracy of an arm of `recurrent`; `paper:drtp` is the paper's."""
+    figures = _sequence(results, name, shape, arm)
+    return f"{percent(figures, 2)} %"
+
+
+def gap(results: Results, name: str, shape: str, arm: str, other: str) -> str:
+    """How far an arm of `recurrent` is from another: `0.8 points behind`."""
+    ours, theirs = (fmean(_sequence(results, name, shape, a)) for a in (arm, other))
+    points = round(100 * (ours - theirs), 1)
+    if not points:
+        return "level with"
+    return f"{abs(points):.1f} points {'ahead of' if points > 0 else 'behind'}"
+
+
+def _sequence(results: Results, name: str, shape: str, arm: str) -> list[float]:
+    """An arm's accuracies, 0..1."""
+    found = results["recurrent"]["tables"].get(f"{name}, {shape}", {})
+    kind, _, wanted = arm.rpartition(":")
+    if kind == "paper":
+        return [found["paper"][PUBLISHED.index(wanted)] / 100]
+    if arm not in SEQUENCE_ARMS:
+        raise KeyError(arm)
+    if arm not in found.get("arms", {}):
+        raise Missing("recurrent")
+    return found["arms"][arm]["accuracies"]
+
+
+def searched(results: Results, name: str, arm: str) -> str:
+    """With what optimizers the search of a single layer's rule was made."""
+    _sequence(results, name, "single", arm)
+    trials = results["recurrent"]["tables"][f"{name}, single"]["arms"][arm]["held_out"]
+    kinds = {choice["adam"] for choice, _ in trials}
+    if kinds == {False}:
+        return f"{len(trials)} trials with plain SGD; one with Adam is still to be made"
+    return f"{len(trials)} trials with {'Adam' if kinds == {True} else 'SGD and Adam'}"
+
+
+def held(results: Results, name: str, arm: str) -> str:
+    """What the choice of a single layer's arm reached on held-out samples."""
+    _sequence(results, name, "single", arm)
+    trials = results["recurrent"]["tables"][f"{name}, single"]["arms"][arm]["held_out"]
+    return f"{100 * max(score for _, score in trials):.1f} %"
+
+
+def sequence_seconds(results: Results, name: str, arm: str) -> str:
+    """Seconds of a single layer's restarts, all together."""
+    _sequence(results, name, "single", arm)
+    return f"{results['recurrent']['tables'][f'{name}, single']['arms'][arm]['seconds']:.1f} s"
+
+
 TABLES: dict[str, Callable[..., str]] = {
     "demo": demo,
     "run": printed_run,
@@ -325,6 +533,11 @@ TABLES: dict[str, Callable[..., str]] = {
     "memory": memory,
     "restarts": many_restarts,
     "time-to-paper": time_to_paper,
+    "recurrent": recurrent,
+    "recurrent-gaps": recurrent_gaps,
+    "recurrent-paper": recurrent_paper,
+    "recurrent-seconds": recurrent_seconds,
+    "recurrent-choices": recurrent_choices,
 }
 VALUES: dict[str, Callable[..., str]] = {
     "accuracy": accuracy,
@@ -332,6 +545,11 @@ VALUES: dict[str, Callable[..., str]] = {
     "paper": paper,
     "ratio": ratio,
     "depth": depth,
+    "sequence": sequence,
+    "gap": gap,
+    "searched": searched,
+    "held": held,
+    "sequence-seconds": sequence_seconds,
 }
 PLACES = TABLES | VALUES
 
@@ -361,7 +579,7 @@ def percent(values: Sequence[float], digits: int) -> str:
 
 
 def cell(arm: Record | None) -> str:
-    """The accuracy of an arm of `shallow`; 10,000 test images allow two digits."""
+    """The accuracy of an arm; 10,000 test images allow two digits."""
     return percent(arm["accuracies"], 2) if arm else "–"
 
 
@@ -431,6 +649,21 @@ def fill(text: str, results: Results) -> str:
     return MARK.sub(put, text)
 
 
+def figure(results: Results, check: bool) -> str | None:
+    """The figure's name if it was out of date; drawn anew unless only checked."""
+    import sequences_figure  # beside this file
+
+    try:
+        record = results["recurrent"]
+    except Missing:
+        return None
+    if not sequences_figure.stale(record):
+        return None
+    if not check:
+        sequences_figure.draw(record)
+    return sequences_figure.PICTURE.relative_to(ROOT).as_posix()
+
+
 def main() -> None:
     """Fill the pages in, or say which are out of date."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
@@ -445,6 +678,8 @@ def main() -> None:
             old.append(page.relative_to(ROOT).as_posix())
             if not wanted.check:
                 page.write_text(filled, encoding="utf-8")
+    if drawing := figure(results, wanted.check):
+        old.append(drawing)
     said = "out of date; run python docs/fill_numbers.py" if wanted.check else "written"
     for name in old:
         print(f"{name}: {said}")

@@ -13,6 +13,7 @@ SAYS = {
     "own_model_and_data": r"^the first test image shows a (\d); the model says \d$",
     "rule_per_block": r"^2 +3: Residual \+ Tanh +readout-learned +18,624 +autograd ",
     "add_a_rule": r"^check_rule: cosine keeps the contract$",
+    "sequences": r"^peak memory [\d,]+ bytes, \d+% of backprop through time's$",
     "restarts": r"^frozen +\d\d\.\d ± +\d\.\d %",
 }
 
