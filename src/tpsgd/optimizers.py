@@ -11,7 +11,8 @@ from torch.optim import Optimizer
 from .errors import TpsgdError
 from .solvers import Ridge
 
-OptimizerFactory = Callable[[Iterable[Tensor]], Optimizer]  # or TwoRates, or Ridge
+# A factory with a true `by_name` gets the parameters in a dictionary.
+OptimizerFactory = Callable[[Iterable[Tensor]], Optimizer]
 
 
 def make_optimizer(factory: Any, params: Mapping[str, Tensor], lr: float | None) -> Optimizer:
@@ -24,10 +25,9 @@ def make_optimizer(factory: Any, params: Mapping[str, Tensor], lr: float | None)
     for p in params.values():
         p.requires_grad_(True)
     optimizer: Any = factory
-    if isinstance(factory, TwoRates):
-        optimizer = factory(params)
-    elif callable(factory):
-        optimizer = factory(list(params.values()))
+    if callable(factory):
+        named = getattr(factory, "by_name", False)
+        optimizer = factory(params if named else list(params.values()))
     if not (callable(factory) and isinstance(optimizer, Optimizer)):
         raise TpsgdError(
             "optimizer must be a factory, params -> torch.optim.Optimizer, for example "
@@ -58,6 +58,7 @@ class TwoRates:
 
     x: float
     h: float
+    by_name = True
 
     @property
     def __name__(self) -> str:

@@ -168,8 +168,10 @@ def _elementwise(factory: Any) -> bool:
     """Whether stacking changes nothing: an optimizer of numbers one by one, or ridge."""
     if factory is adam or isinstance(factory, (Ridge, TwoRates)):
         return True
+    if getattr(factory, "elementwise", False):
+        return True
     made = factory([nn.Parameter(torch.zeros(1))]) if callable(factory) else None
-    return type(made) in _ELEMENTWISE or getattr(made, "elementwise", False)
+    return type(made) in _ELEMENTWISE
 
 
 def _unstackable(block: Block) -> str | None:

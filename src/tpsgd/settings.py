@@ -116,5 +116,6 @@ def _name(factory: Any) -> Any:
     if isinstance(factory, (list, tuple)):
         return [_name(f) for f in factory]
     if isinstance(factory, partial):
-        return f"{_name(factory.func)} {factory.keywords}"
+        given = {k: _name(v) if callable(v) else v for k, v in factory.keywords.items()}
+        return f"{_name(factory.func)} {given}"
     return getattr(factory, "__name__", type(factory).__name__)

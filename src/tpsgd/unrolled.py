@@ -225,7 +225,8 @@ class Unrolled:
         if self.codes is None:
             count = len(tensors) // len(self.layer.cells)
             own = tensors[way * count : (way + 1) * count]
-            s = s.repeat(*[1] * self.lead, steps, *[1] * (s.dim() - self.lead - 1))
+            if steps > 1:
+                s = s.repeat(*[1] * self.lead, steps, *[1] * (s.dim() - self.lead - 1))
             y = y.flatten(-3, -2)
         else:
             own = self._codes(way, start, steps)

@@ -11,7 +11,7 @@ reservoir control. Matrix products run in TF32 on a GPU.
 
 import argparse
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from .. import data, inits, rules
@@ -34,7 +33,7 @@ from ..recurrent import Recurrent
 from ..restarts import Restarts, fit_many
 from ..rules import Rule
 from ..solvers import ridge
-from .rated import Rated
+from .rated import Rates
 
 HIDDEN, BATCH, EPOCHS = 512, 128, 20
 SMALL = 5_000  # a set of so few samples is searched with all epochs
@@ -82,6 +81,7 @@ class Choice:
     h: float = 0.01  # W_H uniform in (-h, h); of the leaky cell, its spectral radius
     lr: float = 1e-3
     adam: bool = True  # or plain SGD
+    ratio: float = 1.0  # the rate of W_X and b_X over that of W_H and b_H
     alpha: float = 1e-7  # the ridge head's
 
 
@@ -94,6 +94,7 @@ class Arm:
     leaky: bool
     head: str = "ridge"  # "ridge", "adam" or "none"
     search: tuple[int, int] = (16_000, 8)  # samples and epochs
+    perceptron: bool = False  # a hidden layer on standardised states, before the linear one
 
 
 def grid(**values: Sequence[Any]) -> tuple[Choice, ...]:
@@ -111,10 +112,14 @@ def begun(choices: Sequence[Choice], pairs: Sequence[tuple[float, float]]) -> tu
 
 SCALES = ((0.01, 0.01), (0.1, 0.1), (1.0, 0.1), (3.0, 0.4), (6.0, 0.4))
 RATES = (1e-4, 3e-4, 1e-3, 3e-3)
-FAITHFUL = begun(grid(adam=[False], lr=(0.25, 0.5, 2.0, 8.0)), SCALES)
+FAITHFUL = (
+    *begun(grid(adam=[False], lr=(0.25, 0.5, 2.0, 8.0)), SCALES),
+    *begun(grid(adam=[False], lr=(0.25, 0.5), ratio=(10.0, 100.0, 1000.0)), SCALES[:3]),
+)
 PAPER_BP = begun(grid(lr=RATES), SCALES)
 LEAKY = grid(h=[0.9], leak=(0.1, 0.3, 1.0), x=(1.0, 3.0), lr=RATES)
 SOLVED = grid(h=[0.9], leak=(0.3, 1.0), x=(0.3, 1.0), lr=(3e-5, 1e-4, 3e-4), alpha=[1e-9])
+GENTLE = grid(h=[0.9], leak=[1.0], x=[0.3], lr=(1e-5, 3e-5, 1e-4, 1e-3))
 RESERVOIR = grid(h=[0.9], leak=(0.1, 0.3, 1.0), x=(0.1, 0.3, 1.0, 3.0), alpha=(1e-9, 1e-7, 1e-5))
 
 ARMS = {
@@ -126,6 +131,8 @@ ARMS = {
     "reservoir": Arm(rules.frozen(), RESERVOIR, True),
     "readout": Arm(rules.readout(), LEAKY, True, head="adam"),
     "readout-ridge": Arm(rules.readout(), SOLVED, True),
+    "readout-perceptron": Arm(rules.readout(), GENTLE, True, head="adam", perceptron=True),
+    "reservoir-perceptron": Arm(rules.frozen(), GENTLE[:1], True, head="adam", perceptron=True),
     "backprop-leaky": Arm(None, LEAKY, True, head="adam"),
 }
 EQUAL_TIME = "backprop-leaky in readout's time"
@@ -157,7 +164,7 @@ def main() -> None:
             for arm in wanted.arms:
                 if arm in arms and not wanted.again:
                     continue
-                if shape != "single" and arm == "backprop-leaky":
+                if shape != "single" and (ARMS[arm].perceptron or arm == "backprop-leaky"):
                     continue
                 chosen = record["tables"].get(f"{name}, single", {}).get("arms", {}).get(arm, {})
                 arms[arm] = place.run(ARMS[arm], shape, chosen.get("choice"))
@@ -233,6 +240,8 @@ class Place:
         inner, held_out = last_of_each_class(self.train, samples)
 
         def scores(choices: list[Choice]) -> list[float]:
+            if arm.perceptron and len(choices) > 1:  # its batch norm cannot be stacked
+                return [scores([c])[0] for c in choices]
             try:
                 many = self._train(arm, shape, choices, inner, epochs)
                 return many.evaluate(held_out)
@@ -255,23 +264,27 @@ class Place:
         classes = len(self.loaded.classes)
 
         def factory() -> nn.Module:
-            return model(features, classes, shape, arm.leaky, next(wanted)).to(self.device)
+            made = model(features, classes, shape, arm.leaky, next(wanted), arm.perceptron)
+            return made.to(self.device)
 
         if arm.head == "none":
             models = [factory() for _ in choices]
             return Restarts(models, [], False)
-        optimizer = _optimizer([c.lr for c in choices], choices[0].adam)
-        head = _optimizer([1e-3], True)
+        alike = len(set(choices)) == 1
+        chosen = choices[:1] if alike else choices
+        rates, ratios = tuple(c.lr for c in chosen), tuple(c.ratio for c in chosen)
+        optimizer, head = Rates(rates, ratios, choices[0].adam), Rates((1e-3,), (1.0,), True)
         recurrent = 2 if shape == "stacked" else 1
         last = ridge(choices[0].alpha) if arm.head == "ridge" else head
-        blocks = [optimizer] * recurrent + [head] * (recurrent - 1) + [last]
-        hidden = [arm.rule] * recurrent + [_perceptron(arm)] * (recurrent - 1)
+        inner = int(arm.perceptron or shape == "stacked")  # the perceptron's hidden layer
+        blocks = [optimizer] * recurrent + [head] * inner + [last]
+        rule = [arm.rule] * recurrent + [_upper(arm)] * inner + [arm.rule]
         return fit_many(
             factory, samples, restarts=len(choices), backprop=arm.rule is None,
-            rule=None if arm.rule is None else [*hidden, arm.rule],  # type: ignore[list-item]
+            rule=None if arm.rule is None else rule,  # type: ignore[arg-type]
             optimizer=optimizer if arm.rule is None else blocks, epochs=epochs, batch_size=BATCH,
             lr_schedule=partial(LambdaLR, lr_lambda=lambda epoch: 1 - epoch / epochs),
-            stacked=len(choices) > 1, window=WINDOW,
+            stacked=len(choices) > 1 and not arm.perceptron, window=WINDOW,
         )  # fmt: skip
 
 
@@ -280,29 +293,17 @@ def _structure(choice: Choice) -> tuple[float, float, bool]:
     return choice.leak, choice.alpha, choice.adam
 
 
-def _optimizer(rates: list[float], adam: bool) -> Callable[..., Optimizer]:
-    """One rate for all, torch's fused Adam, or `Rated`."""
-    return (
-        partial(_adam, rates[0])
-        if adam and len(set(rates)) == 1
-        else partial(Rated, rates=rates if len(set(rates)) > 1 else rates[:1], adam=adam)
-    )
-
-
-def _adam(lr: float, params: Iterable[Tensor]) -> Optimizer:
-    params = list(params)
-    on_gpu = params[0].is_cuda
-    rate = torch.tensor(lr, device=params[0].device) if on_gpu else lr
-    return torch.optim.Adam(params, lr=rate, fused=True, capturable=on_gpu)
-
-
-def _perceptron(arm: Arm) -> Rule | None:
-    """The rule of the perceptron's hidden layer: the paper's l2, or the arm's own."""
+def _upper(arm: Arm) -> Rule | None:
+    """The rule of the perceptron's hidden layer: the paper's l2, or readout."""
+    if arm.perceptron:
+        return rules.readout()
     faithful = arm.rule is not None and arm.rule.per_step and arm.rule.objective is not None
     return rules.tpsgd_l2() if faithful else arm.rule
 
 
-def model(features: int, classes: int, shape: str, leaky: bool, choice: Choice) -> nn.Sequential:
+def model(
+    features: int, classes: int, shape: str, leaky: bool, choice: Choice, perceptron: bool = False
+) -> nn.Sequential:
     """The paper's three: one layer, two with a perceptron of as many units, both directions."""
 
     def layer(inputs: int, **options: Any) -> Recurrent:
@@ -314,8 +315,11 @@ def model(features: int, classes: int, shape: str, leaky: bool, choice: Choice) 
         return Recurrent.paper(inputs, HIDDEN, init=inits.scaled_uniform(x, choice.h), **options)
 
     if shape == "stacked":
-        perceptron = nn.Linear(HIDDEN, HIDDEN), nn.LeakyReLU(), nn.Linear(HIDDEN, classes)
-        return nn.Sequential(layer(features, sequence=True), layer(HIDDEN), *perceptron)
+        upper = nn.Linear(HIDDEN, HIDDEN), nn.LeakyReLU(), nn.Linear(HIDDEN, classes)
+        return nn.Sequential(layer(features, sequence=True), layer(HIDDEN), *upper)
+    if perceptron:
+        inner = nn.BatchNorm1d(HIDDEN), nn.Linear(HIDDEN, HIDDEN), nn.LeakyReLU()
+        return nn.Sequential(layer(features), *inner, nn.Linear(HIDDEN, classes))
     if shape == "bidirectional":
         return nn.Sequential(layer(features, bidirectional=True), nn.Linear(2 * HIDDEN, classes))
     return nn.Sequential(layer(features), nn.Linear(HIDDEN, classes))
