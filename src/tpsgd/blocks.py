@@ -76,12 +76,16 @@ class Block:
         return isinstance(self.layer, Recurrent)
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters that may learn, by a name that is unique within the block."""
+        """The parameters that may learn, by a name that is unique within the block.
+
+        Of a recurrent block those are its cells' own: a normalisation that rides along normalises,
+        but its scale and shift stay as they are.
+        """
         return {
             f"{i}.{name}": p
             for i, module in enumerate(self.modules)
             for name, p in module.named_parameters()
-            if p.requires_grad
+            if p.requires_grad and (module is self.layer or not self.recurrent)
         }
 
     def train(self, mode: bool) -> None:

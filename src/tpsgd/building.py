@@ -14,7 +14,7 @@ from .learner import Closed, Engine, Learner, Stacked, Traced
 from .losses import Loss, bce, cross_entropy
 from .objectives import IDLE, Objective, Site, move, output
 from .padded import Padded
-from .recurrent import Recurrent, tokens_of
+from .recurrent import Recurrent
 from .rules import Place, Rule, Signal
 from .run import BlockInfo
 from .schedules import sequential
@@ -191,16 +191,16 @@ def _stack_objectives(objectives: list[Objective]) -> Objective:
 
 
 def solvable(learner: Learner, learners: list[Learner], schedule: Schedule) -> bool:
-    """Whether a block can be solved in closed form: the last, linear, its inputs final."""
-    block = learner.block
+    """Whether a block can be solved in closed form: the last, linear and bare, its inputs final."""
+    block, key = learner.block, f"{len(learner.block.prologue)}."
     return (
         learner is learners[-1]
         and learner.trains
         and type(block.layer) is nn.Linear
-        and block.activation is None
-        and not block.between
+        and block.modules[-1] is block.layer
         and (schedule is sequential or len(learners) == 1)
-        and f"{len(block.prologue)}.weight" in learner.params
+        and key + "weight" in learner.params
+        and (block.layer.bias is None or key + "bias" in learner.params)
     )
 
 
@@ -213,10 +213,9 @@ def unstack(cuts: list[list[Block]], learners: list[Learner]) -> None:
 
 
 def sizes_of(
-    blocks: list[Block], data: Any, settings: Settings, form: Form
+    blocks: list[Block], x: Any, settings: Settings, form: Form
 ) -> list[dict[Place, tuple[int, ...]]]:
     """Output shapes of every block, which held-out data must have too."""
-    x = first_samples(data)
     check(x, form)
     sizes = shapes(blocks, form(x))
     _refuse_ragged(blocks, x)
@@ -236,20 +235,28 @@ def sizes_of(
 
 def _refuse_ragged(blocks: list[Block], x: Any) -> None:
     """Only recurrent layers can leave the padding of sequences out when they learn."""
-    for block in blocks if isinstance(x, Padded) else ():
-        if block.recurrent:
-            return
-        if len(blocks) > 1 and block.named_parameters():
+    readers = [b for b in blocks if isinstance(b.layer, Recurrent)]
+    if not isinstance(x, Padded) or not readers or len(blocks) == 1:
+        return
+    for block in blocks[: readers[0].index]:
+        if block.named_parameters():
             raise TpsgdError(
                 f"block {block.index + 1} ({block}) comes before the first recurrent layer and "
                 "cannot learn from sequences of different lengths: freeze it with "
                 "requires_grad_(False)"
             )
+    if readers[-1].layer.sequence:
+        raise TpsgdError(
+            f"block {readers[-1].index + 1} ({readers[-1]}) hands on sequences of different "
+            "lengths, padding and all: let the last recurrent layer give its last state "
+            "(sequence=False)"
+        )
 
 
 def form_for(
     blocks: list[Block],
-    data: Any,
+    x: Any,
+    streams: bool,
     settings: Settings,
     device: torch.device,
     dtype: torch.dtype,
@@ -265,18 +272,23 @@ def form_for(
         channels_last=Form.may_be_channels_last(modules),
         whole_numbers=any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) for m in modules),
         skip_single=any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in modules),
-        tokens=tokens_of(modules),
-        in_chunks=_in_chunks(blocks[0], data, settings),
-        ragged=isinstance(first_samples(data), Padded),
+        tokens=_tokens(blocks[0]),
+        in_chunks=_in_chunks(blocks[0], x, settings),
+        ragged=streams or isinstance(x, Padded),
     )
 
 
-def _in_chunks(first: Block, data: Any, settings: Settings) -> bool:
+def _tokens(first: Block) -> int:
+    """How many tokens there are, if the model begins by looking them up."""
+    reads = isinstance(first.layer, Recurrent) and not first.prologue
+    return first.layer.inputs if reads else 0  # type: ignore[union-attr, return-value]
+
+
+def _in_chunks(first: Block, x: Any, settings: Settings) -> bool:
     """Whether sequences can be gathered a few steps at a time, which a given window asks for."""
     if settings.window is None or not first.recurrent or first.prologue:
         return False
-    x, inputs = first_samples(data), first.layer.inputs  # type: ignore[union-attr]
-    return x.dim() == 3 or (x.dim() == 2 and inputs > 1 and not x.is_floating_point())  # type: ignore[operator]
+    return x.dim() == 3 or (x.dim() == 2 and _tokens(first) > 1 and not x.is_floating_point())
 
 
 def place_of(block: Block, loss: Loss) -> Place:

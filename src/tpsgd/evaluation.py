@@ -40,7 +40,7 @@ def evaluate(
         (0,),
         channels_last=Form.may_be_channels_last(modules),
         whole_numbers=any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) for m in modules),
-        tokens=tokens_of(modules),
+        tokens=tokens_of(model),
     )
     model = connect(model)
     cut = 0.5 if isinstance(_last(model), nn.Sigmoid) else 0.0

@@ -37,7 +37,7 @@ from .run import BlockInfo, Epoch, Run
 from .schedules import sequential
 from .settings import Schedule, Settings
 from .solvers import Ridge
-from .sources import Form, source
+from .sources import Form, first_samples, in_stream, source
 from .trainer import Course, EarlyStopping, Trainer
 
 
@@ -157,8 +157,9 @@ def train_local(
     loss = settings.loss or rules[-1].loss
     name = rule.name if isinstance(rule, Rule) else " + ".join(r.name for r in rules)
     with prepared(models, settings) as (device, dtype, meter):
-        form = form_for(blocks, data, settings, device, dtype, len(models))
-        sizes = sizes_of(blocks, data, settings, form)
+        x = first_samples(data)
+        form = form_for(blocks, x, in_stream(data), settings, device, dtype, len(models))
+        sizes = sizes_of(blocks, x, settings, form)
         classes = classes_of(sizes[-1][Place.END], blocks[-1])
         with meter.watch():
             learners = [
@@ -191,8 +192,9 @@ def train_backprop(models: list[nn.Module], data: Any, settings: Settings) -> li
     except TpsgdError:  # any module will do here
         layers = [block]
     with prepared(models, settings, keep_inputs=False) as (device, dtype, meter):
-        form = form_for(layers, data, replace(settings, window=None), device, dtype, len(models))
-        size = sizes_of([block], data, settings, form)[0]
+        x, whole_batches = first_samples(data), replace(settings, window=None)
+        form = form_for(layers, x, in_stream(data), whole_batches, device, dtype, len(models))
+        size = sizes_of([block], x, settings, form)[0]
         classes = classes_of(size[Place.END], block)
         stack = len(models) if len(models) > 1 else None
         engine = (TracedStack if stack else Traced)(block, place_of(block, loss), output(loss))

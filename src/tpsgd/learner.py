@@ -292,7 +292,9 @@ class Learner:
                     x = torch.vmap(module)(x) if self.stack else module(x)
                 yield x, labels
 
-        found, shift = solver.solve(inputs(), weight.shape[-2], bias is not None)
+        found, shift = solver.solve(
+            inputs(), weight.shape[-2], bias is not None, signed=self.several
+        )
         weight.copy_(found)
         if bias is not None:
             bias.copy_(shift)

@@ -1,5 +1,7 @@
 """Optimizers: the default one, one for recurrent layers, and how a factory is called."""
 
+import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +21,8 @@ def make_optimizer(factory: Any, params: Mapping[str, Tensor], lr: float | None)
     """The factory's optimizer over these parameters, with the learning rate given."""
     if isinstance(factory, Ridge):
         raise TpsgdError(
-            "ridge() solves the last block, a linear layer without an activation, under "
-            "schedule=tpsgd.sequential; the other blocks need an optimizer"
+            "ridge() solves the last block, an nn.Linear with nothing after it that may learn, "
+            "under schedule=tpsgd.sequential; all else needs an optimizer"
         )
     for p in params.values():
         p.requires_grad_(True)
@@ -36,7 +38,9 @@ def make_optimizer(factory: Any, params: Mapping[str, Tensor], lr: float | None)
         )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise TpsgdError("LBFGS evaluates its loss many times a step; choose another optimizer")
-    if lr is not None and not isinstance(factory, TwoRates):
+    if lr is not None and isinstance(factory, TwoRates):
+        raise TpsgdError("two_rates has its own learning rates: leave lr out, or None for it")
+    if lr is not None:
         for group in optimizer.param_groups:
             held = group["lr"]
             group["lr"] = held.fill_(lr) if isinstance(held, Tensor) else lr
@@ -50,6 +54,9 @@ def adam(params: Iterable[Tensor]) -> Optimizer:
         lr = torch.tensor(1e-3, device=params[0].device)  # a tensor, so that a graph can read it
         return torch.optim.Adam(params, lr=lr, fused=True, capturable=True)
     return torch.optim.Adam(params, lr=1e-3, fused=params[0].device.type == "cpu")
+
+
+OF_INPUT = re.compile(r"(weight|bias)_(x|ih_l\d+(_reverse)?)$")  # ours, and nn.RNN's
 
 
 @dataclass(frozen=True)
@@ -66,8 +73,8 @@ class TwoRates:
 
     def __call__(self, params: Mapping[str, Tensor]) -> Optimizer:
         """An optimizer over parameters by name."""
-        of_input = [p for name, p in params.items() if name.endswith(("weight_x", "bias_x"))]
-        others = [p for name, p in params.items() if not name.endswith(("weight_x", "bias_x"))]
+        of_input = [p for name, p in params.items() if OF_INPUT.search(name)]
+        others = [p for name, p in params.items() if not OF_INPUT.search(name)]
         groups = [{"params": of_input, "lr": self.x}, {"params": others, "lr": self.h}]
         return torch.optim.SGD([group for group in groups if group["params"]], lr=self.h)
 
@@ -94,6 +101,6 @@ def two_rates(x: float, h: float) -> Any:
         ...     optimizer=[tpsgd.two_rates(x=50.0, h=0.5), tpsgd.ridge()],
         ... )
     """
-    if not (x >= 0 and h >= 0):
-        raise TpsgdError(f"learning rates must be 0 or more, got x={x} and h={h}")
+    if not (0 <= x < math.inf and 0 <= h < math.inf):
+        raise TpsgdError(f"learning rates must be numbers, 0 or more, got x={x} and h={h}")
     return TwoRates(x, h)

@@ -6,7 +6,7 @@ The paper's cell has a = 1 and the sigmoid. A module here only computes: called 
 an ordinary recurrent layer (backpropagation through time); `unrolled` teaches it without.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -174,11 +174,13 @@ class Recurrent(nn.Module):
         act = known_activation(self.activation)
         assert act is not None
         ends = x.lengths.to(data.device) if isinstance(x, Padded) else None
-        drive, recur = _drive(cell, data), cell.weight_h.T
-        h = drive.new_zeros(len(data), self.hidden) if state is None else state
+        drive = _drive(cell, data) if torch.is_grad_enabled() else None  # or a step at a time
+        recur = cell.weight_h.T
+        h = recur.new_zeros(len(data), self.hidden) if state is None else state
         states, steps = [], range(data.shape[1])
         for t in reversed(steps) if backwards else steps:
-            c = act.forward(torch.addmm(drive[:, t], h, recur))
+            z = _drive(cell, data[:, t]) if drive is None else drive[:, t]
+            c = act.forward(torch.addmm(z, h, recur))
             new = c if self.leak == 1 else torch.lerp(h, c, self.leak)
             h = new if ends is None else torch.where((ends > t).unsqueeze(1), new, h)
             if self.sequence:
@@ -286,11 +288,11 @@ def feeds_recurrent(after: list[nn.Module]) -> bool:
     return isinstance(layer, (nn.RNN, Recurrent))
 
 
-def tokens_of(modules: Iterable[nn.Module]) -> int:
-    """How many tokens there are, if a model's first layer may look them up; 0 if it does not."""
-    first = next((m for m in modules if any(True for _ in m.parameters(recurse=False))), None)
-    if isinstance(first, Cell):
-        return first.weight_x.shape[1]
+def tokens_of(model: nn.Module) -> int:
+    """How many tokens there are, if a model begins by looking them up; 0 if it does not."""
+    first = next((m for m in _flat(model) if not isinstance(m, nn.Identity)), None)
+    if isinstance(first, Recurrent):
+        return first.inputs
     return first.input_size if isinstance(first, nn.RNN) else 0
 
 

@@ -117,5 +117,5 @@ def _name(factory: Any) -> Any:
         return [_name(f) for f in factory]
     if isinstance(factory, partial):
         given = {k: _name(v) if callable(v) else v for k, v in factory.keywords.items()}
-        return f"{_name(factory.func)} {given}"
+        return " ".join(map(str, (_name(factory.func), *factory.args, given)))
     return getattr(factory, "__name__", type(factory).__name__)

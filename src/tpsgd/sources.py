@@ -13,7 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    TensorDataset,
+    default_collate,
+)
 
 from .errors import TpsgdError
 from .hashing import Key, shuffled, streams
@@ -281,6 +287,11 @@ def source(
     return Arrays(x, y, form)
 
 
+def in_stream(data: Any) -> bool:
+    """Whether batches come from a loader, and may differ from one another in length."""
+    return isinstance(data, (Dataset, DataLoader)) and not isinstance(data, TensorDataset)
+
+
 def first_samples(data: Any, count: int = 2) -> Any:
     """A few samples' inputs, to learn shapes from."""
     if isinstance(data, TensorDataset):
@@ -291,7 +302,7 @@ def first_samples(data: Any, count: int = 2) -> Any:
             raise TpsgdError("the data is empty: the loader gives no batch")
         return _inputs(_pair(batch)[0])[:count]
     if isinstance(data, Dataset):
-        return first_samples(DataLoader(data, batch_size=count), count)
+        return first_samples(DataLoader(data, batch_size=count, collate_fn=_collate), count)
     x = _inputs(_pair(data)[0])
     if not len(x):
         raise TpsgdError("the data is empty: x has no samples")
@@ -370,8 +381,21 @@ def _check_range(y: Tensor, classes: int | None) -> None:
 def _loader(data: Dataset, form: Form) -> DataLoader:
     iterable = isinstance(data, IterableDataset)
     return DataLoader(
-        data, form.batch_size, shuffle=None if iterable else True, generator=torch.Generator()
+        data,
+        form.batch_size,
+        shuffle=None if iterable else True,
+        generator=torch.Generator(),
+        collate_fn=_collate,
     )
+
+
+def _collate(samples: list[Any]) -> Any:
+    """A batch of samples, sequences of different lengths included."""
+    if all(isinstance(s, Sequence) and len(s) == 2 for s in samples):
+        lengths = {np.shape(x)[:1] for x, _ in samples if isinstance(x, (Tensor, np.ndarray))}
+        if len(lengths) > 1:
+            return Padded.of([x for x, _ in samples]), default_collate([y for _, y in samples])
+    return default_collate(samples)
 
 
 def _pair(data: Any) -> Sequence[Any]:

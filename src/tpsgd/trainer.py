@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
@@ -19,7 +19,6 @@ from .learner import Learner
 from .memory import Meter, available
 from .optimizers import OptimizerFactory
 from .padded import Padded
-from .recurrent import Recurrent
 from .rules import Signal
 from .run import Epoch, Run
 from .solvers import Ridge
@@ -47,6 +46,13 @@ class Course:
     early_stopping: EarlyStopping | None = None
     passes: int = 1  # local steps on a batch before it goes on
 
+    @property
+    def work(self) -> int:
+        """How often a sample is learned from."""
+        if isinstance(self.optimizer, Ridge):
+            return min(self.epochs, 1)
+        return self.epochs * self.passes
+
 
 @dataclass
 class Trainer:
@@ -69,7 +75,7 @@ class Trainer:
     def total(self) -> int:
         """Sample passes if nobody stops early."""
         layers = zip(self.learners, self.courses, strict=True)
-        work = sum(x.width * c.epochs * c.passes for x, c in layers if x.trains)
+        work = sum(x.width * c.work for x, c in layers if x.trains)
         return self.source.samples * work
 
     def train(self, learners: list[Learner], source: Source, validation: Source | None) -> None:
@@ -126,9 +132,12 @@ class Trainer:
                 learner.measure(learner.forward(x), labels)
         self._record(learners, learners, 0, samples, validation)
         learner.stop()
-        self.passed += samples * self.courses[learner.block.index].epochs
+        self.passed += samples
+        if self.progress is not None:
+            self.progress(self.passed, self.total)
         for run in self.runs:
             run.sample_passes += samples
+            run.forward_passes += 2 * samples * depth(source)
 
     def pass_on(self, learner: Learner, source: Source) -> Source:
         """The next block's inputs: computed once and kept if they fit, otherwise remade."""
@@ -148,7 +157,9 @@ class Trainer:
         held = source.x.nbytes if isinstance(source, Arrays) and not given else 0
         fits = need < available(source.form.device) / 2
         keeps = fits if self.reuse is None else self.reuse
-        if not source.samples or not keeps or _any_length(source, learner.block.layer):
+        later = self.learners[self.learners.index(learner) + 1 :]
+        any_length = in_loader(source) and any(x.block.recurrent for x in later)
+        if not source.samples or not keeps or any_length:
             return seen_through(source, function)
         self.meter.keep(need, instead_of=held)
         for run in self.runs:
@@ -306,10 +317,9 @@ def validate(learners: list[Learner], busy: list[Learner], source: Source) -> Fi
     return {x.block.index: x.collect(samples) for x in busy if x.signal is Signal.LABEL}
 
 
-def _any_length(source: Source, layer: nn.Module) -> bool:
-    """Whether a layer's output may have another length in each batch of a loader."""
-    source = source.source if isinstance(source, Through) else source
-    return isinstance(source, Stream) and isinstance(layer, Recurrent) and layer.sequence
+def in_loader(source: Source) -> bool:
+    """Whether samples come from a loader, whose batches may differ in length."""
+    return isinstance(source.source if isinstance(source, Through) else source, Stream)
 
 
 def seen_through(source: Source, function: Callable[[Tensor], Tensor]) -> Through:

@@ -93,7 +93,7 @@ class Unrolled:
         self.codes, self.window, self.lazy, self.keep_codes = codes, window, lazy, keep_codes
         self.lead = int(stacked)
         self.objective: Objective = IDLE
-        self.kept: dict[tuple[int, int, int], tuple[Tensor, ...]] = {}
+        self.kept: dict[tuple[int, int], tuple[Tensor, ...]] = {}
 
     def want(self, objective: Objective) -> None:
         """Follow this objective from now on."""
@@ -238,15 +238,17 @@ class Unrolled:
 
     def _codes(self, way: int, start: int, steps: int) -> tuple[Tensor, ...]:
         """The objective's tensors of each step, stacked; made again each time unless kept."""
-        assert self.codes is not None
-        key = (way, start, steps)
-        if key in self.kept:
-            return self.kept[key]
-        each = [self.codes(way, start + i) for i in range(steps)]
+        each = [self._code(way, start + i) for i in range(steps)]
         each = each[::-1] if way else each
-        made = tuple(torch.stack(column, self.lead) for column in zip(*each, strict=True))
+        return tuple(torch.stack(column, self.lead) for column in zip(*each, strict=True))
+
+    def _code(self, way: int, step: int) -> tuple[Tensor, ...]:
+        assert self.codes is not None
+        if (way, step) in self.kept:
+            return self.kept[way, step]
+        made = self.codes(way, step)
         if self.keep_codes:
-            self.kept[key] = made
+            self.kept[way, step] = made
         return made
 
     @property

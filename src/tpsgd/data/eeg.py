@@ -40,7 +40,8 @@ def read(folder: Path, entry: Dataset, *, against: int, by_recording: bool) -> R
     """
     file = folder / entry.files[0]
     table = _table(file)
-    mine = np.isin(table.y, (SEIZURE, against))
+    mine = np.flatnonzero(np.isin(table.y, (SEIZURE, against)))
+    mine = mine[np.argsort(table.recording[mine], kind="stable")]  # recording by recording
     x, y, recording = (column[mine] for column in table)
     if len(np.unique(y)) < 2:
         raise TpsgdError(f"{file} has no rows of y = {SEIZURE} or none of y = {against}.")

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from .. import data, inits, rules
@@ -117,7 +118,7 @@ FAITHFUL = (
     *begun(grid(adam=[False], lr=(0.25, 0.5), ratio=(10.0, 100.0, 1000.0)), SCALES[:3]),
 )
 PAPER_BP = begun(grid(lr=RATES), SCALES)
-LEAKY = grid(h=[0.9], leak=(0.1, 0.3, 1.0), x=(1.0, 3.0), lr=RATES)
+LEAKY = grid(h=[0.9], leak=(0.1, 0.3, 1.0), x=(0.3, 1.0, 3.0), lr=RATES)
 SOLVED = grid(h=[0.9], leak=(0.3, 1.0), x=(0.3, 1.0), lr=(3e-5, 1e-4, 3e-4), alpha=[1e-9])
 GENTLE = grid(h=[0.9], leak=[1.0], x=[0.3], lr=(1e-5, 3e-5, 1e-4, 1e-3))
 RESERVOIR = grid(h=[0.9], leak=(0.1, 0.3, 1.0), x=(0.1, 0.3, 1.0, 3.0), alpha=(1e-9, 1e-7, 1e-5))
@@ -221,7 +222,12 @@ class Place:
             held_out = self._search(arm, shape)
             choice = Choice(**max(held_out, key=lambda pair: pair[1])[0])
         many = self._train(arm, shape, [choice] * self.restarts, self.train, EPOCHS)
-        return _row(many, self.test, choice, held_out) | {"search": arm.search}
+        searched = None if not held_out else [arm.search[0], self._epochs(arm)]
+        return _row(many, self.test, choice, held_out) | {"search": searched}
+
+    def _epochs(self, arm: Arm) -> int:
+        """Of a search."""
+        return EPOCHS if len(self.train[1]) <= SMALL else arm.search[1]
 
     def in_time(self, arms: dict[str, Any]) -> dict[str, Any]:
         """Backprop through time, for no longer than the readout took."""
@@ -235,8 +241,7 @@ class Place:
 
     def _search(self, arm: Arm, shape: str) -> list[tuple[dict[str, Any], float]]:
         """Every choice's accuracy on held-out samples; those of one structure train together."""
-        samples, epochs = arm.search
-        epochs = EPOCHS if len(self.train[1]) <= SMALL else epochs
+        samples, epochs = arm.search[0], self._epochs(arm)
         inner, held_out = last_of_each_class(self.train, samples)
 
         def scores(choices: list[Choice]) -> list[float]:
@@ -245,7 +250,10 @@ class Place:
             try:
                 many = self._train(arm, shape, choices, inner, epochs)
                 return many.evaluate(held_out)
-            except TpsgdError:  # one of them left the finite numbers: each by itself
+            except TpsgdError as error:
+                if " became " not in str(error):
+                    raise
+                # one of them left the finite numbers: each by itself
                 return [0.0] if len(choices) == 1 else [scores([c])[0] for c in choices]
 
         found = []
@@ -268,7 +276,10 @@ class Place:
             return made.to(self.device)
 
         if arm.head == "none":
-            models = [factory() for _ in choices]
+            models = []
+            for seed in range(len(choices)):
+                torch.manual_seed(seed)
+                models.append(factory())
             return Restarts(models, [], False)
         alike = len(set(choices)) == 1
         chosen = choices[:1] if alike else choices
@@ -283,9 +294,14 @@ class Place:
             factory, samples, restarts=len(choices), backprop=arm.rule is None,
             rule=None if arm.rule is None else rule,  # type: ignore[arg-type]
             optimizer=optimizer if arm.rule is None else blocks, epochs=epochs, batch_size=BATCH,
-            lr_schedule=partial(LambdaLR, lr_lambda=lambda epoch: 1 - epoch / epochs),
+            lr_schedule=partial(_to_zero, epochs=epochs),
             stacked=len(choices) > 1 and not arm.perceptron, window=WINDOW,
         )  # fmt: skip
+
+
+def _to_zero(optimizer: Optimizer, epochs: int) -> LambdaLR:
+    """A learning rate that falls in a straight line."""
+    return LambdaLR(optimizer, lambda epoch: 1 - epoch / epochs)
 
 
 def _structure(choice: Choice) -> tuple[float, float, bool]:
@@ -293,12 +309,9 @@ def _structure(choice: Choice) -> tuple[float, float, bool]:
     return choice.leak, choice.alpha, choice.adam
 
 
-def _upper(arm: Arm) -> Rule | None:
-    """The rule of the perceptron's hidden layer: the paper's l2, or readout."""
-    if arm.perceptron:
-        return rules.readout()
-    faithful = arm.rule is not None and arm.rule.per_step and arm.rule.objective is not None
-    return rules.tpsgd_l2() if faithful else arm.rule
+def _upper(arm: Arm) -> Rule:
+    """The rule of the perceptron's hidden layer: the paper's l2 on its cell, else readout."""
+    return rules.readout() if arm.leaky else rules.tpsgd_l2()
 
 
 def model(
@@ -359,6 +372,8 @@ def _row(
         "stacked": many.stacked,
         "sample_passes": run.sample_passes if run else 0,
         "settings": run.settings if run else {},
+        "restarts": len(accuracies),
+        "machine": machine(str(test[1].device)),
     }
 
 
