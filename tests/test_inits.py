@@ -5,7 +5,7 @@ import torch
 from helpers import seeded
 from torch import nn
 
-from tpsgd import Recurrent, inits
+from tpsgd import Recurrent, TpsgdError, inits
 from tpsgd.inits import spectral_radius
 
 
@@ -34,7 +34,7 @@ def test_zeros():
         (inits.scaled_uniform(), (1.0, 0.1)),
         (inits.scaled_uniform(3.0, 0.4), (3.0, 0.4)),
         (inits.reservoir(x=0.2), (0.2, None)),
-        (inits.reservoir(), ((32 / 40) ** 0.5, None)),  # there are 40 features
+        (inits.reservoir(), (3 * 32 / 40, None)),  # there are 40 features
     ],
     ids=lambda v: v.name if isinstance(v, inits.Init) else "",
 )
@@ -103,3 +103,11 @@ def test_filling_weights_that_learn():
     weights = [nn.Parameter(torch.zeros(3, 2)), nn.Parameter(torch.zeros(3, 3))]
     inits.reservoir()(*weights)
     assert all(w.requires_grad and w.grad_fn is None and w.all() for w in weights)
+
+
+def test_inits_have_names():
+    assert inits.named("scaled-uniform").name == inits.scaled_uniform().name
+    assert inits.named(inits.zeros()).name == "zeros"
+    assert not Recurrent(3, 4, init="zeros").cells[0].weight_h.any()
+    with pytest.raises(TpsgdError, match="unknown init 'ones': choose zeros, uniform"):
+        Recurrent(3, 4, init="ones")

@@ -311,3 +311,16 @@ def test_the_peak_is_the_same_from_run_to_run(name):
     settings = {"rule": DRAWN[name](), "schedule": tpsgd.simultaneous, "epochs": 1}
     peaks = {tpsgd.fit(mlp(6, 8, 3), points(), **settings).peak_bytes for _ in range(3)}
     assert len(peaks) == 1
+
+
+def test_evaluate_does_not_grow_with_the_length():
+    peaks = []
+    for steps in (10, 500):
+        x, y = torch.randn(64, steps, 2), torch.arange(64) % 3
+        model = nn.Sequential(tpsgd.Recurrent(2, 64), nn.Linear(64, 3))
+        live = LiveBytes()
+        with live:
+            tpsgd.evaluate(model, (x, y))
+        peaks.append(live.peak)
+    assert peaks[1] < peaks[0] + 2 * x.nbytes  # the batch, and checking it
+    assert 20 * x.nbytes < 64 * 500 * 64 * 4  # which is far less than all states

@@ -184,7 +184,7 @@ def test_the_papers_perceptron_after_two_layers():
 @pytest.mark.parametrize("name", INITS)
 def test_inits_of_recurrent_words(kind, name):
     cell = factory(f"{kind}:40", (5, 4), 2, init=name)()[0].cells[0]
-    reach = {"zeros": 0.0, "uniform": 0.01, "scaled-uniform": 1.0, "reservoir": 1.0}[name]
+    reach = {"zeros": 0.0, "uniform": 0.01, "scaled-uniform": 1.0, "reservoir": 3.0}[name]
     assert 0.5 * reach <= cell.weight_x.abs().max() <= reach
 
 

@@ -100,6 +100,58 @@ def test_on_held_out_tweets_backprop_was_ahead(name):
     assert best["readout"] < theirs, "reword the README and docs/recurrent.md"
 
 
+ROWS = (100, 1), (1000, 1), (100, 2), (1000, 2)  # (steps, layers)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda r: f"{r[0]} steps, {r[1]} layers")
+def test_words_about_windows_are_true(row):
+    """Where this fails after a new measurement: reword docs/recurrent.md and README."""
+    if not (ROOT / "results" / "sequences.json").is_file():
+        pytest.skip("not measured yet")
+    rows = numbers.Results(ROOT / "results")["sequences"]["rows"]
+    arms = next(r["arms"] for r in rows if (r["steps"], r["layers"]) == row)
+    one, some = (arms[f"readout, window {n}"] for n in (1, 16))
+    assert one["time_ratio"] > 1, "a window of one step costs time"
+    assert some["time_ratio"] < 1, "a window of 16 is faster than backprop through time"
+    assert one["memory_ratio"] < some["memory_ratio"] < 0.5
+
+
+def test_memory_and_time_by_length(tmp_path):
+    page = "<!-- numbers: sequences/1 -->\n<!-- end -->\n"
+    page += "it takes <!-- numbers: through-time/10/1/readout, window 1 --><!-- end -->."
+    bare = numbers.fill(page, numbers.Results(tmp_path))
+    assert "Not measured yet: `python benchmarks/sequences.py --out results`" in bare
+    assert "(not measured yet)" in bare
+    arm = {"peak_bytes": 2048, "seconds": 0.5, "memory_ratio": 0.25, "time_ratio": 1.5}
+    record = {
+        "rows": [{"steps": 10, "layers": 1, "arms": {"readout, window 1": arm}}],
+        "settings": {"features": 16, "hidden": 256, "batch_size": 64, "turns": 2},
+        "machine": {"cpu": "a CPU", "threads": 2, "gpu": None},
+        "versions": {"python": "3", "torch": "2"},
+        "command": "python benchmarks/sequences.py",
+    }
+    (tmp_path / "sequences.json").write_text(json.dumps(record))
+    filled = numbers.fill(bare, numbers.Results(tmp_path))
+    assert "|  | 10 steps: memory | 10 steps: seconds |" in filled
+    assert "| `readout, window 1` | 2.0\N{NO-BREAK SPACE}KB (×0.25) | 0.50 (×1.50) |" in filled
+    assert "1 layer of 256 units" in filled and "a CPU, 2 threads" in filled
+    assert "-->1.50 of its seconds and 0.25 of its memory<!--" in filled
+
+
+def test_arms_that_are_not_measured_are_left_out_of_a_comparison(tmp_path):
+    arms = {"readout": {"accuracies": [0.9]}, "backprop": {"accuracies": [0.92]}}
+    record = {"tables": {"eeg, single": {"arms": arms}}}
+    (tmp_path / "recurrent.json").write_text(json.dumps(record))
+    mark = "<!-- numbers: against/eeg/single/readout/backprop/backprop-leaky --><!-- end -->"
+    filled = numbers.fill(mark, numbers.Results(tmp_path))
+    assert "-->2.0 points behind `backprop`<!--" in filled
+
+
+def test_how_a_file_was_put_together_is_said():
+    results = numbers.Results(ROOT / "results")
+    assert results["recurrent"]["history"] in numbers.recurrent(results, "single")
+
+
 def test_cells_of_sequences_that_are_missing_are_named(tmp_path):
     arms = {"readout": {"accuracies": [0.9, 0.92], "seconds": 1.0}}
     found = {"eeg, stacked": {"paper": [50.0, 60.0, 70.0, 80.0, 90.0], "arms": arms}}

@@ -298,3 +298,55 @@ def test_held_out_sequences_may_be_longer_or_shorter():
         for kind in ("one layer", "two layers"):
             run = tpsgd.fit(net(kind), (RAGGED, Y), validation=(held_out, Y[:5]), epochs=1)
             assert all(e.val_loss is not None for e in run.history)
+
+
+class Ragged(torch.utils.data.Dataset):
+    """A plain data set of sequences as they are."""
+
+    def __len__(self):
+        return len(Y)
+
+    def __getitem__(self, i):
+        return RAGGED.data[i, : RAGGED.lengths[i]], Y[i]
+
+
+@pytest.mark.parametrize("kind", ["one layer", "two layers"])
+@pytest.mark.parametrize("fit", [tpsgd.fit, tpsgd.fit_backprop])
+def test_a_data_set_of_different_lengths(kind, fit):
+    model = net(kind)
+    before = state(model)
+    fit(model, Ragged(), epochs=1, batch_size=5)
+    assert all(not torch.equal(before[k], v) for k, v in state(model).items())
+    assert tpsgd.evaluate(model, Ragged()) == tpsgd.evaluate(model, (RAGGED, Y))
+
+
+def test_a_model_can_be_called_with_a_list_or_an_array():
+    model = net("one layer")
+    parts = [RAGGED.data[i, :n] for i, n in enumerate(RAGGED.lengths)]
+    with torch.no_grad():
+        close({"": model(parts)}, {"": model(RAGGED)})
+        close({"": model(X.numpy())}, {"": model(X)})
+
+
+def test_readout_says_how_often_the_last_states_are_right():
+    run = tpsgd.fit(net("one layer"), (RAGGED, Y), epochs=1)
+    assert run.history[0].accuracy is not None and 0 <= run.history[0].accuracy <= 1
+
+
+def test_the_last_recurrent_layer_must_give_its_last_state():
+    class Mean(nn.Module):
+        def forward(self, x):
+            return x.mean(1)
+
+    model = nn.Sequential(tpsgd.Recurrent(4, 5, sequence=True), Mean(), nn.Linear(5, 3)).double()
+    with pytest.raises(TpsgdError, match=r"let the last recurrent layer give its last state"):
+        tpsgd.fit(model, (RAGGED, Y), epochs=1)
+    tpsgd.fit(model, (X, Y), epochs=1)
+
+
+def test_a_frozen_embedding_before_the_recurrent_layer():
+    words = tpsgd.Padded(torch.arange(len(Y) * 6).reshape(-1, 6) % 9, torch.arange(len(Y)) % 6 + 1)
+    embedding = nn.Embedding(9, 4).requires_grad_(False)
+    model = nn.Sequential(embedding, tpsgd.Recurrent(4, 5), nn.Linear(5, 3)).double()
+    tpsgd.fit(model, (words, Y), epochs=1)
+    tpsgd.evaluate(model, (words, Y))

@@ -545,7 +545,7 @@ def test_the_unrolled_forward_is_the_modules_own(kind, sequence, both_ways):
 
 def test_readout_reports_how_often_the_last_step_is_right():
     x, y = sequences(n=60)
-    model = net(cell(hidden=20), units=20)
+    model = net(cell(hidden=20, leak=0.5, init=inits.reservoir(x=1.0)), units=20)
     seen = []
     tpsgd.fit(model, (x, y), epochs=30, lr=0.02, callbacks=[seen.append])
     first = [e for e in seen if e.block == 1]
@@ -603,3 +603,22 @@ def test_readout_beats_its_frozen_control_on_rows_of_mnist():
         tpsgd.fit(model, rows, rule=rule, epochs=2, batch_size=32, lr=3e-3, window=28)
         accuracy[rule.name] = tpsgd.evaluate(model, test)
     assert accuracy["readout"] > accuracy["frozen"] + 0.1
+
+
+@pytest.mark.parametrize("between", [nn.LayerNorm(6), nn.PReLU()])
+def test_what_rides_with_a_recurrent_block_does_not_learn_and_is_not_counted(between):
+    layers = cell(hidden=6, sequence=True)(), between, cell(6, hidden=6)()
+    model = nn.Sequential(*layers, nn.Linear(6, CLASSES)).double()
+    before = {k: p.clone() for k, p in between.state_dict().items()}
+    run = tpsgd.fit(model, sequences(), epochs=1, lr=0.1)
+    assert all(torch.equal(p, before[k]) for k, p in between.state_dict().items())
+    assert run.blocks[1].parameters == sum(p.numel() for p in model[2].parameters())
+    learned = {id(p) for block in tpsgd.split(model) for p in block.named_parameters().values()}
+    assert learned == {id(p) for m in (model[0], model[2], model[3]) for p in m.parameters()}
+
+
+def test_whole_numbers_are_tokens_only_for_a_layer_that_meets_them():
+    x = torch.randint(0, 255, (20, 12), dtype=torch.uint8)
+    model = nn.Sequential(nn.Unflatten(1, (3, 4)), nn.RNN(4, 5, batch_first=True), nn.Linear(5, 2))
+    tpsgd.fit(model, (x, torch.arange(20) % 2), epochs=1)
+    tpsgd.evaluate(model, (x, torch.arange(20) % 2))

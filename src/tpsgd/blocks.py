@@ -238,8 +238,9 @@ def _refuse(name: str, module: nn.Module) -> None:
             )
             raise TpsgdError(
                 f"{type(m).__name__} (module {where!r}) is not supported: its gradient would run "
-                f"through time or across tokens, which is not local; {instead}, put it in front "
-                "of the model as a frozen encoder, or train with tpsgd.fit_backprop"
+                f"through time or across tokens, which is not local; {instead}, compute its "
+                "outputs once and fit on those, or train a module of your own that holds it with "
+                "tpsgd.fit_backprop"
             )
         if isinstance(m, nn.UninitializedParameter) or any(
             isinstance(p, nn.UninitializedParameter) for p in m.parameters(recurse=False)

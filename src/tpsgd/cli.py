@@ -43,6 +43,7 @@ SOURCES = {
 RECURRENT = ("random", "reservoir")  # in `--rules all` of recurrent models alone
 SCHEDULES = ("sequential", "simultaneous")
 LOSSES = ("mse", "cross-entropy", "bce")
+HEADS = ("adam", "ridge")
 INITS = ("zeros", "uniform", "scaled-uniform", "reservoir")
 INTERRUPTED = 130
 
@@ -99,6 +100,10 @@ InitWord = Annotated[
 Leak = Annotated[
     float | None,
     typer.Option(help="rnn: and birnn: the share of the state that a step renews, up to 1."),
+]
+Head = Annotated[
+    str | None,
+    typer.Option(help="The last layer: adam, or ridge, in closed form (recurrent nets: ridge)."),
 ]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")]
 Threads = Annotated[int | None, typer.Option(help="CPU threads.", min=1)]
@@ -179,6 +184,7 @@ def train(
     window: Window = None,
     init: InitWord = None,
     leak: Leak = None,
+    head: Head = None,
     device: Device = None,
     threads: Threads = None,
     max_train: MaxTrain = None,
@@ -193,9 +199,11 @@ def train(
     samples = _load(data, seed, max_train)
     factory, recurrent = _model(model, samples, activation, init, leak)
     options |= _through_time(window, model, recurrent)
+    head = head or ("ridge" if recurrent else "adam")
     (arm,) = _arms([rule], schedule, factory)
     if schedule and arm.rule and arm.rule.head:
         arm = replace(arm, schedule=_schedule(schedule))  # as asked: DFA may refuse it
+    (arm,) = _headed([arm], head, factory, lr)
     folder = None if out is None else _usable(out)
 
     from . import compare as comparing
@@ -209,7 +217,7 @@ def train(
     net, run = made.models[0], made.runs[0]
     accuracy = evaluate(net, samples.test)
     record = {"command": _command(), "accuracy": accuracy, **run.as_dict()}
-    record["settings"] = {**_named(model, activation, init, leak), **run.settings}
+    record["settings"] = {**_named(model, activation, init, leak, head), **run.settings}
     record |= {"data": comparing.describe(samples), "machine": comparing.machine(device)}
     record["versions"] = comparing.versions()
     if folder is not None:
@@ -241,6 +249,7 @@ def compare(
     window: Window = None,
     init: InitWord = None,
     leak: Leak = None,
+    head: Head = None,
     device: Device = None,
     threads: Threads = None,
     max_train: MaxTrain = None,
@@ -255,8 +264,9 @@ def compare(
     samples = _load(data, seed, max_train)
     factory, recurrent = _model(model, samples, activation, init, leak)
     options |= _through_time(window, model, recurrent)
+    head = head or ("ridge" if recurrent else "adam")
     words = words or [word for word in SOURCES if recurrent or word not in RECURRENT]
-    arms = _arms(words, schedule, factory)
+    arms = _headed(_arms(words, schedule, factory), head, factory, lr, controls=True)
     folder = _usable(out)
 
     from . import compare as comparing
@@ -265,7 +275,8 @@ def compare(
     with _bar() as advance:
         record = comparing.compare(
             samples, factory, arms, restarts=restarts, seed=seed, **options,
-            notes=_named(model, activation, init, leak) | {"schedule": schedule or SCHEDULES[0]},
+            notes=_named(model, activation, init, leak, head)
+            | {"schedule": schedule or SCHEDULES[0]},
             command=_command(),
             progress=advance and (lambda record, arm, share: advance(arm.name, share, record)),
             each=lambda record: report.save(record, folder),
@@ -414,6 +425,19 @@ def _arms(words: Iterable[str], schedule: str | None, factory: "Factory") -> "li
     return [reservoir(factory) if w == "reservoir" else arm(_rule(w), chosen) for w in words]
 
 
+def _headed(
+    arms: "list[Arm]", head: str, factory: "Factory", lr: float | None, controls: bool = False
+) -> "list[Arm]":
+    """The arms with the head that was asked for, the controls too."""
+    _known("head", head, HEADS)
+    if head == "adam":
+        return arms
+
+    from .compare import solved, with_controls
+
+    return [solved(arm, factory, lr) for arm in (with_controls(arms) if controls else arms)]
+
+
 def _schedule(word: str) -> Any:
     from . import schedules
 
@@ -454,10 +478,13 @@ def _through_time(window: int | None, model: str, recurrent: bool) -> dict[str, 
 
 
 def _named(
-    model: str, activation: str, init: str | None, leak: float | None
+    model: str, activation: str, init: str | None, leak: float | None, head: str
 ) -> dict[str, str | float]:
-    """A model's settings, for the record."""
-    named = {"model": model, "activation": activation, "init": init, "leak": leak}
+    """A model's settings, for the record; an activation that it has none of is not one."""
+    cells_only = "rnn:" in model and "+" not in model
+    used = None if cells_only else activation
+    named = {"model": model, "activation": used, "init": init, "leak": leak}
+    named["head"] = None if head == "adam" else head
     return {key: value for key, value in named.items() if value is not None}
 
 

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
@@ -102,6 +103,15 @@ def reservoir(factory: Factory) -> Arm:
     make = reservoir_like(factory)
     optimizer = [*[adam] * (len(split(make())) - 1), ridge()]
     return Arm("reservoir", RESERVOIR, optimizer=optimizer, factory=make)
+
+
+def solved(arm: Arm, factory: Factory, lr: float | None = None) -> Arm:
+    """The arm with its last block in closed form, if it learns block by block by an optimizer."""
+    free = arm.rule is not None and arm.rule.head and arm.optimizer is None
+    if not free or arm.schedule is not sequential:
+        return arm
+    below = adam if lr is None else partial(torch.optim.Adam, lr=lr)
+    return replace(arm, optimizer=[*[below] * (len(split(factory())) - 1), ridge()])
 
 
 @dataclass

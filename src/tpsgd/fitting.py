@@ -152,6 +152,8 @@ def train_local(
     started = time.perf_counter()
     cuts = [split(model) for model in models]
     blocks = cuts[0]
+    if settings.window is not None and not any(block.recurrent for block in blocks):
+        raise TpsgdError("window is for models with recurrent layers, and there is none")
     courses = settings.courses(len(blocks))
     rules = rules_for(rule, blocks, settings.schedule, any(c.passes > 1 for c in courses))
     loss = settings.loss or rules[-1].loss

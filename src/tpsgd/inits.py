@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .errors import TpsgdError
+
 
 @dataclass(frozen=True)
 class Init:
@@ -60,11 +62,12 @@ def reservoir(radius: float = 0.9, x: float | None = None) -> Init:
     """W_H normal, scaled to a spectral radius; W_X uniform in (-x, x): an echo state network.
 
     A radius just under 1 lets a state fade slowly instead of dying or exploding (Jaeger 2001).
-    Without `x` it is 1, and smaller where a step has more than 32 features: sqrt(32 / inputs).
+    Without `x` it is 3, and smaller where a step has more than 32 features: 96 / inputs. (Found
+    best on held-out data for `readout` with a leak of 0.1; untrained, 0.3 is better.)
     """
 
     def fill(weight_x: Tensor, weight_h: Tensor) -> None:
-        reach = min(1.0, math.sqrt(32 / weight_x.shape[1])) if x is None else x
+        reach = 3.0 * min(1.0, 32 / weight_x.shape[1]) if x is None else x
         weight_x.uniform_(-reach, reach)
         weight_h.normal_()
         weight_h.mul_(radius / spectral_radius(weight_h))
@@ -87,3 +90,26 @@ def spectral_radius(weight: Tensor, squarings: int = 14) -> float:
         log += math.log(norm) / k
         power, k = (power / norm) @ (power / norm), 2 * k
     return math.exp(log) * float(power.norm()) ** (1.0 / k)
+
+
+BY_NAME: dict[str, Callable[[], Init]] = {
+    "zeros": zeros,
+    "uniform": uniform,
+    "scaled_uniform": scaled_uniform,
+    "reservoir": reservoir,
+}
+
+
+def named(init: "Init | str") -> Init:
+    """An init, or the one of that name with its usual numbers.
+
+    Examples:
+        >>> named("reservoir").name
+        'reservoir(0.9)'
+    """
+    if isinstance(init, Init):
+        return init
+    found = BY_NAME.get(str(init).replace("-", "_"))
+    if found is None:
+        raise TpsgdError(f"unknown init {init!r}: choose {', '.join(BY_NAME)}, or tpsgd.inits.…()")
+    return found()

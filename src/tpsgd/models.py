@@ -176,8 +176,15 @@ def reservoir(make: Factory) -> Factory:
             "nn.Linear, such as rnn:512"
         )
     kept = [
-        (Cell(both_ways=one.bidirectional, leak=one.leak if one.leak < 1 else None), one.hidden)
-        for one in layers
+        (
+            Cell(
+                both_ways=one.bidirectional,
+                init=None if i else inits.reservoir(x=0.3 * min(1.0, 32 / one.inputs)),
+                leak=one.leak if one.leak < 1 else None,
+            ),
+            one.hidden,
+        )
+        for i, one in enumerate(layers)
     ]
     first, classes = layers[0].inputs, head.out_features
 

@@ -9,6 +9,7 @@ an ordinary recurrent layer (backpropagation through time); `unrolled` teaches i
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -54,7 +55,7 @@ class Recurrent(nn.Module):
         hidden: units of the state.
         leak: a, the share of the state that a step renews; 1 forgets the old state.
         activation: sigma, a module class of torch's: Tanh, Sigmoid, ReLU, ...
-        init: how the weights begin, a value out of `tpsgd.inits`.
+        init: how the weights begin, a value out of `tpsgd.inits` or its name, such as "zeros".
         bidirectional: a second cell reads backwards; both states are concatenated.
         sequence: give the states of all steps, for another recurrent layer, not the last alone.
 
@@ -72,16 +73,16 @@ class Recurrent(nn.Module):
         inputs: int,
         hidden: int,
         *,
-        leak: float = 0.3,
+        leak: float = 0.1,
         activation: type[nn.Module] = nn.Tanh,
-        init: Init | None = None,
+        init: Init | str | None = None,
         bidirectional: bool = False,
         sequence: bool = False,
     ) -> None:
         super().__init__()
         if inputs < 1 or hidden < 1:
             raise TpsgdError(f"Recurrent needs inputs and units, got {inputs} and {hidden}")
-        init = inits.reservoir() if init is None else init
+        init = inits.reservoir() if init is None else inits.named(init)
         cells = [Cell.fresh(inputs, hidden, init) for _ in range(1 + bidirectional)]
         self._set_up(cells, leak, activation, sequence)
 
@@ -106,7 +107,7 @@ class Recurrent(nn.Module):
         inputs: int,
         hidden: int,
         *,
-        init: Init | None = None,
+        init: Init | str | None = None,
         bidirectional: bool = False,
         sequence: bool = False,
     ) -> "Recurrent":
@@ -202,10 +203,11 @@ def _drive(cell: Any, x: Tensor) -> Tensor:
 
 def as_sequences(x: Any, layer: Recurrent) -> Sequences:
     """What a recurrent layer was given, as `(batch, steps, inputs)` or tokens `(batch, steps)`."""
-    if isinstance(x, PackedSequence):
+    if isinstance(x, (PackedSequence, list)):
         x = Padded.of(x)
     if isinstance(x, Padded):
         return Padded(as_sequences(x.data, layer), x.lengths)  # type: ignore[arg-type]
+    x = torch.from_numpy(x) if isinstance(x, np.ndarray) else x
     whole = not x.is_floating_point()
     if x.dim() == 2 and whole and layer.inputs > 1 and x.shape[1]:
         return x.long()
@@ -216,9 +218,12 @@ def as_sequences(x: Any, layer: Recurrent) -> Sequences:
             f"Recurrent({layer.inputs}, {layer.hidden}) takes (batch, steps, {layer.inputs})"
             + (" or whole numbers (batch, steps)" if layer.inputs > 1 else "")
             + f", got {tuple(x.shape)}"
-            + ("; the layer before it needs sequence=True" if x.dim() == 2 and not whole else "")
+            + (_HINT if x.dim() == 2 and not whole else "")
         )
     return x.to(layer.cells[0].weight_h.dtype) if whole else x  # type: ignore[union-attr, arg-type]
+
+
+_HINT = "; the layer before it needs sequence=True, or, if this is one sequence, give x[None]"
 
 
 class Joined(nn.Module):

@@ -154,8 +154,8 @@ class Unrolled:
         """The local loss of a batch."""
         saved.s, saved.tensors = s, tensors
         self._finish(saved)
-        saved.s = None
-        return self._report(saved)
+        report, saved.s = self._report(saved), None
+        return report
 
     def error(self, saved: Pass, labels: Tensor) -> Tensor:
         """Never asked for: a recurrent block is not the last."""
@@ -283,11 +283,19 @@ class Unrolled:
         part.narrow(dim + 1, way * units, units).copy_(states)
 
     def _report(self, saved: Pass) -> Local:
-        sweeps, ragged = saved.sweeps, saved.lengths is not None
+        sweeps = saved.sweeps
         loss = sum(sweep.loss for sweep in sweeps if sweep.loss is not None)
         assert isinstance(loss, Tensor)
         dtensors = tuple(t for sweep in sweeps for t in sweep.dtensors)
-        return Local(loss, loss, dtensors, None if ragged else sweeps[0].logits)
+        return Local(loss, loss, dtensors, self._logits(saved))
+
+    def _logits(self, saved: Pass) -> Tensor | None:
+        """What the objective makes of the sequences' last states, if it classifies."""
+        if saved.lengths is None or saved.sweeps[0].logits is None:
+            return saved.sweeps[0].logits
+        own = saved.tensors[: len(saved.tensors) // len(self.layer.cells)]
+        assert saved.s is not None
+        return self.objective(saved.sweeps[0].h, saved.s, *own).logits
 
 
 def computed(x: Any) -> Sequences:

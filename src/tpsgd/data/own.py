@@ -76,7 +76,8 @@ def read_npz(file: Path) -> Raw:
 def from_function(file: Path, name: str) -> Raw:
     """Run `name` in `file`: it returns (x, y), or ((x, y), (x_test, y_test)).
 
-    x may be `Padded`; if it holds whole numbers, (samples, longest), they are tokens.
+    x may be `Padded`, or a list of sequences of different lengths; if such hold whole numbers, one
+    a step, they are tokens.
     """
     where, result = f"{file}:{name}", call(file, name)
     nested = isinstance(result, tuple) and bool(result) and isinstance(result[0], tuple)
@@ -120,6 +121,8 @@ def _raw(where: str, parts: list[Part], tokens: bool) -> Raw:
 
 def _part(where: str, x: Any, y: Any) -> Part:
     lengths = None
+    if isinstance(x, list) and len({np.shape(one)[:1] for one in x}) > 1:
+        x = Padded.of(x)
     if isinstance(x, Padded):
         x, lengths = x.data, _array(where, x.lengths)
     return Part(_array(where, x), _array(where, y), lengths)
