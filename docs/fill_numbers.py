@@ -33,6 +33,7 @@ FILES = {
     "speed": "python benchmarks/speed.py --out results",
     "gpu": "python benchmarks/gpu.py --out results",
     "recurrent": "python -m tpsgd.experiments.recurrent --out results",
+    "sequences": "python benchmarks/sequences.py --out results",
 }
 ORDER = (
     *("backprop", "readout", "readout-learned", "tpsgd-l2", "tpsgd-l1", "dfa", "sdfa", "drtp"),
@@ -72,6 +73,7 @@ SPLITS = {
 }
 PUBLISHED = ("random", "random-rnn", "drtp", "tpsgd-l1", "backprop")
 SINGLE = ("backprop-leaky", "backprop-leaky in readout's time")  # arms of that shape alone
+THROUGH_TIME = "backprop through time"  # the reference of `sequences`
 SEQUENCE_ARMS = (*PUBLISHED, "reservoir", "readout", "readout-ridge", *SINGLE)
 
 
@@ -321,6 +323,8 @@ def recurrent(results: Results, shape: str, which: str = "sets") -> str:
             rows.append([IN_PAPER, *(f"{k[i]:.2f}" if k else "–" for k in known)])
     head = ("test accuracy %", *columns.values())
     note = f"{_legend(record | {'tables': tables})} {_missing(tables, arms, shape)}"
+    if (shape, which) == ("single", "sets"):
+        note += _history(record)
     return f"{table(head, rows)}\n\n{note}{origin(record)}"
 
 
@@ -342,6 +346,11 @@ def _missing(tables: dict[str, Record], arms: Sequence[str], shape: str) -> str:
         f"{lost} of {len(arms) * len(tables)} cells (–) are still to be run: `{FILES['recurrent']} "
         f"--shapes {shape} --sets {' '.join(sets)}` runs them and keeps the others. "
     )
+
+
+def _history(record: Record) -> str:
+    """How the file came about, where it was not made in one go."""
+    return f"{record['history']} " if record.get("history") else ""
 
 
 def recurrent_gaps(results: Results, *against: str) -> str:
@@ -428,9 +437,9 @@ def recurrent_choices(results: Results) -> str:
     head = ("set", "arm", "optimizer, rate", "W_X", "W_H", "leak", "trials", "held-out accuracy %")
     note = (
         "W_X begins uniform within ± the figure; W_H within ± the figure in the paper's cell, with "
-        "that spectral radius in the leaky one. Every trial of every search is in the file."
+        "that spectral radius in the leaky one. Every trial of every search is in the file. "
     )
-    return f"{table(head, rows)}\n\n{note} {origin(record)}"
+    return f"{table(head, rows)}\n\n{note}{_history(record)}{origin(record)}"
 
 
 def _choice(name: str, arm: Record) -> list[str]:
@@ -441,6 +450,33 @@ def _choice(name: str, arm: Record) -> list[str]:
         rate = f"ridge, {choice['alpha']:g}"
     sizes = [f"{choice[k]:g}" for k in ("x", "h", "leak")]
     return [rate, *sizes, str(len(arm["held_out"])), f"{100 * best:.1f}"]
+
+
+def sequences(results: Results, layers: str, *wanted: str) -> str:
+    """Bytes and seconds over time by length, of all arms or some, against backprop's."""
+    record = results["sequences"]
+    lengths = [row for row in record["rows"] if row["layers"] == int(layers)]
+    head = ["", *(f"{row['steps']:,} steps: {k}" for row in lengths for k in ("memory", "seconds"))]
+    rows = [
+        [f"`{arm}`", *(cell for row in lengths for cell in _over_time(row["arms"][arm]))]
+        for arm in wanted or lengths[0]["arms"]
+    ]
+    s = record["settings"]
+    note = (
+        f"{count(int(layers), 'layer')} of {s['hidden']} units on {s['features']} features, "
+        f"batches of {s['batch_size']}; rules have `reuse=False`. Peak memory beyond the data set, "
+        f"and seconds of an epoch, the fastest of {count(s['turns'], 'turn')}; × is over "
+        f"{THROUGH_TIME}. "
+        "Longer sequences are fewer: compare seconds within a length."
+    )
+    return f"{table(head, rows)}\n\n{note} {origin(record)}"
+
+
+def _over_time(arm: Record) -> tuple[str, str]:
+    return (
+        f"{size(arm['peak_bytes'])} (×{arm['memory_ratio']:.2f})",
+        f"{arm['seconds']:.2f} (×{arm['time_ratio']:.2f})",
+    )
 
 
 # Values inside sentences
@@ -485,6 +521,29 @@ def gap(results: Results, name: str, shape: str, arm: str, other: str) -> str:
     if not points:
         return "level with"
     return f"{abs(points):.1f} points {'ahead of' if points > 0 else 'behind'}"
+
+
+def against(results: Results, name: str, shape: str, arm: str, *others: str) -> str:
+    """How far an arm of `recurrent` is from each of several, of those that were measured."""
+    found = []
+    for other in others:
+        try:
+            found.append(f"{gap(results, name, shape, arm, other)} `{other}`")
+        except Missing:
+            continue
+    if not found:
+        raise Missing("recurrent")
+    return " and ".join(found)
+
+
+def through_time(results: Results, steps: str, layers: str, arm: str) -> str:
+    """Seconds and memory over those of backprop through time, from `sequences`."""
+    key = {"steps": int(steps), "layers": int(layers)}
+    rows = [r for r in results["sequences"]["rows"] if key.items() <= r.items()]
+    if not rows:
+        raise Missing("sequences")
+    found = rows[0]["arms"][arm]
+    return f"{found['time_ratio']:.2f} of its seconds and {found['memory_ratio']:.2f} of its memory"
 
 
 def _sequence(results: Results, name: str, shape: str, arm: str) -> list[float]:
@@ -538,6 +597,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "recurrent-paper": recurrent_paper,
     "recurrent-seconds": recurrent_seconds,
     "recurrent-choices": recurrent_choices,
+    "sequences": sequences,
 }
 VALUES: dict[str, Callable[..., str]] = {
     "accuracy": accuracy,
@@ -547,6 +607,8 @@ VALUES: dict[str, Callable[..., str]] = {
     "depth": depth,
     "sequence": sequence,
     "gap": gap,
+    "against": against,
+    "through-time": through_time,
     "searched": searched,
     "held": held,
     "sequence-seconds": sequence_seconds,

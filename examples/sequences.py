@@ -3,6 +3,8 @@
 python examples/sequences.py
 """
 
+from functools import partial
+
 import torch
 from torch import nn
 
@@ -32,11 +34,21 @@ def net() -> nn.Module:
     return nn.Sequential(Recurrent(2, 64), nn.Linear(64, 2))
 
 
+EPOCHS = 8
+
+
+def to_zero(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
+    """A rate that falls in a straight line."""
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 1 - epoch / EPOCHS)
+
+
 model, backprop, frozen = net(), net(), net()
-settings = {"epochs": 8, "batch_size": 32}
-run = tpsgd.fit(model, train, rule=rules.readout(), window=1, **settings)
-through_time = tpsgd.fit_backprop(backprop, train, **settings)
-tpsgd.fit(frozen, train, rule=rules.frozen(), **settings)
+adam = partial(torch.optim.Adam, lr=3e-3)
+settings = {"epochs": EPOCHS, "batch_size": 32, "lr_schedule": to_zero}
+local = settings | {"optimizer": [adam, tpsgd.ridge()], "window": 1}  # a head by least squares
+run = tpsgd.fit(model, train, rule=rules.readout(), **local)
+tpsgd.fit(frozen, train, rule=rules.frozen(), **local)
+through_time = tpsgd.fit_backprop(backprop, train, optimizer=adam, **settings)
 print(run)
 
 print()

@@ -59,11 +59,6 @@ CLAIMS = [  # what the pages say in words about single layers, and would not not
     *[("readout", name, ">", "backprop-leaky") for name in ("tweets", "tweets-vectors")],
     *[("readout", "seq-mnist-rows", "~", name) for name in ("backprop", "backprop-leaky")],
     *[("readout", "eeg", "~", name) for name in ("backprop", "backprop-leaky")],
-    *[
-        (numbers.SINGLE[1], name, ">", "readout")
-        for name in ("seq-mnist-rows", "seq-mnist-pixels", "eeg-tumour")
-    ],
-    ("readout", "eeg", ">", numbers.SINGLE[1]),
     ("drtp", "seq-mnist-pixels", ">", "paper:drtp"),
     ("tpsgd-l1", "seq-mnist-pixels", "~", "paper:tpsgd-l1"),
     ("drtp", "eeg", ">", "paper:drtp"),
@@ -111,8 +106,9 @@ def test_words_about_windows_are_true(row):
     rows = numbers.Results(ROOT / "results")["sequences"]["rows"]
     arms = next(r["arms"] for r in rows if (r["steps"], r["layers"]) == row)
     one, some = (arms[f"readout, window {n}"] for n in (1, 16))
-    assert one["time_ratio"] > 1, "a window of one step costs time"
-    assert some["time_ratio"] < 1, "a window of 16 is faster than backprop through time"
+    assert one["seconds"] > some["seconds"], "a window of one step costs time"
+    if row[0] == 100:
+        assert one["time_ratio"] > 1, "backprop through time is quicker on short sequences"
     assert one["memory_ratio"] < some["memory_ratio"] < 0.5
 
 

@@ -6,7 +6,7 @@ optimizer state, projections and activations all live at once, and leaves the re
 """
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 
 class LiveBytes(TorchDispatchMode):
@@ -27,21 +26,18 @@ class LiveBytes(TorchDispatchMode):
         self._known: dict[int, Any] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for tensor in tree_leaves((args, kwargs)):
-            self._meet(tensor, new=False)
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            self._meet(tensor, new=True)
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        given = {t.untyped_storage()._cdata for t in _tensors((*args, *kwargs.values()))}
+        for tensor in _tensors((result,)):
+            storage = tensor.untyped_storage()
+            if storage._cdata not in given and storage._cdata not in self._known:
+                self._meet(storage)
         return result
 
-    def _meet(self, tensor: Any, new: bool) -> None:
-        if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided:
-            return
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key in self._known:
-            return
-        size = storage.nbytes() if new else 0
+    def _meet(self, storage: torch.UntypedStorage) -> None:
+        """A storage that was made just now: count it until it dies."""
+        key, size = storage._cdata, storage.nbytes()
 
         def forget(_: Any) -> None:
             self._known.pop(key, None)
@@ -50,6 +46,16 @@ class LiveBytes(TorchDispatchMode):
         self._known[key] = weakref.ref(storage, forget)
         self.live += size
         self.peak = max(self.peak, self.live)
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    """The tensors among an operation's arguments or results, lists of them included."""
+    for value in values:
+        if isinstance(value, Tensor):
+            if value.layout is torch.strided:
+                yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
 
 
 class Meter:

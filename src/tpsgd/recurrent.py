@@ -175,12 +175,13 @@ class Recurrent(nn.Module):
         act = known_activation(self.activation)
         assert act is not None
         ends = x.lengths.to(data.device) if isinstance(x, Padded) else None
-        drive = _drive(cell, data) if torch.is_grad_enabled() else None  # or a step at a time
+        # All steps at once where autograd needs them anyway (unbound: its gradient is one stack).
+        drive = _drive(cell, data).unbind(1) if torch.is_grad_enabled() else None
         recur = cell.weight_h.T
         h = recur.new_zeros(len(data), self.hidden) if state is None else state
         states, steps = [], range(data.shape[1])
         for t in reversed(steps) if backwards else steps:
-            z = _drive(cell, data[:, t]) if drive is None else drive[:, t]
+            z = _drive(cell, data[:, t]) if drive is None else drive[t]
             c = act.forward(torch.addmm(z, h, recur))
             new = c if self.leak == 1 else torch.lerp(h, c, self.leak)
             h = new if ends is None else torch.where((ends > t).unsqueeze(1), new, h)
