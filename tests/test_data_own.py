@@ -266,7 +266,10 @@ def test_function(tmp_path, result):
         ("def make(): return ((1, 2),) * 3", "must return"),
         ("def make(): return (1, 2), 3", "must return"),
         ("def make(): return ()", "must return"),
-        ("def make(): return [[1], [1, 2]], [0, 1]", "samples of different shapes"),
+        (
+            "def make(): return [[[1], [1, 2]], [[1]] * 3], [0, 1]",
+            "samples of different shapes",
+        ),
         ("def make(): return np.ones((4, 2)), [0, 1]", "x has 4 samples but y has 2"),
         ("def make(): return 1, 2", "expected numbers of shape"),
     ],

@@ -782,3 +782,13 @@ def test_evenly():
         assert len(chosen) == 10 and (np.diff(chosen) >= 0).all()
         assert chosen[0] >= 0 and abs(chosen[0] - (n - 1 - chosen[-1])) <= 1
         assert chosen[-1] < n and np.ptp(np.diff(chosen)) <= 1
+
+
+def test_a_function_may_return_a_list_of_different_lengths(tmp_path):
+    file = tmp_path / "make.py"
+    file.write_text(
+        "import numpy as np\n"
+        "def make(): return [np.ones((n, 2)) for n in (3, 5) * 10], [0, 1] * 10\n"
+    )
+    x, y = data.load(f"{file}:make").train
+    assert isinstance(x, Padded) and set(x.lengths.tolist()) == {3, 5} and len(y) == 16

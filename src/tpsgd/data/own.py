@@ -4,6 +4,7 @@ import importlib.util
 import sys
 import zipfile
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -121,8 +122,9 @@ def _raw(where: str, parts: list[Part], tokens: bool) -> Raw:
 
 def _part(where: str, x: Any, y: Any) -> Part:
     lengths = None
-    if isinstance(x, list) and len({np.shape(one)[:1] for one in x}) > 1:
-        x = Padded.of(x)
+    if isinstance(x, list) and len({len(one) for one in x if hasattr(one, "__len__")}) > 1:
+        with suppress(ValueError, TypeError):  # what cannot be sequences is refused as an array
+            x = Padded.of(x)
     if isinstance(x, Padded):
         x, lengths = x.data, _array(where, x.lengths)
     return Part(_array(where, x), _array(where, y), lengths)
