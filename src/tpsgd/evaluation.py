@@ -6,10 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from .errors import TpsgdError
+from .given import labels
 from .learner import hits
 from .losses import bce
 from .recurrent import connect, tokens_of
-from .sources import Form, labels, source
+from .sources import Form, source
 
 
 @torch.no_grad()

@@ -26,7 +26,7 @@ from .building import (
     unstack,
 )
 from .errors import TpsgdError
-from .learner import Learner, Traced, TracedStack
+from .learner import Learner, Traced
 from .losses import Loss, bce, cross_entropy
 from .memory import Meter, tensor_bytes
 from .objectives import output
@@ -199,7 +199,7 @@ def train_backprop(models: list[nn.Module], data: Any, settings: Settings) -> li
         size = sizes_of([block], x, settings, form)[0]
         classes = classes_of(size[Place.END], block)
         stack = len(models) if len(models) > 1 else None
-        engine = (TracedStack if stack else Traced)(block, place_of(block, loss), output(loss))
+        engine = Traced(block, place_of(block, loss), output(loss), stacked=bool(stack))
         cuts = [[one] for one in wholes]
         learner = Learner(
             block, engine, lambda: output(loss), params=parameters(0, cuts),

@@ -79,12 +79,15 @@ class Closed:
 
 
 class Traced:
-    """Gradients by autograd inside the block."""
+    """Gradients by autograd inside the block; of many restarts at once if `stacked`.
+
+    Stacked, there is one graph, but no number of one restart ever meets one of another.
+    """
 
     label = "autograd"
 
-    def __init__(self, block: Block, at: Place, objective: Objective = IDLE):
-        self.block, self.at, self.objective = block, at, objective
+    def __init__(self, block: Block, at: Place, objective: Objective = IDLE, stacked: bool = False):
+        self.block, self.at, self.objective, self.stacked = block, at, objective, stacked
 
     def want(self, objective: Objective) -> None:
         """Follow this objective from now on."""
@@ -93,61 +96,12 @@ class Traced:
     def forward(self, params: Params, x: Tensor) -> dict[Place, Tensor]:
         """The block's values at every place, on a graph that starts here while it learns."""
         with torch.set_grad_enabled(self.block.layer.training):
+            if self.stacked:
+                return torch.vmap(self._with)(dict(params), x.detach())
             return self.block.outputs(x.detach())
 
-    def seen(self, saved: dict[Place, Tensor]) -> Tensor:
-        """What the objective looks at."""
-        return saved[self.at].detach()
-
-    def local(
-        self,
-        params: Params,
-        saved: dict[Place, Tensor],
-        s: Tensor,
-        tensors: tuple[Tensor, ...],
-        spent: bool = False,
-    ) -> Gradients:
-        """The local loss of a batch and the gradients of the block's parameters."""
-        local = self.objective(self.seen(saved), s, *tensors)
-        names = [name for name in params if not name.startswith("objective.")]
-        grads = torch.autograd.grad(
-            saved[self.at], [params[n] for n in names], local.dy, allow_unused=True
-        )
-        return local, {n: g for n, g in zip(names, grads, strict=True) if g is not None}
-
-    def measure(
-        self, params: Params, saved: dict[Place, Tensor], s: Tensor, tensors: tuple[Tensor, ...]
-    ) -> Local:
-        """The local loss of a batch."""
-        return self.objective(self.seen(saved), s, *tensors)
-
-    def error(self, saved: dict[Place, Tensor], labels: Tensor) -> Tensor:
-        """Where each sample's output should go: minus the derivative of its loss."""
-        return -len(labels) * self.objective(self.seen(saved), labels).dy
-
-    def output(self, saved: dict[Place, Tensor]) -> Tensor:
-        """What the next block gets."""
-        return saved[Place.END].detach()
-
-
-class TracedStack:
-    """As `Traced`, for many restarts at once: their gradients never meet."""
-
-    label = "autograd"
-
-    def __init__(self, block: Block, at: Place, objective: Objective = IDLE):
-        self.block, self.at, self.objective = block, at, objective
-
-    def want(self, objective: Objective) -> None:
-        """Follow this objective from now on."""
-        self.objective = objective
-
-    def forward(self, params: Params, x: Tensor) -> dict[Place, Tensor]:
-        """Every restart's values, on one graph while they learn."""
-        with torch.set_grad_enabled(self.block.layer.training):
-            return torch.vmap(self._outputs)(dict(params), x.detach())
-
-    def _outputs(self, params: dict[str, Tensor], x: Tensor) -> dict[Place, Tensor]:
+    def _with(self, params: dict[str, Tensor], x: Tensor) -> dict[Place, Tensor]:
+        """The block's values with other parameters than its own."""
         seen, layer = {}, self.block.modules.index(self.block.layer) + len(self.block.between)
         for i, module in enumerate(self.block.modules):
             own = {k[len(f"{i}.") :]: p for k, p in params.items() if k.startswith(f"{i}.")}
@@ -168,25 +122,29 @@ class TracedStack:
         tensors: tuple[Tensor, ...],
         spent: bool = False,
     ) -> Gradients:
-        """The restarts' losses and gradients."""
+        """The local loss of a batch and the gradients of the block's parameters."""
         local = self.measure(params, saved, s, tensors)
-        names = list(params)
-        grads = torch.autograd.grad(saved[self.at], [params[n] for n in names], local.dy)
-        return local, dict(zip(names, grads, strict=True))
+        names = [name for name in params if not name.startswith("objective.")]
+        grads = torch.autograd.grad(
+            saved[self.at], [params[n] for n in names], local.dy, allow_unused=True
+        )
+        return local, {n: g for n, g in zip(names, grads, strict=True) if g is not None}
 
     def measure(
         self, params: Params, saved: dict[Place, Tensor], s: Tensor, tensors: tuple[Tensor, ...]
     ) -> Local:
-        """The restarts' losses."""
+        """The local loss of a batch."""
+        if not self.stacked:
+            return self.objective(self.seen(saved), s, *tensors)
         one = torch.vmap(lambda y, s: _present(self.objective(y, s)))
         return Local(**one(self.seen(saved), s))
 
     def error(self, saved: dict[Place, Tensor], labels: Tensor) -> Tensor:
-        """Never asked for: there is one block."""
-        raise AssertionError("backprop has no blocks that wait for the output")
+        """Where each sample's output should go: minus the derivative of its loss."""
+        return -len(labels) * self.objective(self.seen(saved), labels).dy
 
     def output(self, saved: dict[Place, Tensor]) -> Tensor:
-        """The models' outputs."""
+        """What the next block gets."""
         return saved[Place.END].detach()
 
 
@@ -233,7 +191,7 @@ def _present(local: Local) -> dict[str, Any]:
     return {k: v for k, v in local._asdict().items() if v is not None}
 
 
-Engine = Closed | Traced | TracedStack | Stacked | Unrolled
+Engine = Closed | Traced | Stacked | Unrolled
 
 
 class Learner:

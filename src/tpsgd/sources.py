@@ -4,7 +4,6 @@ A source yields `(x, labels)` on the training device. Arrays are indexed, never 
 in an epoch is a function of the seed, the block and the epoch, and the same on every device.
 """
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -12,7 +11,6 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import (
     DataLoader,
     Dataset,
@@ -22,9 +20,10 @@ from torch.utils.data import (
 )
 
 from .errors import TpsgdError
+from .given import check_finite, inputs, labels, pair, tensor
 from .hashing import Key, shuffled, streams
 from .layout import rows
-from .losses import Loss, bce, cross_entropy
+from .losses import Loss
 from .padded import Padded
 
 Batches = Iterator[tuple[Any, Tensor]]
@@ -216,8 +215,8 @@ class Stream:
             key = Key(self.form.seeds[0], block, epoch)
             self.loader.generator.manual_seed(int(streams(key, [-1])))  # type: ignore[union-attr]
         for batch in self.loader:
-            x, y = _pair(batch)
-            x, y = _inputs(x), self.check(_tensor(y, "y"))
+            x, y = pair(batch)
+            x, y = inputs(x), self.check(tensor(y, "y"))
             check(x, self.form)
             if isinstance(x, Padded):
                 order = x.longest_first()
@@ -274,8 +273,8 @@ def source(
         return Stream(data, form, known)
     if isinstance(data, Dataset):
         return Stream(_loader(data, form), form, known, own=True)
-    x, y = _pair(data)
-    x, y = _inputs(x), _tensor(y, "y")
+    x, y = pair(data)
+    x, y = inputs(x), tensor(y, "y")
     if not len(x):
         raise TpsgdError("the data is empty: x has no samples")
     if len(x) != len(y):
@@ -300,82 +299,14 @@ def first_samples(data: Any, count: int = 2) -> Any:
         batch = next(iter(data), None)
         if batch is None:
             raise TpsgdError("the data is empty: the loader gives no batch")
-        return _inputs(_pair(batch)[0])[:count]
+        return inputs(pair(batch)[0])[:count]
     if isinstance(data, Dataset):
         return first_samples(DataLoader(data, batch_size=count, collate_fn=_collate), count)
-    x = _inputs(_pair(data)[0])
+    x = inputs(pair(data)[0])
     if not len(x):
         raise TpsgdError("the data is empty: x has no samples")
     first = x[:count]
     return first.clone() if isinstance(first, Tensor) else first  # a module may write into it
-
-
-def labels(y: Tensor, loss: Loss | None, classes: int | None, complete: bool = True) -> Tensor:
-    """Labels as int64 indices `(n,)` or float rows `(n, classes)`, or an error that says why not.
-
-    `complete`: these are all the labels there are, so that a class without one deserves a warning.
-    """
-    if classes == 1 and loss is bce:  # one yes-or-no output
-        if y.numel() != len(y):
-            raise TpsgdError(
-                "one yes-or-no output needs one label per sample, shape (samples,), got "
-                f"{tuple(y.shape)}"
-            )
-        y = y.reshape(-1, 1).float()
-    if not y.is_floating_point():
-        return _indices(y, classes, complete and loss is not None)
-    if y.dim() != 2 or (classes is not None and y.shape[1] != classes):
-        raise TpsgdError(
-            f"float labels must be rows of shape (samples, {classes or 'classes'}), got "
-            f"{tuple(y.shape)}; class labels must be whole numbers (an integer type)"
-        )
-    if not torch.isfinite(y).all():
-        raise TpsgdError("the labels contain NaN or infinity")
-    if loss in (bce, cross_entropy) and ((y < 0).any() or (y > 1).any()):
-        raise TpsgdError(f"float labels for {loss.name} must lie between 0 and 1")  # type: ignore
-    if complete and loss is not None:
-        _warn_missing((y.sum(0) == 0).nonzero().flatten().tolist(), y.shape[1])
-    if loss is cross_entropy and not torch.allclose(y.sum(1), torch.ones(()).to(y), atol=1e-3):
-        raise TpsgdError(
-            "soft labels for cross_entropy must sum to 1 in each row; for several classes at once "
-            "use loss=tpsgd.bce"
-        )
-    return y
-
-
-def _indices(y: Tensor, classes: int | None, complete: bool) -> Tensor:
-    if y.dim() == 2 and y.shape[1] == 1:
-        y = y[:, 0]
-    if y.dim() != 1:
-        raise TpsgdError(
-            f"class labels must have shape (samples,), got {tuple(y.shape)}; "
-            "rows of several labels must be floats, with loss=tpsgd.bce"
-        )
-    y = y.long()
-    _check_range(y, classes)
-    if complete and classes is not None:
-        absent = torch.bincount(y, minlength=classes) == 0
-        _warn_missing(absent.nonzero().flatten().tolist(), classes)
-    return y
-
-
-def _warn_missing(missing: list[int], classes: int) -> None:
-    if missing:
-        shown = ", ".join(map(str, missing[:5])) + (" ..." if len(missing) > 5 else "")
-        warnings.warn(f"{len(missing)} of {classes} classes have no samples: {shown}", stacklevel=2)
-
-
-def _check_range(y: Tensor, classes: int | None) -> None:
-    low, high = int(y.min()), int(y.max())
-    if low >= 0 and (classes is None or high < classes):
-        return
-    label = f"label {low if low < 0 else high} is out of range: "
-    if classes is None:
-        raise TpsgdError(label + "classes are counted from 0")
-    raise TpsgdError(
-        f"{label}the model's last block has {classes} outputs, so labels go from 0 to {classes - 1}"
-        + ("; for one yes-or-no output use loss=tpsgd.bce" if classes == 1 else "")
-    )
 
 
 def _loader(data: Dataset, form: Form) -> DataLoader:
@@ -398,31 +329,11 @@ def _collate(samples: list[Any]) -> Any:
     return default_collate(samples)
 
 
-def _pair(data: Any) -> Sequence[Any]:
-    if isinstance(data, Sequence) and len(data) == 2:
-        return data
-    raise TpsgdError(
-        f"data must be (x, y), a Dataset or a DataLoader of such pairs, got {type(data).__name__}"
-        + (f" of {len(data)}" if isinstance(data, Sequence) else "")
-    )
-
-
-def _inputs(values: Any) -> Tensor | Padded:
-    """Samples: numbers in an array, or sequences of different lengths."""
-    if isinstance(values, Padded):
-        return values.checked()
-    if isinstance(values, PackedSequence):
-        return Padded.of(values)
-    if isinstance(values, list) and len({len(v) for v in values if hasattr(v, "__len__")}) > 1:
-        return Padded.of(values)
-    return _tensor(values, "x")
-
-
 def check(x: Tensor | Padded, form: Form) -> None:
     """Numbers that are numbers, tokens that are known."""
     if isinstance(x, Padded):
         return check(x.data, form)
-    _check_finite(x)
+    check_finite(x)
     if form.tokens > 1 and form.looks_up(x) and x.numel():
         low, high = int(x.min()), int(x.max())
         if low < 0 or high >= form.tokens:
@@ -430,33 +341,3 @@ def check(x: Tensor | Padded, form: Form) -> None:
                 f"token {low if low < 0 else high} is out of range: the first layer has "
                 f"{form.tokens} inputs, so tokens go from 0 to {form.tokens - 1}"
             )
-
-
-def _tensor(values: Any, name: str) -> Tensor:
-    if isinstance(values, Tensor):
-        return _with_samples(values.detach(), name)
-    array = np.asarray(values)
-    if array.dtype == object or array.dtype.kind not in "biuf":
-        raise TpsgdError(f"{name} must be numbers, got an array of {array.dtype}")
-    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
-        array = array.astype(np.int64)
-    if not array.flags.writeable or any(s < 0 for s in array.strides):
-        array = array.copy()
-    return _with_samples(torch.from_numpy(array), name)
-
-
-def _with_samples(values: Tensor, name: str) -> Tensor:
-    if not values.dim():
-        raise TpsgdError(f"{name} must have samples as its first dimension, got a single number")
-    return values
-
-
-def _check_finite(x: Tensor) -> None:
-    if not x.is_floating_point():
-        return
-    for start in range(0, len(x), 4096):
-        part = x[start : start + 4096]
-        bad = ~torch.isfinite(part).reshape(len(part), -1).all(1)
-        if bad.any():
-            first = start + int(bad.nonzero()[0])
-            raise TpsgdError(f"x contains NaN or infinity (first in sample {first})")
