@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 
 import tpsgd
-from tpsgd import cli, models
+from tpsgd import cli, models, options
 from tpsgd import compare as comparing
 
 SMALL = ("--data", "two.npz", "--model", "mlp:4", "--epochs", "1", "--batch-size", "16")
@@ -361,7 +361,7 @@ def test_the_random_control_is_there_for_other_models_by_name(tpsgd_says):
 
 
 def test_words_of_the_command_line_are_those_of_the_models():
-    assert set(models.INITS) == set(cli.INITS)
+    assert set(models.INITS) == set(options.INITS)
     assert set(cli.RECURRENT) <= set(cli.SOURCES)
 
 
