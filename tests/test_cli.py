@@ -374,3 +374,12 @@ def test_rows_of_mnist(tpsgd_says):
     accuracy = {a["name"]: a["summary"]["accuracy"] for a in record["arms"]}
     assert set(accuracy) == {"backprop", "readout", "reservoir", "frozen"}
     assert accuracy["reservoir"] > 0.3
+
+
+@pytest.mark.parametrize("head", ["adam", "ridge"])
+def test_a_solved_head_is_not_hidden(tpsgd_says, head):
+    words = (*SMALL, "--rules", "readout,dfa", "--restarts", "1", "--head", head)
+    status, out, _ = tpsgd_says("compare", *words)
+    said = " ".join(out.split())
+    assert status == 0
+    assert ("solved in closed form, but not of backprop, dfa" in said) is (head == "ridge")
