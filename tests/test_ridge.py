@@ -1,4 +1,4 @@
-"""The closed-form head against direct solutions, and the penalty that it chooses."""
+"""Blocks in closed form against direct solutions, and the penalty that they choose."""
 
 import pytest
 import torch
@@ -6,8 +6,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import tpsgd
-from tpsgd import TpsgdError, ridge, rules
-from tpsgd.solvers.ridge import ALPHAS, Moments
+from tpsgd import Place, TpsgdError, ridge, rules
+from tpsgd.hashing import Key
+from tpsgd.solvers.least_squares import ALPHAS, Few, Moments
 
 torch.manual_seed(0)
 X = torch.randn(90, 6, dtype=torch.float64) * torch.tensor([1.0, 3.0, 0.1, 2.0, 1.0, 5.0]) + 7
@@ -52,7 +53,7 @@ def test_the_penalty_is_that_of_generalised_cross_validation():
         rest = (y - hat @ y).square().sum() / 20
         score = float(rest / (1 - hat.trace() / 20) ** 2)
         best = (score, alpha) if best is None or score < best[0] else best
-    weight, _ = sums.solve(None)
+    weight, _, _ = sums.solve(None)
     expected, _ = by_hand(x, y, best[1] * scale)
     torch.testing.assert_close(weight, expected, rtol=1e-6, atol=1e-9)
 
@@ -81,7 +82,8 @@ def test_yes_or_no_answers_are_cut_in_the_middle():
     model = nn.Sequential(nn.Linear(6, 2)).double()
     run = tpsgd.fit(model, (X, labels), optimizer=ridge(), loss=tpsgd.bce)
     assert tpsgd.evaluate(model, (X, labels)) > 0.8
-    assert run.history[-1].accuracy == pytest.approx(tpsgd.evaluate(model, (X, labels)))
+    rest = model(X).detach() - (2 * labels - 1)
+    assert run.loss == pytest.approx(float(rest.square().sum(1).mean() / 2), rel=1e-5)
 
 
 def test_its_passes_and_progress():
@@ -92,34 +94,224 @@ def test_its_passes_and_progress():
         progress=lambda done, total: seen.append((done, total)),
     )  # fmt: skip
     assert seen[-1] == (4 * 90, 4 * 90) and run.sample_passes == 4 * 90
-    assert run.forward_passes == 2 * 90
+    assert run.forward_passes == 90
     assert run.settings["optimizer"] == "['Adam', 'ridge()']"
 
 
+def two_layers(act=nn.Tanh, first=None):
+    return nn.Sequential(first or nn.Linear(6, 8), act(), nn.Linear(8, 3)).double()
+
+
+BEFORE = rules.tpsgd_l2(at=Place.BEFORE)
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("model", "options", "reason"),
     [
-        {"optimizer": ridge()},  # a block that is not the last
-        {"optimizer": [torch.optim.Adam, ridge()], "schedule": tpsgd.simultaneous},
+        (two_layers(), {}, "readout does not lower a squared error"),
+        (two_layers(), {"rule": rules.tpsgd_l1(at=Place.BEFORE)}, "does not lower a squared error"),
+        (two_layers(), {"rule": rules.tpsgd_l2()}, "looks beyond the activation; take at="),
+        (two_layers(), {"rule": BEFORE, "schedule": tpsgd.simultaneous}, "sequential or rls"),
+        (nn.Sequential(nn.Linear(6, 3), nn.Tanh()).double(), {}, "after the last layer"),
+        (nn.Sequential(nn.Linear(6, 3), nn.Softmax(1)).double(), {}, "after the last layer"),
+        (
+            nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)).double(),
+            {"rule": BEFORE},
+            "BatchNorm1d stands between",
+        ),
+        (
+            nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 3)).double(),
+            {"rule": rules.frozen(), "optimizer": ridge()},
+            None,
+        ),
+        (two_layers(first=nn.Bilinear(6, 6, 8)), {"rule": BEFORE}, "cannot take an input"),
     ],
 )
-def test_refusals(options):
-    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
-    with pytest.raises(TpsgdError, match="solves the last block"):
+def test_refusals(model, options, reason):
+    options = {"optimizer": ridge()} | options
+    if reason is None:
+        tpsgd.fit(model, (X, Y), **options)
+        return
+    with pytest.raises(TpsgdError, match=reason):
         tpsgd.fit(model, (X, Y), **options)
 
 
 def test_more_refusals():
-    for last in ([nn.Linear(6, 3), nn.Tanh()], [nn.Linear(6, 3), nn.Softmax(1)]):
-        with pytest.raises(TpsgdError, match="solves the last block"):
-            tpsgd.fit(nn.Sequential(*last).double(), (X, Y), optimizer=ridge())
     frozen = head()
     frozen[0].bias.requires_grad_(False)
-    with pytest.raises(TpsgdError, match="solves the last block"):
+    with pytest.raises(TpsgdError, match="its bias may not learn"):
         tpsgd.fit(frozen, (X, Y), optimizer=ridge())
+    hooked = head()
+    hooked[0].register_forward_hook(lambda *_: None)
+    with pytest.raises(TpsgdError, match="has a hook"):
+        tpsgd.fit(hooked, (X, Y), optimizer=ridge())
+    with pytest.raises(TpsgdError, match="backprop, whose gradients"):
+        tpsgd.fit_backprop(head(), (X, Y), optimizer=ridge())
+    grouped = nn.Sequential(nn.Conv1d(2, 4, 1, groups=2), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3))
+    with pytest.raises(TpsgdError, match="has groups"):
+        tpsgd.fit(grouped.double(), (X.view(-1, 2, 3), Y), rule=BEFORE, optimizer=ridge())
     for alpha in (-1.0, float("nan"), float("inf")):
         with pytest.raises(TpsgdError, match="alpha must be a number, 0 or more"):
             ridge(alpha)
+
+
+def test_a_solve_too_large_is_refused_before_anything_is_trained(monkeypatch):
+    monkeypatch.setattr("tpsgd.solvers.equations.available", lambda device: 1000)
+    model = two_layers()
+    before = [p.clone() for p in model.parameters()]
+    with pytest.raises(
+        TpsgdError, match=r"block 2 .* 8 inputs need about 3\.2 KB .* 1000 B are free"
+    ):
+        tpsgd.fit(model, (X, Y), optimizer=[torch.optim.Adam, ridge()])
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+def projected(seed, block, shape, classes=3):
+    return tpsgd.projections.normal()(shape, classes, Key(seed, block)).double()
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3])
+def test_hidden_blocks_reach_for_the_projected_labels(alpha):
+    """Every block against the normal equations on the inputs that it really gets."""
+    model = nn.Sequential(
+        nn.Linear(6, 8),
+        nn.Tanh(),
+        nn.Dropout(0.5),
+        nn.Linear(8, 5),
+        nn.LeakyReLU(),
+        nn.Linear(5, 3),
+    ).double()
+    run = tpsgd.fit(model, (X, Y), rule=BEFORE, optimizer=ridge(alpha), seed=4, batch_size=32)
+    model.eval()
+    h1, h2 = model[:2](X).detach(), model[:5](X).detach()
+    for block, (layer, x) in enumerate(zip((model[0], model[3]), (X, h1), strict=True)):
+        y = projected(4, block, (layer.out_features,))[Y]
+        weight, bias = by_hand(x, y, alpha)
+        torch.testing.assert_close(layer.weight.detach(), weight, rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(layer.bias.detach(), bias, rtol=1e-6, atol=1e-8)
+        rest = layer(x).detach() - y
+        assert run.history[block].loss == pytest.approx(
+            float(rest.square().sum(1).mean() / 2), 1e-5
+        )
+    weight, _ = by_hand(h2, F.one_hot(Y, 3).double(), alpha)
+    torch.testing.assert_close(model[5].weight.detach(), weight, rtol=1e-6, atol=1e-8)
+    assert run.sample_passes == 3 * 90 and len(run.history) == 3
+
+
+def test_the_penalty_of_a_hidden_block_is_chosen_for_its_own_targets():
+    """Codes of very different sizes: as if the targets had been written out."""
+    x, y = X[:20], Y[:20]
+    codes = torch.randn(3, 4).double() * torch.tensor([1e-3, 1.0, 30.0]).double()[:, None]
+    onehot = F.one_hot(y, 3).double()
+    mixed, plain = Moments(x, onehot, True), Moments(x, codes[y], True)
+    mixed.add(x, onehot)
+    plain.add(x, codes[y])
+    for a, b in zip(mixed.solve(None, codes), plain.solve(None), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("alpha", [None, 0.0, 0.2])
+def test_few_samples_give_the_same_by_way_of_their_products(bias, alpha):
+    torch.manual_seed(1)
+    x, y = torch.randn(12, 30).double() + 2, F.one_hot(torch.arange(12) % 3, 3).double()
+    found = []
+    for kind in (Moments, Few):
+        sums = kind(x, y, bias)
+        sums.add(x[:5], y[:5])
+        sums.add(x[5:], y[5:])
+        found.append(sums.solve(alpha))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
+    if alpha == 0.0:  # interpolation, with the smallest weights that do it
+        weight, shift, loss = found[1]
+        torch.testing.assert_close(x @ weight.T + shift, y, rtol=0, atol=1e-9)
+        assert float(loss) < 1e-12
+        if not bias:
+            torch.testing.assert_close(weight.T, torch.linalg.pinv(x) @ y, rtol=1e-6, atol=1e-9)
+
+
+def test_more_inputs_than_memory_for_their_products_but_few_samples(monkeypatch):
+    """4,000 inputs: 5 d^2 numbers would be 640 MB; 30 samples need 3 MB."""
+    monkeypatch.setattr("tpsgd.solvers.equations.available", lambda device: 50 << 20)
+    x, y = torch.randn(30, 4000), torch.arange(30) % 3
+    x[y == 1, :40] += 2
+    x[y == 2, :40] -= 2
+    model = nn.Sequential(nn.Linear(4000, 3))
+    tpsgd.fit(model, (x, y), optimizer=ridge())
+    assert tpsgd.evaluate(model, (x, y)) == 1.0
+    loader = torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(x, y), batch_sampler=[[0, 1]]
+    )
+    with pytest.raises(TpsgdError, match="pool its inputs first"):
+        tpsgd.fit(model, loader, optimizer=ridge())  # who knows how many samples it has
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "space"),
+    [
+        (nn.Conv2d(2, 4, 3), (2, 6, 5), (4, 3)),
+        (nn.Conv2d(2, 4, (3, 2), stride=2, padding=(1, 0), dilation=(1, 2)), (2, 6, 7), (3, 3)),
+        (nn.Conv2d(2, 4, 3, padding="same", bias=False), (2, 4, 4), (4, 4)),
+        (nn.Conv1d(2, 4, 3, padding=1, stride=2), (2, 9), (5,)),
+        (nn.Linear(5, 4), (3, 5), (3,)),
+    ],
+)
+def test_convolutions_by_patches(layer, shape, space):
+    """Against least squares over the whole linear map, which autograd gives."""
+    torch.manual_seed(2)
+    x, y = torch.randn(40, *shape).double(), torch.arange(40) % 3
+    units = 4 * int(torch.tensor(space).prod())
+    model = nn.Sequential(layer, nn.ReLU(), nn.Flatten(), nn.Linear(units, 3)).double()
+    out = (*space, 4) if isinstance(layer, nn.Linear) else (4, *space)
+    run = tpsgd.fit(model, (x, y), rule=BEFORE, optimizer=ridge(0.0), batch_size=16)
+    targets = projected(0, 0, out)[y]
+    start = [p.detach().clone() for p in layer.parameters()]
+    names = [name for name, _ in layer.named_parameters()]
+
+    def rest(*params):
+        call = torch.func.functional_call(layer, dict(zip(names, params, strict=True)), (x,))
+        return (call - targets).square().sum() / (2 * len(x))
+
+    assert run.history[0].loss == pytest.approx(float(rest(*start)), rel=1e-6)
+    for gradient in torch.func.grad(rest, tuple(range(len(start))))(*start):
+        assert gradient.abs().max() < 1e-9  # a minimum, of a convex function
+
+
+def test_stacked_restarts_are_those_one_by_one():
+    def make():
+        return two_layers(nn.LeakyReLU)
+
+    options = {"rule": BEFORE, "optimizer": ridge(), "restarts": 3}
+    one = tpsgd.fit_many(make, (X, Y), stacked=False, **options)
+    many = tpsgd.fit_many(make, (X, Y), stacked=True, **options)
+    for a, b in zip(one.models, many.models, strict=True):
+        for p, q in zip(a.parameters(), b.parameters(), strict=True):
+            torch.testing.assert_close(p, q, rtol=1e-7, atol=1e-9)
+    for a, b in zip(one.runs, many.runs, strict=True):
+        assert [e.loss for e in a.history] == pytest.approx([e.loss for e in b.history], rel=1e-5)
+
+
+def test_a_stream_that_can_be_read_once():
+    """A head is solved in one pass, with memory that does not depend on the samples."""
+
+    class Once(torch.utils.data.IterableDataset):
+        def __init__(self, times):
+            self.times, self.read = times, 0
+
+        def __iter__(self):
+            self.read += 1
+            return iter([(x, y) for _ in range(self.times) for x, y in zip(X, Y, strict=True)])
+
+    peaks = []
+    for times in (1, 8):
+        model, data = head(), Once(times)
+        run = tpsgd.fit(model, data, optimizer=ridge(0.1), batch_size=10)
+        assert data.read == 2  # the first sample, to learn its shape, and the pass
+        weight, _ = by_hand(X, F.one_hot(Y, 3).double(), 0.1)
+        torch.testing.assert_close(model[0].weight.detach(), weight, rtol=1e-8, atol=1e-10)
+        peaks.append(run.peak_bytes)
+    assert peaks[0] == peaks[1]
 
 
 def test_two_rates_reach_their_groups():

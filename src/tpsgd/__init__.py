@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .rules import Place, Rule
     from .run import Epoch, Run
     from .schedules import sequential, simultaneous
-    from .solvers import ridge
+    from .solvers import ridge, rls
     from .trainer import EarlyStopping
 
 __version__ = "0.1.0"
@@ -47,6 +47,7 @@ __all__ = [
     "mse",
     "projections",
     "ridge",
+    "rls",
     "rules",
     "sequential",
     "simultaneous",
@@ -76,6 +77,7 @@ _HOMES = {
     "Epoch": "run",
     "Run": "run",
     "ridge": "solvers",
+    "rls": "solvers",
     "sequential": "schedules",
     "simultaneous": "schedules",
     "EarlyStopping": "trainer",

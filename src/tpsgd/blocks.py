@@ -127,7 +127,7 @@ class Block:
             and _plain_between(self.between)
             and derivative_known(self.activation)
             and not any(p.requires_grad for m in self.prologue for p in m.parameters())
-            and not any(_hooked(m) for m in self.modules)
+            and not any(hooked(m) for m in self.modules)
             and (at is not Place.END or tail_is_shape)
         )
 
@@ -197,7 +197,7 @@ def whole(model: nn.Module) -> Block:
 
 def _leaves(module: nn.Module, name: str = "", top: bool = True) -> Iterator[tuple[str, nn.Module]]:
     if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
-        if _hooked(module) and not top:
+        if hooked(module) and not top:
             yield name, module
             return
         for child_name, child in module._modules.items():  # one that stands twice comes twice
@@ -303,7 +303,8 @@ def _plain_between(between: list[nn.Module]) -> bool:
     )
 
 
-def _hooked(module: nn.Module) -> bool:
+def hooked(module: nn.Module) -> bool:
+    """Whether something else than its forward runs when it is called."""
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .blocks import Block, shapes
+from .blocks import Block, hooked, padding, shapes
 from .errors import TpsgdError
 from .hashing import Key
 from .learner import Closed, Engine, Learner, Stacked, Traced
@@ -19,7 +19,10 @@ from .rules import Place, Rule, Signal
 from .run import BlockInfo
 from .schedules import sequential
 from .settings import Schedule, Settings
+from .solvers import SOLVERS, Recursive, Ridge
+from .solvers.equations import check_room
 from .sources import Form, check, first_samples
+from .trainer import Course
 from .unrolled import Unrolled
 
 GPU_WINDOW = 16  # time steps taken together where launching a step takes longer than doing it
@@ -67,13 +70,14 @@ def make_learner(
     block, last = cuts[0][i], i == len(cuts[0]) - 1
     if block.recurrent:
         return _recurrent_learner(i, cuts, rule, loss, classes, settings, form)
-    at = place_of(block, loss) if last else rule.at
+    at, make = rule.at, rule.last if last else rule.objective
+    if last and make is None:
+        at = place_of(block, loss)
     frozen = not rule.head if last else rule.objective is None
     wish = output(loss) if last else IDLE
-    make = rule.objective
 
     def draw() -> Objective:
-        if last or make is None:
+        if make is None:
             return wish
         maps = block.maps and len(size[at]) > 1
         keys = [Key(settings.seed + r, i) for r in range(len(cuts))]
@@ -190,18 +194,56 @@ def _stack_objectives(objectives: list[Objective]) -> Objective:
     return replace(objectives[0], tensors=tuple(torch.stack(column) for column in columns))
 
 
-def solvable(learner: Learner, learners: list[Learner], schedule: Schedule) -> bool:
-    """Whether a block can be solved in closed form: the last, linear and bare, its inputs final."""
-    block, key = learner.block, f"{len(learner.block.prologue)}."
-    return (
-        learner is learners[-1]
-        and learner.trains
-        and type(block.layer) is nn.Linear
-        and block.modules[-1] is block.layer
-        and (schedule is sequential or len(learners) == 1)
-        and key + "weight" in learner.params
-        and (block.layer.bias is None or key + "bias" in learner.params)
-    )
+def check_solvers(
+    blocks: list[Block],
+    rules: list[Rule],
+    courses: list[Course],
+    settings: Settings,
+    samples: int,
+    restarts: int,
+    device: torch.device,
+) -> None:
+    """Refuse blocks that their solver cannot solve, before any block has learned."""
+    for block, rule, course in zip(blocks, rules, courses, strict=True):
+        last, solver = block is blocks[-1], course.optimizer
+        if not isinstance(solver, SOLVERS) or not (rule.head if last else rule.objective):
+            continue
+        name = f"block {block.index + 1} ({block})"
+        reason = _unsolvable(block, rule, last)
+        if isinstance(solver, Recursive) and not block.closed_form(Place.BEFORE):
+            reason = reason or "its gradients have no closed form; take ridge()"
+        if isinstance(solver, Ridge) and settings.schedule is not sequential and len(blocks) > 1:
+            reason = "its inputs change while it is solved; use schedule=tpsgd.sequential or rls()"
+        if reason:
+            raise TpsgdError(f"{solver.__name__} cannot solve {name}: {reason}")
+        check_room(name, block.layer, samples, restarts, device)  # type: ignore[arg-type]
+
+
+def _unsolvable(block: Block, rule: Rule, last: bool) -> str | None:
+    """Why a block's weights are no solution of linear equations, or None."""
+    layer, make = block.layer, rule.last if last else rule.objective
+    if type(layer) not in (nn.Linear, nn.Conv1d, nn.Conv2d):
+        return "only nn.Linear, nn.Conv1d and nn.Conv2d are linear in their weights"
+    if not isinstance(layer, nn.Linear) and (layer.groups > 1 or padding(layer) is None):  # type: ignore
+        return "its convolution has groups, or is not padded with zeros"
+    if block.between:
+        return f"{type(block.between[0]).__name__} stands between the layer and its activation"
+    if any(hooked(m) for m in block.modules):
+        return "one of its modules has a hook"
+    if any(p.requires_grad for m in block.prologue for p in m.parameters()):
+        return "a module before the layer learns too"
+    if not all(p.requires_grad for p in layer.parameters()):
+        return "its weight or its bias may not learn (requires_grad is False)"
+    if make is None:
+        bare = block.modules[-1] is layer
+        return None if bare else "what stands after the last layer is not linear"
+    if rule.signal is not Signal.LABEL or not make(Site((2,), 2, Key())).squared:
+        return f"{rule.name} does not lower a squared error to the projected label"
+    if rule.at is not Place.BEFORE and block.activation is not None:
+        return f"{rule.name} looks beyond the activation; take at=tpsgd.Place.BEFORE"
+    if rule.at is Place.END and block.tail:
+        return f"{rule.name} looks at the block's end; take at=tpsgd.Place.BEFORE"
+    return None
 
 
 def unstack(cuts: list[list[Block]], learners: list[Learner]) -> None:

@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from .blocks import split, whole
 from .building import (
+    check_solvers,
     classes_of,
     count,
     form_for,
@@ -22,7 +23,6 @@ from .building import (
     place_of,
     rules_for,
     sizes_of,
-    solvable,
     unstack,
 )
 from .errors import TpsgdError
@@ -36,8 +36,8 @@ from .rules import Place, Rule, readout
 from .run import BlockInfo, Epoch, Run
 from .schedules import sequential
 from .settings import Schedule, Settings
-from .solvers import Ridge
-from .sources import Form, first_samples, in_stream, source
+from .solvers import SOLVERS
+from .sources import Form, Source, first_samples, in_stream, source
 from .trainer import Course, EarlyStopping, Trainer
 
 
@@ -163,6 +163,8 @@ def train_local(
         form = form_for(blocks, x, in_stream(data), settings, device, dtype, len(models))
         sizes = sizes_of(blocks, x, settings, form)
         classes = classes_of(sizes[-1][Place.END], blocks[-1])
+        known = source(data, form, loss, classes, complete=True)
+        check_solvers(blocks, rules, courses, settings, known.samples, len(models), device)
         with meter.watch():
             learners = [
                 make_learner(i, cuts, rules[i], loss, sizes[i], classes, settings, form)
@@ -172,7 +174,7 @@ def train_local(
             Run(name, one.seed, one.describe(name, loss, rules[:-1]))
             for one in (replace(settings, seed=settings.seed + r) for r in range(len(models)))
         ]
-        _teach(learners, courses, data, loss, classes, form, meter, runs, settings, started)
+        _teach(learners, courses, known, loss, classes, form, meter, runs, settings, started)
         for run in runs:
             run.blocks = infos(learners, rules)
             run.peak_bytes = meter.peak(sum(map(tensor_bytes, models)))
@@ -187,6 +189,11 @@ def train_backprop(models: list[nn.Module], data: Any, settings: Settings) -> li
     started = time.perf_counter()
     wholes, loss = [whole(connect(model)) for model in models], settings.loss or cross_entropy
     block, courses = wholes[0], settings.courses(1)
+    if isinstance(courses[0].optimizer, SOLVERS):
+        raise TpsgdError(
+            f"{courses[0].optimizer.__name__} solves one block at a time; backprop, whose "
+            "gradients go through all of them, needs an optimizer"
+        )
     if not block.named_parameters():
         raise TpsgdError(f"{block.name} has no parameters that may learn")
     try:
@@ -205,14 +212,15 @@ def train_backprop(models: list[nn.Module], data: Any, settings: Settings) -> li
             block, engine, lambda: output(loss), params=parameters(0, cuts),
             several=loss is bce, stack=stack, width=len(layers), trains=True,
         )  # fmt: skip
-        known = [
+        layer_infos = [
             BlockInfo(str(b), "backprop", count(b.named_parameters()), "autograd") for b in layers
         ]
         runs = [
-            Run("backprop", one.seed, one.describe("backprop", loss), known)
+            Run("backprop", one.seed, one.describe("backprop", loss), layer_infos)
             for one in (replace(settings, seed=settings.seed + r) for r in range(len(models)))
         ]
-        _teach([learner], courses, data, loss, classes, form, meter, runs, settings, started)
+        known = source(data, form, loss, classes, complete=True)
+        _teach([learner], courses, known, loss, classes, form, meter, runs, settings, started)
         for run in runs:
             run.peak_bytes = meter.peak(sum(map(tensor_bytes, models)))
     if stack:
@@ -270,7 +278,7 @@ def usable(device: torch.device | str) -> torch.device:
 def _teach(
     learners: list[Learner],
     courses: list[Course],
-    data: Any,
+    data: Source,
     loss: Loss,
     classes: int,
     form: Form,
@@ -284,7 +292,7 @@ def _teach(
     trainer = Trainer(
         learners,
         courses,
-        source(data, form, loss, classes, complete=True),
+        data,
         None if held_out is None else source(held_out, form, loss, classes),
         meter,
         runs,
@@ -294,9 +302,8 @@ def _teach(
         settings.reuse,
     )
     for learner, course in zip(learners, courses, strict=True):
-        if isinstance(course.optimizer, Ridge) and solvable(learner, learners, settings.schedule):
-            continue
-        if learner.trains:  # a mistake in the last block's should not wait for the others
+        if learner.trains and not isinstance(course.optimizer, SOLVERS):
+            # a mistake in the last block's should not wait for the others
             make_optimizer(course.optimizer, learner.params, course.lr)
     meter.begin()
     settings.schedule(trainer)

@@ -83,7 +83,8 @@ class Steps:
 def _capturable(learner: Learner, fixed_rate: bool) -> bool:
     """Whether the learner's step waits for nothing: torch's own modules, a known objective."""
     optimizer = learner.optimizer
-    assert optimizer is not None
+    if optimizer is None:  # a recursion, which counts its samples
+        return False
     for group in optimizer.param_groups:
         if not group.get("capturable", isinstance(optimizer, torch.optim.SGD)):
             return False

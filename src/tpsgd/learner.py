@@ -13,15 +13,17 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .blocks import Block
+from .blocks import Block, padding
 from .closed_form import ClosedForm, Params, Saved
 from .objectives import IDLE, Local, Objective
 from .optimizers import OptimizerFactory, make_optimizer
 from .rules import Place, Signal
-from .solvers import Ridge
+from .solvers import Recursive, Ridge
+from .solvers.equations import Equations
+from .solvers.recursive import Recursion
 from .unrolled import Unrolled
 
 Gradients = tuple[Local, dict[str, Tensor]]
@@ -222,6 +224,7 @@ class Learner:
         self.params: dict[str, Tensor] = dict(params or {})
         self.trains = trains
         self.optimizer: Optimizer | None = None
+        self.recursion: tuple[Recursion, Equations] | None = None
         self.pending: tuple[Any, Tensor, Tensor] | None = None  # to be learned once it has run
         some = next(iter(self.params.values()), torch.empty(0))
         self.loss = torch.zeros(stack or (), device=some.device, dtype=torch.float32)
@@ -235,31 +238,53 @@ class Learner:
         self.tensors, self.known = objective.tensors, objective.closed is not None
         if objective.learned:
             self.params |= {f"objective.{i}": t for i, t in enumerate(self.tensors)}
-        if factory is not None:
+        if isinstance(factory, Recursive):
+            self.recursion = factory.start(self._bias is not None), self._equations()
+        elif factory is not None:
             self.optimizer = make_optimizer(factory, self.params, lr)
         self.block.train(True)
 
-    def solve(self, solver: Ridge, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """The block's weight and bias in closed form, from the labels."""
-        key = f"{len(self.block.prologue)}."
-        weight, bias = self.params[key + "weight"], self.params.get(key + "bias")
+    def solve(self, solver: Ridge, batches: Iterable[tuple[Any, Tensor]], expected: int) -> int:
+        """The block's weight and bias in closed form; how many samples there were."""
+        equations, samples = self._equations(), 0
 
-        def inputs() -> Iterable[tuple[Tensor, Tensor]]:
+        def rows() -> Iterable[tuple[Tensor, Tensor]]:
+            nonlocal samples
             for x, labels in batches:
+                samples += labels.shape[1 if self.stack else 0]
                 for module in self.block.prologue:
                     x = torch.vmap(module)(x) if self.stack else module(x)
-                yield x, labels
+                yield equations(x, labels)
 
-        found, shift = solver.solve(
-            inputs(), weight.shape[-2], bias is not None, signed=self.several
-        )
-        weight.copy_(found)
-        if bias is not None:
-            bias.copy_(shift)
+        few = equations.few(expected)
+        found = solver.solve(rows(), self._bias is not None, equations.mixing, few)
+        self._set(found.weight, found.bias)
+        self.loss.copy_(found.loss * equations.positions * samples)
+        return samples
+
+    def _equations(self) -> Equations:
+        """What the layer's weights must solve, now that the objective is drawn."""
+        layer: Any = self.block.layer
+        pads = [] if isinstance(layer, nn.Linear) else padding(layer) or []
+        codes = self.tensors[0] if self.tensors else None
+        classes = layer.weight.shape[0] if codes is None else codes.shape[1 if self.stack else 0]
+        signed = self.several and codes is None
+        return Equations(layer, pads, classes, codes, signed, bool(self.stack))
+
+    @property
+    def _bias(self) -> Tensor | None:
+        return self.params.get(f"{len(self.block.prologue)}.bias")
+
+    def _set(self, weight: Tensor, bias: Tensor) -> None:
+        """Give the layer these."""
+        own = self.params[f"{len(self.block.prologue)}.weight"]
+        own.copy_(weight.reshape(own.shape))
+        if self._bias is not None:
+            self._bias.copy_(bias)
 
     def stop(self) -> None:
         """Freeze: drop the optimizer's state and the projection."""
-        self.optimizer = None
+        self.optimizer = self.recursion = None
         if self.tensors or isinstance(self.engine, Unrolled):
             self.engine.want(IDLE)
         self.tensors = ()
@@ -296,6 +321,8 @@ class Learner:
             self._step(*pending)
 
     def _step(self, saved: Any, s: Tensor, labels: Tensor, spent: bool = False) -> None:
+        if self.recursion is not None:
+            return self._recur(saved, labels, *self.recursion)
         assert self.optimizer is not None
         local, grads = self.engine.local(self.params, saved, s, self.tensors, spent)
         for i, grad in enumerate(local.dtensors):
@@ -306,6 +333,12 @@ class Learner:
         for p in self.params.values():
             p.grad = None
         self._note(local, labels)
+
+    def _recur(self, saved: Saved, labels: Tensor, sums: Recursion, equations: Equations) -> None:
+        """See how the batch does, then learn from it."""
+        self.measure(saved, labels)
+        sums.add(*equations(saved.x, labels))
+        self._set(*sums.solution(equations.mixing))
 
     def measure(self, saved: Any, labels: Tensor) -> None:
         """Note the local loss of a batch without learning from it (label signals only)."""

@@ -50,6 +50,7 @@ class Objective:
     closed: Callable[..., Local] | None = None
     tensors: tuple[Tensor, ...] = ()
     learned: bool = False
+    squared: bool = False  # half the squared distance to P s: least squares can solve it
 
     def __call__(self, y: Tensor, s: Tensor, *tensors: Tensor) -> Local:
         """The loss of a batch and its derivatives; `tensors` stand in for the objective's own."""
@@ -151,7 +152,7 @@ def l2(P: Tensor) -> Objective:
         dy = aim(P / -len(y), s).add_(y, alpha=1.0 / len(y))
         return Local(_dot(dy, dy) * (len(y) / 2), dy)
 
-    return Objective(loss, closed, (P,))
+    return Objective(loss, closed, (P,), squared=True)
 
 
 def any_loss(P: Tensor, loss: Callable[[Tensor, Tensor], Tensor]) -> Objective:

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from .errors import TpsgdError
-from .solvers import Ridge
 
 # A factory with a true `by_name` gets the parameters in a dictionary.
 OptimizerFactory = Callable[[Iterable[Tensor]], Optimizer]
@@ -19,11 +18,6 @@ OptimizerFactory = Callable[[Iterable[Tensor]], Optimizer]
 
 def make_optimizer(factory: Any, params: Mapping[str, Tensor], lr: float | None) -> Optimizer:
     """The factory's optimizer over these parameters, with the learning rate given."""
-    if isinstance(factory, Ridge):
-        raise TpsgdError(
-            "ridge() solves the last block, an nn.Linear with nothing after it that may learn, "
-            "under schedule=tpsgd.sequential; all else needs an optimizer"
-        )
     for p in params.values():
         p.requires_grad_(True)
     optimizer: Any = factory

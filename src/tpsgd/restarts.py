@@ -26,7 +26,7 @@ from .recurrent import Recurrent
 from .rules import Place, Rule, readout
 from .run import Run
 from .settings import Settings
-from .solvers import Ridge
+from .solvers import SOLVERS
 
 _ELEMENTWISE = (
     torch.optim.SGD,
@@ -166,7 +166,7 @@ def _listed(value: Any) -> list[Any]:
 
 def _elementwise(factory: Any) -> bool:
     """Whether stacking changes nothing: an optimizer of numbers one by one, or ridge."""
-    if factory is adam or isinstance(factory, (Ridge, TwoRates)):
+    if factory is adam or isinstance(factory, (*SOLVERS, TwoRates)):
         return True
     if getattr(factory, "elementwise", False):
         return True

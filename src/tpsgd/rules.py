@@ -71,6 +71,7 @@ class Rule:
     options: str = ""  # what was chosen beyond the name, for the record
     per_step: bool = True  # recurrent blocks: a projection for each time step, or one for all
     head: bool = True  # whether the last block learns
+    last: Callable[[Site], Objective] | None = None  # what it wants, in place of its loss
 
     @property
     def needs_output(self) -> bool:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from .optimizers import OptimizerFactory, adam
 from .rules import Rule
 from .run import Epoch
 from .schedules import sequential
+from .solvers import SOLVERS
 from .trainer import Course, EarlyStopping, Trainer
 
 Schedule = Callable[[Trainer], None]
@@ -78,7 +79,8 @@ class Settings:
         for lr in columns[2]:
             if lr is not None and not (isinstance(lr, (int, float)) and 0 <= lr < math.inf):
                 raise TpsgdError(f"lr must be a number, 0 or more, got {lr!r}")
-        return [Course(*row) for row in zip(*columns, strict=True)]  # type: ignore[arg-type]
+        courses = [Course(*row) for row in zip(*columns, strict=True)]  # type: ignore[arg-type]
+        return [_once(c) if isinstance(c.optimizer, SOLVERS) else c for c in courses]
 
     def describe(self, rule: str, loss: Loss, rules: Sequence[Rule] = ()) -> dict[str, Any]:
         """The settings as plain values, for the record."""
@@ -110,6 +112,11 @@ def _per_block(value: T | Sequence[T], blocks: int, name: str) -> list[T]:
     if len(value) != blocks:
         raise TpsgdError(f"{name} has {len(value)} entries, but the model has {blocks} blocks")
     return list(value)
+
+
+def _once(course: Course) -> Course:
+    """A solver meets each sample once; one that stands beside an optimizer has no rate."""
+    return replace(course, epochs=min(course.epochs, 1), passes=1, lr=None)
 
 
 def _name(factory: Any) -> Any:

@@ -22,7 +22,7 @@ from .padded import Padded
 from .rules import Signal
 from .run import Epoch, Run
 from .solvers import Ridge
-from .sources import Arrays, Source, Stream, Through
+from .sources import Arrays, Batches, Source, Stream, Through
 from .unrolled import Pass, computed
 
 Figures = dict[int, tuple[list[float], list[float] | None]]
@@ -49,8 +49,6 @@ class Course:
     @property
     def work(self) -> int:
         """How often a sample is learned from."""
-        if isinstance(self.optimizer, Ridge):
-            return min(self.epochs, 1)
         return self.epochs * self.passes
 
 
@@ -118,18 +116,14 @@ class Trainer:
                 break
 
     def _solve(self, learners: list[Learner], source: Source, validation: Source | None) -> None:
-        """The last block in closed form: one pass over the samples, one to see how it does."""
+        """A block in closed form: one pass over the samples."""
         (learner,) = learners
         solver = self.courses[learner.block.index].optimizer
         assert isinstance(solver, Ridge)
         learner.start(None, None)
         learner.block.train(False)
-        samples = 0
         with torch.no_grad(), self.meter.watch():
-            learner.solve(solver, source.batches())
-            for x, labels in source.batches():
-                samples += labels.shape[1 if source.form.stacked else 0]
-                learner.measure(learner.forward(x), labels)
+            samples = learner.solve(solver, self._reported(source), source.samples)
         self._record(learners, learners, 0, samples, validation)
         learner.stop()
         self.passed += samples
@@ -137,7 +131,16 @@ class Trainer:
             self.progress(self.passed, self.total)
         for run in self.runs:
             run.sample_passes += samples
-            run.forward_passes += 2 * samples * depth(source)
+            run.forward_passes += samples * depth(source)
+
+    def _reported(self, source: Source) -> Batches:
+        """A source's batches, with progress on the way."""
+        seen = self.passed
+        for number, (x, labels) in enumerate(source.batches()):
+            yield x, labels
+            seen += labels.shape[1 if source.form.stacked else 0]
+            if self.progress is not None and number % 8 == 0:
+                self.progress(seen, self.total)
 
     def pass_on(self, learner: Learner, source: Source) -> Source:
         """The next block's inputs: computed once and kept if they fit, otherwise remade."""

@@ -1,0 +1,155 @@
+"""Least squares with a penalty on the weights, from sums over samples or from a few samples.
+
+    W, b = argmin  mean ||x W + b - y||^2 + alpha ||W||^2
+
+With C the covariance of the inputs, V its eigenvectors and v its eigenvalues, and D the covariance
+of inputs and targets, W = V (v + alpha)^-1 V^T D. Directions in which the inputs do not vary (a
+constant pixel, a repeated input) get no weight, so alpha = 0 gives the pseudo-inverse. Without an
+alpha, generalised cross-validation chooses it (Golub, Heath & Wahba 1979): the error of each sample
+if it had been left out, as an average.
+
+`Moments` adds samples up, whatever their number: d x d numbers for d inputs. `Few` keeps them,
+which takes less when there are fewer samples than inputs. Both give the same weights, in float64.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+ALPHAS = tuple(10.0**k for k in range(-10, 2))  # of the mean variance of the inputs
+_NEGLIGIBLE = 1e-15  # of the largest variance, times the number of inputs: rounding
+
+
+class Solution(NamedTuple):
+    """Weight `(targets, inputs)`, bias, and half the mean squared error, per restart if stacked."""
+
+    weight: Tensor
+    bias: Tensor
+    loss: Tensor
+
+
+class Spectrum(NamedTuple):
+    """The inputs in the directions in which they vary independently, and the targets."""
+
+    variance: Tensor  # of each direction, rising
+    V: Tensor  # the directions, in columns
+    along: Tensor  # each direction's covariance with the targets
+    x: Tensor  # means, 0 without a bias
+    y: Tensor
+    yy: Tensor  # the targets' covariance
+    samples: int
+    bias: bool
+
+
+class Moments:
+    """Sums of products over samples; with a bias, seen from the first one: less cancels out."""
+
+    def __init__(self, x: Tensor, y: Tensor, bias: bool) -> None:
+        *lead, _, d = x.shape
+        k, wide = y.shape[-1], {"device": x.device, "dtype": torch.float64}
+        self.count, self.bias = 0, bias
+        self.origin = x[..., :1, :] * bias
+        self.x, self.y = torch.zeros(*lead, d, **wide), torch.zeros(*lead, k, **wide)
+        self.xx = torch.zeros(*lead, d, d, **wide)
+        self.xy = torch.zeros(*lead, d, k, **wide)
+        self.yy = torch.zeros(*lead, k, k, **wide)
+
+    def add(self, x: Tensor, y: Tensor) -> None:
+        """A batch more."""
+        x = x - self.origin
+        self.count += x.shape[-2]
+        self.x += x.sum(-2)
+        self.y += y.sum(-2)
+        _add_product(self.xx, x, x)
+        _add_product(self.xy, x, y)
+        _add_product(self.yy, y, y)
+
+    def solve(self, alpha: float | None, codes: Tensor | None = None) -> Solution:
+        """The weights; with `codes`, of targets that are y times them."""
+        n = self.count
+        x, y = self.x / n * self.bias, self.y / n * self.bias
+        variance, V = torch.linalg.eigh(self.xx / n - _outer(x, x))
+        along = V.mT @ (self.xy / n - _outer(x, y))
+        x = x + self.origin.squeeze(-2)
+        yy = self.yy / n - _outer(y, y)
+        return _solve(Spectrum(variance, V, along, x, y, yy, n, self.bias), alpha, codes)
+
+
+class Few:
+    """The samples themselves, for as many directions as there are samples."""
+
+    def __init__(self, x: Tensor, y: Tensor, bias: bool) -> None:
+        self.bias, self.xs, self.ys = bias, [], []
+
+    def add(self, x: Tensor, y: Tensor) -> None:
+        """A batch more."""
+        self.xs.append(x)
+        self.ys.append(y)
+
+    def solve(self, alpha: float | None, codes: Tensor | None = None) -> Solution:
+        """As `Moments.solve`, by way of the samples' products with one another."""
+        x, y = torch.cat(self.xs, -2), torch.cat(self.ys, -2)
+        n = x.shape[-2]
+        mx, my = x.mean(-2) * self.bias, y.mean(-2) * self.bias
+        x, y = x.sub_(mx.unsqueeze(-2)), y - my.unsqueeze(-2)
+        variance, U = torch.linalg.eigh(x @ x.mT / n)
+        # V = x^T U / sqrt(n v), and V^T x^T = sqrt(n v) U^T
+        scale = (n * variance.clamp(min=0)).sqrt()
+        V = (x.mT @ U) * torch.where(_kept(variance, x.shape[-1]), 1 / scale, 0).unsqueeze(-2)
+        along = scale.unsqueeze(-1) * (U.mT @ y) / n
+        spectrum = Spectrum(variance, V, along, mx, my, y.mT @ y / n, n, self.bias)
+        return _solve(spectrum, alpha, codes)
+
+
+def _solve(spectrum: Spectrum, alpha: float | None, codes: Tensor | None) -> Solution:
+    """The weights for this penalty, or for the one that generalises best."""
+    variance, V, along, x, y, yy, n, bias = spectrum
+    if codes is not None:
+        codes = codes.double()
+        along, y = along @ codes, (y.unsqueeze(-2) @ codes).squeeze(-2)
+        total = ((yy @ codes) * codes).sum((-1, -2))
+    else:
+        total = yy.diagonal(dim1=-2, dim2=-1).sum(-1)
+    kept = _kept(variance, V.shape[-2])
+    variance = torch.where(kept, variance, 0)
+    along = torch.where(kept.unsqueeze(-1), along, 0)
+    power = along.square().sum(-1)
+    if alpha is None:
+        penalty = _chosen(variance, power, total, n, bias, V.shape[-2])
+    else:
+        penalty = torch.full_like(variance[..., :1], alpha)
+    shrunk = torch.where(kept, 1 / (variance + penalty), 0)
+    W = V @ (along * shrunk.unsqueeze(-1))
+    loss = (total - (power * (variance + 2 * penalty) * shrunk.square()).sum(-1)).clamp(min=0) / 2
+    return Solution(W.mT, y - (x.unsqueeze(-2) @ W).squeeze(-2), loss)
+
+
+def _kept(variance: Tensor, inputs: int) -> Tensor:
+    """The directions in which inputs vary by more than rounding."""
+    return variance > variance[..., -1:].clamp(min=1e-30) * max(inputs, 10) * _NEGLIGIBLE
+
+
+def _chosen(
+    variance: Tensor, power: Tensor, total: Tensor, n: int, bias: bool, inputs: int
+) -> Tensor:
+    """Each restart's alpha with the least (error / n) / (1 - parameters / n)^2."""
+    mean = variance.sum(-1, keepdim=True).clamp(min=1e-30) / min(inputs, n)
+    scores = []
+    for alpha in ALPHAS:
+        a = alpha * mean
+        explained = (power * (variance + 2 * a) / (variance + a).square()).sum(-1)
+        used = ((variance / (variance + a)).sum(-1) + bias) / n
+        score = (total - explained).clamp(min=0) / (1 - used).square()
+        scores.append(torch.where(used < 0.95, score, torch.inf))
+    best = torch.stack(scores, -1).argmin(-1, keepdim=True)
+    return torch.tensor(ALPHAS, dtype=mean.dtype, device=mean.device)[best] * mean
+
+
+def _outer(a: Tensor, b: Tensor) -> Tensor:
+    return a.unsqueeze(-1) * b.unsqueeze(-2)
+
+
+def _add_product(into: Tensor, a: Tensor, b: Tensor) -> None:
+    """into += a^T b."""
+    (into.baddbmm_ if into.dim() == 3 else into.addmm_)(a.mT, b)
