@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .run import Epoch, Run
     from .schedules import sequential, simultaneous
     from .solvers import ridge, rls
+    from .solvers.zorb import fit_zorb
     from .trainer import EarlyStopping
 
 __version__ = "0.1.0"
@@ -42,6 +43,7 @@ __all__ = [
     "fit",
     "fit_backprop",
     "fit_many",
+    "fit_zorb",
     "inits",
     "losses",
     "mse",
@@ -78,6 +80,7 @@ _HOMES = {
     "Run": "run",
     "ridge": "solvers",
     "rls": "solvers",
+    "fit_zorb": "solvers.zorb",
     "sequential": "schedules",
     "simultaneous": "schedules",
     "EarlyStopping": "trainer",

@@ -143,7 +143,7 @@ def split(model: nn.Module) -> list[Block]:
         >>> [str(block) for block in split(model)]
         ['1: Linear + ReLU', '3: Linear']
     """
-    leaves = _opened(list(_leaves(model)))
+    leaves = _opened(list(leaves_of(model)))
     seen: set[int] = set()
     groups: list[tuple[str, nn.Module, list[nn.Module]]] = []
     pending: list[nn.Module] = []  # before the first layer
@@ -195,14 +195,16 @@ def whole(model: nn.Module) -> Block:
     return Block(0, name, model)
 
 
-def _leaves(module: nn.Module, name: str = "", top: bool = True) -> Iterator[tuple[str, nn.Module]]:
+def leaves_of(
+    module: nn.Module, name: str = "", top: bool = True
+) -> Iterator[tuple[str, nn.Module]]:
     if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
         if hooked(module) and not top:
             yield name, module
             return
         for child_name, child in module._modules.items():  # one that stands twice comes twice
             if child is not None:
-                yield from _leaves(child, f"{name}.{child_name}" if name else child_name, False)
+                yield from leaves_of(child, f"{name}.{child_name}" if name else child_name, False)
     elif top and not isinstance(module, (*_LAYERS, nn.RNNBase, Recurrent)):
         raise TpsgdError(
             f"cannot cut {type(module).__name__} into blocks: the order of its layers is hidden in "
