@@ -72,7 +72,10 @@ SPLITS = {
     "tweets-vectors-holdout": "tweets hold-out, vectors",
 }
 PUBLISHED = ("random", "random-rnn", "drtp", "tpsgd-l1", "backprop")
-SINGLE = ("backprop-leaky", "backprop-leaky in readout's time")  # arms of that shape alone
+SINGLE = (  # arms of that shape alone
+    *("readout-perceptron", "reservoir-perceptron"),
+    *("backprop-leaky", "backprop-leaky in readout's time"),
+)
 THROUGH_TIME = "backprop through time"  # the reference of `sequences`
 SEQUENCE_ARMS = (*PUBLISHED, "reservoir", "readout", "readout-ridge", *SINGLE)
 
@@ -411,18 +414,23 @@ def recurrent_seconds(results: Results) -> str:
     tables = [record["tables"].get(f"{name}, single", {}).get("arms", {}) for name in SEQUENCES]
 
     def seconds(arm: Record | None) -> str:
-        return f"{arm['seconds']:.1f} ({len(arm['accuracies'])})" if arm else "–"
+        return f"{arm['seconds']:.1f} ({len(arm['accuracies'])})" if arm and _timed(arm) else "–"
 
     rows = [
         [f"`{name}`", *(seconds(arms.get(name)) for arms in tables)]
         for name in SEQUENCE_ARMS
-        if name != "random"
+        if name != "random" and any(name in arms and _timed(arms[name]) for arms in tables)
     ]
     note = (
         "Seconds of training all restarts together, stacked into one step; in brackets, how many. "
-        "Searches are not included."
+        "Searches are not included. –: not run, or trained while others used the GPU."
     )
     return f"{table(('seconds', *SEQUENCES.values()), rows)}\n\n{note} {origin(record)}"
+
+
+def _timed(arm: Record) -> bool:
+    """Whether an arm's seconds count: it had the GPU for itself, all its restarts together."""
+    return arm.get("alone", True) and arm["stacked"]
 
 
 def recurrent_choices(results: Results) -> str:
@@ -446,6 +454,8 @@ def _choice(name: str, arm: Record) -> list[str]:
     """An arm's row: its choice, out of how many, and what the choice reached."""
     choice, best = arm["choice"], max(score for _, score in arm["held_out"])
     rate = f"{'Adam' if choice['adam'] else 'SGD'}, {choice['lr']:g}"
+    if choice.get("ratio", 1.0) != 1.0:
+        rate += f"; W_X at {choice['lr'] * choice['ratio']:g}"
     if name == "reservoir":
         rate = f"ridge, {choice['alpha']:g}"
     sizes = [f"{choice[k]:g}" for k in ("x", "h", "leak")]
@@ -559,16 +569,6 @@ def _sequence(results: Results, name: str, shape: str, arm: str) -> list[float]:
     return found["arms"][arm]["accuracies"]
 
 
-def searched(results: Results, name: str, arm: str) -> str:
-    """With what optimizers the search of a single layer's rule was made."""
-    _sequence(results, name, "single", arm)
-    trials = results["recurrent"]["tables"][f"{name}, single"]["arms"][arm]["held_out"]
-    kinds = {choice["adam"] for choice, _ in trials}
-    if kinds == {False}:
-        return f"{len(trials)} trials with plain SGD; one with Adam is still to be made"
-    return f"{len(trials)} trials with {'Adam' if kinds == {True} else 'SGD and Adam'}"
-
-
 def held(results: Results, name: str, arm: str) -> str:
     """What the choice of a single layer's arm reached on held-out samples."""
     _sequence(results, name, "single", arm)
@@ -578,8 +578,20 @@ def held(results: Results, name: str, arm: str) -> str:
 
 def sequence_seconds(results: Results, name: str, arm: str) -> str:
     """Seconds of a single layer's restarts, all together."""
+    return f"{_seconds(results, name, arm):.1f} s"
+
+
+def time_ratio(results: Results, name: str, arm: str, other: str) -> str:
+    """A single layer's seconds over another arm's."""
+    return f"{_seconds(results, name, arm) / _seconds(results, name, other):.2f}"
+
+
+def _seconds(results: Results, name: str, arm: str) -> float:
     _sequence(results, name, "single", arm)
-    return f"{results['recurrent']['tables'][f'{name}, single']['arms'][arm]['seconds']:.1f} s"
+    found = results["recurrent"]["tables"][f"{name}, single"]["arms"][arm]
+    if not _timed(found):
+        raise Missing("recurrent")
+    return found["seconds"]
 
 
 TABLES: dict[str, Callable[..., str]] = {
@@ -609,9 +621,9 @@ VALUES: dict[str, Callable[..., str]] = {
     "gap": gap,
     "against": against,
     "through-time": through_time,
-    "searched": searched,
     "held": held,
     "sequence-seconds": sequence_seconds,
+    "time-ratio": time_ratio,
 }
 PLACES = TABLES | VALUES
 
