@@ -90,7 +90,7 @@ def test_words_about_sequences_are_true(claim):
 def check_claim(arm, name, shape, sign, other):
     results = numbers.Results(ROOT / "results")
     try:
-        said = numbers.gap(results, name, shape, arm, other)
+        said = numbers.recurrent.gap(results, name, shape, arm, other)
     except numbers.Missing:
         pytest.skip("not measured yet")
     if sign == ">":
@@ -213,7 +213,7 @@ def test_seconds_of_arms_that_shared_the_gpu_are_not_shown(tmp_path):
 
 def test_how_a_file_was_put_together_is_said():
     results = numbers.Results(ROOT / "results")
-    assert results["recurrent"]["history"] in numbers.recurrent(results, "single")
+    assert results["recurrent"]["history"] in numbers.recurrent.recurrent(results, "single")
 
 
 def test_cells_of_sequences_that_are_missing_are_named(tmp_path):

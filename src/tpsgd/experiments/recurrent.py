@@ -147,13 +147,13 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")
     file = wanted.out / "recurrent.json"
     wanted.out.mkdir(parents=True, exist_ok=True)
-    record: dict[str, Any] = {
+    old = json.loads(file.read_text()) if file.exists() else {"tables": {}}
+    record: dict[str, Any] = old | {
         "experiment": "recurrent",
         "command": "python -m tpsgd.experiments.recurrent --out results",
         "machine": machine(wanted.device),
         "versions": versions(),
         "settings": {"hidden": HIDDEN, "batch_size": BATCH, "epochs": EPOCHS, "precision": "TF32"},
-        "tables": json.loads(file.read_text())["tables"] if file.exists() else {},
     }
     for name in wanted.sets:
         loaded = data.load(name, max_train=wanted.max_train)
@@ -168,10 +168,12 @@ def main() -> None:
                 if shape != "single" and (ARMS[arm].perceptron or arm == "backprop-leaky"):
                     continue
                 chosen = record["tables"].get(f"{name}, single", {}).get("arms", {}).get(arm, {})
-                arms[arm] = place.run(ARMS[arm], shape, chosen.get("choice"))
+                trials = {k: v for k, v in arms.get(arm, {}).items() if k in ("held_out", "search")}
+                arms[arm] = place.run(ARMS[arm], shape, chosen.get("choice")) | trials
                 print(f"{name}, {shape}, {arm}: {_figures(arms[arm])}", flush=True)
                 file.write_text(json.dumps(record, indent=1))
-            timed = shape == "single" and {"readout", "backprop-leaky"} <= set(arms)
+            pair = [arms.get(a, {"alone": False}) for a in ("readout", "backprop-leaky")]
+            timed = shape == "single" and all(row.get("alone", True) for row in pair)
             if timed and (EQUAL_TIME not in arms or wanted.again):
                 arms[EQUAL_TIME] = place.in_time(arms)
                 print(f"{name}, {EQUAL_TIME}: {_figures(arms[EQUAL_TIME])}", flush=True)
@@ -368,7 +370,7 @@ def _row(
         "accuracies": accuracies,
         "choice": asdict(choice),
         "held_out": held_out,
-        "seconds": run.seconds if run else 0.0,
+        "seconds": sum(r.seconds for r in (many.runs[:1] if many.stacked else many.runs)),
         "stacked": many.stacked,
         "sample_passes": run.sample_passes if run else 0,
         "settings": run.settings if run else {},

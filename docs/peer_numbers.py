@@ -1,0 +1,105 @@
+"""Tables and values of the peers: results/peers.json."""
+
+from written import IN_PAPER, Record, Results, cell, count, origin, percent, table
+
+from tpsgd.run import size
+
+ORDER = (
+    *("backprop", "readout", "readout, ridge head"),
+    *("tpsgd-l2", "tpsgd-l2, ridge head", "tpsgd-l2, quick", "drtp"),
+    *("lm-karnet", "zorb", "dladmm", "elm", "frozen"),
+)
+# Lomnitz et al. (2022), table 2: accuracy in per cent and its deviation, seconds on an A5000.
+PAPER = {
+    "tpsgd-l2": ("88.3 ± 0.25", "1.7"),
+    "zorb": ("89.4 ± 0.22", "7.9"),
+    "lm-karnet": ("89.9 ± 0.12", "4.9"),
+}
+
+
+def peers(results: Results, net: str) -> str:
+    """Every arm on one net: accuracy, seconds on both machines, peak memory."""
+    record = results["peers"]
+    found, there = record["nets"][net], record.get("cpu", {}).get("nets", {}).get(net, {})
+    rows = []
+    for name in (n for n in ORDER if n in found["arms"]):
+        arm, slow = found["arms"][name], there.get("arms", {}).get(name)
+        base, base_slow = found["arms"]["backprop"], there.get("arms", {}).get("backprop")
+        rows.append([f"`{name}`", cell(arm), _time(arm, base), _time(slow, base_slow), _peak(slow)])
+        if name in PAPER:
+            rows.append([IN_PAPER, *PAPER[name], "–", "–"])
+    head = ["arm", "test accuracy %", "seconds, GPU", "seconds, CPU", "peak memory, CPU"]
+    note = (
+        f"MNIST, 784-{found['width']}-10, LeakyReLU of slope {found['slope']:g}; mean ± standard "
+        f"deviation of {_restarts(found)}, one by one, trained on all 60,000 samples; median "
+        "seconds, × is over backprop; memory beyond the data set, inputs kept for a second block "
+        f"({_kept(there)}) not counted. The paper's seconds are from an NVIDIA RTX A5000."
+    )
+    machines = f"{origin(record)} {_cpu(record)}"
+    return f"{table(head, rows)}\n\n{note} {machines}"
+
+
+def held_out(results: Results, net: str) -> str:
+    """What every variant reached on held-out samples; the chosen one in bold."""
+    record = results["peers"]
+    rows = []
+    for name in (n for n in ORDER if n in record["nets"][net]["arms"]):
+        arm = record["nets"][net]["arms"][name]
+        for variant, got in arm["held_out"].items():
+            bold = "**" if variant == arm["variant"] else ""
+            cells = variant, f"{100 * got['accuracy']:.2f}", f"{got['seconds']:.3f}"
+            rows.append([f"`{name}`", *(f"{bold}{text}{bold}" for text in cells)])
+    head = ("arm", "variant", "held-out accuracy %", "seconds")
+    return f"{table(head, rows)}\n\n{origin(record)}"
+
+
+def accuracy(results: Results, net: str, arm: str) -> str:
+    """Test accuracy, for a sentence."""
+    return f"{percent(_arm(results, net, arm)['accuracies'], 2)} %"
+
+
+def seconds(results: Results, net: str, arm: str, where: str = "gpu") -> str:
+    """Median seconds, for a sentence."""
+    value = _arm(results, net, arm, where)["seconds"]
+    return f"{value:.2f} s" if value >= 1 else f"{1000 * value:.0f} ms"
+
+
+def memory(results: Results, net: str, arm: str) -> str:
+    """Peak memory on the CPU, for a sentence."""
+    return size(_arm(results, net, arm, "cpu")["peak_bytes"])
+
+
+def _arm(results: Results, net: str, arm: str, where: str = "gpu") -> Record:
+    record = results["peers"]
+    return (record["cpu"] if where == "cpu" else record)["nets"][net]["arms"][arm]
+
+
+def _time(arm: Record | None, base: Record | None) -> str:
+    if not arm or not base:
+        return "–"
+    return f"{arm['seconds']:.2f} (×{arm['seconds'] / base['seconds']:.2f})"
+
+
+def _peak(arm: Record | None) -> str:
+    return size(arm["peak_bytes"]) if arm else "–"
+
+
+def _kept(there: Record) -> str:
+    kept = max((a["kept_bytes"] for a in there.get("arms", {}).values()), default=0)
+    return f"{size(kept)} at most"
+
+
+def _restarts(found: Record) -> str:
+    most = found["restarts"]
+    few = {n: len(a["accuracies"]) for n, a in found["arms"].items()}
+    fewer = [f"{n}: {k}" for n, k in few.items() if k < most]
+    return count(most, "restart") + (f" ({'; '.join(fewer)})" if fewer else "")
+
+
+def _cpu(record: Record) -> str:
+    if "cpu" not in record:
+        return ""
+    restarts = {
+        len(a["accuracies"]) for n in record["cpu"]["nets"].values() for a in n["arms"].values()
+    }
+    return f"CPU: {count(max(restarts), 'restart')}; {origin(record['cpu'])}"
