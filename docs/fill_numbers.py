@@ -38,6 +38,7 @@ MARK = re.compile(r"<!-- numbers: (?P<name>.+?) -->(?P<old>.*?)<!-- end -->", re
 
 ORDER = (
     *("backprop", "readout", "readout-learned", "tpsgd-l2", "tpsgd-l1", "dfa", "sdfa", "drtp"),
+    *("lm-karnet", "zorb", "dladmm", "elm"),
     "frozen",
     "frozen-long",
 )
@@ -393,19 +394,22 @@ def fill(text: str, results: Results) -> str:
     return MARK.sub(put, text)
 
 
-def figure(results: Results, check: bool) -> str | None:
-    """The figure's name if it was out of date; drawn anew unless only checked."""
-    import sequences_figure  # beside this file
+def figures(results: Results, check: bool) -> list[str]:
+    """The names of figures that were out of date; drawn anew unless only checked."""
+    import peers_figure  # beside this file
+    import sequences_figure
 
-    try:
-        record = results["recurrent"]
-    except Missing:
-        return None
-    if not sequences_figure.stale(record):
-        return None
-    if not check:
-        sequences_figure.draw(record)
-    return sequences_figure.PICTURE.relative_to(ROOT).as_posix()
+    old = []
+    for name, script in (("recurrent", sequences_figure), ("peers", peers_figure)):
+        try:
+            record = results[name]
+        except Missing:
+            continue
+        if script.stale(record):
+            old.append(script.PICTURE.relative_to(ROOT).as_posix())
+            if not check:
+                script.draw(record)
+    return old
 
 
 def main() -> None:
@@ -422,8 +426,7 @@ def main() -> None:
             old.append(page.relative_to(ROOT).as_posix())
             if not wanted.check:
                 page.write_text(filled, encoding="utf-8")
-    if drawing := figure(results, wanted.check):
-        old.append(drawing)
+    old += figures(results, wanted.check)
     said = "out of date; run python docs/fill_numbers.py" if wanted.check else "written"
     for name in old:
         print(f"{name}: {said}")

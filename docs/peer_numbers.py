@@ -6,7 +6,7 @@ from tpsgd.run import size
 
 ORDER = (
     *("backprop", "readout", "readout, ridge head"),
-    *("tpsgd-l2", "tpsgd-l2, ridge head", "tpsgd-l2, quick", "drtp"),
+    *("tpsgd-l2", "tpsgd-l2, ridge head", "tpsgd-l2, quick", "tpsgd-l2, one epoch", "drtp"),
     *("lm-karnet", "zorb", "dladmm", "elm", "frozen"),
 )
 # Lomnitz et al. (2022), table 2: accuracy in per cent and its deviation, seconds on an A5000.

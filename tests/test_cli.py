@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 
 import tpsgd
-from tpsgd import cli, models, options
+from tpsgd import arms, cli, models, options, peers
 from tpsgd import compare as comparing
 
 SMALL = ("--data", "two.npz", "--model", "mlp:4", "--epochs", "1", "--batch-size", "16")
@@ -210,9 +210,9 @@ def test_compare_prints_a_narrow_table(tpsgd_says):
     code, out, err = tpsgd_says("compare", *SMALL, "--restarts", "2")
     lines = out.splitlines()
     assert (code, err) == (0, "") and max(map(len, lines)) <= 80
-    names = [line.split()[0] for line in lines[3:12]]
-    assert names[0] == "backprop" and names[-1] == "frozen"
-    assert set(names) == set(cli.SOURCES) - set(cli.RECURRENT)
+    names = [line.split()[0] for line in lines[3 : 1 + len(arms.SOURCES)]]
+    assert names[0] == "backprop" and set(names[-2:]) == {"elm", "frozen"}
+    assert set(names) == set(arms.SOURCES) - set(arms.RECURRENT)
     assert lines[-1] == f"report: {Path('tpsgd-report/report.html')}"
     assert Path("tpsgd-report/report.html").is_file()
 
@@ -292,7 +292,7 @@ def test_a_terminal_gets_a_live_bar(tpsgd_says, monkeypatch):
 def test_rules_lists_every_word_and_its_source(tpsgd_says):
     code, out, _ = tpsgd_says("rules")
     assert code == 0 and max(map(len, out.splitlines())) <= 80
-    assert all(word in out for word in cli.SOURCES) and "Mostafa et al. 2018" in out
+    assert all(word in out for word in arms.SOURCES) and "Mostafa et al. 2018" in out
 
 
 def test_data_commands(tpsgd_says, monkeypatch, tmp_path):
@@ -324,7 +324,8 @@ def test_compare_recurrent_nets(tpsgd_says, words):
     code, out, err = tpsgd_says("compare", "--data", data, "--model", model, *more, *STEPS)
     lines = out.splitlines()
     assert (code, err) == (0, "") and max(map(len, lines)) <= 80
-    assert {line.split()[0] for line in lines[3 : 3 + len(cli.SOURCES)]} == set(cli.SOURCES)
+    words = set(arms.SOURCES) - set(arms.PEERS)
+    assert {line.split()[0] for line in lines[3 : 3 + len(words)]} == words
     assert "failed" not in out and "over backprop through time" in out
 
 
@@ -362,7 +363,7 @@ def test_the_random_control_is_there_for_other_models_by_name(tpsgd_says):
 
 def test_words_of_the_command_line_are_those_of_the_models():
     assert set(models.INITS) == set(options.INITS)
-    assert set(cli.RECURRENT) <= set(cli.SOURCES)
+    assert set(arms.RECURRENT) <= set(arms.SOURCES) and set(arms.PEERS) == set(peers.PEERS)
 
 
 @pytest.mark.real_data("mnist")
@@ -383,3 +384,15 @@ def test_a_solved_head_is_not_hidden(tpsgd_says, head):
     said = " ".join(out.split())
     assert status == 0
     assert ("solved in closed form, but not of backprop, dfa" in said) is (head == "ridge")
+
+
+def test_peers_by_their_words(tpsgd_says):
+    words = (*SMALL, "--rules", "zorb,lm-karnet,dladmm,elm", "--restarts", "1")
+    code, out, err = tpsgd_says("compare", *words)
+    assert (code, err) == (0, "") and max(map(len, out.splitlines())) <= 80
+    assert {"zorb", "lm-karnet", "dladmm", "elm", "backprop", "frozen"} <= set(out.split())
+    code, _, err = tpsgd_says("train", *SMALL, "--rule", "zorb", "--lr", "5")
+    assert code == 2 and "zorb has no schedule, rate or loss to choose" in err
+    code, out, _ = tpsgd_says("train", *SMALL, "--rule", "zorb", "--json")
+    record = json.loads(out)
+    assert code == 0 and record["rule"] == "zorb" and 0 <= record["accuracy"] <= 1

@@ -14,6 +14,7 @@ SAYS = {
     "rule_per_block": r"^2 +3: Residual \+ Tanh +readout-learned +18,624 +autograd ",
     "add_a_rule": r"^check_rule: cosine keeps the contract$",
     "sequences": r"^peak memory [\d,]+ bytes, \d+% of backprop through time's$",
+    "stream": r"^peak memory [\d,]+ bytes, however long the stream is$",
     "restarts": r"^frozen +\d\d\.\d ± +\d\.\d %",
 }
 

@@ -72,9 +72,26 @@ def test_noise_is_shrunk_and_signal_is_not():
 
 def test_constant_and_repeated_inputs_and_few_samples():
     for x in (torch.cat([X, X[:, :1], torch.ones(90, 1).double()], 1), X[:4]):
-        model = nn.Sequential(nn.Linear(x.shape[1], 3)).double()
-        tpsgd.fit(model, (x, torch.arange(len(x)) % 3), optimizer=ridge(), loss=tpsgd.mse)
-        assert all(torch.isfinite(p).all() for p in model.parameters())
+        model, y = nn.Sequential(nn.Linear(x.shape[1], 3)).double(), torch.arange(len(x)) % 3
+        tpsgd.fit(model, (x, y), optimizer=ridge(0.0), loss=tpsgd.mse)
+        best = torch.linalg.lstsq(
+            torch.cat([x, torch.ones(len(x), 1).double()], 1), F.one_hot(y, 3).double(),
+            driver="gelsd",
+        ).solution  # fmt: skip
+        given = x @ best[:-1] + best[-1]
+        torch.testing.assert_close(model(x).detach(), given, rtol=1e-7, atol=1e-8)
+
+
+def test_large_offsets_do_not_cancel():
+    """float32 inputs around 1e4: as good as centred ones."""
+    x = (X + 1e4).float()
+    found = []
+    for given in (x.double(), x.double() - 1e4):
+        sums = Moments(given, F.one_hot(Y, 3).double(), True)
+        for i in torch.arange(90).split(11):
+            sums.add(given[i], F.one_hot(Y[i], 3).double())
+        found.append(sums.solve(1e-6).weight)
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-8)
 
 
 def test_yes_or_no_answers_are_cut_in_the_middle():
@@ -84,6 +101,49 @@ def test_yes_or_no_answers_are_cut_in_the_middle():
     assert tpsgd.evaluate(model, (X, labels)) > 0.8
     rest = model(X).detach() - (2 * labels - 1)
     assert run.loss == pytest.approx(float(rest.square().sum(1).mean() / 2), rel=1e-5)
+
+
+def test_hidden_blocks_with_several_labels_reach_for_their_sum():
+    """bce: the head fits -1 and 1, a hidden block P y* with y* of zeros and ones."""
+    labels = torch.stack([X[:, 1] > 7, X[:, 3] > 8, X[:, 0] > 7], 1).double()
+    model = two_layers()
+    tpsgd.fit(model, (X, labels), rule=BEFORE, optimizer=ridge(0.1), loss=tpsgd.bce)
+    weight, _ = by_hand(X, labels @ projected(0, 0, (8,)), 0.1)
+    torch.testing.assert_close(model[0].weight.detach(), weight, rtol=1e-6, atol=1e-8)
+
+
+def test_frozen_blocks_before_a_solved_one_need_no_solver():
+    model = two_layers()
+    model[0].requires_grad_(False)
+    for rule in (rules.readout(), BEFORE):
+        tpsgd.fit(model, (X, Y), rule=rule, optimizer=ridge())
+    assert tpsgd.evaluate(model, (X, Y)) > 0.5
+
+
+def test_a_rate_for_all_is_not_for_a_solver():
+    model = two_layers()
+    run = tpsgd.fit(
+        model, (X, Y), optimizer=[torch.optim.Adam, ridge()], lr=0.01, passes=2, epochs=2,
+        lr_schedule=lambda o: torch.optim.lr_scheduler.ConstantLR(o),
+    )  # fmt: skip
+    assert run.sample_passes == 90 * 4 + 90
+
+
+def test_stacked_layers_over_time_steps():
+    """A linear layer on (samples, steps, features), restarts together and one by one."""
+    x = torch.randn(30, 4, 5).double()
+    y = torch.arange(30) % 3
+
+    def make():
+        return nn.Sequential(nn.Linear(5, 3), nn.Tanh(), nn.Flatten(), nn.Linear(12, 3)).double()
+
+    found = [
+        tpsgd.fit_many(make, (x, y), rule=BEFORE, optimizer=ridge(0.1), restarts=2, stacked=s)
+        for s in (False, True)
+    ]
+    for a, b in zip(*(f.models for f in found), strict=True):
+        for p, q in zip(a.parameters(), b.parameters(), strict=True):
+            torch.testing.assert_close(p, q, rtol=1e-7, atol=1e-9)
 
 
 def test_its_passes_and_progress():
@@ -111,7 +171,7 @@ BEFORE = rules.tpsgd_l2(at=Place.BEFORE)
         (two_layers(), {}, "readout does not lower a squared error"),
         (two_layers(), {"rule": rules.tpsgd_l1(at=Place.BEFORE)}, "does not lower a squared error"),
         (two_layers(), {"rule": rules.tpsgd_l2()}, "looks beyond the activation; take at="),
-        (two_layers(), {"rule": BEFORE, "schedule": tpsgd.simultaneous}, "sequential or rls"),
+        (two_layers(), {"rule": BEFORE, "schedule": tpsgd.simultaneous}, "use schedule=tpsgd.seq"),
         (nn.Sequential(nn.Linear(6, 3), nn.Tanh()).double(), {}, "after the last layer"),
         (nn.Sequential(nn.Linear(6, 3), nn.Softmax(1)).double(), {}, "after the last layer"),
         (
@@ -120,20 +180,26 @@ BEFORE = rules.tpsgd_l2(at=Place.BEFORE)
             "BatchNorm1d stands between",
         ),
         (
-            nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 3)).double(),
-            {"rule": rules.frozen(), "optimizer": ridge()},
-            None,
+            nn.Sequential(nn.Embedding(9, 2), nn.Flatten(), nn.Linear(12, 3)).double(),
+            {"rule": BEFORE},
+            "linear in their weights",
         ),
-        (two_layers(first=nn.Bilinear(6, 6, 8)), {"rule": BEFORE}, "cannot take an input"),
+        (
+            nn.Sequential(nn.Linear(6, 8), nn.Flatten(), nn.Linear(8, 3)).double(),
+            {"rule": rules.tpsgd_l2(at=Place.END)},
+            "looks at the block's end",
+        ),
+        (
+            nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 3)).double(),
+            {"rule": rules.frozen()},
+            "a module before the layer learns too",
+        ),
     ],
 )
 def test_refusals(model, options, reason):
-    options = {"optimizer": ridge()} | options
-    if reason is None:
-        tpsgd.fit(model, (X, Y), **options)
-        return
+    x = (X > 7).long() if isinstance(model[0], nn.Embedding) else X
     with pytest.raises(TpsgdError, match=reason):
-        tpsgd.fit(model, (X, Y), **options)
+        tpsgd.fit(model, (x, Y), **{"optimizer": ridge()} | options)
 
 
 def test_more_refusals():
@@ -150,18 +216,25 @@ def test_more_refusals():
     grouped = nn.Sequential(nn.Conv1d(2, 4, 1, groups=2), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3))
     with pytest.raises(TpsgdError, match="has groups"):
         tpsgd.fit(grouped.double(), (X.view(-1, 2, 3), Y), rule=BEFORE, optimizer=ridge())
-    for alpha in (-1.0, float("nan"), float("inf")):
-        with pytest.raises(TpsgdError, match="alpha must be a number, 0 or more"):
+    circular = nn.Sequential(
+        nn.Conv1d(2, 4, 2, padding=1, padding_mode="circular"), nn.Flatten(), nn.Linear(16, 3)
+    ).double()
+    with pytest.raises(TpsgdError, match="not padded with zeros"):
+        tpsgd.fit(circular, (X.view(-1, 2, 3), Y), rule=BEFORE, optimizer=ridge())
+    for alpha in (-1.0, float("nan"), float("inf"), "much"):
+        with pytest.raises(TpsgdError, match="alpha must be a"):
             ridge(alpha)
+    with pytest.raises(TpsgdError, match=r"got a list; .* optimizer=tpsgd.ridge\(\)"):
+        tpsgd.fit(head(), (X, Y), optimizer=ridge)
+    with pytest.raises(TpsgdError, match="too large"):
+        tpsgd.fit(head(), (X * 1e200, Y), optimizer=ridge())
 
 
 def test_a_solve_too_large_is_refused_before_anything_is_trained(monkeypatch):
-    monkeypatch.setattr("tpsgd.solvers.equations.available", lambda device: 1000)
+    monkeypatch.setattr("tpsgd.building.available", lambda device: 1000)
     model = two_layers()
     before = [p.clone() for p in model.parameters()]
-    with pytest.raises(
-        TpsgdError, match=r"block 2 .* 8 inputs need about 3\.2 KB .* 1000 B are free"
-    ):
+    with pytest.raises(TpsgdError, match=r"block 2 .* 8 inputs need about .* 1000 B are free"):
         tpsgd.fit(model, (X, Y), optimizer=[torch.optim.Adam, ridge()])
     assert all(map(torch.equal, before, model.parameters()))
 
@@ -232,8 +305,8 @@ def test_few_samples_give_the_same_by_way_of_their_products(bias, alpha):
 
 
 def test_more_inputs_than_memory_for_their_products_but_few_samples(monkeypatch):
-    """4,000 inputs: 5 d^2 numbers would be 640 MB; 30 samples need 3 MB."""
-    monkeypatch.setattr("tpsgd.solvers.equations.available", lambda device: 50 << 20)
+    """4,000 inputs: products with one another would be 900 MB; 30 samples need 5 MB."""
+    monkeypatch.setattr("tpsgd.building.available", lambda device: 50 << 20)
     x, y = torch.randn(30, 4000), torch.arange(30) % 3
     x[y == 1, :40] += 2
     x[y == 2, :40] -= 2
@@ -254,6 +327,7 @@ def test_more_inputs_than_memory_for_their_products_but_few_samples(monkeypatch)
         (nn.Conv2d(2, 4, (3, 2), stride=2, padding=(1, 0), dilation=(1, 2)), (2, 6, 7), (3, 3)),
         (nn.Conv2d(2, 4, 3, padding="same", bias=False), (2, 4, 4), (4, 4)),
         (nn.Conv1d(2, 4, 3, padding=1, stride=2), (2, 9), (5,)),
+        (nn.Conv1d(2, 4, 2, dilation=3), (2, 9), (6,)),
         (nn.Linear(5, 4), (3, 5), (3,)),
     ],
 )
@@ -278,6 +352,19 @@ def test_convolutions_by_patches(layer, shape, space):
         assert gradient.abs().max() < 1e-9  # a minimum, of a convex function
 
 
+def test_patches_are_made_a_few_samples_at_a_time(monkeypatch):
+    x, y = torch.randn(40, 2, 8, 8), torch.arange(40) % 3
+    found = []
+    for held in (1 << 25, 8 * 64 * 18 * 3):  # all, and three samples
+        monkeypatch.setattr("tpsgd.solvers.equations._PATCHES", held)
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+        run = tpsgd.fit(model, (x, y), rule=BEFORE, optimizer=ridge(0.1), reuse=False)
+        found.append((model[0].weight.detach().clone(), run.peak_bytes))
+    torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-5, atol=1e-6)
+    assert found[1][1] < 0.6 * found[0][1]
+
+
 def test_stacked_restarts_are_those_one_by_one():
     def make():
         return two_layers(nn.LeakyReLU)
@@ -292,7 +379,7 @@ def test_stacked_restarts_are_those_one_by_one():
         assert [e.loss for e in a.history] == pytest.approx([e.loss for e in b.history], rel=1e-5)
 
 
-def test_a_stream_that_can_be_read_once():
+def test_a_stream_is_read_once():
     """A head is solved in one pass, with memory that does not depend on the samples."""
 
     class Once(torch.utils.data.IterableDataset):

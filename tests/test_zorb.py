@@ -74,8 +74,8 @@ def test_a_net_by_hand():
     run = fit_zorb(model, (X, Y))
     for layer, act, T in zip(model[::2], (model[1], model[3], None), (T0, T1, T2), strict=True):
         solved = torch.linalg.pinv(torch.cat([x, ones], 1)) @ T
-        torch.testing.assert_close(layer.weight.detach(), solved[:-1].T, rtol=1e-6, atol=1e-7)
-        torch.testing.assert_close(layer.bias.detach(), solved[-1], rtol=1e-6, atol=1e-7)
+        given = torch.cat([x, ones], 1) @ solved  # the same for all weights that fit best
+        torch.testing.assert_close(layer(x).detach(), given, rtol=1e-6, atol=1e-7)
         x = layer(x).detach() if act is None else act(layer(x)).detach()
     assert run.rule == "zorb" and run.sample_passes == 3 * 80
     rest = x - T2
@@ -128,6 +128,8 @@ MODULES = [
     (nn.Conv2d(3, 4, (2, 3), stride=(2, 3)), (3, 4, 6)),  # patches that do not overlap
     (nn.Conv1d(3, 2, 2, stride=2), (3, 8)),
     (nn.Conv1d(1, 2, 2, stride=2, dilation=2, padding=1, bias=False), (1, 7)),
+    (nn.Conv1d(2, 2, 1, stride=3), (2, 8)),  # pixels that no patch meets
+    (nn.LeakyReLU(0.0), (5,)),
 ]
 
 
@@ -187,7 +189,7 @@ def test_convolutions_learn():
     run = fit_zorb(model, (x, y), validation=(x, y))
     assert [e.block for e in run.history] == [1, 2, 3]
     assert run.history[-1].val_accuracy == tpsgd.evaluate(model, (x, y)) > 0.9
-    assert model.training  # as it came
+    assert all(m.training for m in model.modules())  # as it came
 
 
 @pytest.mark.parametrize(
@@ -237,7 +239,7 @@ def test_bad_data_and_a_memory_that_is_too_small(monkeypatch):
         fit_zorb(model, (X, Y.clamp(min=0) + 3))
     with pytest.raises(TpsgdError, match="empty"):
         fit_zorb(model, (X[:0], Y[:0]))
-    monkeypatch.setattr("tpsgd.solvers.equations.available", lambda device: 100)
+    monkeypatch.setattr("tpsgd.building.available", lambda device: 100)
     with pytest.raises(TpsgdError, match=r"block 1 .* cannot be solved in closed form here"):
         fit_zorb(model, (X, Y))
 
@@ -252,3 +254,52 @@ def test_rules_that_name_their_last_objective_must_be_linear_there():
     tpsgd.fit(model, (X, Y), rule=rule, optimizer=ridge(0.0))
     W = torch.linalg.pinv(torch.cat([X, torch.ones(80, 1).double()], 1)) @ codes[Y]
     torch.testing.assert_close(model[0].weight.detach(), W[:-1].T, rtol=1e-7, atol=1e-9)
+
+
+def test_options_reach_the_solver():
+    def net():
+        torch.manual_seed(2)
+        return nn.Sequential(nn.Linear(6, 12), nn.LeakyReLU(0.3), nn.Linear(12, 3)).double()
+
+    plain, shrunk, seen, epochs = net(), net(), [], []
+    fit_zorb(plain, (X, Y))
+    run = fit_zorb(
+        shrunk, (X, Y), alpha=10.0, reuse=False, callbacks=[epochs.append],
+        progress=lambda done, total: seen.append((done, total)),
+    )  # fmt: skip
+    assert shrunk[0].weight.norm() < 0.5 * plain[0].weight.norm()
+    assert run.kept_bytes == 0 and len(epochs) == 2 and seen[-1] == (160, 160)
+    assert run.settings["optimizer"] == "ridge(10)" and run.seconds > 0
+
+
+def test_nothing_is_appended_where_training_fails():
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    with pytest.raises(TpsgdError, match="out of range"):
+        fit_zorb(model, (X, Y + 7), unscale=True)
+    assert [type(m) for m in model] == [nn.Linear, nn.Tanh, nn.Linear]
+    fit_zorb(model, (X, Y), unscale=True)
+    share = tpsgd.evaluate(model, (X, Y))
+    fit_zorb(model, (X, Y))  # again, through what was appended
+    assert tpsgd.evaluate(model, (X, Y)) > share - 0.2
+
+
+def test_more_refusals():
+    with pytest.raises(TpsgdError, match="no layer with parameters"):
+        fit_zorb(nn.Sequential(nn.Flatten()), (X, Y))
+    with pytest.raises(TpsgdError, match="an output for each class"):
+        fit_zorb(nn.Sequential(nn.Linear(6, 1)).double(), (X, Y.clamp(max=1)))
+    frozen = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3)).double()
+    frozen[0].requires_grad_(False)
+    with pytest.raises(TpsgdError, match=r"block 1 .* may not learn"):
+        fit_zorb(frozen, (X, Y))
+
+
+def test_the_last_layers_link_is_left_alone():
+    found = []
+    for link in (nn.Identity(), nn.Softmax(1), nn.LogSoftmax(1)):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 30), nn.Tanh(), nn.Linear(30, 3), link).double()
+        fit_zorb(model, (X, Y))
+        found.append(model[2].weight.detach())
+    torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=1e-9)
+    assert torch.equal(found[1], found[2])

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .run import Epoch, Run
     from .schedules import sequential, simultaneous
     from .solvers import ridge, rls
+    from .solvers.dladmm import fit_dladmm
     from .solvers.zorb import fit_zorb
     from .trainer import EarlyStopping
 
@@ -42,6 +43,7 @@ __all__ = [
     "evaluate",
     "fit",
     "fit_backprop",
+    "fit_dladmm",
     "fit_many",
     "fit_zorb",
     "inits",
@@ -80,6 +82,7 @@ _HOMES = {
     "Run": "run",
     "ridge": "solvers",
     "rls": "solvers",
+    "fit_dladmm": "solvers.dladmm",
     "fit_zorb": "solvers.zorb",
     "sequential": "schedules",
     "simultaneous": "schedules",

@@ -12,15 +12,16 @@ from .errors import TpsgdError
 from .hashing import Key
 from .learner import Closed, Engine, Learner, Stacked, Traced
 from .losses import Loss, bce, cross_entropy
+from .memory import available
 from .objectives import IDLE, Objective, Site, move, output
 from .padded import Padded
 from .recurrent import Recurrent
 from .rules import Place, Rule, Signal
-from .run import BlockInfo
+from .run import BlockInfo, size
 from .schedules import sequential
 from .settings import Schedule, Settings
 from .solvers import SOLVERS, Recursive, Ridge
-from .solvers.equations import check_room
+from .solvers.equations import few, inputs_of, needed
 from .sources import Form, check, first_samples
 from .trainer import Course
 from .unrolled import Unrolled
@@ -195,31 +196,49 @@ def _stack_objectives(objectives: list[Objective]) -> Objective:
 
 
 def check_solvers(
-    blocks: list[Block],
+    learners: list[Learner],
     rules: list[Rule],
     courses: list[Course],
+    sizes: list[dict[Place, tuple[int, ...]]],
     settings: Settings,
     samples: int,
-    restarts: int,
-    device: torch.device,
+    form: Form,
 ) -> None:
     """Refuse blocks that their solver cannot solve, before any block has learned."""
-    for block, rule, course in zip(blocks, rules, courses, strict=True):
-        last, solver = block is blocks[-1], course.optimizer
-        if not isinstance(solver, SOLVERS) or not (rule.head if last else rule.objective):
-            continue
-        name = f"block {block.index + 1} ({block})"
-        reason = _unsolvable(block, rule, last)
-        if isinstance(solver, Recursive) and not block.closed_form(Place.BEFORE):
-            reason = reason or "its gradients have no closed form; take ridge()"
-        if isinstance(solver, Ridge) and settings.schedule is not sequential and len(blocks) > 1:
-            reason = "its inputs change while it is solved; use schedule=tpsgd.sequential or rls()"
-        if reason:
-            raise TpsgdError(f"{solver.__name__} cannot solve {name}: {reason}")
-        check_room(name, block.layer, samples, restarts, device)  # type: ignore[arg-type]
+    together = settings.schedule is not sequential and len(learners) > 1
+    need, learned = 0, False
+    for learner, rule, course, shape in zip(learners, rules, courses, sizes, strict=True):
+        block, solver = learner.block, course.optimizer
+        if learner.trains and course.epochs and isinstance(solver, SOLVERS):
+            last = learner is learners[-1]
+            reason = unsolvable(block, rule, last)
+            if isinstance(solver, Recursive) and not isinstance(learner.engine, (Closed, Stacked)):
+                reason = reason or "its gradients have no closed form; take ridge()"
+            if together and (isinstance(solver, Ridge) or learned):
+                reason = "its inputs change while it is solved; use schedule=tpsgd.sequential"
+            name = f"block {block.index + 1} ({block})"
+            if reason:
+                raise TpsgdError(f"{solver.__name__} cannot solve {name}: {reason}")
+            layer: Any = block.layer
+            single = last or len(shape[Place.BEFORE]) == 1
+            keeps = isinstance(solver, Ridge) and few(layer, single, samples)
+            room = needed(layer, samples, form.batch_size, keeps, len(form.seeds))
+            need = need + room if together else room
+            _check_room(name, layer, need, form.device)
+        learned = learned or learner.trains
 
 
-def _unsolvable(block: Block, rule: Rule, last: bool) -> str | None:
+def _check_room(name: str, layer: Any, need: int, device: torch.device) -> None:
+    """Refuse before memory runs out, not after."""
+    if need > (free := available(device)):
+        raise TpsgdError(
+            f"{name} cannot be solved in closed form here: its {inputs_of(layer):,} inputs need "
+            f"about {size(need)} for their products with one another, and {size(free)} are free; "
+            "pool its inputs first, or train it with an optimizer"
+        )
+
+
+def unsolvable(block: Block, rule: Rule, last: bool) -> str | None:
     """Why a block's weights are no solution of linear equations, or None."""
     layer, make = block.layer, rule.last if last else rule.objective
     if type(layer) not in (nn.Linear, nn.Conv1d, nn.Conv2d):
@@ -349,11 +368,12 @@ def classes_of(shape: tuple[int, ...], block: Block) -> int:
     return shape[0]
 
 
-def infos(learners: list[Learner], rules: list[Rule]) -> list[BlockInfo]:
+def infos(learners: list[Learner], rules: list[Rule], courses: list[Course]) -> list[BlockInfo]:
     made = []
-    for learner, rule in zip(learners, rules, strict=True):
+    for learner, rule, course in zip(learners, rules, courses, strict=True):
         name = "head" if learner is learners[-1] else rule.name
-        how = learner.engine.label if learner.trains else "frozen"
+        solved = "solved" if isinstance(course.optimizer, SOLVERS) else learner.engine.label
+        how = solved if learner.trains else "frozen"
         made.append(
             BlockInfo(str(learner.block), name, count(learner.block.named_parameters()), how)
         )

@@ -19,6 +19,7 @@ from rich.console import Console, Group
 from rich.table import Table
 
 from . import __version__
+from .arms import SOURCES, all_words, arm_of, headed
 from .errors import TpsgdError
 from .options import (
     HEADS,
@@ -46,25 +47,10 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from .compare import Arm, Comparison
+    from .compare import Comparison
     from .data import Data
     from .models import Factory
-    from .rules import Rule
 
-SOURCES = {
-    "backprop": "",
-    "tpsgd-l2": "Lomnitz et al. 2022",
-    "tpsgd-l1": "Lomnitz et al. 2022",
-    "drtp": "Frenkel et al. 2021",
-    "dfa": "Nøkland 2016",
-    "sdfa": "Frenkel et al. 2021",
-    "readout": "Mostafa et al. 2018",
-    "readout-learned": "Mostafa et al. 2018",
-    "frozen": "",
-    "random": "",
-    "reservoir": "Jaeger 2001",
-}
-RECURRENT = ("random", "reservoir")  # in `--rules all` of recurrent models alone
 INTERRUPTED = 130
 
 app = typer.Typer(
@@ -162,11 +148,13 @@ def train(
     samples = _load(data, seed, max_train)
     factory, recurrent = _model(model, samples, activation, init, leak)
     options |= _through_time(window, model, recurrent)
-    head = head or ("ridge" if recurrent else "adam")
-    (arm,) = _arms([rule], schedule, factory)
+    head = _head(head, recurrent)
+    arm = arm_of(rule, _schedule(schedule or SCHEDULES[0]), factory)
+    if arm.method and (schedule or lr or loss):
+        raise TpsgdError(f"{rule} has no schedule, rate or loss to choose: leave those options out")
     if schedule and arm.rule and arm.rule.head:
         arm = replace(arm, schedule=_schedule(schedule))  # as asked: DFA may refuse it
-    (arm,) = _headed([arm], head, factory, lr)
+    (arm,) = headed([arm], head, factory, lr)
     folder = None if out is None else _usable(out)
 
     from . import compare as comparing
@@ -227,9 +215,10 @@ def compare(
     samples = _load(data, seed, max_train)
     factory, recurrent = _model(model, samples, activation, init, leak)
     options |= _through_time(window, model, recurrent)
-    head = head or ("ridge" if recurrent else "adam")
-    words = words or [word for word in SOURCES if recurrent or word not in RECURRENT]
-    arms = _headed(_arms(words, schedule, factory), head, factory, lr, controls=True)
+    head = _head(head, recurrent)
+    chosen = _schedule(schedule or SCHEDULES[0])
+    arms = [arm_of(w, chosen, factory) for w in words or all_words(factory, recurrent)]
+    arms = headed(arms, head, factory, lr, controls=True)
     folder = _usable(out)
 
     from . import compare as comparing
@@ -258,13 +247,12 @@ def compare(
 @app.command()
 def rules() -> None:
     """List the rules."""
-    from .compare import arm
-
-    grid = _grid("rule", "local loss", "projects", "source")
+    grid = _grid("rule", "what it does", "projects", "source")
     for word, source in SOURCES.items():
-        rule = _rule(word)
-        projected = rule.signal.value if rule and rule.objective else "nothing"
-        grid.add_row(word, arm(rule).about, projected, source)
+        arm = arm_of(word)
+        projected = arm.rule.signal.value if arm.rule and arm.rule.objective else "nothing"
+        projected = "the label" if word == "zorb" else projected  # through the net itself
+        grid.add_row(word, arm.about, projected, source)
     Console().print(grid)
 
 
@@ -368,37 +356,11 @@ def _check(words: Iterable[str], schedule: str | None) -> None:
         _known("schedule", schedule, SCHEDULES)
 
 
-def _rule(word: str) -> "Rule | None":
-    from . import rules
-    from .compare import RESERVOIR
-
-    special = {
-        "backprop": lambda: None,
-        "readout-learned": lambda: rules.readout(learned=True),
-        "random": rules.untrained,
-        "reservoir": lambda: RESERVOIR,
-    }
-    return (special.get(word) or getattr(rules, word.replace("-", "_")))()
-
-
-def _arms(words: Iterable[str], schedule: str | None, factory: "Factory") -> "list[Arm]":
-    from .compare import arm, reservoir
-
-    chosen = _schedule(schedule or SCHEDULES[0])
-    return [reservoir(factory) if w == "reservoir" else arm(_rule(w), chosen) for w in words]
-
-
-def _headed(
-    arms: "list[Arm]", head: str, factory: "Factory", lr: float | None, controls: bool = False
-) -> "list[Arm]":
-    """The arms with the head that was asked for, the controls too."""
-    _known("head", head, HEADS)
-    if head == "adam":
-        return arms
-
-    from .compare import solved, with_controls
-
-    return [solved(arm, factory, lr) for arm in (with_controls(arms) if controls else arms)]
+def _head(word: str | None, recurrent: bool) -> str:
+    """The head that was asked for, or the one that such models get."""
+    word = word or ("ridge" if recurrent else "adam")
+    _known("head", word, HEADS)
+    return word
 
 
 def _schedule(word: str) -> Any:

@@ -30,7 +30,7 @@ from .models import Factory, is_recurrent
 from .models import reservoir as reservoir_like
 from .optimizers import OptimizerFactory, adam
 from .padded import Padded
-from .restarts import Restarts, fit_many
+from .restarts import Restarts, fit_many, make_model
 from .rules import Rule, frozen
 from .run import Run
 from .schedules import sequential, simultaneous
@@ -45,10 +45,11 @@ THROUGH_TIME = "backprop through time: gradients go through all layers and steps
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to train: a rule under a schedule, or backprop where the rule is None.
+    """One way to train: a rule under a schedule, a `method`, or backprop where there is neither.
 
     The rest is what it has of its own in place of what all arms share: an `optimizer`, as for `fit`
-    (the shared learning rate is not for it), a `factory` of models, `epochs`, and a `remark`.
+    (the shared learning rate is not for it), a `factory` of models, `epochs`, and a `remark`. A
+    method is a function such as `tpsgd.fit_zorb`, which has no epochs, batches or rates to share.
     """
 
     name: str
@@ -58,11 +59,12 @@ class Arm:
     factory: Factory | None = None
     epochs: int | None = None
     remark: str = ""
+    method: Callable[..., Run] | None = None
 
     @property
     def backprop(self) -> bool:
         """Whether this is the arm that the others are measured against."""
-        return self.rule is None
+        return self.rule is None and self.method is None
 
     @property
     def control(self) -> bool:
@@ -72,8 +74,8 @@ class Arm:
     @property
     def about(self) -> str:
         """What it does, in a few words."""
-        if self.remark:
-            return self.remark
+        if self.remark or self.method:
+            return self.remark or "a method of its own"
         return self.rule.about if self.rule else "gradients go through the whole net"
 
 
@@ -291,7 +293,7 @@ def with_controls(arms: Sequence[Arm]) -> list[Arm]:
 
 def _is_frozen(arm: Arm) -> bool:
     """Whether an arm is the control: the models compared, their hidden blocks as they begin."""
-    return arm.control and arm.factory is None and arm.rule is not None and arm.rule.head
+    return arm.rule is not None and arm.rule.name == frozen().name
 
 
 def train(arm: Arm, factory: Factory, data: Any, **options: Any) -> Restarts:
@@ -302,6 +304,11 @@ def train(arm: Arm, factory: Factory, data: Any, **options: Any) -> Restarts:
     if arm.optimizer is not None:
         options |= {"optimizer": arm.optimizer, "lr": None}
     make = arm.factory or factory
+    if arm.method is not None:
+        model = make_model(make, options.get("seed", 0))
+        shared = ("seed", "device", "progress", "validation", "callbacks")
+        own = {k: options[k] for k in shared if k in options}
+        return Restarts([model], [arm.method(model, data, **own)], False)
     return fit_many(make, data, restarts=1, rule=arm.rule, backprop=arm.backprop, **options)
 
 

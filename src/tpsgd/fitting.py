@@ -164,19 +164,19 @@ def train_local(
         sizes = sizes_of(blocks, x, settings, form)
         classes = classes_of(sizes[-1][Place.END], blocks[-1])
         known = source(data, form, loss, classes, complete=True)
-        check_solvers(blocks, rules, courses, settings, known.samples, len(models), device)
         with meter.watch():
             learners = [
                 make_learner(i, cuts, rules[i], loss, sizes[i], classes, settings, form)
                 for i in range(len(blocks))
             ]
+        check_solvers(learners, rules, courses, sizes, settings, known.samples, form)
         runs = [
             Run(name, one.seed, one.describe(name, loss, rules[:-1]))
             for one in (replace(settings, seed=settings.seed + r) for r in range(len(models)))
         ]
         _teach(learners, courses, known, loss, classes, form, meter, runs, settings, started)
         for run in runs:
-            run.blocks = infos(learners, rules)
+            run.blocks = infos(learners, rules, courses)
             run.peak_bytes = meter.peak(sum(map(tensor_bytes, models)))
             run.kept_bytes = meter.kept
     if len(models) > 1:

@@ -9,7 +9,7 @@ Three ways to get the same gradients, with one face: `forward(params, x)` and
 - `Unrolled` (in its own module): the closed form of a recurrent block.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,12 +18,13 @@ from torch.optim import Optimizer
 
 from .blocks import Block, padding
 from .closed_form import ClosedForm, Params, Saved
+from .errors import TpsgdError
 from .objectives import IDLE, Local, Objective
 from .optimizers import OptimizerFactory, make_optimizer
 from .rules import Place, Signal
-from .solvers import Recursive, Ridge
-from .solvers.equations import Equations
-from .solvers.recursive import Recursion
+from .solvers import Recursive
+from .solvers.equations import Equations, few
+from .solvers.least_squares import Few, Moments
 from .unrolled import Unrolled
 
 Gradients = tuple[Local, dict[str, Tensor]]
@@ -224,7 +225,9 @@ class Learner:
         self.params: dict[str, Tensor] = dict(params or {})
         self.trains = trains
         self.optimizer: Optimizer | None = None
-        self.recursion: tuple[Recursion, Equations] | None = None
+        self.sums: Moments | Few | None = None  # of a block that is solved
+        self.equations: Equations | None = None
+        self.gamma: float | None = None  # solved after every batch, with this penalty
         self.pending: tuple[Any, Tensor, Tensor] | None = None  # to be learned once it has run
         some = next(iter(self.params.values()), torch.empty(0))
         self.loss = torch.zeros(stack or (), device=some.device, dtype=torch.float32)
@@ -239,28 +242,39 @@ class Learner:
         if objective.learned:
             self.params |= {f"objective.{i}": t for i, t in enumerate(self.tensors)}
         if isinstance(factory, Recursive):
-            self.recursion = factory.start(self._bias is not None), self._equations()
+            self.gamma = factory.gamma
         elif factory is not None:
             self.optimizer = make_optimizer(factory, self.params, lr)
-        self.block.train(True)
+        self.wake()
 
-    def solve(self, solver: Ridge, batches: Iterable[tuple[Any, Tensor]], expected: int) -> int:
-        """The block's weight and bias in closed form; how many samples there were."""
-        equations, samples = self._equations(), 0
+    def wake(self) -> None:
+        """Back to training mode; a block that is solved has none."""
+        self.block.train(self.optimizer is not None)
 
-        def rows() -> Iterable[tuple[Tensor, Tensor]]:
-            nonlocal samples
-            for x, labels in batches:
-                samples += labels.shape[1 if self.stack else 0]
-                for module in self.block.prologue:
-                    x = torch.vmap(module)(x) if self.stack else module(x)
-                yield equations(x, labels)
+    def add_up(self, x: Any, labels: Tensor, expected: int) -> None:
+        """A batch more of what `solve` needs; `expected`: how many samples there are, if known."""
+        for module in self.block.prologue:
+            x = torch.vmap(module)(x) if self.stack else module(x)
+        equations = self.equations = self.equations or self._equations()
+        for rows in equations.parts(x, labels):
+            if self.sums is None:
+                keeps = few(equations.layer, equations.single, expected)
+                self.sums = (Few if keeps else Moments)(*rows, self._bias is not None)
+            self.sums.add(*rows)
 
-        few = equations.few(expected)
-        found = solver.solve(rows(), self._bias is not None, equations.mixing, few)
+    def solve(self, alpha: float | None, samples: int) -> None:
+        """The block's weight and bias in closed form, from what was added up."""
+        if self.sums is None or self.equations is None:
+            raise TpsgdError("the data is empty: an epoch gave no batch")
+        try:
+            found = self.sums.solve(alpha, self.equations.mixing)
+        except RuntimeError:  # of the eigenvectors
+            raise TpsgdError(
+                f"block {self.block.index + 1} ({self.block}) has inputs too large or too unlike "
+                "one another for its equations to be solved: scale them to about 1"
+            ) from None
         self._set(found.weight, found.bias)
-        self.loss.copy_(found.loss * equations.positions * samples)
-        return samples
+        self.loss = found.loss * self.sums.count  # rows: one or more for each sample
 
     def _equations(self) -> Equations:
         """What the layer's weights must solve, now that the objective is drawn."""
@@ -284,7 +298,8 @@ class Learner:
 
     def stop(self) -> None:
         """Freeze: drop the optimizer's state and the projection."""
-        self.optimizer = self.recursion = None
+        self.optimizer = self.sums = self.equations = self.gamma = None
+        self.loss = self.loss.float()
         if self.tensors or isinstance(self.engine, Unrolled):
             self.engine.want(IDLE)
         self.tensors = ()
@@ -321,8 +336,8 @@ class Learner:
             self._step(*pending)
 
     def _step(self, saved: Any, s: Tensor, labels: Tensor, spent: bool = False) -> None:
-        if self.recursion is not None:
-            return self._recur(saved, labels, *self.recursion)
+        if self.gamma is not None:
+            return self._recur(saved, labels, self.gamma)
         assert self.optimizer is not None
         local, grads = self.engine.local(self.params, saved, s, self.tensors, spent)
         for i, grad in enumerate(local.dtensors):
@@ -334,11 +349,15 @@ class Learner:
             p.grad = None
         self._note(local, labels)
 
-    def _recur(self, saved: Saved, labels: Tensor, sums: Recursion, equations: Equations) -> None:
+    def _recur(self, saved: Saved, labels: Tensor, gamma: float) -> None:
         """See how the batch does, then learn from it."""
         self.measure(saved, labels)
-        sums.add(*equations(saved.x, labels))
-        self._set(*sums.solution(equations.mixing))
+        equations = self.equations = self.equations or self._equations()
+        for rows in equations.parts(saved.x, labels):
+            self.sums = self.sums or Moments(*rows, self._bias is not None)
+            self.sums.add(*rows)
+        assert isinstance(self.sums, Moments)
+        self._set(*self.sums.so_far(gamma, equations.mixing))
 
     def measure(self, saved: Any, labels: Tensor) -> None:
         """Note the local loss of a batch without learning from it (label signals only)."""

@@ -86,6 +86,10 @@ class Meter:
         else:
             yield
 
+    def unseen(self, size: int) -> None:
+        """Note bytes that a library takes for a moment (a GPU's allocator sees them)."""
+        self._live.peak = max(self._live.peak, self._live.live + size)
+
     def keep(self, size: int, instead_of: int = 0) -> None:
         """Note inputs of this many bytes, kept for reuse, and those that are dropped for them."""
         self._held += size

@@ -103,7 +103,7 @@ def fit_many(
     except TypeError as error:
         raise TpsgdError(f"fit_many: {error}".replace("Settings.__init__() ", "")) from None
     rule = readout() if rule is None else rule
-    models = [_make(factory, wanted.seed + r) for r in range(restarts)]
+    models = [make_model(factory, wanted.seed + r) for r in range(restarts)]
     if len({id(model) for model in models}) < restarts:
         raise TpsgdError("the factory must make a new model each time, but gave one twice")
     device = wanted.device or next(models[0].parameters(), torch.empty(0)).device
@@ -127,7 +127,8 @@ def fit_many(
     return Restarts(models, runs, False)
 
 
-def _make(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
+def make_model(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """A factory's model, its weights drawn from a seed."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         made = None if isinstance(factory, nn.Module) else factory()

@@ -25,7 +25,7 @@ class BlockInfo:
     name: str
     rule: str
     parameters: int
-    learning: str  # how its parameters' gradients came: "closed form", "autograd"; or "frozen"
+    learning: str  # where its gradients come from, "closed form" or "autograd"; "solved", "frozen"
 
 
 @dataclass

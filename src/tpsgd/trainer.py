@@ -21,8 +21,9 @@ from .optimizers import OptimizerFactory
 from .padded import Padded
 from .rules import Signal
 from .run import Epoch, Run
-from .solvers import Ridge
-from .sources import Arrays, Batches, Source, Stream, Through
+from .solvers import SOLVERS, Ridge
+from .solvers.least_squares import Few, workspace
+from .sources import Arrays, Source, Stream, Through
 from .unrolled import Pass, computed
 
 Figures = dict[int, tuple[list[float], list[float] | None]]
@@ -120,10 +121,22 @@ class Trainer:
         (learner,) = learners
         solver = self.courses[learner.block.index].optimizer
         assert isinstance(solver, Ridge)
-        learner.start(None, None)
-        learner.block.train(False)
-        with torch.no_grad(), self.meter.watch():
-            samples = learner.solve(solver, self._reported(source), source.samples)
+        with self.meter.watch():
+            learner.start(None, None)
+        batches, samples = source.batches(), 0
+        with torch.no_grad():
+            for number in count():
+                with self.meter.watch(number < 2 or isinstance(learner.sums, Few)):
+                    x, labels = next(batches, (None, None))
+                    if labels is None:
+                        break
+                    learner.add_up(x, labels, source.samples)
+                samples += labels.shape[1 if source.form.stacked else 0]
+                if self.progress is not None and number % 8 == 0:
+                    self.progress(self.passed + samples, self.total)
+            with self.meter.watch():
+                self.meter.unseen(workspace(learner.sums))
+                learner.solve(solver.alpha, samples)
         self._record(learners, learners, 0, samples, validation)
         learner.stop()
         self.passed += samples
@@ -132,15 +145,6 @@ class Trainer:
         for run in self.runs:
             run.sample_passes += samples
             run.forward_passes += samples * depth(source)
-
-    def _reported(self, source: Source) -> Batches:
-        """A source's batches, with progress on the way."""
-        seen = self.passed
-        for number, (x, labels) in enumerate(source.batches()):
-            yield x, labels
-            seen += labels.shape[1 if source.form.stacked else 0]
-            if self.progress is not None and number % 8 == 0:
-                self.progress(seen, self.total)
 
     def pass_on(self, learner: Learner, source: Source) -> Source:
         """The next block's inputs: computed once and kept if they fit, otherwise remade."""
@@ -229,9 +233,16 @@ class Trainer:
                 if any([callback(record) is True for callback in self.callbacks]):
                     halted.add(i)
                 if not math.isfinite(loss):
+                    solved = isinstance(self.courses[i].optimizer, SOLVERS)
+                    cure = (
+                        "its inputs or targets are too large for its equations: scale them, or "
+                        "raise the penalty"
+                        if solved
+                        else "lower its learning rate or bound its activation"
+                    )
                     raise TpsgdError(
                         f"the loss of block {i + 1} ({x.block}) became {loss} in epoch "
-                        f"{epoch + 1}: lower its learning rate or bound its activation"
+                        f"{epoch + 1}: {cure}"
                     )
         watched = {i: sum(checks.get(i, figures[i])[0]) for i in figures}
         network = learners[-1].block.index
@@ -316,7 +327,7 @@ def validate(learners: list[Learner], busy: list[Learner], source: Source) -> Fi
                 learner.measure(saved, labels)
             x = learner.output(saved)
     for learner in busy:
-        learner.block.train(True)
+        learner.wake()
     return {x.block.index: x.collect(samples) for x in busy if x.signal is Signal.LABEL}
 
 

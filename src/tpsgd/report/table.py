@@ -16,7 +16,8 @@ def remarks(comparison: Comparison) -> list[str]:
     """What the table cannot show: who failed, whose head was solved, what an interrupt left out."""
     lines = [f"{r.arm.name} failed: {r.error}" for r in comparison.ranked if r.error]
     if comparison.settings.get("head") == "ridge":
-        learned = [r.arm.name for r in comparison.ranked if r.arm.optimizer is None]
+        arms = [r.arm for r in comparison.ranked]
+        learned = [a.name for a in arms if a.optimizer is None and a.method is None]
         lines.append(f"last layers are solved in closed form, but not of {', '.join(learned)}")
     if comparison.interrupted:
         lines.append(f"interrupted: {comparison.finished} of {comparison.asked} trainings finished")

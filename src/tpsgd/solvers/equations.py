@@ -7,6 +7,7 @@ in y: the solution for P y* is the solution for y* times P. A hidden layer solve
 rank than there are classes.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -14,12 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tpsgd.errors import TpsgdError
-from tpsgd.memory import available
-from tpsgd.run import size
-
 Layer = nn.Linear | nn.Conv1d | nn.Conv2d
-_COPIES = 5  # of d x d numbers: sums, covariance, eigenvectors and what eigh works on
+_PATCHES = 1 << 25  # bytes of patches held at a time
 
 
 def inputs_of(layer: Layer) -> int:
@@ -62,42 +59,57 @@ class Equations:
     codes: Tensor | None = None
     signed: bool = False
     stacked: bool = False
-    positions: int = 1  # rows that a sample has
+
+    @property
+    def single(self) -> bool:
+        """Whether a sample has one row, so that codes can be applied to the solution."""
+        return self.codes is None or self.codes.dim() == 2 + self.stacked
 
     @property
     def mixing(self) -> Tensor | None:
         """The codes, where they are applied to the solution."""
-        flat = self.codes is not None and self.codes.dim() == 2 + self.stacked
-        return self.codes if flat else None
+        return self.codes if self.single else None
 
-    def few(self, samples: int) -> bool:
-        """Whether so many samples are known to be fewer than the inputs; 0: nobody knows."""
-        single = self.codes is None or self.mixing is not None
-        return single and 0 < samples < inputs_of(self.layer)
+    def parts(self, x: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """A batch's rows and their targets, a few samples at a time where each has many."""
+        if isinstance(self.layer, nn.Linear):
+            yield self(x, labels)
+            return
+        pixels = prod(x.shape[2:])  # about as many patches
+        some = max(1, _PATCHES // (8 * pixels * inputs_of(self.layer)))
+        for part in zip(x.split(some), labels.split(some), strict=True):
+            yield self(*part)
 
     def __call__(self, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """A batch's rows and their targets."""
-        rows = rows_of(self.layer, x, self.pads)
-        y = labels if labels.is_floating_point() else F.one_hot(labels, self.classes)
-        y = 2 * y.double() - 1 if self.signed else y.double()
-        if self.codes is None or self.mixing is not None:
+        """The rows of some samples, and their targets."""
+        rows, lead = rows_of(self.layer, x, self.pads), int(self.stacked)
+        y = labels.double() if labels.is_floating_point() else self._one_hot(labels)
+        y = 2 * y - 1 if self.signed else y
+        if self.codes is None or self.single:
             return rows.double(), y
-        targets = (y @ self.codes.double().flatten(1)).view(len(y), *self.codes.shape[1:])
+        targets = (y @ self.codes.double().flatten(lead + 1)).unflatten(
+            -1, self.codes.shape[lead + 1 :]
+        )
         if not isinstance(self.layer, nn.Linear):
             targets = targets.flatten(2).mT
-        self.positions = prod(rows.shape[1:-1])
-        return rows.flatten(0, -2).double(), targets.flatten(0, -2)
+        return rows.flatten(lead, -2).double(), targets.flatten(lead, -2)
+
+    def _one_hot(self, labels: Tensor) -> Tensor:
+        rows = torch.zeros(*labels.shape, self.classes, dtype=torch.float64, device=labels.device)
+        return rows.scatter_(-1, labels.unsqueeze(-1), 1.0)
 
 
-def check_room(name: str, layer: Layer, samples: int, restarts: int, device: torch.device) -> None:
-    """Refuse before memory runs out, not after."""
-    d, k = inputs_of(layer), max(layer.weight.shape[0], 1)
-    few = 0 < samples < d and isinstance(layer, nn.Linear)
-    numbers = 3 * samples * (d + samples) if few else _COPIES * d * d
-    need, free = 8 * restarts * (numbers + 4 * d * k), available(device)
-    if need > free:
-        raise TpsgdError(
-            f"{name} cannot be solved in closed form here: its {d:,} inputs need about "
-            f"{size(need)} for their products with one another, and {size(free)} are free; pool "
-            "its inputs first, or train it with an optimizer"
-        )
+def few(layer: Layer, single: bool, samples: int) -> bool:
+    """Whether samples are known to be fewer than the inputs; 0: nobody knows how many there are."""
+    return single and isinstance(layer, nn.Linear) and 0 < samples < inputs_of(layer)
+
+
+def needed(layer: Layer, samples: int, batch: int, keeps: bool, restarts: int) -> int:
+    """About as many bytes as solving for a layer takes; `keeps`: few samples are kept.
+
+    Sums of d x d numbers, their eigenvectors and what finds them; or the samples, a few times.
+    """
+    d, k = inputs_of(layer), layer.weight.shape[0]
+    numbers = 5 * samples * (d + samples) if keeps else 7 * d * d
+    rows = 3 * d * batch if isinstance(layer, nn.Linear) else 3 * _PATCHES // 8
+    return 8 * restarts * (numbers + rows + 4 * d * k)

@@ -37,6 +37,22 @@ class Scale(NamedTuple):
     shift: float
 
 
+class Unscale(nn.Module):
+    """gain * y + shift, with numbers that do not learn."""
+
+    gain: Tensor
+    shift: Tensor
+
+    def __init__(self, gain: float, shift: float) -> None:
+        super().__init__()
+        self.register_buffer("gain", torch.tensor(gain, dtype=torch.float64))
+        self.register_buffer("shift", torch.tensor(shift, dtype=torch.float64))
+
+    def forward(self, y: Tensor) -> Tensor:
+        """In y's own precision."""
+        return y * self.gain.to(y.dtype) + self.shift.to(y.dtype)
+
+
 def inverse(module: nn.Module, y: Tensor, shape: torch.Size) -> tuple[Tensor, Scale | None]:
     """The input of this shape that gives y (float64), and the scale of a bounded activation."""
     if isinstance(module, BOUNDED):
@@ -45,9 +61,14 @@ def inverse(module: nn.Module, y: Tensor, shape: torch.Size) -> tuple[Tensor, Sc
     return invert(module, y, shape), None
 
 
+def invertible(module: nn.Module) -> bool:
+    """Whether there is an inverse of this kind of module, if not of every one of the kind."""
+    return isinstance(module, BOUNDED) or any(isinstance(module, k) for k in _INVERSES)
+
+
 def check_invertible(module: nn.Module) -> None:
     """Refuse modules that have no inverse here."""
-    if not isinstance(module, BOUNDED) and not any(isinstance(module, k) for k in _INVERSES):
+    if not invertible(module):
         raise TpsgdError(
             f"ZORB has no inverse for {type(module).__name__}: it takes linear layers, "
             "convolutions, LeakyReLU, ReLU, Tanh, Sigmoid, pooling, Flatten and Dropout"
@@ -103,6 +124,10 @@ def _leaky(module: Any, y: Tensor, shape: torch.Size) -> Tensor:
     return y if slope == 0 else torch.where(y >= 0, y, y / slope)
 
 
+def _scaled_back(module: Any, y: Tensor, shape: torch.Size) -> Tensor:
+    return (y - module.shift) / module.gain
+
+
 def _same(module: Any, y: Tensor, shape: torch.Size) -> Tensor:
     return y
 
@@ -122,4 +147,5 @@ _INVERSES: dict[Any, Callable[[Any, Tensor, torch.Size], Tensor]] = {
     (nn.ReLU, nn.Identity, nn.modules.dropout._DropoutNd): _same,
     (nn.Flatten, nn.Unflatten): _reshaped,
     POOLING: _spread,
+    Unscale: _scaled_back,
 }

@@ -4,14 +4,16 @@
 
 With C the covariance of the inputs, V its eigenvectors and v its eigenvalues, and D the covariance
 of inputs and targets, W = V (v + alpha)^-1 V^T D. Directions in which the inputs do not vary (a
-constant pixel, a repeated input) get no weight, so alpha = 0 gives the pseudo-inverse. Without an
-alpha, generalised cross-validation chooses it (Golub, Heath & Wahba 1979): the error of each sample
-if it had been left out, as an average.
+constant pixel, a repeated input) get no weight, so alpha = 0 gives the pseudo-inverse, with a cut
+where float64 ends: deviations below about 1e-6 of the largest count as none. Without an alpha,
+generalised cross-validation chooses it (Golub, Heath & Wahba 1979): the error of each sample if it
+had been left out, as an average.
 
 `Moments` adds samples up, whatever their number: d x d numbers for d inputs. `Few` keeps them,
 which takes less when there are fewer samples than inputs. Both give the same weights, in float64.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -29,6 +31,12 @@ class Solution(NamedTuple):
     loss: Tensor
 
 
+def workspace(sums: "Moments | Few | None") -> int:
+    """Bytes that LAPACK takes for the eigenvectors of a solve, unseen by torch: 2 n^2 numbers."""
+    side = sums.xx.shape[-1] if isinstance(sums, Moments) else sums.count if sums else 0
+    return 16 * side * side
+
+
 class Spectrum(NamedTuple):
     """The inputs in the directions in which they vary independently, and the targets."""
 
@@ -43,53 +51,75 @@ class Spectrum(NamedTuple):
 
 
 class Moments:
-    """Sums of products over samples; with a bias, seen from the first one: less cancels out."""
+    """Sums of products over samples, seen from their running means if there is a bias.
+
+    A batch of m rows with means x_B, y_B that meets n rows with means x_A, y_A adds, besides its
+    own centred rows, one row sqrt(n m / (n + m)) (x_B - x_A, y_B - y_A) for the shift of the means
+    (Chan, Golub & LeVeque 1983): nothing large is ever subtracted from something large.
+    """
 
     def __init__(self, x: Tensor, y: Tensor, bias: bool) -> None:
         *lead, _, d = x.shape
         k, wide = y.shape[-1], {"device": x.device, "dtype": torch.float64}
         self.count, self.bias = 0, bias
-        self.origin = x[..., :1, :] * bias
-        self.x, self.y = torch.zeros(*lead, d, **wide), torch.zeros(*lead, k, **wide)
+        self.x, self.y = torch.zeros(*lead, 1, d, **wide), torch.zeros(*lead, 1, k, **wide)
         self.xx = torch.zeros(*lead, d, d, **wide)
         self.xy = torch.zeros(*lead, d, k, **wide)
         self.yy = torch.zeros(*lead, k, k, **wide)
 
     def add(self, x: Tensor, y: Tensor) -> None:
         """A batch more."""
-        x = x - self.origin
-        self.count += x.shape[-2]
-        self.x += x.sum(-2)
-        self.y += y.sum(-2)
+        m = x.shape[-2]
+        if self.bias:
+            x, y = self._centred(x, y)
+        self.count += m
         _add_product(self.xx, x, x)
         _add_product(self.xy, x, y)
         _add_product(self.yy, y, y)
 
+    def _centred(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        n, m = self.count, x.shape[-2]
+        mx, my = x.mean(-2, keepdim=True), y.mean(-2, keepdim=True)
+        dx, dy = mx - self.x, my - self.y
+        weight = math.sqrt(n * m / (n + m))
+        self.x, self.y = self.x + dx * (m / (n + m)), self.y + dy * (m / (n + m))
+        return torch.cat([x - mx, weight * dx], -2), torch.cat([y - my, weight * dy], -2)
+
     def solve(self, alpha: float | None, codes: Tensor | None = None) -> Solution:
         """The weights; with `codes`, of targets that are y times them."""
-        n = self.count
-        x, y = self.x / n * self.bias, self.y / n * self.bias
-        variance, V = torch.linalg.eigh(self.xx / n - _outer(x, x))
-        along = V.mT @ (self.xy / n - _outer(x, y))
-        x = x + self.origin.squeeze(-2)
-        yy = self.yy / n - _outer(y, y)
-        return _solve(Spectrum(variance, V, along, x, y, yy, n, self.bias), alpha, codes)
+        n, x, y = self.count, self.x.squeeze(-2), self.y.squeeze(-2)
+        variance, V = torch.linalg.eigh(self.xx / n)
+        spectrum = Spectrum(variance, V, V.mT @ self.xy / n, x, y, self.yy / n, n, self.bias)
+        return _solve(spectrum, alpha, codes)
+
+    def so_far(self, gamma: float, codes: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Weight and bias for a penalty of `gamma` on the sum of squares; NaN if float64 fails."""
+        A = self.xx.clone()
+        A.diagonal(dim1=-2, dim2=-1).add_(gamma)
+        L, failed = torch.linalg.cholesky_ex(A)
+        W, y = torch.cholesky_solve(self.xy, L), self.y
+        W = torch.where((failed > 0)[..., None, None], torch.nan, W)
+        if codes is not None:
+            W, y = W @ codes.double(), y @ codes.double()
+        return W.mT, (y - self.x @ W).squeeze(-2)
 
 
 class Few:
     """The samples themselves, for as many directions as there are samples."""
 
     def __init__(self, x: Tensor, y: Tensor, bias: bool) -> None:
-        self.bias, self.xs, self.ys = bias, [], []
+        self.count, self.bias, self.xs, self.ys = 0, bias, [], []
 
     def add(self, x: Tensor, y: Tensor) -> None:
         """A batch more."""
+        self.count += x.shape[-2]
         self.xs.append(x)
         self.ys.append(y)
 
     def solve(self, alpha: float | None, codes: Tensor | None = None) -> Solution:
         """As `Moments.solve`, by way of the samples' products with one another."""
         x, y = torch.cat(self.xs, -2), torch.cat(self.ys, -2)
+        self.xs.clear()
         n = x.shape[-2]
         mx, my = x.mean(-2) * self.bias, y.mean(-2) * self.bias
         x, y = x.sub_(mx.unsqueeze(-2)), y - my.unsqueeze(-2)
@@ -144,10 +174,6 @@ def _chosen(
         scores.append(torch.where(used < 0.95, score, torch.inf))
     best = torch.stack(scores, -1).argmin(-1, keepdim=True)
     return torch.tensor(ALPHAS, dtype=mean.dtype, device=mean.device)[best] * mean
-
-
-def _outer(a: Tensor, b: Tensor) -> Tensor:
-    return a.unsqueeze(-1) * b.unsqueeze(-2)
 
 
 def _add_product(into: Tensor, a: Tensor, b: Tensor) -> None:

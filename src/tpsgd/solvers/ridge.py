@@ -6,14 +6,10 @@ projected targets, LM-KARnet (Zhuang, Lin & Toh 2019); see `tpsgd.peers`.
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 from tpsgd.errors import TpsgdError
-from tpsgd.solvers.least_squares import Few, Moments, Solution
 
 
 @dataclass(frozen=True)
@@ -25,22 +21,6 @@ class Ridge:
     @property
     def __name__(self) -> str:
         return "ridge()" if self.alpha is None else f"ridge({self.alpha:g})"
-
-    def solve(
-        self,
-        batches: Iterable[tuple[Tensor, Tensor]],
-        bias: bool = True,
-        codes: Tensor | None = None,
-        few: bool = False,
-    ) -> Solution:
-        """The weights for rows of inputs and targets; `few`: there are fewer rows than inputs."""
-        sums: Moments | Few | None = None
-        for x, y in batches:
-            sums = sums or (Few if few else Moments)(x, y, bias)
-            sums.add(x, y)
-        if sums is None:
-            raise TpsgdError("the data is empty: an epoch gave no batch")
-        return sums.solve(self.alpha, codes)
 
 
 def ridge(alpha: float | None = None) -> Any:
@@ -68,6 +48,18 @@ def ridge(alpha: float | None = None) -> Any:
         >>> tpsgd.evaluate(model, (x, y))
         1.0
     """
-    if alpha is not None and not 0 <= alpha < math.inf:
+    if alpha is not None and number("alpha", alpha, "ridge") < 0:
         raise TpsgdError(f"alpha must be a number, 0 or more, got {alpha}")
     return Ridge(alpha)
+
+
+def number(name: str, value: Any, solver: str) -> float:
+    """A finite number, or an error."""
+    if not isinstance(value, (int, float)):
+        raise TpsgdError(
+            f"{name} must be a number, got a {type(value).__name__}; a solver is made by calling "
+            f"it, as in optimizer=tpsgd.{solver}()"
+        )
+    if not math.isfinite(value):
+        raise TpsgdError(f"{name} must be a finite number, got {value}")
+    return value

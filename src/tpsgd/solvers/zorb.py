@@ -8,14 +8,17 @@ that comes after layer i, with the weights that the later layers *begin* with.
 
 A target thus depends on the label alone: ZORB is target projection, before the activation, whose
 class codes P_i are not drawn at random but computed from the random net. So it runs here on the
-same loop as LM-KARnet, with `ridge(0)` on every block: sums over samples in float64, in batches, and
-its memory does not grow with the data. Rows of soft labels get a mixture of their classes' targets.
+same loop as LM-KARnet, with `ridge(0)` on every block: sums over samples in float64, in batches,
+and its memory does not grow with the data. Rows of soft labels get a mixture of their classes'
+targets.
 
 A bounded activation's targets are scaled into its range. The authors' program keeps that scale and
 undoes it after the activation ever after. By default it is left out here: the next layer, solved on
-what the activation really gives, absorbs it, and predicts the same.
+what the activation really gives, absorbs it, and predicts the same. Where samples are fewer than
+inputs and many weights fit, ours are smallest without the bias, theirs with it.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,13 +27,14 @@ from torch import Tensor, nn
 
 from tpsgd.blocks import Block, leaves_of, shapes, split
 from tpsgd.building import classes_of
+from tpsgd.errors import TpsgdError
 from tpsgd.fitting import train_local
 from tpsgd.losses import mse
 from tpsgd.objectives import Objective, Site, l2
 from tpsgd.rules import Place, Rule
 from tpsgd.run import Epoch, Run
 from tpsgd.settings import Settings
-from tpsgd.solvers.inverses import Scale, check_invertible, inverse
+from tpsgd.solvers.inverses import Scale, Unscale, check_invertible, inverse
 from tpsgd.solvers.ridge import ridge
 from tpsgd.sources import first_samples
 
@@ -57,7 +61,7 @@ def fit_zorb(
     Args:
         model: an `nn.Sequential` of linear layers and convolutions with LeakyReLU, ReLU, Tanh or
             Sigmoid, pooling, Flatten and Dropout. Its initial weights make the targets.
-        data: as for `tpsgd.fit`; labels are class indices.
+        data: as for `tpsgd.fit`; labels are class indices, or rows of soft labels.
         alpha: 0 is the pseudo-inverse; a penalty as for `tpsgd.ridge`, None for its own choice.
         unscale: after every Sigmoid and Tanh, a module that undoes the scaling of its targets, as
             the authors' program has it; it becomes a part of the model.
@@ -77,25 +81,48 @@ def fit_zorb(
         >>> run.rule, run.sample_passes
         ('zorb', 200)
     """
-    modes = [(module, module.training) for module in model.modules()]
+    started, blocks = time.perf_counter(), split(model)
     like = next(model.parameters())
+    modes = [(module, module.training) for module in model.modules()]
     try:
-        codes, scales = targets(split(model), first_samples(data)[:1].to(like.device, like.dtype))
+        codes, scales = targets(blocks, first_samples(data)[:1].to(like.device, like.dtype))
     finally:
         for module, mode in modes:
             module.training = mode
-    if unscale:
-        _append_scales(model, scales)
+    making = time.perf_counter() - started
+    undo = _append_scales(model, scales) if unscale else []
     settings = Settings(
         optimizer=ridge(alpha), loss=mse, epochs=1, batch_size=batch_size, seed=seed,
         device=device, validation=validation, callbacks=callbacks, progress=progress, reuse=reuse,
     )  # fmt: skip
     last = split(model)[-1]
     curved = last.modules[-1] is not last.layer
-    (run,) = train_local([model], data, [_rule(c, curved) for c in codes], settings)
+    try:
+        (run,) = train_local([model], data, [_rule(c, curved) for c in codes], settings)
+    except BaseException:
+        for holder, name, module in undo:
+            setattr(holder, name, module)
+        raise
+    run.seconds += making  # of the targets
     run.rule = run.settings["rule"] = "zorb"
     run.settings |= {"options": [], "unscale": unscale, "scales": [tuple(s) for s in scales]}
     return run
+
+
+def check_model(blocks: list[Block]) -> list[nn.Module]:
+    """The modules to invert; refused if one has no inverse or a layer may not learn."""
+    modules = [m for block in blocks for m in block.modules]
+    if isinstance(modules[-1], _LINKS):
+        modules.pop()
+    for module in modules:
+        check_invertible(module)
+    for block in blocks:
+        if not all(p.requires_grad for p in block.layer.parameters()):
+            raise TpsgdError(
+                f"block {block.index + 1} ({block}) may not learn (requires_grad is False), and "
+                "ZORB solves all layers: compute its outputs once and train the rest on those"
+            )
+    return modules
 
 
 def targets(blocks: list[Block], x: Tensor) -> tuple[list[Tensor], list[Scale]]:
@@ -103,12 +130,12 @@ def targets(blocks: list[Block], x: Tensor) -> tuple[list[Tensor], list[Scale]]:
 
     `x` is a sample, whose shape tells what the inverses cannot know.
     """
-    modules = [m for block in blocks for m in block.modules]
-    if isinstance(modules[-1], _LINKS):
-        modules.pop()
-    for module in modules:
-        check_invertible(module)
+    modules = check_model(blocks)
     classes = classes_of(shapes(blocks, x)[-1][Place.END], blocks[-1])
+    if classes < 2:
+        raise TpsgdError(
+            "ZORB needs an output for each class, and the last layer has one: give it 2"
+        )
     before = []
     with torch.no_grad():
         for module in modules:
@@ -119,6 +146,8 @@ def targets(blocks: list[Block], x: Tensor) -> tuple[list[Tensor], list[Scale]]:
     for module, shape in zip(reversed(modules), reversed(before), strict=True):
         if id(module) in layers:
             codes.append(y)
+        if len(codes) == len(blocks):
+            break
         y, scale = inverse(module, y, shape)
         scales += [scale] if scale else []
     return codes[::-1], scales[::-1]
@@ -135,26 +164,13 @@ def _rule(codes: Tensor, last: bool) -> Rule:
     )
 
 
-class Unscale(nn.Module):
-    """gain * y + shift, with numbers that do not learn."""
-
-    gain: Tensor
-    shift: Tensor
-
-    def __init__(self, gain: float, shift: float) -> None:
-        super().__init__()
-        self.register_buffer("gain", torch.tensor(gain, dtype=torch.float64))
-        self.register_buffer("shift", torch.tensor(shift, dtype=torch.float64))
-
-    def forward(self, y: Tensor) -> Tensor:
-        """In y's own precision."""
-        return y * self.gain.to(y.dtype) + self.shift.to(y.dtype)
-
-
-def _append_scales(model: nn.Module, scales: list[Scale]) -> None:
-    """After each bounded activation, in the order in which data meets them."""
+def _append_scales(model: nn.Module, scales: list[Scale]) -> list[tuple[nn.Module, str, nn.Module]]:
+    """After each bounded activation, in the order in which data meets them; how to undo it."""
+    undo = []
     bounded = [name for name, m in leaves_of(model) if isinstance(m, (nn.Sigmoid, nn.Tanh))]
     for name, scale in zip(bounded, scales, strict=True):
         parent, _, own = name.rpartition(".")
         holder = model.get_submodule(parent)
+        undo.append((holder, own, getattr(holder, own)))
         setattr(holder, own, nn.Sequential(getattr(holder, own), Unscale(*scale)))
+    return undo

@@ -1,0 +1,72 @@
+"""Arms by a word: the rules, their peers and the controls that the command line knows.
+
+torch is imported when an arm is made, not when words are checked.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .compare import Arm
+    from .models import Factory
+
+SOURCES = {
+    "backprop": "",
+    "tpsgd-l2": "Lomnitz et al. 2022",
+    "tpsgd-l1": "Lomnitz et al. 2022",
+    "drtp": "Frenkel et al. 2021",
+    "dfa": "Nøkland 2016",
+    "sdfa": "Frenkel et al. 2021",
+    "readout": "Mostafa et al. 2018",
+    "readout-learned": "Mostafa et al. 2018",
+    "lm-karnet": "Zhuang et al. 2019",
+    "zorb": "Ranganathan & Lewandowski 2020",
+    "dladmm": "Wang et al. 2019",
+    "elm": "Huang et al. 2006",
+    "frozen": "",
+    "random": "",
+    "reservoir": "Jaeger 2001",
+}
+RECURRENT = ("random", "reservoir")  # in `--rules all` of recurrent models alone
+PEERS = ("lm-karnet", "zorb", "dladmm", "elm")
+
+
+def arm_of(word: str, schedule: Any = None, factory: "Factory | None" = None) -> "Arm":
+    """The arm that a word names; without a factory, only to be talked about."""
+    from . import rules
+    from .compare import RESERVOIR, Arm, arm, reservoir
+    from .peers import PEERS as peers
+    from .schedules import sequential
+
+    if word in peers:
+        return peers[word]()
+    if word == "reservoir":
+        return reservoir(factory) if factory else Arm(word, RESERVOIR)
+    special = {
+        "backprop": lambda: None,
+        "readout-learned": lambda: rules.readout(learned=True),
+        "random": rules.untrained,
+    }
+    rule = (special.get(word) or getattr(rules, word.replace("-", "_")))()
+    return arm(rule, schedule or sequential)
+
+
+def all_words(factory: "Factory", recurrent: bool) -> list[str]:
+    """What `--rules all` means for such models: the words that can train them."""
+    if recurrent:
+        return [word for word in SOURCES if word not in PEERS]
+    from .peers import suits
+
+    model = factory()
+    return [w for w in SOURCES if w not in RECURRENT and (w not in PEERS or suits(w, model))]
+
+
+def headed(
+    arms: "list[Arm]", head: str, factory: "Factory", lr: float | None, controls: bool = False
+) -> "list[Arm]":
+    """The arms with the head that was asked for, the controls too."""
+    if head == "adam":
+        return arms
+
+    from .compare import solved, with_controls
+
+    return [solved(arm, factory, lr) for arm in (with_controls(arms) if controls else arms)]
