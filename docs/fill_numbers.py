@@ -333,6 +333,7 @@ VALUES: dict[str, Callable[..., str]] = {
     "sequence-seconds": recurrent.sequence_seconds,
     "time-ratio": recurrent.time_ratio,
     "peer": peer_numbers.accuracy,
+    "peers-history": peer_numbers.history,
     "peer-seconds": peer_numbers.seconds,
     "peer-memory": peer_numbers.memory,
 }

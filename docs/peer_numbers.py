@@ -1,13 +1,13 @@
 """Tables and values of the peers: results/peers.json."""
 
-from written import IN_PAPER, Record, Results, cell, count, origin, percent, table
+from written import IN_PAPER, Missing, Record, Results, cell, count, origin, percent, table
 
 from tpsgd.run import size
 
 ORDER = (
     *("backprop", "readout", "readout, ridge head"),
     *("tpsgd-l2", "tpsgd-l2, ridge head", "tpsgd-l2, quick", "tpsgd-l2, one epoch", "drtp"),
-    *("lm-karnet", "zorb", "dladmm", "elm", "frozen"),
+    *("lm-karnet", "zorb", "dladmm", "dladmm, rho 1", "elm", "frozen"),
 )
 # Lomnitz et al. (2022), table 2: accuracy in per cent and its deviation, seconds on an A5000.
 PAPER = {
@@ -22,21 +22,29 @@ def peers(results: Results, net: str) -> str:
     record = results["peers"]
     found, there = record["nets"][net], record.get("cpu", {}).get("nets", {}).get(net, {})
     rows = []
-    for name in (n for n in ORDER if n in found["arms"]):
-        arm, slow = found["arms"][name], there.get("arms", {}).get(name)
+    for name in ORDER:
+        arm, slow = found["arms"].get(name), there.get("arms", {}).get(name)
         base, base_slow = found["arms"]["backprop"], there.get("arms", {}).get("backprop")
-        rows.append([f"`{name}`", cell(arm), _time(arm, base), _time(slow, base_slow), _peak(slow)])
+        if arm or slow:
+            times = _time(arm, base), _time(slow, base_slow)
+            rows.append([f"`{name}`", cell(arm or slow), *times, _peak(slow)])
         if name in PAPER:
             rows.append([IN_PAPER, *PAPER[name], "–", "–"])
     head = ["arm", "test accuracy %", "seconds, GPU", "seconds, CPU", "peak memory, CPU"]
     note = (
         f"MNIST, 784-{found['width']}-10, LeakyReLU of slope {found['slope']:g}; mean ± standard "
-        f"deviation of {_restarts(found)}, one by one, trained on all 60,000 samples; median "
+        f"deviation of {_restarts(found, there)}, one by one, on all 60,000 samples; median "
         "seconds, × is over backprop; memory beyond the data set, inputs kept for a second block "
         f"({_kept(there)}) not counted. The paper's seconds are from an NVIDIA RTX A5000."
     )
-    machines = f"{origin(record)} {_cpu(record)}"
+    machines = f"{origin(record)} {_cpu(record)}".strip()
     return f"{table(head, rows)}\n\n{note} {machines}"
+
+
+def history(results: Results) -> str:
+    """How the file was put together."""
+    record = results["peers"]
+    return f"{record.get('history', '')} {record.get('cpu', {}).get('history', '')}".strip()
 
 
 def held_out(results: Results, net: str) -> str:
@@ -53,9 +61,9 @@ def held_out(results: Results, net: str) -> str:
     return f"{table(head, rows)}\n\n{origin(record)}"
 
 
-def accuracy(results: Results, net: str, arm: str) -> str:
+def accuracy(results: Results, net: str, arm: str, where: str = "gpu") -> str:
     """Test accuracy, for a sentence."""
-    return f"{percent(_arm(results, net, arm)['accuracies'], 2)} %"
+    return f"{percent(_arm(results, net, arm, where)['accuracies'], 2)} %"
 
 
 def seconds(results: Results, net: str, arm: str, where: str = "gpu") -> str:
@@ -71,13 +79,19 @@ def memory(results: Results, net: str, arm: str) -> str:
 
 def _arm(results: Results, net: str, arm: str, where: str = "gpu") -> Record:
     record = results["peers"]
-    return (record["cpu"] if where == "cpu" else record)["nets"][net]["arms"][arm]
+    nets = (record.get("cpu", {}) if where == "cpu" else record).get("nets", {})
+    found = nets.get(net, {}).get("arms", {}).get(arm)
+    if found is None:
+        raise Missing("peers")
+    return found
 
 
 def _time(arm: Record | None, base: Record | None) -> str:
-    if not arm or not base:
+    if not arm or not base or arm.get("busy"):
         return "–"
-    return f"{arm['seconds']:.2f} (×{arm['seconds'] / base['seconds']:.2f})"
+    seconds = arm["seconds"]
+    written = f"{seconds:.0f}" if seconds >= 100 else f"{seconds:.{2 if seconds >= 1 else 3}f}"
+    return f"{written} (×{seconds / base['seconds']:.2f})"
 
 
 def _peak(arm: Record | None) -> str:
@@ -89,9 +103,9 @@ def _kept(there: Record) -> str:
     return f"{size(kept)} at most"
 
 
-def _restarts(found: Record) -> str:
-    most = found["restarts"]
-    few = {n: len(a["accuracies"]) for n, a in found["arms"].items()}
+def _restarts(found: Record, there: Record) -> str:
+    most, arms = found["restarts"], there.get("arms", {}) | found["arms"]
+    few = {n: len(a["accuracies"]) for n, a in arms.items()}
     fewer = [f"{n}: {k}" for n, k in few.items() if k < most]
     return count(most, "restart") + (f" ({'; '.join(fewer)})" if fewer else "")
 

@@ -14,6 +14,7 @@ import matplotlib
 matplotlib.use("Agg")
 
 from matplotlib import pyplot as plt
+from matplotlib.ticker import LogLocator
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,6 +34,7 @@ LOOKS = {
     "lm-karnet": ("#D55E00", "o"),
     "zorb": ("#E69F00", "o"),
     "dladmm": ("#CC79A7", "o"),
+    "dladmm, rho 1": ("#CC79A7", "v"),
     "elm": ("#888888", "D"),
     "frozen": ("#888888", "o"),
 }
@@ -67,8 +69,14 @@ def draw(record: dict[str, Any]) -> None:
     for axes, name, arms in zip(panels, names, values(record), strict=True):
         for arm, (seconds, accuracy) in arms.items():
             colour, mark = LOOKS[arm]
-            axes.plot(seconds, accuracy, mark, color=colour, ms=9, label=arm, mec="white")
+            top = 3 if arm.startswith("tpsgd") else 2
+            axes.plot(
+                seconds, accuracy, mark, color=colour, ms=9, label=arm, mec="white", zorder=top
+            )
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter("")
         axes.set_title(name, fontsize=11, color=INK)
         axes.set_xlabel("seconds of training", fontsize=11, color=INK)
         axes.tick_params(length=0, labelcolor=INK, which="both")
@@ -79,7 +87,7 @@ def draw(record: dict[str, Any]) -> None:
     panels[0].set_ylabel("test accuracy, %", fontsize=11, color=INK)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(
-        handles, labels, loc="outside upper center", ncols=4, frameon=False, fontsize=10.5
+        handles, labels, loc="outside upper center", ncols=5, frameon=False, fontsize=10.5
     )
     PICTURE.parent.mkdir(exist_ok=True)
     seen = {"Software": None, "Description": json.dumps(values(record))}

@@ -19,8 +19,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import tpsgd
 from tpsgd import Padded, TpsgdError
-from tpsgd.solvers import dladmm
-from tpsgd.solvers.dladmm import Steps, begin, fit_dladmm, hidden_z, lagrangian, output_z
+from tpsgd.solvers import admm, dladmm
+from tpsgd.solvers.admm import Steps, begin, hidden_z, lagrangian, output_z
+from tpsgd.solvers.dladmm import fit_dladmm
 
 FIXTURE = Path(__file__).parent / "fixtures" / "dladmm_relu.npz"
 PUBLISHED = {"theta": 1.0, "tau": 1.0, "fista_step": 4.0}
@@ -162,7 +163,7 @@ def test_fista_stops_at_the_tolerance_and_at_the_limit():
 @pytest.mark.parametrize("bias", [True, False])
 def test_no_update_raises_the_lagrangian(widths, slope, rho, bias):
     p, steps = problem(*widths, slope=slope, bias=bias), Steps(rho, theta=1e-6, tau=1e-6)
-    updates = [dladmm.improve_z, dladmm.improve_b, dladmm.improve_W, dladmm.improve_a]
+    updates = [admm.improve_z, admm.improve_b, admm.improve_W, admm.improve_a]
     value, lowered = float(lagrangian(p, rho)), set()
     for _ in range(3):
         for i in reversed(range(len(p.W))):
@@ -170,7 +171,7 @@ def test_no_update_raises_the_lagrangian(widths, slope, rho, bias):
                 update(p, i, steps)
                 after = float(lagrangian(p, rho))
                 # FISTA ends within its tolerance of the minimum, not at it
-                assert after <= value + (1e-3 if update is dladmm.improve_z else 1e-9)
+                assert after <= value + (1e-3 if update is admm.improve_z else 1e-9)
                 lowered |= {update.__name__} if after < value - 1e-6 else set()
                 value = after
     wanted = {"improve_z", "improve_W"}
@@ -190,7 +191,7 @@ def test_what_a_layer_gives_is_kept_up_to_date():
 def test_the_bias_is_the_minimum():
     p, steps = problem(5, 7, 3), Steps(0.3)
     for i in range(2):
-        dladmm.improve_b(p, i, steps)
+        admm.improve_b(p, i, steps)
         b = p.b[i].clone().requires_grad_()
         p.m[i] = F.linear(p.a[i], p.W[i], b)
         (g,) = torch.autograd.grad(lagrangian(p, steps.rho), b)
@@ -215,14 +216,14 @@ def test_steps_are_those_of_a_literal_search(first, which):
     while value(x - g / theta) > value(x) - g.square().sum() / theta / 2:
         theta, doublings = 2 * theta, doublings + 1
     steps = Steps(rho, theta=first, tau=first)
-    (dladmm.improve_W if which == "W" else dladmm.improve_a)(p, i, steps)
+    (admm.improve_W if which == "W" else admm.improve_a)(p, i, steps)
     torch.testing.assert_close((p.W if which == "W" else p.a)[i], x - g / theta)
     assert (doublings > 0) == (first == 1e-4 or (first == 1.0 and which == "W"))
 
 
 def test_doubling_is_bounded():
     needed = torch.tensor([0.0, 1.0, 1.5, 4.0, math.inf])
-    assert dladmm.doubled(1.0, needed).tolist() == [1, 1, 2, 4, 2.0**dladmm.DOUBLINGS]
+    assert admm.doubled(1.0, needed).tolist() == [1, 1, 2, 4, 2.0**admm.DOUBLINGS]
 
 
 def test_a_step_of_no_length_is_no_step():
@@ -230,7 +231,7 @@ def test_a_step_of_no_length_is_no_step():
     p, steps = problem(5, 3), Steps(1.0)
     p.z[0], p.u = p.m[0].clone(), torch.zeros_like(p.u)
     before = p.W[0]
-    dladmm.improve_W(p, 0, steps)
+    admm.improve_W(p, 0, steps)
     assert torch.equal(p.W[0], before)
 
 
@@ -427,7 +428,7 @@ def test_interruptions_leave_a_whole_iteration(unwatched, monkeypatch):
     """Wherever in an iteration Ctrl-C comes, the model is what the iterations before it made."""
     expected = net(6, 9, 3)
     fit_dladmm(expected, points(), iterations=2)
-    improve, calls = dladmm.improve_W, []
+    improve, calls = admm.improve_W, []
 
     def interrupted(*args):
         improve(*args)
@@ -435,7 +436,7 @@ def test_interruptions_leave_a_whole_iteration(unwatched, monkeypatch):
         if len(calls) == 4 * 2 + 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(dladmm, "improve_W", interrupted)
+    monkeypatch.setattr(admm, "improve_W", interrupted)
     model = net(6, 9, 3)
     with pytest.raises(KeyboardInterrupt):
         fit_dladmm(model, points(), iterations=9)

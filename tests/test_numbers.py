@@ -146,6 +146,36 @@ def test_in_the_searches_on_tweets_backprop_was_ahead(name):
     assert best["readout"] < theirs, "reword docs/recurrent.md"
 
 
+PEERS = [  # what docs/peers.md says in words: (net, arm) is more accurate than (net, arm)
+    *[("mlp-256/tpsgd-l2", other) for other in ("mlp-256/lm-karnet", "mlp-256-steep/zorb")],
+    *[("mlp-256/tpsgd-l2, one epoch", f"mlp-256/{peer}") for peer in ("lm-karnet", "zorb")],
+    *[("mlp-256-steep/tpsgd-l2, quick", f"mlp-256-steep/{peer}") for peer in ("lm-karnet", "zorb")],
+    *[("mlp-1000/elm", f"mlp-1000/{peer}") for peer in ("lm-karnet", "zorb")],
+    ("mlp-256/tpsgd-l2, ridge head", "mlp-256/tpsgd-l2"),
+    ("mlp-256-steep/zorb", "mlp-256/zorb"),
+]
+
+
+@pytest.mark.parametrize("claim", PEERS, ids=" > ".join)
+def test_words_about_peers_are_true(claim):
+    """Where this fails after a new measurement: reword docs/peers.md."""
+    nets = numbers.Results(ROOT / "results")["peers"]["nets"]
+    more, less = (nets[net]["arms"][arm]["accuracy"] for net, arm in (c.split("/") for c in claim))
+    assert more > less
+
+
+def test_words_about_the_peers_cost_are_true():
+    record = numbers.Results(ROOT / "results")["peers"]
+    here, there = record["nets"]["mlp-256"]["arms"], record["cpu"]["nets"]["mlp-256"]["arms"]
+    for peer in ("lm-karnet", "zorb"):
+        assert here[peer]["seconds"] < here["tpsgd-l2"]["seconds"]
+        assert here["tpsgd-l2, one epoch"]["seconds"] < 1.3 * here[peer]["seconds"]
+        assert there["tpsgd-l2, one epoch"]["seconds"] < there[peer]["seconds"]
+        assert there["tpsgd-l2"]["peak_bytes"] < there[peer]["peak_bytes"]
+    assert here["readout"]["accuracy"] - here["readout, ridge head"]["accuracy"] < 0.01
+    assert there["dladmm"]["accuracy"] >= 0.9
+
+
 ROWS = (100, 1), (1000, 1), (100, 2), (1000, 2)  # (steps, layers)
 
 

@@ -67,7 +67,11 @@ def fit_zorb(
             the authors' program has it; it becomes a part of the model.
         batch_size: samples that are added up together; it changes memory and speed alone.
         seed: for the record: nothing is drawn.
-        device, validation, callbacks, progress, reuse: as for `tpsgd.fit`.
+        device: as for `tpsgd.fit`.
+        validation: as for `tpsgd.fit`.
+        callbacks: as for `tpsgd.fit`.
+        progress: as for `tpsgd.fit`.
+        reuse: as for `tpsgd.fit`.
 
     Returns:
         The record, as of `tpsgd.fit`; `settings["scales"]` has the scales of bounded activations.

@@ -1,0 +1,234 @@
+"""dlADMM: the layers of a net as constraints, all its unknowns improved in turn.
+
+Wang, Yu, Chen & Zhao, "ADMM for Efficient Deep Learning with Global Convergence" (KDD 2019).
+Samples are rows, a_0 = x, m_i = a_{i-1} W_i' + b_i, and f is a ReLU or LeakyReLU. The net is given
+unknowns of its own, z_i that should equal m_i and a_i that should equal f(z_i). With u, the price
+of the last constraint, what is lowered is the augmented Lagrangian
+
+    sum CE(z_L) + <u, z_L - m_L> + rho/2 sum_i |z_i - m_i|^2 + rho/2 sum_{i<L} |a_i - f(z_i)|^2
+
+Our reading, held to the authors' own program by a test: an iteration goes backward (z, b, W of each
+layer, then its inputs a, from the last layer to the first), goes forward (a, W, b, z), and ends
+with u += rho (z_L - m_L).
+
+| unknown | update                                                                             |
+|---------|------------------------------------------------------------------------------------|
+| b       | the minimum: b + mean(z - m + u/rho)                                               |
+| W, a    | a gradient step on a quadratic bound of curvature theta (tau), doubled until it holds |
+| z_i     | the better of the minima on either side of 0                                       |
+| z_L     | FISTA (Beck & Teboulle 2009)                                                       |
+
+No derivative passes through more than one layer. What differs from the authors' program:
+
+- The Lagrangian is quadratic in W and in a, so a bound along the step G holds exactly when theta is
+  at least rho |a G'|^2 / |G|^2: how often to double is computed, never more than `DOUBLINGS`
+  times. Theirs tries one after the other, which rounding can make endless.
+- FISTA's step is 2, the longest for which it is proved (the curvature of the cross-entropy of a
+  softmax is at most 1/2). Theirs is 4, with which it need not converge.
+- u/rho is never formed but for the biases: in float32 it would swallow what it is added to.
+- rho begins at 1, not 1e-6, where progress depends on the number of samples and on the scale of the
+  initial weights.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tpsgd.errors import TpsgdError
+from tpsgd.losses import cross_entropy
+
+DOUBLINGS = 60  # of theta and tau, at most
+FISTA = 500  # steps, at most
+TOLERANCE = 1e-3  # FISTA ends when a step changes the sum over all samples by less
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The numbers that say how far an update goes; see `fit_dladmm`."""
+
+    rho: float = 1.0
+    theta: float = 1.0
+    tau: float = 1.0
+    fista_step: float = 2.0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not (isinstance(value, (int, float)) and 0 < value < math.inf):
+                raise TpsgdError(f"{name} must be a number above 0, got {value!r}")
+
+
+@dataclass
+class Problem:
+    """The unknowns of a net of L layers and what they are held to."""
+
+    W: list[Tensor]  # (outputs, inputs) each
+    b: list[Tensor | None]
+    a: list[Tensor]  # each layer's inputs, (samples, inputs); the first are the data
+    z: list[Tensor]  # what each layer should give, (samples, outputs)
+    m: list[Tensor]  # what it does give, a W' + b
+    u: Tensor  # the price of z_L - m_L
+    labels: Tensor
+    slopes: list[float]  # of the hidden layers' activations, below 0
+
+    @property
+    def last(self) -> int:
+        """The number of the last layer, counted from 0."""
+        return len(self.W) - 1
+
+    def parameters(self) -> list[Tensor]:
+        """All weights, then all biases."""
+        return [*self.W, *(b for b in self.b if b is not None)]
+
+    def force(self, i: int, rho: float) -> Tensor:
+        """Minus the derivative of the Lagrangian with respect to m_i."""
+        pull = rho * (self.z[i] - self.m[i])
+        return pull.add_(self.u) if i == self.last else pull
+
+
+@torch.no_grad()
+def begin(
+    W: list[Tensor], b: list[Tensor | None], x: Tensor, labels: Tensor, slopes: list[float]
+) -> Problem:
+    """Unknowns that agree with the net, but for z_L: 1 for the true class, -1 for the others."""
+    a, m = [x], []
+    for i, (weight, bias) in enumerate(zip(W, b, strict=True)):
+        m.append(F.linear(a[i], weight, bias))
+        if i < len(slopes):
+            a.append(activated(m[i], slopes[i]))
+    z_last = torch.full_like(m[-1], -1.0).scatter_(1, labels[:, None], 1.0)
+    u = torch.zeros_like(z_last)
+    return Problem(list(W), list(b), a, [*m[:-1], z_last], m, u, labels, slopes)
+
+
+@torch.no_grad()
+def iterate(p: Problem, steps: Steps) -> None:
+    """One iteration: a sweep backward, a sweep forward, the price."""
+    for i in reversed(range(len(p.W))):
+        p.m[i] = F.linear(p.a[i], p.W[i], p.b[i])  # afresh: rounding errors do not add up
+        improve_z(p, i, steps)
+        improve_b(p, i, steps)
+        improve_W(p, i, steps)
+        if i > 0:
+            improve_a(p, i, steps)
+    for i in range(len(p.W)):
+        if i > 0:
+            improve_a(p, i, steps)
+        improve_W(p, i, steps)
+        improve_b(p, i, steps)
+        improve_z(p, i, steps)
+    p.u = p.u + steps.rho * (p.z[-1] - p.m[-1])
+
+
+def improve_b(p: Problem, i: int, steps: Steps) -> None:
+    """The bias that minimises the Lagrangian."""
+    if (bias := p.b[i]) is not None:
+        more = p.force(i, steps.rho).mean(0) / steps.rho
+        p.b[i] = bias + more
+        p.m[i] = p.m[i] + more
+
+
+def improve_W(p: Problem, i: int, steps: Steps) -> None:
+    """W + G / theta, G = (rho (z - m) + u)' a."""
+    G, norm = direction(p.force(i, steps.rho).mT @ p.a[i])
+    along = p.a[i] @ G.mT
+    length = norm / doubled(steps.theta, steps.rho * along.square().sum())
+    p.W[i] = p.W[i] + length * G
+    p.m[i] = p.m[i] + along.mul_(length)
+
+
+def improve_a(p: Problem, i: int, steps: Steps) -> None:
+    """The inputs of layer i: a + G / tau, G = (rho (z - m) + u) W - rho (a - f(z before))."""
+    rho, y = steps.rho, activated(p.z[i - 1], p.slopes[i - 1])
+    G, norm = direction(p.force(i, rho) @ p.W[i] - rho * (p.a[i] - y))
+    along = G @ p.W[i].mT
+    length = norm / doubled(steps.tau, rho * (1 + along.square().sum()))
+    p.a[i] = p.a[i] + length * G
+    p.m[i] = p.m[i] + along.mul_(length)
+
+
+def improve_z(p: Problem, i: int, steps: Steps) -> None:
+    """The z of layer i that minimises the Lagrangian."""
+    if i < p.last:
+        p.z[i] = hidden_z(p.m[i], p.a[i + 1], p.slopes[i])
+    else:
+        p.z[i] = output_z(p.z[i], p.m[i], p.u, p.labels, steps)
+
+
+def direction(G: Tensor) -> tuple[Tensor, Tensor]:
+    """G divided by its length, and the length."""
+    norm = torch.linalg.vector_norm(G)
+    return G / norm.clamp(min=torch.finfo(G.dtype).tiny), norm
+
+
+def doubled(first: float, needed: Tensor) -> Tensor:
+    """`first`, doubled until it is no less than `needed`, but `DOUBLINGS` times at most."""
+    return first * 2 ** (needed / first).log2().ceil().clamp(0, DOUBLINGS)
+
+
+def hidden_z(m: Tensor, a: Tensor, slope: float) -> Tensor:
+    """The z that minimises (z - m)^2 + (a - f(z))^2, element by element.
+
+    Below 0 f(z) = slope z, above f(z) = z: each side has its minimum, (m + slope a)/(1 + slope^2)
+    and (m + a)/2, or 0 where that lies on the other side. The lower of the two is the answer.
+    """
+
+    def value(z: Tensor, y: Tensor) -> Tensor:
+        return (z - m).square() + (a - y).square()
+
+    below = ((m + slope * a) / (1 + slope**2)).clamp(max=0)
+    above = ((m + a) / 2).clamp(min=0)
+    return torch.where(value(below, slope * below) > value(above, above), above, below)
+
+
+def output_z(
+    z: Tensor,
+    m: Tensor,
+    u: Tensor,
+    labels: Tensor,
+    steps: Steps,
+    most: int = FISTA,
+    tolerance: float = TOLERANCE,
+) -> Tensor:
+    """The z that minimises sum CE(z) + <u, z - m> + rho/2 |z - m|^2, by FISTA from a given z.
+
+    A gradient step on the cross-entropy, then the exact answer to the rest, from a point thrown a
+    little further along the last move.
+    """
+    rho, eta = steps.rho, steps.fista_step
+    moved, k, before = z, 1.0, None
+    for _ in range(most):
+        d = z - m
+        value = F.cross_entropy(z, labels, reduction="none") + ((u + rho / 2 * d) * d).sum(1)
+        # the difference sample by sample, then the sum: float32 can tell it
+        if before is not None and (value - before).sum().abs() < tolerance:
+            break
+        before, was = value, moved
+        moved = (rho * m - u + z / eta - cross_entropy.grad(z, labels)) / (rho + 1 / eta)
+        k, k_was = (1 + math.sqrt(1 + 4 * k * k)) / 2, k
+        z = moved + (k_was - 1) / k * (moved - was)
+    return z
+
+
+def lagrangian(p: Problem, rho: float) -> Tensor:
+    """What the updates of W, b, a and z lower; see the module."""
+    gaps = [z - m for z, m in zip(p.z, p.m, strict=True)]
+    hidden = zip(p.a[1:], p.z[:-1], p.slopes, strict=True)
+    gaps += [a - activated(z, slope) for a, z, slope in hidden]
+    held = rho / 2 * torch.stack([gap.square().sum() for gap in gaps]).sum()
+    return F.cross_entropy(p.z[-1], p.labels, reduction="sum") + (p.u * gaps[p.last]).sum() + held
+
+
+def activated(z: Tensor, slope: float) -> Tensor:
+    """ReLU, or LeakyReLU where there is a slope."""
+    return F.leaky_relu(z, slope) if slope else z.clamp(min=0)
+
+
+def outputs(p: Problem) -> Tensor:
+    """What the net itself gives, its own activations in place of the unknowns."""
+    y = p.m[0]
+    for i in range(1, len(p.W)):
+        y = F.linear(activated(y, p.slopes[i - 1]), p.W[i], p.b[i])
+    return y
