@@ -38,24 +38,26 @@ def test_it_is_the_normal_equations(alpha, bias):
         torch.testing.assert_close(model[0].bias.detach(), shift, rtol=1e-8, atol=1e-8)
 
 
-def test_the_penalty_is_that_of_generalised_cross_validation():
-    """Against the hat matrix, written out."""
-    x, y = X[:20], torch.randn(20, 2).double()
-    sums = Moments(x, y, True)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("n", "d", "kind"), [(20, 6, Moments), (9, 30, Moments), (9, 30, Few)])
+def test_the_penalty_is_that_of_generalised_cross_validation(n, d, kind, bias):
+    """Against the hat matrix, written out; alphas that leave nothing to judge by do not count."""
+    torch.manual_seed(n)
+    x, y = torch.randn(n, d).double() * torch.linspace(0.1, 3, d).double() + 2, torch.randn(n, 2)
+    y = x[:, -2:] + 3 * y.double()
+    sums = kind(x, y, bias)
     sums.add(x, y)
-    a = x - x.mean(0)
-    scale = (a.square().sum() / 20 / 6).item()
-    best = None
+    a = x - x.mean(0) * bias
+    scale, best = (a.square().sum() / n / min(n, d)).item(), None
     for alpha in ALPHAS:
-        hat = a @ torch.linalg.solve(
-            a.T @ a + 20 * alpha * scale * torch.eye(6).double(), a.T
-        ) + torch.full((20, 20), 1 / 20, dtype=torch.float64)
-        rest = (y - hat @ y).square().sum() / 20
-        score = float(rest / (1 - hat.trace() / 20) ** 2)
-        best = (score, alpha) if best is None or score < best[0] else best
-    weight, _, _ = sums.solve(None)
-    expected, _ = by_hand(x, y, best[1] * scale)
-    torch.testing.assert_close(weight, expected, rtol=1e-6, atol=1e-9)
+        ridge_of = a.T @ a + n * alpha * scale * torch.eye(d).double()
+        hat = a @ torch.linalg.solve(ridge_of, a.T) + bias / n
+        rest = (y - hat @ y).square().sum() / n
+        score = float(rest / (1 - hat.trace() / n) ** 2)
+        if hat.trace() / n < 0.95 and (best is None or score < best[0]):
+            best = (score, alpha)
+    expected, _ = by_hand(x, y, best[1] * scale, bias)
+    torch.testing.assert_close(sums.solve(None)[0], expected, rtol=1e-5, atol=1e-8)
 
 
 def test_noise_is_shrunk_and_signal_is_not():
