@@ -60,6 +60,17 @@ def test_the_penalty_is_that_of_generalised_cross_validation(n, d, kind, bias):
     torch.testing.assert_close(sums.solve(None)[0], expected, rtol=1e-5, atol=1e-8)
 
 
+def test_the_penalty_is_on_record_and_inputs_read_once_are_not_kept():
+    model = two_layers()
+    run = tpsgd.fit(model, (X, Y), rule=rules.frozen(), optimizer=ridge())
+    (alpha,) = run.settings["alphas"].values()
+    again = two_layers()
+    again.load_state_dict(model.state_dict())
+    tpsgd.fit(again, (X, Y), rule=rules.frozen(), optimizer=ridge(alpha))
+    torch.testing.assert_close(again[2].weight, model[2].weight, rtol=1e-7, atol=1e-9)
+    assert list(run.settings["alphas"]) == [2] and run.kept_bytes == 0
+
+
 def test_noise_is_shrunk_and_signal_is_not():
     x = torch.randn(60, 50).double()
     y = (x[:, 0] > 0).long()
@@ -299,7 +310,7 @@ def test_few_samples_give_the_same_by_way_of_their_products(bias, alpha):
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
     if alpha == 0.0:  # interpolation, with the smallest weights that do it
-        weight, shift, loss = found[1]
+        weight, shift, loss, _ = found[1]
         torch.testing.assert_close(x @ weight.T + shift, y, rtol=0, atol=1e-9)
         assert float(loss) < 1e-12
         if not bias:

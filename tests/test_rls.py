@@ -26,7 +26,7 @@ def test_after_every_block_it_is_the_batch_solution(bias, sizes):
         sums.add(x, y)
         batch = Moments(X, ONEHOT, bias)
         batch.add(X[:start], ONEHOT[:start])
-        weight, shift, _ = batch.solve(0.5 / start)
+        weight, shift, *_ = batch.solve(0.5 / start)
         found = sums.so_far(0.5)
         torch.testing.assert_close(found[0], weight, rtol=1e-7, atol=1e-9)
         if bias:
@@ -61,7 +61,7 @@ def test_dependent_inputs_do_not_let_errors_grow(batch):
     weight, shift = sums.so_far(1e-3)
     all_at_once = Moments(x, y, True)
     all_at_once.add(x, y)
-    expected, other, _ = all_at_once.solve(1e-3 / 20_000)
+    expected, other, *_ = all_at_once.solve(1e-3 / 20_000)
     torch.testing.assert_close(x @ weight.T + shift, x @ expected.T + other, rtol=0, atol=1e-3)
 
 

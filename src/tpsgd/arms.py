@@ -27,6 +27,7 @@ SOURCES = {
     "reservoir": "Jaeger 2001",
 }
 RECURRENT = ("random", "reservoir")  # in `--rules all` of recurrent models alone
+LONG = ("dladmm",)  # hundreds of iterations over all samples: by name alone
 PEERS = ("lm-karnet", "zorb", "dladmm", "elm")
 
 
@@ -51,13 +52,14 @@ def arm_of(word: str, schedule: Any = None, factory: "Factory | None" = None) ->
 
 
 def all_words(factory: "Factory", recurrent: bool) -> list[str]:
-    """What `--rules all` means for such models: the words that can train them."""
+    """What `--rules all` means for such models: those that can train them in good time."""
     if recurrent:
         return [word for word in SOURCES if word not in PEERS]
     from .peers import suits
 
     model = factory()
-    return [w for w in SOURCES if w not in RECURRENT and (w not in PEERS or suits(w, model))]
+    words = [word for word in SOURCES if word not in (*RECURRENT, *LONG)]
+    return [word for word in words if word not in PEERS or suits(word, model)]
 
 
 def headed(

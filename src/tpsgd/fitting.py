@@ -175,8 +175,10 @@ def train_local(
             for one in (replace(settings, seed=settings.seed + r) for r in range(len(models)))
         ]
         _teach(learners, courses, known, loss, classes, form, meter, runs, settings, started)
-        for run in runs:
+        for r, run in enumerate(runs):
             run.blocks = infos(learners, rules, courses)
+            solved = {x.block.index + 1: x.alphas[r] for x in learners if x.alphas}
+            run.settings |= {"alphas": solved} if solved else {}
             run.peak_bytes = meter.peak(sum(map(tensor_bytes, models)))
             run.kept_bytes = meter.kept
     if len(models) > 1:

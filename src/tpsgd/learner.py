@@ -227,6 +227,7 @@ class Learner:
         self.optimizer: Optimizer | None = None
         self.sums: Moments | Few | None = None  # of a block that is solved
         self.equations: Equations | None = None
+        self.alphas: list[float] = []  # the penalty of a solved block, for each restart
         self.gamma: float | None = None  # solved after every batch, with this penalty
         self.pending: tuple[Any, Tensor, Tensor] | None = None  # to be learned once it has run
         some = next(iter(self.params.values()), torch.empty(0))
@@ -274,6 +275,7 @@ class Learner:
                 "one another for its equations to be solved: scale them to about 1"
             ) from None
         self._set(found.weight, found.bias)
+        self.alphas = found.alpha.reshape(-1).tolist()
         self.loss = found.loss * self.sums.count  # rows: one or more for each sample
 
     def _equations(self) -> Equations:

@@ -76,6 +76,12 @@ class Settings:
         for passes in columns[4]:
             if not isinstance(passes, int) or passes < 1:
                 raise TpsgdError(f"passes must be a whole number, 1 or more, got {passes!r}")
+        for stopping in columns[3]:
+            if stopping is not None and not isinstance(stopping, EarlyStopping):
+                raise TpsgdError(
+                    "early_stopping must be tpsgd.EarlyStopping(patience, min_delta), got "
+                    f"{stopping!r}"
+                )
         for lr in columns[2]:
             if lr is not None and not (isinstance(lr, (int, float)) and 0 <= lr < math.inf):
                 raise TpsgdError(f"lr must be a number, 0 or more, got {lr!r}")

@@ -162,9 +162,10 @@ class Trainer:
         need = sample.nbytes * source.samples
         given = source is self.source or source is self.validation
         held = source.x.nbytes if isinstance(source, Arrays) and not given else 0
-        fits = need < available(source.form.device) / 2
-        keeps = fits if self.reuse is None else self.reuse
         later = self.learners[self.learners.index(learner) + 1 :]
+        fits = need < available(source.form.device) / 2
+        once = later == self.learners[-1:] and self.courses[later[0].block.index].work <= 1
+        keeps = fits and not once if self.reuse is None else self.reuse  # what is read once
         any_length = in_loader(source) and any(x.block.recurrent for x in later)
         if not source.samples or not keeps or any_length:
             return seen_through(source, function)

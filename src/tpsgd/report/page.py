@@ -20,13 +20,15 @@ CAPTIONS = {
     "curves": "Learning curves per block: training accuracy where the block has a classifier, else "
     "its local loss, scaled to 0..1 because rules share no unit. Lines are means, bands the range "
     "of the restarts. Backprop trains all blocks at once and stands with the last; DFA and sDFA "
-    "have no local loss of their own to show. A head that is solved for is a point.",
+    "have no local loss of their own to show, nor have blocks that are solved. dlADMM trains all "
+    "blocks too; its iterations are shown as far as the others' epochs go.",
 }
 NOTES = (
     "Accuracy (mean ± standard deviation), time (median) and memory (peak) of a row come from the "
     "same trainings. A sample pass is one sample "
-    "that one block learns from: equal for every rule at equal epochs, fewer for the controls, "
-    "whose head alone learns, if that. Kept inputs are each block's inputs, computed once and held "
+    "that one block learns from: equal for every rule at equal epochs, fewer for solved blocks, "
+    "which read each once, and for the controls, whose head alone learns, if that. Kept inputs "
+    "are each block's inputs, computed once and held "
     "for its epochs; they are counted apart from peak memory."
 )
 STYLE = """

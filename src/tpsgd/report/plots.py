@@ -86,7 +86,12 @@ def scatter(comparison: Comparison, label: str, costs: Callable[[Result], list[f
         points.append((x, y, spread[0][0], spread[1][0], dy, result.arm.name, look.colour))
         if result.arm.backprop:
             axes.axvline(x, color="#000000", linewidth=0.8, linestyle=(0, (2, 4)), zorder=0)
-    axes.set_xlim(0, 1.4 * max((p[0] for p in points), default=1.0))
+    ends = min((p[0] for p in points), default=1.0), max((p[0] for p in points), default=1.0)
+    if ends[0] > 0 and ends[1] > 30 * ends[0]:
+        axes.set_xscale("log")
+        axes.set_xlim(ends[0] / 2, 4 * ends[1])
+    else:
+        axes.set_xlim(0, 1.4 * ends[1])
     _scale(axes, [p[1] for p in points], max((p[1] + p[4] for p in points), default=100))
     _label(axes, points)
     return axes.figure
@@ -162,11 +167,15 @@ def curves(comparison: Comparison) -> Any:
     from matplotlib.ticker import MaxNLocator
 
     panels, looks = _panels(comparison), styles(comparison)
+    # a method of its own may take hundreds of iterations: the others' epochs set the scale
+    iterative = {r.arm.name for r in comparison.results if r.arm.method}
+    panels = {title: lines for title, lines in panels.items() if set(lines) - iterative}
     rows = math.ceil(len(panels) / 3) or 1
     figure = Figure(figsize=(9.3, 2.5 * rows + 0.8), layout="constrained")
     for number, (title, lines) in enumerate(panels.items(), 1):
         axes = figure.add_subplot(rows, 3, number)
-        longest = max(map(len, lines.values()))
+        longest = max(len(line) for name, line in lines.items() if name not in iterative)
+        lines = {name: line[:longest] for name, line in lines.items()}
         axes.set(title=title, xlabel="epoch", xlim=(0.5, longest + 0.5))
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
         for name, line in lines.items():
@@ -227,6 +236,8 @@ def _losses(result: Result, block: int, last: int) -> Line:
     if (result.arm.rule and result.arm.rule.needs_output) or _accuracies(result, block, last):
         return []
     runs = [[e.loss for e in run.history if (e.block or last) == block] for run in result.runs]
+    if all(len(run) < 2 for run in runs):  # solved: one number has no scale
+        return []
     return _line(
         [[(v - min(run)) / ((max(run) - min(run)) or 1) for v in run] for run in runs if run]
     )

@@ -19,9 +19,21 @@ def remarks(comparison: Comparison) -> list[str]:
         arms = [r.arm for r in comparison.ranked]
         learned = [a.name for a in arms if a.optimizer is None and a.method is None]
         lines.append(f"last layers are solved in closed form, but not of {', '.join(learned)}")
+    once = [r.arm.name for r in comparison.ranked if r.counts and _in_one_pass(r)]
+    if once:
+        lines.append(f"solved in one pass, without epochs: {', '.join(once)}")
+    for r in comparison.ranked:
+        if r.counts and (count := r.runs[0].settings.get("iterations")):
+            lines.append(f"{r.arm.name}: {count} iterations over all samples, not epochs")
     if comparison.interrupted:
         lines.append(f"interrupted: {comparison.finished} of {comparison.asked} trainings finished")
     return lines
+
+
+def _in_one_pass(result: Result) -> bool:
+    """Whether every block that learned was solved, in an arm that might have had epochs."""
+    ways = {block.learning for block in result.runs[0].blocks} - {"frozen"}
+    return ways == {"solved"}
 
 
 def title(comparison: Comparison) -> str:

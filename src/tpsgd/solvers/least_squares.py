@@ -24,11 +24,12 @@ _NEGLIGIBLE = 1e-15  # of the largest variance, times the number of inputs: roun
 
 
 class Solution(NamedTuple):
-    """Weight `(targets, inputs)`, bias, and half the mean squared error, per restart if stacked."""
+    """Weight `(targets, inputs)`, bias, half the mean squared error; per restart if stacked."""
 
     weight: Tensor
     bias: Tensor
     loss: Tensor
+    alpha: Tensor  # the penalty, given or chosen
 
 
 def workspace(sums: "Moments | Few | None") -> int:
@@ -152,7 +153,7 @@ def _solve(spectrum: Spectrum, alpha: float | None, codes: Tensor | None) -> Sol
     shrunk = torch.where(kept, 1 / (variance + penalty), 0)
     W = V @ (along * shrunk.unsqueeze(-1))
     loss = (total - (power * (variance + 2 * penalty) * shrunk.square()).sum(-1)).clamp(min=0) / 2
-    return Solution(W.mT, y - (x.unsqueeze(-2) @ W).squeeze(-2), loss)
+    return Solution(W.mT, y - (x.unsqueeze(-2) @ W).squeeze(-2), loss, penalty.squeeze(-1))
 
 
 def _kept(variance: Tensor, inputs: int) -> Tensor:

@@ -34,7 +34,8 @@ def rls(gamma: float = 1.0) -> Any:
 
     The same weights as `ridge(gamma / n)` after n samples (rows, for a convolution), but they are
     there after every batch, so a model can be used while it learns from a stream. Under
-    `tpsgd.simultaneous` the blocks before it must stay as they are (`rules.frozen()`). The
+    `tpsgd.simultaneous` the blocks before it must stay as they are (`rules.frozen()`). Its sums
+    take a few times d x d numbers for d inputs, and another `fit` begins anew. The
     history's loss and accuracy are of each batch *before* it is learned from.
 
     Args:
