@@ -164,6 +164,14 @@ def test_words_about_peers_are_true(claim):
     assert more > less
 
 
+@pytest.mark.parametrize("net", ["mlp", "cnn"])
+def test_words_about_the_demo_are_true(net):
+    arms = numbers.Results(ROOT / "results")[f"demo-{net}"]["arms"]
+    found = {arm["name"]: arm["summary"] for arm in arms}
+    assert found["elm"]["accuracy"] >= found["backprop"]["accuracy"] - 0.002, "reword the README"
+    assert found["elm"]["seconds"] < 0.2 * found["backprop"]["seconds"]
+
+
 def test_words_about_the_peers_cost_are_true():
     record = numbers.Results(ROOT / "results")["peers"]
     here, there = record["nets"]["mlp-256"]["arms"], record["cpu"]["nets"]["mlp-256"]["arms"]

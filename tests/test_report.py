@@ -214,3 +214,12 @@ def test_a_curve_of_one_epoch_is_a_point():
         (line.get_marker() not in ("", "None")) == (len(line.get_xdata()) == 1) for line in lines
     )
     assert any(len(line.get_xdata()) == 1 for line in lines)
+
+
+def test_no_two_arms_of_a_full_comparison_look_alike():
+    from tpsgd import arms
+
+    words = [w for w in arms.SOURCES if w not in arms.RECURRENT]
+    made = [Result(arms.arm_of(w)) for w in words]
+    looks = plots.styles(Comparison({}, {}, {}, made))
+    assert len(set(looks.values())) == len(words)

@@ -12,9 +12,13 @@ import numpy as np
 
 from ..compare import Comparison, Result
 
-# Okabe and Ito's colours, which colour-blind readers tell apart; black is backprop.
-COLOURS = ("#0072B2", "#56B4E9", "#D55E00", "#E69F00", "#8F7F00", "#009E73", "#CC79A7")
-MARKERS = "s^DvPXp"
+# Okabe and Ito's colours, which colour-blind readers tell apart, and darker ones for the peers;
+# black is backprop.
+COLOURS = (
+    *("#0072B2", "#56B4E9", "#D55E00", "#E69F00", "#8F7F00", "#009E73", "#CC79A7"),
+    *("#7A3E9D", "#7B2D00", "#00504A"),
+)
+MARKERS = "s^DvPXp<>*"
 GREYS = (("#888888", "o", ":"), ("#a0a0a0", "d", "-."), ("#5c5c5c", "h", "--"))  # the controls
 LOOK: dict[Any, Any] = {
     "font.size": 10,
