@@ -396,8 +396,13 @@ def test_peers_by_their_words(tpsgd_says):
     assert (code, err) == (0, "") and max(map(len, out.splitlines())) <= 80
     assert {"zorb", "lm-karnet", "dladmm", "elm", "backprop", "frozen"} <= set(out.split())
     assert "dladmm: 300 iterations over all samples, not epochs" in " ".join(out.split())
-    code, _, err = tpsgd_says("train", *SMALL, "--rule", "zorb", "--lr", "5")
-    assert code == 2 and "zorb has no schedule, rate or loss to choose" in err
+    for word, *more in (
+        ("zorb", "--lr", "5"),
+        ("elm", "--loss", "mse"),
+        ("lm-karnet", "--lr", "1"),
+    ):
+        code, _, err = tpsgd_says("train", *SMALL, "--rule", word, *more)
+        assert code == 2 and f"{word} has no schedule, rate or loss to choose" in err
     code, out, _ = tpsgd_says("train", *SMALL, "--rule", "zorb", "--json")
     record = json.loads(out)
     assert code == 0 and record["rule"] == "zorb" and 0 <= record["accuracy"] <= 1

@@ -19,7 +19,7 @@ from rich.console import Console, Group
 from rich.table import Table
 
 from . import __version__
-from .arms import SOURCES, all_words, arm_of, headed
+from .arms import PEERS, SOURCES, all_words, arm_of, headed
 from .errors import TpsgdError
 from .options import (
     HEADS,
@@ -150,7 +150,7 @@ def train(
     options |= _through_time(window, model, recurrent)
     head = _head(head, recurrent)
     arm = arm_of(rule, _schedule(schedule or SCHEDULES[0]), factory)
-    if arm.method and (schedule or lr or loss):
+    if rule in PEERS and (schedule or lr or loss):
         raise TpsgdError(f"{rule} has no schedule, rate or loss to choose: leave those options out")
     if schedule and arm.rule and arm.rule.head:
         arm = replace(arm, schedule=_schedule(schedule))  # as asked: DFA may refuse it
