@@ -217,6 +217,7 @@ def test_compare_prints_a_narrow_table(tpsgd_says):
     assert "solved in one pass, without epochs: zorb, lm-karnet, elm" in " ".join(out.split()) or (
         "solved in one pass, without epochs: lm-karnet, zorb, elm" in " ".join(out.split())
     )
+    assert "left out: dladmm; --rules dladmm says why, or runs them" in " ".join(out.split())
     assert lines[-1] == f"report: {Path('tpsgd-report/report.html')}"
     assert Path("tpsgd-report/report.html").is_file()
 

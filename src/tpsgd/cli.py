@@ -217,7 +217,9 @@ def compare(
     options |= _through_time(window, model, recurrent)
     head = _head(head, recurrent)
     chosen = _schedule(schedule or SCHEDULES[0])
-    arms = [arm_of(w, chosen, factory) for w in words or all_words(factory, recurrent)]
+    words = words or all_words(factory, recurrent)
+    left_out = [] if given or recurrent else [word for word in PEERS if word not in words]
+    arms = [arm_of(word, chosen, factory) for word in words]
     arms = headed(arms, head, factory, lr, controls=True)
     folder = _usable(out)
 
@@ -228,7 +230,7 @@ def compare(
         record = comparing.compare(
             samples, factory, arms, restarts=restarts, seed=seed, **options,
             notes=_named(model, activation, init, leak, head)
-            | {"schedule": schedule or SCHEDULES[0]},
+            | {"schedule": schedule or SCHEDULES[0], "left_out": left_out},
             command=_command(),
             progress=advance and (lambda record, arm, share: advance(arm.name, share, record)),
             each=lambda record: report.save(record, folder),

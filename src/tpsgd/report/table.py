@@ -25,6 +25,10 @@ def remarks(comparison: Comparison) -> list[str]:
     for r in comparison.ranked:
         if r.counts and (count := r.runs[0].settings.get("iterations")):
             lines.append(f"{r.arm.name}: {count} iterations over all samples, not epochs")
+    if left := comparison.settings.get("left_out"):
+        lines.append(
+            f"left out: {', '.join(left)}; --rules {','.join(left)} says why, or runs them"
+        )
     if comparison.interrupted:
         lines.append(f"interrupted: {comparison.finished} of {comparison.asked} trainings finished")
     return lines
