@@ -15,7 +15,7 @@ matplotlib.use("Agg")
 
 from matplotlib import pyplot as plt
 from matplotlib.ticker import LogLocator
-from PIL import Image
+from written import shows
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs" / "assets" / "peers.png"
@@ -54,10 +54,7 @@ def values(record: dict[str, Any]) -> list[dict[str, list[float]]]:
 
 def stale(record: dict[str, Any]) -> bool:
     """Whether the picture shows other numbers, or is not there."""
-    if not PICTURE.is_file():
-        return True
-    with Image.open(PICTURE) as picture:
-        return picture.info.get("Description") != json.dumps(values(record))
+    return not shows(PICTURE, values(record))
 
 
 def draw(record: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ import matplotlib
 matplotlib.use("Agg")
 
 from matplotlib import pyplot as plt
-from PIL import Image
+from written import shows
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs" / "assets" / "sequences.png"
@@ -55,10 +55,7 @@ def values(record: dict[str, Any]) -> list[list[tuple[float | None, float | None
 
 def stale(record: dict[str, Any]) -> bool:
     """Whether the picture shows other numbers, or is not there."""
-    if not PICTURE.is_file():
-        return True
-    with Image.open(PICTURE) as picture:
-        return picture.info.get("Description") != json.dumps(values(record))
+    return not shows(PICTURE, values(record))
 
 
 def draw(record: dict[str, Any]) -> None:

@@ -79,3 +79,13 @@ def origin(*records: Record) -> str:
     where = machine["gpu"] or f"{cpu}, {count(machine['threads'], 'thread')}"
     commands = " and ".join(f"`{r['command']}`" for r in records)
     return f"{where}; Python {versions['python']}, torch {versions['torch']}. Made by {commands}."
+
+
+def shows(picture: Path, values: Any) -> bool:
+    """Whether a picture is there and was drawn from these values, which it holds."""
+    from PIL import Image
+
+    if not picture.is_file():
+        return False
+    with Image.open(picture) as opened:
+        return opened.info.get("Description") == json.dumps(values)

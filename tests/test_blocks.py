@@ -10,7 +10,7 @@ from torch import nn
 import tpsgd
 from tpsgd import Place, Recurrent, rules, split
 from tpsgd.blocks import shapes
-from tpsgd.learner import Closed, Traced
+from tpsgd.engines import Closed, Traced
 from tpsgd.objectives import l2
 
 # torch's remark on an even kernel with 'same' padding

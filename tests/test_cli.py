@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 
 import tpsgd
-from tpsgd import arms, cli, models, options, peers
+from tpsgd import arms, cli, models, options, peers, terminal
 from tpsgd import compare as comparing
 
 SMALL = ("--data", "two.npz", "--model", "mlp:4", "--epochs", "1", "--batch-size", "16")
@@ -288,7 +288,7 @@ def test_a_terminal_gets_a_live_bar(tpsgd_says, monkeypatch):
     def console(stderr=False, **options):
         return Console(file=screen, force_terminal=True, width=80) if stderr else Console(**options)
 
-    monkeypatch.setattr(cli, "Console", console)
+    monkeypatch.setattr(terminal, "Console", console)
     code, out, _ = tpsgd_says("compare", *SMALL, "--restarts", "1", "--rules", "drtp", "--json")
     assert code == 0 and json.loads(out)
     assert "warming up" in screen.getvalue() and "drtp" in screen.getvalue()

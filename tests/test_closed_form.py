@@ -16,8 +16,8 @@ from helpers import quartic
 from torch import Tensor, nn
 
 from tpsgd import rules, split
+from tpsgd.engines import Closed, Traced
 from tpsgd.hashing import Key
-from tpsgd.learner import Closed, Traced
 from tpsgd.objectives import Site, move
 from tpsgd.rules import Place, Signal
 

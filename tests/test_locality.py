@@ -21,7 +21,7 @@ from torch import nn
 
 import tpsgd
 from tpsgd import Recurrent, rules
-from tpsgd.learner import Traced
+from tpsgd.engines import Traced
 
 SCHEDULES = [tpsgd.sequential, tpsgd.simultaneous]
 MIXED = {"epochs": 2, "batch_size": 16}

@@ -10,7 +10,8 @@ from torch import nn
 
 import tpsgd
 from tpsgd import rules, split
-from tpsgd.learner import Closed, Learner, Traced
+from tpsgd.engines import Closed, Traced
+from tpsgd.learner import Learner
 from tpsgd.memory import LiveBytes, Meter, available, tensor_bytes
 from tpsgd.objectives import l2
 from tpsgd.unrolled import Unrolled

@@ -206,3 +206,20 @@ def test_the_head_in_one_pass_on_learned_features(digits):
 def test_refusals_of_options():
     with pytest.raises(TpsgdError, match="alpha must be"):
         peers.lm_karnet(alpha=-1.0)
+
+
+def test_what_later_layers_are_reaches_zorb_and_not_lm_karnet():
+    """LM-KARnet is local: no later layer touches a hidden one. ZORB's targets come through them."""
+    first = {}
+    for name in ("lm-karnet", "zorb"):
+        for scale in (1.0, 3.0):
+
+            def make(scale=scale):
+                model = net()
+                model[2].weight.data.mul_(scale)
+                return model
+
+            made = train(peers.PEERS[name](), make, (X, Y), seed=0)
+            first[name, scale] = made.models[0][0].weight
+    assert torch.equal(first["lm-karnet", 1.0], first["lm-karnet", 3.0])
+    assert not torch.allclose(first["zorb", 1.0], first["zorb", 3.0])

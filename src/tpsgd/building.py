@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from .blocks import Block, hooked, padding, shapes
+from .engines import Closed, Engine, Stacked, Traced
 from .errors import TpsgdError
 from .hashing import Key
-from .learner import Closed, Engine, Learner, Stacked, Traced
+from .learner import Learner
 from .losses import Loss, bce, cross_entropy
 from .memory import available
 from .objectives import IDLE, Objective, Site, move, output

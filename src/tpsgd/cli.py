@@ -7,16 +7,13 @@ import os
 import shlex
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
-from rich import box
-from rich.console import Console, Group
-from rich.table import Table
+from rich.console import Console
 
 from . import __version__
 from .arms import PEERS, SOURCES, all_words, arm_of, headed
@@ -45,9 +42,9 @@ from .options import (
     Threads,
     Window,
 )
+from .terminal import grid_of, live_bar, show
 
 if TYPE_CHECKING:
-    from .compare import Comparison
     from .data import Data
     from .models import Factory
 
@@ -160,7 +157,7 @@ def train(
     from . import compare as comparing
     from .evaluation import evaluate
 
-    with _bar() as advance:
+    with live_bar() as advance:
         made = comparing.train(
             arm, factory, samples.train, seed=seed, **options,
             progress=advance and (lambda done, total: advance(rule, done / total)),
@@ -226,7 +223,7 @@ def compare(
     from . import compare as comparing
     from . import report
 
-    with _bar() as advance:
+    with live_bar() as advance:
         record = comparing.compare(
             samples, factory, arms, restarts=restarts, seed=seed, **options,
             notes=_named(model, activation, init, leak, head)
@@ -241,7 +238,7 @@ def compare(
     if as_json:
         print(json.dumps({**record.as_dict(), "report": str(page)}))
     else:
-        _show(record, page)
+        show(record, page)
     if record.interrupted:
         raise Stopped(f"interrupted; {record.finished} of {record.asked} trainings are in {folder}")
 
@@ -249,7 +246,7 @@ def compare(
 @app.command()
 def rules() -> None:
     """List the rules."""
-    grid = _grid("rule", "what it does", "projects", "source")
+    grid = grid_of("rule", "what it does", "projects", "source")
     for word, source in SOURCES.items():
         arm = arm_of(word)
         projected = arm.rule.signal.value if arm.rule and arm.rule.objective else "nothing"
@@ -283,62 +280,6 @@ def data_path(name: SetName) -> None:
     if (place := path(name)) is None:
         raise TpsgdError(f"{name} is not here; run: tpsgd data fetch {name}")
     print(place)
-
-
-def _table(comparison: "Comparison") -> Table:
-    """A comparison for the terminal, at most 80 columns wide."""
-    from .report.table import HEAD, rows
-
-    grid = _grid(*HEAD)
-    for column in grid.columns[1:]:
-        column.justify, column.no_wrap = "right", True
-    for row in rows(comparison):
-        grid.add_row(*row)
-    return grid
-
-
-def _show(comparison: "Comparison", page: Path) -> None:
-    """Print the table, what it cannot say, and where the report is."""
-    from .report.table import effort, legend, remarks, title
-
-    console = Console(highlight=False)
-    console.print(f"{title(comparison)}: {effort(comparison)}", style="bold", markup=False)
-    console.print(_table(comparison))
-    console.print(legend(comparison))
-    for line in remarks(comparison):
-        console.print(line, style="yellow", markup=False)
-    console.print(f"report: {page}", soft_wrap=True, markup=False)
-
-
-def _grid(*head: str) -> Table:
-    grid = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in head:
-        grid.add_column(name)
-    return grid
-
-
-@contextmanager
-def _bar() -> Iterator[Callable[..., None] | None]:
-    """`advance(what, share done, comparison so far)`, a live bar; None without a terminal."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield None
-        return
-    from rich.live import Live
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    bar = Progress(TextColumn("{task.description:15}"), BarColumn(), TimeRemainingColumn())
-    task, shown = bar.add_task("warming up", total=1.0), 0
-    with Live(bar, console=console, transient=True, refresh_per_second=2) as live:
-
-        def advance(what: str, share: float, comparison: "Comparison | None" = None) -> None:
-            nonlocal shown
-            bar.update(task, description=what, completed=share)
-            if comparison is not None and comparison.finished != shown:
-                shown = comparison.finished
-                live.update(Group(_table(comparison), "", bar))
-
-        yield advance
 
 
 def _known(kind: str, word: str, words: Iterable[str]) -> None:

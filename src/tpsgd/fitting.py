@@ -25,8 +25,9 @@ from .building import (
     sizes_of,
     unstack,
 )
+from .engines import Traced
 from .errors import TpsgdError
-from .learner import Learner, Traced
+from .learner import Learner
 from .losses import Loss, bce, cross_entropy
 from .memory import Meter, tensor_bytes
 from .objectives import output

@@ -1,0 +1,189 @@
+"""Where a block's gradients come from: ways to get the same ones, with one face.
+
+`forward(params, x)` gives what `local(params, saved, s, tensors)` needs.
+
+- `Closed`: the closed form, autograd off.
+- `Traced`: autograd inside the block, on a graph that starts at its (detached) input.
+- `Stacked`: the closed form for many restarts at once, parameters stacked.
+- `Unrolled` (in its own module): the closed form of a recurrent block.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .blocks import Block
+from .closed_form import ClosedForm, Params, Saved
+from .objectives import IDLE, Local, Objective
+from .rules import Place
+from .unrolled import Unrolled
+
+Gradients = tuple[Local, dict[str, Tensor]]
+
+
+class Closed:
+    """Gradients written out; see `closed_form`."""
+
+    label = "closed form"
+
+    def __init__(self, block: Block, at: Place, objective: Objective = IDLE, in_place: bool = True):
+        self.form, self.block = ClosedForm(block), block
+        self.at, self.objective, self.in_place = at, objective, in_place
+
+    def want(self, objective: Objective) -> None:
+        """Follow this objective from now on."""
+        self.objective = objective
+
+    def forward(self, params: Params, x: Tensor) -> Saved:
+        """The block's values, up to its activation."""
+        return self.form.forward(params, x, self.at, self.in_place)
+
+    def seen(self, saved: Saved) -> Tensor:
+        """What the objective looks at."""
+        if self.at is Place.END:
+            return self.block.rest(saved.y)
+        return saved.z if self.at is Place.BEFORE else saved.y
+
+    def local(
+        self,
+        params: Params,
+        saved: Saved,
+        s: Tensor,
+        tensors: tuple[Tensor, ...],
+        spent: bool = False,
+    ) -> Gradients:
+        """The local loss of a batch and the gradients of the block's parameters."""
+        local = self.objective.coarse(self.seen(saved), s, *tensors)
+        form, at, in_place = self.form, self.at, self.in_place
+        return local, form.gradients(params, saved, local.dy, at, in_place, spent)
+
+    def measure(
+        self, params: Params, saved: Saved, s: Tensor, tensors: tuple[Tensor, ...]
+    ) -> Local:
+        """The local loss of a batch."""
+        return self.objective(self.seen(saved), s, *tensors)
+
+    def error(self, saved: Saved, labels: Tensor) -> Tensor:
+        """Where each sample's output should go: minus the derivative of its loss."""
+        return -len(labels) * self.objective(self.seen(saved), labels).dy
+
+    def output(self, saved: Saved) -> Tensor:
+        """What the next block gets."""
+        return self.block.rest(saved.y)
+
+
+class Traced:
+    """Gradients by autograd inside the block; of many restarts at once if `stacked`.
+
+    Stacked, there is one graph, but no number of one restart ever meets one of another.
+    """
+
+    label = "autograd"
+
+    def __init__(self, block: Block, at: Place, objective: Objective = IDLE, stacked: bool = False):
+        self.block, self.at, self.objective, self.stacked = block, at, objective, stacked
+
+    def want(self, objective: Objective) -> None:
+        """Follow this objective from now on."""
+        self.objective = objective
+
+    def forward(self, params: Params, x: Tensor) -> dict[Place, Tensor]:
+        """The block's values at every place, on a graph that starts here while it learns."""
+        with torch.set_grad_enabled(self.block.layer.training):
+            if self.stacked:
+                return torch.vmap(self._with)(dict(params), x.detach())
+            return self.block.outputs(x.detach())
+
+    def _with(self, params: dict[str, Tensor], x: Tensor) -> dict[Place, Tensor]:
+        """The block's values with other parameters than its own."""
+        seen, layer = {}, self.block.modules.index(self.block.layer) + len(self.block.between)
+        for i, module in enumerate(self.block.modules):
+            own = {k[len(f"{i}.") :]: p for k, p in params.items() if k.startswith(f"{i}.")}
+            x = torch.func.functional_call(module, own, (x,))
+            if i == layer:
+                seen[Place.BEFORE] = x
+        return seen | {Place.END: x}
+
+    def seen(self, saved: dict[Place, Tensor]) -> Tensor:
+        """What the objective looks at."""
+        return saved[self.at].detach()
+
+    def local(
+        self,
+        params: Params,
+        saved: dict[Place, Tensor],
+        s: Tensor,
+        tensors: tuple[Tensor, ...],
+        spent: bool = False,
+    ) -> Gradients:
+        """The local loss of a batch and the gradients of the block's parameters."""
+        local = self.measure(params, saved, s, tensors)
+        names = [name for name in params if not name.startswith("objective.")]
+        grads = torch.autograd.grad(
+            saved[self.at], [params[n] for n in names], local.dy, allow_unused=True
+        )
+        return local, {n: g for n, g in zip(names, grads, strict=True) if g is not None}
+
+    def measure(
+        self, params: Params, saved: dict[Place, Tensor], s: Tensor, tensors: tuple[Tensor, ...]
+    ) -> Local:
+        """The local loss of a batch."""
+        if not self.stacked:
+            return self.objective(self.seen(saved), s, *tensors)
+        one = torch.vmap(lambda y, s: _present(self.objective(y, s)))
+        return Local(**one(self.seen(saved), s))
+
+    def error(self, saved: dict[Place, Tensor], labels: Tensor) -> Tensor:
+        """Where each sample's output should go: minus the derivative of its loss."""
+        return -len(labels) * self.objective(self.seen(saved), labels).dy
+
+    def output(self, saved: dict[Place, Tensor]) -> Tensor:
+        """What the next block gets."""
+        return saved[Place.END].detach()
+
+
+class Stacked:
+    """A closed form for many restarts at once, by `torch.vmap`."""
+
+    label = "closed form"
+
+    def __init__(self, engine: Closed):
+        self.engine = engine
+        self.forward = torch.vmap(engine.forward)
+        self.seen = torch.vmap(engine.seen)
+        self.output = torch.vmap(engine.output)
+        self.error = torch.vmap(engine.error)
+        self.want = engine.want
+
+    def local(
+        self,
+        params: Params,
+        saved: Saved,
+        s: Tensor,
+        tensors: tuple[Tensor, ...],
+        spent: bool = False,
+    ) -> Gradients:
+        """As `Closed.local`, with a leading dimension of restarts."""
+
+        def one(p: Params, saved: Saved, s: Tensor, tensors: tuple[Tensor, ...]) -> Any:
+            local, grads = self.engine.local(p, saved, s, tensors)
+            return _present(local), grads
+
+        known, grads = torch.vmap(one)(params, saved, s, tensors)
+        return Local(**known), grads
+
+    def measure(
+        self, params: Params, saved: Saved, s: Tensor, tensors: tuple[Tensor, ...]
+    ) -> Local:
+        """The local loss of every restart."""
+        one = torch.vmap(lambda y, s, *own: _present(self.engine.objective(y, s, *own)))
+        return Local(**one(self.seen(saved), s, *tensors))
+
+
+def _present(local: Local) -> dict[str, Any]:
+    """The parts of a Local that are there: vmap cannot return None."""
+    return {k: v for k, v in local._asdict().items() if v is not None}
+
+
+Engine = Closed | Traced | Stacked | Unrolled
