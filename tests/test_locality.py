@@ -116,7 +116,7 @@ def test_a_step_does_not_depend_on_the_steps_after_it(name):
         learner = kept[0].learners[0]
         learner.start(torch.optim.SGD, 0.1)
         engine = learner.engine
-        batch, labels = next(kept[0].source.batches())
+        batch, labels, *_ = next(kept[0].source.batches())
         with torch.no_grad():
             saved = learner.forward(batch)
             engine.teach(saved, labels, learner.tensors)

@@ -227,7 +227,7 @@ def test_a_length_that_is_not_true_is_an_error_of_one_sentence():
 def test_the_order_of_an_epoch_depends_on_seed_block_and_epoch_alone():
     form = Form(torch.device("cpu"), torch.float32, 16, (3,))
     orders = {
-        tuple(Arrays(X, Y, form).order(block, epoch).tolist())
+        tuple(torch.cat(list(Arrays(X, Y, form).indices(block, epoch))).tolist())
         for block, epoch in ((0, 0), (0, 1), (1, 0), (0, 0))
     }
     assert len(orders) == 3

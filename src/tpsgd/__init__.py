@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import data, inits, losses, projections, rules
+    from .backprop import fit_backprop
     from .blocks import split
     from .check import check_rule
     from .errors import TpsgdError
     from .evaluation import evaluate
-    from .fitting import fit, fit_backprop
+    from .fitting import fit
     from .losses import bce, cross_entropy, mse
     from .optimizers import two_rates
     from .padded import Padded
@@ -66,7 +67,7 @@ _HOMES = {
     "TpsgdError": "errors",
     "evaluate": "evaluation",
     "fit": "fitting",
-    "fit_backprop": "fitting",
+    "fit_backprop": "backprop",
     "bce": "losses",
     "cross_entropy": "losses",
     "mse": "losses",

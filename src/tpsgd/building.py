@@ -1,5 +1,6 @@
 """From blocks and rules to learners: each block with its gradients and what it wants."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -27,6 +28,8 @@ from .sources import Form, check, first_samples
 from .trainer import Course
 from .unrolled import Unrolled
 
+SLICE = 1 << 20  # bytes of a weight's gradient worth making apart
+SLICES = 8  # at most, unless more are asked for
 GPU_WINDOW = 16  # time steps taken together where launching a step takes longer than doing it
 
 
@@ -84,8 +87,14 @@ def make_learner(
         maps = block.maps and len(size[at]) > 1
         keys = [Key(settings.seed + r, i) for r in range(len(cuts))]
         drawn = [
-            make(Site(size[at], classes, key, maps, loss, form.device, form.dtype)) for key in keys
-        ]
+            make(
+                Site(
+                    size[at], classes, key, maps, loss, form.device, form.dtype,
+                    redraw=settings.redraw and len(cuts) == 1,
+                )
+            )
+            for key in keys
+        ]  # fmt: skip
         if len(cuts) > 1:
             return _stack_objectives(drawn)
         return move(drawn[0], form) if form.channels_last else drawn[0]
@@ -96,6 +105,7 @@ def make_learner(
     else:
         ragged = form.ragged and any(b.recurrent for b in cuts[0][i:])
         engine = (Closed if block.closed_form(at) and not ragged else Traced)(block, at, wish)
+    widest = max(map(math.prod, size.values())) * form.dtype.itemsize
     return Learner(
         block,
         engine,
@@ -105,7 +115,23 @@ def make_learner(
         several=loss is bce,
         stack=len(cuts) if len(cuts) > 1 else None,
         trains=bool(tensors) and not frozen,
+        slices=settings.slices or _slices(block, math.prod(size[Place.BEFORE]), form),
+        widest=widest,
     )
+
+
+def _slices(block: Block, outputs: int, form: Form) -> int:
+    """How many slices to make a weight's gradient in: more than one where it outweighs the batch.
+
+    `outputs`: of the layer, for one sample.
+    """
+    layer: Any = block.layer
+    if not isinstance(layer, (nn.Linear, nn.Conv1d, nn.Conv2d)) or len(form.seeds) > 1:
+        return 1
+    if getattr(layer, "groups", 1) > 1:
+        return 1
+    batch = (form.micro_batch or form.batch_size) * outputs * form.dtype.itemsize
+    return min(SLICES, max(1, layer.weight.nbytes // max(SLICE, batch)))
 
 
 def _recurrent_learner(
@@ -337,6 +363,7 @@ def form_for(
         tokens=_tokens(blocks[0]),
         in_chunks=_in_chunks(blocks[0], x, settings),
         ragged=streams or isinstance(x, Padded),
+        micro_batch=settings.micro_batch,
     )
 
 

@@ -6,7 +6,7 @@ Autograd is off. The functions are pure in their tensors (parameters come in, gr
 `torch.vmap` stacks them over restarts as they are. `in_place` reuses memory where that is safe.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -71,9 +71,12 @@ class ClosedForm:
         at: Place,
         in_place: bool,
         spent: bool = False,
-    ) -> dict[str, Tensor]:
+        slices: int = 1,
+    ) -> Iterator[dict[str, Tensor]]:
         """The parameters' gradients, given the objective's derivative at its place.
 
+        They come all at once, or the weight's as so many `slices` of its rows, one after another,
+        so that each can be used and forgotten before the next is made.
         `spent`: nobody needs the block's output any more, so its memory may be used.
         """
         if at is Place.END and dy.dim() != saved.y.dim():
@@ -87,10 +90,12 @@ class ClosedForm:
             dz = self._norm_gradients(grads, params, saved, dz)
         key = f"{self.at_layer}."
         weight, bias = self.weights(params)
-        grads[key + "weight"], db = self._layer_gradients(saved.x, dz, weight, bias)
-        if db is not None:
-            grads[key + "bias"] = db
-        return grads
+        if bias is not None:
+            grads[key + "bias"] = self._bias_gradient(dz)
+        for name, part in sliced(key + "weight", len(weight), slices):
+            grads[name] = self._weight_gradient(saved.x, dz, weight, part)
+            yield grads
+            grads = {}
 
     def _through_activation(self, saved: Saved, dy: Tensor, in_place: bool, spent: bool) -> Tensor:
         """dy * sigma'(z), in dy's own memory or the output's where they may be used."""
@@ -112,18 +117,22 @@ class ClosedForm:
         pads = padding(layer)
         return convolve(x, weight, bias, layer.stride, pads, layer.dilation, layer.groups)  # type: ignore
 
-    def _layer_gradients(
-        self, x: Tensor, dz: Tensor, weight: Tensor, bias: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
+    def _bias_gradient(self, dz: Tensor) -> Tensor:
+        if isinstance(self.layer, nn.Linear):
+            return dz.reshape(-1, dz.shape[-1]).sum(0)
+        return _sum_per_filter(dz)
+
+    def _weight_gradient(self, x: Tensor, dz: Tensor, weight: Tensor, part: slice | None) -> Tensor:
+        """Of the whole weight, or of some of its rows."""
         layer = self.layer
         if isinstance(layer, nn.Linear):
             x, dz = x.reshape(-1, x.shape[-1]), dz.reshape(-1, dz.shape[-1])
-            return dz.T @ x, None if bias is None else dz.sum(0)
+            return (dz if part is None else dz[:, part]).T @ x
         assert isinstance(layer, (nn.Conv1d, nn.Conv2d))
         _, dw, _ = aten.convolution_backward(
-            dz,
+            dz if part is None else dz[:, part],
             x,
-            weight,
+            weight if part is None else weight[part],
             None,
             layer.stride,
             padding(layer),
@@ -133,7 +142,7 @@ class ClosedForm:
             layer.groups,
             (False, True, False),
         )
-        return dw, None if bias is None else _sum_per_filter(dz)
+        return dw
 
     def _normalise(self, out: Tensor, params: Params) -> tuple[Tensor, tuple[Tensor, ...]]:
         norm = self.norm
@@ -175,6 +184,21 @@ class ClosedForm:
         key = f"{self.at_layer + 1}."
         grads[key + "weight"], grads[key + "bias"] = dweight, dbias
         return dout
+
+
+def sliced(name: str, rows: int, slices: int) -> Iterator[tuple[str, slice | None]]:
+    """The slices of a weight's rows by their names; one is the weight itself.
+
+    Examples:
+        >>> list(sliced("weight", 5, 2))
+        [('weight[0]', slice(0, 2, None)), ('weight[1]', slice(2, 5, None))]
+    """
+    slices = min(slices, rows)
+    if slices == 1:
+        yield name, None
+        return
+    for i in range(slices):
+        yield f"{name}[{i}]", slice(rows * i // slices, rows * (i + 1) // slices)
 
 
 def _sum_per_filter(dz: Tensor) -> Tensor:

@@ -8,6 +8,7 @@
 - `Unrolled` (in its own module): the closed form of a recurrent block.
 """
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from .objectives import IDLE, Local, Objective
 from .rules import Place
 from .unrolled import Unrolled
 
-Gradients = tuple[Local, dict[str, Tensor]]
+Gradients = tuple[Local, Iterable[dict[str, Tensor]]]  # a part at a time
 
 
 class Closed:
@@ -30,6 +31,7 @@ class Closed:
     def __init__(self, block: Block, at: Place, objective: Objective = IDLE, in_place: bool = True):
         self.form, self.block = ClosedForm(block), block
         self.at, self.objective, self.in_place = at, objective, in_place
+        self.slices = 1  # of the weight's gradient, made and used one after another
 
     def want(self, objective: Objective) -> None:
         """Follow this objective from now on."""
@@ -56,7 +58,7 @@ class Closed:
         """The local loss of a batch and the gradients of the block's parameters."""
         local = self.objective.coarse(self.seen(saved), s, *tensors)
         form, at, in_place = self.form, self.at, self.in_place
-        return local, form.gradients(params, saved, local.dy, at, in_place, spent)
+        return local, form.gradients(params, saved, local.dy, at, in_place, spent, self.slices)
 
     def measure(
         self, params: Params, saved: Saved, s: Tensor, tensors: tuple[Tensor, ...]
@@ -123,7 +125,30 @@ class Traced:
         grads = torch.autograd.grad(
             saved[self.at], [params[n] for n in names], local.dy, allow_unused=True
         )
-        return local, {n: g for n, g in zip(names, grads, strict=True) if g is not None}
+        return local, [{n: g for n, g in zip(names, grads, strict=True) if g is not None}]
+
+    def backward(
+        self,
+        params: Params,
+        saved: dict[Place, Tensor],
+        s: Tensor,
+        share: float,
+        each: Callable[[], None] | None,
+    ) -> Local:
+        """As `local`, but autograd adds the gradients to the parameters' own, a share of a batch's.
+
+        `each` is called whenever a parameter has got its gradient.
+        """
+        local = self.measure(params, saved, s, ())
+        hooks = []
+        if each is not None:
+            for p in params.values():
+                hooks.append(p.register_post_accumulate_grad_hook(lambda _: each()))
+        dy = local.dy if share == 1.0 else local.dy * share
+        torch.autograd.backward(saved[self.at], dy, inputs=list(params.values()))
+        for hook in hooks:
+            hook.remove()
+        return local
 
     def measure(
         self, params: Params, saved: dict[Place, Tensor], s: Tensor, tensors: tuple[Tensor, ...]
@@ -167,11 +192,11 @@ class Stacked:
         """As `Closed.local`, with a leading dimension of restarts."""
 
         def one(p: Params, saved: Saved, s: Tensor, tensors: tuple[Tensor, ...]) -> Any:
-            local, grads = self.engine.local(p, saved, s, tensors)
+            local, (grads,) = self.engine.local(p, saved, s, tensors)
             return _present(local), grads
 
         known, grads = torch.vmap(one)(params, saved, s, tensors)
-        return Local(**known), grads
+        return Local(**known), [grads]
 
     def measure(
         self, params: Params, saved: Saved, s: Tensor, tensors: tuple[Tensor, ...]

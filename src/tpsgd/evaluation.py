@@ -49,7 +49,7 @@ def evaluate(
     model.eval()
     one, all_of, seen, soft = 0, 0, 0, True  # right by the largest entry, right in every entry
     try:
-        for x, y in source(data, form, None, None).batches():
+        for x, y, *_ in source(data, form, None, None).batches():
             out = _output(model, x)
             seen += len(y)
             if out.shape[1] == 1:

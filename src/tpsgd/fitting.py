@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,30 +12,24 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from .blocks import split, whole
+from .blocks import split
 from .building import (
     check_solvers,
     classes_of,
-    count,
     form_for,
     infos,
     make_learner,
-    parameters,
-    place_of,
     rules_for,
     sizes_of,
     unstack,
 )
-from .engines import Traced
 from .errors import TpsgdError
 from .learner import Learner
-from .losses import Loss, bce, cross_entropy
+from .losses import Loss
 from .memory import Meter, tensor_bytes
-from .objectives import output
 from .optimizers import OptimizerFactory, adam, make_optimizer
-from .recurrent import connect
 from .rules import Place, Rule, readout
-from .run import BlockInfo, Epoch, Run
+from .run import Epoch, Run
 from .schedules import sequential
 from .settings import Schedule, Settings
 from .solvers import SOLVERS
@@ -60,9 +55,13 @@ def fit(
     lr_schedule: Callable[[Optimizer], LRScheduler] | None = None,
     callbacks: Sequence[Callable[[Epoch], Any]] = (),
     progress: Callable[[int, int], None] | None = None,
-    reuse: bool | None = None,
+    reuse: bool | str | Path | None = None,
     window: int | None = None,
     passes: int | Sequence[int] = 1,
+    memory_budget: str | int | None = None,
+    micro_batch: int | None = None,
+    slices: int | None = None,
+    redraw: bool = False,
 ) -> Run:
     """Train a model in place without backpropagation. It is never re-initialised.
 
@@ -89,15 +88,25 @@ def fit(
         lr_schedule: `optimizer -> torch.optim.lr_scheduler`, stepped once per epoch.
         callbacks: called with an `Epoch` after every epoch of a block; `True` stops that block.
         progress: called with (sample passes done, total) every few batches.
-        reuse: keep each block's inputs in memory (True), recompute them (False), or keep them
-            where they fit in half of the free memory (None). Kept inputs are those of one pass
-            over the data: with random augmentation in a `Dataset` or `DataLoader`, blocks after
-            the first see one version of each sample unless `reuse=False`.
+        reuse: keep each block's inputs in memory (True), in a temporary file in a folder (its
+            path), compute them again (False), or keep them where they fit in half of the free
+            memory (None). Kept inputs are those of one pass over the data: with random augmentation
+            in a `Dataset` or `DataLoader`, blocks after the first see one version of each sample
+            unless `reuse=False`.
         window: recurrent layers: read sequences in chunks of so many time steps, the input too. It
             changes memory and speed, not what is learned. Default: sequences are gathered whole and
             read step by step (a few at a time on a GPU).
         passes: local steps on each batch before it goes on to the next block (`epochs` repeats the
             whole data); may be a list, one entry per block.
+        memory_budget: "64MB", or bytes: the most that training may hold beyond the data set, the
+            model and kept inputs included. It chooses `reuse` and the next three by `tpsgd.plan`,
+            and refuses with the smallest budget that would do.
+        micro_batch: at most so many samples at once; their gradients are added up, so that a step
+            is the same as with the whole batch (but for batch normalisation, dropout and losses
+            that are no mean over samples).
+        slices: make the gradient of a weight in so many parts, each used before the next is made
+            (a few for large weights by default). The step is the same.
+        redraw: make class codes again for every batch instead of storing them.
 
     Returns:
         The record of the run: history, seconds, sample passes, peak memory, settings.
@@ -113,37 +122,9 @@ def fit(
     settings = Settings(
         schedule, loss, optimizer, lr, epochs, batch_size, seed, device, validation,
         early_stopping, lr_schedule, callbacks, progress, reuse, window, passes,
+        micro_batch, slices, redraw, memory_budget,
     )  # fmt: skip
     return train_local([model], data, readout() if rule is None else rule, settings)[0]
-
-
-def fit_backprop(
-    model: nn.Module,
-    data: Any,
-    *,
-    loss: Loss = cross_entropy,
-    optimizer: OptimizerFactory = adam,
-    lr: float | None = None,
-    epochs: int = 5,
-    batch_size: int = 128,
-    seed: int = 0,
-    device: torch.device | str | None = None,
-    validation: Any = None,
-    early_stopping: EarlyStopping | None = None,
-    lr_schedule: Callable[[Optimizer], LRScheduler] | None = None,
-    callbacks: Sequence[Callable[[Epoch], Any]] = (),
-    progress: Callable[[int, int], None] | None = None,
-) -> Run:
-    """Train a model in place *with* backpropagation: the same loop and record as `fit`.
-
-    It is `fit` on a single block that is the whole model, so any `nn.Module` will do. The arguments
-    are `fit`'s, one value each: there are no blocks to give their own, and nothing to reuse.
-    """
-    settings = Settings(
-        sequential, loss, optimizer, lr, epochs, batch_size, seed, device, validation,
-        early_stopping, lr_schedule, callbacks, progress,
-    )  # fmt: skip
-    return train_backprop([model], data, settings)[0]
 
 
 def train_local(
@@ -175,7 +156,7 @@ def train_local(
             Run(name, one.seed, one.describe(name, loss, rules[:-1]))
             for one in (replace(settings, seed=settings.seed + r) for r in range(len(models)))
         ]
-        _teach(learners, courses, known, loss, classes, form, meter, runs, settings, started)
+        teach(learners, courses, known, loss, classes, form, meter, runs, settings, started)
         for r, run in enumerate(runs):
             run.blocks = infos(learners, rules, courses)
             solved = {x.block.index + 1: x.alphas[r] for x in learners if x.alphas}
@@ -184,50 +165,6 @@ def train_local(
             run.kept_bytes = meter.kept
     if len(models) > 1:
         unstack(cuts, learners)
-    return runs
-
-
-def train_backprop(models: list[nn.Module], data: Any, settings: Settings) -> list[Run]:
-    """Train whole models as one block each; several models are restarts, stacked into one."""
-    started = time.perf_counter()
-    wholes, loss = [whole(connect(model)) for model in models], settings.loss or cross_entropy
-    block, courses = wholes[0], settings.courses(1)
-    if isinstance(courses[0].optimizer, SOLVERS):
-        raise TpsgdError(
-            f"{courses[0].optimizer.__name__} solves one block at a time; backprop, whose "
-            "gradients go through all of them, needs an optimizer"
-        )
-    if not block.named_parameters():
-        raise TpsgdError(f"{block.name} has no parameters that may learn")
-    try:
-        layers = split(models[0])
-    except TpsgdError:  # any module will do here
-        layers = [block]
-    with prepared(models, settings, keep_inputs=False) as (device, dtype, meter):
-        x, whole_batches = first_samples(data), replace(settings, window=None)
-        form = form_for(layers, x, in_stream(data), whole_batches, device, dtype, len(models))
-        size = sizes_of([block], x, settings, form)[0]
-        classes = classes_of(size[Place.END], block)
-        stack = len(models) if len(models) > 1 else None
-        engine = Traced(block, place_of(block, loss), output(loss), stacked=bool(stack))
-        cuts = [[one] for one in wholes]
-        learner = Learner(
-            block, engine, lambda: output(loss), params=parameters(0, cuts),
-            several=loss is bce, stack=stack, width=len(layers), trains=True,
-        )  # fmt: skip
-        layer_infos = [
-            BlockInfo(str(b), "backprop", count(b.named_parameters()), "autograd") for b in layers
-        ]
-        runs = [
-            Run("backprop", one.seed, one.describe("backprop", loss), layer_infos)
-            for one in (replace(settings, seed=settings.seed + r) for r in range(len(models)))
-        ]
-        known = source(data, form, loss, classes, complete=True)
-        _teach([learner], courses, known, loss, classes, form, meter, runs, settings, started)
-        for run in runs:
-            run.peak_bytes = meter.peak(sum(map(tensor_bytes, models)))
-    if stack:
-        unstack(cuts, [learner])
     return runs
 
 
@@ -278,7 +215,7 @@ def usable(device: torch.device | str) -> torch.device:
         raise TpsgdError(f"device {wanted} cannot be used here: {reason}") from None
 
 
-def _teach(
+def teach(
     learners: list[Learner],
     courses: list[Course],
     data: Source,

@@ -13,10 +13,13 @@ from .errors import TpsgdError
 from .losses import Loss, bce, cross_entropy
 from .padded import Padded
 
+PART = 256 * 2**10  # bytes of x looked at together
+
 
 def labels(y: Tensor, loss: Loss | None, classes: int | None, complete: bool = True) -> Tensor:
-    """Labels as int64 indices `(n,)` or float rows `(n, classes)`, or an error that says why not.
+    """Labels as indices `(n,)` or float rows `(n, classes)`, or an error that says why not.
 
+    Indices stay in the integer type they came in (truth values as bytes): nothing is copied.
     `complete`: these are all the labels there are, so that a class without one deserves a warning.
     """
     if classes == 1 and loss is bce:  # one yes-or-no output
@@ -55,7 +58,7 @@ def _indices(y: Tensor, classes: int | None, complete: bool) -> Tensor:
             f"class labels must have shape (samples,), got {tuple(y.shape)}; "
             "rows of several labels must be floats, with loss=tpsgd.bce"
         )
-    y = y.long()
+    y = y.view(torch.uint8) if y.dtype is torch.bool else y
     _check_range(y, classes)
     if complete and classes is not None:
         absent = torch.bincount(y, minlength=classes) == 0
@@ -103,6 +106,10 @@ def inputs(values: Any) -> Tensor | Padded:
 
 
 def tensor(values: Any, name: str) -> Tensor:
+    """Numbers as a tensor that shares their memory, be it read-only (a file mapped into memory).
+
+    Nobody may write into it: it is the caller's. Batches are gathered from it, that is, copied.
+    """
     if isinstance(values, Tensor):
         return _with_samples(values.detach(), name)
     array = np.asarray(values)
@@ -110,9 +117,17 @@ def tensor(values: Any, name: str) -> Tensor:
         raise TpsgdError(f"{name} must be numbers, got an array of {array.dtype}")
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         array = array.astype(np.int64)
-    if not array.flags.writeable or any(s < 0 for s in array.strides):
+    if any(s < 0 for s in array.strides):
         array = array.copy()
-    return _with_samples(torch.from_numpy(array), name)
+    return _with_samples(_shared(array), name)
+
+
+def _shared(array: np.ndarray) -> Tensor:
+    if array.flags.writeable:
+        return torch.from_numpy(array)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
+        return torch.from_numpy(array)
 
 
 def _with_samples(values: Tensor, name: str) -> Tensor:
@@ -122,11 +137,16 @@ def _with_samples(values: Tensor, name: str) -> Tensor:
 
 
 def check_finite(x: Tensor) -> None:
-    if not x.is_floating_point():
+    """Refuse NaN and infinity, part by part: what is mapped from disk is never whole in memory.
+
+    The least and the greatest number of a part tell (NaN is both), without a temporary of its size.
+    """
+    if not x.is_floating_point() or not x.numel():
         return
-    for start in range(0, len(x), 4096):
-        part = x[start : start + 4096]
-        bad = ~torch.isfinite(part).reshape(len(part), -1).all(1)
-        if bad.any():
+    on_device = x.device.type != "cpu"  # which waits for the answer to each part
+    step = max(1, PART * (64 if on_device else 1) * len(x) // x.nbytes)
+    for start, part in zip(range(0, len(x), step), x.split(step), strict=True):
+        if not torch.isfinite(torch.stack(part.aminmax())).all():
+            bad = ~torch.isfinite(part).reshape(len(part), -1).all(1)
             first = start + int(bad.nonzero()[0])
             raise TpsgdError(f"x contains NaN or infinity (first in sample {first})")

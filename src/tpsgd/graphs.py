@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from .learner import Learner
-from .sources import Arrays, Source
+from .memory import side_stream
+from .sources import Arrays, Piece, Source
 
-Step = Callable[[Tensor, Tensor], None]
+Step = Callable[[Piece], None]
 
 
 class Steps:
-    """Runs `step(x, labels)` on every batch of a source."""
+    """Runs a step on every batch of a source, or on every piece of one."""
 
     WARM_UP = 2  # real steps taken before the capture, which itself computes nothing
 
@@ -34,15 +35,14 @@ class Steps:
     def epoch(self, block: int, epoch: int) -> Iterator[tuple[int, Callable[[], None]]]:
         """The epoch's batches: how many samples, and what to call to learn from them."""
         if not self._can_capture():
-            for batch in self.source.batches(block, epoch):
-                size = batch[1].shape[1 if self.source.form.stacked else 0]
-                held = [batch]  # the step empties it, so that no batch outlives its step
-                del batch
-                yield size, lambda held=held: self.step(*held.pop())
+            for piece in self.source.batches(block, epoch):
+                size = piece.labels.shape[1 if self.source.form.stacked else 0]
+                held = [piece]  # the step empties it, so that no batch outlives its step
+                del piece
+                yield size, lambda held=held: self.step(held.pop())
             return
         assert isinstance(self.source, Arrays)
-        size = self.source.form.batch_size
-        for index in self.source.order(block, epoch).split(size, -1):
+        for index in self.source.indices(block, epoch):
             if not self.source.form.skips(index.shape[-1]):
                 yield index.shape[-1], lambda index=index: self._take(index)
 
@@ -50,21 +50,21 @@ class Steps:
         source = self.source
         assert isinstance(source, Arrays)
         if index.shape[-1] < source.form.batch_size:  # the last, smaller batch
-            self.step(*source.take(index))
+            self.step(Piece(*source.take(index)))
             return
+        stream = side_stream(source.form.device)
         if self.graph is None and self.taken < self.WARM_UP:
             self.taken += 1
-            stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
-                self.step(*source.take(index))
+                self.step(Piece(*source.take(index)))
             torch.cuda.current_stream().wait_stream(stream)
             return
         if self.graph is None:
             self.index = index.clone()
             self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):
-                self.step(*source.take(self.index))
+            with torch.cuda.graph(self.graph, stream=stream):
+                self.step(Piece(*source.take(self.index)))
         self.index.copy_(index)
         self.graph.replay()
 
@@ -75,6 +75,7 @@ class Steps:
             and isinstance(source.x, Tensor)  # sequences of different lengths change their shapes
             and source.form.device.type == "cuda"
             and source.x.device == source.form.device
+            and source.form.micro_batch is None
             and source.samples > 8 * source.form.batch_size
             and all(_capturable(x, self.fixed_rate) for x in self.learners)
         )

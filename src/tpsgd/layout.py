@@ -18,6 +18,13 @@ def channels_last(x: Tensor) -> bool:
     )
 
 
+def like(x: Tensor, samples: int) -> Tensor:
+    """Room for so many samples, laid out as these."""
+    layout = torch.channels_last if channels_last(x) else torch.contiguous_format
+    shape = (samples, *x.shape[1:])
+    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=layout)
+
+
 def rows(x: Tensor, index: Tensor) -> Tensor:
     """x[index] for a vector of indices, in x's own layout; whole rows are copied at once."""
     if channels_last(x):

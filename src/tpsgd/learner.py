@@ -8,11 +8,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .blocks import Block, padding
-from .closed_form import Saved
-from .engines import Engine
+from .closed_form import Saved, sliced
+from .engines import Closed, Engine, Traced
 from .errors import TpsgdError
 from .objectives import IDLE, Local, Objective
-from .optimizers import OptimizerFactory, make_optimizer
+from .optimizers import ELEMENTWISE, OptimizerFactory, make_optimizer
+from .projections import Redrawn
 from .rules import Signal
 from .solvers import Recursive
 from .solvers.equations import Equations, few
@@ -25,7 +26,10 @@ class Learner:
 
     `draw` makes its objective when it begins to learn; the projection is dropped when it stops.
     `width` is how many layers learn in it (more than one for backprop's whole model), `several`
-    says that labels are rows of yes-or-no answers, and `stack` counts stacked restarts.
+    says that labels are rows of yes-or-no answers, and `stack` counts stacked restarts. The
+    gradient of its weight is made in so many `slices`, and `widest` is the most bytes that one
+    sample takes anywhere in the block. Backprop's `adds_up` leaves adding gradients to autograd,
+    and `step_inside` moves each parameter as soon as it has its own.
     """
 
     def __init__(
@@ -39,9 +43,14 @@ class Learner:
         stack: int | None = None,
         width: int = 1,
         trains: bool = True,
+        slices: int = 1,
+        widest: int = 0,
+        adds_up: bool = False,
+        step_inside: bool = False,
     ):
         self.block, self.engine, self.signal, self.several = block, engine, signal, several
-        self.stack, self.width = stack, width
+        self.stack, self.width, self.slices, self.widest = stack, width, slices, widest
+        self.adds_up, self.step_inside = adds_up, step_inside
         self.draw = draw
         self.tensors: tuple[Tensor, ...] = ()
         self.known: bool | None = None  # whether its objective has a closed form, once drawn
@@ -52,7 +61,8 @@ class Learner:
         self.equations: Equations | None = None
         self.alphas: list[float] = []  # the penalty of a solved block, for each restart
         self.gamma: float | None = None  # solved after every batch, with this penalty
-        self.pending: tuple[Any, Tensor, Tensor] | None = None  # to be learned once it has run
+        self.pending: tuple[Any, ...] | None = None  # to be learned once it has run
+        self.moving: dict[str, Tensor] = {}  # what the optimizer has: parameters, or slices of them
         some = next(iter(self.params.values()), torch.empty(0))
         self.loss = torch.zeros(stack or (), device=some.device, dtype=torch.float32)
         self.correct = torch.zeros(stack or (), device=some.device, dtype=torch.long)
@@ -68,8 +78,24 @@ class Learner:
         if isinstance(factory, Recursive):
             self.gamma = factory.gamma
         elif factory is not None:
-            self.optimizer = make_optimizer(factory, self.params, lr)
+            self._give(factory, lr)
         self.wake()
+
+    def _give(self, factory: OptimizerFactory, lr: float | None) -> None:
+        """An optimizer; of slices of the weight where it treats each number by itself."""
+        self.moving = self.params
+        name = f"{len(self.block.prologue)}.weight"
+        if isinstance(self.engine, Closed) and self.slices > 1 and name in self.params:
+            weight = self.params[name].detach()
+            parts = sliced(name, len(weight), self.slices)
+            own = {k: p for k, p in self.params.items() if k != name}
+            self.moving = own | {k: weight if rows is None else weight[rows] for k, rows in parts}
+        self.optimizer = make_optimizer(factory, self.moving, lr)
+        whole = type(self.optimizer) not in ELEMENTWISE or getattr(factory, "by_name", False)
+        if self.moving is not self.params and whole:
+            self.moving, self.optimizer = self.params, make_optimizer(factory, self.params, lr)
+        if isinstance(self.engine, Closed):
+            self.engine.slices = 1 if self.moving is self.params else self.slices
 
     def wake(self) -> None:
         """Back to training mode; a block that is solved has none."""
@@ -105,7 +131,8 @@ class Learner:
         """What the layer's weights must solve, now that the objective is drawn."""
         layer: Any = self.block.layer
         pads = [] if isinstance(layer, nn.Linear) else padding(layer) or []
-        codes = self.tensors[0] if self.tensors else None
+        codes: Any = self.tensors[0] if self.tensors else None
+        codes = codes.whole() if isinstance(codes, Redrawn) else codes
         classes = layer.weight.shape[0] if codes is None else codes.shape[1 if self.stack else 0]
         signed = self.several and codes is None
         return Equations(layer, pads, classes, codes, signed, bool(self.stack))
@@ -124,6 +151,7 @@ class Learner:
     def stop(self) -> None:
         """Freeze: drop the optimizer's state and the projection."""
         self.optimizer = self.sums = self.equations = self.gamma = None
+        self.moving = {}
         self.loss = self.loss.float()
         if self.tensors or isinstance(self.engine, Unrolled):
             self.engine.want(IDLE)
@@ -143,16 +171,19 @@ class Learner:
         """Minus the derivative of each sample's loss with respect to this block's output."""
         return self.engine.error(saved, labels)
 
-    def improve(self, saved: Any, s: Tensor, labels: Tensor, spent: bool = False) -> None:
+    def improve(
+        self, saved: Any, s: Tensor, labels: Tensor, spent: bool = False, share: float = 1.0
+    ) -> None:
         """One step downhill on the local loss. `spent`: nobody needs the block's output after.
 
         A block whose output is pulled by the next one learns while that happens; `settle` ends it.
+        Of a share of a batch the gradient is added to the others', and `move` takes the step.
         """
         if isinstance(self.engine, Unrolled) and self.engine.lazy:
             self.engine.teach(saved, s, self.tensors)
-            self.pending = saved, s, labels
+            self.pending = saved, s, labels, False, share
         else:
-            self._step(saved, s, labels, spent)
+            self._step(saved, s, labels, spent, share)
 
     def settle(self) -> None:
         """Take the step that `improve` put off."""
@@ -160,19 +191,41 @@ class Learner:
             pending, self.pending = self.pending, None
             self._step(*pending)
 
-    def _step(self, saved: Any, s: Tensor, labels: Tensor, spent: bool = False) -> None:
+    def _step(self, saved: Any, s: Tensor, labels: Tensor, spent: bool, share: float) -> None:
         if self.gamma is not None:
             return self._recur(saved, labels, self.gamma)
-        assert self.optimizer is not None
-        local, grads = self.engine.local(self.params, saved, s, self.tensors, spent)
-        for i, grad in enumerate(local.dtensors):
-            grads[f"objective.{i}"] = grad
-        for name, p in self.params.items():
-            p.grad = _laid_out_as(p, grads.get(name))
-        self.optimizer.step()
-        for p in self.params.values():
-            p.grad = None
+        if self.adds_up:
+            return self._add_up(saved, s, labels, share)
+        local, parts = self.engine.local(self.params, saved, s, self.tensors, spent)
+        own = {f"objective.{i}": grad for i, grad in enumerate(local.dtensors)}
+        for grads in parts:
+            grads |= own
+            own = {}
+            while grads:
+                name, grad = grads.popitem()
+                if name in self.moving:  # not one that stays as it is
+                    _add(self.moving[name], grad, share)
+                del grad
+            if share == 1.0:
+                self.move()
         self._note(local, labels)
+
+    def _add_up(self, saved: Any, s: Tensor, labels: Tensor, share: float) -> None:
+        """A step whose gradients autograd adds up itself."""
+        assert isinstance(self.engine, Traced)
+        each = self.move if self.step_inside else None
+        local = self.engine.backward(self.params, saved, s, share, each)
+        if share == 1.0 and not self.step_inside:
+            self.move()
+        self._note(local, labels)
+
+    def move(self) -> None:
+        """Take the optimizer's step with the gradients that are there, and drop them."""
+        if self.optimizer is None:
+            return
+        self.optimizer.step()
+        for p in self.moving.values():
+            p.grad = None
 
     def _recur(self, saved: Saved, labels: Tensor, gamma: float) -> None:
         """See how the batch does, then learn from it."""
@@ -218,8 +271,14 @@ def hits(logits: Tensor, labels: Tensor, several: bool) -> Tensor:
     return right.sum(-1)
 
 
-def _laid_out_as(p: Tensor, grad: Tensor | None) -> Tensor | None:
-    """The gradient with its parameter's strides: fused optimizers walk both side by side."""
-    if grad is None or grad.stride() == p.stride():
-        return grad
-    return torch.empty_like(p).copy_(grad)
+def _add(p: Tensor, grad: Tensor, share: float) -> None:
+    """Give a parameter its gradient, or a share of a batch's to be added to the other shares.
+
+    It gets its parameter's strides: fused optimizers walk both side by side.
+    """
+    if share < 1.0:
+        p.grad = grad * share if p.grad is None else p.grad.add_(grad, alpha=share)
+    else:
+        p.grad = grad
+    if p.grad.stride() != p.stride():
+        p.grad = torch.empty_like(p).copy_(p.grad)

@@ -20,7 +20,7 @@ network's loss with respect to its output. `aim(P, s)` is the paper's projected 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ from .errors import TpsgdError
 from .hashing import Key
 from .layout import full, rows
 from .losses import Loss, bce, cross_entropy, minus_labels
-from .projections import Projection
+from .projections import Projection, Redrawn
 
 
 class Local(NamedTuple):
@@ -80,11 +80,18 @@ class Site:
     device: torch.device | str = "cpu"
     dtype: torch.dtype = torch.float32
     recurrent: bool = False  # the output is a recurrent layer's state; `key` has its time step
+    redraw: bool = False  # P is made again, a class at a time, whenever it is needed
 
     def draw(self, projection: Projection, shape: tuple[int, ...] | None = None) -> Tensor:
         """P for this site, or for another shape made from it."""
         P = projection(shape or self.shape, self.classes, self.key, self.device)
         return P.to(self.dtype)
+
+    def codes(self, projection: Projection) -> "Tensor | Redrawn":
+        """P for this site, or what stands for it where it is not to be stored."""
+        if not self.redraw or projection.name == "orthogonal":  # whose rows need one another
+            return self.draw(projection)
+        return Redrawn(projection, self.shape, self.classes, self.key, self.device, self.dtype)
 
 
 def differentiate(
@@ -93,7 +100,9 @@ def differentiate(
     """A loss's derivatives by autograd, on a graph that starts at y."""
     with torch.enable_grad():
         y = y.detach().requires_grad_()
-        tensors = tuple(t.detach().requires_grad_(learned) for t in tensors)
+        tensors = tuple(
+            t if isinstance(t, Redrawn) else t.detach().requires_grad_(learned) for t in tensors
+        )
         value = loss(y, s, *tensors)
         if not isinstance(value, Tensor) or value.dim():
             found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
@@ -108,17 +117,19 @@ def differentiate(
     return Local(value.detach(), dy, tuple(dtensors))
 
 
-def aim(P: Tensor, s: Tensor) -> Tensor:
+def aim(P: Any, s: Tensor) -> Tensor:
     """The projected signal P s of every sample: rows of P for labels, a product otherwise."""
+    if isinstance(P, Redrawn):
+        return P.aim(s)
     if s.is_floating_point():
         return (s @ P.flatten(1)).view(-1, *P.shape[1:])
     return rows(P, s)
 
 
-def inner(P: Tensor) -> Objective:
+def inner(P: Any) -> Objective:
     """Align with the projected signal: DRTP's, DFA's and sDFA's implicit loss. It has no floor."""
 
-    def loss(y: Tensor, s: Tensor, P: Tensor) -> Tensor:
+    def loss(y: Tensor, s: Tensor, P: Any) -> Tensor:
         return -(y * aim(P, s)).sum() / len(y)
 
     def closed(y: Tensor, s: Tensor, P: Tensor) -> Local:
@@ -128,7 +139,7 @@ def inner(P: Tensor) -> Objective:
     return Objective(loss, closed, (P,))
 
 
-def l1(P: Tensor) -> Objective:
+def l1(P: Any) -> Objective:
     """Reach the projected signal in the sum of absolute differences."""
 
     def loss(y: Tensor, s: Tensor, P: Tensor) -> Tensor:
@@ -142,7 +153,7 @@ def l1(P: Tensor) -> Objective:
     return Objective(loss, closed, (P,))
 
 
-def l2(P: Tensor) -> Objective:
+def l2(P: Any) -> Objective:
     """Reach the projected signal in half the sum of squares."""
 
     def loss(y: Tensor, s: Tensor, P: Tensor) -> Tensor:
@@ -155,7 +166,7 @@ def l2(P: Tensor) -> Objective:
     return Objective(loss, closed, (P,), squared=True)
 
 
-def any_loss(P: Tensor, loss: Callable[[Tensor, Tensor], Tensor]) -> Objective:
+def any_loss(P: Any, loss: Callable[[Tensor, Tensor], Tensor]) -> Objective:
     """Any `(output, target) -> scalar` between the output and the projected signal."""
     return Objective(lambda y, s, P: loss(y, aim(P, s)), None, (P,))
 
@@ -210,7 +221,8 @@ def grid_for(shape: tuple[int, ...], features: int) -> tuple[int, ...]:
 
 def move(objective: Objective, place: Callable[[Tensor], Tensor]) -> Objective:
     """The same objective with its tensors elsewhere, or in another layout."""
-    return replace(objective, tensors=tuple(place(t) for t in objective.tensors))
+    tensors = (t.laid_out() if isinstance(t, Redrawn) else place(t) for t in objective.tensors)
+    return replace(objective, tensors=tuple(tensors))
 
 
 def _cells(y: Tensor, grid: tuple[int, ...]) -> Tensor:

@@ -14,6 +14,17 @@ from .errors import TpsgdError
 
 # A factory with a true `by_name` gets the parameters in a dictionary.
 OptimizerFactory = Callable[[Iterable[Tensor]], Optimizer]
+ELEMENTWISE = (
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.Adamax,
+    torch.optim.Adagrad,
+    torch.optim.Adadelta,
+    torch.optim.RMSprop,
+)
 
 
 def make_optimizer(factory: Any, params: Mapping[str, Tensor], lr: float | None) -> Optimizer:

@@ -21,7 +21,7 @@ The paper prints sigma_i = i / nf "in [0, 1)" and counts i from 1: we count from
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
 from statistics import NormalDist
@@ -71,6 +71,50 @@ class Projection:
         return P if self.std == 1.0 else P.mul_(self.std)
 
 
+@dataclass(frozen=True)
+class Redrawn:
+    """P that is never stored: a class's row is made when a sample needs it, and dropped again."""
+
+    projection: Projection
+    shape: tuple[int, ...]
+    classes: int
+    key: Key
+    device: torch.device | str
+    dtype: torch.dtype
+    factor: float = 1.0
+    channels_last: bool = False
+
+    def laid_out(self) -> "Redrawn":
+        """The same for feature maps with their channels last in memory."""
+        return replace(self, channels_last=len(self.shape) == 3)
+
+    def __truediv__(self, number: float) -> "Redrawn":
+        return replace(self, factor=self.factor / number)
+
+    def whole(self) -> Tensor:
+        """P itself."""
+        return self.projection(self.shape, self.classes, self.key, self.device).to(self.dtype)
+
+    def aim(self, s: Tensor) -> Tensor:
+        """P s of every sample, for labels or for rows of numbers."""
+        layout = torch.channels_last if self.channels_last else torch.contiguous_format
+        aims = torch.empty(
+            (len(s), *self.shape), dtype=self.dtype, device=self.device, memory_format=layout
+        )
+        weighted = s.is_floating_point()
+        if weighted:
+            aims.zero_()
+        each = [1] * len(self.shape)
+        for c in range(self.classes):
+            row = self.projection(self.shape, [c], self.key, self.device).to(self.dtype)
+            row = row.mul_(self.factor)
+            if weighted:
+                aims.addcmul_(row, s[:, c].view(-1, *each))
+            else:
+                torch.where((s == c).view(-1, *each), row, aims, out=aims)
+        return aims
+
+
 def normal(std: float = 1.0) -> Projection:
     """Normal codes, by linear interpolation in a table of quantiles (cut at 4 deviations)."""
     return Projection("normal", _normal, std)
@@ -104,7 +148,7 @@ def per_filter(std: float = 1.0) -> Projection:
 
 
 def _normal(key: Key, classes: list[int], shape: tuple[int, ...], device: torch.device) -> Tensor:
-    table, low = _quantiles(device), _BITS - _TABLE
+    table, low = _quantiles().to(device), _BITS - _TABLE
 
     def quantile(u: Tensor) -> Tensor:
         segment, within = u >> low, (u & ((1 << low) - 1)).mul_(2).add_(1)
@@ -171,8 +215,8 @@ def _fill(
 
 
 @cache
-def _quantiles(device: torch.device) -> Tensor:
+def _quantiles() -> Tensor:
     """Normal quantiles at k / 4096 in fixed point; the ends are cut at 4 deviations."""
     inverse, n = NormalDist().inv_cdf, 1 << _TABLE
     quantiles = (-4.0, *(inverse(k / n) for k in range(1, n)), 4.0)
-    return torch.tensor([round((1 << _FIXED) * q) for q in quantiles], device=device)
+    return torch.tensor([round((1 << _FIXED) * q) for q in quantiles])

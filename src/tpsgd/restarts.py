@@ -14,31 +14,20 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from .backprop import train_backprop
 from .blocks import Block, split
 from .errors import TpsgdError
 from .evaluation import evaluate
-from .fitting import train_backprop, train_local
+from .fitting import train_local
 from .hashing import Key
 from .objectives import Site
-from .optimizers import TwoRates, adam
+from .optimizers import ELEMENTWISE, TwoRates, adam
 from .padded import Padded
 from .recurrent import Recurrent
 from .rules import Place, Rule, readout
 from .run import Run
 from .settings import Settings
 from .solvers import SOLVERS
-
-_ELEMENTWISE = (
-    torch.optim.SGD,
-    torch.optim.Adam,
-    torch.optim.AdamW,
-    torch.optim.NAdam,
-    torch.optim.RAdam,
-    torch.optim.Adamax,
-    torch.optim.Adagrad,
-    torch.optim.Adadelta,
-    torch.optim.RMSprop,
-)
 
 
 @dataclass
@@ -172,7 +161,7 @@ def _elementwise(factory: Any) -> bool:
     if getattr(factory, "elementwise", False):
         return True
     made = factory([nn.Parameter(torch.zeros(1))]) if callable(factory) else None
-    return type(made) in _ELEMENTWISE
+    return type(made) in ELEMENTWISE
 
 
 def _unstackable(block: Block) -> str | None:

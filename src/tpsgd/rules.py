@@ -216,6 +216,6 @@ def _drawn(
 
     def draw(site: Site) -> Objective:
         default = recurrent if site.recurrent and recurrent else normal()
-        return objective(site.draw(projection or default))
+        return objective(site.codes(projection or default))
 
     return draw

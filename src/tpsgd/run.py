@@ -1,8 +1,11 @@
 """What a training run leaves behind: its history, cost and settings."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from .errors import TpsgdError
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,24 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     )
+
+
+UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def as_bytes(text: str | int) -> int:
+    """A number of bytes out of what people write: 1 KB is 1,024 bytes, as in `size`.
+
+    Examples:
+        >>> as_bytes("1.5 KB")
+        1536
+    """
+    if isinstance(text, int) and not isinstance(text, bool) and text > 0:
+        return text
+    found = re.fullmatch(r"\s*(\d+\.?\d*)\s*([KMGT]?)I?B?\s*", str(text).upper())
+    if not isinstance(text, str) or not found or not float(found[1]):
+        raise TpsgdError(f"{text!r} is no amount of memory: write 64MB, 1.5GB or a number of bytes")
+    return int(float(found[1]) * UNITS[found[2]])
 
 
 def size(count: float) -> str:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -14,7 +15,7 @@ from .errors import TpsgdError
 from .losses import Loss
 from .optimizers import OptimizerFactory, adam
 from .rules import Rule
-from .run import Epoch
+from .run import Epoch, as_bytes
 from .schedules import sequential
 from .solvers import SOLVERS
 from .trainer import Course, EarlyStopping, Trainer
@@ -40,11 +41,26 @@ class Settings:
     lr_schedule: Callable[[Optimizer], LRScheduler] | None = None
     callbacks: Sequence[Callable[[Epoch], Any]] = ()
     progress: Callable[[int, int], None] | None = None
-    reuse: bool | None = None
+    reuse: bool | str | Path | None = None
     window: int | None = None
     passes: int | Sequence[int] = 1
+    micro_batch: int | None = None
+    slices: int | None = None
+    redraw: bool = False
+    memory_budget: str | int | None = None
 
     def __post_init__(self) -> None:
+        for name in ("micro_batch", "slices"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise TpsgdError(f"{name} must be a whole number, 1 or more, got {value!r}")
+        if self.memory_budget is not None:
+            if self.micro_batch or self.slices or self.redraw or self.reuse is not None:
+                raise TpsgdError(
+                    "memory_budget chooses micro_batch, slices, redraw and reuse itself: give it, "
+                    "or them"
+                )
+            as_bytes(self.memory_budget)
         if not isinstance(self.batch_size, int) or self.batch_size < 1:
             raise TpsgdError(f"batch_size must be 1 or more, got {self.batch_size!r}")
         if self.window is not None and (not isinstance(self.window, int) or self.window < 1):
@@ -76,6 +92,8 @@ class Settings:
         for passes in columns[4]:
             if not isinstance(passes, int) or passes < 1:
                 raise TpsgdError(f"passes must be a whole number, 1 or more, got {passes!r}")
+            if passes > 1 and self.micro_batch is not None:
+                raise TpsgdError("passes repeats steps on whole batches: leave micro_batch out")
         for stopping in columns[3]:
             if stopping is not None and not isinstance(stopping, EarlyStopping):
                 raise TpsgdError(
@@ -101,9 +119,13 @@ class Settings:
             "batch_size": self.batch_size,
             "seed": self.seed,
             "device": None if self.device is None else str(self.device),
-            "reuse": self.reuse,
+            "reuse": str(self.reuse) if isinstance(self.reuse, Path) else self.reuse,
             "window": self.window,
             "passes": self.passes if isinstance(self.passes, int) else list(self.passes),
+            "micro_batch": self.micro_batch,
+            "slices": self.slices,
+            "redraw": self.redraw,
+            "memory_budget": self.memory_budget,
             "validation": self.validation is not None,
             "early_stopping": None if self.early_stopping is None else str(self.early_stopping),
             "lr_schedule": None if self.lr_schedule is None else str(_name(self.lr_schedule)),

@@ -6,7 +6,7 @@ in an epoch is a function of the seed, the block and the epoch, and the same on 
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -21,12 +21,23 @@ from torch.utils.data import (
 
 from .errors import TpsgdError
 from .given import check_finite, inputs, labels, pair, tensor
-from .hashing import Key, shuffled, streams
-from .layout import rows
+from .hashing import Key, permutation, shuffled, streams
+from .layout import like, rows
 from .losses import Loss
 from .padded import Padded
+from .stored import Stored
 
-Batches = Iterator[tuple[Any, Tensor]]
+
+class Piece(NamedTuple):
+    """A batch, or a share of one whose gradients are to be added to those of the others."""
+
+    x: Any
+    labels: Tensor
+    share: float = 1.0
+    last: bool = True  # of its batch
+
+
+Batches = Iterator[Piece]
 
 
 @dataclass(frozen=True)
@@ -43,6 +54,7 @@ class Form:
     tokens: int = 0  # whole numbers (batch, steps) stay such; there are so many of them
     in_chunks: bool = False  # sequences are gathered a few time steps at a time
     ragged: bool = False  # sequences differ in length
+    micro_batch: int | None = None  # at most so many samples at once; a batch comes in pieces
 
     @property
     def stacked(self) -> bool:
@@ -64,6 +76,14 @@ class Form:
         """Whether a training batch of this size is left out."""
         return self.skip_single and size == 1
 
+    def cut(self, size: int) -> list[slice]:
+        """A batch of this size as pieces, all about equally large."""
+        count = 1 if self.micro_batch is None else -(-size // self.micro_batch)
+        if self.skip_single:
+            count = max(1, min(count, size // 2))
+        ends = [size * (i + 1) // count for i in range(count)]
+        return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+
     def looks_up(self, x: Any, leading: int = 1) -> bool:
         """Whether x, with so many dimensions of samples, holds things to look up."""
         whole = not x.is_floating_point()
@@ -80,6 +100,12 @@ class Form:
     def first(self, x: Any) -> Any:
         """The first sample of a batch."""
         return x[:, :1] if self.stacked else x[:1]
+
+
+UNCUT = (
+    "sequences of different lengths cannot be cut into micro-batches: lower batch_size instead of "
+    "micro_batch or memory_budget"
+)
 
 
 class Source(Protocol):
@@ -104,7 +130,7 @@ class Source(Protocol):
 class Arrays:
     """Samples in memory. `per_restart`: x has a leading dimension of restarts."""
 
-    x: Tensor | Padded
+    x: Tensor | Padded | Stored
     y: Tensor
     form: Form
     per_restart: bool = False
@@ -114,35 +140,64 @@ class Arrays:
         """How many samples an epoch has."""
         return len(self.y)
 
-    def order(self, block: int, epoch: int | None) -> Tensor:
-        """Sample indices of an epoch: (samples,), or (restarts, samples) when stacked."""
+    def indices(self, block: int, epoch: int | None) -> Iterator[Tensor]:
+        """Each batch's sample indices: (batch,), or (restarts, batch) when stacked."""
+        size, device = self.form.batch_size, self.x.device
+        keys = [Key(seed, block, epoch or 0) for seed in self.form.seeds]
         if epoch is None:
-            index = torch.arange(self.samples, device=self.x.device)
-            return index.expand(len(self.form.seeds), -1) if self.form.stacked else index
-        keys = [Key(seed, block, epoch) for seed in self.form.seeds]
-        order = shuffled(self.samples, keys, self.x.device)
-        return order if self.form.stacked else order[0]
+            for start in range(0, self.samples, size):
+                index = torch.arange(start, min(start + size, self.samples), device=device)
+                yield index.expand(len(keys), -1) if self.form.stacked else index
+        elif self.form.stacked:
+            yield from shuffled(self.samples, keys, device).split(size, -1)
+        else:
+            yield from _batched(permutation(self.samples, keys[0], device), size)
 
     def take(self, index: Tensor) -> tuple[Any, Tensor]:
         """The samples at these indices, ready for the model; the longest sequences first."""
         x: Any = self.x
         if isinstance(x, Padded):
             index = index[x.lengths[index.cpu()].argsort(descending=True, stable=True)]
-        labels = self.y[index].to(self.form.device)
+        labels = numbered(self.y[index]).to(self.form.device)
         if self.form.in_chunks and not self.per_restart:
             return gathered(x, index, self.form), labels
         if self.per_restart:
             restart = torch.arange(len(index), device=index.device)[:, None]
             return self.form(x[restart, index], 2), labels
+        if isinstance(x, Stored):
+            return self.form(x.rows(index)), labels
         if isinstance(x, Padded) or index.dim() > 1:
             return self.form(x[index], index.dim()), labels
         return self.form(rows(x, index)), labels
 
     def batches(self, block: int = 0, epoch: int | None = None) -> Batches:
         """An epoch's batches, gathered one at a time."""
-        for index in self.order(block, epoch).split(self.form.batch_size, -1):
-            if epoch is None or not self.form.skips(index.shape[-1]):
-                yield self.take(index)
+        for index in self.indices(block, epoch):
+            size = index.shape[-1]
+            if epoch is not None and self.form.skips(size):
+                continue
+            for part in self.form.cut(size):
+                x, labels = self.take(index[..., part])
+                held = [Piece(x, labels, (part.stop - part.start) / size, part.stop == size)]
+                del x, labels  # while the next one is made, this one must not live on here
+                yield held.pop()
+
+
+def _batched(parts: Iterator[Tensor], size: int) -> Iterator[Tensor]:
+    """Indices that come in parts of any size, in batches."""
+    held = torch.empty(0, dtype=torch.long)
+    for part in parts:
+        held = torch.cat([held.to(part.device), part])
+        while len(held) >= size:
+            yield held[:size]
+            held = held[size:]
+    if len(held):
+        yield held
+
+
+def numbered(y: Tensor) -> Tensor:
+    """Class labels as torch wants them; rows of labels as they are."""
+    return y if y.is_floating_point() else y.long()
 
 
 @dataclass
@@ -216,13 +271,22 @@ class Stream:
             self.loader.generator.manual_seed(int(streams(key, [-1])))  # type: ignore[union-attr]
         for batch in self.loader:
             x, y = pair(batch)
-            x, y = inputs(x), self.check(tensor(y, "y"))
+            x, y = inputs(_writable(x)), numbered(self.check(tensor(y, "y")))
             check(x, self.form)
             if isinstance(x, Padded):
                 order = x.longest_first()
                 x, y = x[order], y[order]
-            if epoch is None or not self.form.skips(len(x)):
-                yield self.form(x), y.to(self.form.device)
+            if epoch is not None and self.form.skips(len(x)):
+                continue
+            for part in self._cut(x):
+                share = (part.stop - part.start) / len(x)
+                mine = self.form(x[part]), y[part].to(self.form.device)
+                yield Piece(*mine, share, part.stop == len(x))
+
+    def _cut(self, x: Tensor | Padded) -> list[slice]:
+        if isinstance(x, Padded) and self.form.micro_batch is not None:
+            raise TpsgdError(UNCUT)
+        return self.form.cut(len(x))
 
 
 @dataclass
@@ -231,6 +295,7 @@ class Through:
 
     source: Source
     functions: tuple[Callable[[Tensor], Tensor], ...]
+    at_once: int | None = None  # samples, where more would hold too much of what lies between
 
     @property
     def form(self) -> Form:
@@ -244,12 +309,25 @@ class Through:
 
     def batches(self, block: int = 0, epoch: int | None = None) -> Batches:
         """The underlying batches, each passed through the functions, one output at a time."""
-        for x, y in self.source.batches(block, epoch):
-            for function in self.functions:
-                x = function(x)
-            held = [(x, y)]
-            del x, y  # while the next batch is made, this one must not live on here
+        for piece in self.source.batches(block, epoch):
+            held = [piece._replace(x=in_parts(self.functions, piece.x, self.at_once))]
+            del piece  # while the next batch is made, this one must not live on here
             yield held.pop()
+
+
+def in_parts(functions: Sequence[Callable[[Any], Any]], x: Any, at_once: int | None) -> Any:
+    """A batch through functions that treat each sample by itself, a few samples at a time."""
+    if at_once is None or not isinstance(x, Tensor) or len(x) <= at_once:
+        for function in functions:
+            x = function(x)
+        return x
+    out: Tensor | None = None
+    for start in range(0, len(x), at_once):
+        part = in_parts(functions, x[start : start + at_once], None)
+        if out is None:
+            out = like(part, len(x))
+        out[start : start + len(part)] = part
+    return out
 
 
 def source(
@@ -299,7 +377,7 @@ def first_samples(data: Any, count: int = 2) -> Any:
         batch = next(iter(data), None)
         if batch is None:
             raise TpsgdError("the data is empty: the loader gives no batch")
-        return inputs(pair(batch)[0])[:count]
+        return inputs(_writable(pair(batch)[0]))[:count]
     if isinstance(data, Dataset):
         return first_samples(DataLoader(data, batch_size=count, collate_fn=_collate), count)
     x = inputs(pair(data)[0])
@@ -307,6 +385,12 @@ def first_samples(data: Any, count: int = 2) -> Any:
         raise TpsgdError("the data is empty: x has no samples")
     first = x[:count]
     return first.clone() if isinstance(first, Tensor) else first  # a module may write into it
+
+
+def _writable(x: Any) -> Any:
+    """A loader's batch, which a module may write into."""
+    locked = isinstance(x, np.ndarray) and not x.flags.writeable
+    return x.copy() if locked else x
 
 
 def _loader(data: Dataset, form: Form) -> DataLoader:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -23,10 +24,12 @@ from .rules import Signal
 from .run import Epoch, Run
 from .solvers import SOLVERS, Ridge
 from .solvers.least_squares import Few, workspace
-from .sources import Arrays, Source, Stream, Through
+from .sources import Arrays, Piece, Source, Stream, Through, in_parts
+from .stored import Stored
 from .unrolled import Pass, computed
 
 Figures = dict[int, tuple[list[float], list[float] | None]]
+AT_ONCE = 32 << 20  # bytes that samples may take inside a block while they are handed on
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class Trainer:
     lr_schedule: Callable[[Optimizer], LRScheduler] | None = None
     callbacks: Sequence[Callable[[Epoch], Any]] = ()
     progress: Callable[[int, int], None] | None = None
-    reuse: bool | None = None
+    reuse: bool | str | Path | None = None
     began: float = field(default_factory=time.perf_counter)
     passed: int = 0
 
@@ -82,12 +85,14 @@ class Trainer:
         busy = [x for x in learners if x.trains and self.courses[x.block.index].epochs]
         if any(isinstance(self.courses[x.block.index].optimizer, Ridge) for x in busy):
             return self._solve(learners, source, validation)
+        self.meter.stage(x.block.index for x in learners)
         watches = {x: Watch(self.courses[x.block.index].early_stopping) for x in busy}
         schedulers: dict[Learner, LRScheduler] = {}
         for x in busy:
             course = self.courses[x.block.index]
             with self.meter.watch():
                 x.start(course.optimizer, course.lr)
+            self._label(x)
             if self.lr_schedule is not None and x.optimizer is not None:
                 schedulers[x] = self.lr_schedule(x.optimizer)
                 if isinstance(schedulers[x], ReduceLROnPlateau):
@@ -97,7 +102,7 @@ class Trainer:
                     )
         passes = {x: self.courses[x.block.index].passes for x in busy}
         steps = Steps(
-            lambda x, y: advance(learners, busy, x, y, passes),
+            lambda piece: advance(learners, busy, piece, passes),
             source,
             busy,
             self.lr_schedule is None,
@@ -119,6 +124,7 @@ class Trainer:
     def _solve(self, learners: list[Learner], source: Source, validation: Source | None) -> None:
         """A block in closed form: one pass over the samples."""
         (learner,) = learners
+        self.meter.stage([learner.block.index])
         solver = self.courses[learner.block.index].optimizer
         assert isinstance(solver, Ridge)
         with self.meter.watch():
@@ -127,11 +133,12 @@ class Trainer:
         with torch.no_grad():
             for number in count():
                 with self.meter.watch(number < 2 or isinstance(learner.sums, Few)):
-                    x, labels = next(batches, (None, None))
-                    if labels is None:
+                    piece = next(batches, None)
+                    if piece is None:
                         break
-                    learner.add_up(x, labels, source.samples)
-                samples += labels.shape[1 if source.form.stacked else 0]
+                    learner.add_up(piece.x, piece.labels, source.samples)
+                samples += piece.labels.shape[1 if source.form.stacked else 0]
+                del piece
                 if self.progress is not None and number % 8 == 0:
                     self.progress(self.passed + samples, self.total)
             with self.meter.watch():
@@ -153,12 +160,10 @@ class Trainer:
             return learner.output(learner.forward(x))
 
         learner.block.train(False)
-        for x, _ in source.batches():
-            sample = computed(function(x if isinstance(x, Pass) else source.form.first(x)))
-            sample = sample if not isinstance(x, Pass) else source.form.first(sample)
-            break
-        else:
-            raise TpsgdError("the data is empty: the loader gives no batch")
+        self.meter.stage([learner.block.index], learning=False)
+        at_once = None if source.form.stacked else max(1, AT_ONCE // max(1, learner.widest))
+        with self.meter.watch():
+            sample = _first_output(source, function)
         need = sample.nbytes * source.samples
         given = source is self.source or source is self.validation
         held = source.x.nbytes if isinstance(source, Arrays) and not given else 0
@@ -167,21 +172,28 @@ class Trainer:
         once = later == self.learners[-1:] and self.courses[later[0].block.index].work <= 1
         keeps = fits and not once if self.reuse is None else self.reuse  # what is read once
         any_length = in_loader(source) and any(x.block.recurrent for x in later)
-        if not source.samples or not keeps or any_length:
-            return seen_through(source, function)
-        self.meter.keep(need, instead_of=held)
+        uneven = isinstance(sample, Padded) and keeps is not True  # a file has equal rows
+        if not source.samples or keeps is False or any_length or uneven:
+            return seen_through(source, function, at_once)
         for run in self.runs:
             run.forward_passes += source.samples * (1 + depth(source))
-        return collect(source, lambda x: computed(function(x)), sample)
+        if keeps is True:
+            self.meter.keep(need, instead_of=held)
+            room = place_for(sample, source)
+        else:
+            room = Stored(sample, source.samples, keeps)
+        return collect(source, lambda x: in_parts((_now(function),), x, at_once), room, self.meter)
 
     def _epoch(self, steps: Steps, block: int, epoch: int) -> int:
         """One pass over the samples; its first steps are watched for memory."""
         samples = 0
         width = sum(x.width * self.courses[x.block.index].passes for x in steps.learners)
         batches = steps.epoch(block, epoch)
+        form = steps.source.form
+        seen = 2 * len(form.cut(form.batch_size))
         with torch.no_grad():
             for number in count():
-                with self.meter.watch(epoch == 0 and number < 2):
+                with self.meter.watch(epoch == 0 and number < seen):
                     size, step = next(batches, (0, None))
                     if step is None:
                         break
@@ -204,6 +216,23 @@ class Trainer:
             run.forward_passes += samples * depth(steps.source)
         return samples
 
+    def _label(self, learner: Learner) -> None:
+        """Say what a learner's tensors are for, as they come."""
+        self.meter.label("projections", learner.tensors)
+        if not self.meter.rehearsal or learner.optimizer is None:
+            return
+
+        def before(optimizer: Optimizer, *_: Any) -> None:
+            grads = (p.grad for g in optimizer.param_groups for p in g["params"])
+            self.meter.label("gradients", [g for g in grads if g is not None])
+
+        def after(optimizer: Optimizer, *_: Any) -> None:
+            states = (t for state in optimizer.state.values() for t in state.values())
+            self.meter.label("optimizer", states)
+
+        learner.optimizer.register_step_pre_hook(before)
+        learner.optimizer.register_step_post_hook(after)
+
     def _record(
         self,
         learners: list[Learner],
@@ -213,6 +242,8 @@ class Trainer:
         validation: Source | None,
     ) -> tuple[dict[int, float], set[int]]:
         """Write the epoch into the histories: the loss to watch per block, and who must halt."""
+        if self.meter.rehearsal:  # there are no numbers
+            return {x.block.index: 0.0 for x in busy}, set()
         figures: Figures = {x.block.index: x.collect(samples) for x in busy}
         checks = validate(learners, busy, validation) if validation is not None else {}
         seconds = time.perf_counter() - self.began
@@ -275,13 +306,31 @@ class Watch:
 def advance(
     learners: list[Learner],
     busy: list[Learner],
-    x: Any,
-    labels: Tensor,
+    piece: Piece,
     passes: Mapping[Learner, int] = MappingProxyType({}),
 ) -> None:
     """One batch through consecutive blocks; the busy ones learn from it, once or a few times."""
+    x, labels, share, last_piece = piece
+    del piece
     if any(b.signal is not Signal.LABEL for b in busy):
-        return advance_with_error(learners, busy, x, labels)
+        _with_error(learners, busy, x, labels, share)
+    else:
+        _with_labels(learners, busy, x, labels, share, passes)
+    for learner in busy:
+        learner.settle()
+        if share < 1.0 and last_piece:
+            learner.move()
+
+
+def _with_labels(
+    learners: list[Learner],
+    busy: list[Learner],
+    x: Any,
+    labels: Tensor,
+    share: float,
+    passes: Mapping[Learner, int],
+) -> None:
+    """Every block learns as soon as the batch reaches it."""
     for learner in learners:
         saved = learner.forward(x)
         last = learner is learners[-1]
@@ -290,17 +339,15 @@ def advance(
                 learner.improve(saved, labels, labels, spent=True)
                 learner.settle()
                 saved = learner.forward(x)
-            learner.improve(saved, labels, labels, spent=last)
+            learner.improve(saved, labels, labels, spent=last, share=share)
         if not last:
             x = learner.output(saved)
-    for learner in busy:
-        learner.settle()
 
 
-def advance_with_error(
-    learners: list[Learner], busy: list[Learner], x: Tensor, labels: Tensor
+def _with_error(
+    learners: list[Learner], busy: list[Learner], x: Any, labels: Tensor, share: float
 ) -> None:
-    """As `advance`, for rules that need the network's output before any block can learn."""
+    """For rules that need the network's output before any block can learn."""
     values = []
     for learner in learners:
         values.append(learner.forward(x))
@@ -309,9 +356,7 @@ def advance_with_error(
     signals = {Signal.LABEL: labels, Signal.ERROR: error, Signal.ERROR_SIGN: error.sign()}
     for learner, saved in zip(learners, values, strict=True):
         if learner in busy:
-            learner.improve(saved, signals[learner.signal], labels)
-    for learner in busy:
-        learner.settle()
+            learner.improve(saved, signals[learner.signal], labels, share=share)
 
 
 @torch.no_grad()
@@ -320,7 +365,7 @@ def validate(learners: list[Learner], busy: list[Learner], source: Source) -> Fi
     samples = 0
     for learner in learners:
         learner.block.train(False)
-    for x, labels in source.batches():
+    for x, labels, *_ in source.batches():
         samples += labels.shape[1 if source.form.stacked else 0]
         for learner in learners:
             saved = learner.forward(x)
@@ -337,11 +382,26 @@ def in_loader(source: Source) -> bool:
     return isinstance(source.source if isinstance(source, Through) else source, Stream)
 
 
-def seen_through(source: Source, function: Callable[[Tensor], Tensor]) -> Through:
+def seen_through(source: Source, function: Callable[[Any], Any], at_once: int | None) -> Through:
     """A source with one more function behind it."""
     if isinstance(source, Through):
-        return Through(source.source, (*source.functions, function))
-    return Through(source, (function,))
+        at_once = min(filter(None, (source.at_once, at_once)), default=None)
+        return Through(source.source, (*source.functions, function), at_once)
+    return Through(source, (function,), at_once)
+
+
+def _now(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The function with its output computed at once, even where it would be pulled."""
+    return lambda x: computed(function(x))
+
+
+def _first_output(source: Source, function: Callable[[Any], Any]) -> Any:
+    """One sample's output."""
+    for piece in source.batches():
+        pulled = isinstance(piece.x, Pass)
+        sample = computed(function(piece.x if pulled else source.form.first(piece.x)))
+        return source.form.first(sample) if pulled else sample
+    raise TpsgdError("the data is empty: the loader gives no batch")
 
 
 def depth(source: Source) -> int:
@@ -349,36 +409,47 @@ def depth(source: Source) -> int:
     return len(source.functions) if isinstance(source, Through) else 0
 
 
+def place_for(sample: Any, source: Source) -> Tensor:
+    """Memory for what a source's samples become."""
+    form = source.form
+    shape = (*sample.shape[:1], source.samples, *sample.shape[2:])
+    if not form.stacked:
+        shape = (source.samples, *sample.shape[1:])
+    maps = form.channels_last and len(shape) == 4 and not form.stacked
+    layout = torch.channels_last if maps else torch.contiguous_format
+    return torch.empty(shape, dtype=sample.dtype, device=form.device, memory_format=layout)
+
+
 @torch.no_grad()
-def collect(source: Source, function: Callable[[Any], Any], sample: Any) -> Arrays:
-    """A source's samples pushed through a function, kept in memory."""
-    form, n = source.form, source.samples
-    lead = (sample.shape[0],) if form.stacked else ()
-    shape = sample.shape[2:] if form.stacked else sample.shape[1:]
-    layout = torch.channels_last if form.channels_last and len(shape) == 3 else None
-    kept = torch.empty(
-        (*lead, n, *shape),
-        dtype=sample.dtype,
-        device=form.device,
-        memory_format=layout or torch.contiguous_format,
-    )
-    ys, lengths, start, largest = [], [], 0, 1
-    for x, y in source.batches():
-        largest = max(largest, y.shape[1 if form.stacked else 0])
-        stop = start + y.shape[1 if form.stacked else 0]
+def collect(
+    source: Source, function: Callable[[Any], Any], room: Tensor | Stored, meter: Meter
+) -> Arrays:
+    """A source's samples pushed through a function, kept in memory or in a file."""
+    form, n, lead = source.form, source.samples, int(source.form.stacked)
+    ys, lengths, start, largest, batch = [], [], 0, 1, 0
+    for number, (x, y, _, last) in enumerate(source.batches()):
+        stop = start + y.shape[lead]
+        batch = batch + y.shape[lead]
+        largest, batch = max(largest, batch), 0 if last else batch
         if stop > n:
             raise TpsgdError(f"the data has more samples than the {n:,} it says it has")
-        made = function(x)
-        if isinstance(made, Padded):
-            lengths.append(made.lengths)
-            made = made.data
-        (kept[:, start:stop] if form.stacked else kept[start:stop]).copy_(made)
+        with meter.watch(number < 2):
+            made = function(x)
+            if isinstance(made, Padded):
+                lengths.append(made.lengths)
+                made = made.data
+            if isinstance(room, Stored):
+                room.write(start, made)
+            else:
+                room.narrow(lead, start, stop - start).copy_(made)
         ys.append(y[0] if form.stacked else y)
         start = stop
-    kept = kept[:, :start] if form.stacked else kept[:start]
-    labels = torch.cat(ys)  # a loader's, or sorted by length
+        del x, y, made
+    kept = room.first(start) if isinstance(room, Stored) else room.narrow(lead, 0, start)
     if isinstance(source, Arrays) and not isinstance(source.x, Padded):
         labels = source.y
+    else:
+        labels = torch.cat(ys)  # a loader's, or sorted by length
     form = replace(form, batch_size=largest, in_chunks=False)  # a loader brings its own size
-    x = Padded(kept, torch.cat(lengths)) if lengths else kept
+    x = Padded(kept, torch.cat(lengths)) if lengths else kept  # type: ignore[arg-type]
     return Arrays(x, labels, form, per_restart=form.stacked)

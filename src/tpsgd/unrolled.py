@@ -133,7 +133,7 @@ class Unrolled:
         s: Tensor,
         tensors: tuple[Tensor, ...],
         spent: bool = False,
-    ) -> tuple[Local, dict[str, Tensor]]:
+    ) -> tuple[Local, list[dict[str, Tensor]]]:
         """The local loss of a batch, a mean over its steps, and the summed gradients."""
         if not saved.learns or not saved.sweeps:
             self.teach(saved, s, tensors)
@@ -144,7 +144,7 @@ class Unrolled:
             for way, sweep in enumerate(saved.sweeps)
             for name, grad in sweep.gradients().items()
         }
-        return self._report(saved), grads
+        return self._report(saved), [grads]
 
     def teach(self, saved: Pass, s: Tensor, tensors: tuple[Tensor, ...]) -> None:
         """Let a batch be learned from when it runs."""

@@ -5,6 +5,8 @@ import numpy as np
 from tpsgd.data.raw import Array, Pair, Raw, encode, numbers, pixels
 from tpsgd.errors import TpsgdError
 
+PART = 2**20  # bytes of x looked at together
+
 
 def from_arrays(where: str, train: Pair, test: Pair | None) -> Raw:
     """Check the arrays and name their classes; bytes are taken for pixels, others as they are."""
@@ -41,10 +43,20 @@ def checked(where: str, x: Array, y: Array) -> Pair:
         raise TpsgdError(f"{where}: x has {len(x)} samples but y has {len(y)} labels.")
     if x.size == 0:
         raise TpsgdError(f"{where}: x is empty, of shape {x.shape}.")
-    if x.dtype.kind == "f" and not (finite := np.isfinite(x)).all():
-        i = np.argwhere(~finite)[0].tolist()
-        raise TpsgdError(f"{where}: x{i} is {x[tuple(i)]}; fill it in or drop sample {i[0]}.")
+    if x.dtype.kind == "f":
+        _check_finite(where, x)
     return x, y
+
+
+def _check_finite(where: str, x: Array) -> None:
+    """Part by part: x may be a file mapped into memory, and larger than that."""
+    step = max(1, PART * len(x) // x.nbytes)
+    for start in range(0, len(x), step):
+        part = x[start : start + step]
+        if not (finite := np.isfinite(part)).all():
+            first, *rest = np.argwhere(~finite)[0].tolist()
+            i = [start + first, *rest]
+            raise TpsgdError(f"{where}: x{i} is {x[tuple(i)]}; fill it in or drop sample {i[0]}.")
 
 
 def _nchw(x: Array) -> Array:

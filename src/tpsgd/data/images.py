@@ -1,5 +1,6 @@
 """A folder of images: one subfolder a class, and `train/` and `val/` or `test/` above them."""
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ def read_folder(root: Path, size: int | None = None) -> Raw:
     """Images in RGB, all of `size` x `size` or of the first one's size; read when asked for."""
     if not root.is_dir():
         raise TpsgdError(f"{root} is no folder; expected one of images, in a subfolder a class.")
-    top = root / "train" if (root / "train").is_dir() else root
+    top, *parts = _parts(root)
     if (train := _listed(top)) is None:
         loose = any(f.suffix.lower() in SUFFIXES for f in top.iterdir())
         what = "images but no subfolders named after their classes" if loose else "no images"
@@ -24,7 +25,6 @@ def read_folder(root: Path, size: int | None = None) -> Raw:
     if size == 0:
         raise TpsgdError(f"{root}@0 asks for images of no size; give {root}@64 or the like.")
     height, width = (size, size) if size else _open(train[0][0]).shape[1:]
-    parts = [root / part for part in ("test", "val") if top != root and (root / part).is_dir()]
     test = next((pair for part in parts if (pair := _listed(part))), None)
     return Raw(
         *encode(str(root), train, test),
@@ -33,12 +33,34 @@ def read_folder(root: Path, size: int | None = None) -> Raw:
     )
 
 
+def image_files(root: Path) -> Iterator[Path]:
+    """Every image below `root` that may count, in order."""
+    for part in _parts(root):
+        for folder in _class_folders(part):
+            yield from _images(folder)
+
+
+def _parts(root: Path) -> list[Path]:
+    """The folder to train on, and those that may hold a test part."""
+    if not (root / "train").is_dir():
+        return [root]
+    return [root / part for part in ("train", "test", "val") if (root / part).is_dir()]
+
+
+def _class_folders(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.iterdir() if p.is_dir() and p.name[0] != ".")
+
+
+def _images(folder: Path) -> list[Path]:
+    return sorted(f for f in folder.rglob("*") if f.suffix.lower() in SUFFIXES and f.is_file())
+
+
 def _listed(folder: Path) -> Pair | None:
     """Image files below the class folders and the class of each, or None where there are none."""
-    files: list[Path] = []
+    files: list[str] = []  # a path takes several times as much memory
     names: list[str] = []
-    for sub in sorted(p for p in folder.iterdir() if p.is_dir() and p.name[0] != "."):
-        mine = sorted(f for f in sub.rglob("*") if f.suffix.lower() in SUFFIXES and f.is_file())
+    for sub in _class_folders(folder):
+        mine = [str(file) for file in _images(sub)]
         files += mine
         names += [sub.name] * len(mine)
     return (np.array(files, dtype=object), np.array(names)) if files else None
@@ -63,7 +85,7 @@ def _decode(files: Array, shape: tuple[int, int]) -> Array:
     return x
 
 
-def _open(file: Path, shape: tuple[int, int] | None = None) -> Array:
+def _open(file: str, shape: tuple[int, int] | None = None) -> Array:
     """One image as RGB bytes, (3, height, width)."""
     try:
         from PIL import Image

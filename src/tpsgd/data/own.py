@@ -4,12 +4,15 @@ import importlib.util
 import sys
 import zipfile
 import zlib
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from tpsgd.data import npz
 from tpsgd.data.arrays import from_arrays
 from tpsgd.data.images import read_folder
 from tpsgd.data.raw import Array, Raw
@@ -21,22 +24,35 @@ from tpsgd.padded import Padded
 KINDS = ("x", "tokens", "y", "lengths")
 
 
-def read(spec: str) -> Raw | None:
-    """Read what `spec` names, or None where it looks like no file of one's own.
+class Own(NamedTuple):
+    """Where data of one's own lies, and what reads it there.
+
+    `repeats`: it reads the same as long as nobody changes that file or folder.
+    """
+
+    path: Path
+    read: Callable[[], Raw]
+    repeats: bool = True
+
+
+def find(spec: str) -> Own | None:
+    """What `spec` names, not yet read, or None where it looks like no file of one's own.
 
     `FILE.npz`, `FILE.csv`, `FILE.py:FUNCTION`, `FOLDER` or `FOLDER@SIZE` of images.
     """
     path = Path(spec).expanduser()
     if spec and path.is_dir():
-        return read_folder(path)
+        return Own(path, partial(read_folder, path))
     folder, _, size = spec.rpartition("@")
     if folder and size.isdecimal():
-        return read_folder(Path(folder).expanduser(), int(size))
+        path = Path(folder).expanduser()
+        return Own(path, partial(read_folder, path, int(size)))
     file, _, function = spec.rpartition(":")
     if file.endswith(".py"):
-        return from_function(_there(Path(file).expanduser()), function)
+        path = _there(Path(file).expanduser())
+        return Own(path, partial(from_function, path, function), repeats=False)
     if (suffix := path.suffix.lower()) in (".npz", ".csv"):
-        return (read_npz if suffix == ".npz" else read_csv)(_there(path))
+        return Own(path, partial(read_npz if suffix == ".npz" else read_csv, _there(path)))
     if len(path.parts) > 1 or (spec and path.exists()):
         raise TpsgdError(f"{_there(path)} is none of FILE.npz, FILE.csv, FILE.py:FUNCTION, FOLDER.")
     return None
@@ -51,7 +67,7 @@ def read_npz(file: Path) -> Raw:
         with file.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
             names = set(arrays.files)
             wanted = {kind + part for kind in KINDS for part in ("", "_test")}
-            found = {k: arrays[k] for k in wanted & names}
+            found = {k: npz.array(file, arrays, k) for k in wanted & names}
     except (OSError, EOFError, TypeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         if "Object arrays" in str(error):
             what = "holds Python objects, which may run code when read; save plain arrays"

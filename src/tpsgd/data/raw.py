@@ -31,6 +31,27 @@ class Raw:
     vocabulary: int | None = None
 
 
+@dataclass(frozen=True)
+class Samples:
+    """Rows as they are stored, which of them are meant (None: all) and the class of each of those.
+
+    Nothing is copied to choose some, so that rows may lie in a file larger than memory.
+    """
+
+    x: Array
+    y: Array
+    rows: Array | None = None
+
+    def keep(self, mask: Array) -> "Samples":
+        """Those the mask says."""
+        rows = np.flatnonzero(mask) if self.rows is None else self.rows[mask]
+        return Samples(self.x, self.y[mask], rows)
+
+    def at(self, piece: slice) -> Array:
+        """The rows of a piece, ready to be decoded."""
+        return self.x[piece] if self.rows is None else self.x[self.rows[piece]]
+
+
 def pixels(x: Array) -> Array:
     """Bytes 0..255 as float32 in [0, 1]."""
     return np.divide(x, np.float32(255), dtype=np.float32, order="C")

@@ -196,7 +196,7 @@ def risen(losses: Sequence[float]) -> bool:
 def measured(model: nn.Module, held_out: Arrays | Stream) -> tuple[float, float]:
     """Mean cross-entropy and accuracy of the model on held-out data."""
     sums, seen = [], 0
-    for x, labels in held_out.batches():
+    for x, labels, *_ in held_out.batches():
         y, seen = model(x), seen + len(labels)
         right = (y.argmax(1) == whole_labels(labels)).sum()
         sums.append(torch.stack([F.cross_entropy(y, labels, reduction="sum"), right.to(y)]))
@@ -219,7 +219,7 @@ def gathered(
         x, labels = form(x), whole_labels(labels.to(form.device))
     else:
         ready, xs, ys, seen = False, [], [], 0
-        for part, y in samples.batches(0, 0):
+        for part, y, *_ in samples.batches(0, 0):
             seen += len(y)
             check_room(max(seen, samples.samples), blocks, form, free, copies=True)
             xs.append(part)
@@ -241,7 +241,7 @@ def whole_labels(labels: Tensor) -> Tensor:
             f"dlADMM needs class indices, whole numbers of shape (samples,), got float labels "
             f"{tuple(labels.shape)}: take their argmax(1), or use tpsgd.fit"
         )
-    return labels
+    return labels.long()
 
 
 def planned_bytes(samples: int, widths: list[int], itemsize: int, copies: bool) -> int:
