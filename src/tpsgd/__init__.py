@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from .evaluation import evaluate
     from .fitting import fit
     from .losses import bce, cross_entropy, mse
-    from .optimizers import two_rates
+    from .optimizers import sgd, two_rates
     from .padded import Padded
+    from .planning import Plan, plan
     from .recurrent import Recurrent, connect
     from .restarts import Restarts, fit_many
     from .rules import Place, Rule
@@ -31,6 +32,7 @@ __all__ = [
     "Epoch",
     "Padded",
     "Place",
+    "Plan",
     "Recurrent",
     "Restarts",
     "Rule",
@@ -50,11 +52,13 @@ __all__ = [
     "inits",
     "losses",
     "mse",
+    "plan",
     "projections",
     "ridge",
     "rls",
     "rules",
     "sequential",
+    "sgd",
     "simultaneous",
     "split",
     "two_rates",
@@ -71,8 +75,11 @@ _HOMES = {
     "bce": "losses",
     "cross_entropy": "losses",
     "mse": "losses",
+    "sgd": "optimizers",
     "two_rates": "optimizers",
     "Padded": "padded",
+    "Plan": "planning",
+    "plan": "planning",
     "Recurrent": "recurrent",
     "connect": "recurrent",
     "Restarts": "restarts",

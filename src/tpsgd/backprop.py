@@ -144,12 +144,12 @@ def whole_learner(
 class Segments(nn.Sequential):
     """Parts of a model of which only the inputs are kept; the last one's insides are, too."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """As `nn.Sequential`'s."""
         *parts, last = self
         for part in parts:
-            x = checkpointed(part, x, use_reentrant=False)
-        return last(x)
+            input = checkpointed(part, input, use_reentrant=False)
+        return last(input)
 
 
 def in_segments(model: nn.Module, segments: int | bool) -> nn.Module:

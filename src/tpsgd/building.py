@@ -131,7 +131,8 @@ def _slices(block: Block, outputs: int, form: Form) -> int:
     if getattr(layer, "groups", 1) > 1:
         return 1
     batch = (form.micro_batch or form.batch_size) * outputs * form.dtype.itemsize
-    return min(SLICES, max(1, layer.weight.nbytes // max(SLICE, batch)))
+    least = SLICE if form.micro_batch is None else 0  # of pieces the whole gradient is held anyway
+    return min(SLICES, max(1, layer.weight.nbytes // max(least, batch)))
 
 
 def _recurrent_learner(

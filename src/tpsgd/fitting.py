@@ -1,6 +1,7 @@
 """`fit`: a plain torch model, data and a rule in; the same model, trained, and a record out."""
 
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
 
 from .blocks import split
 from .building import (
@@ -26,14 +28,15 @@ from .building import (
 from .errors import TpsgdError
 from .learner import Learner
 from .losses import Loss
-from .memory import Meter, tensor_bytes
+from .memory import Meter, forget_resident_peak, resident, tensor_bytes
 from .optimizers import OptimizerFactory, adam, make_optimizer
+from .padded import Padded
 from .rules import Place, Rule, readout
-from .run import Epoch, Run
+from .run import Epoch, Run, as_bytes, size
 from .schedules import sequential
 from .settings import Schedule, Settings
 from .solvers import SOLVERS
-from .sources import Form, Source, first_samples, in_stream, source
+from .sources import UNCUT, Form, Source, count_samples, first_samples, in_stream, source
 from .trainer import Course, EarlyStopping, Trainer
 
 
@@ -132,6 +135,9 @@ def train_local(
 ) -> list[Run]:
     """Train models by local rules; several models are restarts, stacked into one."""
     started = time.perf_counter()
+    budget = settings.memory_budget
+    if budget is not None:
+        settings = _within(models, data, rule, settings)
     cuts = [split(model) for model in models]
     blocks = cuts[0]
     if settings.window is not None and not any(block.recurrent for block in blocks):
@@ -163,9 +169,39 @@ def train_local(
             run.settings |= {"alphas": solved} if solved else {}
             run.peak_bytes = meter.peak(sum(map(tensor_bytes, models)))
             run.kept_bytes = meter.kept
+            run.settings["memory_budget"] = budget
+            _check_held(run, budget)
     if len(models) > 1:
         unstack(cuts, learners)
     return runs
+
+
+def _within(
+    models: list[nn.Module], data: Any, rule: Rule | Sequence[Rule], settings: Settings
+) -> Settings:
+    """The settings that keep within their budget."""
+    from .budget import within
+    from .rehearsal import Inputs
+
+    if len(models) > 1:
+        raise TpsgdError("memory_budget is for one model at a time, not for stacked restarts")
+    x = first_samples(data)
+    if isinstance(x, Padded):
+        raise TpsgdError(UNCUT)
+    given = [data] if settings.validation is None else [data, settings.validation]
+    inputs = Inputs(tuple(x.shape[1:]), x.dtype, sum(map(count_samples, given)))
+    if isinstance(data, DataLoader) and data.batch_size is not None:
+        settings = replace(settings, batch_size=data.batch_size)
+    return within(models[0], inputs, rule, settings)
+
+
+def _check_held(run: Run, budget: str | int | None) -> None:
+    if budget is not None and run.peak_bytes + run.kept_bytes > as_bytes(budget):
+        warnings.warn(
+            f"training held {size(run.peak_bytes + run.kept_bytes)}, more than the budget of "
+            f"{size(as_bytes(budget))}",
+            stacklevel=4,
+        )
 
 
 @contextmanager
@@ -246,9 +282,11 @@ def teach(
             # a mistake in the last block's should not wait for the others
             make_optimizer(course.optimizer, learner.params, course.lr)
     meter.begin()
+    forget_resident_peak()
     settings.schedule(trainer)
     if form.device.type == "cuda":
         torch.cuda.synchronize(form.device)
     for run in runs:
         run.seconds = time.perf_counter() - trainer.began
         run.setup_seconds = trainer.began - started
+        run.resident_bytes = resident()[1]

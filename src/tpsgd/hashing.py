@@ -49,13 +49,18 @@ def permutation(n: int, key: Key, device: torch.device | str = "cpu") -> Iterato
         >>> sorted(torch.cat(list(permutation(5, Key(seed=1)))).tolist())
         [0, 1, 2, 3, 4]
     """
+    for part in mixed(n, key, device):
+        yield part[part < n]
+
+
+def mixed(n: int, key: Key, device: torch.device | str = "cpu") -> Iterator[Tensor]:
+    """As `permutation`, of all that the network counts to."""
     bits = max(2, (n - 1).bit_length())
     span = 1 << (12 if torch.device(device).type == "cpu" else 22)
     rounds = streams(key, list(range(-2 * ROUNDS, 0)), device)
     for start in range(0, 1 << bits, span):
         counter = torch.arange(start, min(start + span, 1 << bits), device=device)
-        mixed = _feistel(counter, bits, rounds)
-        yield mixed[mixed < n]
+        yield _feistel(counter, bits, rounds)
 
 
 def _feistel(counter: Tensor, bits: int, rounds: Tensor) -> Tensor:

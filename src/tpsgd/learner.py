@@ -59,7 +59,7 @@ class Learner:
         self.optimizer: Optimizer | None = None
         self.sums: Moments | Few | None = None  # of a block that is solved
         self.equations: Equations | None = None
-        self.alphas: list[float] = []  # the penalty of a solved block, for each restart
+        self.penalty: Tensor | None = None  # of a solved block, for each restart
         self.gamma: float | None = None  # solved after every batch, with this penalty
         self.pending: tuple[Any, ...] | None = None  # to be learned once it has run
         self.moving: dict[str, Tensor] = {}  # what the optimizer has: parameters, or slices of them
@@ -124,7 +124,7 @@ class Learner:
                 "one another for its equations to be solved: scale them to about 1"
             ) from None
         self._set(found.weight, found.bias)
-        self.alphas = found.alpha.reshape(-1).tolist()
+        self.penalty = found.alpha
         self.loss = found.loss * self.sums.count  # rows: one or more for each sample
 
     def _equations(self) -> Equations:
@@ -136,6 +136,11 @@ class Learner:
         classes = layer.weight.shape[0] if codes is None else codes.shape[1 if self.stack else 0]
         signed = self.several and codes is None
         return Equations(layer, pads, classes, codes, signed, bool(self.stack))
+
+    @property
+    def alphas(self) -> list[float]:
+        """The penalty of a solved block, for each restart."""
+        return [] if self.penalty is None else self.penalty.reshape(-1).tolist()
 
     @property
     def _bias(self) -> Tensor | None:

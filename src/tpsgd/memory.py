@@ -77,8 +77,8 @@ class LiveBytes(TorchDispatchMode):
         self.note()
 
     def parts(self) -> dict[str, int]:
-        """The peak's bytes by their labels; what has none is under ""."""
-        found: dict[str, int] = {"": self.extra_at_peak}
+        """The peak's bytes by their labels; what has none is under "", unseen ones "workspace"."""
+        found: dict[str, int] = {"workspace": self.extra_at_peak}
         for number, size in self.at_peak.items():
             name = self.labels.get(number, "")
             found[name] = found.get(name, 0) + size
@@ -207,7 +207,7 @@ def warm(device: torch.device) -> int:
     for stream in (torch.cuda.current_stream(device), side_stream(device)):
         with torch.cuda.stream(stream):
             torch.addmm(ones[0], ones, ones)
-            ones @ ones
+            torch.mm(ones, ones)
     torch.cuda.synchronize(device)
     del ones
     return torch.cuda.memory_allocated(device) - before
@@ -240,6 +240,8 @@ def tensor_bytes(module: nn.Module) -> int:
 
 def available(device: torch.device) -> int:
     """Bytes that can still be had on a device; on the CPU as the kernel estimates it."""
+    if device.type == "cuda" and not torch.cuda.is_available():
+        return 1 << 50  # of a GPU that is elsewhere
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:

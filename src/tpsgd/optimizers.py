@@ -61,6 +61,11 @@ def adam(params: Iterable[Tensor]) -> Optimizer:
     return torch.optim.Adam(params, lr=1e-3, fused=params[0].device.type == "cpu")
 
 
+def sgd(params: Iterable[Tensor]) -> Optimizer:
+    """Plain SGD at 0.1: no momentum, so no state beside the parameters."""
+    return torch.optim.SGD(params, lr=0.1)
+
+
 OF_INPUT = re.compile(r"(weight|bias)_(x|ih_l\d+(_reverse)?)$")  # ours, and nn.RNN's
 
 

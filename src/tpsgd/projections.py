@@ -148,7 +148,7 @@ def per_filter(std: float = 1.0) -> Projection:
 
 
 def _normal(key: Key, classes: list[int], shape: tuple[int, ...], device: torch.device) -> Tensor:
-    table, low = _quantiles().to(device), _BITS - _TABLE
+    table, low = make_tables().to(device), _BITS - _TABLE
 
     def quantile(u: Tensor) -> Tensor:
         segment, within = u >> low, (u & ((1 << low) - 1)).mul_(2).add_(1)
@@ -215,7 +215,7 @@ def _fill(
 
 
 @cache
-def _quantiles() -> Tensor:
+def make_tables() -> Tensor:
     """Normal quantiles at k / 4096 in fixed point; the ends are cut at 4 deviations."""
     inverse, n = NormalDist().inv_cdf, 1 << _TABLE
     quantiles = (-4.0, *(inverse(k / n) for k in range(1, n)), 4.0)

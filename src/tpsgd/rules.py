@@ -33,6 +33,7 @@ readout, Mostafa et al., "Deep supervised learning using local errors" (2018).
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from torch import Tensor
 
@@ -188,7 +189,7 @@ def untrained() -> Rule:
 
 def _reach(
     name: str,
-    objective: Callable[[Tensor], Objective],
+    objective: Callable[[Any], Objective],
     projection: Projection | None,
     at: Place,
     about: str,
@@ -205,7 +206,7 @@ def _options(projection: Projection | None, recurrent: Projection | None = None)
 
 
 def _drawn(
-    objective: Callable[[Tensor], Objective],
+    objective: Callable[[Any], Objective],
     projection: Projection | None,
     recurrent: Projection | None = None,
 ) -> Callable[[Site], Objective]:

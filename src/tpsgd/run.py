@@ -39,7 +39,8 @@ class Run:
     trained for five epochs has the same count under every rule and backprop. `forward_passes`
     counts the samples pushed through a trained block to make the next one's inputs.
     `peak_bytes` is the most memory held at once beyond the data set, model included;
-    `kept_bytes` the inputs kept for reuse, counted apart.
+    `kept_bytes` the inputs kept for reuse, counted apart. `resident_bytes` is what the whole
+    process held at most meanwhile, Python, torch and the data set included, where the system says.
     """
 
     rule: str
@@ -53,6 +54,7 @@ class Run:
     forward_passes: int = 0
     peak_bytes: int = 0
     kept_bytes: int = 0
+    resident_bytes: int = 0
 
     @property
     def loss(self) -> float | None:
@@ -69,6 +71,7 @@ class Run:
             f"{self.rule}: {self.seconds:.2f} s, {self.sample_passes:,} sample passes, "
             f"peak {size(self.peak_bytes)}"
             + (f" + {size(self.kept_bytes)} of kept inputs" if self.kept_bytes else "")
+            + (f" (process {size(self.resident_bytes)})" if self.resident_bytes else "")
         )
         rows: list[Sequence[str]] = [
             ("block", "layer", "rule", "parameters", "learning", "epochs", "loss", "accuracy")

@@ -134,6 +134,7 @@ class Arrays:
     y: Tensor
     form: Form
     per_restart: bool = False
+    order: Callable[[int, Key, torch.device], Iterator[Tensor]] = permutation
 
     @property
     def samples(self) -> int:
@@ -151,7 +152,7 @@ class Arrays:
         elif self.form.stacked:
             yield from shuffled(self.samples, keys, device).split(size, -1)
         else:
-            yield from _batched(permutation(self.samples, keys[0], device), size)
+            yield from _batched(self.order(self.samples, keys[0], device), size)
 
     def take(self, index: Tensor) -> tuple[Any, Tensor]:
         """The samples at these indices, ready for the model; the longest sequences first."""
@@ -253,16 +254,7 @@ class Stream:
     @property
     def samples(self) -> int:
         """How many samples an epoch has at most, as far as the loader knows; 0 if it does not."""
-        if isinstance(self.loader.dataset, IterableDataset):
-            known = self.loader.dataset
-        elif self.loader.batch_size is not None:
-            known = self.loader.sampler
-        else:  # a batch sampler's batches may have any size
-            return 0
-        try:
-            return len(known)  # type: ignore[arg-type]
-        except TypeError:
-            return 0
+        return count_samples(self.loader)
 
     def batches(self, block: int = 0, epoch: int | None = None) -> Batches:
         """An epoch; a loader of our own is shuffled by (seed, block, epoch)."""
@@ -362,6 +354,21 @@ def source(
     if form.device.type == "cuda" and x.nbytes < torch.cuda.mem_get_info(form.device)[0] / 2:
         x, y = x.to(form.device), y.to(form.device)
     return Arrays(x, y, form)
+
+
+def count_samples(data: Any) -> int:
+    """How many samples there are, as far as can be known; 0 if that is unknown."""
+    if not isinstance(data, (Dataset, DataLoader)):
+        return len(inputs(pair(data)[0]))
+    known: Any = data
+    if isinstance(data, DataLoader) and isinstance(data.dataset, IterableDataset):
+        known = data.dataset
+    elif isinstance(data, DataLoader):  # a batch sampler's batches may have any size
+        known = data.sampler if data.batch_size is not None else ()
+    try:
+        return len(known)
+    except TypeError:
+        return 0
 
 
 def in_stream(data: Any) -> bool:

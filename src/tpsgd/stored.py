@@ -4,6 +4,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,9 +26,9 @@ class Stored:
     They are read, not mapped, so that they do not count as the process's memory.
     """
 
-    def __init__(self, sample: Tensor, samples: int, folder: Path | str) -> None:
+    def __init__(self, sample: Any, samples: int, folder: Path | str) -> None:
         self.sample, self.samples = sample[:1].cpu(), samples
-        self.device = torch.device("cpu")
+        self.device, self.dtype = torch.device("cpu"), sample.dtype
         folder = Path(folder).expanduser()
         try:
             free = shutil.disk_usage(folder).free

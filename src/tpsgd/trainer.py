@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from .errors import TpsgdError
 from .graphs import Steps
+from .hashing import permutation
 from .learner import Learner
 from .memory import Meter, available
 from .optimizers import OptimizerFactory
@@ -23,8 +24,9 @@ from .padded import Padded
 from .rules import Signal
 from .run import Epoch, Run
 from .solvers import SOLVERS, Ridge
+from .solvers.equations import few
 from .solvers.least_squares import Few, workspace
-from .sources import Arrays, Piece, Source, Stream, Through, in_parts
+from .sources import Arrays, Batches, Form, Piece, Source, Stream, Through, in_parts
 from .stored import Stored
 from .unrolled import Pass, computed
 
@@ -70,6 +72,7 @@ class Trainer:
     callbacks: Sequence[Callable[[Epoch], Any]] = ()
     progress: Callable[[int, int], None] | None = None
     reuse: bool | str | Path | None = None
+    expected: int = 0  # samples, of a rehearsal, which takes two batches
     began: float = field(default_factory=time.perf_counter)
     passed: int = 0
 
@@ -129,14 +132,14 @@ class Trainer:
         assert isinstance(solver, Ridge)
         with self.meter.watch():
             learner.start(None, None)
-        batches, samples = source.batches(), 0
+        batches, samples = self._all_samples(learner, source), 0
         with torch.no_grad():
             for number in count():
                 with self.meter.watch(number < 2 or isinstance(learner.sums, Few)):
                     piece = next(batches, None)
                     if piece is None:
                         break
-                    learner.add_up(piece.x, piece.labels, source.samples)
+                    learner.add_up(piece.x, piece.labels, self.expected or source.samples)
                 samples += piece.labels.shape[1 if source.form.stacked else 0]
                 del piece
                 if self.progress is not None and number % 8 == 0:
@@ -153,6 +156,22 @@ class Trainer:
             run.sample_passes += samples
             run.forward_passes += samples * depth(source)
 
+    def _all_samples(self, learner: Learner, source: Source) -> Batches:
+        """Every sample once; a rehearsal has a few, and takes them again if all would be kept."""
+        left, layer = self.expected, cast(Any, learner.block.layer)
+        again = self.meter.rehearsal and few(layer, True, self.expected)
+        for piece in source.batches():
+            while True:
+                part = slice(0, left) if again else slice(None)
+                held = [piece._replace(x=piece.x[part], labels=piece.labels[part])]
+                left -= len(held[0].labels)
+                yield held.pop()
+                if not again or left <= 0:
+                    break
+            if again:
+                return
+            del piece
+
     def pass_on(self, learner: Learner, source: Source) -> Source:
         """The next block's inputs: computed once and kept if they fit, otherwise remade."""
 
@@ -161,14 +180,14 @@ class Trainer:
 
         learner.block.train(False)
         self.meter.stage([learner.block.index], learning=False)
-        at_once = None if source.form.stacked else max(1, AT_ONCE // max(1, learner.widest))
+        at_once = _at_once(learner, source.form)
         with self.meter.watch():
             sample = _first_output(source, function)
         need = sample.nbytes * source.samples
         given = source is self.source or source is self.validation
         held = source.x.nbytes if isinstance(source, Arrays) and not given else 0
         later = self.learners[self.learners.index(learner) + 1 :]
-        fits = need < available(source.form.device) / 2
+        fits = self.meter.rehearsal or need < available(source.form.device) / 2
         once = later == self.learners[-1:] and self.courses[later[0].block.index].work <= 1
         keeps = fits and not once if self.reuse is None else self.reuse  # what is read once
         any_length = in_loader(source) and any(x.block.recurrent for x in later)
@@ -390,6 +409,14 @@ def seen_through(source: Source, function: Callable[[Any], Any], at_once: int | 
     return Through(source, (function,), at_once)
 
 
+def _at_once(learner: Learner, form: Form) -> int | None:
+    """How many samples to hand on together: few where pooling holds what it pools, and more."""
+    if form.stacked:
+        return None
+    few = max(1, AT_ONCE // max(1, learner.widest))
+    return min(few, -(-form.batch_size // 4)) if learner.block.pools else few
+
+
 def _now(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """The function with its output computed at once, even where it would be pulled."""
     return lambda x: computed(function(x))
@@ -452,4 +479,6 @@ def collect(
         labels = torch.cat(ys)  # a loader's, or sorted by length
     form = replace(form, batch_size=largest, in_chunks=False)  # a loader brings its own size
     x = Padded(kept, torch.cat(lengths)) if lengths else kept  # type: ignore[arg-type]
-    return Arrays(x, labels, form, per_restart=form.stacked)
+    below = source.source if isinstance(source, Through) else source
+    order = below.order if isinstance(below, Arrays) else permutation
+    return Arrays(x, labels, form, per_restart=form.stacked, order=order)

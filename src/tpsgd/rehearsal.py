@@ -1,0 +1,185 @@
+"""Training without numbers: the same code on tensors that have a shape and no memory.
+
+A model's parameters are replaced by torch's fake tensors, and the trainer takes two batches through
+every block while `LiveBytes` counts what would have been allocated. So a plan is not a formula that
+must keep up with the code: it is the code.
+"""
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from .backprop import in_segments, whole_learner
+from .blocks import split, whole
+from .building import check_solvers, classes_of, form_for, make_learner, rules_for, shapes
+from .errors import TpsgdError
+from .hashing import Key, mixed
+from .losses import bce, cross_entropy
+from .memory import CUDA_BLOCK, LiveBytes, Meter, Stage, tensor_bytes
+from .projections import make_tables
+from .recurrent import connect
+from .rules import Place, Rule
+from .run import Run
+from .settings import Settings
+from .sources import Arrays
+from .trainer import Trainer
+from .workspaces import Workspaces
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What samples will look like: the shape and type of one, and how many there are."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+    samples: int = 0
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What a rehearsal found: every stage's peak beyond the model, and inputs kept for reuse."""
+
+    weights: int
+    stages: list[Stage]
+    kept: int
+    names: list[str]  # of the blocks
+    varies: tuple[str, ...] = ()  # what makes a batch in pieces differ from a whole one
+
+    @property
+    def peak(self) -> int:
+        """The most bytes held at once, the model included, kept inputs left out."""
+        return self.weights + max(stage.peak for stage in self.stages)
+
+
+@dataclass(frozen=True)
+class Backprop:
+    """Backprop's ways to save memory, as `fit_backprop` takes them."""
+
+    checkpoint: int | bool = False
+    step_inside: bool = False
+
+
+def rehearse(
+    model: nn.Module, inputs: Inputs, how: Rule | list[Rule] | Backprop, settings: Settings
+) -> Rehearsal:
+    """Go through a training without its numbers."""
+    first = next(model.parameters())
+    device = torch.device(settings.device if settings.device is not None else first.device)
+    on_gpu = device.type == "cuda"
+    live = LiveBytes(CUDA_BLOCK if on_gpu else 1, Workspaces() if on_gpu else None, detail=True)
+    meter = Meter(device, live)
+    make_tables()  # real ones, before there are only fake ones
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    twin = _faked(model, mode, device)
+    modes = [(m, m.training) for m in model.modules()]
+    with mode, torch.random.fork_rng([]):
+        trainer, names = _trainer(twin, inputs, how, settings, meter, device, first.dtype)
+        meter.begin()
+        settings.schedule(trainer)
+        meter.peak(0)
+    for module, training in modes:
+        module.training = training
+    weights = tensor_bytes(twin)
+    kept = meter.kept * max(inputs.samples, 1) // len(trainer.source.y)  # type: ignore[attr-defined]
+    return Rehearsal(weights, meter.stages, kept, names, _varies(twin, trainer))
+
+
+def _trainer(
+    model: nn.Module,
+    inputs: Inputs,
+    how: Rule | list[Rule] | Backprop,
+    settings: Settings,
+    meter: Meter,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> tuple[Trainer, list[str]]:
+    """The trainer that would do it."""
+    settings = _shorter(settings)
+    samples = 2 * settings.batch_size
+    x = torch.empty(samples, *inputs.shape, dtype=inputs.dtype, device=device)
+    layers = split(model) if not isinstance(how, Backprop) else _layers(model)
+    form = form_for(layers, x[:2], False, settings, device, dtype, 1)
+    rules: list[Rule] = []
+    if isinstance(how, Backprop):
+        block = whole(in_segments(connect(model), how.checkpoint))
+        loss, blocks = settings.loss or cross_entropy, [block]
+    else:
+        rules = rules_for(how, layers, settings.schedule)
+        loss, blocks = settings.loss or rules[-1].loss, layers
+    sizes = shapes(blocks, form(x[:2]))
+    classes = classes_of(sizes[-1][Place.END], blocks[-1])
+    courses = [replace(c, epochs=min(c.epochs, 1)) for c in settings.courses(len(blocks))]
+    with meter.watch():
+        if isinstance(how, Backprop):
+            learners = [whole_learner(blocks, loss, form, len(layers), how.step_inside)]
+        else:
+            learners = [
+                make_learner(i, [blocks], rules[i], loss, sizes[i], classes, settings, form)
+                for i in range(len(blocks))
+            ]
+            check_solvers(learners, rules, courses, sizes, settings, inputs.samples, form)
+    shape = (samples, classes) if loss is bce else (samples,)
+    y = torch.empty(shape, dtype=dtype if loss is bce else torch.long, device=device)
+    order = partial(_blank_order, expected=max(inputs.samples, samples))
+    source = Arrays(x, y, form, order=order)
+    run = Run("rehearsal", 0, {})
+    reuse = settings.reuse if isinstance(settings.reuse, bool) or settings.reuse is None else True
+    trainer = Trainer(learners, courses, source, None, meter, [run], reuse=reuse)
+    trainer.expected = inputs.samples
+    return trainer, [str(block) for block in layers]
+
+
+def _shorter(settings: Settings) -> Settings:
+    """Two pieces of a batch show what all of them do."""
+    if settings.micro_batch is None:
+        return settings
+    pieces = -(-settings.batch_size // settings.micro_batch)
+    largest = -(-settings.batch_size // pieces)
+    return replace(settings, batch_size=min(settings.batch_size, 2 * largest), micro_batch=largest)
+
+
+def _layers(model: nn.Module) -> list[Any]:
+    try:
+        return split(model)
+    except TpsgdError:  # backprop takes any module
+        return [whole(model)]
+
+
+def _faked(model: nn.Module, mode: FakeTensorMode, device: torch.device) -> nn.Module:
+    """A copy of a model whose parameters and buffers take no memory."""
+    memo: dict[int, Any] = {}
+    with mode:
+        for t in (*model.parameters(), *model.buffers()):
+            fake: Tensor = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device)
+            if isinstance(t, nn.Parameter):
+                fake = nn.Parameter(fake, t.requires_grad)
+            memo[id(t)] = fake
+    try:
+        return copy.deepcopy(model, memo)
+    except Exception as error:  # whatever a custom module may raise
+        raise TpsgdError(
+            f"{type(model).__name__} cannot be copied, which a plan needs: {error}"
+        ) from error
+
+
+def _blank_order(n: int, key: Key, device: Any, expected: int) -> Iterator[Tensor]:
+    """An order of so many samples: it takes the memory of one, and says nothing."""
+    part = next(mixed(expected, key, device))
+    yield part.where(part < expected, 0)[:n]
+
+
+def _varies(model: nn.Module, trainer: Trainer) -> tuple[str, ...]:
+    """Why pieces of a batch would not add up to the same step."""
+    modules = list(model.modules())
+    found = {
+        "batch normalisation": any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in modules),
+        "dropout": any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p for m in modules),
+        "a loss of one's own": any(x.known is False for x in trainer.learners),
+    }
+    return tuple(name for name, there in found.items() if there)
