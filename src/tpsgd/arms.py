@@ -3,7 +3,10 @@
 torch is imported when an arm is made, not when words are checked.
 """
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from .errors import TpsgdError
 
 if TYPE_CHECKING:
     from .compare import Arm
@@ -63,12 +66,42 @@ def all_words(factory: "Factory", recurrent: bool) -> list[str]:
 
 
 def headed(
-    arms: "list[Arm]", head: str, factory: "Factory", lr: float | None, controls: bool = False
+    arms: "list[Arm]",
+    head: str,
+    factory: "Factory",
+    lr: float | None,
+    optimizer: Any = None,
+    controls: bool = False,
 ) -> "list[Arm]":
     """The arms with the head that was asked for, the controls too."""
     if head == "adam":
         return arms
 
     from .compare import solved, with_controls
+    from .optimizers import adam
 
-    return [solved(arm, factory, lr) for arm in (with_controls(arms) if controls else arms)]
+    arms = with_controls(arms) if controls else arms
+    return [solved(arm, factory, lr, optimizer or adam) for arm in arms]
+
+
+def single(
+    word: str,
+    schedule: Any,
+    factory: "Factory",
+    head: str,
+    lr: float | None = None,
+    optimizer: Any = None,
+) -> "Arm":
+    """The one arm to train or to plan, under the schedule that was asked for, if one was."""
+    arm = arm_of(word, schedule, factory)
+    if schedule and arm.rule and arm.rule.head:
+        arm = replace(arm, schedule=schedule)  # as asked: DFA may refuse it
+    return headed([arm], head, factory, lr, optimizer)[0]
+
+
+def refuse_options(word: str, optimizer: str | None, *others: Any) -> None:
+    """A peer has no schedule, rate, loss or optimizer that could be chosen."""
+    if word in PEERS and any(others):
+        raise TpsgdError(f"{word} has no schedule, rate or loss to choose: leave those options out")
+    if word in PEERS and optimizer:
+        raise TpsgdError(f"{word} has no optimizer to choose: leave --optimizer out")

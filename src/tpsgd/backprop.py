@@ -21,7 +21,7 @@ from .losses import Loss, bce, cross_entropy
 from .memory import tensor_bytes
 from .objectives import output
 from .optimizers import OptimizerFactory, adam
-from .recurrent import connect
+from .recurrent import Recurrent, connect
 from .rules import Place
 from .run import BlockInfo, Epoch, Run
 from .schedules import sequential
@@ -156,6 +156,8 @@ def in_segments(model: nn.Module, segments: int | bool) -> nn.Module:
     """The model, with its insides computed again on the way back."""
     if not segments:
         return model
+    if any(isinstance(m, (Recurrent, nn.RNN)) for m in model.modules()):
+        raise TpsgdError("checkpoint is for models without recurrent layers")
     blocks = split(model)
     count = len(blocks) if segments is True else segments
     if not 1 <= count <= len(blocks):

@@ -75,11 +75,6 @@ class Block:
         """Whether its layer reads sequences."""
         return isinstance(self.layer, Recurrent)
 
-    @property
-    def pools(self) -> bool:
-        """Whether its end computes something: pooling, usually."""
-        return not all(type(m) in _SHAPE_ONLY for m in self.tail)
-
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """The parameters that may learn, by a name that is unique within the block.
 
@@ -125,6 +120,7 @@ class Block:
 
     def closed_form(self, at: Place) -> bool:
         """Whether the gradients are written out for an objective at that place."""
+        tail_is_shape = all(type(m) in _SHAPE_ONLY for m in self.tail)
         return (
             type(self.layer) in _LAYERS
             and (isinstance(self.layer, nn.Linear) or padding(self.layer) is not None)
@@ -132,7 +128,7 @@ class Block:
             and derivative_known(self.activation)
             and not any(p.requires_grad for m in self.prologue for p in m.parameters())
             and not any(hooked(m) for m in self.modules)
-            and (at is not Place.END or not self.pools)
+            and (at is not Place.END or tail_is_shape)
         )
 
 

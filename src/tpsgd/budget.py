@@ -66,7 +66,7 @@ def _ladders(settings: Settings) -> Iterator[list[Settings]]:
         pieces = -(-pieces // 2)
         sizes.append(pieces)
     yield [settings]
-    yield [whole]
+    yield [whole, replace(settings, slices=4 * FINE)]
     if sizes:
         yield [replace(whole, micro_batch=m) for m in sizes]
     yield [replace(whole, redraw=True)]

@@ -115,21 +115,24 @@ def make_learner(
         several=loss is bce,
         stack=len(cuts) if len(cuts) > 1 else None,
         trains=bool(tensors) and not frozen,
-        slices=settings.slices or _slices(block, math.prod(size[Place.BEFORE]), form),
+        slices=_slices(block, math.prod(size[Place.BEFORE]), form, settings.slices),
         widest=widest,
     )
 
 
-def _slices(block: Block, outputs: int, form: Form) -> int:
+def _slices(block: Block, outputs: int, form: Form, wanted: int | None) -> int:
     """How many slices to make a weight's gradient in: more than one where it outweighs the batch.
 
-    `outputs`: of the layer, for one sample.
+    `outputs`: of the layer, for one sample. Rows of a convolution with groups have inputs of their
+    own, so they stay together.
     """
     layer: Any = block.layer
     if not isinstance(layer, (nn.Linear, nn.Conv1d, nn.Conv2d)) or len(form.seeds) > 1:
         return 1
     if getattr(layer, "groups", 1) > 1:
         return 1
+    if wanted is not None:
+        return wanted
     batch = (form.micro_batch or form.batch_size) * outputs * form.dtype.itemsize
     least = SLICE if form.micro_batch is None else 0  # of pieces the whole gradient is held anyway
     return min(SLICES, max(1, layer.weight.nbytes // max(least, batch)))

@@ -1,31 +1,26 @@
 """The command line: words in, library calls out. torch is imported by the commands that need it."""
 
-import difflib
 import io
 import json
 import os
 import shlex
 import sys
 import warnings
-from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 
-from . import __version__
-from .arms import PEERS, SOURCES, all_words, arm_of, headed
+from . import __version__, planned
+from .arms import PEERS, SOURCES, all_words, arm_of, headed, refuse_options, single
 from .errors import TpsgdError
 from .options import (
-    HEADS,
-    INITS,
-    LOSSES,
     SCHEDULES,
     ActivationWord,
     AsJson,
     BatchSize,
+    Budget,
     DataWord,
     Device,
     Epochs,
@@ -35,18 +30,23 @@ from .options import (
     LossWord,
     MaxTrain,
     ModelWord,
+    OnDisk,
+    OptimizerWord,
     Rate,
     ScheduleWord,
     Seed,
     SetName,
     Threads,
     Window,
+    check,
+    head_of,
+    load,
+    model_for,
+    schedule_of,
+    settings_of,
+    through_time,
 )
-from .terminal import grid_of, live_bar, show
-
-if TYPE_CHECKING:
-    from .data import Data
-    from .models import Factory
+from .terminal import grid_of, held, live_bar, show
 
 INTERRUPTED = 130
 
@@ -58,6 +58,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="The built-in data sets.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+app.command()(planned.plan)
 
 
 def main() -> NoReturn:
@@ -133,25 +134,27 @@ def train(
     head: Head = None,
     device: Device = None,
     threads: Threads = None,
+    optimizer: OptimizerWord = None,
+    memory_budget: Budget = None,
     max_train: MaxTrain = None,
+    on_disk: OnDisk = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for model.pt (a state dict) and run.json.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train one model with one rule and test it."""
-    _check([rule], schedule)
-    options = _options(epochs, batch_size, lr, loss, device, threads)
-    samples = _load(data, seed, max_train)
-    factory, recurrent = _model(model, samples, activation, init, leak)
-    options |= _through_time(window, model, recurrent)
-    head = _head(head, recurrent)
-    arm = arm_of(rule, _schedule(schedule or SCHEDULES[0]), factory)
-    if rule in PEERS and (schedule or lr or loss):
-        raise TpsgdError(f"{rule} has no schedule, rate or loss to choose: leave those options out")
-    if schedule and arm.rule and arm.rule.head:
-        arm = replace(arm, schedule=_schedule(schedule))  # as asked: DFA may refuse it
-    (arm,) = headed([arm], head, factory, lr)
+    check([rule], schedule, optimizer, memory_budget)
+    options = settings_of(epochs, batch_size, lr, loss, device, threads, optimizer, memory_budget)
+    samples = load(data, seed, max_train, on_disk)
+    factory, recurrent = model_for(samples, model, activation, init, leak)
+    options |= through_time(window, model, recurrent)
+    head = head_of(head, recurrent)
+    refuse_options(rule, optimizer, schedule, lr, loss)
+    wanted = schedule and schedule_of(schedule)
+    arm = single(rule, wanted, factory, head, lr, options["optimizer"])
+    if memory_budget and not arm.budgeted:
+        raise TpsgdError(f"--memory-budget is for what fit trains block by block, not for {rule}")
     folder = None if out is None else _usable(out)
 
     from . import compare as comparing
@@ -174,6 +177,8 @@ def train(
         print(json.dumps(record))
         return
     print(run)
+    if memory_budget:
+        print(held(run, memory_budget))
     print(f"test accuracy {accuracy:.2%} of {len(samples.test[1]):,} samples ({data})")
     if folder is not None:
         print(f"saved {folder / 'model.pt'} and {folder / 'run.json'}")
@@ -200,24 +205,27 @@ def compare(
     head: Head = None,
     device: Device = None,
     threads: Threads = None,
+    optimizer: OptimizerWord = None,
+    memory_budget: Budget = None,
     max_train: MaxTrain = None,
+    on_disk: OnDisk = None,
     out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("tpsgd-report"),
     as_json: AsJson = False,
 ) -> None:
     """Compare rules with backprop and with frozen hidden layers: a table and a report."""
     given = [] if rules == "all" else [word.strip() for word in rules.split(",")]
     words = list(dict.fromkeys(given))
-    _check(words, schedule)
-    options = _options(epochs, batch_size, lr, loss, device, threads)
-    samples = _load(data, seed, max_train)
-    factory, recurrent = _model(model, samples, activation, init, leak)
-    options |= _through_time(window, model, recurrent)
-    head = _head(head, recurrent)
-    chosen = _schedule(schedule or SCHEDULES[0])
+    check(words, schedule, optimizer, memory_budget)
+    options = settings_of(epochs, batch_size, lr, loss, device, threads, optimizer, memory_budget)
+    samples = load(data, seed, max_train, on_disk)
+    factory, recurrent = model_for(samples, model, activation, init, leak)
+    options |= through_time(window, model, recurrent)
+    head = head_of(head, recurrent)
+    chosen = schedule_of(schedule)
     words = words or all_words(factory, recurrent)
     left_out = [] if given or recurrent else [word for word in PEERS if word not in words]
     arms = [arm_of(word, chosen, factory) for word in words]
-    arms = headed(arms, head, factory, lr, controls=True)
+    arms = headed(arms, head, factory, lr, options["optimizer"], controls=True)
     folder = _usable(out)
 
     from . import compare as comparing
@@ -282,69 +290,6 @@ def data_path(name: SetName) -> None:
     print(place)
 
 
-def _known(kind: str, word: str, words: Iterable[str]) -> None:
-    """Refuse a word that is not there, and name the closest that is."""
-    words = list(words)
-    if word not in words:
-        close = difflib.get_close_matches(word.lower(), words, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(words)}"
-        raise TpsgdError(f"unknown {kind} {word!r}: {hint}")
-
-
-def _check(words: Iterable[str], schedule: str | None) -> None:
-    """Refuse rules and schedules that there are not, before anything is loaded."""
-    for word in words:
-        _known("rule", word, SOURCES)
-    if schedule is not None:
-        _known("schedule", schedule, SCHEDULES)
-
-
-def _head(word: str | None, recurrent: bool) -> str:
-    """The head that was asked for, or the one that such models get."""
-    word = word or ("ridge" if recurrent else "adam")
-    _known("head", word, HEADS)
-    return word
-
-
-def _schedule(word: str) -> Any:
-    from . import schedules
-
-    return getattr(schedules, word)
-
-
-def _options(
-    epochs: int,
-    batch_size: int,
-    lr: float | None,
-    loss: str | None,
-    device: str | None,
-    threads: int | None,
-) -> dict[str, Any]:
-    """What `fit` takes, from words."""
-    if lr is not None and not 0 < lr < float("inf"):
-        raise TpsgdError(f"--lr must be more than 0, got {lr:g}")
-    if loss is not None:
-        _known("loss", loss, LOSSES)
-
-    import torch
-
-    from . import losses
-    from .fitting import usable
-
-    usable(device or "cpu")
-    if threads is not None:
-        torch.set_num_threads(threads)
-    value = None if loss is None else getattr(losses, loss.replace("-", "_"))
-    return dict(epochs=epochs, batch_size=batch_size, lr=lr, loss=value, device=device)
-
-
-def _through_time(window: int | None, model: str, recurrent: bool) -> dict[str, Any]:
-    """What `fit` takes for recurrent models."""
-    if window is not None and not recurrent:
-        raise TpsgdError(f"--window is for recurrent models such as rnn:512, not for {model}")
-    return {} if window is None else {"window": window}
-
-
 def _named(
     model: str, activation: str, init: str | None, leak: float | None, head: str
 ) -> dict[str, str | float]:
@@ -354,37 +299,6 @@ def _named(
     named = {"model": model, "activation": used, "init": init, "leak": leak}
     named["head"] = None if head == "adam" else head
     return {key: value for key, value in named.items() if value is not None}
-
-
-def _load(data: str, seed: int, max_train: int | None) -> "Data":
-    from .data import load
-
-    return load(data, seed=seed, max_train=max_train)
-
-
-def _model(
-    word: str, samples: "Data", activation: str, init: str | None, leak: float | None
-) -> "tuple[Factory, bool]":
-    """A factory of models for these samples, and whether they are recurrent."""
-    if init is not None:
-        _known("init", init, INITS)
-
-    from .models import factory, is_own, is_recurrent
-    from .padded import Padded
-
-    make = factory(
-        word, samples.shape, len(samples.classes), activation, tokens=samples.vocabulary,
-        init=init, leak=leak,
-    )  # fmt: skip
-    try:
-        recurrent = is_recurrent(make())
-    except TpsgdError:
-        raise
-    except Exception as error:  # in the caller's own file
-        raise TpsgdError(f"{word} failed with {type(error).__name__}: {error}") from error
-    if isinstance(samples.train[0], Padded) and not recurrent and not is_own(word):
-        raise TpsgdError(f"{word} cannot read sequences of different lengths: choose rnn:512")
-    return make, recurrent
 
 
 def _usable(out: Path) -> Path:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from .activations import activation
 from .blocks import Block, padding
-from .layout import bands, channels_last, full, spread
+from .layout import bands, channels_last, full, spread, sum_of_rows
 from .rules import Place
 
 aten = torch.ops.aten
@@ -119,7 +119,7 @@ class ClosedForm:
 
     def _bias_gradient(self, dz: Tensor) -> Tensor:
         if isinstance(self.layer, nn.Linear):
-            return dz.reshape(-1, dz.shape[-1]).sum(0)
+            return sum_of_rows(dz.reshape(-1, dz.shape[-1]))
         return _sum_per_filter(dz)
 
     def _weight_gradient(self, x: Tensor, dz: Tensor, weight: Tensor, part: slice | None) -> Tensor:
@@ -204,8 +204,7 @@ def sliced(name: str, rows: int, slices: int) -> Iterator[tuple[str, slice | Non
 def _sum_per_filter(dz: Tensor) -> Tensor:
     """The sum over samples and pixels; as a product where the filters lie last, which is faster."""
     if channels_last(dz):
-        flat = dz.permute(0, 2, 3, 1).reshape(-1, dz.shape[1])
-        return flat.new_ones(len(flat)) @ flat
+        return sum_of_rows(dz.permute(0, 2, 3, 1).reshape(-1, dz.shape[1]))
     return dz.sum((0, *range(2, dz.dim())))
 
 

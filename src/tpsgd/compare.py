@@ -28,7 +28,7 @@ from .evaluation import evaluate
 from .losses import Loss
 from .models import Factory, is_recurrent
 from .models import reservoir as reservoir_like
-from .optimizers import OptimizerFactory, adam
+from .optimizers import OptimizerFactory, adam, sgd
 from .padded import Padded
 from .restarts import Restarts, fit_many, make_model
 from .rules import Rule, frozen
@@ -72,6 +72,11 @@ class Arm:
         return self.rule is not None and self.rule.objective is None
 
     @property
+    def budgeted(self) -> bool:
+        """Whether `fit` trains it, so that it can keep within a memory budget."""
+        return self.rule is not None
+
+    @property
     def about(self) -> str:
         """What it does, in a few words."""
         if self.remark or self.method:
@@ -107,12 +112,15 @@ def reservoir(factory: Factory) -> Arm:
     return Arm("reservoir", RESERVOIR, optimizer=optimizer, factory=make)
 
 
-def solved(arm: Arm, factory: Factory, lr: float | None = None) -> Arm:
+def solved(
+    arm: Arm, factory: Factory, lr: float | None = None, optimizer: OptimizerFactory = adam
+) -> Arm:
     """The arm with its last block in closed form, if it learns block by block by an optimizer."""
     free = arm.rule is not None and arm.rule.head and arm.optimizer is None
     if not free or arm.schedule is not sequential:
         return arm
-    below = adam if lr is None else partial(torch.optim.Adam, lr=lr)
+    kinds: dict[Any, Any] = {adam: torch.optim.Adam, sgd: torch.optim.SGD}
+    below = optimizer if lr is None else partial(kinds.get(optimizer, optimizer), lr=lr)
     return replace(arm, optimizer=[*[below] * (len(split(factory())) - 1), ridge()])
 
 
@@ -221,6 +229,8 @@ def compare(
     loss: Loss | None = None,
     device: str | None = None,
     window: int | None = None,
+    optimizer: OptimizerFactory = adam,
+    memory_budget: str | int | None = None,
     notes: Mapping[str, Any] | None = None,
     command: str = "",
     progress: Progress | None = None,
@@ -240,6 +250,8 @@ def compare(
         loss: as for `fit`, of every arm's last block.
         device: as for `fit`.
         window: as for `fit`, of recurrent nets.
+        optimizer: as for `fit`, of every arm that has none of its own.
+        memory_budget: as for `fit`, of the arms that it trains: backprop and methods have none.
         notes: more settings for the record, such as the model's name.
         command: what reproduces this, for the record.
         progress: called with the record, the arm at work and the share of all work done.
@@ -253,9 +265,14 @@ def compare(
         raise TpsgdError(f"restarts must be 1 or more, got {restarts}")
     options = {"epochs": epochs, "batch_size": batch_size, "lr": lr, "loss": loss, "device": device}
     options |= {} if window is None else {"window": window}
-    settings = {**(notes or {}), **options, "loss": loss and loss.name}
-    settings |= {"restarts": restarts, "seed": seed}
+    named = {"loss": loss and loss.name, "optimizer": getattr(optimizer, "__name__", "its own")}
+    settings = {**(notes or {}), **options, **named, "restarts": restarts, "seed": seed}
+    options |= {} if optimizer is adam else {"optimizer": optimizer}
     results = [Result(a) for a in with_controls(arms)]
+    if memory_budget is not None:
+        options |= {"memory_budget": memory_budget}
+        free = [r.arm.name for r in results if not r.arm.budgeted]
+        settings |= {"memory_budget": memory_budget, "without_budget": ", ".join(free)}
     record = Comparison(describe(data), settings, machine(device), results, command)
     try:
         _warm_up(record, data, factory, options)
@@ -303,6 +320,8 @@ def train(arm: Arm, factory: Factory, data: Any, **options: Any) -> Restarts:
         options["epochs"] = arm.epochs
     if arm.optimizer is not None:
         options |= {"optimizer": arm.optimizer, "lr": None}
+    if not arm.budgeted:
+        options.pop("memory_budget", None)
     make = arm.factory or factory
     if arm.method is not None:
         model = make_model(make, options.get("seed", 0))

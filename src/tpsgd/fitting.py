@@ -283,6 +283,7 @@ def teach(
             make_optimizer(course.optimizer, learner.params, course.lr)
     meter.begin()
     forget_resident_peak()
+    trainer.began = time.perf_counter()
     settings.schedule(trainer)
     if form.device.type == "cuda":
         torch.cuda.synchronize(form.device)

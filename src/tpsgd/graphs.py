@@ -27,6 +27,7 @@ class Steps:
         self.graph: torch.cuda.CUDAGraph | None = None
         self.index = torch.empty(0)
         self.taken = 0
+        self.done = 0  # pieces, over all epochs
 
     def forget(self) -> None:
         """The step has changed: capture it anew."""

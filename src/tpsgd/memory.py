@@ -15,7 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 CUDA_BLOCK = 512  # a GPU's allocator gives whole blocks of so many bytes
 
@@ -200,16 +202,22 @@ def side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
+def _twice(x: Tensor, w: Tensor) -> Tensor:
+    return F.linear(F.linear(x, w, w[0]), w, w[0])
+
+
 def warm(device: torch.device) -> int:
     """Let cuBLAS take its workspaces, which it never gives back: the bytes they take, if any."""
     before = torch.cuda.memory_allocated(device)
-    ones = torch.ones(16, 16, device=device)
+    ones = torch.ones(64, 64, device=device)
+    w = torch.ones(64, 64, device=device, requires_grad=True)
     for stream in (torch.cuda.current_stream(device), side_stream(device)):
-        with torch.cuda.stream(stream):
-            torch.addmm(ones[0], ones, ones)
-            torch.mm(ones, ones)
+        with torch.cuda.stream(stream), torch.enable_grad():  # autograd has threads of its own
+            y = checkpoint(_twice, torch.mm(ones, w), w, use_reentrant=False)
+            torch.autograd.grad(y, w, ones)
+            del y
     torch.cuda.synchronize(device)
-    del ones
+    del ones, w
     return torch.cuda.memory_allocated(device) - before
 
 

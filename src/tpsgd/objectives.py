@@ -195,7 +195,7 @@ def readout(
     local = bce if site.loss is bce else cross_entropy
 
     def read(y: Tensor, P: Tensor) -> tuple[Tensor, Tensor]:
-        f = _cells(y, grid) if grid else y.flatten(1)
+        f = cells(y, grid) if grid else y.flatten(1)
         return f, (f @ P.T).mul(factor)
 
     def value(y: Tensor, s: Tensor, P: Tensor) -> Tensor:
@@ -225,7 +225,7 @@ def move(objective: Objective, place: Callable[[Tensor], Tensor]) -> Objective:
     return replace(objective, tensors=tuple(tensors))
 
 
-def _cells(y: Tensor, grid: tuple[int, ...]) -> Tensor:
+def cells(y: Tensor, grid: tuple[int, ...]) -> Tensor:
     if prod(grid) == 1:
         return y.flatten(2).mean(2)
     if y.dim() == 3:

@@ -1,5 +1,6 @@
 """`plan`: the peak bytes of a training before it starts, and how to stay within a budget."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 from .blocks import split
+from .building import rules_for
 from .losses import Loss
 from .optimizers import OptimizerFactory, adam
 from .recurrent import tokens_of
@@ -74,7 +76,7 @@ class Plan:
         return self.lines[0].total
 
     def __getitem__(self, name: str) -> Line:
-        return next(line for line in self.lines if line.name == name)
+        return {line.name: line for line in self.lines}[name]
 
     def as_dict(self) -> dict[str, Any]:
         """All of it as plain values, ready for JSON."""
@@ -124,7 +126,8 @@ def short(count: int) -> str:
         >>> short(1536), short(0)
         ('1.5K', '-')
     """
-    return size(count).replace(" ", "").removesuffix("B") or "0" if count else "-"
+    text = size(count).replace(" ", "").removesuffix("B")
+    return re.sub(r"(\d{3})\.\d+", r"\1", text) if count else "-"
 
 
 def plan(
@@ -186,7 +189,8 @@ def plan(
         slices=slices, redraw=redraw, memory_budget=memory_budget,
     )  # fmt: skip
     inputs = Inputs(tuple(input_shape), dtype or _dtype(model, input_shape), samples)
-    if schedule is None and any(r.needs_output for r in _listed(rule)[: len(split(model)) - 1]):
+    waits = any(r.needs_output for r in rules_for(rule, split(model), simultaneous)[:-1])
+    if schedule is None and waits:
         settings = replace(settings, schedule=simultaneous)
     chosen: dict[str, Any] = {"micro_batch": micro_batch, "slices": slices, "redraw": redraw}
     chosen["reuse"] = reuse
@@ -195,19 +199,21 @@ def plan(
 
         settings = within(model, inputs, rule, settings)
         chosen = {k: getattr(settings, k) for k in chosen}
-    ways = list(_ways(rule, settings, schedule is None and others, others))
+    recurrent = any(block.recurrent for block in split(model))
+    ways = list(_ways(rule, settings, schedule is None and others, others, recurrent))
     found = {name: rehearse(model, inputs, how, s) for name, how, s in ways}
     lines = tuple(line_of(name, found[name], s.reuse) for name, _, s in ways)
     return Plan(lines, chosen, _remarks(next(iter(found.values())), settings, samples))
 
 
 def _ways(
-    rule: Any, settings: Settings, both: bool, others: bool
+    rule: Any, settings: Settings, both: bool, others: bool, recurrent: bool
 ) -> Iterator[tuple[str, Any, Settings]]:
     """Every way to train that a plan compares, the one that was asked for first."""
     yield settings.schedule.__name__, rule, settings
     locked = any(r.needs_output for r in _listed(rule))
-    if both and not locked:
+    solved = any(isinstance(o, SOLVERS) for o in _listed(settings.optimizer))
+    if both and not locked and not solved:
         other = simultaneous if settings.schedule is sequential else sequential
         yield other.__name__, rule, replace(settings, schedule=other)
     if not others:
@@ -220,7 +226,8 @@ def _ways(
     pieces = max(1, settings.batch_size // 4)
     yield "backprop", Backprop(), whole
     yield "backprop, 4 micro-batches", Backprop(), replace(whole, micro_batch=pieces)
-    yield "backprop, checkpointed", Backprop(checkpoint=True), whole
+    if not recurrent:
+        yield "backprop, checkpointed", Backprop(checkpoint=True), whole
     yield "backprop, step inside", Backprop(step_inside=True), whole
     yield "last layer alone", frozen(), replace(whole, reuse=False)
 

@@ -31,6 +31,10 @@ from .sources import Arrays
 from .trainer import Trainer
 from .workspaces import Workspaces
 
+# A GPU's allocator does not split off less than 1 MB of a large block: half of that is added to
+# peaks that must have large blocks in them.
+FEW_LARGE, REMAINDER = 8 << 20, 512 << 10
+
 
 @dataclass(frozen=True)
 class Inputs:
@@ -85,8 +89,12 @@ def rehearse(
         meter.peak(0)
     for module, training in modes:
         module.training = training
+    for stage in meter.stages if on_gpu else []:
+        if stage.peak > FEW_LARGE:
+            stage.peak += REMAINDER
+            stage.parts["workspace"] += REMAINDER
     weights = tensor_bytes(twin)
-    kept = meter.kept * max(inputs.samples, 1) // len(trainer.source.y)  # type: ignore[attr-defined]
+    kept = meter.kept * inputs.samples // trainer.source.samples
     return Rehearsal(weights, meter.stages, kept, names, _varies(twin, trainer))
 
 
@@ -101,7 +109,7 @@ def _trainer(
 ) -> tuple[Trainer, list[str]]:
     """The trainer that would do it."""
     settings = _shorter(settings)
-    samples = 2 * settings.batch_size
+    samples = min(2 * settings.batch_size, inputs.samples or 2 * settings.batch_size)
     x = torch.empty(samples, *inputs.shape, dtype=inputs.dtype, device=device)
     layers = split(model) if not isinstance(how, Backprop) else _layers(model)
     form = form_for(layers, x[:2], False, settings, device, dtype, 1)
@@ -114,7 +122,8 @@ def _trainer(
         loss, blocks = settings.loss or rules[-1].loss, layers
     sizes = shapes(blocks, form(x[:2]))
     classes = classes_of(sizes[-1][Place.END], blocks[-1])
-    courses = [replace(c, epochs=min(c.epochs, 1)) for c in settings.courses(len(blocks))]
+    turns = 2 if samples <= settings.batch_size else 1  # two batches show what all do
+    courses = [replace(c, epochs=min(c.epochs, turns)) for c in settings.courses(len(blocks))]
     with meter.watch():
         if isinstance(how, Backprop):
             learners = [whole_learner(blocks, loss, form, len(layers), how.step_inside)]
@@ -129,7 +138,9 @@ def _trainer(
     order = partial(_blank_order, expected=max(inputs.samples, samples))
     source = Arrays(x, y, form, order=order)
     run = Run("rehearsal", 0, {})
-    reuse = settings.reuse if isinstance(settings.reuse, bool) or settings.reuse is None else True
+    once = settings.courses(len(blocks))[-1].work <= 1  # the courses here are shorter
+    given = settings.reuse is False or (settings.reuse is None and once)
+    reuse = settings.reuse if given else True
     trainer = Trainer(learners, courses, source, None, meter, [run], reuse=reuse)
     trainer.expected = inputs.samples
     return trainer, [str(block) for block in layers]
@@ -170,8 +181,13 @@ def _faked(model: nn.Module, mode: FakeTensorMode, device: torch.device) -> nn.M
 
 def _blank_order(n: int, key: Key, device: Any, expected: int) -> Iterator[Tensor]:
     """An order of so many samples: it takes the memory of one, and says nothing."""
-    part = next(mixed(expected, key, device))
-    yield part.where(part < expected, 0)[:n]
+    parts = mixed(expected, key, device)
+    part = next(parts)
+    counted = 1 << max(2, (expected - 1).bit_length())  # of which those beyond are left out
+    order = part.new_zeros(-(-len(part) * expected // counted))
+    waiting = torch.empty_like(order[n:])  # for their batch: the caller copies the others
+    yield order[:n]
+    del parts, waiting  # which lived until here
 
 
 def _varies(model: nn.Module, trainer: Trainer) -> tuple[str, ...]:
@@ -180,6 +196,6 @@ def _varies(model: nn.Module, trainer: Trainer) -> tuple[str, ...]:
     found = {
         "batch normalisation": any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in modules),
         "dropout": any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p for m in modules),
-        "a loss of one's own": any(x.known is False for x in trainer.learners),
+        "a loss that may look at the whole batch": any(x.known is False for x in trainer.learners),
     }
     return tuple(name for name, there in found.items() if there)

@@ -14,6 +14,7 @@ is gradient *descent* on a local loss J_i, so one sign convention serves all:
 | `tpsgd_l2`   | 1/2 sum (P_i y* - y_i)^2    | P_i y* - y_i           | y*                      |
 | `tpsgd`      | any loss(y_i, P_i y*)       | -dJ_i/dy_i             | y*                      |
 | `readout`    | CE(y_i P_i^T / sqrt(d), y*) | (y* - p) P_i / sqrt(d) | y*                      |
+| `predsim`    | similarity within classes   | -dJ_i/dy_i             | y*                      |
 | `frozen`     | none: the layer stays as it is; the control                                    |
 | `untrained`  | none, and the last layer stays as it is too                                    |
 
@@ -27,7 +28,8 @@ A rule for a whole net also names the loss of its last block, which has no proje
 tpSGD rules as in the paper, `cross_entropy` for the others. `fit(loss=...)` overrides it.
 
 Sources: tpSGD, Lomnitz et al. (2022); DRTP and sDFA, Frenkel et al. (2021); DFA, Nøkland (2016);
-readout, Mostafa et al., "Deep supervised learning using local errors" (2018).
+readout, Mostafa et al., "Deep supervised learning using local errors" (2018); predsim, Nøkland &
+Eidnes, "Training Neural Networks with Local Error Signals" (2019).
 """
 
 from collections.abc import Callable
@@ -37,7 +39,7 @@ from typing import Any
 
 from torch import Tensor
 
-from . import objectives
+from . import objectives, similarity
 from .losses import Loss, cross_entropy, mse
 from .objectives import Objective, Site
 from .projections import Projection, binary, normal, orthogonal
@@ -175,6 +177,20 @@ def readout(
     about = f"local classifier through {'learned' if learned else 'fixed random'} codes"
     options = f"{_options(projection)}, at most {features} features, scale {scale or 'default'}"
     return Rule(name, objective, at=at, about=about, options=options, per_step=False)
+
+
+def predsim(share: float = 0.99, features: int = 2048) -> Rule:
+    """Samples of a class alike, and a local classifier (Nøkland & Eidnes 2019); not the paper's.
+
+    `share` is the weight of the similarity; `features` bounds what the classifier reads. Both of
+    its linear maps learn with the block; the loss is over a whole batch.
+    """
+
+    def objective(site: Site) -> Objective:
+        return similarity.predsim(site, share, features)
+
+    about = "samples of a class alike, and a learned local classifier"
+    return Rule("predsim", objective, at=Place.AFTER, about=about, per_step=False)
 
 
 def frozen(loss: Loss = cross_entropy) -> Rule:

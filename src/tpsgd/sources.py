@@ -22,7 +22,7 @@ from torch.utils.data import (
 from .errors import TpsgdError
 from .given import check_finite, inputs, labels, pair, tensor
 from .hashing import Key, permutation, shuffled, streams
-from .layout import like, rows
+from .layout import channels_last, like, rows
 from .losses import Loss
 from .padded import Padded
 from .stored import Stored
@@ -102,6 +102,7 @@ class Form:
         return x[:, :1] if self.stacked else x[:1]
 
 
+WORTH_CUTTING = 1 << 20  # bytes of a batch that is better taken a part at a time
 UNCUT = (
     "sequences of different lengths cannot be cut into micro-batches: lower batch_size instead of "
     "micro_batch or memory_budget"
@@ -169,7 +170,7 @@ class Arrays:
             return self.form(x.rows(index)), labels
         if isinstance(x, Padded) or index.dim() > 1:
             return self.form(x[index], index.dim()), labels
-        return self.form(rows(x, index)), labels
+        return _ready(x, index, self.form), labels
 
     def batches(self, block: int = 0, epoch: int | None = None) -> Batches:
         """An epoch's batches, gathered one at a time."""
@@ -182,6 +183,22 @@ class Arrays:
                 held = [Piece(x, labels, (part.stop - part.start) / size, part.stop == size)]
                 del x, labels  # while the next one is made, this one must not live on here
                 yield held.pop()
+
+
+def _ready(x: Tensor, index: Tensor, form: Form) -> Tensor:
+    """Samples in the model's layout; a large batch in parts, so that it is never there twice."""
+    turns = form.channels_last and x.dim() == 4 and not channels_last(x)
+    many = len(index) * x[0].numel() * form.dtype.itemsize
+    if not turns or many < WORTH_CUTTING or form.looks_up(x):
+        return form(rows(x, index))
+    shape = (len(index), *x.shape[1:])
+    layout = torch.channels_last
+    out = torch.empty(shape, dtype=form.dtype, device=form.device, memory_format=layout)
+    step = -(-len(index) // 4)
+    for start in range(0, len(index), step):
+        part = index[start : start + step]
+        out[start : start + step].copy_(rows(x, part))
+    return out
 
 
 def _batched(parts: Iterator[Tensor], size: int) -> Iterator[Tensor]:
@@ -349,6 +366,8 @@ def source(
         raise TpsgdError("the data is empty: x has no samples")
     if len(x) != len(y):
         raise TpsgdError(f"x has {len(x):,} samples but y has {len(y):,} labels")
+    if isinstance(x, Padded) and form.micro_batch is not None:
+        raise TpsgdError(UNCUT)
     check(x, form)
     y = known(y, complete)
     if form.device.type == "cuda" and x.nbytes < torch.cuda.mem_get_info(form.device)[0] / 2:

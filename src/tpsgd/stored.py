@@ -3,6 +3,7 @@
 import os
 import shutil
 import tempfile
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ class Stored:
             reason = error.strerror or str(error)
             raise TpsgdError(f"inputs cannot be kept in {folder}: {reason}") from None
         self.folder = folder
+        weakref.finalize(self, self.file.close)
 
     def _no_room(self, folder: Path, why: str) -> str:
         return (

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from .activations import Activation
+from .layout import sum_of_rows
 from .objectives import Local
 
 
@@ -150,7 +151,7 @@ class Sweep:
                 sums["table"] = torch.zeros_like(self.table)
             _scatter(sums["table"], x.flatten(-2), dz, share)
         if self.weights.bias is not None:
-            part = dz.sum(-2).mul_(share)
+            part = sum_of_rows(dz).mul_(share)
             sums["bias"] = part if "bias" not in sums else sums["bias"].add_(part)
 
     def gradients(self) -> dict[str, Tensor]:

@@ -1,16 +1,23 @@
 """What a terminal shows: tables, a comparison, a live bar. torch is not needed to import it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console, Group
 from rich.table import Table
+from rich.text import Text
+
+from .run import as_bytes, size
 
 if TYPE_CHECKING:
     from .compare import Comparison
+    from .planning import Line, Plan
+    from .run import Run
+
+WIDTH = 80
 
 
 def table(comparison: "Comparison") -> Table:
@@ -35,7 +42,64 @@ def show(comparison: "Comparison", page: Path) -> None:
     console.print(legend(comparison))
     for line in remarks(comparison):
         console.print(line, style="yellow", markup=False)
+    if (free := comparison.settings.get("without_budget")) is not None:
+        budget = size(as_bytes(comparison.settings["memory_budget"]))
+        line = f"a memory budget of {budget} for each training, but not for {free}"
+        console.print(line, style="yellow", markup=False)
     console.print(f"report: {page}", soft_wrap=True, markup=False)
+
+
+def show_plan(plan: "Plan", budget: str | None) -> None:
+    """Print a plan: what a budget chose, the tables, the remarks."""
+    console = Console(highlight=False)
+    console.width = min(WIDTH, console.width)
+    if budget is not None:
+        line = f"within {size(as_bytes(budget))}: {in_words(plan.settings)}"
+        console.print(line, style="bold", markup=False)
+    first = plan.lines[0]
+    console.print(bytes_table(plan.lines, "way to train"))
+    if len(first.blocks) > 1:
+        console.print()
+        console.print(bytes_table(first.blocks, f"{first.name}: block"))
+    for line in plan.remarks:
+        console.print(line, style="yellow", markup=False)
+
+
+def bytes_table(lines: "Sequence[Line]", title: str) -> Table:
+    """A plan's lines, at most 80 columns wide: numbers stay whole, long names are wrapped."""
+    from .planning import PARTS, short
+
+    brief = {"gradients": "grads", "optimizer": "optim.", "activations": "activ."}
+    shown = [part for part in PARTS if any(line.parts.get(part) for line in lines)]
+    kept = ["inputs"] if any(line.kept for line in lines) else []
+    grid = grid_of(title, *(brief.get(p, PARTS[p]) for p in shown), *kept, "total")
+    grid.padding = (0, 0, 0, 0)  # a space is between columns already
+    for column in grid.columns[1:]:
+        column.justify, column.no_wrap = "right", True
+    for line in lines:
+        counts = [line.parts.get(part, 0) for part in shown]
+        counts += [line.kept, line.total] if kept else [line.total]
+        grid.add_row(Text(line.name), *map(short, counts))
+    return grid
+
+
+def in_words(settings: Mapping[str, Any]) -> str:
+    """How a training keeps within its budget."""
+    size_of_pieces, slices, reuse = (settings[k] for k in ("micro_batch", "slices", "reuse"))
+    words = [f"micro-batches of {size_of_pieces}" if size_of_pieces else "whole batches"]
+    words += [f"gradients in {slices} slices"] if slices else []
+    words += ["codes redrawn"] if settings["redraw"] else []
+    if reuse is not None:
+        kept = "memory" if reuse is True else f"a file in {reuse}"
+        words.append(f"inputs reused from {kept}" if reuse else "inputs computed again")
+    return ", ".join(words)
+
+
+def held(run: "Run", budget: str) -> str:
+    """What a training held, beside its budget, and how."""
+    kept = f", {size(run.kept_bytes)} of it kept inputs" if run.kept_bytes else ""
+    total = size(run.peak_bytes + run.kept_bytes)
+    return f"peak {total} of a budget of {size(as_bytes(budget))}{kept}: {in_words(run.settings)}"
 
 
 def grid_of(*head: str) -> Table:
@@ -67,3 +131,14 @@ def live_bar() -> Iterator[Callable[..., None] | None]:
                 live.update(Group(table(comparison), "", bar))
 
         yield advance
+
+
+@contextmanager
+def waiting(text: str) -> Iterator[None]:
+    """A spinner beside what is being done; nothing without a terminal."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(text):
+        yield

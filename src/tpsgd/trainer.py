@@ -26,7 +26,7 @@ from .run import Epoch, Run
 from .solvers import SOLVERS, Ridge
 from .solvers.equations import few
 from .solvers.least_squares import Few, workspace
-from .sources import Arrays, Batches, Form, Piece, Source, Stream, Through, in_parts
+from .sources import WORTH_CUTTING, Arrays, Batches, Form, Piece, Source, Stream, Through, in_parts
 from .stored import Stored
 from .unrolled import Pass, computed
 
@@ -212,11 +212,12 @@ class Trainer:
         seen = 2 * len(form.cut(form.batch_size))
         with torch.no_grad():
             for number in count():
-                with self.meter.watch(epoch == 0 and number < seen):
+                with self.meter.watch(steps.done < seen):
                     size, step = next(batches, (0, None))
                     if step is None:
                         break
                     step()
+                steps.done += 1
                 samples += size
                 self.passed += size * width
                 if self.progress is not None and number % 8 == 0:
@@ -410,11 +411,10 @@ def seen_through(source: Source, function: Callable[[Any], Any], at_once: int | 
 
 
 def _at_once(learner: Learner, form: Form) -> int | None:
-    """How many samples to hand on together: few where pooling holds what it pools, and more."""
-    if form.stacked:
+    """How many samples to hand on together: a part of a batch, where that saves much."""
+    if form.stacked or form.batch_size * learner.widest < WORTH_CUTTING:
         return None
-    few = max(1, AT_ONCE // max(1, learner.widest))
-    return min(few, -(-form.batch_size // 4)) if learner.block.pools else few
+    return max(1, min(AT_ONCE // learner.widest, form.batch_size // 4))
 
 
 def _now(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
