@@ -169,7 +169,6 @@ def test_batch_norm_with_step_inside_is_the_same():
     agree(make, points(30), {"step_inside": True}, optimizer=tpsgd.sgd)
 
 
-@pytest.mark.xfail(reason="running statistics are updated twice: once more on the way back")
 def test_batch_norm_with_checkpoints_is_the_same():
     def make():
         return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))

@@ -110,7 +110,6 @@ def test_the_contract(rule, projection, kind, schedule):
         epochs=EPOCHS,
         batch_size=16,
         lr=0.01,
-        seed=6,
     )
     if rule in LOCKED and schedule == "sequential":
         with pytest.raises(TpsgdError, match=f"^{chosen.name} cannot learn block by block"):

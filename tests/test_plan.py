@@ -391,12 +391,7 @@ WRONG = {
 }
 
 
-LATER = {"window", "device", "samples", "part of a sample"}  # not refused, or not so
-
-
-@pytest.mark.parametrize(
-    "what", [pytest.param(w, marks=pytest.mark.xfail) if w in LATER else w for w in WRONG]
-)
+@pytest.mark.parametrize("what", WRONG)
 def test_a_mistake_is_one_sentence(what):
     settings, words = WRONG[what]
     with pytest.raises(TpsgdError, match=words) as caught:
@@ -416,7 +411,6 @@ def test_so_does_one_that_fits_only_at_first():
         tpsgd.plan(cnn(), (2, 10, 10), BATCH)
 
 
-@pytest.mark.xfail(reason="torch's own errors")
 @pytest.mark.parametrize("shape", [(1.5,), ("20",), (-1,), 20])
 def test_a_shape_that_is_none(shape):
     with pytest.raises(TpsgdError) as caught:

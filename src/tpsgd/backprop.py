@@ -1,8 +1,10 @@
 """`fit_backprop`: the sibling that the rules are measured against, and its ways to save memory."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -148,8 +150,27 @@ class Segments(nn.Sequential):
         """As `nn.Sequential`'s."""
         *parts, last = self
         for part in parts:
-            input = checkpointed(part, input, use_reentrant=False)
+            again = partial(_recomputing, part)
+            input = checkpointed(part, input, use_reentrant=False, context_fn=again)
         return last(input)
+
+
+def _recomputing(part: nn.Module) -> tuple[Any, Any]:
+    """What surrounds a segment's first pass, nothing, and its second."""
+    return nullcontext(), _statistics_kept(part)
+
+
+@contextmanager
+def _statistics_kept(part: nn.Module) -> Iterator[None]:
+    """Batch norms compute as ever, but what they remember stays as it is."""
+    norms = [m for m in part.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    kept = [(b, b.clone()) for m in norms for b in m.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in kept:
+                buffer.copy_(value)
 
 
 def in_segments(model: nn.Module, segments: int | bool) -> nn.Module:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .learner import Learner
 from .memory import side_stream
-from .sources import Arrays, Piece, Source
+from .sources import Arrays, Piece, Source, Through
 
 Step = Callable[[Piece], None]
 
@@ -21,9 +21,16 @@ class Steps:
 
     WARM_UP = 2  # real steps taken before the capture, which itself computes nothing
 
-    def __init__(self, step: Step, source: Source, learners: list[Learner], fixed_rate: bool):
+    def __init__(
+        self,
+        step: Step,
+        source: Source,
+        learners: list[Learner],
+        fixed_rate: bool,
+        behind_ours: bool = False,
+    ):
         self.step, self.source, self.learners = step, source, learners
-        self.fixed_rate = fixed_rate
+        self.fixed_rate, self.behind_ours = fixed_rate, behind_ours
         self.graph: torch.cuda.CUDAGraph | None = None
         self.index = torch.empty(0)
         self.taken = 0
@@ -42,43 +49,54 @@ class Steps:
                 del piece
                 yield size, lambda held=held: self.step(held.pop())
             return
-        assert isinstance(self.source, Arrays)
-        for index in self.source.indices(block, epoch):
+        for index in self._arrays.indices(block, epoch):
             if not self.source.form.skips(index.shape[-1]):
                 yield index.shape[-1], lambda index=index: self._take(index)
 
     def _take(self, index: Tensor) -> None:
-        source = self.source
-        assert isinstance(source, Arrays)
-        if index.shape[-1] < source.form.batch_size:  # the last, smaller batch
-            self.step(Piece(*source.take(index)))
+        form = self.source.form
+        if index.shape[-1] < form.batch_size:  # the last, smaller batch
+            self.step(self._piece(index))
             return
-        stream = side_stream(source.form.device)
+        stream = side_stream(form.device)
         if self.graph is None and self.taken < self.WARM_UP:
             self.taken += 1
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
-                self.step(Piece(*source.take(index)))
+                self.step(self._piece(index))
             torch.cuda.current_stream().wait_stream(stream)
             return
         if self.graph is None:
             self.index = index.clone()
             self.graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.graph, stream=stream):
-                self.step(Piece(*source.take(self.index)))
+                self.step(self._piece(self.index))
         self.index.copy_(index)
         self.graph.replay()
 
+    @property
+    def _arrays(self) -> Arrays:
+        """The samples themselves, before any frozen blocks."""
+        source = self.source.source if isinstance(self.source, Through) else self.source
+        assert isinstance(source, Arrays)
+        return source
+
+    def _piece(self, index: Tensor) -> Piece:
+        x, labels = self._arrays.take(index)
+        return Piece(self.source.seen(x) if isinstance(self.source, Through) else x, labels)
+
     def _can_capture(self) -> bool:
-        source = self.source
+        source, form = self.source, self.source.form
+        below = source.source if isinstance(source, Through) else source
         return (
-            isinstance(source, Arrays)
-            and isinstance(source.x, Tensor)  # sequences of different lengths change their shapes
-            and source.form.device.type == "cuda"
-            and source.x.device == source.form.device
-            and source.form.micro_batch is None
-            and source.samples > 8 * source.form.batch_size
+            isinstance(below, Arrays)
+            and isinstance(below.x, Tensor)  # sequences of different lengths change their shapes
+            and form.device.type == "cuda"
+            and below.x.device == form.device
+            and form.micro_batch is None
+            and source.samples > 8 * form.batch_size
             and all(_capturable(x, self.fixed_rate) for x in self.learners)
+            and (source is below or self.behind_ours)
         )
 
 
@@ -92,6 +110,10 @@ def _capturable(learner: Learner, fixed_rate: bool) -> bool:
             return False
         if not fixed_rate and not isinstance(group["lr"], Tensor):
             return False
+    return bool(learner.known) and known_modules(learner)
+
+
+def known_modules(learner: Learner) -> bool:
+    """Whether a block has no module of the caller's own, which might wait for the device."""
     modules = (m for top in learner.block.modules for m in top.modules())
-    ours = ("torch.nn", "tpsgd.")
-    return bool(learner.known) and all(type(m).__module__.startswith(ours) for m in modules)
+    return all(type(m).__module__.startswith(("torch.nn", "tpsgd.")) for m in modules)

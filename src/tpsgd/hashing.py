@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 GOLDEN = 0x9E3779B97F4A7C15
+SORTED = 1 << 12  # samples that are shuffled all at once
 ROUNDS = 3  # of the Feistel network that shuffles
 MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
@@ -42,13 +43,17 @@ def splitmix64(counter: Tensor, streams: Tensor) -> Tensor:
 def permutation(n: int, key: Key, device: torch.device | str = "cpu") -> Iterator[Tensor]:
     """range(n) in an order that the key decides, in parts: memory for one part, however large n is.
 
-    A Feistel network turns a counter into another one-to-one: the halves of its bits change each
-    other in turn. It counts to the next power of two, and what it gives beyond n is left out.
+    A few are sorted by their hashes. Of more, a Feistel network turns a counter into another
+    one-to-one: the halves of its bits change each other in turn. It counts to the next power of
+    two, and what it gives beyond n is left out.
 
     Examples:
         >>> sorted(torch.cat(list(permutation(5, Key(seed=1)))).tolist())
         [0, 1, 2, 3, 4]
     """
+    if n <= SORTED:
+        yield splitmix64(torch.arange(n, device=device), streams(key, [-1], device)).argsort()[0]
+        return
     for part in mixed(n, key, device):
         yield part[part < n]
 
@@ -56,7 +61,7 @@ def permutation(n: int, key: Key, device: torch.device | str = "cpu") -> Iterato
 def mixed(n: int, key: Key, device: torch.device | str = "cpu") -> Iterator[Tensor]:
     """As `permutation`, of all that the network counts to."""
     bits = max(2, (n - 1).bit_length())
-    span = 1 << (12 if torch.device(device).type == "cpu" else 22)
+    span = 1 << (12 if torch.device(device).type == "cpu" else 15)
     rounds = streams(key, list(range(-2 * ROUNDS, 0)), device)
     for start in range(0, 1 << bits, span):
         counter = torch.arange(start, min(start + span, 1 << bits), device=device)

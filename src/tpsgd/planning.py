@@ -11,6 +11,8 @@ from torch import nn
 
 from .blocks import split
 from .building import rules_for
+from .errors import TpsgdError
+from .fitting import usable
 from .losses import Loss
 from .optimizers import OptimizerFactory, adam
 from .recurrent import tokens_of
@@ -188,6 +190,7 @@ def plan(
         device=device, reuse=reuse, window=window, passes=passes, micro_batch=micro_batch,
         slices=slices, redraw=redraw, memory_budget=memory_budget,
     )  # fmt: skip
+    _check(model, input_shape, samples, settings)
     inputs = Inputs(tuple(input_shape), dtype or _dtype(model, input_shape), samples)
     waits = any(r.needs_output for r in rules_for(rule, split(model), simultaneous)[:-1])
     if schedule is None and waits:
@@ -204,6 +207,22 @@ def plan(
     found = {name: rehearse(model, inputs, how, s) for name, how, s in ways}
     lines = tuple(line_of(name, found[name], s.reuse) for name, _, s in ways)
     return Plan(lines, chosen, _remarks(next(iter(found.values())), settings, samples))
+
+
+def _check(model: nn.Module, shape: Any, samples: Any, settings: Settings) -> None:
+    """Refuse what `fit` would find out from its data."""
+    whole = isinstance(shape, Sequence) and all(isinstance(n, int) and n > 0 for n in shape)
+    if not whole:
+        raise TpsgdError(
+            f"input_shape must be one sample's sizes, such as (1, 28, 28), got {shape!r}"
+        )
+    if not isinstance(samples, int) or samples < 0:
+        raise TpsgdError(f"samples must be a whole number, 0 or more, got {samples!r}")
+    if settings.window is not None and not any(b.recurrent for b in split(model)):
+        raise TpsgdError("window is for models with recurrent layers, and there is none")
+    device = settings.device
+    if device is not None and not str(device).startswith("cuda"):
+        usable(device)
 
 
 def _ways(
@@ -265,7 +284,7 @@ def _remarks(found: Rehearsal, settings: Settings, samples: int) -> tuple[str, .
     device = settings.device
     on_gpu = device is not None and torch.device(device).type == "cuda"
     if on_gpu and not torch.cuda.is_available():
-        remarks.append("no GPU is here: what cuDNN takes for convolutions is not counted")
+        remarks.append("no GPU is here: planned as on a CPU; what cuDNN takes is not counted")
     return tuple(remarks)
 
 

@@ -17,13 +17,21 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from .backprop import in_segments, whole_learner
 from .blocks import split, whole
-from .building import check_solvers, classes_of, form_for, make_learner, rules_for, shapes
+from .building import (
+    GPU_WINDOW,
+    check_solvers,
+    classes_of,
+    form_for,
+    make_learner,
+    rules_for,
+    shapes,
+)
 from .errors import TpsgdError
-from .hashing import Key, mixed
+from .hashing import SORTED, Key, mixed, permutation
 from .losses import bce, cross_entropy
 from .memory import CUDA_BLOCK, LiveBytes, Meter, Stage, tensor_bytes
 from .projections import make_tables
-from .recurrent import connect
+from .recurrent import Recurrent, connect
 from .rules import Place, Rule
 from .run import Run
 from .settings import Settings
@@ -69,13 +77,49 @@ class Backprop:
     step_inside: bool = False
 
 
-def rehearse(
-    model: nn.Module, inputs: Inputs, how: Rule | list[Rule] | Backprop, settings: Settings
-) -> Rehearsal:
-    """Go through a training without its numbers."""
+How = Rule | list[Rule] | Backprop
+LONG = 96  # time steps that are worth going through one by one
+
+
+def rehearse(model: nn.Module, inputs: Inputs, how: How, settings: Settings) -> Rehearsal:
+    """Go through a training without its numbers; through a part of sequences that are long.
+
+    Beyond a few dozen steps memory is a straight line in their number, which two lengths show.
+    """
+    reads = any(isinstance(m, (Recurrent, nn.RNN)) for m in model.modules())
+    if not reads or not inputs.shape or inputs.shape[0] <= LONG:
+        return _rehearse(model, inputs, how, settings)
+    lengths = (LONG // 3, 2 * LONG // 3)
+    try:
+        one, two = (
+            _rehearse(model, replace(inputs, shape=(n, *inputs.shape[1:])), how, settings)
+            for n in lengths
+        )
+    except TpsgdError:  # a model of sequences of one length
+        return _rehearse(model, inputs, how, settings)
+    return _extended(one, two, (inputs.shape[0] - lengths[1]) / (lengths[1] - lengths[0]))
+
+
+def _extended(one: Rehearsal, two: Rehearsal, times: float) -> Rehearsal:
+    """Two rehearsals' straight line, so many times their distance further on."""
+
+    def beyond(a: int, b: int) -> int:
+        return b + int(max(0, b - a) * times)
+
+    stages = []
+    for a, b in zip(one.stages, two.stages, strict=True):
+        names = {**a.parts, **b.parts}
+        parts = {k: beyond(a.parts.get(k, 0), b.parts.get(k, 0)) for k in names}
+        stages.append(replace(b, peak=sum(parts.values()), parts=parts))
+    return replace(two, stages=stages, kept=beyond(one.kept, two.kept))
+
+
+def _rehearse(model: nn.Module, inputs: Inputs, how: How, settings: Settings) -> Rehearsal:
     first = next(model.parameters())
     device = torch.device(settings.device if settings.device is not None else first.device)
     on_gpu = device.type == "cuda"
+    if on_gpu and not torch.cuda.is_available():  # as on a CPU, but for what is known of a GPU
+        device, settings = torch.device("cpu"), _as_on_gpu(model, settings)
     live = LiveBytes(CUDA_BLOCK if on_gpu else 1, Workspaces() if on_gpu else None, detail=True)
     meter = Meter(device, live)
     make_tables()  # real ones, before there are only fake ones
@@ -101,7 +145,7 @@ def rehearse(
 def _trainer(
     model: nn.Module,
     inputs: Inputs,
-    how: Rule | list[Rule] | Backprop,
+    how: How,
     settings: Settings,
     meter: Meter,
     device: torch.device,
@@ -146,6 +190,13 @@ def _trainer(
     return trainer, [str(block) for block in layers]
 
 
+def _as_on_gpu(model: nn.Module, settings: Settings) -> Settings:
+    """The settings that a GPU would have by itself."""
+    reads = any(isinstance(m, (Recurrent, nn.RNN)) for m in model.modules())
+    window = settings.window or (GPU_WINDOW if reads else None)
+    return replace(settings, device="cpu", window=window)
+
+
 def _shorter(settings: Settings) -> Settings:
     """Two pieces of a batch show what all of them do."""
     if settings.micro_batch is None:
@@ -181,13 +232,17 @@ def _faked(model: nn.Module, mode: FakeTensorMode, device: torch.device) -> nn.M
 
 def _blank_order(n: int, key: Key, device: Any, expected: int) -> Iterator[Tensor]:
     """An order of so many samples: it takes the memory of one, and says nothing."""
-    parts = mixed(expected, key, device)
-    part = next(parts)
-    counted = 1 << max(2, (expected - 1).bit_length())  # of which those beyond are left out
-    order = part.new_zeros(-(-len(part) * expected // counted))
+    part: Tensor | None = None
+    parts = (
+        permutation(expected, key, device) if expected <= SORTED else mixed(expected, key, device)
+    )
+    order = next(parts)
+    if expected > SORTED:  # those beyond are left out
+        counted = 1 << (expected - 1).bit_length()
+        part, order = order, order.new_zeros(-(-len(order) * expected // counted))
     waiting = torch.empty_like(order[n:])  # for their batch: the caller copies the others
     yield order[:n]
-    del parts, waiting  # which lived until here
+    del parts, part, waiting  # which lived until here
 
 
 def _varies(model: nn.Module, trainer: Trainer) -> tuple[str, ...]:

@@ -119,7 +119,7 @@ def as_bytes(text: str | int) -> int:
     found = re.fullmatch(r"\s*(\d+\.?\d*)\s*([KMGT]?)I?B?\s*", str(text).upper())
     if not isinstance(text, str) or not found or not float(found[1]):
         raise TpsgdError(f"{text!r} is no amount of memory: write 64MB, 1.5GB or a number of bytes")
-    return int(float(found[1]) * UNITS[found[2]])
+    return max(1, int(float(found[1]) * UNITS[found[2]]))
 
 
 def size(count: float) -> str:

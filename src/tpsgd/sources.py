@@ -316,10 +316,14 @@ class Through:
         """As the underlying source's."""
         return self.source.samples
 
+    def seen(self, x: Any) -> Any:
+        """A batch behind the functions."""
+        return in_parts(self.functions, x, self.at_once)
+
     def batches(self, block: int = 0, epoch: int | None = None) -> Batches:
         """The underlying batches, each passed through the functions, one output at a time."""
         for piece in self.source.batches(block, epoch):
-            held = [piece._replace(x=in_parts(self.functions, piece.x, self.at_once))]
+            held = [piece._replace(x=self.seen(piece.x))]
             del piece  # while the next batch is made, this one must not live on here
             yield held.pop()
 

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from .errors import TpsgdError
-from .graphs import Steps
+from .graphs import Steps, known_modules
 from .hashing import permutation
 from .learner import Learner
 from .memory import Meter, available
@@ -109,6 +109,7 @@ class Trainer:
             source,
             busy,
             self.lr_schedule is None,
+            behind_ours=all(map(known_modules, self.learners)),
         )
         for epoch in range(max((self.courses[x.block.index].epochs for x in busy), default=0)):
             samples = self._epoch(steps, learners[0].block.index, epoch)
