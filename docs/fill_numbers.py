@@ -19,6 +19,7 @@ from tpsgd.run import BlockInfo, Epoch, Run, size
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "docs"))  # the scripts beside this one
 
+import memory_numbers  # noqa: E402
 import peer_numbers  # noqa: E402
 import recurrent_numbers as recurrent  # noqa: E402
 from written import (  # noqa: E402
@@ -318,6 +319,13 @@ TABLES: dict[str, Callable[..., str]] = {
     "sequences": recurrent.sequences,
     "peers": peer_numbers.peers,
     "peers-held-out": peer_numbers.held_out,
+    "planned": memory_numbers.planned,
+    "depth-growth": memory_numbers.depth,
+    "small": memory_numbers.small,
+    "resident": memory_numbers.resident,
+    "vgg": memory_numbers.deep,
+    "vgg-sizes": memory_numbers.sizes,
+    "adaptor": memory_numbers.adaptor,
 }
 VALUES: dict[str, Callable[..., str]] = {
     "accuracy": accuracy,
@@ -336,6 +344,12 @@ VALUES: dict[str, Callable[..., str]] = {
     "peers-history": peer_numbers.history,
     "peer-seconds": peer_numbers.seconds,
     "peer-memory": peer_numbers.memory,
+    "planned-spread": memory_numbers.spread,
+    "vgg-ratio": memory_numbers.ratio,
+    "vgg-value": memory_numbers.vgg,
+    "adaptor-ratio": memory_numbers.adaptor_ratio,
+    "small-value": memory_numbers.small_value,
+    "small-floor": memory_numbers.floor,
 }
 PLACES = TABLES | VALUES
 
@@ -397,11 +411,13 @@ def fill(text: str, results: Results) -> str:
 
 def figures(results: Results, check: bool) -> list[str]:
     """The names of figures that were out of date; drawn anew unless only checked."""
-    import peers_figure  # beside this file
+    import memory_figure  # beside this file
+    import peers_figure
     import sequences_figure
 
     old = []
-    for name, script in (("recurrent", sequences_figure), ("peers", peers_figure)):
+    scripts = {"recurrent": sequences_figure, "peers": peers_figure, "memory-cpu": memory_figure}
+    for name, script in scripts.items():
         try:
             record = results[name]
         except Missing:

@@ -21,6 +21,9 @@ FILES = {
     "recurrent": "python -m tpsgd.experiments.recurrent --out results",
     "sequences": "python benchmarks/sequences.py --out results",
     "peers": "python -m tpsgd.experiments.peers --out results",
+    "memory-cpu": "python benchmarks/memory.py --out results",
+    "memory-gpu": "python benchmarks/memory.py --device cuda --out results",
+    "vgg-memory": "python benchmarks/vgg.py --images FILE --encoder FILE --out results",
 }
 
 

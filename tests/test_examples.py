@@ -15,6 +15,7 @@ SAYS = {
     "add_a_rule": r"^check_rule: cosine keeps the contract$",
     "sequences": r"^peak memory [\d,]+ bytes, \d+% of backprop through time's$",
     "stream": r"^peak memory [\d,]+ bytes, however long the stream is$",
+    "budget": r"^a memory_budget of 100.0 KB cannot be held: this training needs [\d.]+ KB ",
     "restarts": r"^frozen +\d\d\.\d ± +\d\.\d %",
 }
 

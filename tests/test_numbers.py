@@ -296,3 +296,42 @@ def test_a_changed_result_changes_the_page(tmp_path):
 def test_a_wrong_mark_is_an_error(mark, tmp_path):
     with pytest.raises(SystemExit):
         numbers.fill(mark, numbers.Results(tmp_path))
+
+
+# ---- memory --------------------------------------------------------------------------------------
+
+
+def test_plans_are_as_good_as_the_pages_say():
+    for where in ("cpu", "gpu"):
+        for row in numbers.Results(ROOT / "results")[f"memory-{where}"]["plan"]:
+            assert 0.95 <= row["planned"] / row["measured"] <= 1.1, (where, row)
+
+
+def test_a_deep_net_takes_the_share_of_backprop_that_the_pages_say():
+    record = numbers.Results(ROOT / "results")["vgg-memory"]
+    peaks = {row["arm"]: row["peak_bytes"] for row in record["vgg11"]}
+    assert peaks["readout"] <= 0.35 * peaks["backprop"]
+    assert peaks["readout"] <= 0.8 * peaks["backprop, checkpointed"]
+    assert peaks["predsim"] > peaks["backprop"]  # as docs/memory.md says
+    adaptor = {(r["batch_size"], r["arm"]): r["peak_bytes"] for r in record["adaptor"]}
+    assert adaptor[64, "readout"] <= 0.7 * adaptor[64, "backprop"]
+
+
+@pytest.mark.parametrize("where", ["cpu", "gpu"])
+def test_memory_is_flat_in_depth_and_samples(where):
+    record = numbers.Results(ROOT / "results")[f"memory-{where}"]
+    for row in record["depth"]:
+        if row["arm"] in ("readout", "tpsgd-l2"):
+            assert abs(row["growth"]) < 0.05, row
+    rows = [r for r in record["scaling"] if r["axis"] == "samples" and r["arm"] == "readout"]
+    many = sorted(rows, key=lambda row: row["value"])[-2:]
+    assert abs(many[1]["peak_bytes"] - many[0]["peak_bytes"]) < 0.05 * many[0]["peak_bytes"]
+
+
+def test_mnist_is_learned_within_its_budgets():
+    rows = numbers.Results(ROOT / "results")["memory-cpu"]["small"]
+    assert rows[0]["budget"] == 4 << 20 and rows[0]["arms"]["readout"]["accuracy"] >= 0.965
+    for row in rows:
+        mine = row["arms"]["readout"]
+        held = mine["peak_bytes"] + mine["kept_bytes"]
+        assert row["budget"] is None or held <= row["budget"]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .learner import Learner
 from .memory import side_stream
+from .projections import Redrawn
 from .sources import Arrays, Piece, Source, Through
 
 Step = Callable[[Piece], None]
@@ -103,8 +104,8 @@ class Steps:
 def _capturable(learner: Learner, fixed_rate: bool) -> bool:
     """Whether the learner's step waits for nothing: torch's own modules, a known objective."""
     optimizer = learner.optimizer
-    if optimizer is None:  # a recursion, which counts its samples
-        return False
+    if optimizer is None or any(isinstance(t, Redrawn) for t in learner.tensors):
+        return False  # a recursion, which counts its samples; codes, which begin on the CPU
     for group in optimizer.param_groups:
         if not group.get("capturable", isinstance(optimizer, torch.optim.SGD)):
             return False

@@ -260,7 +260,9 @@ def line_of(name: str, found: Rehearsal, reuse: Any = None) -> Line:
         own = [stage for stage in found.stages if stage.blocks == (i,)]
         if own and len(found.names) > 1:
             stage = max(own, key=lambda stage: stage.peak)
-            blocks.append(Line(f"{i + 1} {block}", _parts(stage, found.weights)))
+            blocks.append(
+                Line(f"{i + 1}: {block.partition(': ')[2]}", _parts(stage, found.weights))
+            )
     return Line(name, _parts(top, found.weights), kept, tuple(blocks))
 
 

@@ -42,10 +42,6 @@ def show(comparison: "Comparison", page: Path) -> None:
     console.print(legend(comparison))
     for line in remarks(comparison):
         console.print(line, style="yellow", markup=False)
-    if (free := comparison.settings.get("without_budget")) is not None:
-        budget = size(as_bytes(comparison.settings["memory_budget"]))
-        line = f"a memory budget of {budget} for each training, but not for {free}"
-        console.print(line, style="yellow", markup=False)
     console.print(f"report: {page}", soft_wrap=True, markup=False)
 
 

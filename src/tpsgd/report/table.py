@@ -1,7 +1,7 @@
 """The table of a comparison as text, for the terminal and for the page."""
 
 from ..compare import THROUGH_TIME, Comparison, Result
-from ..run import size
+from ..run import as_bytes, size
 
 HEAD = ("rule", "accuracy %", "seconds", "", "memory", "", "kept", "passes")
 NONE = "–"
@@ -25,6 +25,9 @@ def remarks(comparison: Comparison) -> list[str]:
     for r in comparison.ranked:
         if r.counts and (count := r.runs[0].settings.get("iterations")):
             lines.append(f"{r.arm.name}: {count} iterations over all samples, not epochs")
+    if (free := comparison.settings.get("without_budget")) is not None:
+        budget = size(as_bytes(comparison.settings["memory_budget"]))
+        lines.append(f"a memory budget of {budget} for each training, but not for {free}")
     if left := comparison.settings.get("left_out"):
         lines.append(
             f"left out: {', '.join(left)}; --rules {','.join(left)} says why, or runs them"
