@@ -188,7 +188,7 @@ def small(quick: bool) -> list[Row]:
     def least(batch: int) -> int:
         """What plain SGD with gradients in fine slices is planned to hold."""
         return tpsgd.plan(
-            mlp(), shape, batch, optimizer=tpsgd.sgd, slices=64, reuse=False, others=False,
+            mlp(), shape, batch, optimizer=tpsgd.sgd, slices=16, reuse=False, others=False,
             schedule=tpsgd.sequential, samples=len(data.train[1]),
         ).peak_bytes  # fmt: skip
 

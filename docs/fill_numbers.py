@@ -345,6 +345,7 @@ VALUES: dict[str, Callable[..., str]] = {
     "peer-seconds": peer_numbers.seconds,
     "peer-memory": peer_numbers.memory,
     "planned-spread": memory_numbers.spread,
+    "planned-ratio": memory_numbers.planned_ratio,
     "vgg-ratio": memory_numbers.ratio,
     "vgg-value": memory_numbers.vgg,
     "adaptor-ratio": memory_numbers.adaptor_ratio,

@@ -42,6 +42,12 @@ def spread(results: Results, where: str) -> str:
     return f"{min(ratios):.3f} to {max(ratios):.3f}"
 
 
+def planned_ratio(results: Results, net: str, way: str, over: str) -> str:
+    """One way's measured bytes over another's, on the GPU."""
+    rows = {r["way"]: r["measured"] for r in results["memory-gpu"]["plan"] if r["net"] == net}
+    return f"{rows[way] / rows[over]:.2f}"
+
+
 def depth(results: Results, where: str) -> str:
     """What 2 and 16 equal layers hold beyond their weights."""
     record = results[f"memory-{where}"]

@@ -180,7 +180,7 @@ def test_tables_are_narrow_and_numbers_right(says):
     ways = lines[2 : 2 + len(directly().lines)]
     assert [way.split()[0] for way in ways[:3]] == ["sequential", "simultaneous", "backprop"]
     assert len({len(way.rstrip()) for way in ways}) == 1  # flush right
-    assert sum(line.startswith(("1 ", "2 ", "3 ")) for line in lines) == 3
+    assert sum(line.startswith(("1: ", "2: ", "3: ")) for line in lines) == 3
 
 
 def test_the_widest_table_loses_no_digit():

@@ -55,7 +55,8 @@ def test_feature_maps_keep_their_layout(shape, written, tmp_path):
     stored = Stored(rows, 9, tmp_path)
     for start in (0, 4, 8):
         part = rows[start : start + 4]
-        part = part.clone(memory_format=torch.preserve_format)
+        layout = torch.channels_last if written == "channels last" else torch.contiguous_format
+        part = part.contiguous(memory_format=layout)
         stored.write(start, part)
     index = torch.tensor([8, 1, 1, 5])
     found = stored.rows(index)
@@ -165,8 +166,11 @@ def test_the_usual_folder_can_be_written_to():
 @pytest.mark.parametrize("make", [lambda p: p / "none", lambda p: str(p / "none" / "deep")])
 def test_a_folder_that_is_not_there(make, tmp_path):
     folder = make(tmp_path)
-    with pytest.raises(TpsgdError, match=f"inputs cannot be kept in {folder}: No such file"):
-        tpsgd.fit(mlp(6, 8, 3), points(), epochs=1, reuse=folder)
+    model = mlp(6, 8, 3)
+    before = [p.clone() for p in model.parameters()]
+    with pytest.raises(TpsgdError, match=f"reuse='{folder}' is no folder"):
+        tpsgd.fit(model, points(), epochs=1, reuse=folder)
+    assert all(map(torch.equal, before, model.parameters()))  # said before anything was learned
 
 
 def test_a_folder_that_is_a_file(tmp_path):

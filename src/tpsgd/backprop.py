@@ -57,7 +57,8 @@ def fit_backprop(
 
     It is `fit` on a single block that is the whole model, so any `nn.Module` will do. The arguments
     are `fit`'s, one value each: there are no blocks to give their own, and nothing to reuse. The
-    last three are backprop's own ways to save memory, which change no gradient:
+    last three are backprop's own ways to save memory, which change no gradient (micro-batches do
+    with batch normalisation and dropout):
 
     Args:
         model: any module.
@@ -177,6 +178,8 @@ def in_segments(model: nn.Module, segments: int | bool) -> nn.Module:
     """The model, with its insides computed again on the way back."""
     if not segments:
         return model
+    if not isinstance(segments, int):
+        raise TpsgdError(f"checkpoint must be True or a number of segments, got {segments!r}")
     if any(isinstance(m, (Recurrent, nn.RNN)) for m in model.modules()):
         raise TpsgdError("checkpoint is for models without recurrent layers")
     blocks = split(model)

@@ -145,9 +145,11 @@ class Traced:
             for p in params.values():
                 hooks.append(p.register_post_accumulate_grad_hook(lambda _: each()))
         dy = local.dy if share == 1.0 else local.dy * share
-        torch.autograd.backward(saved[self.at], dy, inputs=list(params.values()))
-        for hook in hooks:
-            hook.remove()
+        try:
+            torch.autograd.backward(saved[self.at], dy, inputs=list(params.values()))
+        finally:
+            for hook in hooks:
+                hook.remove()
         return local
 
     def measure(

@@ -138,6 +138,8 @@ def train_local(
     budget = settings.memory_budget
     if budget is not None:
         settings = _within(models, data, rule, settings)
+    if isinstance(settings.reuse, (str, Path)) and not Path(settings.reuse).expanduser().is_dir():
+        raise TpsgdError(f"reuse={str(settings.reuse)!r} is no folder to keep inputs in")
     cuts = [split(model) for model in models]
     blocks = cuts[0]
     if settings.window is not None and not any(block.recurrent for block in blocks):
@@ -185,14 +187,31 @@ def _within(
 
     if len(models) > 1:
         raise TpsgdError("memory_budget is for one model at a time, not for stacked restarts")
-    x = first_samples(data)
+    x, batch_size = _glance(data, settings.batch_size)
     if isinstance(x, Padded):
         raise TpsgdError(UNCUT)
     given = [data] if settings.validation is None else [data, settings.validation]
-    inputs = Inputs(tuple(x.shape[1:]), x.dtype, sum(map(count_samples, given)))
-    if isinstance(data, DataLoader) and data.batch_size is not None:
-        settings = replace(settings, batch_size=data.batch_size)
-    return within(models[0], inputs, rule, settings)
+    samples = sum(map(count_samples, given))
+    inputs, reserved = Inputs(tuple(x.shape[1:]), x.dtype, samples), 0
+    if in_stream(data):  # a loader's batches, this one and the next, and the labels kept of all
+        reserved = 2 * batch_size * x[0].nbytes + 3 * 8 * samples
+    settings = replace(settings, batch_size=batch_size)
+    return within(models[0], inputs, rule, settings, reserved)
+
+
+def _glance(data: Any, batch_size: int) -> tuple[Any, int]:
+    """A few samples and the size of a batch; random numbers stay where they are."""
+    own = data.generator if isinstance(data, DataLoader) else None
+    state = None if own is None else own.get_state()
+    try:
+        with torch.random.fork_rng():
+            if not isinstance(data, DataLoader):
+                return first_samples(data), batch_size
+            x = first_samples(data, count=1 << 30)
+            return x[:2], len(x)
+    finally:
+        if own is not None and state is not None:
+            own.set_state(state)
 
 
 def _check_held(run: Run, budget: str | int | None) -> None:

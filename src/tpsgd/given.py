@@ -59,6 +59,7 @@ def _indices(y: Tensor, classes: int | None, complete: bool) -> Tensor:
             "rows of several labels must be floats, with loss=tpsgd.bce"
         )
     y = y.view(torch.uint8) if y.dtype is torch.bool else y
+    y = y.long() if y.dtype in (torch.uint16, torch.uint32, torch.uint64) else y  # torch: little
     _check_range(y, classes)
     if complete and classes is not None:
         absent = torch.bincount(y, minlength=classes) == 0

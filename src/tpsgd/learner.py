@@ -12,7 +12,7 @@ from .closed_form import Saved, sliced
 from .engines import Closed, Engine, Traced
 from .errors import TpsgdError
 from .objectives import IDLE, Local, Objective
-from .optimizers import ELEMENTWISE, OptimizerFactory, make_optimizer
+from .optimizers import ELEMENTWISE, OptimizerFactory, hooked, make_optimizer
 from .projections import Redrawn
 from .rules import Signal
 from .solvers import Recursive
@@ -83,6 +83,8 @@ class Learner:
 
     def _give(self, factory: OptimizerFactory, lr: float | None) -> None:
         """An optimizer; of slices of the weight where it treats each number by itself."""
+        for p in self.params.values():
+            p.grad = None  # whatever the caller left there
         self.moving = self.params
         name = f"{len(self.block.prologue)}.weight"
         if isinstance(self.engine, Closed) and self.slices > 1 and name in self.params:
@@ -92,6 +94,7 @@ class Learner:
             self.moving = own | {k: weight if rows is None else weight[rows] for k, rows in parts}
         self.optimizer = make_optimizer(factory, self.moving, lr)
         whole = type(self.optimizer) not in ELEMENTWISE or getattr(factory, "by_name", False)
+        whole = whole or hooked(self.optimizer)  # a hook may want the whole gradient
         if self.moving is not self.params and whole:
             self.moving, self.optimizer = self.params, make_optimizer(factory, self.params, lr)
         if isinstance(self.engine, Closed):

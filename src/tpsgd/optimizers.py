@@ -27,6 +27,11 @@ ELEMENTWISE = (
 )
 
 
+def hooked(optimizer: Optimizer) -> bool:
+    """Whether something else than its step runs when it steps."""
+    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+
+
 def make_optimizer(factory: Any, params: Mapping[str, Tensor], lr: float | None) -> Optimizer:
     """The factory's optimizer over these parameters, with the learning rate given."""
     for p in params.values():

@@ -1,6 +1,7 @@
 """`plan`: the peak bytes of a training before it starts, and how to stay within a budget."""
 
 import re
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -14,11 +15,12 @@ from .building import rules_for
 from .errors import TpsgdError
 from .fitting import usable
 from .losses import Loss
+from .memory import available
 from .optimizers import OptimizerFactory, adam
 from .recurrent import tokens_of
 from .rehearsal import Backprop, Inputs, Rehearsal, rehearse
 from .rules import Rule, frozen, readout
-from .run import columns, size
+from .run import as_bytes, columns, size
 from .schedules import sequential, simultaneous
 from .settings import Schedule, Settings
 from .solvers import SOLVERS
@@ -90,7 +92,7 @@ class Plan:
         tables = [table(self.lines, "way to train")]
         if len(self.lines[0].blocks) > 1:
             tables.append(table(self.lines[0].blocks, f"{self.lines[0].name}: block"))
-        return "\n\n".join([*tables, *self.remarks])
+        return "\n\n".join([*tables, *(textwrap.fill(line, 80) for line in self.remarks)])
 
     def plot(self, file: Path | str) -> Path:
         """Stacked bars of every way to train, as a picture; needs matplotlib."""
@@ -175,8 +177,8 @@ def plan(
             layer alone.
 
     Returns:
-        A plan to print, to plot or to compare with `run.peak_bytes`; `fit(..., **plan.settings)`
-        keeps to it.
+        A plan to print and to plot; `fit(..., **plan.settings)` keeps to it. A line's `peak` is
+        what `run.peak_bytes` will be, its `kept` is `run.kept_bytes`.
 
     Examples:
         >>> model = nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10))
@@ -206,7 +208,13 @@ def plan(
     ways = list(_ways(rule, settings, schedule is None and others, others, recurrent))
     found = {name: rehearse(model, inputs, how, s) for name, how, s in ways}
     lines = tuple(line_of(name, found[name], s.reuse) for name, _, s in ways)
-    return Plan(lines, chosen, _remarks(next(iter(found.values())), settings, samples))
+    remarks = _remarks(next(iter(found.values())), settings, samples)
+    if memory_budget is not None:
+        given = ", ".join(
+            f"{k}={str(v) if isinstance(v, Path) else v!r}" for k, v in chosen.items()
+        )
+        remarks = (f"within {size(as_bytes(memory_budget))}: {given}", *remarks)
+    return Plan(lines, chosen, remarks)
 
 
 def _check(model: nn.Module, shape: Any, samples: Any, settings: Settings) -> None:
@@ -214,7 +222,7 @@ def _check(model: nn.Module, shape: Any, samples: Any, settings: Settings) -> No
     whole = isinstance(shape, Sequence) and all(isinstance(n, int) and n > 0 for n in shape)
     if not whole:
         raise TpsgdError(
-            f"input_shape must be one sample's sizes, such as (1, 28, 28), got {shape!r}"
+            f"input_shape must be one sample's sizes, such as (1, 28, 28), got {_brief(shape)}"
         )
     if not isinstance(samples, int) or samples < 0:
         raise TpsgdError(f"samples must be a whole number, 0 or more, got {samples!r}")
@@ -223,6 +231,12 @@ def _check(model: nn.Module, shape: Any, samples: Any, settings: Settings) -> No
     device = settings.device
     if device is not None and not str(device).startswith("cuda"):
         usable(device)
+
+
+def _brief(value: Any) -> str:
+    """What was given, if that is short."""
+    text = repr(value)
+    return text if len(text) < 40 else f"a {type(value).__name__}"
 
 
 def _ways(
@@ -282,6 +296,11 @@ def _remarks(found: Rehearsal, settings: Settings, samples: int) -> tuple[str, .
     if settings.micro_batch is not None and found.varies:
         remarks.append(
             f"micro-batches change what is learned: {', '.join(found.varies)} in this model"
+        )
+    if found.kept and settings.reuse is None and found.kept > available(torch.device("cpu")) / 2:
+        remarks.append(
+            f"{size(found.kept)} of inputs are more than half of the free memory here: fit would "
+            "compute them again; reuse=False plans that"
         )
     device = settings.device
     on_gpu = device is not None and torch.device(device).type == "cuda"

@@ -6,7 +6,9 @@ must keep up with the code: it is the code.
 """
 
 import copy
+import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -78,6 +80,7 @@ class Backprop:
 
 
 How = Rule | list[Rule] | Backprop
+MANY = 1 << 20  # samples, where nobody knows
 LONG = 96  # time steps that are worth going through one by one
 
 
@@ -125,14 +128,11 @@ def _rehearse(model: nn.Module, inputs: Inputs, how: How, settings: Settings) ->
     make_tables()  # real ones, before there are only fake ones
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     twin = _faked(model, mode, device)
-    modes = [(m, m.training) for m in model.modules()]
-    with mode, torch.random.fork_rng([]):
+    with mode, torch.random.fork_rng([]), _quietly():
         trainer, names = _trainer(twin, inputs, how, settings, meter, device, first.dtype)
         meter.begin()
         settings.schedule(trainer)
         meter.peak(0)
-    for module, training in modes:
-        module.training = training
     for stage in meter.stages if on_gpu else []:
         if stage.peak > FEW_LARGE:
             stage.peak += REMAINDER
@@ -140,6 +140,17 @@ def _rehearse(model: nn.Module, inputs: Inputs, how: How, settings: Settings) ->
     weights = tensor_bytes(twin)
     kept = meter.kept * inputs.samples // trainer.source.samples
     return Rehearsal(weights, meter.stages, kept, names, _varies(twin, trainer))
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without torch's own lines about what a model cannot take: the caller gets a sentence."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 def _trainer(
@@ -152,7 +163,7 @@ def _trainer(
     dtype: torch.dtype,
 ) -> tuple[Trainer, list[str]]:
     """The trainer that would do it."""
-    settings = _shorter(settings)
+    settings = _shorter(settings, model)
     samples = min(2 * settings.batch_size, inputs.samples or 2 * settings.batch_size)
     x = torch.empty(samples, *inputs.shape, dtype=inputs.dtype, device=device)
     layers = split(model) if not isinstance(how, Backprop) else _layers(model)
@@ -179,7 +190,7 @@ def _trainer(
             check_solvers(learners, rules, courses, sizes, settings, inputs.samples, form)
     shape = (samples, classes) if loss is bce else (samples,)
     y = torch.empty(shape, dtype=dtype if loss is bce else torch.long, device=device)
-    order = partial(_blank_order, expected=max(inputs.samples, samples))
+    order = partial(_blank_order, expected=max(inputs.samples or MANY, samples))
     source = Arrays(x, y, form, order=order)
     run = Run("rehearsal", 0, {})
     once = settings.courses(len(blocks))[-1].work <= 1  # the courses here are shorter
@@ -197,11 +208,13 @@ def _as_on_gpu(model: nn.Module, settings: Settings) -> Settings:
     return replace(settings, device="cpu", window=window)
 
 
-def _shorter(settings: Settings) -> Settings:
+def _shorter(settings: Settings, model: nn.Module) -> Settings:
     """Two pieces of a batch show what all of them do."""
     if settings.micro_batch is None:
         return settings
     pieces = -(-settings.batch_size // settings.micro_batch)
+    if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()):
+        pieces = max(1, min(pieces, settings.batch_size // 2))  # as Form.cut
     largest = -(-settings.batch_size // pieces)
     return replace(settings, batch_size=min(settings.batch_size, 2 * largest), micro_batch=largest)
 

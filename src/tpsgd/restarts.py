@@ -7,6 +7,7 @@ ways give restart r the same initial weights, projections and sample order, all 
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -91,6 +92,8 @@ def fit_many(
         wanted = Settings(**settings)
     except TypeError as error:
         raise TpsgdError(f"fit_many: {error}".replace("Settings.__init__() ", "")) from None
+    if backprop and wanted.memory_budget is not None:
+        raise TpsgdError("backprop keeps no memory_budget: it has no blocks to train one by one")
     rule = readout() if rule is None else rule
     models = [make_model(factory, wanted.seed + r) for r in range(restarts)]
     if len({id(model) for model in models}) < restarts:
@@ -142,6 +145,8 @@ def _why_not(
         return "the optimizer must act on each number by itself"
     if backprop and any(isinstance(m, nn.RNN) for m in model.modules()):
         return "torch's nn.RNN computes one model at a time; take tpsgd.Recurrent"
+    if settings.memory_budget is not None or isinstance(settings.reuse, (str, Path)):
+        return "a memory budget, and inputs kept in a file, are for one model at a time"
     if settings.early_stopping is not None or settings.callbacks:
         return "restarts would stop at different times"
     for r in _listed(rule):

@@ -68,7 +68,9 @@ class Run:
 
     def __str__(self) -> str:
         title = (
-            f"{self.rule}: {self.seconds:.2f} s, {self.sample_passes:,} sample passes, "
+            f"{self.rule}: {self.seconds:.2f} s"
+            + (f" after {self.setup_seconds:.1f} s of preparing" if self.setup_seconds > 1 else "")
+            + f", {self.sample_passes:,} sample passes, "
             f"peak {size(self.peak_bytes)}"
             + (f" + {size(self.kept_bytes)} of kept inputs" if self.kept_bytes else "")
             + (f" (process {size(self.resident_bytes)})" if self.resident_bytes else "")

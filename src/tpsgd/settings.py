@@ -54,6 +54,8 @@ class Settings:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise TpsgdError(f"{name} must be a whole number, 1 or more, got {value!r}")
+        if self.reuse is not None and not isinstance(self.reuse, (bool, str, Path)):
+            raise TpsgdError(f"reuse must be True, False, None or a folder, got {self.reuse!r}")
         if self.memory_budget is not None:
             if self.micro_batch or self.slices or self.redraw or self.reuse is not None:
                 raise TpsgdError(

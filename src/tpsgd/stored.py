@@ -18,7 +18,9 @@ from .run import size
 def default_folder() -> Path:
     """Where temporary files go: a disk, which the usual place may not be."""
     place = Path("/var/tmp")
-    return place if os.access(place, os.W_OK) else Path(tempfile.gettempdir())
+    if "TMPDIR" in os.environ or not os.access(place, os.W_OK):
+        return Path(tempfile.gettempdir())
+    return place
 
 
 class Stored:
@@ -30,6 +32,7 @@ class Stored:
     def __init__(self, sample: Any, samples: int, folder: Path | str) -> None:
         self.sample, self.samples = sample[:1].cpu(), samples
         self.device, self.dtype = torch.device("cpu"), sample.dtype
+        self.maps = channels_last(self.sample)
         folder = Path(folder).expanduser()
         try:
             free = shutil.disk_usage(folder).free
@@ -70,7 +73,7 @@ class Stored:
         """Put rows at their place."""
         try:
             self.file.seek(start * self.sample.nbytes)
-            left = memoryview(_bytes(rows.cpu())).cast("B")
+            left = memoryview(_bytes(rows.cpu(), self.maps)).cast("B")
             while left:
                 left = left[self.file.write(left) :]
         except OSError as error:
@@ -79,7 +82,7 @@ class Stored:
     def rows(self, index: Tensor) -> Tensor:
         """The rows at these indices."""
         found = like(self.sample, len(index))
-        each = memoryview(_bytes(found)).cast("B")
+        each = memoryview(_bytes(found, self.maps)).cast("B")
         step = self.sample.nbytes
         for i, row in enumerate(index.tolist()):
             self.file.seek(row * step)
@@ -87,7 +90,7 @@ class Stored:
         return found
 
 
-def _bytes(rows: Tensor) -> bytes:
-    """The memory of rows, in the order in which it lies there."""
-    flat = rows.permute(0, 2, 3, 1) if channels_last(rows) else rows
+def _bytes(rows: Tensor, maps: bool) -> bytes:
+    """The numbers of rows as bytes, feature maps with their channels last."""
+    flat = rows.permute(0, 2, 3, 1) if maps else rows
     return flat.contiguous().view(-1).view(torch.uint8).numpy()  # type: ignore[return-value]

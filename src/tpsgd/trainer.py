@@ -266,7 +266,7 @@ class Trainer:
         if self.meter.rehearsal:  # there are no numbers
             return {x.block.index: 0.0 for x in busy}, set()
         figures: Figures = {x.block.index: x.collect(samples) for x in busy}
-        checks = validate(learners, busy, validation) if validation is not None else {}
+        checks = {} if validation is None else validate(learners, busy, validation, self.meter)
         seconds = time.perf_counter() - self.began
         halted: set[int] = set()
         for x in busy:
@@ -381,21 +381,34 @@ def _with_error(
 
 
 @torch.no_grad()
-def validate(learners: list[Learner], busy: list[Learner], source: Source) -> Figures:
+def validate(learners: list[Learner], busy: list[Learner], source: Source, meter: Meter) -> Figures:
     """Loss and accuracy of the busy blocks on held-out data."""
     samples = 0
     for learner in learners:
         learner.block.train(False)
-    for x, labels, *_ in source.batches():
-        samples += labels.shape[1 if source.form.stacked else 0]
-        for learner in learners:
-            saved = learner.forward(x)
-            if learner in busy and learner.signal is Signal.LABEL:
-                learner.measure(saved, labels)
-            x = learner.output(saved)
+    batches = source.batches()
+    for number in count():
+        with meter.watch(number < 2):
+            piece = next(batches, None)
+            if piece is None:
+                break
+            samples += piece.labels.shape[1 if source.form.stacked else 0]
+            _measure(learners, busy, piece.x, piece.labels)
+        del piece
     for learner in busy:
         learner.wake()
     return {x.block.index: x.collect(samples) for x in busy if x.signal is Signal.LABEL}
+
+
+def _measure(learners: list[Learner], busy: list[Learner], x: Any, labels: Tensor) -> None:
+    """One held-out batch through consecutive blocks."""
+    for learner in learners:
+        saved = learner.forward(x)
+        if learner in busy and learner.signal is Signal.LABEL:
+            learner.measure(saved, labels)
+        if learner is not learners[-1]:
+            x = learner.output(saved)
+        del saved
 
 
 def in_loader(source: Source) -> bool:

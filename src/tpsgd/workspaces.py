@@ -23,7 +23,10 @@ class Workspaces:
         key = func, *map(_shape, args), torch.backends.cudnn.allow_tf32
         if key not in _found:
             with _disable_current_modes():
-                _found[key] = _measured(func, args)
+                try:
+                    _found[key] = _measured(func, args)
+                except torch.cuda.OutOfMemoryError:
+                    _found[key] = 1 << 50  # more than there is
         return _found[key]
 
 
