@@ -244,7 +244,7 @@ def _small(
 # ---- the process itself --------------------------------------------------------------------------
 
 CHILD = """
-import sys, torch, tpsgd
+import sys, torch, tpsgd, tpsgd.optimizers
 from tpsgd.memory import resident
 from torch import nn
 data = tpsgd.data.load("mnist").train
