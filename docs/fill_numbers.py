@@ -417,7 +417,7 @@ def figures(results: Results, check: bool) -> list[str]:
     import sequences_figure
 
     old = []
-    scripts = {"recurrent": sequences_figure, "peers": peers_figure, "memory-cpu": memory_figure}
+    scripts = {"recurrent": sequences_figure, "peers": peers_figure, "memory-gpu": memory_figure}
     for name, script in scripts.items():
         try:
             record = results[name]

@@ -1,4 +1,4 @@
-"""Draw seconds and bytes against samples, depth and width, from results/memory-cpu.json.
+"""Draw seconds and bytes against samples, depth and width, from results/memory-gpu.json.
 
 python docs/memory_figure.py        # writes docs/assets/memory.png
 
@@ -79,4 +79,4 @@ def draw(record: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    draw(json.loads((ROOT / "results" / "memory-cpu.json").read_text(encoding="utf-8")))
+    draw(json.loads((ROOT / "results" / "memory-gpu.json").read_text(encoding="utf-8")))
