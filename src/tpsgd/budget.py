@@ -14,7 +14,7 @@ from .errors import TpsgdError
 from .rehearsal import Inputs, Rehearsal, rehearse
 from .run import as_bytes, size
 from .schedules import sequential
-from .settings import Settings
+from .settings import Settings, listed
 from .stored import default_folder
 
 FINE = 16  # slices of a weight's gradient
@@ -113,8 +113,7 @@ def _ladders(settings: Settings, least: Least) -> Iterator[list[Settings]]:
 
 def _one_pass(settings: Settings) -> bool:
     """Whether batches may be cut: every block takes one step a batch."""
-    passes = settings.passes if isinstance(settings.passes, (list, tuple)) else [settings.passes]
-    return all(p == 1 for p in passes)
+    return all(p == 1 for p in listed(settings.passes))
 
 
 def _bisect(

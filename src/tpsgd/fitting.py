@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader
 
 from .blocks import split
 from .building import (
-    check_solvers,
     classes_of,
     form_for,
     infos,
@@ -35,6 +34,7 @@ from .rules import Place, Rule, readout
 from .run import Epoch, Run, as_bytes, size
 from .schedules import sequential
 from .settings import Schedule, Settings
+from .solvable import check_solvers
 from .solvers import SOLVERS
 from .sources import UNCUT, Form, Source, count_samples, first_samples, in_stream, source
 from .trainer import Course, EarlyStopping, Trainer

@@ -26,11 +26,11 @@ from typing import Any
 from torch import nn
 
 from .blocks import split
-from .building import unsolvable
 from .compare import Arm
 from .errors import TpsgdError
 from .projections import Projection
 from .rules import Place, frozen, tpsgd_l2
+from .solvable import unsolvable
 from .solvers import ridge
 from .solvers.dladmm import fit_dladmm, refuse
 from .solvers.zorb import check_model, fit_zorb

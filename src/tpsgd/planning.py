@@ -22,7 +22,7 @@ from .rehearsal import Backprop, Inputs, Rehearsal, rehearse
 from .rules import Rule, frozen, readout
 from .run import as_bytes, columns, size
 from .schedules import sequential, simultaneous
-from .settings import Schedule, Settings
+from .settings import Schedule, Settings, listed
 from .solvers import SOLVERS
 
 if TYPE_CHECKING:
@@ -244,14 +244,14 @@ def _ways(
 ) -> Iterator[tuple[str, Any, Settings]]:
     """Every way to train that a plan compares, the one that was asked for first."""
     yield settings.schedule.__name__, rule, settings
-    locked = any(r.needs_output for r in _listed(rule))
-    solved = any(isinstance(o, SOLVERS) for o in _listed(settings.optimizer))
+    locked = any(r.needs_output for r in listed(rule))
+    solved = any(isinstance(o, SOLVERS) for o in listed(settings.optimizer))
     if both and not locked and not solved:
         other = simultaneous if settings.schedule is sequential else sequential
         yield other.__name__, rule, replace(settings, schedule=other)
     if not others:
         return
-    one = next((o for o in _listed(settings.optimizer) if not isinstance(o, SOLVERS)), adam)
+    one = next((o for o in listed(settings.optimizer) if not isinstance(o, SOLVERS)), adam)
     whole = replace(
         settings, schedule=sequential, optimizer=one, lr=None, epochs=1, window=None, passes=1,
         micro_batch=None, slices=None, redraw=False, reuse=None, early_stopping=None,
@@ -313,7 +313,3 @@ def _dtype(model: nn.Module, shape: Sequence[int]) -> torch.dtype:
     looks_up = any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) for m in model.modules())
     tokens = tokens_of(model) > 1 and len(shape) == 1
     return torch.long if looks_up or tokens else torch.float32
-
-
-def _listed(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, (list, tuple)) else [value]

@@ -21,7 +21,6 @@ from .backprop import in_segments, whole_learner
 from .blocks import split, whole
 from .building import (
     GPU_WINDOW,
-    check_solvers,
     classes_of,
     form_for,
     make_learner,
@@ -37,6 +36,7 @@ from .recurrent import Recurrent, connect
 from .rules import Place, Rule
 from .run import Run
 from .settings import Settings
+from .solvable import check_solvers
 from .sources import Arrays
 from .trainer import Trainer
 from .workspaces import Workspaces

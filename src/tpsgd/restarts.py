@@ -27,7 +27,7 @@ from .padded import Padded
 from .recurrent import Recurrent
 from .rules import Place, Rule, readout
 from .run import Run
-from .settings import Settings
+from .settings import Settings, listed
 from .solvers import SOLVERS
 
 
@@ -141,7 +141,7 @@ def _why_not(
             return "a loader gives every restart the same batches"
         if isinstance(part, (tuple, list)) and isinstance(part[0], (Padded, PackedSequence, list)):
             return "sequences of different lengths end at different times in each restart"
-    if not all(map(_elementwise, _listed(settings.optimizer))):
+    if not all(map(_elementwise, listed(settings.optimizer))):
         return "the optimizer must act on each number by itself"
     if backprop and any(isinstance(m, nn.RNN) for m in model.modules()):
         return "torch's nn.RNN computes one model at a time; take tpsgd.Recurrent"
@@ -149,14 +149,10 @@ def _why_not(
         return "a memory budget, and inputs kept in a file, are for one model at a time"
     if settings.early_stopping is not None or settings.callbacks:
         return "restarts would stop at different times"
-    for r in _listed(rule):
+    for r in listed(rule):
         if r.objective is not None and r.objective(Site((2,), 2, Key())).closed is None:
             return f"{r.name}'s loss has no derivative in closed form"
     return next(filter(None, map(_unstackable, split(model))), None)
-
-
-def _listed(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def _elementwise(factory: Any) -> bool:

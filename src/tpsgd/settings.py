@@ -136,6 +136,11 @@ class Settings:
         }
 
 
+def listed(value: Any) -> list[Any]:
+    """One value for all, or a list of them, as a list."""
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
 def _per_block(value: T | Sequence[T], blocks: int, name: str) -> list[T]:
     if not isinstance(value, (list, tuple)):
         return [value] * blocks  # type: ignore[list-item]

@@ -2,21 +2,29 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, cast
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from .advance import Figures, advance, validate
 from .errors import TpsgdError
 from .graphs import Steps, known_modules
-from .hashing import permutation
+from .handing_on import (
+    at_once_for,
+    collect,
+    computed_now,
+    depth,
+    first_output,
+    in_loader,
+    place_for,
+    seen_through,
+)
 from .learner import Learner
 from .memory import Meter, available
 from .optimizers import OptimizerFactory
@@ -26,12 +34,8 @@ from .run import Epoch, Run
 from .solvers import SOLVERS, Ridge
 from .solvers.equations import few
 from .solvers.least_squares import Few, workspace
-from .sources import WORTH_CUTTING, Arrays, Batches, Form, Piece, Source, Stream, Through, in_parts
+from .sources import Arrays, Batches, Source, in_parts
 from .stored import Stored
-from .unrolled import Pass, computed
-
-Figures = dict[int, tuple[list[float], list[float] | None]]
-AT_ONCE = 32 << 20  # bytes that samples may take inside a block while they are handed on
 
 
 @dataclass(frozen=True)
@@ -181,9 +185,9 @@ class Trainer:
 
         learner.block.train(False)
         self.meter.stage([learner.block.index], learning=False)
-        at_once = _at_once(learner, source.form)
+        at_once = at_once_for(learner, source.form)
         with self.meter.watch():
-            sample = _first_output(source, function)
+            sample = first_output(source, function)
         need = sample.nbytes * source.samples
         given = source is self.source or source is self.validation
         held = source.x.nbytes if isinstance(source, Arrays) and not given else 0
@@ -202,7 +206,9 @@ class Trainer:
             room = place_for(sample, source)
         else:
             room = Stored(sample, source.samples, keeps)
-        return collect(source, lambda x: in_parts((_now(function),), x, at_once), room, self.meter)
+        return collect(
+            source, lambda x: in_parts((computed_now(function),), x, at_once), room, self.meter
+        )
 
     def _epoch(self, steps: Steps, block: int, epoch: int) -> int:
         """One pass over the samples; its first steps are watched for memory."""
@@ -322,177 +328,3 @@ class Watch:
         better = loss < self.best - self.rule.min_delta
         self.best, self.waited = (loss, 0) if better else (self.best, self.waited + 1)
         return self.waited >= self.rule.patience
-
-
-def advance(
-    learners: list[Learner],
-    busy: list[Learner],
-    piece: Piece,
-    passes: Mapping[Learner, int] = MappingProxyType({}),
-) -> None:
-    """One batch through consecutive blocks; the busy ones learn from it, once or a few times."""
-    x, labels, share, last_piece = piece
-    del piece
-    if any(b.signal is not Signal.LABEL for b in busy):
-        _with_error(learners, busy, x, labels, share)
-    else:
-        _with_labels(learners, busy, x, labels, share, passes)
-    for learner in busy:
-        learner.settle()
-        if share < 1.0 and last_piece:
-            learner.move()
-
-
-def _with_labels(
-    learners: list[Learner],
-    busy: list[Learner],
-    x: Any,
-    labels: Tensor,
-    share: float,
-    passes: Mapping[Learner, int],
-) -> None:
-    """Every block learns as soon as the batch reaches it."""
-    for learner in learners:
-        saved = learner.forward(x)
-        last = learner is learners[-1]
-        if learner in busy:
-            for _ in range(1, passes.get(learner, 1)):
-                learner.improve(saved, labels, labels, spent=True)
-                learner.settle()
-                saved = learner.forward(x)
-            learner.improve(saved, labels, labels, spent=last, share=share)
-        if not last:
-            x = learner.output(saved)
-
-
-def _with_error(
-    learners: list[Learner], busy: list[Learner], x: Any, labels: Tensor, share: float
-) -> None:
-    """For rules that need the network's output before any block can learn."""
-    values = []
-    for learner in learners:
-        values.append(learner.forward(x))
-        x = learner.output(values[-1])
-    error = learners[-1].error(values[-1], labels)
-    signals = {Signal.LABEL: labels, Signal.ERROR: error, Signal.ERROR_SIGN: error.sign()}
-    for learner, saved in zip(learners, values, strict=True):
-        if learner in busy:
-            learner.improve(saved, signals[learner.signal], labels, share=share)
-
-
-@torch.no_grad()
-def validate(learners: list[Learner], busy: list[Learner], source: Source, meter: Meter) -> Figures:
-    """Loss and accuracy of the busy blocks on held-out data."""
-    samples = 0
-    for learner in learners:
-        learner.block.train(False)
-    batches = source.batches()
-    for number in count():
-        with meter.watch(number < 2):
-            piece = next(batches, None)
-            if piece is None:
-                break
-            samples += piece.labels.shape[1 if source.form.stacked else 0]
-            _measure(learners, busy, piece.x, piece.labels)
-        del piece
-    for learner in busy:
-        learner.wake()
-    return {x.block.index: x.collect(samples) for x in busy if x.signal is Signal.LABEL}
-
-
-def _measure(learners: list[Learner], busy: list[Learner], x: Any, labels: Tensor) -> None:
-    """One held-out batch through consecutive blocks."""
-    for learner in learners:
-        saved = learner.forward(x)
-        if learner in busy and learner.signal is Signal.LABEL:
-            learner.measure(saved, labels)
-        if learner is not learners[-1]:
-            x = learner.output(saved)
-        del saved
-
-
-def in_loader(source: Source) -> bool:
-    """Whether samples come from a loader, whose batches may differ in length."""
-    return isinstance(source.source if isinstance(source, Through) else source, Stream)
-
-
-def seen_through(source: Source, function: Callable[[Any], Any], at_once: int | None) -> Through:
-    """A source with one more function behind it."""
-    if isinstance(source, Through):
-        at_once = min(filter(None, (source.at_once, at_once)), default=None)
-        return Through(source.source, (*source.functions, function), at_once)
-    return Through(source, (function,), at_once)
-
-
-def _at_once(learner: Learner, form: Form) -> int | None:
-    """How many samples to hand on together: a part of a batch, where that saves much."""
-    if form.stacked or form.batch_size * learner.widest < WORTH_CUTTING:
-        return None
-    return max(1, min(AT_ONCE // learner.widest, form.batch_size // 4))
-
-
-def _now(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The function with its output computed at once, even where it would be pulled."""
-    return lambda x: computed(function(x))
-
-
-def _first_output(source: Source, function: Callable[[Any], Any]) -> Any:
-    """One sample's output."""
-    for piece in source.batches():
-        pulled = isinstance(piece.x, Pass)
-        sample = computed(function(piece.x if pulled else source.form.first(piece.x)))
-        return source.form.first(sample) if pulled else sample
-    raise TpsgdError("the data is empty: the loader gives no batch")
-
-
-def depth(source: Source) -> int:
-    """How many frozen blocks a sample passes each time it is asked for."""
-    return len(source.functions) if isinstance(source, Through) else 0
-
-
-def place_for(sample: Any, source: Source) -> Tensor:
-    """Memory for what a source's samples become."""
-    form = source.form
-    shape = (*sample.shape[:1], source.samples, *sample.shape[2:])
-    if not form.stacked:
-        shape = (source.samples, *sample.shape[1:])
-    maps = form.channels_last and len(shape) == 4 and not form.stacked
-    layout = torch.channels_last if maps else torch.contiguous_format
-    return torch.empty(shape, dtype=sample.dtype, device=form.device, memory_format=layout)
-
-
-@torch.no_grad()
-def collect(
-    source: Source, function: Callable[[Any], Any], room: Tensor | Stored, meter: Meter
-) -> Arrays:
-    """A source's samples pushed through a function, kept in memory or in a file."""
-    form, n, lead = source.form, source.samples, int(source.form.stacked)
-    ys, lengths, start, largest, batch = [], [], 0, 1, 0
-    for number, (x, y, _, last) in enumerate(source.batches()):
-        stop = start + y.shape[lead]
-        batch = batch + y.shape[lead]
-        largest, batch = max(largest, batch), 0 if last else batch
-        if stop > n:
-            raise TpsgdError(f"the data has more samples than the {n:,} it says it has")
-        with meter.watch(number < 2):
-            made = function(x)
-            if isinstance(made, Padded):
-                lengths.append(made.lengths)
-                made = made.data
-            if isinstance(room, Stored):
-                room.write(start, made)
-            else:
-                room.narrow(lead, start, stop - start).copy_(made)
-        ys.append(y[0] if form.stacked else y)
-        start = stop
-        del x, y, made
-    kept = room.first(start) if isinstance(room, Stored) else room.narrow(lead, 0, start)
-    if isinstance(source, Arrays) and not isinstance(source.x, Padded):
-        labels = source.y
-    else:
-        labels = torch.cat(ys)  # a loader's, or sorted by length
-    form = replace(form, batch_size=largest, in_chunks=False)  # a loader brings its own size
-    x = Padded(kept, torch.cat(lengths)) if lengths else kept  # type: ignore[arg-type]
-    below = source.source if isinstance(source, Through) else source
-    order = below.order if isinstance(below, Arrays) else permutation
-    return Arrays(x, labels, form, per_restart=form.stacked, order=order)
