@@ -35,21 +35,28 @@ class Form:
     in_chunks: bool = False  # sequences are gathered a few time steps at a time
     ragged: bool = False  # sequences differ in length
     micro_batch: int | None = None  # at most so many samples at once; a batch comes in pieces
+    precision: torch.dtype | None = None  # of what is computed, if that is not the parameters'
 
     @property
     def stacked(self) -> bool:
         """Whether a batch holds one batch per restart."""
         return len(self.seeds) > 1
 
+    @property
+    def numbers(self) -> torch.dtype:
+        """What samples are made of when they reach the model."""
+        return self.precision or self.dtype
+
     @staticmethod
     def may_be_channels_last(modules: Iterable[nn.Module]) -> bool:
         """Whether channels last pays (there are convolutions) and can do no harm.
 
-        A module of the user's own may well rely on `view`, so only torch's modules get that layout.
+        A module of the user's own may well rely on `view`, so only torch's modules, and the
+        library's own, get that layout.
         """
         modules = list(modules)
         return any(isinstance(m, nn.Conv2d) for m in modules) and all(
-            type(m).__module__.startswith("torch.nn") for m in modules
+            type(m).__module__.startswith(("torch.nn", "tpsgd.")) for m in modules
         )
 
     def skips(self, size: int) -> bool:
@@ -74,8 +81,8 @@ class Form:
         if self.looks_up(x, leading):
             return x.to(self.device, torch.long if self.tokens else x.dtype)
         if self.channels_last and x.dim() == 4:
-            return x.to(self.device, self.dtype, memory_format=torch.channels_last)
-        return x.to(self.device, self.dtype)
+            return x.to(self.device, self.numbers, memory_format=torch.channels_last)
+        return x.to(self.device, self.numbers)
 
     def first(self, x: Any) -> Any:
         """The first sample of a batch."""
