@@ -52,13 +52,15 @@ def fit_backprop(
     micro_batch: int | None = None,
     checkpoint: int | bool = False,
     step_inside: bool = False,
+    augment: Callable[[Tensor], Tensor] | None = None,
+    precision: torch.dtype | None = None,
 ) -> Run:
     """Train a model in place *with* backpropagation: the same loop and record as `fit`.
 
     It is `fit` on a single block that is the whole model, so any `nn.Module` will do. The arguments
-    are `fit`'s, one value each: there are no blocks to give their own, and nothing to reuse. The
-    last three are backprop's own ways to save memory, which change no gradient (micro-batches do
-    with batch normalisation and dropout):
+    are `fit`'s, one value each: there are no blocks to give their own, and nothing to reuse. Three
+    are backprop's own ways to save memory, which change no gradient (micro-batches do with batch
+    normalisation and dropout):
 
     Args:
         model: any module.
@@ -68,10 +70,13 @@ def fit_backprop(
             compute the rest again on the way back; True: a segment for each block.
         step_inside: move each parameter as soon as its gradient is there, inside the backward pass,
             and drop the gradient.
+        augment: as for `fit`.
+        precision: as for `fit`, by `torch.autocast`.
     """
     settings = Settings(
         sequential, loss, optimizer, lr, epochs, batch_size, seed, device, validation,
         early_stopping, lr_schedule, callbacks, progress, micro_batch=micro_batch,
+        augment=augment, precision=precision,
     )  # fmt: skip
     if step_inside and micro_batch is not None:
         raise TpsgdError("step_inside moves after each micro-batch: leave one of the two out")
@@ -136,7 +141,7 @@ def whole_learner(
 ) -> Learner:
     """The whole model as one learner."""
     block, stack = wholes[0], len(wholes) if len(wholes) > 1 else None
-    engine = Traced(block, place_of(block, loss), output(loss), stacked=bool(stack))
+    engine = Traced(block, place_of(block, loss), output(loss), bool(stack), form.precision)
     return Learner(
         block, engine, lambda: output(loss), params=parameters(0, [[one] for one in wholes]),
         several=loss is bce, stack=stack, width=width,

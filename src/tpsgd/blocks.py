@@ -54,6 +54,12 @@ class Block:
     between: list[nn.Module] = field(default_factory=list)
     activation: nn.Module | None = None
     tail: list[nn.Module] = field(default_factory=list)
+    lead: int = 0  # blocks before it that stand for a frozen backbone
+
+    @property
+    def key(self) -> int:
+        """Its number where random numbers are drawn: the same behind a backbone as on its own."""
+        return max(0, self.index - self.lead)
 
     def __str__(self) -> str:
         parts = [self.layer, *self.between, self.activation, *self.tail]
@@ -171,6 +177,9 @@ def split(model: nn.Module) -> list[Block]:
         blocks.append(Block(i, name, layer, pending, between, act, rest[:cut]))
         pending = rest[cut:]
     _refuse_shared(blocks)
+    lead = next((i for i, b in enumerate(blocks) if not getattr(b.layer, "is_tap", False)), 0)
+    for block in blocks:
+        block.lead = lead
     return blocks
 
 
@@ -230,6 +239,8 @@ def _opened(leaves: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
 
 
 def _refuse(name: str, module: nn.Module) -> None:
+    if getattr(module, "is_tap", False):  # frozen: no gradient runs through it
+        return
     for inner_name, m in module.named_modules():
         if isinstance(m, _REFUSED) or (inner_name and isinstance(m, Recurrent)):
             where = f"{name}.{inner_name}" if inner_name else name

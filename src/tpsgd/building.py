@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .blocks import Block, shapes
-from .engines import Closed, Engine, Stacked, Traced
+from .engines import Closed, Engine, Stacked, Traced, in_format
 from .errors import TpsgdError
 from .hashing import Key
 from .learner import Learner
@@ -83,7 +83,7 @@ def make_learner(
         if make is None:
             return wish
         maps = block.maps and len(size[at]) > 1
-        keys = [Key(settings.seed + r, i) for r in range(len(cuts))]
+        keys = [Key(settings.seed + r, block.key) for r in range(len(cuts))]
         drawn = [
             make(
                 Site(
@@ -95,15 +95,16 @@ def make_learner(
         ]  # fmt: skip
         if len(cuts) > 1:
             return _stack_objectives(drawn)
-        return move(drawn[0], form) if form.channels_last else drawn[0]
+        return _laid_out(drawn[0], form, len(size[at]) > 1)
 
     tensors = parameters(i, cuts)
     if len(cuts) > 1:
         engine: Engine = Stacked(Closed(block, at, wish, in_place=False))
     else:
         ragged = form.ragged and any(b.recurrent for b in cuts[0][i:])
-        engine = (Closed if block.closed_form(at) and not ragged else Traced)(block, at, wish)
-    widest = max(map(math.prod, size.values())) * form.dtype.itemsize
+        kind = Closed if block.closed_form(at) and not ragged else Traced
+        engine = kind(block, at, wish, precision=form.precision)
+    widest = max(map(math.prod, size.values())) * form.numbers.itemsize
     return Learner(
         block,
         engine,
@@ -116,6 +117,19 @@ def make_learner(
         slices=_slices(block, math.prod(size[Place.BEFORE]), form, settings.slices),
         widest=widest,
     )
+
+
+def _laid_out(objective: Objective, form: Form, maps: bool) -> Objective:
+    """An objective's tensors as batches are: in their layout, and codes of maps in their format."""
+    if form.precision is not None and maps and not objective.learned:
+        made = tuple(in_format(t, form.precision) for t in objective.tensors)
+        objective = replace(objective, tensors=made)  # type: ignore[arg-type]
+    return move(objective, _last) if form.channels_last else objective
+
+
+def _last(t: Tensor) -> Tensor:
+    """Feature maps with their channels last in memory."""
+    return t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t
 
 
 def _slices(block: Block, outputs: int, form: Form, wanted: int | None) -> int:
@@ -131,7 +145,7 @@ def _slices(block: Block, outputs: int, form: Form, wanted: int | None) -> int:
         return 1
     if wanted is not None:
         return wanted
-    batch = (form.micro_batch or form.batch_size) * outputs * form.dtype.itemsize
+    batch = (form.micro_batch or form.batch_size) * outputs * form.numbers.itemsize
     least = SLICE if form.micro_batch is None else 0  # of pieces the whole gradient is held anyway
     return min(SLICES, max(1, layer.weight.nbytes // max(least, batch)))
 
@@ -237,6 +251,7 @@ def sizes_of(
 ) -> list[dict[Place, tuple[int, ...]]]:
     """Output shapes of every block, which held-out data must have too."""
     check(x, form)
+    form = replace(form, precision=None)
     sizes = shapes(blocks, form(x))
     _refuse_ragged(blocks, x)
     if settings.validation is not None:
@@ -284,6 +299,8 @@ def form_for(
 ) -> Form:
     """How batches must look for these blocks."""
     modules = [m for block in blocks for top in block.modules for m in top.modules()]
+    if settings.precision is not None:
+        _check_precision(modules, dtype, settings.precision)
     return Form(
         device,
         dtype,
@@ -296,7 +313,22 @@ def form_for(
         in_chunks=_in_chunks(blocks[0], x, settings),
         ragged=streams or isinstance(x, Padded),
         micro_batch=settings.micro_batch,
+        precision=settings.precision,
     )
+
+
+def _check_precision(modules: list[nn.Module], dtype: torch.dtype, precision: torch.dtype) -> None:
+    name = str(precision).removeprefix("torch.")
+    if dtype is not torch.float32:
+        raise TpsgdError(
+            f"precision={name} is for models in float32, which their parameters stay; this one is "
+            f"in {str(dtype).removeprefix('torch.')}: leave precision out"
+        )
+    if any(isinstance(m, (Recurrent, nn.RNNBase, nn.RNNCellBase)) for m in modules):
+        raise TpsgdError(
+            f"precision={name} is for models without recurrent layers, whose errors would add up "
+            "over time: leave precision out"
+        )
 
 
 def _tokens(first: Block) -> int:

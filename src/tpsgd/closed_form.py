@@ -2,12 +2,16 @@
 
     z = x W + b,   y = sigma(z),   dz = dL/dy * sigma'(z),   dW = x^T dz,   db = sum dz
 
-Autograd is off. The functions are pure in their tensors (parameters come in, gradients go out), so
-`torch.vmap` stacks them over restarts as they are. `in_place` reuses memory where that is safe.
+Autograd is off. With a `precision` below the parameters', inputs arrive in it, the layer's weights
+are rounded for the product, and batch norm keeps its own numbers as they are.
+
+The functions are pure in their tensors (parameters come in, gradients go out), so `torch.vmap`
+stacks them over restarts as they are. `in_place` reuses memory where that is safe.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -35,8 +39,8 @@ class Saved(NamedTuple):
 class ClosedForm:
     """A block's forward and gradient as functions of its parameters."""
 
-    def __init__(self, block: Block) -> None:
-        self.block = block
+    def __init__(self, block: Block, precision: torch.dtype | None = None) -> None:
+        self.block, self.precision = block, precision
         self.layer = block.layer
         self.norm = block.between[0] if block.between else None
         self.act = activation(block.activation)
@@ -51,8 +55,7 @@ class ClosedForm:
 
     def forward(self, params: Params, x: Tensor, at: Place, in_place: bool) -> Saved:
         """From the block's input to the activation's output."""
-        for module in self.block.prologue:
-            x = module(x)
+        x = riding(self.block.prologue, x, self.precision)
         out = self._layer(x, *self.weights(params))
         z, stats = (out, ()) if self.norm is None else self._normalise(out, params)
         if self.act is None:
@@ -110,6 +113,7 @@ class ClosedForm:
 
     def _layer(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         layer = self.layer
+        weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
         if isinstance(layer, nn.Linear):
             return F.linear(x, weight, bias)
         assert isinstance(layer, (nn.Conv1d, nn.Conv2d))
@@ -132,7 +136,7 @@ class ClosedForm:
         _, dw, _ = aten.convolution_backward(
             dz if part is None else dz[:, part],
             x,
-            weight if part is None else weight[part],
+            (weight if part is None else weight[part]).to(x.dtype),
             None,
             layer.stride,
             padding(layer),
@@ -184,6 +188,19 @@ class ClosedForm:
         key = f"{self.at_layer + 1}."
         grads[key + "weight"], grads[key + "bias"] = dweight, dbias
         return dout
+
+
+def riding(modules: Iterable[nn.Module], x: Tensor, precision: torch.dtype | None) -> Tensor:
+    """x through modules that ride with a layer; in a lower precision where one is given."""
+    with lowered(x.device, precision):
+        for module in modules:
+            x = module(x)
+    return x if precision is None else x.to(precision)
+
+
+def lowered(device: torch.device, precision: torch.dtype | None) -> AbstractContextManager[Any]:
+    """Where modules compute in a lower precision, if one is given."""
+    return nullcontext() if precision is None else torch.autocast(device.type, precision)
 
 
 def sliced(name: str, rows: int, slices: int) -> Iterator[tuple[str, slice | None]]:

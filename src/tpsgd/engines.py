@@ -6,17 +6,22 @@
 - `Traced`: autograd inside the block, on a graph that starts at its (detached) input.
 - `Stacked`: the closed form for many restarts at once, parameters stacked.
 - `Unrolled` (in its own module): the closed form of a recurrent block.
+
+In a lower `precision` the first two compute in it; parameters, and what an objective learns, are
+rounded as they are used, and their gradients arrive in whatever they were computed in.
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .blocks import Block
-from .closed_form import ClosedForm, Params, Saved
+from .closed_form import ClosedForm, Params, Saved, lowered, riding
 from .objectives import IDLE, Local, Objective
+from .projections import Redrawn
 from .rules import Place
 from .unrolled import Unrolled
 
@@ -28,8 +33,15 @@ class Closed:
 
     label = "closed form"
 
-    def __init__(self, block: Block, at: Place, objective: Objective = IDLE, in_place: bool = True):
-        self.form, self.block = ClosedForm(block), block
+    def __init__(
+        self,
+        block: Block,
+        at: Place,
+        objective: Objective = IDLE,
+        in_place: bool = True,
+        precision: torch.dtype | None = None,
+    ):
+        self.form, self.block, self.precision = ClosedForm(block, precision), block, precision
         self.at, self.objective, self.in_place = at, objective, in_place
         self.slices = 1  # of the weight's gradient, made and used one after another
 
@@ -44,7 +56,7 @@ class Closed:
     def seen(self, saved: Saved) -> Tensor:
         """What the objective looks at."""
         if self.at is Place.END:
-            return self.block.rest(saved.y)
+            return self.output(saved)
         return saved.z if self.at is Place.BEFORE else saved.y
 
     def local(
@@ -56,23 +68,26 @@ class Closed:
         spent: bool = False,
     ) -> Gradients:
         """The local loss of a batch and the gradients of the block's parameters."""
-        local = self.objective.coarse(self.seen(saved), s, *tensors)
-        form, at, in_place = self.form, self.at, self.in_place
-        return local, form.gradients(params, saved, local.dy, at, in_place, spent, self.slices)
+        y = self.seen(saved)
+        local = self.objective.coarse(*rounded(self.precision, y, s, tensors))
+        form, at, in_place, dy = self.form, self.at, self.in_place, local.dy.to(y.dtype)
+        local = local._replace(dy=dy)
+        return local, form.gradients(params, saved, dy, at, in_place, spent, self.slices)
 
     def measure(
         self, params: Params, saved: Saved, s: Tensor, tensors: tuple[Tensor, ...]
     ) -> Local:
         """The local loss of a batch."""
-        return self.objective(self.seen(saved), s, *tensors)
+        return self.objective(*rounded(self.precision, self.seen(saved), s, tensors))
 
     def error(self, saved: Saved, labels: Tensor) -> Tensor:
         """Where each sample's output should go: minus the derivative of its loss."""
-        return -len(labels) * self.objective(self.seen(saved), labels).dy
+        given = rounded(self.precision, self.seen(saved), labels)
+        return -len(labels) * self.objective(*given).dy
 
     def output(self, saved: Saved) -> Tensor:
         """What the next block gets."""
-        return self.block.rest(saved.y)
+        return riding(self.block.tail, saved.y, self.precision)
 
 
 class Traced:
@@ -83,8 +98,16 @@ class Traced:
 
     label = "autograd"
 
-    def __init__(self, block: Block, at: Place, objective: Objective = IDLE, stacked: bool = False):
-        self.block, self.at, self.objective, self.stacked = block, at, objective, stacked
+    def __init__(
+        self,
+        block: Block,
+        at: Place,
+        objective: Objective = IDLE,
+        stacked: bool = False,
+        precision: torch.dtype | None = None,
+    ):
+        self.block, self.at, self.objective = block, at, objective
+        self.stacked, self.precision = stacked, precision
 
     def want(self, objective: Objective) -> None:
         """Follow this objective from now on."""
@@ -95,7 +118,8 @@ class Traced:
         with torch.set_grad_enabled(self.block.layer.training):
             if self.stacked:
                 return torch.vmap(self._with)(dict(params), x.detach())
-            return self.block.outputs(x.detach())
+            with lowered(x.device, self.precision):
+                return self.block.outputs(x.detach())
 
     def _with(self, params: dict[str, Tensor], x: Tensor) -> dict[Place, Tensor]:
         """The block's values with other parameters than its own."""
@@ -122,9 +146,9 @@ class Traced:
         """The local loss of a batch and the gradients of the block's parameters."""
         local = self.measure(params, saved, s, tensors)
         names = [name for name in params if not name.startswith("objective.")]
-        grads = torch.autograd.grad(
-            saved[self.at], [params[n] for n in names], local.dy, allow_unused=True
-        )
+        y = saved[self.at]
+        dy = local.dy.to(y.dtype)
+        grads = torch.autograd.grad(y, [params[n] for n in names], dy, allow_unused=True)
         return local, [{n: g for n, g in zip(names, grads, strict=True) if g is not None}]
 
     def backward(
@@ -145,6 +169,7 @@ class Traced:
             for p in params.values():
                 hooks.append(p.register_post_accumulate_grad_hook(lambda _: each()))
         dy = local.dy if share == 1.0 else local.dy * share
+        dy = dy.to(saved[self.at].dtype)
         try:
             torch.autograd.backward(saved[self.at], dy, inputs=list(params.values()))
         finally:
@@ -157,17 +182,19 @@ class Traced:
     ) -> Local:
         """The local loss of a batch."""
         if not self.stacked:
-            return self.objective(self.seen(saved), s, *tensors)
+            return self.objective(*rounded(self.precision, self.seen(saved), s, tensors))
         one = torch.vmap(lambda y, s: _present(self.objective(y, s)))
         return Local(**one(self.seen(saved), s))
 
     def error(self, saved: dict[Place, Tensor], labels: Tensor) -> Tensor:
         """Where each sample's output should go: minus the derivative of its loss."""
-        return -len(labels) * self.objective(self.seen(saved), labels).dy
+        given = rounded(self.precision, self.seen(saved), labels)
+        return -len(labels) * self.objective(*given).dy
 
     def output(self, saved: dict[Place, Tensor]) -> Tensor:
         """What the next block gets."""
-        return saved[Place.END].detach()
+        y = saved[Place.END].detach()
+        return y if self.precision is None else y.to(self.precision)
 
 
 class Stacked:
@@ -206,6 +233,26 @@ class Stacked:
         """The local loss of every restart."""
         one = torch.vmap(lambda y, s, *own: _present(self.engine.objective(y, s, *own)))
         return Local(**one(self.seen(saved), s, *tensors))
+
+
+def rounded(
+    precision: torch.dtype | None, y: Tensor, s: Tensor, tensors: tuple[Any, ...] = ()
+) -> tuple[Any, ...]:
+    """An objective's arguments in one number format.
+
+    In a lower precision that is float32 for vectors, which are small, and the precision itself for
+    feature maps.
+    """
+    if precision is None:
+        return (y, s, *tensors)
+    dtype = torch.float32 if y.dim() == 2 else precision
+    s = s.to(dtype) if s.is_floating_point() else s
+    return (y.to(dtype), s, *(in_format(t, dtype) for t in tensors))
+
+
+def in_format(t: "Tensor | Redrawn", dtype: torch.dtype) -> "Tensor | Redrawn":
+    """An objective's tensor in a number format."""
+    return replace(t, dtype=dtype) if isinstance(t, Redrawn) else t.to(dtype)
 
 
 def _present(local: Local) -> dict[str, Any]:

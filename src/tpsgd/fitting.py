@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
@@ -36,7 +36,16 @@ from .schedules import sequential
 from .settings import Schedule, Settings
 from .solvable import check_solvers
 from .solvers import SOLVERS
-from .sources import UNCUT, Form, Source, count_samples, first_samples, in_stream, source
+from .sources import (
+    UNCUT,
+    Form,
+    Source,
+    augmented,
+    count_samples,
+    first_samples,
+    in_stream,
+    source,
+)
 from .trainer import Course, EarlyStopping, Trainer
 
 
@@ -65,6 +74,8 @@ def fit(
     micro_batch: int | None = None,
     slices: int | None = None,
     redraw: bool = False,
+    augment: Callable[[Tensor], Tensor] | None = None,
+    precision: torch.dtype | None = None,
 ) -> Run:
     """Train a model in place without backpropagation. It is never re-initialised.
 
@@ -110,6 +121,16 @@ def fit(
         slices: make the gradient of a weight in so many parts, each used before the next is made
             (a few for large weights by default). The step is the same.
         redraw: make class codes again for every batch instead of storing them.
+        augment: a random change of every batch that is learned from, on the device: one of
+            `tpsgd.augment`, or any `x -> x` of the same shape. Every epoch of every block then sees
+            new versions of the samples, so inputs are computed again (`reuse=False`). Solvers that
+            meet each sample once (`ridge`) and validation take the samples as they are. `plan`
+            does not count what it takes, a copy or two of a batch.
+        precision: `torch.bfloat16`: samples, activations and gradients in half the bytes, kept
+            inputs too. Parameters, the optimizer's state, batch norm's statistics and what
+            objectives learn stay in float32; so does the model that comes out. It is faster where
+            the hardware multiplies in it (GPUs, CPUs with AMX), and slower elsewhere. Not for
+            recurrent layers, solvers and stacked restarts.
 
     Returns:
         The record of the run: history, seconds, sample passes, peak memory, settings.
@@ -125,7 +146,7 @@ def fit(
     settings = Settings(
         schedule, loss, optimizer, lr, epochs, batch_size, seed, device, validation,
         early_stopping, lr_schedule, callbacks, progress, reuse, window, passes,
-        micro_batch, slices, redraw, memory_budget,
+        micro_batch, slices, redraw, memory_budget, augment, precision,
     )  # fmt: skip
     return train_local([model], data, readout() if rule is None else rule, settings)[0]
 
@@ -287,14 +308,14 @@ def teach(
     trainer = Trainer(
         learners,
         courses,
-        data,
+        augmented(data, settings.augment),
         None if held_out is None else source(held_out, form, loss, classes),
         meter,
         runs,
         settings.lr_schedule,
         settings.callbacks,
         settings.progress,
-        settings.reuse,
+        settings.reuse if settings.augment is None else False,
     )
     for learner, course in zip(learners, courses, strict=True):
         if learner.trains and not isinstance(course.optimizer, SOLVERS):

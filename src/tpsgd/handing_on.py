@@ -12,7 +12,7 @@ from .hashing import permutation
 from .learner import Learner
 from .memory import Meter
 from .padded import Padded
-from .sources import WORTH_CUTTING, Arrays, Form, Source, Stream, Through
+from .sources import WORTH_CUTTING, Arrays, Augmented, Form, Source, Stream, Through
 from .stored import Stored
 from .unrolled import Pass, computed
 
@@ -21,7 +21,9 @@ AT_ONCE = 32 << 20  # bytes that samples may take inside a block while they are 
 
 def in_loader(source: Source) -> bool:
     """Whether samples come from a loader, whose batches may differ in length."""
-    return isinstance(source.source if isinstance(source, Through) else source, Stream)
+    while isinstance(source, (Augmented, Through)):
+        source = source.source
+    return isinstance(source, Stream)
 
 
 def seen_through(source: Source, function: Callable[[Any], Any], at_once: int | None) -> Through:

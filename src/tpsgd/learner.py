@@ -282,8 +282,9 @@ def hits(logits: Tensor, labels: Tensor, several: bool) -> Tensor:
 def _add(p: Tensor, grad: Tensor, share: float) -> None:
     """Give a parameter its gradient, or a share of a batch's to be added to the other shares.
 
-    It gets its parameter's strides: fused optimizers walk both side by side.
+    It gets its parameter's number format and strides: fused optimizers walk both side by side.
     """
+    grad = grad.to(p.dtype)
     if share < 1.0:
         p.grad = grad * share if p.grad is None else p.grad.add_(grad, alpha=share)
     else:

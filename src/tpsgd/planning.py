@@ -154,6 +154,7 @@ def plan(
     slices: int | None = None,
     redraw: bool = False,
     memory_budget: str | int | None = None,
+    precision: torch.dtype | None = None,
     others: bool = True,
 ) -> Plan:
     """The peak bytes of training, before it starts: per block, in total, and beside backprop.
@@ -190,7 +191,7 @@ def plan(
     settings = Settings(
         schedule or sequential, loss, optimizer, epochs=epochs, batch_size=batch_size,
         device=device, reuse=reuse, window=window, passes=passes, micro_batch=micro_batch,
-        slices=slices, redraw=redraw, memory_budget=memory_budget,
+        slices=slices, redraw=redraw, memory_budget=memory_budget, precision=precision,
     )  # fmt: skip
     _check(model, input_shape, samples, settings)
     inputs = Inputs(tuple(input_shape), dtype or _dtype(model, input_shape), samples)

@@ -175,7 +175,7 @@ def _trainer(
     else:
         rules = rules_for(how, layers, settings.schedule)
         loss, blocks = settings.loss or rules[-1].loss, layers
-    sizes = shapes(blocks, form(x[:2]))
+    sizes = shapes(blocks, replace(form, precision=None)(x[:2]))
     classes = classes_of(sizes[-1][Place.END], blocks[-1])
     turns = 2 if samples <= settings.batch_size else 1  # two batches show what all do
     courses = [replace(c, epochs=min(c.epochs, turns)) for c in settings.courses(len(blocks))]

@@ -147,6 +147,10 @@ def _why_not(
         return "torch's nn.RNN computes one model at a time; take tpsgd.Recurrent"
     if settings.memory_budget is not None or isinstance(settings.reuse, (str, Path)):
         return "a memory budget, and inputs kept in a file, are for one model at a time"
+    if settings.augment is not None:
+        return "augment changes the batches of one model at a time"
+    if settings.precision is not None:
+        return "a lower precision is for one model at a time"
     if settings.early_stopping is not None or settings.callbacks:
         return "restarts would stop at different times"
     for r in listed(rule):

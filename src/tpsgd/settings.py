@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from .augment import Augmentation
 from .errors import TpsgdError
 from .losses import Loss
 from .optimizers import OptimizerFactory, adam
@@ -48,8 +50,12 @@ class Settings:
     slices: int | None = None
     redraw: bool = False
     memory_budget: str | int | None = None
+    augment: Callable[[Tensor], Tensor] | None = None
+    precision: torch.dtype | None = None
 
     def __post_init__(self) -> None:
+        self._check_augment()
+        self._check_precision()
         for name in ("micro_batch", "slices"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
@@ -79,6 +85,35 @@ class Settings:
                 f"loss must be tpsgd.mse, tpsgd.cross_entropy or tpsgd.bce, got {self.loss!r}"
             )
 
+    def _check_augment(self) -> None:
+        if self.augment is None:
+            return
+        if not callable(self.augment):
+            raise TpsgdError(
+                "augment must be a function of a batch, such as tpsgd.augment.flip(), several as "
+                f"tpsgd.augment.chain(...), got a {type(self.augment).__name__}"
+            )
+        if self.reuse:
+            raise TpsgdError(
+                f"reuse={self.reuse} keeps one version of each sample, and augment makes "
+                "new ones: leave reuse out, and inputs are computed again"
+            )
+        if self.memory_budget is not None:
+            raise TpsgdError(
+                "memory_budget does not count what augment takes: give reuse=False and micro_batch "
+                "instead of it"
+            )
+
+    def _check_precision(self) -> None:
+        if self.precision is None or self.precision is torch.bfloat16:
+            return
+        if self.precision is torch.float16:
+            raise TpsgdError(
+                "precision=torch.float16 needs its loss scaled against underflow, which is not "
+                "done here: use torch.bfloat16"
+            )
+        raise TpsgdError(f"precision must be torch.bfloat16 or None, got {self.precision!r}")
+
     def courses(self, blocks: int) -> list[Course]:
         """Each block's course, from values given per block or for all."""
         columns = (
@@ -105,6 +140,8 @@ class Settings:
         for lr in columns[2]:
             if lr is not None and not (isinstance(lr, (int, float)) and 0 <= lr < math.inf):
                 raise TpsgdError(f"lr must be a number, 0 or more, got {lr!r}")
+        if self.precision and any(isinstance(o, SOLVERS) for o in columns[1]):
+            raise TpsgdError("a solver's equations need full precision: leave precision out")
         courses = [Course(*row) for row in zip(*columns, strict=True)]  # type: ignore[arg-type]
         return [_once(c) if isinstance(c.optimizer, SOLVERS) else c for c in courses]
 
@@ -128,6 +165,8 @@ class Settings:
             "slices": self.slices,
             "redraw": self.redraw,
             "memory_budget": self.memory_budget,
+            "precision": None if self.precision is None else str(self.precision)[6:],
+            "augment": None if self.augment is None else str(_name(self.augment)),
             "validation": self.validation is not None,
             "early_stopping": None if self.early_stopping is None else str(self.early_stopping),
             "lr_schedule": None if self.lr_schedule is None else str(_name(self.lr_schedule)),
@@ -160,4 +199,6 @@ def _name(factory: Any) -> Any:
     if isinstance(factory, partial):
         given = {k: _name(v) if callable(v) else v for k, v in factory.keywords.items()}
         return " ".join(map(str, (_name(factory.func), *factory.args, given)))
+    if isinstance(factory, Augmentation):
+        return factory.name
     return getattr(factory, "__name__", type(factory).__name__)

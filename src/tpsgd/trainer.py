@@ -116,7 +116,7 @@ class Trainer:
             behind_ours=all(map(known_modules, self.learners)),
         )
         for epoch in range(max((self.courses[x.block.index].epochs for x in busy), default=0)):
-            samples = self._epoch(steps, learners[0].block.index, epoch)
+            samples = self._epoch(steps, learners[0].block.key, epoch)
             watched, halted = self._record(learners, busy, epoch, samples, validation)
             for x in list(busy):
                 if x in schedulers:
