@@ -8,7 +8,19 @@ from hypothesis import strategies as st
 
 from tpsgd import bce, cross_entropy, mse, projections, rules
 from tpsgd.hashing import Key
-from tpsgd.objectives import Site, aim, any_loss, differentiate, grid_for, l1, l2, output
+from tpsgd.objectives import (
+    Local,
+    Objective,
+    Site,
+    aim,
+    any_loss,
+    differentiate,
+    grid_for,
+    l1,
+    l2,
+    move,
+    output,
+)
 from tpsgd.objectives import readout as read_out
 
 SHAPES = [((6,), False), ((2, 3), False), ((3, 5), True), ((3, 4, 4), True), ((2, 3, 2, 4), True)]
@@ -164,6 +176,22 @@ def test_the_projection_of_a_site_follows_its_key_and_shape():
     assert P.shape == (CLASSES, 2, 3) and P.dtype == torch.float64
     assert torch.equal(P, projections.normal()((2, 3), CLASSES, Key(3, 1)).double())
     assert site.draw(projections.normal(), (7,)).shape == (CLASSES, 7)
+
+
+def test_codes_of_another_shape_are_the_same_stored_or_made_again():
+    for redraw in (False, True):
+        site = Site((2, 3, 3), CLASSES, Key(3), True, dtype=torch.float64, redraw=redraw)
+        P = site.codes(projections.normal(), (2, 5))
+        wanted = projections.normal()((2, 5), CLASSES, Key(3)).double()
+        torch.testing.assert_close(aim(P, INDEX), wanted[INDEX])
+
+
+def test_a_loss_over_the_whole_batch_has_its_derivative_elsewhere():
+    """So that nobody who wants a mean over samples takes it for one."""
+    y = torch.randn(5, 6, dtype=torch.float64)
+    wish = Objective(lambda y, s: y.square().sum(), together=lambda y, s: Local(y.sum(), 2 * y))
+    moved = move(wish, lambda t: t)
+    assert wish.closed is None and torch.equal(moved(y, INDEX).dy, 2 * y)
 
 
 def test_default_losses_of_the_last_block():

@@ -2,15 +2,19 @@
 
 import pytest
 import torch
-from helpers import images, seeded
+from helpers import images, points, seeded
 from torch import nn
 
 import tpsgd
-from tpsgd import TpsgdError, rules
+from tpsgd import TpsgdError, check_rule, rules
 from tpsgd.hashing import Key
-from tpsgd.objectives import Site, cells, grid_for
-from tpsgd.similarity import similarity
+from tpsgd.memory import LiveBytes
+from tpsgd.objectives import Site, cells, differentiate, grid_for
+from tpsgd.similarity import labels_alike, similarity
 from tpsgd.vgg import vgg
+
+SHAPES = [((6,), False), ((2, 3), False), ((4, 5), True), ((4, 6, 6), True), ((3, 1, 1), True)]
+INDEX = torch.tensor([0, 1, 2, 1, 0])
 
 
 def cosine(a, b):
@@ -18,11 +22,22 @@ def cosine(a, b):
     return (a @ b) / (a.norm() * b.norm())
 
 
+def placed(shape, maps, **options):
+    site = Site(shape, 3, Key(1), maps, dtype=torch.float64)
+    return rules.predsim(**options).objective(site)
+
+
+def outputs(*shape, seed=1, samples=5):
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(samples, *shape, generator=g, dtype=torch.float64)
+
+
 def by_hand(objective, y, s, features, maps):
     """0.99 of the mean squared difference of cosines, 0.01 of the cross-entropy."""
-    K, R = objective.tensors
+    *own, R = objective.tensors
+    K = own[0] if own else torch.eye(y.shape[1], dtype=y.dtype)
     if maps:
-        made = nn.functional.conv2d(y, K, padding=1)
+        made = nn.functional.conv2d(y, K, padding=1) if own else y
         z = torch.stack([torch.stack([m.std() for m in one]) for one in made])
         read = cells(y, grid_for(y.shape[1:], features))
     else:
@@ -35,13 +50,105 @@ def by_hand(objective, y, s, features, maps):
     return 0.99 * sum(alike) / len(alike) + 0.01 * sum(wrong) / len(wrong)
 
 
+@pytest.mark.parametrize("convolve", [True, False])
 @pytest.mark.parametrize("shape", [(6,), (4, 6, 6)])
-def test_the_loss_is_the_published_one(shape):
-    site = Site(shape, 3, Key(1), len(shape) > 1, dtype=torch.float64)
-    objective = rules.predsim(features=16).objective(site)
-    y, s = torch.randn(5, *shape, dtype=torch.float64), torch.tensor([0, 1, 2, 1, 0])
-    found = objective.loss(y, s, *objective.tensors)
-    assert found == pytest.approx(float(by_hand(objective, y, s, 16, len(shape) > 1)), rel=1e-6)
+def test_the_loss_is_the_published_one(shape, convolve):
+    objective = placed(shape, len(shape) > 1, features=16, convolve=convolve)
+    y = outputs(*shape)
+    found = objective.loss(y, INDEX, *objective.tensors)
+    assert found == pytest.approx(float(by_hand(objective, y, INDEX, 16, len(shape) > 1)), rel=1e-6)
+
+
+def equal(objective, y, s):
+    """What is written out against autograd on the loss: y's, K's and R's."""
+    found = objective(y, s)
+    wanted = differentiate(objective.loss, y, s, objective.tensors, True)
+    pairs = [(found.loss, wanted.loss), (found.dy, wanted.dy)]
+    for a, b in [*pairs, *zip(found.dtensors, wanted.dtensors, strict=True)]:
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
+    return found
+
+
+@pytest.mark.parametrize("convolve", [True, False])
+@pytest.mark.parametrize("features", [1, 16, 100])
+@pytest.mark.parametrize(("shape", "maps"), [*SHAPES, ((4, 6, 4), True), ((2, 3, 2, 4), True)])
+def test_the_derivative_written_out_is_the_losss(shape, maps, features, convolve):
+    objective = placed(shape, maps, features=features, convolve=convolve, share=0.6)
+    y = outputs(*shape)
+    for s in (INDEX, outputs(3, seed=2).softmax(1), outputs(3, seed=3).sigmoid()):
+        held = [t.clone() for t in (y, s, *objective.tensors)]
+        found = equal(objective, y, s)
+        assert len(found.dtensors) == 1 + convolve and found.dy.shape == y.shape
+        assert all(map(torch.equal, held, (y, s, *objective.tensors)))
+    if len(shape) == 3:
+        equal(objective, y.contiguous(memory_format=torch.channels_last), INDEX)
+
+
+@pytest.mark.parametrize("convolve", [True, False])
+def test_maps_that_are_the_same_everywhere_have_no_slope(convolve):
+    """A deviation of nothing has no derivative: none is followed, as autograd has it."""
+    objective = placed((4, 6, 6), True, convolve=convolve)
+    y = outputs(4, 6, 6).relu()
+    y[0] = 0.0
+    y[1, 2] = 0.0
+    assert equal(objective, y, INDEX).dy.isfinite().all()
+
+
+@pytest.mark.parametrize("convolve", [True, False])
+def test_it_keeps_the_contract_of_a_rule(convolve):
+    check_rule(rules.predsim(features=16, convolve=convolve))
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10])
+def test_labels_are_alike_in_one_of_two_ways(classes):
+    s = torch.arange(7) % classes
+    hot = nn.functional.one_hot(s, classes).double()
+    torch.testing.assert_close(
+        labels_alike(s, classes, torch.float64), similarity(hot), rtol=0, atol=1e-14
+    )
+    torch.testing.assert_close(labels_alike(hot, classes, torch.float64), similarity(hot))
+
+
+@pytest.mark.parametrize("convolve", [True, False])
+@pytest.mark.parametrize(("shape", "maps"), SHAPES)
+def test_stacked_it_gives_each_what_it_gets_alone(shape, maps, convolve):
+    objective, y = placed(shape, maps, features=16, convolve=convolve), outputs(2, *shape)[:3]
+    y = y.transpose(0, 1).contiguous()  # two restarts of three samples
+    tensors = tuple(torch.stack([t, t + 0.1]) for t in objective.tensors)
+
+    def one(y, *tensors):
+        local = objective(y, INDEX[:3], *tensors)
+        return local.loss, local.dy, local.dtensors, local.logits
+
+    stacked = torch.vmap(one)(y, *tensors)
+    for i in range(2):
+        loss, dy, dtensors, logits = one(y[i], *(t[i] for t in tensors))
+        pairs = [(stacked[0][i], loss), (stacked[1][i], dy), (stacked[3][i], logits)]
+        pairs += [(a[i], b) for a, b in zip(stacked[2], dtensors, strict=True)]
+        for a, b in pairs:
+            torch.testing.assert_close(a, b)
+
+
+def test_its_step_holds_one_more_batch_of_maps_and_their_derivative():
+    objective, y = placed((4, 16, 16), True, features=64), outputs(4, 16, 16, samples=64)
+    s, peaks = torch.arange(64) % 3, []
+    for step in (
+        objective,
+        lambda y, s: differentiate(objective.loss, y, s, objective.tensors, True),
+    ):
+        live = LiveBytes()
+        with live:
+            step(y, s)
+        peaks.append(live.peak / y.nbytes)
+    assert peaks[0] < 2.5 < peaks[1]
+
+
+def test_its_block_learns_in_closed_form_and_says_how_well_it_reads():
+    model = seeded(lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)))
+    run = tpsgd.fit(model, points(), rule=rules.predsim(), epochs=3, batch_size=16)
+    assert run.blocks[0].learning == "closed form"
+    first = [e.accuracy for e in run.history if e.block == run.history[0].block]
+    assert first[-1] > 0.5
 
 
 def test_samples_that_are_alike_have_a_cosine_of_one():

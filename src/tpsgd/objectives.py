@@ -3,8 +3,10 @@
 An `Objective` is a pure function of the block's output `y`, the signal `s` and a few tensors of its
 own (the projection P, usually), so the same code is run once, stacked over restarts, or exported.
 `loss` is the definition; `closed` is the same with its derivative written out, and
-`tests/test_objectives.py` holds the two equal. Without `closed`, autograd differentiates `loss`
-with respect to `y` alone: no graph reaches beyond the block's output.
+`tests/test_objectives.py` holds the two equal. A loss that is no mean over samples, because it
+compares them or scales them by one another, has its derivative in `together` instead. Without
+either, autograd differentiates `loss` with respect to `y` alone: no graph reaches beyond the
+block's output.
 
 The signal is always *where the output should go*: the label y*, or minus the derivative of the
 network's loss with respect to its output. `aim(P, s)` is the paper's projected signal P s.
@@ -32,6 +34,8 @@ from .layout import full, rows
 from .losses import Loss, bce, cross_entropy, minus_labels
 from .projections import Projection, Redrawn
 
+_EPS = 1e-5  # added to variances, as batch normalisation does
+
 
 class Local(NamedTuple):
     """What an objective says about one batch."""
@@ -51,6 +55,7 @@ class Objective:
     tensors: tuple[Tensor, ...] = ()
     learned: bool = False
     squared: bool = False  # half the squared distance to P s: least squares can solve it
+    together: Callable[..., Local] | None = None  # as `closed`, of a batch that cannot be cut
 
     def __call__(self, y: Tensor, s: Tensor, *tensors: Tensor) -> Local:
         """The loss of a batch and its derivatives; `tensors` stand in for the objective's own."""
@@ -60,8 +65,8 @@ class Objective:
     def coarse(self, y: Tensor, s: Tensor, *tensors: Tensor) -> Local:
         """The same, but `dy` may hold one number per cell of feature maps; see `layout.full`."""
         tensors = tensors or self.tensors
-        if self.closed:
-            return self.closed(y, s, *tensors)
+        if written := self.closed or self.together:
+            return written(y, s, *tensors)
         return differentiate(self.loss, y, s, tensors, self.learned)
 
 
@@ -87,11 +92,14 @@ class Site:
         P = projection(shape or self.shape, self.classes, self.key, self.device)
         return P.to(self.dtype)
 
-    def codes(self, projection: Projection) -> "Tensor | Redrawn":
-        """P for this site, or what stands for it where it is not to be stored."""
+    def codes(
+        self, projection: Projection, shape: tuple[int, ...] | None = None
+    ) -> "Tensor | Redrawn":
+        """P for this site (or another shape), or what stands for it where it is not stored."""
+        shape = shape or self.shape
         if not self.redraw or projection.name == "orthogonal":  # whose rows need one another
-            return self.draw(projection)
-        return Redrawn(projection, self.shape, self.classes, self.key, self.device, self.dtype)
+            return self.draw(projection, shape)
+        return Redrawn(projection, shape, self.classes, self.key, self.device, self.dtype)
 
 
 def differentiate(
@@ -171,6 +179,64 @@ def any_loss(P: Any, loss: Callable[[Tensor, Tensor], Tensor]) -> Objective:
     return Objective(lambda y, s, P: loss(y, aim(P, s)), None, (P,))
 
 
+def of_pooled(wish: Objective, grid: tuple[int, ...]) -> Objective:
+    """The same wish, of feature maps averaged over a grid of cells; its P has that shape.
+
+    A convolution does the same at every pixel, so it cannot follow a target that differs from pixel
+    to pixel; an average over a cell it can move.
+    """
+
+    def pool(y: Tensor) -> Tensor:
+        return cells(y, grid).view(len(y), -1, *grid)
+
+    def loss(y: Tensor, s: Tensor, P: Any) -> Tensor:
+        return wish.loss(pool(y), s, P)
+
+    def written(y: Tensor, s: Tensor, P: Any) -> Local:
+        local = wish.coarse(pool(y), s, P)
+        return local._replace(dy=back_to_pixels(local.dy.contiguous(), y, grid))
+
+    return _of(wish, loss, written, whole=not wish.closed)
+
+
+def of_standardised(wish: Objective, maps: bool) -> Objective:
+    """The same wish, of the output with mean 0 and deviation 1 over the batch.
+
+    Of feature maps each filter is standardised, over the batch and space; otherwise each unit.
+    Whatever the wish, the output then gains nothing by growing or shrinking.
+    """
+
+    def shaped(y: Tensor) -> Tensor:
+        return y if maps else y.flatten(1)
+
+    def loss(y: Tensor, s: Tensor, P: Any) -> Tensor:
+        return wish.loss(_standardised(shaped(y))[0].view(y.shape), s, P)
+
+    def written(y: Tensor, s: Tensor, P: Any) -> Local:
+        x = shaped(y)
+        f, mean, inverse = _standardised(x)
+        local = wish(f.view(y.shape), s, P)
+        dy, _, _ = torch.ops.aten.native_batch_norm_backward(
+            shaped(local.dy), x, None, None, None, mean, inverse, True, _EPS, (True, False, False)
+        )
+        return local._replace(dy=dy.view(y.shape))
+
+    return _of(wish, loss, written, whole=True)
+
+
+def _of(
+    wish: Objective, loss: Callable[..., Tensor], written: Callable[..., Local], whole: bool
+) -> Objective:
+    """The wish of something made from the output, which least squares cannot solve any more."""
+    closed, together = (None, written) if whole else (written, None)
+    return replace(wish, loss=loss, closed=closed, together=together, squared=False)
+
+
+def _standardised(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Each channel about its mean and over its deviation; its mean, one over its deviation."""
+    return torch.native_batch_norm(x, None, None, None, None, True, 0.0, _EPS)
+
+
 def output(loss: Loss) -> Objective:
     """The last block's wish: its output against the labels themselves."""
 
@@ -196,7 +262,7 @@ def readout(
 
     def read(y: Tensor, P: Tensor) -> tuple[Tensor, Tensor]:
         f = cells(y, grid) if grid else y.flatten(1)
-        return f, (f @ P.T).mul(factor)
+        return f, wide(f @ P.T).mul(factor)
 
     def value(y: Tensor, s: Tensor, P: Tensor) -> Tensor:
         return local.value(read(y, P)[1], s)
@@ -204,11 +270,17 @@ def readout(
     def closed(y: Tensor, s: Tensor, P: Tensor) -> Local:
         f, logits = read(y, P)
         e = minus_labels(local.link(logits), s).mul(factor / len(y))
+        e = e.to(y.dtype)
         df = e @ P
-        dy = _spread(df, y, grid) if grid else df.view(y.shape)
+        dy = back_to_pixels(df, y, grid) if grid else df.view(y.shape)
         return Local(local.value(logits, s), dy, (e.T @ f,) if learned else (), logits)
 
     return Objective(value, closed, (site.draw(projection, (d,)),), learned)
+
+
+def wide(t: Tensor) -> Tensor:
+    """Few numbers, in float32 at least: their differences are what counts."""
+    return t.float() if t.dtype is torch.bfloat16 else t
 
 
 def grid_for(shape: tuple[int, ...], features: int) -> tuple[int, ...]:
@@ -226,6 +298,7 @@ def move(objective: Objective, place: Callable[[Tensor], Tensor]) -> Objective:
 
 
 def cells(y: Tensor, grid: tuple[int, ...]) -> Tensor:
+    """Feature maps averaged over a grid of cells, flat."""
     if prod(grid) == 1:
         return y.flatten(2).mean(2)
     if y.dim() == 3:
@@ -235,8 +308,8 @@ def cells(y: Tensor, grid: tuple[int, ...]) -> Tensor:
     return F.adaptive_avg_pool3d(y, (grid[0], grid[1], grid[2])).flatten(1)
 
 
-def _spread(df: Tensor, y: Tensor, grid: tuple[int, ...]) -> Tensor:
-    """The derivative of `_cells`: each cell's share, handed back to its pixels."""
+def back_to_pixels(df: Tensor, y: Tensor, grid: tuple[int, ...]) -> Tensor:
+    """The derivative of `cells`: each cell's share, handed back to its pixels."""
     filters, space = y.shape[1], y.shape[2:]
     cells = df.view(-1, filters, *grid)
     if len(space) == 2 and not any(n % g for n, g in zip(space, grid, strict=True)):

@@ -24,6 +24,9 @@ respect to the logits is p - y*. DFA and sDFA wait for the network's output befo
 learn; the others do not. `readout` is not the paper's: it is the local classifier of Mostafa,
 Ramesh & Cauwenberghs (2018) with fixed random weights, in the same frame.
 
+In deep convolutional nets `tpsgd_l1`, `tpsgd_l2`, `tpsgd` and `drtp` can compare P_i y* with
+averages over cells (`features`) and with standardised output (`standardise`): see `tpsgd_l2`.
+
 A rule for a whole net also names the loss of its last block, which has no projection: `mse` for the
 tpSGD rules as in the paper, `cross_entropy` for the others. `fit(loss=...)` overrides it.
 
@@ -33,13 +36,14 @@ Eidnes, "Training Neural Networks with Local Error Signals" (2019).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
 from torch import Tensor
 
 from . import objectives, similarity
+from .errors import TpsgdError
 from .losses import Loss, cross_entropy, mse
 from .objectives import Objective, Site
 from .projections import Projection, binary, normal, orthogonal
@@ -82,23 +86,52 @@ class Rule:
         return self.signal is not Signal.LABEL
 
 
-def tpsgd_l2(projection: Projection | None = None, at: Place = Place.AFTER) -> Rule:
-    """tpSGD with the squared error to the projected label: the paper's main rule."""
-    return _reach("tpsgd-l2", objectives.l2, projection, at, "squared error to P y*")
+def tpsgd_l2(
+    projection: Projection | None = None,
+    at: Place = Place.AFTER,
+    features: int | None = None,
+    standardise: bool = False,
+) -> Rule:
+    """tpSGD with the squared error to the projected label: the paper's main rule.
+
+    `features` and `standardise` (of the tpSGD rules and DRTP) are for deep convolutional nets; they
+    are not the paper's. With `features`, feature maps are averaged over the finest grid that leaves
+    at most so many numbers, and P y* is the target of those: a convolution does the same at every
+    pixel and cannot follow a target for each. With `standardise`, what is compared has mean 0 and
+    deviation 1 over the batch, so that the output cannot shrink to the targets' mean; `tpsgd_l2`
+    and `drtp` then ask for the same. Take both in nets with BatchNorm.
+
+    Examples:
+        >>> tpsgd_l2(features=256, standardise=True).options
+        'normal codes, std 1, at most 256 features, standardised'
+    """
+    return _reach("tpsgd-l2", objectives.l2, projection, at, features, standardise)
 
 
-def tpsgd_l1(projection: Projection | None = None, at: Place = Place.AFTER) -> Rule:
-    """tpSGD with the absolute error to the projected label."""
-    about = "absolute error to P y*"
-    return _reach("tpsgd-l1", objectives.l1, projection, at, about, binary())
+def tpsgd_l1(
+    projection: Projection | None = None,
+    at: Place = Place.AFTER,
+    features: int | None = None,
+    standardise: bool = False,
+) -> Rule:
+    """tpSGD with the absolute error to the projected label; options as `tpsgd_l2`'s.
+
+    Leave `standardise` to the other rules: of outputs of deviation 1, those with rare spikes have
+    the least absolute error, and units die.
+    """
+    return _reach("tpsgd-l1", objectives.l1, projection, at, features, standardise, binary())
 
 
 def tpsgd(
     loss: Callable[[Tensor, Tensor], Tensor],
     projection: Projection | None = None,
     at: Place = Place.AFTER,
+    features: int | None = None,
+    standardise: bool = False,
 ) -> Rule:
     """tpSGD with any `(output, target) -> scalar`; the scalar should be a mean over the batch.
+
+    The other options are `tpsgd_l2`'s.
 
     Examples:
         >>> from torch.nn.functional import smooth_l1_loss
@@ -106,21 +139,30 @@ def tpsgd(
         'tpsgd-smooth_l1_loss'
     """
     name = f"tpsgd-{getattr(loss, '__name__', type(loss).__name__)}"
-    return _reach(name, lambda P: objectives.any_loss(P, loss), projection, at, "any loss to P y*")
+
+    def wish(P: Any) -> Objective:
+        return objectives.any_loss(P, loss)
+
+    return _reach(name, wish, projection, at, features, standardise)
 
 
-def drtp(projection: Projection | None = None, at: Place = Place.AFTER) -> Rule:
+def drtp(
+    projection: Projection | None = None,
+    at: Place = Place.AFTER,
+    features: int | None = None,
+    standardise: bool = False,
+) -> Rule:
     """Direct random target projection: align with the projected label (Frenkel et al. 2021).
 
     The inner product has no floor, so features grow for as long as an unbounded activation lets
-    them: prefer Tanh or Sigmoid, or a small learning rate.
+    them: prefer Tanh or Sigmoid, a small learning rate, or `standardise` (see `tpsgd_l2`).
     """
     return Rule(
         "drtp",
-        _drawn(objectives.inner, projection, orthogonal()),
+        _drawn(objectives.inner, projection, orthogonal(), features, standardise),
         at=at,
         about="align with P y*",
-        options=_options(projection, orthogonal()),
+        options=_options(projection, orthogonal(), features, standardise),
     )
 
 
@@ -179,18 +221,22 @@ def readout(
     return Rule(name, objective, at=at, about=about, options=options, per_step=False)
 
 
-def predsim(share: float = 0.99, features: int = 2048) -> Rule:
+def predsim(share: float = 0.99, features: int = 2048, convolve: bool = True) -> Rule:
     """Samples of a class alike, and a local classifier (Nøkland & Eidnes 2019); not the paper's.
 
     `share` is the weight of the similarity; `features` bounds what the classifier reads. Both of
-    its linear maps learn with the block; the loss is over a whole batch.
+    its linear maps learn with the block; the loss is over a whole batch. Without `convolve`, which
+    is cheaper, the similarity is that of the output itself and not of a learned map of it.
     """
 
     def objective(site: Site) -> Objective:
-        return similarity.predsim(site, share, features)
+        return similarity.predsim(site, share, features, convolve)
 
     about = "samples of a class alike, and a learned local classifier"
-    return Rule("predsim", objective, at=Place.AFTER, about=about, per_step=False)
+    options = (
+        f"share {share:g}, at most {features} features{'' if convolve else ', no convolution'}"
+    )
+    return Rule("predsim", objective, at=Place.AFTER, about=about, options=options, per_step=False)
 
 
 def frozen(loss: Loss = cross_entropy) -> Rule:
@@ -205,34 +251,59 @@ def untrained() -> Rule:
 
 def _reach(
     name: str,
-    objective: Callable[[Any], Objective],
+    wish: Callable[[Any], Objective],
     projection: Projection | None,
     at: Place,
-    about: str,
+    features: int | None,
+    standardise: bool,
     recurrent: Projection | None = None,
 ) -> Rule:
-    drawn, options = _drawn(objective, projection, recurrent), _options(projection, recurrent)
-    return Rule(name, drawn, mse, at=at, about=about, options=options)
+    """A tpSGD rule."""
+    error = {"tpsgd-l1": "absolute error", "tpsgd-l2": "squared error"}.get(name, "any loss")
+    return Rule(
+        name,
+        _drawn(wish, projection, recurrent, features, standardise),
+        mse,
+        at=at,
+        about=f"{error} to P y*",
+        options=_options(projection, recurrent, features, standardise),
+    )
 
 
-def _options(projection: Projection | None, recurrent: Projection | None = None) -> str:
+def _options(
+    projection: Projection | None,
+    recurrent: Projection | None = None,
+    features: int | None = None,
+    standardise: bool = False,
+) -> str:
     shown = projection or normal()
     text = f"{shown.name} codes, std {shown.std:g}"
-    return text if projection or not recurrent else f"{text} (recurrent blocks: {recurrent.name})"
+    text += "" if projection or not recurrent else f" (recurrent blocks: {recurrent.name})"
+    text += "" if features is None else f", at most {features} features"
+    return text + (", standardised" if standardise else "")
 
 
 def _drawn(
-    objective: Callable[[Any], Objective],
+    wish: Callable[[Any], Objective],
     projection: Projection | None,
     recurrent: Projection | None = None,
+    features: int | None = None,
+    standardise: bool = False,
 ) -> Callable[[Site], Objective]:
-    """An objective of P alone, with P drawn for the block's output shape.
+    """An objective of P alone, with P drawn for the block's output shape, or for its pooled one.
 
     `recurrent`: the default for recurrent blocks, where the paper has its own.
     """
+    if features is not None and features < 1:
+        raise TpsgdError(f"features={features} leaves nothing to compare: give 1 or more, or None")
 
     def draw(site: Site) -> Objective:
         default = recurrent if site.recurrent and recurrent else normal()
-        return objective(site.codes(projection or default))
+        grid = objectives.grid_for(site.shape, features) if features and site.maps else None
+        shape = (site.shape[0], *grid) if grid else site.shape
+        made = wish(site.codes(projection or default, shape))
+        made = objectives.of_standardised(made, site.maps and not grid) if standardise else made
+        made = objectives.of_pooled(made, grid) if grid else made
+        return made if features is None else replace(made, squared=False)  # not of every block
 
     return draw
