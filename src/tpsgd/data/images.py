@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from tpsgd.data.entry import Dataset
 from tpsgd.data.raw import Array, Pair, Raw, encode
 from tpsgd.errors import TpsgdError
 
@@ -31,6 +33,16 @@ def read_folder(root: Path, size: int | None = None) -> Raw:
         partial(_decode, shape=(height, width)),
         f"images as RGB, {height} x {width} pixels",
     )
+
+
+def imagenette(root: Path, entry: Dataset) -> Raw:
+    """Imagenette, whose folders are numbered as in WordNet, with the names of its classes."""
+    raw = read_folder(root, entry.shape[-1])
+    if len(raw.classes) != len(entry.classes):
+        raise TpsgdError(
+            f"{root} has {len(raw.classes)} classes, Imagenette has 10; unpack it anew"
+        )
+    return replace(raw, classes=entry.classes)
 
 
 def image_files(root: Path) -> Iterator[Path]:

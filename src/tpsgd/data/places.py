@@ -63,7 +63,7 @@ def cache_root() -> Path | None:
 
 def missing(entry: Dataset, folder: Path) -> list[str]:
     """The files of `entry` that are not in `folder`."""
-    return [file for file in entry.files if not (folder / file).is_file()]
+    return [file for file in entry.files if not (folder / file).exists()]
 
 
 def _row(entry: Dataset) -> Row:

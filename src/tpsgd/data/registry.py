@@ -4,7 +4,7 @@ import difflib
 from dataclasses import replace
 from functools import partial
 
-from tpsgd.data import eeg, formats, seq_mnist, tweets, ucf101
+from tpsgd.data import eeg, formats, images, seq_mnist, tweets, ucf101
 from tpsgd.data.entry import Dataset
 from tpsgd.errors import TpsgdError
 
@@ -208,10 +208,28 @@ UCF101 = Dataset(
     unnamed=101,
 )
 
+IMAGENETTE = Dataset(
+    name="imagenette",
+    about="photographs of ten easy classes of ImageNet, 160 x 160 colour",
+    classes=(
+        *("tench", "English springer", "cassette player", "chain saw", "church"),
+        *("French horn", "garbage truck", "gas pump", "golf ball", "parachute"),
+    ),
+    shape=(3, 160, 160),
+    train=9469,
+    test=3925,
+    licence="Apache-2.0 (the collection); ImageNet's terms for the photographs",
+    citation="Howard, Imagenette, 2019; Deng et al., ImageNet, CVPR 2009",
+    read=images.imagenette,
+    folder="imagenette2-160",
+    files=("train/n01440764", "val/n01440764"),
+    by_hand="take imagenette2-160.tgz from fast.ai's page of Imagenette and unpack it",
+)
+
 DATASETS: dict[str, Dataset] = {
     entry.name: entry
     for entry in (
-        *(DIGITS, MNIST, FASHION, CIFAR10, SEQ_ROWS, SEQ_PIXELS),
+        *(DIGITS, MNIST, FASHION, CIFAR10, IMAGENETTE, SEQ_ROWS, SEQ_PIXELS),
         *(EEG, EEG_ROWS, EEG_TUMOUR, EEG_TUMOUR_ROWS),
         *(TWEETS, TWEETS_HOLDOUT, VECTORS, VECTORS_HOLDOUT, UCF101),
     )

@@ -1,0 +1,164 @@
+"""Lighter copies of a frozen VGG16: ms per image, bytes and features beside float32, in one run.
+
+    python benchmarks/backbones.py --weights vgg16_features.npz --images FOLDER --out results
+
+Float32 with channels last, bfloat16, int8 weights alone, and int8 throughout by onnxruntime, each
+up to pool5 at 160 px, on one thread and on two. The copies take turns and each figure is the
+fastest of its turns: a busy machine only ever adds time. The int8 ranges are set by images of the
+training part, the features compared are of the others. Every thread count has a process of its own.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tpsgd.adapt import lighter, weights
+from tpsgd.adapt.backbone import IMAGENET
+from tpsgd.compare import machine, versions
+from tpsgd.data.images import image_files
+from tpsgd.errors import TpsgdError
+from tpsgd.run import size
+from tpsgd.vgg import vgg
+
+SHAPE, TAP = (3, 160, 160), "features.30"
+COUNT, BATCH, TURNS = 16, 8, 5  # images of each part, at once, and turns of each copy
+Row = dict[str, Any]
+
+
+def backbone(file: Path) -> nn.Module:
+    """VGG16 with these weights below the tap, channels last."""
+    model: Any = vgg(16, SHAPE, 10)
+    weights.put(model, weights.load(file), needed="features")
+    part = nn.Sequential()
+    part.add_module("features", model.features)
+    part.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return part.eval().requires_grad_(False)
+
+
+def pictures(folder: Path) -> tuple[Tensor, Tensor]:
+    """Images of train/ and of val/ from all classes, scaled as ImageNet's nets want."""
+    mean, std = (torch.tensor(v).view(1, 3, 1, 1) for v in IMAGENET)
+    parts: list[Tensor] = []
+    for part in ("train", "val"):
+        files = list(image_files(folder / part))
+        chosen = files[:: max(1, len(files) // COUNT)][:COUNT]
+        images = [Image.open(f).convert("RGB").resize(SHAPE[1:]) for f in chosen]
+        x = torch.stack([torch.from_numpy(np.array(i)).permute(2, 0, 1) for i in images])
+        parts.append((x / 255 - mean) / std)
+    return parts[0], parts[1]
+
+
+def copies(model: nn.Module, examples: Tensor, folder: str) -> dict[str, nn.Module]:
+    """Every way to run it."""
+    made = {"float32": model, "bfloat16": lighter.bf16(model), "int8 weights": lighter.int8(model)}
+    try:
+        made["int8 onnxruntime"] = lighter.onnx_int8(model, TAP, examples, folder)
+    except TpsgdError as error:
+        print(f"without onnxruntime: {error}", file=sys.stderr)
+    return made
+
+
+@torch.inference_mode()
+def timed(model: nn.Module, x: Tensor) -> tuple[float, Tensor]:
+    """Seconds for all images in batches, and their features."""
+    start = perf_counter()
+    y = torch.cat([model(part) for part in x.split(BATCH)])
+    return perf_counter() - start, y
+
+
+def measure(made: dict[str, nn.Module], x: Tensor, turns: int) -> list[Row]:
+    """Milliseconds, bytes and likeness of every copy, float32 first."""
+    x = x.contiguous(memory_format=torch.channels_last)
+    y = {name: timed(model, x)[1].flatten(1).float() for name, model in made.items()}  # warm up too
+    seconds = {name: [] for name in made}
+    for _ in range(turns):
+        for name, model in made.items():
+            seconds[name].append(timed(model, x)[0])
+    cosines = {name: F.cosine_similarity(y[name], y["float32"]) for name in made}
+    return [
+        {
+            "backbone": name,
+            "ms": 1e3 * min(seconds[name]) / len(x),
+            "time_ratio": min(seconds[name]) / min(seconds["float32"]),
+            "bytes": lighter.weight_bytes(model),
+            "bytes_ratio": lighter.weight_bytes(model) / lighter.weight_bytes(made["float32"]),
+            "cosine": cosines[name].mean().item(),
+            "cosine_least": cosines[name].min().item(),
+        }
+        for name, model in made.items()
+    ]
+
+
+def show(threads: int, rows: list[Row]) -> None:
+    """A small table."""
+    title = f"threads: {threads}"
+    print(f"\n{title:16} ms/image  ratio  weights  ratio   cosine")
+    for r in rows:
+        print(
+            f"{r['backbone']:16} {r['ms']:8.1f} {r['time_ratio']:6.2f} {size(r['bytes']):>8} "
+            f"{r['bytes_ratio']:6.3f} {r['cosine']:8.5f}"
+        )
+
+
+def one(wanted: argparse.Namespace) -> None:
+    """One thread count, in this process: the rows as JSON."""
+    torch.set_num_threads(wanted.one)
+    seen, others = pictures(wanted.images)
+    with TemporaryDirectory() as folder:
+        rows = measure(copies(backbone(wanted.weights), seen, folder), others, wanted.turns)
+    print(json.dumps(rows))
+
+
+def each(threads: int) -> list[Row]:
+    """The rows of a process that has so many threads."""
+    command = [sys.executable, *sys.argv, "--one", str(threads)]
+    env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    """Measure, print, write `backbones.json`."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--weights", type=Path, required=True)
+    parser.add_argument("--images", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=Path("results"))
+    parser.add_argument("--turns", type=int, default=TURNS)
+    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    wanted = parser.parse_args()
+    if wanted.one:
+        return one(wanted)
+    record: Row = {"machine": machine(), "versions": versions() | _runtime(), "tap": TAP}
+    record |= {"images": COUNT, "batch_size": BATCH, "turns": wanted.turns, "shape": SHAPE}
+    record["command"] = "python benchmarks/backbones.py --weights FILE --images FOLDER"
+    record["threads"] = {}
+    for threads in (1, 2):
+        record["threads"][threads] = each(threads)
+        show(threads, record["threads"][threads])
+    wanted.out.mkdir(parents=True, exist_ok=True)
+    (wanted.out / "backbones.json").write_text(json.dumps(record, indent=1))
+
+
+def _runtime() -> dict[str, str]:
+    """Of onnxruntime, where it is."""
+    try:
+        import onnxruntime
+    except ImportError:
+        return {}
+    return {"onnxruntime": onnxruntime.__version__}
+
+
+if __name__ == "__main__":
+    main()

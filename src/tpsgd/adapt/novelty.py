@@ -1,0 +1,249 @@
+"""When is adaptation due? Detectors of new data, fitted on the tap features of known data.
+
+`mahalanobis` scores a sample by its squared distance to the nearest class mean (Lee et al. 2018),
+`hyperdimensional` by 1 - its largest cosine with the classes' codes (Wilson et al. 2023).
+
+Features are those of one tap, (n, d) or maps (n, c, h, w), which are averaged over space; or a dict
+of several taps, by name. Each sample's are scaled to unit length, tap by tap (Müller & Hein 2025),
+unless `unit=False`: a net has weak features for what it does not know, which lie near the means.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import ceil, inf
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tpsgd.errors import TpsgdError
+from tpsgd.hashing import Key
+from tpsgd.projections import binary
+
+Features = Tensor | Mapping[str, Tensor]
+CHUNK = 512  # samples that are scored at once
+FITTED = (("means", "whitening"), ("centres", "bundles", "seed"))  # of each kind of detector
+PROJECTION, SIGNS = -3, -4  # blocks of the keys that no block of a net has
+
+
+class Due(NamedTuple):
+    """Whether adaptation is due, the share of new samples, that of known data, and the test."""
+
+    due: bool
+    share_new: float
+    expected: float
+    p_value: float
+
+    def __bool__(self) -> bool:
+        return self.due
+
+
+@dataclass(eq=False)
+class Detector:
+    """Scores samples, and says which are new once `calibrate` has set the threshold.
+
+    `widths` are the taps' names and numbers of features, `tensors` what was fitted, `known` and
+    `beyond` how many samples it was calibrated on and how many of them reach the threshold.
+    """
+
+    widths: dict[str, int]
+    tensors: dict[str, Tensor]
+    unit: bool = True
+    threshold: float = inf
+    known: int = 0
+    beyond: int = 0
+    _P: Tensor | None = field(default=None, repr=False)
+
+    def score(self, features: Features) -> Tensor:
+        """How new each sample is: (n,)."""
+        taps = _taps(features, self.unit)
+        if (widths := {k: x.shape[1] for k, x in taps.items()}) != self.widths:
+            raise TpsgdError(f"the detector was fitted on features {self.widths}, got {widths}")
+        parts = zip(*(x.split(CHUNK) for x in taps.values()), strict=True)
+        return torch.cat([self._score(dict(zip(taps, part, strict=True))) for part in parts])
+
+    def calibrate(self, features: Features, quantile: float = 0.95) -> "Detector":
+        """Set the threshold: this share of known samples, not those fitted on, stays below it.
+
+        It is the score at rank ceil(quantile (m + 1)) of the m given: then one more known sample is
+        beyond it with a probability of at most 1 - quantile, however few the m are.
+        """
+        if not 0 < quantile < 1:
+            raise TpsgdError(f"a quantile lies between 0 and 1, got {quantile}")
+        scores = self.score(features).sort().values
+        rank = ceil(quantile * (len(scores) + 1) - 1e-9)
+        if rank > len(scores):
+            least = ceil(quantile / (1 - quantile) - 1e-9)
+            raise TpsgdError(f"to calibrate takes {least} samples or more, got {len(scores)}")
+        self.threshold = float(scores[rank - 1])
+        self.known, self.beyond = len(scores), len(scores) + 1 - rank
+        return self
+
+    def is_new(self, features: Features) -> Tensor:
+        """Which samples lie beyond the threshold: (n,), bool."""
+        if not self.known:
+            raise TpsgdError("the detector has no threshold: calibrate(...) it with known samples")
+        return self.score(features) > self.threshold
+
+    def due(self, features: Features, share: float = 0.1, level: float = 0.01) -> Due:
+        """Whether these samples call for adaptation: many are new, and not by chance.
+
+        `share` is the least share of new samples that is worth the work, `level` the largest
+        p-value: the chance that as many known samples would look new.
+        """
+        new = self.is_new(features)
+        p_value = tail(int(new.sum()), len(new), self.beyond, self.known)
+        share_new, expected = float(new.double().mean()), self.beyond / (self.known + 1)
+        return Due(share_new >= share and p_value <= level, share_new, expected, p_value)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All there is to save, as tensors."""
+        numbers = [float(x) for x in (self.unit, self.threshold, self.known, self.beyond)]
+        widths = {f"width.{name}": torch.tensor(width) for name, width in self.widths.items()}
+        return {"numbers": torch.tensor(numbers, dtype=torch.float64), **widths, **self.tensors}
+
+    @staticmethod
+    def from_state(state: Mapping[str, Tensor]) -> "Detector":
+        """The detector that `state_dict` was called on."""
+        keys = next((names for names in FITTED if state.keys() >= {"numbers", *names}), None)
+        if keys is None:
+            raise TpsgdError(f"expected a detector's state_dict(), got one of {sorted(state)}")
+        widths = {k[6:]: int(v) for k, v in state.items() if k.startswith("width.")}
+        unit, at, known, beyond = state["numbers"].tolist()
+        return Detector(widths, {k: state[k] for k in keys}, unit > 0, at, int(known), int(beyond))
+
+    def _score(self, taps: dict[str, Tensor]) -> Tensor:
+        if "means" in self.tensors:
+            W, means = self.tensors["whitening"], self.tensors["means"]
+            return torch.cdist(torch.cat(list(taps.values()), 1).to(W) @ W.T, means).amin(1) ** 2
+        cosines = F.normalize(self.encode(taps)) @ F.normalize(self.tensors["bundles"]).T
+        return 1 - cosines.amax(1)
+
+    def encode(self, taps: dict[str, Tensor]) -> Tensor:
+        """sum over taps t of s_t * (x_t - centre_t) P: (n, dimensions), P of -1 and 1."""
+        seed, bundles = int(self.tensors["seed"]), self.tensors["bundles"]
+        size, device = bundles.shape[1], bundles.device
+        if self._P is None:
+            self._P = binary()((size,), max(self.widths.values()), Key(seed, PROJECTION), device)
+        signs = binary()((size,), len(taps), Key(seed, SIGNS), device)
+        codes = torch.zeros(len(next(iter(taps.values()))), size, device=device)
+        for x, s, centre in zip(taps.values(), signs, self.tensors["centres"], strict=True):
+            codes.addcmul_((x.to(device).float() - centre) @ self._P[: x.shape[1]], s)
+        return codes
+
+
+def mahalanobis(features: Features, labels: Tensor | None = None, unit: bool = True) -> Detector:
+    """Class means with one covariance for all (Lee et al. 2018); without labels, one Gaussian.
+
+    The covariance of the distances to the class means is shrunk after Ledoit and Wolf (2004), so
+    there may be fewer samples than features. Sums are in float64.
+
+    Examples:
+        >>> x, y = torch.randn(200, 8) + torch.eye(8)[0] * 9, torch.arange(200) % 2
+        >>> detector = mahalanobis(x[:100], y[:100]).calibrate(x[100:])
+        >>> bool(detector.due(-x))
+        True
+    """
+    taps = _taps(features, unit)
+    x = torch.cat(list(taps.values()), 1)
+    means, y = _class_means(x, labels)
+    W = torch.linalg.inv(torch.linalg.cholesky(ledoit_wolf(x - means[y])))
+    widths = {k: x.shape[1] for k, x in taps.items()}
+    return Detector(widths, {"means": means @ W.T, "whitening": W}, unit)
+
+
+def ledoit_wolf(x: Tensor) -> Tensor:
+    """The covariance S of centred samples, shrunk: (1 - a) S + a (tr S / d) I, a at least 1e-6."""
+    n, d = x.shape
+    S = x.T @ x / n
+    mean, square = S.trace() / d, S.square().sum()
+    if mean == 0:
+        raise TpsgdError("the features do not vary within a class: give more than one sample each")
+    noise = (x.square().sum(1).square().mean() - square) / n
+    a = float((noise / (square - d * mean**2)).nan_to_num(1.0).clamp(1e-6, 1))
+    S.mul_(1 - a).diagonal().add_(a * mean)
+    return S
+
+
+def hyperdimensional(
+    features: Features, labels: Tensor, dimensions: int = 2048, seed: int = 0, unit: bool = True
+) -> Detector:
+    """Hyperdimensional feature fusion (Wilson et al. 2023): one code per class.
+
+    A sample's code is a random projection of its features, less their tap's mean, times a random
+    sign vector per tap (binding), summed over taps; a class's is the sum of its samples' (bundling)
+    over their number. The signs come from a hash: not stored, and the same on every machine.
+    """
+    if dimensions < 1:
+        raise TpsgdError(f"dimensions must be 1 or more, got {dimensions}")
+    taps = _taps(features, unit)
+    means = {name: _class_means(x, labels)[0] for name, x in taps.items()}
+    mid = torch.stack([x.mean() for x in taps.values()]).float()
+    tensors = {"centres": mid, "bundles": mid.new_empty(0, dimensions), "seed": torch.tensor(seed)}
+    detector = Detector({k: x.shape[1] for k, x in taps.items()}, tensors, unit)
+    tensors["bundles"] = detector.encode(means)  # a code is linear: the mean's is the codes' mean
+    return detector
+
+
+def tail(hits: int, n: int, beyond: int, known: int) -> float:
+    """The chance that `hits` or more of n known samples lie beyond the threshold.
+
+    One is beyond it with a probability q ~ Beta(beyond, known + 1 - beyond), since the threshold is
+    itself a known sample's score. So the number is beta-binomial: binomial when `known` is large.
+    """
+
+    def log_beta(a: Tensor, b: Tensor) -> Tensor:
+        return a.lgamma() + b.lgamma() - (a + b).lgamma()
+
+    j = torch.arange(hits, n + 1, dtype=torch.float64)
+    a, b = torch.tensor([beyond, known + 1 - beyond], dtype=torch.float64)
+    terms = log_beta(j + a, n - j + b) - log_beta(j + 1, n - j + 1) - log_beta(a, b)
+    return min(1.0, float(terms.logsumexp(0).exp()) / (n + 1))
+
+
+def auroc(known_scores: Tensor, new_scores: Tensor) -> float:
+    """The chance that a new sample scores above a known one, ties counting half.
+
+    Examples:
+        >>> auroc(torch.tensor([1.0, 2.0]), torch.tensor([2.0, 3.0]))
+        0.875
+    """
+    known, new = known_scores.double().sort().values, new_scores.to(known_scores.device).double()
+    if any(x.ndim != 1 or not len(x) or bool(x.isnan().any()) for x in (known, new)):
+        raise TpsgdError(f"auroc takes two rows of numbers, got {_said(known)} and {_said(new)}")
+    below = torch.searchsorted(known, new) + torch.searchsorted(known, new, right=True)
+    return float(below.double().mean() / (2 * len(known)))
+
+
+def _taps(features: Features, unit: bool) -> dict[str, Tensor]:
+    """Checked features of each tap, (n, d) in float64, in the order of their names."""
+    given = features if isinstance(features, Mapping) else {"": features}
+    taps: dict[str, Tensor] = {}
+    for name in sorted(given):
+        x = given[name]
+        if not isinstance(x, Tensor) or x.ndim not in (2, 4) or not x.is_floating_point():
+            raise TpsgdError(f"features must be floats, (n, d) or (n, c, h, w), got {_said(x)}")
+        x = x.detach().double() if x.ndim == 2 else x.detach().mean((2, 3)).double()
+        taps[name] = F.normalize(x) if unit else x
+        if not x.numel() or not bool(x.isfinite().all()):
+            raise TpsgdError(f"features must not be empty, NaN or infinite: see {_said(x)}")
+    if len({len(x) for x in taps.values()}) != 1:
+        raise TpsgdError("the taps must have equally many samples, and there must be at least one")
+    return taps
+
+
+def _class_means(x: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Each class's mean, and each sample's class, counted from 0."""
+    if labels is None:
+        return x.mean(0, keepdim=True), torch.zeros(len(x), dtype=torch.long, device=x.device)
+    if not isinstance(labels, Tensor) or labels.shape != (len(x),) or labels.is_floating_point():
+        raise TpsgdError(f"labels must be a tensor of {len(x)} whole numbers, got {_said(labels)}")
+    _, y, counts = labels.to(x.device).unique(return_inverse=True, return_counts=True)
+    if len(counts) < 2:
+        raise TpsgdError("labels must hold two classes or more, got one")
+    return x.new_zeros(len(counts), x.shape[1]).index_add_(0, y, x) / counts[:, None], y
+
+
+def _said(x: object) -> str:
+    return f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__

@@ -1,0 +1,365 @@
+"""`search`: which layers, on which tap? A grid, trained and judged by held-out samples."""
+
+import json
+import math
+import os
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from ..errors import TpsgdError
+from ..fitting import fit as fit_locally
+from ..memory import tensor_bytes
+from ..planning import short
+from ..rules import Rule
+from ..run import Run, as_bytes, columns, size
+from .backbone import Backbone
+from .layers import Layers, Probe, recipe
+from .score import Judge, Tell, Trial, judge, spearman
+
+FILE = "trials.jsonl"
+ABOVE, BELOW, FAILED = "over budget", "left out", "failed"
+OF_ONE = ("tap", "seed", "split", "data")  # in a trial's key, and not the whole search's
+HEAD = ("tap", "conv", "dense", "weights", "planned", "peak", "score", "held-out %", "s")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One configuration: layers on a tap, what they cost and what they have shown.
+
+    Attributes:
+        planned_bytes: the peak of one training, features and kept inputs not counted.
+        score: see `activation_overlap`; None without a rectifier.
+        accuracies: on the held-out samples, one per restart; none if it was not trained.
+        peak_bytes: as it was measured.
+        skipped: why it was not trained, if it was not.
+    """
+
+    tap: str
+    layers: Layers | Probe
+    trainable_bytes: int
+    planned_bytes: int | None
+    score: float | None
+    accuracies: tuple[float, ...] = ()
+    seconds: float | None = None
+    peak_bytes: int | None = None
+    skipped: str = ""
+    error: str = ""
+
+    @property
+    def control(self) -> bool:
+        """Whether it is a linear probe."""
+        return isinstance(self.layers, Probe)
+
+    @property
+    def accuracy(self) -> float | None:
+        """The mean over restarts."""
+        return fmean(self.accuracies) if self.accuracies else None
+
+    @property
+    def std(self) -> float:
+        """The deviation over restarts."""
+        return stdev(self.accuracies) if len(self.accuracies) > 1 else 0.0
+
+    @property
+    def brief(self) -> str:
+        """Tap, convolutions and dense layers, in few characters."""
+        if isinstance(self.layers, Probe):
+            return f"{self.tap} probe"
+        return f"{self.tap} {self.layers.convs}+{self.layers.dense}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it as plain values."""
+        score = None if self.score == -math.inf else self.score  # JSON knows no infinity
+        found = {"layers": recipe(self.layers), "score": score}
+        return asdict(self) | found | {"accuracy": self.accuracy, "std": self.std}
+
+    def __str__(self) -> str:
+        if isinstance(self.layers, Probe):
+            return f"{self.tap}, linear probe"
+        return f"{self.tap}, {self.layers.convs} convolutional and {self.layers.dense} dense layers"
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a search has found; `print` it, `plot` it."""
+
+    rows: tuple[Row, ...]
+    settings: dict[str, Any] = field(default_factory=dict)
+    memory_budget: int | None = None
+
+    def best(self, memory_budget: str | int | None = None, tap: str | None = None) -> Row:
+        """The most accurate layers that plan within a budget; of equal ones, the smallest.
+
+        Linear probes are controls and cannot be chosen: see `control`.
+        """
+        limit = self.memory_budget if memory_budget is None else as_bytes(memory_budget)
+        able = [r for r in self.rows if not r.control and tap in (None, r.tap)]
+        inside = [r for r in able if r.accuracies and (r.planned_bytes or 0) <= (limit or math.inf)]
+        if not inside:
+            least = min((r.planned_bytes or 0 for r in able), default=0)
+            within = "" if limit is None else f" within {size(limit)}"
+            raise TpsgdError(f"nothing was trained{within}: the smallest plans {size(least)}")
+        return max(inside, key=lambda r: (r.accuracy or 0.0, -(r.planned_bytes or 0)))
+
+    def control(self, tap: str | None = None) -> Row | None:
+        """The best linear probe."""
+        probes = [r for r in self.rows if r.control and r.accuracies and tap in (None, r.tap)]
+        return max(probes, key=lambda r: r.accuracy or 0.0, default=None)
+
+    def rank_correlation(self, tap: str | None = None) -> float | None:
+        """Spearman's, of score and held-out accuracy; None where there is too little to compare."""
+        known = [r for r in self.rows if r.accuracies and tap in (None, r.tap)]
+        pairs = [(r.score, fmean(r.accuracies)) for r in known if r.score is not None]
+        return spearman([s for s, _ in pairs], [a for _, a in pairs])
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it as plain values, ready for JSON."""
+        rows = [row.as_dict() for row in self.rows]
+        found = {"rows": rows, "settings": self.settings, "memory_budget": self.memory_budget}
+        return found | {"rank_correlation": self.rank_correlation()}
+
+    def plot(self, file: Path | str) -> Path:
+        """Heatmaps of accuracy and memory for each tap, as FILE.png or FILE.svg."""
+        from ..report.heatmaps import draw
+
+        return draw(self, Path(file))
+
+    def __str__(self) -> str:
+        failed = [f"{row} failed: {row.error}" for row in self.rows if row.error]
+        return "\n".join([columns([HEAD, *map(_cells, self.rows)]), *_wrapped(failed)])
+
+
+def search(
+    backbone: Backbone,
+    data: Any,
+    *,
+    taps: str | Sequence[str],
+    convs: Sequence[int] = (0, 1, 2),
+    dense: Sequence[int] = (0, 1, 2),
+    layers: Layers = Layers(),  # noqa: B008 (a frozen value)
+    rule: Rule | None = None,
+    method: Callable[..., Run] = fit_locally,
+    classes: int | Sequence[str] | None = None,
+    restarts: int = 1,
+    held_out: float = 0.2,
+    memory_budget: str | int | None = None,
+    top: int | None = None,
+    folder: str | Path | None = None,
+    progress: Tell | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> Search:
+    """Train every number of convolutions and dense layers on every tap, and a linear probe of each.
+
+    Args:
+        backbone: see `Backbone`.
+        data: what to train on, as for `adapt.fit`, or `Features`. A part of it is held out to judge
+            by, so that no test set is needed.
+        taps: which of the backbone's.
+        convs: numbers of convolutions to try. A tap of plain vectors has none.
+        dense: numbers of dense layers to try.
+        layers: their `filters`, `kernel` and `width`.
+        rule: as for `fit`, like `method`, `classes` and the `options` (epochs, lr, ...).
+        restarts: trainings of each, with seeds from `seed` on; a probe is solved once.
+        held_out: the share of the samples to judge by, the shares of the classes kept.
+        memory_budget: bytes or "20MB"; what plans above it is not trained.
+        top: of each tap, train only so many, those with the best score (scores of different taps
+            do not compare); layers without a rectifier have none and come last.
+        folder: each finished trial is kept there, in trials.jsonl, and not repeated another time.
+        progress: called with (what is being done, done, total).
+        seed: of the split, the weights, the projections and the order of samples.
+
+    Examples:
+        >>> import torch
+        >>> net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU())
+        >>> y = torch.arange(40) % 2
+        >>> x = torch.randn(40, 6) + y[:, None]
+        >>> found = search(Backbone(net, ["1"]), (x, y), taps="1", dense=(0, 1), epochs=1)
+        >>> [row.layers.dense for row in found.rows if not row.control]
+        [0, 1]
+    """
+    names = [taps] if isinstance(taps, str) else list(taps)
+    _check(backbone, names, convs, dense, restarts, top)
+    limit = None if memory_budget is None else as_bytes(memory_budget)
+    options |= {} if rule is None else {"rule": rule}
+    log = Log(folder)
+    known = judge(
+        backbone, data, names, classes=classes, method=method, options=options, held_out=held_out,
+        seed=seed, tell=progress,
+    )  # fmt: skip
+    grid = list(_grid(known, names, convs, dense, layers))
+    rows = []
+    for tap, kind in grid:
+        if progress is not None:
+            progress("planning", len(rows), len(grid))
+        rows.append(_planned(known, tap, kind))
+    if limit is not None and any(row.planned_bytes is None for row in rows):
+        raise TpsgdError("memory_budget needs a plan: train with tpsgd.fit or tpsgd.fit_backprop")
+    rows = _trained(known, _chosen(rows, limit, top), restarts, log, progress)
+    settings = {"taps": names, "convs": list(convs), "dense": list(dense), "restarts": restarts}
+    settings |= {"top": top, "seed": seed, "held_out_share": held_out}
+    settings |= {k: v for k, v in known.key(names[0], layers, seed).items() if k not in OF_ONE}
+    return Search(tuple(rows), settings, limit)
+
+
+class Log:
+    """Finished trials in a file, a line each; a line that was cut short is dropped."""
+
+    def __init__(self, folder: str | Path | None) -> None:
+        from ..report.files import usable
+
+        self.file = None if folder is None else usable(Path(folder).expanduser()) / FILE
+        self.found: dict[str, Trial] = {}
+        if self.file is None or not self.file.exists():
+            return
+        content = self.file.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) < len(content):
+            os.truncate(self.file, len(whole))
+        for number, line in enumerate(whole.splitlines(), 1):
+            try:
+                values = json.loads(line)
+                key = _text(values.pop("key"))
+                self.found[key] = Trial(**values)
+            except (ValueError, KeyError, TypeError, AttributeError):
+                raise TpsgdError(
+                    f"{self.file}, line {number}: no trial; name another folder"
+                ) from None
+
+    def get(self, key: dict[str, Any]) -> Trial | None:
+        """What a trial has shown, if it is there."""
+        return self.found.get(_text(key))
+
+    def add(self, key: dict[str, Any], trial: Trial) -> None:
+        """Keep a trial: one write at the end of the file."""
+        self.found[_text(key)] = trial
+        if self.file is None:
+            return
+        line = json.dumps({"key": key, **asdict(trial)}) + "\n"
+        place = os.open(self.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            os.write(place, line.encode())
+            os.fsync(place)
+        finally:
+            os.close(place)
+
+
+def _text(key: Any) -> str:
+    return json.dumps(key, sort_keys=True)
+
+
+def _check(
+    backbone: Backbone, taps: list[str], convs: Any, dense: Any, restarts: int, top: int | None
+) -> None:
+    for tap in taps:
+        backbone.path(tap)
+    for name, values in {"taps": taps, "convs": convs, "dense": dense}.items():
+        if not len(values) or len(set(values)) < len(values):
+            raise TpsgdError(f"{name} must be different values, one at least, got {list(values)}")
+    for name, value in {"restarts": restarts, "top": top}.items():
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise TpsgdError(f"{name} must be a whole number, 1 or more, got {value!r}")
+
+
+def _grid(
+    known: Judge, taps: list[str], convs: Sequence[int], dense: Sequence[int], layers: Layers
+) -> Iterator[tuple[str, Layers | Probe]]:
+    """Every configuration, tap by tap, the probe of each first."""
+    for tap in taps:
+        yield tap, Probe()
+        for c in convs if known.train.x[tap].dim() > 2 else (0,):
+            for d in dense:
+                yield tap, replace(layers, convs=c, dense=d)
+
+
+def _planned(known: Judge, tap: str, layers: Layers | Probe) -> Row:
+    head = known.head(tap, layers)
+    planned, score = known.planned(tap, head, layers), known.score(tap, head)
+    return Row(tap, layers, tensor_bytes(head), planned, score)
+
+
+def _chosen(rows: list[Row], limit: int | None, top: int | None) -> list[Row]:
+    """The rows, with the reason why some are not to be trained."""
+    if limit is not None:
+        rows = [replace(r, skipped=ABOVE) if (r.planned_bytes or 0) > limit else r for r in rows]
+    if top is None:
+        return rows
+
+    def rank(row: Row) -> tuple[bool, float]:
+        return (row.score is not None, row.score or 0.0)
+
+    best: set[int] = set()
+    for tap in {row.tap for row in rows}:
+        able = [i for i, r in enumerate(rows) if r.tap == tap and not (r.control or r.skipped)]
+        best |= set(sorted(able, key=lambda i: rank(rows[i]), reverse=True)[:top])
+    return [
+        r if r.control or r.skipped or i in best else replace(r, skipped=BELOW)
+        for i, r in enumerate(rows)
+    ]
+
+
+def _trained(
+    known: Judge, rows: list[Row], restarts: int, log: Log, progress: Tell | None
+) -> list[Row]:
+    """The rows with what their trainings have shown; one that fails leaves the others alone."""
+    counts = [0 if row.skipped else 1 if row.control else restarts for row in rows]
+    done, finished = 0, []
+
+    def once(row: Row, r: int) -> Trial:
+        def tell(share: float) -> None:
+            if progress is not None:
+                progress(row.brief, done + r + share, sum(counts))
+
+        key = known.key(row.tap, row.layers, known.seed + r)
+        if (trial := log.get(key)) is None:
+            tell(0)
+            part = lambda _, n, of: tell(0.99 * n / of)  # noqa: E731 (it is not kept yet)
+            trial = known.trial(row.tap, row.layers, known.seed + r, part)
+            log.add(key, trial)
+        tell(1)
+        return trial
+
+    for row, count in zip(rows, counts, strict=True):
+        try:
+            finished.append(_with(row, [once(row, r) for r in range(count)]))
+        except TpsgdError as error:
+            finished.append(replace(row, skipped=FAILED, error=str(error)))
+        done += count
+    errors = [row.error for row in finished if row.error]
+    if errors and not any(row.accuracies for row in finished if not row.control):
+        raise TpsgdError(errors[-1])
+    return finished
+
+
+def _with(row: Row, trials: list[Trial]) -> Row:
+    if not trials:
+        return row
+    return replace(
+        row,
+        accuracies=tuple(t.accuracy for t in trials),
+        seconds=fmean(t.seconds for t in trials),
+        peak_bytes=max(t.peak_bytes for t in trials),
+    )
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    """A row of the table."""
+    from ..report.heatmaps import short_of
+
+    counts = (
+        ("probe", "") if isinstance(row.layers, Probe) else (row.layers.convs, row.layers.dense)
+    )
+    sizes = (row.trainable_bytes, row.planned_bytes or 0, row.peak_bytes or 0)
+    score = "-" if row.score is None else f"{row.score:.1f}"
+    found = row.skipped or f"{row.accuracy or 0:.1%}".rstrip("%")
+    found += f" ± {100 * row.std:.1f}" if len(row.accuracies) > 1 else ""
+    seconds = "-" if row.seconds is None else f"{row.seconds:.{0 if row.seconds >= 100 else 1}f}"
+    return (short_of(row.tap), *map(str, counts), *map(short, sizes), score, found, seconds)
+
+
+def _wrapped(lines: list[str]) -> list[str]:
+    return [textwrap.fill(line, 80) for line in lines]

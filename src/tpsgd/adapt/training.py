@@ -1,0 +1,228 @@
+"""`tpsgd.adapt.fit`: layers on the taps of a frozen backbone, trained without backpropagation."""
+
+from collections.abc import Callable, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..data.split import stratified
+from ..errors import TpsgdError
+from ..fitting import fit as fit_locally
+from ..given import tensor
+from ..memory import available
+from ..optimizers import adam
+from ..rules import frozen
+from ..run import Run
+from ..solvers import SOLVERS, ridge
+from ..sources import first_samples, in_stream
+from .adaptor import Adaptor, Combination, averaged, fit_weights, learned
+from .backbone import Backbone, Tap
+from .features import Features, check_pictures, count, encode
+from .layers import Build, Layers, Probe
+
+Keep = bool | str | Path | None
+PER_BLOCK = ("optimizer", "lr", "epochs", "early_stopping", "passes")
+
+
+def fit(
+    backbone: Backbone,
+    data: Any,
+    *,
+    taps: str | Sequence[str] | None = None,
+    layers: Build = Layers(),  # noqa: B008 (a frozen value)
+    combine: Combination = averaged,
+    classes: int | Sequence[str] | None = None,
+    method: Callable[..., Run] = fit_locally,
+    keep: Keep = None,
+    start: Adaptor | None = None,
+    seed: int = 0,
+    validation: Any = None,
+    progress: Callable[[str, int, int], None] | None = None,
+    **options: Any,
+) -> Adaptor:
+    """Train an adaptor on a frozen backbone: layers for each tap, each by itself.
+
+    Args:
+        backbone: see `Backbone`.
+        data: `(x, y)`, a `Dataset` or a `DataLoader`, as for `tpsgd.fit`; or `Features`.
+        taps: which of the backbone's taps; default: its last one.
+        layers: `(shape of the tap, classes) -> nn.Sequential`; default: the paper's adaptor.
+        combine: `summed`, `averaged` or `learned`, where there are several taps. Learned weights
+            are found on the validation data, or on a tenth of the samples that is held out.
+        classes: their names or their number; default: as many as the labels have.
+        method: `tpsgd.fit`, `tpsgd.fit_backprop`, or any function with their arguments.
+        keep: the features in memory (True), in a file in a folder (its path), computed again for
+            every epoch (False), or in memory where they fit in half of what is free (None).
+        start: an adaptor of the same kind to go on from, which itself stays as it is. Layers that
+            are solved (a probe's) begin anew.
+        seed: of the initial weights, the projections and the order of samples.
+        validation: held-out data, measured after every epoch.
+        progress: called with (what is being done, done, total).
+        options: anything `method` takes: `rule`, `epochs`, `lr`, `memory_budget`, ...  A budget
+            counts the backbone too, and decides what is kept.
+
+    Examples:
+        >>> from tpsgd.adapt import Backbone
+        >>> net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU())
+        >>> x, y = torch.rand(20, 3, 6, 6), torch.arange(20) % 2
+        >>> adaptor = fit(Backbone(net, ["1"]), (x, y), epochs=1)
+        >>> adaptor(x).shape
+        torch.Size([20, 2])
+    """
+    names = _taps(backbone, taps)
+    held_out = validation
+    if combine is learned and len(names) > 1 and validation is None:
+        data, held_out = tenth(data, seed)
+    budgeted = options.get("memory_budget") is not None
+    if budgeted and (keep is not None or isinstance(data, Features)):
+        raise TpsgdError("memory_budget decides what is kept: give it or keep, and the data itself")
+    shapes, shape = _shapes(backbone, data, names)
+    kept = isinstance(data, Features) or (not budgeted and _in_memory(keep, data, shapes, backbone))
+    if kept and not isinstance(data, Features):
+        tell = progress and (lambda done, total: progress("features", done, total))
+        data = encode(backbone, data, names, progress=tell)
+    if kept and held_out is not None and not isinstance(held_out, Features):
+        held_out = encode(backbone, held_out, names)
+    known = _classes(classes, data) if start is None else start.classes
+    heads = _heads(layers, shapes, len(known), seed, backbone.device)
+    if start is not None:
+        _go_on(heads, start)
+    adaptor = Adaptor(
+        backbone, heads, known, build=layers, shape=shape, tap_shapes=shapes, combine=combine,
+        seed=seed,
+    )  # fmt: skip
+    check = held_out if validation is not None else None
+    for tap, head in heads.items():
+        tell = progress and (lambda done, total, tap=tap: progress(tap, done, total))
+        settings = {**options, "seed": seed, "progress": tell}
+        if kept:
+            held = None if check is None else check.at(tap)
+            adaptor.runs[tap] = method(head, data.at(tap), validation=held, **settings)
+        else:
+            settings |= {} if budgeted or keep is None else {"reuse": keep}
+            settings |= {} if budgeted or keep is not None else {"reuse": False}
+            adaptor.runs[tap] = _stream(method, backbone, tap, head, data, check, settings)
+    if combine is learned and len(names) > 1:
+        fit_weights(adaptor.to(backbone.device), held_out)
+    return adaptor.to(backbone.device)
+
+
+def probe(backbone: Backbone, data: Any, *, alpha: float | None = None, **options: Any) -> Adaptor:
+    """The control: a linear classifier on each tap's average, solved in closed form (ridge).
+
+    `alpha` is its penalty, chosen by generalised cross-validation if not given; the other arguments
+    are those of `fit`.
+    """
+    return fit(backbone, data, layers=Probe(), optimizer=ridge(alpha), epochs=1, **options)
+
+
+def _taps(backbone: Backbone, taps: str | Sequence[str] | None) -> tuple[str, ...]:
+    names = list(backbone.taps)[-1:] if taps is None else [taps] if isinstance(taps, str) else taps
+    for tap in names:
+        backbone.path(tap)
+    if not names or len(set(names)) < len(names):
+        raise TpsgdError(f"name each tap once, and one at least: {list(names)}")
+    return tuple(names)
+
+
+def _shapes(
+    backbone: Backbone, data: Any, taps: tuple[str, ...]
+) -> tuple[dict[str, tuple[int, ...]], tuple[int, ...]]:
+    """The shape of one sample at each tap, and its own."""
+    if isinstance(data, Features):
+        return {tap: tuple(data.at(tap)[0].shape[1:]) for tap in taps}, data.shape
+    x = first_samples(data)
+    if not isinstance(x, Tensor):
+        raise TpsgdError("a backbone takes samples of one shape, not sequences of any length")
+    check_pictures(backbone, x)
+    return backbone.shapes(x, taps), tuple(x.shape[1:])
+
+
+def _in_memory(
+    keep: Keep, data: Any, shapes: dict[str, tuple[int, ...]], backbone: Backbone
+) -> bool:
+    if keep is not None:
+        return keep is True
+    need = count(data) * sum(map(prod, shapes.values())) * 4
+    return need < max(available(backbone.device), available(torch.device("cpu"))) / 2
+
+
+def _classes(classes: int | Sequence[str] | None, data: Any) -> tuple[str, ...]:
+    if classes is None:
+        y = data.y if isinstance(data, Features) else None
+        if y is None and in_stream(data):
+            raise TpsgdError("say how many classes there are (classes=10), or keep the features")
+        y = tensor(data[1], "y") if y is None else y
+        classes = y.shape[1] if y.is_floating_point() and y.dim() == 2 else int(y.max()) + 1
+    names = tuple(map(str, range(classes) if isinstance(classes, int) else classes))
+    if len(names) < 2:
+        raise TpsgdError(f"an adaptor needs at least two classes, got {len(names)}")
+    return names
+
+
+def _heads(
+    layers: Build, shapes: dict[str, tuple[int, ...]], classes: int, seed: int, device: torch.device
+) -> dict[str, nn.Sequential]:
+    with torch.random.fork_rng([]):
+        torch.manual_seed(seed)
+        heads = {tap: layers(shape, classes) for tap, shape in shapes.items()}
+    for head in heads.values():
+        if not isinstance(head, nn.Sequential):
+            raise TpsgdError(f"layers must make an nn.Sequential, made {type(head).__name__}")
+    return {tap: head.to(device) for tap, head in heads.items()}
+
+
+def _go_on(heads: dict[str, nn.Sequential], start: Adaptor) -> None:
+    """Begin where another adaptor ended."""
+    for tap, head in heads.items():
+        known = start.heads[tap].state_dict() if tap in start.heads else {}
+        own = head.state_dict()
+        if {k: v.shape for k, v in known.items()} != {k: v.shape for k, v in own.items()}:
+            raise TpsgdError(f"the adaptor to start from has other layers at tap {tap!r}")
+        head.load_state_dict(known)
+
+
+def _stream(
+    method: Callable[..., Run],
+    backbone: Backbone,
+    tap: str,
+    head: nn.Sequential,
+    data: Any,
+    validation: Any,
+    settings: dict[str, Any],
+) -> Run:
+    """Train a head behind its backbone, which is run again or has its outputs kept by `fit`."""
+    bytes_given = first_samples(data).dtype is torch.uint8
+    model = nn.Sequential(Tap(backbone, tap, 1 / 255 if bytes_given else 1.0), *head)
+    rule, optimizer = settings.get("rule"), settings.get("optimizer")
+    if isinstance(rule, (list, tuple)):
+        settings["rule"] = [frozen(), *rule]
+    if isinstance(optimizer, SOLVERS):
+        blocks = sum(1 for m in head if next(m.parameters(), None) is not None)
+        settings["optimizer"] = [optimizer] * blocks
+    for name in PER_BLOCK:
+        value = settings.get(name)
+        if isinstance(value, (list, tuple)):
+            settings[name] = [adam if name == "optimizer" else value[0], *value]
+    if method is not fit_locally:
+        settings.pop("reuse", None)
+    return method(model, data, validation=validation, **settings)
+
+
+def tenth(data: Any, seed: int) -> tuple[Any, Any]:
+    """Nine tenths of the samples and the rest, the shares of the classes kept."""
+    if isinstance(data, Features):
+        y, take = data.y, data.__getitem__
+    elif in_stream(data):
+        raise TpsgdError("learned weights of taps need held-out data: give validation=")
+    else:
+        x, y = data
+        x, y = tensor(x, "x"), tensor(y, "y")
+        take = lambda index: (x[index], y[index])  # noqa: E731
+    known = (y.argmax(1) if y.dim() == 2 else y).cpu()
+    train = torch.from_numpy(stratified(known.numpy(), len(known) - -(-len(known) // 10), seed))
+    train = train.to(y.device)
+    return take(train), take(~train)
