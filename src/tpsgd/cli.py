@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
-from . import __version__, planned
+from . import __version__, adapted, planned, searched
 from .arms import PEERS, SOURCES, all_words, arm_of, headed, refuse_options, single
 from .errors import TpsgdError
 from .options import (
@@ -59,6 +59,8 @@ app = typer.Typer(
 data_app = typer.Typer(help="The built-in data sets.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 app.command()(planned.plan)
+app.command()(searched.search)
+app.command()(adapted.adapt)
 
 
 def main() -> NoReturn:

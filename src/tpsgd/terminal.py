@@ -138,3 +138,22 @@ def waiting(text: str) -> Iterator[None]:
         return
     with console.status(text):
         yield
+
+
+@contextmanager
+def named_bar() -> Iterator[Callable[..., Any]]:
+    """`tell(what)` makes a progress function; all of them share one bar."""
+    with live_bar() as advance:
+
+        def show(what: str, done: float, total: float) -> None:
+            assert advance is not None
+            advance(what, done / total)
+
+        def tell(what: str, parts: bool = False) -> Any:
+            if advance is None:
+                return None
+            if parts:  # one that names the part it is at
+                return lambda part, *done: show(f"{what}, {part}", *done)
+            return lambda *done: show(what, *done)
+
+        yield tell

@@ -1,0 +1,301 @@
+"""`tpsgd adapt`: layers on a frozen backbone, from words."""
+
+import json
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from . import shifted
+from .arms import PEERS
+from .errors import TpsgdError
+from .options import (
+    AsJson,
+    BatchSize,
+    Budget,
+    Device,
+    Epochs,
+    MaxTrain,
+    OnDisk,
+    Rate,
+    Seed,
+    Threads,
+    check,
+    known,
+    load,
+)
+from .run import size
+from .terminal import grid_of, named_bar
+
+if TYPE_CHECKING:
+    from .adapt import Adaptor, Backbone
+    from .data import Data
+
+PICTURES = "A folder of images, a subfolder a class (FOLDER@160: their size), imagenette, FILE.npz."
+BACKBONES = (
+    "vgg11, vgg16, vgg11-bn, vgg16-bn, resnet18, resnet34, or FILE.py:FUNCTION, which returns a "
+    "module."
+)
+BackboneWord = Annotated[str, typer.Option("--backbone", help=BACKBONES)]
+Weights = Annotated[
+    Path | None,
+    typer.Option("--weights", help="FILE.pth, .safetensors or .npz with torchvision's names."),
+]
+PRECISIONS = ("float32", "bf16", "int8")
+COMBINE = ("summed", "averaged", "learned")
+SHIFTED = ("grey", "edges", "blur", "noise", "invert", "dim")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the words ask for, as values."""
+
+    backbone: "Backbone"
+    taps: tuple[str, ...]
+    data: "Data"
+    fitting: dict[str, Any]
+    arms: dict[str, dict[str, Any]]
+    seed: int
+
+
+def adapt(
+    data: Annotated[str, typer.Option("--data", help=PICTURES)],
+    backbone: BackboneWord = "vgg16",
+    weights: Weights = None,
+    tap: Annotated[
+        str | None, typer.Option(help="pool5; pool4,pool5: several; default: the last one.")
+    ] = None,
+    rule: Annotated[str, typer.Option(help="See: tpsgd rules.")] = "readout",
+    convs: Annotated[int, typer.Option(help="Convolutions of the adaptor.", min=0)] = 1,
+    dense: Annotated[int, typer.Option(help="Its hidden dense layers.", min=0)] = 1,
+    combine: Annotated[str, typer.Option(help=f"Several taps: {', '.join(COMBINE)}.")] = "averaged",
+    precision: Annotated[
+        str, typer.Option(help=f"Of the backbone: {', '.join(PRECISIONS)}.")
+    ] = "float32",
+    epochs: Epochs = 8,
+    batch_size: BatchSize = 64,
+    lr: Rate = None,
+    seed: Seed = 0,
+    controls: Annotated[
+        bool, typer.Option(help="Train backprop and a frozen adaptor too, to compare.")
+    ] = True,
+    keep: Annotated[
+        str | None,
+        typer.Option(help="Features: memory, again (computed for every epoch), or a folder."),
+    ] = None,
+    memory_budget: Budget = None,
+    shift: Annotated[
+        str | None, typer.Option(help=f"A new domain: {', '.join(SHIFTED)}; or several.")
+    ] = None,
+    shots: Annotated[int, typer.Option(help="With --shift: labelled samples a class.", min=1)] = 10,
+    replay: Annotated[
+        int, typer.Option(help="With --shift: old samples a class among them.", min=0)
+    ] = 0,
+    max_train: MaxTrain = None,
+    max_test: Annotated[int | None, typer.Option(help="Test on that many samples.", min=1)] = None,
+    on_disk: OnDisk = None,
+    device: Device = None,
+    threads: Threads = None,
+    out: Annotated[Path, typer.Option(help="Folder for the adaptor and the record.")] = Path(
+        "tpsgd-adaptor"
+    ),
+    as_json: AsJson = False,
+) -> None:
+    """Train an adaptor on a frozen backbone, or show what a shifted domain does to one."""
+    check([rule], None, None, memory_budget)
+    known("combination", combine, COMBINE)
+    known("precision", precision, PRECISIONS)
+    shifts = [word.strip() for word in shift.split(",")] if shift else []
+    for word in shifts:
+        known("shift", word, SHIFTED)
+    if rule in PEERS or rule in ("random", "reservoir"):
+        raise TpsgdError(f"an adaptor is trained by a rule or by backprop, not by {rule}")
+    if lr is not None and not 0 < lr < float("inf"):
+        raise TpsgdError(f"--lr must be more than 0, got {lr:g}")
+    if shifts and (memory_budget or keep):
+        raise TpsgdError("--shift keeps the features in memory: leave --memory-budget, --keep out")
+    from .report.files import usable
+
+    folder = usable(out)
+    taps = tuple(word.strip() for word in tap.split(",")) if tap else ()
+    frozen = _backbone(backbone, weights, taps, precision, device, threads)
+    fitting = {"epochs": epochs, "batch_size": batch_size, "lr": lr, "seed": seed}
+    wanted = Wanted(
+        frozen,
+        taps or tuple(frozen.taps)[-1:],
+        _thinned(load(data, seed, max_train, on_disk), max_test, seed),
+        fitting | _kept(keep, memory_budget),
+        _arms(rule, convs, dense, controls and not memory_budget),
+        seed,
+    )
+    if shifts:
+        record = shifted.recovered(wanted, shifts, shots, replay, epochs, folder)
+    else:
+        record = _adapted(wanted, combine, folder)
+    record |= {"command": shlex.join(["tpsgd", *sys.argv[1:]])} | _about(wanted, device)
+    record |= {"precision": precision, "out": str(folder)}
+    from .report.files import write_whole
+
+    write_whole(folder / "record.json", json.dumps(record, indent=1).encode())
+    if as_json:
+        print(json.dumps(record))
+    else:
+        _show(record, wanted, folder)
+
+
+def _backbone(
+    word: str,
+    weights: Path | None,
+    taps: tuple[str, ...],
+    precision: str,
+    device: str | None,
+    threads: int | None,
+) -> "Backbone":
+    import torch
+
+    from .adapt import known as backbones
+    from .fitting import usable
+
+    place = usable(device or "cpu")
+    if threads is not None:
+        torch.set_num_threads(threads)
+    found = backbones.backbone(word, weights, taps)
+    if precision != "float32":
+        from .adapt import lighter
+
+        made = {"int8": lighter.int8, "bf16": lighter.bf16}[precision](found.model)
+        found = found.like(made, f"{found.name} in {precision}")
+    return found.to(place)
+
+
+def _thinned(data: "Data", max_test: int | None, seed: int) -> "Data":
+    """The data with fewer test samples, the shares of the classes kept."""
+    from dataclasses import replace
+
+    import torch
+
+    from .data.split import stratified
+    from .padded import Padded
+
+    x, y = data.test
+    if isinstance(x, Padded) or isinstance(data.train[0], Padded):
+        raise TpsgdError("a backbone takes samples of one shape, not sequences of any length")
+    if max_test is None or max_test >= len(y):
+        return data
+    chosen = torch.from_numpy(stratified(y.numpy(), max_test, seed))
+    note = f"{data.note}; {max_test} of {len(y)} test samples, stratified, seed {seed}"
+    return replace(data, test=(x[chosen], y[chosen]), note=note)
+
+
+def _kept(keep: str | None, budget: str | None) -> dict[str, Any]:
+    if budget and keep:
+        raise TpsgdError("--memory-budget decides what is kept: give it or --keep")
+    if budget:
+        return {"memory_budget": budget}
+    if keep is None:
+        return {}
+    if keep not in ("memory", "again") and not Path(keep).expanduser().is_dir():
+        raise TpsgdError(f"--keep {keep}: write memory, again, or a folder that is there")
+    return {"keep": {"memory": True, "again": False}.get(keep, keep)}
+
+
+def _arms(rule: str, convs: int, dense: int, controls: bool) -> dict[str, dict[str, Any]]:
+    """What is trained: the rule, and what stands beside it."""
+    from . import rules
+    from .adapt import Layers, Probe
+    from .arms import arm_of
+    from .backprop import fit_backprop
+    from .schedules import sequential, simultaneous
+    from .solvers import ridge
+
+    layers = Layers(convs=convs, dense=dense)
+
+    def one(word: str) -> dict[str, Any]:
+        if word == "backprop":
+            return {"layers": layers, "method": fit_backprop}
+        made = rules.frozen() if word == "frozen" else arm_of(word).rule
+        assert made is not None
+        order = simultaneous if made.needs_output else sequential
+        return {"layers": layers, "rule": made, "schedule": order}
+
+    words = [rule, *(("backprop", "frozen") if controls else ())]
+    arms = {word: one(word) for word in dict.fromkeys(words)}
+    return arms | {"linear probe": {"layers": Probe(), "optimizer": ridge(), "lr": None}}
+
+
+def _adapted(wanted: Wanted, combine: str, folder: Path) -> dict[str, Any]:
+    """Train every arm on the data itself; the first one is kept."""
+    from . import adapt
+    from .adapt.adaptor import COMBINATIONS
+
+    rows: list[dict[str, Any]] = []
+    source: Any = wanted.data.train
+    test: Any = wanted.data.test
+    with named_bar() as tell:
+        if {"keep", "memory_budget"}.isdisjoint(wanted.fitting):
+            source = adapt.encode(wanted.backbone, source, wanted.taps, progress=tell("features"))
+            test = adapt.encode(wanted.backbone, test, wanted.taps, progress=tell("test features"))
+        for name, arm in wanted.arms.items():
+            made = adapt.fit(
+                wanted.backbone, source, taps=wanted.taps, classes=wanted.data.classes,
+                combine=COMBINATIONS[combine], progress=tell(name, parts=True),
+                **(wanted.fitting | arm),
+            )  # fmt: skip
+            rows.append(_row(name, made, made.evaluate(test)))
+            if len(rows) == 1:
+                made.save(folder)
+    kept = source.nbytes if isinstance(source, adapt.Features) else 0
+    return {"arms": rows, "features_bytes": kept, "adaptor": str(folder)}
+
+
+def _row(name: str, made: "Adaptor", accuracy: float) -> dict[str, Any]:
+    runs = list(made.runs.values())
+    return {
+        "arm": name,
+        "accuracy": accuracy,
+        "trained_bytes": made.nbytes,
+        "peak_bytes": max(run.peak_bytes for run in runs),
+        "kept_bytes": max(run.kept_bytes for run in runs),
+        "seconds": sum(run.seconds for run in runs),
+        "settings": runs[0].settings,
+    }
+
+
+def _about(wanted: Wanted, device: str | None) -> dict[str, Any]:
+    from . import compare as comparing
+    from .adapt.lighter import weight_bytes
+
+    return {
+        "backbone": wanted.backbone.name,
+        "backbone_bytes": weight_bytes(wanted.backbone.model),
+        "taps": list(wanted.taps),
+        "data": comparing.describe(wanted.data),
+        "machine": comparing.machine(device),
+        "versions": comparing.versions(),
+    }
+
+
+def _show(record: dict[str, Any], wanted: Wanted, folder: Path) -> None:
+    console = Console(highlight=False)
+    taps = " and ".join(wanted.taps)
+    heading = f"{record['backbone']} ({size(record['backbone_bytes'])}, frozen) at {taps}"
+    console.print(f"{heading}: {wanted.data.name}", style="bold", markup=False)
+    if "shifts" in record:
+        shifted.show(console, record, folder)
+        return
+    grid = grid_of("arm", "test accuracy", "trained", "peak", "seconds")
+    for column in grid.columns[1:]:
+        column.justify = "right"
+    for row in record["arms"]:
+        held = size(row["peak_bytes"]) + (f" + {size(row['kept_bytes'])}" * bool(row["kept_bytes"]))
+        numbers = (f"{row['accuracy']:.2%}", size(row["trained_bytes"]), held)
+        grid.add_row(row["arm"], *numbers, f"{row['seconds']:.1f}")
+    console.print(grid)
+    if record["features_bytes"]:
+        kept = size(record["features_bytes"])
+        console.print(f"peak: of training the layers; their features, kept, are {kept} more")
+    console.print(f"{record['arms'][0]['arm']}'s adaptor and record.json: {folder}", markup=False)
