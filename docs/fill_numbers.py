@@ -19,6 +19,7 @@ from tpsgd.run import BlockInfo, Epoch, Run, size
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "docs"))  # the scripts beside this one
 
+import adapt_numbers  # noqa: E402
 import memory_numbers  # noqa: E402
 import peer_numbers  # noqa: E402
 import recurrent_numbers as recurrent  # noqa: E402
@@ -326,6 +327,15 @@ TABLES: dict[str, Callable[..., str]] = {
     "vgg": memory_numbers.deep,
     "vgg-sizes": memory_numbers.sizes,
     "adaptor": memory_numbers.adaptor,
+    "adaptors": adapt_numbers.taps,
+    "adaptors-paper": adapt_numbers.papers,
+    "adaptors-few": adapt_numbers.few,
+    "adaptors-shifts": adapt_numbers.shifts,
+    "adaptors-detectors": adapt_numbers.detectors,
+    "adaptors-precision": adapt_numbers.precision,
+    "adaptors-combined": adapt_numbers.combinations,
+    "backbones": adapt_numbers.speeds,
+    "deep": adapt_numbers.full_nets,
 }
 VALUES: dict[str, Callable[..., str]] = {
     "accuracy": accuracy,
@@ -351,6 +361,12 @@ VALUES: dict[str, Callable[..., str]] = {
     "adaptor-ratio": memory_numbers.adaptor_ratio,
     "small-value": memory_numbers.small_value,
     "small-floor": memory_numbers.floor,
+    "adaptor-accuracy": adapt_numbers.accuracy,
+    "adaptor-shot": adapt_numbers.shot,
+    "adaptor-shifted": adapt_numbers.shifted,
+    "deep-accuracy": adapt_numbers.deep_accuracy,
+    "search-note": adapt_numbers.search_note,
+    "search-correlation": adapt_numbers.search_correlation,
 }
 PLACES = TABLES | VALUES
 
@@ -412,12 +428,14 @@ def fill(text: str, results: Results) -> str:
 
 def figures(results: Results, check: bool) -> list[str]:
     """The names of figures that were out of date; drawn anew unless only checked."""
-    import memory_figure  # beside this file
+    import adapt_figure  # beside this file
+    import memory_figure
     import peers_figure
     import sequences_figure
 
     old = []
     scripts = {"recurrent": sequences_figure, "peers": peers_figure, "memory-gpu": memory_figure}
+    scripts |= {"adaptors": adapt_figure}
     for name, script in scripts.items():
         try:
             record = results[name]

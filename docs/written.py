@@ -24,6 +24,10 @@ FILES = {
     "memory-cpu": "python benchmarks/memory.py --out results",
     "memory-gpu": "python benchmarks/memory.py --device cuda --out results",
     "vgg-memory": "python benchmarks/vgg.py --images FILE --encoder FILE --out results",
+    "adaptors": "python -m tpsgd.experiments.adaptors --out results",
+    "deep": "python -m tpsgd.experiments.deep --out results",
+    "search": "tpsgd search (see its command)",
+    "backbones": "python benchmarks/backbones.py --weights FILE --images FOLDER --out results",
 }
 
 

@@ -178,6 +178,14 @@ def test_bad_pictures_are_refused(spoil, words):
             adapt.fit(frozen(), spoil(*pictures()), keep=keep, epochs=1)
 
 
+def test_features_that_do_not_fit_are_refused(monkeypatch):
+    monkeypatch.setattr("tpsgd.adapt.features.available", lambda device: 100)
+    with pytest.raises(TpsgdError, match=r"20 samples take .* more than there is: .*keep=False"):
+        adapt.encode(
+            Backbone(nn.Sequential(nn.ReLU()), ["0"]), (torch.ones(20, 3), torch.zeros(20).long())
+        )
+
+
 def test_shots_are_as_many_of_every_class():
     y = torch.tensor([2, 0, 1, 1, 0, 2, 2, 0, 1])
     chosen = shots(y, 2, seed=3)
@@ -212,6 +220,18 @@ def test_a_probe_reads_averages():
     tokens = torch.randn(4, 6, 5)
     head = Probe()((6, 5), 2)
     torch.testing.assert_close(head(tokens), head[-1](tokens.mean(1)))
+
+
+@pytest.mark.parametrize(
+    ("layers", "words"),
+    [
+        (Layers(), "conv 64 x 5, 256"),
+        (Layers(2, 3, 5, 3, 11), "2 x conv 5 x 3, 3 x 11"),
+        (Layers(0, 0), "linear"),
+    ],
+)
+def test_layers_in_words(layers, words):
+    assert str(layers) == words
 
 
 @pytest.mark.parametrize("bad", [{"convs": -1}, {"kernel": 4}, {"width": 0}, {"dense": 1.5}])

@@ -15,7 +15,8 @@ from torch import nn
 import tpsgd
 from tpsgd import TpsgdError, losses, rules
 from tpsgd.adapt import Backbone, Features, Layers, Probe
-from tpsgd.adapt.score import activation_overlap, judge, named, spearman
+from tpsgd.adapt.judge import judge, named
+from tpsgd.adapt.score import activation_overlap, spearman
 
 SCIPY: Any = spearmanr
 

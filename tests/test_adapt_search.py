@@ -14,8 +14,10 @@ from torch import nn
 
 from tpsgd import TpsgdError, rules
 from tpsgd.adapt import Backbone, Features, Layers, Probe, encode, fit, probe
-from tpsgd.adapt.score import Judge, Trial
-from tpsgd.adapt.search import FILE, Row, Search, search
+from tpsgd.adapt.found import Row, Search
+from tpsgd.adapt.judge import Judge, Trial
+from tpsgd.adapt.log import FILE
+from tpsgd.adapt.search import search
 from tpsgd.adapt.studies import Space, study
 from tpsgd.data.split import stratified
 from tpsgd.memory import tensor_bytes

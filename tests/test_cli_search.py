@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from tpsgd import cli, rules, searched
+from tpsgd.adapt.found import Search
+from tpsgd.adapt.judge import Judge
 from tpsgd.adapt.known import backbone
-from tpsgd.adapt.score import Judge
-from tpsgd.adapt.search import Search, search
+from tpsgd.adapt.search import search
 from tpsgd.data import load
 from tpsgd.memory import tensor_bytes
 

@@ -1,5 +1,6 @@
 """Loading: splits, thinning, what a Data holds, names and places."""
 
+import shutil
 import subprocess
 import sys
 
@@ -8,12 +9,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from tpsgd import data
 from tpsgd.data.split import hold_out, stratified
 from tpsgd.errors import TpsgdError
 
-IMAGES = ["digits", "mnist", "fashion-mnist", "cifar10"]
+IMAGES = ["digits", "mnist", "fashion-mnist", "cifar10", "imagenette"]
 BUILT_IN = [
     *IMAGES,
     *("seq-mnist-rows", "seq-mnist-pixels", "eeg", "eeg-rows", "eeg-tumour", "eeg-tumour-rows"),
@@ -151,13 +153,46 @@ def test_data_folder_that_lacks_files(bare, monkeypatch):
         data.load("mnist")
 
 
-def test_importing_pulls_in_torch_and_numpy_alone():
-    code = (
-        "import sys, tpsgd.data;"
-        "print({'pooch', 'sklearn', 'PIL', 'rich', 'tqdm', 'requests'} & {*sys.modules})"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.strip() == "set()", done.stderr
+ALONE = """
+import sys
+
+class Nothing_else:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in sys.argv[1:]:
+            raise ModuleNotFoundError(f"there is no {name}")
+
+sys.meta_path.insert(0, Nothing_else())
+import tpsgd.adapt, tpsgd.data
+for module in (tpsgd, tpsgd.adapt, tpsgd.data):
+    for name in module.__all__:
+        getattr(module, name)
+print("all there")
+"""
+
+
+def test_importing_needs_torch_and_numpy_alone():
+    """Whatever torch may import where it is there: it is not there, and every name is."""
+    images, files = ("PIL", "matplotlib"), ("pooch", "requests", "safetensors", "onnx")
+    others = ("onnxruntime", "optuna", "rich", "scipy", "sklearn", "tqdm", "typer")
+    call = [sys.executable, "-c", ALONE, *images, *files, *others]
+    done = subprocess.run(call, capture_output=True, text=True)
+    assert done.stdout.strip() == "all there", done.stderr
+
+
+def test_imagenettes_classes_have_names(bare, monkeypatch):
+    folder = bare / "imagenette2-160"
+    numbers = [f"n{i:08}" for i in (*range(1440764, 1440773), 2102040)]
+    for place in [folder / part / n for part in ("train", "val") for n in numbers]:
+        place.mkdir(parents=True)
+        Image.new("RGB", (200, 160), "red").save(place / "one.png")
+    monkeypatch.setenv("TPSGD_DATA", str(bare))
+    found = data.load("imagenette")
+    assert found.shape == (3, 160, 160) and len(found.train[1]) == len(found.test[1]) == 10
+    assert (found.classes[0], found.classes[-1]) == ("tench", "parachute")
+    for part in ("train", "val"):
+        shutil.rmtree(folder / part / numbers[-1])
+    with pytest.raises(TpsgdError, match="has 9 classes, Imagenette has 10"):
+        data.load("imagenette")
 
 
 @pytest.mark.real_data("mnist")

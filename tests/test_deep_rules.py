@@ -10,7 +10,8 @@ from torch import nn
 import tpsgd
 from tpsgd import Place, TpsgdError, check_rule, projections, ridge, rules
 from tpsgd.hashing import Key
-from tpsgd.objectives import Site, differentiate, grid_for
+from tpsgd.objectives import Site, differentiate
+from tpsgd.pooling import grid_for
 
 MAKES = {
     "l1": rules.tpsgd_l1,

@@ -16,6 +16,7 @@ SAYS = {
     "sequences": r"^peak memory [\d,]+ bytes, \d+% of backprop through time's$",
     "stream": r"^peak memory [\d,]+ bytes, however long the stream is$",
     "budget": r"^a memory_budget of 100.0 KB cannot be held: this training needs [\d.]+ KB ",
+    "adapt": r"^saved and loaded: [\d.]+%, 1,003,788 bytes in ",
     "restarts": r"^frozen +\d\d\.\d ± +\d\.\d %",
 }
 

@@ -15,13 +15,13 @@ from tpsgd.objectives import (
     aim,
     any_loss,
     differentiate,
-    grid_for,
     l1,
     l2,
     move,
     output,
 )
 from tpsgd.objectives import readout as read_out
+from tpsgd.pooling import grid_for
 
 SHAPES = [((6,), False), ((2, 3), False), ((3, 5), True), ((3, 4, 4), True), ((2, 3, 2, 4), True)]
 CLASSES = 4

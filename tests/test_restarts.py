@@ -57,6 +57,20 @@ def test_stacked_equals_one_by_one(name, schedule):
     both(rule=rule, schedule=schedule)
 
 
+WHOLE = {  # losses that look at the whole batch: one restart's, not all of them
+    "predsim": rules.predsim(),
+    "l2, standardised": rules.tpsgd_l2(standardise=True),
+    "drtp, standardised": rules.drtp(standardise=True),
+}
+
+
+@pytest.mark.parametrize("schedule", [tpsgd.sequential, tpsgd.simultaneous])
+@pytest.mark.parametrize("name", WHOLE)
+def test_with_losses_over_the_whole_batch(name, schedule):
+    both(rule=WHOLE[name], schedule=schedule)
+    both(*unrolled("two layers"), rule=WHOLE[name], schedule=schedule, epochs=1, batch_size=7)
+
+
 @pytest.mark.parametrize("at", [Place.BEFORE, Place.END], ids=lambda p: p.name)
 @pytest.mark.parametrize("name", ["tpsgd_l1", "dfa", "readout_learned"])
 def test_at_every_place(name, at):
@@ -124,6 +138,8 @@ def test_on_tokens_with_flatten():
 
     both(make, (x, Y))
     both(make, (x, Y), rule=rules.tpsgd_l2(at=Place.END))
+    for rule in WHOLE.values():
+        both(make, (x, Y), rule=rule)
 
 
 def test_with_no_bias_and_a_batch_larger_than_the_data():
@@ -348,6 +364,11 @@ CANNOT = {
     "any loss": (
         lambda: mlp(6, 4, 3),
         {"rule": rules.tpsgd(F.smooth_l1_loss)},
+        "no derivative in closed form",
+    ),
+    "any loss, standardised": (
+        lambda: mlp(6, 4, 3),
+        {"rule": rules.tpsgd(F.smooth_l1_loss, standardise=True)},
         "no derivative in closed form",
     ),
 }

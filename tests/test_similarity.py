@@ -9,7 +9,8 @@ import tpsgd
 from tpsgd import TpsgdError, check_rule, rules
 from tpsgd.hashing import Key
 from tpsgd.memory import LiveBytes
-from tpsgd.objectives import Site, cells, differentiate, grid_for
+from tpsgd.objectives import Site, differentiate
+from tpsgd.pooling import cells, grid_for
 from tpsgd.similarity import labels_alike, similarity
 from tpsgd.vgg import vgg
 

@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import data, inits, losses, projections, rules
+    from . import adapt, augment, data, inits, losses, projections, resnet, rules, vgg
     from .backprop import fit_backprop
     from .blocks import split
     from .check import check_rule
@@ -38,6 +38,8 @@ __all__ = [
     "Rule",
     "Run",
     "TpsgdError",
+    "adapt",
+    "augment",
     "bce",
     "check_rule",
     "connect",
@@ -54,6 +56,7 @@ __all__ = [
     "mse",
     "plan",
     "projections",
+    "resnet",
     "ridge",
     "rls",
     "rules",
@@ -62,6 +65,7 @@ __all__ = [
     "simultaneous",
     "split",
     "two_rates",
+    "vgg",
 ]
 
 # A name is loaded, and torch with it, when it is first used: `tpsgd --help` need not wait.

@@ -3,22 +3,24 @@
 import json
 import shlex
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from . import shifted
-from .arms import PEERS
+from . import foretold, shifted
+from .arms import PEERS, RECURRENT
 from .errors import TpsgdError
 from .options import (
     AsJson,
     BatchSize,
     Budget,
     Device,
-    Epochs,
     MaxTrain,
     OnDisk,
     Rate,
@@ -58,8 +60,13 @@ class Wanted:
     taps: tuple[str, ...]
     data: "Data"
     fitting: dict[str, Any]
-    arms: dict[str, dict[str, Any]]
+    arms: dict[str, dict[str, Any]]  # the first is the rule that was asked for
     seed: int
+
+    @property
+    def streamed(self) -> bool:
+        """Whether the backbone runs again as the layers learn."""
+        return not {"keep", "memory_budget"}.isdisjoint(self.fitting)
 
 
 def adapt(
@@ -76,8 +83,10 @@ def adapt(
     precision: Annotated[
         str, typer.Option(help=f"Of the backbone: {', '.join(PRECISIONS)}.")
     ] = "float32",
-    epochs: Epochs = 8,
-    batch_size: BatchSize = 64,
+    epochs: Annotated[
+        int | None, typer.Option(help="Per block; default: 8, more for few samples.", min=1)
+    ] = None,
+    batch_size: BatchSize = 32,
     lr: Rate = None,
     seed: Seed = 0,
     controls: Annotated[
@@ -93,7 +102,7 @@ def adapt(
     ] = None,
     shots: Annotated[int, typer.Option(help="With --shift: labelled samples a class.", min=1)] = 10,
     replay: Annotated[
-        int, typer.Option(help="With --shift: old samples a class among them.", min=0)
+        int, typer.Option(help="With --shift: old samples a class beside them.", min=0)
     ] = 0,
     max_train: MaxTrain = None,
     max_test: Annotated[int | None, typer.Option(help="Test on that many samples.", min=1)] = None,
@@ -106,45 +115,57 @@ def adapt(
     as_json: AsJson = False,
 ) -> None:
     """Train an adaptor on a frozen backbone, or show what a shifted domain does to one."""
+    shifts = [word.strip() for word in shift.split(",")] if shift else []
+    taps = tuple(word.strip() for word in tap.split(",")) if tap else ()
     check([rule], None, None, memory_budget)
     known("combination", combine, COMBINE)
     known("precision", precision, PRECISIONS)
-    shifts = [word.strip() for word in shift.split(",")] if shift else []
-    for word in shifts:
-        known("shift", word, SHIFTED)
-    if rule in PEERS or rule in ("random", "reservoir"):
-        raise TpsgdError(f"an adaptor is trained by a rule or by backprop, not by {rule}")
-    if lr is not None and not 0 < lr < float("inf"):
-        raise TpsgdError(f"--lr must be more than 0, got {lr:g}")
-    if shifts and (memory_budget or keep):
-        raise TpsgdError("--shift keeps the features in memory: leave --memory-budget, --keep out")
+    _refuse(rule, lr, shifts, taps, keep, memory_budget)
+    kept = _kept(keep, memory_budget)
     from .report.files import usable
 
     folder = usable(out)
-    taps = tuple(word.strip() for word in tap.split(",")) if tap else ()
     frozen = _backbone(backbone, weights, taps, precision, device, threads)
     fitting = {"epochs": epochs, "batch_size": batch_size, "lr": lr, "seed": seed}
     wanted = Wanted(
         frozen,
         taps or tuple(frozen.taps)[-1:],
         _thinned(load(data, seed, max_train, on_disk), max_test, seed),
-        fitting | _kept(keep, memory_budget),
+        fitting | kept | _combined(combine),
         _arms(rule, convs, dense, controls and not memory_budget),
         seed,
     )
+    more = len(shifts) * (shots * len(wanted.data.classes) + len(wanted.data.test[1]))
+    record: dict[str, Any] = {"planned": foretold.planned(wanted, more)}
+    if not as_json:
+        foretold.foretell(record["planned"], rule)
     if shifts:
-        record = shifted.recovered(wanted, shifts, shots, replay, epochs, folder)
+        record |= shifted.recovered(wanted, shifts, shots, replay, epochs, folder)
     else:
-        record = _adapted(wanted, combine, folder)
+        record |= _adapted(wanted, folder)
     record |= {"command": shlex.join(["tpsgd", *sys.argv[1:]])} | _about(wanted, device)
-    record |= {"precision": precision, "out": str(folder)}
-    from .report.files import write_whole
+    _tell(record | {"precision": precision, "out": str(folder)}, wanted, folder, as_json)
 
-    write_whole(folder / "record.json", json.dumps(record, indent=1).encode())
-    if as_json:
-        print(json.dumps(record))
-    else:
-        _show(record, wanted, folder)
+
+def _refuse(
+    rule: str, lr: float | None, shifts: list[str], taps: tuple[str, ...], keep: Any, budget: Any
+) -> None:
+    """Words that mean nothing here, or not together."""
+    for word in shifts:
+        known("shift", word, SHIFTED)
+    if rule in PEERS or rule in RECURRENT:
+        raise TpsgdError(f"an adaptor is trained by a rule or by backprop, not by {rule}")
+    if lr is not None and not 0 < lr < float("inf"):
+        raise TpsgdError(f"--lr must be more than 0, got {lr:g}")
+    for given, words in (("--tap", taps), ("--shift", shifts)):
+        if len(set(words)) < len(words):
+            raise TpsgdError(f"{given} {','.join(words)}: name each one once")
+    if shifts and (budget or keep):
+        raise TpsgdError("--shift keeps the features in memory: leave --memory-budget, --keep out")
+    if not shifts and find_spec("safetensors") is None:  # now, not after an hour
+        raise TpsgdError("to save and load adaptors, run: pip install safetensors")
+    if budget and rule == "backprop":
+        raise TpsgdError("--memory-budget is for what is trained block by block, not for backprop")
 
 
 def _backbone(
@@ -196,11 +217,13 @@ def _kept(keep: str | None, budget: str | None) -> dict[str, Any]:
         raise TpsgdError("--memory-budget decides what is kept: give it or --keep")
     if budget:
         return {"memory_budget": budget}
-    if keep is None:
+    if keep is None or keep == "memory":
         return {}
-    if keep not in ("memory", "again") and not Path(keep).expanduser().is_dir():
+    if keep == "again":
+        return {"keep": False}
+    if not Path(keep).expanduser().is_dir():
         raise TpsgdError(f"--keep {keep}: write memory, again, or a folder that is there")
-    return {"keep": {"memory": True, "again": False}.get(keep, keep)}
+    return {"keep": Path(keep).expanduser()}
 
 
 def _arms(rule: str, convs: int, dense: int, controls: bool) -> dict[str, dict[str, Any]]:
@@ -227,36 +250,49 @@ def _arms(rule: str, convs: int, dense: int, controls: bool) -> dict[str, dict[s
     return arms | {"linear probe": {"layers": Probe(), "optimizer": ridge(), "lr": None}}
 
 
-def _adapted(wanted: Wanted, combine: str, folder: Path) -> dict[str, Any]:
-    """Train every arm on the data itself; the first one is kept."""
-    from . import adapt
+def _combined(word: str) -> dict[str, Any]:
     from .adapt.adaptor import COMBINATIONS
 
-    rows: list[dict[str, Any]] = []
+    return {"combine": COMBINATIONS[word]}
+
+
+def _adapted(wanted: Wanted, folder: Path) -> dict[str, Any]:
+    """Train every arm on the data itself; the first one is kept."""
+    from . import adapt
+
     source: Any = wanted.data.train
     test: Any = wanted.data.test
-    with named_bar() as tell:
-        if {"keep", "memory_budget"}.isdisjoint(wanted.fitting):
-            source = adapt.encode(wanted.backbone, source, wanted.taps, progress=tell("features"))
-            test = adapt.encode(wanted.backbone, test, wanted.taps, progress=tell("test features"))
-        for name, arm in wanted.arms.items():
-            made = adapt.fit(
-                wanted.backbone, source, taps=wanted.taps, classes=wanted.data.classes,
-                combine=COMBINATIONS[combine], progress=tell(name, parts=True),
-                **(wanted.fitting | arm),
-            )  # fmt: skip
-            rows.append(_row(name, made, made.evaluate(test)))
-            if len(rows) == 1:
-                made.save(folder)
-    kept = source.nbytes if isinstance(source, adapt.Features) else 0
-    return {"arms": rows, "features_bytes": kept, "adaptor": str(folder)}
+
+    def trained() -> Iterator[dict[str, Any]]:
+        nonlocal source, test
+        with named_bar() as tell:
+            if not wanted.streamed:
+                encode = partial(adapt.encode, wanted.backbone, taps=wanted.taps)
+                source = encode(source, progress=tell("features"))
+                test = encode(test, progress=tell("test features"))
+            for i, (name, arm) in enumerate(wanted.arms.items()):
+                made = adapt.fit(
+                    wanted.backbone, source, taps=wanted.taps, classes=wanted.data.classes,
+                    progress=tell(name, parts=True), **(wanted.fitting | arm),
+                )  # fmt: skip
+                if i == 0:
+                    made.save(folder)
+                row = _row(name, made)
+                yield row  # kept even if the test is interrupted
+                row["accuracy"] = made.evaluate(test)
+
+    rows, interrupted = shifted.until_interrupted(trained())
+    kept = 0 if wanted.streamed else source.nbytes + test.nbytes
+    return {
+        "arms": rows, "features_bytes": kept, "adaptor": str(folder), "interrupted": interrupted
+    }  # fmt: skip
 
 
-def _row(name: str, made: "Adaptor", accuracy: float) -> dict[str, Any]:
+def _row(name: str, made: "Adaptor") -> dict[str, Any]:
     runs = list(made.runs.values())
     return {
         "arm": name,
-        "accuracy": accuracy,
+        "accuracy": None,
         "trained_bytes": made.nbytes,
         "peak_bytes": max(run.peak_bytes for run in runs),
         "kept_bytes": max(run.kept_bytes for run in runs),
@@ -279,6 +315,25 @@ def _about(wanted: Wanted, device: str | None) -> dict[str, Any]:
     }
 
 
+def _tell(record: dict[str, Any], wanted: Wanted, folder: Path, as_json: bool) -> None:
+    """Write the record, print it or its table, and say if that is not all."""
+    from .report.files import write_whole
+
+    write_whole(folder / "record.json", json.dumps(record, indent=1).encode())
+    if as_json:
+        print(json.dumps(record))
+    else:
+        _show(record, wanted, folder)
+    if record["interrupted"]:
+        from .cli import Stopped
+
+        rows = record.get("arms") or next(iter(record["shifts"].values()))["arms"]
+        whose = f"{rows[0]['arm']}'s adaptor and record.json"
+        files = whose if "arms" in record else "record.json and pictures"
+        done = f"{len(rows)} of {len(wanted.arms)} trainings are done"
+        raise Stopped(f"interrupted; {done}; {files} are in {folder}")
+
+
 def _show(record: dict[str, Any], wanted: Wanted, folder: Path) -> None:
     console = Console(highlight=False)
     taps = " and ".join(wanted.taps)
@@ -292,7 +347,8 @@ def _show(record: dict[str, Any], wanted: Wanted, folder: Path) -> None:
         column.justify = "right"
     for row in record["arms"]:
         held = size(row["peak_bytes"]) + (f" + {size(row['kept_bytes'])}" * bool(row["kept_bytes"]))
-        numbers = (f"{row['accuracy']:.2%}", size(row["trained_bytes"]), held)
+        right = "-" if row["accuracy"] is None else f"{row['accuracy']:.2%}"
+        numbers = (right, size(row["trained_bytes"]), held)
         grid.add_row(row["arm"], *numbers, f"{row['seconds']:.1f}")
     console.print(grid)
     if record["features_bytes"]:

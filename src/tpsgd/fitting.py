@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
+from .augmenting import augmented
 from .blocks import split
 from .building import (
     classes_of,
@@ -40,7 +41,6 @@ from .sources import (
     UNCUT,
     Form,
     Source,
-    augmented,
     count_samples,
     first_samples,
     in_stream,

@@ -111,7 +111,7 @@ def _capturable(learner: Learner, fixed_rate: bool) -> bool:
             return False
         if not fixed_rate and not isinstance(group["lr"], Tensor):
             return False
-    return bool(learner.known) and known_modules(learner)
+    return learner.known and known_modules(learner)
 
 
 def known_modules(learner: Learner) -> bool:

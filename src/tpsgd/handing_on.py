@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .augmenting import Augmented
 from .errors import TpsgdError
 from .hashing import permutation
 from .learner import Learner
 from .memory import Meter
 from .padded import Padded
-from .sources import WORTH_CUTTING, Arrays, Augmented, Form, Source, Stream, Through
+from .sources import WORTH_CUTTING, Arrays, Form, Source, Stream, Through
 from .stored import Stored
 from .unrolled import Pass, computed
 

@@ -53,7 +53,8 @@ class Learner:
         self.adds_up, self.step_inside = adds_up, step_inside
         self.draw = draw
         self.tensors: tuple[Tensor, ...] = ()
-        self.known: bool | None = None  # whether its objective has a closed form, once drawn
+        self.known = False  # whether its objective's derivative is written out, once drawn
+        self.divides = True  # whether its loss is a mean over samples, as far as is known
         self.params: dict[str, Tensor] = dict(params or {})
         self.trains = trains
         self.optimizer: Optimizer | None = None
@@ -72,7 +73,8 @@ class Learner:
         """Draw the objective and make the optimizer; both live only while the block learns."""
         objective = self.draw()
         self.engine.want(objective)
-        self.tensors, self.known = objective.tensors, objective.closed is not None
+        self.tensors, self.divides = objective.tensors, objective.closed is not None
+        self.known = self.divides or objective.together is not None
         if objective.learned:
             self.params |= {f"objective.{i}": t for i, t in enumerate(self.tensors)}
         if isinstance(factory, Recursive):

@@ -154,7 +154,8 @@ def _why_not(
     if settings.early_stopping is not None or settings.callbacks:
         return "restarts would stop at different times"
     for r in listed(rule):
-        if r.objective is not None and r.objective(Site((2,), 2, Key())).closed is None:
+        wish = r.objective and r.objective(Site((2,), 2, Key()))
+        if wish and not (wish.closed or wish.together):
             return f"{r.name}'s loss has no derivative in closed form"
     return next(filter(None, map(_unstackable, split(model))), None)
 

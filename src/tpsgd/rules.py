@@ -42,7 +42,7 @@ from typing import Any
 
 from torch import Tensor
 
-from . import objectives, similarity
+from . import objectives, pooling, similarity
 from .errors import TpsgdError
 from .losses import Loss, cross_entropy, mse
 from .objectives import Objective, Site
@@ -299,11 +299,11 @@ def _drawn(
 
     def draw(site: Site) -> Objective:
         default = recurrent if site.recurrent and recurrent else normal()
-        grid = objectives.grid_for(site.shape, features) if features and site.maps else None
+        grid = pooling.grid_for(site.shape, features) if features and site.maps else None
         shape = (site.shape[0], *grid) if grid else site.shape
         made = wish(site.codes(projection or default, shape))
-        made = objectives.of_standardised(made, site.maps and not grid) if standardise else made
-        made = objectives.of_pooled(made, grid) if grid else made
+        made = pooling.of_standardised(made, site.maps and not grid) if standardise else made
+        made = pooling.of_pooled(made, grid) if grid else made
         return made if features is None else replace(made, squared=False)  # not of every block
 
     return draw

@@ -17,7 +17,6 @@ from .options import (
     AsJson,
     DataWord,
     Device,
-    Epochs,
     MaxTrain,
     Rate,
     Seed,
@@ -31,12 +30,11 @@ from .terminal import live_bar
 
 if TYPE_CHECKING:
     from .adapt import Backbone
-    from .adapt.search import Search
+    from .adapt.found import Search
     from .adapt.studies import Study
     from .data import Data
 
 BACKBONES = "vgg11, vgg16, resnet18, ... or FILE.py:FUNCTION, which returns a module."
-BATCH = 128
 STUDY = "study.log"  # Optuna's journal, where no other storage is named
 
 
@@ -52,7 +50,9 @@ def search(
     ),
     convs: Annotated[str, typer.Option(help="Numbers of convolutions to try.")] = "0,1,2",
     dense: Annotated[str, typer.Option(help="Numbers of dense layers to try.")] = "0,1,2",
-    epochs: Epochs = 5,
+    epochs: Annotated[
+        int | None, typer.Option(help="Per block; default: 8, more for few samples.", min=1)
+    ] = None,
     restarts: Annotated[int, typer.Option(help="Trainings of each.", min=1)] = 1,
     memory_budget: Annotated[
         str | None, typer.Option(help="20MB: what plans above it is not trained.")
@@ -67,7 +67,7 @@ def search(
         str | None, typer.Option(help="With --trials: sqlite:///FILE, or a file, to share.")
     ] = None,
     seed: Seed = 0,
-    batch_size: Annotated[int | None, typer.Option(help="Samples per step: 128.", min=1)] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Samples per step: 32.", min=1)] = None,
     lr: Rate = None,
     max_train: MaxTrain = None,
     device: Device = None,
@@ -80,7 +80,7 @@ def search(
     check(words, None, None, memory_budget)
     _refuse(words, trials, storage, restarts > 1 or top is not None)
     grid = {"convs": _numbers("--convs", convs), "dense": _numbers("--dense", dense)}
-    settings_of(epochs, batch_size or BATCH, lr, None, device, threads, None, None)
+    settings_of(epochs or 1, batch_size or 1, lr, None, device, threads, None, None)
 
     from .report.files import usable
 
@@ -90,7 +90,7 @@ def search(
     options = _taught(words) | {"epochs": epochs, "seed": seed, "memory_budget": memory_budget}
     options |= {"taps": names, "classes": samples.classes}
     if trials is None:
-        options |= {"batch_size": batch_size or BATCH, "lr": lr, "restarts": restarts, "top": top}
+        options |= {"batch_size": batch_size, "lr": lr, "restarts": restarts, "top": top}
         found = _gridded(net, samples.train, folder, options | grid)
     else:
         given = {"lr": lr and (lr, lr), "batch_size": batch_size and (batch_size,)}
@@ -203,7 +203,8 @@ def _record(
 
 def _tell(found: "Search | Study", record: dict[str, Any], folder: Path, as_json: bool) -> None:
     """Write the files, print the table or the record, the best, and where the files are."""
-    from .adapt.search import FILE, Search
+    from .adapt.found import Search
+    from .adapt.log import FILE
     from .report.files import write_whole
 
     files = [folder / "search.json"]
@@ -222,7 +223,7 @@ def _tell(found: "Search | Study", record: dict[str, Any], folder: Path, as_json
 
 def _conclusion(found: "Search | Study") -> Iterator[str]:
     """What was found, in a few lines."""
-    from .adapt.search import Search
+    from .adapt.found import Search
 
     best, settings = found.best(), getattr(found, "settings", {})
     planned = "" if best.planned_bytes is None else f", planned {size(best.planned_bytes)}"

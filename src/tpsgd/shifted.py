@@ -1,51 +1,93 @@
 """`tpsgd adapt --shift`: adaptors on shifted pictures, before and after they learn from a few."""
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
 
 from .terminal import grid_of, named_bar
 
 if TYPE_CHECKING:
+    from .adapt.domains import Recovery
     from .adapted import Wanted
+
+T = TypeVar("T")
 
 
 def recovered(
-    wanted: "Wanted", words: list[str], shots: int, replay: int, epochs: int, folder: Path
+    wanted: "Wanted", words: list[str], shots: int, replay: int, epochs: int | None, folder: Path
 ) -> dict[str, Any]:
     """Every arm on the data, on shifted data, and adapted to it; a picture for each shift."""
     from . import adapt
     from .adapt import domains, shifts
     from .adapt.features import shots as some
-    from .report.recovery import draw
 
     (x, y), (x_test, y_test) = wanted.data.train, wanted.data.test
-    chosen, new = some(y, shots, wanted.seed), {}
-    with named_bar() as tell:
+    chosen = some(y, shots, wanted.seed)
+    some(y, replay, wanted.seed)  # too few are refused now, not after an hour
+    few = {word: shifts.SHIFTS[word](x[chosen]) for word in words}
+    detected: dict[str, Any] = {}
 
-        def encode(x: Any, y: Any, what: str) -> Any:
-            return adapt.encode(wanted.backbone, (x, y), wanted.taps, progress=tell(what))
+    def trained() -> "Iterator[list[Recovery]]":
+        with named_bar() as tell:
 
-        train, test = encode(x, y, "features"), encode(x_test, y_test, "test features")
-        for word in words:
-            shift = shifts.SHIFTS[word]
-            few = encode(shift(x[chosen]), y[chosen], word)
-            new[word] = domains.Domain(few, encode(shift(x_test), y_test, f"{word}, test"))
-        told = tell("adapting")
-        rows = domains.recover(
-            wanted.backbone, train, test, new,
-            {name: _options(wanted, arm) for name, arm in wanted.arms.items()},
-            replay=replay, epochs=2 * epochs, seed=wanted.seed,
-            progress=told and (lambda _, share: told(share, 1)),
-        )  # fmt: skip
-    found: dict[str, Any] = {"shots": shots, "replay": replay, "shifts": {}}
-    detected = _detected(train, test, new, wanted.taps[-1], wanted.seed)
+            def encode(x: Any, y: Any, what: str) -> Any:
+                return adapt.encode(wanted.backbone, (x, y), wanted.taps, progress=tell(what))
+
+            train, test, new = encode(x, y, "features"), encode(x_test, y_test, "test features"), {}
+            for word in words:
+                shifted = encode(shifts.SHIFTS[word](x_test), y_test, f"{word}, test")
+                new[word] = domains.Domain(encode(few[word], y[chosen], word), shifted)
+            detected.update(_detected(train, test, new, wanted.taps[-1], wanted.seed))
+            for i, (name, arm) in enumerate(wanted.arms.items()):
+                yield domains.recover(
+                    wanted.backbone, train, test, new, {name: _options(wanted, arm)},
+                    replay=replay, epochs=epochs, seed=wanted.seed,
+                    progress=_counted(tell("adapting"), i, len(wanted.arms)),
+                )  # fmt: skip
+
+    arms, interrupted = until_interrupted(trained())
+    found = {"shots": shots, "replay": replay, "interrupted": interrupted}
+    rows = [row for arm in arms for row in arm]
+    return found | {"shifts": _by_shift(words, rows, detected, _few(shots, replay), folder)}
+
+
+def until_interrupted(rows: Iterator[T]) -> tuple[list[T], bool]:
+    """What there is until it ends or Ctrl-C ends it, and whether that was so."""
+    kept: list[T] = []
+    try:
+        for row in rows:
+            kept.append(row)  # one by one: an interrupt leaves those before it
+    except KeyboardInterrupt:
+        if not kept:
+            from .cli import Stopped
+
+            text = "interrupted before the first training was done; nothing was written"
+            raise Stopped(text) from None
+        return kept, True
+    return kept, False
+
+
+def _counted(told: Any, done: int, total: int) -> Any:
+    """A progress within one arm as one over all of them."""
+    if told is None:
+        return None
+    told(done, total)
+    return lambda _, share: told(done + share, total)
+
+
+def _by_shift(
+    words: list[str], rows: "list[Recovery]", detected: dict[str, Any], after: str, folder: Path
+) -> dict[str, Any]:
+    """The record of every shift; its picture is drawn."""
+    from .report.recovery import draw
+
+    found = {}
     for word in words:
         mine = [row for row in rows if row.domain == word]
-        arms = [row.as_dict() for row in mine]
-        found["shifts"][word] = {"arms": arms, "detector": detected[word]}
-        draw(mine, folder / f"{word}.png", f"{word}: {shots} labelled samples a class")
+        found[word] = {"arms": [row.as_dict() for row in mine], "detector": detected[word]}
+        draw(mine, folder / f"{word}.png", f"{word}: {after}")
     return found
 
 
@@ -73,6 +115,11 @@ def _detected(train: Any, test: Any, new: dict[str, Any], tap: str, seed: int) -
     return found
 
 
+def _few(shots: int, replay: int) -> str:
+    old = f" and {replay} old ones" if replay else ""
+    return f"{shots} labelled samples{old} a class"
+
+
 def show(console: Console, record: dict[str, Any], folder: Path) -> None:
     """A table for every shift."""
     for word, found in record["shifts"].items():
@@ -85,9 +132,8 @@ def show(console: Console, record: dict[str, Any], folder: Path) -> None:
             lost = 100 * row["forgotten"]
             grid.add_row(row["arm"], *(f"{v:.1%}" for v in values), f"{lost:.1f} points")
         console.print(grid)
-    replay = record["replay"]
-    among = f", {replay} old ones a class among them" if replay else ""
-    console.print(f"\nafter: {record['shots']} labelled samples a class of the new domain{among}")
+    after = _few(record["shots"], record["replay"])
+    console.print(f"\nafter: learned from {after}", markup=False)
     console.print(f"pictures and record.json: {folder}", markup=False)
 
 
@@ -96,9 +142,6 @@ def _show_verdict(console: Console, word: str, due: dict[str, Any] | None) -> No
         console.print(f"\n{word}: too few samples to say whether it is new", style="bold")
         return
     verdict = "adaptation is due" if due["due"] else "adaptation is not due"
-    console.print(
-        f"\n{word}: {due['share_new']:.0%} of samples look new, of known ones "
-        f"{due['expected']:.0%}: {verdict}",
-        style="bold",
-        markup=False,
-    )
+    shares = f"{due['share_new']:.0%} look new, of known ones {due['expected']:.0%}"
+    line = f"\n{word}: {verdict} (p {due['p_value']:.2g}): {shares}"
+    console.print(line, style="bold", markup=False)

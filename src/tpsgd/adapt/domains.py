@@ -49,7 +49,7 @@ def recover(
     arms: Mapping[str, Mapping[str, Any]],
     *,
     replay: int = 0,
-    epochs: int = 20,
+    epochs: int | None = None,
     seed: int = 0,
     progress: Callable[[str, float], None] | None = None,
 ) -> list[Recovery]:
@@ -62,7 +62,7 @@ def recover(
         domains: the new ones.
         arms: a name, and what `tpsgd.adapt.fit` takes; a linear probe is solved anew.
         replay: samples per class of the known domain that are learned again among the few.
-        epochs: of adapting, per block; `arms` has those of the first training.
+        epochs: of adapting, per block, as for `fit`; `arms` may have those of the first training.
         seed: as everywhere.
         progress: called with (what is being done, the share that is done).
     """
@@ -71,8 +71,7 @@ def recover(
     for name, options in arms.items():
         first = fit(backbone, train, seed=seed, **options)
         before = first.evaluate(test)
-        solved = "epochs" not in options
-        later = {**options, "epochs": 1 if solved else epochs}
+        later = {**options, "epochs": epochs}
         for word, (few, new) in domains.items():
             if progress is not None:
                 progress(f"{name}, {word}", (len(rows) + 1) / total)

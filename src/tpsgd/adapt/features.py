@@ -136,7 +136,8 @@ def count(data: Any) -> int:
     """How many samples there are."""
     from ..sources import count_samples
 
-    if not (samples := count_samples(data)):
+    samples = len(data) if isinstance(data, Features) else count_samples(data)
+    if not samples:
         raise TpsgdError("the data is empty, or does not say how many samples it has")
     return samples
 
@@ -163,7 +164,7 @@ def _room(f: Tensor, samples: int) -> Tensor:
     device = f.device if need < available(f.device) / 2 else torch.device("cpu")
     if need > available(device):
         raise TpsgdError(
-            f"the features of {samples:,} samples take {need:,} bytes, more than there is: keep "
-            "them in a file (keep=FOLDER), compute them again (keep=False), or tap a deeper module"
+            f"the features of {samples:,} samples take {need:,} bytes, more than there is: give "
+            "fewer samples, tap a deeper module, or let adapt.fit compute them again, keep=False"
         )
     return torch.empty((samples, *f.shape[1:]), device=device)

@@ -95,6 +95,6 @@ def _own(spec: str, file: str | Path | None, taps: tuple[str, ...]) -> Backbone:
     if isinstance(made, Backbone):
         return made
     if not taps:
-        raise TpsgdError(f"{spec} returns a plain module: name the submodule to read from, --tap")
+        raise TpsgdError(f"{spec} returns a plain module: name the submodule to read from (taps)")
     mean, std = IMAGENET
     return Backbone(model, taps, mean=mean, std=std, name=function)

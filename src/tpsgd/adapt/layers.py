@@ -64,7 +64,8 @@ class Layers:
 
     def __str__(self) -> str:
         kinds = [(self.convs, f"conv {self.filters} x {self.kernel}"), (self.dense, self.width)]
-        return ", ".join(f"{n} x {what}" if n > 1 else f"{what}" for n, what in kinds if n)
+        shown = [f"{n} x {what}" if n > 1 else f"{what}" for n, what in kinds if n]
+        return ", ".join(shown) or "linear"
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from ..planning import short
 from ..rules import Rule, tpsgd_l2
 from ..run import Run, as_bytes, columns, size
 from .backbone import Backbone
+from .judge import Judge, Tell, judge, named
 from .layers import Layers
-from .score import Judge, Tell, judge, named
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,8 @@ from .features import Features, check_pictures, count, encode
 from .layers import Build, Layers, Probe
 
 Keep = bool | str | Path | None
+BATCH = 32
+LEAST_EPOCHS, LEAST_STEPS = 8, 150  # of every block, where nobody says
 PER_BLOCK = ("optimizer", "lr", "epochs", "early_stopping", "passes")
 
 
@@ -38,6 +40,8 @@ def fit(
     method: Callable[..., Run] = fit_locally,
     keep: Keep = None,
     start: Adaptor | None = None,
+    epochs: int | Sequence[int] | None = None,
+    batch_size: int = BATCH,
     seed: int = 0,
     validation: Any = None,
     progress: Callable[[str, int, int], None] | None = None,
@@ -58,11 +62,13 @@ def fit(
             every epoch (False), or in memory where they fit in half of what is free (None).
         start: an adaptor of the same kind to go on from, which itself stays as it is. Layers that
             are solved (a probe's) begin anew.
+        epochs: per block; default: as many as give every block 150 steps, and 8 at least.
+        batch_size: samples per step.
         seed: of the initial weights, the projections and the order of samples.
         validation: held-out data, measured after every epoch.
         progress: called with (what is being done, done, total).
-        options: anything `method` takes: `rule`, `epochs`, `lr`, `memory_budget`, ...  A budget
-            counts the backbone too, and decides what is kept.
+        options: anything else `method` takes: `rule`, `lr`, `memory_budget`, ...  A budget counts
+            the backbone too, and decides what is kept.
 
     Examples:
         >>> from tpsgd.adapt import Backbone
@@ -95,9 +101,10 @@ def fit(
         seed=seed,
     )  # fmt: skip
     check = held_out if validation is not None else None
+    lengths = {"epochs": epochs_for(count(data), batch_size, epochs), "batch_size": batch_size}
     for tap, head in heads.items():
         tell = progress and (lambda done, total, tap=tap: progress(tap, done, total))
-        settings = {**options, "seed": seed, "progress": tell}
+        settings = {**options, **lengths, "seed": seed, "progress": tell}
         if kept:
             held = None if check is None else check.at(tap)
             adaptor.runs[tap] = method(head, data.at(tap), validation=held, **settings)
@@ -108,6 +115,17 @@ def fit(
     if combine is learned and len(names) > 1:
         fit_weights(adaptor.to(backbone.device), held_out)
     return adaptor.to(backbone.device)
+
+
+def epochs_for(samples: int, batch_size: int, given: Any = None) -> Any:
+    """The epochs that were given, or enough for few samples.
+
+    Examples:
+        >>> epochs_for(100, 32), epochs_for(10_000, 32), epochs_for(100, 32, 5)
+        (38, 8, 5)
+    """
+    steps = -(-samples // batch_size)
+    return max(LEAST_EPOCHS, -(-LEAST_STEPS // steps)) if given is None else given
 
 
 def probe(backbone: Backbone, data: Any, *, alpha: float | None = None, **options: Any) -> Adaptor:
@@ -212,7 +230,7 @@ def _stream(
     return method(model, data, validation=validation, **settings)
 
 
-def tenth(data: Any, seed: int) -> tuple[Any, Any]:
+def tenth(data: Any, seed: int = 0) -> tuple[Any, Any]:
     """Nine tenths of the samples and the rest, the shares of the classes kept."""
     if isinstance(data, Features):
         y, take = data.y, data.__getitem__

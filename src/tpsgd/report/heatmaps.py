@@ -12,7 +12,7 @@ from .memory import FORMATS
 from .plots import LOOK
 
 if TYPE_CHECKING:
-    from ..adapt.search import Row, Search
+    from ..adapt.found import Row, Search
 
 CHOSEN, ABSENT, HATCH = "#00a651", "#e6e6e6", "////"
 
