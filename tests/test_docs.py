@@ -9,6 +9,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [p for p in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if p.is_file()]
@@ -53,7 +54,24 @@ def run_blocks(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_programs_on_the_page_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    if "photos@160" in page.read_text(encoding="utf-8"):
+        make_photos_and_encoder()
     run_blocks(page)
+
+
+def make_photos_and_encoder() -> None:
+    """What the pages call the reader's own: a folder of images, and an encoder's weights."""
+    from PIL import Image
+
+    from tpsgd.vgg import vgg
+
+    for name, colour in (("left", (200, 30, 30)), ("right", (30, 30, 200))):
+        Path("photos", name).mkdir(parents=True)
+        for i in range(10):
+            shade = tuple(c + 3 * i for c in colour)
+            Image.new("RGB", (24, 24), shade).save(f"photos/{name}/{i}.png")
+    torch.manual_seed(0)
+    torch.save(vgg(16, (3, 32, 32), 2).state_dict(), "vgg16.pth")
 
 
 def test_site_builds_strictly(tmp_path):
