@@ -258,6 +258,15 @@ def search_note(results: Results) -> str:
     return f"`{record['command']}`."
 
 
-def search_correlation(results: Results) -> str:
-    """How the score without training ranks the layers of all taps, beside their accuracy."""
-    return f"{results['search']['rank_correlation']:+.2f}"
+def search_correlations(results: Results) -> str:
+    """How the score without training ranks layers beside their accuracy, by tap and over all."""
+    record = results["search"]
+    from tpsgd.adapt.score import spearman
+
+    rows = [r for r in record["rows"] if r["score"] is not None and r["accuracy"] is not None]
+    parts = []
+    for tap in dict.fromkeys(row["tap"] for row in rows):
+        mine = [row for row in rows if row["tap"] == tap]
+        found = spearman([r["score"] for r in mine], [r["accuracy"] for r in mine])
+        parts.append(f"{found:+.2f} at {tap}")
+    return f"{', '.join(parts)}, {record['rank_correlation']:+.2f} over all"

@@ -366,7 +366,7 @@ VALUES: dict[str, Callable[..., str]] = {
     "adaptor-shifted": adapt_numbers.shifted,
     "deep-accuracy": adapt_numbers.deep_accuracy,
     "search-note": adapt_numbers.search_note,
-    "search-correlation": adapt_numbers.search_correlation,
+    "search-correlations": adapt_numbers.search_correlations,
 }
 PLACES = TABLES | VALUES
 

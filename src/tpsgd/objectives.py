@@ -31,7 +31,7 @@ from .errors import TpsgdError
 from .hashing import Key
 from .layout import full, rows
 from .losses import Loss, bce, cross_entropy, minus_labels
-from .pooling import back_to_pixels, cells, grid_for
+from .pooling import back_to_pixels, cells, grid_for, wide
 from .projections import Projection, Redrawn
 
 
@@ -216,11 +216,6 @@ def readout(
         return Local(local.value(logits, s), dy, (e.T @ f,) if learned else (), logits)
 
     return Objective(value, closed, (site.draw(projection, (d,)),), learned)
-
-
-def wide(t: Tensor) -> Tensor:
-    """Few numbers, in float32 at least: their differences are what counts."""
-    return t.float() if t.dtype is torch.bfloat16 else t
 
 
 def move(objective: Objective, place: Callable[[Tensor], Tensor]) -> Objective:

@@ -20,6 +20,13 @@ if TYPE_CHECKING:  # the tensor functions below serve objectives, too
 _EPS = 1e-5  # added to variances, as batch normalisation does
 
 
+def wide(t: Any) -> Any:
+    """Few numbers, in float32 at least: their differences are what counts."""
+    if t.dtype is not torch.bfloat16:
+        return t
+    return t.float() if isinstance(t, Tensor) else replace(t, dtype=torch.float32)  # redrawn codes
+
+
 def grid_for(shape: tuple[int, ...], features: int) -> tuple[int, ...]:
     """The finest equal grid of cells over feature maps that keeps at most `features` numbers."""
     filters, *space = shape
@@ -65,14 +72,15 @@ def of_pooled(wish: "Objective", grid: tuple[int, ...]) -> "Objective":
     """
 
     def pool(y: Tensor) -> Tensor:
-        return cells(y, grid).view(len(y), -1, *grid)
+        return wide(cells(y, grid)).view(len(y), -1, *grid)
 
     def loss(y: Tensor, s: Tensor, P: Any) -> Tensor:
-        return wish.loss(pool(y), s, P)
+        return wish.loss(pool(y), s, wide(P))
 
     def written(y: Tensor, s: Tensor, P: Any) -> "Local":
-        local = wish.coarse(pool(y), s, P)
-        return local._replace(dy=back_to_pixels(local.dy.contiguous(), y, grid))
+        local = wish.coarse(pool(y), s, wide(P))
+        dy = local.dy.to(y.dtype).contiguous()
+        return local._replace(dy=back_to_pixels(dy, y, grid))
 
     return _of(wish, loss, written, whole=not wish.closed)
 

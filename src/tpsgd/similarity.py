@@ -25,8 +25,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .losses import cross_entropy, minus_labels
-from .objectives import Local, Objective, Site, wide
-from .pooling import back_to_pixels, cells, grid_for
+from .objectives import Local, Objective, Site
+from .pooling import back_to_pixels, cells, grid_for, wide
 from .projections import uniform
 
 _LENGTH = 1e-8  # added to squared lengths
