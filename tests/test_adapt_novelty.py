@@ -232,7 +232,7 @@ def test_codes_are_made_of_hashed_signs():
         ({}, "at least one"),
         (torch.full((5, 6), float("nan")), "NaN or infinite"),
         (torch.full((5, 6), float("inf")), "NaN or infinite"),
-        (torch.zeros(5, 6, 2), r"\(n, d\) or \(n, c, h, w\), got torch.float32 \(5, 6, 2\)"),
+        (torch.zeros(5, 6, 2, 1, 1), r"\(n, c, h, w\), got torch.float32 \(5, 6, 2, 1, 1\)"),
         (torch.zeros(5, 6, dtype=torch.int64), "floats"),
         ([1.0, 2.0], "got list"),
         ({"a": torch.zeros(5, 6), "b": torch.zeros(4, 6)}, "equally many"),

@@ -175,10 +175,12 @@ def test_a_line_that_was_cut_short_is_written_again(quick, tmp_path):
     assert keys == [json.loads(line)["key"] for line in whole.splitlines()]
 
 
-def test_a_line_that_is_no_trial_is_refused(tmp_path):
+def test_a_line_that_is_no_trial_is_passed_over(tmp_path):
     (tmp_path / FILE).write_text('{"key": 1}\n')
-    with pytest.raises(TpsgdError, match=r"trials.jsonl, line 1: no trial; name another folder"):
-        found(folder=tmp_path)
+    with pytest.warns(UserWarning, match=r"trials.jsonl, line 1: no trial"):
+        assert [r.accuracy for r in found(folder=tmp_path).rows] == [
+            r.accuracy for r in found().rows
+        ]
 
 
 def test_ctrl_c_leaves_the_file_whole(quick, tmp_path, monkeypatch):

@@ -210,7 +210,7 @@ def test_compare_prints_a_narrow_table(tpsgd_says):
     code, out, err = tpsgd_says("compare", *SMALL, "--restarts", "2")
     lines = out.splitlines()
     assert (code, err) == (0, "") and max(map(len, lines)) <= 80
-    words = set(arms.SOURCES) - set(arms.RECURRENT) - set(arms.LONG)
+    words = set(arms.SOURCES) - set(arms.RECURRENT) - set(arms.BY_NAME)
     names = [line.split()[0] for line in lines[3 : 3 + len(words)]]
     assert names[0] == "backprop" and set(names[-2:]) == {"elm", "frozen"}
     assert set(names) == words
@@ -329,7 +329,7 @@ def test_compare_recurrent_nets(tpsgd_says, words):
     code, out, err = tpsgd_says("compare", "--data", data, "--model", model, *more, *STEPS)
     lines = out.splitlines()
     assert (code, err) == (0, "") and max(map(len, lines)) <= 80
-    words = set(arms.SOURCES) - set(arms.PEERS)
+    words = set(arms.SOURCES) - set(arms.PEERS) - set(arms.BY_NAME)
     assert {line.split()[0] for line in lines[3 : 3 + len(words)]} == words
     assert "failed" not in out and "over backprop through time" in out
 

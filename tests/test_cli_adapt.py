@@ -297,7 +297,7 @@ def test_weights_from_files(tells):
     pytest.importorskip("safetensors.torch").save_file(state, "w.safetensors")
     x, y = colours(30, 32)
     np.savez("large.npz", x=x.transpose(0, 3, 1, 2), y=y)
-    own, found = fingerprint(backbone("vgg11", "w.pth")), []
+    own, found = fingerprint(backbone("vgg11", "w.pth").model), []
     for file in ("w.pth", "w.npz", "w.safetensors"):
         words = ("--backbone", "vgg11", "--weights", file, "--data", "large.npz", "--tap", "pool4")
         found.append(accuracies(tells(*words, "--epochs", "1", *LIGHT)))

@@ -354,4 +354,8 @@ def _show(record: dict[str, Any], wanted: Wanted, folder: Path) -> None:
     if record["features_bytes"]:
         kept = size(record["features_bytes"])
         console.print(f"peak: of training the layers; their features, kept, are {kept} more")
+    else:
+        console.print("peak: of training the layers behind their backbone, which is in it")
+    if "memory_budget" in wanted.fitting:
+        console.print("within a budget backprop and a frozen adaptor are not trained beside it")
     console.print(f"{record['arms'][0]['arm']}'s adaptor and record.json: {folder}", markup=False)

@@ -21,6 +21,7 @@ SOURCES = {
     "sdfa": "Frenkel et al. 2021",
     "readout": "Mostafa et al. 2018",
     "readout-learned": "Mostafa et al. 2018",
+    "predsim": "Nøkland & Eidnes 2019",
     "lm-karnet": "Zhuang et al. 2019",
     "zorb": "Ranganathan & Lewandowski 2020",
     "dladmm": "Wang et al. 2019",
@@ -30,7 +31,7 @@ SOURCES = {
     "reservoir": "Jaeger 2001",
 }
 RECURRENT = ("random", "reservoir")  # in `--rules all` of recurrent models alone
-LONG = ("dladmm",)  # hundreds of iterations over all samples: by name alone
+BY_NAME = ("dladmm", "predsim")  # not among all: long, or for deep nets
 PEERS = ("lm-karnet", "zorb", "dladmm", "elm")
 
 
@@ -57,11 +58,11 @@ def arm_of(word: str, schedule: Any = None, factory: "Factory | None" = None) ->
 def all_words(factory: "Factory", recurrent: bool) -> list[str]:
     """What `--rules all` means for such models: those that can train them in good time."""
     if recurrent:
-        return [word for word in SOURCES if word not in PEERS]
+        return [word for word in SOURCES if word not in (*PEERS, *BY_NAME)]
     from .peers import suits
 
     model = factory()
-    words = [word for word in SOURCES if word not in (*RECURRENT, *LONG)]
+    words = [word for word in SOURCES if word not in (*RECURRENT, *BY_NAME)]
     return [word for word in words if word not in PEERS or suits(word, model)]
 
 

@@ -29,9 +29,10 @@ class Steps:
         learners: list[Learner],
         fixed_rate: bool,
         behind_ours: bool = False,
+        ours: bool = True,
     ):
         self.step, self.source, self.learners = step, source, learners
-        self.fixed_rate, self.behind_ours = fixed_rate, behind_ours
+        self.fixed_rate, self.behind_ours, self.ours = fixed_rate, behind_ours, ours
         self.graph: torch.cuda.CUDAGraph | None = None
         self.index = torch.empty(0)
         self.taken = 0
@@ -98,6 +99,7 @@ class Steps:
             and source.samples > 8 * form.batch_size
             and all(_capturable(x, self.fixed_rate) for x in self.learners)
             and (source is below or self.behind_ours)
+            and self.ours
         )
 
 
@@ -116,5 +118,7 @@ def _capturable(learner: Learner, fixed_rate: bool) -> bool:
 
 def known_modules(learner: Learner) -> bool:
     """Whether a block has no module of the caller's own, which might wait for the device."""
+    if getattr(learner.block.layer, "is_tap", False):  # hooks, and a frozen module of the caller's
+        return False
     modules = (m for top in learner.block.modules for m in top.modules())
     return all(type(m).__module__.startswith(("torch.nn", "tpsgd.")) for m in modules)

@@ -260,7 +260,8 @@ def _blank_order(n: int, key: Key, device: Any, expected: int) -> Iterator[Tenso
 
 def _varies(model: nn.Module, trainer: Trainer) -> tuple[str, ...]:
     """Why pieces of a batch would not add up to the same step."""
-    modules = list(model.modules())
+    frozen = {m for tap in model.modules() if getattr(tap, "is_tap", False) for m in tap.modules()}
+    modules = [m for m in model.modules() if m not in frozen]
     found = {
         "batch normalisation": any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in modules),
         "dropout": any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p for m in modules),

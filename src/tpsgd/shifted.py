@@ -26,7 +26,7 @@ def recovered(
     (x, y), (x_test, y_test) = wanted.data.train, wanted.data.test
     chosen = some(y, shots, wanted.seed)
     some(y, replay, wanted.seed)  # too few are refused now, not after an hour
-    few = {word: shifts.SHIFTS[word](x[chosen]) for word in words}
+    few = {word: shifts.SHIFTS[word](x[chosen], first=len(x_test)) for word in words}
     detected: dict[str, Any] = {}
 
     def trained() -> "Iterator[list[Recovery]]":
@@ -139,7 +139,9 @@ def show(console: Console, record: dict[str, Any], folder: Path) -> None:
 
 def _show_verdict(console: Console, word: str, due: dict[str, Any] | None) -> None:
     if due is None:
-        console.print(f"\n{word}: too few samples to say whether it is new", style="bold")
+        console.print(
+            f"\n{word}: too few samples to say whether it is new (190 would)", style="bold"
+        )
         return
     verdict = "adaptation is due" if due["due"] else "adaptation is not due"
     shares = f"{due['share_new']:.0%} look new, of known ones {due['expected']:.0%}"

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .losses import cross_entropy, minus_labels
+from .losses import bce, cross_entropy, minus_labels
 from .objectives import Local, Objective, Site
 from .pooling import back_to_pixels, cells, grid_for, wide
 from .projections import uniform
@@ -37,6 +37,7 @@ def predsim(site: Site, share: float, features: int, convolve: bool = True) -> O
     """Alike for samples of a class, and readable; without `convolve` there is no K: z is y."""
     grid = grid_for(site.shape, features) if site.maps else None
     d = site.shape[0] * prod(grid) if grid else prod(site.shape)
+    local = bce if site.loss is bce else cross_entropy
     classes, pixels = site.classes, prod(site.shape[1:]) if site.maps else 1
 
     def read(y: Tensor) -> Tensor:
@@ -47,18 +48,18 @@ def predsim(site: Site, share: float, features: int, convolve: bool = True) -> O
         v = wide(z.flatten(2).std(2) if pixels > 1 else z.flatten(1))
         known = s if s.is_floating_point() else F.one_hot(s, classes)
         alike = F.mse_loss(similarity(v), similarity(known.to(v.dtype)))
-        return share * alike + (1 - share) * cross_entropy.value(wide(read(y) @ tensors[-1].T), s)
+        return share * alike + (1 - share) * local.value(wide(read(y) @ tensors[-1].T), s)
 
     def together(y: Tensor, s: Tensor, *tensors: Tensor) -> Local:
         R, f = tensors[-1], read(y)
         logits = wide(f @ R.T)
-        e = minus_labels(cross_entropy.link(logits), s).mul_((1 - share) / len(y)).to(y.dtype)
+        e = minus_labels(local.link(logits), s).mul_((1 - share) / len(y)).to(y.dtype)
         z = _convolved(y, tensors[0]) if convolve else y
         alike, dz = _alike(z, labels_alike(s, classes, logits.dtype), share, pixels, convolve)
         dy, *dK = _through(dz, y, tensors[0]) if convolve else (dz,)
         del z, dz  # a batch of maps less
         _add(dy, e @ R, grid)
-        value = alike.add_(cross_entropy.value(logits, s), alpha=1 - share)
+        value = alike.add_(local.value(logits, s), alpha=1 - share)
         return Local(value, dy, (*dK, e.T @ f), logits)
 
     own = (_kernel(site),) if convolve else ()

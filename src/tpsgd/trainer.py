@@ -114,6 +114,7 @@ class Trainer:
             busy,
             self.lr_schedule is None,
             behind_ours=all(map(known_modules, self.learners)),
+            ours=all(map(known_modules, learners)),
         )
         for epoch in range(max((self.courses[x.block.index].epochs for x in busy), default=0)):
             samples = self._epoch(steps, learners[0].block.key, epoch)

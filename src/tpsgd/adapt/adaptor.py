@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import TpsgdError
-from ..given import labels
+from ..given import check_finite, inputs, labels
 from ..learner import hits
 from ..memory import tensor_bytes
 from ..run import Run, size
 from .backbone import Backbone
-from .features import AT_ONCE, Features, batches, check_pictures
+from .features import Features, batches, check_pictures, few_at_once
 from .layers import Build
 
 
@@ -87,23 +87,21 @@ class Adaptor(nn.Module):
         return torch.stack([w * y for w, y in zip(self.weights, said, strict=True)]).sum(0)
 
     @torch.no_grad()
-    def predict(self, x: Any, *, at_once: int = AT_ONCE) -> Tensor:
+    def predict(self, x: Any, *, at_once: int | None = None) -> Tensor:
         """The class of each sample, as an index into `classes`."""
-        from ..given import inputs
-
-        x = inputs(x)
+        x, at_once = inputs(x), at_once or few_at_once(self.backbone)
         if not len(x):
             raise TpsgdError("the data is empty: there are no samples")
-        check_pictures(self.backbone, x[:at_once])
         with _evaluating(self):
-            return torch.cat([self(part).argmax(1) for part in x.split(at_once)])
+            parts = x.split(at_once)
+            return torch.cat([self(self._checked(part)).argmax(1) for part in parts])
 
     @torch.no_grad()
-    def evaluate(self, data: Any, *, at_once: int = AT_ONCE) -> float:
+    def evaluate(self, data: Any, *, at_once: int | None = None) -> float:
         """The share of samples that it gets right; `data` may be `Features`."""
         right = seen = 0
         with _evaluating(self):
-            for out, y in self._answers(data, at_once):
+            for out, y in self._answers(data, at_once or few_at_once(self.backbone)):
                 y = labels(y, None, len(self.classes)).to(out.device)
                 right, seen = right + hits(out, y, several=False), seen + len(y)
         if not seen:
@@ -112,14 +110,24 @@ class Adaptor(nn.Module):
 
     def _answers(self, data: Any, at_once: int) -> Any:
         if isinstance(data, Features):
-            for start in range(0, len(data), 8 * at_once):
-                part = data[start : start + 8 * at_once]
+            for start in range(0, len(data), 512):
+                part = data[start : start + 512]
                 own = self.weights.device
                 yield self.from_features({t: part.at(t)[0].to(own) for t in self.taps}), part.y
             return
         for x, y in batches(data, at_once):
-            check_pictures(self.backbone, x)
-            yield self(x), y
+            yield self(self._checked(x)), y
+
+    def _checked(self, x: Tensor) -> Tensor:
+        """Samples as it was trained on, or a sentence that says what is wrong with them."""
+        if tuple(x.shape[1:]) != tuple(self.shape):
+            raise TpsgdError(
+                f"the adaptor was trained on samples of shape {tuple(self.shape)}, these have "
+                f"{tuple(x.shape[1:])}"
+            )
+        check_finite(x)
+        check_pictures(self.backbone, x)
+        return x
 
     def save(self, folder: str | Path) -> Path:
         """Write `adaptor.safetensors` and `adaptor.json`: the layers, and what they fit on."""
@@ -172,7 +180,9 @@ def fit_weights(adaptor: Adaptor, held_out: Features | Any) -> None:
 
 def _said(adaptor: Adaptor, data: Any) -> Any:
     """What every tap says about each batch, (taps, samples, classes), and its labels."""
-    parts: Any = batches(data, AT_ONCE) if not isinstance(data, Features) else None
+    parts: Any = (
+        batches(data, few_at_once(adaptor.backbone)) if not isinstance(data, Features) else None
+    )
     if parts is None:
         chunks = (data[i : i + 512] for i in range(0, len(data), 512))
         parts = ((part.x, part.y) for part in chunks)

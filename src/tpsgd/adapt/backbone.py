@@ -17,7 +17,8 @@ IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and deviation 
 class Backbone(nn.Module):
     """Any module, frozen, with names for the places to read from.
 
-    The module is frozen as it is: evaluation mode, no gradients. Its forward runs until the last
+    The module is frozen as it is: evaluation mode, no gradients, convolutions with their channels
+    last in memory where that can do no harm. Its forward runs until the last
     tap that is asked for has spoken, and no further. A module that is called more than once speaks
     the first time. What it says comes as float32, whatever the backbone computes in.
 
@@ -52,7 +53,13 @@ class Backbone(nn.Module):
         self.mean, self.std = _scale(mean, "mean"), _scale(std, "std")
         if len(self.mean) != len(self.std):
             raise TpsgdError("mean and std go together: one number of each for every channel")
-        self.model = model.eval().requires_grad_(False)
+        centre, spread = (torch.tensor(v or (0.0,)).view(1, -1, 1, 1) for v in (mean, std))
+        self.register_buffer("centre", centre, persistent=False)
+        self.register_buffer("spread", spread, persistent=False)
+        self.centre: Tensor
+        self.spread: Tensor
+        self.model = model.requires_grad_(False)
+        self.eval()
         self.channels_last = Form.may_be_channels_last(model.modules())
         if self.channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -72,21 +79,32 @@ class Backbone(nn.Module):
         tensors = (*self.model.parameters(), *self.model.buffers())
         return tensors[0].device if tensors else torch.device("cpu")
 
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """What it computes in, if its weights say."""
+        return next((p.dtype for p in self.model.parameters() if p.is_floating_point()), None)
+
     def prepare(self, x: Tensor) -> Tensor:
         """Samples as the network wants them: bytes become numbers up to 1, then the usual scale."""
+        given = x
         x = x.to(self.device, non_blocking=True)
         x = x.float().div_(255) if x.dtype is torch.uint8 else x
+        if self.mean and not x.is_floating_point():
+            raise TpsgdError(
+                f"pictures must be bytes (uint8), or numbers from 0 to 1; these are {x.dtype}"
+            )
         if self.mean:
             if x.dim() != 4 or x.shape[1] != len(self.mean):
                 raise TpsgdError(
                     f"{self.name} reads pictures (samples, {len(self.mean)}, height, width), got "
                     f"{tuple(x.shape)}"
                 )
-            mean, std = (x.new_tensor(v).view(1, -1, 1, 1) for v in (self.mean, self.std))
-            x = (x - mean) / std
+            x = (x - self.centre) / self.spread
+        if x.is_floating_point() and self.dtype is not None:
+            x = x.to(self.dtype)
         if self.channels_last and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
-        return x
+        return x.clone() if x is given else x  # a module may write into it
 
     @torch.no_grad()
     def forward(self, x: Tensor, taps: Sequence[str] | None = None) -> dict[str, Tensor]:
@@ -134,7 +152,7 @@ class Tap(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """What the tap says."""
-        x = x if self.scale == 1.0 else x * self.scale
+        x = x / self.scale if self.scale != 1.0 else x
         return self.backbone(x, (self.tap,))[self.tap]
 
 
@@ -179,7 +197,7 @@ def _paths(model: nn.Module, taps: Mapping[str, str] | Sequence[str]) -> dict[st
     found = dict(named) if isinstance(named, Mapping) else {tap: tap for tap in named}
     if not found:
         raise TpsgdError("a backbone needs a tap: the name of a submodule to read from")
-    known = [name for name, _ in model.named_modules() if name]
+    known = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
     for path in found.values():
         if path not in known:
             close = difflib.get_close_matches(str(path), known, n=1, cutoff=0.0)

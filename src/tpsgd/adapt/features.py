@@ -1,12 +1,13 @@
 """What a backbone's taps say about a data set, computed once and kept."""
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from ..errors import TpsgdError
@@ -16,7 +17,7 @@ from ..memory import available
 from .backbone import Backbone
 
 Progress = Callable[[int, int], None]
-AT_ONCE = 64  # samples through a backbone
+AT_ONCE = 8  # samples through a backbone on a CPU; on a GPU eight times as many
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +27,7 @@ class Features:
     x: dict[str, Tensor]
     y: Tensor
     shape: tuple[int, ...]
+    made_by: str = ""  # the backbone's fingerprint, if it is known
 
     def __len__(self) -> int:
         return len(self.y)
@@ -43,12 +45,14 @@ class Features:
 
     def __getitem__(self, index: Any) -> "Features":
         """Some of the samples."""
-        return Features({tap: x[index] for tap, x in self.x.items()}, self.y[index], self.shape)
+        return Features(
+            {tap: x[index] for tap, x in self.x.items()}, self.y[index], self.shape, self.made_by
+        )
 
     def __add__(self, others: "Features") -> "Features":
         """These samples and others."""
-        joined = {tap: torch.cat([x, others.at(tap)[0]]) for tap, x in self.x.items()}
-        return Features(joined, torch.cat([self.y, others.y]), self.shape)
+        joined = {tap: torch.cat([x, others.at(tap)[0].to(x)]) for tap, x in self.x.items()}
+        return Features(joined, torch.cat([self.y, others.y.to(self.y)]), self.shape, self.made_by)
 
 
 @torch.no_grad()
@@ -57,13 +61,14 @@ def encode(
     data: Any,
     taps: Sequence[str] | None = None,
     *,
-    at_once: int = AT_ONCE,
+    at_once: int | None = None,
     progress: Progress | None = None,
 ) -> Features:
     """Compute the features of a data set once, in one pass for all taps.
 
     They are kept in memory, where the backbone computes if they fit there twice. `tpsgd.adapt.fit`
-    takes them in place of the data set, as often as you like.
+    takes them in place of the data set, as often as you like. `at_once` samples go through the
+    backbone together: fewer hold less, and by default they are few on a CPU.
 
     Examples:
         >>> net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU())
@@ -72,13 +77,14 @@ def encode(
         torch.Size([5, 3])
     """
     total, kept, labels, done = count(data), {}, [], 0
+    at_once = at_once or few_at_once(backbone)
     shape: tuple[int, ...] = ()
     for x, y in batches(data, at_once):
         check_pictures(backbone, x)
         heard = backbone(x, taps)
         if not done:
             shape = tuple(x.shape[1:])
-            kept = {tap: _room(f, total) for tap, f in heard.items()}
+            kept = _room(heard, total)
         for tap, f in heard.items():
             if done + len(f) > total:
                 raise TpsgdError(f"the data gives more than the {total:,} samples it announced")
@@ -91,7 +97,24 @@ def encode(
         raise TpsgdError("the data is empty: there are no samples")
     y = torch.cat(labels)
     places = {tap: f[:done] for tap, f in kept.items()}
-    return Features(places, y.to(next(iter(places.values())).device), shape)
+    y = y.to(next(iter(places.values())).device)
+    return Features(places, y, shape, fingerprint(backbone.model))
+
+
+def few_at_once(backbone: Backbone) -> int:
+    """How many samples go through a backbone together, unless somebody says."""
+    return AT_ONCE * (8 if backbone.device.type == "cuda" else 1)
+
+
+def fingerprint(model: nn.Module) -> str:
+    """A hash of the weights' names, kinds, shapes and bytes."""
+    known = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        if isinstance(value, Tensor):
+            flat = value.detach().cpu().contiguous().flatten()
+            known.update(f"{name} {value.dtype} {tuple(value.shape)};".encode())
+            known.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
+    return known.hexdigest()
 
 
 def shots(y: Any, per_class: int, seed: int = 0) -> Tensor:
@@ -103,6 +126,7 @@ def shots(y: Any, per_class: int, seed: int = 0) -> Tensor:
         tensor([0, 0, 1, 1])
     """
     known = tensor(y, "y").cpu()
+    known = known.argmax(1) if known.dim() == 2 else known
     chosen = []
     for c in range(int(known.max()) + 1):
         mine = (known == c).nonzero().flatten()
@@ -144,7 +168,14 @@ def count(data: Any) -> int:
 
 def check_pictures(backbone: Backbone, x: Tensor) -> None:
     """Refuse pictures in numbers up to 255, which nobody has divided."""
-    if backbone.mean and x.is_floating_point() and x.numel() and float(x.max()) > 16:
+    if not backbone.mean or not x.is_floating_point() or not x.numel():
+        return
+    if float(x.min()) < 0:
+        raise TpsgdError(
+            f"pictures must be bytes (uint8), or numbers from 0 to 1; these go down to "
+            f"{float(x.min()):g}: give them as they are, the backbone scales them itself"
+        )
+    if float(x.max()) > 16:
         raise TpsgdError(
             "pictures must be bytes (uint8), or numbers from 0 to 1; these go up to "
             f"{float(x.max()):g}: divide them by 255"
@@ -158,13 +189,14 @@ def _checked(x: Any) -> Tensor:
     return x
 
 
-def _room(f: Tensor, samples: int) -> Tensor:
-    """Space for the features of all samples; on the CPU where a GPU has too little."""
-    need = samples * prod(f.shape[1:]) * 4
-    device = f.device if need < available(f.device) / 2 else torch.device("cpu")
+def _room(heard: dict[str, Tensor], samples: int) -> dict[str, Tensor]:
+    """Space for all features, in one place: on the CPU where a GPU has too little."""
+    need = samples * sum(prod(f.shape[1:]) for f in heard.values()) * 4
+    device = next(iter(heard.values())).device
+    device = device if need < available(device) / 2 else torch.device("cpu")
     if need > available(device):
         raise TpsgdError(
             f"the features of {samples:,} samples take {need:,} bytes, more than there is: give "
             "fewer samples, tap a deeper module, or let adapt.fit compute them again, keep=False"
         )
-    return torch.empty((samples, *f.shape[1:]), device=device)
+    return {tap: torch.empty((samples, *f.shape[1:]), device=device) for tap, f in heard.items()}

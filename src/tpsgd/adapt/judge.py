@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from ..backprop import fit_backprop
 from ..data.split import stratified
 from ..errors import TpsgdError
 from ..fitting import fit as fit_locally
-from ..given import labels
+from ..given import labels, tensor
 from ..planning import plan
 from ..rehearsal import Backprop, Inputs, rehearse
 from ..rules import Rule
@@ -22,9 +23,8 @@ from ..run import Run
 from ..settings import Settings
 from ..solvers import ridge
 from .backbone import Backbone
-from .features import Features, encode
+from .features import Features, encode, fingerprint
 from .layers import Layers, Probe, recipe
-from .saved import fingerprint
 from .score import activation_overlap
 from .training import BATCH, epochs_for, fit, probe
 
@@ -54,7 +54,7 @@ class Judge:
     method: Callable[..., Run] = fit_locally
     options: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
-    digests: dict[str, str] = field(default_factory=dict)  # of the features, by tap
+    digest: str = ""  # of backbone and samples
 
     def head(self, tap: str, layers: Layers | Probe) -> nn.Sequential:
         """The layers as training begins with them."""
@@ -112,7 +112,7 @@ class Judge:
             "split": self.seed,
             "samples": len(self.train),
             "held_out": len(self.held),
-            "data": self.digests[tap],
+            "data": self.digest,
             "version": __version__,
         }
 
@@ -139,7 +139,7 @@ def judge(
     told = tell and (lambda done, total: tell("features", done, total))
     given = isinstance(data, Features)
     whole = data if given else encode(backbone, data, taps, progress=told)
-    y = whole.y
+    y, digest = whole.y, _digest(backbone, data, whole)
     if classes is None:
         classes = y.shape[1] if y.dim() == 2 else int(y.max()) + 1
     names = tuple(map(str, range(classes) if isinstance(classes, int) else classes))
@@ -150,10 +150,10 @@ def judge(
         for part, m in zip(parts, (mask, ~mask), strict=True):
             part[tap] = full[m.to(full.device)].contiguous()  # as a plan takes them to be
     train, held = (Features(parts[i], y[m], whole.shape) for i, m in enumerate((mask, ~mask)))
-    digests, size = _digests(backbone, train, held), options.get("batch_size") or BATCH
+    size = options.get("batch_size") or BATCH
     epochs = epochs_for(len(train), size, options.get("epochs"))
     known = options | {"batch_size": size, "epochs": epochs}
-    return Judge(backbone, train, held, names, method, known, seed, digests)
+    return Judge(backbone, train, held, names, method, known, seed, digest)
 
 
 def named(value: Any) -> Any:
@@ -168,7 +168,18 @@ def named(value: Any) -> Any:
         given = [*value.args, *value.keywords.items()]
         return f"{named(value.func)}({', '.join(str(named(v)) for v in given)})"
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
+    if "<" in str(name):  # made inside a function: one name for many
+        return f"{name} {_written(value)}"
     return str(name or getattr(value, "name", value))
+
+
+def _written(function: Any) -> str:
+    """What a function without a name of its own does, and with which values."""
+    code = getattr(function, "__code__", None)
+    held = [named(cell.cell_contents) for cell in function.__closure__ or ()] if code else []
+    plain = [c for c in code.co_consts if isinstance(c, (int, float, str))] if code else []
+    what = (code.co_code, code.co_names, plain, held, function.__defaults__) if code else function
+    return hashlib.sha256(repr(what).encode()).hexdigest()[:12]
 
 
 def _mask(y: Tensor, held_out: float, seed: int) -> Tensor:
@@ -185,22 +196,19 @@ def _mask(y: Tensor, held_out: float, seed: int) -> Tensor:
     return mask
 
 
-def _digests(backbone: Backbone, train: Features, held: Features) -> dict[str, str]:
-    """A name for the features at each tap: backbone, labels, shapes, means of eight parts.
+def _digest(backbone: Backbone, data: Any, whole: Features) -> str:
+    """A name for backbone and samples: of the samples themselves where they are arrays.
 
-    Means are rounded, since a backbone computes a little differently on another machine.
+    Features given in their place differ a little from machine to machine, and so does their name.
     """
-    same = hashlib.sha256(fingerprint(backbone).encode())
-    found = {}
-    for tap in train.x:
-        own = same.copy()
-        for data in (train, held):
-            x, y = data.at(tap)
-            means = [f"{float(part.mean()):.3g}" for part in x.chunk(8)]
-            own.update(y.cpu().contiguous().numpy().tobytes())
-            own.update(f"{tuple(x.shape)} {data.shape} {means}".encode())
-        found[tap] = own.hexdigest()[:16]
-    return found
+    own = hashlib.sha256(fingerprint(backbone.model).encode())
+    raw = not isinstance(data, (Features, Dataset, DataLoader))
+    parts = [tensor(data[0], "x")] if raw else list(whole.x.values())
+    for x in (*parts, whole.y):
+        own.update(f"{x.dtype} {tuple(x.shape)}".encode())
+        for part in x.detach().split(256):
+            own.update(part.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return own.hexdigest()[:16]
 
 
 def _taken(options: dict[str, Any], by: Callable[..., Any]) -> dict[str, Any]:

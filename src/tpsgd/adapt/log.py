@@ -2,11 +2,11 @@
 
 import json
 import os
+import warnings
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..errors import TpsgdError
 from .judge import Trial
 
 FILE = "trials.jsonl"
@@ -32,9 +32,7 @@ class Log:
                 key = _text(values.pop("key"))
                 self.found[key] = Trial(**values)
             except (ValueError, KeyError, TypeError, AttributeError):
-                raise TpsgdError(
-                    f"{self.file}, line {number}: no trial; name another folder"
-                ) from None
+                warnings.warn(f"{self.file}, line {number}: no trial, passed over", stacklevel=3)
 
     def get(self, key: dict[str, Any]) -> Trial | None:
         """What a trial has shown, if it is there."""

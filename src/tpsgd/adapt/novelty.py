@@ -222,9 +222,11 @@ def _taps(features: Features, unit: bool) -> dict[str, Tensor]:
     taps: dict[str, Tensor] = {}
     for name in sorted(given):
         x = given[name]
-        if not isinstance(x, Tensor) or x.ndim not in (2, 4) or not x.is_floating_point():
-            raise TpsgdError(f"features must be floats, (n, d) or (n, c, h, w), got {_said(x)}")
-        x = x.detach().double() if x.ndim == 2 else x.detach().mean((2, 3)).double()
+        if not isinstance(x, Tensor) or x.ndim not in (2, 3, 4) or not x.is_floating_point():
+            expected = "floats, (n, d), (n, tokens, d) or (n, c, h, w)"
+            raise TpsgdError(f"features must be {expected}, got {_said(x)}")
+        over = {2: (), 3: (1,), 4: (2, 3)}[x.ndim]
+        x = (x.detach().mean(over) if over else x.detach()).double()
         taps[name] = F.normalize(x) if unit else x
         if not x.numel() or not bool(x.isfinite().all()):
             raise TpsgdError(f"features must not be empty, NaN or infinite: see {_said(x)}")

@@ -19,6 +19,7 @@ from ..hashing import Key
 from ..projections import uniform
 from .adaptor import COMBINATIONS, Adaptor
 from .backbone import Backbone
+from .features import fingerprint
 from .layers import Build, from_recipe, recipe
 
 FORMAT = 1
@@ -35,9 +36,10 @@ def save(adaptor: Adaptor, folder: Path) -> Path:
     state = {f"{i}.{k}": v for i, head in enumerate(adaptor.layers) for k, v in _own(head).items()}
     state |= {"weights": adaptor.weights}
     state |= {f"probe.{i}": f for i, f in enumerate(_probe(adaptor.backbone, adaptor))}
-    plain = {k: v.detach().cpu().contiguous() for k, v in state.items()}
-    write_whole(folder / FILES[0], to_bytes(plain))
-    write_whole(folder / FILES[1], json.dumps(_config(adaptor), indent=1).encode())
+    weights = to_bytes({k: v.detach().cpu().contiguous() for k, v in state.items()})
+    config = _config(adaptor) | {"weights_sha256": hashlib.sha256(weights).hexdigest()}
+    write_whole(folder / FILES[0], weights)
+    write_whole(folder / FILES[1], json.dumps(config, indent=1).encode())
     return folder
 
 
@@ -54,10 +56,13 @@ def load(folder: str | Path, backbone: Backbone, layers: Build | None = None) ->
         taps, shape = config["taps"], tuple(config["shape"])
         shapes = {tap: tuple(found["shape"]) for tap, found in taps.items()}
         made = from_recipe(config["layers"]) if config["layers"] is not None else layers
-        combine, classes = COMBINATIONS[config["combine"]], config["classes"]
+        combine, classes = COMBINATIONS[config["combine"]], list(config["classes"])
         prepared = {k: tuple(v) for k, v in config["preprocessing"].items()}
-    except (KeyError, TypeError, AttributeError) as error:
-        raise TpsgdError(f"{folder}/adaptor.json is not whole: {error} is missing") from error
+        if not all(isinstance(n, int) and n > 0 for s in (shape, *shapes.values()) for n in s):
+            raise TypeError("a shape that is none")
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        reason = "there is no" if isinstance(error, KeyError) else "it does not say what it should:"
+        raise TpsgdError(f"{folder}/adaptor.json is not whole: {reason} {error}") from error
     if made is None:
         raise TpsgdError(f"{folder} has layers of your own making: pass layers=, what made them")
     _check_taps(folder, backbone, taps, prepared)
@@ -68,7 +73,7 @@ def load(folder: str | Path, backbone: Backbone, layers: Build | None = None) ->
     )  # fmt: skip
     _fill(folder, adaptor, state)
     _check_backbone(folder, adaptor, config, state)
-    return adaptor.to(backbone.device)
+    return adaptor.to(backbone.device).eval()
 
 
 def _config(adaptor: Adaptor) -> dict[str, Any]:
@@ -80,7 +85,7 @@ def _config(adaptor: Adaptor) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "backbone": backbone.name,
-        "backbone_sha256": fingerprint(backbone),
+        "backbone_sha256": fingerprint(backbone.model),
         "taps": taps,
         "shape": adaptor.shape,
         "classes": adaptor.classes,
@@ -92,26 +97,16 @@ def _config(adaptor: Adaptor) -> dict[str, Any]:
     }
 
 
-def fingerprint(backbone: Backbone) -> str:
-    """A hash of the weights' names, kinds, shapes and bytes."""
-    known = hashlib.sha256()
-    for name, value in sorted(backbone.model.state_dict().items()):
-        if not isinstance(value, Tensor):
-            continue
-        flat = value.detach().cpu().contiguous().flatten()
-        known.update(f"{name} {value.dtype} {tuple(value.shape)};".encode())
-        known.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
-    return known.hexdigest()
-
-
 def _probe(backbone: Backbone, adaptor: Adaptor) -> list[Tensor]:
     """What each tap says about a sample of hashed noise, which is the same everywhere."""
     x = uniform(3**-0.5)(adaptor.shape, 1, Key(0, 0), "cpu").abs()  # from 0 to 1
-    heard = backbone(x.to(backbone.device), adaptor.taps)
-    return [
-        heard[tap][0].flatten(1).mean(1) if heard[tap].dim() > 2 else heard[tap][0]
-        for tap in adaptor.taps
-    ]
+    heard = {tap: y[0] for tap, y in backbone(x.to(backbone.device), adaptor.taps).items()}
+    return [_averaged(heard[tap]) for tap in adaptor.taps]
+
+
+def _averaged(y: Tensor) -> Tensor:
+    """The mean over space, or over tokens, of what a tap says about one sample."""
+    return y.flatten(1).mean(1) if y.dim() > 2 else y.mean(0) if y.dim() == 2 else y
 
 
 def _check_taps(
@@ -122,6 +117,11 @@ def _check_taps(
             raise TpsgdError(
                 f"the adaptor in {folder} reads tap {tap!r} ({found['module']}), which "
                 f"{backbone.name} has not: {', '.join(backbone.taps)}"
+            )
+        if backbone.taps[tap] != found.get("module"):
+            raise TpsgdError(
+                f"the adaptor in {folder} reads tap {tap!r} at {found.get('module')!r}, this "
+                f"backbone has it at {backbone.taps[tap]!r}"
             )
     if prepared != {"mean": backbone.mean, "std": backbone.std}:
         raise TpsgdError(
@@ -135,8 +135,6 @@ def _check_backbone(
 ) -> None:
     """Refuse a backbone whose taps say something else than the adaptor has learned from."""
     backbone = adaptor.backbone
-    if config.get("backbone_sha256") == fingerprint(backbone):
-        return
     x = torch.zeros(1, *adaptor.shape)
     if (found := backbone.shapes(x, adaptor.taps)) != adaptor.tap_shapes:
         raise TpsgdError(
@@ -144,7 +142,9 @@ def _check_backbone(
             f"backbone's have {found}: it is another one"
         )
     now = _probe(backbone, adaptor)
-    known = [state[f"probe.{i}"].to(f.device) for i, f in enumerate(now)]
+    known = [state.get(f"probe.{i}", f.new_zeros(1)).to(f.device) for i, f in enumerate(now)]
+    if any(a.shape != b.shape for a, b in zip(now, known, strict=True)):
+        raise TpsgdError(f"the adaptor in {folder} is not whole: save it again")
     gaps = [
         float((a - b).norm() / b.norm().clamp(min=1e-12)) for a, b in zip(now, known, strict=True)
     ]
@@ -153,6 +153,8 @@ def _check_backbone(
             f"the adaptor in {folder} belongs to another backbone: the features of this one differ "
             f"by {max(gaps):.0%} from those it was trained on"
         )
+    if config.get("backbone_sha256") == fingerprint(backbone.model):
+        return
     warnings.warn(
         f"the backbone's weights are not those that the adaptor in {folder} was trained on, but "
         f"its features are within {max(gaps):.1%} of them",
@@ -170,9 +172,15 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         state = library.torch.load((folder / FILES[0]).read_bytes())
     except (ValueError, UnicodeDecodeError, library.SafetensorError) as error:
         raise TpsgdError(f"the adaptor in {folder} is not whole: {error}") from error
+    if isinstance(config, dict) and config.get("weights_sha256") != _sha(folder / FILES[0]):
+        raise TpsgdError(f"{folder}: adaptor.json and adaptor.safetensors do not belong together")
     if not isinstance(config, dict) or config.get("format") != FORMAT:
         raise TpsgdError(f"{folder}/adaptor.json is no adaptor of format {FORMAT}")
     return config, state
+
+
+def _sha(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def _fill(folder: Any, adaptor: Adaptor, state: dict[str, Tensor]) -> None:

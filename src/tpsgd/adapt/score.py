@@ -39,7 +39,7 @@ def activation_overlap(model: nn.Module, x: Tensor) -> float | None:
     hooks = [m.register_forward_pre_hook(count) for m in found]
     modes = [(m, m.training) for m in model.modules()]
     try:
-        model.eval()(x)
+        model.eval()(x.clone())  # a module may write into it
     finally:
         for hook in hooks:
             hook.remove()

@@ -218,7 +218,7 @@ def _check_same(found: Any, known: Judge, taps: list[str], space: Space, rules: 
     key = known.key(taps[0], Layers(), 0)
     given = {k: v for k, v in key.items() if k not in ("tap", "layers", "data")}
     given |= {k: named(v) for k, v in vars(space).items()} | {"taps": taps}
-    given |= {"rules": named(list(rules.values())), "data": [known.digests[tap] for tap in taps]}
+    given |= {"rules": named(list(rules.values())), "data": known.digest}
     before = found.user_attrs.get("given")
     if before is None:
         found.set_user_attr("given", given)

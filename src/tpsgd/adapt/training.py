@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..backprop import fit_backprop
+from ..blocks import split
 from ..data.split import stratified
 from ..errors import TpsgdError
 from ..fitting import fit as fit_locally
@@ -20,7 +22,7 @@ from ..solvers import SOLVERS, ridge
 from ..sources import first_samples, in_stream
 from .adaptor import Adaptor, Combination, averaged, fit_weights, learned
 from .backbone import Backbone, Tap
-from .features import Features, check_pictures, count, encode
+from .features import Features, check_pictures, count, encode, fingerprint
 from .layers import Build, Layers, Probe
 
 Keep = bool | str | Path | None
@@ -35,7 +37,7 @@ def fit(
     *,
     taps: str | Sequence[str] | None = None,
     layers: Build = Layers(),  # noqa: B008 (a frozen value)
-    combine: Combination = averaged,
+    combine: Combination | None = None,
     classes: int | Sequence[str] | None = None,
     method: Callable[..., Run] = fit_locally,
     keep: Keep = None,
@@ -54,21 +56,23 @@ def fit(
         data: `(x, y)`, a `Dataset` or a `DataLoader`, as for `tpsgd.fit`; or `Features`.
         taps: which of the backbone's taps; default: its last one.
         layers: `(shape of the tap, classes) -> nn.Sequential`; default: the paper's adaptor.
-        combine: `summed`, `averaged` or `learned`, where there are several taps. Learned weights
-            are found on the validation data, or on a tenth of the samples that is held out.
+        combine: `summed`, `averaged` (the default) or `learned`, where there are several taps.
+            Learned weights are found on the validation data, or on a tenth of the samples that is
+            held out.
         classes: their names or their number; default: as many as the labels have.
         method: `tpsgd.fit`, `tpsgd.fit_backprop`, or any function with their arguments.
         keep: the features in memory (True), in a file in a folder (its path), computed again for
             every epoch (False), or in memory where they fit in half of what is free (None).
-        start: an adaptor of the same kind to go on from, which itself stays as it is. Layers that
-            are solved (a probe's) begin anew.
+        start: an adaptor of the same kind, on the same backbone, to go on from, which itself stays
+            as it is. Layers that are solved (a probe's) begin anew.
         epochs: per block; default: as many as give every block 150 steps, and 8 at least.
         batch_size: samples per step.
         seed: of the initial weights, the projections and the order of samples.
         validation: held-out data, measured after every epoch.
         progress: called with (what is being done, done, total).
         options: anything else `method` takes: `rule`, `lr`, `memory_budget`, ...  A budget counts
-            the backbone too, and decides what is kept.
+            the backbone too, and decides what is kept. With `augment`, which changes the pictures,
+            features are computed again.
 
     Examples:
         >>> from tpsgd.adapt import Backbone
@@ -78,43 +82,47 @@ def fit(
         >>> adaptor(x).shape
         torch.Size([20, 2])
     """
+    if not isinstance(backbone, Backbone):
+        raise TpsgdError("the first argument is an adapt.Backbone: adapt.Backbone(module, taps)")
+    if combine is not None and not isinstance(combine, Combination):
+        raise TpsgdError(f"combine is adapt.summed, averaged or learned, got {combine!r}")
     names = _taps(backbone, taps)
-    held_out = validation
+    combine = combine or (averaged if start is None else start.combine)
+    held_out, budgeted = validation, options.get("memory_budget") is not None
     if combine is learned and len(names) > 1 and validation is None:
         data, held_out = tenth(data, seed)
-    budgeted = options.get("memory_budget") is not None
-    if budgeted and (keep is not None or isinstance(data, Features)):
-        raise TpsgdError("memory_budget decides what is kept: give it or keep, and the data itself")
+    _refuse(data, validation, method, keep, options)
     shapes, shape = _shapes(backbone, data, names)
-    kept = isinstance(data, Features) or (not budgeted and _in_memory(keep, data, shapes, backbone))
+    streams = budgeted or options.get("augment") is not None
+    kept = isinstance(data, Features) or (not streams and _in_memory(keep, data, shapes, backbone))
     if kept and not isinstance(data, Features):
         tell = progress and (lambda done, total: progress("features", done, total))
         data = encode(backbone, data, names, progress=tell)
     if kept and held_out is not None and not isinstance(held_out, Features):
         held_out = encode(backbone, held_out, names)
-    known = _classes(classes, data) if start is None else start.classes
+    known = _classes(classes if start is None else classes or start.classes, data)
     heads = _heads(layers, shapes, len(known), seed, backbone.device)
     if start is not None:
-        _go_on(heads, start)
+        _go_on(heads, start, backbone, known)
     adaptor = Adaptor(
         backbone, heads, known, build=layers, shape=shape, tap_shapes=shapes, combine=combine,
         seed=seed,
     )  # fmt: skip
+    adaptor.to(backbone.device)
     check = held_out if validation is not None else None
-    lengths = {"epochs": epochs_for(count(data), batch_size, epochs), "batch_size": batch_size}
+    options |= {"epochs": epochs_for(count(data), batch_size, epochs), "batch_size": batch_size}
     for tap, head in heads.items():
         tell = progress and (lambda done, total, tap=tap: progress(tap, done, total))
-        settings = {**options, **lengths, "seed": seed, "progress": tell}
+        settings = {**options, "seed": seed, "progress": tell}
         if kept:
             held = None if check is None else check.at(tap)
             adaptor.runs[tap] = method(head, data.at(tap), validation=held, **settings)
         else:
-            settings |= {} if budgeted or keep is None else {"reuse": keep}
-            settings |= {} if budgeted or keep is not None else {"reuse": False}
+            settings |= {} if budgeted else {"reuse": keep or False}
             adaptor.runs[tap] = _stream(method, backbone, tap, head, data, check, settings)
     if combine is learned and len(names) > 1:
-        fit_weights(adaptor.to(backbone.device), held_out)
-    return adaptor.to(backbone.device)
+        fit_weights(adaptor, held_out)
+    return adaptor.eval()
 
 
 def epochs_for(samples: int, batch_size: int, given: Any = None) -> Any:
@@ -151,6 +159,8 @@ def _shapes(
 ) -> tuple[dict[str, tuple[int, ...]], tuple[int, ...]]:
     """The shape of one sample at each tap, and its own."""
     if isinstance(data, Features):
+        if data.made_by and data.made_by != fingerprint(backbone.model):
+            raise TpsgdError("these features were made by another backbone: encode them with this")
         return {tap: tuple(data.at(tap)[0].shape[1:]) for tap in taps}, data.shape
     x = first_samples(data)
     if not isinstance(x, Tensor):
@@ -184,7 +194,7 @@ def _classes(classes: int | Sequence[str] | None, data: Any) -> tuple[str, ...]:
 def _heads(
     layers: Build, shapes: dict[str, tuple[int, ...]], classes: int, seed: int, device: torch.device
 ) -> dict[str, nn.Sequential]:
-    with torch.random.fork_rng([]):
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         heads = {tap: layers(shape, classes) for tap, shape in shapes.items()}
     for head in heads.values():
@@ -193,8 +203,36 @@ def _heads(
     return {tap: head.to(device) for tap, head in heads.items()}
 
 
-def _go_on(heads: dict[str, nn.Sequential], start: Adaptor) -> None:
+def _refuse(
+    data: Any, validation: Any, method: Callable[..., Run], keep: Keep, options: dict[str, Any]
+) -> None:
+    """What does not go together, before anything is computed."""
+    budgeted, augmented = (options.get(k) is not None for k in ("memory_budget", "augment"))
+    if budgeted and (keep is not None or isinstance(data, Features)):
+        raise TpsgdError("memory_budget decides what is kept: give it or keep, and the data itself")
+    if budgeted and method is fit_backprop:
+        raise TpsgdError("memory_budget is for what is trained block by block, not for backprop")
+    if augmented and (keep or isinstance(data, Features)):
+        raise TpsgdError("augment changes the pictures: their features cannot be kept")
+    if isinstance(keep, (str, Path)) and not Path(keep).expanduser().is_dir():
+        raise TpsgdError(f"keep={str(keep)!r} is no folder: make it, or give True, False or None")
+    given = [d for d in (data, validation) if d is not None and not isinstance(d, Features)]
+    kinds = {first_samples(d).dtype is torch.uint8 for d in given}
+    if len(kinds) > 1:
+        raise TpsgdError("data and validation must both be bytes (uint8), or both be floats")
+    if augmented and True in kinds:
+        raise TpsgdError("augment wants pictures as floats from 0 to 1: divide the bytes by 255")
+
+
+def _go_on(
+    heads: dict[str, nn.Sequential], start: Adaptor, backbone: Backbone, classes: tuple[str, ...]
+) -> None:
     """Begin where another adaptor ended."""
+    if classes != start.classes:
+        raise TpsgdError(f"the adaptor to start from has other classes: {list(start.classes)}")
+    own = start.backbone
+    if own is not backbone and fingerprint(own.model) != fingerprint(backbone.model):
+        raise TpsgdError("the adaptor to start from belongs to another backbone")
     for tap, head in heads.items():
         known = start.heads[tap].state_dict() if tap in start.heads else {}
         own = head.state_dict()
@@ -214,13 +252,12 @@ def _stream(
 ) -> Run:
     """Train a head behind its backbone, which is run again or has its outputs kept by `fit`."""
     bytes_given = first_samples(data).dtype is torch.uint8
-    model = nn.Sequential(Tap(backbone, tap, 1 / 255 if bytes_given else 1.0), *head)
+    model = nn.Sequential(Tap(backbone, tap, 255 if bytes_given else 1.0), *head)
     rule, optimizer = settings.get("rule"), settings.get("optimizer")
     if isinstance(rule, (list, tuple)):
         settings["rule"] = [frozen(), *rule]
     if isinstance(optimizer, SOLVERS):
-        blocks = sum(1 for m in head if next(m.parameters(), None) is not None)
-        settings["optimizer"] = [optimizer] * blocks
+        settings["optimizer"] = [optimizer] * len(split(head))
     for name in PER_BLOCK:
         value = settings.get(name)
         if isinstance(value, (list, tuple)):

@@ -80,8 +80,8 @@ class Bench:
     def fit(self, arm: str, tap: str, lr: float, seed: int, **more: Any) -> adapt.Adaptor:
         """One adaptor."""
         own = {**FITTING, "lr": lr, **ARMS[arm], **more}
-        source = own.pop("source", self.train)
-        return adapt.fit(self.backbone, source, taps=tap, seed=seed, classes=10, **own)
+        source, own_backbone = own.pop("source", self.train), own.pop("backbone", self.backbone)
+        return adapt.fit(own_backbone, source, taps=tap, seed=seed, classes=10, **own)
 
     def rate(self, arm: str) -> float:
         """The rate that held-out training images choose."""
@@ -212,10 +212,11 @@ def shifted(bench: Bench) -> Iterator[Row]:
     yield from detect(bench, tests)
     for seed in range(RESTARTS):
         chosen = shots(bench.y, 10, seed).cpu()
-        labels = bench.y[chosen]
+        labels, first = bench.y[chosen], len(bench.x_test)  # noise of their own
         new = {
             word: domains.Domain(
-                adapt.encode(bench.backbone, (shift(bench.x[chosen]), labels), taps), tests[word]
+                adapt.encode(bench.backbone, (shift(bench.x[chosen], first), labels), taps),
+                tests[word],
             )
             for word, shift in shifts.SHIFTS.items()
         }
@@ -265,7 +266,8 @@ def precision(bench: Bench) -> Iterator[Row]:
         held["cosine"] = float(alike)
         for arm in MAIN[:3]:
             lr = bench.rate(arm)
-            made = [bench.fit(arm, "pool5", lr, seed, source=train) for seed in range(RESTARTS)]
+            more = {"source": train, "backbone": backbone}
+            made = [bench.fit(arm, "pool5", lr, seed, **more) for seed in range(RESTARTS)]
             yield held | {"arm": arm} | _figures(made, test)
         made = [adapt.fit(backbone, train, classes=10, taps="pool5", **PROBE)]
         yield held | {"arm": "linear probe"} | _figures(made, test)
