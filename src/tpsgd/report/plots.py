@@ -17,8 +17,9 @@ from ..compare import Comparison, Result
 COLOURS = (
     *("#0072B2", "#56B4E9", "#D55E00", "#E69F00", "#8F7F00", "#009E73", "#CC79A7"),
     *("#7A3E9D", "#7B2D00", "#00504A"),
+    "#8C564B",
 )
-MARKERS = "s^DvPXp<>*"
+MARKERS = "s^DvPXp<>*H"
 GREYS = (("#888888", "o", ":"), ("#a0a0a0", "d", "-."), ("#5c5c5c", "h", "--"))  # the controls
 LOOK: dict[Any, Any] = {
     "font.size": 10,
