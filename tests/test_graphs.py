@@ -47,10 +47,10 @@ def learner(rule, site):
 
 @pytest.mark.parametrize("site", SITES, ids=["vectors", "maps"])
 @pytest.mark.parametrize("name", [*WHOLE, *EACH, *TRACED])
-def test_a_step_is_captured_where_its_objectives_derivative_is_written_out(name, site):
+def test_a_step_is_captured_where_its_loss_is_a_mean_with_a_written_derivative(name, site):
     made = learner((WHOLE | EACH | TRACED)[name](), site)
-    assert made.known is _capturable(made, fixed_rate=True) is (name not in TRACED)
-    assert made.divides is (name in EACH)
+    assert made.known is (name not in TRACED)
+    assert made.divides is _capturable(made, fixed_rate=True) is (name in EACH)
 
 
 class Elsewhere(TorchDispatchMode):

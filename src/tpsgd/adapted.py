@@ -79,6 +79,9 @@ def adapt(
     rule: Annotated[str, typer.Option(help="See: tpsgd rules.")] = "readout",
     convs: Annotated[int, typer.Option(help="Convolutions of the adaptor.", min=0)] = 1,
     dense: Annotated[int, typer.Option(help="Its hidden dense layers.", min=0)] = 1,
+    filters: Annotated[int, typer.Option(help="Of each convolution.", min=1)] = 64,
+    kernel: Annotated[int, typer.Option(help="Of each convolution; odd.", min=1)] = 5,
+    width: Annotated[int, typer.Option(help="Of each dense layer.", min=1)] = 256,
     combine: Annotated[str, typer.Option(help=f"Several taps: {', '.join(COMBINE)}.")] = "averaged",
     precision: Annotated[
         str, typer.Option(help=f"Of the backbone: {', '.join(PRECISIONS)}.")
@@ -89,9 +92,9 @@ def adapt(
     batch_size: BatchSize = 32,
     lr: Rate = None,
     seed: Seed = 0,
-    controls: Annotated[
-        bool, typer.Option(help="Train backprop and a frozen adaptor too, to compare.")
-    ] = True,
+    no_controls: Annotated[
+        bool, typer.Option("--no-controls", help="Leave backprop and a frozen adaptor out.")
+    ] = False,
     keep: Annotated[
         str | None,
         typer.Option(help="Features: memory, again (computed for every epoch), or a folder."),
@@ -100,10 +103,12 @@ def adapt(
     shift: Annotated[
         str | None, typer.Option(help=f"A new domain: {', '.join(SHIFTED)}; or several.")
     ] = None,
-    shots: Annotated[int, typer.Option(help="With --shift: labelled samples a class.", min=1)] = 10,
+    shots: Annotated[
+        int | None, typer.Option(help="With --shift: labelled samples a class; 10.", min=1)
+    ] = None,
     replay: Annotated[
-        int, typer.Option(help="With --shift: old samples a class beside them.", min=0)
-    ] = 0,
+        int | None, typer.Option(help="With --shift: old samples a class beside them; 0.", min=0)
+    ] = None,
     max_train: MaxTrain = None,
     max_test: Annotated[int | None, typer.Option(help="Test on that many samples.", min=1)] = None,
     on_disk: OnDisk = None,
@@ -121,6 +126,10 @@ def adapt(
     known("combination", combine, COMBINE)
     known("precision", precision, PRECISIONS)
     _refuse(rule, lr, shifts, taps, keep, memory_budget)
+    if not shifts and (shots is not None or replay is not None):
+        raise TpsgdError("--shots and --replay go with --shift")
+    layers = _layers(convs, dense, filters, kernel, width)
+    shots, replay = shots or 10, replay or 0
     kept = _kept(keep, memory_budget)
     from .report.files import usable
 
@@ -132,7 +141,7 @@ def adapt(
         taps or tuple(frozen.taps)[-1:],
         _thinned(load(data, seed, max_train, on_disk), max_test, seed),
         fitting | kept | _combined(combine),
-        _arms(rule, convs, dense, controls and not memory_budget),
+        _arms(rule, layers, not no_controls and not memory_budget),
         seed,
     )
     more = len(shifts) * (shots * len(wanted.data.classes) + len(wanted.data.test[1]))
@@ -226,16 +235,20 @@ def _kept(keep: str | None, budget: str | None) -> dict[str, Any]:
     return {"keep": Path(keep).expanduser()}
 
 
-def _arms(rule: str, convs: int, dense: int, controls: bool) -> dict[str, dict[str, Any]]:
+def _layers(convs: int, dense: int, filters: int, kernel: int, width: int) -> Any:
+    from .adapt import Layers
+
+    return Layers(convs, dense, filters, kernel, width)
+
+
+def _arms(rule: str, layers: Any, controls: bool) -> dict[str, dict[str, Any]]:
     """What is trained: the rule, and what stands beside it."""
     from . import rules
-    from .adapt import Layers, Probe
+    from .adapt import Probe
     from .arms import arm_of
     from .backprop import fit_backprop
     from .schedules import sequential, simultaneous
     from .solvers import ridge
-
-    layers = Layers(convs=convs, dense=dense)
 
     def one(word: str) -> dict[str, Any]:
         if word == "backprop":

@@ -113,7 +113,8 @@ def _capturable(learner: Learner, fixed_rate: bool) -> bool:
             return False
         if not fixed_rate and not isinstance(group["lr"], Tensor):
             return False
-    return learner.known and known_modules(learner)
+    # losses over a whole batch could be captured too; no GPU has tried it yet
+    return learner.divides and learner.known and known_modules(learner)
 
 
 def known_modules(learner: Learner) -> bool:

@@ -229,6 +229,7 @@ def _conclusion(found: "Search | Study") -> Iterator[str]:
     planned = "" if best.planned_bytes is None else f", planned {size(best.planned_bytes)}"
     of = f"{settings['held_out']:,}" if settings else "the"
     yield f"best: {best}: {best.accuracy:.1%} of {of} held-out samples{planned}"
+    yield f"to train it: tpsgd adapt ... --tap {_tap(best)} {_as_options(best.layers)}"
     if not isinstance(found, Search):
         return
     if (probe := found.control()) is not None:
@@ -241,6 +242,19 @@ def _conclusion(found: "Search | Study") -> Iterator[str]:
     yield f"rank correlation of score and accuracy: {_signed(found.rank_correlation())}" + (
         f" ({each})" if each else ""
     )
+
+
+def _tap(best: Any) -> str:
+    return best.tap if hasattr(best, "tap") else best.choices["tap"]
+
+
+def _as_options(layers: Any) -> str:
+    """Layers as `tpsgd adapt` takes them, without what it takes anyway."""
+    from dataclasses import asdict
+
+    usual = asdict(type(layers)())
+    values = {k: v for k, v in asdict(layers).items() if k in ("convs", "dense") or v != usual[k]}
+    return " ".join(f"--{name} {value}" for name, value in values.items())
 
 
 def _signed(r: float | None) -> str:
