@@ -47,6 +47,10 @@ Weights = Annotated[
     Path | None,
     typer.Option("--weights", help="FILE.pth, .safetensors or .npz with torchvision's names."),
 ]
+Pictures = Annotated[str, typer.Option("--data", help=PICTURES)]
+EpochsOrFew = Annotated[
+    int | None, typer.Option("--epochs", help="Per block; default: 8, more for few samples.", min=1)
+]
 PRECISIONS = ("float32", "bf16", "int8")
 COMBINE = ("summed", "averaged", "learned")
 SHIFTED = ("grey", "edges", "blur", "noise", "invert", "dim")
@@ -70,7 +74,7 @@ class Wanted:
 
 
 def adapt(
-    data: Annotated[str, typer.Option("--data", help=PICTURES)],
+    data: Pictures,
     backbone: BackboneWord = "vgg16",
     weights: Weights = None,
     tap: Annotated[
@@ -86,9 +90,7 @@ def adapt(
     precision: Annotated[
         str, typer.Option(help=f"Of the backbone: {', '.join(PRECISIONS)}.")
     ] = "float32",
-    epochs: Annotated[
-        int | None, typer.Option(help="Per block; default: 8, more for few samples.", min=1)
-    ] = None,
+    epochs: EpochsOrFew = None,
     batch_size: BatchSize = 32,
     lr: Rate = None,
     seed: Seed = 0,
@@ -134,7 +136,7 @@ def adapt(
     from .report.files import usable
 
     folder = usable(out)
-    frozen = _backbone(backbone, weights, taps, precision, device, threads)
+    frozen = backbone_of(backbone, weights, taps, precision, device, threads)
     fitting = {"epochs": epochs, "batch_size": batch_size, "lr": lr, "seed": seed}
     wanted = Wanted(
         frozen,
@@ -177,7 +179,7 @@ def _refuse(
         raise TpsgdError("--memory-budget is for what is trained block by block, not for backprop")
 
 
-def _backbone(
+def backbone_of(
     word: str,
     weights: Path | None,
     taps: tuple[str, ...],
@@ -185,6 +187,7 @@ def _backbone(
     device: str | None,
     threads: int | None,
 ) -> "Backbone":
+    """A backbone from words, where it is to compute."""
     import torch
 
     from .adapt import known as backbones

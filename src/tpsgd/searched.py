@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .adapted import BackboneWord, EpochsOrFew, Pictures, Weights, backbone_of
 from .arms import PEERS, RECURRENT, arm_of
 from .errors import TpsgdError
 from .options import (
     AsJson,
-    DataWord,
     Device,
     MaxTrain,
     Rate,
@@ -34,25 +34,20 @@ if TYPE_CHECKING:
     from .adapt.studies import Study
     from .data import Data
 
-BACKBONES = "vgg11, vgg16, resnet18, ... or FILE.py:FUNCTION, which returns a module."
 STUDY = "study.log"  # Optuna's journal, where no other storage is named
 
 
 def search(
-    backbone: Annotated[str, typer.Option(help=BACKBONES)],
-    data: DataWord,
-    weights: Annotated[
-        Path | None, typer.Option(help="Of the backbone: .pth, .safetensors, .npz.")
-    ] = None,
+    data: Pictures,
+    backbone: BackboneWord = "vgg16",
+    weights: Weights = None,
     taps: Annotated[str | None, typer.Option(help="pool4,pool5; default: the last one.")] = None,
     rule: Annotated[str, typer.Option(help="See: tpsgd rules. With --trials, several.")] = (
         "tpsgd-l2"
     ),
     convs: Annotated[str, typer.Option(help="Numbers of convolutions to try.")] = "0,1,2",
     dense: Annotated[str, typer.Option(help="Numbers of dense layers to try.")] = "0,1,2",
-    epochs: Annotated[
-        int | None, typer.Option(help="Per block; default: 8, more for few samples.", min=1)
-    ] = None,
+    epochs: EpochsOrFew = None,
     restarts: Annotated[int, typer.Option(help="Trainings of each.", min=1)] = 1,
     memory_budget: Annotated[
         str | None, typer.Option(help="20MB: what plans above it is not trained.")
@@ -85,7 +80,9 @@ def search(
     from .report.files import usable
 
     folder = usable(out)
-    net, names = _backbone(backbone, weights, taps, device)
+    wanted = tuple(tap.strip() for tap in taps.split(",")) if taps else ()
+    net = backbone_of(backbone, weights, wanted, "float32", device, threads)
+    names = wanted or tuple(net.taps)[-1:]
     samples = load(data, seed, max_train, None)
     options = _taught(words) | {"epochs": epochs, "seed": seed, "memory_budget": memory_budget}
     options |= {"taps": names, "classes": samples.classes}
@@ -117,17 +114,6 @@ def _numbers(option: str, text: str) -> tuple[int, ...]:
     if not all(part.isascii() and part.isdigit() for part in parts):
         raise TpsgdError(f"{option} takes whole numbers such as 0,1,2, got {text!r}")
     return tuple(map(int, parts))
-
-
-def _backbone(
-    word: str, weights: Path | None, taps: str | None, device: str | None
-) -> "tuple[Backbone, tuple[str, ...]]":
-    """The backbone where it is to compute, and the taps to search."""
-    from .adapt.known import backbone
-
-    names = tuple(tap.strip() for tap in taps.split(",")) if taps else ()
-    net = backbone(word, weights, names)
-    return net if device is None else net.to(device), names or tuple(net.taps)[-1:]
 
 
 def _taught(words: list[str]) -> dict[str, Any]:

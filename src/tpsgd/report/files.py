@@ -1,10 +1,14 @@
 """Files that are whole or not there."""
 
+import io
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from ..errors import TpsgdError
+
+FORMATS = {".png": {"Software": None}, ".svg": {"Date": None}}  # and what not to write into them
 
 
 def write_whole(path: Path, content: bytes) -> Path:
@@ -30,3 +34,21 @@ def usable(folder: Path) -> Path:
         why = error.strerror or error
         raise TpsgdError(f"cannot write to {folder} ({why}); name another folder") from error
     return folder
+
+
+def check_picture(file: Path, what: str) -> None:
+    """Refuse a file that no picture can be written to, as far as its name tells."""
+    if file.suffix.lower() not in FORMATS:
+        raise TpsgdError(f"a picture of a {what} is FILE.png or FILE.svg, not {file}")
+    if not file.parent.is_dir():
+        raise TpsgdError(f"cannot write {file}: there is no folder {file.parent}")
+
+
+def write_picture(figure: Any, file: Path) -> Path:
+    """A figure as a PNG or an SVG by the file's name, whole or not at all."""
+    kind, content = file.suffix.lower(), io.BytesIO()
+    figure.savefig(content, format=kind[1:], dpi=160, metadata=FORMATS[kind])
+    try:
+        return write_whole(file, content.getvalue())
+    except OSError as error:
+        raise TpsgdError(f"cannot write {file}: {error.strerror or error}") from None

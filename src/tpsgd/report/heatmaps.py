@@ -1,14 +1,11 @@
 """A search as a picture: for each tap, accuracy and memory by numbers of layers."""
 
-import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..errors import TpsgdError
 from ..run import size
-from .files import write_whole
-from .memory import FORMATS
+from .files import check_picture, write_picture
 from .plots import LOOK
 
 if TYPE_CHECKING:
@@ -37,22 +34,14 @@ def draw(search: "Search", file: Path) -> Path:
     from matplotlib import rc_context
 
     check(file)
-    kind, content = file.suffix.lower(), io.BytesIO()
     look: dict[Any, Any] = {**LOOK, "axes.grid": False, "hatch.linewidth": 0.6}
     with rc_context(look):
-        figure(search).savefig(content, format=kind[1:], dpi=160, metadata=FORMATS[kind])
-    try:
-        return write_whole(file, content.getvalue())
-    except OSError as error:
-        raise TpsgdError(f"cannot write {file}: {error.strerror or error}") from None
+        return write_picture(figure(search), file)
 
 
 def check(file: Path) -> None:
     """Refuse a file that no picture can be written to, as far as its name tells."""
-    if file.suffix.lower() not in FORMATS:
-        raise TpsgdError(f"a picture of a search is FILE.png or FILE.svg, not {file}")
-    if not file.parent.is_dir():
-        raise TpsgdError(f"cannot write {file}: there is no folder {file.parent}")
+    check_picture(file, "search")
 
 
 def figure(search: "Search") -> Any:

@@ -1,15 +1,13 @@
 """A plan as a picture: a stacked bar for every way to train, and for every block."""
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from ..errors import TpsgdError
 from ..planning import Line, Plan
 from ..run import UNITS, size
-from .files import write_whole
+from .files import check_picture, write_picture
 from .plots import COLOURS, LOOK
 
 KEPT = "kept inputs"
@@ -23,7 +21,6 @@ LABELS = {
     KEPT: KEPT,
 }
 SHADES = dict(zip(LABELS, (*(COLOURS[i] for i in (0, 1, 5, 2, 3, 6)), "#b8b8b8"), strict=True))
-FORMATS = {".png": {"Software": None}, ".svg": {"Date": None}}  # and what not to write into them
 DWARFS = 5  # times the rest: from there on, kept inputs are cut
 STUB = 0.3  # of the highest peak: what is shown of them
 
@@ -33,21 +30,13 @@ def draw(plan: Plan, file: Path) -> Path:
     from matplotlib import rc_context
 
     check(file)
-    kind, content = file.suffix.lower(), io.BytesIO()
     with rc_context(LOOK):
-        figure(plan).savefig(content, format=kind[1:], dpi=160, metadata=FORMATS[kind])
-    try:
-        return write_whole(file, content.getvalue())
-    except OSError as error:
-        raise TpsgdError(f"cannot write {file}: {error.strerror or error}") from None
+        return write_picture(figure(plan), file)
 
 
 def check(file: Path) -> None:
     """Refuse a file that no picture can be written to, as far as its name tells."""
-    if file.suffix.lower() not in FORMATS:
-        raise TpsgdError(f"a picture of a plan is FILE.png or FILE.svg, not {file}")
-    if not file.parent.is_dir():
-        raise TpsgdError(f"cannot write {file}: there is no folder {file.parent}")
+    check_picture(file, "plan")
 
 
 def figure(plan: Plan) -> Any:
