@@ -299,3 +299,13 @@ def test_predsim_is_a_word():
     from tpsgd.arms import arm_of
 
     assert arm_of("predsim").rule.name == "predsim"
+
+
+def test_a_small_file_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch):
+    from tpsgd.adapt import weights
+
+    np.savez_compressed(tmp_path / "bomb.npz", a=np.zeros(1 << 20, np.float32))
+    assert weights.load(tmp_path / "bomb.npz")["a"].shape == (1 << 20,)  # 4 MB: let it be
+    monkeypatch.setattr(weights, "LEAST_UNPACKED", 1 << 20)
+    with pytest.raises(TpsgdError, match="would unpack to"):
+        weights.load(tmp_path / "bomb.npz")

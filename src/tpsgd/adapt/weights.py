@@ -17,6 +17,7 @@ from ..errors import TpsgdError
 State = dict[str, Tensor]
 
 WRAPPERS = ("state_dict", "model")  # where training scripts keep the weights
+MOST_PACKED, LEAST_UNPACKED = 100, 1 << 27  # times its size; up to 128 MB nobody minds
 UNCOUNTED = "num_batches_tracked"  # BatchNorm's counter, which older files lack
 
 
@@ -46,6 +47,7 @@ def load(file: str | Path) -> State:
     if not path.stat().st_size:
         raise TpsgdError(f"{path} is empty: download or save it again")
     try:
+        _check_size(path)
         found = read(path)
     except TpsgdError:
         raise
@@ -97,6 +99,19 @@ def put(
 
 
 # ---- reading -------------------------------------------------------------------------------------
+
+
+def _check_size(file: Path) -> None:
+    """Refuse a small file that would fill the memory: weights hardly get smaller by packing."""
+    if not zipfile.is_zipfile(file):
+        return
+    with zipfile.ZipFile(file) as archive:
+        unpacked = sum(info.file_size for info in archive.infolist())
+    if unpacked > max(LEAST_UNPACKED, MOST_PACKED * file.stat().st_size):
+        raise TpsgdError(
+            f"{file} has {file.stat().st_size:,} bytes and would unpack to {unpacked:,}: no file of "
+            "trained weights does; it is refused"
+        )
 
 
 def _torch(file: Path) -> Any:
