@@ -109,8 +109,8 @@ def _check_size(file: Path) -> None:
         unpacked = sum(info.file_size for info in archive.infolist())
     if unpacked > max(LEAST_UNPACKED, MOST_PACKED * file.stat().st_size):
         raise TpsgdError(
-            f"{file} has {file.stat().st_size:,} bytes and would unpack to {unpacked:,}: no file of "
-            "trained weights does; it is refused"
+            f"{file} has {file.stat().st_size:,} bytes and would unpack to {unpacked:,}: no "
+            "file of trained weights does; it is refused"
         )
 
 
