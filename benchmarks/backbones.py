@@ -26,9 +26,9 @@ from torch.nn import functional as F
 
 from tpsgd.adapt import lighter, weights
 from tpsgd.adapt.backbone import IMAGENET
-from tpsgd.compare import machine, versions
 from tpsgd.data.images import image_files
 from tpsgd.errors import TpsgdError
+from tpsgd.provenance import machine, versions
 from tpsgd.run import size
 from tpsgd.vgg import vgg
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import tpsgd
-from tpsgd.compare import machine, versions
+from tpsgd.provenance import machine, versions
 from tpsgd.restarts import Restarts
 
 PAPER = 0.883

@@ -27,8 +27,8 @@ from torch import nn
 
 import tpsgd
 from tpsgd import rules
-from tpsgd.compare import machine, versions
 from tpsgd.memory import tensor_bytes
+from tpsgd.provenance import machine, versions
 from tpsgd.run import Run, size
 from tpsgd.vgg import vgg
 

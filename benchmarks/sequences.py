@@ -18,7 +18,7 @@ from torch import nn
 
 import tpsgd
 from tpsgd import rules
-from tpsgd.compare import machine, versions
+from tpsgd.provenance import machine, versions
 from tpsgd.run import Run, size
 
 FEATURES, HIDDEN, BATCH, CLASSES = 16, 256, 64, 10

@@ -21,8 +21,8 @@ from torch import nn
 
 import tpsgd
 from tpsgd import rules
-from tpsgd.compare import machine, versions
 from tpsgd.models import cnn, mlp
+from tpsgd.provenance import machine, versions
 from tpsgd.run import Run, size
 
 ARMS = {

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 import tpsgd
 from tpsgd import rules
-from tpsgd.compare import machine, versions
+from tpsgd.provenance import machine, versions
 from tpsgd.run import Run, size
 from tpsgd.vgg import vgg
 

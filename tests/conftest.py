@@ -1,6 +1,7 @@
 """What every test shares: one thread per worker, no window, the same examples each run."""
 
 import os
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -45,3 +46,17 @@ def _real_data(request: pytest.FixtureRequest) -> None:
 def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory is not looked at: on nets this small that takes longer than learning."""
     monkeypatch.setattr("tpsgd.memory.Meter.watch", lambda self, active=True: nullcontext())
+
+
+@pytest.fixture
+def says(monkeypatch, capsys):
+    """Run the command line in this process: its exit status, output and errors."""
+    from tpsgd import cli
+
+    def call(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["tpsgd", *words])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        return (int(caught.value.code or 0), *capsys.readouterr())
+
+    return call

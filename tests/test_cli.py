@@ -52,19 +52,6 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.fixture
-def tpsgd_says(monkeypatch, capsys):
-    """Run the command line in this process: its exit status, output and errors."""
-
-    def call(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["tpsgd", *words])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        return (int(caught.value.code or 0), *capsys.readouterr())
-
-    return call
-
-
 def test_help_needs_no_torch():
     program = (
         "import sys; sys.argv = ['tpsgd', '--help']\n"
@@ -87,12 +74,12 @@ def test_every_public_name_loads():
         tpsgd.fitt  # noqa: B018
 
 
-def test_version(tpsgd_says):
-    assert tpsgd_says("--version") == (0, f"tpsgd {tpsgd.__version__}\n", "")
+def test_version(says):
+    assert says("--version") == (0, f"tpsgd {tpsgd.__version__}\n", "")
 
 
-def test_no_words_show_the_help(tpsgd_says):
-    code, out, err = tpsgd_says()
+def test_no_words_show_the_help(says):
+    code, out, err = says()
     assert (code, err) == (0, "") and "Usage" in out
 
 
@@ -146,33 +133,33 @@ def test_no_words_show_the_help(tpsgd_says):
         ("data path", "Missing argument"),
     ],
 )
-def test_a_mistake_is_one_line(tpsgd_says, words, said):
+def test_a_mistake_is_one_line(says, words, said):
     first, *rest = words.split()
     small = SMALL[:2] + SMALL[4:] if first in ("train", "compare") else ()
-    code, out, err = tpsgd_says(first, *small, *rest)
+    code, out, err = says(first, *small, *rest)
     assert (code, out) == (2, "")
     assert err.startswith("tpsgd: ") and err.count("\n") == 1 and said in err
 
 
-def test_out_is_tried_before_training(tpsgd_says, monkeypatch):
+def test_out_is_tried_before_training(says, monkeypatch):
     def never(*_, **__):
         raise AssertionError("trained")
 
     monkeypatch.setattr(comparing, "fit_many", never)
     monkeypatch.setattr("tpsgd.restarts.fit_many", never)
     for command in ("train", "compare"):
-        assert tpsgd_says(command, *SMALL, "--out", "two.npz")[0] == 2
+        assert says(command, *SMALL, "--out", "two.npz")[0] == 2
 
 
-def test_train_says_what_it_did(tpsgd_says):
-    code, out, err = tpsgd_says("train", *SMALL, "--rule", "tpsgd-l1", "--activation", "tanh")
+def test_train_says_what_it_did(says):
+    code, out, err = says("train", *SMALL, "--rule", "tpsgd-l1", "--activation", "tanh")
     assert (code, err) == (0, "")
     assert out.startswith("tpsgd-l1: ") and "test accuracy " in out and "Tanh" in out
 
 
 @pytest.mark.parametrize("rule", ["backprop", "dfa", "readout-learned", "frozen"])
-def test_train_json_is_one_object(tpsgd_says, rule):
-    code, out, err = tpsgd_says("train", *SMALL, "--rule", rule, "--lr", "0.01", "--json")
+def test_train_json_is_one_object(says, rule):
+    code, out, err = says("train", *SMALL, "--rule", rule, "--lr", "0.01", "--json")
     record = json.loads(out)
     assert (code, err) == (0, "")
     assert 0 <= record["accuracy"] <= 1 and record["seconds"] > 0 and record["peak_bytes"] > 0
@@ -181,8 +168,8 @@ def test_train_json_is_one_object(tpsgd_says, rule):
     assert record["command"].startswith("tpsgd train --data two.npz")
 
 
-def test_train_saves_a_state_dict_that_loads(tpsgd_says):
-    code, out, _ = tpsgd_says("train", *SMALL, "--out", "kept/here", "--seed", "3")
+def test_train_saves_a_state_dict_that_loads(says):
+    code, out, _ = says("train", *SMALL, "--out", "kept/here", "--seed", "3")
     assert code == 0 and str(Path("kept/here/model.pt")) in out
     record = json.loads(Path("kept/here/run.json").read_text())
     data = tpsgd.data.load("two.npz", seed=3)
@@ -191,23 +178,23 @@ def test_train_saves_a_state_dict_that_loads(tpsgd_says):
     assert tpsgd.evaluate(model, data.test) == record["accuracy"]
 
 
-def test_own_model_and_fewer_samples(tpsgd_says):
+def test_own_model_and_fewer_samples(says):
     words = ("--data", "two.npz", "--model", "own.py:good", "--epochs", "1", "--max-train", "20")
-    record = json.loads(tpsgd_says("train", *words, "--loss", "mse", "--json")[1])
+    record = json.loads(says("train", *words, "--loss", "mse", "--json")[1])
     assert record["data"]["train"] == 20 and record["settings"]["loss"] == "mse"
 
 
-def test_threads(tpsgd_says):
+def test_threads(says):
     before = torch.get_num_threads()
     try:
-        record = json.loads(tpsgd_says("train", *SMALL, "--threads", "1", "--json")[1])
+        record = json.loads(says("train", *SMALL, "--threads", "1", "--json")[1])
         assert record["machine"]["threads"] == 1
     finally:
         torch.set_num_threads(before)
 
 
-def test_compare_prints_a_narrow_table(tpsgd_says):
-    code, out, err = tpsgd_says("compare", *SMALL, "--restarts", "2")
+def test_compare_prints_a_narrow_table(says):
+    code, out, err = says("compare", *SMALL, "--restarts", "2")
     lines = out.splitlines()
     assert (code, err) == (0, "") and max(map(len, lines)) <= 80
     words = set(arms.SOURCES) - set(arms.RECURRENT) - set(arms.BY_NAME)
@@ -222,9 +209,9 @@ def test_compare_prints_a_narrow_table(tpsgd_says):
     assert Path("tpsgd-report/report.html").is_file()
 
 
-def test_compare_json_is_one_object(tpsgd_says):
+def test_compare_json_is_one_object(says):
     words = ("--rules", "readout", "--restarts", "2", "--seed", "5", "--out", "r", "--json")
-    code, out, err = tpsgd_says("compare", *SMALL, *words)
+    code, out, err = says("compare", *SMALL, *words)
     record = json.loads(out)
     assert (code, err) == (0, "")
     assert [a["name"] for a in record["arms"]] == ["backprop", "readout", "frozen"]
@@ -236,7 +223,7 @@ def test_compare_json_is_one_object(tpsgd_says):
     assert {**on_disk, "report": record["report"]} == record
 
 
-def test_an_interrupted_comparison_keeps_what_is_finished(tpsgd_says, monkeypatch):
+def test_an_interrupted_comparison_keeps_what_is_finished(says, monkeypatch):
     fit_many = comparing.fit_many
 
     def interrupted(*args, **options):
@@ -246,7 +233,7 @@ def test_an_interrupted_comparison_keeps_what_is_finished(tpsgd_says, monkeypatc
 
     monkeypatch.setattr(comparing, "fit_many", interrupted)
     words = ("--rules", "drtp", "--restarts", "3", "--out", "r")
-    code, out, err = tpsgd_says("compare", *SMALL, *words)
+    code, out, err = says("compare", *SMALL, *words)
     assert code == 130 and err.count("\n") == 1 and "3 of 9 trainings are in r" in err
     assert "interrupted: 3 of 9" in out and Path("r/report.html").is_file()
     record = json.loads(Path("r/results.json").read_text())
@@ -254,61 +241,61 @@ def test_an_interrupted_comparison_keeps_what_is_finished(tpsgd_says, monkeypatc
 
 
 @pytest.mark.parametrize("command", ["train", "compare"])
-def test_an_early_interrupt_is_one_line(tpsgd_says, monkeypatch, command):
+def test_an_early_interrupt_is_one_line(says, monkeypatch, command):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(comparing, "fit_many", interrupted)
     monkeypatch.setattr("tpsgd.restarts.fit_many", interrupted)
-    code, out, err = tpsgd_says(command, *SMALL, "--out", "r")
+    code, out, err = says(command, *SMALL, "--out", "r")
     assert (code, out) == (130, "") and err.count("\n") == 1 and "interrupted" in err
     assert not list(Path("r").iterdir())
 
 
 @pytest.mark.parametrize("command", ["train", "compare"])
-def test_a_full_disk_is_one_line(tpsgd_says, monkeypatch, command):
+def test_a_full_disk_is_one_line(says, monkeypatch, command):
     def full(self, content):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    code, out, err = tpsgd_says(command, *SMALL, "--out", "r")
+    code, out, err = says(command, *SMALL, "--out", "r")
     assert (code, out) == (1, "") and err.count("\n") == 1 and "No space left on device" in err
 
 
-def test_a_warning_is_one_line_and_not_on_standard_output(tpsgd_says, monkeypatch):
+def test_a_warning_is_one_line_and_not_on_standard_output(says, monkeypatch):
     monkeypatch.setattr(cli, "app", lambda **_: cli.warnings.warn("a\nb", stacklevel=1))
     with cli.warnings.catch_warnings():
         cli.warnings.simplefilter("default")
-        assert tpsgd_says() == (0, "", "tpsgd: warning: a b\n")
+        assert says() == (0, "", "tpsgd: warning: a b\n")
 
 
-def test_a_terminal_gets_a_live_bar(tpsgd_says, monkeypatch):
+def test_a_terminal_gets_a_live_bar(says, monkeypatch):
     screen = io.StringIO()
 
     def console(stderr=False, **options):
         return Console(file=screen, force_terminal=True, width=80) if stderr else Console(**options)
 
     monkeypatch.setattr(terminal, "Console", console)
-    code, out, _ = tpsgd_says("compare", *SMALL, "--restarts", "1", "--rules", "drtp", "--json")
+    code, out, _ = says("compare", *SMALL, "--restarts", "1", "--rules", "drtp", "--json")
     assert code == 0 and json.loads(out)
     assert "warming up" in screen.getvalue() and "drtp" in screen.getvalue()
 
 
-def test_rules_lists_every_word_and_its_source(tpsgd_says):
-    code, out, _ = tpsgd_says("rules")
+def test_rules_lists_every_word_and_its_source(says):
+    code, out, _ = says("rules")
     assert code == 0 and max(map(len, out.splitlines())) <= 80
     assert all(word in out for word in arms.SOURCES) and "Mostafa et al. 2018" in out
 
 
-def test_data_commands(tpsgd_says, monkeypatch, tmp_path):
+def test_data_commands(says, monkeypatch, tmp_path):
     monkeypatch.setenv("TPSGD_CACHE", str(tmp_path))
     monkeypatch.delenv("TPSGD_DATA", raising=False)
-    code, out, _ = tpsgd_says("data", "list")
+    code, out, _ = says("data", "list")
     assert code == 0 and out.splitlines()[1].startswith("digits")
-    code, out, err = tpsgd_says("data", "path", "mnist")
+    code, out, err = says("data", "path", "mnist")
     assert (code, out) == (2, "") and "run: tpsgd data fetch mnist" in err
     for verb in ("path", "fetch"):
-        code, out, _ = tpsgd_says("data", verb, "digits")
+        code, out, _ = says("data", verb, "digits")
         assert code == 0 and Path(out.strip()).is_dir()
 
 
@@ -324,9 +311,9 @@ STEPS = ("--epochs", "1", "--batch-size", "16", "--restarts", "1")
         ("steps.npz", "own.py:steps"),
     ],
 )
-def test_compare_recurrent_nets(tpsgd_says, words):
+def test_compare_recurrent_nets(says, words):
     data, model, *more = words
-    code, out, err = tpsgd_says("compare", "--data", data, "--model", model, *more, *STEPS)
+    code, out, err = says("compare", "--data", data, "--model", model, *more, *STEPS)
     lines = out.splitlines()
     assert (code, err) == (0, "") and max(map(len, lines)) <= 80
     words = set(arms.SOURCES) - set(arms.PEERS) - set(arms.BY_NAME)
@@ -334,11 +321,9 @@ def test_compare_recurrent_nets(tpsgd_says, words):
     assert "failed" not in out and "over backprop through time" in out
 
 
-def test_the_record_holds_a_recurrent_nets_settings(tpsgd_says):
+def test_the_record_holds_a_recurrent_nets_settings(says):
     words = ("--data", "steps.npz", "--model", "rnn:4", "--init", "zeros", "--window", "2")
-    record = json.loads(
-        tpsgd_says("compare", *words, *STEPS, "--rules", "random,drtp", "--json")[1]
-    )
+    record = json.loads(says("compare", *words, *STEPS, "--rules", "random,drtp", "--json")[1])
     assert [a["name"] for a in record["arms"]] == ["backprop", "drtp", "frozen", "random"]
     settings = record["settings"]
     assert (settings["init"], settings["window"]) == ("zeros", 2) and "leak" not in settings
@@ -348,20 +333,20 @@ def test_the_record_holds_a_recurrent_nets_settings(tpsgd_says):
 
 
 @pytest.mark.parametrize("rule", ["readout", "random", "reservoir", "backprop"])
-def test_train_a_recurrent_net(tpsgd_says, rule):
+def test_train_a_recurrent_net(says, rule):
     words = ("--data", "tokens.npz", "--model", "rnn:4", "--epochs", "1", "--rule", rule)
-    record = json.loads(tpsgd_says("train", *words, "--json", "--out", "kept")[1])
+    record = json.loads(says("train", *words, "--json", "--out", "kept")[1])
     assert record["rule"] == rule and record["data"]["vocabulary"] == 9
     data = tpsgd.data.load("tokens.npz")
     model = models.factory("rnn:4", data.shape, 2, tokens=9)()
     model.load_state_dict(torch.load("kept/model.pt", weights_only=True))
     assert tpsgd.evaluate(model, data.test) == record["accuracy"]
-    code, out, _ = tpsgd_says("train", *words)
+    code, out, _ = says("train", *words)
     assert code == 0 and "Recurrent" in out and "test accuracy" in out
 
 
-def test_the_random_control_is_there_for_other_models_by_name(tpsgd_says):
-    code, out, _ = tpsgd_says("compare", *SMALL, "--rules", "random", "--restarts", "1")
+def test_the_random_control_is_there_for_other_models_by_name(says):
+    code, out, _ = says("compare", *SMALL, "--rules", "random", "--restarts", "1")
     names = [line.split()[0] for line in out.splitlines()[3:6]]
     assert code == 0 and set(names) == {"backprop", "frozen", "random"}
 
@@ -372,9 +357,9 @@ def test_words_of_the_command_line_are_those_of_the_models():
 
 
 @pytest.mark.real_data("mnist")
-def test_rows_of_mnist(tpsgd_says):
+def test_rows_of_mnist(says):
     words = ("--data", "seq-mnist-rows", "--model", "rnn:32", "--max-train", "500", "--window", "7")
-    code, out, err = tpsgd_says("compare", *words, *STEPS, "--rules", "readout,reservoir", "--json")
+    code, out, err = says("compare", *words, *STEPS, "--rules", "readout,reservoir", "--json")
     record = json.loads(out)
     assert (code, err) == (0, "") and record["data"]["shape"] == [28, 28]
     accuracy = {a["name"]: a["summary"]["accuracy"] for a in record["arms"]}
@@ -383,17 +368,17 @@ def test_rows_of_mnist(tpsgd_says):
 
 
 @pytest.mark.parametrize("head", ["adam", "ridge"])
-def test_a_solved_head_is_not_hidden(tpsgd_says, head):
+def test_a_solved_head_is_not_hidden(says, head):
     words = (*SMALL, "--rules", "readout,dfa", "--restarts", "1", "--head", head)
-    status, out, _ = tpsgd_says("compare", *words)
+    status, out, _ = says("compare", *words)
     said = " ".join(out.split())
     assert status == 0
     assert ("solved in closed form, but not of backprop, dfa" in said) is (head == "ridge")
 
 
-def test_peers_by_their_words(tpsgd_says):
+def test_peers_by_their_words(says):
     words = (*SMALL, "--rules", "zorb,lm-karnet,dladmm,elm", "--restarts", "1")
-    code, out, err = tpsgd_says("compare", *words)
+    code, out, err = says("compare", *words)
     assert (code, err) == (0, "") and max(map(len, out.splitlines())) <= 80
     assert {"zorb", "lm-karnet", "dladmm", "elm", "backprop", "frozen"} <= set(out.split())
     assert "dladmm: 300 iterations over all samples, not epochs" in " ".join(out.split())
@@ -402,8 +387,8 @@ def test_peers_by_their_words(tpsgd_says):
         ("elm", "--loss", "mse"),
         ("lm-karnet", "--lr", "1"),
     ):
-        code, _, err = tpsgd_says("train", *SMALL, "--rule", word, *more)
+        code, _, err = says("train", *SMALL, "--rule", word, *more)
         assert code == 2 and f"{word} has no schedule, rate or loss to choose" in err
-    code, out, _ = tpsgd_says("train", *SMALL, "--rule", "zorb", "--json")
+    code, out, _ = says("train", *SMALL, "--rule", "zorb", "--json")
     record = json.loads(out)
     assert code == 0 and record["rule"] == "zorb" and 0 <= record["accuracy"] <= 1

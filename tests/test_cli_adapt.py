@@ -2,7 +2,6 @@
 
 import errno
 import json
-import sys
 import warnings
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import torch
 from PIL import Image
 
 import tpsgd
-from tpsgd import adapt, adapted, cli, foretold, rules, vgg
+from tpsgd import adapt, adapted, foretold, rules, vgg
 from tpsgd.adapt import domains
 from tpsgd.adapt.adaptor import Adaptor
 from tpsgd.adapt.known import backbone
@@ -99,16 +98,9 @@ def unplanned(monkeypatch):
 
 
 @pytest.fixture
-def says(monkeypatch, capsys):
-    """Run the command line in this process: its exit status, output and errors."""
-
-    def call(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["tpsgd", "adapt", *words])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        return (int(caught.value.code or 0), *capsys.readouterr())
-
-    return call
+def says(says):
+    """As everywhere, of `tpsgd adapt`."""
+    return lambda *words: says("adapt", *words)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import io
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +9,8 @@ import pytest
 from rich.console import Console
 
 import tpsgd
-from tpsgd import cli, models, optimizers, planned, rules, terminal
 from tpsgd import compare as comparing
+from tpsgd import models, optimizers, planned, rules, terminal
 from tpsgd.planning import PARTS, Line, Plan
 from tpsgd.run import as_bytes
 
@@ -33,19 +32,6 @@ def folder(tmp_path, monkeypatch):
     np.savez(tmp_path / "tokens.npz", tokens=tokens, y=(tokens[:, 0] > 4).astype(int))
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-@pytest.fixture
-def says(monkeypatch, capsys):
-    """Run the command line in this process: its exit status, output and errors."""
-
-    def call(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["tpsgd", *words])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        return (int(caught.value.code or 0), *capsys.readouterr())
-
-    return call
 
 
 def directly(word="mlp:32", shape=(1, 8, 8), classes=10, batch_size=16, **options) -> Plan:

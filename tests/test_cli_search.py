@@ -1,13 +1,12 @@
 """`tpsgd search`: words to a grid or a study, what it prints and writes, Ctrl-C."""
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tpsgd import cli, rules, searched
+from tpsgd import rules, searched
 from tpsgd.adapt.found import Search
 from tpsgd.adapt.judge import Judge
 from tpsgd.adapt.known import backbone
@@ -46,19 +45,6 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(Judge, "planned", lambda self, tap, head, layers: 3 * tensor_bytes(head))
     monkeypatch.setattr(Search, "plot", lambda self, file: file)
     return tmp_path
-
-
-@pytest.fixture
-def says(monkeypatch, capsys):
-    """Run the command line in this process: its exit status, output and errors."""
-
-    def call(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["tpsgd", *words])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        return (int(caught.value.code or 0), *capsys.readouterr())
-
-    return call
 
 
 def rows(record: dict) -> list[dict]:

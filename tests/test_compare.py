@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tpsgd
-from tpsgd import Padded, models, rules
+from tpsgd import Padded, models, provenance, rules
 from tpsgd import compare as comparing
 from tpsgd.compare import Arm, arm, compare, with_controls
 from tpsgd.data import Data
@@ -203,7 +203,7 @@ def test_the_random_net_is_the_one_that_training_begins_with(sequences):
 
 
 def test_the_record_says_what_sequences_are(sequences):
-    said = comparing.describe(sequences)
+    said = provenance.describe(sequences)
     assert said.get("vocabulary") == sequences.vocabulary
     assert ("lengths" in said) == isinstance(sequences.train[0], Padded)
 

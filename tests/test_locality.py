@@ -20,7 +20,7 @@ from helpers import (
 from torch import nn
 
 import tpsgd
-from tpsgd import Recurrent, rules
+from tpsgd import Recurrent, adapt, augment, rules
 from tpsgd.engines import Traced
 
 SCHEDULES = [tpsgd.sequential, tpsgd.simultaneous]
@@ -296,3 +296,73 @@ def test_sequential_freezes_a_block_once_it_is_trained():
     tpsgd.fit(model, points(), callbacks=[look], **MIXED)
     assert not same(seen[1], seen[2])
     assert same(seen[2], seen[3]) and same(seen[2], state(model[0]))
+
+
+# ---- deep nets: losses over a batch, a lower precision, augmentation, a frozen backbone ----------
+
+DEEP = {
+    "predsim": rules.predsim,
+    "predsim, no convolution": lambda: rules.predsim(share=0.9, convolve=False),
+    "l2, pooled and standardised": lambda: rules.tpsgd_l2(features=16, standardise=True),
+    "readout": rules.readout,
+}
+WAYS = {
+    "float32": {},
+    "bfloat16": {"precision": torch.bfloat16},
+    "augmented": {"augment": augment.flip()},
+}
+
+
+def deep_net(last: float = 1.0) -> nn.Sequential:
+    """Two normalised convolutions and a classifier, which may begin elsewhere."""
+    net = seeded(
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(),
+            nn.Linear(4 * 9, 3),
+        )
+    )  # fmt: skip
+    with torch.no_grad():
+        for p in (*net[4].parameters(), *net[-1].parameters()):
+            p.mul_(last)
+    return net
+
+
+def small_pictures() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(40, 2, 6, 6, generator=torch.Generator().manual_seed(0)), torch.arange(
+        40
+    ) % 3
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=by_name)
+@pytest.mark.parametrize("name", DEEP)
+def test_a_later_convolution_does_not_reach_an_earlier_one(name, schedule, way):
+    first = []
+    for last in (1.0, -3.0):
+        net = deep_net(last)
+        options = WAYS[way] | {"schedule": schedule, "epochs": 2, "batch_size": 20}
+        tpsgd.fit(net, small_pictures(), rule=DEEP[name](), **options)
+        first.append([t.clone() for t in (*net[0].parameters(), *net[1].state_dict().values())])
+    assert all(torch.equal(a, b) for a, b in zip(*first, strict=True))
+    assert not torch.equal(first[0][0], deep_net()[0].weight)  # it has learned
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", DEEP)
+def test_deep_blocks_in_closed_form_save_nothing_for_a_backward_pass(name, way):
+    packed = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):
+        run = tpsgd.fit(
+            deep_net(), small_pictures(), rule=DEEP[name](), epochs=1, batch_size=20, **WAYS[way]
+        )
+    assert [b.learning for b in run.blocks] == ["closed form"] * 3 and not packed
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_no_graph_reaches_into_a_backbone(keep):
+    backbone = adapt.Backbone(nn.Sequential(nn.Conv2d(2, 3, 3), nn.Tanh()), ["1"])
+    packed = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):
+        adapt.fit(backbone, small_pictures(), keep=keep, epochs=1)
+    assert not packed

@@ -335,3 +335,54 @@ def test_mnist_is_learned_within_its_budgets():
         mine = row["arms"]["readout"]
         held = mine["peak_bytes"] + mine["kept_bytes"]
         assert row["budget"] is None or held <= row["budget"]
+
+
+def stored(name: str) -> dict:
+    return json.loads((ROOT / "results" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def test_what_the_page_on_adaptors_says_in_words():
+    record = stored("adaptors")
+    at = {(r["tap"], r["arm"]): r["accuracy"] for r in record["table"]}
+    assert 0 < at["pool5", "backprop"] - at["pool5", "readout"] < 0.005
+    assert 0.009 < at["pool5", "backprop"] - at["pool5", "tpsgd-l2"] < 0.012
+    for tap in ("pool4", "pool3"):
+        assert at[tap, "readout"] > max(at[tap, "backprop"], at[tap, "linear probe"])
+        assert at[tap, "tpsgd-l2"] < at[tap, "linear probe"]
+    few = {(r["tap"], r["shots"], r["arm"]): r["accuracy"] for r in record["few"]}
+    assert all(few[tap, n, "linear probe"] > few[tap, n, "readout"] for tap, n, _ in few)
+    single = {r["arm"]: r["accuracy"] for r in record["combinations"] if r["taps"] == "L0"}
+    assert all(r["accuracy"] < single[r["arm"]] + 0.003 for r in record["combinations"])
+    precise = {(r["backbone"], r["arm"]): r for r in record["precision"]}
+    for arm in ("backprop", "readout", "tpsgd-l2", "linear probe"):
+        assert precise["float32", arm]["accuracy"] - precise["int8", arm]["accuracy"] < 0.01
+    assert precise["int8", arm]["weight_bytes"] <= 0.3 * precise["float32", arm]["weight_bytes"]
+
+
+def test_what_the_page_says_about_shifts():
+    rows = [r for r in stored("adaptors")["shifts"] if r.get("replay") == 0]
+    said = [r for r in stored("adaptors")["shifts"] if r.get("detector") == "mahalanobis"]
+    due = {r["shift"]: r["due"] for r in said}
+
+    def gain(word: str, arm: str) -> float:
+        mine = [r for r in rows if r["domain"] == word and r["arm"] == arm]
+        return sum(r["new_after"] - r["new_before"] for r in mine) / len(mine)
+
+    for word in ("grey", "dim"):
+        assert not due[word] and max(gain(word, a) for a in ("backprop", "readout", "tpsgd-l2")) < 0
+    for word in ("edges", "blur", "noise", "invert"):
+        assert due[word] and min(gain(word, a) for a in ("backprop", "readout")) > 0
+        lost = {r["arm"]: r["forgotten"] for r in rows if r["domain"] == word and r["seed"] == 0}
+        assert lost["linear probe"] > 2 * lost["readout"]
+
+
+def test_what_the_page_on_deep_nets_says_in_words():
+    nets = stored("deep")["nets"]
+    arms = {name: row["accuracy"] for name, row in nets["vgg11"]["arms"].items()}
+    local = {k: v for k, v in arms.items() if k != "backprop"}
+    assert max(local, key=lambda k: local[k]) == "predsim, no convolution"
+    assert arms["backprop"] > local["predsim, no convolution"]
+    assert arms["tpsgd-l2"] > 0.64 > 0.12 > arms["tpsgd-l2, as printed"]
+    assert arms["readout"] < arms["frozen"] + 0.06
+    peaks = {name: row["peak_bytes"] for name, row in nets["vgg11"]["arms"].items()}
+    assert 0.55 < peaks["predsim, no convolution"] / peaks["backprop"] < 0.65

@@ -318,16 +318,16 @@ def _row(name: str, made: "Adaptor") -> dict[str, Any]:
 
 
 def _about(wanted: Wanted, device: str | None) -> dict[str, Any]:
-    from . import compare as comparing
+    from . import provenance
     from .adapt.lighter import weight_bytes
 
     return {
         "backbone": wanted.backbone.name,
         "backbone_bytes": weight_bytes(wanted.backbone.model),
         "taps": list(wanted.taps),
-        "data": comparing.describe(wanted.data),
-        "machine": comparing.machine(device),
-        "versions": comparing.versions(),
+        "data": provenance.describe(wanted.data),
+        "machine": provenance.machine(device),
+        "versions": provenance.versions(),
     }
 
 

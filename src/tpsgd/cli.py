@@ -160,6 +160,7 @@ def train(
     folder = None if out is None else _usable(out)
 
     from . import compare as comparing
+    from . import provenance
     from .evaluation import evaluate
 
     with live_bar() as advance:
@@ -171,8 +172,8 @@ def train(
     accuracy = evaluate(net, samples.test)
     record = {"command": _command(), "accuracy": accuracy, **run.as_dict()}
     record["settings"] = {**_named(model, activation, init, leak, head), **run.settings}
-    record |= {"data": comparing.describe(samples), "machine": comparing.machine(device)}
-    record["versions"] = comparing.versions()
+    record |= {"data": provenance.describe(samples), "machine": provenance.machine(device)}
+    record["versions"] = provenance.versions()
     if folder is not None:
         _keep(folder, net, record)
     if as_json:

@@ -7,20 +7,16 @@ one seed, then all with the next), so that a busy machine slows every arm alike 
 leaves whole restarts.
 """
 
-import os
-import platform
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
 import torch
 
-from . import __version__
 from .blocks import split
 from .data import Data
 from .errors import TpsgdError
@@ -29,7 +25,7 @@ from .losses import Loss
 from .models import Factory, is_recurrent
 from .models import reservoir as reservoir_like
 from .optimizers import OptimizerFactory, adam, sgd
-from .padded import Padded
+from .provenance import describe, machine, versions
 from .restarts import Restarts, fit_many, make_model
 from .rules import Rule, frozen
 from .run import Run
@@ -364,39 +360,3 @@ def _share(
         return None
     progress(record, arm, before / record.asked)
     return lambda done, total: progress(record, arm, (before + done / total) / record.asked)
-
-
-def describe(data: Data) -> dict[str, Any]:
-    """A data set in a few plain values."""
-    sizes = {"train": len(data.train[1]), "test": len(data.test[1]), "classes": len(data.classes)}
-    plain = {"name": data.name, "note": data.note, **sizes, "shape": list(data.shape)}
-    if data.vocabulary is not None:
-        plain["vocabulary"] = data.vocabulary
-    if isinstance(data.train[0], Padded):
-        plain["lengths"] = [int(f(data.train[0].lengths)) for f in (torch.min, torch.max)]
-    return plain
-
-
-def machine(device: str | None = None) -> dict[str, Any]:
-    """Where this runs: processor, cores, threads, and the GPU where it is used."""
-    gpu = device is not None and torch.device(device).type == "cuda" and torch.cuda.is_available()
-    return {
-        "cpu": _processor(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "gpu": torch.cuda.get_device_name(device) if gpu else None,
-        "system": platform.system(),
-    }
-
-
-def versions() -> dict[str, str]:
-    """Of Python, torch and this library."""
-    return {"python": platform.python_version(), "torch": torch.__version__, "tpsgd": __version__}
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(s.partition(":")[2].strip() for s in lines if s.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()

@@ -180,11 +180,11 @@ def _record(
     found: "Search | Study", samples: "Data", net: "Backbone", device: str | None
 ) -> dict[str, Any]:
     """All of it as plain values."""
-    from . import compare as comparing
+    from . import provenance
 
     record = {"command": shlex.join(["tpsgd", *sys.argv[1:]]), "backbone": net.name}
-    record |= found.as_dict() | {"data": comparing.describe(samples)}
-    return record | {"machine": comparing.machine(device), "versions": comparing.versions()}
+    record |= found.as_dict() | {"data": provenance.describe(samples)}
+    return record | {"machine": provenance.machine(device), "versions": provenance.versions()}
 
 
 def _tell(found: "Search | Study", record: dict[str, Any], folder: Path, as_json: bool) -> None:

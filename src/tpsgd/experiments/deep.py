@@ -33,12 +33,12 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from .. import augment, data, rules
 from ..backprop import fit_backprop
-from ..compare import machine, versions
 from ..data.split import stratified
 from ..errors import TpsgdError
 from ..evaluation import evaluate
 from ..fitting import fit
 from ..losses import cross_entropy
+from ..provenance import machine, versions
 from ..run import size
 from ..schedules import simultaneous
 from ..vgg import vgg

@@ -26,10 +26,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from .. import data, projections, rules
-from ..compare import Arm, arm, machine, solved, train, versions
+from ..compare import Arm, arm, solved, train
 from ..evaluation import evaluate
 from ..models import Factory, mlp
 from ..peers import dladmm, elm, lm_karnet, zorb
+from ..provenance import machine, versions
 from ..rules import Place
 from ..run import Run
 from ..schedules import simultaneous

@@ -25,11 +25,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from .. import data, inits, rules
-from ..compare import machine, versions
 from ..data import Data
 from ..errors import TpsgdError
 from ..evaluation import evaluate
 from ..losses import mse
+from ..provenance import machine, versions
 from ..recurrent import Recurrent
 from ..restarts import Restarts, fit_many
 from ..rules import Rule

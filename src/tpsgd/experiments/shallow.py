@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from .. import data, projections, rules
-from ..compare import machine, versions
 from ..models import cnn, mlp
 from ..projections import binary, normal, per_filter
+from ..provenance import machine, versions
 from ..restarts import Restarts, fit_many
 from ..rules import Place, Rule
 from ..schedules import sequential, simultaneous

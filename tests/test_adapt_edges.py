@@ -1,4 +1,4 @@
-"""What a reader of the adaptors found wrong once."""
+"""Edges of adaptors: what must be told apart, refused, or left as it is."""
 
 import json
 
@@ -248,7 +248,7 @@ def test_functions_made_alike_with_other_values_are_other_trials(tmp_path):
     assert fast.best().accuracy > slow.best().accuracy
 
 
-# ---- what a new user met -------------------------------------------------------------------------
+# ---- what a caller may get wrong -----------------------------------------------------------------
 
 
 def test_features_of_another_backbone_are_refused():
