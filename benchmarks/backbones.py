@@ -24,13 +24,14 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tpsgd.adapt import lighter, weights
+from tpsgd.adapt import quantize as lighter
+from tpsgd.adapt import weights
 from tpsgd.adapt.backbone import IMAGENET
+from tpsgd.comparison.provenance import machine, versions
 from tpsgd.data.images import image_files
+from tpsgd.engine.record import size
 from tpsgd.errors import TpsgdError
-from tpsgd.provenance import machine, versions
-from tpsgd.run import size
-from tpsgd.vgg import vgg
+from tpsgd.zoo.vgg import vgg
 
 SHAPE, TAP = (3, 160, 160), "features.30"
 COUNT, BATCH, TURNS = 16, 8, 5  # images of each part, at once, and turns of each copy

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 import tpsgd
-from tpsgd.provenance import machine, versions
-from tpsgd.restarts import Restarts
+from tpsgd.comparison.provenance import machine, versions
+from tpsgd.engine.restarts import Restarts
 
 PAPER = 0.883
 REPEATS = 5

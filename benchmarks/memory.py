@@ -27,10 +27,10 @@ from torch import nn
 
 import tpsgd
 from tpsgd import rules
-from tpsgd.memory import tensor_bytes
-from tpsgd.provenance import machine, versions
-from tpsgd.run import Run, size
-from tpsgd.vgg import vgg
+from tpsgd.comparison.provenance import machine, versions
+from tpsgd.engine.meter import tensor_bytes
+from tpsgd.engine.record import Run, as_bytes, size
+from tpsgd.zoo.vgg import vgg
 
 CLASSES = 10
 SPARE = 32 << 10  # bytes, beyond what is planned
@@ -180,8 +180,8 @@ def small(quick: bool) -> list[Row]:
     """The MLP under budgets: accuracy, measured bytes, what was chosen."""
     data = tpsgd.data.load("mnist", max_train=5000 if quick else None)
     rows = [
-        _small(data, "4MB", 128, 5, tpsgd.optimizers.adam, (None,)),
-        _small(data, None, 128, 5, tpsgd.optimizers.adam, (None,)),
+        _small(data, "4MB", 128, 5, tpsgd.engine.optimizers.adam, (None,)),
+        _small(data, None, 128, 5, tpsgd.engine.optimizers.adam, (None,)),
     ]
     shape = tuple(data.train[0].shape[1:])
 
@@ -220,7 +220,10 @@ def _small(
         tries = {lr: tpsgd.evaluate(trained(part, lr, rule, 1)[0], held) for lr in rates}
         return max(tries, key=lambda lr: tries[lr])
 
-    row: Row = {"budget": tpsgd.run.as_bytes(budget) if budget else None, "batch_size": batch}
+    row: Row = {
+        "budget": as_bytes(budget) if budget else None,
+        "batch_size": batch,
+    }
     row |= {"optimizer": optimizer.__name__, "epochs": epochs, "arms": {}}
     for name, rule in (
         ("readout", rules.readout()),
@@ -244,7 +247,7 @@ def _small(
 # ---- the process itself --------------------------------------------------------------------------
 
 CHILD = """
-import sys, torch, tpsgd, tpsgd.optimizers
+import sys, torch, tpsgd, tpsgd.engine.optimizers
 from tpsgd.memory import resident
 from torch import nn
 data = tpsgd.data.load("mnist").train
@@ -252,7 +255,7 @@ data[0][:256].double() @ torch.zeros(1, 28, 4).double()  # what a first product 
 if sys.argv[1] != "data":
     torch.manual_seed(0)
     net = nn.Sequential(nn.Flatten(), nn.Linear(784, 256), nn.LeakyReLU(), nn.Linear(256, 10))
-    opt = tpsgd.sgd if sys.argv[1] == "sgd" else tpsgd.optimizers.adam
+    opt = tpsgd.sgd if sys.argv[1] == "sgd" else tpsgd.engine.optimizers.adam
     if sys.argv[1] == "optimizer":
         opt(list(net.parameters()))
     elif sys.argv[1] == "backprop":

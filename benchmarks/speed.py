@@ -21,9 +21,9 @@ from torch import nn
 
 import tpsgd
 from tpsgd import rules
-from tpsgd.models import cnn, mlp
-from tpsgd.provenance import machine, versions
-from tpsgd.run import Run, size
+from tpsgd.comparison.provenance import machine, versions
+from tpsgd.engine.record import Run, size
+from tpsgd.zoo.words import cnn, mlp
 
 ARMS = {
     "readout": rules.readout(),

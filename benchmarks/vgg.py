@@ -25,9 +25,9 @@ from torch import Tensor, nn
 
 import tpsgd
 from tpsgd import rules
-from tpsgd.provenance import machine, versions
-from tpsgd.run import Run, size
-from tpsgd.vgg import vgg
+from tpsgd.comparison.provenance import machine, versions
+from tpsgd.engine.record import Run, size
+from tpsgd.zoo.vgg import vgg
 
 BATCH, SHAPE, CLASSES = 64, (3, 160, 160), 10
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

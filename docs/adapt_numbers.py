@@ -4,7 +4,7 @@ from statistics import fmean
 
 from written import IN_PAPER, Record, Results, cell, count, origin, percent, table
 
-from tpsgd.run import size
+from tpsgd.engine.record import size
 
 # Lomnitz et al. (2022), table of Imagenette: accuracy in per cent and its spread over 25 restarts.
 PAPER = {
@@ -261,7 +261,7 @@ def search_note(results: Results) -> str:
 def search_correlations(results: Results) -> str:
     """How the score without training ranks layers beside their accuracy, by tap and over all."""
     record = results["search"]
-    from tpsgd.adapt.score import spearman
+    from tpsgd.adapt.naswot import spearman
 
     rows = [r for r in record["rows"] if r["score"] is not None and r["accuracy"] is not None]
     parts = []

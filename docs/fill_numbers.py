@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from tpsgd.run import BlockInfo, Epoch, Run, size
+from tpsgd.engine.record import BlockInfo, Epoch, Run, size
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "docs"))  # the scripts beside this one

@@ -2,7 +2,7 @@
 
 from written import Record, Results, count, origin, table
 
-from tpsgd.run import size
+from tpsgd.engine.record import size
 
 WAYS = (
     "readout, sequential, recomputed",

@@ -2,7 +2,7 @@
 
 from written import IN_PAPER, Missing, Record, Results, cell, count, origin, percent, table
 
-from tpsgd.run import size
+from tpsgd.engine.record import size
 
 ORDER = (
     *("backprop", "readout", "readout, ridge head"),

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import tpsgd
-from tpsgd.run import size
+from tpsgd.engine.record import size
 
 digits = tpsgd.data.load("digits")  # stands for your own files
 

@@ -45,13 +45,13 @@ def _real_data(request: pytest.FixtureRequest) -> None:
 @pytest.fixture
 def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory is not looked at: on nets this small that takes longer than learning."""
-    monkeypatch.setattr("tpsgd.memory.Meter.watch", lambda self, active=True: nullcontext())
+    monkeypatch.setattr("tpsgd.engine.meter.Meter.watch", lambda self, active=True: nullcontext())
 
 
 @pytest.fixture
 def says(monkeypatch, capsys):
     """Run the command line in this process: its exit status, output and errors."""
-    from tpsgd import cli
+    from tpsgd.cli import app as cli
 
     def call(*words: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["tpsgd", *words])

@@ -20,8 +20,9 @@ from helpers import (
 from torch import nn
 
 import tpsgd
-from tpsgd import Recurrent, adapt, augment, rules
-from tpsgd.engines import Traced
+from tpsgd import Recurrent, adapt, rules
+from tpsgd.engine import augment
+from tpsgd.nets.engines import Traced
 
 SCHEDULES = [tpsgd.sequential, tpsgd.simultaneous]
 MIXED = {"epochs": 2, "batch_size": 16}

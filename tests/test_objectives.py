@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpsgd import bce, cross_entropy, mse, projections, rules
-from tpsgd.hashing import Key
+from tpsgd.maths.pooling import grid_for
+from tpsgd.maths.random import Key
 from tpsgd.objectives import (
     Local,
     Objective,
@@ -21,7 +22,6 @@ from tpsgd.objectives import (
     output,
 )
 from tpsgd.objectives import readout as read_out
-from tpsgd.pooling import grid_for
 
 SHAPES = [((6,), False), ((2, 3), False), ((3, 5), True), ((3, 4, 4), True), ((2, 3, 2, 4), True)]
 CLASSES = 4

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpsgd import TpsgdError, projections
-from tpsgd.hashing import Key, shuffled, splitmix64, streams
+from tpsgd.maths.random import Key, shuffled, splitmix64, streams
 
 MAKERS = {
     name: getattr(projections, name)

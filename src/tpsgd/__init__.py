@@ -4,26 +4,29 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import adapt, augment, data, inits, losses, projections, resnet, rules, vgg
-    from .backprop import fit_backprop
-    from .blocks import split
-    from .check import check_rule
+    from . import adapt, data, losses, projections, rules
+    from .engine import augment
+    from .engine.backprop import fit_backprop
+    from .engine.check_rule import check_rule
+    from .engine.evaluate import evaluate
+    from .engine.fit import fit
+    from .engine.optimizers import sgd, two_rates
+    from .engine.record import Epoch, Run
+    from .engine.restarts import Restarts, fit_many
+    from .engine.schedules import sequential, simultaneous
+    from .engine.trainer import EarlyStopping
     from .errors import TpsgdError
-    from .evaluation import evaluate
-    from .fitting import fit
     from .losses import bce, cross_entropy, mse
-    from .optimizers import sgd, two_rates
-    from .padded import Padded
-    from .planning import Plan, plan
-    from .recurrent import Recurrent, connect
-    from .restarts import Restarts, fit_many
+    from .memory.plan import Plan, plan
+    from .nets import inits
+    from .nets.blocks import split
+    from .nets.padded import Padded
+    from .nets.recurrent import Recurrent, connect
+    from .peers.dladmm import fit_dladmm
+    from .peers.zorb import fit_zorb
     from .rules import Place, Rule
-    from .run import Epoch, Run
-    from .schedules import sequential, simultaneous
     from .solvers import ridge, rls
-    from .solvers.dladmm import fit_dladmm
-    from .solvers.zorb import fit_zorb
-    from .trainer import EarlyStopping
+    from .zoo import resnet, vgg
 
 __version__ = "0.1.0"
 
@@ -70,35 +73,39 @@ __all__ = [
 
 # A name is loaded, and torch with it, when it is first used: `tpsgd --help` need not wait.
 _HOMES = {
-    "split": "blocks",
-    "check_rule": "check",
+    "augment": "engine",
+    "inits": "nets",
+    "resnet": "zoo",
+    "vgg": "zoo",
+    "split": "nets.blocks",
+    "check_rule": "engine.check_rule",
     "TpsgdError": "errors",
-    "evaluate": "evaluation",
-    "fit": "fitting",
-    "fit_backprop": "backprop",
+    "evaluate": "engine.evaluate",
+    "fit": "engine.fit",
+    "fit_backprop": "engine.backprop",
     "bce": "losses",
     "cross_entropy": "losses",
     "mse": "losses",
-    "sgd": "optimizers",
-    "two_rates": "optimizers",
-    "Padded": "padded",
-    "Plan": "planning",
-    "plan": "planning",
-    "Recurrent": "recurrent",
-    "connect": "recurrent",
-    "Restarts": "restarts",
-    "fit_many": "restarts",
+    "sgd": "engine.optimizers",
+    "two_rates": "engine.optimizers",
+    "Padded": "nets.padded",
+    "Plan": "memory.plan",
+    "plan": "memory.plan",
+    "Recurrent": "nets.recurrent",
+    "connect": "nets.recurrent",
+    "Restarts": "engine.restarts",
+    "fit_many": "engine.restarts",
     "Place": "rules",
     "Rule": "rules",
-    "Epoch": "run",
-    "Run": "run",
+    "Epoch": "engine.record",
+    "Run": "engine.record",
     "ridge": "solvers",
     "rls": "solvers",
-    "fit_dladmm": "solvers.dladmm",
-    "fit_zorb": "solvers.zorb",
-    "sequential": "schedules",
-    "simultaneous": "schedules",
-    "EarlyStopping": "trainer",
+    "fit_dladmm": "peers.dladmm",
+    "fit_zorb": "peers.zorb",
+    "sequential": "engine.schedules",
+    "simultaneous": "engine.schedules",
+    "EarlyStopping": "engine.trainer",
 }
 
 if not TYPE_CHECKING:  # or a checker would believe in every name
@@ -108,7 +115,10 @@ if not TYPE_CHECKING:  # or a checker would believe in every name
             raise AttributeError(f"module 'tpsgd' has no attribute {name!r}")
         if name not in _HOMES:
             return import_module(f"tpsgd.{name}")
-        return getattr(import_module(f"tpsgd.{_HOMES[name]}"), name)
+        home = _HOMES[name]
+        if home in ("engine", "nets", "zoo"):
+            return import_module(f"tpsgd.{home}.{name}")
+        return getattr(import_module(f"tpsgd.{home}"), name)
 
 
 def __dir__() -> list[str]:

@@ -1,6 +1,6 @@
 """`python -m tpsgd` is the command line."""
 
-from .cli import main
+from tpsgd.cli.app import main
 
 if __name__ == "__main__":
     main()

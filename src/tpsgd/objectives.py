@@ -27,12 +27,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .errors import TpsgdError
-from .hashing import Key
-from .layout import full, rows
-from .losses import Loss, bce, cross_entropy, minus_labels
-from .pooling import back_to_pixels, cells, grid_for, wide
-from .projections import Projection, Redrawn
+from tpsgd.errors import TpsgdError
+from tpsgd.losses import Loss, bce, cross_entropy, minus_labels
+from tpsgd.maths.memory_format import full, rows
+from tpsgd.maths.pooling import back_to_pixels, cells, grid_for, wide
+from tpsgd.maths.random import Key
+from tpsgd.projections import Projection, Redrawn
 
 
 class Local(NamedTuple):

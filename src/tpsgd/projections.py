@@ -29,8 +29,8 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
-from .errors import TpsgdError
-from .hashing import Key, splitmix64, streams
+from tpsgd.errors import TpsgdError
+from tpsgd.maths.random import Key, splitmix64, streams
 
 _BITS = 24  # of each hash, as many as a float32 holds
 _TABLE = 12  # of those, the bits that choose a segment of the normal quantile table

@@ -42,11 +42,13 @@ from typing import Any
 
 from torch import Tensor
 
-from . import objectives, pooling, similarity
-from .errors import TpsgdError
-from .losses import Loss, cross_entropy, mse
-from .objectives import Objective, Site
-from .projections import Projection, binary, normal, orthogonal
+from tpsgd import objectives
+from tpsgd.errors import TpsgdError
+from tpsgd.losses import Loss, cross_entropy, mse
+from tpsgd.maths import pooling
+from tpsgd.maths import predsim as similarity
+from tpsgd.objectives import Objective, Site
+from tpsgd.projections import Projection, binary, normal, orthogonal
 
 
 class Signal(Enum):

@@ -1,17 +1,19 @@
 """Adaptors: a few layers, trained without backpropagation, on the taps of a frozen backbone."""
 
-from . import lighter, novelty, shifts, weights
-from .adaptor import Adaptor, averaged, learned, summed
-from .backbone import IMAGENET, Backbone
-from .features import Features, encode
-from .found import Search
-from .known import backbone
-from .layers import Layers, Probe
-from .saved import load
-from .score import activation_overlap
-from .search import search
-from .studies import Space, study
-from .training import fit, probe, tenth
+from tpsgd.adapt import corruptions as shifts
+from tpsgd.adapt import novelty, weights
+from tpsgd.adapt import quantize as lighter
+from tpsgd.adapt.adaptor import Adaptor, averaged, learned, summed
+from tpsgd.adapt.backbone import IMAGENET, Backbone
+from tpsgd.adapt.features import Features, encode
+from tpsgd.adapt.files import load
+from tpsgd.adapt.fitting import fit, probe, tenth
+from tpsgd.adapt.heads import Layers, Probe
+from tpsgd.adapt.naswot import activation_overlap
+from tpsgd.adapt.optuna_study import Space, study
+from tpsgd.adapt.pretrained import backbone
+from tpsgd.adapt.results import Search
+from tpsgd.adapt.search import search
 
 __all__ = [
     "IMAGENET",

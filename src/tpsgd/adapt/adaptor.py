@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import TpsgdError
-from ..given import check_finite, inputs, labels
-from ..learner import hits
-from ..memory import tensor_bytes
-from ..run import Run, size
-from .backbone import Backbone
-from .features import Features, batches, check_pictures, few_at_once
-from .layers import Build
+from tpsgd.adapt.backbone import Backbone
+from tpsgd.adapt.features import Features, batches, check_pictures, few_at_once
+from tpsgd.adapt.heads import Build
+from tpsgd.engine.inputs import check_finite, inputs, labels
+from tpsgd.engine.learner import hits
+from tpsgd.engine.meter import tensor_bytes
+from tpsgd.engine.record import Run, size
+from tpsgd.errors import TpsgdError
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class Adaptor(nn.Module):
 
     def save(self, folder: str | Path) -> Path:
         """Write `adaptor.safetensors` and `adaptor.json`: the layers, and what they fit on."""
-        from .saved import save
+        from tpsgd.adapt.files import save
 
         return save(self, Path(folder))
 

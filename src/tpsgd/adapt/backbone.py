@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import TpsgdError
-from ..form import Form
+from tpsgd.engine.batch_form import Form
+from tpsgd.errors import TpsgdError
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and deviation of its pictures
 

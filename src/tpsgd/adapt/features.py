@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from ..errors import TpsgdError
-from ..given import check_finite, inputs, pair, tensor
-from ..hashing import Key, shuffled
-from ..memory import available
-from .backbone import Backbone
+from tpsgd.adapt.backbone import Backbone
+from tpsgd.engine.inputs import check_finite, inputs, pair, tensor
+from tpsgd.engine.meter import available
+from tpsgd.errors import TpsgdError
+from tpsgd.maths.random import Key, shuffled
 
 Progress = Callable[[int, int], None]
 AT_ONCE = 8  # samples through a backbone on a CPU; on a GPU eight times as many
@@ -158,7 +158,7 @@ def batches(data: Any, at_once: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 def count(data: Any) -> int:
     """How many samples there are."""
-    from ..sources import count_samples
+    from tpsgd.engine.batches import count_samples
 
     samples = len(data) if isinstance(data, Features) else count_samples(data)
     if not samples:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tpsgd.errors import TpsgdError
-from tpsgd.hashing import Key
+from tpsgd.maths.random import Key
 from tpsgd.projections import binary
 
 Features = Tensor | Mapping[str, Tensor]

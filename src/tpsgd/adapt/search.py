@@ -6,16 +6,16 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ..errors import TpsgdError
-from ..fitting import fit as fit_locally
-from ..memory import tensor_bytes
-from ..rules import Rule
-from ..run import Run, as_bytes
-from .backbone import Backbone
-from .found import Row, Search
-from .judge import Judge, Tell, Trial, judge
-from .layers import Layers, Probe
-from .log import Log
+from tpsgd.adapt.backbone import Backbone
+from tpsgd.adapt.heads import Layers, Probe
+from tpsgd.adapt.results import Row, Search
+from tpsgd.adapt.trial_log import Log
+from tpsgd.adapt.trials import Judge, Tell, Trial, judge
+from tpsgd.engine.fit import fit as fit_locally
+from tpsgd.engine.meter import tensor_bytes
+from tpsgd.engine.record import Run, as_bytes
+from tpsgd.errors import TpsgdError
+from tpsgd.rules import Rule
 
 ABOVE, BELOW, FAILED = "over budget", "left out", "failed"
 OF_ONE = ("tap", "seed", "split", "data")  # in a trial's key, and not the whole search's

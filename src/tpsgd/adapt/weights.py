@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ..errors import TpsgdError
+from tpsgd.errors import TpsgdError
 
 State = dict[str, Tensor]
 

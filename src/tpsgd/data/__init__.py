@@ -8,8 +8,8 @@ Examples:
 """
 
 from tpsgd.data.download import fetch
+from tpsgd.data.folders import Row, describe, path
 from tpsgd.data.loading import Data, load
-from tpsgd.data.places import Row, describe, path
 from tpsgd.data.registry import DATASETS, Dataset
 
 __all__ = ["DATASETS", "Data", "Dataset", "Row", "describe", "fetch", "load", "path"]

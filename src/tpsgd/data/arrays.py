@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tpsgd.data.raw import Array, Pair, Raw, encode, numbers, pixels
+from tpsgd.data.rows import Array, Pair, Raw, encode, numbers, pixels
 from tpsgd.errors import TpsgdError
 
 PART = 2**20  # bytes of x looked at together

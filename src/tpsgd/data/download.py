@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tpsgd.data.entry import Dataset
-from tpsgd.data.places import cache_root, data_root, missing, path
+from tpsgd.data.folders import cache_root, data_root, missing, path
 from tpsgd.data.registry import find
 from tpsgd.errors import TpsgdError
 

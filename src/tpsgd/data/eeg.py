@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from tpsgd.data.raw import Array, Raw
+from tpsgd.data.rows import Array, Raw
 from tpsgd.data.split import stratified
 from tpsgd.errors import TpsgdError
 

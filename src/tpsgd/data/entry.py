@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpsgd.data.raw import Raw
+from tpsgd.data.rows import Raw
 
 
 @dataclass(frozen=True)

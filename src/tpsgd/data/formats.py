@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tpsgd.data.raw import Array, Pair, Raw, pixels
+from tpsgd.data.rows import Array, Pair, Raw, pixels
 from tpsgd.data.split import hold_out
 from tpsgd.errors import TpsgdError
 

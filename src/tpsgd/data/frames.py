@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from tpsgd.data import own
+from tpsgd.data import user_files as own
 from tpsgd.data.images import SUFFIXES
-from tpsgd.data.raw import Array
+from tpsgd.data.rows import Array
 from tpsgd.data.ucf101 import STEPS, evenly
 from tpsgd.errors import TpsgdError
 

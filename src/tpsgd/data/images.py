@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from tpsgd.data.entry import Dataset
-from tpsgd.data.raw import Array, Pair, Raw, encode
+from tpsgd.data.rows import Array, Pair, Raw, encode
 from tpsgd.errors import TpsgdError
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}

@@ -8,14 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tpsgd.data import disk, own
+from tpsgd.data import mapped as disk
+from tpsgd.data import user_files as own
 from tpsgd.data.download import fetch
 from tpsgd.data.identity import identity
-from tpsgd.data.raw import Raw, Samples
 from tpsgd.data.registry import DATASETS, find
+from tpsgd.data.rows import Raw, Samples
 from tpsgd.data.split import hold_out, stratified
 from tpsgd.errors import TpsgdError
-from tpsgd.padded import Padded
+from tpsgd.nets.padded import Padded
 
 
 @dataclass(frozen=True, eq=False)

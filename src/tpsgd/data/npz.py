@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tpsgd.data.raw import Array
+from tpsgd.data.rows import Array
 
 HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,

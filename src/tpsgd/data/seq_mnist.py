@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tpsgd.data.formats import PUBLISHED, idx_pairs
-from tpsgd.data.raw import Array, Raw, pixels
+from tpsgd.data.rows import Array, Raw, pixels
 
 if TYPE_CHECKING:
     from tpsgd.data.entry import Dataset

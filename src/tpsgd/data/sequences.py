@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 from tpsgd.data.arrays import checked
-from tpsgd.data.raw import Array, Pair, Raw, encode, numbers, tokens
+from tpsgd.data.rows import Array, Pair, Raw, encode, numbers, tokens
 from tpsgd.errors import TpsgdError
-from tpsgd.padded import Padded
+from tpsgd.nets.padded import Padded
 
 
 class Part(NamedTuple):

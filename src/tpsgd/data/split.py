@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tpsgd.data.raw import Array
+from tpsgd.data.rows import Array
 from tpsgd.errors import TpsgdError
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tpsgd.data.raw import Array, Raw, encode
+from tpsgd.data.rows import Array, Raw, encode
 from tpsgd.data.sequences import padded
 from tpsgd.errors import TpsgdError
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tpsgd.data.raw import Array, Raw, encode, numbers
+from tpsgd.data.rows import Array, Raw, encode, numbers
 from tpsgd.data.steps import sequences
 from tpsgd.errors import TpsgdError
 

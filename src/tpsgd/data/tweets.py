@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from tpsgd.data.raw import Array, Raw, tokens
+from tpsgd.data.rows import Array, Raw, tokens
 from tpsgd.data.split import stratified
 from tpsgd.data.words import most_frequent, numbered, words
 from tpsgd.errors import TpsgdError

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tpsgd.data.raw import Array, Pair, Raw
+from tpsgd.data.rows import Array, Pair, Raw
 from tpsgd.errors import TpsgdError
 
 if TYPE_CHECKING:

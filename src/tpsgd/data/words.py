@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from tpsgd.data.raw import Array
+from tpsgd.data.rows import Array
 
 USER, URL = "<user>", "<url>"
 _USER = re.compile(r"@\w+")

@@ -1,0 +1,1 @@
+"""Rules side by side, and the report."""

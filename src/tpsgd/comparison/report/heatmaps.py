@@ -1,0 +1,162 @@
+"""A search as a picture: for each tap, accuracy and memory by numbers of layers."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tpsgd.comparison.report.plots import LOOK
+from tpsgd.engine.record import size
+from tpsgd.files import check_picture, write_picture
+
+if TYPE_CHECKING:
+    from tpsgd.adapt.results import Row, Search
+
+CHOSEN, ABSENT, HATCH = "#00a651", "#e6e6e6", "////"
+
+
+class Column(NamedTuple):
+    """One of the two heatmaps of a tap."""
+
+    title: str
+    colours: str
+    value: Callable[["Row"], float | None]
+    text: Callable[["Row"], str]
+
+
+COLUMNS = (
+    Column("held-out %", "Blues", lambda r: r.accuracy, lambda r: _percent(r)),
+    Column("planned memory", "Oranges", lambda r: _bytes(r), lambda r: size(_bytes(r))),
+)
+
+
+def draw(search: "Search", file: Path) -> Path:
+    """Write the picture, as a PNG or an SVG by the file's name."""
+    from matplotlib import rc_context
+
+    check(file)
+    look: dict[Any, Any] = {**LOOK, "axes.grid": False, "hatch.linewidth": 0.6}
+    with rc_context(look):
+        return write_picture(figure(search), file)
+
+
+def check(file: Path) -> None:
+    """Refuse a file that no picture can be written to, as far as its name tells."""
+    check_picture(file, "search")
+
+
+def figure(search: "Search") -> Any:
+    """Two heatmaps for every tap; each column has one scale of colours."""
+    from matplotlib.figure import Figure
+
+    taps = list(dict.fromkeys(row.tap for row in search.rows))
+    grids = {tap: [r for r in search.rows if r.tap == tap and not r.control] for tap in taps}
+    wide, high = (max(len(_counts(rows)[i]) for rows in grids.values()) for i in (0, 1))
+    made = Figure(
+        figsize=(1.2 + 2 * max(2.8, 0.95 * wide), 0.8 + len(taps) * (0.8 + 0.5 * high)),
+        layout="constrained",
+    )
+    axes = made.subplots(len(taps), 2, squeeze=False)
+    for i, column in enumerate(COLUMNS):
+        shade = _shade(column, [row for rows in grids.values() for row in rows])
+        for one, tap in zip(axes[:, i], taps, strict=True):
+            _panel(one, grids[tap], column, shade)
+            _outline(one, search, tap, grids[tap])
+            one.set_title(_title(search, tap, column))
+        axes[-1, i].set_xlabel("convolutional layers")
+    for one in axes[:, 0]:
+        one.set_ylabel("dense layers")
+    made.legend(handles=list(_legend(search)), loc="outside lower center", ncols=3)
+    return made
+
+
+def _panel(axes: Any, rows: "list[Row]", column: Column, shade: Callable[[float], Any]) -> None:
+    """A cell for every configuration, its number written in it."""
+    from matplotlib.patches import Rectangle
+
+    xs, ys = _counts(rows)
+    for row in rows:
+        x, y = _place(row, xs, ys)
+        corner, value, above = (x - 0.5, y - 0.5), column.value(row), row.skipped == "over budget"
+        colour, ink = (ABSENT, "#555555") if value is None or above else shade(value)
+        axes.add_patch(Rectangle(corner, 1, 1, facecolor=colour, edgecolor="white", linewidth=1))
+        if above:
+            look = {"fill": False, "edgecolor": "#c4c4c4", "hatch": HATCH, "linewidth": 0}
+            axes.add_patch(Rectangle(corner, 1, 1, **look))
+        text = "" if value is None else column.text(row)
+        axes.text(x, y, text, ha="center", va="center", color=ink)
+    axes.set(xlim=(-0.5, len(xs) - 0.5), ylim=(-0.5, len(ys) - 0.5))
+    axes.set_xticks(range(len(xs)), xs)
+    axes.set_yticks(range(len(ys)), ys)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+
+
+def _outline(axes: Any, search: "Search", tap: str, rows: "list[Row]") -> None:
+    """A green frame around what was chosen for this tap."""
+    from matplotlib.patches import Rectangle
+
+    if not any(row.accuracies for row in rows):
+        return
+    x, y = _place(search.best(tap=tap), *_counts(rows))
+    place, side = (x - 0.47, y - 0.46), (0.94, 0.92)
+    axes.add_patch(Rectangle(place, *side, fill=False, edgecolor=CHOSEN, linewidth=3, zorder=3))
+
+
+def _shade(column: Column, rows: "list[Row]") -> Callable[[float], Any]:
+    """From a value to its colour, and to one that can be read on it."""
+    from matplotlib import colormaps
+
+    known = [v for r in rows if r.skipped != "over budget" and (v := column.value(r)) is not None]
+    least, most = min(known, default=0.0), max(known, default=0.0)
+
+    def colour(value: float) -> tuple[Any, str]:
+        share = (value - least) / (most - least) if most > least else 0.5
+        return colormaps[column.colours](0.12 + 0.68 * share), "white" if share > 0.6 else "#222222"
+
+    return colour
+
+
+def _legend(search: "Search") -> Any:
+    from matplotlib.patches import Patch
+
+    why = {row.skipped for row in search.rows if not row.control}
+    yield Patch(fill=False, edgecolor=CHOSEN, linewidth=2.5, label="chosen for the tap")
+    if "over budget" in why:
+        label = f"over the budget of {size(search.memory_budget or 0)}"
+        yield Patch(facecolor=ABSENT, edgecolor="#c4c4c4", hatch=HATCH, label=label)
+    if why - {"", "over budget"}:
+        yield Patch(color=ABSENT, label="not trained")
+
+
+def _title(search: "Search", tap: str, column: Column) -> str:
+    if column is not COLUMNS[0]:
+        known = all(row.planned_bytes is not None for row in search.rows)
+        return column.title if known else "weights"
+    probe = search.control(tap)
+    beside = "" if probe is None else f" (linear probe {100 * (probe.accuracy or 0):.1f})"
+    return f"{short_of(tap)}: {column.title}{beside}"
+
+
+def short_of(tap: str) -> str:
+    """A tap's name in at most twelve characters."""
+    return tap if len(tap) <= 12 else f"…{tap[-11:]}"
+
+
+def _counts(rows: "list[Row]") -> tuple[list[int], list[int]]:
+    """The numbers of convolutions and of dense layers that there are."""
+    convs, dense = ([getattr(r.layers, n) for r in rows] for n in ("convs", "dense"))
+    return sorted(set(convs)), sorted(set(dense))
+
+
+def _place(row: "Row", xs: list[int], ys: list[int]) -> tuple[int, int]:
+    layers: Any = row.layers
+    return xs.index(layers.convs), ys.index(layers.dense)
+
+
+def _percent(row: "Row") -> str:
+    spread = f"\n± {100 * row.std:.1f}" if len(row.accuracies) > 1 else ""
+    return f"{100 * (row.accuracy or 0):.1f}{spread}"
+
+
+def _bytes(row: "Row") -> int:
+    return row.trainable_bytes if row.planned_bytes is None else row.planned_bytes

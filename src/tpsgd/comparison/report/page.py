@@ -1,0 +1,131 @@
+"""The report as one HTML page that needs nothing but itself."""
+
+from base64 import b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+
+from tpsgd.comparison.compare import Comparison
+from tpsgd.comparison.report.plots import styles
+from tpsgd.comparison.report.table import effort, remarks, rows, title
+
+HEAD = (
+    "rule", "test accuracy (%)", "seconds", "over backprop", "peak memory", "over backprop",
+    "kept inputs", "sample passes",
+)  # fmt: skip
+CAPTIONS = {
+    "memory": "Test accuracy against peak memory: model, optimizer, activations and projections of "
+    "one training, without the data set and the inputs kept for reuse.",
+    "time": "Test accuracy against the seconds of training: median and range over the restarts; "
+    "vertical bars are standard deviations, the dotted line is backprop.",
+    "curves": "Learning curves per block: training accuracy where the block has a classifier, else "
+    "its local loss, scaled to 0..1 because rules share no unit. Lines are means, bands the range "
+    "of the restarts. Backprop trains all blocks at once and stands with the last; DFA and sDFA "
+    "have no local loss of their own to show, nor have blocks that are solved. dlADMM trains all "
+    "blocks too; its iterations are shown as far as the others' epochs go.",
+}
+NOTES = (
+    "Accuracy (mean ± standard deviation), time (median) and memory (peak) of a row come from the "
+    "same trainings. A sample pass is one sample "
+    "that one block learns from: equal for every rule at equal epochs, fewer for solved blocks, "
+    "which read each once, and for the controls, whose head alone learns, if that. Kept inputs "
+    "are each block's inputs, computed once and held "
+    "for its epochs; they are counted apart from peak memory."
+)
+STYLE = """
+:root { color-scheme: light }
+body { font: 16px/1.5 system-ui, sans-serif; color: #222; background: #fff; margin: 0 auto;
+  max-width: 62rem; padding: 1rem 1.25rem 3rem }
+h1 { font-size: 1.6rem; line-height: 1.25; margin: 1rem 0 .25rem }
+h2 { font-size: 1.15rem; margin: 2.25rem 0 .5rem }
+p { margin: .5rem 0 } .quiet { color: #666 } .bad { color: #a33300 }
+.wide { overflow-x: auto }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
+th, td { padding: .35rem .6rem; text-align: right; white-space: nowrap;
+  border-bottom: 1px solid #e4e4e4 }
+th { font-weight: 600; font-size: .85rem; color: #555; vertical-align: bottom; white-space: normal }
+th:first-child, td:first-child { text-align: left }
+.plain td { white-space: normal; text-align: left; overflow-wrap: anywhere }
+.plain td:first-child { color: #666; width: 9rem }
+.dot { display: inline-block; width: .7em; height: .7em; border-radius: 50%; margin-right: .5em }
+.pair { display: grid; gap: 1.5rem; grid-template-columns: repeat(auto-fit, minmax(19rem, 1fr)) }
+figure { margin: 0 } img { width: 100%; height: auto } .curves img { min-width: 42rem }
+figcaption { font-size: .85rem; color: #666 }
+pre { background: #f5f5f5; padding: .8rem 1rem; white-space: pre-wrap; border-radius: 4px }
+"""
+
+
+def render(comparison: Comparison, pictures: Mapping[str, bytes]) -> str:
+    """The page, with the pictures inside."""
+    name, data = escape(title(comparison)), comparison.data
+    figures = {key: _figure(picture, CAPTIONS[key]) for key, picture in pictures.items()}
+    alerts = "".join(f'<p class="bad">{escape(line)}</p>' for line in remarks(comparison))
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{name}: learning without backpropagation</title>
+<style>{STYLE}</style>
+</head>
+<body>
+<h1>{name}: learning without backpropagation</h1>
+<p class="quiet">{effort(comparison)}; {data["train"]:,} training and {data["test"]:,} test
+samples.</p>
+{alerts}<div class="wide">{_table(HEAD, _cells(comparison))}</div>
+<p class="quiet">{NOTES}</p>
+<h2>Accuracy against cost</h2>
+<div class="pair">{figures["memory"]}{figures["time"]}</div>
+<h2>Learning curves</h2>
+<div class="wide curves">{figures["curves"]}</div>
+<h2>The rules</h2>
+{_plain((r.arm.name, r.arm.about) for r in comparison.ranked)}
+<h2>Settings</h2>
+{_plain(_settings(comparison))}
+<h2>Reproduce</h2>
+<pre>{escape(comparison.command or "results.json holds every setting")}</pre>
+<p class="quiet">Made {escape(comparison.date)}. All figures are in results.json.</p>
+</body>
+</html>
+"""
+
+
+def _cells(comparison: Comparison) -> list[list[str]]:
+    looks = styles(comparison)
+    table = [[escape(cell) for cell in row] for row in rows(comparison)]
+    for row, result in zip(table, comparison.ranked, strict=True):
+        colour = looks[result.arm.name].colour
+        row[0] = f'<span class="dot" style="background:{colour}"></span>{row[0]}'
+        if result.counts:
+            row[-1] = f"{result.runs[-1].sample_passes:,}"
+    return table
+
+
+def _settings(comparison: Comparison) -> list[tuple[str, str]]:
+    data, machine = comparison.data, comparison.machine
+    shape = " x ".join(map(str, data["shape"]))
+    samples = f"{data['train']:,} for training, {data['test']:,} for testing, of shape {shape}"
+    if "vocabulary" in data:
+        samples += f", tokens out of {data['vocabulary']:,}"
+    if "lengths" in data:
+        samples += ", {} to {} steps long".format(*data["lengths"])
+    rows = {"data": data["name"], "samples": samples, "preparation": data["note"]}
+    rows |= {**comparison.settings, **machine, **comparison.versions}
+    return [(k.replace("_", " "), str(v)) for k, v in rows.items() if v not in (None, "")]
+
+
+def _table(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
+    first = "".join(f"<th>{cell}</th>" for cell in head)
+    rest = "".join("<tr>" + "".join(f"<td>{c}</td>" for c in row) + "</tr>\n" for row in body)
+    return f"<table><thead><tr>{first}</tr></thead>\n<tbody>{rest}</tbody></table>"
+
+
+def _plain(pairs: Iterable[tuple[str, str]]) -> str:
+    rows = "".join(f"<tr><td>{escape(a)}</td><td>{escape(b)}</td></tr>\n" for a, b in pairs)
+    return f'<table class="plain"><tbody>{rows}</tbody></table>'
+
+
+def _figure(picture: bytes, caption: str) -> str:
+    source = f"data:image/png;base64,{b64encode(picture).decode()}"
+    return (
+        f'<figure><img alt="{caption}" src="{source}"><figcaption>{caption}</figcaption></figure>'
+    )

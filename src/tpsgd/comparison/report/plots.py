@@ -1,0 +1,258 @@
+"""The plots of a comparison: accuracy against memory and time, learning curves per block."""
+
+import io
+import math
+from collections.abc import Callable, Sequence
+from itertools import cycle
+from statistics import fmean
+from textwrap import shorten
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tpsgd.comparison.compare import Comparison, Result
+
+# Okabe and Ito's colours, which colour-blind readers tell apart, and darker ones for the peers;
+# black is backprop.
+COLOURS = (
+    *("#0072B2", "#56B4E9", "#D55E00", "#E69F00", "#8F7F00", "#009E73", "#CC79A7"),
+    *("#7A3E9D", "#7B2D00", "#00504A"),
+    "#8C564B",
+)
+MARKERS = "s^DvPXp<>*H"
+GREYS = (("#888888", "o", ":"), ("#a0a0a0", "d", "-."), ("#5c5c5c", "h", "--"))  # the controls
+LOOK: dict[Any, Any] = {
+    "font.size": 10,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#888888",
+    "axes.grid": True,
+    "grid.color": "#ececec",
+    "axes.axisbelow": True,
+    "lines.linewidth": 1.2,
+    "legend.frameon": False,
+}
+Line = list[tuple[float, float, float]]  # per epoch: mean, least and most of the restarts
+
+
+class Style(NamedTuple):
+    """How an arm looks in every plot."""
+
+    colour: str
+    marker: str
+    dash: Any = "-"
+
+
+def draw(comparison: Comparison) -> dict[str, bytes]:
+    """Every plot as a PNG, by name."""
+    from matplotlib import rc_context
+
+    largest = max((r.peak_bytes for r in comparison.results if r.counts), default=0)
+    unit, step = ("KB", 2**10) if largest < 2**20 else ("MB", 2**20)
+    with rc_context(LOOK):
+        return {
+            "memory": _png(
+                scatter(comparison, f"peak memory ({unit})", lambda r: [r.peak_bytes / step])
+            ),
+            "time": _png(
+                scatter(comparison, "training time (s)", lambda r: [x.seconds for x in r.runs])
+            ),
+            "curves": _png(curves(comparison)),
+        }
+
+
+def styles(comparison: Comparison) -> dict[str, Style]:
+    """A look for each arm: black for backprop, grey for a control, a colour for each rule."""
+    looks = cycle([Style(*s) for s in zip(COLOURS, MARKERS, cycle(("-", "--")), strict=False)])
+    greys, black = cycle([Style(*s) for s in GREYS]), Style("#000000", "o")
+    return {
+        r.arm.name: black if r.arm.backprop else next(greys if r.arm.control else looks)
+        for r in comparison.results
+    }
+
+
+def scatter(comparison: Comparison, label: str, costs: Callable[[Result], list[float]]) -> Any:
+    """Test accuracy (mean and standard deviation) against a cost (median and range)."""
+    from matplotlib.figure import Figure
+
+    axes = Figure(figsize=(5.2, 4.2), layout="constrained").add_subplot()
+    axes.set(xlabel=label, ylabel="test accuracy (%)")
+    looks, points = styles(comparison), []
+    for result in [r for r in comparison.ranked if r.counts]:
+        cost, look = costs(result), looks[result.arm.name]
+        x, (y, dy) = float(np.median(cost)), (100 * a for a in result.accuracy)
+        spread = [[x - min(cost)], [max(cost) - x]]
+        axes.errorbar(
+            x, y, dy, spread, look.marker, color=look.colour, ms=8, mec="white", mew=0.6,
+            clip_on=False,
+        )  # fmt: skip
+        points.append((x, y, spread[0][0], spread[1][0], dy, result.arm.name, look.colour))
+        if result.arm.backprop:
+            axes.axvline(x, color="#000000", linewidth=0.8, linestyle=(0, (2, 4)), zorder=0)
+    ends = min((p[0] for p in points), default=1.0), max((p[0] for p in points), default=1.0)
+    if ends[0] > 0 and ends[1] > 30 * ends[0]:
+        axes.set_xscale("log")
+        axes.set_xlim(ends[0] / 2, 4 * ends[1])
+    else:
+        axes.set_xlim(0, 1.4 * ends[1])
+    _scale(axes, [p[1] for p in points], max((p[1] + p[4] for p in points), default=100))
+    _label(axes, points)
+    return axes.figure
+
+
+def _scale(axes: Any, values: Sequence[float], top: float) -> None:
+    """Where one arm is far behind, draw the error on a log scale: the others stay apart."""
+    least = max((100 - top) / 2, 0.01)  # the smallest error shown
+    if not values or max(values) - min(values) < 20 or max(values) < 90:
+        axes.margins(y=0.12)
+        axes.set_ylim(top=min(100, axes.get_ylim()[1]))
+        return
+    ticks = [t for t in (10, 50, 80, 90, 95, 98, 99, 99.5, 99.8) if t < 100 - least]
+    axes.set_yscale(
+        "function",
+        functions=(
+            lambda y: -np.log10(np.maximum(100 - np.asarray(y), least)),
+            lambda u: 100 - 10 ** -np.asarray(u),
+        ),
+    )
+    axes.set_yticks(ticks, [f"{t:g}" for t in ticks])
+    axes.set_ylim(0, 100 - least)
+
+
+def _label(axes: Any, points: Sequence[tuple[Any, ...]]) -> None:
+    """Write each name beside its point, where nothing else is; one further off gets a line."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.patheffects import withStroke
+    from matplotlib.text import Text
+
+    renderer = FigureCanvasAgg(axes.figure).get_renderer()
+    axes.figure.draw_without_rendering()
+    taken = [box for p in points for box in _boxes(axes, *p[:5])]
+    places = [(a, t) for a in (9, 15, 24, 36, 50, 68, 90) for t in range(0, 360, 30)]
+    for x, y, *_, name, colour in points:
+        for away, turn in places:
+            dx, dy = away * math.cos(math.radians(turn)), away * math.sin(math.radians(turn))
+            line = {"arrowstyle": "-", "color": colour, "lw": 0.7, "shrinkA": 0, "shrinkB": 3}
+            text = axes.annotate(
+                name, (x, y), (dx, dy), textcoords="offset points", color=colour, fontsize=9,
+                ha="left" if dx > 1 else "right" if dx < -1 else "center",
+                va="bottom" if dy > 1 else "top" if dy < -1 else "center",
+                arrowprops=line if away > 9 else None,
+                path_effects=[withStroke(linewidth=2.5, foreground="white")],
+            )  # fmt: skip
+            text.set_in_layout(False)
+            text.update_positions(renderer)
+            box = Text.get_window_extent(text, renderer).padded(2)  # without the line
+            inside = axes.bbox.contains(*box.min) and axes.bbox.contains(*box.max)
+            free = inside and not any(box.overlaps(other) for other in taken)
+            if free or (away, turn) == places[-1]:
+                taken.append(box)
+                break
+            text.remove()
+
+
+def _boxes(axes: Any, x: float, y: float, left: float, right: float, dy: float) -> list[Any]:
+    """What a point covers: its marker and its two bars."""
+    from matplotlib.transforms import Bbox
+
+    def box(low: tuple[float, float], high: tuple[float, float], pad: float) -> Any:
+        (x0, y0), (x1, y1) = axes.transData.transform([low, high])
+        return Bbox([[x0 - pad, y0 - pad], [x1 + pad, y1 + pad]])
+
+    bars = box((x - left, y), (x + right, y), 1), box((x, y - dy), (x, y + dy), 1)
+    return [box((x, y), (x, y), 6), *bars]
+
+
+def curves(comparison: Comparison) -> Any:
+    """Training accuracy per block where a block has a classifier, else its scaled local loss."""
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import MaxNLocator
+
+    panels, looks = _panels(comparison), styles(comparison)
+    # a method of its own may take hundreds of iterations: the others' epochs set the scale
+    iterative = {r.arm.name for r in comparison.results if r.arm.method}
+    panels = {title: lines for title, lines in panels.items() if set(lines) - iterative}
+    rows = math.ceil(len(panels) / 3) or 1
+    figure = Figure(figsize=(9.3, 2.5 * rows + 0.8), layout="constrained")
+    for number, (title, lines) in enumerate(panels.items(), 1):
+        axes = figure.add_subplot(rows, 3, number)
+        longest = max(len(line) for name, line in lines.items() if name not in iterative)
+        lines = {name: line[:longest] for name, line in lines.items()}
+        axes.set(title=title, xlabel="epoch", xlim=(0.5, longest + 0.5))
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
+        for name, line in lines.items():
+            epochs, look = range(1, len(line) + 1), looks[name]
+            mean, least, most = zip(*line, strict=True)
+            axes.plot(epochs, mean, color=look.colour, linewidth=1.6, **_mark(look, len(line)))
+            axes.fill_between(epochs, least, most, color=look.colour, alpha=0.12, linewidth=0)
+    drawn = _longest(panels)
+    figure.legend(
+        handles=[
+            Line2D([], [], color=look.colour, linewidth=1.6, label=name, **_mark(look, drawn[name]))
+            for name, look in looks.items()
+            if name in drawn
+        ],
+        loc="outside lower center",
+        ncols=5,
+    )
+    return figure
+
+
+def _mark(look: Style, epochs: int) -> dict[str, Any]:
+    """A line, or where there is but one epoch a point."""
+    return {"marker": look.marker, "linestyle": ""} if epochs == 1 else {"linestyle": look.dash}
+
+
+def _longest(panels: dict[str, dict[str, Line]]) -> dict[str, int]:
+    """Epochs of each arm's longest line."""
+    lengths: dict[str, int] = {}
+    for name, line in (pair for lines in panels.values() for pair in lines.items()):
+        lengths[name] = max(lengths.get(name, 0), len(line))
+    return lengths
+
+
+def _panels(comparison: Comparison) -> dict[str, dict[str, Line]]:
+    """Titles and lines of the panels that hold one: first accuracies, then local losses."""
+    done = [r for r in comparison.results if r.counts]
+    blocks = max((r.runs[0].blocks for r in done), key=len, default=[])
+    panels = {}
+    for what, lines in (("training accuracy (%)", _accuracies), ("local loss, scaled", _losses)):
+        for number, block in enumerate(blocks, 1):
+            found = {r.arm.name: lines(r, number, len(blocks)) for r in done}
+            layer = shorten(block.name.partition(": ")[2] or block.name, 22, placeholder=" …")
+            panels[f"block {number} ({layer})\n{what}"] = {k: v for k, v in found.items() if v}
+    return {title: lines for title, lines in panels.items() if lines}
+
+
+def _accuracies(result: Result, block: int, last: int) -> Line:
+    """Of a block's classifier, where it has one; backprop's net stands with the last block."""
+    runs = [[e for e in run.history if (e.block or last) == block] for run in result.runs]
+    return _line([[100 * e.accuracy for e in run if e.accuracy is not None] for run in runs])
+
+
+def _losses(result: Result, block: int, last: int) -> Line:
+    """Scaled so that each run's lowest is 0 and its highest 1: rules share no unit.
+
+    DFA's and sDFA's loss is left out: it follows the output's error, so its value says nothing.
+    """
+    if (result.arm.rule and result.arm.rule.needs_output) or _accuracies(result, block, last):
+        return []
+    runs = [[e.loss for e in run.history if (e.block or last) == block] for run in result.runs]
+    if all(len(run) < 2 for run in runs):  # solved: one number has no scale
+        return []
+    return _line(
+        [[(v - min(run)) / ((max(run) - min(run)) or 1) for v in run] for run in runs if run]
+    )
+
+
+def _line(runs: list[list[float]]) -> Line:
+    return [(fmean(v), min(v), max(v)) for v in zip(*runs, strict=False)]
+
+
+def _png(figure: Any) -> bytes:
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=160, metadata={"Software": None})
+    return file.getvalue()

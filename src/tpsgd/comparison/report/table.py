@@ -1,0 +1,92 @@
+"""The table of a comparison as text, for the terminal and for the page."""
+
+from tpsgd.comparison.compare import THROUGH_TIME, Comparison, Result
+from tpsgd.engine.record import as_bytes, size
+
+HEAD = ("rule", "accuracy %", "seconds", "", "memory", "", "kept", "passes")
+NONE = "–"
+
+
+def rows(comparison: Comparison) -> list[tuple[str, ...]]:
+    """One row per arm, as in `HEAD`; an unnamed column is the one before it over backprop's."""
+    return [_row(result, comparison) for result in comparison.ranked]
+
+
+def remarks(comparison: Comparison) -> list[str]:
+    """What the table cannot show: who failed, whose head was solved, what an interrupt left out."""
+    lines = [f"{r.arm.name} failed: {r.error}" for r in comparison.ranked if r.error]
+    if comparison.settings.get("head") == "ridge":
+        arms = [r.arm for r in comparison.ranked]
+        learned = [a.name for a in arms if a.optimizer is None and a.method is None]
+        lines.append(f"last layers are solved in closed form, but not of {', '.join(learned)}")
+    once = [r.arm.name for r in comparison.ranked if r.counts and _in_one_pass(r)]
+    if once:
+        lines.append(f"solved in one pass, without epochs: {', '.join(once)}")
+    for r in comparison.ranked:
+        if r.counts and (count := r.runs[0].settings.get("iterations")):
+            lines.append(f"{r.arm.name}: {count} iterations over all samples, not epochs")
+    if (free := comparison.settings.get("without_budget")) is not None:
+        budget = size(as_bytes(comparison.settings["memory_budget"]))
+        lines.append(f"a memory budget of {budget} for each training, but not for {free}")
+    if left := comparison.settings.get("left_out"):
+        lines.append(
+            f"left out: {', '.join(left)}; --rules {','.join(left)} says why, or runs them"
+        )
+    if comparison.interrupted:
+        lines.append(f"interrupted: {comparison.finished} of {comparison.asked} trainings finished")
+    return lines
+
+
+def _in_one_pass(result: Result) -> bool:
+    """Whether every block that learned was solved, in an arm that might have had epochs."""
+    ways = {block.learning for block in result.runs[0].blocks} - {"frozen"}
+    return ways == {"solved"}
+
+
+def title(comparison: Comparison) -> str:
+    """Data and model, in a few words."""
+    return ", ".join(filter(None, (comparison.data["name"], comparison.settings.get("model"))))
+
+
+def effort(comparison: Comparison) -> str:
+    """Epochs and restarts, in a few words."""
+    counts = [(comparison.settings[key], key.rstrip("s")) for key in ("epochs", "restarts")]
+    epochs, restarts = (f"{n} {word}{'s' * (n != 1)}" for n, word in counts)
+    return f"{epochs} per block, {restarts}"
+
+
+def legend(comparison: Comparison) -> str:
+    """The table's columns, in one line."""
+    base = comparison.reference
+    over = "backprop through time" if base and base.arm.remark == THROUGH_TIME else "backprop"
+    return f"× is over {over}; kept: inputs held; passes: samples learned from"
+
+
+def accuracy(result: Result, samples: int) -> str:
+    """Mean ± standard deviation in per cent, as finely as that many test samples allow."""
+    digits = 2 if samples >= 5000 else 1
+    mean, std = (f"{100 * value:.{digits}f}" for value in result.accuracy)
+    return f"{mean} ± {std}" if len(result.runs) > 1 else mean
+
+
+def _row(result: Result, comparison: Comparison) -> tuple[str, ...]:
+    if not result.counts:
+        return (result.arm.name, "failed" if result.error else NONE, *[NONE] * (len(HEAD) - 2))
+    run, base, seconds = result.runs[-1], comparison.reference, result.seconds
+    return (
+        result.arm.name,
+        accuracy(result, comparison.data["test"]),
+        f"{seconds:.2f}" if seconds < 100 else f"{seconds:.0f}",
+        f"×{seconds / base.seconds:.2f}" if base else NONE,
+        size(result.peak_bytes),
+        f"×{result.peak_bytes / base.peak_bytes:.2f}" if base else NONE,
+        size(run.kept_bytes) if run.kept_bytes else NONE,
+        _short(run.sample_passes),
+    )
+
+
+def _short(count: int) -> str:
+    for unit, step in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
+        if count >= step:
+            return f"{count / step:.{1 if count < 99.95 * step else 0}f}{unit}"
+    return str(count)

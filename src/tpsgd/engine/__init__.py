@@ -1,0 +1,1 @@
+"""From `fit` to the weight update."""

@@ -1,0 +1,240 @@
+"""Augmentation: every batch of pictures changed at random on its way to the model.
+
+A batch is changed on the device that it is learned on, all its samples at once; the data set is
+never copied. `fit(augment=chain(flip(), crop(4)))` changes what is learned from in an epoch, and
+nothing else: validation, and the pass that tells shapes, see the samples as they are.
+
+    x = flip()(x)                          # by itself: numbers from torch's generator
+
+In `fit` the numbers are a function of its seed, the block, the epoch, the batch and the place in
+the batch, so they are the same on every device and with any `micro_batch`. A function of the
+caller's own, `x -> x`, may be given too; its numbers are its own affair (torch's generator, which
+`fit` seeds, gives the same ones again on the same kind of device).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tpsgd.errors import TpsgdError
+from tpsgd.maths.memory_format import channels_last
+from tpsgd.maths.random import Key, splitmix64, streams
+
+BITS = 24  # of each number, as many as a float32 holds
+
+
+class Draws:
+    """Uniform numbers for the samples of a batch, of which `start` have had theirs already."""
+
+    def __init__(self, key: Key, batch: int = 0, start: int = 0) -> None:
+        self.key, self.start = key, start
+        self.next = batch << 8  # the stream that comes next; a batch has 256
+
+    def __call__(self, x: Tensor, count: int) -> Tensor:
+        """So many numbers in [0, 1) for each sample of x: (count, n)."""
+        starts = streams(self.key, list(range(self.next, self.next + count)), x.device)
+        self.next += count
+        places = torch.arange(self.start, self.start + len(x), device=x.device)
+        top = (splitmix64(places, starts) >> (64 - BITS)).bitwise_and_((1 << BITS) - 1)
+        return top.float().mul_(2.0**-BITS)
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """A named random change of pictures (n, channels, height, width), each by itself."""
+
+    name: str
+    change: Callable[[Tensor, Draws], Tensor]
+
+    def __call__(self, x: Tensor, draws: Draws | None = None) -> Tensor:
+        """Other pictures of the same shape, type and layout; x stays as it is."""
+        if not isinstance(x, Tensor) or x.dim() != 4 or not x.is_floating_point():
+            raise TpsgdError(
+                f"{self.name} is for pictures, real numbers of shape (samples, channels, height, "
+                f"width), got {_described(x)}"
+            )
+        if draws is None:
+            draws = Draws(Key(int(torch.randint(1 << 62, ()))))
+        layout = torch.channels_last if channels_last(x) else torch.contiguous_format
+        return self.change(x, draws).to(x.dtype).contiguous(memory_format=layout)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def flip(p: float = 0.5) -> Augmentation:
+    """Left and right exchanged, with probability p.
+
+    Examples:
+        >>> flip(1.0)(torch.tensor([[[[1.0, 2.0]]]])).tolist()
+        [[[[2.0, 1.0]]]]
+    """
+    if not _is_number(p) or not 0 <= p <= 1:
+        raise TpsgdError(f"flip's p must be a probability from 0 to 1, got {_described(p)}")
+
+    def change(x: Tensor, draws: Draws) -> Tensor:
+        return torch.where((draws(x, 1)[0] < p)[:, None, None, None], x.flip(-1), x)
+
+    return Augmentation(f"flip({p:g})", change)
+
+
+def crop(padding: int = 4, reflect: bool = False) -> Augmentation:
+    """Moved by up to `padding` pixels each way; what comes in is zero, or the picture mirrored.
+
+    Zero is the mean of data that is centred, and black otherwise.
+    """
+    if not isinstance(padding, int) or padding < 0:
+        raise TpsgdError(f"crop's padding must be pixels, 0 or more, got {_described(padding)}")
+
+    def change(x: Tensor, draws: Draws) -> Tensor:
+        if reflect and padding >= min(x.shape[2:]):
+            raise TpsgdError(
+                f"crop cannot mirror {padding} pixels of {x.shape[2]} x {x.shape[3]}: take fewer"
+            )
+        moved = (draws(x, 2) * (2 * padding + 1)).long() - padding
+        rows, columns = (
+            moved[i, :, None] + torch.arange(x.shape[2 + i], device=x.device) for i in (0, 1)
+        )
+        (rows, top), (columns, left) = _inside(rows, x.shape[2]), _inside(columns, x.shape[3])
+        out = _picked(x, rows, columns)
+        outside = top[:, None, :, None] | left[:, None, None, :]
+        return out if reflect else out.masked_fill_(outside, 0.0)
+
+    return Augmentation(f"crop({padding}{', reflect' if reflect else ''})", change)
+
+
+def _inside(index: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Indices mirrored at both ends, and where they lay outside."""
+    outside = (index < 0) | (index >= size)
+    mirrored = index.abs()
+    mirrored = torch.where(index >= size, 2 * (size - 1) - mirrored, mirrored)
+    return mirrored.clamp_(0, size - 1), outside
+
+
+def _picked(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Each sample's own rows and columns, in x's layout."""
+    sample = torch.arange(len(x), device=x.device)[:, None, None]
+    if channels_last(x):
+        picked = x.permute(0, 2, 3, 1)[sample, rows[:, :, None], columns[:, None, :]]
+        return picked.permute(0, 3, 1, 2)
+    channel = torch.arange(x.shape[1], device=x.device)[None, :, None, None]
+    return x[sample[..., None], channel, rows[:, None, :, None], columns[:, None, None, :]]
+
+
+def cutout(size: int) -> Augmentation:
+    """A square of `size` pixels set to zero; it lies inside the picture."""
+    if not isinstance(size, int) or size < 1:
+        raise TpsgdError(f"cutout's size must be pixels, 1 or more, got {_described(size)}")
+
+    def change(x: Tensor, draws: Draws) -> Tensor:
+        if size > min(x.shape[2:]):
+            raise TpsgdError(
+                f"a cutout of {size} pixels does not fit into {x.shape[2]} x {x.shape[3]}"
+            )
+        u, covered = draws(x, 2), []
+        for i, side in enumerate(x.shape[2:]):
+            start = (u[i] * (side - size + 1)).long()[:, None]
+            place = torch.arange(side, device=x.device)
+            covered.append((place >= start) & (place < start + size))
+        return x.masked_fill(covered[0][:, None, :, None] & covered[1][:, None, None, :], 0.0)
+
+    return Augmentation(f"cutout({size})", change)
+
+
+def resized_crop(
+    scale: tuple[float, float] = (0.35, 1.0), ratio: tuple[float, float] = (1.0, 1.0)
+) -> Augmentation:
+    """A part of the picture, of `scale` of its area, enlarged to the whole; bilinear.
+
+    `ratio` is the range of width to height (torchvision: 3/4 to 4/3), as far as the picture goes.
+    """
+    (small, large), (narrow, wide) = scale, ratio
+    if not 0 < small <= large <= 1:
+        raise TpsgdError(f"resized_crop's scale must be shares with 0 < low <= high <= 1: {scale}")
+    if not 0 < narrow <= wide:
+        raise TpsgdError(f"resized_crop's ratio must be two numbers, 0 < low <= high: {ratio}")
+
+    def change(x: Tensor, draws: Draws) -> Tensor:
+        u = draws(x, 4)
+        side = (small + (large - small) * u[0]).sqrt()
+        stretch = (narrow * (wide / narrow) ** u[1]).sqrt()
+        width, height = (side * stretch).clamp(max=1), (side / stretch).clamp(max=1)
+        theta = torch.zeros(len(x), 2, 3, device=x.device)
+        theta[:, 0, 0], theta[:, 1, 1] = width, height
+        theta[:, 0, 2], theta[:, 1, 2] = (2 * u[2] - 1) * (1 - width), (2 * u[3] - 1) * (1 - height)
+        real = x if x.dtype is torch.float64 else x.float()
+        grid = F.affine_grid(theta.to(real.dtype), list(x.shape), align_corners=False)
+        return F.grid_sample(real, grid, padding_mode="border", align_corners=False)
+
+    shape = "" if (narrow, wide) == (1, 1) else f", ratio {narrow:g} to {wide:g}"
+    return Augmentation(f"resized_crop({small:g} to {large:g}{shape})", change)
+
+
+def jitter(contrast: float = 0.2, brightness: float = 0.2) -> Augmentation:
+    """Contrast times 1 ± `contrast`, and ± `brightness` standard deviations of the picture added.
+
+    About each picture's own mean, so that it does not matter how the data is scaled.
+    """
+    if not all(_is_number(v) and v >= 0 for v in (contrast, brightness)):
+        raise TpsgdError(
+            f"jitter's contrast and brightness must be numbers, 0 or more, got {contrast!r} and "
+            f"{brightness!r}"
+        )
+
+    def change(x: Tensor, draws: Draws) -> Tensor:
+        u = (2 * draws(x, 2) - 1)[..., None, None, None]
+        mean = x.mean((1, 2, 3), keepdim=True)
+        deviation = x.std((1, 2, 3), correction=0, keepdim=True)
+        gain = (1 + contrast * u[0]).to(x.dtype)
+        return x * gain + (mean * (1 - gain) + deviation * (brightness * u[1]).to(x.dtype))
+
+    return Augmentation(f"jitter({contrast:g}, {brightness:g})", change)
+
+
+def chain(*functions: Callable[[Tensor], Tensor]) -> Augmentation:
+    """One after another; functions of the caller's own may be among them.
+
+    Examples:
+        >>> print(chain(flip(), crop(4), cutout(8)))
+        chain(flip(0.5), crop(4), cutout(8))
+    """
+    for function in functions:
+        if not callable(function):
+            raise TpsgdError(f"chain takes functions, such as flip(), got {_described(function)}")
+
+    def change(x: Tensor, draws: Draws) -> Tensor:
+        for function in functions:
+            x = applied(function, x, draws)
+        return x
+
+    return Augmentation(f"chain({', '.join(map(_name, functions))})", change)
+
+
+def applied(function: Callable[..., Any], x: Tensor, draws: Draws) -> Tensor:
+    """A batch through an augmentation, or through a function of the caller's own."""
+    made = function(x, draws) if isinstance(function, Augmentation) else function(x)
+    if not isinstance(made, Tensor) or made.shape != x.shape:
+        raise TpsgdError(
+            f"augment must give a tensor of the batch's shape {tuple(x.shape)}, but "
+            f"{_name(function)} gave {_described(made)}"
+        )
+    return made
+
+
+def _name(function: Any) -> str:
+    known = isinstance(function, Augmentation)
+    return str(function) if known else getattr(function, "__name__", type(function).__name__)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float))
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{value.dtype} of shape {tuple(value.shape)}".removeprefix("torch.")
+    return repr(value) if _is_number(value) else f"a {type(value).__name__}"

@@ -1,0 +1,90 @@
+"""How often a model is right."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tpsgd.engine.batches import Form, source
+from tpsgd.engine.inputs import labels
+from tpsgd.engine.learner import hits
+from tpsgd.errors import TpsgdError
+from tpsgd.losses import bce
+from tpsgd.nets.recurrent import connect, tokens_of
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module, data: Any, *, batch_size: int = 1024, several: bool | None = None
+) -> float:
+    """The share of samples that a model classifies correctly, between 0 and 1.
+
+    Labels are class indices, or float rows: soft labels when every row sums to 1 (the largest entry
+    counts), otherwise several classes at once, all of which must be right (subset accuracy). A
+    single output, or rows of yes-or-no labels, is cut at 0 for logits and at 0.5 after a Sigmoid.
+    `several` says outright which of the two float rows are.
+
+    Examples:
+        >>> model = nn.Linear(2, 2)
+        >>> _ = model.load_state_dict({"weight": torch.eye(2), "bias": torch.zeros(2)})
+        >>> evaluate(model, (torch.eye(2), torch.tensor([0, 1])))
+        1.0
+    """
+    if batch_size < 1:
+        raise TpsgdError(f"batch_size must be 1 or more, got {batch_size}")
+    first = next(model.parameters(), torch.empty(0))
+    modules = list(model.modules())
+    form = Form(
+        first.device,
+        first.dtype,
+        batch_size,
+        (0,),
+        channels_last=Form.may_be_channels_last(modules),
+        whole_numbers=any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) for m in modules),
+        tokens=tokens_of(model),
+    )
+    model = connect(model)
+    cut = 0.5 if isinstance(_last(model), nn.Sigmoid) else 0.0
+    modes = [(m, m.training) for m in modules]
+    model.eval()
+    one, all_of, seen, soft = 0, 0, 0, True  # right by the largest entry, right in every entry
+    try:
+        for x, y, *_ in source(data, form, None, None).batches():
+            out = _output(model, x)
+            seen += len(y)
+            if out.shape[1] == 1:
+                y = labels(y, bce, 1).to(out.dtype)
+                soft = False
+            else:
+                y = labels(y, None, out.shape[1])
+                soft &= not y.is_floating_point() or bool(((y.sum(1) - 1).abs() < 1e-3).all())
+            one += hits(out, y, several=False)
+            all_of += hits(out - cut, y, several=True)
+    finally:
+        for module, mode in modes:
+            module.training = mode
+    if not seen:
+        raise TpsgdError("the data is empty: there is nothing to evaluate on")
+    soft = soft if several is None else not several
+    return int(one if soft else all_of) / seen
+
+
+def _output(model: nn.Module, x: Tensor) -> Tensor:
+    try:
+        out = model(x)
+    except Exception as error:  # whatever a custom module may raise
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise TpsgdError(
+            f"{type(model).__name__} cannot take an input of shape {tuple(x.shape)}: {reason}"
+        ) from error
+    if not isinstance(out, Tensor) or out.dim() != 2:
+        found = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        raise TpsgdError(f"the model must give (batch, classes), one number per class, got {found}")
+    return out
+
+
+def _last(module: nn.Module) -> nn.Module:
+    """What a model ends with, as far as can be told."""
+    while isinstance(module, nn.Sequential) and len(module):
+        module = module[-1]
+    return module

@@ -1,0 +1,153 @@
+"""What a caller may give as x and y, and the sentence for what it may not."""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from tpsgd.errors import TpsgdError
+from tpsgd.losses import Loss, bce, cross_entropy
+from tpsgd.nets.padded import Padded
+
+PART = 256 * 2**10  # bytes of x looked at together
+
+
+def labels(y: Tensor, loss: Loss | None, classes: int | None, complete: bool = True) -> Tensor:
+    """Labels as indices `(n,)` or float rows `(n, classes)`, or an error that says why not.
+
+    Indices stay in the integer type they came in (truth values as bytes): nothing is copied.
+    `complete`: these are all the labels there are, so that a class without one deserves a warning.
+    """
+    if classes == 1 and loss is bce:  # one yes-or-no output
+        if y.numel() != len(y):
+            raise TpsgdError(
+                "one yes-or-no output needs one label per sample, shape (samples,), got "
+                f"{tuple(y.shape)}"
+            )
+        y = y.reshape(-1, 1).float()
+    if not y.is_floating_point():
+        return _indices(y, classes, complete and loss is not None)
+    if y.dim() != 2 or (classes is not None and y.shape[1] != classes):
+        raise TpsgdError(
+            f"float labels must be rows of shape (samples, {classes or 'classes'}), got "
+            f"{tuple(y.shape)}; class labels must be whole numbers (an integer type)"
+        )
+    if not torch.isfinite(y).all():
+        raise TpsgdError("the labels contain NaN or infinity")
+    if loss in (bce, cross_entropy) and ((y < 0).any() or (y > 1).any()):
+        raise TpsgdError(f"float labels for {loss.name} must lie between 0 and 1")  # type: ignore
+    if complete and loss is not None:
+        _warn_missing((y.sum(0) == 0).nonzero().flatten().tolist(), y.shape[1])
+    if loss is cross_entropy and not torch.allclose(y.sum(1), torch.ones(()).to(y), atol=1e-3):
+        raise TpsgdError(
+            "soft labels for cross_entropy must sum to 1 in each row; for several classes at once "
+            "use loss=tpsgd.bce"
+        )
+    return y
+
+
+def _indices(y: Tensor, classes: int | None, complete: bool) -> Tensor:
+    if y.dim() == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    if y.dim() != 1:
+        raise TpsgdError(
+            f"class labels must have shape (samples,), got {tuple(y.shape)}; "
+            "rows of several labels must be floats, with loss=tpsgd.bce"
+        )
+    y = y.view(torch.uint8) if y.dtype is torch.bool else y
+    y = y.long() if y.dtype in (torch.uint16, torch.uint32, torch.uint64) else y  # torch: little
+    _check_range(y, classes)
+    if complete and classes is not None:
+        absent = torch.bincount(y, minlength=classes) == 0
+        _warn_missing(absent.nonzero().flatten().tolist(), classes)
+    return y
+
+
+def _warn_missing(missing: list[int], classes: int) -> None:
+    if missing:
+        shown = ", ".join(map(str, missing[:5])) + (" ..." if len(missing) > 5 else "")
+        warnings.warn(f"{len(missing)} of {classes} classes have no samples: {shown}", stacklevel=2)
+
+
+def _check_range(y: Tensor, classes: int | None) -> None:
+    low, high = int(y.min()), int(y.max())
+    if low >= 0 and (classes is None or high < classes):
+        return
+    label = f"label {low if low < 0 else high} is out of range: "
+    if classes is None:
+        raise TpsgdError(label + "classes are counted from 0")
+    raise TpsgdError(
+        f"{label}the model's last block has {classes} outputs, so labels go from 0 to {classes - 1}"
+        + ("; for one yes-or-no output use loss=tpsgd.bce" if classes == 1 else "")
+    )
+
+
+def pair(data: Any) -> Sequence[Any]:
+    if isinstance(data, Sequence) and len(data) == 2:
+        return data
+    raise TpsgdError(
+        f"data must be (x, y), a Dataset or a DataLoader of such pairs, got {type(data).__name__}"
+        + (f" of {len(data)}" if isinstance(data, Sequence) else "")
+    )
+
+
+def inputs(values: Any) -> Tensor | Padded:
+    """Samples: numbers in an array, or sequences of different lengths."""
+    if isinstance(values, Padded):
+        return values.checked()
+    if isinstance(values, PackedSequence):
+        return Padded.of(values)
+    if isinstance(values, list) and len({len(v) for v in values if hasattr(v, "__len__")}) > 1:
+        return Padded.of(values)
+    return tensor(values, "x")
+
+
+def tensor(values: Any, name: str) -> Tensor:
+    """Numbers as a tensor that shares their memory, be it read-only (a file mapped into memory).
+
+    Nobody may write into it: it is the caller's. Batches are gathered from it, that is, copied.
+    """
+    if isinstance(values, Tensor):
+        return _with_samples(values.detach(), name)
+    array = np.asarray(values)
+    if array.dtype == object or array.dtype.kind not in "biuf":
+        raise TpsgdError(f"{name} must be numbers, got an array of {array.dtype}")
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
+        array = array.astype(np.int64)
+    if any(s < 0 for s in array.strides):
+        array = array.copy()
+    return _with_samples(_shared(array), name)
+
+
+def _shared(array: np.ndarray) -> Tensor:
+    if array.flags.writeable:
+        return torch.from_numpy(array)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
+        return torch.from_numpy(array)
+
+
+def _with_samples(values: Tensor, name: str) -> Tensor:
+    if not values.dim():
+        raise TpsgdError(f"{name} must have samples as its first dimension, got a single number")
+    return values
+
+
+def check_finite(x: Tensor) -> None:
+    """Refuse NaN and infinity, part by part: what is mapped from disk is never whole in memory.
+
+    The least and the greatest number of a part tell (NaN is both), without a temporary of its size.
+    """
+    if not x.is_floating_point() or not x.numel():
+        return
+    on_device = x.device.type != "cpu"  # which waits for the answer to each part
+    step = max(1, PART * (64 if on_device else 1) * len(x) // x.nbytes)
+    for start, part in zip(range(0, len(x), step), x.split(step), strict=True):
+        if not torch.isfinite(torch.stack(part.aminmax())).all():
+            bad = ~torch.isfinite(part).reshape(len(part), -1).all(1)
+            first = start + int(bad.nonzero()[0])
+            raise TpsgdError(f"x contains NaN or infinity (first in sample {first})")

@@ -1,0 +1,121 @@
+"""Optimizers: the default one, one for recurrent layers, and how a factory is called."""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from tpsgd.errors import TpsgdError
+
+# A factory with a true `by_name` gets the parameters in a dictionary.
+OptimizerFactory = Callable[[Iterable[Tensor]], Optimizer]
+ELEMENTWISE = (
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.Adamax,
+    torch.optim.Adagrad,
+    torch.optim.Adadelta,
+    torch.optim.RMSprop,
+)
+
+
+def hooked(optimizer: Optimizer) -> bool:
+    """Whether something else than its step runs when it steps."""
+    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+
+
+def make_optimizer(factory: Any, params: Mapping[str, Tensor], lr: float | None) -> Optimizer:
+    """The factory's optimizer over these parameters, with the learning rate given."""
+    for p in params.values():
+        p.requires_grad_(True)
+    optimizer: Any = factory
+    if callable(factory):
+        named = getattr(factory, "by_name", False)
+        optimizer = factory(params if named else list(params.values()))
+    if not (callable(factory) and isinstance(optimizer, Optimizer)):
+        raise TpsgdError(
+            "optimizer must be a factory, params -> torch.optim.Optimizer, for example "
+            "functools.partial(torch.optim.SGD, lr=0.1); it "
+            f"{'gave' if callable(factory) else 'is'} {type(optimizer).__name__}"
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise TpsgdError("LBFGS evaluates its loss many times a step; choose another optimizer")
+    if lr is not None and isinstance(factory, TwoRates):
+        raise TpsgdError("two_rates has its own learning rates: leave lr out, or None for it")
+    if lr is not None:
+        for group in optimizer.param_groups:
+            held = group["lr"]
+            group["lr"] = held.fill_(lr) if isinstance(held, Tensor) else lr
+    return optimizer
+
+
+def adam(params: Iterable[Tensor]) -> Optimizer:
+    """The default optimizer: Adam at 1e-3, one fused kernel."""
+    params = list(params)
+    if params[0].is_cuda:
+        lr = torch.tensor(1e-3, device=params[0].device)  # a tensor, so that a graph can read it
+        return torch.optim.Adam(params, lr=lr, fused=True, capturable=True)
+    return torch.optim.Adam(params, lr=1e-3, fused=params[0].device.type == "cpu")
+
+
+def sgd(params: Iterable[Tensor]) -> Optimizer:
+    """Plain SGD at 0.1: no momentum, so no state beside the parameters."""
+    return torch.optim.SGD(params, lr=0.1)
+
+
+OF_INPUT = re.compile(r"(weight|bias)_(x|ih_l\d+(_reverse)?)$")  # ours, and nn.RNN's
+
+
+@dataclass(frozen=True)
+class TwoRates:
+    """Plain SGD with a rate for W_X, b_X and one for everything else; see `two_rates`."""
+
+    x: float
+    h: float
+    by_name = True
+
+    @property
+    def __name__(self) -> str:
+        return f"two_rates(x={self.x:g}, h={self.h:g})"
+
+    def __call__(self, params: Mapping[str, Tensor]) -> Optimizer:
+        """An optimizer over parameters by name."""
+        of_input = [p for name, p in params.items() if OF_INPUT.search(name)]
+        others = [p for name, p in params.items() if not OF_INPUT.search(name)]
+        groups = [{"params": of_input, "lr": self.x}, {"params": others, "lr": self.h}]
+        return torch.optim.SGD([group for group in groups if group["params"]], lr=self.h)
+
+
+def two_rates(x: float, h: float) -> Any:
+    """SGD for recurrent blocks whose input and state weights need different learning rates.
+
+    The two groups learn separately, so they may have a rate each. A token's column of W_X is met
+    only when the token comes, so its mean gradient is as rare: there `x` must be much larger.
+
+    Args:
+        x: the rate of W_X and b_X.
+        h: the rate of W_H and b_H, and of other blocks' parameters.
+
+    Examples:
+        >>> import tpsgd
+        >>> x, y = torch.randint(0, 50, (64, 7)), torch.arange(64) % 2
+        >>> model = torch.nn.Sequential(tpsgd.Recurrent(50, 16), torch.nn.Linear(16, 2))
+        >>> run = tpsgd.fit(
+        ...     model,
+        ...     (x, y),
+        ...     rule=tpsgd.rules.tpsgd_l1(),
+        ...     epochs=1,
+        ...     optimizer=[tpsgd.two_rates(x=50.0, h=0.5), tpsgd.ridge()],
+        ... )
+    """
+    if not (0 <= x < math.inf and 0 <= h < math.inf):
+        raise TpsgdError(f"learning rates must be numbers, 0 or more, got x={x} and h={h}")
+    return TwoRates(x, h)

@@ -1,0 +1,204 @@
+"""What `fit` and its siblings have in common, checked as it is given."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from tpsgd.engine.augment import Augmentation
+from tpsgd.engine.optimizers import OptimizerFactory, adam
+from tpsgd.engine.record import Epoch, as_bytes
+from tpsgd.engine.schedules import sequential
+from tpsgd.engine.trainer import Course, EarlyStopping, Trainer
+from tpsgd.errors import TpsgdError
+from tpsgd.losses import Loss
+from tpsgd.rules import Rule
+from tpsgd.solvers import SOLVERS
+
+Schedule = Callable[[Trainer], None]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything `fit` and its siblings have in common; see `fit` for what each one means."""
+
+    schedule: Schedule = sequential
+    loss: Loss | None = None
+    optimizer: OptimizerFactory | Sequence[OptimizerFactory] = adam
+    lr: float | Sequence[float] | None = None
+    epochs: int | Sequence[int] = 5
+    batch_size: int = 128
+    seed: int = 0
+    device: torch.device | str | None = None
+    validation: Any = None
+    early_stopping: EarlyStopping | Sequence[EarlyStopping | None] | None = None
+    lr_schedule: Callable[[Optimizer], LRScheduler] | None = None
+    callbacks: Sequence[Callable[[Epoch], Any]] = ()
+    progress: Callable[[int, int], None] | None = None
+    reuse: bool | str | Path | None = None
+    window: int | None = None
+    passes: int | Sequence[int] = 1
+    micro_batch: int | None = None
+    slices: int | None = None
+    redraw: bool = False
+    memory_budget: str | int | None = None
+    augment: Callable[[Tensor], Tensor] | None = None
+    precision: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        self._check_augment()
+        self._check_precision()
+        for name in ("micro_batch", "slices"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise TpsgdError(f"{name} must be a whole number, 1 or more, got {value!r}")
+        if self.reuse is not None and not isinstance(self.reuse, (bool, str, Path)):
+            raise TpsgdError(f"reuse must be True, False, None or a folder, got {self.reuse!r}")
+        if self.memory_budget is not None:
+            if self.micro_batch or self.slices or self.redraw or self.reuse is not None:
+                raise TpsgdError(
+                    "memory_budget chooses micro_batch, slices, redraw and reuse itself: give it, "
+                    "or them"
+                )
+            as_bytes(self.memory_budget)
+        if not isinstance(self.batch_size, int) or self.batch_size < 1:
+            raise TpsgdError(f"batch_size must be 1 or more, got {self.batch_size!r}")
+        if self.window is not None and (not isinstance(self.window, int) or self.window < 1):
+            raise TpsgdError(f"window must be 1 time step or more, got {self.window!r}")
+        if not isinstance(self.seed, int):
+            raise TpsgdError(f"seed must be a whole number, got {self.seed!r}")
+        if not callable(self.schedule):
+            raise TpsgdError(
+                "schedule must be tpsgd.sequential or tpsgd.simultaneous, the function itself, "
+                f"got {self.schedule!r}"
+            )
+        if self.loss is not None and not isinstance(self.loss, Loss):
+            raise TpsgdError(
+                f"loss must be tpsgd.mse, tpsgd.cross_entropy or tpsgd.bce, got {self.loss!r}"
+            )
+
+    def _check_augment(self) -> None:
+        if self.augment is None:
+            return
+        if not callable(self.augment):
+            raise TpsgdError(
+                "augment must be a function of a batch, such as tpsgd.augment.flip(), several as "
+                f"tpsgd.augment.chain(...), got a {type(self.augment).__name__}"
+            )
+        if self.reuse:
+            raise TpsgdError(
+                f"reuse={self.reuse} keeps one version of each sample, and augment makes "
+                "new ones: leave reuse out, and inputs are computed again"
+            )
+        if self.memory_budget is not None:
+            raise TpsgdError(
+                "memory_budget does not count what augment takes: give reuse=False and micro_batch "
+                "instead of it"
+            )
+
+    def _check_precision(self) -> None:
+        if self.precision is None or self.precision is torch.bfloat16:
+            return
+        if self.precision is torch.float16:
+            raise TpsgdError(
+                "precision=torch.float16 needs its loss scaled against underflow, which is not "
+                "done here: use torch.bfloat16"
+            )
+        raise TpsgdError(f"precision must be torch.bfloat16 or None, got {self.precision!r}")
+
+    def courses(self, blocks: int) -> list[Course]:
+        """Each block's course, from values given per block or for all."""
+        columns = (
+            _per_block(self.epochs, blocks, "epochs"),
+            _per_block(self.optimizer, blocks, "optimizer"),
+            _per_block(self.lr, blocks, "lr"),
+            _per_block(self.early_stopping, blocks, "early_stopping"),
+            _per_block(self.passes, blocks, "passes"),
+        )
+        for epochs in columns[0]:
+            if not isinstance(epochs, int) or epochs < 0:
+                raise TpsgdError(f"epochs must be a whole number, 0 or more, got {epochs!r}")
+        for passes in columns[4]:
+            if not isinstance(passes, int) or passes < 1:
+                raise TpsgdError(f"passes must be a whole number, 1 or more, got {passes!r}")
+            if passes > 1 and self.micro_batch is not None:
+                raise TpsgdError("passes repeats steps on whole batches: leave micro_batch out")
+        for stopping in columns[3]:
+            if stopping is not None and not isinstance(stopping, EarlyStopping):
+                raise TpsgdError(
+                    "early_stopping must be tpsgd.EarlyStopping(patience, min_delta), got "
+                    f"{stopping!r}"
+                )
+        for lr in columns[2]:
+            if lr is not None and not (isinstance(lr, (int, float)) and 0 <= lr < math.inf):
+                raise TpsgdError(f"lr must be a number, 0 or more, got {lr!r}")
+        if self.precision and any(isinstance(o, SOLVERS) for o in columns[1]):
+            raise TpsgdError("a solver's equations need full precision: leave precision out")
+        courses = [Course(*row) for row in zip(*columns, strict=True)]  # type: ignore[arg-type]
+        return [_once(c) if isinstance(c.optimizer, SOLVERS) else c for c in courses]
+
+    def describe(self, rule: str, loss: Loss, rules: Sequence[Rule] = ()) -> dict[str, Any]:
+        """The settings as plain values, for the record."""
+        return {
+            "rule": rule,
+            "options": [f"{r.options}, {r.at.value}" for r in rules if r.objective is not None],
+            "loss": loss.name,
+            "schedule": getattr(self.schedule, "__name__", str(self.schedule)),
+            "optimizer": str(_name(self.optimizer)),
+            "lr": self.lr if self.lr is None or isinstance(self.lr, float) else str(self.lr),
+            "epochs": self.epochs if isinstance(self.epochs, int) else list(self.epochs),
+            "batch_size": self.batch_size,
+            "seed": self.seed,
+            "device": None if self.device is None else str(self.device),
+            "reuse": str(self.reuse) if isinstance(self.reuse, Path) else self.reuse,
+            "window": self.window,
+            "passes": self.passes if isinstance(self.passes, int) else list(self.passes),
+            "micro_batch": self.micro_batch,
+            "slices": self.slices,
+            "redraw": self.redraw,
+            "memory_budget": self.memory_budget,
+            "precision": None if self.precision is None else str(self.precision)[6:],
+            "augment": None if self.augment is None else str(_name(self.augment)),
+            "validation": self.validation is not None,
+            "early_stopping": None if self.early_stopping is None else str(self.early_stopping),
+            "lr_schedule": None if self.lr_schedule is None else str(_name(self.lr_schedule)),
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+        }
+
+
+def listed(value: Any) -> list[Any]:
+    """One value for all, or a list of them, as a list."""
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _per_block(value: T | Sequence[T], blocks: int, name: str) -> list[T]:
+    if not isinstance(value, (list, tuple)):
+        return [value] * blocks  # type: ignore[list-item]
+    if len(value) != blocks:
+        raise TpsgdError(f"{name} has {len(value)} entries, but the model has {blocks} blocks")
+    return list(value)
+
+
+def _once(course: Course) -> Course:
+    """A solver meets each sample once; one that stands beside an optimizer has no rate."""
+    return replace(course, epochs=min(course.epochs, 1), passes=1, lr=None)
+
+
+def _name(factory: Any) -> Any:
+    if isinstance(factory, (list, tuple)):
+        return [_name(f) for f in factory]
+    if isinstance(factory, partial):
+        given = {k: _name(v) if callable(v) else v for k, v in factory.keywords.items()}
+        return " ".join(map(str, (_name(factory.func), *factory.args, given)))
+    if isinstance(factory, Augmentation):
+        return factory.name
+    return getattr(factory, "__name__", type(factory).__name__)

@@ -1,0 +1,125 @@
+"""Wishes of something made from the output: feature maps averaged over cells, units standardised.
+
+A convolution does the same at every pixel, so targets are compared with averages over a grid of
+cells; a block may not please its objective by growing, so its output is standardised first. Either
+wraps an objective in another.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+if TYPE_CHECKING:  # the tensor functions below serve objectives, too
+    from tpsgd.objectives import Local, Objective
+
+_EPS = 1e-5  # added to variances, as batch normalisation does
+
+
+def wide(t: Any) -> Any:
+    """Few numbers, in float32 at least: their differences are what counts."""
+    if t.dtype is not torch.bfloat16:
+        return t
+    return t.float() if isinstance(t, Tensor) else replace(t, dtype=torch.float32)  # redrawn codes
+
+
+def grid_for(shape: tuple[int, ...], features: int) -> tuple[int, ...]:
+    """The finest equal grid of cells over feature maps that keeps at most `features` numbers."""
+    filters, *space = shape
+    cells = max(1, features // filters)
+    side = int(cells ** (1 / len(space)) + 1e-9)
+    return tuple(min(side, n) for n in space)
+
+
+def cells(y: Tensor, grid: tuple[int, ...]) -> Tensor:
+    """Feature maps averaged over a grid of cells, flat."""
+    if prod(grid) == 1:
+        return y.flatten(2).mean(2)
+    if y.dim() == 3:
+        return F.adaptive_avg_pool1d(y, grid[0]).flatten(1)
+    if y.dim() == 4:
+        return F.adaptive_avg_pool2d(y, (grid[0], grid[1])).flatten(1)
+    return F.adaptive_avg_pool3d(y, (grid[0], grid[1], grid[2])).flatten(1)
+
+
+def back_to_pixels(df: Tensor, y: Tensor, grid: tuple[int, ...]) -> Tensor:
+    """The derivative of `cells`: each cell's share, handed back to its pixels."""
+    filters, space = y.shape[1], y.shape[2:]
+    cells = df.view(-1, filters, *grid)
+    if len(space) == 2 and not any(n % g for n, g in zip(space, grid, strict=True)):
+        return cells.mul_(prod(grid) / prod(space))  # one number per cell: spread where it is used
+    if prod(grid) == 1:
+        return cells.div(prod(space)).expand(y.shape)
+    if len(space) == 1:
+        cells, y = cells[:, :, None], y[:, :, None]
+        return torch.ops.aten._adaptive_avg_pool2d_backward(cells, y)[:, :, 0]
+    if not y.is_contiguous():
+        cells = cells.contiguous(memory_format=torch.channels_last)
+    if len(space) == 3:
+        return torch.ops.aten._adaptive_avg_pool3d_backward(cells, y)
+    return torch.ops.aten._adaptive_avg_pool2d_backward(cells, y)
+
+
+def of_pooled(wish: "Objective", grid: tuple[int, ...]) -> "Objective":
+    """The same wish, of feature maps averaged over a grid of cells; its P has that shape.
+
+    A convolution does the same at every pixel, so it cannot follow a target that differs from pixel
+    to pixel; an average over a cell it can move.
+    """
+
+    def pool(y: Tensor) -> Tensor:
+        return wide(cells(y, grid)).view(len(y), -1, *grid)
+
+    def loss(y: Tensor, s: Tensor, P: Any) -> Tensor:
+        return wish.loss(pool(y), s, wide(P))
+
+    def written(y: Tensor, s: Tensor, P: Any) -> "Local":
+        local = wish.coarse(pool(y), s, wide(P))
+        dy = local.dy.to(y.dtype).contiguous()
+        return local._replace(dy=back_to_pixels(dy, y, grid))
+
+    return _of(wish, loss, written, whole=not wish.closed)
+
+
+def of_standardised(wish: "Objective", maps: bool) -> "Objective":
+    """The same wish, of the output with mean 0 and deviation 1 over the batch.
+
+    Of feature maps each filter is standardised, over the batch and space; otherwise each unit.
+    Whatever the wish, the output then gains nothing by growing or shrinking.
+    """
+
+    def shaped(y: Tensor) -> Tensor:
+        return y if maps else y.flatten(1)
+
+    def loss(y: Tensor, s: Tensor, P: Any) -> Tensor:
+        return wish.loss(_standardised(shaped(y))[0].view(y.shape), s, P)
+
+    def written(y: Tensor, s: Tensor, P: Any) -> "Local":
+        x = shaped(y)
+        f, mean, inverse = _standardised(x)
+        local = wish(f.view(y.shape), s, P)
+        dy, _, _ = torch.ops.aten.native_batch_norm_backward(
+            shaped(local.dy), x, None, None, None, mean, inverse, True, _EPS, (True, False, False)
+        )
+        return local._replace(dy=dy.view(y.shape))
+
+    return _of(wish, loss, written, whole=True)
+
+
+def _of(
+    wish: "Objective", loss: Callable[..., Tensor], written: "Callable[..., Local]", whole: bool
+) -> "Objective":
+    """The wish of something made from the output, which least squares cannot solve any more."""
+    if not (wish.closed or wish.together):
+        return replace(wish, loss=loss)  # autograd goes through all of it
+    closed, together = (None, written) if whole else (written, None)
+    return replace(wish, loss=loss, closed=closed, together=together, squared=False)
+
+
+def _standardised(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Each channel about its mean and over its deviation; its mean, one over its deviation."""
+    return torch.native_batch_norm(x, None, None, None, None, True, 0.0, _EPS)

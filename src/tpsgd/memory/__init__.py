@@ -1,0 +1,1 @@
+"""Bytes: planned before training, kept under a limit, measured during it."""

@@ -1,0 +1,1 @@
+"""What learns: a model cut into blocks, and each layer kind's gradients."""

@@ -1,0 +1,351 @@
+"""Blocks: a plain `torch.nn` model cut where gradients stop.
+
+    [prologue] -> layer -> [between] -> activation -> [tail]
+
+A block has one trainable layer. What stands between it and its activation (BatchNorm, usually)
+belongs to it, and so do the shape-changing modules after it (pooling, flatten). Dropout, and
+a normalisation that comes after the activation, act on the *next* layer's inputs and ride with that
+block, so that a block's inputs can be computed once and still be dropped out afresh every time.
+A recurrent layer has its activation inside; torch's `nn.RNN` is one block per layer of its own.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from tpsgd.errors import TpsgdError
+from tpsgd.nets.activations import derivative_known
+from tpsgd.nets.padded import Padded, through
+from tpsgd.nets.recurrent import Recurrent, feeds_recurrent, views
+from tpsgd.rules import Place
+
+_DROPOUT = nn.modules.dropout._DropoutNd
+_NORMS = (
+    nn.modules.batchnorm._NormBase,
+    nn.GroupNorm,
+    nn.LayerNorm,
+    nn.RMSNorm,
+    nn.LocalResponseNorm,
+)
+_REFUSED = (
+    nn.RNNBase,
+    nn.RNNCellBase,
+    nn.MultiheadAttention,
+    nn.Transformer,
+    nn.TransformerEncoder,
+    nn.TransformerDecoder,
+    nn.TransformerEncoderLayer,
+    nn.TransformerDecoderLayer,
+)
+_SHAPE_ONLY = (nn.Flatten, nn.Unflatten, nn.Identity)
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)
+
+
+@dataclass(eq=False)
+class Block:
+    """One trainable layer and what rides with it."""
+
+    index: int
+    name: str
+    layer: nn.Module
+    prologue: list[nn.Module] = field(default_factory=list)
+    between: list[nn.Module] = field(default_factory=list)
+    activation: nn.Module | None = None
+    tail: list[nn.Module] = field(default_factory=list)
+    lead: int = 0  # blocks before it that stand for a frozen backbone
+
+    @property
+    def key(self) -> int:
+        """Its number where random numbers are drawn: the same behind a backbone as on its own."""
+        return max(0, self.index - self.lead)
+
+    def __str__(self) -> str:
+        parts = [self.layer, *self.between, self.activation, *self.tail]
+        return f"{self.name}: " + " + ".join(type(m).__name__ for m in parts if m is not None)
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """All modules of the block, in the order in which data meets them."""
+        act = [] if self.activation is None else [self.activation]
+        return [*self.prologue, self.layer, *self.between, *act, *self.tail]
+
+    @property
+    def maps(self) -> bool:
+        """Whether an output with space is feature maps, filters first (all layers but Linear)."""
+        return not isinstance(self.layer, (nn.Linear, Recurrent))
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether its layer reads sequences."""
+        return isinstance(self.layer, Recurrent)
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters that may learn, by a name that is unique within the block.
+
+        Of a recurrent block those are its cells' own: a normalisation that rides along normalises,
+        but its scale and shift stay as they are.
+        """
+        return {
+            f"{i}.{name}": p
+            for i, module in enumerate(self.modules)
+            for name, p in module.named_parameters()
+            if p.requires_grad and (module is self.layer or not self.recurrent)
+        }
+
+    def train(self, mode: bool) -> None:
+        """Put the block's modules in training or evaluation mode."""
+        for module in self.modules:
+            module.train(mode)
+
+    def outputs(self, x: Tensor) -> dict[Place, Tensor]:
+        """The block's output at every place, by its modules' own forward."""
+        for module in [*self.prologue, self.layer, *self.between]:
+            x = through(module, x)
+        seen = {Place.BEFORE: x}
+        if self.activation is not None:
+            writes = getattr(self.activation, "inplace", False)
+            x = through(self.activation, x.clone() if writes else x)
+        seen[Place.AFTER] = x
+        for module in self.tail:
+            x = through(module, x)
+        return seen | {Place.END: x}
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The block's output, as the model computes it."""
+        for module in self.modules:
+            x = through(module, x)
+        return x
+
+    def rest(self, y: Tensor) -> Tensor:
+        """From the activation's output to the block's end."""
+        for module in self.tail:
+            y = module(y)
+        return y
+
+    def closed_form(self, at: Place) -> bool:
+        """Whether the gradients are written out for an objective at that place."""
+        tail_is_shape = all(type(m) in _SHAPE_ONLY for m in self.tail)
+        return (
+            type(self.layer) in _LAYERS
+            and (isinstance(self.layer, nn.Linear) or padding(self.layer) is not None)
+            and _plain_between(self.between)
+            and derivative_known(self.activation)
+            and not any(p.requires_grad for m in self.prologue for p in m.parameters())
+            and not any(hooked(m) for m in self.modules)
+            and (at is not Place.END or tail_is_shape)
+        )
+
+
+def split(model: nn.Module) -> list[Block]:
+    """Cut a model into blocks, one per trainable layer.
+
+    A `Sequential`, nested ones included, is cut between its layers; any other module with
+    parameters (a residual block, say) becomes one block and learns through autograd inside itself.
+
+    Examples:
+        >>> model = nn.Sequential(nn.Flatten(), nn.Linear(9, 4), nn.ReLU(), nn.Linear(4, 2))
+        >>> [str(block) for block in split(model)]
+        ['1: Linear + ReLU', '3: Linear']
+    """
+    leaves = _opened(list(leaves_of(model)))
+    seen: set[int] = set()
+    groups: list[tuple[str, nn.Module, list[nn.Module]]] = []
+    pending: list[nn.Module] = []  # before the first layer
+    for name, module in leaves:
+        _refuse(name, module)
+        if _is_layer(module):
+            if id(module) in seen:
+                raise TpsgdError(
+                    f"layer {name!r} ({type(module).__name__}) stands twice in the model: "
+                    "a shared layer cannot belong to two blocks; give each its own"
+                )
+            seen.add(id(module))
+            groups.append((name, module, []))
+        else:
+            (groups[-1][2] if groups else pending).append(module)
+    if not groups:
+        raise TpsgdError(f"{type(model).__name__} has no layer with parameters: nothing can learn")
+    blocks = []
+    for i, (name, layer, followers) in enumerate(groups):
+        between, act, rest = [], None, followers
+        if not isinstance(layer, Recurrent):
+            between, act, rest = _around_activation(followers)
+        cut = next((k for k, m in enumerate(rest) if _rides_on(m)), len(rest))
+        cut = len(rest) if i == len(groups) - 1 else cut
+        blocks.append(Block(i, name, layer, pending, between, act, rest[:cut]))
+        pending = rest[cut:]
+    _refuse_shared(blocks)
+    lead = next((i for i, b in enumerate(blocks) if not getattr(b.layer, "is_tap", False)), 0)
+    for block in blocks:
+        block.lead = lead
+    return blocks
+
+
+def _refuse_shared(blocks: list[Block]) -> None:
+    owners: dict[int, Block] = {}
+    for block in blocks:
+        for name, p in block.named_parameters().items():
+            owner = owners.setdefault(id(p), block)
+            if owner is not block:
+                raise TpsgdError(
+                    f"blocks {owner.index + 1} ({owner}) and {block.index + 1} ({block}) share a "
+                    f"parameter ({name.partition('.')[2]}): it cannot belong to two blocks; give "
+                    "each its own"
+                )
+
+
+def whole(model: nn.Module) -> Block:
+    """The model as one block, which makes its local gradient the whole gradient: backprop."""
+    name = type(model).__name__
+    if isinstance(model, nn.Sequential) and len(model) > 1 and _is_activation(model[-1]):
+        return Block(0, name, model[:-1], activation=model[-1])
+    return Block(0, name, model)
+
+
+def leaves_of(
+    module: nn.Module, name: str = "", top: bool = True
+) -> Iterator[tuple[str, nn.Module]]:
+    if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
+        if hooked(module) and not top:
+            yield name, module
+            return
+        for child_name, child in module._modules.items():  # one that stands twice comes twice
+            if child is not None:
+                yield from leaves_of(child, f"{name}.{child_name}" if name else child_name, False)
+    elif top and not isinstance(module, (*_LAYERS, nn.RNNBase, Recurrent)):
+        raise TpsgdError(
+            f"cannot cut {type(module).__name__} into blocks: the order of its layers is hidden in "
+            "its forward method; pass nn.Sequential of its stages (a stage may be any module), "
+            "or train it whole with tpsgd.fit_backprop"
+        )
+    elif not isinstance(module, nn.Identity):
+        yield name or type(module).__name__, module
+
+
+def _opened(leaves: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
+    """The leaves with every `nn.RNN` replaced by its layers, which share its parameters."""
+    opened: list[tuple[str, nn.Module]] = []
+    for i, (name, module) in enumerate(leaves):
+        if type(module) is nn.RNN:
+            sequence = feeds_recurrent([m for _, m in leaves[i + 1 :]])
+            layers = list(views(module, sequence))
+            many = module.num_layers > 1
+            opened += [(f"{name}.{k}" if many else name, m) for k, m in enumerate(layers)]
+        else:
+            opened.append((name, module))
+    return opened
+
+
+def _refuse(name: str, module: nn.Module) -> None:
+    if getattr(module, "is_tap", False):  # frozen: no gradient runs through it
+        return
+    for inner_name, m in module.named_modules():
+        if isinstance(m, _REFUSED) or (inner_name and isinstance(m, Recurrent)):
+            where = f"{name}.{inner_name}" if inner_name else name
+            instead = (
+                "use tpsgd.Recurrent or nn.RNN, straight in the nn.Sequential"
+                if isinstance(m, (nn.RNNBase, nn.RNNCellBase, Recurrent))
+                else "replace it"
+            )
+            raise TpsgdError(
+                f"{type(m).__name__} (module {where!r}) is not supported: its gradient would run "
+                f"through time or across tokens, which is not local; {instead}, compute its "
+                "outputs once and fit on those, or train a module of your own that holds it with "
+                "tpsgd.fit_backprop"
+            )
+        if isinstance(m, nn.UninitializedParameter) or any(
+            isinstance(p, nn.UninitializedParameter) for p in m.parameters(recurse=False)
+        ):
+            raise TpsgdError(f"{name!r} is lazy: run one batch through the model first")
+
+
+def _is_layer(module: nn.Module) -> bool:
+    return (
+        any(True for _ in module.parameters())
+        and not isinstance(module, _NORMS)
+        and not _is_activation(module)
+    )
+
+
+def _is_activation(module: nn.Module) -> bool:
+    return type(module).__module__ == nn.ReLU.__module__ or derivative_known(module)
+
+
+def _rides_on(module: nn.Module) -> bool:
+    """Whether a module after the activation acts on the next layer's inputs."""
+    return isinstance(module, (*_NORMS, _DROPOUT, nn.AlphaDropout))
+
+
+def _around_activation(
+    followers: list[nn.Module],
+) -> tuple[list[nn.Module], nn.Module | None, list[nn.Module]]:
+    for i, module in enumerate(followers):
+        if _is_activation(module):
+            return followers[:i], module, followers[i + 1 :]
+    norms = next((i for i, m in enumerate(followers) if not isinstance(m, _NORMS)), len(followers))
+    return followers[:norms], None, followers[norms:]
+
+
+def padding(layer: nn.Module) -> list[int] | None:
+    """Zeros on either side of each dimension; None when the padding is of another kind."""
+    assert isinstance(layer, (nn.Conv1d, nn.Conv2d))
+    if layer.padding_mode != "zeros":
+        return None
+    if layer.padding == "valid":
+        return [0] * len(layer.kernel_size)
+    if layer.padding == "same":
+        total = [d * (k - 1) for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
+        return None if any(t % 2 for t in total) else [t // 2 for t in total]
+    return list(layer.padding)  # type: ignore[arg-type]
+
+
+def _plain_between(between: list[nn.Module]) -> bool:
+    """Nothing, or a batch norm whose running statistics are kept in the usual way."""
+    if not between:
+        return True
+    norm = between[0]
+    return (
+        len(between) == 1
+        and type(norm) in (nn.BatchNorm1d, nn.BatchNorm2d)
+        and isinstance(norm, nn.modules.batchnorm._BatchNorm)
+        and norm.affine
+        and norm.track_running_stats
+        and norm.momentum is not None
+    )
+
+
+def hooked(module: nn.Module) -> bool:
+    """Whether something else than its forward runs when it is called."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+
+
+def shapes(blocks: list[Block], x: Tensor) -> list[dict[Place, tuple[int, ...]]]:
+    """The shape of one sample's output of every block, at every place.
+
+    Runs a few samples in evaluation mode; a layer that does not fit is named.
+    """
+    found = []
+    for block in blocks:
+        block.train(False)
+        who = f"block {block.index + 1} ({block})"
+        try:
+            with torch.no_grad():
+                outputs = block.outputs(x)
+        except Exception as error:  # whatever a custom module may raise
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise TpsgdError(
+                f"{who} cannot take an input of shape {tuple(x.shape)}: {reason}"
+            ) from error
+        for y in outputs.values():
+            if not isinstance(y, (Tensor, Padded)):
+                raise TpsgdError(f"{who} must give one tensor, but gives a {type(y).__name__}")
+            if y.shape[:1] != x.shape[:1]:
+                raise TpsgdError(
+                    f"{who} turns a batch of shape {tuple(x.shape)} into {tuple(y.shape)}: the "
+                    "first dimension must stay the batch"
+                )
+        found.append({place: tuple(y.shape[1:]) for place, y in outputs.items()})
+        x = outputs[Place.END]
+    return found

@@ -1,0 +1,129 @@
+"""Sequences of different lengths in one tensor, padded at their ends."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence, pad_sequence
+
+from tpsgd.errors import TpsgdError
+
+
+class Padded:
+    """Sequences `(samples, longest, ...)` and how long each of them is.
+
+    What comes after a sequence's end is padding: no state, no loss and no gradient depends on it
+    (it must still be numbers, or known tokens: zeros will do).
+    It stands wherever a tensor of sequences may: in `fit`, `evaluate`, `Recurrent`. The lengths
+    stay on the CPU, where the loop over time reads them.
+
+    Examples:
+        >>> x = Padded.of([torch.ones(2, 3), torch.ones(5, 3)])
+        >>> x.data.shape, x.lengths.tolist()
+        (torch.Size([2, 5, 3]), [2, 5])
+    """
+
+    def __init__(self, data: Tensor, lengths: Any) -> None:
+        lengths = torch.as_tensor(lengths)
+        if data.dim() < 2 or lengths.shape != data.shape[:1]:
+            raise TpsgdError(
+                "Padded takes sequences (samples, longest, ...) and one length per sample, got "
+                f"shapes {tuple(data.shape)} and {tuple(lengths.shape)}"
+            )
+        if lengths.is_floating_point() or lengths.dtype is torch.bool:
+            raise TpsgdError(f"lengths must be whole numbers, got {lengths.dtype}")
+        self.data, self.lengths = data, lengths.cpu()
+
+    @classmethod
+    def of(cls, sequences: "PackedSequence | Sequence[Any]") -> "Padded":
+        """From torch's packed sequences, or a list of arrays `(length, ...)`."""
+        if isinstance(sequences, PackedSequence):
+            return cls(*pad_packed_sequence(sequences, batch_first=True)).checked()
+        parts = [torch.as_tensor(s) for s in sequences]
+        if not parts or any(not p.dim() or p.shape[1:] != parts[0].shape[1:] for p in parts):
+            raise TpsgdError("sequences must be arrays (length, ...) with the same features each")
+        lengths = torch.tensor([len(p) for p in parts])
+        return cls(pad_sequence(parts, batch_first=True), lengths).checked()
+
+    @classmethod
+    def masked(cls, data: Any, mask: Any) -> "Padded":
+        """From a mask `(samples, longest)`, true where a step is real; real steps come first."""
+        data, mask = torch.as_tensor(data), torch.as_tensor(mask)
+        if mask.shape != data.shape[:2]:
+            raise TpsgdError(
+                f"the mask's shape must be {tuple(data.shape[:2])}, got {tuple(mask.shape)}"
+            )
+        mask = mask.bool()
+        if bool((mask[:, 1:] & ~mask[:, :-1]).any()):
+            raise TpsgdError("a mask must be true up to a sequence's end and false after it")
+        return cls(data, mask.sum(1)).checked()
+
+    def checked(self) -> "Padded":
+        """Itself, or an error when a length is out of range."""
+        if not len(self):
+            return self
+        low, high = int(self.lengths.min()), int(self.lengths.max())
+        if low < 1 or high > self.data.shape[1]:
+            raise TpsgdError(
+                f"a sequence's length must be from 1 to {self.data.shape[1]}, got "
+                f"{low if low < 1 else high}"
+            )
+        return self
+
+    def __repr__(self) -> str:
+        return f"Padded({tuple(self.shape)}, {self.dtype})"
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: Any) -> "Padded":
+        lengths = self.lengths[index.cpu() if isinstance(index, Tensor) else index]
+        return Padded(self.data[index], lengths)
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of the padded tensor."""
+        return self.data.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the padded tensor."""
+        return self.data.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Of the padded tensor."""
+        return self.data.device
+
+    @property
+    def nbytes(self) -> int:
+        """Of the padded tensor and the lengths."""
+        return self.data.nbytes + self.lengths.nbytes
+
+    def dim(self) -> int:
+        """The padded tensor's dimensions."""
+        return self.data.dim()
+
+    def is_floating_point(self) -> bool:
+        """Whether the padded tensor holds real numbers."""
+        return self.data.is_floating_point()
+
+    def to(self, device: torch.device, dtype: torch.dtype | None = None) -> "Padded":
+        """On another device, in another number format."""
+        return Padded(self.data.to(device, dtype), self.lengths)
+
+    def detach(self) -> "Padded":
+        """Without a graph behind it."""
+        return Padded(self.data.detach(), self.lengths)
+
+    def longest_first(self) -> Tensor:
+        """The order in which no sequence is longer than the one before it."""
+        return self.lengths.argsort(descending=True, stable=True)
+
+
+def through(module: Any, x: Any) -> Any:
+    """A module on sequences of different lengths, which it reads, or treats step by step."""
+    if not isinstance(x, Padded) or any(hasattr(m, "reads_sequences") for m in module.modules()):
+        return module(x)
+    return Padded(module(x.data), x.lengths)

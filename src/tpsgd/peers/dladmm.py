@@ -1,0 +1,357 @@
+"""`fit_dladmm`: a multilayer perceptron by alternating updates, all samples at once; see `admm`."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tpsgd.engine.assemble import classes_of, count, form_for, sizes_of
+from tpsgd.engine.batches import Arrays, Form, Stream, first_samples, in_stream, source
+from tpsgd.engine.fit import prepared
+from tpsgd.engine.meter import Meter, available, tensor_bytes
+from tpsgd.engine.record import BlockInfo, Epoch, Run, size
+from tpsgd.engine.settings import Settings
+from tpsgd.errors import TpsgdError
+from tpsgd.losses import cross_entropy
+from tpsgd.nets.blocks import Block, split
+from tpsgd.nets.padded import Padded
+from tpsgd.peers.admm import Problem, Steps, begin, iterate, outputs
+from tpsgd.rules import Place
+
+RISES = 3  # of the loss, one after the other, before rho grows
+GROWTH = 10.0  # of rho
+SPARE = 7  # arrays of a layer's outputs that an update needs for a moment
+
+
+def fit_dladmm(
+    model: nn.Module,
+    data: Any,
+    *,
+    iterations: int = 300,
+    rho: float = 1.0,
+    theta: float = 1.0,
+    tau: float = 1.0,
+    max_rho: float | None = None,
+    fista_step: float = 2.0,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+    validation: Any = None,
+    callbacks: Sequence[Callable[[Epoch], Any]] = (),
+    progress: Callable[[int, int], None] | None = None,
+) -> Run:
+    """Train a multilayer perceptron in place by dlADMM, all samples at once: see `solvers.admm`.
+
+    The model begins with the weights it has. After every iteration it holds that iteration's.
+
+    Args:
+        model: an `nn.Sequential` of `nn.Linear` with ReLU or LeakyReLU between them, perhaps an
+            `nn.Flatten` first; float32 or float64.
+        data: as for `tpsgd.fit`, gathered in memory; labels are class indices.
+        iterations: each updates every layer twice, from all samples.
+        rho: the weight of the constraints.
+        theta: the curvature of the bound on W before it is doubled. A larger one makes for shorter
+            steps where it is more than needed.
+        tau: the same of the bound on a.
+        max_rho: multiply rho by 10, up to this, whenever the training loss has risen three times
+            running; None leaves rho alone. The published setting is rho=1e-6, max_rho=0.1, with
+            weights and biases drawn from a normal distribution of standard deviation 0.1.
+        fista_step: the step of the last z's updates; the authors' program takes 4.
+        seed: of the order of a `Dataset`'s samples, which only rounding can tell.
+        device: as for `tpsgd.fit`.
+        validation: held-out data, measured after every iteration.
+        callbacks: called with an `Epoch` after every iteration; one that returns True ends the run.
+        progress: as for `tpsgd.fit`.
+
+    Returns:
+        The record, as of `tpsgd.fit_backprop`: an iteration's loss is the mean cross-entropy of the
+        net on the training data, `settings["rho_at_end"]` what rho has become.
+
+    Examples:
+        >>> import tpsgd
+        >>> x = torch.randn(100, 4, generator=torch.Generator().manual_seed(0))
+        >>> y = (x[:, 0] + x[:, 1] > 0).long()
+        >>> model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 2))
+        >>> run = fit_dladmm(model, (x, y), iterations=100)
+        >>> tpsgd.evaluate(model, (x, y)) > 0.9
+        True
+        >>> run.sample_passes  # 100 samples, 2 layers, 2 updates an iteration
+        40000
+    """
+    started = time.perf_counter()
+    steps = Steps(rho, theta, tau, fista_step)
+    if not isinstance(iterations, int) or iterations < 1:
+        raise TpsgdError(f"iterations must be a whole number, 1 or more, got {iterations!r}")
+    if max_rho is not None:
+        number = isinstance(max_rho, (int, float))
+        if not number or not rho <= max_rho < math.inf:
+            raise TpsgdError(
+                f"max_rho must be a number, rho ({rho:g}) or more, or None; got {max_rho!r}"
+            )
+    settings = Settings(
+        loss=cross_entropy, epochs=iterations, batch_size=1024, seed=seed, device=device,
+        validation=validation, callbacks=callbacks, progress=progress,
+    )  # fmt: skip
+    blocks = split(model)
+    refuse(blocks)
+    with prepared([model], settings) as (where, dtype, meter):
+        first = first_samples(data)
+        if isinstance(first, Padded):
+            raise TpsgdError(
+                "dlADMM takes samples of one shape, got sequences of different lengths: use "
+                "tpsgd.fit with a recurrent layer"
+            )
+        form = form_for(blocks, first, in_stream(data), settings, where, dtype, 1)
+        classes = classes_of(sizes_of(blocks, first, settings, form)[-1][Place.END], blocks[-1])
+        run = Run("dladmm", seed, described(settings, steps, max_rho), infos(blocks))
+        held_out = None if validation is None else source(validation, form, cross_entropy, classes)
+        if isinstance(held_out, Arrays):
+            whole_labels(held_out.y)
+        samples = source(data, form, cross_entropy, classes, complete=True)
+        meter.begin()
+        x, labels = gathered(samples, form, blocks, meter)
+        began = time.perf_counter()
+        run.setup_seconds = began - started
+        teach(model, blocks, x, labels, held_out, steps, max_rho, settings, run, meter, began)
+        run.seconds = time.perf_counter() - began
+        run.peak_bytes, run.kept_bytes = meter.peak(tensor_bytes(model)), meter.kept
+    return run
+
+
+def teach(
+    model: nn.Module,
+    blocks: list[Block],
+    x: Tensor,
+    labels: Tensor,
+    held_out: Arrays | Stream | None,
+    steps: Steps,
+    max_rho: float | None,
+    settings: Settings,
+    run: Run,
+    meter: Meter,
+    began: float,
+) -> None:
+    """Iterate, write the weights into the model, keep the record."""
+    layers = [block.layer for block in blocks]
+    weights: list[Any] = [layer.weight for layer in layers]
+    biases: list[Any] = [layer.bias for layer in layers]
+    own = [*weights, *(b for b in biases if b is not None)]
+    iterations, losses = settings.epochs, []
+    assert isinstance(iterations, int)
+    passes = 2 * len(blocks) * len(labels)  # in an iteration
+    with meter.watch():
+        p = begin(weights, biases, x, labels, slopes(blocks))
+    for number in range(1, iterations + 1):
+        with meter.watch(number == 1):
+            iterate(p, steps)
+            loss, accuracy = figures(p)
+        if not math.isfinite(loss):
+            raise TpsgdError(
+                f"the loss became {loss} in iteration {number}, the model keeps the weights from "
+                "before it: raise rho, or scale the inputs"
+            )
+        # in one call: an interruption finds the weights of a whole iteration
+        with torch.no_grad():
+            torch._foreach_copy_(own, p.parameters())  # type: ignore[attr-defined]
+        losses.append(loss)
+        run.sample_passes += passes
+        if settings.progress is not None:
+            settings.progress(run.sample_passes, passes * iterations)
+        checks = (None, None) if held_out is None else measured(model, held_out)
+        record = Epoch(0, number, loss, accuracy, *checks, time.perf_counter() - began)
+        run.history.append(record)
+        if any([callback(record) is True for callback in settings.callbacks]):
+            break
+        if max_rho is not None and risen(losses):
+            steps = replace(steps, rho=min(GROWTH * steps.rho, max_rho))
+    run.settings["rho_at_end"] = steps.rho
+
+
+@torch.no_grad()
+def figures(p: Problem) -> tuple[float, float]:
+    """The net's mean cross-entropy and accuracy; this is where a GPU is waited for."""
+    y = outputs(p)
+    right = (y.argmax(1) == p.labels).sum()
+    loss, right = torch.stack([F.cross_entropy(y, p.labels), right.to(y)]).tolist()
+    return loss, right / len(y)
+
+
+def risen(losses: Sequence[float]) -> bool:
+    """Whether the loss has risen three times running.
+
+    Examples:
+        >>> risen([9, 1, 2, 3, 4]), risen([1, 2, 2, 3])
+        (True, False)
+    """
+    last = losses[-RISES - 1 :]
+    return len(last) > RISES and all(x < y for x, y in pairwise(last))
+
+
+@torch.no_grad()
+def measured(model: nn.Module, held_out: Arrays | Stream) -> tuple[float, float]:
+    """Mean cross-entropy and accuracy of the model on held-out data."""
+    sums, seen = [], 0
+    for x, labels, *_ in held_out.batches():
+        y, seen = model(x), seen + len(labels)
+        right = (y.argmax(1) == whole_labels(labels)).sum()
+        sums.append(torch.stack([F.cross_entropy(y, labels, reduction="sum"), right.to(y)]))
+    if not seen:
+        raise TpsgdError("the validation data is empty: it gave no batch")
+    loss, right = torch.stack(sums).double().sum(0).tolist()
+    return loss / seen, right / seen
+
+
+@torch.no_grad()
+def gathered(
+    samples: Arrays | Stream, form: Form, blocks: list[Block], meter: Meter
+) -> tuple[Tensor, Tensor]:
+    """All inputs, (samples, features), and labels on the device, if training on them would fit."""
+    free = room(form.device)
+    if isinstance(samples, Arrays):
+        x, labels = samples.x, samples.y
+        ready = x.dtype == form.dtype and x.device == form.device
+        check_room(len(labels), blocks, form, free, copies=not ready)
+        x, labels = form(x), whole_labels(labels.to(form.device))
+    else:
+        ready, xs, ys, seen = False, [], [], 0
+        for part, y, *_ in samples.batches(0, 0):
+            seen += len(y)
+            check_room(max(seen, samples.samples), blocks, form, free, copies=True)
+            xs.append(part)
+            ys.append(whole_labels(y))
+        if not seen:
+            raise TpsgdError("the data is empty: the loader gives no batch")
+        x, labels = torch.cat(xs), torch.cat(ys)
+    if not ready:
+        meter.keep(x.nbytes)
+    for module in blocks[0].prologue:
+        x = module(x)
+    return x, labels
+
+
+def whole_labels(labels: Tensor) -> Tensor:
+    """The labels, if they are class indices."""
+    if labels.is_floating_point():
+        raise TpsgdError(
+            f"dlADMM needs class indices, whole numbers of shape (samples,), got float labels "
+            f"{tuple(labels.shape)}: take their argmax(1), or use tpsgd.fit"
+        )
+    return labels.long()
+
+
+def planned_bytes(samples: int, widths: list[int], itemsize: int, copies: bool) -> int:
+    """What training on so many samples holds at its peak, the model left out.
+
+    Each layer has z, a and m (the last one u in place of a); an update needs a few more for a
+    moment. `copies`: the data too, twice while a loader's batches are put together.
+
+    Examples:
+        >>> planned_bytes(60_000, [784, 256, 10], itemsize=4, copies=False) >> 20
+        595
+    """
+    state = 3 * sum(widths[1:]) + SPARE * max(widths[1:])
+    data = widths[0] if copies else 0
+    weights = 4 * sum(a * b + b for a, b in pairwise(widths))
+    return itemsize * (samples * (data + max(data, state)) + weights)
+
+
+def check_room(samples: int, blocks: list[Block], form: Form, free: int, copies: bool) -> None:
+    """Refuse what would not fit in memory."""
+    layers: list[Any] = [block.layer for block in blocks]
+    widths = [layers[0].in_features, *(layer.out_features for layer in layers)]
+    need = planned_bytes(samples, widths, form.dtype.itemsize, copies)
+    if need > free:
+        raise TpsgdError(
+            f"dlADMM holds every layer's values for all {samples:,} samples, about {size(need)}, "
+            f"and {size(free)} are free on {form.device}: use fewer samples, narrower layers or "
+            "another device"
+        )
+
+
+def room(device: torch.device) -> int:
+    """Free bytes, those that torch keeps for itself included."""
+    free = available(device)
+    if device.type == "cuda":
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return free
+
+
+def slopes(blocks: list[Block]) -> list[float]:
+    """The slope below 0 of each hidden layer's activation."""
+    return [float(getattr(block.activation, "negative_slope", 0.0)) for block in blocks[:-1]]
+
+
+def refuse(blocks: list[Block]) -> None:
+    """Say why a model is not one that dlADMM can train, if it is not."""
+    instead = "train this model with tpsgd.fit or tpsgd.fit_backprop"
+    for block in blocks:
+        who, last = f"block {block.index + 1} ({block})", block is blocks[-1]
+        other = misfit(block, last)
+        if other is not None:
+            raise TpsgdError(
+                "dlADMM knows nn.Linear layers, ReLU or LeakyReLU between them and nn.Flatten "
+                f"before the first, but {who} has {type(other).__name__}: {instead}"
+            )
+        if block.activation is None and not last:
+            raise TpsgdError(
+                f"{who} has no activation, and dlADMM needs ReLU or LeakyReLU after every layer "
+                "but the last: add one"
+            )
+        if any(not p.requires_grad for p in block.layer.parameters()):
+            raise TpsgdError(
+                f"{who} is frozen, and dlADMM trains all layers at once: call "
+                "requires_grad_(True) on it, or compute its outputs and train the rest on those"
+            )
+        if not block.closed_form(Place.BEFORE) or set(dict(block.layer.named_parameters())) - {
+            "weight",
+            "bias",
+        }:
+            raise TpsgdError(f"{who} has hooks, which dlADMM would pass by: remove them")
+    layer: Any = blocks[-1].layer
+    if layer.out_features < 2:
+        raise TpsgdError(
+            "dlADMM tells classes apart by one output each, and the last layer has 1: give it 2 "
+            "for a yes-or-no question"
+        )
+    if layer.weight.dtype not in (torch.float32, torch.float64):
+        raise TpsgdError(
+            f"dlADMM computes in float32 or float64, and the model is in {layer.weight.dtype}: "
+            "call model.float()"
+        )
+
+
+def misfit(block: Block, last: bool) -> nn.Module | None:
+    """The first module of a block that dlADMM does not know."""
+    known: set[type[nn.Module]] = set() if last else {nn.ReLU, nn.LeakyReLU}
+    before: set[type[nn.Module]] = {nn.Flatten} if block.index == 0 else set()
+    for module in block.modules:
+        if module is block.layer:
+            fits = type(module) is nn.Linear
+        elif module is block.activation:
+            fits = type(module) in known
+        else:
+            fits = type(module) in before and module in block.prologue
+        if not fits:
+            return module
+    return None
+
+
+def infos(blocks: list[Block]) -> list[BlockInfo]:
+    """How each layer is trained, for the record."""
+    return [
+        BlockInfo(str(b), "dladmm", count(b.named_parameters()), "alternating updates")
+        for b in blocks
+    ]
+
+
+def described(settings: Settings, steps: Steps, max_rho: float | None) -> dict[str, Any]:
+    """The settings as plain values, for the record."""
+    every = settings.describe("dladmm", cross_entropy)
+    shared = ("rule", "loss", "seed", "device", "validation", "threads", "torch")
+    own = {"iterations": settings.epochs, **vars(steps), "max_rho": max_rho}
+    return {name: every[name] for name in shared} | own

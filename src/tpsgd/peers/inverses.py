@@ -1,0 +1,151 @@
+"""What a module must have been given to answer y, as nearly as can be said.
+
+| module                 | inverse                                                                |
+|------------------------|------------------------------------------------------------------------|
+| Linear                 | (y - b) pinv(W)                                                        |
+| Conv1d, Conv2d         | pinv of the kernel gives patches; where they overlap, their mean       |
+| LeakyReLU              | y where y >= 0, else y / slope                                         |
+| ReLU                   | y: a negative one cannot be had, and gives 0, the nearest              |
+| Sigmoid, Tanh          | y scaled from its least and greatest value into the range, then undone |
+| pooling                | each number again for all its pixels                                   |
+| Flatten, Unflatten     | the shape before                                                       |
+| Identity, Dropout      | y                                                                      |
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tpsgd.errors import TpsgdError
+from tpsgd.nets.blocks import padding
+
+EPSILON = 1e-5  # how far scaled targets stay from the ends of a bounded activation's range
+BOUNDED, CONVOLUTIONS = (nn.Sigmoid, nn.Tanh), (nn.Conv1d, nn.Conv2d)
+POOLING = (
+    *(nn.AvgPool1d, nn.AvgPool2d, nn.MaxPool1d, nn.MaxPool2d),
+    *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d),
+)
+
+
+class Scale(NamedTuple):
+    """What takes a bounded activation's output back to the values wanted: gain * y + shift."""
+
+    gain: float
+    shift: float
+
+
+class Unscale(nn.Module):
+    """gain * y + shift, with numbers that do not learn."""
+
+    gain: Tensor
+    shift: Tensor
+
+    def __init__(self, gain: float, shift: float) -> None:
+        super().__init__()
+        self.register_buffer("gain", torch.tensor(gain, dtype=torch.float64))
+        self.register_buffer("shift", torch.tensor(shift, dtype=torch.float64))
+
+    def forward(self, y: Tensor) -> Tensor:
+        """In y's own precision."""
+        return y * self.gain.to(y.dtype) + self.shift.to(y.dtype)
+
+
+def inverse(module: nn.Module, y: Tensor, shape: torch.Size) -> tuple[Tensor, Scale | None]:
+    """The input of this shape that gives y (float64), and the scale of a bounded activation."""
+    if isinstance(module, BOUNDED):
+        return _bounded(module, y)
+    invert = next(f for kinds, f in _INVERSES.items() if isinstance(module, kinds))
+    return invert(module, y, shape), None
+
+
+def invertible(module: nn.Module) -> bool:
+    """Whether there is an inverse of this kind of module, if not of every one of the kind."""
+    return isinstance(module, BOUNDED) or any(isinstance(module, k) for k in _INVERSES)
+
+
+def check_invertible(module: nn.Module) -> None:
+    """Refuse modules that have no inverse here."""
+    if not invertible(module):
+        raise TpsgdError(
+            f"ZORB has no inverse for {type(module).__name__}: it takes linear layers, "
+            "convolutions, LeakyReLU, ReLU, Tanh, Sigmoid, pooling, Flatten and Dropout"
+        )
+    if isinstance(module, CONVOLUTIONS) and (module.groups > 1 or padding(module) is None):
+        raise TpsgdError("ZORB cannot invert a convolution with groups, or not padded with zeros")
+
+
+def _bounded(module: nn.Module, y: Tensor) -> tuple[Tensor, Scale]:
+    """Scaled into the range of a sigmoid, 0 to 1, or of tanh, -1 to 1, and a little less."""
+    low, high = y.min(), y.max()
+    spread = torch.where(high > low, high - low, 1.0)
+    share = ((y - low) / spread).mul(1 - 2 * EPSILON).add(EPSILON)
+    gain = spread / (1 - 2 * EPSILON)
+    if isinstance(module, nn.Sigmoid):
+        return share.logit(), Scale(float(gain), float(low - EPSILON * gain))
+    shift = low + (0.5 - EPSILON) * gain
+    return share.mul(2).sub(1).atanh(), Scale(float(gain / 2), float(shift))
+
+
+def _linear(module: Any, y: Tensor, shape: torch.Size) -> Tensor:
+    return _less_bias(module, y, -1) @ pseudo_inverse(module.weight).mT
+
+
+def _convolution(module: Any, y: Tensor, shape: torch.Size) -> Tensor:
+    pads = padding(module)
+    assert pads is not None
+    size, kernel, dilation, stride = shape[1:], module.kernel_size, module.dilation, module.stride
+    if isinstance(module, nn.Conv1d):  # an image of one row
+        size, kernel, pads = (1, *size), (1, *kernel), [0, *pads]
+        dilation, stride = (1, *dilation), (1, *stride)
+    patches = pseudo_inverse(module.weight.flatten(1)) @ _less_bias(module, y, 1).flatten(2)
+    how = (tuple(size), kernel, dilation, tuple(pads), stride)
+    met = F.fold(torch.ones_like(patches[:1]), *how)
+    return (F.fold(patches, *how) / met.clamp(min=1)).view(len(y), *shape)
+
+
+def _less_bias(module: Any, y: Tensor, dim: int) -> Tensor:
+    if module.bias is None:
+        return y
+    bias = module.bias.detach().double()
+    return y - (bias if dim == -1 else bias.view(-1, *[1] * (y.dim() - 2)))
+
+
+def pseudo_inverse(weight: Tensor) -> Tensor:
+    """By singular values, those that are rounding left out."""
+    W = weight.detach().double()
+    return torch.linalg.pinv(W, rtol=10 * max(W.shape) * torch.finfo(W.dtype).eps)
+
+
+def _leaky(module: Any, y: Tensor, shape: torch.Size) -> Tensor:
+    slope = float(module.negative_slope)
+    return y if slope == 0 else torch.where(y >= 0, y, y / slope)
+
+
+def _scaled_back(module: Any, y: Tensor, shape: torch.Size) -> Tensor:
+    return (y - module.shift) / module.gain
+
+
+def _same(module: Any, y: Tensor, shape: torch.Size) -> Tensor:
+    return y
+
+
+def _reshaped(module: Any, y: Tensor, shape: torch.Size) -> Tensor:
+    return y.reshape(len(y), *shape)
+
+
+def _spread(module: Any, y: Tensor, shape: torch.Size) -> Tensor:
+    return F.interpolate(y, size=list(shape[1:]), mode="nearest")
+
+
+_INVERSES: dict[Any, Callable[[Any, Tensor, torch.Size], Tensor]] = {
+    nn.Linear: _linear,
+    CONVOLUTIONS: _convolution,
+    nn.LeakyReLU: _leaky,
+    (nn.ReLU, nn.Identity, nn.modules.dropout._DropoutNd): _same,
+    (nn.Flatten, nn.Unflatten): _reshaped,
+    POOLING: _spread,
+    Unscale: _scaled_back,
+}

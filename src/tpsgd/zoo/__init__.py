@@ -1,0 +1,1 @@
+"""Models by a word, VGGs and ResNets."""

@@ -1,0 +1,86 @@
+"""ResNets (He et al. 2016) as plain `nn.Sequential`s, with torchvision's key names.
+
+`tpsgd.split` makes one block of the stem, of each residual block (autograd runs inside it, and ends
+at its input) and of the classifier. Features are read from `layer1` to `layer4`.
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from tpsgd.errors import TpsgdError
+from tpsgd.zoo.vgg import check_picture
+
+LAYERS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
+
+
+class Residual(nn.Module):
+    """relu(x + f(x)), f two 3 x 3 convolutions with batch norm; x is projected where it must be."""
+
+    def __init__(self, inputs: int, width: int, stride: int = 1) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, width, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.downsample = None
+        if stride != 1 or inputs != width:
+            shortcut = nn.Conv2d(inputs, width, 1, stride, bias=False)
+            self.downsample = nn.Sequential(shortcut, nn.BatchNorm2d(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block's output."""
+        out = self.relu(self.bn1(self.conv1(x)))
+        out = self.bn2(self.conv2(out))
+        out += x if self.downsample is None else self.downsample(x)
+        return self.relu(out)
+
+
+def resnet(
+    depth: int, shape: Sequence[int], classes: int, small: bool = False, width: int = 64
+) -> nn.Sequential:
+    """A ResNet18 or ResNet34 for pictures of this shape.
+
+    Args:
+        depth: 18 or 34.
+        shape: of one picture, (channels, height, width).
+        classes: how many outputs.
+        small: for pictures under 64 px: a 3 x 3 stem of stride 1 and no pooling after it, instead
+            of 7 x 7, stride 2 and a max pooling, which keep a sixteenth of the pixels.
+        width: filters of the first stage; each of the next three has twice as many.
+
+    Examples:
+        >>> net = resnet(18, (3, 32, 32), 10, small=True)
+        >>> sum(p.numel() for p in net.parameters())
+        11173962
+    """
+    if depth not in LAYERS:
+        raise TpsgdError(f"there is no ResNet{depth} here: choose {', '.join(map(str, LAYERS))}")
+    check_picture(shape, classes)
+    if not isinstance(width, int) or width < 1:
+        raise TpsgdError(f"width must be a whole number of filters, 1 or more, got {width!r}")
+    net, channels = nn.Sequential(), width
+    net.add_module("conv1", _stem(shape[0], width, small))
+    net.add_module("bn1", nn.BatchNorm2d(width))
+    net.add_module("relu", nn.ReLU(inplace=True))
+    net.add_module("maxpool", nn.Identity() if small else nn.MaxPool2d(3, 2, padding=1))
+    for i, count in enumerate(LAYERS[depth]):
+        filters = width << i
+        first = Residual(channels, filters, stride=1 if i == 0 else 2)
+        others = [Residual(filters, filters) for _ in range(count - 1)]
+        net.add_module(f"layer{i + 1}", nn.Sequential(first, *others))
+        channels = filters
+    net.add_module("avgpool", nn.AdaptiveAvgPool2d(1))
+    net.add_module("flatten", nn.Flatten())
+    net.add_module("fc", nn.Linear(channels, classes))
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    return net
+
+
+def _stem(channels: int, width: int, small: bool) -> nn.Conv2d:
+    if small:
+        return nn.Conv2d(channels, width, 3, padding=1, bias=False)
+    return nn.Conv2d(channels, width, 7, 2, padding=3, bias=False)

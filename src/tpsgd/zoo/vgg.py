@@ -1,0 +1,150 @@
+"""VGG nets (Simonyan & Zisserman 2015) as plain `nn.Sequential`s, with torchvision's key names.
+
+VGG8 is the VGG8b of Nøkland & Eidnes (2019). With `dense=(4096, 4096)`, `pool=7` and 1,000 classes,
+VGG11 and VGG16 load torchvision's weights for pictures of any size.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from tpsgd.errors import TpsgdError
+
+# The widths of the convolutions; 0 halves the picture.
+LAYERS = {
+    8: (128, 256, 0, 256, 512, 0, 512, 0, 512, 0),
+    11: (64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0),
+    16: (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0),
+}
+DENSE = {8: (1024,), 11: (512,), 16: (512,)}
+
+
+def vgg(
+    depth: int,
+    shape: Sequence[int],
+    classes: int,
+    dense: Sequence[int] | None = None,
+    batch_norm: bool = False,
+    dropout: float = 0.0,
+    pool: int | None = None,
+) -> nn.Sequential:
+    """A VGG net for pictures of this shape: `features`, `flatten`, `classifier`.
+
+    Args:
+        depth: 8, 11 or 16.
+        shape: of one picture, (channels, height, width).
+        classes: how many outputs.
+        dense: widths of the linear layers before the classes; default 1,024 for VGG8, else 512.
+        batch_norm: normalise after each convolution; indices are those of `vgg11_bn`, `vgg16_bn`.
+        dropout: after each dense ReLU; torchvision has 0.5.
+        pool: average the last maps to `pool x pool` (a module `avgpool`); torchvision has 7.
+
+    Examples:
+        >>> net = vgg(11, (3, 32, 32), 10)
+        >>> sum(p.numel() for p in net.parameters())
+        9488266
+    """
+    _check(depth, shape, classes, dropout)
+    features = _features(depth, shape[0], batch_norm)
+    halved = 2 ** len(taps(depth))
+    height, width = (n // halved for n in shape[1:])
+    if not height or not width:
+        raise TpsgdError(
+            f"pictures of {shape[1]} x {shape[2]} are too small for VGG{depth}, which halves them "
+            f"{len(taps(depth))} times: give {halved} x {halved} or more"
+        )
+    net = nn.Sequential()
+    net.add_module("features", features)
+    if pool is not None:
+        net.add_module("avgpool", nn.AdaptiveAvgPool2d(pool))
+        height = width = pool
+    net.add_module("flatten", nn.Flatten())
+    widths = DENSE[depth] if dense is None else dense
+    inputs = LAYERS[depth][-2] * height * width
+    net.add_module("classifier", _classifier(inputs, widths, classes, dropout))
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d) and module.bias is not None:
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            nn.init.zeros_(module.bias)
+    return net
+
+
+def vgg8(shape: Sequence[int], classes: int, **options: Any) -> nn.Sequential:
+    """`vgg(8, ...)`: six convolutions from 128 to 512 filters and a dense layer of 1,024."""
+    return vgg(8, shape, classes, **options)
+
+
+def vgg11(shape: Sequence[int], classes: int, **options: Any) -> nn.Sequential:
+    """`vgg(11, ...)`: eight convolutions."""
+    return vgg(11, shape, classes, **options)
+
+
+def vgg16(shape: Sequence[int], classes: int, **options: Any) -> nn.Sequential:
+    """`vgg(16, ...)`: thirteen convolutions."""
+    return vgg(16, shape, classes, **options)
+
+
+def taps(depth: int, batch_norm: bool = False) -> dict[str, str]:
+    """The module path of every pooling stage, to read features from.
+
+    Examples:
+        >>> taps(16)["pool1"], taps(11)["pool5"]
+        ('features.4', 'features.20')
+    """
+    _check_depth(depth)
+    pools = (i for i, m in enumerate(_features(depth, 1, batch_norm, "meta")) if _halves(m))
+    return {f"pool{n}": f"features.{i}" for n, i in enumerate(pools, 1)}
+
+
+def _features(
+    depth: int, channels: int, batch_norm: bool, device: str | None = None
+) -> nn.Sequential:
+    """The convolutions."""
+    features: list[nn.Module] = []
+    for width in LAYERS[depth]:
+        if not width:
+            features.append(nn.MaxPool2d(2))
+            continue
+        features.append(nn.Conv2d(channels, width, 3, padding=1, device=device))
+        if batch_norm:
+            features.append(nn.BatchNorm2d(width, device=device))
+        features.append(nn.ReLU(inplace=True))
+        channels = width
+    return nn.Sequential(*features)
+
+
+def _halves(module: nn.Module) -> bool:
+    return isinstance(module, nn.MaxPool2d)
+
+
+def _classifier(inputs: int, dense: Sequence[int], classes: int, dropout: float) -> nn.Sequential:
+    """The linear layers; without dropout an `nn.Identity` holds its place, for torchvision."""
+    layers: list[nn.Module] = []
+    for width in dense:
+        drops = nn.Dropout(dropout) if dropout else nn.Identity()
+        layers += [nn.Linear(inputs, width), nn.ReLU(inplace=True), drops]
+        inputs = width
+    return nn.Sequential(*layers, nn.Linear(inputs, classes))
+
+
+def _check_depth(depth: int) -> None:
+    if depth not in LAYERS:
+        raise TpsgdError(f"there is no VGG{depth} here: choose {', '.join(map(str, LAYERS))}")
+
+
+def _check(depth: int, shape: Sequence[int], classes: int, dropout: float) -> None:
+    _check_depth(depth)
+    check_picture(shape, classes)
+    if not 0 <= dropout < 1:
+        raise TpsgdError(f"dropout must be a share from 0 to below 1, got {dropout!r}")
+
+
+def check_picture(shape: Sequence[int], classes: int) -> None:
+    """Refuse what is no picture's shape, or no number of classes."""
+    if len(shape) != 3 or not all(isinstance(n, int) and n > 0 for n in shape):
+        raise TpsgdError(
+            f"shape must be a picture's (channels, height, width), such as (3, 32, 32), got {shape}"
+        )
+    if not isinstance(classes, int) or classes < 1:
+        raise TpsgdError(f"classes must be a whole number, 1 or more, got {classes!r}")

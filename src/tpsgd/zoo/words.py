@@ -1,0 +1,324 @@
+"""Models by a word: `mlp:256,256`, `cnn:16x5,16x5`, `rnn:512,512+256`, or `path.py:factory`.
+
+Recurrent words end in `rnn` or, reading both ways, in `birnn`. In front of that, nothing means our
+leaky cell, `paper-` the paper's and `torch-` an `nn.RNN`. Then come the layers' sizes, and after a
+`+` the widths of a perceptron between them and the classifier.
+"""
+
+import difflib
+import importlib.util
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from tpsgd.errors import TpsgdError
+from tpsgd.nets import inits
+from tpsgd.nets.blocks import split
+from tpsgd.nets.inits import Init
+from tpsgd.nets.recurrent import Recurrent
+
+Factory = Callable[[], nn.Module]
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "leaky-relu": nn.LeakyReLU,
+    "relu": nn.ReLU,
+    "tanh": nn.Tanh,
+    "sigmoid": nn.Sigmoid,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+    "softplus": nn.Softplus,
+}
+
+
+INITS: dict[str, Callable[[], Init]] = {
+    "zeros": inits.zeros,
+    "uniform": inits.uniform,
+    "scaled-uniform": inits.scaled_uniform,
+    "reservoir": inits.reservoir,
+}
+CELLS = ("rnn", "birnn", "paper-rnn", "paper-birnn", "torch-rnn", "torch-birnn")
+
+
+def factory(
+    word: str,
+    shape: tuple[int, ...],
+    classes: int,
+    activation: str = "leaky-relu",
+    *,
+    tokens: int | None = None,
+    init: str | None = None,
+    leak: float | None = None,
+) -> Factory:
+    """A function that makes a fresh model for samples of this shape.
+
+    Args:
+        word: `mlp:...`, `cnn:...`, `rnn:...` and its kin, or `path.py:function`.
+        shape: of one sample; of sequences (steps, features), of tokens (steps,).
+        classes: how many.
+        activation: of an MLP, a CNN or the perceptron after recurrent layers.
+        tokens: how many there are, where samples are whole numbers to look up.
+        init: a recurrent cell's weights, a name out of `INITS`; default: the cell's own.
+        leak: of `rnn:` and `birnn:`, as for `tpsgd.Recurrent`; default: its own.
+
+    Examples:
+        >>> factory("mlp:8", (1, 4, 4), 3)()
+        Sequential(
+          (0): Flatten(start_dim=1, end_dim=-1)
+          (1): Linear(in_features=16, out_features=8, bias=True)
+          (2): LeakyReLU(negative_slope=0.01)
+          (3): Linear(in_features=8, out_features=3, bias=True)
+        )
+        >>> [type(m).__name__ for m in factory("rnn:8,8+4", (28, 28), 3)()]
+        ['Recurrent', 'Recurrent', 'Linear', 'LeakyReLU', 'Linear']
+    """
+    if activation not in ACTIVATIONS:
+        raise TpsgdError(f"unknown activation {activation!r}: choose {', '.join(ACTIVATIONS)}")
+    act = ACTIVATIONS[activation]
+    kind, _, rest = word.partition(":")
+    if kind in CELLS:
+        cell = _cell(word, kind, init, leak)
+        sizes, widths = _sizes(word, rest)
+        inputs = _features(word, shape, tokens)
+        return lambda: rnn(cell, inputs, sizes, widths, classes, act)
+    if init is not None or leak is not None:
+        raise TpsgdError(f"init and leak are for recurrent models such as rnn:512, not for {word}")
+    if kind in ("mlp", "cnn") and tokens is not None:
+        raise TpsgdError(f"{word} cannot read tokens, numbers of words: choose rnn:512")
+    if kind == "mlp":
+        hidden = _numbers(word, rest)
+        return lambda: mlp(shape, hidden, classes, act)
+    if kind == "cnn":
+        layers = [_layer(word, part) for part in rest.split(",")]
+        if len(shape) != 3:
+            raise TpsgdError(f"{word} needs images (channels, height, width), not {shape}")
+        _check_sizes(word, shape, layers)
+        return lambda: cnn(shape, layers, classes, act)
+    if is_own(word):
+        return from_file(word)
+    close = difflib.get_close_matches(kind.lower(), ("mlp", "cnn", *CELLS), n=1)
+    raise TpsgdError(
+        f"unknown model {word!r}: did you mean {close[0]}:{rest}?"
+        if close
+        else f"unknown model {word!r}: write mlp:256,256 (widths), cnn:16x5,16x5 (filters x "
+        f"kernel), rnn:512 (units; or {', '.join(CELLS[1:])}) or path.py:factory"
+    )
+
+
+def is_own(word: str) -> bool:
+    """Whether a word names a function in a Python file."""
+    return word.rpartition(":")[0].endswith(".py")
+
+
+def is_recurrent(model: nn.Module) -> bool:
+    """Whether a model has a recurrent layer that can learn here."""
+    return any(isinstance(m, (Recurrent, nn.RNN)) for m in model.modules())
+
+
+def mlp(
+    shape: tuple[int, ...], widths: list[int], classes: int, activation: type[nn.Module]
+) -> nn.Sequential:
+    """Flatten, then linear layers with an activation after each but the last."""
+    return nn.Sequential(nn.Flatten(), *_perceptron(math.prod(shape), widths, classes, activation))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What a recurrent word says about its cells; `make` gives one layer of them."""
+
+    style: str = ""  # "", "paper" or "torch"
+    both_ways: bool = False
+    init: Init | None = None
+    leak: float | None = None
+
+    def make(self, inputs: int, hidden: int, sequence: bool) -> nn.Module:
+        """A layer that gives its last state, or with `sequence` all."""
+        if self.style == "torch":
+            return nn.RNN(inputs, hidden, batch_first=True, bidirectional=self.both_ways)
+        new = Recurrent.paper if self.style == "paper" else Recurrent
+        leak: dict[str, Any] = {} if self.leak is None else {"leak": self.leak}
+        return new(
+            inputs, hidden, init=self.init, bidirectional=self.both_ways, sequence=sequence, **leak
+        )
+
+
+def rnn(
+    cell: Cell,
+    inputs: int,
+    sizes: list[int],
+    widths: list[int],
+    classes: int,
+    activation: type[nn.Module],
+) -> nn.Sequential:
+    """Recurrent layers, the last of which gives its last state, then a perceptron."""
+    if cell.style == "torch" and len(set(sizes)) == 1:
+        both, units = cell.both_ways, sizes[0] * (1 + cell.both_ways)
+        layers = [nn.RNN(inputs, sizes[0], len(sizes), batch_first=True, bidirectional=both)]
+    else:
+        layers, units = _stack(inputs, [(cell, hidden) for hidden in sizes])
+    return nn.Sequential(*layers, *_perceptron(units, widths, classes, activation))
+
+
+def reservoir(make: Factory) -> Factory:
+    """A model's recurrent layers as well-scaled leaky ones of the same sizes, and a linear head.
+
+    A perceptron between them is left out: a reservoir's states are read as they are.
+    """
+    blocks = split(make())
+    layers = [b.layer for b in blocks if isinstance(b.layer, Recurrent)]
+    head = blocks[-1].layer
+    if not layers or blocks[0].layer is not layers[0] or not isinstance(head, nn.Linear):
+        raise TpsgdError(
+            "reservoir is a control for models that begin with a recurrent layer and end with an "
+            "nn.Linear, such as rnn:512"
+        )
+    kept = [
+        (
+            Cell(
+                both_ways=one.bidirectional,
+                init=None if i else inits.reservoir(x=0.3 * min(1.0, 32 / one.inputs)),
+                leak=one.leak if one.leak < 1 else None,
+            ),
+            one.hidden,
+        )
+        for i, one in enumerate(layers)
+    ]
+    first, classes = layers[0].inputs, head.out_features
+
+    def build() -> nn.Module:
+        made, units = _stack(first, kept)
+        return nn.Sequential(*made, nn.Linear(units, classes))
+
+    return build
+
+
+def _stack(inputs: int, cells: list[tuple[Cell, int]]) -> tuple[list[nn.Module], int]:
+    """Recurrent layers with so many units each, and how many numbers the last of them gives."""
+    layers: list[nn.Module] = []
+    for i, (cell, hidden) in enumerate(cells, 1):
+        layers.append(cell.make(inputs, hidden, i < len(cells)))
+        inputs = hidden * (1 + cell.both_ways)
+    return layers, inputs
+
+
+def _perceptron(
+    inputs: int, widths: list[int], classes: int, activation: type[nn.Module]
+) -> list[nn.Module]:
+    """Linear layers with an activation after each but the last."""
+    layers: list[nn.Module] = []
+    for width in widths:
+        layers += [nn.Linear(inputs, width), activation()]
+        inputs = width
+    return [*layers, nn.Linear(inputs, classes)]
+
+
+def cnn(
+    shape: tuple[int, ...],
+    layers: list[tuple[int, int]],
+    classes: int,
+    activation: type[nn.Module],
+) -> nn.Sequential:
+    """The paper's plain CNN: convolutions with stride 1 and no padding, then one linear layer."""
+    channels, height, width = shape
+    modules: list[nn.Module] = []
+    for filters, kernel in layers:
+        modules += [nn.Conv2d(channels, filters, kernel), activation()]
+        channels, height, width = filters, height - kernel + 1, width - kernel + 1
+    return nn.Sequential(*modules, nn.Flatten(), nn.Linear(channels * height * width, classes))
+
+
+def from_file(word: str) -> Factory:
+    """The function `name` of a Python file, given as `path.py:name`."""
+    path_text, _, name = word.rpartition(":")
+    path = Path(path_text).expanduser()
+    if not path.is_file():
+        raise TpsgdError(f"there is no file {path}")
+    spec = importlib.util.spec_from_file_location(f"tpsgd_model_{path.stem}", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses and pickles look themselves up there
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise TpsgdError(f"{path} does not run: {type(error).__name__}: {error}") from error
+    made = getattr(module, name, None)
+    if not callable(made):
+        raise TpsgdError(f"{path} has no function {name!r}")
+
+    def build() -> nn.Module:
+        model = made()
+        if not isinstance(model, nn.Module):
+            raise TpsgdError(f"{word} gave a {type(model).__name__}, not an nn.Module")
+        return model
+
+    return build
+
+
+def _numbers(word: str, text: str, like: str = "widths like mlp:256,128") -> list[int]:
+    try:
+        numbers = [int(part) for part in text.split(",")] if text else []
+    except ValueError:
+        numbers = [0]
+    if any(n < 1 for n in numbers):
+        raise TpsgdError(f"cannot read {word!r}: write {like}")
+    return numbers
+
+
+def _cell(word: str, kind: str, init: str | None, leak: float | None) -> Cell:
+    style = kind.rpartition("-")[0]
+    if init is not None and init not in INITS:
+        raise TpsgdError(f"unknown init {init!r}: choose {', '.join(INITS)}")
+    if style == "torch" and init is not None:
+        raise TpsgdError(f"init is not for {word}, which begins as torch has it: choose rnn:512")
+    if style and leak is not None:
+        raise TpsgdError(f"leak is not for {word}, whose cells do not leak: choose rnn:512")
+    return Cell(style, kind.endswith("birnn"), INITS[init]() if init else None, leak)
+
+
+def _sizes(word: str, text: str) -> tuple[list[int], list[int]]:
+    """Units of the recurrent layers, and widths of the perceptron after a `+`."""
+    units, plus, widths = text.partition("+")
+    like = "units like rnn:512 or rnn:512,512+256 (a perceptron after the +)"
+    if not units or (plus and not widths):
+        raise TpsgdError(f"cannot read {word!r}: write {like}")
+    return _numbers(word, units, like), _numbers(word, widths, like)
+
+
+def _features(word: str, shape: tuple[int, ...], tokens: int | None) -> int:
+    """Of a step of these sequences; for tokens, how many there are."""
+    if tokens is not None and len(shape) == 1:
+        return tokens
+    if len(shape) == 2 and tokens is None:
+        return shape[1]
+    images = "; seq-mnist-rows has MNIST's images as sequences of rows" * (len(shape) == 3)
+    table = "; x[..., None] makes each number a step of its own" * (len(shape) == 1)
+    raise TpsgdError(
+        f"{word} needs sequences (steps, features), not samples of shape {shape}{images}{table}"
+    )
+
+
+def _layer(word: str, text: str) -> tuple[int, int]:
+    filters, _, kernel = text.partition("x")
+    try:
+        layer = int(filters), int(kernel or 3)
+    except ValueError:
+        layer = 0, 0
+    if min(layer) < 1:
+        raise TpsgdError(
+            f"cannot read {word!r}: write layers like cnn:16x5,16x5 (filters x kernel)"
+        )
+    return layer
+
+
+def _check_sizes(word: str, shape: tuple[int, ...], layers: list[tuple[int, int]]) -> None:
+    if shape[2] <= 4 < shape[0]:
+        raise TpsgdError(
+            f"images of shape {shape} look like (height, width, channels); {word} needs the "
+            "channels first: x.transpose(0, 3, 1, 2)"
+        )
+    loss = sum(kernel - 1 for _, kernel in layers)
+    if min(shape[1:]) <= loss:
+        raise TpsgdError(f"{word} leaves nothing of images of {shape[1]} x {shape[2]} pixels")

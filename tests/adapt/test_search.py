@@ -1,0 +1,466 @@
+"""Searching layers for taps: the grid, its file of trials, its table and picture; Optuna."""
+
+import json
+import math
+import sys
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from helpers import points, seeded
+from scipy.stats import spearmanr
+from torch import nn
+
+from tpsgd import TpsgdError, rules
+from tpsgd.adapt import Backbone, Features, Layers, Probe, encode, fit, probe
+from tpsgd.adapt.optuna_study import Space, study
+from tpsgd.adapt.results import Row, Search
+from tpsgd.adapt.search import search
+from tpsgd.adapt.trial_log import FILE
+from tpsgd.adapt.trials import Judge, Trial
+from tpsgd.comparison.report import heatmaps
+from tpsgd.data.split import stratified
+from tpsgd.engine.meter import tensor_bytes
+
+SMALL = Layers(filters=3, kernel=3, width=8)
+NET = Backbone(
+    seeded(lambda: nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.Flatten())),
+    {"maps": "0", "flat": "1"},
+)
+OPTIONS = {"taps": ("maps", "flat"), "convs": (0, 1), "dense": (0, 1), "layers": SMALL}
+OPTIONS |= {"rule": rules.tpsgd_l2(), "epochs": 1, "batch_size": 16}
+SCIPY: Any = spearmanr
+CONFIGURATIONS = 2 * 2 + 2 + 2  # a tap of vectors has no convolutions; two probes
+
+
+def features(n: int = 60, seed: int = 0) -> Features:
+    """What the two taps say about samples of three classes."""
+    x, y = points(n, 32, 3, seed)
+    return Features({"maps": x.view(n, 2, 4, 4), "flat": x}, y, (1, 4, 4))
+
+
+def found(data=None, **options) -> Any:
+    return search(NET, features() if data is None else data, **OPTIONS | options)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Plans by a formula, since rehearsals take their time; trainings are counted."""
+    trained, real = [], Judge.trial
+
+    def trial(self, tap, layers, seed, tell=None):
+        trained.append((tap, layers, seed))
+        return real(self, tap, layers, seed, tell)
+
+    monkeypatch.setattr(Judge, "planned", lambda self, tap, head, layers: 3 * tensor_bytes(head))
+    monkeypatch.setattr(Judge, "trial", trial)
+    monkeypatch.setattr("tpsgd.engine.meter.Meter.watch", lambda self, active=True: nullcontext())
+    return trained
+
+
+def plain(search: Search) -> list:
+    """What a search has found, less its times."""
+    return [(r.tap, r.layers, r.score, r.accuracies, r.skipped) for r in search.rows]
+
+
+def test_every_configuration_and_its_cost():
+    made = found(taps="maps", convs=(1,))
+    kinds = [row.layers for row in made.rows]
+    assert kinds == [Probe(), Layers(1, 0, 3, 3, 8), Layers(1, 1, 3, 3, 8)]
+    own = 4 * (2 * 3 * 9 + 3 + 3 * 16 * 8 + 8 + 8 * 3 + 3)
+    assert made.rows[-1].trainable_bytes == own
+    for row in made.rows:
+        assert row.planned_bytes == row.peak_bytes > row.trainable_bytes and row.seconds > 0
+        assert (row.score is None) == row.control
+
+
+def test_judged_as_by_hand(quick):
+    data = features()
+    mask = torch.from_numpy(stratified(data.y.numpy(), 48, 3))
+    row = found(data, restarts=2, seed=3).rows[4]
+    assert row.tap == "maps" and row.layers == Layers(1, 1, 3, 3, 8)
+    for r in (0, 1):
+        one = fit(
+            NET, data[mask], taps="maps", layers=row.layers, rule=rules.tpsgd_l2(), epochs=1,
+            batch_size=16, seed=3 + r,
+        )  # fmt: skip
+        assert one.evaluate(data[~mask]) == row.accuracies[r]
+    assert row.accuracy == sum(row.accuracies) / 2
+    assert row.std == pytest.approx(abs(row.accuracies[0] - row.accuracies[1]) / math.sqrt(2))
+
+
+def test_the_control_is_a_linear_probe_solved_once(quick):
+    data = features()
+    mask = torch.from_numpy(stratified(data.y.numpy(), 48, 0))
+    made = found(data, restarts=3)
+    row = made.control("flat")
+    one = probe(NET, data[mask], taps="flat", batch_size=16)
+    assert row is not None and row.accuracies == (one.evaluate(data[~mask]),)
+    assert sum(isinstance(layers, Probe) for _, layers, _ in quick) == 2
+    assert not made.best().control
+
+
+def test_taps_of_vectors_have_no_convolutions(quick):
+    rows = found().rows
+    assert len(rows) == CONFIGURATIONS
+    assert [r.layers.convs for r in rows if r.tap == "flat" and not r.control] == [0, 0]
+
+
+def test_features_are_computed_where_data_is_given(quick):
+    x, y = points(60, 16, 3)
+    x = x.view(60, 1, 4, 4)
+    before = encode(NET, (x, y), ("maps", "flat"))
+    assert plain(found((x, y))) == plain(found(before))
+
+
+def test_what_plans_above_the_budget_is_not_trained(quick):
+    every = found()
+    limit = sorted(row.planned_bytes for row in every.rows)[4]
+    made = found(memory_budget=limit)
+    above = [row for row in made.rows if row.planned_bytes > limit]
+    assert above and all(r.skipped == "over budget" and not r.accuracies for r in above)
+    assert all(r.accuracies and not r.skipped for r in made.rows if r not in above)
+    assert made.best() == made.best(limit) and every.best(limit).planned_bytes <= limit
+    with pytest.raises(TpsgdError, match="nothing was trained within 10 B: the smallest plans"):
+        every.best("10B")
+
+
+def test_the_best_by_score_are_trained_in_each_tap(quick):
+    wide = Layers(filters=8, kernel=3, width=64)
+    every, made = found(layers=wide), found(layers=wide, top=1)
+    for tap in ("maps", "flat"):
+        scores = {r.layers: r.score for r in every.rows if r.tap == tap and r.score is not None}
+        assert min(scores.values()) > -math.inf and len(scores) == (3 if tap == "maps" else 1)
+        trained = [r.layers for r in made.rows if r.tap == tap and r.accuracies and not r.control]
+        assert trained == [max(scores, key=lambda layers: scores[layers])]
+    assert {r.skipped for r in made.rows} == {"", "left out"}
+
+
+def test_a_second_call_trains_nothing(quick, tmp_path):
+    first = found(folder=tmp_path, restarts=2)
+    assert len(quick) == 2 * CONFIGURATIONS - 2 == (tmp_path / FILE).read_text().count("\n")
+    quick.clear()
+    assert plain(found(folder=tmp_path, restarts=2)) == plain(first) and not quick
+    found(folder=tmp_path, restarts=3)
+    assert {seed for _, _, seed in quick} == {2} and len(quick) == CONFIGURATIONS - 2
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"epochs": 2},
+        {"lr": 0.01},
+        {"data": features(seed=1)},
+        {"data": features(57)},
+        {"rule": rules.drtp()},
+    ],
+)
+def test_other_data_or_settings_are_not_mixed_up(quick, tmp_path, other):
+    found(folder=tmp_path, taps="flat")
+    quick.clear()
+    found(**{"folder": tmp_path, "taps": "flat", **other})
+    probes = "data" in other  # a probe knows no rule and no epochs
+    assert len(quick) == 2 + probes
+
+
+def test_a_line_that_was_cut_short_is_written_again(quick, tmp_path):
+    first = found(folder=tmp_path)
+    file = tmp_path / FILE
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-20])
+    quick.clear()
+    assert plain(found(folder=tmp_path)) == plain(first) and len(quick) == 1
+    keys = [json.loads(line)["key"] for line in file.read_text().splitlines()]
+    assert keys == [json.loads(line)["key"] for line in whole.splitlines()]
+
+
+def test_a_line_that_is_no_trial_is_passed_over(tmp_path):
+    (tmp_path / FILE).write_text('{"key": 1}\n')
+    with pytest.warns(UserWarning, match=r"trials.jsonl, line 1: no trial"):
+        assert [r.accuracy for r in found(folder=tmp_path).rows] == [
+            r.accuracy for r in found().rows
+        ]
+
+
+def test_ctrl_c_leaves_the_file_whole(quick, tmp_path, monkeypatch):
+    real, first = Judge.trial, found()
+
+    def stopped(self, *given, **more):
+        if len(quick) == CONFIGURATIONS + 3:
+            raise KeyboardInterrupt
+        return real(self, *given, **more)
+
+    monkeypatch.setattr(Judge, "trial", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        found(folder=tmp_path)
+    text = (tmp_path / FILE).read_text()
+    assert text.count("\n") == 3 and all(json.loads(line) for line in text.splitlines())
+    monkeypatch.setattr(Judge, "trial", real)
+    assert plain(found(folder=tmp_path)) == plain(first)
+    assert len(quick) == 2 * CONFIGURATIONS
+
+
+def test_one_that_fails_leaves_the_others_alone(quick, monkeypatch, tmp_path):
+    real = Judge.trial
+
+    def trial(self, tap, layers, seed, tell=None):
+        if layers == Layers(1, 1, 3, 3, 8):
+            raise TpsgdError("the loss of block 1 became nan")
+        return real(self, tap, layers, seed, tell)
+
+    monkeypatch.setattr(Judge, "trial", trial)
+    made = found(folder=tmp_path)
+    failed = [row for row in made.rows if row.error]
+    assert [row.skipped for row in failed] == ["failed"]
+    assert sum(bool(row.accuracies) for row in made.rows) == CONFIGURATIONS - 1
+    assert "maps, 1 convolutional and 1 dense layers failed: the loss of" in str(made)
+    assert (tmp_path / FILE).read_text().count("\n") == CONFIGURATIONS - 1
+
+
+def test_if_all_fail_the_reason_is_raised(quick):
+    with pytest.raises(TpsgdError, match="lr must be a number"):
+        found(lr=-1)
+
+
+def test_progress_goes_from_nothing_to_all(quick):
+    told = []
+    found(progress=lambda *what: told.append(what), restarts=2)
+    trials = [(done, total) for what, done, total in told if what != "planning"]
+    assert told[0] == ("planning", 0, CONFIGURATIONS)
+    total = 2 * CONFIGURATIONS - 2
+    assert trials == sorted(trials) and {t for _, t in trials} == {total}
+    assert (trials[0][0], trials[-1][0]) == (0, total)
+    assert "maps 1+0" in {what for what, _, _ in told}
+
+
+def row(tap="pool4", convs=0, dense=0, planned=1000, score=None, accuracies=(), **more) -> Row:
+    return Row(tap, Layers(convs, dense), 500, planned, score, accuracies, 1.0, planned, **more)
+
+
+MADE = Search(
+    (
+        Row("pool4", Probe(), 40, 900, None, (0.7,), 0.5, 900),
+        row(accuracies=(0.5, 0.6)),
+        row(convs=1, planned=2000, score=10.0, accuracies=(0.75, 1.0)),
+        row(dense=1, planned=1500, score=-math.inf, accuracies=(0.875, 0.875)),
+        row(convs=1, dense=1, planned=2 << 40, score=30.0, skipped="over budget"),
+        Row("a.very.long.name", Probe(), 40, 900, None, (0.9,), 12345.0, 900),
+        row("a.very.long.name", 1, 1, 1 << 40, 98765.4321, (0.123, 0.456, 0.789)),
+        row("a.very.long.name", 0, 1, 1 << 30, 20.0, skipped="left out"),
+    ),
+    {},
+    1 << 40,
+)
+
+
+def test_of_equal_ones_the_smallest_is_best():
+    assert MADE.best("1MB", tap="pool4") == MADE.rows[3] and MADE.best(1400) == MADE.rows[1]
+    assert MADE.best() == MADE.rows[3] and MADE.control() == MADE.rows[5]
+    assert MADE.control("pool4") == MADE.rows[0]
+
+
+def test_rank_correlation_is_scipys():
+    pairs = [(10.0, 0.875), (-math.inf, 0.875), (98765.4321, 0.456)]
+    wanted = SCIPY(*zip(*pairs, strict=True)).statistic
+    assert MADE.rank_correlation() == pytest.approx(wanted)
+    assert MADE.rank_correlation("pool4") is None
+
+
+def test_the_table_is_at_most_80_wide():
+    lines = str(MADE).splitlines()
+    assert max(map(len, lines)) <= 80 and len(lines) == 1 + len(MADE.rows)
+    assert lines[0].split()[:6] == ["tap", "conv", "dense", "weights", "planned", "peak"]
+    assert "…y.long.name" in lines[6] and "over budget" in lines[5] and "left out" in lines[8]
+    assert "87.5 ± 17.7" in lines[3] and "-inf" in lines[4]
+
+
+def test_it_is_plain_values():
+    plain = json.loads(json.dumps(MADE.as_dict(), allow_nan=False))
+    assert plain["memory_budget"] == 1 << 40 and len(plain["rows"]) == len(MADE.rows)
+    assert plain["rows"][2]["accuracy"] == 0.875
+    assert (
+        plain["rows"][2]["layers"]["convs"] == 1 and plain["rows"][0]["layers"]["kind"] == "probe"
+    )
+
+
+def test_heatmaps_show_numbers_the_budget_and_the_choice():
+    from matplotlib.colors import to_hex
+    from matplotlib.patches import Rectangle
+
+    accuracy, memory, other, _ = heatmaps.figure(MADE).axes
+    said = {text.get_position(): text.get_text() for text in accuracy.texts}
+    assert said == {
+        (0, 0): "55.0\n± 7.1",
+        (1, 0): "87.5\n± 17.7",
+        (0, 1): "87.5\n± 0.0",
+        (1, 1): "",
+    }
+    assert {t.get_text() for t in memory.texts} == {"1000 B", "2.0 KB", "1.5 KB", "2048.00 GB"}
+    assert accuracy.get_title() == "pool4: held-out % (linear probe 70.0)"
+    for axes in (accuracy, memory):
+        boxes = [p for p in axes.patches if isinstance(p, Rectangle)]
+        hatched = [p.get_xy() for p in boxes if p.get_hatch()]
+        green = [p.get_xy() for p in boxes if to_hex(p.get_edgecolor()) == heatmaps.CHOSEN]
+        assert hatched == [(0.5, 0.5)] and [tuple(map(round, xy)) for xy in green] == [(0, 1)]
+    assert other.get_title().startswith("…y.long.name: held-out %")
+
+
+@pytest.mark.parametrize(("name", "start"), [("a.png", b"\x89PNG"), ("a.svg", b"<?xml")])
+def test_a_picture(tmp_path, name, start):
+    assert MADE.plot(tmp_path / name).read_bytes()[:4] == start[:4]
+
+
+@pytest.mark.parametrize("name", ["a.jpg", "nowhere/a.png"])
+def test_a_picture_that_cannot_be(tmp_path, name):
+    with pytest.raises(TpsgdError, match=r"is FILE\.png or FILE\.svg|there is no folder"):
+        MADE.plot(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"taps": "nowhere"}, "has no tap 'nowhere'"),
+        ({"taps": ()}, "taps must be different values, one at least"),
+        ({"convs": ()}, "convs must be different values"),
+        ({"dense": (1, 1)}, "dense must be different values"),
+        ({"convs": (-1,)}, "convs must be a whole number, 0 or more"),
+        ({"restarts": 0}, "restarts must be a whole number, 1 or more"),
+        ({"top": 0}, "top must be a whole number, 1 or more"),
+        ({"memory_budget": "4 apples"}, "is no amount of memory"),
+        ({"combine": None}, "a search has no combine"),
+    ],
+)
+def test_bad_arguments(given, said):
+    with pytest.raises(TpsgdError, match=said):
+        found(**given)
+
+
+def test_a_method_without_a_plan_has_no_budget(monkeypatch):
+    monkeypatch.setattr(Judge, "trial", lambda *_, **__: Trial(0.5, 1.0, 1))
+
+    def own(model, data, **options):
+        raise AssertionError
+
+    assert all(
+        r.planned_bytes is None for r in found(taps="flat", method=own).rows if not r.control
+    )
+    with pytest.raises(TpsgdError, match="memory_budget needs a plan"):
+        found(taps="flat", method=own, memory_budget="1GB")
+
+
+SPACE = Space(convs=(0, 1), dense=(0, 1), filters=(2, 3), kernel=(3,), width=(4, 8))
+
+
+def studied(data=None, **options) -> Any:
+    pytest.importorskip("optuna")
+    given = {"taps": ("maps", "flat"), "trials": 4, "space": SPACE, "epochs": 1}
+    given |= {"rules": [rules.tpsgd_l2(), rules.drtp()]}
+    return study(NET, features() if data is None else data, **given | options)
+
+
+def test_two_calls_share_a_study(quick, tmp_path):
+    file = tmp_path / "study.log"
+    first = studied(trials=2, storage=file)
+    both = studied(storage=str(file), seed=1)
+    assert both.trials[:2] == first.trials and len(both.trials) == 4 == len(quick)
+    assert studied(storage=file).trials == both.trials and len(quick) == 4
+    best = both.best()
+    assert best.accuracy == max(t.accuracy for t in both.trials)
+    assert max(map(len, str(both).splitlines())) <= 80
+    assert json.loads(json.dumps(both.as_dict()))["trials"][3]["state"] == "complete"
+    for (tap, layers, seed), trial in zip(quick, both.trials, strict=True):
+        assert (tap, seed) == (trial.choices["tap"], trial.number // 2) and layers == trial.layers
+
+
+def test_tables_that_another_process_is_making_are_waited_for(quick, monkeypatch):
+    optuna = pytest.importorskip("optuna")
+    real, met = optuna.create_study, []
+
+    class OperationalError(Exception):
+        pass
+
+    def create(**given):
+        met.append(given)
+        if len(met) == 1:
+            raise OperationalError("table studies already exists")
+        return real(**given)
+
+    monkeypatch.setattr(optuna, "create_study", create)
+    assert len(studied(trials=1).trials) == 1 and len(met) == 2
+
+
+def test_a_study_is_judged_as_by_hand(quick):
+    data, best = features(), studied(trials=2).best()
+    mask = torch.from_numpy(stratified(data.y.numpy(), 48, 0))
+    rule = {"tpsgd-l2": rules.tpsgd_l2(), "drtp": rules.drtp()}[best.choices["rule"]]
+    one = fit(
+        NET, data[mask], taps=best.choices["tap"], layers=best.layers, rule=rule, epochs=1,
+        lr=best.choices["lr"], batch_size=best.choices["batch_size"],
+    )  # fmt: skip
+    assert one.evaluate(data[~mask]) == best.accuracy
+
+
+def test_a_study_is_told_what_is_above_the_budget(quick):
+    made = studied(memory_budget=1000)
+    pruned = [t for t in made.trials if t.state == "pruned"]
+    assert pruned and all("above the budget of 1000 B" in t.why for t in pruned)
+    assert all(t.planned_bytes > 1000 and t.accuracy is None for t in pruned)
+    assert len(quick) == 4 - len(pruned)
+    with pytest.raises(TpsgdError, match="no trial of study 'tpsgd' has been trained to its end"):
+        studied(memory_budget=1).best()
+
+
+def test_a_trial_that_fails_is_told_so(monkeypatch, quick):
+    def trial(*_, **__):
+        raise TpsgdError("the loss of block 1 became nan")
+
+    monkeypatch.setattr(Judge, "trial", trial)
+    made = studied(trials=2)
+    assert [(t.state, t.why) for t in made.trials] == 2 * [
+        ("fail", "the loss of block 1 became nan")
+    ]
+    assert "trial 1 failed: the loss of block 1 became nan" in str(made)
+    even = studied(taps="maps", space=Space(convs=(1,), kernel=(2,)), trials=1)
+    assert even.trials[0].state == "fail" and "kernel must be odd" in even.trials[0].why
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"data": features(seed=1)}, "has other data"),
+        ({"epochs": 2}, "has other epochs"),
+        ({"rules": [rules.drtp()]}, "has other rules"),
+        ({"space": Space(dense=(3,))}, "has other convs, dense, filters, kernel, width"),
+    ],
+)
+def test_a_study_of_something_else_is_not_gone_on_with(quick, tmp_path, other, said):
+    studied(trials=1, storage=tmp_path / "a")
+    with pytest.raises(TpsgdError, match=f"study 'tpsgd' {said}: choose another name"):
+        studied(**{"storage": tmp_path / "a", **other})
+    assert (
+        len(studied(**{"storage": tmp_path / "a", "name": "b", "trials": 1, **other}).trials) == 1
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"space": Space(convs=())}, "a space needs a value of each kind"),
+        ({"space": Space(lr=(0.0, 0.1))}, "rates above 0"),
+        ({"trials": 0}, "trials must be a whole number, 1 or more"),
+        ({"rules": [rules.drtp(), rules.drtp()]}, "of different names"),
+        ({"taps": "nowhere"}, "has no tap 'nowhere'"),
+        ({"storage": "nowhere/a.log"}, "there is no folder nowhere"),
+        ({"storage": "sqlote:///a.db"}, "cannot open the study in sqlote:///a.db: "),
+    ],
+)
+def test_bad_arguments_of_a_study(given, said):
+    with pytest.raises(TpsgdError, match=said):
+        studied(**given)
+
+
+def test_without_optuna(monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(TpsgdError, match=r"pip install tpsgd\[search\]"):
+        study(NET, features(), taps="flat", trials=1)

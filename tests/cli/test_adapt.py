@@ -1,0 +1,499 @@
+"""`tpsgd adapt`: words to adaptors, what it says before and after, its files, Ctrl-C."""
+
+import errno
+import json
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import tpsgd
+from tpsgd import adapt, rules
+from tpsgd.adapt import recovery as domains
+from tpsgd.adapt.adaptor import Adaptor
+from tpsgd.adapt.files import fingerprint
+from tpsgd.adapt.pretrained import backbone
+from tpsgd.adapt.quantize import int8, weight_bytes
+from tpsgd.cli import adapt as adapted
+from tpsgd.cli import adapt_plan as foretold
+from tpsgd.comparison.report.recovery import draw
+from tpsgd.engine.record import size
+from tpsgd.zoo import vgg
+
+NET = """
+import torch
+from torch import nn
+from tpsgd.adapt import Backbone
+
+def make(odd=None):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = nn.Sequential(
+            nn.Conv2d(3, 6, 3, padding=1), odd or nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(6, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        )
+    taps = {"early": "2", "late": "5"}
+    return Backbone(net, taps, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25), name="tiny")
+
+def plain():
+    return make().model
+
+class Odd(nn.Module):
+    def forward(self, x):
+        return x if float(x.mean()) == 7 else x.relu()
+
+def odd():
+    return make(Odd())
+
+def flat():
+    return Backbone(nn.Sequential(nn.Linear(3, 4), nn.ReLU()), ["1"])
+
+def nothing():
+    return 7
+"""
+SMALL = ("--backbone", "net.py:make", "--data", "pictures.npz", "--epochs", "2")
+LIGHT = ("--convs", "0", "--dense", "0", "--no-controls")
+FILES = {"adaptor.json", "adaptor.safetensors", "record.json"}
+ARMS = ["readout", "backprop", "frozen", "linear probe"]
+TRAIN, TEST = 192, 48  # of the pictures
+
+
+def colours(n: int, side: int = 8) -> tuple[np.ndarray, np.ndarray]:
+    """Noise, with more of one colour in every class."""
+    y = np.arange(n) % 3
+    x = np.random.default_rng(0).integers(0, 120, (n, side, side, 3))
+    x[np.arange(n), :, :, y] += 100
+    return x.astype("uint8"), y
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Two backbones' code, pictures in a file and in a folder."""
+    place = tmp_path_factory.mktemp("made")
+    (place / "net.py").write_text(NET)
+    x, y = colours(TRAIN + TEST)
+    np.savez(place / "pictures.npz", x=x.transpose(0, 3, 1, 2) / np.float32(255), y=y)
+    np.savez(place / "vectors.npz", x=x[:60, 0, 0].astype("float32"), y=y[:60])
+    np.savez(place / "alike.npz", x=x[:60].transpose(0, 3, 1, 2) / np.float32(255), y=0 * y[:60])
+    for i, (picture, c) in enumerate(zip(*colours(30), strict=True)):
+        folder = place / "photos" / ("red", "green", "blue")[c]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(picture).save(folder / f"{i}.png")
+    return place
+
+
+@pytest.fixture(autouse=True)
+def here(made, tmp_path, monkeypatch):
+    """Run in an empty folder beside what is made."""
+    for path in made.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def unplanned(monkeypatch):
+    """No rehearsal, to save time."""
+    found = {"tap": "late", "peak_bytes": 1, "kept_bytes": 0, "backprop_bytes": 2}
+    monkeypatch.setattr(foretold, "_rehearsed", lambda *_: found)
+
+
+@pytest.fixture
+def says(says):
+    """As everywhere, of `tpsgd adapt`."""
+    return lambda *words: says("adapt", *words)
+
+
+@pytest.fixture
+def tells(says, unplanned):
+    """The record of a run that has nothing to complain of, and needs no plan."""
+
+    def call(*words: str) -> dict:
+        code, out, err = says(*words, "--json")
+        assert (code, err) == (0, "") and out.count("\n") == 1
+        return json.loads(out)
+
+    return call
+
+
+def written(folder: str = "tpsgd-adaptor") -> set[str]:
+    return {path.name for path in Path(folder).iterdir()}
+
+
+def loaded(folder: str = "tpsgd-adaptor", net: str = "net.py:make") -> Adaptor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # another backbone would be warned of
+        return adapt.load(folder, backbone(net))
+
+
+def accuracies(record: dict) -> dict[str, float]:
+    return {row["arm"]: row["accuracy"] for row in record["arms"]}
+
+
+# ---- what it says and writes ---------------------------------------------------------------------
+
+
+def test_a_folder_of_pictures(says, unplanned):
+    words = ("--backbone", "net.py:make", "--data", "photos", "--rule", "tpsgd-l2", "--epochs", "2")
+    code, out, err = says(*words, "--out", "found")
+    lines = out.splitlines()
+    assert (code, err) == (0, "") and max(map(len, lines)) <= 80
+    assert lines[2] == "tiny (2.4 KB, frozen) at late: photos"
+    table = dict(line.split("%")[0].rsplit(maxsplit=1) for line in lines if "%" in line)
+    assert list(table) == ["tpsgd-l2", *ARMS[1:]] and table["linear probe"] == "100.00"
+    assert lines[-1] == "tpsgd-l2's adaptor and record.json: found" and written("found") == FILES
+    adaptor, data = loaded("found"), tpsgd.data.load("photos")
+    assert f"{adaptor.evaluate(data.test):.2%}" == f"{table['tpsgd-l2']}%"
+    assert adaptor.classes == ("blue", "green", "red") == data.classes
+    record = json.loads(Path("found/record.json").read_text())
+    assert record["arms"][0]["trained_bytes"] == adaptor.nbytes
+
+
+def test_the_record_is_all_there_is(tells):
+    record = tells(*SMALL, "--seed", "3")
+    assert record == json.loads(Path("tpsgd-adaptor/record.json").read_text())
+    assert list(accuracies(record)) == ARMS and not record["interrupted"]
+    assert record["command"].startswith("tpsgd adapt --backbone net.py:make")
+    assert record["taps"] == ["late"] and record["data"]["test"] == TEST
+    features = adapt.encode(backbone("net.py:make"), tpsgd.data.load("pictures.npz", seed=3).train)
+    direct = adapt.fit(
+        backbone("net.py:make"), features, classes=3, seed=3, epochs=2, batch_size=32,
+        rule=rules.readout(),
+    )  # fmt: skip
+    for mine, other in zip(loaded().parameters(), direct.parameters(), strict=True):
+        torch.testing.assert_close(mine, other)
+
+
+# ---- bytes before training -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "numbers"),  # of a sample's features
+    [((), 8 * 2 * 2), (("--tap", "early,late"), 8 * 2 * 2 + 6 * 4 * 4), (("--keep", "again"), 0)],
+)
+def test_planned_bytes_come_true(says, words, numbers):
+    code, out, _ = says(*SMALL, "--rule", "tpsgd-l2", *words)
+    record = json.loads(Path("tpsgd-adaptor/record.json").read_text())
+    planned, layers = record["planned"], record["planned"]["layers"]
+    mine, other = record["arms"][:2]
+    assert layers["peak_bytes"] == mine["peak_bytes"] > 300_000
+    assert layers["kept_bytes"] == mine["kept_bytes"]
+    assert layers["backprop_bytes"] == pytest.approx(other["peak_bytes"], abs=64)
+    assert layers["tap"] == ("early" if len(words[1:]) and "," in words[1] else "late")
+    assert planned["features_bytes"] == 4 * (TRAIN + TEST) * numbers == record["features_bytes"]
+    assert planned["backbone_bytes"] == 4 * (6 * 3 * 9 + 6 + 8 * 6 * 9 + 8)
+    held = f"features of 240 samples {size(4 * 240 * numbers)}" if numbers else "no features"
+    kept = f" + {size(layers['kept_bytes'])}" if layers["kept_bytes"] else ""
+    peaks = f"{size(layers['peak_bytes'])}{kept}, backprop {size(layers['backprop_bytes'])}"
+    assert code == 0 and out.splitlines()[:2] == [
+        f"to be held: backbone 2.4 KB, {held}",
+        f"planned peak of training: tpsgd-l2 {peaks}",
+    ]
+
+
+def test_the_plan_is_the_librarys(says):
+    code, out, _ = says(*SMALL, "--convs", "0", "--batch-size", "16", "--rule", "backprop")
+    head = adapt.Layers(convs=0)((8, 2, 2), 3)
+    peak = tpsgd.plan(head, (8, 2, 2), 16, epochs=2, samples=TRAIN)["backprop"].peak
+    record = json.loads(Path("tpsgd-adaptor/record.json").read_text())
+    assert record["planned"]["layers"]["peak_bytes"] == peak
+    assert code == 0 and out.splitlines()[1] == f"planned peak of training: backprop {size(peak)}"
+
+
+def test_a_backbone_that_looks_at_numbers_has_no_plan(says):
+    words = ("--backbone", "net.py:odd", "--data", "pictures.npz", "--epochs", "1", *LIGHT)
+    code, out, err = says(*words, "--keep", "again")
+    assert (code, err) == (0, "") and "planned peak of training: unknown" in out
+    record = json.loads(Path("tpsgd-adaptor/record.json").read_text())
+    assert record["planned"]["layers"] is None and record["arms"][0]["peak_bytes"]
+
+
+def test_a_budget(says):
+    words = (*SMALL, "--convs", "0", "--dense", "0")
+    code, out, err = says(*words, "--memory-budget", "30MB")
+    record = json.loads(Path("tpsgd-adaptor/record.json").read_text())
+    assert (code, err) == (0, "") and list(accuracies(record)) == ["readout", "linear probe"]
+    said = "to be held: at most 30.0 MB, the backbone's 2.4 KB among them"
+    assert out.splitlines()[0] == said
+    assert record["arms"][0]["settings"]["memory_budget"] == "30MB"
+    plain = json.loads(says(*words, "--json")[1])
+    assert accuracies(record).items() <= accuracies(plain).items()
+    code, out, err = says(*words, "--memory-budget", "9KB")
+    assert code == 2 and "cannot be held" in err
+
+
+# ---- options -------------------------------------------------------------------------------------
+
+
+def test_taps_with_learned_weights(tells):
+    record = tells(*SMALL, "--tap", "early,late", "--combine", "learned", *LIGHT)
+    adaptor = loaded()
+    assert adaptor.taps == ("early", "late") and adaptor.combine is adapt.learned
+    assert float((adaptor.weights - 0.5).abs().max()) > 1e-3
+    test = tpsgd.data.load("pictures.npz").test
+    assert adaptor.evaluate(test) == record["arms"][0]["accuracy"]
+    tells(*SMALL, "--tap", "late,early", "--combine", "summed", *LIGHT)
+    assert loaded().weights.tolist() == [1, 1] and loaded().taps == ("late", "early")
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+def test_a_lighter_backbone(tells, precision):
+    plain = backbone("net.py:make").model
+    record = tells(*SMALL, *LIGHT, "--precision", precision)
+    light = weight_bytes(plain) // 2 if precision == "bf16" else weight_bytes(int8(plain))
+    assert record["backbone_bytes"] == record["planned"]["backbone_bytes"] == light
+    assert record["backbone"] == f"tiny in {precision}" and record["precision"] == precision
+    assert accuracies(record)["linear probe"] > 0.9
+    with pytest.warns(UserWarning, match="its features are within"):
+        adapt.load("tpsgd-adaptor", backbone("net.py:make"))
+
+
+def test_where_features_are_kept_changes_nothing(tells):
+    words, found = (*SMALL, "--rule", "drtp", "--convs", "0"), {}
+    Path("there").mkdir()
+    for keep in ("memory", "again", "there"):
+        record = tells(*words, "--keep", keep, "--out", keep)
+        assert bool(record["features_bytes"]) is (keep == "memory")
+        found[keep] = (
+            accuracies(record),
+            torch.cat([p.flatten() for p in loaded(keep).parameters()]),
+        )
+    plain = accuracies(tells(*words))
+    for right, layers in found.values():
+        assert right == plain
+        torch.testing.assert_close(layers, found["memory"][1], rtol=1e-4, atol=1e-5)
+    assert written("there") == FILES  # --keep and --out are one folder, and features are gone
+
+
+def test_rules_that_wait_for_the_output(tells):
+    assert list(accuracies(tells(*SMALL, "--rule", "dfa"))) == ["dfa", *ARMS[1:]]
+    assert list(accuracies(tells(*SMALL, "--rule", "frozen", "--lr", "0.01"))) == [
+        "frozen", "backprop", "linear probe"
+    ]  # fmt: skip
+
+
+def test_fewer_samples(tells):
+    record = tells(*SMALL, *LIGHT, "--max-train", "30", "--max-test", "9")
+    assert list(accuracies(record)) == ["readout", "linear probe"]
+    assert (record["data"]["train"], record["data"]["test"]) == (30, 9)
+    assert "9 of 48 test samples, stratified" in record["data"]["note"]
+    assert round(9 * accuracies(record)["linear probe"], 6).is_integer()
+
+
+def test_weights_from_files(tells):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        whole = vgg.vgg(11, (3, 32, 32), 2, dense=())
+    state = {k: v for k, v in whole.state_dict().items() if k.startswith("features")}
+    torch.save(state, "w.pth")
+    np.savez("w.npz", **{k: v.numpy() for k, v in state.items()})
+    pytest.importorskip("safetensors.torch").save_file(state, "w.safetensors")
+    x, y = colours(30, 32)
+    np.savez("large.npz", x=x.transpose(0, 3, 1, 2), y=y)
+    own, found = fingerprint(backbone("vgg11", "w.pth").model), []
+    for file in ("w.pth", "w.npz", "w.safetensors"):
+        words = ("--backbone", "vgg11", "--weights", file, "--data", "large.npz", "--tap", "pool4")
+        found.append(accuracies(tells(*words, "--epochs", "1", *LIGHT)))
+        kept = json.loads(Path("tpsgd-adaptor/adaptor.json").read_text())
+        assert kept["backbone_sha256"] == own and kept["taps"]["pool4"]["shape"] == [512, 2, 2]
+    assert found[0] == found[1] == found[2]
+
+
+# ---- shifts --------------------------------------------------------------------------------------
+
+
+def test_shifts(says, unplanned):
+    words = (*SMALL, "--shift", "grey,invert", "--shots", "4", "--replay", "2", "--out", "found")
+    code, out, err = says(*words)
+    assert (code, err) == (0, "") and max(map(len, out.splitlines())) <= 80
+    assert "\ngrey: adaptation is due (p " in out and "\ninvert: adaptation is due (p " in out
+    after = "4 labelled samples and 2 old ones a class"
+    assert f"\nafter: learned from {after}\n" in out
+    assert written("found") == {"grey.png", "invert.png", "record.json"}
+    assert all(Path(f"found/{w}.png").read_bytes()[:4] == b"\x89PNG" for w in ("grey", "invert"))
+    record = json.loads(Path("found/record.json").read_text())
+    assert record["planned"]["samples"] == TRAIN + TEST + 2 * (4 * 3 + TEST)
+    for found in record["shifts"].values():
+        rows = {row["arm"]: row for row in found["arms"]}
+        assert list(rows) == ARMS and found["detector"]["auroc"] > 0.7
+        for row in rows.values():
+            assert row["forgotten"] == row["known_before"] - row["known_after"]
+    rows = {row["arm"]: row for row in record["shifts"]["invert"]["arms"]}
+    assert rows["linear probe"]["new_before"] < 0.5 < rows["linear probe"]["new_after"]
+    plain = json.loads(says(*SMALL, "--json")[1])
+    assert {name: row["known_before"] for name, row in rows.items()} == accuracies(plain)
+
+
+def test_a_shift_of_few_samples_has_no_verdict(says, unplanned, monkeypatch):
+    fit, combined = domains.fit, []
+    monkeypatch.setattr(
+        domains, "fit", lambda *a, **k: combined.append(k["combine"]) or fit(*a, **k)
+    )
+    words = (*SMALL, *LIGHT, "--max-train", "30", "--shift", "dim", "--shots", "2")
+    code, out, _ = says(*words, "--tap", "early,late", "--combine", "learned")
+    assert code == 0 and "dim: too few samples to say whether it is new" in out
+    assert combined == [adapt.learned] * 4  # two arms, before and after
+
+
+def test_old_samples_among_the_few_are_not_forgotten(tells):
+    words = (*SMALL, *LIGHT, "--shift", "invert", "--shots", "3", "--replay")
+    rows = [tells(*words, replay)["shifts"]["invert"]["arms"][-1] for replay in ("0", "9")]
+    assert rows[0]["known_after"] < 0.7 and rows[1]["known_after"] > 0.9
+    assert rows[0]["known_before"] == rows[1]["known_before"]
+
+
+def test_pictures_have_room(tmp_path):
+    """Nothing of the legend or the title is cut off, however few arms there are."""
+    row = domains.Recovery("tpsgd-l2", "grey", 1.0, 1.0, 1.0, 1.0, 1.0, 1, 1)
+    for arms in (1, 2, 4):
+        file = draw([row] * arms, tmp_path / "a.png", "grey: 10 labelled samples a class")
+        pixels = np.asarray(Image.open(file).convert("L"))
+        edge = np.concatenate([pixels[:3].ravel(), pixels[:, :3].ravel(), pixels[:, -3:].ravel()])
+        assert (edge == 255).all()
+        file.unlink()
+
+
+# ---- mistakes ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--rule redout", "did you mean 'readout'?"),
+        ("--rule zorb", "an adaptor is trained by a rule or by backprop, not by zorb"),
+        ("--rule reservoir", "not by reservoir"),
+        ("--combine learnt", "did you mean 'learned'?"),
+        ("--precision int4", "did you mean 'int8'?"),
+        ("--shift gray", "did you mean 'grey'?"),
+        ("--shift grey,grey", "--shift grey,grey: name each one once"),
+        ("--shift grey --keep again", "leave --memory-budget, --keep out"),
+        ("--shift grey --memory-budget 9MB", "leave --memory-budget, --keep out"),
+        ("--shift grey --shots 99", "fewer than the 99 asked"),
+        ("--shift grey --shots 2 --replay 99", "fewer than the 99 asked"),
+        ("--shift grey --shots 0", "--shots"),
+        ("--memory-budget apples", "'apples' is no amount of memory"),
+        ("--memory-budget 9MB --keep again", "give it or --keep"),
+        ("--memory-budget 9MB --rule backprop", "not for backprop"),
+        ("--keep nowhere", "--keep nowhere: write memory, again, or a folder that is there"),
+        ("--lr 0", "--lr must be more than 0"),
+        ("--lr nan", "--lr must be more than 0"),
+        ("--epochs 0", "--epochs"),
+        ("--convs -1", "--convs"),
+        ("--device gpu", "gpu"),
+        ("--tap middle", "tiny has no tap 'middle': choose from early, late"),
+        ("--tap late,late", "--tap late,late: name each one once"),
+        ("--backbone vgg12", "unknown backbone 'vgg12'"),
+        ("--backbone none.py:make", "there is no none.py"),
+        ("--backbone net.py:nothing", "must return an nn.Module"),
+        ("--backbone net.py:plain", "name the submodule to read from"),
+        ("--backbone net.py:plain --tap nine", "has no submodule 'nine'"),
+        ("--backbone vgg11", "vgg11 needs a file of weights"),
+        ("--backbone vgg11 --weights none.pth", "none.pth does not exist"),
+        ("--backbone vgg11 --weights net.py", "net.py is no file of weights by its name"),
+        ("--backbone vgg11 --weights broken.npz", "broken.npz"),
+        ("--data diggits", "did you mean 'digits'?"),
+        ("--data nowhere/photos", "nowhere/photos"),
+        ("--data vectors.npz", "tiny reads pictures (samples, 3, height, width)"),
+        ("--data vectors.npz --shift grey --shots 2 --backbone net.py:flat", "images"),
+        ("--data alike.npz", "classes"),
+    ],
+)
+def test_a_mistake_is_one_sentence_before_training(says, monkeypatch, words, said):
+    monkeypatch.setattr(adapt, "fit", None)
+    monkeypatch.setattr(adapt, "encode", None)
+    monkeypatch.delenv("TPSGD_DATA", raising=False)
+    Path("broken.npz").write_bytes(b"PK nothing")
+    code, out, err = says(*SMALL, "--no-controls", *words.split())
+    assert code == 2 and err.startswith("tpsgd: ") and err.count("\n") == 1 and said in err
+    assert "held" in out or not out
+    assert not Path("tpsgd-adaptor").exists() or not written()
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_folder_that_cannot_be_written_to(says, monkeypatch, full):
+    def no_room(**_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(adapt, "encode", None)
+    if full:
+        monkeypatch.setattr("tempfile.TemporaryFile", no_room)
+    code, out, err = says(*SMALL, "--out", "found" if full else "net.py/found")
+    assert (code, out) == (2, "") and err.count("\n") == 1 and "name another folder" in err
+
+
+def test_without_safetensors_nothing_is_trained(says, monkeypatch):
+    monkeypatch.setattr(adapted, "find_spec", lambda name: None)
+    code, out, err = says(*SMALL)
+    assert (code, out) == (2, "") and "pip install safetensors" in err
+
+
+def test_a_disk_that_fills_up(says, unplanned, monkeypatch):
+    def full(self, content):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    code, _, err = says(*SMALL, *LIGHT)
+    assert code == 1 and err.count("\n") == 1 and "adaptor.safetensors: No space left" in err
+    assert not written()
+
+
+# ---- Ctrl-C --------------------------------------------------------------------------------------
+
+
+def interrupt(monkeypatch, where, name: str, at: int) -> None:
+    """Let a function be interrupted when it is called for so many times."""
+    real, calls = getattr(where, name), []
+
+    def function(*given, **options):
+        calls.append(given)
+        if len(calls) == at:
+            raise KeyboardInterrupt
+        return real(*given, **options)
+
+    monkeypatch.setattr(where, name, function)
+
+
+@pytest.mark.parametrize("more", [(), ("--shift", "grey"), ("--json",)])
+@pytest.mark.parametrize("name", ["encode", "fit"])
+def test_ctrl_c_before_anything_is_done(says, unplanned, monkeypatch, name, more):
+    where = domains if name == "fit" and "--shift" in more else adapt
+    interrupt(monkeypatch, where, name, 1)
+    code, out, err = says(*SMALL, *more)
+    said = "interrupted before the first training was done; nothing was written"
+    assert (code, err) == (130, f"tpsgd: {said}\n") and not written()
+    assert [line.partition(":")[0] for line in out.splitlines()] == (
+        [] if "--json" in more else ["to be held", "planned peak of training"]
+    )
+
+
+def test_ctrl_c_keeps_the_adaptor(says, unplanned, monkeypatch):
+    interrupt(monkeypatch, adapt, "fit", 2)
+    code, out, err = says(*SMALL, "--out", "found")
+    done = "1 of 4 trainings are done; readout's adaptor and record.json are in found"
+    assert (code, err) == (130, f"tpsgd: interrupted; {done}\n") and written("found") == FILES
+    record = json.loads(Path("found/record.json").read_text())
+    assert record["interrupted"] and list(accuracies(record)) == ["readout"]
+    right = loaded("found").evaluate(tpsgd.data.load("pictures.npz").test)
+    assert accuracies(record)["readout"] == right and f"{right:.2%}" in out
+
+
+def test_ctrl_c_while_it_is_tested(says, unplanned, monkeypatch):
+    interrupt(monkeypatch, Adaptor, "evaluate", 1)
+    code, out, err = says(*SMALL, "--json")
+    assert code == 130 and "readout's adaptor and record.json are in tpsgd-adaptor" in err
+    assert accuracies(json.loads(out)) == {"readout": None} and written() == FILES
+    interrupt(monkeypatch, Adaptor, "evaluate", 1)
+    out = says(*SMALL)[1]
+    assert out.splitlines()[-3].split()[:2] == ["readout", "-"]
+
+
+def test_ctrl_c_among_shifts(says, unplanned, monkeypatch):
+    interrupt(monkeypatch, domains, "fit", 3)  # the second arm's first
+    code, out, err = says(*SMALL, "--shift", "invert")
+    done = "1 of 4 trainings are done; record.json and pictures are in tpsgd-adaptor"
+    assert (code, err) == (130, f"tpsgd: interrupted; {done}\n")
+    assert written() == {"invert.png", "record.json"} and "\nreadout " in out
+    record = json.loads(Path("tpsgd-adaptor/record.json").read_text())
+    assert [row["arm"] for row in record["shifts"]["invert"]["arms"]] == ["readout"]

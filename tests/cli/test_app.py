@@ -1,0 +1,398 @@
+"""The command line: what it prints and where, its exit status, and that a mistake is one line."""
+
+import errno
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+import tpsgd
+from tpsgd.cli import app as cli
+from tpsgd.cli import options, terminal
+from tpsgd.comparison import arms
+from tpsgd.comparison import compare as comparing
+from tpsgd.peers import arms as peers
+from tpsgd.zoo import words as models
+
+SMALL = ("--data", "two.npz", "--model", "mlp:4", "--epochs", "1", "--batch-size", "16")
+OWN = """
+from torch import nn
+
+def good():
+    return nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2))
+
+def narrow():
+    return nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 2))
+
+def broken():
+    return 1 / 0
+
+def steps():
+    return nn.Sequential(nn.RNN(3, 4, batch_first=True), nn.Linear(4, 2))
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """Run in a folder that holds a small data set and a file of models."""
+    x = np.random.default_rng(0).normal(size=(60, 6)).astype("float32")
+    np.savez(tmp_path / "two.npz", x=x, y=(x[:, 0] > 0).astype(int))
+    (tmp_path / "own.py").write_text(OWN)
+    steps = np.random.default_rng(1).normal(size=(60, 7, 3)).astype("float32")
+    y = (steps[:, 0, 0] > 0).astype(int)
+    np.savez(tmp_path / "steps.npz", x=steps, y=y)
+    np.savez(tmp_path / "padded.npz", x=steps, y=y, lengths=np.arange(60) % 7 + 1)
+    tokens = np.random.default_rng(2).integers(0, 9, (60, 5))
+    np.savez(tmp_path / "tokens.npz", tokens=tokens, y=(tokens[:, 0] > 4).astype(int))
+    np.savez(tmp_path / "images.npz", x=steps.reshape(60, 1, 7, 3), y=y)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_help_needs_no_torch():
+    program = (
+        "import sys; sys.argv = ['tpsgd', '--help']\n"
+        "from tpsgd.cli.app import main\n"
+        "try: main()\n"
+        "finally: print(sorted({'torch', 'numpy', 'matplotlib'} & set(sys.modules)))"
+    )
+    source = os.environ | {"PYTHONPATH": str(Path(tpsgd.__file__).parents[1])}
+    call = [sys.executable, "-c", program]
+    done = subprocess.run(call, capture_output=True, text=True, env=source)
+    assert done.returncode == 0, done.stderr
+    assert "compare" in done.stdout and done.stdout.endswith("[]\n")
+
+
+def test_every_public_name_loads():
+    for name in tpsgd.__all__:
+        assert getattr(tpsgd, name) is not None
+    assert set(tpsgd.__all__) <= set(dir(tpsgd))
+    with pytest.raises(AttributeError, match="no attribute 'fitt'"):
+        tpsgd.fitt  # noqa: B018
+
+
+def test_version(says):
+    assert says("--version") == (0, f"tpsgd {tpsgd.__version__}\n", "")
+
+
+def test_no_words_show_the_help(says):
+    code, out, err = says()
+    assert (code, err) == (0, "") and "Usage" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("train --rule reedout", "did you mean 'readout'?"),
+        ("train --rule x", "choose from backprop, tpsgd-l2"),
+        ("compare --rules drtp,redout", "unknown rule 'redout': did you mean 'readout'?"),
+        ("compare --rules ,", "unknown rule ''"),
+        ("train --schedule sequental", "did you mean 'sequential'?"),
+        ("train --rule sdfa --schedule sequential", "sdfa cannot learn block by block"),
+        ("train --loss nll", "choose from mse, cross-entropy, bce"),
+        ("train --lr 0", "--lr must be more than 0"),
+        ("train --lr nan", "--lr must be more than 0"),
+        ("train --epochs 0", "--epochs"),
+        ("train --epochs many", "--epochs"),
+        ("compare --restarts 0", "--restarts"),
+        ("train --nothing", "No such option: --nothing"),
+        ("trian", "No such command 'trian'"),
+        ("train --data diggits", "did you mean 'digits'?"),
+        ("train --data none.npz", "there is no none.npz"),
+        ("train --model mpl:3", "unknown model 'mpl:3'"),
+        ("train --model none.py:f", "there is no file none.py"),
+        ("train --model own.py:f", "own.py has no function 'f'"),
+        ("train --model own.py:broken", "ZeroDivisionError"),
+        ("train --model own.py:narrow", "block 1 (0: Linear + ReLU) cannot take"),
+        ("compare --model own.py:narrow", "cannot take"),
+        ("train --activation rely", "unknown activation 'rely'"),
+        ("train --rule reservior", "did you mean 'reservoir'?"),
+        ("train --rule reservoir", "begin with a recurrent layer"),
+        ("compare --rules readout,reservoir", "begin with a recurrent layer"),
+        ("train --window 4", "--window is for recurrent models such as rnn:512, not for mlp:256"),
+        ("compare --window 0", "--window"),
+        ("train --init zeros", "init and leak are for recurrent models"),
+        ("compare --leak 0.5", "not for mlp:256"),
+        ("train --data steps.npz --model rnn:4 --init zeroes", "did you mean 'zeros'?"),
+        ("train --data steps.npz --model rnn:4 --leak nan", "leak must be over 0"),
+        ("train --data steps.npz --model rnm:4", "did you mean rnn:4?"),
+        ("train --data images.npz --model rnn:4", "seq-mnist-rows"),
+        ("train --model rnn:4", "needs sequences (steps, features), not samples of shape (6,)"),
+        ("train --data tokens.npz", "mlp:256 cannot read tokens"),
+        ("train --data tokens.npz --model cnn:4x3", "cnn:4x3 cannot read tokens"),
+        ("compare --data padded.npz", "mlp:256 cannot read sequences of different lengths"),
+        ("train --data steps.npz --model rnn:4 --rule reservoir --schedule simultaneous", "ridge"),
+        ("train --device gpu", "unknown device 'gpu'"),
+        ("train --out two.npz/here", "cannot write to two.npz/here"),
+        ("compare --out two.npz/here", "cannot write to two.npz/here"),
+        ("data path nothing", "no built-in data set"),
+        ("data fetch nothing", "no built-in data set"),
+        ("data path", "Missing argument"),
+    ],
+)
+def test_a_mistake_is_one_line(says, words, said):
+    first, *rest = words.split()
+    small = SMALL[:2] + SMALL[4:] if first in ("train", "compare") else ()
+    code, out, err = says(first, *small, *rest)
+    assert (code, out) == (2, "")
+    assert err.startswith("tpsgd: ") and err.count("\n") == 1 and said in err
+
+
+def test_out_is_tried_before_training(says, monkeypatch):
+    def never(*_, **__):
+        raise AssertionError("trained")
+
+    monkeypatch.setattr(comparing, "fit_many", never)
+    monkeypatch.setattr("tpsgd.engine.restarts.fit_many", never)
+    for command in ("train", "compare"):
+        assert says(command, *SMALL, "--out", "two.npz")[0] == 2
+
+
+def test_train_says_what_it_did(says):
+    code, out, err = says("train", *SMALL, "--rule", "tpsgd-l1", "--activation", "tanh")
+    assert (code, err) == (0, "")
+    assert out.startswith("tpsgd-l1: ") and "test accuracy " in out and "Tanh" in out
+
+
+@pytest.mark.parametrize("rule", ["backprop", "dfa", "readout-learned", "frozen"])
+def test_train_json_is_one_object(says, rule):
+    code, out, err = says("train", *SMALL, "--rule", rule, "--lr", "0.01", "--json")
+    record = json.loads(out)
+    assert (code, err) == (0, "")
+    assert 0 <= record["accuracy"] <= 1 and record["seconds"] > 0 and record["peak_bytes"] > 0
+    assert record["rule"] == rule and record["settings"]["model"] == "mlp:4"
+    assert record["settings"]["lr"] == 0.01
+    assert record["command"].startswith("tpsgd train --data two.npz")
+
+
+def test_train_saves_a_state_dict_that_loads(says):
+    code, out, _ = says("train", *SMALL, "--out", "kept/here", "--seed", "3")
+    assert code == 0 and str(Path("kept/here/model.pt")) in out
+    record = json.loads(Path("kept/here/run.json").read_text())
+    data = tpsgd.data.load("two.npz", seed=3)
+    model = models.factory("mlp:4", data.shape, 2)()
+    model.load_state_dict(torch.load("kept/here/model.pt", weights_only=True))
+    assert tpsgd.evaluate(model, data.test) == record["accuracy"]
+
+
+def test_own_model_and_fewer_samples(says):
+    words = ("--data", "two.npz", "--model", "own.py:good", "--epochs", "1", "--max-train", "20")
+    record = json.loads(says("train", *words, "--loss", "mse", "--json")[1])
+    assert record["data"]["train"] == 20 and record["settings"]["loss"] == "mse"
+
+
+def test_threads(says):
+    before = torch.get_num_threads()
+    try:
+        record = json.loads(says("train", *SMALL, "--threads", "1", "--json")[1])
+        assert record["machine"]["threads"] == 1
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_compare_prints_a_narrow_table(says):
+    code, out, err = says("compare", *SMALL, "--restarts", "2")
+    lines = out.splitlines()
+    assert (code, err) == (0, "") and max(map(len, lines)) <= 80
+    words = set(arms.SOURCES) - set(arms.RECURRENT) - set(arms.BY_NAME)
+    names = [line.split()[0] for line in lines[3 : 3 + len(words)]]
+    assert names[0] == "backprop" and set(names[-2:]) == {"elm", "frozen"}
+    assert set(names) == words
+    assert "solved in one pass, without epochs: zorb, lm-karnet, elm" in " ".join(out.split()) or (
+        "solved in one pass, without epochs: lm-karnet, zorb, elm" in " ".join(out.split())
+    )
+    assert "left out: dladmm; --rules dladmm says why, or runs them" in " ".join(out.split())
+    assert lines[-1] == f"report: {Path('tpsgd-report/report.html')}"
+    assert Path("tpsgd-report/report.html").is_file()
+
+
+def test_compare_json_is_one_object(says):
+    words = ("--rules", "readout", "--restarts", "2", "--seed", "5", "--out", "r", "--json")
+    code, out, err = says("compare", *SMALL, *words)
+    record = json.loads(out)
+    assert (code, err) == (0, "")
+    assert [a["name"] for a in record["arms"]] == ["backprop", "readout", "frozen"]
+    assert record["settings"]["model"] == "mlp:4" and record["report"] == str(Path("r/report.html"))
+    for row in record["arms"]:
+        assert 0 <= row["summary"]["accuracy"] <= 1 and row["summary"]["peak_bytes"] > 0
+        assert [r["seed"] for r in row["restarts"]] == [5, 6]
+    on_disk = json.loads(Path("r/results.json").read_text())
+    assert {**on_disk, "report": record["report"]} == record
+
+
+def test_an_interrupted_comparison_keeps_what_is_finished(says, monkeypatch):
+    fit_many = comparing.fit_many
+
+    def interrupted(*args, **options):
+        if options.get("seed") == 1:
+            raise KeyboardInterrupt
+        return fit_many(*args, **options)
+
+    monkeypatch.setattr(comparing, "fit_many", interrupted)
+    words = ("--rules", "drtp", "--restarts", "3", "--out", "r")
+    code, out, err = says("compare", *SMALL, *words)
+    assert code == 130 and err.count("\n") == 1 and "3 of 9 trainings are in r" in err
+    assert "interrupted: 3 of 9" in out and Path("r/report.html").is_file()
+    record = json.loads(Path("r/results.json").read_text())
+    assert record["interrupted"] and [len(a["restarts"]) for a in record["arms"]] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_an_early_interrupt_is_one_line(says, monkeypatch, command):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(comparing, "fit_many", interrupted)
+    monkeypatch.setattr("tpsgd.engine.restarts.fit_many", interrupted)
+    code, out, err = says(command, *SMALL, "--out", "r")
+    assert (code, out) == (130, "") and err.count("\n") == 1 and "interrupted" in err
+    assert not list(Path("r").iterdir())
+
+
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_a_full_disk_is_one_line(says, monkeypatch, command):
+    def full(self, content):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    code, out, err = says(command, *SMALL, "--out", "r")
+    assert (code, out) == (1, "") and err.count("\n") == 1 and "No space left on device" in err
+
+
+def test_a_warning_is_one_line_and_not_on_standard_output(says, monkeypatch):
+    monkeypatch.setattr(cli, "app", lambda **_: cli.warnings.warn("a\nb", stacklevel=1))
+    with cli.warnings.catch_warnings():
+        cli.warnings.simplefilter("default")
+        assert says() == (0, "", "tpsgd: warning: a b\n")
+
+
+def test_a_terminal_gets_a_live_bar(says, monkeypatch):
+    screen = io.StringIO()
+
+    def console(stderr=False, **options):
+        return Console(file=screen, force_terminal=True, width=80) if stderr else Console(**options)
+
+    monkeypatch.setattr(terminal, "Console", console)
+    code, out, _ = says("compare", *SMALL, "--restarts", "1", "--rules", "drtp", "--json")
+    assert code == 0 and json.loads(out)
+    assert "warming up" in screen.getvalue() and "drtp" in screen.getvalue()
+
+
+def test_rules_lists_every_word_and_its_source(says):
+    code, out, _ = says("rules")
+    assert code == 0 and max(map(len, out.splitlines())) <= 80
+    assert all(word in out for word in arms.SOURCES) and "Mostafa et al. 2018" in out
+
+
+def test_data_commands(says, monkeypatch, tmp_path):
+    monkeypatch.setenv("TPSGD_CACHE", str(tmp_path))
+    monkeypatch.delenv("TPSGD_DATA", raising=False)
+    code, out, _ = says("data", "list")
+    assert code == 0 and out.splitlines()[1].startswith("digits")
+    code, out, err = says("data", "path", "mnist")
+    assert (code, out) == (2, "") and "run: tpsgd data fetch mnist" in err
+    for verb in ("path", "fetch"):
+        code, out, _ = says("data", verb, "digits")
+        assert code == 0 and Path(out.strip()).is_dir()
+
+
+STEPS = ("--epochs", "1", "--batch-size", "16", "--restarts", "1")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("steps.npz", "rnn:4,4+3", "--window", "3", "--leak", "0.5", "--init", "scaled-uniform"),
+        ("tokens.npz", "paper-birnn:4", "--max-train", "20"),
+        ("padded.npz", "torch-rnn:4"),
+        ("steps.npz", "own.py:steps"),
+    ],
+)
+def test_compare_recurrent_nets(says, words):
+    data, model, *more = words
+    code, out, err = says("compare", "--data", data, "--model", model, *more, *STEPS)
+    lines = out.splitlines()
+    assert (code, err) == (0, "") and max(map(len, lines)) <= 80
+    words = set(arms.SOURCES) - set(arms.PEERS) - set(arms.BY_NAME)
+    assert {line.split()[0] for line in lines[3 : 3 + len(words)]} == words
+    assert "failed" not in out and "over backprop through time" in out
+
+
+def test_the_record_holds_a_recurrent_nets_settings(says):
+    words = ("--data", "steps.npz", "--model", "rnn:4", "--init", "zeros", "--window", "2")
+    record = json.loads(says("compare", *words, *STEPS, "--rules", "random,drtp", "--json")[1])
+    assert [a["name"] for a in record["arms"]] == ["backprop", "drtp", "frozen", "random"]
+    settings = record["settings"]
+    assert (settings["init"], settings["window"]) == ("zeros", 2) and "leak" not in settings
+    assert "backprop through time" in record["arms"][0]["about"]
+    random = record["arms"][3]["restarts"][0]
+    assert random["sample_passes"] == 0 and not random["history"]
+
+
+@pytest.mark.parametrize("rule", ["readout", "random", "reservoir", "backprop"])
+def test_train_a_recurrent_net(says, rule):
+    words = ("--data", "tokens.npz", "--model", "rnn:4", "--epochs", "1", "--rule", rule)
+    record = json.loads(says("train", *words, "--json", "--out", "kept")[1])
+    assert record["rule"] == rule and record["data"]["vocabulary"] == 9
+    data = tpsgd.data.load("tokens.npz")
+    model = models.factory("rnn:4", data.shape, 2, tokens=9)()
+    model.load_state_dict(torch.load("kept/model.pt", weights_only=True))
+    assert tpsgd.evaluate(model, data.test) == record["accuracy"]
+    code, out, _ = says("train", *words)
+    assert code == 0 and "Recurrent" in out and "test accuracy" in out
+
+
+def test_the_random_control_is_there_for_other_models_by_name(says):
+    code, out, _ = says("compare", *SMALL, "--rules", "random", "--restarts", "1")
+    names = [line.split()[0] for line in out.splitlines()[3:6]]
+    assert code == 0 and set(names) == {"backprop", "frozen", "random"}
+
+
+def test_words_of_the_command_line_are_those_of_the_models():
+    assert set(models.INITS) == set(options.INITS)
+    assert set(arms.RECURRENT) <= set(arms.SOURCES) and set(arms.PEERS) == set(peers.PEERS)
+
+
+@pytest.mark.real_data("mnist")
+def test_rows_of_mnist(says):
+    words = ("--data", "seq-mnist-rows", "--model", "rnn:32", "--max-train", "500", "--window", "7")
+    code, out, err = says("compare", *words, *STEPS, "--rules", "readout,reservoir", "--json")
+    record = json.loads(out)
+    assert (code, err) == (0, "") and record["data"]["shape"] == [28, 28]
+    accuracy = {a["name"]: a["summary"]["accuracy"] for a in record["arms"]}
+    assert set(accuracy) == {"backprop", "readout", "reservoir", "frozen"}
+    assert accuracy["reservoir"] > 0.3
+
+
+@pytest.mark.parametrize("head", ["adam", "ridge"])
+def test_a_solved_head_is_not_hidden(says, head):
+    words = (*SMALL, "--rules", "readout,dfa", "--restarts", "1", "--head", head)
+    status, out, _ = says("compare", *words)
+    said = " ".join(out.split())
+    assert status == 0
+    assert ("solved in closed form, but not of backprop, dfa" in said) is (head == "ridge")
+
+
+def test_peers_by_their_words(says):
+    words = (*SMALL, "--rules", "zorb,lm-karnet,dladmm,elm", "--restarts", "1")
+    code, out, err = says("compare", *words)
+    assert (code, err) == (0, "") and max(map(len, out.splitlines())) <= 80
+    assert {"zorb", "lm-karnet", "dladmm", "elm", "backprop", "frozen"} <= set(out.split())
+    assert "dladmm: 300 iterations over all samples, not epochs" in " ".join(out.split())
+    for word, *more in (
+        ("zorb", "--lr", "5"),
+        ("elm", "--loss", "mse"),
+        ("lm-karnet", "--lr", "1"),
+    ):
+        code, _, err = says("train", *SMALL, "--rule", word, *more)
+        assert code == 2 and f"{word} has no schedule, rate or loss to choose" in err
+    code, out, _ = says("train", *SMALL, "--rule", "zorb", "--json")
+    record = json.loads(out)
+    assert code == 0 and record["rule"] == "zorb" and 0 <= record["accuracy"] <= 1

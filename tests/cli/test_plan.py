@@ -1,0 +1,314 @@
+"""`tpsgd plan`, and budgets, optimizers and data on disk on the command line."""
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import tpsgd
+from tpsgd import rules
+from tpsgd.cli import plan as planned
+from tpsgd.cli import terminal
+from tpsgd.comparison import compare as comparing
+from tpsgd.engine import optimizers
+from tpsgd.engine.record import as_bytes
+from tpsgd.memory.plan import PARTS, Line, Plan
+from tpsgd.zoo import words as models
+
+SHAPE = ("--shape", "1x8x8", "--classes", "10", "--model", "mlp:32", "--batch-size", "16")
+SMALL = ("--data", "two.npz", "--model", "mlp:64", "--epochs", "1", "--batch-size", "16")
+FULL = dict.fromkeys(PARTS, 1023 * 1024 + 900)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """Run in a folder that holds small data sets."""
+    x = np.random.default_rng(0).normal(size=(60, 40)).astype("float32")
+    np.savez(tmp_path / "two.npz", x=x, y=(x[:, 0] > 0).astype(int))
+    steps = np.random.default_rng(1).normal(size=(60, 4, 3)).astype("float32")
+    y = (steps[:, 0, 0] > 0).astype(int)
+    np.savez(tmp_path / "steps.npz", x=steps, y=y)
+    np.savez(tmp_path / "padded.npz", x=steps, y=y, lengths=np.arange(60) % 4 + 1)
+    tokens = np.random.default_rng(2).integers(0, 9, (60, 5))
+    np.savez(tmp_path / "tokens.npz", tokens=tokens, y=(tokens[:, 0] > 4).astype(int))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def directly(word="mlp:32", shape=(1, 8, 8), classes=10, batch_size=16, **options) -> Plan:
+    """What the library itself plans for a model's word."""
+    model = models.factory(word, shape, classes)()
+    return tpsgd.plan(model, shape, batch_size, epochs=10, **options)
+
+
+def same(record: dict, plan: Plan) -> bool:
+    """Whether a JSON record holds this plan."""
+    plain = json.loads(json.dumps(plan.as_dict()))
+    return {key: record[key] for key in plain} == plain
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--shape 8 --classes 2 --memory-budget 4_apples", "'4 apples' is no amount of memory"),
+        ("--shape 8 --classes 2 --memory-budget 0", "'0' is no amount of memory"),
+        ("--shape 8 --classes 2 --memory-budget -5MB", "'-5MB' is no amount of memory"),
+        ("--shape nonsense --classes 2", "'nonsense' is no shape of a sample: write 1x28x28"),
+        ("--shape 8x --classes 2", "'8x' is no shape"),
+        ("--shape 0x8 --classes 2", "'0x8' is no shape"),
+        ("--shape -8 --classes 2", "'-8' is no shape"),
+        ("--shape 8", "--shape needs --classes too"),
+        ("--shape 8 --classes 0", "--classes"),
+        ("--shape 8 --classes 2 --samples 0", "--samples"),
+        ("--shape 8 --classes 2 --data two.npz", "leave --data and its options out"),
+        ("--shape 8 --classes 2 --on-disk kept", "leave --data and its options out"),
+        ("--classes 2", "--classes and --samples go with --shape"),
+        ("--data two.npz --samples 9", "--classes and --samples go with --shape"),
+        ("--data diggits", "did you mean 'digits'?"),
+        ("--shape 8 --classes 2 --rule backprop", "every plan has backprop's lines"),
+        ("--shape 8 --classes 2 --rule zorb", "zorb cannot be planned"),
+        ("--shape 8 --classes 2 --rule dladmm", "dladmm cannot be planned"),
+        ("--shape 8 --classes 2 --rule redout", "did you mean 'readout'?"),
+        ("--shape 8 --classes 2 --rule elm --optimizer sgd", "elm has no optimizer to choose"),
+        ("--shape 8 --classes 2 --rule dfa --schedule sequential", "dfa cannot learn block by"),
+        ("--shape 8 --classes 2 --optimizer sdg", "did you mean 'sgd'?"),
+        ("--shape 8 --classes 2 --head rigde", "did you mean 'ridge'?"),
+        ("--shape 8 --classes 2 --device gpu", "unknown device 'gpu'"),
+        ("--shape 8 --classes 2 --device meta", "device meta holds no numbers"),
+        ("--shape 8 --classes 2 --window 3", "--window is for recurrent models"),
+        ("--shape 8 --classes 2 --model cnn:4x3", "needs images"),
+        ("--shape 8 --classes 2 --plot plan.txt", "FILE.png or FILE.svg, not plan.txt"),
+        ("--shape 8 --classes 2 --plot no/plan.png", "there is no folder no"),
+        ("--data padded.npz --model rnn:4 --memory-budget 1GB", "sequences of different lengths"),
+    ],
+)
+def test_a_mistake_is_one_sentence(says, words, said):
+    code, out, err = says("plan", *(word.replace("_", " ") for word in words.split()))
+    assert (code, out) == (2, "")
+    assert err.startswith("tpsgd: ") and err.count("\n") == 1 and said in err
+
+
+@pytest.mark.parametrize("command", ["train", "compare"])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--memory-budget", "4 apples"), "'4 apples' is no amount of memory"),
+        (("--memory-budget", "0"), "'0' is no amount of memory"),
+        (("--memory-budget", "-1"), "'-1' is no amount of memory"),
+        (("--optimizer", "adm"), "did you mean 'adam'?"),
+        (("--on-disk", "two.npz"), "two.npz"),
+    ],
+)
+def test_a_mistake_in_training_is_one_sentence_too(says, command, words, said):
+    code, out, err = says(command, *SMALL, *words)
+    assert (code, out) == (2, "") and err.count("\n") == 1 and said in err
+
+
+@pytest.mark.parametrize("rule", ["backprop", "zorb"])
+def test_what_fit_does_not_train_has_no_budget(says, rule):
+    code, _, err = says("train", *SMALL, "--rule", rule, "--memory-budget", "9MB")
+    assert code == 2 and f"not for {rule}" in err
+
+
+def test_a_budget_that_cannot_be_held_gives_the_librarys_sentence(says):
+    words = ("--schedule", "simultaneous", "--memory-budget", "2KB")
+    code, out, err = says("plan", *SHAPE, *words)
+    with pytest.raises(tpsgd.TpsgdError) as caught:
+        directly(schedule=tpsgd.simultaneous, memory_budget="2KB")
+    assert (code, out, err) == (2, "", f"tpsgd: {caught.value}\n")
+
+
+def test_the_record_is_the_librarys_plan(says):
+    code, out, err = says("plan", *SHAPE, "--samples", "500", "--json")
+    record = json.loads(out)
+    assert (code, err) == (0, "") and same(record, directly(samples=500))
+    assert not same(record, directly(samples=500, optimizer=tpsgd.sgd))
+    assert record["shape"] == [1, 8, 8] and record["samples"] == 500
+    assert record["command"].startswith("tpsgd plan --shape 1x8x8")
+
+
+def test_every_option_reaches_the_plan(says):
+    words = ("--optimizer", "sgd", "--schedule", "simultaneous", "--rule", "tpsgd-l2")
+    record = json.loads(says("plan", *SHAPE, *words, "--json")[1])
+    wanted = {"rule": rules.tpsgd_l2(), "schedule": tpsgd.simultaneous, "optimizer": tpsgd.sgd}
+    assert same(record, directly(**wanted))
+
+
+def test_a_solved_head_is_planned_block_by_block(says):
+    record = json.loads(says("plan", *SHAPE, "--head", "ridge", "--json")[1])
+    wanted = [optimizers.adam, tpsgd.ridge()]
+    assert same(record, directly(optimizer=wanted, schedule=tpsgd.sequential))
+    assert record["lines"][0]["name"] == "sequential" and record["lines"][1]["name"] == "backprop"
+
+
+def test_data_bring_shape_classes_and_samples(says):
+    words = ("--data", "two.npz", "--model", "mlp:64", "--batch-size", "16")
+    record = json.loads(says("plan", *words, "--json")[1])
+    samples = len(tpsgd.data.load("two.npz").train[1])
+    assert same(record, directly("mlp:64", (40,), 2, samples=samples))
+    fewer = json.loads(says("plan", *words, "--max-train", "20", "--on-disk", "kept", "--json")[1])
+    assert fewer["samples"] == 20 and list(Path("kept").iterdir())
+
+
+@pytest.mark.parametrize("data", ["steps.npz", "tokens.npz", "padded.npz"])
+def test_recurrent_nets(says, data):
+    words = ("--data", data, "--model", "rnn:4", "--batch-size", "8")
+    code, out, err = says("plan", *words)
+    assert (code, err) == (0, "") and out.splitlines()[2].startswith("sequential")
+    said = "all are planned as 4 steps long" in " ".join(out.split())
+    assert said is (data == "padded.npz")
+
+
+def test_tables_are_narrow_and_numbers_right(says):
+    code, out, err = says("plan", *SHAPE, "--model", "mlp:32,32", "--samples", "500")
+    lines = out.splitlines()
+    assert (code, err) == (0, "") and max(map(len, lines)) <= 80
+    assert lines[0].startswith("way to train") and lines[0].rstrip().endswith("total")
+    ways = lines[2 : 2 + len(directly().lines)]
+    assert [way.split()[0] for way in ways[:3]] == ["sequential", "simultaneous", "backprop"]
+    assert len({len(way.rstrip()) for way in ways}) == 1  # flush right
+    assert sum(line.startswith(("1: ", "2: ", "3: ")) for line in lines) == 3
+
+
+def test_the_widest_table_loses_no_digit():
+    lines = [Line(name, FULL, FULL["weights"]) for name in ("backprop, checkpointed", "b" * 12)]
+    screen = io.StringIO()
+    Console(file=screen, width=80).print(terminal.bytes_table(lines, "way to train"))
+    said = screen.getvalue()
+    assert max(map(len, said.splitlines())) <= 80 and "…" not in said
+    assert said.count("1023K") == 2 * (len(PARTS) + 1)
+    assert {"backprop,", "checkpointed", "b" * 12} <= set(said.split())
+
+
+def test_a_wide_terminal_gets_no_wider_table(monkeypatch):
+    screen = io.StringIO()
+    monkeypatch.setattr(terminal, "Console", lambda **_: Console(file=screen, width=200))
+    terminal.show_plan(Plan((Line("a " * 90, FULL),), remarks=("why " * 60,)), None)
+    assert max(map(len, screen.getvalue().splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ((None, None, False, True), "whole batches, inputs reused from memory"),
+        ((None, 16, False, None), "whole batches, gradients in 16 slices"),
+        (
+            (8, 16, False, False),
+            "micro-batches of 8, gradients in 16 slices, inputs computed again",
+        ),
+        ((None, None, True, None), "whole batches, codes redrawn"),
+        ((4, None, False, "/var/tmp"), "micro-batches of 4, inputs reused from a file in /var/tmp"),
+    ],
+)
+def test_choices_in_words(settings, said):
+    names = ("micro_batch", "slices", "redraw", "reuse")
+    assert terminal.in_words(dict(zip(names, settings, strict=True))) == said
+
+
+def test_a_budget_says_first_what_it_chose(says):
+    tight = str(int(0.9 * directly("mlp:1000", samples=500, others=False).lines[0].peak))
+    words = ("--model", "mlp:1000", "--samples", "500", "--memory-budget", tight)
+    code, out, _ = says("plan", *SHAPE, *words)
+    plan = directly("mlp:1000", samples=500, memory_budget=tight)
+    assert plan.settings["slices"] or plan.settings["micro_batch"]
+    said = " ".join(out.split())
+    chosen = terminal.in_words(plan.settings)
+    assert code == 0 and said.startswith("within ") and f": {chosen} way to train" in said
+    assert same(json.loads(says("plan", *SHAPE, *words, "--json")[1]), plan)
+
+
+@pytest.mark.parametrize("name", ["plan.png", "plan.svg"])
+def test_a_picture(says, name):
+    code, out, err = says("plan", *SHAPE, "--plot", name)
+    assert (code, err) == (0, "") and out.splitlines()[-1] == f"picture: {name}"
+    assert Path(name).read_bytes()[:5] in (b"\x89PNG\r", b"<?xml")
+
+
+def test_a_terminal_gets_a_spinner(says, monkeypatch):
+    screen = io.StringIO()
+
+    def console(stderr=False, **options):
+        return Console(file=screen, force_terminal=True, width=80) if stderr else Console(**options)
+
+    monkeypatch.setattr(terminal, "Console", console)
+    monkeypatch.setattr(planned, "_found", lambda *_: Plan((Line("a", FULL),)))
+    code, out, _ = says("plan", *SHAPE, "--json")
+    assert code == 0 and json.loads(out) and "rehearsing the training" in screen.getvalue()
+
+
+def test_training_within_a_budget(says):
+    words = (*SMALL, "--model", "mlp:2000")
+    whole = json.loads(says("train", *words, "--json")[1])
+    budget = str(int(0.9 * whole["peak_bytes"]))
+    record = json.loads(says("train", *words, "--memory-budget", budget, "--json")[1])
+    settings = record["settings"]
+    assert settings["memory_budget"] == budget
+    assert (settings["slices"] or settings["micro_batch"]) and {"redraw", "reuse"} <= set(settings)
+    assert record["peak_bytes"] + record["kept_bytes"] <= as_bytes(budget)
+    assert record["accuracy"] == whole["accuracy"]
+    code, out, err = says("train", *words, "--memory-budget", budget)
+    assert (code, err) == (0, "")
+    assert f"of a budget of {tpsgd.engine.record.size(int(budget))}" in out and "\npeak " in out
+
+
+def test_a_budget_out_of_reach_ends_training(says):
+    words = (*SMALL, "--schedule", "simultaneous", "--memory-budget", "2KB")
+    code, out, err = says("train", *words)
+    assert (code, out) == (2, "") and "a memory_budget of 2.0 KB cannot be held" in err
+
+
+@pytest.mark.parametrize(("more", "rate"), [((), 0.1), (("--lr", "0.5"), 0.5)])
+@pytest.mark.parametrize("head", ["adam", "ridge"])
+def test_plain_sgd(says, monkeypatch, more, rate, head):
+    made = []
+    step = optimizers.torch.optim.SGD.step
+
+    def watched(self, *args, **options):
+        made.append(self.param_groups[0]["lr"])
+        return step(self, *args, **options)
+
+    monkeypatch.setattr(optimizers.torch.optim.SGD, "step", watched)
+    words = (*SMALL, "--optimizer", "sgd", "--head", head, *more, "--json")
+    record = json.loads(says("train", *words)[1])
+    assert set(made) == {rate} and "sgd" in record["settings"]["optimizer"].lower()
+
+
+def test_data_on_disk(says):
+    plain = json.loads(says("train", *SMALL, "--json")[1])
+    kept = json.loads(says("train", *SMALL, "--on-disk", "kept", "--json")[1])
+    assert list(Path("kept").iterdir()) and "read from disk" in kept["data"]["note"]
+    assert kept["accuracy"] == plain["accuracy"]
+    words = ("--rules", "drtp", "--restarts", "1", "--on-disk", "kept", "--json")
+    record = json.loads(says("compare", *SMALL, *words)[1])
+    assert "read from disk" in record["data"]["note"]
+
+
+def test_comparing_within_a_budget(says):
+    words = (*SMALL, "--rules", "readout,zorb", "--restarts", "1", "--optimizer", "sgd")
+    code, out, err = says("compare", *words, "--memory-budget", "1MB")
+    said = " ".join(out.split())
+    assert (code, err) == (0, "") and max(map(len, out.splitlines())) <= 80
+    assert "a memory budget of 1.0 MB for each training, but not for backprop, zorb" in said
+    record = json.loads(Path("tpsgd-report/results.json").read_text())
+    held = {a["name"]: a["restarts"][0]["settings"].get("memory_budget") for a in record["arms"]}
+    assert held == {"backprop": None, "readout": "1MB", "zorb": None, "frozen": "1MB"}
+    assert (record["settings"]["memory_budget"], record["settings"]["optimizer"]) == ("1MB", "sgd")
+    of_backprop = record["arms"][0]["restarts"][0]["settings"]
+    assert of_backprop["optimizer"] == "sgd"
+
+
+def test_an_arm_that_cannot_hold_its_budget_fails_alone(says):
+    words = (*SMALL, "--rules", "frozen", "--restarts", "1", "--memory-budget", "2KB", "--json")
+    code, out, _ = says("compare", *words)
+    errors = {arm["name"]: arm["error"] for arm in json.loads(out)["arms"]}
+    assert code == 0 and errors["backprop"] is None and set(errors) == {"backprop", "frozen"}
+    assert "a memory_budget of 2.0 KB cannot be held" in errors["frozen"]
+
+
+def test_without_a_budget_nothing_is_said_of_one(says):
+    code, out, _ = says("compare", *SMALL, "--rules", "drtp", "--restarts", "1")
+    assert code == 0 and "budget" not in out
+    assert not comparing.arm(None).budgeted and comparing.arm(rules.frozen()).budgeted

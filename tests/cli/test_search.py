@@ -1,0 +1,190 @@
+"""`tpsgd search`: words to a grid or a study, what it prints and writes, Ctrl-C."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tpsgd import rules
+from tpsgd.adapt.pretrained import backbone
+from tpsgd.adapt.results import Search
+from tpsgd.adapt.search import search
+from tpsgd.adapt.trials import Judge
+from tpsgd.cli import search as searched
+from tpsgd.data import load
+from tpsgd.engine.meter import tensor_bytes
+
+NET = """
+import torch
+from torch import nn
+from tpsgd.adapt import Backbone
+
+def make():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.ReLU(), nn.Flatten())
+    return Backbone(net, {"maps": "1", "flat": "2"}, name="tiny")
+
+def plain():
+    return make().model
+"""
+SMALL = ("--backbone", "net.py:make", "--data", "pictures.npz", "--epochs", "1")
+GRID = (*SMALL, "--taps", "maps,flat", "--convs", "0,1", "--dense", "0")
+DRAWN = Search.plot
+TRIALS = 2 + 2 + 1  # probes, and one or none convolution, of which vectors have none
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """Run in a folder with a backbone and pictures; plans by a formula, to save time."""
+    (tmp_path / "net.py").write_text(NET)
+    g, y = np.random.default_rng(0), np.arange(60) % 3
+    x = 0.5 * g.random((60, 3, 8, 8)) + 0.5 * np.eye(3)[y][:, :, None, None]
+    np.savez(tmp_path / "pictures.npz", x=x.astype("float32"), y=y)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Judge, "planned", lambda self, tap, head, layers: 3 * tensor_bytes(head))
+    monkeypatch.setattr(Search, "plot", lambda self, file: file)
+    return tmp_path
+
+
+def rows(record: dict) -> list[dict]:
+    """A record's rows, less their times."""
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in record["rows"]]
+
+
+def test_a_grid_and_its_files(says, monkeypatch):
+    monkeypatch.setattr(Search, "plot", DRAWN)
+    code, out, err = says("search", *GRID, "--out", "found")
+    lines = out.splitlines()
+    assert (code, err) == (0, "") and max(map(len, lines)) <= 80
+    assert lines[0].startswith("tap") and len([x for x in lines if x.startswith("maps")]) == 3
+    said = " ".join(lines[TRIALS + 1 :])
+    assert "best: " in said and "of 10 held-out samples, planned" in said
+    assert "control: " in said and "rank correlation of score and accuracy: " in said
+    names = ["search.json", "heatmaps.png", "trials.jsonl"]
+    assert lines[-1] == f"files: {', '.join(f'found/{name}' for name in names)}"
+    assert sorted(names) == sorted(p.name for p in Path("found").iterdir())
+    assert Path("found/heatmaps.png").read_bytes().startswith(b"\x89PNG")
+    assert Path("found/trials.jsonl").read_text().count("\n") == TRIALS
+
+
+def test_words_mean_what_the_library_is_given(says):
+    words = ("--rule", "drtp", "--restarts", "2", "--batch-size", "16", "--lr", "0.01")
+    more = ("--seed", "3", "--memory-budget", "30KB", "--top", "1", "--max-train", "40")
+    code, out, _ = says("search", *GRID, *words, *more, "--json")
+    record = json.loads(out)
+    samples = load("pictures.npz", seed=3, max_train=40)
+    direct = search(
+        backbone("net.py:make"), samples.train, taps=("maps", "flat"), convs=(0, 1), dense=(0,),
+        rule=rules.drtp(), restarts=2, batch_size=16, lr=0.01, seed=3, memory_budget="30KB", top=1,
+        epochs=1, classes=samples.classes,
+    )  # fmt: skip
+    plain = json.loads(json.dumps(direct.as_dict()))
+    assert code == 0 and rows(record) == rows(plain)
+    assert {"over budget", "left out"} & {row["skipped"] for row in record["rows"]}
+    assert record["command"].startswith("tpsgd search") and record["backbone"] == "tiny"
+    saved = json.loads(Path("tpsgd-search/search.json").read_text())
+    assert saved == {k: v for k, v in record.items() if k != "files"}
+
+
+def test_ctrl_c_says_how_to_go_on(says, monkeypatch):
+    real, done = Judge.trial, []
+
+    def trial(self, *given, **more):
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append(given)
+        return real(self, *given, **more)
+
+    monkeypatch.setattr(Judge, "trial", trial)
+    code, out, err = says("search", *GRID)
+    wanted = f"interrupted; 2 of {TRIALS} trials are in tpsgd-search; run the same command again"
+    assert (code, out) == (130, "") and err == f"tpsgd: {wanted} to go on\n"
+    monkeypatch.setattr(Judge, "trial", lambda *a, **k: done.append(a) or real(*a, **k))
+    assert says("search", *GRID)[0] == 0 and len(done) == TRIALS
+    assert says("search", *GRID)[0] == 0 and len(done) == TRIALS
+
+
+def test_ctrl_c_before_the_first_trial(says, monkeypatch):
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Judge, "score", stopped)
+    code, _, err = says("search", *GRID)
+    assert code == 130 and "interrupted; no new trial was begun; run the same command again" in err
+
+
+def test_a_study(says):
+    pytest.importorskip("optuna")
+    words = (*SMALL, "--taps", "flat", "--rule", "drtp,tpsgd-l2", "--dense", "0,1", "--lr", "0.01")
+    code, out, err = says("search", *words, "--trials", "2")
+    assert (code, err) == (0, "") and "best: trial" in out and max(map(len, out.splitlines())) <= 80
+    assert sorted(p.name for p in Path("tpsgd-search").iterdir()) == ["search.json", "study.log"]
+    code, out, _ = says("search", *words, "--trials", "3", "--json")
+    trials = json.loads(out)["trials"]
+    assert len(trials) == 3 and {trial["choices"]["lr"] for trial in trials} == {0.01}
+    assert says("search", *words, "--trials", "1", "--storage", "other.log")[0] == 0
+    assert Path("other.log").is_file()
+
+
+def test_backprop_and_rules_that_wait_for_the_output(says):
+    for word, method in (("backprop", "fit_backprop"), ("dfa", "fit")):
+        words = (*SMALL, "--taps", "flat", "--dense", "1", "--rule", word, "--json")
+        record = json.loads(says("search", *words)[1])
+        assert record["settings"]["method"] == method and record["rows"][1]["accuracies"]
+    assert record["settings"]["schedule"] == "simultaneous"
+
+
+def test_the_last_tap_is_searched_if_none_is_named(says):
+    code, out, _ = says("search", *SMALL, "--dense", "0", "--json")
+    assert code == 0 and {row["tap"] for row in json.loads(out)["rows"]} == {"flat"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--taps nowhere", "has no tap 'nowhere'"),
+        ("--convs a,b", "--convs takes whole numbers such as 0,1,2, got 'a,b'"),
+        ("--dense -1", "--dense takes whole numbers"),
+        ("--convs 1,1", "convs must be different values"),
+        ("--rule drpt", "did you mean 'drtp'?"),
+        ("--rule zorb", "zorb is no rule to train layers by"),
+        ("--rule drtp,tpsgd-l2", "several are for --trials"),
+        ("--rule backprop,drtp --trials 2", "are trained in different ways"),
+        ("--rule dfa,drtp --trials 2", "are trained in different ways"),
+        ("--storage a.log", "give --trials too"),
+        ("--trials 2 --top 1", "--restarts and --top are for the grid"),
+        ("--trials 2 --restarts 2", "--restarts and --top are for the grid"),
+        ("--memory-budget apples", "is no amount of memory"),
+        ("--memory-budget 10", "nothing was trained within 10 B: the smallest plans"),
+        ("--lr 0", "--lr must be more than 0"),
+        ("--device gpu", "unknown device 'gpu'"),
+        ("--top 0", "--top"),
+        ("--backbone vgg99", "unknown backbone 'vgg99'"),
+        ("--backbone net.py:nobody", "nobody"),
+        ("--backbone net.py:plain", "returns a plain module: name the submodule to read from"),
+        ("--weights nowhere.npz", "nowhere.npz"),
+        ("--data nowhere.npz", "nowhere.npz"),
+    ],
+)
+def test_mistakes_are_one_line(says, words, said):
+    code, _, err = says("search", *SMALL, *words.split())
+    assert code in (1, 2) and said in err and err.count("\n") == 1
+
+
+def test_a_terminal_sees_a_bar(says, monkeypatch):
+    seen = []
+
+    class Bar:
+        def __enter__(self):
+            return lambda what, share: seen.append((what, share))
+
+        def __exit__(self, *_):
+            return None
+
+    monkeypatch.setattr(searched, "live_bar", Bar)
+    assert says("search", *GRID)[0] == 0
+    assert seen[0][0] == "features" and seen[-1][1] == 1.0
+    assert {"planning", "maps probe", "maps 1+0"} <= {what for what, _ in seen}
+    assert all(0 <= share <= 1 for _, share in seen)

@@ -1,0 +1,226 @@
+"""The report: its files, the table, the plots, and that the page needs nothing else."""
+
+import errno
+import itertools
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from matplotlib import rc_context
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
+
+from tpsgd import files, rules
+from tpsgd.comparison import report
+from tpsgd.comparison.compare import RESERVOIR, THROUGH_TIME, Arm, Comparison, Result, arm
+from tpsgd.comparison.report import plots, table
+from tpsgd.engine.record import BlockInfo, Epoch, Run
+from tpsgd.errors import TpsgdError
+
+RULES = (
+    None, rules.tpsgd_l2(), rules.tpsgd_l1(), rules.drtp(), rules.dfa(), rules.sdfa(),
+    rules.readout(), rules.readout(learned=True), rules.frozen(),
+)  # fmt: skip
+
+
+def comparison(accuracies: dict[str, list[float]], **changes) -> Comparison:
+    """A record with these accuracies per rule; all other figures are made up."""
+    results = [Result(arm(rule)) for rule in RULES]
+    for i, result in enumerate(results):
+        for r, accuracy in enumerate(accuracies.get(result.arm.name, [])):
+            result.accuracies.append(accuracy)
+            result.runs.append(run(result.arm.rule, r, 1.0 + i / 10 + r / 100, 300_000 + 999 * i))
+    data = {"name": "digits", "note": "", "train": 1438, "test": 359, "shape": [1, 8, 8]}
+    settings = {"model": "mlp:8", "epochs": 2, "restarts": 3, "seed": 0}
+    return Comparison(data, {**settings, **changes}, {"cpu": "some"}, results, "tpsgd compare")
+
+
+def sequences() -> Comparison:
+    """As `close`, on a recurrent net: with the random net and the reservoir."""
+    record = close()
+    record.results[0].arm = replace(record.results[0].arm, remark=THROUGH_TIME)
+    nothing = Result(arm(rules.untrained()), [0.1, 0.1])
+    nothing.runs = [Run("", r, {}, record.results[0].runs[0].blocks) for r in (0, 1)]
+    solved = Result(Arm("reservoir", RESERVOIR), [0.9, 0.9])
+    solved.runs = [run(rules.frozen(), r, 0.2, 200_000) for r in (0, 1)]
+    for made in solved.runs:
+        made.history = made.history[-1:]
+    record.results += [solved, nothing]
+    record.data |= {"shape": [15], "vocabulary": 1000, "lengths": [1, 15]}
+    return record
+
+
+def run(rule: rules.Rule | None, seed: int, seconds: float, peak: int) -> Run:
+    blocks = [BlockInfo("1: Linear + ReLU", "", 72, ""), BlockInfo("3: Linear", "", 90, "")]
+    last = 0 if rule is None else 2
+    history = [Epoch(last, e, 1 / e, 0.5 + e / 10) for e in (1, 2)]
+    if rule is not None and rule.objective is not None:
+        known = 0.5 if rule.name.startswith("readout") else None
+        history = [Epoch(1, e, -float(e), known) for e in (1, 2)] + history
+    made = Run("", seed, {}, blocks, history, seconds, 0.0, 123_456, 0, peak)
+    made.kept_bytes = 0 if rule is None else 1_500_000
+    return made
+
+
+def close(accuracy: float = 0.97) -> Comparison:
+    names = [arm(rule).name for rule in RULES]
+    return comparison({n: [accuracy + i / 1e4, accuracy] for i, n in enumerate(names)})
+
+
+def test_the_folder_holds_the_page_the_record_and_the_plots(tmp_path):
+    page = report.write(close(), tmp_path)
+    assert page == tmp_path / "report.html"
+    names = {"report.html", "results.json", "memory.png", "time.png", "curves.png"}
+    assert {file.name for file in tmp_path.iterdir()} == names
+    assert all(p.read_bytes().startswith(b"\x89PNG") for p in tmp_path.glob("*.png"))
+
+
+def test_the_page_needs_nothing_but_itself(tmp_path):
+    html = report.write(close(), tmp_path).read_text(encoding="utf-8")
+    sources = re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?([^"'\s>)]{1,30})""", html)
+    assert len(sources) == 3 and all(s.startswith("data:image/png;base64,") for s in sources)
+    assert not re.search(r"https?://|@import|<script|<link", html)
+    assert "<title>digits, mlp:8" in html and "tpsgd compare" in html
+    assert all(f"<td>{arm(rule).about}" in html for rule in RULES)
+
+
+def test_the_page_shows_names_as_they_are(tmp_path):
+    record = comparison({"backprop": [0.5]}, model='<b>"x"&.py:f')
+    html = report.write(record, tmp_path).read_text(encoding="utf-8")
+    assert "<b>" not in html and "&lt;b&gt;&quot;x&quot;&amp;.py:f" in html
+
+
+def test_rows_are_ranked_and_relative_to_backprop():
+    record = comparison({"backprop": [0.9, 0.94], "drtp": [0.5], "dfa": [0.8, 0.8], "frozen": [1]})
+    record.results = [r for r in record.results if r.runs]
+    names, accuracies, *_ = zip(*table.rows(record), strict=True)
+    assert names == ("backprop", "dfa", "drtp", "frozen")
+    assert accuracies == ("92.0 ± 2.8", "80.0 ± 0.0", "50.0", "100.0")
+    assert table.rows(record)[0][3] == "×1.00" and table.rows(record)[2][-1] == "123k"
+
+
+def test_a_failure_and_an_interrupt_are_said(tmp_path):
+    record = comparison({"backprop": [0.9], "frozen": [0.8]})
+    record.results[3].error, record.interrupted = "the loss became nan", True
+    assert ("drtp", "failed") in [row[:2] for row in table.rows(record)]
+    said = ["drtp failed: the loss became nan", "interrupted: 2 of 27 trainings finished"]
+    assert table.remarks(record) == said
+    html = report.write(record, tmp_path).read_text(encoding="utf-8")
+    assert all(line in html for line in said)
+
+
+def test_a_record_without_backprop_has_no_ratios():
+    record = comparison({"frozen": [0.8]})
+    assert table.rows(record)[-1][3] == table.rows(record)[-1][5] == table.NONE
+
+
+@pytest.mark.parametrize(("test", "text"), [(359, "97.0 ± 0.1"), (10_000, "97.05 ± 0.07")])
+def test_digits_follow_the_number_of_test_samples(test, text):
+    result = Result(arm(None), [0.97, 0.971], [run(None, r, 1.0, 1) for r in (0, 1)])
+    assert table.accuracy(result, test) == text
+
+
+@pytest.mark.parametrize("count", [0, 999, 1000, 43_140, 99_950, 999_999, 5_000_000, 10**11])
+def test_short_counts_are_short(count):
+    assert len(table._short(count)) <= 5
+
+
+def test_every_arm_has_its_own_look():
+    looks = plots.styles(close())
+    assert len({s.colour for s in looks.values()}) == len({s.marker for s in looks.values()}) + 1
+    assert len(looks) == len(RULES)
+
+
+@pytest.mark.parametrize("accuracy", [0.97, 0.5])
+@pytest.mark.parametrize("behind", [None, 0.1])
+def test_labels_of_the_scatter_do_not_overlap(accuracy, behind):
+    record = close(accuracy)
+    if behind is not None:  # the accuracy axis is stretched then
+        record.results[5].accuracies = [behind, behind]
+    with rc_context(plots.LOOK):
+        figure = plots.scatter(record, "time", lambda r: [x.seconds for x in r.runs])
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    figure.draw(renderer)
+    texts = figure.axes[0].texts
+    assert {t.get_text() for t in texts} == {arm(rule).name for rule in RULES}
+    boxes = [Text.get_window_extent(t, renderer) for t in texts]
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
+
+
+@pytest.mark.parametrize("accuracies", [[1.0, 1.0], [0.0], [1.0, 0.0, 0.3]])
+def test_extreme_accuracies_are_drawn(accuracies):
+    record = comparison({"backprop": [1.0], "sdfa": accuracies})
+    assert set(plots.draw(record)) == {"memory", "time", "curves"}
+
+
+def test_curves_show_accuracy_where_known_and_the_loss_elsewhere():
+    panels = plots._panels(close())
+    first, last, loss = panels.values()
+    assert [t.splitlines()[1] for t in panels] == [
+        "training accuracy (%)", "training accuracy (%)", "local loss, scaled",
+    ]  # fmt: skip
+    assert set(first) == {"readout", "readout-learned"}
+    assert set(last) == {arm(rule).name for rule in RULES}
+    assert set(loss) == {"tpsgd-l2", "tpsgd-l1", "drtp"}
+    assert loss["drtp"] == [(1.0, 1.0, 1.0), (0.0, 0.0, 0.0)]
+
+
+def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
+    file = files.write_whole(tmp_path / "results.json", b"old")
+
+    def full(self, content):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match=r"No space left on device: .*results\.json"):
+        files.write_whole(file, b"new")
+    assert file.read_bytes() == b"old" and list(tmp_path.iterdir()) == [file]
+
+
+def test_a_folder_is_made_or_refused(tmp_path):
+    assert files.usable(tmp_path / "a" / "b").is_dir()
+    (tmp_path / "file").touch()
+    with pytest.raises(TpsgdError, match=r"cannot write to .*file"):
+        files.usable(tmp_path / "file" / "x")
+
+
+def test_a_net_that_nothing_was_trained_of(tmp_path):
+    record = sequences()
+    rows = {row[0]: row for row in table.rows(record)}
+    assert rows["random"][2:4] == ("0.00", "×0.00") and rows["random"][-2:] == (table.NONE, "0")
+    assert list(rows)[-3:] == ["frozen", "reservoir", "random"]  # controls, by accuracy
+    html = report.write(record, tmp_path).read_text(encoding="utf-8")
+    assert THROUGH_TIME in html and "of shape 15, tokens out of 1,000, 1 to 15 steps long" in html
+    assert "random" not in plots._panels(record)["block 2 (Linear)\ntraining accuracy (%)"]
+
+
+def test_the_legend_names_backprop_through_time():
+    assert table.legend(close()).startswith("× is over backprop; ")
+    assert table.legend(sequences()).startswith("× is over backprop through time; ")
+    assert len(table.legend(sequences())) <= 80
+
+
+def test_controls_look_different():
+    looks = plots.styles(sequences())
+    controls = [looks[name] for name in ("frozen", "reservoir", "random")]
+    assert len({s.marker for s in controls}) == len({s.dash for s in controls}) == 3
+
+
+def test_a_curve_of_one_epoch_is_a_point():
+    with rc_context(plots.LOOK):
+        figure = plots.curves(sequences())
+    lines = [line for axes in figure.axes for line in axes.lines]
+    assert all(
+        (line.get_marker() not in ("", "None")) == (len(line.get_xdata()) == 1) for line in lines
+    )
+    assert any(len(line.get_xdata()) == 1 for line in lines)
+
+
+def test_no_two_arms_of_a_full_comparison_look_alike():
+    from tpsgd.comparison import arms
+
+    words = [w for w in arms.SOURCES if w not in arms.RECURRENT]
+    made = [Result(arms.arm_of(w)) for w in words]
+    looks = plots.styles(Comparison({}, {}, {}, made))
+    assert len(set(looks.values())) == len(words)

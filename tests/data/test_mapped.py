@@ -1,0 +1,436 @@
+"""Samples that do not fit in memory: decoded into files, mapped when used."""
+
+import errno
+import json
+import os
+import shutil
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import tpsgd
+from tpsgd import data
+from tpsgd.data import mapped as disk
+from tpsgd.errors import TpsgdError
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(20, 3)), np.arange(20) % 2
+
+
+def images(root, count, size=(6, 4)):
+    for i in range(count):
+        file = root / ("cat", "dog")[i % 2] / f"{i:04}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        pixels = RNG.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(file)
+    return root
+
+
+@pytest.fixture
+def pets(tmp_path):
+    return images(tmp_path / "pets", 20)
+
+
+@pytest.fixture
+def kept(tmp_path):
+    return tmp_path / "kept"
+
+
+@pytest.fixture
+def npz(tmp_path):
+    np.savez(tmp_path / "own.npz", x=X, y=Y)
+    return tmp_path / "own.npz"
+
+
+def same(one, other):
+    for (x, y), (x2, y2) in ((one.train, other.train), (one.test, other.test)):
+        assert x.dtype == x2.dtype and torch.equal(x, x2) and torch.equal(y, y2)
+        assert y2.dtype == torch.int64
+    assert (one.classes, one.shape, one.vocabulary) == (
+        other.classes,
+        other.shape,
+        other.vocabulary,
+    )
+    assert other.note == "; ".join(filter(None, (one.note, "read from disk")))
+
+
+def refused(says, spec, kept, **options):
+    with pytest.raises(TpsgdError, match=says) as error:
+        data.load(str(spec), on_disk=kept, **options)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def names(kept):
+    return sorted(file.name for file in kept.iterdir())
+
+
+# the same samples
+
+
+def specs(tmp_path):
+    (tmp_path / "make.py").write_text(
+        "import numpy as np\ndef make(): return np.arange(60.).reshape(20, 3), [0, 1] * 10\n"
+    )
+    (tmp_path / "own.csv").write_text("a,y\n" + "".join(f"{i},{i % 3}\n" for i in range(30)))
+    grey = RNG.integers(0, 256, (20, 5, 6, 3), dtype=np.uint8)
+    both = {"x": X, "y": Y, "x_test": X[:6], "y_test": Y[:6]}
+    np.savez(tmp_path / "plain.npz", x=X, y=Y)
+    np.savez_compressed(tmp_path / "packed.npz", x=X, y=Y)
+    np.savez(tmp_path / "both.npz", **both)
+    np.savez(tmp_path / "fortran.npz", x=np.asfortranarray(X.astype(np.float32)), y=Y)
+    np.savez(tmp_path / "pixels.npz", x=grey, y=Y)
+    np.savez(tmp_path / "tokens.npz", tokens=np.arange(100).reshape(20, 5) % 7, y=Y)
+    images(tmp_path / "pets", 20)
+    images(tmp_path / "parts" / "train", 9)
+    images(tmp_path / "parts" / "val", 4)
+    own = ("plain.npz packed.npz both.npz fortran.npz pixels.npz tokens.npz own.csv make.py:make"
+           " pets pets@3 parts")  # fmt: skip
+    return ["digits", *(str(tmp_path / name) for name in own.split())]
+
+
+@pytest.mark.parametrize("options", [{}, {"seed": 3, "max_train": 7}])
+def test_the_same_samples_bit_for_bit(tmp_path, kept, monkeypatch, options):
+    monkeypatch.setattr(disk, "PIECE", 100)
+    for spec in specs(tmp_path):
+        wanted = data.load(spec, **options)
+        first = data.load(spec, on_disk=kept, **options)
+        again = data.load(spec, on_disk=str(kept), **options)
+        same(wanted, first)
+        same(wanted, again)
+        assert first.train[0].is_contiguous()
+
+
+@pytest.mark.real_data("mnist")
+def test_real_sets_are_the_same(kept):
+    for name in ("mnist", "seq-mnist-pixels"):
+        same(data.load(name, max_train=3000), data.load(name, max_train=3000, on_disk=kept))
+
+
+def test_a_model_learns_from_them(pets, kept):
+    def accuracy(**options):
+        torch.manual_seed(0)
+        loaded = data.load(str(pets), **options)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(72, 8), nn.ReLU(), nn.Linear(8, 2))
+        tpsgd.fit(model, loaded.train, epochs=2, batch_size=4)
+        return model[3].weight, tpsgd.evaluate(model, loaded.test)
+
+    found, wanted = accuracy(on_disk=kept), accuracy()
+    assert torch.equal(found[0], wanted[0]) and found[1] == wanted[1]
+
+
+def test_samples_are_mapped_and_labels_are_not(pets, kept):
+    loaded = data.load(str(pets), on_disk=kept)
+    file = next(kept.glob("*-train-x.npy"))
+    with file.open("r+b") as stream:
+        stream.seek(-4, os.SEEK_END)
+        stream.write(np.float32(7).tobytes())
+    assert loaded.train[0][-1, -1, -1, -1] == 7
+    shutil.rmtree(kept)
+    assert loaded.train[1].bincount().tolist() == [8, 8] and loaded.train[0].mean() > 0
+
+
+# found again
+
+
+def test_a_later_call_decodes_nothing(pets, npz, kept, monkeypatch):
+    before = [data.load(str(spec), on_disk=kept) for spec in (pets, npz, "digits")]
+    for what in ("images._open", "npz.array", "formats.hold_out", "images._decode"):
+        monkeypatch.setattr(f"tpsgd.data.{what}", None)
+    for one in before:
+        again = data.load(one.name, on_disk=kept)
+        assert torch.equal(one.train[0], again.train[0]) and one.note == again.note
+    assert len(names(kept)) == 3 * 5
+
+
+def test_files_are_named_after_their_data_and_described(pets, kept):
+    data.load(f"{pets}@3", on_disk=kept)
+    [about] = kept.glob("*.json")
+    assert about.name.startswith("pets_3-") and about.stat().st_size < 1000
+    said = json.loads(about.read_text())
+    assert said["data"] == f"{pets}@3" and said["classes"] == ["cat", "dog"]
+    assert said["bytes"] == [(kept / f"{about.stem}-{a}.npy").stat().st_size for a in disk.ARRAYS]
+
+
+def touch(pets):
+    os.utime(pets / "cat" / "0000.png", ns=(1, 1))
+
+
+def rename(pets):
+    (pets / "cat" / "0000.png").rename(pets / "cat" / "zz.png")
+
+
+def rename_class(pets):
+    (pets / "cat").rename(pets / "ape")
+
+
+def grow(pets):
+    file = pets / "cat" / "0000.png"
+    then = file.stat().st_mtime_ns
+    file.write_bytes(file.read_bytes() + b" ")
+    os.utime(file, ns=(then, then))
+
+
+def remove(pets):
+    (pets / "cat" / "0000.png").unlink()
+
+
+@pytest.mark.parametrize("change", [touch, rename, rename_class, grow, remove])
+def test_changed_images_are_decoded_again(pets, kept, change):
+    data.load(str(pets), on_disk=kept)
+    change(pets)
+    same(data.load(str(pets)), data.load(str(pets), on_disk=kept))
+    assert len(names(kept)) == 10
+
+
+def test_what_is_asked_for_tells_the_files_apart(pets, kept):
+    for options in ({}, {"seed": 1}, {"max_train": 5}, {"max_train": 6}):
+        same(data.load(str(pets), **options), data.load(str(pets), on_disk=kept, **options))
+    long = pets.rename(pets.with_name("pets" * 20))
+    for size in (3, 4):
+        same(data.load(f"{long}@{size}"), data.load(f"{long}@{size}", on_disk=kept))
+    assert len(names(kept)) == 6 * 5
+
+
+def test_a_changed_npz_and_one_of_the_same_name_elsewhere(npz, kept, tmp_path, monkeypatch):
+    data.load(str(npz), on_disk=kept)
+    np.savez(npz, x=X + 1, y=Y)
+    same(data.load(str(npz)), data.load(str(npz), on_disk=kept))
+    for i in range(2):
+        (tmp_path / str(i)).mkdir()
+        monkeypatch.chdir(tmp_path / str(i))
+        np.savez("own.npz", x=X + i, y=Y)
+        os.utime("own.npz", ns=(1, 1))
+        same(data.load("own.npz"), data.load("own.npz", on_disk=kept))
+
+
+def test_what_a_function_returns_is_written_anew(tmp_path, kept):
+    (tmp_path / "make.py").write_text(
+        "import numpy as np\nfrom pathlib import Path\n"
+        f"def make(): return np.load({str(tmp_path / 'x.npy')!r}), np.arange(20) % 2\n"
+    )
+    spec = f"{tmp_path / 'make.py'}:make"
+    np.save(tmp_path / "x.npy", X)
+    old = data.load(spec, on_disk=kept)
+    before = old.train[0].clone()
+    np.save(tmp_path / "x.npy", X + 1)
+    same(data.load(spec), data.load(spec, on_disk=kept))
+    assert torch.equal(old.train[0], before) and len(names(kept)) == 5
+
+
+@pytest.mark.parametrize("name", [f"{array}.npy" for array in disk.ARRAYS])
+@pytest.mark.parametrize("harm", ["cut", "gone", "another"])
+def test_files_that_are_not_whole_are_made_again(pets, kept, name, harm):
+    wanted = data.load(str(pets), on_disk=kept)
+    x = wanted.train[0].clone()
+    [file] = kept.glob(f"*{name}")
+    if harm == "cut":
+        content = file.read_bytes()
+        file.unlink()
+        file.write_bytes(content[:-1])
+    elif harm == "another":
+        np.save(file, np.load(file)[:-1])
+    else:
+        file.unlink()
+    again = data.load(str(pets), on_disk=kept)
+    assert torch.equal(again.train[0], x) and len(names(kept)) == 5
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "null"])
+def test_a_description_that_is_not_one(pets, kept, text):
+    wanted = data.load(str(pets))
+    data.load(str(pets), on_disk=kept)
+    [about] = kept.glob("*.json")
+    about.write_text(text)
+    same(wanted, data.load(str(pets), on_disk=kept))
+
+
+# all or nothing
+
+
+def test_a_corrupt_image_leaves_nothing_behind(pets, kept, monkeypatch):
+    monkeypatch.setattr(disk, "PIECE", 1000)
+    good = (pets / "dog" / "0019.png").read_bytes()
+    (pets / "dog" / "0019.png").write_bytes(b"no image")
+    refused("0019.png cannot be read as an image", pets, kept)
+    assert names(kept) == []
+    (pets / "dog" / "0019.png").write_bytes(good)
+    same(data.load(str(pets)), data.load(str(pets), on_disk=kept))
+
+
+def test_an_interruption_leaves_nothing_behind(pets, kept, monkeypatch):
+    from tpsgd.data import images as reader
+
+    opened, real = [], reader._open
+    seen = []
+
+    def interrupted(file, shape=None):
+        opened.append(file)
+        if len(opened) == 15:
+            seen.extend(names(kept))
+            raise KeyboardInterrupt
+        return real(file, shape)
+
+    monkeypatch.setattr(disk, "PIECE", 300)
+    monkeypatch.setattr(reader, "_open", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        data.load(str(pets), on_disk=kept)
+    assert seen and all(name.endswith(".part") for name in seen) and names(kept) == []
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("after", range(4))
+def test_a_disk_that_fills_up(pets, kept, monkeypatch, code, after):
+    written, real = [], os.fsync
+
+    def fsync(handle):
+        written.append(handle)
+        if len(written) > after:
+            raise OSError(code, os.strerror(code))
+        real(handle)
+
+    monkeypatch.setattr("tpsgd.data.mapped.os.fsync", fsync)
+    needed = 20 * (3 * 6 * 4 * 4 + 8)
+    says = refused(f"needs {needed:,} bytes in .*, where there is no room", pets, kept)
+    assert says.endswith("or ask for less with max_train.") and names(kept) == []
+
+
+def test_a_disk_that_is_full_is_not_written_to(pets, kept, monkeypatch):
+    needed = 20 * (3 * 6 * 4 * 4 + 8)
+    usage = shutil.disk_usage(".")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=needed - 1))
+    monkeypatch.setattr(disk, "_save", None)
+    refused(f"needs {needed:,} bytes in .*, where {needed - 1:,} are free; make room", pets, kept)
+    assert names(kept) == []
+    monkeypatch.undo()
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=needed))
+    data.load(str(pets), on_disk=kept)
+
+
+def test_a_folder_that_cannot_be_written_to(pets, kept):
+    kept.write_text("a file")
+    refused(r"cannot write to .*kept \(.*\); name another folder", pets, kept)
+    refused(r"cannot write to .*inner \(Not a directory\)", pets, kept / "inner")
+
+
+def test_sequences_of_different_lengths_stay_in_memory(tmp_path, kept):
+    np.savez(
+        tmp_path / "own.npz", x=RNG.normal(size=(20, 5, 2)), y=Y, lengths=np.arange(20) % 5 + 1
+    )
+    says = "own.npz holds sequences of different lengths, which stay in memory; load it without"
+    refused(says, tmp_path / "own.npz", kept)
+    assert not kept.exists()
+
+
+@pytest.mark.parametrize("spec", ["no/such.npz", "elephants", "no/folder@3", "", "no.py:make"])
+def test_specs_that_lead_nowhere_say_the_same(spec, kept):
+    with pytest.raises(TpsgdError) as wanted:
+        data.load(spec)
+    assert refused(".", spec, kept) == str(wanted.value) and not kept.exists()
+
+
+# what lies in a .npz
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_npz_of_either_order(tmp_path, kept, save, order):
+    x = np.array(RNG.normal(size=(20, 3, 5)), np.float32, order=order)
+    save(tmp_path / "own.npz", x=x, y=Y, x_test=x[:4], y_test=Y[:4])
+    for options in ({}, {"on_disk": kept}):
+        own = data.load(str(tmp_path / "own.npz"), **options)
+        assert torch.equal(own.train[0], torch.tensor(x.copy("C")))
+        assert torch.equal(own.test[0], torch.tensor(x[:4].copy("C")))
+
+
+def test_held_out_and_thinned_samples_keep_their_labels(tmp_path, kept):
+    x = np.arange(100.0)[:, None]
+    np.savez(tmp_path / "own.npz", x=x, y=np.arange(100) // 25)
+    for options in ({}, {"on_disk": kept}):
+        own = data.load(str(tmp_path / "own.npz"), seed=5, max_train=40, **options)
+        for x, y in (own.train, own.test):
+            assert torch.equal(x[:, 0].long() // 25, y)
+        rows = torch.cat([own.train[0], own.test[0]]).unique()
+        assert len(rows) == 60
+
+
+def test_a_number_that_is_not_finite_far_into_the_file(tmp_path, kept, monkeypatch):
+    monkeypatch.setattr("tpsgd.data.arrays.PART", 50)
+    x = X.copy()
+    x[17, 2] = np.inf
+    np.savez(tmp_path / "own.npz", x=x, y=Y)
+    refused(r"x\[17, 2\] is inf; fill it in or drop sample 17", tmp_path / "own.npz", kept)
+
+
+# memory
+
+
+def peak(spec, **options):
+    tracemalloc.start()
+    data.load(str(spec), **options)
+    found = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return found
+
+
+def test_memory_is_flat_in_the_number_of_images(tmp_path, kept, monkeypatch):
+    sample = 3 * 64 * 64 * 4
+    monkeypatch.setattr(disk, "PIECE", 4 * sample)
+    few = images(tmp_path / "few", 40, (64, 64))
+    many = images(tmp_path / "many", 160, (64, 64))
+    peak(few, on_disk=kept, max_train=8)
+    small, large = peak(few, on_disk=kept), peak(many, on_disk=kept)
+    assert 4 * sample < small < 12 * sample and large - small < 3 * sample
+    assert peak(many) > 120 * sample
+
+
+def test_pieces_are_of_the_size_they_should_be(pets, kept, monkeypatch):
+    from tpsgd.data import images as reader
+
+    pieces, real = [], reader._decode
+
+    def decode(files, shape):
+        pieces.append(len(files))
+        return real(files, shape)
+
+    monkeypatch.setattr(reader, "_decode", decode)
+    monkeypatch.setattr(disk, "PIECE", 5 * 3 * 6 * 4 * 4 + 1)
+    data.load(str(pets), on_disk=kept)
+    assert pieces == [1, 5, 5, 5, 1, 4]
+    monkeypatch.setattr(disk, "PIECE", 1)
+    pieces.clear()
+    data.load(str(pets), on_disk=kept, seed=1)
+    assert pieces == [1] * 21
+
+
+@pytest.mark.parametrize("of_bytes", [False, True])
+def test_plain_arrays_are_never_whole_in_memory(tmp_path, kept, monkeypatch, of_bytes):
+    monkeypatch.setattr(disk, "PIECE", 2**16)
+    monkeypatch.setattr("tpsgd.data.arrays.PART", 2**16)
+    kind = np.uint8 if of_bytes else np.float64
+    x = RNG.integers(0, 256, (2000, 1000)).astype(kind)
+    y = np.arange(2000) % 2
+    np.savez(tmp_path / "own.npz", x=x, y=y)
+    np.save(tmp_path / "x.npy", x)
+    (tmp_path / "make.py").write_text(
+        "import numpy as np\n"
+        f"def make(): return np.load({str(tmp_path / 'x.npy')!r}, mmap_mode='r'), "
+        "np.arange(2000) % 2\n"
+    )
+    for spec in (tmp_path / "own.npz", f"{tmp_path / 'make.py'}:make"):
+        peak(spec, on_disk=kept, seed=1)
+        assert peak(spec, on_disk=kept) < 2**20 < x.nbytes
+
+
+def test_a_plain_npz_with_a_flipped_byte(tmp_path, kept):
+    np.savez(tmp_path / "own.npz", x=X, y=Y)
+    content = bytearray((tmp_path / "own.npz").read_bytes())
+    content[content.index(X.tobytes()) + 100] ^= 1
+    (tmp_path / "own.npz").write_bytes(content)
+    refused("not a whole one", tmp_path / "own.npz", kept)
+    with pytest.raises(TpsgdError, match="not a whole one"):
+        data.load(str(tmp_path / "own.npz"))

@@ -1,0 +1,40 @@
+"""Every example runs offline and prints what it promises."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+SAYS = {
+    "quickstart": r"^peak memory [\d,]+ bytes, \d+% of backprop's$",
+    "own_model_and_data": r"^the first test image shows a (\d); the model says \d$",
+    "rule_per_block": r"^2 +3: Residual \+ Tanh +readout-learned +18,624 +autograd ",
+    "add_a_rule": r"^check_rule: cosine keeps the contract$",
+    "sequences": r"^peak memory [\d,]+ bytes, \d+% of backprop through time's$",
+    "stream": r"^peak memory [\d,]+ bytes, however long the stream is$",
+    "budget": r"^a memory_budget of 100.0 KB cannot be held: this training needs [\d.]+ KB ",
+    "adapt": r"^saved and loaded: [\d.]+%, 1,003,788 bytes in ",
+    "restarts": r"^frozen +\d\d\.\d ± +\d\.\d %",
+}
+
+
+def test_every_example_is_tested():
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(SAYS)
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_example(name, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # small steps: a second thread only waits
+    try:
+        with torch.random.fork_rng():
+            runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    finally:
+        torch.set_num_threads(threads)
+    assert re.search(SAYS[name], capsys.readouterr().out, re.MULTILINE)

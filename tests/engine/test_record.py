@@ -1,0 +1,104 @@
+"""The record of a run: what it holds, and how it prints."""
+
+import json
+from functools import partial
+
+import pytest
+import torch
+from helpers import Residual, mlp, points
+from torch import nn
+
+import tpsgd
+from tpsgd import Epoch, Run, rules
+from tpsgd.engine.record import columns, size
+
+
+def test_settings_say_how_it_was_made():
+    run = tpsgd.fit(
+        mlp(6, 8, 3),
+        points(),
+        rule=rules.drtp(),
+        schedule=tpsgd.simultaneous,
+        optimizer=partial(torch.optim.SGD, momentum=0.9),
+        lr=0.05,
+        epochs=[1, 2],
+        batch_size=7,
+        seed=11,
+    )
+    wanted = {
+        "rule": "drtp",
+        "loss": "cross_entropy",
+        "schedule": "simultaneous",
+        "optimizer": "SGD {'momentum': 0.9}",
+        "lr": 0.05,
+        "epochs": [1, 2],
+        "batch_size": 7,
+        "seed": 11,
+    }
+    assert wanted.items() <= run.settings.items()
+    assert run.settings["torch"] == torch.__version__ and run.seed == 11
+    assert run.settings["threads"] == torch.get_num_threads()
+
+
+@pytest.mark.parametrize("lr", [None, 0.1, 1, [0.1, 0.2], (0.1, 0.2)])
+@pytest.mark.parametrize("epochs", [1, [1, 1], (1, 1)])
+def test_the_record_is_ready_for_json(lr, epochs):
+    run = tpsgd.fit(mlp(6, 8, 3), points(), epochs=epochs, lr=lr, validation=points(seed=1))
+    again = json.loads(json.dumps(run.as_dict()))
+    assert [Epoch(**e) for e in again["history"]] == run.history
+    assert again["sample_passes"] == 96 and again["blocks"][0]["learning"] == "closed form"
+
+
+def test_times_add_up():
+    run = tpsgd.fit(mlp(6, 8, 3), points(), epochs=2)
+    times = [e.seconds for e in run.history]
+    assert times == sorted(times) and times[0] > 0 and times[-1] <= run.seconds
+    assert run.setup_seconds > 0
+
+
+def test_blocks_say_what_they_are():
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), Residual(8), nn.Linear(8, 3))
+    model[0].bias.requires_grad_(False)
+    run = tpsgd.fit(model, points(), rule=rules.drtp(), epochs=1)
+    assert [(b.name, b.rule, b.parameters, b.learning) for b in run.blocks] == [
+        ("0: Linear + ReLU", "drtp", 48, "closed form"),
+        ("2: Residual", "drtp", 144, "autograd"),
+        ("3: Linear", "head", 27, "closed form"),
+    ]
+
+
+def test_it_prints_a_table():
+    run = tpsgd.fit(mlp(6, 8, 3), points(), epochs=2)
+    title, header, *rows = str(run).splitlines()
+    assert title.startswith("readout: ") and "192 sample passes" in title and "peak" in title
+    assert header.split()[:3] == ["block", "layer", "rule"]
+    assert len(rows) == 2 and rows[1].split()[0] == "2" and "closed form" in rows[1]
+    assert rows[0].rstrip().endswith("%")  # the readout is a classifier too
+
+
+def test_a_block_without_epochs_prints_dashes():
+    run = tpsgd.fit(mlp(6, 8, 3), points(), rule=rules.frozen(), epochs=1)
+    first = str(run).splitlines()[2]
+    assert first.split()[-4:] == ["frozen", "0", "-", "-"]
+
+
+def test_backprop_prints_the_whole_nets_epochs_for_every_layer():
+    run = tpsgd.fit_backprop(mlp(6, 8, 3), points(), epochs=3)
+    assert all(row.split()[-3] == "3" for row in str(run).splitlines()[2:])
+
+
+def test_an_empty_record():
+    run = Run("drtp", 0, {})
+    assert run.loss is None and "0 sample passes" in str(run)
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KB"), (5 << 20, "5.0 MB"), (3 << 30, "3.00 GB")],
+)
+def test_sizes_for_people(count, words):
+    assert size(count) == words
+
+
+def test_columns_are_aligned():
+    assert columns([("a", "bb"), ("ccc", "d")]) == "a    bb\nccc  d"

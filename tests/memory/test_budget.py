@@ -1,0 +1,222 @@
+"""A budget is held, to the byte, and changes nothing that is learned."""
+
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+from helpers import close, images, mlp, points, ragged, seeded, sequences, state
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import tpsgd
+from tpsgd import Recurrent, TpsgdError, rules, simultaneous
+from tpsgd.engine.meter import LiveBytes, tensor_bytes
+from tpsgd.engine.record import as_bytes
+
+N, BATCH = 96, 2
+
+
+def cnn():
+    return nn.Sequential(
+        nn.Conv2d(2, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(72, 3),
+    )
+
+
+NETS = {
+    "mlp": (lambda: mlp(400, 12, 3), lambda: points(N, 400)),
+    "cnn": (cnn, lambda: images(N)),
+    "recurrent": (lambda: nn.Sequential(Recurrent(8, 48), nn.Linear(48, 3)), lambda: signals()),
+}
+
+
+def signals():
+    x, y = sequences(N, 2, 8)
+    return x.float(), y
+
+
+def trained(kind, **settings):
+    make, data = NETS[kind]
+    model = seeded(make)
+    run = tpsgd.fit(model, data(), **({"epochs": 2, "batch_size": BATCH} | settings))
+    return model, run
+
+
+def least(kind, **settings):
+    """The smallest budget, as a refusal says it."""
+    with pytest.raises(TpsgdError) as caught:
+        trained(kind, memory_budget=1000, **settings)
+    (found,) = re.findall(r"\((\d+) bytes\)", str(caught.value))
+    return int(found)
+
+
+# ---- it is held ----------------------------------------------------------------------------------
+
+KINDS = [("mlp", {"schedule": simultaneous, "rule": rules.dfa()})]
+
+
+@pytest.mark.parametrize(("kind", "settings"), KINDS)
+def test_the_smallest_budget_is_named_and_held_and_a_smaller_one_is_not(kind, settings):
+    plain, free = trained(kind, **settings)
+    low, high = least(kind, **settings), free.peak_bytes + free.kept_bytes
+    with pytest.raises(TpsgdError, match=f"cannot be held.*{low} bytes.*optimizer=tpsgd.sgd"):
+        trained(kind, memory_budget=low - 1, **settings)
+    for budget in (low, high + (64 << 10)):
+        model, run = trained(kind, memory_budget=budget, **settings)
+        assert run.peak_bytes + run.kept_bytes <= budget
+        assert run.settings["memory_budget"] == budget
+        close(state(model), state(plain), rtol=1e-3, atol=1e-5)  # in float32, other sums
+
+
+@pytest.mark.parametrize(
+    ("kind", "budget"),
+    [("mlp", 86_000), ("mlp", 100_000), ("mlp", 1 << 20), ("cnn", 48_000), ("recurrent", 75_000)],
+)
+def test_it_is_held_from_the_first_byte_to_the_last(kind, budget):
+    """All that `fit` allocates is counted here, with what it keeps, not only its first steps."""
+    make, data = NETS[kind]
+    x, y = data()
+    settings = {"batch_size": BATCH, "epochs": 2}
+    found = tpsgd.plan(
+        make(), x.shape[1:], samples=N, memory_budget=budget, others=False, **settings
+    )
+    assert found.peak_bytes <= budget
+    model, live = seeded(make), LiveBytes()
+    with live:
+        tpsgd.fit(model, (x, y), **settings, **found.settings)
+    assert live.peak + tensor_bytes(model) <= budget
+
+
+def test_a_generous_budget_changes_nothing():
+    run = trained("mlp", memory_budget="1GB")[1]
+    chosen = {k: run.settings[k] for k in ("micro_batch", "slices", "redraw", "reuse")}
+    assert chosen == {"micro_batch": None, "slices": None, "redraw": False, "reuse": True}
+
+
+def test_a_loader_and_a_dataset_are_counted():
+    x, y = points(N, 400)
+
+    class Rows(torch.utils.data.Dataset):
+        def __len__(self):
+            return N
+
+        def __getitem__(self, i):
+            return x[i], y[i]
+
+    for data in (DataLoader(TensorDataset(x, y), batch_size=48), Rows()):
+        budget = 400_000
+        run = tpsgd.fit(mlp(400, 12, 3), data, epochs=1, batch_size=BATCH, memory_budget=budget)
+        assert run.peak_bytes + run.kept_bytes <= budget
+
+
+# ---- it is refused -------------------------------------------------------------------------------
+
+
+def test_a_refusal_is_one_sentence_and_leaves_the_model_alone():
+    model = mlp(400, 12, 3)
+    before = state(model)
+    with pytest.raises(TpsgdError, match=r"budget of 20\.0 KB .* are the model itself") as caught:
+        tpsgd.fit(model, points(N, 400), batch_size=2, memory_budget="20KB")
+    assert "\n" not in str(caught.value)
+    close(state(model), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "given", [{"micro_batch": 4}, {"slices": 2}, {"redraw": True}, {"reuse": False}, {"reuse": "."}]
+)
+def test_it_chooses_for_itself(given):
+    with pytest.raises(TpsgdError, match=r"memory_budget chooses .* give it, or them"):
+        trained("mlp", memory_budget="1GB", **given)
+
+
+def test_sequences_of_different_lengths_are_refused():
+    x, y = sequences(12)
+    model = nn.Sequential(Recurrent(4, 6), nn.Linear(6, 3)).double()
+    with pytest.raises(
+        TpsgdError, match="lower batch_size instead of micro_batch or memory_budget"
+    ):
+        tpsgd.fit(model, (ragged(x), y), memory_budget="1GB")
+
+
+# ---- kept inputs ---------------------------------------------------------------------------------
+
+
+def kept(**settings):
+    """How much fits but for kept inputs, and a run with a budget so large."""
+    plain = trained("mlp", reuse=True)[1]
+    budget = plain.peak_bytes + plain.kept_bytes // 2 + (16 << 10)
+    return trained("mlp", memory_budget=budget, **settings)
+
+
+def test_inputs_that_do_not_fit_go_to_a_file(monkeypatch, tmp_path):
+    monkeypatch.setattr("tpsgd.memory.budget.default_folder", lambda: tmp_path)
+    model, run = kept()
+    assert run.settings["reuse"] == str(tmp_path) and run.kept_bytes == 0
+    close(state(model), state(trained("mlp")[0]), rtol=1e-3, atol=1e-5)
+    assert not list(tmp_path.iterdir())
+
+
+def test_on_a_full_disk_they_are_computed_again(monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1000))
+    model, run = kept()
+    assert run.settings["reuse"] is False and run.kept_bytes == 0
+    close(state(model), state(trained("mlp")[0]), rtol=1e-3, atol=1e-5)
+
+
+def test_on_a_disk_that_cannot_be_read_they_are_too(monkeypatch):
+    def fail(folder):
+        raise OSError("no such disk")
+
+    monkeypatch.setattr("shutil.disk_usage", fail)
+    assert kept()[1].settings["reuse"] is False
+
+
+def test_held_out_data_counts(monkeypatch, tmp_path):
+    """Its inputs are kept as well: what fits without it does not fit with it."""
+    monkeypatch.setattr("tpsgd.memory.budget.default_folder", lambda: tmp_path)
+    plain = trained("mlp", reuse=True)[1]
+    budget = plain.peak_bytes + plain.kept_bytes + (20 << 10)
+    assert trained("mlp", memory_budget=budget)[1].settings["reuse"] is True
+    held_out = points(300, 400, seed=1)
+    run = trained("mlp", memory_budget=budget, validation=held_out)[1]
+    assert run.settings["reuse"] == str(tmp_path)
+    run = trained("mlp", memory_budget=5 * budget, validation=held_out)[1]
+    assert run.settings["reuse"] is True and run.kept_bytes == (N + 300) * 12 * 4
+
+
+# ---- amounts -------------------------------------------------------------------------------------
+
+AMOUNTS = {
+    "64MB": 64 << 20,
+    "64 mb": 64 << 20,
+    "64MiB": 64 << 20,
+    "1.5 KB": 1536,
+    " 2G ": 2 << 30,
+    "1.25GB": 5 << 28,
+    "3T": 3 << 40,
+    "4096": 4096,
+    "7 B": 7,
+    4096: 4096,
+}
+
+
+@pytest.mark.parametrize("text", AMOUNTS)
+def test_amounts_are_read(text):
+    assert as_bytes(text) == AMOUNTS[text]
+
+
+BAD = ["4 apples", 0, -1, True, False, "0MB", "nan", "inf", "", "MB", "-3MB", "1e6", 1.5, "1,5MB",
+       "64 MBs", [64]]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_other_amounts_are_refused(text):
+    with pytest.raises(TpsgdError, match="is no amount of memory: write 64MB") as caught:
+        tpsgd.fit(mlp(6, 8, 3), points(), memory_budget=text)
+    assert repr(text) in str(caught.value)
+    with pytest.raises(TpsgdError, match="no amount of memory"):
+        tpsgd.plan(mlp(6, 8, 3), (6,), memory_budget=text)
