@@ -29,8 +29,8 @@ from tpsgd.adapt import weights
 from tpsgd.adapt.backbone import IMAGENET
 from tpsgd.comparison.provenance import machine, versions
 from tpsgd.data.images import image_files
-from tpsgd.engine.record import size
 from tpsgd.errors import TpsgdError
+from tpsgd.units import size
 from tpsgd.zoo.vgg import vgg
 
 SHAPE, TAP = (3, 160, 160), "features.30"

@@ -29,7 +29,8 @@ import tpsgd
 from tpsgd import rules
 from tpsgd.comparison.provenance import machine, versions
 from tpsgd.engine.meter import tensor_bytes
-from tpsgd.engine.record import Run, as_bytes, size
+from tpsgd.engine.record import Run
+from tpsgd.units import as_bytes, size
 from tpsgd.zoo.vgg import vgg
 
 CLASSES = 10

@@ -19,7 +19,8 @@ from torch import nn
 import tpsgd
 from tpsgd import rules
 from tpsgd.comparison.provenance import machine, versions
-from tpsgd.engine.record import Run, size
+from tpsgd.engine.record import Run
+from tpsgd.units import size
 
 FEATURES, HIDDEN, BATCH, CLASSES = 16, 256, 64, 10
 ARMS = {"readout": rules.readout(), "tpsgd-l1": rules.tpsgd_l1(), "drtp": rules.drtp()}

@@ -22,7 +22,8 @@ from torch import nn
 import tpsgd
 from tpsgd import rules
 from tpsgd.comparison.provenance import machine, versions
-from tpsgd.engine.record import Run, size
+from tpsgd.engine.record import Run
+from tpsgd.units import size
 from tpsgd.zoo.words import cnn, mlp
 
 ARMS = {

@@ -26,7 +26,8 @@ from torch import Tensor, nn
 import tpsgd
 from tpsgd import rules
 from tpsgd.comparison.provenance import machine, versions
-from tpsgd.engine.record import Run, size
+from tpsgd.engine.record import Run
+from tpsgd.units import size
 from tpsgd.zoo.vgg import vgg
 
 BATCH, SHAPE, CLASSES = 64, (3, 160, 160), 10

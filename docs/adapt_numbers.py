@@ -4,7 +4,7 @@ from statistics import fmean
 
 from written import IN_PAPER, Record, Results, cell, count, origin, percent, table
 
-from tpsgd.engine.record import size
+from tpsgd.units import size
 
 # Lomnitz et al. (2022), table of Imagenette: accuracy in per cent and its spread over 25 restarts.
 PAPER = {

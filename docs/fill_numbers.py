@@ -14,7 +14,8 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from tpsgd.engine.record import BlockInfo, Epoch, Run, size
+from tpsgd.engine.record import BlockInfo, Epoch, Run
+from tpsgd.units import size
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "docs"))  # the scripts beside this one

@@ -2,7 +2,7 @@
 
 from written import Record, Results, count, origin, table
 
-from tpsgd.engine.record import size
+from tpsgd.units import size
 
 WAYS = (
     "readout, sequential, recomputed",

@@ -2,7 +2,7 @@
 
 from written import IN_PAPER, Missing, Record, Results, cell, count, origin, percent, table
 
-from tpsgd.engine.record import size
+from tpsgd.units import size
 
 ORDER = (
     *("backprop", "readout", "readout, ridge head"),

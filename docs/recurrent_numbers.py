@@ -6,7 +6,7 @@ from statistics import fmean
 from written import FILES, IN_PAPER, Missing, Record, Results, cell, count, origin, percent, table
 
 from experiments.recurrent import PAPER as BY_SET
-from tpsgd.engine.record import size
+from tpsgd.units import size
 
 # Recurrent nets: columns of the tables and their sets, rows and their places in the paper's table.
 SEQUENCES = {

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import tpsgd
-from tpsgd.engine.record import size
+from tpsgd.units import size
 
 digits = tpsgd.data.load("digits")  # stands for your own files
 

@@ -37,13 +37,13 @@ from tpsgd.adapt import corruptions as shifts
 from tpsgd.adapt import quantize as lighter
 from tpsgd.adapt import recovery as domains
 from tpsgd.adapt.features import shots
-from tpsgd.adapt.fitting import tenth
+from tpsgd.adapt.fitting import hold_out
 from tpsgd.adapt.search import search
 from tpsgd.comparison.provenance import machine, versions
 from tpsgd.engine.backprop import fit_backprop
-from tpsgd.engine.record import size
 from tpsgd.errors import TpsgdError
 from tpsgd.solvers import ridge
+from tpsgd.units import size
 
 TAPS = {"L0": "pool5", "L1": "pool4", "L2": "pool3"}
 RATES = (3e-4, 1e-3, 3e-3)
@@ -90,7 +90,7 @@ class Bench:
         """The rate that held-out training images choose."""
         known: Row = self.record.setdefault("rates", {})
         if arm not in known:
-            part, held = tenth(self.train, 0)
+            part, held = hold_out(self.train, 0)
             tried = {}
             for lr in RATES:
                 try:
@@ -125,7 +125,7 @@ def transfer(bench: Bench) -> Row:
             nn.Linear(4096, classes),
         )  # fmt: skip
 
-    part, held = tenth(bench.train, 0)
+    part, held = hold_out(bench.train, 0)
     own = {"source": part, "layers": dense, "epochs": SEARCHED}
     tried = {
         lr: bench.fit("backprop", "pool5", lr, 100, **own).evaluate(held)
@@ -140,7 +140,7 @@ def transfer(bench: Bench) -> Row:
 def combined(bench: Bench) -> Iterator[Row]:
     """One, two and three taps, averaged and with learned weights."""
     for arm in MAIN:
-        part, held = tenth(bench.train, 0)
+        part, held = hold_out(bench.train, 0)
         every = [
             {tap: bench.fit(arm, tap, bench.rate(arm), s, source=part) for tap in TAPS.values()}
             for s in range(RESTARTS)
@@ -233,7 +233,7 @@ def shifted(bench: Bench) -> Iterator[Row]:
 
 def detect(bench: Bench, new: dict[str, Features]) -> Iterator[Row]:
     """How well each detector tells shifted images from clean ones."""
-    part, held = tenth(bench.train, 0)
+    part, held = hold_out(bench.train, 0)
     made = {
         "mahalanobis": novelty.mahalanobis(part.at("pool5")[0], part.y),
         "hyperdimensional": novelty.hyperdimensional(part.at("pool5")[0], part.y),

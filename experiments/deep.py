@@ -38,10 +38,10 @@ from tpsgd.engine import augment
 from tpsgd.engine.backprop import fit_backprop
 from tpsgd.engine.evaluate import evaluate
 from tpsgd.engine.fit import fit
-from tpsgd.engine.record import size
 from tpsgd.engine.schedules import simultaneous
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import cross_entropy
+from tpsgd.units import size
 from tpsgd.zoo.vgg import vgg
 
 Row = dict[str, Any]

@@ -22,7 +22,7 @@ from torch import nn
 import tpsgd
 from tpsgd import Recurrent, adapt, rules
 from tpsgd.engine import augment
-from tpsgd.nets.engines import Traced
+from tpsgd.nets.engines import Autograd
 
 SCHEDULES = [tpsgd.sequential, tpsgd.simultaneous]
 MIXED = {"epochs": 2, "batch_size": 16}
@@ -169,7 +169,7 @@ def residual_net():
 def test_a_traced_blocks_graph_ends_at_its_own_parameters(name, schedule, monkeypatch):
     graphs = []
 
-    def watched(self, params, x, forward=Traced.forward):
+    def watched(self, params, x, forward=Autograd.forward):
         saved = forward(self, params, x)
         own = set(map(id, self.block.named_parameters().values()))
         found = {id(leaf) for y in saved.values() for leaf in leaves(y)}
@@ -178,7 +178,7 @@ def test_a_traced_blocks_graph_ends_at_its_own_parameters(name, schedule, monkey
             graphs.append(self.block.index)
         return saved
 
-    monkeypatch.setattr(Traced, "forward", watched)
+    monkeypatch.setattr(Autograd, "forward", watched)
     run = tpsgd.fit(seeded(residual_net), points(), rule=DRAWN[name](), schedule=schedule, **MIXED)
     assert [b.learning for b in run.blocks] == ["autograd", "autograd", "closed form"]
     assert set(graphs) == {0, 1}

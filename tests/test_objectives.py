@@ -10,7 +10,7 @@ from tpsgd import bce, cross_entropy, mse, projections, rules
 from tpsgd.maths.pooling import grid_for
 from tpsgd.maths.random import Key
 from tpsgd.objectives import (
-    Local,
+    LossAndGrads,
     Objective,
     Site,
     aim,
@@ -189,7 +189,9 @@ def test_codes_of_another_shape_are_the_same_stored_or_made_again():
 def test_a_loss_over_the_whole_batch_has_its_derivative_elsewhere():
     """So that nobody who wants a mean over samples takes it for one."""
     y = torch.randn(5, 6, dtype=torch.float64)
-    wish = Objective(lambda y, s: y.square().sum(), together=lambda y, s: Local(y.sum(), 2 * y))
+    wish = Objective(
+        lambda y, s: y.square().sum(), together=lambda y, s: LossAndGrads(y.sum(), 2 * y)
+    )
     moved = move(wish, lambda t: t)
     assert wish.closed is None and torch.equal(moved(y, INDEX).dy, 2 * y)
 

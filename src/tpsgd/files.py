@@ -24,7 +24,7 @@ def write_whole(path: Path, content: bytes) -> Path:
     return path
 
 
-def usable(folder: Path) -> Path:
+def writable_folder(folder: Path) -> Path:
     """The folder, made where it is not there, or an error if nothing can be written to it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

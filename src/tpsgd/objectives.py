@@ -35,7 +35,7 @@ from tpsgd.maths.random import Key
 from tpsgd.projections import Projection, Redrawn
 
 
-class Local(NamedTuple):
+class LossAndGrads(NamedTuple):
     """What an objective says about one batch."""
 
     loss: Tensor
@@ -49,18 +49,20 @@ class Objective:
     """One block's wish. `learned` tensors are trained together with the block."""
 
     loss: Callable[..., Tensor]
-    closed: Callable[..., Local] | None = None
+    closed: Callable[..., LossAndGrads] | None = None
     tensors: tuple[Tensor, ...] = ()
     learned: bool = False
     squared: bool = False  # half the squared distance to P s: least squares can solve it
-    together: Callable[..., Local] | None = None  # as `closed`, of a batch that cannot be cut
+    together: Callable[..., LossAndGrads] | None = (
+        None  # as `closed`, of a batch that cannot be cut
+    )
 
-    def __call__(self, y: Tensor, s: Tensor, *tensors: Tensor) -> Local:
+    def __call__(self, y: Tensor, s: Tensor, *tensors: Tensor) -> LossAndGrads:
         """The loss of a batch and its derivatives; `tensors` stand in for the objective's own."""
         local = self.coarse(y, s, *tensors)
         return local._replace(dy=full(local.dy, y))
 
-    def coarse(self, y: Tensor, s: Tensor, *tensors: Tensor) -> Local:
+    def coarse(self, y: Tensor, s: Tensor, *tensors: Tensor) -> LossAndGrads:
         """The same, but `dy` may hold one number per cell of feature maps; see `layout.full`."""
         tensors = tensors or self.tensors
         if written := self.closed or self.together:
@@ -102,7 +104,7 @@ class Site:
 
 def differentiate(
     loss: Callable[..., Tensor], y: Tensor, s: Tensor, tensors: tuple[Tensor, ...], learned: bool
-) -> Local:
+) -> LossAndGrads:
     """A loss's derivatives by autograd, on a graph that starts at y."""
     with torch.enable_grad():
         y = y.detach().requires_grad_()
@@ -120,7 +122,7 @@ def differentiate(
             raise TpsgdError("a loss must depend on the output: no gradient leads from it to y")
         wanted = (y, *tensors) if learned else (y,)
         dy, *dtensors = torch.autograd.grad(value, wanted)
-    return Local(value.detach(), dy, tuple(dtensors))
+    return LossAndGrads(value.detach(), dy, tuple(dtensors))
 
 
 def aim(P: Any, s: Tensor) -> Tensor:
@@ -138,9 +140,9 @@ def inner(P: Any) -> Objective:
     def loss(y: Tensor, s: Tensor, P: Any) -> Tensor:
         return -(y * aim(P, s)).sum() / len(y)
 
-    def closed(y: Tensor, s: Tensor, P: Tensor) -> Local:
+    def closed(y: Tensor, s: Tensor, P: Tensor) -> LossAndGrads:
         dy = aim(P / -len(y), s)  # P is small: scaled before it is spread over the batch
-        return Local(_dot(y, dy), dy)
+        return LossAndGrads(_dot(y, dy), dy)
 
     return Objective(loss, closed, (P,))
 
@@ -151,10 +153,10 @@ def l1(P: Any) -> Objective:
     def loss(y: Tensor, s: Tensor, P: Tensor) -> Tensor:
         return (aim(P, s) - y).abs().sum() / len(y)
 
-    def closed(y: Tensor, s: Tensor, P: Tensor) -> Local:
+    def closed(y: Tensor, s: Tensor, P: Tensor) -> LossAndGrads:
         rest = aim(P, s).sub_(y)
         loss = torch.linalg.vector_norm(rest, 1) / len(y)
-        return Local(loss, rest.sign_().mul_(-1.0 / len(y)))
+        return LossAndGrads(loss, rest.sign_().mul_(-1.0 / len(y)))
 
     return Objective(loss, closed, (P,))
 
@@ -165,9 +167,9 @@ def l2(P: Any) -> Objective:
     def loss(y: Tensor, s: Tensor, P: Tensor) -> Tensor:
         return (aim(P, s) - y).square().sum() / (2 * len(y))
 
-    def closed(y: Tensor, s: Tensor, P: Tensor) -> Local:
+    def closed(y: Tensor, s: Tensor, P: Tensor) -> LossAndGrads:
         dy = aim(P / -len(y), s).add_(y, alpha=1.0 / len(y))
-        return Local(_dot(dy, dy) * (len(y) / 2), dy)
+        return LossAndGrads(_dot(dy, dy) * (len(y) / 2), dy)
 
     return Objective(loss, closed, (P,), squared=True)
 
@@ -180,8 +182,8 @@ def any_loss(P: Any, loss: Callable[[Tensor, Tensor], Tensor]) -> Objective:
 def output(loss: Loss) -> Objective:
     """The last block's wish: its output against the labels themselves."""
 
-    def closed(y: Tensor, s: Tensor) -> Local:
-        return Local(loss.value(y, s), loss.grad(y, s) / len(y), (), y)
+    def closed(y: Tensor, s: Tensor) -> LossAndGrads:
+        return LossAndGrads(loss.value(y, s), loss.grad(y, s) / len(y), (), y)
 
     return Objective(loss.value, closed)
 
@@ -207,13 +209,13 @@ def readout(
     def value(y: Tensor, s: Tensor, P: Tensor) -> Tensor:
         return local.value(read(y, P)[1], s)
 
-    def closed(y: Tensor, s: Tensor, P: Tensor) -> Local:
+    def closed(y: Tensor, s: Tensor, P: Tensor) -> LossAndGrads:
         f, logits = read(y, P)
         e = minus_labels(local.link(logits), s).mul(factor / len(y))
         e = e.to(y.dtype)
         df = e @ P
         dy = back_to_pixels(df, y, grid) if grid else df.view(y.shape)
-        return Local(local.value(logits, s), dy, (e.T @ f,) if learned else (), logits)
+        return LossAndGrads(local.value(logits, s), dy, (e.T @ f,) if learned else (), logits)
 
     return Objective(value, closed, (site.draw(projection, (d,)),), learned)
 

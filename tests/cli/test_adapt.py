@@ -20,7 +20,7 @@ from tpsgd.adapt.quantize import int8, weight_bytes
 from tpsgd.cli import adapt as adapted
 from tpsgd.cli import adapt_plan as foretold
 from tpsgd.comparison.report.recovery import draw
-from tpsgd.engine.record import size
+from tpsgd.units import size
 from tpsgd.zoo import vgg
 
 NET = """

@@ -14,8 +14,8 @@ from tpsgd.cli import plan as planned
 from tpsgd.cli import terminal
 from tpsgd.comparison import compare as comparing
 from tpsgd.engine import optimizers
-from tpsgd.engine.record import as_bytes
 from tpsgd.memory.plan import PARTS, Line, Plan
+from tpsgd.units import as_bytes, size
 from tpsgd.zoo import words as models
 
 SHAPE = ("--shape", "1x8x8", "--classes", "10", "--model", "mlp:32", "--batch-size", "16")
@@ -251,7 +251,7 @@ def test_training_within_a_budget(says):
     assert record["accuracy"] == whole["accuracy"]
     code, out, err = says("train", *words, "--memory-budget", budget)
     assert (code, err) == (0, "")
-    assert f"of a budget of {tpsgd.engine.record.size(int(budget))}" in out and "\npeak " in out
+    assert f"of a budget of {size(int(budget))}" in out and "\npeak " in out
 
 
 def test_a_budget_out_of_reach_ends_training(says):

@@ -179,10 +179,10 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch)
 
 
 def test_a_folder_is_made_or_refused(tmp_path):
-    assert files.usable(tmp_path / "a" / "b").is_dir()
+    assert files.writable_folder(tmp_path / "a" / "b").is_dir()
     (tmp_path / "file").touch()
     with pytest.raises(TpsgdError, match=r"cannot write to .*file"):
-        files.usable(tmp_path / "file" / "x")
+        files.writable_folder(tmp_path / "file" / "x")
 
 
 def test_a_net_that_nothing_was_trained_of(tmp_path):

@@ -8,7 +8,7 @@ from helpers import DRAWN, PLACES
 from torch.nn import functional as F
 
 from tpsgd import Rule, TpsgdError, check_rule, projections, rules
-from tpsgd.objectives import Local, Objective, l2
+from tpsgd.objectives import LossAndGrads, Objective, l2
 from tpsgd.rules import Place
 
 GOOD = {name: make() for name, make in DRAWN.items()} | {
@@ -124,7 +124,7 @@ def test_a_rule_that_hands_out_its_input_as_the_derivative():
 
     def objective(site):
         return Objective(
-            lambda y, s: (y * y).sum() / 2, lambda y, s: Local((y * y).sum() / 2, y), ()
+            lambda y, s: (y * y).sum() / 2, lambda y, s: LossAndGrads((y * y).sum() / 2, y), ()
         )
 
     fails(Rule("odd", objective), "shares memory")
@@ -159,7 +159,9 @@ def test_a_rule_that_remembers():
 
 def test_a_rule_that_does_nothing():
     def objective(site):
-        return Objective(lambda y, s: (y * 0).sum(), lambda y, s: Local(y.new_zeros(()), y * 0))
+        return Objective(
+            lambda y, s: (y * 0).sum(), lambda y, s: LossAndGrads(y.new_zeros(()), y * 0)
+        )
 
     fails(Rule("odd", objective), "left a block untouched")
 

@@ -50,7 +50,7 @@ def learner(rule, site):
 def test_a_step_is_captured_where_its_loss_is_a_mean_with_a_written_derivative(name, site):
     made = learner((WHOLE | EACH | TRACED)[name](), site)
     assert made.known is (name not in TRACED)
-    assert made.divides is _capturable(made, fixed_rate=True) is (name in EACH)
+    assert made.mean_over_samples is _capturable(made, fixed_rate=True) is (name in EACH)
 
 
 class Elsewhere(TorchDispatchMode):

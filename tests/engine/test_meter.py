@@ -10,9 +10,10 @@ from torch import nn
 
 import tpsgd
 from tpsgd import rules, split
+from tpsgd.engine.device import available
 from tpsgd.engine.learner import Learner
-from tpsgd.engine.meter import LiveBytes, Meter, available, tensor_bytes
-from tpsgd.nets.engines import Closed, Traced
+from tpsgd.engine.meter import LiveBytes, Meter, tensor_bytes
+from tpsgd.nets.engines import Autograd, Closed
 from tpsgd.nets.unrolled import Unrolled
 from tpsgd.objectives import l2
 
@@ -303,7 +304,7 @@ def test_free_memory_is_a_positive_number():
 
 def test_engines_without_an_objective_want_nothing():
     block = split(mlp(6, 8, 3))[0]
-    for engine in (Closed(block, tpsgd.Place.AFTER), Traced(block, tpsgd.Place.AFTER)):
+    for engine in (Closed(block, tpsgd.Place.AFTER), Autograd(block, tpsgd.Place.AFTER)):
         assert engine.objective.tensors == ()
 
 

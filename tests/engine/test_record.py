@@ -10,7 +10,7 @@ from torch import nn
 
 import tpsgd
 from tpsgd import Epoch, Run, rules
-from tpsgd.engine.record import columns, size
+from tpsgd.units import columns, size
 
 
 def test_settings_say_how_it_was_made():

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import tpsgd
 from tpsgd import Recurrent, TpsgdError, rules, simultaneous
 from tpsgd.engine.meter import LiveBytes, tensor_bytes
-from tpsgd.engine.record import as_bytes
+from tpsgd.units import as_bytes
 
 N, BATCH = 96, 2
 

@@ -13,7 +13,8 @@ from torch.nn.functional import one_hot
 
 import tpsgd
 from tpsgd import Recurrent, TpsgdError, rules, simultaneous
-from tpsgd.engine.meter import LiveBytes, resident, tensor_bytes
+from tpsgd.engine.device import resident
+from tpsgd.engine.meter import LiveBytes, tensor_bytes
 
 momentum = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 N, BATCH = 160, 32

@@ -10,7 +10,7 @@ from torch import nn
 import tpsgd
 from tpsgd import Place, Recurrent, rules, split
 from tpsgd.nets.blocks import shapes
-from tpsgd.nets.engines import Closed, Traced
+from tpsgd.nets.engines import Autograd, Closed
 from tpsgd.objectives import l2
 
 # torch's remark on an even kernel with 'same' padding
@@ -380,7 +380,7 @@ def test_the_fallbacks_gradient_is_autograds_of_the_local_loss(name):
     params = block.named_parameters()
     ((P[labels] - seen) ** 2).sum().div(2 * 6).backward()
     wanted = {k: p.grad.clone() for k, p in params.items()}
-    engine = Traced(block, Place.AFTER, l2(P))
+    engine = Autograd(block, Place.AFTER, l2(P))
     _, (found,) = engine.local(params, engine.forward(params, x.double()), labels, (P,))
     for key in wanted:
         torch.testing.assert_close(found[key], wanted[key])
@@ -462,4 +462,4 @@ def test_dropout_belongs_to_the_next_block_alone():
 
 def test_both_engines_have_one_face():
     for name in ("forward", "seen", "local", "error", "output", "want", "label"):
-        assert hasattr(Closed, name) and hasattr(Traced, name)
+        assert hasattr(Closed, name) and hasattr(Autograd, name)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from tpsgd import rules, split
 from tpsgd.maths.random import Key
-from tpsgd.nets.engines import Closed, Traced
+from tpsgd.nets.engines import Autograd, Closed
 from tpsgd.objectives import Site, move
 from tpsgd.rules import Place, Signal
 
@@ -314,7 +314,7 @@ def test_closed_form_is_autograd_is_table_1(kind, activation, place):
         auto = torch.autograd.grad(loss, list(params.values()), retain_graph=True)
         auto = dict(zip(params, auto, strict=True))
         assert_same(auto, table, name, "autograd against Table 1")
-        engines = [Traced(block, place, objective), Closed(block, place, objective, False)]
+        engines = [Autograd(block, place, objective), Closed(block, place, objective, False)]
         engines.append(Closed(block, place, objective, in_place=True))
         with torch.no_grad():
             for engine in engines:

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 import tpsgd
 from tpsgd import Place, TpsgdError, ridge, rls, rules
-from tpsgd.solvers.least_squares import Moments
+from tpsgd.solvers.least_squares import MomentSums
 
 torch.manual_seed(0)
 X = torch.randn(120, 7, dtype=torch.float64) * torch.tensor([1.0, 3.0, 0.1, 2.0, 1.0, 5.0, 1.0]) + 4
@@ -19,12 +19,12 @@ BEFORE = rules.tpsgd_l2(at=Place.BEFORE)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("sizes", [[1] * 120, [5, 50, 5, 60], [120], [7, 8, 105]])
 def test_after_every_block_it_is_the_batch_solution(bias, sizes):
-    sums, start = Moments(X, ONEHOT, bias), 0
+    sums, start = MomentSums(X, ONEHOT, bias), 0
     for size in sizes:
         x, y = X[start : start + size], ONEHOT[start : start + size]
         start += size
         sums.add(x, y)
-        batch = Moments(X, ONEHOT, bias)
+        batch = MomentSums(X, ONEHOT, bias)
         batch.add(X[:start], ONEHOT[:start])
         weight, shift, *_ = batch.solve(0.5 / start)
         found = sums.so_far(0.5)
@@ -36,7 +36,7 @@ def test_after_every_block_it_is_the_batch_solution(bias, sizes):
 def test_the_printed_recursion():
     """R <- R - R X^T K X R, W <- W + R X^T (Y - X W), without means, written as it stands."""
     R, W = torch.eye(7).double() / 0.2, torch.zeros(7, 3).double()
-    sums = Moments(X, ONEHOT, False)
+    sums = MomentSums(X, ONEHOT, False)
     for x, y in zip(X.split(6), ONEHOT.split(6), strict=True):
         K = torch.linalg.inv(torch.eye(6).double() + x @ R @ x.T)
         R = R - R @ x.T @ K @ x @ R
@@ -55,11 +55,11 @@ def test_dependent_inputs_do_not_let_errors_grow(batch):
     torch.manual_seed(0)
     x = (torch.randn(20_000, 20).double() @ torch.randn(20, 40).double()) * 255
     y = (x @ torch.randn(40, 3).double() > 0).double()
-    sums = Moments(x, y, True)
+    sums = MomentSums(x, y, True)
     for a, b in zip(x.split(batch), y.split(batch), strict=True):
         sums.add(a, b)
     weight, shift = sums.so_far(1e-3)
-    all_at_once = Moments(x, y, True)
+    all_at_once = MomentSums(x, y, True)
     all_at_once.add(x, y)
     expected, other, *_ = all_at_once.solve(1e-3 / 20_000)
     torch.testing.assert_close(x @ weight.T + shift, x @ expected.T + other, rtol=0, atol=1e-3)

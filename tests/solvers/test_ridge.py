@@ -8,7 +8,7 @@ from torch.nn import functional as F
 import tpsgd
 from tpsgd import Place, TpsgdError, ridge, rules
 from tpsgd.maths.random import Key
-from tpsgd.solvers.least_squares import ALPHAS, Few, Moments
+from tpsgd.solvers.least_squares import ALPHAS, MomentSums, SampleSums
 
 torch.manual_seed(0)
 X = torch.randn(90, 6, dtype=torch.float64) * torch.tensor([1.0, 3.0, 0.1, 2.0, 1.0, 5.0]) + 7
@@ -39,7 +39,9 @@ def test_it_is_the_normal_equations(alpha, bias):
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize(("n", "d", "kind"), [(20, 6, Moments), (9, 30, Moments), (9, 30, Few)])
+@pytest.mark.parametrize(
+    ("n", "d", "kind"), [(20, 6, MomentSums), (9, 30, MomentSums), (9, 30, SampleSums)]
+)
 def test_the_penalty_is_that_of_generalised_cross_validation(n, d, kind, bias):
     """Against the hat matrix, written out; alphas that leave nothing to judge by do not count."""
     torch.manual_seed(n)
@@ -100,7 +102,7 @@ def test_large_offsets_do_not_cancel():
     x = (X + 1e4).float()
     found = []
     for given in (x.double(), x.double() - 1e4):
-        sums = Moments(given, F.one_hot(Y, 3).double(), True)
+        sums = MomentSums(given, F.one_hot(Y, 3).double(), True)
         for i in torch.arange(90).split(11):
             sums.add(given[i], F.one_hot(Y[i], 3).double())
         found.append(sums.solve(1e-6).weight)
@@ -289,7 +291,7 @@ def test_the_penalty_of_a_hidden_block_is_chosen_for_its_own_targets():
     x, y = X[:20], Y[:20]
     codes = torch.randn(3, 4).double() * torch.tensor([1e-3, 1.0, 30.0]).double()[:, None]
     onehot = F.one_hot(y, 3).double()
-    mixed, plain = Moments(x, onehot, True), Moments(x, codes[y], True)
+    mixed, plain = MomentSums(x, onehot, True), MomentSums(x, codes[y], True)
     mixed.add(x, onehot)
     plain.add(x, codes[y])
     for a, b in zip(mixed.solve(None, codes), plain.solve(None), strict=True):
@@ -302,7 +304,7 @@ def test_few_samples_give_the_same_by_way_of_their_products(bias, alpha):
     torch.manual_seed(1)
     x, y = torch.randn(12, 30).double() + 2, F.one_hot(torch.arange(12) % 3, 3).double()
     found = []
-    for kind in (Moments, Few):
+    for kind in (MomentSums, SampleSums):
         sums = kind(x, y, bias)
         sums.add(x[:5], y[:5])
         sums.add(x[5:], y[5:])

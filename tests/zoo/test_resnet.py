@@ -8,7 +8,7 @@ from torch import nn
 import tpsgd
 from tpsgd import TpsgdError, rules
 from tpsgd.engine.batch_form import Form
-from tpsgd.nets.engines import Traced
+from tpsgd.nets.engines import Autograd
 from tpsgd.zoo.resnet import LAYERS, Residual, resnet
 
 SCHEDULES = [tpsgd.sequential, tpsgd.simultaneous]
@@ -90,7 +90,7 @@ def test_a_block_for_the_stem_each_residual_and_the_classes():
 def test_every_block_learns_and_no_graph_leaves_it(rule, schedule, monkeypatch):
     graphs = set()
 
-    def watched(self, params, x, forward=Traced.forward):
+    def watched(self, params, x, forward=Autograd.forward):
         saved = forward(self, params, x)
         own = set(map(id, self.block.named_parameters().values()))
         found = {id(leaf) for y in saved.values() for leaf in leaves(y)}
@@ -98,7 +98,7 @@ def test_every_block_learns_and_no_graph_leaves_it(rule, schedule, monkeypatch):
         graphs.update([self.block.index] if found else [])
         return saved
 
-    monkeypatch.setattr(Traced, "forward", watched)
+    monkeypatch.setattr(Autograd, "forward", watched)
     net = tiny()
     before = {name: p.clone() for name, p in net.named_parameters()}
     run = tpsgd.fit(net, images(16, 2, 16), rule=RULES[rule](), schedule=schedule, **SHORT)

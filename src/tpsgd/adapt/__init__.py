@@ -7,7 +7,7 @@ from tpsgd.adapt.adaptor import Adaptor, averaged, learned, summed
 from tpsgd.adapt.backbone import IMAGENET, Backbone
 from tpsgd.adapt.features import Features, encode
 from tpsgd.adapt.files import load
-from tpsgd.adapt.fitting import fit, probe, tenth
+from tpsgd.adapt.fitting import fit, hold_out, probe
 from tpsgd.adapt.heads import Layers, Probe
 from tpsgd.adapt.naswot import activation_overlap
 from tpsgd.adapt.optuna_study import Space, study
@@ -29,6 +29,7 @@ __all__ = [
     "backbone",
     "encode",
     "fit",
+    "hold_out",
     "learned",
     "lighter",
     "load",
@@ -38,6 +39,5 @@ __all__ = [
     "shifts",
     "study",
     "summed",
-    "tenth",
     "weights",
 ]

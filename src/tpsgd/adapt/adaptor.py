@@ -14,8 +14,9 @@ from tpsgd.adapt.heads import Build
 from tpsgd.engine.inputs import check_finite, inputs, labels
 from tpsgd.engine.learner import hits
 from tpsgd.engine.meter import tensor_bytes
-from tpsgd.engine.record import Run, size
+from tpsgd.engine.record import Run
 from tpsgd.errors import TpsgdError
+from tpsgd.units import size
 
 
 @dataclass(frozen=True)

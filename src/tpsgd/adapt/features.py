@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from tpsgd.adapt.backbone import Backbone
+from tpsgd.engine.device import available
 from tpsgd.engine.inputs import check_finite, inputs, pair, tensor
-from tpsgd.engine.meter import available
 from tpsgd.errors import TpsgdError
 from tpsgd.maths.random import Key, shuffled
 

@@ -29,10 +29,10 @@ FILES = ("adaptor.safetensors", "adaptor.json")
 
 def save(adaptor: Adaptor, folder: Path) -> Path:
     """Write both files, each whole or not at all."""
-    from tpsgd.files import usable, write_whole
+    from tpsgd.files import writable_folder, write_whole
 
     to_bytes = _library().torch.save
-    usable(folder)
+    writable_folder(folder)
     state = {f"{i}.{k}": v for i, head in enumerate(adaptor.layers) for k, v in _own(head).items()}
     state |= {"weights": adaptor.weights}
     state |= {f"probe.{i}": f for i, f in enumerate(_probe(adaptor.backbone, adaptor))}

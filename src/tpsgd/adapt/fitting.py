@@ -15,9 +15,9 @@ from tpsgd.adapt.heads import Build, Layers, Probe
 from tpsgd.data.split import stratified
 from tpsgd.engine.backprop import fit_backprop
 from tpsgd.engine.batches import first_samples, in_stream
+from tpsgd.engine.device import available
 from tpsgd.engine.fit import fit as fit_locally
 from tpsgd.engine.inputs import tensor
-from tpsgd.engine.meter import available
 from tpsgd.engine.optimizers import adam
 from tpsgd.engine.record import Run
 from tpsgd.errors import TpsgdError
@@ -90,7 +90,7 @@ def fit(
     combine = combine or (averaged if start is None else start.combine)
     held_out, budgeted = validation, options.get("memory_budget") is not None
     if combine is learned and len(names) > 1 and validation is None:
-        data, held_out = tenth(data, seed)
+        data, held_out = hold_out(data, seed)
     _refuse(data, validation, method, keep, options)
     shapes, shape = _shapes(backbone, data, names)
     streams = budgeted or options.get("augment") is not None
@@ -267,7 +267,7 @@ def _stream(
     return method(model, data, validation=validation, **settings)
 
 
-def tenth(data: Any, seed: int = 0) -> tuple[Any, Any]:
+def hold_out(data: Any, seed: int = 0) -> tuple[Any, Any]:
     """Nine tenths of the samples and the rest, the shares of the classes kept."""
     if isinstance(data, Features):
         y, take = data.y, data.__getitem__

@@ -15,10 +15,11 @@ from tpsgd.adapt.backbone import Backbone
 from tpsgd.adapt.heads import Layers
 from tpsgd.adapt.trials import Judge, Tell, judge, named
 from tpsgd.engine.fit import fit as fit_locally
-from tpsgd.engine.record import Run, as_bytes, columns, size
+from tpsgd.engine.record import Run
 from tpsgd.errors import TpsgdError
 from tpsgd.memory.plan import short
 from tpsgd.rules import Rule, tpsgd_l2
+from tpsgd.units import as_bytes, columns, size
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from typing import Any
 
 from tpsgd.adapt.heads import Layers, Probe, recipe
 from tpsgd.adapt.naswot import spearman
-from tpsgd.engine.record import as_bytes, columns, size
 from tpsgd.errors import TpsgdError
 from tpsgd.memory.plan import short
+from tpsgd.units import as_bytes, columns, size
 
 HEAD = ("tap", "conv", "dense", "weights", "planned", "peak", "score", "held-out %", "s")
 

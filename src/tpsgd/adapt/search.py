@@ -13,9 +13,10 @@ from tpsgd.adapt.trial_log import Log
 from tpsgd.adapt.trials import Judge, Tell, Trial, judge
 from tpsgd.engine.fit import fit as fit_locally
 from tpsgd.engine.meter import tensor_bytes
-from tpsgd.engine.record import Run, as_bytes
+from tpsgd.engine.record import Run
 from tpsgd.errors import TpsgdError
 from tpsgd.rules import Rule
+from tpsgd.units import as_bytes
 
 ABOVE, BELOW, FAILED = "over budget", "left out", "failed"
 OF_ONE = ("tap", "seed", "split", "data")  # in a trial's key, and not the whole search's

@@ -16,9 +16,9 @@ class Log:
     """Finished trials in a file, a line each; a line that was cut short is dropped."""
 
     def __init__(self, folder: str | Path | None) -> None:
-        from tpsgd.files import usable
+        from tpsgd.files import writable_folder
 
-        self.file = None if folder is None else usable(Path(folder).expanduser()) / FILE
+        self.file = None if folder is None else writable_folder(Path(folder).expanduser()) / FILE
         self.found: dict[str, Trial] = {}
         if self.file is None or not self.file.exists():
             return

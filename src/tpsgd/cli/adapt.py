@@ -31,8 +31,8 @@ from tpsgd.cli.options import (
 )
 from tpsgd.cli.terminal import grid_of, named_bar
 from tpsgd.comparison.arms import PEERS, RECURRENT
-from tpsgd.engine.record import size
 from tpsgd.errors import TpsgdError
+from tpsgd.units import size
 
 if TYPE_CHECKING:
     from tpsgd.adapt import Adaptor, Backbone
@@ -134,9 +134,9 @@ def adapt(
     layers = _layers(convs, dense, filters, kernel, width)
     shots, replay = shots or 10, replay or 0
     kept = _kept(keep, memory_budget)
-    from tpsgd.files import usable
+    from tpsgd.files import writable_folder
 
-    folder = usable(out)
+    folder = writable_folder(out)
     frozen = backbone_of(backbone, weights, taps, precision, device, threads)
     fitting = {"epochs": epochs, "batch_size": batch_size, "lr": lr, "seed": seed}
     wanted = Wanted(
@@ -192,9 +192,9 @@ def backbone_of(
     import torch
 
     from tpsgd.adapt import pretrained as backbones
-    from tpsgd.engine.fit import usable
+    from tpsgd.engine.device import resolve_device
 
-    place = usable(device or "cpu")
+    place = resolve_device(device or "cpu")
     if threads is not None:
         torch.set_num_threads(threads)
     found = backbones.backbone(word, weights, taps)

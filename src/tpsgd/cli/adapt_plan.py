@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from tpsgd.cli.terminal import waiting
-from tpsgd.engine.record import as_bytes, size
+from tpsgd.units import as_bytes, size
 
 if TYPE_CHECKING:
     from tpsgd.cli.adapt import Wanted

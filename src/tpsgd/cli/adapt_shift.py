@@ -101,9 +101,9 @@ def _options(wanted: "Wanted", arm: dict[str, Any]) -> dict[str, Any]:
 def _detected(train: Any, test: Any, new: dict[str, Any], tap: str, seed: int) -> dict[str, Any]:
     """What a detector says about each new domain that has seen no label of it."""
     from tpsgd.adapt import novelty
-    from tpsgd.adapt.fitting import tenth
+    from tpsgd.adapt.fitting import hold_out
 
-    part, held = tenth(train, seed)
+    part, held = hold_out(train, seed)
     if len(held) < 19:  # too few to set a threshold by
         return dict.fromkeys(new)
     detector = novelty.mahalanobis(part.at(tap)[0], part.y).calibrate(held.at(tap)[0])

@@ -273,7 +273,7 @@ def rules() -> None:
 def data_list() -> None:
     """List the built-in data sets and where they lie."""
     from tpsgd.data import describe
-    from tpsgd.engine.record import columns
+    from tpsgd.units import columns
 
     print(columns([("name", "train + test", "shape", "classes", "where"), *describe()]))
 
@@ -308,9 +308,9 @@ def _named(
 
 
 def _usable(out: Path) -> Path:
-    from tpsgd.files import usable
+    from tpsgd.files import writable_folder
 
-    return usable(out)
+    return writable_folder(out)
 
 
 def _keep(folder: Path, model: Any, record: dict[str, Any]) -> None:

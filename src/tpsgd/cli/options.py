@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tpsgd.comparison.arms import SOURCES
-from tpsgd.engine.record import as_bytes
 from tpsgd.errors import TpsgdError
+from tpsgd.units import as_bytes
 
 if TYPE_CHECKING:
     from tpsgd.data import Data
@@ -162,9 +162,9 @@ def settings_of(
     import torch
 
     from tpsgd import losses
-    from tpsgd.engine.fit import usable
+    from tpsgd.engine.device import resolve_device
 
-    usable(device or "cpu")
+    resolve_device(device or "cpu")
     if threads is not None:
         torch.set_num_threads(threads)
     value = None if loss is None else getattr(losses, loss.replace("-", "_"))

@@ -25,8 +25,8 @@ from tpsgd.cli.options import (
 )
 from tpsgd.cli.terminal import live_bar
 from tpsgd.comparison.arms import PEERS, RECURRENT, arm_of
-from tpsgd.engine.record import size
 from tpsgd.errors import TpsgdError
+from tpsgd.units import size
 
 if TYPE_CHECKING:
     from tpsgd.adapt import Backbone
@@ -77,9 +77,9 @@ def search(
     grid = {"convs": _numbers("--convs", convs), "dense": _numbers("--dense", dense)}
     settings_of(epochs or 1, batch_size or 1, lr, None, device, threads, None, None)
 
-    from tpsgd.files import usable
+    from tpsgd.files import writable_folder
 
-    folder = usable(out)
+    folder = writable_folder(out)
     wanted = tuple(tap.strip() for tap in taps.split(",")) if taps else ()
     net = backbone_of(backbone, weights, wanted, "float32", device, threads)
     names = wanted or tuple(net.taps)[-1:]

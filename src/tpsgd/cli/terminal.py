@@ -10,7 +10,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from tpsgd.engine.record import as_bytes, size
+from tpsgd.units import as_bytes, size
 
 if TYPE_CHECKING:
     from tpsgd.comparison.compare import Comparison

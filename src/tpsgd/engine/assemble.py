@@ -13,12 +13,12 @@ from tpsgd.engine.learner import Learner
 from tpsgd.engine.record import BlockInfo
 from tpsgd.engine.schedules import sequential
 from tpsgd.engine.settings import Schedule, Settings
-from tpsgd.engine.trainer import Course
+from tpsgd.engine.trainer import BlockSettings
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import Loss, bce, cross_entropy
 from tpsgd.maths.random import Key
 from tpsgd.nets.blocks import Block, shapes
-from tpsgd.nets.engines import Closed, Engine, Stacked, Traced, in_format
+from tpsgd.nets.engines import Autograd, Closed, Engine, Stacked, in_format
 from tpsgd.nets.padded import Padded
 from tpsgd.nets.recurrent import Recurrent
 from tpsgd.nets.unrolled import Unrolled
@@ -102,7 +102,7 @@ def make_learner(
         engine: Engine = Stacked(Closed(block, at, wish, in_place=False))
     else:
         ragged = form.ragged and any(b.recurrent for b in cuts[0][i:])
-        kind = Closed if block.closed_form(at) and not ragged else Traced
+        kind = Closed if block.closed_form(at) and not ragged else Autograd
         engine = kind(block, at, wish, precision=form.precision)
     widest = max(map(math.prod, size.values())) * form.numbers.itemsize
     return Learner(
@@ -360,7 +360,9 @@ def classes_of(shape: tuple[int, ...], block: Block) -> int:
     return shape[0]
 
 
-def infos(learners: list[Learner], rules: list[Rule], courses: list[Course]) -> list[BlockInfo]:
+def infos(
+    learners: list[Learner], rules: list[Rule], courses: list[BlockSettings]
+) -> list[BlockInfo]:
     made = []
     for learner, rule, course in zip(learners, rules, courses, strict=True):
         name = "head" if learner is learners[-1] else rule.name

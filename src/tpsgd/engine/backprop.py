@@ -34,7 +34,7 @@ from tpsgd.engine.trainer import EarlyStopping
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import Loss, bce, cross_entropy
 from tpsgd.nets.blocks import Block, split, whole
-from tpsgd.nets.engines import Traced
+from tpsgd.nets.engines import Autograd
 from tpsgd.nets.recurrent import Recurrent, connect
 from tpsgd.objectives import output
 from tpsgd.rules import Place
@@ -149,11 +149,11 @@ def whole_learner(
 ) -> Learner:
     """The whole model as one learner."""
     block, stack = wholes[0], len(wholes) if len(wholes) > 1 else None
-    engine = Traced(block, place_of(block, loss), output(loss), bool(stack), form.precision)
+    engine = Autograd(block, place_of(block, loss), output(loss), bool(stack), form.precision)
     return Learner(
         block, engine, lambda: output(loss), params=parameters(0, [[one] for one in wholes]),
         several=loss is bce, stack=stack, width=width,
-        adds_up=form.micro_batch is not None or step_inside, step_inside=step_inside,
+        accumulates=form.micro_batch is not None or step_inside, step_inside=step_inside,
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Piece(NamedTuple):
+class MicroBatch(NamedTuple):
     """A batch, or a share of one whose gradients are to be added to those of the others."""
 
     x: Any
@@ -17,7 +17,7 @@ class Piece(NamedTuple):
     last: bool = True  # of its batch
 
 
-Batches = Iterator[Piece]
+Batches = Iterator[MicroBatch]
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from tpsgd.engine.batch_form import WORTH_CUTTING, Batches, Form, Piece
+from tpsgd.engine.batch_form import WORTH_CUTTING, Batches, Form, MicroBatch
 from tpsgd.engine.disk_rows import Stored
 from tpsgd.engine.inputs import check_finite, inputs, labels, pair, tensor
 from tpsgd.errors import TpsgdError
@@ -105,7 +105,7 @@ class Arrays:
                 continue
             for part in self.form.cut(size):
                 x, labels = self.take(index[..., part])
-                held = [Piece(x, labels, (part.stop - part.start) / size, part.stop == size)]
+                held = [MicroBatch(x, labels, (part.stop - part.start) / size, part.stop == size)]
                 del x, labels  # while the next one is made, this one must not live on here
                 yield held.pop()
 
@@ -215,7 +215,7 @@ class Stream:
             for part in self._cut(x):
                 share = (part.stop - part.start) / len(x)
                 mine = self.form(x[part]), y[part].to(self.form.device)
-                yield Piece(*mine, share, part.stop == len(x))
+                yield MicroBatch(*mine, share, part.stop == len(x))
 
     def _cut(self, x: Tensor | Padded) -> list[slice]:
         if isinstance(x, Padded) and self.form.micro_batch is not None:

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from tpsgd.engine.batches import Arrays, Piece, Source, Through
+from tpsgd.engine.batches import Arrays, MicroBatch, Source, Through
 from tpsgd.engine.learner import Learner
 from tpsgd.engine.meter import side_stream
 from tpsgd.projections import Redrawn
 
-Step = Callable[[Piece], None]
+Step = Callable[[MicroBatch], None]
 
 
 class Steps:
@@ -83,9 +83,9 @@ class Steps:
         assert isinstance(source, Arrays)
         return source
 
-    def _piece(self, index: Tensor) -> Piece:
+    def _piece(self, index: Tensor) -> MicroBatch:
         x, labels = self._arrays.take(index)
-        return Piece(self.source.seen(x) if isinstance(self.source, Through) else x, labels)
+        return MicroBatch(self.source.seen(x) if isinstance(self.source, Through) else x, labels)
 
     def _can_capture(self) -> bool:
         source, form = self.source, self.source.form
@@ -114,7 +114,7 @@ def _capturable(learner: Learner, fixed_rate: bool) -> bool:
         if not fixed_rate and not isinstance(group["lr"], Tensor):
             return False
     # losses over a whole batch could be captured too; no GPU has tried it yet
-    return learner.divides and learner.known and known_modules(learner)
+    return learner.mean_over_samples and learner.known and known_modules(learner)
 
 
 def known_modules(learner: Learner) -> bool:

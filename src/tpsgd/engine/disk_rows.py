@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpsgd.engine.record import size
 from tpsgd.errors import TpsgdError
 from tpsgd.maths.memory_format import channels_last, like
+from tpsgd.units import size
 
 
 def default_folder() -> Path:

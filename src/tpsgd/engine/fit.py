@@ -33,20 +33,22 @@ from tpsgd.engine.batches import (
     in_stream,
     source,
 )
+from tpsgd.engine.device import forget_resident_peak, resident, resolve_device
 from tpsgd.engine.learner import Learner
-from tpsgd.engine.meter import Meter, forget_resident_peak, resident, tensor_bytes
+from tpsgd.engine.meter import Meter, tensor_bytes
 from tpsgd.engine.optimizers import OptimizerFactory, adam, make_optimizer
-from tpsgd.engine.record import Epoch, Run, as_bytes, size
+from tpsgd.engine.record import Epoch, Run
 from tpsgd.engine.schedules import sequential
 from tpsgd.engine.settings import Schedule, Settings
 from tpsgd.engine.solvable import check_solvers
-from tpsgd.engine.trainer import Course, EarlyStopping, Trainer
+from tpsgd.engine.trainer import BlockSettings, EarlyStopping, Trainer
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import Loss
 from tpsgd.nets.blocks import split
 from tpsgd.nets.padded import Padded
 from tpsgd.rules import Place, Rule, readout
 from tpsgd.solvers import SOLVERS
+from tpsgd.units import as_bytes, size
 
 
 def fit(
@@ -255,7 +257,7 @@ def prepared(
     """
     first = next(models[0].parameters())
     device = settings.device if settings.device is not None else first.device
-    device = usable(device)
+    device = resolve_device(device)
     for model in models:
         model.to(device)
     modules = [m for model in models for m in model.modules()]
@@ -274,26 +276,9 @@ def prepared(
                 module.training = mode
 
 
-def usable(device: torch.device | str) -> torch.device:
-    """A device that tensors can be made on, with its number ("cuda" becomes "cuda:0")."""
-    try:
-        wanted = torch.device(device)
-    except (RuntimeError, TypeError):
-        raise TpsgdError(f"unknown device {str(device)!r}: write cpu, cuda or cuda:1") from None
-    if wanted.type == "cuda" and not torch.cuda.is_available():
-        raise TpsgdError(f"device {wanted} was asked for, but torch sees no GPU here")
-    if wanted.type == "meta":
-        raise TpsgdError("device meta holds no numbers: nothing can be trained on it")
-    try:
-        return torch.empty(0, device=wanted).device
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise TpsgdError(f"device {wanted} cannot be used here: {reason}") from None
-
-
 def teach(
     learners: list[Learner],
-    courses: list[Course],
+    courses: list[BlockSettings],
     data: Source,
     loss: Loss,
     classes: int,

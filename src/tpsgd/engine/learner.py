@@ -11,14 +11,14 @@ from tpsgd.engine.optimizers import ELEMENTWISE, OptimizerFactory, hooked, make_
 from tpsgd.errors import TpsgdError
 from tpsgd.nets.blocks import Block, padding
 from tpsgd.nets.closed_form import Saved, sliced
-from tpsgd.nets.engines import Closed, Engine, Traced
+from tpsgd.nets.engines import Autograd, Closed, Engine
 from tpsgd.nets.unrolled import Unrolled
-from tpsgd.objectives import IDLE, Local, Objective
+from tpsgd.objectives import IDLE, LossAndGrads, Objective
 from tpsgd.projections import Redrawn
 from tpsgd.rules import Signal
 from tpsgd.solvers import Recursive
 from tpsgd.solvers.equations import Equations, few
-from tpsgd.solvers.least_squares import Few, Moments
+from tpsgd.solvers.least_squares import MomentSums, SampleSums
 
 
 class Learner:
@@ -28,8 +28,8 @@ class Learner:
     `width` is how many layers learn in it (more than one for backprop's whole model), `several`
     says that labels are rows of yes-or-no answers, and `stack` counts stacked restarts. The
     gradient of its weight is made in so many `slices`, and `widest` is the most bytes that one
-    sample takes anywhere in the block. Backprop's `adds_up` leaves adding gradients to autograd,
-    and `step_inside` moves each parameter as soon as it has its own.
+    sample takes anywhere in the block. Backprop's `accumulates` leaves adding gradients to
+    autograd, and `step_inside` moves each parameter as soon as it has its own.
     """
 
     def __init__(
@@ -45,20 +45,20 @@ class Learner:
         trains: bool = True,
         slices: int = 1,
         widest: int = 0,
-        adds_up: bool = False,
+        accumulates: bool = False,
         step_inside: bool = False,
     ):
         self.block, self.engine, self.signal, self.several = block, engine, signal, several
         self.stack, self.width, self.slices, self.widest = stack, width, slices, widest
-        self.adds_up, self.step_inside = adds_up, step_inside
+        self.accumulates, self.step_inside = accumulates, step_inside
         self.draw = draw
         self.tensors: tuple[Tensor, ...] = ()
         self.known = False  # whether its objective's derivative is written out, once drawn
-        self.divides = True  # whether its loss is a mean over samples, as far as is known
+        self.mean_over_samples = True  # whether its loss is a mean over samples, as far as is known
         self.params: dict[str, Tensor] = dict(params or {})
         self.trains = trains
         self.optimizer: Optimizer | None = None
-        self.sums: Moments | Few | None = None  # of a block that is solved
+        self.sums: MomentSums | SampleSums | None = None  # of a block that is solved
         self.equations: Equations | None = None
         self.penalty: Tensor | None = None  # of a solved block, for each restart
         self.gamma: float | None = None  # solved after every batch, with this penalty
@@ -73,8 +73,8 @@ class Learner:
         """Draw the objective and make the optimizer; both live only while the block learns."""
         objective = self.draw()
         self.engine.want(objective)
-        self.tensors, self.divides = objective.tensors, objective.closed is not None
-        self.known = self.divides or objective.together is not None
+        self.tensors, self.mean_over_samples = objective.tensors, objective.closed is not None
+        self.known = self.mean_over_samples or objective.together is not None
         if objective.learned:
             self.params |= {f"objective.{i}": t for i, t in enumerate(self.tensors)}
         if isinstance(factory, Recursive):
@@ -114,7 +114,7 @@ class Learner:
         for rows in equations.parts(x, labels):
             if self.sums is None:
                 keeps = few(equations.layer, equations.single, expected)
-                self.sums = (Few if keeps else Moments)(*rows, self._bias is not None)
+                self.sums = (SampleSums if keeps else MomentSums)(*rows, self._bias is not None)
             self.sums.add(*rows)
 
     def solve(self, alpha: float | None, samples: int) -> None:
@@ -182,9 +182,9 @@ class Learner:
         return self.engine.error(saved, labels)
 
     def improve(
-        self, saved: Any, s: Tensor, labels: Tensor, spent: bool = False, share: float = 1.0
+        self, saved: Any, s: Tensor, labels: Tensor, output_unused: bool = False, share: float = 1.0
     ) -> None:
-        """One step downhill on the local loss. `spent`: nobody needs the block's output after.
+        """One step downhill on the local loss. `output_unused`: nobody needs it after.
 
         A block whose output is pulled by the next one learns while that happens; `settle` ends it.
         Of a share of a batch the gradient is added to the others', and `move` takes the step.
@@ -193,7 +193,7 @@ class Learner:
             self.engine.teach(saved, s, self.tensors)
             self.pending = saved, s, labels, False, share
         else:
-            self._step(saved, s, labels, spent, share)
+            self._step(saved, s, labels, output_unused, share)
 
     def settle(self) -> None:
         """Take the step that `improve` put off."""
@@ -201,12 +201,14 @@ class Learner:
             pending, self.pending = self.pending, None
             self._step(*pending)
 
-    def _step(self, saved: Any, s: Tensor, labels: Tensor, spent: bool, share: float) -> None:
+    def _step(
+        self, saved: Any, s: Tensor, labels: Tensor, output_unused: bool, share: float
+    ) -> None:
         if self.gamma is not None:
             return self._recur(saved, labels, self.gamma)
-        if self.adds_up:
+        if self.accumulates:
             return self._add_up(saved, s, labels, share)
-        local, parts = self.engine.local(self.params, saved, s, self.tensors, spent)
+        local, parts = self.engine.local(self.params, saved, s, self.tensors, output_unused)
         own = {f"objective.{i}": grad for i, grad in enumerate(local.dtensors)}
         for grads in parts:
             grads |= own
@@ -222,7 +224,7 @@ class Learner:
 
     def _add_up(self, saved: Any, s: Tensor, labels: Tensor, share: float) -> None:
         """A step whose gradients autograd adds up itself."""
-        assert isinstance(self.engine, Traced)
+        assert isinstance(self.engine, Autograd)
         each = self.move if self.step_inside else None
         local = self.engine.backward(self.params, saved, s, share, each)
         if share == 1.0 and not self.step_inside:
@@ -242,16 +244,16 @@ class Learner:
         self.measure(saved, labels)
         equations = self.equations = self.equations or self._equations()
         for rows in equations.parts(saved.x, labels):
-            self.sums = self.sums or Moments(*rows, self._bias is not None)
+            self.sums = self.sums or MomentSums(*rows, self._bias is not None)
             self.sums.add(*rows)
-        assert isinstance(self.sums, Moments)
+        assert isinstance(self.sums, MomentSums)
         self._set(*self.sums.so_far(gamma, equations.mixing))
 
     def measure(self, saved: Any, labels: Tensor) -> None:
         """Note the local loss of a batch without learning from it (label signals only)."""
         self._note(self.engine.measure(self.params, saved, labels, self.tensors), labels)
 
-    def _note(self, local: Local, labels: Tensor) -> None:
+    def _note(self, local: LossAndGrads, labels: Tensor) -> None:
         """Add a batch to the epoch's figures, without waiting for the device."""
         self.loss.add_(local.loss, alpha=labels.shape[1 if self.stack else 0])
         if local.logits is not None:

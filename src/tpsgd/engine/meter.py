@@ -7,10 +7,9 @@ optimizer state, projections and activations all live at once, and leaves the re
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -221,53 +220,6 @@ def warm(device: torch.device) -> int:
     return torch.cuda.memory_allocated(device) - before
 
 
-def resident() -> tuple[int, int]:
-    """The process's resident bytes, now and at their highest, as the kernel counts them; or 0, 0.
-
-    They hold the interpreter, torch, the data set and mapped files too.
-    """
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        fields = dict(line.split(":", 1) for line in lines if ":" in line)
-        now, most = (int(fields[name].split()[0]) << 10 for name in ("VmRSS", "VmHWM"))
-    except (OSError, KeyError, ValueError):
-        return 0, 0
-    return now, most
-
-
-def forget_resident_peak() -> None:
-    """Let the kernel look for the highest resident bytes anew, where it can."""
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-
-
 def tensor_bytes(module: nn.Module) -> int:
     """The bytes of a module's parameters and buffers."""
     return sum(t.nbytes for t in (*module.parameters(), *module.buffers()))
-
-
-def available(device: torch.device) -> int:
-    """Bytes that can still be had on a device; on the CPU as the kernel estimates it."""
-    if device.type == "cuda" and not torch.cuda.is_available():
-        return 1 << 50  # of a GPU that is elsewhere
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    try:
-        with open("/proc/meminfo") as file:
-            fields = dict(line.split(":") for line in file)
-        free = int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        free = 4 << 30
-    return min(free, _container_limit(free))
-
-
-def _container_limit(otherwise: int) -> int:
-    """What a container may still use, where it has a limit."""
-    try:
-        limit, used = (
-            int(Path("/sys/fs/cgroup", name).read_text())
-            for name in ("memory.max", "memory.current")
-        )
-    except (OSError, ValueError):  # no such files, or no limit ("max")
-        return otherwise
-    return max(0, limit - used)

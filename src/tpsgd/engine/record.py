@@ -1,11 +1,10 @@
 """What a training run leaves behind: its history, cost and settings."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tpsgd.errors import TpsgdError
+from tpsgd.units import columns, size
 
 
 @dataclass(frozen=True)
@@ -95,44 +94,3 @@ class Run:
                 )
             )
         return f"{title}\n{columns(rows)}"
-
-
-def columns(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of text as aligned columns."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
-
-
-UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-
-
-def as_bytes(text: str | int) -> int:
-    """A number of bytes out of what people write: 1 KB is 1,024 bytes, as in `size`.
-
-    Examples:
-        >>> as_bytes("1.5 KB")
-        1536
-    """
-    if isinstance(text, int) and not isinstance(text, bool) and text > 0:
-        return text
-    found = re.fullmatch(r"\s*(\d+\.?\d*)\s*([KMGT]?)I?B?\s*", str(text).upper())
-    if not isinstance(text, str) or not found or not float(found[1]):
-        raise TpsgdError(f"{text!r} is no amount of memory: write 64MB, 1.5GB or a number of bytes")
-    return max(1, int(float(found[1]) * UNITS[found[2]]))
-
-
-def size(count: float) -> str:
-    """Bytes for people.
-
-    Examples:
-        >>> size(1536)
-        '1.5 KB'
-    """
-    for unit in ("B", "KB", "MB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.2f} GB"

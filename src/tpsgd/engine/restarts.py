@@ -101,8 +101,8 @@ def fit_many(
     device = wanted.device or next(models[0].parameters(), torch.empty(0)).device
     if stacked is None:
         stacked = torch.device(device).type == "cuda" and restarts > 1
-        stacked = stacked and _why_not(models[0], data, wanted, rule, backprop) is None
-    elif stacked and (reason := _why_not(models[0], data, wanted, rule, backprop)):
+        stacked = stacked and stacking_obstacle(models[0], data, wanted, rule, backprop) is None
+    elif stacked and (reason := stacking_obstacle(models[0], data, wanted, rule, backprop)):
         raise TpsgdError(f"these restarts cannot be stacked: {reason}; leave stacked=None")
     if stacked and restarts > 1 and backprop:
         return Restarts(models, train_backprop(models, data, wanted), True)
@@ -132,7 +132,7 @@ def make_model(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
     return made
 
 
-def _why_not(
+def stacking_obstacle(
     model: nn.Module, data: Any, settings: Settings, rule: Rule | Sequence[Rule], backprop: bool
 ) -> str | None:
     """The reason why restarts of this model cannot be stacked, or None."""

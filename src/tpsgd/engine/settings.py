@@ -14,13 +14,14 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from tpsgd.engine.augment import Augmentation
 from tpsgd.engine.optimizers import OptimizerFactory, adam
-from tpsgd.engine.record import Epoch, as_bytes
+from tpsgd.engine.record import Epoch
 from tpsgd.engine.schedules import sequential
-from tpsgd.engine.trainer import Course, EarlyStopping, Trainer
+from tpsgd.engine.trainer import BlockSettings, EarlyStopping, Trainer
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import Loss
 from tpsgd.rules import Rule
 from tpsgd.solvers import SOLVERS
+from tpsgd.units import as_bytes
 
 Schedule = Callable[[Trainer], None]
 T = TypeVar("T")
@@ -114,7 +115,7 @@ class Settings:
             )
         raise TpsgdError(f"precision must be torch.bfloat16 or None, got {self.precision!r}")
 
-    def courses(self, blocks: int) -> list[Course]:
+    def courses(self, blocks: int) -> list[BlockSettings]:
         """Each block's course, from values given per block or for all."""
         columns = (
             _per_block(self.epochs, blocks, "epochs"),
@@ -142,7 +143,7 @@ class Settings:
                 raise TpsgdError(f"lr must be a number, 0 or more, got {lr!r}")
         if self.precision and any(isinstance(o, SOLVERS) for o in columns[1]):
             raise TpsgdError("a solver's equations need full precision: leave precision out")
-        courses = [Course(*row) for row in zip(*columns, strict=True)]  # type: ignore[arg-type]
+        courses = [BlockSettings(*row) for row in zip(*columns, strict=True)]  # type: ignore[arg-type]
         return [_once(c) if isinstance(c.optimizer, SOLVERS) else c for c in courses]
 
     def describe(self, rule: str, loss: Loss, rules: Sequence[Rule] = ()) -> dict[str, Any]:
@@ -188,7 +189,7 @@ def _per_block(value: T | Sequence[T], blocks: int, name: str) -> list[T]:
     return list(value)
 
 
-def _once(course: Course) -> Course:
+def _once(course: BlockSettings) -> BlockSettings:
     """A solver meets each sample once; one that stands beside an optimizer has no rate."""
     return replace(course, epochs=min(course.epochs, 1), passes=1, lr=None)
 

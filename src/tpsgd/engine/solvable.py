@@ -6,12 +6,11 @@ import torch
 from torch import nn
 
 from tpsgd.engine.batches import Form
+from tpsgd.engine.device import available
 from tpsgd.engine.learner import Learner
-from tpsgd.engine.meter import available
-from tpsgd.engine.record import size
 from tpsgd.engine.schedules import sequential
 from tpsgd.engine.settings import Settings
-from tpsgd.engine.trainer import Course
+from tpsgd.engine.trainer import BlockSettings
 from tpsgd.errors import TpsgdError
 from tpsgd.maths.random import Key
 from tpsgd.nets.blocks import Block, hooked, padding
@@ -20,12 +19,13 @@ from tpsgd.objectives import Site
 from tpsgd.rules import Place, Rule, Signal
 from tpsgd.solvers import SOLVERS, Recursive, Ridge
 from tpsgd.solvers.equations import few, inputs_of, needed
+from tpsgd.units import size
 
 
 def check_solvers(
     learners: list[Learner],
     rules: list[Rule],
-    courses: list[Course],
+    courses: list[BlockSettings],
     sizes: list[dict[Place, tuple[int, ...]]],
     settings: Settings,
     samples: int,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpsgd.engine.batches import Piece, Source
+from tpsgd.engine.batches import MicroBatch, Source
 from tpsgd.engine.learner import Learner
 from tpsgd.engine.meter import Meter
 from tpsgd.rules import Signal
@@ -19,7 +19,7 @@ Figures = dict[int, tuple[list[float], list[float] | None]]
 def advance(
     learners: list[Learner],
     busy: list[Learner],
-    piece: Piece,
+    piece: MicroBatch,
     passes: Mapping[Learner, int] = MappingProxyType({}),
 ) -> None:
     """One batch through consecutive blocks; the busy ones learn from it, once or a few times."""
@@ -49,10 +49,10 @@ def _with_labels(
         last = learner is learners[-1]
         if learner in busy:
             for _ in range(1, passes.get(learner, 1)):
-                learner.improve(saved, labels, labels, spent=True)
+                learner.improve(saved, labels, labels, output_unused=True)
                 learner.settle()
                 saved = learner.forward(x)
-            learner.improve(saved, labels, labels, spent=last, share=share)
+            learner.improve(saved, labels, labels, output_unused=last, share=share)
         if not last:
             x = learner.output(saved)
 

@@ -14,9 +14,10 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from tpsgd.engine.batches import Arrays, Batches, Source, in_parts
 from tpsgd.engine.cuda_graphs import Steps, known_modules
+from tpsgd.engine.device import available
 from tpsgd.engine.disk_rows import Stored
 from tpsgd.engine.learner import Learner
-from tpsgd.engine.meter import Meter, available
+from tpsgd.engine.meter import Meter
 from tpsgd.engine.optimizers import OptimizerFactory
 from tpsgd.engine.record import Epoch, Run
 from tpsgd.engine.reuse import (
@@ -35,7 +36,7 @@ from tpsgd.nets.padded import Padded
 from tpsgd.rules import Signal
 from tpsgd.solvers import SOLVERS, Ridge
 from tpsgd.solvers.equations import few
-from tpsgd.solvers.least_squares import Few, workspace
+from tpsgd.solvers.least_squares import SampleSums, workspace
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class EarlyStopping:
 
 
 @dataclass(frozen=True)
-class Course:
+class BlockSettings:
     """How one block is taught."""
 
     epochs: int
@@ -67,7 +68,7 @@ class Trainer:
     """The learners of a model, their data and their courses, and the records being made."""
 
     learners: list[Learner]
-    courses: list[Course]
+    courses: list[BlockSettings]
     source: Source
     validation: Source | None
     meter: Meter
@@ -141,7 +142,7 @@ class Trainer:
         batches, samples = self._all_samples(learner, source), 0
         with torch.no_grad():
             for number in count():
-                with self.meter.watch(number < 2 or isinstance(learner.sums, Few)):
+                with self.meter.watch(number < 2 or isinstance(learner.sums, SampleSums)):
                     piece = next(batches, None)
                     if piece is None:
                         break

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 if TYPE_CHECKING:  # the tensor functions below serve objectives, too
-    from tpsgd.objectives import Local, Objective
+    from tpsgd.objectives import LossAndGrads, Objective
 
 _EPS = 1e-5  # added to variances, as batch normalisation does
 
@@ -77,7 +77,7 @@ def of_pooled(wish: "Objective", grid: tuple[int, ...]) -> "Objective":
     def loss(y: Tensor, s: Tensor, P: Any) -> Tensor:
         return wish.loss(pool(y), s, wide(P))
 
-    def written(y: Tensor, s: Tensor, P: Any) -> "Local":
+    def written(y: Tensor, s: Tensor, P: Any) -> "LossAndGrads":
         local = wish.coarse(pool(y), s, wide(P))
         dy = local.dy.to(y.dtype).contiguous()
         return local._replace(dy=back_to_pixels(dy, y, grid))
@@ -98,7 +98,7 @@ def of_standardised(wish: "Objective", maps: bool) -> "Objective":
     def loss(y: Tensor, s: Tensor, P: Any) -> Tensor:
         return wish.loss(_standardised(shaped(y))[0].view(y.shape), s, P)
 
-    def written(y: Tensor, s: Tensor, P: Any) -> "Local":
+    def written(y: Tensor, s: Tensor, P: Any) -> "LossAndGrads":
         x = shaped(y)
         f, mean, inverse = _standardised(x)
         local = wish(f.view(y.shape), s, P)
@@ -111,7 +111,10 @@ def of_standardised(wish: "Objective", maps: bool) -> "Objective":
 
 
 def _of(
-    wish: "Objective", loss: Callable[..., Tensor], written: "Callable[..., Local]", whole: bool
+    wish: "Objective",
+    loss: Callable[..., Tensor],
+    written: "Callable[..., LossAndGrads]",
+    whole: bool,
 ) -> "Objective":
     """The wish of something made from the output, which least squares cannot solve any more."""
     if not (wish.closed or wish.together):

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from tpsgd.losses import bce, cross_entropy, minus_labels
 from tpsgd.maths.pooling import back_to_pixels, cells, grid_for, wide
-from tpsgd.objectives import Local, Objective, Site
+from tpsgd.objectives import LossAndGrads, Objective, Site
 from tpsgd.projections import uniform
 
 _LENGTH = 1e-8  # added to squared lengths
@@ -50,7 +50,7 @@ def predsim(site: Site, share: float, features: int, convolve: bool = True) -> O
         alike = F.mse_loss(similarity(v), similarity(known.to(v.dtype)))
         return share * alike + (1 - share) * local.value(wide(read(y) @ tensors[-1].T), s)
 
-    def together(y: Tensor, s: Tensor, *tensors: Tensor) -> Local:
+    def together(y: Tensor, s: Tensor, *tensors: Tensor) -> LossAndGrads:
         R, f = tensors[-1], read(y)
         logits = wide(f @ R.T)
         e = minus_labels(local.link(logits), s).mul_((1 - share) / len(y)).to(y.dtype)
@@ -60,7 +60,7 @@ def predsim(site: Site, share: float, features: int, convolve: bool = True) -> O
         del z, dz  # a batch of maps less
         _add(dy, e @ R, grid)
         value = alike.add_(local.value(logits, s), alpha=1 - share)
-        return Local(value, dy, (*dK, e.T @ f), logits)
+        return LossAndGrads(value, dy, (*dK, e.T @ f), logits)
 
     own = (_kernel(site),) if convolve else ()
     return Objective(loss, None, (*own, _drawn(site, (d,))), learned=True, together=together)
@@ -88,14 +88,16 @@ def _directions(z: Tensor) -> tuple[Tensor, Tensor]:
     return z / q, q
 
 
-def _alike(z: Tensor, T: Tensor, share: float, pixels: int, spent: bool) -> tuple[Tensor, Tensor]:
-    """The similarity's part of the loss and dz. `spent`: nobody needs z, so its memory is used."""
+def _alike(
+    z: Tensor, T: Tensor, share: float, pixels: int, output_unused: bool
+) -> tuple[Tensor, Tensor]:
+    """The similarity's part of the loss and dz. `output_unused`: z's memory may be used."""
     if pixels == 1:
         loss, dv = _pairs(wide(z.flatten(1)), T, share)
         return loss, dv.view(z.shape).to(z.dtype)
     space = tuple(range(2, z.dim()))
     mean = z.mean(space, keepdim=True)
-    z = z.sub_(mean) if spent else z - mean
+    z = z.sub_(mean) if output_unused else z - mean
     std = torch.linalg.vector_norm(z, dim=space, dtype=T.dtype).div_((pixels - 1) ** 0.5)
     loss, dv = _pairs(std, T, share)
     slope = torch.where(std > 0, dv / std, 0.0).div_(pixels - 1).to(z.dtype)

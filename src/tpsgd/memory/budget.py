@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from tpsgd.engine.disk_rows import default_folder
-from tpsgd.engine.record import as_bytes, size
 from tpsgd.engine.schedules import sequential
 from tpsgd.engine.settings import Settings, listed
 from tpsgd.errors import TpsgdError
 from tpsgd.memory.rehearse import Inputs, Rehearsal, rehearse
+from tpsgd.units import as_bytes, size
 
 FINE = 16  # slices of a weight's gradient
 SPARE = 16 << 10  # bytes for what a rehearsal cannot know, such as where a shuffled part ends

@@ -11,10 +11,8 @@ import torch
 from torch import nn
 
 from tpsgd.engine.assemble import rules_for
-from tpsgd.engine.fit import usable
-from tpsgd.engine.meter import available
+from tpsgd.engine.device import available, resolve_device
 from tpsgd.engine.optimizers import OptimizerFactory, adam
-from tpsgd.engine.record import as_bytes, columns, size
 from tpsgd.engine.schedules import sequential, simultaneous
 from tpsgd.engine.settings import Schedule, Settings, listed
 from tpsgd.errors import TpsgdError
@@ -24,6 +22,7 @@ from tpsgd.nets.blocks import split
 from tpsgd.nets.recurrent import tokens_of
 from tpsgd.rules import Rule, frozen, readout
 from tpsgd.solvers import SOLVERS
+from tpsgd.units import as_bytes, columns, size
 
 if TYPE_CHECKING:
     from tpsgd.engine.meter import Stage
@@ -231,7 +230,7 @@ def _check(model: nn.Module, shape: Any, samples: Any, settings: Settings) -> No
         raise TpsgdError("window is for models with recurrent layers, and there is none")
     device = settings.device
     if device is not None and not str(device).startswith("cuda"):
-        usable(device)
+        resolve_device(device)
 
 
 def _brief(value: Any) -> str:

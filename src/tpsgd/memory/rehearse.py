@@ -258,6 +258,8 @@ def _varies(model: nn.Module, trainer: Trainer) -> tuple[str, ...]:
     found = {
         "batch normalisation": any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in modules),
         "dropout": any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p for m in modules),
-        "a loss that may look at the whole batch": not all(x.divides for x in trainer.learners),
+        "a loss that may look at the whole batch": not all(
+            x.mean_over_samples for x in trainer.learners
+        ),
     }
     return tuple(name for name, there in found.items() if there)

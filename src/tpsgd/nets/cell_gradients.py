@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tpsgd.maths.memory_format import sum_of_rows
 from tpsgd.nets.activations import Activation
-from tpsgd.objectives import Local
+from tpsgd.objectives import LossAndGrads
 
 
 class Weights(NamedTuple):
@@ -42,7 +42,7 @@ class Window(NamedTuple):
 class Look(NamedTuple):
     """What an objective says about a window: its derivative, and its weight in the batch's mean."""
 
-    local: Local
+    local: LossAndGrads
     share: float
 
 

@@ -73,21 +73,21 @@ class ClosedForm:
         dy: Tensor,
         at: Place,
         in_place: bool,
-        spent: bool = False,
+        output_unused: bool = False,
         slices: int = 1,
     ) -> Iterator[dict[str, Tensor]]:
         """The parameters' gradients, given the objective's derivative at its place.
 
         They come all at once, or the weight's as so many `slices` of its rows, one after another,
         so that each can be used and forgotten before the next is made.
-        `spent`: nobody needs the block's output any more, so its memory may be used.
+        `output_unused`: nobody needs the block's output any more, so its memory may be used.
         """
         if at is Place.END and dy.dim() != saved.y.dim():
             dy = dy.reshape(saved.y.shape)
         if at is Place.BEFORE or self.act is None:
             dz = full(dy, saved.z)
         else:
-            dz = self._through_activation(saved, dy, in_place, in_place and spent)
+            dz = self._through_activation(saved, dy, in_place, in_place and output_unused)
         grads: dict[str, Tensor] = {}
         if self.norm is not None:
             dz = self._norm_gradients(grads, params, saved, dz)
@@ -100,14 +100,16 @@ class ClosedForm:
             yield grads
             grads = {}
 
-    def _through_activation(self, saved: Saved, dy: Tensor, in_place: bool, spent: bool) -> Tensor:
+    def _through_activation(
+        self, saved: Saved, dy: Tensor, in_place: bool, output_unused: bool
+    ) -> Tensor:
         """dy * sigma'(z), in dy's own memory or the output's where they may be used."""
         assert self.act is not None
         kept = saved.y if self.act.from_output else saved.z
         if dy.shape == kept.shape:
-            room = dy if _dense(dy) else saved.y if spent else None
+            room = dy if _dense(dy) else saved.y if output_unused else None
             return self.act.backward(dy, kept, room if in_place else None)
-        room, down = saved.y if spent else torch.empty_like(kept), dy.shape[2]
+        room, down = saved.y if output_unused else torch.empty_like(kept), dy.shape[2]
         self.act.backward(spread(dy, kept), bands(kept, down), bands(room, down))
         return room
 

@@ -3,7 +3,7 @@
 `forward(params, x)` gives what `local(params, saved, s, tensors)` needs.
 
 - `Closed`: the closed form, autograd off.
-- `Traced`: autograd inside the block, on a graph that starts at its (detached) input.
+- `Autograd`: autograd inside the block, on a graph that starts at its (detached) input.
 - `Stacked`: the closed form for many restarts at once, parameters stacked.
 - `Unrolled` (in its own module): the closed form of a recurrent block.
 
@@ -21,11 +21,11 @@ from torch import Tensor
 from tpsgd.nets.blocks import Block
 from tpsgd.nets.closed_form import ClosedForm, Params, Saved, lowered, riding
 from tpsgd.nets.unrolled import Unrolled
-from tpsgd.objectives import IDLE, Local, Objective
+from tpsgd.objectives import IDLE, LossAndGrads, Objective
 from tpsgd.projections import Redrawn
 from tpsgd.rules import Place
 
-Gradients = tuple[Local, Iterable[dict[str, Tensor]]]  # a part at a time
+Gradients = tuple[LossAndGrads, Iterable[dict[str, Tensor]]]  # a part at a time
 
 
 class Closed:
@@ -65,18 +65,18 @@ class Closed:
         saved: Saved,
         s: Tensor,
         tensors: tuple[Tensor, ...],
-        spent: bool = False,
+        output_unused: bool = False,
     ) -> Gradients:
         """The local loss of a batch and the gradients of the block's parameters."""
         y = self.seen(saved)
         local = self.objective.coarse(*rounded(self.precision, y, s, tensors))
         form, at, in_place, dy = self.form, self.at, self.in_place, local.dy.to(y.dtype)
         local = local._replace(dy=dy)
-        return local, form.gradients(params, saved, dy, at, in_place, spent, self.slices)
+        return local, form.gradients(params, saved, dy, at, in_place, output_unused, self.slices)
 
     def measure(
         self, params: Params, saved: Saved, s: Tensor, tensors: tuple[Tensor, ...]
-    ) -> Local:
+    ) -> LossAndGrads:
         """The local loss of a batch."""
         return self.objective(*rounded(self.precision, self.seen(saved), s, tensors))
 
@@ -90,7 +90,7 @@ class Closed:
         return riding(self.block.tail, saved.y, self.precision)
 
 
-class Traced:
+class Autograd:
     """Gradients by autograd inside the block; of many restarts at once if `stacked`.
 
     Stacked, there is one graph, but no number of one restart ever meets one of another.
@@ -141,7 +141,7 @@ class Traced:
         saved: dict[Place, Tensor],
         s: Tensor,
         tensors: tuple[Tensor, ...],
-        spent: bool = False,
+        output_unused: bool = False,
     ) -> Gradients:
         """The local loss of a batch and the gradients of the block's parameters."""
         local = self.measure(params, saved, s, tensors)
@@ -158,7 +158,7 @@ class Traced:
         s: Tensor,
         share: float,
         each: Callable[[], None] | None,
-    ) -> Local:
+    ) -> LossAndGrads:
         """As `local`, but autograd adds the gradients to the parameters' own, a share of a batch's.
 
         `each` is called whenever a parameter has got its gradient.
@@ -179,12 +179,12 @@ class Traced:
 
     def measure(
         self, params: Params, saved: dict[Place, Tensor], s: Tensor, tensors: tuple[Tensor, ...]
-    ) -> Local:
+    ) -> LossAndGrads:
         """The local loss of a batch."""
         if not self.stacked:
             return self.objective(*rounded(self.precision, self.seen(saved), s, tensors))
         one = torch.vmap(lambda y, s: _present(self.objective(y, s)))
-        return Local(**one(self.seen(saved), s))
+        return LossAndGrads(**one(self.seen(saved), s))
 
     def error(self, saved: dict[Place, Tensor], labels: Tensor) -> Tensor:
         """Where each sample's output should go: minus the derivative of its loss."""
@@ -216,7 +216,7 @@ class Stacked:
         saved: Saved,
         s: Tensor,
         tensors: tuple[Tensor, ...],
-        spent: bool = False,
+        output_unused: bool = False,
     ) -> Gradients:
         """As `Closed.local`, with a leading dimension of restarts."""
 
@@ -225,14 +225,14 @@ class Stacked:
             return _present(local), grads
 
         known, grads = torch.vmap(one)(params, saved, s, tensors)
-        return Local(**known), [grads]
+        return LossAndGrads(**known), [grads]
 
     def measure(
         self, params: Params, saved: Saved, s: Tensor, tensors: tuple[Tensor, ...]
-    ) -> Local:
+    ) -> LossAndGrads:
         """The local loss of every restart."""
         one = torch.vmap(lambda y, s, *own: _present(self.engine.objective(y, s, *own)))
-        return Local(**one(self.seen(saved), s, *tensors))
+        return LossAndGrads(**one(self.seen(saved), s, *tensors))
 
 
 def rounded(
@@ -255,9 +255,9 @@ def in_format(t: "Tensor | Redrawn", dtype: torch.dtype) -> "Tensor | Redrawn":
     return replace(t, dtype=dtype) if isinstance(t, Redrawn) else t.to(dtype)
 
 
-def _present(local: Local) -> dict[str, Any]:
-    """The parts of a Local that are there: vmap cannot return None."""
+def _present(local: LossAndGrads) -> dict[str, Any]:
+    """The parts of a LossAndGrads that are there: vmap cannot return None."""
     return {k: v for k, v in local._asdict().items() if v is not None}
 
 
-Engine = Closed | Traced | Stacked | Unrolled
+Engine = Closed | Autograd | Stacked | Unrolled

@@ -22,7 +22,7 @@ from tpsgd.nets.blocks import Block
 from tpsgd.nets.cell_gradients import Look, Sweep, Weights, Window
 from tpsgd.nets.padded import Padded
 from tpsgd.nets.recurrent import Recurrent, Sequences, as_sequences
-from tpsgd.objectives import IDLE, Local, Objective
+from tpsgd.objectives import IDLE, LossAndGrads, Objective
 from tpsgd.rules import Place
 
 Params = Mapping[str, Tensor]
@@ -132,8 +132,8 @@ class Unrolled:
         saved: Pass,
         s: Tensor,
         tensors: tuple[Tensor, ...],
-        spent: bool = False,
-    ) -> tuple[Local, list[dict[str, Tensor]]]:
+        output_unused: bool = False,
+    ) -> tuple[LossAndGrads, list[dict[str, Tensor]]]:
         """The local loss of a batch, a mean over its steps, and the summed gradients."""
         if not saved.learns or not saved.sweeps:
             self.teach(saved, s, tensors)
@@ -150,7 +150,9 @@ class Unrolled:
         """Let a batch be learned from when it runs."""
         saved.s, saved.tensors, saved.learns, saved.sweeps = s, tensors, True, []
 
-    def measure(self, params: Params, saved: Pass, s: Tensor, tensors: tuple[Tensor, ...]) -> Local:
+    def measure(
+        self, params: Params, saved: Pass, s: Tensor, tensors: tuple[Tensor, ...]
+    ) -> LossAndGrads:
         """The local loss of a batch."""
         saved.s, saved.tensors = s, tensors
         self._finish(saved)
@@ -216,7 +218,7 @@ class Unrolled:
 
     def _ask(
         self, y: Tensor, s: Tensor, way: int, start: int, tensors: tuple[Tensor, ...]
-    ) -> Local:
+    ) -> LossAndGrads:
         """The objective at a window's states, `(..., steps, rows, units)`.
 
         With one projection for all steps they are as many samples; otherwise each has its own.
@@ -282,12 +284,12 @@ class Unrolled:
         part = out.narrow(dim - 1, 0, rows).narrow(dim, window.start, steps)
         part.narrow(dim + 1, way * units, units).copy_(states)
 
-    def _report(self, saved: Pass) -> Local:
+    def _report(self, saved: Pass) -> LossAndGrads:
         sweeps = saved.sweeps
         loss = sum(sweep.loss for sweep in sweeps if sweep.loss is not None)
         assert isinstance(loss, Tensor)
         dtensors = tuple(t for sweep in sweeps for t in sweep.dtensors)
-        return Local(loss, loss, dtensors, self._logits(saved))
+        return LossAndGrads(loss, loss, dtensors, self._logits(saved))
 
     def _logits(self, saved: Pass) -> Tensor | None:
         """What the objective makes of the sequences' last states, if it classifies."""
@@ -327,13 +329,13 @@ def _spans(
     yield from reversed(cuts) if backwards else cuts
 
 
-def _vmapped(ask: Any, dims: Any) -> Callable[..., Local]:
+def _vmapped(ask: Any, dims: Any) -> Callable[..., LossAndGrads]:
     """The objective over one more dimension; vmap cannot return None."""
 
     def present(*args: Tensor) -> dict[str, Any]:
         return {k: v for k, v in ask(*args)._asdict().items() if v is not None}
 
-    return lambda *args: Local(**torch.vmap(present, in_dims=dims)(*args))
+    return lambda *args: LossAndGrads(**torch.vmap(present, in_dims=dims)(*args))
 
 
 def _over(modules: list[Any], x: Sequences, lead: int) -> Sequences:

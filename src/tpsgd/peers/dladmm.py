@@ -13,9 +13,10 @@ from torch.nn import functional as F
 
 from tpsgd.engine.assemble import classes_of, count, form_for, sizes_of
 from tpsgd.engine.batches import Arrays, Form, Stream, first_samples, in_stream, source
+from tpsgd.engine.device import available
 from tpsgd.engine.fit import prepared
-from tpsgd.engine.meter import Meter, available, tensor_bytes
-from tpsgd.engine.record import BlockInfo, Epoch, Run, size
+from tpsgd.engine.meter import Meter, tensor_bytes
+from tpsgd.engine.record import BlockInfo, Epoch, Run
 from tpsgd.engine.settings import Settings
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import cross_entropy
@@ -23,6 +24,7 @@ from tpsgd.nets.blocks import Block, split
 from tpsgd.nets.padded import Padded
 from tpsgd.peers.admm import Problem, Steps, begin, iterate, outputs
 from tpsgd.rules import Place
+from tpsgd.units import size
 
 RISES = 3  # of the loss, one after the other, before rho grows
 GROWTH = 10.0  # of rho

@@ -9,8 +9,9 @@ where float64 ends: deviations below about 1e-6 of the largest count as none. Wi
 generalised cross-validation chooses it (Golub, Heath & Wahba 1979): the error of each sample if it
 had been left out, as an average.
 
-`Moments` adds samples up, whatever their number: d x d numbers for d inputs. `Few` keeps them,
-which takes less when there are fewer samples than inputs. Both give the same weights, in float64.
+`MomentSums` adds samples up, whatever their number: d x d numbers for d inputs. `SampleSums` keeps
+them, which takes less when there are fewer samples than inputs. Both give the same weights, in
+float64.
 """
 
 import math
@@ -32,9 +33,9 @@ class Solution(NamedTuple):
     alpha: Tensor  # the penalty, given or chosen
 
 
-def workspace(sums: "Moments | Few | None") -> int:
+def workspace(sums: "MomentSums | SampleSums | None") -> int:
     """Bytes that LAPACK takes for the eigenvectors of a solve, unseen by torch: 2 n^2 numbers."""
-    side = sums.xx.shape[-1] if isinstance(sums, Moments) else sums.count if sums else 0
+    side = sums.xx.shape[-1] if isinstance(sums, MomentSums) else sums.count if sums else 0
     return 16 * side * side
 
 
@@ -51,7 +52,7 @@ class Spectrum(NamedTuple):
     bias: bool
 
 
-class Moments:
+class MomentSums:
     """Sums of products over samples, seen from their running means if there is a bias.
 
     A batch of m rows with means x_B, y_B that meets n rows with means x_A, y_A adds, besides its
@@ -105,7 +106,7 @@ class Moments:
         return W.mT, (y - self.x @ W).squeeze(-2)
 
 
-class Few:
+class SampleSums:
     """The samples themselves, for as many directions as there are samples."""
 
     def __init__(self, x: Tensor, y: Tensor, bias: bool) -> None:
@@ -118,7 +119,7 @@ class Few:
         self.ys.append(y)
 
     def solve(self, alpha: float | None, codes: Tensor | None = None) -> Solution:
-        """As `Moments.solve`, by way of the samples' products with one another."""
+        """As `MomentSums.solve`, by way of the samples' products with one another."""
         x, y = torch.cat(self.xs, -2), torch.cat(self.ys, -2)
         self.xs.clear()
         n = x.shape[-2]

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tpsgd.comparison.report.plots import LOOK
-from tpsgd.engine.record import size
 from tpsgd.files import check_picture, write_picture
+from tpsgd.units import size
 
 if TYPE_CHECKING:
     from tpsgd.adapt.results import Row, Search

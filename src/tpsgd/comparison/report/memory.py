@@ -6,9 +6,9 @@ from textwrap import shorten
 from typing import Any
 
 from tpsgd.comparison.report.plots import COLOURS, LOOK
-from tpsgd.engine.record import UNITS, size
 from tpsgd.files import check_picture, write_picture
 from tpsgd.memory.plan import Line, Plan
+from tpsgd.units import UNITS, size
 
 KEPT = "kept inputs"
 LABELS = {

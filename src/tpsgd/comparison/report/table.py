@@ -1,7 +1,7 @@
 """The table of a comparison as text, for the terminal and for the page."""
 
 from tpsgd.comparison.compare import THROUGH_TIME, Comparison, Result
-from tpsgd.engine.record import as_bytes, size
+from tpsgd.units import as_bytes, size
 
 HEAD = ("rule", "accuracy %", "seconds", "", "memory", "", "kept", "passes")
 NONE = "–"

@@ -1,0 +1,46 @@
+"""Bytes and tables as people read them."""
+
+import re
+from collections.abc import Sequence
+
+from .errors import TpsgdError
+
+UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of text as aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+
+
+def as_bytes(text: str | int) -> int:
+    """A number of bytes out of what people write: 1 KB is 1,024 bytes, as in `size`.
+
+    Examples:
+        >>> as_bytes("1.5 KB")
+        1536
+    """
+    if isinstance(text, int) and not isinstance(text, bool) and text > 0:
+        return text
+    found = re.fullmatch(r"\s*(\d+\.?\d*)\s*([KMGT]?)I?B?\s*", str(text).upper())
+    if not isinstance(text, str) or not found or not float(found[1]):
+        raise TpsgdError(f"{text!r} is no amount of memory: write 64MB, 1.5GB or a number of bytes")
+    return max(1, int(float(found[1]) * UNITS[found[2]]))
+
+
+def size(count: float) -> str:
+    """Bytes for people.
+
+    Examples:
+        >>> size(1536)
+        '1.5 KB'
+    """
+    for unit in ("B", "KB", "MB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.2f} GB"
