@@ -31,9 +31,7 @@ SLICES = 8  # at most, unless more are asked for
 GPU_WINDOW = 16  # time steps taken together where launching a step takes longer than doing it
 
 
-def rules_for(
-    rule: Rule | Sequence[Rule], blocks: list[Block], schedule: Schedule, many_passes: bool = False
-) -> list[Rule]:
+def rules_for(rule: Rule | Sequence[Rule], blocks: list[Block], schedule: Schedule) -> list[Rule]:
     """One rule per block, or an error that lists the blocks."""
     rules: list[Any] = list(rule) if isinstance(rule, (list, tuple)) else [rule]
     if isinstance(rule, Rule):
@@ -46,11 +44,6 @@ def rules_for(
             "a rule is made by calling it, as in rule=tpsgd.rules.tpsgd_l2()"
         )
     for r in rules[:-1]:
-        if r.needs_output and many_passes:
-            raise TpsgdError(
-                f"{r.name} waits for the output of the whole net, so there are no local passes to "
-                "repeat: leave passes=1"
-            )
         if r.needs_output and schedule is sequential:
             raise TpsgdError(
                 f"{r.name} cannot learn block by block: its signal is the error of the whole net's "
@@ -88,7 +81,7 @@ def make_learner(
             make(
                 Site(
                     size[at], classes, key, maps, loss, form.device, form.dtype,
-                    redraw=settings.redraw and len(cuts) == 1,
+                    redraw=settings.memory.redraw and len(cuts) == 1,
                 )
             )
             for key in keys
@@ -114,7 +107,7 @@ def make_learner(
         several=loss is bce,
         stack=len(cuts) if len(cuts) > 1 else None,
         trains=bool(tensors) and not frozen,
-        slices=_slices(block, math.prod(size[Place.BEFORE]), form, settings.slices),
+        slices=_slices(block, math.prod(size[Place.BEFORE]), form, settings.memory.slices),
         widest=widest,
     )
 
@@ -312,7 +305,7 @@ def form_for(
         tokens=_tokens(blocks[0]),
         in_chunks=_in_chunks(blocks[0], x, settings),
         ragged=streams or isinstance(x, Padded),
-        micro_batch=settings.micro_batch,
+        micro_batch=settings.memory.micro_batch,
         precision=settings.precision,
     )
 

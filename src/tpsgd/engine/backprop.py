@@ -1,7 +1,7 @@
 """`fit_backprop`: the sibling that the rules are measured against, and its ways to save memory."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.checkpoint import checkpoint as checkpointed
 
 from tpsgd.engine.assemble import (
@@ -26,11 +24,9 @@ from tpsgd.engine.batches import Form, first_samples, in_stream, source
 from tpsgd.engine.fit import prepared, teach
 from tpsgd.engine.learner import Learner
 from tpsgd.engine.meter import tensor_bytes
-from tpsgd.engine.optimizers import OptimizerFactory, adam
-from tpsgd.engine.record import BlockInfo, Epoch, Run
+from tpsgd.engine.record import BlockInfo, Run
 from tpsgd.engine.schedules import sequential
 from tpsgd.engine.settings import Settings
-from tpsgd.engine.trainer import EarlyStopping
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import Loss, bce, cross_entropy
 from tpsgd.nets.blocks import Block, split, whole
@@ -45,51 +41,24 @@ def fit_backprop(
     model: nn.Module,
     data: Any,
     *,
-    loss: Loss = cross_entropy,
-    optimizer: OptimizerFactory = adam,
-    lr: float | None = None,
-    epochs: int = 5,
-    batch_size: int = 128,
-    seed: int = 0,
-    device: torch.device | str | None = None,
-    validation: Any = None,
-    early_stopping: EarlyStopping | None = None,
-    lr_schedule: Callable[[Optimizer], LRScheduler] | None = None,
-    callbacks: Sequence[Callable[[Epoch], Any]] = (),
-    progress: Callable[[int, int], None] | None = None,
-    micro_batch: int | None = None,
     checkpoint: int | bool = False,
-    step_inside: bool = False,
-    augment: Callable[[Tensor], Tensor] | None = None,
-    precision: torch.dtype | None = None,
+    **settings: Any,
 ) -> Run:
     """Train a model in place *with* backpropagation: the same loop and record as `fit`.
 
-    It is `fit` on a single block that is the whole model, so any `nn.Module` will do. The arguments
-    are `fit`'s, one value each: there are no blocks to give their own, and nothing to reuse. Three
-    are backprop's own ways to save memory, which change no gradient (micro-batches do with batch
-    normalisation and dropout):
+    It is `fit` on a single block that is the whole model, so any `nn.Module` works.
 
     Args:
         model: any module.
-        data: as for `fit`, like the rest.
-        micro_batch: gradient accumulation: at most so many samples at once, as for `fit`.
-        checkpoint: keep only what enters each of so many segments of an `nn.Sequential`, and
-            compute the rest again on the way back; True: a segment for each block.
-        step_inside: move each parameter as soon as its gradient is there, inside the backward pass,
-            and drop the gradient.
-        augment: as for `fit`.
-        precision: as for `fit`, by `torch.autocast`.
+        data: as for `fit`.
+        checkpoint: activation checkpointing: store only what enters each of this many segments of
+            an `nn.Sequential`, and recompute the rest in the backward pass; True: one segment per
+            block. Gradients do not change.
+        **settings: those of `fit`, one value each, because there is one block. Of
+            `memory=tpsgd.Memory(...)`, `micro_batch` (gradient accumulation) and `measure` apply.
     """
-    settings = Settings(
-        sequential, loss, optimizer, lr, epochs, batch_size, seed, device, validation,
-        early_stopping, lr_schedule, callbacks, progress, micro_batch=micro_batch,
-        augment=augment, precision=precision,
-    )  # fmt: skip
-    if step_inside and micro_batch is not None:
-        raise TpsgdError("step_inside moves after each micro-batch: leave one of the two out")
-    run = train_backprop([model], data, settings, checkpoint, step_inside)[0]
-    run.settings |= {"checkpoint": checkpoint, "step_inside": step_inside}
+    run = train_backprop([model], data, Settings.of("fit_backprop", settings), checkpoint)[0]
+    run.settings |= {"checkpoint": checkpoint}
     return run
 
 
@@ -98,10 +67,10 @@ def train_backprop(
     data: Any,
     settings: Settings,
     checkpoint: int | bool = False,
-    step_inside: bool = False,
 ) -> list[Run]:
     """Train whole models as one block each; several models are restarts, stacked into one."""
     started = time.perf_counter()
+    _check(settings)
     loss = settings.loss or cross_entropy
     layers = _layers(models[0], settings)
     wholes = [whole(in_segments(connect(model), checkpoint)) for model in models]
@@ -111,7 +80,7 @@ def train_backprop(
         form = form_for(layers, x, in_stream(data), whole_batches, device, dtype, len(models))
         size = sizes_of([block], x, settings, form)[0]
         classes = classes_of(size[Place.END], block)
-        learner = whole_learner(wholes, loss, form, len(layers), step_inside)
+        learner = whole_learner(wholes, loss, form, len(layers))
         layer_infos = [
             BlockInfo(str(b), "backprop", count(b.named_parameters()), "autograd") for b in layers
         ]
@@ -126,6 +95,14 @@ def train_backprop(
     if len(models) > 1:
         unstack([[one] for one in wholes], [learner])
     return runs
+
+
+def _check(settings: Settings) -> None:
+    """Refuse what needs blocks that are trained one by one."""
+    if settings.memory.budget is not None:
+        raise TpsgdError("backprop takes no memory budget: it has no blocks to train one by one")
+    if settings.schedule is not sequential:
+        raise TpsgdError("backprop has no schedule: leave schedule out")
 
 
 def _layers(model: nn.Module, settings: Settings) -> list[Block]:
@@ -144,16 +121,14 @@ def _layers(model: nn.Module, settings: Settings) -> list[Block]:
         return [block]
 
 
-def whole_learner(
-    wholes: list[Block], loss: Loss, form: Form, width: int, step_inside: bool = False
-) -> Learner:
+def whole_learner(wholes: list[Block], loss: Loss, form: Form, width: int) -> Learner:
     """The whole model as one learner."""
     block, stack = wholes[0], len(wholes) if len(wholes) > 1 else None
     engine = Autograd(block, place_of(block, loss), output(loss), bool(stack), form.precision)
     return Learner(
         block, engine, lambda: output(loss), params=parameters(0, [[one] for one in wholes]),
         several=loss is bce, stack=stack, width=width,
-        accumulates=form.micro_batch is not None or step_inside, step_inside=step_inside,
+        accumulates=form.micro_batch is not None,
     )  # fmt: skip
 
 

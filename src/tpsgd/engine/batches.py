@@ -30,7 +30,7 @@ from tpsgd.nets.padded import Padded
 
 UNCUT = (
     "sequences of different lengths cannot be cut into micro-batches: lower batch_size instead of "
-    "micro_batch or memory_budget"
+    "setting micro_batch or a memory budget"
 )
 
 

@@ -39,7 +39,7 @@ from tpsgd.engine.meter import Meter, tensor_bytes
 from tpsgd.engine.optimizers import OptimizerFactory, adam, make_optimizer
 from tpsgd.engine.record import Epoch, Run
 from tpsgd.engine.schedules import sequential
-from tpsgd.engine.settings import Schedule, Settings
+from tpsgd.engine.settings import Memory, Schedule, Settings
 from tpsgd.engine.solvable import check_solvers
 from tpsgd.engine.trainer import BlockSettings, EarlyStopping, Trainer
 from tpsgd.errors import TpsgdError
@@ -69,13 +69,8 @@ def fit(
     lr_schedule: Callable[[Optimizer], LRScheduler] | None = None,
     callbacks: Sequence[Callable[[Epoch], Any]] = (),
     progress: Callable[[int, int], None] | None = None,
-    reuse: bool | str | Path | None = None,
     window: int | None = None,
-    passes: int | Sequence[int] = 1,
-    memory_budget: str | int | None = None,
-    micro_batch: int | None = None,
-    slices: int | None = None,
-    redraw: bool = False,
+    memory: str | int | Memory | None = None,
     augment: Callable[[Tensor], Tensor] | None = None,
     precision: torch.dtype | None = None,
 ) -> Run:
@@ -104,25 +99,10 @@ def fit(
         lr_schedule: `optimizer -> torch.optim.lr_scheduler`, stepped once per epoch.
         callbacks: called with an `Epoch` after every epoch of a block; `True` stops that block.
         progress: called with (sample passes done, total) every few batches.
-        reuse: keep each block's inputs in memory (True), in a temporary file in a folder (its
-            path), compute them again (False), or keep them where they fit in half of the free
-            memory (None). Kept inputs are those of one pass over the data: with random augmentation
-            in a `Dataset` or `DataLoader`, blocks after the first see one version of each sample
-            unless `reuse=False`.
         window: recurrent layers: read sequences in chunks of so many time steps, the input too. It
             changes memory and speed, not what is learned. Default: sequences are gathered whole and
             read step by step (a few at a time on a GPU).
-        passes: local steps on each batch before it goes on to the next block (`epochs` repeats the
-            whole data); may be a list, one entry per block.
-        memory_budget: "64MB", or bytes: the most that training may hold beyond the data set, the
-            model and kept inputs included. It chooses `reuse` and the next three by `tpsgd.plan`,
-            and refuses with the smallest budget that would do.
-        micro_batch: at most so many samples at once; their gradients are added up, so that a step
-            is the same as with the whole batch (but for batch normalisation, dropout and losses
-            that are no mean over samples).
-        slices: make the gradient of a weight in so many parts, each used before the next is made
-            (a few for large weights by default). The step is the same.
-        redraw: make class codes again for every batch instead of storing them.
+        memory: a budget, "64MB" or bytes, or settings: `tpsgd.Memory(reuse=False, micro_batch=32)`.
         augment: a random change of every batch that is learned from, on the device: one of
             `tpsgd.augment`, or any `x -> x` of the same shape. Every epoch of every block then sees
             new versions of the samples, so inputs are computed again (`reuse=False`). Solvers that
@@ -146,10 +126,24 @@ def fit(
         128
     """
     settings = Settings(
-        schedule, loss, optimizer, lr, epochs, batch_size, seed, device, validation,
-        early_stopping, lr_schedule, callbacks, progress, reuse, window, passes,
-        micro_batch, slices, redraw, memory_budget, augment, precision,
-    )  # fmt: skip
+        schedule=schedule,
+        loss=loss,
+        optimizer=optimizer,
+        lr=lr,
+        epochs=epochs,
+        batch_size=batch_size,
+        seed=seed,
+        device=device,
+        validation=validation,
+        early_stopping=early_stopping,
+        lr_schedule=lr_schedule,
+        callbacks=callbacks,
+        progress=progress,
+        window=window,
+        memory=Memory.of(memory),
+        augment=augment,
+        precision=precision,
+    )
     return train_local([model], data, readout() if rule is None else rule, settings)[0]
 
 
@@ -158,17 +152,18 @@ def train_local(
 ) -> list[Run]:
     """Train models by local rules; several models are restarts, stacked into one."""
     started = time.perf_counter()
-    budget = settings.memory_budget
+    budget = settings.memory.budget
     if budget is not None:
         settings = _within(models, data, rule, settings)
-    if isinstance(settings.reuse, (str, Path)) and not Path(settings.reuse).expanduser().is_dir():
-        raise TpsgdError(f"reuse={str(settings.reuse)!r} is no folder to keep inputs in")
+    folder = settings.memory.reuse
+    if isinstance(folder, (str, Path)) and not Path(folder).expanduser().is_dir():
+        raise TpsgdError(f"reuse={str(folder)!r} is no folder to keep inputs in")
     cuts = [split(model) for model in models]
     blocks = cuts[0]
     if settings.window is not None and not any(block.recurrent for block in blocks):
         raise TpsgdError("window is for models with recurrent layers, and there is none")
     courses = settings.courses(len(blocks))
-    rules = rules_for(rule, blocks, settings.schedule, any(c.passes > 1 for c in courses))
+    rules = rules_for(rule, blocks, settings.schedule)
     loss = settings.loss or rules[-1].loss
     name = rule.name if isinstance(rule, Rule) else " + ".join(r.name for r in rules)
     with prepared(models, settings) as (device, dtype, meter):
@@ -209,7 +204,7 @@ def _within(
     from tpsgd.memory.rehearse import Inputs
 
     if len(models) > 1:
-        raise TpsgdError("memory_budget is for one model at a time, not for stacked restarts")
+        raise TpsgdError("a memory budget is for one model at a time, not for stacked restarts")
     x, batch_size = _glance(data, settings.batch_size)
     if isinstance(x, Padded):
         raise TpsgdError(UNCUT)
@@ -300,7 +295,7 @@ def teach(
         settings.lr_schedule,
         settings.callbacks,
         settings.progress,
-        settings.reuse if settings.augment is None else False,
+        settings.memory.reuse if settings.augment is None else False,
     )
     for learner, course in zip(learners, courses, strict=True):
         if learner.trains and not isinstance(course.optimizer, SOLVERS):

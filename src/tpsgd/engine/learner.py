@@ -29,7 +29,7 @@ class Learner:
     says that labels are rows of yes-or-no answers, and `stack` counts stacked restarts. The
     gradient of its weight is made in so many `slices`, and `widest` is the most bytes that one
     sample takes anywhere in the block. Backprop's `accumulates` leaves adding gradients to
-    autograd, and `step_inside` moves each parameter as soon as it has its own.
+    autograd.
     """
 
     def __init__(
@@ -46,11 +46,10 @@ class Learner:
         slices: int = 1,
         widest: int = 0,
         accumulates: bool = False,
-        step_inside: bool = False,
     ):
         self.block, self.engine, self.signal, self.several = block, engine, signal, several
         self.stack, self.width, self.slices, self.widest = stack, width, slices, widest
-        self.accumulates, self.step_inside = accumulates, step_inside
+        self.accumulates = accumulates
         self.draw = draw
         self.tensors: tuple[Tensor, ...] = ()
         self.known = False  # whether its objective's derivative is written out, once drawn
@@ -225,9 +224,8 @@ class Learner:
     def _add_up(self, saved: Any, s: Tensor, labels: Tensor, share: float) -> None:
         """A step whose gradients autograd adds up itself."""
         assert isinstance(self.engine, Autograd)
-        each = self.move if self.step_inside else None
-        local = self.engine.backward(self.params, saved, s, share, each)
-        if share == 1.0 and not self.step_inside:
+        local = self.engine.backward(self.params, saved, s, share)
+        if share == 1.0:
             self.move()
         self._note(local, labels)
 

@@ -88,12 +88,7 @@ def fit_many(
     """
     if restarts < 1:
         raise TpsgdError(f"restarts must be 1 or more, got {restarts}")
-    try:
-        wanted = Settings(**settings)
-    except TypeError as error:
-        raise TpsgdError(f"fit_many: {error}".replace("Settings.__init__() ", "")) from None
-    if backprop and wanted.memory_budget is not None:
-        raise TpsgdError("backprop keeps no memory_budget: it has no blocks to train one by one")
+    wanted = Settings.of("fit_many", settings)
     rule = readout() if rule is None else rule
     models = [make_model(factory, wanted.seed + r) for r in range(restarts)]
     if len({id(model) for model in models}) < restarts:
@@ -145,7 +140,7 @@ def stacking_obstacle(
         return "the optimizer must act on each number by itself"
     if backprop and any(isinstance(m, nn.RNN) for m in model.modules()):
         return "torch's nn.RNN computes one model at a time; take tpsgd.Recurrent"
-    if settings.memory_budget is not None or isinstance(settings.reuse, (str, Path)):
+    if settings.memory.budget is not None or isinstance(settings.memory.reuse, (str, Path)):
         return "a memory budget, and inputs kept in a file, are for one model at a time"
     if settings.augment is not None:
         return "augment changes the batches of one model at a time"

@@ -1,8 +1,8 @@
 """What `fit` and its siblings have in common, checked as it is given."""
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,7 +17,7 @@ from tpsgd.engine.optimizers import OptimizerFactory, adam
 from tpsgd.engine.record import Epoch
 from tpsgd.engine.schedules import sequential
 from tpsgd.engine.trainer import BlockSettings, EarlyStopping, Trainer
-from tpsgd.errors import TpsgdError
+from tpsgd.errors import TpsgdError, suggestion
 from tpsgd.losses import Loss
 from tpsgd.rules import Rule
 from tpsgd.solvers import SOLVERS
@@ -28,8 +28,59 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
+class Memory:
+    """How `fit` saves memory; every setting gives the same training step.
+
+    Args:
+        budget: "64MB", or bytes: the most that training may hold beyond the data set, the model and
+            reused inputs included. `fit` then chooses the other settings by `tpsgd.plan`. If the
+            budget is too small, it raises an error that names the smallest feasible one.
+        reuse: where the inputs of each block come from after the first epoch: kept in memory
+            (True), kept in a temporary file in a folder (its path), recomputed (False), or kept in
+            memory if they take less than half of what is free (None). Kept inputs are those of one
+            pass over the data: with random augmentation in a `Dataset` or `DataLoader`, blocks
+            after the first see one version of each sample unless `reuse=False`.
+        micro_batch: process at most this many samples at a time; gradients are summed, so that a
+            step equals that of the whole batch (except for batch normalisation, dropout and losses
+            that are no mean over samples).
+        slices: compute the gradient of a weight in this many slices, each applied before the next
+            is computed (by default a few slices for large weights).
+        redraw: regenerate the class codes for every batch instead of storing them.
+        measure: measure the peak memory of the run (`run.peak_bytes`).
+    """
+
+    budget: str | int | None = None
+    reuse: bool | str | Path | None = None
+    micro_batch: int | None = None
+    slices: int | None = None
+    redraw: bool = False
+    measure: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("micro_batch", "slices"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise TpsgdError(f"{name} must be a whole number, 1 or more, got {value!r}")
+        if self.reuse is not None and not isinstance(self.reuse, (bool, str, Path)):
+            raise TpsgdError(f"reuse must be True, False, None or a folder, got {self.reuse!r}")
+        if self.budget is None:
+            return
+        as_bytes(self.budget)
+        if self.micro_batch or self.slices or self.redraw or self.reuse is not None:
+            raise TpsgdError(
+                "a memory budget chooses micro_batch, slices, redraw and reuse itself: leave them "
+                "out, or the budget"
+            )
+
+    @classmethod
+    def of(cls, memory: "str | int | Memory | None") -> "Memory":
+        """What the caller wrote, as `Memory`: a budget in bytes, or settings."""
+        return memory if isinstance(memory, Memory) else cls(budget=memory)
+
+
+@dataclass(frozen=True)
 class Settings:
-    """Everything `fit` and its siblings have in common; see `fit` for what each one means."""
+    """What `fit`, `fit_many`, `plan`, `compare` and `adapt.fit` take by keyword; see `fit`."""
 
     schedule: Schedule = sequential
     loss: Loss | None = None
@@ -44,32 +95,24 @@ class Settings:
     lr_schedule: Callable[[Optimizer], LRScheduler] | None = None
     callbacks: Sequence[Callable[[Epoch], Any]] = ()
     progress: Callable[[int, int], None] | None = None
-    reuse: bool | str | Path | None = None
     window: int | None = None
-    passes: int | Sequence[int] = 1
-    micro_batch: int | None = None
-    slices: int | None = None
-    redraw: bool = False
-    memory_budget: str | int | None = None
+    memory: Memory = Memory()
     augment: Callable[[Tensor], Tensor] | None = None
     precision: torch.dtype | None = None
 
+    @classmethod
+    def of(cls, function: str, keywords: Mapping[str, Any]) -> "Settings":
+        """The settings that a function was called with; a name that does not exist is an error."""
+        names = [field.name for field in fields(cls)]
+        for name in keywords:
+            if name not in names:
+                raise TpsgdError(f"{function} has no argument {name!r}: {suggestion(name, names)}")
+        return cls(**keywords)
+
     def __post_init__(self) -> None:
+        object.__setattr__(self, "memory", Memory.of(self.memory))
         self._check_augment()
         self._check_precision()
-        for name in ("micro_batch", "slices"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise TpsgdError(f"{name} must be a whole number, 1 or more, got {value!r}")
-        if self.reuse is not None and not isinstance(self.reuse, (bool, str, Path)):
-            raise TpsgdError(f"reuse must be True, False, None or a folder, got {self.reuse!r}")
-        if self.memory_budget is not None:
-            if self.micro_batch or self.slices or self.redraw or self.reuse is not None:
-                raise TpsgdError(
-                    "memory_budget chooses micro_batch, slices, redraw and reuse itself: give it, "
-                    "or them"
-                )
-            as_bytes(self.memory_budget)
         if not isinstance(self.batch_size, int) or self.batch_size < 1:
             raise TpsgdError(f"batch_size must be 1 or more, got {self.batch_size!r}")
         if self.window is not None and (not isinstance(self.window, int) or self.window < 1):
@@ -86,6 +129,10 @@ class Settings:
                 f"loss must be tpsgd.mse, tpsgd.cross_entropy or tpsgd.bce, got {self.loss!r}"
             )
 
+    def within(self, **changes: Any) -> "Settings":
+        """The same settings with other memory settings."""
+        return replace(self, memory=replace(self.memory, **changes))
+
     def _check_augment(self) -> None:
         if self.augment is None:
             return
@@ -94,15 +141,15 @@ class Settings:
                 "augment must be a function of a batch, such as tpsgd.augment.flip(), several as "
                 f"tpsgd.augment.chain(...), got a {type(self.augment).__name__}"
             )
-        if self.reuse:
+        if self.memory.reuse:
             raise TpsgdError(
-                f"reuse={self.reuse} keeps one version of each sample, and augment makes "
-                "new ones: leave reuse out, and inputs are computed again"
+                f"reuse={self.memory.reuse} keeps one version of each sample, and augment makes "
+                "new ones: leave reuse out, and inputs are recomputed"
             )
-        if self.memory_budget is not None:
+        if self.memory.budget is not None:
             raise TpsgdError(
-                "memory_budget does not count what augment takes: give reuse=False and micro_batch "
-                "instead of it"
+                "a memory budget does not count what augment takes: set "
+                "memory=tpsgd.Memory(reuse=False, micro_batch=...) instead"
             )
 
     def _check_precision(self) -> None:
@@ -122,16 +169,10 @@ class Settings:
             _per_block(self.optimizer, blocks, "optimizer"),
             _per_block(self.lr, blocks, "lr"),
             _per_block(self.early_stopping, blocks, "early_stopping"),
-            _per_block(self.passes, blocks, "passes"),
         )
         for epochs in columns[0]:
             if not isinstance(epochs, int) or epochs < 0:
                 raise TpsgdError(f"epochs must be a whole number, 0 or more, got {epochs!r}")
-        for passes in columns[4]:
-            if not isinstance(passes, int) or passes < 1:
-                raise TpsgdError(f"passes must be a whole number, 1 or more, got {passes!r}")
-            if passes > 1 and self.micro_batch is not None:
-                raise TpsgdError("passes repeats steps on whole batches: leave micro_batch out")
         for stopping in columns[3]:
             if stopping is not None and not isinstance(stopping, EarlyStopping):
                 raise TpsgdError(
@@ -159,13 +200,8 @@ class Settings:
             "batch_size": self.batch_size,
             "seed": self.seed,
             "device": None if self.device is None else str(self.device),
-            "reuse": str(self.reuse) if isinstance(self.reuse, Path) else self.reuse,
             "window": self.window,
-            "passes": self.passes if isinstance(self.passes, int) else list(self.passes),
-            "micro_batch": self.micro_batch,
-            "slices": self.slices,
-            "redraw": self.redraw,
-            "memory_budget": self.memory_budget,
+            **_memory_record(self.memory),
             "precision": None if self.precision is None else str(self.precision)[6:],
             "augment": None if self.augment is None else str(_name(self.augment)),
             "validation": self.validation is not None,
@@ -174,6 +210,16 @@ class Settings:
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
         }
+
+
+def _memory_record(memory: Memory) -> dict[str, Any]:
+    return {
+        "memory_budget": memory.budget,
+        "reuse": str(memory.reuse) if isinstance(memory.reuse, Path) else memory.reuse,
+        "micro_batch": memory.micro_batch,
+        "slices": memory.slices,
+        "redraw": memory.redraw,
+    }
 
 
 def listed(value: Any) -> list[Any]:
@@ -191,7 +237,7 @@ def _per_block(value: T | Sequence[T], blocks: int, name: str) -> list[T]:
 
 def _once(course: BlockSettings) -> BlockSettings:
     """A solver meets each sample once; one that stands beside an optimizer has no rate."""
-    return replace(course, epochs=min(course.epochs, 1), passes=1, lr=None)
+    return replace(course, epochs=min(course.epochs, 1), lr=None)
 
 
 def _name(factory: Any) -> Any:

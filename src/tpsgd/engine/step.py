@@ -1,8 +1,6 @@
 """A batch through consecutive blocks, which learn from it or are only measured."""
 
-from collections.abc import Mapping
 from itertools import count
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,15 +18,14 @@ def advance(
     learners: list[Learner],
     busy: list[Learner],
     piece: MicroBatch,
-    passes: Mapping[Learner, int] = MappingProxyType({}),
 ) -> None:
-    """One batch through consecutive blocks; the busy ones learn from it, once or a few times."""
+    """One batch through consecutive blocks; the busy ones learn from it."""
     x, labels, share, last_piece = piece
     del piece
     if any(b.signal is not Signal.LABEL for b in busy):
         _with_error(learners, busy, x, labels, share)
     else:
-        _with_labels(learners, busy, x, labels, share, passes)
+        _with_labels(learners, busy, x, labels, share)
     for learner in busy:
         learner.settle()
         if share < 1.0 and last_piece:
@@ -41,17 +38,12 @@ def _with_labels(
     x: Any,
     labels: Tensor,
     share: float,
-    passes: Mapping[Learner, int],
 ) -> None:
     """Every block learns as soon as the batch reaches it."""
     for learner in learners:
         saved = learner.forward(x)
         last = learner is learners[-1]
         if learner in busy:
-            for _ in range(1, passes.get(learner, 1)):
-                learner.improve(saved, labels, labels, output_unused=True)
-                learner.settle()
-                saved = learner.forward(x)
             learner.improve(saved, labels, labels, output_unused=last, share=share)
         if not last:
             x = learner.output(saved)

@@ -55,12 +55,6 @@ class BlockSettings:
     optimizer: OptimizerFactory
     lr: float | None = None
     early_stopping: EarlyStopping | None = None
-    passes: int = 1  # local steps on a batch before it goes on
-
-    @property
-    def work(self) -> int:
-        """How often a sample is learned from."""
-        return self.epochs * self.passes
 
 
 @dataclass
@@ -85,7 +79,7 @@ class Trainer:
     def total(self) -> int:
         """Sample passes if nobody stops early."""
         layers = zip(self.learners, self.courses, strict=True)
-        work = sum(x.width * c.work for x, c in layers if x.trains)
+        work = sum(x.width * c.epochs for x, c in layers if x.trains)
         return self.source.samples * work
 
     def train(self, learners: list[Learner], source: Source, validation: Source | None) -> None:
@@ -108,9 +102,8 @@ class Trainer:
                         "lr_schedule cannot be ReduceLROnPlateau, which waits for a metric; choose "
                         "one that is stepped by the epoch, or use early_stopping"
                     )
-        passes = {x: self.courses[x.block.index].passes for x in busy}
         steps = Steps(
-            lambda piece: advance(learners, busy, piece, passes),
+            lambda piece: advance(learners, busy, piece),
             source,
             busy,
             self.lr_schedule is None,
@@ -195,7 +188,7 @@ class Trainer:
         held = source.x.nbytes if isinstance(source, Arrays) and not given else 0
         later = self.learners[self.learners.index(learner) + 1 :]
         fits = self.meter.rehearsal or need < available(source.form.device) / 2
-        once = later == self.learners[-1:] and self.courses[later[0].block.index].work <= 1
+        once = later == self.learners[-1:] and self.courses[later[0].block.index].epochs <= 1
         keeps = fits and not once if self.reuse is None else self.reuse  # what is read once
         any_length = in_loader(source) and any(x.block.recurrent for x in later)
         uneven = isinstance(sample, Padded) and keeps is not True  # a file has equal rows
@@ -215,7 +208,7 @@ class Trainer:
     def _epoch(self, steps: Steps, block: int, epoch: int) -> int:
         """One pass over the samples; its first steps are watched for memory."""
         samples = 0
-        width = sum(x.width * self.courses[x.block.index].passes for x in steps.learners)
+        width = sum(x.width for x in steps.learners)
         batches = steps.epoch(block, epoch)
         form = steps.source.form
         seen = 2 * len(form.cut(form.batch_size))

@@ -3,7 +3,6 @@
 import shutil
 import warnings
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import nn
 
 from tpsgd.engine.disk_rows import default_folder
 from tpsgd.engine.schedules import sequential
-from tpsgd.engine.settings import Settings, listed
+from tpsgd.engine.settings import Settings
 from tpsgd.errors import TpsgdError
 from tpsgd.memory.rehearse import Inputs, Rehearsal, rehearse
 from tpsgd.units import as_bytes, size
@@ -30,10 +29,10 @@ def within(
     codes made again for every batch. Inputs are reused from memory if they fit, else from a file if
     that fits, else computed again. `reserved` bytes are held by others, a loader for example.
     """
-    assert settings.memory_budget is not None
-    given, least = as_bytes(settings.memory_budget), Least()
+    assert settings.memory.budget is not None
+    given, least = as_bytes(settings.memory.budget), Least()
     spare = reserved + max(SPARE, given // 20 if _on_gpu(model, settings) else 0)
-    budget, plain = given - spare, replace(settings, memory_budget=None)
+    budget, plain = given - spare, settings.within(budget=None)
     for coarse, *finer in _ladders(plain, least):
         found = _holds(model, inputs, rule, coarse, budget, least)
         if found is None and finer:
@@ -43,7 +42,7 @@ def within(
             return found
     need = (least.bytes + spare) * (21 if _on_gpu(model, settings) else 20) // 20
     raise TpsgdError(
-        f"a memory_budget of {size(given)} cannot be held: this training needs "
+        f"a memory budget of {size(given)} cannot be held: this training needs "
         f"{size(need)} ({need} bytes) at least, of which "
         f"{size(least.weights)} are the model itself"
         + (f" and {size(least.optimizer)} the optimizer's state" if least.optimizer else "")
@@ -66,7 +65,7 @@ def _on_gpu(model: nn.Module, settings: Settings) -> bool:
 
 
 def _warn(chosen: Settings, least: "Least") -> None:
-    if chosen.micro_batch is not None and least.varies:
+    if chosen.memory.micro_batch is not None and least.varies:
         warnings.warn(
             f"within this budget batches come in pieces, which changes what is learned: "
             f"{', '.join(least.varies)} in this model",
@@ -95,25 +94,20 @@ def _ladders(settings: Settings, least: Least) -> Iterator[list[Settings]]:
 
     Pieces of a batch come last where they change what is learned.
     """
-    whole = replace(settings, slices=FINE)
+    whole = settings.within(slices=FINE)
     sizes, pieces = [], settings.batch_size
-    while _one_pass(settings) and pieces > 1:
+    while pieces > 1:
         pieces = -(-pieces // 2)
         sizes.append(pieces)
     yield [settings]
-    yield [whole, replace(settings, slices=4 * FINE)]
+    yield [whole, settings.within(slices=4 * FINE)]
     if sizes and not least.varies:
-        yield [replace(whole, micro_batch=m) for m in sizes]
-    yield [replace(whole, redraw=True)]
+        yield [whole.within(micro_batch=m) for m in sizes]
+    yield [whole.within(redraw=True)]
     if sizes and least.varies:
-        yield [replace(whole, micro_batch=m) for m in sizes]
+        yield [whole.within(micro_batch=m) for m in sizes]
     if sizes:
-        yield [replace(whole, micro_batch=m, redraw=True) for m in sizes]
-
-
-def _one_pass(settings: Settings) -> bool:
-    """Whether batches may be cut: every block takes one step a batch."""
-    return all(p == 1 for p in listed(settings.passes))
+        yield [whole.within(micro_batch=m, redraw=True) for m in sizes]
 
 
 def _bisect(
@@ -143,17 +137,17 @@ def _holds(
         found = rehearse(model, inputs, rule, settings)
         least.see(found)
         return settings if found.peak <= budget else None
-    found = rehearse(model, inputs, rule, replace(settings, reuse=True))
+    found = rehearse(model, inputs, rule, settings.within(reuse=True))
     least.varies = found.varies
     if found.peak <= budget and inputs.samples:
         if found.peak + found.kept <= budget:
-            return replace(settings, reuse=True)
+            return settings.within(reuse=True)
         if _fits_on_disk(found.kept, folder := default_folder()):
-            return replace(settings, reuse=folder)
+            return settings.within(reuse=folder)
     least.see(found)
-    again = rehearse(model, inputs, rule, replace(settings, reuse=False))
+    again = rehearse(model, inputs, rule, settings.within(reuse=False))
     least.see(again)
-    return replace(settings, reuse=False) if again.peak <= budget else None
+    return settings.within(reuse=False) if again.peak <= budget else None
 
 
 def _fits_on_disk(need: int, folder: Path) -> bool:

@@ -12,11 +12,10 @@ from torch import nn
 
 from tpsgd.engine.assemble import rules_for
 from tpsgd.engine.device import available, resolve_device
-from tpsgd.engine.optimizers import OptimizerFactory, adam
+from tpsgd.engine.optimizers import adam
 from tpsgd.engine.schedules import sequential, simultaneous
-from tpsgd.engine.settings import Schedule, Settings, listed
+from tpsgd.engine.settings import Memory, Settings, listed
 from tpsgd.errors import TpsgdError
-from tpsgd.losses import Loss
 from tpsgd.memory.rehearse import Backprop, Inputs, Rehearsal, rehearse
 from tpsgd.nets.blocks import split
 from tpsgd.nets.recurrent import tokens_of
@@ -72,6 +71,7 @@ class Plan:
     lines: tuple[Line, ...]
     settings: dict[str, Any] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
+    budget: str | int | None = None
 
     @property
     def peak_bytes(self) -> int:
@@ -84,11 +84,14 @@ class Plan:
     def as_dict(self) -> dict[str, Any]:
         """All of it as plain values, ready for JSON."""
         lines = [line.as_dict() for line in self.lines]
-        settings = {k: str(v) if isinstance(v, Path) else v for k, v in self.settings.items()}
-        return {"lines": lines, "settings": settings, "remarks": list(self.remarks)}
+        memory = self.settings.get("memory", Memory())
+        chosen = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(memory).items()}
+        return {"lines": lines, "memory": chosen, "remarks": list(self.remarks)}
 
     def __str__(self) -> str:
         tables = [table(self.lines, "way to train")]
+        if self.budget is not None:
+            tables.insert(0, f"within {size(as_bytes(self.budget))}: {self.settings['memory']}")
         if len(self.lines[0].blocks) > 1:
             tables.append(table(self.lines[0].blocks, f"{self.lines[0].name}: block"))
         return "\n\n".join([*tables, *(textwrap.fill(line, 80) for line in self.remarks)])
@@ -136,25 +139,12 @@ def short(count: int) -> str:
 def plan(
     model: nn.Module,
     input_shape: Sequence[int],
-    batch_size: int = 128,
-    rule: Rule | Sequence[Rule] | None = None,
-    optimizer: OptimizerFactory | Sequence[Any] = adam,
-    schedule: Schedule | None = None,
     *,
+    rule: Rule | Sequence[Rule] | None = None,
     samples: int = 0,
-    loss: Loss | None = None,
-    epochs: int | Sequence[int] = 5,
     dtype: torch.dtype | None = None,
-    device: torch.device | str | None = None,
-    window: int | None = None,
-    passes: int | Sequence[int] = 1,
-    reuse: bool | str | Path | None = None,
-    micro_batch: int | None = None,
-    slices: int | None = None,
-    redraw: bool = False,
-    memory_budget: str | int | None = None,
-    precision: torch.dtype | None = None,
     others: bool = True,
+    **settings: Any,
 ) -> Plan:
     """The peak bytes of training, before it starts: per block, in total, and beside backprop.
 
@@ -163,18 +153,15 @@ def plan(
     cuDNN takes is measured, if the GPU is there, by running each convolution once.
 
     Args:
-        model: as for `fit`. It is not touched.
+        model: as for `fit`. It is not changed.
         input_shape: of one sample.
-        batch_size: as for `fit`, like what is not named here.
         rule: default: `rules.readout()`.
-        optimizer: the same for backprop; one that is given per block has its first one there.
-        schedule: default: both, `sequential` first.
-        samples: how many there will be (held-out ones too), to know what kept inputs take.
-        dtype: of the data; default: float32, or whole numbers for a model that looks them up.
-        device: default: where the model is. "cuda" needs no GPU, but knows more with one.
-        memory_budget: as for `fit`: plan what it would choose.
-        others: also the other schedule, backprop and its ways to save memory, and training the last
-            layer alone.
+        samples: number of samples, validation included; reused inputs are counted from it.
+        dtype: of the data; default: float32, or int64 for a model that starts with a look-up.
+        others: also plan the other schedule, backprop and its ways to save memory, and training
+            only the last layer.
+        **settings: those of `fit`. Without a `schedule` both are planned. `device="cuda"` works
+            without a GPU, but cuDNN's workspaces are only measured with one.
 
     Returns:
         A plan to print and to plot; `fit(..., **plan.settings)` keeps to it. A line's `peak` is
@@ -187,34 +174,23 @@ def plan(
         True
     """
     rule = readout() if rule is None else rule
-    settings = Settings(
-        schedule or sequential, loss, optimizer, epochs=epochs, batch_size=batch_size,
-        device=device, reuse=reuse, window=window, passes=passes, micro_batch=micro_batch,
-        slices=slices, redraw=redraw, memory_budget=memory_budget, precision=precision,
-    )  # fmt: skip
-    _check(model, input_shape, samples, settings)
+    wanted = Settings.of("plan", settings)
+    _check(model, input_shape, samples, wanted)
     inputs = Inputs(tuple(input_shape), dtype or _dtype(model, input_shape), samples)
     waits = any(r.needs_output for r in rules_for(rule, split(model), simultaneous)[:-1])
-    if schedule is None and waits:
-        settings = replace(settings, schedule=simultaneous)
-    chosen: dict[str, Any] = {"micro_batch": micro_batch, "slices": slices, "redraw": redraw}
-    chosen["reuse"] = reuse
-    if memory_budget is not None:
+    if "schedule" not in settings and waits:
+        wanted = replace(wanted, schedule=simultaneous)
+    budget = wanted.memory.budget
+    if budget is not None:
         from tpsgd.memory.budget import within
 
-        settings = within(model, inputs, rule, settings)
-        chosen = {k: getattr(settings, k) for k in chosen}
+        wanted = within(model, inputs, rule, wanted)
     recurrent = any(block.recurrent for block in split(model))
-    ways = list(_ways(rule, settings, schedule is None and others, others, recurrent))
-    found = {name: rehearse(model, inputs, how, s) for name, how, s in ways}
-    lines = tuple(line_of(name, found[name], s.reuse) for name, _, s in ways)
-    remarks = _remarks(next(iter(found.values())), settings, samples)
-    if memory_budget is not None:
-        given = ", ".join(
-            f"{k}={str(v) if isinstance(v, Path) else v!r}" for k, v in chosen.items()
-        )
-        remarks = (f"within {size(as_bytes(memory_budget))}: {given}", *remarks)
-    return Plan(lines, chosen, remarks)
+    ways = list(_ways(rule, wanted, "schedule" not in settings and others, others, recurrent))
+    rehearsals = {name: rehearse(model, inputs, how, s) for name, how, s in ways}
+    lines = tuple(line_of(name, rehearsals[name], s.memory.reuse) for name, _, s in ways)
+    remarks = _remarks(next(iter(rehearsals.values())), wanted, samples)
+    return Plan(lines, {"memory": wanted.memory}, remarks, budget)
 
 
 def _check(model: nn.Module, shape: Any, samples: Any, settings: Settings) -> None:
@@ -253,16 +229,15 @@ def _ways(
         return
     one = next((o for o in listed(settings.optimizer) if not isinstance(o, SOLVERS)), adam)
     whole = replace(
-        settings, schedule=sequential, optimizer=one, lr=None, epochs=1, window=None, passes=1,
-        micro_batch=None, slices=None, redraw=False, reuse=None, early_stopping=None,
+        settings, schedule=sequential, optimizer=one, lr=None, epochs=1, window=None,
+        memory=Memory(), early_stopping=None,
     )  # fmt: skip
     pieces = max(1, settings.batch_size // 4)
     yield "backprop", Backprop(), whole
-    yield "backprop, 4 micro-batches", Backprop(), replace(whole, micro_batch=pieces)
+    yield "backprop, 4 micro-batches", Backprop(), whole.within(micro_batch=pieces)
     if not recurrent:
         yield "backprop, checkpointed", Backprop(checkpoint=True), whole
-    yield "backprop, step inside", Backprop(step_inside=True), whole
-    yield "last layer alone", frozen(), replace(whole, reuse=False)
+    yield "last layer alone", frozen(), whole.within(reuse=False)
 
 
 def line_of(name: str, found: Rehearsal, reuse: Any = None) -> Line:
@@ -289,18 +264,24 @@ def _parts(stage: "Stage", weights: int) -> dict[str, int]:
 
 def _remarks(found: Rehearsal, settings: Settings, samples: int) -> tuple[str, ...]:
     remarks = []
-    if not samples and settings.schedule is sequential and settings.reuse is not False:
+    if not samples and settings.schedule is sequential and settings.memory.reuse is not False:
         remarks.append("inputs kept for reuse are not counted: say how many samples there are")
-    if isinstance(settings.reuse, (str, Path)):
-        remarks.append(f"{size(found.kept)} of inputs for reuse lie in a file in {settings.reuse}")
-    if settings.micro_batch is not None and found.varies:
+    if isinstance(settings.memory.reuse, (str, Path)):
+        remarks.append(
+            f"{size(found.kept)} of inputs for reuse lie in a file in {settings.memory.reuse}"
+        )
+    if settings.memory.micro_batch is not None and found.varies:
         remarks.append(
             f"micro-batches change what is learned: {', '.join(found.varies)} in this model"
         )
-    if found.kept and settings.reuse is None and found.kept > available(torch.device("cpu")) / 2:
+    if (
+        found.kept
+        and settings.memory.reuse is None
+        and found.kept > available(torch.device("cpu")) / 2
+    ):
         remarks.append(
             f"{size(found.kept)} of inputs are more than half of the free memory here: fit would "
-            "compute them again; reuse=False plans that"
+            "recompute them; memory=Memory(reuse=False) plans that"
         )
     device = settings.device
     on_gpu = device is not None and torch.device(device).type == "cuda"

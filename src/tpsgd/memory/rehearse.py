@@ -69,7 +69,6 @@ class Backprop:
     """Backprop's ways to save memory, as `fit_backprop` takes them."""
 
     checkpoint: int | bool = False
-    step_inside: bool = False
 
 
 How = Rule | list[Rule] | Backprop
@@ -174,7 +173,7 @@ def _trainer(
     courses = [replace(c, epochs=min(c.epochs, turns)) for c in settings.courses(len(blocks))]
     with meter.watch():
         if isinstance(how, Backprop):
-            learners = [whole_learner(blocks, loss, form, len(layers), how.step_inside)]
+            learners = [whole_learner(blocks, loss, form, len(layers))]
         else:
             learners = [
                 make_learner(i, [blocks], rules[i], loss, sizes[i], classes, settings, form)
@@ -186,9 +185,9 @@ def _trainer(
     order = partial(_blank_order, expected=max(inputs.samples or MANY, samples))
     source = Arrays(x, y, form, order=order)
     run = Run("rehearsal", 0, {})
-    once = settings.courses(len(blocks))[-1].work <= 1  # the courses here are shorter
-    given = settings.reuse is False or (settings.reuse is None and once)
-    reuse = settings.reuse if given else True
+    once = settings.courses(len(blocks))[-1].epochs <= 1  # the courses here are shorter
+    given = settings.memory.reuse is False or (settings.memory.reuse is None and once)
+    reuse = settings.memory.reuse if given else True
     trainer = Trainer(learners, courses, source, None, meter, [run], reuse=reuse)
     trainer.expected = inputs.samples
     return trainer, [str(block) for block in layers]
@@ -203,13 +202,14 @@ def _as_on_gpu(model: nn.Module, settings: Settings) -> Settings:
 
 def _shorter(settings: Settings, model: nn.Module) -> Settings:
     """Two pieces of a batch show what all of them do."""
-    if settings.micro_batch is None:
+    if settings.memory.micro_batch is None:
         return settings
-    pieces = -(-settings.batch_size // settings.micro_batch)
+    pieces = -(-settings.batch_size // settings.memory.micro_batch)
     if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()):
         pieces = max(1, min(pieces, settings.batch_size // 2))  # as Form.cut
     largest = -(-settings.batch_size // pieces)
-    return replace(settings, batch_size=min(settings.batch_size, 2 * largest), micro_batch=largest)
+    batch_size = min(settings.batch_size, 2 * largest)
+    return replace(settings, batch_size=batch_size).within(micro_batch=largest)
 
 
 def _layers(model: nn.Module) -> list[Any]:

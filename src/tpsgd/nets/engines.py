@@ -11,7 +11,7 @@ In a lower `precision` the first two compute in it; parameters, and what an obje
 rounded as they are used, and their gradients arrive in whatever they were computed in.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -152,29 +152,13 @@ class Autograd:
         return local, [{n: g for n, g in zip(names, grads, strict=True) if g is not None}]
 
     def backward(
-        self,
-        params: Params,
-        saved: dict[Place, Tensor],
-        s: Tensor,
-        share: float,
-        each: Callable[[], None] | None,
+        self, params: Params, saved: dict[Place, Tensor], s: Tensor, share: float
     ) -> LossAndGrads:
-        """As `local`, but autograd adds the gradients to the parameters' own, a share of a batch's.
-
-        `each` is called whenever a parameter has got its gradient.
-        """
+        """As `local`, but autograd adds a share of a batch's gradients to the parameters' own."""
         local = self.measure(params, saved, s, ())
-        hooks = []
-        if each is not None:
-            for p in params.values():
-                hooks.append(p.register_post_accumulate_grad_hook(lambda _: each()))
         dy = local.dy if share == 1.0 else local.dy * share
         dy = dy.to(saved[self.at].dtype)
-        try:
-            torch.autograd.backward(saved[self.at], dy, inputs=list(params.values()))
-        finally:
-            for hook in hooks:
-                hook.remove()
+        torch.autograd.backward(saved[self.at], dy, inputs=list(params.values()))
         return local
 
     def measure(

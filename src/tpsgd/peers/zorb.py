@@ -29,7 +29,7 @@ from tpsgd.engine.assemble import classes_of
 from tpsgd.engine.batches import first_samples
 from tpsgd.engine.fit import train_local
 from tpsgd.engine.record import Epoch, Run
-from tpsgd.engine.settings import Settings
+from tpsgd.engine.settings import Memory, Settings
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import mse
 from tpsgd.nets.blocks import Block, leaves_of, shapes, split
@@ -97,7 +97,8 @@ def fit_zorb(
     undo = _append_scales(model, scales) if unscale else []
     settings = Settings(
         optimizer=ridge(alpha), loss=mse, epochs=1, batch_size=batch_size, seed=seed,
-        device=device, validation=validation, callbacks=callbacks, progress=progress, reuse=reuse,
+        device=device, validation=validation, callbacks=callbacks, progress=progress,
+        memory=Memory(reuse=reuse),
     )  # fmt: skip
     last = split(model)[-1]
     curved = last.modules[-1] is not last.layer

@@ -1,0 +1,36 @@
+from . import adapt as adapt
+from . import data as data
+from . import objectives as objectives
+from . import peers as peers
+from . import projections as projections
+from . import rules as rules
+from . import zoo as zoo
+from .comparison.compare import compare as compare
+from .engine import augment as augment
+from .engine.backprop import fit_backprop as fit_backprop
+from .engine.check_rule import check_rule as check_rule
+from .engine.evaluate import evaluate as evaluate
+from .engine.fit import fit as fit
+from .engine.optimizers import sgd as sgd
+from .engine.optimizers import two_rates as two_rates
+from .engine.record import Run as Run
+from .engine.restarts import fit_many as fit_many
+from .engine.schedules import sequential as sequential
+from .engine.schedules import simultaneous as simultaneous
+from .engine.settings import Memory as Memory
+from .engine.trainer import EarlyStopping as EarlyStopping
+from .errors import TpsgdError as TpsgdError
+from .losses import bce as bce
+from .losses import cross_entropy as cross_entropy
+from .losses import mse as mse
+from .memory.plan import plan as plan
+from .nets import inits as inits
+from .nets.blocks import split as split
+from .nets.padded import Padded as Padded
+from .nets.recurrent import Recurrent as Recurrent
+from .rules import Place as Place
+from .rules import Rule as Rule
+from .solvers import ridge as ridge
+from .solvers import rls as rls
+
+__version__: str
