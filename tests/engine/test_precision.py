@@ -52,7 +52,7 @@ def first_step(make, rule, precision, flat, **settings):
     with torch.no_grad():
         saved = learner.forward(batch)
         out = learner.output(saved)
-        local, parts = learner.engine.local(learner.params, saved, s, learner.tensors)
+        local, parts = learner.engine.gradients(learner.params, saved, s, learner.tensors)
         grads = {k: g for part in parts for k, g in part.items()}
     grads |= {f"objective.{i}": g for i, g in enumerate(local.dtensors)}
     return local, grads, batch, out

@@ -381,7 +381,7 @@ def test_the_fallbacks_gradient_is_autograds_of_the_local_loss(name):
     ((P[labels] - seen) ** 2).sum().div(2 * 6).backward()
     wanted = {k: p.grad.clone() for k, p in params.items()}
     engine = Autograd(block, Place.AFTER, l2(P))
-    _, (found,) = engine.local(params, engine.forward(params, x.double()), labels, (P,))
+    _, (found,) = engine.gradients(params, engine.forward(params, x.double()), labels, (P,))
     for key in wanted:
         torch.testing.assert_close(found[key], wanted[key])
 

@@ -319,7 +319,7 @@ def test_closed_form_is_autograd_is_table_1(kind, activation, place):
         with torch.no_grad():
             for engine in engines:
                 saved = engine.forward(params, x)
-                local, (grads,) = engine.local(params, saved, s, objective.tensors)
+                local, (grads,) = engine.gradients(params, saved, s, objective.tensors)
                 assert_same(grads, table, name, engine)
                 assert_close(local.loss, loss.detach(), name, engine)
                 assert_close(engine.output(saved), end, name, engine)
@@ -340,9 +340,9 @@ def test_memory_layout_does_not_change_the_gradient(kind, activation):
             for name, objective, s, _ in ways(shape, len(shape) > 1, place):
                 plain = Closed(block, place, objective, in_place=False)
                 turned = Closed(block, place, move(objective, turn), in_place=True)
-                wanted = plain.local(params, plain.forward(params, x), s, objective.tensors)
+                wanted = plain.gradients(params, plain.forward(params, x), s, objective.tensors)
                 tensors = turned.objective.tensors
-                found = turned.local(params, turned.forward(params, turn(x)), s, tensors)
+                found = turned.gradients(params, turned.forward(params, turn(x)), s, tensors)
                 assert_same(*(next(iter(way[1])) for way in (found, wanted)), name, place)
                 assert_close(found[0].loss, wanted[0].loss, name, place)
 

@@ -71,7 +71,7 @@ class Learner:
     def start(self, factory: OptimizerFactory | None, lr: float | None) -> None:
         """Draw the objective and make the optimizer; both live only while the block learns."""
         objective = self.draw()
-        self.engine.want(objective)
+        self.engine.set_objective(objective)
         self.tensors, self.mean_over_samples = objective.tensors, objective.closed is not None
         self.known = self.mean_over_samples or objective.together is not None
         if objective.learned:
@@ -163,7 +163,7 @@ class Learner:
         self.moving = {}
         self.loss = self.loss.float()
         if self.tensors or isinstance(self.engine, Unrolled):
-            self.engine.want(IDLE)
+            self.engine.set_objective(IDLE)
         self.tensors = ()
         self.params = {k: p for k, p in self.params.items() if not k.startswith("objective.")}
         self.block.train(False)
@@ -207,7 +207,7 @@ class Learner:
             return self._recur(saved, labels, self.gamma)
         if self.accumulates:
             return self._add_up(saved, s, labels, share)
-        local, parts = self.engine.local(self.params, saved, s, self.tensors, output_unused)
+        local, parts = self.engine.gradients(self.params, saved, s, self.tensors, output_unused)
         own = {f"objective.{i}": grad for i, grad in enumerate(local.dtensors)}
         for grads in parts:
             grads |= own

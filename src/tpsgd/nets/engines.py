@@ -45,7 +45,7 @@ class Closed:
         self.at, self.objective, self.in_place = at, objective, in_place
         self.slices = 1  # of the weight's gradient, made and used one after another
 
-    def want(self, objective: Objective) -> None:
+    def set_objective(self, objective: Objective) -> None:
         """Follow this objective from now on."""
         self.objective = objective
 
@@ -53,13 +53,13 @@ class Closed:
         """The block's values, up to its activation."""
         return self.form.forward(params, x, self.at, self.in_place)
 
-    def seen(self, saved: Saved) -> Tensor:
+    def objective_input(self, saved: Saved) -> Tensor:
         """What the objective looks at."""
         if self.at is Place.END:
             return self.output(saved)
         return saved.z if self.at is Place.BEFORE else saved.y
 
-    def local(
+    def gradients(
         self,
         params: Params,
         saved: Saved,
@@ -68,7 +68,7 @@ class Closed:
         output_unused: bool = False,
     ) -> Gradients:
         """The local loss of a batch and the gradients of the block's parameters."""
-        y = self.seen(saved)
+        y = self.objective_input(saved)
         local = self.objective.coarse(*rounded(self.precision, y, s, tensors))
         form, at, in_place, dy = self.form, self.at, self.in_place, local.dy.to(y.dtype)
         local = local._replace(dy=dy)
@@ -78,11 +78,11 @@ class Closed:
         self, params: Params, saved: Saved, s: Tensor, tensors: tuple[Tensor, ...]
     ) -> LossAndGrads:
         """The local loss of a batch."""
-        return self.objective(*rounded(self.precision, self.seen(saved), s, tensors))
+        return self.objective(*rounded(self.precision, self.objective_input(saved), s, tensors))
 
     def error(self, saved: Saved, labels: Tensor) -> Tensor:
         """Where each sample's output should go: minus the derivative of its loss."""
-        given = rounded(self.precision, self.seen(saved), labels)
+        given = rounded(self.precision, self.objective_input(saved), labels)
         return -len(labels) * self.objective(*given).dy
 
     def output(self, saved: Saved) -> Tensor:
@@ -109,7 +109,7 @@ class Autograd:
         self.block, self.at, self.objective = block, at, objective
         self.stacked, self.precision = stacked, precision
 
-    def want(self, objective: Objective) -> None:
+    def set_objective(self, objective: Objective) -> None:
         """Follow this objective from now on."""
         self.objective = objective
 
@@ -131,11 +131,11 @@ class Autograd:
                 seen[Place.BEFORE] = x
         return seen | {Place.END: x}
 
-    def seen(self, saved: dict[Place, Tensor]) -> Tensor:
+    def objective_input(self, saved: dict[Place, Tensor]) -> Tensor:
         """What the objective looks at."""
         return saved[self.at].detach()
 
-    def local(
+    def gradients(
         self,
         params: Params,
         saved: dict[Place, Tensor],
@@ -166,13 +166,13 @@ class Autograd:
     ) -> LossAndGrads:
         """The local loss of a batch."""
         if not self.stacked:
-            return self.objective(*rounded(self.precision, self.seen(saved), s, tensors))
+            return self.objective(*rounded(self.precision, self.objective_input(saved), s, tensors))
         one = torch.vmap(lambda y, s: _present(self.objective(y, s)))
-        return LossAndGrads(**one(self.seen(saved), s))
+        return LossAndGrads(**one(self.objective_input(saved), s))
 
     def error(self, saved: dict[Place, Tensor], labels: Tensor) -> Tensor:
         """Where each sample's output should go: minus the derivative of its loss."""
-        given = rounded(self.precision, self.seen(saved), labels)
+        given = rounded(self.precision, self.objective_input(saved), labels)
         return -len(labels) * self.objective(*given).dy
 
     def output(self, saved: dict[Place, Tensor]) -> Tensor:
@@ -189,12 +189,12 @@ class Stacked:
     def __init__(self, engine: Closed):
         self.engine = engine
         self.forward = torch.vmap(engine.forward)
-        self.seen = torch.vmap(engine.seen)
+        self.objective_input = torch.vmap(engine.objective_input)
         self.output = torch.vmap(engine.output)
         self.error = torch.vmap(engine.error)
-        self.want = engine.want
+        self.set_objective = engine.set_objective
 
-    def local(
+    def gradients(
         self,
         params: Params,
         saved: Saved,
@@ -205,7 +205,7 @@ class Stacked:
         """As `Closed.local`, with a leading dimension of restarts."""
 
         def one(p: Params, saved: Saved, s: Tensor, tensors: tuple[Tensor, ...]) -> Any:
-            local, (grads,) = self.engine.local(p, saved, s, tensors)
+            local, (grads,) = self.engine.gradients(p, saved, s, tensors)
             return _present(local), grads
 
         known, grads = torch.vmap(one)(params, saved, s, tensors)
@@ -216,7 +216,7 @@ class Stacked:
     ) -> LossAndGrads:
         """The local loss of every restart."""
         one = torch.vmap(lambda y, s, *own: _present(self.engine.objective(y, s, *own)))
-        return LossAndGrads(**one(self.seen(saved), s, *tensors))
+        return LossAndGrads(**one(self.objective_input(saved), s, *tensors))
 
 
 def rounded(

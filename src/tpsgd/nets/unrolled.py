@@ -95,7 +95,7 @@ class Unrolled:
         self.objective: Objective = IDLE
         self.kept: dict[tuple[int, int], tuple[Tensor, ...]] = {}
 
-    def want(self, objective: Objective) -> None:
+    def set_objective(self, objective: Objective) -> None:
         """Follow this objective from now on."""
         self.objective = objective
         self.kept = {}
@@ -126,7 +126,7 @@ class Unrolled:
         saved.last = torch.cat([sweep.h for sweep in saved.sweeps], -1)
         saved.states = out
 
-    def local(
+    def gradients(
         self,
         params: Params,
         saved: Pass,
