@@ -7,18 +7,11 @@ from . import rules as rules
 from . import zoo as zoo
 from .comparison.compare import compare as compare
 from .engine import augment as augment
-from .engine.backprop import fit_backprop as fit_backprop
-from .engine.check_rule import check_rule as check_rule
-from .engine.evaluate import evaluate as evaluate
-from .engine.fit import fit as fit
+from .engine.learner import EarlyStopping as EarlyStopping
 from .engine.optimizers import sgd as sgd
 from .engine.optimizers import two_rates as two_rates
 from .engine.record import Run as Run
-from .engine.restarts import fit_many as fit_many
-from .engine.schedules import sequential as sequential
-from .engine.schedules import simultaneous as simultaneous
 from .engine.settings import Memory as Memory
-from .engine.trainer import EarlyStopping as EarlyStopping
 from .errors import TpsgdError as TpsgdError
 from .losses import bce as bce
 from .losses import cross_entropy as cross_entropy
@@ -32,5 +25,12 @@ from .rules import Place as Place
 from .rules import Rule as Rule
 from .solvers import ridge as ridge
 from .solvers import rls as rls
+from .train import sequential as sequential
+from .train import simultaneous as simultaneous
+from .training.check_rule import check_rule as check_rule
+from .training.evaluate import evaluate as evaluate
+from .training.fit import fit as fit
+from .training.fit import fit_backprop as fit_backprop
+from .training.restarts import fit_many as fit_many
 
 __version__: str

@@ -12,8 +12,9 @@ caller's own, `x -> x`, may be given too; its numbers are its own affair (torch'
 `fit` seeds, gives the same ones again on the same kind of device).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from torch.nn import functional as F
 from tpsgd.errors import TpsgdError
 from tpsgd.maths.memory_format import channels_last
 from tpsgd.maths.random import Key, splitmix64, streams
+from tpsgd.protocols import Source
 
 BITS = 24  # of each number, as many as a float32 holds
 
@@ -238,3 +240,44 @@ def _described(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"{value.dtype} of shape {tuple(value.shape)}".removeprefix("torch.")
     return repr(value) if _is_number(value) else f"a {type(value).__name__}"
+
+
+@dataclass
+class Augmented:
+    """A source whose training batches are augmented; without an epoch they come as they are.
+
+    The random numbers are a function of (seed, block, epoch, batch) and the sample's place in its
+    batch.
+    """
+
+    source: Source
+    function: Callable[[Tensor], Tensor]
+
+    @property
+    def form(self) -> Any:
+        """The form of the source's batches."""
+        return self.source.form
+
+    @property
+    def samples(self) -> int:
+        """How many samples an epoch has."""
+        return self.source.samples
+
+    def batches(self, block: int = 0, epoch: int | None = None) -> Iterator[Any]:
+        """The source's batches, augmented as (block, epoch) says."""
+        if epoch is None:
+            yield from self.source.batches(block)
+            return
+        key = Key(self.form.seeds[0], block, -1 - epoch)  # projections and orders have the others
+        number = start = 0
+        for batch in self.source.batches(block, epoch):
+            yield batch.through(partial(self._augment, draws=Draws(key, number, start)))
+            number, start = (number + 1, 0) if batch.last else (number, start + batch.size)
+
+    def _augment(self, x: Any, draws: Draws) -> Tensor:
+        if not isinstance(x, Tensor):
+            raise TpsgdError(
+                "augment cannot change sequences that differ in length, or that are read in "
+                "windows: leave it out"
+            )
+        return applied(self.function, x, draws)

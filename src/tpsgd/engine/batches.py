@@ -1,64 +1,155 @@
-"""Where batches come from: arrays in memory, a stream, either behind frozen blocks.
+"""Where batches come from: arrays in memory or in a file, a loader, either behind frozen blocks.
 
-A source yields `(x, labels)` on the training device. Arrays are indexed, never copied; their order
-in an epoch is a function of the seed, the block and the epoch, and the same on every device.
+A source yields batches whose numbers are gathered when they are loaded, on the training device.
+Arrays are indexed, never copied; their order in an epoch is a function of the seed, the block and
+the epoch, and the same on every device.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    TensorDataset,
-    default_collate,
-)
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
-from tpsgd.engine.batch_form import WORTH_CUTTING, Batches, Form, MicroBatch
-from tpsgd.engine.disk_rows import Stored
 from tpsgd.engine.inputs import check_finite, inputs, labels, pair, tensor
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import Loss
 from tpsgd.maths.memory_format import channels_last, like, rows
 from tpsgd.maths.random import Key, permutation, shuffled, streams
 from tpsgd.nets.padded import Padded
+from tpsgd.protocols import Source
 
-UNCUT = (
+RAGGED_UNCUT = (
     "sequences of different lengths cannot be cut into micro-batches: lower batch_size instead of "
     "setting micro_batch or a memory budget"
 )
+WORTH_CUTTING = 1 << 20  # bytes of a batch that is better processed a part at a time
 
 
-class Source(Protocol):
-    """Anything that yields an epoch's batches."""
+@dataclass(frozen=True)
+class BatchForm:
+    """What a batch looks like when it reaches the model."""
+
+    device: torch.device
+    dtype: torch.dtype
+    batch_size: int
+    seeds: tuple[int, ...]  # one per restart; more than one means stacked batches
+    channels_last: bool = False
+    lookup: bool = False  # the first layer is an embedding: inputs stay whole numbers
+    batch_norm: bool = False  # which cannot take a batch of one sample
+    tokens: int = 0  # size of the vocabulary: inputs (batch, steps) stay whole numbers
+    in_chunks: bool = False  # sequences are gathered a few time steps at a time
+    ragged: bool = False  # sequences differ in length
+    micro_batch: int | None = None  # at most this many samples at a time
+    precision: torch.dtype | None = None  # of activations, if it is not the parameters' dtype
 
     @property
-    def form(self) -> Form:
-        """How its batches look."""
-        ...
+    def stacked(self) -> bool:
+        """Whether a batch holds one batch per restart."""
+        return len(self.seeds) > 1
 
     @property
-    def samples(self) -> int:
-        """How many samples an epoch has; 0 when that is not known."""
-        ...
+    def numbers(self) -> torch.dtype:
+        """The number format of samples when they reach the model."""
+        return self.precision or self.dtype
 
-    def batches(self, block: int = 0, epoch: int | None = None) -> Batches:
-        """An epoch in the order of (block, epoch), or in its own order without an epoch."""
-        ...
+    @property
+    def no_batches(self) -> str:
+        """Why an epoch without any batch is an error."""
+        if self.batch_norm:
+            return (
+                "batch normalisation needs at least 2 samples per batch, and no batch has 2: raise "
+                "batch_size"
+            )
+        return "the data is empty: an epoch gave no batch"
+
+    def skips(self, size: int) -> bool:
+        """Whether a training batch of this size is left out."""
+        return self.batch_norm and size == 1
+
+    def cut(self, size: int) -> list[slice]:
+        """A batch of this size as micro-batches, all about equally large."""
+        count = 1 if self.micro_batch is None else -(-size // self.micro_batch)
+        if self.batch_norm:
+            count = max(1, min(count, size // 2))
+        ends = [size * (i + 1) // count for i in range(count)]
+        return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+
+    def looks_up(self, x: Any, leading: int = 1) -> bool:
+        """Whether x, with this many leading dimensions of samples, holds indices to look up."""
+        whole = not x.is_floating_point()
+        return whole and (self.lookup or (self.tokens > 1 and x.dim() == leading + 1))
+
+    def __call__(self, x: Any, leading: int = 1) -> Any:
+        """x on the device, in the model's number format and memory format."""
+        if self.looks_up(x, leading):
+            return x.to(self.device, torch.long if self.tokens else x.dtype)
+        if self.channels_last and x.dim() == 4:
+            return x.to(self.device, self.numbers, memory_format=torch.channels_last)
+        return x.to(self.device, self.numbers)
+
+    def first(self, x: Any) -> Any:
+        """The first sample of a batch."""
+        return x[:, :1] if self.stacked else x[:1]
+
+
+def suits_channels_last(modules: Iterable[nn.Module]) -> bool:
+    """Whether channels last is faster (there are convolutions) and safe.
+
+    A user's own module may rely on `view`, so only torch's and this library's modules get that
+    memory format.
+    """
+    modules = list(modules)
+    return any(isinstance(m, nn.Conv2d) for m in modules) and all(
+        type(m).__module__.startswith(("torch.nn", "tpsgd.")) for m in modules
+    )
+
+
+def has_lookup(modules: Iterable[nn.Module]) -> bool:
+    """Whether the model has an embedding, whose inputs are whole numbers."""
+    return any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) for m in modules)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Samples at some indices, gathered when they are loaded.
+
+    A micro-batch is a `share` of a batch; `last` says that it is the batch's last one.
+    """
+
+    gather: Callable[[Any], tuple[Any, Tensor]]
+    index: Any  # sample indices; of a loader, a list with the one batch it gave
+    size: int
+    share: float = 1.0
+    last: bool = True
+
+    def load(self) -> tuple[Any, Tensor]:
+        """Inputs and labels on the device."""
+        return self.gather(self.index)
+
+    def through(self, function: Callable[[Any], Any]) -> "Batch":
+        """The same batch with its inputs changed by a function."""
+
+        def gather(index: Any) -> tuple[Any, Tensor]:
+            x, labels = self.gather(index)
+            return function(x), labels
+
+        return replace(self, gather=gather)
+
+
+Batches = Iterator[Batch]
 
 
 @dataclass
 class Arrays:
-    """Samples in memory. `per_restart`: x has a leading dimension of restarts."""
+    """Samples in memory, or in a file. `per_restart`: x has a leading dimension of restarts."""
 
-    x: Tensor | Padded | Stored
+    x: Any  # a tensor, Padded sequences, or rows in a file (reuse.DiskRows)
     y: Tensor
-    form: Form
+    form: BatchForm
     per_restart: bool = False
     order: Callable[[int, Key, torch.device], Iterator[Tensor]] = permutation
 
@@ -82,106 +173,102 @@ class Arrays:
 
     def take(self, index: Tensor) -> tuple[Any, Tensor]:
         """The samples at these indices, ready for the model; the longest sequences first."""
-        x: Any = self.x
+        x = self.x
         if isinstance(x, Padded):
             index = index[x.lengths[index.cpu()].argsort(descending=True, stable=True)]
-        labels = numbered(self.y[index]).to(self.form.device)
+        labels = _index_type(self.y[index]).to(self.form.device)
         if self.form.in_chunks and not self.per_restart:
-            return gathered(x, index, self.form), labels
+            return _lazy(x, index, self.form), labels
         if self.per_restart:
             restart = torch.arange(len(index), device=index.device)[:, None]
             return self.form(x[restart, index], 2), labels
-        if isinstance(x, Stored):
+        if not isinstance(x, (Tensor, Padded)):
             return self.form(x.rows(index)), labels
         if isinstance(x, Padded) or index.dim() > 1:
             return self.form(x[index], index.dim()), labels
-        return _ready(x, index, self.form), labels
+        return _gathered(x, index, self.form), labels
 
     def batches(self, block: int = 0, epoch: int | None = None) -> Batches:
-        """An epoch's batches, gathered one at a time."""
+        """The batches of an epoch in its random order; without an epoch in the stored order."""
         for index in self.indices(block, epoch):
             size = index.shape[-1]
             if epoch is not None and self.form.skips(size):
                 continue
             for part in self.form.cut(size):
-                x, labels = self.take(index[..., part])
-                held = [MicroBatch(x, labels, (part.stop - part.start) / size, part.stop == size)]
-                del x, labels  # while the next one is made, this one must not live on here
-                yield held.pop()
+                samples = part.stop - part.start
+                share, last = samples / size, part.stop == size
+                yield Batch(self.take, index[..., part], samples, share, last)
 
 
-def _ready(x: Tensor, index: Tensor, form: Form) -> Tensor:
-    """Samples in the model's layout; a large batch in parts, so that it is never there twice."""
+def _gathered(x: Tensor, index: Tensor, form: BatchForm) -> Tensor:
+    """Samples in the model's memory format; a large batch in parts, so that it exists once."""
     turns = form.channels_last and x.dim() == 4 and not channels_last(x)
-    many = len(index) * x[0].numel() * form.numbers.itemsize
-    if not turns or many < WORTH_CUTTING or form.looks_up(x):
+    nbytes = len(index) * x[0].numel() * form.numbers.itemsize
+    if not turns or nbytes < WORTH_CUTTING or form.looks_up(x):
         return form(rows(x, index))
     shape = (len(index), *x.shape[1:])
     layout = torch.channels_last
     out = torch.empty(shape, dtype=form.numbers, device=form.device, memory_format=layout)
     step = -(-len(index) // 4)
     for start in range(0, len(index), step):
-        part = index[start : start + step]
-        out[start : start + step].copy_(rows(x, part))
+        out[start : start + step].copy_(rows(x, index[start : start + step]))
     return out
 
 
 def _batched(parts: Iterator[Tensor], size: int) -> Iterator[Tensor]:
     """Indices that come in parts of any size, in batches."""
-    held = torch.empty(0, dtype=torch.long)
+    waiting = torch.empty(0, dtype=torch.long)
     for part in parts:
-        held = torch.cat([held.to(part.device), part])
-        while len(held) >= size:
-            yield held[:size]
-            held = held[size:]
-    if len(held):
-        yield held
+        waiting = torch.cat([waiting.to(part.device), part])
+        while len(waiting) >= size:
+            yield waiting[:size]
+            waiting = waiting[size:]
+    if len(waiting):
+        yield waiting
 
 
-def numbered(y: Tensor) -> Tensor:
-    """Class labels as torch wants them; rows of labels as they are."""
+def _index_type(y: Tensor) -> Tensor:
+    """Class labels in torch's index type; rows of labels as they are."""
     return y if y.is_floating_point() else y.long()
 
 
 @dataclass
-class Gathered:
+class LazySequences:
     """A batch of sequences that is read from its array a few time steps at a time."""
 
     x: Tensor
     index: Tensor
-    form: Form
+    form: BatchForm
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As if it had been gathered whole."""
+        """The shape of the gathered batch."""
         return (*self.index.shape, *self.x.shape[1:])
 
     def dim(self) -> int:
-        """As if it had been gathered whole."""
+        """The dimensions of the gathered batch."""
         return len(self.shape)
 
     def is_floating_point(self) -> bool:
-        """Whether its numbers are real once they are gathered."""
+        """Whether the gathered numbers are real."""
         return not self.form.looks_up(self.x)
 
     def narrow(self, dim: int, start: int, length: int) -> Tensor:
         """Some time steps, ready for the model."""
-        leading = self.index.dim()
-        return self.form(self.x.narrow(1, start, length)[self.index], leading)
+        return self.form(self.x.narrow(1, start, length)[self.index], self.index.dim())
 
-    def long(self) -> "Gathered":
-        """Itself: tokens are gathered as such."""
+    def long(self) -> "LazySequences":
+        """Itself: tokens are gathered as whole numbers."""
         return self
 
-    def __getitem__(self, part: Any) -> "Gathered":
-        return Gathered(self.x, self.index[part], self.form)
+    def __getitem__(self, samples: Any) -> "LazySequences":
+        return LazySequences(self.x, self.index[samples], self.form)
 
 
-def gathered(x: Any, index: Tensor, form: Form) -> Any:
-    """The samples at these indices, to be read a few time steps at a time."""
+def _lazy(x: Any, index: Tensor, form: BatchForm) -> Any:
     if isinstance(x, Padded):
-        return Padded(Gathered(x.data, index, form), x.lengths[index.cpu()])  # type: ignore
-    return Gathered(x, index, form)
+        return Padded(LazySequences(x.data, index, form), x.lengths[index.cpu()])  # type: ignore
+    return LazySequences(x, index, form)
 
 
 @dataclass
@@ -189,106 +276,116 @@ class Stream:
     """Batches from a loader, in whatever order and size it gives them."""
 
     loader: DataLoader
-    form: Form
+    form: BatchForm
     check: Callable[[Tensor], Tensor]
-    own: bool = False  # made here, so that its order is ours to choose
+    reshuffled: bool = False  # the library made the loader, and chooses its order
 
     @property
     def samples(self) -> int:
-        """How many samples an epoch has at most, as far as the loader knows; 0 if it does not."""
+        """The most samples that an epoch has, as far as the loader knows; 0 if it does not."""
         return count_samples(self.loader)
 
     def batches(self, block: int = 0, epoch: int | None = None) -> Batches:
-        """An epoch; a loader of our own is shuffled by (seed, block, epoch)."""
-        if self.own and epoch is not None:
+        """An epoch; a loader made by the library is shuffled by (seed, block, epoch)."""
+        if self.reshuffled and epoch is not None:
             key = Key(self.form.seeds[0], block, epoch)
             self.loader.generator.manual_seed(int(streams(key, [-1])))  # type: ignore[union-attr]
         for batch in self.loader:
             x, y = pair(batch)
-            x, y = inputs(_writable(x)), numbered(self.check(tensor(y, "y")))
-            check(x, self.form)
+            x, y = inputs(_writable(x)), _index_type(self.check(tensor(y, "y")))
+            check_values(x, self.form)
             if isinstance(x, Padded):
                 order = x.longest_first()
                 x, y = x[order], y[order]
             if epoch is not None and self.form.skips(len(x)):
                 continue
             for part in self._cut(x):
-                share = (part.stop - part.start) / len(x)
-                mine = self.form(x[part]), y[part].to(self.form.device)
-                yield MicroBatch(*mine, share, part.stop == len(x))
+                arrived = [(self.form(x[part]), y[part].to(self.form.device))]
+                samples = part.stop - part.start
+                yield Batch(list.pop, arrived, samples, samples / len(x), part.stop == len(x))
 
     def _cut(self, x: Tensor | Padded) -> list[slice]:
         if isinstance(x, Padded) and self.form.micro_batch is not None:
-            raise TpsgdError(UNCUT)
+            raise TpsgdError(RAGGED_UNCUT)
         return self.form.cut(len(x))
 
 
 @dataclass
-class Through:
-    """A source seen through frozen functions: inputs recomputed instead of kept."""
+class ThroughBlocks:
+    """A source whose batches go through frozen blocks: inputs recomputed instead of kept."""
 
     source: Source
     functions: tuple[Callable[[Tensor], Tensor], ...]
-    at_once: int | None = None  # samples, where more would hold too much of what lies between
+    at_a_time: int | None = None  # samples, where more would hold too much between the blocks
 
     @property
-    def form(self) -> Form:
-        """As the underlying source's."""
+    def form(self) -> BatchForm:
+        """The form of the batches that enter the blocks."""
         return self.source.form
 
     @property
     def samples(self) -> int:
-        """As the underlying source's."""
+        """How many samples an epoch has."""
         return self.source.samples
 
-    def seen(self, x: Any) -> Any:
-        """A batch behind the functions."""
-        return in_parts(self.functions, x, self.at_once)
+    def outputs(self, x: Any) -> Any:
+        """The blocks' outputs for a batch."""
+        return in_parts(self.functions, x, self.at_a_time)
 
     def batches(self, block: int = 0, epoch: int | None = None) -> Batches:
-        """The underlying batches, each passed through the functions, one output at a time."""
-        for piece in self.source.batches(block, epoch):
-            held = [piece._replace(x=self.seen(piece.x))]
-            del piece  # while the next batch is made, this one must not live on here
-            yield held.pop()
+        """The source's batches, each computed through the blocks when it is loaded."""
+        for batch in self.source.batches(block, epoch):
+            yield batch.through(self.outputs)
 
 
-def in_parts(functions: Sequence[Callable[[Any], Any]], x: Any, at_once: int | None) -> Any:
+def in_parts(functions: Sequence[Callable[[Any], Any]], x: Any, at_a_time: int | None) -> Any:
     """A batch through functions that treat each sample by itself, a few samples at a time."""
-    if at_once is None or not isinstance(x, Tensor) or len(x) <= at_once:
+    if at_a_time is None or not isinstance(x, Tensor) or len(x) <= at_a_time:
         for function in functions:
             x = function(x)
         return x
     out: Tensor | None = None
-    for start in range(0, len(x), at_once):
-        part = in_parts(functions, x[start : start + at_once], None)
+    for start in range(0, len(x), at_a_time):
+        part = in_parts(functions, x[start : start + at_a_time], None)
         if out is None:
             out = like(part, len(x))
         out[start : start + len(part)] = part
     return out
 
 
-def source(
-    data: Any, form: Form, loss: Loss | None, classes: int | None, complete: bool = False
+def stored_samples(source: Source) -> Arrays | Stream:
+    """The arrays or the loader below frozen blocks and augmentation."""
+    while not isinstance(source, (Arrays, Stream)):
+        source = source.source  # type: ignore[attr-defined]
+    return source
+
+
+def depth(source: Source) -> int:
+    """How many frozen blocks a sample goes through each time it is loaded."""
+    return len(source.functions) if isinstance(source, ThroughBlocks) else 0
+
+
+def as_source(
+    data: Any, form: BatchForm, loss: Loss | None, classes: int | None, complete: bool = False
 ) -> Arrays | Stream:
     """A source from arrays `(x, y)`, a `Dataset` or a `DataLoader`, with its labels checked.
 
     Without a loss the labels come as they are (for evaluation, which looks at the output first).
-    `complete`: this is all there is to learn from, so a class without samples deserves a warning.
+    `complete`: these are all samples to learn from, so a class without samples gives a warning.
     """
     if isinstance(data, TensorDataset) and len(data.tensors) == 2:
         data = data.tensors
 
-    def known(y: Tensor, complete: bool = False) -> Tensor:
+    def checked(y: Tensor, complete: bool = False) -> Tensor:
         if loss is None:
             return y
         y = labels(y, loss, classes, complete)
         return y.to(form.dtype) if y.is_floating_point() else y
 
     if isinstance(data, DataLoader):
-        return Stream(data, form, known)
+        return Stream(data, form, checked)
     if isinstance(data, Dataset):
-        return Stream(_loader(data, form), form, known, own=True)
+        return Stream(_loader(data, form), form, checked, reshuffled=True)
     x, y = pair(data)
     x, y = inputs(x), tensor(y, "y")
     if not len(x):
@@ -296,36 +393,36 @@ def source(
     if len(x) != len(y):
         raise TpsgdError(f"x has {len(x):,} samples but y has {len(y):,} labels")
     if isinstance(x, Padded) and form.micro_batch is not None:
-        raise TpsgdError(UNCUT)
-    check(x, form)
-    y = known(y, complete)
+        raise TpsgdError(RAGGED_UNCUT)
+    check_values(x, form)
+    y = checked(y, complete)
     if form.device.type == "cuda" and x.nbytes < torch.cuda.mem_get_info(form.device)[0] / 2:
         x, y = x.to(form.device), y.to(form.device)
     return Arrays(x, y, form)
 
 
 def count_samples(data: Any) -> int:
-    """How many samples there are, as far as can be known; 0 if that is unknown."""
+    """How many samples there are, as far as can be known; 0 if it is unknown."""
     if not isinstance(data, (Dataset, DataLoader)):
         return len(inputs(pair(data)[0]))
-    known: Any = data
+    sized: Any = data
     if isinstance(data, DataLoader) and isinstance(data.dataset, IterableDataset):
-        known = data.dataset
+        sized = data.dataset
     elif isinstance(data, DataLoader):  # a batch sampler's batches may have any size
-        known = data.sampler if data.batch_size is not None else ()
+        sized = data.sampler if data.batch_size is not None else ()
     try:
-        return len(known)
+        return len(sized)
     except TypeError:
         return 0
 
 
-def in_stream(data: Any) -> bool:
+def is_stream(data: Any) -> bool:
     """Whether batches come from a loader, and may differ from one another in length."""
     return isinstance(data, (Dataset, DataLoader)) and not isinstance(data, TensorDataset)
 
 
 def first_samples(data: Any, count: int = 2) -> Any:
-    """A few samples' inputs, to learn shapes from."""
+    """The inputs of a few samples, to learn shapes from."""
     if isinstance(data, TensorDataset):
         data = data.tensors
     if isinstance(data, DataLoader):
@@ -348,7 +445,7 @@ def _writable(x: Any) -> Any:
     return x.copy() if locked else x
 
 
-def _loader(data: Dataset, form: Form) -> DataLoader:
+def _loader(data: Dataset, form: BatchForm) -> DataLoader:
     iterable = isinstance(data, IterableDataset)
     return DataLoader(
         data,
@@ -368,10 +465,10 @@ def _collate(samples: list[Any]) -> Any:
     return default_collate(samples)
 
 
-def check(x: Tensor | Padded, form: Form) -> None:
-    """Numbers that are numbers, tokens that are known."""
+def check_values(x: Tensor | Padded, form: BatchForm) -> None:
+    """Refuse NaN and infinity, and tokens outside the vocabulary."""
     if isinstance(x, Padded):
-        return check(x.data, form)
+        return check_values(x.data, form)
     check_finite(x)
     if form.tokens > 1 and form.looks_up(x) and x.numel():
         low, high = int(x.min()), int(x.max())

@@ -1,262 +1,64 @@
-"""A block that learns: its objective, its gradients, its optimizer or its equations."""
+"""A block that learns by gradients: its objective, where its gradients come from, its optimizer.
 
-from collections.abc import Callable
+`BlockLearner` is what every kind of learner shares; `GradientLearner` takes an optimizer's steps. A
+block in closed form is in `solved.py`, a whole net under backprop in `backprop.py`.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from tpsgd.engine.optimizers import ELEMENTWISE, OptimizerFactory, hooked, make_optimizer
 from tpsgd.errors import TpsgdError
-from tpsgd.nets.blocks import Block, padding
-from tpsgd.nets.closed_form import Saved, sliced
-from tpsgd.nets.engines import Autograd, Closed, Engine
+from tpsgd.nets.blocks import Block
+from tpsgd.nets.closed_form import sliced
+from tpsgd.nets.engines import Closed, Engine
 from tpsgd.nets.unrolled import Unrolled
 from tpsgd.objectives import IDLE, LossAndGrads, Objective
-from tpsgd.projections import Redrawn
+from tpsgd.protocols import Source
 from tpsgd.rules import Signal
-from tpsgd.solvers import Recursive
-from tpsgd.solvers.equations import Equations, few
-from tpsgd.solvers.least_squares import MomentSums, SampleSums
+from tpsgd.train import Step
 
 
-class Learner:
-    """A block with what it needs to learn.
+@dataclass(frozen=True)
+class EarlyStopping:
+    """Stop a block when its loss (on validation data where given) has stopped improving."""
 
-    `draw` makes its objective when it begins to learn; the projection is dropped when it stops.
-    `width` is how many layers learn in it (more than one for backprop's whole model), `several`
-    says that labels are rows of yes-or-no answers, and `stack` counts stacked restarts. The
-    gradient of its weight is made in so many `slices`, and `widest` is the most bytes that one
-    sample takes anywhere in the block. Backprop's `accumulates` leaves adding gradients to
-    autograd.
-    """
+    patience: int = 2
+    min_delta: float = 0.0
 
-    def __init__(
-        self,
-        block: Block,
-        engine: Engine,
-        draw: Callable[[], Objective],
-        signal: Signal = Signal.LABEL,
-        params: dict[str, Tensor] | None = None,
-        several: bool = False,
-        stack: int | None = None,
-        width: int = 1,
-        trains: bool = True,
-        slices: int = 1,
-        widest: int = 0,
-        accumulates: bool = False,
-    ):
-        self.block, self.engine, self.signal, self.several = block, engine, signal, several
-        self.stack, self.width, self.slices, self.widest = stack, width, slices, widest
-        self.accumulates = accumulates
-        self.draw = draw
-        self.tensors: tuple[Tensor, ...] = ()
-        self.known = False  # whether its objective's derivative is written out, once drawn
-        self.mean_over_samples = True  # whether its loss is a mean over samples, as far as is known
-        self.params: dict[str, Tensor] = dict(params or {})
-        self.trains = trains
-        self.optimizer: Optimizer | None = None
-        self.sums: MomentSums | SampleSums | None = None  # of a block that is solved
-        self.equations: Equations | None = None
-        self.penalty: Tensor | None = None  # of a solved block, for each restart
-        self.gamma: float | None = None  # solved after every batch, with this penalty
-        self.pending: tuple[Any, ...] | None = None  # to be learned once it has run
-        self.moving: dict[str, Tensor] = {}  # what the optimizer has: parameters, or slices of them
-        some = next(iter(self.params.values()), torch.empty(0))
-        self.loss = torch.zeros(stack or (), device=some.device, dtype=torch.float32)
-        self.correct = torch.zeros(stack or (), device=some.device, dtype=torch.long)
+
+@dataclass(frozen=True)
+class BlockSettings:
+    """How one block is trained."""
+
+    epochs: int
+    optimizer: Any  # a factory of optimizers, or a solver
+    lr: float | None = None
+    early_stopping: EarlyStopping | None = None
+    lr_schedule: Callable[[Optimizer], LRScheduler] | None = None
+
+
+class Figures:
+    """The loss and accuracy of an epoch, summed on the device: no step waits for a number."""
+
+    def __init__(self, device: torch.device, restarts: int | None) -> None:
+        self.loss = torch.zeros(restarts or (), device=device, dtype=torch.float32)
+        self.correct = torch.zeros(restarts or (), device=device, dtype=torch.long)
         self.classifies = False
+        self.batch_dim = 1 if restarts else 0
 
-    def start(self, factory: OptimizerFactory | None, lr: float | None) -> None:
-        """Draw the objective and make the optimizer; both live only while the block learns."""
-        objective = self.draw()
-        self.engine.set_objective(objective)
-        self.tensors, self.mean_over_samples = objective.tensors, objective.closed is not None
-        self.known = self.mean_over_samples or objective.together is not None
-        if objective.learned:
-            self.params |= {f"objective.{i}": t for i, t in enumerate(self.tensors)}
-        if isinstance(factory, Recursive):
-            self.gamma = factory.gamma
-        elif factory is not None:
-            self._give(factory, lr)
-        self.wake()
-
-    def _give(self, factory: OptimizerFactory, lr: float | None) -> None:
-        """An optimizer; of slices of the weight where it treats each number by itself."""
-        for p in self.params.values():
-            p.grad = None  # whatever the caller left there
-        self.moving = self.params
-        name = f"{len(self.block.prologue)}.weight"
-        if isinstance(self.engine, Closed) and self.slices > 1 and name in self.params:
-            weight = self.params[name].detach()
-            parts = sliced(name, len(weight), self.slices)
-            own = {k: p for k, p in self.params.items() if k != name}
-            self.moving = own | {k: weight if rows is None else weight[rows] for k, rows in parts}
-        self.optimizer = make_optimizer(factory, self.moving, lr)
-        whole = type(self.optimizer) not in ELEMENTWISE or getattr(factory, "by_name", False)
-        whole = whole or hooked(self.optimizer)  # a hook may want the whole gradient
-        if self.moving is not self.params and whole:
-            self.moving, self.optimizer = self.params, make_optimizer(factory, self.params, lr)
-        if isinstance(self.engine, Closed):
-            self.engine.slices = 1 if self.moving is self.params else self.slices
-
-    def wake(self) -> None:
-        """Back to training mode; a block that is solved has none."""
-        self.block.train(self.optimizer is not None)
-
-    def add_up(self, x: Any, labels: Tensor, expected: int) -> None:
-        """A batch more of what `solve` needs; `expected`: how many samples there are, if known."""
-        for module in self.block.prologue:
-            x = torch.vmap(module)(x) if self.stack else module(x)
-        equations = self.equations = self.equations or self._equations()
-        for rows in equations.parts(x, labels):
-            if self.sums is None:
-                keeps = few(equations.layer, equations.single, expected)
-                self.sums = (SampleSums if keeps else MomentSums)(*rows, self._bias is not None)
-            self.sums.add(*rows)
-
-    def solve(self, alpha: float | None, samples: int) -> None:
-        """The block's weight and bias in closed form, from what was added up."""
-        if self.sums is None or self.equations is None:
-            raise TpsgdError("the data is empty: an epoch gave no batch")
-        try:
-            found = self.sums.solve(alpha, self.equations.mixing)
-        except RuntimeError:  # of the eigenvectors
-            raise TpsgdError(
-                f"block {self.block.index + 1} ({self.block}) has inputs too large or too unlike "
-                "one another for its equations to be solved: scale them to about 1"
-            ) from None
-        self._set(found.weight, found.bias)
-        self.penalty = found.alpha
-        self.loss = found.loss * self.sums.count  # rows: one or more for each sample
-
-    def _equations(self) -> Equations:
-        """What the layer's weights must solve, now that the objective is drawn."""
-        layer: Any = self.block.layer
-        pads = [] if isinstance(layer, nn.Linear) else padding(layer) or []
-        codes: Any = self.tensors[0] if self.tensors else None
-        codes = codes.whole() if isinstance(codes, Redrawn) else codes
-        classes = layer.weight.shape[0] if codes is None else codes.shape[1 if self.stack else 0]
-        signed = self.several and codes is None
-        return Equations(layer, pads, classes, codes, signed, bool(self.stack))
-
-    @property
-    def alphas(self) -> list[float]:
-        """The penalty of a solved block, for each restart."""
-        return [] if self.penalty is None else self.penalty.reshape(-1).tolist()
-
-    @property
-    def _bias(self) -> Tensor | None:
-        return self.params.get(f"{len(self.block.prologue)}.bias")
-
-    def _set(self, weight: Tensor, bias: Tensor) -> None:
-        """Give the layer these."""
-        own = self.params[f"{len(self.block.prologue)}.weight"]
-        own.copy_(weight.reshape(own.shape))
-        if self._bias is not None:
-            self._bias.copy_(bias)
-
-    def stop(self) -> None:
-        """Freeze: drop the optimizer's state and the projection."""
-        self.optimizer = self.sums = self.equations = self.gamma = None
-        self.moving = {}
-        self.loss = self.loss.float()
-        if self.tensors or isinstance(self.engine, Unrolled):
-            self.engine.set_objective(IDLE)
-        self.tensors = ()
-        self.params = {k: p for k, p in self.params.items() if not k.startswith("objective.")}
-        self.block.train(False)
-
-    def forward(self, x: Tensor) -> Any:
-        """The block's values for a batch."""
-        return self.engine.forward(self.params, x)
-
-    def output(self, saved: Any) -> Tensor:
-        """What the next block gets."""
-        return self.engine.output(saved)
-
-    def error(self, saved: Any, labels: Tensor) -> Tensor:
-        """Minus the derivative of each sample's loss with respect to this block's output."""
-        return self.engine.error(saved, labels)
-
-    def improve(
-        self, saved: Any, s: Tensor, labels: Tensor, output_unused: bool = False, share: float = 1.0
-    ) -> None:
-        """One step downhill on the local loss. `output_unused`: nobody needs it after.
-
-        A block whose output is pulled by the next one learns while that happens; `settle` ends it.
-        Of a share of a batch the gradient is added to the others', and `move` takes the step.
-        """
-        if isinstance(self.engine, Unrolled) and self.engine.lazy:
-            self.engine.teach(saved, s, self.tensors)
-            self.pending = saved, s, labels, False, share
-        else:
-            self._step(saved, s, labels, output_unused, share)
-
-    def settle(self) -> None:
-        """Take the step that `improve` put off."""
-        if self.pending is not None:
-            pending, self.pending = self.pending, None
-            self._step(*pending)
-
-    def _step(
-        self, saved: Any, s: Tensor, labels: Tensor, output_unused: bool, share: float
-    ) -> None:
-        if self.gamma is not None:
-            return self._recur(saved, labels, self.gamma)
-        if self.accumulates:
-            return self._add_up(saved, s, labels, share)
-        local, parts = self.engine.gradients(self.params, saved, s, self.tensors, output_unused)
-        own = {f"objective.{i}": grad for i, grad in enumerate(local.dtensors)}
-        for grads in parts:
-            grads |= own
-            own = {}
-            while grads:
-                name, grad = grads.popitem()
-                if name in self.moving:  # not one that stays as it is
-                    _add(self.moving[name], grad, share)
-                del grad
-            if share == 1.0:
-                self.move()
-        self._note(local, labels)
-
-    def _add_up(self, saved: Any, s: Tensor, labels: Tensor, share: float) -> None:
-        """A step whose gradients autograd adds up itself."""
-        assert isinstance(self.engine, Autograd)
-        local = self.engine.backward(self.params, saved, s, share)
-        if share == 1.0:
-            self.move()
-        self._note(local, labels)
-
-    def move(self) -> None:
-        """Take the optimizer's step with the gradients that are there, and drop them."""
-        if self.optimizer is None:
-            return
-        self.optimizer.step()
-        for p in self.moving.values():
-            p.grad = None
-
-    def _recur(self, saved: Saved, labels: Tensor, gamma: float) -> None:
-        """See how the batch does, then learn from it."""
-        self.measure(saved, labels)
-        equations = self.equations = self.equations or self._equations()
-        for rows in equations.parts(saved.x, labels):
-            self.sums = self.sums or MomentSums(*rows, self._bias is not None)
-            self.sums.add(*rows)
-        assert isinstance(self.sums, MomentSums)
-        self._set(*self.sums.so_far(gamma, equations.mixing))
-
-    def measure(self, saved: Any, labels: Tensor) -> None:
-        """Note the local loss of a batch without learning from it (label signals only)."""
-        self._note(self.engine.measure(self.params, saved, labels, self.tensors), labels)
-
-    def _note(self, local: LossAndGrads, labels: Tensor) -> None:
-        """Add a batch to the epoch's figures, without waiting for the device."""
-        self.loss.add_(local.loss, alpha=labels.shape[1 if self.stack else 0])
+    def add(self, local: LossAndGrads, labels: Tensor, multi_label: bool) -> None:
+        """Add a batch."""
+        self.loss.add_(local.loss, alpha=labels.shape[self.batch_dim])
         if local.logits is not None:
             self.classifies = True
-            self.correct.add_(hits(local.logits, labels, self.several))
+            self.correct.add_(hits(local.logits, labels, multi_label))
 
     def collect(self, samples: int) -> tuple[list[float], list[float] | None]:
         """Mean loss and accuracy since the last call, per restart; waits for the device."""
@@ -267,24 +69,234 @@ class Learner:
         return losses, shares
 
 
-def hits(logits: Tensor, labels: Tensor, several: bool) -> Tensor:
+def hits(logits: Tensor, labels: Tensor, multi_label: bool) -> Tensor:
     """How many samples are right, over the last dimension but one (the batch).
 
-    `several`: rows of yes-or-no labels, all of which must be right.
+    `multi_label`: rows of yes-or-no labels, all of which must be right.
     """
     if not labels.is_floating_point():
         right = logits.argmax(-1) == labels
-    elif several:
+    elif multi_label:
         right = ((logits > 0) == (labels > 0.5)).all(-1)
     else:
         right = logits.argmax(-1) == labels.argmax(-1)
     return right.sum(-1)
 
 
-def _add(p: Tensor, grad: Tensor, share: float) -> None:
-    """Give a parameter its gradient, or a share of a batch's to be added to the other shares.
+class BlockLearner:
+    """A block with its objective and where its gradients come from.
 
-    It gets its parameter's number format and strides: fused optimizers walk both side by side.
+    `draw` makes the objective when the block begins to learn; its class codes are dropped when it
+    stops. `widest` is the most bytes that one sample takes anywhere in the block.
+    """
+
+    width = 1  # how many layers learn in it
+
+    def __init__(
+        self,
+        block: Block,
+        backend: Engine,
+        draw: Callable[[], Objective],
+        settings: BlockSettings,
+        params: dict[str, Tensor],
+        *,
+        signal: Signal = Signal.LABEL,
+        multi_label: bool = False,
+        restarts: int | None = None,
+        trains: bool = True,
+        widest: int = 0,
+    ) -> None:
+        self.block, self.backend, self.draw, self.settings = block, backend, draw, settings
+        self.params, self.signal, self.multi_label = dict(params), signal, multi_label
+        self.restarts, self.trains, self.widest = restarts, trains, widest
+        self.learning = False
+        self.tensors: tuple[Tensor, ...] = ()
+        self.mean_over_samples = True  # whether its loss is a mean over samples, once drawn
+        self.written_out = False  # whether its objective's derivative is a formula, once drawn
+        first = next(iter(self.params.values()), torch.empty(0))
+        self.figures = Figures(first.device, restarts)
+
+    @property
+    def epochs(self) -> int:
+        """How many epochs it learns for."""
+        return self.settings.epochs if self.trains else 0
+
+    @property
+    def how(self) -> str:
+        """Where its gradients come from, in words."""
+        return self.backend.label if self.trains else "frozen"
+
+    def start(self) -> None:
+        """Draw the objective; it lives only while the block learns."""
+        if not self.epochs:
+            return
+        objective = self.draw()
+        self.backend.set_objective(objective)
+        self.tensors, self.mean_over_samples = objective.tensors, objective.closed is not None
+        self.written_out = self.mean_over_samples or objective.together is not None
+        if objective.learned:
+            self.params |= {f"objective.{i}": t for i, t in enumerate(self.tensors)}
+        self.learning = True
+
+    def stop(self) -> None:
+        """Freeze the block and drop its class codes."""
+        self.learning = False
+        if self.tensors or isinstance(self.backend, Unrolled):
+            self.backend.set_objective(IDLE)
+        self.tensors = ()
+        self.params = {k: p for k, p in self.params.items() if not k.startswith("objective.")}
+        self.block.train(False)
+
+    def resume(self) -> None:
+        """Back to training mode after validation; a block without an optimizer has none."""
+        self.block.train(False)
+
+    def batches(self, source: Source, epoch: int) -> Iterator[Any]:
+        """The batches of an epoch, in the random order of this block."""
+        return source.batches(self.block.key, epoch)
+
+    def forward(self, x: Any) -> Any:
+        """The block's values for a batch."""
+        return self.backend.forward(self.params, x)
+
+    def output(self, saved: Any) -> Any:
+        """What the next block receives."""
+        return self.backend.output(saved)
+
+    def error(self, saved: Any, labels: Tensor) -> Tensor:
+        """Minus the derivative of each sample's loss with respect to this block's output."""
+        return self.backend.error(saved, labels)
+
+    def measure(self, saved: Any, labels: Tensor) -> None:
+        """Add the local loss of a batch to the figures without learning from it."""
+        local = self.backend.measure(self.params, saved, labels, self.tensors)
+        self.figures.add(local, labels, self.multi_label)
+
+    def update(self, saved: Any, s: Tensor, labels: Tensor, output_unused: bool = False) -> None:
+        """Learn from a batch."""
+        raise NotImplementedError
+
+    def finish_update(self) -> None:
+        """End an update that had to wait for the next block."""
+
+    def apply_gradients(self) -> None:
+        """Take the step for which micro-batches have summed the gradients."""
+
+    def end_epoch(self, samples: int) -> None:
+        """All batches of an epoch have been learned from."""
+
+
+class GradientLearner(BlockLearner):
+    """A block that takes an optimizer's steps on its local loss.
+
+    The gradient of its weight may be computed in `slices`, each applied before the next is made.
+    `share` < 1 belongs to micro-batches: gradients are summed, and `apply_gradients` comes later.
+    """
+
+    def __init__(self, *args: Any, slices: int = 1, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.slices, self.share = slices, 1.0
+        self.optimizer: Optimizer | None = None
+        self.scheduler: LRScheduler | None = None
+        self.moving: dict[str, Tensor] = {}  # what the optimizer has: parameters, or slices
+        self.pending: tuple[Any, ...] | None = None
+
+    def start(self) -> None:
+        """Draw the objective and make the optimizer; both live only while the block learns."""
+        super().start()
+        if not self.learning:
+            return
+        self._make_optimizer(self.settings.optimizer, self.settings.lr)
+        if self.settings.lr_schedule is not None and self.optimizer is not None:
+            self.scheduler = self.settings.lr_schedule(self.optimizer)
+            if isinstance(self.scheduler, ReduceLROnPlateau):
+                raise TpsgdError(
+                    "lr_schedule cannot be ReduceLROnPlateau, which waits for a metric; choose "
+                    "one that is stepped by the epoch, or use early_stopping"
+                )
+        self.resume()
+
+    def _make_optimizer(self, factory: OptimizerFactory, lr: float | None) -> None:
+        """An optimizer; of slices of the weight where it treats each number by itself."""
+        for p in self.params.values():
+            p.grad = None  # whatever the caller left there
+        self.moving = self.params
+        name = f"{len(self.block.prologue)}.weight"
+        if isinstance(self.backend, Closed) and self.slices > 1 and name in self.params:
+            weight = self.params[name].detach()
+            parts = sliced(name, len(weight), self.slices)
+            others = {k: p for k, p in self.params.items() if k != name}
+            slices = {k: weight if rows is None else weight[rows] for k, rows in parts}
+            self.moving = others | slices
+        self.optimizer = make_optimizer(factory, self.moving, lr)
+        whole = type(self.optimizer) not in ELEMENTWISE or getattr(factory, "by_name", False)
+        whole = whole or hooked(self.optimizer)  # a hook may need the whole gradient
+        if self.moving is not self.params and whole:
+            self.moving, self.optimizer = self.params, make_optimizer(factory, self.params, lr)
+        if isinstance(self.backend, Closed):
+            self.backend.slices = 1 if self.moving is self.params else self.slices
+
+    def resume(self) -> None:
+        """Back to training mode after validation."""
+        self.block.train(self.learning)
+
+    def stop(self) -> None:
+        """Freeze the block; drop the optimizer's state and the class codes."""
+        super().stop()
+        self.optimizer = self.scheduler = None
+        self.moving = {}
+
+    def update(self, saved: Any, s: Tensor, labels: Tensor, output_unused: bool = False) -> None:
+        """One step downhill on the local loss. `output_unused`: its memory may be overwritten.
+
+        A recurrent block whose states the next block reads step by step learns meanwhile;
+        `finish_update` then takes the step.
+        """
+        if isinstance(self.backend, Unrolled) and self.backend.lazy:
+            self.backend.teach(saved, s, self.tensors)
+            self.pending = saved, s, labels, False
+        else:
+            self._update(saved, s, labels, output_unused)
+
+    def finish_update(self) -> None:
+        """Take the step that had to wait until the next block had read all states."""
+        if self.pending is not None:
+            pending, self.pending = self.pending, None
+            self._update(*pending)
+
+    def _update(self, saved: Any, s: Tensor, labels: Tensor, output_unused: bool) -> None:
+        local, parts = self.backend.gradients(self.params, saved, s, self.tensors, output_unused)
+        of_objective = {f"objective.{i}": grad for i, grad in enumerate(local.dtensors)}
+        for grads in parts:
+            grads |= of_objective
+            of_objective = {}
+            while grads:
+                name, grad = grads.popitem()
+                if name in self.moving:  # not a parameter that stays as it is
+                    _set_gradient(self.moving[name], grad, self.share)
+                del grad
+            if self.share == 1.0:
+                self.apply_gradients()
+        self.figures.add(local, labels, self.multi_label)
+
+    def apply_gradients(self) -> None:
+        """Take the optimizer's step with the gradients that are there, and drop them."""
+        if self.optimizer is None:
+            return
+        self.optimizer.step()
+        for p in self.moving.values():
+            p.grad = None
+
+    def end_epoch(self, samples: int) -> None:
+        """Let the learning rate follow its schedule."""
+        if self.scheduler is not None:
+            self.scheduler.step()
+
+
+def _set_gradient(p: Tensor, grad: Tensor, share: float) -> None:
+    """Give a parameter its gradient, or add a micro-batch's share of it.
+
+    It gets its parameter's number format and strides: fused optimizers walk both together.
     """
     grad = grad.to(p.dtype)
     if share < 1.0:
@@ -293,3 +305,18 @@ def _add(p: Tensor, grad: Tensor, share: float) -> None:
         p.grad = grad
     if p.grad.stride() != p.stride():
         p.grad = torch.empty_like(p).copy_(p.grad)
+
+
+def accumulate(step: Step) -> Step:
+    """The step on micro-batches: gradients are summed, and applied after a batch's last one."""
+
+    def accumulated(learners: Sequence[Any], batch: Any) -> None:
+        for learner in learners:
+            learner.share = batch.share
+        step(learners, batch)
+        for learner in learners:
+            if learner.learning and batch.share < 1.0 and batch.last:
+                learner.apply_gradients()
+            learner.share = 1.0
+
+    return accumulated

@@ -6,10 +6,8 @@ optimizer state, projections and activations all live at once, and leaves the re
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import torch
@@ -17,6 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
+
+from tpsgd.engine.cuda_graphs import side_stream
+from tpsgd.protocols import Observer
 
 CUDA_BLOCK = 512  # a GPU's allocator gives whole blocks of so many bytes
 
@@ -113,99 +114,114 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 
 @dataclass
 class Stage:
-    """A part of a run: blocks learning, or handing their outputs on. Kept inputs are left out."""
+    """A part of a run: blocks learn, or their outputs are computed. Kept inputs are left out."""
 
     blocks: tuple[int, ...]
     learning: bool = True
     peak: int = 0  # beyond the model
-    parts: dict[str, int] = field(default_factory=dict)  # where they were asked for
+    parts: dict[str, int] = field(default_factory=dict)  # what the peak consists of
 
 
-class Meter:
-    """The peak of a training run: the model's own bytes and all that training adds to them.
+class Meter(Observer):
+    """The peak memory of a run: the model's bytes and all that training adds to them.
 
-    The data set is not counted; inputs kept for reuse are counted apart, in `kept`.
+    The data set is not counted; inputs kept for reuse are counted apart, in `kept_bytes`. Use it as
+    a context manager around the run.
     """
+
+    WATCHED = 2  # batches of a stage that are followed on a CPU
 
     def __init__(self, device: torch.device, live: LiveBytes | None = None) -> None:
         self.device = device
-        self.rehearsal = live is not None
-        self.on_gpu = device.type == "cuda" and not self.rehearsal
-        self.kept = 0  # at most, at one time
+        self.on_gpu = device.type == "cuda" and live is None
+        self.kept_bytes = 0  # the most at one time
         self.stages: list[Stage] = []
-        self._held = self._leaving = self._start = 0
+        self._kept_now = self._leaving = self._start = self._batches = 0
         self._live = live or LiveBytes()
+        self._watching = False
 
-    def begin(self) -> None:
+    def __enter__(self) -> "Meter":
         """Count from here: the model and the data are in place."""
         self.stages.append(Stage(()))
         if self.on_gpu:
-            warm(self.device)
+            take_cublas_workspaces(self.device)
             torch.cuda.reset_peak_memory_stats(self.device)
             self._start = torch.cuda.memory_allocated(self.device)
+        return self
 
-    def stage(self, blocks: Iterable[int], learning: bool = True) -> None:
-        """Another part of the run begins."""
+    def __exit__(self, *_: Any) -> None:
+        self._watch(False)
         self._close()
-        self._held, self._leaving = self._held - self._leaving, 0
-        self.stages.append(Stage(tuple(blocks), learning))
+
+    def _watch(self, on: bool) -> None:
+        """Follow every allocation on a CPU, which takes time, or stop doing so."""
+        self._batches = 0
+        if on is self._watching or self.on_gpu:
+            return
+        self._watching = on
+        if on:
+            self._live.__enter__()
+        else:
+            self._live.__exit__(None, None, None)
+
+    def stage(self, learners: Sequence[Any], learning: bool = True) -> None:
+        """Look for the peak of another stage; its first batches are followed."""
+        self._close()
+        self._kept_now, self._leaving = self._kept_now - self._leaving, 0
+        self.stages.append(Stage(tuple(x.block.index for x in learners), learning))
         if self.on_gpu:
             torch.cuda.reset_peak_memory_stats(self.device)
         else:
             self._live.begin()
+        self._watch(True)
 
-    def _close(self) -> None:
-        """Write down the peak so far."""
-        if not self.stages:
-            return
-        now = self.stages[-1]
-        if self.on_gpu:
-            grown = torch.cuda.max_memory_allocated(self.device) - self._start - self._held
-            now.peak = max(now.peak, grown)
-        else:
-            now.peak, now.parts = self._live.peak, self._live.parts()
+    def started(self, learner: Any) -> None:
+        """Follow the solution of a block in closed form, too."""
+        if hasattr(learner, "before_solving"):
+            learner.before_solving = self._before_solving
 
-    @contextmanager
-    def watch(self, active: bool = True) -> Iterator[None]:
-        """Follow what is allocated in here (on the CPU; a GPU is always watched)."""
-        if active and not self.on_gpu:
-            with self._live:
-                yield
-        else:
-            yield
+    def _before_solving(self, workspace: int) -> None:
+        self._watch(True)
+        self._live.note(workspace)
 
-    def label(self, name: str, tensors: Iterable[Tensor]) -> None:
-        """Say what these tensors are for."""
-        if self.rehearsal:
-            self._live.label(name, tensors)
+    def computing(self, active: bool) -> None:
+        """Follow the first batches of validation data, or of inputs that will be kept."""
+        self._watch(active)
 
-    def unseen(self, size: int) -> None:
-        """Note bytes that a library takes for a moment (a GPU's allocator sees them)."""
-        self._live.note(size)
+    def batch(self, learners: Sequence[Any], batch: Any) -> None:
+        """After the first batches all allocations have been seen, unless samples are kept."""
+        self._batches += batch.last
+        if self._batches >= self.WATCHED and not any(getattr(x, "grows", False) for x in learners):
+            self._watch(False)
 
-    def keep(self, size: int, instead_of: int = 0) -> None:
-        """Note inputs of this many bytes, kept for reuse, and those that are dropped after this."""
-        self._held += size
-        self.kept = max(self.kept, self._held)
-        self._leaving += instead_of
+    def kept(self, size: int, released: int) -> None:
+        """Note inputs that are kept for reuse, and those that are released after this stage."""
+        self._watch(False)
+        self._kept_now += size
+        self.kept_bytes = max(self.kept_bytes, self._kept_now)
+        self._leaving += released
 
     def peak(self, model_bytes: int) -> int:
-        """The most bytes held at once, the model included, kept inputs left out."""
-        self._close()
+        """The most bytes held at one time, the model included, kept inputs left out."""
         return model_bytes + max((s.peak for s in self.stages), default=self._live.peak)
 
-
-@cache
-def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream on which steps are captured."""
-    return torch.cuda.Stream(device)
+    def _close(self) -> None:
+        """Write down the peak of the stage that ends."""
+        if not self.stages:
+            return
+        stage = self.stages[-1]
+        if self.on_gpu:
+            grown = torch.cuda.max_memory_allocated(self.device) - self._start - self._kept_now
+            stage.peak = max(stage.peak, grown)
+        else:
+            stage.peak, stage.parts = self._live.peak, self._live.parts()
 
 
 def _twice(x: Tensor, w: Tensor) -> Tensor:
     return F.linear(F.linear(x, w, w[0]), w, w[0])
 
 
-def warm(device: torch.device) -> int:
+def take_cublas_workspaces(device: torch.device) -> int:
     """Let cuBLAS take its workspaces, which it never gives back: the bytes they take, if any."""
     before = torch.cuda.memory_allocated(device)
     ones = torch.ones(64, 64, device=device)

@@ -1,68 +1,124 @@
-"""From a frozen block to the next one's inputs: kept in memory or in a file, or computed again."""
+"""From a frozen block to the next block's inputs: kept in memory or in a file, or recomputed."""
 
+import os
+import shutil
+import tempfile
+import weakref
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tpsgd.engine.augmented import Augmented
-from tpsgd.engine.batches import WORTH_CUTTING, Arrays, Form, Source, Stream, Through
-from tpsgd.engine.disk_rows import Stored
-from tpsgd.engine.learner import Learner
-from tpsgd.engine.meter import Meter
+from tpsgd.engine.batches import (
+    WORTH_CUTTING,
+    Arrays,
+    BatchForm,
+    Stream,
+    ThroughBlocks,
+    depth,
+    in_parts,
+    stored_samples,
+)
+from tpsgd.engine.device import available
 from tpsgd.errors import TpsgdError
+from tpsgd.maths.memory_format import channels_last, like
 from tpsgd.maths.random import permutation
 from tpsgd.nets.padded import Padded
 from tpsgd.nets.unrolled import Pass, computed
+from tpsgd.protocols import Observer, Source
+from tpsgd.train import Net
+from tpsgd.units import size
 
-AT_ONCE = 32 << 20  # bytes that samples may take inside a block while they are handed on
-
-
-def in_loader(source: Source) -> bool:
-    """Whether samples come from a loader, whose batches may differ in length."""
-    while isinstance(source, (Augmented, Through)):
-        source = source.source
-    return isinstance(source, Stream)
+AT_A_TIME = 32 << 20  # bytes that samples may take inside a block while its outputs are computed
 
 
-def seen_through(source: Source, function: Callable[[Any], Any], at_once: int | None) -> Through:
-    """A source with one more function behind it."""
-    if isinstance(source, Through):
-        at_once = min(filter(None, (source.at_once, at_once)), default=None)
-        return Through(source.source, (*source.functions, function), at_once)
-    return Through(source, (function,), at_once)
+@dataclass(frozen=True)
+class InputReuse:
+    """How the next block gets its inputs; see `tpsgd.Memory.reuse`."""
+
+    reuse: bool | str | Path | None = None
+    free_bytes: Callable[[torch.device], float] = available
+
+    @torch.no_grad()
+    def __call__(self, net: Net, learner: Any, source: Source) -> Source:
+        """The outputs of a block that has been trained, as a source."""
+
+        def function(x: Any) -> Any:
+            return learner.output(learner.forward(x))
+
+        learner.block.train(False)
+        for observer in net.observers:
+            observer.stage([learner], learning=False)
+        at_a_time = _samples_at_a_time(learner, source.form)
+        sample = _first_output(source, function)
+        later = net.learners[net.learners.index(learner) + 1 :]
+        keep = self._keep(sample, source, later)
+        if keep is False:
+            return _through(source, function, at_a_time)
+        for observer in net.observers:
+            observer.computed(source.samples, 1 + depth(source))
+            if keep is True:
+                observer.kept(sample.nbytes * source.samples, _released(net, source))
+        rows = _allocate(sample, source) if keep is True else _file(sample, source, keep)
+
+        def outputs(x: Any) -> Any:
+            return in_parts((lambda x: computed(function(x)),), x, at_a_time)
+
+        return _collect(source, outputs, rows, net.observers)
+
+    def _keep(self, sample: Any, source: Source, later: list[Any]) -> bool | str | Path:
+        """Where to keep the outputs: True for memory, a folder, or False to recompute them."""
+        below = stored_samples(source)
+        any_length = isinstance(below, Stream) and any(x.block.recurrent for x in later)
+        if not source.samples or any_length:
+            return False
+        keep = self.reuse
+        if keep is None:
+            # no point in keeping inputs that are read only once
+            once = len(later) == 1 and later[0].settings.epochs <= 1
+            fits = sample.nbytes * source.samples < self.free_bytes(source.form.device) / 2
+            keep = fits and not once
+        if isinstance(sample, Padded) and keep is not True:  # a file has rows of one size
+            return False
+        return keep
 
 
-def at_once_for(learner: Learner, form: Form) -> int | None:
-    """How many samples to hand on together: a part of a batch, where that saves much."""
+def _released(net: Net, source: Source) -> int:
+    """Bytes of kept inputs that nobody needs once the next block's are kept."""
+    from_caller = source is net.source or source is net.validation
+    return source.x.nbytes if isinstance(source, Arrays) and not from_caller else 0
+
+
+def _through(source: Source, function: Callable[[Any], Any], at_a_time: int | None) -> Source:
+    """A source with one more frozen block behind it."""
+    if isinstance(source, ThroughBlocks):
+        at_a_time = min(filter(None, (source.at_a_time, at_a_time)), default=None)
+        return ThroughBlocks(source.source, (*source.functions, function), at_a_time)
+    return ThroughBlocks(source, (function,), at_a_time)
+
+
+def _samples_at_a_time(learner: Any, form: BatchForm) -> int | None:
+    """How many samples to compute together: a part of a batch, where that saves much memory."""
     if form.stacked or form.batch_size * learner.widest < WORTH_CUTTING:
         return None
-    return max(1, min(AT_ONCE // learner.widest, form.batch_size // 4))
+    return max(1, min(AT_A_TIME // learner.widest, form.batch_size // 4))
 
 
-def computed_now(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The function with its output computed at once, even where it would be pulled."""
-    return lambda x: computed(function(x))
-
-
-def first_output(source: Source, function: Callable[[Any], Any]) -> Any:
-    """One sample's output."""
-    for piece in source.batches():
-        pulled = isinstance(piece.x, Pass)
-        sample = computed(function(piece.x if pulled else source.form.first(piece.x)))
-        return source.form.first(sample) if pulled else sample
+def _first_output(source: Source, function: Callable[[Any], Any]) -> Any:
+    """The output of one sample."""
+    for batch in source.batches():
+        x, _ = batch.load()
+        if isinstance(x, Pass):
+            return source.form.first(computed(function(x)))
+        return computed(function(source.form.first(x)))
     raise TpsgdError("the data is empty: the loader gives no batch")
 
 
-def depth(source: Source) -> int:
-    """How many frozen blocks a sample passes each time it is asked for."""
-    return len(source.functions) if isinstance(source, Through) else 0
-
-
-def place_for(sample: Any, source: Source) -> Tensor:
-    """Memory for what a source's samples become."""
+def _allocate(sample: Any, source: Source) -> Tensor:
+    """Memory for the outputs of all samples."""
     form = source.form
     shape = (*sample.shape[:1], source.samples, *sample.shape[2:])
     if not form.stacked:
@@ -72,38 +128,130 @@ def place_for(sample: Any, source: Source) -> Tensor:
     return torch.empty(shape, dtype=sample.dtype, device=form.device, memory_format=layout)
 
 
-@torch.no_grad()
-def collect(
-    source: Source, function: Callable[[Any], Any], room: Tensor | Stored, meter: Meter
+def _file(sample: Any, source: Source, folder: str | Path) -> "DiskRows":
+    return DiskRows(sample, source.samples, folder)
+
+
+def _collect(
+    source: Source,
+    function: Callable[[Any], Any],
+    rows: "Tensor | DiskRows",
+    observers: list[Observer],
 ) -> Arrays:
-    """A source's samples pushed through a function, kept in memory or in a file."""
+    """The outputs of all samples, written into memory or into a file."""
     form, n, lead = source.form, source.samples, int(source.form.stacked)
-    ys, lengths, start, largest, batch = [], [], 0, 1, 0
-    for number, (x, y, _, last) in enumerate(source.batches()):
-        stop = start + y.shape[lead]
-        batch = batch + y.shape[lead]
-        largest, batch = max(largest, batch), 0 if last else batch
+    ys, lengths, start, largest, batch_size = [], [], 0, 1, 0
+    for observer in observers:
+        observer.computing(True)
+    for batch in source.batches():
+        stop, batch_size = start + batch.size, batch_size + batch.size
+        largest, batch_size = max(largest, batch_size), 0 if batch.last else batch_size
         if stop > n:
             raise TpsgdError(f"the data has more samples than the {n:,} it says it has")
-        with meter.watch(number < 2):
-            made = function(x)
-            if isinstance(made, Padded):
-                lengths.append(made.lengths)
-                made = made.data
-            if isinstance(room, Stored):
-                room.write(start, made)
-            else:
-                room.narrow(lead, start, stop - start).copy_(made)
+        x, y = batch.load()
+        outputs = function(x)
+        if isinstance(outputs, Padded):
+            lengths.append(outputs.lengths)
+            outputs = outputs.data
+        if isinstance(rows, DiskRows):
+            rows.write(start, outputs)
+        else:
+            rows.narrow(lead, start, stop - start).copy_(outputs)
         ys.append(y[0] if form.stacked else y)
         start = stop
-        del x, y, made
-    kept = room.first(start) if isinstance(room, Stored) else room.narrow(lead, 0, start)
+        del x, y, outputs
+        for observer in observers:
+            observer.batch((), batch)
+    for observer in observers:
+        observer.computing(False)
+    kept: Any = rows.first(start) if isinstance(rows, DiskRows) else rows.narrow(lead, 0, start)
+    below = source.source if isinstance(source, ThroughBlocks) else source
     if isinstance(source, Arrays) and not isinstance(source.x, Padded):
         labels = source.y
     else:
         labels = torch.cat(ys)  # a loader's, or sorted by length
     form = replace(form, batch_size=largest, in_chunks=False)  # a loader brings its own size
-    x = Padded(kept, torch.cat(lengths)) if lengths else kept  # type: ignore[arg-type]
-    below = source.source if isinstance(source, Through) else source
+    x = Padded(kept, torch.cat(lengths)) if lengths else kept
     order = below.order if isinstance(below, Arrays) else permutation
     return Arrays(x, labels, form, per_restart=form.stacked, order=order)
+
+
+def default_folder() -> Path:
+    """Where temporary files go: a disk, which the usual place may not be."""
+    place = Path("/var/tmp")
+    if "TMPDIR" in os.environ or not os.access(place, os.W_OK):
+        return Path(tempfile.gettempdir())
+    return place
+
+
+class DiskRows:
+    """Rows of one shape in a nameless temporary file, which is gone when nobody needs it.
+
+    They are read, not mapped, so that they do not count as the process's memory.
+    """
+
+    def __init__(self, sample: Any, samples: int, folder: Path | str) -> None:
+        self.sample, self.samples = sample[:1].cpu(), samples
+        self.device, self.dtype = torch.device("cpu"), sample.dtype
+        self.maps = channels_last(self.sample)
+        folder = Path(folder).expanduser()
+        try:
+            free = shutil.disk_usage(folder).free
+            if self.nbytes > free:
+                raise TpsgdError(self._no_room(folder, f"{size(free)} are free"))
+            self.file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise TpsgdError(f"inputs cannot be kept in {folder}: {reason}") from None
+        self.folder = folder
+        weakref.finalize(self, self.file.close)
+
+    def _no_room(self, folder: Path, why: str) -> str:
+        return (
+            f"a block's inputs need {size(self.nbytes)} in {folder}, and {why}; name another "
+            "folder with memory=tpsgd.Memory(reuse=FOLDER), or recompute them with reuse=False"
+        )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As if it were a tensor."""
+        return (self.samples, *self.sample.shape[1:])
+
+    @property
+    def nbytes(self) -> int:
+        """In the file."""
+        return self.samples * self.sample.nbytes
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def first(self, samples: int) -> "DiskRows":
+        """Itself, with the rows that were written."""
+        self.samples = samples
+        return self
+
+    def write(self, start: int, rows: Tensor) -> None:
+        """Put rows at their place."""
+        try:
+            self.file.seek(start * self.sample.nbytes)
+            left = memoryview(_bytes(rows.cpu(), self.maps)).cast("B")
+            while left:
+                left = left[self.file.write(left) :]
+        except OSError as error:
+            raise TpsgdError(self._no_room(self.folder, error.strerror or str(error))) from None
+
+    def rows(self, index: Tensor) -> Tensor:
+        """The rows at these indices."""
+        rows = like(self.sample, len(index))
+        each = memoryview(_bytes(rows, self.maps)).cast("B")
+        step = self.sample.nbytes
+        for i, number in enumerate(index.tolist()):
+            self.file.seek(number * step)
+            self.file.readinto(each[i * step : (i + 1) * step])  # type: ignore[attr-defined]
+        return rows
+
+
+def _bytes(rows: Tensor, maps: bool) -> bytes:
+    """The numbers of rows as bytes, feature maps with their channels last."""
+    flat = rows.permute(0, 2, 3, 1) if maps else rows
+    return flat.contiguous().view(-1).view(torch.uint8).numpy()  # type: ignore[return-value]

@@ -13,17 +13,17 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from tpsgd.engine.augment import Augmentation
+from tpsgd.engine.learner import BlockSettings, EarlyStopping
 from tpsgd.engine.optimizers import OptimizerFactory, adam
 from tpsgd.engine.record import Epoch
-from tpsgd.engine.schedules import sequential
-from tpsgd.engine.trainer import BlockSettings, EarlyStopping, Trainer
 from tpsgd.errors import TpsgdError, suggestion
 from tpsgd.losses import Loss
 from tpsgd.rules import Rule
 from tpsgd.solvers import SOLVERS
+from tpsgd.train import Net, sequential
 from tpsgd.units import as_bytes
 
-Schedule = Callable[[Trainer], None]
+Schedule = Callable[[Net], None]
 T = TypeVar("T")
 
 
@@ -162,8 +162,8 @@ class Settings:
             )
         raise TpsgdError(f"precision must be torch.bfloat16 or None, got {self.precision!r}")
 
-    def courses(self, blocks: int) -> list[BlockSettings]:
-        """Each block's course, from values given per block or for all."""
+    def per_block(self, blocks: int) -> list[BlockSettings]:
+        """The settings of each block, from values for each block or for all."""
         columns = (
             _per_block(self.epochs, blocks, "epochs"),
             _per_block(self.optimizer, blocks, "optimizer"),
@@ -184,8 +184,8 @@ class Settings:
                 raise TpsgdError(f"lr must be a number, 0 or more, got {lr!r}")
         if self.precision and any(isinstance(o, SOLVERS) for o in columns[1]):
             raise TpsgdError("a solver's equations need full precision: leave precision out")
-        courses = [BlockSettings(*row) for row in zip(*columns, strict=True)]  # type: ignore[arg-type]
-        return [_once(c) if isinstance(c.optimizer, SOLVERS) else c for c in courses]
+        rows = [BlockSettings(*row, self.lr_schedule) for row in zip(*columns, strict=True)]  # type: ignore
+        return [_once(row) if isinstance(row.optimizer, SOLVERS) else row for row in rows]
 
     def describe(self, rule: str, loss: Loss, rules: Sequence[Rule] = ()) -> dict[str, Any]:
         """The settings as plain values, for the record."""
@@ -235,9 +235,9 @@ def _per_block(value: T | Sequence[T], blocks: int, name: str) -> list[T]:
     return list(value)
 
 
-def _once(course: BlockSettings) -> BlockSettings:
-    """A solver meets each sample once; one that stands beside an optimizer has no rate."""
-    return replace(course, epochs=min(course.epochs, 1), lr=None)
+def _once(settings: BlockSettings) -> BlockSettings:
+    """A solver reads each sample once and has no learning rate."""
+    return replace(settings, epochs=min(settings.epochs, 1), lr=None)
 
 
 def _name(factory: Any) -> Any:

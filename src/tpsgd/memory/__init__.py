@@ -1,1 +1,4 @@
-"""Bytes: planned before training, kept under a limit, measured during it."""
+"""Peak memory before training: `plan` rehearses the run without numbers, `budget` chooses settings.
+
+May import the paper's files, maths, nets, solvers and engine.
+"""

@@ -3,21 +3,53 @@
 import shutil
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
-from tpsgd.engine.disk_rows import default_folder
-from tpsgd.engine.schedules import sequential
+from tpsgd.engine.batches import RAGGED_UNCUT, count_samples, first_samples, is_stream
+from tpsgd.engine.reuse import default_folder
 from tpsgd.engine.settings import Settings
 from tpsgd.errors import TpsgdError
 from tpsgd.memory.rehearse import Inputs, Rehearsal, rehearse
+from tpsgd.nets.padded import Padded
+from tpsgd.train import sequential
 from tpsgd.units import as_bytes, size
 
 FINE = 16  # slices of a weight's gradient
 SPARE = 16 << 10  # bytes for what a rehearsal cannot know, such as where a shuffled part ends
+
+
+def within_budget(model: nn.Module, data: Any, rule: Any, settings: Settings) -> Settings:
+    """The settings that keep within the budget on this data."""
+    x, batch_size = _peek(data, settings.batch_size)
+    if isinstance(x, Padded):
+        raise TpsgdError(RAGGED_UNCUT)
+    sets = [data] if settings.validation is None else [data, settings.validation]
+    samples = sum(map(count_samples, sets))
+    inputs, reserved = Inputs(tuple(x.shape[1:]), x.dtype, samples), 0
+    if is_stream(data):  # a loader's batches, this one and the next, and the labels of all samples
+        reserved = 2 * batch_size * x[0].nbytes + 3 * 8 * samples
+    return within(model, inputs, rule, replace(settings, batch_size=batch_size), reserved)
+
+
+def _peek(data: Any, batch_size: int) -> tuple[Any, int]:
+    """A few samples and the size of a batch; the state of random generators does not change."""
+    generator = data.generator if isinstance(data, DataLoader) else None
+    state = None if generator is None else generator.get_state()
+    try:
+        with torch.random.fork_rng():
+            if not isinstance(data, DataLoader):
+                return first_samples(data), batch_size
+            x = first_samples(data, count=1 << 30)
+            return x[:2], len(x)
+    finally:
+        if generator is not None and state is not None:
+            generator.set_state(state)
 
 
 def within(

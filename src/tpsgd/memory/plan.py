@@ -11,16 +11,17 @@ import torch
 from torch import nn
 
 from tpsgd.engine.assemble import rules_for
+from tpsgd.engine.backprop import Backprop
 from tpsgd.engine.device import available, resolve_device
 from tpsgd.engine.optimizers import adam
-from tpsgd.engine.schedules import sequential, simultaneous
 from tpsgd.engine.settings import Memory, Settings, listed
 from tpsgd.errors import TpsgdError
-from tpsgd.memory.rehearse import Backprop, Inputs, Rehearsal, rehearse
+from tpsgd.memory.rehearse import Inputs, Rehearsal, rehearse
 from tpsgd.nets.blocks import split
 from tpsgd.nets.recurrent import tokens_of
 from tpsgd.rules import Rule, frozen, readout
 from tpsgd.solvers import SOLVERS
+from tpsgd.train import sequential, simultaneous
 from tpsgd.units import as_bytes, columns, size
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ must keep up with the code: it is the code.
 
 import copy
 import logging
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,23 +17,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim import Optimizer
 
-from tpsgd.engine.assemble import GPU_WINDOW, classes_of, form_for, make_learner, rules_for, shapes
-from tpsgd.engine.backprop import in_segments, whole_learner
+from tpsgd.engine.assemble import GPU_WINDOW, Method, dissect, join, make_learners
 from tpsgd.engine.batches import Arrays
 from tpsgd.engine.meter import CUDA_BLOCK, LiveBytes, Meter, Stage, tensor_bytes
-from tpsgd.engine.record import Run
+from tpsgd.engine.reuse import InputReuse
 from tpsgd.engine.settings import Settings
-from tpsgd.engine.solvable import check_solvers
-from tpsgd.engine.trainer import Trainer
+from tpsgd.engine.solved import RidgeLearner
 from tpsgd.errors import TpsgdError
-from tpsgd.losses import bce, cross_entropy
+from tpsgd.losses import bce
 from tpsgd.maths.random import SORTED, Key, mixed, permutation
 from tpsgd.memory.cudnn import Workspaces
-from tpsgd.nets.blocks import split, whole
-from tpsgd.nets.recurrent import Recurrent, connect
+from tpsgd.nets.recurrent import Recurrent
 from tpsgd.projections import make_tables
-from tpsgd.rules import Place, Rule
+from tpsgd.solvers.equations import few
+from tpsgd.train import Net
 
 # A GPU's allocator does not split off less than 1 MB of a large block: half of that is added to
 # peaks that must have large blocks in them.
@@ -64,34 +64,26 @@ class Rehearsal:
         return self.weights + max(stage.peak for stage in self.stages)
 
 
-@dataclass(frozen=True)
-class Backprop:
-    """Backprop's ways to save memory, as `fit_backprop` takes them."""
-
-    checkpoint: int | bool = False
-
-
-How = Rule | list[Rule] | Backprop
 MANY = 1 << 20  # samples, where nobody knows
 LONG = 96  # time steps that are worth going through one by one
 
 
-def rehearse(model: nn.Module, inputs: Inputs, how: How, settings: Settings) -> Rehearsal:
+def rehearse(model: nn.Module, inputs: Inputs, method: Method, settings: Settings) -> Rehearsal:
     """Go through a training without its numbers; through a part of sequences that are long.
 
     Beyond a few dozen steps memory is a straight line in their number, which two lengths show.
     """
     reads = any(isinstance(m, (Recurrent, nn.RNN)) for m in model.modules())
     if not reads or not inputs.shape or inputs.shape[0] <= LONG:
-        return _rehearse(model, inputs, how, settings)
+        return _rehearse(model, inputs, method, settings)
     lengths = (LONG // 3, 2 * LONG // 3)
     try:
         one, two = (
-            _rehearse(model, replace(inputs, shape=(n, *inputs.shape[1:])), how, settings)
+            _rehearse(model, replace(inputs, shape=(n, *inputs.shape[1:])), method, settings)
             for n in lengths
         )
     except TpsgdError:  # a model of sequences of one length
-        return _rehearse(model, inputs, how, settings)
+        return _rehearse(model, inputs, method, settings)
     return _extended(one, two, (inputs.shape[0] - lengths[1]) / (lengths[1] - lengths[0]))
 
 
@@ -109,29 +101,51 @@ def _extended(one: Rehearsal, two: Rehearsal, times: float) -> Rehearsal:
     return replace(two, stages=stages, kept=beyond(one.kept, two.kept))
 
 
-def _rehearse(model: nn.Module, inputs: Inputs, how: How, settings: Settings) -> Rehearsal:
+def _rehearse(model: nn.Module, inputs: Inputs, method: Method, settings: Settings) -> Rehearsal:
     first = next(model.parameters())
     device = torch.device(settings.device if settings.device is not None else first.device)
     on_gpu = device.type == "cuda"
     if on_gpu and not torch.cuda.is_available():  # as on a CPU, but for what is known of a GPU
         device, settings = torch.device("cpu"), _as_on_gpu(model, settings)
     live = LiveBytes(CUDA_BLOCK if on_gpu else 1, Workspaces() if on_gpu else None, detail=True)
-    meter = Meter(device, live)
+    meter = PlanMeter(device, live)
     make_tables()  # real ones, before there are only fake ones
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    twin = _faked(model, mode, device)
+    fake = _faked(model, mode, device)
     with mode, torch.random.fork_rng([]), _quietly():
-        trainer, names = _trainer(twin, inputs, how, settings, meter, device, first.dtype)
-        meter.begin()
-        settings.schedule(trainer)
-        meter.peak(0)
+        net, names = _fake_net(fake, inputs, method, settings, device)
+        net.observers = [meter]
+        with meter:
+            settings.schedule(net)
     for stage in meter.stages if on_gpu else []:
         if stage.peak > FEW_LARGE:
             stage.peak += REMAINDER
             stage.parts["workspace"] += REMAINDER
-    weights = tensor_bytes(twin)
-    kept = meter.kept * inputs.samples // trainer.source.samples
-    return Rehearsal(weights, meter.stages, kept, names, _varies(twin, trainer))
+    kept = meter.kept_bytes * inputs.samples // net.source.samples
+    return Rehearsal(tensor_bytes(fake), meter.stages, kept, names, _varies(fake, net.learners))
+
+
+class PlanMeter(Meter):
+    """A meter that also tells what the bytes are for."""
+
+    def started(self, learner: Any) -> None:
+        """Label the class codes, and the gradients and the optimizer's state as they come."""
+        super().started(learner)
+        self._live.label("projections", learner.tensors)
+        optimizer = getattr(learner, "optimizer", None)
+        if optimizer is None:
+            return
+
+        def before(optimizer: Optimizer, *_: Any) -> None:
+            grads = (p.grad for g in optimizer.param_groups for p in g["params"])
+            self._live.label("gradients", [g for g in grads if g is not None])
+
+        def after(optimizer: Optimizer, *_: Any) -> None:
+            states = (t for state in optimizer.state.values() for t in state.values())
+            self._live.label("optimizer", states)
+
+        optimizer.register_step_pre_hook(before)
+        optimizer.register_step_post_hook(after)
 
 
 @contextmanager
@@ -145,52 +159,40 @@ def _quietly() -> Iterator[None]:
         log.disabled = before
 
 
-def _trainer(
-    model: nn.Module,
-    inputs: Inputs,
-    how: How,
-    settings: Settings,
-    meter: Meter,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> tuple[Trainer, list[str]]:
-    """The trainer that would do it."""
-    settings = _shorter(settings, model)
+def _fake_net(
+    model: nn.Module, inputs: Inputs, method: Method, settings: Settings, device: torch.device
+) -> tuple[Net, list[str]]:
+    """The net that would be trained, with two batches of samples without numbers."""
+    settings = _two_micro_batches(settings, model)
     samples = min(2 * settings.batch_size, inputs.samples or 2 * settings.batch_size)
     x = torch.empty(samples, *inputs.shape, dtype=inputs.dtype, device=device)
-    layers = split(model) if not isinstance(how, Backprop) else _layers(model)
-    form = form_for(layers, x[:2], False, settings, device, dtype, 1)
-    rules: list[Rule] = []
-    if isinstance(how, Backprop):
-        block = whole(in_segments(connect(model), how.checkpoint))
-        loss, blocks = settings.loss or cross_entropy, [block]
-    else:
-        rules = rules_for(how, layers, settings.schedule)
-        loss, blocks = settings.loss or rules[-1].loss, layers
-    sizes = shapes(blocks, replace(form, precision=None)(x[:2]))
-    classes = classes_of(sizes[-1][Place.END], blocks[-1])
+    anatomy = dissect([model], x[:2], False, method, settings, device)
+    once = anatomy.block_settings[-1].epochs <= 1
     turns = 2 if samples <= settings.batch_size else 1  # two batches show what all do
-    courses = [replace(c, epochs=min(c.epochs, turns)) for c in settings.courses(len(blocks))]
-    with meter.watch():
-        if isinstance(how, Backprop):
-            learners = [whole_learner(blocks, loss, form, len(layers))]
-        else:
-            learners = [
-                make_learner(i, [blocks], rules[i], loss, sizes[i], classes, settings, form)
-                for i in range(len(blocks))
-            ]
-            check_solvers(learners, rules, courses, sizes, settings, inputs.samples, form)
-    shape = (samples, classes) if loss is bce else (samples,)
+    shorter = [replace(s, epochs=min(s.epochs, turns)) for s in anatomy.block_settings]
+    anatomy = replace(anatomy, block_settings=shorter)
+    learners = make_learners(anatomy, method, settings, inputs.samples)
+    for learner in learners:
+        if isinstance(learner, RidgeLearner) and few(learner.block.layer, True, inputs.samples):  # type: ignore
+            learner.batches = partial(_repeated, samples=inputs.samples)  # all will be kept
+    loss, dtype, form = anatomy.loss, next(model.parameters()).dtype, anatomy.form
+    shape = (samples, anatomy.classes) if loss is bce else (samples,)
     y = torch.empty(shape, dtype=dtype if loss is bce else torch.long, device=device)
     order = partial(_blank_order, expected=max(inputs.samples or MANY, samples))
-    source = Arrays(x, y, form, order=order)
-    run = Run("rehearsal", 0, {})
-    once = settings.courses(len(blocks))[-1].epochs <= 1  # the courses here are shorter
-    given = settings.memory.reuse is False or (settings.memory.reuse is None and once)
-    reuse = settings.memory.reuse if given else True
-    trainer = Trainer(learners, courses, source, None, meter, [run], reuse=reuse)
-    trainer.expected = inputs.samples
-    return trainer, [str(block) for block in layers]
+    reuse = settings.memory.reuse
+    if reuse is not False and not (reuse is None and once):
+        reuse = True
+    unlimited = InputReuse(reuse, free_bytes=lambda device: math.inf)
+    net = join(learners, Arrays(x, y, form, order=order), None, settings, unlimited)
+    return net, [str(block) for block in anatomy.layers]
+
+
+def _repeated(source: Any, epoch: int, samples: int) -> Iterator[Any]:
+    """The first batch of a source until there are as many samples as there will be."""
+    (batch, *_) = source.batches()
+    for start in range(0, samples, batch.size):
+        count = min(batch.size, samples - start)
+        yield replace(batch, index=batch.index[:count], size=count)
 
 
 def _as_on_gpu(model: nn.Module, settings: Settings) -> Settings:
@@ -200,7 +202,7 @@ def _as_on_gpu(model: nn.Module, settings: Settings) -> Settings:
     return replace(settings, device="cpu", window=window)
 
 
-def _shorter(settings: Settings, model: nn.Module) -> Settings:
+def _two_micro_batches(settings: Settings, model: nn.Module) -> Settings:
     """Two pieces of a batch show what all of them do."""
     if settings.memory.micro_batch is None:
         return settings
@@ -210,13 +212,6 @@ def _shorter(settings: Settings, model: nn.Module) -> Settings:
     largest = -(-settings.batch_size // pieces)
     batch_size = min(settings.batch_size, 2 * largest)
     return replace(settings, batch_size=batch_size).within(micro_batch=largest)
-
-
-def _layers(model: nn.Module) -> list[Any]:
-    try:
-        return split(model)
-    except TpsgdError:  # backprop takes any module
-        return [whole(model)]
 
 
 def _faked(model: nn.Module, mode: FakeTensorMode, device: torch.device) -> nn.Module:
@@ -251,15 +246,13 @@ def _blank_order(n: int, key: Key, device: Any, expected: int) -> Iterator[Tenso
     del parts, part, waiting  # which lived until here
 
 
-def _varies(model: nn.Module, trainer: Trainer) -> tuple[str, ...]:
+def _varies(model: nn.Module, learners: list[Any]) -> tuple[str, ...]:
     """Why pieces of a batch would not add up to the same step."""
     frozen = {m for tap in model.modules() if getattr(tap, "is_tap", False) for m in tap.modules()}
     modules = [m for m in model.modules() if m not in frozen]
     found = {
         "batch normalisation": any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in modules),
         "dropout": any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p for m in modules),
-        "a loss that may look at the whole batch": not all(
-            x.mean_over_samples for x in trainer.learners
-        ),
+        "a loss that may look at the whole batch": not all(x.mean_over_samples for x in learners),
     }
     return tuple(name for name, there in found.items() if there)

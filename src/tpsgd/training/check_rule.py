@@ -3,13 +3,13 @@
 import torch
 from torch import Tensor, nn
 
-from tpsgd.engine.fit import fit
-from tpsgd.engine.schedules import simultaneous
 from tpsgd.errors import TpsgdError
 from tpsgd.maths.random import Key
 from tpsgd.nets.blocks import split
 from tpsgd.objectives import Objective, Site, differentiate
 from tpsgd.rules import Rule
+from tpsgd.train import simultaneous
+from tpsgd.training.fit import fit
 
 
 def check_rule(rule: Rule) -> None:

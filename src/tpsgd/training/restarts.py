@@ -15,9 +15,7 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from tpsgd.engine.backprop import train_backprop
-from tpsgd.engine.evaluate import evaluate
-from tpsgd.engine.fit import train_local
+from tpsgd.engine.backprop import Backprop
 from tpsgd.engine.optimizers import ELEMENTWISE, TwoRates, adam
 from tpsgd.engine.record import Run
 from tpsgd.engine.settings import Settings, listed
@@ -29,6 +27,8 @@ from tpsgd.nets.recurrent import Recurrent
 from tpsgd.objectives import Site
 from tpsgd.rules import Place, Rule, readout
 from tpsgd.solvers import SOLVERS
+from tpsgd.training.evaluate import evaluate
+from tpsgd.training.fit import run_training
 
 
 @dataclass
@@ -99,18 +99,13 @@ def fit_many(
         stacked = stacked and stacking_obstacle(models[0], data, wanted, rule, backprop) is None
     elif stacked and (reason := stacking_obstacle(models[0], data, wanted, rule, backprop)):
         raise TpsgdError(f"these restarts cannot be stacked: {reason}; leave stacked=None")
-    if stacked and restarts > 1 and backprop:
-        return Restarts(models, train_backprop(models, data, wanted), True)
+    method = Backprop() if backprop else rule
     if stacked and restarts > 1:
-        return Restarts(models, train_local(models, data, rule, wanted), True)
-    runs = []
-    for r, model in enumerate(models):
-        one = replace(wanted, seed=wanted.seed + r)
-        runs.append(
-            train_backprop([model], data, one)[0]
-            if backprop
-            else train_local([model], data, rule, one)[0]
-        )
+        return Restarts(models, run_training(models, data, method, wanted), True)
+    runs = [
+        run_training([model], data, method, replace(wanted, seed=wanted.seed + r))[0]
+        for r, model in enumerate(models)
+    ]
     return Restarts(models, runs, False)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tpsgd.engine.batches import Form, source
+from tpsgd.engine.batches import BatchForm, as_source, has_lookup, suits_channels_last
 from tpsgd.engine.inputs import labels
 from tpsgd.engine.learner import hits
 from tpsgd.errors import TpsgdError
@@ -15,14 +15,14 @@ from tpsgd.nets.recurrent import connect, tokens_of
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, data: Any, *, batch_size: int = 1024, several: bool | None = None
+    model: nn.Module, data: Any, *, batch_size: int = 1024, multi_label: bool | None = None
 ) -> float:
     """The share of samples that a model classifies correctly, between 0 and 1.
 
     Labels are class indices, or float rows: soft labels when every row sums to 1 (the largest entry
-    counts), otherwise several classes at once, all of which must be right (subset accuracy). A
+    counts), otherwise multi_label classes at once, all of which must be right (subset accuracy). A
     single output, or rows of yes-or-no labels, is cut at 0 for logits and at 0.5 after a Sigmoid.
-    `several` says outright which of the two float rows are.
+    `multi_label` says outright which of the two float rows are.
 
     Examples:
         >>> model = nn.Linear(2, 2)
@@ -34,13 +34,13 @@ def evaluate(
         raise TpsgdError(f"batch_size must be 1 or more, got {batch_size}")
     first = next(model.parameters(), torch.empty(0))
     modules = list(model.modules())
-    form = Form(
+    form = BatchForm(
         first.device,
         first.dtype,
         batch_size,
         (0,),
-        channels_last=Form.may_be_channels_last(modules),
-        whole_numbers=any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) for m in modules),
+        channels_last=suits_channels_last(modules),
+        lookup=has_lookup(modules),
         tokens=tokens_of(model),
     )
     model = connect(model)
@@ -49,7 +49,8 @@ def evaluate(
     model.eval()
     one, all_of, seen, soft = 0, 0, 0, True  # right by the largest entry, right in every entry
     try:
-        for x, y, *_ in source(data, form, None, None).batches():
+        for batch in as_source(data, form, None, None).batches():
+            x, y = batch.load()
             out = _output(model, x)
             seen += len(y)
             if out.shape[1] == 1:
@@ -58,14 +59,14 @@ def evaluate(
             else:
                 y = labels(y, None, out.shape[1])
                 soft &= not y.is_floating_point() or bool(((y.sum(1) - 1).abs() < 1e-3).all())
-            one += hits(out, y, several=False)
-            all_of += hits(out - cut, y, several=True)
+            one += hits(out, y, multi_label=False)
+            all_of += hits(out - cut, y, multi_label=True)
     finally:
         for module, mode in modes:
             module.training = mode
     if not seen:
         raise TpsgdError("the data is empty: there is nothing to evaluate on")
-    soft = soft if several is None else not several
+    soft = soft if multi_label is None else not multi_label
     return int(one if soft else all_of) / seen
 
 

@@ -1,9 +1,9 @@
-"""`fit`: a plain torch model, data and a rule in; the same model, trained, and a record out."""
+"""`fit` and `fit_backprop`: a torch model and data in, the trained model and a record out."""
 
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,42 +12,28 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader
 
 from tpsgd.engine.assemble import (
-    classes_of,
-    form_for,
-    infos,
-    make_learner,
-    rules_for,
-    sizes_of,
+    Anatomy,
+    Method,
+    assemble,
+    block_infos,
+    check_optimizers,
     unstack,
 )
-from tpsgd.engine.augmented import augmented
-from tpsgd.engine.batches import (
-    UNCUT,
-    Form,
-    Source,
-    count_samples,
-    first_samples,
-    in_stream,
-    source,
-)
+from tpsgd.engine.backprop import Backprop
 from tpsgd.engine.device import forget_resident_peak, resident, resolve_device
-from tpsgd.engine.learner import Learner
+from tpsgd.engine.learner import EarlyStopping
 from tpsgd.engine.meter import Meter, tensor_bytes
-from tpsgd.engine.optimizers import OptimizerFactory, adam, make_optimizer
+from tpsgd.engine.observers import Progress, Recorder
+from tpsgd.engine.optimizers import OptimizerFactory, adam
 from tpsgd.engine.record import Epoch, Run
-from tpsgd.engine.schedules import sequential
-from tpsgd.engine.settings import Memory, Schedule, Settings
-from tpsgd.engine.solvable import check_solvers
-from tpsgd.engine.trainer import BlockSettings, EarlyStopping, Trainer
+from tpsgd.engine.settings import Memory, Settings
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import Loss
-from tpsgd.nets.blocks import split
-from tpsgd.nets.padded import Padded
-from tpsgd.rules import Place, Rule, readout
-from tpsgd.solvers import SOLVERS
+from tpsgd.memory.budget import within_budget
+from tpsgd.rules import Rule, readout
+from tpsgd.train import Net, sequential
 from tpsgd.units import as_bytes, size
 
 
@@ -56,7 +42,7 @@ def fit(
     data: Any,
     *,
     rule: Rule | Sequence[Rule] | None = None,
-    schedule: Schedule = sequential,
+    schedule: Callable[[Net], None] = sequential,
     loss: Loss | None = None,
     optimizer: OptimizerFactory | Sequence[OptimizerFactory] = adam,
     lr: float | Sequence[float] | None = None,
@@ -144,95 +130,116 @@ def fit(
         augment=augment,
         precision=precision,
     )
-    return train_local([model], data, readout() if rule is None else rule, settings)[0]
+    return run_training([model], data, readout() if rule is None else rule, settings)[0]
 
 
-def train_local(
-    models: list[nn.Module], data: Any, rule: Rule | Sequence[Rule], settings: Settings
+def fit_backprop(
+    model: nn.Module, data: Any, *, checkpoint: int | bool = False, **settings: Any
+) -> Run:
+    """Train a model in place *with* backpropagation: the same loop and record as `fit`.
+
+    It is `fit` on a single block that is the whole model, so any `nn.Module` works.
+
+    Args:
+        model: any module.
+        data: as for `fit`.
+        checkpoint: activation checkpointing: store only what enters each of this many segments of
+            an `nn.Sequential`, and recompute the rest in the backward pass; True: one segment per
+            block. Gradients do not change.
+        **settings: those of `fit`, one value each, because there is one block. Of
+            `memory=tpsgd.Memory(...)`, `micro_batch` (gradient accumulation) and `measure` apply.
+    """
+    wanted = Settings.of("fit_backprop", settings)
+    (run,) = run_training([model], data, Backprop(checkpoint), wanted)
+    run.settings |= {"checkpoint": checkpoint}
+    return run
+
+
+def run_training(
+    models: list[nn.Module], data: Any, method: Method, settings: Settings
 ) -> list[Run]:
-    """Train models by local rules; several models are restarts, stacked into one."""
-    started = time.perf_counter()
-    budget = settings.memory.budget
+    """Train models by a rule or by backprop; several models are restarts, stacked into one."""
+    started, budget = time.perf_counter(), settings.memory.budget
     if budget is not None:
-        settings = _within(models, data, rule, settings)
-    folder = settings.memory.reuse
-    if isinstance(folder, (str, Path)) and not Path(folder).expanduser().is_dir():
-        raise TpsgdError(f"reuse={str(folder)!r} is no folder to keep inputs in")
-    cuts = [split(model) for model in models]
-    blocks = cuts[0]
-    if settings.window is not None and not any(block.recurrent for block in blocks):
-        raise TpsgdError("window is for models with recurrent layers, and there is none")
-    courses = settings.courses(len(blocks))
-    rules = rules_for(rule, blocks, settings.schedule)
-    loss = settings.loss or rules[-1].loss
-    name = rule.name if isinstance(rule, Rule) else " + ".join(r.name for r in rules)
-    with prepared(models, settings) as (device, dtype, meter):
-        x = first_samples(data)
-        form = form_for(blocks, x, in_stream(data), settings, device, dtype, len(models))
-        sizes = sizes_of(blocks, x, settings, form)
-        classes = classes_of(sizes[-1][Place.END], blocks[-1])
-        known = source(data, form, loss, classes, complete=True)
-        with meter.watch():
-            learners = [
-                make_learner(i, cuts, rules[i], loss, sizes[i], classes, settings, form)
-                for i in range(len(blocks))
-            ]
-        check_solvers(learners, rules, courses, sizes, settings, known.samples, form)
-        runs = [
-            Run(name, one.seed, one.describe(name, loss, rules[:-1]))
-            for one in (replace(settings, seed=settings.seed + r) for r in range(len(models)))
-        ]
-        teach(learners, courses, known, loss, classes, form, meter, runs, settings, started)
+        settings = _within_budget(models, data, method, settings)
+    _check_folder(settings.memory.reuse)
+    local = not isinstance(method, Backprop)
+    with training_context(models, settings, keep_inputs=local) as device:
+        net, anatomy = assemble(models, data, method, settings, device)
+        check_optimizers(net.learners)
+        runs = _new_runs(method, anatomy, settings, len(models))
+        meter = Meter(device) if settings.memory.measure else None
+        net.observers += [Recorder(runs, settings.callbacks)]
+        net.observers += [] if meter is None else [meter]
+        if settings.progress is not None:
+            net.observers += [Progress(settings.progress, net.learners, net.source.samples)]
+        with meter or nullcontext():
+            _run_schedule(net, settings, device, runs, started)
         for r, run in enumerate(runs):
-            run.blocks = infos(learners, rules, courses)
-            solved = {x.block.index + 1: x.alphas[r] for x in learners if x.alphas}
-            run.settings |= {"alphas": solved} if solved else {}
-            run.peak_bytes = meter.peak(sum(map(tensor_bytes, models)))
-            run.kept_bytes = meter.kept
+            run.blocks = block_infos(net.learners, anatomy)
+            penalties = {
+                x.block.index + 1: x.penalties[r]
+                for x in net.learners
+                if getattr(x, "penalties", None)
+            }
+            run.settings |= {"alphas": penalties} if penalties else {}
             run.settings["memory_budget"] = budget
-            _check_held(run, budget)
+            if meter is not None:
+                run.peak_bytes = meter.peak(sum(map(tensor_bytes, models)))
+                run.kept_bytes = meter.kept_bytes
+            _warn_over_budget(run, budget)
     if len(models) > 1:
-        unstack(cuts, learners)
+        unstack(anatomy.cuts, net.learners)
     return runs
 
 
-def _within(
-    models: list[nn.Module], data: Any, rule: Rule | Sequence[Rule], settings: Settings
+def _run_schedule(
+    net: Net, settings: Settings, device: torch.device, runs: list[Run], started: float
+) -> None:
+    """Train the net, and time it."""
+    forget_resident_peak()
+    began = time.perf_counter()
+    for observer in net.observers:
+        if isinstance(observer, Recorder):
+            observer.began = began
+    settings.schedule(net)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    for run in runs:
+        run.seconds = time.perf_counter() - began
+        run.setup_seconds = began - started
+        run.resident_bytes = resident()[1]
+
+
+def _new_runs(method: Method, anatomy: Anatomy, settings: Settings, restarts: int) -> list[Run]:
+    """An empty record for each restart."""
+    if isinstance(method, (Rule, Backprop)):
+        name = method.name
+    else:
+        name = " + ".join(rule.name for rule in anatomy.rules)
+    return [
+        Run(name, s.seed, s.describe(name, anatomy.loss, anatomy.rules[:-1]))
+        for s in (replace(settings, seed=settings.seed + r) for r in range(restarts))
+    ]
+
+
+def _check_folder(folder: Any) -> None:
+    if isinstance(folder, (str, Path)) and not Path(folder).expanduser().is_dir():
+        raise TpsgdError(f"reuse={str(folder)!r} is no folder to keep inputs in")
+
+
+def _within_budget(
+    models: list[nn.Module], data: Any, method: Method, settings: Settings
 ) -> Settings:
     """The settings that keep within their budget."""
-    from tpsgd.memory.budget import within
-    from tpsgd.memory.rehearse import Inputs
-
+    if isinstance(method, Backprop):
+        raise TpsgdError("backprop takes no memory budget: it has no blocks to train one by one")
     if len(models) > 1:
         raise TpsgdError("a memory budget is for one model at a time, not for stacked restarts")
-    x, batch_size = _glance(data, settings.batch_size)
-    if isinstance(x, Padded):
-        raise TpsgdError(UNCUT)
-    given = [data] if settings.validation is None else [data, settings.validation]
-    samples = sum(map(count_samples, given))
-    inputs, reserved = Inputs(tuple(x.shape[1:]), x.dtype, samples), 0
-    if in_stream(data):  # a loader's batches, this one and the next, and the labels kept of all
-        reserved = 2 * batch_size * x[0].nbytes + 3 * 8 * samples
-    settings = replace(settings, batch_size=batch_size)
-    return within(models[0], inputs, rule, settings, reserved)
+    return within_budget(models[0], data, method, settings)
 
 
-def _glance(data: Any, batch_size: int) -> tuple[Any, int]:
-    """A few samples and the size of a batch; random numbers stay where they are."""
-    own = data.generator if isinstance(data, DataLoader) else None
-    state = None if own is None else own.get_state()
-    try:
-        with torch.random.fork_rng():
-            if not isinstance(data, DataLoader):
-                return first_samples(data), batch_size
-            x = first_samples(data, count=1 << 30)
-            return x[:2], len(x)
-    finally:
-        if own is not None and state is not None:
-            own.set_state(state)
-
-
-def _check_held(run: Run, budget: str | int | None) -> None:
+def _warn_over_budget(run: Run, budget: str | int | None) -> None:
     if budget is not None and run.peak_bytes + run.kept_bytes > as_bytes(budget):
         warnings.warn(
             f"training held {size(run.peak_bytes + run.kept_bytes)}, more than the budget of "
@@ -242,16 +249,17 @@ def _check_held(run: Run, budget: str | int | None) -> None:
 
 
 @contextmanager
-def prepared(
+def training_context(
     models: list[nn.Module], settings: Settings, keep_inputs: bool = True
-) -> Iterator[tuple[torch.device, torch.dtype, Meter]]:
+) -> Iterator[torch.device]:
     """Models on their device, random numbers seeded; modes and the caller's numbers restored.
 
     `keep_inputs`: no module writes into its input, which may be the output that an earlier block
     has yet to learn from.
     """
-    first = next(models[0].parameters())
-    device = settings.device if settings.device is not None else first.device
+    device = settings.device
+    if device is None:
+        device = next(models[0].parameters()).device
     device = resolve_device(device)
     for model in models:
         model.to(device)
@@ -263,51 +271,9 @@ def prepared(
         try:
             for m in writers:
                 m.inplace = False  # type: ignore[assignment]
-            yield device, first.dtype, Meter(device)
+            yield device
         finally:
             for m in writers:
                 m.inplace = True  # type: ignore[assignment]
             for module, mode in modes:
                 module.training = mode
-
-
-def teach(
-    learners: list[Learner],
-    courses: list[BlockSettings],
-    data: Source,
-    loss: Loss,
-    classes: int,
-    form: Form,
-    meter: Meter,
-    runs: list[Run],
-    settings: Settings,
-    started: float,
-) -> None:
-    """Run the schedule and time it."""
-    held_out = settings.validation
-    trainer = Trainer(
-        learners,
-        courses,
-        augmented(data, settings.augment),
-        None if held_out is None else source(held_out, form, loss, classes),
-        meter,
-        runs,
-        settings.lr_schedule,
-        settings.callbacks,
-        settings.progress,
-        settings.memory.reuse if settings.augment is None else False,
-    )
-    for learner, course in zip(learners, courses, strict=True):
-        if learner.trains and not isinstance(course.optimizer, SOLVERS):
-            # a mistake in the last block's should not wait for the others
-            make_optimizer(course.optimizer, learner.params, course.lr)
-    meter.begin()
-    forget_resident_peak()
-    trainer.began = time.perf_counter()
-    settings.schedule(trainer)
-    if form.device.type == "cuda":
-        torch.cuda.synchronize(form.device)
-    for run in runs:
-        run.seconds = time.perf_counter() - trainer.began
-        run.setup_seconds = trainer.began - started
-        run.resident_bytes = resident()[1]

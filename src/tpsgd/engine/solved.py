@@ -1,0 +1,217 @@
+"""Blocks in closed form: least squares in one pass (`ridge`), or after every batch (`rls`)."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tpsgd.engine.batches import BatchForm
+from tpsgd.engine.device import available
+from tpsgd.engine.learner import BlockLearner
+from tpsgd.errors import TpsgdError
+from tpsgd.maths.random import Key
+from tpsgd.nets.blocks import Block, hooked, padding
+from tpsgd.nets.engines import Closed, Stacked
+from tpsgd.objectives import Site
+from tpsgd.projections import Redrawn
+from tpsgd.protocols import Source
+from tpsgd.rules import Place, Rule, Signal
+from tpsgd.solvers import SOLVERS, Recursive, Ridge
+from tpsgd.solvers.equations import Equations, few, inputs_of, needed
+from tpsgd.solvers.least_squares import MomentSums, SampleSums, workspace
+from tpsgd.units import size
+
+
+class SolvedLearner(BlockLearner):
+    """A block whose weights solve linear equations; its sums over samples live while it learns."""
+
+    def __init__(self, *args: Any, samples: int = 0, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.samples = samples  # how many there are; 0 if unknown
+        self.sums: MomentSums | SampleSums | None = None
+        self.equations: Equations | None = None
+
+    @property
+    def how(self) -> str:
+        """Where its weights come from, in words."""
+        return "solved" if self.trains else "frozen"
+
+    def stop(self) -> None:
+        """Freeze the block and drop its sums."""
+        super().stop()
+        self.sums = self.equations = None
+        self.figures.loss = self.figures.loss.float()
+
+    def _make_equations(self) -> Equations:
+        """What the layer's weights must solve, once the objective is drawn."""
+        layer: Any = self.block.layer
+        pads = [] if isinstance(layer, nn.Linear) else padding(layer) or []
+        codes: Any = self.tensors[0] if self.tensors else None
+        codes = codes.whole() if isinstance(codes, Redrawn) else codes
+        classes = layer.weight.shape[0] if codes is None else codes.shape[1 if self.restarts else 0]
+        signed = self.multi_label and codes is None
+        return Equations(layer, pads, classes, codes, signed, bool(self.restarts))
+
+    @property
+    def _bias(self) -> Tensor | None:
+        return self.params.get(f"{len(self.block.prologue)}.bias")
+
+    def _set_weights(self, weight: Tensor, bias: Tensor) -> None:
+        parameter = self.params[f"{len(self.block.prologue)}.weight"]
+        parameter.copy_(weight.reshape(parameter.shape))
+        if self._bias is not None:
+            self._bias.copy_(bias)
+
+
+class RidgeLearner(SolvedLearner):
+    """A block solved after one pass over the samples, in their stored order."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.collecting = False
+        self.penalty: Tensor | None = None  # of each restart
+        self.before_solving: Callable[[int], None] = lambda workspace: None
+
+    @property
+    def penalties(self) -> list[float]:
+        """The penalty that was used, for each restart."""
+        return [] if self.penalty is None else self.penalty.reshape(-1).tolist()
+
+    @property
+    def grows(self) -> bool:
+        """Whether its memory grows with every batch, because samples are kept."""
+        return self.collecting and isinstance(self.sums, SampleSums)
+
+    def start(self) -> None:
+        """Draw the objective."""
+        super().start()
+        self.collecting = self.learning
+        self.resume()
+
+    def batches(self, source: Source, epoch: int) -> Iterator[Any]:
+        """Every sample once, as it is."""
+        return source.batches()
+
+    def forward(self, x: Any) -> Any:
+        """The block's values; while equations are collected, the layer's inputs are enough."""
+        if not self.collecting:
+            return super().forward(x)
+        for module in self.block.prologue:
+            x = torch.vmap(module)(x) if self.restarts else module(x)
+        return x
+
+    def update(self, saved: Any, s: Tensor, labels: Tensor, output_unused: bool = False) -> None:
+        """Add a batch to the sums."""
+        equations = self.equations = self.equations or self._make_equations()
+        for rows in equations.parts(saved, labels):
+            if self.sums is None:
+                keeps = few(equations.layer, equations.single, self.samples)
+                self.sums = (SampleSums if keeps else MomentSums)(*rows, self._bias is not None)
+            self.sums.add(*rows)
+
+    def end_epoch(self, samples: int) -> None:
+        """Solve for the weight and the bias."""
+        if not self.learning:
+            return
+        assert self.sums is not None and self.equations is not None
+        self.before_solving(workspace(self.sums))
+        try:
+            solution = self.sums.solve(self.settings.optimizer.alpha, self.equations.mixing)
+        except RuntimeError:  # of the eigenvectors
+            raise TpsgdError(
+                f"block {self.block.index + 1} ({self.block}) has inputs too large or too unlike "
+                "one another for its equations to be solved: scale them to about 1"
+            ) from None
+        self._set_weights(solution.weight, solution.bias)
+        self.penalty = solution.alpha
+        self.figures.loss = solution.loss * self.sums.count  # rows: one or more for each sample
+        self.collecting = False
+
+
+class RecursiveLearner(SolvedLearner):
+    """A block solved after every batch, from the sums over all samples so far."""
+
+    def start(self) -> None:
+        """Draw the objective."""
+        super().start()
+        self.resume()
+
+    def update(self, saved: Any, s: Tensor, labels: Tensor, output_unused: bool = False) -> None:
+        """Measure the loss on the batch first, then learn from it."""
+        self.measure(saved, labels)
+        equations = self.equations = self.equations or self._make_equations()
+        for rows in equations.parts(saved.x, labels):
+            self.sums = self.sums or MomentSums(*rows, self._bias is not None)
+            self.sums.add(*rows)
+        assert isinstance(self.sums, MomentSums)
+        self._set_weights(*self.sums.so_far(self.settings.optimizer.gamma, equations.mixing))
+
+
+def check_solvers(
+    learners: list[BlockLearner],
+    rules: list[Rule],
+    sizes: list[dict[Place, tuple[int, ...]]],
+    one_by_one: bool,
+    samples: int,
+    form: BatchForm,
+) -> None:
+    """Refuse blocks that their solver cannot solve, before any block has learned."""
+    together = not one_by_one and len(learners) > 1
+    need, learned = 0, False
+    for learner, rule, shape in zip(learners, rules, sizes, strict=True):
+        block, solver = learner.block, learner.settings.optimizer
+        if learner.epochs and isinstance(solver, SOLVERS):
+            last = learner is learners[-1]
+            reason = unsolvable(block, rule, last)
+            if isinstance(solver, Recursive) and not isinstance(learner.backend, (Closed, Stacked)):
+                reason = reason or "its gradients have no closed form; take ridge()"
+            if together and (isinstance(solver, Ridge) or learned):
+                reason = "its inputs change while it is solved; use schedule=tpsgd.sequential"
+            name = f"block {block.index + 1} ({block})"
+            if reason:
+                raise TpsgdError(f"{solver.__name__} cannot solve {name}: {reason}")
+            layer: Any = block.layer
+            single = last or len(shape[Place.BEFORE]) == 1
+            keeps = isinstance(solver, Ridge) and few(layer, single, samples)
+            memory = needed(layer, samples, form.batch_size, keeps, len(form.seeds))
+            need = need + memory if together else memory
+            _check_memory(name, layer, need, form.device)
+        learned = learned or learner.trains
+
+
+def _check_memory(name: str, layer: Any, need: int, device: torch.device) -> None:
+    """Refuse before memory runs out, not after."""
+    if need > (free := available(device)):
+        raise TpsgdError(
+            f"{name} cannot be solved in closed form here: its {inputs_of(layer):,} inputs need "
+            f"about {size(need)} for their products with one another, and {size(free)} are free; "
+            "pool its inputs first, or train it with an optimizer"
+        )
+
+
+def unsolvable(block: Block, rule: Rule, last: bool) -> str | None:
+    """Why a block's weights are no solution of linear equations, or None."""
+    layer, make = block.layer, rule.last if last else rule.objective
+    if type(layer) not in (nn.Linear, nn.Conv1d, nn.Conv2d):
+        return "only nn.Linear, nn.Conv1d and nn.Conv2d are linear in their weights"
+    if not isinstance(layer, nn.Linear) and (layer.groups > 1 or padding(layer) is None):  # type: ignore
+        return "its convolution has groups, or is not padded with zeros"
+    if block.between:
+        return f"{type(block.between[0]).__name__} stands between the layer and its activation"
+    if any(hooked(m) for m in block.modules):
+        return "one of its modules has a hook"
+    if any(p.requires_grad for m in block.prologue for p in m.parameters()):
+        return "a module before the layer learns too"
+    if not all(p.requires_grad for p in layer.parameters()):
+        return "its weight or its bias may not learn (requires_grad is False)"
+    if make is None:
+        bare = block.modules[-1] is layer
+        return None if bare else "what stands after the last layer is not linear"
+    if rule.signal is not Signal.LABEL or not make(Site((2,), 2, Key())).squared:
+        return f"{rule.name} does not lower a squared error to the projected label"
+    if rule.at is not Place.BEFORE and block.activation is not None:
+        return f"{rule.name} looks beyond the activation; take at=tpsgd.Place.BEFORE"
+    if rule.at is Place.END and block.tail:
+        return f"{rule.name} looks at the block's end; take at=tpsgd.Place.BEFORE"
+    return None

@@ -1,0 +1,146 @@
+"""The training loop: how blocks learn from a batch, and in which order.
+
+    step           one batch: every block learns as the batch reaches it
+    train          epochs of steps over a source of batches
+    sequential     the paper's schedule: train a block, freeze it, go on to the next
+    simultaneous   every batch trains every block
+
+A *learner* is a block with its objective and its optimizer (`engine/learner.py`). A *source* yields
+the batches of an epoch (`engine/batches.py`). An *observer* is told what happens: it keeps the
+record, measures memory, shows progress, stops blocks early (`protocols.py`
+has all four). CUDA graphs, micro-batches and the memory meter wrap `step` or observe it; none of
+them is needed to understand this file.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tpsgd.errors import TpsgdError
+from tpsgd.protocols import Batch, EpochEnd, Learner, Observer, Source
+from tpsgd.rules import Signal
+
+Step = Callable[[Sequence[Any], Any], None]
+
+
+@dataclass
+class Net:
+    """A model ready to be trained; `engine.assemble` makes it, a schedule takes it."""
+
+    learners: list[Any]
+    source: Source
+    validation: Source | None
+    observers: list[Observer]
+    wrap: Callable[[Step, Sequence[Any], Source], Step]
+    pass_on: Callable[["Net", Any, Source], Source]  # a frozen block's outputs, as a source
+
+
+def step(learners: Sequence[Learner], batch: Batch) -> None:
+    """One batch: every block learns as soon as the batch reaches it, from the labels alone."""
+    x, labels = batch.load()
+    for learner in learners:
+        saved = learner.forward(x)
+        last = learner is learners[-1]
+        if learner.learning:
+            learner.update(saved, labels, labels, output_unused=last)
+        if not last:
+            x = learner.output(saved)
+    for learner in learners:
+        learner.finish_update()
+
+
+def step_on_error(learners: Sequence[Learner], batch: Batch) -> None:
+    """The same for DFA and sDFA, where no block can learn before the net's output is known."""
+    x, labels = batch.load()
+    values = []
+    for learner in learners:
+        values.append(learner.forward(x))
+        x = learner.output(values[-1])
+    error = learners[-1].error(values[-1], labels)
+    signals = {Signal.LABEL: labels, Signal.ERROR: error, Signal.ERROR_SIGN: error.sign()}
+    for learner, saved in zip(learners, values, strict=True):
+        if learner.learning:
+            learner.update(saved, signals[learner.signal], labels)
+    for learner in learners:
+        learner.finish_update()
+
+
+@torch.no_grad()
+def train(
+    net: Net, learners: Sequence[Learner], source: Source, validation: Source | None = None
+) -> None:
+    """Train consecutive blocks together, each for its number of epochs."""
+    for observer in net.observers:
+        observer.stage(learners)
+    for learner in learners:
+        learner.start()
+        for observer in net.observers:
+            observer.started(learner)
+    one_step, epoch = net.wrap(_any_step, learners, source), 0
+    while any(learner.learning for learner in learners):
+        samples = 0
+        for batch in learners[0].batches(source, epoch):
+            one_step(learners, batch)
+            samples += batch.size
+            for observer in net.observers:
+                observer.batch(learners, batch)
+        if not samples:
+            raise TpsgdError(source.form.no_batches)
+        for learner in learners:
+            learner.end_epoch(samples)
+        end = EpochEnd(net, learners, epoch, samples, source, validation)
+        stopping = set().union(*(observer.epoch(end) for observer in net.observers))
+        epoch += 1
+        for learner in learners:
+            if learner.learning and (epoch >= learner.epochs or learner in stopping):
+                learner.stop()
+
+
+def _any_step(learners: Sequence[Learner], batch: Batch) -> None:
+    waiting = any(x.learning and x.signal is not Signal.LABEL for x in learners)
+    (step_on_error if waiting else step)(learners, batch)
+
+
+@torch.no_grad()
+def validate(net: Net, learners: Sequence[Learner], source: Source) -> int:
+    """Measure the losses of learning blocks on other data: the number of samples."""
+    samples = 0
+    for observer in net.observers:
+        observer.computing(True)
+    for learner in learners:
+        learner.block.train(False)
+    for batch in source.batches():
+        x, labels = batch.load()
+        for learner in learners:
+            saved = learner.forward(x)
+            if learner.learning and learner.signal is Signal.LABEL:
+                learner.measure(saved, labels)
+            if learner is not learners[-1]:
+                x = learner.output(saved)
+            del saved
+        samples += batch.size
+        for observer in net.observers:
+            observer.batch((), batch)
+    for learner in learners:
+        learner.resume()
+    return samples
+
+
+def sequential(net: Net) -> None:
+    """The paper's schedule: train a block, freeze it, pass its outputs on to the next.
+
+    Each block's inputs are computed once and reused in all its epochs where memory allows.
+    """
+    source, validation = net.source, net.validation
+    for learner in net.learners:
+        train(net, [learner], source, validation)
+        if learner is not net.learners[-1]:
+            source = net.pass_on(net, learner, source)
+            validation = None if validation is None else net.pass_on(net, learner, validation)
+
+
+def simultaneous(net: Net) -> None:
+    """Every batch trains every block as it passes: for streams, and what DFA and sDFA need."""
+    train(net, net.learners, net.source, net.validation)
