@@ -78,11 +78,13 @@ def train(
         learner.start()
         for observer in net.observers:
             observer.started(learner)
-    one_step, epoch = net.wrap(_any_step, learners, source), 0
+    on_labels, on_error = (net.wrap(f, learners, source) for f in (step, step_on_error))
+    epoch = 0
     while any(learner.learning for learner in learners):
-        samples = 0
+        waiting = any(x.learning and x.signal is not Signal.LABEL for x in learners)
+        take_step, samples = on_error if waiting else on_labels, 0
         for batch in learners[0].batches(source, epoch):
-            one_step(learners, batch)
+            take_step(learners, batch)
             samples += batch.size
             for observer in net.observers:
                 observer.batch(learners, batch)
@@ -96,11 +98,6 @@ def train(
         for learner in learners:
             if learner.learning and (epoch >= learner.epochs or learner in stopping):
                 learner.stop()
-
-
-def _any_step(learners: Sequence[Learner], batch: Batch) -> None:
-    waiting = any(x.learning and x.signal is not Signal.LABEL for x in learners)
-    (step_on_error if waiting else step)(learners, batch)
 
 
 @torch.no_grad()
