@@ -100,6 +100,18 @@ def train(
                 learner.stop()
 
 
+def measure(learners: Sequence[Learner], batch: Batch) -> None:
+    """One batch of other data: the losses of learning blocks, without learning from it."""
+    x, labels = batch.load()
+    for learner in learners:
+        saved = learner.forward(x)
+        if learner.learning and learner.signal is Signal.LABEL:
+            learner.measure(saved, labels)
+        if learner is not learners[-1]:
+            x = learner.output(saved)
+        del saved
+
+
 @torch.no_grad()
 def validate(net: Net, learners: Sequence[Learner], source: Source) -> int:
     """Measure the losses of learning blocks on other data: the number of samples."""
@@ -109,14 +121,7 @@ def validate(net: Net, learners: Sequence[Learner], source: Source) -> int:
     for learner in learners:
         learner.block.train(False)
     for batch in source.batches():
-        x, labels = batch.load()
-        for learner in learners:
-            saved = learner.forward(x)
-            if learner.learning and learner.signal is Signal.LABEL:
-                learner.measure(saved, labels)
-            if learner is not learners[-1]:
-                x = learner.output(saved)
-            del saved
+        measure(learners, batch)
         samples += batch.size
         for observer in net.observers:
             observer.batch((), batch)
