@@ -90,7 +90,7 @@ def train(
                 observer.batch(learners, batch)
         if not samples:
             raise TpsgdError(source.form.no_batches)
-        del batch  # and the epoch's order, before anything is validated
+        del batch  # pyright: ignore[reportPossiblyUnboundVariable]  its indices
         for learner in learners:
             learner.end_epoch(samples)
         end = EpochEnd(net, learners, epoch, samples, source, validation)
