@@ -43,7 +43,7 @@ def seer(**options) -> Backbone:
 
 def test_the_same_weights_in_another_net_are_another_backbone(tmp_path):
     adapt.fit(Backbone(net(), {"t": "1"}), vectors(), layers=SMALL, epochs=1).save(tmp_path)
-    with pytest.raises(TpsgdError, match="this backbone has it at '3'"):
+    with pytest.raises(TpsgdError, match=r"this backbone has the taps \{'t': '3'\}"):
         adapt.load(tmp_path, Backbone(net(), {"t": "3"}))
     with pytest.raises(TpsgdError, match="differ by"):
         adapt.load(tmp_path, Backbone(net(act=nn.Tanh), {"t": "1"}))

@@ -75,16 +75,10 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def check_taps(folder: Any, backbone: Backbone, description: dict[str, Any]) -> None:
     """Refuse a backbone with other taps or another scale of images."""
     for tap, entry in description["taps"].items():
-        module = entry["module"]
-        if tap not in backbone.taps:
+        if backbone.taps.get(tap) != entry["module"]:
             raise TpsgdError(
-                f"the adaptor in {folder} reads tap {tap!r} ({module}), which {backbone.name} does "
-                f"not have: {', '.join(backbone.taps)}"
-            )
-        if backbone.taps[tap] != module:
-            raise TpsgdError(
-                f"the adaptor in {folder} reads tap {tap!r} at {module!r}, this backbone has it at "
-                f"{backbone.taps[tap]!r}"
+                f"the adaptor in {folder} reads tap {tap!r} at {entry['module']!r}, this backbone "
+                f"has the taps {backbone.taps}"
             )
     scale = {k: tuple(v) for k, v in description["preprocessing"].items()}
     if scale != {"mean": backbone.mean, "std": backbone.std}:

@@ -88,14 +88,10 @@ def fit(
         torch.Size([20, 2])
     """
     checked = Settings.of("adapt.fit", {"batch_size": batch_size, **settings})
-    if not isinstance(backbone, Backbone):
-        raise TpsgdError("the first argument is an adapt.Backbone: adapt.Backbone(module, taps)")
-    if combine is not None and not isinstance(combine, Combination):
-        raise TpsgdError(f"combine is adapt.summed, averaged or learned, got {combine!r}")
     names = _taps(backbone, taps)
-    combine = combine or (averaged if start is None else start.combine)
+    combine = _combination(combine, start)
     learns_weights = combine is learned and len(names) > 1
-    validation = held_out = checked.validation
+    held_out = checked.validation
     if learns_weights and held_out is None:
         data, held_out = hold_out(data, checked.seed)
     _check_images(data, checked)
@@ -115,14 +111,11 @@ def fit(
     adaptor.to(backbone.device)
     settings |= {} if rule is None else {"rule": rule}
     settings |= {"epochs": epochs_for(count(data), batch_size, epochs), "batch_size": batch_size}
-    settings["validation"] = None if validation is None else held_out
+    settings |= {} if checked.validation is None else {"validation": held_out}
     for tap, head in heads.items():
         own = settings | {"progress": progress and partial(progress, tap)}
-        if isinstance(data, Features):
-            adaptor.runs[tap] = _fit_on_features(method, head, data, tap, own)
-        else:
-            own["memory"] = _recompute(checked.memory)
-            adaptor.runs[tap] = _fit_behind_backbone(method, backbone, tap, head, data, own)
+        train = _fit_on_features if isinstance(data, Features) else _fit_behind_backbone
+        adaptor.runs[tap] = train(method, backbone, tap, head, data, own)
     if learns_weights:
         fit_weights(adaptor, held_out)
     return adaptor.eval()
@@ -151,7 +144,15 @@ def probe(backbone: Backbone, data: Any, *, alpha: float | None = None, **option
 # ---- before training -----------------------------------------------------------------------------
 
 
+def _combination(combine: Combination | None, start: Adaptor | None) -> Combination:
+    if combine is not None and not isinstance(combine, Combination):
+        raise TpsgdError(f"combine is adapt.summed, averaged or learned, got {combine!r}")
+    return combine or (averaged if start is None else start.combine)
+
+
 def _taps(backbone: Backbone, taps: str | Sequence[str] | None) -> tuple[str, ...]:
+    if not isinstance(backbone, Backbone):
+        raise TpsgdError("the first argument is an adapt.Backbone: adapt.Backbone(module, taps)")
     names = list(backbone.taps)[-1:] if taps is None else [taps] if isinstance(taps, str) else taps
     for tap in names:
         backbone.path(tap)
@@ -247,17 +248,17 @@ def _copy_weights(
 
 
 def _fit_on_features(
-    method: Method, head: nn.Sequential, data: Features, tap: str, settings: dict[str, Any]
+    method: Method,
+    _: Backbone,
+    tap: str,
+    head: nn.Sequential,
+    data: Features,
+    settings: dict[str, Any],
 ) -> Run:
-    if (held_out := settings["validation"]) is not None:
-        settings["validation"] = held_out.at(tap)
+    """Train a head on the features of its tap."""
+    if "validation" in settings:
+        settings["validation"] = settings["validation"].at(tap)
     return method(head, data.at(tap), **settings)
-
-
-def _recompute(memory: Memory) -> Memory:
-    """Recompute the features if they do not fit and the caller has not said where to keep them."""
-    automatic = memory.budget is None and memory.reuse is None
-    return replace(memory, reuse=False) if automatic else memory
 
 
 def _fit_behind_backbone(
@@ -269,6 +270,9 @@ def _fit_behind_backbone(
     settings: dict[str, Any],
 ) -> Run:
     """Train a head on the samples themselves: the backbone is the first, frozen block."""
+    memory = Memory.of(settings.get("memory"))
+    if memory.budget is None and memory.reuse is None:  # the features do not fit in memory
+        settings["memory"] = replace(memory, reuse=False)
     scale = 255 if first_samples(data).dtype is torch.uint8 else 1.0
     model = nn.Sequential(Tap(backbone, tap, scale), *head)
     if isinstance(rule := settings.get("rule"), (list, tuple)):

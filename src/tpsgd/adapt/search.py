@@ -70,6 +70,14 @@ class Row:
             return f"{self.tap} probe"
         return f"{self.tap} {self.layers.convs}+{self.layers.dense}"
 
+    def with_trials(self, trials: list[Trial]) -> "Row":
+        """The same row with the results of its trials, if there are any."""
+        if not trials:
+            return self
+        accuracies, seconds = tuple(t.accuracy for t in trials), fmean(t.seconds for t in trials)
+        peak = max(t.peak_bytes for t in trials)
+        return replace(self, accuracies=accuracies, seconds=seconds, peak_bytes=peak)
+
     def as_dict(self) -> dict[str, Any]:
         """All of it as plain values."""
         score = None if self.score == -math.inf else self.score  # JSON has no infinity
@@ -318,7 +326,7 @@ def _train(
 
     for row, count in zip(rows, counts, strict=True):
         try:
-            results.append(_with(row, [once(row, r) for r in range(count)]))
+            results.append(row.with_trials([once(row, r) for r in range(count)]))
         except TpsgdError as error:
             results.append(replace(row, skipped=FAILED, error=str(error)))
         done += count
@@ -326,14 +334,3 @@ def _train(
     if errors and not any(row.accuracies for row in results if not row.control):
         raise TpsgdError(errors[-1])
     return results
-
-
-def _with(row: Row, trials: list[Trial]) -> Row:
-    if not trials:
-        return row
-    return replace(
-        row,
-        accuracies=tuple(t.accuracy for t in trials),
-        seconds=fmean(t.seconds for t in trials),
-        peak_bytes=max(t.peak_bytes for t in trials),
-    )

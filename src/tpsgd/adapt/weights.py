@@ -226,7 +226,8 @@ def _fitting(key: str, value: Tensor, own: Tensor) -> Tensor:
         raise TpsgdError(f"{key!r} of the model has no memory yet: run the model once, then load")
     if value.shape != own.shape:
         raise _misfit(key, tuple(value.shape), tuple(own.shape))
-    if _kind(value) != _kind(own):
+    kinds = [(x.is_floating_point(), x.is_complex()) for x in (value, own)]
+    if kinds[0] != kinds[1]:
         raise _misfit(key, value.dtype, own.dtype)
     value = value.to_dense().to(own.dtype)
     if value.is_floating_point() and not value.isfinite().all():
@@ -235,10 +236,6 @@ def _fitting(key: str, value: Tensor, own: Tensor) -> Tensor:
             "training failed, or the file is damaged; take another"
         )
     return value
-
-
-def _kind(x: Tensor) -> str:
-    return "real" if x.is_floating_point() else "complex" if x.is_complex() else "whole"
 
 
 def _misfit(key: str, found: Any, expected: Any) -> TpsgdError:
