@@ -194,6 +194,17 @@ def test_shots_are_equally_many_samples_of_every_class():
         shots(y, 4)
 
 
+def test_hold_out_takes_a_tenth_of_every_class_from_arrays_and_features_alike():
+    backbone, (x, y) = frozen(), pictures(80)
+    (x_train, y_train), (x_rest, y_rest) = adapt.hold_out((x, y), seed=3)
+    assert y_train.bincount().tolist() == [18] * 4 and y_rest.bincount().tolist() == [2] * 4
+    train, rest = adapt.hold_out(adapt.encode(backbone, (x, y)), seed=3)
+    torch.testing.assert_close(train.x["late"], backbone(x_train)["late"])
+    torch.testing.assert_close(rest.x["late"], backbone(x_rest)["late"])
+    with pytest.raises(TpsgdError, match="validation="):
+        adapt.hold_out(DataLoader(Own(x, y)))
+
+
 # ---- layers --------------------------------------------------------------------------------------
 
 
@@ -284,6 +295,18 @@ def test_a_memory_budget_counts_the_backbone_and_trains_the_same_adaptor():
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
     run = bound.runs["late"]
     assert run.peak_bytes + run.kept_bytes <= 300 * 1024
+
+
+def test_a_memory_budget_for_features_counts_the_layers_alone():
+    backbone, (x, y) = frozen(), pictures()
+    features, options = (
+        adapt.encode(backbone, (x, y)),
+        {"epochs": 1, "layers": Layers(0, 1, width=8)},
+    )
+    free, bound = (adapt.fit(backbone, features, **options, memory=m) for m in (None, "64KB"))
+    for mine, theirs in zip(free.parameters(), bound.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+    assert bound.runs["late"].settings["memory_budget"] == "64KB"
 
 
 def test_settings_per_block_are_those_of_the_adaptors_blocks_with_or_without_kept_features():

@@ -117,9 +117,9 @@ def known(n: int = 60, held_out: float = 0.2, seed: int = 0, data=None, **option
 def test_samples_are_learned_from_or_judged_by():
     x, y = images(60)
     found = known(data=(x + 10 * torch.arange(60.0).view(-1, 1, 1, 1), y))
-    assert (len(found.train), len(found.held), len(found.classes)) == (48, 12, 3)
-    assert torch.bincount(found.held.y).tolist() == [4, 4, 4]
-    both = torch.cat([found.train.x["maps"], found.held.x["maps"]])
+    assert (len(found.train), len(found.held_out), len(found.classes)) == (48, 12, 3)
+    assert torch.bincount(found.held_out.y).tolist() == [4, 4, 4]
+    both = torch.cat([found.train.x["maps"], found.held_out.x["maps"]])
     assert len({tuple(sample.flatten().tolist()) for sample in both}) == 60
 
 
@@ -235,4 +235,4 @@ def test_rows_of_labels_are_split_by_their_largest():
     found = judge(
         net, (x, rows), ["all"], classes=None, method=tpsgd.fit, settings={}, held_out=0.2, seed=0
     )
-    assert len(found.classes) == 4 and found.held.y.sum(0).tolist() == [2, 2, 2, 2]
+    assert len(found.classes) == 4 and found.held_out.y.sum(0).tolist() == [2, 2, 2, 2]

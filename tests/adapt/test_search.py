@@ -11,7 +11,7 @@ from helpers import points, seeded
 from scipy.stats import spearmanr
 from torch import nn
 
-from tpsgd import TpsgdError, rules
+from tpsgd import Memory, TpsgdError, rules
 from tpsgd.adapt import Backbone, Features, Layers, Probe, encode, fit, probe
 from tpsgd.adapt.quantize import weight_bytes
 from tpsgd.adapt.search import Row, Search, search
@@ -120,6 +120,14 @@ def test_what_plans_above_the_budget_is_not_trained(quick):
     assert made.best() == made.best(limit) and every.best(limit).planned_bytes <= limit
     with pytest.raises(TpsgdError, match="nothing was trained within 10 B: the smallest plans"):
         every.best("10B")
+
+
+def test_memory_settings_are_those_of_the_training():
+    options = {"taps": "flat", "convs": (0,), "dense": (1,)}
+    whole, parts = found(**options), found(**options, memory=Memory(micro_batch=4))
+    assert parts.memory_budget is None and "micro_batch=4" in parts.settings["memory"]
+    assert parts.best().planned_bytes < whole.best().planned_bytes
+    assert parts.best().peak_bytes < whole.best().peak_bytes
 
 
 def test_the_best_by_score_are_trained_in_each_tap(quick):

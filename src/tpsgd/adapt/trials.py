@@ -58,7 +58,7 @@ class Judge:
 
     backbone: Backbone
     train: Features
-    held: Features
+    held_out: Features
     classes: tuple[str, ...]
     method: Callable[..., Run] = fit_locally
     settings: dict[str, Any] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class Judge:
             options |= {"layers": layers, "method": self.method}
             adaptor = fit(self.backbone, self.train, **options)
         run = adaptor.runs[tap]
-        return Trial(adaptor.evaluate(self.held), run.seconds, run.peak_bytes)
+        return Trial(adaptor.evaluate(self.held_out), run.seconds, run.peak_bytes)
 
     def key(self, tap: str, layers: Layers | Probe, seed: int) -> dict[str, Any]:
         """Everything that decides a trial, as plain values.
@@ -123,7 +123,7 @@ class Judge:
             "seed": seed,
             "split": self.seed,
             "samples": len(self.train),
-            "held_out": len(self.held),
+            "held_out": len(self.held_out),
             "data": self.digest,
             "version": __version__,
         }
@@ -159,12 +159,12 @@ def judge(
         classes = class_count(y)
     names = tuple(map(str, range(classes) if isinstance(classes, int) else classes))
     mask = _mask(labels(y, None, len(names)), held_out, seed).to(y.device)
-    train, held = Features({}, y[mask], whole.shape), Features({}, y[~mask], whole.shape)
+    train, test = Features({}, y[mask], whole.shape), Features({}, y[~mask], whole.shape)
     for tap in taps:
         x = whole.at(tap)[0] if encoded else whole.x.pop(tap)  # to free its memory
-        train.x[tap], held.x[tap] = (x[m.to(x.device)].contiguous() for m in (mask, ~mask))
+        train.x[tap], test.x[tap] = (x[m.to(x.device)].contiguous() for m in (mask, ~mask))
     settings["epochs"] = epochs_for(len(train), settings["batch_size"], settings.get("epochs"))
-    return Judge(backbone, train, held, names, method, settings, seed, data_digest)
+    return Judge(backbone, train, test, names, method, settings, seed, data_digest)
 
 
 def _mask(y: Tensor, held_out: float, seed: int) -> Tensor:

@@ -238,8 +238,8 @@ def _fitting(key: str, value: Tensor, own: Tensor) -> Tensor:
     return value
 
 
-def _misfit(key: str, found: Any, expected: Any) -> TpsgdError:
-    return TpsgdError(f"{key!r} is {found} in the weights, expected {expected}: use others")
+def _misfit(key: str, actual: Any, expected: Any) -> TpsgdError:
+    return TpsgdError(f"{key!r} is {actual} in the weights, expected {expected}: use others")
 
 
 def _some(names: list[str]) -> str:
