@@ -1,11 +1,12 @@
-"""Lighter copies of a frozen VGG16: ms per image, bytes and features beside float32, in one run.
+"""A frozen VGG16 in fewer bytes: ms per image, bytes and features compared with float32.
 
     python benchmarks/backbones.py --weights vgg16_features.npz --images FOLDER --out results
 
-Float32 with channels last, bfloat16, int8 weights alone, and int8 throughout by onnxruntime, each
-up to pool5 at 160 px, on one thread and on two. The copies take turns and each figure is the
-fastest of its turns: a busy machine only ever adds time. The int8 ranges are set by images of the
-training part, the features compared are of the others. Every thread count has a process of its own.
+Float32 with channels last, bfloat16, int8 weights alone, and int8 weights and activations by
+onnxruntime (`onnx_backbone.py`), each up to pool5 at 160 px, with one thread and with two. The
+copies take turns, and each figure is the fastest of its turns, because a busy machine only adds
+time. Images of the training part set the ranges of int8; the features of other images are compared.
+Every number of threads has a process of its own.
 """
 
 import argparse
@@ -20,13 +21,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from onnx_backbone import file_bytes, onnx_int8
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tpsgd.adapt import quantize as lighter
-from tpsgd.adapt import weights
-from tpsgd.adapt.backbone import IMAGENET
+from tpsgd.adapt import IMAGENET, quantize, weights
 from tpsgd.comparison.provenance import machine, versions
 from tpsgd.data.images import image_files
 from tpsgd.errors import TpsgdError
@@ -34,7 +34,7 @@ from tpsgd.units import size
 from tpsgd.zoo.vgg import vgg
 
 SHAPE, TAP = (3, 160, 160), "features.30"
-COUNT, BATCH, TURNS = 16, 8, 5  # images of each part, at once, and turns of each copy
+COUNT, BATCH, TURNS = 16, 8, 5  # images of each part and of a batch, turns of each copy
 Row = dict[str, Any]
 
 
@@ -48,8 +48,8 @@ def backbone(file: Path) -> nn.Module:
     return part.eval().requires_grad_(False)
 
 
-def pictures(folder: Path) -> tuple[Tensor, Tensor]:
-    """Images of train/ and of val/ from all classes, scaled as ImageNet's nets want."""
+def load_images(folder: Path) -> tuple[Tensor, Tensor]:
+    """Images of train/ and of val/ from all classes, normalised for ImageNet's nets."""
     mean, std = (torch.tensor(v).view(1, 3, 1, 1) for v in IMAGENET)
     parts: list[Tensor] = []
     for part in ("train", "val"):
@@ -63,12 +63,13 @@ def pictures(folder: Path) -> tuple[Tensor, Tensor]:
 
 def copies(model: nn.Module, examples: Tensor, folder: str) -> dict[str, nn.Module]:
     """Every way to run it."""
-    made = {"float32": model, "bfloat16": lighter.bf16(model), "int8 weights": lighter.int8(model)}
+    models = {"float32": model, "bfloat16": quantize.bf16(model)}
+    models["int8 weights"] = quantize.int8(model)
     try:
-        made["int8 onnxruntime"] = lighter.onnx_int8(model, TAP, examples, folder)
+        models["int8 onnxruntime"] = onnx_int8(model, TAP, examples, folder)
     except TpsgdError as error:
         print(f"without onnxruntime: {error}", file=sys.stderr)
-    return made
+    return models
 
 
 @torch.inference_mode()
@@ -79,26 +80,29 @@ def timed(model: nn.Module, x: Tensor) -> tuple[float, Tensor]:
     return perf_counter() - start, y
 
 
-def measure(made: dict[str, nn.Module], x: Tensor, turns: int) -> list[Row]:
-    """Milliseconds, bytes and likeness of every copy, float32 first."""
+def measure(models: dict[str, nn.Module], x: Tensor, turns: int) -> list[Row]:
+    """Milliseconds, bytes and cosine similarity of every copy, float32 first."""
     x = x.contiguous(memory_format=torch.channels_last)
-    y = {name: timed(model, x)[1].flatten(1).float() for name, model in made.items()}  # warm up too
-    seconds = {name: [] for name in made}
+    y = {
+        name: timed(model, x)[1].flatten(1).float() for name, model in models.items()
+    }  # warm up too
+    seconds = {name: [] for name in models}
     for _ in range(turns):
-        for name, model in made.items():
+        for name, model in models.items():
             seconds[name].append(timed(model, x)[0])
-    cosines = {name: F.cosine_similarity(y[name], y["float32"]) for name in made}
+    weight_bytes = {name: file_bytes(m) or quantize.weight_bytes(m) for name, m in models.items()}
+    cosines = {name: F.cosine_similarity(y[name], y["float32"]) for name in models}
     return [
         {
             "backbone": name,
             "ms": 1e3 * min(seconds[name]) / len(x),
             "time_ratio": min(seconds[name]) / min(seconds["float32"]),
-            "bytes": lighter.weight_bytes(model),
-            "bytes_ratio": lighter.weight_bytes(model) / lighter.weight_bytes(made["float32"]),
+            "bytes": weight_bytes[name],
+            "bytes_ratio": weight_bytes[name] / weight_bytes["float32"],
             "cosine": cosines[name].mean().item(),
             "cosine_least": cosines[name].min().item(),
         }
-        for name, model in made.items()
+        for name in models
     ]
 
 
@@ -113,18 +117,18 @@ def show(threads: int, rows: list[Row]) -> None:
         )
 
 
-def one(wanted: argparse.Namespace) -> None:
-    """One thread count, in this process: the rows as JSON."""
-    torch.set_num_threads(wanted.one)
-    seen, others = pictures(wanted.images)
+def measure_here(options: argparse.Namespace) -> None:
+    """Measure with one number of threads, in this process; print the rows as JSON."""
+    torch.set_num_threads(options.threads)
+    examples, others = load_images(options.images)
     with TemporaryDirectory() as folder:
-        rows = measure(copies(backbone(wanted.weights), seen, folder), others, wanted.turns)
-    print(json.dumps(rows))
+        models = copies(backbone(options.weights), examples, folder)
+        print(json.dumps(measure(models, others, options.turns)))
 
 
-def each(threads: int) -> list[Row]:
-    """The rows of a process that has so many threads."""
-    command = [sys.executable, *sys.argv, "--one", str(threads)]
+def measure_apart(threads: int) -> list[Row]:
+    """The rows of a process with this number of threads."""
+    command = [sys.executable, *sys.argv, "--threads", str(threads)]
     env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
@@ -137,23 +141,23 @@ def main() -> None:
     parser.add_argument("--images", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=Path("results"))
     parser.add_argument("--turns", type=int, default=TURNS)
-    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
-    wanted = parser.parse_args()
-    if wanted.one:
-        return one(wanted)
+    parser.add_argument("--threads", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.threads:
+        return measure_here(options)
     record: Row = {"machine": machine(), "versions": versions() | _runtime(), "tap": TAP}
-    record |= {"images": COUNT, "batch_size": BATCH, "turns": wanted.turns, "shape": SHAPE}
+    record |= {"images": COUNT, "batch_size": BATCH, "turns": options.turns, "shape": SHAPE}
     record["command"] = "python benchmarks/backbones.py --weights FILE --images FOLDER"
     record["threads"] = {}
     for threads in (1, 2):
-        record["threads"][threads] = each(threads)
+        record["threads"][threads] = measure_apart(threads)
         show(threads, record["threads"][threads])
-    wanted.out.mkdir(parents=True, exist_ok=True)
-    (wanted.out / "backbones.json").write_text(json.dumps(record, indent=1))
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "backbones.json").write_text(json.dumps(record, indent=1))
 
 
 def _runtime() -> dict[str, str]:
-    """Of onnxruntime, where it is."""
+    """The version of onnxruntime, if it is installed."""
     try:
         import onnxruntime
     except ImportError:

@@ -342,8 +342,8 @@ def main() -> None:
     x, y, x_test, y_test = images(wanted.images)
     backbone = adapt.backbone("vgg16", wanted.weights).to(wanted.device)
     taps = tuple(TAPS.values())
-    train = adapt.encode(backbone, (x, y), taps, at_once=256)
-    test = adapt.encode(backbone, (x_test, y_test), taps, at_once=256)
+    train = adapt.encode(backbone, (x, y), taps, batch_size=256)
+    test = adapt.encode(backbone, (x_test, y_test), taps, batch_size=256)
     record |= {
         "train": len(y),
         "test": len(y_test),

@@ -360,10 +360,10 @@ def test_deep_blocks_in_closed_form_save_nothing_for_a_backward_pass(name, way):
     assert [b.learning for b in run.blocks] == ["closed form"] * 3 and not packed
 
 
-@pytest.mark.parametrize("keep", [True, False])
-def test_no_graph_reaches_into_a_backbone(keep):
+@pytest.mark.parametrize("reuse", [True, False])
+def test_no_graph_reaches_into_a_backbone(reuse):
     backbone = adapt.Backbone(nn.Sequential(nn.Conv2d(2, 3, 3), nn.Tanh()), ["1"])
     packed = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):
-        adapt.fit(backbone, small_pictures(), keep=keep, epochs=1)
+        adapt.fit(backbone, small_pictures(), memory=tpsgd.Memory(reuse=reuse), epochs=1)
     assert not packed

@@ -10,13 +10,11 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import tpsgd
-from tpsgd import TpsgdError, adapt, rules
-from tpsgd.adapt import Backbone, Layers, Probe
+from tpsgd import Memory, TpsgdError, adapt, rules
+from tpsgd.adapt import Backbone, Domain, Layers, Probe, recover, shots
+from tpsgd.adapt import backbone as named_backbone
 from tpsgd.adapt.adaptor import fit_weights
 from tpsgd.adapt.backbone import Tap
-from tpsgd.adapt.features import shots
-from tpsgd.adapt.pretrained import backbone as known_backbone
-from tpsgd.adapt.recovery import Domain, recover
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)
 
@@ -51,7 +49,7 @@ class Explodes(nn.Module):
 # ---- taps ----------------------------------------------------------------------------------------
 
 
-def test_taps_say_what_the_modules_give():
+def test_taps_give_the_outputs_of_their_modules():
     backbone, (x, _) = frozen(), pictures()
     model = net().eval()
     scaled = (x - torch.tensor(MEAN).view(1, 3, 1, 1)) / torch.tensor(STD).view(1, 3, 1, 1)
@@ -82,21 +80,21 @@ def test_a_backbone_is_frozen_whatever_is_asked_of_it():
     backbone.train()
     assert not any(m.training for m in backbone.modules())
     for method in (tpsgd.fit, tpsgd.fit_backprop):
-        for keep in (True, False):
-            adapt.fit(backbone, (x, y), epochs=1, method=method, keep=keep)
+        for reuse in (True, False):
+            adapt.fit(backbone, (x, y), epochs=1, method=method, memory=Memory(reuse=reuse))
     after = backbone.model.state_dict()
     assert all(torch.equal(before[k], after[k]) for k in before)
     assert all(p.grad is None and not p.requires_grad for p in backbone.parameters())
 
 
-def test_bytes_and_numbers_up_to_one_are_the_same():
+def test_images_as_bytes_and_as_numbers_up_to_one_give_the_same_features():
     backbone, (x, _) = frozen(), pictures()
     as_bytes = (x * 255).round().to(torch.uint8)
     expected, found = backbone(as_bytes.float() / 255)["late"], backbone(as_bytes)["late"]
     torch.testing.assert_close(found, expected)
 
 
-def test_taps_of_half_precision_speak_float32():
+def test_taps_of_a_half_precision_backbone_are_float32():
     model = nn.Sequential(nn.Linear(4, 3)).bfloat16()
     assert Backbone(model, ["0"])(torch.ones(2, 4).bfloat16())["0"].dtype is torch.float32
 
@@ -119,7 +117,7 @@ class TwoOutputs(nn.Module):
         (lambda: Backbone(net, ["1"]), "is an nn.Module"),
         (lambda: Backbone(net(), ["1"], mean=(0.5,)), "go together"),
         (lambda: Backbone(net(), ["1"], mean=(0.5,) * 3, std=(1, 0, 1)), "above 0"),
-        (lambda: frozen()(torch.ones(2, 1, 8, 8)), "reads pictures"),
+        (lambda: frozen()(torch.ones(2, 1, 8, 8)), "reads images"),
         (lambda: frozen()(torch.ones(2, 3, 8, 8), ["never"]), "no tap 'never'"),
         (lambda: Backbone(net(), ["5"]).shapes(torch.ones(2, 5, 8, 8)), "cannot take samples"),
         (lambda: Backbone(nn.Sequential(TwoOutputs()), ["0"])(torch.ones(2, 4)), "gives tuple"),
@@ -156,7 +154,7 @@ def test_features_are_the_same_from_every_kind_of_data(wrap):
         "numpy": lambda: (x.numpy(), y.numpy()),
     }[wrap]()
     seen = []
-    found = adapt.encode(backbone, data, at_once=4, progress=lambda *part: seen.append(part))
+    found = adapt.encode(backbone, data, batch_size=4, progress=lambda *part: seen.append(part))
     torch.testing.assert_close(found.x["late"], backbone(x)["late"])
     assert torch.equal(found.y, y) and seen[-1] == (21, 21) and found.shape == (3, 8, 8)
     assert found[found.y == 1].at("early")[0].shape == (5, 6, 4, 4)
@@ -173,20 +171,20 @@ def test_features_are_the_same_from_every_kind_of_data(wrap):
     ],
 )
 def test_bad_pictures_are_refused(spoil, words):
-    for keep in (True, False):
+    for reuse in (True, False):
         with pytest.raises(TpsgdError, match=words):
-            adapt.fit(frozen(), spoil(*pictures()), keep=keep, epochs=1)
+            adapt.fit(frozen(), spoil(*pictures()), memory=Memory(reuse=reuse), epochs=1)
 
 
 def test_features_that_do_not_fit_are_refused(monkeypatch):
     monkeypatch.setattr("tpsgd.adapt.features.available", lambda device: 100)
-    with pytest.raises(TpsgdError, match=r"20 samples take .* more than there is: .*keep=False"):
+    with pytest.raises(TpsgdError, match=r"20 samples take .* more than there is: .*reuse=False"):
         adapt.encode(
             Backbone(nn.Sequential(nn.ReLU()), ["0"]), (torch.ones(20, 3), torch.zeros(20).long())
         )
 
 
-def test_shots_are_as_many_of_every_class():
+def test_shots_are_equally_many_samples_of_every_class():
     y = torch.tensor([2, 0, 1, 1, 0, 2, 2, 0, 1])
     chosen = shots(y, 2, seed=3)
     assert y[chosen].bincount().tolist() == [2, 2, 2] and len(set(chosen.tolist())) == 6
@@ -194,6 +192,17 @@ def test_shots_are_as_many_of_every_class():
     assert any(not torch.equal(chosen, shots(y, 2, seed=s)) for s in range(4, 8))
     with pytest.raises(TpsgdError, match="has 3 samples"):
         shots(y, 4)
+
+
+def test_hold_out_takes_a_tenth_of_every_class_from_arrays_and_features_alike():
+    backbone, (x, y) = frozen(), pictures(80)
+    (x_train, y_train), (x_rest, y_rest) = adapt.hold_out((x, y), seed=3)
+    assert y_train.bincount().tolist() == [18] * 4 and y_rest.bincount().tolist() == [2] * 4
+    train, rest = adapt.hold_out(adapt.encode(backbone, (x, y)), seed=3)
+    torch.testing.assert_close(train.x["late"], backbone(x_train)["late"])
+    torch.testing.assert_close(rest.x["late"], backbone(x_rest)["late"])
+    with pytest.raises(TpsgdError, match="validation="):
+        adapt.hold_out(DataLoader(Own(x, y)))
 
 
 # ---- layers --------------------------------------------------------------------------------------
@@ -264,23 +273,23 @@ def test_an_adaptor_is_what_fit_makes_of_the_features(rule):
 
 @pytest.mark.parametrize("schedule", [tpsgd.sequential, tpsgd.simultaneous])
 @pytest.mark.parametrize("bytes_given", [False, True])
-def test_features_computed_again_teach_the_same(schedule, bytes_given, tmp_path):
+def test_recomputed_features_train_the_same_adaptor(schedule, bytes_given, tmp_path):
     backbone, (x, y) = frozen(), pictures()
     x = (x * 255).to(torch.uint8) if bytes_given else x
     options = {"rule": rules.tpsgd_l2(), "epochs": 2, "batch_size": 16, "schedule": schedule}
-    kept = adapt.fit(backbone, (x, y), keep=True, **options)
-    for keep in (False, tmp_path):
-        again = adapt.fit(backbone, (x, y), keep=keep, **options)
+    kept = adapt.fit(backbone, (x, y), memory=Memory(reuse=True), **options)
+    for reuse in (False, tmp_path):
+        again = adapt.fit(backbone, (x, y), memory=Memory(reuse=reuse), **options)
         for mine, theirs in zip(kept.parameters(), again.parameters(), strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
 
 
-def test_a_budget_counts_the_backbone_and_teaches_the_same():
+def test_a_memory_budget_counts_the_backbone_and_trains_the_same_adaptor():
     backbone, (x, y) = frozen(), pictures()
     options = {"rule": rules.readout(), "epochs": 2, "batch_size": 16}
     free, bound = (
         adapt.fit(backbone, (x, y), layers=Layers(1, 1, 8, 3, 16), **options, **more)
-        for more in ({}, {"memory_budget": "300KB"})
+        for more in ({}, {"memory": "300KB"})
     )
     for mine, theirs in zip(free.parameters(), bound.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
@@ -288,7 +297,19 @@ def test_a_budget_counts_the_backbone_and_teaches_the_same():
     assert run.peak_bytes + run.kept_bytes <= 300 * 1024
 
 
-def test_options_per_block_are_the_adaptors_in_both_ways():
+def test_a_memory_budget_for_features_counts_the_layers_alone():
+    backbone, (x, y) = frozen(), pictures()
+    features, options = (
+        adapt.encode(backbone, (x, y)),
+        {"epochs": 1, "layers": Layers(0, 1, width=8)},
+    )
+    free, bound = (adapt.fit(backbone, features, **options, memory=m) for m in (None, "64KB"))
+    for mine, theirs in zip(free.parameters(), bound.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+    assert bound.runs["late"].settings["memory_budget"] == "64KB"
+
+
+def test_settings_per_block_are_those_of_the_adaptors_blocks_with_or_without_kept_features():
     backbone, (x, y) = frozen(), pictures()
     options = {
         "rule": [rules.tpsgd_l2(), rules.readout(), rules.readout()],
@@ -297,7 +318,10 @@ def test_options_per_block_are_the_adaptors_in_both_ways():
         "lr": [0.01, 0.02, None],
         "batch_size": 16,
     }
-    kept, again = (adapt.fit(backbone, (x, y), keep=keep, **options) for keep in (True, False))
+    kept, again = (
+        adapt.fit(backbone, (x, y), memory=Memory(reuse=reuse), **options)
+        for reuse in (True, False)
+    )
     for mine, theirs in zip(kept.parameters(), again.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-5)
 
@@ -318,7 +342,7 @@ def test_adaptors_learn_and_probes_are_the_least_squares_solution():
     np.testing.assert_allclose(probe(x).detach().numpy(), expected, atol=1e-4)
 
 
-def test_several_taps_are_one_answer():
+def test_outputs_of_several_taps_are_averaged_or_summed():
     backbone, (x, y) = frozen(), pictures()
     options = {"taps": ["early", "late"], "epochs": 1, "batch_size": 16, "seed": 2}
     made = adapt.fit(backbone, (x, y), **options)
@@ -329,7 +353,7 @@ def test_several_taps_are_one_answer():
     assert set(made.runs) == {"early", "late"} and made.predict(x).shape == (40,)
 
 
-def test_learned_weights_are_the_least_squares_solution():
+def test_learned_weights_of_taps_are_the_least_squares_solution():
     backbone, (x, y) = frozen(), pictures(60)
     made = adapt.fit(
         backbone, (x[:40], y[:40]), taps=["early", "late"], combine=adapt.learned, epochs=1,
@@ -346,12 +370,12 @@ def test_learned_weights_are_the_least_squares_solution():
     torch.testing.assert_close(made.weights, before)
 
 
-def test_learned_weights_hold_a_tenth_out():
+def test_learned_weights_of_taps_hold_a_tenth_of_the_samples_out():
     made = adapt.fit(frozen(), pictures(), taps=["early", "late"], combine=adapt.learned, epochs=1)
     assert made.runs["late"].sample_passes == 3 * 36
 
 
-def test_going_on_begins_where_the_other_ended():
+def test_training_starts_from_the_weights_of_another_adaptor():
     backbone, (x, y) = frozen(), pictures()
     first = adapt.fit(backbone, (x, y), epochs=1)
     before = [p.clone() for p in first.layers.parameters()]
@@ -363,7 +387,7 @@ def test_going_on_begins_where_the_other_ended():
         adapt.fit(backbone, (x, y), start=first, layers=Layers(0, 1))
 
 
-def test_recovery_reports_both_domains():
+def test_recover_reports_the_known_and_the_new_domain():
     backbone = frozen()
     train, test = (adapt.encode(backbone, pictures(80, 3, s)) for s in (0, 1))
     flipped = (pictures(80, 3, 2)[0].flip(1), pictures(80, 3, 2)[1])
@@ -395,10 +419,13 @@ def test_recovery_reports_both_domains():
     [
         ({"taps": "nowhere"}, "no tap 'nowhere'"),
         ({"taps": ["late", "late"]}, "each tap once"),
-        ({"taps": []}, "one at least"),
+        ({"taps": []}, "at least one"),
         ({"classes": 1}, "two classes"),
         ({"classes": 3}, "out of range"),
-        ({"memory_budget": "1MB", "keep": True}, "decides what is kept"),
+        ({"memory": "4 apples"}, "is no amount of memory"),
+        ({"epoch": 3}, "adapt.fit has no argument 'epoch': did you mean 'epochs'"),
+        ({"memory_budget": "1MB"}, "adapt.fit has no argument 'memory_budget'"),
+        ({"memory": Memory(reuse="nowhere-at-all")}, "is no folder"),
         ({"layers": lambda shape, classes: nn.Linear(3, 2)}, "nn.Sequential"),
         ({"rule": rules.dfa()}, "simultaneous"),
     ],
@@ -411,8 +438,10 @@ def test_mistakes_about_adaptors_are_named(options, words):
 def test_a_stream_must_say_how_many_classes():
     loader = DataLoader(Own(*pictures()), batch_size=8)
     with pytest.raises(TpsgdError, match="how many classes"):
-        adapt.fit(frozen(), loader, keep=False, epochs=1)
-    made = adapt.fit(frozen(), loader, keep=False, epochs=1, classes=["a", "b", "c", "d"])
+        adapt.fit(frozen(), loader, memory=Memory(reuse=False), epochs=1)
+    made = adapt.fit(
+        frozen(), loader, memory=Memory(reuse=False), epochs=1, classes=["a", "b", "c", "d"]
+    )
     assert made.classes == ("a", "b", "c", "d")
 
 
@@ -426,11 +455,12 @@ class Attends(nn.Module):
         return self.norm(self.attention(x, x, x)[0])
 
 
-@pytest.mark.parametrize("keep", [True, False])
-def test_a_frozen_transformer_is_a_backbone(keep):
+@pytest.mark.parametrize("reuse", [True, False])
+def test_a_frozen_transformer_is_a_backbone(reuse):
     torch.manual_seed(0)
     x, y = torch.randn(30, 6, 8), torch.arange(30) % 3
-    made = adapt.fit(Backbone(Attends(), ["norm"]), (x, y), keep=keep, epochs=1)
+    backbone = Backbone(Attends(), ["norm"])
+    made = adapt.fit(backbone, (x, y), memory=Memory(reuse=reuse), epochs=1)
     assert made(x).shape == (30, 3) and made.tap_shapes == {"norm": (6, 8)}
 
 
@@ -496,7 +526,7 @@ def test_an_adaptor_takes_nearly_the_same_backbone_with_a_warning(made, tmp_path
         adapt.load(tmp_path, frozen())
 
 
-def test_layers_of_ones_own_come_back_with_what_made_them(tmp_path):
+def test_layers_of_a_user_function_are_loaded_with_that_function(tmp_path):
     def build(shape, classes):
         return nn.Sequential(nn.Flatten(), nn.Linear(8 * 16, classes))
 
@@ -549,7 +579,7 @@ def test_named_backbones_take_a_file_of_weights(tmp_path):
         ("resnet18", resnet(18, (3, 64, 64), 5), "layer2", "layer2"),
     ):
         torch.save(whole.state_dict(), tmp_path / f"{name}.pth")
-        backbone = known_backbone(name, tmp_path / f"{name}.pth")
+        backbone = named_backbone(name, tmp_path / f"{name}.pth")
         x = torch.rand(2, 3, 64, 64)
         expected = Backbone(whole, [path], mean=backbone.mean, std=backbone.std)(x)[path]
         torch.testing.assert_close(backbone(x, [tap])[tap], expected)
@@ -558,23 +588,23 @@ def test_named_backbones_take_a_file_of_weights(tmp_path):
 def test_unknown_backbones_are_refused(tmp_path, monkeypatch):
     monkeypatch.delenv("TPSGD_DATA", raising=False)
     with pytest.raises(TpsgdError, match="unknown backbone"):
-        known_backbone("vgg99")
+        named_backbone("vgg99")
     with pytest.raises(TpsgdError, match="needs a file of weights"):
-        known_backbone("vgg16")
+        named_backbone("vgg16")
     with pytest.raises(TpsgdError, match="there is no"):
-        known_backbone(f"{tmp_path}/none.py:make")
+        named_backbone(f"{tmp_path}/none.py:make")
     file = tmp_path / "mine.py"
     file.write_text("from torch import nn\nnet = lambda: nn.Sequential(nn.Linear(2, 2))\n")
     with pytest.raises(TpsgdError, match="name the submodule"):
-        known_backbone(f"{file}:net")
-    assert known_backbone(f"{file}:net", taps=("0",)).taps == {"0": "0"}
+        named_backbone(f"{file}:net")
+    assert named_backbone(f"{file}:net", taps=("0",)).taps == {"0": "0"}
     file.write_text("net = lambda: 3\n")
     with pytest.raises(TpsgdError, match="must return an nn"):
-        known_backbone(f"{file}:net")
+        named_backbone(f"{file}:net")
 
 
 @pytest.mark.real_data("vgg16")
 def test_vgg16_knows_where_its_weights_lie():
-    backbone = known_backbone("vgg16")
+    backbone = named_backbone("vgg16")
     shapes = backbone.shapes(torch.zeros(1, 3, 160, 160))
     assert shapes["pool5"] == (512, 5, 5) and shapes["pool4"] == (512, 10, 10)

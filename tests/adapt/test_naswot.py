@@ -13,9 +13,10 @@ from scipy.stats import spearmanr
 from torch import nn
 
 import tpsgd
-from tpsgd import TpsgdError, losses, rules
+from tpsgd import Memory, TpsgdError, losses, rules
 from tpsgd.adapt import Backbone, Features, Layers, Probe
-from tpsgd.adapt.naswot import activation_overlap, spearman
+from tpsgd.adapt.naswot import activation_overlap
+from tpsgd.adapt.search import spearman
 from tpsgd.adapt.trials import judge, named
 
 SCIPY: Any = spearmanr
@@ -108,7 +109,7 @@ def known(n: int = 60, held_out: float = 0.2, seed: int = 0, data=None, **option
     method = options.pop("method", tpsgd.fit)
     options = {"epochs": 1, "batch_size": 16, **options}
     return judge(
-        Backbone(NET, {"maps": "1"}), data, ["maps"], classes=None, method=method, options=options,
+        Backbone(NET, {"maps": "1"}), data, ["maps"], classes=None, method=method, settings=options,
         held_out=held_out, seed=seed,
     )  # fmt: skip
 
@@ -116,9 +117,9 @@ def known(n: int = 60, held_out: float = 0.2, seed: int = 0, data=None, **option
 def test_samples_are_learned_from_or_judged_by():
     x, y = images(60)
     found = known(data=(x + 10 * torch.arange(60.0).view(-1, 1, 1, 1), y))
-    assert (len(found.train), len(found.held), len(found.classes)) == (48, 12, 3)
-    assert torch.bincount(found.held.y).tolist() == [4, 4, 4]
-    both = torch.cat([found.train.x["maps"], found.held.x["maps"]])
+    assert (len(found.train), len(found.held_out), len(found.classes)) == (48, 12, 3)
+    assert torch.bincount(found.held_out.y).tolist() == [4, 4, 4]
+    both = torch.cat([found.train.x["maps"], found.held_out.x["maps"]])
     assert len({tuple(sample.flatten().tolist()) for sample in both}) == 60
 
 
@@ -142,11 +143,11 @@ def test_backprop_is_planned_as_backprop():
     planned = found.planned("maps", found.head("maps", layers), layers)
     assert planned == pytest.approx(found.trial("maps", layers, 0).peak_bytes, rel=1e-3)
     assert planned > local.planned("maps", local.head("maps", layers), layers)
-    in_pieces = known(method=tpsgd.fit_backprop, micro_batch=4)
+    in_pieces = known(method=tpsgd.fit_backprop, memory=Memory(micro_batch=4))
     assert in_pieces.planned("maps", found.head("maps", layers), layers) < planned
 
 
-def test_a_method_of_ones_own_has_no_plan():
+def test_a_user_function_as_the_method_has_no_plan():
     found = known(method=lambda model, data, **options: tpsgd.fit(model, data, **options))
     assert found.planned("maps", found.head("maps", Layers()), Layers()) is None
 
@@ -178,7 +179,7 @@ def test_the_score_is_that_of_the_layers_at_the_start():
         {"data": (images(60)[0], images(60)[1].flip(0))},
     ],
 )
-def test_a_key_changes_with_what_decides(other):
+def test_a_key_changes_with_every_setting_that_changes_the_result(other):
     one = known().key("maps", Layers(), 0)
     assert known().key("maps", Layers(), 0) == one
     assert known(**other).key("maps", Layers(), 0) != one
@@ -200,7 +201,7 @@ def test_a_key_knows_layers_seed_and_backbone_but_not_the_device():
 
 def test_a_probe_does_not_depend_on_the_rule():
     found = known()
-    other = replace(found, options=found.options | {"epochs": 7, "rule": rules.drtp()})
+    other = replace(found, settings=found.settings | {"epochs": 7, "rule": rules.drtp()})
     assert found.key("maps", Probe(), 0) == other.key("maps", Probe(), 0)
     assert found.key("maps", Layers(), 0) != other.key("maps", Layers(), 0)
 
@@ -219,7 +220,7 @@ def test_names_of_values():
         ({"data": (images(6)[0], torch.tensor([0, 1, 0, 1, 0, -1]))}, "-1"),
         ({"data": (images(6)[0], torch.rand(6))}, "float labels must be rows"),
         ({"validation": images(9)}, "a search has no validation"),
-        ({"keep": True}, "a search has no keep"),
+        ({"keep": True}, "adapt.search has no argument 'keep'"),
     ],
 )
 def test_what_cannot_be_judged_is_refused(given, said):
@@ -232,6 +233,6 @@ def test_rows_of_labels_are_split_by_their_largest():
     rows = nn.functional.one_hot(y, 4).float()
     net = Backbone(nn.Sequential(nn.Linear(6, 6)), {"all": "0"})
     found = judge(
-        net, (x, rows), ["all"], classes=None, method=tpsgd.fit, options={}, held_out=0.2, seed=0
+        net, (x, rows), ["all"], classes=None, method=tpsgd.fit, settings={}, held_out=0.2, seed=0
     )
-    assert len(found.classes) == 4 and found.held.y.sum(0).tolist() == [2, 2, 2, 2]
+    assert len(found.classes) == 4 and found.held_out.y.sum(0).tolist() == [2, 2, 2, 2]

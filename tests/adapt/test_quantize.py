@@ -1,7 +1,6 @@
-"""Lighter backbones: bytes, the same names, nearly the same features, the model untouched."""
+"""Backbones in int8 and bfloat16: fewer bytes, the same names, nearly the same features."""
 
 import copy
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tpsgd.adapt import quantize as lighter
+from tpsgd.adapt import quantize
 from tpsgd.errors import TpsgdError
 
 
@@ -33,26 +32,8 @@ def net() -> nn.Sequential:
     return made.eval()
 
 
-class Residual(nn.Module):
-    """Sums, functions and a global mean."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.stem = nn.Conv2d(3, 8, 3, padding="same", dilation=2)
-        self.layer = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.ReLU6())
-        self.pool = nn.AdaptiveAvgPool2d(1)
-        self.drop = nn.Dropout()
-        self.head = nn.Linear(8, 5, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.stem(x))
-        x = torch.relu(self.layer(x) + x)
-        return self.head(self.drop(torch.flatten(self.pool(x), 1)))
-
-
-def heard(model: nn.Module, name: str, x: Tensor) -> Tensor:
-    """What a submodule gives when the whole model runs."""
+def output_of(model: nn.Module, name: str, x: Tensor) -> Tensor:
+    """The output of a submodule when the whole model runs."""
     found: list[Tensor] = []
     hook = model.get_submodule(name).register_forward_hook(lambda m, a, y: found.append(y.clone()))
     with torch.no_grad():
@@ -72,10 +53,10 @@ def images(count: int = 4) -> Tensor:
 # ---- int8 ----------------------------------------------------------------------------------------
 
 
-def test_the_numbers_by_hand() -> None:
+def test_int8_weights_and_scales_by_hand() -> None:
     layer = nn.Linear(3, 3, bias=False)
     layer.weight.data = torch.tensor([[127.0, 1.4, -2.6], [0.5, -0.25, 0.0], [0.0, 0.0, 0.0]])
-    light = lighter.int8(layer)
+    light = quantize.int8(layer)
     q, scale = light.state_dict().values()
     assert q.dtype is torch.int8 and scale.dtype is torch.float32
     assert q.tolist() == [[127, 1, -3], [127, -64, 0], [0, 0, 0]]
@@ -90,7 +71,7 @@ def test_the_numbers_by_hand() -> None:
     ids=lambda layer: type(layer).__name__,
 )
 def test_every_weight_is_half_a_step_away_at_most(layer: Any) -> None:
-    light: Any = lighter.int8(layer)
+    light: Any = quantize.int8(layer)
     w = layer.weight.detach()
     step = w.abs().flatten(1).amax(1) / 127
     away = (light.weight - w).abs().flatten(1).amax(1)
@@ -109,26 +90,26 @@ def test_every_weight_is_half_a_step_away_at_most(layer: Any) -> None:
 def test_int8_keeps_names_and_the_model() -> None:
     model = net()
     before, x = copy.deepcopy(model.state_dict()), images()
-    light = lighter.int8(model)
+    light = quantize.int8(model)
     assert [n for n, _ in model.named_modules()] == [
         n for n, _ in light.named_modules() if "parametrizations" not in n
     ]
     after = model.state_dict()
     assert after.keys() == before.keys() and all(torch.equal(after[k], before[k]) for k in before)
     for name in ("features.0", "features.6", "features", "head"):
-        want, found = heard(model, name, x), heard(light, name, x)
+        want, found = output_of(model, name, x), output_of(light, name, x)
         assert found.dtype is torch.float32 and cosine(want, found) > 0.999
         assert not torch.equal(want, found)
 
 
-def test_a_layer_used_twice_stays_one() -> None:
+def test_int8_keeps_a_layer_that_is_used_twice_as_one() -> None:
     layer = nn.Linear(4, 4)
-    light: Any = lighter.int8(nn.Sequential(layer, nn.ReLU(), layer))
+    light: Any = quantize.int8(nn.Sequential(layer, nn.ReLU(), layer))
     assert light[0] is light[2]
 
 
-@pytest.mark.parametrize("make", [lighter.int8, lighter.bf16])
-def test_state_dicts_go_round(make: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("make", [quantize.int8, quantize.bf16])
+def test_state_dicts_can_be_saved_and_loaded(make: Any, tmp_path: Path) -> None:
     light, fresh, x = make(net()), make(net().apply(_randomise)), images()
     assert not torch.equal(light(x), fresh(x))
     torch.save(light.state_dict(), tmp_path / "a.pth")
@@ -142,8 +123,8 @@ def _randomise(module: nn.Module) -> None:
         nn.init.normal_(p)
 
 
-def test_channels_last_changes_nothing() -> None:
-    light: Any = lighter.int8(net())
+def test_int8_gives_the_same_in_channels_last() -> None:
+    light: Any = quantize.int8(net())
     x = images()
     want = light(x)
     light.to(memory_format=torch.channels_last)
@@ -152,13 +133,13 @@ def test_channels_last_changes_nothing() -> None:
 
 def test_what_int8_refuses() -> None:
     with pytest.raises(TpsgdError, match=r"ReLU has no Conv1d, Conv2d or Linear"):
-        lighter.int8(nn.ReLU())
+        quantize.int8(nn.ReLU())
     with pytest.raises(TpsgdError, match=r"give the float model"):
-        lighter.int8(lighter.int8(nn.Linear(2, 2)))
+        quantize.int8(quantize.int8(nn.Linear(2, 2)))
     bad = nn.Linear(2, 2)
     bad.weight.data[0, 0] = float("nan")
     with pytest.raises(TpsgdError, match=r"Linear\(.*not finite"):
-        lighter.int8(bad)
+        quantize.int8(bad)
 
 
 # ---- bf16 ----------------------------------------------------------------------------------------
@@ -166,22 +147,26 @@ def test_what_int8_refuses() -> None:
 
 def test_bf16_takes_and_gives_float32() -> None:
     model, x = net(), images()
-    light = lighter.bf16(model)
+    light = quantize.bf16(model)
     assert model.state_dict()["head.weight"].dtype is torch.float32
-    assert lighter.weight_bytes(light) / lighter.weight_bytes(model) == pytest.approx(0.5, abs=0.01)
+    assert quantize.weight_bytes(light) / quantize.weight_bytes(model) == pytest.approx(
+        0.5, abs=0.01
+    )
     assert [n for n, _ in light.named_modules()] == [n for n, _ in model.named_modules()]
     assert light(x).dtype is torch.float32
     for name in ("features.0", "features.6", "features", "head"):
-        want, found = heard(model, name, x), heard(light, name, x)
+        want, found = output_of(model, name, x), output_of(light, name, x)
         assert found.dtype is torch.bfloat16 and cosine(want, found) > 0.999
     part = light.get_submodule("features")
-    assert torch.equal(part(x), heard(light, "features", x))  # a part by itself takes float32 too
+    assert torch.equal(
+        part(x), output_of(light, "features", x)
+    )  # a part by itself takes float32 too
 
 
 def test_bf16_computes_in_bfloat16() -> None:
     layer = nn.Linear(2, 1, bias=False)
     layer.weight.data = torch.tensor([[1.0, 2.0**-10]])
-    light = lighter.bf16(layer)
+    light = quantize.bf16(layer)
     assert light(torch.tensor([[1.0, 0.0], [0.0, 1.0]])).flatten().tolist() == [1.0, 2.0**-10]
     assert light(torch.tensor([[1.0 + 2.0**-10, 0.0]])).item() == 1.0  # rounded on its way in
 
@@ -196,139 +181,30 @@ def test_bf16_leaves_whole_numbers_and_sees_into_containers() -> None:
             # float32 made on the way meets weights in bfloat16
             return self.line(self.table(i) + torch.ones(3)), [i, more["x"]]
 
-    y, (i, x) = lighter.bf16(Two())(torch.tensor([1, 4]), more={"x": torch.ones(1) / 3})
+    y, (i, x) = quantize.bf16(Two())(torch.tensor([1, 4]), more={"x": torch.ones(1) / 3})
     assert y.dtype is torch.float32 and y.shape == (2, 2) and i.dtype is torch.int64
     assert x.dtype is torch.float32 and x.item() == (torch.ones(1) / 3).bfloat16().item()
 
 
-def test_both_together() -> None:
+def test_int8_and_bf16_can_be_combined() -> None:
     model, x = net(), images()
-    for light in (lighter.bf16(lighter.int8(model)), lighter.int8(lighter.bf16(model))):
+    for light in (quantize.bf16(quantize.int8(model)), quantize.int8(quantize.bf16(model))):
         assert cosine(model(x), light(x)) > 0.999
-        assert lighter.weight_bytes(light) < 0.4 * lighter.weight_bytes(model)
+        assert quantize.weight_bytes(light) < 0.4 * quantize.weight_bytes(model)
 
 
-def test_shared_tensors_count_once() -> None:
+def test_weight_bytes_count_shared_tensors_once() -> None:
     layer = nn.Linear(4, 4)
-    assert lighter.weight_bytes(nn.Sequential(layer, layer)) == 80
-    assert lighter.weight_bytes(nn.BatchNorm1d(3)) == 4 * 12 + 8
+    assert quantize.weight_bytes(nn.Sequential(layer, layer)) == 80
+    assert quantize.weight_bytes(nn.BatchNorm1d(3)) == 4 * 12 + 8
 
 
-def test_vgg16_in_less_than_a_third() -> None:
+def test_vgg16_in_int8_takes_less_than_a_third() -> None:
     from tpsgd.zoo.vgg import vgg
 
     features: Any = vgg(16, (3, 32, 32), 10).features
-    light = lighter.int8(features)
-    assert lighter.weight_bytes(features) == 4 * 14_714_688
+    light = quantize.int8(features)
+    assert quantize.weight_bytes(features) == 4 * 14_714_688
     biases = scales = 4 * 4_224
-    assert lighter.weight_bytes(light) == 14_714_688 - 4_224 + biases + scales
-    assert lighter.weight_bytes(light) < 0.3 * lighter.weight_bytes(features)
-
-
-# ---- onnx ----------------------------------------------------------------------------------------
-
-
-def needs_onnx() -> None:
-    pytest.importorskip("onnx", reason="onnx is not installed")
-    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
-
-
-@pytest.mark.parametrize("tap", ["features.1", "features", "flatten", "head"])
-def test_onnx_gives_a_taps_features(tap: str, tmp_path: Path) -> None:
-    needs_onnx()
-    model, x = net(), images()
-    light = lighter.onnx_int8(model, tap, images(16), tmp_path)
-    want = heard(model, tap, x)
-    found = light(x)
-    assert found.shape == want.shape and found.dtype is torch.float32
-    assert cosine(want, found) > 0.99 and not torch.equal(want, found)
-    assert torch.equal(heard(light, tap, x), found)
-    assert light(x[:1]).shape == want[:1].shape
-    assert torch.equal(copy.deepcopy(light)(x), found)
-
-
-def test_onnx_on_sums_and_functions(tmp_path: Path) -> None:
-    needs_onnx()
-    model, x = Residual().train(), images()
-    light = lighter.onnx_int8(model, "head", images(16), tmp_path)
-    assert model.training
-    assert cosine(model.eval()(x), light(x)) > 0.98
-    from_light = lighter.onnx_int8(lighter.int8(model), "layer", images(16), tmp_path / "deeper")
-    assert cosine(heard(model, "layer", x), from_light(x)) > 0.99
-
-
-def test_onnx_weights_are_bytes(tmp_path: Path) -> None:
-    needs_onnx()
-    model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.ReLU(), nn.Conv2d(64, 256, 3))
-    light = lighter.onnx_int8(model, "2", images(2), tmp_path)
-    assert [f.name for f in tmp_path.iterdir()] == ["2-int8.onnx"]
-    assert 0.25 < lighter.weight_bytes(light) / lighter.weight_bytes(model) < 0.3
-
-
-def test_what_onnx_refuses(tmp_path: Path) -> None:
-    needs_onnx()
-
-    class Deciding(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x if x.sum() > 0 else -x
-
-    class Odd(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.line = nn.Linear(4, 4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.line(x.cumsum(1))
-
-    def make(model: nn.Module, tap: str, x: Tensor) -> nn.Module:
-        return lighter.onnx_int8(model, tap, x, tmp_path)
-
-    with pytest.raises(TpsgdError, match="cannot be traced"):
-        make(Deciding(), "a", images())
-    with pytest.raises(TpsgdError, match=r"never runs a submodule 'features\.9'"):
-        make(net(), "features.9", images())
-    with pytest.raises(TpsgdError, match="cumsum"):
-        make(Odd(), "line", torch.ones(2, 4))
-    with pytest.raises(TpsgdError, match="GELU"):
-        make(nn.Sequential(nn.Linear(4, 4), nn.GELU()), "1", torch.ones(2, 4))
-    with pytest.raises(TpsgdError, match="reflect"):
-        make(nn.Sequential(nn.Conv2d(3, 3, 3, padding=1, padding_mode="reflect")), "0", images())
-    with pytest.raises(TpsgdError, match=r"affine=False.*running statistics"):
-        make(nn.Sequential(nn.BatchNorm2d(3, affine=False)), "0", images())
-    with pytest.raises(TpsgdError, match=r"AdaptiveAvgPool2d\(output_size=7\).*one cell"):
-        make(nn.Sequential(nn.AdaptiveAvgPool2d(7)), "0", images())
-    with pytest.raises(TpsgdError, match="does not compute"):
-        make(nn.Sequential(nn.Linear(4, 4)), "0", torch.ones(2, 3, 4))
-    with pytest.raises(TpsgdError, match="at least one input"):
-        make(net(), "head", images(0))
-    light = make(net(), "features", images())
-    with pytest.raises(TpsgdError, match=r"shape \(3, 16, 16\).*got \(3, 8, 8\)"):
-        light(images()[..., ::2, ::2])
-    (tmp_path / "features-int8.onnx").write_bytes(b"broken")
-    with pytest.raises(TpsgdError, match="missing or damaged"):
-        copy.deepcopy(light)(images())
-
-
-@pytest.mark.parametrize(("can", "careful"), [({}, "1"), ({"avx512_vnni": True}, "0")])
-def test_onnx_is_careful_without_vnni(
-    can: Any, careful: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    needs_onnx()
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: can, raising=False)
-    light: Any = lighter.onnx_int8(net(), "features", images(16), tmp_path)
-    light(images())
-    options = light.features.session.get_session_options()
-    assert options.get_session_config_entry("session.x64quantprecision") == careful
-
-
-def test_a_wrong_translation_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    needs_onnx()
-    monkeypatch.setattr(nn.LeakyReLU, "forward", lambda self, x: x.abs())
-    with pytest.raises(TpsgdError, match="does not compute what the model does"):
-        lighter.onnx_int8(net(), "features", images(), tmp_path)
-
-
-def test_without_onnxruntime_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "onnxruntime.quantization.shape_inference", None)
-    with pytest.raises(TpsgdError, match=r"pip install 'tpsgd\[onnx\]'"):
-        lighter.onnx_int8(net(), "features", images(), "nowhere")
+    assert quantize.weight_bytes(light) == 14_714_688 - 4_224 + biases + scales
+    assert quantize.weight_bytes(light) < 0.3 * quantize.weight_bytes(features)

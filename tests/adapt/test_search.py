@@ -1,8 +1,7 @@
-"""Searching layers for taps: the grid, its file of trials, its table and picture; Optuna."""
+"""Searching layers for taps: the grid, its file of trials, its table and figure."""
 
 import json
 import math
-import sys
 from contextlib import nullcontext
 from typing import Any
 
@@ -12,16 +11,13 @@ from helpers import points, seeded
 from scipy.stats import spearmanr
 from torch import nn
 
-from tpsgd import TpsgdError, rules
+from tpsgd import Memory, TpsgdError, rules
 from tpsgd.adapt import Backbone, Features, Layers, Probe, encode, fit, probe
-from tpsgd.adapt.optuna_study import Space, study
-from tpsgd.adapt.results import Row, Search
-from tpsgd.adapt.search import search
-from tpsgd.adapt.trial_log import FILE
-from tpsgd.adapt.trials import Judge, Trial
+from tpsgd.adapt.quantize import weight_bytes
+from tpsgd.adapt.search import Row, Search, search
+from tpsgd.adapt.trials import FILE, Judge, Trial
 from tpsgd.comparison.report import heatmaps
 from tpsgd.data.split import stratified
-from tpsgd.engine.meter import tensor_bytes
 
 SMALL = Layers(filters=3, kernel=3, width=8)
 NET = Backbone(
@@ -53,7 +49,7 @@ def quick(monkeypatch):
         trained.append((tap, layers, seed))
         return real(self, tap, layers, seed, tell)
 
-    monkeypatch.setattr(Judge, "planned", lambda self, tap, head, layers: 3 * tensor_bytes(head))
+    monkeypatch.setattr(Judge, "planned", lambda self, tap, head, layers: 3 * weight_bytes(head))
     monkeypatch.setattr(Judge, "trial", trial)
     monkeypatch.setattr("tpsgd.engine.meter.Meter.watch", lambda self, active=True: nullcontext())
     return trained
@@ -75,7 +71,7 @@ def test_every_configuration_and_its_cost():
         assert (row.score is None) == row.control
 
 
-def test_judged_as_by_hand(quick):
+def test_accuracies_are_those_of_layers_trained_by_hand(quick):
     data = features()
     mask = torch.from_numpy(stratified(data.y.numpy(), 48, 3))
     row = found(data, restarts=2, seed=3).rows[4]
@@ -117,13 +113,21 @@ def test_features_are_computed_where_data_is_given(quick):
 def test_what_plans_above_the_budget_is_not_trained(quick):
     every = found()
     limit = sorted(row.planned_bytes for row in every.rows)[4]
-    made = found(memory_budget=limit)
+    made = found(memory=limit)
     above = [row for row in made.rows if row.planned_bytes > limit]
     assert above and all(r.skipped == "over budget" and not r.accuracies for r in above)
     assert all(r.accuracies and not r.skipped for r in made.rows if r not in above)
     assert made.best() == made.best(limit) and every.best(limit).planned_bytes <= limit
     with pytest.raises(TpsgdError, match="nothing was trained within 10 B: the smallest plans"):
         every.best("10B")
+
+
+def test_memory_settings_are_those_of_the_training():
+    options = {"taps": "flat", "convs": (0,), "dense": (1,)}
+    whole, parts = found(**options), found(**options, memory=Memory(micro_batch=4))
+    assert parts.memory_budget is None and "micro_batch=4" in parts.settings["memory"]
+    assert parts.best().planned_bytes < whole.best().planned_bytes
+    assert parts.best().peak_bytes < whole.best().peak_bytes
 
 
 def test_the_best_by_score_are_trained_in_each_tap(quick):
@@ -177,7 +181,7 @@ def test_a_line_that_was_cut_short_is_written_again(quick, tmp_path):
 
 def test_a_line_that_is_no_trial_is_passed_over(tmp_path):
     (tmp_path / FILE).write_text('{"key": 1}\n')
-    with pytest.warns(UserWarning, match=r"trials.jsonl, line 1: no trial"):
+    with pytest.warns(UserWarning, match=r"trials.jsonl, line 1: no trial, skipped"):
         assert [r.accuracy for r in found(folder=tmp_path).rows] == [
             r.accuracy for r in found().rows
         ]
@@ -201,7 +205,7 @@ def test_ctrl_c_leaves_the_file_whole(quick, tmp_path, monkeypatch):
     assert len(quick) == 2 * CONFIGURATIONS
 
 
-def test_one_that_fails_leaves_the_others_alone(quick, monkeypatch, tmp_path):
+def test_a_configuration_that_fails_leaves_the_others_alone(quick, monkeypatch, tmp_path):
     real = Judge.trial
 
     def trial(self, tap, layers, seed, tell=None):
@@ -218,7 +222,7 @@ def test_one_that_fails_leaves_the_others_alone(quick, monkeypatch, tmp_path):
     assert (tmp_path / FILE).read_text().count("\n") == CONFIGURATIONS - 1
 
 
-def test_if_all_fail_the_reason_is_raised(quick):
+def test_if_all_configurations_fail_the_reason_is_raised(quick):
     with pytest.raises(TpsgdError, match="lr must be a number"):
         found(lr=-1)
 
@@ -254,7 +258,7 @@ MADE = Search(
 )
 
 
-def test_of_equal_ones_the_smallest_is_best():
+def test_of_equally_accurate_layers_the_smallest_are_best():
     assert MADE.best("1MB", tap="pool4") == MADE.rows[3] and MADE.best(1400) == MADE.rows[1]
     assert MADE.best() == MADE.rows[3] and MADE.control() == MADE.rows[5]
     assert MADE.control("pool4") == MADE.rows[0]
@@ -275,7 +279,7 @@ def test_the_table_is_at_most_80_wide():
     assert "87.5 ± 17.7" in lines[3] and "-inf" in lines[4]
 
 
-def test_it_is_plain_values():
+def test_a_search_as_plain_values():
     plain = json.loads(json.dumps(MADE.as_dict(), allow_nan=False))
     assert plain["memory_budget"] == 1 << 40 and len(plain["rows"]) == len(MADE.rows)
     assert plain["rows"][2]["accuracy"] == 0.875
@@ -307,12 +311,12 @@ def test_heatmaps_show_numbers_the_budget_and_the_choice():
 
 
 @pytest.mark.parametrize(("name", "start"), [("a.png", b"\x89PNG"), ("a.svg", b"<?xml")])
-def test_a_picture(tmp_path, name, start):
+def test_a_search_is_drawn_as_png_or_svg(tmp_path, name, start):
     assert MADE.plot(tmp_path / name).read_bytes()[:4] == start[:4]
 
 
 @pytest.mark.parametrize("name", ["a.jpg", "nowhere/a.png"])
-def test_a_picture_that_cannot_be(tmp_path, name):
+def test_a_figure_that_cannot_be_written_is_refused(tmp_path, name):
     with pytest.raises(TpsgdError, match=r"is FILE\.png or FILE\.svg|there is no folder"):
         MADE.plot(tmp_path / name)
 
@@ -321,17 +325,17 @@ def test_a_picture_that_cannot_be(tmp_path, name):
     ("given", "said"),
     [
         ({"taps": "nowhere"}, "has no tap 'nowhere'"),
-        ({"taps": ()}, "taps must be different values, one at least"),
+        ({"taps": ()}, "taps must be different values, at least one"),
         ({"convs": ()}, "convs must be different values"),
         ({"dense": (1, 1)}, "dense must be different values"),
         ({"convs": (-1,)}, "convs must be a whole number, 0 or more"),
         ({"restarts": 0}, "restarts must be a whole number, 1 or more"),
         ({"top": 0}, "top must be a whole number, 1 or more"),
-        ({"memory_budget": "4 apples"}, "is no amount of memory"),
+        ({"memory": "4 apples"}, "is no amount of memory"),
         ({"combine": None}, "a search has no combine"),
     ],
 )
-def test_bad_arguments(given, said):
+def test_bad_arguments_of_a_search_are_named(given, said):
     with pytest.raises(TpsgdError, match=said):
         found(**given)
 
@@ -345,122 +349,5 @@ def test_a_method_without_a_plan_has_no_budget(monkeypatch):
     assert all(
         r.planned_bytes is None for r in found(taps="flat", method=own).rows if not r.control
     )
-    with pytest.raises(TpsgdError, match="memory_budget needs a plan"):
-        found(taps="flat", method=own, memory_budget="1GB")
-
-
-SPACE = Space(convs=(0, 1), dense=(0, 1), filters=(2, 3), kernel=(3,), width=(4, 8))
-
-
-def studied(data=None, **options) -> Any:
-    pytest.importorskip("optuna")
-    given = {"taps": ("maps", "flat"), "trials": 4, "space": SPACE, "epochs": 1}
-    given |= {"rules": [rules.tpsgd_l2(), rules.drtp()]}
-    return study(NET, features() if data is None else data, **given | options)
-
-
-def test_two_calls_share_a_study(quick, tmp_path):
-    file = tmp_path / "study.log"
-    first = studied(trials=2, storage=file)
-    both = studied(storage=str(file), seed=1)
-    assert both.trials[:2] == first.trials and len(both.trials) == 4 == len(quick)
-    assert studied(storage=file).trials == both.trials and len(quick) == 4
-    best = both.best()
-    assert best.accuracy == max(t.accuracy for t in both.trials)
-    assert max(map(len, str(both).splitlines())) <= 80
-    assert json.loads(json.dumps(both.as_dict()))["trials"][3]["state"] == "complete"
-    for (tap, layers, seed), trial in zip(quick, both.trials, strict=True):
-        assert (tap, seed) == (trial.choices["tap"], trial.number // 2) and layers == trial.layers
-
-
-def test_tables_that_another_process_is_making_are_waited_for(quick, monkeypatch):
-    optuna = pytest.importorskip("optuna")
-    real, met = optuna.create_study, []
-
-    class OperationalError(Exception):
-        pass
-
-    def create(**given):
-        met.append(given)
-        if len(met) == 1:
-            raise OperationalError("table studies already exists")
-        return real(**given)
-
-    monkeypatch.setattr(optuna, "create_study", create)
-    assert len(studied(trials=1).trials) == 1 and len(met) == 2
-
-
-def test_a_study_is_judged_as_by_hand(quick):
-    data, best = features(), studied(trials=2).best()
-    mask = torch.from_numpy(stratified(data.y.numpy(), 48, 0))
-    rule = {"tpsgd-l2": rules.tpsgd_l2(), "drtp": rules.drtp()}[best.choices["rule"]]
-    one = fit(
-        NET, data[mask], taps=best.choices["tap"], layers=best.layers, rule=rule, epochs=1,
-        lr=best.choices["lr"], batch_size=best.choices["batch_size"],
-    )  # fmt: skip
-    assert one.evaluate(data[~mask]) == best.accuracy
-
-
-def test_a_study_is_told_what_is_above_the_budget(quick):
-    made = studied(memory_budget=1000)
-    pruned = [t for t in made.trials if t.state == "pruned"]
-    assert pruned and all("above the budget of 1000 B" in t.why for t in pruned)
-    assert all(t.planned_bytes > 1000 and t.accuracy is None for t in pruned)
-    assert len(quick) == 4 - len(pruned)
-    with pytest.raises(TpsgdError, match="no trial of study 'tpsgd' has been trained to its end"):
-        studied(memory_budget=1).best()
-
-
-def test_a_trial_that_fails_is_told_so(monkeypatch, quick):
-    def trial(*_, **__):
-        raise TpsgdError("the loss of block 1 became nan")
-
-    monkeypatch.setattr(Judge, "trial", trial)
-    made = studied(trials=2)
-    assert [(t.state, t.why) for t in made.trials] == 2 * [
-        ("fail", "the loss of block 1 became nan")
-    ]
-    assert "trial 1 failed: the loss of block 1 became nan" in str(made)
-    even = studied(taps="maps", space=Space(convs=(1,), kernel=(2,)), trials=1)
-    assert even.trials[0].state == "fail" and "kernel must be odd" in even.trials[0].why
-
-
-@pytest.mark.parametrize(
-    ("other", "said"),
-    [
-        ({"data": features(seed=1)}, "has other data"),
-        ({"epochs": 2}, "has other epochs"),
-        ({"rules": [rules.drtp()]}, "has other rules"),
-        ({"space": Space(dense=(3,))}, "has other convs, dense, filters, kernel, width"),
-    ],
-)
-def test_a_study_of_something_else_is_not_gone_on_with(quick, tmp_path, other, said):
-    studied(trials=1, storage=tmp_path / "a")
-    with pytest.raises(TpsgdError, match=f"study 'tpsgd' {said}: choose another name"):
-        studied(**{"storage": tmp_path / "a", **other})
-    assert (
-        len(studied(**{"storage": tmp_path / "a", "name": "b", "trials": 1, **other}).trials) == 1
-    )
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"space": Space(convs=())}, "a space needs a value of each kind"),
-        ({"space": Space(lr=(0.0, 0.1))}, "rates above 0"),
-        ({"trials": 0}, "trials must be a whole number, 1 or more"),
-        ({"rules": [rules.drtp(), rules.drtp()]}, "of different names"),
-        ({"taps": "nowhere"}, "has no tap 'nowhere'"),
-        ({"storage": "nowhere/a.log"}, "there is no folder nowhere"),
-        ({"storage": "sqlote:///a.db"}, "cannot open the study in sqlote:///a.db: "),
-    ],
-)
-def test_bad_arguments_of_a_study(given, said):
-    with pytest.raises(TpsgdError, match=said):
-        studied(**given)
-
-
-def test_without_optuna(monkeypatch):
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(TpsgdError, match=r"pip install tpsgd\[search\]"):
-        study(NET, features(), taps="flat", trials=1)
+    with pytest.raises(TpsgdError, match="a memory budget needs a plan"):
+        found(taps="flat", method=own, memory="1GB")

@@ -17,6 +17,7 @@ SAYS = {
     "stream": r"^peak memory [\d,]+ bytes, however long the stream is$",
     "budget": r"^a memory_budget of 100.0 KB cannot be held: this training needs [\d.]+ KB ",
     "adapt": r"^saved and loaded: [\d.]+%, 1,003,788 bytes in ",
+    "optuna_search": r"^best of 8 trials: \d+% of held-out samples with$",
     "restarts": r"^frozen +\d\d\.\d ± +\d\.\d %",
 }
 

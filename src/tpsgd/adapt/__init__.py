@@ -1,43 +1,47 @@
-"""Adaptors: a few layers, trained without backpropagation, on the taps of a frozen backbone."""
+"""Adaptors: a few layers, trained without backpropagation, on the taps of a frozen backbone.
 
-from tpsgd.adapt import corruptions as shifts
-from tpsgd.adapt import novelty, weights
-from tpsgd.adapt import quantize as lighter
-from tpsgd.adapt.adaptor import Adaptor, averaged, learned, summed
+`backbone` and `features` read the taps, `heads` and `adaptor` hold the layers, `fitting` trains
+them. `search` and `trials` choose layers; `novelty`, `corruptions` and `recovery` are about new
+domains; `weights`, `pretrained` and `quantize` make backbones. The package imports the engine, the
+memory planner, the data sets and the model zoo, and is imported by the command line.
+"""
+
+from tpsgd.adapt import corruptions, novelty, quantize, weights
+from tpsgd.adapt.adaptor import COMBINATIONS, Adaptor, averaged, learned, load, summed
 from tpsgd.adapt.backbone import IMAGENET, Backbone
-from tpsgd.adapt.features import Features, encode
-from tpsgd.adapt.files import load
-from tpsgd.adapt.fitting import fit, hold_out, probe
+from tpsgd.adapt.features import Features, encode, hold_out, shots
+from tpsgd.adapt.fitting import fit, probe
 from tpsgd.adapt.heads import Layers, Probe
 from tpsgd.adapt.naswot import activation_overlap
-from tpsgd.adapt.optuna_study import Space, study
 from tpsgd.adapt.pretrained import backbone
-from tpsgd.adapt.results import Search
-from tpsgd.adapt.search import search
+from tpsgd.adapt.recovery import Domain, recover
+from tpsgd.adapt.search import Search, search
 
 __all__ = [
+    "COMBINATIONS",
     "IMAGENET",
     "Adaptor",
     "Backbone",
+    "Domain",
     "Features",
     "Layers",
     "Probe",
     "Search",
-    "Space",
     "activation_overlap",
     "averaged",
     "backbone",
+    "corruptions",
     "encode",
     "fit",
     "hold_out",
     "learned",
-    "lighter",
     "load",
     "novelty",
     "probe",
+    "quantize",
+    "recover",
     "search",
-    "shifts",
-    "study",
+    "shots",
     "summed",
     "weights",
 ]

@@ -1,6 +1,6 @@
-"""A frozen backbone with trained layers on its taps: one classifier."""
+"""A frozen backbone with trained layers on its taps: one classifier, to use, save and load."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,24 +8,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tpsgd.adapt import files
 from tpsgd.adapt.backbone import Backbone
-from tpsgd.adapt.features import Features, batches, check_pictures, few_at_once
-from tpsgd.adapt.heads import Build
+from tpsgd.adapt.features import Features, batches, check_images, default_batch
+from tpsgd.adapt.heads import Build, from_recipe, recipe
+from tpsgd.adapt.quantize import weight_bytes
 from tpsgd.engine.inputs import check_finite, inputs, labels
-from tpsgd.engine.learner import hits
-from tpsgd.engine.meter import tensor_bytes
 from tpsgd.engine.record import Run
 from tpsgd.errors import TpsgdError
+from tpsgd.nets.modes import evaluating
 from tpsgd.units import size
+
+CHUNK = 512  # stored features that are evaluated together
 
 
 @dataclass(frozen=True)
 class Combination:
-    """How several taps become one answer: a weighted sum of what their layers say."""
+    """How the outputs of several taps' layers become one: by a weighted sum."""
 
     name: str
 
-    def start(self, taps: int) -> Tensor:
+    def initial(self, taps: int) -> Tensor:
         """The weights before anything is learned."""
         return torch.full((taps,), 1.0 if self.name == "summed" else 1.0 / taps)
 
@@ -37,14 +40,14 @@ COMBINATIONS = {c.name: c for c in (summed, averaged, learned)}
 class Adaptor(nn.Module):
     """Layers on the taps of a frozen backbone, which together give one number per class.
 
-    `adaptor(x)` takes what the backbone takes (pictures as bytes, or numbers from 0 to 1).
-    Only its layers are its own: `save` writes them and not the backbone.
+    `adaptor(x)` takes what the backbone takes (images as bytes, or as numbers from 0 to 1). `save`
+    writes the layers without the backbone.
 
     Attributes:
         heads: the layers of each tap.
-        weights: what each tap counts.
+        weights: the weight of each tap in the sum.
         classes: their names.
-        runs: the record of each tap's training, by tap.
+        runs: the record of each tap's training.
     """
 
     def __init__(
@@ -61,10 +64,10 @@ class Adaptor(nn.Module):
     ) -> None:
         super().__init__()
         self.backbone, self.taps, self.classes = backbone, tuple(heads), tuple(map(str, classes))
-        self.layers = nn.ModuleList(heads.values())  # a tap's name may have dots
+        self.layers = nn.ModuleList(heads.values())  # a list, because a tap's name may have dots
         self.build, self.shape, self.tap_shapes = build, shape, tap_shapes
         self.combine, self.seed = combine, seed
-        self.register_buffer("weights", combine.start(len(heads)))
+        self.register_buffer("weights", combine.initial(len(heads)))
         self.weights: Tensor
         self.runs: dict[str, Run] = {}
 
@@ -75,66 +78,95 @@ class Adaptor(nn.Module):
 
     @property
     def nbytes(self) -> int:
-        """What is its own: the layers' weights."""
-        return tensor_bytes(self.layers)
+        """The bytes of the layers' weights, without the backbone's."""
+        return weight_bytes(self.layers)
 
     def forward(self, x: Tensor) -> Tensor:
         """One number per class for each sample."""
         return self.from_features(self.backbone(x, self.taps))
 
-    def from_features(self, heard: dict[str, Tensor]) -> Tensor:
-        """The same from what the taps have said."""
-        said = [head(heard[tap]) for tap, head in self.heads.items()]
-        return torch.stack([w * y for w, y in zip(self.weights, said, strict=True)]).sum(0)
+    def from_features(self, features: dict[str, Tensor]) -> Tensor:
+        """One number per class, from the features of a batch at each tap."""
+        weighted = [w * y for w, y in zip(self.weights, self.outputs(features), strict=True)]
+        return torch.stack(weighted).sum(0)
+
+    def outputs(self, features: dict[str, Tensor]) -> list[Tensor]:
+        """The output of each tap's layers."""
+        return [head(features[tap]) for tap, head in self.heads.items()]
 
     @torch.no_grad()
-    def predict(self, x: Any, *, at_once: int | None = None) -> Tensor:
+    def predict(self, x: Any, *, batch_size: int | None = None) -> Tensor:
         """The class of each sample, as an index into `classes`."""
-        x, at_once = inputs(x), at_once or few_at_once(self.backbone)
+        x = inputs(x)
         if not len(x):
             raise TpsgdError("the data is empty: there are no samples")
-        with _evaluating(self):
-            parts = x.split(at_once)
+        with evaluating(self):
+            parts = x.split(batch_size or default_batch(self.backbone))
             return torch.cat([self(self._checked(part)).argmax(1) for part in parts])
 
     @torch.no_grad()
-    def evaluate(self, data: Any, *, at_once: int | None = None) -> float:
-        """The share of samples that it gets right; `data` may be `Features`."""
-        right = seen = 0
-        with _evaluating(self):
-            for out, y in self._answers(data, at_once or few_at_once(self.backbone)):
-                y = labels(y, None, len(self.classes)).to(out.device)
-                right, seen = right + hits(out, y, several=False), seen + len(y)
-        if not seen:
+    def evaluate(self, data: Any, *, batch_size: int | None = None) -> float:
+        """The share of samples that are classified correctly; `data` may be `Features`."""
+        right = total = 0
+        with evaluating(self):
+            for features, y in self.features_of(data, batch_size):
+                right += int((self.from_features(features).argmax(1) == _indices(y)).sum())
+                total += len(y)
+        if not total:
             raise TpsgdError("the data is empty: there is nothing to evaluate on")
-        return int(right) / seen
+        return right / total
 
-    def _answers(self, data: Any, at_once: int) -> Any:
+    def features_of(
+        self, data: Any, batch_size: int | None = None
+    ) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+        """Each batch's features by tap, and its labels, on the adaptor's device."""
+        device, classes = self.weights.device, len(self.classes)
         if isinstance(data, Features):
-            for start in range(0, len(data), 512):
-                part = data[start : start + 512]
-                own = self.weights.device
-                yield self.from_features({t: part.at(t)[0].to(own) for t in self.taps}), part.y
+            for start in range(0, len(data), CHUNK):
+                part = data[start : start + CHUNK]
+                x = {tap: part.at(tap)[0].to(device) for tap in self.taps}
+                yield x, labels(part.y, None, classes).to(device)
             return
-        for x, y in batches(data, at_once):
-            yield self(self._checked(x)), y
+        for x, y in batches(data, batch_size or default_batch(self.backbone)):
+            features = self.backbone(self._checked(x), self.taps)
+            yield features, labels(y, None, classes).to(device)
 
     def _checked(self, x: Tensor) -> Tensor:
-        """Samples as it was trained on, or a sentence that says what is wrong with them."""
+        """Samples like those of the training, or an error."""
         if tuple(x.shape[1:]) != tuple(self.shape):
             raise TpsgdError(
                 f"the adaptor was trained on samples of shape {tuple(self.shape)}, these have "
                 f"{tuple(x.shape[1:])}"
             )
         check_finite(x)
-        check_pictures(self.backbone, x)
+        check_images(self.backbone, x)
         return x
 
     def save(self, folder: str | Path) -> Path:
-        """Write `adaptor.safetensors` and `adaptor.json`: the layers, and what they fit on."""
-        from tpsgd.adapt.files import save
+        """Write `adaptor.safetensors` and `adaptor.json`: the layers, and what they belong to."""
+        taps = {
+            tap: {"module": self.backbone.taps[tap], "shape": self.tap_shapes[tap]}
+            for tap in self.taps
+        }
+        description = {
+            "taps": taps,
+            "shape": self.shape,
+            "classes": self.classes,
+            "layers": recipe(self.build),
+            "combine": self.combine.name,
+            "seed": self.seed,
+            "training": {tap: run.settings for tap, run in self.runs.items()},
+        }
+        return files.write(Path(folder), self.backbone, description, self.tensors())
 
-        return save(self, Path(folder))
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors to save, by name."""
+        tensors = {
+            f"{i}.{name}": value
+            for i, head in enumerate(self.layers)
+            for name, value in head.state_dict(keep_vars=True).items()
+        }
+        return tensors | {"weights": self.weights}
 
     def __str__(self) -> str:
         parts = ", ".join(f"{tap} {self.tap_shapes[tap]}" for tap in self.taps)
@@ -144,34 +176,66 @@ class Adaptor(nn.Module):
         )
 
 
-class _evaluating:
-    """Evaluation mode for a while."""
+def load(folder: str | Path, backbone: Backbone, layers: Build | None = None) -> Adaptor:
+    """Load a saved adaptor onto the backbone that it belongs to.
 
-    def __init__(self, module: nn.Module) -> None:
-        self.modes = [(m, m.training) for m in module.modules()]
-        self.module = module
-
-    def __enter__(self) -> None:
-        self.module.eval()
-
-    def __exit__(self, *_: Any) -> None:
-        for module, mode in self.modes:
-            module.training = mode
+    Args:
+        folder: what `Adaptor.save` wrote.
+        backbone: must have the same taps, with the same outputs.
+        layers: the function that made the layers, if it was not `Layers` or `Probe`.
+    """
+    description, tensors = files.read(Path(folder))
+    try:
+        files.check_taps(folder, backbone, description)
+        shapes = {tap: tuple(entry["shape"]) for tap, entry in description["taps"].items()}
+        shape, classes = tuple(description["shape"]), list(description["classes"])
+        build = layers if description["layers"] is None else from_recipe(description["layers"])
+        combine = COMBINATIONS[description["combine"]]
+        if not all(isinstance(n, int) and n > 0 for s in (shape, *shapes.values()) for n in s):
+            raise TypeError("a shape must be whole numbers above 0")
+    except (KeyError, TypeError, AttributeError) as error:
+        reason = "there is no" if isinstance(error, KeyError) else "a value makes no sense:"
+        raise TpsgdError(f"{folder}/adaptor.json is not whole: {reason} {error}") from error
+    if build is None:
+        raise TpsgdError(f"{folder} has layers that a function made: pass that function as layers=")
+    heads = {tap: build(shapes[tap], len(classes)) for tap in shapes}
+    adaptor = Adaptor(
+        backbone, heads, classes, build=build, shape=shape, tap_shapes=shapes, combine=combine,
+        seed=description.get("seed", 0),
+    )  # fmt: skip
+    _fill(folder, adaptor.tensors(), tensors)
+    files.check_outputs(folder, backbone, description, tensors)
+    return adaptor.to(backbone.device).eval()
 
 
 @torch.no_grad()
-def fit_weights(adaptor: Adaptor, held_out: Features | Any) -> None:
-    """What each tap counts: least squares of the held-out labels on what the taps say.
+def _fill(folder: Any, own: dict[str, Tensor], stored: dict[str, Tensor]) -> None:
+    """Copy the stored tensors, if all of them are there and fit."""
+    for name, value in own.items():
+        shape = tuple(stored[name].shape) if name in stored else None
+        if shape != tuple(value.shape):
+            problem = "missing" if shape is None else f"of shape {shape}"
+            raise TpsgdError(
+                f"the adaptor in {folder} does not fit its layers: {name} should have shape "
+                f"{tuple(value.shape)}, it is {problem}"
+            )
+    for name, value in own.items():
+        value.copy_(stored[name])
 
-    Numbers are centred over classes first, since only their differences decide.
+
+@torch.no_grad()
+def fit_weights(adaptor: Adaptor, data: Any) -> None:
+    """Learn the weights of the taps: least squares of held-out labels on the taps' outputs.
+
+    Outputs are centred over classes first, because only their differences matter.
     """
     columns, targets = [], []
-    with _evaluating(adaptor):
-        for said, y in _said(adaptor, held_out):
-            known = labels(y, None, len(adaptor.classes)).to(said.device)
-            hot = torch.zeros_like(said[0])
-            hot.scatter_(1, known.long()[:, None], 1.0) if known.dim() == 1 else hot.copy_(known)
-            columns.append((said - said.mean(2, keepdim=True)).flatten(1).T.double())
+    with evaluating(adaptor):
+        for features, y in adaptor.features_of(data):
+            outputs = torch.stack(adaptor.outputs(features))
+            hot = torch.zeros_like(outputs[0])
+            hot.scatter_(1, y.long()[:, None], 1.0) if y.dim() == 1 else hot.copy_(y)
+            columns.append((outputs - outputs.mean(2, keepdim=True)).flatten(1).T.double())
             targets.append((hot - hot.mean(1, keepdim=True)).flatten().double())
     A, b = torch.cat(columns), torch.cat(targets)
     G = A.T @ A
@@ -179,15 +243,5 @@ def fit_weights(adaptor: Adaptor, held_out: Features | Any) -> None:
     adaptor.weights.copy_(torch.linalg.solve(G + ridge, A.T @ b))
 
 
-def _said(adaptor: Adaptor, data: Any) -> Any:
-    """What every tap says about each batch, (taps, samples, classes), and its labels."""
-    parts: Any = (
-        batches(data, few_at_once(adaptor.backbone)) if not isinstance(data, Features) else None
-    )
-    if parts is None:
-        chunks = (data[i : i + 512] for i in range(0, len(data), 512))
-        parts = ((part.x, part.y) for part in chunks)
-    for x, y in parts:
-        heard = x if isinstance(x, dict) else adaptor.backbone(x, adaptor.taps)
-        own = adaptor.weights.device
-        yield torch.stack([h(heard[t].to(own)) for t, h in adaptor.heads.items()]), y
+def _indices(y: Tensor) -> Tensor:
+    return y.argmax(1) if y.is_floating_point() else y

@@ -1,6 +1,5 @@
-"""A frozen network with taps: named places in it whose output is read, by hooks, as it runs."""
+"""A frozen network with taps: named submodules whose outputs are read by forward hooks."""
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -9,24 +8,24 @@ import torch
 from torch import Tensor, nn
 
 from tpsgd.engine.batch_form import Form
-from tpsgd.errors import TpsgdError
+from tpsgd.errors import TpsgdError, suggestion
 
-IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and deviation of its pictures
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and deviation of its images
 
 
 class Backbone(nn.Module):
-    """Any module, frozen, with names for the places to read from.
+    """Any module, frozen, with names for the submodules to read from (the taps).
 
-    The module is frozen as it is: evaluation mode, no gradients, convolutions with their channels
-    last in memory where that can do no harm. Its forward runs until the last
-    tap that is asked for has spoken, and no further. A module that is called more than once speaks
-    the first time. What it says comes as float32, whatever the backbone computes in.
+    The module stays in evaluation mode and without gradients; its convolutions compute with the
+    channels last in memory where that is safe. A forward pass ends at the last tap that is needed.
+    If a submodule runs more than once, its first output counts. Outputs are float32, whatever type
+    the backbone computes in.
 
     Args:
-        model: a torchvision or timm model, one of ours, one of your own.
+        model: any `nn.Module`, for example one of torchvision or timm.
         taps: names of submodules (`"layer3"`), or a mapping of short names to them.
-        mean: of the pictures that it was trained on, by channel, on a scale from 0 to 1.
-        std: their deviation.
+        mean: of the images that it was trained on, per channel, on a scale from 0 to 1.
+        std: their standard deviation.
         name: for the record.
 
     Examples:
@@ -50,9 +49,11 @@ class Backbone(nn.Module):
             raise TpsgdError(f"a backbone is an nn.Module, got a {type(model).__name__}")
         self.taps = _paths(model, taps)
         self.name = name or type(model).__name__
-        self.mean, self.std = _scale(mean, "mean"), _scale(std, "std")
+        self.mean, self.std = (tuple(map(float, values or ())) for values in (mean, std))
         if len(self.mean) != len(self.std):
             raise TpsgdError("mean and std go together: one number of each for every channel")
+        if any(value <= 0 for value in self.std):
+            raise TpsgdError(f"std must be above 0 in every channel, got {self.std}")
         centre, spread = (torch.tensor(v or (0.0,)).view(1, -1, 1, 1) for v in (mean, std))
         self.register_buffer("centre", centre, persistent=False)
         self.register_buffer("spread", spread, persistent=False)
@@ -65,12 +66,12 @@ class Backbone(nn.Module):
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def like(self, model: nn.Module, name: str) -> "Backbone":
-        """The same taps and scale on another module: a lighter copy, say."""
+        """Another module with the same taps and image scale, such as a quantised copy."""
         scale = {"mean": self.mean, "std": self.std} if self.mean else {}
         return Backbone(model, self.taps, name=name, **scale)
 
     def train(self, mode: bool = True) -> "Backbone":
-        """Stay in evaluation mode, whoever asks."""
+        """Stay in evaluation mode."""
         return super().train(False)
 
     @property
@@ -81,22 +82,22 @@ class Backbone(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """What it computes in, if its weights say."""
+        """The type that it computes in; None without floating-point parameters."""
         return next((p.dtype for p in self.model.parameters() if p.is_floating_point()), None)
 
     def prepare(self, x: Tensor) -> Tensor:
-        """Samples as the network wants them: bytes become numbers up to 1, then the usual scale."""
-        given = x
+        """Samples as the network takes them: bytes become numbers up to 1, then mean and std."""
+        original = x
         x = x.to(self.device, non_blocking=True)
         x = x.float().div_(255) if x.dtype is torch.uint8 else x
         if self.mean and not x.is_floating_point():
             raise TpsgdError(
-                f"pictures must be bytes (uint8), or numbers from 0 to 1; these are {x.dtype}"
+                f"images must be bytes (uint8), or numbers from 0 to 1; these are {x.dtype}"
             )
         if self.mean:
             if x.dim() != 4 or x.shape[1] != len(self.mean):
                 raise TpsgdError(
-                    f"{self.name} reads pictures (samples, {len(self.mean)}, height, width), got "
+                    f"{self.name} reads images (samples, {len(self.mean)}, height, width), got "
                     f"{tuple(x.shape)}"
                 )
             x = (x - self.centre) / self.spread
@@ -104,43 +105,44 @@ class Backbone(nn.Module):
             x = x.to(self.dtype)
         if self.channels_last and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
-        return x.clone() if x is given else x  # a module may write into it
+        return x.clone() if x is original else x  # a module may write into its input
 
     @torch.no_grad()
     def forward(self, x: Tensor, taps: Sequence[str] | None = None) -> dict[str, Tensor]:
-        """What the taps say about a batch."""
-        wanted = {tap: self.path(tap) for tap in (self.taps if taps is None else taps)}
+        """The output of each tap for a batch."""
+        paths = {tap: self.path(tap) for tap in (self.taps if taps is None else taps)}
         x = self.prepare(x)
-        with _listening(self.model, wanted) as heard, suppress(_Enough):
+        with _recording(self.model, paths) as outputs, suppress(_AllTapsRead):
             self.model(x)
-        if silent := [tap for tap in wanted if tap not in heard]:
-            raise TpsgdError(f"{self.name} never runs {wanted[silent[0]]!r}: tap another module")
-        return {tap: heard[tap] for tap in wanted}
+        for tap, path in paths.items():
+            if tap not in outputs:
+                raise TpsgdError(f"{self.name} never runs {path!r}: tap another module")
+        return {tap: outputs[tap].float() for tap in paths}
 
     def path(self, tap: str) -> str:
-        """The submodule behind a tap."""
+        """The name of a tap's submodule."""
         if tap not in self.taps:
-            raise TpsgdError(f"{self.name} has no tap {tap!r}: choose from {', '.join(self.taps)}")
+            raise TpsgdError(f"{self.name} has no tap {tap!r}: {suggestion(tap, self.taps)}")
         return self.taps[tap]
 
     def shapes(self, x: Tensor, taps: Sequence[str] | None = None) -> dict[str, tuple[int, ...]]:
-        """The shape of what each tap says about one of these samples."""
+        """The shape of each tap's output for one of these samples."""
         try:
-            heard = self(x[:1], taps)
+            outputs = self(x[:1], taps)
+        except TpsgdError:
+            raise
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            if isinstance(error, TpsgdError):
-                raise
             reason = (str(error) or type(error).__name__).splitlines()[0]
             raise TpsgdError(
                 f"{self.name} cannot take samples of shape {tuple(x.shape[1:])}: {reason}"
             ) from error
-        return {tap: tuple(y.shape[1:]) for tap, y in heard.items()}
+        return {tap: tuple(y.shape[1:]) for tap, y in outputs.items()}
 
 
 class Tap(nn.Module):
-    """One tap of a backbone as a module, so that it can stand before an adaptor in a model."""
+    """One tap of a backbone as a module, to put before an adaptor's layers in a model."""
 
-    is_tap = True  # `tpsgd.split` makes a block of it whatever it holds
+    is_tap = True  # `tpsgd.split` makes one block of it, whatever it contains
 
     def __init__(self, backbone: Backbone, tap: str, scale: float = 1.0) -> None:
         super().__init__()
@@ -151,63 +153,54 @@ class Tap(nn.Module):
         return super().train(False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the tap says."""
+        """The tap's output."""
         x = x / self.scale if self.scale != 1.0 else x
         return self.backbone(x, (self.tap,))[self.tap]
 
 
-class _Enough(BaseException):
-    """All taps have spoken. Not an Exception, which the network might catch itself."""
+class _AllTapsRead(BaseException):
+    """Ends a forward pass. Not an Exception, which the network itself might catch."""
 
 
 @contextmanager
-def _listening(model: nn.Module, wanted: Mapping[str, str]) -> Iterator[dict[str, Tensor]]:
-    """Hooks on the wanted submodules, which end the forward when all of them have run."""
-    heard: dict[str, Tensor] = {}
+def _recording(model: nn.Module, paths: Mapping[str, str]) -> Iterator[dict[str, Tensor]]:
+    """Outputs by tap, filled by hooks, the last of which ends the forward pass."""
+    outputs: dict[str, Tensor] = {}
 
-    def listen(tap: str) -> Any:
+    def hook_of(tap: str) -> Any:
         def hook(module: nn.Module, _: Any, y: Any) -> None:
-            if tap in heard:
+            if tap in outputs:
                 return
             if not isinstance(y, Tensor) or y.dim() < 2:
-                found = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
+                kind = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
                 raise TpsgdError(
                     f"tap {tap!r} ({type(module).__name__}) must give one tensor (samples, ...), "
-                    f"gives {found}: tap a module inside it"
+                    f"gives {kind}: tap a module inside it"
                 )
-            heard[tap] = y
-            if len(heard) == len(wanted):
-                raise _Enough
-            heard[tap] = y.clone()  # the next module may write into it
+            outputs[tap] = y
+            if len(outputs) == len(paths):
+                raise _AllTapsRead
+            outputs[tap] = y.clone()  # the next module may write into it
 
         return hook
 
-    hooks = [model.get_submodule(p).register_forward_hook(listen(t)) for t, p in wanted.items()]
+    hooks = [model.get_submodule(p).register_forward_hook(hook_of(t)) for t, p in paths.items()]
     try:
-        yield heard
+        yield outputs
     finally:
         for hook in hooks:
             hook.remove()
-        for tap, y in heard.items():
-            heard[tap] = y.float()
 
 
 def _paths(model: nn.Module, taps: Mapping[str, str] | Sequence[str]) -> dict[str, str]:
-    named = {taps: taps} if isinstance(taps, str) else taps
-    found = dict(named) if isinstance(named, Mapping) else {tap: tap for tap in named}
-    if not found:
+    """The submodule of each tap, by its short name."""
+    taps = [taps] if isinstance(taps, str) else taps
+    paths = dict(taps) if isinstance(taps, Mapping) else {tap: tap for tap in taps}
+    if not paths:
         raise TpsgdError("a backbone needs a tap: the name of a submodule to read from")
-    known = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
-    for path in found.values():
-        if path not in known:
-            close = difflib.get_close_matches(str(path), known, n=1, cutoff=0.0)
-            hint = f"did you mean {close[0]!r}?" if close else "it has no submodules"
+    names = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
+    for path in paths.values():
+        if path not in names:
+            hint = suggestion(str(path), names) if names else "it has no submodules"
             raise TpsgdError(f"{type(model).__name__} has no submodule {path!r}: {hint}")
-    return found
-
-
-def _scale(values: Sequence[float] | None, name: str) -> tuple[float, ...]:
-    found = tuple(map(float, values)) if values is not None else ()
-    if name == "std" and any(v <= 0 for v in found):
-        raise TpsgdError(f"std must be above 0 in every channel, got {found}")
-    return found
+    return paths

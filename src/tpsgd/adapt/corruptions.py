@@ -1,11 +1,11 @@
-"""Changes of domain, made by hand: what a camera, the light or a sensor may do to pictures.
+"""Artificial changes of domain: what a camera, the light or a sensor may do to images.
 
     SHIFTS["blur"](images)               # a shift with its usual setting
-    noise(std=0.3, seed=1)(images)       # or with one's own
+    noise(std=0.3, seed=1)(images)       # or with another
 
 Images are (n, c, h, w) with c = 1 or 3, uint8 or floats in [0, 1]: shift them before they are
-normalised. What comes out has the same shape, type and range. Every shift is a pure function of
-the picture (noise: and of its index), so it does not matter how a data set is cut into batches.
+normalised. The result has the same shape, type and range. Every shift is a pure function of the
+image (noise: and of its index), so the batches in which a data set comes do not matter.
 
 | shift    | what it does                                                        |
 |----------|---------------------------------------------------------------------|
@@ -29,10 +29,10 @@ from tpsgd.errors import TpsgdError
 from tpsgd.maths.random import Key
 from tpsgd.projections import normal
 
-CHUNK = 1 << 22  # numbers that are worked on at once, as floats
+CHUNK = 1 << 22  # numbers that are processed together, as floats
 LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R BT.601
 NOISE = -2  # the block of the noise's key: no block of a net has it
-FLAT = 1 / 255  # a gradient below this is not stretched: less than one grey level
+FLAT = 1 / 255  # smaller gradients, less than one grey level, are not stretched
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,6 @@ class Shift:
     """
 
     name: str
-    about: str
     function: Callable[[Tensor, int], Tensor]
 
     @torch.no_grad()
@@ -58,32 +57,30 @@ class Shift:
         shifted = torch.empty_like(images)
         step = max(1, CHUNK // prod(images.shape[1:]))
         for start in range(0, len(images), step):
-            part = _floats(images[start : start + step])
-            made = self.function(part, first + start)
+            part = self.function(_floats(images[start : start + step]), first + start)
             if images.dtype == torch.uint8:
-                made = made.mul(255).round_()
-            shifted[start : start + step] = made
+                part = part.mul(255).round_()
+            shifted[start : start + step] = part
         return shifted
 
 
 def grey() -> Shift:
     """No colour: the luminance in every channel."""
-    return Shift("grey", "luminance in every channel", _grey)
+    return Shift("grey", _grey)
 
 
 def edges(sigma: float = 1 / 160) -> Shift:
-    """Outlines, somewhat like a depth picture: gradients of the luminance, brightest where steep.
+    """Outlines, somewhat like a depth image: gradients of the luminance, brightest where steep.
 
     sqrt((S_x g)^2 + (S_y g)^2) / its largest value, S Sobel's filters, g the luminance after a
-    Gaussian blur of `sigma`, a part of the shorter side.
+    Gaussian blur of `sigma`, a fraction of the shorter side.
     """
-    return Shift("edges", "outlines: smoothed Sobel gradients", partial(_edges, _positive(sigma)))
+    return Shift("edges", partial(_edges, _positive(sigma)))
 
 
 def blur(sigma: float = 1 / 80) -> Shift:
-    """A Gaussian blur; `sigma` is a part of the shorter side: 1/80 is 2 pixels of 160."""
-    about = f"Gaussian blur of {100 * sigma:.3g} % of the side"
-    return Shift("blur", about, partial(_blurred, _positive(sigma)))
+    """A Gaussian blur; `sigma` is a fraction of the shorter side: 1/80 is 2 pixels of 160."""
+    return Shift("blur", partial(_blurred, _positive(sigma)))
 
 
 def noise(std: float = 0.2, seed: int = 0) -> Shift:
@@ -95,22 +92,19 @@ def noise(std: float = 0.2, seed: int = 0) -> Shift:
         >>> bool((noise()(images[2:], first=2) == whole[2:]).all())
         True
     """
-    about = f"normal noise of deviation {std:g}"
-    return Shift("noise", about, partial(_noisy, _positive(std), seed))
+    return Shift("noise", partial(_noisy, _positive(std), seed))
 
 
 def invert() -> Shift:
     """A negative: 1 - x."""
-    return Shift("invert", "colours inverted", _inverted)
+    return Shift("invert", _inverted)
 
 
 def dim(scale: float = 0.5, gamma: float = 2.0) -> Shift:
     """Little light: scale x^gamma, with 0 < scale <= 1."""
     if not 0 < scale <= 1:
         raise TpsgdError(f"dim's scale must be above 0 and at most 1, got {scale}")
-    return Shift(
-        "dim", f"little light: {scale:g} x^{gamma:g}", partial(_dim, scale, _positive(gamma))
-    )
+    return Shift("dim", partial(_dim, scale, _positive(gamma)))
 
 
 def _grey(x: Tensor, first: int = 0) -> Tensor:
@@ -119,12 +113,12 @@ def _grey(x: Tensor, first: int = 0) -> Tensor:
 
 def _edges(sigma: float, x: Tensor, first: int) -> Tensor:
     smooth = _blurred(sigma, _luminance(x))
-    steep = torch.zeros_like(smooth)
+    steepness = torch.zeros_like(smooth)
     for along, across in ((2, 3), (3, 2)):
         gradient = _filtered(_filtered(smooth, along, [-1, 0, 1]), across, [1, 2, 1])
-        steep.addcmul_(gradient, gradient)
-    steep.sqrt_()
-    return steep.div_(steep.amax((1, 2, 3), keepdim=True).clamp(min=FLAT)).expand_as(x)
+        steepness.addcmul_(gradient, gradient)
+    steepness.sqrt_()
+    return steepness.div_(steepness.amax((1, 2, 3), keepdim=True).clamp(min=FLAT)).expand_as(x)
 
 
 def _blurred(sigma: float, x: Tensor, first: int = 0) -> Tensor:
@@ -136,24 +130,22 @@ def _blurred(sigma: float, x: Tensor, first: int = 0) -> Tensor:
 
 
 def _filtered(x: Tensor, along: int, weights: Sequence[float]) -> Tensor:
-    """One row of weights along a side; beyond the border the picture goes on as it ends.
+    """A one-dimensional filter; border pixels are repeated outside the image.
 
-    Plain sums, since a GPU's convolutions round to TF32.
+    Plain sums, because convolutions on a GPU round to TF32.
     """
     radius, size = len(weights) // 2, x.shape[along]
-    wide = x.index_select(
-        along, torch.arange(-radius, size + radius, device=x.device).clamp_(0, size - 1)
-    )
-    made = torch.zeros_like(x)
+    at = torch.arange(-radius, size + radius, device=x.device).clamp_(0, size - 1)
+    padded = x.index_select(along, at)
+    filtered = torch.zeros_like(x)
     for k, weight in enumerate(weights):
-        made.add_(wide.narrow(along, k, size), alpha=weight)
-    return made
+        filtered.add_(padded.narrow(along, k, size), alpha=weight)
+    return filtered
 
 
 def _noisy(std: float, seed: int, x: Tensor, first: int) -> Tensor:
-    wanted = range(first, first + len(x))
-    drawn = normal(std)(x.shape[1:], wanted, Key(seed, NOISE), x.device)
-    return (x + drawn).clamp_(0, 1)
+    indices = range(first, first + len(x))
+    return (x + normal(std)(x.shape[1:], indices, Key(seed, NOISE), x.device)).clamp_(0, 1)
 
 
 def _inverted(x: Tensor, first: int) -> Tensor:
@@ -172,23 +164,23 @@ def _luminance(x: Tensor) -> Tensor:
     return (x * weights).sum(1, keepdim=True).clamp_(0, 1)
 
 
-def _floats(part: Tensor) -> Tensor:
+def _floats(images: Tensor) -> Tensor:
     """Images as floats in [0, 1]."""
-    if part.dtype == torch.uint8:
-        return part.float().mul_(1 / 255)  # a GPU does not round a division as a CPU does
-    least, most = part.aminmax()
+    if images.dtype == torch.uint8:
+        return images.float().mul_(1 / 255)  # a division is not rounded alike on CPUs and GPUs
+    least, most = images.aminmax()
     if not (least >= 0 and most <= 1):
         raise TpsgdError(
             f"a shift takes floats in [0, 1], got {least:.3g} to {most:.3g}: shift images before "
             "they are normalised, and give bytes as uint8"
         )
-    return part if part.dtype == torch.float64 else part.float()
+    return images if images.dtype == torch.float64 else images.float()
 
 
 def _check_images(images: Tensor) -> None:
     if not isinstance(images, Tensor) or images.ndim != 4 or images.shape[1] not in (1, 3):
-        given = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
-        raise TpsgdError(f"a shift takes images of shape (n, 3 or 1, h, w), got {given}")
+        kind = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
+        raise TpsgdError(f"a shift takes images of shape (n, 3 or 1, h, w), got {kind}")
     if not prod(images.shape[1:]):
         raise TpsgdError(f"a shift takes images with pixels, got {tuple(images.shape)}")
     if images.dtype != torch.uint8 and not images.is_floating_point():

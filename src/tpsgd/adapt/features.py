@@ -1,7 +1,7 @@
-"""What a backbone's taps say about a data set, computed once and kept."""
+"""The outputs of a backbone's taps for a data set, computed once and kept."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -11,48 +11,49 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from tpsgd.adapt.backbone import Backbone
+from tpsgd.data.split import stratified
+from tpsgd.engine.batches import count_samples, in_stream
 from tpsgd.engine.device import available
 from tpsgd.engine.inputs import check_finite, inputs, pair, tensor
 from tpsgd.errors import TpsgdError
 from tpsgd.maths.random import Key, shuffled
 
-Progress = Callable[[int, int], None]
-AT_ONCE = 8  # samples through a backbone on a CPU; on a GPU eight times as many
+FEW = 8  # samples that go through a backbone together on a CPU; on a GPU eight times as many
+NOT_SEQUENCES = "a backbone takes samples of one shape, not sequences of any length"
 
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """The features of every sample at each tap, and the labels. `shape` is one sample's own."""
+    """The features of every sample at each tap, and the labels. `shape` is that of one sample."""
 
     x: dict[str, Tensor]
     y: Tensor
     shape: tuple[int, ...]
-    made_by: str = ""  # the backbone's fingerprint, if it is known
+    made_by: str = ""  # the backbone's fingerprint; empty if unknown
 
     def __len__(self) -> int:
         return len(self.y)
 
     @property
     def nbytes(self) -> int:
-        """All features together."""
+        """The bytes of the features of all taps."""
         return sum(x.nbytes for x in self.x.values())
 
     def at(self, tap: str) -> tuple[Tensor, Tensor]:
-        """Features and labels, as `fit` takes them."""
+        """The features of one tap and the labels, as `fit` takes them."""
         if tap not in self.x:
-            raise TpsgdError(f"no features of tap {tap!r} were kept: {', '.join(self.x)}")
+            raise TpsgdError(f"there are no features of tap {tap!r}, only of {', '.join(self.x)}")
         return self.x[tap], self.y
 
     def __getitem__(self, index: Any) -> "Features":
         """Some of the samples."""
-        return Features(
-            {tap: x[index] for tap, x in self.x.items()}, self.y[index], self.shape, self.made_by
-        )
+        x = {tap: x[index] for tap, x in self.x.items()}
+        return Features(x, self.y[index], self.shape, self.made_by)
 
     def __add__(self, others: "Features") -> "Features":
-        """These samples and others."""
-        joined = {tap: torch.cat([x, others.at(tap)[0].to(x)]) for tap, x in self.x.items()}
-        return Features(joined, torch.cat([self.y, others.y.to(self.y)]), self.shape, self.made_by)
+        """These samples followed by others."""
+        x = {tap: torch.cat([x, others.at(tap)[0].to(x)]) for tap, x in self.x.items()}
+        return Features(x, torch.cat([self.y, others.y.to(self.y)]), self.shape, self.made_by)
 
 
 @torch.no_grad()
@@ -61,88 +62,68 @@ def encode(
     data: Any,
     taps: Sequence[str] | None = None,
     *,
-    at_once: int | None = None,
-    progress: Progress | None = None,
+    batch_size: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Features:
-    """Compute the features of a data set once, in one pass for all taps.
+    """Compute the features of a data set, in one pass for all taps.
 
-    They are kept in memory, where the backbone computes if they fit there twice. `tpsgd.adapt.fit`
-    takes them in place of the data set, as often as you like. `at_once` samples go through the
-    backbone together: fewer hold less, and by default they are few on a CPU.
+    `tpsgd.adapt.fit` takes them in place of the data set. They are stored on the backbone's device
+    if they take less than half of its free memory, else on the CPU. `batch_size` samples go through
+    the backbone together (by default a few, which takes little memory).
 
     Examples:
         >>> net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU())
-        >>> known = encode(Backbone(net, ["1"]), (torch.ones(5, 4), torch.zeros(5).long()))
-        >>> known.x["1"].shape
+        >>> features = encode(Backbone(net, ["1"]), (torch.ones(5, 4), torch.zeros(5).long()))
+        >>> features.x["1"].shape
         torch.Size([5, 3])
     """
-    total, kept, labels, done = count(data), {}, [], 0
-    at_once = at_once or few_at_once(backbone)
+    total, done, labels = count(data), 0, []
     shape: tuple[int, ...] = ()
-    for x, y in batches(data, at_once):
-        check_pictures(backbone, x)
-        heard = backbone(x, taps)
+    features: dict[str, Tensor] = {}
+    for x, y in batches(data, batch_size or default_batch(backbone)):
+        check_images(backbone, x)
+        outputs = backbone(x, taps)
         if not done:
-            shape = tuple(x.shape[1:])
-            kept = _room(heard, total)
-        for tap, f in heard.items():
-            if done + len(f) > total:
-                raise TpsgdError(f"the data gives more than the {total:,} samples it announced")
-            kept[tap][done : done + len(f)] = f
+            shape, features = tuple(x.shape[1:]), _allocate(outputs, total)
+        if done + len(x) > total:
+            raise TpsgdError(f"the data gives more than the {total:,} samples it announced")
+        for tap, output in outputs.items():
+            features[tap][done : done + len(output)] = output
         labels.append(y)
         done += len(x)
         if progress is not None:
             progress(done, total)
     if not done:
         raise TpsgdError("the data is empty: there are no samples")
-    y = torch.cat(labels)
-    places = {tap: f[:done] for tap, f in kept.items()}
-    y = y.to(next(iter(places.values())).device)
-    return Features(places, y, shape, fingerprint(backbone.model))
+    features = {tap: f[:done] for tap, f in features.items()}
+    y = torch.cat(labels).to(next(iter(features.values())).device)
+    return Features(features, y, shape, fingerprint(backbone.model))
 
 
-def few_at_once(backbone: Backbone) -> int:
-    """How many samples go through a backbone together, unless somebody says."""
-    return AT_ONCE * (8 if backbone.device.type == "cuda" else 1)
+def _allocate(outputs: dict[str, Tensor], samples: int) -> dict[str, Tensor]:
+    """Memory for the features of all samples: on the CPU if the device has too little."""
+    need = samples * sum(prod(y.shape[1:]) for y in outputs.values()) * 4
+    device = next(iter(outputs.values())).device
+    device = device if need < available(device) / 2 else torch.device("cpu")
+    if need > available(device):
+        raise TpsgdError(
+            f"the features of {samples:,} samples take {need:,} bytes, more than there is: give "
+            "fewer samples, tap a deeper module, or set memory=tpsgd.Memory(reuse=False)"
+        )
+    return {tap: torch.empty((samples, *y.shape[1:]), device=device) for tap, y in outputs.items()}
 
 
-def fingerprint(model: nn.Module) -> str:
-    """A hash of the weights' names, kinds, shapes and bytes."""
-    known = hashlib.sha256()
-    for name, value in sorted(model.state_dict().items()):
-        if isinstance(value, Tensor):
-            flat = value.detach().cpu().contiguous().flatten()
-            known.update(f"{name} {value.dtype} {tuple(value.shape)};".encode())
-            known.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
-    return known.hexdigest()
+def default_batch(backbone: Backbone) -> int:
+    """How many samples go through a backbone together if the caller does not say."""
+    return FEW * (8 if backbone.device.type == "cuda" else 1)
 
 
-def shots(y: Any, per_class: int, seed: int = 0) -> Tensor:
-    """The indices of so many samples of every class, chosen by the seed.
-
-    Examples:
-        >>> y = torch.tensor([0, 0, 0, 1, 1])
-        >>> y[shots(y, 2)]
-        tensor([0, 0, 1, 1])
-    """
-    known = tensor(y, "y").cpu()
-    known = known.argmax(1) if known.dim() == 2 else known
-    chosen = []
-    for c in range(int(known.max()) + 1):
-        mine = (known == c).nonzero().flatten()
-        if len(mine) < per_class:
-            raise TpsgdError(f"class {c} has {len(mine)} samples, fewer than the {per_class} asked")
-        order = shuffled(len(mine), [Key(seed, c)], mine.device)[0]
-        chosen.append(mine[order[:per_class]])
-    return torch.cat(chosen)
-
-
-def batches(data: Any, at_once: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Samples and labels as they were given, a few at a time, in order."""
+def batches(data: Any, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Samples and labels in batches, in order, unchanged; a `DataLoader` has its own batches."""
     if isinstance(data, TensorDataset) and len(data.tensors) == 2:
         data = data.tensors
     if isinstance(data, Dataset):
-        data = DataLoader(data, at_once)
+        data = DataLoader(data, batch_size)
     if isinstance(data, DataLoader):
         for batch in data:
             x, y = pair(batch)
@@ -152,51 +133,88 @@ def batches(data: Any, at_once: int) -> Iterator[tuple[Tensor, Tensor]]:
     x, y = inputs(x), tensor(y, "y")
     if len(x) != len(y):
         raise TpsgdError(f"x has {len(x):,} samples but y has {len(y):,} labels")
-    for start in range(0, len(x), at_once):
-        yield _checked(x[start : start + at_once]), y[start : start + at_once]
+    for start in range(0, len(x), batch_size):
+        yield _checked(x[start : start + batch_size]), y[start : start + batch_size]
+
+
+def _checked(x: Any) -> Tensor:
+    if not isinstance(x, Tensor):
+        raise TpsgdError(NOT_SEQUENCES)
+    check_finite(x)
+    return x
+
+
+def check_images(backbone: Backbone, x: Tensor) -> None:
+    """Refuse images with numbers below 0, or up to 255."""
+    if not backbone.mean or not x.is_floating_point() or not x.numel():
+        return
+    least, most = float(x.min()), float(x.max())
+    if least < 0 or most > 16:
+        problem = (
+            f"these go down to {least:g}: give them as they are, the backbone scales them itself"
+            if least < 0
+            else f"these go up to {most:g}: divide them by 255"
+        )
+        raise TpsgdError(f"images must be bytes (uint8), or numbers from 0 to 1; {problem}")
 
 
 def count(data: Any) -> int:
-    """How many samples there are."""
-    from tpsgd.engine.batches import count_samples
-
+    """The number of samples."""
     samples = len(data) if isinstance(data, Features) else count_samples(data)
     if not samples:
         raise TpsgdError("the data is empty, or does not say how many samples it has")
     return samples
 
 
-def check_pictures(backbone: Backbone, x: Tensor) -> None:
-    """Refuse pictures in numbers up to 255, which nobody has divided."""
-    if not backbone.mean or not x.is_floating_point() or not x.numel():
-        return
-    if float(x.min()) < 0:
-        raise TpsgdError(
-            f"pictures must be bytes (uint8), or numbers from 0 to 1; these go down to "
-            f"{float(x.min()):g}: give them as they are, the backbone scales them itself"
-        )
-    if float(x.max()) > 16:
-        raise TpsgdError(
-            "pictures must be bytes (uint8), or numbers from 0 to 1; these go up to "
-            f"{float(x.max()):g}: divide them by 255"
-        )
+def hold_out(data: Any, seed: int = 0) -> tuple[Any, Any]:
+    """Split `(x, y)` or `Features`: nine tenths of each class, and the rest."""
+    if not isinstance(data, Features) and in_stream(data):
+        raise TpsgdError("learned weights of taps need held-out data: give validation=")
+    x, y = (data, data.y) if isinstance(data, Features) else map(tensor, data, ("x", "y"))
+    classes = class_indices(y).numpy()
+    mask = torch.from_numpy(stratified(classes, len(y) - -(-len(y) // 10), seed)).to(y.device)
+    if isinstance(x, Features):
+        return x[mask], x[~mask]
+    return (x[mask], y[mask]), (x[~mask], y[~mask])
 
 
-def _checked(x: Any) -> Tensor:
-    if not isinstance(x, Tensor):
-        raise TpsgdError("a backbone takes samples of one shape, not sequences of any length")
-    check_finite(x)
-    return x
+def shots(y: Any, per_class: int, seed: int = 0) -> Tensor:
+    """The indices of this many samples of every class, chosen by the seed.
+
+    Examples:
+        >>> y = torch.tensor([0, 0, 0, 1, 1])
+        >>> y[shots(y, 2)]
+        tensor([0, 0, 1, 1])
+    """
+    classes = class_indices(tensor(y, "y"))
+    chosen = []
+    for c in range(int(classes.max()) + 1):
+        members = (classes == c).nonzero().flatten()
+        if len(members) < per_class:
+            raise TpsgdError(f"class {c} has {len(members)} samples, fewer than {per_class}")
+        order = shuffled(len(members), [Key(seed, c)], members.device)[0]
+        chosen.append(members[order[:per_class]])
+    return torch.cat(chosen)
 
 
-def _room(heard: dict[str, Tensor], samples: int) -> dict[str, Tensor]:
-    """Space for all features, in one place: on the CPU where a GPU has too little."""
-    need = samples * sum(prod(f.shape[1:]) for f in heard.values()) * 4
-    device = next(iter(heard.values())).device
-    device = device if need < available(device) / 2 else torch.device("cpu")
-    if need > available(device):
-        raise TpsgdError(
-            f"the features of {samples:,} samples take {need:,} bytes, more than there is: give "
-            "fewer samples, tap a deeper module, or let adapt.fit compute them again, keep=False"
-        )
-    return {tap: torch.empty((samples, *f.shape[1:]), device=device) for tap, f in heard.items()}
+def class_indices(y: Tensor) -> Tensor:
+    """Labels as class indices on the CPU: of rows, the index of the largest entry."""
+    return (y.argmax(1) if y.dim() == 2 else y).cpu()
+
+
+def fingerprint(model: nn.Module) -> str:
+    """A hash of a model's weights: names, types, shapes and bytes."""
+    state = model.state_dict()
+    return digest({name: state[name] for name in sorted(state)})
+
+
+def digest(tensors: Mapping[str, Any]) -> str:
+    """A hash of tensors in their order: names, types, shapes and bytes."""
+    sha = hashlib.sha256()
+    for name, value in tensors.items():
+        if isinstance(value, Tensor):
+            sha.update(f"{name} {value.dtype} {tuple(value.shape)};".encode())
+            flat = value.detach().contiguous().view(-1)
+            for part in flat.split(1 << 20):
+                sha.update(part.cpu().view(torch.uint8).numpy().tobytes())
+    return sha.hexdigest()

@@ -1,8 +1,9 @@
-"""`tpsgd.adapt.fit`: layers on the taps of a frozen backbone, trained without backpropagation."""
+"""`tpsgd.adapt.fit`: train layers on the taps of a frozen backbone without backpropagation."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,25 +11,33 @@ from torch import Tensor, nn
 
 from tpsgd.adapt.adaptor import Adaptor, Combination, averaged, fit_weights, learned
 from tpsgd.adapt.backbone import Backbone, Tap
-from tpsgd.adapt.features import Features, check_pictures, count, encode, fingerprint
+from tpsgd.adapt.features import (
+    NOT_SEQUENCES,
+    Features,
+    check_images,
+    count,
+    encode,
+    fingerprint,
+    hold_out,
+)
 from tpsgd.adapt.heads import Build, Layers, Probe
-from tpsgd.data.split import stratified
-from tpsgd.engine.backprop import fit_backprop
 from tpsgd.engine.batches import first_samples, in_stream
 from tpsgd.engine.device import available
 from tpsgd.engine.fit import fit as fit_locally
 from tpsgd.engine.inputs import tensor
 from tpsgd.engine.optimizers import adam
 from tpsgd.engine.record import Run
+from tpsgd.engine.settings import Memory, Settings
 from tpsgd.errors import TpsgdError
 from tpsgd.nets.blocks import split
-from tpsgd.rules import frozen
+from tpsgd.rules import Rule, frozen
 from tpsgd.solvers import SOLVERS, ridge
 
-Keep = bool | str | Path | None
+Method = Callable[..., Run]
+Shapes = dict[str, tuple[int, ...]]
 BATCH = 32
-LEAST_EPOCHS, LEAST_STEPS = 8, 150  # of every block, where nobody says
-PER_BLOCK = ("optimizer", "lr", "epochs", "early_stopping", "passes")
+LEAST_EPOCHS, LEAST_STEPS = 8, 150  # of every block, by default
+PER_BLOCK = ("optimizer", "lr", "epochs", "early_stopping")
 
 
 def fit(
@@ -39,40 +48,36 @@ def fit(
     layers: Build = Layers(),  # noqa: B008 (a frozen value)
     combine: Combination | None = None,
     classes: int | Sequence[str] | None = None,
-    method: Callable[..., Run] = fit_locally,
-    keep: Keep = None,
+    method: Method = fit_locally,
     start: Adaptor | None = None,
+    rule: Rule | Sequence[Rule] | None = None,
     epochs: int | Sequence[int] | None = None,
     batch_size: int = BATCH,
-    seed: int = 0,
-    validation: Any = None,
     progress: Callable[[str, int, int], None] | None = None,
-    **options: Any,
+    **settings: Any,
 ) -> Adaptor:
-    """Train an adaptor on a frozen backbone: layers for each tap, each by itself.
+    """Train an adaptor on a frozen backbone: the layers of each tap, independently.
 
     Args:
         backbone: see `Backbone`.
         data: `(x, y)`, a `Dataset` or a `DataLoader`, as for `tpsgd.fit`; or `Features`.
-        taps: which of the backbone's taps; default: its last one.
+        taps: which of the backbone's taps; default: the last one.
         layers: `(shape of the tap, classes) -> nn.Sequential`; default: the paper's adaptor.
-        combine: `summed`, `averaged` (the default) or `learned`, where there are several taps.
-            Learned weights are found on the validation data, or on a tenth of the samples that is
-            held out.
+        combine: `summed`, `averaged` (the default) or `learned`, for several taps. Learned weights
+            are fitted to the validation data, or to a tenth of the samples that is held out.
         classes: their names or their number; default: as many as the labels have.
         method: `tpsgd.fit`, `tpsgd.fit_backprop`, or any function with their arguments.
-        keep: the features in memory (True), in a file in a folder (its path), computed again for
-            every epoch (False), or in memory where they fit in half of what is free (None).
-        start: an adaptor of the same kind, on the same backbone, to go on from, which itself stays
-            as it is. Layers that are solved (a probe's) begin anew.
-        epochs: per block; default: as many as give every block 150 steps, and 8 at least.
+        start: a similar adaptor on the same backbone, whose weights are the initial ones. Layers
+            that are solved (a probe's) are solved from scratch.
+        rule: as for `tpsgd.fit`.
+        epochs: per block; default: enough for 150 steps per block, and at least 8.
         batch_size: samples per step.
-        seed: of the initial weights, the projections and the order of samples.
-        validation: held-out data, measured after every epoch.
-        progress: called with (what is being done, done, total).
-        options: anything else `method` takes: `rule`, `lr`, `memory_budget`, ...  A budget counts
-            the backbone too, and decides what is kept. With `augment`, which changes the pictures,
-            features are computed again.
+        progress: called with (tap or "features", done, total).
+        **settings: those of `tpsgd.fit`. `memory=tpsgd.Memory(reuse=...)` says where the features
+            are: in memory (True), in a file in a folder (its path), recomputed in every epoch
+            (False), or in memory if they take less than half of what is free (None). A budget,
+            `memory="64MB"`, counts the backbone too and decides what is kept. With `augment`, which
+            changes the images, features are recomputed.
 
     Examples:
         >>> from tpsgd.adapt import Backbone
@@ -82,118 +87,137 @@ def fit(
         >>> adaptor(x).shape
         torch.Size([20, 2])
     """
-    if not isinstance(backbone, Backbone):
-        raise TpsgdError("the first argument is an adapt.Backbone: adapt.Backbone(module, taps)")
-    if combine is not None and not isinstance(combine, Combination):
-        raise TpsgdError(f"combine is adapt.summed, averaged or learned, got {combine!r}")
+    checked = Settings.of("adapt.fit", {"batch_size": batch_size, **settings})
     names = _taps(backbone, taps)
-    combine = combine or (averaged if start is None else start.combine)
-    held_out, budgeted = validation, options.get("memory_budget") is not None
-    if combine is learned and len(names) > 1 and validation is None:
-        data, held_out = hold_out(data, seed)
-    _refuse(data, validation, method, keep, options)
+    combine = _combination(combine, start)
+    learns_weights = combine is learned and len(names) > 1
+    held_out = checked.validation
+    if learns_weights and held_out is None:
+        data, held_out = hold_out(data, checked.seed)
+    _check_images(data, checked)
     shapes, shape = _shapes(backbone, data, names)
-    streams = budgeted or options.get("augment") is not None
-    kept = isinstance(data, Features) or (not streams and _in_memory(keep, data, shapes, backbone))
-    if kept and not isinstance(data, Features):
-        tell = progress and (lambda done, total: progress("features", done, total))
-        data = encode(backbone, data, names, progress=tell)
-    if kept and held_out is not None and not isinstance(held_out, Features):
+    if not isinstance(data, Features) and _keep_in_memory(checked, data, shapes, backbone):
+        data = encode(backbone, data, names, progress=progress and partial(progress, "features"))
+    if isinstance(data, Features) and held_out is not None and not isinstance(held_out, Features):
         held_out = encode(backbone, held_out, names)
-    known = _classes(classes if start is None else classes or start.classes, data)
-    heads = _heads(layers, shapes, len(known), seed, backbone.device)
+    class_names = _classes(classes if start is None else classes or start.classes, data)
+    heads = make_heads(layers, shapes, len(class_names), checked.seed, backbone.device)
     if start is not None:
-        _go_on(heads, start, backbone, known)
+        _copy_weights(start, heads, backbone, class_names)
     adaptor = Adaptor(
-        backbone, heads, known, build=layers, shape=shape, tap_shapes=shapes, combine=combine,
-        seed=seed,
+        backbone, heads, class_names, build=layers, shape=shape, tap_shapes=shapes,
+        combine=combine, seed=checked.seed,
     )  # fmt: skip
     adaptor.to(backbone.device)
-    check = held_out if validation is not None else None
-    options |= {"epochs": epochs_for(count(data), batch_size, epochs), "batch_size": batch_size}
+    settings |= {} if rule is None else {"rule": rule}
+    settings |= {"epochs": epochs_for(count(data), batch_size, epochs), "batch_size": batch_size}
+    settings |= {} if checked.validation is None else {"validation": held_out}
     for tap, head in heads.items():
-        tell = progress and (lambda done, total, tap=tap: progress(tap, done, total))
-        settings = {**options, "seed": seed, "progress": tell}
-        if kept:
-            held = None if check is None else check.at(tap)
-            adaptor.runs[tap] = method(head, data.at(tap), validation=held, **settings)
-        else:
-            settings |= {} if budgeted else {"reuse": keep or False}
-            adaptor.runs[tap] = _stream(method, backbone, tap, head, data, check, settings)
-    if combine is learned and len(names) > 1:
+        own = settings | {"progress": progress and partial(progress, tap)}
+        train = _fit_on_features if isinstance(data, Features) else _fit_behind_backbone
+        adaptor.runs[tap] = train(method, backbone, tap, head, data, own)
+    if learns_weights:
         fit_weights(adaptor, held_out)
     return adaptor.eval()
 
 
-def epochs_for(samples: int, batch_size: int, given: Any = None) -> Any:
-    """The epochs that were given, or enough for few samples.
+def epochs_for(samples: int, batch_size: int, epochs: Any = None) -> Any:
+    """The epochs that the caller asked for, or the default: more for few samples.
 
     Examples:
         >>> epochs_for(100, 32), epochs_for(10_000, 32), epochs_for(100, 32, 5)
         (38, 8, 5)
     """
     steps = -(-samples // batch_size)
-    return max(LEAST_EPOCHS, -(-LEAST_STEPS // steps)) if given is None else given
+    return max(LEAST_EPOCHS, -(-LEAST_STEPS // steps)) if epochs is None else epochs
 
 
 def probe(backbone: Backbone, data: Any, *, alpha: float | None = None, **options: Any) -> Adaptor:
     """The control: a linear classifier on each tap's average, solved in closed form (ridge).
 
-    `alpha` is its penalty, chosen by generalised cross-validation if not given; the other arguments
-    are those of `fit`.
+    `alpha` is the ridge penalty; by default generalised cross-validation chooses it. The other
+    arguments are those of `fit`.
     """
     return fit(backbone, data, layers=Probe(), optimizer=ridge(alpha), epochs=1, **options)
 
 
+# ---- before training -----------------------------------------------------------------------------
+
+
+def _combination(combine: Combination | None, start: Adaptor | None) -> Combination:
+    if combine is not None and not isinstance(combine, Combination):
+        raise TpsgdError(f"combine is adapt.summed, averaged or learned, got {combine!r}")
+    return combine or (averaged if start is None else start.combine)
+
+
 def _taps(backbone: Backbone, taps: str | Sequence[str] | None) -> tuple[str, ...]:
+    if not isinstance(backbone, Backbone):
+        raise TpsgdError("the first argument is an adapt.Backbone: adapt.Backbone(module, taps)")
     names = list(backbone.taps)[-1:] if taps is None else [taps] if isinstance(taps, str) else taps
     for tap in names:
         backbone.path(tap)
     if not names or len(set(names)) < len(names):
-        raise TpsgdError(f"name each tap once, and one at least: {list(names)}")
+        raise TpsgdError(f"name each tap once, and at least one: {list(names)}")
     return tuple(names)
 
 
-def _shapes(
-    backbone: Backbone, data: Any, taps: tuple[str, ...]
-) -> tuple[dict[str, tuple[int, ...]], tuple[int, ...]]:
+def _check_images(data: Any, settings: Settings) -> None:
+    """Refuse images that do not go together, or not with augmentation."""
+    augmented = settings.augment is not None
+    if augmented and isinstance(data, Features):
+        raise TpsgdError("augment changes the images: their features cannot be kept")
+    samples = [d for d in (data, settings.validation) if not (d is None or isinstance(d, Features))]
+    as_bytes = {first_samples(d).dtype is torch.uint8 for d in samples}
+    if len(as_bytes) > 1:
+        raise TpsgdError("data and validation must both be bytes (uint8), or both be floats")
+    if augmented and True in as_bytes:
+        raise TpsgdError("augment takes images as floats from 0 to 1: divide the bytes by 255")
+
+
+def _shapes(backbone: Backbone, data: Any, taps: tuple[str, ...]) -> tuple[Shapes, tuple[int, ...]]:
     """The shape of one sample at each tap, and its own."""
     if isinstance(data, Features):
         if data.made_by and data.made_by != fingerprint(backbone.model):
-            raise TpsgdError("these features were made by another backbone: encode them with this")
+            raise TpsgdError("these features are of another backbone: encode the data with this")
         return {tap: tuple(data.at(tap)[0].shape[1:]) for tap in taps}, data.shape
     x = first_samples(data)
     if not isinstance(x, Tensor):
-        raise TpsgdError("a backbone takes samples of one shape, not sequences of any length")
-    check_pictures(backbone, x)
+        raise TpsgdError(NOT_SEQUENCES)
+    check_images(backbone, x)
     return backbone.shapes(x, taps), tuple(x.shape[1:])
 
 
-def _in_memory(
-    keep: Keep, data: Any, shapes: dict[str, tuple[int, ...]], backbone: Backbone
-) -> bool:
-    if keep is not None:
-        return keep is True
+def _keep_in_memory(settings: Settings, data: Any, shapes: Shapes, backbone: Backbone) -> bool:
+    """Whether to compute the features once and keep them in memory."""
+    if settings.memory.budget is not None or settings.augment is not None:
+        return False
+    if settings.memory.reuse is not None:
+        return settings.memory.reuse is True
     need = count(data) * sum(map(prod, shapes.values())) * 4
     return need < max(available(backbone.device), available(torch.device("cpu"))) / 2
 
 
 def _classes(classes: int | Sequence[str] | None, data: Any) -> tuple[str, ...]:
     if classes is None:
-        y = data.y if isinstance(data, Features) else None
-        if y is None and in_stream(data):
+        if not isinstance(data, Features) and in_stream(data):
             raise TpsgdError("say how many classes there are (classes=10), or keep the features")
-        y = tensor(data[1], "y") if y is None else y
-        classes = y.shape[1] if y.is_floating_point() and y.dim() == 2 else int(y.max()) + 1
+        y = data.y if isinstance(data, Features) else tensor(data[1], "y")
+        classes = class_count(y)
     names = tuple(map(str, range(classes) if isinstance(classes, int) else classes))
     if len(names) < 2:
         raise TpsgdError(f"an adaptor needs at least two classes, got {len(names)}")
     return names
 
 
-def _heads(
-    layers: Build, shapes: dict[str, tuple[int, ...]], classes: int, seed: int, device: torch.device
+def class_count(y: Tensor) -> int:
+    """How many classes labels have: one per column of float rows, else up to the largest index."""
+    return y.shape[1] if y.is_floating_point() and y.dim() == 2 else int(y.max()) + 1
+
+
+def make_heads(
+    layers: Build, shapes: Shapes, classes: int, seed: int, device: torch.device
 ) -> dict[str, nn.Sequential]:
+    """The layers of each tap, with the initial weights of a seed."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         heads = {tap: layers(shape, classes) for tap, shape in shapes.items()}
@@ -203,81 +227,60 @@ def _heads(
     return {tap: head.to(device) for tap, head in heads.items()}
 
 
-def _refuse(
-    data: Any, validation: Any, method: Callable[..., Run], keep: Keep, options: dict[str, Any]
+def _copy_weights(
+    start: Adaptor, heads: dict[str, nn.Sequential], backbone: Backbone, classes: tuple[str, ...]
 ) -> None:
-    """What does not go together, before anything is computed."""
-    budgeted, augmented = (options.get(k) is not None for k in ("memory_budget", "augment"))
-    if budgeted and (keep is not None or isinstance(data, Features)):
-        raise TpsgdError("memory_budget decides what is kept: give it or keep, and the data itself")
-    if budgeted and method is fit_backprop:
-        raise TpsgdError("memory_budget is for what is trained block by block, not for backprop")
-    if augmented and (keep or isinstance(data, Features)):
-        raise TpsgdError("augment changes the pictures: their features cannot be kept")
-    if isinstance(keep, (str, Path)) and not Path(keep).expanduser().is_dir():
-        raise TpsgdError(f"keep={str(keep)!r} is no folder: make it, or give True, False or None")
-    given = [d for d in (data, validation) if d is not None and not isinstance(d, Features)]
-    kinds = {first_samples(d).dtype is torch.uint8 for d in given}
-    if len(kinds) > 1:
-        raise TpsgdError("data and validation must both be bytes (uint8), or both be floats")
-    if augmented and True in kinds:
-        raise TpsgdError("augment wants pictures as floats from 0 to 1: divide the bytes by 255")
-
-
-def _go_on(
-    heads: dict[str, nn.Sequential], start: Adaptor, backbone: Backbone, classes: tuple[str, ...]
-) -> None:
-    """Begin where another adaptor ended."""
+    """Begin with the weights of another adaptor, if it is of the same kind."""
     if classes != start.classes:
         raise TpsgdError(f"the adaptor to start from has other classes: {list(start.classes)}")
-    own = start.backbone
-    if own is not backbone and fingerprint(own.model) != fingerprint(backbone.model):
+    other = start.backbone
+    if other is not backbone and fingerprint(other.model) != fingerprint(backbone.model):
         raise TpsgdError("the adaptor to start from belongs to another backbone")
     for tap, head in heads.items():
-        known = start.heads[tap].state_dict() if tap in start.heads else {}
+        weights = start.heads[tap].state_dict() if tap in start.heads else {}
         own = head.state_dict()
-        if {k: v.shape for k, v in known.items()} != {k: v.shape for k, v in own.items()}:
+        if {k: v.shape for k, v in weights.items()} != {k: v.shape for k, v in own.items()}:
             raise TpsgdError(f"the adaptor to start from has other layers at tap {tap!r}")
-        head.load_state_dict(known)
+        head.load_state_dict(weights)
 
 
-def _stream(
-    method: Callable[..., Run],
+# ---- training one tap's layers -------------------------------------------------------------------
+
+
+def _fit_on_features(
+    method: Method,
+    _: Backbone,
+    tap: str,
+    head: nn.Sequential,
+    data: Features,
+    settings: dict[str, Any],
+) -> Run:
+    """Train a head on the features of its tap."""
+    if "validation" in settings:
+        settings["validation"] = settings["validation"].at(tap)
+    return method(head, data.at(tap), **settings)
+
+
+def _fit_behind_backbone(
+    method: Method,
     backbone: Backbone,
     tap: str,
     head: nn.Sequential,
     data: Any,
-    validation: Any,
     settings: dict[str, Any],
 ) -> Run:
-    """Train a head behind its backbone, which is run again or has its outputs kept by `fit`."""
-    bytes_given = first_samples(data).dtype is torch.uint8
-    model = nn.Sequential(Tap(backbone, tap, 255 if bytes_given else 1.0), *head)
-    rule, optimizer = settings.get("rule"), settings.get("optimizer")
-    if isinstance(rule, (list, tuple)):
+    """Train a head on the samples themselves: the backbone is the first, frozen block."""
+    memory = Memory.of(settings.get("memory"))
+    if memory.budget is None and memory.reuse is None:  # the features do not fit in memory
+        settings["memory"] = replace(memory, reuse=False)
+    scale = 255 if first_samples(data).dtype is torch.uint8 else 1.0
+    model = nn.Sequential(Tap(backbone, tap, scale), *head)
+    if isinstance(rule := settings.get("rule"), (list, tuple)):
         settings["rule"] = [frozen(), *rule]
-    if isinstance(optimizer, SOLVERS):
+    if isinstance(optimizer := settings.get("optimizer"), SOLVERS):
         settings["optimizer"] = [optimizer] * len(split(head))
     for name in PER_BLOCK:
         value = settings.get(name)
         if isinstance(value, (list, tuple)):
             settings[name] = [adam if name == "optimizer" else value[0], *value]
-    if method is not fit_locally:
-        settings.pop("reuse", None)
-    return method(model, data, validation=validation, **settings)
-
-
-def hold_out(data: Any, seed: int = 0) -> tuple[Any, Any]:
-    """Nine tenths of the samples and the rest, the shares of the classes kept."""
-    if isinstance(data, Features):
-        y, take = data.y, data.__getitem__
-    elif in_stream(data):
-        raise TpsgdError("learned weights of taps need held-out data: give validation=")
-    else:
-        x, y = data
-        x, y = tensor(x, "x"), tensor(y, "y")
-        take = lambda index: (x[index], y[index])  # noqa: E731
-    known = (y.argmax(1) if y.dim() == 2 else y).cpu()
-    train = torch.from_numpy(stratified(known.numpy(), len(known) - -(-len(known) // 10), seed))
-    train = train.to(y.device)
-    return take(train), take(~train)
+    return method(model, data, **settings)

@@ -1,7 +1,8 @@
-"""What an adaptor is made of: a few layers for one tap, as a plain `nn.Sequential`."""
+"""The layers of an adaptor for one tap, as a plain `nn.Sequential`."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from math import prod
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ class Layers:
         Conv2d(64, 5) - LeakyReLU - Linear(256) - LeakyReLU - Linear(classes)
 
     Convolutions keep the size of the maps. A tap of tokens (tokens, features) is convolved over its
-    tokens; one of plain vectors has nothing to convolve.
+    tokens. A tap of plain vectors has no convolutions.
 
     Examples:
         >>> sum(p.numel() for p in Layers()((512, 7, 7), 10).parameters())
@@ -32,30 +33,29 @@ class Layers:
     width: int = 256
 
     def __post_init__(self) -> None:
-        least = {"convs": 0, "dense": 0, "filters": 1, "kernel": 1, "width": 1}
         for name, value in asdict(self).items():
-            if not isinstance(value, int) or value < least[name]:
-                raise TpsgdError(f"{name} must be a whole number, {least[name]} or more: {value!r}")
+            least = 0 if name in ("convs", "dense") else 1
+            if not isinstance(value, int) or value < least:
+                raise TpsgdError(f"{name} must be a whole number, {least} or more: {value!r}")
         if self.convs and self.kernel % 2 == 0:
-            raise TpsgdError(f"kernel must be odd, or maps would change their size: {self.kernel}")
+            raise TpsgdError(f"kernel must be odd, so that maps keep their size: {self.kernel}")
 
     def __call__(self, shape: tuple[int, ...], classes: int) -> nn.Sequential:
         """The layers for a tap of this shape, with torch's initial weights."""
         layers: list[nn.Module] = []
         if self.convs and len(shape) > 1:
             if len(shape) == 2:
-                layers.append(Turned())
+                layers.append(FeaturesFirst())
                 shape = (shape[1], shape[0])
             conv = {2: nn.Conv1d, 3: nn.Conv2d}.get(len(shape))
             if conv is None:
                 raise TpsgdError(f"there is no convolution for a tap of shape {shape}")
             for _ in range(self.convs):
-                same = self.kernel // 2
-                layers += [conv(shape[0], self.filters, self.kernel, padding=same), nn.LeakyReLU()]
+                padding = self.kernel // 2
+                layers += [conv(shape[0], self.filters, self.kernel, padding=padding)]
+                layers += [nn.LeakyReLU()]
                 shape = (self.filters, *shape[1:])
-        inputs = 1
-        for n in shape:
-            inputs *= n
+        inputs = prod(shape)
         layers += [nn.Flatten()] if len(shape) > 1 else []
         for _ in range(self.dense):
             layers += [nn.Linear(inputs, self.width), nn.LeakyReLU()]
@@ -64,7 +64,7 @@ class Layers:
 
     def __str__(self) -> str:
         kinds = [(self.convs, f"conv {self.filters} x {self.kernel}"), (self.dense, self.width)]
-        shown = [f"{n} x {what}" if n > 1 else f"{what}" for n, what in kinds if n]
+        shown = [f"{n} x {kind}" if n > 1 else f"{kind}" for n, kind in kinds if n]
         return ", ".join(shown) or "linear"
 
 
@@ -82,39 +82,44 @@ class Probe:
         if len(shape) == 1:
             return nn.Sequential(nn.Linear(shape[0], classes))
         if len(shape) == 2:
-            return nn.Sequential(Turned(), Averaged(), nn.Linear(shape[1], classes))
-        return nn.Sequential(Averaged(), nn.Linear(shape[0], classes))
+            return nn.Sequential(FeaturesFirst(), Average(), nn.Linear(shape[1], classes))
+        return nn.Sequential(Average(), nn.Linear(shape[0], classes))
 
     def __str__(self) -> str:
         return "linear probe"
 
 
-class Averaged(nn.Module):
-    """The mean over everything but the first dimension of a sample."""
+class Average(nn.Module):
+    """The mean over space or tokens: (samples, channels, ...) to (samples, channels)."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(samples, channels, ...) to (samples, channels)."""
         return x.flatten(2).mean(2)
 
 
-class Turned(nn.Module):
-    """Features first: (samples, tokens, features) to (samples, features, tokens)."""
+class FeaturesFirst(nn.Module):
+    """Features before tokens, as convolutions need them."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """As said."""
+        """(samples, tokens, features) to (samples, features, tokens)."""
         return x.transpose(1, 2)
 
 
+KINDS: dict[str, type[Layers] | type[Probe]] = {"layers": Layers, "probe": Probe}
+
+
 def recipe(build: Any) -> dict[str, Any] | None:
-    """How layers of ours are made, as plain values; None of a caller's own."""
-    kinds = {Layers: "layers", Probe: "probe"}
-    return {"kind": kinds[type(build)], **asdict(build)} if type(build) in kinds else None
+    """`Layers` or a `Probe` as plain values; None for a function of the user."""
+    for kind, cls in KINDS.items():
+        if type(build) is cls:
+            return {"kind": kind, **asdict(build)}
+    return None
 
 
-def from_recipe(made: dict[str, Any]) -> Build:
-    """What `recipe` wrote down."""
-    values = dict(made)
-    kind = {"layers": Layers, "probe": Probe}.get(values.pop("kind", ""))
-    if kind is None:
-        raise TypeError("no such kind of layers")
-    return kind(**values)
+def from_recipe(values: dict[str, Any]) -> Build:
+    """The `Layers` or `Probe` that `recipe` described."""
+    arguments = dict(values)
+    kind = arguments.pop("kind", "")
+    if kind not in KINDS:
+        raise TypeError(f"no such kind of layers: {kind!r}")
+    return KINDS[kind](**arguments)

@@ -1,11 +1,11 @@
-"""When is adaptation due? Detectors of new data, fitted on the tap features of known data.
+"""Is adaptation due? Detectors of new data, fitted on the tap features of known data.
 
 `mahalanobis` scores a sample by its squared distance to the nearest class mean (Lee et al. 2018),
 `hyperdimensional` by 1 - its largest cosine with the classes' codes (Wilson et al. 2023).
 
 Features are those of one tap, (n, d) or maps (n, c, h, w), which are averaged over space; or a dict
-of several taps, by name. Each sample's are scaled to unit length, tap by tap (Müller & Hein 2025),
-unless `unit=False`: a net has weak features for what it does not know, which lie near the means.
+of several taps, by name. Each sample's features are scaled to unit length, tap by tap (Müller &
+Hein 2025), unless `unit=False`: a net has weak features for unknown samples, close to the means.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from tpsgd.maths.random import Key
 from tpsgd.projections import binary
 
 Features = Tensor | Mapping[str, Tensor]
-CHUNK = 512  # samples that are scored at once
+CHUNK = 512  # samples that are scored together
 FITTED = (("means", "whitening"), ("centres", "bundles", "seed"))  # of each kind of detector
 PROJECTION, SIGNS = -3, -4  # blocks of the keys that no block of a net has
 
@@ -43,15 +43,15 @@ class Due(NamedTuple):
 class Detector:
     """Scores samples, and says which are new once `calibrate` has set the threshold.
 
-    `widths` are the taps' names and numbers of features, `tensors` what was fitted, `known` and
-    `beyond` how many samples it was calibrated on and how many of them reach the threshold.
+    `widths` are the taps' names and numbers of features, `tensors` what was fitted, `calibrated`
+    the number of samples it was calibrated on, `beyond` how many of them reach the threshold.
     """
 
     widths: dict[str, int]
     tensors: dict[str, Tensor]
     unit: bool = True
     threshold: float = inf
-    known: int = 0
+    calibrated: int = 0
     beyond: int = 0
     _P: Tensor | None = field(default=None, repr=False)
 
@@ -60,14 +60,14 @@ class Detector:
         taps = _taps(features, self.unit)
         if (widths := {k: x.shape[1] for k, x in taps.items()}) != self.widths:
             raise TpsgdError(f"the detector was fitted on features {self.widths}, got {widths}")
-        parts = zip(*(x.split(CHUNK) for x in taps.values()), strict=True)
-        return torch.cat([self._score(dict(zip(taps, part, strict=True))) for part in parts])
+        chunks = zip(*(x.split(CHUNK) for x in taps.values()), strict=True)
+        return torch.cat([self._score(dict(zip(taps, chunk, strict=True))) for chunk in chunks])
 
     def calibrate(self, features: Features, quantile: float = 0.95) -> "Detector":
-        """Set the threshold: this share of known samples, not those fitted on, stays below it.
+        """Set the threshold so that this share of known samples, not those fitted on, is below it.
 
-        It is the score at rank ceil(quantile (m + 1)) of the m given: then one more known sample is
-        beyond it with a probability of at most 1 - quantile, however few the m are.
+        It is the score at rank ceil(quantile (m + 1)) of m samples: another known sample is then
+        beyond it with a probability of at most 1 - quantile, however small m is.
         """
         if not 0 < quantile < 1:
             raise TpsgdError(f"a quantile lies between 0 and 1, got {quantile}")
@@ -75,31 +75,31 @@ class Detector:
         rank = ceil(quantile * (len(scores) + 1) - 1e-9)
         if rank > len(scores):
             least = ceil(quantile / (1 - quantile) - 1e-9)
-            raise TpsgdError(f"to calibrate takes {least} samples or more, got {len(scores)}")
+            raise TpsgdError(f"calibrate takes {least} samples or more, got {len(scores)}")
         self.threshold = float(scores[rank - 1])
-        self.known, self.beyond = len(scores), len(scores) + 1 - rank
+        self.calibrated, self.beyond = len(scores), len(scores) + 1 - rank
         return self
 
     def is_new(self, features: Features) -> Tensor:
         """Which samples lie beyond the threshold: (n,), bool."""
-        if not self.known:
+        if not self.calibrated:
             raise TpsgdError("the detector has no threshold: calibrate(...) it with known samples")
         return self.score(features) > self.threshold
 
     def due(self, features: Features, share: float = 0.1, level: float = 0.01) -> Due:
-        """Whether these samples call for adaptation: many are new, and not by chance.
+        """Whether adaptation is due: many of these samples are new, and not by chance.
 
-        `share` is the least share of new samples that is worth the work, `level` the largest
-        p-value: the chance that as many known samples would look new.
+        `share` is the smallest share of new samples that is worth adapting to, `level` the largest
+        p-value: the probability that as many known samples would look new.
         """
         new = self.is_new(features)
-        p_value = tail(int(new.sum()), len(new), self.beyond, self.known)
-        share_new, expected = float(new.double().mean()), self.beyond / (self.known + 1)
+        p_value = tail(int(new.sum()), len(new), self.beyond, self.calibrated)
+        share_new, expected = float(new.double().mean()), self.beyond / (self.calibrated + 1)
         return Due(share_new >= share and p_value <= level, share_new, expected, p_value)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """All there is to save, as tensors."""
-        numbers = [float(x) for x in (self.unit, self.threshold, self.known, self.beyond)]
+        """Everything to save, as tensors."""
+        numbers = [float(x) for x in (self.unit, self.threshold, self.calibrated, self.beyond)]
         widths = {f"width.{name}": torch.tensor(width) for name, width in self.widths.items()}
         return {"numbers": torch.tensor(numbers, dtype=torch.float64), **widths, **self.tensors}
 
@@ -110,8 +110,9 @@ class Detector:
         if keys is None:
             raise TpsgdError(f"expected a detector's state_dict(), got one of {sorted(state)}")
         widths = {k[6:]: int(v) for k, v in state.items() if k.startswith("width.")}
-        unit, at, known, beyond = state["numbers"].tolist()
-        return Detector(widths, {k: state[k] for k in keys}, unit > 0, at, int(known), int(beyond))
+        tensors = {k: state[k] for k in keys}
+        unit, threshold, calibrated, beyond = state["numbers"].tolist()
+        return Detector(widths, tensors, unit > 0, threshold, int(calibrated), int(beyond))
 
     def _score(self, taps: dict[str, Tensor]) -> Tensor:
         if "means" in self.tensors:
@@ -173,7 +174,8 @@ def hyperdimensional(
 
     A sample's code is a random projection of its features, less their tap's mean, times a random
     sign vector per tap (binding), summed over taps; a class's is the sum of its samples' (bundling)
-    over their number. The signs come from a hash: not stored, and the same on every machine.
+    over their number. The signs come from a hash: they are the same on every machine and not
+    stored.
     """
     if dimensions < 1:
         raise TpsgdError(f"dimensions must be 1 or more, got {dimensions}")
@@ -186,24 +188,25 @@ def hyperdimensional(
     return detector
 
 
-def tail(hits: int, n: int, beyond: int, known: int) -> float:
-    """The chance that `hits` or more of n known samples lie beyond the threshold.
+def tail(hits: int, n: int, beyond: int, calibrated: int) -> float:
+    """The probability that `hits` or more of n known samples lie beyond the threshold.
 
-    One is beyond it with a probability q ~ Beta(beyond, known + 1 - beyond), since the threshold is
-    itself a known sample's score. So the number is beta-binomial: binomial when `known` is large.
+    The threshold is itself a known sample's score, so a sample is beyond it with a probability
+    q ~ Beta(beyond, calibrated + 1 - beyond), and the number of such samples is beta-binomial
+    (binomial if `calibrated` is large).
     """
 
     def log_beta(a: Tensor, b: Tensor) -> Tensor:
         return a.lgamma() + b.lgamma() - (a + b).lgamma()
 
     j = torch.arange(hits, n + 1, dtype=torch.float64)
-    a, b = torch.tensor([beyond, known + 1 - beyond], dtype=torch.float64)
+    a, b = torch.tensor([beyond, calibrated + 1 - beyond], dtype=torch.float64)
     terms = log_beta(j + a, n - j + b) - log_beta(j + 1, n - j + 1) - log_beta(a, b)
     return min(1.0, float(terms.logsumexp(0).exp()) / (n + 1))
 
 
 def auroc(known_scores: Tensor, new_scores: Tensor) -> float:
-    """The chance that a new sample scores above a known one, ties counting half.
+    """The probability that a new sample scores above a known one, ties counting half.
 
     Examples:
         >>> auroc(torch.tensor([1.0, 2.0]), torch.tensor([2.0, 3.0]))
@@ -211,25 +214,25 @@ def auroc(known_scores: Tensor, new_scores: Tensor) -> float:
     """
     known, new = known_scores.double().sort().values, new_scores.to(known_scores.device).double()
     if any(x.ndim != 1 or not len(x) or bool(x.isnan().any()) for x in (known, new)):
-        raise TpsgdError(f"auroc takes two rows of numbers, got {_said(known)} and {_said(new)}")
+        raise TpsgdError(f"auroc takes two rows of numbers, got {_kind(known)} and {_kind(new)}")
     below = torch.searchsorted(known, new) + torch.searchsorted(known, new, right=True)
     return float(below.double().mean() / (2 * len(known)))
 
 
 def _taps(features: Features, unit: bool) -> dict[str, Tensor]:
     """Checked features of each tap, (n, d) in float64, in the order of their names."""
-    given = features if isinstance(features, Mapping) else {"": features}
+    features = features if isinstance(features, Mapping) else {"": features}
     taps: dict[str, Tensor] = {}
-    for name in sorted(given):
-        x = given[name]
+    for name in sorted(features):
+        x = features[name]
         if not isinstance(x, Tensor) or x.ndim not in (2, 3, 4) or not x.is_floating_point():
             expected = "floats, (n, d), (n, tokens, d) or (n, c, h, w)"
-            raise TpsgdError(f"features must be {expected}, got {_said(x)}")
+            raise TpsgdError(f"features must be {expected}, got {_kind(x)}")
         over = {2: (), 3: (1,), 4: (2, 3)}[x.ndim]
         x = (x.detach().mean(over) if over else x.detach()).double()
         taps[name] = F.normalize(x) if unit else x
         if not x.numel() or not bool(x.isfinite().all()):
-            raise TpsgdError(f"features must not be empty, NaN or infinite: see {_said(x)}")
+            raise TpsgdError(f"features must not be empty, NaN or infinite: see {_kind(x)}")
     if len({len(x) for x in taps.values()}) != 1:
         raise TpsgdError("the taps must have equally many samples, and there must be at least one")
     return taps
@@ -240,12 +243,12 @@ def _class_means(x: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor]:
     if labels is None:
         return x.mean(0, keepdim=True), torch.zeros(len(x), dtype=torch.long, device=x.device)
     if not isinstance(labels, Tensor) or labels.shape != (len(x),) or labels.is_floating_point():
-        raise TpsgdError(f"labels must be a tensor of {len(x)} whole numbers, got {_said(labels)}")
+        raise TpsgdError(f"labels must be a tensor of {len(x)} whole numbers, got {_kind(labels)}")
     _, y, counts = labels.to(x.device).unique(return_inverse=True, return_counts=True)
     if len(counts) < 2:
         raise TpsgdError("labels must hold two classes or more, got one")
     return x.new_zeros(len(counts), x.shape[1]).index_add_(0, y, x) / counts[:, None], y
 
 
-def _said(x: object) -> str:
+def _kind(x: object) -> str:
     return f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__

@@ -7,31 +7,28 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from tpsgd.adapt.onnx_backbone import onnx_int8
 from tpsgd.errors import TpsgdError
-
-__all__ = ["bf16", "int8", "onnx_int8", "weight_bytes"]
 
 LAYERS = (nn.Conv1d, nn.Conv2d, nn.Linear)
 
 
 def int8(model: nn.Module) -> nn.Module:
-    """A copy that keeps the weights of Conv1d, Conv2d and Linear in a byte each.
+    """A copy that stores the weights of Conv1d, Conv2d and Linear in one byte each.
 
-    Per output channel, s = max|w| / 127 and q = round(w / s); the layer computes with q s, made
-    anew each time it runs and then forgotten. The copy is for running, not for training: it has no
-    gradients of q. Save its `state_dict`.
+    Per output channel, s = max|w| / 127 and q = round(w / s). The layer computes with q s in
+    floating point, so this saves memory, not time. The copy is for inference, not for training. To
+    store it, save its `state_dict`.
 
     Args:
-        model: what to copy; it stays as it is.
+        model: what to copy; it is not changed.
 
     Examples:
         >>> net = nn.Linear(400, 100)
         >>> weight_bytes(int8(net)) / weight_bytes(net)
         0.2543...
     """
-    made = copy.deepcopy(model)
-    layers: list[Any] = [m for m in made.modules() if _has_plain_weights(m)]
+    light = copy.deepcopy(model)
+    layers: list[Any] = [m for m in light.modules() if _has_plain_weights(m)]
     if not layers:
         raise TpsgdError(
             f"{type(model).__name__} has no Conv1d, Conv2d or Linear whose weights could be stored "
@@ -42,13 +39,13 @@ def int8(model: nn.Module) -> nn.Module:
         if not weight.isfinite().all():
             raise TpsgdError(f"{layer} has weights that are not finite: load others")
         del layer.weight
-        layer.register_buffer("weight", weight)  # so that its parts become buffers as well
+        layer.register_buffer("weight", weight)  # a buffer, so that q and s become buffers too
         parametrize.register_parametrization(layer, "weight", PerChannel())
-    return made
+    return light
 
 
 def _has_plain_weights(m: nn.Module) -> bool:
-    """Whether it is one of the layers, and its weights are not made of others already."""
+    """Whether it is one of the layers, and its weights are not parametrised already."""
     return type(m) in LAYERS and "weight" in m._parameters
 
 
@@ -60,7 +57,7 @@ class PerChannel(nn.Module):
         return q * scale
 
     def right_inverse(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """The parts of given weights: int8, and a scale in the weights' own type."""
+        """The whole numbers (int8) and the scales (in the weights' type) of these weights."""
         scale = weight.abs().amax(tuple(range(1, weight.dim())), keepdim=True) / 127
         q = weight.float() / scale.float().where(scale != 0, 1)
         return q.round().clamp(-127, 127).to(torch.int8), scale
@@ -69,46 +66,44 @@ class PerChannel(nn.Module):
 def bf16(model: nn.Module) -> nn.Module:
     """A copy in bfloat16, half the bytes, which takes float32 and gives float32.
 
-    What its submodules give is bfloat16. A processor with bfloat16 of its own is about twice as
-    fast as in float32, any other several times slower.
+    The outputs of its submodules are bfloat16. It is about twice as fast as float32 on a processor
+    with bfloat16 arithmetic, and several times slower on any other.
 
     Args:
-        model: what to copy; it stays as it is.
+        model: what to copy; it is not changed.
 
     Examples:
         >>> light = bf16(nn.Sequential(nn.Linear(4, 3), nn.ReLU()))
         >>> light(torch.ones(2, 4)).dtype, light[0].weight.dtype
         (torch.float32, torch.bfloat16)
     """
-    made = copy.deepcopy(model).bfloat16()
-    for module in made.modules():  # each of them may be called by itself
-        module.register_forward_pre_hook(_enter, with_kwargs=True)
-    made.register_forward_hook(_leave)
-    return made
+    light = copy.deepcopy(model).bfloat16()
+    for module in light.modules():  # each of them may be called by itself
+        module.register_forward_pre_hook(_to_bf16, with_kwargs=True)
+    light.register_forward_hook(_to_float32)
+    return light
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """Bytes of all parameters and buffers, shared ones once, and of weights held elsewhere.
+    """The bytes of all parameters and buffers; shared ones count once.
 
     Examples:
         >>> weight_bytes(nn.Linear(3, 2))
         32
     """
-    tensors = (*model.parameters(), *model.buffers())
-    elsewhere = sum(int(getattr(m, "held_bytes", 0)) for m in model.modules())
-    return elsewhere + sum(t.numel() * t.element_size() for t in tensors)
+    return sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
 
 
-def _enter(_: nn.Module, args: Any, kwargs: Any) -> Any:
+def _to_bf16(_: nn.Module, args: Any, kwargs: Any) -> Any:
     return _cast(args, torch.bfloat16), _cast(kwargs, torch.bfloat16)
 
 
-def _leave(_: nn.Module, args: Any, output: Any) -> Any:
+def _to_float32(_: nn.Module, args: Any, output: Any) -> Any:
     return _cast(output, torch.float32)
 
 
 def _cast(x: Any, dtype: torch.dtype) -> Any:
-    """The same with its floating numbers in another type, inside plain containers too."""
+    """The same value with its floating-point tensors, also inside containers, in another type."""
     if isinstance(x, Tensor):
         return x.to(dtype) if x.is_floating_point() else x
     if type(x) in (tuple, list):

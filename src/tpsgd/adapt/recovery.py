@@ -1,15 +1,14 @@
-"""Shifted domains: what they cost, and what a few labelled samples of them win back."""
+"""New domains: the accuracy that they cost, and how much of it a few labelled samples recover."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from tpsgd.adapt.adaptor import Adaptor
 from tpsgd.adapt.backbone import Backbone
 from tpsgd.adapt.features import Features, shots
 from tpsgd.adapt.fitting import fit
 
-OTHERS = 7919  # added to the seed: others than those the few may be made of
+REPLAY = 7919  # added to the seed, so that replayed samples are drawn independently of the few
 
 
 class Domain(NamedTuple):
@@ -21,7 +20,7 @@ class Domain(NamedTuple):
 
 @dataclass(frozen=True)
 class Recovery:
-    """One arm's accuracy on the known and on a new domain, before and after it met the new one."""
+    """Accuracy on the known and on a new domain, before and after adapting to the new one."""
 
     arm: str
     domain: str
@@ -35,7 +34,7 @@ class Recovery:
 
     @property
     def forgotten(self) -> float:
-        """What adapting lost on the known domain."""
+        """The accuracy on the known domain that adapting has lost."""
         return self.known_before - self.known_after
 
     def as_dict(self) -> dict[str, Any]:
@@ -55,52 +54,40 @@ def recover(
     seed: int = 0,
     progress: Callable[[str, float], None] | None = None,
 ) -> list[Recovery]:
-    """Train every arm on one domain, test it on others, adapt it to each, and test both again.
+    """Train adaptors on one domain, adapt each to new domains, and test before and after.
 
     Args:
         backbone: the frozen one.
         train: the known domain's samples.
         test: samples of it to test on.
         domains: the new ones.
-        arms: a name, and what `tpsgd.adapt.fit` takes; a linear probe is solved anew.
-        replay: samples per class of the known domain that are learned again among the few.
-        epochs: of adapting, per block, as for `fit`; `arms` may have those of the first training.
+        arms: by name, the arguments of `tpsgd.adapt.fit`; a linear probe is solved again.
+        replay: samples per class of the known domain that are added to the few.
+        epochs: of adapting, per block; `arms` have those of the first training.
         seed: as everywhere.
-        progress: called with (what is being done, the share that is done).
+        progress: called with (arm and domain, share that is done).
     """
-    again = train[shots(train.y, replay, seed + OTHERS)] if replay else None
+    replayed = train[shots(train.y, replay, seed + REPLAY)] if replay else None
     rows, total = [], len(arms) * (1 + len(domains))
-    for name, options in arms.items():
-        first = fit(backbone, train, seed=seed, **options)
-        before = first.evaluate(test)
-        later = {**options, "epochs": epochs}
-        for word, (few, new) in domains.items():
+    for arm, options in arms.items():
+        before = fit(backbone, train, seed=seed, **options)
+        known_before = before.evaluate(test)
+        for domain, (few, new) in domains.items():
             if progress is not None:
-                progress(f"{name}, {word}", (len(rows) + 1) / total)
-            met = few if again is None else few + again
-            then = fit(backbone, met, seed=seed, start=first, **later)
-            rows.append(_row(name, word, before, first, then, test, new))
+                progress(f"{arm}, {domain}", (len(rows) + 1) / total)
+            samples = few if replayed is None else few + replayed
+            again = {**options, "epochs": epochs}
+            after = fit(backbone, samples, seed=seed, start=before, **again)
+            row = Recovery(
+                arm,
+                domain,
+                known_before=known_before,
+                new_before=before.evaluate(new),
+                new_after=after.evaluate(new),
+                known_after=after.evaluate(test),
+                seconds=sum(run.seconds for run in after.runs.values()),
+                peak_bytes=max(run.peak_bytes for run in after.runs.values()),
+                trained_bytes=after.nbytes,
+            )
+            rows.append(row)
     return rows
-
-
-def _row(
-    arm: str,
-    domain: str,
-    before: float,
-    first: Adaptor,
-    then: Adaptor,
-    test: Features,
-    new: Features,
-) -> Recovery:
-    runs = then.runs.values()
-    return Recovery(
-        arm,
-        domain,
-        before,
-        first.evaluate(new),
-        then.evaluate(new),
-        then.evaluate(test),
-        sum(run.seconds for run in runs),
-        max(run.peak_bytes for run in runs),
-        then.nbytes,
-    )

@@ -1,25 +1,174 @@
 """`search`: which layers, on which tap? A grid, trained and judged by held-out samples."""
 
+import math
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from statistics import fmean
+from statistics import correlation, fmean, stdev
 from typing import Any
 
 from tpsgd.adapt.backbone import Backbone
-from tpsgd.adapt.heads import Layers, Probe
-from tpsgd.adapt.results import Row, Search
-from tpsgd.adapt.trial_log import Log
-from tpsgd.adapt.trials import Judge, Tell, Trial, judge
+from tpsgd.adapt.heads import Layers, Probe, recipe
+from tpsgd.adapt.quantize import weight_bytes
+from tpsgd.adapt.trials import Judge, Log, Progress, Trial, judge
 from tpsgd.engine.fit import fit as fit_locally
-from tpsgd.engine.meter import tensor_bytes
 from tpsgd.engine.record import Run
+from tpsgd.engine.settings import Memory
 from tpsgd.errors import TpsgdError
+from tpsgd.memory.plan import short
 from tpsgd.rules import Rule
-from tpsgd.units import as_bytes
+from tpsgd.units import as_bytes, columns, size
 
 ABOVE, BELOW, FAILED = "over budget", "left out", "failed"
-OF_ONE = ("tap", "seed", "split", "data")  # in a trial's key, and not the whole search's
+HEAD = ("tap", "conv", "dense", "weights", "planned", "peak", "score", "held-out %", "s")
+OF_ONE_TRIAL = ("tap", "seed", "split", "data")  # in a trial's key, not settings of the search
+
+
+@dataclass(frozen=True)
+class Row:
+    """One configuration: layers on a tap, their cost and their results.
+
+    Attributes:
+        planned_bytes: the peak of training, without features and kept inputs.
+        score: see `activation_overlap`; None without a rectifier.
+        accuracies: on the held-out samples, one per restart; empty if it was not trained.
+        peak_bytes: as measured.
+        skipped: why it was not trained.
+    """
+
+    tap: str
+    layers: Layers | Probe
+    trainable_bytes: int
+    planned_bytes: int | None
+    score: float | None
+    accuracies: tuple[float, ...] = ()
+    seconds: float | None = None
+    peak_bytes: int | None = None
+    skipped: str = ""
+    error: str = ""
+
+    @property
+    def control(self) -> bool:
+        """Whether it is a linear probe."""
+        return isinstance(self.layers, Probe)
+
+    @property
+    def accuracy(self) -> float | None:
+        """The mean over restarts."""
+        return fmean(self.accuracies) if self.accuracies else None
+
+    @property
+    def std(self) -> float:
+        """The standard deviation over restarts."""
+        return stdev(self.accuracies) if len(self.accuracies) > 1 else 0.0
+
+    @property
+    def brief(self) -> str:
+        """Tap, convolutions and dense layers, in few characters."""
+        if isinstance(self.layers, Probe):
+            return f"{self.tap} probe"
+        return f"{self.tap} {self.layers.convs}+{self.layers.dense}"
+
+    def with_trials(self, trials: list[Trial]) -> "Row":
+        """The same row with the results of its trials, if there are any."""
+        if not trials:
+            return self
+        accuracies, seconds = tuple(t.accuracy for t in trials), fmean(t.seconds for t in trials)
+        peak = max(t.peak_bytes for t in trials)
+        return replace(self, accuracies=accuracies, seconds=seconds, peak_bytes=peak)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it as plain values."""
+        score = None if self.score == -math.inf else self.score  # JSON has no infinity
+        plain = {"layers": recipe(self.layers), "score": score}
+        return asdict(self) | plain | {"accuracy": self.accuracy, "std": self.std}
+
+    def __str__(self) -> str:
+        if isinstance(self.layers, Probe):
+            return f"{self.tap}, linear probe"
+        return f"{self.tap}, {self.layers.convs} convolutional and {self.layers.dense} dense layers"
+
+
+@dataclass(frozen=True)
+class Search:
+    """The result of a search; `print` it, `plot` it."""
+
+    rows: tuple[Row, ...]
+    settings: dict[str, Any] = field(default_factory=dict)
+    memory_budget: int | None = None
+
+    def best(self, memory: str | int | None = None, tap: str | None = None) -> Row:
+        """The most accurate layers that plan within a memory budget; of equal ones, the smallest.
+
+        Linear probes are controls and cannot be chosen: see `control`.
+        """
+        limit = self.memory_budget if memory is None else as_bytes(memory)
+        rows = [r for r in self.rows if not r.control and tap in (None, r.tap)]
+        inside = [r for r in rows if r.accuracies and (r.planned_bytes or 0) <= (limit or math.inf)]
+        if not inside:
+            least = min((r.planned_bytes or 0 for r in rows), default=0)
+            within = "" if limit is None else f" within {size(limit)}"
+            raise TpsgdError(f"nothing was trained{within}: the smallest plans {size(least)}")
+        return max(inside, key=lambda r: (r.accuracy or 0.0, -(r.planned_bytes or 0)))
+
+    def control(self, tap: str | None = None) -> Row | None:
+        """The best linear probe."""
+        probes = [r for r in self.rows if r.control and r.accuracies and tap in (None, r.tap)]
+        return max(probes, key=lambda r: r.accuracy or 0.0, default=None)
+
+    def rank_correlation(self, tap: str | None = None) -> float | None:
+        """Spearman's, of score and held-out accuracy; None if there is too little to compare."""
+        rows = [r for r in self.rows if r.accuracies and tap in (None, r.tap)]
+        pairs = [(r.score, fmean(r.accuracies)) for r in rows if r.score is not None]
+        return spearman([s for s, _ in pairs], [a for _, a in pairs])
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it as plain values, ready for JSON."""
+        return {
+            "rows": [row.as_dict() for row in self.rows],
+            "settings": self.settings,
+            "memory_budget": self.memory_budget,
+            "rank_correlation": self.rank_correlation(),
+        }
+
+    def plot(self, file: Path | str) -> Path:
+        """Heatmaps of accuracy and memory for each tap, as FILE.png or FILE.svg."""
+        from tpsgd.comparison.report.heatmaps import draw
+
+        return draw(self, Path(file))
+
+    def __str__(self) -> str:
+        failed = [f"{row} failed: {row.error}" for row in self.rows if row.error]
+        table = columns([HEAD, *map(_cells, self.rows)])
+        return "\n".join([table, *(textwrap.fill(line, 80) for line in failed)])
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    """A row of the table."""
+    from tpsgd.comparison.report.heatmaps import short_of
+
+    layers = row.layers
+    counts = ("probe", "") if isinstance(layers, Probe) else (str(layers.convs), str(layers.dense))
+    sizes = (row.trainable_bytes, row.planned_bytes or 0, row.peak_bytes or 0)
+    score = "-" if row.score is None else f"{row.score:.1f}"
+    result = row.skipped or f"{100 * (row.accuracy or 0):.1f}"
+    result += f" ± {100 * row.std:.1f}" if len(row.accuracies) > 1 else ""
+    seconds = "-" if row.seconds is None else f"{row.seconds:.{0 if row.seconds >= 100 else 1}f}"
+    return (short_of(row.tap), *counts, *map(short, sizes), score, result, seconds)
+
+
+def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
+    """Rank correlation, ties at their mean rank; None for fewer than three pairs, or all ties.
+
+    Examples:
+        >>> spearman([1, 2, 3], [10, 30, 20])
+        0.5
+    """
+    u, v = ([sum(x < y for x in s) + sum(x == y for x in s) / 2 for y in s] for s in (a, b))
+    if len(u) < 3 or len(set(u)) == 1 or len(set(v)) == 1:
+        return None
+    return correlation(u, v)
 
 
 def search(
@@ -35,12 +184,12 @@ def search(
     classes: int | Sequence[str] | None = None,
     restarts: int = 1,
     held_out: float = 0.2,
-    memory_budget: str | int | None = None,
+    memory: str | int | Memory | None = None,
     top: int | None = None,
     folder: str | Path | None = None,
-    progress: Tell | None = None,
+    progress: Progress | None = None,
     seed: int = 0,
-    **options: Any,
+    **settings: Any,
 ) -> Search:
     """Train every number of convolutions and dense layers on every tap, and a linear probe of each.
 
@@ -52,47 +201,48 @@ def search(
         convs: numbers of convolutions to try. A tap of plain vectors has none.
         dense: numbers of dense layers to try.
         layers: their `filters`, `kernel` and `width`.
-        rule: as for `fit`, like `method`, `classes` and the `options` (epochs, lr, ...).
-        restarts: trainings of each, with seeds from `seed` on; a probe is solved once.
-        held_out: the share of the samples to judge by, the shares of the classes kept.
-        memory_budget: bytes or "20MB"; what plans above it is not trained.
-        top: of each tap, train only so many, those with the best score (scores of different taps
-            do not compare); layers without a rectifier have none and come last.
-        folder: each finished trial is kept there, in trials.jsonl, and not repeated another time.
+        rule: as for `adapt.fit`, like `method` and `classes`.
+        restarts: how often each is trained, with seeds from `seed` on; a probe is solved once.
+        held_out: the share of the samples of each class to judge by.
+        memory: a budget ("20MB"): configurations that plan above it are not trained. Or `Memory`
+            settings for the training.
+        top: train only this many per tap, those with the best score (scores of different taps
+            do not compare); layers without a rectifier have no score and come last.
+        folder: finished trials are stored there, in trials.jsonl, and not repeated by a later
+            search. Functions of the user, such as an optimizer factory, are identified by name.
         progress: called with (what is being done, done, total).
         seed: of the split, the weights, the projections and the order of samples.
+        **settings: those of `tpsgd.fit`: epochs, lr, ...
 
     Examples:
         >>> import torch
         >>> net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU())
         >>> y = torch.arange(40) % 2
         >>> x = torch.randn(40, 6) + y[:, None]
-        >>> found = search(Backbone(net, ["1"]), (x, y), taps="1", dense=(0, 1), epochs=1)
-        >>> [row.layers.dense for row in found.rows if not row.control]
+        >>> result = search(Backbone(net, ["1"]), (x, y), taps="1", dense=(0, 1), epochs=1)
+        >>> [row.layers.dense for row in result.rows if not row.control]
         [0, 1]
     """
     names = [taps] if isinstance(taps, str) else list(taps)
     _check(backbone, names, convs, dense, restarts, top)
-    limit = None if memory_budget is None else as_bytes(memory_budget)
-    options |= {} if rule is None else {"rule": rule}
+    budget = Memory.of(memory).budget
+    limit = None if budget is None else as_bytes(budget)
+    settings |= {"memory": memory} if isinstance(memory, Memory) and budget is None else {}
+    settings |= {} if rule is None else {"rule": rule}
     log = Log(folder)
-    known = judge(
-        backbone, data, names, classes=classes, method=method, options=options, held_out=held_out,
-        seed=seed, tell=progress,
+    trials = judge(
+        backbone, data, names, classes=classes, method=method, settings=settings,
+        held_out=held_out, seed=seed, tell=progress,
     )  # fmt: skip
-    grid = list(_grid(known, names, convs, dense, layers))
-    rows = []
-    for tap, kind in grid:
-        if progress is not None:
-            progress("planning", len(rows), len(grid))
-        rows.append(_planned(known, tap, kind))
+    rows = _plan(trials, list(_grid(trials, names, convs, dense, layers)), progress)
     if limit is not None and any(row.planned_bytes is None for row in rows):
-        raise TpsgdError("memory_budget needs a plan: train with tpsgd.fit or tpsgd.fit_backprop")
-    rows = _trained(known, _chosen(rows, limit, top), restarts, log, progress)
-    settings = {"taps": names, "convs": list(convs), "dense": list(dense), "restarts": restarts}
-    settings |= {"top": top, "seed": seed, "held_out_share": held_out}
-    settings |= {k: v for k, v in known.key(names[0], layers, seed).items() if k not in OF_ONE}
-    return Search(tuple(rows), settings, limit)
+        raise TpsgdError("a memory budget needs a plan: train with tpsgd.fit or fit_backprop")
+    rows = _train(trials, _choose(rows, limit, top), restarts, log, progress)
+    key = trials.key(names[0], layers, seed)
+    record = {"taps": names, "convs": list(convs), "dense": list(dense), "restarts": restarts}
+    record |= {"top": top, "seed": seed, "held_out_share": held_out}
+    record |= {k: v for k, v in key.items() if k not in OF_ONE_TRIAL}
+    return Search(tuple(rows), record, limit)
 
 
 def _check(
@@ -102,88 +252,85 @@ def _check(
         backbone.path(tap)
     for name, values in {"taps": taps, "convs": convs, "dense": dense}.items():
         if not len(values) or len(set(values)) < len(values):
-            raise TpsgdError(f"{name} must be different values, one at least, got {list(values)}")
+            raise TpsgdError(f"{name} must be different values, at least one, got {list(values)}")
     for name, value in {"restarts": restarts, "top": top}.items():
         if value is not None and (not isinstance(value, int) or value < 1):
             raise TpsgdError(f"{name} must be a whole number, 1 or more, got {value!r}")
 
 
 def _grid(
-    known: Judge, taps: list[str], convs: Sequence[int], dense: Sequence[int], layers: Layers
+    trials: Judge, taps: list[str], convs: Sequence[int], dense: Sequence[int], layers: Layers
 ) -> Iterator[tuple[str, Layers | Probe]]:
-    """Every configuration, tap by tap, the probe of each first."""
+    """Every configuration, tap by tap, its probe first."""
     for tap in taps:
         yield tap, Probe()
-        for c in convs if known.train.x[tap].dim() > 2 else (0,):
+        for c in convs if trials.train.x[tap].dim() > 2 else (0,):
             for d in dense:
                 yield tap, replace(layers, convs=c, dense=d)
 
 
-def _planned(known: Judge, tap: str, layers: Layers | Probe) -> Row:
-    head = known.head(tap, layers)
-    planned, score = known.planned(tap, head, layers), known.score(tap, head)
-    return Row(tap, layers, tensor_bytes(head), planned, score)
+def _plan(
+    trials: Judge, grid: list[tuple[str, Layers | Probe]], progress: Progress | None
+) -> list[Row]:
+    """A row for every configuration, with its memory and its score."""
+    rows = []
+    for i, (tap, layers) in enumerate(grid):
+        if progress is not None:
+            progress("planning", i, len(grid))
+        head = trials.head(tap, layers)
+        planned, score = trials.planned(tap, head, layers), trials.score(tap, head)
+        rows.append(Row(tap, layers, weight_bytes(head), planned, score))
+    return rows
 
 
-def _chosen(rows: list[Row], limit: int | None, top: int | None) -> list[Row]:
+def _choose(rows: list[Row], limit: int | None, top: int | None) -> list[Row]:
     """The rows, with the reason why some are not to be trained."""
     if limit is not None:
         rows = [replace(r, skipped=ABOVE) if (r.planned_bytes or 0) > limit else r for r in rows]
     if top is None:
         return rows
 
-    def rank(row: Row) -> tuple[bool, float]:
-        return (row.score is not None, row.score or 0.0)
+    def rank(i: int) -> tuple[bool, float]:
+        return (rows[i].score is not None, rows[i].score or 0.0)
 
     best: set[int] = set()
     for tap in {row.tap for row in rows}:
         able = [i for i, r in enumerate(rows) if r.tap == tap and not (r.control or r.skipped)]
-        best |= set(sorted(able, key=lambda i: rank(rows[i]), reverse=True)[:top])
+        best |= set(sorted(able, key=rank, reverse=True)[:top])
     return [
         r if r.control or r.skipped or i in best else replace(r, skipped=BELOW)
         for i, r in enumerate(rows)
     ]
 
 
-def _trained(
-    known: Judge, rows: list[Row], restarts: int, log: Log, progress: Tell | None
+def _train(
+    trials: Judge, rows: list[Row], restarts: int, log: Log, progress: Progress | None
 ) -> list[Row]:
-    """The rows with what their trainings have shown; one that fails leaves the others alone."""
+    """The rows with their results; if one fails, the others are trained all the same."""
     counts = [0 if row.skipped else 1 if row.control else restarts for row in rows]
-    done, finished = 0, []
+    done, results = 0, []
 
     def once(row: Row, r: int) -> Trial:
         def tell(share: float) -> None:
             if progress is not None:
                 progress(row.brief, done + r + share, sum(counts))
 
-        key = known.key(row.tap, row.layers, known.seed + r)
+        key = trials.key(row.tap, row.layers, trials.seed + r)
         if (trial := log.get(key)) is None:
             tell(0)
-            part = lambda _, n, of: tell(0.99 * n / of)  # noqa: E731 (it is not kept yet)
-            trial = known.trial(row.tap, row.layers, known.seed + r, part)
+            part = lambda _, n, of: tell(0.99 * n / of)  # noqa: E731 (the rest: storing the trial)
+            trial = trials.trial(row.tap, row.layers, trials.seed + r, part)
             log.add(key, trial)
         tell(1)
         return trial
 
     for row, count in zip(rows, counts, strict=True):
         try:
-            finished.append(_with(row, [once(row, r) for r in range(count)]))
+            results.append(row.with_trials([once(row, r) for r in range(count)]))
         except TpsgdError as error:
-            finished.append(replace(row, skipped=FAILED, error=str(error)))
+            results.append(replace(row, skipped=FAILED, error=str(error)))
         done += count
-    errors = [row.error for row in finished if row.error]
-    if errors and not any(row.accuracies for row in finished if not row.control):
+    errors = [row.error for row in results if row.error]
+    if errors and not any(row.accuracies for row in results if not row.control):
         raise TpsgdError(errors[-1])
-    return finished
-
-
-def _with(row: Row, trials: list[Trial]) -> Row:
-    if not trials:
-        return row
-    return replace(
-        row,
-        accuracies=tuple(t.accuracy for t in trials),
-        seconds=fmean(t.seconds for t in trials),
-        peak_bytes=max(t.peak_bytes for t in trials),
-    )
+    return results

@@ -1,19 +1,22 @@
-"""What layers on a tap are worth: a plan and a score before training, held-out accuracy after."""
+"""Trials of a search: planned memory, score and held-out accuracy of layers, kept in a file."""
 
-import hashlib
-import inspect
+import json
+import os
+import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from tpsgd import __version__
 from tpsgd.adapt.backbone import Backbone
-from tpsgd.adapt.features import Features, encode, fingerprint
-from tpsgd.adapt.fitting import BATCH, epochs_for, fit, probe
+from tpsgd.adapt.features import Features, class_indices, digest, encode, fingerprint
+from tpsgd.adapt.fitting import BATCH, class_count, epochs_for, fit, make_heads, probe
 from tpsgd.adapt.heads import Layers, Probe, recipe
 from tpsgd.adapt.naswot import activation_overlap
 from tpsgd.data.split import stratified
@@ -23,20 +26,23 @@ from tpsgd.engine.inputs import labels, tensor
 from tpsgd.engine.record import Run
 from tpsgd.engine.settings import Settings
 from tpsgd.errors import TpsgdError
+from tpsgd.files import writable_folder
 from tpsgd.memory.plan import plan
 from tpsgd.memory.rehearse import Backprop, Inputs, rehearse
 from tpsgd.rules import Rule
 from tpsgd.solvers import ridge
 
+FILE = "trials.jsonl"
 SCORED = 128  # samples, as in the article
-UNDECIDING = ("device", "progress", "callbacks", "seed")  # or said apart
-OWN = ("combine", "keep", "validation")  # arguments of `adapt.fit` that are not for a search
-Tell = Callable[[str, float, float], None]
+IRRELEVANT = ("device", "progress", "callbacks", "seed")  # no part of a key, or a part by itself
+OF_A_PROBE = ("batch_size", "device")
+NOT_SEARCHED = ("combine", "validation")  # arguments of `adapt.fit` that a search lacks
+Progress = Callable[[str, float, float], None]
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What one training of one configuration has shown."""
+    """The result of training one configuration once."""
 
     accuracy: float  # on the held-out samples
     seconds: float
@@ -45,36 +51,37 @@ class Trial:
 
 @dataclass(frozen=True, eq=False)
 class Judge:
-    """Samples to learn from and others to judge by, and how layers are trained."""
+    """Samples to train on, held-out samples to judge by, and how layers are trained.
+
+    `settings` are those of `adapt.fit`, the rule included.
+    """
 
     backbone: Backbone
     train: Features
-    held: Features
+    held_out: Features
     classes: tuple[str, ...]
     method: Callable[..., Run] = fit_locally
-    options: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
     digest: str = ""  # of backbone and samples
 
     def head(self, tap: str, layers: Layers | Probe) -> nn.Sequential:
-        """The layers as training begins with them."""
-        with torch.random.fork_rng([]):
-            torch.manual_seed(self.seed)
-            made = layers(tuple(self.train.x[tap].shape[1:]), len(self.classes))
-        return made.to(self.backbone.device)
+        """The layers with their initial weights."""
+        shape, device = tuple(self.train.x[tap].shape[1:]), self.backbone.device
+        return make_heads(layers, {tap: shape}, len(self.classes), self.seed, device)[tap]
 
     def planned(self, tap: str, head: nn.Sequential, layers: Layers | Probe) -> int | None:
-        """The peak bytes of training; None where a method of the caller's own trains."""
-        shape, samples, known = tuple(self.train.x[tap].shape[1:]), len(self.train), self.options
+        """The peak bytes of training; None if the method is not one of the library."""
+        shape, samples = tuple(self.train.x[tap].shape[1:]), len(self.train)
+        settings = self._settings(layers)
         if isinstance(layers, Probe):
-            known = self._solving() | {"optimizer": ridge(), "epochs": 1}
+            settings |= {"optimizer": ridge(), "epochs": 1}
         elif self.method is fit_backprop:
-            how, settings = Backprop(**_taken(known, Backprop)), Settings(**_taken(known, Settings))
-            return rehearse(head, Inputs(shape, samples=samples), how, settings).peak
+            checked = Settings.of("fit_backprop", settings)
+            return rehearse(head, Inputs(shape, samples=samples), Backprop(), checked).peak
         elif self.method is not fit_locally:
             return None
-        found = plan(head, shape, samples=samples, others=False, **_taken(known, plan))
-        return found.lines[0].peak
+        return plan(head, shape, samples=samples, others=False, **settings).lines[0].peak
 
     def score(self, tap: str, head: nn.Sequential) -> float | None:
         """The activation overlap of the layers on a few of the samples."""
@@ -84,41 +91,47 @@ class Judge:
         return activation_overlap(head, some.to(self.backbone.device))
 
     def trial(self, tap: str, layers: Layers | Probe, seed: int, tell: Any = None) -> Trial:
-        """Train once and look at the held-out samples."""
-        known: dict[str, Any] = dict(taps=tap, classes=self.classes, seed=seed, progress=tell)
+        """Train once and classify the held-out samples."""
+        options = self._settings(layers) | {
+            "taps": tap,
+            "classes": self.classes,
+            "seed": seed,
+            "progress": tell,
+        }
         if isinstance(layers, Probe):
-            made = probe(self.backbone, self.train, **known, **self._solving())
+            adaptor = probe(self.backbone, self.train, **options)
         else:
-            known |= {"layers": layers, "method": self.method, **self.options}
-            made = fit(self.backbone, self.train, **known)
-        run = made.runs[tap]
-        return Trial(made.evaluate(self.held), run.seconds, run.peak_bytes)
+            options |= {"layers": layers, "method": self.method}
+            adaptor = fit(self.backbone, self.train, **options)
+        run = adaptor.runs[tap]
+        return Trial(adaptor.evaluate(self.held_out), run.seconds, run.peak_bytes)
 
     def key(self, tap: str, layers: Layers | Probe, seed: int) -> dict[str, Any]:
-        """Everything that decides a trial, as plain values. A lambda has no name of its own."""
-        from tpsgd import __version__
+        """Everything that decides a trial, as plain values.
 
-        given = inspect.signature(self.method).parameters.items()
-        known = {n: p.default for n, p in given if p.default not in (None, p.empty)}
-        known |= {"method": self.method, **self.options}
-        known = self._solving() if isinstance(layers, Probe) else known
-        known = {k: v for k, v in known.items() if v is not None and k not in UNDECIDING}
+        Functions of the user go by their names: after a change inside one, use another folder.
+        """
+        settings = self._settings(layers)
+        if not isinstance(layers, Probe):
+            settings["method"] = self.method
+        settings = {k: v for k, v in settings.items() if v is not None and k not in IRRELEVANT}
         return {
             "tap": tap,
             "layers": recipe(layers),
             "classes": len(self.classes),
-            **{k: named(known[k]) for k in sorted(known)},
+            **{k: named(settings[k]) for k in sorted(settings)},
             "seed": seed,
             "split": self.seed,
             "samples": len(self.train),
-            "held_out": len(self.held),
+            "held_out": len(self.held_out),
             "data": self.digest,
             "version": __version__,
         }
 
-    def _solving(self) -> dict[str, Any]:
-        """The options that a probe takes."""
-        return {k: v for k, v in self.options.items() if k in ("batch_size", "device")}
+    def _settings(self, layers: Layers | Probe) -> dict[str, Any]:
+        """The settings for these layers; a probe takes few of them."""
+        few = isinstance(layers, Probe)
+        return {k: v for k, v in self.settings.items() if not few or k in OF_A_PROBE}
 
 
 def judge(
@@ -128,67 +141,39 @@ def judge(
     *,
     classes: int | Sequence[str] | None,
     method: Callable[..., Run],
-    options: dict[str, Any],
+    settings: dict[str, Any],
     held_out: float,
     seed: int,
-    tell: Tell | None = None,
+    tell: Progress | None = None,
 ) -> Judge:
-    """Features of the data at each tap, a share of the samples held out."""
-    if clash := [name for name in OWN if name in options]:
-        raise TpsgdError(f"a search has no {clash[0]}: it keeps features and holds out its own")
-    told = tell and (lambda done, total: tell("features", done, total))
-    given = isinstance(data, Features)
-    whole = data if given else encode(backbone, data, taps, progress=told)
-    y, digest = whole.y, _digest(backbone, data, whole)
+    """Compute the features of the data at each tap, and hold out a share of the samples."""
+    if clash := [name for name in NOT_SEARCHED if name in settings]:
+        raise TpsgdError(f"a search has no {clash[0]}: it keeps features and holds out samples")
+    settings = settings | {"batch_size": settings.get("batch_size") or BATCH}
+    Settings.of("adapt.search", {k: v for k, v in settings.items() if k != "rule"})
+    encoded = isinstance(data, Features)
+    report = tell and partial(tell, "features")
+    whole = data if encoded else encode(backbone, data, taps, progress=report)
+    y, data_digest = whole.y, _digest(backbone, data, whole)
     if classes is None:
-        classes = y.shape[1] if y.dim() == 2 else int(y.max()) + 1
+        classes = class_count(y)
     names = tuple(map(str, range(classes) if isinstance(classes, int) else classes))
     mask = _mask(labels(y, None, len(names)), held_out, seed).to(y.device)
-    parts: tuple[dict[str, Tensor], ...] = ({}, {})
+    train, test = Features({}, y[mask], whole.shape), Features({}, y[~mask], whole.shape)
     for tap in taps:
-        full = whole.at(tap)[0] if given else whole.x.pop(tap)  # whose memory is then free
-        for part, m in zip(parts, (mask, ~mask), strict=True):
-            part[tap] = full[m.to(full.device)].contiguous()  # as a plan takes them to be
-    train, held = (Features(parts[i], y[m], whole.shape) for i, m in enumerate((mask, ~mask)))
-    size = options.get("batch_size") or BATCH
-    epochs = epochs_for(len(train), size, options.get("epochs"))
-    known = options | {"batch_size": size, "epochs": epochs}
-    return Judge(backbone, train, held, names, method, known, seed, digest)
-
-
-def named(value: Any) -> Any:
-    """A value for a key: plain, and the same in every process."""
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, (list, tuple)):
-        return [named(v) for v in value]
-    if isinstance(value, Rule):
-        return f"{value.name}: {value.options}, {value.at.value}, {value.loss.name}"
-    if isinstance(value, partial):
-        given = [*value.args, *value.keywords.items()]
-        return f"{named(value.func)}({', '.join(str(named(v)) for v in given)})"
-    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
-    if "<" in str(name):  # made inside a function: one name for many
-        return f"{name} {_written(value)}"
-    return str(name or getattr(value, "name", value))
-
-
-def _written(function: Any) -> str:
-    """What a function without a name of its own does, and with which values."""
-    code = getattr(function, "__code__", None)
-    held = [named(cell.cell_contents) for cell in function.__closure__ or ()] if code else []
-    plain = [c for c in code.co_consts if isinstance(c, (int, float, str))] if code else []
-    what = (code.co_code, code.co_names, plain, held, function.__defaults__) if code else function
-    return hashlib.sha256(repr(what).encode()).hexdigest()[:12]
+        x = whole.at(tap)[0] if encoded else whole.x.pop(tap)  # to free its memory
+        train.x[tap], test.x[tap] = (x[m.to(x.device)].contiguous() for m in (mask, ~mask))
+    settings["epochs"] = epochs_for(len(train), settings["batch_size"], settings.get("epochs"))
+    return Judge(backbone, train, test, names, method, settings, seed, data_digest)
 
 
 def _mask(y: Tensor, held_out: float, seed: int) -> Tensor:
-    """Which samples to learn from, the shares of the classes kept."""
+    """Which samples to train on, with the same share of each class."""
     if not 0 < held_out < 1:
         raise TpsgdError(f"held_out must be a share between 0 and 1, got {held_out!r}")
-    known = (y.argmax(1) if y.dim() == 2 else y).cpu().numpy()
-    mask = torch.from_numpy(stratified(known, len(y) - max(1, round(held_out * len(y))), seed))
-    if not set(known[~mask]) <= set(known[mask]):
+    classes = class_indices(y).numpy()
+    mask = torch.from_numpy(stratified(classes, len(y) - max(1, round(held_out * len(y))), seed))
+    if not set(classes[~mask]) <= set(classes[mask]):
         raise TpsgdError(
             f"{len(y):,} samples are too few to hold out {held_out:.0%} of them: give at least two "
             "of each class"
@@ -196,20 +181,68 @@ def _mask(y: Tensor, held_out: float, seed: int) -> Tensor:
     return mask
 
 
-def _digest(backbone: Backbone, data: Any, whole: Features) -> str:
-    """A name for backbone and samples: of the samples themselves where they are arrays.
+def _digest(backbone: Backbone, data: Any, features: Features) -> str:
+    """A hash of the backbone and the samples, or of the features if there are no arrays.
 
-    Features given in their place differ a little from machine to machine, and so does their name.
+    Features differ a little from machine to machine, and so does their hash.
     """
-    own = hashlib.sha256(fingerprint(backbone.model).encode())
-    raw = not isinstance(data, (Features, Dataset, DataLoader))
-    parts = [tensor(data[0], "x")] if raw else list(whole.x.values())
-    for x in (*parts, whole.y):
-        own.update(f"{x.dtype} {tuple(x.shape)}".encode())
-        for part in x.detach().split(256):
-            own.update(part.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return own.hexdigest()[:16]
+    arrays = not isinstance(data, (Features, Dataset, DataLoader))
+    x = {"x": tensor(data[0], "x")} if arrays else features.x
+    return f"{fingerprint(backbone.model)[:16]} {digest({**x, 'y': features.y})[:16]}"
 
 
-def _taken(options: dict[str, Any], by: Callable[..., Any]) -> dict[str, Any]:
-    return {k: v for k, v in options.items() if k in inspect.signature(by).parameters}
+def named(value: Any) -> Any:
+    """A value as plain JSON: a rule by its options, a function by its qualified name."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [named(v) for v in value]
+    if isinstance(value, Rule):
+        return f"{value.name}: {value.options}, {value.at.value}, {value.loss.name}"
+    if isinstance(value, partial):
+        arguments = [*value.args, *value.keywords.items()]
+        return f"{named(value.func)}({', '.join(str(named(v)) for v in arguments)})"
+    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
+    return str(name or getattr(value, "name", value))
+
+
+class Log:
+    """Finished trials in a file, one per line, so that a search can be continued.
+
+    An incomplete last line is dropped.
+    """
+
+    def __init__(self, folder: str | Path | None) -> None:
+        self.file = None if folder is None else writable_folder(Path(folder).expanduser()) / FILE
+        self.trials: dict[str, Trial] = {}
+        if self.file is None or not self.file.exists():
+            return
+        content = self.file.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) < len(content):
+            os.truncate(self.file, len(whole))
+        for number, line in enumerate(whole.splitlines(), 1):
+            try:
+                values = json.loads(line)
+                key = _text(values.pop("key"))
+                self.trials[key] = Trial(**values)
+            except (ValueError, KeyError, TypeError, AttributeError):
+                warnings.warn(f"{self.file}, line {number}: no trial, skipped", stacklevel=3)
+
+    def get(self, key: dict[str, Any]) -> Trial | None:
+        """A finished trial, if there is one with this key."""
+        return self.trials.get(_text(key))
+
+    def add(self, key: dict[str, Any], trial: Trial) -> None:
+        """Append a trial to the file."""
+        self.trials[_text(key)] = trial
+        if self.file is None:
+            return
+        with self.file.open("a") as file:
+            file.write(json.dumps({"key": key, **asdict(trial)}) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _text(key: Any) -> str:
+    return json.dumps(key, sort_keys=True)

@@ -1,4 +1,4 @@
-"""Weights out of a file, without running what the file holds, and into a model."""
+"""Weights out of a file, without running code that the file contains, and into a model."""
 
 import pickle
 import warnings
@@ -17,22 +17,16 @@ from tpsgd.errors import TpsgdError
 State = dict[str, Tensor]
 
 WRAPPERS = ("state_dict", "model")  # where training scripts keep the weights
-MOST_PACKED, LEAST_UNPACKED = 100, 1 << 27  # times its size; up to 128 MB nobody minds
+MOST_PACKED, LEAST_UNPACKED = 100, 1 << 27  # times the file's size; 128 MB are always allowed
 UNCOUNTED = "num_batches_tracked"  # BatchNorm's counter, which older files lack
 
 
 def load(file: str | Path) -> State:
     """The tensors of a .pth, .pt, .safetensors or .npz file, by name, on the CPU.
 
-    Nothing in the file is run: one that holds more than tensors and plain values is refused. A
-    checkpoint's `state_dict` or `model` is taken out of it, and the `module.` that DataParallel
-    puts before every name is dropped.
-
-    Args:
-        file: where the weights are; its suffix says how they are written.
-
-    Returns:
-        A new dictionary, never empty.
+    A file with more than tensors and plain values is refused, because loading it could run code. A
+    checkpoint's `state_dict` or `model` is taken out of it, and the prefix `module.` of
+    DataParallel is dropped. The result is never empty.
     """
     path = Path(file)
     read = READERS.get(path.suffix.lower())
@@ -42,13 +36,13 @@ def load(file: str | Path) -> State:
             "others with torch.save(model.state_dict(), 'weights.pth')"
         )
     if not path.is_file():
-        what = "is a folder" if path.is_dir() else "does not exist"
-        raise TpsgdError(f"{path} {what}: give a file of weights")
+        problem = "is a folder" if path.is_dir() else "does not exist"
+        raise TpsgdError(f"{path} {problem}: give a file of weights")
     if not path.stat().st_size:
         raise TpsgdError(f"{path} is empty: download or save it again")
     try:
         _check_size(path)
-        found = read(path)
+        content = read(path)
     except TpsgdError:
         raise
     except PermissionError as error:
@@ -58,22 +52,22 @@ def load(file: str | Path) -> State:
             f"{path} holds no weights that can be read (it is damaged, incomplete or of another "
             "kind): download or save it again"
         ) from error
-    return _tensors(path, found)
+    return _tensors(path, content)
 
 
 def put(
     model: nn.Module, state: Mapping[str, Tensor], needed: str | tuple[str, ...] | None = None
 ) -> None:
-    """Copy weights into a model; where they do not fit, raise and leave the model as it is.
+    """Copy weights into a model; if they do not fit, raise and leave the model as it is.
 
-    Numbers take the model's type. Pruned weights (`weight_orig` and `weight_mask`) go in as their
-    product, sparse ones dense. BatchNorm's counter of batches may be missing.
+    Numbers take the model's type. Pruned weights (`weight_orig` and `weight_mask`) are multiplied,
+    sparse ones become dense. BatchNorm's counter of batches may be missing.
 
     Args:
         model: what to fill.
         state: tensors by name, as from `load`.
-        needed: a submodule's name, or several: they must be complete, nothing else is copied, and
-            the file may hold more. None: all names must be the same in both.
+        needed: names of submodules that must be complete; nothing else is copied, and the file may
+            hold more. None: all names must be the same in both.
 
     Examples:
         >>> net = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 5))
@@ -84,25 +78,24 @@ def put(
     own = {k: v for k, v in model.state_dict(keep_vars=True).items() if isinstance(v, Tensor)}
     merged = _unpruned(state, own)
     names = list(own) if needed is None else _under(own, needed)
-    missing = [k for k in names if k not in merged and not k.endswith(UNCOUNTED)]
-    if missing:
+    if missing := [k for k in names if k not in merged and not k.endswith(UNCOUNTED)]:
         raise TpsgdError(f"the weights lack {_some(missing)}, which the model has")
     if needed is None and (extra := [k for k in merged if k not in own]):
         raise TpsgdError(
             f"the model lacks {_some(extra)}, which the weights hold; name what must fit, such as "
             "needed='features', to leave the rest out"
         )
-    ready = [(own[k], _fitting(k, merged[k], own[k])) for k in names if k in merged]
+    new = {k: _fitting(k, merged[k], own[k]) for k in names if k in merged}
     with torch.no_grad():
-        for mine, new in ready:
-            mine.copy_(new)
+        for name, value in new.items():
+            own[name].copy_(value)
 
 
 # ---- reading -------------------------------------------------------------------------------------
 
 
 def _check_size(file: Path) -> None:
-    """Refuse a small file that would fill the memory: weights hardly get smaller by packing."""
+    """Refuse a small file that would fill the memory: weights are hardly compressible."""
     if not zipfile.is_zipfile(file):
         return
     with zipfile.ZipFile(file) as archive:
@@ -115,7 +108,7 @@ def _check_size(file: Path) -> None:
 
 
 def _torch(file: Path) -> Any:
-    """What torch.save wrote, by torch's reader of plain values."""
+    """A file of torch.save, by torch's reader of plain values."""
     if zipfile.is_zipfile(file):
         _check_sums(file)
     with warnings.catch_warnings(), torch.sparse.check_sparse_tensor_invariants():
@@ -130,13 +123,13 @@ def _torch(file: Path) -> Any:
 
 
 def _is_pickle(file: Path) -> bool:
-    """Whether a file begins as torch's or Python's pickles do."""
+    """Whether a file begins like a pickle of torch or Python."""
     with file.open("rb") as stream:
         return stream.read(2) in (b"PK", *(bytes((0x80, protocol)) for protocol in range(2, 6)))
 
 
 def _check_sums(file: Path) -> None:
-    """Compare the checksums that torch.load ignores; 0 stands for one that was not made."""
+    """Compare the checksums, which torch.load ignores; 0 means that there is none."""
     with zipfile.ZipFile(file) as archive:
         for info in archive.infolist():
             if info.CRC:
@@ -181,80 +174,72 @@ def _refusal(file: Path) -> TpsgdError:
     )
 
 
-def _tensors(file: Path, found: Any) -> State:
-    """The dictionary of tensors inside what was read."""
+def _tensors(file: Path, content: Any) -> State:
+    """The dictionary of tensors inside a file's content."""
     for key in WRAPPERS:
-        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
-            found = found[key]
-    if not isinstance(found, Mapping) or not found:
-        what = "nothing" if isinstance(found, Mapping) else f"one {type(found).__name__}"
-        raise TpsgdError(f"{file} holds {what}: expected tensors by name, as of model.state_dict()")
-    for key, value in found.items():
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    if not isinstance(content, Mapping) or not content:
+        kind = "nothing" if isinstance(content, Mapping) else f"one {type(content).__name__}"
+        raise TpsgdError(f"{file} holds {kind}: expected tensors by name, as of model.state_dict()")
+    for key, value in content.items():
         if not isinstance(key, str) or not isinstance(value, Tensor):
             raise TpsgdError(
                 f"{file} holds {key!r}, of type {type(value).__name__}: expected tensors by name, "
                 f"or a checkpoint with them under {' or '.join(map(repr, WRAPPERS))}"
             )
-    prefix = "module." if all(k.startswith("module.") for k in found) else ""
-    return {k.removeprefix(prefix): v.detach() for k, v in found.items()}
+    prefix = "module." if all(k.startswith("module.") for k in content) else ""
+    return {k.removeprefix(prefix): v.detach() for k, v in content.items()}
 
 
 # ---- fitting -------------------------------------------------------------------------------------
 
 
 def _under(own: State, needed: str | tuple[str, ...]) -> list[str]:
-    """The model's names below the prefixes."""
-    wanted = (needed,) if isinstance(needed, str) else needed
-    found = {p: [k for k in own if not p or k == p or k.startswith(f"{p}.")] for p in wanted}
-    if empty := [p for p, names in found.items() if not names]:
-        parts = sorted({k.partition(".")[0] for k in own})
-        raise TpsgdError(
-            f"the model has no weights below {empty[0]!r}: its parts are {', '.join(parts)}"
-        )
-    return list(dict.fromkeys(k for names in found.values() for k in names))
+    """The model's names below these prefixes."""
+    chosen: dict[str, None] = {}
+    for prefix in (needed,) if isinstance(needed, str) else needed:
+        names = [k for k in own if not prefix or k == prefix or k.startswith(f"{prefix}.")]
+        if not names:
+            parts = ", ".join(sorted({k.partition(".")[0] for k in own}))
+            raise TpsgdError(f"the model has no weights below {prefix!r}: its parts are {parts}")
+        chosen |= dict.fromkeys(names)
+    return list(chosen)
 
 
 def _unpruned(state: Mapping[str, Tensor], own: State) -> State:
-    """The weights, those of torch.nn.utils.prune as products unless the model is pruned itself."""
+    """Weights of torch.nn.utils.prune as products, unless the model is pruned itself."""
     merged = dict(state)
     for key in state:
         name = key.removesuffix("_orig")
-        mask = f"{name}_mask"
-        if name != key and mask in state and key not in own:
-            weight, kept = merged.pop(key), merged.pop(mask)
-            if weight.shape != kept.shape:
-                raise _misfit(mask, tuple(kept.shape), tuple(weight.shape))
-            merged[name] = _dense(weight) * _dense(kept).to(weight.dtype)
+        if name != key and f"{name}_mask" in state and key not in own:
+            weight, mask = merged.pop(key), merged.pop(f"{name}_mask")
+            if weight.shape != mask.shape:
+                raise _misfit(f"{name}_mask", tuple(mask.shape), tuple(weight.shape))
+            merged[name] = weight.to_dense() * mask.to_dense().to(weight.dtype)
     return merged
 
 
-def _fitting(key: str, found: Tensor, own: Tensor) -> Tensor:
-    """A tensor as the model wants it, or why it does not fit."""
+def _fitting(key: str, value: Tensor, own: Tensor) -> Tensor:
+    """A tensor in the model's type, or the reason why it does not fit."""
     if is_lazy(own) or own.is_meta:
         raise TpsgdError(f"{key!r} of the model has no memory yet: run the model once, then load")
-    if found.shape != own.shape:
-        raise _misfit(key, tuple(found.shape), tuple(own.shape))
-    if _kind(found) != _kind(own):
-        raise _misfit(key, found.dtype, own.dtype)
-    made = _dense(found).to(own.dtype)
-    if made.is_floating_point() and not made.isfinite().all():
+    if value.shape != own.shape:
+        raise _misfit(key, tuple(value.shape), tuple(own.shape))
+    kinds = [(x.is_floating_point(), x.is_complex()) for x in (value, own)]
+    if kinds[0] != kinds[1]:
+        raise _misfit(key, value.dtype, own.dtype)
+    value = value.to_dense().to(own.dtype)
+    if value.is_floating_point() and not value.isfinite().all():
         raise TpsgdError(
-            f"{key!r} of the weights holds values that are not finite as {own.dtype}: the training "
-            "that made them failed, or the file is damaged; take another"
+            f"{key!r} of the weights holds values that are not finite as {own.dtype}: their "
+            "training failed, or the file is damaged; take another"
         )
-    return made
+    return value
 
 
-def _kind(x: Tensor) -> str:
-    return "real" if x.is_floating_point() else "complex" if x.is_complex() else "whole"
-
-
-def _dense(x: Tensor) -> Tensor:
-    return x if x.layout is torch.strided else x.to_dense()
-
-
-def _misfit(key: str, found: Any, expected: Any) -> TpsgdError:
-    return TpsgdError(f"{key!r} is {found} in the weights, expected {expected}: use others")
+def _misfit(key: str, actual: Any, expected: Any) -> TpsgdError:
+    return TpsgdError(f"{key!r} is {actual} in the weights, expected {expected}: use others")
 
 
 def _some(names: list[str]) -> str:

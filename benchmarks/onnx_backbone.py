@@ -1,7 +1,10 @@
-"""A backbone up to one tap, in int8 throughout, by onnxruntime: the fastest on a CPU.
+"""A backbone up to one tap in int8, weights and activations, by onnxruntime: fastest on a CPU.
 
-The graph is written layer by layer from torch.fx's trace, which needs no exporter, and is run
-beside the model before it is quantised: what was translated wrongly does not leave this module.
+    light = onnx_int8(encoder.model, encoder.taps["pool5"], examples, "folder")
+    encoder = encoder.like(light, "vgg16 in int8")
+
+The ONNX graph is written layer by layer from torch.fx's trace. It is compared with the model before
+it is quantised, so a wrong translation is an error.
 """
 
 import copy
@@ -23,24 +26,24 @@ from tpsgd.errors import TpsgdError
 
 OPSET, IR_VERSION = 17, 8  # old enough for any onnxruntime of today
 TOLERANCE = 1e-3  # of the largest feature, between the model and its translation
-Made = tuple[str, list[Tensor], dict[str, Any]]  # an operator, its weights and attributes
+Operator = tuple[str, list[Tensor], dict[str, Any]]  # its name, its weights and attributes
 
 
 def onnx_int8(model: nn.Module, tap: str, examples: Tensor, folder: str | Path) -> nn.Module:
     """The part of a model up to a submodule, with weights and activations in int8.
 
-    The examples set the range of every activation, so they should be samples like those to come; a
-    few dozen will do. The number of threads is torch's at the first run.
+    The examples set the range of every activation, so they should be typical samples; a few dozen
+    are enough. The number of threads is torch's at the first run.
 
     Args:
-        model: plain layers in any order that torch.fx can trace, sums included; as if in `eval`.
-        tap: the submodule whose output is wanted, such as `"features.30"`.
-        examples: a batch of inputs as the model wants them, that is normalised.
+        model: plain layers and sums that torch.fx can trace; evaluation mode is assumed.
+        tap: the submodule to end at, such as `"features.30"`.
+        examples: a batch of normalised inputs.
         folder: where the file, `TAP-int8.onnx`, is written; it must stay there.
 
     Returns:
         A module with that one submodule, under its old name, which runs on the CPU without
-        gradients and takes inputs of the examples' shape, any number at once.
+        gradients and takes batches of inputs of the examples' shape.
     """
     q = _quantisation()
     if not isinstance(examples, Tensor) or not len(examples) or not examples.is_floating_point():
@@ -60,10 +63,10 @@ def onnx_int8(model: nn.Module, tap: str, examples: Tensor, folder: str | Path) 
             ready, file, SimpleNamespace(get_next=lambda: next(batches, None)),
             q.QuantFormat.QDQ, per_channel=True,
         )  # fmt: skip
-    made: nn.Module = Session(file)
+    light: nn.Module = Session(file)
     for name in reversed(tap.split(".")):
-        made = nn.Sequential(OrderedDict([(name, made)]))
-    return made.eval()
+        light = nn.Sequential(OrderedDict([(name, light)]))
+    return light.eval()
 
 
 class Session(nn.Module):
@@ -71,7 +74,7 @@ class Session(nn.Module):
 
     def __init__(self, file: Path) -> None:
         super().__init__()
-        self.file, self.held_bytes = file, file.stat().st_size
+        self.file = file
         self.session: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -82,14 +85,19 @@ class Session(nn.Module):
         """Run the file, in float32 from outside."""
         if self.session is None:
             self.session = _opened(self.file)
-        want = self.session.get_inputs()[0].shape[1:]
-        if list(x.shape[1:]) != want:
+        expected = self.session.get_inputs()[0].shape[1:]
+        if list(x.shape[1:]) != expected:
             raise TpsgdError(
-                f"{self.file.name} takes inputs of shape {tuple(want)}, as its examples had, got "
-                f"{tuple(x.shape[1:])}: make it again with examples of that shape"
+                f"{self.file.name} takes inputs of shape {tuple(expected)}, as its examples had, "
+                f"got {tuple(x.shape[1:])}: make it again with examples of that shape"
             )
         (y,) = self.session.run(None, {"x": x.detach().cpu().float().contiguous().numpy()})
         return torch.from_numpy(y).to(x.device)
+
+
+def file_bytes(model: nn.Module) -> int:
+    """The bytes of the ONNX files of a model."""
+    return sum(m.file.stat().st_size for m in model.modules() if isinstance(m, Session))
 
 
 def _quantisation() -> Any:
@@ -98,7 +106,7 @@ def _quantisation() -> Any:
         import onnxruntime.quantization.shape_inference
     except ImportError as error:
         raise TpsgdError(
-            "for int8 backbones onnx and onnxruntime are needed; run: pip install 'tpsgd[onnx]'"
+            "int8 backbones by ONNX need two packages; run: pip install onnx onnxruntime"
         ) from error
     return onnxruntime.quantization
 
@@ -108,9 +116,9 @@ def _opened(file: Path) -> Any:
 
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    # x86 processors without VNNI overflow in int8 products unless told; on others this is slow
-    can = getattr(torch.cpu, "get_capabilities", dict)()
-    careful = not (can.get("avx512_vnni") or can.get("avx_vnni"))
+    # x86 processors without VNNI overflow in int8 products without this; others are slow with it
+    features = getattr(torch.cpu, "get_capabilities", dict)()
+    careful = not (features.get("avx512_vnni") or features.get("avx_vnni"))
     options.add_session_config_entry("session.x64quantprecision", str(int(careful)))
     try:
         return runtime.InferenceSession(str(file), options, ["CPUExecutionProvider"])
@@ -122,10 +130,10 @@ def _up_to(model: nn.Module, tap: str) -> fx.GraphModule:
     """The model as a graph that ends with the tap."""
     try:
         traced = fx.symbolic_trace(model)
-    except Exception as error:  # whatever the model's forward makes of a stand-in for its input
+    except Exception as error:  # anything that the forward pass does with a symbolic input
         raise TpsgdError(
             f"{type(model).__name__} cannot be traced for ONNX (its forward decides by values); "
-            "use lighter.bf16 or lighter.int8"
+            "use quantize.bf16 or quantize.int8"
         ) from error
     inside = [n for n in traced.graph.nodes if tap in (n.meta.get("nn_module_stack") or ())]
     if not inside:
@@ -141,10 +149,10 @@ def _compare(part: fx.GraphModule, session: Session, examples: Tensor) -> None:
     """Raise where the translation computes something else than the model."""
     y = part(examples[:2].clone())
     with suppress(TpsgdError):  # a graph that cannot be run
-        found = session(examples[:2])
-        if y.shape == found.shape and (y - found).abs().max() <= TOLERANCE * y.abs().max():
+        output = session(examples[:2])
+        if y.shape == output.shape and (y - output).abs().max() <= TOLERANCE * y.abs().max():
             return
-    raise TpsgdError("the ONNX graph does not compute what the model does; use lighter.int8")
+    raise TpsgdError("the ONNX graph does not compute what the model does; use quantize.int8")
 
 
 # ---- translation ---------------------------------------------------------------------------------
@@ -177,7 +185,7 @@ def _translated(part: fx.GraphModule, shape: tuple[int, ...]) -> bytes:
     return helper.make_model(graph, opset_imports=opset, ir_version=IR_VERSION).SerializeToString()
 
 
-def _layer(part: fx.GraphModule, node: fx.Node) -> Made:
+def _layer(part: fx.GraphModule, node: fx.Node) -> Operator:
     if node.op == "call_module":
         module = part.get_submodule(str(node.target))
         for kind, write in MODULES.items():
@@ -190,14 +198,14 @@ def _layer(part: fx.GraphModule, node: fx.Node) -> Made:
         if node.target is torch.flatten and node.args[1:] == (1,):
             return "Flatten", [], {"axis": 1}
         what = getattr(node.target, "__name__", str(node.target))
-    raise TpsgdError(f"{what} has no ONNX form: tap a module before it, or use lighter.int8")
+    raise TpsgdError(f"{what} has no ONNX form: tap a module before it, or use quantize.int8")
 
 
-def _conv(m: Any) -> Made:
+def _conv(m: Any) -> Operator:
     before_after = m._reversed_padding_repeated_twice  # last dimension first, both sides of each
     pads = [*before_after[::2][::-1], *before_after[1::2][::-1]]
     if m.padding_mode != "zeros":
-        raise TpsgdError(f"padding_mode={m.padding_mode!r} has no ONNX form; use lighter.int8")
+        raise TpsgdError(f"padding_mode={m.padding_mode!r} has no ONNX form; use quantize.int8")
     attributes = {"strides": m.stride, "pads": pads, "dilations": m.dilation, "group": m.groups}
     return "Conv", _weights(m), attributes
 
@@ -206,7 +214,7 @@ def _weights(m: Any) -> list[Tensor]:
     return [m.weight] if m.bias is None else [m.weight, m.bias]
 
 
-def _pool(m: Any) -> Made:
+def _pool(m: Any) -> Operator:
     size, stride, pad = (_pair(v) for v in (m.kernel_size, m.stride, m.padding))
     shared = {"kernel_shape": size, "strides": stride, "pads": pad + pad, "ceil_mode": m.ceil_mode}
     if isinstance(m, nn.MaxPool2d):
@@ -214,14 +222,14 @@ def _pool(m: Any) -> Made:
     return "AveragePool", [], {**shared, "count_include_pad": m.count_include_pad}
 
 
-def _norm(m: Any) -> Made:
+def _norm(m: Any) -> Operator:
     tensors = [m.weight, m.bias, m.running_mean, m.running_var]
     if any(t is None for t in tensors):
         raise TpsgdError(f"{m} has no ONNX form, only one with weights and running statistics")
     return "BatchNormalization", tensors, {"epsilon": m.eps}
 
 
-def _global(m: Any) -> Made:
+def _global(m: Any) -> Operator:
     if _pair(m.output_size) != (1, 1):
         raise TpsgdError(f"{m} has no ONNX form, only one cell: tap a module before it")
     return "GlobalAveragePool", [], {}
@@ -231,7 +239,7 @@ def _pair(v: Any) -> tuple[Any, ...]:
     return tuple(v) if isinstance(v, tuple | list) else (v, v)
 
 
-MODULES: dict[Any, Callable[[Any], Made]] = {
+MODULES: dict[Any, Callable[[Any], Operator]] = {
     (nn.Conv1d, nn.Conv2d): _conv,
     nn.Linear: lambda m: ("Gemm", _weights(m), {"transB": 1}),
     (nn.MaxPool2d, nn.AvgPool2d): _pool,

@@ -1,0 +1,34 @@
+"""Training and evaluation mode of modules, changed for a while."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+
+@contextmanager
+def modes_restored(*modules: nn.Module) -> Iterator[None]:
+    """Give every submodule its mode back at the end, whatever happens in between."""
+    modes = [(m, m.training) for module in modules for m in module.modules()]
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode; at the end every submodule has the mode that it had before.
+
+    Examples:
+        >>> net = nn.Sequential(nn.Dropout(), nn.Dropout().eval())
+        >>> with evaluating(net):
+        ...     net.training
+        False
+        >>> [m.training for m in net]
+        [True, False]
+    """
+    with modes_restored(module):
+        module.eval()
+        yield
