@@ -1,10 +1,11 @@
-"""No figure in the README or the docs is typed: all come from results/*.json, and are in step."""
+"""No number in the README or the docs is typed: all come from results/*.json, and are in step."""
 
 import importlib.util
 import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ def script():
 
 
 numbers = script()
+look_up, mean = numbers.look_up, numbers.mean
 
 
 def test_pages_are_up_to_date():
@@ -33,20 +35,40 @@ def test_pages_are_up_to_date():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", numbers.FILES)
-def test_results_say_where_they_come_from(name):
-    path = ROOT / "results" / f"{name}.json"
-    assert path.is_file(), f"{path.name} is missing; make it with: {numbers.FILES[name]}"
+@pytest.mark.parametrize("path", sorted((ROOT / "results").glob("*.json")), ids=lambda p: p.stem)
+def test_results_say_where_they_come_from(path):
     record = json.loads(path.read_text(encoding="utf-8"))
+    if path.stem == "paper":
+        assert "arXiv:2208.08503" in record["source"]
+        return
     assert {"cpu", "threads", "gpu"} <= set(record["machine"])
     assert {"python", "torch", "tpsgd"} <= set(record["versions"])
     assert record["command"].startswith(("tpsgd ", "python "))
+
+
+def test_pages_name_commands_that_exist_today():
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert "tpsgd.experiments" not in text
+        for script in re.findall(r"python (benchmarks/\w+\.py|docs/\w+\.py)", text):
+            assert (ROOT / script).is_file(), (page, script)
+        for name in re.findall(r"python -m experiments\.(\w+)", text):
+            assert (ROOT / "experiments" / f"{name}.py").is_file(), (page, name)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_no_figure_is_typed_by_hand(page):
     prose = CODE.sub("", numbers.MARK.sub("", page.read_text(encoding="utf-8")))
     assert [match.group() for match in FIGURE.finditer(prose)] == []
+
+
+def test_no_figure_is_typed_into_the_tables():
+    tables = tomllib.loads((ROOT / "docs" / "tables.toml").read_text(encoding="utf-8"))
+    typed = re.sub(r"\{.+?\}", "", json.dumps(list(tables.values()), ensure_ascii=False))
+    assert [match.group() for match in FIGURE.finditer(typed)] == []
+
+
+# ---- what the pages say in words -----------------------------------------------------------------
 
 
 SHAPES = "single", "stacked", "bidirectional"
@@ -88,15 +110,22 @@ def test_words_about_sequences_are_true(claim):
 
 
 def check_claim(arm, name, shape, sign, other):
-    results = numbers.Results(ROOT / "results")
     try:
-        said = numbers.recurrent.gap(results, name, shape, arm, other)
-    except numbers.Missing:
-        pytest.skip("not measured yet")
+        ours, theirs = (accuracy(name, shape, a) for a in (arm, other))
+    except LookupError:
+        pytest.skip("not measured")
+    points = round(100 * (ours - theirs), 1)
     if sign == ">":
-        assert said.endswith("ahead of"), f"{arm} is {said} {other} on {name}, {shape}"
+        assert points > 0, f"{arm} is not ahead of {other} on {name}, {shape}"
     else:
-        assert said == "level with" or float(said.split()[0]) <= 1.5, f"{arm}: {said} {other}"
+        assert abs(points) <= 1.5, f"{arm} and {other} are {points} points apart on {name}, {shape}"
+
+
+def accuracy(name, shape, arm):
+    """Of an arm of the recurrent nets; `paper:drtp` is the paper's."""
+    if arm.startswith("paper:"):
+        return float(look_up(f"paper/recurrent/{name}, {shape}/{arm.removeprefix('paper:')}")) / 100
+    return mean(look_up(f"recurrent/{name}, {shape}/{arm}"))
 
 
 DEEPER = [  # the same about two layers and both directions
@@ -132,15 +161,19 @@ def test_words_about_deeper_nets_are_true(claim):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_one_rate_for_all_weights_was_better_on_stacked_rows(rule):
-    found = numbers.Results(ROOT / "results")["recurrent"]["tables"]["seq-mnist-rows, stacked"]
-    now, before = found["arms"][rule], found["superseded"][rule]
+    rows = look_up("recurrent/seq-mnist-rows, stacked")
+    before, now = rows["superseded"][rule], rows["arms"][rule]
     assert before["accuracy"] > now["accuracy"], "reword docs/recurrent.md"
+
+
+def test_recurrent_nets_have_three_to_five_restarts():
+    tables = look_up("recurrent/tables").values()
+    assert {len(r["accuracies"]) for t in tables for r in t["arms"].values()} == {3, 5}
 
 
 @pytest.mark.parametrize("name", ["tweets", "tweets-vectors"])
 def test_in_the_searches_on_tweets_backprop_was_ahead(name):
-    results = numbers.Results(ROOT / "results")
-    arms = results["recurrent"]["tables"][f"{name}, single"]["arms"]
+    arms = look_up(f"recurrent/{name}, single/arms")
     best = {a: max(score for _, score in row["held_out"] or [({}, 0.0)]) for a, row in arms.items()}
     theirs = max(best["backprop"], best.get("backprop-leaky", 0.0))
     assert best["readout"] < theirs, "reword docs/recurrent.md"
@@ -159,22 +192,19 @@ PEERS = [  # what docs/peers.md says in words: (net, arm) is more accurate than 
 @pytest.mark.parametrize("claim", PEERS, ids=" > ".join)
 def test_words_about_peers_are_true(claim):
     """Where this fails after a new measurement: reword docs/peers.md."""
-    nets = numbers.Results(ROOT / "results")["peers"]["nets"]
-    more, less = (nets[net]["arms"][arm]["accuracy"] for net, arm in (c.split("/") for c in claim))
+    more, less = (look_up(f"peers/{path}/accuracy") for path in claim)
     assert more > less
 
 
 @pytest.mark.parametrize("net", ["mlp", "cnn"])
 def test_words_about_the_demo_are_true(net):
-    arms = numbers.Results(ROOT / "results")[f"demo-{net}"]["arms"]
-    found = {arm["name"]: arm["summary"] for arm in arms}
-    assert found["elm"]["accuracy"] >= found["backprop"]["accuracy"] - 0.002, "reword the README"
-    assert found["elm"]["seconds"] < 0.2 * found["backprop"]["seconds"]
+    elm, backprop = (look_up(f"demo-{net}/{arm}/summary") for arm in ("elm", "backprop"))
+    assert elm["accuracy"] >= backprop["accuracy"] - 0.002, "reword the README"
+    assert elm["seconds"] < 0.2 * backprop["seconds"]
 
 
 def test_words_about_the_peers_cost_are_true():
-    record = numbers.Results(ROOT / "results")["peers"]
-    here, there = record["nets"]["mlp-256"]["arms"], record["cpu"]["nets"]["mlp-256"]["arms"]
+    here, there = (look_up(f"{where}/mlp-256/arms") for where in ("peers", "peers/cpu"))
     for peer in ("lm-karnet", "zorb"):
         assert here[peer]["seconds"] < here["tpsgd-l2"]["seconds"]
         assert here["tpsgd-l2, one epoch"]["seconds"] < 1.3 * here[peer]["seconds"]
@@ -190,10 +220,7 @@ ROWS = (100, 1), (1000, 1), (100, 2), (1000, 2)  # (steps, layers)
 @pytest.mark.parametrize("row", ROWS, ids=lambda r: f"{r[0]} steps, {r[1]} layers")
 def test_words_about_windows_are_true(row):
     """Where this fails after a new measurement: reword docs/recurrent.md and README."""
-    if not (ROOT / "results" / "sequences.json").is_file():
-        pytest.skip("not measured yet")
-    rows = numbers.Results(ROOT / "results")["sequences"]["rows"]
-    arms = next(r["arms"] for r in rows if (r["steps"], r["layers"]) == row)
+    arms = look_up("sequences/rows/steps={}/layers={}/arms".format(*row))
     one, some = (arms[f"readout, window {n}"] for n in (1, 16))
     assert one["seconds"] > some["seconds"], "a window of one step costs time"
     if row[0] == 100:
@@ -201,101 +228,104 @@ def test_words_about_windows_are_true(row):
     assert one["memory_ratio"] < some["memory_ratio"] < 0.5
 
 
-def test_memory_and_time_by_length(tmp_path):
-    page = "<!-- numbers: sequences/1 -->\n<!-- end -->\n"
-    page += "it takes <!-- numbers: through-time/10/1/readout, window 1 --><!-- end -->."
-    bare = numbers.fill(page, numbers.Results(tmp_path))
-    assert "Not measured yet: `python benchmarks/sequences.py --out results`" in bare
-    assert "(not measured yet)" in bare
-    arm = {"peak_bytes": 2048, "seconds": 0.5, "memory_ratio": 0.25, "time_ratio": 1.5}
-    record = {
-        "rows": [{"steps": 10, "layers": 1, "arms": {"readout, window 1": arm}}],
-        "settings": {"features": 16, "hidden": 256, "batch_size": 64, "turns": 2},
+# ---- how numbers are looked up and written -------------------------------------------------------
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    """A folder of results of one's own: a function that writes a file there."""
+    monkeypatch.setattr(numbers, "RESULTS", tmp_path)
+    origin = {
         "machine": {"cpu": "a CPU", "threads": 2, "gpu": None},
         "versions": {"python": "3", "torch": "2"},
-        "command": "python benchmarks/sequences.py",
+        "command": "python -m tpsgd.experiments.it",
     }
-    (tmp_path / "sequences.json").write_text(json.dumps(record))
-    filled = numbers.fill(bare, numbers.Results(tmp_path))
-    assert "|  | 10 steps: memory | 10 steps: seconds |" in filled
-    assert "| `readout, window 1` | 2.0\N{NO-BREAK SPACE}KB (×0.25) | 0.50 (×1.50) |" in filled
-    assert "1 layer of 256 units" in filled and "a CPU, 2 threads" in filled
-    assert "-->1.50 of its seconds and 0.25 of its memory<!--" in filled
+    return lambda name, **record: (tmp_path / f"{name}.json").write_text(
+        json.dumps(origin | record)
+    )
 
 
-def test_arms_that_are_not_measured_are_left_out_of_a_comparison(tmp_path):
-    arms = {"readout": {"accuracies": [0.9]}, "backprop": {"accuracies": [0.92]}}
-    record = {"tables": {"eeg, single": {"arms": arms}}}
-    (tmp_path / "recurrent.json").write_text(json.dumps(record))
-    mark = "<!-- numbers: against/eeg/single/readout/backprop/backprop-leaky --><!-- end -->"
-    filled = numbers.fill(mark, numbers.Results(tmp_path))
-    assert "-->2.0 points behind `backprop`<!--" in filled
+def value(expression):
+    page = numbers.fill(f"a <!-- numbers: {expression} --><!-- end -->.")
+    return re.search("-->(.*)<!--", page)[1]
 
 
-def test_seconds_of_arms_that_shared_the_gpu_are_not_shown(tmp_path):
-    arm = {"accuracies": [0.9, 0.9], "seconds": 10.0, "stacked": True}
-    arms = {"readout": arm | {"seconds": 4.0, "alone": True}, "backprop": arm}
-    arms |= {"drtp": arm | {"alone": False}, "readout-perceptron": arm | {"stacked": False}}
-    record = {"tables": {"eeg, single": {"arms": arms}}, "command": "python -m it"}
-    record["machine"] = {"cpu": "a CPU", "threads": 1, "gpu": None}
-    record["versions"] = {"python": "3", "torch": "2"}
-    (tmp_path / "recurrent.json").write_text(json.dumps(record))
-    page = "<!-- numbers: recurrent-seconds -->\n<!-- end -->\n"
-    page += "<!-- numbers: time-ratio/eeg/readout/backprop --><!-- end --> and "
-    page += "<!-- numbers: sequence-seconds/eeg/drtp --><!-- end -->"
-    filled = numbers.fill(page, numbers.Results(tmp_path))
-    assert "| `readout` | – | – | 4.0 (2) | – | – |" in filled
-    assert "`drtp`" not in filled and "perceptron" not in filled
-    assert "-->0.40<!--" in filled and "-->(not measured yet)<!--" in filled
+def test_a_changed_result_changes_the_page(results):
+    results("it", tables={"mlp": {"arms": {"frozen": {"accuracies": [0.9, 0.92]}}}})
+    page = "it was <!-- numbers: percent it/mlp/frozen -->old<!-- end --> % at first"
+    assert "-->91.00 ± 1.41<!-- end --> % at first" in numbers.fill(page)
 
 
-def test_how_a_file_was_put_together_is_said():
-    results = numbers.Results(ROOT / "results")
-    assert results["recurrent"]["history"] in numbers.recurrent.recurrent(results, "single")
-
-
-def test_cells_of_sequences_that_are_missing_are_named(tmp_path):
-    arms = {"readout": {"accuracies": [0.9, 0.92], "seconds": 1.0}}
-    found = {"eeg, stacked": {"paper": [50.0, 60.0, 70.0, 80.0, 90.0], "arms": arms}}
-    settings = {"hidden": 512, "epochs": 20, "batch_size": 128}
-    machine = {"cpu": "a CPU", "threads": 1, "gpu": None}
-    record = {"tables": found, "settings": settings, "machine": machine, "command": "python -m it"}
-    record["versions"] = {"python": "3", "torch": "2"}
-    (tmp_path / "recurrent.json").write_text(json.dumps(record))
-    results = numbers.Results(tmp_path)
-    page = numbers.fill("<!-- numbers: recurrent/stacked -->\n<!-- end -->", results)
-    assert "| `readout` | – | – | 91.00\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}1.41 | – | – |" in page
-    assert "| *in the paper* | 92.59 | 82.04 | 90.00 | 69.94 | 72.84 |" in page
-    assert "39 of 40 cells (–) are still to be run" in page and "--shapes stacked --sets" in page
-    assert "readout's time" not in page
-    value = numbers.fill("a <!-- numbers: sequence/eeg/stacked/drtp --><!-- end --> b", results)
-    assert "(not measured yet)" in value
-
-
-def test_what_is_not_measured_says_so(tmp_path):
-    page = "a <!-- numbers: accuracy/mnist-mlp/frozen --><!-- end --> b\n"
-    page += "<!-- numbers: speed -->\n<!-- end -->\n"
-    filled = numbers.fill(page, numbers.Results(tmp_path))
-    assert "--> b" in filled and "(not measured yet)" in filled
-    assert "Not measured yet: `python benchmarks/speed.py --out results`" in filled
-    assert numbers.fill(filled, numbers.Results(tmp_path)) == filled
-
-
-def test_a_changed_result_changes_the_page(tmp_path):
-    page = "it was <!-- numbers: accuracy/mnist-mlp/frozen -->old<!-- end --> at first"
-    arms = {"frozen": {"accuracies": [0.9, 0.92]}}
-    record = {"tables": {"mnist-mlp": {"arms": arms}}}
-    (tmp_path / "shallow.json").write_text(json.dumps(record))
-    filled = numbers.fill(page, numbers.Results(tmp_path))
-    assert "-->91.00 ± 1.41 %<!--" in filled
+def test_a_path_goes_through_keys_columns_and_rows(results):
+    rows = [{"tap": "a", "n": n, "accuracy": n / 10} for n in (1, 2)]
+    results("it", rows=[*rows, {"tap": "b", "n": 2, "accuracy": 0.5}])
+    assert look_up("it/rows/a/accuracy") == [0.1, 0.2]
+    assert look_up("it/rows/a/n=2/accuracy") == 0.2
+    assert look_up("it/rows/b")["accuracy"] == 0.5
 
 
 @pytest.mark.parametrize(
-    "mark", ["<!-- numbers: nonsense -->x<!-- end -->", "<!-- numbers: run -->"]
+    ("expression", "text"),
+    [
+        ("percent it/share", "12.50"),
+        ("size it/bytes and it/more", "1.0 KB (×0.50)"),
+        ("total it/bytes and it/more", "3.0 KB"),
+        ("ratio it/bytes and it/more", "0.50"),
+        ("gap it/better and it/share", "5.0 points ahead of"),
+        ("signed it/share and it/better", "−5.0"),
+        ("seconds it/seconds", "12.3"),
+        ("time it/share", "125 ms"),
+        (".3f it/share", "0.125"),
+        (", it/more", "2,048"),
+        ("command it/command", "`python -m experiments.it`"),
+    ],
 )
-def test_a_wrong_mark_is_an_error(mark, tmp_path):
+def test_a_value_is_written_in_its_format(results, expression, text):
+    results("it", share=0.125, better=0.175, bytes=1024, more=2048, seconds=12.34)
+    assert value(expression) == text
+
+
+def test_seconds_of_a_machine_with_other_work_are_not_shown(results):
+    arms = {"alone": {"seconds": 1.0}, "shared": {"seconds": 2.0, "alone": False}}
+    results("it", arms=arms | {"also": {"seconds": 2.0, "busy": True}})
+    assert value("seconds it/alone/seconds") == "1.00"
+    for arm in ("shared", "also"):
+        with pytest.raises(SystemExit):
+            value(f"seconds it/{arm}/seconds")
+
+
+def test_a_table_has_a_dash_for_what_is_missing_and_says_where_it_comes_from():
+    text = numbers.table("recurrent/single")
+    assert text.splitlines()[0].startswith("| test accuracy % | MNIST rows |")
+    assert "\n| `readout-perceptron` | – | " in text
+    space = "\N{NO-BREAK SPACE}"
+    assert f"| `drtp` | 82.95{space}±{space}0.63 (83.39) |" in text
+    assert text.endswith("Made by `python -m experiments.recurrent --out results`.")
+
+
+def test_rows_and_columns_without_a_value_are_left_out():
+    assert "perceptron" not in numbers.table("recurrent/stacked")
+    assert "CPU |" in numbers.table("peers/mlp-256")
+    assert "CPU |" not in numbers.table("peers/mlp-1000")
+
+
+def test_the_table_of_the_readme_is_narrow_enough():
+    lines = numbers.table("readme").splitlines()[:8]
+    assert len(lines) == 8 and max(map(len, lines)) <= 110
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "<!-- numbers: percent shallow/nonsense -->x<!-- end -->",
+        "<!-- numbers: percent nonsense/x -->x<!-- end -->",
+        "<!-- numbers: nonsense -->\n<!-- end -->",
+        "<!-- numbers: run -->",
+    ],
+)
+def test_a_wrong_mark_is_an_error(page):
     with pytest.raises(SystemExit):
-        numbers.fill(mark, numbers.Results(tmp_path))
+        numbers.fill(page)
 
 
 # ---- memory --------------------------------------------------------------------------------------
@@ -303,12 +333,12 @@ def test_a_wrong_mark_is_an_error(mark, tmp_path):
 
 def test_plans_are_as_good_as_the_pages_say():
     for where in ("cpu", "gpu"):
-        for row in numbers.Results(ROOT / "results")[f"memory-{where}"]["plan"]:
+        for row in look_up(f"memory-{where}/plan"):
             assert 0.95 <= row["planned"] / row["measured"] <= 1.1, (where, row)
 
 
 def test_a_deep_net_takes_the_share_of_backprop_that_the_pages_say():
-    record = numbers.Results(ROOT / "results")["vgg-memory"]
+    record = look_up("vgg-memory")
     peaks = {row["arm"]: row["peak_bytes"] for row in record["vgg11"]}
     assert peaks["readout"] <= 0.35 * peaks["backprop"]
     assert peaks["readout"] <= 0.8 * peaks["backprop, checkpointed"]
@@ -319,7 +349,7 @@ def test_a_deep_net_takes_the_share_of_backprop_that_the_pages_say():
 
 @pytest.mark.parametrize("where", ["cpu", "gpu"])
 def test_memory_is_flat_in_depth_and_samples(where):
-    record = numbers.Results(ROOT / "results")[f"memory-{where}"]
+    record = look_up(f"memory-{where}")
     for row in record["depth"]:
         if row["arm"] in ("readout", "tpsgd-l2"):
             assert abs(row["growth"]) < 0.05, row
@@ -329,7 +359,7 @@ def test_memory_is_flat_in_depth_and_samples(where):
 
 
 def test_mnist_is_learned_within_its_budgets():
-    rows = numbers.Results(ROOT / "results")["memory-cpu"]["small"]
+    rows = look_up("memory-cpu/small")
     assert rows[0]["budget"] == 4 << 20 and rows[0]["arms"]["readout"]["accuracy"] >= 0.965
     for row in rows:
         mine = row["arms"]["readout"]
@@ -337,12 +367,8 @@ def test_mnist_is_learned_within_its_budgets():
         assert row["budget"] is None or held <= row["budget"]
 
 
-def stored(name: str) -> dict:
-    return json.loads((ROOT / "results" / f"{name}.json").read_text(encoding="utf-8"))
-
-
 def test_what_the_page_on_adaptors_says_in_words():
-    record = stored("adaptors")
+    record = look_up("adaptors")
     at = {(r["tap"], r["arm"]): r["accuracy"] for r in record["table"]}
     assert 0 < at["pool5", "backprop"] - at["pool5", "readout"] < 0.005
     assert 0.009 < at["pool5", "backprop"] - at["pool5", "tpsgd-l2"] < 0.012
@@ -360,8 +386,8 @@ def test_what_the_page_on_adaptors_says_in_words():
 
 
 def test_what_the_page_says_about_shifts():
-    rows = [r for r in stored("adaptors")["shifts"] if r.get("replay") == 0]
-    said = [r for r in stored("adaptors")["shifts"] if r.get("detector") == "mahalanobis"]
+    rows = [r for r in look_up("adaptors/shifts") if r.get("replay") == 0]
+    said = [r for r in look_up("adaptors/shifts") if r.get("detector") == "mahalanobis"]
     due = {r["shift"]: r["due"] for r in said}
 
     def gain(word: str, arm: str) -> float:
@@ -377,7 +403,7 @@ def test_what_the_page_says_about_shifts():
 
 
 def test_what_the_page_on_deep_nets_says_in_words():
-    nets = stored("deep")["nets"]
+    nets = look_up("deep/nets")
     arms = {name: row["accuracy"] for name, row in nets["vgg11"]["arms"].items()}
     local = {k: v for k, v in arms.items() if k != "backprop"}
     assert max(local, key=lambda k: local[k]) == "predsim, no convolution"

@@ -1,0 +1,288 @@
+"""Draw the figures of the pages from results/*.json; docs/fill_numbers.py calls this.
+
+A figure stores the numbers it shows in the PNG's description, and is drawn again when they change.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator
+from PIL import Image
+
+ASSETS = Path(__file__).parent / "assets"
+Record = dict[str, Any]
+INK, QUIET, LINE = "#1b1f24", "#5b6470", "#b9c0c9"
+GREEN, BLUE, SKY, GREY, ORANGE, PINK = (  # Okabe and Ito's, for every kind of colour vision
+    "#007A5A", "#0072B2", "#56B4E9", "#888888", "#D55E00", "#CC79A7",
+)  # fmt: skip
+LOOKS = {
+    "backprop": ("#000000", "s"),
+    "readout": (GREEN, "o"),
+    "tpsgd-l2": (BLUE, "^"),
+    "linear probe": (ORANGE, "v"),
+    "frozen": (GREY, "D"),
+}
+
+
+def redraw(results: Path, check: bool = False) -> list[str]:
+    """The figures whose numbers changed; they are drawn unless they are only checked."""
+    stale = []
+    for name, (source, values, draw) in FIGURES.items():
+        record = json.loads((results / f"{source}.json").read_text(encoding="utf-8"))
+        shown, file = values(record), ASSETS / f"{name}.png"
+        if stored(file) != json.dumps(shown):
+            stale.append(f"docs/assets/{file.name}")
+            if not check:
+                save(draw(shown, record), file, shown)
+    return stale
+
+
+def stored(file: Path) -> str | None:
+    """The numbers that a figure shows, as JSON."""
+    if not file.is_file():
+        return None
+    with Image.open(file) as image:
+        return image.info.get("Description")
+
+
+def save(figure: Figure, file: Path, values: Any) -> None:
+    """Write a figure with its numbers."""
+    description = {"Software": None, "Description": json.dumps(values)}
+    figure.savefig(file, dpi=150, metadata=description)
+    plt.close(figure)
+
+
+def plain(axes: Axes, grid: str = "both") -> None:
+    """Grid lines in place of a frame and ticks."""
+    axes.tick_params(length=0, labelcolor=INK, which="both")
+    axes.grid(axis=grid, color=LINE, lw=0.6)  # type: ignore[arg-type]
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+
+
+# ---- recurrent nets ------------------------------------------------------------------------------
+
+SETS = {
+    "seq-mnist-rows": "MNIST rows\n28 steps of 28",
+    "seq-mnist-pixels": "MNIST pixels\n49 steps of 1",
+    "eeg": "EEG by recording\n45 steps of 1",
+    "tweets": "tweets\n15 words, one-hot",
+    "tweets-vectors": "tweets\n15 word vectors",
+}
+# Label, arms (the better is shown), colour, and place in the paper's table.
+BARS: list[tuple[str, tuple[str, ...], str, int | None]] = [
+    ("DRTP", ("drtp",), SKY, 2),
+    ("tpSGD l1", ("tpsgd-l1",), BLUE, 3),
+    ("reservoir: random, solved head", ("reservoir",), "#c9ced6", None),
+    ("readout", ("readout",), GREEN, None),
+    ("backprop through time, better of two cells", ("backprop", "backprop-leaky"), ORANGE, 4),
+]
+
+
+def sequence_values(record: Record) -> list[list[tuple[float, float | None]]]:
+    """For each bar and set: our mean accuracy and the paper's, in per cent."""
+    tables = [record["tables"][f"{name}, single"] for name in SETS]
+
+    def pair(table: Record, arms: tuple[str, ...], place: int | None) -> tuple[float, float | None]:
+        best = max(fmean(table["arms"][a]["accuracies"]) for a in arms if a in table["arms"])
+        return round(100 * best, 1), None if place is None else table["paper"][place]
+
+    return [[pair(table, arms, place) for table in tables] for _, arms, _, place in BARS]
+
+
+def draw_sequences(values: Any, record: Record) -> Figure:
+    """Bars of our accuracies, marks of the paper's."""
+    figure, axes = plt.subplots(figsize=(10, 5.2), layout="constrained")
+    wide = 0.165
+    for i, ((label, _, colour, _), row) in enumerate(zip(BARS, values, strict=True)):
+        ink = INK if colour in (SKY, "#c9ced6") else "white"
+        for group, (ours, paper) in enumerate(row):
+            x = group + (i - 2) * wide
+            axes.bar(x, ours, wide * 0.9, color=colour, label=label if not group else None)
+            axes.text(x, 2, f"{ours:.1f}", ha="center", fontsize=8.5, color=ink)
+            if paper is not None:
+                mark = "the paper's figure" if not group and not i else None
+                ends = [x - 0.45 * wide, x + 0.45 * wide]
+                axes.plot(ends, [paper] * 2, color=INK, lw=2.2, label=mark)
+    axes.set_xticks(range(len(SETS)), SETS.values(), fontsize=11, color=INK)
+    axes.set(ylim=(0, 102), xlim=(-0.55, len(SETS) - 0.45), yticks=range(0, 101, 20))
+    axes.set_ylabel("test accuracy, %", fontsize=11, color=INK)
+    plain(axes, "y")
+    figure.legend(loc="outside upper center", ncols=3, frameon=False, fontsize=10.5)
+    return figure
+
+
+# ---- closed forms and peers ----------------------------------------------------------------------
+
+PEERS = {
+    "backprop": ("#000000", "s"),
+    "readout": (GREEN, "o"),
+    "readout, ridge head": (GREEN, "D"),
+    "tpsgd-l2": (BLUE, "o"),
+    "tpsgd-l2, ridge head": (BLUE, "D"),
+    "tpsgd-l2, quick": (BLUE, "^"),
+    "tpsgd-l2, one epoch": (BLUE, "v"),
+    "drtp": (SKY, "o"),
+    "lm-karnet": (ORANGE, "o"),
+    "zorb": ("#E69F00", "o"),
+    "dladmm": (PINK, "o"),
+    "dladmm, rho 1": (PINK, "v"),
+    "elm": (GREY, "D"),
+    "frozen": (GREY, "o"),
+}
+
+
+def peer_values(record: Record) -> list[dict[str, list[float]]]:
+    """On the GPU and on the CPU: each arm's seconds and accuracy in per cent."""
+    machines = [where["nets"]["mlp-256-steep"]["arms"] for where in (record, record["cpu"])]
+    return [
+        {
+            name: [round(arms[name]["seconds"], 3), round(100 * arms[name]["accuracy"], 2)]
+            for name in PEERS
+            if name in arms
+        }
+        for arms in machines
+    ]
+
+
+def draw_peers(values: Any, record: Record) -> Figure:
+    """Accuracy against seconds, a panel per machine."""
+    figure, panels = plt.subplots(1, 2, figsize=(10, 4.8), layout="constrained", sharey=True)
+    titles = record["machine"]["gpu"], f"CPU, {record['cpu']['machine']['threads']} threads"
+    for axes, title, arms in zip(panels, titles, values, strict=True):
+        for arm, (seconds, accuracy) in arms.items():
+            colour, mark = PEERS[arm]
+            top = 3 if arm.startswith("tpsgd") else 2
+            axes.plot(seconds, accuracy, mark, c=colour, ms=9, label=arm, mec="white", zorder=top)
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter("")
+        axes.set_title(title, fontsize=11, color=INK)
+        axes.set_xlabel("seconds of training", fontsize=11, color=INK)
+        plain(axes)
+    panels[0].set_ylabel("test accuracy, %", fontsize=11, color=INK)
+    handles = panels[0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside upper center", ncols=5, frameon=False, fontsize=10.5)
+    return figure
+
+
+# ---- memory --------------------------------------------------------------------------------------
+
+GROWS = {"samples": "samples", "depth": "hidden layers", "width": "units per layer"}
+
+
+def memory_values(record: Record) -> dict[str, dict[str, list[list[float]]]]:
+    """Per axis and arm: value, seconds, megabytes beyond the weights."""
+    values: dict[str, dict[str, list[list[float]]]] = {}
+    for row in record["scaling"]:
+        beyond = (row["peak_bytes"] - row["weights"]) / 2**20
+        arm = values.setdefault(row["axis"], {}).setdefault(row["arm"], [])
+        arm.append([row["value"], round(row["seconds"], 4), round(beyond, 3)])
+    return values
+
+
+def draw_memory(values: Any, record: Record) -> Figure:
+    """Time above memory, a column for each thing that grows."""
+    figure, panels = plt.subplots(2, 3, figsize=(10, 6), layout="constrained", sharex="col")
+    for column, (axis, arms) in enumerate(values.items()):
+        for row, title in enumerate(("seconds per epoch", "MB beyond weights")):
+            axes = panels[row][column]
+            for arm, points in arms.items():
+                colour, mark = LOOKS[arm]
+                xs, ys = [p[0] for p in points], [p[row + 1] for p in points]
+                axes.plot(xs, ys, f"-{mark}", color=colour, ms=6, lw=1.4, label=arm, mec="white")
+            axes.set_xscale("log", base=2)
+            axes.set_yscale("log")
+            axes.set_xticks([p[0] for p in next(iter(arms.values()))])
+            axes.minorticks_off()
+            axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+            for side in (axes.xaxis, axes.yaxis):
+                side.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,g}"))
+            plain(axes)
+            if not column:
+                axes.set_ylabel(title, fontsize=11, color=INK)
+        panels[1][column].set_xlabel(GROWS[axis], fontsize=11, color=INK)
+    handles = panels[0][0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside upper center", ncols=4, frameon=False)
+    return figure
+
+
+# ---- adaptors ------------------------------------------------------------------------------------
+
+
+def adaptor_values(record: Record) -> Record:
+    """Accuracies in per cent by taps, by labelled images, and before and after a shift."""
+    values: Record = {"combined": {}, "few": {}, "shifts": {}}
+    for row in record["combinations"]:
+        best = values["combined"].setdefault(row["arm"], {})
+        best[row["taps"]] = round(100 * max(row["accuracy"], best.get(row["taps"], 0) / 100), 2)
+    for row in record["few"]:
+        if row["tap"] == "pool5":
+            points = values["few"].setdefault(row["arm"], [])
+            points.append([row["shots"], round(100 * row["accuracy"], 2)])
+    rows = [row for row in record["shifts"] if row.get("replay") == 0]
+    for arm, word in dict.fromkeys((row["arm"], row["domain"]) for row in rows):
+        mine = [row for row in rows if (row["arm"], row["domain"]) == (arm, word)]
+        pair = [round(100 * fmean(r[k] for r in mine), 2) for k in ("new_before", "new_after")]
+        values["shifts"].setdefault(arm, {})[word] = pair
+    return values
+
+
+def draw_adaptors(values: Any, record: Record) -> Figure:
+    """Three panels: taps, few images, shifted images."""
+    with plt.rc_context({"font.size": 8}):
+        figure, (taps, few, shifts) = plt.subplots(
+            1, 3, figsize=(11, 3.7), layout="constrained", width_ratios=(1.15, 0.9, 1.35)
+        )
+        names = list(values["combined"]["backprop"])
+        for i, (arm, accuracies) in enumerate(values["combined"].items()):
+            places = [k + (i - 1) * 0.26 for k in range(len(names))]
+            taps.bar(places, accuracies.values(), 0.24, color=LOOKS[arm][0])
+        taps.set_xticks(range(len(names)), [name.replace(" + ", "\n+ ") for name in names])
+        taps.set_ylim(60, 100)
+        taps.set_title("Taps: L0 pool5, L1 pool4, L2 pool3", loc="left", fontsize=9)
+        for arm, points in values["few"].items():
+            colour, mark = LOOKS[arm]
+            xs, ys = zip(*points, strict=True)
+            few.plot(xs, ys, f"-{mark}", color=colour, ms=5, lw=1.3, label=arm, mec="white")
+        few.set_xscale("log")
+        few.set_xticks([shots for shots, _ in values["few"]["backprop"]])
+        few.xaxis.set_major_formatter("{x:.0f}")
+        few.minorticks_off()
+        few.set_xlabel("labelled images per class")
+        few.set_title("Few images, pool5", loc="left", fontsize=9)
+        for i, (arm, words) in enumerate(values["shifts"].items()):
+            colour, mark = LOOKS[arm]
+            for k, (before, after) in enumerate(words.values()):
+                place = k + (i - 2) * 0.16
+                shifts.plot([place] * 2, [before, after], color=colour, lw=1.2, alpha=0.6)
+                shifts.plot(place, before, mark, color="white", mec=colour, ms=5)
+                shifts.plot(place, after, mark, color=colour, mec="white", ms=6)
+        shifts.set_xticks(range(6), values["shifts"]["backprop"])
+        title = "Shifted images: hollow before, full after 10 per class"
+        shifts.set_title(title, loc="left", fontsize=9)
+        for axes in (taps, few, shifts):
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.set_ylabel("test accuracy (%)")
+        handles = few.get_legend_handles_labels()
+        figure.legend(*handles, loc="outside lower center", ncols=5, frameon=False)
+    return figure
+
+
+FIGURES: dict[str, tuple[str, Callable[..., Any], Callable[..., Figure]]] = {
+    "sequences": ("recurrent", sequence_values, draw_sequences),
+    "peers": ("peers", peer_values, draw_peers),
+    "memory": ("memory-gpu", memory_values, draw_memory),
+    "adaptors": ("adaptors", adaptor_values, draw_adaptors),
+}
