@@ -186,7 +186,10 @@ def test_it_learns_and_later_blocks_do_not_reach_earlier_ones(schedule):
 
 def test_the_plan_says_that_pieces_would_differ():
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
-    found = tpsgd.plan(model, (6,), 16, rules.predsim(), micro_batch=4, others=False)
+    found = tpsgd.plan(
+        model, (6,), rule=rules.predsim(), batch_size=16, others=False,
+        memory=tpsgd.Memory(micro_batch=4),
+    )  # fmt: skip
     assert any("whole batch" in line for line in found.remarks)
 
 
