@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from tpsgd import rules, split
 from tpsgd.maths.random import Key
-from tpsgd.nets.engines import Autograd, Closed
+from tpsgd.nets.autograd import Autograd
+from tpsgd.nets.closed_form import ClosedForm
 from tpsgd.objectives import Site, move
 from tpsgd.rules import Place, Signal
 
@@ -314,8 +315,8 @@ def test_closed_form_is_autograd_is_table_1(kind, activation, place):
         auto = torch.autograd.grad(loss, list(params.values()), retain_graph=True)
         auto = dict(zip(params, auto, strict=True))
         assert_same(auto, table, name, "autograd against Table 1")
-        engines = [Autograd(block, place, objective), Closed(block, place, objective, False)]
-        engines.append(Closed(block, place, objective, in_place=True))
+        engines = [Autograd(block, place, objective), ClosedForm(block, place, objective, False)]
+        engines.append(ClosedForm(block, place, objective, in_place=True))
         with torch.no_grad():
             for engine in engines:
                 saved = engine.forward(params, x)
@@ -338,8 +339,8 @@ def test_memory_layout_does_not_change_the_gradient(kind, activation):
 
         with torch.no_grad():
             for name, objective, s, _ in ways(shape, len(shape) > 1, place):
-                plain = Closed(block, place, objective, in_place=False)
-                turned = Closed(block, place, move(objective, turn), in_place=True)
+                plain = ClosedForm(block, place, objective, in_place=False)
+                turned = ClosedForm(block, place, move(objective, turn), in_place=True)
                 wanted = plain.gradients(params, plain.forward(params, x), s, objective.tensors)
                 tensors = turned.objective.tensors
                 found = turned.gradients(params, turned.forward(params, turn(x)), s, tensors)
@@ -350,7 +351,7 @@ def test_memory_layout_does_not_change_the_gradient(kind, activation):
 @pytest.mark.parametrize("kind", ["linear_batchnorm", "conv1d_batchnorm", "conv2d_batchnorm"])
 def test_batch_norm_keeps_its_running_statistics_as_the_module_does(kind):
     (block, x, _), (twin, _, _) = (make_block(kind, "relu", Place.AFTER) for _ in range(2))
-    engine = Closed(block, Place.AFTER, None)
+    engine = ClosedForm(block, Place.AFTER, None)
     for step in range(3):
         with torch.no_grad():
             engine.forward(block.named_parameters(), x + step)
@@ -366,7 +367,7 @@ def test_batch_norm_in_evaluation_mode_uses_its_running_statistics(kind):
     block, x, _ = make_block(kind, "tanh", Place.AFTER)
     block.train(False)
     before = {k: v.clone() for k, v in block.between[0].state_dict().items()}
-    engine = Closed(block, Place.AFTER, None)
+    engine = ClosedForm(block, Place.AFTER, None)
     with torch.no_grad():
         found = engine.output(engine.forward(block.named_parameters(), x))
     torch.testing.assert_close(found, block(x), rtol=1e-12, atol=1e-12)
@@ -376,7 +377,7 @@ def test_batch_norm_in_evaluation_mode_uses_its_running_statistics(kind):
 def test_the_parameters_given_are_used_instead_of_the_modules():
     block, x, _ = make_block("linear", "tanh", Place.AFTER)
     own = {k: torch.randn_like(p) for k, p in block.named_parameters().items()}
-    engine = Closed(block, Place.AFTER, None)
+    engine = ClosedForm(block, Place.AFTER, None)
     with torch.no_grad():
         found = engine.forward(own, x).y
     torch.testing.assert_close(found, torch.tanh(x @ own["0.weight"].T + own["0.bias"]))
