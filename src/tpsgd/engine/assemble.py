@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tpsgd.engine.batches import Form, check, first_samples
-from tpsgd.engine.learner import Learner
+from tpsgd.engine.learner import Engine, Learner
 from tpsgd.engine.record import BlockInfo
 from tpsgd.engine.schedules import sequential
 from tpsgd.engine.settings import Schedule, Settings
@@ -17,10 +17,14 @@ from tpsgd.engine.trainer import BlockSettings
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import Loss, bce, cross_entropy
 from tpsgd.maths.random import Key
-from tpsgd.nets.blocks import Block, shapes
-from tpsgd.nets.engines import Autograd, Closed, Engine, Stacked, in_format
+from tpsgd.nets.autograd import Autograd
+from tpsgd.nets.blocks import Block, has_batch_norm, shapes
+from tpsgd.nets.closed_form import ClosedForm
+from tpsgd.nets.layers import layer_kind
 from tpsgd.nets.padded import Padded
+from tpsgd.nets.precision import in_format
 from tpsgd.nets.recurrent import Recurrent
+from tpsgd.nets.stacked import Stacked
 from tpsgd.nets.unrolled import Unrolled
 from tpsgd.objectives import IDLE, Objective, Site, move, output
 from tpsgd.rules import Place, Rule, Signal
@@ -92,10 +96,10 @@ def make_learner(
 
     tensors = parameters(i, cuts)
     if len(cuts) > 1:
-        engine: Engine = Stacked(Closed(block, at, wish, in_place=False))
+        engine: Engine = Stacked(ClosedForm(block, at, wish, in_place=False))
     else:
         ragged = form.ragged and any(b.recurrent for b in cuts[0][i:])
-        kind = Closed if block.closed_form(at) and not ragged else Autograd
+        kind = ClosedForm if block.closed_form(at) and not ragged else Autograd
         engine = kind(block, at, wish, precision=form.precision)
     widest = max(map(math.prod, size.values())) * form.numbers.itemsize
     return Learner(
@@ -132,9 +136,8 @@ def _slices(block: Block, outputs: int, form: Form, wanted: int | None) -> int:
     own, so they stay together.
     """
     layer: Any = block.layer
-    if not isinstance(layer, (nn.Linear, nn.Conv1d, nn.Conv2d)) or len(form.seeds) > 1:
-        return 1
-    if getattr(layer, "groups", 1) > 1:
+    kind = layer_kind(layer)
+    if kind is None or not kind.dense(layer) or len(form.seeds) > 1:
         return 1
     if wanted is not None:
         return wanted
@@ -301,7 +304,7 @@ def form_for(
         tuple(settings.seed + r for r in range(restarts)),
         channels_last=Form.may_be_channels_last(modules),
         whole_numbers=any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) for m in modules),
-        skip_single=any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in modules),
+        skip_single=has_batch_norm(modules),
         tokens=_tokens(blocks[0]),
         in_chunks=_in_chunks(blocks[0], x, settings),
         ragged=streams or isinstance(x, Padded),

@@ -29,8 +29,8 @@ from tpsgd.engine.schedules import sequential
 from tpsgd.engine.settings import Settings
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import Loss, bce, cross_entropy
+from tpsgd.nets.autograd import Autograd
 from tpsgd.nets.blocks import Block, split, whole
-from tpsgd.nets.engines import Autograd
 from tpsgd.nets.recurrent import Recurrent, connect
 from tpsgd.objectives import output
 from tpsgd.rules import Place

@@ -4,21 +4,24 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from tpsgd.engine.optimizers import ELEMENTWISE, OptimizerFactory, hooked, make_optimizer
 from tpsgd.errors import TpsgdError
-from tpsgd.nets.blocks import Block, padding
-from tpsgd.nets.closed_form import Saved, sliced
-from tpsgd.nets.engines import Autograd, Closed, Engine
+from tpsgd.nets.autograd import Autograd
+from tpsgd.nets.blocks import Block
+from tpsgd.nets.closed_form import ClosedForm, Saved, sliced
+from tpsgd.nets.stacked import Stacked
 from tpsgd.nets.unrolled import Unrolled
 from tpsgd.objectives import IDLE, LossAndGrads, Objective
 from tpsgd.projections import Redrawn
 from tpsgd.rules import Signal
 from tpsgd.solvers import Recursive
-from tpsgd.solvers.equations import Equations, few
+from tpsgd.solvers.equations import Equations, keeps_samples
 from tpsgd.solvers.least_squares import MomentSums, SampleSums
+
+Engine = ClosedForm | Autograd | Stacked | Unrolled  # where gradients come from
 
 
 class Learner:
@@ -88,7 +91,7 @@ class Learner:
             p.grad = None  # whatever the caller left there
         self.moving = self.params
         name = f"{len(self.block.prologue)}.weight"
-        if isinstance(self.engine, Closed) and self.slices > 1 and name in self.params:
+        if isinstance(self.engine, ClosedForm) and self.slices > 1 and name in self.params:
             weight = self.params[name].detach()
             parts = sliced(name, len(weight), self.slices)
             own = {k: p for k, p in self.params.items() if k != name}
@@ -98,7 +101,7 @@ class Learner:
         whole = whole or hooked(self.optimizer)  # a hook may want the whole gradient
         if self.moving is not self.params and whole:
             self.moving, self.optimizer = self.params, make_optimizer(factory, self.params, lr)
-        if isinstance(self.engine, Closed):
+        if isinstance(self.engine, ClosedForm):
             self.engine.slices = 1 if self.moving is self.params else self.slices
 
     def wake(self) -> None:
@@ -112,7 +115,7 @@ class Learner:
         equations = self.equations = self.equations or self._equations()
         for rows in equations.parts(x, labels):
             if self.sums is None:
-                keeps = few(equations.layer, equations.single, expected)
+                keeps = keeps_samples(equations.layer, equations.single, expected)
                 self.sums = (SampleSums if keeps else MomentSums)(*rows, self._bias is not None)
             self.sums.add(*rows)
 
@@ -134,12 +137,11 @@ class Learner:
     def _equations(self) -> Equations:
         """What the layer's weights must solve, now that the objective is drawn."""
         layer: Any = self.block.layer
-        pads = [] if isinstance(layer, nn.Linear) else padding(layer) or []
         codes: Any = self.tensors[0] if self.tensors else None
         codes = codes.whole() if isinstance(codes, Redrawn) else codes
         classes = layer.weight.shape[0] if codes is None else codes.shape[1 if self.stack else 0]
         signed = self.several and codes is None
-        return Equations(layer, pads, classes, codes, signed, bool(self.stack))
+        return Equations(layer, classes, codes, signed, bool(self.stack))
 
     @property
     def alphas(self) -> list[float]:

@@ -24,8 +24,8 @@ from tpsgd.engine.settings import Settings, listed
 from tpsgd.errors import TpsgdError
 from tpsgd.maths.random import Key
 from tpsgd.nets.blocks import Block, split
+from tpsgd.nets.layers import layer_kind
 from tpsgd.nets.padded import Padded
-from tpsgd.nets.recurrent import Recurrent
 from tpsgd.objectives import Site
 from tpsgd.rules import Place, Rule, readout
 from tpsgd.solvers import SOLVERS
@@ -166,7 +166,8 @@ def _elementwise(factory: Any) -> bool:
 
 
 def _unstackable(block: Block) -> str | None:
-    if type(block.layer) not in (nn.Linear, Recurrent):
+    kind = layer_kind(block.layer)
+    if not block.recurrent and (kind is None or not kind.stackable):
         return f"{block} is not a linear or recurrent layer"
     if block.between or any(isinstance(m, nn.modules.dropout._DropoutNd) for m in block.modules):
         return f"{block} has a normalisation or dropout"

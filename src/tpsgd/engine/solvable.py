@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from torch import nn
 
 from tpsgd.engine.batches import Form
 from tpsgd.engine.device import available
@@ -13,12 +12,14 @@ from tpsgd.engine.settings import Settings
 from tpsgd.engine.trainer import BlockSettings
 from tpsgd.errors import TpsgdError
 from tpsgd.maths.random import Key
-from tpsgd.nets.blocks import Block, hooked, padding
-from tpsgd.nets.engines import Closed, Stacked
+from tpsgd.nets.blocks import Block, hooked
+from tpsgd.nets.closed_form import ClosedForm
+from tpsgd.nets.layers import LAYERS, layer_kind
+from tpsgd.nets.stacked import Stacked
 from tpsgd.objectives import Site
 from tpsgd.rules import Place, Rule, Signal
 from tpsgd.solvers import SOLVERS, Recursive, Ridge
-from tpsgd.solvers.equations import few, inputs_of, needed
+from tpsgd.solvers.equations import bytes_to_solve, inputs_of, keeps_samples
 from tpsgd.units import size
 
 
@@ -39,7 +40,9 @@ def check_solvers(
         if learner.trains and course.epochs and isinstance(solver, SOLVERS):
             last = learner is learners[-1]
             reason = unsolvable(block, rule, last)
-            if isinstance(solver, Recursive) and not isinstance(learner.engine, (Closed, Stacked)):
+            if isinstance(solver, Recursive) and not isinstance(
+                learner.engine, (ClosedForm, Stacked)
+            ):
                 reason = reason or "its gradients have no closed form; take ridge()"
             if together and (isinstance(solver, Ridge) or learned):
                 reason = "its inputs change while it is solved; use schedule=tpsgd.sequential"
@@ -48,8 +51,8 @@ def check_solvers(
                 raise TpsgdError(f"{solver.__name__} cannot solve {name}: {reason}")
             layer: Any = block.layer
             single = last or len(shape[Place.BEFORE]) == 1
-            keeps = isinstance(solver, Ridge) and few(layer, single, samples)
-            room = needed(layer, samples, form.batch_size, keeps, len(form.seeds))
+            keeps = isinstance(solver, Ridge) and keeps_samples(layer, single, samples)
+            room = bytes_to_solve(layer, samples, form.batch_size, keeps, len(form.seeds))
             need = need + room if together else room
             _check_room(name, layer, need, form.device)
         learned = learned or learner.trains
@@ -68,9 +71,10 @@ def _check_room(name: str, layer: Any, need: int, device: torch.device) -> None:
 def unsolvable(block: Block, rule: Rule, last: bool) -> str | None:
     """Why a block's weights are no solution of linear equations, or None."""
     layer, make = block.layer, rule.last if last else rule.objective
-    if type(layer) not in (nn.Linear, nn.Conv1d, nn.Conv2d):
+    kind = LAYERS.get(type(layer))
+    if kind is None or kind.equations is None:
         return "only nn.Linear, nn.Conv1d and nn.Conv2d are linear in their weights"
-    if not isinstance(layer, nn.Linear) and (layer.groups > 1 or padding(layer) is None):  # type: ignore
+    if layer_kind(layer) is None or not kind.dense(layer):
         return "its convolution has groups, or is not padded with zeros"
     if block.between:
         return f"{type(block.between[0]).__name__} stands between the layer and its activation"

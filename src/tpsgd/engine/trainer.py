@@ -35,7 +35,7 @@ from tpsgd.errors import TpsgdError
 from tpsgd.nets.padded import Padded
 from tpsgd.rules import Signal
 from tpsgd.solvers import SOLVERS, Ridge
-from tpsgd.solvers.equations import few
+from tpsgd.solvers.equations import keeps_samples
 from tpsgd.solvers.least_squares import SampleSums, workspace
 
 
@@ -159,7 +159,7 @@ class Trainer:
     def _all_samples(self, learner: Learner, source: Source) -> Batches:
         """Every sample once; a rehearsal has a few, and takes them again if all would be kept."""
         left, layer = self.expected, cast(Any, learner.block.layer)
-        again = self.meter.rehearsal and few(layer, True, self.expected)
+        again = self.meter.rehearsal and keeps_samples(layer, True, self.expected)
         for piece in source.batches():
             while True:
                 part = slice(0, left) if again else slice(None)
