@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 import tpsgd
-from tpsgd import Place, TpsgdError, fit_zorb, ridge, rules
+from tpsgd import Place, TpsgdError, ridge, rules
+from tpsgd.peers import fit_zorb
 from tpsgd.peers.inverses import EPSILON, inverse, pseudo_inverse
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -264,7 +265,7 @@ def test_options_reach_the_solver():
     plain, shrunk, seen, epochs = net(), net(), [], []
     fit_zorb(plain, (X, Y))
     run = fit_zorb(
-        shrunk, (X, Y), alpha=10.0, reuse=False, callbacks=[epochs.append],
+        shrunk, (X, Y), alpha=10.0, memory=tpsgd.Memory(reuse=False), callbacks=[epochs.append],
         progress=lambda done, total: seen.append((done, total)),
     )  # fmt: skip
     assert shrunk[0].weight.norm() < 0.5 * plain[0].weight.norm()
