@@ -74,11 +74,11 @@ def make_learner(
     if last and make is None:
         at = place_of(block, loss)
     frozen = not rule.head if last else rule.objective is None
-    wish = output(loss) if last else IDLE
+    objective = output(loss) if last else IDLE
 
     def draw() -> Objective:
         if make is None:
-            return wish
+            return objective
         maps = block.maps and len(size[at]) > 1
         keys = [Key(settings.seed + r, block.key) for r in range(len(cuts))]
         drawn = [
@@ -96,11 +96,11 @@ def make_learner(
 
     tensors = parameters(i, cuts)
     if len(cuts) > 1:
-        engine: Engine = Stacked(ClosedForm(block, at, wish, in_place=False))
+        engine: Engine = Stacked(ClosedForm(block, at, objective, in_place=False))
     else:
         ragged = form.ragged and any(b.recurrent for b in cuts[0][i:])
         kind = ClosedForm if block.closed_form(at) and not ragged else Autograd
-        engine = kind(block, at, wish, precision=form.precision)
+        engine = kind(block, at, objective, precision=form.precision)
     widest = max(map(math.prod, size.values())) * form.numbers.itemsize
     return Learner(
         block,

@@ -75,8 +75,8 @@ class Learner:
         """Draw the objective and make the optimizer; both live only while the block learns."""
         objective = self.draw()
         self.engine.set_objective(objective)
-        self.tensors, self.mean_over_samples = objective.tensors, objective.closed is not None
-        self.known = self.mean_over_samples or objective.together is not None
+        self.tensors, self.known = objective.tensors, objective.written_out
+        self.mean_over_samples = objective.closed_form is not None
         if objective.learned:
             self.params |= {f"objective.{i}": t for i, t in enumerate(self.tensors)}
         if isinstance(factory, Recursive):

@@ -149,8 +149,8 @@ def stacking_obstacle(
     if settings.early_stopping is not None or settings.callbacks:
         return "restarts would stop at different times"
     for r in listed(rule):
-        wish = r.objective and r.objective(Site((2,), 2, Key()))
-        if wish and not (wish.closed or wish.together):
+        objective = r.objective and r.objective(Site((2,), 2, Key()))
+        if objective and not objective.written_out:
             return f"{r.name}'s loss has no derivative in closed form"
     return next(filter(None, map(_unstackable, split(model))), None)
 
