@@ -169,7 +169,8 @@ def test_nothing_changes_without_the_options():
     for name, make in MAKES.items():
         objective = make().objective(site())
         assert objective.tensors[0].shape == (CLASSES, 3, 4, 4)
-        assert objective.together is None and (objective.closed is None) is (name == "any")
+        assert objective.closed_form_of_batch is None
+        assert (objective.closed_form is None) is (name == "any")
         assert "features" not in make().options and "standardised" not in make().options
 
 

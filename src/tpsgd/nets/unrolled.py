@@ -256,7 +256,7 @@ class Unrolled:
     @property
     def span(self) -> int:
         """Steps that can be taken together: one where autograd differentiates the objective."""
-        return self.window if self.objective is IDLE or self.objective.closed else 1
+        return self.window if self.objective is IDLE or self.objective.closed_form else 1
 
     def _pulled(self, x: Pass) -> Iterator[Window]:
         """The windows of the layer below, none longer than this one can take."""
