@@ -191,7 +191,7 @@ class Learner:
         Of a share of a batch the gradient is added to the others', and `move` takes the step.
         """
         if isinstance(self.engine, Unrolled) and self.engine.lazy:
-            self.engine.teach(saved, s, self.tensors)
+            self.engine.prepare_gradients(saved, s, self.tensors)
             self.pending = saved, s, labels, False, share
         else:
             self._step(saved, s, labels, output_unused, share)

@@ -15,7 +15,7 @@ from tpsgd.engine.meter import Meter
 from tpsgd.errors import TpsgdError
 from tpsgd.maths.random import permutation
 from tpsgd.nets.padded import Padded
-from tpsgd.nets.unrolled import Pass, computed
+from tpsgd.nets.unrolled import UnrolledBatch, computed
 
 AT_ONCE = 32 << 20  # bytes that samples may take inside a block while they are handed on
 
@@ -50,7 +50,7 @@ def computed_now(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
 def first_output(source: Source, function: Callable[[Any], Any]) -> Any:
     """One sample's output."""
     for piece in source.batches():
-        pulled = isinstance(piece.x, Pass)
+        pulled = isinstance(piece.x, UnrolledBatch)
         sample = computed(function(piece.x if pulled else source.form.first(piece.x)))
         return source.form.first(sample) if pulled else sample
     raise TpsgdError("the data is empty: the loader gives no batch")
