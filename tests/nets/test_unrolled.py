@@ -23,7 +23,7 @@ import tpsgd
 from tpsgd import Padded, Place, Recurrent, projections, rules
 from tpsgd.maths.random import Key
 from tpsgd.nets import inits
-from tpsgd.nets.unrolled import Pass
+from tpsgd.nets.unrolled import UnrolledBatch
 from tpsgd.objectives import Site
 
 pytestmark = pytest.mark.usefixtures("unwatched")
@@ -489,7 +489,7 @@ def test_the_unrolled_forward_is_the_modules_own(kind, sequence, both_ways):
     with torch.no_grad():
         found, wanted = learner.output(learner.forward(x)), model[0](x)
         wanted = wanted.flatten(1) if tail else wanted
-    if isinstance(found, Pass):
+    if isinstance(found, UnrolledBatch):
         pieces = torch.cat([w.values[:, :1] for w in found.windows()])
         found, wanted = pieces[:, 0], wanted.data[0]  # the longest: others are cut on the way
     elif isinstance(found, Padded):
