@@ -574,6 +574,8 @@ BAD_SETTINGS = [
     ({"max_rho": 0.5}, r"max_rho must be a number, rho \(1\) or more, or None; got 0.5"),
     ({"max_rho": math.inf}, "max_rho must be a number"),
     ({"max_rho": "much"}, "max_rho must be a number"),
+    ({"epochs": 3}, "fit_dladmm has no argument 'epochs'"),
+    ({"calbacks": []}, "fit_dladmm has no argument 'calbacks': did you mean 'callbacks'"),
     ({"seed": 0.5}, "seed must be a whole number"),
     ({"device": "nowhere"}, "unknown device"),
     ({"validation": (X[:, :4], Y)}, "cannot take an input of shape"),

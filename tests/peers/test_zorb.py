@@ -273,6 +273,13 @@ def test_options_reach_the_solver():
     assert run.settings["optimizer"] == "ridge(10)" and run.seconds > 0
 
 
+def test_settings_that_zorb_does_not_take_are_refused():
+    model = nn.Sequential(nn.Linear(6, 3)).double()
+    for name, value in (("optimizer", ridge()), ("epochs", 2), ("reuse", False)):
+        with pytest.raises(TpsgdError, match=f"fit_zorb has no argument '{name}'"):
+            fit_zorb(model, (X, Y), **{name: value})
+
+
 def test_nothing_is_appended_where_training_fails():
     model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()
     with pytest.raises(TpsgdError, match="out of range"):
