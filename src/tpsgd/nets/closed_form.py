@@ -172,15 +172,9 @@ class ClosedForm:
         if norm.training and norm.num_batches_tracked is not None:
             norm.num_batches_tracked.add_(1)
         weight, bias = self._weights(params, 1)
+        running, momentum = (norm.running_mean, norm.running_var), float(norm.momentum or 0.0)
         z, mean, inverse_std = torch.native_batch_norm(
-            out,
-            weight,
-            bias,
-            norm.running_mean,
-            norm.running_var,
-            norm.training,
-            float(norm.momentum or 0.0),
-            norm.eps,
+            out, weight, bias, *running, norm.training, momentum, norm.eps
         )
         return z, (mean, inverse_std)
 
@@ -190,18 +184,9 @@ class ClosedForm:
         norm = self.norm
         assert isinstance(norm, nn.modules.batchnorm._BatchNorm) and saved.stats
         weight, _ = self._weights(params, 1)
-        mean, inverse_std = saved.stats
+        stats = (norm.running_mean, norm.running_var, *saved.stats)
         dout, dweight, dbias = torch.ops.aten.native_batch_norm_backward(
-            dz,
-            saved.layer_out,
-            weight,
-            norm.running_mean,
-            norm.running_var,
-            mean,
-            inverse_std,
-            norm.training,
-            norm.eps,
-            (True, True, True),
+            dz, saved.layer_out, weight, *stats, norm.training, norm.eps, (True, True, True)
         )
         key = f"{self.index + 1}."
         grads[key + "weight"], grads[key + "bias"] = dweight, dbias

@@ -126,18 +126,10 @@ def convolution(
 def _convolution_weight_gradient(
     layer: Any, x: Tensor, dz: Tensor, weight: Tensor, rows: slice | None
 ) -> Tensor:
+    dz, weight = (dz, weight) if rows is None else (dz[:, rows], weight[rows])
+    how = (layer.stride, zero_padding(layer), layer.dilation, False, [0] * len(layer.stride))
     _, dw, _ = torch.ops.aten.convolution_backward(
-        dz if rows is None else dz[:, rows],
-        x,
-        (weight if rows is None else weight[rows]).to(x.dtype),
-        None,
-        layer.stride,
-        zero_padding(layer),
-        layer.dilation,
-        False,
-        [0] * len(layer.stride),
-        layer.groups,
-        (False, True, False),
+        dz, x, weight.to(x.dtype), None, *how, layer.groups, (False, True, False)
     )
     return dw
 

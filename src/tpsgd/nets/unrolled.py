@@ -21,7 +21,7 @@ from tpsgd.nets.activations import activation
 from tpsgd.nets.blocks import Block
 from tpsgd.nets.cell_gradients import CellGradients, Weights, Window, WindowLoss
 from tpsgd.nets.closed_form import Params
-from tpsgd.nets.padded import Padded
+from tpsgd.nets.padded import Padded, through
 from tpsgd.nets.recurrent import Recurrent, Sequences, as_sequences
 from tpsgd.nets.stacked import over_dimension
 from tpsgd.objectives import IDLE, LossAndGrads, Objective
@@ -345,8 +345,5 @@ def _spans(
 def _over(modules: list[Any], x: Sequences, lead: int) -> Sequences:
     """Modules applied to a batch, also of sequences of different lengths."""
     for module in modules:
-        if isinstance(x, Padded):
-            x = Padded(module(x.data), x.lengths)
-        else:
-            x = torch.vmap(module)(x) if lead else module(x)
+        x = torch.vmap(module)(x) if lead else through(module, x)
     return x
