@@ -303,9 +303,8 @@ def _plain_between(between: list[nn.Module]) -> bool:
 
 
 def has_batch_norm(modules: Iterable[nn.Module]) -> bool:
-    """Whether one of these modules is, or contains, a batch normalisation."""
-    norm = nn.modules.batchnorm._BatchNorm
-    return any(isinstance(m, norm) for module in modules for m in module.modules())
+    """Whether one of these modules is a batch normalisation; of a model, give `model.modules()`."""
+    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in modules)
 
 
 def hooked(module: nn.Module) -> bool:
