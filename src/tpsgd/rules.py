@@ -142,10 +142,10 @@ def tpsgd(
     """
     name = f"tpsgd-{getattr(loss, '__name__', type(loss).__name__)}"
 
-    def wish(P: Any) -> Objective:
+    def objective(P: Any) -> Objective:
         return objectives.any_loss(P, loss)
 
-    return _reach(name, wish, projection, at, features, standardise)
+    return _reach(name, objective, projection, at, features, standardise)
 
 
 def drtp(
@@ -253,7 +253,7 @@ def untrained() -> Rule:
 
 def _reach(
     name: str,
-    wish: Callable[[Any], Objective],
+    make: Callable[[Any], Objective],
     projection: Projection | None,
     at: Place,
     features: int | None,
@@ -264,7 +264,7 @@ def _reach(
     error = {"tpsgd-l1": "absolute error", "tpsgd-l2": "squared error"}.get(name, "any loss")
     return Rule(
         name,
-        _drawn(wish, projection, recurrent, features, standardise),
+        _drawn(make, projection, recurrent, features, standardise),
         mse,
         at=at,
         about=f"{error} to P y*",
@@ -286,7 +286,7 @@ def _options(
 
 
 def _drawn(
-    wish: Callable[[Any], Objective],
+    make: Callable[[Any], Objective],
     projection: Projection | None,
     recurrent: Projection | None = None,
     features: int | None = None,
@@ -303,7 +303,7 @@ def _drawn(
         default = recurrent if site.recurrent and recurrent else normal()
         grid = pooling.grid_for(site.shape, features) if features and site.maps else None
         shape = (site.shape[0], *grid) if grid else site.shape
-        made = wish(site.codes(projection or default, shape))
+        made = make(site.codes(projection or default, shape))
         made = pooling.of_standardised(made, site.maps and not grid) if standardise else made
         made = pooling.of_pooled(made, grid) if grid else made
         return made if features is None else replace(made, squared=False)  # not of every block

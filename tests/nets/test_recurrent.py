@@ -12,8 +12,9 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import tpsgd
-from tpsgd import Padded, Recurrent, TpsgdError, connect, rules, split
+from tpsgd import Padded, Recurrent, TpsgdError, rules, split
 from tpsgd.nets import inits
+from tpsgd.nets.recurrent import connect
 
 pytestmark = pytest.mark.usefixtures("unwatched")
 

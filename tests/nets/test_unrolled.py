@@ -23,13 +23,14 @@ import tpsgd
 from tpsgd import Padded, Place, Recurrent, projections, rules
 from tpsgd.maths.random import Key
 from tpsgd.nets import inits
-from tpsgd.nets.unrolled import Pass
+from tpsgd.nets.unrolled import UnrolledBatch
 from tpsgd.objectives import Site
 
 pytestmark = pytest.mark.usefixtures("unwatched")
 
 CLASSES, HIDDEN = 3, 5
 SGD = {"optimizer": torch.optim.SGD, "lr": 0.5}
+RECOMPUTED = tpsgd.Memory(reuse=False)
 SCHEDULES = {"sequential": tpsgd.sequential, "simultaneous": tpsgd.simultaneous}
 ANY = {**LOCAL, "tpsgd_smooth_l1": lambda **k: rules.tpsgd(F.smooth_l1_loss, **k)}
 
@@ -290,7 +291,7 @@ def test_a_second_layer_in_the_stack_learns_as_on_the_first_ones_sequences(name,
     x, y = sequences()
     upper = cell(HIDDEN, 6, bidirectional=second)
     stack = net(cell(sequence=True), upper, units=6 * (1 + second))
-    settings, codes = {"epochs": 3, "reuse": reuse}, projections.normal()
+    settings, codes = {"epochs": 3, "memory": tpsgd.Memory(reuse=reuse)}, projections.normal()
     whole = fitted(stack, (x, y), rule=LOCAL[name](projection=codes), **settings)
     alone = fitted(net(cell()), (x, y), rule=LOCAL[name](projection=codes), **settings)
     close(state(whole[0]), state(alone[0]))
@@ -328,7 +329,7 @@ def test_three_layers_in_lockstep_equal_three_with_something_between_them():
         return net(parts[0], *between, parts[1], *between, parts[2])
 
     for schedule, name in product(SCHEDULES.values(), ("tpsgd", "readout")):
-        settings = {"rule": LOCAL[name](), "schedule": schedule, "epochs": 2, "reuse": False}
+        settings = {"rule": LOCAL[name](), "schedule": schedule, "epochs": 2, "memory": RECOMPUTED}
         pulled = fitted(made(), (x, y), window=2, **settings)
         kept = fitted(made(lambda: nn.Dropout(0.0)), (x, y), **settings)
         for p, q in zip(pulled.parameters(), kept.parameters(), strict=True):
@@ -404,10 +405,12 @@ CHUNKED = [
 def test_chunked_is_whole(name, kind, schedule):
     layers, units, data = TALL[kind]
     settings = {"rule": LOCAL[name](), "schedule": SCHEDULES[schedule], "batch_size": 4}
-    whole = fitted(net(*layers, units=units), data(), reuse=False, **settings)
+    whole = fitted(net(*layers, units=units), data(), memory=RECOMPUTED, **settings)
     assert not same(state(whole), state(net(*layers, units=units)))
     for window in (1, 3, 7, 100) if len(layers) > 1 else (1, 3):
-        chunked = fitted(net(*layers, units=units), data(), window=window, reuse=False, **settings)
+        chunked = fitted(
+            net(*layers, units=units), data(), window=window, memory=RECOMPUTED, **settings
+        )
         close(state(chunked), state(whole), rtol=0, atol=1e-10)
 
 
@@ -444,7 +447,7 @@ def test_chunks_of_one_feature_in_whole_numbers():
     close(state(chunked), state(whole))
 
 
-# ---- groups of parameters, passes over a batch ---------------------------------------------------
+# ---- groups of parameters ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", LOCAL)
@@ -463,55 +466,6 @@ def test_each_group_alone_takes_its_part_of_the_joint_step(name):
             key = f"0.cells.0.{k}"
             torch.testing.assert_close(after[key], wanted[key], msg=lambda m, k=k: f"{k}: {m}")
             assert k in names or not torch.equal(after[key], state(model)[key]), (frozen, k)
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("name", [name for name in LOCAL if name != "readout_learned"])
-def test_passes_are_local_steps_on_a_batch_before_it_goes_on(name, schedule):
-    """Layer 1 takes three steps, layer 2 two; codes that are learned begin anew in each run here.
-
-    Under `simultaneous` layer 2 sees the states that layer 1's last step was taken from.
-    """
-    x, y = sequences()
-    stack = net(cell(sequence=True), cell(HIDDEN, 6), units=6)
-    codes = projections.normal()
-    rule, chosen = LOCAL[name](projection=codes), SCHEDULES[schedule]
-    kept = []
-
-    def watched(trainer):
-        chosen(trainer)
-        kept.append(trainer)
-
-    whole = copy.deepcopy(stack)
-    settings = {"rule": rule, "passes": [3, 2, 1], "epochs": 1, "batch_size": 1000} | SGD
-    run = tpsgd.fit(whole, (x, y), schedule=watched, **settings)
-    assert run.sample_passes == len(x) * 6 == kept[0].total
-    lower = nn.Sequential(copy.deepcopy(stack[0]), nn.Flatten(), nn.LazyLinear(CLASSES)).double()
-    lower(x)
-    steps = [lower]
-    for _ in range(3):
-        steps.append(fitted(steps[-1], (x, y), rule=rule, schedule=tpsgd.simultaneous))
-    close(state(whole[0]), state(steps[3][0]))
-    seen = steps[3 if schedule == "sequential" else 2][0]
-    with torch.no_grad():
-        states = seen(x)
-    upper, higher = stack[1:], LOCAL[name](projection=moved(codes, up))
-    for _ in range(2):
-        upper = fitted(upper, (states, y), rule=higher, schedule=tpsgd.simultaneous)
-    close(state(whole[1]), state(upper[0]))
-
-
-def test_passes_under_dfa():
-    with pytest.raises(tpsgd.TpsgdError, match=r"dfa waits for the output .*leave passes=1"):
-        fitted(net(cell()), sequences(), passes=3, rule=rules.dfa(), schedule=tpsgd.simultaneous)
-
-
-def test_passes_of_every_block():
-    x, y = sequences()
-    runs = [tpsgd.fit(net(cell()), (x, y), passes=k, epochs=2) for k in (1, 3)]
-    assert runs[1].sample_passes == 3 * runs[0].sample_passes
-    assert runs[1].settings["passes"] == 3
-    assert [e.block for e in runs[0].history] == [e.block for e in runs[1].history]
 
 
 # ---- what the block hands on, and what it says ---------------------------------------------------
@@ -535,7 +489,7 @@ def test_the_unrolled_forward_is_the_modules_own(kind, sequence, both_ways):
     with torch.no_grad():
         found, wanted = learner.output(learner.forward(x)), model[0](x)
         wanted = wanted.flatten(1) if tail else wanted
-    if isinstance(found, Pass):
+    if isinstance(found, UnrolledBatch):
         pieces = torch.cat([w.values[:, :1] for w in found.windows()])
         found, wanted = pieces[:, 0], wanted.data[0]  # the longest: others are cut on the way
     elif isinstance(found, Padded):

@@ -8,7 +8,7 @@ from torch import nn
 import tpsgd
 from tpsgd import TpsgdError, rules
 from tpsgd.engine.batch_form import Form
-from tpsgd.nets.engines import Autograd
+from tpsgd.nets.autograd import Autograd
 from tpsgd.zoo.resnet import LAYERS, Residual, resnet
 
 SCHEDULES = [tpsgd.sequential, tpsgd.simultaneous]

@@ -26,7 +26,7 @@ from typing import Any
 from torch import nn
 
 from tpsgd.comparison.compare import Arm
-from tpsgd.engine.solvable import unsolvable
+from tpsgd.engine.solved import unsolvable
 from tpsgd.errors import TpsgdError
 from tpsgd.nets.blocks import split
 from tpsgd.peers.dladmm import fit_dladmm, refuse
