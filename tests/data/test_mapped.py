@@ -87,9 +87,9 @@ def specs(tmp_path):
     images(tmp_path / "pets", 20)
     images(tmp_path / "parts" / "train", 9)
     images(tmp_path / "parts" / "val", 4)
-    own = ("plain.npz packed.npz both.npz fortran.npz pixels.npz tokens.npz own.csv make.py:make"
+    names = ("plain.npz packed.npz both.npz fortran.npz pixels.npz tokens.npz own.csv make.py:make"
            " pets pets@3 parts")  # fmt: skip
-    return ["digits", *(str(tmp_path / name) for name in own.split())]
+    return ["digits", *(str(tmp_path / name) for name in names.split())]
 
 
 @pytest.mark.parametrize("options", [{}, {"seed": 3, "max_train": 7}])
@@ -348,19 +348,19 @@ def test_npz_arrays_of_either_memory_order(tmp_path, cache, save, order):
     x = np.array(RNG.normal(size=(20, 3, 5)), np.float32, order=order)
     save(tmp_path / "own.npz", x=x, y=Y, x_test=x[:4], y_test=Y[:4])
     for options in ({}, {"on_disk": cache}):
-        own = data.load(str(tmp_path / "own.npz"), **options)
-        assert torch.equal(own.train[0], torch.tensor(x.copy("C")))
-        assert torch.equal(own.test[0], torch.tensor(x[:4].copy("C")))
+        loaded = data.load(str(tmp_path / "own.npz"), **options)
+        assert torch.equal(loaded.train[0], torch.tensor(x.copy("C")))
+        assert torch.equal(loaded.test[0], torch.tensor(x[:4].copy("C")))
 
 
 def test_held_out_and_thinned_samples_keep_their_labels(tmp_path, cache):
     x = np.arange(100.0)[:, None]
     np.savez(tmp_path / "own.npz", x=x, y=np.arange(100) // 25)
     for options in ({}, {"on_disk": cache}):
-        own = data.load(str(tmp_path / "own.npz"), seed=5, max_train=40, **options)
-        for x, y in (own.train, own.test):
+        loaded = data.load(str(tmp_path / "own.npz"), seed=5, max_train=40, **options)
+        for x, y in (loaded.train, loaded.test):
             assert torch.equal(x[:, 0].long() // 25, y)
-        rows = torch.cat([own.train[0], own.test[0]]).unique()
+        rows = torch.cat([loaded.train[0], loaded.test[0]]).unique()
         assert len(rows) == 60
 
 

@@ -23,55 +23,58 @@ def npz(tmp_path, **arrays):
 
 
 def test_npz_of_sequences_of_one_length(tmp_path):
-    own = data.load(npz(tmp_path, x=X, y=Y))
-    assert own.shape == (6, 3) and own.train[0].shape == (16, 6, 3) and own.vocabulary is None
+    loaded = data.load(npz(tmp_path, x=X, y=Y))
+    assert (
+        loaded.shape == (6, 3) and loaded.train[0].shape == (16, 6, 3) and loaded.vocabulary is None
+    )
 
 
 def test_npz_with_lengths_gives_padded_sequences(tmp_path):
     nan = X.copy()
     nan[np.arange(6) >= LENGTHS[:, None]] = np.nan  # padding may be anything
-    own = data.load(npz(tmp_path, x=nan, y=Y, lengths=LENGTHS))
-    for (x, y), n in ((own.train, 16), (own.test, 4)):
+    loaded = data.load(npz(tmp_path, x=nan, y=Y, lengths=LENGTHS))
+    for (x, y), n in ((loaded.train, 16), (loaded.test, 4)):
         assert isinstance(x, Padded) and len(x) == len(y) == n
         assert (
-            x.data.shape[1:] == own.shape == (LENGTHS.max(), 3) and x.lengths.dtype is torch.int64
+            x.data.shape[1:] == loaded.shape == (LENGTHS.max(), 3)
+            and x.lengths.dtype is torch.int64
         )
         for row, length, label in zip(x.data, x.lengths, y, strict=True):
             (i,) = np.flatnonzero((X[:, 0] == row[0].numpy()).all(1))
             assert length == LENGTHS[i] and label == Y[i] and not row[length:].any()
             assert np.array_equal(row[:length], X[i, :length])
-    assert own.note.startswith(f"{LENGTHS.min()} to {LENGTHS.max()} steps; 20 % held out")
+    assert loaded.note.startswith(f"{LENGTHS.min()} to {LENGTHS.max()} steps; 20 % held out")
 
 
 def test_max_train_applies_to_padded_sequences(tmp_path):
-    own = data.load(npz(tmp_path, x=X, y=Y, lengths=LENGTHS), max_train=6, seed=2)
-    assert len(own.train[0]) == 6 and own.train[1].bincount().tolist() == [3, 3]
-    assert own.train[0].shape[1:] == own.shape and "6 of 16 training samples" in own.note
+    loaded = data.load(npz(tmp_path, x=X, y=Y, lengths=LENGTHS), max_train=6, seed=2)
+    assert len(loaded.train[0]) == 6 and loaded.train[1].bincount().tolist() == [3, 3]
+    assert loaded.train[0].shape[1:] == loaded.shape and "6 of 16 training samples" in loaded.note
 
 
 def test_npz_with_lengths_and_a_test_part_of_more_steps(tmp_path):
     test = {"x_test": np.ones((2, 9, 3)), "y_test": Y[:2], "lengths_test": np.array([9, 2])}
-    own = data.load(npz(tmp_path, x=X, y=Y, lengths=LENGTHS, **test))
-    assert own.train[0].shape == (20, 9, 3) and own.test[0].lengths.tolist() == [9, 2]
-    assert own.test[0].data.sum().item() == 11 * 3
-    assert own.train[0].lengths.tolist() == LENGTHS.tolist()
+    loaded = data.load(npz(tmp_path, x=X, y=Y, lengths=LENGTHS, **test))
+    assert loaded.train[0].shape == (20, 9, 3) and loaded.test[0].lengths.tolist() == [9, 2]
+    assert loaded.test[0].data.sum().item() == 11 * 3
+    assert loaded.train[0].lengths.tolist() == LENGTHS.tolist()
 
 
 def test_lengths_that_are_all_alike_make_a_tensor(tmp_path):
-    own = data.load(npz(tmp_path, x=X, y=Y, lengths=np.full(20, 4)))
-    assert isinstance(own.train[0], torch.Tensor) and own.shape == (4, 3)
+    loaded = data.load(npz(tmp_path, x=X, y=Y, lengths=np.full(20, 4)))
+    assert isinstance(loaded.train[0], torch.Tensor) and loaded.shape == (4, 3)
 
 
 def test_bytes_with_lengths_are_sequences(tmp_path):
     x = RNG.integers(0, 256, (20, 6, 3), dtype=np.uint8)
     assert data.load(npz(tmp_path, x=x, y=Y)).shape == (1, 6, 3)
-    own = data.load(npz(tmp_path, x=x, y=Y, lengths=LENGTHS))
-    assert own.shape == (LENGTHS.max(), 3) and own.train[0].data.max() > 1
+    loaded = data.load(npz(tmp_path, x=x, y=Y, lengths=LENGTHS))
+    assert loaded.shape == (LENGTHS.max(), 3) and loaded.train[0].data.max() > 1
 
 
 def test_npz_of_tokens(tmp_path):
-    own = data.load(npz(tmp_path, tokens=TOKENS.astype(np.uint16), y=Y))
-    assert own.train[0].dtype == torch.int64 and own.shape == (6,) and own.vocabulary == 9
+    loaded = data.load(npz(tmp_path, tokens=TOKENS.astype(np.uint16), y=Y))
+    assert loaded.train[0].dtype == torch.int64 and loaded.shape == (6,) and loaded.vocabulary == 9
     table = data.load(npz(tmp_path, x=TOKENS, y=Y))
     assert table.train[0].dtype == torch.float32 and table.vocabulary is None
 
@@ -79,10 +82,10 @@ def test_npz_of_tokens(tmp_path):
 def test_npz_of_tokens_with_lengths(tmp_path):
     tokens = np.where(np.arange(6) < LENGTHS[:, None], TOKENS, 99)  # 99 is padding: not counted
     part = {"tokens_test": tokens, "y_test": Y, "lengths_test": LENGTHS}
-    own = data.load(npz(tmp_path, tokens=tokens, y=Y, lengths=LENGTHS, **part))
-    x = own.train[0]
-    assert isinstance(x, Padded) and x.dtype == torch.int64 and own.vocabulary == 9
-    assert x.data.max() < 9 and torch.equal(x.data, own.test[0].data)
+    loaded = data.load(npz(tmp_path, tokens=tokens, y=Y, lengths=LENGTHS, **part))
+    x = loaded.train[0]
+    assert isinstance(x, Padded) and x.dtype == torch.int64 and loaded.vocabulary == 9
+    assert x.data.max() < 9 and torch.equal(x.data, loaded.test[0].data)
 
 
 @pytest.mark.parametrize(
@@ -139,9 +142,9 @@ def test_function_that_returns_padded(tmp_path, values, dtype, vocabulary):
         "import torch\nfrom tpsgd.nets.padded import Padded\ndef make():\n"
         f"    return Padded.of([{values} for n in [5, 2] * 5]), [0, 1] * 5\n"
     )
-    own = data.load(f"{tmp_path / 'make.py'}:make")
-    assert own.train[0].dtype == dtype and own.vocabulary == vocabulary
-    assert own.train[0].lengths.tolist() == [5 - 3 * y for y in own.train[1].tolist()]
+    loaded = data.load(f"{tmp_path / 'make.py'}:make")
+    assert loaded.train[0].dtype == dtype and loaded.vocabulary == vocabulary
+    assert loaded.train[0].lengths.tolist() == [5 - 3 * y for y in loaded.train[1].tolist()]
 
 
 def test_function_that_pads_only_one_part_is_refused(refused, tmp_path):
@@ -183,20 +186,20 @@ def steps(lengths, line="s{i},{t},{a},{b},{y}"):
 def test_csv_with_a_sequence_column_has_a_step_a_row(tmp_path):
     lines = steps([4] * 10)
     RNG.shuffle(lines)  # the column step puts them in order
-    own = data.load(csv(tmp_path, "\n".join(["sequence,step,a,b,label", *lines])))
-    x, y = own.train
-    assert x.shape == (8, 4, 2) and own.shape == (4, 2) and own.classes == ("cat", "dog")
+    loaded = data.load(csv(tmp_path, "\n".join(["sequence,step,a,b,label", *lines])))
+    x, y = loaded.train
+    assert x.shape == (8, 4, 2) and loaded.shape == (4, 2) and loaded.classes == ("cat", "dog")
     assert (x[:, :, 1] == torch.tensor([0.0, 10, 20, 30])).all()
     assert (x[:, :, 0] == x[:, :1, 0]).all() and (y == 1 - x[:, 0, 0].long() % 2).all()
-    assert "label column 'label', features unscaled, 4 steps; 20 % held out" in own.note
+    assert "label column 'label', features unscaled, 4 steps; 20 % held out" in loaded.note
 
 
 def test_csv_of_steps_of_different_lengths(tmp_path):
     lengths = [3, 1, 5, 2, 4, 3, 2, 5, 1, 4]
     lines = steps(lengths, "{y};{b};{a};s{i}")
-    own = data.load(csv(tmp_path, "\n".join(["y;b;a;Sequence_ID", *lines])), max_train=5)
-    x, y = own.train
-    assert isinstance(x, Padded) and x.data.shape == (5, 5, 2) and "1 to 5 steps" in own.note
+    loaded = data.load(csv(tmp_path, "\n".join(["y;b;a;Sequence_ID", *lines])), max_train=5)
+    x, y = loaded.train
+    assert isinstance(x, Padded) and x.data.shape == (5, 5, 2) and "1 to 5 steps" in loaded.note
     for row, length, label in zip(x.data, x.lengths, y, strict=True):
         i = int(row[0, 1])
         assert length == lengths[i] and label == 1 - i % 2 and not row[length:].any()

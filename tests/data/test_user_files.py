@@ -20,18 +20,18 @@ def npz(tmp_path, **arrays):
 
 
 def test_npz_without_a_test_set_is_split(tmp_path):
-    own = data.load(npz(tmp_path, x=X, y=Y), seed=7)
-    assert own.train[0].shape == (16, 3) and own.test[0].shape == (4, 3)
-    assert own.test[1].bincount().tolist() == [2, 2] and own.shape == (3,)
-    assert own.note == "20 % held out as test, stratified, seed 7"
-    rows = torch.cat([own.train[0], own.test[0]])
+    loaded = data.load(npz(tmp_path, x=X, y=Y), seed=7)
+    assert loaded.train[0].shape == (16, 3) and loaded.test[0].shape == (4, 3)
+    assert loaded.test[1].bincount().tolist() == [2, 2] and loaded.shape == (3,)
+    assert loaded.note == "20 % held out as test, stratified, seed 7"
+    rows = torch.cat([loaded.train[0], loaded.test[0]])
     assert torch.equal(rows.sort(0).values, torch.tensor(X, dtype=torch.float32).sort(0).values)
 
 
 def test_npz_with_a_test_set_and_labels_from_one(tmp_path):
-    own = data.load(npz(tmp_path, x=X, y=Y * 4 + 1, x_test=X[:2], y_test=np.array([5, 1])))
-    assert own.classes == ("1", "5") and own.test[1].tolist() == [1, 0] and own.note == ""
-    assert torch.equal(own.train[0], torch.tensor(X, dtype=torch.float32))
+    loaded = data.load(npz(tmp_path, x=X, y=Y * 4 + 1, x_test=X[:2], y_test=np.array([5, 1])))
+    assert loaded.classes == ("1", "5") and loaded.test[1].tolist() == [1, 0] and loaded.note == ""
+    assert torch.equal(loaded.train[0], torch.tensor(X, dtype=torch.float32))
 
 
 @pytest.mark.parametrize(
@@ -46,8 +46,8 @@ def test_npz_with_a_test_set_and_labels_from_one(tmp_path):
     ],
 )
 def test_labels_of_every_kind(tmp_path, y, classes):
-    own = data.load(npz(tmp_path, x=X, y=y))
-    assert own.classes == classes and own.train[1].dtype == torch.int64
+    loaded = data.load(npz(tmp_path, x=X, y=y))
+    assert loaded.classes == classes and loaded.train[1].dtype == torch.int64
 
 
 @pytest.mark.parametrize(
@@ -61,11 +61,11 @@ def test_labels_of_every_kind(tmp_path, y, classes):
 )
 def test_bytes_are_read_as_pixels(tmp_path, shape, becomes):
     x = RNG.integers(0, 256, shape, dtype=np.uint8)
-    own = data.load(npz(tmp_path, x=x, y=Y, x_test=x, y_test=Y))
-    assert own.shape == becomes and own.note.startswith("bytes divided by 255")
-    assert own.train[0].is_contiguous() and own.train[0].max() <= 1
+    loaded = data.load(npz(tmp_path, x=x, y=Y, x_test=x, y_test=Y))
+    assert loaded.shape == becomes and loaded.note.startswith("bytes divided by 255")
+    assert loaded.train[0].is_contiguous() and loaded.train[0].max() <= 1
     order = np.moveaxis(x, -1, 1) if shape[-1] == 3 else x
-    assert torch.equal(own.test[0], torch.tensor(order.reshape(20, *becomes)).float() / 255)
+    assert torch.equal(loaded.test[0], torch.tensor(order.reshape(20, *becomes)).float() / 255)
 
 
 @pytest.mark.parametrize(
@@ -175,19 +175,19 @@ def rows(line, n=10):
     ],
 )
 def test_csv_formats_that_are_read(tmp_path, text):
-    own = data.load(csv(tmp_path, text))
-    x, y = own.train
-    assert own.classes == ("cat", "dog") and own.shape == (2,) and len(own.test[1]) == 2
+    loaded = data.load(csv(tmp_path, text))
+    x, y = loaded.train
+    assert loaded.classes == ("cat", "dog") and loaded.shape == (2,) and len(loaded.test[1]) == 2
     assert (x[:, 1] == 0.5).all() and (y == 1 - x[:, 0].long() % 2).all()
     assert x.dtype == torch.float32 and x.is_contiguous()
-    assert "features unscaled; 20 % held out as test, stratified, seed 0" in own.note
+    assert "features unscaled; 20 % held out as test, stratified, seed 0" in loaded.note
 
 
 def test_csv_classes_are_sorted_as_numbers(tmp_path):
     text = "a,y\n" + "".join(f"{i},{(10, 9, 2)[i % 3]}\n" for i in range(12))
-    own = data.load(csv(tmp_path, text))
-    assert own.classes == ("2", "9", "10")
-    assert (own.train[1] == 2 - own.train[0][:, 0].long() % 3).all()
+    loaded = data.load(csv(tmp_path, text))
+    assert loaded.classes == ("2", "9", "10")
+    assert (loaded.train[1] == 2 - loaded.train[0][:, 0].long() % 3).all()
 
 
 @pytest.mark.parametrize(
@@ -243,9 +243,9 @@ def function(tmp_path, body):
     ],
 )
 def test_results_of_functions_that_are_read(tmp_path, result):
-    own = data.load(function(tmp_path, f"def make():\n    return {result}\n"))
-    assert torch.equal(own.train[0], torch.ones(8, 3)) and own.test[0].shape == (2, 3)
-    assert len(own.classes) == 2
+    loaded = data.load(function(tmp_path, f"def make():\n    return {result}\n"))
+    assert torch.equal(loaded.train[0], torch.ones(8, 3)) and loaded.test[0].shape == (2, 3)
+    assert len(loaded.classes) == 2
 
 
 @pytest.mark.parametrize(
@@ -294,17 +294,17 @@ def folder(tmp_path):
 
 
 def test_image_folder_is_read_as_rgb(folder):
-    own = data.load(str(folder))
-    x, y = own.train
-    assert own.classes == ("cat", "dog") and own.shape == (3, 4, 6) and len(x) == 8
+    loaded = data.load(str(folder))
+    x, y = loaded.train
+    assert loaded.classes == ("cat", "dog") and loaded.shape == (3, 4, 6) and len(x) == 8
     assert torch.equal(x[y == 0].unique(), torch.tensor([0.2])) and (x[y == 1] == 1).all()
-    assert "images as RGB, 4 x 6 pixels; 20 % held out" in own.note
+    assert "images as RGB, 4 x 6 pixels; 20 % held out" in loaded.note
 
 
 def test_image_folder_is_resized_and_max_train_applies(folder):
     image(folder / "cat" / "zz.jpg", size=(50, 20))
-    own = data.load(f"{folder}@8", max_train=4)
-    assert own.train[0].shape == (4, 3, 8, 8) and own.train[1].bincount().tolist() == [2, 2]
+    loaded = data.load(f"{folder}@8", max_train=4)
+    assert loaded.train[0].shape == (4, 3, 8, 8) and loaded.train[1].bincount().tolist() == [2, 2]
     assert data.load(str(folder)).shape == (3, 4, 6)
 
 
@@ -327,9 +327,9 @@ def test_only_the_images_that_are_used_are_read(tmp_path):
 def test_image_folder_with_a_test_set(folder, tmp_path, part):
     folder.rename(tmp_path / "train")
     image(tmp_path / part / "dog" / "1.png", value=0)
-    own = data.load(str(tmp_path))
-    assert len(own.train[0]) == 10 and own.test[1].tolist() == [1]
-    assert own.note == "images as RGB, 4 x 6 pixels"
+    loaded = data.load(str(tmp_path))
+    assert len(loaded.train[0]) == 10 and loaded.test[1].tolist() == [1]
+    assert loaded.note == "images as RGB, 4 x 6 pixels"
 
 
 def test_a_class_that_only_the_test_folder_has_is_refused(refused, folder, tmp_path):

@@ -21,14 +21,14 @@ class Arrays(NamedTuple):
     lengths: Array | None = None
 
 
-def from_arrays(source: str, parts: Sequence[Arrays], are_tokens: bool = False) -> RawData:
+def from_arrays(source: str, splits: Sequence[Arrays], are_tokens: bool = False) -> RawData:
     """Check the training arrays and, if there are any, the test arrays, and name the classes.
 
     Bytes are taken as pixels, unless they are sequences with lengths or tokens.
     """
-    if are_tokens or parts[0].lengths is not None:
-        return _from_sequences(source, parts, are_tokens)
-    pairs = [_checked(source, x, y) for x, y, _ in parts]
+    if are_tokens or splits[0].lengths is not None:
+        return _from_sequences(source, splits, are_tokens)
+    pairs = [_checked(source, x, y) for x, y, _ in splits]
     first, last = pairs[0][0], pairs[-1][0]
     are_pixels = first.dtype == np.uint8
     if first.shape[1:] != last.shape[1:] or are_pixels != (last.dtype == np.uint8):
@@ -43,15 +43,15 @@ def from_arrays(source: str, parts: Sequence[Arrays], are_tokens: bool = False) 
     return RawData(*encode(source, *pairs), decode, note)
 
 
-def pad_to_longest(parts: Sequence[tuple[Array, Array]]) -> tuple[list[Any], str]:
+def pad_to_longest(splits: Sequence[tuple[Array, Array]]) -> tuple[list[Any], str]:
     """Samples, given with their lengths, padded or cut to the longest length; and a note on it.
 
-    The samples of each part become `Padded`, in the dtype of `Data`, unless all lengths are equal.
+    The samples of each split become `Padded`, in the dtype of `Data`, unless all lengths are equal.
     """
-    lengths = np.concatenate([lengths for _, lengths in parts])
+    lengths = np.concatenate([lengths for _, lengths in splits])
     shortest, longest = int(lengths.min()), int(lengths.max())
     padded: list[Any] = []
-    for x, lengths in parts:
+    for x, lengths in splits:
         x = x[:, :longest]
         if (lacking := longest - x.shape[1]) > 0:
             x = np.pad(x, [(0, 0), (0, lacking), *[(0, 0)] * (x.ndim - 2)])
@@ -151,32 +151,32 @@ def _channels_first(x: Array) -> Array:
     return np.moveaxis(x, -1, 1) if is_last else x
 
 
-def _from_sequences(source: str, parts: Sequence[Arrays], are_tokens: bool) -> RawData:
+def _from_sequences(source: str, splits: Sequence[Arrays], are_tokens: bool) -> RawData:
     """Tokens (samples, steps), or sequences (samples, steps, features) with their lengths."""
-    parts = [_checked_sequences(source, part, are_tokens) for part in parts]
-    vocabulary = _vocabulary(source, [part.x for part in parts]) if are_tokens else None
-    first, last = parts[0].x.shape, parts[-1].x.shape
+    splits = [_checked_sequences(source, split, are_tokens) for split in splits]
+    vocabulary = _vocabulary(source, [split.x for split in splits]) if are_tokens else None
+    first, last = splits[0].x.shape, splits[-1].x.shape
     if first[2:] != last[2:]:
         raise TpsgdError(
             f"{source}: a step of x has the shape {first[2:]}, but a step of x_test {last[2:]};"
             " they must match."
         )
-    if parts[0].lengths is None and first[1] != last[1]:
+    if splits[0].lengths is None and first[1] != last[1]:
         raise TpsgdError(
             f"{source}: tokens has {first[1]} steps, but tokens_test {last[1]}; pad them and give"
             " lengths and lengths_test."
         )
-    samples, note = [part.x for part in parts], ""
-    if all(part.lengths is not None for part in parts):
-        samples, note = pad_to_longest([(x, n) for x, _, n in parts if n is not None])
-    pairs = [(x, part.y) for x, part in zip(samples, parts, strict=True)]
+    samples, note = [split.x for split in splits], ""
+    if all(split.lengths is not None for split in splits):
+        samples, note = pad_to_longest([(x, n) for x, _, n in splits if n is not None])
+    pairs = [(x, split.y) for x, split in zip(samples, splits, strict=True)]
     decode = (lambda x: x) if note else tokens if are_tokens else numbers
     return RawData(*encode(source, *pairs), decode, note, vocabulary)
 
 
-def _checked_sequences(source: str, part: Arrays, are_tokens: bool) -> Arrays:
+def _checked_sequences(source: str, split: Arrays, are_tokens: bool) -> Arrays:
     """Sequences whose padding is set to zero, or an error."""
-    x, y, lengths = part
+    x, y, lengths = split
     if are_tokens:
         expected, fits = "whole numbers (samples, steps)", x.ndim == 2 and x.dtype.kind in "iu"
     else:
@@ -205,10 +205,10 @@ def _checked_sequences(source: str, part: Arrays, are_tokens: bool) -> Arrays:
     return Arrays(x, y, lengths)
 
 
-def _vocabulary(source: str, parts: list[Array]) -> int:
+def _vocabulary(source: str, splits: list[Array]) -> int:
     """One more than the largest token of the training set; a larger one in the test set raises."""
-    size = int(parts[0].max()) + 1
-    if (largest := int(parts[-1].max())) >= size:
+    size = int(splits[0].max()) + 1
+    if (largest := int(splits[-1].max())) >= size:
         raise TpsgdError(
             f"{source}: tokens_test has the token {largest}, but the largest in tokens is"
             f" {size - 1}; replace it by a token for unknown words."

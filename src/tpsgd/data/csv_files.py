@@ -1,4 +1,4 @@
-"""`.csv` files of the user's: a header, a label column, and a sample or a time step in each row."""
+"""Read `.csv` files: a header, a label column, and a sample or a time step in each row."""
 
 import csv
 import warnings

@@ -14,7 +14,7 @@ from tpsgd.nets.padded import Padded
 
 Array = NDArray[Any]
 Pair = tuple[Any, Array]  # samples (an array, or `Padded`) and their labels
-PUBLISHED = "the publisher's own split"
+Decoder = Callable[[Any], Array | Padded]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class RawData:
     classes: tuple[str, ...]
     train: Pair
     test: Pair | None
-    decode: Callable[[Any], Array | Padded]
+    decode: Decoder
     note: str
     vocabulary: int | None = None
 
@@ -45,7 +45,6 @@ class Dataset:
     """
 
     name: str
-    about: str
     classes: tuple[str, ...]
     shape: tuple[int, ...]
     train: int

@@ -21,7 +21,7 @@ def read_folder(root: Path, size: int | None = None) -> RawData:
     """
     if not root.is_dir():
         raise TpsgdError(f"{root} is not a folder; expected a folder of images, CLASS/IMAGE.png.")
-    train_folder, *test_folders = _parts(root)
+    train_folder, *test_folders = _split_folders(root)
     if (train := _list(train_folder)) is None:
         has_images = any(file.suffix.lower() in SUFFIXES for file in train_folder.iterdir())
         content = "images but no subfolders of classes" if has_images else "no images"
@@ -41,35 +41,32 @@ def read_folder(root: Path, size: int | None = None) -> RawData:
 
 def image_files(root: Path) -> Iterator[Path]:
     """The image files of all classes, for training and for testing, in order."""
-    for part in _parts(root):
-        for folder in _class_folders(part):
-            yield from _images(folder)
+    return (file for folder in _split_folders(root) for _, file in _labelled_files(folder))
 
 
-def _parts(root: Path) -> list[Path]:
+def _split_folders(root: Path) -> list[Path]:
     """The folder to train on, then the folders that may have test images."""
     if not (root / "train").is_dir():
         return [root]
-    return [root / part for part in ("train", "test", "val") if (root / part).is_dir()]
+    return [root / name for name in ("train", "test", "val") if (root / name).is_dir()]
 
 
-def _class_folders(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.iterdir() if p.is_dir() and p.name[0] != ".")
-
-
-def _images(folder: Path) -> list[Path]:
-    return sorted(f for f in folder.rglob("*") if f.suffix.lower() in SUFFIXES and f.is_file())
+def _labelled_files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """The image files below the folders of the classes, each with its class."""
+    for class_folder in sorted(p for p in folder.iterdir() if p.is_dir() and p.name[0] != "."):
+        for file in sorted(class_folder.rglob("*")):
+            if file.suffix.lower() in SUFFIXES and file.is_file():
+                yield class_folder.name, file
 
 
 def _list(folder: Path) -> Pair | None:
     """The names of the image files and their classes, or None if there are no images."""
-    files: list[str] = []  # text takes a fraction of the memory of paths
+    names: list[str] = []  # text takes a fraction of the memory of paths
     labels: list[str] = []
-    for class_folder in _class_folders(folder):
-        images = [str(file) for file in _images(class_folder)]
-        files += images
-        labels += [class_folder.name] * len(images)
-    return (np.array(files, dtype=object), np.array(labels)) if files else None
+    for label, file in _labelled_files(folder):
+        names.append(str(file))
+        labels.append(label)
+    return (np.array(names, dtype=object), np.array(labels)) if names else None
 
 
 def _decode(files: Array, shape: tuple[int, int]) -> Array:

@@ -28,15 +28,14 @@ FORMAT = 1  # raise it when the same source files give different samples
 DECODED_BYTES = 4 * 2**20  # bytes of samples that are decoded together
 DISK_FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
 ARRAYS = ("train-x", "train-y", "test-x", "test-y")
-LABEL = np.array(0, np.int64)
+LABEL = np.dtype(np.int64)
 
 
 def file_name(spec: str, path: Path | None, seed: int, max_train: int | None) -> str:
     """A name for the files of a data set, which changes when the samples may change.
 
-    It depends on the names and sizes of the source files, on the times of the user's files, and
-    on the split; nothing is decoded. `path` is the file or folder of the user's, None for a
-    built-in set.
+    It depends on the names and sizes of the source files, on the split, and on the times at which
+    the user's files were changed. `path` is the user's file or folder, None for a built-in set.
     """
     location = "" if path is None else path.resolve()
     digest = hashlib.blake2b(os.fsencode(f"{FORMAT}\0{spec}\0{location}\0{seed}\0{max_train}"))
@@ -53,7 +52,7 @@ def read(folder: Path, name: str) -> Data | None:
         sizes = [(folder / f"{name}-{array}.npy").stat().st_size for array in ARRAYS]
         if sizes != about["bytes"]:
             return None
-        train, test = (_map(folder / f"{name}-{part}") for part in ("train", "test"))
+        train, test = (_map(folder / f"{name}-{split}") for split in ("train", "test"))
         note = "; ".join(filter(None, (about["note"], "read from disk")))
         classes, shape = tuple(about["classes"]), tuple(train[0].shape[1:])
         return Data(about["data"], train, test, classes, shape, note, about["vocabulary"])
@@ -65,8 +64,8 @@ def write(
     folder: Path, name: str, spec: str, raw: RawData, train: Subset, test: Subset, note: str
 ) -> None:
     """Decode the samples, a few at a time, into files for `read`; after an error there are none."""
-    sample = _first_sample(spec, raw, train)
-    needed = (len(train.y) + len(test.y)) * (sample.nbytes + LABEL.nbytes)
+    sample = _sample_type(spec, raw, train)
+    needed = (len(train.y) + len(test.y)) * (sample.itemsize + LABEL.itemsize)
     about = {"data": spec, "classes": raw.classes, "note": note, "vocabulary": raw.vocabulary}
     files = [folder / f"{name}-{array}.npy" for array in ARRAYS]
     try:
@@ -74,9 +73,9 @@ def write(
         if (free := shutil.disk_usage(folder).free) < needed:
             raise _disk_full(spec, folder, needed, f"{free:,} are free")
         with _all_or_none([*files, folder / f"{name}.json"]) as (*arrays, about_file):
-            for (x, y), part in zip((arrays[:2], arrays[2:]), (train, test), strict=True):
-                _save(x, len(part.y), sample, _decoded(raw, part, sample))
-                _save(y, len(part.y), LABEL, [part.y])
+            for (x, y), split in zip((arrays[:2], arrays[2:]), (train, test), strict=True):
+                _save(x, len(split.y), sample, _decoded(raw, split, sample))
+                _save(y, len(split.y), LABEL, [split.y])
             about["bytes"] = [file.stat().st_size for file in arrays]
             about_file.write_text(json.dumps(about, indent=1), encoding="utf-8")
     except OSError as error:
@@ -105,31 +104,31 @@ def _stamp(file: Path) -> str:
     return f"{file}\0{status.st_size}\0{status.st_mtime_ns}"
 
 
-def _first_sample(spec: str, raw: RawData, samples: Subset) -> Array:
-    """The first decoded sample; all others have its shape and dtype."""
+def _sample_type(spec: str, raw: RawData, samples: Subset) -> np.dtype[Any]:
+    """The dtype of one decoded sample, shape included; all samples have that of the first."""
     first = raw.decode(samples.take(slice(1)))
     if isinstance(first, Padded):
         raise TpsgdError(
             f"{spec} has sequences of different lengths, which must be in memory; load it without"
             " on_disk."
         )
-    return first[0]
+    return np.dtype((first.dtype, first.shape[1:]))
 
 
-def _decoded(raw: RawData, samples: Subset, sample: Array) -> Iterator[Any]:
-    step = max(1, DECODED_BYTES // sample.nbytes)
+def _decoded(raw: RawData, samples: Subset, sample: np.dtype[Any]) -> Iterator[Any]:
+    step = max(1, DECODED_BYTES // sample.itemsize)
     for start in range(0, len(samples.y), step):
         yield raw.decode(samples.take(slice(start, start + step)))
 
 
-def _save(file: Path, count: int, sample: Array, pieces: Iterable[Array]) -> None:
+def _save(file: Path, count: int, sample: np.dtype[Any], pieces: Iterable[Array]) -> None:
     """Write a .npy file, not through a map: on a full disk, that would end the process."""
     with file.open("wb") as stream:
-        descr = np.lib.format.dtype_to_descr(sample.dtype)
+        descr = np.lib.format.dtype_to_descr(sample.base)
         header = {"descr": descr, "fortran_order": False, "shape": (count, *sample.shape)}
         np.lib.format.write_array_header_1_0(stream, header)
         for piece in pieces:
-            stream.write(np.ascontiguousarray(piece, sample.dtype).data)
+            stream.write(np.ascontiguousarray(piece, sample.base).data)
         stream.flush()
         os.fsync(stream.fileno())
 

@@ -1,4 +1,4 @@
-"""`.npz` files of the user's: arrays that are mapped instead of read, if the file allows it."""
+"""Read `.npz` files; their arrays are mapped into memory if they are not compressed."""
 
 import math
 import os
@@ -13,7 +13,7 @@ from tpsgd.data.arrays import Arrays, from_arrays
 from tpsgd.data.dataset import Array, RawData
 from tpsgd.errors import TpsgdError
 
-NAMES = {kind + part for kind in ("x", "tokens", "y", "lengths") for part in ("", "_test")}
+NAMES = {kind + suffix for kind in ("x", "tokens", "y", "lengths") for suffix in ("", "_test")}
 HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
@@ -44,12 +44,12 @@ def read_npz(file: Path) -> RawData:
             " expected x and y, and x_test and y_test both or neither (for sequences: tokens in"
             " place of x; lengths, and lengths_test if there is x_test)."
         )
-    parts = [
-        Arrays(arrays[x + part], arrays["y" + part], arrays.get("lengths" + part))
-        for part in ("", "_test")
-        if "y" + part in arrays
+    splits = [
+        Arrays(arrays[x + suffix], arrays["y" + suffix], arrays.get("lengths" + suffix))
+        for suffix in ("", "_test")
+        if "y" + suffix in arrays
     ]
-    return from_arrays(str(file), parts, are_tokens=x == "tokens")
+    return from_arrays(str(file), splits, are_tokens=x == "tokens")
 
 
 def read_array(file: Path, archive: Any, name: str) -> Array:

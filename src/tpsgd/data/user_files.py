@@ -1,4 +1,4 @@
-"""Data of the user's: which reader a path needs, and arrays that a Python function returns."""
+"""Find the reader for a user's file or folder; read what a user's Python function returns."""
 
 import importlib.util
 import sys
@@ -63,12 +63,12 @@ def read_function(file: Path, name: str) -> RawData:
     pairs = list(result) if is_nested else [result]
     if len(pairs) > 2 or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
         raise TpsgdError(f"{source} must return (x, y) or ((x, y), (x_test, y_test)).")
-    parts = [_arrays(source, *pair) for pair in pairs]
-    are_padded = {part.lengths is not None for part in parts}
+    splits = [_arrays(source, *pair) for pair in pairs]
+    are_padded = {split.lengths is not None for split in splits}
     if len(are_padded) > 1:
         raise TpsgdError(f"{source}: only one of x and x_test is Padded; they must match.")
-    x = parts[0].x
-    return from_arrays(source, parts, True in are_padded and x.ndim == 2 and x.dtype.kind in "iu")
+    x = splits[0].x
+    return from_arrays(source, splits, True in are_padded and x.ndim == 2 and x.dtype.kind in "iu")
 
 
 def call(file: Path, name: str) -> Any:

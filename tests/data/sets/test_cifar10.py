@@ -23,14 +23,14 @@ def cifar(tmp_path, monkeypatch):
 
 
 def test_cifar10_is_read_from_binary_files(cifar):
-    got = data.load("cifar10")
+    loaded = data.load("cifar10")
     records = np.concatenate(
         [np.fromfile(cifar / name, np.uint8).reshape(2, 3073) for name in cifar10.FILES]
     )
     x = torch.tensor(records[:, 1:].reshape(-1, 3, 32, 32), dtype=torch.float32) / 255
-    assert torch.equal(got.train[0], x[:10]) and torch.equal(got.test[0], x[10:])
-    assert got.train[1].tolist() == [*range(10)] and got.test[1].tolist() == [0, 1]
-    assert got.train[0].is_contiguous() and got.classes[3] == "cat"
+    assert torch.equal(loaded.train[0], x[:10]) and torch.equal(loaded.test[0], x[10:])
+    assert loaded.train[1].tolist() == [*range(10)] and loaded.test[1].tolist() == [0, 1]
+    assert loaded.train[0].is_contiguous() and loaded.classes[3] == "cat"
 
 
 @pytest.mark.parametrize("cut", [1, 3073, 2 * 3073])

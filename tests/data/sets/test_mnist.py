@@ -38,12 +38,14 @@ def mnist(tmp_path, monkeypatch):
 
 
 def test_mnist_is_read_from_idx_files(mnist):
-    got = data.load("mnist")
-    want = np.random.default_rng(0).integers(0, 256, (30, 28, 28))
-    assert torch.equal(got.train[0], torch.tensor(want[:20, None], dtype=torch.float32) / 255)
-    assert torch.equal(got.test[0], torch.tensor(want[20:, None], dtype=torch.float32) / 255)
-    assert got.train[1].tolist() == [*range(10)] * 2 and got.shape == (1, 28, 28)
-    assert got.note == "the publisher's own split"
+    loaded = data.load("mnist")
+    expected = np.random.default_rng(0).integers(0, 256, (30, 28, 28))
+    assert torch.equal(
+        loaded.train[0], torch.tensor(expected[:20, None], dtype=torch.float32) / 255
+    )
+    assert torch.equal(loaded.test[0], torch.tensor(expected[20:, None], dtype=torch.float32) / 255)
+    assert loaded.train[1].tolist() == [*range(10)] * 2 and loaded.shape == (1, 28, 28)
+    assert loaded.note == "the publisher's own split"
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ def tweet_file(file, rows, encoding="utf-8"):
 @pytest.fixture
 def sentiment(root):
     folder = root / "sentiment140"
-    mine = [(4, "@bob good day 7!"), (0, "sad sad day :( http://t.co/x")] * 10
-    tweet_file(folder / "training.csv", mine)
+    rows = [(4, "@bob good day 7!"), (0, "sad sad day :( http://t.co/x")] * 10
+    tweet_file(folder / "training.csv", rows)
     tweet_file(folder / "test.csv", [(4, "A GOOOOOD day, unseen"), (0, "nothing known"), (2, "x")])
     lines = [f"{w} {' '.join([str(i + 1)] * 3)}\n" for i, w in enumerate(["day", "good", "known"])]
     (folder / "glove.6B.100d.txt").write_text("".join(lines) + "never 1 2 broken\n")
@@ -65,8 +65,8 @@ def test_long_tweets_lose_unknown_words_then_the_most_frequent(root, monkeypatch
     monkeypatch.setattr(tweets, "VOCABULARY", 18)
     folder = root / "sentiment140"
     letters = [chr(97 + i) * 2 for i in range(20)]
-    mine = [(4 * (i % 2), " ".join(letters[:i])) for i in range(1, 21)]
-    tweet_file(folder / "training.csv", mine)
+    rows = [(4 * (i % 2), " ".join(letters[:i])) for i in range(1, 21)]
+    tweet_file(folder / "training.csv", rows)
     tweet_file(folder / "test.csv", [(0, " ".join(reversed(letters))), (4, "aa")])
     long = data.load("tweets").test[0][0].tolist()
     assert long == list(range(17, 2, -1))  # 18 and up unknown; 1 and 2 the most frequent

@@ -5,15 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tpsgd.data.dataset import (
-    PUBLISHED,
-    Dataset,
-    Pair,
-    RawData,
-    check_labels,
-    pixels,
-    unreadable,
-)
+from tpsgd.data.dataset import Dataset, Pair, RawData, check_labels, pixels, unreadable
 from tpsgd.errors import TpsgdError
 
 FILES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
@@ -24,7 +16,7 @@ def read(folder: Path, entry: Dataset) -> RawData:
     """Records of one label byte, then the red, the green and the blue pixels."""
     train = _read_files(folder, FILES[:-1], entry)
     test = _read_files(folder, FILES[-1:], entry)
-    return RawData(entry.classes, train, test, pixels, PUBLISHED)
+    return RawData(entry.classes, train, test, pixels, "the publisher's own split")
 
 
 def _read_files(folder: Path, names: tuple[str, ...], entry: Dataset) -> Pair:
@@ -51,7 +43,6 @@ def _read_files(folder: Path, names: tuple[str, ...], entry: Dataset) -> Pair:
 
 CIFAR10 = Dataset(
     name="cifar10",
-    about="photographs of ten kinds of things, 32 x 32 colour",
     classes=(
         *("airplane", "automobile", "bird", "cat", "deer"),
         *("dog", "frog", "horse", "ship", "truck"),

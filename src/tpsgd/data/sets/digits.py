@@ -24,7 +24,6 @@ def _scaled(x: Array) -> Array:
 
 DIGITS = Dataset(
     name="digits",
-    about="handwritten digits, 8 x 8, as they come with scikit-learn",
     classes=tuple("0123456789"),
     shape=(1, 8, 8),
     train=1438,

@@ -93,7 +93,6 @@ def _steps(x: Array) -> Array:
 
 EEG = Dataset(
     name="eeg",
-    about="a second of brain waves: seizure, or a healthy person with open eyes",
     classes=("healthy", "seizure"),
     shape=(45, 1),
     train=3450,
@@ -109,20 +108,17 @@ EEG = Dataset(
 EEG_ROWS = replace(
     EEG,
     name="eeg-rows",
-    about="like eeg, but split by row: the test set has rows of recordings used for training",
     read=partial(read, against=HEALTHY, by_recording=False),
 )
 EEG_TUMOUR = replace(
     EEG,
     name="eeg-tumour",
-    about="a second of brain waves: seizure, or between seizures next to a tumour",
     classes=("tumour", "seizure"),
     read=partial(read, against=TUMOUR, by_recording=True),
 )
 EEG_TUMOUR_ROWS = replace(
     EEG_TUMOUR,
     name="eeg-tumour-rows",
-    about="like eeg-tumour, but split by row",
     read=partial(read, against=TUMOUR, by_recording=False),
 )
 ENTRIES = (EEG, EEG_ROWS, EEG_TUMOUR, EEG_TUMOUR_ROWS)

@@ -21,7 +21,6 @@ def read(folder: Path, entry: Dataset) -> RawData:
 
 IMAGENETTE = Dataset(
     name="imagenette",
-    about="photographs of ten easy classes of ImageNet, 160 x 160 colour",
     classes=(
         *("tench", "English springer", "cassette player", "chain saw", "church"),
         *("French horn", "garbage truck", "gas pump", "golf ball", "parachute"),

@@ -4,48 +4,45 @@ import gzip
 import math
 import zlib
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from tpsgd.data.dataset import (
-    PUBLISHED,
-    Array,
-    Dataset,
-    Pair,
-    RawData,
-    check_labels,
-    pixels,
-    unreadable,
-)
+from tpsgd.data.dataset import Array, Dataset, Decoder, RawData, check_labels, pixels, unreadable
 from tpsgd.errors import TpsgdError
 
 FILES = tuple(
-    f"{part}-{kind}-ubyte.gz"
-    for part in ("train", "t10k")
+    f"{split}-{kind}-ubyte.gz"
+    for split in ("train", "t10k")
     for kind in ("images-idx3", "labels-idx1")
 )
 SIZE = 28
 POOL = 4
 
 
-def read_images(folder: Path, entry: Dataset) -> RawData:
-    """Images of one channel."""
-    train, test = ((x[:, None], y) for x, y in _read_pairs(folder, entry))
-    return RawData(entry.classes, train, test, pixels, PUBLISHED)
+def read(folder: Path, entry: Dataset, *, decode: Decoder, note: str) -> RawData:
+    """Images (samples, 28, 28) and labels, for training and for testing."""
+    train, test = (
+        (
+            read_idx(folder / images, (n, SIZE, SIZE)),
+            check_labels(folder / labels, read_idx(folder / labels, (n,)), entry),
+        )
+        for n, images, labels in ((entry.train, *FILES[:2]), (entry.test, *FILES[2:]))
+    )
+    return RawData(entry.classes, train, test, decode, note)
 
 
-def read_rows(folder: Path, entry: Dataset) -> RawData:
-    """28 steps of 28 pixels: the rows from top to bottom."""
-    train, test = _read_pairs(folder, entry)
-    return RawData(entry.classes, train, test, pixels, f"rows from top to bottom, {PUBLISHED}")
+def with_channel(x: Array) -> Array:
+    """Images of one channel, (samples, 1, 28, 28)."""
+    return pixels(x)[:, None]
 
 
-def read_pixels(folder: Path, entry: Dataset) -> RawData:
-    """49 steps of one number: the image averaged down to 7 x 7, its pixels row by row."""
-    train, test = _read_pairs(folder, entry)
-    note = f"squares of {POOL} x {POOL} pixels averaged and read row by row, {PUBLISHED}"
-    return RawData(entry.classes, train, test, _averages, note)
+def averages(x: Array) -> Array:
+    """Images averaged down to 7 x 7, as 49 steps of one pixel."""
+    squares = x.reshape(len(x), SIZE // POOL, POOL, SIZE // POOL, POOL)
+    total = squares.sum((2, 4), dtype=np.float32)
+    return (total / (255 * POOL * POOL)).reshape(len(x), -1, 1)
 
 
 def read_idx(file: Path, shape: tuple[int, ...]) -> Array:
@@ -79,36 +76,19 @@ def read_idx(file: Path, shape: tuple[int, ...]) -> Array:
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
-def _read_pairs(folder: Path, entry: Dataset) -> list[Pair]:
-    """Images (samples, 28, 28) and labels, for training and for testing."""
-    pairs: list[Pair] = []
-    for n, (images, labels) in zip((entry.train, entry.test), (FILES[:2], FILES[2:]), strict=True):
-        x = read_idx(folder / images, (n, SIZE, SIZE))
-        y = check_labels(folder / labels, read_idx(folder / labels, (n,)), entry)
-        pairs.append((x, y))
-    return pairs
-
-
-def _averages(x: Array) -> Array:
-    squares = x.reshape(len(x), SIZE // POOL, POOL, SIZE // POOL, POOL)
-    total = squares.sum((2, 4), dtype=np.float32)
-    return (total / (255 * POOL * POOL)).reshape(len(x), -1, 1)
-
-
 def _downloads(*md5: str) -> tuple[tuple[str, str], ...]:
     return tuple(zip(FILES, (f"md5:{checksum}" for checksum in md5), strict=True))
 
 
 MNIST = Dataset(
     name="mnist",
-    about="handwritten digits, 28 x 28",
     classes=tuple("0123456789"),
     shape=(1, SIZE, SIZE),
     train=60_000,
     test=10_000,
     licence="CC BY-SA 3.0",
     citation="LeCun et al., Gradient-based learning applied to document recognition, 1998",
-    read=read_images,
+    read=partial(read, decode=with_channel, note="the publisher's own split"),
     folder="mnist",
     files=FILES,
     mirrors=(
@@ -125,7 +105,6 @@ MNIST = Dataset(
 FASHION_MNIST = replace(
     MNIST,
     name="fashion-mnist",
-    about="articles of clothing, 28 x 28 grey",
     classes=(
         *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
         *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
@@ -147,15 +126,17 @@ FASHION_MNIST = replace(
 SEQ_MNIST_ROWS = replace(
     MNIST,
     name="seq-mnist-rows",
-    about="handwritten digits, read row by row from top to bottom",
     shape=(SIZE, SIZE),
-    read=read_rows,
+    read=partial(read, decode=pixels, note="rows from top to bottom, the publisher's own split"),
 )
 SEQ_MNIST_PIXELS = replace(
     MNIST,
     name="seq-mnist-pixels",
-    about="handwritten digits, averaged down to 7 x 7 and read pixel by pixel",
     shape=((SIZE // POOL) ** 2, 1),
-    read=read_pixels,
+    read=partial(
+        read,
+        decode=averages,
+        note="squares of 4 x 4 pixels averaged and read row by row, the publisher's own split",
+    ),
 )
 ENTRIES = (MNIST, FASHION_MNIST, SEQ_MNIST_ROWS, SEQ_MNIST_PIXELS)

@@ -52,7 +52,7 @@ def read_tokens(folder: Path, entry: Dataset) -> RawData:
 def read_vectors(folder: Path, entry: Dataset) -> RawData:
     """GloVe vectors of the words; only samples that are used are converted from tokens."""
     train, test, note = _train_and_test(folder, entry)
-    vocabulary = {word for part in (train, test) for text in part.texts for word in text}
+    vocabulary = {word for tweets in (train, test) for text in tweets.texts for word in text}
     rank, vectors = _read_glove(folder / GLOVE, vocabulary)
     pairs = [(numbered(texts, rank, STEPS), y) for texts, y in (train, test)]
     note += f"; words that GloVe has a vector for, {CUT}"
@@ -178,7 +178,6 @@ def _vector(file: Path, word: str, values: str) -> Array:
 
 TWEETS = Dataset(
     name="tweets",
-    about="positive and negative tweets, as tokens of frequent words",
     classes=("negative", "positive"),
     shape=(STEPS,),
     train=100_000,
@@ -195,7 +194,6 @@ TWEETS = Dataset(
 TWEETS_HOLDOUT = replace(
     TWEETS,
     name="tweets-holdout",
-    about="like tweets, but tested on a quarter of training.csv, where the classes differ in date",
     train=75_000,
     test=25_000,
     files=(TRAIN,),
@@ -203,7 +201,6 @@ TWEETS_HOLDOUT = replace(
 VECTORS = replace(
     TWEETS,
     name="tweets-vectors",
-    about="positive and negative tweets, as GloVe vectors of their words",
     shape=(STEPS, 100),
     citation=TWEETS.citation + "; Pennington, Socher and Manning, GloVe, EMNLP 2014",
     read=read_vectors,
@@ -214,7 +211,6 @@ VECTORS = replace(
 VECTORS_HOLDOUT = replace(
     VECTORS,
     name="tweets-vectors-holdout",
-    about="like tweets-vectors, but tested on a quarter of training.csv",
     train=75_000,
     test=25_000,
     files=(TRAIN, GLOVE),

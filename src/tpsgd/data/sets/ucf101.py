@@ -103,7 +103,6 @@ def _frames(file: Path) -> Array:
 
 UCF101 = Dataset(
     name="ucf101",
-    about="videos of people doing things, as features of ten of their frames",
     classes=(),
     shape=(STEPS, 2048),
     train=9537,
