@@ -244,7 +244,7 @@ def test_downloading_needs_pooch(cache, monkeypatch):
         data.fetch("mnist")
 
 
-def test_default_cache_is_poochs(monkeypatch):
+def test_the_default_cache_is_that_of_pooch(monkeypatch):
     monkeypatch.delenv("TPSGD_CACHE", raising=False)
     assert download.cache_root() == Path(pooch.os_cache("tpsgd"))
 

@@ -52,7 +52,7 @@ def test_max_train_applies_to_padded_sequences(tmp_path):
     assert loaded.train[0].shape[1:] == loaded.shape and "6 of 16 training samples" in loaded.note
 
 
-def test_npz_with_lengths_and_a_test_part_of_more_steps(tmp_path):
+def test_npz_with_lengths_and_a_test_set_of_more_steps(tmp_path):
     test = {"x_test": np.ones((2, 9, 3)), "y_test": Y[:2], "lengths_test": np.array([9, 2])}
     loaded = data.load(npz(tmp_path, x=X, y=Y, lengths=LENGTHS, **test))
     assert loaded.train[0].shape == (20, 9, 3) and loaded.test[0].lengths.tolist() == [9, 2]
@@ -60,7 +60,7 @@ def test_npz_with_lengths_and_a_test_part_of_more_steps(tmp_path):
     assert loaded.train[0].lengths.tolist() == LENGTHS.tolist()
 
 
-def test_lengths_that_are_all_alike_make_a_tensor(tmp_path):
+def test_lengths_that_are_all_equal_give_a_tensor(tmp_path):
     loaded = data.load(npz(tmp_path, x=X, y=Y, lengths=np.full(20, 4)))
     assert isinstance(loaded.train[0], torch.Tensor) and loaded.shape == (4, 3)
 

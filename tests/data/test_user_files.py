@@ -45,7 +45,7 @@ def test_npz_with_a_test_set_and_labels_from_one(tmp_path):
         (Y[:, None], ("0", "1")),
     ],
 )
-def test_labels_of_every_kind(tmp_path, y, classes):
+def test_labels_may_be_names_or_whole_numbers(tmp_path, y, classes):
     loaded = data.load(npz(tmp_path, x=X, y=y))
     assert loaded.classes == classes and loaded.train[1].dtype == torch.int64
 

@@ -34,14 +34,13 @@ def fetch(name: str) -> Path:
     if not entry.files:
         raise TpsgdError(f"'{name}' comes with scikit-learn; run: pip install scikit-learn")
     root = data_root()
-    incomplete = root is not None and (root / entry.folder).is_dir()
     files = ", ".join(missing(entry, root / entry.folder) if root else entry.files)
     if not entry.downloads:
         raise TpsgdError(
             f"'{name}' cannot be downloaded by tpsgd: {entry.by_hand}; put {files} into"
             f" {root or '$TPSGD_DATA'}/{entry.folder}/."
         )
-    if root and incomplete:
+    if root and (root / entry.folder).is_dir():
         raise TpsgdError(
             f"{root / entry.folder} lacks {files}; put it there, or remove that folder and the"
             " whole set is downloaded."
