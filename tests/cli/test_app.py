@@ -132,8 +132,8 @@ def test_no_words_show_the_help(says):
         ("train --device gpu", "unknown device 'gpu'"),
         ("train --out two.npz/here", "cannot write to two.npz/here"),
         ("compare --out two.npz/here", "cannot write to two.npz/here"),
-        ("data path nothing", "no built-in data set"),
-        ("data fetch nothing", "no built-in data set"),
+        ("data path nothing", "not a built-in data set"),
+        ("data fetch nothing", "not a built-in data set"),
         ("data path", "Missing argument"),
     ],
 )
