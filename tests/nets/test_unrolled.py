@@ -149,10 +149,11 @@ def test_the_codes_change_from_step_to_step_and_are_those_of_the_paper():
 def first_learner(model, data, **settings):
     """The first block with its objective drawn, and all samples as one batch."""
     kept = []
+    settings |= {"optimizer": tpsgd.sgd, "lr": 0.1}
     tpsgd.fit(model, data, schedule=kept.append, batch_size=1000, **settings)
     learner = kept[0].learners[0]
-    learner.start(torch.optim.SGD, 0.1)
-    return learner, *next(kept[0].source.batches())[:2]
+    learner.start()
+    return learner, *next(kept[0].source.batches()).load()
 
 
 def by_autograd(layer, x, y, rule, seed=0):
@@ -225,7 +226,7 @@ def test_gradients_are_autograds_on_one_step_with_the_states_cut_off(how, kind):
         learner, x, y = first_learner(model, data(), rule=rule, window=len(name) % 3 + 1)
         with torch.no_grad():
             saved = learner.forward(x)
-            local, (grads,) = learner.engine.gradients(learner.params, saved, y, learner.tensors)
+            local, (grads,) = learner.backend.gradients(learner.params, saved, y, learner.tensors)
         loss, wanted, dcodes = by_autograd(model[0], *data(), rule)
         wanted |= dict(enumerate(dcodes)) if name == "readout_learned" else {}
         grads |= dict(enumerate(local.dtensors))
@@ -243,7 +244,7 @@ def test_a_cell_without_biases_has_no_gradients_for_them():
         learner, x, y = first_learner(model, (x, y), rule=make())
         with torch.no_grad():
             saved = learner.forward(x)
-            _, (grads,) = learner.engine.gradients(learner.params, saved, y, learner.tensors)
+            _, (grads,) = learner.backend.gradients(learner.params, saved, y, learner.tensors)
         close(grads, by_autograd(learner.block.layer, x, y, make())[1])
 
 
@@ -254,7 +255,7 @@ def test_learned_codes_follow_their_gradient():
     first = learner.tensors[0].detach().clone()
     dcodes = by_autograd(model[0], x, y, rule)[2][0]
     with torch.no_grad():
-        learner.improve(learner.forward(batch), labels, labels)
+        learner.update(learner.forward(batch), labels, labels)
     torch.testing.assert_close(learner.tensors[0].detach(), first - 0.1 * dcodes)
 
 
@@ -520,7 +521,7 @@ def test_the_same_code_at_each_step_is_a_property_of_the_rule():
     learner, x, y = first_learner(net(cell()), (x, y), rule=once)
     with torch.no_grad():
         saved = learner.forward(x)
-        local, (grads,) = learner.engine.gradients(learner.params, saved, y, learner.tensors)
+        local, (grads,) = learner.backend.gradients(learner.params, saved, y, learner.tensors)
     close(grads, wanted)
     assert float(local.loss) == pytest.approx(loss)
 

@@ -240,7 +240,7 @@ def test_bad_data_and_a_memory_that_is_too_small(monkeypatch):
         fit_zorb(model, (X, Y.clamp(min=0) + 3))
     with pytest.raises(TpsgdError, match="empty"):
         fit_zorb(model, (X[:0], Y[:0]))
-    monkeypatch.setattr("tpsgd.engine.solvable.available", lambda device: 100)
+    monkeypatch.setattr("tpsgd.engine.solved.available", lambda device: 100)
     with pytest.raises(TpsgdError, match=r"block 1 .* cannot be solved in closed form here"):
         fit_zorb(model, (X, Y))
 

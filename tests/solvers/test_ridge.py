@@ -247,7 +247,7 @@ def test_more_refusals():
 
 
 def test_a_solve_too_large_is_refused_before_anything_is_trained(monkeypatch):
-    monkeypatch.setattr("tpsgd.engine.solvable.available", lambda device: 1000)
+    monkeypatch.setattr("tpsgd.engine.solved.available", lambda device: 1000)
     model = two_layers()
     before = [p.clone() for p in model.parameters()]
     with pytest.raises(TpsgdError, match=r"block 2 .* 8 inputs need about .* 1000 B are free"):
@@ -322,7 +322,7 @@ def test_few_samples_give_the_same_by_way_of_their_products(bias, alpha):
 
 def test_more_inputs_than_memory_for_their_products_but_few_samples(monkeypatch):
     """4,000 inputs: products with one another would be 900 MB; 30 samples need 5 MB."""
-    monkeypatch.setattr("tpsgd.engine.solvable.available", lambda device: 50 << 20)
+    monkeypatch.setattr("tpsgd.engine.solved.available", lambda device: 50 << 20)
     x, y = torch.randn(30, 4000), torch.arange(30) % 3
     x[y == 1, :40] += 2
     x[y == 2, :40] -= 2
