@@ -149,7 +149,7 @@ def test_channels_last_is_for_our_modules_too():
 
 WRONG = {
     "no ResNet50": {"depth": 50},
-    "shape must be a picture's": {"shape": (32, 32)},
+    "shape must be an image's": {"shape": (32, 32)},
     "classes must be": {"classes": 0},
     "width must be": {"width": 0},
 }

@@ -1,4 +1,4 @@
-"""VGG nets: torchvision's sizes and names, any picture, and training block by block."""
+"""VGG nets: torchvision's sizes and names, any image size, and training block by block."""
 
 from itertools import pairwise
 
@@ -54,7 +54,7 @@ def test_torchvisions_keys(depth, batch_norm, dropout):
     assert list(net.state_dict()) == wanted
 
 
-def test_vgg8_is_nokland_and_eidnes():
+def test_vgg8_is_that_of_nokland_and_eidnes():
     """Their VGG8b: six convolutions, four poolings, 1,024 units; counted by hand at 32 px."""
     with torch.device("meta"):
         net = vgg8((3, 32, 32), 10)
@@ -85,7 +85,7 @@ def test_the_taps_of_vgg16_by_hand():
     ("depth", "shape"), [(8, (1, 16, 16)), (8, (1, 28, 28)), (11, (4, 32, 48)), (16, (2, 33, 40))]
 )
 @pytest.mark.parametrize("pool", [None, 2])
-def test_pictures_of_any_size_and_channels(depth, shape, pool):
+def test_images_of_any_size_and_channels(depth, shape, pool):
     """Shapes are what matter: numbers are not computed."""
     with torch.device("meta"):
         net = vgg(depth, shape, 7, dense=(8,), pool=pool)
@@ -131,7 +131,7 @@ def test_a_depth_without_taps_is_refused():
 
 
 def test_blocks_learn_with_batch_norm_dropout_and_pooling():
-    """Dropout rides with the next layer, so that every layer has a closed form."""
+    """Dropout belongs to the next block, so that every block has a closed form."""
     net = seeded(lambda: vgg8((2, 16, 16), 3, dense=(8,), batch_norm=True, dropout=0.2, pool=1))
     before = {name: p.clone() for name, p in net.named_parameters()}
     run = tpsgd.fit(net, images(8, 2, 16), rule=rules.readout(), epochs=1, batch_size=4)
