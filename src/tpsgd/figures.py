@@ -1,4 +1,4 @@
-"""How figures look, and figures as files. Needs matplotlib when one is drawn."""
+"""The look of all figures, and figures as files. Only drawing needs matplotlib."""
 
 import io
 from pathlib import Path

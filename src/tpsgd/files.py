@@ -1,4 +1,4 @@
-"""Writing files without ever leaving half of one, and functions out of Python files."""
+"""Writing files completely or not at all, and loading functions from Python files."""
 
 import importlib.util
 import os
@@ -12,20 +12,20 @@ from tpsgd.errors import TpsgdError
 
 
 def write_whole(path: Path, content: bytes) -> Path:
-    """Write a file under another name first, so that `path` never holds half of it."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    """Write a file under another name, then rename it, so that `path` is never incomplete."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        part.write_bytes(content)
-        part.replace(path)
-    except OSError as error:  # a full disk does not say where
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    except OSError as error:  # errors about a full disk name no file
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
-        part.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     return path
 
 
 def writable_folder(folder: Path) -> Path:
-    """The folder, made where it is not there, or an error if nothing can be written to it."""
+    """The folder, created if it does not exist; an error if nothing can be written to it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:

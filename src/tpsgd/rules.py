@@ -19,8 +19,8 @@ is gradient *descent* on a local loss J_i, so all rules have the same sign conve
 | `untrained`  | none: no layer is trained                                                      |
 
 The printed table leaves out the input factor x_i^T. `*` and `abs` act on each element; losses are
-sums over units and means over the batch. y* - y_N stands for the negative derivative of the last
-block's loss with respect to the logits, y* - p. With DFA and sDFA no layer can learn before the
+sums over units and means over the batch. y* - y_N is the negative derivative of the last block's
+loss with respect to the logits, y* - p. With DFA and sDFA no layer can learn before the
 network's output is known; the other rules have no such update locking. `readout` is not from the
 paper: it is the local classifier of Mostafa, Ramesh & Cauwenberghs (2018) with fixed random
 weights, written in the same form.

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -389,8 +390,9 @@ def test_the_random_control_is_there_for_other_models_by_name(says):
 
 
 def test_words_of_the_command_line_are_those_of_the_models():
-    help_of_init = options.ModelOptions.__annotations__["init"].__metadata__[0].help
-    assert all(word in help_of_init for word in models.INITS)
+    helps = {f.name: f.metadata["option"].help for f in fields(options.ModelOptions)}
+    assert all(word in helps["init"] for word in models.INITS)
+    assert all(word in helps["activation"] for word in models.ACTIVATIONS)
     for word in options.AUGMENT:
         assert callable(getattr(tpsgd.augment, word.replace("-", "_")))
 

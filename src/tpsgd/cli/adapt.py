@@ -8,7 +8,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-import typer
 from rich.console import Console
 
 from tpsgd.cli import adapt_plan, adapt_shift
@@ -22,7 +21,9 @@ from tpsgd.cli.options import (
     TrainingOptions,
     check,
     grouped,
+    option,
     provenance_of,
+    setting,
     settings_of,
 )
 from tpsgd.cli.terminal import Stopped, grid_of, named_bar, until_interrupted
@@ -48,16 +49,14 @@ COMBINE = ("summed", "averaged", "learned")
 class ImageOptions(DataOptions):
     """Images to train on."""
 
-    data: Annotated[str, typer.Option(help=IMAGES)] = REQUIRED
+    data: str = setting(REQUIRED, IMAGES)
 
 
 @dataclass(frozen=True)
 class TestedImageOptions(ImageOptions):
     """Images to train and to test on."""
 
-    max_test: Annotated[
-        int | None, typer.Option(help="Use only this many test samples.", min=1)
-    ] = None
+    max_test: int | None = setting(None, "Use only this many test samples.", min=1)
 
     def load(self, seed: int = 0) -> "Data":
         """The data set, with fewer test samples if so chosen; classes keep their shares."""
@@ -83,16 +82,10 @@ class BackboneOptions:
 
     TITLE: ClassVar[str] = "Backbone"
 
-    backbone: Annotated[str, typer.Option(help=BACKBONES)] = "vgg16"
-    weights: Annotated[
-        Path | None, typer.Option(help="FILE.pth, .safetensors or .npz with torchvision's names.")
-    ] = None
-    taps: Annotated[
-        str | None, typer.Option("--tap", "--taps", help="pool5, or several: pool4,pool5.")
-    ] = None
-    quantize: Annotated[
-        str | None, typer.Option(help="Make the backbone smaller: bf16 or int8.")
-    ] = None
+    backbone: str = setting("vgg16", BACKBONES)
+    weights: Path | None = setting(None, "FILE.pth, .safetensors or .npz with torchvision's names.")  # noqa: RUF009
+    taps: str | None = setting(None, "pool5, or several: pool4,pool5.", "--tap", "--taps")
+    quantize: str | None = setting(None, "Make the backbone smaller: bf16 or int8.")
 
     def load(self, machine: MachineOptions) -> "tuple[Backbone, tuple[str, ...]]":
         """The backbone on its device, and the taps; by default the last one."""
@@ -117,14 +110,12 @@ class AdaptorOptions:
 
     TITLE: ClassVar[str] = "Adaptor"
 
-    convs: Annotated[int, typer.Option(help="Number of convolutions.", min=0)] = 1
-    dense: Annotated[int, typer.Option(help="Number of hidden dense layers.", min=0)] = 1
-    filters: Annotated[int, typer.Option(help="Filters of each convolution.", min=1)] = 64
-    kernel: Annotated[int, typer.Option(help="Size of each convolution; odd.", min=1)] = 5
-    width: Annotated[int, typer.Option(help="Units of each dense layer.", min=1)] = 256
-    combine: Annotated[
-        str, typer.Option(help=f"Outputs of several taps: {', '.join(COMBINE)}.")
-    ] = "averaged"
+    convs: int = setting(1, "Number of convolutions.", min=0)
+    dense: int = setting(1, "Number of hidden dense layers.", min=0)
+    filters: int = setting(64, "Filters of each convolution.", min=1)
+    kernel: int = setting(5, "Size of each convolution; odd.", min=1)
+    width: int = setting(256, "Units of each dense layer.", min=1)
+    combine: str = setting("averaged", f"Outputs of several taps: {', '.join(COMBINE)}.")
 
     def layers(self) -> Any:
         """A function that makes the layers of one tap."""
@@ -137,10 +128,8 @@ class AdaptorOptions:
 class AdaptTrainingOptions(TrainingOptions):
     """How to train layers on features: by default with smaller batches, and more epochs if few."""
 
-    epochs: Annotated[
-        int | None, typer.Option(help="Epochs per block; default: 8, more for few samples.", min=1)
-    ] = None
-    batch_size: Annotated[int, typer.Option(help="Samples per step.", min=1)] = 32
+    epochs: int | None = setting(None, "Epochs per block; default: 8, more for few samples.", min=1)
+    batch_size: int = setting(32, "Samples per step.", min=1)
 
 
 @dataclass(frozen=True)
@@ -177,11 +166,9 @@ def adapt(
     machine: MachineOptions,
     rule: RuleWord = "readout",
     no_controls: Annotated[
-        bool, typer.Option("--no-controls", help="Leave backprop and a frozen adaptor out.")
+        bool, option("Leave backprop and a frozen adaptor out.", "--no-controls")
     ] = False,
-    out: Annotated[Path, typer.Option(help="Folder for the adaptor and the record.")] = Path(
-        "tpsgd-adaptor"
-    ),
+    out: Annotated[Path, option("Folder for the adaptor and the record.")] = Path("tpsgd-adaptor"),
     as_json: AsJson = False,
 ) -> None:
     """Train an adaptor on a frozen backbone, or test how one adapts to a shifted domain."""
@@ -209,8 +196,9 @@ def adapt(
     record |= (
         adapt_shift.recover(job, shift, training.epochs, folder) if shifts else _fit(job, folder)
     )
-    record |= _about(job) | provenance_of(job.data, machine.device)
-    record |= {"quantize": backbone.quantize, "out": str(folder)}
+    record |= {"backbone": net.name, "taps": list(taps), "quantize": backbone.quantize}
+    record |= {"backbone_bytes": record["planned"]["backbone_bytes"], "out": str(folder)}
+    record |= provenance_of(job.data, machine.device)
     _report(record, job, folder, as_json)
 
 
@@ -243,8 +231,8 @@ def _arms(
 
     words = [rule, *(("backprop", "frozen") if controls else ())]
     arms = {word: settings(word) for word in dict.fromkeys(words)}
-    probe = {"layers": Probe(), "optimizer": ridge(), "lr": None, "precision": None}
-    return arms | {"linear probe": probe}
+    solved = {"optimizer": ridge(), "lr": None, "loss": None, "precision": None}
+    return arms | {"linear probe": {"layers": Probe(), **solved}}
 
 
 def _fit(job: Job, folder: Path) -> dict[str, Any]:
@@ -292,16 +280,6 @@ def _row(name: str, adaptor: "Adaptor") -> dict[str, Any]:
     }
 
 
-def _about(job: Job) -> dict[str, Any]:
-    from tpsgd.adapt import quantize
-
-    return {
-        "backbone": job.backbone.name,
-        "backbone_bytes": quantize.weight_bytes(job.backbone.model),
-        "taps": list(job.taps),
-    }
-
-
 def _report(record: dict[str, Any], job: Job, folder: Path, as_json: bool) -> None:
     """Write the record; print it, or its tables; end with an error after an interrupt."""
     write_whole(folder / "record.json", json.dumps(record, indent=1).encode())
@@ -338,5 +316,5 @@ def _show(record: dict[str, Any], job: Job, folder: Path) -> None:
     else:
         console.print("peak: training the layers, including the backbone")
     if job.memory.budget is not None:
-        console.print("backprop and a frozen adaptor are left out: they have no memory budget")
+        console.print("within a memory budget, backprop and a frozen adaptor are not trained")
     console.print(f"{record['arms'][0]['arm']}'s adaptor and record.json: {folder}", markup=False)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def planned(job: "Job", more: int) -> dict[str, Any]:
     """The planned bytes; those of the layers are the largest of all taps.
 
-    `more` is the number of samples, besides those of the data set, whose features are kept.
+    `more` is the number of samples, in addition to those of the data set, whose features are kept.
     """
     from tpsgd.adapt import quantize
 

@@ -3,12 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import typer
 from rich.console import Console
 
-from tpsgd.cli.options import check
+from tpsgd.cli.options import check, setting
 from tpsgd.cli.terminal import grid_of, named_bar, until_interrupted
 from tpsgd.errors import TpsgdError
 
@@ -25,15 +24,9 @@ class ShiftOptions:
 
     TITLE: ClassVar[str] = "New domain"
 
-    shift: Annotated[
-        str | None, typer.Option(help=f"{', '.join(SHIFTS)}; or several: grey,blur.")
-    ] = None
-    shots: Annotated[
-        int | None, typer.Option(help="Labelled samples per class; default: 10.", min=1)
-    ] = None
-    replay: Annotated[
-        int | None, typer.Option(help="Old samples per class to add; default: 0.", min=0)
-    ] = None
+    shift: str | None = setting(None, f"{', '.join(SHIFTS)}; or several: grey,blur.")
+    shots: int | None = setting(None, "Labelled samples per class; default: 10.", min=1)
+    replay: int | None = setting(None, "Old samples per class to add; default: 0.", min=0)
 
     def words(self) -> list[str]:
         """The shifts."""

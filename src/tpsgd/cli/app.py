@@ -93,10 +93,10 @@ def rules() -> None:
 
     grid = grid_of("rule", "what it does", "projects", "source")
     for word, entry in ALL.items():
-        one = arm(word)
-        projected = one.rule.signal.value if one.rule and one.rule.objective else "nothing"
+        rule, about = arm(word).rule, arm(word).about
+        projected = rule.signal.value if rule and rule.objective else "nothing"
         projected = "the label" if word == "zorb" else projected  # through the net itself
-        grid.add_row(word, one.about, projected, entry.source)
+        grid.add_row(word, about, projected, entry.source)
     Console().print(grid)
 
 

@@ -4,8 +4,6 @@ import json
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from tpsgd.cli.options import (
     SCHEDULES,
     AsJson,
@@ -17,6 +15,7 @@ from tpsgd.cli.options import (
     command_line,
     grouped,
     listed,
+    option,
     settings_of,
 )
 from tpsgd.cli.terminal import Stopped, live_bar, show
@@ -30,11 +29,9 @@ def compare(
     training: TrainingOptions,
     memory: MemoryOptions,
     machine: MachineOptions,
-    rules: Annotated[
-        str, typer.Option(help="all, or some: readout,drtp. See: tpsgd rules.")
-    ] = "all",
-    restarts: Annotated[int, typer.Option(help="Models to train with each rule.", min=1)] = 3,
-    out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("tpsgd-report"),
+    rules: Annotated[str, option("all, or some: readout,drtp. See: tpsgd rules.")] = "all",
+    restarts: Annotated[int, option("Models to train with each rule.", min=1)] = 3,
+    out: Annotated[Path, option("Folder for the report.")] = Path("tpsgd-report"),
     as_json: AsJson = False,
 ) -> None:
     """Compare rules with backprop and with frozen hidden layers: a table and a report."""

@@ -11,9 +11,9 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable
 from copy import copy
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
@@ -39,8 +39,21 @@ MODELS = (
     "(bidirectional), rnn:512,512+256 (a perceptron after the +), paper-rnn:512, torch-rnn:512 or "
     "FILE.py:FUNCTION."
 )
-RuleWord = Annotated[str, typer.Option("--rule", help="See: tpsgd rules.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+
+def option(help: str, *names: str, **more: Any) -> Any:
+    """An option of a single command: `name: Annotated[type, option("Its help.")] = default`."""
+    return typer.Option(*names, help=help, **more)
+
+
+def setting(default: Any, help: str, *names: str, **more: Any) -> Any:
+    """An option of a group: `name: type = setting(default, "Its help.")`."""
+    return field(default=default, metadata={"option": option(help, *names, **more)})
+
+
+REQUIRED: Any = object()  # the default of an option that has to be given
+RuleWord = Annotated[str, option("See: tpsgd rules.", "--rule")]
+AsJson = Annotated[bool, option("Print one JSON object and nothing else.", "--json")]
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
@@ -56,7 +69,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
     def call(**words: Any) -> None:
         values = {
-            name: group(**{field.name: words.pop(field.name) for field in fields(group)})
+            name: group(**{f.name: words.pop(f.name) for f in fields(group)})
             for name, group in groups.items()
         }
         command(**values, **words)
@@ -68,19 +81,13 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _parameters(group: Any) -> Iterable[inspect.Parameter]:
-    """A parameter for every field of a group; `--help` shows them in a panel of their own."""
-    hints = get_type_hints(group, include_extras=True)
-    for field in fields(group):
-        kind, option = hints[field.name].__origin__, copy(hints[field.name].__metadata__[0])
-        option.rich_help_panel = group.TITLE
-        default = inspect.Parameter.empty if field.default is REQUIRED else field.default
-        yield inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=default,
-            annotation=Annotated[kind, option],
-        )  # fmt: skip
-
-
-REQUIRED: Any = object()  # the default of an option that has to be given
+    """A parameter for every option of a group; `--help` shows them in a panel of their own."""
+    for f in fields(group):
+        declared = copy(f.metadata["option"])
+        declared.rich_help_panel = group.TITLE
+        hint, kind = Annotated[f.type, declared], inspect.Parameter.KEYWORD_ONLY
+        default = inspect.Parameter.empty if f.default is REQUIRED else f.default
+        yield inspect.Parameter(f.name, kind, default=default, annotation=hint)
 
 
 def check(kind: str, word: str | None, words: Iterable[str]) -> None:
@@ -100,13 +107,9 @@ class DataOptions:
 
     TITLE: ClassVar[str] = "Data"
 
-    data: Annotated[str, typer.Option(help=DATA)] = "digits"
-    max_train: Annotated[
-        int | None, typer.Option(help="Use only this many training samples.", min=1)
-    ] = None
-    on_disk: Annotated[
-        Path | None, typer.Option(help="Keep the decoded data in this folder, not in memory.")
-    ] = None
+    data: str = setting("digits", DATA)
+    max_train: int | None = setting(None, "Use only this many training samples.", min=1)
+    on_disk: Path | None = setting(None, "Keep the decoded data in this folder, not in memory.")  # noqa: RUF009
 
     def load(self, seed: int = 0) -> "Data":
         """The data set."""
@@ -121,24 +124,12 @@ class ModelOptions:
 
     TITLE: ClassVar[str] = "Model"
 
-    model: Annotated[str, typer.Option(help=MODELS)] = "mlp:256"
-    activation: Annotated[
-        str, typer.Option(help="leaky-relu, relu, tanh, sigmoid, gelu, silu or softplus.")
-    ] = "leaky-relu"
-    init: Annotated[
-        str | None,
-        typer.Option(help="rnn: initial weights: zeros, uniform, scaled-uniform or reservoir."),
-    ] = None
-    leak: Annotated[
-        float | None, typer.Option(help="rnn: the share of the state that a step renews, up to 1.")
-    ] = None
-    window: Annotated[
-        int | None, typer.Option(help="rnn: time steps computed together; more is faster.", min=1)
-    ] = None
-    head: Annotated[
-        str | None,
-        typer.Option(help="Last layer: adam, or ridge (closed form; the default for rnn)."),
-    ] = None
+    model: str = setting("mlp:256", MODELS)
+    activation: str = setting("leaky-relu", "leaky-relu, relu, tanh, sigmoid, gelu, silu, softplus")
+    init: str | None = setting(None, "rnn: weights: zeros, uniform, scaled-uniform, reservoir.")
+    leak: float | None = setting(None, "rnn: the share of the state that a step renews, up to 1.")
+    window: int | None = setting(None, "rnn: time steps computed together; more is faster.", min=1)
+    head: str | None = setting(None, "Last layer: adam, or ridge in closed form (default for rnn).")
 
     def factory_for(self, data: "Data") -> "tuple[Factory, bool]":
         """A factory of models for a data set, and whether the models are recurrent."""
@@ -203,28 +194,15 @@ class TrainingOptions:
 
     TITLE: ClassVar[str] = "Training"
 
-    epochs: Annotated[int | None, typer.Option(help="Epochs per block.", min=1)] = 10
-    batch_size: Annotated[int, typer.Option(help="Samples per step.", min=1)] = 128
-    lr: Annotated[
-        float | None, typer.Option(help="Learning rate (default: Adam 0.001, SGD 0.1).")
-    ] = None
-    seed: Annotated[int, typer.Option(help="Of weights, class codes and sample order.", min=0)] = 0
-    schedule: Annotated[
-        str | None, typer.Option(help="sequential, or simultaneous (always so with dfa, sdfa).")
-    ] = None
-    loss: Annotated[str | None, typer.Option(help=f"Last layer: {', '.join(LOSSES)}.")] = None
-    optimizer: Annotated[
-        str | None, typer.Option(help="adam, or sgd without momentum, which needs less memory.")
-    ] = None
-    augment: Annotated[
-        str | None,
-        typer.Option(
-            help="Random changes of images: flip, crop:4, cutout:8, resized-crop, jitter."
-        ),
-    ] = None
-    precision: Annotated[
-        str | None, typer.Option(help="bf16: forward and backward in 16 bits.")
-    ] = None
+    epochs: int | None = setting(10, "Epochs per block.", min=1)
+    batch_size: int = setting(128, "Samples per step.", min=1)
+    lr: float | None = setting(None, "Learning rate (default: Adam 0.001, SGD 0.1).")
+    seed: int = setting(0, "Of weights, class codes and sample order.", min=0)
+    schedule: str | None = setting(None, "sequential, or simultaneous (always so with dfa, sdfa).")
+    loss: str | None = setting(None, f"Last layer: {', '.join(LOSSES)}.")
+    optimizer: str | None = setting(None, "adam, or sgd without momentum, which needs less memory.")
+    augment: str | None = setting(None, "Images: flip,crop:4,cutout:8,resized-crop,jitter.")
+    precision: str | None = setting(None, "bf16: forward and backward in 16 bits.")
 
     def schedule_of(self, default: Any = None) -> Any:
         """The schedule, or the default."""
@@ -267,15 +245,15 @@ def augmentation(text: str) -> Any:
     from tpsgd.engine import augment
 
     functions = []
-    for part in text.split(","):
-        word, _, number = part.strip().partition(":")
+    for item in text.split(","):
+        word, _, number = item.strip().partition(":")
         check("augmentation", word, AUGMENT)
         if word == "cutout" and not number:
             raise TpsgdError("cutout needs a size in pixels: cutout:8")
         try:
             values = [float(number) if "." in number else int(number)] if number else []
         except ValueError:
-            raise TpsgdError(f"{part!r} is no augmentation: write {word} or {word}:4") from None
+            raise TpsgdError(f"{item!r} is no augmentation: write {word} or {word}:4") from None
         functions.append(getattr(augment, word.replace("-", "_"))(*values))
     return functions[0] if len(functions) == 1 else augment.chain(*functions)
 
@@ -286,17 +264,11 @@ class MemoryOptions:
 
     TITLE: ClassVar[str] = "Memory"
 
-    memory: Annotated[
-        str | None, typer.Option(help="64MB, 1.5GB: the most to use beyond the data set.")
-    ] = None
-    reuse: Annotated[
-        str | None, typer.Option(help="Keep blocks' inputs: yes, no (recompute), or a folder.")
-    ] = None
-    micro_batch: Annotated[
-        int | None, typer.Option(help="Process this many samples of a batch at a time.", min=1)
-    ] = None
+    memory: str | None = setting(None, "64MB, 1.5GB: the most to use beyond the data set.")
+    reuse: str | None = setting(None, "Keep blocks' inputs: yes, no (recompute), or a folder.")
+    micro_batch: int | None = setting(None, "Process this many samples of a batch together.", min=1)
 
-    def kept(self) -> bool | Path | None:
+    def reuse_of(self) -> bool | Path | None:
         """`reuse` as a value."""
         if self.reuse in (None, "yes", "no"):
             return None if self.reuse is None else self.reuse == "yes"
@@ -309,7 +281,7 @@ class MemoryOptions:
         """The group as a value of the library."""
         from tpsgd.engine.settings import Memory
 
-        return Memory(budget=self.memory, reuse=self.kept(), micro_batch=self.micro_batch)
+        return Memory(budget=self.memory, reuse=self.reuse_of(), micro_batch=self.micro_batch)
 
     def settings(self) -> dict[str, Any]:
         """The settings of `fit` in this group."""
@@ -327,8 +299,8 @@ class MachineOptions:
 
     TITLE: ClassVar[str] = "Machine"
 
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None
-    threads: Annotated[int | None, typer.Option(help="CPU threads.", min=1)] = None
+    device: str | None = setting(None, "cpu, cuda, cuda:1, ...")
+    threads: int | None = setting(None, "CPU threads.", min=1)
 
     def settings(self) -> dict[str, Any]:
         """The settings of `fit` in this group; the number of threads is set."""

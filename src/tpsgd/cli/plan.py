@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from tpsgd import figures
 from tpsgd.cli.options import (
     DATA,
@@ -20,6 +18,8 @@ from tpsgd.cli.options import (
     TrainingOptions,
     command_line,
     grouped,
+    option,
+    setting,
     settings_of,
 )
 from tpsgd.cli.terminal import show_plan, waiting
@@ -36,12 +36,10 @@ if TYPE_CHECKING:
 class SampleOptions(DataOptions):
     """A data set, or the shape of its samples."""
 
-    data: Annotated[str | None, typer.Option(help=DATA)] = None  # type: ignore[assignment]
-    shape: Annotated[
-        str | None, typer.Option(help="Instead of data: shape of a sample, 1x28x28 or 784.")
-    ] = None
-    classes: Annotated[int | None, typer.Option(help="With --shape: classes.", min=1)] = None
-    samples: Annotated[int | None, typer.Option(help="With --shape: samples.", min=1)] = None
+    data: str | None = setting(None, DATA)  # type: ignore[assignment]
+    shape: str | None = setting(None, "Instead of data: shape of a sample, 1x28x28 or 784.")
+    classes: int | None = setting(None, "With --shape: classes.", min=1)
+    samples: int | None = setting(None, "With --shape: samples.", min=1)
 
 
 @dataclass(frozen=True)
@@ -64,24 +62,24 @@ def plan(
     memory: MemoryOptions,
     machine: MachineOptions,
     rule: RuleWord = "readout",
-    plot: Annotated[Path | None, typer.Option(help="Draw it: FILE.png or FILE.svg.")] = None,
+    plot: Annotated[Path | None, option("Draw it: FILE.png or FILE.svg.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Estimate the peak memory of a training run, compared with backprop."""
-    from tpsgd.comparison.arms import arm, entry
+    from tpsgd.comparison.arms import entry
 
     entry(rule)
     if rule == "backprop":
         raise TpsgdError("every plan includes backprop: choose a rule to compare with it")
-    if arm(rule).method is not None:
-        raise TpsgdError(f"{rule} cannot be planned: it is not trained by fit")
     subject = _subject(data, model)
     head = model.head_of(subject.recurrent)
     if plot is not None:
         figures.check_file(plot, "plan")
     with waiting("rehearsing the training run"):
         arm = arm_for(rule, training, memory, subject.factory, head)
-        settings = settings_of(training, memory, model) | {"device": _device(machine.device)}
+        if arm.method is not None:
+            raise TpsgdError(f"{rule} cannot be planned: it is not trained by fit")
+        settings = settings_of(training, memory, model) | {"device": machine.device}
         plan = _plan(subject, arm, settings, training.schedule is not None)
     if plot is not None:
         plan.plot(plot)
@@ -124,11 +122,10 @@ def _of_shape(text: str, classes: int | None, samples: int, model: ModelOptions)
 
 
 def _plan(subject: Subject, arm: "Arm", settings: dict[str, Any], one_schedule: bool) -> "Plan":
-    from tpsgd.engine.batches import UNCUT
     from tpsgd.memory.plan import plan
 
     if subject.padded and settings["memory"].budget is not None:
-        raise TpsgdError(UNCUT)
+        raise TpsgdError("sequences of different lengths cannot be planned within a memory budget")
     if arm.epochs is not None:
         settings["epochs"] = arm.epochs
     if arm.optimizer is not None:
@@ -149,15 +146,3 @@ def _plan(subject: Subject, arm: "Arm", settings: dict[str, Any], one_schedule: 
         return plan_of_rule
     longest = f"sequences differ in length: all are planned as {subject.shape[0]} steps long"
     return replace(plan_of_rule, remarks=(*plan_of_rule.remarks, longest))
-
-
-def _device(word: str | None) -> str | None:
-    """A device that torch knows; the machine need not have it."""
-    import torch
-
-    try:
-        if word is not None and torch.device(word).type == "meta":
-            raise TpsgdError("device meta holds no numbers: nothing can be trained on it")
-    except RuntimeError:
-        raise TpsgdError(f"unknown device {word!r}: write cpu, cuda or cuda:1") from None
-    return word

@@ -8,8 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from tpsgd.cli.adapt import AdaptTrainingOptions, BackboneOptions, ImageOptions, check_rule
 from tpsgd.cli.options import (
     AsJson,
@@ -17,6 +15,7 @@ from tpsgd.cli.options import (
     MemoryOptions,
     RuleWord,
     grouped,
+    option,
     provenance_of,
     settings_of,
 )
@@ -39,13 +38,13 @@ def search(
     memory: MemoryOptions,
     machine: MachineOptions,
     rule: RuleWord = "tpsgd-l2",
-    convs: Annotated[str, typer.Option(help="Numbers of convolutions to try.")] = "0,1,2",
-    dense: Annotated[str, typer.Option(help="Numbers of dense layers to try.")] = "0,1,2",
-    restarts: Annotated[int, typer.Option(help="Training runs of each.", min=1)] = 1,
+    convs: Annotated[str, option("Numbers of convolutions to try.")] = "0,1,2",
+    dense: Annotated[str, option("Numbers of dense layers to try.")] = "0,1,2",
+    restarts: Annotated[int, option("Training runs of each.", min=1)] = 1,
     top: Annotated[
-        int | None, typer.Option(help="Train only this many per tap: the best by score.", min=1)
+        int | None, option("Train only this many per tap: the best by score.", min=1)
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("tpsgd-search"),
+    out: Annotated[Path, option("Folder for the results.")] = Path("tpsgd-search"),
     as_json: AsJson = False,
 ) -> None:
     """Find layers for the taps of a frozen backbone by accuracy on held-out samples.

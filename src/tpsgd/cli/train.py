@@ -5,8 +5,6 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from tpsgd.cli.options import (
     AsJson,
     DataOptions,
@@ -16,6 +14,7 @@ from tpsgd.cli.options import (
     RuleWord,
     TrainingOptions,
     grouped,
+    option,
     provenance_of,
     settings_of,
 )
@@ -36,9 +35,7 @@ def train(
     memory: MemoryOptions,
     machine: MachineOptions,
     rule: RuleWord = "readout",
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for model.pt (a state dict) and run.json.")
-    ] = None,
+    out: Annotated[Path | None, option("Folder for model.pt (a state dict) and run.json.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train one model with one rule and test it."""
@@ -84,18 +81,18 @@ def arm_for(
     from tpsgd.peers.arms import ALL as PEERS
 
     schedule, settings = training.schedule_of(), training.settings()
-    one = arm(rule, schedule or sequential, factory)
+    way = arm(rule, schedule or sequential, factory)
     if rule in PEERS and (options := training.chosen()):
         raise TpsgdError(f"{rule} takes no {', '.join(options)}: leave them out")
-    if memory.memory and not one.budgeted:
+    if memory.memory and not way.budgeted:
         raise TpsgdError(f"--memory is for rules, which train block by block, not for {rule}")
-    if one.method and (options := memory.chosen()):
+    if way.method and (options := memory.chosen()):
         raise TpsgdError(f"{rule} takes no {', '.join(options)}: leave them out")
-    if schedule and one.rule and one.rule.head:
-        one = replace(one, schedule=schedule)  # `fit` refuses a schedule that the rule cannot have
+    if schedule and way.rule and way.rule.head:
+        way = replace(way, schedule=schedule)  # `fit` refuses a schedule that the rule cannot have
     if head == "adam":
-        return one
-    return with_ridge(one, factory, training.lr, settings.get("optimizer", adam))
+        return way
+    return with_ridge(way, factory, training.lr, settings.get("optimizer", adam))
 
 
 def _save(folder: Path, model: Any, record: dict[str, Any]) -> None:

@@ -61,7 +61,7 @@ def entry(word: str) -> Entry:
 def arm(
     what: str | Rule | Arm, schedule: Schedule = sequential, factory: Factory | None = None
 ) -> Arm:
-    """The arm that a word or a rule stands for; an arm is returned as it is.
+    """The arm of a word or a rule; an arm is returned as it is.
 
     Rules that need the network's output learn simultaneously, whatever the schedule. The factory is
     that of the models to compare, which the reservoir depends on.
