@@ -8,7 +8,7 @@ from tpsgd import figures
 from tpsgd.units import size
 
 if TYPE_CHECKING:
-    from tpsgd.adapt.results import Row, Search
+    from tpsgd.adapt.search import Row, Search
 
 CHOSEN, ABSENT, HATCH = "#00a651", "#e6e6e6", "////"
 
