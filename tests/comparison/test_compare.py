@@ -46,7 +46,7 @@ def test_two_arms_of_one_name_are_refused_rather_than_one_dropped():
         with_controls([arm(rules.readout()), arm(rules.readout(features=16))])
 
 
-def test_arms_are_words_rules_or_arms(data, factory):
+def test_arms_are_words_rules_or_arms(data, factory, tmp_path):
     arms = ["tpsgd-l2", rules.readout(), tpsgd.peers.zorb()]
     record = tpsgd.compare(data, factory, arms, restarts=1, epochs=1, schedule=tpsgd.simultaneous)
     assert [r.arm.name for r in record.results] == [
@@ -54,8 +54,9 @@ def test_arms_are_words_rules_or_arms(data, factory):
     ]  # fmt: skip
     assert record.results[1].arm.schedule is tpsgd.simultaneous
     table = str(record).splitlines()
-    assert [line.split()[0] for line in table] == ["arm", *(r.arm.name for r in record.ranked)]
+    assert [line.split()[0] for line in table] == ["rule", *(r.arm.name for r in record.ranked)]
     assert all(r.counts for r in record.results)
+    assert record.write(tmp_path / "report").read_text().startswith("<!doctype html>")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
@@ -20,8 +21,9 @@ from tpsgd.engine.evaluate import evaluate
 from tpsgd.engine.record import Run
 from tpsgd.engine.settings import Settings
 from tpsgd.errors import TpsgdError
+from tpsgd.files import writable_folder
 from tpsgd.rules import Rule
-from tpsgd.units import columns, size
+from tpsgd.units import columns
 from tpsgd.zoo.words import Factory, is_recurrent
 
 THROUGH_TIME = "backprop through time: gradients go through all layers and steps"
@@ -74,7 +76,7 @@ class Result:
 
 @dataclass
 class Comparison:
-    """The record of a comparison; `as_dict` is ready for JSON, `print` shows the table."""
+    """The record of a comparison; `print` shows the table, `write` makes a report."""
 
     data: dict[str, Any]
     settings: dict[str, Any]
@@ -110,14 +112,15 @@ class Comparison:
         return sorted(self.results, key=rank)
 
     def __str__(self) -> str:
-        def figures(r: Result) -> tuple[str, str, str]:
-            if not r.counts:
-                return "failed" if r.error else "-", "-", "-"
-            mean, std = (100 * value for value in r.accuracy)
-            return f"{mean:.2f} ± {std:.2f}", f"{r.seconds:.2f}", size(r.peak_bytes)
+        from tpsgd.comparison.report.table import HEAD, rows
 
-        head = ("arm", "test accuracy (%)", "seconds", "peak memory")
-        return columns([head, *((r.arm.name, *figures(r)) for r in self.ranked)])
+        return columns([HEAD, *rows(self)])
+
+    def write(self, folder: Path | str) -> Path:
+        """Write `report.html`, its plots and `results.json`; returns the file of the page."""
+        from tpsgd.comparison import report
+
+        return report.write(self, writable_folder(Path(folder)))
 
     def as_dict(self) -> dict[str, Any]:
         """All of it as plain values."""
@@ -156,9 +159,9 @@ def compare(
             for backprop and for methods that are no rules.
 
     Returns:
-        The record; print it for a table. Ctrl-C ends the comparison early: `interrupted` is then
-        True, and the restarts that finished are in the record. An arm that fails has its `error`,
-        and the others go on.
+        The record: `print` shows a table, `record.write(folder)` writes a report. Ctrl-C ends the
+        comparison early: `interrupted` is then True, and the restarts that finished are in the
+        record. An arm that fails has its `error`, and the others go on.
 
     Examples:
         >>> import tpsgd

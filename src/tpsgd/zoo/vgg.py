@@ -5,7 +5,6 @@ VGG11 and VGG16 load torchvision's weights for images of any size.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import nn
 
@@ -68,21 +67,6 @@ def vgg(
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
             nn.init.zeros_(module.bias)
     return net
-
-
-def vgg8(shape: Sequence[int], classes: int, **options: Any) -> nn.Sequential:
-    """`vgg(8, ...)`: six convolutions from 128 to 512 filters and a dense layer of 1,024."""
-    return vgg(8, shape, classes, **options)
-
-
-def vgg11(shape: Sequence[int], classes: int, **options: Any) -> nn.Sequential:
-    """`vgg(11, ...)`: eight convolutions."""
-    return vgg(11, shape, classes, **options)
-
-
-def vgg16(shape: Sequence[int], classes: int, **options: Any) -> nn.Sequential:
-    """`vgg(16, ...)`: thirteen convolutions."""
-    return vgg(16, shape, classes, **options)
 
 
 def taps(depth: int, batch_norm: bool = False) -> dict[str, str]:
