@@ -35,6 +35,7 @@ from tpsgd.units import size
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
 MARK = re.compile(r"<!-- numbers: (?P<name>.+?) -->(?P<old>.*?)<!-- end -->", re.DOTALL)
+RENAMED = {"tpsgd.experiments": "experiments", "--memory-budget": "--memory"}  # since measured
 NUMBER = re.compile(r"[\d*×–−+±]")  # the start of a cell with a number
 
 
@@ -126,7 +127,7 @@ FORMATS: dict[str, Callable[..., str]] = {
     "due": lambda due: "due" if due else "not due",
     "text": str,
     "bracketed": lambda text: f" ({text})",
-    "command": lambda text: f"`{text.replace('tpsgd.experiments.', 'experiments.')}`",
+    "command": lambda text: f"`{re.sub('|'.join(RENAMED), lambda old: RENAMED[old[0]], text)}`",
 }
 
 
