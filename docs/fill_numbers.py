@@ -159,8 +159,8 @@ def names(listed: Any) -> dict[str, str]:
     """Labels and names of rows or columns."""
     if isinstance(listed, dict):
         return listed
-    found = look_up(listed) if isinstance(listed, str) else listed
-    return {f"`{name}`": str(name) for name in found}
+    listed = look_up(listed) if isinstance(listed, str) else listed
+    return {f"`{name}`": str(name) for name in listed}
 
 
 def table(mark: str) -> str:
@@ -199,12 +199,14 @@ def unbroken(text: str) -> str:
 
 def origin(paths: list[str]) -> str:
     """Machine, versions and commands of records."""
-    machine, versions = (look_up(f"{paths[0]}/{key}") for key in ("machine", "versions"))
-    cpu = re.sub(r"\((R|TM)\)", "", machine["cpu"])
-    threads = machine["threads"]
-    where = machine["gpu"] or f"{cpu}, {threads} thread{'s' * (threads > 1)}"
-    commands = " and ".join(evaluate(f"command {path}/command") for path in paths)
-    return f"{where}; Python {versions['python']}, torch {versions['torch']}. Made by {commands}."
+    commands: dict[str, list[str]] = {}
+    for path in paths:
+        machine, versions = look_up(f"{path}/machine"), look_up(f"{path}/versions")
+        cpu, threads = re.sub(r"\((R|TM)\)", "", machine["cpu"]), machine["threads"]
+        where = machine["gpu"] or f"{cpu}, {threads} thread{'s' * (threads > 1)}"
+        where += f"; Python {versions['python']}, torch {versions['torch']}"
+        commands.setdefault(where, []).append(evaluate(f"command {path}/command"))
+    return " ".join(f"{where}. Made by {' and '.join(each)}." for where, each in commands.items())
 
 
 def run(mark: str) -> str:
