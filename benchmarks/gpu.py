@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tpsgd.engine.restarts import Restarts
 
 import tpsgd
 from tpsgd.comparison.provenance import machine, versions
+from tpsgd.training.restarts import Restarts
 
 PAPER = 0.883
 REPEATS = 5
@@ -87,7 +87,7 @@ def main() -> None:
     """Measure and write `gpu.json`."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, default=Path("results"))
-    wanted = parser.parse_args()
+    options = parser.parse_args()
     loaded = tpsgd.data.load("mnist")
     train_set = loaded.train[0].cuda(), loaded.train[1].cuda()
     test_set = loaded.test[0].cuda(), loaded.test[1].cuda()
@@ -104,8 +104,8 @@ def main() -> None:
         "restarts": restarts_against_one(train_set, test_set),
         "time_to_paper": time_to_paper(train_set, test_set),
     }
-    wanted.out.mkdir(parents=True, exist_ok=True)
-    (wanted.out / "gpu.json").write_text(json.dumps(record, indent=1))
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "gpu.json").write_text(json.dumps(record, indent=1))
     for row in record["restarts"]:
         print(
             f"{row['rule']:10} 1 restart {row['seconds_1'] * 1e3:6.0f} ms, 25 together "

@@ -1,15 +1,15 @@
-"""Bytes: planned against measured, flat in samples and depth, and how little MNIST needs.
+"""Memory: planned and measured, by samples, depth and width, and how little MNIST needs.
 
     python benchmarks/memory.py --out results [--device cuda] [--only plan,depth,...] [--quick]
 
-- plan: the peak that `tpsgd.plan` says against the one that training held, for every way to train.
-- depth: what 16 equal layers hold beyond their weights, against 2.
-- scaling: seconds and bytes against the number of samples, the depth and the width.
-- small: MNIST, 784-256-10, with `readout` under budgets, and as low as it goes (CPU only).
-- resident: what the process itself takes, in a fresh one, over one that only imports (CPU only).
+- plan: the peak memory that `tpsgd.plan` estimates and the measured one, for every way to train.
+- depth: the memory of 16 equal layers beyond their weights, compared with 2.
+- scaling: seconds and memory by the number of samples, the depth and the width.
+- small: MNIST, 784-256-10, with `readout` under budgets, and as little as possible (CPU only).
+- resident: the memory of a fresh process that trains, and of one that only imports (CPU only).
 
-Backprop and the frozen control stand beside every trained result. Rates of the small runs are
-chosen on the last 10,000 training samples.
+Every trained result has backprop and the frozen control with it. Rates of the small runs are chosen
+on the last 10,000 training samples.
 """
 
 import argparse
@@ -26,27 +26,26 @@ import torch
 from torch import nn
 
 import tpsgd
-from tpsgd import rules
+from tpsgd import Memory, Run, rules
 from tpsgd.comparison.provenance import machine, versions
-from tpsgd.engine.meter import tensor_bytes
-from tpsgd.engine.record import Run
 from tpsgd.units import as_bytes, size
 from tpsgd.zoo.vgg import vgg
 
 CLASSES = 10
 SPARE = 32 << 10  # bytes, beyond what is planned
+RECOMPUTED = Memory(reuse=False)
 Row = dict[str, Any]
 
 
 def mlp(depth: int = 2, width: int = 256, inputs: int = 784) -> nn.Sequential:
-    """Flatten and so many linear layers."""
+    """Linear layers."""
     sizes = [inputs, *[width] * (depth - 1)]
     hidden = [m for a, b in pairwise(sizes) for m in (nn.Linear(a, b), nn.LeakyReLU())]
     return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(sizes[-1], CLASSES))
 
 
 def cnn(depth: int = 2, width: int = 16) -> nn.Sequential:
-    """So many equal convolutions on pictures of 32 x 32 and a classifier."""
+    """Equal convolutions on images of 32 x 32 and a classifier."""
     layers: list[nn.Module] = []
     for i in range(depth):
         layers += [nn.Conv2d(width if i else 3, width, 5, padding=2), nn.LeakyReLU()]
@@ -54,8 +53,13 @@ def cnn(depth: int = 2, width: int = 16) -> nn.Sequential:
 
 
 def rnn() -> nn.Sequential:
-    """A recurrent layer over the rows of a picture."""
+    """A recurrent layer over the rows of an image."""
     return nn.Sequential(tpsgd.Recurrent(28, 512), nn.Linear(512, CLASSES))
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """The bytes of a model's weights."""
+    return sum(p.nbytes for p in model.parameters())
 
 
 def drawn(samples: int, *shape: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -71,20 +75,15 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int, int]] = {
 }
 
 
-def ways(rule: rules.Rule) -> dict[str, tuple[Callable[..., Run], Row, Row]]:
-    """Each way to train: the function, its settings, and what `plan` is told."""
-    return {
-        "sequential": (tpsgd.fit, {"rule": rule, "reuse": True}, {"reuse": True}),
-        "sequential, recomputed": (tpsgd.fit, {"rule": rule, "reuse": False}, {"reuse": False}),
-        "simultaneous": (tpsgd.fit, {"rule": rule, "schedule": tpsgd.simultaneous}, {}),
-    }
-
-
-BACKPROP: dict[str, Row] = {
-    "backprop": {},
-    "backprop, 4 micro-batches": {"micro_batch": 4},  # a quarter of the batch
-    "backprop, checkpointed": {"checkpoint": True},
-    "backprop, step inside": {"step_inside": True},
+LOCAL: dict[str, Row] = {
+    "sequential": {"memory": Memory(reuse=True)},
+    "sequential, recomputed": {"memory": RECOMPUTED},
+    "simultaneous": {"schedule": tpsgd.simultaneous},
+}
+BACKPROP: dict[str, Callable[[int], Row]] = {  # settings by batch size
+    "backprop": lambda batch: {},
+    "backprop, 4 micro-batches": lambda batch: {"memory": Memory(micro_batch=batch // 4)},
+    "backprop, checkpointed": lambda batch: {"checkpoint": True},
 }
 
 
@@ -103,30 +102,28 @@ def plan_against_measured(device: str, quick: bool) -> list[Row]:
             rows.append(row)
             print(f"{name:20} {way:38} {size(line.peak):>10} {row['ratio']:.3f}", flush=True)
 
-        told = {"samples": len(data[1]), "epochs": 1, "device": device}
+        plan = {"samples": len(data[1]), **common}
         for rule in (rules.readout(), rules.tpsgd_l2()):
-            for way, (fit, settings, plan) in ways(rule).items():
-                schedule = settings.get("schedule", tpsgd.sequential)
-                options = {"rule": rule, "schedule": schedule, "others": False, **told, **plan}
-                line = tpsgd.plan(make(), shape, batch, **options).lines[0]
-                note(f"{rule.name}, {way}", fit(make(), data, **settings, **common), line)
-        planned = tpsgd.plan(make(), shape, batch, **told)
+            for way, settings in LOCAL.items():
+                own = {"schedule": tpsgd.sequential, "rule": rule, **settings}
+                line = tpsgd.plan(make(), shape, others=False, **plan, **own).lines[0]
+                note(f"{rule.name}, {way}", tpsgd.fit(make(), data, **common, **own), line)
+        planned = tpsgd.plan(make(), shape, **plan)
         for way, settings in BACKPROP.items():
-            if way not in {line.name for line in planned.lines}:
-                continue
-            settings = {k: batch // 4 if k == "micro_batch" else v for k, v in settings.items()}
-            note(way, tpsgd.fit_backprop(make(), data, **settings, **common), planned[way])
-        run = tpsgd.fit(make(), data, rule=rules.frozen(), reuse=False, **common)
+            if way in {line.name for line in planned.lines}:
+                run = tpsgd.fit_backprop(make(), data, **common, **settings(batch))
+                note(way, run, planned[way])
+        run = tpsgd.fit(make(), data, rule=rules.frozen(), memory=RECOMPUTED, **common)
         note("last layer alone", run, planned["last layer alone"])
     return rows
 
 
 def arms(make: Callable[[], nn.Module], data: Any, **settings: Any) -> dict[str, Run]:
-    """Our rules beside backprop and the frozen control, on fresh models."""
-    found = {"backprop": tpsgd.fit_backprop(make(), data, **settings)}
+    """Two rules, backprop and the frozen control, each on a fresh model."""
+    runs = {"backprop": tpsgd.fit_backprop(make(), data, **settings)}
     for rule in (rules.readout(), rules.tpsgd_l2(), rules.frozen()):
-        found[rule.name] = tpsgd.fit(make(), data, rule=rule, reuse=False, **settings)
-    return found
+        runs[rule.name] = tpsgd.fit(make(), data, rule=rule, memory=RECOMPUTED, **settings)
+    return runs
 
 
 def depth(device: str, quick: bool) -> list[Row]:
@@ -139,9 +136,9 @@ def depth(device: str, quick: bool) -> list[Row]:
         data = drawn(256 if quick else 1024, *shape)
         peaks: dict[int, dict[str, int]] = {}
         for layers in (2, 16):
-            found = arms(lambda: build(layers), data, epochs=1, batch_size=128, device=device)  # noqa: B023
-            weights = tensor_bytes(build(layers))
-            peaks[layers] = {arm: run.peak_bytes - weights for arm, run in found.items()}
+            runs = arms(lambda: build(layers), data, epochs=1, batch_size=128, device=device)  # noqa: B023
+            weights = weight_bytes(build(layers))
+            peaks[layers] = {arm: run.peak_bytes - weights for arm, run in runs.items()}
         for arm in peaks[2]:
             two, many = peaks[2][arm], peaks[16][arm]
             rows.append({"net": kind, "arm": arm, "two": two, "sixteen": many})
@@ -164,7 +161,7 @@ def scaling(device: str, quick: bool) -> list[Row]:
             make, samples = case(value)
             data = drawn(samples, 784)
             turns = [arms(make, data, epochs=1, device=device) for _ in range(1 if quick else 2)]
-            weights = tensor_bytes(make())
+            weights = weight_bytes(make())
             for arm in turns[0]:
                 seconds = min(turn[arm].seconds for turn in turns)
                 peak = turns[0][arm].peak_bytes
@@ -189,8 +186,9 @@ def small(quick: bool) -> list[Row]:
     def least(batch: int) -> int:
         """What plain SGD with gradients in fine slices is planned to hold."""
         return tpsgd.plan(
-            mlp(), shape, batch, optimizer=tpsgd.sgd, slices=16, reuse=False, others=False,
-            schedule=tpsgd.sequential, samples=len(data.train[1]),
+            mlp(), shape, batch_size=batch, optimizer=tpsgd.sgd, others=False,
+            memory=Memory(slices=16, reuse=False), schedule=tpsgd.sequential,
+            samples=len(data.train[1]),
         ).peak_bytes  # fmt: skip
 
     rows.append(_small(data, least(16) + SPARE, 16, 5, tpsgd.sgd, (0.03, 0.1, 0.3)))
@@ -201,7 +199,7 @@ def small(quick: bool) -> list[Row]:
 def _small(
     data: Any, budget: Any, batch: int, epochs: int, optimizer: Any, rates: tuple[Any, ...]
 ) -> Row:
-    """One setting: its rate by held-out samples, then all samples, beside backprop and frozen."""
+    """One setting: its rate by held-out samples, then all samples; backprop and frozen as well."""
     x, y = data.train
     part, held = (x[:-10_000], y[:-10_000]), (x[-10_000:], y[-10_000:])
     if len(y) < 20_000:
@@ -221,17 +219,11 @@ def _small(
         tries = {lr: tpsgd.evaluate(trained(part, lr, rule, 1)[0], held) for lr in rates}
         return max(tries, key=lambda lr: tries[lr])
 
-    row: Row = {
-        "budget": as_bytes(budget) if budget else None,
-        "batch_size": batch,
-    }
+    row: Row = {"budget": as_bytes(budget) if budget else None, "batch_size": batch}
     row |= {"optimizer": optimizer.__name__, "epochs": epochs, "arms": {}}
-    for name, rule in (
-        ("readout", rules.readout()),
-        ("backprop", None),
-        ("frozen", rules.frozen()),
-    ):
-        lr, more = best(rule), {} if rule is None else {"memory_budget": budget}
+    every = {"readout": rules.readout(), "backprop": None, "frozen": rules.frozen()}
+    for name, rule in every.items():
+        lr, more = best(rule), {} if rule is None else {"memory": budget}
         net, run = trained((x, y), lr, rule, epochs, **more)
         arm = {"accuracy": tpsgd.evaluate(net, data.test), "peak_bytes": run.peak_bytes, "lr": lr}
         arm |= {"kept_bytes": run.kept_bytes, "seconds": run.seconds}
@@ -249,7 +241,7 @@ def _small(
 
 CHILD = """
 import sys, torch, tpsgd, tpsgd.engine.optimizers
-from tpsgd.memory import resident
+from tpsgd.engine.device import resident
 from torch import nn
 data = tpsgd.data.load("mnist").train
 data[0][:256].double() @ torch.zeros(1, 28, 4).double()  # what a first product loads
@@ -262,7 +254,7 @@ if sys.argv[1] != "data":
     elif sys.argv[1] == "backprop":
         tpsgd.fit_backprop(net, data, epochs=1)
     else:
-        tpsgd.fit(net, data, epochs=1, optimizer=opt, reuse=False)
+        tpsgd.fit(net, data, epochs=1, optimizer=opt, memory=tpsgd.Memory(reuse=False))
 print(*resident())
 """
 
@@ -286,24 +278,24 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--only", default="plan,depth,scaling,small,resident")
     parser.add_argument("--quick", action="store_true", help="less data, for a look")
-    wanted = parser.parse_args()
-    on_cpu = wanted.device == "cpu"
+    options = parser.parse_args()
+    on_cpu = options.device == "cpu"
     parts: dict[str, Callable[[], list[Row]]] = {
-        "plan": lambda: plan_against_measured(wanted.device, wanted.quick),
-        "depth": lambda: depth(wanted.device, wanted.quick),
-        "scaling": lambda: scaling(wanted.device, wanted.quick),
+        "plan": lambda: plan_against_measured(options.device, options.quick),
+        "depth": lambda: depth(options.device, options.quick),
+        "scaling": lambda: scaling(options.device, options.quick),
     }
     if on_cpu:
-        parts |= {"small": lambda: small(wanted.quick), "resident": process}
-    file = wanted.out / f"memory-{'cpu' if on_cpu else 'gpu'}.json"
+        parts |= {"small": lambda: small(options.quick), "resident": process}
+    file = options.out / f"memory-{'cpu' if on_cpu else 'gpu'}.json"
     record = json.loads(file.read_text()) if file.exists() else {}
-    for name in [name for name in wanted.only.split(",") if name in parts]:
+    for name in [name for name in options.only.split(",") if name in parts]:
         began = time.perf_counter()
         record[name] = parts[name]()
         record.setdefault("seconds", {})[name] = time.perf_counter() - began
-        record |= {"machine": machine(wanted.device), "versions": versions()}
-        record["command"] = f"python benchmarks/memory.py --device {wanted.device}"
-        wanted.out.mkdir(parents=True, exist_ok=True)
+        record |= {"machine": machine(options.device), "versions": versions()}
+        record["command"] = f"python benchmarks/memory.py --device {options.device}"
+        options.out.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(record, indent=1))
     print(file)
 

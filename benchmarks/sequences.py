@@ -17,9 +17,8 @@ import torch
 from torch import nn
 
 import tpsgd
-from tpsgd import rules
+from tpsgd import Memory, Run, rules
 from tpsgd.comparison.provenance import machine, versions
-from tpsgd.engine.record import Run
 from tpsgd.units import size
 
 FEATURES, HIDDEN, BATCH, CLASSES = 16, 256, 64, 10
@@ -37,20 +36,19 @@ def model(layers: int) -> nn.Sequential:
 
 def arms(data: Any, layers: int) -> dict[str, Run]:
     """Every arm once; the recurrent layers and the classifier have an epoch each."""
-    found = {"backprop through time": tpsgd.fit_backprop(model(layers), data, **settings())}
-    found["frozen"] = tpsgd.fit(model(layers), data, rule=rules.frozen(), reuse=False, **settings())
+    torch.manual_seed(0)
+    settings: dict[str, Any] = {"epochs": 1, "batch_size": BATCH}
+    runs = {"backprop through time": tpsgd.fit_backprop(model(layers), data, **settings)}
+    settings["memory"] = Memory(reuse=False)
+    torch.manual_seed(0)
+    runs["frozen"] = tpsgd.fit(model(layers), data, rule=rules.frozen(), **settings)
     for name, rule in ARMS.items():
         for window in (1, 16):
-            found[f"{name}, window {window}"] = tpsgd.fit(
-                model(layers), data, rule=rule, window=window, reuse=False, **settings()
+            torch.manual_seed(0)
+            runs[f"{name}, window {window}"] = tpsgd.fit(
+                model(layers), data, rule=rule, window=window, **settings
             )
-    return found
-
-
-def settings() -> dict[str, Any]:
-    """What all arms have in common."""
-    torch.manual_seed(0)
-    return {"epochs": 1, "batch_size": BATCH}
+    return runs
 
 
 def measure(steps: int, layers: int, turns: int, batches: int) -> dict[str, Any]:
@@ -80,8 +78,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--out", type=Path, default=Path("results"))
     parser.add_argument("--quick", action="store_true", help="shorter sequences, one turn")
-    wanted = parser.parse_args()
-    lengths, turns = ((10, 50), 1) if wanted.quick else ((10, 100, 1000), 2)
+    options = parser.parse_args()
+    lengths, turns = ((10, 50), 1) if options.quick else ((10, 100, 1000), 2)
     rows = []
     torch.set_flush_denormal(True)  # vanished gradients would slow backprop through time down
     for layers in (1, 2):
@@ -96,14 +94,14 @@ def main() -> None:
                 )
     record = {
         "benchmark": "sequences",
-        "command": "python benchmarks/sequences.py" + (" --quick" if wanted.quick else ""),
+        "command": "python benchmarks/sequences.py" + (" --quick" if options.quick else ""),
         "machine": machine(),
         "versions": versions(),
         "settings": {"features": FEATURES, "hidden": HIDDEN, "batch_size": BATCH, "turns": turns},
         "rows": rows,
     }
-    wanted.out.mkdir(parents=True, exist_ok=True)
-    (wanted.out / "sequences.json").write_text(json.dumps(record, indent=1))
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "sequences.json").write_text(json.dumps(record, indent=1))
 
 
 if __name__ == "__main__":

@@ -20,9 +20,8 @@ import torch
 from torch import nn
 
 import tpsgd
-from tpsgd import rules
+from tpsgd import Memory, Run, rules
 from tpsgd.comparison.provenance import machine, versions
-from tpsgd.engine.record import Run
 from tpsgd.units import size
 from tpsgd.zoo.words import cnn, mlp
 
@@ -86,7 +85,7 @@ def one_turn(model: Callable[[], nn.Module], data: Any, epochs: int) -> Iterator
 
 def speed(quick: bool, turns: int) -> dict[str, Any]:
     """The fastest turn of every arm on every net."""
-    found: dict[str, Any] = {}
+    ratios: dict[str, Any] = {}
     for name, (model, data, epochs) in nets(quick).items():
         best: dict[str, Run] = {}
         for turn in range(turns if epochs * len(tpsgd.split(model())) > 20 else 3 * turns):
@@ -95,7 +94,7 @@ def speed(quick: bool, turns: int) -> dict[str, Any]:
                     best[arm] = done
                 print(f"{name} turn {turn + 1} {arm}: {done.seconds:.2f} s", flush=True)
         reference = min(best[arm].seconds for arm in best if arm.startswith("backprop"))
-        found[name] = {
+        ratios[name] = {
             arm: {
                 "seconds": run.seconds,
                 "ratio": run.seconds / reference,
@@ -106,7 +105,7 @@ def speed(quick: bool, turns: int) -> dict[str, Any]:
             }
             for arm, run in best.items()
         }
-    return found
+    return ratios
 
 
 def memory(quick: bool) -> list[dict[str, Any]]:
@@ -117,8 +116,8 @@ def memory(quick: bool) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"depth": depth}
         row["backprop"] = tpsgd.fit_backprop(plain(depth), data, epochs=1).peak_bytes
         for arm in ("readout", "tpsgd-l2"):
-            run = tpsgd.fit(plain(depth), data, rule=ARMS[arm], epochs=1, reuse=False)
-            row[arm] = run.peak_bytes
+            settings: dict[str, Any] = {"epochs": 1, "memory": Memory(reuse=False)}
+            row[arm] = tpsgd.fit(plain(depth), data, rule=ARMS[arm], **settings).peak_bytes
         rows.append(row)
     return rows
 
@@ -129,19 +128,19 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results"))
     parser.add_argument("--quick", action="store_true", help="a small part of the data")
     parser.add_argument("--turns", type=int, default=2, help="the small nets take three times more")
-    wanted = parser.parse_args()
+    options = parser.parse_args()
     record = {
         "benchmark": "speed",
-        "command": f"python benchmarks/speed.py --turns {wanted.turns}"
-        + (" --quick" if wanted.quick else ""),
+        "command": f"python benchmarks/speed.py --turns {options.turns}"
+        + (" --quick" if options.quick else ""),
         "machine": machine(),
         "versions": versions(),
-        "turns": wanted.turns,
-        "speed": speed(wanted.quick, wanted.turns),
-        "memory": memory(wanted.quick),
+        "turns": options.turns,
+        "speed": speed(options.quick, options.turns),
+        "memory": memory(options.quick),
     }
-    wanted.out.mkdir(parents=True, exist_ok=True)
-    (wanted.out / "speed.json").write_text(json.dumps(record, indent=1))
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "speed.json").write_text(json.dumps(record, indent=1))
     for net, arms in record["speed"].items():
         print(f"\n{net}: seconds, and over backprop's")
         for arm, row in arms.items():

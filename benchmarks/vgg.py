@@ -3,8 +3,8 @@
     python benchmarks/vgg.py --images imagenette.npz --encoder vgg16_features.npz --out results
 
 - VGG11 at 160 px from scratch, no BatchNorm, float32, batches of 64: `readout` block by block with
-  inputs computed again, beside backprop, backprop with checkpointing, predsim, and the frozen
-  control. The learning rate of each arm is chosen on the last tenth of the training images.
+  inputs recomputed, backprop, backprop with checkpointing, predsim, and the frozen control. The
+  learning rate of each arm is chosen on the last tenth of the training images.
 - The same with torchvision's two dense layers of 4,096, for its bytes.
 - The paper's adaptor, Conv(64, 5) - Dense(256) - Dense(10), on the features of a frozen VGG16 at
   pool5, three restarts.
@@ -24,9 +24,8 @@ import torch
 from torch import Tensor, nn
 
 import tpsgd
-from tpsgd import rules
+from tpsgd import Memory, Run, rules
 from tpsgd.comparison.provenance import machine, versions
-from tpsgd.engine.record import Run
 from tpsgd.units import size
 from tpsgd.zoo.vgg import vgg
 
@@ -46,7 +45,7 @@ Fit = Callable[..., Run]
 
 def arms() -> dict[str, tuple[Fit, Row]]:
     """Every arm of VGG11: the function and its settings."""
-    local = {"schedule": tpsgd.sequential, "reuse": False}
+    local = {"schedule": tpsgd.sequential, "memory": Memory(reuse=False)}
     return {
         "backprop": (tpsgd.fit_backprop, {}),
         "backprop, checkpointed": (tpsgd.fit_backprop, {"checkpoint": True}),
@@ -95,8 +94,9 @@ def deep(train: Samples, test: Samples, epochs: dict[str, int]) -> list[Row]:
 def planned(rule: rules.Rule, dense: tuple[int, ...], schedule: Any) -> Any:
     """The plan of VGG11 on this GPU."""
     return tpsgd.plan(
-        net(dense), SHAPE, BATCH, rule, schedule=schedule, reuse=False, epochs=1, device="cuda"
-    )
+        net(dense), SHAPE, batch_size=BATCH, rule=rule, schedule=schedule, epochs=1, device="cuda",
+        memory=Memory(reuse=False),
+    )  # fmt: skip
 
 
 def sizes(train: Samples) -> list[Row]:
@@ -133,7 +133,7 @@ def encoder(file: Path) -> nn.Module:
 
 @torch.no_grad()
 def encoded(model: nn.Module, x: Tensor) -> Tensor:
-    """Every picture's features."""
+    """The features of every image."""
     return torch.cat([model(scaled(part)) for part in x.split(256)])
 
 
@@ -154,22 +154,19 @@ def adaptor() -> nn.Module:
 def adapt(train: Samples, test: Samples, batch: int) -> list[Row]:
     """The adaptor under every rule, three restarts; Adam at 1e-3, eight epochs."""
     rows: list[Row] = []
-    each: dict[str, tuple[Fit, Row]] = {
-        "backprop": (tpsgd.fit_backprop, {}),
-        "readout": (tpsgd.fit, {"rule": rules.readout(), "reuse": False}),
-        "tpsgd-l2": (tpsgd.fit, {"rule": rules.tpsgd_l2(), "reuse": False}),
-        "frozen": (tpsgd.fit, {"rule": rules.frozen(), "reuse": False}),
-    }
+    each: dict[str, tuple[Fit, Row]] = {"backprop": (tpsgd.fit_backprop, {})}
+    for rule in (rules.readout(), rules.tpsgd_l2(), rules.frozen()):
+        each[rule.name] = (tpsgd.fit, {"rule": rule, "memory": Memory(reuse=False)})
     for name, (fit, settings) in each.items():
-        found, runs = [], []
+        shares, runs = [], []
         for seed in range(3):
             torch.manual_seed(seed)
             model = adaptor()
             runs.append(fit(model, train, epochs=8, batch_size=batch, seed=seed, **settings))
-            found.append(tpsgd.evaluate(model, test))
-        row = {"arm": name, "accuracy": fmean(found), "accuracy_std": stdev(found)}
+            shares.append(tpsgd.evaluate(model, test))
+        row = {"arm": name, "accuracy": fmean(shares), "accuracy_std": stdev(shares)}
         row |= {"batch_size": batch}
-        row |= {"seconds": fmean(r.seconds for r in runs), "accuracies": found}
+        row |= {"seconds": fmean(r.seconds for r in runs), "accuracies": shares}
         row |= {"peak_bytes": max(r.peak_bytes for r in runs), "restarts": len(runs)}
         rows.append(row)
         print(
@@ -189,34 +186,34 @@ def main() -> None:
     parser.add_argument("--note", default="", help="how the images were made, for the record")
     parser.add_argument("--epochs", type=int, default=10, help="of backprop; half for blocks")
     parser.add_argument("--only", default="adaptor,sizes,vgg11")
-    wanted = parser.parse_args()
-    arrays = np.load(wanted.images)
+    options = parser.parse_args()
+    arrays = np.load(options.images)
     x, y, x_test, y_test = (torch.from_numpy(arrays[k]) for k in ("x", "y", "x_test", "y_test"))
-    file = wanted.out / "vgg-memory.json"
+    file = options.out / "vgg-memory.json"
     record: Row = json.loads(file.read_text()) if file.exists() else {}
-    record |= {"machine": machine("cuda"), "versions": versions(), "note": wanted.note}
+    record |= {"machine": machine("cuda"), "versions": versions(), "note": options.note}
     record |= {"train": len(y), "test": len(y_test), "batch_size": BATCH}
     record["command"] = "python benchmarks/vgg.py --images FILE --encoder FILE"
-    wanted.out.mkdir(parents=True, exist_ok=True)
+    options.out.mkdir(parents=True, exist_ok=True)
 
     def keep(name: str, rows: list[Row]) -> None:
         record[name] = rows
         file.write_text(json.dumps(record, indent=1))
 
-    if "adaptor" in wanted.only:
-        frozen = encoder(wanted.encoder)
+    if "adaptor" in options.only:
+        frozen = encoder(options.encoder)
         pairs = [(encoded(frozen, a), b.long().cuda()) for a, b in ((x, y), (x_test, y_test))]
         del frozen
         keep("adaptor", [row for batch in (32, 64) for row in adapt(*pairs, batch)])
         del pairs
     train, test = ((scaled(a), b.long().cuda()) for a, b in ((x, y), (x_test, y_test)))
-    if "sizes" in wanted.only:
+    if "sizes" in options.only:
         keep("sizes", sizes(train))
-    if "vgg11" not in wanted.only:
+    if "vgg11" not in options.only:
         return
-    epochs = {"search": max(1, wanted.epochs // 10), "backprop": wanted.epochs}
-    epochs |= {"backprop, checkpointed": wanted.epochs}
-    epochs |= {name: max(1, wanted.epochs // 2) for name in arms() if name not in epochs}
+    epochs = {"search": max(1, options.epochs // 10), "backprop": options.epochs}
+    epochs |= {"backprop, checkpointed": options.epochs}
+    epochs |= {name: max(1, options.epochs // 2) for name in arms() if name not in epochs}
     keep("vgg11", deep(train, test, epochs))
 
 

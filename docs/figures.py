@@ -19,7 +19,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
 from PIL import Image
 
-ASSETS = Path(__file__).parent / "assets"
+ROOT = Path(__file__).resolve().parents[1]
+ASSETS = ROOT / "docs" / "assets"
 Record = dict[str, Any]
 INK, QUIET, LINE = "#1b1f24", "#5b6470", "#b9c0c9"
 GREEN, BLUE, SKY, GREY, ORANGE, PINK = (  # Okabe and Ito's, for every kind of colour vision
@@ -34,11 +35,16 @@ LOOKS = {
 }
 
 
-def redraw(results: Path, check: bool = False) -> list[str]:
+def load(name: str) -> Record:
+    """A file of results."""
+    return json.loads((ROOT / "results" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def redraw(check: bool = False) -> list[str]:
     """The figures whose numbers changed; they are drawn unless they are only checked."""
     stale = []
     for name, (source, values, draw) in FIGURES.items():
-        record = json.loads((results / f"{source}.json").read_text(encoding="utf-8"))
+        record = load(source)
         shown, file = values(record), ASSETS / f"{name}.png"
         if stored(file) != json.dumps(shown):
             stale.append(f"docs/assets/{file.name}")
@@ -79,32 +85,33 @@ SETS = {
     "tweets": "tweets\n15 words, one-hot",
     "tweets-vectors": "tweets\n15 word vectors",
 }
-# Label, arms (the better is shown), colour, and place in the paper's table.
-BARS: list[tuple[str, tuple[str, ...], str, int | None]] = [
-    ("DRTP", ("drtp",), SKY, 2),
-    ("tpSGD l1", ("tpsgd-l1",), BLUE, 3),
-    ("reservoir: random, solved head", ("reservoir",), "#c9ced6", None),
-    ("readout", ("readout",), GREEN, None),
-    ("backprop through time, better of two cells", ("backprop", "backprop-leaky"), ORANGE, 4),
+BARS: list[tuple[str, tuple[str, ...], str]] = [  # label, arms (the better is shown), colour
+    ("DRTP", ("drtp",), SKY),
+    ("tpSGD l1", ("tpsgd-l1",), BLUE),
+    ("reservoir: random, solved head", ("reservoir",), "#c9ced6"),
+    ("readout", ("readout",), GREEN),
+    ("backprop through time, better of two cells", ("backprop", "backprop-leaky"), ORANGE),
 ]
 
 
 def sequence_values(record: Record) -> list[list[tuple[float, float | None]]]:
     """For each bar and set: our mean accuracy and the paper's, in per cent."""
-    tables = [record["tables"][f"{name}, single"] for name in SETS]
+    paper = load("paper")["recurrent"]
 
-    def pair(table: Record, arms: tuple[str, ...], place: int | None) -> tuple[float, float | None]:
-        best = max(fmean(table["arms"][a]["accuracies"]) for a in arms if a in table["arms"])
-        return round(100 * best, 1), None if place is None else table["paper"][place]
+    def pair(table: str, arms: tuple[str, ...]) -> tuple[float, float | None]:
+        rows = record["tables"][table]["arms"]
+        best = max(fmean(rows[arm]["accuracies"]) for arm in arms if arm in rows)
+        printed = paper[table].get(arms[0])
+        return round(100 * best, 1), float(printed) if printed else None
 
-    return [[pair(table, arms, place) for table in tables] for _, arms, _, place in BARS]
+    return [[pair(f"{name}, single", arms) for name in SETS] for _, arms, _ in BARS]
 
 
 def draw_sequences(values: Any, record: Record) -> Figure:
     """Bars of our accuracies, marks of the paper's."""
     figure, axes = plt.subplots(figsize=(10, 5.2), layout="constrained")
     wide = 0.165
-    for i, ((label, _, colour, _), row) in enumerate(zip(BARS, values, strict=True)):
+    for i, ((label, _, colour), row) in enumerate(zip(BARS, values, strict=True)):
         ink = INK if colour in (SKY, "#c9ced6") else "white"
         for group, (ours, paper) in enumerate(row):
             x = group + (i - 2) * wide

@@ -35,6 +35,7 @@ from tpsgd.units import size
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
 MARK = re.compile(r"<!-- numbers: (?P<name>.+?) -->(?P<old>.*?)<!-- end -->", re.DOTALL)
+RENAMED = {"tpsgd.experiments": "experiments", "--memory-budget": "--memory"}  # since measured
 NUMBER = re.compile(r"[\d*×–−+±]")  # the start of a cell with a number
 
 
@@ -126,7 +127,7 @@ FORMATS: dict[str, Callable[..., str]] = {
     "due": lambda due: "due" if due else "not due",
     "text": str,
     "bracketed": lambda text: f" ({text})",
-    "command": lambda text: f"`{text.replace('tpsgd.experiments.', 'experiments.')}`",
+    "command": lambda text: f"`{re.sub('|'.join(RENAMED), lambda old: RENAMED[old[0]], text)}`",
 }
 
 
@@ -158,8 +159,8 @@ def names(listed: Any) -> dict[str, str]:
     """Labels and names of rows or columns."""
     if isinstance(listed, dict):
         return listed
-    found = look_up(listed) if isinstance(listed, str) else listed
-    return {f"`{name}`": str(name) for name in found}
+    listed = look_up(listed) if isinstance(listed, str) else listed
+    return {f"`{name}`": str(name) for name in listed}
 
 
 def table(mark: str) -> str:
@@ -198,12 +199,14 @@ def unbroken(text: str) -> str:
 
 def origin(paths: list[str]) -> str:
     """Machine, versions and commands of records."""
-    machine, versions = (look_up(f"{paths[0]}/{key}") for key in ("machine", "versions"))
-    cpu = re.sub(r"\((R|TM)\)", "", machine["cpu"])
-    threads = machine["threads"]
-    where = machine["gpu"] or f"{cpu}, {threads} thread{'s' * (threads > 1)}"
-    commands = " and ".join(evaluate(f"command {path}/command") for path in paths)
-    return f"{where}; Python {versions['python']}, torch {versions['torch']}. Made by {commands}."
+    commands: dict[str, list[str]] = {}
+    for path in paths:
+        machine, versions = look_up(f"{path}/machine"), look_up(f"{path}/versions")
+        cpu, threads = re.sub(r"\((R|TM)\)", "", machine["cpu"]), machine["threads"]
+        where = machine["gpu"] or f"{cpu}, {threads} thread{'s' * (threads > 1)}"
+        where += f"; Python {versions['python']}, torch {versions['torch']}"
+        commands.setdefault(where, []).append(evaluate(f"command {path}/command"))
+    return " ".join(f"{where}. Made by {' and '.join(each)}." for where, each in commands.items())
 
 
 def run(mark: str) -> str:
@@ -243,7 +246,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if out of date")
     check = parser.parse_args().check
-    stale = figures.redraw(RESULTS, check)
+    stale = figures.redraw(check)
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         text = page.read_text(encoding="utf-8")
         filled = fill(text)

@@ -1,5 +1,5 @@
-"""One short script per table or figure, on the library's own loop.
+"""One script for each experiment of the paper, on the library's public functions.
 
-Run one with `python -m experiments.NAME --out results`. Choices are made on data held out of
-the training set; the test set is used once, for the figures reported.
+Run one with `python -m experiments.NAME --out results`. Choices are made on samples held out of the
+training set; the test set is used once, for the numbers in the file. `common` is what they share.
 """

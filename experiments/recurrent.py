@@ -10,56 +10,34 @@ reservoir control. Matrix products run in TF32 on a GPU.
 """
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from itertools import groupby
-from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
-from tpsgd.engine.evaluate import evaluate
-from tpsgd.engine.restarts import Restarts, fit_many
+from torch import nn
 
+import tpsgd
+from experiments.common import (
+    Row,
+    Samples,
+    accuracies,
+    arguments,
+    linear_decay,
+    origin,
+    result_file,
+)
 from experiments.rated import Rates
-from tpsgd import data, rules
-from tpsgd.comparison.provenance import machine, versions
-from tpsgd.data import Data
-from tpsgd.errors import TpsgdError
-from tpsgd.losses import mse
-from tpsgd.nets import inits
-from tpsgd.nets.recurrent import Recurrent
-from tpsgd.rules import Rule
-from tpsgd.solvers import ridge
+from tpsgd import Recurrent, Rule, TpsgdError, inits, mse, ridge, rules
+from tpsgd.comparison.provenance import machine
+from tpsgd.training.restarts import Restarts
 
 HIDDEN, BATCH, EPOCHS = 512, 128, 20
-SMALL = 5_000  # a set of so few samples is searched with all epochs
-WINDOW = 64  # time steps taken together: a GPU has the memory
+SMALL = 5_000  # a set with no more samples than this is searched with all epochs
+WINDOW = 64  # time steps processed together: a GPU has the memory
 SHAPES = ("single", "stacked", "bidirectional")
 
-# The paper's test accuracies: random net, random RNN, DRTP, tpSGD l1, backprop.
-PAPER = {
-    ("seq-mnist-rows", "single"): (9.58, 9.76, 83.39, 79.81, 92.53),
-    ("seq-mnist-pixels", "single"): (10.28, 11.35, 62.83, 66.46, 75.55),
-    ("eeg", "single"): (48.35, 79.48, 89.57, 83.57, 94.14),
-    ("tweets", "single"): (49.92, 50.08, 66.82, 67.72, 71.75),
-    ("tweets-vectors", "single"): (49.92, 64.84, 69.60, 68.67, 72.26),
-    ("seq-mnist-rows", "stacked"): (10.32, 19.02, 83.16, 79.96, 92.59),
-    ("seq-mnist-pixels", "stacked"): (10.32, 13.66, 68.60, 70.01, 82.04),
-    ("eeg", "stacked"): (51.57, 80.87, 80.78, 80.87, 93.75),
-    ("tweets", "stacked"): (50.08, 52.55, 67.04, 67.35, 69.94),
-    ("tweets-vectors", "stacked"): (50.08, 64.35, 70.24, 68.48, 72.84),
-    ("seq-mnist-rows", "bidirectional"): (11.35, 10.70, 83.13, 79.05, 92.10),
-    ("seq-mnist-pixels", "bidirectional"): (11.35, 10.32, 67.19, 68.01, 80.95),
-    ("eeg", "bidirectional"): (48.52, 85.04, 84.09, 88.61, 90.53),
-    ("tweets", "bidirectional"): (50.08, 51.07, 65.00, 66.41, 71.65),
-    ("tweets-vectors", "bidirectional"): (50.08, 65.76, 70.31, 68.96, 69.74),
-}
 SETS = (
     "seq-mnist-rows",
     "seq-mnist-pixels",
@@ -139,56 +117,42 @@ ARMS = {
 }
 EQUAL_TIME = "backprop-leaky in readout's time"
 
-Pair = tuple[Tensor, Tensor]
-
 
 def main() -> None:
-    """Run what is asked for and write one JSON file, after every arm."""
-    wanted = _arguments()
+    """Run what is asked for; the file is written after every arm."""
+    options = parse()
     torch.set_float32_matmul_precision("high")
-    file = wanted.out / "recurrent.json"
-    wanted.out.mkdir(parents=True, exist_ok=True)
-    old = json.loads(file.read_text()) if file.exists() else {"tables": {}}
-    record: dict[str, Any] = old | {
-        "experiment": "recurrent",
-        "command": "python -m experiments.recurrent --out results",
-        "machine": machine(wanted.device),
-        "versions": versions(),
-        "settings": {"hidden": HIDDEN, "batch_size": BATCH, "epochs": EPOCHS, "precision": "TF32"},
-    }
-    for name in wanted.sets:
-        loaded = data.load(name, max_train=wanted.max_train)
-        place = Place(loaded, wanted.device, wanted.restarts)
-        for shape in wanted.shapes:
-            table = record["tables"].setdefault(f"{name}, {shape}", {"data": name, "shape": shape})
-            table |= {"note": loaded.note, "paper": PAPER.get((_published(name), shape))}
+    record, save = result_file(options.out, "recurrent")
+    settings = {"hidden": HIDDEN, "batch_size": BATCH, "epochs": EPOCHS, "precision": "TF32"}
+    record |= origin("recurrent", options.device) | {"settings": settings}
+    tables = record.setdefault("tables", {})
+    for name in options.sets:
+        bench = Bench(name, options)
+        for shape in options.shapes:
+            table = tables.setdefault(f"{name}, {shape}", {"data": name, "shape": shape})
+            table["note"] = bench.loaded.note
             arms = table.setdefault("arms", {})
-            for arm in wanted.arms:
-                if arm in arms and not wanted.again:
+            for arm in options.arms:
+                if arm in arms and not options.again:
                     continue
                 if shape != "single" and (ARMS[arm].perceptron or arm == "backprop-leaky"):
                     continue
-                chosen = record["tables"].get(f"{name}, single", {}).get("arms", {}).get(arm, {})
+                single = tables.get(f"{name}, single", {}).get("arms", {}).get(arm, {})
                 trials = {k: v for k, v in arms.get(arm, {}).items() if k in ("held_out", "search")}
-                arms[arm] = place.run(ARMS[arm], shape, chosen.get("choice")) | trials
-                print(f"{name}, {shape}, {arm}: {_figures(arms[arm])}", flush=True)
-                file.write_text(json.dumps(record, indent=1))
+                arms[arm] = bench.run(ARMS[arm], shape, single.get("choice")) | trials
+                save()
+                print(f"{name}, {shape}, {arm}: {figures(arms[arm])}", flush=True)
             pair = [arms.get(a, {"alone": False}) for a in ("readout", "backprop-leaky")]
             timed = shape == "single" and all(row.get("alone", True) for row in pair)
-            if timed and (EQUAL_TIME not in arms or wanted.again):
-                arms[EQUAL_TIME] = place.in_time(arms)
-                print(f"{name}, {EQUAL_TIME}: {_figures(arms[EQUAL_TIME])}", flush=True)
-                file.write_text(json.dumps(record, indent=1))
-    for title, table in record["tables"].items():
-        print(f"\n{title}   paper: {table['paper']}")
-        for arm, row in table["arms"].items():
-            print(f"  {arm:16} {_figures(row)}")
+            if timed and (EQUAL_TIME not in arms or options.again):
+                arms[EQUAL_TIME] = bench.in_time(arms)
+                save()
+                print(f"{name}, {EQUAL_TIME}: {figures(arms[EQUAL_TIME])}", flush=True)
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--out", type=Path, default=Path("results"))
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+def parse() -> argparse.Namespace:
+    """The arguments."""
+    parser = arguments(__doc__)
     parser.add_argument("--sets", nargs="+", default=list(SETS), choices=SETS)
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=SHAPES)
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS))
@@ -198,52 +162,49 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _published(name: str) -> str:
-    """The set under whose name the paper's figure stands."""
-    return "eeg" if name.startswith("eeg") else name.removesuffix("-holdout")
+def figures(row: Row) -> str:
+    """A row for the terminal."""
+    choice = " ".join(f"{k} {v:g}" for k, v in row["choice"].items())
+    return f"{row['accuracy']:.2%} ± {row['deviation']:.2%}  {row['seconds']:6.1f} s  {choice}"
 
 
-def _figures(row: dict[str, Any]) -> str:
-    chosen = " ".join(f"{k} {v:g}" for k, v in row["choice"].items())
-    return f"{row['accuracy']:.2%} ± {row['deviation']:.2%}  {row['seconds']:6.1f} s  {chosen}"
-
-
-class Place:
+class Bench:
     """A data set on a device, and how its arms are trained there."""
 
-    def __init__(self, loaded: Data, device: str, restarts: int) -> None:
-        self.loaded, self.device, self.restarts = loaded, device, restarts
+    def __init__(self, name: str, options: argparse.Namespace) -> None:
+        self.loaded = tpsgd.data.load(name, max_train=options.max_train)
+        self.device, self.restarts = options.device, options.restarts
         self.train, self.test = (
-            (x.to(device), y.to(device)) for x, y in (loaded.train, loaded.test)
+            (x.to(self.device), y.to(self.device)) for x, y in (self.loaded.train, self.loaded.test)
         )
 
-    def run(self, arm: Arm, shape: str, known: dict[str, Any] | None) -> dict[str, Any]:
-        """Search, unless a choice is known; then train on everything, several times, and test."""
-        held_out: list[tuple[dict[str, Any], float]] = []
-        choice = Choice(**known) if known else arm.choices[0]
-        if known is None and len(arm.choices) > 1:
+    def run(self, arm: Arm, shape: str, chosen: Row | None) -> Row:
+        """Search, unless there is a choice; then train on all samples, several times, and test."""
+        held_out: list[tuple[Row, float]] = []
+        choice = Choice(**chosen) if chosen else arm.choices[0]
+        if chosen is None and len(arm.choices) > 1:
             held_out = self._search(arm, shape)
             choice = Choice(**max(held_out, key=lambda pair: pair[1])[0])
-        many = self._train(arm, shape, [choice] * self.restarts, self.train, EPOCHS)
-        searched = None if not held_out else [arm.search[0], self._epochs(arm)]
-        return _row(many, self.test, choice, held_out) | {"search": searched}
+        many = self._fit(arm, shape, [choice] * self.restarts, self.train, EPOCHS)
+        search = None if not held_out else [arm.search[0], self._epochs(arm)]
+        return self._row(many, choice, held_out) | {"search": search}
 
     def _epochs(self, arm: Arm) -> int:
         """Of a search."""
         return EPOCHS if len(self.train[1]) <= SMALL else arm.search[1]
 
-    def in_time(self, arms: dict[str, Any]) -> dict[str, Any]:
+    def in_time(self, arms: Row) -> Row:
         """Backprop through time, for no longer than the readout took."""
         ours, theirs = arms["readout"]["seconds"], arms["backprop-leaky"]
         epochs = max(1, min(EPOCHS, round(EPOCHS * ours / theirs["seconds"])))
         choice = Choice(**theirs["choice"])
-        many = self._train(
+        many = self._fit(
             ARMS["backprop-leaky"], "single", [choice] * self.restarts, self.train, epochs
         )
-        return _row(many, self.test, choice, []) | {"epochs": epochs}
+        return self._row(many, choice, []) | {"epochs": epochs}
 
-    def _search(self, arm: Arm, shape: str) -> list[tuple[dict[str, Any], float]]:
-        """Every choice's accuracy on held-out samples; those of one structure train together."""
+    def _search(self, arm: Arm, shape: str) -> list[tuple[Row, float]]:
+        """Every choice's accuracy on held-out samples; choices of one structure train together."""
         samples, epochs = arm.search[0], self._epochs(arm)
         inner, held_out = last_of_each_class(self.train, samples)
 
@@ -251,32 +212,31 @@ class Place:
             if arm.perceptron and len(choices) > 1:  # its batch norm cannot be stacked
                 return [scores([c])[0] for c in choices]
             try:
-                many = self._train(arm, shape, choices, inner, epochs)
+                many = self._fit(arm, shape, choices, inner, epochs)
                 return many.evaluate(held_out)
             except TpsgdError as error:
                 if " became " not in str(error):
                     raise
-                # one of them left the finite numbers: each by itself
+                # the loss of one of them is not finite: train each by itself
                 return [0.0] if len(choices) == 1 else [scores([c])[0] for c in choices]
 
-        found = []
-        ordered = sorted(arm.choices, key=_structure)
-        for _, group in groupby(ordered, key=_structure):
+        trials = []
+        for _, group in groupby(sorted(arm.choices, key=structure), key=structure):
             together = list(group)
-            found += [(asdict(c), v) for c, v in zip(together, scores(together), strict=True)]
-        return found
+            trials += [(asdict(c), v) for c, v in zip(together, scores(together), strict=True)]
+        return trials
 
-    def _train(
-        self, arm: Arm, shape: str, choices: Sequence[Choice], samples: Pair, epochs: int
+    def _fit(
+        self, arm: Arm, shape: str, choices: Sequence[Choice], samples: Samples, epochs: int
     ) -> Restarts:
         """A model for each choice, trained together."""
-        wanted = iter(choices)
+        rest = iter(choices)
         features = self.loaded.vocabulary or self.loaded.shape[-1]
         classes = len(self.loaded.classes)
 
         def factory() -> nn.Module:
-            made = model(features, classes, shape, arm.leaky, next(wanted), arm.perceptron)
-            return made.to(self.device)
+            net = model(features, classes, shape, arm.leaky, next(rest), arm.perceptron)
+            return net.to(self.device)
 
         if arm.head == "none":
             models = []
@@ -292,27 +252,37 @@ class Place:
         last = ridge(choices[0].alpha) if arm.head == "ridge" else head
         inner = int(arm.perceptron or shape == "stacked")  # the perceptron's hidden layer
         blocks = [optimizer] * recurrent + [head] * inner + [last]
-        rule = [arm.rule] * recurrent + [_upper(arm)] * inner + [arm.rule]
-        return fit_many(
+        rule = [arm.rule] * recurrent + [upper_rule(arm)] * inner + [arm.rule]
+        return tpsgd.fit_many(
             factory, samples, restarts=len(choices), backprop=arm.rule is None,
             rule=None if arm.rule is None else rule,  # type: ignore[arg-type]
             optimizer=optimizer if arm.rule is None else blocks, epochs=epochs, batch_size=BATCH,
-            lr_schedule=partial(_to_zero, epochs=epochs),
+            lr_schedule=linear_decay(epochs),
             stacked=len(choices) > 1 and not arm.perceptron, window=WINDOW,
         )  # fmt: skip
 
+    def _row(self, many: Restarts, choice: Choice, held_out: list[tuple[Row, float]]) -> Row:
+        """One arm's row: accuracy and time of the same runs, restarts together."""
+        run = many.runs[0] if many.runs else None
+        shares = [tpsgd.evaluate(net, self.test) for net in many.models]
+        return accuracies(shares) | {
+            "choice": asdict(choice),
+            "held_out": held_out,
+            "seconds": sum(r.seconds for r in (many.runs[:1] if many.stacked else many.runs)),
+            "stacked": many.stacked,
+            "sample_passes": run.sample_passes if run else 0,
+            "settings": run.settings if run else {},
+            "restarts": len(shares),
+            "machine": machine(self.device),
+        }
 
-def _to_zero(optimizer: Optimizer, epochs: int) -> LambdaLR:
-    """A learning rate that falls in a straight line."""
-    return LambdaLR(optimizer, lambda epoch: 1 - epoch / epochs)
 
-
-def _structure(choice: Choice) -> tuple[float, float, bool]:
+def structure(choice: Choice) -> tuple[float, float, bool]:
     """What stacked restarts must have in common."""
     return choice.leak, choice.alpha, choice.adam
 
 
-def _upper(arm: Arm) -> Rule:
+def upper_rule(arm: Arm) -> Rule:
     """The rule of the perceptron's hidden layer: the paper's l2 on its cell, else readout."""
     return rules.readout() if arm.leaky else rules.tpsgd_l2()
 
@@ -341,7 +311,7 @@ def model(
     return nn.Sequential(layer(features), nn.Linear(HIDDEN, classes))
 
 
-def last_of_each_class(data: Pair, samples: int, share: float = 0.2) -> tuple[Pair, Pair]:
+def last_of_each_class(data: Samples, samples: int, share: float = 0.2) -> tuple[Samples, Samples]:
     """Samples to train on, not too many, and held-out ones: the last of each class.
 
     EEG rows lie recording by recording, so that held-out rows come from recordings of their own.
@@ -357,27 +327,6 @@ def last_of_each_class(data: Pair, samples: int, share: float = 0.2) -> tuple[Pa
         outer.append(mine[cut:][: 10_000 // classes])
     parts = torch.cat(inner), torch.cat(outer)
     return tuple((x[i], y[i]) for i in parts)  # type: ignore[return-value]
-
-
-def _row(
-    many: Restarts, test: Pair, choice: Choice, held_out: list[tuple[dict[str, Any], float]]
-) -> dict[str, Any]:
-    """One arm's row: accuracy, time and memory of the same trainings, restarts together."""
-    accuracies = [evaluate(made, test) for made in many.models]
-    run = many.runs[0] if many.runs else None
-    return {
-        "accuracy": fmean(accuracies),
-        "deviation": stdev(accuracies) if len(accuracies) > 1 else 0.0,
-        "accuracies": accuracies,
-        "choice": asdict(choice),
-        "held_out": held_out,
-        "seconds": sum(r.seconds for r in (many.runs[:1] if many.stacked else many.runs)),
-        "stacked": many.stacked,
-        "sample_passes": run.sample_passes if run else 0,
-        "settings": run.settings if run else {},
-        "restarts": len(accuracies),
-        "machine": machine(str(test[1].device)),
-    }
 
 
 if __name__ == "__main__":

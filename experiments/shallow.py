@@ -2,28 +2,30 @@
 
     python -m experiments.shallow --out results [--device cuda] [--only mnist-mlp]
 
-For every arm, the variants listed in `ARMS` are compared on the last 10,000 training samples (the
-others train); the best is then trained afresh on the whole training set and tested. Backprop and
-the frozen control stand beside every rule. All arms use Adam at 1e-3 and batches of 128.
+The variants of an arm, listed in `ARMS`, are trained without the last 10,000 training samples and
+compared on them; the best is then trained on the whole training set and tested. All arms use Adam
+at 1e-3 and batches of 128.
 """
 
-import argparse
-import json
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from statistics import fmean, stdev
-from typing import Any
+from statistics import fmean
 
-import torch
 from torch import Tensor, nn
-from tpsgd.engine.restarts import Restarts, fit_many
-from tpsgd.engine.schedules import sequential, simultaneous
 
-from tpsgd import data, projections, rules
-from tpsgd.comparison.provenance import machine, versions
+import tpsgd
+from experiments.common import (
+    Row,
+    Samples,
+    accuracies,
+    arguments,
+    hold_out_last,
+    origin,
+    result_file,
+)
+from tpsgd import Place, Rule, rules
+from tpsgd.comparison.provenance import machine
 from tpsgd.projections import binary, normal, per_filter
-from tpsgd.rules import Place, Rule
+from tpsgd.training.restarts import Restarts
 from tpsgd.zoo.words import cnn, mlp
 
 HELD_OUT = 10_000
@@ -38,7 +40,6 @@ class Table:
     restarts: int
     activation: type[nn.Module] = nn.LeakyReLU
     convolutional: bool = True
-    paper: str = ""
 
     def model(self, shape: tuple[int, ...]) -> nn.Sequential:
         """The paper's two-layer MLP, or its two convolutions and a linear layer."""
@@ -55,144 +56,114 @@ class Table:
 
 
 TABLES = {
-    "mnist-mlp": Table("mnist", 5, 25, convolutional=False, paper="tpSGD 88.3"),
+    "mnist-mlp": Table("mnist", 5, 25, convolutional=False),
     "mnist-mlp-tanh": Table("mnist", 5, 5, nn.Tanh, convolutional=False),
-    "mnist-cnn": Table("mnist", 2, 5, paper="tpSGD 96.6, backprop 97.1"),
-    "cifar10-cnn": Table("cifar10", 10, 5, paper="tpSGD 46.5, backprop 46.8"),
-    "cifar10-cnn-short": Table("cifar10", 3, 5, paper="tpSGD 46.5, backprop 46.8"),
+    "mnist-cnn": Table("mnist", 2, 5),
+    "cifar10-cnn": Table("cifar10", 10, 5),
+    "cifar10-cnn-short": Table("cifar10", 3, 5),
 }
 
 # An arm's variants: name -> rule; None is backprop. Grids of cells are for convolutions alone.
 ARMS: dict[str, dict[str, Rule | None]] = {
     "backprop": {"": None},
-    "readout": {
-        f"at most {n} features": rules.readout(features=n) for n in (16, 64, 256, 1024, 2048)
-    },
-    "readout-learned": {
-        f"at most {n} features": rules.readout(True, features=n) for n in (16, 64, 256, 1024, 2048)
+    **{
+        name: {
+            f"at most {n} features": rules.readout(learned, features=n)
+            for n in (16, 64, 256, 1024, 2048)
+        }
+        for name, learned in (("readout", False), ("readout-learned", True))
     },
     "dfa": {"": rules.dfa()},
-    "tpsgd-l2": {
-        f"{p.name}, {at.value}": rules.tpsgd_l2(p, at)
-        for p in (normal(), per_filter(), binary())
-        for at in (Place.AFTER, Place.BEFORE)
+    **{
+        name: {
+            f"{p.name}, {at.value}": rule(p, at)
+            for p in (normal(), per_filter(), binary())
+            for at in (Place.AFTER, Place.BEFORE)
+        }
+        for name, rule in (("tpsgd-l2", rules.tpsgd_l2), ("tpsgd-l1", rules.tpsgd_l1))
     },
-    "tpsgd-l1": {
-        f"{p.name}, {at.value}": rules.tpsgd_l1(p, at)
-        for p in (normal(), per_filter(), binary())
-        for at in (Place.AFTER, Place.BEFORE)
+    **{
+        name: {f"std {std}": rule(normal(std)) for std in (1.0, 0.01)}
+        for name, rule in (("drtp", rules.drtp), ("sdfa", rules.sdfa))
     },
-    "drtp": {f"std {std}": rules.drtp(projections.normal(std)) for std in (1.0, 0.01)},
-    "sdfa": {f"std {std}": rules.sdfa(projections.normal(std)) for std in (1.0, 0.01)},
-    "frozen": {loss.name: rules.frozen(loss) for loss in (rules.cross_entropy, rules.mse)},
-    # the same with the passes of all blocks spent on the head
-    "frozen-long": {loss.name: rules.frozen(loss) for loss in (rules.cross_entropy, rules.mse)},
+    **{  # frozen-long spends the epochs of all blocks on the last one
+        name: {loss.name: rules.frozen(loss) for loss in (tpsgd.cross_entropy, tpsgd.mse)}
+        for name in ("frozen", "frozen-long")
+    },
 }
 
 
 def main() -> None:
     """Run the tables asked for and write one JSON file."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--out", type=Path, default=Path("results"))
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser = arguments(__doc__)
     parser.add_argument("--only", choices=list(TABLES))
     parser.add_argument("--arm", choices=list(ARMS), help="only this one; the others stay")
     parser.add_argument("--restarts", type=int, help="fewer, for a quick look")
-    wanted = parser.parse_args()
-    names = [wanted.only] if wanted.only else list(TABLES)
-    file = wanted.out / "shallow.json"
-    wanted.out.mkdir(parents=True, exist_ok=True)
-    record: dict[str, Any] = {
-        "experiment": "shallow",
-        "command": "python -m experiments.shallow --out results"
-        + (f" --restarts {wanted.restarts}" if wanted.restarts else ""),
-        "machine": machine(wanted.device),
-        "versions": versions(),
-        "tables": json.loads(file.read_text())["tables"] if file.exists() else {},
-    }
-    for name in names:
-        made = run(TABLES[name], wanted.device, wanted.restarts, wanted.arm)
-        if wanted.arm and name in record["tables"]:
-            made["arms"] = record["tables"][name]["arms"] | made["arms"]
-        record["tables"][name] = made
-        file.write_text(json.dumps(record, indent=1))
-    for name in names:
-        print(f"\n{name}")
-        for arm, row in record["tables"][name]["arms"].items():
-            figures = f"{row['accuracy']:.2%} ± {row['deviation']:.2%}"
-            print(f"  {arm:16} {figures}  {row['seconds']:6.2f} s  {row['variant']}")
+    parser.add_argument("--max-train", type=int, help="fewer samples, for a quick look")
+    options = parser.parse_args()
+    words = [f"--restarts {options.restarts}"] if options.restarts else []
+    record, save = result_file(options.out, "shallow")
+    record |= origin("shallow", options.device, *words)
+    for name in [options.only] if options.only else list(TABLES):
+        table = TABLES[name]
+        settings = asdict(table) | {"activation": table.activation.__name__}
+        settings["restarts"] = options.restarts or table.restarts
+        rows = record.setdefault("tables", {}).setdefault(name, {"arms": {}})
+        rows |= {"settings": settings, "held_out": HELD_OUT, "machine": machine(options.device)}
+        bench = Bench(table, options.device, settings["restarts"], options.max_train)
+        for arm in [options.arm] if options.arm else list(ARMS):
+            row = rows["arms"][arm] = bench.run(arm)
+            save()
+            figures = f"{row['accuracy']:.2%} ± {row['deviation']:.2%}  {row['seconds']:6.2f} s"
+            print(f"{name:18} {arm:16} {figures}  {row['variant']}", flush=True)
 
 
-def run(
-    table: Table, device: str, restarts: int | None = None, only: str | None = None
-) -> dict[str, Any]:
-    """Choose every arm's variant on held-out data, then train on all and test."""
-    loaded = data.load(table.data)
-    x, x_test = standardised(loaded.train[0].to(device), loaded.test[0].to(device))
-    y, y_test = loaded.train[1].to(device), loaded.test[1].to(device)
-    part = (x[:-HELD_OUT], y[:-HELD_OUT]), (x[-HELD_OUT:], y[-HELD_OUT:])
+class Bench:
+    """A table's data on a device, and how its arms are trained there."""
 
-    def factory() -> nn.Module:
-        return table.model(loaded.shape).to(device)
+    def __init__(self, table: Table, device: str, restarts: int, max_train: int | None = None):
+        self.table, self.restarts, self.device = table, restarts, device
+        loaded = tpsgd.data.load(table.data, max_train=max_train)
+        x, y, x_test, y_test = (t.to(device) for t in (*loaded.train, *loaded.test))
+        x, x_test = standardised(x, x_test)
+        self.shape, self.train, self.test = loaded.shape, (x, y), (x_test, y_test)
 
-    arms = {}
-    for name, variants in ARMS.items():
-        if only not in (None, name):
-            continue
-        epochs = table.epochs_of(name)
-        if name.startswith("readout") and not table.convolutional:
+    def run(self, arm: str) -> Row:
+        """Choose the arm's variant on held-out samples, then train on all samples and test."""
+        variants = ARMS[arm]
+        if arm.startswith("readout") and not self.table.convolutional:
             variants = {"whole": variants["at most 256 features"]}
+        part, last = hold_out_last(*self.train, min(HELD_OUT, len(self.train[1]) // 6))
         held_out = {
-            label: fmean(train(rule, factory, part[0], epochs, 2).evaluate(part[1]))
+            label: fmean(self.fit(arm, rule, part, 2).evaluate(last))
             for label, rule in (variants.items() if len(variants) > 1 else ())
         }
         label = max(held_out, key=lambda k: held_out[k]) if held_out else next(iter(variants))
-        many = train(variants[label], factory, (x, y), epochs, restarts or table.restarts)
-        arms[name] = summary(many, many.evaluate((x_test, y_test)), label, held_out)
-        print(f"{table.data} {name}: {arms[name]['accuracy']:.2%}", flush=True)
-    settings = asdict(table) | {"activation": table.activation.__name__}
-    settings["restarts"] = restarts or table.restarts
-    return {"settings": settings, "held_out": HELD_OUT, "machine": machine(device), "arms": arms}
+        many = self.fit(arm, variants[label], self.train, self.restarts)
+        runs = many.runs[1:] or many.runs  # the first run also warms up the device
+        return accuracies(many.evaluate(self.test)) | {
+            "variant": label,
+            "held_out": held_out,
+            "seconds": fmean(run.seconds for run in runs),
+            "peak_bytes": max(run.peak_bytes for run in many.runs),
+            "kept_bytes": many.runs[0].kept_bytes,
+            "sample_passes": many.runs[0].sample_passes,
+            "settings": many.runs[0].settings,
+        }
 
-
-def train(
-    rule: Rule | None,
-    factory: Callable[[], nn.Module],
-    samples: tuple[Tensor, Tensor],
-    epochs: int | list[int],
-    restarts: int,
-) -> Restarts:
-    """Restarts of one arm; rules that wait for the output learn simultaneously."""
-    waits = rule is not None and rule.needs_output
-    return fit_many(
-        factory,
-        samples,
-        restarts=restarts,
-        rule=rule,
-        backprop=rule is None,
-        schedule=simultaneous if waits else sequential,
-        epochs=epochs,
-        stacked=False,  # one by one, so that seconds and bytes are those of one run
-    )
-
-
-def summary(
-    many: Restarts, accuracies: list[float], variant: str, held_out: dict[str, float]
-) -> dict[str, Any]:
-    """One arm's row: accuracy, time and memory of the same runs."""
-    runs = many.runs[1:] or many.runs  # the first run also warms the device up
-    return {
-        "accuracy": fmean(accuracies),
-        "deviation": stdev(accuracies) if len(accuracies) > 1 else 0.0,
-        "accuracies": accuracies,
-        "variant": variant,
-        "held_out": held_out,
-        "seconds": fmean(run.seconds for run in runs),
-        "peak_bytes": max(run.peak_bytes for run in many.runs),
-        "kept_bytes": many.runs[0].kept_bytes,
-        "sample_passes": many.runs[0].sample_passes,
-        "settings": many.runs[0].settings,
-    }
+    def fit(self, arm: str, rule: Rule | None, samples: Samples, restarts: int) -> Restarts:
+        """Restarts of one arm; a rule that needs the network's output learns simultaneously."""
+        waits = rule is not None and rule.needs_output
+        return tpsgd.fit_many(
+            lambda: self.table.model(self.shape).to(self.device),
+            samples,
+            restarts=restarts,
+            rule=rule,
+            backprop=rule is None,
+            schedule=tpsgd.simultaneous if waits else tpsgd.sequential,
+            epochs=self.table.epochs_of(arm),
+            stacked=False,  # one by one, so that seconds and bytes are those of one run
+        )
 
 
 def standardised(x: Tensor, x_test: Tensor) -> tuple[Tensor, Tensor]:

@@ -238,7 +238,7 @@ def results(tmp_path, monkeypatch):
     origin = {
         "machine": {"cpu": "a CPU", "threads": 2, "gpu": None},
         "versions": {"python": "3", "torch": "2"},
-        "command": "python -m tpsgd.experiments.it",
+        "command": "python -m tpsgd.experiments.it --memory-budget 4MB",
     }
     return lambda name, **record: (tmp_path / f"{name}.json").write_text(
         json.dumps(origin | record)
@@ -277,7 +277,7 @@ def test_a_path_goes_through_keys_columns_and_rows(results):
         ("time it/share", "125 ms"),
         (".3f it/share", "0.125"),
         (", it/more", "2,048"),
-        ("command it/command", "`python -m experiments.it`"),
+        ("command it/command", "`python -m experiments.it --memory 4MB`"),
     ],
 )
 def test_a_value_is_written_in_its_format(results, expression, text):

@@ -1,0 +1,84 @@
+"""What the experiments share: arguments, result files, decaying rates, choices on held-out data."""
+
+import argparse
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+import tpsgd
+from tpsgd.comparison.provenance import machine, versions
+
+Row = dict[str, Any]
+Samples = tuple[Tensor, Tensor]
+
+
+def arguments(doc: str | None) -> argparse.ArgumentParser:
+    """A parser with the arguments that every experiment has."""
+    parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("results"), help="folder of the file")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    return parser
+
+
+def result_file(folder: Path, name: str) -> tuple[Row, Callable[[], Any]]:
+    """The record in a file, empty if there is none, and a function that writes it back."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{name}.json"
+    record: Row = json.loads(file.read_text()) if file.exists() else {}
+    record["experiment"] = name
+    return record, lambda: file.write_text(json.dumps(record, indent=1))
+
+
+def origin(name: str, device: str, *words: str) -> Row:
+    """The command, the machine and the versions of a record."""
+    command = " ".join([f"python -m experiments.{name} --out results", *words])
+    return {"command": command, "machine": machine(device), "versions": versions()}
+
+
+def accuracies(shares: Sequence[float]) -> Row:
+    """Test accuracies of the restarts, 0..1, their mean and their standard deviation."""
+    deviation = stdev(shares) if len(shares) > 1 else 0.0
+    return {"accuracy": fmean(shares), "deviation": deviation, "accuracies": list(shares)}
+
+
+def best_rate(rates: Iterable[float], score: Callable[[float], float]) -> Row:
+    """The learning rate with the highest score on held-out samples, and all the scores."""
+    scores: dict[float, float] = {}
+    for lr in rates:
+        try:
+            scores[lr] = score(lr)
+        except tpsgd.TpsgdError:  # training diverged
+            scores[lr] = 0.0
+    return {"lr": max(scores, key=lambda lr: scores[lr]), "held_out": scores}
+
+
+def linear_decay(epochs: int) -> Callable[[Optimizer], LambdaLR]:
+    """A learning rate that falls to 0 in a straight line."""
+
+    def decay(optimizer: Optimizer) -> LambdaLR:
+        return LambdaLR(optimizer, lambda epoch: 1 - epoch / epochs)
+
+    return decay
+
+
+def hold_out_last(x: Tensor, y: Tensor, count: int) -> tuple[Samples, Samples]:
+    """All samples but the last ones, and the last ones."""
+    return (x[:-count], y[:-count]), (x[-count:], y[-count:])
+
+
+def load_images(name: str, file: Path | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Images and classes, to train and to test on; from a .npz with x, y, x_test, y_test or not."""
+    if file is None:
+        loaded = tpsgd.data.load(name)
+        return (*loaded.train, *loaded.test)
+    arrays = np.load(file)
+    x, y, x_test, y_test = (torch.from_numpy(arrays[k]) for k in ("x", "y", "x_test", "y_test"))
+    return x, y.long(), x_test, y_test.long()
