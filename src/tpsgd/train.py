@@ -94,6 +94,7 @@ def train(
         stopping = set().union(*(observer.epoch(end) for observer in net.observers))
         epoch += 1
         for learner in learners:
+            learner.adjust_rate()
             if learner.learning and (epoch >= learner.epochs or learner in stopping):
                 learner.stop()
 
