@@ -86,6 +86,7 @@ def train(
             samples += batch.size
             for observer in net.observers:
                 observer.batch(learners, batch)
+            del batch  # its memory is free before a block is solved
         if not samples:
             raise TpsgdError(source.form.no_batches)
         for learner in learners:
