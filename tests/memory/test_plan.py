@@ -103,11 +103,11 @@ def measured(kind, n=N, fit=tpsgd.fit, **settings):
     return fit(seeded(make), data(n), **folded(**settings))
 
 
-def agree(kind, n=N, **settings):
-    """Assert that a plan is what training then takes."""
+def agree(kind, n=N, slack=0, **settings):
+    """Assert that a plan is what training then takes, but for a few bytes of slack."""
     (line,) = planned(kind, n, **settings).lines
     run = measured(kind, n, **settings)
-    assert line.peak == pytest.approx(run.peak_bytes, rel=0.01)
+    assert abs(line.peak - run.peak_bytes) <= slack
     assert line.kept == run.kept_bytes
 
 
@@ -119,19 +119,19 @@ GRID = [
     ("mlp", {"reuse": False, "optimizer": tpsgd.sgd}),
     ("mlp", {"epochs": 2}),
     ("mlp", {"epochs": [1, 0, 2]}),
-    ("mlp", {"n": 4500, **TOGETHER}),  # the order of samples comes in parts of 4096
+    ("mlp", {"n": 4500, "slack": 256, **TOGETHER}),  # the order of samples comes in parts of 4096
     ("mlp", {"micro_batch": 8, "optimizer": momentum}),
     ("mlp", {"micro_batch": 5, **TOGETHER}),
     ("mlp", {"optimizer": torch.optim.RMSprop}),
-    ("mlp", {"optimizer": HEAD}),
+    ("mlp", {"optimizer": HEAD, "slack": 1024}),  # solved from all samples, not from two batches
     ("mlp", {"optimizer": HEAD, "n": 50}),
-    ("mlp", {"rule": rules.frozen(), "optimizer": tpsgd.ridge(), "reuse": False}),
+    ("mlp", {"rule": rules.frozen(), "optimizer": tpsgd.ridge(), "reuse": False, "slack": 1024}),
     ("mlp", {"rule": rules.dfa(), **TOGETHER}),
     ("cnn", {}),
     ("cnn", {"reuse": False, **SAVING}),
-    ("cnn", {"rule": rules.tpsgd_l2(), "redraw": True}),
+    ("cnn", {"rule": rules.tpsgd_l2(), "redraw": True, "slack": 8}),
     ("norm", {}),
-    ("norm", {"micro_batch": 9, **TOGETHER}),
+    ("norm", {"micro_batch": 9, "slack": 4, **TOGETHER}),
     ("residual", {"rule": rules.tpsgd_l1(), **TOGETHER, **SAVING}),
     ("recurrent", {"window": 1, "rule": rules.drtp(), "optimizer": [momentum, tpsgd.ridge()]}),
     ("stacked", {"reuse": False, "window": 2, **TOGETHER}),
