@@ -1,12 +1,13 @@
 """What the core tests share: small data, small models, and ways to look at a model."""
 
 from collections.abc import Iterator
+from dataclasses import fields
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
-from tpsgd import Padded, Place, losses, projections, rules
+from tpsgd import Memory, Padded, Place, losses, projections, rules
 
 torch.set_num_threads(1)  # on tensors this small, threads only wait for one another
 
@@ -84,6 +85,13 @@ def close(a: dict[str, Tensor], b: dict[str, Tensor], rtol: float = 1e-9, atol: 
         torch.testing.assert_close(
             a[name], b[name], rtol=rtol, atol=atol, msg=lambda m, n=name: f"{n}: {m}"
         )
+
+
+def folded(**settings) -> dict:
+    """Settings of `fit`, those that save memory (reuse=, slices=, budget=, ...) as memory=."""
+    names = settings.keys() & {field.name for field in fields(Memory)}
+    memory = Memory(**{name: settings.pop(name) for name in names})
+    return settings | {"memory": memory} if names else settings
 
 
 def fixed(codes: dict[int, Tensor]) -> projections.Projection:

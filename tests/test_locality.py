@@ -9,6 +9,7 @@ from helpers import (
     Probe,
     Residual,
     Wall,
+    folded,
     leaves,
     mlp,
     points,
@@ -69,9 +70,10 @@ def unrolled_net(both_ways=False, between=nn.Identity):
 
 @pytest.mark.parametrize("both_ways", [False, True])
 @pytest.mark.parametrize(("name", "schedule"), local_runs())
-def test_recurrent_blocks_save_nothing_either(name, schedule, both_ways):
+def test_recurrent_blocks_save_nothing_for_a_backward_pass(name, schedule, both_ways):
     """`tpsgd` differentiates its loss with respect to one step's states at a time."""
-    packed, settings = [], {"rule": DRAWN[name](), "schedule": schedule, "reuse": False}
+    packed = []
+    settings = folded(rule=DRAWN[name](), schedule=schedule, reuse=False)
     with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):
         run = tpsgd.fit(unrolled_net(both_ways), sequences(), window=3, **(MIXED | settings))
     assert [b.learning for b in run.blocks] == ["closed form"] * 3
@@ -115,12 +117,11 @@ def test_a_step_does_not_depend_on_the_steps_after_it(name):
         kept = []
         tpsgd.fit(model, (data, y), rule=LOCAL[name](), schedule=kept.append, batch_size=100)
         learner = kept[0].learners[0]
-        learner.start(torch.optim.SGD, 0.1)
-        engine = learner.engine
-        batch, labels, *_ = next(kept[0].source.batches())
+        learner.start()
+        batch, labels = next(kept[0].source.batches()).load()
         with torch.no_grad():
             saved = learner.forward(batch)
-            engine.teach(saved, labels, learner.tensors)
+            learner.backend.teach(saved, labels, learner.tensors)
             for window in saved.windows():
                 seen.append({k: g.clone() for k, g in saved.sweeps[0].gradients().items()})
                 assert window.values.shape[0] == 1
@@ -143,7 +144,7 @@ def test_a_recurrent_layer_inside_a_custom_module_does_not_learn_through_time():
         tpsgd.fit(model, sequences(), **MIXED)
 
 
-def test_the_hook_above_does_see_a_graph():
+def test_saved_tensors_hooks_do_see_backprops_graph():
     packed = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):
         tpsgd.fit_backprop(mlp(6, 8, 8, 3), points(), **MIXED)

@@ -88,15 +88,16 @@ def train(
             samples += batch.size
             for observer in net.observers:
                 observer.batch(learners, batch)
+            del batch  # its indices are free before anything is solved or validated
         if not samples:
             raise TpsgdError(source.form.no_batches)
-        del batch  # pyright: ignore[reportPossiblyUnboundVariable]  its indices
         for learner in learners:
             learner.end_epoch(samples)
         end = EpochEnd(net, learners, epoch, samples, source, validation)
         stopping = set().union(*(observer.epoch(end) for observer in net.observers))
         epoch += 1
         for learner in learners:
+            learner.adjust_rate()
             if learner.learning and (epoch >= learner.epochs or learner in stopping):
                 learner.stop()
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from .errors import TpsgdError
+from tpsgd.errors import TpsgdError
 
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 

@@ -3,15 +3,16 @@
 import numpy as np
 import pytest
 import torch
-from helpers import images, mlp, points, ragged, same, seeded, sequences, state
+from helpers import folded, images, mlp, points, ragged, same, seeded, sequences, state
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import tpsgd
 from tpsgd import Recurrent, TpsgdError
 from tpsgd.engine.augment import Draws, chain, crop, cutout, flip, jitter, resized_crop
-from tpsgd.engine.cuda_graphs import Steps
+from tpsgd.engine.cuda_graphs import captured
 from tpsgd.maths.random import Key
+from tpsgd.train import step
 
 SCHEDULES = [tpsgd.sequential, tpsgd.simultaneous]
 SHORT = {"epochs": 2, "batch_size": 8}
@@ -178,12 +179,12 @@ def convnet():
 
 def trained(schedule=tpsgd.sequential, **settings):
     model = convnet()
-    tpsgd.fit(model, images(), schedule=schedule, **(SHORT | settings))
+    tpsgd.fit(model, images(), schedule=schedule, **folded(**(SHORT | settings)))
     return state(model)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda f: f.__name__)
-def test_the_seed_decides(schedule):
+def test_the_seed_decides_what_augmentation_draws(schedule):
     both = chain(flip(), crop(1))
     first = trained(schedule, augment=both)
     assert same(first, trained(schedule, augment=both))
@@ -285,7 +286,8 @@ def test_restarts_are_augmented_one_by_one():
 def test_augmented_steps_are_not_captured():
     kept = []
     tpsgd.fit(convnet(), images(), augment=flip(), schedule=kept.append)
-    assert not Steps(lambda piece: None, kept[0].source, [], True)._can_capture()
+    net = kept[0]
+    assert captured(step, net.learners, net.source, all_ours=True) is step
 
 
 # ---- what is refused -----------------------------------------------------------------------------
@@ -293,7 +295,7 @@ def test_augmented_steps_are_not_captured():
 REFUSED = {
     "reuse=True keeps one version": {"augment": flip(), "reuse": True},
     "reuse=.* keeps one version": {"augment": flip(), "reuse": "."},
-    "memory_budget does not count": {"augment": flip(), "memory_budget": "10MB"},
+    "a memory budget does not count": {"augment": flip(), "budget": "10MB"},
     "augment must be a function.*chain.*got a list": {"augment": [flip(), crop()]},
     "flip's p must be .* got float32 of shape": {"augment": flip},
     "but <lambda> gave float32 of shape": {"augment": lambda x: x[:, :, 1:]},
@@ -304,9 +306,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_one_clear_sentence(message):
+def test_an_augmentation_that_cannot_work_is_refused_in_one_sentence(message):
     with pytest.raises(TpsgdError, match=message):
-        tpsgd.fit(convnet(), images(), **REFUSED[message])
+        tpsgd.fit(convnet(), images(), **folded(**REFUSED[message]))
 
 
 def test_flip_is_for_pictures():

@@ -5,14 +5,26 @@ from functools import partial
 
 import pytest
 import torch
-from helpers import Residual, close, images, mlp, points, ragged, same, seeded, sequences, state
+from helpers import (
+    Residual,
+    close,
+    folded,
+    images,
+    mlp,
+    points,
+    ragged,
+    same,
+    seeded,
+    sequences,
+    state,
+)
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import tpsgd
-from tpsgd import Recurrent, TpsgdError
-from tpsgd.engine.batches import Arrays, Form
+from tpsgd import Memory, Recurrent, TpsgdError
+from tpsgd.engine.batches import Arrays, BatchForm
 
 momentum = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 
@@ -69,16 +81,14 @@ WAYS = {
     "checkpoint": {"checkpoint": True},
     "one segment": {"checkpoint": 1},
     "two segments": {"checkpoint": 2},
-    "step inside": {"step_inside": True},
     "pieces, checkpoint": {"micro_batch": 4, "checkpoint": True},
-    "step inside, checkpoint": {"step_inside": True, "checkpoint": 2},
 }
 PLAIN = {"epochs": 1, "batch_size": 11, "seed": 3}
 
 
 def trained(make, data, **settings):
     model = seeded(make).double()
-    run = tpsgd.fit_backprop(model, (data[0].double(), data[1]), **(PLAIN | settings))
+    run = tpsgd.fit_backprop(model, (data[0].double(), data[1]), **folded(**(PLAIN | settings)))
     return state(model), run
 
 
@@ -109,30 +119,30 @@ def test_less_memory_the_same_weights(kind, way):
 
 
 @pytest.mark.usefixtures("unwatched")
-@pytest.mark.parametrize("way", ["pieces", "two segments", "step inside"])
+@pytest.mark.parametrize("way", ["pieces", "two segments"])
 @pytest.mark.parametrize("optimizer", [tpsgd.sgd, momentum, torch.optim.RMSprop])
-def test_for_other_optimizers(optimizer, way):
+def test_less_memory_the_same_weights_for_other_optimizers(optimizer, way):
     agree(cnn, images(30), WAYS[way], optimizer=optimizer)
 
 
 @pytest.mark.usefixtures("unwatched")
-@pytest.mark.parametrize("way", ["pieces", "checkpoint", "step inside"])
+@pytest.mark.parametrize("way", ["pieces", "checkpoint"])
 @pytest.mark.parametrize("loss", [tpsgd.mse, tpsgd.bce, tpsgd.cross_entropy])
-def test_for_every_loss_and_rows_of_labels(loss, way):
+def test_less_memory_the_same_weights_for_every_loss_and_rows_of_labels(loss, way):
     x, y = points(30)
     y = F.one_hot(y, 3).double() if loss is not tpsgd.mse else y
     agree(lambda: mlp(6, 9, 7, 3), (x, y), WAYS[way], loss=loss)
 
 
 @pytest.mark.usefixtures("unwatched")
-@pytest.mark.parametrize("way", ["pieces", "checkpoint", "step inside"])
+@pytest.mark.parametrize("way", ["pieces", "checkpoint"])
 def test_the_weights_are_those_of_a_loop_by_hand(way):
     make, data = NETS["mlp"]
     x, y = data()
     x = x.double()
     model = seeded(make).double()
     optimizer = momentum(model.parameters())
-    order = Arrays(x, y, Form(torch.device("cpu"), torch.float64, 11, (3,)))
+    order = Arrays(x, y, BatchForm(torch.device("cpu"), torch.float64, 11, (3,)))
     for epoch in range(1):
         for index in order.indices(0, epoch):
             optimizer.zero_grad()
@@ -162,13 +172,6 @@ def _no_dropout(module):
         module.p = 0.0
 
 
-def test_batch_norm_with_step_inside_is_the_same():
-    def make():
-        return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
-
-    agree(make, points(30), {"step_inside": True}, optimizer=tpsgd.sgd)
-
-
 def test_batch_norm_with_checkpoints_is_the_same():
     def make():
         return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
@@ -178,13 +181,13 @@ def test_batch_norm_with_checkpoints_is_the_same():
 
 @pytest.mark.usefixtures("unwatched")
 @pytest.mark.parametrize("way", WAYS)
-def test_from_a_loader(way):
+def test_less_memory_the_same_weights_from_a_loader(way):
     x, y = points(30)
 
     def weights(**settings):
         model = mlp(6, 9, 3).double()
         loader = DataLoader(TensorDataset(x.double(), y), batch_size=7)
-        tpsgd.fit_backprop(model, loader, **PLAIN, **settings)
+        tpsgd.fit_backprop(model, loader, **PLAIN, **folded(**settings))
         return state(model)
 
     close(weights(**WAYS[way]), weights())
@@ -197,7 +200,7 @@ def test_frozen_parameters_stay_and_nothing_is_left(way):
         model.load_state_dict(seeded(cnn).double().state_dict())
         model[0].requires_grad_(False)
         x, y = images(30)
-        tpsgd.fit_backprop(model, (x.double(), y), **PLAIN, **settings)
+        tpsgd.fit_backprop(model, (x.double(), y), **PLAIN, **folded(**settings))
         return model
 
     plain, model = weights(), weights(**WAYS[way])
@@ -213,15 +216,16 @@ def test_frozen_parameters_stay_and_nothing_is_left(way):
 def test_the_model_is_itself_afterwards(way):
     model = seeded(in_place)
     kept = copy.deepcopy(model.eval())
-    tpsgd.fit_backprop(model, points(30), epochs=1, **WAYS[way])
+    tpsgd.fit_backprop(model, points(30), epochs=1, **folded(**WAYS[way]))
     assert str(model) == str(kept) and not model.training
     assert model.state_dict().keys() == kept.state_dict().keys()
 
 
 def test_the_record_says_how():
-    run = tpsgd.fit_backprop(mlp(6, 8, 3), points(), epochs=1, checkpoint=2, micro_batch=3)
+    run = tpsgd.fit_backprop(
+        mlp(6, 8, 3), points(), epochs=1, checkpoint=2, memory=Memory(micro_batch=3)
+    )
     assert run.settings["checkpoint"] == 2 and run.settings["micro_batch"] == 3
-    assert run.settings["step_inside"] is False
 
 
 # ---- memory --------------------------------------------------------------------------------------
@@ -234,7 +238,7 @@ def deep(width=24, blocks=9):
 
 def peak(model, batch=128, width=24, **settings):
     run = tpsgd.fit_backprop(
-        model, points(2 * batch, width), epochs=1, batch_size=batch, **settings
+        model, points(2 * batch, width), epochs=1, batch_size=batch, **folded(**settings)
     )
     return run.peak_bytes
 
@@ -261,13 +265,6 @@ def test_checkpoints_hold_one_activation_a_segment():
     assert plain - two > 6 * one
 
 
-def test_stepping_inside_holds_one_gradient():
-    model = deep(64, 9)
-    plain, inside = (peak(model, 4, 64, optimizer=tpsgd.sgd, step_inside=s) for s in (False, True))
-    weight = 64 * 64 * 4
-    assert plain - inside == pytest.approx(7 * weight, rel=0.15)
-
-
 # ---- refusals ------------------------------------------------------------------------------------
 
 
@@ -277,15 +274,10 @@ def test_there_are_no_more_segments_than_blocks(count):
         tpsgd.fit_backprop(mlp(6, 8, 7, 3), points(), checkpoint=count)
 
 
-def test_a_step_inside_is_of_a_whole_batch():
-    with pytest.raises(TpsgdError, match="leave one of the two out"):
-        tpsgd.fit_backprop(mlp(6, 8, 3), points(), step_inside=True, micro_batch=4)
-
-
 @pytest.mark.parametrize("value", [0, -1, 1.5])
 def test_micro_batch_is_a_whole_number(value):
     with pytest.raises(TpsgdError, match="micro_batch must be a whole number"):
-        tpsgd.fit_backprop(mlp(6, 8, 3), points(), micro_batch=value)
+        tpsgd.fit_backprop(mlp(6, 8, 3), points(), memory=Memory(micro_batch=value))
 
 
 def test_only_a_sequential_has_segments():
@@ -299,25 +291,14 @@ def test_only_a_sequential_has_segments():
 
     with pytest.raises(TpsgdError):
         tpsgd.fit_backprop(Net(), points(), checkpoint=2)
-    tpsgd.fit_backprop(Net(), points(), epochs=1, micro_batch=5)
+    tpsgd.fit_backprop(Net(), points(), epochs=1, memory=Memory(micro_batch=5))
 
 
 def test_sequences_of_different_lengths_are_not_cut():
     x, y = sequences(12)
     model = nn.Sequential(Recurrent(4, 5), nn.Linear(5, 3)).double()
     with pytest.raises(TpsgdError, match="lengths cannot be cut"):
-        tpsgd.fit_backprop(model, (ragged(x), y), micro_batch=4)
-
-
-def test_but_each_gradient_may_be_used_at_once():
-    x, y = sequences(12)
-
-    def weights(**settings):
-        model = seeded(lambda: nn.Sequential(Recurrent(4, 5), nn.Linear(5, 3)).double())
-        tpsgd.fit_backprop(model, (ragged(x), y), epochs=1, batch_size=5, **settings)
-        return state(model)
-
-    close(weights(step_inside=True), weights())
+        tpsgd.fit_backprop(model, (ragged(x), y), memory=Memory(micro_batch=4))
 
 
 @pytest.mark.parametrize("layer", [Recurrent(4, 5), nn.RNN(4, 5, batch_first=True)])

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers import DRAWN, LOCKED, images, mlp, points, same, seeded, state
+from helpers import DRAWN, LOCKED, folded, images, mlp, points, same, seeded, state
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -19,8 +19,8 @@ from torch.utils.data import (
 )
 
 import tpsgd
-from tpsgd import TpsgdError, bce, cross_entropy, mse, rules
-from tpsgd.engine.batches import Arrays, Form, labels
+from tpsgd import Memory, TpsgdError, bce, cross_entropy, mse, rules
+from tpsgd.engine.batches import Arrays, BatchForm, labels
 
 SETTINGS = {"epochs": 2, "batch_size": 16}
 
@@ -50,7 +50,7 @@ class Endless(IterableDataset):
 
 def trained(data, model=None, **settings):
     model = model or mlp(6, 8, 3)
-    run = tpsgd.fit(model, data, **(SETTINGS | settings))
+    run = tpsgd.fit(model, data, **folded(**(SETTINGS | settings)))
     return state(model), run
 
 
@@ -173,7 +173,13 @@ PER_EPOCH = {"DataLoader that drops the rest": 40, "DataLoader that draws more":
 def test_streams(stream, schedule, reuse):
     model = mlp(6, 8, 3)
     run = tpsgd.fit(
-        model, STREAMS[stream](), schedule=schedule, reuse=reuse, epochs=6, batch_size=16, lr=0.05
+        model,
+        STREAMS[stream](),
+        schedule=schedule,
+        memory=Memory(reuse=reuse),
+        epochs=6,
+        batch_size=16,
+        lr=0.05,
     )
     assert run.sample_passes == PER_EPOCH.get(stream, 48) * 6 * 2
     assert tpsgd.evaluate(model, (X, Y)) > 0.8
@@ -225,7 +231,7 @@ def test_a_length_that_is_not_true_is_an_error_of_one_sentence():
 
 
 def test_the_order_of_an_epoch_depends_on_seed_block_and_epoch_alone():
-    form = Form(torch.device("cpu"), torch.float32, 16, (3,))
+    form = BatchForm(torch.device("cpu"), torch.float32, 16, (3,))
     orders = {
         tuple(torch.cat(list(Arrays(X, Y, form).indices(block, epoch))).tolist())
         for block, epoch in ((0, 0), (0, 1), (1, 0), (0, 0))
@@ -330,7 +336,7 @@ def test_rows_for_the_squared_error_may_be_any_numbers():
 
 
 @pytest.mark.parametrize("name", DRAWN)
-def test_such_rows_leave_the_hidden_rules_finite(name):
+def test_rows_of_any_numbers_leave_the_hidden_rules_finite(name):
     targets = X[:, :2] * 3
     settings = {"rule": DRAWN[name](), "schedule": tpsgd.simultaneous, "loss": mse}
     after, _ = trained((X, targets), mlp(6, 8, 2), **settings)

@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 from tpsgd import rules, split
 from tpsgd.engine.cuda_graphs import _capturable
-from tpsgd.engine.learner import Learner
+from tpsgd.engine.learner import BlockSettings, GradientLearner
 from tpsgd.maths.random import Key
 from tpsgd.nets.closed_form import ClosedForm
 from tpsgd.objectives import Site
@@ -37,11 +37,12 @@ def learner(rule, site):
     """A block that is about to learn by a rule."""
     net = mlp(5, 6, 3) if len(site.shape) == 1 else nn.Sequential(nn.Conv2d(2, 4, 3, padding=1))
     block = split(net)[0]
-    made = Learner(
-        block, ClosedForm(block, rule.at), lambda: rule.objective(site),
-        params={f"0.{name}": p for name, p in block.layer.named_parameters()},
-    )  # fmt: skip
-    made.start(torch.optim.SGD, 0.1)
+    settings = BlockSettings(1, torch.optim.SGD, 0.1)
+    params = {f"0.{name}": p for name, p in block.layer.named_parameters()}
+    made = GradientLearner(
+        block, ClosedForm(block, rule.at), lambda: rule.objective(site), settings, params
+    )
+    made.start()
     return made
 
 
@@ -49,8 +50,8 @@ def learner(rule, site):
 @pytest.mark.parametrize("name", [*WHOLE, *EACH, *TRACED])
 def test_a_step_is_captured_where_its_loss_is_a_mean_with_a_written_derivative(name, site):
     made = learner((WHOLE | EACH | TRACED)[name](), site)
-    assert made.known is (name not in TRACED)
-    assert made.mean_over_samples is _capturable(made, fixed_rate=True) is (name in EACH)
+    assert made.written_out is (name not in TRACED)
+    assert made.mean_over_samples is _capturable(made) is (name in EACH)
 
 
 class Elsewhere(TorchDispatchMode):
@@ -69,7 +70,9 @@ class Elsewhere(TorchDispatchMode):
 
 @pytest.mark.parametrize("site", SITES, ids=["vectors", "maps"])
 @pytest.mark.parametrize("name", [*WHOLE, *EACH])
-def test_and_such_an_objective_stays_on_the_device_and_never_waits_for_it(name, site):
+def test_an_objective_with_a_written_derivative_stays_on_the_device_and_never_waits_for_it(
+    name, site
+):
     """Tensors of the meta device have no numbers: to look at one, or to bring one, would fail."""
     wish = (WHOLE | EACH)[name]().objective(site)
     y, *own = (t.to("meta") for t in (torch.zeros(5, *site.shape), *wish.tensors))

@@ -15,6 +15,7 @@ from helpers import (
     Probe,
     Residual,
     close,
+    folded,
     images,
     mlp,
     points,
@@ -31,9 +32,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import tpsgd
-from tpsgd import Recurrent, TpsgdError, rules
-from tpsgd.engine.batches import Form
-from tpsgd.engine.learner import Learner
+from tpsgd import Memory, Recurrent, TpsgdError, rules
+from tpsgd.engine.batches import BatchForm
+from tpsgd.engine.learner import GradientLearner
 from tpsgd.nets.closed_form import sliced
 from tpsgd.objectives import Site
 from tpsgd.projections import Redrawn
@@ -103,7 +104,7 @@ def given_to(kind):
 def trained(kind, data=None, **settings):
     """A net's weights after training, and the record."""
     model = net(kind)
-    run = tpsgd.fit(model, data or given_to(kind), **(PLAIN | settings))
+    run = tpsgd.fit(model, data or given_to(kind), **folded(**(PLAIN | settings)))
     return state(model), run
 
 
@@ -141,7 +142,7 @@ def test_less_memory_the_same_weights(kind, how):
 
 @pytest.mark.parametrize("kind", ["mlp", "conv2d", "conv1d", "residual", "both ways"])
 @pytest.mark.parametrize("name", LOCAL)
-def test_for_every_rule(name, kind):
+def test_less_memory_the_same_weights_for_every_rule(name, kind):
     together = kind in ("conv1d", "residual")
     schedule = tpsgd.simultaneous if together else tpsgd.sequential
     agree(kind, ALL, rule=LOCAL[name](), schedule=schedule)
@@ -149,13 +150,13 @@ def test_for_every_rule(name, kind):
 
 @pytest.mark.parametrize("kind", ["mlp", "conv2d", "residual", "recurrent"])
 @pytest.mark.parametrize("name", LOCKED)
-def test_for_rules_that_wait_for_the_output(name, kind):
+def test_less_memory_the_same_weights_for_rules_that_wait_for_the_output(name, kind):
     agree(kind, ALL, rule=LOCKED[name](), schedule=tpsgd.simultaneous)
 
 
 @pytest.mark.parametrize("at", [tpsgd.Place.BEFORE, tpsgd.Place.END])
 @pytest.mark.parametrize("name", DRAWN)
-def test_at_every_place(name, at):
+def test_less_memory_the_same_weights_at_every_place(name, at):
     agree("conv2d", ALL, rule=DRAWN[name](at=at), schedule=tpsgd.simultaneous)
 
 
@@ -171,7 +172,7 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("kind", ["mlp", "conv2d", "recurrent"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_for_every_optimizer(name, kind):
+def test_less_memory_the_same_weights_for_every_optimizer(name, kind):
     settings = {"optimizer": OPTIMIZERS[name]}
     agree(kind, {"slices": 2}, rule=rules.tpsgd_l2(), **settings)
     agree(kind, ALL, schedule=tpsgd.simultaneous, **settings)
@@ -202,11 +203,11 @@ def test_slices_are_what_an_optimizer_gets(monkeypatch):
     """Otherwise nothing above has tested them."""
     seen = []
 
-    def step(self, move=Learner.move):
+    def step(self, apply=GradientLearner.apply_gradients):
         seen.append([p.grad is not None for p in self.moving.values()])
-        return move(self)
+        return apply(self)
 
-    monkeypatch.setattr(Learner, "move", step)
+    monkeypatch.setattr(GradientLearner, "apply_gradients", step)
     trained("mlp", slices=3, epochs=1, batch_size=30)
     assert all(len(one) == 4 for one in seen) and len(seen) == 9  # a bias and 3 slices; 3 blocks
     assert all(sum(one) in (1, 2) for one in seen)  # one slice at a time, the bias with the first
@@ -215,11 +216,11 @@ def test_slices_are_what_an_optimizer_gets(monkeypatch):
 def test_a_step_is_taken_once_a_batch(monkeypatch):
     steps = []
 
-    def step(self, move=Learner.move):
+    def step(self, apply=GradientLearner.apply_gradients):
         steps.append(1)
-        return move(self)
+        return apply(self)
 
-    monkeypatch.setattr(Learner, "move", step)
+    monkeypatch.setattr(GradientLearner, "apply_gradients", step)
     trained("mlp", micro_batch=2, epochs=1)
     assert len(steps) == 3 * 3  # blocks x batches
 
@@ -247,7 +248,7 @@ def test_redrawn_codes_are_the_stored_ones(make, shape):
 
 
 @pytest.mark.parametrize("make", ["uniform", "binary", "orthogonal", "per_filter"])
-def test_for_every_projection(make):
+def test_less_memory_the_same_weights_for_every_projection(make):
     projection = getattr(tpsgd.projections, make)()
     agree("conv2d", ALL, rule=rules.tpsgd_l2(projection=projection))
 
@@ -266,7 +267,7 @@ LABELS = {"bce": (answers, tpsgd.bce), "soft": (soft, tpsgd.cross_entropy)}
 
 @pytest.mark.parametrize("labels", LABELS)
 @pytest.mark.parametrize("name", DRAWN)
-def test_for_rows_of_labels(name, labels):
+def test_less_memory_the_same_weights_for_rows_of_labels(name, labels):
     kind = "recurrent" if name in ("readout", "tpsgd_l1") else "conv2d"
     make, loss = LABELS[labels]
     x, y = given_to(kind)
@@ -275,7 +276,7 @@ def test_for_rows_of_labels(name, labels):
 
 
 @pytest.mark.parametrize("kind", ["mlp", "conv2d", "recurrent", "residual"])
-def test_with_a_solved_head(kind):
+def test_less_memory_the_same_weights_with_a_solved_head(kind):
     blocks = len(tpsgd.split(net(kind)))
     optimizer = [torch.optim.Adam] * (blocks - 1) + [tpsgd.ridge()]
     agree(kind, ALL, optimizer=optimizer, rtol=1e-8)
@@ -283,20 +284,20 @@ def test_with_a_solved_head(kind):
 
 @pytest.mark.parametrize("schedule", [tpsgd.sequential, tpsgd.simultaneous])
 @pytest.mark.parametrize("kind", ["mlp", "conv2d", "recurrent"])
-def test_with_a_head_that_learns_from_a_stream(kind, schedule):
+def test_less_memory_the_same_weights_with_a_head_that_learns_from_a_stream(kind, schedule):
     """Its loss is that of samples it has not learned from yet, which depends on the pieces."""
     frozen = {"rule": rules.frozen(), "schedule": schedule, "optimizer": tpsgd.rls()}
     agree(kind, {"micro_batch": 4}, rtol=1e-7, history=False, **frozen)
 
 
-def test_with_all_blocks_solved():
+def test_less_memory_the_same_weights_with_all_blocks_solved():
     before = rules.tpsgd_l2(at=tpsgd.Place.BEFORE)
     agree("mlp", ALL, rule=before, optimizer=tpsgd.ridge(0.1), rtol=1e-8)
 
 
 @pytest.mark.parametrize("schedule", [tpsgd.sequential, tpsgd.simultaneous])
 @pytest.mark.parametrize("kind", ["mlp", "conv2d", "recurrent"])
-def test_from_a_loader_whose_batches_it_cuts(kind, schedule):
+def test_less_memory_the_same_weights_from_a_loader_whose_batches_are_cut(kind, schedule):
     def loader():
         return DataLoader(TensorDataset(*given_to(kind)), batch_size=7)
 
@@ -306,7 +307,7 @@ def test_from_a_loader_whose_batches_it_cuts(kind, schedule):
     assert run.loss == pytest.approx(plain.loss, rel=2e-6)
 
 
-def test_from_a_dataset():
+def test_less_memory_the_same_weights_from_a_dataset():
     class Rows(torch.utils.data.Dataset):
         def __len__(self):
             return 30
@@ -320,17 +321,17 @@ def test_from_a_dataset():
 
 @pytest.mark.parametrize("reuse", [True, False])
 @pytest.mark.parametrize("kind", ["mlp", "conv2d", "two recurrent"])
-def test_however_inputs_are_kept(kind, reuse):
+def test_less_memory_the_same_weights_however_inputs_are_kept(kind, reuse):
     agree(kind, ALL, reuse=reuse)
 
 
 @pytest.mark.parametrize("window", [1, 3])
 @pytest.mark.parametrize("kind", ["two recurrent", "both ways", "tokens"])
-def test_with_a_window(kind, window):
+def test_less_memory_the_same_weights_with_a_window(kind, window):
     agree(kind, {"micro_batch": 4}, window=window, reuse=False)
 
 
-def test_validation_is_the_same():
+def test_validation_is_the_same_with_less_memory():
     data = points(17, seed=5)
     held_out = data[0].double(), data[1]
     _, plain = trained("mlp", validation=held_out)
@@ -344,7 +345,7 @@ def test_parameters_that_may_not_learn_stay():
     def frozen_weight(**settings):
         model = net("mlp")
         model[0].weight.requires_grad_(False)
-        tpsgd.fit(model, given_to("mlp"), **(PLAIN | settings))
+        tpsgd.fit(model, given_to("mlp"), **folded(**(PLAIN | settings)))
         return model
 
     expected, found = frozen_weight(), frozen_weight(**ALL)
@@ -358,7 +359,7 @@ def test_parameters_that_may_not_learn_stay():
 def test_nothing_is_left_on_the_model(frugal):
     model = net("conv2d")
     kept = copy.deepcopy(model.state_dict()).keys()
-    tpsgd.fit(model, given_to("conv2d"), **PLAIN, **frugal)
+    tpsgd.fit(model, given_to("conv2d"), **PLAIN, **folded(**frugal))
     assert all(p.grad is None and p.requires_grad and p.is_leaf for p in model.parameters())
     assert model.state_dict().keys() == kept
 
@@ -368,14 +369,20 @@ def test_nothing_is_left_on_the_model(frugal):
 
 @settings(max_examples=40)
 @given(st.integers(1, 300), st.one_of(st.none(), st.integers(1, 400)), st.booleans())
-def test_a_batch_is_cut_into_pieces_of_about_one_size(size, micro_batch, skip_single):
-    form = Form(torch.device("cpu"), torch.float32, 128, (0,), micro_batch=micro_batch)
-    form = form.__class__(**(form.__dict__ | {"skip_single": skip_single}))
+def test_a_batch_is_cut_into_pieces_of_about_one_size(size, micro_batch, batch_norm):
+    form = BatchForm(
+        torch.device("cpu"),
+        torch.float32,
+        128,
+        (0,),
+        batch_norm=batch_norm,
+        micro_batch=micro_batch,
+    )
     parts = form.cut(size)
     assert [i for part in parts for i in range(part.start, part.stop)] == list(range(size))
     sizes = [part.stop - part.start for part in parts]
     assert max(sizes) - min(sizes) <= 1
-    if not skip_single:
+    if not batch_norm:
         assert max(sizes) <= (micro_batch or size)
         assert len(parts) == (-(-size // micro_batch) if micro_batch else 1)
     elif size > 1:
@@ -404,7 +411,7 @@ def test_batch_norm_never_sees_one_sample(n, micro_batch):
     )
     x, y = points(n)
     settings = {"batch_size": 11, "epochs": 1, "schedule": tpsgd.simultaneous}
-    tpsgd.fit(model, (x.double(), y), micro_batch=micro_batch, **settings)
+    tpsgd.fit(model, (x.double(), y), memory=Memory(micro_batch=micro_batch), **settings)
     learned = [size for size, training in probe.seen if training]
     assert sum(learned) == n - (n == 23) and min(learned) >= 2 and max(learned) <= 3
 
@@ -424,19 +431,13 @@ def test_slices_are_the_same_with_batch_norm(kind):
             torch.manual_seed(0)
             model(torch.zeros(2, 2, 6, 6).double())
         x, y = images(30)
-        tpsgd.fit(model, (x.double(), y), optimizer=tpsgd.sgd, **PLAIN, **settings)
+        tpsgd.fit(model, (x.double(), y), optimizer=tpsgd.sgd, **PLAIN, **folded(**settings))
         return state(model)
 
     close(weights(slices=3, redraw=True), weights())  # Adam would blow up the bias's rounding
 
 
 # ---- refusals ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("passes", [2, [2, 1, 1]])
-def test_passes_are_of_whole_batches(passes):
-    with pytest.raises(TpsgdError, match=r"passes.*micro_batch"):
-        trained("mlp", passes=passes, micro_batch=4)
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -451,7 +452,7 @@ def test_sequences_of_different_lengths_are_not_cut(streamed):
         )
     before = state(model := net("recurrent"))
     with pytest.raises(TpsgdError, match=r"lengths cannot be cut.*batch_size") as caught:
-        tpsgd.fit(model, data, micro_batch=4)
+        tpsgd.fit(model, data, memory=Memory(micro_batch=4))
     assert "\n" not in str(caught.value)
     assert same(state(model), before)
 

@@ -2,14 +2,15 @@
 
 import pytest
 import torch
-from helpers import DRAWN, images, mlp, points, same, seeded, sequences, state
+from helpers import DRAWN, folded, images, mlp, points, same, seeded, sequences, state
 from torch import nn
 
 import tpsgd
 from tpsgd import Place, Recurrent, TpsgdError, rules
 from tpsgd.engine.augment import flip
+from tpsgd.engine.backprop import Backprop
 from tpsgd.engine.settings import Settings
-from tpsgd.memory.rehearse import Backprop, Inputs, rehearse
+from tpsgd.memory.rehearse import Inputs, rehearse
 from tpsgd.zoo.resnet import Residual
 
 HALF = torch.bfloat16
@@ -44,15 +45,15 @@ def first_step(make, rule, precision, flat, **settings):
         **settings,
     )  # fmt: skip
     learner = kept[0].learners[0]
-    learner.start(torch.optim.SGD, 0.1)
-    batch, labels, *_ = next(kept[0].source.batches())
+    learner.start()
+    batch, labels = next(kept[0].source.batches()).load()
     s = labels
     if rule.needs_output:
         s = torch.randn(64, 3, generator=torch.Generator().manual_seed(1)).to(batch.dtype)
     with torch.no_grad():
         saved = learner.forward(batch)
         out = learner.output(saved)
-        local, parts = learner.engine.gradients(learner.params, saved, s, learner.tensors)
+        local, parts = learner.backend.gradients(learner.params, saved, s, learner.tensors)
         grads = {k: g for part in parts for k, g in part.items()}
     grads |= {f"objective.{i}": g for i, g in enumerate(local.dtensors)}
     return local, grads, batch, out
@@ -127,12 +128,11 @@ def test_optimizer_state_and_learned_codes_stay_in_float32():
     tpsgd.fit(
         convnet(), images(), rule=rules.predsim(), schedule=kept.append, precision=HALF, **SHORT
     )
-    trainer = kept[0]
-    learner = trainer.learners[0]
-    learner.start(trainer.courses[0].optimizer, None)
-    batch, labels, *_ = next(trainer.source.batches())
+    learner = kept[0].learners[0]
+    learner.start()
+    batch, labels = next(kept[0].source.batches()).load()
     with torch.no_grad():
-        learner.improve(learner.forward(batch), labels, labels)
+        learner.update(learner.forward(batch), labels, labels)
     assert {t.dtype for t in learner.tensors} == {torch.float32}
     states = learner.optimizer.state.values()
     assert {t.dtype for s in states for t in s.values()} == {torch.float32}
@@ -145,11 +145,11 @@ def test_codes_of_feature_maps_are_rounded_once():
         convnet(), images(), rule=rules.tpsgd_l2(), schedule=kept.append, precision=HALF, **SHORT
     )
     learner = kept[0].learners[0]
-    learner.start(torch.optim.SGD, 0.1)
+    learner.start()
     assert [t.dtype for t in learner.tensors] == [HALF]
 
 
-def test_fewer_bytes():
+def test_bfloat16_takes_fewer_bytes():
     """Weights and Adam's state stay; activations, codes and kept inputs halve."""
     x, y = images(64, 2, 16)
 
@@ -175,7 +175,7 @@ def test_fewer_bytes():
 
 
 @pytest.mark.parametrize("fit", [tpsgd.fit, tpsgd.fit_backprop])
-def test_a_rehearsal_knows(fit):
+def test_a_rehearsal_knows_the_precision(fit):
     data, model, inputs = images(64), convnet(nn.BatchNorm2d), Inputs((2, 6, 6), samples=64)
     run = fit(model, data, batch_size=16, epochs=2, precision=HALF)
     how = rules.readout() if fit is tpsgd.fit else Backprop()
@@ -187,7 +187,9 @@ def test_a_rehearsal_knows(fit):
 def test_a_plan_with_fewer_activations():
     model = nn.Sequential(nn.Conv2d(2, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(128, 3))
     full, half = (
-        tpsgd.plan(model, (2, 6, 6), 64, schedule=tpsgd.sequential, precision=p, others=False)
+        tpsgd.plan(
+            model, (2, 6, 6), batch_size=64, schedule=tpsgd.sequential, precision=p, others=False
+        )
         for p in (None, HALF)
     )
     parts = [one.lines[0].parts for one in (full, half)]
@@ -201,26 +203,27 @@ def test_a_plan_with_fewer_activations():
         {"micro_batch": 5},
         {"slices": 3},
         {"redraw": True, "rule": rules.tpsgd_l2()},
-        {"passes": 2},
-        {"reuse": "/tmp"},
+        {"reuse": "folder"},
         {"reuse": False},
         {"augment": flip()},
     ],
     ids=lambda settings: " ".join(f"{k}={settings[k]!s:.5}" for k in settings if k != "rule"),
 )
-def test_with_every_other_way_to_save_memory(settings, tmp_path):
-    if settings.get("reuse") == "/tmp":
+def test_bfloat16_with_every_other_way_to_save_memory(settings, tmp_path):
+    if settings.get("reuse") == "folder":
         settings = {"reuse": str(tmp_path)}
     losses = []
     for precision in (None, HALF):
         model = convnet()
-        run = tpsgd.fit(model, images(), epochs=2, batch_size=16, precision=precision, **settings)
+        run = tpsgd.fit(
+            model, images(), epochs=2, batch_size=16, precision=precision, **folded(**settings)
+        )
         losses.append(run.history[-1].loss)
     assert losses[1] == pytest.approx(losses[0], rel=0.03)
 
 
-@pytest.mark.parametrize("settings", [{}, {"checkpoint": True}, {"step_inside": True}], ids=str)
-def test_backprop(settings):
+@pytest.mark.parametrize("settings", [{}, {"checkpoint": True}], ids=str)
+def test_backprop_in_bfloat16(settings):
     found = []
     for precision in (None, HALF):
         model = convnet(nn.BatchNorm2d)
@@ -285,13 +288,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_one_clear_sentence(message):
+def test_a_precision_that_cannot_work_is_refused_in_one_sentence(message):
     with pytest.raises(TpsgdError, match=message):
         tpsgd.fit(mlp(6, 8, 3), points(), **REFUSED[message])
 
 
 @pytest.mark.parametrize("fit", [tpsgd.fit, tpsgd.fit_backprop])
-def test_models_that_it_is_not_for(fit):
+def test_models_that_bfloat16_is_not_for(fit):
     with pytest.raises(TpsgdError, match=r"for models in float32.*is in float64"):
         fit(mlp(6, 8, 3).double(), points(), precision=HALF)
     recurrent = nn.Sequential(Recurrent(4, 6), nn.Linear(6, 3))

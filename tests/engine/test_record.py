@@ -9,7 +9,8 @@ from helpers import Residual, mlp, points
 from torch import nn
 
 import tpsgd
-from tpsgd import Epoch, Run, rules
+from tpsgd import Run, rules
+from tpsgd.engine.record import Epoch
 from tpsgd.units import columns, size
 
 
@@ -67,7 +68,7 @@ def test_blocks_say_what_they_are():
     ]
 
 
-def test_it_prints_a_table():
+def test_a_record_prints_as_a_table():
     run = tpsgd.fit(mlp(6, 8, 3), points(), epochs=2)
     title, header, *rows = str(run).splitlines()
     assert title.startswith("readout: ") and "192 sample passes" in title and "peak" in title

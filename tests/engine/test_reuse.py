@@ -6,14 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import close, images, mlp, points, same, seeded, sequences, state
+from helpers import close, folded, images, mlp, points, same, seeded, sequences, state
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from tpsgd.engine.disk_rows import Stored, default_folder
 
 import tpsgd
-from tpsgd import Recurrent, TpsgdError
+from tpsgd import Memory, Recurrent, TpsgdError
 from tpsgd.engine.meter import LiveBytes
+from tpsgd.engine.reuse import DiskRows, default_folder
 from tpsgd.maths.memory_format import channels_last
 
 
@@ -30,7 +30,7 @@ DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_come_back_bit_for_bit(dtype, shape, tmp_path):
     rows = random((20, *shape), dtype)
-    stored = Stored(rows, 20, tmp_path)
+    stored = DiskRows(rows, 20, tmp_path)
     for start in (0, 8, 16):
         stored.write(start, rows[start : start + 8])
     index = torch.tensor([19, 0, 7, 7, 8, 3])
@@ -42,7 +42,7 @@ def test_rows_come_back_bit_for_bit(dtype, shape, tmp_path):
 
 def test_numbers_that_are_none_come_back_too(tmp_path):
     rows = torch.tensor([[float("nan"), float("inf"), -0.0], [-float("inf"), 1e-45, 0.0]])
-    stored = Stored(rows, 2, tmp_path)
+    stored = DiskRows(rows, 2, tmp_path)
     stored.write(0, rows)
     assert torch.equal(stored.rows(torch.arange(2)).view(torch.int32), rows.view(torch.int32))
 
@@ -52,7 +52,7 @@ def test_numbers_that_are_none_come_back_too(tmp_path):
 def test_feature_maps_keep_their_layout(shape, written, tmp_path):
     """Those with one channel or one pixel have no layout to keep."""
     rows = random((9, *shape), torch.float32).contiguous(memory_format=torch.channels_last)
-    stored = Stored(rows, 9, tmp_path)
+    stored = DiskRows(rows, 9, tmp_path)
     for start in (0, 4, 8):
         part = rows[start : start + 4]
         layout = torch.channels_last if written == "channels last" else torch.contiguous_format
@@ -67,14 +67,14 @@ def test_feature_maps_keep_their_layout(shape, written, tmp_path):
 def test_rows_that_are_views_are_written_as_they_read(tmp_path):
     wide = torch.randn(10, 12)
     rows = wide[:, ::2]
-    stored = Stored(rows.contiguous(), 10, tmp_path)
+    stored = DiskRows(rows.contiguous(), 10, tmp_path)
     stored.write(0, rows)
     assert torch.equal(stored.rows(torch.arange(10)), rows)
 
 
 def test_rows_may_be_written_in_any_order_and_again(tmp_path):
     rows = torch.randn(6, 3)
-    stored = Stored(rows, 6, tmp_path)
+    stored = DiskRows(rows, 6, tmp_path)
     stored.write(3, rows[3:])
     stored.write(0, torch.zeros(3, 3))
     stored.write(0, rows[:3])
@@ -83,7 +83,7 @@ def test_rows_may_be_written_in_any_order_and_again(tmp_path):
 
 def test_the_last_rows_may_be_missing(tmp_path):
     rows = torch.randn(4, 3)
-    stored = Stored(rows, 6, tmp_path)
+    stored = DiskRows(rows, 6, tmp_path)
     stored.write(0, rows)
     stored = stored.first(4)
     assert len(stored) == 4 and stored.shape == (4, 3) and stored.nbytes == rows.nbytes
@@ -92,7 +92,7 @@ def test_the_last_rows_may_be_missing(tmp_path):
 
 def test_reading_takes_the_memory_of_what_is_read(tmp_path):
     rows = torch.randn(4000, 100)
-    stored = Stored(rows, 4000, tmp_path)
+    stored = DiskRows(rows, 4000, tmp_path)
     stored.write(0, rows)
     index, live = torch.arange(0, 4000, 100), LiveBytes()
     with live:
@@ -122,7 +122,7 @@ def _target(fd):
 
 def test_the_file_has_no_name_and_goes_with_its_owner(tmp_path):
     rows = torch.randn(50, 4)
-    stored = Stored(rows, 50, tmp_path)
+    stored = DiskRows(rows, 50, tmp_path)
     stored.write(0, rows)
     assert not list(tmp_path.iterdir())
     if os.path.isdir("/proc/self/fd"):
@@ -141,7 +141,9 @@ def test_training_leaves_no_file_during_or_after(tmp_path):
         sizes.append(sum(held(tmp_path)))
 
     model = mlp(6, 8, 7, 5, 3)
-    tpsgd.fit(model, points(48), epochs=2, batch_size=16, reuse=tmp_path, callbacks=[look])
+    tpsgd.fit(
+        model, points(48), epochs=2, batch_size=16, memory=Memory(reuse=tmp_path), callbacks=[look]
+    )
     assert not any(seen) and not list(tmp_path.iterdir())
     # inputs of block 2, 3 and 4 in turn; a file goes when the next one is complete
     assert sizes == [0, 0, *[48 * 8 * 4] * 2, *[48 * 7 * 4] * 2, *[48 * 5 * 4] * 2]
@@ -155,7 +157,7 @@ def test_training_that_fails_leaves_no_file(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        tpsgd.fit(mlp(6, 8, 3), points(), reuse=tmp_path, callbacks=[fail])
+        tpsgd.fit(mlp(6, 8, 3), points(), memory=Memory(reuse=tmp_path), callbacks=[fail])
     assert not list(tmp_path.iterdir())
 
 
@@ -169,14 +171,14 @@ def test_a_folder_that_is_not_there(make, tmp_path):
     model = mlp(6, 8, 3)
     before = [p.clone() for p in model.parameters()]
     with pytest.raises(TpsgdError, match=f"reuse='{folder}' is no folder"):
-        tpsgd.fit(model, points(), epochs=1, reuse=folder)
+        tpsgd.fit(model, points(), epochs=1, memory=Memory(reuse=folder))
     assert all(map(torch.equal, before, model.parameters()))  # said before anything was learned
 
 
 def test_a_folder_that_is_a_file(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(TpsgdError, match=r"cannot be kept in .*file: Not a directory"):
-        Stored(torch.zeros(1, 2), 5, tmp_path / "file")
+        DiskRows(torch.zeros(1, 2), 5, tmp_path / "file")
 
 
 def test_a_folder_that_cannot_be_written_to(tmp_path, monkeypatch):
@@ -185,12 +187,12 @@ def test_a_folder_that_cannot_be_written_to(tmp_path, monkeypatch):
 
     monkeypatch.setattr("tempfile.TemporaryFile", refuse)  # root may write everywhere
     with pytest.raises(TpsgdError, match=r"cannot be kept in .*: Permission denied"):
-        tpsgd.fit(mlp(6, 8, 3), points(), epochs=1, reuse=tmp_path)
+        tpsgd.fit(mlp(6, 8, 3), points(), epochs=1, memory=Memory(reuse=tmp_path))
 
 
 def test_a_tilde_is_home(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert Stored(torch.zeros(1, 2), 5, "~").folder == tmp_path
+    assert DiskRows(torch.zeros(1, 2), 5, "~").folder == tmp_path
 
 
 # ---- a full disk ---------------------------------------------------------------------------------
@@ -199,7 +201,7 @@ def test_a_tilde_is_home(tmp_path, monkeypatch):
 def test_too_little_room_is_said_before_anything_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1000))
     with pytest.raises(TpsgdError, match=r"need 1\.5 KB in .*1000 B are free.*reuse=False"):
-        tpsgd.fit(mlp(6, 8, 3), points(48), epochs=1, reuse=tmp_path)
+        tpsgd.fit(mlp(6, 8, 3), points(48), epochs=1, memory=Memory(reuse=tmp_path))
 
 
 class Disk:
@@ -223,7 +225,7 @@ class Disk:
 @pytest.mark.parametrize("at_once", [1, 7, 100])
 def test_a_short_write_is_continued(at_once, tmp_path):
     rows = torch.randn(10, 6)
-    stored = Stored(rows, 10, tmp_path)
+    stored = DiskRows(rows, 10, tmp_path)
     stored.file = Disk(stored.file, at_once=at_once)
     stored.write(0, rows)
     assert stored.file.writes == -(-rows.nbytes // at_once)
@@ -233,7 +235,7 @@ def test_a_short_write_is_continued(at_once, tmp_path):
 @pytest.mark.parametrize("room", [0, 100])
 def test_a_disk_that_fills_up(room, tmp_path):
     rows = torch.randn(10, 6)
-    stored = Stored(rows, 10, tmp_path)
+    stored = DiskRows(rows, 10, tmp_path)
     stored.file = Disk(stored.file, room)
     with pytest.raises(TpsgdError, match=r"need 240 B in .*No space left.*reuse=False") as caught:
         stored.write(0, rows)
@@ -281,8 +283,8 @@ def test_inputs_from_a_file_give_the_weights_of_inputs_in_memory(kind, tmp_path)
 
     def trained(reuse, given=None, **settings):
         model = seeded(make)
-        settings = {"epochs": 2, "batch_size": 16, "seed": 2} | settings
-        run = tpsgd.fit(model, given or data(), reuse=reuse, **settings)
+        settings = {"epochs": 2, "batch_size": 16, "seed": 2, "reuse": reuse} | settings
+        run = tpsgd.fit(model, given or data(), **folded(**settings))
         return state(model), run
 
     expected, plain = trained(True)
@@ -295,11 +297,13 @@ def test_inputs_from_a_file_give_the_weights_of_inputs_in_memory(kind, tmp_path)
     close(trained(tmp_path, micro_batch=16)[0], expected)
 
 
-def test_so_it_does_with_held_out_data_and_a_loader(tmp_path):
+def test_inputs_from_a_file_give_the_same_weights_with_validation_data_and_a_loader(tmp_path):
     def run(reuse):
         loader = DataLoader(TensorDataset(*points(40)), batch_size=12)
         model = mlp(6, 8, 7, 3)
-        found = tpsgd.fit(model, loader, reuse=reuse, epochs=2, validation=points(20, seed=1))
+        found = tpsgd.fit(
+            model, loader, memory=Memory(reuse=reuse), epochs=2, validation=points(20, seed=1)
+        )
         return state(model), [(e.loss, e.val_loss) for e in found.history]
 
     (weights, history), (expected, plain) = run(tmp_path), run(True)
@@ -310,7 +314,9 @@ def test_a_file_keeps_the_inputs_out_of_memory(tmp_path):
     def peak(reuse):
         live = LiveBytes()
         with live:
-            tpsgd.fit(mlp(6, 400, 4, 3), points(400), epochs=1, batch_size=8, reuse=reuse)
+            tpsgd.fit(
+                mlp(6, 400, 4, 3), points(400), epochs=1, batch_size=8, memory=Memory(reuse=reuse)
+            )
         return live.peak
 
     inputs = 400 * 400 * 4

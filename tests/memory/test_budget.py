@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import close, images, mlp, points, ragged, seeded, sequences, state
+from helpers import close, folded, images, mlp, points, ragged, seeded, sequences, state
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -42,14 +42,14 @@ def signals():
 def trained(kind, **settings):
     make, data = NETS[kind]
     model = seeded(make)
-    run = tpsgd.fit(model, data(), **({"epochs": 2, "batch_size": BATCH} | settings))
+    run = tpsgd.fit(model, data(), **folded(**({"epochs": 2, "batch_size": BATCH} | settings)))
     return model, run
 
 
 def least(kind, **settings):
     """The smallest budget, as a refusal says it."""
     with pytest.raises(TpsgdError) as caught:
-        trained(kind, memory_budget=1000, **settings)
+        trained(kind, budget=1000, **settings)
     (found,) = re.findall(r"\((\d+) bytes\)", str(caught.value))
     return int(found)
 
@@ -64,9 +64,9 @@ def test_the_smallest_budget_is_named_and_held_and_a_smaller_one_is_not(kind, se
     plain, free = trained(kind, **settings)
     low, high = least(kind, **settings), free.peak_bytes + free.kept_bytes
     with pytest.raises(TpsgdError, match=f"cannot be held.*{low} bytes.*optimizer=tpsgd.sgd"):
-        trained(kind, memory_budget=low - 1, **settings)
+        trained(kind, budget=low - 1, **settings)
     for budget in (low, high + (64 << 10)):
-        model, run = trained(kind, memory_budget=budget, **settings)
+        model, run = trained(kind, budget=budget, **settings)
         assert run.peak_bytes + run.kept_bytes <= budget
         assert run.settings["memory_budget"] == budget
         close(state(model), state(plain), rtol=1e-3, atol=1e-5)  # in float32, other sums
@@ -76,14 +76,12 @@ def test_the_smallest_budget_is_named_and_held_and_a_smaller_one_is_not(kind, se
     ("kind", "budget"),
     [("mlp", 86_000), ("mlp", 100_000), ("mlp", 1 << 20), ("cnn", 48_000), ("recurrent", 75_000)],
 )
-def test_it_is_held_from_the_first_byte_to_the_last(kind, budget):
+def test_a_budget_is_held_from_the_first_byte_to_the_last(kind, budget):
     """All that `fit` allocates is counted here, with what it keeps, not only its first steps."""
     make, data = NETS[kind]
     x, y = data()
     settings = {"batch_size": BATCH, "epochs": 2}
-    found = tpsgd.plan(
-        make(), x.shape[1:], samples=N, memory_budget=budget, others=False, **settings
-    )
+    found = tpsgd.plan(make(), x.shape[1:], samples=N, memory=budget, others=False, **settings)
     assert found.peak_bytes <= budget
     model, live = seeded(make), LiveBytes()
     with live:
@@ -92,7 +90,7 @@ def test_it_is_held_from_the_first_byte_to_the_last(kind, budget):
 
 
 def test_a_generous_budget_changes_nothing():
-    run = trained("mlp", memory_budget="1GB")[1]
+    run = trained("mlp", budget="1GB")[1]
     chosen = {k: run.settings[k] for k in ("micro_batch", "slices", "redraw", "reuse")}
     assert chosen == {"micro_batch": None, "slices": None, "redraw": False, "reuse": True}
 
@@ -109,7 +107,7 @@ def test_a_loader_and_a_dataset_are_counted():
 
     for data in (DataLoader(TensorDataset(x, y), batch_size=48), Rows()):
         budget = 400_000
-        run = tpsgd.fit(mlp(400, 12, 3), data, epochs=1, batch_size=BATCH, memory_budget=budget)
+        run = tpsgd.fit(mlp(400, 12, 3), data, epochs=1, batch_size=BATCH, memory=budget)
         assert run.peak_bytes + run.kept_bytes <= budget
 
 
@@ -120,7 +118,7 @@ def test_a_refusal_is_one_sentence_and_leaves_the_model_alone():
     model = mlp(400, 12, 3)
     before = state(model)
     with pytest.raises(TpsgdError, match=r"budget of 20\.0 KB .* are the model itself") as caught:
-        tpsgd.fit(model, points(N, 400), batch_size=2, memory_budget="20KB")
+        tpsgd.fit(model, points(N, 400), batch_size=2, memory="20KB")
     assert "\n" not in str(caught.value)
     close(state(model), before, rtol=0, atol=0)
 
@@ -128,18 +126,20 @@ def test_a_refusal_is_one_sentence_and_leaves_the_model_alone():
 @pytest.mark.parametrize(
     "given", [{"micro_batch": 4}, {"slices": 2}, {"redraw": True}, {"reuse": False}, {"reuse": "."}]
 )
-def test_it_chooses_for_itself(given):
-    with pytest.raises(TpsgdError, match=r"memory_budget chooses .* give it, or them"):
-        trained("mlp", memory_budget="1GB", **given)
+def test_a_budget_chooses_every_other_memory_setting_itself(given):
+    with pytest.raises(
+        TpsgdError, match=r"a memory budget chooses .*: leave them out, or the budget"
+    ):
+        trained("mlp", budget="1GB", **given)
 
 
 def test_sequences_of_different_lengths_are_refused():
     x, y = sequences(12)
     model = nn.Sequential(Recurrent(4, 6), nn.Linear(6, 3)).double()
     with pytest.raises(
-        TpsgdError, match="lower batch_size instead of micro_batch or memory_budget"
+        TpsgdError, match="lower batch_size instead of setting micro_batch or a memory budget"
     ):
-        tpsgd.fit(model, (ragged(x), y), memory_budget="1GB")
+        tpsgd.fit(model, (ragged(x), y), memory="1GB")
 
 
 # ---- kept inputs ---------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ def kept(**settings):
     """How much fits but for kept inputs, and a run with a budget so large."""
     plain = trained("mlp", reuse=True)[1]
     budget = plain.peak_bytes + plain.kept_bytes // 2 + (16 << 10)
-    return trained("mlp", memory_budget=budget, **settings)
+    return trained("mlp", budget=budget, **settings)
 
 
 def test_inputs_that_do_not_fit_go_to_a_file(monkeypatch, tmp_path):
@@ -160,14 +160,14 @@ def test_inputs_that_do_not_fit_go_to_a_file(monkeypatch, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_on_a_full_disk_they_are_computed_again(monkeypatch):
+def test_inputs_that_do_not_fit_are_computed_again_on_a_full_disk(monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1000))
     model, run = kept()
     assert run.settings["reuse"] is False and run.kept_bytes == 0
     close(state(model), state(trained("mlp")[0]), rtol=1e-3, atol=1e-5)
 
 
-def test_on_a_disk_that_cannot_be_read_they_are_too(monkeypatch):
+def test_inputs_that_do_not_fit_are_computed_again_on_a_disk_that_cannot_be_read(monkeypatch):
     def fail(folder):
         raise OSError("no such disk")
 
@@ -175,16 +175,16 @@ def test_on_a_disk_that_cannot_be_read_they_are_too(monkeypatch):
     assert kept()[1].settings["reuse"] is False
 
 
-def test_held_out_data_counts(monkeypatch, tmp_path):
+def test_a_budget_counts_validation_data(monkeypatch, tmp_path):
     """Its inputs are kept as well: what fits without it does not fit with it."""
     monkeypatch.setattr("tpsgd.memory.budget.default_folder", lambda: tmp_path)
     plain = trained("mlp", reuse=True)[1]
     budget = plain.peak_bytes + plain.kept_bytes + (20 << 10)
-    assert trained("mlp", memory_budget=budget)[1].settings["reuse"] is True
+    assert trained("mlp", budget=budget)[1].settings["reuse"] is True
     held_out = points(300, 400, seed=1)
-    run = trained("mlp", memory_budget=budget, validation=held_out)[1]
+    run = trained("mlp", budget=budget, validation=held_out)[1]
     assert run.settings["reuse"] == str(tmp_path)
-    run = trained("mlp", memory_budget=5 * budget, validation=held_out)[1]
+    run = trained("mlp", budget=5 * budget, validation=held_out)[1]
     assert run.settings["reuse"] is True and run.kept_bytes == (N + 300) * 12 * 4
 
 
@@ -216,7 +216,7 @@ BAD = ["4 apples", 0, -1, True, False, "0MB", "nan", "inf", "", "MB", "-3MB", "1
 @pytest.mark.parametrize("text", BAD)
 def test_other_amounts_are_refused(text):
     with pytest.raises(TpsgdError, match="is no amount of memory: write 64MB") as caught:
-        tpsgd.fit(mlp(6, 8, 3), points(), memory_budget=text)
+        tpsgd.fit(mlp(6, 8, 3), points(), memory=text)
     assert repr(text) in str(caught.value)
     with pytest.raises(TpsgdError, match="no amount of memory"):
-        tpsgd.plan(mlp(6, 8, 3), (6,), memory_budget=text)
+        tpsgd.plan(mlp(6, 8, 3), (6,), memory=text)

@@ -3,16 +3,17 @@
 import gc
 import json
 import time
+from dataclasses import asdict
 from functools import cache, partial
 
 import pytest
 import torch
-from helpers import LOCAL, Residual, images, mlp, points, same, seeded, sequences, state
+from helpers import LOCAL, Residual, folded, images, mlp, points, same, seeded, sequences, state
 from torch import nn
 from torch.nn.functional import one_hot
 
 import tpsgd
-from tpsgd import Recurrent, TpsgdError, rules, simultaneous
+from tpsgd import Memory, Recurrent, TpsgdError, rules, simultaneous
 from tpsgd.engine.device import resident
 from tpsgd.engine.meter import LiveBytes, tensor_bytes
 
@@ -93,20 +94,20 @@ def planned(kind, n=N, **settings):
     make, data = NETS[kind]
     x = data(4)[0]
     settings = {"batch_size": BATCH, "samples": n, "others": False, "epochs": 1} | settings
-    return tpsgd.plan(seeded(make), x.shape[1:], dtype=x.dtype, **settings)
+    return tpsgd.plan(seeded(make), x.shape[1:], dtype=x.dtype, **folded(**settings))
 
 
 def measured(kind, n=N, fit=tpsgd.fit, **settings):
     make, data = NETS[kind]
     settings = {"epochs": 1, "batch_size": BATCH} | settings
-    return fit(seeded(make), data(n), **settings)
+    return fit(seeded(make), data(n), **folded(**settings))
 
 
-def agree(kind, n=N, **settings):
-    """Assert that a plan is what training then takes."""
+def agree(kind, n=N, slack=0, **settings):
+    """Assert that a plan is what training then takes, but for a few bytes of slack."""
     (line,) = planned(kind, n, **settings).lines
     run = measured(kind, n, **settings)
-    assert line.peak == pytest.approx(run.peak_bytes, rel=0.01)
+    assert abs(line.peak - run.peak_bytes) <= slack
     assert line.kept == run.kept_bytes
 
 
@@ -118,19 +119,19 @@ GRID = [
     ("mlp", {"reuse": False, "optimizer": tpsgd.sgd}),
     ("mlp", {"epochs": 2}),
     ("mlp", {"epochs": [1, 0, 2]}),
-    ("mlp", {"n": 4500, **TOGETHER}),  # the order of samples comes in parts of 4096
+    ("mlp", {"n": 4500, "slack": 256, **TOGETHER}),  # the order of samples comes in parts of 4096
     ("mlp", {"micro_batch": 8, "optimizer": momentum}),
     ("mlp", {"micro_batch": 5, **TOGETHER}),
-    ("mlp", {"passes": 2, "optimizer": torch.optim.RMSprop}),
-    ("mlp", {"optimizer": HEAD}),
+    ("mlp", {"optimizer": torch.optim.RMSprop}),
+    ("mlp", {"optimizer": HEAD, "slack": 1024}),  # solved from all samples, not from two batches
     ("mlp", {"optimizer": HEAD, "n": 50}),
-    ("mlp", {"rule": rules.frozen(), "optimizer": tpsgd.ridge(), "reuse": False}),
+    ("mlp", {"rule": rules.frozen(), "optimizer": tpsgd.ridge(), "reuse": False, "slack": 1024}),
     ("mlp", {"rule": rules.dfa(), **TOGETHER}),
     ("cnn", {}),
     ("cnn", {"reuse": False, **SAVING}),
-    ("cnn", {"rule": rules.tpsgd_l2(), "redraw": True}),
+    ("cnn", {"rule": rules.tpsgd_l2(), "redraw": True, "slack": 8}),
     ("norm", {}),
-    ("norm", {"micro_batch": 9, **TOGETHER}),
+    ("norm", {"micro_batch": 9, "slack": 4, **TOGETHER}),
     ("residual", {"rule": rules.tpsgd_l1(), **TOGETHER, **SAVING}),
     ("recurrent", {"window": 1, "rule": rules.drtp(), "optimizer": [momentum, tpsgd.ridge()]}),
     ("stacked", {"reuse": False, "window": 2, **TOGETHER}),
@@ -147,16 +148,16 @@ def test_a_plan_is_what_training_takes(kind, settings):
 
 
 @pytest.mark.parametrize("name", LOCAL)
-def test_for_every_rule(name):
+def test_a_plan_is_what_training_takes_for_every_rule(name):
     agree("residual", rule=LOCAL[name](), redraw=True, reuse=False)
 
 
 @pytest.mark.parametrize("n", [5, 33])
-def test_for_few_samples(n):
+def test_a_plan_is_what_training_takes_for_few_samples(n):
     agree("mlp", n, epochs=2)
 
 
-def test_for_several_labels_and_in_float64():
+def test_a_plan_is_what_training_takes_for_several_labels_and_in_float64():
     x, y = points(N, 40)
     model, settings = mlp(40, 160, 120, 3).double(), {"loss": tpsgd.bce, "batch_size": BATCH}
     found = tpsgd.plan(model, (40,), dtype=torch.float64, samples=N, others=False, **settings)
@@ -165,10 +166,10 @@ def test_for_several_labels_and_in_float64():
     assert found.lines[0].kept == run.kept_bytes
 
 
-def test_parameters_that_may_not_learn():
+def test_a_plan_is_what_training_takes_if_parameters_may_not_learn():
     model = NETS["mlp"][0]()
     model[0].requires_grad_(False)
-    found = tpsgd.plan(model, (40,), BATCH, samples=N, others=False).lines[0]
+    found = tpsgd.plan(model, (40,), batch_size=BATCH, samples=N, others=False).lines[0]
     run = tpsgd.fit(model, points(N, 40), batch_size=BATCH, epochs=2)
     assert found.peak == pytest.approx(run.peak_bytes, rel=0.01) and found.kept == run.kept_bytes
 
@@ -177,7 +178,6 @@ BACKPROP = {
     "backprop": {},
     "backprop, 4 micro-batches": {"micro_batch": BATCH // 4},
     "backprop, checkpointed": {"checkpoint": True},
-    "backprop, step inside": {"step_inside": True},
 }
 
 
@@ -188,7 +188,7 @@ def all_of(kind):
 
 
 @pytest.mark.parametrize("kind", ["mlp", "norm", "recurrent"])
-def test_every_line_is_what_it_takes(kind):
+def test_every_line_of_a_plan_is_what_training_takes(kind):
     found = all_of(kind)
     names = [line.name for line in found.lines]
     assert names[:2] == ["sequential", "simultaneous"] and names[-1] == "last layer alone"
@@ -250,14 +250,12 @@ def test_the_parts_of_a_step_are_those_counted_by_hand():
     """Of a batch of one: at the end of backprop all gradients and all of the state are there."""
     model = mlp(40, 160, 120, 3)
     learned = tensor_bytes(model)
-    found = tpsgd.plan(model, (40,), 1, optimizer=momentum, samples=9)
+    found = tpsgd.plan(model, (40,), batch_size=1, optimizer=momentum, samples=9)
     parts = found["backprop"].parts
     assert parts["gradients"] == parts["optimizer"] == learned
     assert parts["projections"] == 0 < found["simultaneous"].parts["projections"]
     first = found["sequential"].blocks[0].parts
     assert first["gradients"] == first["optimizer"] == 4 * (40 * 160 + 160)
-    largest = 4 * 160 * 120
-    assert found["backprop, step inside"].parts["gradients"] <= largest + 4 * 160
     assert found["sequential"].kept == 9 * (160 + 120) * 4
 
 
@@ -268,21 +266,20 @@ def test_a_plan_fits_the_screen(kind):
     assert all(line.name in str(found) for line in found.lines)
 
 
-@pytest.mark.parametrize("settings", [{"reuse": "/tmp"}, {"memory_budget": "1MB"}])
+@pytest.mark.parametrize("settings", [{"reuse": "."}, {"budget": "1MB"}])
 def test_a_plan_is_ready_for_json(settings):
     found = planned("mlp", **settings)
     data = json.loads(json.dumps(found.as_dict()))
     assert [line["name"] for line in data["lines"]] == [line.name for line in found.lines]
     assert data["lines"][0]["total"] == found.peak_bytes
     assert data["lines"][0]["blocks"][0]["peak"] == found.lines[0].blocks[0].peak
-    assert data["settings"].keys() == found.settings.keys()
+    assert data["memory"].keys() == asdict(found.settings["memory"]).keys()
 
 
 @pytest.mark.parametrize("settings", [{"micro_batch": 16, "redraw": True}, {"reuse": False}])
-def test_its_settings_can_be_given_to_fit(settings):
-    plain = {"micro_batch": None, "slices": None, "redraw": False, "reuse": None}
+def test_a_plans_settings_can_be_given_to_fit(settings):
     found = planned("mlp", **settings)
-    assert found.settings == plain | settings
+    assert found.settings == {"memory": Memory(**settings)}
     run = measured("mlp", **found.settings)
     assert found.lines[0].peak == pytest.approx(run.peak_bytes, rel=0.01)
 
@@ -318,7 +315,7 @@ def test_a_plan_does_not_touch_the_model(kind, training):
     modes = [m.training for m in model.modules()]
     flags = [p.requires_grad for p in model.parameters()]
     text, x = str(model), NETS[kind][1](4)[0]
-    tpsgd.plan(model, x.shape[1:], BATCH, samples=N, epochs=1)
+    tpsgd.plan(model, x.shape[1:], batch_size=BATCH, samples=N, epochs=1)
     assert same(state(model), before) and str(model) == text
     assert [m.training for m in model.modules()] == modes
     assert [p.requires_grad for p in model.parameters()] == flags
@@ -344,10 +341,10 @@ def test_a_plan_leaves_no_tensors():
         return sum(issubclass(type(o), torch.Tensor) for o in gc.get_objects())
 
     model = seeded(cnn)
-    tpsgd.plan(model, (2, 6, 6), BATCH, samples=N, others=False)
+    tpsgd.plan(model, (2, 6, 6), batch_size=BATCH, samples=N, others=False)
     before, live = alive(), LiveBytes()
     with live:
-        found = tpsgd.plan(model, (2, 6, 6), BATCH, samples=N, others=False)
+        found = tpsgd.plan(model, (2, 6, 6), batch_size=BATCH, samples=N, others=False)
     assert found and alive() == before and live.live == 0
 
 
@@ -357,7 +354,7 @@ def test_a_model_that_is_too_large_for_this_machine_can_be_planned():
     assert tensor_bytes(model) > 4 << 30
     tpsgd.plan(mlp(6, 8, 3), (6,), others=False)  # what is loaded once
     before, began = resident()[0], time.perf_counter()
-    found = tpsgd.plan(model, (32_768,), 256, samples=10**6, device="cpu")
+    found = tpsgd.plan(model, (32_768,), batch_size=256, samples=10**6, device="cpu")
     assert time.perf_counter() - began < 20
     assert resident()[0] - before < 200 << 20
     assert max(map(len, str(found).splitlines())) <= 80, str(found)
@@ -377,13 +374,16 @@ WRONG = {
     "optimizer": ({"optimizer": "adam"}, "optimizer must be a factory"),
     "batch size": ({"batch_size": 0}, "batch_size must be 1 or more"),
     "pieces": ({"micro_batch": 0}, "micro_batch must be a whole number"),
-    "passes": ({"micro_batch": 4, "passes": 2}, "leave micro_batch out"),
+    "a setting that does not exist": (
+        {"bach_size": 4},
+        "plan has no argument 'bach_size'.*batch_size",
+    ),
     "waiting": (
         {"rule": rules.dfa(), "schedule": tpsgd.sequential},
         "use schedule=tpsgd.simultaneous",
     ),
     "loss": ({"loss": "mse"}, "loss must be"),
-    "budget": ({"memory_budget": "4 apples"}, "no amount of memory"),
+    "budget": ({"budget": "4 apples"}, "no amount of memory"),
     "epochs": ({"epochs": -1}, "epochs must be a whole number"),
     "solver": ({"optimizer": tpsgd.ridge()}, "ridge.* cannot solve block 1"),
     "window": ({"window": 2}, "window is for models with recurrent layers"),
@@ -404,19 +404,19 @@ def test_a_mistake_is_one_sentence(what):
 @pytest.mark.parametrize("shape", [(19,), (3, 7), ()])
 def test_a_shape_that_does_not_fit_names_the_block(shape):
     with pytest.raises(TpsgdError, match=r"block 1 \(0: Linear \+ Tanh\) cannot take") as caught:
-        tpsgd.plan(mlp(40, 8, 3), shape, BATCH)
+        tpsgd.plan(mlp(40, 8, 3), shape, batch_size=BATCH)
     assert "\n" not in str(caught.value)
 
 
-def test_so_does_one_that_fits_only_at_first():
+def test_a_shape_that_does_not_fit_a_later_block_names_that_block():
     with pytest.raises(TpsgdError, match=r"block 3 \(7: Linear\) cannot take an input of shape"):
-        tpsgd.plan(cnn(), (2, 10, 10), BATCH)
+        tpsgd.plan(cnn(), (2, 10, 10), batch_size=BATCH)
 
 
 @pytest.mark.parametrize("shape", [(1.5,), ("20",), (-1,), 20])
 def test_a_shape_that_is_none(shape):
     with pytest.raises(TpsgdError) as caught:
-        tpsgd.plan(mlp(40, 8, 3), shape, BATCH)
+        tpsgd.plan(mlp(40, 8, 3), shape, batch_size=BATCH)
     assert "\n" not in str(caught.value)
 
 

@@ -24,12 +24,12 @@ def test_every_rule_of_ours_passes(name):
 
 @pytest.mark.parametrize("at", PLACES, ids=lambda p: p.name)
 @pytest.mark.parametrize("name", DRAWN)
-def test_at_every_place(name, at):
+def test_every_rule_passes_at_every_place(name, at):
     check_rule(DRAWN[name](at=at))
 
 
 @pytest.mark.parametrize("projection", ["uniform", "binary", "orthogonal", "per_filter"])
-def test_with_every_projection(projection):
+def test_a_rule_passes_with_every_projection(projection):
     check_rule(rules.tpsgd_l2(getattr(projections, projection)(0.5)))
 
 

@@ -24,7 +24,7 @@ def test_accuracy_by_hand():
     assert tpsgd.evaluate(Echo(), (LOGITS, torch.tensor([1, 2, 0, 0]))) == 0.0
 
 
-def test_it_is_a_python_float():
+def test_an_accuracy_is_a_python_float():
     assert type(tpsgd.evaluate(Echo(), (LOGITS, torch.tensor([0, 1, 2, 1])))) is float
 
 
@@ -55,7 +55,7 @@ def test_one_output_is_cut_at_zero(y):
 
 
 @pytest.mark.parametrize("y", [torch.tensor([1, 0, 1, 1]), torch.tensor([1.0, 0.0, 1.0, 1.0])])
-def test_after_a_sigmoid_it_is_cut_at_a_half(y):
+def test_one_output_after_a_sigmoid_is_cut_at_a_half(y):
     out = torch.tensor([[0.3], [-2.0], [-0.1], [4.0]])
     for model in (
         nn.Sequential(Echo(), nn.Sigmoid()),
@@ -96,7 +96,7 @@ def test_every_form_of_data_gives_the_same(batch_size):
         assert tpsgd.evaluate(model, data, batch_size=batch_size) == pytest.approx(wanted)
 
 
-def test_it_evaluates_in_evaluation_mode_and_leaves_the_model_as_it_was():
+def test_evaluate_works_in_evaluation_mode_and_leaves_the_model_as_it_was():
     x, y = points()
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.9), nn.Linear(8, 3))
     model[2].eval()
@@ -107,7 +107,7 @@ def test_it_evaluates_in_evaluation_mode_and_leaves_the_model_as_it_was():
     assert [m.training for m in model] == [True, True, False, True] and model.training
 
 
-def test_it_builds_no_graph():
+def test_evaluate_builds_no_graph():
     probes = []
 
     class Look(nn.Module):

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR, StepLR
 
 import tpsgd
-from tpsgd import EarlyStopping, bce, cross_entropy, mse, rules
+from tpsgd import EarlyStopping, Memory, bce, cross_entropy, mse, rules
 
 SGD = partial(torch.optim.SGD, lr=0.05)
 SCHEDULES = [tpsgd.sequential, tpsgd.simultaneous]
@@ -119,7 +119,7 @@ def test_the_callers_random_numbers_are_not_touched(how):
     assert torch.equal(torch.get_rng_state(), wanted)
 
 
-def test_nor_by_a_run_that_fails():
+def test_the_callers_random_numbers_are_not_touched_by_a_run_that_fails():
     torch.manual_seed(5)
     wanted = torch.get_rng_state()
     with pytest.raises(tpsgd.TpsgdError):
@@ -370,7 +370,7 @@ def test_the_default_is_adam_at_a_thousandth():
 def test_the_rate_follows_its_schedule(how):
     """At rate 1e-2 * 0^epoch only the first epoch moves anything."""
     once, often = mlp(6, 8, 3), mlp(6, 8, 3)
-    settings_ = {"optimizer": SGD, "lr": 0.01, "batch_size": 8}
+    settings_ = {"optimizer": SGD, "lr": 0.01, "batch_size": 8, "memory": Memory(reuse=True)}
     FITS[how](once, points(), epochs=1, **settings_)
     FITS[how](often, points(), epochs=4, lr_schedule=partial(ExponentialLR, gamma=0.0), **settings_)
     if how == "sequential":  # the second block sees another order, from its own first epoch on
@@ -573,35 +573,37 @@ def tower(*extra):
 
 def test_keeping_inputs_and_making_them_again_give_the_same_weights():
     kept, made = tower(), tower()
-    first = tpsgd.fit(kept, images(), epochs=3, batch_size=8, reuse=True)
-    second = tpsgd.fit(made, images(), epochs=3, batch_size=8, reuse=False)
+    first = tpsgd.fit(kept, images(), epochs=3, batch_size=8, memory=Memory(reuse=True))
+    second = tpsgd.fit(made, images(), epochs=3, batch_size=8, memory=Memory(reuse=False))
     assert same(state(kept), state(made))
     assert [e.loss for e in first.history] == [e.loss for e in second.history]
 
 
 def test_kept_inputs_are_reported_where_there_are_any():
-    kept = tpsgd.fit(tower(), images(), epochs=2, reuse=True)
+    kept = tpsgd.fit(tower(), images(), epochs=2, memory=Memory(reuse=True))
     # block 1's outputs (4, 2, 2), then with them block 2's (4,), 32 samples of float32
     assert kept.kept_bytes == 32 * 4 * (16 + 4)
-    assert tpsgd.fit(tower(), images(), epochs=2, reuse=False).kept_bytes == 0
+    assert tpsgd.fit(tower(), images(), epochs=2, memory=Memory(reuse=False)).kept_bytes == 0
     assert tpsgd.fit(tower(), images(), schedule=tpsgd.simultaneous).kept_bytes == 0
     assert tpsgd.fit_backprop(tower(), images()).kept_bytes == 0
     assert "of kept inputs" in str(kept)
 
 
 def test_validation_inputs_given_by_the_caller_are_not_ours():
-    plain = tpsgd.fit(mlp(6, 8, 3), points(), epochs=1, reuse=True)
+    plain = tpsgd.fit(mlp(6, 8, 3), points(), epochs=1, memory=Memory(reuse=True))
     assert plain.kept_bytes == 48 * 8 * 4
     held_out = points(n=12, seed=1)
-    checked = tpsgd.fit(mlp(6, 8, 3), points(), epochs=1, reuse=True, validation=held_out)
+    checked = tpsgd.fit(
+        mlp(6, 8, 3), points(), epochs=1, memory=Memory(reuse=True), validation=held_out
+    )
     assert checked.kept_bytes == (48 + 12) * 8 * 4
 
 
 def test_forward_passes_count_what_it_takes_to_make_inputs():
     n, epochs = 32, 3
-    kept = tpsgd.fit(tower(), images(), epochs=epochs, reuse=True)
+    kept = tpsgd.fit(tower(), images(), epochs=epochs, memory=Memory(reuse=True))
     assert kept.forward_passes == 2 * n  # each sample once through each of two blocks
-    made = tpsgd.fit(tower(), images(), epochs=epochs, reuse=False)
+    made = tpsgd.fit(tower(), images(), epochs=epochs, memory=Memory(reuse=False))
     assert made.forward_passes == epochs * n * (1 + 2)
     assert kept.sample_passes == made.sample_passes == 3 * epochs * n
     assert tpsgd.fit(tower(), images(), schedule=tpsgd.simultaneous).forward_passes == 0

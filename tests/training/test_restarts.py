@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from helpers import DRAWN, LOCKED, mlp, points, same, seeded, sequences, state, tokens
+from helpers import DRAWN, LOCKED, folded, mlp, points, same, seeded, sequences, state, tokens
 from torch import nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import ExponentialLR
@@ -24,7 +24,7 @@ def factory(activation=nn.Tanh):
 
 def both(make=factory, data=DATA, **settings):
     """The same restarts stacked and one by one, held equal; both are returned."""
-    settings = SETTINGS | settings
+    settings = folded(**(SETTINGS | settings))
     together = tpsgd.fit_many(make, data, stacked=True, **settings)
     apart = tpsgd.fit_many(make, data, stacked=False, **settings)
     assert together.stacked and not apart.stacked
@@ -66,26 +66,26 @@ WHOLE = {  # losses that look at the whole batch: one restart's, not all of them
 
 @pytest.mark.parametrize("schedule", [tpsgd.sequential, tpsgd.simultaneous])
 @pytest.mark.parametrize("name", WHOLE)
-def test_with_losses_over_the_whole_batch(name, schedule):
+def test_stacked_restarts_with_losses_over_the_whole_batch(name, schedule):
     both(rule=WHOLE[name], schedule=schedule)
     both(*unrolled("two layers"), rule=WHOLE[name], schedule=schedule, epochs=1, batch_size=7)
 
 
 @pytest.mark.parametrize("at", [Place.BEFORE, Place.END], ids=lambda p: p.name)
 @pytest.mark.parametrize("name", ["tpsgd_l1", "dfa", "readout_learned"])
-def test_at_every_place(name, at):
+def test_stacked_restarts_at_every_place(name, at):
     both(rule=DRAWN[name](at=at), schedule=tpsgd.simultaneous)
 
 
 @pytest.mark.parametrize(
     "activation", [nn.LeakyReLU, nn.ReLU, nn.Sigmoid, nn.GELU, nn.SiLU, nn.Softplus]
 )
-def test_for_every_activation(activation):
+def test_stacked_restarts_for_every_activation(activation):
     both(lambda: factory(activation), schedule=tpsgd.simultaneous)
 
 
 @pytest.mark.parametrize("loss", [mse, cross_entropy, bce], ids=lambda x: x.name)
-def test_for_every_loss_and_kind_of_label(loss):
+def test_stacked_restarts_for_every_loss_and_kind_of_label(loss):
     hot = F.one_hot(Y, 3).double()
     for rule in (rules.readout(learned=True), rules.tpsgd_l2()):
         both(rule=rule, loss=loss)
@@ -94,11 +94,11 @@ def test_for_every_loss_and_kind_of_label(loss):
 
 
 @pytest.mark.parametrize("reuse", [True, False])
-def test_with_inputs_kept_or_made_again(reuse):
+def test_stacked_restarts_with_inputs_kept_or_made_again(reuse):
     both(reuse=reuse, rule=rules.readout(learned=True))
 
 
-def test_with_a_rule_per_block_and_epochs_per_block():
+def test_stacked_restarts_with_a_rule_per_block_and_epochs_per_block():
     both(
         rule=[rules.drtp(), rules.readout(learned=True), rules.tpsgd_l2()],
         epochs=[1, 0, 3],
@@ -106,7 +106,7 @@ def test_with_a_rule_per_block_and_epochs_per_block():
     )
 
 
-def test_with_a_rate_per_block_and_a_schedule_of_rates():
+def test_stacked_restarts_with_a_rate_per_block_and_a_schedule_of_rates():
     both(
         lr=[0.1, 0.05, 0.2],
         optimizer=torch.optim.SGD,
@@ -116,12 +116,12 @@ def test_with_a_rate_per_block_and_a_schedule_of_rates():
 
 
 @pytest.mark.parametrize("kind", ["SGD", "AdamW", "RMSprop", "Adagrad", "RAdam"])
-def test_with_other_optimizers(kind):
+def test_stacked_restarts_with_other_optimizers(kind):
     both(optimizer=partial(getattr(torch.optim, kind), lr=0.01, weight_decay=0.01))
 
 
 @pytest.mark.parametrize("schedule", [tpsgd.sequential, tpsgd.simultaneous])
-def test_with_validation(schedule):
+def test_stacked_restarts_with_validation(schedule):
     x, y = points(seed=1)
     together, apart = both(validation=(x.double(), y), schedule=schedule)
     for first, second in zip(together.runs, apart.runs, strict=True):
@@ -130,7 +130,7 @@ def test_with_validation(schedule):
             assert e.val_accuracy == pytest.approx(f.val_accuracy)
 
 
-def test_on_tokens_with_flatten():
+def test_stacked_restarts_of_a_layer_over_positions_with_flatten():
     x = DATA[0].view(-1, 2, 3)
 
     def make():
@@ -142,7 +142,7 @@ def test_on_tokens_with_flatten():
         both(make, (x, Y), rule=rule)
 
 
-def test_with_no_bias_and_a_batch_larger_than_the_data():
+def test_stacked_restarts_with_no_bias_and_a_batch_larger_than_the_data():
     both(lambda: nn.Sequential(nn.Linear(6, 4, bias=False), nn.ReLU(), nn.Linear(4, 3)).double(),
          batch_size=1000)  # fmt: skip
 
@@ -218,7 +218,7 @@ def test_stacked_recurrent_layers_in_chunks(kind, window):
     make, data = unrolled(kind)
     for name in ("tpsgd_l2", "readout_learned"):
         settings = {"rule": DRAWN[name](), "reuse": False, "batch_size": 7, "restarts": 2}
-        both(make, data, window=window, passes=2, epochs=1, **settings)
+        both(make, data, window=window, epochs=2, **settings)
 
 
 @pytest.mark.usefixtures("unwatched")
@@ -382,7 +382,7 @@ def test_what_cannot_be_stacked(case):
 
 
 @pytest.mark.parametrize("case", CANNOT)
-def test_and_runs_one_by_one(case):
+def test_what_cannot_be_stacked_runs_one_by_one(case):
     make, settings, _ = CANNOT[case]
     settings = {k: v for k, v in settings.items() if k != "callbacks"}
     assert len(tpsgd.fit_many(make, (X, Y), restarts=2, epochs=1, **settings)) == 2

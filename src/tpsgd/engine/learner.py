@@ -188,6 +188,9 @@ class BlockLearner:
     def end_epoch(self, samples: int) -> None:
         """All batches of an epoch have been learned from."""
 
+    def adjust_rate(self) -> None:
+        """Let the learning rate follow its schedule, once the epoch has been recorded."""
+
 
 class GradientLearner(BlockLearner):
     """A block that takes an optimizer's steps on its local loss.
@@ -290,8 +293,8 @@ class GradientLearner(BlockLearner):
         for p in self.moving.values():
             p.grad = None
 
-    def end_epoch(self, samples: int) -> None:
-        """Let the learning rate follow its schedule."""
+    def adjust_rate(self) -> None:
+        """Let the learning rate follow its schedule, once the epoch has been recorded."""
         if self.scheduler is not None:
             self.scheduler.step()
 

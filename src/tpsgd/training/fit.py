@@ -32,6 +32,7 @@ from tpsgd.engine.settings import Memory, Settings
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import Loss
 from tpsgd.memory.budget import within_budget
+from tpsgd.nets.blocks import split
 from tpsgd.rules import Rule, readout
 from tpsgd.train import Net, sequential
 from tpsgd.units import as_bytes, size
@@ -160,10 +161,11 @@ def run_training(
 ) -> list[Run]:
     """Train models by a rule or by backprop; several models are restarts, stacked into one."""
     started, budget = time.perf_counter(), settings.memory.budget
+    local = not isinstance(method, Backprop)
+    _check_model(models[0], local)
     if budget is not None:
         settings = _within_budget(models, data, method, settings)
     _check_folder(settings.memory.reuse)
-    local = not isinstance(method, Backprop)
     with training_context(models, settings, keep_inputs=local) as device:
         net, anatomy = assemble(models, data, method, settings, device)
         check_optimizers(net.learners)
@@ -221,6 +223,14 @@ def _new_runs(method: Method, anatomy: Anatomy, settings: Settings, restarts: in
         Run(name, s.seed, s.describe(name, anatomy.loss, anatomy.rules[:-1]))
         for s in (replace(settings, seed=settings.seed + r) for r in range(restarts))
     ]
+
+
+def _check_model(model: nn.Module, local: bool) -> None:
+    """Refuse what has no blocks, or no parameters, before anything looks for its device."""
+    if local:
+        split(model)
+    elif next(model.parameters(), None) is None:
+        raise TpsgdError(f"{type(model).__name__} has no parameters that may learn")
 
 
 def _check_folder(folder: Any) -> None:

@@ -1,0 +1,67 @@
+"""Imports point one way, from the shells to the paper; those inside functions count too."""
+
+import ast
+import sys
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import tpsgd
+
+ROOT = Path(tpsgd.__file__).parent
+LEAVES = ["errors", "units", "files", "maths"]
+PAPER = ["losses", "projections", "objectives", "rules", "protocols", "train"]
+SHELLS = ["peers", "zoo", "adapt", "comparison", "data"]
+ORDER = [
+    [*LEAVES, *PAPER], ["nets"], ["solvers"], ["engine"], ["memory"], ["training"], SHELLS,
+    ["cli", "__main__"],
+]  # fmt: skip
+RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
+FOR_DATA = {"errors", "units", "files", "nets.padded", "data"}
+PLAIN = {name for name in RANK if name not in ("data", "adapt", "comparison", "cli")}
+
+FILES = {
+    ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file
+    for file in sorted(ROOT.rglob("*.py"))
+    if file.parent != ROOT or file.name != "__init__.py"
+}
+
+
+def imports(module: str) -> set[str]:
+    """The modules of this library that a module imports anywhere, without `tpsgd.`."""
+    targets = set()
+    for node in ast.walk(ast.parse(FILES[module].read_text())):
+        if isinstance(node, ast.Import):
+            targets |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{module} imports relative to itself"
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            targets |= {name if name[6:] in FILES else str(node.module) for name in names}
+    return {name[6:] for name in targets if name.startswith("tpsgd.")}
+
+
+@pytest.mark.parametrize("package", RANK)
+def test_imports_follow_the_order_of_the_packages(package):
+    for module in (m for m in FILES if m.partition(".")[0] == package):
+        later = {name for name in imports(module) if RANK[name.partition(".")[0]] > RANK[package]}
+        assert not later, f"{module} imports {later}"
+
+
+def test_data_sets_know_nothing_of_training():
+    for module in (m for m in FILES if m.partition(".")[0] == "data"):
+        beyond = {name for name in imports(module) if name.partition(".")[0] != "data"} - FOR_DATA
+        assert not beyond, f"{module} imports {beyond}"
+
+
+def test_no_module_imports_itself_through_others():
+    TopologicalSorter({module: imports(module) for module in FILES}).prepare()
+
+
+def test_the_core_loads_torch_and_numpy_alone():
+    known = {"tpsgd", "torch", "numpy", *sys.stdlib_module_names}
+    for module in (m for m in FILES if m.partition(".")[0] in PLAIN):
+        for node in ast.parse(FILES[module].read_text()).body:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
+            assert {name.partition(".")[0] for name in names} <= known, module
