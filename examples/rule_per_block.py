@@ -1,4 +1,4 @@
-"""A rule for every block, a residual block of one's own, validation and early stopping.
+"""A different rule for each block, a custom residual module, validation and early stopping.
 
 python examples/rule_per_block.py
 """
@@ -11,14 +11,14 @@ from tpsgd import EarlyStopping, rules
 
 
 class Residual(nn.Module):
-    """A custom module is one block: autograd works inside it and stops at its edge."""
+    """A custom module is one block: autograd works inside the block and stops at its edge."""
 
     def __init__(self, width: int):
         super().__init__()
         self.inner = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x and what was learned about it."""
+        """x plus a learned correction."""
         return x + self.inner(x)
 
 
@@ -40,7 +40,7 @@ run = tpsgd.fit(
     model,
     (x[~held_out], y[~held_out]),
     rule=[rules.readout(), rules.readout(learned=True), rules.drtp(), rules.tpsgd_l2()],
-    loss=tpsgd.cross_entropy,  # of the last block; its rule would bring mse
+    loss=tpsgd.cross_entropy,  # of the last block; the default of tpsgd_l2 is mse
     epochs=[12, 12, 6, 30],
     lr=[1e-3, 1e-3, 3e-4, 1e-3],
     batch_size=32,

@@ -15,9 +15,10 @@ SAYS = {
     "add_a_rule": r"^check_rule: cosine keeps the contract$",
     "sequences": r"^peak memory [\d,]+ bytes, \d+% of backprop through time's$",
     "stream": r"^peak memory [\d,]+ bytes, however long the stream is$",
-    "budget": r"^a memory_budget of 100.0 KB cannot be held: this training needs [\d.]+ KB ",
+    "budget": r"^a memory budget of 100.0 KB .* [\d.]+ KB ",
     "adapt": r"^saved and loaded: [\d.]+%, 1,003,788 bytes in ",
     "optuna_search": r"^best of 8 trials: \d+% of held-out samples with$",
+    "paper": r"^tpsgd-l2 +9\d\.\d% of the test digits$",
     "restarts": r"^frozen +\d\d\.\d ± +\d\.\d %",
 }
 

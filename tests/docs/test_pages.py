@@ -1,0 +1,50 @@
+"""The pages agree with the code: the API list, the paper's program and the files that are named."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "src" / "tpsgd"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+FILE = re.compile(r"(?<![\w/.:-])((?:[\w-]+/)+[\w-]+\.(?:py|pyi|md|toml|json))\b")
+
+
+def read(page):
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def test_the_api_page_has_every_public_name_and_no_other():
+    stub = ast.parse(read("src/tpsgd/__init__.pyi"))
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+    public = {alias.name for node in imports for alias in node.names}
+    assert set(re.findall(r"^::: tpsgd\.(\w+)", read("docs/api.md"), re.MULTILINE)) == public
+
+
+def test_concepts_shows_the_program_of_the_paper():
+    program = read("examples/paper.py")
+    core = program[program.index("# Table 1") : program.index("\n\ndef predict")]
+    assert core.strip() in read("docs/concepts.md")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_files_named_on_the_page_exist(page):
+    """Paths start at the root of the repository, or in the package: `engine/learner.py`."""
+    missing = []
+    for path in sorted(set(FILE.findall(read(page)))):
+        home = next((h for h in (ROOT, PACKAGE) if (h / path.split("/")[0]).is_dir()), None)
+        if home is not None and "NAME" not in path and not (home / path).is_file():
+            missing.append(path)
+    assert missing == []
+
+
+def test_the_map_of_the_code_is_complete():
+    page = read("docs/architecture.md")
+    tree = page[page.index("src/tpsgd/\n") : page.index("examples/ ")]
+    on_the_map = set(re.findall(r"^  ([\w.]+)/?  ", tree, re.MULTILINE))
+    in_the_package = {
+        p.name for p in PACKAGE.iterdir() if p.is_dir() or p.suffix in (".py", ".pyi")
+    }
+    assert on_the_map == in_the_package - {"__init__.py", "__main__.py", "__pycache__"}
