@@ -1,7 +1,7 @@
-"""A rule of your own: align with the projected label by angle alone, so that nothing can grow.
+"""Write a rule: align with the projected label by angle only, so that features cannot grow.
 
-DRTP pulls a block's output along P y* for ever; with an unbounded activation the features blow up.
-The cosine has a floor. docs/adding.md goes through it step by step.
+DRTP pulls a block's output along P y* without end; with an unbounded activation the features
+explode. The cosine has a minimum. docs/adding.md explains every step.
 
     python examples/add_a_rule.py
 """

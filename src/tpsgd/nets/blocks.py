@@ -118,12 +118,6 @@ class Block:
             x = through(module, x)
         return x
 
-    def rest(self, y: Tensor) -> Tensor:
-        """From the activation's output to the block's end."""
-        for module in self.tail:
-            y = module(y)
-        return y
-
     def closed_form(self, at: Place) -> bool:
         """Whether the gradients are written out for an objective at that place."""
         tail_is_shape = all(type(m) in _SHAPE_ONLY for m in self.tail)
@@ -156,7 +150,7 @@ def split(model: nn.Module) -> list[Block]:
         if _is_layer(module):
             if id(module) in layers:
                 raise TpsgdError(
-                    f"layer {name!r} ({type(module).__name__}) stands twice in the model: "
+                    f"layer {name!r} ({type(module).__name__}) appears twice in the model: "
                     "a shared layer cannot belong to two blocks; give each its own"
                 )
             layers.add(id(module))

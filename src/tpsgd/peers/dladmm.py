@@ -314,13 +314,11 @@ def refuse(blocks: list[Block]) -> None:
             )
         if any(not p.requires_grad for p in block.layer.parameters()):
             raise TpsgdError(
-                f"{who} is frozen, and dlADMM trains all layers at once: call "
+                f"{who} is frozen, and dlADMM trains all layers together: call "
                 "requires_grad_(True) on it, or compute its outputs and train the rest on those"
             )
-        if not block.closed_form(Place.BEFORE) or set(dict(block.layer.named_parameters())) - {
-            "weight",
-            "bias",
-        }:
+        names = {name for name, _ in block.layer.named_parameters()}
+        if not block.closed_form(Place.BEFORE) or names - {"weight", "bias"}:
             raise TpsgdError(f"{who} has hooks, which dlADMM would pass by: remove them")
     layer: Any = blocks[-1].layer
     if layer.out_features < 2:
@@ -337,16 +335,15 @@ def refuse(blocks: list[Block]) -> None:
 
 def misfit(block: Block, last: bool) -> nn.Module | None:
     """The first module of a block that dlADMM does not know."""
-    activations: set[type[nn.Module]] = set() if last else {nn.ReLU, nn.LeakyReLU}
-    before: set[type[nn.Module]] = {nn.Flatten} if block.index == 0 else set()
     for module in block.modules:
+        fitting: tuple[type[nn.Module], ...] = ()
         if module is block.layer:
-            fits = type(module) is nn.Linear
-        elif module is block.activation:
-            fits = type(module) in activations
-        else:
-            fits = type(module) in before and module in block.prologue
-        if not fits:
+            fitting = (nn.Linear,)
+        elif module is block.activation and not last:
+            fitting = (nn.ReLU, nn.LeakyReLU)
+        elif module in block.prologue and block.index == 0:
+            fitting = (nn.Flatten,)
+        if type(module) not in fitting:
             return module
     return None
 
