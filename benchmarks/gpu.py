@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from tpsgd.engine.restarts import Restarts
 
 import tpsgd
 from tpsgd.comparison.provenance import machine, versions
-from tpsgd.engine.restarts import Restarts
 
 PAPER = 0.883
 REPEATS = 5

@@ -30,15 +30,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
+from tpsgd.engine.evaluate import evaluate
+from tpsgd.engine.fit import fit
+from tpsgd.engine.schedules import simultaneous
 
 from tpsgd import data, rules
 from tpsgd.comparison.provenance import machine, versions
 from tpsgd.data.split import stratified
 from tpsgd.engine import augment
 from tpsgd.engine.backprop import fit_backprop
-from tpsgd.engine.evaluate import evaluate
-from tpsgd.engine.fit import fit
-from tpsgd.engine.schedules import simultaneous
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import cross_entropy
 from tpsgd.units import size

@@ -24,13 +24,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
+from tpsgd.engine.evaluate import evaluate
+from tpsgd.engine.schedules import simultaneous
 
 from tpsgd import data, projections, rules
 from tpsgd.comparison.compare import Arm, arm, solved, train
 from tpsgd.comparison.provenance import machine, versions
-from tpsgd.engine.evaluate import evaluate
 from tpsgd.engine.record import Run
-from tpsgd.engine.schedules import simultaneous
 from tpsgd.peers.arms import dladmm, elm, lm_karnet, zorb
 from tpsgd.rules import Place
 from tpsgd.zoo.words import Factory, mlp

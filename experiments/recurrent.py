@@ -23,13 +23,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
+from tpsgd.engine.evaluate import evaluate
+from tpsgd.engine.restarts import Restarts, fit_many
 
 from experiments.rated import Rates
 from tpsgd import data, rules
 from tpsgd.comparison.provenance import machine, versions
 from tpsgd.data import Data
-from tpsgd.engine.evaluate import evaluate
-from tpsgd.engine.restarts import Restarts, fit_many
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import mse
 from tpsgd.nets import inits

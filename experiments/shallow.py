@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from tpsgd.engine.restarts import Restarts, fit_many
+from tpsgd.engine.schedules import sequential, simultaneous
 
 from tpsgd import data, projections, rules
 from tpsgd.comparison.provenance import machine, versions
-from tpsgd.engine.restarts import Restarts, fit_many
-from tpsgd.engine.schedules import sequential, simultaneous
 from tpsgd.projections import binary, normal, per_filter
 from tpsgd.rules import Place, Rule
 from tpsgd.zoo.words import cnn, mlp

@@ -2,7 +2,6 @@
 
 import os
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 
 # Read when numpy and torch are first loaded, and inherited by the processes tests start.
@@ -45,7 +44,7 @@ def _real_data(request: pytest.FixtureRequest) -> None:
 @pytest.fixture
 def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory is not looked at: on nets this small that takes longer than learning."""
-    monkeypatch.setattr("tpsgd.engine.meter.Meter.watch", lambda self, active=True: nullcontext())
+    monkeypatch.setattr("tpsgd.engine.meter.Meter._watch", lambda self, on: None)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from torch import nn
 import tpsgd
 from tpsgd import Recurrent, adapt, rules
 from tpsgd.engine import augment
-from tpsgd.nets.engines import Autograd
+from tpsgd.nets.autograd import Autograd
 
 SCHEDULES = [tpsgd.sequential, tpsgd.simultaneous]
 MIXED = {"epochs": 2, "batch_size": 16}

@@ -1,12 +1,13 @@
-"""One contract for rule x block x projection x schedule."""
+"""One contract for rule x block x projection x schedule; the rules are those of `rules.ALL`."""
 
 import copy
+import inspect
 import io
 import math
 
 import pytest
 import torch
-from helpers import DRAWN, LOCKED, Residual, images, points, seeded, sequences, state
+from helpers import Residual, images, points, quartic, seeded, sequences, state
 from torch import nn
 
 import tpsgd
@@ -14,8 +15,9 @@ from tpsgd import Recurrent, TpsgdError, projections, rules
 
 SCHEDULES = {"sequential": tpsgd.sequential, "simultaneous": tpsgd.simultaneous}
 PROJECTIONS = ["normal", "uniform", "binary", "orthogonal", "per_filter"]
-RULES = {**DRAWN, "frozen": lambda projection: rules.frozen()}
-PAIRS = [(r, p) for r in DRAWN for p in PROJECTIONS] + [("frozen", "normal")]  # it projects nothing
+RULES = {word: entry.make for word, entry in rules.ALL.items()}
+RULES["tpsgd"] = lambda projection: rules.tpsgd(quartic, projection)  # any other loss
+CLASSIFIERS = ("readout", "readout-learned", "predsim")  # rules that have one in every block
 EPOCHS = 2
 
 
@@ -85,41 +87,43 @@ def settings_of(module):
     return {k: v for k, v in vars(module).items() if isinstance(v, (int, float, str, tuple))}
 
 
+def projects(word):
+    return "projection" in inspect.signature(RULES[word]).parameters
+
+
 CASES = [
-    (rule, projection, kind)
-    for rule, projection in PAIRS
+    (word, projection, kind)
+    for word in RULES
+    for projection in (PROJECTIONS if projects(word) else [None])
     for kind in BLOCKS
-    if kind != "recurrent" or projection in ("normal", "orthogonal")  # as any other vector's
+    if kind != "recurrent" or projection in (None, "normal", "orthogonal")  # as other vectors
 ]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize(("rule", "projection", "kind"), CASES)
+@pytest.mark.parametrize(("word", "projection", "kind"), CASES)
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
-def test_the_contract(rule, projection, kind, schedule):
+def test_every_rule_trains_every_block_and_leaves_the_model_clean(word, projection, kind, schedule):
     data, make = BLOCKS[kind]
     x, y = data()
     model = build(make, x)
-    model[1].eval()  # a mode of the user's own
-    chosen = RULES[rule](projection=getattr(projections, projection)())
-    run_it = lambda: tpsgd.fit(  # noqa: E731
-        model,
-        (x, y),
-        rule=chosen,
-        schedule=SCHEDULES[schedule],
-        epochs=EPOCHS,
-        batch_size=16,
-        lr=0.01,
-    )
-    if rule in LOCKED and schedule == "sequential":
-        with pytest.raises(TpsgdError, match=f"^{chosen.name} cannot learn block by block"):
-            run_it()
+    model[1].eval()  # a mode that the user has chosen
+    options = {"projection": getattr(projections, projection)()} if projection else {}
+    rule = RULES[word](**options)
+
+    def train():
+        how = {"schedule": SCHEDULES[schedule], "epochs": EPOCHS, "batch_size": 16, "lr": 0.01}
+        return tpsgd.fit(model, (x, y), rule=rule, **how)
+
+    if rule.needs_output and schedule == "sequential":
+        with pytest.raises(TpsgdError, match=f"^{rule.name} cannot learn block by block"):
+            train()
         return
     before = state(model)
     hung, plain = attributes(model), [settings_of(m) for m in model.modules()]
     copies = x.clone(), y.clone()
 
-    run = run_it()
+    run = train()
 
     # it learned, where it should
     hidden = list(range(len(tpsgd.split(model)) - 1))
@@ -131,21 +135,22 @@ def test_the_contract(rule, projection, kind, schedule):
         )
         for block in tpsgd.split(model)
     ]
-    assert moved == [rule != "frozen"] * len(hidden) + [True]
+    assert moved == [rule.objective is not None] * len(hidden) + [rule.head]
     assert all(torch.isfinite(t).all() for t in state(model).values())
     # every epoch is on record, with finite losses that fall
-    learning = [i + 1 for i in hidden if rule != "frozen"] + [len(hidden) + 1]
+    learning = [i + 1 for i, learns in enumerate(moved) if learns]
     assert sorted((e.block, e.epoch) for e in run.history) == [
         (block, epoch) for block in learning for epoch in range(1, EPOCHS + 1)
     ]
     assert all(math.isfinite(e.loss) for e in run.history)
     for block in learning:
         losses = [e.loss for e in run.history if e.block == block]
-        last = block == learning[-1]
-        if last or rule not in LOCKED:  # DFA's inner product is of no fixed direction
+        last = block == len(hidden) + 1
+        if last or not rule.needs_output:  # the inner product with an error has no fixed direction
             assert losses[-1] < losses[0], (block, losses)
-    known = {e.block for e in run.history if e.accuracy is not None}
-    assert known == (set(learning) if rule.startswith("readout") else {learning[-1]})
+    with_accuracy = {e.block for e in run.history if e.accuracy is not None}
+    classifiers = set(learning) if word in CLASSIFIERS else set(learning) & {len(hidden) + 1}
+    assert with_accuracy == classifiers
     # the costs are on record
     assert run.sample_passes == len(x) * EPOCHS * len(learning)
     assert run.seconds > 0 and run.peak_bytes > 0

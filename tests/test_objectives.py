@@ -6,7 +6,7 @@ from helpers import DRAWN, LOSSES, quartic
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpsgd import bce, cross_entropy, mse, projections, rules
+from tpsgd import bce, cross_entropy, mse, objectives, projections, rules
 from tpsgd.maths.pooling import grid_for
 from tpsgd.maths.random import Key
 from tpsgd.objectives import (
@@ -186,14 +186,22 @@ def test_codes_of_another_shape_are_the_same_stored_or_made_again():
         torch.testing.assert_close(aim(P, INDEX), wanted[INDEX])
 
 
-def test_a_loss_over_the_whole_batch_has_its_derivative_elsewhere():
-    """So that nobody who wants a mean over samples takes it for one."""
+def test_a_loss_that_is_no_mean_over_samples_has_a_closed_form_of_its_own():
+    """So that nothing cuts its batches into micro-batches."""
     y = torch.randn(5, 6, dtype=torch.float64)
-    wish = Objective(
-        lambda y, s: y.square().sum(), together=lambda y, s: LossAndGrads(y.sum(), 2 * y)
+    objective = Objective(
+        lambda y, s: y.square().sum(),
+        closed_form_of_batch=lambda y, s: LossAndGrads(y.sum(), 2 * y),
     )
-    moved = move(wish, lambda t: t)
-    assert wish.closed is None and torch.equal(moved(y, INDEX).dy, 2 * y)
+    moved = move(objective, lambda t: t)
+    assert objective.closed_form is None and objective.written_out
+    assert torch.equal(moved(y, INDEX).dy, 2 * y)
+
+
+def test_what_one_needs_to_write_a_rule_is_public():
+    public = {"Key", "LossAndGrads", "Objective", "Site", "aim"}
+    assert public <= set(objectives.__all__)
+    assert all(hasattr(objectives, name) for name in objectives.__all__)
 
 
 def test_default_losses_of_the_last_block():

@@ -1,31 +1,31 @@
-"""Files that are whole or not there."""
+"""Writing files completely or not at all, and loading functions from Python files."""
 
-import io
+import importlib.util
 import os
+import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tpsgd.errors import TpsgdError
 
-FORMATS = {".png": {"Software": None}, ".svg": {"Date": None}}  # and what not to write into them
-
 
 def write_whole(path: Path, content: bytes) -> Path:
-    """Write a file under another name first, so that `path` never holds half of it."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    """Write a file under another name, then rename it, so that `path` is never incomplete."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        part.write_bytes(content)
-        part.replace(path)
-    except OSError as error:  # a full disk does not say where
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    except OSError as error:  # errors about a full disk name no file
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
-        part.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     return path
 
 
 def writable_folder(folder: Path) -> Path:
-    """The folder, made where it is not there, or an error if nothing can be written to it."""
+    """The folder, created if it does not exist; an error if nothing can be written to it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -36,19 +36,26 @@ def writable_folder(folder: Path) -> Path:
     return folder
 
 
-def check_picture(file: Path, what: str) -> None:
-    """Refuse a file that no picture can be written to, as far as its name tells."""
-    if file.suffix.lower() not in FORMATS:
-        raise TpsgdError(f"a picture of a {what} is FILE.png or FILE.svg, not {file}")
-    if not file.parent.is_dir():
-        raise TpsgdError(f"cannot write {file}: there is no folder {file.parent}")
+def is_function(word: str) -> bool:
+    """Whether a word is `FILE.py:FUNCTION`."""
+    return word.rpartition(":")[0].endswith(".py")
 
 
-def write_picture(figure: Any, file: Path) -> Path:
-    """A figure as a PNG or an SVG by the file's name, whole or not at all."""
-    kind, content = file.suffix.lower(), io.BytesIO()
-    figure.savefig(content, format=kind[1:], dpi=160, metadata=FORMATS[kind])
+def load_function(word: str) -> Callable[..., Any]:
+    """The function that `FILE.py:FUNCTION` names; the file is run."""
+    text, _, name = word.rpartition(":")
+    path = Path(text).expanduser()
+    if not path.is_file():
+        raise TpsgdError(f"there is no file {path}")
+    spec = importlib.util.spec_from_file_location(f"tpsgd_file_{path.stem}", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses and pickles look themselves up there
     try:
-        return write_whole(file, content.getvalue())
-    except OSError as error:
-        raise TpsgdError(f"cannot write {file}: {error.strerror or error}") from None
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise TpsgdError(f"{path} does not run: {type(error).__name__}: {error}") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise TpsgdError(f"{path} has no function {name!r}")
+    return function

@@ -1,8 +1,8 @@
-"""The last block's loss: how the network's output y meets the label y*.
+"""The last block's loss of the network's output y against the label y*.
 
 Every loss in this library, here and in `objectives`, is a **sum over units and a mean over the
-batch**, so that the learning rate means the same at every width and plain SGD takes exactly the
-steps of the paper's Table 1.
+batch**, so that a learning rate means the same at every width and plain SGD takes exactly the steps
+of the paper's Table 1.
 
 | loss            | per sample                        | derivative with respect to y |
 |-----------------|-----------------------------------|------------------------------|
@@ -10,9 +10,9 @@ steps of the paper's Table 1.
 | `cross_entropy` | - sum y* log softmax(y)           | softmax(y) - y*              |
 | `bce`           | - sum y* log s(y) + (1-y*) log(1-s(y)), s the sigmoid | s(y) - y* |
 
-`y` are logits for the last two. Labels are class indices `(batch,)`, which stand for their one-hot
-rows without ever being expanded, or float rows `(batch, classes)`: several classes at once with
-`bce`, soft labels with `cross_entropy`.
+For the last two, `y` are logits. Labels are class indices `(batch,)`, which are never expanded to
+one-hot rows, or float rows `(batch, classes)`: several labels per sample with `bce`, soft labels
+with `cross_entropy`.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ class Loss:
     value: Callable[[Tensor, Tensor], Tensor]
 
     def grad(self, y: Tensor, labels: Tensor) -> Tensor:
-        """The derivative of each sample's own loss with respect to y (not divided by the batch)."""
+        """The derivative of each sample's loss with respect to y (not divided by the batch)."""
         return minus_labels(self.link(y), labels)
 
 

@@ -1,12 +1,10 @@
-"""What a block wants: a local loss of its own output, and that loss's derivative.
+"""Local objectives: a loss of a block's own output, and the derivative of that loss.
 
 An `Objective` is a pure function of the block's output `y`, the signal `s` and a few tensors of its
-own (the projection P, usually), so the same code is run once, stacked over restarts, or exported.
-`loss` is the definition; `closed` is the same with its derivative written out, and
-`tests/test_objectives.py` holds the two equal. A loss that is no mean over samples, because it
-compares them or scales them by one another, has its derivative in `together` instead. Without
-either, autograd differentiates `loss` with respect to `y` alone: no graph reaches beyond the
-block's output.
+own (usually the projection P), so the same code runs once, stacked over restarts, or exported.
+`loss` is the definition. `closed_form` computes the same loss together with its derivative, and
+`tests/test_objectives.py` holds the two equal. Without a closed form, autograd differentiates
+`loss` with respect to `y` alone: no graph reaches beyond the block's output.
 
 The signal is always *where the output should go*: the label y*, or minus the derivative of the
 network's loss with respect to its output. `aim(P, s)` is the paper's projected signal P s.
@@ -17,6 +15,10 @@ network's loss with respect to its output. `aim(P, s)` is the paper's projected 
 | `l1`      | sum abs(P s - y)                             | sign(P s - y)         |
 | `l2`      | 1/2 sum (P s - y)^2                          | P s - y               |
 | `readout` | a loss of f(y) P^T / sqrt(d) against s       | f'(y)(s - p) P/sqrt(d)|
+
+To write a rule: make an `Objective` for a `Site`, with P from `site.codes(projection)` and the
+target from `aim(P, s)`; a closed form returns `LossAndGrads`. `tpsgd.Rule` says which signal the
+objective gets and where it looks; `tpsgd.check_rule` tests it. See `examples/add_a_rule.py`.
 """
 
 from collections.abc import Callable
@@ -34,9 +36,31 @@ from tpsgd.maths.pooling import back_to_pixels, cells, grid_for, wide
 from tpsgd.maths.random import Key
 from tpsgd.projections import Projection, Redrawn
 
+__all__ = [
+    "Key",
+    "LossAndGrads",
+    "Objective",
+    "Site",
+    "aim",
+    "any_loss",
+    "differentiate",
+    "inner",
+    "l1",
+    "l2",
+    "output",
+    "readout",
+]
+
 
 class LossAndGrads(NamedTuple):
-    """What an objective says about one batch."""
+    """An objective's loss on one batch, with its derivatives.
+
+    Args:
+        loss: one number, a tensor of shape (); usually a mean over the batch.
+        dy: the derivative of `loss` with respect to the block's output, in memory of its own.
+        dtensors: its derivatives with respect to the objective's tensors, if they are learned.
+        logits: a prediction of the classes, if the objective makes one, for the record's accuracy.
+    """
 
     loss: Tensor
     dy: Tensor
@@ -46,27 +70,47 @@ class LossAndGrads(NamedTuple):
 
 @dataclass(frozen=True)
 class Objective:
-    """One block's wish. `learned` tensors are trained together with the block."""
+    """The local loss that one block lowers. Called with `(y, s)` it returns `LossAndGrads`.
+
+    Args:
+        loss: `(y, s, *tensors) -> ` one number: the definition.
+        closed_form: `(y, s, *tensors) -> LossAndGrads`, if the derivative is written out and the
+            loss is a mean over samples.
+        tensors: what the objective is made of besides its arguments, usually P.
+        learned: train the tensors together with the block.
+        squared: the loss is half the squared distance to P s, so least squares can solve it.
+        closed_form_of_batch: as `closed_form`, of a loss that is no mean over samples because it
+            compares them or scales them by one another: micro-batches would change it.
+
+    Examples:
+        >>> objective = l2(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+        >>> local = objective(torch.tensor([[0.5, 0.0]]), torch.tensor([0]))
+        >>> local.loss, local.dy
+        (tensor(0.1250), tensor([[-0.5000,  0.0000]]))
+    """
 
     loss: Callable[..., Tensor]
-    closed: Callable[..., LossAndGrads] | None = None
+    closed_form: Callable[..., LossAndGrads] | None = None
     tensors: tuple[Tensor, ...] = ()
     learned: bool = False
-    squared: bool = False  # half the squared distance to P s: least squares can solve it
-    together: Callable[..., LossAndGrads] | None = (
-        None  # as `closed`, of a batch that cannot be cut
-    )
+    squared: bool = False
+    closed_form_of_batch: Callable[..., LossAndGrads] | None = None
+
+    @property
+    def written_out(self) -> bool:
+        """Whether its derivative needs no autograd."""
+        return bool(self.closed_form or self.closed_form_of_batch)
 
     def __call__(self, y: Tensor, s: Tensor, *tensors: Tensor) -> LossAndGrads:
-        """The loss of a batch and its derivatives; `tensors` stand in for the objective's own."""
+        """The loss of a batch and its derivatives; `tensors` replace the objective's own."""
         local = self.coarse(y, s, *tensors)
         return local._replace(dy=full(local.dy, y))
 
     def coarse(self, y: Tensor, s: Tensor, *tensors: Tensor) -> LossAndGrads:
-        """The same, but `dy` may hold one number per cell of feature maps; see `layout.full`."""
+        """The same, but `dy` may have one number per cell of feature maps: `memory_format.full`."""
         tensors = tensors or self.tensors
-        if written := self.closed or self.together:
-            return written(y, s, *tensors)
+        if written_out := self.closed_form or self.closed_form_of_batch:
+            return written_out(y, s, *tensors)
         return differentiate(self.loss, y, s, tensors, self.learned)
 
 
@@ -75,29 +119,41 @@ IDLE = Objective(lambda y, s: y.new_zeros(()))  # of a block that is not learnin
 
 @dataclass(frozen=True)
 class Site:
-    """Where an objective is placed: all that a rule may ask about its block."""
+    """The place of an objective: all that a rule can know about its block.
 
-    shape: tuple[int, ...]  # of one sample's output
+    Args:
+        shape: of one sample's output, `(units,)` or `(channels, *space)`.
+        classes: number of classes.
+        key: the seed, block and time step that the projection depends on.
+        maps: the output is feature maps, channels first.
+        loss: the loss of the last block.
+        device: where the objective's tensors belong.
+        dtype: their number format.
+        recurrent: the output is the state of a recurrent layer; `key.step` is the time step.
+        redraw: do not store P; compute its rows whenever they are needed.
+    """
+
+    shape: tuple[int, ...]
     classes: int
     key: Key
-    maps: bool = False  # the output is a set of feature maps, filters first
-    loss: Loss = cross_entropy  # of the last block
+    maps: bool = False
+    loss: Loss = cross_entropy
     device: torch.device | str = "cpu"
     dtype: torch.dtype = torch.float32
-    recurrent: bool = False  # the output is a recurrent layer's state; `key` has its time step
-    redraw: bool = False  # P is made again, a class at a time, whenever it is needed
+    recurrent: bool = False
+    redraw: bool = False
 
     def draw(self, projection: Projection, shape: tuple[int, ...] | None = None) -> Tensor:
-        """P for this site, or for another shape made from it."""
+        """P for the output's shape, or for another shape."""
         P = projection(shape or self.shape, self.classes, self.key, self.device)
         return P.to(self.dtype)
 
     def codes(
         self, projection: Projection, shape: tuple[int, ...] | None = None
     ) -> "Tensor | Redrawn":
-        """P for this site (or another shape), or what stands for it where it is not stored."""
+        """As `draw`, or with `redraw` a P that is not stored; `aim` takes both."""
         shape = shape or self.shape
-        if not self.redraw or projection.name == "orthogonal":  # whose rows need one another
+        if not self.redraw or projection.name == "orthogonal":  # its rows depend on one another
             return self.draw(projection, shape)
         return Redrawn(projection, shape, self.classes, self.key, self.device, self.dtype)
 
@@ -105,7 +161,7 @@ class Site:
 def differentiate(
     loss: Callable[..., Tensor], y: Tensor, s: Tensor, tensors: tuple[Tensor, ...], learned: bool
 ) -> LossAndGrads:
-    """A loss's derivatives by autograd, on a graph that starts at y."""
+    """The derivatives of a loss by autograd, on a graph that starts at y."""
     with torch.enable_grad():
         y = y.detach().requires_grad_()
         tensors = tuple(
@@ -113,20 +169,32 @@ def differentiate(
         )
         value = loss(y, s, *tensors)
         if not isinstance(value, Tensor) or value.dim():
-            found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+            got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
             raise TpsgdError(
                 f"a loss must return one number, a tensor of shape (), a mean over the batch; got "
-                f"{found}"
+                f"{got}"
             )
         if not value.requires_grad:
             raise TpsgdError("a loss must depend on the output: no gradient leads from it to y")
-        wanted = (y, *tensors) if learned else (y,)
-        dy, *dtensors = torch.autograd.grad(value, wanted)
+        dy, *dtensors = torch.autograd.grad(value, (y, *tensors) if learned else (y,))
     return LossAndGrads(value.detach(), dy, tuple(dtensors))
 
 
 def aim(P: Any, s: Tensor) -> Tensor:
-    """The projected signal P s of every sample: rows of P for labels, a product otherwise."""
+    """The projected signal P s of every sample, in new memory.
+
+    Args:
+        P: `(classes, *shape)`, from `Site.draw` or `Site.codes`.
+        s: class indices `(batch,)`, which pick rows of P, or numbers `(batch, classes)`.
+
+    Examples:
+        >>> P = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+        >>> aim(P, torch.tensor([1, 0]))
+        tensor([[3., 4.],
+                [1., 2.]])
+        >>> aim(P, torch.tensor([[0.5, 0.5]]))
+        tensor([[2., 3.]])
+    """
     if isinstance(P, Redrawn):
         return P.aim(s)
     if s.is_floating_point():
@@ -135,43 +203,43 @@ def aim(P: Any, s: Tensor) -> Tensor:
 
 
 def inner(P: Any) -> Objective:
-    """Align with the projected signal: DRTP's, DFA's and sDFA's implicit loss. It has no floor."""
+    """Align with the projected signal: the loss behind DRTP, DFA and sDFA. It has no minimum."""
 
     def loss(y: Tensor, s: Tensor, P: Any) -> Tensor:
         return -(y * aim(P, s)).sum() / len(y)
 
-    def closed(y: Tensor, s: Tensor, P: Tensor) -> LossAndGrads:
-        dy = aim(P / -len(y), s)  # P is small: scaled before it is spread over the batch
+    def closed_form(y: Tensor, s: Tensor, P: Tensor) -> LossAndGrads:
+        dy = aim(P / -len(y), s)  # P is smaller than the batch: scale it first
         return LossAndGrads(_dot(y, dy), dy)
 
-    return Objective(loss, closed, (P,))
+    return Objective(loss, closed_form, (P,))
 
 
 def l1(P: Any) -> Objective:
-    """Reach the projected signal in the sum of absolute differences."""
+    """The sum of absolute differences to the projected signal."""
 
     def loss(y: Tensor, s: Tensor, P: Tensor) -> Tensor:
         return (aim(P, s) - y).abs().sum() / len(y)
 
-    def closed(y: Tensor, s: Tensor, P: Tensor) -> LossAndGrads:
-        rest = aim(P, s).sub_(y)
-        loss = torch.linalg.vector_norm(rest, 1) / len(y)
-        return LossAndGrads(loss, rest.sign_().mul_(-1.0 / len(y)))
+    def closed_form(y: Tensor, s: Tensor, P: Tensor) -> LossAndGrads:
+        difference = aim(P, s).sub_(y)
+        loss = torch.linalg.vector_norm(difference, 1) / len(y)
+        return LossAndGrads(loss, difference.sign_().mul_(-1.0 / len(y)))
 
-    return Objective(loss, closed, (P,))
+    return Objective(loss, closed_form, (P,))
 
 
 def l2(P: Any) -> Objective:
-    """Reach the projected signal in half the sum of squares."""
+    """Half the sum of squared differences to the projected signal."""
 
     def loss(y: Tensor, s: Tensor, P: Tensor) -> Tensor:
         return (aim(P, s) - y).square().sum() / (2 * len(y))
 
-    def closed(y: Tensor, s: Tensor, P: Tensor) -> LossAndGrads:
+    def closed_form(y: Tensor, s: Tensor, P: Tensor) -> LossAndGrads:
         dy = aim(P / -len(y), s).add_(y, alpha=1.0 / len(y))
         return LossAndGrads(_dot(dy, dy) * (len(y) / 2), dy)
 
-    return Objective(loss, closed, (P,), squared=True)
+    return Objective(loss, closed_form, (P,), squared=True)
 
 
 def any_loss(P: Any, loss: Callable[[Tensor, Tensor], Tensor]) -> Objective:
@@ -180,22 +248,22 @@ def any_loss(P: Any, loss: Callable[[Tensor, Tensor], Tensor]) -> Objective:
 
 
 def output(loss: Loss) -> Objective:
-    """The last block's wish: its output against the labels themselves."""
+    """The last block's objective: a loss of its output against the labels."""
 
-    def closed(y: Tensor, s: Tensor) -> LossAndGrads:
+    def closed_form(y: Tensor, s: Tensor) -> LossAndGrads:
         return LossAndGrads(loss.value(y, s), loss.grad(y, s) / len(y), (), y)
 
-    return Objective(loss.value, closed)
+    return Objective(loss.value, closed_form)
 
 
 def readout(
     site: Site, projection: Projection, learned: bool, features: int, scale: float
 ) -> Objective:
-    """Be readable: cross-entropy of y read out through the class codes, against the label.
+    """A local classifier: cross-entropy of y read out through the class codes, against the label.
 
-    Where the last block has `bce` (several classes at once, or one yes-or-no output), so has this.
+    It is `bce` if the last block has `bce` (several labels per sample, or one yes-or-no output).
     Feature maps are averaged over a grid of cells first, the finest that keeps at most `features`
-    numbers (one cell at least). Output of any other kind is read out whole.
+    numbers (at least one cell). Other output is read out whole.
     """
     grid = grid_for(site.shape, features) if site.maps else None
     d = site.shape[0] * prod(grid) if grid else prod(site.shape)
@@ -209,7 +277,7 @@ def readout(
     def value(y: Tensor, s: Tensor, P: Tensor) -> Tensor:
         return local.value(read(y, P)[1], s)
 
-    def closed(y: Tensor, s: Tensor, P: Tensor) -> LossAndGrads:
+    def closed_form(y: Tensor, s: Tensor, P: Tensor) -> LossAndGrads:
         f, logits = read(y, P)
         e = minus_labels(local.link(logits), s).mul(factor / len(y))
         e = e.to(y.dtype)
@@ -217,17 +285,17 @@ def readout(
         dy = back_to_pixels(df, y, grid) if grid else df.view(y.shape)
         return LossAndGrads(local.value(logits, s), dy, (e.T @ f,) if learned else (), logits)
 
-    return Objective(value, closed, (site.draw(projection, (d,)),), learned)
+    return Objective(value, closed_form, (site.draw(projection, (d,)),), learned)
 
 
 def move(objective: Objective, place: Callable[[Tensor], Tensor]) -> Objective:
-    """The same objective with its tensors elsewhere, or in another layout."""
+    """The same objective with its tensors on another device, or in another memory format."""
     tensors = (t.laid_out() if isinstance(t, Redrawn) else place(t) for t in objective.tensors)
     return replace(objective, tensors=tuple(tensors))
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
-    """The sum of a * b, without keeping the product when both lie alike in memory."""
+    """The sum of a * b, without storing the product if both have the same memory format."""
     if a.dim() == 4 and not a.is_contiguous():
         a, b = a.permute(0, 2, 3, 1), b.permute(0, 2, 3, 1)
     if a.is_contiguous() and b.is_contiguous():

@@ -1,10 +1,10 @@
 """Fixed random class codes: the projection P of a block, one row per class.
 
-Row c of P is a pure function of (seed, block, time step, class), so it can be made again at any
-time instead of being stored, a new class changes no old row, and the numbers are the same on every
-machine and device: a counter-based hash (splitmix64) in integer arithmetic, then operations that
-IEEE 754 rounds in one way only. `torch.randn` gives neither: its bytes differ between CPU kinds and
-its rows move with the shape.
+Row c of P is a pure function of (seed, block, time step, class). So it can be recomputed instead of
+being stored, a new class changes no other row, and the numbers are the same on every machine and
+device: a counter-based hash (splitmix64) in integer arithmetic, then operations with
+only one IEEE 754 rounding. `torch.randn` has neither property: its bytes differ between CPU types,
+and its rows change with the shape.
 
     P = normal()(shape=(256,), classes=10, key=Key(seed=0, block=1))     # (10, 256)
 
@@ -39,7 +39,7 @@ _FIXED = 16  # binary digits after the point in that table
 
 @dataclass(frozen=True)
 class Projection:
-    """A way to draw P: call it with a shape, the classes and a key."""
+    """A distribution of class codes: call it with a shape, the classes and a key to draw P."""
 
     name: str
     rows: Callable[[Key, list[int], tuple[int, ...], torch.device], Tensor]
@@ -54,7 +54,7 @@ class Projection:
     ) -> Tensor:
         """P of shape `(classes, *shape)`, float32.
 
-        `classes` is their number, or the indices of the rows wanted.
+        `classes` is their number, or the indices of the rows to draw.
 
         Examples:
             >>> P = normal()((2, 3), 4, Key(seed=1))
@@ -64,16 +64,16 @@ class Projection:
             True
         """
         shape = tuple(shape)
-        wanted = list(range(classes) if isinstance(classes, int) else classes)
-        if not prod(shape) or not wanted:
+        indices = list(range(classes) if isinstance(classes, int) else classes)
+        if not prod(shape) or not indices:
             raise TpsgdError(f"a projection needs a shape and classes, got {shape} and {classes}")
-        P = self.rows(key, wanted, shape, torch.device(device))
+        P = self.rows(key, indices, shape, torch.device(device))
         return P if self.std == 1.0 else P.mul_(self.std)
 
 
 @dataclass(frozen=True)
 class Redrawn:
-    """P that is never stored: a class's row is made when a sample needs it, and dropped again."""
+    """P that is not stored: the row of a class is computed when it is needed, and dropped again."""
 
     projection: Projection
     shape: tuple[int, ...]
@@ -96,7 +96,7 @@ class Redrawn:
         return self.projection(self.shape, self.classes, self.key, self.device).to(self.dtype)
 
     def aim(self, s: Tensor) -> Tensor:
-        """P s of every sample, for labels or for rows of numbers."""
+        """P s of every sample, for class indices or rows of numbers; see `objectives.aim`."""
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
         aims = torch.empty(
             (len(s), *self.shape), dtype=self.dtype, device=self.device, memory_format=layout
@@ -116,7 +116,7 @@ class Redrawn:
 
 
 def normal(std: float = 1.0) -> Projection:
-    """Normal codes, by linear interpolation in a table of quantiles (cut at 4 deviations)."""
+    """Normal codes, by linear interpolation in a table of quantiles, within 4 deviations."""
     return Projection("normal", _normal, std)
 
 
@@ -131,10 +131,10 @@ def binary(std: float = 1.0) -> Projection:
 
 
 def orthogonal(std: float = 1.0) -> Projection:
-    """Normal codes made orthogonal row by row, scaled so that the entries' deviation is std.
+    """Normal codes, orthogonalised row by row and scaled so that the deviation of entries is std.
 
-    Row c is orthogonal to the rows before it. When there are more classes than units, that holds
-    within each run of as many rows as there are units.
+    Row c is orthogonal to the rows before it. With more classes than units, that holds within each
+    group of as many rows as there are units.
     """
     return Projection("orthogonal", _orthogonal, std)
 
@@ -179,17 +179,17 @@ def _per_filter(
 def _orthogonal(
     key: Key, classes: list[int], shape: tuple[int, ...], device: torch.device
 ) -> Tensor:
-    """Gram-Schmidt in float64, rounded to 2**-18: the order of sums cannot show.
+    """Gram-Schmidt in float64, rounded to 2**-18 so that the order of sums does not matter.
 
-    A = L Q with a triangular L is what Gram-Schmidt gives, and L is the Cholesky factor of A A^T.
-    Twice, because once loses digits when rows are nearly alike.
+    Gram-Schmidt is A = L Q with a triangular L, the Cholesky factor of A A^T. It is done twice,
+    because a single time loses digits when rows are nearly parallel.
     """
     units = prod(shape)
     rows = _normal(key, list(range(max(classes) + 1)), (units,), torch.device("cpu")).double()
-    for run in rows.split(units):
+    for group in rows.split(units):
         for _ in range(2):
-            lower = torch.linalg.cholesky(run @ run.T)
-            run.copy_(torch.linalg.solve_triangular(lower, run, upper=False))
+            lower = torch.linalg.cholesky(group @ group.T)
+            group.copy_(torch.linalg.solve_triangular(lower, group, upper=False))
     rows = rows[classes].mul_(units**0.5 * 2**18).round_().mul_(2.0**-18)
     return rows.float().view(-1, *shape).to(device)
 
@@ -201,22 +201,22 @@ def _fill(
     device: torch.device,
     convert: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """A row of whole numbers per class; on the CPU in pieces that stay in the cache."""
+    """A row of integers per class; on the CPU in pieces that fit in the cache."""
     units = prod(shape)
     P = torch.empty(len(classes), units, device=device)
     starts = streams(key, classes, device)
     piece = max(1, (1 << 16) // len(classes)) if device.type == "cpu" else units
     for start in range(0, units, piece):
-        part = P[:, start : start + piece]
-        counter = torch.arange(start, start + part.shape[1], device=device)
+        columns = P[:, start : start + piece]
+        counter = torch.arange(start, start + columns.shape[1], device=device)
         top = (splitmix64(counter, starts) >> (64 - _BITS)).bitwise_and_((1 << _BITS) - 1)
-        part.copy_(convert(top))
+        columns.copy_(convert(top))
     return P.view(-1, *shape)
 
 
 @cache
 def make_tables() -> Tensor:
-    """Normal quantiles at k / 4096 in fixed point; the ends are cut at 4 deviations."""
+    """Normal quantiles at k / 4096 in fixed point, within 4 deviations."""
     inverse, n = NormalDist().inv_cdf, 1 << _TABLE
     quantiles = (-4.0, *(inverse(k / n) for k in range(1, n)), 4.0)
     return torch.tensor([round((1 << _FIXED) * q) for q in quantiles])

@@ -1,7 +1,7 @@
 """Table 1 of the paper as code: a rule says which signal reaches which local loss, and where.
 
 With y_i = sigma(z_i), z_i = x_i W_i, class codes P_i, label y* and network output y_N, every rule
-is gradient *descent* on a local loss J_i, so one sign convention serves all:
+is gradient *descent* on a local loss J_i, so all rules have the same sign convention:
 
     W_i  <-  W_i + eta * x_i^T [ d_i * sigma'(z_i) ],     d_i = -dJ_i/dy_i
 
@@ -15,17 +15,19 @@ is gradient *descent* on a local loss J_i, so one sign convention serves all:
 | `tpsgd`      | any loss(y_i, P_i y*)       | -dJ_i/dy_i             | y*                      |
 | `readout`    | CE(y_i P_i^T / sqrt(d), y*) | (y* - p) P_i / sqrt(d) | y*                      |
 | `predsim`    | similarity within classes   | -dJ_i/dy_i             | y*                      |
-| `frozen`     | none: the layer stays as it is; the control                                    |
-| `untrained`  | none, and the last layer stays as it is too                                    |
+| `frozen`     | none: hidden layers are not trained, the last layer is; the control            |
+| `untrained`  | none: no layer is trained                                                      |
 
-(the printed table leaves out the input factor x_i^T; * and abs act on each element; losses are sums
-over units and means over the batch). y* - y_N is written for the losses here, whose derivative with
-respect to the logits is p - y*. DFA and sDFA wait for the network's output before any layer can
-learn; the others do not. `readout` is not the paper's: it is the local classifier of Mostafa,
-Ramesh & Cauwenberghs (2018) with fixed random weights, in the same frame.
+The printed table leaves out the input factor x_i^T. `*` and `abs` act on each element; losses are
+sums over units and means over the batch. y* - y_N is the negative derivative of the last block's
+loss with respect to the logits, y* - p. With DFA and sDFA no layer can learn before the
+network's output is known; the other rules have no such update locking. `readout` is not from the
+paper: it is the local classifier of Mostafa, Ramesh & Cauwenberghs (2018) with fixed random
+weights, written in the same form.
 
 In deep convolutional nets `tpsgd_l1`, `tpsgd_l2`, `tpsgd` and `drtp` can compare P_i y* with
-averages over cells (`features`) and with standardised output (`standardise`): see `tpsgd_l2`.
+averages over cells of the feature maps (`features`) and with standardised outputs (`standardise`):
+see `tpsgd_l2`.
 
 A rule for a whole net also names the loss of its last block, which has no projection: `mse` for the
 tpSGD rules as in the paper, `cross_entropy` for the others. `fit(loss=...)` overrides it.
@@ -33,11 +35,15 @@ tpSGD rules as in the paper, `cross_entropy` for the others. `fit(loss=...)` ove
 Sources: tpSGD, Lomnitz et al. (2022); DRTP and sDFA, Frenkel et al. (2021); DFA, Nøkland (2016);
 readout, Mostafa et al., "Deep supervised learning using local errors" (2018); predsim, Nøkland &
 Eidnes, "Training Neural Networks with Local Error Signals" (2019).
+
+`ALL` at the end names every rule. The words of the command line, the list of `tpsgd rules`, the
+colours of the plots and the test matrix are derived from it.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -69,7 +75,7 @@ class Place(Enum):
 
 @dataclass(frozen=True)
 class Rule:
-    """A value that says how hidden blocks learn; `objective=None` means that they do not."""
+    """How hidden blocks learn; with `objective=None` they are not trained."""
 
     name: str
     objective: Callable[[Site], Objective] | None
@@ -77,14 +83,14 @@ class Rule:
     signal: Signal = Signal.LABEL
     at: Place = Place.AFTER
     about: str = ""
-    options: str = ""  # what was chosen beyond the name, for the record
-    per_step: bool = True  # recurrent blocks: a projection for each time step, or one for all
+    options: str = ""  # the chosen options in words, for the record
+    per_step: bool = True  # recurrent blocks: class codes for each time step, or the same for all
     head: bool = True  # whether the last block learns
-    last: Callable[[Site], Objective] | None = None  # what it wants, in place of its loss
+    last: Callable[[Site], Objective] | None = None  # the last block's objective, if not its loss
 
     @property
     def needs_output(self) -> bool:
-        """Whether a block must wait for the whole net's output (update locking)."""
+        """Whether blocks can only learn once the network's output is known (update locking)."""
         return self.signal is not Signal.LABEL
 
 
@@ -97,17 +103,18 @@ def tpsgd_l2(
     """tpSGD with the squared error to the projected label: the paper's main rule.
 
     `features` and `standardise` (of the tpSGD rules and DRTP) are for deep convolutional nets; they
-    are not the paper's. With `features`, feature maps are averaged over the finest grid that leaves
-    at most so many numbers, and P y* is the target of those: a convolution does the same at every
-    pixel and cannot follow a target for each. With `standardise`, what is compared has mean 0 and
-    deviation 1 over the batch, so that the output cannot shrink to the targets' mean; `tpsgd_l2`
-    and `drtp` then ask for the same. Take both in nets with BatchNorm.
+    are not in the paper. With `features`, feature maps are averaged over the finest grid that
+    leaves at most this many numbers, and P y* is the target of these averages: a convolution
+    computes the same function at every pixel and cannot reach a different target at each. With
+    `standardise`, outputs are compared after scaling them to mean 0 and deviation 1 over the batch,
+    so that they cannot shrink to the targets' mean; `tpsgd_l2` and `drtp` are then the same rule.
+    Use both in nets with BatchNorm.
 
     Examples:
         >>> tpsgd_l2(features=256, standardise=True).options
         'normal codes, std 1, at most 256 features, standardised'
     """
-    return _reach("tpsgd-l2", objectives.l2, projection, at, features, standardise)
+    return _target("tpsgd-l2", objectives.l2, projection, at, features, standardise)
 
 
 def tpsgd_l1(
@@ -118,10 +125,10 @@ def tpsgd_l1(
 ) -> Rule:
     """tpSGD with the absolute error to the projected label; options as `tpsgd_l2`'s.
 
-    Leave `standardise` to the other rules: of outputs of deviation 1, those with rare spikes have
-    the least absolute error, and units die.
+    `standardise` is not recommended here: among outputs of deviation 1, those with rare spikes have
+    the smallest absolute error, and units die.
     """
-    return _reach("tpsgd-l1", objectives.l1, projection, at, features, standardise, binary())
+    return _target("tpsgd-l1", objectives.l1, projection, at, features, standardise, binary())
 
 
 def tpsgd(
@@ -131,9 +138,9 @@ def tpsgd(
     features: int | None = None,
     standardise: bool = False,
 ) -> Rule:
-    """tpSGD with any `(output, target) -> scalar`; the scalar should be a mean over the batch.
+    """tpSGD with any loss `(output, target) -> scalar`, which should be a mean over the batch.
 
-    The other options are `tpsgd_l2`'s.
+    The other options are those of `tpsgd_l2`.
 
     Examples:
         >>> from torch.nn.functional import smooth_l1_loss
@@ -142,10 +149,10 @@ def tpsgd(
     """
     name = f"tpsgd-{getattr(loss, '__name__', type(loss).__name__)}"
 
-    def wish(P: Any) -> Objective:
+    def any_loss(P: Any) -> Objective:
         return objectives.any_loss(P, loss)
 
-    return _reach(name, wish, projection, at, features, standardise)
+    return _target(name, any_loss, projection, at, features, standardise)
 
 
 def drtp(
@@ -156,12 +163,12 @@ def drtp(
 ) -> Rule:
     """Direct random target projection: align with the projected label (Frenkel et al. 2021).
 
-    The inner product has no floor, so features grow for as long as an unbounded activation lets
-    them: prefer Tanh or Sigmoid, a small learning rate, or `standardise` (see `tpsgd_l2`).
+    The inner product has no minimum, so with an unbounded activation features keep growing: prefer
+    Tanh or Sigmoid, a small learning rate, or `standardise` (see `tpsgd_l2`).
     """
     return Rule(
         "drtp",
-        _drawn(objectives.inner, projection, orthogonal(), features, standardise),
+        _projected(objectives.inner, projection, orthogonal(), features, standardise),
         at=at,
         about="align with P y*",
         options=_options(projection, orthogonal(), features, standardise),
@@ -172,7 +179,7 @@ def dfa(projection: Projection | None = None, at: Place = Place.AFTER) -> Rule:
     """Direct feedback alignment: align with the projected output error (Nøkland 2016)."""
     return Rule(
         "dfa",
-        _drawn(objectives.inner, projection),
+        _projected(objectives.inner, projection),
         signal=Signal.ERROR,
         at=at,
         about="align with the projected output error; waits for the output",
@@ -181,14 +188,14 @@ def dfa(projection: Projection | None = None, at: Place = Place.AFTER) -> Rule:
 
 
 def sdfa(projection: Projection | None = None, at: Place = Place.AFTER) -> Rule:
-    """DFA with the sign of the output error alone (Frenkel et al. 2021).
+    """DFA with only the sign of the output error (Frenkel et al. 2021).
 
-    Under cross-entropy that sign is +1 for the label and -1 elsewhere whatever the output, so the
-    features have no floor, as in `drtp`.
+    With cross-entropy this sign is +1 for the label and -1 for all other classes, whatever the
+    output is, so features can grow without bound, as with `drtp`.
     """
     return Rule(
         "sdfa",
-        _drawn(objectives.inner, projection),
+        _projected(objectives.inner, projection),
         signal=Signal.ERROR_SIGN,
         at=at,
         about="align with the projected sign of the output error; waits for the output",
@@ -203,14 +210,14 @@ def readout(
     features: int = 256,
     scale: float | None = None,
 ) -> Rule:
-    """Cross-entropy of the output read out through fixed random class codes: the default rule.
+    """Cross-entropy of a local classifier with fixed random weights: the default rule.
 
-    After Mostafa, Ramesh & Cauwenberghs (2018); not the paper's rule. Feature maps are averaged
-    over the finest grid that leaves at most `features` numbers. With `learned`, the codes are
-    trained by the same local loss. Labels that go with `bce` are read out with `bce`. `scale`
-    multiplies the logits: too small, and the features grow until the next block's inputs are too
-    large for its learning rate; the default is 4 for vectors and 16 for feature maps, whose
-    averages are smaller (found best on held-out MNIST).
+    After Mostafa, Ramesh & Cauwenberghs (2018); not in the paper. Feature maps are averaged over
+    the finest grid that leaves at most `features` numbers. With `learned`, the codes are trained by
+    the same local loss. If the last block's loss is `bce`, so is the local one. `scale` multiplies
+    the logits: if it is too small, features grow until they are too large for the next block's
+    learning rate. The default is 4 for vectors and 16 for feature maps, whose averages are smaller
+    (chosen on held-out MNIST samples).
     """
 
     def objective(site: Site) -> Objective:
@@ -224,11 +231,12 @@ def readout(
 
 
 def predsim(share: float = 0.99, features: int = 2048, convolve: bool = True) -> Rule:
-    """Samples of a class alike, and a local classifier (Nøkland & Eidnes 2019); not the paper's.
+    """Similarity matching and a local classifier (Nøkland & Eidnes 2019); not in the paper.
 
-    `share` is the weight of the similarity; `features` bounds what the classifier reads. Both of
-    its linear maps learn with the block; the loss is over a whole batch. Without `convolve`, which
-    is cheaper, the similarity is that of the output itself and not of a learned map of it.
+    Samples of the same class shall have similar outputs. `share` is the weight of this similarity
+    loss, which compares all samples of a batch; `features` bounds the classifier's inputs. The
+    classifier, and the convolution before the similarity, learn with the block; `convolve=False`
+    leaves that convolution out and is cheaper.
     """
 
     def objective(site: Site) -> Objective:
@@ -242,29 +250,29 @@ def predsim(share: float = 0.99, features: int = 2048, convolve: bool = True) ->
 
 
 def frozen(loss: Loss = cross_entropy) -> Rule:
-    """The control: hidden blocks stay as they are, the last one learns."""
+    """The control: hidden blocks are not trained, the last block is."""
     return Rule("frozen", None, loss, about="control: hidden blocks stay random")
 
 
 def untrained() -> Rule:
-    """The control below `frozen`: the net as it begins. `compare` trains nothing under it."""
+    """The weaker control: the net as it is initialised, without any training."""
     return Rule("random", None, about="control: nothing is trained, not even the head", head=False)
 
 
-def _reach(
+def _target(
     name: str,
-    wish: Callable[[Any], Objective],
+    objective: Callable[[Any], Objective],
     projection: Projection | None,
     at: Place,
     features: int | None,
     standardise: bool,
     recurrent: Projection | None = None,
 ) -> Rule:
-    """A tpSGD rule."""
+    """A tpSGD rule: the distance to the target P y*."""
     error = {"tpsgd-l1": "absolute error", "tpsgd-l2": "squared error"}.get(name, "any loss")
     return Rule(
         name,
-        _drawn(wish, projection, recurrent, features, standardise),
+        _projected(objective, projection, recurrent, features, standardise),
         mse,
         at=at,
         about=f"{error} to P y*",
@@ -285,16 +293,16 @@ def _options(
     return text + (", standardised" if standardise else "")
 
 
-def _drawn(
-    wish: Callable[[Any], Objective],
+def _projected(
+    objective: Callable[[Any], Objective],
     projection: Projection | None,
     recurrent: Projection | None = None,
     features: int | None = None,
     standardise: bool = False,
 ) -> Callable[[Site], Objective]:
-    """An objective of P alone, with P drawn for the block's output shape, or for its pooled one.
+    """An objective of P, with P drawn for the shape of the block's output, pooled or not.
 
-    `recurrent`: the default for recurrent blocks, where the paper has its own.
+    `recurrent` is the default projection of recurrent blocks, where it is another in the paper.
     """
     if features is not None and features < 1:
         raise TpsgdError(f"features={features} leaves nothing to compare: give 1 or more, or None")
@@ -303,9 +311,46 @@ def _drawn(
         default = recurrent if site.recurrent and recurrent else normal()
         grid = pooling.grid_for(site.shape, features) if features and site.maps else None
         shape = (site.shape[0], *grid) if grid else site.shape
-        made = wish(site.codes(projection or default, shape))
-        made = pooling.of_standardised(made, site.maps and not grid) if standardise else made
-        made = pooling.of_pooled(made, grid) if grid else made
-        return made if features is None else replace(made, squared=False)  # not of every block
+        drawn = objective(site.codes(projection or default, shape))
+        if standardise:
+            drawn = pooling.of_standardised(drawn, site.maps and not grid)
+        if grid:
+            drawn = pooling.of_pooled(drawn, grid)
+        # pooled in blocks with feature maps only: no closed form for all blocks
+        return drawn if features is None else replace(drawn, squared=False)
 
     return draw
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A word of the command line: what it names, where it comes from, how plots show it.
+
+    `make()` gives the rule (for methods that are no rules, see `comparison.arms.ALL`: an arm).
+    """
+
+    make: Callable[..., Any]
+    source: str  # authors and year
+    colour: str
+    marker: str
+    dash: str = "-"
+    feed_forward: bool = True  # part of `--rules all` for feed-forward nets
+    recurrent: bool = True  # part of `--rules all` for recurrent nets
+
+
+# The colours are those of Okabe and Ito, which colour-blind readers can tell apart; controls are
+# grey.
+ALL: dict[str, Entry] = {
+    "tpsgd-l2": Entry(tpsgd_l2, "Lomnitz et al. 2022", "#0072B2", "s"),
+    "tpsgd-l1": Entry(tpsgd_l1, "Lomnitz et al. 2022", "#56B4E9", "^", "--"),
+    "drtp": Entry(drtp, "Frenkel et al. 2021", "#D55E00", "D"),
+    "dfa": Entry(dfa, "Nøkland 2016", "#E69F00", "v", "--"),
+    "sdfa": Entry(sdfa, "Frenkel et al. 2021", "#8F7F00", "P"),
+    "readout": Entry(readout, "Mostafa et al. 2018", "#009E73", "X", "--"),
+    "readout-learned": Entry(partial(readout, True), "Mostafa et al. 2018", "#CC79A7", "p"),
+    "predsim": Entry(
+        predsim, "Nøkland & Eidnes 2019", "#8C564B", "H", feed_forward=False, recurrent=False
+    ),
+    "frozen": Entry(frozen, "", "#888888", "o", ":"),
+    "random": Entry(untrained, "", "#A0A0A0", "d", "-.", feed_forward=False),
+}

@@ -292,9 +292,9 @@ def test_words_in_place_of_values_are_refused():
 
 
 def test_predsim_is_a_word():
-    from tpsgd.comparison.arms import arm_of
+    from tpsgd.comparison.arms import arm
 
-    assert arm_of("predsim").rule.name == "predsim"
+    assert arm("predsim").rule.name == "predsim"
 
 
 def test_a_small_file_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch):

@@ -2,7 +2,6 @@
 
 import json
 import math
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -51,7 +50,7 @@ def quick(monkeypatch):
 
     monkeypatch.setattr(Judge, "planned", lambda self, tap, head, layers: 3 * weight_bytes(head))
     monkeypatch.setattr(Judge, "trial", trial)
-    monkeypatch.setattr("tpsgd.engine.meter.Meter.watch", lambda self, active=True: nullcontext())
+    monkeypatch.setattr("tpsgd.engine.meter.Meter._watch", lambda self, on: None)
     return trained
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import sys
 import warnings
 from pathlib import Path
 
@@ -12,17 +13,16 @@ from PIL import Image
 
 import tpsgd
 from tpsgd import adapt, rules
-from tpsgd.adapt import recovery as domains
-from tpsgd.adapt.adaptor import Adaptor
-from tpsgd.adapt.files import fingerprint
-from tpsgd.adapt.pretrained import backbone
+from tpsgd.adapt import Adaptor, backbone
+from tpsgd.adapt.features import fingerprint
 from tpsgd.adapt.quantize import int8, weight_bytes
-from tpsgd.cli import adapt as adapted
-from tpsgd.cli import adapt_plan as foretold
+from tpsgd.adapt.recovery import Recovery
+from tpsgd.cli import adapt_plan
 from tpsgd.comparison.report.recovery import draw
 from tpsgd.units import size
 from tpsgd.zoo import vgg
 
+domains = sys.modules["tpsgd.adapt.recovery"]
 NET = """
 import torch
 from torch import nn
@@ -97,7 +97,7 @@ def here(made, tmp_path, monkeypatch):
 def unplanned(monkeypatch):
     """No rehearsal, to save time."""
     found = {"tap": "late", "peak_bytes": 1, "kept_bytes": 0, "backprop_bytes": 2}
-    monkeypatch.setattr(foretold, "_rehearsed", lambda *_: found)
+    monkeypatch.setattr(adapt_plan, "_rehearsed", lambda *_: found)
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def accuracies(record: dict) -> dict[str, float]:
 # ---- what it says and writes ---------------------------------------------------------------------
 
 
-def test_a_folder_of_pictures(says, unplanned):
+def test_a_folder_of_images(says, unplanned):
     words = ("--backbone", "net.py:make", "--data", "photos", "--rule", "tpsgd-l2", "--epochs", "2")
     code, out, err = says(*words, "--out", "found")
     lines = out.splitlines()
@@ -171,7 +171,7 @@ def test_the_record_is_all_there_is(tells):
 
 @pytest.mark.parametrize(
     ("words", "numbers"),  # of a sample's features
-    [((), 8 * 2 * 2), (("--tap", "early,late"), 8 * 2 * 2 + 6 * 4 * 4), (("--keep", "again"), 0)],
+    [((), 8 * 2 * 2), (("--tap", "early,late"), 8 * 2 * 2 + 6 * 4 * 4), (("--reuse", "no"), 0)],
 )
 def test_planned_bytes_come_true(says, words, numbers):
     code, out, _ = says(*SMALL, "--rule", "tpsgd-l2", *words)
@@ -188,7 +188,7 @@ def test_planned_bytes_come_true(says, words, numbers):
     kept = f" + {size(layers['kept_bytes'])}" if layers["kept_bytes"] else ""
     peaks = f"{size(layers['peak_bytes'])}{kept}, backprop {size(layers['backprop_bytes'])}"
     assert code == 0 and out.splitlines()[:2] == [
-        f"to be held: backbone 2.4 KB, {held}",
+        f"in memory: backbone 2.4 KB, {held}",
         f"planned peak of training: tpsgd-l2 {peaks}",
     ]
 
@@ -196,7 +196,8 @@ def test_planned_bytes_come_true(says, words, numbers):
 def test_the_plan_is_the_librarys(says):
     code, out, _ = says(*SMALL, "--convs", "0", "--batch-size", "16", "--rule", "backprop")
     head = adapt.Layers(convs=0)((8, 2, 2), 3)
-    peak = tpsgd.plan(head, (8, 2, 2), 16, epochs=2, samples=TRAIN)["backprop"].peak
+    plan = tpsgd.plan(head, (8, 2, 2), batch_size=16, epochs=2, samples=TRAIN)
+    peak = plan["backprop"].peak
     record = json.loads(Path("tpsgd-adaptor/record.json").read_text())
     assert record["planned"]["layers"]["peak_bytes"] == peak
     assert code == 0 and out.splitlines()[1] == f"planned peak of training: backprop {size(peak)}"
@@ -204,7 +205,7 @@ def test_the_plan_is_the_librarys(says):
 
 def test_a_backbone_that_looks_at_numbers_has_no_plan(says):
     words = ("--backbone", "net.py:odd", "--data", "pictures.npz", "--epochs", "1", *LIGHT)
-    code, out, err = says(*words, "--keep", "again")
+    code, out, err = says(*words, "--reuse", "no")
     assert (code, err) == (0, "") and "planned peak of training: unknown" in out
     record = json.loads(Path("tpsgd-adaptor/record.json").read_text())
     assert record["planned"]["layers"] is None and record["arms"][0]["peak_bytes"]
@@ -212,15 +213,15 @@ def test_a_backbone_that_looks_at_numbers_has_no_plan(says):
 
 def test_a_budget(says):
     words = (*SMALL, "--convs", "0", "--dense", "0")
-    code, out, err = says(*words, "--memory-budget", "30MB")
+    code, out, err = says(*words, "--memory", "30MB")
     record = json.loads(Path("tpsgd-adaptor/record.json").read_text())
     assert (code, err) == (0, "") and list(accuracies(record)) == ["readout", "linear probe"]
-    said = "to be held: at most 30.0 MB, the backbone's 2.4 KB among them"
+    said = "in memory: at most 30.0 MB, including the backbone's 2.4 KB"
     assert out.splitlines()[0] == said
     assert record["arms"][0]["settings"]["memory_budget"] == "30MB"
     plain = json.loads(says(*words, "--json")[1])
     assert accuracies(record).items() <= accuracies(plain).items()
-    code, out, err = says(*words, "--memory-budget", "9KB")
+    code, out, err = says(*words, "--memory", "9KB")
     assert code == 2 and "cannot be held" in err
 
 
@@ -238,33 +239,44 @@ def test_taps_with_learned_weights(tells):
     assert loaded().weights.tolist() == [1, 1] and loaded().taps == ("late", "early")
 
 
-@pytest.mark.parametrize("precision", ["bf16", "int8"])
-def test_a_lighter_backbone(tells, precision):
+@pytest.mark.parametrize("word", ["bf16", "int8"])
+def test_a_smaller_backbone(tells, word):
     plain = backbone("net.py:make").model
-    record = tells(*SMALL, *LIGHT, "--precision", precision)
-    light = weight_bytes(plain) // 2 if precision == "bf16" else weight_bytes(int8(plain))
+    record = tells(*SMALL, *LIGHT, "--quantize", word)
+    light = weight_bytes(plain) // 2 if word == "bf16" else weight_bytes(int8(plain))
     assert record["backbone_bytes"] == record["planned"]["backbone_bytes"] == light
-    assert record["backbone"] == f"tiny in {precision}" and record["precision"] == precision
+    assert record["backbone"] == f"tiny in {word}" and record["quantize"] == word
     assert accuracies(record)["linear probe"] > 0.9
     with pytest.warns(UserWarning, match="its features are within"):
         adapt.load("tpsgd-adaptor", backbone("net.py:make"))
 
 
-def test_where_features_are_kept_changes_nothing(tells):
+def test_where_features_are_kept_changes_no_result(tells):
     words, found = (*SMALL, "--rule", "drtp", "--convs", "0"), {}
     Path("there").mkdir()
-    for keep in ("memory", "again", "there"):
-        record = tells(*words, "--keep", keep, "--out", keep)
-        assert bool(record["features_bytes"]) is (keep == "memory")
-        found[keep] = (
+    for reuse in ("yes", "no", "there"):
+        record = tells(*words, "--reuse", reuse, "--out", reuse)
+        assert bool(record["features_bytes"]) is (reuse == "yes")
+        found[reuse] = (
             accuracies(record),
-            torch.cat([p.flatten() for p in loaded(keep).parameters()]),
+            torch.cat([p.flatten() for p in loaded(reuse).parameters()]),
         )
     plain = accuracies(tells(*words))
     for right, layers in found.values():
         assert right == plain
-        torch.testing.assert_close(layers, found["memory"][1], rtol=1e-4, atol=1e-5)
-    assert written("there") == FILES  # --keep and --out are one folder, and features are gone
+        torch.testing.assert_close(layers, found["yes"][1], rtol=1e-4, atol=1e-5)
+    assert written("there") == FILES  # --reuse and --out are one folder; the features are removed
+
+
+def test_settings_of_fit(tells):
+    words = ("--loss", "mse", "--optimizer", "sgd", "--schedule", "simultaneous")
+    words += ("--precision", "bf16", "--micro-batch", "8", "--augment", "flip,crop:1")
+    record = tells(*SMALL, *LIGHT, *words)
+    settings, probe = (row["settings"] for row in record["arms"])
+    named = {"loss": "mse", "optimizer": "sgd", "schedule": "simultaneous", "micro_batch": 8}
+    named |= {"precision": "bfloat16", "augment": "chain(flip(0.5), crop(1))"}
+    assert named.items() <= settings.items() and not record["features_bytes"]
+    assert probe["optimizer"] != "sgd" and probe["precision"] is None
 
 
 def test_rules_that_wait_for_the_output(tells):
@@ -344,9 +356,9 @@ def test_old_samples_among_the_few_are_not_forgotten(tells):
     assert rows[0]["known_before"] == rows[1]["known_before"]
 
 
-def test_pictures_have_room(tmp_path):
+def test_figures_have_room(tmp_path):
     """Nothing of the legend or the title is cut off, however few arms there are."""
-    row = domains.Recovery("tpsgd-l2", "grey", 1.0, 1.0, 1.0, 1.0, 1.0, 1, 1)
+    row = Recovery("tpsgd-l2", "grey", 1.0, 1.0, 1.0, 1.0, 1.0, 1, 1)
     for arms in (1, 2, 4):
         file = draw([row] * arms, tmp_path / "a.png", "grey: 10 labelled samples a class")
         pixels = np.asarray(Image.open(file).convert("L"))
@@ -365,25 +377,26 @@ def test_pictures_have_room(tmp_path):
         ("--rule zorb", "an adaptor is trained by a rule or by backprop, not by zorb"),
         ("--rule reservoir", "not by reservoir"),
         ("--combine learnt", "did you mean 'learned'?"),
-        ("--precision int4", "did you mean 'int8'?"),
+        ("--quantize int4", "did you mean 'int8'?"),
         ("--shift gray", "did you mean 'grey'?"),
-        ("--shift grey,grey", "--shift grey,grey: name each one once"),
-        ("--shift grey --keep again", "leave --memory-budget, --keep out"),
-        ("--shift grey --memory-budget 9MB", "leave --memory-budget, --keep out"),
-        ("--shift grey --shots 99", "fewer than the 99 asked"),
-        ("--shift grey --shots 2 --replay 99", "fewer than the 99 asked"),
+        ("--shift grey,grey", "--shift grey,grey: name each shift once"),
+        ("--shift grey --reuse no", "leave --reuse out"),
+        ("--shift grey --augment flip", "leave --augment out"),
+        ("--shift grey --memory 9MB", "leave --memory out"),
+        ("--shift grey --shots 99", "fewer than 99"),
+        ("--shift grey --shots 2 --replay 99", "fewer than 99"),
         ("--shift grey --shots 0", "--shots"),
-        ("--memory-budget apples", "'apples' is no amount of memory"),
-        ("--memory-budget 9MB --keep again", "give it or --keep"),
-        ("--memory-budget 9MB --rule backprop", "not for backprop"),
-        ("--keep nowhere", "--keep nowhere: write memory, again, or a folder that is there"),
+        ("--memory apples", "'apples' is no amount of memory"),
+        ("--memory 9MB --reuse no", "leave them out, or the budget"),
+        ("--memory 9MB --rule backprop", "not for backprop"),
+        ("--reuse nowhere", "--reuse nowhere: write yes, no, or a folder that exists"),
         ("--lr 0", "--lr must be more than 0"),
         ("--lr nan", "--lr must be more than 0"),
         ("--epochs 0", "--epochs"),
         ("--convs -1", "--convs"),
         ("--device gpu", "gpu"),
         ("--tap middle", "tiny has no tap 'middle': choose from early, late"),
-        ("--tap late,late", "--tap late,late: name each one once"),
+        ("--tap late,late", "--tap late,late: name each tap once"),
         ("--backbone vgg12", "unknown backbone 'vgg12'"),
         ("--backbone none.py:make", "there is no none.py"),
         ("--backbone net.py:nothing", "must return an nn.Module"),
@@ -395,7 +408,7 @@ def test_pictures_have_room(tmp_path):
         ("--backbone vgg11 --weights broken.npz", "broken.npz"),
         ("--data diggits", "did you mean 'digits'?"),
         ("--data nowhere/photos", "nowhere/photos"),
-        ("--data vectors.npz", "tiny reads pictures (samples, 3, height, width)"),
+        ("--data vectors.npz", "tiny reads images (samples, 3, height, width)"),
         ("--data vectors.npz --shift grey --shots 2 --backbone net.py:flat", "images"),
         ("--data alike.npz", "classes"),
     ],
@@ -407,7 +420,7 @@ def test_a_mistake_is_one_sentence_before_training(says, monkeypatch, words, sai
     Path("broken.npz").write_bytes(b"PK nothing")
     code, out, err = says(*SMALL, "--no-controls", *words.split())
     assert code == 2 and err.startswith("tpsgd: ") and err.count("\n") == 1 and said in err
-    assert "held" in out or not out
+    assert "in memory" in out or not out
     assert not Path("tpsgd-adaptor").exists() or not written()
 
 
@@ -424,7 +437,7 @@ def test_a_folder_that_cannot_be_written_to(says, monkeypatch, full):
 
 
 def test_without_safetensors_nothing_is_trained(says, monkeypatch):
-    monkeypatch.setattr(adapted, "find_spec", lambda name: None)
+    monkeypatch.setattr(sys.modules["tpsgd.cli.adapt"], "find_spec", lambda name: None)
     code, out, err = says(*SMALL)
     assert (code, out) == (2, "") and "pip install safetensors" in err
 
@@ -461,17 +474,17 @@ def test_ctrl_c_before_anything_is_done(says, unplanned, monkeypatch, name, more
     where = domains if name == "fit" and "--shift" in more else adapt
     interrupt(monkeypatch, where, name, 1)
     code, out, err = says(*SMALL, *more)
-    said = "interrupted before the first training was done; nothing was written"
+    said = "interrupted before the first training run was done; nothing was written"
     assert (code, err) == (130, f"tpsgd: {said}\n") and not written()
     assert [line.partition(":")[0] for line in out.splitlines()] == (
-        [] if "--json" in more else ["to be held", "planned peak of training"]
+        [] if "--json" in more else ["in memory", "planned peak of training"]
     )
 
 
 def test_ctrl_c_keeps_the_adaptor(says, unplanned, monkeypatch):
     interrupt(monkeypatch, adapt, "fit", 2)
     code, out, err = says(*SMALL, "--out", "found")
-    done = "1 of 4 trainings are done; readout's adaptor and record.json are in found"
+    done = "1 of 4 training runs are done; readout's adaptor and record.json are in found"
     assert (code, err) == (130, f"tpsgd: interrupted; {done}\n") and written("found") == FILES
     record = json.loads(Path("found/record.json").read_text())
     assert record["interrupted"] and list(accuracies(record)) == ["readout"]
@@ -492,7 +505,7 @@ def test_ctrl_c_while_it_is_tested(says, unplanned, monkeypatch):
 def test_ctrl_c_among_shifts(says, unplanned, monkeypatch):
     interrupt(monkeypatch, domains, "fit", 3)  # the second arm's first
     code, out, err = says(*SMALL, "--shift", "invert")
-    done = "1 of 4 trainings are done; record.json and pictures are in tpsgd-adaptor"
+    done = "1 of 4 training runs are done; record.json and figures are in tpsgd-adaptor"
     assert (code, err) == (130, f"tpsgd: interrupted; {done}\n")
     assert written() == {"invert.png", "record.json"} and "\nreadout " in out
     record = json.loads(Path("tpsgd-adaptor/record.json").read_text())

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,8 @@ from rich.console import Console
 import tpsgd
 from tpsgd.cli import app as cli
 from tpsgd.cli import options, terminal
-from tpsgd.comparison import arms
-from tpsgd.comparison import compare as comparing
-from tpsgd.peers import arms as peers
+from tpsgd.comparison.arms import ALL
+from tpsgd.engine import arm as arm_module
 from tpsgd.zoo import words as models
 
 SMALL = ("--data", "two.npz", "--model", "mlp:4", "--epochs", "1", "--batch-size", "16")
@@ -56,9 +56,12 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_help_needs_no_torch():
+@pytest.mark.parametrize(
+    "words", [(), ("train",), ("compare",), ("plan",), ("adapt",), ("search",)]
+)
+def test_help_needs_no_torch(words):
     program = (
-        "import sys; sys.argv = ['tpsgd', '--help']\n"
+        f"import sys; sys.argv = {['tpsgd', *words, '--help']}\n"
         "from tpsgd.cli.app import main\n"
         "try: main()\n"
         "finally: print(sorted({'torch', 'numpy', 'matplotlib'} & set(sys.modules)))"
@@ -67,7 +70,8 @@ def test_help_needs_no_torch():
     call = [sys.executable, "-c", program]
     done = subprocess.run(call, capture_output=True, text=True, env=source)
     assert done.returncode == 0, done.stderr
-    assert "compare" in done.stdout and done.stdout.endswith("[]\n")
+    assert "--precision" in done.stdout if words else "compare" in done.stdout
+    assert done.stdout.endswith("[]\n") and max(map(len, done.stdout.splitlines())) <= 80
 
 
 def test_every_public_name_loads():
@@ -103,6 +107,15 @@ def test_no_words_show_the_help(says):
         ("train --epochs many", "--epochs"),
         ("compare --restarts 0", "--restarts"),
         ("train --nothing", "No such option: --nothing"),
+        ("train --precision fp16", "unknown precision 'fp16': did you mean 'bf16'?"),
+        ("train --augment flop", "unknown augmentation 'flop': did you mean 'flip'?"),
+        ("train --augment cutout", "cutout needs a size in pixels: cutout:8"),
+        ("train --augment crop:x", "'crop:x' is no augmentation: write crop or crop:4"),
+        ("train --augment flip --reuse yes", "reuse=True keeps one version of each sample"),
+        ("train --reuse nowhere", "--reuse nowhere: write yes, no, or a folder that exists"),
+        ("train --micro-batch 0", "--micro-batch"),
+        ("train --rule zorb --micro-batch 4", "zorb takes no --micro-batch"),
+        ("train --memory 9MB --reuse no", "a memory budget chooses micro_batch"),
         ("trian", "No such command 'trian'"),
         ("train --data diggits", "did you mean 'digits'?"),
         ("train --data none.npz", "there is no none.npz"),
@@ -122,7 +135,7 @@ def test_no_words_show_the_help(says):
         ("compare --leak 0.5", "not for mlp:256"),
         ("train --data steps.npz --model rnn:4 --init zeroes", "did you mean 'zeros'?"),
         ("train --data steps.npz --model rnn:4 --leak nan", "leak must be over 0"),
-        ("train --data steps.npz --model rnm:4", "did you mean rnn:4?"),
+        ("train --data steps.npz --model rnm:4", "did you mean 'rnn'?"),
         ("train --data images.npz --model rnn:4", "seq-mnist-rows"),
         ("train --model rnn:4", "needs sequences (steps, features), not samples of shape (6,)"),
         ("train --data tokens.npz", "mlp:256 cannot read tokens"),
@@ -132,8 +145,8 @@ def test_no_words_show_the_help(says):
         ("train --device gpu", "unknown device 'gpu'"),
         ("train --out two.npz/here", "cannot write to two.npz/here"),
         ("compare --out two.npz/here", "cannot write to two.npz/here"),
-        ("data path nothing", "no built-in data set"),
-        ("data fetch nothing", "no built-in data set"),
+        ("data path nothing", "not a built-in data set"),
+        ("data fetch nothing", "not a built-in data set"),
         ("data path", "Missing argument"),
     ],
 )
@@ -149,8 +162,7 @@ def test_out_is_tried_before_training(says, monkeypatch):
     def never(*_, **__):
         raise AssertionError("trained")
 
-    monkeypatch.setattr(comparing, "fit_many", never)
-    monkeypatch.setattr("tpsgd.engine.restarts.fit_many", never)
+    monkeypatch.setattr(arm_module, "fit_many", never)
     for command in ("train", "compare"):
         assert says(command, *SMALL, "--out", "two.npz")[0] == 2
 
@@ -182,6 +194,29 @@ def test_train_saves_a_state_dict_that_loads(says):
     assert tpsgd.evaluate(model, data.test) == record["accuracy"]
 
 
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_every_setting_of_fit_has_its_option(says, command):
+    words = ("--data", "images.npz", "--model", "cnn:4x2", "--epochs", "1", "--batch-size", "16")
+    words += ("--augment", "flip,crop:1,cutout:1", "--precision", "bf16", "--micro-batch", "4")
+    words += ("--rule", "readout") if command == "train" else ("--rules", "readout")
+    record = json.loads(says(command, *words, "--reuse", "no", "--json")[1])
+    runs = [record] if command == "train" else [arm["restarts"][0] for arm in record["arms"]]
+    for run in runs:
+        settings = run["settings"]
+        assert settings["augment"] == "chain(flip(0.5), crop(1), cutout(1))"
+        assert (settings["precision"], settings["micro_batch"]) == ("bfloat16", 4)
+        assert settings["reuse"] is False
+
+
+def test_reuse_from_a_folder_gives_the_same_model(says):
+    Path("there").mkdir()
+    words = ("train", *SMALL, "--model", "mlp:4,4", "--json", "--reuse")
+    records = {reuse: json.loads(says(*words, reuse)[1]) for reuse in ("yes", "no", "there")}
+    assert records["there"]["settings"]["reuse"] == "there"
+    losses = [[epoch["loss"] for epoch in r["history"]] for r in records.values()]
+    assert losses[0] == losses[1] == losses[2]
+
+
 def test_own_model_and_fewer_samples(says):
     words = ("--data", "two.npz", "--model", "own.py:good", "--epochs", "1", "--max-train", "20")
     record = json.loads(says("train", *words, "--loss", "mse", "--json")[1])
@@ -201,14 +236,14 @@ def test_compare_prints_a_narrow_table(says):
     code, out, err = says("compare", *SMALL, "--restarts", "2")
     lines = out.splitlines()
     assert (code, err) == (0, "") and max(map(len, lines)) <= 80
-    words = set(arms.SOURCES) - set(arms.RECURRENT) - set(arms.BY_NAME)
+    words = {word for word, entry in ALL.items() if entry.feed_forward}
     names = [line.split()[0] for line in lines[3 : 3 + len(words)]]
     assert names[0] == "backprop" and set(names[-2:]) == {"elm", "frozen"}
     assert set(names) == words
     assert "solved in one pass, without epochs: zorb, lm-karnet, elm" in " ".join(out.split()) or (
         "solved in one pass, without epochs: lm-karnet, zorb, elm" in " ".join(out.split())
     )
-    assert "left out: dladmm; --rules dladmm says why, or runs them" in " ".join(out.split())
+    assert "left out: dladmm; --rules dladmm runs them, or says why not" in " ".join(out.split())
     assert lines[-1] == f"report: {Path('tpsgd-report/report.html')}"
     assert Path("tpsgd-report/report.html").is_file()
 
@@ -228,17 +263,17 @@ def test_compare_json_is_one_object(says):
 
 
 def test_an_interrupted_comparison_keeps_what_is_finished(says, monkeypatch):
-    fit_many = comparing.fit_many
+    fit_many = arm_module.fit_many
 
     def interrupted(*args, **options):
         if options.get("seed") == 1:
             raise KeyboardInterrupt
         return fit_many(*args, **options)
 
-    monkeypatch.setattr(comparing, "fit_many", interrupted)
+    monkeypatch.setattr(arm_module, "fit_many", interrupted)
     words = ("--rules", "drtp", "--restarts", "3", "--out", "r")
     code, out, err = says("compare", *SMALL, *words)
-    assert code == 130 and err.count("\n") == 1 and "3 of 9 trainings are in r" in err
+    assert code == 130 and err.count("\n") == 1 and "3 of 9 training runs are in r" in err
     assert "interrupted: 3 of 9" in out and Path("r/report.html").is_file()
     record = json.loads(Path("r/results.json").read_text())
     assert record["interrupted"] and [len(a["restarts"]) for a in record["arms"]] == [1, 1, 1]
@@ -249,8 +284,7 @@ def test_an_early_interrupt_is_one_line(says, monkeypatch, command):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(comparing, "fit_many", interrupted)
-    monkeypatch.setattr("tpsgd.engine.restarts.fit_many", interrupted)
+    monkeypatch.setattr(arm_module, "fit_many", interrupted)
     code, out, err = says(command, *SMALL, "--out", "r")
     assert (code, out) == (130, "") and err.count("\n") == 1 and "interrupted" in err
     assert not list(Path("r").iterdir())
@@ -288,7 +322,7 @@ def test_a_terminal_gets_a_live_bar(says, monkeypatch):
 def test_rules_lists_every_word_and_its_source(says):
     code, out, _ = says("rules")
     assert code == 0 and max(map(len, out.splitlines())) <= 80
-    assert all(word in out for word in arms.SOURCES) and "Mostafa et al. 2018" in out
+    assert all(word in out for word in ALL) and "Mostafa et al. 2018" in out
 
 
 def test_data_commands(says, monkeypatch, tmp_path):
@@ -320,7 +354,7 @@ def test_compare_recurrent_nets(says, words):
     code, out, err = says("compare", "--data", data, "--model", model, *more, *STEPS)
     lines = out.splitlines()
     assert (code, err) == (0, "") and max(map(len, lines)) <= 80
-    words = set(arms.SOURCES) - set(arms.PEERS) - set(arms.BY_NAME)
+    words = {word for word, entry in ALL.items() if entry.recurrent}
     assert {line.split()[0] for line in lines[3 : 3 + len(words)]} == words
     assert "failed" not in out and "over backprop through time" in out
 
@@ -356,8 +390,11 @@ def test_the_random_control_is_there_for_other_models_by_name(says):
 
 
 def test_words_of_the_command_line_are_those_of_the_models():
-    assert set(models.INITS) == set(options.INITS)
-    assert set(arms.RECURRENT) <= set(arms.SOURCES) and set(arms.PEERS) == set(peers.PEERS)
+    helps = {f.name: f.metadata["option"].help for f in fields(options.ModelOptions)}
+    assert all(word in helps["init"] for word in models.INITS)
+    assert all(word in helps["activation"] for word in models.ACTIVATIONS)
+    for word in options.AUGMENT:
+        assert callable(getattr(tpsgd.augment, word.replace("-", "_")))
 
 
 @pytest.mark.real_data("mnist")
@@ -377,7 +414,7 @@ def test_a_solved_head_is_not_hidden(says, head):
     status, out, _ = says("compare", *words)
     said = " ".join(out.split())
     assert status == 0
-    assert ("solved in closed form, but not of backprop, dfa" in said) is (head == "ridge")
+    assert ("solved in closed form, except of backprop, dfa" in said) is (head == "ridge")
 
 
 def test_peers_by_their_words(says):
@@ -392,7 +429,7 @@ def test_peers_by_their_words(says):
         ("lm-karnet", "--lr", "1"),
     ):
         code, _, err = says("train", *SMALL, "--rule", word, *more)
-        assert code == 2 and f"{word} has no schedule, rate or loss to choose" in err
+        assert code == 2 and f"{word} takes no {more[0]}: leave them out" in err
     code, out, _ = says("train", *SMALL, "--rule", "zorb", "--json")
     record = json.loads(out)
     assert code == 0 and record["rule"] == "zorb" and 0 <= record["accuracy"] <= 1

@@ -2,6 +2,7 @@
 
 import io
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,8 @@ from rich.console import Console
 
 import tpsgd
 from tpsgd import rules
-from tpsgd.cli import plan as planned
 from tpsgd.cli import terminal
-from tpsgd.comparison import compare as comparing
+from tpsgd.comparison.arms import arm
 from tpsgd.engine import optimizers
 from tpsgd.memory.plan import PARTS, Line, Plan
 from tpsgd.units import as_bytes, size
@@ -41,7 +41,7 @@ def folder(tmp_path, monkeypatch):
 def directly(word="mlp:32", shape=(1, 8, 8), classes=10, batch_size=16, **options) -> Plan:
     """What the library itself plans for a model's word."""
     model = models.factory(word, shape, classes)()
-    return tpsgd.plan(model, shape, batch_size, epochs=10, **options)
+    return tpsgd.plan(model, shape, batch_size=batch_size, epochs=10, **options)
 
 
 def same(record: dict, plan: Plan) -> bool:
@@ -53,9 +53,9 @@ def same(record: dict, plan: Plan) -> bool:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--shape 8 --classes 2 --memory-budget 4_apples", "'4 apples' is no amount of memory"),
-        ("--shape 8 --classes 2 --memory-budget 0", "'0' is no amount of memory"),
-        ("--shape 8 --classes 2 --memory-budget -5MB", "'-5MB' is no amount of memory"),
+        ("--shape 8 --classes 2 --memory 4_apples", "'4 apples' is no amount of memory"),
+        ("--shape 8 --classes 2 --memory 0", "'0' is no amount of memory"),
+        ("--shape 8 --classes 2 --memory -5MB", "'-5MB' is no amount of memory"),
         ("--shape nonsense --classes 2", "'nonsense' is no shape of a sample: write 1x28x28"),
         ("--shape 8x --classes 2", "'8x' is no shape"),
         ("--shape 0x8 --classes 2", "'0x8' is no shape"),
@@ -68,11 +68,11 @@ def same(record: dict, plan: Plan) -> bool:
         ("--classes 2", "--classes and --samples go with --shape"),
         ("--data two.npz --samples 9", "--classes and --samples go with --shape"),
         ("--data diggits", "did you mean 'digits'?"),
-        ("--shape 8 --classes 2 --rule backprop", "every plan has backprop's lines"),
+        ("--shape 8 --classes 2 --rule backprop", "every plan includes backprop"),
         ("--shape 8 --classes 2 --rule zorb", "zorb cannot be planned"),
         ("--shape 8 --classes 2 --rule dladmm", "dladmm cannot be planned"),
         ("--shape 8 --classes 2 --rule redout", "did you mean 'readout'?"),
-        ("--shape 8 --classes 2 --rule elm --optimizer sgd", "elm has no optimizer to choose"),
+        ("--shape 8 --classes 2 --rule elm --optimizer sgd", "elm takes no --optimizer"),
         ("--shape 8 --classes 2 --rule dfa --schedule sequential", "dfa cannot learn block by"),
         ("--shape 8 --classes 2 --optimizer sdg", "did you mean 'sgd'?"),
         ("--shape 8 --classes 2 --head rigde", "did you mean 'ridge'?"),
@@ -82,7 +82,7 @@ def same(record: dict, plan: Plan) -> bool:
         ("--shape 8 --classes 2 --model cnn:4x3", "needs images"),
         ("--shape 8 --classes 2 --plot plan.txt", "FILE.png or FILE.svg, not plan.txt"),
         ("--shape 8 --classes 2 --plot no/plan.png", "there is no folder no"),
-        ("--data padded.npz --model rnn:4 --memory-budget 1GB", "sequences of different lengths"),
+        ("--data padded.npz --model rnn:4 --memory 1GB", "sequences of different lengths"),
     ],
 )
 def test_a_mistake_is_one_sentence(says, words, said):
@@ -95,29 +95,29 @@ def test_a_mistake_is_one_sentence(says, words, said):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--memory-budget", "4 apples"), "'4 apples' is no amount of memory"),
-        (("--memory-budget", "0"), "'0' is no amount of memory"),
-        (("--memory-budget", "-1"), "'-1' is no amount of memory"),
+        (("--memory", "4 apples"), "'4 apples' is no amount of memory"),
+        (("--memory", "0"), "'0' is no amount of memory"),
+        (("--memory", "-1"), "'-1' is no amount of memory"),
         (("--optimizer", "adm"), "did you mean 'adam'?"),
         (("--on-disk", "two.npz"), "two.npz"),
     ],
 )
-def test_a_mistake_in_training_is_one_sentence_too(says, command, words, said):
+def test_a_mistake_in_train_or_compare_is_one_sentence(says, command, words, said):
     code, out, err = says(command, *SMALL, *words)
     assert (code, out) == (2, "") and err.count("\n") == 1 and said in err
 
 
 @pytest.mark.parametrize("rule", ["backprop", "zorb"])
 def test_what_fit_does_not_train_has_no_budget(says, rule):
-    code, _, err = says("train", *SMALL, "--rule", rule, "--memory-budget", "9MB")
+    code, _, err = says("train", *SMALL, "--rule", rule, "--memory", "9MB")
     assert code == 2 and f"not for {rule}" in err
 
 
 def test_a_budget_that_cannot_be_held_gives_the_librarys_sentence(says):
-    words = ("--schedule", "simultaneous", "--memory-budget", "2KB")
+    words = ("--schedule", "simultaneous", "--memory", "2KB")
     code, out, err = says("plan", *SHAPE, *words)
     with pytest.raises(tpsgd.TpsgdError) as caught:
-        directly(schedule=tpsgd.simultaneous, memory_budget="2KB")
+        directly(schedule=tpsgd.simultaneous, memory="2KB")
     assert (code, out, err) == (2, "", f"tpsgd: {caught.value}\n")
 
 
@@ -186,7 +186,7 @@ def test_the_widest_table_loses_no_digit():
 def test_a_wide_terminal_gets_no_wider_table(monkeypatch):
     screen = io.StringIO()
     monkeypatch.setattr(terminal, "Console", lambda **_: Console(file=screen, width=200))
-    terminal.show_plan(Plan((Line("a " * 90, FULL),), remarks=("why " * 60,)), None)
+    terminal.show_plan(Plan((Line("a " * 90, FULL),), remarks=("why " * 60,)))
     assert max(map(len, screen.getvalue().splitlines())) <= 80
 
 
@@ -197,7 +197,7 @@ def test_a_wide_terminal_gets_no_wider_table(monkeypatch):
         ((None, 16, False, None), "whole batches, gradients in 16 slices"),
         (
             (8, 16, False, False),
-            "micro-batches of 8, gradients in 16 slices, inputs computed again",
+            "micro-batches of 8, gradients in 16 slices, inputs recomputed",
         ),
         ((None, None, True, None), "whole batches, codes redrawn"),
         ((4, None, False, "/var/tmp"), "micro-batches of 4, inputs reused from a file in /var/tmp"),
@@ -210,20 +210,21 @@ def test_choices_in_words(settings, said):
 
 def test_a_budget_says_first_what_it_chose(says):
     tight = str(int(0.9 * directly("mlp:1000", samples=500, others=False).lines[0].peak))
-    words = ("--model", "mlp:1000", "--samples", "500", "--memory-budget", tight)
+    words = ("--model", "mlp:1000", "--samples", "500", "--memory", tight)
     code, out, _ = says("plan", *SHAPE, *words)
-    plan = directly("mlp:1000", samples=500, memory_budget=tight)
-    assert plan.settings["slices"] or plan.settings["micro_batch"]
+    plan = directly("mlp:1000", samples=500, memory=tight)
+    memory = plan.settings["memory"]
+    assert memory.slices or memory.micro_batch
     said = " ".join(out.split())
-    chosen = terminal.in_words(plan.settings)
+    chosen = terminal.in_words(vars(memory))
     assert code == 0 and said.startswith("within ") and f": {chosen} way to train" in said
     assert same(json.loads(says("plan", *SHAPE, *words, "--json")[1]), plan)
 
 
 @pytest.mark.parametrize("name", ["plan.png", "plan.svg"])
-def test_a_picture(says, name):
+def test_a_figure(says, name):
     code, out, err = says("plan", *SHAPE, "--plot", name)
-    assert (code, err) == (0, "") and out.splitlines()[-1] == f"picture: {name}"
+    assert (code, err) == (0, "") and out.splitlines()[-1] == f"figure: {name}"
     assert Path(name).read_bytes()[:5] in (b"\x89PNG\r", b"<?xml")
 
 
@@ -234,30 +235,30 @@ def test_a_terminal_gets_a_spinner(says, monkeypatch):
         return Console(file=screen, force_terminal=True, width=80) if stderr else Console(**options)
 
     monkeypatch.setattr(terminal, "Console", console)
-    monkeypatch.setattr(planned, "_found", lambda *_: Plan((Line("a", FULL),)))
+    monkeypatch.setattr(sys.modules["tpsgd.cli.plan"], "_plan", lambda *_: Plan((Line("a", FULL),)))
     code, out, _ = says("plan", *SHAPE, "--json")
-    assert code == 0 and json.loads(out) and "rehearsing the training" in screen.getvalue()
+    assert code == 0 and json.loads(out) and "rehearsing the training run" in screen.getvalue()
 
 
 def test_training_within_a_budget(says):
     words = (*SMALL, "--model", "mlp:2000")
     whole = json.loads(says("train", *words, "--json")[1])
     budget = str(int(0.9 * whole["peak_bytes"]))
-    record = json.loads(says("train", *words, "--memory-budget", budget, "--json")[1])
+    record = json.loads(says("train", *words, "--memory", budget, "--json")[1])
     settings = record["settings"]
     assert settings["memory_budget"] == budget
     assert (settings["slices"] or settings["micro_batch"]) and {"redraw", "reuse"} <= set(settings)
     assert record["peak_bytes"] + record["kept_bytes"] <= as_bytes(budget)
     assert record["accuracy"] == whole["accuracy"]
-    code, out, err = says("train", *words, "--memory-budget", budget)
+    code, out, err = says("train", *words, "--memory", budget)
     assert (code, err) == (0, "")
     assert f"of a budget of {size(int(budget))}" in out and "\npeak " in out
 
 
 def test_a_budget_out_of_reach_ends_training(says):
-    words = (*SMALL, "--schedule", "simultaneous", "--memory-budget", "2KB")
+    words = (*SMALL, "--schedule", "simultaneous", "--memory", "2KB")
     code, out, err = says("train", *words)
-    assert (code, out) == (2, "") and "a memory_budget of 2.0 KB cannot be held" in err
+    assert (code, out) == (2, "") and "a memory budget of 2.0 KB" in err
 
 
 @pytest.mark.parametrize(("more", "rate"), [((), 0.1), (("--lr", "0.5"), 0.5)])
@@ -288,10 +289,10 @@ def test_data_on_disk(says):
 
 def test_comparing_within_a_budget(says):
     words = (*SMALL, "--rules", "readout,zorb", "--restarts", "1", "--optimizer", "sgd")
-    code, out, err = says("compare", *words, "--memory-budget", "1MB")
+    code, out, err = says("compare", *words, "--memory", "1MB")
     said = " ".join(out.split())
     assert (code, err) == (0, "") and max(map(len, out.splitlines())) <= 80
-    assert "a memory budget of 1.0 MB for each training, but not for backprop, zorb" in said
+    assert "a memory budget of 1.0 MB for each training run, except for backprop, zorb" in said
     record = json.loads(Path("tpsgd-report/results.json").read_text())
     held = {a["name"]: a["restarts"][0]["settings"].get("memory_budget") for a in record["arms"]}
     assert held == {"backprop": None, "readout": "1MB", "zorb": None, "frozen": "1MB"}
@@ -301,14 +302,14 @@ def test_comparing_within_a_budget(says):
 
 
 def test_an_arm_that_cannot_hold_its_budget_fails_alone(says):
-    words = (*SMALL, "--rules", "frozen", "--restarts", "1", "--memory-budget", "2KB", "--json")
+    words = (*SMALL, "--rules", "frozen", "--restarts", "1", "--memory", "2KB", "--json")
     code, out, _ = says("compare", *words)
     errors = {arm["name"]: arm["error"] for arm in json.loads(out)["arms"]}
     assert code == 0 and errors["backprop"] is None and set(errors) == {"backprop", "frozen"}
-    assert "a memory_budget of 2.0 KB cannot be held" in errors["frozen"]
+    assert "a memory budget of 2.0 KB" in errors["frozen"]
 
 
 def test_without_a_budget_nothing_is_said_of_one(says):
     code, out, _ = says("compare", *SMALL, "--rules", "drtp", "--restarts", "1")
     assert code == 0 and "budget" not in out
-    assert not comparing.arm(None).budgeted and comparing.arm(rules.frozen()).budgeted
+    assert not arm("backprop").budgeted and arm("frozen").budgeted

@@ -1,4 +1,4 @@
-"""Rules side by side: the controls, the record, failures and interrupts."""
+"""`compare`: words, rules and arms; the controls, the record, failures and interrupts."""
 
 import functools
 import json
@@ -10,8 +10,11 @@ import tpsgd
 from tpsgd import Padded, rules
 from tpsgd.comparison import compare as comparing
 from tpsgd.comparison import provenance
-from tpsgd.comparison.compare import Arm, arm, compare, with_controls
+from tpsgd.comparison.arms import arm, reservoir, with_controls
+from tpsgd.comparison.compare import compare
 from tpsgd.data import Data
+from tpsgd.engine import arm as arm_module
+from tpsgd.training.arm import Arm
 from tpsgd.zoo import words as models
 
 
@@ -34,13 +37,57 @@ BROKEN = rules.tpsgd(lambda y, target: (y * float("nan")).sum())
 
 def test_every_comparison_holds_backprop_and_the_control():
     assert [a.name for a in with_controls([arm(rules.drtp())])] == ["backprop", "drtp", "frozen"]
-    given = [arm(rules.frozen()), arm(rules.readout()), arm(None)]
+    given = [arm(rules.frozen()), arm(rules.readout()), arm("backprop")]
     assert [a.name for a in with_controls(given)] == ["backprop", "readout", "frozen"]
 
 
 def test_two_arms_of_one_name_are_refused_rather_than_one_dropped():
     with pytest.raises(tpsgd.TpsgdError, match="two arms are called 'readout'"):
         with_controls([arm(rules.readout()), arm(rules.readout(features=16))])
+
+
+def test_arms_are_words_rules_or_arms(data, factory, tmp_path):
+    arms = ["tpsgd-l2", rules.readout(), tpsgd.peers.zorb()]
+    record = tpsgd.compare(data, factory, arms, restarts=1, epochs=1, schedule=tpsgd.simultaneous)
+    assert [r.arm.name for r in record.results] == [
+        "backprop", "tpsgd-l2", "readout", "zorb", "frozen",
+    ]  # fmt: skip
+    assert record.results[1].arm.schedule is tpsgd.simultaneous
+    table = str(record).splitlines()
+    assert [line.split()[0] for line in table] == ["rule", *(r.arm.name for r in record.ranked)]
+    assert all(r.counts for r in record.results)
+    assert record.write(tmp_path / "report").read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize(
+    ("arms", "settings", "message"),
+    [
+        (["redout"], {}, "unknown rule 'redout': did you mean 'readout'?"),
+        ([rules.readout], {}, "an arm is a word, a rule or an Arm, not a function"),
+        ("readout", {}, r"arms must be a list such as \['readout'\]"),
+        ([], {"epoch": 3}, "compare has no argument 'epoch': did you mean 'epochs'?"),
+        ([], {"batch_size": 0}, "batch_size must be 1 or more"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(data, factory, arms, settings, message):
+    with pytest.raises(tpsgd.TpsgdError, match=message.replace("?", r"\?")):
+        compare(data, factory, arms, **settings)
+
+
+def test_settings_of_fit_reach_every_rule_and_the_record(data, factory):
+    memory = tpsgd.Memory(reuse=False, micro_batch=8)
+    seen = []
+    record = compare(
+        data, factory, ["readout"], restarts=1, epochs=1, memory=memory, precision=torch.bfloat16,
+        callbacks=[seen.append],
+    )  # fmt: skip
+    named = {"reuse": "False", "micro_batch": 8, "precision": "bfloat16"}
+    assert named.items() <= record.settings.items()
+    for result in record.results:
+        settings = result.runs[0].settings
+        assert (settings["micro_batch"], settings["precision"]) == (8, "bfloat16")
+        assert result.arm.backprop or settings["reuse"] is False
+    assert len(seen) == sum(len(r.runs[0].history) for r in record.results)  # none while warming up
 
 
 def test_schedules_of_the_arms():
@@ -72,7 +119,7 @@ def test_the_record(data, factory):
     assert passes == {"backprop": equal, "readout": equal, "sdfa": equal, "frozen": equal // 3}
 
 
-def test_a_restart_is_the_one_that_fit_many_makes(data, factory):
+def test_a_restart_equals_one_of_fit_many(data, factory):
     record = compare(data, factory, [arm(rules.tpsgd_l2())], epochs=2, restarts=3, batch_size=8)
     for result in record.results:
         many = tpsgd.fit_many(
@@ -117,14 +164,14 @@ def test_when_nothing_can_be_trained_the_reason_is_raised(data):
 
 def test_an_interrupt_keeps_what_is_finished(data, factory, monkeypatch):
     saved = []
-    fit_many = comparing.fit_many
+    fit_many = arm_module.fit_many
 
     def interrupted(*args, **options):
         if options["seed"] == 1:
             raise KeyboardInterrupt
         return fit_many(*args, **options)
 
-    monkeypatch.setattr(comparing, "fit_many", lambda *a, **o: interrupted(*a, **{"seed": 0, **o}))
+    monkeypatch.setattr(arm_module, "fit_many", lambda *a, **o: interrupted(*a, **{"seed": 0, **o}))
     record = compare(
         data, factory, [], epochs=1, restarts=3, each=lambda r: saved.append(r.finished)
     )
@@ -177,12 +224,12 @@ def fresh(data: Data, word: str) -> models.Factory:
 @pytest.mark.parametrize("word", ["rnn:5,4+3", "paper-birnn:5", "torch-rnn:5"])
 def test_recurrent_nets(sequences, word):
     make = fresh(sequences, word)
-    arms = [arm(rules.readout()), arm(rules.untrained()), comparing.reservoir(make)]
+    arms = [arm(rules.readout()), arm(rules.untrained()), reservoir(make)]
     record = compare(sequences, make, arms, epochs=2, restarts=2, batch_size=16, lr=0.01, window=3)
     assert [r.arm.name for r in record.results] == [
         "backprop", "readout", "frozen", "random", "reservoir",
     ]  # fmt: skip
-    backprop, readout, _, random, reservoir = record.results
+    backprop, readout, _, random, solved = record.results
     assert all(r.counts and len(r.runs) == 2 for r in record.results), [
         r.error for r in record.results
     ]
@@ -190,8 +237,8 @@ def test_recurrent_nets(sequences, word):
     assert readout.runs[0].sample_passes == backprop.runs[0].sample_passes
     assert [run.sample_passes for run in random.runs] == [0, 0]
     assert not random.runs[0].history and not random.runs[0].kept_bytes
-    assert all(b.learning == "frozen" for b in reservoir.runs[0].blocks[:-1])
-    assert reservoir.runs[0].blocks[0].rule == "reservoir"
+    assert all(b.learning == "frozen" for b in solved.runs[0].blocks[:-1])
+    assert solved.runs[0].blocks[0].rule == "reservoir"
     assert record.settings["window"] == 3
     json.dumps(record.as_dict())
 
@@ -221,20 +268,20 @@ def test_controls_do_not_replace_the_frozen_one():
     assert [a.name for a in arms] == ["backprop", "readout", "frozen", "random"]
     assert arms[2].schedule is tpsgd.simultaneous
     net = models.factory("rnn:4", (5, 3), 2)
-    assert [a.name for a in with_controls([comparing.reservoir(net)])] == [
+    assert [a.name for a in with_controls([reservoir(net)])] == [
         "backprop", "frozen", "reservoir",
     ]  # fmt: skip
 
 
-def test_an_arm_has_an_optimizer_of_its_own(data, factory, monkeypatch):
+def test_an_arms_optimizer_replaces_the_shared_one(data, factory, monkeypatch):
     seen = []
-    fit_many = comparing.fit_many
+    fit_many = arm_module.fit_many
 
     def noted(*args, **options):
         seen.append((options["rule"] and options["rule"].name, options))
         return fit_many(*args, **options)
 
-    monkeypatch.setattr(comparing, "fit_many", noted)
+    monkeypatch.setattr(arm_module, "fit_many", noted)
     sgd = functools.partial(torch.optim.SGD, lr=0.1)
     arms = [Arm("sgd", rules.readout(), optimizer=sgd)]
     compare(data, factory, arms, epochs=1, restarts=1, lr=0.01)

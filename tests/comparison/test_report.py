@@ -11,15 +11,16 @@ from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
-from tpsgd import files, rules
+from tpsgd import figures, files, rules
 from tpsgd.comparison import report
-from tpsgd.comparison.compare import RESERVOIR, THROUGH_TIME, Arm, Comparison, Result, arm
+from tpsgd.comparison.arms import ALL, arm
+from tpsgd.comparison.compare import THROUGH_TIME, Comparison, Result
 from tpsgd.comparison.report import plots, table
 from tpsgd.engine.record import BlockInfo, Epoch, Run
 from tpsgd.errors import TpsgdError
 
 RULES = (
-    None, rules.tpsgd_l2(), rules.tpsgd_l1(), rules.drtp(), rules.dfa(), rules.sdfa(),
+    "backprop", rules.tpsgd_l2(), rules.tpsgd_l1(), rules.drtp(), rules.dfa(), rules.sdfa(),
     rules.readout(), rules.readout(learned=True), rules.frozen(),
 )  # fmt: skip
 
@@ -42,7 +43,7 @@ def sequences() -> Comparison:
     record.results[0].arm = replace(record.results[0].arm, remark=THROUGH_TIME)
     nothing = Result(arm(rules.untrained()), [0.1, 0.1])
     nothing.runs = [Run("", r, {}, record.results[0].runs[0].blocks) for r in (0, 1)]
-    solved = Result(Arm("reservoir", RESERVOIR), [0.9, 0.9])
+    solved = Result(arm("reservoir"), [0.9, 0.9])
     solved.runs = [run(rules.frozen(), r, 0.2, 200_000) for r in (0, 1)]
     for made in solved.runs:
         made.history = made.history[-1:]
@@ -104,7 +105,7 @@ def test_a_failure_and_an_interrupt_are_said(tmp_path):
     record = comparison({"backprop": [0.9], "frozen": [0.8]})
     record.results[3].error, record.interrupted = "the loss became nan", True
     assert ("drtp", "failed") in [row[:2] for row in table.rows(record)]
-    said = ["drtp failed: the loss became nan", "interrupted: 2 of 27 trainings finished"]
+    said = ["drtp failed: the loss became nan", "interrupted: 2 of 27 training runs finished"]
     assert table.remarks(record) == said
     html = report.write(record, tmp_path).read_text(encoding="utf-8")
     assert all(line in html for line in said)
@@ -117,7 +118,7 @@ def test_a_record_without_backprop_has_no_ratios():
 
 @pytest.mark.parametrize(("test", "text"), [(359, "97.0 ± 0.1"), (10_000, "97.05 ± 0.07")])
 def test_digits_follow_the_number_of_test_samples(test, text):
-    result = Result(arm(None), [0.97, 0.971], [run(None, r, 1.0, 1) for r in (0, 1)])
+    result = Result(arm("backprop"), [0.97, 0.971], [run(None, r, 1.0, 1) for r in (0, 1)])
     assert table.accuracy(result, test) == text
 
 
@@ -138,7 +139,7 @@ def test_labels_of_the_scatter_do_not_overlap(accuracy, behind):
     record = close(accuracy)
     if behind is not None:  # the accuracy axis is stretched then
         record.results[5].accuracies = [behind, behind]
-    with rc_context(plots.LOOK):
+    with rc_context(figures.LOOK):
         figure = plots.scatter(record, "time", lambda r: [x.seconds for x in r.runs])
     renderer = FigureCanvasAgg(figure).get_renderer()
     figure.draw(renderer)
@@ -208,7 +209,7 @@ def test_controls_look_different():
 
 
 def test_a_curve_of_one_epoch_is_a_point():
-    with rc_context(plots.LOOK):
+    with rc_context(figures.LOOK):
         figure = plots.curves(sequences())
     lines = [line for axes in figure.axes for line in axes.lines]
     assert all(
@@ -218,9 +219,12 @@ def test_a_curve_of_one_epoch_is_a_point():
 
 
 def test_no_two_arms_of_a_full_comparison_look_alike():
-    from tpsgd.comparison import arms
+    looks = plots.styles(Comparison({}, {}, {}, [Result(arm(word)) for word in ALL]))
+    assert len(set(looks.values())) == len({(s.colour, s.marker) for s in looks.values()})
+    assert len(looks) == len({s.colour for s in looks.values()}) == len(ALL)
 
-    words = [w for w in arms.SOURCES if w not in arms.RECURRENT]
-    made = [Result(arms.arm_of(w)) for w in words]
-    looks = plots.styles(Comparison({}, {}, {}, made))
-    assert len(set(looks.values())) == len(words)
+
+def test_an_arm_without_a_word_gets_a_free_colour():
+    own = replace(rules.readout(), name="my rule")
+    looks = plots.styles(Comparison({}, {}, {}, [Result(arm(r)) for r in ("tpsgd-l2", own)]))
+    assert looks["tpsgd-l2"].colour == ALL["tpsgd-l2"].colour != looks["my rule"].colour

@@ -1,4 +1,4 @@
-"""Fetching: from a server on this machine, whole or not at all, and every way it can fail."""
+"""Downloads from a server on this machine: complete or not at all, and every way to fail."""
 
 import errno
 import gzip
@@ -15,9 +15,11 @@ import pooch
 import pytest
 import requests
 
-from tpsgd import data
-from tpsgd.data import download, formats
-from tpsgd.errors import TpsgdError
+from tpsgd import TpsgdError, data
+from tpsgd.data import download
+from tpsgd.data.registry import DATASETS
+from tpsgd.data.sets import cifar10
+from tpsgd.data.sets import mnist as mnist_set
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -63,7 +65,7 @@ def offered(server, monkeypatch, entry, files):
     server.files.update(files)
     sums = tuple((name, "md5:" + hashlib.md5(body).hexdigest()) for name, body in files.items())
     entry = replace(entry, mirrors=(server.url,), downloads=sums)
-    monkeypatch.setitem(data.DATASETS, entry.name, entry)
+    monkeypatch.setitem(DATASETS, entry.name, entry)
     return entry
 
 
@@ -76,20 +78,20 @@ def mnist(server, cache, monkeypatch):
         return gzip.compress(head + bytes(math.prod(dims)))
 
     dims = [(4, 28, 28), (4,), (2, 28, 28), (2,)]
-    files = {name: idx(*d) for name, d in zip(formats.IDX_FILES, dims, strict=True)}
-    offered(server, monkeypatch, replace(data.DATASETS["mnist"], train=4, test=2), files)
+    files = {name: idx(*d) for name, d in zip(mnist_set.FILES, dims, strict=True)}
+    offered(server, monkeypatch, replace(DATASETS["mnist"], train=4, test=2), files)
     return cache / "mnist"
 
 
 @pytest.fixture
 def cifar(server, cache, monkeypatch):
     """A tiny CIFAR-10 archive on the server; yields the folder it is to be unpacked into."""
-    monkeypatch.setattr(formats, "CIFAR_PER_FILE", 2)
-    offered(server, monkeypatch, data.DATASETS["cifar10"], {"cifar-10-binary.tar.gz": archive()})
+    monkeypatch.setattr(cifar10, "PER_FILE", 2)
+    offered(server, monkeypatch, DATASETS["cifar10"], {"cifar-10-binary.tar.gz": archive()})
     return cache / "cifar-10-batches-bin"
 
 
-def archive(files=formats.CIFAR_FILES):
+def archive(files=cifar10.FILES):
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as tar:
         for name in files:
@@ -103,72 +105,72 @@ def everything(folder: Path) -> list[str]:
     return sorted(p.name for p in folder.rglob("*") if p.is_file())
 
 
-def test_load_downloads_once(mnist, server):
+def test_load_downloads_a_set_only_once(mnist, server):
     assert data.path("mnist") is None
     assert data.load("mnist").train[0].shape == (4, 1, 28, 28)
-    assert everything(mnist.parent) == sorted(formats.IDX_FILES)
+    assert everything(mnist.parent) == sorted(mnist_set.FILES)
     assert data.path("mnist") == data.fetch("mnist") == mnist
     assert data.describe()[1].where == str(mnist)
     assert len(server.asked) == 4
 
 
-def test_fetch_completes_what_is_there(mnist, server):
+def test_fetch_replaces_missing_and_damaged_files(mnist, server):
     data.fetch("mnist")
-    (mnist / formats.IDX_FILES[2]).unlink()
-    (mnist / formats.IDX_FILES[0]).write_bytes(b"half")
+    (mnist / mnist_set.FILES[2]).unlink()
+    (mnist / mnist_set.FILES[0]).write_bytes(b"half")
     data.fetch("mnist")
-    assert server.asked[4:] == [f"/{formats.IDX_FILES[0]}", f"/{formats.IDX_FILES[2]}"]
+    assert server.asked[4:] == [f"/{mnist_set.FILES[0]}", f"/{mnist_set.FILES[2]}"]
     data.load("mnist")
 
 
 def test_archive_is_unpacked_and_removed(cifar):
     assert data.load("cifar10").train[0].shape == (10, 3, 32, 32)
-    assert everything(cifar.parent) == sorted(formats.CIFAR_FILES)
+    assert everything(cifar.parent) == sorted(cifar10.FILES)
 
 
-def test_data_folder_comes_first(mnist, server, tmp_path, monkeypatch):
+def test_the_data_folder_is_used_before_the_cache(mnist, server, tmp_path, monkeypatch):
     data.fetch("mnist")
     mnist.rename(tmp_path / "mnist")
     monkeypatch.setenv("TPSGD_DATA", str(tmp_path))
     assert data.fetch("mnist") == tmp_path / "mnist" and len(server.asked) == 4
 
 
-def test_the_second_mirror_helps(mnist, server, monkeypatch):
-    entry = data.DATASETS["mnist"]
+def test_the_second_mirror_is_tried(mnist, server, monkeypatch):
+    entry = DATASETS["mnist"]
     both = replace(entry, mirrors=(server.url + "gone/", server.url))
-    monkeypatch.setitem(data.DATASETS, "mnist", both)
+    monkeypatch.setitem(DATASETS, "mnist", both)
     assert data.fetch("mnist") == mnist
 
 
-def refused(name, says, folder):
-    with pytest.raises(TpsgdError, match=says) as error:
+def refused(name, message, folder):
+    with pytest.raises(TpsgdError, match=message) as error:
         data.load(name)
     assert "\n" not in str(error.value)
     assert data.path(name) is None
-    assert set(everything(folder)) < {*formats.IDX_FILES}, "something half done is left behind"
+    assert set(everything(folder)) < {*mnist_set.FILES}, "an incomplete file is left behind"
     return str(error.value)
 
 
-def test_half_a_download(mnist, server):
-    server.halved.add(formats.IDX_FILES[1])
+def test_a_download_that_breaks_off_leaves_no_incomplete_file(mnist, server):
+    server.halved.add(mnist_set.FILES[1])
     refused("mnist", "the connection broke off", mnist.parent)
-    assert everything(mnist) == [formats.IDX_FILES[0]]
+    assert everything(mnist) == [mnist_set.FILES[0]]
     server.halved.clear()
     assert data.fetch("mnist") == mnist
 
 
-def test_another_file_than_the_published_one(mnist, server):
-    server.files[formats.IDX_FILES[0]] += b"!"
+def test_a_file_with_another_checksum_is_refused(mnist, server):
+    server.files[mnist_set.FILES[0]] += b"!"
     refused("mnist", "its checksum is not the published one", mnist.parent)
 
 
-def test_a_file_the_server_does_not_have(mnist, server):
+def test_a_file_that_the_server_lacks_is_named(mnist, server):
     server.files.clear()
     refused("mnist", r"train-images-idx3-ubyte.gz \(HTTP status 404\)", mnist.parent)
 
 
 @pytest.mark.parametrize(
-    ("error", "says"),
+    ("error", "message"),
     [
         (requests.exceptions.ConnectionError("no route"), "no connection"),
         (requests.exceptions.ConnectTimeout(), "no answer in time"),
@@ -176,37 +178,38 @@ def test_a_file_the_server_does_not_have(mnist, server):
         (ConnectionResetError(errno.ECONNRESET, "reset"), "ConnectionResetError"),
     ],
 )
-def test_no_network_says_what_to_do(mnist, monkeypatch, error, says):
+def test_network_errors_say_what_to_do(mnist, monkeypatch, error, message):
     def fails(*_, **__):
         raise error
 
     monkeypatch.setattr(requests, "get", fails)
-    message = refused("mnist", says, mnist.parent)
-    assert "fetch it on another machine and put train-images-idx3-ubyte.gz, " in message
-    assert message.endswith("into $TPSGD_DATA/mnist/.")
+    text = refused("mnist", message, mnist.parent)
+    assert "fetch it on another machine and put train-images-idx3-ubyte.gz, " in text
+    assert text.endswith("into $TPSGD_DATA/mnist/.")
 
 
 @pytest.mark.parametrize(
-    ("error", "says"),
+    ("error", "message"),
     [
         (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
         (PermissionError("pooch could not write"), "no permission"),
     ],
 )
-def test_a_disk_that_takes_no_more(mnist, monkeypatch, error, says):
+def test_a_full_or_read_only_disk_is_reported(mnist, monkeypatch, error, message):
     def fails(*_, **__):
         raise error
 
     monkeypatch.setattr(pooch, "retrieve", fails)
-    refused("mnist", rf"cannot write to .*mnist \({says}\); make room there", mnist.parent)
+    refused("mnist", rf"cannot write to .*mnist \({message}\); free some space", mnist.parent)
 
 
-def test_a_disk_that_fills_up_while_unpacking(cifar, monkeypatch):
-    def fails(source, target):
-        target.write(b"a little")
+def test_a_disk_that_fills_up_while_unpacking_leaves_the_archive(cifar, monkeypatch):
+    def fails(file, content):
+        with file.open("wb") as stream:
+            stream.write(b"a little")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(download.shutil, "copyfileobj", fails)
+    monkeypatch.setattr(Path, "write_bytes", fails)
     with pytest.raises(TpsgdError, match="No space left on device"):
         data.load("cifar10")
     assert everything(cifar.parent) == ["cifar-10-binary.tar.gz"]
@@ -214,24 +217,24 @@ def test_a_disk_that_fills_up_while_unpacking(cifar, monkeypatch):
 
 @pytest.mark.parametrize(
     "content",
-    [archive(formats.CIFAR_FILES[:3]), archive()[:200], b"no tar"],
+    [archive(cifar10.FILES[:3]), archive()[:200], b"no tar"],
     ids=["lacks files", "half", "no tar"],
 )
-def test_an_archive_that_does_not_unpack(server, cifar, monkeypatch, content):
-    offered(server, monkeypatch, data.DATASETS["cifar10"], {"cifar-10-binary.tar.gz": content})
-    with pytest.raises(TpsgdError, match="does not unpack"):
+def test_an_archive_that_cannot_be_unpacked_is_refused(server, cifar, monkeypatch, content):
+    offered(server, monkeypatch, DATASETS["cifar10"], {"cifar-10-binary.tar.gz": content})
+    with pytest.raises(TpsgdError, match="cannot be unpacked"):
         data.fetch("cifar10")
     assert data.path("cifar10") is None
 
 
-def test_a_cache_that_is_a_file(mnist, tmp_path, monkeypatch):
+def test_a_cache_that_is_a_file_is_refused(mnist, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("TPSGD_CACHE", str(tmp_path / "file"))
     with pytest.raises(TpsgdError, match="set TPSGD_CACHE to another folder"):
         data.load("mnist")
 
 
-def test_without_pooch(cache, monkeypatch):
+def test_downloading_needs_pooch(cache, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pooch", None)
     with pytest.raises(TpsgdError, match="pip install pooch"):
         data.fetch("mnist")
@@ -241,7 +244,7 @@ def test_without_pooch(cache, monkeypatch):
         data.fetch("mnist")
 
 
-def test_default_cache_is_poochs(monkeypatch):
+def test_the_default_cache_is_that_of_pooch(monkeypatch):
     monkeypatch.delenv("TPSGD_CACHE", raising=False)
     assert download.cache_root() == Path(pooch.os_cache("tpsgd"))
 
@@ -252,7 +255,8 @@ def test_progress_bar_is_drawn_on_a_terminal(mnist, monkeypatch, capsys):
     assert "train-images" in capsys.readouterr().err
 
 
-def test_progress_without_rich(monkeypatch):
+def test_no_progress_bar_without_rich(monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     monkeypatch.setattr(download, "find_spec", lambda name: None)
-    with download._bar("file") as bar:
+    with download._progress_bar("file") as bar:
         assert bar is False

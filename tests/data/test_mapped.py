@@ -1,4 +1,4 @@
-"""Samples that do not fit in memory: decoded into files, mapped when used."""
+"""Samples on disk: the same as in memory, complete or not there, written a few at a time."""
 
 import errno
 import json
@@ -13,9 +13,8 @@ from PIL import Image
 from torch import nn
 
 import tpsgd
-from tpsgd import data
-from tpsgd.data import mapped as disk
-from tpsgd.errors import TpsgdError
+from tpsgd import TpsgdError, data
+from tpsgd.data import mapped
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(20, 3)), np.arange(20) % 2
@@ -36,8 +35,8 @@ def pets(tmp_path):
 
 
 @pytest.fixture
-def kept(tmp_path):
-    return tmp_path / "kept"
+def cache(tmp_path):
+    return tmp_path / "cache"
 
 
 @pytest.fixture
@@ -58,15 +57,15 @@ def same(one, other):
     assert other.note == "; ".join(filter(None, (one.note, "read from disk")))
 
 
-def refused(says, spec, kept, **options):
-    with pytest.raises(TpsgdError, match=says) as error:
-        data.load(str(spec), on_disk=kept, **options)
+def refused(message, spec, cache, **options):
+    with pytest.raises(TpsgdError, match=message) as error:
+        data.load(str(spec), on_disk=cache, **options)
     assert "\n" not in str(error.value)
     return str(error.value)
 
 
-def names(kept):
-    return sorted(file.name for file in kept.iterdir())
+def names(cache):
+    return sorted(file.name for file in cache.iterdir())
 
 
 # the same samples
@@ -88,30 +87,30 @@ def specs(tmp_path):
     images(tmp_path / "pets", 20)
     images(tmp_path / "parts" / "train", 9)
     images(tmp_path / "parts" / "val", 4)
-    own = ("plain.npz packed.npz both.npz fortran.npz pixels.npz tokens.npz own.csv make.py:make"
+    names = ("plain.npz packed.npz both.npz fortran.npz pixels.npz tokens.npz own.csv make.py:make"
            " pets pets@3 parts")  # fmt: skip
-    return ["digits", *(str(tmp_path / name) for name in own.split())]
+    return ["digits", *(str(tmp_path / name) for name in names.split())]
 
 
 @pytest.mark.parametrize("options", [{}, {"seed": 3, "max_train": 7}])
-def test_the_same_samples_bit_for_bit(tmp_path, kept, monkeypatch, options):
-    monkeypatch.setattr(disk, "PIECE", 100)
+def test_samples_on_disk_are_the_same_bit_for_bit(tmp_path, cache, monkeypatch, options):
+    monkeypatch.setattr(mapped, "DECODED_BYTES", 100)
     for spec in specs(tmp_path):
-        wanted = data.load(spec, **options)
-        first = data.load(spec, on_disk=kept, **options)
-        again = data.load(spec, on_disk=str(kept), **options)
-        same(wanted, first)
-        same(wanted, again)
+        expected = data.load(spec, **options)
+        first = data.load(spec, on_disk=cache, **options)
+        again = data.load(spec, on_disk=str(cache), **options)
+        same(expected, first)
+        same(expected, again)
         assert first.train[0].is_contiguous()
 
 
 @pytest.mark.real_data("mnist")
-def test_real_sets_are_the_same(kept):
+def test_real_sets_on_disk_are_the_same(cache):
     for name in ("mnist", "seq-mnist-pixels"):
-        same(data.load(name, max_train=3000), data.load(name, max_train=3000, on_disk=kept))
+        same(data.load(name, max_train=3000), data.load(name, max_train=3000, on_disk=cache))
 
 
-def test_a_model_learns_from_them(pets, kept):
+def test_a_model_learns_the_same_from_mapped_samples(pets, cache):
     def accuracy(**options):
         torch.manual_seed(0)
         loaded = data.load(str(pets), **options)
@@ -119,41 +118,48 @@ def test_a_model_learns_from_them(pets, kept):
         tpsgd.fit(model, loaded.train, epochs=2, batch_size=4)
         return model[3].weight, tpsgd.evaluate(model, loaded.test)
 
-    found, wanted = accuracy(on_disk=kept), accuracy()
-    assert torch.equal(found[0], wanted[0]) and found[1] == wanted[1]
+    mapped_result, result = accuracy(on_disk=cache), accuracy()
+    assert torch.equal(mapped_result[0], result[0]) and mapped_result[1] == result[1]
 
 
-def test_samples_are_mapped_and_labels_are_not(pets, kept):
-    loaded = data.load(str(pets), on_disk=kept)
-    file = next(kept.glob("*-train-x.npy"))
+def test_samples_are_mapped_and_labels_are_not(pets, cache):
+    loaded = data.load(str(pets), on_disk=cache)
+    file = next(cache.glob("*-train-x.npy"))
     with file.open("r+b") as stream:
         stream.seek(-4, os.SEEK_END)
         stream.write(np.float32(7).tobytes())
     assert loaded.train[0][-1, -1, -1, -1] == 7
-    shutil.rmtree(kept)
+    shutil.rmtree(cache)
     assert loaded.train[1].bincount().tolist() == [8, 8] and loaded.train[0].mean() > 0
 
 
 # found again
 
 
-def test_a_later_call_decodes_nothing(pets, npz, kept, monkeypatch):
-    before = [data.load(str(spec), on_disk=kept) for spec in (pets, npz, "digits")]
-    for what in ("images._open", "npz.array", "formats.hold_out", "images._decode"):
-        monkeypatch.setattr(f"tpsgd.data.{what}", None)
+def test_a_later_call_uses_the_files_and_decodes_nothing(pets, npz, cache, monkeypatch):
+    before = [data.load(str(spec), on_disk=cache) for spec in (pets, npz, "digits")]
+    readers = (
+        "images._open",
+        "images._decode",
+        "npz_files.read_array",
+        "sets.digits.hold_out_test",
+    )
+    for reader in readers:
+        monkeypatch.setattr(f"tpsgd.data.{reader}", None)
     for one in before:
-        again = data.load(one.name, on_disk=kept)
+        again = data.load(one.name, on_disk=cache)
         assert torch.equal(one.train[0], again.train[0]) and one.note == again.note
-    assert len(names(kept)) == 3 * 5
+    assert len(names(cache)) == 3 * 5
 
 
-def test_files_are_named_after_their_data_and_described(pets, kept):
-    data.load(f"{pets}@3", on_disk=kept)
-    [about] = kept.glob("*.json")
+def test_files_are_named_after_their_data_and_described(pets, cache):
+    data.load(f"{pets}@3", on_disk=cache)
+    [about] = cache.glob("*.json")
     assert about.name.startswith("pets_3-") and about.stat().st_size < 1000
-    said = json.loads(about.read_text())
-    assert said["data"] == f"{pets}@3" and said["classes"] == ["cat", "dog"]
-    assert said["bytes"] == [(kept / f"{about.stem}-{a}.npy").stat().st_size for a in disk.ARRAYS]
+    content = json.loads(about.read_text())
+    assert content["data"] == f"{pets}@3" and content["classes"] == ["cat", "dog"]
+    files = [cache / f"{about.stem}-{array}.npy" for array in mapped.ARRAYS]
+    assert content["bytes"] == [file.stat().st_size for file in files]
 
 
 def touch(pets):
@@ -180,54 +186,54 @@ def remove(pets):
 
 
 @pytest.mark.parametrize("change", [touch, rename, rename_class, grow, remove])
-def test_changed_images_are_decoded_again(pets, kept, change):
-    data.load(str(pets), on_disk=kept)
+def test_changed_images_are_decoded_again(pets, cache, change):
+    data.load(str(pets), on_disk=cache)
     change(pets)
-    same(data.load(str(pets)), data.load(str(pets), on_disk=kept))
-    assert len(names(kept)) == 10
+    same(data.load(str(pets)), data.load(str(pets), on_disk=cache))
+    assert len(names(cache)) == 10
 
 
-def test_what_is_asked_for_tells_the_files_apart(pets, kept):
+def test_each_seed_size_and_max_train_has_files_of_its_own(pets, cache):
     for options in ({}, {"seed": 1}, {"max_train": 5}, {"max_train": 6}):
-        same(data.load(str(pets), **options), data.load(str(pets), on_disk=kept, **options))
+        same(data.load(str(pets), **options), data.load(str(pets), on_disk=cache, **options))
     long = pets.rename(pets.with_name("pets" * 20))
     for size in (3, 4):
-        same(data.load(f"{long}@{size}"), data.load(f"{long}@{size}", on_disk=kept))
-    assert len(names(kept)) == 6 * 5
+        same(data.load(f"{long}@{size}"), data.load(f"{long}@{size}", on_disk=cache))
+    assert len(names(cache)) == 6 * 5
 
 
-def test_a_changed_npz_and_one_of_the_same_name_elsewhere(npz, kept, tmp_path, monkeypatch):
-    data.load(str(npz), on_disk=kept)
+def test_a_changed_npz_and_one_of_the_same_name_elsewhere(npz, cache, tmp_path, monkeypatch):
+    data.load(str(npz), on_disk=cache)
     np.savez(npz, x=X + 1, y=Y)
-    same(data.load(str(npz)), data.load(str(npz), on_disk=kept))
+    same(data.load(str(npz)), data.load(str(npz), on_disk=cache))
     for i in range(2):
         (tmp_path / str(i)).mkdir()
         monkeypatch.chdir(tmp_path / str(i))
         np.savez("own.npz", x=X + i, y=Y)
         os.utime("own.npz", ns=(1, 1))
-        same(data.load("own.npz"), data.load("own.npz", on_disk=kept))
+        same(data.load("own.npz"), data.load("own.npz", on_disk=cache))
 
 
-def test_what_a_function_returns_is_written_anew(tmp_path, kept):
+def test_the_result_of_a_function_is_written_on_every_call(tmp_path, cache):
     (tmp_path / "make.py").write_text(
         "import numpy as np\nfrom pathlib import Path\n"
         f"def make(): return np.load({str(tmp_path / 'x.npy')!r}), np.arange(20) % 2\n"
     )
     spec = f"{tmp_path / 'make.py'}:make"
     np.save(tmp_path / "x.npy", X)
-    old = data.load(spec, on_disk=kept)
+    old = data.load(spec, on_disk=cache)
     before = old.train[0].clone()
     np.save(tmp_path / "x.npy", X + 1)
-    same(data.load(spec), data.load(spec, on_disk=kept))
-    assert torch.equal(old.train[0], before) and len(names(kept)) == 5
+    same(data.load(spec), data.load(spec, on_disk=cache))
+    assert torch.equal(old.train[0], before) and len(names(cache)) == 5
 
 
-@pytest.mark.parametrize("name", [f"{array}.npy" for array in disk.ARRAYS])
+@pytest.mark.parametrize("name", [f"{array}.npy" for array in mapped.ARRAYS])
 @pytest.mark.parametrize("harm", ["cut", "gone", "another"])
-def test_files_that_are_not_whole_are_made_again(pets, kept, name, harm):
-    wanted = data.load(str(pets), on_disk=kept)
-    x = wanted.train[0].clone()
-    [file] = kept.glob(f"*{name}")
+def test_incomplete_files_are_written_again(pets, cache, name, harm):
+    expected = data.load(str(pets), on_disk=cache)
+    x = expected.train[0].clone()
+    [file] = cache.glob(f"*{name}")
     if harm == "cut":
         content = file.read_bytes()
         file.unlink()
@@ -236,33 +242,33 @@ def test_files_that_are_not_whole_are_made_again(pets, kept, name, harm):
         np.save(file, np.load(file)[:-1])
     else:
         file.unlink()
-    again = data.load(str(pets), on_disk=kept)
-    assert torch.equal(again.train[0], x) and len(names(kept)) == 5
+    again = data.load(str(pets), on_disk=cache)
+    assert torch.equal(again.train[0], x) and len(names(cache)) == 5
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", "null"])
-def test_a_description_that_is_not_one(pets, kept, text):
-    wanted = data.load(str(pets))
-    data.load(str(pets), on_disk=kept)
-    [about] = kept.glob("*.json")
+def test_a_damaged_description_is_written_again(pets, cache, text):
+    expected = data.load(str(pets))
+    data.load(str(pets), on_disk=cache)
+    [about] = cache.glob("*.json")
     about.write_text(text)
-    same(wanted, data.load(str(pets), on_disk=kept))
+    same(expected, data.load(str(pets), on_disk=cache))
 
 
 # all or nothing
 
 
-def test_a_corrupt_image_leaves_nothing_behind(pets, kept, monkeypatch):
-    monkeypatch.setattr(disk, "PIECE", 1000)
+def test_a_corrupt_image_leaves_nothing_behind(pets, cache, monkeypatch):
+    monkeypatch.setattr(mapped, "DECODED_BYTES", 1000)
     good = (pets / "dog" / "0019.png").read_bytes()
     (pets / "dog" / "0019.png").write_bytes(b"no image")
-    refused("0019.png cannot be read as an image", pets, kept)
-    assert names(kept) == []
+    refused("0019.png cannot be read as an image", pets, cache)
+    assert names(cache) == []
     (pets / "dog" / "0019.png").write_bytes(good)
-    same(data.load(str(pets)), data.load(str(pets), on_disk=kept))
+    same(data.load(str(pets)), data.load(str(pets), on_disk=cache))
 
 
-def test_an_interruption_leaves_nothing_behind(pets, kept, monkeypatch):
+def test_an_interruption_leaves_nothing_behind(pets, cache, monkeypatch):
     from tpsgd.data import images as reader
 
     opened, real = [], reader._open
@@ -271,20 +277,20 @@ def test_an_interruption_leaves_nothing_behind(pets, kept, monkeypatch):
     def interrupted(file, shape=None):
         opened.append(file)
         if len(opened) == 15:
-            seen.extend(names(kept))
+            seen.extend(names(cache))
             raise KeyboardInterrupt
         return real(file, shape)
 
-    monkeypatch.setattr(disk, "PIECE", 300)
+    monkeypatch.setattr(mapped, "DECODED_BYTES", 300)
     monkeypatch.setattr(reader, "_open", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        data.load(str(pets), on_disk=kept)
-    assert seen and all(name.endswith(".part") for name in seen) and names(kept) == []
+        data.load(str(pets), on_disk=cache)
+    assert seen and all(name.endswith(".part") for name in seen) and names(cache) == []
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
 @pytest.mark.parametrize("after", range(4))
-def test_a_disk_that_fills_up(pets, kept, monkeypatch, code, after):
+def test_a_disk_that_fills_up_leaves_no_files(pets, cache, monkeypatch, code, after):
     written, real = [], os.fsync
 
     def fsync(handle):
@@ -295,42 +301,42 @@ def test_a_disk_that_fills_up(pets, kept, monkeypatch, code, after):
 
     monkeypatch.setattr("tpsgd.data.mapped.os.fsync", fsync)
     needed = 20 * (3 * 6 * 4 * 4 + 8)
-    says = refused(f"needs {needed:,} bytes in .*, where there is no room", pets, kept)
-    assert says.endswith("or ask for less with max_train.") and names(kept) == []
+    message = refused(f"needs {needed:,} bytes in .*, where the disk is full", pets, cache)
+    assert message.endswith("or ask for fewer samples with max_train.") and names(cache) == []
 
 
-def test_a_disk_that_is_full_is_not_written_to(pets, kept, monkeypatch):
+def test_a_full_disk_is_not_written_to(pets, cache, monkeypatch):
     needed = 20 * (3 * 6 * 4 * 4 + 8)
     usage = shutil.disk_usage(".")
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=needed - 1))
-    monkeypatch.setattr(disk, "_save", None)
-    refused(f"needs {needed:,} bytes in .*, where {needed - 1:,} are free; make room", pets, kept)
-    assert names(kept) == []
+    monkeypatch.setattr(mapped, "_save", None)
+    refused(f"needs {needed:,} bytes in .*, where {needed - 1:,} are free; free some", pets, cache)
+    assert names(cache) == []
     monkeypatch.undo()
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=needed))
-    data.load(str(pets), on_disk=kept)
+    data.load(str(pets), on_disk=cache)
 
 
-def test_a_folder_that_cannot_be_written_to(pets, kept):
-    kept.write_text("a file")
-    refused(r"cannot write to .*kept \(.*\); name another folder", pets, kept)
-    refused(r"cannot write to .*inner \(Not a directory\)", pets, kept / "inner")
+def test_a_folder_that_cannot_be_written_to_is_refused(pets, cache):
+    cache.write_text("a file")
+    refused(r"cannot write to .*cache \(.*\); name another folder", pets, cache)
+    refused(r"cannot write to .*inner \(Not a directory\)", pets, cache / "inner")
 
 
-def test_sequences_of_different_lengths_stay_in_memory(tmp_path, kept):
+def test_sequences_of_different_lengths_stay_in_memory(tmp_path, cache):
     np.savez(
         tmp_path / "own.npz", x=RNG.normal(size=(20, 5, 2)), y=Y, lengths=np.arange(20) % 5 + 1
     )
-    says = "own.npz holds sequences of different lengths, which stay in memory; load it without"
-    refused(says, tmp_path / "own.npz", kept)
-    assert not kept.exists()
+    message = "own.npz has sequences of different lengths, which must be in memory; load it without"
+    refused(message, tmp_path / "own.npz", cache)
+    assert not cache.exists()
 
 
 @pytest.mark.parametrize("spec", ["no/such.npz", "elephants", "no/folder@3", "", "no.py:make"])
-def test_specs_that_lead_nowhere_say_the_same(spec, kept):
-    with pytest.raises(TpsgdError) as wanted:
+def test_wrong_paths_give_the_same_error_as_without_on_disk(spec, cache):
+    with pytest.raises(TpsgdError) as expected:
         data.load(spec)
-    assert refused(".", spec, kept) == str(wanted.value) and not kept.exists()
+    assert refused(".", spec, cache) == str(expected.value) and not cache.exists()
 
 
 # what lies in a .npz
@@ -338,32 +344,32 @@ def test_specs_that_lead_nowhere_say_the_same(spec, kept):
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_npz_of_either_order(tmp_path, kept, save, order):
+def test_npz_arrays_of_either_memory_order(tmp_path, cache, save, order):
     x = np.array(RNG.normal(size=(20, 3, 5)), np.float32, order=order)
     save(tmp_path / "own.npz", x=x, y=Y, x_test=x[:4], y_test=Y[:4])
-    for options in ({}, {"on_disk": kept}):
-        own = data.load(str(tmp_path / "own.npz"), **options)
-        assert torch.equal(own.train[0], torch.tensor(x.copy("C")))
-        assert torch.equal(own.test[0], torch.tensor(x[:4].copy("C")))
+    for options in ({}, {"on_disk": cache}):
+        loaded = data.load(str(tmp_path / "own.npz"), **options)
+        assert torch.equal(loaded.train[0], torch.tensor(x.copy("C")))
+        assert torch.equal(loaded.test[0], torch.tensor(x[:4].copy("C")))
 
 
-def test_held_out_and_thinned_samples_keep_their_labels(tmp_path, kept):
+def test_held_out_and_thinned_samples_keep_their_labels(tmp_path, cache):
     x = np.arange(100.0)[:, None]
     np.savez(tmp_path / "own.npz", x=x, y=np.arange(100) // 25)
-    for options in ({}, {"on_disk": kept}):
-        own = data.load(str(tmp_path / "own.npz"), seed=5, max_train=40, **options)
-        for x, y in (own.train, own.test):
+    for options in ({}, {"on_disk": cache}):
+        loaded = data.load(str(tmp_path / "own.npz"), seed=5, max_train=40, **options)
+        for x, y in (loaded.train, loaded.test):
             assert torch.equal(x[:, 0].long() // 25, y)
-        rows = torch.cat([own.train[0], own.test[0]]).unique()
+        rows = torch.cat([loaded.train[0], loaded.test[0]]).unique()
         assert len(rows) == 60
 
 
-def test_a_number_that_is_not_finite_far_into_the_file(tmp_path, kept, monkeypatch):
-    monkeypatch.setattr("tpsgd.data.arrays.PART", 50)
+def test_a_number_that_is_not_finite_is_found_late_in_the_file(tmp_path, cache, monkeypatch):
+    monkeypatch.setattr("tpsgd.data.arrays.CHECKED_BYTES", 50)
     x = X.copy()
     x[17, 2] = np.inf
     np.savez(tmp_path / "own.npz", x=x, y=Y)
-    refused(r"x\[17, 2\] is inf; fill it in or drop sample 17", tmp_path / "own.npz", kept)
+    refused(r"x\[17, 2\] is inf; replace it by a .* drop sample 17", tmp_path / "own.npz", cache)
 
 
 # memory
@@ -372,23 +378,23 @@ def test_a_number_that_is_not_finite_far_into_the_file(tmp_path, kept, monkeypat
 def peak(spec, **options):
     tracemalloc.start()
     data.load(str(spec), **options)
-    found = tracemalloc.get_traced_memory()[1]
+    nbytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    return found
+    return nbytes
 
 
-def test_memory_is_flat_in_the_number_of_images(tmp_path, kept, monkeypatch):
+def test_memory_is_flat_in_the_number_of_images(tmp_path, cache, monkeypatch):
     sample = 3 * 64 * 64 * 4
-    monkeypatch.setattr(disk, "PIECE", 4 * sample)
+    monkeypatch.setattr(mapped, "DECODED_BYTES", 4 * sample)
     few = images(tmp_path / "few", 40, (64, 64))
     many = images(tmp_path / "many", 160, (64, 64))
-    peak(few, on_disk=kept, max_train=8)
-    small, large = peak(few, on_disk=kept), peak(many, on_disk=kept)
+    peak(few, on_disk=cache, max_train=8)
+    small, large = peak(few, on_disk=cache), peak(many, on_disk=cache)
     assert 4 * sample < small < 12 * sample and large - small < 3 * sample
     assert peak(many) > 120 * sample
 
 
-def test_pieces_are_of_the_size_they_should_be(pets, kept, monkeypatch):
+def test_the_expected_number_of_samples_is_decoded_together(pets, cache, monkeypatch):
     from tpsgd.data import images as reader
 
     pieces, real = [], reader._decode
@@ -398,19 +404,19 @@ def test_pieces_are_of_the_size_they_should_be(pets, kept, monkeypatch):
         return real(files, shape)
 
     monkeypatch.setattr(reader, "_decode", decode)
-    monkeypatch.setattr(disk, "PIECE", 5 * 3 * 6 * 4 * 4 + 1)
-    data.load(str(pets), on_disk=kept)
+    monkeypatch.setattr(mapped, "DECODED_BYTES", 5 * 3 * 6 * 4 * 4 + 1)
+    data.load(str(pets), on_disk=cache)
     assert pieces == [1, 5, 5, 5, 1, 4]
-    monkeypatch.setattr(disk, "PIECE", 1)
+    monkeypatch.setattr(mapped, "DECODED_BYTES", 1)
     pieces.clear()
-    data.load(str(pets), on_disk=kept, seed=1)
+    data.load(str(pets), on_disk=cache, seed=1)
     assert pieces == [1] * 21
 
 
 @pytest.mark.parametrize("of_bytes", [False, True])
-def test_plain_arrays_are_never_whole_in_memory(tmp_path, kept, monkeypatch, of_bytes):
-    monkeypatch.setattr(disk, "PIECE", 2**16)
-    monkeypatch.setattr("tpsgd.data.arrays.PART", 2**16)
+def test_uncompressed_arrays_are_never_in_memory_as_a_whole(tmp_path, cache, monkeypatch, of_bytes):
+    monkeypatch.setattr(mapped, "DECODED_BYTES", 2**16)
+    monkeypatch.setattr("tpsgd.data.arrays.CHECKED_BYTES", 2**16)
     kind = np.uint8 if of_bytes else np.float64
     x = RNG.integers(0, 256, (2000, 1000)).astype(kind)
     y = np.arange(2000) % 2
@@ -422,15 +428,15 @@ def test_plain_arrays_are_never_whole_in_memory(tmp_path, kept, monkeypatch, of_
         "np.arange(2000) % 2\n"
     )
     for spec in (tmp_path / "own.npz", f"{tmp_path / 'make.py'}:make"):
-        peak(spec, on_disk=kept, seed=1)
-        assert peak(spec, on_disk=kept) < 2**20 < x.nbytes
+        peak(spec, on_disk=cache, seed=1)
+        assert peak(spec, on_disk=cache) < 2**20 < x.nbytes
 
 
-def test_a_plain_npz_with_a_flipped_byte(tmp_path, kept):
+def test_an_uncompressed_npz_with_a_flipped_byte_is_refused(tmp_path, cache):
     np.savez(tmp_path / "own.npz", x=X, y=Y)
     content = bytearray((tmp_path / "own.npz").read_bytes())
     content[content.index(X.tobytes()) + 100] ^= 1
     (tmp_path / "own.npz").write_bytes(content)
-    refused("not a whole one", tmp_path / "own.npz", kept)
-    with pytest.raises(TpsgdError, match="not a whole one"):
+    refused("not a complete .npz file", tmp_path / "own.npz", cache)
+    with pytest.raises(TpsgdError, match="not a complete"):
         data.load(str(tmp_path / "own.npz"))

@@ -1,4 +1,4 @@
-"""One's own data: .npz, .csv, a function, a folder of images."""
+"""Data of the user's: .npz and .csv files, functions, folders of images."""
 
 import numpy as np
 import pytest
@@ -6,16 +6,9 @@ import torch
 from PIL import Image
 
 from tpsgd import data
-from tpsgd.errors import TpsgdError
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(20, 3)), np.arange(20) % 2
-
-
-def refused(spec, says):
-    with pytest.raises(TpsgdError, match=says) as error:
-        data.load(str(spec))
-    assert "\n" not in str(error.value)
 
 
 def npz(tmp_path, **arrays):
@@ -26,19 +19,19 @@ def npz(tmp_path, **arrays):
 # .npz
 
 
-def test_npz_is_split_where_it_has_no_test_part(tmp_path):
-    own = data.load(npz(tmp_path, x=X, y=Y), seed=7)
-    assert own.train[0].shape == (16, 3) and own.test[0].shape == (4, 3)
-    assert own.test[1].bincount().tolist() == [2, 2] and own.shape == (3,)
-    assert own.note == "20 % held out as test, stratified, seed 7"
-    rows = torch.cat([own.train[0], own.test[0]])
+def test_npz_without_a_test_set_is_split(tmp_path):
+    loaded = data.load(npz(tmp_path, x=X, y=Y), seed=7)
+    assert loaded.train[0].shape == (16, 3) and loaded.test[0].shape == (4, 3)
+    assert loaded.test[1].bincount().tolist() == [2, 2] and loaded.shape == (3,)
+    assert loaded.note == "20 % held out as test, stratified, seed 7"
+    rows = torch.cat([loaded.train[0], loaded.test[0]])
     assert torch.equal(rows.sort(0).values, torch.tensor(X, dtype=torch.float32).sort(0).values)
 
 
-def test_npz_with_a_test_part_and_labels_from_one(tmp_path):
-    own = data.load(npz(tmp_path, x=X, y=Y * 4 + 1, x_test=X[:2], y_test=np.array([5, 1])))
-    assert own.classes == ("1", "5") and own.test[1].tolist() == [1, 0] and own.note == ""
-    assert torch.equal(own.train[0], torch.tensor(X, dtype=torch.float32))
+def test_npz_with_a_test_set_and_labels_from_one(tmp_path):
+    loaded = data.load(npz(tmp_path, x=X, y=Y * 4 + 1, x_test=X[:2], y_test=np.array([5, 1])))
+    assert loaded.classes == ("1", "5") and loaded.test[1].tolist() == [1, 0] and loaded.note == ""
+    assert torch.equal(loaded.train[0], torch.tensor(X, dtype=torch.float32))
 
 
 @pytest.mark.parametrize(
@@ -52,9 +45,9 @@ def test_npz_with_a_test_part_and_labels_from_one(tmp_path):
         (Y[:, None], ("0", "1")),
     ],
 )
-def test_labels_of_every_kind(tmp_path, y, classes):
-    own = data.load(npz(tmp_path, x=X, y=y))
-    assert own.classes == classes and own.train[1].dtype == torch.int64
+def test_labels_may_be_names_or_whole_numbers(tmp_path, y, classes):
+    loaded = data.load(npz(tmp_path, x=X, y=y))
+    assert loaded.classes == classes and loaded.train[1].dtype == torch.int64
 
 
 @pytest.mark.parametrize(
@@ -66,17 +59,17 @@ def test_labels_of_every_kind(tmp_path, y, classes):
         ((20, 7), (7,)),
     ],
 )
-def test_bytes_are_pixels(tmp_path, shape, becomes):
+def test_bytes_are_read_as_pixels(tmp_path, shape, becomes):
     x = RNG.integers(0, 256, shape, dtype=np.uint8)
-    own = data.load(npz(tmp_path, x=x, y=Y, x_test=x, y_test=Y))
-    assert own.shape == becomes and own.note.startswith("bytes divided by 255")
-    assert own.train[0].is_contiguous() and own.train[0].max() <= 1
+    loaded = data.load(npz(tmp_path, x=x, y=Y, x_test=x, y_test=Y))
+    assert loaded.shape == becomes and loaded.note.startswith("bytes divided by 255")
+    assert loaded.train[0].is_contiguous() and loaded.train[0].max() <= 1
     order = np.moveaxis(x, -1, 1) if shape[-1] == 3 else x
-    assert torch.equal(own.test[0], torch.tensor(order.reshape(20, *becomes)).float() / 255)
+    assert torch.equal(loaded.test[0], torch.tensor(order.reshape(20, *becomes)).float() / 255)
 
 
 @pytest.mark.parametrize(
-    ("arrays", "says"),
+    ("arrays", "message"),
     [
         ({"x": X}, "holds x; expected x and y"),
         ({"a": X, "b": Y}, "holds a, b; expected x and y"),
@@ -89,32 +82,35 @@ def test_bytes_are_pixels(tmp_path, shape, becomes):
         ({"x": X[:, :0], "y": Y}, "x is empty, of shape"),
         ({"x": X[:, 0], "y": Y}, "x is float64 of shape"),
         ({"x": X.astype(str), "y": Y}, "expected numbers of shape"),
-        ({"x": X, "y": np.eye(2)[Y]}, "expected one label a sample"),
-        ({"x": X, "y": np.zeros(20, int)}, "every label is 0; two classes or more"),
-        ({"x": X, "y": X[:, 0]}, "is no class; give whole numbers or names"),
-        ({"x": X, "y": np.full(20, np.nan)}, "the label nan is no class"),
-        ({"x": X, "y": Y, "x_test": X, "y_test": Y + 1}, "has the class 2, which the train part"),
+        ({"x": X, "y": np.eye(2)[Y]}, "expected one label for each sample"),
+        ({"x": X, "y": np.zeros(20, int)}, "every label is 0; at least two classes"),
+        ({"x": X, "y": X[:, 0]}, "is not a class; labels must be whole numbers or names"),
+        ({"x": X, "y": np.full(20, np.nan)}, "the label nan is not a class"),
+        ({"x": X, "y": Y, "x_test": X, "y_test": Y + 1}, "has the class 2, which the training set"),
         ({"x": X, "y": Y, "x_test": X, "y_test": Y.astype(str)[::-1].repeat(1)}, None),
         ({"x": X, "y": Y, "x_test": X, "y_test": np.full(20, "dog")}, "has the class dog, which"),
-        ({"x": X, "y": Y, "x_test": X[:, :2], "y_test": Y}, "make them alike"),
-        ({"x": X, "y": Y, "x_test": X.astype(np.uint8), "y_test": Y}, "make them alike"),
-        ({"x": X[:2], "y": Y[:2]}, "2 samples are too few to hold 20 % out"),
-        ({"x": np.where(X[4, 1] == X, np.nan, X), "y": Y}, r"x\[4, 1\] is nan; fill it in or drop"),
+        ({"x": X, "y": Y, "x_test": X[:, :2], "y_test": Y}, "they must match"),
+        ({"x": X, "y": Y, "x_test": X.astype(np.uint8), "y_test": Y}, "they must match"),
+        ({"x": X[:2], "y": Y[:2]}, "2 samples are too few to hold out 1"),
+        (
+            {"x": np.where(X[4, 1] == X, np.nan, X), "y": Y},
+            r"x\[4, 1\] is nan; replace it by",
+        ),
         ({"x": np.where(X[4, 1] == X, np.inf, X), "y": Y}, r"x\[4, 1\] is inf"),
         ({"x": np.array([None] * 20), "y": Y}, "holds Python objects, which may run code"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:invalid value encountered in cast")
-def test_npz_that_is_not_right(tmp_path, arrays, says):
+def test_npz_files_that_are_wrong_are_refused(refused, tmp_path, arrays, message):
     file = npz(tmp_path, **arrays)
-    if says is None:
+    if message is None:
         assert data.load(file).classes == ("0", "1")
     else:
-        refused(file, says)
+        refused(file, message)
 
 
 @pytest.mark.parametrize("content", [b"", b"no zip at all", b"PK\x03\x04 cut short", "half", "npy"])
-def test_npz_that_is_no_npz(tmp_path, content):
+def test_incomplete_npz_files_are_refused(refused, tmp_path, content):
     file = tmp_path / "bad.npz"
     if content == "npy":
         with file.open("wb") as stream:
@@ -124,32 +120,32 @@ def test_npz_that_is_no_npz(tmp_path, content):
         file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     else:
         file.write_bytes(content)
-    refused(file, r"bad.npz is no .npz file, or not a whole one")
+    refused(file, r"bad.npz is not a complete .npz file")
 
 
-def test_npz_with_a_flipped_byte(tmp_path):
+def test_a_compressed_npz_with_a_flipped_byte_is_refused(refused, tmp_path):
     file = tmp_path / "bad.npz"
     np.savez_compressed(file, x=X, y=Y)
     content = bytearray(file.read_bytes())
     content[200:230] = bytes(30)
     file.write_bytes(content)
-    refused(file, "not a whole one")
+    refused(file, "not a complete .npz file")
 
 
 # paths
 
 
 @pytest.mark.parametrize("spec", ["no/such.npz", "no.csv", "no/folder", "no.py:make", "no/file.x"])
-def test_paths_that_lead_nowhere(spec, tmp_path, monkeypatch):
+def test_paths_that_do_not_exist_are_named(refused, spec, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     refused(spec, "there is no no")
 
 
-def test_files_of_another_kind(tmp_path):
+def test_files_of_another_kind_are_refused(refused, tmp_path):
     (tmp_path / "notes.txt").write_text("hello")
-    refused(tmp_path / "notes.txt", "is none of FILE.npz, FILE.csv")
-    refused(f"{tmp_path / 'notes.txt'}@32", "is no folder; expected one of images")
-    refused(f"{tmp_path / 'nowhere'}@32", "is no folder; expected one of images")
+    refused(tmp_path / "notes.txt", "is not one of FILE.npz, FILE.csv")
+    refused(f"{tmp_path / 'notes.txt'}@32", "is not a folder; expected a folder of images")
+    refused(f"{tmp_path / 'nowhere'}@32", "is not a folder; expected a folder of images")
 
 
 # .csv
@@ -178,49 +174,49 @@ def rows(line, n=10):
         "0,1,label\n" + rows("{i},0.5,{kind}"),
     ],
 )
-def test_csv(tmp_path, text):
-    own = data.load(csv(tmp_path, text))
-    x, y = own.train
-    assert own.classes == ("cat", "dog") and own.shape == (2,) and len(own.test[1]) == 2
+def test_csv_formats_that_are_read(tmp_path, text):
+    loaded = data.load(csv(tmp_path, text))
+    x, y = loaded.train
+    assert loaded.classes == ("cat", "dog") and loaded.shape == (2,) and len(loaded.test[1]) == 2
     assert (x[:, 1] == 0.5).all() and (y == 1 - x[:, 0].long() % 2).all()
     assert x.dtype == torch.float32 and x.is_contiguous()
-    assert "features unscaled; 20 % held out as test, stratified, seed 0" in own.note
+    assert "features unscaled; 20 % held out as test, stratified, seed 0" in loaded.note
 
 
 def test_csv_classes_are_sorted_as_numbers(tmp_path):
     text = "a,y\n" + "".join(f"{i},{(10, 9, 2)[i % 3]}\n" for i in range(12))
-    own = data.load(csv(tmp_path, text))
-    assert own.classes == ("2", "9", "10")
-    assert (own.train[1] == 2 - own.train[0][:, 0].long() % 3).all()
+    loaded = data.load(csv(tmp_path, text))
+    assert loaded.classes == ("2", "9", "10")
+    assert (loaded.train[1] == 2 - loaded.train[0][:, 0].long() % 3).all()
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("", "is empty or starts with an empty line"),
         ("\n1,2\n", "is empty or starts with an empty line"),
         ("a,b,label\n", "has a header but no rows"),
         ("1,2,0\n3,4,1\n", "its first line must name the columns"),
         ("5.1,3.5,setosa\n4.9,3.0,setosa\n", "its first line must name the columns"),
-        ("label\ncat\n", "has no column beside the label 'label'"),
-        ("a,b,y\n1,2,0\n3,nan,1\n", "line 3, column 'b': 'nan' is no finite number"),
-        ("a,b,y\n1,2,0\n\n3,,1\n", "line 4, column 'b': '' is no finite number"),
-        ("a,b,y\n1,2,0\nlow,2,1\n", "line 3, column 'a': 'low' is no finite number"),
-        ("a,b,y\n1,2,0\n1e300,2,1\n", "line 3, column 'a': '1e300' is no finite number"),
+        ("label\ncat\n", "has no column of features besides the label 'label'"),
+        ("a,b,y\n1,2,0\n3,nan,1\n", "line 3, column 'b': 'nan' is not a finite number"),
+        ("a,b,y\n1,2,0\n\n3,,1\n", "line 4, column 'b': '' is not a finite number"),
+        ("a,b,y\n1,2,0\nlow,2,1\n", "line 3, column 'a': 'low' is not a finite number"),
+        ("a,b,y\n1,2,0\n1e300,2,1\n", "line 3, column 'a': '1e300' is not a finite number"),
         ("a,b,y\n1,2,0\n1,-inf,1\n", "line 3, column 'b': '-inf'"),
         ("a,b,y\n1,2,0\n1,2\n", "line 3 has 2 cells, the header has 3"),
         ("a,b,y\n1,2,0,9\n1,2,1,9\n", "line 2 has 4 cells, the header has 3"),
         ("a,b,y\n1,2,0\n1,2,\n", "line 3 has no label in the column 'y'"),
-        ("a,b,y\n1,2,0.5\n1,2,0.25\n", "the label 0.5 is no class"),
+        ("a,b,y\n1,2,0.5\n1,2,0.25\n", "the label 0.5 is not a class"),
         ("a,b,y\n1,2,0\n1,2,0\n", "every label is 0"),
         ('a,b,y\n1,2,0\n1,"' + "2" * 200_000, "cannot be read as a table|has 2 cells"),
     ],
 )
-def test_csv_that_is_not_right(tmp_path, text, says):
-    refused(csv(tmp_path, text), says)
+def test_csv_files_that_are_wrong_are_refused(refused, tmp_path, text, message):
+    refused(csv(tmp_path, text), message)
 
 
-def test_csv_that_is_not_utf8(tmp_path):
+def test_csv_that_is_not_utf8_is_refused(refused, tmp_path):
     refused(csv(tmp_path, "größe,y\n1,2\n", "latin-1"), "cannot be read as UTF-8")
     far = "a,y\n" + "1,cat\n" * 20_000
     refused(csv(tmp_path, far + "ä,cat\n", "latin-1"), "cannot be read as UTF-8")
@@ -246,14 +242,14 @@ def function(tmp_path, body):
         "(np.ones((8, 3)), np.arange(8) % 2), (torch.ones(2, 3), [0, 1])",
     ],
 )
-def test_function(tmp_path, result):
-    own = data.load(function(tmp_path, f"def make():\n    return {result}\n"))
-    assert torch.equal(own.train[0], torch.ones(8, 3)) and own.test[0].shape == (2, 3)
-    assert len(own.classes) == 2
+def test_results_of_functions_that_are_read(tmp_path, result):
+    loaded = data.load(function(tmp_path, f"def make():\n    return {result}\n"))
+    assert torch.equal(loaded.train[0], torch.ones(8, 3)) and loaded.test[0].shape == (2, 3)
+    assert len(loaded.classes) == 2
 
 
 @pytest.mark.parametrize(
-    ("body", "says"),
+    ("body", "message"),
     [
         ("x = 1", "has no function 'make'"),
         ("make = 1", "has no function 'make'"),
@@ -274,8 +270,8 @@ def test_function(tmp_path, result):
         ("def make(): return 1, 2", "expected numbers of shape"),
     ],
 )
-def test_function_that_is_not_right(tmp_path, body, says):
-    refused(function(tmp_path, body), says)
+def test_functions_that_are_wrong_are_refused(refused, tmp_path, body, message):
+    refused(function(tmp_path, body), message)
 
 
 # images
@@ -297,28 +293,28 @@ def folder(tmp_path):
     return tmp_path / "pets"
 
 
-def test_folder(folder):
-    own = data.load(str(folder))
-    x, y = own.train
-    assert own.classes == ("cat", "dog") and own.shape == (3, 4, 6) and len(x) == 8
+def test_image_folder_is_read_as_rgb(folder):
+    loaded = data.load(str(folder))
+    x, y = loaded.train
+    assert loaded.classes == ("cat", "dog") and loaded.shape == (3, 4, 6) and len(x) == 8
     assert torch.equal(x[y == 0].unique(), torch.tensor([0.2])) and (x[y == 1] == 1).all()
-    assert "images as RGB, 4 x 6 pixels; 20 % held out" in own.note
+    assert "images as RGB, 4 x 6 pixels; 20 % held out" in loaded.note
 
 
-def test_folder_resized_and_thinned(folder):
+def test_image_folder_is_resized_and_max_train_applies(folder):
     image(folder / "cat" / "zz.jpg", size=(50, 20))
-    own = data.load(f"{folder}@8", max_train=4)
-    assert own.train[0].shape == (4, 3, 8, 8) and own.train[1].bincount().tolist() == [2, 2]
+    loaded = data.load(f"{folder}@8", max_train=4)
+    assert loaded.train[0].shape == (4, 3, 8, 8) and loaded.train[1].bincount().tolist() == [2, 2]
     assert data.load(str(folder)).shape == (3, 4, 6)
 
 
-def test_folder_reads_only_the_images_it_keeps(tmp_path):
+def test_only_the_images_that_are_used_are_read(tmp_path):
     for part, name in (("train", "a"), ("train", "b"), ("test", "a"), ("test", "b")):
         image(tmp_path / part / name / "0.png")
     for i in range(1, 20):
         image(tmp_path / "train" / "a" / f"{i}.png")
-    kept = data.load(str(tmp_path), max_train=2)
-    assert kept.train[1].tolist() == [0, 1]
+    loaded = data.load(str(tmp_path), max_train=2)
+    assert loaded.train[1].tolist() == [0, 1]
     with pytest.MonkeyPatch.context() as patch:
         opened = []
         real = Image.open
@@ -328,29 +324,29 @@ def test_folder_reads_only_the_images_it_keeps(tmp_path):
 
 
 @pytest.mark.parametrize("part", ["val", "test"])
-def test_folder_with_its_own_test_part(folder, tmp_path, part):
+def test_image_folder_with_a_test_set(folder, tmp_path, part):
     folder.rename(tmp_path / "train")
     image(tmp_path / part / "dog" / "1.png", value=0)
-    own = data.load(str(tmp_path))
-    assert len(own.train[0]) == 10 and own.test[1].tolist() == [1]
-    assert own.note == "images as RGB, 4 x 6 pixels"
+    loaded = data.load(str(tmp_path))
+    assert len(loaded.train[0]) == 10 and loaded.test[1].tolist() == [1]
+    assert loaded.note == "images as RGB, 4 x 6 pixels"
 
 
-def test_folder_with_a_class_only_the_test_part_has(folder, tmp_path):
+def test_a_class_that_only_the_test_folder_has_is_refused(refused, folder, tmp_path):
     folder.rename(tmp_path / "train")
     image(tmp_path / "val" / "emu" / "1.png")
-    refused(tmp_path, "has the class emu, which the train part never shows")
+    refused(tmp_path, "has the class emu, which the training set does not have")
 
 
-def test_folders_that_are_not_right(tmp_path, folder):
+def test_image_folders_that_are_wrong_are_refused(refused, tmp_path, folder):
     (tmp_path / "none").mkdir()
-    refused(tmp_path / "none", "none holds no images; expected none/CLASS/IMAGE.png")
-    refused(folder / "cat", "holds images but no subfolders named after their classes")
-    refused(f"{folder}@0", "asks for images of no size")
+    refused(tmp_path / "none", "none holds no images; expected files none/CLASS/IMAGE.png")
+    refused(folder / "cat", "holds images but no subfolders of classes")
+    refused(f"{folder}@0", "asks for images of size 0")
 
 
 @pytest.mark.parametrize("content", [b"", b"no image", "half", "16 bit"])
-def test_images_that_cannot_be_read(folder, content):
+def test_images_that_cannot_be_read_are_named(refused, folder, content):
     file = folder / "cat" / "bad.png"
     if content == "half":
         Image.fromarray(RNG.integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(file)
@@ -362,10 +358,10 @@ def test_images_that_cannot_be_read(folder, content):
     refused(folder, r"bad.png cannot be read as an image")
 
 
-def test_images_beyond_memory(folder):
+def test_images_that_do_not_fit_in_memory_are_refused(refused, folder):
     refused(f"{folder}@10000000", "8 images of 10000000 x 10000000 do not fit in memory")
 
 
-def test_images_without_pillow(folder, monkeypatch):
+def test_reading_images_needs_pillow(refused, folder, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "PIL", None)
     refused(folder, "pip install pillow")

@@ -11,7 +11,7 @@ from tpsgd import rules, split
 from tpsgd.engine.cuda_graphs import _capturable
 from tpsgd.engine.learner import Learner
 from tpsgd.maths.random import Key
-from tpsgd.nets.engines import Closed
+from tpsgd.nets.closed_form import ClosedForm
 from tpsgd.objectives import Site
 
 WHOLE = {  # whose losses look at the whole batch
@@ -38,7 +38,7 @@ def learner(rule, site):
     net = mlp(5, 6, 3) if len(site.shape) == 1 else nn.Sequential(nn.Conv2d(2, 4, 3, padding=1))
     block = split(net)[0]
     made = Learner(
-        block, Closed(block, rule.at), lambda: rule.objective(site),
+        block, ClosedForm(block, rule.at), lambda: rule.objective(site),
         params={f"0.{name}": p for name, p in block.layer.named_parameters()},
     )  # fmt: skip
     made.start(torch.optim.SGD, 0.1)

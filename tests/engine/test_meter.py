@@ -13,7 +13,8 @@ from tpsgd import rules, split
 from tpsgd.engine.device import available
 from tpsgd.engine.learner import Learner
 from tpsgd.engine.meter import LiveBytes, Meter, tensor_bytes
-from tpsgd.nets.engines import Autograd, Closed
+from tpsgd.nets.autograd import Autograd
+from tpsgd.nets.closed_form import ClosedForm
 from tpsgd.nets.unrolled import Unrolled
 from tpsgd.objectives import l2
 
@@ -28,7 +29,7 @@ def step(in_place: bool):
     P, x, y = torch.randn(3, UNITS), torch.randn(N, INPUTS), torch.arange(N) % 3
     learner = Learner(
         block,
-        Closed(block, tpsgd.Place.AFTER, in_place=in_place),
+        ClosedForm(block, tpsgd.Place.AFTER, in_place=in_place),
         lambda: l2(P),
         params=block.named_parameters(),
     )
@@ -304,7 +305,7 @@ def test_free_memory_is_a_positive_number():
 
 def test_engines_without_an_objective_want_nothing():
     block = split(mlp(6, 8, 3))[0]
-    for engine in (Closed(block, tpsgd.Place.AFTER), Autograd(block, tpsgd.Place.AFTER)):
+    for engine in (ClosedForm(block, tpsgd.Place.AFTER), Autograd(block, tpsgd.Place.AFTER)):
         assert engine.objective.tensors == ()
 
 

@@ -9,10 +9,10 @@ import torch
 from helpers import close, images, mlp, points, same, seeded, sequences, state
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from tpsgd.engine.disk_rows import Stored, default_folder
 
 import tpsgd
 from tpsgd import Recurrent, TpsgdError
-from tpsgd.engine.disk_rows import Stored, default_folder
 from tpsgd.engine.meter import LiveBytes
 from tpsgd.maths.memory_format import channels_last
 

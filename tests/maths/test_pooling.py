@@ -169,7 +169,8 @@ def test_nothing_changes_without_the_options():
     for name, make in MAKES.items():
         objective = make().objective(site())
         assert objective.tensors[0].shape == (CLASSES, 3, 4, 4)
-        assert objective.together is None and (objective.closed is None) is (name == "any")
+        assert objective.closed_form_of_batch is None
+        assert (objective.closed_form is None) is (name == "any")
         assert "features" not in make().options and "standardised" not in make().options
 
 
@@ -214,7 +215,9 @@ def test_codes_made_again_are_the_same_codes(options):
     models = [net(), net()]
     for model, redraw in zip(models, (False, True), strict=True):
         rule = rules.tpsgd_l2(**options)
-        tpsgd.fit(model, images(), rule=rule, epochs=1, batch_size=16, redraw=redraw)
+        tpsgd.fit(
+            model, images(), rule=rule, epochs=1, batch_size=16, memory=tpsgd.Memory(redraw=redraw)
+        )
     close(state(models[0]), state(models[1]), rtol=1e-4, atol=1e-5)
 
 
@@ -250,7 +253,10 @@ def net_plain():
 def test_a_plan_says_which_batches_cannot_be_cut():
     def remarks(**options):
         rule = rules.tpsgd_l2(**options)
-        found = tpsgd.plan(net_plain(), (2, 6, 6), 16, rule, micro_batch=4, others=False)
+        found = tpsgd.plan(
+            net_plain(), (2, 6, 6), rule=rule, batch_size=16, others=False,
+            memory=tpsgd.Memory(micro_batch=4),
+        )  # fmt: skip
         return " ".join(found.remarks)
 
     assert "whole batch" in remarks(standardise=True)
@@ -262,7 +268,7 @@ def test_pieces_of_a_batch_add_up_to_the_same_step_when_averaged():
     for model, piece in zip(models, (None, 4), strict=True):
         tpsgd.fit(
             model, images(), rule=rules.tpsgd_l2(features=16), epochs=1, batch_size=16,
-            micro_batch=piece, optimizer=torch.optim.SGD,
+            memory=tpsgd.Memory(micro_batch=piece), optimizer=torch.optim.SGD,
         )  # fmt: skip
     close(state(models[0]), state(models[1]), rtol=1e-9, atol=1e-11)
     assert not same(state(models[0]), state(seeded(net_plain).double()))

@@ -152,6 +152,25 @@ def test_its_block_learns_in_closed_form_and_says_how_well_it_reads():
     assert first[-1] > 0.5
 
 
+@pytest.mark.parametrize("maps", [False, True], ids=["vectors", "maps"])
+def test_a_step_lowers_the_loss_of_the_activations_output(maps):
+    """One step of plain SGD against autograd on the loss *after* the activation."""
+    layer = nn.Conv2d(2, 4, 3) if maps else nn.Linear(6, 8)
+    tail = [nn.Flatten(), nn.Linear(64, 3)] if maps else [nn.Linear(8, 3)]
+    model = seeded(lambda: nn.Sequential(layer, nn.ReLU(), *tail)).double()
+    x, y = images() if maps else points()
+    hidden = model[:2](x.double())
+    site = Site(tuple(hidden.shape[1:]), 3, Key(seed=5), maps, dtype=torch.float64)
+    objective = rules.predsim().objective(site)
+    loss = objective.loss(hidden, y, *objective.tensors)
+    wanted = model[0].weight - 0.1 * torch.autograd.grad(loss, model[0].weight)[0]
+    tpsgd.fit(
+        model, (x.double(), y), rule=rules.predsim(), optimizer=torch.optim.SGD, lr=0.1, epochs=1,
+        batch_size=len(x), seed=5,
+    )  # fmt: skip
+    torch.testing.assert_close(model[0].weight, wanted, rtol=1e-9, atol=1e-12)
+
+
 def test_samples_that_are_alike_have_a_cosine_of_one():
     z = torch.tensor([[1.0, 2.0, 4.0], [2.0, 4.0, 8.0], [4.0, 2.0, 1.0]])
     assert similarity(z).diagonal() == pytest.approx([1.0] * 3, abs=1e-4)
@@ -186,7 +205,10 @@ def test_it_learns_and_later_blocks_do_not_reach_earlier_ones(schedule):
 
 def test_the_plan_says_that_pieces_would_differ():
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
-    found = tpsgd.plan(model, (6,), 16, rules.predsim(), micro_batch=4, others=False)
+    found = tpsgd.plan(
+        model, (6,), rule=rules.predsim(), batch_size=16, others=False,
+        memory=tpsgd.Memory(micro_batch=4),
+    )  # fmt: skip
     assert any("whole batch" in line for line in found.remarks)
 
 

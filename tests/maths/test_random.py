@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tpsgd.engine.batches import Arrays, Form
+from tpsgd.engine.batches import Arrays, BatchForm
 from tpsgd.engine.meter import LiveBytes
 from tpsgd.maths.random import Key, permutation, shuffled
 
@@ -108,7 +108,7 @@ def test_an_order_takes_the_memory_of_a_part_of_it(n):
 
 
 def arrays(n, batch_size, seeds=(0,)):
-    form = Form(torch.device("cpu"), torch.float32, batch_size, seeds)
+    form = BatchForm(torch.device("cpu"), torch.float32, batch_size, seeds)
     return Arrays(torch.arange(n, dtype=torch.float32)[:, None], torch.arange(n), form)
 
 
@@ -137,8 +137,9 @@ def test_stacked_restarts_have_the_orders_of_their_seeds(n, size):
 
 
 def test_batches_bring_the_samples_at_their_indices():
-    for piece in arrays(5000, 64).batches(0, 1):
-        assert torch.equal(piece.x[:, 0].long(), piece.labels)
+    for batch in arrays(5000, 64).batches(0, 1):
+        x, labels = batch.load()
+        assert torch.equal(x[:, 0].long(), labels)
 
 
 def test_batches_take_the_memory_of_a_part_too():

@@ -9,8 +9,10 @@ from torch import nn
 
 import tpsgd
 from tpsgd import Place, Recurrent, rules, split
+from tpsgd.nets.autograd import Autograd
 from tpsgd.nets.blocks import shapes
-from tpsgd.nets.engines import Autograd, Closed
+from tpsgd.nets.closed_form import ClosedForm
+from tpsgd.nets.stacked import Stacked
 from tpsgd.objectives import l2
 
 # torch's remark on an even kernel with 'same' padding
@@ -442,7 +444,7 @@ def test_dropout_draws_fresh_masks_each_epoch_even_from_kept_inputs(reuse):
     probe = Probe(lambda x: (x.shape[0], (x == 0).flatten().tolist()) if model.training else None)
     model = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Dropout(0.5), probe, nn.Linear(9, 3))
     x, y = points(n=12)
-    tpsgd.fit(model, (x, y), epochs=[1, 4], batch_size=12, reuse=reuse)
+    tpsgd.fit(model, (x, y), epochs=[1, 4], batch_size=12, memory=tpsgd.Memory(reuse=reuse))
     masks = [seen for seen in probe.seen if seen and seen[0] == 12 and any(seen[1])]
     assert len(masks) == 4
     assert len({tuple(mask) for _, mask in masks}) == 4
@@ -460,6 +462,9 @@ def test_dropout_belongs_to_the_next_block_alone():
     assert same(state(with_dropout[0]), state(without[0]))
 
 
-def test_both_engines_have_one_face():
-    for name in ("forward", "seen", "local", "error", "output", "want", "label"):
-        assert hasattr(Closed, name) and hasattr(Autograd, name)
+def test_every_source_of_gradients_has_the_same_methods():
+    names = ("label", "set_objective", "forward", "objective_input", "gradients", "measure")
+    block = split(mlp(3, 2))[0]
+    stacked = Stacked(ClosedForm(block, tpsgd.Place.AFTER))
+    for name in (*names, "error", "output"):
+        assert all(hasattr(source, name) for source in (ClosedForm, Autograd, stacked))

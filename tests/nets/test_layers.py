@@ -12,12 +12,16 @@ from math import ceil, erf, exp, floor, pi, sqrt, tanh
 
 import pytest
 import torch
-from helpers import quartic
+from helpers import quartic, seeded
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+import tpsgd
 from tpsgd import rules, split
 from tpsgd.maths.random import Key
-from tpsgd.nets.engines import Autograd, Closed
+from tpsgd.nets.autograd import Autograd
+from tpsgd.nets.closed_form import ClosedForm
+from tpsgd.nets.layers import LAYERS, convolution, gives_maps, layer_kind
 from tpsgd.objectives import Site, move
 from tpsgd.rules import Place, Signal
 
@@ -314,8 +318,8 @@ def test_closed_form_is_autograd_is_table_1(kind, activation, place):
         auto = torch.autograd.grad(loss, list(params.values()), retain_graph=True)
         auto = dict(zip(params, auto, strict=True))
         assert_same(auto, table, name, "autograd against Table 1")
-        engines = [Autograd(block, place, objective), Closed(block, place, objective, False)]
-        engines.append(Closed(block, place, objective, in_place=True))
+        engines = [Autograd(block, place, objective), ClosedForm(block, place, objective, False)]
+        engines.append(ClosedForm(block, place, objective, in_place=True))
         with torch.no_grad():
             for engine in engines:
                 saved = engine.forward(params, x)
@@ -338,8 +342,8 @@ def test_memory_layout_does_not_change_the_gradient(kind, activation):
 
         with torch.no_grad():
             for name, objective, s, _ in ways(shape, len(shape) > 1, place):
-                plain = Closed(block, place, objective, in_place=False)
-                turned = Closed(block, place, move(objective, turn), in_place=True)
+                plain = ClosedForm(block, place, objective, in_place=False)
+                turned = ClosedForm(block, place, move(objective, turn), in_place=True)
                 wanted = plain.gradients(params, plain.forward(params, x), s, objective.tensors)
                 tensors = turned.objective.tensors
                 found = turned.gradients(params, turned.forward(params, turn(x)), s, tensors)
@@ -350,7 +354,7 @@ def test_memory_layout_does_not_change_the_gradient(kind, activation):
 @pytest.mark.parametrize("kind", ["linear_batchnorm", "conv1d_batchnorm", "conv2d_batchnorm"])
 def test_batch_norm_keeps_its_running_statistics_as_the_module_does(kind):
     (block, x, _), (twin, _, _) = (make_block(kind, "relu", Place.AFTER) for _ in range(2))
-    engine = Closed(block, Place.AFTER, None)
+    engine = ClosedForm(block, Place.AFTER, None)
     for step in range(3):
         with torch.no_grad():
             engine.forward(block.named_parameters(), x + step)
@@ -366,7 +370,7 @@ def test_batch_norm_in_evaluation_mode_uses_its_running_statistics(kind):
     block, x, _ = make_block(kind, "tanh", Place.AFTER)
     block.train(False)
     before = {k: v.clone() for k, v in block.between[0].state_dict().items()}
-    engine = Closed(block, Place.AFTER, None)
+    engine = ClosedForm(block, Place.AFTER, None)
     with torch.no_grad():
         found = engine.output(engine.forward(block.named_parameters(), x))
     torch.testing.assert_close(found, block(x), rtol=1e-12, atol=1e-12)
@@ -376,7 +380,64 @@ def test_batch_norm_in_evaluation_mode_uses_its_running_statistics(kind):
 def test_the_parameters_given_are_used_instead_of_the_modules():
     block, x, _ = make_block("linear", "tanh", Place.AFTER)
     own = {k: torch.randn_like(p) for k, p in block.named_parameters().items()}
-    engine = Closed(block, Place.AFTER, None)
+    engine = ClosedForm(block, Place.AFTER, None)
     with torch.no_grad():
         found = engine.forward(own, x).y
     torch.testing.assert_close(found, torch.tanh(x @ own["0.weight"].T + own["0.bias"]))
+
+
+# ---- another kind of layer -----------------------------------------------------------------------
+
+
+def volumes(norm: bool) -> nn.Sequential:
+    between = [nn.BatchNorm3d(4)] if norm else []
+    convolution = nn.Conv3d(2, 4, (2, 3, 2), (1, 2, 1), (1, 0, 1), dilation=(1, 1, 2), groups=2)
+    modules = [convolution, *between, nn.Tanh(), nn.Flatten(), nn.Linear(128, CLASSES)]
+    return seeded(lambda: nn.Sequential(*modules).double())
+
+
+@pytest.mark.parametrize("norm", [False, True], ids=["plain", "batch norm"])
+def test_one_entry_gives_another_layer_kind_its_closed_form(norm, monkeypatch):
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(6, 2, 3, 5, 4, generator=g, dtype=torch.float64)
+    y = torch.arange(6) % CLASSES
+    by_autograd, closed = volumes(norm), volumes(norm)
+    closed.load_state_dict(by_autograd.state_dict())
+    settings = {"rule": rules.readout(features=16), "epochs": 3, "batch_size": 3}
+    run = tpsgd.fit(by_autograd, (x, y), **settings)
+    assert run.blocks[0].learning == "autograd"
+    monkeypatch.setitem(LAYERS, nn.Conv3d, convolution(F.conv3d))
+    run = tpsgd.fit(closed, (x, y), **settings)
+    assert run.blocks[0].learning == "closed form"
+    before = volumes(norm)[0].weight
+    assert not torch.allclose(closed[0].weight, before, atol=1e-4)
+    for name, found in closed.state_dict().items():
+        torch.testing.assert_close(found, by_autograd.state_dict()[name], rtol=1e-8, atol=1e-10)
+
+
+def test_a_kind_is_of_an_exact_type_and_settings_that_it_supports():
+    class Doubled(nn.Linear):
+        def forward(self, input):
+            return 2 * super().forward(input)
+
+    assert layer_kind(nn.Linear(2, 3)) is LAYERS[nn.Linear]
+    assert layer_kind(Doubled(2, 3)) is None and not gives_maps(Doubled(2, 3))
+    assert layer_kind(nn.Conv2d(2, 4, 3, padding=1, padding_mode="reflect")) is None
+    assert layer_kind(nn.Tanh()) is None and gives_maps(nn.Sequential())
+
+
+def test_grouped_convolutions_are_neither_sliced_nor_solved():
+    kind = layer_kind(nn.Conv2d(4, 4, 3, groups=2))
+    assert kind is not None and not kind.dense(nn.Conv2d(4, 4, 3, groups=2))
+    assert kind.dense(nn.Conv2d(4, 4, 3)) and kind.inputs(nn.Conv2d(4, 4, 3)) == 36
+
+
+@pytest.mark.parametrize("kind", ["linear", "linear_on_tokens", "conv1d_same", "conv2d_same"])
+def test_the_equations_of_a_layer_give_its_output(kind):
+    block, x, _ = make_block(kind, "none", Place.BEFORE)
+    layer, record = block.layer, layer_kind(block.layer)
+    rows = record.equations(layer, x)
+    assert rows.shape[-1] == record.inputs(layer)
+    z = rows @ layer.weight.flatten(1).T + layer.bias
+    z = z.mT.unflatten(2, layer(x).shape[2:]) if record.maps else z
+    torch.testing.assert_close(z, layer(x))

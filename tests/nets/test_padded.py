@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import tpsgd
 from tpsgd import Padded, Recurrent, TpsgdError, rules
+from tpsgd.nets.recurrent import connect
 
 pytestmark = pytest.mark.usefixtures("unwatched")
 
@@ -119,7 +120,7 @@ def test_equal_lengths_are_a_plain_tensor(kind):
 @pytest.mark.parametrize("kind", NETS)
 def test_outputs_are_those_of_each_sequence_alone(kind):
     model = net(kind)
-    joined = tpsgd.connect(model)
+    joined = connect(model)
     alone = torch.cat([joined(x[None]) for x in SEQUENCES])
     torch.testing.assert_close(joined(RAGGED), alone)
     right = float((alone.argmax(1) == Y).double().mean())
@@ -128,7 +129,10 @@ def test_outputs_are_those_of_each_sequence_alone(kind):
 
 @pytest.mark.parametrize("kind", NETS)
 def test_kept_or_made_again_the_second_layer_learns_the_same(kind):
-    kept, again = (fitted(net(kind), (RAGGED, Y), epochs=3, reuse=r) for r in (True, False))
+    kept, again = (
+        fitted(net(kind), (RAGGED, Y), epochs=3, memory=tpsgd.Memory(reuse=r))
+        for r in (True, False)
+    )
     close(kept, again)
 
 
@@ -202,7 +206,7 @@ def test_a_loader_of_packed_sequences(kind, fit):
 def test_a_loader_whose_batches_differ_in_length(kind, reuse):
     """Block by block: a batch of one sequence has as many steps as that."""
     before = state(net(kind))
-    after = fitted(net(kind), loader(batch_size=1), reuse=reuse)
+    after = fitted(net(kind), loader(batch_size=1), memory=tpsgd.Memory(reuse=reuse))
     assert all(not torch.equal(before[k], after[k]) for k in before)
 
 

@@ -12,8 +12,9 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import tpsgd
-from tpsgd import Padded, Recurrent, TpsgdError, connect, rules, split
+from tpsgd import Padded, Recurrent, TpsgdError, rules, split
 from tpsgd.nets import inits
+from tpsgd.nets.recurrent import connect
 
 pytestmark = pytest.mark.usefixtures("unwatched")
 
@@ -233,7 +234,7 @@ def test_nn_rnn_inside_a_model_is_the_same_net(case):
     torch.testing.assert_close(out, wanted)
     kept = []
     tpsgd.fit(model, (X, Y), schedule=kept.append, batch_size=100)
-    out = next(kept[0].source.batches())[0]
+    out = next(kept[0].source.batches()).load()[0]
     with torch.no_grad():
         for learner in kept[0].learners:
             out = learner.output(learner.forward(out))

@@ -23,13 +23,14 @@ import tpsgd
 from tpsgd import Padded, Place, Recurrent, projections, rules
 from tpsgd.maths.random import Key
 from tpsgd.nets import inits
-from tpsgd.nets.unrolled import Pass
+from tpsgd.nets.unrolled import UnrolledBatch
 from tpsgd.objectives import Site
 
 pytestmark = pytest.mark.usefixtures("unwatched")
 
 CLASSES, HIDDEN = 3, 5
 SGD = {"optimizer": torch.optim.SGD, "lr": 0.5}
+RECOMPUTED = tpsgd.Memory(reuse=False)
 SCHEDULES = {"sequential": tpsgd.sequential, "simultaneous": tpsgd.simultaneous}
 ANY = {**LOCAL, "tpsgd_smooth_l1": lambda **k: rules.tpsgd(F.smooth_l1_loss, **k)}
 
@@ -148,10 +149,11 @@ def test_the_codes_change_from_step_to_step_and_are_those_of_the_paper():
 def first_learner(model, data, **settings):
     """The first block with its objective drawn, and all samples as one batch."""
     kept = []
+    settings |= {"optimizer": tpsgd.sgd, "lr": 0.1}
     tpsgd.fit(model, data, schedule=kept.append, batch_size=1000, **settings)
     learner = kept[0].learners[0]
-    learner.start(torch.optim.SGD, 0.1)
-    return learner, *next(kept[0].source.batches())[:2]
+    learner.start()
+    return learner, *next(kept[0].source.batches()).load()
 
 
 def by_autograd(layer, x, y, rule, seed=0):
@@ -224,7 +226,7 @@ def test_gradients_are_autograds_on_one_step_with_the_states_cut_off(how, kind):
         learner, x, y = first_learner(model, data(), rule=rule, window=len(name) % 3 + 1)
         with torch.no_grad():
             saved = learner.forward(x)
-            local, (grads,) = learner.engine.gradients(learner.params, saved, y, learner.tensors)
+            local, (grads,) = learner.backend.gradients(learner.params, saved, y, learner.tensors)
         loss, wanted, dcodes = by_autograd(model[0], *data(), rule)
         wanted |= dict(enumerate(dcodes)) if name == "readout_learned" else {}
         grads |= dict(enumerate(local.dtensors))
@@ -242,7 +244,7 @@ def test_a_cell_without_biases_has_no_gradients_for_them():
         learner, x, y = first_learner(model, (x, y), rule=make())
         with torch.no_grad():
             saved = learner.forward(x)
-            _, (grads,) = learner.engine.gradients(learner.params, saved, y, learner.tensors)
+            _, (grads,) = learner.backend.gradients(learner.params, saved, y, learner.tensors)
         close(grads, by_autograd(learner.block.layer, x, y, make())[1])
 
 
@@ -253,7 +255,7 @@ def test_learned_codes_follow_their_gradient():
     first = learner.tensors[0].detach().clone()
     dcodes = by_autograd(model[0], x, y, rule)[2][0]
     with torch.no_grad():
-        learner.improve(learner.forward(batch), labels, labels)
+        learner.update(learner.forward(batch), labels, labels)
     torch.testing.assert_close(learner.tensors[0].detach(), first - 0.1 * dcodes)
 
 
@@ -290,7 +292,7 @@ def test_a_second_layer_in_the_stack_learns_as_on_the_first_ones_sequences(name,
     x, y = sequences()
     upper = cell(HIDDEN, 6, bidirectional=second)
     stack = net(cell(sequence=True), upper, units=6 * (1 + second))
-    settings, codes = {"epochs": 3, "reuse": reuse}, projections.normal()
+    settings, codes = {"epochs": 3, "memory": tpsgd.Memory(reuse=reuse)}, projections.normal()
     whole = fitted(stack, (x, y), rule=LOCAL[name](projection=codes), **settings)
     alone = fitted(net(cell()), (x, y), rule=LOCAL[name](projection=codes), **settings)
     close(state(whole[0]), state(alone[0]))
@@ -328,7 +330,7 @@ def test_three_layers_in_lockstep_equal_three_with_something_between_them():
         return net(parts[0], *between, parts[1], *between, parts[2])
 
     for schedule, name in product(SCHEDULES.values(), ("tpsgd", "readout")):
-        settings = {"rule": LOCAL[name](), "schedule": schedule, "epochs": 2, "reuse": False}
+        settings = {"rule": LOCAL[name](), "schedule": schedule, "epochs": 2, "memory": RECOMPUTED}
         pulled = fitted(made(), (x, y), window=2, **settings)
         kept = fitted(made(lambda: nn.Dropout(0.0)), (x, y), **settings)
         for p, q in zip(pulled.parameters(), kept.parameters(), strict=True):
@@ -404,10 +406,12 @@ CHUNKED = [
 def test_chunked_is_whole(name, kind, schedule):
     layers, units, data = TALL[kind]
     settings = {"rule": LOCAL[name](), "schedule": SCHEDULES[schedule], "batch_size": 4}
-    whole = fitted(net(*layers, units=units), data(), reuse=False, **settings)
+    whole = fitted(net(*layers, units=units), data(), memory=RECOMPUTED, **settings)
     assert not same(state(whole), state(net(*layers, units=units)))
     for window in (1, 3, 7, 100) if len(layers) > 1 else (1, 3):
-        chunked = fitted(net(*layers, units=units), data(), window=window, reuse=False, **settings)
+        chunked = fitted(
+            net(*layers, units=units), data(), window=window, memory=RECOMPUTED, **settings
+        )
         close(state(chunked), state(whole), rtol=0, atol=1e-10)
 
 
@@ -444,7 +448,7 @@ def test_chunks_of_one_feature_in_whole_numbers():
     close(state(chunked), state(whole))
 
 
-# ---- groups of parameters, passes over a batch ---------------------------------------------------
+# ---- groups of parameters ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", LOCAL)
@@ -463,55 +467,6 @@ def test_each_group_alone_takes_its_part_of_the_joint_step(name):
             key = f"0.cells.0.{k}"
             torch.testing.assert_close(after[key], wanted[key], msg=lambda m, k=k: f"{k}: {m}")
             assert k in names or not torch.equal(after[key], state(model)[key]), (frozen, k)
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("name", [name for name in LOCAL if name != "readout_learned"])
-def test_passes_are_local_steps_on_a_batch_before_it_goes_on(name, schedule):
-    """Layer 1 takes three steps, layer 2 two; codes that are learned begin anew in each run here.
-
-    Under `simultaneous` layer 2 sees the states that layer 1's last step was taken from.
-    """
-    x, y = sequences()
-    stack = net(cell(sequence=True), cell(HIDDEN, 6), units=6)
-    codes = projections.normal()
-    rule, chosen = LOCAL[name](projection=codes), SCHEDULES[schedule]
-    kept = []
-
-    def watched(trainer):
-        chosen(trainer)
-        kept.append(trainer)
-
-    whole = copy.deepcopy(stack)
-    settings = {"rule": rule, "passes": [3, 2, 1], "epochs": 1, "batch_size": 1000} | SGD
-    run = tpsgd.fit(whole, (x, y), schedule=watched, **settings)
-    assert run.sample_passes == len(x) * 6 == kept[0].total
-    lower = nn.Sequential(copy.deepcopy(stack[0]), nn.Flatten(), nn.LazyLinear(CLASSES)).double()
-    lower(x)
-    steps = [lower]
-    for _ in range(3):
-        steps.append(fitted(steps[-1], (x, y), rule=rule, schedule=tpsgd.simultaneous))
-    close(state(whole[0]), state(steps[3][0]))
-    seen = steps[3 if schedule == "sequential" else 2][0]
-    with torch.no_grad():
-        states = seen(x)
-    upper, higher = stack[1:], LOCAL[name](projection=moved(codes, up))
-    for _ in range(2):
-        upper = fitted(upper, (states, y), rule=higher, schedule=tpsgd.simultaneous)
-    close(state(whole[1]), state(upper[0]))
-
-
-def test_passes_under_dfa():
-    with pytest.raises(tpsgd.TpsgdError, match=r"dfa waits for the output .*leave passes=1"):
-        fitted(net(cell()), sequences(), passes=3, rule=rules.dfa(), schedule=tpsgd.simultaneous)
-
-
-def test_passes_of_every_block():
-    x, y = sequences()
-    runs = [tpsgd.fit(net(cell()), (x, y), passes=k, epochs=2) for k in (1, 3)]
-    assert runs[1].sample_passes == 3 * runs[0].sample_passes
-    assert runs[1].settings["passes"] == 3
-    assert [e.block for e in runs[0].history] == [e.block for e in runs[1].history]
 
 
 # ---- what the block hands on, and what it says ---------------------------------------------------
@@ -535,7 +490,7 @@ def test_the_unrolled_forward_is_the_modules_own(kind, sequence, both_ways):
     with torch.no_grad():
         found, wanted = learner.output(learner.forward(x)), model[0](x)
         wanted = wanted.flatten(1) if tail else wanted
-    if isinstance(found, Pass):
+    if isinstance(found, UnrolledBatch):
         pieces = torch.cat([w.values[:, :1] for w in found.windows()])
         found, wanted = pieces[:, 0], wanted.data[0]  # the longest: others are cut on the way
     elif isinstance(found, Padded):
@@ -566,7 +521,7 @@ def test_the_same_code_at_each_step_is_a_property_of_the_rule():
     learner, x, y = first_learner(net(cell()), (x, y), rule=once)
     with torch.no_grad():
         saved = learner.forward(x)
-        local, (grads,) = learner.engine.gradients(learner.params, saved, y, learner.tensors)
+        local, (grads,) = learner.backend.gradients(learner.params, saved, y, learner.tensors)
     close(grads, wanted)
     assert float(local.loss) == pytest.approx(loss)
 

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 import tpsgd
 from tpsgd import Place, TpsgdError, ridge, rules
-from tpsgd.comparison import arms
-from tpsgd.comparison.compare import arm, compare, train
+from tpsgd.comparison.arms import ALL, arm
+from tpsgd.comparison.compare import compare
 from tpsgd.peers import arms as peers
 from tpsgd.zoo.words import factory
 
@@ -29,23 +29,23 @@ def net(width=24):
     return nn.Sequential(nn.Linear(6, width), nn.LeakyReLU(), nn.Linear(width, 3))
 
 
-def test_they_stand_beside_backprop_and_the_frozen_control(digits):
+def test_peers_are_compared_with_backprop_and_the_frozen_control(digits):
     record = compare(
         digits,
         factory("mlp:48", digits.shape, 10),
-        [make() for make in peers.PEERS.values()],
+        list(peers.ALL),
         epochs=2,
         restarts=2,
         batch_size=64,
     )
     by_name = {r.arm.name: r for r in record.results}
-    assert set(by_name) == {"backprop", "frozen", *peers.PEERS}
+    assert set(by_name) == {"backprop", "frozen", *peers.ALL}
     assert record.reference is by_name["backprop"]
     assert {r.arm.name for r in record.ranked[-2:]} == {"elm", "frozen"}  # the controls
     for name, result in by_name.items():
         assert result.error is None and len(result.runs) == 2, name
         assert all(run.seconds > 0 and run.peak_bytes > 0 and run.history for run in result.runs)
-        assert result.accuracy[0] > 0.6 or name not in peers.PEERS
+        assert result.accuracy[0] > 0.6 or name not in peers.ALL
         assert [run.seed for run in result.runs] == [0, 1]
     assert json.dumps(record.as_dict())
 
@@ -58,7 +58,7 @@ def test_they_stand_beside_backprop_and_the_frozen_control(digits):
     ],
 )
 def test_the_closed_forms_are_a_rule_and_a_solver(name, options):
-    made = train(peers.PEERS[name](), net, (X, Y), seed=3)
+    made = peers.ALL[name].make().train(net, (X, Y), seed=3)
     torch.manual_seed(3)
     model = net()
     run = tpsgd.fit(model, (X, Y), seed=3, **options)
@@ -67,11 +67,11 @@ def test_the_closed_forms_are_a_rule_and_a_solver(name, options):
     assert made.runs[0].sample_passes == run.sample_passes
 
 
-def test_the_functions_of_their_own_get_the_same_initial_weights():
-    made = train(peers.zorb(), net, (X, Y), seed=3, epochs=7, batch_size=5, lr=9.0)
+def test_zorb_as_an_arm_starts_from_the_same_weights_as_fit_zorb():
+    made = peers.zorb().train(net, (X, Y), seed=3, epochs=7, batch_size=5, lr=9.0)
     torch.manual_seed(3)
     model = net()
-    run = tpsgd.fit_zorb(model, (X, Y), seed=3)
+    run = tpsgd.peers.fit_zorb(model, (X, Y), seed=3)
     for p, q in zip(made.models[0].parameters(), model.parameters(), strict=True):
         assert torch.equal(p, q)
     assert made.runs[0].rule == run.rule == "zorb"
@@ -90,7 +90,7 @@ def test_a_deep_elm_keeps_all_but_its_head():
     torch.testing.assert_close(model(X.double()).detach(), h @ solved, rtol=1e-6, atol=1e-7)
 
 
-def test_kpnet_in_the_same_words():
+def test_kpnet_as_rules_and_a_solver():
     """Modules of a random layer and a solved one; the random ones stay, the solved are solved."""
     torch.manual_seed(0)
     widths = [6, 40, 8, 40, 3]
@@ -109,7 +109,7 @@ def test_kpnet_in_the_same_words():
     assert share > tpsgd.evaluate(linear, (X.double(), Y)) + 0.05
 
 
-@pytest.mark.parametrize("name", list(peers.PEERS))
+@pytest.mark.parametrize("name", list(peers.ALL))
 @pytest.mark.parametrize("kind", ["constant", "repeated", "few"])
 def test_ill_conditioned_inputs(name, kind):
     x, y = X, Y
@@ -120,11 +120,14 @@ def test_ill_conditioned_inputs(name, kind):
         x = torch.cat([x, x], 1)
     else:
         x, y = torch.cat([X, X * X], 1)[:9], Y[:9]
-    made = train(
-        peers.PEERS[name](),
-        lambda: nn.Sequential(nn.Linear(x.shape[1], 64), nn.LeakyReLU(0.3), nn.Linear(64, 3)),
-        (x, y),
-        seed=0,
+    made = (
+        peers.ALL[name]
+        .make()
+        .train(
+            lambda: nn.Sequential(nn.Linear(x.shape[1], 64), nn.LeakyReLU(0.3), nn.Linear(64, 3)),
+            (x, y),
+            seed=0,
+        )
     )
     model = made.models[0]
     assert all(torch.isfinite(p).all() for p in model.parameters())
@@ -171,11 +174,11 @@ def test_a_solved_hidden_layer_has_the_rank_of_the_classes():
         ),
     ],
 )
-def test_all_means_those_that_can_train_the_model(model, able):
-    assert {word for word in peers.PEERS if peers.suits(word, model)} == able
+def test_a_peer_suits_a_model_that_it_can_train(model, able):
+    assert {word for word in peers.ALL if peers.suits(word, model)} == able
 
 
-def test_one_that_cannot_says_why_and_the_others_go_on(digits):
+def test_a_peer_that_cannot_train_a_model_says_why_and_the_others_go_on(digits):
     record = compare(
         digits, factory("cnn:4x3", digits.shape, 10), [peers.dladmm(), peers.elm()], epochs=1,
         restarts=1,
@@ -185,9 +188,9 @@ def test_one_that_cannot_says_why_and_the_others_go_on(digits):
 
 
 def test_every_word_has_its_arm():
-    for word in arms.SOURCES:
-        assert arms.arm_of(word).name == word and arms.arm_of(word).about
-    assert arm(None).backprop and not peers.zorb().backprop
+    for word in ALL:
+        assert arm(word).name == word and arm(word).about
+    assert arm("backprop").backprop and not peers.zorb().backprop
 
 
 def test_the_head_in_one_pass_on_learned_features(digits):
@@ -221,7 +224,7 @@ def test_what_later_layers_are_reaches_zorb_and_not_lm_karnet():
                 model[2].weight.data.mul_(scale)
                 return model
 
-            made = train(peers.PEERS[name](), make, (X, Y), seed=0)
+            made = peers.ALL[name].make().train(make, (X, Y), seed=0)
             first[name, scale] = made.models[0][0].weight
     assert torch.equal(first["lm-karnet", 1.0], first["lm-karnet", 3.0])
     assert not torch.allclose(first["zorb", 1.0], first["zorb", 3.0])

@@ -6,6 +6,7 @@ at first and, as the problem is not convex, to a few 1e-9 after 20 iterations: t
 
 import json
 import math
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,10 +20,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import tpsgd
 from tpsgd import Padded, TpsgdError
-from tpsgd.peers import admm, dladmm
+from tpsgd.peers import admm
 from tpsgd.peers.admm import Steps, begin, hidden_z, lagrangian, output_z
 from tpsgd.peers.dladmm import fit_dladmm
 
+dladmm = import_module("tpsgd.peers.dladmm")  # the module, not the arm of the same name
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "dladmm_relu.npz"
 PUBLISHED = {"theta": 1.0, "tau": 1.0, "fista_step": 4.0}
 
@@ -163,7 +165,7 @@ def test_fista_stops_at_the_tolerance_and_at_the_limit():
 @pytest.mark.parametrize("bias", [True, False])
 def test_no_update_raises_the_lagrangian(widths, slope, rho, bias):
     p, steps = problem(*widths, slope=slope, bias=bias), Steps(rho, theta=1e-6, tau=1e-6)
-    updates = [admm.improve_z, admm.improve_b, admm.improve_W, admm.improve_a]
+    updates = [admm.update_z, admm.update_b, admm.update_W, admm.update_a]
     value, lowered = float(lagrangian(p, rho)), set()
     for _ in range(3):
         for i in reversed(range(len(p.W))):
@@ -171,12 +173,12 @@ def test_no_update_raises_the_lagrangian(widths, slope, rho, bias):
                 update(p, i, steps)
                 after = float(lagrangian(p, rho))
                 # FISTA ends within its tolerance of the minimum, not at it
-                assert after <= value + (1e-3 if update is admm.improve_z else 1e-9)
+                assert after <= value + (1e-3 if update is admm.update_z else 1e-9)
                 lowered |= {update.__name__} if after < value - 1e-6 else set()
                 value = after
-    wanted = {"improve_z", "improve_W"}
-    wanted |= {"improve_b"} if bias else set()
-    wanted |= {"improve_a"} if len(widths) > 2 else set()
+    wanted = {"update_z", "update_W"}
+    wanted |= {"update_b"} if bias else set()
+    wanted |= {"update_a"} if len(widths) > 2 else set()
     assert lowered == wanted
 
 
@@ -191,7 +193,7 @@ def test_what_a_layer_gives_is_kept_up_to_date():
 def test_the_bias_is_the_minimum():
     p, steps = problem(5, 7, 3), Steps(0.3)
     for i in range(2):
-        admm.improve_b(p, i, steps)
+        admm.update_b(p, i, steps)
         b = p.b[i].clone().requires_grad_()
         p.m[i] = F.linear(p.a[i], p.W[i], b)
         (g,) = torch.autograd.grad(lagrangian(p, steps.rho), b)
@@ -216,7 +218,7 @@ def test_steps_are_those_of_a_literal_search(first, which):
     while value(x - g / theta) > value(x) - g.square().sum() / theta / 2:
         theta, doublings = 2 * theta, doublings + 1
     steps = Steps(rho, theta=first, tau=first)
-    (admm.improve_W if which == "W" else admm.improve_a)(p, i, steps)
+    (admm.update_W if which == "W" else admm.update_a)(p, i, steps)
     torch.testing.assert_close((p.W if which == "W" else p.a)[i], x - g / theta)
     assert (doublings > 0) == (first == 1e-4 or (first == 1.0 and which == "W"))
 
@@ -231,7 +233,7 @@ def test_a_step_of_no_length_is_no_step():
     p, steps = problem(5, 3), Steps(1.0)
     p.z[0], p.u = p.m[0].clone(), torch.zeros_like(p.u)
     before = p.W[0]
-    admm.improve_W(p, 0, steps)
+    admm.update_W(p, 0, steps)
     assert torch.equal(p.W[0], before)
 
 
@@ -428,15 +430,15 @@ def test_interruptions_leave_a_whole_iteration(unwatched, monkeypatch):
     """Wherever in an iteration Ctrl-C comes, the model is what the iterations before it made."""
     expected = net(6, 9, 3)
     fit_dladmm(expected, points(), iterations=2)
-    improve, calls = admm.improve_W, []
+    update_W, calls = admm.update_W, []
 
     def interrupted(*args):
-        improve(*args)
+        update_W(*args)
         calls.append(1)
         if len(calls) == 4 * 2 + 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(admm, "improve_W", interrupted)
+    monkeypatch.setattr(admm, "update_W", interrupted)
     model = net(6, 9, 3)
     with pytest.raises(KeyboardInterrupt):
         fit_dladmm(model, points(), iterations=9)
@@ -574,6 +576,8 @@ BAD_SETTINGS = [
     ({"max_rho": 0.5}, r"max_rho must be a number, rho \(1\) or more, or None; got 0.5"),
     ({"max_rho": math.inf}, "max_rho must be a number"),
     ({"max_rho": "much"}, "max_rho must be a number"),
+    ({"epochs": 3}, "fit_dladmm has no argument 'epochs'"),
+    ({"calbacks": []}, "fit_dladmm has no argument 'calbacks': did you mean 'callbacks'"),
     ({"seed": 0.5}, "seed must be a whole number"),
     ({"device": "nowhere"}, "unknown device"),
     ({"validation": (X[:, :4], Y)}, "cannot take an input of shape"),

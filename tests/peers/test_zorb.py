@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 import tpsgd
-from tpsgd import Place, TpsgdError, fit_zorb, ridge, rules
+from tpsgd import Place, TpsgdError, ridge, rules
+from tpsgd.peers import fit_zorb
 from tpsgd.peers.inverses import EPSILON, inverse, pseudo_inverse
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -239,7 +240,7 @@ def test_bad_data_and_a_memory_that_is_too_small(monkeypatch):
         fit_zorb(model, (X, Y.clamp(min=0) + 3))
     with pytest.raises(TpsgdError, match="empty"):
         fit_zorb(model, (X[:0], Y[:0]))
-    monkeypatch.setattr("tpsgd.engine.solvable.available", lambda device: 100)
+    monkeypatch.setattr("tpsgd.engine.solved.available", lambda device: 100)
     with pytest.raises(TpsgdError, match=r"block 1 .* cannot be solved in closed form here"):
         fit_zorb(model, (X, Y))
 
@@ -264,12 +265,19 @@ def test_options_reach_the_solver():
     plain, shrunk, seen, epochs = net(), net(), [], []
     fit_zorb(plain, (X, Y))
     run = fit_zorb(
-        shrunk, (X, Y), alpha=10.0, reuse=False, callbacks=[epochs.append],
+        shrunk, (X, Y), alpha=10.0, memory=tpsgd.Memory(reuse=False), callbacks=[epochs.append],
         progress=lambda done, total: seen.append((done, total)),
     )  # fmt: skip
     assert shrunk[0].weight.norm() < 0.5 * plain[0].weight.norm()
     assert run.kept_bytes == 0 and len(epochs) == 2 and seen[-1] == (160, 160)
     assert run.settings["optimizer"] == "ridge(10)" and run.seconds > 0
+
+
+def test_settings_that_zorb_does_not_take_are_refused():
+    model = nn.Sequential(nn.Linear(6, 3)).double()
+    for name, value in (("optimizer", ridge()), ("epochs", 2), ("reuse", False)):
+        with pytest.raises(TpsgdError, match=f"fit_zorb has no argument '{name}'"):
+            fit_zorb(model, (X, Y), **{name: value})
 
 
 def test_nothing_is_appended_where_training_fails():

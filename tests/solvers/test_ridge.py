@@ -138,10 +138,10 @@ def test_frozen_blocks_before_a_solved_one_need_no_solver():
 def test_a_rate_for_all_is_not_for_a_solver():
     model = two_layers()
     run = tpsgd.fit(
-        model, (X, Y), optimizer=[torch.optim.Adam, ridge()], lr=0.01, passes=2, epochs=2,
+        model, (X, Y), optimizer=[torch.optim.Adam, ridge()], lr=0.01, epochs=2,
         lr_schedule=lambda o: torch.optim.lr_scheduler.ConstantLR(o),
     )  # fmt: skip
-    assert run.sample_passes == 90 * 4 + 90
+    assert run.sample_passes == 90 * 2 + 90
 
 
 def test_stacked_layers_over_time_steps():
@@ -165,7 +165,8 @@ def test_its_passes_and_progress():
     seen = []
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
     run = tpsgd.fit(
-        model, (X, Y), epochs=3, optimizer=[torch.optim.Adam, ridge()], reuse=False,
+        model, (X, Y), epochs=3, optimizer=[torch.optim.Adam, ridge()],
+        memory=tpsgd.Memory(reuse=False),
         progress=lambda done, total: seen.append((done, total)),
     )  # fmt: skip
     assert seen[-1] == (4 * 90, 4 * 90) and run.sample_passes == 4 * 90
@@ -246,7 +247,7 @@ def test_more_refusals():
 
 
 def test_a_solve_too_large_is_refused_before_anything_is_trained(monkeypatch):
-    monkeypatch.setattr("tpsgd.engine.solvable.available", lambda device: 1000)
+    monkeypatch.setattr("tpsgd.engine.solved.available", lambda device: 1000)
     model = two_layers()
     before = [p.clone() for p in model.parameters()]
     with pytest.raises(TpsgdError, match=r"block 2 .* 8 inputs need about .* 1000 B are free"):
@@ -321,7 +322,7 @@ def test_few_samples_give_the_same_by_way_of_their_products(bias, alpha):
 
 def test_more_inputs_than_memory_for_their_products_but_few_samples(monkeypatch):
     """4,000 inputs: products with one another would be 900 MB; 30 samples need 5 MB."""
-    monkeypatch.setattr("tpsgd.engine.solvable.available", lambda device: 50 << 20)
+    monkeypatch.setattr("tpsgd.engine.solved.available", lambda device: 50 << 20)
     x, y = torch.randn(30, 4000), torch.arange(30) % 3
     x[y == 1, :40] += 2
     x[y == 2, :40] -= 2
@@ -374,7 +375,9 @@ def test_patches_are_made_a_few_samples_at_a_time(monkeypatch):
         monkeypatch.setattr("tpsgd.solvers.equations._PATCHES", held)
         torch.manual_seed(0)
         model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
-        run = tpsgd.fit(model, (x, y), rule=BEFORE, optimizer=ridge(0.1), reuse=False)
+        run = tpsgd.fit(
+            model, (x, y), rule=BEFORE, optimizer=ridge(0.1), memory=tpsgd.Memory(reuse=False)
+        )
         found.append((model[0].weight.detach().clone(), run.peak_bytes))
     torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-5, atol=1e-6)
     assert found[1][1] < 0.6 * found[0][1]

@@ -38,7 +38,7 @@ def changed(closed=None, loss=None, objective=None) -> Rule:
 
     def make(site):
         good = l2(site.draw(projections.normal()))
-        good = replace(good, closed=closed(good) if closed else good.closed)
+        good = replace(good, closed_form=closed(good) if closed else good.closed_form)
         return replace(good, loss=loss) if loss else good
 
     return Rule("odd", objective or make, at=Place.AFTER)
@@ -54,21 +54,21 @@ def fails(rule, *words):
 
 def test_a_wrong_derivative():
     def closed(good):
-        return lambda y, s, P: (found := good.closed(y, s, P))._replace(dy=found.dy * 1.01)
+        return lambda y, s, P: (found := good.closed_form(y, s, P))._replace(dy=found.dy * 1.01)
 
     fails(changed(closed), "dL/dy", "differs from autograd")
 
 
 def test_a_derivative_of_the_wrong_sign():
     def closed(good):
-        return lambda y, s, P: (found := good.closed(y, s, P))._replace(dy=-found.dy)
+        return lambda y, s, P: (found := good.closed_form(y, s, P))._replace(dy=-found.dy)
 
     fails(changed(closed), "dL/dy", "differs from autograd")
 
 
 def test_a_derivative_of_the_wrong_shape():
     def closed(good):
-        return lambda y, s, P: (found := good.closed(y, s, P))._replace(
+        return lambda y, s, P: (found := good.closed_form(y, s, P))._replace(
             dy=found.dy.flatten(1)[:, :1]
         )
 
@@ -77,7 +77,7 @@ def test_a_derivative_of_the_wrong_shape():
 
 def test_a_wrong_loss():
     def closed(good):
-        return lambda y, s, P: (found := good.closed(y, s, P))._replace(loss=found.loss + 1)
+        return lambda y, s, P: (found := good.closed_form(y, s, P))._replace(loss=found.loss + 1)
 
     fails(changed(closed), "the loss", "differs from autograd")
 
@@ -87,10 +87,10 @@ def test_a_wrong_derivative_of_what_is_learned():
         good = rules.readout(learned=True).objective(site)
 
         def closed(y, s, P):
-            found = good.closed(y, s, P)
+            found = good.closed_form(y, s, P)
             return found._replace(dtensors=(2 * found.dtensors[0],))
 
-        return replace(good, closed=closed)
+        return replace(good, closed_form=closed)
 
     fails(Rule("odd", objective), "dL/dtensor 0", "differs from autograd")
 
@@ -98,7 +98,7 @@ def test_a_wrong_derivative_of_what_is_learned():
 def test_a_rule_that_changes_its_inputs():
     def closed(good):
         def spoil(y, s, P):
-            found = good.closed(y, s, P)
+            found = good.closed_form(y, s, P)
             y.mul_(0.5)
             return found
 
@@ -110,7 +110,7 @@ def test_a_rule_that_changes_its_inputs():
 def test_a_rule_that_changes_its_projection():
     def closed(good):
         def spoil(y, s, P):
-            found = good.closed(y, s, P)
+            found = good.closed_form(y, s, P)
             P.mul_(0.5)
             return found
 

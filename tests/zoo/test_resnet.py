@@ -7,8 +7,8 @@ from torch import nn
 
 import tpsgd
 from tpsgd import TpsgdError, rules
-from tpsgd.engine.batch_form import Form
-from tpsgd.nets.engines import Autograd
+from tpsgd.engine.batches import suits_channels_last
+from tpsgd.nets.autograd import Autograd
 from tpsgd.zoo.resnet import LAYERS, Residual, resnet
 
 SCHEDULES = [tpsgd.sequential, tpsgd.simultaneous]
@@ -143,13 +143,13 @@ def test_both_ways_learn_what_can_be_learned():
 
 
 def test_channels_last_is_for_our_modules_too():
-    assert Form.may_be_channels_last(tiny().modules())
-    assert not Form.may_be_channels_last([*tiny().modules(), Wall()])
+    assert suits_channels_last(tiny().modules())
+    assert not suits_channels_last([*tiny().modules(), Wall()])
 
 
 WRONG = {
     "no ResNet50": {"depth": 50},
-    "shape must be a picture's": {"shape": (32, 32)},
+    "shape must be an image's": {"shape": (32, 32)},
     "classes must be": {"classes": 0},
     "width must be": {"width": 0},
 }

@@ -1,4 +1,4 @@
-"""VGG nets: torchvision's sizes and names, any picture, and training block by block."""
+"""VGG nets: torchvision's sizes and names, any image size, and training block by block."""
 
 from itertools import pairwise
 
@@ -10,24 +10,24 @@ from torch import nn
 
 import tpsgd
 from tpsgd import TpsgdError, rules
-from tpsgd.zoo.vgg import taps, vgg, vgg8, vgg11, vgg16
+from tpsgd.zoo.vgg import taps, vgg
 
 LIKE_TORCHVISION = {"dense": (4096, 4096), "dropout": 0.5, "pool": 7}
 
 
 @pytest.mark.parametrize(
-    ("make", "batch_norm", "parameters"),
+    ("depth", "batch_norm", "parameters"),
     [
-        (vgg11, False, 132_863_336),
-        (vgg11, True, 132_868_840),
-        (vgg16, False, 138_357_544),
-        (vgg16, True, 138_365_992),
+        (11, False, 132_863_336),
+        (11, True, 132_868_840),
+        (16, False, 138_357_544),
+        (16, True, 138_365_992),
     ],
 )
 @pytest.mark.parametrize("pool", [7, None])
-def test_as_many_parameters_as_torchvisions(make, batch_norm, parameters, pool):
+def test_as_many_parameters_as_torchvisions(depth, batch_norm, parameters, pool):
     with torch.device("meta"):
-        net = make((3, 224, 224), 1000, dense=(4096, 4096), batch_norm=batch_norm, pool=pool)
+        net = vgg(depth, (3, 224, 224), 1000, dense=(4096, 4096), batch_norm=batch_norm, pool=pool)
     assert sum(p.numel() for p in net.parameters()) == parameters
 
 
@@ -54,10 +54,10 @@ def test_torchvisions_keys(depth, batch_norm, dropout):
     assert list(net.state_dict()) == wanted
 
 
-def test_vgg8_is_nokland_and_eidnes():
+def test_vgg8_is_that_of_nokland_and_eidnes():
     """Their VGG8b: six convolutions, four poolings, 1,024 units; counted by hand at 32 px."""
     with torch.device("meta"):
-        net = vgg8((3, 32, 32), 10)
+        net = vgg(8, (3, 32, 32), 10)
     widths = [3, 128, 256, 256, 512, 512, 512]
     convolutions = sum(9 * a * b + b for a, b in pairwise(widths))
     linear = 512 * 2 * 2 * 1024 + 1024 + 1024 * 10 + 10
@@ -85,7 +85,7 @@ def test_the_taps_of_vgg16_by_hand():
     ("depth", "shape"), [(8, (1, 16, 16)), (8, (1, 28, 28)), (11, (4, 32, 48)), (16, (2, 33, 40))]
 )
 @pytest.mark.parametrize("pool", [None, 2])
-def test_pictures_of_any_size_and_channels(depth, shape, pool):
+def test_images_of_any_size_and_channels(depth, shape, pool):
     """Shapes are what matter: numbers are not computed."""
     with torch.device("meta"):
         net = vgg(depth, shape, 7, dense=(8,), pool=pool)
@@ -93,7 +93,7 @@ def test_pictures_of_any_size_and_channels(depth, shape, pool):
 
 
 def test_average_pooling_makes_the_weights_serve_another_size():
-    one, other = (vgg8((1, n, n), 3, dense=(4,), pool=1) for n in (16, 24))
+    one, other = (vgg(8, (1, n, n), 3, dense=(4,), pool=1) for n in (16, 24))
     other.load_state_dict(one.state_dict())
     assert other(torch.zeros(1, 1, 24, 24)).shape == (1, 3)
 
@@ -102,7 +102,7 @@ def test_average_pooling_makes_the_weights_serve_another_size():
 @pytest.mark.filterwarnings("ignore:The given NumPy array")
 def test_torchvisions_weights_load(data_root):
     arrays = np.load(data_root / "vgg16" / "vgg16_features.npz")
-    net = vgg16((3, 32, 32), 10, dense=())
+    net = vgg(16, (3, 32, 32), 10, dense=())
     loaded = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
     missing, unknown = net.load_state_dict(loaded, strict=False)
     assert not unknown and missing == ["classifier.0.weight", "classifier.0.bias"]
@@ -131,8 +131,8 @@ def test_a_depth_without_taps_is_refused():
 
 
 def test_blocks_learn_with_batch_norm_dropout_and_pooling():
-    """Dropout rides with the next layer, so that every layer has a closed form."""
-    net = seeded(lambda: vgg8((2, 16, 16), 3, dense=(8,), batch_norm=True, dropout=0.2, pool=1))
+    """Dropout belongs to the next block, so that every block has a closed form."""
+    net = seeded(lambda: vgg(8, (2, 16, 16), 3, dense=(8,), batch_norm=True, dropout=0.2, pool=1))
     before = {name: p.clone() for name, p in net.named_parameters()}
     run = tpsgd.fit(net, images(8, 2, 16), rule=rules.readout(), epochs=1, batch_size=4)
     assert [b.learning for b in run.blocks] == ["closed form"] * 8

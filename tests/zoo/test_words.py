@@ -8,6 +8,7 @@ from torch import nn
 
 import tpsgd
 from tpsgd import Padded, Recurrent, TpsgdError
+from tpsgd.nets.recurrent import connect
 from tpsgd.zoo.words import ACTIVATIONS, CELLS, INITS, factory, is_recurrent, reservoir
 
 
@@ -77,8 +78,8 @@ def test_any_mlp_fits_its_data(widths, shape, classes):
         ("cnn:4x5,4x5", "leaves nothing"),
         ("vgg:16", "unknown model 'vgg:16'.*mlp:256,256"),
         ("lstm:16", "unknown model 'lstm:16'.*rnn:512"),
-        ("mpl:16", r"unknown model 'mpl:16': did you mean mlp:16\?"),
-        ("paper-rn:16", r"did you mean paper-rnn:16\?"),
+        ("mpl:16", r"unknown model 'mpl:16': did you mean 'mlp'\?"),
+        ("paper-rn:16", r"did you mean 'paper-rnn'\?"),
         ("rnn", "cannot read 'rnn': write units like rnn:512 or rnn:512,512\\+256"),
         ("rnn:", "cannot read"),
         ("rnn:8+", "cannot read"),
@@ -102,11 +103,13 @@ def test_a_cnn_needs_images():
 
 
 def test_an_unknown_activation():
-    with pytest.raises(TpsgdError, match="unknown activation 'swish': choose leaky-relu, relu"):
+    with pytest.raises(
+        TpsgdError, match="unknown activation 'swish': choose from leaky-relu, relu"
+    ):
         factory("mlp:4", (8,), 3, activation="swish")
 
 
-def test_a_factory_of_ones_own(tmp_path):
+def test_a_factory_from_a_file(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text("from torch import nn\n\ndef make():\n    return nn.Linear(4, 2)\n")
     assert isinstance(factory(f"{path}:make", (4,), 2)(), nn.Linear)
@@ -122,7 +125,7 @@ def test_a_factory_of_ones_own(tmp_path):
         ("import no_such_module\n", "make", "does not run: ModuleNotFoundError"),
     ],
 )
-def test_a_factory_that_is_not_one(tmp_path, text, name, match):
+def test_files_without_a_usable_factory(tmp_path, text, name, match):
     path = tmp_path / "mine.py"
     path.write_text(text)
     with pytest.raises(TpsgdError, match=match) as caught:
@@ -130,10 +133,10 @@ def test_a_factory_that_is_not_one(tmp_path, text, name, match):
     assert "\n" not in str(caught.value)
 
 
-def test_a_factory_of_something_else(tmp_path):
+def test_a_factory_that_returns_no_module(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text("def make():\n    return 'model'\n")
-    with pytest.raises(TpsgdError, match=r"gave a str, not an nn\.Module"):
+    with pytest.raises(TpsgdError, match=r"returned a str, not an nn\.Module"):
         factory(f"{path}:make", (4,), 2)()
 
 
@@ -156,7 +159,7 @@ def test_a_recurrent_word(kind, layers, tokens, padded):
     shape = (5, 4) if tokens is None else (5,)
     model = factory(f"{kind}:{layers}", shape, 2, "tanh", tokens=tokens)()
     assert is_recurrent(model) and isinstance(model[-1], nn.Linear)
-    assert tpsgd.connect(model)(sequences(tokens, padded)).shape == (3, 2)
+    assert connect(model)(sequences(tokens, padded)).shape == (3, 2)
     cells = [b.layer for b in tpsgd.split(model) if isinstance(b.layer, Recurrent)]
     assert [c.hidden for c in cells] == [int(n) for n in layers.partition("+")[0].split(",")]
     assert {c.bidirectional for c in cells} == {kind.endswith("birnn")}
@@ -199,7 +202,7 @@ def test_leak():
     [
         ("mlp:4", {"init": "zeros"}, "init and leak are for recurrent models such as rnn:512"),
         ("cnn:4", {"leak": 0.5}, "not for cnn:4"),
-        ("rnn:4", {"init": "ones"}, "unknown init 'ones': choose zeros, uniform"),
+        ("rnn:4", {"init": "ones"}, "unknown init 'ones': choose from zeros, uniform"),
         ("torch-rnn:4", {"init": "zeros"}, "init is not for torch-rnn:4"),
         ("torch-birnn:4", {"leak": 0.5}, "leak is not for torch-birnn:4"),
         ("paper-rnn:4", {"leak": 0.5}, "leak is not for paper-rnn:4"),

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tpsgd.engine.batch_form import Form
+from tpsgd.engine.batches import suits_channels_last
 from tpsgd.errors import TpsgdError, suggestion
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and deviation of its images
@@ -61,7 +61,7 @@ class Backbone(nn.Module):
         self.spread: Tensor
         self.model = model.requires_grad_(False)
         self.eval()
-        self.channels_last = Form.may_be_channels_last(model.modules())
+        self.channels_last = suits_channels_last(model.modules())
         if self.channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 

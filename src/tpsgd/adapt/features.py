@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from tpsgd.adapt.backbone import Backbone
 from tpsgd.data.split import stratified
-from tpsgd.engine.batches import count_samples, in_stream
+from tpsgd.engine.batches import count_samples, is_stream
 from tpsgd.engine.device import available
 from tpsgd.engine.inputs import check_finite, inputs, pair, tensor
 from tpsgd.errors import TpsgdError
@@ -168,7 +168,7 @@ def count(data: Any) -> int:
 
 def hold_out(data: Any, seed: int = 0) -> tuple[Any, Any]:
     """Split `(x, y)` or `Features`: nine tenths of each class, and the rest."""
-    if not isinstance(data, Features) and in_stream(data):
+    if not isinstance(data, Features) and is_stream(data):
         raise TpsgdError("learned weights of taps need held-out data: give validation=")
     x, y = (data, data.y) if isinstance(data, Features) else map(tensor, data, ("x", "y"))
     classes = class_indices(y).numpy()

@@ -21,9 +21,8 @@ from tpsgd.adapt.features import (
     hold_out,
 )
 from tpsgd.adapt.heads import Build, Layers, Probe
-from tpsgd.engine.batches import first_samples, in_stream
+from tpsgd.engine.batches import first_samples, is_stream
 from tpsgd.engine.device import available
-from tpsgd.engine.fit import fit as fit_locally
 from tpsgd.engine.inputs import tensor
 from tpsgd.engine.optimizers import adam
 from tpsgd.engine.record import Run
@@ -32,6 +31,7 @@ from tpsgd.errors import TpsgdError
 from tpsgd.nets.blocks import split
 from tpsgd.rules import Rule, frozen
 from tpsgd.solvers import SOLVERS, ridge
+from tpsgd.training.fit import fit as fit_locally
 
 Method = Callable[..., Run]
 Shapes = dict[str, tuple[int, ...]]
@@ -199,7 +199,7 @@ def _keep_in_memory(settings: Settings, data: Any, shapes: Shapes, backbone: Bac
 
 def _classes(classes: int | Sequence[str] | None, data: Any) -> tuple[str, ...]:
     if classes is None:
-        if not isinstance(data, Features) and in_stream(data):
+        if not isinstance(data, Features) and is_stream(data):
             raise TpsgdError("say how many classes there are (classes=10), or keep the features")
         y = data.y if isinstance(data, Features) else tensor(data[1], "y")
         classes = class_count(y)

@@ -12,12 +12,12 @@ from tpsgd.adapt.backbone import Backbone
 from tpsgd.adapt.heads import Layers, Probe, recipe
 from tpsgd.adapt.quantize import weight_bytes
 from tpsgd.adapt.trials import Judge, Log, Progress, Trial, judge
-from tpsgd.engine.fit import fit as fit_locally
 from tpsgd.engine.record import Run
 from tpsgd.engine.settings import Memory
 from tpsgd.errors import TpsgdError
 from tpsgd.memory.plan import short
 from tpsgd.rules import Rule
+from tpsgd.training.fit import fit as fit_locally
 from tpsgd.units import as_bytes, columns, size
 
 ABOVE, BELOW, FAILED = "over budget", "left out", "failed"

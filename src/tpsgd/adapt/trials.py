@@ -20,17 +20,18 @@ from tpsgd.adapt.fitting import BATCH, class_count, epochs_for, fit, make_heads,
 from tpsgd.adapt.heads import Layers, Probe, recipe
 from tpsgd.adapt.naswot import activation_overlap
 from tpsgd.data.split import stratified
-from tpsgd.engine.backprop import fit_backprop
-from tpsgd.engine.fit import fit as fit_locally
+from tpsgd.engine.backprop import Backprop
 from tpsgd.engine.inputs import labels, tensor
 from tpsgd.engine.record import Run
 from tpsgd.engine.settings import Settings
 from tpsgd.errors import TpsgdError
 from tpsgd.files import writable_folder
 from tpsgd.memory.plan import plan
-from tpsgd.memory.rehearse import Backprop, Inputs, rehearse
+from tpsgd.memory.rehearse import Inputs, rehearse
 from tpsgd.rules import Rule
 from tpsgd.solvers import ridge
+from tpsgd.training.fit import fit as fit_locally
+from tpsgd.training.fit import fit_backprop
 
 FILE = "trials.jsonl"
 SCORED = 128  # samples, as in the article

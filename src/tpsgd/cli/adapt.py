@@ -1,316 +1,278 @@
-"""`tpsgd adapt`: layers on a frozen backbone, from words."""
+"""`tpsgd adapt`: layers on a frozen backbone, and `--shift`: how they adapt to a new domain."""
 
 import json
-import shlex
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-import typer
 from rich.console import Console
 
-from tpsgd.cli import adapt_plan as foretold
-from tpsgd.cli import adapt_shift as shifted
+from tpsgd.cli import adapt_plan, adapt_shift
 from tpsgd.cli.options import (
+    REQUIRED,
     AsJson,
-    BatchSize,
-    Budget,
-    Device,
-    MaxTrain,
-    OnDisk,
-    Rate,
-    Seed,
-    Threads,
+    DataOptions,
+    MachineOptions,
+    MemoryOptions,
+    RuleWord,
+    TrainingOptions,
     check,
-    known,
-    load,
+    grouped,
+    option,
+    provenance_of,
+    setting,
+    settings_of,
 )
-from tpsgd.cli.terminal import grid_of, named_bar
-from tpsgd.comparison.arms import PEERS, RECURRENT
+from tpsgd.cli.terminal import Stopped, grid_of, named_bar, until_interrupted
 from tpsgd.errors import TpsgdError
+from tpsgd.files import writable_folder, write_whole
 from tpsgd.units import size
 
 if TYPE_CHECKING:
     from tpsgd.adapt import Adaptor, Backbone
     from tpsgd.data import Data
+    from tpsgd.engine.settings import Memory
 
-PICTURES = "A folder of images, a subfolder a class (FOLDER@160: their size), imagenette, FILE.npz."
+IMAGES = "A folder of images, a subfolder a class (FOLDER@160: their size), imagenette, FILE.npz."
 BACKBONES = (
     "vgg11, vgg16, vgg11-bn, vgg16-bn, resnet18, resnet34, or FILE.py:FUNCTION, which returns a "
     "module."
 )
-BackboneWord = Annotated[str, typer.Option("--backbone", help=BACKBONES)]
-Weights = Annotated[
-    Path | None,
-    typer.Option("--weights", help="FILE.pth, .safetensors or .npz with torchvision's names."),
-]
-Pictures = Annotated[str, typer.Option("--data", help=PICTURES)]
-EpochsOrFew = Annotated[
-    int | None, typer.Option("--epochs", help="Per block; default: 8, more for few samples.", min=1)
-]
-PRECISIONS = ("float32", "bf16", "int8")
+QUANTIZE = ("bf16", "int8")
 COMBINE = ("summed", "averaged", "learned")
-SHIFTED = ("grey", "edges", "blur", "noise", "invert", "dim")
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What the words ask for, as values."""
+class ImageOptions(DataOptions):
+    """Images to train on."""
+
+    data: str = setting(REQUIRED, IMAGES)
+
+
+@dataclass(frozen=True)
+class TestedImageOptions(ImageOptions):
+    """Images to train and to test on."""
+
+    max_test: int | None = setting(None, "Use only this many test samples.", min=1)
+
+    def load(self, seed: int = 0) -> "Data":
+        """The data set, with fewer test samples if so chosen; classes keep their shares."""
+        import torch
+
+        from tpsgd.data.split import stratified
+        from tpsgd.nets.padded import Padded
+
+        data = super().load(seed)
+        x, y = data.test
+        if isinstance(x, Padded) or isinstance(data.train[0], Padded):
+            raise TpsgdError("a backbone takes samples of one shape, not of different lengths")
+        if self.max_test is None or self.max_test >= len(y):
+            return data
+        chosen = torch.from_numpy(stratified(y.numpy(), self.max_test, seed))
+        note = f"{data.note}; {self.max_test} of {len(y)} test samples, stratified, seed {seed}"
+        return replace(data, test=(x[chosen], y[chosen]), note=note)
+
+
+@dataclass(frozen=True)
+class BackboneOptions:
+    """The frozen net, and where its features are read."""
+
+    TITLE: ClassVar[str] = "Backbone"
+
+    backbone: str = setting("vgg16", BACKBONES)
+    weights: Path | None = setting(None, "FILE.pth, .safetensors or .npz with torchvision's names.")  # noqa: RUF009
+    taps: str | None = setting(None, "pool5, or several: pool4,pool5.", "--tap", "--taps")
+    quantize: str | None = setting(None, "Make the backbone smaller: bf16 or int8.")
+
+    def load(self, machine: MachineOptions) -> "tuple[Backbone, tuple[str, ...]]":
+        """The backbone on its device, and the taps; by default the last one."""
+        from tpsgd import adapt
+        from tpsgd.engine.device import resolve_device
+
+        taps = tuple(word.strip() for word in self.taps.split(",")) if self.taps else ()
+        if len(set(taps)) < len(taps):
+            raise TpsgdError(f"--tap {self.taps}: name each tap once")
+        check("quantization", self.quantize, QUANTIZE)
+        device = resolve_device(machine.settings()["device"] or "cpu")
+        net = adapt.backbone(self.backbone, self.weights, taps)
+        if self.quantize is not None:
+            light = getattr(adapt.quantize, self.quantize)(net.model)
+            net = net.like(light, f"{net.name} in {self.quantize}")
+        return net.to(device), taps or tuple(net.taps)[-1:]
+
+
+@dataclass(frozen=True)
+class AdaptorOptions:
+    """The layers on each tap."""
+
+    TITLE: ClassVar[str] = "Adaptor"
+
+    convs: int = setting(1, "Number of convolutions.", min=0)
+    dense: int = setting(1, "Number of hidden dense layers.", min=0)
+    filters: int = setting(64, "Filters of each convolution.", min=1)
+    kernel: int = setting(5, "Size of each convolution; odd.", min=1)
+    width: int = setting(256, "Units of each dense layer.", min=1)
+    combine: str = setting("averaged", f"Outputs of several taps: {', '.join(COMBINE)}.")
+
+    def layers(self) -> Any:
+        """A function that makes the layers of one tap."""
+        from tpsgd.adapt import Layers
+
+        return Layers(self.convs, self.dense, self.filters, self.kernel, self.width)
+
+
+@dataclass(frozen=True)
+class AdaptTrainingOptions(TrainingOptions):
+    """How to train layers on features: by default with smaller batches, and more epochs if few."""
+
+    epochs: int | None = setting(None, "Epochs per block; default: 8, more for few samples.", min=1)
+    batch_size: int = setting(32, "Samples per step.", min=1)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be trained, as values."""
 
     backbone: "Backbone"
     taps: tuple[str, ...]
     data: "Data"
-    fitting: dict[str, Any]
-    arms: dict[str, dict[str, Any]]  # the first is the rule that was asked for
+    settings: dict[str, Any]  # of `adapt.fit`, for all arms
+    arms: dict[str, dict[str, Any]]  # more settings for each arm; the first is the chosen rule
     seed: int
 
     @property
+    def memory(self) -> "Memory":
+        """The memory settings."""
+        return self.settings["memory"]
+
+    @property
     def streamed(self) -> bool:
-        """Whether the backbone runs again as the layers learn."""
-        return not {"keep", "memory_budget"}.isdisjoint(self.fitting)
+        """Whether the backbone runs again in every epoch instead of once."""
+        kept = self.memory.budget is None and self.memory.reuse in (None, True)
+        return not kept or "augment" in self.settings
 
 
+@grouped
 def adapt(
-    data: Pictures,
-    backbone: BackboneWord = "vgg16",
-    weights: Weights = None,
-    tap: Annotated[
-        str | None, typer.Option(help="pool5; pool4,pool5: several; default: the last one.")
-    ] = None,
-    rule: Annotated[str, typer.Option(help="See: tpsgd rules.")] = "readout",
-    convs: Annotated[int, typer.Option(help="Convolutions of the adaptor.", min=0)] = 1,
-    dense: Annotated[int, typer.Option(help="Its hidden dense layers.", min=0)] = 1,
-    filters: Annotated[int, typer.Option(help="Of each convolution.", min=1)] = 64,
-    kernel: Annotated[int, typer.Option(help="Of each convolution; odd.", min=1)] = 5,
-    width: Annotated[int, typer.Option(help="Of each dense layer.", min=1)] = 256,
-    combine: Annotated[str, typer.Option(help=f"Several taps: {', '.join(COMBINE)}.")] = "averaged",
-    precision: Annotated[
-        str, typer.Option(help=f"Of the backbone: {', '.join(PRECISIONS)}.")
-    ] = "float32",
-    epochs: EpochsOrFew = None,
-    batch_size: BatchSize = 32,
-    lr: Rate = None,
-    seed: Seed = 0,
+    data: TestedImageOptions,
+    backbone: BackboneOptions,
+    adaptor: AdaptorOptions,
+    training: AdaptTrainingOptions,
+    memory: MemoryOptions,
+    shift: adapt_shift.ShiftOptions,
+    machine: MachineOptions,
+    rule: RuleWord = "readout",
     no_controls: Annotated[
-        bool, typer.Option("--no-controls", help="Leave backprop and a frozen adaptor out.")
+        bool, option("Leave backprop and a frozen adaptor out.", "--no-controls")
     ] = False,
-    keep: Annotated[
-        str | None,
-        typer.Option(help="Features: memory, again (computed for every epoch), or a folder."),
-    ] = None,
-    memory_budget: Budget = None,
-    shift: Annotated[
-        str | None, typer.Option(help=f"A new domain: {', '.join(SHIFTED)}; or several.")
-    ] = None,
-    shots: Annotated[
-        int | None, typer.Option(help="With --shift: labelled samples a class; 10.", min=1)
-    ] = None,
-    replay: Annotated[
-        int | None, typer.Option(help="With --shift: old samples a class beside them; 0.", min=0)
-    ] = None,
-    max_train: MaxTrain = None,
-    max_test: Annotated[int | None, typer.Option(help="Test on that many samples.", min=1)] = None,
-    on_disk: OnDisk = None,
-    device: Device = None,
-    threads: Threads = None,
-    out: Annotated[Path, typer.Option(help="Folder for the adaptor and the record.")] = Path(
-        "tpsgd-adaptor"
-    ),
+    out: Annotated[Path, option("Folder for the adaptor and the record.")] = Path("tpsgd-adaptor"),
     as_json: AsJson = False,
 ) -> None:
-    """Train an adaptor on a frozen backbone, or show what a shifted domain does to one."""
-    shifts = [word.strip() for word in shift.split(",")] if shift else []
-    taps = tuple(word.strip() for word in tap.split(",")) if tap else ()
-    check([rule], None, None, memory_budget)
-    known("combination", combine, COMBINE)
-    known("precision", precision, PRECISIONS)
-    _refuse(rule, lr, shifts, taps, keep, memory_budget)
-    if not shifts and (shots is not None or replay is not None):
-        raise TpsgdError("--shots and --replay go with --shift")
-    layers = _layers(convs, dense, filters, kernel, width)
-    shots, replay = shots or 10, replay or 0
-    kept = _kept(keep, memory_budget)
-    from tpsgd.files import writable_folder
+    """Train an adaptor on a frozen backbone, or test how one adapts to a shifted domain."""
+    from tpsgd.adapt import COMBINATIONS
 
-    folder = writable_folder(out)
-    frozen = backbone_of(backbone, weights, taps, precision, device, threads)
-    fitting = {"epochs": epochs, "batch_size": batch_size, "lr": lr, "seed": seed}
-    wanted = Wanted(
-        frozen,
-        taps or tuple(frozen.taps)[-1:],
-        _thinned(load(data, seed, max_train, on_disk), max_test, seed),
-        fitting | kept | _combined(combine),
-        _arms(rule, layers, not no_controls and not memory_budget),
-        seed,
-    )
-    more = len(shifts) * (shots * len(wanted.data.classes) + len(wanted.data.test[1]))
-    record: dict[str, Any] = {"planned": foretold.planned(wanted, more)}
-    if not as_json:
-        foretold.foretell(record["planned"], rule)
-    if shifts:
-        record |= shifted.recovered(wanted, shifts, shots, replay, epochs, folder)
-    else:
-        record |= _adapted(wanted, folder)
-    record |= {"command": shlex.join(["tpsgd", *sys.argv[1:]])} | _about(wanted, device)
-    _tell(record | {"precision": precision, "out": str(folder)}, wanted, folder, as_json)
-
-
-def _refuse(
-    rule: str, lr: float | None, shifts: list[str], taps: tuple[str, ...], keep: Any, budget: Any
-) -> None:
-    """Words that mean nothing here, or not together."""
-    for word in shifts:
-        known("shift", word, SHIFTED)
-    if rule in PEERS or rule in RECURRENT:
-        raise TpsgdError(f"an adaptor is trained by a rule or by backprop, not by {rule}")
-    if lr is not None and not 0 < lr < float("inf"):
-        raise TpsgdError(f"--lr must be more than 0, got {lr:g}")
-    for given, words in (("--tap", taps), ("--shift", shifts)):
-        if len(set(words)) < len(words):
-            raise TpsgdError(f"{given} {','.join(words)}: name each one once")
-    if shifts and (budget or keep):
-        raise TpsgdError("--shift keeps the features in memory: leave --memory-budget, --keep out")
-    if not shifts and find_spec("safetensors") is None:  # now, not after an hour
+    check_rule(rule)
+    check("combination", adaptor.combine, COMBINE)
+    if shifts := shift.words():
+        if options := memory.chosen() + ["--augment"] * bool(training.augment):
+            raise TpsgdError(f"--shift keeps features in memory: leave {', '.join(options)} out")
+    elif find_spec("safetensors") is None:  # before training, not after it
         raise TpsgdError("to save and load adaptors, run: pip install safetensors")
-    if budget and rule == "backprop":
-        raise TpsgdError("--memory-budget is for what is trained block by block, not for backprop")
+    if memory.memory and rule == "backprop":
+        raise TpsgdError("--memory is for rules, which train block by block, not for backprop")
+    settings = settings_of(training, memory)
+    settings["combine"] = COMBINATIONS[adaptor.combine]
+    arms = _arms(rule, adaptor.layers(), training, not no_controls and not memory.memory)
+    folder = writable_folder(out)
+    net, taps = backbone.load(machine)
+    job = Job(net, taps, data.load(training.seed), settings, arms, training.seed)
+    more = len(shifts) * (shift.few * len(job.data.classes) + len(job.data.test[1]))
+    record: dict[str, Any] = {"planned": adapt_plan.planned(job, more)}
+    if not as_json:
+        adapt_plan.show(record["planned"], rule)
+    record |= (
+        adapt_shift.recover(job, shift, training.epochs, folder) if shifts else _fit(job, folder)
+    )
+    record |= {"backbone": net.name, "taps": list(taps), "quantize": backbone.quantize}
+    record |= {"backbone_bytes": record["planned"]["backbone_bytes"], "out": str(folder)}
+    record |= provenance_of(job.data, machine.device)
+    _report(record, job, folder, as_json)
 
 
-def backbone_of(
-    word: str,
-    weights: Path | None,
-    taps: tuple[str, ...],
-    precision: str,
-    device: str | None,
-    threads: int | None,
-) -> "Backbone":
-    """A backbone from words, where it is to compute."""
-    import torch
+def check_rule(word: str) -> None:
+    """Refuse a word that is neither a rule that trains nor backprop."""
+    from tpsgd import rules
+    from tpsgd.comparison.arms import entry
 
-    from tpsgd.adapt import pretrained as backbones
-    from tpsgd.engine.device import resolve_device
-
-    place = resolve_device(device or "cpu")
-    if threads is not None:
-        torch.set_num_threads(threads)
-    found = backbones.backbone(word, weights, taps)
-    if precision != "float32":
-        from tpsgd.adapt import quantize as lighter
-
-        made = {"int8": lighter.int8, "bf16": lighter.bf16}[precision](found.model)
-        found = found.like(made, f"{found.name} in {precision}")
-    return found.to(place)
+    entry(word)
+    if word != "backprop" and (word not in rules.ALL or not rules.ALL[word].make().head):
+        raise TpsgdError(f"an adaptor is trained by a rule or by backprop, not by {word}")
 
 
-def _thinned(data: "Data", max_test: int | None, seed: int) -> "Data":
-    """The data with fewer test samples, the shares of the classes kept."""
-    from dataclasses import replace
-
-    import torch
-
-    from tpsgd.data.split import stratified
-    from tpsgd.nets.padded import Padded
-
-    x, y = data.test
-    if isinstance(x, Padded) or isinstance(data.train[0], Padded):
-        raise TpsgdError("a backbone takes samples of one shape, not sequences of any length")
-    if max_test is None or max_test >= len(y):
-        return data
-    chosen = torch.from_numpy(stratified(y.numpy(), max_test, seed))
-    note = f"{data.note}; {max_test} of {len(y)} test samples, stratified, seed {seed}"
-    return replace(data, test=(x[chosen], y[chosen]), note=note)
-
-
-def _kept(keep: str | None, budget: str | None) -> dict[str, Any]:
-    if budget and keep:
-        raise TpsgdError("--memory-budget decides what is kept: give it or --keep")
-    if budget:
-        return {"memory_budget": budget}
-    if keep is None or keep == "memory":
-        return {}
-    if keep == "again":
-        return {"keep": False}
-    if not Path(keep).expanduser().is_dir():
-        raise TpsgdError(f"--keep {keep}: write memory, again, or a folder that is there")
-    return {"keep": Path(keep).expanduser()}
-
-
-def _layers(convs: int, dense: int, filters: int, kernel: int, width: int) -> Any:
-    from tpsgd.adapt import Layers
-
-    return Layers(convs, dense, filters, kernel, width)
-
-
-def _arms(rule: str, layers: Any, controls: bool) -> dict[str, dict[str, Any]]:
-    """What is trained: the rule, and what stands beside it."""
+def _arms(
+    rule: str, layers: Any, training: TrainingOptions, controls: bool
+) -> dict[str, dict[str, Any]]:
+    """The settings of the rule, of the controls, and of a linear probe."""
     from tpsgd import rules
     from tpsgd.adapt import Probe
-    from tpsgd.comparison.arms import arm_of
-    from tpsgd.engine.backprop import fit_backprop
-    from tpsgd.engine.schedules import sequential, simultaneous
     from tpsgd.solvers import ridge
+    from tpsgd.train import sequential, simultaneous
+    from tpsgd.training.fit import fit_backprop
 
-    def one(word: str) -> dict[str, Any]:
+    def settings(word: str) -> dict[str, Any]:
         if word == "backprop":
             return {"layers": layers, "method": fit_backprop}
-        made = rules.frozen() if word == "frozen" else arm_of(word).rule
-        assert made is not None
-        order = simultaneous if made.needs_output else sequential
-        return {"layers": layers, "rule": made, "schedule": order}
+        value = rules.ALL[word].make()
+        schedule = training.schedule_of(simultaneous if value.needs_output else sequential)
+        return {"layers": layers, "rule": value, "schedule": schedule}
 
     words = [rule, *(("backprop", "frozen") if controls else ())]
-    arms = {word: one(word) for word in dict.fromkeys(words)}
-    return arms | {"linear probe": {"layers": Probe(), "optimizer": ridge(), "lr": None}}
+    arms = {word: settings(word) for word in dict.fromkeys(words)}
+    solved = {"optimizer": ridge(), "lr": None, "loss": None, "precision": None}
+    return arms | {"linear probe": {"layers": Probe(), **solved}}
 
 
-def _combined(word: str) -> dict[str, Any]:
-    from tpsgd.adapt.adaptor import COMBINATIONS
-
-    return {"combine": COMBINATIONS[word]}
-
-
-def _adapted(wanted: Wanted, folder: Path) -> dict[str, Any]:
-    """Train every arm on the data itself; the first one is kept."""
+def _fit(job: Job, folder: Path) -> dict[str, Any]:
+    """Train all arms; the adaptor of the first is saved."""
     from tpsgd import adapt
 
-    source: Any = wanted.data.train
-    test: Any = wanted.data.test
+    train: Any = job.data.train
+    test: Any = job.data.test
 
-    def trained() -> Iterator[dict[str, Any]]:
-        nonlocal source, test
-        with named_bar() as tell:
-            if not wanted.streamed:
-                encode = partial(adapt.encode, wanted.backbone, taps=wanted.taps)
-                source = encode(source, progress=tell("features"))
-                test = encode(test, progress=tell("test features"))
-            for i, (name, arm) in enumerate(wanted.arms.items()):
-                made = adapt.fit(
-                    wanted.backbone, source, taps=wanted.taps, classes=wanted.data.classes,
-                    progress=tell(name, parts=True), **(wanted.fitting | arm),
+    def rows() -> Iterator[dict[str, Any]]:
+        nonlocal train, test
+        with named_bar() as progress_of:
+            if not job.streamed:
+                encode = partial(adapt.encode, job.backbone, taps=job.taps)
+                train = encode(train, progress=progress_of("features"))
+                test = encode(test, progress=progress_of("test features"))
+            for i, (name, settings) in enumerate(job.arms.items()):
+                adaptor = adapt.fit(
+                    job.backbone, train, taps=job.taps, classes=job.data.classes,
+                    progress=progress_of(name, parts=True), **(job.settings | settings),
                 )  # fmt: skip
                 if i == 0:
-                    made.save(folder)
-                row = _row(name, made)
-                yield row  # kept even if the test is interrupted
-                row["accuracy"] = made.evaluate(test)
+                    adaptor.save(folder)
+                row = _row(name, adaptor)
+                yield row  # in the record even if the test is interrupted
+                row["accuracy"] = adaptor.evaluate(test)
 
-    rows, interrupted = shifted.until_interrupted(trained())
-    kept = 0 if wanted.streamed else source.nbytes + test.nbytes
+    arms, interrupted = until_interrupted(rows())
+    features = 0 if job.streamed else train.nbytes + test.nbytes
     return {
-        "arms": rows, "features_bytes": kept, "adaptor": str(folder), "interrupted": interrupted
+        "arms": arms, "features_bytes": features, "adaptor": str(folder), "interrupted": interrupted
     }  # fmt: skip
 
 
-def _row(name: str, made: "Adaptor") -> dict[str, Any]:
-    runs = list(made.runs.values())
+def _row(name: str, adaptor: "Adaptor") -> dict[str, Any]:
+    runs = list(adaptor.runs.values())
     return {
         "arm": name,
         "accuracy": None,
-        "trained_bytes": made.nbytes,
+        "trained_bytes": adaptor.nbytes,
         "peak_bytes": max(run.peak_bytes for run in runs),
         "kept_bytes": max(run.kept_bytes for run in runs),
         "seconds": sum(run.seconds for run in runs),
@@ -318,61 +280,41 @@ def _row(name: str, made: "Adaptor") -> dict[str, Any]:
     }
 
 
-def _about(wanted: Wanted, device: str | None) -> dict[str, Any]:
-    from tpsgd.adapt.quantize import weight_bytes
-    from tpsgd.comparison import provenance
-
-    return {
-        "backbone": wanted.backbone.name,
-        "backbone_bytes": weight_bytes(wanted.backbone.model),
-        "taps": list(wanted.taps),
-        "data": provenance.describe(wanted.data),
-        "machine": provenance.machine(device),
-        "versions": provenance.versions(),
-    }
-
-
-def _tell(record: dict[str, Any], wanted: Wanted, folder: Path, as_json: bool) -> None:
-    """Write the record, print it or its table, and say if that is not all."""
-    from tpsgd.files import write_whole
-
+def _report(record: dict[str, Any], job: Job, folder: Path, as_json: bool) -> None:
+    """Write the record; print it, or its tables; end with an error after an interrupt."""
     write_whole(folder / "record.json", json.dumps(record, indent=1).encode())
     if as_json:
         print(json.dumps(record))
     else:
-        _show(record, wanted, folder)
+        _show(record, job, folder)
     if record["interrupted"]:
-        from tpsgd.cli.app import Stopped
-
         rows = record.get("arms") or next(iter(record["shifts"].values()))["arms"]
         whose = f"{rows[0]['arm']}'s adaptor and record.json"
-        files = whose if "arms" in record else "record.json and pictures"
-        done = f"{len(rows)} of {len(wanted.arms)} trainings are done"
+        files = whose if "arms" in record else "record.json and figures"
+        done = f"{len(rows)} of {len(job.arms)} training runs are done"
         raise Stopped(f"interrupted; {done}; {files} are in {folder}")
 
 
-def _show(record: dict[str, Any], wanted: Wanted, folder: Path) -> None:
+def _show(record: dict[str, Any], job: Job, folder: Path) -> None:
     console = Console(highlight=False)
-    taps = " and ".join(wanted.taps)
-    heading = f"{record['backbone']} ({size(record['backbone_bytes'])}, frozen) at {taps}"
-    console.print(f"{heading}: {wanted.data.name}", style="bold", markup=False)
+    heading = f"{record['backbone']} ({size(record['backbone_bytes'])}, frozen)"
+    heading += f" at {' and '.join(job.taps)}: {job.data.name}"
+    console.print(heading, style="bold", markup=False)
     if "shifts" in record:
-        shifted.show(console, record, folder)
+        adapt_shift.show(console, record, folder)
         return
-    grid = grid_of("arm", "test accuracy", "trained", "peak", "seconds")
-    for column in grid.columns[1:]:
-        column.justify = "right"
+    grid = grid_of("arm", "test accuracy", "trained", "peak", "seconds", numbers=True)
     for row in record["arms"]:
-        held = size(row["peak_bytes"]) + (f" + {size(row['kept_bytes'])}" * bool(row["kept_bytes"]))
-        right = "-" if row["accuracy"] is None else f"{row['accuracy']:.2%}"
-        numbers = (right, size(row["trained_bytes"]), held)
-        grid.add_row(row["arm"], *numbers, f"{row['seconds']:.1f}")
+        kept = f" + {size(row['kept_bytes'])}" if row["kept_bytes"] else ""
+        accuracy = "-" if row["accuracy"] is None else f"{row['accuracy']:.2%}"
+        sizes = (size(row["trained_bytes"]), size(row["peak_bytes"]) + kept)
+        grid.add_row(row["arm"], accuracy, *sizes, f"{row['seconds']:.1f}")
     console.print(grid)
     if record["features_bytes"]:
-        kept = size(record["features_bytes"])
-        console.print(f"peak: of training the layers; their features, kept, are {kept} more")
+        features = size(record["features_bytes"])
+        console.print(f"peak: training the layers, without the features ({features})")
     else:
-        console.print("peak: of training the layers behind their backbone, which is in it")
-    if "memory_budget" in wanted.fitting:
-        console.print("within a budget backprop and a frozen adaptor are not trained beside it")
+        console.print("peak: training the layers, including the backbone")
+    if job.memory.budget is not None:
+        console.print("within a memory budget, backprop and a frozen adaptor are not trained")
     console.print(f"{record['arms'][0]['arm']}'s adaptor and record.json: {folder}", markup=False)

@@ -1,5 +1,6 @@
-"""What `tpsgd adapt` will hold, said before it trains."""
+"""The memory that `tpsgd adapt` will need, before it trains."""
 
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -8,77 +9,75 @@ from tpsgd.cli.terminal import waiting
 from tpsgd.units import as_bytes, size
 
 if TYPE_CHECKING:
-    from tpsgd.cli.adapt import Wanted
+    from tpsgd.cli.adapt import Job
 
 
-def planned(wanted: "Wanted", more: int) -> dict[str, Any]:
-    """The bytes that will be held; of several taps' layers, those of the largest.
+def planned(job: "Job", more: int) -> dict[str, Any]:
+    """The planned bytes; those of the layers are the largest of all taps.
 
-    `more` is how many samples' features are kept beside those of the data itself.
+    `more` is the number of samples, in addition to those of the data set, whose features are kept.
     """
-    from math import prod
+    from tpsgd.adapt import quantize
 
-    from tpsgd.adapt.quantize import weight_bytes
-
-    (x, y), (_, y_test) = wanted.data.train, wanted.data.test
-    found: dict[str, Any] = {"backbone_bytes": weight_bytes(wanted.backbone.model)}
-    if budget := wanted.fitting.get("memory_budget"):
-        return found | {"memory_budget": as_bytes(budget)}
+    (x, y), (_, y_test) = job.data.train, job.data.test
+    plan: dict[str, Any] = {"backbone_bytes": quantize.weight_bytes(job.backbone.model)}
+    if job.memory.budget is not None:
+        return plan | {"memory_budget": as_bytes(job.memory.budget)}
     with waiting("planning"):
-        shapes = wanted.backbone.shapes(x, wanted.taps)
-        found["samples"] = 0 if wanted.streamed else len(y) + len(y_test) + more
-        found["features_bytes"] = found["samples"] * 4 * sum(map(prod, shapes.values()))
+        shapes = job.backbone.shapes(x, job.taps)
+        plan["samples"] = 0 if job.streamed else len(y) + len(y_test) + more
+        plan["features_bytes"] = plan["samples"] * 4 * sum(map(prod, shapes.values()))
         try:
-            each = [_rehearsed(wanted, tap, shape) for tap, shape in shapes.items()]
-        except (RuntimeError, TypeError, ValueError):  # a backbone that cannot run without numbers
-            return found | {"layers": None}
-    return found | {"layers": max(each, key=lambda one: one["peak_bytes"] + one["kept_bytes"])}
+            taps = [_rehearsed(job, tap, shape) for tap, shape in shapes.items()]
+        except (RuntimeError, TypeError, ValueError):  # a backbone that needs actual numbers
+            return plan | {"layers": None}
+    return plan | {"layers": max(taps, key=lambda tap: tap["peak_bytes"] + tap["kept_bytes"])}
 
 
-def _rehearsed(wanted: "Wanted", tap: str, shape: tuple[int, ...]) -> dict[str, Any]:
-    """What training one tap's layers will hold, by the first arm and by backprop."""
+def _rehearsed(job: "Job", tap: str, shape: tuple[int, ...]) -> dict[str, Any]:
+    """The planned bytes of training one tap's layers, with the first arm and with backprop."""
+    from dataclasses import replace
+
     from torch import nn
 
     from tpsgd.adapt.backbone import Tap
     from tpsgd.adapt.fitting import epochs_for
-    from tpsgd.engine.settings import Settings
     from tpsgd.memory.plan import plan
-    from tpsgd.memory.rehearse import Backprop, Inputs, rehearse
 
-    arm, x = next(iter(wanted.arms.values())), wanted.data.train[0]
-    model, inputs = arm["layers"](shape, len(wanted.data.classes)), Inputs(shape, samples=len(x))
-    if wanted.streamed:
-        model = nn.Sequential(Tap(wanted.backbone, tap), *model)
-        inputs = Inputs(tuple(x.shape[1:]), x.dtype, len(x))
-    device, batch = wanted.backbone.device, wanted.fitting["batch_size"]
-    model = model.to(device)
-    other = rehearse(model, inputs, Backprop(), Settings(batch_size=batch, epochs=1)).peak
-    found = {"tap": tap, "peak_bytes": other, "kept_bytes": 0, "backprop_bytes": other}
-    if "rule" not in arm:
-        return found
-    keep = wanted.fitting.get("keep")
-    line = plan(
-        model, inputs.shape, batch, arm["rule"], schedule=arm["schedule"], samples=len(x),
-        epochs=epochs_for(len(x), batch, wanted.fitting["epochs"]), dtype=inputs.dtype, reuse=keep,
-        others=False,
-    ).lines[0]  # fmt: skip
-    return found | {"peak_bytes": line.peak, "kept_bytes": line.kept}
+    arm, x = next(iter(job.arms.values())), job.data.train[0]
+    model, dtype = arm["layers"](shape, len(job.data.classes)), None
+    memory = job.memory
+    if job.streamed:
+        model, shape, dtype = nn.Sequential(Tap(job.backbone, tap), *model), x.shape[1:], x.dtype
+        memory = replace(memory, reuse=memory.reuse or False)  # the features are not in memory
+    names = ("batch_size", "optimizer", "loss", "precision", "rule", "schedule")
+    chosen = {name: value for name, value in (job.settings | arm).items() if name in names}
+    epochs = epochs_for(len(x), chosen["batch_size"], job.settings.get("epochs"))
+    plan_of_tap = plan(
+        model.to(job.backbone.device), tuple(shape), samples=len(x), dtype=dtype, epochs=epochs,
+        memory=memory, **chosen,
+    )  # fmt: skip
+    line, backprop = plan_of_tap.lines[0], plan_of_tap["backprop"]
+    line = line if "rule" in arm else backprop
+    sizes = {"peak_bytes": line.peak, "kept_bytes": line.kept, "backprop_bytes": backprop.peak}
+    return {"tap": tap, **sizes}
 
 
-def foretell(planned: dict[str, Any], rule: str) -> None:
-    """Say what will be held, before it is."""
+def show(plan: dict[str, Any], rule: str) -> None:
+    """Print the planned bytes."""
     console = Console(highlight=False)
-    backbone = size(planned["backbone_bytes"])
-    if "memory_budget" in planned:
-        budget = size(planned["memory_budget"])
-        console.print(f"to be held: at most {budget}, the backbone's {backbone} among them")
+    backbone = size(plan["backbone_bytes"])
+    if "memory_budget" in plan:
+        budget = size(plan["memory_budget"])
+        console.print(f"in memory: at most {budget}, including the backbone's {backbone}")
         return
-    features = f"features of {planned['samples']:,} samples {size(planned['features_bytes'])}"
-    shown = features if planned["samples"] else "no features"
-    console.print(f"to be held: backbone {backbone}, {shown}")
-    if (layers := planned["layers"]) is None:
+    features = f"features of {plan['samples']:,} samples {size(plan['features_bytes'])}"
+    console.print(
+        f"in memory: backbone {backbone}, {features if plan['samples'] else 'no features'}"
+    )
+    if (layers := plan["layers"]) is None:
         console.print("planned peak of training: unknown, this backbone cannot be rehearsed")
         return
-    kept = f" + {size(layers['kept_bytes'])}" * bool(layers["kept_bytes"])
-    beside = "" if rule == "backprop" else f", backprop {size(layers['backprop_bytes'])}"
-    console.print(f"planned peak of training: {rule} {size(layers['peak_bytes'])}{kept}{beside}")
+    kept = f" + {size(layers['kept_bytes'])}" if layers["kept_bytes"] else ""
+    other = "" if rule == "backprop" else f", backprop {size(layers['backprop_bytes'])}"
+    console.print(f"planned peak of training: {rule} {size(layers['peak_bytes'])}{kept}{other}")

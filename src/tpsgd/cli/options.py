@@ -1,227 +1,336 @@
-"""The options of the command line, the words that they take, and what those words mean.
+"""The options of the command line, declared once per group, and the values that they name.
 
-torch is imported when a word becomes a value, not when it is checked.
+A command takes a group as one argument; `grouped` turns the group into its options:
+
+    @grouped
+    def train(data: DataOptions, training: TrainingOptions, ...) -> None: ...
 """
 
-import difflib
-from collections.abc import Iterable
+import inspect
+import shlex
+import sys
+from collections.abc import Callable, Iterable
+from copy import copy
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from tpsgd.comparison.arms import SOURCES
-from tpsgd.errors import TpsgdError
-from tpsgd.units import as_bytes
+from tpsgd.errors import TpsgdError, suggestion
 
 if TYPE_CHECKING:
     from tpsgd.data import Data
+    from tpsgd.engine.settings import Memory
     from tpsgd.zoo.words import Factory
 
 SCHEDULES = ("sequential", "simultaneous")
 LOSSES = ("mse", "cross-entropy", "bce")
 HEADS = ("adam", "ridge")
 OPTIMIZERS = ("adam", "sgd")
-INITS = ("zeros", "uniform", "scaled-uniform", "reservoir")
-
-OWN_DATA = (
+PRECISIONS = ("bf16",)
+AUGMENT = ("flip", "crop", "cutout", "resized-crop", "jitter")
+DATA = (
     "digits, mnist, cifar10, seq-mnist-rows, eeg, tweets, ... (see: tpsgd data list); FILE.npz, "
-    "FILE.csv, FILE.py:FUNCTION or a folder"
+    "FILE.csv, FILE.py:FUNCTION or a folder of images."
 )
 MODELS = (
-    "mlp:256,256 (widths), cnn:16x5,16x5 (filters x kernel), rnn:512 (units), birnn:512 (both "
-    "ways), rnn:512,512+256 (a perceptron after the +), paper-rnn:512, torch-rnn:512 or "
+    "mlp:256,256 (widths), cnn:16x5,16x5 (filters x kernel), rnn:512 (units), birnn:512 "
+    "(bidirectional), rnn:512,512+256 (a perceptron after the +), paper-rnn:512, torch-rnn:512 or "
     "FILE.py:FUNCTION."
 )
-DataWord = Annotated[str, typer.Option("--data", help=f"{OWN_DATA} of images.")]
-ModelWord = Annotated[str, typer.Option("--model", help=MODELS)]
-Epochs = Annotated[int, typer.Option(help="Passes over the data, per block.", min=1)]
-Seed = Annotated[int, typer.Option(help="Of weights, projections and sample order.", min=0)]
-BatchSize = Annotated[int, typer.Option(help="Samples per step.", min=1)]
-Rate = Annotated[
-    float | None,
-    typer.Option(help="Learning rate; if not given, the optimizer's own: Adam 1e-3, SGD 0.1."),
-]
-OptimizerWord = Annotated[
-    str | None,
-    typer.Option("--optimizer", help="adam (the default) or sgd, plain, which keeps no state."),
-]
-Budget = Annotated[
-    str | None,
-    typer.Option(
-        "--memory-budget",
-        help="64MB, 1.5GB: the most that training may hold beyond the data set. Slower where "
-        "little is left.",
-    ),
-]
-OnDisk = Annotated[
-    Path | None,
-    typer.Option("--on-disk", help="Folder to decode the data set into, where memory is short."),
-]
-ScheduleWord = Annotated[
-    str | None,
-    typer.Option(
-        "--schedule",
-        help="sequential (the default) or simultaneous (DFA and sDFA: always).",
-    ),
-]
-LossWord = Annotated[
-    str | None, typer.Option("--loss", help=f"Of the last block: {', '.join(LOSSES)}.")
-]
-ActivationWord = Annotated[
-    str,
-    typer.Option(
-        "--activation",
-        help="leaky-relu, relu, tanh, sigmoid, gelu, silu, softplus; after recurrent layers, the "
-        "perceptron's.",
-    ),
-]
-Window = Annotated[
-    int | None, typer.Option(help="Recurrent: time steps read together; more is faster.", min=1)
-]
-InitWord = Annotated[
-    str | None, typer.Option("--init", help=f"Recurrent: initial weights: {', '.join(INITS)}.")
-]
-Leak = Annotated[
-    float | None,
-    typer.Option(help="rnn: and birnn: the share of the state that a step renews, up to 1."),
-]
-Head = Annotated[
-    str | None,
-    typer.Option(help="The last layer: adam, or ridge, in closed form (recurrent nets: ridge)."),
-]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")]
-Threads = Annotated[int | None, typer.Option(help="CPU threads.", min=1)]
-MaxTrain = Annotated[int | None, typer.Option(help="Use that many training samples.", min=1)]
-SetName = Annotated[
-    str, typer.Argument(metavar="NAME", help="digits, mnist, seq-mnist-rows, ...; see: list.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
-def known(kind: str, word: str, words: Iterable[str]) -> None:
-    """Refuse a word that is not there, and name the closest that is."""
-    words = list(words)
-    if word not in words:
-        close = difflib.get_close_matches(word.lower(), words, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(words)}"
-        raise TpsgdError(f"unknown {kind} {word!r}: {hint}")
+def option(help: str, *names: str, **more: Any) -> Any:
+    """An option of a single command: `name: Annotated[type, option("Its help.")] = default`."""
+    return typer.Option(*names, help=help, **more)
 
 
-def check(
-    rules: Iterable[str], schedule: str | None, optimizer: str | None, budget: str | None
-) -> None:
-    """Refuse words that there are not, before anything is loaded."""
-    for word in rules:
-        known("rule", word, SOURCES)
-    if schedule is not None:
-        known("schedule", schedule, SCHEDULES)
-    if optimizer is not None:
-        known("optimizer", optimizer, OPTIMIZERS)
-    if budget is not None:
-        as_bytes(budget)
+def setting(default: Any, help: str, *names: str, **more: Any) -> Any:
+    """An option of a group: `name: type = setting(default, "Its help.")`."""
+    return field(default=default, metadata={"option": option(help, *names, **more)})
 
 
-def head_of(word: str | None, recurrent: bool) -> str:
-    """The head that was asked for, or the one that such models get."""
-    word = word or ("ridge" if recurrent else "adam")
-    known("head", word, HEADS)
-    return word
+REQUIRED: Any = object()  # the default of an option that has to be given
+RuleWord = Annotated[str, option("See: tpsgd rules.", "--rule")]
+AsJson = Annotated[bool, option("Print one JSON object and nothing else.", "--json")]
 
 
-def schedule_of(word: str | None) -> Any:
-    """A schedule by its word."""
-    from tpsgd.engine import schedules
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with the options of its groups instead of the groups themselves."""
+    groups: dict[str, Any] = {}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        if is_dataclass(parameter.annotation):
+            groups[name] = parameter.annotation
+            parameters += _parameters(parameter.annotation)
+        else:
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
 
-    return getattr(schedules, word or SCHEDULES[0])
+    def call(**words: Any) -> None:
+        values = {
+            name: group(**{f.name: words.pop(f.name) for f in fields(group)})
+            for name, group in groups.items()
+        }
+        command(**values, **words)
 
-
-def optimizer_of(word: str | None) -> Any:
-    """An optimizer's factory by its word."""
-    from tpsgd.engine import optimizers
-
-    return getattr(optimizers, word or OPTIMIZERS[0])
-
-
-def settings_of(
-    epochs: int,
-    batch_size: int,
-    lr: float | None,
-    loss: str | None,
-    device: str | None,
-    threads: int | None,
-    optimizer: str | None,
-    budget: str | None,
-) -> dict[str, Any]:
-    """What `fit` takes, from words."""
-    if lr is not None and not 0 < lr < float("inf"):
-        raise TpsgdError(f"--lr must be more than 0, got {lr:g}")
-    if loss is not None:
-        known("loss", loss, LOSSES)
-
-    import torch
-
-    from tpsgd import losses
-    from tpsgd.engine.device import resolve_device
-
-    resolve_device(device or "cpu")
-    if threads is not None:
-        torch.set_num_threads(threads)
-    value = None if loss is None else getattr(losses, loss.replace("-", "_"))
-    return dict(
-        epochs=epochs, batch_size=batch_size, lr=lr, loss=value, device=device,
-        optimizer=optimizer_of(optimizer), memory_budget=budget,
-    )  # fmt: skip
+    call.__name__, call.__doc__ = command.__name__, command.__doc__
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {p.name: p.annotation for p in parameters}
+    return call
 
 
-def through_time(window: int | None, model: str, recurrent: bool) -> dict[str, Any]:
-    """What `fit` takes for recurrent models."""
-    if window is not None and not recurrent:
-        raise TpsgdError(f"--window is for recurrent models such as rnn:512, not for {model}")
-    return {} if window is None else {"window": window}
+def _parameters(group: Any) -> Iterable[inspect.Parameter]:
+    """A parameter for every option of a group; `--help` shows them in a panel of their own."""
+    for f in fields(group):
+        declared = copy(f.metadata["option"])
+        declared.rich_help_panel = group.TITLE
+        hint, kind = Annotated[f.type, declared], inspect.Parameter.KEYWORD_ONLY
+        default = inspect.Parameter.empty if f.default is REQUIRED else f.default
+        yield inspect.Parameter(f.name, kind, default=default, annotation=hint)
 
 
-def load(data: str, seed: int, max_train: int | None, on_disk: Path | None) -> "Data":
-    """A data set by its word."""
-    from tpsgd.data import load
-
-    return load(data, seed=seed, max_train=max_train, on_disk=on_disk)
-
-
-def model_for(
-    samples: "Data", word: str, activation: str, init: str | None, leak: float | None
-) -> "tuple[Factory, bool]":
-    """A factory of models for these samples, and whether they are recurrent."""
-    from tpsgd.nets.padded import Padded
-    from tpsgd.zoo.words import is_own
-
-    made = model_of(
-        word, samples.shape, len(samples.classes), activation, samples.vocabulary, init, leak
-    )
-    if isinstance(samples.train[0], Padded) and not made[1] and not is_own(word):
-        raise TpsgdError(f"{word} cannot read sequences of different lengths: choose rnn:512")
-    return made
+def check(kind: str, word: str | None, words: Iterable[str]) -> None:
+    """Refuse an unknown word and name the closest one; None is not checked."""
+    if word is not None and word not in words:
+        raise TpsgdError(f"unknown {kind} {word!r}: {suggestion(word, words)}")
 
 
-def model_of(
-    word: str,
-    shape: tuple[int, ...],
-    classes: int,
-    activation: str,
-    tokens: int | None = None,
-    init: str | None = None,
-    leak: float | None = None,
-) -> "tuple[Factory, bool]":
-    """A factory of models for samples of this shape, and whether they are recurrent."""
-    if init is not None:
-        known("init", init, INITS)
+def listed(text: str | None) -> list[str]:
+    """The words of `a,b,c`, each once."""
+    return list(dict.fromkeys(word.strip() for word in text.split(","))) if text else []
 
-    from tpsgd.zoo.words import factory, is_recurrent
 
-    make = factory(word, shape, classes, activation, tokens=tokens, init=init, leak=leak)
-    try:
-        return make, is_recurrent(make())
-    except TpsgdError:
-        raise
-    except Exception as error:  # in the caller's own file
-        raise TpsgdError(f"{word} failed with {type(error).__name__}: {error}") from error
+@dataclass(frozen=True)
+class DataOptions:
+    """What to train and to test on."""
+
+    TITLE: ClassVar[str] = "Data"
+
+    data: str = setting("digits", DATA)
+    max_train: int | None = setting(None, "Use only this many training samples.", min=1)
+    on_disk: Path | None = setting(None, "Keep the decoded data in this folder, not in memory.")  # noqa: RUF009
+
+    def load(self, seed: int = 0) -> "Data":
+        """The data set."""
+        from tpsgd.data import load
+
+        return load(self.data, seed=seed, max_train=self.max_train, on_disk=self.on_disk)
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which model to train."""
+
+    TITLE: ClassVar[str] = "Model"
+
+    model: str = setting("mlp:256", MODELS)
+    activation: str = setting("leaky-relu", "leaky-relu, relu, tanh, sigmoid, gelu, silu, softplus")
+    init: str | None = setting(None, "rnn: weights: zeros, uniform, scaled-uniform, reservoir.")
+    leak: float | None = setting(None, "rnn: the share of the state that a step renews, up to 1.")
+    window: int | None = setting(None, "rnn: time steps computed together; more is faster.", min=1)
+    head: str | None = setting(None, "Last layer: adam, or ridge in closed form (default for rnn).")
+
+    def factory_for(self, data: "Data") -> "tuple[Factory, bool]":
+        """A factory of models for a data set, and whether the models are recurrent."""
+        from tpsgd.files import is_function
+        from tpsgd.nets.padded import Padded
+
+        make, recurrent = self.factory(data.shape, len(data.classes), data.vocabulary)
+        padded = isinstance(data.train[0], Padded)
+        if padded and not recurrent and not is_function(self.model):
+            raise TpsgdError(
+                f"{self.model} cannot read sequences of different lengths: choose rnn:512"
+            )
+        return make, recurrent
+
+    def factory(
+        self, shape: tuple[int, ...], classes: int, tokens: int | None = None
+    ) -> "tuple[Factory, bool]":
+        """A factory of models for samples of this shape, and whether the models are recurrent."""
+        from tpsgd.zoo.words import factory, is_recurrent
+
+        make = factory(
+            self.model, shape, classes, self.activation, tokens=tokens, init=self.init,
+            leak=self.leak,
+        )  # fmt: skip
+        try:
+            recurrent = is_recurrent(make())
+        except TpsgdError:
+            raise
+        except Exception as error:  # in the user's file
+            raise TpsgdError(f"{self.model} failed with {type(error).__name__}: {error}") from error
+        if self.window is not None and not recurrent:
+            raise TpsgdError(
+                f"--window is for recurrent models such as rnn:512, not for {self.model}"
+            )
+        return make, recurrent
+
+    def head_of(self, recurrent: bool) -> str:
+        """The head that was chosen, or the default one."""
+        check("head", self.head, HEADS)
+        return self.head or ("ridge" if recurrent else "adam")
+
+    def settings(self) -> dict[str, Any]:
+        """The settings of `fit` in this group."""
+        return {} if self.window is None else {"window": self.window}
+
+    def record(self, head: str) -> dict[str, Any]:
+        """The model as plain values; an activation that it does not have is left out."""
+        only_cells = "rnn:" in self.model and "+" not in self.model
+        values = {
+            "model": self.model,
+            "activation": None if only_cells else self.activation,
+            "init": self.init,
+            "leak": self.leak,
+            "head": None if head == "adam" else head,
+        }
+        return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """How to train."""
+
+    TITLE: ClassVar[str] = "Training"
+
+    epochs: int | None = setting(10, "Epochs per block.", min=1)
+    batch_size: int = setting(128, "Samples per step.", min=1)
+    lr: float | None = setting(None, "Learning rate (default: Adam 0.001, SGD 0.1).")
+    seed: int = setting(0, "Of weights, class codes and sample order.", min=0)
+    schedule: str | None = setting(None, "sequential, or simultaneous (always so with dfa, sdfa).")
+    loss: str | None = setting(None, f"Last layer: {', '.join(LOSSES)}.")
+    optimizer: str | None = setting(None, "adam, or sgd without momentum, which needs less memory.")
+    augment: str | None = setting(None, "Images: flip,crop:4,cutout:8,resized-crop,jitter.")
+    precision: str | None = setting(None, "bf16: forward and backward in 16 bits.")
+
+    def schedule_of(self, default: Any = None) -> Any:
+        """The schedule, or the default."""
+        from tpsgd import train
+
+        check("schedule", self.schedule, SCHEDULES)
+        return getattr(train, self.schedule) if self.schedule else default
+
+    def settings(self) -> dict[str, Any]:
+        """The settings of `fit` that were chosen in this group, except for the schedule."""
+        check("schedule", self.schedule, SCHEDULES)
+        check("loss", self.loss, LOSSES)
+        check("optimizer", self.optimizer, OPTIMIZERS)
+        check("precision", self.precision, PRECISIONS)
+        if self.lr is not None and not 0 < self.lr < float("inf"):
+            raise TpsgdError(f"--lr must be more than 0, got {self.lr:g}")
+
+        import torch
+
+        from tpsgd import losses
+        from tpsgd.engine import optimizers
+
+        settings = {name: getattr(self, name) for name in ("epochs", "batch_size", "lr", "seed")}
+        settings |= {
+            "loss": self.loss and getattr(losses, self.loss.replace("-", "_")),
+            "optimizer": self.optimizer and getattr(optimizers, self.optimizer),
+            "precision": self.precision and torch.bfloat16,
+            "augment": self.augment and augmentation(self.augment),
+        }
+        return {name: value for name, value in settings.items() if value is not None}
+
+    def chosen(self) -> list[str]:
+        """The options that methods without epochs and batches do not have."""
+        names = ("lr", "schedule", "loss", "optimizer", "augment", "precision")
+        return [f"--{name}" for name in names if getattr(self, name) is not None]
+
+
+def augmentation(text: str) -> Any:
+    """An augmentation by its words, each with or without a number: flip,crop:4."""
+    from tpsgd.engine import augment
+
+    functions = []
+    for item in text.split(","):
+        word, _, number = item.strip().partition(":")
+        check("augmentation", word, AUGMENT)
+        if word == "cutout" and not number:
+            raise TpsgdError("cutout needs a size in pixels: cutout:8")
+        try:
+            values = [float(number) if "." in number else int(number)] if number else []
+        except ValueError:
+            raise TpsgdError(f"{item!r} is no augmentation: write {word} or {word}:4") from None
+        functions.append(getattr(augment, word.replace("-", "_"))(*values))
+    return functions[0] if len(functions) == 1 else augment.chain(*functions)
+
+
+@dataclass(frozen=True)
+class MemoryOptions:
+    """How to save memory."""
+
+    TITLE: ClassVar[str] = "Memory"
+
+    memory: str | None = setting(None, "64MB, 1.5GB: the most to use beyond the data set.")
+    reuse: str | None = setting(None, "Keep blocks' inputs: yes, no (recompute), or a folder.")
+    micro_batch: int | None = setting(None, "Process this many samples of a batch together.", min=1)
+
+    def reuse_of(self) -> bool | Path | None:
+        """`reuse` as a value."""
+        if self.reuse in (None, "yes", "no"):
+            return None if self.reuse is None else self.reuse == "yes"
+        folder = Path(self.reuse).expanduser()
+        if not folder.is_dir():
+            raise TpsgdError(f"--reuse {self.reuse}: write yes, no, or a folder that exists")
+        return folder
+
+    def value(self) -> "Memory":
+        """The group as a value of the library."""
+        from tpsgd.engine.settings import Memory
+
+        return Memory(budget=self.memory, reuse=self.reuse_of(), micro_batch=self.micro_batch)
+
+    def settings(self) -> dict[str, Any]:
+        """The settings of `fit` in this group."""
+        return {"memory": self.value()}
+
+    def chosen(self) -> list[str]:
+        """The options of this group that were given."""
+        names = ("memory", "reuse", "micro_batch")
+        return [f"--{n.replace('_', '-')}" for n in names if getattr(self, n) is not None]
+
+
+@dataclass(frozen=True)
+class MachineOptions:
+    """Where to train."""
+
+    TITLE: ClassVar[str] = "Machine"
+
+    device: str | None = setting(None, "cpu, cuda, cuda:1, ...")
+    threads: int | None = setting(None, "CPU threads.", min=1)
+
+    def settings(self) -> dict[str, Any]:
+        """The settings of `fit` in this group; the number of threads is set."""
+        import torch
+
+        from tpsgd.engine.device import resolve_device
+
+        resolve_device(self.device or "cpu")
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        return {"device": self.device}
+
+
+def settings_of(*groups: Any) -> dict[str, Any]:
+    """The settings of `fit` that were chosen in these groups."""
+    return {name: value for group in groups for name, value in group.settings().items()}
+
+
+def command_line() -> str:
+    """The command that is running."""
+    return shlex.join(["tpsgd", *sys.argv[1:]])
+
+
+def provenance_of(data: "Data", device: str | None) -> dict[str, Any]:
+    """Command, data, machine and versions, for the record."""
+    from tpsgd.comparison import provenance
+
+    return {
+        "command": command_line(),
+        "data": provenance.describe(data),
+        "machine": provenance.machine(device),
+        "versions": provenance.versions(),
+    }

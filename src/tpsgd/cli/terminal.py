@@ -1,9 +1,9 @@
-"""What a terminal shows: tables, a comparison, a live bar. torch is not needed to import it."""
+"""What the commands print: tables, progress bars, and `Stopped` for Ctrl-C."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich import box
 from rich.console import Console, Group
@@ -18,22 +18,47 @@ if TYPE_CHECKING:
     from tpsgd.memory.plan import Line, Plan
 
 WIDTH = 80
+T = TypeVar("T")
 
 
-def table(comparison: "Comparison") -> Table:
-    """A comparison for the terminal, at most 80 columns wide."""
-    from tpsgd.comparison.report.table import HEAD, rows
+class Stopped(Exception):
+    """Ctrl-C, after all that had finished was saved."""
 
-    grid = grid_of(*HEAD)
-    for column in grid.columns[1:]:
-        column.justify, column.no_wrap = "right", True
-    for row in rows(comparison):
+
+def until_interrupted(rows: Iterable[T]) -> tuple[list[T], bool]:
+    """All rows, or those before Ctrl-C; and whether there was one."""
+    finished: list[T] = []
+    try:
+        for row in rows:
+            finished.append(row)
+    except KeyboardInterrupt:
+        if not finished:
+            text = "interrupted before the first training run was done; nothing was written"
+            raise Stopped(text) from None
+        return finished, True
+    return finished, False
+
+
+def grid_of(*head: str, rows: Iterable[Sequence[Any]] = (), numbers: bool = False) -> Table:
+    """A table; with `numbers`, all columns except the first are aligned to the right."""
+    grid = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for i, name in enumerate(head):
+        right = numbers and i > 0
+        grid.add_column(name, justify="right" if right else "left", no_wrap=right)
+    for row in rows:
         grid.add_row(*row)
     return grid
 
 
+def table(comparison: "Comparison") -> Table:
+    """A comparison as a table of at most 80 columns."""
+    from tpsgd.comparison.report.table import HEAD, rows
+
+    return grid_of(*HEAD, rows=rows(comparison), numbers=True)
+
+
 def show(comparison: "Comparison", page: Path) -> None:
-    """Print the table, what it cannot say, and where the report is."""
+    """Print the table, remarks, and where the report is."""
     from tpsgd.comparison.report.table import effort, legend, remarks, title
 
     console = Console(highlight=False)
@@ -45,13 +70,13 @@ def show(comparison: "Comparison", page: Path) -> None:
     console.print(f"report: {page}", soft_wrap=True, markup=False)
 
 
-def show_plan(plan: "Plan", budget: str | None) -> None:
-    """Print a plan: what a budget chose, the tables, the remarks."""
+def show_plan(plan: "Plan") -> None:
+    """Print a plan: the settings that fit a budget, the tables, remarks."""
     console = Console(highlight=False)
     console.width = min(WIDTH, console.width)
-    if budget is not None:
-        line = f"within {size(as_bytes(budget))}: {in_words(plan.settings)}"
-        console.print(line, style="bold", markup=False)
+    if plan.budget is not None:
+        settings = in_words(vars(plan.settings["memory"]))
+        console.print(f"within {size(as_bytes(plan.budget))}: {settings}", style="bold")
     first = plan.lines[0]
     console.print(bytes_table(plan.lines, "way to train"))
     if len(first.blocks) > 1:
@@ -62,52 +87,37 @@ def show_plan(plan: "Plan", budget: str | None) -> None:
 
 
 def bytes_table(lines: "Sequence[Line]", title: str) -> Table:
-    """A plan's lines, at most 80 columns wide: numbers stay whole, long names are wrapped."""
-    from tpsgd.memory.plan import PARTS, short
+    """The lines of a plan as a table of at most 80 columns; long names are wrapped."""
+    from tpsgd.memory.plan import cells
 
-    brief = {"gradients": "grads", "optimizer": "optim.", "activations": "activ."}
-    shown = [part for part in PARTS if any(line.parts.get(part) for line in lines)]
-    kept = ["inputs"] if any(line.kept for line in lines) else []
-    grid = grid_of(title, *(brief.get(p, PARTS[p]) for p in shown), *kept, "total")
-    grid.padding = (0, 0, 0, 0)  # a space is between columns already
-    for column in grid.columns[1:]:
-        column.justify, column.no_wrap = "right", True
-    for line in lines:
-        counts = [line.parts.get(part, 0) for part in shown]
-        counts += [line.kept, line.total] if kept else [line.total]
-        grid.add_row(Text(line.name), *map(short, counts))
+    head, *rows = cells(lines, title)
+    grid = grid_of(*head, rows=[[Text(name), *row] for name, *row in rows], numbers=True)
+    grid.padding = (0, 0, 0, 0)  # there is a space between columns already
     return grid
 
 
 def in_words(settings: Mapping[str, Any]) -> str:
-    """How a training keeps within its budget."""
-    size_of_pieces, slices, reuse = (settings[k] for k in ("micro_batch", "slices", "reuse"))
-    words = [f"micro-batches of {size_of_pieces}" if size_of_pieces else "whole batches"]
+    """The memory settings of a run in words."""
+    micro_batch, slices, reuse = (settings[k] for k in ("micro_batch", "slices", "reuse"))
+    words = [f"micro-batches of {micro_batch}" if micro_batch else "whole batches"]
     words += [f"gradients in {slices} slices"] if slices else []
     words += ["codes redrawn"] if settings["redraw"] else []
     if reuse is not None:
-        kept = "memory" if reuse is True else f"a file in {reuse}"
-        words.append(f"inputs reused from {kept}" if reuse else "inputs computed again")
+        place = "memory" if reuse is True else f"a file in {reuse}"
+        words.append(f"inputs reused from {place}" if reuse else "inputs recomputed")
     return ", ".join(words)
 
 
-def held(run: "Run", budget: str) -> str:
-    """What a training held, beside its budget, and how."""
+def peak_within(run: "Run", budget: str) -> str:
+    """The peak memory of a run compared with its budget, and the settings that made it fit."""
     kept = f", {size(run.kept_bytes)} of it kept inputs" if run.kept_bytes else ""
     total = size(run.peak_bytes + run.kept_bytes)
     return f"peak {total} of a budget of {size(as_bytes(budget))}{kept}: {in_words(run.settings)}"
 
 
-def grid_of(*head: str) -> Table:
-    grid = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in head:
-        grid.add_column(name)
-    return grid
-
-
 @contextmanager
 def live_bar() -> Iterator[Callable[..., None] | None]:
-    """`advance(what, share done, comparison so far)`, a live bar; None without a terminal."""
+    """A progress bar, as a function `advance(what, share, comparison)`; None if no terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield None
@@ -131,7 +141,7 @@ def live_bar() -> Iterator[Callable[..., None] | None]:
 
 @contextmanager
 def waiting(text: str) -> Iterator[None]:
-    """A spinner beside what is being done; nothing without a terminal."""
+    """A spinner with a text; nothing if there is no terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield
@@ -142,18 +152,17 @@ def waiting(text: str) -> Iterator[None]:
 
 @contextmanager
 def named_bar() -> Iterator[Callable[..., Any]]:
-    """`tell(what)` makes a progress function; all of them share one bar."""
+    """A progress bar for several tasks: `progress_of(task)` is a function `(done, total)`.
+
+    With `parts=True` it is a function `(part, done, total)`.
+    """
     with live_bar() as advance:
 
-        def show(what: str, done: float, total: float) -> None:
-            assert advance is not None
-            advance(what, done / total)
-
-        def tell(what: str, parts: bool = False) -> Any:
-            if advance is None:
+        def progress_of(task: str, parts: bool = False) -> Any:
+            if (show := advance) is None:
                 return None
-            if parts:  # one that names the part it is at
-                return lambda part, *done: show(f"{what}, {part}", *done)
-            return lambda *done: show(what, *done)
+            if parts:
+                return lambda part, done, total: show(f"{task}, {part}", done / total)
+            return lambda done, total: show(task, done / total)
 
-        yield tell
+        yield progress_of

@@ -1,1 +1,5 @@
-"""Rules side by side, and the report."""
+"""Rules compared with one another, with backprop and with controls; and the report.
+
+`arms` names what can be compared, `compare` trains it, `report` writes tables and plots. Imports
+the engine, `data`, `zoo` and `peers`.
+"""

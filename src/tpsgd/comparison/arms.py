@@ -1,108 +1,124 @@
-"""Arms by a word: the rules, their peers and the controls that the command line knows.
+"""Arms by their words: rules, peers and controls; `ALL` names every one."""
 
-torch is imported when an arm is made, not when words are checked.
-"""
-
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
-from tpsgd.errors import TpsgdError
+import torch
 
-if TYPE_CHECKING:
-    from tpsgd.comparison.compare import Arm
-    from tpsgd.zoo.words import Factory
+from tpsgd import rules
+from tpsgd.engine.optimizers import OptimizerFactory, adam, sgd
+from tpsgd.engine.settings import Schedule
+from tpsgd.errors import TpsgdError, suggestion
+from tpsgd.nets.blocks import split
+from tpsgd.peers import arms as peers
+from tpsgd.rules import Entry, Rule, frozen
+from tpsgd.solvers import ridge
+from tpsgd.train import sequential, simultaneous
+from tpsgd.training.arm import Arm
+from tpsgd.zoo.words import Factory, is_recurrent
+from tpsgd.zoo.words import reservoir as reservoir_like
 
-SOURCES = {
-    "backprop": "",
-    "tpsgd-l2": "Lomnitz et al. 2022",
-    "tpsgd-l1": "Lomnitz et al. 2022",
-    "drtp": "Frenkel et al. 2021",
-    "dfa": "Nøkland 2016",
-    "sdfa": "Frenkel et al. 2021",
-    "readout": "Mostafa et al. 2018",
-    "readout-learned": "Mostafa et al. 2018",
-    "predsim": "Nøkland & Eidnes 2019",
-    "lm-karnet": "Zhuang et al. 2019",
-    "zorb": "Ranganathan & Lewandowski 2020",
-    "dladmm": "Wang et al. 2019",
-    "elm": "Huang et al. 2006",
-    "frozen": "",
-    "random": "",
-    "reservoir": "Jaeger 2001",
+RESERVOIR = replace(
+    frozen(), name="reservoir", about="control: random leaky cells, head by least squares"
+)
+
+
+def backprop() -> Arm:
+    """Backpropagation, with which every other arm is compared."""
+    return Arm("backprop", None)
+
+
+def reservoir(factory: Factory | None = None) -> Arm:
+    """A control for recurrent nets: random leaky cells of the same sizes, and a solved head.
+
+    The cells are well scaled, whatever cells the net has. A perceptron between the recurrent layers
+    and the classifier is left out. Without a factory the arm can be described but not trained.
+    """
+    if factory is None:
+        return Arm("reservoir", RESERVOIR)
+    make = reservoir_like(factory)
+    optimizer = [*[adam] * (len(split(make())) - 1), ridge()]
+    return Arm("reservoir", RESERVOIR, optimizer=optimizer, factory=make)
+
+
+ALL: dict[str, Entry] = {
+    "backprop": Entry(backprop, "", "#000000", "o"),
+    **rules.ALL,
+    **peers.ALL,
+    "reservoir": Entry(reservoir, "Jaeger 2001", "#5C5C5C", "h", "--", feed_forward=False),
 }
-RECURRENT = ("random", "reservoir")  # in `--rules all` of recurrent models alone
-BY_NAME = ("dladmm", "predsim")  # not among all: long, or for deep nets
-PEERS = ("lm-karnet", "zorb", "dladmm", "elm")
 
 
-def arm_of(word: str, schedule: Any = None, factory: "Factory | None" = None) -> "Arm":
-    """The arm that a word names; without a factory, only to be talked about."""
-    from tpsgd import rules
-    from tpsgd.comparison.compare import RESERVOIR, Arm, arm, reservoir
-    from tpsgd.engine.schedules import sequential
-    from tpsgd.peers.arms import PEERS as peers
-
-    if word in peers:
-        return peers[word]()
-    if word == "reservoir":
-        return reservoir(factory) if factory else Arm(word, RESERVOIR)
-    special = {
-        "backprop": lambda: None,
-        "readout-learned": lambda: rules.readout(learned=True),
-        "random": rules.untrained,
-    }
-    rule = (special.get(word) or getattr(rules, word.replace("-", "_")))()
-    return arm(rule, schedule or sequential)
+def entry(word: str) -> Entry:
+    """The entry of a word; an unknown word is an error that names the closest one."""
+    if word not in ALL:
+        raise TpsgdError(f"unknown rule {word!r}: {suggestion(word, ALL)}")
+    return ALL[word]
 
 
-def all_words(factory: "Factory", recurrent: bool) -> list[str]:
-    """What `--rules all` means for such models: those that can train them in good time."""
-    if recurrent:
-        return [word for word in SOURCES if word not in (*PEERS, *BY_NAME)]
-    from tpsgd.peers.arms import suits
+def arm(
+    what: str | Rule | Arm, schedule: Schedule = sequential, factory: Factory | None = None
+) -> Arm:
+    """The arm of a word or a rule; an arm is returned as it is.
 
+    Rules that need the network's output learn simultaneously, whatever the schedule. The factory is
+    that of the models to compare, which the reservoir depends on.
+
+    Examples:
+        >>> arm(rules.dfa()).schedule.__name__, arm("elm").about
+        ('simultaneous', 'control: random hidden layers, head by ridge')
+    """
+    if isinstance(what, str):
+        make = entry(what).make
+        what = make(factory) if what == "reservoir" else make()
+    if isinstance(what, Arm):
+        return what
+    if not isinstance(what, Rule):
+        raise TpsgdError(f"an arm is a word, a rule or an Arm, not a {type(what).__name__}")
+    if not what.head:  # nothing learns
+        return Arm(what.name, what, simultaneous, epochs=0)
+    return Arm(what.name, what, simultaneous if what.needs_output else schedule)
+
+
+def all_words(factory: Factory) -> tuple[list[str], list[str]]:
+    """The words of `--rules all` for these models, and the peers that are left out."""
     model = factory()
-    words = [word for word in SOURCES if word not in (*RECURRENT, *BY_NAME)]
-    return [word for word in words if word not in PEERS or suits(word, model)]
+    if is_recurrent(model):
+        return [word for word, entry in ALL.items() if entry.recurrent], []
+    words = [word for word, entry in ALL.items() if entry.feed_forward]
+    words = [word for word in words if word not in peers.ALL or peers.suits(word, model)]
+    return words, [word for word in peers.ALL if word not in words]
 
 
-def headed(
-    arms: "list[Arm]",
-    head: str,
-    factory: "Factory",
-    lr: float | None,
-    optimizer: Any = None,
-    controls: bool = False,
-) -> "list[Arm]":
-    """The arms with the head that was asked for, the controls too."""
-    if head == "adam":
-        return arms
+def with_controls(arms: Sequence[Arm]) -> list[Arm]:
+    """Backprop, the arms, the frozen control, then other controls.
 
-    from tpsgd.comparison.compare import solved, with_controls
-    from tpsgd.engine.optimizers import adam
-
-    arms = with_controls(arms) if controls else arms
-    return [solved(arm, factory, lr, optimizer or adam) for arm in arms]
-
-
-def single(
-    word: str,
-    schedule: Any,
-    factory: "Factory",
-    head: str,
-    lr: float | None = None,
-    optimizer: Any = None,
-) -> "Arm":
-    """The one arm to train or to plan, under the schedule that was asked for, if one was."""
-    arm = arm_of(word, schedule, factory)
-    if schedule and arm.rule and arm.rule.head:
-        arm = replace(arm, schedule=schedule)  # as asked: DFA may refuse it
-    return headed([arm], head, factory, lr, optimizer)[0]
+    Backprop and the frozen control are added if they are missing.
+    """
+    names = [a.name for a in arms]
+    if repeated := {name for name in names if names.count(name) > 1}:
+        raise TpsgdError(
+            f"two arms are called {min(repeated)!r}; give each its own name: "
+            "Arm(name, rule, schedule)"
+        )
+    methods = [a for a in arms if not a.backprop and not a.control]
+    schedule = next((a.schedule for a in methods if a.rule and not a.rule.needs_output), sequential)
+    first = [a for a in arms if a.backprop] or [backprop()]
+    frozen_arms = [a for a in arms if a.rule and a.rule.name == "frozen"]
+    frozen_arms = frozen_arms or [arm(frozen(), schedule)]
+    controls = [a for a in arms if a.control and a not in frozen_arms]
+    return [*first, *methods, *frozen_arms, *controls]
 
 
-def refuse_options(word: str, optimizer: str | None, *others: Any) -> None:
-    """A peer has no schedule, rate, loss or optimizer that could be chosen."""
-    if word in PEERS and any(others):
-        raise TpsgdError(f"{word} has no schedule, rate or loss to choose: leave those options out")
-    if word in PEERS and optimizer:
-        raise TpsgdError(f"{word} has no optimizer to choose: leave --optimizer out")
+def with_ridge(
+    arm: Arm, factory: Factory, lr: float | None = None, optimizer: OptimizerFactory = adam
+) -> Arm:
+    """The arm with its last block solved in closed form, if it is trained block by block."""
+    free = arm.rule is not None and arm.rule.head and arm.optimizer is None
+    if not free or arm.schedule is not sequential:
+        return arm
+    kinds: dict[Any, Any] = {adam: torch.optim.Adam, sgd: torch.optim.SGD}
+    hidden = optimizer if lr is None else partial(kinds.get(optimizer, optimizer), lr=lr)
+    return replace(arm, optimizer=[*[hidden] * (len(split(factory())) - 1), ridge()])

@@ -1,4 +1,4 @@
-"""Where a record comes from: its data, machine and versions, as plain values."""
+"""Where a record comes from: data, machine and versions, as plain values."""
 
 import os
 import platform
@@ -23,8 +23,8 @@ def describe(data: Data) -> dict[str, Any]:
     return plain
 
 
-def machine(device: str | None = None) -> dict[str, Any]:
-    """Where this runs: processor, cores, threads, and the GPU where it is used."""
+def machine(device: torch.device | str | None = None) -> dict[str, Any]:
+    """The machine: processor, cores, threads, and the GPU if it is used."""
     gpu = device is not None and torch.device(device).type == "cuda" and torch.cuda.is_available()
     return {
         "cpu": _processor(),
@@ -36,7 +36,7 @@ def machine(device: str | None = None) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of Python, torch and this library."""
+    """The versions of Python, torch and this library."""
     return {"python": platform.python_version(), "torch": torch.__version__, "tpsgd": __version__}
 
 

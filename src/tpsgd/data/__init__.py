@@ -1,4 +1,11 @@
-"""Data sets: built-in ones by name, one's own by path.
+"""Data sets: the built-in ones by name, your own by path.
+
+`loading` is `load`; `registry` lists the built-in sets, which are in `sets/`, and `download`
+fetches them; `user_files` finds the reader for a file of yours (`npz_files`, `csv_files`,
+`images`, `arrays`); `split` holds out test samples; `mapped` keeps samples on disk.
+
+The package imports torch, numpy, and from tpsgd only `errors`, `units`, `files` and `nets.padded`;
+pillow, pooch, rich and scikit-learn are imported where they are used.
 
 Examples:
     >>> from tpsgd import data
@@ -8,8 +15,7 @@ Examples:
 """
 
 from tpsgd.data.download import fetch
-from tpsgd.data.folders import Row, describe, path
 from tpsgd.data.loading import Data, load
-from tpsgd.data.registry import DATASETS, Dataset
+from tpsgd.data.registry import describe, path
 
-__all__ = ["DATASETS", "Data", "Dataset", "Row", "describe", "fetch", "load", "path"]
+__all__ = ["Data", "describe", "fetch", "load", "path"]

@@ -1,115 +1,106 @@
-"""A folder of images: one subfolder a class, and `train/` and `val/` or `test/` above them."""
+"""A folder of images: a subfolder for each class, perhaps below `train/` and `val/` or `test/`."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from tpsgd.data.entry import Dataset
-from tpsgd.data.rows import Array, Pair, Raw, encode
+from tpsgd.data.arrays import encode
+from tpsgd.data.dataset import Array, Pair, RawData
 from tpsgd.errors import TpsgdError
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 
 
-def read_folder(root: Path, size: int | None = None) -> Raw:
-    """Images in RGB, all of `size` x `size` or of the first one's size; read when asked for."""
+def read_folder(root: Path, size: int | None = None) -> RawData:
+    """Images as RGB, resized to `size` x `size` or to the size of the first one.
+
+    Only the names of the files are read here; `decode` reads the images.
+    """
     if not root.is_dir():
-        raise TpsgdError(f"{root} is no folder; expected one of images, in a subfolder a class.")
-    top, *parts = _parts(root)
-    if (train := _listed(top)) is None:
-        loose = any(f.suffix.lower() in SUFFIXES for f in top.iterdir())
-        what = "images but no subfolders named after their classes" if loose else "no images"
-        raise TpsgdError(f"{top} holds {what}; expected {top.name}/CLASS/IMAGE.png and the like.")
+        raise TpsgdError(f"{root} is not a folder; expected a folder of images, CLASS/IMAGE.png.")
+    train_folder, *test_folders = _split_folders(root)
+    if (train := _list(train_folder)) is None:
+        has_images = any(file.suffix.lower() in SUFFIXES for file in train_folder.iterdir())
+        content = "images but no subfolders of classes" if has_images else "no images"
+        raise TpsgdError(
+            f"{train_folder} holds {content}; expected files {train_folder.name}/CLASS/IMAGE.png."
+        )
     if size == 0:
-        raise TpsgdError(f"{root}@0 asks for images of no size; give {root}@64 or the like.")
+        raise TpsgdError(f"{root}@0 asks for images of size 0; give a size such as {root}@64.")
     height, width = (size, size) if size else _open(train[0][0]).shape[1:]
-    test = next((pair for part in parts if (pair := _listed(part))), None)
-    return Raw(
+    test = next((pair for folder in test_folders if (pair := _list(folder))), None)
+    return RawData(
         *encode(str(root), train, test),
         partial(_decode, shape=(height, width)),
         f"images as RGB, {height} x {width} pixels",
     )
 
 
-def imagenette(root: Path, entry: Dataset) -> Raw:
-    """Imagenette, whose folders are numbered as in WordNet, with the names of its classes."""
-    raw = read_folder(root, entry.shape[-1])
-    if len(raw.classes) != len(entry.classes):
-        raise TpsgdError(
-            f"{root} has {len(raw.classes)} classes, Imagenette has 10; unpack it anew"
-        )
-    return replace(raw, classes=entry.classes)
-
-
 def image_files(root: Path) -> Iterator[Path]:
-    """Every image below `root` that may count, in order."""
-    for part in _parts(root):
-        for folder in _class_folders(part):
-            yield from _images(folder)
+    """The image files of all classes, for training and for testing, in order."""
+    return (file for folder in _split_folders(root) for _, file in _labelled_files(folder))
 
 
-def _parts(root: Path) -> list[Path]:
-    """The folder to train on, and those that may hold a test part."""
+def _split_folders(root: Path) -> list[Path]:
+    """The folder to train on, then the folders that may have test images."""
     if not (root / "train").is_dir():
         return [root]
-    return [root / part for part in ("train", "test", "val") if (root / part).is_dir()]
+    return [root / name for name in ("train", "test", "val") if (root / name).is_dir()]
 
 
-def _class_folders(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.iterdir() if p.is_dir() and p.name[0] != ".")
+def _labelled_files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """The image files below the folders of the classes, each with its class."""
+    for class_folder in sorted(p for p in folder.iterdir() if p.is_dir() and p.name[0] != "."):
+        for file in sorted(class_folder.rglob("*")):
+            if file.suffix.lower() in SUFFIXES and file.is_file():
+                yield class_folder.name, file
 
 
-def _images(folder: Path) -> list[Path]:
-    return sorted(f for f in folder.rglob("*") if f.suffix.lower() in SUFFIXES and f.is_file())
-
-
-def _listed(folder: Path) -> Pair | None:
-    """Image files below the class folders and the class of each, or None where there are none."""
-    files: list[str] = []  # a path takes several times as much memory
-    names: list[str] = []
-    for sub in _class_folders(folder):
-        mine = [str(file) for file in _images(sub)]
-        files += mine
-        names += [sub.name] * len(mine)
-    return (np.array(files, dtype=object), np.array(names)) if files else None
+def _list(folder: Path) -> Pair | None:
+    """The names of the image files and their classes, or None if there are no images."""
+    names: list[str] = []  # text takes a fraction of the memory of paths
+    labels: list[str] = []
+    for label, file in _labelled_files(folder):
+        names.append(str(file))
+        labels.append(label)
+    return (np.array(names, dtype=object), np.array(labels)) if names else None
 
 
 def _decode(files: Array, shape: tuple[int, int]) -> Array:
-    """Read, resize and scale to [0, 1], straight into the one float32 array."""
+    """Read and resize the images, scaled to [0, 1], into one float32 array."""
     try:
         x = np.empty((len(files), 3, *shape), np.float32)
     except MemoryError as error:
         raise TpsgdError(
             f"{len(files)} images of {shape[0]} x {shape[1]} do not fit in memory; ask for a"
-            " smaller size, FOLDER@64, or for less with max_train."
+            " smaller size (FOLDER@64), for fewer with max_train, or load them on_disk."
         ) from error
 
-    def put(i: int) -> None:
+    def decode(i: int) -> None:
         np.divide(_open(files[i], shape), np.float32(255), out=x[i])
 
     with ThreadPoolExecutor() as pool:
-        for _ in pool.map(put, range(len(files))):
+        for _ in pool.map(decode, range(len(files))):
             pass
     return x
 
 
 def _open(file: str, shape: tuple[int, int] | None = None) -> Array:
-    """One image as RGB bytes, (3, height, width)."""
+    """An image as RGB bytes, (3, height, width)."""
     try:
         from PIL import Image
     except ImportError as error:
-        raise TpsgdError("to read images pillow is needed; run: pip install pillow") from error
+        raise TpsgdError("reading images needs pillow; run: pip install pillow") from error
     try:
         with Image.open(file) as image:
-            if image.mode[0] in "IF":  # more than 8 bits: pillow would clip them all to white
+            if image.mode[0] in "IF":  # more than 8 bits: pillow would make every pixel white
                 raise ValueError(f"mode {image.mode}; save it with 8 bits a channel")
             rgb = image.convert("RGB")
         if shape is not None and rgb.size != (shape[1], shape[0]):
             rgb = rgb.resize((shape[1], shape[0]), Image.Resampling.BILINEAR)
-    except Exception as error:  # decoders raise whatever they like
+    except Exception as error:  # decoders raise exceptions of any class
         raise TpsgdError(f"{file} cannot be read as an image ({error}).") from error
     return np.asarray(rgb).transpose(2, 0, 1)

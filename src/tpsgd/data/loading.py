@@ -1,43 +1,18 @@
-"""From a name or a path to tensors: read, hold out, thin, convert."""
+"""`load`: from a name or a path to tensors, by reading, splitting, thinning out and converting."""
 
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tpsgd.data import mapped as disk
-from tpsgd.data import user_files as own
+from tpsgd.data import mapped, user_files
+from tpsgd.data.dataset import Data, RawData
 from tpsgd.data.download import fetch
-from tpsgd.data.identity import identity
 from tpsgd.data.registry import DATASETS, find
-from tpsgd.data.rows import Raw, Samples
-from tpsgd.data.split import hold_out, stratified
+from tpsgd.data.split import Subset, hold_out_test, stratified
 from tpsgd.errors import TpsgdError
 from tpsgd.nets.padded import Padded
-
-
-@dataclass(frozen=True, eq=False)
-class Data:
-    """A data set: x, (samples, *shape), and y, int64, indices into `classes`.
-
-    x is a tensor, float32, or int64 tokens from 0 to `vocabulary` - 1; where sequences differ in
-    length it is `Padded` instead, and the first of `shape` is the longest's length.
-
-    Loaded with `on_disk`, x is a tensor over a file that is mapped read-only: the system reads what
-    is asked for and forgets it again when memory is short. Whoever writes into it ends the process
-    (take `x[:100].clone()`); `fit` and `evaluate` never do. The labels are in memory.
-    """
-
-    name: str
-    train: tuple[Any, Tensor] = field(repr=False)
-    test: tuple[Any, Tensor] = field(repr=False)
-    classes: tuple[str, ...]
-    shape: tuple[int, ...]
-    note: str
-    vocabulary: int | None = None
 
 
 def load(
@@ -47,37 +22,42 @@ def load(
     max_train: int | None = None,
     on_disk: Path | str | None = None,
 ) -> Data:
-    """Load a built-in data set by name, or one's own by path.
+    """Load a built-in data set by name, or your own by path.
 
-    Images come as (samples, channels, height, width) in [0, 1], tables as (samples, features),
-    sequences as (samples, steps, features), sequences of tokens as whole numbers (samples, steps).
-    Sequences of different lengths come as `Padded`.
+    Images have the shape (samples, channels, height, width), in [0, 1]; tables (samples,
+    features); sequences (samples, steps, features); tokens are whole numbers (samples, steps).
+    Sequences of different lengths are `Padded`.
 
     Args:
-        spec: a name out of `DATASETS`; or `FILE.npz` (arrays x, y, perhaps x_test, y_test),
-            `FILE.csv` (a header, and a column label, y, class or target, else the last one),
-            `FILE.py:FUNCTION` (it returns (x, y) or ((x, y), (x_test, y_test))), a `FOLDER` of
-            images in subfolders named after their classes, or `FOLDER@64` to resize them.
-            Sequences: in a `.npz`, `lengths` (and lengths_test) says how many steps of each x are
-            real, the padding being at the end, and `tokens` (and tokens_test) in place of x means
-            whole numbers to look up; a `.csv` with a column `sequence` has one row a time step, in
-            the order of a column `time` or `step` if there is one; a function may return `Padded`.
-            A built-in set is looked for in `$TPSGD_DATA`, then in the cache (`$TPSGD_CACHE`),
-            then downloaded into the cache.
-        seed: chooses the test part where the data has none of its own, and the samples kept.
-        max_train: keep at most that many training samples, the class shares kept.
-        on_disk: a folder for the decoded samples, where they do not fit in memory. They are decoded
-            a few MB at a time into `.npy` files there, and mapped read-only (see `Data`); they are
-            the same, bit for bit, as without it. A later call for the same data takes those files,
-            unless what they were made of has changed: the files' names, sizes or times of change
-            (built-in sets: sizes), the seed or max_train. Old files are yours to delete, and so
-            are any that end in `.part`, left by a process that was killed. What a function returns
-            is written anew each time. Images, functions that return a mapped array and plain
-            `.npz` files (`numpy.savez`) are never whole in memory; other formats are while they
-            are read the first time. Sequences of different lengths are refused.
+        spec: the name of a built-in set (`tpsgd data list` lists them), or one of
+
+            - `FILE.npz`: arrays x and y, perhaps x_test and y_test. For padded sequences, an array
+              lengths (and lengths_test) with their numbers of steps. For tokens, an array tokens
+              (and tokens_test) in place of x.
+            - `FILE.csv`: a header, and a column label, y, class or target, else the last column is
+              the label. With a column sequence, each row is a time step, ordered by a column time
+              or step if there is one.
+            - `FILE.py:FUNCTION`: it returns (x, y) or ((x, y), (x_test, y_test)); x may be
+              `Padded`.
+            - `FOLDER` of images in subfolders named after their classes, or `FOLDER@64` to resize
+              them.
+
+            A built-in set is looked for in `$TPSGD_DATA`, then in the cache (`$TPSGD_CACHE`), and
+            is downloaded into the cache otherwise.
+        seed: chooses the test samples of data without a test set, and the samples of `max_train`.
+        max_train: use at most this number of training samples; the class shares are kept.
+        on_disk: a folder for the decoded samples, for data that does not fit in memory. The samples
+            are decoded a few MB at a time into `.npy` files there, and mapped read-only (see
+            `Data`); they are the same, bit for bit, as without it. A later call uses these files
+            again, unless the source files (their names, sizes or times; of built-in sets: sizes),
+            the seed or max_train have changed. You may delete old files, and files that end in
+            `.part`, which a killed process leaves. The result of a function is written on every
+            call. Images, functions that return a mapped array, and uncompressed `.npz` files
+            (`numpy.savez`) are never in memory as a whole; other formats are when they are first
+            read. Sequences of different lengths are refused.
 
     Returns:
-        The data; its `note` says how it was split and what was done to it.
+        The data; its `note` says how it was split and converted.
 
     Examples:
         >>> data = load("digits", max_train=200)
@@ -88,62 +68,59 @@ def load(
     """
     if seed < 0 or (max_train is not None and max_train < 1):
         raise TpsgdError(
-            f"seed {seed} and max_train {max_train}: a seed is 0 or more, max_train 1 or more."
+            f"seed must be 0 or more and max_train 1 or more, got seed {seed} and max_train"
+            f" {max_train}."
         )
     if on_disk is not None:
-        return _on_disk(spec, Path(on_disk).expanduser(), seed, max_train)
+        return _load_on_disk(spec, Path(on_disk).expanduser(), seed, max_train)
     raw = _read(spec)
     train, test, note = _split(spec, raw, seed, max_train)
-    pair = _tensors(raw, train)
-    shape = tuple(pair[0].shape[1:])
-    return Data(spec, pair, _tensors(raw, test), raw.classes, shape, note, raw.vocabulary)
+    (x, y), test_pair = _tensors(raw, train), _tensors(raw, test)
+    return Data(spec, (x, y), test_pair, raw.classes, tuple(x.shape[1:]), note, raw.vocabulary)
 
 
-def _on_disk(spec: str, folder: Path, seed: int, max_train: int | None) -> Data:
-    """As `load`, from files in the folder, which are made where they are not there."""
-    found = _own(spec)
-    key = identity(spec, found and found.path, seed, max_train)
-    kept = disk.read(folder, key) if found is None or found.repeats else None
-    if kept is None:
+def _load_on_disk(spec: str, folder: Path, seed: int, max_train: int | None) -> Data:
+    """Like `load`, with samples mapped from files in the folder, which are written if needed."""
+    user_file = _user_file(spec)
+    name = mapped.file_name(spec, user_file and user_file.path, seed, max_train)
+    data = mapped.read(folder, name) if user_file is None or user_file.is_stable else None
+    if data is None:
         raw = _read(spec)
-        train, test, note = _split(spec, raw, seed, max_train)
-        disk.write(folder, key, spec, raw, train, test, note)
-        kept = disk.read(folder, key)
-    if kept is None:
+        mapped.write(folder, name, spec, raw, *_split(spec, raw, seed, max_train))
+        data = mapped.read(folder, name)
+    if data is None:
         raise TpsgdError(f"the files of {spec} in {folder} were changed just now; try again.")
-    note = "; ".join(filter(None, (kept.note, "read from disk")))
-    shape = tuple(kept.train[0].shape[1:])
-    return Data(spec, kept.train, kept.test, kept.classes, shape, note, kept.vocabulary)
+    return data
 
 
-def _own(spec: str) -> own.Own | None:
-    return None if spec in DATASETS else own.find(spec)
+def _user_file(spec: str) -> user_files.UserFile | None:
+    return None if spec in DATASETS else user_files.find(spec)
 
 
-def _read(spec: str) -> Raw:
-    if (found := _own(spec)) is not None:
-        return found.read()
+def _read(spec: str) -> RawData:
+    if (user_file := _user_file(spec)) is not None:
+        return user_file.read()
     entry = find(spec)
     return entry.read(fetch(spec), entry)
 
 
-def _split(spec: str, raw: Raw, seed: int, max_train: int | None) -> tuple[Samples, Samples, str]:
-    """What to train on and what to test on, and the note that says how they were chosen."""
+def _split(spec: str, raw: RawData, seed: int, max_train: int | None) -> tuple[Subset, Subset, str]:
+    """The training samples, the test samples, and the note on how they were chosen."""
     notes = [raw.note] if raw.note else []
-    train = Samples(*raw.train)
+    train = Subset(*raw.train)
     if raw.test is None:
-        keep, note = hold_out(spec, train.y, seed)
-        train, test = train.keep(keep), train.keep(~keep)
+        mask, note = hold_out_test(train.y, seed, spec)
+        train, test = train.keep(mask), train.keep(~mask)
         notes.append(note)
     else:
-        test = Samples(*raw.test)
+        test = Subset(*raw.test)
     if max_train is not None and max_train < len(train.y):
         notes.append(f"{max_train} of {len(train.y)} training samples, stratified, seed {seed}")
         train = train.keep(stratified(train.y, max_train, seed))
     return train, test, "; ".join(notes)
 
 
-def _tensors(raw: Raw, samples: Samples) -> tuple[Tensor | Padded, Tensor]:
-    made = raw.decode(samples.at(slice(None)))
-    labels = torch.from_numpy(samples.y.astype(np.int64, copy=False))
-    return made if isinstance(made, Padded) else torch.from_numpy(made), labels
+def _tensors(raw: RawData, samples: Subset) -> tuple[Tensor | Padded, Tensor]:
+    x = raw.decode(samples.take(slice(None)))
+    y = torch.from_numpy(samples.y.astype(np.int64, copy=False))
+    return x if isinstance(x, Padded) else torch.from_numpy(x), y

@@ -1,15 +1,40 @@
-"""Choosing samples: seeded, with the shares of the classes kept."""
+"""Choosing samples: with a seed, keeping the share of each class, without copying the samples."""
+
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from tpsgd.data.rows import Array
+from tpsgd.data.dataset import Array
 from tpsgd.errors import TpsgdError
 
 
-def stratified(y: Array, k: int, seed: int) -> Array:
-    """Mask of `k` samples whose class shares are those of `y`; each class is served once first.
+@dataclass(frozen=True)
+class Subset:
+    """Some of the stored samples `x`: the indices of their rows (None for all), and their labels.
 
-    Sample number r (shuffled) of a class of n gets the rank (r + 1/2) / n; the k lowest win.
+    No sample is copied before `take`, so that `x` may be a mapped file larger than memory.
+    """
+
+    x: Any
+    y: Array
+    rows: Array | None = None
+
+    def keep(self, mask: Array) -> "Subset":
+        """The samples for which the mask is true."""
+        rows = np.flatnonzero(mask) if self.rows is None else self.rows[mask]
+        return Subset(self.x, self.y[mask], rows)
+
+    def take(self, piece: slice) -> Any:
+        """The samples at these positions of the subset, as they are stored."""
+        return self.x[piece] if self.rows is None else self.x[self.rows[piece]]
+
+
+def stratified(y: Array, k: int, seed: int) -> Array:
+    """Mask of `k` samples with the class shares of `y`; every class gets one sample first.
+
+    The samples of each class are shuffled. Number r of a class with n samples has the rank
+    (r + 1/2) / n, number 0 the rank 0; the k samples of the lowest ranks are chosen.
 
     Examples:
         >>> y = np.array([0] * 8 + [1] * 4)
@@ -27,12 +52,31 @@ def stratified(y: Array, k: int, seed: int) -> Array:
     return chosen
 
 
-def hold_out(where: str, y: Array, seed: int) -> tuple[Array, str]:
-    """Mask of the samples to train on, the rest being the test part, and the note that says so."""
-    train = stratified(y, len(y) - max(1, round(0.2 * len(y))), seed)
+def hold_out(y: Array, size: float | int, seed: int, source: str = "") -> Array:
+    """Mask of the samples to train on; the others are held out, with the class shares kept.
+
+    Args:
+        y: the class of each sample, as a number from 0.
+        size: how much to hold out: a share (a float), rounded to at least one sample, or a
+            number of samples (an int).
+        seed: chooses the samples.
+        source: the name of the data, for the error message.
+
+    Examples:
+        >>> y = np.array([0] * 8 + [1] * 4)
+        >>> np.bincount(y[~hold_out(y, 0.25, seed=0)])
+        array([2, 1])
+    """
+    count = size if isinstance(size, int) else max(1, round(size * len(y)))
+    train = stratified(y, len(y) - count, seed)
     if not np.isin(y[~train], y[train]).all():
         raise TpsgdError(
-            f"{where}: {len(y)} samples are too few to hold 20 % out as a test part;"
-            " give two of each class or more, or a test part of your own."
+            f"{source}{': ' * bool(source)}{len(y):,} samples are too few to hold out {count:,} of"
+            " them; give at least two samples of each class, or a separate test set."
         )
-    return train, f"20 % held out as test, stratified, seed {seed}"
+    return train
+
+
+def hold_out_test(y: Array, seed: int, source: str) -> tuple[Array, str]:
+    """The mask of `hold_out` for data without a test set, and the note that describes it."""
+    return hold_out(y, 0.2, seed, source), f"20 % held out as test, stratified, seed {seed}"

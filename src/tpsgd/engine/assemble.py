@@ -23,7 +23,13 @@ from tpsgd.engine.batches import (
     suits_channels_last,
 )
 from tpsgd.engine.cuda_graphs import captured, library_modules_only
-from tpsgd.engine.learner import BlockLearner, BlockSettings, GradientLearner, accumulate
+from tpsgd.engine.learner import (
+    Backend,
+    BlockLearner,
+    BlockSettings,
+    GradientLearner,
+    accumulate,
+)
 from tpsgd.engine.optimizers import make_optimizer
 from tpsgd.engine.record import BlockInfo
 from tpsgd.engine.reuse import InputReuse
@@ -32,10 +38,14 @@ from tpsgd.engine.solved import RecursiveLearner, RidgeLearner, check_solvers
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import Loss, bce, cross_entropy
 from tpsgd.maths.random import Key
-from tpsgd.nets.blocks import Block, shapes, split, whole
-from tpsgd.nets.engines import Autograd, Closed, Engine, Stacked, in_format
+from tpsgd.nets.autograd import Autograd
+from tpsgd.nets.blocks import Block, has_batch_norm, shapes, split, whole
+from tpsgd.nets.closed_form import ClosedForm
+from tpsgd.nets.layers import layer_kind
 from tpsgd.nets.padded import Padded
+from tpsgd.nets.precision import in_format
 from tpsgd.nets.recurrent import Recurrent, connect
+from tpsgd.nets.stacked import Stacked
 from tpsgd.nets.unrolled import Unrolled
 from tpsgd.objectives import IDLE, Objective, Site, move, output
 from tpsgd.protocols import Source
@@ -243,10 +253,10 @@ def _block_learner(i: int, anatomy: Anatomy, settings: Settings, samples: int) -
         return _laid_out(objectives[0], form, len(size[at]) > 1)
 
     if stacked:
-        backend: Engine = Stacked(Closed(block, at, fixed, in_place=False))
+        backend: Backend = Stacked(ClosedForm(block, at, fixed, in_place=False))
     else:
         ragged = form.ragged and any(b.recurrent for b in anatomy.blocks[i:])
-        kind = Closed if block.closed_form(at) and not ragged else Autograd
+        kind = ClosedForm if block.closed_form(at) and not ragged else Autograd
         backend = kind(block, at, fixed, precision=form.precision)
     params = parameters(i, anatomy.cuts)
     widest = max(map(math.prod, size.values())) * form.numbers.itemsize
@@ -260,7 +270,7 @@ def _block_learner(i: int, anatomy: Anatomy, settings: Settings, samples: int) -
 def _learner(
     i: int,
     anatomy: Anatomy,
-    backend: Engine,
+    backend: Backend,
     draw: Callable[[], Objective],
     params: dict[str, Tensor],
     samples: int,
@@ -369,9 +379,8 @@ def _slices(block: Block, outputs: int, form: BatchForm, wanted: int | None) -> 
     own, so they stay together.
     """
     layer: Any = block.layer
-    if not isinstance(layer, (nn.Linear, nn.Conv1d, nn.Conv2d)) or len(form.seeds) > 1:
-        return 1
-    if getattr(layer, "groups", 1) > 1:
+    kind = layer_kind(layer)
+    if kind is None or not kind.dense(layer) or len(form.seeds) > 1:
         return 1
     if wanted is not None:
         return wanted
@@ -476,7 +485,7 @@ def form_for(
         tuple(settings.seed + r for r in range(restarts)),
         channels_last=suits_channels_last(modules),
         lookup=has_lookup(modules),
-        batch_norm=any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in modules),
+        batch_norm=has_batch_norm(modules),
         tokens=_tokens(blocks[0]),
         in_chunks=_in_chunks(blocks[0], x, settings),
         ragged=streams or isinstance(x, Padded),

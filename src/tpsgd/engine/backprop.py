@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint as checkpointed
 
 from tpsgd.engine.learner import GradientLearner
 from tpsgd.errors import TpsgdError
+from tpsgd.nets.autograd import Autograd
 from tpsgd.nets.blocks import split
-from tpsgd.nets.engines import Autograd
 from tpsgd.nets.recurrent import Recurrent
 
 

@@ -15,14 +15,17 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from tpsgd.engine.optimizers import ELEMENTWISE, OptimizerFactory, hooked, make_optimizer
 from tpsgd.errors import TpsgdError
+from tpsgd.nets.autograd import Autograd
 from tpsgd.nets.blocks import Block
-from tpsgd.nets.closed_form import sliced
-from tpsgd.nets.engines import Closed, Engine
+from tpsgd.nets.closed_form import ClosedForm, sliced
+from tpsgd.nets.stacked import Stacked
 from tpsgd.nets.unrolled import Unrolled
 from tpsgd.objectives import IDLE, LossAndGrads, Objective
 from tpsgd.protocols import Source
 from tpsgd.rules import Signal
 from tpsgd.train import Step
+
+Backend = ClosedForm | Autograd | Stacked | Unrolled  # where gradients come from
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ class BlockLearner:
     def __init__(
         self,
         block: Block,
-        backend: Engine,
+        backend: Backend,
         draw: Callable[[], Objective],
         settings: BlockSettings,
         params: dict[str, Tensor],
@@ -132,8 +135,8 @@ class BlockLearner:
             return
         objective = self.draw()
         self.backend.set_objective(objective)
-        self.tensors, self.mean_over_samples = objective.tensors, objective.closed is not None
-        self.written_out = self.mean_over_samples or objective.together is not None
+        self.tensors, self.written_out = objective.tensors, objective.written_out
+        self.mean_over_samples = objective.closed_form is not None
         if objective.learned:
             self.params |= {f"objective.{i}": t for i, t in enumerate(self.tensors)}
         self.learning = True
@@ -222,7 +225,7 @@ class GradientLearner(BlockLearner):
             p.grad = None  # whatever the caller left there
         self.moving = self.params
         name = f"{len(self.block.prologue)}.weight"
-        if isinstance(self.backend, Closed) and self.slices > 1 and name in self.params:
+        if isinstance(self.backend, ClosedForm) and self.slices > 1 and name in self.params:
             weight = self.params[name].detach()
             parts = sliced(name, len(weight), self.slices)
             others = {k: p for k, p in self.params.items() if k != name}
@@ -233,7 +236,7 @@ class GradientLearner(BlockLearner):
         whole = whole or hooked(self.optimizer)  # a hook may need the whole gradient
         if self.moving is not self.params and whole:
             self.moving, self.optimizer = self.params, make_optimizer(factory, self.params, lr)
-        if isinstance(self.backend, Closed):
+        if isinstance(self.backend, ClosedForm):
             self.backend.slices = 1 if self.moving is self.params else self.slices
 
     def resume(self) -> None:
@@ -253,7 +256,7 @@ class GradientLearner(BlockLearner):
         `finish_update` then takes the step.
         """
         if isinstance(self.backend, Unrolled) and self.backend.lazy:
-            self.backend.teach(saved, s, self.tensors)
+            self.backend.prepare_gradients(saved, s, self.tensors)
             self.pending = saved, s, labels, False
         else:
             self._update(saved, s, labels, output_unused)

@@ -27,7 +27,7 @@ from tpsgd.errors import TpsgdError
 from tpsgd.maths.memory_format import channels_last, like
 from tpsgd.maths.random import permutation
 from tpsgd.nets.padded import Padded
-from tpsgd.nets.unrolled import Pass, computed
+from tpsgd.nets.unrolled import UnrolledBatch, computed
 from tpsgd.protocols import Observer, Source
 from tpsgd.train import Net
 from tpsgd.units import size
@@ -111,7 +111,7 @@ def _first_output(source: Source, function: Callable[[Any], Any]) -> Any:
     """The output of one sample."""
     for batch in source.batches():
         x, _ = batch.load()
-        if isinstance(x, Pass):
+        if isinstance(x, UnrolledBatch):
             return source.form.first(computed(function(x)))
         return computed(function(source.form.first(x)))
     raise TpsgdError("the data is empty: the loader gives no batch")

@@ -4,21 +4,23 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tpsgd.engine.batches import BatchForm
 from tpsgd.engine.device import available
 from tpsgd.engine.learner import BlockLearner
 from tpsgd.errors import TpsgdError
 from tpsgd.maths.random import Key
-from tpsgd.nets.blocks import Block, hooked, padding
-from tpsgd.nets.engines import Closed, Stacked
+from tpsgd.nets.blocks import Block, hooked
+from tpsgd.nets.closed_form import ClosedForm
+from tpsgd.nets.layers import LAYERS, layer_kind
+from tpsgd.nets.stacked import Stacked
 from tpsgd.objectives import Site
 from tpsgd.projections import Redrawn
 from tpsgd.protocols import Source
 from tpsgd.rules import Place, Rule, Signal
 from tpsgd.solvers import SOLVERS, Recursive, Ridge
-from tpsgd.solvers.equations import Equations, few, inputs_of, needed
+from tpsgd.solvers.equations import Equations, bytes_to_solve, inputs_of, keeps_samples
 from tpsgd.solvers.least_squares import MomentSums, SampleSums, workspace
 from tpsgd.units import size
 
@@ -46,12 +48,11 @@ class SolvedLearner(BlockLearner):
     def _make_equations(self) -> Equations:
         """What the layer's weights must solve, once the objective is drawn."""
         layer: Any = self.block.layer
-        pads = [] if isinstance(layer, nn.Linear) else padding(layer) or []
         codes: Any = self.tensors[0] if self.tensors else None
         codes = codes.whole() if isinstance(codes, Redrawn) else codes
         classes = layer.weight.shape[0] if codes is None else codes.shape[1 if self.restarts else 0]
         signed = self.multi_label and codes is None
-        return Equations(layer, pads, classes, codes, signed, bool(self.restarts))
+        return Equations(layer, classes, codes, signed, bool(self.restarts))
 
     @property
     def _bias(self) -> Tensor | None:
@@ -106,7 +107,7 @@ class RidgeLearner(SolvedLearner):
         equations = self.equations = self.equations or self._make_equations()
         for rows in equations.parts(saved, labels):
             if self.sums is None:
-                keeps = few(equations.layer, equations.single, self.samples)
+                keeps = keeps_samples(equations.layer, equations.single, self.samples)
                 self.sums = (SampleSums if keeps else MomentSums)(*rows, self._bias is not None)
             self.sums.add(*rows)
 
@@ -164,7 +165,9 @@ def check_solvers(
         if learner.epochs and isinstance(solver, SOLVERS):
             last = learner is learners[-1]
             reason = unsolvable(block, rule, last)
-            if isinstance(solver, Recursive) and not isinstance(learner.backend, (Closed, Stacked)):
+            if isinstance(solver, Recursive) and not isinstance(
+                learner.backend, (ClosedForm, Stacked)
+            ):
                 reason = reason or "its gradients have no closed form; take ridge()"
             if together and (isinstance(solver, Ridge) or learned):
                 reason = "its inputs change while it is solved; use schedule=tpsgd.sequential"
@@ -173,8 +176,8 @@ def check_solvers(
                 raise TpsgdError(f"{solver.__name__} cannot solve {name}: {reason}")
             layer: Any = block.layer
             single = last or len(shape[Place.BEFORE]) == 1
-            keeps = isinstance(solver, Ridge) and few(layer, single, samples)
-            memory = needed(layer, samples, form.batch_size, keeps, len(form.seeds))
+            keeps = isinstance(solver, Ridge) and keeps_samples(layer, single, samples)
+            memory = bytes_to_solve(layer, samples, form.batch_size, keeps, len(form.seeds))
             need = need + memory if together else memory
             _check_memory(name, layer, need, form.device)
         learned = learned or learner.trains
@@ -193,9 +196,10 @@ def _check_memory(name: str, layer: Any, need: int, device: torch.device) -> Non
 def unsolvable(block: Block, rule: Rule, last: bool) -> str | None:
     """Why a block's weights are no solution of linear equations, or None."""
     layer, make = block.layer, rule.last if last else rule.objective
-    if type(layer) not in (nn.Linear, nn.Conv1d, nn.Conv2d):
+    kind = LAYERS.get(type(layer))
+    if kind is None or kind.equations is None:
         return "only nn.Linear, nn.Conv1d and nn.Conv2d are linear in their weights"
-    if not isinstance(layer, nn.Linear) and (layer.groups > 1 or padding(layer) is None):  # type: ignore
+    if layer_kind(layer) is None or not kind.dense(layer):
         return "its convolution has groups, or is not padded with zeros"
     if block.between:
         return f"{type(block.between[0]).__name__} stands between the layer and its activation"

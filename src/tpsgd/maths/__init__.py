@@ -1,1 +1,1 @@
-"""Helpers of the paper's equations."""
+"""Tensor functions of the paper's files. Imports nothing but torch and those files."""

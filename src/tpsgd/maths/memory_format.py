@@ -1,8 +1,8 @@
-"""How feature maps lie in memory, and how to take parts of them without moving the rest.
+"""The memory format of feature maps, and operations that preserve it.
 
-Convolutions on a CPU are fastest with the channels last, so feature maps and their projections are
-kept that way; plain indexing would bring them back to channels first. A derivative that is the same
-for all pixels of a cell is kept as one number per cell and only spread where it is used.
+Convolutions on a CPU are fastest in channels-last format, so feature maps and their projections are
+stored that way; plain indexing would turn them into channels-first. A derivative that is the same
+for all pixels of a cell is stored as one number per cell and expanded where it is used.
 """
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def channels_last(x: Tensor) -> bool:
-    """Whether a batch of feature maps has its channels last in memory, and only so."""
+    """Whether a batch of feature maps is in channels-last format and not also contiguous."""
     return (
         x.dim() == 4
         and not x.is_contiguous()
@@ -19,30 +19,30 @@ def channels_last(x: Tensor) -> bool:
 
 
 def like(x: Tensor, samples: int) -> Tensor:
-    """Room for so many samples, laid out as these."""
+    """An empty batch of this number of samples, in x's memory format."""
     layout = torch.channels_last if channels_last(x) else torch.contiguous_format
     shape = (samples, *x.shape[1:])
     return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=layout)
 
 
 def rows(x: Tensor, index: Tensor) -> Tensor:
-    """x[index] for a vector of indices, in x's own layout; whole rows are copied at once."""
+    """x[index] for a vector of indices, in x's memory format; rows are copied as a whole."""
     if channels_last(x):
         return rows(x.permute(0, 2, 3, 1), index).permute(0, 3, 1, 2)
     try:
         flat = x.view(len(x), -1)
-    except RuntimeError:  # no view has whole rows: flattening would copy the whole array
+    except RuntimeError:  # flattening would copy the whole array
         return x[index]
     return flat.index_select(0, index).view(-1, *x.shape[1:])
 
 
 def sum_of_rows(x: Tensor) -> Tensor:
-    """The sum over the last dimension but one, as a product: a GPU's own sum takes twice x."""
+    """The sum over the last dimension but one, as a product: a sum on a GPU allocates x again."""
     return x.new_ones(x.shape[-2]) @ x
 
 
 def bands(x: Tensor, down: int) -> Tensor:
-    """Feature maps as a view cut into this many bands of rows; a row stays in one piece."""
+    """A view of feature maps with their rows grouped into this many bands."""
     if channels_last(x):
         n, filters, height, width = x.shape
         return x.permute(0, 2, 3, 1).view(n, down, height // down, width * filters)
@@ -51,10 +51,9 @@ def bands(x: Tensor, down: int) -> Tensor:
 
 
 def spread(coarse: Tensor, like: Tensor) -> Tensor:
-    """One number per cell, repeated for each pixel: shaped as `bands(like)`.
+    """One number per cell, repeated for each pixel, in the shape of `bands(like)`.
 
-    Repeated for real along a row, which is little, and as a view down the rows, so that what is
-    computed from it runs over whole rows at a time.
+    Copied along a row, which is small, and expanded as a view over the rows of a band.
     """
     n, filters, down, across = coarse.shape
     repeat = like.shape[3] // across
@@ -67,7 +66,7 @@ def spread(coarse: Tensor, like: Tensor) -> Tensor:
 
 
 def full(dy: Tensor, y: Tensor) -> Tensor:
-    """A derivative in y's own shape, whether it came so or as one number per cell."""
+    """A derivative in the shape of y, from the same shape or from one number per cell."""
     if dy.shape == y.shape or dy.dim() != 4:
         return dy
     filled = torch.empty_like(y)

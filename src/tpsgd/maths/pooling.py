@@ -1,8 +1,7 @@
-"""Wishes of something made from the output: feature maps averaged over cells, units standardised.
+"""Objectives of a function of the output: feature maps averaged over cells, units standardised.
 
 A convolution does the same at every pixel, so targets are compared with averages over a grid of
-cells; a block may not please its objective by growing, so its output is standardised first. Either
-wraps an objective in another.
+cells. Standardised output cannot lower its loss by growing or shrinking. Both wrap an objective.
 """
 
 from collections.abc import Callable
@@ -14,17 +13,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-if TYPE_CHECKING:  # the tensor functions below serve objectives, too
+if TYPE_CHECKING:  # objectives imports the functions below
     from tpsgd.objectives import LossAndGrads, Objective
 
 _EPS = 1e-5  # added to variances, as batch normalisation does
 
 
 def wide(t: Any) -> Any:
-    """Few numbers, in float32 at least: their differences are what counts."""
+    """A small tensor in float32 instead of bfloat16, for the sake of its differences."""
     if t.dtype is not torch.bfloat16:
         return t
-    return t.float() if isinstance(t, Tensor) else replace(t, dtype=torch.float32)  # redrawn codes
+    return t.float() if isinstance(t, Tensor) else replace(t, dtype=torch.float32)  # `Redrawn`
 
 
 def grid_for(shape: tuple[int, ...], features: int) -> tuple[int, ...]:
@@ -47,11 +46,11 @@ def cells(y: Tensor, grid: tuple[int, ...]) -> Tensor:
 
 
 def back_to_pixels(df: Tensor, y: Tensor, grid: tuple[int, ...]) -> Tensor:
-    """The derivative of `cells`: each cell's share, handed back to its pixels."""
+    """The derivative of `cells`: each pixel gets its share of its cell's derivative."""
     filters, space = y.shape[1], y.shape[2:]
     cells = df.view(-1, filters, *grid)
     if len(space) == 2 and not any(n % g for n, g in zip(space, grid, strict=True)):
-        return cells.mul_(prod(grid) / prod(space))  # one number per cell: spread where it is used
+        return cells.mul_(prod(grid) / prod(space))  # one number per cell, see `spread`
     if prod(grid) == 1:
         return cells.div(prod(space)).expand(y.shape)
     if len(space) == 1:
@@ -64,65 +63,69 @@ def back_to_pixels(df: Tensor, y: Tensor, grid: tuple[int, ...]) -> Tensor:
     return torch.ops.aten._adaptive_avg_pool2d_backward(cells, y)
 
 
-def of_pooled(wish: "Objective", grid: tuple[int, ...]) -> "Objective":
-    """The same wish, of feature maps averaged over a grid of cells; its P has that shape.
+def of_pooled(objective: "Objective", grid: tuple[int, ...]) -> "Objective":
+    """The same objective of feature maps averaged over a grid of cells; its P has that shape.
 
-    A convolution does the same at every pixel, so it cannot follow a target that differs from pixel
-    to pixel; an average over a cell it can move.
+    A convolution does the same at every pixel, so it cannot follow a target for each pixel, but it
+    can move the average over a cell.
     """
 
     def pool(y: Tensor) -> Tensor:
         return wide(cells(y, grid)).view(len(y), -1, *grid)
 
     def loss(y: Tensor, s: Tensor, P: Any) -> Tensor:
-        return wish.loss(pool(y), s, wide(P))
+        return objective.loss(pool(y), s, wide(P))
 
-    def written(y: Tensor, s: Tensor, P: Any) -> "LossAndGrads":
-        local = wish.coarse(pool(y), s, wide(P))
+    def written_out(y: Tensor, s: Tensor, P: Any) -> "LossAndGrads":
+        local = objective.coarse(pool(y), s, wide(P))
         dy = local.dy.to(y.dtype).contiguous()
         return local._replace(dy=back_to_pixels(dy, y, grid))
 
-    return _of(wish, loss, written, whole=not wish.closed)
+    return _wrapped(objective, loss, written_out, of_batch=not objective.closed_form)
 
 
-def of_standardised(wish: "Objective", maps: bool) -> "Objective":
-    """The same wish, of the output with mean 0 and deviation 1 over the batch.
+def of_standardised(objective: "Objective", maps: bool) -> "Objective":
+    """The same objective of the output with mean 0 and deviation 1 over the batch.
 
-    Of feature maps each filter is standardised, over the batch and space; otherwise each unit.
-    Whatever the wish, the output then gains nothing by growing or shrinking.
+    Feature maps are standardised per channel, over the batch and space; other output per unit.
     """
 
     def shaped(y: Tensor) -> Tensor:
         return y if maps else y.flatten(1)
 
     def loss(y: Tensor, s: Tensor, P: Any) -> Tensor:
-        return wish.loss(_standardised(shaped(y))[0].view(y.shape), s, P)
+        return objective.loss(_standardised(shaped(y))[0].view(y.shape), s, P)
 
-    def written(y: Tensor, s: Tensor, P: Any) -> "LossAndGrads":
+    def written_out(y: Tensor, s: Tensor, P: Any) -> "LossAndGrads":
         x = shaped(y)
         f, mean, inverse = _standardised(x)
-        local = wish(f.view(y.shape), s, P)
+        local = objective(f.view(y.shape), s, P)
         dy, _, _ = torch.ops.aten.native_batch_norm_backward(
             shaped(local.dy), x, None, None, None, mean, inverse, True, _EPS, (True, False, False)
         )
         return local._replace(dy=dy.view(y.shape))
 
-    return _of(wish, loss, written, whole=True)
+    return _wrapped(objective, loss, written_out, of_batch=True)
 
 
-def _of(
-    wish: "Objective",
+def _wrapped(
+    objective: "Objective",
     loss: Callable[..., Tensor],
-    written: "Callable[..., LossAndGrads]",
-    whole: bool,
+    written_out: "Callable[..., LossAndGrads]",
+    of_batch: bool,
 ) -> "Objective":
-    """The wish of something made from the output, which least squares cannot solve any more."""
-    if not (wish.closed or wish.together):
-        return replace(wish, loss=loss)  # autograd goes through all of it
-    closed, together = (None, written) if whole else (written, None)
-    return replace(wish, loss=loss, closed=closed, together=together, squared=False)
+    """The objective with another loss, which least squares cannot solve."""
+    if not objective.written_out:
+        return replace(objective, loss=loss)  # autograd differentiates all of it
+    return replace(
+        objective,
+        loss=loss,
+        closed_form=None if of_batch else written_out,
+        closed_form_of_batch=written_out if of_batch else None,
+        squared=False,
+    )
 
 
 def _standardised(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Each channel about its mean and over its deviation; its mean, one over its deviation."""
+    """Each channel with mean 0 and deviation 1; its mean, and one over its deviation."""
     return torch.native_batch_norm(x, None, None, None, None, True, 0.0, _EPS)

@@ -1,16 +1,16 @@
-"""The similarity objective: "Training Neural Networks with Local Error Signals" (2019).
+"""The similarity objective of `rules.predsim`.
 
-By Nøkland & Eidnes; `rules.predsim` places it.
+Nøkland & Eidnes, "Training Neural Networks with Local Error Signals" (2019):
 
     J = a MSE(S(v), S(y*)) + (1 - a) CE(R pool(y), y*)
 
-S holds the cosines between the samples of a batch, each sample's features centred. Of feature maps
-the features v are the standard deviations over space of a 3 x 3 convolution K of the output, of
-vectors (and of maps of one pixel) a linear map of it. K and R learn with the block. The loss looks
-at pairs of samples, so a batch in pieces is not the same.
+S has the cosines between the samples of a batch, each sample's features centred. For feature maps,
+the features v are the standard deviations over space of a 3 x 3 convolution K of the output; for
+vectors (and maps of one pixel), a linear map of it. K and R learn with the block. The loss compares
+pairs of samples, so it is no mean over samples.
 
-Its derivative, with n samples, T = S(y*), and v about its mean of length q, so that u is of length
-one and S = u u^T:
+Its derivative, with n samples, T = S(y*), q the length of v - mean v and u = (v - mean v) / q, so
+that S = u u^T:
 
     du = 4 a (S - T) u / n^2,   dv = (du - u <u, du>) / q, about its mean,
     dz = dv (z - mean z) / (std z (pixels - 1)),   z = K * y
@@ -34,7 +34,7 @@ _CONVOLVE = (F.conv1d, F.conv2d, F.conv3d)
 
 
 def predsim(site: Site, share: float, features: int, convolve: bool = True) -> Objective:
-    """Alike for samples of a class, and readable; without `convolve` there is no K: z is y."""
+    """Similar for samples of a class, and readable by a classifier; without `convolve`, z = y."""
     grid = grid_for(site.shape, features) if site.maps else None
     d = site.shape[0] * prod(grid) if grid else prod(site.shape)
     local = bce if site.loss is bce else cross_entropy
@@ -46,24 +46,25 @@ def predsim(site: Site, share: float, features: int, convolve: bool = True) -> O
     def loss(y: Tensor, s: Tensor, *tensors: Tensor) -> Tensor:
         z = _convolved(y, tensors[0]) if convolve else y
         v = wide(z.flatten(2).std(2) if pixels > 1 else z.flatten(1))
-        known = s if s.is_floating_point() else F.one_hot(s, classes)
-        alike = F.mse_loss(similarity(v), similarity(known.to(v.dtype)))
+        labels = s if s.is_floating_point() else F.one_hot(s, classes)
+        alike = F.mse_loss(similarity(v), similarity(labels.to(v.dtype)))
         return share * alike + (1 - share) * local.value(wide(read(y) @ tensors[-1].T), s)
 
-    def together(y: Tensor, s: Tensor, *tensors: Tensor) -> LossAndGrads:
+    def of_batch(y: Tensor, s: Tensor, *tensors: Tensor) -> LossAndGrads:
         R, f = tensors[-1], read(y)
         logits = wide(f @ R.T)
         e = minus_labels(local.link(logits), s).mul_((1 - share) / len(y)).to(y.dtype)
         z = _convolved(y, tensors[0]) if convolve else y
         alike, dz = _alike(z, labels_alike(s, classes, logits.dtype), share, pixels, convolve)
         dy, *dK = _through(dz, y, tensors[0]) if convolve else (dz,)
-        del z, dz  # a batch of maps less
+        del z, dz  # frees a batch of maps
         _add(dy, e @ R, grid)
         value = alike.add_(local.value(logits, s), alpha=1 - share)
         return LossAndGrads(value, dy, (*dK, e.T @ f), logits)
 
-    own = (_kernel(site),) if convolve else ()
-    return Objective(loss, None, (*own, _drawn(site, (d,))), learned=True, together=together)
+    kernel = (_kernel(site),) if convolve else ()
+    tensors = (*kernel, _drawn(site, (d,)))
+    return Objective(loss, tensors=tensors, learned=True, closed_form_of_batch=of_batch)
 
 
 def similarity(z: Tensor) -> Tensor:
@@ -73,7 +74,7 @@ def similarity(z: Tensor) -> Tensor:
 
 
 def labels_alike(s: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
-    """`similarity` of labels; of indices one of two numbers, without their one-hot rows."""
+    """`similarity` of labels; for indices it is one of two numbers, without one-hot rows."""
     if s.is_floating_point():
         return similarity(s.to(dtype))
     length = 1 - 1 / classes + _LENGTH
@@ -89,15 +90,15 @@ def _directions(z: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _alike(
-    z: Tensor, T: Tensor, share: float, pixels: int, output_unused: bool
+    z: Tensor, T: Tensor, share: float, pixels: int, overwrite: bool
 ) -> tuple[Tensor, Tensor]:
-    """The similarity's part of the loss and dz. `output_unused`: z's memory may be used."""
+    """The similarity's part of the loss, and dz; `overwrite`: in z's memory."""
     if pixels == 1:
         loss, dv = _pairs(wide(z.flatten(1)), T, share)
         return loss, dv.view(z.shape).to(z.dtype)
     space = tuple(range(2, z.dim()))
     mean = z.mean(space, keepdim=True)
-    z = z.sub_(mean) if output_unused else z - mean
+    z = z.sub_(mean) if overwrite else z - mean
     std = torch.linalg.vector_norm(z, dim=space, dtype=T.dtype).div_((pixels - 1) ** 0.5)
     loss, dv = _pairs(std, T, share)
     slope = torch.where(std > 0, dv / std, 0.0).div_(pixels - 1).to(z.dtype)
@@ -107,10 +108,10 @@ def _alike(
 def _pairs(v: Tensor, T: Tensor, share: float) -> tuple[Tensor, Tensor]:
     """The mean squared difference between S(v) and T times its share, and dv."""
     u, q = _directions(v)
-    off = (u @ u.T).sub_(T)
-    du = (off @ u).mul_(4 * share / len(v) ** 2)
+    difference = (u @ u.T).sub_(T)
+    du = (difference @ u).mul_(4 * share / len(v) ** 2)
     dv = (du - u * (u * du).sum(1, keepdim=True)).div_(q)
-    return off.square().mean().mul_(share), dv - dv.mean(1, keepdim=True)
+    return difference.square().mean().mul_(share), dv - dv.mean(1, keepdim=True)
 
 
 def _convolved(y: Tensor, K: Tensor) -> Tensor:
@@ -133,26 +134,26 @@ def _through(dz: Tensor, y: Tensor, K: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _add(dy: Tensor, df: Tensor, grid: tuple[int, ...] | None) -> None:
-    """Add what the classifier asks of the pooled output to what is asked of every pixel."""
-    more = back_to_pixels(df, dy, grid) if grid else df.view(dy.shape)
-    if more.shape == dy.shape:
-        dy.add_(more)
+    """Add the derivative of the local classifier, which reads pooled output, to dy."""
+    pixels = back_to_pixels(df, dy, grid) if grid else df.view(dy.shape)
+    if pixels.shape == dy.shape:
+        dy.add_(pixels)
     else:  # one number per cell
-        down, across = more.shape[2:]
+        down, across = pixels.shape[2:]
         by_cell = dy.unflatten(3, (across, -1)).unflatten(2, (down, -1))
-        by_cell.add_(more[:, :, :, None, :, None])
+        by_cell.add_(pixels[:, :, :, None, :, None])
 
 
 def _kernel(site: Site) -> Tensor:
-    """K as it begins: 3 x 3 from every filter to every other, or from unit to unit."""
+    """The initial K: 3 x 3 between all channels, or a matrix between all units."""
     width = site.shape[0] if site.maps else prod(site.shape)
     return _drawn(site, (width, *[3] * len(site.shape[1:])) if site.maps else (width,), width)
 
 
 def _drawn(site: Site, shape: tuple[int, ...], rows: int | None = None) -> Tensor:
-    """Initial weights as torch draws a layer's, from the site's key."""
+    """Initial weights with the distribution of torch's layers, from the site's key."""
     key = replace(site.key, step=site.key.step + (0 if rows is None else 1))
     draw = uniform((3 * prod(shape)) ** -0.5)
     weights = draw(shape, rows or site.classes, key, site.device).to(site.dtype)
-    maps = torch.channels_last if len(shape) == 3 else torch.contiguous_format
-    return weights.contiguous(memory_format=maps)
+    layout = torch.channels_last if len(shape) == 3 else torch.contiguous_format
+    return weights.contiguous(memory_format=layout)

@@ -1,7 +1,7 @@
 """Random numbers that are the same everywhere: splitmix64, a counter-based hash.
 
-A number is a pure function of a key and a counter, in 64-bit integer arithmetic, so it does not
-depend on the machine, the device, the order of asking or how many others were drawn.
+A number is a pure function of a key and a counter, in 64-bit integer arithmetic. It does not depend
+on the machine, the device, or which other numbers were drawn before.
 """
 
 from collections.abc import Iterator
@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 GOLDEN = 0x9E3779B97F4A7C15
-SORTED = 1 << 12  # samples that are shuffled all at once
+SORTED = 1 << 12  # up to this number, samples are shuffled by sorting
 ROUNDS = 3  # of the Feistel network that shuffles
 MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 @dataclass(frozen=True)
 class Key:
-    """What a draw depends on: the run's seed, the block and the time step (or epoch)."""
+    """What a random draw depends on: the seed, the block and the time step (or epoch)."""
 
     seed: int = 0
     block: int = 0
@@ -26,7 +26,7 @@ class Key:
 
 
 def streams(key: Key, members: list[int], device: torch.device | str = "cpu") -> Tensor:
-    """Where each member's stream of numbers starts, a column: (members, 1)."""
+    """The start of each member's stream of numbers, a column `(members, 1)`."""
     return torch.tensor([[_signed(_chain(key, m))] for m in members], device=device)
 
 
@@ -41,11 +41,11 @@ def splitmix64(counter: Tensor, streams: Tensor) -> Tensor:
 
 
 def permutation(n: int, key: Key, device: torch.device | str = "cpu") -> Iterator[Tensor]:
-    """range(n) in an order that the key decides, in parts: memory for one part, however large n is.
+    """range(n) in an order that depends on the key, in pieces, in memory that does not grow with n.
 
-    A few are sorted by their hashes. Of more, a Feistel network turns a counter into another
-    one-to-one: the halves of its bits change each other in turn. It counts to the next power of
-    two, and what it gives beyond n is left out.
+    A small range is sorted by its hashes. For a larger one, a Feistel network permutes the counter:
+    the two halves of its bits change each other in turn. It permutes the range to the next power of
+    two, and numbers from n on are left out.
 
     Examples:
         >>> sorted(torch.cat(list(permutation(5, Key(seed=1)))).tolist())
@@ -54,12 +54,12 @@ def permutation(n: int, key: Key, device: torch.device | str = "cpu") -> Iterato
     if n <= SORTED:
         yield splitmix64(torch.arange(n, device=device), streams(key, [-1], device)).argsort()[0]
         return
-    for part in mixed(n, key, device):
-        yield part[part < n]
+    for piece in mixed(n, key, device):
+        yield piece[piece < n]
 
 
 def mixed(n: int, key: Key, device: torch.device | str = "cpu") -> Iterator[Tensor]:
-    """As `permutation`, of all that the network counts to."""
+    """As `permutation`, of the range to the next power of two."""
     bits = max(2, (n - 1).bit_length())
     span = 1 << (12 if torch.device(device).type == "cpu" else 15)
     rounds = streams(key, list(range(-2 * ROUNDS, 0)), device)
@@ -72,9 +72,9 @@ def _feistel(counter: Tensor, bits: int, rounds: Tensor) -> Tensor:
     low = bits // 2
     high = bits - low
     left, right = counter >> low, counter.bitwise_and((1 << low) - 1)
-    for one, other in rounds.view(-1, 2, 1):
-        left ^= splitmix64(right, one).bitwise_and_((1 << high) - 1)
-        right ^= splitmix64(left, other).bitwise_and_((1 << low) - 1)
+    for left_key, right_key in rounds.view(-1, 2, 1):
+        left ^= splitmix64(right, left_key).bitwise_and_((1 << high) - 1)
+        right ^= splitmix64(left, right_key).bitwise_and_((1 << low) - 1)
     return left.bitwise_left_shift_(low).bitwise_or_(right)
 
 
@@ -90,8 +90,8 @@ def shuffled(n: int, keys: list[Key], device: torch.device | str = "cpu") -> Ten
 
 def _chain(key: Key, member: int) -> int:
     state = 0
-    for part in (key.seed, key.block, key.step, member):
-        state = _splitmix((state ^ part) % 2**64)
+    for number in (key.seed, key.block, key.step, member):
+        state = _splitmix((state ^ number) % 2**64)
     return state
 
 

@@ -99,31 +99,29 @@ class Plan:
 
     def plot(self, file: Path | str) -> Path:
         """Stacked bars of every way to train, as a picture; needs matplotlib."""
-        from tpsgd.comparison.report.memory import draw
+        from tpsgd.memory.plot import draw
 
         return draw(self, Path(file))
 
 
 def table(lines: Sequence[Line], title: str) -> str:
-    """Lines as a table of bytes for people; parts that nobody has are left out."""
+    """Lines as a table of bytes in aligned columns."""
+    head, *rows = cells(lines, title)
+    rows = [[name if len(name) <= 30 else name[:29] + "…", *row] for name, *row in rows]
+    return columns([head, *rows])
+
+
+def cells(lines: Sequence[Line], title: str) -> list[list[str]]:
+    """The head and the rows of a table of bytes; parts that no line has are left out."""
+    brief = PARTS | {"gradients": "grads", "optimizer": "optim.", "activations": "activ."}
     shown = [part for part in PARTS if any(line.parts.get(part) for line in lines)]
-    kept = any(line.kept for line in lines)
-    head = [title, *(PARTS[p] for p in shown), *(["inputs"] if kept else []), "total"]
-    rows = [
-        [
-            line.name if len(line.name) <= 30 else line.name[:29] + "…",
-            *(short(line.parts.get(part, 0)) for part in shown),
-            *([short(line.kept)] if kept else []),
-            short(line.total),
-        ]
-        for line in lines
-    ]
-    return columns([_narrow(head), *rows])
-
-
-def _narrow(head: list[str]) -> list[str]:
-    brief = {"gradients": "grads", "optimizer": "optim.", "activations": "activ."}
-    return [brief.get(name, name) for name in head]
+    kept = ["inputs"] if any(line.kept for line in lines) else []
+    rows = [[title, *(brief[part] for part in shown), *kept, "total"]]
+    for line in lines:
+        counts = [line.parts.get(part, 0) for part in shown]
+        counts += [line.kept, line.total] if kept else [line.total]
+        rows.append([line.name, *map(short, counts)])
+    return rows
 
 
 def short(count: int) -> str:

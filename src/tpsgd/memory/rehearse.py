@@ -31,7 +31,7 @@ from tpsgd.maths.random import SORTED, Key, mixed, permutation
 from tpsgd.memory.cudnn import Workspaces
 from tpsgd.nets.recurrent import Recurrent
 from tpsgd.projections import make_tables
-from tpsgd.solvers.equations import few
+from tpsgd.solvers.equations import keeps_samples
 from tpsgd.train import Net
 
 # A GPU's allocator does not split off less than 1 MB of a large block: half of that is added to
@@ -173,8 +173,9 @@ def _fake_net(
     anatomy = replace(anatomy, block_settings=shorter)
     learners = make_learners(anatomy, method, settings, inputs.samples)
     for learner in learners:
-        if isinstance(learner, RidgeLearner) and few(learner.block.layer, True, inputs.samples):  # type: ignore
-            learner.batches = partial(_repeated, samples=inputs.samples)  # all will be kept
+        solved, layer = isinstance(learner, RidgeLearner), learner.block.layer
+        if solved and keeps_samples(layer, True, inputs.samples):  # so all samples must come
+            learner.batches = partial(_repeated, samples=inputs.samples)
     loss, dtype, form = anatomy.loss, next(model.parameters()).dtype, anatomy.form
     shape = (samples, anatomy.classes) if loss is bce else (samples,)
     y = torch.empty(shape, dtype=dtype if loss is bce else torch.long, device=device)

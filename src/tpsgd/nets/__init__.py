@@ -1,1 +1,4 @@
-"""What learns: a model cut into blocks, and each layer kind's gradients."""
+"""Models: cut into blocks, and the gradients of each layer kind.
+
+Imports the paper's files (rules, objectives, projections, losses) and maths.
+"""

@@ -1,7 +1,7 @@
 """Activations with their derivatives, in place where that is safe.
 
-`forward(z)` gives y; `backward(g, kept)` multiplies g by sigma'(z), where `kept` is y when the
-derivative can be had from the output (then z need not live on) and z otherwise.
+`forward(z)` returns y. `backward(g, value)` multiplies g by sigma'(z), where `value` is y if the
+derivative is a function of the output (then z need not be stored) and z otherwise.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Activation:
-    """sigma and its derivative. `from_output`: the derivative is read off y, not z."""
+    """sigma and its derivative. `from_output`: the derivative is a function of y."""
 
     forward: Callable[[Tensor], Tensor]
     op: Any
@@ -26,27 +26,27 @@ class Activation:
     from_output: bool = True
     forward_: Callable[[Tensor], Tensor] | None = None
 
-    def backward(self, g: Tensor, kept: Tensor, into: Tensor | None = None) -> Tensor:
-        """g * sigma'(z), written into a tensor of the same shape where one is given."""
+    def backward(self, g: Tensor, value: Tensor, into: Tensor | None = None) -> Tensor:
+        """g * sigma'(z), in the memory of `into` if it is given."""
         kwargs = dict(self.kwargs)
         if into is not None:
-            return self.op.grad_input(g, kept, *self.args, **kwargs, grad_input=into)
-        return self.op.default(g, kept, *self.args, **kwargs)
+            return self.op.grad_input(g, value, *self.args, **kwargs, grad_input=into)
+        return self.op.default(g, value, *self.args, **kwargs)
 
 
 def derivative_known(module: nn.Module | None) -> bool:
     """Whether `activation` has the module's derivative."""
-    return module is None or type(module) in _KNOWN
+    return module is None or type(module) in _ACTIVATIONS
 
 
 def activation(module: nn.Module | None) -> Activation | None:
-    """The activation that a module computes; None for none at all."""
-    return None if module is None else _KNOWN[type(module)](module)
+    """The activation of a module; None for no module."""
+    return None if module is None else _ACTIVATIONS[type(module)](module)
 
 
 def _leaky_relu(m: Any) -> Activation:
     slope = float(m.negative_slope)
-    positive = slope > 0  # otherwise the output does not tell the sign of the input
+    positive = slope > 0  # otherwise the sign of the input is lost
     return Activation(
         lambda z: F.leaky_relu(z, slope),
         aten.leaky_relu_backward,
@@ -67,16 +67,16 @@ def _softplus(m: Any) -> Activation:
 
 
 def _gelu(m: Any) -> Activation:
-    how = m.approximate
+    approximate = m.approximate
     return Activation(
-        lambda z: F.gelu(z, approximate=how),
+        lambda z: F.gelu(z, approximate=approximate),
         aten.gelu_backward,
-        kwargs=(("approximate", how),),
+        kwargs=(("approximate", approximate),),
         from_output=False,
     )
 
 
-_KNOWN: dict[type[nn.Module], Callable[[nn.Module], Activation]] = {
+_ACTIVATIONS: dict[type[nn.Module], Callable[[nn.Module], Activation]] = {
     nn.ReLU: lambda m: Activation(torch.relu, aten.threshold_backward, (0,), forward_=torch.relu_),
     nn.Tanh: lambda m: Activation(torch.tanh, aten.tanh_backward, forward_=torch.tanh_),
     nn.Sigmoid: lambda m: Activation(torch.sigmoid, aten.sigmoid_backward, forward_=torch.sigmoid_),

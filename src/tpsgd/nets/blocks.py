@@ -2,14 +2,14 @@
 
     [prologue] -> layer -> [between] -> activation -> [tail]
 
-A block has one trainable layer. What stands between it and its activation (BatchNorm, usually)
-belongs to it, and so do the shape-changing modules after it (pooling, flatten). Dropout, and
-a normalisation that comes after the activation, act on the *next* layer's inputs and ride with that
-block, so that a block's inputs can be computed once and still be dropped out afresh every time.
-A recurrent layer has its activation inside; torch's `nn.RNN` is one block per layer of its own.
+A block has one trainable layer. Modules between the layer and its activation (usually BatchNorm)
+belong to the block, and so do modules after it that change the shape (pooling, flatten). Dropout,
+and a normalisation after the activation, act on the *next* layer's inputs and belong to the next
+block's prologue: so the inputs of a block can be computed once and still get a new dropout mask
+every time. A recurrent layer has its activation inside. Each layer of torch's `nn.RNN` is a block.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from tpsgd.errors import TpsgdError
 from tpsgd.nets.activations import derivative_known
+from tpsgd.nets.layers import LAYERS, gives_maps, layer_kind
 from tpsgd.nets.padded import Padded, through
 from tpsgd.nets.recurrent import Recurrent, feeds_recurrent, views
 from tpsgd.rules import Place
@@ -40,12 +41,11 @@ _REFUSED = (
     nn.TransformerDecoderLayer,
 )
 _SHAPE_ONLY = (nn.Flatten, nn.Unflatten, nn.Identity)
-_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)
 
 
 @dataclass(eq=False)
 class Block:
-    """One trainable layer and what rides with it."""
+    """One trainable layer and the modules around it."""
 
     index: int
     name: str
@@ -54,11 +54,11 @@ class Block:
     between: list[nn.Module] = field(default_factory=list)
     activation: nn.Module | None = None
     tail: list[nn.Module] = field(default_factory=list)
-    lead: int = 0  # blocks before it that stand for a frozen backbone
+    lead: int = 0  # blocks before it that are a frozen backbone
 
     @property
     def key(self) -> int:
-        """Its number where random numbers are drawn: the same behind a backbone as on its own."""
+        """Its number in the keys of random numbers: the same with a frozen backbone or without."""
         return max(0, self.index - self.lead)
 
     def __str__(self) -> str:
@@ -73,8 +73,8 @@ class Block:
 
     @property
     def maps(self) -> bool:
-        """Whether an output with space is feature maps, filters first (all layers but Linear)."""
-        return not isinstance(self.layer, (nn.Linear, Recurrent))
+        """Whether an output with space is feature maps, channels first."""
+        return not self.recurrent and gives_maps(self.layer)
 
     @property
     def recurrent(self) -> bool:
@@ -84,8 +84,8 @@ class Block:
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """The parameters that may learn, by a name that is unique within the block.
 
-        Of a recurrent block those are its cells' own: a normalisation that rides along normalises,
-        but its scale and shift stay as they are.
+        In a recurrent block only the cells learn: the scale and shift of a normalisation in its
+        prologue or tail stay as they are.
         """
         return {
             f"{i}.{name}": p
@@ -103,14 +103,14 @@ class Block:
         """The block's output at every place, by its modules' own forward."""
         for module in [*self.prologue, self.layer, *self.between]:
             x = through(module, x)
-        seen = {Place.BEFORE: x}
+        outputs = {Place.BEFORE: x}
         if self.activation is not None:
             writes = getattr(self.activation, "inplace", False)
             x = through(self.activation, x.clone() if writes else x)
-        seen[Place.AFTER] = x
+        outputs[Place.AFTER] = x
         for module in self.tail:
             x = through(module, x)
-        return seen | {Place.END: x}
+        return outputs | {Place.END: x}
 
     def __call__(self, x: Tensor) -> Tensor:
         """The block's output, as the model computes it."""
@@ -128,8 +128,7 @@ class Block:
         """Whether the gradients are written out for an objective at that place."""
         tail_is_shape = all(type(m) in _SHAPE_ONLY for m in self.tail)
         return (
-            type(self.layer) in _LAYERS
-            and (isinstance(self.layer, nn.Linear) or padding(self.layer) is not None)
+            layer_kind(self.layer) is not None
             and _plain_between(self.between)
             and derivative_known(self.activation)
             and not any(p.requires_grad for m in self.prologue for p in m.parameters())
@@ -149,19 +148,18 @@ def split(model: nn.Module) -> list[Block]:
         >>> [str(block) for block in split(model)]
         ['1: Linear + ReLU', '3: Linear']
     """
-    leaves = _opened(list(leaves_of(model)))
-    seen: set[int] = set()
+    layers: set[int] = set()
     groups: list[tuple[str, nn.Module, list[nn.Module]]] = []
     pending: list[nn.Module] = []  # before the first layer
-    for name, module in leaves:
+    for name, module in _opened(list(leaves_of(model))):
         _refuse(name, module)
         if _is_layer(module):
-            if id(module) in seen:
+            if id(module) in layers:
                 raise TpsgdError(
                     f"layer {name!r} ({type(module).__name__}) stands twice in the model: "
                     "a shared layer cannot belong to two blocks; give each its own"
                 )
-            seen.add(id(module))
+            layers.add(id(module))
             groups.append((name, module, []))
         else:
             (groups[-1][2] if groups else pending).append(module)
@@ -172,7 +170,7 @@ def split(model: nn.Module) -> list[Block]:
         between, act, rest = [], None, followers
         if not isinstance(layer, Recurrent):
             between, act, rest = _around_activation(followers)
-        cut = next((k for k, m in enumerate(rest) if _rides_on(m)), len(rest))
+        cut = next((k for k, m in enumerate(rest) if _acts_on_next(m)), len(rest))
         cut = len(rest) if i == len(groups) - 1 else cut
         blocks.append(Block(i, name, layer, pending, between, act, rest[:cut]))
         pending = rest[cut:]
@@ -197,7 +195,7 @@ def _refuse_shared(blocks: list[Block]) -> None:
 
 
 def whole(model: nn.Module) -> Block:
-    """The model as one block, which makes its local gradient the whole gradient: backprop."""
+    """The model as one block, whose local gradient is the whole gradient: backprop."""
     name = type(model).__name__
     if isinstance(model, nn.Sequential) and len(model) > 1 and _is_activation(model[-1]):
         return Block(0, name, model[:-1], activation=model[-1])
@@ -207,14 +205,15 @@ def whole(model: nn.Module) -> Block:
 def leaves_of(
     module: nn.Module, name: str = "", top: bool = True
 ) -> Iterator[tuple[str, nn.Module]]:
+    """The modules of nested `nn.Sequential`s by name, in the order in which data meets them."""
     if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
         if hooked(module) and not top:
             yield name, module
             return
-        for child_name, child in module._modules.items():  # one that stands twice comes twice
+        for child_name, child in module._modules.items():  # a module used twice comes twice
             if child is not None:
                 yield from leaves_of(child, f"{name}.{child_name}" if name else child_name, False)
-    elif top and not isinstance(module, (*_LAYERS, nn.RNNBase, Recurrent)):
+    elif top and not isinstance(module, (*LAYERS, nn.RNNBase, Recurrent)):
         raise TpsgdError(
             f"cannot cut {type(module).__name__} into blocks: the order of its layers is hidden in "
             "its forward method; pass nn.Sequential of its stages (a stage may be any module), "
@@ -273,8 +272,8 @@ def _is_activation(module: nn.Module) -> bool:
     return type(module).__module__ == nn.ReLU.__module__ or derivative_known(module)
 
 
-def _rides_on(module: nn.Module) -> bool:
-    """Whether a module after the activation acts on the next layer's inputs."""
+def _acts_on_next(module: nn.Module) -> bool:
+    """Whether a module after the activation belongs to the next block's prologue."""
     return isinstance(module, (*_NORMS, _DROPOUT, nn.AlphaDropout))
 
 
@@ -288,27 +287,14 @@ def _around_activation(
     return followers[:norms], None, followers[norms:]
 
 
-def padding(layer: nn.Module) -> list[int] | None:
-    """Zeros on either side of each dimension; None when the padding is of another kind."""
-    assert isinstance(layer, (nn.Conv1d, nn.Conv2d))
-    if layer.padding_mode != "zeros":
-        return None
-    if layer.padding == "valid":
-        return [0] * len(layer.kernel_size)
-    if layer.padding == "same":
-        total = [d * (k - 1) for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
-        return None if any(t % 2 for t in total) else [t // 2 for t in total]
-    return list(layer.padding)  # type: ignore[arg-type]
-
-
 def _plain_between(between: list[nn.Module]) -> bool:
-    """Nothing, or a batch norm whose running statistics are kept in the usual way."""
+    """Nothing, or a batch norm that learns and keeps its running statistics in the usual way."""
     if not between:
         return True
     norm = between[0]
     return (
         len(between) == 1
-        and type(norm) in (nn.BatchNorm1d, nn.BatchNorm2d)
+        and type(norm) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
         and isinstance(norm, nn.modules.batchnorm._BatchNorm)
         and norm.affine
         and norm.track_running_stats
@@ -316,8 +302,13 @@ def _plain_between(between: list[nn.Module]) -> bool:
     )
 
 
+def has_batch_norm(modules: Iterable[nn.Module]) -> bool:
+    """Whether one of these modules is a batch normalisation; of a model, give `model.modules()`."""
+    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in modules)
+
+
 def hooked(module: nn.Module) -> bool:
-    """Whether something else than its forward runs when it is called."""
+    """Whether hooks run, besides its forward, when the module is called."""
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
 
 
@@ -326,7 +317,7 @@ def shapes(blocks: list[Block], x: Tensor) -> list[dict[Place, tuple[int, ...]]]
 
     Runs a few samples in evaluation mode; a layer that does not fit is named.
     """
-    found = []
+    sizes = []
     for block in blocks:
         block.train(False)
         who = f"block {block.index + 1} ({block})"
@@ -346,6 +337,6 @@ def shapes(blocks: list[Block], x: Tensor) -> list[dict[Place, tuple[int, ...]]]
                     f"{who} turns a batch of shape {tuple(x.shape)} into {tuple(y.shape)}: the "
                     "first dimension must stay the batch"
                 )
-        found.append({place: tuple(y.shape[1:]) for place, y in outputs.items()})
+        sizes.append({place: tuple(y.shape[1:]) for place, y in outputs.items()})
         x = outputs[Place.END]
-    return found
+    return sizes

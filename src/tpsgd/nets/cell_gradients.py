@@ -1,14 +1,14 @@
-"""One recurrent cell over one batch of sequences, a window of time steps after another.
+"""The gradients of one recurrent cell on one batch of sequences, a window of time steps at a time.
 
-The states are treated as inputs that are simply there, so a time step is a linear layer of its own
-and its pseudo-gradients can be added up while the sequence goes by:
+The states are treated as fixed inputs. So each time step is a linear layer, and its
+pseudo-gradients can be summed while the cell reads the sequence:
 
     D_t  = dL_t/dH_{t+1} * a sigma'(Z_t)
     dW_H = mean_t D_t^T H_t,   dW_X = mean_t D_t^T X_t,   db_H = db_X = mean_t D_t
 
 The gradient of W_H does not contain X and that of W_X does not contain H, so the two groups learn
-separately; the weights stay as they are until the sequence has ended. Every tensor may have a
-leading dimension of restarts.
+separately; the weights change only after the end of the sequence. Every tensor may have a leading
+dimension of restarts.
 """
 
 from collections.abc import Callable
@@ -33,35 +33,35 @@ class Weights(NamedTuple):
 
 
 class Window(NamedTuple):
-    """Some steps of a batch: values `(..., steps, rows, features)`, or tokens without the last."""
+    """Some steps of a batch: `(..., steps, rows, features)`, or tokens `(..., steps, rows)`."""
 
     start: int
     values: Tensor
 
 
-class Look(NamedTuple):
-    """What an objective says about a window: its derivative, and its weight in the batch's mean."""
+class WindowLoss(NamedTuple):
+    """The objective's loss and derivative on a window, and their share of the batch's mean."""
 
     local: LossAndGrads
     share: float
 
 
-class Sweep:
-    """A cell's state on its way through a batch, and while it learns the sums of its gradients.
+class CellGradients:
+    """A cell that reads a batch: its state, and the sums of its gradients while it learns.
 
-    `look(window, y)` is the objective at the states (or, `before`, at what enters sigma).
+    `objective(window, y)` is the objective of the states (with `before`, of the inputs of sigma).
     """
 
     def __init__(
         self,
         weights: Weights,
         rows: tuple[int, ...],
-        look: Callable[[Window, Tensor], Look] | None = None,
+        objective: Callable[[Window, Tensor], WindowLoss] | None = None,
         learns: bool = False,
         before: bool = False,
     ) -> None:
-        self.weights, self.look, self.learns = weights, look, learns
-        self.before = before and look is not None
+        self.weights, self.objective, self.learns = weights, objective, learns
+        self.before = before and objective is not None
         self.h = weights.h.new_zeros(*rows, weights.h.shape[-1])
         self.table: Tensor | None = None  # tokens: a row per token
         self.sums: dict[str, Tensor] = {}
@@ -74,16 +74,16 @@ class Sweep:
         z = self._drive(window.values)
         c, trail = self._unroll(z)
         states = trail[..., 1:, :, :]
-        if self.look is not None:
-            found = self.look(window, z if self.before else states)
-            self._note(found, states.shape[-3])
+        if self.objective is not None:
+            loss = self.objective(window, z if self.before else states)
+            self._add_loss(loss, states.shape[-3])
             if self.learns:
-                dz, share = self._through_activation(found, z, c)
-                self._add_up(window.values, trail[..., :-1, :, :], dz, share)
+                dz, share = self._through_activation(loss, z, c)
+                self._add_gradients(window.values, trail[..., :-1, :, :], dz, share)
         return states
 
     def _drive(self, x: Tensor) -> Tensor:
-        """X_t W_X + b of every step in the window, in memory of its own."""
+        """X_t W_X + b of every step in the window, in new memory."""
         W = self.weights
         bias = None if W.bias is None else W.bias.unsqueeze(-2)
         if x.is_floating_point():
@@ -96,9 +96,9 @@ class Sweep:
         return _look_up(self.table, x.flatten(-2)).unflatten(-2, x.shape[-2:])
 
     def _unroll(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """sigma of every step, and the states, first to last; in little memory where that may be.
+        """sigma of every step, and the states, first to last; in place where possible.
 
-        z becomes what enters sigma, unless sigma itself is enough for the derivative.
+        z becomes the input of sigma, unless sigma's output is enough for the derivative.
         """
         W, rows = self.weights, z.shape[-2]
         trail = z.new_empty(*z.shape[:-3], z.shape[-3] + 1, *z.shape[-2:])
@@ -121,28 +121,28 @@ class Sweep:
         self.h[..., :rows, :] = trail[..., -1, :, :]
         return c, trail
 
-    def _through_activation(self, found: Look, z: Tensor, c: Tensor) -> tuple[Tensor, float]:
-        dy, W = found.local.dy.reshape(z.shape), self.weights
+    def _through_activation(self, loss: WindowLoss, z: Tensor, c: Tensor) -> tuple[Tensor, float]:
+        dy, W = loss.local.dy.reshape(z.shape), self.weights
         if self.before:
-            return dy, found.share
-        kept, room = c if W.act.from_output else z, dy if dy.is_contiguous() else None
-        return W.act.backward(dy, kept, room), found.share * W.leak
+            return dy, loss.share
+        value, into = c if W.act.from_output else z, dy if dy.is_contiguous() else None
+        return W.act.backward(dy, value, into), loss.share * W.leak
 
-    def _note(self, found: Look, steps: int) -> None:
-        local, share = found
-        part = local.loss * share
-        self.loss = part if self.loss is None else self.loss.add_(part)
-        parts = [t * share for t in local.dtensors]
+    def _add_loss(self, loss: WindowLoss, steps: int) -> None:
+        local, share = loss
+        value = local.loss * share
+        self.loss = value if self.loss is None else self.loss.add_(value)
+        dtensors = [t * share for t in local.dtensors]
         if self.dtensors:
-            parts = [a.add_(b) for a, b in zip(self.dtensors, parts, strict=True)]
-        self.dtensors = parts
+            dtensors = [a.add_(b) for a, b in zip(self.dtensors, dtensors, strict=True)]
+        self.dtensors = dtensors
         if local.logits is not None:
             self.logits = local.logits.unflatten(-2, (steps, -1))[..., -1, :, :]
 
-    def _add_up(self, x: Tensor, before: Tensor, dz: Tensor, share: float) -> None:
-        """The window's gradients, added to the sums."""
+    def _add_gradients(self, x: Tensor, h: Tensor, dz: Tensor, share: float) -> None:
+        """Add a window's gradients to the sums; h: the states before each step."""
         sums, dz = self.sums, dz.flatten(-3, -2)
-        _add_product(sums, "weight_h", dz.mT, before.flatten(-3, -2), share)
+        _add_product(sums, "weight_h", dz.mT, h.flatten(-3, -2), share)
         if x.is_floating_point():
             _add_product(sums, "weight_x", dz.mT, x.flatten(-3, -2), share)
         else:
@@ -151,17 +151,17 @@ class Sweep:
                 sums["table"] = torch.zeros_like(self.table)
             _scatter(sums["table"], x.flatten(-2), dz, share)
         if self.weights.bias is not None:
-            part = sum_of_rows(dz).mul_(share)
-            sums["bias"] = part if "bias" not in sums else sums["bias"].add_(part)
+            bias = sum_of_rows(dz).mul_(share)
+            sums["bias"] = bias if "bias" not in sums else sums["bias"].add_(bias)
 
     def gradients(self) -> dict[str, Tensor]:
         """The sums by their parameters' names."""
         sums = self.sums
-        found = {"weight_h": sums["weight_h"]}
-        found["weight_x"] = sums["table"].mT if "table" in sums else sums["weight_x"]
+        grads = {"weight_h": sums["weight_h"]}
+        grads["weight_x"] = sums["table"].mT if "table" in sums else sums["weight_x"]
         if "bias" in sums:
-            found |= {"bias_x": sums["bias"], "bias_h": sums["bias"]}
-        return found
+            grads |= {"bias_x": sums["bias"], "bias_h": sums["bias"]}
+        return grads
 
 
 def _add_product(sums: dict[str, Tensor], name: str, a: Tensor, b: Tensor, share: float) -> None:

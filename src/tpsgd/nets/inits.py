@@ -1,13 +1,13 @@
-"""How a recurrent cell's weights begin.
+"""Initial weights of a recurrent cell.
 
 | init             | W_X       | W_H                          | for                         |
 |------------------|-----------|------------------------------|-----------------------------|
 | `zeros`          | 0         | 0                            | the paper's first choice    |
 | `uniform`        | U(-r, r)  | U(-r, r)                     | the paper's second, r small |
 | `scaled_uniform` | U(-x, x)  | U(-h, h)                     | few features a step         |
-| `reservoir`      | U(-x, x)  | normal, of a spectral radius | a state that remembers      |
+| `reservoir`      | U(-x, x)  | normal, of a spectral radius | a state with a long memory  |
 
-Biases begin at zero. Random numbers come from torch's generator, like those of torch's own layers.
+Biases are zero. Random numbers come from torch's generator, as in torch's layers.
 """
 
 import math
@@ -22,7 +22,7 @@ from tpsgd.errors import TpsgdError
 
 @dataclass(frozen=True)
 class Init:
-    """A way to fill W_X `(hidden, inputs)` and W_H `(hidden, hidden)`."""
+    """A function that fills W_X `(hidden, inputs)` and W_H `(hidden, hidden)`."""
 
     name: str
     fill: Callable[[Tensor, Tensor], None]
@@ -34,7 +34,7 @@ class Init:
 
 
 def zeros() -> Init:
-    """All zeros: with a sigmoid cell the state is 1/2 everywhere until something is learned."""
+    """All zeros: the state of an untrained sigmoid cell is 1/2."""
 
     def fill(weight_x: Tensor, weight_h: Tensor) -> None:
         weight_x.zero_()
@@ -61,9 +61,9 @@ def scaled_uniform(x: float = 1.0, h: float = 0.1) -> Init:
 def reservoir(radius: float = 0.9, x: float | None = None) -> Init:
     """W_H normal, scaled to a spectral radius; W_X uniform in (-x, x): an echo state network.
 
-    A radius just under 1 lets a state fade slowly instead of dying or exploding (Jaeger 2001).
-    Without `x` it is 3, and smaller where a step has more than 32 features: 96 / inputs. (Found
-    best on held-out data for `readout` with a leak of 0.1; untrained, 0.3 is better.)
+    With a radius just under 1, a state fades slowly instead of vanishing or exploding (Jaeger
+    2001). The default of `x` is 3, or 96 / inputs if a step has more than 32 features. (This was
+    best on held-out data for `readout` with a leak of 0.1; for an untrained cell 0.3 is better.)
     """
 
     def fill(weight_x: Tensor, weight_h: Tensor) -> None:
@@ -101,7 +101,7 @@ BY_NAME: dict[str, Callable[[], Init]] = {
 
 
 def named(init: "Init | str") -> Init:
-    """An init, or the one of that name with its usual numbers.
+    """An init, or the one with this name and its default numbers.
 
     Examples:
         >>> named("reservoir").name
@@ -109,7 +109,7 @@ def named(init: "Init | str") -> Init:
     """
     if isinstance(init, Init):
         return init
-    found = BY_NAME.get(str(init).replace("-", "_"))
-    if found is None:
+    make = BY_NAME.get(str(init).replace("-", "_"))
+    if make is None:
         raise TpsgdError(f"unknown init {init!r}: choose {', '.join(BY_NAME)}, or tpsgd.inits.…()")
-    return found()
+    return make()

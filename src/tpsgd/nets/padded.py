@@ -11,12 +11,12 @@ from tpsgd.errors import TpsgdError
 
 
 class Padded:
-    """Sequences `(samples, longest, ...)` and how long each of them is.
+    """Sequences `(samples, longest, ...)` and their lengths.
 
-    What comes after a sequence's end is padding: no state, no loss and no gradient depends on it
-    (it must still be numbers, or known tokens: zeros will do).
-    It stands wherever a tensor of sequences may: in `fit`, `evaluate`, `Recurrent`. The lengths
-    stay on the CPU, where the loop over time reads them.
+    Steps after the end of a sequence are padding: no state, loss or gradient depends on them (they
+    must still be finite numbers, or valid tokens, such as zeros). `fit`, `evaluate` and `Recurrent`
+    take it instead of a tensor of sequences. The lengths stay on the CPU, where the loop over time
+    reads them.
 
     Examples:
         >>> x = Padded.of([torch.ones(2, 3), torch.ones(5, 3)])
@@ -40,15 +40,15 @@ class Padded:
         """From torch's packed sequences, or a list of arrays `(length, ...)`."""
         if isinstance(sequences, PackedSequence):
             return cls(*pad_packed_sequence(sequences, batch_first=True)).checked()
-        parts = [torch.as_tensor(s) for s in sequences]
-        if not parts or any(not p.dim() or p.shape[1:] != parts[0].shape[1:] for p in parts):
+        arrays = [torch.as_tensor(s) for s in sequences]
+        if not arrays or any(not a.dim() or a.shape[1:] != arrays[0].shape[1:] for a in arrays):
             raise TpsgdError("sequences must be arrays (length, ...) with the same features each")
-        lengths = torch.tensor([len(p) for p in parts])
-        return cls(pad_sequence(parts, batch_first=True), lengths).checked()
+        lengths = torch.tensor([len(a) for a in arrays])
+        return cls(pad_sequence(arrays, batch_first=True), lengths).checked()
 
     @classmethod
     def masked(cls, data: Any, mask: Any) -> "Padded":
-        """From a mask `(samples, longest)`, true where a step is real; real steps come first."""
+        """From a mask `(samples, longest)` that is true up to the end of each sequence."""
         data, mask = torch.as_tensor(data), torch.as_tensor(mask)
         if mask.shape != data.shape[:2]:
             raise TpsgdError(
@@ -60,7 +60,7 @@ class Padded:
         return cls(data, mask.sum(1)).checked()
 
     def checked(self) -> "Padded":
-        """Itself, or an error when a length is out of range."""
+        """Itself, or an error if a length is out of range."""
         if not len(self):
             return self
         low, high = int(self.lengths.min()), int(self.lengths.max())
@@ -123,7 +123,7 @@ class Padded:
 
 
 def through(module: Any, x: Any) -> Any:
-    """A module on sequences of different lengths, which it reads, or treats step by step."""
+    """A module applied to x; to every step of padded sequences, unless it reads sequences."""
     if not isinstance(x, Padded) or any(hasattr(m, "reads_sequences") for m in module.modules()):
         return module(x)
     return Padded(module(x.data), x.lengths)

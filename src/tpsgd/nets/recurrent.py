@@ -1,9 +1,9 @@
-"""Recurrent layers as plain modules: the paper's cell, a leaky one, and torch's own seen as such.
+"""Recurrent layers as plain modules: the paper's cell, a leaky cell, and views of torch's `nn.RNN`.
 
     H_{t+1} = (1 - a) H_t + a sigma(X_t W_X + b_X + H_t W_H + b_H)
 
-The paper's cell has a = 1 and the sigmoid. A module here only computes: called under autograd it is
-an ordinary recurrent layer (backpropagation through time); `unrolled` teaches it without.
+The paper's cell has a = 1 and the sigmoid. Under autograd, a module here is an ordinary recurrent
+layer (backpropagation through time); `unrolled` trains it without.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from tpsgd.errors import TpsgdError
 from tpsgd.nets import inits
-from tpsgd.nets.activations import activation as known_activation
+from tpsgd.nets.activations import activation as with_derivative
 from tpsgd.nets.activations import derivative_known
 from tpsgd.nets.inits import Init
 from tpsgd.nets.padded import Padded, through
@@ -26,7 +26,7 @@ Sequences = Tensor | Padded
 
 
 class Cell(nn.Module):
-    """One direction's weights: W_X and b_X of the input, W_H and b_H of the state."""
+    """The weights of one direction: W_X and b_X for the input, W_H and b_H for the state."""
 
     def __init__(self, weight_x: Any, weight_h: Any, bias_x: Any, bias_h: Any) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Cell(nn.Module):
 
     @classmethod
     def fresh(cls, inputs: int, hidden: int, init: Init) -> "Cell":
-        """A new cell, its biases at zero."""
+        """A new cell with zero biases."""
         shapes = ((hidden, inputs), (hidden, hidden), (hidden,), (hidden,))
         cell = cls(*(nn.Parameter(torch.zeros(shape)) for shape in shapes))
         init(cell.weight_x, cell.weight_h)
@@ -44,20 +44,20 @@ class Cell(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """A layer that reads sequences: `(batch, steps, inputs)` in, its state out.
+    """A layer that reads sequences `(batch, steps, inputs)` and returns its state.
 
-    Whole numbers `(batch, steps)` are tokens: each stands for a one-hot vector of `inputs` entries,
-    which is looked up, never built. Sequences of different lengths come as `tpsgd.Padded` or as
-    torch's `PackedSequence`.
+    Integers `(batch, steps)` are tokens: their one-hot vectors of `inputs` entries are looked up in
+    W_X, never built. Sequences of different lengths are given as `tpsgd.Padded` or as torch's
+    `PackedSequence`.
 
     Args:
-        inputs: features of a step, or how many tokens there are.
+        inputs: features of a step, or the number of tokens.
         hidden: units of the state.
-        leak: a, the share of the state that a step renews; 1 forgets the old state.
-        activation: sigma, a module class of torch's: Tanh, Sigmoid, ReLU, ...
-        init: how the weights begin, a value out of `tpsgd.inits` or its name, such as "zeros".
+        leak: a, the share of the state that a step replaces; 1 forgets the old state.
+        activation: sigma, a module class of torch: Tanh, Sigmoid, ReLU, ...
+        init: the initial weights, from `tpsgd.inits`, or their name, such as "zeros".
         bidirectional: a second cell reads backwards; both states are concatenated.
-        sequence: give the states of all steps, for another recurrent layer, not the last alone.
+        sequence: return the states of all steps, for another recurrent layer, not only the last.
 
     Examples:
         >>> Recurrent(28, 64)(torch.zeros(2, 10, 28)).shape
@@ -91,15 +91,15 @@ class Recurrent(nn.Module):
     ) -> None:
         if not 0 < leak <= 1:
             raise TpsgdError(f"leak must be over 0 and at most 1, got {leak}")
-        made = activation() if isinstance(activation, type) else None
-        if not isinstance(made, nn.Module) or not derivative_known(made):
+        sigma = activation() if isinstance(activation, type) else None
+        if not isinstance(sigma, nn.Module) or not derivative_known(sigma):
             raise TpsgdError(
                 "activation must be a module class whose derivative is known here, nn.Tanh, "
                 "Sigmoid, ReLU, LeakyReLU, GELU, SiLU or Softplus, got "
                 f"{getattr(activation, '__name__', activation)}"
             )
         self.cells = nn.ModuleList(cells)
-        self.activation, self.leak, self.sequence = made, leak, sequence
+        self.activation, self.leak, self.sequence = sigma, leak, sequence
 
     @classmethod
     def paper(
@@ -120,25 +120,26 @@ class Recurrent(nn.Module):
 
     @classmethod
     def view(cls, rnn: nn.RNN, layer: int, sequence: bool) -> "Recurrent":
-        """One layer of torch's `nn.RNN`, its very parameters in our frame."""
-        made = cls.__new__(cls)
-        nn.Module.__init__(made)
+        """One layer of torch's `nn.RNN`; it shares its parameters."""
+        recurrent = cls.__new__(cls)
+        nn.Module.__init__(recurrent)
         directions = ("", "_reverse")[: 1 + rnn.bidirectional]
         cells = [
             Cell(*(getattr(rnn, f"{kind}_l{layer}{way}", None) for kind in _TORCH_NAMES))
             for way in directions
         ]
-        made._set_up(cells, 1.0, nn.Tanh if rnn.nonlinearity == "tanh" else nn.ReLU, sequence)
-        return made.train(rnn.training)
+        sigma = nn.Tanh if rnn.nonlinearity == "tanh" else nn.ReLU
+        recurrent._set_up(cells, 1.0, sigma, sequence)
+        return recurrent.train(rnn.training)
 
     @property
     def inputs(self) -> int:
-        """Features of a step, or how many tokens there are."""
+        """Features of a step, or the number of tokens."""
         return self.cells[0].weight_x.shape[1]  # type: ignore[union-attr, return-value]
 
     @property
     def hidden(self) -> int:
-        """Units of one direction's state."""
+        """Units of the state of one direction."""
         return self.cells[0].weight_x.shape[0]  # type: ignore[union-attr, return-value]
 
     @property
@@ -148,34 +149,34 @@ class Recurrent(nn.Module):
 
     def extra_repr(self) -> str:
         """What `print` shows."""
-        ways = ", bidirectional" if self.bidirectional else ""
-        gives = ", sequence=True" if self.sequence else ""
-        return f"{self.inputs}, {self.hidden}, leak={self.leak:g}{ways}{gives}"
+        bidirectional = ", bidirectional" if self.bidirectional else ""
+        sequence = ", sequence=True" if self.sequence else ""
+        return f"{self.inputs}, {self.hidden}, leak={self.leak:g}{bidirectional}{sequence}"
 
     def forward(self, x: Sequences | PackedSequence, state: Tensor | None = None) -> Sequences:
         """The last state `(batch, units)`, or with `sequence` all states `(batch, steps, units)`.
 
-        `state`: where to start, a last state given before; this is how a long sequence is read in
-        chunks (not backwards).
+        `state`: the initial state, such as the last state of an earlier chunk of the sequence; not
+        for bidirectional layers.
         """
         x = as_sequences(x, self)
         if state is not None and self.bidirectional:
             raise TpsgdError("a bidirectional layer reads from both ends: it cannot go on from one")
-        ways = [self._read(cell, x, way, state) for way, cell in enumerate(self.cells)]
+        each = [self._read(cell, x, way, state) for way, cell in enumerate(self.cells)]
         if not self.sequence:
-            return torch.cat([last for last, _ in ways], -1)
-        states = torch.cat([torch.stack(states, 1) for _, states in ways], -1)
+            return torch.cat([last for last, _ in each], -1)
+        states = torch.cat([torch.stack(states, 1) for _, states in each], -1)
         return Padded(states, x.lengths) if isinstance(x, Padded) else states
 
     def _read(
         self, cell: Any, x: Sequences, backwards: int, state: Tensor | None
     ) -> tuple[Tensor, list[Tensor]]:
-        """One cell over whole sequences: its last state, and those of all steps if asked for."""
+        """One cell over whole sequences: its last state, and those of all steps if `sequence`."""
         data = x.data if isinstance(x, Padded) else x
-        act = known_activation(self.activation)
+        act = with_derivative(self.activation)
         assert act is not None
-        ends = x.lengths.to(data.device) if isinstance(x, Padded) else None
-        # All steps at once where autograd needs them anyway (unbound: its gradient is one stack).
+        lengths = x.lengths.to(data.device) if isinstance(x, Padded) else None
+        # all steps in one product if autograd stores them anyway (unbind's gradient is one stack)
         drive = _drive(cell, data).unbind(1) if torch.is_grad_enabled() else None
         recur = cell.weight_h.T
         h = recur.new_zeros(len(data), self.hidden) if state is None else state
@@ -184,7 +185,7 @@ class Recurrent(nn.Module):
             z = _drive(cell, data[:, t]) if drive is None else drive[t]
             c = act.forward(torch.addmm(z, h, recur))
             new = c if self.leak == 1 else torch.lerp(h, c, self.leak)
-            h = new if ends is None else torch.where((ends > t).unsqueeze(1), new, h)
+            h = new if lengths is None else torch.where((lengths > t).unsqueeze(1), new, h)
             if self.sequence:
                 states.append(h)
         return h, states[::-1] if backwards else states
@@ -198,19 +199,19 @@ def _drive(cell: Any, x: Tensor) -> Tensor:
     bias = None if cell.bias_x is None else cell.bias_x + cell.bias_h
     if x.is_floating_point():
         return F.linear(x, cell.weight_x, bias)
-    looked_up = F.embedding(x, cell.weight_x.T)
-    return looked_up if bias is None else looked_up + bias
+    drive = F.embedding(x, cell.weight_x.T)
+    return drive if bias is None else drive + bias
 
 
 def as_sequences(x: Any, layer: Recurrent) -> Sequences:
-    """What a recurrent layer was given, as `(batch, steps, inputs)` or tokens `(batch, steps)`."""
+    """The input of a recurrent layer as `(batch, steps, inputs)` or tokens `(batch, steps)`."""
     if isinstance(x, (PackedSequence, list)):
         x = Padded.of(x)
     if isinstance(x, Padded):
         return Padded(as_sequences(x.data, layer), x.lengths)  # type: ignore[arg-type]
     x = torch.from_numpy(x) if isinstance(x, np.ndarray) else x
-    whole = not x.is_floating_point()
-    if x.dim() == 2 and whole and layer.inputs > 1 and x.shape[1]:
+    integers = not x.is_floating_point()
+    if x.dim() == 2 and integers and layer.inputs > 1 and x.shape[1]:
         return x.long()
     if x.dim() == 2 and layer.inputs == 1:
         x = x.unsqueeze(-1)
@@ -219,16 +220,16 @@ def as_sequences(x: Any, layer: Recurrent) -> Sequences:
             f"Recurrent({layer.inputs}, {layer.hidden}) takes (batch, steps, {layer.inputs})"
             + (" or whole numbers (batch, steps)" if layer.inputs > 1 else "")
             + f", got {tuple(x.shape)}"
-            + (_HINT if x.dim() == 2 and not whole else "")
+            + (_HINT if x.dim() == 2 and not integers else "")
         )
-    return x.to(layer.cells[0].weight_h.dtype) if whole else x  # type: ignore[union-attr, arg-type]
+    return x.to(layer.cells[0].weight_h.dtype) if integers else x  # type: ignore[union-attr, arg-type]
 
 
 _HINT = "; the layer before it needs sequence=True, or, if this is one sequence, give x[None]"
 
 
 class Joined(nn.Module):
-    """Torch's `nn.RNN` with one tensor as its output: the last state, or the sequence."""
+    """Torch's `nn.RNN` with one tensor as its output: the last state, or all states."""
 
     reads_sequences = True
 
@@ -237,16 +238,16 @@ class Joined(nn.Module):
         self.rnn, self.sequence = rnn, sequence
 
     def forward(self, x: Sequences | PackedSequence) -> Sequences:
-        """`rnn(x)`, its tuple opened."""
+        """One of the two outputs of `rnn(x)`."""
         x = as_sequences(x, Recurrent.view(self.rnn, 0, True))
         lengths = x.lengths if isinstance(x, Padded) else None
         data = x.data if isinstance(x, Padded) else x
         if not data.is_floating_point():
             data = F.one_hot(data, self.rnn.input_size).to(self.rnn.weight_ih_l0.dtype)  # type: ignore
-        given = data
+        inputs = data
         if lengths is not None:
-            given = pack_padded_sequence(data, lengths, batch_first=True, enforce_sorted=False)
-        states, last = self.rnn(given)
+            inputs = pack_padded_sequence(data, lengths, batch_first=True, enforce_sorted=False)
+        states, last = self.rnn(inputs)
         if not self.sequence:
             return torch.cat(tuple(last[-1 - self.rnn.bidirectional :]), -1)
         if lengths is None:
@@ -255,21 +256,21 @@ class Joined(nn.Module):
 
 
 class Chain(nn.Sequential):
-    """Modules one after another, through which sequences of different lengths can go."""
+    """An `nn.Sequential` that takes sequences of different lengths."""
 
     def forward(self, input: Any) -> Any:
-        """Each module in turn; those between recurrent layers act on every step alike."""
+        """Modules between recurrent layers act on every time step."""
         for module in self:
             input = through(module, input)
         return input
 
 
 def connect(model: nn.Module) -> nn.Module:
-    """A model whose `nn.RNN` layers, which give tuples, are joined up with what comes after them.
+    """A model that can be called although its `nn.RNN` layers return tuples.
 
     In `nn.Sequential(nn.RNN(...), nn.Linear(...))` the linear layer gets the last state; another
-    recurrent layer gets the sequence. The result shares the model's parameters and can be called,
-    with `Padded` too; a model without recurrent layers is returned as it is.
+    recurrent layer would get all states. The result shares the model's parameters and also takes
+    `Padded`. A model without recurrent layers is returned as it is.
 
     Examples:
         >>> model = nn.Sequential(nn.RNN(28, 64, batch_first=True), nn.Linear(64, 10))
@@ -279,23 +280,22 @@ def connect(model: nn.Module) -> nn.Module:
     leaves = list(_flat(model))
     if not any(type(m) in (nn.RNN, Recurrent) for m in leaves) or leaves == [model]:
         return model
-    joined = [
-        Joined(_usable(m), feeds_recurrent(leaves[i + 1 :])) if type(m) is nn.RNN else m
+    modules = [
+        Joined(_batch_first(m), feeds_recurrent(leaves[i + 1 :])) if type(m) is nn.RNN else m
         for i, m in enumerate(leaves)
     ]
-    return Chain(*joined).train(model.training)
+    return Chain(*modules).train(model.training)
 
 
 def feeds_recurrent(after: list[nn.Module]) -> bool:
-    """Whether the next layer with parameters is a recurrent one, norms over features apart."""
-    norms = (nn.LayerNorm, nn.RMSNorm)
-    rest = (m for m in after if not isinstance(m, norms))
-    layer = next((m for m in rest if any(True for _ in m.parameters())), None)
+    """Whether the next layer with parameters, norms over features left out, is recurrent."""
+    others = (m for m in after if not isinstance(m, (nn.LayerNorm, nn.RMSNorm)))
+    layer = next((m for m in others if any(True for _ in m.parameters())), None)
     return isinstance(layer, (nn.RNN, Recurrent))
 
 
 def tokens_of(model: nn.Module) -> int:
-    """How many tokens there are, if a model begins by looking them up; 0 if it does not."""
+    """The number of tokens, if the model starts with a look-up; otherwise 0."""
     first = next((m for m in _flat(model) if not isinstance(m, nn.Identity)), None)
     if isinstance(first, Recurrent):
         return first.inputs
@@ -304,14 +304,14 @@ def tokens_of(model: nn.Module) -> int:
 
 def views(rnn: nn.RNN, sequence: bool) -> Iterator[nn.Module]:
     """The layers of an `nn.RNN`, with the dropout between them."""
-    _usable(rnn)
+    _batch_first(rnn)
     for layer in range(rnn.num_layers):
         if layer and rnn.dropout:
             yield nn.Dropout(rnn.dropout)
         yield Recurrent.view(rnn, layer, sequence or layer < rnn.num_layers - 1)
 
 
-def _usable(rnn: nn.RNN) -> nn.RNN:
+def _batch_first(rnn: nn.RNN) -> nn.RNN:
     if not rnn.batch_first:
         raise TpsgdError(
             "samples come first here, (batch, steps, features): make it nn.RNN(..., "

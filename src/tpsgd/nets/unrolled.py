@@ -1,15 +1,15 @@
-"""How a recurrent block learns: it reads a batch to its end, and `sweep` adds the gradients up.
+"""How a recurrent block learns: it reads a batch to its end while `cell_gradients` sums gradients.
 
-What lives at any time is one window of steps (one step, unless more are asked for) and the sums,
-however long the sequences are. A layer that hands its states on to another recurrent layer does so
-window by window, in lockstep: the pass through the first layer is the input of the second.
+Only one window of steps (by default one step) and the sums are in memory, however long the
+sequences are. If the next block is recurrent, too, it pulls the states window by window: the
+unrolled batch of the first block is the input of the second.
 
 The nearest relative is OSTTP (Ortner, Pes, Gentinetta, Frenkel & Pantazi, "Online spatio-temporal
-learning with target projection", 2023), which has eligibility traces where the paper, and this
-module, have the inputs of the step itself.
+learning with target projection", 2023). It has eligibility traces where the paper, and this module,
+have the inputs of the time step.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,61 +19,70 @@ from torch import Tensor
 from tpsgd.errors import TpsgdError
 from tpsgd.nets.activations import activation
 from tpsgd.nets.blocks import Block
-from tpsgd.nets.cell_gradients import Look, Sweep, Weights, Window
-from tpsgd.nets.padded import Padded
+from tpsgd.nets.cell_gradients import CellGradients, Weights, Window, WindowLoss
+from tpsgd.nets.closed_form import Params
+from tpsgd.nets.padded import Padded, through
 from tpsgd.nets.recurrent import Recurrent, Sequences, as_sequences
+from tpsgd.nets.stacked import over_dimension
 from tpsgd.objectives import IDLE, LossAndGrads, Objective
 from tpsgd.rules import Place
 
-Params = Mapping[str, Tensor]
 Codes = Callable[[int, int], tuple[Tensor, ...]]  # (direction, step) -> the objective's tensors
 
 
 @dataclass(eq=False)
-class Pass:
-    """A batch on its way through a recurrent block. Nothing is computed before it is needed.
+class UnrolledBatch:
+    """A batch in a recurrent block. Nothing is computed before it is needed.
 
-    It can itself be the input of the next recurrent block, which then pulls window after window.
+    It can be the input of the next recurrent block, which then pulls one window after another.
     """
 
-    engine: "Unrolled"
+    source: "Unrolled"
     params: Params
-    x: "Sequences | Pass"
-    s: Tensor | None = None  # the signal, if the objective is to look at the states
-    learns: bool = False  # and its gradients are wanted
+    x: "Sequences | UnrolledBatch"
+    s: Tensor | None = None  # the signal, if the loss is to be computed
+    learns: bool = False  # compute the gradients, too
     tensors: tuple[Tensor, ...] = ()
-    sweeps: list[Sweep] = field(default_factory=list)
+    cells: list[CellGradients] = field(default_factory=list)  # of each direction, once it runs
     last: Tensor | None = None  # the last states, once it has run
-    states: Tensor | None = None  # all of them, where the next block needs them at once
+    states: Tensor | None = None  # all states, if the next block needs them together
 
     @property
     def lengths(self) -> Tensor | None:
-        """Of its sequences, where they differ."""
-        return self.x.lengths if isinstance(self.x, (Padded, Pass)) else None
+        """Lengths of its sequences, if they differ."""
+        return self.x.lengths if isinstance(self.x, (Padded, UnrolledBatch)) else None
 
     @property
     def steps(self) -> int:
-        """Of the longest sequence."""
-        return self.x.steps if isinstance(self.x, Pass) else self.x.shape[self.engine.lead + 1]
+        """Time steps of the longest sequence."""
+        if isinstance(self.x, UnrolledBatch):
+            return self.x.steps
+        return self.x.shape[self.source.lead + 1]
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """How many sequences, after the number of restarts where they are stacked."""
-        if isinstance(self.x, Pass):
+        """The number of sequences; if stacked, after the number of restarts."""
+        if isinstance(self.x, UnrolledBatch):
             return self.x.rows
-        return tuple(self.x.shape[: self.engine.lead + 1])
+        return tuple(self.x.shape[: self.source.lead + 1])
 
     def windows(self) -> Iterator[Window]:
-        """Its states, window by window; it learns on the way if it is to."""
-        return self.engine.run(self)
+        """Its states, window by window; with `learns`, gradients are summed on the way."""
+        return self.source.run(self)
 
 
 class Unrolled:
-    """The engine of a recurrent block; `learner` describes the face that engines have.
+    """The gradients of a recurrent block in closed form; same methods as `ClosedForm`.
 
-    `window` steps are taken together: more is faster where launching work costs more than doing it,
-    and needs memory for as many steps. `lazy`: the next block is recurrent and pulls the states.
-    `codes` draws the objective's tensors for a step, if each step has its own.
+    Args:
+        block: a recurrent block.
+        at: where the objective looks.
+        codes: draws the objective's tensors for a direction and a step, if each step has its own.
+        window: time steps that are processed together. More is faster where kernel launches
+            dominate, and takes memory for as many steps.
+        lazy: the next block is recurrent and pulls the states.
+        keep_codes: store the codes of all steps instead of drawing them for every batch.
+        stacked: tensors have a leading dimension of restarts.
     """
 
     label = "closed form"
@@ -93,65 +102,69 @@ class Unrolled:
         self.codes, self.window, self.lazy, self.keep_codes = codes, window, lazy, keep_codes
         self.lead = int(stacked)
         self.objective: Objective = IDLE
-        self.kept: dict[tuple[int, int], tuple[Tensor, ...]] = {}
+        self.drawn: dict[tuple[int, int], tuple[Tensor, ...]] = {}
 
     def set_objective(self, objective: Objective) -> None:
         """Follow this objective from now on."""
         self.objective = objective
-        self.kept = {}
+        self.drawn = {}
 
-    def forward(self, params: Params, x: "Sequences | Pass") -> Pass:
+    def forward(self, params: Params, x: "Sequences | UnrolledBatch") -> UnrolledBatch:
         """A batch that is ready to run."""
-        if isinstance(x, Pass):
-            return Pass(self, params, x)
+        if isinstance(x, UnrolledBatch):
+            return UnrolledBatch(self, params, x)
         x = _over(self.block.prologue, x, self.lead)
         if not self.lead:
-            return Pass(self, params, as_sequences(x, self.layer))
-        one_feature = isinstance(x, Tensor) and x.dim() == 3 and self.layer.inputs == 1
-        return Pass(self, params, x.unsqueeze(-1) if one_feature else x)  # type: ignore[union-attr]
+            return UnrolledBatch(self, params, as_sequences(x, self.layer))
+        if isinstance(x, Tensor) and x.dim() == 3 and self.layer.inputs == 1:
+            x = x.unsqueeze(-1)
+        return UnrolledBatch(self, params, x)
 
-    def run(self, saved: Pass, out: Tensor | None = None) -> Iterator[Window]:
-        """Read the sequences to their ends; forward states as they come, all of them into `out`."""
-        saved.sweeps = [self._sweep(saved, way) for way in range(len(self.layer.cells))]
-        inputs = self._pulled(saved.x) if isinstance(saved.x, Pass) else self._cut(saved.x, False)
+    def run(self, saved: UnrolledBatch, out: Tensor | None = None) -> Iterator[Window]:
+        """Read the sequences to their ends; yields forward states, and writes all into `out`."""
+        saved.cells = [self._cell(saved, way) for way in range(len(self.layer.cells))]
+        below = saved.x
+        inputs = self._pulled(below) if isinstance(below, UnrolledBatch) else self._cut(below)
         for window in inputs:
-            states = Window(window.start, saved.sweeps[0].read(window))
+            states = Window(window.start, saved.cells[0].read(window))
             self._write(out, states, 0)
             yield states
-        for way, sweep in enumerate(saved.sweeps[1:], 1):
-            assert not isinstance(saved.x, Pass)
-            for window in self._cut(saved.x, True):
-                states = sweep.read(window).flip(-3)
+        for way, cell in enumerate(saved.cells[1:], 1):
+            assert not isinstance(below, UnrolledBatch)
+            for window in self._cut(below, backwards=True):
+                states = cell.read(window).flip(-3)
                 self._write(out, Window(window.start, states), way)
-        saved.last = torch.cat([sweep.h for sweep in saved.sweeps], -1)
+        saved.last = torch.cat([cell.h for cell in saved.cells], -1)
         saved.states = out
 
     def gradients(
         self,
         params: Params,
-        saved: Pass,
+        saved: UnrolledBatch,
         s: Tensor,
         tensors: tuple[Tensor, ...],
         output_unused: bool = False,
     ) -> tuple[LossAndGrads, list[dict[str, Tensor]]]:
         """The local loss of a batch, a mean over its steps, and the summed gradients."""
-        if not saved.learns or not saved.sweeps:
-            self.teach(saved, s, tensors)
+        if not saved.learns or not saved.cells:
+            self.prepare_gradients(saved, s, tensors)
             self._finish(saved)
         key = f"{len(self.block.prologue)}.cells."
         grads = {
             f"{key}{way}.{name}": grad
-            for way, sweep in enumerate(saved.sweeps)
-            for name, grad in sweep.gradients().items()
+            for way, cell in enumerate(saved.cells)
+            for name, grad in cell.gradients().items()
         }
         return self._report(saved), [grads]
 
-    def teach(self, saved: Pass, s: Tensor, tensors: tuple[Tensor, ...]) -> None:
-        """Let a batch be learned from when it runs."""
-        saved.s, saved.tensors, saved.learns, saved.sweeps = s, tensors, True, []
+    def prepare_gradients(
+        self, saved: UnrolledBatch, s: Tensor, tensors: tuple[Tensor, ...]
+    ) -> None:
+        """Let the gradients of a batch be computed when it runs."""
+        saved.s, saved.tensors, saved.learns, saved.cells = s, tensors, True, []
 
     def measure(
-        self, params: Params, saved: Pass, s: Tensor, tensors: tuple[Tensor, ...]
+        self, params: Params, saved: UnrolledBatch, s: Tensor, tensors: tuple[Tensor, ...]
     ) -> LossAndGrads:
         """The local loss of a batch."""
         saved.s, saved.tensors = s, tensors
@@ -159,12 +172,12 @@ class Unrolled:
         report, saved.s = self._report(saved), None
         return report
 
-    def error(self, saved: Pass, labels: Tensor) -> Tensor:
-        """Never asked for: a recurrent block is not the last."""
+    def error(self, saved: UnrolledBatch, labels: Tensor) -> Tensor:
+        """Not defined: a recurrent block is never the last."""
         raise TpsgdError("a model must end with a classifier, an nn.Linear for example")
 
-    def output(self, saved: Pass) -> Any:
-        """What the next block gets: last states, sequences, or this pass, to be pulled."""
+    def output(self, saved: UnrolledBatch) -> Any:
+        """The input of the next block: last states, sequences, or the batch itself if `lazy`."""
         if self.lazy:
             return saved
         if saved.last is None:
@@ -174,19 +187,19 @@ class Unrolled:
             return _over(self.block.tail, saved.last, self.lead)
         return _over(self.block.tail, _padded(saved.states, saved.lengths), self.lead)
 
-    def room(self, saved: Pass) -> Tensor:
+    def empty_states(self, saved: UnrolledBatch) -> Tensor:
         """Memory for all states of a batch."""
         units = self.layer.hidden * len(self.layer.cells)
         return self._weights(saved.params, 0).h.new_zeros(*saved.rows, saved.steps, units)
 
-    def _finish(self, saved: Pass) -> None:
-        """Run to the end, and keep all states where they are this block's output."""
-        out = self.room(saved) if self.layer.sequence and not self.lazy else None
+    def _finish(self, saved: UnrolledBatch) -> None:
+        """Run to the end, and store all states if they are this block's output."""
+        out = self.empty_states(saved) if self.layer.sequence and not self.lazy else None
         for _ in self.run(saved, out):
             pass
 
     def _weights(self, params: Params, way: int) -> Weights:
-        """A cell's weights: those given, or the module's own where they do not learn."""
+        """A cell's weights: those given, or the module's own if they do not learn."""
         cell: Any = self.layer.cells[way]
         key = f"{len(self.block.prologue)}.cells.{way}."
         x, h, bias_x, bias_h = (
@@ -198,114 +211,114 @@ class Unrolled:
         assert act is not None
         return Weights(x.detach(), h.detach(), bias, self.layer.leak, act)
 
-    def _sweep(self, saved: Pass, way: int) -> Sweep:
+    def _cell(self, saved: UnrolledBatch, way: int) -> CellGradients:
         weights, before = self._weights(saved.params, way), self.at is Place.BEFORE
         if saved.s is None:
-            return Sweep(weights, saved.rows)
-        ends, s, tensors = saved.lengths, saved.s, saved.tensors
-        total = saved.rows[-1] * saved.steps if ends is None else int(ends.sum())
+            return CellGradients(weights, saved.rows)
+        lengths, s, tensors = saved.lengths, saved.s, saved.tensors
+        total = saved.rows[-1] * saved.steps if lengths is None else int(lengths.sum())
 
-        def look(window: Window, y: Tensor) -> Look:
+        def objective(window: Window, y: Tensor) -> WindowLoss:
             rows = y.shape[-2]
-            local = self._ask(y, s.narrow(self.lead, 0, rows), way, window.start, tensors)
+            local = self._local(y, s.narrow(self.lead, 0, rows), way, window.start, tensors)
             share = rows / total
             if self.codes is None:
-                return Look(local, share * y.shape[-3])
+                return WindowLoss(local, share * y.shape[-3])
             loss = local.loss if y.shape[-3] == 1 else local.loss.sum(-1)
-            return Look(local._replace(loss=loss, logits=None), share)
+            return WindowLoss(local._replace(loss=loss, logits=None), share)
 
-        return Sweep(weights, saved.rows, look, saved.learns, before)
+        return CellGradients(weights, saved.rows, objective, saved.learns, before)
 
-    def _ask(
+    def _local(
         self, y: Tensor, s: Tensor, way: int, start: int, tensors: tuple[Tensor, ...]
     ) -> LossAndGrads:
-        """The objective at a window's states, `(..., steps, rows, units)`.
+        """The objective of a window's states, `(..., steps, rows, units)`.
 
-        With one projection for all steps they are as many samples; otherwise each has its own.
+        With one projection for all steps, each step of a sequence counts as a sample; otherwise
+        each step has its own projection.
         """
-        steps, ask = y.shape[-3], self.objective
+        steps, objective = y.shape[-3], self.objective
         if self.codes is None:
             count = len(tensors) // len(self.layer.cells)
-            own = tensors[way * count : (way + 1) * count]
+            tensors = tensors[way * count : (way + 1) * count]
             if steps > 1:
                 s = s.repeat(*[1] * self.lead, steps, *[1] * (s.dim() - self.lead - 1))
             y = y.flatten(-3, -2)
         else:
-            own = self._codes(way, start, steps)
+            tensors = self._codes(way, start, steps)
             if steps == 1:
-                y, own = y.squeeze(-3), tuple(t.squeeze(self.lead) for t in own)
+                y, tensors = y.squeeze(-3), tuple(t.squeeze(self.lead) for t in tensors)
             else:
-                ask = _vmapped(ask, (0, None, *[0] * len(own)))
-        return (_vmapped(ask, 0) if self.lead else ask)(y, s, *own)
+                objective = over_dimension(objective, (0, None, *[0] * len(tensors)))
+        return (over_dimension(objective) if self.lead else objective)(y, s, *tensors)
 
     def _codes(self, way: int, start: int, steps: int) -> tuple[Tensor, ...]:
-        """The objective's tensors of each step, stacked; made again each time unless kept."""
+        """The objective's tensors of each step, stacked."""
         each = [self._code(way, start + i) for i in range(steps)]
         each = each[::-1] if way else each
         return tuple(torch.stack(column, self.lead) for column in zip(*each, strict=True))
 
     def _code(self, way: int, step: int) -> tuple[Tensor, ...]:
         assert self.codes is not None
-        if (way, step) in self.kept:
-            return self.kept[way, step]
-        made = self.codes(way, step)
+        if (way, step) in self.drawn:
+            return self.drawn[way, step]
+        tensors = self.codes(way, step)
         if self.keep_codes:
-            self.kept[way, step] = made
-        return made
+            self.drawn[way, step] = tensors
+        return tensors
 
     @property
     def span(self) -> int:
-        """Steps that can be taken together: one where autograd differentiates the objective."""
-        return self.window if self.objective is IDLE or self.objective.closed else 1
+        """Steps that can be processed together: one if autograd differentiates the objective."""
+        return self.window if self.objective is IDLE or self.objective.closed_form else 1
 
-    def _pulled(self, x: Pass) -> Iterator[Window]:
-        """The windows of the layer below, none longer than this one can take."""
+    def _pulled(self, x: UnrolledBatch) -> Iterator[Window]:
+        """The windows of the layer below, cut to the length that this layer can take."""
         for window in x.windows():
             for i, values in enumerate(window.values.split(self.span, self.lead)):
                 yield Window(window.start + i * self.span, values)
 
-    def _cut(self, x: Sequences, backwards: bool) -> Iterator[Window]:
-        """A batch in windows of time, in which the same rows are alive all along."""
-        data, ends = (x.data, x.lengths) if isinstance(x, Padded) else (x, None)
+    def _cut(self, x: Sequences, backwards: bool = False) -> Iterator[Window]:
+        """A batch in windows of time; no sequence ends within a window."""
+        data, lengths = (x.data, x.lengths) if isinstance(x, Padded) else (x, None)
         dim = self.lead + 1
-        for start, stop, rows in _spans(data.shape[dim], self.span, ends, backwards):
-            part = data.narrow(dim, start, stop - start)
-            part = part if rows is None else part.narrow(dim - 1, 0, rows)
-            part = part.flip(dim) if backwards and stop - start > 1 else part
-            yield Window(start, part.transpose(dim - 1, dim))
+        for start, stop, rows in _spans(data.shape[dim], self.span, lengths, backwards):
+            steps = data.narrow(dim, start, stop - start)
+            steps = steps if rows is None else steps.narrow(dim - 1, 0, rows)
+            steps = steps.flip(dim) if backwards and stop - start > 1 else steps
+            yield Window(start, steps.transpose(dim - 1, dim))
 
     def _write(self, out: Tensor | None, window: Window, way: int) -> None:
-        """A window's states, at their place in `(..., rows, steps, units)`."""
+        """Write a window's states to their place in `(..., rows, steps, units)`."""
         if out is None:
             return
         dim, units = self.lead + 1, self.layer.hidden
         states = window.values.transpose(dim - 1, dim)
         rows, steps = states.shape[dim - 1], states.shape[dim]
-        part = out.narrow(dim - 1, 0, rows).narrow(dim, window.start, steps)
-        part.narrow(dim + 1, way * units, units).copy_(states)
+        window_out = out.narrow(dim - 1, 0, rows).narrow(dim, window.start, steps)
+        window_out.narrow(dim + 1, way * units, units).copy_(states)
 
-    def _report(self, saved: Pass) -> LossAndGrads:
-        sweeps = saved.sweeps
-        loss = sum(sweep.loss for sweep in sweeps if sweep.loss is not None)
+    def _report(self, saved: UnrolledBatch) -> LossAndGrads:
+        loss = sum(cell.loss for cell in saved.cells if cell.loss is not None)
         assert isinstance(loss, Tensor)
-        dtensors = tuple(t for sweep in sweeps for t in sweep.dtensors)
+        dtensors = tuple(t for cell in saved.cells for t in cell.dtensors)
         return LossAndGrads(loss, loss, dtensors, self._logits(saved))
 
-    def _logits(self, saved: Pass) -> Tensor | None:
-        """What the objective makes of the sequences' last states, if it classifies."""
-        if saved.lengths is None or saved.sweeps[0].logits is None:
-            return saved.sweeps[0].logits
-        own = saved.tensors[: len(saved.tensors) // len(self.layer.cells)]
+    def _logits(self, saved: UnrolledBatch) -> Tensor | None:
+        """The objective's prediction from the last states, if it makes one."""
+        if saved.lengths is None or saved.cells[0].logits is None:
+            return saved.cells[0].logits
+        tensors = saved.tensors[: len(saved.tensors) // len(self.layer.cells)]
         assert saved.s is not None
-        return self.objective(saved.sweeps[0].h, saved.s, *own).logits
+        return self.objective(saved.cells[0].h, saved.s, *tensors).logits
 
 
 def computed(x: Any) -> Sequences:
-    """A block's output as tensors, computed now if it was to be pulled."""
-    if not isinstance(x, Pass):
+    """A block's output as tensors; an `UnrolledBatch` is run to its end."""
+    if not isinstance(x, UnrolledBatch):
         return x
-    out = x.engine.room(x)
-    for _ in x.engine.run(x, out):
+    out = x.source.empty_states(x)
+    for _ in x.source.run(x, out):
         pass
     return _padded(out, x.lengths)
 
@@ -315,34 +328,22 @@ def _padded(states: Tensor, lengths: Tensor | None) -> Sequences:
 
 
 def _spans(
-    steps: int, span: int, ends: Tensor | None, backwards: bool
+    steps: int, span: int, lengths: Tensor | None, backwards: bool
 ) -> Iterator[tuple[int, int, int | None]]:
-    """(start, stop, rows alive) of each window; rows are sorted, the longest first."""
-    cuts: list[tuple[int, int, int | None]] = []
-    start, longest = 0, steps if ends is None else int(ends.max())
-    assert ends is None or bool((ends[:-1] >= ends[1:]).all()), "the longest sequences come first"
+    """(start, stop, rows that are still going on) of each window; the longest rows come first."""
+    spans: list[tuple[int, int, int | None]] = []
+    start, longest = 0, steps if lengths is None else int(lengths.max())
+    assert lengths is None or bool((lengths[:-1] >= lengths[1:]).all()), "longest rows come first"
     while start < longest:
-        rows = None if ends is None else int((ends > start).sum())
-        stop = min(start + span, longest if ends is None else int(ends[:rows].min()))
-        cuts.append((start, stop, rows))
+        rows = None if lengths is None else int((lengths > start).sum())
+        stop = min(start + span, longest if lengths is None else int(lengths[:rows].min()))
+        spans.append((start, stop, rows))
         start = stop
-    yield from reversed(cuts) if backwards else cuts
-
-
-def _vmapped(ask: Any, dims: Any) -> Callable[..., LossAndGrads]:
-    """The objective over one more dimension; vmap cannot return None."""
-
-    def present(*args: Tensor) -> dict[str, Any]:
-        return {k: v for k, v in ask(*args)._asdict().items() if v is not None}
-
-    return lambda *args: LossAndGrads(**torch.vmap(present, in_dims=dims)(*args))
+    yield from reversed(spans) if backwards else spans
 
 
 def _over(modules: list[Any], x: Sequences, lead: int) -> Sequences:
-    """Modules on a batch, sequences of different lengths included."""
+    """Modules applied to a batch, also of sequences of different lengths."""
     for module in modules:
-        if isinstance(x, Padded):
-            x = Padded(module(x.data), x.lengths)
-        else:
-            x = torch.vmap(module)(x) if lead else module(x)
+        x = torch.vmap(module)(x) if lead else through(module, x)
     return x

@@ -1,15 +1,15 @@
-"""dlADMM: the layers of a net as constraints, all its unknowns improved in turn.
+"""dlADMM: the layers of a net are constraints, and all unknowns are updated in turn.
 
 Wang, Yu, Chen & Zhao, "ADMM for Efficient Deep Learning with Global Convergence" (KDD 2019).
-Samples are rows, a_0 = x, m_i = a_{i-1} W_i' + b_i, and f is a ReLU or LeakyReLU. The net is given
-unknowns of its own, z_i that should equal m_i and a_i that should equal f(z_i). With u, the price
-of the last constraint, what is lowered is the augmented Lagrangian
+Samples are rows, a_0 = x, m_i = a_{i-1} W_i' + b_i, and f is a ReLU or LeakyReLU. The net has
+further unknowns: z_i, which should equal m_i, and a_i, which should equal f(z_i). With the dual
+variable u of the last constraint, the updates lower the augmented Lagrangian
 
     sum CE(z_L) + <u, z_L - m_L> + rho/2 sum_i |z_i - m_i|^2 + rho/2 sum_{i<L} |a_i - f(z_i)|^2
 
-Our reading, held to the authors' own program by a test: an iteration goes backward (z, b, W of each
-layer, then its inputs a, from the last layer to the first), goes forward (a, W, b, z), and ends
-with u += rho (z_L - m_L).
+Our reading, which a test holds equal to the authors' program: an iteration goes backward (z, b, W
+of each layer, then its inputs a, from the last layer to the first), goes forward (a, W, b, z), and
+ends with u += rho (z_L - m_L).
 
 | unknown | update                                                                             |
 |---------|------------------------------------------------------------------------------------|
@@ -21,13 +21,13 @@ with u += rho (z_L - m_L).
 No derivative passes through more than one layer. What differs from the authors' program:
 
 - The Lagrangian is quadratic in W and in a, so a bound along the step G holds exactly when theta is
-  at least rho |a G'|^2 / |G|^2: how often to double is computed, never more than `DOUBLINGS`
-  times. Theirs tries one after the other, which rounding can make endless.
-- FISTA's step is 2, the longest for which it is proved (the curvature of the cross-entropy of a
-  softmax is at most 1/2). Theirs is 4, with which it need not converge.
-- u/rho is never formed but for the biases: in float32 it would swallow what it is added to.
-- rho begins at 1, not 1e-6, where progress depends on the number of samples and on the scale of the
-  initial weights.
+  at least rho |a G'|^2 / |G|^2. We compute how often to double, at most `DOUBLINGS` times. Theirs
+  tries one doubling after another, which can go on for ever because of rounding errors.
+- FISTA's step is 2, the longest with a proof of convergence (the curvature of the cross-entropy of
+  a softmax is at most 1/2). Theirs is 4, with which it need not converge.
+- u/rho is computed for the biases only: in float32 it would swallow what it is added to.
+- rho starts at 1. With their 1e-6, progress depends on the number of samples and on the scale of
+  the initial weights.
 """
 
 import math
@@ -47,7 +47,7 @@ TOLERANCE = 1e-3  # FISTA ends when a step changes the sum over all samples by l
 
 @dataclass(frozen=True)
 class Steps:
-    """The numbers that say how far an update goes; see `fit_dladmm`."""
+    """The numbers that decide the size of an update; see `fit_dladmm`."""
 
     rho: float = 1.0
     theta: float = 1.0
@@ -62,14 +62,14 @@ class Steps:
 
 @dataclass
 class Problem:
-    """The unknowns of a net of L layers and what they are held to."""
+    """The unknowns of a net of L layers and their constraints."""
 
     W: list[Tensor]  # (outputs, inputs) each
     b: list[Tensor | None]
     a: list[Tensor]  # each layer's inputs, (samples, inputs); the first are the data
-    z: list[Tensor]  # what each layer should give, (samples, outputs)
-    m: list[Tensor]  # what it does give, a W' + b
-    u: Tensor  # the price of z_L - m_L
+    z: list[Tensor]  # each layer's target outputs, (samples, outputs)
+    m: list[Tensor]  # its actual outputs, a W' + b
+    u: Tensor  # the dual variable of z_L = m_L
     labels: Tensor
     slopes: list[float]  # of the hidden layers' activations, below 0
 
@@ -92,7 +92,7 @@ class Problem:
 def begin(
     W: list[Tensor], b: list[Tensor | None], x: Tensor, labels: Tensor, slopes: list[float]
 ) -> Problem:
-    """Unknowns that agree with the net, but for z_L: 1 for the true class, -1 for the others."""
+    """Unknowns that agree with the net, except z_L: 1 for the true class, -1 for the others."""
     a, m = [x], []
     for i, (weight, bias) in enumerate(zip(W, b, strict=True)):
         m.append(F.linear(a[i], weight, bias))
@@ -105,24 +105,24 @@ def begin(
 
 @torch.no_grad()
 def iterate(p: Problem, steps: Steps) -> None:
-    """One iteration: a sweep backward, a sweep forward, the price."""
+    """One iteration: layers from last to first, layers from first to last, the dual variable."""
     for i in reversed(range(len(p.W))):
         p.m[i] = F.linear(p.a[i], p.W[i], p.b[i])  # afresh: rounding errors do not add up
-        improve_z(p, i, steps)
-        improve_b(p, i, steps)
-        improve_W(p, i, steps)
+        update_z(p, i, steps)
+        update_b(p, i, steps)
+        update_W(p, i, steps)
         if i > 0:
-            improve_a(p, i, steps)
+            update_a(p, i, steps)
     for i in range(len(p.W)):
         if i > 0:
-            improve_a(p, i, steps)
-        improve_W(p, i, steps)
-        improve_b(p, i, steps)
-        improve_z(p, i, steps)
+            update_a(p, i, steps)
+        update_W(p, i, steps)
+        update_b(p, i, steps)
+        update_z(p, i, steps)
     p.u = p.u + steps.rho * (p.z[-1] - p.m[-1])
 
 
-def improve_b(p: Problem, i: int, steps: Steps) -> None:
+def update_b(p: Problem, i: int, steps: Steps) -> None:
     """The bias that minimises the Lagrangian."""
     if (bias := p.b[i]) is not None:
         more = p.force(i, steps.rho).mean(0) / steps.rho
@@ -130,7 +130,7 @@ def improve_b(p: Problem, i: int, steps: Steps) -> None:
         p.m[i] = p.m[i] + more
 
 
-def improve_W(p: Problem, i: int, steps: Steps) -> None:
+def update_W(p: Problem, i: int, steps: Steps) -> None:
     """W + G / theta, G = (rho (z - m) + u)' a."""
     G, norm = direction(p.force(i, steps.rho).mT @ p.a[i])
     along = p.a[i] @ G.mT
@@ -139,7 +139,7 @@ def improve_W(p: Problem, i: int, steps: Steps) -> None:
     p.m[i] = p.m[i] + along.mul_(length)
 
 
-def improve_a(p: Problem, i: int, steps: Steps) -> None:
+def update_a(p: Problem, i: int, steps: Steps) -> None:
     """The inputs of layer i: a + G / tau, G = (rho (z - m) + u) W - rho (a - f(z before))."""
     rho, y = steps.rho, activated(p.z[i - 1], p.slopes[i - 1])
     G, norm = direction(p.force(i, rho) @ p.W[i] - rho * (p.a[i] - y))
@@ -149,7 +149,7 @@ def improve_a(p: Problem, i: int, steps: Steps) -> None:
     p.m[i] = p.m[i] + along.mul_(length)
 
 
-def improve_z(p: Problem, i: int, steps: Steps) -> None:
+def update_z(p: Problem, i: int, steps: Steps) -> None:
     """The z of layer i that minimises the Lagrangian."""
     if i < p.last:
         p.z[i] = hidden_z(p.m[i], p.a[i + 1], p.slopes[i])
@@ -194,31 +194,33 @@ def output_z(
 ) -> Tensor:
     """The z that minimises sum CE(z) + <u, z - m> + rho/2 |z - m|^2, by FISTA from a given z.
 
-    A gradient step on the cross-entropy, then the exact answer to the rest, from a point thrown a
-    little further along the last move.
+    A gradient step on the cross-entropy, then the exact minimum of the rest, from a point that is
+    extrapolated along the last move.
     """
     rho, eta = steps.rho, steps.fista_step
-    moved, k, before = z, 1.0, None
+    moved, k, last_value = z, 1.0, None
     for _ in range(most):
         d = z - m
         value = F.cross_entropy(z, labels, reduction="none") + ((u + rho / 2 * d) * d).sum(1)
-        # the difference sample by sample, then the sum: float32 can tell it
-        if before is not None and (value - before).sum().abs() < tolerance:
+        # differences of samples, then their sum: float32 cannot resolve a difference of sums
+        if last_value is not None and (value - last_value).sum().abs() < tolerance:
             break
-        before, was = value, moved
+        last_value, last_moved = value, moved
         moved = (rho * m - u + z / eta - cross_entropy.grad(z, labels)) / (rho + 1 / eta)
-        k, k_was = (1 + math.sqrt(1 + 4 * k * k)) / 2, k
-        z = moved + (k_was - 1) / k * (moved - was)
+        k, last_k = (1 + math.sqrt(1 + 4 * k * k)) / 2, k
+        z = moved + (last_k - 1) / k * (moved - last_moved)
     return z
 
 
 def lagrangian(p: Problem, rho: float) -> Tensor:
-    """What the updates of W, b, a and z lower; see the module."""
+    """The function that the updates of W, b, a and z lower; see the module."""
     gaps = [z - m for z, m in zip(p.z, p.m, strict=True)]
     hidden = zip(p.a[1:], p.z[:-1], p.slopes, strict=True)
     gaps += [a - activated(z, slope) for a, z, slope in hidden]
-    held = rho / 2 * torch.stack([gap.square().sum() for gap in gaps]).sum()
-    return F.cross_entropy(p.z[-1], p.labels, reduction="sum") + (p.u * gaps[p.last]).sum() + held
+    penalty = rho / 2 * torch.stack([gap.square().sum() for gap in gaps]).sum()
+    return (
+        F.cross_entropy(p.z[-1], p.labels, reduction="sum") + (p.u * gaps[p.last]).sum() + penalty
+    )
 
 
 def activated(z: Tensor, slope: float) -> Tensor:
@@ -227,7 +229,7 @@ def activated(z: Tensor, slope: float) -> Tensor:
 
 
 def outputs(p: Problem) -> Tensor:
-    """What the net itself gives, its own activations in place of the unknowns."""
+    """The net's outputs, with its activations instead of the unknowns."""
     y = p.m[0]
     for i in range(1, len(p.W)):
         y = F.linear(activated(y, p.slopes[i - 1]), p.W[i], p.b[i])

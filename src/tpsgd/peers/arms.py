@@ -1,54 +1,54 @@
-"""The field's other ways to train without backpropagation, each as an arm of `compare`.
+"""Other ways to train without backpropagation, each as an arm of `compare`.
 
-| arm          | hidden layers                                              | last layer           |
-|--------------|------------------------------------------------------------|----------------------|
-| `lm_karnet`  | least squares to projected labels, before the activation   | least squares        |
-| `zorb`       | least squares to labels taken back through the random net  | least squares        |
-| `dladmm`     | the whole net by alternating updates, all samples at once  | the same             |
-| `elm`        | random: the control of the closed-form methods             | least squares        |
+| arm          | hidden layers                                                | last layer         |
+|--------------|--------------------------------------------------------------|--------------------|
+| `lm_karnet`  | least squares to projected labels, before the activation     | least squares      |
+| `zorb`       | least squares to labels propagated back through the net      | least squares      |
+| `dladmm`     | the whole net by alternating updates over all samples        | the same           |
+| `elm`        | random: the control of the closed-form methods               | least squares      |
 
-The two in closed form that are not functions of their own are a rule and a solver:
+LM-KARnet and ELM are a rule with a solver instead of an optimizer:
 
     lm_karnet   fit(model, data, rule=rules.tpsgd_l2(at=Place.BEFORE), optimizer=ridge())
     elm         fit(model, data, rule=rules.frozen(), optimizer=ridge())
 
-KPnet (Zhuang, Lin & Toh, "Correlation projection for analytic learning of a classification
-network", 2021, and its kin) cascades modules of two layers, a random one and one solved for encoded
-labels. In the same words: rule=[frozen(), before, frozen(), before, ...] with
-before = rules.tpsgd_l2(at=Place.BEFORE), and optimizer=ridge().
+So is KPnet (Zhuang, Lin & Toh, "Correlation projection for analytic learning of a classification
+network", 2021), a cascade of modules with a random layer and a layer solved for encoded labels:
+rule=[frozen(), before, frozen(), before, ...] with before = rules.tpsgd_l2(at=Place.BEFORE), and
+optimizer=ridge().
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from torch import nn
 
-from tpsgd.comparison.compare import Arm
-from tpsgd.engine.solvable import unsolvable
+from tpsgd.engine.solved import unsolvable
 from tpsgd.errors import TpsgdError
 from tpsgd.nets.blocks import split
 from tpsgd.peers.dladmm import fit_dladmm, refuse
 from tpsgd.peers.zorb import check_model, fit_zorb
 from tpsgd.projections import Projection
-from tpsgd.rules import Place, frozen, tpsgd_l2
+from tpsgd.rules import Entry, Place, frozen, tpsgd_l2
 from tpsgd.solvers import ridge
+from tpsgd.training.arm import Arm
 
 
 def lm_karnet(alpha: float | None = None, projection: Projection | None = None) -> Arm:
-    """Low-memory kernel-and-range net: every block solved, hidden ones for projected labels.
+    """Low-memory kernel-and-range net: every block is solved, hidden blocks for projected labels.
 
     Zhuang, Lin & Toh, "A low-memory learning formulation for a kernel-and-range network" (2019).
-    No program of theirs is public. Our reading is that of Lomnitz et al. (2022), who compare with
-    it: "LM-KARnet replaces target propagation in ZORB with random projection". So a hidden layer is
-    the least-squares map from its inputs to P y*, before its activation, the last one to y*. We
-    take normal codes P and, in place of a bare pseudo-inverse, the penalty that generalised
-    cross-validation chooses; `alpha=0` is the pseudo-inverse. Its sums over samples need memory
-    that does not grow with them; `tpsgd.rls` is the recursion of the paper, with the same weights.
+    Their program is not public. We read the method as Lomnitz et al. (2022) do, who compare with
+    it: "LM-KARnet replaces target propagation in ZORB with random projection". A hidden layer is
+    the least-squares map from its inputs to P y*, before its activation; the last layer is the map
+    to y*. We use normal codes P and, instead of a bare pseudo-inverse, the penalty that generalised
+    cross-validation chooses; `alpha=0` is the pseudo-inverse. The memory for its sums over samples
+    does not grow with their number; `tpsgd.rls` is the recursion of their paper and gives the same
+    weights.
 
-    Such a layer is the linear classifier's output, mixed by P: no more than one independent
-    direction per class goes on to the next layer, however wide it is.
+    The output of such a layer is that of a linear classifier, mixed by P: however wide the layer,
+    it passes on at most one independent direction per class.
     """
     rule = replace(
         tpsgd_l2(projection, Place.BEFORE),
@@ -59,37 +59,39 @@ def lm_karnet(alpha: float | None = None, projection: Projection | None = None) 
 
 
 def elm(alpha: float | None = None) -> Arm:
-    """Extreme learning machine: hidden layers stay random, the last one is solved.
+    """Extreme learning machine: hidden layers are random, the last layer is solved.
 
     Huang, Zhu & Siew, "Extreme learning machine: theory and applications" (2006), with a penalty
-    (Huang et al. 2012). As deep as the model. It is what every closed-form method must beat.
+    (Huang et al. 2012), and as deep as the model. Every closed-form method has to beat it.
     """
     rule = replace(frozen(), name="elm", about="control: random hidden layers, head by ridge")
     return Arm("elm", rule, optimizer=ridge(alpha))
 
 
 def zorb(**options: Any) -> Arm:
-    """ZORB's arm; `options` are those of `tpsgd.fit_zorb`."""
-    about = "least squares to labels taken back through the net"
+    """ZORB as an arm; `options` are those of `fit_zorb`."""
+    about = "least squares to labels propagated back through the net"
     return Arm("zorb", None, method=partial(fit_zorb, **options), remark=about)
 
 
 def dladmm(**options: Any) -> Arm:
-    """dlADMM's arm; `options` are those of `tpsgd.fit_dladmm`."""
+    """dlADMM as an arm; `options` are those of `fit_dladmm`."""
     about = "alternating updates of all layers, full batch"
     return Arm("dladmm", None, method=partial(fit_dladmm, **options), remark=about)
 
 
-PEERS: dict[str, Callable[[], Arm]] = {
-    "zorb": zorb,
-    "lm-karnet": lm_karnet,
-    "dladmm": dladmm,
-    "elm": elm,
+ALL = {
+    "zorb": Entry(zorb, "Ranganathan & Lewandowski 2020", "#7B2D00", ">", recurrent=False),
+    "lm-karnet": Entry(lm_karnet, "Zhuang et al. 2019", "#7A3E9D", "<", "--", recurrent=False),
+    "dladmm": Entry(
+        dladmm, "Wang et al. 2019", "#00504A", "*", feed_forward=False, recurrent=False
+    ),
+    "elm": Entry(elm, "Huang et al. 2006", "#3C3C3C", "8", "-.", recurrent=False),
 }
 
 
 def suits(word: str, model: nn.Module) -> bool:
-    """Whether a peer can train such a model, as far as its layers tell."""
+    """Whether a peer can train a model with these layers."""
     try:
         blocks = split(model)
         if word == "dladmm":
@@ -98,6 +100,8 @@ def suits(word: str, model: nn.Module) -> bool:
             check_model(blocks)
     except TpsgdError:
         return False
-    rule = PEERS[word]().rule
-    learn = blocks if rule and rule.objective else blocks[-1:] if rule else []
-    return not any(unsolvable(b, rule, b is blocks[-1]) for b in learn if rule)
+    rule = ALL[word].make().rule
+    if rule is None:
+        return True
+    solved = blocks if rule.objective else blocks[-1:]
+    return not any(unsolvable(block, rule, block is blocks[-1]) for block in solved)

@@ -1,8 +1,8 @@
-"""`fit_dladmm`: a multilayer perceptron by alternating updates, all samples at once; see `admm`."""
+"""`fit_dladmm`: train a multilayer perceptron by alternating updates on all samples; see `admm`."""
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -11,10 +11,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tpsgd.engine.assemble import classes_of, count, form_for, sizes_of
-from tpsgd.engine.batches import Arrays, Form, Stream, first_samples, in_stream, source
+from tpsgd.engine.assemble import count as count_parameters
+from tpsgd.engine.assemble import dissect
+from tpsgd.engine.batches import (
+    Arrays,
+    BatchForm,
+    Stream,
+    as_source,
+    check_values,
+    first_samples,
+    is_stream,
+)
 from tpsgd.engine.device import available
-from tpsgd.engine.fit import prepared
 from tpsgd.engine.meter import Meter, tensor_bytes
 from tpsgd.engine.record import BlockInfo, Epoch, Run
 from tpsgd.engine.settings import Settings
@@ -23,12 +31,15 @@ from tpsgd.losses import cross_entropy
 from tpsgd.nets.blocks import Block, split
 from tpsgd.nets.padded import Padded
 from tpsgd.peers.admm import Problem, Steps, begin, iterate, outputs
-from tpsgd.rules import Place
+from tpsgd.peers.settings import peer_settings
+from tpsgd.rules import Place, frozen
+from tpsgd.training.fit import training_context
 from tpsgd.units import size
 
-RISES = 3  # of the loss, one after the other, before rho grows
+RISES = 3  # in a row, of the loss, before rho grows
 GROWTH = 10.0  # of rho
-SPARE = 7  # arrays of a layer's outputs that an update needs for a moment
+TEMPORARY = 7  # arrays of a layer's outputs that an update allocates
+_TAKES = ("seed", "device", "validation", "callbacks", "progress")
 
 
 def fit_dladmm(
@@ -41,15 +52,11 @@ def fit_dladmm(
     tau: float = 1.0,
     max_rho: float | None = None,
     fista_step: float = 2.0,
-    seed: int = 0,
-    device: torch.device | str | None = None,
-    validation: Any = None,
-    callbacks: Sequence[Callable[[Epoch], Any]] = (),
-    progress: Callable[[int, int], None] | None = None,
+    **settings: Any,
 ) -> Run:
-    """Train a multilayer perceptron in place by dlADMM, all samples at once: see `solvers.admm`.
+    """Train a multilayer perceptron in place by dlADMM, on all samples together; see `peers.admm`.
 
-    The model begins with the weights it has. After every iteration it holds that iteration's.
+    Training starts from the model's weights. After every iteration the model has that iteration's.
 
     Args:
         model: an `nn.Sequential` of `nn.Linear` with ReLU or LeakyReLU between them, perhaps an
@@ -57,22 +64,20 @@ def fit_dladmm(
         data: as for `tpsgd.fit`, gathered in memory; labels are class indices.
         iterations: each updates every layer twice, from all samples.
         rho: the weight of the constraints.
-        theta: the curvature of the bound on W before it is doubled. A larger one makes for shorter
-            steps where it is more than needed.
-        tau: the same of the bound on a.
-        max_rho: multiply rho by 10, up to this, whenever the training loss has risen three times
-            running; None leaves rho alone. The published setting is rho=1e-6, max_rho=0.1, with
+        theta: the curvature of the bound on W before it is doubled. If it is larger than needed,
+            steps are shorter.
+        tau: the same for the bound on a.
+        max_rho: multiply rho by 10, up to this value, whenever the training loss has risen three
+            times in a row; None keeps rho. The published setting is rho=1e-6, max_rho=0.1, with
             weights and biases drawn from a normal distribution of standard deviation 0.1.
-        fista_step: the step of the last z's updates; the authors' program takes 4.
-        seed: of the order of a `Dataset`'s samples, which only rounding can tell.
-        device: as for `tpsgd.fit`.
-        validation: held-out data, measured after every iteration.
-        callbacks: called with an `Epoch` after every iteration; one that returns True ends the run.
-        progress: as for `tpsgd.fit`.
+        fista_step: step size of the updates of the last z; the authors' program has 4.
+        **settings: `seed`, `device`, `validation`, `callbacks` and `progress`, as for `tpsgd.fit`;
+            an iteration counts as an epoch. The seed orders the samples of a `Dataset`, which
+            changes rounding errors only.
 
     Returns:
-        The record, as of `tpsgd.fit_backprop`: an iteration's loss is the mean cross-entropy of the
-        net on the training data, `settings["rho_at_end"]` what rho has become.
+        The record, as of `tpsgd.fit_backprop`: the loss of an iteration is the mean cross-entropy
+        of the net on the training data; `settings["rho_at_end"]` is the last rho.
 
     Examples:
         >>> import tpsgd
@@ -95,37 +100,38 @@ def fit_dladmm(
             raise TpsgdError(
                 f"max_rho must be a number, rho ({rho:g}) or more, or None; got {max_rho!r}"
             )
-    settings = Settings(
-        loss=cross_entropy, epochs=iterations, batch_size=1024, seed=seed, device=device,
-        validation=validation, callbacks=callbacks, progress=progress,
-    )  # fmt: skip
+    chosen = peer_settings(
+        "fit_dladmm", settings, _TAKES, loss=cross_entropy, epochs=iterations, batch_size=1024
+    )
     blocks = split(model)
     refuse(blocks)
-    with prepared([model], settings) as (where, dtype, meter):
+    with training_context([model], chosen) as device:
         first = first_samples(data)
         if isinstance(first, Padded):
             raise TpsgdError(
                 "dlADMM takes samples of one shape, got sequences of different lengths: use "
                 "tpsgd.fit with a recurrent layer"
             )
-        form = form_for(blocks, first, in_stream(data), settings, where, dtype, 1)
-        classes = classes_of(sizes_of(blocks, first, settings, form)[-1][Place.END], blocks[-1])
-        run = Run("dladmm", seed, described(settings, steps, max_rho), infos(blocks))
-        held_out = None if validation is None else source(validation, form, cross_entropy, classes)
+        net = dissect([model], first, is_stream(data), frozen(), chosen, device, check_values)
+        form, classes = net.form, net.classes
+        run = Run("dladmm", chosen.seed, described(chosen, steps, max_rho), infos(blocks))
+        held_out = None
+        if chosen.validation is not None:
+            held_out = as_source(chosen.validation, form, cross_entropy, classes)
         if isinstance(held_out, Arrays):
             whole_labels(held_out.y)
-        samples = source(data, form, cross_entropy, classes, complete=True)
-        meter.begin()
-        x, labels = gathered(samples, form, blocks, meter)
-        began = time.perf_counter()
-        run.setup_seconds = began - started
-        teach(model, blocks, x, labels, held_out, steps, max_rho, settings, run, meter, began)
-        run.seconds = time.perf_counter() - began
-        run.peak_bytes, run.kept_bytes = meter.peak(tensor_bytes(model)), meter.kept
+        samples = as_source(data, form, cross_entropy, classes, complete=True)
+        with Meter(device) as meter:
+            x, labels = gathered(samples, form, blocks, meter)
+            began = time.perf_counter()
+            run.setup_seconds = began - started
+            train(model, blocks, x, labels, held_out, steps, max_rho, chosen, run, meter, began)
+            run.seconds = time.perf_counter() - began
+        run.peak_bytes, run.kept_bytes = meter.peak(tensor_bytes(model)), meter.kept_bytes
     return run
 
 
-def teach(
+def train(
     model: nn.Module,
     blocks: list[Block],
     x: Tensor,
@@ -138,28 +144,28 @@ def teach(
     meter: Meter,
     began: float,
 ) -> None:
-    """Iterate, write the weights into the model, keep the record."""
+    """Iterate, write the weights into the model, and record every iteration."""
     layers = [block.layer for block in blocks]
     weights: list[Any] = [layer.weight for layer in layers]
     biases: list[Any] = [layer.bias for layer in layers]
-    own = [*weights, *(b for b in biases if b is not None)]
+    parameters = [*weights, *(b for b in biases if b is not None)]
     iterations, losses = settings.epochs, []
     assert isinstance(iterations, int)
     passes = 2 * len(blocks) * len(labels)  # in an iteration
-    with meter.watch():
-        p = begin(weights, biases, x, labels, slopes(blocks))
+    meter.computing(True)
+    p = begin(weights, biases, x, labels, slopes(blocks))
     for number in range(1, iterations + 1):
-        with meter.watch(number == 1):
-            iterate(p, steps)
-            loss, accuracy = figures(p)
+        iterate(p, steps)
+        loss, accuracy = figures(p)
+        meter.computing(False)  # the first iteration has shown what all of them need
         if not math.isfinite(loss):
             raise TpsgdError(
                 f"the loss became {loss} in iteration {number}, the model keeps the weights from "
                 "before it: raise rho, or scale the inputs"
             )
-        # in one call: an interruption finds the weights of a whole iteration
+        # in one call, so that an interruption leaves the weights of a whole iteration
         with torch.no_grad():
-            torch._foreach_copy_(own, p.parameters())  # type: ignore[attr-defined]
+            torch._foreach_copy_(parameters, p.parameters())  # type: ignore[attr-defined]
         losses.append(loss)
         run.sample_passes += passes
         if settings.progress is not None:
@@ -176,7 +182,7 @@ def teach(
 
 @torch.no_grad()
 def figures(p: Problem) -> tuple[float, float]:
-    """The net's mean cross-entropy and accuracy; this is where a GPU is waited for."""
+    """The net's mean cross-entropy and accuracy; waits for the GPU."""
     y = outputs(p)
     right = (y.argmax(1) == p.labels).sum()
     loss, right = torch.stack([F.cross_entropy(y, p.labels), right.to(y)]).tolist()
@@ -184,7 +190,7 @@ def figures(p: Problem) -> tuple[float, float]:
 
 
 def risen(losses: Sequence[float]) -> bool:
-    """Whether the loss has risen three times running.
+    """Whether the loss has risen three times in a row.
 
     Examples:
         >>> risen([9, 1, 2, 3, 4]), risen([1, 2, 2, 3])
@@ -197,40 +203,42 @@ def risen(losses: Sequence[float]) -> bool:
 @torch.no_grad()
 def measured(model: nn.Module, held_out: Arrays | Stream) -> tuple[float, float]:
     """Mean cross-entropy and accuracy of the model on held-out data."""
-    sums, seen = [], 0
-    for x, labels, *_ in held_out.batches():
-        y, seen = model(x), seen + len(labels)
+    sums, samples = [], 0
+    for batch in held_out.batches():
+        x, labels = batch.load()
+        y, samples = model(x), samples + len(labels)
         right = (y.argmax(1) == whole_labels(labels)).sum()
         sums.append(torch.stack([F.cross_entropy(y, labels, reduction="sum"), right.to(y)]))
-    if not seen:
+    if not samples:
         raise TpsgdError("the validation data is empty: it gave no batch")
     loss, right = torch.stack(sums).double().sum(0).tolist()
-    return loss / seen, right / seen
+    return loss / samples, right / samples
 
 
 @torch.no_grad()
 def gathered(
-    samples: Arrays | Stream, form: Form, blocks: list[Block], meter: Meter
+    samples: Arrays | Stream, form: BatchForm, blocks: list[Block], meter: Meter
 ) -> tuple[Tensor, Tensor]:
-    """All inputs, (samples, features), and labels on the device, if training on them would fit."""
-    free = room(form.device)
+    """All inputs, (samples, features), and labels, on the device; an error if they do not fit."""
+    free = free_bytes(form.device)
     if isinstance(samples, Arrays):
         x, labels = samples.x, samples.y
         ready = x.dtype == form.dtype and x.device == form.device
         check_room(len(labels), blocks, form, free, copies=not ready)
         x, labels = form(x), whole_labels(labels.to(form.device))
     else:
-        ready, xs, ys, seen = False, [], [], 0
-        for part, y, *_ in samples.batches(0, 0):
-            seen += len(y)
-            check_room(max(seen, samples.samples), blocks, form, free, copies=True)
-            xs.append(part)
+        ready, xs, ys, count = False, [], [], 0
+        for batch in samples.batches(0, 0):
+            batch_x, y = batch.load()
+            count += len(y)
+            check_room(max(count, samples.samples), blocks, form, free, copies=True)
+            xs.append(batch_x)
             ys.append(whole_labels(y))
-        if not seen:
+        if not count:
             raise TpsgdError("the data is empty: the loader gives no batch")
         x, labels = torch.cat(xs), torch.cat(ys)
     if not ready:
-        meter.keep(x.nbytes)
+        meter.kept(x.nbytes, 0)
     for module in blocks[0].prologue:
         x = module(x)
     return x, labels
@@ -247,22 +255,22 @@ def whole_labels(labels: Tensor) -> Tensor:
 
 
 def planned_bytes(samples: int, widths: list[int], itemsize: int, copies: bool) -> int:
-    """What training on so many samples holds at its peak, the model left out.
+    """Peak memory of training on this number of samples, without the model.
 
-    Each layer has z, a and m (the last one u in place of a); an update needs a few more for a
-    moment. `copies`: the data too, twice while a loader's batches are put together.
+    Each layer has z, a and m (the last one u instead of a); an update allocates a few more arrays.
+    `copies`: also the data, twice while a loader's batches are concatenated.
 
     Examples:
         >>> planned_bytes(60_000, [784, 256, 10], itemsize=4, copies=False) >> 20
         595
     """
-    state = 3 * sum(widths[1:]) + SPARE * max(widths[1:])
+    state = 3 * sum(widths[1:]) + TEMPORARY * max(widths[1:])
     data = widths[0] if copies else 0
     weights = 4 * sum(a * b + b for a, b in pairwise(widths))
     return itemsize * (samples * (data + max(data, state)) + weights)
 
 
-def check_room(samples: int, blocks: list[Block], form: Form, free: int, copies: bool) -> None:
+def check_room(samples: int, blocks: list[Block], form: BatchForm, free: int, copies: bool) -> None:
     """Refuse what would not fit in memory."""
     layers: list[Any] = [block.layer for block in blocks]
     widths = [layers[0].in_features, *(layer.out_features for layer in layers)]
@@ -275,8 +283,8 @@ def check_room(samples: int, blocks: list[Block], form: Form, free: int, copies:
         )
 
 
-def room(device: torch.device) -> int:
-    """Free bytes, those that torch keeps for itself included."""
+def free_bytes(device: torch.device) -> int:
+    """Free memory, what torch has reserved included."""
     free = available(device)
     if device.type == "cuda":
         free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -289,15 +297,15 @@ def slopes(blocks: list[Block]) -> list[float]:
 
 
 def refuse(blocks: list[Block]) -> None:
-    """Say why a model is not one that dlADMM can train, if it is not."""
+    """An error that says why dlADMM cannot train a model, if it cannot."""
     instead = "train this model with tpsgd.fit or tpsgd.fit_backprop"
     for block in blocks:
         who, last = f"block {block.index + 1} ({block})", block is blocks[-1]
-        other = misfit(block, last)
-        if other is not None:
+        module = misfit(block, last)
+        if module is not None:
             raise TpsgdError(
                 "dlADMM knows nn.Linear layers, ReLU or LeakyReLU between them and nn.Flatten "
-                f"before the first, but {who} has {type(other).__name__}: {instead}"
+                f"before the first, but {who} has {type(module).__name__}: {instead}"
             )
         if block.activation is None and not last:
             raise TpsgdError(
@@ -329,13 +337,13 @@ def refuse(blocks: list[Block]) -> None:
 
 def misfit(block: Block, last: bool) -> nn.Module | None:
     """The first module of a block that dlADMM does not know."""
-    known: set[type[nn.Module]] = set() if last else {nn.ReLU, nn.LeakyReLU}
+    activations: set[type[nn.Module]] = set() if last else {nn.ReLU, nn.LeakyReLU}
     before: set[type[nn.Module]] = {nn.Flatten} if block.index == 0 else set()
     for module in block.modules:
         if module is block.layer:
             fits = type(module) is nn.Linear
         elif module is block.activation:
-            fits = type(module) in known
+            fits = type(module) in activations
         else:
             fits = type(module) in before and module in block.prologue
         if not fits:
@@ -346,14 +354,14 @@ def misfit(block: Block, last: bool) -> nn.Module | None:
 def infos(blocks: list[Block]) -> list[BlockInfo]:
     """How each layer is trained, for the record."""
     return [
-        BlockInfo(str(b), "dladmm", count(b.named_parameters()), "alternating updates")
+        BlockInfo(str(b), "dladmm", count_parameters(b.named_parameters()), "alternating updates")
         for b in blocks
     ]
 
 
 def described(settings: Settings, steps: Steps, max_rho: float | None) -> dict[str, Any]:
     """The settings as plain values, for the record."""
-    every = settings.describe("dladmm", cross_entropy)
+    record = settings.describe("dladmm", cross_entropy)
     shared = ("rule", "loss", "seed", "device", "validation", "threads", "torch")
-    own = {"iterations": settings.epochs, **vars(steps), "max_rho": max_rho}
-    return {name: every[name] for name in shared} | own
+    special = {"iterations": settings.epochs, **vars(steps), "max_rho": max_rho}
+    return {name: record[name] for name in shared} | special

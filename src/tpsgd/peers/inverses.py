@@ -1,11 +1,11 @@
-"""What a module must have been given to answer y, as nearly as can be said.
+"""The input that makes a module give y, or the nearest to it: ZORB takes labels back through these.
 
 | module                 | inverse                                                                |
 |------------------------|------------------------------------------------------------------------|
 | Linear                 | (y - b) pinv(W)                                                        |
 | Conv1d, Conv2d         | pinv of the kernel gives patches; where they overlap, their mean       |
 | LeakyReLU              | y where y >= 0, else y / slope                                         |
-| ReLU                   | y: a negative one cannot be had, and gives 0, the nearest              |
+| ReLU                   | y: the output nearest to a negative y is 0                             |
 | Sigmoid, Tanh          | y scaled from its least and greatest value into the range, then undone |
 | pooling                | each number again for all its pixels                                   |
 | Flatten, Unflatten     | the shape before                                                       |
@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tpsgd.errors import TpsgdError
-from tpsgd.nets.blocks import padding
+from tpsgd.nets.layers import layer_kind, zero_padding
 
 EPSILON = 1e-5  # how far scaled targets stay from the ends of a bounded activation's range
-BOUNDED, CONVOLUTIONS = (nn.Sigmoid, nn.Tanh), (nn.Conv1d, nn.Conv2d)
+BOUNDED, CONVOLUTIONS = (nn.Sigmoid, nn.Tanh), (nn.Conv1d, nn.Conv2d)  # what `F.fold` can do
 POOLING = (
     *(nn.AvgPool1d, nn.AvgPool2d, nn.MaxPool1d, nn.MaxPool2d),
     *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d),
@@ -31,14 +31,14 @@ POOLING = (
 
 
 class Scale(NamedTuple):
-    """What takes a bounded activation's output back to the values wanted: gain * y + shift."""
+    """Takes the output of a bounded activation back to its targets: gain * y + shift."""
 
     gain: float
     shift: float
 
 
 class Unscale(nn.Module):
-    """gain * y + shift, with numbers that do not learn."""
+    """gain * y + shift, with fixed numbers."""
 
     gain: Tensor
     shift: Tensor
@@ -62,7 +62,7 @@ def inverse(module: nn.Module, y: Tensor, shape: torch.Size) -> tuple[Tensor, Sc
 
 
 def invertible(module: nn.Module) -> bool:
-    """Whether there is an inverse of this kind of module, if not of every one of the kind."""
+    """Whether this kind of module has an inverse, except for some of its settings."""
     return isinstance(module, BOUNDED) or any(isinstance(module, k) for k in _INVERSES)
 
 
@@ -73,7 +73,8 @@ def check_invertible(module: nn.Module) -> None:
             f"ZORB has no inverse for {type(module).__name__}: it takes linear layers, "
             "convolutions, LeakyReLU, ReLU, Tanh, Sigmoid, pooling, Flatten and Dropout"
         )
-    if isinstance(module, CONVOLUTIONS) and (module.groups > 1 or padding(module) is None):
+    kind = layer_kind(module)
+    if isinstance(module, CONVOLUTIONS) and (kind is None or not kind.dense(module)):
         raise TpsgdError("ZORB cannot invert a convolution with groups, or not padded with zeros")
 
 
@@ -94,16 +95,16 @@ def _linear(module: Any, y: Tensor, shape: torch.Size) -> Tensor:
 
 
 def _convolution(module: Any, y: Tensor, shape: torch.Size) -> Tensor:
-    pads = padding(module)
+    pads = zero_padding(module)
     assert pads is not None
     size, kernel, dilation, stride = shape[1:], module.kernel_size, module.dilation, module.stride
-    if isinstance(module, nn.Conv1d):  # an image of one row
+    if len(size) == 1:  # an image of one row
         size, kernel, pads = (1, *size), (1, *kernel), [0, *pads]
         dilation, stride = (1, *dilation), (1, *stride)
     patches = pseudo_inverse(module.weight.flatten(1)) @ _less_bias(module, y, 1).flatten(2)
     how = (tuple(size), kernel, dilation, tuple(pads), stride)
-    met = F.fold(torch.ones_like(patches[:1]), *how)
-    return (F.fold(patches, *how) / met.clamp(min=1)).view(len(y), *shape)
+    overlaps = F.fold(torch.ones_like(patches[:1]), *how)
+    return (F.fold(patches, *how) / overlaps.clamp(min=1)).view(len(y), *shape)
 
 
 def _less_bias(module: Any, y: Tensor, dim: int) -> Tensor:
@@ -114,7 +115,7 @@ def _less_bias(module: Any, y: Tensor, dim: int) -> Tensor:
 
 
 def pseudo_inverse(weight: Tensor) -> Tensor:
-    """By singular values, those that are rounding left out."""
+    """By singular values; those as small as rounding errors count as 0."""
     W = weight.detach().double()
     return torch.linalg.pinv(W, rtol=10 * max(W.shape) * torch.finfo(W.dtype).eps)
 

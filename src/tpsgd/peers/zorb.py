@@ -1,25 +1,24 @@
-"""ZORB: every layer by least squares, its targets the labels taken back through the later layers.
+"""ZORB: every layer by least squares; its targets are the labels taken back through later layers.
 
 Ranganathan & Lewandowski, "ZORB: a derivative-free backpropagation algorithm for neural networks"
-(2020). Our reading, held to the authors' own program by a test: layer i, from the first to the
-last, is solved once for all samples by the pseudo-inverse, W_i = pinv([x_i, 1]) T_i, where the
-target T_i is the one-hot label taken back from the output through the inverses (`inverses`) of all
-that comes after layer i, with the weights that the later layers *begin* with.
+(2020). Our reading, which a test holds equal to the authors' program: layer i, from the first to
+the last, is solved once for all samples by the pseudo-inverse, W_i = pinv([x_i, 1]) T_i. The target
+T_i is the one-hot label, taken back from the output through the inverses (`inverses`) of everything
+after layer i, with the *initial* weights of the later layers.
 
-A target thus depends on the label alone: ZORB is target projection, before the activation, whose
-class codes P_i are not drawn at random but computed from the random net. So it runs here on the
-same loop as LM-KARnet, with `ridge(0)` on every block: sums over samples in float64, in batches,
-and its memory does not grow with the data. Rows of soft labels get a mixture of their classes'
+A target depends on the label alone. So ZORB is target projection before the activation, with class
+codes P_i that are computed from the random net instead of drawn. It runs on the same loop as
+LM-KARnet, with `ridge(0)` on every block: sums over samples in float64, batch by batch, in memory
+that does not grow with the data. The target of a row of soft labels is the mixture of its classes'
 targets.
 
-A bounded activation's targets are scaled into its range. The authors' program keeps that scale and
-undoes it after the activation ever after. By default it is left out here: the next layer, solved on
-what the activation really gives, absorbs it, and predicts the same. Where samples are fewer than
-inputs and many weights fit, ours are smallest without the bias, theirs with it.
+The targets of a bounded activation are scaled into its range. The authors' program undoes that
+scale after the activation. By default we leave it out: the next layer is solved on the activation's
+actual output, absorbs the scale, and predicts the same. With fewer samples than inputs many weights
+fit; ours are the smallest without the bias, theirs with it.
 """
 
 import time
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,19 +26,21 @@ from torch import Tensor, nn
 
 from tpsgd.engine.assemble import classes_of
 from tpsgd.engine.batches import first_samples
-from tpsgd.engine.fit import train_local
-from tpsgd.engine.record import Epoch, Run
-from tpsgd.engine.settings import Memory, Settings
+from tpsgd.engine.record import Run
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import mse
 from tpsgd.nets.blocks import Block, leaves_of, shapes, split
+from tpsgd.nets.modes import evaluating
 from tpsgd.objectives import Objective, Site, l2
-from tpsgd.peers.inverses import Scale, Unscale, check_invertible, inverse
+from tpsgd.peers.inverses import BOUNDED, Scale, Unscale, check_invertible, inverse
+from tpsgd.peers.settings import peer_settings
 from tpsgd.rules import Place, Rule
 from tpsgd.solvers.ridge import ridge
+from tpsgd.training.fit import run_training
 
 ABOUT = "least squares to labels taken back through the random net"
-_LINKS = (nn.Softmax, nn.LogSoftmax)  # at the output: the classes' order does not change
+_LINKS = (nn.Softmax, nn.LogSoftmax)  # at the output they do not change the order of the classes
+_TAKES = ("batch_size", "seed", "device", "validation", "callbacks", "progress", "memory")
 
 
 def fit_zorb(
@@ -49,29 +50,20 @@ def fit_zorb(
     alpha: float | None = 0.0,
     unscale: bool = False,
     batch_size: int = 1024,
-    seed: int = 0,
-    device: torch.device | str | None = None,
-    validation: Any = None,
-    callbacks: Sequence[Callable[[Epoch], Any]] = (),
-    progress: Callable[[int, int], None] | None = None,
-    reuse: bool | None = None,
+    **settings: Any,
 ) -> Run:
     """Train a model in place by ZORB; see the module for our reading of it.
 
     Args:
         model: an `nn.Sequential` of linear layers and convolutions with LeakyReLU, ReLU, Tanh or
-            Sigmoid, pooling, Flatten and Dropout. Its initial weights make the targets.
+            Sigmoid, pooling, Flatten and Dropout. The targets depend on its initial weights.
         data: as for `tpsgd.fit`; labels are class indices, or rows of soft labels.
-        alpha: 0 is the pseudo-inverse; a penalty as for `tpsgd.ridge`, None for its own choice.
-        unscale: after every Sigmoid and Tanh, a module that undoes the scaling of its targets, as
-            the authors' program has it; it becomes a part of the model.
-        batch_size: samples that are added up together; it changes memory and speed alone.
-        seed: for the record: nothing is drawn.
-        device: as for `tpsgd.fit`.
-        validation: as for `tpsgd.fit`.
-        callbacks: as for `tpsgd.fit`.
-        progress: as for `tpsgd.fit`.
-        reuse: as for `tpsgd.fit`.
+        alpha: 0 is the pseudo-inverse; otherwise a penalty as for `tpsgd.ridge`.
+        unscale: after every Sigmoid and Tanh, append a module to the model that undoes the scaling
+            of its targets, as the authors' program does.
+        batch_size: samples that are summed together; it changes memory and speed only.
+        **settings: `seed`, `device`, `validation`, `callbacks`, `progress` and `memory`, as for
+            `tpsgd.fit`. The seed is only recorded: nothing is random.
 
     Returns:
         The record, as of `tpsgd.fit`; `settings["scales"]` has the scales of bounded activations.
@@ -81,34 +73,29 @@ def fit_zorb(
         >>> x = torch.randn(100, 4)
         >>> y = (x[:, 0] * x[:, 1] > 0).long()
         >>> model = nn.Sequential(nn.Linear(4, 60), nn.LeakyReLU(0.3), nn.Linear(60, 2))
-        >>> run = tpsgd.fit_zorb(model, (x, y))
+        >>> run = tpsgd.peers.fit_zorb(model, (x, y))
         >>> run.rule, run.sample_passes
         ('zorb', 200)
     """
+    chosen = peer_settings(
+        "fit_zorb", settings, _TAKES,
+        optimizer=ridge(alpha), loss=mse, epochs=1, batch_size=batch_size,
+    )  # fmt: skip
     started, blocks = time.perf_counter(), split(model)
     like = next(model.parameters())
-    modes = [(module, module.training) for module in model.modules()]
-    try:
+    with evaluating(model):
         codes, scales = targets(blocks, first_samples(data)[:1].to(like.device, like.dtype))
-    finally:
-        for module, mode in modes:
-            module.training = mode
-    making = time.perf_counter() - started
+    seconds = time.perf_counter() - started
     undo = _append_scales(model, scales) if unscale else []
-    settings = Settings(
-        optimizer=ridge(alpha), loss=mse, epochs=1, batch_size=batch_size, seed=seed,
-        device=device, validation=validation, callbacks=callbacks, progress=progress,
-        memory=Memory(reuse=reuse),
-    )  # fmt: skip
     last = split(model)[-1]
     curved = last.modules[-1] is not last.layer
     try:
-        (run,) = train_local([model], data, [_rule(c, curved) for c in codes], settings)
+        (run,) = run_training([model], data, [_rule(c, curved) for c in codes], chosen)
     except BaseException:
         for holder, name, module in undo:
             setattr(holder, name, module)
         raise
-    run.seconds += making  # of the targets
+    run.seconds += seconds  # of the targets
     run.rule = run.settings["rule"] = "zorb"
     run.settings |= {"options": [], "unscale": unscale, "scales": [tuple(s) for s in scales]}
     return run
@@ -133,7 +120,7 @@ def check_model(blocks: list[Block]) -> list[nn.Module]:
 def targets(blocks: list[Block], x: Tensor) -> tuple[list[Tensor], list[Scale]]:
     """Every block's class codes before its activation, (classes, *shape), and all scales in order.
 
-    `x` is a sample, whose shape tells what the inverses cannot know.
+    `x` is one sample: the inverses need the shapes that it has on the way through the net.
     """
     modules = check_model(blocks)
     classes = classes_of(shapes(blocks, x)[-1][Place.END], blocks[-1])
@@ -159,7 +146,7 @@ def targets(blocks: list[Block], x: Tensor) -> tuple[list[Tensor], list[Scale]]:
 
 
 def _rule(codes: Tensor, last: bool) -> Rule:
-    """Reach for the codes; `last`: in a last block whose output is not linear."""
+    """The squared error to the codes; `last`: of a last block whose output is not linear, too."""
 
     def objective(site: Site) -> Objective:
         return l2(codes.to(site.device, site.dtype))
@@ -170,12 +157,12 @@ def _rule(codes: Tensor, last: bool) -> Rule:
 
 
 def _append_scales(model: nn.Module, scales: list[Scale]) -> list[tuple[nn.Module, str, nn.Module]]:
-    """After each bounded activation, in the order in which data meets them; how to undo it."""
+    """Append a scale to each bounded activation, in the order of the data; how to undo it."""
     undo = []
-    bounded = [name for name, m in leaves_of(model) if isinstance(m, (nn.Sigmoid, nn.Tanh))]
-    for name, scale in zip(bounded, scales, strict=True):
-        parent, _, own = name.rpartition(".")
+    bounded = [name for name, m in leaves_of(model) if isinstance(m, BOUNDED)]
+    for path, scale in zip(bounded, scales, strict=True):
+        parent, _, name = path.rpartition(".")
         holder = model.get_submodule(parent)
-        undo.append((holder, own, getattr(holder, own)))
-        setattr(holder, own, nn.Sequential(getattr(holder, own), Unscale(*scale)))
+        undo.append((holder, name, getattr(holder, name)))
+        setattr(holder, name, nn.Sequential(getattr(holder, name), Unscale(*scale)))
     return undo

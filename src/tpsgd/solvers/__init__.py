@@ -1,4 +1,4 @@
-"""What stands where an optimizer stands, but needs no gradient: solutions in closed form."""
+"""Least squares instead of an optimizer: `ridge` and `rls`. Imports nets and below."""
 
 from tpsgd.solvers.recursive import Recursive, rls
 from tpsgd.solvers.ridge import Ridge, ridge

@@ -1,16 +1,16 @@
-"""Least squares with a penalty on the weights, from sums over samples or from a few samples.
+"""Least squares with a penalty on the weights, from sums over samples or from the samples.
 
     W, b = argmin  mean ||x W + b - y||^2 + alpha ||W||^2
 
 With C the covariance of the inputs, V its eigenvectors and v its eigenvalues, and D the covariance
 of inputs and targets, W = V (v + alpha)^-1 V^T D. Directions in which the inputs do not vary (a
-constant pixel, a repeated input) get no weight, so alpha = 0 gives the pseudo-inverse, with a cut
-where float64 ends: deviations below about 1e-6 of the largest count as none. Without an alpha,
-generalised cross-validation chooses it (Golub, Heath & Wahba 1979): the error of each sample if it
-had been left out, as an average.
+constant pixel, a repeated input) get no weight, so alpha = 0 is the pseudo-inverse, up to the
+precision of float64: deviations below about 1e-6 of the largest count as 0. Without an alpha,
+generalised cross-validation chooses it (Golub, Heath & Wahba 1979), which estimates the mean error
+of samples that are left out.
 
-`MomentSums` adds samples up, whatever their number: d x d numbers for d inputs. `SampleSums` keeps
-them, which takes less when there are fewer samples than inputs. Both give the same weights, in
+`MomentSums` has d x d numbers for d inputs, whatever the number of samples. `SampleSums` stores the
+samples, which takes less memory if they are fewer than the inputs. Both give the same weights, in
 float64.
 """
 
@@ -30,19 +30,19 @@ class Solution(NamedTuple):
     weight: Tensor
     bias: Tensor
     loss: Tensor
-    alpha: Tensor  # the penalty, given or chosen
+    alpha: Tensor  # the penalty
 
 
 def workspace(sums: "MomentSums | SampleSums | None") -> int:
-    """Bytes that LAPACK takes for the eigenvectors of a solve, unseen by torch: 2 n^2 numbers."""
+    """Bytes that LAPACK allocates, outside torch, for the eigenvectors: 2 n^2 numbers."""
     side = sums.xx.shape[-1] if isinstance(sums, MomentSums) else sums.count if sums else 0
     return 16 * side * side
 
 
 class Spectrum(NamedTuple):
-    """The inputs in the directions in which they vary independently, and the targets."""
+    """The inputs in the directions of their principal components, and the targets."""
 
-    variance: Tensor  # of each direction, rising
+    variance: Tensor  # of each direction, ascending
     V: Tensor  # the directions, in columns
     along: Tensor  # each direction's covariance with the targets
     x: Tensor  # means, 0 without a bias
@@ -53,11 +53,11 @@ class Spectrum(NamedTuple):
 
 
 class MomentSums:
-    """Sums of products over samples, seen from their running means if there is a bias.
+    """Sums of products over samples; about their running means if there is a bias.
 
-    A batch of m rows with means x_B, y_B that meets n rows with means x_A, y_A adds, besides its
-    own centred rows, one row sqrt(n m / (n + m)) (x_B - x_A, y_B - y_A) for the shift of the means
-    (Chan, Golub & LeVeque 1983): nothing large is ever subtracted from something large.
+    A batch of m rows with means x_B, y_B, after n rows with means x_A, y_A, adds its centred rows
+    and one row sqrt(n m / (n + m)) (x_B - x_A, y_B - y_A) for the shift of the means (Chan, Golub &
+    LeVeque 1983), so that large numbers are never subtracted from each other.
     """
 
     def __init__(self, x: Tensor, y: Tensor, bias: bool) -> None:
@@ -70,7 +70,7 @@ class MomentSums:
         self.yy = torch.zeros(*lead, k, k, **wide)
 
     def add(self, x: Tensor, y: Tensor) -> None:
-        """A batch more."""
+        """Add a batch."""
         m = x.shape[-2]
         if self.bias:
             x, y = self._centred(x, y)
@@ -88,14 +88,14 @@ class MomentSums:
         return torch.cat([x - mx, weight * dx], -2), torch.cat([y - my, weight * dy], -2)
 
     def solve(self, alpha: float | None, codes: Tensor | None = None) -> Solution:
-        """The weights; with `codes`, of targets that are y times them."""
+        """The weights; with `codes`, for the targets y times the codes."""
         n, x, y = self.count, self.x.squeeze(-2), self.y.squeeze(-2)
         variance, V = torch.linalg.eigh(self.xx / n)
         spectrum = Spectrum(variance, V, V.mT @ self.xy / n, x, y, self.yy / n, n, self.bias)
         return _solve(spectrum, alpha, codes)
 
     def so_far(self, gamma: float, codes: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Weight and bias for a penalty of `gamma` on the sum of squares; NaN if float64 fails."""
+        """Weight and bias for a penalty of `gamma` on the sum of squares; NaN if it is singular."""
         A = self.xx.clone()
         A.diagonal(dim1=-2, dim2=-1).add_(gamma)
         L, failed = torch.linalg.cholesky_ex(A)
@@ -107,19 +107,19 @@ class MomentSums:
 
 
 class SampleSums:
-    """The samples themselves, for as many directions as there are samples."""
+    """The samples themselves, for a problem with as many directions as samples."""
 
     def __init__(self, x: Tensor, y: Tensor, bias: bool) -> None:
         self.count, self.bias, self.xs, self.ys = 0, bias, [], []
 
     def add(self, x: Tensor, y: Tensor) -> None:
-        """A batch more."""
+        """Add a batch."""
         self.count += x.shape[-2]
         self.xs.append(x)
         self.ys.append(y)
 
     def solve(self, alpha: float | None, codes: Tensor | None = None) -> Solution:
-        """As `MomentSums.solve`, by way of the samples' products with one another."""
+        """As `MomentSums.solve`, from the products of the samples with one another."""
         x, y = torch.cat(self.xs, -2), torch.cat(self.ys, -2)
         self.xs.clear()
         n = x.shape[-2]
@@ -128,14 +128,14 @@ class SampleSums:
         variance, U = torch.linalg.eigh(x @ x.mT / n)
         # V = x^T U / sqrt(n v), and V^T x^T = sqrt(n v) U^T
         scale = (n * variance.clamp(min=0)).sqrt()
-        V = (x.mT @ U) * torch.where(_kept(variance, x.shape[-1]), 1 / scale, 0).unsqueeze(-2)
+        V = (x.mT @ U) * torch.where(_varies(variance, x.shape[-1]), 1 / scale, 0).unsqueeze(-2)
         along = scale.unsqueeze(-1) * (U.mT @ y) / n
         spectrum = Spectrum(variance, V, along, mx, my, y.mT @ y / n, n, self.bias)
         return _solve(spectrum, alpha, codes)
 
 
 def _solve(spectrum: Spectrum, alpha: float | None, codes: Tensor | None) -> Solution:
-    """The weights for this penalty, or for the one that generalises best."""
+    """The weights for this penalty, or for the best by generalised cross-validation."""
     variance, V, along, x, y, yy, n, bias = spectrum
     if codes is not None:
         codes = codes.double()
@@ -143,29 +143,29 @@ def _solve(spectrum: Spectrum, alpha: float | None, codes: Tensor | None) -> Sol
         total = ((yy @ codes) * codes).sum((-1, -2))
     else:
         total = yy.diagonal(dim1=-2, dim2=-1).sum(-1)
-    kept = _kept(variance, V.shape[-2])
-    variance = torch.where(kept, variance, 0)
-    along = torch.where(kept.unsqueeze(-1), along, 0)
+    varies = _varies(variance, V.shape[-2])
+    variance = torch.where(varies, variance, 0)
+    along = torch.where(varies.unsqueeze(-1), along, 0)
     power = along.square().sum(-1)
     if alpha is None:
-        penalty = _chosen(variance, power, total, n, bias, V.shape[-2])
+        penalty = _best_alpha(variance, power, total, n, bias, V.shape[-2])
     else:
         penalty = torch.full_like(variance[..., :1], alpha)
-    shrunk = torch.where(kept, 1 / (variance + penalty), 0)
+    shrunk = torch.where(varies, 1 / (variance + penalty), 0)
     W = V @ (along * shrunk.unsqueeze(-1))
     loss = (total - (power * (variance + 2 * penalty) * shrunk.square()).sum(-1)).clamp(min=0) / 2
     return Solution(W.mT, y - (x.unsqueeze(-2) @ W).squeeze(-2), loss, penalty.squeeze(-1))
 
 
-def _kept(variance: Tensor, inputs: int) -> Tensor:
-    """The directions in which inputs vary by more than rounding."""
+def _varies(variance: Tensor, inputs: int) -> Tensor:
+    """The directions in which inputs vary by more than rounding errors."""
     return variance > variance[..., -1:].clamp(min=1e-30) * max(inputs, 10) * _NEGLIGIBLE
 
 
-def _chosen(
+def _best_alpha(
     variance: Tensor, power: Tensor, total: Tensor, n: int, bias: bool, inputs: int
 ) -> Tensor:
-    """Each restart's alpha with the least (error / n) / (1 - parameters / n)^2."""
+    """The alpha with the smallest (error / n) / (1 - parameters / n)^2, for each restart."""
     mean = variance.sum(-1, keepdim=True).clamp(min=1e-30) / min(inputs, n)
     scores = []
     for alpha in ALPHAS:

@@ -1,14 +1,14 @@
-"""`rls()`: ridge regression on a stream, the weights right after every block of samples.
+"""`rls()`: ridge regression on a stream, with its solution after every batch.
 
 LM-KARnet (Zhuang, Lin & Toh, "A low-memory learning formulation for a kernel-and-range network",
-2019) has its name from this recursion over blocks X, Y of samples:
+2019) is named after this recursion over batches X, Y of samples:
 
     R_0 = I / gamma,   K = (I + X R X^T)^-1,   R <- R - R X^T K X R,   W <- W + R X^T (Y - X W)
 
-R is the inverse of A = gamma I + sum X^T X. We keep A itself, to which a block is added, and solve
-A W = sum X^T Y after each by its Cholesky factor: the same weights, without the subtraction that
-lets rounding errors grow when inputs depend on one another. A is d x d for d inputs, whatever the
-number of samples. After n of them the weights are those of `ridge(gamma / n)`.
+R is the inverse of A = gamma I + sum X^T X. We store A, add each batch to it, and solve
+A W = sum X^T Y by its Cholesky factor: the same weights, without the subtraction that lets rounding
+errors grow when inputs are correlated. A is d x d for d inputs, whatever the number of samples.
+After n samples the weights are those of `ridge(gamma / n)`.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from tpsgd.solvers.ridge import number
 
 @dataclass(frozen=True)
 class Recursive:
-    """Where an optimizer stands: a block's rows are added up, and solved after every batch."""
+    """Least squares that is solved again after every batch."""
 
     gamma: float = 1.0
 
@@ -30,17 +30,16 @@ class Recursive:
 
 
 def rls(gamma: float = 1.0) -> Any:
-    """Blocks by recursive least squares, one pass: `optimizer=tpsgd.rls()`, or a list.
+    """Recursive least squares in one pass: `optimizer=tpsgd.rls()`, or as one of a list.
 
-    The same weights as `ridge(gamma / n)` after n samples (rows, for a convolution), but they are
-    there after every batch, so a model can be used while it learns from a stream. Under
-    `tpsgd.simultaneous` the blocks before it must stay as they are (`rules.frozen()`). Its sums
-    take a few times d x d numbers for d inputs, and another `fit` begins anew. The
-    history's loss and accuracy are of each batch *before* it is learned from.
+    After n samples (rows, for a convolution) the weights are those of `ridge(gamma / n)`, but they
+    are updated after every batch, so a model can be used while it learns from a stream. Under
+    `tpsgd.simultaneous` the blocks before it must be frozen (`rules.frozen()`). Its sums take a few
+    times d x d numbers for d inputs; another `fit` starts from zero. The loss and accuracy in the
+    history are those of each batch *before* the update.
 
     Args:
-        gamma: weighs the penalty against the *sum* of squared errors, so it must be known before
-            the samples are; more than 0.
+        gamma: weight of the penalty relative to the *sum* of squared errors; more than 0.
 
     Examples:
         >>> import tpsgd, torch

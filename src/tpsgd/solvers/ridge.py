@@ -1,8 +1,8 @@
-"""`ridge()`: a block by least squares, in one pass over the samples, where an optimizer stands.
+"""`ridge()`: solve a block by least squares, in one pass over the samples, without an optimizer.
 
-Ridge regression: Hoerl & Kennard (1970); on the states of a random recurrent net: Jaeger (2001); on
+Ridge regression: Hoerl & Kennard (1970). On the states of a random recurrent net: Jaeger (2001). On
 a random layer it is an extreme learning machine (Huang, Zhu & Siew 2006); on every block, with
-projected targets, LM-KARnet (Zhuang, Lin & Toh 2019); see `tpsgd.peers`.
+projected targets, LM-KARnet (Zhuang, Lin & Toh 2019).
 """
 
 import math
@@ -24,21 +24,22 @@ class Ridge:
 
 
 def ridge(alpha: float | None = None) -> Any:
-    """Blocks in closed form, in one pass each: `optimizer=tpsgd.ridge()`, or a list of optimizers.
+    """Solve blocks in one pass each: `optimizer=tpsgd.ridge()`, or as one of a list of optimizers.
 
-    The last block is solved for the labels, a hidden one for the projected labels P y* of a rule
-    with a squared error before the activation. `tpsgd.rls` is the same by recursion.
+    The last block is solved for the labels, a hidden block for the projected labels P y* of a rule
+    with a squared error before the activation. `tpsgd.rls` does the same on a stream.
 
     - `rule=rules.frozen()`: random hidden layers and a solved head, an extreme learning machine.
     - `rule=rules.tpsgd_l2(at=Place.BEFORE)`: every block solved, LM-KARnet.
     - `optimizer=[torch.optim.Adam, tpsgd.ridge()]`: hidden blocks learn, the head is solved.
 
     Args:
-        alpha: weighs the penalty against the *mean* squared error, so it need not grow with the
-            data; 0 is the pseudo-inverse. Without it, generalised cross-validation chooses.
+        alpha: weight of the penalty relative to the *mean* squared error, so it does not depend on
+            the number of samples; 0 is the pseudo-inverse. The default is chosen by generalised
+            cross-validation.
 
-    The history has half the mean squared error of a solved block, and no accuracy: samples are read
-    once.
+    The history has half the mean squared error of a solved block, and no accuracy, because samples
+    are read only once.
 
     Examples:
         >>> import tpsgd, torch

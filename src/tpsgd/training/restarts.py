@@ -22,8 +22,8 @@ from tpsgd.engine.settings import Settings, listed
 from tpsgd.errors import TpsgdError
 from tpsgd.maths.random import Key
 from tpsgd.nets.blocks import Block, split
+from tpsgd.nets.layers import layer_kind
 from tpsgd.nets.padded import Padded
-from tpsgd.nets.recurrent import Recurrent
 from tpsgd.objectives import Site
 from tpsgd.rules import Place, Rule, readout
 from tpsgd.solvers import SOLVERS
@@ -144,8 +144,8 @@ def stacking_obstacle(
     if settings.early_stopping is not None or settings.callbacks:
         return "restarts would stop at different times"
     for r in listed(rule):
-        wish = r.objective and r.objective(Site((2,), 2, Key()))
-        if wish and not (wish.closed or wish.together):
+        objective = r.objective and r.objective(Site((2,), 2, Key()))
+        if objective and not objective.written_out:
             return f"{r.name}'s loss has no derivative in closed form"
     return next(filter(None, map(_unstackable, split(model))), None)
 
@@ -161,7 +161,8 @@ def _elementwise(factory: Any) -> bool:
 
 
 def _unstackable(block: Block) -> str | None:
-    if type(block.layer) not in (nn.Linear, Recurrent):
+    kind = layer_kind(block.layer)
+    if not block.recurrent and (kind is None or not kind.stackable):
         return f"{block} is not a linear or recurrent layer"
     if block.between or any(isinstance(m, nn.modules.dropout._DropoutNd) for m in block.modules):
         return f"{block} has a normalisation or dropout"

@@ -1,7 +1,7 @@
 """ResNets (He et al. 2016) as plain `nn.Sequential`s, with torchvision's key names.
 
-`tpsgd.split` makes one block of the stem, of each residual block (autograd runs inside it, and ends
-at its input) and of the classifier. Features are read from `layer1` to `layer4`.
+`tpsgd.split` makes blocks of the stem, of each residual block (autograd runs inside it and stops at
+its input) and of the classifier. Features can be read at `layer1` to `layer4`.
 """
 
 from collections.abc import Sequence
@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from tpsgd.errors import TpsgdError
-from tpsgd.zoo.vgg import check_picture
+from tpsgd.zoo.vgg import check_image
 
 LAYERS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
 
 
 class Residual(nn.Module):
-    """relu(x + f(x)), f two 3 x 3 convolutions with batch norm; x is projected where it must be."""
+    """relu(x + f(x)), f two 3 x 3 convolutions with batch norm; x is projected if shapes differ."""
 
     def __init__(self, inputs: int, width: int, stride: int = 1) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Residual(nn.Module):
             self.downsample = nn.Sequential(shortcut, nn.BatchNorm2d(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block's output."""
+        """relu(x + f(x))."""
         out = self.relu(self.bn1(self.conv1(x)))
         out = self.bn2(self.conv2(out))
         out += x if self.downsample is None else self.downsample(x)
@@ -40,15 +40,15 @@ class Residual(nn.Module):
 def resnet(
     depth: int, shape: Sequence[int], classes: int, small: bool = False, width: int = 64
 ) -> nn.Sequential:
-    """A ResNet18 or ResNet34 for pictures of this shape.
+    """A ResNet18 or ResNet34 for images of this shape.
 
     Args:
         depth: 18 or 34.
-        shape: of one picture, (channels, height, width).
-        classes: how many outputs.
-        small: for pictures under 64 px: a 3 x 3 stem of stride 1 and no pooling after it, instead
-            of 7 x 7, stride 2 and a max pooling, which keep a sixteenth of the pixels.
-        width: filters of the first stage; each of the next three has twice as many.
+        shape: the shape of one image, (channels, height, width).
+        classes: the number of outputs.
+        small: for images under 64 px: a 3 x 3 stem of stride 1 without pooling, instead of 7 x 7,
+            stride 2 and max pooling, which keep a sixteenth of the pixels.
+        width: the number of filters in the first stage; it doubles with each of the next three.
 
     Examples:
         >>> net = resnet(18, (3, 32, 32), 10, small=True)
@@ -57,7 +57,7 @@ def resnet(
     """
     if depth not in LAYERS:
         raise TpsgdError(f"there is no ResNet{depth} here: choose {', '.join(map(str, LAYERS))}")
-    check_picture(shape, classes)
+    check_image(shape, classes)
     if not isinstance(width, int) or width < 1:
         raise TpsgdError(f"width must be a whole number of filters, 1 or more, got {width!r}")
     net, channels = nn.Sequential(), width

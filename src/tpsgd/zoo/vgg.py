@@ -1,17 +1,16 @@
 """VGG nets (Simonyan & Zisserman 2015) as plain `nn.Sequential`s, with torchvision's key names.
 
 VGG8 is the VGG8b of Nøkland & Eidnes (2019). With `dense=(4096, 4096)`, `pool=7` and 1,000 classes,
-VGG11 and VGG16 load torchvision's weights for pictures of any size.
+VGG11 and VGG16 load torchvision's weights for images of any size.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import nn
 
 from tpsgd.errors import TpsgdError
 
-# The widths of the convolutions; 0 halves the picture.
+# The widths of the convolutions; 0 is a max pooling, which halves the image.
 LAYERS = {
     8: (128, 256, 0, 256, 512, 0, 512, 0, 512, 0),
     11: (64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0),
@@ -29,16 +28,16 @@ def vgg(
     dropout: float = 0.0,
     pool: int | None = None,
 ) -> nn.Sequential:
-    """A VGG net for pictures of this shape: `features`, `flatten`, `classifier`.
+    """A VGG net for images of this shape: `features`, `flatten`, `classifier`.
 
     Args:
         depth: 8, 11 or 16.
-        shape: of one picture, (channels, height, width).
-        classes: how many outputs.
-        dense: widths of the linear layers before the classes; default 1,024 for VGG8, else 512.
+        shape: the shape of one image, (channels, height, width).
+        classes: the number of outputs.
+        dense: widths of the linear layers before the classifier; default 1,024 for VGG8, else 512.
         batch_norm: normalise after each convolution; indices are those of `vgg11_bn`, `vgg16_bn`.
-        dropout: after each dense ReLU; torchvision has 0.5.
-        pool: average the last maps to `pool x pool` (a module `avgpool`); torchvision has 7.
+        dropout: the share dropped after each dense ReLU; 0.5 in torchvision.
+        pool: average the last feature maps to `pool x pool` (a module `avgpool`); 7 in torchvision.
 
     Examples:
         >>> net = vgg(11, (3, 32, 32), 10)
@@ -51,7 +50,7 @@ def vgg(
     height, width = (n // halved for n in shape[1:])
     if not height or not width:
         raise TpsgdError(
-            f"pictures of {shape[1]} x {shape[2]} are too small for VGG{depth}, which halves them "
+            f"images of {shape[1]} x {shape[2]} are too small for VGG{depth}, which halves them "
             f"{len(taps(depth))} times: give {halved} x {halved} or more"
         )
     net = nn.Sequential()
@@ -70,37 +69,23 @@ def vgg(
     return net
 
 
-def vgg8(shape: Sequence[int], classes: int, **options: Any) -> nn.Sequential:
-    """`vgg(8, ...)`: six convolutions from 128 to 512 filters and a dense layer of 1,024."""
-    return vgg(8, shape, classes, **options)
-
-
-def vgg11(shape: Sequence[int], classes: int, **options: Any) -> nn.Sequential:
-    """`vgg(11, ...)`: eight convolutions."""
-    return vgg(11, shape, classes, **options)
-
-
-def vgg16(shape: Sequence[int], classes: int, **options: Any) -> nn.Sequential:
-    """`vgg(16, ...)`: thirteen convolutions."""
-    return vgg(16, shape, classes, **options)
-
-
 def taps(depth: int, batch_norm: bool = False) -> dict[str, str]:
-    """The module path of every pooling stage, to read features from.
+    """The module path of every pooling layer, where features can be read.
 
     Examples:
         >>> taps(16)["pool1"], taps(11)["pool5"]
         ('features.4', 'features.20')
     """
     _check_depth(depth)
-    pools = (i for i, m in enumerate(_features(depth, 1, batch_norm, "meta")) if _halves(m))
+    features = _features(depth, 1, batch_norm, "meta")
+    pools = [i for i, module in enumerate(features) if isinstance(module, nn.MaxPool2d)]
     return {f"pool{n}": f"features.{i}" for n, i in enumerate(pools, 1)}
 
 
 def _features(
     depth: int, channels: int, batch_norm: bool, device: str | None = None
 ) -> nn.Sequential:
-    """The convolutions."""
+    """The convolutions and poolings."""
     features: list[nn.Module] = []
     for width in LAYERS[depth]:
         if not width:
@@ -114,12 +99,8 @@ def _features(
     return nn.Sequential(*features)
 
 
-def _halves(module: nn.Module) -> bool:
-    return isinstance(module, nn.MaxPool2d)
-
-
 def _classifier(inputs: int, dense: Sequence[int], classes: int, dropout: float) -> nn.Sequential:
-    """The linear layers; without dropout an `nn.Identity` holds its place, for torchvision."""
+    """The linear layers; without dropout an `nn.Identity` keeps torchvision's key names."""
     layers: list[nn.Module] = []
     for width in dense:
         drops = nn.Dropout(dropout) if dropout else nn.Identity()
@@ -135,16 +116,16 @@ def _check_depth(depth: int) -> None:
 
 def _check(depth: int, shape: Sequence[int], classes: int, dropout: float) -> None:
     _check_depth(depth)
-    check_picture(shape, classes)
+    check_image(shape, classes)
     if not 0 <= dropout < 1:
         raise TpsgdError(f"dropout must be a share from 0 to below 1, got {dropout!r}")
 
 
-def check_picture(shape: Sequence[int], classes: int) -> None:
-    """Refuse what is no picture's shape, or no number of classes."""
+def check_image(shape: Sequence[int], classes: int) -> None:
+    """Refuse a shape that is not an image's, and a number of classes below 1."""
     if len(shape) != 3 or not all(isinstance(n, int) and n > 0 for n in shape):
         raise TpsgdError(
-            f"shape must be a picture's (channels, height, width), such as (3, 32, 32), got {shape}"
+            f"shape must be an image's (channels, height, width), such as (3, 32, 32), got {shape}"
         )
     if not isinstance(classes, int) or classes < 1:
         raise TpsgdError(f"classes must be a whole number, 1 or more, got {classes!r}")

@@ -1,22 +1,19 @@
-"""Models by a word: `mlp:256,256`, `cnn:16x5,16x5`, `rnn:512,512+256`, or `path.py:factory`.
+"""Models by a word: `mlp:256,256`, `cnn:16x5,16x5`, `rnn:512,512+256`, or `FILE.py:FUNCTION`.
 
-Recurrent words end in `rnn` or, reading both ways, in `birnn`. In front of that, nothing means our
-leaky cell, `paper-` the paper's and `torch-` an `nn.RNN`. Then come the layers' sizes, and after a
-`+` the widths of a perceptron between them and the classifier.
+Recurrent words are `rnn`, or `birnn` for bidirectional layers: leaky cells without a prefix, the
+paper's cells with `paper-`, an `nn.RNN` with `torch-`. The layers' sizes follow, and after a `+`
+the widths of a perceptron between them and the classifier.
 """
 
-import difflib
-import importlib.util
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from tpsgd.errors import TpsgdError
+from tpsgd.errors import TpsgdError, suggestion
+from tpsgd.files import is_function, load_function
 from tpsgd.nets import inits
 from tpsgd.nets.blocks import split
 from tpsgd.nets.inits import Init
@@ -32,8 +29,6 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "silu": nn.SiLU,
     "softplus": nn.Softplus,
 }
-
-
 INITS: dict[str, Callable[[], Init]] = {
     "zeros": inits.zeros,
     "uniform": inits.uniform,
@@ -56,13 +51,13 @@ def factory(
     """A function that makes a fresh model for samples of this shape.
 
     Args:
-        word: `mlp:...`, `cnn:...`, `rnn:...` and its kin, or `path.py:function`.
-        shape: of one sample; of sequences (steps, features), of tokens (steps,).
-        classes: how many.
+        word: `mlp:...`, `cnn:...`, `rnn:...` and other recurrent words, or `FILE.py:FUNCTION`.
+        shape: the shape of one sample; (steps, features) for sequences, (steps,) for tokens.
+        classes: the number of classes.
         activation: of an MLP, a CNN or the perceptron after recurrent layers.
-        tokens: how many there are, where samples are whole numbers to look up.
-        init: a recurrent cell's weights, a name out of `INITS`; default: the cell's own.
-        leak: of `rnn:` and `birnn:`, as for `tpsgd.Recurrent`; default: its own.
+        tokens: the size of the vocabulary, if samples are tokens.
+        init: initial weights of recurrent cells, a name in `INITS`; default: that of the cell.
+        leak: of `rnn:` and `birnn:`, as for `tpsgd.Recurrent`.
 
     Examples:
         >>> factory("mlp:8", (1, 4, 4), 3)()
@@ -76,7 +71,9 @@ def factory(
         ['Recurrent', 'Recurrent', 'Linear', 'LeakyReLU', 'Linear']
     """
     if activation not in ACTIVATIONS:
-        raise TpsgdError(f"unknown activation {activation!r}: choose {', '.join(ACTIVATIONS)}")
+        raise TpsgdError(
+            f"unknown activation {activation!r}: {suggestion(activation, ACTIVATIONS)}"
+        )
     act = ACTIVATIONS[activation]
     kind, _, rest = word.partition(":")
     if kind in CELLS:
@@ -97,37 +94,29 @@ def factory(
             raise TpsgdError(f"{word} needs images (channels, height, width), not {shape}")
         _check_sizes(word, shape, layers)
         return lambda: cnn(shape, layers, classes, act)
-    if is_own(word):
+    if is_function(word):
         return from_file(word)
-    close = difflib.get_close_matches(kind.lower(), ("mlp", "cnn", *CELLS), n=1)
     raise TpsgdError(
-        f"unknown model {word!r}: did you mean {close[0]}:{rest}?"
-        if close
-        else f"unknown model {word!r}: write mlp:256,256 (widths), cnn:16x5,16x5 (filters x "
-        f"kernel), rnn:512 (units; or {', '.join(CELLS[1:])}) or path.py:factory"
+        f"unknown model {word!r}: {suggestion(kind, ('mlp', 'cnn', *CELLS))}; write mlp:256,256 "
+        "(widths), cnn:16x5,16x5 (filters x kernel), rnn:512 (units) or FILE.py:FUNCTION"
     )
 
 
-def is_own(word: str) -> bool:
-    """Whether a word names a function in a Python file."""
-    return word.rpartition(":")[0].endswith(".py")
-
-
 def is_recurrent(model: nn.Module) -> bool:
-    """Whether a model has a recurrent layer that can learn here."""
+    """Whether a model has a recurrent layer that the library can train."""
     return any(isinstance(m, (Recurrent, nn.RNN)) for m in model.modules())
 
 
 def mlp(
     shape: tuple[int, ...], widths: list[int], classes: int, activation: type[nn.Module]
 ) -> nn.Sequential:
-    """Flatten, then linear layers with an activation after each but the last."""
+    """Flatten, then linear layers with an activation after each except the last."""
     return nn.Sequential(nn.Flatten(), *_perceptron(math.prod(shape), widths, classes, activation))
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What a recurrent word says about its cells; `make` gives one layer of them."""
+    """The cells of a recurrent word; `make` makes a layer of them."""
 
     style: str = ""  # "", "paper" or "torch"
     both_ways: bool = False
@@ -135,7 +124,7 @@ class Cell:
     leak: float | None = None
 
     def make(self, inputs: int, hidden: int, sequence: bool) -> nn.Module:
-        """A layer that gives its last state, or with `sequence` all."""
+        """A layer that returns its last state, or with `sequence` all states."""
         if self.style == "torch":
             return nn.RNN(inputs, hidden, batch_first=True, bidirectional=self.both_ways)
         new = Recurrent.paper if self.style == "paper" else Recurrent
@@ -153,7 +142,7 @@ def rnn(
     classes: int,
     activation: type[nn.Module],
 ) -> nn.Sequential:
-    """Recurrent layers, the last of which gives its last state, then a perceptron."""
+    """Recurrent layers, the last of which returns its last state, then a perceptron."""
     if cell.style == "torch" and len(set(sizes)) == 1:
         both, units = cell.both_ways, sizes[0] * (1 + cell.both_ways)
         layers = [nn.RNN(inputs, sizes[0], len(sizes), batch_first=True, bidirectional=both)]
@@ -163,9 +152,9 @@ def rnn(
 
 
 def reservoir(make: Factory) -> Factory:
-    """A model's recurrent layers as well-scaled leaky ones of the same sizes, and a linear head.
+    """A factory of reservoirs for a model: leaky layers of the same sizes, and a linear head.
 
-    A perceptron between them is left out: a reservoir's states are read as they are.
+    A perceptron between the recurrent layers and the head is left out.
     """
     blocks = split(make())
     layers = [b.layer for b in blocks if isinstance(b.layer, Recurrent)]
@@ -175,28 +164,28 @@ def reservoir(make: Factory) -> Factory:
             "reservoir is a control for models that begin with a recurrent layer and end with an "
             "nn.Linear, such as rnn:512"
         )
-    kept = [
+    cells = [
         (
             Cell(
-                both_ways=one.bidirectional,
-                init=None if i else inits.reservoir(x=0.3 * min(1.0, 32 / one.inputs)),
-                leak=one.leak if one.leak < 1 else None,
+                both_ways=layer.bidirectional,
+                init=None if i else inits.reservoir(x=0.3 * min(1.0, 32 / layer.inputs)),
+                leak=layer.leak if layer.leak < 1 else None,
             ),
-            one.hidden,
+            layer.hidden,
         )
-        for i, one in enumerate(layers)
+        for i, layer in enumerate(layers)
     ]
-    first, classes = layers[0].inputs, head.out_features
+    inputs, classes = layers[0].inputs, head.out_features
 
     def build() -> nn.Module:
-        made, units = _stack(first, kept)
-        return nn.Sequential(*made, nn.Linear(units, classes))
+        modules, units = _stack(inputs, cells)
+        return nn.Sequential(*modules, nn.Linear(units, classes))
 
     return build
 
 
 def _stack(inputs: int, cells: list[tuple[Cell, int]]) -> tuple[list[nn.Module], int]:
-    """Recurrent layers with so many units each, and how many numbers the last of them gives."""
+    """Recurrent layers with these numbers of units, and the number of outputs of the last one."""
     layers: list[nn.Module] = []
     for i, (cell, hidden) in enumerate(cells, 1):
         layers.append(cell.make(inputs, hidden, i < len(cells)))
@@ -207,7 +196,7 @@ def _stack(inputs: int, cells: list[tuple[Cell, int]]) -> tuple[list[nn.Module],
 def _perceptron(
     inputs: int, widths: list[int], classes: int, activation: type[nn.Module]
 ) -> list[nn.Module]:
-    """Linear layers with an activation after each but the last."""
+    """Linear layers with an activation after each except the last."""
     layers: list[nn.Module] = []
     for width in widths:
         layers += [nn.Linear(inputs, width), activation()]
@@ -231,27 +220,13 @@ def cnn(
 
 
 def from_file(word: str) -> Factory:
-    """The function `name` of a Python file, given as `path.py:name`."""
-    path_text, _, name = word.rpartition(":")
-    path = Path(path_text).expanduser()
-    if not path.is_file():
-        raise TpsgdError(f"there is no file {path}")
-    spec = importlib.util.spec_from_file_location(f"tpsgd_model_{path.stem}", path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses and pickles look themselves up there
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise TpsgdError(f"{path} does not run: {type(error).__name__}: {error}") from error
-    made = getattr(module, name, None)
-    if not callable(made):
-        raise TpsgdError(f"{path} has no function {name!r}")
+    """The factory that `FILE.py:FUNCTION` names."""
+    function = load_function(word)
 
     def build() -> nn.Module:
-        model = made()
+        model = function()
         if not isinstance(model, nn.Module):
-            raise TpsgdError(f"{word} gave a {type(model).__name__}, not an nn.Module")
+            raise TpsgdError(f"{word} returned a {type(model).__name__}, not an nn.Module")
         return model
 
     return build
@@ -270,7 +245,7 @@ def _numbers(word: str, text: str, like: str = "widths like mlp:256,128") -> lis
 def _cell(word: str, kind: str, init: str | None, leak: float | None) -> Cell:
     style = kind.rpartition("-")[0]
     if init is not None and init not in INITS:
-        raise TpsgdError(f"unknown init {init!r}: choose {', '.join(INITS)}")
+        raise TpsgdError(f"unknown init {init!r}: {suggestion(init, INITS)}")
     if style == "torch" and init is not None:
         raise TpsgdError(f"init is not for {word}, which begins as torch has it: choose rnn:512")
     if style and leak is not None:
@@ -279,7 +254,7 @@ def _cell(word: str, kind: str, init: str | None, leak: float | None) -> Cell:
 
 
 def _sizes(word: str, text: str) -> tuple[list[int], list[int]]:
-    """Units of the recurrent layers, and widths of the perceptron after a `+`."""
+    """The units of the recurrent layers, and the widths of the perceptron after a `+`."""
     units, plus, widths = text.partition("+")
     like = "units like rnn:512 or rnn:512,512+256 (a perceptron after the +)"
     if not units or (plus and not widths):
@@ -288,13 +263,13 @@ def _sizes(word: str, text: str) -> tuple[list[int], list[int]]:
 
 
 def _features(word: str, shape: tuple[int, ...], tokens: int | None) -> int:
-    """Of a step of these sequences; for tokens, how many there are."""
+    """The number of features of a time step; for tokens, the size of the vocabulary."""
     if tokens is not None and len(shape) == 1:
         return tokens
     if len(shape) == 2 and tokens is None:
         return shape[1]
     images = "; seq-mnist-rows has MNIST's images as sequences of rows" * (len(shape) == 3)
-    table = "; x[..., None] makes each number a step of its own" * (len(shape) == 1)
+    table = "; x[..., None] makes each number a time step" * (len(shape) == 1)
     raise TpsgdError(
         f"{word} needs sequences (steps, features), not samples of shape {shape}{images}{table}"
     )

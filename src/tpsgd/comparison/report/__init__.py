@@ -1,4 +1,4 @@
-"""A comparison as files: `results.json`, the plots as PNGs, and `report.html`, which holds all."""
+"""A comparison as files: `results.json`, plots as PNGs, and `report.html` with all of it."""
 
 import json
 from pathlib import Path
@@ -11,15 +11,15 @@ __all__ = ["save", "write"]
 
 
 def save(comparison: Comparison, folder: Path) -> Path:
-    """Write `results.json`: the old one stays until the new one is whole."""
+    """Write `results.json`, replacing an older one only when the new one is complete."""
     text = json.dumps(comparison.as_dict(), indent=1)
     return write_whole(folder / "results.json", text.encode())
 
 
 def write(comparison: Comparison, folder: Path) -> Path:
-    """Write the record, the plots and the page; the page is what is returned."""
+    """Write the record, the plots and the page; returns the file of the page."""
     save(comparison, folder)
-    pictures = plots.draw(comparison)
-    for name, picture in pictures.items():
-        write_whole(folder / f"{name}.png", picture)
-    return write_whole(folder / "report.html", page.render(comparison, pictures).encode())
+    images = plots.draw(comparison)
+    for name, image in images.items():
+        write_whole(folder / f"{name}.png", image)
+    return write_whole(folder / "report.html", page.render(comparison, images).encode())

@@ -1,11 +1,10 @@
-"""A search as a picture: for each tap, accuracy and memory by numbers of layers."""
+"""A search as a figure: for each tap, accuracy and memory by numbers of layers."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tpsgd.comparison.report.plots import LOOK
-from tpsgd.files import check_picture, write_picture
+from tpsgd import figures
 from tpsgd.units import size
 
 if TYPE_CHECKING:
@@ -30,47 +29,41 @@ COLUMNS = (
 
 
 def draw(search: "Search", file: Path) -> Path:
-    """Write the picture, as a PNG or an SVG by the file's name."""
+    """Write the figure, as a PNG or an SVG by the suffix of the file name."""
     from matplotlib import rc_context
 
-    check(file)
-    look: dict[Any, Any] = {**LOOK, "axes.grid": False, "hatch.linewidth": 0.6}
-    with rc_context(look):
-        return write_picture(figure(search), file)
-
-
-def check(file: Path) -> None:
-    """Refuse a file that no picture can be written to, as far as its name tells."""
-    check_picture(file, "search")
+    figures.check_file(file, "search")
+    with rc_context({**figures.LOOK, "axes.grid": False, "hatch.linewidth": 0.6}):
+        return figures.write(figure(search), file)
 
 
 def figure(search: "Search") -> Any:
-    """Two heatmaps for every tap; each column has one scale of colours."""
+    """Two heatmaps for every tap; the heatmaps of a column share their scale of colours."""
     from matplotlib.figure import Figure
 
     taps = list(dict.fromkeys(row.tap for row in search.rows))
     grids = {tap: [r for r in search.rows if r.tap == tap and not r.control] for tap in taps}
     wide, high = (max(len(_counts(rows)[i]) for rows in grids.values()) for i in (0, 1))
-    made = Figure(
+    plot = Figure(
         figsize=(1.2 + 2 * max(2.8, 0.95 * wide), 0.8 + len(taps) * (0.8 + 0.5 * high)),
         layout="constrained",
     )
-    axes = made.subplots(len(taps), 2, squeeze=False)
+    axes = plot.subplots(len(taps), 2, squeeze=False)
     for i, column in enumerate(COLUMNS):
         shade = _shade(column, [row for rows in grids.values() for row in rows])
-        for one, tap in zip(axes[:, i], taps, strict=True):
-            _panel(one, grids[tap], column, shade)
-            _outline(one, search, tap, grids[tap])
-            one.set_title(_title(search, tap, column))
+        for panel, tap in zip(axes[:, i], taps, strict=True):
+            _panel(panel, grids[tap], column, shade)
+            _outline(panel, search, tap, grids[tap])
+            panel.set_title(_title(search, tap, column))
         axes[-1, i].set_xlabel("convolutional layers")
-    for one in axes[:, 0]:
-        one.set_ylabel("dense layers")
-    made.legend(handles=list(_legend(search)), loc="outside lower center", ncols=3)
-    return made
+    for panel in axes[:, 0]:
+        panel.set_ylabel("dense layers")
+    plot.legend(handles=list(_legend(search)), loc="outside lower center", ncols=3)
+    return plot
 
 
 def _panel(axes: Any, rows: "list[Row]", column: Column, shade: Callable[[float], Any]) -> None:
-    """A cell for every configuration, its number written in it."""
+    """A cell with a number for every configuration."""
     from matplotlib.patches import Rectangle
 
     xs, ys = _counts(rows)
@@ -92,7 +85,7 @@ def _panel(axes: Any, rows: "list[Row]", column: Column, shade: Callable[[float]
 
 
 def _outline(axes: Any, search: "Search", tap: str, rows: "list[Row]") -> None:
-    """A green frame around what was chosen for this tap."""
+    """A green frame around the configuration that was chosen for this tap."""
     from matplotlib.patches import Rectangle
 
     if not any(row.accuracies for row in rows):
@@ -103,11 +96,12 @@ def _outline(axes: Any, search: "Search", tap: str, rows: "list[Row]") -> None:
 
 
 def _shade(column: Column, rows: "list[Row]") -> Callable[[float], Any]:
-    """From a value to its colour, and to one that can be read on it."""
+    """A function from a value to its colour and the colour of the text on it."""
     from matplotlib import colormaps
 
-    known = [v for r in rows if r.skipped != "over budget" and (v := column.value(r)) is not None]
-    least, most = min(known, default=0.0), max(known, default=0.0)
+    fitting = [row for row in rows if row.skipped != "over budget"]
+    values = [value for row in fitting if (value := column.value(row)) is not None]
+    least, most = min(values, default=0.0), max(values, default=0.0)
 
     def colour(value: float) -> tuple[Any, str]:
         share = (value - least) / (most - least) if most > least else 0.5
@@ -130,11 +124,11 @@ def _legend(search: "Search") -> Any:
 
 def _title(search: "Search", tap: str, column: Column) -> str:
     if column is not COLUMNS[0]:
-        known = all(row.planned_bytes is not None for row in search.rows)
-        return column.title if known else "weights"
+        planned = all(row.planned_bytes is not None for row in search.rows)
+        return column.title if planned else "weights"
     probe = search.control(tap)
-    beside = "" if probe is None else f" (linear probe {100 * (probe.accuracy or 0):.1f})"
-    return f"{short_of(tap)}: {column.title}{beside}"
+    control = "" if probe is None else f" (linear probe {100 * (probe.accuracy or 0):.1f})"
+    return f"{short_of(tap)}: {column.title}{control}"
 
 
 def short_of(tap: str) -> str:
@@ -143,7 +137,7 @@ def short_of(tap: str) -> str:
 
 
 def _counts(rows: "list[Row]") -> tuple[list[int], list[int]]:
-    """The numbers of convolutions and of dense layers that there are."""
+    """The numbers of convolutions and of dense layers that occur."""
     convs, dense = ([getattr(r.layers, n) for r in rows] for n in ("convs", "dense"))
     return sorted(set(convs)), sorted(set(dense))
 

@@ -1,4 +1,4 @@
-"""The report as one HTML page that needs nothing but itself."""
+"""The report as an HTML page without any other files."""
 
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,23 +13,22 @@ HEAD = (
     "kept inputs", "sample passes",
 )  # fmt: skip
 CAPTIONS = {
-    "memory": "Test accuracy against peak memory: model, optimizer, activations and projections of "
-    "one training, without the data set and the inputs kept for reuse.",
-    "time": "Test accuracy against the seconds of training: median and range over the restarts; "
-    "vertical bars are standard deviations, the dotted line is backprop.",
-    "curves": "Learning curves per block: training accuracy where the block has a classifier, else "
-    "its local loss, scaled to 0..1 because rules share no unit. Lines are means, bands the range "
-    "of the restarts. Backprop trains all blocks at once and stands with the last; DFA and sDFA "
-    "have no local loss of their own to show, nor have blocks that are solved. dlADMM trains all "
-    "blocks too; its iterations are shown as far as the others' epochs go.",
+    "memory": "Test accuracy against peak memory: model, optimizer, activations and class codes of "
+    "one training run, without the data set and the inputs kept for reuse.",
+    "time": "Test accuracy against training time: median and range over the restarts; vertical "
+    "bars are standard deviations, the dotted line is backprop.",
+    "curves": "Learning curves per block: training accuracy if the block has a classifier, else "
+    "its local loss, scaled to 0..1 because the losses of different rules have different units. "
+    "Lines are means, bands the range over the restarts. Backprop and dlADMM train all blocks "
+    "together and are shown with the last block; iterations of dlADMM are shown up to the number "
+    "of epochs of the other rules. DFA, sDFA and solved blocks have no local loss to show.",
 }
 NOTES = (
     "Accuracy (mean ± standard deviation), time (median) and memory (peak) of a row come from the "
-    "same trainings. A sample pass is one sample "
-    "that one block learns from: equal for every rule at equal epochs, fewer for solved blocks, "
-    "which read each once, and for the controls, whose head alone learns, if that. Kept inputs "
-    "are each block's inputs, computed once and held "
-    "for its epochs; they are counted apart from peak memory."
+    "same training runs. A sample pass is one sample that one block learns from: as many for every "
+    "rule at equal epochs, fewer for solved blocks, which read each sample once, and for the "
+    "controls, which train the head only, or nothing. Kept inputs are the inputs of each block, "
+    "computed once and kept in memory for all of its epochs; peak memory does not include them."
 )
 STYLE = """
 :root { color-scheme: light }
@@ -54,10 +53,10 @@ pre { background: #f5f5f5; padding: .8rem 1rem; white-space: pre-wrap; border-ra
 """
 
 
-def render(comparison: Comparison, pictures: Mapping[str, bytes]) -> str:
-    """The page, with the pictures inside."""
+def render(comparison: Comparison, images: Mapping[str, bytes]) -> str:
+    """The page, with the plots inside."""
     name, data = escape(title(comparison)), comparison.data
-    figures = {key: _figure(picture, CAPTIONS[key]) for key, picture in pictures.items()}
+    figures = {key: _figure(image, CAPTIONS[key]) for key, image in images.items()}
     alerts = "".join(f'<p class="bad">{escape(line)}</p>' for line in remarks(comparison))
     return f"""<!doctype html>
 <html lang="en">
@@ -83,7 +82,7 @@ samples.</p>
 {_plain(_settings(comparison))}
 <h2>Reproduce</h2>
 <pre>{escape(comparison.command or "results.json holds every setting")}</pre>
-<p class="quiet">Made {escape(comparison.date)}. All figures are in results.json.</p>
+<p class="quiet">Made {escape(comparison.date)}. All numbers are in results.json.</p>
 </body>
 </html>
 """
@@ -124,8 +123,8 @@ def _plain(pairs: Iterable[tuple[str, str]]) -> str:
     return f'<table class="plain"><tbody>{rows}</tbody></table>'
 
 
-def _figure(picture: bytes, caption: str) -> str:
-    source = f"data:image/png;base64,{b64encode(picture).decode()}"
+def _figure(image: bytes, caption: str) -> str:
+    source = f"data:image/png;base64,{b64encode(image).decode()}"
     return (
         f'<figure><img alt="{caption}" src="{source}"><figcaption>{caption}</figcaption></figure>'
     )

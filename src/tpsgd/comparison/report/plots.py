@@ -1,6 +1,5 @@
 """The plots of a comparison: accuracy against memory and time, learning curves per block."""
 
-import io
 import math
 from collections.abc import Callable, Sequence
 from itertools import cycle
@@ -10,30 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tpsgd import figures
+from tpsgd.comparison.arms import ALL
 from tpsgd.comparison.compare import Comparison, Result
+from tpsgd.figures import COLOURS, LOOK
 
-# Okabe and Ito's colours, which colour-blind readers tell apart, and darker ones for the peers;
-# black is backprop.
-COLOURS = (
-    *("#0072B2", "#56B4E9", "#D55E00", "#E69F00", "#8F7F00", "#009E73", "#CC79A7"),
-    *("#7A3E9D", "#7B2D00", "#00504A"),
-    "#8C564B",
-)
-MARKERS = "s^DvPXp<>*H"
-GREYS = (("#888888", "o", ":"), ("#a0a0a0", "d", "-."), ("#5c5c5c", "h", "--"))  # the controls
-LOOK: dict[Any, Any] = {
-    "font.size": 10,
-    "axes.titlesize": 10,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": "#888888",
-    "axes.grid": True,
-    "grid.color": "#ececec",
-    "axes.axisbelow": True,
-    "lines.linewidth": 1.2,
-    "legend.frameon": False,
-}
 Line = list[tuple[float, float, float]]  # per epoch: mean, least and most of the restarts
 
 
@@ -52,24 +32,28 @@ def draw(comparison: Comparison) -> dict[str, bytes]:
     largest = max((r.peak_bytes for r in comparison.results if r.counts), default=0)
     unit, step = ("KB", 2**10) if largest < 2**20 else ("MB", 2**20)
     with rc_context(LOOK):
-        return {
-            "memory": _png(
-                scatter(comparison, f"peak memory ({unit})", lambda r: [r.peak_bytes / step])
+        plots = {
+            "memory": scatter(comparison, f"peak memory ({unit})", lambda r: [r.peak_bytes / step]),
+            "time": scatter(
+                comparison, "training time (s)", lambda r: [run.seconds for run in r.runs]
             ),
-            "time": _png(
-                scatter(comparison, "training time (s)", lambda r: [x.seconds for x in r.runs])
-            ),
-            "curves": _png(curves(comparison)),
+            "curves": curves(comparison),
         }
+        return {name: figures.as_bytes(plot) for name, plot in plots.items()}
 
 
 def styles(comparison: Comparison) -> dict[str, Style]:
-    """A look for each arm: black for backprop, grey for a control, a colour for each rule."""
-    looks = cycle([Style(*s) for s in zip(COLOURS, MARKERS, cycle(("-", "--")), strict=False)])
-    greys, black = cycle([Style(*s) for s in GREYS]), Style("#000000", "o")
+    """A style for each arm: that of its word, or for other arms colours that are still free."""
+    names = [result.arm.name for result in comparison.results]
+    words = {name: ALL[name] for name in names if name in ALL}
+    taken = {entry.colour for entry in words.values()}
+    spare = cycle([colour for colour in COLOURS if colour not in taken] or COLOURS)
+    markers = cycle("sD^vPXp")
     return {
-        r.arm.name: black if r.arm.backprop else next(greys if r.arm.control else looks)
-        for r in comparison.results
+        name: Style(words[name].colour, words[name].marker, words[name].dash)
+        if name in words
+        else Style(next(spare), next(markers), ":")
+        for name in names
     }
 
 
@@ -103,7 +87,7 @@ def scatter(comparison: Comparison, label: str, costs: Callable[[Result], list[f
 
 
 def _scale(axes: Any, values: Sequence[float], top: float) -> None:
-    """Where one arm is far behind, draw the error on a log scale: the others stay apart."""
+    """If one arm is far behind, use a log scale of the error, so that the others stay apart."""
     least = max((100 - top) / 2, 0.01)  # the smallest error shown
     if not values or max(values) - min(values) < 20 or max(values) < 90:
         axes.margins(y=0.12)
@@ -122,7 +106,7 @@ def _scale(axes: Any, values: Sequence[float], top: float) -> None:
 
 
 def _label(axes: Any, points: Sequence[tuple[Any, ...]]) -> None:
-    """Write each name beside its point, where nothing else is; one further off gets a line."""
+    """Write each name next to its point where there is room; with a line if it is further away."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.patheffects import withStroke
     from matplotlib.text import Text
@@ -154,7 +138,7 @@ def _label(axes: Any, points: Sequence[tuple[Any, ...]]) -> None:
 
 
 def _boxes(axes: Any, x: float, y: float, left: float, right: float, dy: float) -> list[Any]:
-    """What a point covers: its marker and its two bars."""
+    """The boxes that a point covers: its marker and its two error bars."""
     from matplotlib.transforms import Bbox
 
     def box(low: tuple[float, float], high: tuple[float, float], pad: float) -> Any:
@@ -166,13 +150,13 @@ def _boxes(axes: Any, x: float, y: float, left: float, right: float, dy: float) 
 
 
 def curves(comparison: Comparison) -> Any:
-    """Training accuracy per block where a block has a classifier, else its scaled local loss."""
+    """Training accuracy per block if the block has a classifier, else its scaled local loss."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
     from matplotlib.ticker import MaxNLocator
 
     panels, looks = _panels(comparison), styles(comparison)
-    # a method of its own may take hundreds of iterations: the others' epochs set the scale
+    # a method may have hundreds of iterations: the epochs of the rules set the scale
     iterative = {r.arm.name for r in comparison.results if r.arm.method}
     panels = {title: lines for title, lines in panels.items() if set(lines) - iterative}
     rows = math.ceil(len(panels) / 3) or 1
@@ -202,12 +186,12 @@ def curves(comparison: Comparison) -> Any:
 
 
 def _mark(look: Style, epochs: int) -> dict[str, Any]:
-    """A line, or where there is but one epoch a point."""
+    """A line, or for a single epoch a point."""
     return {"marker": look.marker, "linestyle": ""} if epochs == 1 else {"linestyle": look.dash}
 
 
 def _longest(panels: dict[str, dict[str, Line]]) -> dict[str, int]:
-    """Epochs of each arm's longest line."""
+    """The number of epochs of each arm's longest line."""
     lengths: dict[str, int] = {}
     for name, line in (pair for lines in panels.values() for pair in lines.items()):
         lengths[name] = max(lengths.get(name, 0), len(line))
@@ -215,33 +199,34 @@ def _longest(panels: dict[str, dict[str, Line]]) -> dict[str, int]:
 
 
 def _panels(comparison: Comparison) -> dict[str, dict[str, Line]]:
-    """Titles and lines of the panels that hold one: first accuracies, then local losses."""
+    """Titles and lines of all panels that are not empty: first accuracies, then local losses."""
     done = [r for r in comparison.results if r.counts]
     blocks = max((r.runs[0].blocks for r in done), key=len, default=[])
     panels = {}
     for what, lines in (("training accuracy (%)", _accuracies), ("local loss, scaled", _losses)):
         for number, block in enumerate(blocks, 1):
-            found = {r.arm.name: lines(r, number, len(blocks)) for r in done}
+            arms = {r.arm.name: lines(r, number, len(blocks)) for r in done}
             layer = shorten(block.name.partition(": ")[2] or block.name, 22, placeholder=" …")
-            panels[f"block {number} ({layer})\n{what}"] = {k: v for k, v in found.items() if v}
+            panels[f"block {number} ({layer})\n{what}"] = {k: v for k, v in arms.items() if v}
     return {title: lines for title, lines in panels.items() if lines}
 
 
 def _accuracies(result: Result, block: int, last: int) -> Line:
-    """Of a block's classifier, where it has one; backprop's net stands with the last block."""
+    """The accuracy of a block's classifier, if it has one; backprop counts as the last block."""
     runs = [[e for e in run.history if (e.block or last) == block] for run in result.runs]
     return _line([[100 * e.accuracy for e in run if e.accuracy is not None] for run in runs])
 
 
 def _losses(result: Result, block: int, last: int) -> Line:
-    """Scaled so that each run's lowest is 0 and its highest 1: rules share no unit.
+    """Local losses, scaled to 0..1 within each run: different rules have different units.
 
-    DFA's and sDFA's loss is left out: it follows the output's error, so its value says nothing.
+    The losses of DFA and sDFA are left out: they follow the output error, so that their values have
+    no meaning.
     """
     if (result.arm.rule and result.arm.rule.needs_output) or _accuracies(result, block, last):
         return []
     runs = [[e.loss for e in run.history if (e.block or last) == block] for run in result.runs]
-    if all(len(run) < 2 for run in runs):  # solved: one number has no scale
+    if all(len(run) < 2 for run in runs):  # solved: a single number
         return []
     return _line(
         [[(v - min(run)) / ((max(run) - min(run)) or 1) for v in run] for run in runs if run]
@@ -250,9 +235,3 @@ def _losses(result: Result, block: int, last: int) -> Line:
 
 def _line(runs: list[list[float]]) -> Line:
     return [(fmean(v), min(v), max(v)) for v in zip(*runs, strict=False)]
-
-
-def _png(figure: Any) -> bytes:
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=160, metadata={"Software": None})
-    return file.getvalue()

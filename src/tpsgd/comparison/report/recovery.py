@@ -1,11 +1,10 @@
-"""What a shifted domain costs each arm, and what adapting wins back, as a picture."""
+"""Accuracy on a shifted domain before and after adaptation, as a figure."""
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tpsgd.files import write_whole
+from tpsgd import figures
 
 if TYPE_CHECKING:
     from tpsgd.adapt.recovery import Recovery
@@ -16,17 +15,15 @@ BARS = (
     ("new domain, after", "new_after", "#2a9d8f"),
     ("known domain, after", "known_after", "#5f6c7b"),
 )
-NARROWEST = 6.8  # inches: the legend is one line
+MIN_WIDTH = 6.8  # inches: the legend fits in one line
 
 
 def draw(rows: "Sequence[Recovery]", file: Path, title: str) -> Path:
-    """Four bars for each arm, as a PNG file that is whole or not there."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    """Write a PNG file with four bars for each arm."""
     from matplotlib.figure import Figure
 
-    size = (max(NARROWEST, 1.6 + 1.75 * len(rows)), 3.6)
-    figure = Figure(figsize=size, layout="constrained", dpi=150)
-    FigureCanvasAgg(figure)
+    size = (max(MIN_WIDTH, 1.6 + 1.75 * len(rows)), 3.6)
+    figure = Figure(figsize=size, layout="constrained")
     axes = figure.add_subplot()
     width = 0.2
     for i, (label, name, colour) in enumerate(BARS):
@@ -35,8 +32,8 @@ def draw(rows: "Sequence[Recovery]", file: Path, title: str) -> Path:
         bars = axes.bar(places, heights, width * 0.92, label=label, color=colour)
         axes.bar_label(bars, fmt="%.0f", fontsize=7, padding=1)
     axes.set_xticks(range(len(rows)), [row.arm for row in rows])
-    beside = max(0.0, (3 - len(rows)) / 2)  # few arms have no fatter bars
-    axes.set_xlim(-0.6 - beside, len(rows) - 0.4 + beside)
+    margin = max(0.0, (3 - len(rows)) / 2)  # so that few arms do not get wider bars
+    axes.set_xlim(-0.6 - margin, len(rows) - 0.4 + margin)
     axes.set_ylim(0, 112)
     axes.set_yticks(range(0, 101, 20))
     axes.set_ylabel("test accuracy (%)")
@@ -44,6 +41,4 @@ def draw(rows: "Sequence[Recovery]", file: Path, title: str) -> Path:
     axes.set_title(title, fontsize=10, loc="left", pad=24)
     axes.legend(ncols=4, fontsize=7, frameon=False, loc="lower left", bbox_to_anchor=(0, 1.0),
                 borderaxespad=0.2, columnspacing=1.0, handlelength=1.0)  # fmt: skip
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png")
-    return write_whole(file, picture.getvalue())
+    return figures.write(figure, file)

@@ -8,17 +8,17 @@ NONE = "–"
 
 
 def rows(comparison: Comparison) -> list[tuple[str, ...]]:
-    """One row per arm, as in `HEAD`; an unnamed column is the one before it over backprop's."""
+    """A row per arm, as in `HEAD`; an unnamed column is the one before it relative to backprop."""
     return [_row(result, comparison) for result in comparison.ranked]
 
 
 def remarks(comparison: Comparison) -> list[str]:
-    """What the table cannot show: who failed, whose head was solved, what an interrupt left out."""
+    """What the table does not show: failed arms, solved heads, and whether it was interrupted."""
     lines = [f"{r.arm.name} failed: {r.error}" for r in comparison.ranked if r.error]
     if comparison.settings.get("head") == "ridge":
         arms = [r.arm for r in comparison.ranked]
-        learned = [a.name for a in arms if a.optimizer is None and a.method is None]
-        lines.append(f"last layers are solved in closed form, but not of {', '.join(learned)}")
+        trained = [a.name for a in arms if a.optimizer is None and a.method is None]
+        lines.append(f"last layers are solved in closed form, except of {', '.join(trained)}")
     once = [r.arm.name for r in comparison.ranked if r.counts and _in_one_pass(r)]
     if once:
         lines.append(f"solved in one pass, without epochs: {', '.join(once)}")
@@ -27,18 +27,20 @@ def remarks(comparison: Comparison) -> list[str]:
             lines.append(f"{r.arm.name}: {count} iterations over all samples, not epochs")
     if (free := comparison.settings.get("without_budget")) is not None:
         budget = size(as_bytes(comparison.settings["memory_budget"]))
-        lines.append(f"a memory budget of {budget} for each training, but not for {free}")
+        lines.append(f"a memory budget of {budget} for each training run, except for {free}")
     if left := comparison.settings.get("left_out"):
         lines.append(
-            f"left out: {', '.join(left)}; --rules {','.join(left)} says why, or runs them"
+            f"left out: {', '.join(left)}; --rules {','.join(left)} runs them, or says why not"
         )
     if comparison.interrupted:
-        lines.append(f"interrupted: {comparison.finished} of {comparison.asked} trainings finished")
+        lines.append(
+            f"interrupted: {comparison.finished} of {comparison.asked} training runs finished"
+        )
     return lines
 
 
 def _in_one_pass(result: Result) -> bool:
-    """Whether every block that learned was solved, in an arm that might have had epochs."""
+    """Whether every trained block was solved."""
     ways = {block.learning for block in result.runs[0].blocks} - {"frozen"}
     return ways == {"solved"}
 
@@ -59,11 +61,11 @@ def legend(comparison: Comparison) -> str:
     """The table's columns, in one line."""
     base = comparison.reference
     over = "backprop through time" if base and base.arm.remark == THROUGH_TIME else "backprop"
-    return f"× is over {over}; kept: inputs held; passes: samples learned from"
+    return f"× is over {over}; kept: inputs kept; passes: samples learned from"
 
 
 def accuracy(result: Result, samples: int) -> str:
-    """Mean ± standard deviation in per cent, as finely as that many test samples allow."""
+    """Mean ± standard deviation in per cent, with as many digits as the test samples allow."""
     digits = 2 if samples >= 5000 else 1
     mean, std = (f"{100 * value:.{digits}f}" for value in result.accuracy)
     return f"{mean} ± {std}" if len(result.runs) > 1 else mean

@@ -1,14 +1,16 @@
-"""A plan as a picture: a stacked bar for every way to train, and for every block."""
+"""A plan as a figure: a stacked bar for every way to train, and for every block."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tpsgd.comparison.report.plots import COLOURS, LOOK
-from tpsgd.files import check_picture, write_picture
-from tpsgd.memory.plan import Line, Plan
+from tpsgd import figures
+from tpsgd.figures import COLOURS, LOOK
 from tpsgd.units import UNITS, size
+
+if TYPE_CHECKING:
+    from tpsgd.memory.plan import Line, Plan
 
 KEPT = "kept inputs"
 LABELS = {
@@ -21,58 +23,53 @@ LABELS = {
     KEPT: KEPT,
 }
 SHADES = dict(zip(LABELS, (*(COLOURS[i] for i in (0, 1, 5, 2, 3, 6)), "#b8b8b8"), strict=True))
-DWARFS = 5  # times the rest: from there on, kept inputs are cut
-STUB = 0.3  # of the highest peak: what is shown of them
+CUT_ABOVE = 5  # kept inputs that are more than this many times the rest are cut
+CUT_TO = 0.3  # of the highest peak
 
 
-def draw(plan: Plan, file: Path) -> Path:
-    """Write the picture, as a PNG or an SVG by the file's name."""
+def draw(plan: "Plan", file: Path) -> Path:
+    """Write the figure, as a PNG or an SVG by the suffix of the file name."""
     from matplotlib import rc_context
 
-    check(file)
+    figures.check_file(file, "plan")
     with rc_context(LOOK):
-        return write_picture(figure(plan), file)
+        return figures.write(figure(plan), file)
 
 
-def check(file: Path) -> None:
-    """Refuse a file that no picture can be written to, as far as its name tells."""
-    check_picture(file, "plan")
-
-
-def figure(plan: Plan) -> Any:
-    """The panels: all ways to train, and the blocks of the first where it has several."""
+def figure(plan: "Plan") -> Any:
+    """A panel for all ways to train, and one for the blocks of the first if it has several."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
     first = plan.lines[0]
-    panels = {"memory of one training": plan.lines}
+    panels = {"memory of one training run": plan.lines}
     if len(first.blocks) > 1:
         panels[f"{first.name}: while each block learns"] = first.blocks
     heights = [len(lines) + 2.2 for lines in panels.values()]
-    made = Figure(figsize=(8.4, 0.3 * sum(heights) + 0.7), layout="constrained")
-    axes = made.subplots(len(panels), height_ratios=heights, squeeze=False)[:, 0]
-    seen = {part for lines in panels.values() for line in lines for part in _pieces(line)}
-    for one, (title, lines) in zip(axes, panels.items(), strict=True):
-        _bars(one, lines, title)
-    made.legend(
-        handles=[Patch(color=SHADES[p], label=LABELS[p]) for p in LABELS if p in seen],
+    plot = Figure(figsize=(8.4, 0.3 * sum(heights) + 0.7), layout="constrained")
+    axes = plot.subplots(len(panels), height_ratios=heights, squeeze=False)[:, 0]
+    shown = {part for lines in panels.values() for line in lines for part in _pieces(line)}
+    for panel, (title, lines) in zip(axes, panels.items(), strict=True):
+        _bars(panel, lines, title)
+    plot.legend(
+        handles=[Patch(color=SHADES[p], label=LABELS[p]) for p in LABELS if p in shown],
         loc="outside lower center",
         ncols=4,
     )
-    made.draw_without_rendering()
-    for one in axes:
-        _make_room(one)
-    return made
+    plot.draw_without_rendering()
+    for panel in axes:
+        _make_room(panel)
+    return plot
 
 
-def _pieces(line: Line) -> dict[str, int]:
-    """What a bar is made of, in order; what there is nothing of is left out."""
+def _pieces(line: "Line") -> dict[str, int]:
+    """The pieces of a bar in order, without empty ones."""
     parts = {**{part: line.parts.get(part, 0) for part in LABELS if part != KEPT}, KEPT: line.kept}
     return {part: count for part, count in parts.items() if count}
 
 
-def _bars(axes: Any, lines: Sequence[Line], title: str) -> None:
-    """One panel: a bar for every line, the first at the top, its bytes at its end."""
+def _bars(axes: Any, lines: "Sequence[Line]", title: str) -> None:
+    """One panel: a bar for every line, from top to bottom, with its bytes at the end."""
     highest = max(line.peak for line in lines)
     shown = [_shown(line, highest) for line in lines]
     unit, step = _unit(max(sum(pieces.values()) for pieces in shown))
@@ -94,29 +91,29 @@ def _bars(axes: Any, lines: Sequence[Line], title: str) -> None:
     axes.grid(visible=False, axis="y")
 
 
-def _shown(line: Line, highest: int) -> dict[str, int]:
-    """A line's pieces; kept inputs that would leave nothing else to see are cut."""
+def _shown(line: "Line", highest: int) -> dict[str, int]:
+    """The pieces of a bar; kept inputs are cut if the other pieces would be too small to see."""
     pieces = _pieces(line)
-    if line.kept > DWARFS * line.peak and line.kept > highest:
-        pieces[KEPT] = int(STUB * highest)
+    if line.kept > CUT_ABOVE * line.peak and line.kept > highest:
+        pieces[KEPT] = int(CUT_TO * highest)
     return pieces
 
 
 def _mark_cut(axes: Any, x: float, y: float, half: float) -> None:
-    """Two white strokes across a bar: it is longer than it looks."""
+    """Two white strokes across a bar that is cut."""
     for shift in (-1.5, 1.5):
         ends = [x + (shift - 1) * half, x + (shift + 1) * half]
         axes.plot(ends, [y + 0.4, y - 0.4], color="white", linewidth=2, solid_capstyle="butt")
 
 
 def _unit(most: float) -> tuple[str, int]:
-    """The largest unit that the longest bar has one of."""
+    """The unit of the axis and its bytes: the longest bar is at least 1 unit long."""
     name, step = next(pair for pair in reversed(UNITS.items()) if most >= pair[1] or pair[1] == 1)
     return (f"{name}B" if name else "bytes"), step
 
 
 def _make_room(axes: Any) -> None:
-    """Widen the axis until every number at a bar's end is inside."""
+    """Widen the axis until the numbers at the ends of all bars fit."""
     width = axes.bbox.width
     ends = [note.xy[0] / (1 - (note.get_window_extent().width + 12) / width) for note in axes.texts]
     axes.set_xlim(0, max(ends))

@@ -1,4 +1,4 @@
-"""The picture of a plan: what it shows, that no text covers another, and files it refuses."""
+"""The figure of a plan: what it shows, that no text covers another, and files it refuses."""
 
 from itertools import combinations
 
@@ -7,8 +7,8 @@ from matplotlib import rc_context
 from matplotlib.colors import to_hex
 
 import tpsgd
-from tpsgd.comparison.report import memory
-from tpsgd.comparison.report.plots import COLOURS, LOOK
+from tpsgd.figures import COLOURS, LOOK
+from tpsgd.memory import plot
 from tpsgd.memory.plan import PARTS, Line, Plan
 from tpsgd.units import size
 from tpsgd.zoo import words as models
@@ -26,7 +26,7 @@ def planned(kept: int = 0, blocks: int = 1) -> Plan:
 
 def drawn(plan: Plan):
     with rc_context(LOOK):
-        made = memory.figure(plan)
+        made = plot.figure(plan)
         made.draw_without_rendering()
     return made
 
@@ -107,7 +107,7 @@ def test_the_unit_fits_the_longest_bar(unit):
 
 @pytest.mark.parametrize("kept", [0, 3 * MB, 900 * MB])
 @pytest.mark.parametrize("blocks", [1, 2, 10])
-def test_no_text_covers_another_or_leaves_the_picture(kept, blocks):
+def test_no_text_covers_another_or_leaves_the_figure(kept, blocks):
     figure = drawn(planned(kept, blocks))
     boxes = [(t.get_text(), t.get_window_extent()) for t in texts(figure)]
     assert len(boxes) > 8
@@ -124,7 +124,7 @@ def test_no_text_covers_another_or_leaves_the_picture(kept, blocks):
 @pytest.mark.parametrize(("name", "start"), [("a.png", b"\x89PNG"), ("a.SVG", b"<?xml")])
 def test_a_file_by_its_suffix(tmp_path, name, start):
     model = models.factory("mlp:4", (6,), 2)()
-    found = tpsgd.plan(model, (6,), 8, others=False)
+    found = tpsgd.plan(model, (6,), batch_size=8, others=False)
     file = found.plot(tmp_path / name)
     assert file == tmp_path / name and file.read_bytes().startswith(start)
 
@@ -137,5 +137,5 @@ def test_files_that_cannot_be_written(tmp_path):
         ("folder.png", "cannot write"),
     ):
         with pytest.raises(tpsgd.TpsgdError, match=said) as caught:
-            memory.draw(planned(), tmp_path / name)
+            plot.draw(planned(), tmp_path / name)
         assert "\n" not in str(caught.value)

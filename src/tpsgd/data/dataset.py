@@ -1,0 +1,116 @@
+"""The records of this package: a built-in set, what a reader returns, and what `load` returns."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tpsgd.errors import TpsgdError
+from tpsgd.nets.padded import Padded
+
+Array = NDArray[Any]
+Pair = tuple[Any, Array]  # samples (an array, or `Padded`) and their labels
+Decoder = Callable[[Any], Array | Padded]
+
+
+@dataclass(frozen=True)
+class RawData:
+    """Samples as they are stored, with class indices; not yet split, thinned out or converted.
+
+    `decode` converts samples to float32 (tokens to int64): it divides pixels by 255, reads image
+    files and so on. It is called only for samples that are used. `test` is None for data without
+    a test set. `vocabulary` is the number of different tokens, for samples that are tokens.
+    """
+
+    classes: tuple[str, ...]
+    train: Pair
+    test: Pair | None
+    decode: Decoder
+    note: str
+    vocabulary: int | None = None
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """The registry entry of a built-in set.
+
+    `train` and `test` are numbers of samples. `files` must all be in `folder`. `downloads` lists
+    the published files with their published checksums; a set without downloads has `by_hand`,
+    which says where to get the files. If only those files name the classes, `classes` is empty
+    and `class_count` is their number.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    shape: tuple[int, ...]
+    train: int
+    test: int
+    licence: str
+    citation: str
+    read: Callable[[Path, "Dataset"], RawData]
+    folder: str = ""
+    files: tuple[str, ...] = ()
+    mirrors: tuple[str, ...] = ()
+    downloads: tuple[tuple[str, str], ...] = ()
+    by_hand: str = ""
+    vocabulary: int | None = None
+    class_count: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """A data set: x of shape (samples, *shape), and y, int64 indices into `classes`.
+
+    x is a float32 tensor, or an int64 tensor of tokens from 0 to `vocabulary` - 1. Sequences of
+    different lengths are `Padded`, and `shape` has the length of the longest.
+
+    Loaded with `on_disk`, x is a tensor over a file that is mapped read-only: the system reads the
+    samples that are used and drops them when memory is short. `fit` and `evaluate` never write to
+    x. Writing to it ends the process; copy what you change, as in `x[:100].clone()`. The labels
+    are in memory.
+    """
+
+    name: str
+    train: tuple[Any, Tensor] = field(repr=False)
+    test: tuple[Any, Tensor] = field(repr=False)
+    classes: tuple[str, ...]
+    shape: tuple[int, ...]
+    note: str
+    vocabulary: int | None = None
+
+
+def pixels(x: Array) -> Array:
+    """Bytes from 0 to 255 as float32 in [0, 1]."""
+    return np.divide(x, np.float32(255), dtype=np.float32, order="C")
+
+
+def numbers(x: Array) -> Array:
+    """Real numbers as float32, unscaled; float32 arrays are not copied."""
+    return np.require(x, np.float32, ["C", "W"])
+
+
+def tokens(x: Array) -> Array:
+    """Whole numbers as int64, for an embedding layer."""
+    return np.require(x, np.int64, ["C", "W"])
+
+
+def check_labels(file: Path, y: Array, entry: Dataset) -> Array:
+    """The labels of a built-in set as int64; raises if one is not a class of that set."""
+    if y.max() >= len(entry.classes):
+        raise TpsgdError(
+            f"{file} contains the label {y.max()}, but {entry.name} has {len(entry.classes)}"
+            " classes; fetch the file again."
+        )
+    return y.astype(np.int64)
+
+
+def unreadable(file: Path, error: Exception) -> TpsgdError:
+    """The error to raise when a file of a built-in set cannot be read."""
+    if isinstance(error, FileNotFoundError):
+        return TpsgdError(f"{file} is missing; put it there or fetch it again.")
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+    return TpsgdError(f"{file} cannot be read, it may be cut short ({reason}); fetch it again.")

@@ -1,0 +1,79 @@
+"""Read `.npz` files; their arrays are mapped into memory if they are not compressed."""
+
+import math
+import os
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tpsgd.data.arrays import Arrays, from_arrays
+from tpsgd.data.dataset import Array, RawData
+from tpsgd.errors import TpsgdError
+
+NAMES = {kind + suffix for kind in ("x", "tokens", "y", "lengths") for suffix in ("", "_test")}
+HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+
+
+def read_npz(file: Path) -> RawData:
+    """Arrays `x` and `y`, and perhaps `x_test` and `y_test`.
+
+    Arrays `tokens` in place of `x` are whole numbers for an embedding; `lengths` are the numbers
+    of steps of padded sequences.
+    """
+    try:
+        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
+            names = sorted(archive.files)
+            arrays = {name: read_array(file, archive, name) for name in NAMES.intersection(names)}
+    except (OSError, EOFError, TypeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        if "Object arrays" in str(error):
+            problem = "holds Python objects, which may run code when read; save plain arrays"
+        else:
+            problem = "is not a complete .npz file; save it again with numpy.savez"
+        raise TpsgdError(f"{file} {problem}.") from error
+    x = "tokens" if "tokens" in arrays else "x"
+    needed = {x, "y"} | ({"lengths"} & arrays.keys())
+    if arrays.keys() not in (needed, needed | {f"{name}_test" for name in needed}):
+        raise TpsgdError(
+            f"{file} holds {', '.join(names[:6]) or 'nothing'}{', ...' * (len(names) > 6)};"
+            " expected x and y, and x_test and y_test both or neither (for sequences: tokens in"
+            " place of x; lengths, and lengths_test if there is x_test)."
+        )
+    splits = [
+        Arrays(arrays[x + suffix], arrays["y" + suffix], arrays.get("lengths" + suffix))
+        for suffix in ("", "_test")
+        if "y" + suffix in arrays
+    ]
+    return from_arrays(str(file), splits, are_tokens=x == "tokens")
+
+
+def read_array(file: Path, archive: Any, name: str) -> Array:
+    """An array of an open .npz file: mapped read-only if it is stored uncompressed, else read."""
+    info = archive.zip.NameToInfo.get(f"{name}.npy")
+    if info is None or info.compress_type != zipfile.ZIP_STORED:
+        return archive[name]
+    mapped = _map(file, archive, info)
+    return archive[name] if mapped is None else mapped
+
+
+def _map(file: Path, archive: Any, info: zipfile.ZipInfo) -> Array | None:
+    """The array, mapped read-only; None if it is empty, of Python objects or of a new format."""
+    with file.open("rb") as stream:
+        stream.seek(info.header_offset + 26)  # the lengths of the two fields before the content
+        lengths = stream.read(2), stream.read(2)
+        stream.seek(sum(int.from_bytes(n, "little") for n in lengths), os.SEEK_CUR)
+        if (read_header := HEADERS.get(np.lib.format.read_magic(stream))) is None:
+            return None
+        shape, fortran, dtype = read_header(stream)
+        if dtype.hasobject or not shape or not math.prod(shape):
+            return None
+        with archive.zip.open(info) as content:  # its end is reached: the checksum is compared
+            while content.read(2**18):
+                pass
+        order = "F" if fortran else "C"
+        return np.asarray(np.memmap(stream, dtype, "r", stream.tell(), shape, order))

@@ -1,0 +1,61 @@
+"""CIFAR-10 in its binary version."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+
+from tpsgd.data.dataset import Dataset, Pair, RawData, check_labels, pixels, unreadable
+from tpsgd.errors import TpsgdError
+
+FILES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
+PER_FILE = 10_000
+
+
+def read(folder: Path, entry: Dataset) -> RawData:
+    """Records of one label byte, then the red, the green and the blue pixels."""
+    train = _read_files(folder, FILES[:-1], entry)
+    test = _read_files(folder, FILES[-1:], entry)
+    return RawData(entry.classes, train, test, pixels, "the publisher's own split")
+
+
+def _read_files(folder: Path, names: tuple[str, ...], entry: Dataset) -> Pair:
+    record = 1 + math.prod(entry.shape)
+    records = np.empty((len(names), PER_FILE, record), np.uint8)
+    for batch, name in zip(records, names, strict=True):
+        file = folder / name
+        try:
+            nbytes = file.stat().st_size
+            if nbytes == batch.nbytes:
+                with file.open("rb") as stream:
+                    stream.readinto(batch.data)
+        except OSError as error:
+            raise unreadable(file, error) from error
+        if nbytes != batch.nbytes:
+            raise TpsgdError(
+                f"{file} has {nbytes} bytes, expected {PER_FILE} records of {record}: it is not"
+                " complete, or not the binary version; fetch it again."
+            )
+        check_labels(file, batch[:, 0], entry)
+    flat = records.reshape(-1, record)
+    return flat[:, 1:].reshape(-1, *entry.shape), flat[:, 0].astype(np.int64)
+
+
+CIFAR10 = Dataset(
+    name="cifar10",
+    classes=(
+        *("airplane", "automobile", "bird", "cat", "deer"),
+        *("dog", "frog", "horse", "ship", "truck"),
+    ),
+    shape=(3, 32, 32),
+    train=50_000,
+    test=10_000,
+    licence="none stated; cite the report",
+    citation="Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009",
+    read=read,
+    folder="cifar-10-batches-bin",
+    files=FILES,
+    mirrors=("https://www.cs.toronto.edu/~kriz/",),
+    downloads=(("cifar-10-binary.tar.gz", "md5:c32a1d4ab5d03f1284b67883e8d87530"),),
+)
+ENTRIES = (CIFAR10,)

@@ -1,0 +1,142 @@
+"""MNIST and Fashion-MNIST as images, and MNIST as sequences of rows or of pixels."""
+
+import gzip
+import math
+import zlib
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from tpsgd.data.dataset import Array, Dataset, Decoder, RawData, check_labels, pixels, unreadable
+from tpsgd.errors import TpsgdError
+
+FILES = tuple(
+    f"{split}-{kind}-ubyte.gz"
+    for split in ("train", "t10k")
+    for kind in ("images-idx3", "labels-idx1")
+)
+SIZE = 28
+POOL = 4
+
+
+def read(folder: Path, entry: Dataset, *, decode: Decoder, note: str) -> RawData:
+    """Images (samples, 28, 28) and labels, for training and for testing."""
+    train, test = (
+        (
+            read_idx(folder / images, (n, SIZE, SIZE)),
+            check_labels(folder / labels, read_idx(folder / labels, (n,)), entry),
+        )
+        for n, images, labels in ((entry.train, *FILES[:2]), (entry.test, *FILES[2:]))
+    )
+    return RawData(entry.classes, train, test, decode, note)
+
+
+def with_channel(x: Array) -> Array:
+    """Images of one channel, (samples, 1, 28, 28)."""
+    return pixels(x)[:, None]
+
+
+def averages(x: Array) -> Array:
+    """Images averaged down to 7 x 7, as 49 steps of one pixel."""
+    squares = x.reshape(len(x), SIZE // POOL, POOL, SIZE // POOL, POOL)
+    total = squares.sum((2, 4), dtype=np.float32)
+    return (total / (255 * POOL * POOL)).reshape(len(x), -1, 1)
+
+
+def read_idx(file: Path, shape: tuple[int, ...]) -> Array:
+    """A gzipped idx file of unsigned bytes, which must have exactly this shape.
+
+    The format: a magic number (0, 0, 8 for bytes, the number of dimensions), each dimension as a
+    big-endian 32-bit number, then the bytes.
+    """
+    try:
+        with gzip.open(file) as stream:
+            content = stream.read()
+    except (OSError, EOFError, zlib.error) as error:
+        raise unreadable(file, error) from error
+    start = 4 + 4 * len(shape)
+    if content[:4] != bytes((0, 0, 8, len(shape))):
+        raise TpsgdError(
+            f"{file} is not an idx file of bytes in {len(shape)} dimensions: it starts with"
+            f" '{content[:4].hex()}', not '{0x0800 + len(shape):08x}'; fetch it again."
+        )
+    in_file = tuple(int.from_bytes(content[i : i + 4], "big") for i in range(4, start, 4))
+    if in_file != shape:
+        raise TpsgdError(
+            f"{file} declares {' x '.join(map(str, in_file))} bytes, expected"
+            f" {' x '.join(map(str, shape))}; fetch it again."
+        )
+    if len(content) != start + math.prod(shape):
+        raise TpsgdError(
+            f"{file} unpacks to {len(content)} bytes, expected {start + math.prod(shape)}:"
+            " it is not complete; fetch it again."
+        )
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+
+
+def _downloads(*md5: str) -> tuple[tuple[str, str], ...]:
+    return tuple(zip(FILES, (f"md5:{checksum}" for checksum in md5), strict=True))
+
+
+MNIST = Dataset(
+    name="mnist",
+    classes=tuple("0123456789"),
+    shape=(1, SIZE, SIZE),
+    train=60_000,
+    test=10_000,
+    licence="CC BY-SA 3.0",
+    citation="LeCun et al., Gradient-based learning applied to document recognition, 1998",
+    read=partial(read, decode=with_channel, note="the publisher's own split"),
+    folder="mnist",
+    files=FILES,
+    mirrors=(
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        "https://storage.googleapis.com/cvdf-datasets/mnist/",
+    ),
+    downloads=_downloads(
+        "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+        "d53e105ee54ea40749a09fcbcd1e9432",
+        "9fb629c4189551a2d022fa330f9573f3",
+        "ec29112dd5afa0611ce80d1b7f02629c",
+    ),
+)
+FASHION_MNIST = replace(
+    MNIST,
+    name="fashion-mnist",
+    classes=(
+        *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+        *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+    ),
+    licence="MIT",
+    citation="Xiao, Rasul and Vollgraf, Fashion-MNIST, arXiv:1708.07747, 2017",
+    folder="fashion-mnist",
+    mirrors=(
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+    ),
+    downloads=_downloads(
+        "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+        "25c81989df183df01b3e8a0aad5dffbe",
+        "bef4ecab320f06d8554ea6380940ec79",
+        "bb300cfdad3c16e7a12a480ee83cd310",
+    ),
+)
+SEQ_MNIST_ROWS = replace(
+    MNIST,
+    name="seq-mnist-rows",
+    shape=(SIZE, SIZE),
+    read=partial(read, decode=pixels, note="rows from top to bottom, the publisher's own split"),
+)
+SEQ_MNIST_PIXELS = replace(
+    MNIST,
+    name="seq-mnist-pixels",
+    shape=((SIZE // POOL) ** 2, 1),
+    read=partial(
+        read,
+        decode=averages,
+        note="squares of 4 x 4 pixels averaged and read row by row, the publisher's own split",
+    ),
+)
+ENTRIES = (MNIST, FASHION_MNIST, SEQ_MNIST_ROWS, SEQ_MNIST_PIXELS)

@@ -1,0 +1,218 @@
+"""Positive and negative tweets (Sentiment140), as tokens for an embedding or as GloVe vectors."""
+
+import csv
+import io
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from tpsgd.data.dataset import Array, Dataset, RawData, tokens
+from tpsgd.data.split import hold_out
+from tpsgd.errors import TpsgdError
+
+STEPS = 15
+VOCABULARY = 1000  # token 0 is padding, the others are the most frequent words
+TRAIN, TEST, GLOVE = "training.csv", "test.csv", "glove.6B.100d.txt"
+SHARE = 0.25
+CLASSES = {"0": 0, "4": 1}
+NEUTRAL = "2"  # a few tweets of the published test file; they are left out
+CUT = f"other words left out, then the most frequent ones beyond {STEPS}; padded at the left"
+
+USER, URL = "<user>", "<url>"
+USER_PATTERN = re.compile(r"@\w+")
+URL_PATTERN = re.compile(r"(?:https?://|www\.)\S+")
+ENTITY_PATTERN = re.compile(r"&#?\w+;")
+REPEATED_LETTER = re.compile(r"(\w)\1{2,}")
+WORD_PATTERN = re.compile(rf"{USER}|{URL}|[^\W\d_]+(?:'[^\W\d_]+)*")
+
+
+class Tweets(NamedTuple):
+    """Tweets as lists of words, and their classes."""
+
+    texts: list[list[str]]
+    y: Array
+
+
+def read_tokens(folder: Path, entry: Dataset) -> RawData:
+    """Tokens 1 to 999 for the most frequent words of the training set, 0 for padding."""
+    train, test, note = _train_and_test(folder, entry)
+    rank = most_frequent(train.texts, VOCABULARY - 1)
+    pairs = [(numbered(texts, rank, STEPS), y) for texts, y in (train, test)]
+    note += f"; the train part's {len(rank)} most frequent words, {CUT}"
+    note += f"; {USER} and {URL} stand for names and links"
+    return RawData(entry.classes, pairs[0], pairs[1], tokens, note, VOCABULARY)
+
+
+def read_vectors(folder: Path, entry: Dataset) -> RawData:
+    """GloVe vectors of the words; only samples that are used are converted from tokens."""
+    train, test, note = _train_and_test(folder, entry)
+    vocabulary = {word for tweets in (train, test) for text in tweets.texts for word in text}
+    rank, vectors = _read_glove(folder / GLOVE, vocabulary)
+    pairs = [(numbered(texts, rank, STEPS), y) for texts, y in (train, test)]
+    note += f"; words that GloVe has a vector for, {CUT}"
+    return RawData(entry.classes, pairs[0], pairs[1], partial(np.take, vectors, axis=0), note)
+
+
+def words(text: str) -> list[str]:
+    """The words of a tweet in lower case, with one word for all users and one for all links.
+
+    Numbers, punctuation and apostrophes are removed, and a letter that is repeated three times or
+    more is written twice.
+
+    Examples:
+        >>> words("@ann I'm sooooo happy!!! http://x.com/1 &lt;3")
+        ['<user>', 'im', 'soo', 'happy', '<url>']
+    """
+    text = URL_PATTERN.sub(f" {URL} ", text.lower())
+    text = ENTITY_PATTERN.sub(" ", USER_PATTERN.sub(f" {USER} ", text)).replace("’", "'")
+    text = REPEATED_LETTER.sub(r"\1\1", text)
+    return [word.replace("'", "") for word in WORD_PATTERN.findall(text)]
+
+
+def most_frequent(texts: Iterable[Sequence[str]], size: int) -> dict[str, int]:
+    """Numbers 1 to `size` for the most frequent words, the most frequent first.
+
+    Examples:
+        >>> most_frequent([["so", "sad"], ["so", "so", "glad"]], 2)
+        {'so': 1, 'sad': 2}
+    """
+    counts = Counter(word for text in texts for word in text)
+    return {word: i for i, (word, _) in enumerate(counts.most_common(size), start=1)}
+
+
+def numbered(texts: Sequence[Sequence[str]], rank: Mapping[str, int], steps: int) -> Array:
+    """A row of `steps` numbers for each text: the ranks of its words, padded with 0 at the left.
+
+    Words without a rank are left out. If more than `steps` remain, the most frequent ones (those
+    of the lowest ranks) are left out too, because they say least about the text.
+
+    Examples:
+        >>> numbered([["so", "so", "glad"], ["glad", "what"]], {"so": 1, "glad": 2}, 2)
+        array([[1, 2],
+               [0, 2]], dtype=int32)
+    """
+    rows = np.zeros((len(texts), steps), np.int32)
+    for row, text in zip(rows, texts, strict=True):
+        ranks = [rank[word] for word in text if word in rank]
+        if len(ranks) > steps:
+            rarest = sorted(range(len(ranks)), key=ranks.__getitem__)[-steps:]
+            ranks = [ranks[i] for i in sorted(rarest)]
+        if ranks:
+            row[-len(ranks) :] = ranks
+    return rows
+
+
+def _train_and_test(folder: Path, entry: Dataset) -> tuple[Tweets, Tweets, str]:
+    """Two files, or one of which a quarter is held out; and the note on the split."""
+    tweets = _read_tweets(folder / TRAIN)
+    if TEST in entry.files:
+        return tweets, _read_tweets(folder / TEST), f"tested on {TEST}"
+    mask = hold_out(tweets.y, SHARE, 0, str(folder / TRAIN))
+    train, test = (
+        Tweets([text for text, chosen in zip(tweets.texts, m, strict=True) if chosen], tweets.y[m])
+        for m in (mask, ~mask)
+    )
+    return train, test, f"{SHARE:.0%} of {TRAIN} held out as test, the same for every seed"
+
+
+def _read_tweets(file: Path) -> Tweets:
+    """The class is in column 1, the text in column 6; UTF-8 or, as published, Latin-1."""
+    content = file.read_bytes()
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError:
+        text = content.decode("latin-1")
+    texts: list[list[str]] = []
+    labels: list[int] = []
+    rows = csv.reader(io.StringIO(text, newline=""))
+    try:
+        for row in rows:
+            if len(row) != 6 or row[0] not in (*CLASSES, NEUTRAL):
+                raise TpsgdError(
+                    f"{file}, line {rows.line_num}: expected six cells, the first of them 0"
+                    f" (negative) or 4 (positive), got {len(row)}, the first '{''.join(row[:1])}'."
+                )
+            if row[0] != NEUTRAL:
+                labels.append(CLASSES[row[0]])
+                texts.append(words(row[5]))
+    except csv.Error as error:
+        raise TpsgdError(f"{file}, line {rows.line_num} is not a table ({error}).") from error
+    if len(set(labels)) < 2:
+        raise TpsgdError(f"{file} lacks negative or positive tweets; it may be cut short.")
+    return Tweets(texts, np.array(labels, np.int64))
+
+
+def _read_glove(file: Path, vocabulary: set[str]) -> tuple[dict[str, int], Array]:
+    """The ranks and vectors of these words, most frequent first as in the file; row 0 is zero."""
+    rank: dict[str, int] = {}
+    vectors: list[Array] = []
+    with file.open(encoding="utf-8", errors="replace") as stream:
+        for line in stream:
+            word, _, values = line.partition(" ")
+            if word in vocabulary and word not in rank:
+                rank[word] = len(rank) + 1
+                vectors.append(_vector(file, word, values))
+    widths = {len(vector) for vector in vectors}
+    if len(widths) != 1:
+        raise TpsgdError(
+            f"{file} has vectors of different lengths, or none of a word in the tweets."
+        )
+    return rank, np.concatenate([np.zeros((1, *widths), np.float32), np.stack(vectors)])
+
+
+def _vector(file: Path, word: str, values: str) -> Array:
+    try:
+        vector = np.array(values.split(), np.float32)
+    except ValueError as error:
+        raise TpsgdError(f"{file}: the vector of '{word}' is not a row of numbers.") from error
+    if not np.isfinite(vector).all():
+        raise TpsgdError(f"{file}: the vector of '{word}' is not finite.")
+    return vector
+
+
+TWEETS = Dataset(
+    name="tweets",
+    classes=("negative", "positive"),
+    shape=(STEPS,),
+    train=100_000,
+    test=18_736,
+    licence="none stated; cite the report",
+    citation="Go, Bhayani and Huang, Twitter Sentiment Classification, Stanford, 2009",
+    read=read_tokens,
+    folder="sentiment140",
+    files=(TRAIN, TEST),
+    by_hand="Stanford's Sentiment140 page offers tables of six columns without a header (0 negative"
+    " or 4 positive, id, date, query, user, text); take two that share no tweets",
+    vocabulary=VOCABULARY,
+)
+TWEETS_HOLDOUT = replace(
+    TWEETS,
+    name="tweets-holdout",
+    train=75_000,
+    test=25_000,
+    files=(TRAIN,),
+)
+VECTORS = replace(
+    TWEETS,
+    name="tweets-vectors",
+    shape=(STEPS, 100),
+    citation=TWEETS.citation + "; Pennington, Socher and Manning, GloVe, EMNLP 2014",
+    read=read_vectors,
+    files=(TRAIN, TEST, GLOVE),
+    by_hand=TWEETS.by_hand + ", and glove.6B.100d.txt from Stanford's GloVe page",
+    vocabulary=None,
+)
+VECTORS_HOLDOUT = replace(
+    VECTORS,
+    name="tweets-vectors-holdout",
+    train=75_000,
+    test=25_000,
+    files=(TRAIN, GLOVE),
+)
+ENTRIES = (TWEETS, TWEETS_HOLDOUT, VECTORS, VECTORS_HOLDOUT)

@@ -1,0 +1,170 @@
+"""The layers whose gradients are written out: one record for each kind, in one table by type.
+
+    z = x W + b,   dW = x^T dz,   db = sum dz
+
+Blocks, closed forms, least squares, slices and stacked restarts read this table; none of them names
+a layer type. To train another kind in closed form (Conv3d, an attention projection), add its entry
+to `LAYERS` and hold it equal to autograd in `tests/nets/test_layers.py`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tpsgd.maths.memory_format import channels_last, sum_of_rows
+
+
+def _always(layer: Any) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """What training needs to know about one kind of layer.
+
+    Its functions get the module for its settings (stride, padding) and the tensors separately,
+    because the weights may be a slice, a stack of restarts or rounded to a lower precision.
+
+    Args:
+        forward: `(layer, x, weight, bias) -> z`.
+        weight_gradient: `(layer, x, dz, weight, rows) -> dW`, of these rows of the weight, or of
+            all with `rows=None`.
+        bias_gradient: `dz -> db`.
+        inputs: `layer -> ` how many inputs one output unit reads.
+        equations: `(layer, x) -> ` what the weights are multiplied with, `(..., rows, inputs)`; a
+            sample has one row, or one for each pixel of a feature map. None: least squares cannot
+            solve for the weights.
+        maps: the output is feature maps, channels first.
+        stackable: `torch.vmap` can stack the functions over restarts.
+        supports: `layer -> ` whether these functions hold for its settings.
+        dense: `layer -> ` whether every output reads all inputs (a convolution without groups). If
+            so, rows of the weight have separate gradients and are solutions of linear equations.
+    """
+
+    forward: Callable[[Any, Tensor, Tensor, Tensor | None], Tensor]
+    weight_gradient: Callable[[Any, Tensor, Tensor, Tensor, slice | None], Tensor]
+    bias_gradient: Callable[[Tensor], Tensor]
+    inputs: Callable[[Any], int]
+    equations: Callable[[Any, Tensor], Tensor] | None = None
+    maps: bool = False
+    stackable: bool = False
+    supports: Callable[[Any], bool] = _always
+    dense: Callable[[Any], bool] = _always
+
+
+def layer_kind(layer: nn.Module) -> LayerKind | None:
+    """The record of a layer, if its exact type has one that holds for its settings.
+
+    Examples:
+        >>> layer_kind(nn.Conv2d(1, 8, 3)).maps
+        True
+        >>> layer_kind(nn.Conv2d(1, 8, 3, padding=1, padding_mode="circular")) is None
+        True
+    """
+    kind = LAYERS.get(type(layer))
+    return kind if kind is not None and kind.supports(layer) else None
+
+
+def gives_maps(layer: nn.Module) -> bool:
+    """Whether an output with space is feature maps: of any module but subclasses of `nn.Linear`."""
+    return next((kind.maps for type_, kind in LAYERS.items() if isinstance(layer, type_)), True)
+
+
+def zero_padding(layer: Any) -> list[int] | None:
+    """Zeros on either side of each dimension; None for padding of another kind."""
+    if layer.padding_mode != "zeros":
+        return None
+    if layer.padding == "valid":
+        return [0] * len(layer.kernel_size)
+    if layer.padding == "same":
+        total = [d * (k - 1) for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
+        return None if any(t % 2 for t in total) else [t // 2 for t in total]
+    return list(layer.padding)
+
+
+def _linear(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return F.linear(x, weight, bias)
+
+
+def _linear_weight_gradient(
+    layer: Any, x: Tensor, dz: Tensor, weight: Tensor, rows: slice | None
+) -> Tensor:
+    x, dz = x.reshape(-1, x.shape[-1]), dz.reshape(-1, dz.shape[-1])
+    return (dz if rows is None else dz[:, rows]).T @ x
+
+
+def _linear_bias_gradient(dz: Tensor) -> Tensor:
+    return sum_of_rows(dz.reshape(-1, dz.shape[-1]))
+
+
+def convolution(
+    convolve: Callable[..., Tensor], equations: Callable[[Any, Tensor], Tensor] | None = None
+) -> LayerKind:
+    """The record of a convolution in any number of dimensions."""
+
+    def forward(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        pads = zero_padding(layer)
+        return convolve(x, weight, bias, layer.stride, pads, layer.dilation, layer.groups)
+
+    return LayerKind(
+        forward,
+        _convolution_weight_gradient,
+        _sum_per_filter,
+        inputs=lambda layer: layer.in_channels * prod(layer.kernel_size),
+        equations=equations,
+        maps=True,
+        supports=lambda layer: zero_padding(layer) is not None,
+        dense=lambda layer: layer.groups == 1,
+    )
+
+
+def _convolution_weight_gradient(
+    layer: Any, x: Tensor, dz: Tensor, weight: Tensor, rows: slice | None
+) -> Tensor:
+    dz, weight = (dz, weight) if rows is None else (dz[:, rows], weight[rows])
+    how = (layer.stride, zero_padding(layer), layer.dilation, False, [0] * len(layer.stride))
+    _, dw, _ = torch.ops.aten.convolution_backward(
+        dz, x, weight.to(x.dtype), None, *how, layer.groups, (False, True, False)
+    )
+    return dw
+
+
+def _sum_per_filter(dz: Tensor) -> Tensor:
+    """The sum over samples and pixels; as a product where channels are last, which is faster."""
+    if channels_last(dz):
+        return sum_of_rows(dz.permute(0, 2, 3, 1).reshape(-1, dz.shape[1]))
+    return dz.sum((0, *range(2, dz.dim())))
+
+
+def _patches_1d(layer: Any, x: Tensor) -> Tensor:
+    """As `_patches_2d`, of images with one row."""
+    pads = zero_padding(layer) or [0]
+    kernel, stride, dilation = (
+        (1, v[0]) for v in (layer.kernel_size, layer.stride, layer.dilation)
+    )
+    return F.unfold(x.unsqueeze(2), kernel, dilation, (0, pads[0]), stride).mT
+
+
+def _patches_2d(layer: Any, x: Tensor) -> Tensor:
+    """The patch that the kernel reads at each pixel (im2col)."""
+    pads = tuple(zero_padding(layer) or [0, 0])
+    return F.unfold(x, layer.kernel_size, layer.dilation, pads, layer.stride).mT
+
+
+LAYERS: dict[type[nn.Module], LayerKind] = {
+    nn.Linear: LayerKind(
+        _linear,
+        _linear_weight_gradient,
+        _linear_bias_gradient,
+        inputs=lambda layer: layer.in_features,
+        equations=lambda layer, x: x,
+        stackable=True,
+    ),
+    nn.Conv1d: convolution(F.conv1d, _patches_1d),
+    nn.Conv2d: convolution(F.conv2d, _patches_2d),
+}

@@ -1,0 +1,48 @@
+"""Computing in a lower precision than the parameters have.
+
+Parameters, and what an objective learns, stay as they are and are rounded where they are used;
+their gradients have the precision in which they were computed.
+"""
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tpsgd.projections import Redrawn
+
+
+def lowered(device: torch.device, precision: torch.dtype | None) -> AbstractContextManager[Any]:
+    """A context in which modules compute in this precision; None changes nothing."""
+    return nullcontext() if precision is None else torch.autocast(device.type, precision)
+
+
+def apply(modules: Iterable[nn.Module], x: Tensor, precision: torch.dtype | None) -> Tensor:
+    """x after these modules, in this precision."""
+    with lowered(x.device, precision):
+        for module in modules:
+            x = module(x)
+    return x if precision is None else x.to(precision)
+
+
+def rounded(
+    precision: torch.dtype | None, y: Tensor, s: Tensor, tensors: tuple[Any, ...] = ()
+) -> tuple[Any, ...]:
+    """An objective's arguments in one number format.
+
+    In a lower precision that is float32 for vectors, which are small, and the precision itself for
+    feature maps.
+    """
+    if precision is None:
+        return (y, s, *tensors)
+    dtype = torch.float32 if y.dim() == 2 else precision
+    s = s.to(dtype) if s.is_floating_point() else s
+    return (y.to(dtype), s, *(in_format(t, dtype) for t in tensors))
+
+
+def in_format(t: "Tensor | Redrawn", dtype: torch.dtype) -> "Tensor | Redrawn":
+    """An objective's tensor in a number format."""
+    return replace(t, dtype=dtype) if isinstance(t, Redrawn) else t.to(dtype)

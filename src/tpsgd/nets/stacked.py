@@ -1,0 +1,64 @@
+"""Many restarts in one step, by `torch.vmap`: tensors have a leading dimension of restarts."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tpsgd.nets.closed_form import ClosedForm, Gradients, Params, Saved
+from tpsgd.objectives import LossAndGrads
+
+
+class Stacked:
+    """A closed form for many restarts; see `ClosedForm`."""
+
+    label = "closed form"
+
+    def __init__(self, closed_form: ClosedForm):
+        self.closed_form = closed_form
+        self.set_objective = closed_form.set_objective
+        self.forward = torch.vmap(closed_form.forward)
+        self.objective_input = torch.vmap(closed_form.objective_input)
+        self.error = torch.vmap(closed_form.error)
+        self.output = torch.vmap(closed_form.output)
+
+    def gradients(
+        self,
+        params: Params,
+        saved: Saved,
+        s: Tensor,
+        tensors: tuple[Tensor, ...],
+        output_unused: bool = False,
+    ) -> Gradients:
+        """The local loss and the gradients of every restart."""
+
+        def one_restart(params: Params, saved: Saved, s: Tensor, tensors: Any) -> Any:
+            local, (grads,) = self.closed_form.gradients(params, saved, s, tensors)
+            return _without_none(local), grads
+
+        local, grads = torch.vmap(one_restart)(params, saved, s, tensors)
+        return LossAndGrads(**local), [grads]
+
+    def measure(
+        self, params: Params, saved: Saved, s: Tensor, tensors: tuple[Tensor, ...]
+    ) -> LossAndGrads:
+        """The local loss of every restart."""
+        objective = over_dimension(self.closed_form.objective)
+        return objective(self.objective_input(saved), s, *tensors)
+
+
+def over_dimension(
+    objective: Callable[..., LossAndGrads], in_dims: Any = 0
+) -> Callable[..., LossAndGrads]:
+    """An objective over one more dimension of its arguments, as `torch.vmap`."""
+
+    def present(*args: Tensor) -> dict[str, Any]:
+        return _without_none(objective(*args))
+
+    return lambda *args: LossAndGrads(**torch.vmap(present, in_dims=in_dims)(*args))
+
+
+def _without_none(local: LossAndGrads) -> dict[str, Any]:
+    """Its fields, those that are None left out: vmap cannot return None."""
+    return {k: v for k, v in local._asdict().items() if v is not None}

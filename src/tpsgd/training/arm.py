@@ -1,0 +1,81 @@
+"""`Arm`: one way to train, as a value that `compare` can train next to others."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from tpsgd.engine.optimizers import OptimizerFactory
+from tpsgd.engine.record import Run
+from tpsgd.engine.settings import Memory, Schedule
+from tpsgd.rules import Rule
+from tpsgd.train import sequential
+from tpsgd.training.restarts import Restarts, fit_many, make_model
+
+METHOD_SETTINGS = ("seed", "device", "progress", "validation", "callbacks")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A rule with its schedule, or a `method`; backpropagation if it has neither.
+
+    Args:
+        name: unique in a comparison.
+        rule: as for `fit`.
+        schedule: as for `fit`.
+        optimizer: as for `fit`, instead of the one that all arms share (and its learning rate).
+        factory: makes the models, instead of the factory that all arms share.
+        epochs: as for `fit`, instead of the number that all arms share.
+        remark: what the arm does, instead of the rule's description.
+        method: a function such as `tpsgd.peers.fit_zorb`, without epochs, batches or rates.
+    """
+
+    name: str
+    rule: Rule | None
+    schedule: Schedule = sequential
+    optimizer: OptimizerFactory | Sequence[Any] | None = None
+    factory: Callable[[], nn.Module] | None = None
+    epochs: int | None = None
+    remark: str = ""
+    method: Callable[..., Run] | None = None
+
+    @property
+    def backprop(self) -> bool:
+        """Whether this is backpropagation, with which the other arms are compared."""
+        return self.rule is None and self.method is None
+
+    @property
+    def control(self) -> bool:
+        """Whether hidden blocks are not trained."""
+        return self.rule is not None and self.rule.objective is None
+
+    @property
+    def budgeted(self) -> bool:
+        """Whether `fit` trains it, so that it can keep within a memory budget."""
+        return self.rule is not None
+
+    @property
+    def about(self) -> str:
+        """What it does, in a few words."""
+        if self.remark or self.method:
+            return self.remark or "not a rule: a training method for the whole net"
+        return self.rule.about if self.rule else "gradients go through the whole net"
+
+    def train(self, factory: Callable[[], nn.Module], data: Any, **settings: Any) -> Restarts:
+        """Train one model by `fit_many`, with these settings of `fit` and the arm's own."""
+        settings["schedule"] = self.schedule
+        if self.epochs is not None:
+            settings["epochs"] = self.epochs
+        if self.optimizer is not None:
+            settings |= {"optimizer": self.optimizer, "lr": None}
+        if not self.budgeted and "memory" in settings:
+            settings["memory"] = replace(Memory.of(settings["memory"]), budget=None)
+        make = self.factory or factory
+        if self.method is None:
+            return fit_many(
+                make, data, restarts=1, rule=self.rule, backprop=self.backprop, **settings
+            )
+        model = make_model(make, settings.get("seed", 0))
+        shared = {name: settings[name] for name in METHOD_SETTINGS if name in settings}
+        return Restarts([model], [self.method(model, data, **shared)], False)

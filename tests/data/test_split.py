@@ -1,0 +1,38 @@
+"""Choosing samples with the class shares kept."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpsgd import TpsgdError
+from tpsgd.data.split import hold_out, stratified
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=60), st.data(), st.integers(0, 9))
+def test_stratified_keeps_the_class_shares(labels, draw, seed):
+    y = np.array(labels)
+    k = draw.draw(st.integers(0, len(y)))
+    chosen = stratified(y, k, seed)
+    assert chosen.sum() == k
+    if k >= len(np.unique(y)):
+        assert set(y[chosen]) == set(y)
+    share, n = np.bincount(y[chosen], minlength=6), np.bincount(y, minlength=6)
+    assert (np.abs(share - n * k / len(y)) <= len(np.unique(y)) + 1).all()
+    assert (chosen == stratified(y, k, seed)).all()
+
+
+@given(st.lists(st.integers(0, 3), min_size=20, max_size=80), st.integers(0, 9))
+def test_hold_out_never_takes_a_whole_class(labels, seed):
+    y = np.array(labels)
+    train = hold_out(y, 0.2, seed)
+    assert (~train).sum() == round(0.2 * len(y))
+    assert set(y[train]) == set(y)
+    assert ((~hold_out(y, 7, seed)) == ~stratified(y, len(y) - 7, seed)).all()
+
+
+def test_hold_out_refuses_too_few_samples():
+    with pytest.raises(TpsgdError, match=r"^here: 3 samples are too few to hold out 1 of them"):
+        hold_out(np.arange(3), 0.2, 0, "here")
+    with pytest.raises(TpsgdError, match=r"^3 samples are too few to hold out 2 of them"):
+        hold_out(np.arange(3), 2, 0)
