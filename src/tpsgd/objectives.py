@@ -55,7 +55,7 @@ __all__ = [
 class LossAndGrads(NamedTuple):
     """An objective's loss on one batch, with its derivatives.
 
-    Args:
+    Attributes:
         loss: one number, a tensor of shape (); usually a mean over the batch.
         dy: the derivative of `loss` with respect to the block's output, in memory of its own.
         dtensors: its derivatives with respect to the objective's tensors, if they are learned.
