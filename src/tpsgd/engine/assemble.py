@@ -165,8 +165,6 @@ def _check_backprop(model: nn.Module, settings: Settings) -> None:
         )
     if not block.named_parameters():
         raise TpsgdError(f"{block.name} has no parameters that may learn")
-    if settings.schedule is not sequential:
-        raise TpsgdError("backprop has no schedule: leave schedule out")
 
 
 def _layers(model: nn.Module) -> list[Block]:
