@@ -114,20 +114,26 @@ def validate(net: Net, learners: Sequence[Learner], source: Source) -> int:
     for learner in learners:
         learner.block.train(False)
     for batch in source.batches():
-        x, labels = batch.load()
-        for learner in learners:
-            saved = learner.forward(x)
-            if learner.learning and learner.signal is Signal.LABEL:
-                learner.measure(saved, labels)
-            if learner is not learners[-1]:
-                x = learner.output(saved)
-            del saved
+        _measure(learners, batch)
         samples += batch.size
         for observer in net.observers:
             observer.batch((), batch)
+    for observer in net.observers:
+        observer.computing(False)
     for learner in learners:
         learner.resume()
     return samples
+
+
+def _measure(learners: Sequence[Learner], batch: Batch) -> None:
+    x, labels = batch.load()
+    for learner in learners:
+        saved = learner.forward(x)
+        if learner.learning and learner.signal is Signal.LABEL:
+            learner.measure(saved, labels)
+        if learner is not learners[-1]:
+            x = learner.output(saved)
+        del saved
 
 
 def sequential(net: Net) -> None:
