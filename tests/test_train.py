@@ -268,7 +268,7 @@ def test_validation_measures_blocks_that_learn_from_labels_and_changes_none():
     assert log == [
         "computing True", "a train(False)", "b train(False)", "c train(False)",
         "load 0", "a forward 0", "a output", "b forward 0a", "b output", "c forward 0ab",
-        "c measure", "batch of 2 by nobody", "a resume", "b resume", "c resume",
+        "c measure", "batch of 2 by nobody", "computing False", "a resume", "b resume", "c resume",
     ]  # fmt: skip
 
 
