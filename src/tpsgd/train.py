@@ -127,6 +127,8 @@ def validate(net: Net, learners: Sequence[Learner], source: Source) -> int:
         samples += batch.size
         for observer in net.observers:
             observer.batch((), batch)
+    for observer in net.observers:
+        observer.computing(False)
     for learner in learners:
         learner.resume()
     return samples

@@ -134,6 +134,17 @@ def test_adams_state_is_part_of_the_peak():
     assert adam.peak_bytes - sgd.peak_bytes == pytest.approx(state_of_block_1, rel=0.05)
 
 
+def test_kept_inputs_are_those_of_two_blocks_at_most():
+    """A block's inputs are released once those of the next block are there."""
+    model, rows = mlp(6, 4, 9, 8, 3), 48 * FLOAT
+    run = tpsgd.fit(model, points(), epochs=1, memory=tpsgd.Memory(reuse=True))
+    assert run.kept_bytes == rows * max(4 + 9, 9 + 8)
+    held_out = points(n=12, seed=1)
+    run = tpsgd.fit(model, points(), epochs=1, memory=tpsgd.Memory(reuse=True), validation=held_out)
+    rows, more = 48 * FLOAT, 12 * FLOAT  # the validation data's follow the training data's
+    assert run.kept_bytes == max(rows * (9 + 8) + more * 9, rows * 8 + more * (9 + 8))
+
+
 # ---- depth ---------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import tpsgd
 from tpsgd import Memory, Recurrent, TpsgdError
 from tpsgd.engine.meter import LiveBytes
-from tpsgd.engine.reuse import DiskRows, default_folder
+from tpsgd.engine.reuse import DiskRows, InputReuse, default_folder
 from tpsgd.maths.memory_format import channels_last
 
 
@@ -321,3 +321,22 @@ def test_a_file_keeps_the_inputs_out_of_memory(tmp_path):
 
     inputs = 400 * 400 * 4
     assert peak(True) > inputs > 3 * peak(tmp_path)
+
+
+# ---- in memory, if they take less than half of what is free --------------------------------------
+
+
+@pytest.mark.parametrize("spare", [0, 2])
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_inputs_are_kept_by_default_if_they_take_less_than_half_of_the_free_memory(epochs, spare):
+    inputs = 48 * 8 * 4
+
+    def schedule(net):
+        assert net.pass_on == InputReuse(None)
+        net.pass_on = InputReuse(None, free_bytes=lambda device: 2 * inputs + spare)
+        tpsgd.sequential(net)
+
+    run = tpsgd.fit(mlp(6, 8, 3), points(48), schedule=schedule, epochs=epochs)
+    kept = spare > 0 and epochs > 1  # inputs that are read only once are not kept
+    assert run.kept_bytes == (inputs if kept else 0)
+    assert run.forward_passes == (48 if kept else 48 * epochs)

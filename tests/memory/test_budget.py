@@ -10,8 +10,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import tpsgd
-from tpsgd import Recurrent, TpsgdError, rules, simultaneous
+from tpsgd import Memory, Recurrent, TpsgdError, rules, simultaneous
 from tpsgd.engine.meter import LiveBytes, tensor_bytes
+from tpsgd.memory import budget as budget_module
+from tpsgd.memory.budget import SPARE
 from tpsgd.units import as_bytes
 
 N, BATCH = 96, 2
@@ -109,6 +111,48 @@ def test_a_loader_and_a_dataset_are_counted():
         budget = 400_000
         run = tpsgd.fit(mlp(400, 12, 3), data, epochs=1, batch_size=BATCH, memory=budget)
         assert run.peak_bytes + run.kept_bytes <= budget
+
+
+# ---- class codes that take more than the budget --------------------------------------------------
+
+
+def wide():
+    """Few weights, and class codes of 80 KB for outputs at 256 positions."""
+    pool = nn.AdaptiveAvgPool2d((1, 8))
+    return nn.Sequential(nn.Linear(2, 8), nn.Tanh(), pool, nn.Flatten(), nn.Linear(8, 10))
+
+
+WIDE = {"rule": rules.tpsgd_l2(), "batch_size": 2, "epochs": 1}
+
+
+def wide_data():
+    x, y = sequences(40, 256, 2, 10)
+    return x.float(), y
+
+
+def wide_peak(**memory):
+    """What training `wide` holds with some memory settings."""
+    settings = WIDE | {"samples": 40, "others": False, "memory": Memory(reuse=True, **memory)}
+    return tpsgd.plan(wide(), (256, 2), **settings).peak_bytes
+
+
+@pytest.mark.parametrize("micro_batch", [None, 1])
+def test_a_budget_redraws_class_codes_where_nothing_else_is_enough(micro_batch):
+    budget = wide_peak(redraw=True, slices=16, micro_batch=micro_batch) + SPARE
+    assert budget < wide_peak(slices=64, micro_batch=1)
+    run = tpsgd.fit(wide(), wide_data(), memory=budget, **WIDE)
+    assert run.settings["redraw"] is True and run.settings["micro_batch"] == micro_batch
+    assert run.peak_bytes + run.kept_bytes <= budget
+
+
+def test_a_budget_that_only_redrawn_class_codes_hold_is_refused_without_them(monkeypatch):
+    def without_redraw(*args, ladders=budget_module._ladders):
+        return (rungs for rungs in ladders(*args) if not rungs[0].memory.redraw)
+
+    budget = wide_peak(redraw=True, slices=16) + SPARE
+    monkeypatch.setattr(budget_module, "_ladders", without_redraw)
+    with pytest.raises(TpsgdError, match="cannot be held"):
+        tpsgd.fit(wide(), wide_data(), memory=budget, **WIDE)
 
 
 # ---- it is refused -------------------------------------------------------------------------------
