@@ -123,7 +123,7 @@ def test_a_step_does_not_depend_on_the_steps_after_it(name):
             saved = learner.forward(batch)
             learner.backend.prepare_gradients(saved, labels, learner.tensors)
             for window in saved.windows():
-                seen.append({k: g.clone() for k, g in saved.sweeps[0].gradients().items()})
+                seen.append({k: g.clone() for k, g in saved.cells[0].gradients().items()})
                 assert window.values.shape[0] == 1
         grads.append(seen)
     for t, (a, b) in enumerate(zip(*grads, strict=True)):

@@ -204,7 +204,7 @@ def test_the_events_of_training_come_in_order():
         "a end of 2", "epoch {0} of 2", "a rate",
     ]  # fmt: skip
     assert log == [
-        "stage a", "a start", "a started", "wrap",
+        "stage a", "a start", "a started", "wrap", "wrap",
         "a epoch 0", *(event.format(0) for event in epoch),
         "a epoch 1", *(event.format(1) for event in epoch), "a stop",
     ]  # fmt: skip
