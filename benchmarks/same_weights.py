@@ -40,7 +40,7 @@ Record = dict[str, str]
 Cells = Iterator[tuple[str, Callable[[], Record]]]
 Axis = dict[str, dict[str, Any]]  # what each value is called, and the settings it stands for
 USUAL = {"epochs": 2, "batch_size": 16, "seed": 3}
-TAKES = {"fit_zorb": ["batch_size", "seed"], "fit_dladmm": ["seed"]}  # of the usual settings
+TAKES = {"fit_zorb": ["batch_size", "seed", "device"], "fit_dladmm": ["seed", "device"]}  # of USUAL
 
 
 def memory_arguments(budget: str | None = None, **ways: Any) -> dict:
@@ -170,7 +170,7 @@ def recorded(models: Iterable[nn.Module], runs: Iterable[Any], scores: Iterable[
     record |= {f"score {i}": repr(float(score)) for i, score in enumerate(scores)}
     for m, model in enumerate(models):
         for name, t in (*model.named_parameters(), *model.named_buffers()):
-            plain = t.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+            plain = t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
             record[f"model {m}, {name}, {t.dtype} {[*t.shape]}"] = sha256(plain).hexdigest()
     return record
 
@@ -184,7 +184,7 @@ def trained(
         prepare(model)
     if "validation" in settings:
         settings["validation"] = x[:20], y[:20]
-    usual = {k: USUAL[k] for k in TAKES.get(method.__name__, USUAL)}
+    usual = {k: USUAL[k] for k in USUAL if k in TAKES.get(method.__name__, USUAL)}
     run = method(model, form(x, y) if form else (x, y), **(usual | settings))
     return recorded([model], [run], [tpsgd.evaluate(model, (x, y))])
 
@@ -378,7 +378,9 @@ def main() -> None:
     choice.add_argument("--save", type=Path, metavar="FILE", help="write the records")
     choice.add_argument("--against", type=Path, metavar="FILE", help="compare with these")
     parser.add_argument("--only", default="", metavar="WORDS", help="cells with this in their name")
+    parser.add_argument("--device", help="train there: cuda, ...; by default on the CPU")
     wanted = parser.parse_args()
+    USUAL.update({"device": wanted.device} if wanted.device else {})
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     print(f"tpsgd in {Path(tpsgd.__file__).parent}, torch {torch.__version__}", flush=True)
