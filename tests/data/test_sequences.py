@@ -104,7 +104,7 @@ def test_npz_of_tokens_with_lengths(tmp_path):
         ({"x": X, "lengths": LENGTHS * 0 + 7}, "length of sample 0 is 7; expected 1 to 6"),
         ({"x": X[:, :, 0], "lengths": LENGTHS}, r"expected numbers \(samples, steps, features\)"),
         ({"x": X * np.inf, "lengths": LENGTHS}, r"x\[0, 0, 0\] is .*inf; replace it"),
-        ({"x": X[:0], "lengths": LENGTHS[:0]}, "x has 0 samples but y has 20"),
+        ({"x": X[:0], "lengths": LENGTHS[:0]}, "one label for each of the 0 samples"),
         ({"tokens": X}, r"expected whole numbers \(samples, steps\)"),
         ({"tokens": X[:, 0]}, "tokens is float32"),
         ({"tokens": -TOKENS}, "token -8 is negative"),
@@ -114,7 +114,7 @@ def test_npz_of_tokens_with_lengths(tmp_path):
         ),
         (
             {"tokens": TOKENS, "tokens_test": TOKENS[:, :3], "y_test": Y},
-            "pad them and give lengths",
+            "they must match .give lengths and lengths_test",
         ),
         (
             {
@@ -227,19 +227,19 @@ GOOD = "s0,0,1,cat\ns0,1,2,cat\ns1,0,3,dog\ns1,1,4,dog\n"
         ("sequence,step,y\ns0,0,1\n", "has no column of features besides the label"),
         ("sequence,step,a,y\n", "has a header but no rows"),
         ("sequence,step,a,y\n" + GOOD + "s1,2,5,cat\n", "of the sequence 's1' changes from dog to"),
-        ("sequence,step,a,y\n" + GOOD + "s1,1,5,dog\n", "sequence 's1' has two steps at 1; drop"),
+        ("sequence,step,a,y\n" + GOOD + "s1,1,5,dog\n", "sequence 's1' goes from 1 to 1; a column"),
         (
             "sequence,step,a,y\n" + GOOD + "s1,3,5,dog\n",
-            "'s1' goes from step 1 to 3; add the steps",
+            "'s1' goes from 1 to 3; a column time",
         ),
         ("sequence,step,a,y\n" + GOOD + "s1,2,,dog\n", "line 6, column 'a': '' is not a finite"),
         ("sequence,step,a,y\n" + GOOD + "s1,2,nan,dog\n", "line 6, column 'a': 'nan'"),
         ("sequence,step,a,y\n" + GOOD + "s1,2,1e300,dog\n", "line 6, column 'a': '1e300'"),
         ("sequence,step,a,y\n" + GOOD + "s1,,5,dog\n", "line 6, column 'step': ''"),
-        ("sequence,step,a,y\n" + GOOD + "s1,2,5,\n", "line 6 has no label"),
+        ("sequence,step,a,y\n" + GOOD + "s1,2,5,\n", "line 6 has no text in the column 'y'"),
         (
             "sequence,step,a,y\n" + GOOD + ",2,5,dog\n",
-            "line 6 has no sequence in the column",
+            "line 6 has no text in the column 'sequence'",
         ),
         ("sequence,step,a,y\n" + GOOD + "s1,2,dog\n", "line 6 has 3 cells, the header has 4"),
         ("sequence,step,a,y\n" + GOOD, "2 samples are too few to hold out 1"),

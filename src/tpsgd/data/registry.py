@@ -42,8 +42,7 @@ def path(name: str) -> Path | None:
     if not entry.files:
         spec = find_spec("sklearn")
         return Path(spec.origin).parent if spec and spec.origin else None
-    roots = [root for root in (data_root(), cache_root()) if root is not None]
-    folders = [root / entry.folder for root in roots]
+    folders = [root / entry.folder for root in (data_root(), cache_root()) if root]
     return next((folder for folder in folders if not missing(entry, folder)), None)
 
 
@@ -67,14 +66,12 @@ def data_root() -> Path | None:
     return root
 
 
-def cache_root() -> Path | None:
-    """`$TPSGD_CACHE`, or the user's cache folder according to pooch; None without pooch."""
+def cache_root() -> Path:
+    """`$TPSGD_CACHE`, or the user's cache folder according to pooch."""
     if value := os.environ.get("TPSGD_CACHE"):
         return Path(value).expanduser()
-    try:
-        import pooch
-    except ImportError:
-        return None
+    import pooch
+
     return Path(pooch.os_cache("tpsgd"))
 
 

@@ -1,6 +1,7 @@
 """UCF101: videos as sequences of features, one file of features for each video.
 
 `benchmarks/ucf101_features.py` makes the feature files with an encoder of your choice.
+Soomro, Zamir and Shah, UCF101, CRCV-TR-12-01, 2012; no licence stated.
 """
 
 from functools import partial
@@ -107,8 +108,6 @@ UCF101 = Dataset(
     shape=(STEPS, 2048),
     train=9537,
     test=3783,
-    licence="none stated; cite the report",
-    citation="Soomro, Zamir and Shah, UCF101, CRCV-TR-12-01, 2012",
     read=read,
     folder="ucf101",
     files=(CLASS_LIST, TRAIN_LIST, TEST_LIST),
