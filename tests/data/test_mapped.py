@@ -307,7 +307,7 @@ def test_a_disk_that_fills_up_leaves_no_files(pets, cache, monkeypatch, code, af
         real(handle)
 
     monkeypatch.setattr("tpsgd.data.mapped.os.fsync", fsync)
-    message = rf"cannot write to .*cache \({os.strerror(code)}\); free some space"
+    message = rf"cannot write to .*cache \({os.strerror(code)}\)"
     refused(message, pets, cache)
     assert list(cache.iterdir()) == []
 
@@ -326,7 +326,7 @@ def test_a_full_disk_is_not_written_to(pets, cache, monkeypatch):
 
 def test_a_folder_that_cannot_be_written_to_is_refused(pets, cache):
     cache.write_text("a file")
-    refused(r"cannot write to .*cache \(.*\); .* name another folder", pets, cache)
+    refused(r"cannot write to .*cache \(Not a directory\)", pets, cache)
     refused(r"cannot write to .*inner \(Not a directory\)", pets, cache / "inner")
 
 
@@ -334,7 +334,7 @@ def test_sequences_of_different_lengths_stay_in_memory(tmp_path, cache):
     np.savez(
         tmp_path / "own.npz", x=RNG.normal(size=(20, 5, 2)), y=Y, lengths=np.arange(20) % 5 + 1
     )
-    message = "own.npz has sequences of different lengths, which must be in memory; load it without"
+    message = "own.npz has sequences of different lengths; load it without on_disk"
     refused(message, tmp_path / "own.npz", cache)
     assert not cache.exists()
 

@@ -92,16 +92,16 @@ def test_npz_of_tokens_with_lengths(tmp_path):
     ("arrays", "message"),
     [
         ({"x": X, "tokens": TOKENS}, "tokens in place of x"),
-        ({"x": X, "lengths_test": LENGTHS}, "lengths, and lengths_test"),
+        ({"x": X, "lengths_test": LENGTHS}, "lengths for sequences, tokens_test and lengths_test"),
         (
             {"x": X, "lengths": LENGTHS, "x_test": X, "y_test": Y},
-            "lengths, and lengths_test",
+            "lengths for sequences, tokens_test and lengths_test",
         ),
         ({"tokens": TOKENS, "x_test": X, "y_test": Y}, "expected x and y"),
-        ({"x": X, "lengths": LENGTHS[:-1]}, "a whole number for each of the 20 samples"),
-        ({"x": X, "lengths": LENGTHS + 0.5}, "a whole number for each of the 20 samples"),
-        ({"x": X, "lengths": LENGTHS * 0}, "length of sample 0 is 0; expected 1 to 6"),
-        ({"x": X, "lengths": LENGTHS * 0 + 7}, "length of sample 0 is 7; expected 1 to 6"),
+        ({"x": X, "lengths": LENGTHS[:-1]}, "lengths must be 20 whole numbers from 1 to 6"),
+        ({"x": X, "lengths": LENGTHS + 0.5}, "lengths must be 20 whole numbers from 1 to 6"),
+        ({"x": X, "lengths": LENGTHS * 0}, "lengths must be 20 whole numbers from 1 to 6"),
+        ({"x": X, "lengths": LENGTHS * 0 + 7}, "lengths must be 20 whole numbers from 1 to 6"),
         ({"x": X[:, :, 0], "lengths": LENGTHS}, r"expected numbers \(samples, steps, features\)"),
         ({"x": X * np.inf, "lengths": LENGTHS}, r"x\[0, 0, 0\] is .*inf; replace it"),
         ({"x": X[:0], "lengths": LENGTHS[:0]}, "one label for each of the 0 samples"),
@@ -223,10 +223,10 @@ GOOD = "s0,0,1,cat\ns0,1,2,cat\ns1,0,3,dog\ns1,1,4,dog\n"
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("sequence,step,a,b\n" + GOOD, "a column 'sequence' but none for the label"),
+        ("sequence,step,a,b\n" + GOOD, "sequences but no column label, y, class or target"),
         ("sequence,step,y\ns0,0,1\n", "has no column of features besides the label"),
         ("sequence,step,a,y\n", "has a header but no rows"),
-        ("sequence,step,a,y\n" + GOOD + "s1,2,5,cat\n", "of the sequence 's1' changes from dog to"),
+        ("sequence,step,a,y\n" + GOOD + "s1,2,5,cat\n", "the sequence 's1' has two labels"),
         ("sequence,step,a,y\n" + GOOD + "s1,1,5,dog\n", "sequence 's1' goes from 1 to 1; a column"),
         (
             "sequence,step,a,y\n" + GOOD + "s1,3,5,dog\n",

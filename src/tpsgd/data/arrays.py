@@ -73,8 +73,7 @@ def encode(
     index_test = np.searchsorted(values, y_test).clip(max=len(values) - 1)
     if (unknown := values[index_test] != y_test).any():
         raise TpsgdError(
-            f"{source}: the test set has the class {y_test[unknown][0]}, which the training set"
-            " does not have; add training samples of it or leave it out."
+            f"{source}: the training set lacks the class {y_test[unknown][0]} of the test set."
         )
     return tuple(map(str, values)), (train[0], index), test and (test[0], index_test)
 
@@ -89,8 +88,7 @@ def _labels(source: str, y: Array) -> Array:
         return y.astype(str)
     if (fraction := ~np.isfinite(real) | (real != np.floor(real))).any():
         raise TpsgdError(
-            f"{source}: the label {y[fraction][0]} is not a class; labels must be whole numbers or"
-            " names."
+            f"{source}: the label {y[fraction][0]} is neither a whole number nor a name."
         )
     whole = real.astype(np.int64)
     return whole if y.dtype.kind == "f" or (whole.astype(str) == y).all() else y.astype(str)
@@ -127,17 +125,11 @@ def _checked(source: str, split: Arrays, are_tokens: bool) -> Arrays:
 
 def _without_padding(source: str, x: Array, lengths: Array) -> Array:
     """Sequences with zeros after their ends; an error if a length is wrong."""
-    if lengths.shape != x.shape[:1] or lengths.dtype.kind not in "iu":
-        raise TpsgdError(
-            f"{source}: lengths is {lengths.dtype} of shape {lengths.shape}; expected a whole"
-            f" number for each of the {len(x)} samples."
-        )
-    if (wrong := (lengths < 1) | (lengths > x.shape[1])).any():
-        raise TpsgdError(
-            f"{source}: the length of sample {wrong.argmax()} is {lengths[wrong][0]}; expected"
-            f" 1 to {x.shape[1]}, the number of steps in x."
-        )
-    is_step = np.arange(x.shape[1]) < lengths[:, None]
+    n, steps = x.shape[:2]
+    is_whole = lengths.shape == (n,) and lengths.dtype.kind in "iu"
+    if not is_whole or lengths.min() < 1 or lengths.max() > steps:
+        raise TpsgdError(f"{source}: lengths must be {n} whole numbers from 1 to {steps}.")
+    is_step = np.arange(steps) < lengths[:, None]
     return np.where(is_step.reshape(*is_step.shape, *[1] * (x.ndim - 2)), x, x.dtype.type(0))
 
 
@@ -186,7 +178,6 @@ def _vocabulary(source: str, samples: Sequence[Array]) -> int:
         raise TpsgdError(f"{source}: the token {smallest} is negative; number tokens from 0.")
     if (largest := int(samples[-1].max())) >= size:
         raise TpsgdError(
-            f"{source}: tokens_test has the token {largest}, but the largest in tokens is"
-            f" {size - 1}; replace it by a token for unknown words."
+            f"{source}: tokens_test has the token {largest}, but tokens end at {size - 1}."
         )
     return size

@@ -72,10 +72,7 @@ def _read_header(file: Path) -> Header:
     if sequence is None:
         time = None  # then it is a feature like any other
     elif label is None:
-        raise TpsgdError(
-            f"{file} has a column '{names[sequence]}' but none for the label; name it label, y,"
-            " class or target."
-        )
+        raise TpsgdError(f"{file} has sequences but no column label, y, class or target.")
     label = len(names) - 1 if label is None else label
     others = {label, sequence, time}
     features = [i for i in range(len(names)) if i not in others and (i or names[0])]
@@ -135,10 +132,7 @@ def _to_sequences(
     lengths = np.bincount(number)
     first = np.cumsum(lengths) - lengths
     if (change := y != y[first][number]).any():
-        raise TpsgdError(
-            f"{file}: the label of the sequence '{unique[number[change][0]]}' changes from"
-            f" {y[first][number][change][0]} to {y[change][0]}; a sequence has one label."
-        )
+        raise TpsgdError(f"{file}: the sequence '{unique[number[change][0]]}' has two labels.")
     if time is not None:
         _check_times(file, unique[number], time[order], is_counted)
     is_step = np.arange(lengths.max()) < lengths[:, None]
@@ -175,8 +169,7 @@ def _first_mistake(file: Path, header: Header) -> TpsgdError:
                 value = _number(cell)
                 if i in (time, *features) and (value is None or not abs(value) <= LARGEST):
                     return TpsgdError(
-                        f"{line}, column '{names[i]}': '{cell}' is not a finite number;"
-                        " replace it, or drop that line or column."
+                        f"{line}, column '{names[i]}': '{cell}' is not a finite number."
                     )
     return TpsgdError(f"{file} cannot be read as a table.")
 

@@ -104,8 +104,5 @@ def converted(x: Any) -> Any:
 def check_labels(file: Path, y: Array, entry: Dataset) -> Array:
     """The labels of a built-in set as int64; raises if one is not a class of that set."""
     if y.max() >= len(entry.classes):
-        raise TpsgdError(
-            f"{file} contains the label {y.max()}, but {entry.name} has {len(entry.classes)}"
-            " classes; fetch the file again."
-        )
+        raise TpsgdError(f"{file} has the label {y.max()}, which is not a class of {entry.name}.")
     return y.astype(np.int64)

@@ -32,8 +32,7 @@ def fetch(name: str) -> Path:
         )
     if root and (root / entry.folder).is_dir():
         raise TpsgdError(
-            f"{root / entry.folder} lacks {files}; put it there, or remove that folder and the"
-            " whole set is downloaded."
+            f"{root / entry.folder} lacks {files}; put it there or remove that folder."
         )
     return _download(entry)
 
@@ -91,9 +90,7 @@ def _unpack(archive: Path, entry: Dataset, folder: Path) -> None:
                     raise KeyError(file)
                 write_whole(folder / file, content.read())
     except (KeyError, EOFError, tarfile.TarError) as error:
-        raise TpsgdError(
-            f"{archive} cannot be unpacked ({error}); remove it and fetch it again."
-        ) from error
+        raise TpsgdError(f"{archive} cannot be unpacked ({error}); remove it.") from error
     archive.unlink()
 
 

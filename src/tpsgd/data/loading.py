@@ -64,8 +64,7 @@ def load(
     """
     if seed < 0 or (max_train is not None and max_train < 1):
         raise TpsgdError(
-            f"seed must be 0 or more and max_train 1 or more, got seed {seed} and max_train"
-            f" {max_train}."
+            f"seed must be 0 or more, max_train 1 or more; got {seed} and {max_train}."
         )
     user_file = None if spec in DATASETS else user_files.find(spec)
     if on_disk is None:

@@ -74,10 +74,7 @@ def write(folder: Path, spec: str, raw: RawData, train: Subset, test: Subset, no
         with contextlib.suppress(OSError):  # another process has just written the same folder
             unfinished.replace(folder)
     except OSError as error:
-        raise TpsgdError(
-            f"cannot write to {folder.parent} ({error.strerror}); free some space or name another"
-            " folder."
-        ) from error
+        raise TpsgdError(f"cannot write to {folder.parent} ({error.strerror}).") from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
@@ -105,10 +102,7 @@ def _sample_type(spec: str, raw: RawData, samples: Subset) -> np.dtype[Any]:
     """The dtype of one decoded sample, shape included; all samples have that of the first."""
     first = raw.decode(samples.take(slice(1)))
     if isinstance(first, Padded):
-        raise TpsgdError(
-            f"{spec} has sequences of different lengths, which must be in memory; load it without"
-            " on_disk."
-        )
+        raise TpsgdError(f"{spec} has sequences of different lengths; load it without on_disk.")
     return np.dtype((first.dtype, first.shape[1:]))
 
 

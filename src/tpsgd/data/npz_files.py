@@ -40,9 +40,9 @@ def read_npz(file: Path) -> RawData:
     needed = {x, "y"} | ({"lengths"} & arrays.keys())
     if arrays.keys() not in (needed, needed | {f"{name}_test" for name in needed}):
         raise TpsgdError(
-            f"{file} holds {', '.join(names[:6]) or 'nothing'}{', ...' * (len(names) > 6)};"
-            " expected x and y, and x_test and y_test both or neither (for sequences: tokens in"
-            " place of x; lengths, and lengths_test if there is x_test)."
+            f"{file} holds {', '.join(names) or 'nothing'}; expected x and y, and x_test and y_test"
+            " both or neither (tokens in place of x and lengths for sequences, tokens_test and"
+            " lengths_test for the test set)."
         )
     splits = [
         Arrays(arrays[x + suffix], arrays["y" + suffix], arrays.get("lengths" + suffix))

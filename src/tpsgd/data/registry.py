@@ -82,10 +82,9 @@ def missing(entry: Dataset, folder: Path) -> list[str]:
 
 def _row(entry: Dataset) -> Row:
     folder = path(entry.name)
-    if entry.files:
-        where = str(folder) if folder else f"not here: tpsgd data fetch {entry.name}"
-    else:
-        where = "comes with scikit-learn" if folder else "not here: pip install scikit-learn"
+    where = str(folder) if folder else f"not here: tpsgd data fetch {entry.name}"
+    if not entry.files:
+        where = "comes with scikit-learn"
     shape = " x ".join(map(str, entry.shape))
     if entry.vocabulary:
         shape += f" of {entry.vocabulary}"

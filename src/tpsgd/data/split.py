@@ -65,10 +65,7 @@ def hold_out(y: Array, share: float, seed: int, source: str) -> Array:
     count = max(1, round(share * len(y)))
     train = stratified(y, len(y) - count, seed)
     if not np.isin(y[~train], y[train]).all():
-        raise TpsgdError(
-            f"{source}: {len(y):,} samples are too few to hold out {count:,} of them; give at least"
-            " two samples of each class, or a separate test set."
-        )
+        raise TpsgdError(f"{source}: {len(y):,} samples are too few to hold out {count:,} of them.")
     return train
 
 

@@ -51,7 +51,7 @@ def test_mnist_is_read_from_idx_files(mnist):
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        (IMAGES, b"", "not a complete idx file of 20 x 28 x 28 bytes"),
+        (IMAGES, b"", "not a complete idx file of shape .20, 28, 28."),
         (IMAGES, b"these are no gzip bytes", "cannot be read"),
         (IMAGES, gzip.compress(idx(np.zeros((20, 28, 28))))[:-30], "cannot be read"),
         (IMAGES, gzip.compress(b"\0\0"), "not a complete idx file"),
@@ -59,13 +59,17 @@ def test_mnist_is_read_from_idx_files(mnist):
         (
             LABELS,
             gzip.compress(idx(np.zeros(20), b"\0\0\x0d\1")),
-            "not a complete idx file of 20 bytes",
+            "not a complete idx file of shape .20,.",
         ),
         (IMAGES, gzip.compress(idx(np.zeros((20, 28, 27)))), "not a complete idx file"),
         (LABELS, gzip.compress(idx(np.zeros(19))), "not a complete idx file"),
         (LABELS, gzip.compress(idx(np.zeros(19), dims=(20,))), "not a complete idx file"),
         (LABELS, gzip.compress(idx(np.zeros(21), dims=(20,))), "not a complete idx file"),
-        (LABELS, gzip.compress(idx(np.full(20, 10))), "the label 10, but mnist has 10 classes"),
+        (
+            LABELS,
+            gzip.compress(idx(np.full(20, 10))),
+            "the label 10, which is not a class of mnist",
+        ),
     ],
     ids=range(11),
 )

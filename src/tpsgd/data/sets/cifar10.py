@@ -33,8 +33,7 @@ def _read_files(folder: Path, names: tuple[str, ...], entry: Dataset) -> Pair:
             raise TpsgdError(f"{file} cannot be read ({error}); fetch it again.") from error
         if content.size != batch.size:
             raise TpsgdError(
-                f"{file} has {content.size} bytes, expected {PER_FILE} records of {record}: it is"
-                " not complete, or not the binary version; fetch it again."
+                f"{file} has {content.size} bytes, expected {batch.size}; fetch it again."
             )
         batch[:] = content.reshape(batch.shape)
         check_labels(file, batch[:, 0], entry)

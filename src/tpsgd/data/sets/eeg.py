@@ -49,9 +49,7 @@ def _split_by_recording(file: Path, y: Array, recording: Array) -> Array:
     _, first, index = np.unique(recording, return_index=True, return_inverse=True)
     if (np.bincount(index) != ROWS).any() or (y != y[first][index]).any():
         raise TpsgdError(
-            f"{file}: the recordings cannot be told apart by the names of the rows (expected"
-            f" {ROWS} rows of one class for each recording, named X1.V1 to X23.V1 and so on);"
-            " use the split by rows."
+            f"{file}: the rows' names do not tell recordings apart; use the split by rows."
         )
     return hold_out(y[first], SHARE, 0, str(file))[index]
 

@@ -17,8 +17,7 @@ def read(folder: Path, entry: Dataset) -> RawData:
     raw = read_folder(folder, entry.shape[-1])
     if len(raw.classes) != len(entry.classes):
         raise TpsgdError(
-            f"{folder} has {len(raw.classes)} classes, but Imagenette has {len(entry.classes)};"
-            " unpack the archive again."
+            f"{folder} has {len(raw.classes)} of Imagenette's {len(entry.classes)} classes."
         )
     return replace(raw, classes=entry.classes)
 

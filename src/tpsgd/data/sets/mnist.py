@@ -50,10 +50,7 @@ def read_idx(file: Path, shape: tuple[int, ...]) -> Array:
         raise TpsgdError(f"{file} cannot be read ({error}); fetch it again.") from error
     header = bytes((0, 0, 8, len(shape))) + b"".join(n.to_bytes(4, "big") for n in shape)
     if not content.startswith(header) or len(content) != len(header) + math.prod(shape):
-        raise TpsgdError(
-            f"{file} is not a complete idx file of {' x '.join(map(str, shape))} bytes; fetch it"
-            " again."
-        )
+        raise TpsgdError(f"{file} is not a complete idx file of shape {shape}; fetch it again.")
     return np.frombuffer(content, np.uint8, offset=len(header)).reshape(shape)
 
 

@@ -82,8 +82,7 @@ def _decode(files: Array, width: int) -> Array:
         frames = _frames(file)
         if frames.shape[1] != width:
             raise TpsgdError(
-                f"{file} has {frames.shape[1]} features a frame, but the first file has {width};"
-                " make all files with the same encoder."
+                f"{file} has {frames.shape[1]} features a frame, the first file {width}."
             )
         row[:] = frames[evenly(len(frames))]
         if not np.isfinite(row).all():
