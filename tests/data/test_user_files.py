@@ -83,13 +83,16 @@ def test_bytes_are_read_as_pixels(tmp_path, shape, becomes):
         ({"x": X.astype(str), "y": Y}, "expected numbers .samples, features"),
         ({"x": X, "y": np.eye(2)[Y]}, r"\(20, 2\); expected one label .* y.argmax"),
         ({"x": X, "y": np.zeros(20, int)}, "every label is 0; at least two classes"),
-        ({"x": X, "y": X[:, 0]}, "is neither a whole number nor a name"),
-        ({"x": X, "y": np.full(20, np.nan)}, "the label nan is neither"),
-        ({"x": X, "y": Y, "x_test": X, "y_test": Y + 1}, "training set lacks the class 2 of"),
+        ({"x": X, "y": X[:, 0]}, "is not a whole number or a name"),
+        ({"x": X, "y": np.full(20, np.nan)}, "the label nan is not a"),
+        (
+            {"x": X, "y": Y, "x_test": X, "y_test": Y + 1},
+            "no training sample of the test set's class 2",
+        ),
         ({"x": X, "y": Y, "x_test": X, "y_test": Y.astype(str)[::-1].repeat(1)}, None),
         (
             {"x": X, "y": Y, "x_test": X, "y_test": np.full(20, "dog")},
-            "training set lacks the class dog of",
+            "no training sample of the test set's class dog",
         ),
         ({"x": X, "y": Y, "x_test": X[:, :2], "y_test": Y}, "they must match"),
         ({"x": X, "y": Y, "x_test": X.astype(np.uint8), "y_test": Y}, "they must match"),
@@ -201,15 +204,15 @@ def test_csv_classes_are_sorted_as_numbers(tmp_path):
         ("1,2,0\n3,4,1\n", "its first line must name the columns"),
         ("5.1,3.5,setosa\n4.9,3.0,setosa\n", "its first line must name the columns"),
         ("label\ncat\n", "has no column of features besides the label 'label'"),
-        ("a,b,y\n1,2,0\n3,nan,1\n", "line 3, column 'b': 'nan' is not a finite number"),
-        ("a,b,y\n1,2,0\n\n3,,1\n", "line 4, column 'b': '' is not a finite number"),
-        ("a,b,y\n1,2,0\nlow,2,1\n", "line 3, column 'a': 'low' is not a finite number"),
-        ("a,b,y\n1,2,0\n1e300,2,1\n", "line 3, column 'a': '1e300' is not a finite number"),
+        ("a,b,y\n1,2,0\n3,nan,1\n", "line 3, column 'b': 'nan' is no finite number"),
+        ("a,b,y\n1,2,0\n\n3,,1\n", "line 4, column 'b': '' is no finite number"),
+        ("a,b,y\n1,2,0\nlow,2,1\n", "line 3, column 'a': 'low' is no finite number"),
+        ("a,b,y\n1,2,0\n1e300,2,1\n", "line 3, column 'a': '1e300' is no finite number"),
         ("a,b,y\n1,2,0\n1,-inf,1\n", "line 3, column 'b': '-inf'"),
         ("a,b,y\n1,2,0\n1,2\n", "line 3 has 2 cells, the header has 3"),
         ("a,b,y\n1,2,0,9\n1,2,1,9\n", "line 2 has 4 cells, the header has 3"),
         ("a,b,y\n1,2,0\n1,2,\n", "line 3 has no text in the column 'y'"),
-        ("a,b,y\n1,2,0.5\n1,2,0.25\n", "the label 0.5 is neither"),
+        ("a,b,y\n1,2,0.5\n1,2,0.25\n", "the label 0.5 is not a"),
         ("a,b,y\n1,2,0\n1,2,0\n", "every label is 0"),
         ('a,b,y\n1,2,0\n1,"' + "2" * 200_000, "cannot be read as a table|has 2 cells"),
     ],
@@ -337,7 +340,7 @@ def test_image_folder_with_a_test_set(folder, tmp_path, part):
 def test_a_class_that_only_the_test_folder_has_is_refused(refused, folder, tmp_path):
     folder.rename(tmp_path / "train")
     image(tmp_path / "val" / "emu" / "1.png")
-    refused(tmp_path, "training set lacks the class emu of the test set")
+    refused(tmp_path, "no training sample of the test set's class emu")
 
 
 def test_image_folders_that_are_wrong_are_refused(refused, tmp_path, folder):

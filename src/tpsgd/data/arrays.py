@@ -73,7 +73,7 @@ def encode(
     index_test = np.searchsorted(values, y_test).clip(max=len(values) - 1)
     if (unknown := values[index_test] != y_test).any():
         raise TpsgdError(
-            f"{source}: the training set lacks the class {y_test[unknown][0]} of the test set."
+            f"{source}: no training sample of the test set's class {y_test[unknown][0]}."
         )
     return tuple(map(str, values)), (train[0], index), test and (test[0], index_test)
 
@@ -87,9 +87,7 @@ def _labels(source: str, y: Array) -> Array:
     except (TypeError, ValueError):
         return y.astype(str)
     if (fraction := ~np.isfinite(real) | (real != np.floor(real))).any():
-        raise TpsgdError(
-            f"{source}: the label {y[fraction][0]} is neither a whole number nor a name."
-        )
+        raise TpsgdError(f"{source}: the label {y[fraction][0]} is not a whole number or a name.")
     whole = real.astype(np.int64)
     return whole if y.dtype.kind == "f" or (whole.astype(str) == y).all() else y.astype(str)
 
@@ -178,6 +176,6 @@ def _vocabulary(source: str, samples: Sequence[Array]) -> int:
         raise TpsgdError(f"{source}: the token {smallest} is negative; number tokens from 0.")
     if (largest := int(samples[-1].max())) >= size:
         raise TpsgdError(
-            f"{source}: tokens_test has the token {largest}, but tokens end at {size - 1}."
+            f"{source}: tokens_test has the token {largest}, tokens end at {size - 1}."
         )
     return size

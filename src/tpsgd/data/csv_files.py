@@ -41,8 +41,11 @@ def read_csv(file: Path) -> RawData:
     without a name has row names and is left out. With a column `sequence` or `sequence_id`, each
     row is a time step; a column `time`, or `step`, which must count by one, gives the order.
     """
-    header = _read_header(file)
-    table, texts = _read_table(file, header)
+    try:
+        header = _read_header(file)
+        table, texts = _read_table(file, header)
+    except (OSError, UnicodeDecodeError) as error:
+        raise TpsgdError(f"{file} cannot be read as UTF-8 text ({error}).") from error
     x, y = table[:, header.features].astype(np.float32, copy=False), texts[header.label]
     if header.sequence is None:
         arrays = Arrays(x, y)
@@ -56,11 +59,8 @@ def read_csv(file: Path) -> RawData:
 
 
 def _read_header(file: Path) -> Header:
-    try:
-        with file.open(encoding="utf-8-sig", newline="") as stream:
-            line = stream.readline()
-    except (OSError, UnicodeDecodeError) as error:
-        raise _not_text(file, error) from error
+    with file.open(encoding="utf-8-sig", newline="") as stream:
+        line = stream.readline()
     if not line.strip():
         raise TpsgdError(f"{file} is empty or starts with an empty line; a header is needed.")
     delimiter = max(",;\t", key=line.count)
@@ -108,8 +108,8 @@ def _read_table(file: Path, header: Header) -> tuple[Array, dict[int, Array]]:
                 file, dtype, None, header.delimiter, converters,
                 skiprows=1, ndmin=2, encoding="utf-8-sig", quotechar='"',
             )  # fmt: skip
-    except UnicodeDecodeError as error:
-        raise _not_text(file, error) from error
+    except UnicodeDecodeError:
+        raise
     except ValueError as error:
         raise _first_mistake(file, header) from error
     if table.size == 0:
@@ -168,14 +168,8 @@ def _first_mistake(file: Path, header: Header) -> TpsgdError:
                     return TpsgdError(f"{line} has no text in the column '{names[i]}'.")
                 value = _number(cell)
                 if i in (time, *features) and (value is None or not abs(value) <= LARGEST):
-                    return TpsgdError(
-                        f"{line}, column '{names[i]}': '{cell}' is not a finite number."
-                    )
+                    return TpsgdError(f"{line}, column '{names[i]}': '{cell}' is no finite number.")
     return TpsgdError(f"{file} cannot be read as a table.")
-
-
-def _not_text(file: Path, error: Exception) -> TpsgdError:
-    return TpsgdError(f"{file} cannot be read as UTF-8 text ({error}).")
 
 
 def _number(text: str) -> float | None:

@@ -31,9 +31,7 @@ def fetch(name: str) -> Path:
             f" {root or '$TPSGD_DATA'}/{entry.folder}/."
         )
     if root and (root / entry.folder).is_dir():
-        raise TpsgdError(
-            f"{root / entry.folder} lacks {files}; put it there or remove that folder."
-        )
+        raise TpsgdError(f"{root / entry.folder} lacks {files}; add it or remove that folder.")
     return _download(entry)
 
 

@@ -63,9 +63,7 @@ def load(
         '200 of 1438 training samples, stratified, seed 0'
     """
     if seed < 0 or (max_train is not None and max_train < 1):
-        raise TpsgdError(
-            f"seed must be 0 or more, max_train 1 or more; got {seed} and {max_train}."
-        )
+        raise TpsgdError(f"seed must be at least 0 and max_train 1, got {seed} and {max_train}.")
     user_file = None if spec in DATASETS else user_files.find(spec)
     if on_disk is None:
         raw = _read(spec, user_file)

@@ -37,7 +37,7 @@ def test_cifar10_is_read_from_binary_files(cifar):
 def test_cifar10_file_that_is_cut_short_is_refused(cifar, cut):
     file = cifar / "data_batch_3.bin"
     file.write_bytes(file.read_bytes()[:-cut])
-    with pytest.raises(TpsgdError, match=r"data_batch_3.bin has \d+ bytes, expected 6146"):
+    with pytest.raises(TpsgdError, match=r"data_batch_3.bin has \d+ bytes, not 6146"):
         data.load("cifar10")
 
 

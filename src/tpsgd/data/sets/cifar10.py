@@ -32,9 +32,7 @@ def _read_files(folder: Path, names: tuple[str, ...], entry: Dataset) -> Pair:
         except OSError as error:
             raise TpsgdError(f"{file} cannot be read ({error}); fetch it again.") from error
         if content.size != batch.size:
-            raise TpsgdError(
-                f"{file} has {content.size} bytes, expected {batch.size}; fetch it again."
-            )
+            raise TpsgdError(f"{file} has {content.size} bytes, not {batch.size}; fetch it again.")
         batch[:] = content.reshape(batch.shape)
         check_labels(file, batch[:, 0], entry)
     flat = records.reshape(-1, record)

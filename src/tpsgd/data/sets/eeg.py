@@ -48,9 +48,7 @@ def _split_by_recording(file: Path, y: Array, recording: Array) -> Array:
     """Mask of the rows to train on; the test set is made of whole recordings."""
     _, first, index = np.unique(recording, return_index=True, return_inverse=True)
     if (np.bincount(index) != ROWS).any() or (y != y[first][index]).any():
-        raise TpsgdError(
-            f"{file}: the rows' names do not tell recordings apart; use the split by rows."
-        )
+        raise TpsgdError(f"{file}: row names do not tell recordings apart; use the split by rows.")
     return hold_out(y[first], SHARE, 0, str(file))[index]
 
 

@@ -16,9 +16,7 @@ def read(folder: Path, entry: Dataset) -> RawData:
     """A folder of images whose subfolders are WordNet numbers; the classes get their names."""
     raw = read_folder(folder, entry.shape[-1])
     if len(raw.classes) != len(entry.classes):
-        raise TpsgdError(
-            f"{folder} has {len(raw.classes)} of Imagenette's {len(entry.classes)} classes."
-        )
+        raise TpsgdError(f"{folder} has {len(raw.classes)} classes, expected {len(entry.classes)}.")
     return replace(raw, classes=entry.classes)
 
 

@@ -81,9 +81,7 @@ def _decode(files: Array, width: int) -> Array:
     for row, file in zip(x, files, strict=True):
         frames = _frames(file)
         if frames.shape[1] != width:
-            raise TpsgdError(
-                f"{file} has {frames.shape[1]} features a frame, the first file {width}."
-            )
+            raise TpsgdError(f"{file} has {frames.shape[1]} features, the first file {width}.")
         row[:] = frames[evenly(len(frames))]
         if not np.isfinite(row).all():
             raise TpsgdError(f"{file} has numbers that are not finite; make it again.")
