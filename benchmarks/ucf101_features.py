@@ -21,7 +21,7 @@ from torch.nn.functional import interpolate
 from tpsgd import TpsgdError
 from tpsgd.data.images import SUFFIXES
 from tpsgd.data.sets.ucf101 import STEPS, evenly
-from tpsgd.data.user_files import call
+from tpsgd.files import call_function, is_function
 
 Array = NDArray[Any]
 VIDEO_SUFFIXES = {".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm"}
@@ -148,10 +148,9 @@ def _write(file: Path, array: Array) -> None:
 
 
 def _encoder(spec: str) -> nn.Module:
-    file, _, name = spec.rpartition(":")
-    if not file.endswith(".py") or not Path(file).expanduser().is_file():
+    if not is_function(spec):
         raise TpsgdError(f"'{spec}' is not a FILE.py:FUNCTION.")
-    encoder = call(Path(file).expanduser(), name)
+    encoder = call_function(spec)
     if not isinstance(encoder, nn.Module):
         raise TpsgdError(f"{spec} must return an nn.Module, got {type(encoder).__name__}.")
     return encoder

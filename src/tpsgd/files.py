@@ -59,3 +59,12 @@ def load_function(word: str) -> Callable[..., Any]:
     if not callable(function):
         raise TpsgdError(f"{path} has no function {name!r}")
     return function
+
+
+def call_function(word: str) -> Any:
+    """What the function that `FILE.py:FUNCTION` names returns; it is called without arguments."""
+    function = load_function(word)
+    try:
+        return function()
+    except Exception as error:
+        raise TpsgdError(f"{word} failed with {type(error).__name__}: {error}") from error

@@ -398,7 +398,7 @@ def test_figures_have_room(tmp_path):
         ("--tap middle", "tiny has no tap 'middle': choose from early, late"),
         ("--tap late,late", "--tap late,late: name each tap once"),
         ("--backbone vgg12", "unknown backbone 'vgg12'"),
-        ("--backbone none.py:make", "there is no none.py"),
+        ("--backbone none.py:make", "there is no file none.py"),
         ("--backbone net.py:nothing", "must return an nn.Module"),
         ("--backbone net.py:plain", "name the submodule to read from"),
         ("--backbone net.py:plain --tap nine", "has no submodule 'nine'"),

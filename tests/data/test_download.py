@@ -153,7 +153,7 @@ def refused(name, message, folder):
 
 def test_a_download_that_breaks_off_leaves_no_incomplete_file(mnist, server):
     server.halved.add(mnist_set.FILES[1])
-    refused("mnist", "the connection broke off", mnist.parent)
+    refused("mnist", "ChunkedEncodingError", mnist.parent)
     assert everything(mnist) == [mnist_set.FILES[0]]
     server.halved.clear()
     assert data.fetch("mnist") == mnist
@@ -172,8 +172,8 @@ def test_a_file_that_the_server_lacks_is_named(mnist, server):
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (requests.exceptions.ConnectionError("no route"), "no connection"),
-        (requests.exceptions.ConnectTimeout(), "no answer in time"),
+        (requests.exceptions.ConnectionError("no route"), "ConnectionError"),
+        (requests.exceptions.ConnectTimeout(), "ConnectTimeout"),
         (requests.exceptions.SSLError(), "SSLError"),
         (ConnectionResetError(errno.ECONNRESET, "reset"), "ConnectionResetError"),
     ],
@@ -200,7 +200,7 @@ def test_a_full_or_read_only_disk_is_reported(mnist, monkeypatch, error, message
         raise error
 
     monkeypatch.setattr(pooch, "retrieve", fails)
-    refused("mnist", rf"cannot write to .*mnist \({message}\); free some space", mnist.parent)
+    refused("mnist", rf"cannot write to .*cache \({message}\); free some space", mnist.parent)
 
 
 def test_a_disk_that_fills_up_while_unpacking_leaves_the_archive(cifar, monkeypatch):
@@ -234,16 +234,6 @@ def test_a_cache_that_is_a_file_is_refused(mnist, tmp_path, monkeypatch):
         data.load("mnist")
 
 
-def test_downloading_needs_pooch(cache, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "pooch", None)
-    with pytest.raises(TpsgdError, match="pip install pooch"):
-        data.fetch("mnist")
-    monkeypatch.delenv("TPSGD_CACHE")
-    assert data.path("mnist") is None
-    with pytest.raises(TpsgdError, match="pip install pooch"):
-        data.fetch("mnist")
-
-
 def test_the_default_cache_is_that_of_pooch(monkeypatch):
     monkeypatch.delenv("TPSGD_CACHE", raising=False)
     assert download.cache_root() == Path(pooch.os_cache("tpsgd"))
@@ -253,10 +243,3 @@ def test_progress_bar_is_drawn_on_a_terminal(mnist, monkeypatch, capsys):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     data.fetch("mnist")
     assert "train-images" in capsys.readouterr().err
-
-
-def test_no_progress_bar_without_rich(monkeypatch):
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    monkeypatch.setattr(download, "find_spec", lambda name: None)
-    with download._progress_bar("file") as bar:
-        assert bar is False

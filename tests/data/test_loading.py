@@ -24,7 +24,7 @@ def test_max_train_beyond_the_data_keeps_all_samples():
 
 @pytest.mark.parametrize("wrong", [{"seed": -1}, {"max_train": 0}, {"max_train": -5}])
 def test_a_wrong_seed_or_max_train_is_refused(wrong):
-    with pytest.raises(TpsgdError, match="seed must be 0 or more and max_train 1 or more"):
+    with pytest.raises(TpsgdError, match="seed must be at least 0 and max_train 1, got"):
         data.load("digits", **wrong)
 
 

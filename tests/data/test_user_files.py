@@ -74,21 +74,26 @@ def test_bytes_are_read_as_pixels(tmp_path, shape, becomes):
         ({"x": X}, "holds x; expected x and y"),
         ({"a": X, "b": Y}, "holds a, b; expected x and y"),
         ({}, "holds nothing; expected x and y"),
-        ({f"w{i}": X for i in range(9)}, r"holds w0, w1, w2, w3, w4, w5, \.\.\.; expected"),
         ({"x": X, "y": Y, "x_test": X}, "x_test and y_test both or neither"),
-        ({"x": X, "y": Y[:-1]}, "x has 20 samples but y has 19 labels"),
-        ({"x": X, "y": Y, "x_test": X, "y_test": Y[:3]}, "x has 20 samples but y has 3 labels"),
+        ({"x": X, "y": Y[:-1]}, "one label for each of the 20 samples"),
+        ({"x": X, "y": Y, "x_test": X, "y_test": Y[:3]}, "one label for each of the 20 samples"),
         ({"x": X[:0], "y": Y[:0]}, "x is empty, of shape"),
         ({"x": X[:, :0], "y": Y}, "x is empty, of shape"),
         ({"x": X[:, 0], "y": Y}, "x is float64 of shape"),
-        ({"x": X.astype(str), "y": Y}, "expected numbers of shape"),
-        ({"x": X, "y": np.eye(2)[Y]}, "expected one label for each sample"),
+        ({"x": X.astype(str), "y": Y}, "expected numbers .samples, features"),
+        ({"x": X, "y": np.eye(2)[Y]}, r"\(20, 2\); expected one label .* y.argmax"),
         ({"x": X, "y": np.zeros(20, int)}, "every label is 0; at least two classes"),
-        ({"x": X, "y": X[:, 0]}, "is not a class; labels must be whole numbers or names"),
-        ({"x": X, "y": np.full(20, np.nan)}, "the label nan is not a class"),
-        ({"x": X, "y": Y, "x_test": X, "y_test": Y + 1}, "has the class 2, which the training set"),
+        ({"x": X, "y": X[:, 0]}, "is not a whole number or a name"),
+        ({"x": X, "y": np.full(20, np.nan)}, "the label nan is not a"),
+        (
+            {"x": X, "y": Y, "x_test": X, "y_test": Y + 1},
+            "no training sample of the test set's class 2",
+        ),
         ({"x": X, "y": Y, "x_test": X, "y_test": Y.astype(str)[::-1].repeat(1)}, None),
-        ({"x": X, "y": Y, "x_test": X, "y_test": np.full(20, "dog")}, "has the class dog, which"),
+        (
+            {"x": X, "y": Y, "x_test": X, "y_test": np.full(20, "dog")},
+            "no training sample of the test set's class dog",
+        ),
         ({"x": X, "y": Y, "x_test": X[:, :2], "y_test": Y}, "they must match"),
         ({"x": X, "y": Y, "x_test": X.astype(np.uint8), "y_test": Y}, "they must match"),
         ({"x": X[:2], "y": Y[:2]}, "2 samples are too few to hold out 1"),
@@ -138,7 +143,7 @@ def test_a_compressed_npz_with_a_flipped_byte_is_refused(refused, tmp_path):
 @pytest.mark.parametrize("spec", ["no/such.npz", "no.csv", "no/folder", "no.py:make", "no/file.x"])
 def test_paths_that_do_not_exist_are_named(refused, spec, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    refused(spec, "there is no no")
+    refused(spec, "there is no (file )?no")
 
 
 def test_files_of_another_kind_are_refused(refused, tmp_path):
@@ -199,15 +204,15 @@ def test_csv_classes_are_sorted_as_numbers(tmp_path):
         ("1,2,0\n3,4,1\n", "its first line must name the columns"),
         ("5.1,3.5,setosa\n4.9,3.0,setosa\n", "its first line must name the columns"),
         ("label\ncat\n", "has no column of features besides the label 'label'"),
-        ("a,b,y\n1,2,0\n3,nan,1\n", "line 3, column 'b': 'nan' is not a finite number"),
-        ("a,b,y\n1,2,0\n\n3,,1\n", "line 4, column 'b': '' is not a finite number"),
-        ("a,b,y\n1,2,0\nlow,2,1\n", "line 3, column 'a': 'low' is not a finite number"),
-        ("a,b,y\n1,2,0\n1e300,2,1\n", "line 3, column 'a': '1e300' is not a finite number"),
+        ("a,b,y\n1,2,0\n3,nan,1\n", "line 3, column 'b': 'nan' is no finite number"),
+        ("a,b,y\n1,2,0\n\n3,,1\n", "line 4, column 'b': '' is no finite number"),
+        ("a,b,y\n1,2,0\nlow,2,1\n", "line 3, column 'a': 'low' is no finite number"),
+        ("a,b,y\n1,2,0\n1e300,2,1\n", "line 3, column 'a': '1e300' is no finite number"),
         ("a,b,y\n1,2,0\n1,-inf,1\n", "line 3, column 'b': '-inf'"),
         ("a,b,y\n1,2,0\n1,2\n", "line 3 has 2 cells, the header has 3"),
         ("a,b,y\n1,2,0,9\n1,2,1,9\n", "line 2 has 4 cells, the header has 3"),
-        ("a,b,y\n1,2,0\n1,2,\n", "line 3 has no label in the column 'y'"),
-        ("a,b,y\n1,2,0.5\n1,2,0.25\n", "the label 0.5 is not a class"),
+        ("a,b,y\n1,2,0\n1,2,\n", "line 3 has no text in the column 'y'"),
+        ("a,b,y\n1,2,0.5\n1,2,0.25\n", "the label 0.5 is not a"),
         ("a,b,y\n1,2,0\n1,2,0\n", "every label is 0"),
         ('a,b,y\n1,2,0\n1,"' + "2" * 200_000, "cannot be read as a table|has 2 cells"),
     ],
@@ -253,8 +258,8 @@ def test_results_of_functions_that_are_read(tmp_path, result):
     [
         ("x = 1", "has no function 'make'"),
         ("make = 1", "has no function 'make'"),
-        ("def make(:", "failed with SyntaxError"),
-        ("import nothing_of_the_sort", "failed with ModuleNotFoundError"),
+        ("def make(:", "does not run: SyntaxError"),
+        ("import nothing_of_the_sort", "does not run: ModuleNotFoundError"),
         ("def make(): raise KeyError('oh')", "make.py:make failed with KeyError: 'oh'"),
         ("def make(seed): pass", "failed with TypeError"),
         ("def make(): pass", "must return"),
@@ -266,8 +271,8 @@ def test_results_of_functions_that_are_read(tmp_path, result):
             "def make(): return [[[1], [1, 2]], [[1]] * 3], [0, 1]",
             "samples of different shapes",
         ),
-        ("def make(): return np.ones((4, 2)), [0, 1]", "x has 4 samples but y has 2"),
-        ("def make(): return 1, 2", "expected numbers of shape"),
+        ("def make(): return np.ones((4, 2)), [0, 1]", "one label for each of the 4 samples"),
+        ("def make(): return 1, 2", "expected numbers .samples, features"),
     ],
 )
 def test_functions_that_are_wrong_are_refused(refused, tmp_path, body, message):
@@ -335,13 +340,13 @@ def test_image_folder_with_a_test_set(folder, tmp_path, part):
 def test_a_class_that_only_the_test_folder_has_is_refused(refused, folder, tmp_path):
     folder.rename(tmp_path / "train")
     image(tmp_path / "val" / "emu" / "1.png")
-    refused(tmp_path, "has the class emu, which the training set does not have")
+    refused(tmp_path, "no training sample of the test set's class emu")
 
 
 def test_image_folders_that_are_wrong_are_refused(refused, tmp_path, folder):
     (tmp_path / "none").mkdir()
-    refused(tmp_path / "none", "none holds no images; expected files none/CLASS/IMAGE.png")
-    refused(folder / "cat", "holds images but no subfolders of classes")
+    refused(tmp_path / "none", "none has no images in subfolders of classes")
+    refused(folder / "cat", "cat has no images in subfolders of classes")
     refused(f"{folder}@0", "asks for images of size 0")
 
 
@@ -360,8 +365,3 @@ def test_images_that_cannot_be_read_are_named(refused, folder, content):
 
 def test_images_that_do_not_fit_in_memory_are_refused(refused, folder):
     refused(f"{folder}@10000000", "8 images of 10000000 x 10000000 do not fit in memory")
-
-
-def test_reading_images_needs_pillow(refused, folder, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "PIL", None)
-    refused(folder, "pip install pillow")

@@ -8,8 +8,8 @@ from torch import nn
 
 from tpsgd.adapt import weights
 from tpsgd.adapt.backbone import IMAGENET, Backbone
-from tpsgd.data.user_files import call
 from tpsgd.errors import TpsgdError, suggestion
+from tpsgd.files import call_function
 from tpsgd.zoo import vgg
 from tpsgd.zoo.resnet import resnet
 
@@ -74,11 +74,7 @@ def _weights_file(name: str, file: str | Path | None) -> Path:
 
 def _from_function(spec: str, file: str | Path | None, taps: tuple[str, ...]) -> Backbone:
     """The module that a function in a Python file returns, with weights if a file is named."""
-    script, _, function = spec.rpartition(":")
-    path = Path(script).expanduser()
-    if not path.is_file():
-        raise TpsgdError(f"there is no {script}; check the name, or give the full path")
-    result: Any = call(path, function)
+    result: Any = call_function(spec)
     model = result.model if isinstance(result, Backbone) else result
     if not isinstance(model, nn.Module):
         raise TpsgdError(
@@ -91,4 +87,4 @@ def _from_function(spec: str, file: str | Path | None, taps: tuple[str, ...]) ->
         return result
     if not taps:
         raise TpsgdError(f"{spec} returns a plain module: name the submodule to read from (taps)")
-    return Backbone(model, taps, mean=MEAN, std=STD, name=function)
+    return Backbone(model, taps, mean=MEAN, std=STD, name=spec.rpartition(":")[2])

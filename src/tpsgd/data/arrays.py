@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from tpsgd.data.dataset import Array, Pair, RawData, numbers, pixels, tokens
+from tpsgd.data.dataset import Array, Pair, RawData, converted, numbers, pixels, tokens
 from tpsgd.errors import TpsgdError
 from tpsgd.nets.padded import Padded
 
@@ -26,40 +26,31 @@ def from_arrays(source: str, splits: Sequence[Arrays], are_tokens: bool = False)
 
     Bytes are taken as pixels, unless they are sequences with lengths or tokens.
     """
-    if are_tokens or splits[0].lengths is not None:
-        return _from_sequences(source, splits, are_tokens)
-    pairs = [_checked(source, x, y) for x, y, _ in splits]
-    first, last = pairs[0][0], pairs[-1][0]
-    are_pixels = first.dtype == np.uint8
-    if first.shape[1:] != last.shape[1:] or are_pixels != (last.dtype == np.uint8):
+    splits = [_checked(source, split, are_tokens) for split in splits]
+    samples: list[Any] = [split.x for split in splits]
+    lengths = [split.lengths for split in splits if split.lengths is not None]
+    may_be_pixels = not (are_tokens or lengths)
+    of_bytes = {may_be_pixels and x.dtype == np.uint8 for x in samples}
+    shapes = {x.shape[2 if lengths else 1 :] for x in samples}  # only lengths may differ
+    if len(of_bytes) > 1 or len(shapes) > 1:
         raise TpsgdError(
-            f"{source}: x is {first.dtype} with samples of shape {first.shape[1:]}, but x_test is"
-            f" {last.dtype} with samples of shape {last.shape[1:]}; they must match."
+            f"{source}: the training samples are {samples[0].dtype} of shape {samples[0].shape},"
+            f" the test samples {samples[1].dtype} of shape {samples[1].shape}; they must match"
+            " (give lengths and lengths_test for sequences of different lengths)."
         )
-    decode, note = (pixels, "bytes divided by 255") if are_pixels else (numbers, "")
-    if are_pixels and _channels_first(first).shape != first.shape:
-        pairs = [(_channels_first(x), y) for x, y in pairs]
-        note += ", axes put in the order channels, height, width"
-    return RawData(*encode(source, *pairs), decode, note)
-
-
-def pad_to_longest(splits: Sequence[tuple[Array, Array]]) -> tuple[list[Any], str]:
-    """Samples, given with their lengths, padded or cut to the longest length; and a note on it.
-
-    The samples of each split become `Padded`, in the dtype of `Data`, unless all lengths are equal.
-    """
-    lengths = np.concatenate([lengths for _, lengths in splits])
-    shortest, longest = int(lengths.min()), int(lengths.max())
-    padded: list[Any] = []
-    for x, lengths in splits:
-        x = x[:, :longest]
-        if (lacking := longest - x.shape[1]) > 0:
-            x = np.pad(x, [(0, 0), (0, lacking), *[(0, 0)] * (x.ndim - 2)])
-        if shortest < longest:
-            convert = tokens if x.ndim == 2 else numbers  # other sequences have features
-            x = Padded(torch.from_numpy(convert(x)), torch.from_numpy(lengths.astype(np.int64)))
-        padded.append(x)
-    return padded, f"{shortest} to {longest} steps" if shortest < longest else ""
+    decode, note = tokens if are_tokens else numbers, ""
+    vocabulary = _vocabulary(source, samples) if are_tokens else None
+    if lengths:
+        samples, note = _pad_to_longest(samples, lengths)
+        decode = converted
+    elif True in of_bytes:
+        shape = samples[0].shape
+        samples, decode = [_channels_first(x) for x in samples], pixels
+        note = "bytes divided by 255"
+        if samples[0].shape != shape:
+            note += ", axes put in the order channels, height, width"
+    pairs = [(x, split.y) for x, split in zip(samples, splits, strict=True)]
+    return RawData(*encode(source, *pairs), decode, note, vocabulary)
 
 
 def encode(
@@ -73,22 +64,18 @@ def encode(
         >>> classes, y
         (('cat', 'dog'), array([1, 0, 1]))
     """
-    y, y_test = _labels(source, train[1]), None if test is None else _labels(source, test[1])
-    if y_test is not None and "U" in y.dtype.kind + y_test.dtype.kind:
+    y, y_test = (_labels(source, pair[1]) for pair in (train, test or train))
+    if "U" in y.dtype.kind + y_test.dtype.kind:
         y, y_test = y.astype(str), y_test.astype(str)
     values, index = np.unique(y, return_inverse=True)
     if len(values) < 2:
         raise TpsgdError(f"{source}: every label is {values[0]}; at least two classes are needed.")
-    classes = tuple(str(value) for value in values)
-    if test is None or y_test is None:
-        return classes, (train[0], index), None
     index_test = np.searchsorted(values, y_test).clip(max=len(values) - 1)
     if (unknown := values[index_test] != y_test).any():
         raise TpsgdError(
-            f"{source}: the test set has the class {y_test[unknown][0]}, which the training set"
-            " does not have; add training samples of it or leave it out."
+            f"{source}: no training sample of the test set's class {y_test[unknown][0]}."
         )
-    return classes, (train[0], index), (test[0], index_test)
+    return tuple(map(str, values)), (train[0], index), test and (test[0], index_test)
 
 
 def _labels(source: str, y: Array) -> Array:
@@ -100,35 +87,48 @@ def _labels(source: str, y: Array) -> Array:
     except (TypeError, ValueError):
         return y.astype(str)
     if (fraction := ~np.isfinite(real) | (real != np.floor(real))).any():
-        raise TpsgdError(
-            f"{source}: the label {y[fraction][0]} is not a class; labels must be whole numbers or"
-            " names."
-        )
+        raise TpsgdError(f"{source}: the label {y[fraction][0]} is not a whole number or a name.")
     whole = real.astype(np.int64)
     return whole if y.dtype.kind == "f" or (whole.astype(str) == y).all() else y.astype(str)
 
 
-def _checked(source: str, x: Array, y: Array) -> tuple[Array, Array]:
-    """Samples of finite numbers with one label each, or an error."""
-    if x.dtype.kind not in "biuf" or x.ndim < 2:
-        raise TpsgdError(
-            f"{source}: x is {x.dtype} of shape {x.shape}; expected numbers of shape"
-            " (samples, features), (samples, steps, features) or (samples, channels, height,"
-            " width)."
-        )
+def _checked(source: str, split: Arrays, are_tokens: bool) -> Arrays:
+    """Samples of finite numbers with one label each, and zeros as padding; or an error."""
+    x, y, lengths = split
+    if are_tokens:
+        fits, expected = x.ndim == 2 and x.dtype.kind in "iu", "whole numbers (samples, steps)"
+    elif lengths is not None:
+        fits, expected = x.ndim > 2 and x.dtype.kind in "iuf", "numbers (samples, steps, features)"
+    else:
+        fits = x.ndim > 1 and x.dtype.kind in "biuf"
+        expected = "numbers (samples, features), (samples, steps, features) or (samples, channels,"
+        expected += " height, width)"
+    if not fits:
+        name = "tokens" if are_tokens else "x"
+        raise TpsgdError(f"{source}: {name} is {x.dtype} of shape {x.shape}; expected {expected}.")
     y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
-    if y.ndim != 1:
+    if y.shape != x.shape[:1]:
         raise TpsgdError(
-            f"{source}: y has the shape {y.shape}; expected one label for each sample (for one-hot"
-            " rows, give y.argmax(1))."
+            f"{source}: y has the shape {y.shape}; expected one label for each of the {len(x)}"
+            " samples (for one-hot rows, give y.argmax(1))."
         )
-    if len(x) != len(y):
-        raise TpsgdError(f"{source}: x has {len(x)} samples but y has {len(y)} labels.")
     if x.size == 0:
         raise TpsgdError(f"{source}: x is empty, of shape {x.shape}.")
+    if lengths is not None:
+        x = _without_padding(source, x, lengths)
     if x.dtype.kind == "f":
         _check_finite(source, x)
-    return x, y
+    return Arrays(x, y, lengths)
+
+
+def _without_padding(source: str, x: Array, lengths: Array) -> Array:
+    """Sequences with zeros after their ends; an error if a length is wrong."""
+    n, steps = x.shape[:2]
+    is_whole = lengths.shape == (n,) and lengths.dtype.kind in "iu"
+    if not is_whole or lengths.min() < 1 or lengths.max() > steps:
+        raise TpsgdError(f"{source}: lengths must be {n} whole numbers from 1 to {steps}.")
+    is_step = np.arange(steps) < lengths[:, None]
+    return np.where(is_step.reshape(*is_step.shape, *[1] * (x.ndim - 2)), x, x.dtype.type(0))
 
 
 def _check_finite(source: str, x: Array) -> None:
@@ -151,66 +151,31 @@ def _channels_first(x: Array) -> Array:
     return np.moveaxis(x, -1, 1) if is_last else x
 
 
-def _from_sequences(source: str, splits: Sequence[Arrays], are_tokens: bool) -> RawData:
-    """Tokens (samples, steps), or sequences (samples, steps, features) with their lengths."""
-    splits = [_checked_sequences(source, split, are_tokens) for split in splits]
-    vocabulary = _vocabulary(source, [split.x for split in splits]) if are_tokens else None
-    first, last = splits[0].x.shape, splits[-1].x.shape
-    if first[2:] != last[2:]:
-        raise TpsgdError(
-            f"{source}: a step of x has the shape {first[2:]}, but a step of x_test {last[2:]};"
-            " they must match."
-        )
-    if splits[0].lengths is None and first[1] != last[1]:
-        raise TpsgdError(
-            f"{source}: tokens has {first[1]} steps, but tokens_test {last[1]}; pad them and give"
-            " lengths and lengths_test."
-        )
-    samples, note = [split.x for split in splits], ""
-    if all(split.lengths is not None for split in splits):
-        samples, note = pad_to_longest([(x, n) for x, _, n in splits if n is not None])
-    pairs = [(x, split.y) for x, split in zip(samples, splits, strict=True)]
-    decode = (lambda x: x) if note else tokens if are_tokens else numbers
-    return RawData(*encode(source, *pairs), decode, note, vocabulary)
+def _pad_to_longest(samples: Sequence[Array], lengths: Sequence[Array]) -> tuple[list[Any], str]:
+    """Samples, converted as for `Data`, padded or cut to the longest length; and a note on it.
+
+    The samples of each split become `Padded`, unless all lengths are equal.
+    """
+    every_length = np.concatenate(lengths)
+    shortest, longest = int(every_length.min()), int(every_length.max())
+    padded: list[Any] = []
+    for x, steps in zip(samples, lengths, strict=True):
+        x = x[:, :longest]
+        x = np.pad(x, [(0, 0), (0, longest - x.shape[1]), *[(0, 0)] * (x.ndim - 2)])
+        x = tokens(x) if x.ndim == 2 else numbers(x)  # only tokens have no features
+        if shortest < longest:
+            x = Padded(torch.from_numpy(x), torch.from_numpy(steps.astype(np.int64)))
+        padded.append(x)
+    return padded, f"{shortest} to {longest} steps" if shortest < longest else f"{longest} steps"
 
 
-def _checked_sequences(source: str, split: Arrays, are_tokens: bool) -> Arrays:
-    """Sequences whose padding is set to zero, or an error."""
-    x, y, lengths = split
-    if are_tokens:
-        expected, fits = "whole numbers (samples, steps)", x.ndim == 2 and x.dtype.kind in "iu"
-    else:
-        expected, fits = "numbers (samples, steps, features)", x.ndim > 2 and x.dtype.kind in "iuf"
-    if not fits:
-        raise TpsgdError(
-            f"{source}: {'tokens' if are_tokens else 'x with lengths'} is {x.dtype} of shape"
-            f" {x.shape}; expected {expected}."
-        )
-    if lengths is not None:
-        if lengths.shape != x.shape[:1] or lengths.dtype.kind not in "iu":
-            raise TpsgdError(
-                f"{source}: lengths is {lengths.dtype} of shape {lengths.shape}; expected a whole"
-                f" number for each of the {len(x)} samples."
-            )
-        if (wrong := (lengths < 1) | (lengths > x.shape[1])).any():
-            raise TpsgdError(
-                f"{source}: the length of sample {wrong.argmax()} is {lengths[wrong][0]}; expected"
-                f" 1 to {x.shape[1]}, the number of steps in x."
-            )
-        real = np.arange(x.shape[1]) < lengths[:, None]
-        x = np.where(real.reshape(*real.shape, *[1] * (x.ndim - 2)), x, x.dtype.type(0))
-    x, y = _checked(source, x, y)
-    if are_tokens and x.min() < 0:
-        raise TpsgdError(f"{source}: the token {x.min()} is negative; number tokens from 0.")
-    return Arrays(x, y, lengths)
-
-
-def _vocabulary(source: str, splits: list[Array]) -> int:
+def _vocabulary(source: str, samples: Sequence[Array]) -> int:
     """One more than the largest token of the training set; a larger one in the test set raises."""
-    size = int(splits[0].max()) + 1
-    if (largest := int(splits[-1].max())) >= size:
+    size = int(samples[0].max()) + 1
+    if (smallest := min(int(x.min()) for x in samples)) < 0:
+        raise TpsgdError(f"{source}: the token {smallest} is negative; number tokens from 0.")
+    if (largest := int(samples[-1].max())) >= size:
         raise TpsgdError(
-            f"{source}: tokens_test has the token {largest}, but the largest in tokens is"
-            f" {size - 1}; replace it by a token for unknown words."
+            f"{source}: tokens_test has the token {largest}, tokens end at {size - 1}."
         )
     return size

@@ -36,7 +36,7 @@ class RawData:
 
 @dataclass(frozen=True)
 class Dataset:
-    """The registry entry of a built-in set.
+    """The registry entry of a built-in set; its module's docstring has the source and the licence.
 
     `train` and `test` are numbers of samples. `files` must all be in `folder`. `downloads` lists
     the published files with their published checksums; a set without downloads has `by_hand`,
@@ -49,8 +49,6 @@ class Dataset:
     shape: tuple[int, ...]
     train: int
     test: int
-    licence: str
-    citation: str
     read: Callable[[Path, "Dataset"], RawData]
     folder: str = ""
     files: tuple[str, ...] = ()
@@ -98,19 +96,13 @@ def tokens(x: Array) -> Array:
     return np.require(x, np.int64, ["C", "W"])
 
 
+def converted(x: Any) -> Any:
+    """Samples that the reader has converted."""
+    return x
+
+
 def check_labels(file: Path, y: Array, entry: Dataset) -> Array:
     """The labels of a built-in set as int64; raises if one is not a class of that set."""
     if y.max() >= len(entry.classes):
-        raise TpsgdError(
-            f"{file} contains the label {y.max()}, but {entry.name} has {len(entry.classes)}"
-            " classes; fetch the file again."
-        )
+        raise TpsgdError(f"{file} has the label {y.max()}, which is not a class of {entry.name}.")
     return y.astype(np.int64)
-
-
-def unreadable(file: Path, error: Exception) -> TpsgdError:
-    """The error to raise when a file of a built-in set cannot be read."""
-    if isinstance(error, FileNotFoundError):
-        return TpsgdError(f"{file} is missing; put it there or fetch it again.")
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-    return TpsgdError(f"{file} cannot be read, it may be cut short ({reason}); fetch it again.")

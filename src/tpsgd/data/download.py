@@ -4,11 +4,9 @@ Each file gets its final name only when it is complete.
 """
 
 import contextlib
-import errno
 import sys
 import tarfile
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +14,6 @@ from tpsgd.data.dataset import Dataset
 from tpsgd.data.registry import cache_root, data_root, find, missing, path
 from tpsgd.errors import TpsgdError
 from tpsgd.files import write_whole
-
-NETWORK_ERRORS = {
-    "ChunkedEncodingError": "the connection broke off",
-    "ConnectionError": "no connection",
-    "ConnectTimeout": "no answer in time",
-    "ReadTimeout": "no answer in time",
-}
-DISK_ERRORS = {getattr(errno, name) for name in ("EEXIST", "ENOSPC", "ENOTDIR", "EDQUOT", "EROFS")}
 
 
 def fetch(name: str) -> Path:
@@ -41,28 +31,31 @@ def fetch(name: str) -> Path:
             f" {root or '$TPSGD_DATA'}/{entry.folder}/."
         )
     if root and (root / entry.folder).is_dir():
-        raise TpsgdError(
-            f"{root / entry.folder} lacks {files}; put it there, or remove that folder and the"
-            " whole set is downloaded."
-        )
+        raise TpsgdError(f"{root / entry.folder} lacks {files}; add it or remove that folder.")
     return _download(entry)
 
 
 def _download(entry: Dataset) -> Path:
-    if find_spec("pooch") is None or (cache := cache_root()) is None:
-        raise TpsgdError(f"downloading '{entry.name}' needs pooch; run: pip install pooch")
+    cache = cache_root()
     folder = cache / entry.folder
     is_archive = len(entry.downloads) == 1
-    for file, checksum in entry.downloads:
-        _retrieve(entry, file, checksum, cache if is_archive else folder)
-    if is_archive:
-        _unpack(cache / entry.downloads[0][0], entry, folder)
+    try:
+        for file, checksum in entry.downloads:
+            _retrieve(entry, file, checksum, cache if is_archive else folder)
+        if is_archive:
+            _unpack(cache / entry.downloads[0][0], entry, folder)
+    except OSError as error:
+        raise TpsgdError(
+            f"cannot write to {cache} ({error.strerror or 'no permission'}); free some space or set"
+            " TPSGD_CACHE to another folder."
+        ) from error
     return folder
 
 
 def _retrieve(entry: Dataset, file: str, checksum: str, folder: Path) -> None:
     """Download a file from the first mirror that has it and passes the check."""
     import pooch
+    from requests import RequestException
 
     failures: list[str] = []
     for url in (mirror + file for mirror in entry.mirrors):
@@ -70,9 +63,7 @@ def _retrieve(entry: Dataset, file: str, checksum: str, folder: Path) -> None:
             with _progress_bar(file) as bar:
                 pooch.retrieve(url, checksum, fname=file, path=folder, progressbar=bar)
             return
-        except (OSError, ValueError) as error:
-            if isinstance(error, PermissionError) or getattr(error, "errno", None) in DISK_ERRORS:
-                raise _cannot_write(folder, error) from error
+        except (RequestException, ConnectionError, ValueError) as error:
             failures.append(f"{url} ({_reason(error)})")
     raise TpsgdError(
         f"could not download {' nor '.join(failures)}; try again, or fetch it on another machine"
@@ -80,45 +71,31 @@ def _retrieve(entry: Dataset, file: str, checksum: str, folder: Path) -> None:
     )
 
 
+def _reason(error: Exception) -> str:
+    if not isinstance(error, OSError):
+        return "its checksum is not the published one"
+    response = getattr(error, "response", None)
+    return type(error).__name__ if response is None else f"HTTP status {response.status_code}"
+
+
 def _unpack(archive: Path, entry: Dataset, folder: Path) -> None:
     """Extract the files of the set from the archive, then remove the archive."""
+    folder.mkdir(exist_ok=True)
     try:
-        folder.mkdir(exist_ok=True)
         with tarfile.open(archive) as tar:
             for file in entry.files:
                 if (content := tar.extractfile(f"{entry.folder}/{file}")) is None:
                     raise KeyError(file)
                 write_whole(folder / file, content.read())
-        archive.unlink()
     except (KeyError, EOFError, tarfile.TarError) as error:
-        raise TpsgdError(
-            f"{archive} cannot be unpacked ({error}); remove it and fetch it again."
-        ) from error
-    except OSError as error:
-        raise _cannot_write(folder, error) from error
-
-
-def _reason(error: Exception) -> str:
-    if not isinstance(error, OSError):
-        return "incomplete or a different file: its checksum is not the published one"
-    response = getattr(error, "response", None)
-    if response is not None:
-        return f"HTTP status {response.status_code}"
-    return NETWORK_ERRORS.get(type(error).__name__, type(error).__name__)
-
-
-def _cannot_write(folder: Path, error: Exception) -> TpsgdError:
-    reason = getattr(error, "strerror", None) or "no permission"
-    return TpsgdError(
-        f"cannot write to {folder} ({reason}); free some space or set TPSGD_CACHE to another"
-        " folder."
-    )
+        raise TpsgdError(f"{archive} cannot be unpacked ({error}); remove it.") from error
+    archive.unlink()
 
 
 @contextlib.contextmanager
 def _progress_bar(label: str) -> Iterator[Any]:
     """The `progressbar` argument of pooch: a bar drawn by rich, or False without a terminal."""
-    if not sys.stderr.isatty() or find_spec("rich") is None:
+    if not sys.stderr.isatty():
         yield False
         return
     from rich.console import Console

@@ -23,11 +23,7 @@ def read_folder(root: Path, size: int | None = None) -> RawData:
         raise TpsgdError(f"{root} is not a folder; expected a folder of images, CLASS/IMAGE.png.")
     train_folder, *test_folders = _split_folders(root)
     if (train := _list(train_folder)) is None:
-        has_images = any(file.suffix.lower() in SUFFIXES for file in train_folder.iterdir())
-        content = "images but no subfolders of classes" if has_images else "no images"
-        raise TpsgdError(
-            f"{train_folder} holds {content}; expected files {train_folder.name}/CLASS/IMAGE.png."
-        )
+        raise TpsgdError(f"{train_folder} has no images in subfolders of classes, CLASS/IMAGE.png.")
     if size == 0:
         raise TpsgdError(f"{root}@0 asks for images of size 0; give a size such as {root}@64.")
     height, width = (size, size) if size else _open(train[0][0]).shape[1:]
@@ -61,12 +57,11 @@ def _labelled_files(folder: Path) -> Iterator[tuple[str, Path]]:
 
 def _list(folder: Path) -> Pair | None:
     """The names of the image files and their classes, or None if there are no images."""
-    names: list[str] = []  # text takes a fraction of the memory of paths
-    labels: list[str] = []
-    for label, file in _labelled_files(folder):
-        names.append(str(file))
-        labels.append(label)
-    return (np.array(names, dtype=object), np.array(labels)) if names else None
+    labelled = [(label, str(file)) for label, file in _labelled_files(folder)]
+    if not labelled:
+        return None
+    labels, names = zip(*labelled, strict=True)
+    return np.array(names, dtype=object), np.array(labels)
 
 
 def _decode(files: Array, shape: tuple[int, int]) -> Array:
@@ -90,10 +85,8 @@ def _decode(files: Array, shape: tuple[int, int]) -> Array:
 
 def _open(file: str, shape: tuple[int, int] | None = None) -> Array:
     """An image as RGB bytes, (3, height, width)."""
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise TpsgdError("reading images needs pillow; run: pip install pillow") from error
+    from PIL import Image
+
     try:
         with Image.open(file) as image:
             if image.mode[0] in "IF":  # more than 8 bits: pillow would make every pixel white

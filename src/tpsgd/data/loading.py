@@ -16,11 +16,7 @@ from tpsgd.nets.padded import Padded
 
 
 def load(
-    spec: str,
-    *,
-    seed: int = 0,
-    max_train: int | None = None,
-    on_disk: Path | str | None = None,
+    spec: str, *, seed: int = 0, max_train: int | None = None, on_disk: Path | str | None = None
 ) -> Data:
     """Load a built-in data set by name, or your own by path.
 
@@ -47,14 +43,14 @@ def load(
         seed: chooses the test samples of data without a test set, and the samples of `max_train`.
         max_train: use at most this number of training samples; the class shares are kept.
         on_disk: a folder for the decoded samples, for data that does not fit in memory. The samples
-            are decoded a few MB at a time into `.npy` files there, and mapped read-only (see
-            `Data`); they are the same, bit for bit, as without it. A later call uses these files
-            again, unless the source files (their names, sizes or times; of built-in sets: sizes),
-            the seed or max_train have changed. You may delete old files, and files that end in
-            `.part`, which a killed process leaves. The result of a function is written on every
-            call. Images, functions that return a mapped array, and uncompressed `.npz` files
-            (`numpy.savez`) are never in memory as a whole; other formats are when they are first
-            read. Sequences of different lengths are refused.
+            are decoded a few MB at a time into `.npy` files in a subfolder, and mapped read-only
+            (see `Data`); they are the same, bit for bit, as without it. A later call uses these
+            files again, unless the source files (their names, sizes or times; of built-in sets:
+            sizes), the seed or max_train have changed. You may delete old subfolders, and those
+            that end in `.part`, which a killed process leaves. The result of a function is written
+            on every call. Images, functions that return a mapped array, and uncompressed `.npz`
+            files (`numpy.savez`) are never in memory as a whole; other formats are when they are
+            first read. Sequences of different lengths are refused.
 
     Returns:
         The data; its `note` says how it was split and converted.
@@ -67,38 +63,27 @@ def load(
         '200 of 1438 training samples, stratified, seed 0'
     """
     if seed < 0 or (max_train is not None and max_train < 1):
-        raise TpsgdError(
-            f"seed must be 0 or more and max_train 1 or more, got seed {seed} and max_train"
-            f" {max_train}."
-        )
-    if on_disk is not None:
-        return _load_on_disk(spec, Path(on_disk).expanduser(), seed, max_train)
-    raw = _read(spec)
-    train, test, note = _split(spec, raw, seed, max_train)
-    (x, y), test_pair = _tensors(raw, train), _tensors(raw, test)
-    return Data(spec, (x, y), test_pair, raw.classes, tuple(x.shape[1:]), note, raw.vocabulary)
-
-
-def _load_on_disk(spec: str, folder: Path, seed: int, max_train: int | None) -> Data:
-    """Like `load`, with samples mapped from files in the folder, which are written if needed."""
-    user_file = _user_file(spec)
-    name = mapped.file_name(spec, user_file and user_file.path, seed, max_train)
-    data = mapped.read(folder, name) if user_file is None or user_file.is_stable else None
+        raise TpsgdError(f"seed must be at least 0 and max_train 1, got {seed} and {max_train}.")
+    user_file = None if spec in DATASETS else user_files.find(spec)
+    if on_disk is None:
+        raw = _read(spec, user_file)
+        train, test, note = _split(spec, raw, seed, max_train)
+        pairs = _tensors(raw, train), _tensors(raw, test)
+        return Data(spec, *pairs, raw.classes, tuple(pairs[0][0].shape[1:]), note, raw.vocabulary)
+    name = mapped.folder_name(spec, user_file and user_file.path, seed, max_train)
+    folder = Path(on_disk).expanduser() / name
+    data = mapped.read(folder) if user_file is None or user_file.is_stable else None
     if data is None:
-        raw = _read(spec)
-        mapped.write(folder, name, spec, raw, *_split(spec, raw, seed, max_train))
-        data = mapped.read(folder, name)
+        raw = _read(spec, user_file)
+        mapped.write(folder, spec, raw, *_split(spec, raw, seed, max_train))
+        data = mapped.read(folder)
     if data is None:
         raise TpsgdError(f"the files of {spec} in {folder} were changed just now; try again.")
     return data
 
 
-def _user_file(spec: str) -> user_files.UserFile | None:
-    return None if spec in DATASETS else user_files.find(spec)
-
-
-def _read(spec: str) -> RawData:
-    if (user_file := _user_file(spec)) is not None:
+def _read(spec: str, user_file: user_files.UserFile | None) -> RawData:
+    if user_file is not None:
         return user_file.read()
     entry = find(spec)
     return entry.read(fetch(spec), entry)

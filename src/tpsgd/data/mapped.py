@@ -1,14 +1,13 @@
 """Samples on disk: decoded a few at a time into `.npy` files, and mapped read-only when used."""
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
 import re
 import shutil
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tpsgd.data.dataset import Array, Data, RawData
+from tpsgd.data.dataset import Data, RawData
 from tpsgd.data.download import fetch
 from tpsgd.data.images import image_files
 from tpsgd.data.registry import find
@@ -24,15 +23,12 @@ from tpsgd.data.split import Subset
 from tpsgd.errors import TpsgdError
 from tpsgd.nets.padded import Padded
 
-FORMAT = 1  # raise it when the same source files give different samples
+FORMAT = 2  # raise it when the same source files give different samples, or other files
 DECODED_BYTES = 4 * 2**20  # bytes of samples that are decoded together
-DISK_FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
-ARRAYS = ("train-x", "train-y", "test-x", "test-y")
-LABEL = np.dtype(np.int64)
 
 
-def file_name(spec: str, path: Path | None, seed: int, max_train: int | None) -> str:
-    """A name for the files of a data set, which changes when the samples may change.
+def folder_name(spec: str, path: Path | None, seed: int, max_train: int | None) -> str:
+    """A name for the folder of a data set, which changes when the samples may change.
 
     It depends on the names and sizes of the source files, on the split, and on the times at which
     the user's files were changed. `path` is the user's file or folder, None for a built-in set.
@@ -45,44 +41,42 @@ def file_name(spec: str, path: Path | None, seed: int, max_train: int | None) ->
     return f"{word}-{digest.hexdigest()[:32]}"
 
 
-def read(folder: Path, name: str) -> Data | None:
-    """The data that an earlier call wrote under this name; None if it is not complete."""
+def read(folder: Path) -> Data | None:
+    """The data that an earlier call wrote into this folder; None if it is not complete."""
     try:
-        about = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
-        sizes = [(folder / f"{name}-{array}.npy").stat().st_size for array in ARRAYS]
-        if sizes != about["bytes"]:
-            return None
-        train, test = (_map(folder / f"{name}-{split}") for split in ("train", "test"))
+        about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+        train, test = _map(folder, "train"), _map(folder, "test")
         note = "; ".join(filter(None, (about["note"], "read from disk")))
         classes, shape = tuple(about["classes"]), tuple(train[0].shape[1:])
         return Data(about["data"], train, test, classes, shape, note, about["vocabulary"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, EOFError, ValueError, KeyError, TypeError):
         return None
 
 
-def write(
-    folder: Path, name: str, spec: str, raw: RawData, train: Subset, test: Subset, note: str
-) -> None:
-    """Decode the samples, a few at a time, into files for `read`; after an error there are none."""
+def write(folder: Path, spec: str, raw: RawData, train: Subset, test: Subset, note: str) -> None:
+    """Decode the samples, a few at a time, into a folder for `read`; an error leaves no folder."""
     sample = _sample_type(spec, raw, train)
-    needed = (len(train.y) + len(test.y)) * (sample.itemsize + LABEL.itemsize)
+    needed = (len(train.y) + len(test.y)) * (sample.itemsize + np.dtype(np.int64).itemsize)
     about = {"data": spec, "classes": raw.classes, "note": note, "vocabulary": raw.vocabulary}
-    files = [folder / f"{name}-{array}.npy" for array in ARRAYS]
+    unfinished = folder.with_name(f"{folder.name}.{os.getpid()}.part")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if (free := shutil.disk_usage(folder).free) < needed:
-            raise _disk_full(spec, folder, needed, f"{free:,} are free")
-        with _all_or_none([*files, folder / f"{name}.json"]) as (*arrays, about_file):
-            for (x, y), split in zip((arrays[:2], arrays[2:]), (train, test), strict=True):
-                _save(x, len(split.y), sample, _decoded(raw, split, sample))
-                _save(y, len(split.y), LABEL, [split.y])
-            about["bytes"] = [file.stat().st_size for file in arrays]
-            about_file.write_text(json.dumps(about, indent=1), encoding="utf-8")
+        unfinished.mkdir(parents=True, exist_ok=True)
+        if (free := shutil.disk_usage(unfinished).free) < needed:
+            raise TpsgdError(
+                f"{spec} needs {needed:,} bytes in {folder.parent}, where {free:,} are free; free"
+                " some space, name another folder, or ask for fewer samples with max_train."
+            )
+        for name, split in (("train", train), ("test", test)):
+            _save(unfinished / f"{name}-x.npy", raw, split, sample)
+            np.save(unfinished / f"{name}-y.npy", split.y.astype(np.int64))
+        (unfinished / "about.json").write_text(json.dumps(about, indent=1), encoding="utf-8")
+        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another process has just written the same folder
+            unfinished.replace(folder)
     except OSError as error:
-        if error.errno in DISK_FULL:
-            raise _disk_full(spec, folder, needed, "the disk is full") from error
-        reason = error.strerror or type(error).__name__
-        raise TpsgdError(f"cannot write to {folder} ({reason}); name another folder.") from error
+        raise TpsgdError(f"cannot write to {folder.parent} ({error.strerror}).") from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _built_in_files(name: str) -> Iterable[str]:
@@ -108,56 +102,33 @@ def _sample_type(spec: str, raw: RawData, samples: Subset) -> np.dtype[Any]:
     """The dtype of one decoded sample, shape included; all samples have that of the first."""
     first = raw.decode(samples.take(slice(1)))
     if isinstance(first, Padded):
-        raise TpsgdError(
-            f"{spec} has sequences of different lengths, which must be in memory; load it without"
-            " on_disk."
-        )
+        raise TpsgdError(f"{spec} has sequences of different lengths; load it without on_disk.")
     return np.dtype((first.dtype, first.shape[1:]))
 
 
-def _decoded(raw: RawData, samples: Subset, sample: np.dtype[Any]) -> Iterator[Any]:
-    step = max(1, DECODED_BYTES // sample.itemsize)
-    for start in range(0, len(samples.y), step):
-        yield raw.decode(samples.take(slice(start, start + step)))
+def _save(file: Path, raw: RawData, samples: Subset, sample: np.dtype[Any]) -> None:
+    """Decode and write a .npy file, not through a map: on a full disk, that would end the process.
 
-
-def _save(file: Path, count: int, sample: np.dtype[Any], pieces: Iterable[Array]) -> None:
-    """Write a .npy file, not through a map: on a full disk, that would end the process."""
+    A few samples are in memory at a time.
+    """
+    count, step = len(samples.y), max(1, DECODED_BYTES // sample.itemsize)
     with file.open("wb") as stream:
         descr = np.lib.format.dtype_to_descr(sample.base)
         header = {"descr": descr, "fortran_order": False, "shape": (count, *sample.shape)}
         np.lib.format.write_array_header_1_0(stream, header)
-        for piece in pieces:
-            stream.write(np.ascontiguousarray(piece, sample.base).data)
+        for start in range(0, count, step):
+            decoded = raw.decode(samples.take(slice(start, start + step)))
+            stream.write(np.ascontiguousarray(decoded, sample.base).data)
         stream.flush()
         os.fsync(stream.fileno())
 
 
-@contextlib.contextmanager
-def _all_or_none(files: list[Path]) -> Iterator[list[Path]]:
-    """Names to write to; when all are written, they are renamed to `files`, the last one last."""
-    unfinished = [file.with_name(f"{file.name}.{os.getpid()}.part") for file in files]
-    try:
-        yield unfinished
-        files[-1].unlink(missing_ok=True)
-        for source, file in zip(unfinished, files, strict=True):
-            source.replace(file)
-    finally:
-        for source in unfinished:
-            source.unlink(missing_ok=True)
-
-
-def _map(start: Path) -> tuple[Tensor, Tensor]:
+def _map(folder: Path, split: str) -> tuple[Tensor, Tensor]:
     """Samples over a mapped file, and labels in memory."""
-    x = np.load(f"{start}-x.npy", mmap_mode="r", allow_pickle=False)
-    y = torch.from_numpy(np.load(f"{start}-y.npy", allow_pickle=False))
+    x = np.load(folder / f"{split}-x.npy", mmap_mode="r")
+    y = np.load(folder / f"{split}-y.npy")
+    if len(x) != len(y):
+        raise ValueError("the files are not from the same call")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
-        return torch.from_numpy(x), y
-
-
-def _disk_full(spec: str, folder: Path, needed: int, free: str) -> TpsgdError:
-    return TpsgdError(
-        f"{spec} needs {needed:,} bytes in {folder}, where {free}; free some space, name another"
-        " folder, or ask for fewer samples with max_train."
-    )
+        return torch.from_numpy(x), torch.from_numpy(y)

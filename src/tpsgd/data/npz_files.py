@@ -27,7 +27,7 @@ def read_npz(file: Path) -> RawData:
     of steps of padded sequences.
     """
     try:
-        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
+        with file.open("rb") as stream, np.load(stream) as archive:
             names = sorted(archive.files)
             arrays = {name: read_array(file, archive, name) for name in NAMES.intersection(names)}
     except (OSError, EOFError, TypeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
@@ -40,9 +40,9 @@ def read_npz(file: Path) -> RawData:
     needed = {x, "y"} | ({"lengths"} & arrays.keys())
     if arrays.keys() not in (needed, needed | {f"{name}_test" for name in needed}):
         raise TpsgdError(
-            f"{file} holds {', '.join(names[:6]) or 'nothing'}{', ...' * (len(names) > 6)};"
-            " expected x and y, and x_test and y_test both or neither (for sequences: tokens in"
-            " place of x; lengths, and lengths_test if there is x_test)."
+            f"{file} holds {', '.join(names) or 'nothing'}; expected x and y, and x_test and y_test"
+            " both or neither (tokens in place of x and lengths for sequences, tokens_test and"
+            " lengths_test for the test set)."
         )
     splits = [
         Arrays(arrays[x + suffix], arrays["y" + suffix], arrays.get("lengths" + suffix))
@@ -57,21 +57,15 @@ def read_array(file: Path, archive: Any, name: str) -> Array:
     info = archive.zip.NameToInfo.get(f"{name}.npy")
     if info is None or info.compress_type != zipfile.ZIP_STORED:
         return archive[name]
-    mapped = _map(file, archive, info)
-    return archive[name] if mapped is None else mapped
-
-
-def _map(file: Path, archive: Any, info: zipfile.ZipInfo) -> Array | None:
-    """The array, mapped read-only; None if it is empty, of Python objects or of a new format."""
     with file.open("rb") as stream:
         stream.seek(info.header_offset + 26)  # the lengths of the two fields before the content
         lengths = stream.read(2), stream.read(2)
         stream.seek(sum(int.from_bytes(n, "little") for n in lengths), os.SEEK_CUR)
         if (read_header := HEADERS.get(np.lib.format.read_magic(stream))) is None:
-            return None
+            return archive[name]
         shape, fortran, dtype = read_header(stream)
-        if dtype.hasobject or not shape or not math.prod(shape):
-            return None
+        if dtype.hasobject or not math.prod(shape):
+            return archive[name]
         with archive.zip.open(info) as content:  # its end is reached: the checksum is compared
             while content.read(2**18):
                 pass

@@ -42,8 +42,7 @@ def path(name: str) -> Path | None:
     if not entry.files:
         spec = find_spec("sklearn")
         return Path(spec.origin).parent if spec and spec.origin else None
-    roots = [root for root in (data_root(), cache_root()) if root is not None]
-    folders = [root / entry.folder for root in roots]
+    folders = [root / entry.folder for root in (data_root(), cache_root()) if root]
     return next((folder for folder in folders if not missing(entry, folder)), None)
 
 
@@ -67,14 +66,12 @@ def data_root() -> Path | None:
     return root
 
 
-def cache_root() -> Path | None:
-    """`$TPSGD_CACHE`, or the user's cache folder according to pooch; None without pooch."""
+def cache_root() -> Path:
+    """`$TPSGD_CACHE`, or the user's cache folder according to pooch."""
     if value := os.environ.get("TPSGD_CACHE"):
         return Path(value).expanduser()
-    try:
-        import pooch
-    except ImportError:
-        return None
+    import pooch
+
     return Path(pooch.os_cache("tpsgd"))
 
 
@@ -85,10 +82,9 @@ def missing(entry: Dataset, folder: Path) -> list[str]:
 
 def _row(entry: Dataset) -> Row:
     folder = path(entry.name)
-    if entry.files:
-        where = str(folder) if folder else f"not here: tpsgd data fetch {entry.name}"
-    else:
-        where = "comes with scikit-learn" if folder else "not here: pip install scikit-learn"
+    where = str(folder) if folder else f"not here: tpsgd data fetch {entry.name}"
+    if not entry.files:
+        where = "comes with scikit-learn"
     shape = " x ".join(map(str, entry.shape))
     if entry.vocabulary:
         shape += f" of {entry.vocabulary}"

@@ -52,28 +52,20 @@ def stratified(y: Array, k: int, seed: int) -> Array:
     return chosen
 
 
-def hold_out(y: Array, size: float | int, seed: int, source: str = "") -> Array:
-    """Mask of the samples to train on; the others are held out, with the class shares kept.
+def hold_out(y: Array, size: float, seed: int, source: str = "the data") -> Array:
+    """Mask of the samples to train on; `size` of them, a share or a number, are held out.
 
-    Args:
-        y: the class of each sample, as a number from 0.
-        size: how much to hold out: a share (a float), rounded to at least one sample, or a
-            number of samples (an int).
-        seed: chooses the samples.
-        source: the name of the data, for the error message.
+    Classes keep their shares. Error messages start with `source`, the name of the data.
 
     Examples:
         >>> y = np.array([0] * 8 + [1] * 4)
-        >>> np.bincount(y[~hold_out(y, 0.25, seed=0)])
+        >>> np.bincount(y[~hold_out(y, 0.25, 0, "pets.csv")])
         array([2, 1])
     """
     count = size if isinstance(size, int) else max(1, round(size * len(y)))
     train = stratified(y, len(y) - count, seed)
     if not np.isin(y[~train], y[train]).all():
-        raise TpsgdError(
-            f"{source}{': ' * bool(source)}{len(y):,} samples are too few to hold out {count:,} of"
-            " them; give at least two samples of each class, or a separate test set."
-        )
+        raise TpsgdError(f"{source}: {len(y):,} samples are too few to hold out {count:,} of them.")
     return train
 
 

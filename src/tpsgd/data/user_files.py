@@ -1,7 +1,5 @@
 """Find the reader for a user's file or folder; read what a user's Python function returns."""
 
-import importlib.util
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -16,7 +14,10 @@ from tpsgd.data.dataset import Array, RawData
 from tpsgd.data.images import read_folder
 from tpsgd.data.npz_files import read_npz
 from tpsgd.errors import TpsgdError
+from tpsgd.files import call_function, is_function
 from tpsgd.nets.padded import Padded
+
+READERS = {".npz": read_npz, ".csv": read_csv}
 
 
 class UserFile(NamedTuple):
@@ -39,54 +40,36 @@ def find(spec: str) -> UserFile | None:
     if folder and size.isdecimal():
         path = Path(folder).expanduser()
         return UserFile(path, partial(read_folder, path, int(size)))
-    file, _, function = spec.rpartition(":")
-    if file.endswith(".py"):
-        path = _existing(Path(file).expanduser())
-        return UserFile(path, partial(read_function, path, function), is_stable=False)
-    if (suffix := path.suffix.lower()) in (".npz", ".csv"):
-        return UserFile(path, partial(read_npz if suffix == ".npz" else read_csv, _existing(path)))
-    if len(path.parts) > 1 or (spec and path.exists()):
-        raise TpsgdError(
-            f"{_existing(path)} is not one of FILE.npz, FILE.csv, FILE.py:FUNCTION, FOLDER."
-        )
+    if is_function(spec):
+        path = Path(spec.rpartition(":")[0]).expanduser()
+        return UserFile(path, partial(read_function, spec), is_stable=False)
+    reader = READERS.get(path.suffix.lower())
+    if path.is_file() and reader:
+        return UserFile(path, partial(reader, path))
+    if path.is_file():
+        raise TpsgdError(f"{path} is not one of FILE.npz, FILE.csv, FILE.py:FUNCTION, FOLDER.")
+    if reader or len(path.parts) > 1:
+        raise TpsgdError(f"there is no {path}; check the name, or give the full path.")
     return None
 
 
-def read_function(file: Path, name: str) -> RawData:
-    """Call the function `name` of `file`: it returns (x, y), or ((x, y), (x_test, y_test)).
+def read_function(spec: str) -> RawData:
+    """Call the function FILE.py:FUNCTION: it returns (x, y), or ((x, y), (x_test, y_test)).
 
     x may be `Padded`, or a list of sequences of different lengths. Such sequences are tokens if
     they have one whole number a step.
     """
-    source, result = f"{file}:{name}", call(file, name)
+    result = call_function(spec)
     is_nested = isinstance(result, tuple) and bool(result) and isinstance(result[0], tuple)
     pairs = list(result) if is_nested else [result]
     if len(pairs) > 2 or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
-        raise TpsgdError(f"{source} must return (x, y) or ((x, y), (x_test, y_test)).")
-    splits = [_arrays(source, *pair) for pair in pairs]
+        raise TpsgdError(f"{spec} must return (x, y) or ((x, y), (x_test, y_test)).")
+    splits = [_arrays(spec, *pair) for pair in pairs]
     are_padded = {split.lengths is not None for split in splits}
     if len(are_padded) > 1:
-        raise TpsgdError(f"{source}: only one of x and x_test is Padded; they must match.")
+        raise TpsgdError(f"{spec}: only one of x and x_test is Padded; they must match.")
     x = splits[0].x
-    return from_arrays(source, splits, True in are_padded and x.ndim == 2 and x.dtype.kind in "iu")
-
-
-def call(file: Path, name: str) -> Any:
-    """What the function `name` of a Python file returns; it is called without arguments."""
-    spec = importlib.util.spec_from_file_location(f"tpsgd_own_{file.stem}", file)
-    if spec is None or spec.loader is None:
-        raise TpsgdError(f"{file} cannot be imported as Python.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    try:
-        spec.loader.exec_module(module)
-        function = getattr(module, name, None)
-        result: Any = function() if callable(function) else None
-    except Exception as error:
-        raise TpsgdError(f"{file}:{name} failed with {type(error).__name__}: {error}") from error
-    if not callable(function):
-        raise TpsgdError(f"{file} has no function '{name}'.")
-    return result
+    return from_arrays(spec, splits, True in are_padded and x.ndim == 2 and x.dtype.kind in "iu")
 
 
 def _arrays(source: str, x: Any, y: Any) -> Arrays:
@@ -104,9 +87,3 @@ def _array(source: str, values: Any) -> Array:
         return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
     except ValueError as error:
         raise TpsgdError(f"{source} returned samples of different shapes ({error}).") from error
-
-
-def _existing(path: Path) -> Path:
-    if not path.exists():
-        raise TpsgdError(f"there is no {path}; check the name, or give the full path.")
-    return path

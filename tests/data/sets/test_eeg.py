@@ -66,22 +66,25 @@ def relabel(lines):
 @pytest.mark.parametrize("change", [rename, relabel])
 def test_eeg_needs_row_names_that_tell_recordings_apart(refused, root, change):
     eeg_table(root, change=change)
-    refused("eeg", "recordings cannot be told apart .* use the split by rows")
+    refused("eeg", "do not tell recordings apart; use the split by rows")
     assert len(data.load("eeg-rows").train[1]) > 0
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda lines: lines[0].pop(), "does not have the columns of UCI's table"),
-        (lambda lines: lines[3].__setitem__(9, "nan"), "not a complete table of finite numbers"),
-        (lambda lines: lines[3].__setitem__(9, "abc"), "not a complete table of numbers"),
-        (lambda lines: lines[3].pop(), "not a complete table of numbers"),
+        (lambda lines: lines[0].pop(), "not UCI's table .its columns are not the row's name"),
+        (
+            lambda lines: lines[3].__setitem__(9, "nan"),
+            "not UCI's table .a number is missing or not finite",
+        ),
+        (lambda lines: lines[3].__setitem__(9, "abc"), "not UCI's table .could not convert string"),
+        (lambda lines: lines[3].pop(), "not UCI's table .the number of columns changed"),
         (
             lambda lines: lines.__delitem__(slice(30, None)),
             "no rows with y = 1, or none with y = 5",
         ),
-        (lambda lines: lines.clear(), "does not have the columns"),
+        (lambda lines: lines.clear(), "not UCI's table .its columns are not"),
     ],
 )
 def test_eeg_tables_that_are_wrong_are_refused(refused, root, change, message):

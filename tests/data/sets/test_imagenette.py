@@ -19,5 +19,5 @@ def test_imagenette_classes_have_names(root):
     assert (loaded.classes[0], loaded.classes[-1]) == ("tench", "parachute")
     for part in ("train", "val"):
         shutil.rmtree(folder / part / numbers[-1])
-    with pytest.raises(TpsgdError, match="has 9 classes, but Imagenette has 10"):
+    with pytest.raises(TpsgdError, match="has 9 classes, expected 10"):
         data.load("imagenette")

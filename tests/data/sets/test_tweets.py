@@ -33,7 +33,7 @@ def test_tweets_are_tokens_padded_at_the_left(sentiment):
     assert x[0].tolist() == [0] * 12 + [3, 4, 1] and x[1].tolist() == [0] * 11 + [2, 2, 1, 5]
     assert y[:2].tolist() == [1, 0] and loaded.test[1].tolist() == [1, 0]
     assert loaded.test[0].tolist() == [[0] * 13 + [4, 1], [0] * 15]
-    assert "the train part's 5 most frequent words" in loaded.note
+    assert "the training set's 5 most frequent words" in loaded.note
 
 
 def test_tweets_as_vectors(sentiment):
@@ -87,10 +87,14 @@ def test_tweets_in_latin_1_are_read(root):
         ("training.csv", '"4","","","","","good"\n', "lacks negative or positive tweets"),
         ("test.csv", '"4","","","","","a"\n"7","","","","","b"\n', "line 2: expected six .* '7'"),
         ("test.csv", '"4","good"\n', "line 1: expected six cells.*got 2"),
-        ("glove.6B.100d.txt", "", "or none of a word in the tweets"),
-        ("glove.6B.100d.txt", "day 1 2\ngood 1 2 3\n", "vectors of different lengths"),
-        ("glove.6B.100d.txt", "day 1 x\n", "vector of 'day' is not a row of numbers"),
-        ("glove.6B.100d.txt", "day 1 nan\n", "vector of 'day' is not finite"),
+        ("glove.6B.100d.txt", "", "has no vector of a word in the tweets"),
+        (
+            "glove.6B.100d.txt",
+            "day 1 2\ngood 1 2 3\n",
+            "not rows of numbers .the number of columns changed",
+        ),
+        ("glove.6B.100d.txt", "day 1 x\n", "not rows of numbers .could not convert string 'x'"),
+        ("glove.6B.100d.txt", "day 1 nan\n", "has a number that is not finite"),
     ],
 )
 def test_tweet_files_that_are_wrong_are_refused(refused, sentiment, file, text, message):

@@ -57,7 +57,7 @@ def test_missing_feature_files_are_named(refused, videos):
 @pytest.mark.parametrize(
     ("array", "message"),
     [
-        (np.ones((3, 4)), "has 4 features a frame, but the first file has 5"),
+        (np.ones((3, 4)), "has 4 features, the first file 5"),
         (np.ones(5), r"must have numbers of shape \(frames, features\)"),
         (np.ones((0, 5)), r"must have numbers of shape \(frames, features\)"),
         (np.full((3, 5), np.nan), "has numbers that are not finite"),
@@ -134,7 +134,7 @@ def test_frames_become_features_that_ucf101_reads(refused, clips, videos, tmp_pa
     for kind in ("Archery", "Biking"):
         loaded = np.load(videos / "features" / kind / f"v_{kind}_g01_c01.npy")
         assert loaded == pytest.approx(np.array([1, 4, 7, 10])[:, None] * 20 / 255 * np.ones(3))
-    refused("ucf101", "features a frame, but the first file")  # the others have five
+    refused("ucf101", "features, the first file")  # the others have five
     for file in videos.rglob("*.npy"):
         np.save(file, np.load(file)[:, :3])
     assert data.load("ucf101").shape == (10, 3)

@@ -1,11 +1,14 @@
-"""CIFAR-10 in its binary version."""
+"""CIFAR-10 in its binary version.
+
+Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009; no licence stated.
+"""
 
 import math
 from pathlib import Path
 
 import numpy as np
 
-from tpsgd.data.dataset import Dataset, Pair, RawData, check_labels, pixels, unreadable
+from tpsgd.data.dataset import Dataset, Pair, RawData, check_labels, pixels
 from tpsgd.errors import TpsgdError
 
 FILES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
@@ -25,23 +28,18 @@ def _read_files(folder: Path, names: tuple[str, ...], entry: Dataset) -> Pair:
     for batch, name in zip(records, names, strict=True):
         file = folder / name
         try:
-            nbytes = file.stat().st_size
-            if nbytes == batch.nbytes:
-                with file.open("rb") as stream:
-                    stream.readinto(batch.data)
+            content = np.fromfile(file, np.uint8)
         except OSError as error:
-            raise unreadable(file, error) from error
-        if nbytes != batch.nbytes:
-            raise TpsgdError(
-                f"{file} has {nbytes} bytes, expected {PER_FILE} records of {record}: it is not"
-                " complete, or not the binary version; fetch it again."
-            )
+            raise TpsgdError(f"{file} cannot be read ({error}); fetch it again.") from error
+        if content.size != batch.size:
+            raise TpsgdError(f"{file} has {content.size} bytes, not {batch.size}; fetch it again.")
+        batch[:] = content.reshape(batch.shape)
         check_labels(file, batch[:, 0], entry)
     flat = records.reshape(-1, record)
     return flat[:, 1:].reshape(-1, *entry.shape), flat[:, 0].astype(np.int64)
 
 
-CIFAR10 = Dataset(
+ENTRY = Dataset(
     name="cifar10",
     classes=(
         *("airplane", "automobile", "bird", "cat", "deer"),
@@ -50,12 +48,10 @@ CIFAR10 = Dataset(
     shape=(3, 32, 32),
     train=50_000,
     test=10_000,
-    licence="none stated; cite the report",
-    citation="Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009",
     read=read,
     folder="cifar-10-batches-bin",
     files=FILES,
     mirrors=("https://www.cs.toronto.edu/~kriz/",),
     downloads=(("cifar-10-binary.tar.gz", "md5:c32a1d4ab5d03f1284b67883e8d87530"),),
 )
-ENTRIES = (CIFAR10,)
+ENTRIES = (ENTRY,)

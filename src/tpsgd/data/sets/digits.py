@@ -1,4 +1,7 @@
-"""The 8 x 8 digits that come with scikit-learn."""
+"""The 8 x 8 digits that come with scikit-learn.
+
+Alpaydin and Kaynak, Optical Recognition of Handwritten Digits, UCI, 1998; CC BY 4.0.
+"""
 
 from pathlib import Path
 
@@ -28,8 +31,6 @@ DIGITS = Dataset(
     shape=(1, 8, 8),
     train=1438,
     test=359,
-    licence="CC BY 4.0",
-    citation="Alpaydin and Kaynak, Optical Recognition of Handwritten Digits, UCI, 1998",
     read=read,
 )
 ENTRIES = (DIGITS,)

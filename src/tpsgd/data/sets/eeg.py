@@ -2,6 +2,7 @@
 
 A recording was cut into 23 rows of a second each. With the split by row, rows of one recording
 are in the training set and in the test set, so a model is tested on recordings that it has seen.
+Andrzejak et al., Indications of nonlinear deterministic structures in EEG, 2001; CC BY 4.0.
 """
 
 import csv
@@ -19,21 +20,22 @@ SAMPLES = 178  # of a row
 ROWS = 23  # of a recording
 STRIDE = 4  # every fourth sample is used
 SCALE = 200
-SEIZURE, TUMOUR, HEALTHY = 1, 2, 5  # the column y; the publisher's sets S, F and Z
+KINDS = {"seizure": 1, "tumour": 2, "healthy": 5}  # the column y; the publisher's sets S, F, Z
 SHARE = 0.25
 COLUMNS = [*(f"X{i}" for i in range(1, SAMPLES + 1)), "y"]
 
 
-def read(folder: Path, entry: Dataset, *, against: int, by_recording: bool) -> RawData:
+def read(folder: Path, entry: Dataset, by_recording: bool = True) -> RawData:
     """Seizures (class 1) against one other kind (class 0); the samples are divided by 200."""
     file = folder / entry.files[0]
     x, y, recording = read_table(file)
-    rows = np.flatnonzero(np.isin(y, (SEIZURE, against)))
+    other, seizure = (KINDS[name] for name in entry.classes)
+    rows = np.flatnonzero(np.isin(y, (other, seizure)))
     rows = rows[np.argsort(recording[rows], kind="stable")]
     x, y, recording = x[rows], y[rows], recording[rows]
     if len(np.unique(y)) < 2:
-        raise TpsgdError(f"{file} has no rows with y = {SEIZURE}, or none with y = {against}.")
-    y = (y == SEIZURE).astype(np.int64)
+        raise TpsgdError(f"{file} has no rows with y = {seizure}, or none with y = {other}.")
+    y = (y == seizure).astype(np.int64)
     if by_recording:
         train, unit = _split_by_recording(file, y, recording), "recordings"
     else:
@@ -46,11 +48,7 @@ def _split_by_recording(file: Path, y: Array, recording: Array) -> Array:
     """Mask of the rows to train on; the test set is made of whole recordings."""
     _, first, index = np.unique(recording, return_index=True, return_inverse=True)
     if (np.bincount(index) != ROWS).any() or (y != y[first][index]).any():
-        raise TpsgdError(
-            f"{file}: the recordings cannot be told apart by the names of the rows (expected"
-            f" {ROWS} rows of one class for each recording, named X1.V1 to X23.V1 and so on);"
-            " use the split by rows."
-        )
+        raise TpsgdError(f"{file}: row names do not tell recordings apart; use the split by rows.")
     return hold_out(y[first], SHARE, 0, str(file))[index]
 
 
@@ -66,24 +64,15 @@ def read_table(file: Path) -> tuple[Array, Array, Array]:
 
     try:
         with file.open(encoding="utf-8-sig", newline="") as stream:
-            header = next(csv.reader(stream), [])
-            if header[1:] != COLUMNS:
-                raise TpsgdError(
-                    f"{file} does not have the columns of UCI's table: the row's name, X1 to"
-                    f" X{SAMPLES} and y."
-                )
+            if next(csv.reader(stream), [])[1:] != COLUMNS:
+                raise ValueError(f"its columns are not the row's name, X1 to X{SAMPLES} and y")
             table = np.loadtxt(
-                stream, np.float32, None, ",", {0: recording},
-                ndmin=2, encoding="utf-8", quotechar='"',
-            )  # fmt: skip
-    except TpsgdError:
-        raise
-    except (OSError, ValueError, IndexError) as error:
-        raise TpsgdError(
-            f"{file} is not a complete table of numbers ({error}); get it again."
-        ) from error
-    if table.shape[1] != len(COLUMNS) + 1 or not np.isfinite(table).all():
-        raise TpsgdError(f"{file} is not a complete table of finite numbers; get it again.")
+                stream, np.float32, None, ",", {0: recording}, ndmin=2, quotechar='"'
+            )
+        if table.shape[1] != len(COLUMNS) + 1 or not np.isfinite(table).all():
+            raise ValueError("a number is missing or not finite")
+    except (OSError, ValueError) as error:
+        raise TpsgdError(f"{file} is not UCI's table ({error}); get it again.") from error
     return table[:, 1:-1], table[:, -1], table[:, 0].astype(np.int64)
 
 
@@ -97,28 +86,16 @@ EEG = Dataset(
     shape=(45, 1),
     train=3450,
     test=1150,
-    licence="CC BY 4.0",
-    citation="Andrzejak et al., Indications of nonlinear deterministic structures in EEG, 2001",
-    read=partial(read, against=HEALTHY, by_recording=True),
+    read=read,
     folder="eeg",
     files=("data.csv",),
     by_hand="UCI withdrew its 'Epileptic Seizure Recognition' table; take data.csv from a copy of"
     " it (columns: the row's name such as X21.V1.791, X1 to X178, y from 1 to 5)",
 )
-EEG_ROWS = replace(
+EEG_ROWS = replace(EEG, name="eeg-rows", read=partial(read, by_recording=False))
+ENTRIES = (
     EEG,
-    name="eeg-rows",
-    read=partial(read, against=HEALTHY, by_recording=False),
+    EEG_ROWS,
+    replace(EEG, name="eeg-tumour", classes=("tumour", "seizure")),
+    replace(EEG_ROWS, name="eeg-tumour-rows", classes=("tumour", "seizure")),
 )
-EEG_TUMOUR = replace(
-    EEG,
-    name="eeg-tumour",
-    classes=("tumour", "seizure"),
-    read=partial(read, against=TUMOUR, by_recording=True),
-)
-EEG_TUMOUR_ROWS = replace(
-    EEG_TUMOUR,
-    name="eeg-tumour-rows",
-    read=partial(read, against=TUMOUR, by_recording=False),
-)
-ENTRIES = (EEG, EEG_ROWS, EEG_TUMOUR, EEG_TUMOUR_ROWS)

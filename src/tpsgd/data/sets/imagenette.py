@@ -1,4 +1,8 @@
-"""Imagenette: photographs of ten easy classes of ImageNet."""
+"""Imagenette: photographs of ten easy classes of ImageNet.
+
+Howard, Imagenette, 2019; Deng et al., ImageNet, CVPR 2009. Apache-2.0 (the collection); ImageNet's
+terms for the photographs.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +16,7 @@ def read(folder: Path, entry: Dataset) -> RawData:
     """A folder of images whose subfolders are WordNet numbers; the classes get their names."""
     raw = read_folder(folder, entry.shape[-1])
     if len(raw.classes) != len(entry.classes):
-        raise TpsgdError(
-            f"{folder} has {len(raw.classes)} classes, but Imagenette has {len(entry.classes)};"
-            " unpack the archive again."
-        )
+        raise TpsgdError(f"{folder} has {len(raw.classes)} classes, expected {len(entry.classes)}.")
     return replace(raw, classes=entry.classes)
 
 
@@ -28,8 +29,6 @@ IMAGENETTE = Dataset(
     shape=(3, 160, 160),
     train=9469,
     test=3925,
-    licence="Apache-2.0 (the collection); ImageNet's terms for the photographs",
-    citation="Howard, Imagenette, 2019; Deng et al., ImageNet, CVPR 2009",
     read=read,
     folder="imagenette2-160",
     files=("train/n01440764", "val/n01440764"),

@@ -1,4 +1,8 @@
-"""MNIST and Fashion-MNIST as images, and MNIST as sequences of rows or of pixels."""
+"""MNIST and Fashion-MNIST as images, and MNIST as sequences of rows or of pixels.
+
+MNIST: LeCun et al., Gradient-based learning applied to document recognition, 1998; CC BY-SA 3.0.
+Fashion-MNIST: Xiao, Rasul and Vollgraf, arXiv:1708.07747, 2017; MIT.
+"""
 
 import gzip
 import math
@@ -9,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tpsgd.data.dataset import Array, Dataset, Decoder, RawData, check_labels, pixels, unreadable
+from tpsgd.data.dataset import Array, Dataset, Decoder, RawData, check_labels, pixels
 from tpsgd.errors import TpsgdError
 
 FILES = tuple(
@@ -19,18 +23,6 @@ FILES = tuple(
 )
 SIZE = 28
 POOL = 4
-
-
-def read(folder: Path, entry: Dataset, *, decode: Decoder, note: str) -> RawData:
-    """Images (samples, 28, 28) and labels, for training and for testing."""
-    train, test = (
-        (
-            read_idx(folder / images, (n, SIZE, SIZE)),
-            check_labels(folder / labels, read_idx(folder / labels, (n,)), entry),
-        )
-        for n, images, labels in ((entry.train, *FILES[:2]), (entry.test, *FILES[2:]))
-    )
-    return RawData(entry.classes, train, test, decode, note)
 
 
 def with_channel(x: Array) -> Array:
@@ -55,25 +47,21 @@ def read_idx(file: Path, shape: tuple[int, ...]) -> Array:
         with gzip.open(file) as stream:
             content = stream.read()
     except (OSError, EOFError, zlib.error) as error:
-        raise unreadable(file, error) from error
-    start = 4 + 4 * len(shape)
-    if content[:4] != bytes((0, 0, 8, len(shape))):
-        raise TpsgdError(
-            f"{file} is not an idx file of bytes in {len(shape)} dimensions: it starts with"
-            f" '{content[:4].hex()}', not '{0x0800 + len(shape):08x}'; fetch it again."
-        )
-    in_file = tuple(int.from_bytes(content[i : i + 4], "big") for i in range(4, start, 4))
-    if in_file != shape:
-        raise TpsgdError(
-            f"{file} declares {' x '.join(map(str, in_file))} bytes, expected"
-            f" {' x '.join(map(str, shape))}; fetch it again."
-        )
-    if len(content) != start + math.prod(shape):
-        raise TpsgdError(
-            f"{file} unpacks to {len(content)} bytes, expected {start + math.prod(shape)}:"
-            " it is not complete; fetch it again."
-        )
-    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+        raise TpsgdError(f"{file} cannot be read ({error}); fetch it again.") from error
+    header = bytes((0, 0, 8, len(shape))) + b"".join(n.to_bytes(4, "big") for n in shape)
+    if not content.startswith(header) or len(content) != len(header) + math.prod(shape):
+        raise TpsgdError(f"{file} is not a complete idx file of shape {shape}; fetch it again.")
+    return np.frombuffer(content, np.uint8, offset=len(header)).reshape(shape)
+
+
+def read(folder: Path, entry: Dataset, decode: Decoder = with_channel, order: str = "") -> RawData:
+    """Images (samples, 28, 28) and labels, for training and for testing."""
+    images, labels, test_images, test_labels = (folder / file for file in FILES)
+    train, test = (
+        (read_idx(x, (n, SIZE, SIZE)), check_labels(y, read_idx(y, (n,)), entry))
+        for n, x, y in ((entry.train, images, labels), (entry.test, test_images, test_labels))
+    )
+    return RawData(entry.classes, train, test, decode, f"{order}the publisher's own split")
 
 
 def _downloads(*md5: str) -> tuple[tuple[str, str], ...]:
@@ -86,9 +74,7 @@ MNIST = Dataset(
     shape=(1, SIZE, SIZE),
     train=60_000,
     test=10_000,
-    licence="CC BY-SA 3.0",
-    citation="LeCun et al., Gradient-based learning applied to document recognition, 1998",
-    read=partial(read, decode=with_channel, note="the publisher's own split"),
+    read=read,
     folder="mnist",
     files=FILES,
     mirrors=(
@@ -109,8 +95,6 @@ FASHION_MNIST = replace(
         *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
         *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
     ),
-    licence="MIT",
-    citation="Xiao, Rasul and Vollgraf, Fashion-MNIST, arXiv:1708.07747, 2017",
     folder="fashion-mnist",
     mirrors=(
         "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
@@ -123,20 +107,13 @@ FASHION_MNIST = replace(
         "bb300cfdad3c16e7a12a480ee83cd310",
     ),
 )
-SEQ_MNIST_ROWS = replace(
-    MNIST,
-    name="seq-mnist-rows",
-    shape=(SIZE, SIZE),
-    read=partial(read, decode=pixels, note="rows from top to bottom, the publisher's own split"),
+BY_ROWS = partial(read, decode=pixels, order="rows from top to bottom, ")
+BY_PIXELS = partial(
+    read, decode=averages, order="squares of 4 x 4 pixels averaged and read row by row, "
 )
-SEQ_MNIST_PIXELS = replace(
+ENTRIES = (
     MNIST,
-    name="seq-mnist-pixels",
-    shape=((SIZE // POOL) ** 2, 1),
-    read=partial(
-        read,
-        decode=averages,
-        note="squares of 4 x 4 pixels averaged and read row by row, the publisher's own split",
-    ),
+    FASHION_MNIST,
+    replace(MNIST, name="seq-mnist-rows", shape=(SIZE, SIZE), read=BY_ROWS),
+    replace(MNIST, name="seq-mnist-pixels", shape=((SIZE // POOL) ** 2, 1), read=BY_PIXELS),
 )
-ENTRIES = (MNIST, FASHION_MNIST, SEQ_MNIST_ROWS, SEQ_MNIST_PIXELS)

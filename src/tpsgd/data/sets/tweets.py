@@ -1,18 +1,20 @@
-"""Positive and negative tweets (Sentiment140), as tokens for an embedding or as GloVe vectors."""
+"""Positive and negative tweets (Sentiment140), as tokens for an embedding or as GloVe vectors.
+
+Go, Bhayani and Huang, Twitter Sentiment Classification, Stanford, 2009; no licence stated.
+Pennington, Socher and Manning, GloVe, EMNLP 2014.
+"""
 
 import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
-from tpsgd.data.dataset import Array, Dataset, RawData, tokens
+from tpsgd.data.dataset import Array, Dataset, Pair, RawData, tokens
 from tpsgd.data.split import hold_out
 from tpsgd.errors import TpsgdError
 
@@ -32,31 +34,25 @@ REPEATED_LETTER = re.compile(r"(\w)\1{2,}")
 WORD_PATTERN = re.compile(rf"{USER}|{URL}|[^\W\d_]+(?:'[^\W\d_]+)*")
 
 
-class Tweets(NamedTuple):
-    """Tweets as lists of words, and their classes."""
-
-    texts: list[list[str]]
-    y: Array
-
-
 def read_tokens(folder: Path, entry: Dataset) -> RawData:
     """Tokens 1 to 999 for the most frequent words of the training set, 0 for padding."""
     train, test, note = _train_and_test(folder, entry)
-    rank = most_frequent(train.texts, VOCABULARY - 1)
-    pairs = [(numbered(texts, rank, STEPS), y) for texts, y in (train, test)]
-    note += f"; the train part's {len(rank)} most frequent words, {CUT}"
-    note += f"; {USER} and {URL} stand for names and links"
-    return RawData(entry.classes, pairs[0], pairs[1], tokens, note, VOCABULARY)
+    counts = Counter(word for text in train[0] for word in text)
+    rank = {word: i for i, (word, _) in enumerate(counts.most_common(VOCABULARY - 1), start=1)}
+    note += f"; the training set's {len(rank)} most frequent words, {CUT}"
+    note += f"; {USER} is any name, {URL} any link"
+    pairs = _numbered(train, rank), _numbered(test, rank)
+    return RawData(entry.classes, *pairs, tokens, note, VOCABULARY)
 
 
 def read_vectors(folder: Path, entry: Dataset) -> RawData:
     """GloVe vectors of the words; only samples that are used are converted from tokens."""
     train, test, note = _train_and_test(folder, entry)
-    vocabulary = {word for tweets in (train, test) for text in tweets.texts for word in text}
+    vocabulary = {word for texts, _ in (train, test) for text in texts for word in text}
     rank, vectors = _read_glove(folder / GLOVE, vocabulary)
-    pairs = [(numbered(texts, rank, STEPS), y) for texts, y in (train, test)]
     note += f"; words that GloVe has a vector for, {CUT}"
-    return RawData(entry.classes, pairs[0], pairs[1], partial(np.take, vectors, axis=0), note)
+    pairs = _numbered(train, rank), _numbered(test, rank)
+    return RawData(entry.classes, *pairs, partial(np.take, vectors, axis=0), note)
 
 
 def words(text: str) -> list[str]:
@@ -75,53 +71,34 @@ def words(text: str) -> list[str]:
     return [word.replace("'", "") for word in WORD_PATTERN.findall(text)]
 
 
-def most_frequent(texts: Iterable[Sequence[str]], size: int) -> dict[str, int]:
-    """Numbers 1 to `size` for the most frequent words, the most frequent first.
+def _numbered(tweets: Pair, rank: dict[str, int]) -> Pair:
+    """A row of numbers for each tweet: the ranks of its words, padded with 0 at the left.
 
-    Examples:
-        >>> most_frequent([["so", "sad"], ["so", "so", "glad"]], 2)
-        {'so': 1, 'sad': 2}
-    """
-    counts = Counter(word for text in texts for word in text)
-    return {word: i for i, (word, _) in enumerate(counts.most_common(size), start=1)}
-
-
-def numbered(texts: Sequence[Sequence[str]], rank: Mapping[str, int], steps: int) -> Array:
-    """A row of `steps` numbers for each text: the ranks of its words, padded with 0 at the left.
-
-    Words without a rank are left out. If more than `steps` remain, the most frequent ones (those
+    Words without a rank are left out. If more than `STEPS` remain, the most frequent ones (those
     of the lowest ranks) are left out too, because they say least about the text.
-
-    Examples:
-        >>> numbered([["so", "so", "glad"], ["glad", "what"]], {"so": 1, "glad": 2}, 2)
-        array([[1, 2],
-               [0, 2]], dtype=int32)
     """
-    rows = np.zeros((len(texts), steps), np.int32)
+    texts, y = tweets
+    rows = np.zeros((len(texts), STEPS), np.int32)
     for row, text in zip(rows, texts, strict=True):
         ranks = [rank[word] for word in text if word in rank]
-        if len(ranks) > steps:
-            rarest = sorted(range(len(ranks)), key=ranks.__getitem__)[-steps:]
+        if len(ranks) > STEPS:
+            rarest = sorted(range(len(ranks)), key=ranks.__getitem__)[-STEPS:]
             ranks = [ranks[i] for i in sorted(rarest)]
-        if ranks:
-            row[-len(ranks) :] = ranks
-    return rows
+        row[STEPS - len(ranks) :] = ranks
+    return rows, y
 
 
-def _train_and_test(folder: Path, entry: Dataset) -> tuple[Tweets, Tweets, str]:
+def _train_and_test(folder: Path, entry: Dataset) -> tuple[Pair, Pair, str]:
     """Two files, or one of which a quarter is held out; and the note on the split."""
-    tweets = _read_tweets(folder / TRAIN)
+    texts, y = _read_tweets(folder / TRAIN)
     if TEST in entry.files:
-        return tweets, _read_tweets(folder / TEST), f"tested on {TEST}"
-    mask = hold_out(tweets.y, SHARE, 0, str(folder / TRAIN))
-    train, test = (
-        Tweets([text for text, chosen in zip(tweets.texts, m, strict=True) if chosen], tweets.y[m])
-        for m in (mask, ~mask)
-    )
-    return train, test, f"{SHARE:.0%} of {TRAIN} held out as test, the same for every seed"
+        return (texts, y), _read_tweets(folder / TEST), f"tested on {TEST}"
+    train = hold_out(y, SHARE, 0, str(folder / TRAIN))
+    note = f"{SHARE:.0%} of {TRAIN} held out as test, the same for every seed"
+    return (texts[train], y[train]), (texts[~train], y[~train]), note
 
 
-def _read_tweets(file: Path) -> Tweets:
+def _read_tweets(file: Path) -> Pair:
     """The class is in column 1, the text in column 6; UTF-8 or, as published, Latin-1."""
     content = file.read_bytes()
     try:
@@ -145,35 +122,27 @@ def _read_tweets(file: Path) -> Tweets:
         raise TpsgdError(f"{file}, line {rows.line_num} is not a table ({error}).") from error
     if len(set(labels)) < 2:
         raise TpsgdError(f"{file} lacks negative or positive tweets; it may be cut short.")
-    return Tweets(texts, np.array(labels, np.int64))
+    return np.fromiter(texts, object), np.array(labels, np.int64)
 
 
 def _read_glove(file: Path, vocabulary: set[str]) -> tuple[dict[str, int], Array]:
     """The ranks and vectors of these words, most frequent first as in the file; row 0 is zero."""
-    rank: dict[str, int] = {}
-    vectors: list[Array] = []
+    vectors: dict[str, str] = {}
     with file.open(encoding="utf-8", errors="replace") as stream:
         for line in stream:
             word, _, values = line.partition(" ")
-            if word in vocabulary and word not in rank:
-                rank[word] = len(rank) + 1
-                vectors.append(_vector(file, word, values))
-    widths = {len(vector) for vector in vectors}
-    if len(widths) != 1:
-        raise TpsgdError(
-            f"{file} has vectors of different lengths, or none of a word in the tweets."
-        )
-    return rank, np.concatenate([np.zeros((1, *widths), np.float32), np.stack(vectors)])
-
-
-def _vector(file: Path, word: str, values: str) -> Array:
+            if word in vocabulary:
+                vectors.setdefault(word, values)
+    if not vectors:
+        raise TpsgdError(f"{file} has no vector of a word in the tweets.")
     try:
-        vector = np.array(values.split(), np.float32)
+        table = np.loadtxt(vectors.values(), np.float32, comments=None, ndmin=2)
     except ValueError as error:
-        raise TpsgdError(f"{file}: the vector of '{word}' is not a row of numbers.") from error
-    if not np.isfinite(vector).all():
-        raise TpsgdError(f"{file}: the vector of '{word}' is not finite.")
-    return vector
+        raise TpsgdError(f"{file} has vectors that are not rows of numbers ({error}).") from error
+    if not np.isfinite(table).all():
+        raise TpsgdError(f"{file} has a number that is not finite.")
+    rank = {word: i for i, word in enumerate(vectors, start=1)}
+    return rank, np.pad(table, [(1, 0), (0, 0)])
 
 
 TWEETS = Dataset(
@@ -182,8 +151,6 @@ TWEETS = Dataset(
     shape=(STEPS,),
     train=100_000,
     test=18_736,
-    licence="none stated; cite the report",
-    citation="Go, Bhayani and Huang, Twitter Sentiment Classification, Stanford, 2009",
     read=read_tokens,
     folder="sentiment140",
     files=(TRAIN, TEST),
@@ -191,28 +158,19 @@ TWEETS = Dataset(
     " or 4 positive, id, date, query, user, text); take two that share no tweets",
     vocabulary=VOCABULARY,
 )
-TWEETS_HOLDOUT = replace(
-    TWEETS,
-    name="tweets-holdout",
-    train=75_000,
-    test=25_000,
-    files=(TRAIN,),
-)
 VECTORS = replace(
     TWEETS,
     name="tweets-vectors",
     shape=(STEPS, 100),
-    citation=TWEETS.citation + "; Pennington, Socher and Manning, GloVe, EMNLP 2014",
     read=read_vectors,
     files=(TRAIN, TEST, GLOVE),
     by_hand=TWEETS.by_hand + ", and glove.6B.100d.txt from Stanford's GloVe page",
     vocabulary=None,
 )
-VECTORS_HOLDOUT = replace(
+HELD_OUT = {"train": 75_000, "test": 25_000}
+ENTRIES = (
+    TWEETS,
+    replace(TWEETS, name="tweets-holdout", files=(TRAIN,), **HELD_OUT),
     VECTORS,
-    name="tweets-vectors-holdout",
-    train=75_000,
-    test=25_000,
-    files=(TRAIN, GLOVE),
+    replace(VECTORS, name="tweets-vectors-holdout", files=(TRAIN, GLOVE), **HELD_OUT),
 )
-ENTRIES = (TWEETS, TWEETS_HOLDOUT, VECTORS, VECTORS_HOLDOUT)

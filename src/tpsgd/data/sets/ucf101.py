@@ -1,6 +1,7 @@
 """UCF101: videos as sequences of features, one file of features for each video.
 
 `benchmarks/ucf101_features.py` makes the feature files with an encoder of your choice.
+Soomro, Zamir and Shah, UCF101, CRCV-TR-12-01, 2012; no licence stated.
 """
 
 from functools import partial
@@ -80,10 +81,7 @@ def _decode(files: Array, width: int) -> Array:
     for row, file in zip(x, files, strict=True):
         frames = _frames(file)
         if frames.shape[1] != width:
-            raise TpsgdError(
-                f"{file} has {frames.shape[1]} features a frame, but the first file has {width};"
-                " make all files with the same encoder."
-            )
+            raise TpsgdError(f"{file} has {frames.shape[1]} features, the first file {width}.")
         row[:] = frames[evenly(len(frames))]
         if not np.isfinite(row).all():
             raise TpsgdError(f"{file} has numbers that are not finite; make it again.")
@@ -107,8 +105,6 @@ UCF101 = Dataset(
     shape=(STEPS, 2048),
     train=9537,
     test=3783,
-    licence="none stated; cite the report",
-    citation="Soomro, Zamir and Shah, UCF101, CRCV-TR-12-01, 2012",
     read=read,
     folder="ucf101",
     files=(CLASS_LIST, TRAIN_LIST, TEST_LIST),
