@@ -126,7 +126,7 @@ def test_a_module_that_stands_twice_can_be_tapped_by_either_name():
     "change, words",
     [
         (lambda x: (x * 200).long(), "torch.int64"),
-        (lambda x: x - 0.5, "go down to"),
+        (lambda x: x - 0.5, "go from -0"),
         (lambda x: x * 255, "divide them by 255"),
     ],
 )
@@ -295,13 +295,3 @@ def test_predsim_is_a_word():
     from tpsgd.comparison.arms import arm
 
     assert arm("predsim").rule.name == "predsim"
-
-
-def test_a_small_file_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch):
-    from tpsgd.adapt import weights
-
-    np.savez_compressed(tmp_path / "bomb.npz", a=np.zeros(1 << 20, np.float32))
-    assert weights.load(tmp_path / "bomb.npz")["a"].shape == (1 << 20,)  # 4 MB: let it be
-    monkeypatch.setattr(weights, "LEAST_UNPACKED", 1 << 20)
-    with pytest.raises(TpsgdError, match="would unpack to"):
-        weights.load(tmp_path / "bomb.npz")

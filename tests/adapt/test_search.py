@@ -11,11 +11,10 @@ from scipy.stats import spearmanr
 from torch import nn
 
 from tpsgd import Memory, TpsgdError, rules
-from tpsgd.adapt import Backbone, Features, Layers, Probe, encode, fit, probe
+from tpsgd.adapt import Backbone, Features, Layers, Probe, encode, figures, fit, probe
 from tpsgd.adapt.quantize import weight_bytes
-from tpsgd.adapt.search import Row, Search, search
-from tpsgd.adapt.trials import FILE, Judge, Trial
-from tpsgd.comparison.report import heatmaps
+from tpsgd.adapt.search import Search, search
+from tpsgd.adapt.trials import FILE, Judge, Row, Trial
 from tpsgd.data.split import stratified
 
 SMALL = Layers(filters=3, kernel=3, width=8)
@@ -291,7 +290,8 @@ def test_heatmaps_show_numbers_the_budget_and_the_choice():
     from matplotlib.colors import to_hex
     from matplotlib.patches import Rectangle
 
-    accuracy, memory, other, _ = heatmaps.figure(MADE).axes
+    best = {tap: MADE.best(tap=tap) for tap in ("pool4", "a.very.long.name")}
+    accuracy, memory, other, _ = figures.heatmaps(MADE.rows, best, MADE.memory_budget).axes
     said = {text.get_position(): text.get_text() for text in accuracy.texts}
     assert said == {
         (0, 0): "55.0\n± 7.1",
@@ -304,7 +304,7 @@ def test_heatmaps_show_numbers_the_budget_and_the_choice():
     for axes in (accuracy, memory):
         boxes = [p for p in axes.patches if isinstance(p, Rectangle)]
         hatched = [p.get_xy() for p in boxes if p.get_hatch()]
-        green = [p.get_xy() for p in boxes if to_hex(p.get_edgecolor()) == heatmaps.CHOSEN]
+        green = [p.get_xy() for p in boxes if to_hex(p.get_edgecolor()) == figures.CHOSEN]
         assert hatched == [(0.5, 0.5)] and [tuple(map(round, xy)) for xy in green] == [(0, 1)]
     assert other.get_title().startswith("…y.long.name: held-out %")
 

@@ -12,10 +12,10 @@ from tpsgd.adapt.backbone import IMAGENET, Backbone
 from tpsgd.adapt.features import Features, encode, hold_out, shots
 from tpsgd.adapt.fitting import fit, probe
 from tpsgd.adapt.heads import Layers, Probe
-from tpsgd.adapt.naswot import activation_overlap
 from tpsgd.adapt.pretrained import backbone
 from tpsgd.adapt.recovery import Domain, recover
 from tpsgd.adapt.search import Search, search
+from tpsgd.adapt.trials import activation_overlap
 
 __all__ = [
     "COMBINATIONS",

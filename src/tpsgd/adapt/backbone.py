@@ -90,15 +90,11 @@ class Backbone(nn.Module):
         original = x
         x = x.to(self.device, non_blocking=True)
         x = x.float().div_(255) if x.dtype is torch.uint8 else x
-        if self.mean and not x.is_floating_point():
-            raise TpsgdError(
-                f"images must be bytes (uint8), or numbers from 0 to 1; these are {x.dtype}"
-            )
         if self.mean:
-            if x.dim() != 4 or x.shape[1] != len(self.mean):
+            if not x.is_floating_point() or x.dim() != 4 or x.shape[1] != len(self.mean):
                 raise TpsgdError(
-                    f"{self.name} reads images (samples, {len(self.mean)}, height, width), got "
-                    f"{tuple(x.shape)}"
+                    f"{self.name} reads images (samples, {len(self.mean)}, height, width), bytes "
+                    f"(uint8) or numbers from 0 to 1; got {tuple(x.shape)} of {x.dtype}"
                 )
             x = (x - self.centre) / self.spread
         if x.is_floating_point() and self.dtype is not None:

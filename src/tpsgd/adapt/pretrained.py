@@ -2,14 +2,13 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
 from tpsgd.adapt import weights
 from tpsgd.adapt.backbone import IMAGENET, Backbone
-from tpsgd.data.user_files import call
 from tpsgd.errors import TpsgdError, suggestion
+from tpsgd.files import is_function, load_function
 from tpsgd.zoo import vgg
 from tpsgd.zoo.resnet import resnet
 
@@ -27,14 +26,14 @@ def backbone(name: str, file: str | Path | None = None, taps: tuple[str, ...] = 
             may be missing. If `file` is missing, vgg16's are taken from `$TPSGD_DATA/vgg16`.
         taps: submodules to read from, if the function returns a plain module.
     """
-    if ".py:" in name:
+    if is_function(name):
         return _from_function(name, file, taps)
     if name not in NAMES:
         raise TpsgdError(
             f"unknown backbone {name!r}: {suggestion(name, NAMES)} (or give FILE.py:FUNCTION)"
         )
     model, paths = _body(name)
-    needed = tuple(part for part, module in model.named_children() if list(module.parameters()))
+    needed = tuple(child for child, module in model.named_children() if list(module.parameters()))
     weights.put(model, weights.load(_weights_file(name, file)), needed)
     frozen = Backbone(model, paths, mean=MEAN, std=STD, name=name)
     for tap in taps:
@@ -46,15 +45,15 @@ def _body(name: str) -> tuple[nn.Module, dict[str, str]]:
     """The net without its classifier, and the submodules of its taps."""
     if name.startswith("resnet"):
         whole, last = resnet(int(name.removeprefix("resnet")), (3, 224, 224), 2), "layer4"
-        taps = {part: part for part in ("layer1", "layer2", "layer3", "layer4")}
+        taps = {f"layer{i}": f"layer{i}" for i in range(1, 5)}
     else:
         depth, norm = int(name.removeprefix("vgg").removesuffix("-bn")), name.endswith("-bn")
         whole, last = vgg.vgg(depth, (3, 32, 32), 2, dense=(), batch_norm=norm), "features"
         taps = vgg.taps(depth, norm)
     body = nn.Sequential()
-    for part, module in whole.named_children():
-        body.add_module(part, module)
-        if part == last:
+    for child, module in whole.named_children():
+        body.add_module(child, module)
+        if child == last:
             break
     return body, taps
 
@@ -74,16 +73,11 @@ def _weights_file(name: str, file: str | Path | None) -> Path:
 
 def _from_function(spec: str, file: str | Path | None, taps: tuple[str, ...]) -> Backbone:
     """The module that a function in a Python file returns, with weights if a file is named."""
-    script, _, function = spec.rpartition(":")
-    path = Path(script).expanduser()
-    if not path.is_file():
-        raise TpsgdError(f"there is no {script}; check the name, or give the full path")
-    result: Any = call(path, function)
+    result = load_function(spec)()
     model = result.model if isinstance(result, Backbone) else result
     if not isinstance(model, nn.Module):
         raise TpsgdError(
-            f"{spec} must return an nn.Module or an adapt.Backbone, returned a "
-            f"{type(result).__name__}"
+            f"{spec} must return an nn.Module or Backbone, got {type(result).__name__}"
         )
     if file is not None:
         weights.put(model, weights.load(file))
@@ -91,4 +85,4 @@ def _from_function(spec: str, file: str | Path | None, taps: tuple[str, ...]) ->
         return result
     if not taps:
         raise TpsgdError(f"{spec} returns a plain module: name the submodule to read from (taps)")
-    return Backbone(model, taps, mean=MEAN, std=STD, name=function)
+    return Backbone(model, taps, mean=MEAN, std=STD, name=spec.rpartition(":")[2])

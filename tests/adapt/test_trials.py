@@ -15,9 +15,8 @@ from torch import nn
 import tpsgd
 from tpsgd import Memory, TpsgdError, losses, rules
 from tpsgd.adapt import Backbone, Features, Layers, Probe
-from tpsgd.adapt.naswot import activation_overlap
 from tpsgd.adapt.search import spearman
-from tpsgd.adapt.trials import judge, named
+from tpsgd.adapt.trials import activation_overlap, judge, named
 
 SCIPY: Any = spearmanr
 
