@@ -146,11 +146,6 @@ def test_backprop_is_planned_as_backprop():
     assert in_pieces.planned("maps", found.head("maps", layers), layers) < planned
 
 
-def test_a_user_function_as_the_method_has_no_plan():
-    found = known(method=lambda model, data, **options: tpsgd.fit(model, data, **options))
-    assert found.planned("maps", found.head("maps", Layers()), Layers()) is None
-
-
 def test_the_score_is_that_of_the_layers_at_the_start():
     found, layers = known(), Layers(1, 0, 3, 3)
     torch.manual_seed(0)

@@ -51,15 +51,16 @@ def heatmaps(rows: Sequence[Row], best: Mapping[str, Row], budget: int | None) -
     axes = plot.subplots(len(taps), 2, squeeze=False)
     trainable = [row for grid in grids.values() for row in grid if row.skipped != "over budget"]
     accuracy = _shade("Blues", [r.accuracy for r in trainable if r.accuracy is not None])
-    memory = _shade("Oranges", [_memory(r) for r in trainable])
-    planned = all(row.planned_bytes is not None for row in rows)
+    memory = _shade("Oranges", [r.planned_bytes for r in trainable])
     for (left, right), (tap, grid) in zip(axes, grids.items(), strict=True):
-        _panel(left, grid, best.get(tap), lambda r: r.accuracy, _percent, accuracy)
-        _panel(right, grid, best.get(tap), _memory, lambda r: size(_memory(r)), memory)
+        accuracies = [(row, row.accuracy, _percent(row)) for row in grid]
+        sizes = [(row, row.planned_bytes, size(row.planned_bytes)) for row in grid]
+        _panel(left, accuracies, accuracy, best.get(tap))
+        _panel(right, sizes, memory, best.get(tap))
         probes = [r.accuracies[0] for r in rows if r.tap == tap and r.control and r.accuracies]
         control = f" (linear probe {100 * probes[0]:.1f})" if probes else ""
         left.set(title=f"{short_name(tap)}: held-out %{control}", ylabel="dense layers")
-        right.set_title("planned memory" if planned else "weights")
+        right.set_title("planned memory")
     for panel in axes[-1]:
         panel.set_xlabel("convolutional layers")
     handles = _legend({row.skipped for row in rows if not row.control}, budget)
@@ -69,20 +70,18 @@ def heatmaps(rows: Sequence[Row], best: Mapping[str, Row], budget: int | None) -
 
 def _panel(
     axes: Any,
-    rows: list[Row],
-    best: Row | None,
-    value_of: Callable[[Row], float | None],
-    text_of: Callable[[Row], str],
+    cells: Sequence[tuple[Row, float | None, str]],
     shade: Callable[[float], Any],
+    best: Row | None,
 ) -> None:
     """A cell with a number for every configuration."""
     from matplotlib.patches import Rectangle
 
-    xs, ys = _counts(rows)
-    for row in rows:
+    xs, ys = _counts([row for row, _, _ in cells])
+    for row, value, text in cells:
         layers: Any = row.layers
         x, y = xs.index(layers.convs), ys.index(layers.dense)
-        corner, value, above = (x - 0.5, y - 0.5), value_of(row), row.skipped == "over budget"
+        corner, above = (x - 0.5, y - 0.5), row.skipped == "over budget"
         colour, ink = (GREY, "#555555") if value is None or above else shade(value)
         axes.add_patch(Rectangle(corner, 1, 1, facecolor=colour, edgecolor="white", linewidth=1))
         if above:
@@ -90,7 +89,6 @@ def _panel(
         if row is best:
             frame = {"fill": False, "edgecolor": CHOSEN, "linewidth": 3, "zorder": 3}
             axes.add_patch(Rectangle((x - 0.47, y - 0.46), 0.94, 0.92, **frame))
-        text = "" if value is None else text_of(row)
         axes.text(x, y, text, ha="center", va="center", color=ink)
     axes.set(xlim=(-0.5, len(xs) - 0.5), ylim=(-0.5, len(ys) - 0.5))
     axes.set_xticks(range(len(xs)), xs)
@@ -131,12 +129,10 @@ def _counts(rows: list[Row]) -> tuple[list[int], list[int]]:
 
 
 def _percent(row: Row) -> str:
+    if row.accuracy is None:
+        return ""
     spread = f"\n± {100 * row.std:.1f}" if len(row.accuracies) > 1 else ""
-    return f"{100 * (row.accuracy or 0):.1f}{spread}"
-
-
-def _memory(row: Row) -> int:
-    return row.trainable_bytes if row.planned_bytes is None else row.planned_bytes
+    return f"{100 * row.accuracy:.1f}{spread}"
 
 
 def short_name(tap: str) -> str:

@@ -98,18 +98,18 @@ def fit(
         classes = start.classes
     class_names = name_classes(classes, data)
     heads = make_heads(layers, shapes, len(class_names), checked.seed, backbone.device)
-    if start is not None:
-        _copy_weights(start, heads, backbone, class_names)
     adaptor = Adaptor(
         backbone, heads, class_names, build=layers, shape=shape, tap_shapes=shapes,
         combine=combine, seed=checked.seed,
     ).to(backbone.device)  # fmt: skip
+    if start is not None:
+        _copy_weights(start, adaptor)
     settings |= {} if rule is None else {"rule": rule}
     settings |= {"epochs": epochs_for(count(data), batch_size, epochs), "batch_size": batch_size}
     settings |= {} if checked.validation is None else {"validation": held_out}
-    for tap, head in heads.items():
+    for tap in names:
         options = settings | {"progress": progress and partial(progress, tap)}
-        adaptor.runs[tap] = _train(method, adaptor, tap, head, data, options)
+        adaptor.runs[tap] = _train(method, adaptor, tap, data, options)
     if learns_weights:
         fit_weights(adaptor, held_out)
     return adaptor.eval()
@@ -210,16 +210,14 @@ def make_heads(
     return {tap: head.to(device) for tap, head in heads.items()}
 
 
-def _copy_weights(
-    start: Adaptor, heads: dict[str, nn.Sequential], backbone: Backbone, classes: tuple[str, ...]
-) -> None:
+def _copy_weights(start: Adaptor, adaptor: Adaptor) -> None:
     """Begin with the weights of another adaptor, if it is of the same kind."""
-    if classes != start.classes:
+    if adaptor.classes != start.classes:
         raise TpsgdError(f"the adaptor to start from has other classes: {list(start.classes)}")
-    other = start.backbone
+    backbone, other = adaptor.backbone, start.backbone
     if other is not backbone and fingerprint(other.model) != fingerprint(backbone.model):
         raise TpsgdError("the adaptor to start from belongs to another backbone")
-    for tap, head in heads.items():
+    for tap, head in adaptor.heads.items():
         try:
             head.load_state_dict(start.heads[tap].state_dict())
         except (KeyError, RuntimeError) as error:
@@ -230,10 +228,9 @@ def _copy_weights(
 # ---- training one tap's layers -------------------------------------------------------------------
 
 
-def _train(
-    method: Method, adaptor: Adaptor, tap: str, head: nn.Sequential, data: Any, settings: Any
-) -> Run:
+def _train(method: Method, adaptor: Adaptor, tap: str, data: Any, settings: dict[str, Any]) -> Run:
     """Train the layers of a tap, on its features or on the samples themselves."""
+    head: Any = adaptor.heads[tap]
     if isinstance(data, Features):
         if "validation" in settings:
             settings["validation"] = settings["validation"].at(tap)

@@ -17,7 +17,6 @@ from tpsgd.engine.record import Run
 from tpsgd.engine.settings import Memory
 from tpsgd.errors import TpsgdError
 from tpsgd.memory.plan import short
-from tpsgd.rules import Rule
 from tpsgd.training.fit import fit as fit_locally
 from tpsgd.units import as_bytes, columns, size
 
@@ -40,12 +39,12 @@ class Search:
         """
         limit = self.memory_budget if memory is None else as_bytes(memory)
         rows = [r for r in self.rows if not r.control and tap in (None, r.tap)]
-        inside = [r for r in rows if r.accuracies and (r.planned_bytes or 0) <= (limit or math.inf)]
+        inside = [r for r in rows if r.accuracies and r.planned_bytes <= (limit or math.inf)]
         if not inside:
-            least = min((r.planned_bytes or 0 for r in rows), default=0)
+            least = min((r.planned_bytes for r in rows), default=0)
             within = "" if limit is None else f" within {size(limit)}"
             raise TpsgdError(f"nothing was trained{within}: the smallest plans {size(least)}")
-        return max(inside, key=lambda r: (r.accuracy or 0.0, -(r.planned_bytes or 0)))
+        return max(inside, key=lambda r: (r.accuracy or 0.0, -r.planned_bytes))
 
     def control(self, tap: str | None = None) -> Row | None:
         """The best linear probe."""
@@ -83,7 +82,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     """A row of the table."""
     layers = row.layers
     counts = ("probe", "") if isinstance(layers, Probe) else (str(layers.convs), str(layers.dense))
-    sizes = (row.trainable_bytes, row.planned_bytes or 0, row.peak_bytes or 0)
+    sizes = (row.trainable_bytes, row.planned_bytes, row.peak_bytes or 0)
     score = "-" if row.score is None else f"{row.score:.1f}"
     result = row.skipped or f"{100 * (row.accuracy or 0):.1f}"
     result += f" ± {100 * row.std:.1f}" if len(row.accuracies) > 1 else ""
@@ -112,7 +111,6 @@ def search(
     convs: Sequence[int] = (0, 1, 2),
     dense: Sequence[int] = (0, 1, 2),
     layers: Layers = Layers(),  # noqa: B008 (a frozen value)
-    rule: Rule | None = None,
     method: Callable[..., Run] = fit_locally,
     classes: int | Sequence[str] | None = None,
     restarts: int = 1,
@@ -134,7 +132,8 @@ def search(
         convs: numbers of convolutions to try. A tap of plain vectors has none.
         dense: numbers of dense layers to try.
         layers: their `filters`, `kernel` and `width`.
-        rule: as for `adapt.fit`, like `method` and `classes`.
+        method: `tpsgd.fit` or `tpsgd.fit_backprop`.
+        classes: as for `adapt.fit`.
         restarts: how often each is trained, with seeds from `seed` on; a probe is solved once.
         held_out: the share of the samples of each class to judge by.
         memory: a budget ("20MB"): configurations that plan above it are not trained. Or `Memory`
@@ -145,7 +144,7 @@ def search(
             search. Functions of the user, such as an optimizer factory, are identified by name.
         progress: called with (what is being done, done, total).
         seed: of the split, the weights, the projections and the order of samples.
-        **settings: those of `tpsgd.fit`: epochs, lr, ...
+        **settings: those of `adapt.fit`: rule, epochs, lr, ...
 
     Examples:
         >>> import torch
@@ -161,15 +160,12 @@ def search(
     budget = Memory.of(memory).budget
     limit = None if budget is None else as_bytes(budget)
     settings |= {"memory": memory} if isinstance(memory, Memory) and budget is None else {}
-    settings |= {} if rule is None else {"rule": rule}
     log = Log(folder)
     trials = judge(
         backbone, data, names, classes=classes, method=method, settings=settings,
         held_out=held_out, seed=seed, progress=progress,
     )  # fmt: skip
     rows = _plan(trials, list(_grid(trials, names, convs, dense, layers)), progress)
-    if limit is not None and any(row.planned_bytes is None for row in rows):
-        raise TpsgdError("a memory budget needs a plan: train with tpsgd.fit or fit_backprop")
     rows = _train(trials, _choose(rows, limit, top), restarts, log, progress)
     record = {"taps": names, "convs": list(convs), "dense": list(dense), "restarts": restarts}
     record |= {"top": top, "seed": seed, "held_out_share": held_out}
@@ -221,9 +217,7 @@ def _choose(rows: list[Row], limit: int | None, top: int | None) -> list[Row]:
         return row.score is not None, row.score or 0.0
 
     if limit is not None:
-        rows = [
-            replace(r, skipped="over budget") if (r.planned_bytes or 0) > limit else r for r in rows
-        ]
+        rows = [replace(r, skipped="over budget") if r.planned_bytes > limit else r for r in rows]
     able = [r for r in rows if not (r.control or r.skipped)]
     best = []
     for tap in {row.tap for row in able}:
@@ -238,21 +232,19 @@ def _train(
     counts = [0 if row.skipped else 1 if row.control else restarts for row in rows]
     done, results = 0, []
 
-    def train_once(row: Row, restart: int) -> Trial:
-        def report(share: float) -> None:
-            if progress is not None:
-                progress(_brief(row), done + restart + share, sum(counts))
+    def report(row: Row, finished: int) -> None:
+        if progress is not None:
+            progress(_brief(row), finished, sum(counts))
 
+    def train_once(row: Row, restart: int) -> Trial:
+        report(row, done + restart)
         seed = trials.seed + restart
         key = trials.key(row.tap, row.layers, seed)
         trial = log.get(key)
         if trial is None:
-            report(0)
-            trial = trials.trial(  # 0.99: storing the trial is the rest
-                row.tap, row.layers, seed, lambda _, step, steps: report(0.99 * step / steps)
-            )
+            trial = trials.trial(row.tap, row.layers, seed)
             log.add(key, trial)
-        report(1)
+        report(row, done + restart + 1)
         return trial
 
     for row, count in zip(rows, counts, strict=True):

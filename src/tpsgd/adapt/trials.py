@@ -40,7 +40,6 @@ SCORED = 128  # samples, as in the article
 RECTIFIERS = (nn.ReLU, nn.LeakyReLU, nn.PReLU)
 NOT_IN_KEY = ("device", "progress", "callbacks", "seed")  # the seed has its own entry
 OF_A_PROBE = ("batch_size", "device")
-NOT_SEARCHED = ("combine", "validation")  # arguments of `adapt.fit` that a search lacks
 Progress = Callable[[str, float, float], None]
 
 
@@ -103,7 +102,7 @@ class Row:
     tap: str
     layers: Layers | Probe
     trainable_bytes: int
-    planned_bytes: int | None
+    planned_bytes: int
     score: float | None
     accuracies: tuple[float, ...] = ()
     seconds: float | None = None
@@ -167,8 +166,8 @@ class Judge:
         shape, device = tuple(self.train.x[tap].shape[1:]), self.backbone.device
         return make_heads(layers, {tap: shape}, len(self.classes), self.seed, device)[tap]
 
-    def planned(self, tap: str, head: nn.Sequential, layers: Layers | Probe) -> int | None:
-        """The peak bytes of training; None if the method is not one of the library."""
+    def planned(self, tap: str, head: nn.Sequential, layers: Layers | Probe) -> int:
+        """The peak bytes of training."""
         shape, samples = tuple(self.train.x[tap].shape[1:]), len(self.train)
         settings = self._settings(layers)
         if isinstance(layers, Probe):
@@ -176,8 +175,6 @@ class Judge:
         elif self.method is fit_backprop:
             checked = Settings.of("fit_backprop", settings)
             return rehearse(head, Inputs(shape, samples=samples), Backprop(), checked).peak
-        elif self.method is not fit_locally:
-            return None
         return plan(head, shape, samples=samples, others=False, **settings).lines[0].peak
 
     def score(self, tap: str, head: nn.Sequential) -> float | None:
@@ -187,10 +184,9 @@ class Judge:
         some = x[order[:SCORED].sort().values.to(x.device)]
         return activation_overlap(head, some.to(self.backbone.device))
 
-    def trial(self, tap: str, layers: Layers | Probe, seed: int, progress: Any = None) -> Trial:
+    def trial(self, tap: str, layers: Layers | Probe, seed: int) -> Trial:
         """Train once and classify the held-out samples."""
-        options = {"taps": tap, "classes": self.classes, "seed": seed, "progress": progress}
-        options |= self._settings(layers)
+        options = self._settings(layers) | {"taps": tap, "classes": self.classes, "seed": seed}
         if isinstance(layers, Probe):
             adaptor = probe(self.backbone, self.train, **options)
         else:
@@ -240,8 +236,10 @@ def judge(
     progress: Progress | None = None,
 ) -> Judge:
     """Compute the features of a data set, and hold out a share of every class."""
-    if clash := [name for name in NOT_SEARCHED if name in settings]:
-        raise TpsgdError(f"a search has no {clash[0]}: it keeps features and holds out samples")
+    if method not in (fit_locally, fit_backprop):
+        raise TpsgdError("a search plans memory: its method is tpsgd.fit or tpsgd.fit_backprop")
+    if "validation" in settings:
+        raise TpsgdError("a search has no validation: it holds out samples itself")
     if not 0 < held_out < 1:
         raise TpsgdError(f"held_out must be a share between 0 and 1, got {held_out!r}")
     settings = settings | {"batch_size": settings.get("batch_size") or BATCH}
