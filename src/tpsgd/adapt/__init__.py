@@ -2,8 +2,8 @@
 
 `backbone` and `features` read the taps, `heads` and `adaptor` hold the layers, `fitting` trains
 them. `search` and `trials` choose layers; `novelty`, `corruptions` and `recovery` are about new
-domains; `weights`, `pretrained` and `quantize` make backbones. The package imports the engine, the
-memory planner, the data sets and the model zoo, and is imported by the command line.
+domains; `figures` draws both; `weights`, `pretrained` and `quantize` make backbones. The package
+imports the engine, the memory planner, the data sets and the model zoo, not `comparison`.
 """
 
 from tpsgd.adapt import corruptions, novelty, quantize, weights

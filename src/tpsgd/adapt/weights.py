@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from tpsgd.errors import TpsgdError
 
@@ -180,12 +179,9 @@ def _unpruned(state: Mapping[str, Tensor], target: State) -> State:
 
 def _converted(key: str, value: Tensor, target: Tensor) -> Tensor:
     """A tensor in the model's type, or the reason why it does not fit."""
-    if is_lazy(target) or target.is_meta:
-        raise TpsgdError(f"{key!r} of the model has no memory yet: run the model once, then load")
     if value.shape != target.shape:
         raise _misfit(key, tuple(value.shape), tuple(target.shape))
-    kinds = {(x.is_floating_point(), x.is_complex()) for x in (value, target)}
-    if len(kinds) > 1:
+    if value.is_floating_point() != target.is_floating_point():
         raise _misfit(key, value.dtype, target.dtype)
     value = value.to_dense().to(target.dtype)
     if value.is_floating_point() and not value.isfinite().all():
