@@ -27,7 +27,7 @@ def main(folder: str, encoder: adapt.Backbone, output: Path) -> None:
     layers = adapt.Layers()(shape, len(data.classes))  # as `fit` will make them: conv and dense
     plan = tpsgd.plan(layers, shape, batch_size=32, samples=len(data.train[1]))
     print(f"planned peak: {plan.peak_bytes:,} bytes, with backprop {plan['backprop'].total:,}")
-    train, test = (adapt.encode(encoder, part, [tap]) for part in (data.train, data.test))
+    train, test = (adapt.encode(encoder, pair, [tap]) for pair in (data.train, data.test))
     adaptor = adapt.fit(encoder, train, classes=data.classes, batch_size=32)
     probe = adapt.probe(encoder, train, classes=data.classes)  # the control: a linear classifier
     print(f"adaptor {adaptor.evaluate(test):.1%}, linear probe {probe.evaluate(test):.1%}")

@@ -231,18 +231,6 @@ def test_a_probe_reads_averages():
     torch.testing.assert_close(head(tokens), head[-1](tokens.mean(1)))
 
 
-@pytest.mark.parametrize(
-    ("layers", "words"),
-    [
-        (Layers(), "conv 64 x 5, 256"),
-        (Layers(2, 3, 5, 3, 11), "2 x conv 5 x 3, 3 x 11"),
-        (Layers(0, 0), "linear"),
-    ],
-)
-def test_layers_in_words(layers, words):
-    assert str(layers) == words
-
-
 @pytest.mark.parametrize("bad", [{"convs": -1}, {"kernel": 4}, {"width": 0}, {"dense": 1.5}])
 def test_impossible_layers_are_refused(bad):
     with pytest.raises(TpsgdError):
@@ -506,7 +494,7 @@ def test_an_adaptor_refuses_a_backbone_that_is_not_its_own(made, tmp_path):
     taps = {"early": "3", "late": "5"}
     for other, words in (
         (frozen(seed=1), "differ by"),
-        (Backbone(net(), {"early": "3"}, **scale), "reads tap 'late'"),
+        (Backbone(net(), {"early": "3"}, **scale), "reads the taps .*'late': '5'"),
         (Backbone(net(), taps), "scales them"),
         (Backbone(wider, taps, **scale), "it is another one"),
     ):
@@ -536,7 +524,7 @@ def test_layers_of_a_user_function_are_loaded_with_that_function(tmp_path):
     with pytest.raises(TpsgdError, match="layers="):
         adapt.load(tmp_path, frozen())
     assert torch.equal(adapt.load(tmp_path, frozen(), layers=build)(x), made(x))
-    with pytest.raises(TpsgdError, match="does not fit"):
+    with pytest.raises(TpsgdError, match=r"the weights lack 'layers\.0\.0\.weight'"):
         adapt.load(tmp_path, frozen(), layers=lambda s, c: nn.Sequential(nn.Linear(3, c)))
 
 

@@ -126,7 +126,7 @@ def test_a_module_that_stands_twice_can_be_tapped_by_either_name():
     "change, words",
     [
         (lambda x: (x * 200).long(), "torch.int64"),
-        (lambda x: x - 0.5, "go down to"),
+        (lambda x: x - 0.5, "go from -0"),
         (lambda x: x * 255, "divide them by 255"),
     ],
 )

@@ -204,9 +204,9 @@ def test_a_saved_detector_is_the_same(kind, calibrated):
     if calibrated:
         detector.calibrate(taps)
     file = io.BytesIO()
-    torch.save(detector.state_dict(), file)
+    torch.save(vars(detector), file)
     file.seek(0)
-    again = Detector.from_state(torch.load(file, weights_only=True))
+    again = Detector(**torch.load(file, weights_only=True))
     assert torch.equal(again.score(taps), detector.score(taps))
     if calibrated:
         assert again.due(taps) == detector.due(taps) and again.threshold == detector.threshold
@@ -271,11 +271,3 @@ def test_other_mistakes_are_named():
         detector.calibrate(x, quantile=95)
     with pytest.raises(TpsgdError, match="do not vary"):
         mahalanobis(x[:3], y[:3])
-    with pytest.raises(TpsgdError, match="1 or more"):
-        hyperdimensional(x, y, dimensions=0)
-    with pytest.raises(TpsgdError, match="two rows of numbers"):
-        auroc(torch.zeros(0), torch.zeros(3))
-    with pytest.raises(TpsgdError, match="two rows of numbers"):
-        auroc(torch.zeros(2), torch.tensor([float("nan")]))
-    with pytest.raises(TpsgdError, match=r"state_dict\(\), got one of \['means'\]"):
-        Detector.from_state({"means": x})

@@ -11,11 +11,10 @@ from scipy.stats import spearmanr
 from torch import nn
 
 from tpsgd import Memory, TpsgdError, rules
-from tpsgd.adapt import Backbone, Features, Layers, Probe, encode, fit, probe
+from tpsgd.adapt import Backbone, Features, Layers, Probe, encode, figures, fit, probe
 from tpsgd.adapt.quantize import weight_bytes
-from tpsgd.adapt.search import Row, Search, search
-from tpsgd.adapt.trials import FILE, Judge, Trial
-from tpsgd.comparison.report import heatmaps
+from tpsgd.adapt.search import Search, search
+from tpsgd.adapt.trials import FILE, Judge, Row
 from tpsgd.data.split import stratified
 
 SMALL = Layers(filters=3, kernel=3, width=8)
@@ -44,9 +43,9 @@ def quick(monkeypatch):
     """Plans by a formula, since rehearsals take their time; trainings are counted."""
     trained, real = [], Judge.trial
 
-    def trial(self, tap, layers, seed, tell=None):
+    def trial(self, tap, layers, seed):
         trained.append((tap, layers, seed))
-        return real(self, tap, layers, seed, tell)
+        return real(self, tap, layers, seed)
 
     monkeypatch.setattr(Judge, "planned", lambda self, tap, head, layers: 3 * weight_bytes(head))
     monkeypatch.setattr(Judge, "trial", trial)
@@ -207,10 +206,10 @@ def test_ctrl_c_leaves_the_file_whole(quick, tmp_path, monkeypatch):
 def test_a_configuration_that_fails_leaves_the_others_alone(quick, monkeypatch, tmp_path):
     real = Judge.trial
 
-    def trial(self, tap, layers, seed, tell=None):
+    def trial(self, tap, layers, seed):
         if layers == Layers(1, 1, 3, 3, 8):
             raise TpsgdError("the loss of block 1 became nan")
-        return real(self, tap, layers, seed, tell)
+        return real(self, tap, layers, seed)
 
     monkeypatch.setattr(Judge, "trial", trial)
     made = found(folder=tmp_path)
@@ -291,7 +290,8 @@ def test_heatmaps_show_numbers_the_budget_and_the_choice():
     from matplotlib.colors import to_hex
     from matplotlib.patches import Rectangle
 
-    accuracy, memory, other, _ = heatmaps.figure(MADE).axes
+    best = {tap: MADE.best(tap=tap) for tap in ("pool4", "a.very.long.name")}
+    accuracy, memory, other, _ = figures.heatmaps(MADE.rows, best, MADE.memory_budget).axes
     said = {text.get_position(): text.get_text() for text in accuracy.texts}
     assert said == {
         (0, 0): "55.0\n± 7.1",
@@ -304,7 +304,7 @@ def test_heatmaps_show_numbers_the_budget_and_the_choice():
     for axes in (accuracy, memory):
         boxes = [p for p in axes.patches if isinstance(p, Rectangle)]
         hatched = [p.get_xy() for p in boxes if p.get_hatch()]
-        green = [p.get_xy() for p in boxes if to_hex(p.get_edgecolor()) == heatmaps.CHOSEN]
+        green = [p.get_xy() for p in boxes if to_hex(p.get_edgecolor()) == figures.CHOSEN]
         assert hatched == [(0.5, 0.5)] and [tuple(map(round, xy)) for xy in green] == [(0, 1)]
     assert other.get_title().startswith("…y.long.name: held-out %")
 
@@ -331,7 +331,7 @@ def test_a_figure_that_cannot_be_written_is_refused(tmp_path, name):
         ({"restarts": 0}, "restarts must be a whole number, 1 or more"),
         ({"top": 0}, "top must be a whole number, 1 or more"),
         ({"memory": "4 apples"}, "is no amount of memory"),
-        ({"combine": None}, "a search has no combine"),
+        ({"combine": None}, "adapt.search has no argument 'combine'"),
     ],
 )
 def test_bad_arguments_of_a_search_are_named(given, said):
@@ -339,14 +339,6 @@ def test_bad_arguments_of_a_search_are_named(given, said):
         found(**given)
 
 
-def test_a_method_without_a_plan_has_no_budget(monkeypatch):
-    monkeypatch.setattr(Judge, "trial", lambda *_, **__: Trial(0.5, 1.0, 1))
-
-    def own(model, data, **options):
-        raise AssertionError
-
-    assert all(
-        r.planned_bytes is None for r in found(taps="flat", method=own).rows if not r.control
-    )
-    with pytest.raises(TpsgdError, match="a memory budget needs a plan"):
-        found(taps="flat", method=own, memory="1GB")
+def test_a_method_without_a_plan_is_refused():
+    with pytest.raises(TpsgdError, match=r"its method is tpsgd\.fit or tpsgd\.fit_backprop"):
+        found(taps="flat", method=lambda model, data, **options: None)

@@ -304,12 +304,6 @@ def test_long_lists_are_cut_and_prefixes_must_exist() -> None:
         weights.put(net(), {"head.weight": torch.ones(2, 4)}, ("head",))
 
 
-def test_a_lazy_model_must_run_first() -> None:
-    lazy = nn.LazyLinear(2)
-    with pytest.raises(TpsgdError, match="run the model once"):
-        weights.put(lazy, {"weight": torch.ones(2, 4), "bias": torch.ones(2)})
-
-
 @pytest.mark.real_data("vgg16")
 def test_the_real_vgg16(data_root: Path) -> None:
     from tpsgd.zoo.vgg import vgg

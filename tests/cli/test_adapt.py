@@ -15,10 +15,10 @@ import tpsgd
 from tpsgd import adapt, rules
 from tpsgd.adapt import Adaptor, backbone
 from tpsgd.adapt.features import fingerprint
+from tpsgd.adapt.figures import draw_recovery
 from tpsgd.adapt.quantize import int8, weight_bytes
 from tpsgd.adapt.recovery import Recovery
 from tpsgd.cli import adapt_plan
-from tpsgd.comparison.report.recovery import draw
 from tpsgd.units import size
 from tpsgd.zoo import vgg
 
@@ -360,7 +360,7 @@ def test_figures_have_room(tmp_path):
     """Nothing of the legend or the title is cut off, however few arms there are."""
     row = Recovery("tpsgd-l2", "grey", 1.0, 1.0, 1.0, 1.0, 1.0, 1, 1)
     for arms in (1, 2, 4):
-        file = draw([row] * arms, tmp_path / "a.png", "grey: 10 labelled samples a class")
+        file = draw_recovery([row] * arms, tmp_path / "a.png", "grey: 10 labelled samples a class")
         pixels = np.asarray(Image.open(file).convert("L"))
         edge = np.concatenate([pixels[:3].ravel(), pixels[:, :3].ravel(), pixels[:, -3:].ravel()])
         assert (edge == 255).all()

@@ -7,19 +7,28 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from tpsgd.adapt import files
 from tpsgd.adapt.backbone import Backbone
-from tpsgd.adapt.features import Features, batches, check_images, default_batch
+from tpsgd.adapt.features import (
+    Features,
+    batches,
+    check_samples,
+    class_indices,
+    count,
+    default_batch,
+)
 from tpsgd.adapt.heads import Build, from_recipe, recipe
 from tpsgd.adapt.quantize import weight_bytes
-from tpsgd.engine.inputs import check_finite, inputs, labels
+from tpsgd.adapt.weights import put
+from tpsgd.engine.inputs import inputs, labels
 from tpsgd.engine.record import Run
 from tpsgd.errors import TpsgdError
 from tpsgd.nets.modes import evaluating
-from tpsgd.units import size
 
 CHUNK = 512  # stored features that are evaluated together
+SAVED = ("layers", "weights")  # what `save` writes of an adaptor
 
 
 @dataclass(frozen=True)
@@ -101,8 +110,8 @@ class Adaptor(nn.Module):
         if not len(x):
             raise TpsgdError("the data is empty: there are no samples")
         with evaluating(self):
-            parts = x.split(batch_size or default_batch(self.backbone))
-            return torch.cat([self(self._checked(part)).argmax(1) for part in parts])
+            pieces = x.split(batch_size or default_batch(self.backbone))
+            return torch.cat([self(self._checked(piece)).argmax(1) for piece in pieces])
 
     @torch.no_grad()
     def evaluate(self, data: Any, *, batch_size: int | None = None) -> float:
@@ -110,10 +119,8 @@ class Adaptor(nn.Module):
         right = total = 0
         with evaluating(self):
             for features, y in self.features_of(data, batch_size):
-                right += int((self.from_features(features).argmax(1) == _indices(y)).sum())
+                right += int((self.from_features(features).argmax(1) == class_indices(y)).sum())
                 total += len(y)
-        if not total:
-            raise TpsgdError("the data is empty: there is nothing to evaluate on")
         return right / total
 
     def features_of(
@@ -122,24 +129,22 @@ class Adaptor(nn.Module):
         """Each batch's features by tap, and its labels, on the adaptor's device."""
         device, classes = self.weights.device, len(self.classes)
         if isinstance(data, Features):
-            for start in range(0, len(data), CHUNK):
-                part = data[start : start + CHUNK]
-                x = {tap: part.at(tap)[0].to(device) for tap in self.taps}
-                yield x, labels(part.y, None, classes).to(device)
+            for start in range(0, count(data), CHUNK):
+                piece = data[start : start + CHUNK]
+                x = {tap: piece.at(tap)[0].to(device) for tap in self.taps}
+                yield x, labels(piece.y, None, classes).to(device)
             return
         for x, y in batches(data, batch_size or default_batch(self.backbone)):
             features = self.backbone(self._checked(x), self.taps)
             yield features, labels(y, None, classes).to(device)
 
     def _checked(self, x: Tensor) -> Tensor:
-        """Samples like those of the training, or an error."""
-        if tuple(x.shape[1:]) != tuple(self.shape):
+        """The samples, if they are like those of the training."""
+        check_samples(self.backbone, x)
+        if (shape := tuple(x.shape[1:])) != self.shape:
             raise TpsgdError(
-                f"the adaptor was trained on samples of shape {tuple(self.shape)}, these have "
-                f"{tuple(x.shape[1:])}"
+                f"the adaptor was trained on samples of shape {self.shape}, these have {shape}"
             )
-        check_finite(x)
-        check_images(self.backbone, x)
         return x
 
     def save(self, folder: str | Path) -> Path:
@@ -157,23 +162,8 @@ class Adaptor(nn.Module):
             "seed": self.seed,
             "training": {tap: run.settings for tap, run in self.runs.items()},
         }
-        return files.write(Path(folder), self.backbone, description, self.tensors())
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The tensors to save, by name."""
-        tensors = {
-            f"{i}.{name}": value
-            for i, head in enumerate(self.layers)
-            for name, value in head.state_dict(keep_vars=True).items()
-        }
-        return tensors | {"weights": self.weights}
-
-    def __str__(self) -> str:
-        parts = ", ".join(f"{tap} {self.tap_shapes[tap]}" for tap in self.taps)
-        return (
-            f"adaptor on {self.backbone.name} at {parts}: {self.build}, {len(self.classes)} "
-            f"classes, {size(self.nbytes)}"
-        )
+        tensors = {k: v for k, v in self.state_dict().items() if k.split(".")[0] in SAVED}
+        return files.write(Path(folder), self.backbone, description, tensors)
 
 
 def load(folder: str | Path, backbone: Backbone, layers: Build | None = None) -> Adaptor:
@@ -186,41 +176,23 @@ def load(folder: str | Path, backbone: Backbone, layers: Build | None = None) ->
     """
     description, tensors = files.read(Path(folder))
     try:
-        files.check_taps(folder, backbone, description)
+        files.check_backbone(folder, backbone, description, tensors)
         shapes = {tap: tuple(entry["shape"]) for tap, entry in description["taps"].items()}
         shape, classes = tuple(description["shape"]), list(description["classes"])
         build = layers if description["layers"] is None else from_recipe(description["layers"])
-        combine = COMBINATIONS[description["combine"]]
-        if not all(isinstance(n, int) and n > 0 for s in (shape, *shapes.values()) for n in s):
-            raise TypeError("a shape must be whole numbers above 0")
+        combine, seed = COMBINATIONS[description["combine"]], description["seed"]
     except (KeyError, TypeError, AttributeError) as error:
         reason = "there is no" if isinstance(error, KeyError) else "a value makes no sense:"
-        raise TpsgdError(f"{folder}/adaptor.json is not whole: {reason} {error}") from error
+        raise TpsgdError(f"the adaptor in {folder} is not whole: {reason} {error}") from error
     if build is None:
         raise TpsgdError(f"{folder} has layers that a function made: pass that function as layers=")
     heads = {tap: build(shapes[tap], len(classes)) for tap in shapes}
     adaptor = Adaptor(
         backbone, heads, classes, build=build, shape=shape, tap_shapes=shapes, combine=combine,
-        seed=description.get("seed", 0),
+        seed=seed,
     )  # fmt: skip
-    _fill(folder, adaptor.tensors(), tensors)
-    files.check_outputs(folder, backbone, description, tensors)
+    put(adaptor, tensors, needed=SAVED)
     return adaptor.to(backbone.device).eval()
-
-
-@torch.no_grad()
-def _fill(folder: Any, own: dict[str, Tensor], stored: dict[str, Tensor]) -> None:
-    """Copy the stored tensors, if all of them are there and fit."""
-    for name, value in own.items():
-        shape = tuple(stored[name].shape) if name in stored else None
-        if shape != tuple(value.shape):
-            problem = "missing" if shape is None else f"of shape {shape}"
-            raise TpsgdError(
-                f"the adaptor in {folder} does not fit its layers: {name} should have shape "
-                f"{tuple(value.shape)}, it is {problem}"
-            )
-    for name, value in own.items():
-        value.copy_(stored[name])
 
 
 @torch.no_grad()
@@ -233,15 +205,11 @@ def fit_weights(adaptor: Adaptor, data: Any) -> None:
     with evaluating(adaptor):
         for features, y in adaptor.features_of(data):
             outputs = torch.stack(adaptor.outputs(features))
-            hot = torch.zeros_like(outputs[0])
-            hot.scatter_(1, y.long()[:, None], 1.0) if y.dim() == 1 else hot.copy_(y)
+            hot = y if y.dim() == 2 else F.one_hot(y.long(), len(adaptor.classes))
+            hot = hot.to(outputs)
             columns.append((outputs - outputs.mean(2, keepdim=True)).flatten(1).T.double())
             targets.append((hot - hot.mean(1, keepdim=True)).flatten().double())
     A, b = torch.cat(columns), torch.cat(targets)
     G = A.T @ A
     ridge = 1e-6 * G.diagonal().mean() * torch.eye(len(G), dtype=G.dtype, device=G.device)
     adaptor.weights.copy_(torch.linalg.solve(G + ridge, A.T @ b))
-
-
-def _indices(y: Tensor) -> Tensor:
-    return y.argmax(1) if y.is_floating_point() else y

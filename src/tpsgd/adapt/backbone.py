@@ -50,10 +50,8 @@ class Backbone(nn.Module):
         self.taps = _paths(model, taps)
         self.name = name or type(model).__name__
         self.mean, self.std = (tuple(map(float, values or ())) for values in (mean, std))
-        if len(self.mean) != len(self.std):
-            raise TpsgdError("mean and std go together: one number of each for every channel")
-        if any(value <= 0 for value in self.std):
-            raise TpsgdError(f"std must be above 0 in every channel, got {self.std}")
+        if len(self.mean) != len(self.std) or any(value <= 0 for value in self.std):
+            raise TpsgdError("mean and std go together, a number per channel, std above 0")
         centre, spread = (torch.tensor(v or (0.0,)).view(1, -1, 1, 1) for v in (mean, std))
         self.register_buffer("centre", centre, persistent=False)
         self.register_buffer("spread", spread, persistent=False)
@@ -67,8 +65,7 @@ class Backbone(nn.Module):
 
     def like(self, model: nn.Module, name: str) -> "Backbone":
         """Another module with the same taps and image scale, such as a quantised copy."""
-        scale = {"mean": self.mean, "std": self.std} if self.mean else {}
-        return Backbone(model, self.taps, name=name, **scale)
+        return Backbone(model, self.taps, mean=self.mean, std=self.std, name=name)
 
     def train(self, mode: bool = True) -> "Backbone":
         """Stay in evaluation mode."""
@@ -80,29 +77,21 @@ class Backbone(nn.Module):
         tensors = (*self.model.parameters(), *self.model.buffers())
         return tensors[0].device if tensors else torch.device("cpu")
 
-    @property
-    def dtype(self) -> torch.dtype | None:
-        """The type that it computes in; None without floating-point parameters."""
-        return next((p.dtype for p in self.model.parameters() if p.is_floating_point()), None)
-
     def prepare(self, x: Tensor) -> Tensor:
         """Samples as the network takes them: bytes become numbers up to 1, then mean and std."""
         original = x
         x = x.to(self.device, non_blocking=True)
         x = x.float().div_(255) if x.dtype is torch.uint8 else x
-        if self.mean and not x.is_floating_point():
-            raise TpsgdError(
-                f"images must be bytes (uint8), or numbers from 0 to 1; these are {x.dtype}"
-            )
         if self.mean:
-            if x.dim() != 4 or x.shape[1] != len(self.mean):
+            if not x.is_floating_point() or x.dim() != 4 or x.shape[1] != len(self.mean):
                 raise TpsgdError(
-                    f"{self.name} reads images (samples, {len(self.mean)}, height, width), got "
-                    f"{tuple(x.shape)}"
+                    f"{self.name} reads images (samples, {len(self.mean)}, height, width), bytes "
+                    f"(uint8) or numbers from 0 to 1; got {tuple(x.shape)} of {x.dtype}"
                 )
             x = (x - self.centre) / self.spread
-        if x.is_floating_point() and self.dtype is not None:
-            x = x.to(self.dtype)
+        if x.is_floating_point():
+            floats = (p for p in self.model.parameters() if p.is_floating_point())
+            x = x.to(next(floats, x).dtype)
         if self.channels_last and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         return x.clone() if x is original else x  # a module may write into its input
@@ -132,10 +121,9 @@ class Backbone(nn.Module):
         except TpsgdError:
             raise
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            reason = (str(error) or type(error).__name__).splitlines()[0]
-            raise TpsgdError(
-                f"{self.name} cannot take samples of shape {tuple(x.shape[1:])}: {reason}"
-            ) from error
+            reason, shape = str(error).partition("\n")[0], tuple(x.shape[1:])
+            message = f"{self.name} cannot take samples of shape {shape}: {reason}"
+            raise TpsgdError(message) from error
         return {tap: tuple(y.shape[1:]) for tap, y in outputs.items()}
 
 
@@ -147,10 +135,6 @@ class Tap(nn.Module):
     def __init__(self, backbone: Backbone, tap: str, scale: float = 1.0) -> None:
         super().__init__()
         self.backbone, self.tap, self.scale = backbone, tap, scale
-
-    def train(self, mode: bool = True) -> "Tap":
-        """Stay in evaluation mode."""
-        return super().train(False)
 
     def forward(self, x: Tensor) -> Tensor:
         """The tap's output."""

@@ -6,15 +6,6 @@
 Images are (n, c, h, w) with c = 1 or 3, uint8 or floats in [0, 1]: shift them before they are
 normalised. The result has the same shape, type and range. Every shift is a pure function of the
 image (noise: and of its index), so the batches in which a data set comes do not matter.
-
-| shift    | what it does                                                        |
-|----------|---------------------------------------------------------------------|
-| `grey`   | luminance 0.299 R + 0.587 G + 0.114 B in every channel              |
-| `edges`  | Sobel gradients of the smoothed luminance, the steepest at 1        |
-| `blur`   | Gaussian blur, by default 2 pixels of 160                           |
-| `noise`  | normal noise on every value, clipped to [0, 1]                      |
-| `invert` | 1 - x                                                               |
-| `dim`    | scale x^gamma: little light                                         |
 """
 
 from collections.abc import Callable, Sequence
@@ -57,15 +48,15 @@ class Shift:
         shifted = torch.empty_like(images)
         step = max(1, CHUNK // prod(images.shape[1:]))
         for start in range(0, len(images), step):
-            part = self.function(_floats(images[start : start + step]), first + start)
+            chunk = self.function(_floats(images[start : start + step]), first + start)
             if images.dtype == torch.uint8:
-                part = part.mul(255).round_()
-            shifted[start : start + step] = part
+                chunk = chunk.mul(255).round_()
+            shifted[start : start + step] = chunk
         return shifted
 
 
 def grey() -> Shift:
-    """No colour: the luminance in every channel."""
+    """No colour: the luminance 0.299 R + 0.587 G + 0.114 B in every channel."""
     return Shift("grey", _grey)
 
 
@@ -178,11 +169,10 @@ def _floats(images: Tensor) -> Tensor:
 
 
 def _check_images(images: Tensor) -> None:
-    if not isinstance(images, Tensor) or images.ndim != 4 or images.shape[1] not in (1, 3):
-        kind = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
-        raise TpsgdError(f"a shift takes images of shape (n, 3 or 1, h, w), got {kind}")
-    if not prod(images.shape[1:]):
-        raise TpsgdError(f"a shift takes images with pixels, got {tuple(images.shape)}")
+    shape = tuple(images.shape) if isinstance(images, Tensor) else ()
+    if len(shape) != 4 or shape[1] not in (1, 3) or not prod(shape[1:]):
+        kind = shape or type(images).__name__
+        raise TpsgdError(f"a shift takes images with pixels, (n, 3 or 1, h, w), got {kind}")
     if images.dtype != torch.uint8 and not images.is_floating_point():
         raise TpsgdError(f"a shift takes uint8 or floats in [0, 1], got {images.dtype}")
 

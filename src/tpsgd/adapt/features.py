@@ -1,7 +1,7 @@
 """The outputs of a backbone's taps for a data set, computed once and kept."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -11,15 +11,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from tpsgd.adapt.backbone import Backbone
-from tpsgd.data.split import stratified
+from tpsgd.data import split
 from tpsgd.engine.batches import count_samples, is_stream
 from tpsgd.engine.device import available
 from tpsgd.engine.inputs import check_finite, inputs, pair, tensor
 from tpsgd.errors import TpsgdError
 from tpsgd.maths.random import Key, shuffled
-
-FEW = 8  # samples that go through a backbone together on a CPU; on a GPU eight times as many
-NOT_SEQUENCES = "a backbone takes samples of one shape, not sequences of any length"
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,20 +78,16 @@ def encode(
     shape: tuple[int, ...] = ()
     features: dict[str, Tensor] = {}
     for x, y in batches(data, batch_size or default_batch(backbone)):
-        check_images(backbone, x)
+        check_samples(backbone, x)
         outputs = backbone(x, taps)
         if not done:
             shape, features = tuple(x.shape[1:]), _allocate(outputs, total)
-        if done + len(x) > total:
-            raise TpsgdError(f"the data gives more than the {total:,} samples it announced")
         for tap, output in outputs.items():
             features[tap][done : done + len(output)] = output
         labels.append(y)
         done += len(x)
         if progress is not None:
             progress(done, total)
-    if not done:
-        raise TpsgdError("the data is empty: there are no samples")
     features = {tap: f[:done] for tap, f in features.items()}
     y = torch.cat(labels).to(next(iter(features.values())).device)
     return Features(features, y, shape, fingerprint(backbone.model))
@@ -114,48 +107,45 @@ def _allocate(outputs: dict[str, Tensor], samples: int) -> dict[str, Tensor]:
 
 
 def default_batch(backbone: Backbone) -> int:
-    """How many samples go through a backbone together if the caller does not say."""
-    return FEW * (8 if backbone.device.type == "cuda" else 1)
+    """How many samples go through a backbone together by default: few, as they take memory."""
+    return 64 if backbone.device.type == "cuda" else 8
 
 
-def batches(data: Any, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(data: Any, batch_size: int) -> Iterator[tuple[Any, Tensor]]:
     """Samples and labels in batches, in order, unchanged; a `DataLoader` has its own batches."""
-    if isinstance(data, TensorDataset) and len(data.tensors) == 2:
+    if isinstance(data, TensorDataset):
         data = data.tensors
     if isinstance(data, Dataset):
         data = DataLoader(data, batch_size)
     if isinstance(data, DataLoader):
-        for batch in data:
-            x, y = pair(batch)
-            yield _checked(inputs(x)), tensor(y, "y")
-        return
-    x, y = pair(data)
-    x, y = inputs(x), tensor(y, "y")
-    if len(x) != len(y):
-        raise TpsgdError(f"x has {len(x):,} samples but y has {len(y):,} labels")
-    for start in range(0, len(x), batch_size):
-        yield _checked(x[start : start + batch_size]), y[start : start + batch_size]
+        pairs: Iterable[Any] = map(pair, data)
+    else:
+        samples, classes = inputs(pair(data)[0]), tensor(data[1], "y")
+        if len(samples) != len(classes):
+            raise TpsgdError(f"x has {len(samples):,} samples but y has {len(classes):,} labels")
+        slices = (slice(i, i + batch_size) for i in range(0, len(samples), batch_size))
+        pairs = ((samples[piece], classes[piece]) for piece in slices)
+    empty = True
+    for x, y in pairs:
+        empty = False
+        yield inputs(x), tensor(y, "y")
+    if empty:
+        raise TpsgdError("the data is empty: there are no samples")
 
 
-def _checked(x: Any) -> Tensor:
+def check_samples(backbone: Backbone, x: Any) -> None:
+    """Refuse sequences, NaN, and images with numbers below 0 or up to 255."""
     if not isinstance(x, Tensor):
-        raise TpsgdError(NOT_SEQUENCES)
+        raise TpsgdError("a backbone takes samples of one shape, not sequences of any length")
     check_finite(x)
-    return x
-
-
-def check_images(backbone: Backbone, x: Tensor) -> None:
-    """Refuse images with numbers below 0, or up to 255."""
-    if not backbone.mean or not x.is_floating_point() or not x.numel():
+    if not backbone.mean or not x.is_floating_point():
         return
-    least, most = float(x.min()), float(x.max())
+    least, most = x.aminmax()
     if least < 0 or most > 16:
-        problem = (
-            f"these go down to {least:g}: give them as they are, the backbone scales them itself"
-            if least < 0
-            else f"these go up to {most:g}: divide them by 255"
+        raise TpsgdError(
+            f"images must be bytes (uint8), or numbers from 0 to 1; these go from {least:g} to "
+            f"{most:g}: divide them by 255, or give them unscaled, as the backbone scales them"
         )
-        raise TpsgdError(f"images must be bytes (uint8), or numbers from 0 to 1; {problem}")
 
 
 def count(data: Any) -> int:
@@ -171,11 +161,11 @@ def hold_out(data: Any, seed: int = 0) -> tuple[Any, Any]:
     if not isinstance(data, Features) and is_stream(data):
         raise TpsgdError("learned weights of taps need held-out data: give validation=")
     x, y = (data, data.y) if isinstance(data, Features) else map(tensor, data, ("x", "y"))
-    classes = class_indices(y).numpy()
-    mask = torch.from_numpy(stratified(classes, len(y) - -(-len(y) // 10), seed)).to(y.device)
+    mask = split.hold_out(class_indices(y).cpu().numpy(), -(-len(y) // 10), seed)
+    train = torch.from_numpy(mask).to(y.device)
     if isinstance(x, Features):
-        return x[mask], x[~mask]
-    return (x[mask], y[mask]), (x[~mask], y[~mask])
+        return x[train], x[~train]
+    return (x[train], y[train]), (x[~train], y[~train])
 
 
 def shots(y: Any, per_class: int, seed: int = 0) -> Tensor:
@@ -186,7 +176,7 @@ def shots(y: Any, per_class: int, seed: int = 0) -> Tensor:
         >>> y[shots(y, 2)]
         tensor([0, 0, 1, 1])
     """
-    classes = class_indices(tensor(y, "y"))
+    classes = class_indices(tensor(y, "y")).cpu()
     chosen = []
     for c in range(int(classes.max()) + 1):
         members = (classes == c).nonzero().flatten()
@@ -198,8 +188,17 @@ def shots(y: Any, per_class: int, seed: int = 0) -> Tensor:
 
 
 def class_indices(y: Tensor) -> Tensor:
-    """Labels as class indices on the CPU: of rows, the index of the largest entry."""
-    return (y.argmax(1) if y.dim() == 2 else y).cpu()
+    """Labels as class indices: of rows, the index of the largest entry."""
+    return y.argmax(1) if y.dim() == 2 else y
+
+
+def pooled(x: Tensor) -> Tensor:
+    """One tap's features averaged over tokens (n, tokens, d) or space (n, c, h, w): (n, features).
+
+    Vectors (n, d) stay as they are.
+    """
+    over = {2: (), 3: (1,)}.get(x.dim(), tuple(range(2, x.dim())))
+    return x.mean(over) if over else x
 
 
 def fingerprint(model: nn.Module) -> str:
@@ -214,7 +213,6 @@ def digest(tensors: Mapping[str, Any]) -> str:
     for name, value in tensors.items():
         if isinstance(value, Tensor):
             sha.update(f"{name} {value.dtype} {tuple(value.shape)};".encode())
-            flat = value.detach().contiguous().view(-1)
-            for part in flat.split(1 << 20):
-                sha.update(part.cpu().view(torch.uint8).numpy().tobytes())
+            for piece in value.detach().contiguous().view(-1).split(1 << 20):
+                sha.update(piece.cpu().view(torch.uint8).numpy().tobytes())
     return sha.hexdigest()

@@ -8,15 +8,15 @@ warning, only if its taps give nearly the same output (for example the same back
 import hashlib
 import json
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tpsgd.adapt import weights
 from tpsgd.adapt.backbone import Backbone
-from tpsgd.adapt.features import fingerprint
+from tpsgd.adapt.features import fingerprint, pooled
 from tpsgd.errors import TpsgdError
 from tpsgd.files import writable_folder, write_whole
 from tpsgd.maths.random import Key
@@ -35,10 +35,9 @@ def write(
     `description` has the `taps` (each with its `module` and `shape`), the `shape` of a sample, and
     anything else that JSON can hold.
     """
-    to_bytes = _safetensors().torch.save
+    to_bytes = weights.safetensors().torch.save
     writable_folder(folder)
-    outputs = _reference(backbone, tuple(description["shape"]), tuple(description["taps"]))
-    tensors = tensors | {f"probe.{i}": output for i, output in enumerate(outputs)}
+    tensors = tensors | _reference_outputs(backbone, description)
     content = to_bytes({k: v.detach().cpu().contiguous() for k, v in tensors.items()})
     description = {
         "format": FORMAT,
@@ -55,87 +54,64 @@ def write(
 
 def read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The description and the tensors, if the files are whole and belong together."""
-    library = _safetensors()
     for name in (TENSORS, DESCRIPTION):
         if not (folder / name).is_file():
             raise TpsgdError(f"{folder} holds no adaptor: there is no {name}")
-    content = (folder / TENSORS).read_bytes()
+    tensors = weights.load(folder / TENSORS)
     try:
         description = json.loads((folder / DESCRIPTION).read_text())
-        tensors = library.torch.load(content)
-    except (ValueError, UnicodeDecodeError, library.SafetensorError) as error:
-        raise TpsgdError(f"the adaptor in {folder} is not whole: {error}") from error
+    except ValueError as error:
+        raise TpsgdError(f"{folder}/{DESCRIPTION} is not whole: {error}") from error
     if not isinstance(description, dict) or description.get("format") != FORMAT:
         raise TpsgdError(f"{folder}/{DESCRIPTION} is no adaptor of format {FORMAT}")
+    content = (folder / TENSORS).read_bytes()
     if description.get("weights_sha256") != hashlib.sha256(content).hexdigest():
         raise TpsgdError(f"{folder}: {DESCRIPTION} and {TENSORS} do not belong together")
     return description, tensors
 
 
-def check_taps(folder: Any, backbone: Backbone, description: dict[str, Any]) -> None:
-    """Refuse a backbone with other taps or another scale of images."""
-    for tap, entry in description["taps"].items():
-        if backbone.taps.get(tap) != entry["module"]:
-            raise TpsgdError(
-                f"the adaptor in {folder} reads tap {tap!r} at {entry['module']!r}, this backbone "
-                f"has the taps {backbone.taps}"
-            )
+def check_backbone(
+    folder: Any, backbone: Backbone, description: dict[str, Any], tensors: dict[str, Tensor]
+) -> None:
+    """Refuse a backbone whose taps give other features than the adaptor was trained on."""
+    modules = {tap: entry["module"] for tap, entry in description["taps"].items()}
+    if not modules.items() <= backbone.taps.items():
+        raise TpsgdError(
+            f"the adaptor in {folder} reads the taps {modules}, this backbone has the taps "
+            f"{backbone.taps}"
+        )
     scale = {k: tuple(v) for k, v in description["preprocessing"].items()}
     if scale != {"mean": backbone.mean, "std": backbone.std}:
         raise TpsgdError(
             f"the adaptor in {folder} was trained on images scaled by {scale}, the backbone scales "
             f"them by mean {backbone.mean} and std {backbone.std}"
         )
-
-
-def check_outputs(
-    folder: Any, backbone: Backbone, description: dict[str, Any], tensors: dict[str, Tensor]
-) -> None:
-    """Refuse a backbone whose taps give other features than the adaptor was trained on."""
-    taps, shape = tuple(description["taps"]), tuple(description["shape"])
     expected = {tap: tuple(entry["shape"]) for tap, entry in description["taps"].items()}
-    shapes = backbone.shapes(torch.zeros(1, *shape), taps)
+    shapes = backbone.shapes(torch.zeros(1, *description["shape"]), list(expected))
     if shapes != expected:
         raise TpsgdError(
             f"the adaptor in {folder} was trained on taps of shape {expected}, this backbone's "
             f"have {shapes}: it is another one"
         )
-    largest = 0.0
-    for i, output in enumerate(_reference(backbone, shape, taps)):
-        stored = tensors.get(f"probe.{i}", output.new_zeros(1)).to(output.device)
-        if stored.shape != output.shape:
-            raise TpsgdError(f"the adaptor in {folder} is not whole: save it again")
-        gap = float((output - stored).norm() / stored.norm().clamp(min=1e-12))
-        if not gap <= ALIKE:
-            raise TpsgdError(
-                f"the adaptor in {folder} belongs to another backbone: the features of this one "
-                f"differ by {gap:.0%} from those it was trained on"
-            )
-        largest = max(largest, gap)
+    gaps = []
+    for name, output in _reference_outputs(backbone, description).items():
+        stored = tensors[name].to(output.device)
+        gaps.append(float((output - stored).norm() / stored.norm().clamp(min=1e-12)))
+    if not all(gap <= ALIKE for gap in gaps):
+        raise TpsgdError(
+            f"the adaptor in {folder} belongs to another backbone: the features of this one differ "
+            f"by {max(gaps):.0%} from those it was trained on"
+        )
     if description.get("backbone_sha256") != fingerprint(backbone.model):
         warnings.warn(
             f"the backbone's weights are not those that the adaptor in {folder} was trained on, "
-            f"but its features are within {largest:.1%} of them",
+            f"but its features are within {max(gaps):.1%} of them",
             stacklevel=3,
         )
 
 
-def _reference(backbone: Backbone, shape: tuple[int, ...], taps: Sequence[str]) -> list[Tensor]:
+def _reference_outputs(backbone: Backbone, description: dict[str, Any]) -> dict[str, Tensor]:
     """Each tap's output for noise that is the same on every machine, averaged over space."""
-    x = uniform(3**-0.5)(shape, 1, Key(0, 0), "cpu").abs()  # from 0 to 1
-    outputs = backbone(x.to(backbone.device), taps)
-    return [_averaged(outputs[tap][0]) for tap in taps]
-
-
-def _averaged(y: Tensor) -> Tensor:
-    """One sample's mean over space, or over tokens."""
-    return y.flatten(1).mean(1) if y.dim() > 2 else y.mean(0) if y.dim() == 2 else y
-
-
-def _safetensors() -> Any:
-    try:
-        import safetensors
-        import safetensors.torch
-    except ImportError as error:
-        raise TpsgdError("to save and load adaptors, run: pip install safetensors") from error
-    return safetensors
+    x = uniform(3**-0.5)(tuple(description["shape"]), 1, Key(0, 0), "cpu").abs()  # from 0 to 1
+    outputs = backbone(x.to(backbone.device), list(description["taps"]))
+    return {f"probe.{i}": pooled(y)[0] for i, y in enumerate(outputs.values())}

@@ -7,23 +7,15 @@ from math import prod
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tpsgd.adapt.adaptor import Adaptor, Combination, averaged, fit_weights, learned
 from tpsgd.adapt.backbone import Backbone, Tap
-from tpsgd.adapt.features import (
-    NOT_SEQUENCES,
-    Features,
-    check_images,
-    count,
-    encode,
-    fingerprint,
-    hold_out,
-)
+from tpsgd.adapt.features import Features, check_samples, count, encode, fingerprint, hold_out
 from tpsgd.adapt.heads import Build, Layers, Probe
 from tpsgd.engine.batches import first_samples, is_stream
 from tpsgd.engine.device import available
-from tpsgd.engine.inputs import tensor
+from tpsgd.engine.inputs import labels, tensor
 from tpsgd.engine.optimizers import adam
 from tpsgd.engine.record import Run
 from tpsgd.engine.settings import Memory, Settings
@@ -37,7 +29,6 @@ Method = Callable[..., Run]
 Shapes = dict[str, tuple[int, ...]]
 BATCH = 32
 LEAST_EPOCHS, LEAST_STEPS = 8, 150  # of every block, by default
-PER_BLOCK = ("optimizer", "lr", "epochs", "early_stopping")
 
 
 def fit(
@@ -89,7 +80,10 @@ def fit(
     """
     checked = Settings.of("adapt.fit", {"batch_size": batch_size, **settings})
     names = _taps(backbone, taps)
-    combine = _combination(combine, start)
+    if combine is None:
+        combine = averaged if start is None else start.combine
+    if not isinstance(combine, Combination):
+        raise TpsgdError(f"combine is adapt.summed, averaged or learned, got {combine!r}")
     learns_weights = combine is learned and len(names) > 1
     held_out = checked.validation
     if learns_weights and held_out is None:
@@ -100,22 +94,22 @@ def fit(
         data = encode(backbone, data, names, progress=progress and partial(progress, "features"))
     if isinstance(data, Features) and held_out is not None and not isinstance(held_out, Features):
         held_out = encode(backbone, held_out, names)
-    class_names = _classes(classes if start is None else classes or start.classes, data)
+    if classes is None and start is not None:
+        classes = start.classes
+    class_names = name_classes(classes, data)
     heads = make_heads(layers, shapes, len(class_names), checked.seed, backbone.device)
-    if start is not None:
-        _copy_weights(start, heads, backbone, class_names)
     adaptor = Adaptor(
         backbone, heads, class_names, build=layers, shape=shape, tap_shapes=shapes,
         combine=combine, seed=checked.seed,
-    )  # fmt: skip
-    adaptor.to(backbone.device)
+    ).to(backbone.device)  # fmt: skip
+    if start is not None:
+        _copy_weights(start, adaptor)
     settings |= {} if rule is None else {"rule": rule}
     settings |= {"epochs": epochs_for(count(data), batch_size, epochs), "batch_size": batch_size}
     settings |= {} if checked.validation is None else {"validation": held_out}
-    for tap, head in heads.items():
-        own = settings | {"progress": progress and partial(progress, tap)}
-        train = _fit_on_features if isinstance(data, Features) else _fit_behind_backbone
-        adaptor.runs[tap] = train(method, backbone, tap, head, data, own)
+    for tap in names:
+        options = settings | {"progress": progress and partial(progress, tap)}
+        adaptor.runs[tap] = _train(method, adaptor, tap, data, options)
     if learns_weights:
         fit_weights(adaptor, held_out)
     return adaptor.eval()
@@ -144,12 +138,6 @@ def probe(backbone: Backbone, data: Any, *, alpha: float | None = None, **option
 # ---- before training -----------------------------------------------------------------------------
 
 
-def _combination(combine: Combination | None, start: Adaptor | None) -> Combination:
-    if combine is not None and not isinstance(combine, Combination):
-        raise TpsgdError(f"combine is adapt.summed, averaged or learned, got {combine!r}")
-    return combine or (averaged if start is None else start.combine)
-
-
 def _taps(backbone: Backbone, taps: str | Sequence[str] | None) -> tuple[str, ...]:
     if not isinstance(backbone, Backbone):
         raise TpsgdError("the first argument is an adapt.Backbone: adapt.Backbone(module, taps)")
@@ -175,15 +163,13 @@ def _check_images(data: Any, settings: Settings) -> None:
 
 
 def _shapes(backbone: Backbone, data: Any, taps: tuple[str, ...]) -> tuple[Shapes, tuple[int, ...]]:
-    """The shape of one sample at each tap, and its own."""
+    """The shape of a sample at each tap, and that of the sample itself."""
     if isinstance(data, Features):
         if data.made_by and data.made_by != fingerprint(backbone.model):
             raise TpsgdError("these features are of another backbone: encode the data with this")
         return {tap: tuple(data.at(tap)[0].shape[1:]) for tap in taps}, data.shape
     x = first_samples(data)
-    if not isinstance(x, Tensor):
-        raise TpsgdError(NOT_SEQUENCES)
-    check_images(backbone, x)
+    check_samples(backbone, x)
     return backbone.shapes(x, taps), tuple(x.shape[1:])
 
 
@@ -197,21 +183,18 @@ def _keep_in_memory(settings: Settings, data: Any, shapes: Shapes, backbone: Bac
     return need < max(available(backbone.device), available(torch.device("cpu"))) / 2
 
 
-def _classes(classes: int | Sequence[str] | None, data: Any) -> tuple[str, ...]:
+def name_classes(classes: int | Sequence[str] | None, data: Any) -> tuple[str, ...]:
+    """The names of the classes: as given, or their numbers, as many as the labels have."""
     if classes is None:
         if not isinstance(data, Features) and is_stream(data):
             raise TpsgdError("say how many classes there are (classes=10), or keep the features")
         y = data.y if isinstance(data, Features) else tensor(data[1], "y")
-        classes = class_count(y)
+        y = labels(y, None, None)
+        classes = y.shape[1] if y.dim() == 2 else int(y.max()) + 1
     names = tuple(map(str, range(classes) if isinstance(classes, int) else classes))
     if len(names) < 2:
         raise TpsgdError(f"an adaptor needs at least two classes, got {len(names)}")
     return names
-
-
-def class_count(y: Tensor) -> int:
-    """How many classes labels have: one per column of float rows, else up to the largest index."""
-    return y.shape[1] if y.is_floating_point() and y.dim() == 2 else int(y.max()) + 1
 
 
 def make_heads(
@@ -227,60 +210,46 @@ def make_heads(
     return {tap: head.to(device) for tap, head in heads.items()}
 
 
-def _copy_weights(
-    start: Adaptor, heads: dict[str, nn.Sequential], backbone: Backbone, classes: tuple[str, ...]
-) -> None:
+def _copy_weights(start: Adaptor, adaptor: Adaptor) -> None:
     """Begin with the weights of another adaptor, if it is of the same kind."""
-    if classes != start.classes:
+    if adaptor.classes != start.classes:
         raise TpsgdError(f"the adaptor to start from has other classes: {list(start.classes)}")
-    other = start.backbone
+    backbone, other = adaptor.backbone, start.backbone
     if other is not backbone and fingerprint(other.model) != fingerprint(backbone.model):
         raise TpsgdError("the adaptor to start from belongs to another backbone")
-    for tap, head in heads.items():
-        weights = start.heads[tap].state_dict() if tap in start.heads else {}
-        own = head.state_dict()
-        if {k: v.shape for k, v in weights.items()} != {k: v.shape for k, v in own.items()}:
-            raise TpsgdError(f"the adaptor to start from has other layers at tap {tap!r}")
-        head.load_state_dict(weights)
+    for tap, head in adaptor.heads.items():
+        try:
+            head.load_state_dict(start.heads[tap].state_dict())
+        except (KeyError, RuntimeError) as error:
+            message = f"the adaptor to start from has other layers at tap {tap!r}"
+            raise TpsgdError(message) from error
 
 
 # ---- training one tap's layers -------------------------------------------------------------------
 
 
-def _fit_on_features(
-    method: Method,
-    _: Backbone,
-    tap: str,
-    head: nn.Sequential,
-    data: Features,
-    settings: dict[str, Any],
-) -> Run:
-    """Train a head on the features of its tap."""
-    if "validation" in settings:
-        settings["validation"] = settings["validation"].at(tap)
-    return method(head, data.at(tap), **settings)
+def _train(method: Method, adaptor: Adaptor, tap: str, data: Any, settings: dict[str, Any]) -> Run:
+    """Train the layers of a tap, on its features or on the samples themselves."""
+    head: Any = adaptor.heads[tap]
+    if isinstance(data, Features):
+        if "validation" in settings:
+            settings["validation"] = settings["validation"].at(tap)
+        return method(head, data.at(tap), **settings)
+    scale = 255 if first_samples(data).dtype is torch.uint8 else 1.0
+    model = nn.Sequential(Tap(adaptor.backbone, tap, scale), *head)
+    return method(model, data, **_with_backbone(settings, len(split(head))))
 
 
-def _fit_behind_backbone(
-    method: Method,
-    backbone: Backbone,
-    tap: str,
-    head: nn.Sequential,
-    data: Any,
-    settings: dict[str, Any],
-) -> Run:
-    """Train a head on the samples themselves: the backbone is the first, frozen block."""
+def _with_backbone(settings: dict[str, Any], blocks: int) -> dict[str, Any]:
+    """The settings for a model whose first block is the frozen backbone."""
+    settings = dict(settings)
     memory = Memory.of(settings.get("memory"))
     if memory.budget is None and memory.reuse is None:  # the features do not fit in memory
         settings["memory"] = replace(memory, reuse=False)
-    scale = 255 if first_samples(data).dtype is torch.uint8 else 1.0
-    model = nn.Sequential(Tap(backbone, tap, scale), *head)
-    if isinstance(rule := settings.get("rule"), (list, tuple)):
-        settings["rule"] = [frozen(), *rule]
-    if isinstance(optimizer := settings.get("optimizer"), SOLVERS):
-        settings["optimizer"] = [optimizer] * len(split(head))
-    for name in PER_BLOCK:
-        value = settings.get(name)
-        if isinstance(value, (list, tuple)):
-            settings[name] = [adam if name == "optimizer" else value[0], *value]
-    return method(model, data, **settings)
+    if isinstance(settings.get("optimizer"), SOLVERS):
+        settings["optimizer"] = [settings["optimizer"]] * blocks
+    for name in ("rule", "optimizer", "lr", "epochs", "early_stopping"):
+        if isinstance(values := settings.get(name), (list, tuple)):
+            first = {"rule": frozen(), "optimizer": adam}.get(name, values[0])
+            settings[name] = [first, *values]
+    return settings

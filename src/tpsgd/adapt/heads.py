@@ -43,29 +43,25 @@ class Layers:
     def __call__(self, shape: tuple[int, ...], classes: int) -> nn.Sequential:
         """The layers for a tap of this shape, with torch's initial weights."""
         layers: list[nn.Module] = []
+        if self.convs and len(shape) == 2:
+            layers.append(FeaturesFirst())
+            shape = (shape[1], shape[0])
         if self.convs and len(shape) > 1:
-            if len(shape) == 2:
-                layers.append(FeaturesFirst())
-                shape = (shape[1], shape[0])
-            conv = {2: nn.Conv1d, 3: nn.Conv2d}.get(len(shape))
+            channels, *size = shape
+            conv = {1: nn.Conv1d, 2: nn.Conv2d}.get(len(size))
             if conv is None:
                 raise TpsgdError(f"there is no convolution for a tap of shape {shape}")
             for _ in range(self.convs):
-                padding = self.kernel // 2
-                layers += [conv(shape[0], self.filters, self.kernel, padding=padding)]
-                layers += [nn.LeakyReLU()]
-                shape = (self.filters, *shape[1:])
+                layers.append(conv(channels, self.filters, self.kernel, padding=self.kernel // 2))
+                layers.append(nn.LeakyReLU())
+                channels = self.filters
+            shape = (channels, *size)
         inputs = prod(shape)
         layers += [nn.Flatten()] if len(shape) > 1 else []
         for _ in range(self.dense):
             layers += [nn.Linear(inputs, self.width), nn.LeakyReLU()]
             inputs = self.width
         return nn.Sequential(*layers, nn.Linear(inputs, classes))
-
-    def __str__(self) -> str:
-        kinds = [(self.convs, f"conv {self.filters} x {self.kernel}"), (self.dense, self.width)]
-        shown = [f"{n} x {kind}" if n > 1 else f"{kind}" for n, kind in kinds if n]
-        return ", ".join(shown) or "linear"
 
 
 @dataclass(frozen=True)
@@ -80,20 +76,17 @@ class Probe:
     def __call__(self, shape: tuple[int, ...], classes: int) -> nn.Sequential:
         """The classifier for a tap of this shape."""
         if len(shape) == 1:
-            return nn.Sequential(nn.Linear(shape[0], classes))
+            return nn.Sequential(nn.Linear(*shape, classes))
         if len(shape) == 2:
             return nn.Sequential(FeaturesFirst(), Average(), nn.Linear(shape[1], classes))
         return nn.Sequential(Average(), nn.Linear(shape[0], classes))
-
-    def __str__(self) -> str:
-        return "linear probe"
 
 
 class Average(nn.Module):
     """The mean over space or tokens: (samples, channels, ...) to (samples, channels)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(samples, channels, ...) to (samples, channels)."""
+        """The mean of each channel."""
         return x.flatten(2).mean(2)
 
 
@@ -118,8 +111,4 @@ def recipe(build: Any) -> dict[str, Any] | None:
 
 def from_recipe(values: dict[str, Any]) -> Build:
     """The `Layers` or `Probe` that `recipe` described."""
-    arguments = dict(values)
-    kind = arguments.pop("kind", "")
-    if kind not in KINDS:
-        raise TypeError(f"no such kind of layers: {kind!r}")
-    return KINDS[kind](**arguments)
+    return KINDS[values["kind"]](**{k: v for k, v in values.items() if k != "kind"})

@@ -9,7 +9,8 @@ Hein 2025), unless `unit=False`: a net has weak features for unknown samples, cl
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 from math import ceil, inf
 from typing import NamedTuple
 
@@ -17,13 +18,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tpsgd.adapt.features import pooled
 from tpsgd.errors import TpsgdError
 from tpsgd.maths.random import Key
 from tpsgd.projections import binary
 
 Features = Tensor | Mapping[str, Tensor]
 CHUNK = 512  # samples that are scored together
-FITTED = (("means", "whitening"), ("centres", "bundles", "seed"))  # of each kind of detector
 PROJECTION, SIGNS = -3, -4  # blocks of the keys that no block of a net has
 
 
@@ -44,7 +45,9 @@ class Detector:
     """Scores samples, and says which are new once `calibrate` has set the threshold.
 
     `widths` are the taps' names and numbers of features, `tensors` what was fitted, `calibrated`
-    the number of samples it was calibrated on, `beyond` how many of them reach the threshold.
+    the number of samples it was calibrated on, `beyond` how many of them reach the threshold. All
+    are plain values or tensors: save `vars(detector)` with `torch.save`, load it with
+    `Detector(**torch.load(file))`.
     """
 
     widths: dict[str, int]
@@ -53,7 +56,6 @@ class Detector:
     threshold: float = inf
     calibrated: int = 0
     beyond: int = 0
-    _P: Tensor | None = field(default=None, repr=False)
 
     def score(self, features: Features) -> Tensor:
         """How new each sample is: (n,)."""
@@ -97,23 +99,6 @@ class Detector:
         share_new, expected = float(new.double().mean()), self.beyond / (self.calibrated + 1)
         return Due(share_new >= share and p_value <= level, share_new, expected, p_value)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Everything to save, as tensors."""
-        numbers = [float(x) for x in (self.unit, self.threshold, self.calibrated, self.beyond)]
-        widths = {f"width.{name}": torch.tensor(width) for name, width in self.widths.items()}
-        return {"numbers": torch.tensor(numbers, dtype=torch.float64), **widths, **self.tensors}
-
-    @staticmethod
-    def from_state(state: Mapping[str, Tensor]) -> "Detector":
-        """The detector that `state_dict` was called on."""
-        keys = next((names for names in FITTED if state.keys() >= {"numbers", *names}), None)
-        if keys is None:
-            raise TpsgdError(f"expected a detector's state_dict(), got one of {sorted(state)}")
-        widths = {k[6:]: int(v) for k, v in state.items() if k.startswith("width.")}
-        tensors = {k: state[k] for k in keys}
-        unit, threshold, calibrated, beyond = state["numbers"].tolist()
-        return Detector(widths, tensors, unit > 0, threshold, int(calibrated), int(beyond))
-
     def _score(self, taps: dict[str, Tensor]) -> Tensor:
         if "means" in self.tensors:
             W, means = self.tensors["whitening"], self.tensors["means"]
@@ -125,13 +110,17 @@ class Detector:
         """sum over taps t of s_t * (x_t - centre_t) P: (n, dimensions), P of -1 and 1."""
         seed, bundles = int(self.tensors["seed"]), self.tensors["bundles"]
         size, device = bundles.shape[1], bundles.device
-        if self._P is None:
-            self._P = binary()((size,), max(self.widths.values()), Key(seed, PROJECTION), device)
+        P = _projection(size, max(self.widths.values()), seed, device)
         signs = binary()((size,), len(taps), Key(seed, SIGNS), device)
         codes = torch.zeros(len(next(iter(taps.values()))), size, device=device)
         for x, s, centre in zip(taps.values(), signs, self.tensors["centres"], strict=True):
-            codes.addcmul_((x.to(device).float() - centre) @ self._P[: x.shape[1]], s)
+            codes.addcmul_((x.to(device).float() - centre) @ P[: x.shape[1]], s)
         return codes
+
+
+@lru_cache(maxsize=1)
+def _projection(size: int, width: int, seed: int, device: torch.device) -> Tensor:
+    return binary()((size,), width, Key(seed, PROJECTION), device)
 
 
 def mahalanobis(features: Features, labels: Tensor | None = None, unit: bool = True) -> Detector:
@@ -177,8 +166,6 @@ def hyperdimensional(
     over their number. The signs come from a hash: they are the same on every machine and not
     stored.
     """
-    if dimensions < 1:
-        raise TpsgdError(f"dimensions must be 1 or more, got {dimensions}")
     taps = _taps(features, unit)
     means = {name: _class_means(x, labels)[0] for name, x in taps.items()}
     mid = torch.stack([x.mean() for x in taps.values()]).float()
@@ -213,8 +200,6 @@ def auroc(known_scores: Tensor, new_scores: Tensor) -> float:
         0.875
     """
     known, new = known_scores.double().sort().values, new_scores.to(known_scores.device).double()
-    if any(x.ndim != 1 or not len(x) or bool(x.isnan().any()) for x in (known, new)):
-        raise TpsgdError(f"auroc takes two rows of numbers, got {_kind(known)} and {_kind(new)}")
     below = torch.searchsorted(known, new) + torch.searchsorted(known, new, right=True)
     return float(below.double().mean() / (2 * len(known)))
 
@@ -228,11 +213,10 @@ def _taps(features: Features, unit: bool) -> dict[str, Tensor]:
         if not isinstance(x, Tensor) or x.ndim not in (2, 3, 4) or not x.is_floating_point():
             expected = "floats, (n, d), (n, tokens, d) or (n, c, h, w)"
             raise TpsgdError(f"features must be {expected}, got {_kind(x)}")
-        over = {2: (), 3: (1,), 4: (2, 3)}[x.ndim]
-        x = (x.detach().mean(over) if over else x.detach()).double()
-        taps[name] = F.normalize(x) if unit else x
+        x = pooled(x.detach()).double()
         if not x.numel() or not bool(x.isfinite().all()):
             raise TpsgdError(f"features must not be empty, NaN or infinite: see {_kind(x)}")
+        taps[name] = F.normalize(x) if unit else x
     if len({len(x) for x in taps.values()}) != 1:
         raise TpsgdError("the taps must have equally many samples, and there must be at least one")
     return taps

@@ -9,7 +9,7 @@ from torch import nn
 from tpsgd.adapt import weights
 from tpsgd.adapt.backbone import IMAGENET, Backbone
 from tpsgd.errors import TpsgdError, suggestion
-from tpsgd.files import call_function
+from tpsgd.files import call_function, is_function
 from tpsgd.zoo import vgg
 from tpsgd.zoo.resnet import resnet
 
@@ -27,14 +27,14 @@ def backbone(name: str, file: str | Path | None = None, taps: tuple[str, ...] = 
             may be missing. If `file` is missing, vgg16's are taken from `$TPSGD_DATA/vgg16`.
         taps: submodules to read from, if the function returns a plain module.
     """
-    if ".py:" in name:
+    if is_function(name):
         return _from_function(name, file, taps)
     if name not in NAMES:
         raise TpsgdError(
             f"unknown backbone {name!r}: {suggestion(name, NAMES)} (or give FILE.py:FUNCTION)"
         )
     model, paths = _body(name)
-    needed = tuple(part for part, module in model.named_children() if list(module.parameters()))
+    needed = tuple(child for child, module in model.named_children() if list(module.parameters()))
     weights.put(model, weights.load(_weights_file(name, file)), needed)
     frozen = Backbone(model, paths, mean=MEAN, std=STD, name=name)
     for tap in taps:
@@ -46,15 +46,15 @@ def _body(name: str) -> tuple[nn.Module, dict[str, str]]:
     """The net without its classifier, and the submodules of its taps."""
     if name.startswith("resnet"):
         whole, last = resnet(int(name.removeprefix("resnet")), (3, 224, 224), 2), "layer4"
-        taps = {part: part for part in ("layer1", "layer2", "layer3", "layer4")}
+        taps = {f"layer{i}": f"layer{i}" for i in range(1, 5)}
     else:
         depth, norm = int(name.removeprefix("vgg").removesuffix("-bn")), name.endswith("-bn")
         whole, last = vgg.vgg(depth, (3, 32, 32), 2, dense=(), batch_norm=norm), "features"
         taps = vgg.taps(depth, norm)
     body = nn.Sequential()
-    for part, module in whole.named_children():
-        body.add_module(part, module)
-        if part == last:
+    for child, module in whole.named_children():
+        body.add_module(child, module)
+        if child == last:
             break
     return body, taps
 
@@ -78,8 +78,7 @@ def _from_function(spec: str, file: str | Path | None, taps: tuple[str, ...]) ->
     model = result.model if isinstance(result, Backbone) else result
     if not isinstance(model, nn.Module):
         raise TpsgdError(
-            f"{spec} must return an nn.Module or an adapt.Backbone, returned a "
-            f"{type(result).__name__}"
+            f"{spec} must return an nn.Module or Backbone, got {type(result).__name__}"
         )
     if file is not None:
         weights.put(model, weights.load(file))

@@ -19,16 +19,16 @@ def int8(model: nn.Module) -> nn.Module:
     floating point, so this saves memory, not time. The copy is for inference, not for training. To
     store it, save its `state_dict`.
 
-    Args:
-        model: what to copy; it is not changed.
-
     Examples:
         >>> net = nn.Linear(400, 100)
         >>> weight_bytes(int8(net)) / weight_bytes(net)
         0.2543...
     """
     light = copy.deepcopy(model)
-    layers: list[Any] = [m for m in light.modules() if _has_plain_weights(m)]
+    # layers whose weights are parametrised already are left alone
+    layers: list[Any] = [
+        m for m in light.modules() if type(m) in LAYERS and "weight" in m._parameters
+    ]
     if not layers:
         raise TpsgdError(
             f"{type(model).__name__} has no Conv1d, Conv2d or Linear whose weights could be stored "
@@ -42,11 +42,6 @@ def int8(model: nn.Module) -> nn.Module:
         layer.register_buffer("weight", weight)  # a buffer, so that q and s become buffers too
         parametrize.register_parametrization(layer, "weight", PerChannel())
     return light
-
-
-def _has_plain_weights(m: nn.Module) -> bool:
-    """Whether it is one of the layers, and its weights are not parametrised already."""
-    return type(m) in LAYERS and "weight" in m._parameters
 
 
 class PerChannel(nn.Module):
@@ -68,9 +63,6 @@ def bf16(model: nn.Module) -> nn.Module:
 
     The outputs of its submodules are bfloat16. It is about twice as fast as float32 on a processor
     with bfloat16 arithmetic, and several times slower on any other.
-
-    Args:
-        model: what to copy; it is not changed.
 
     Examples:
         >>> light = bf16(nn.Sequential(nn.Linear(4, 3), nn.ReLU()))

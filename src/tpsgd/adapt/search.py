@@ -3,91 +3,25 @@
 import math
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import correlation, fmean, stdev
+from statistics import correlation, fmean
 from typing import Any
 
+from tpsgd.adapt import figures
 from tpsgd.adapt.backbone import Backbone
-from tpsgd.adapt.heads import Layers, Probe, recipe
+from tpsgd.adapt.heads import Layers, Probe
 from tpsgd.adapt.quantize import weight_bytes
-from tpsgd.adapt.trials import Judge, Log, Progress, Trial, judge
+from tpsgd.adapt.trials import Judge, Log, Progress, Row, Trial, judge
 from tpsgd.engine.record import Run
 from tpsgd.engine.settings import Memory
 from tpsgd.errors import TpsgdError
 from tpsgd.memory.plan import short
-from tpsgd.rules import Rule
 from tpsgd.training.fit import fit as fit_locally
 from tpsgd.units import as_bytes, columns, size
 
-ABOVE, BELOW, FAILED = "over budget", "left out", "failed"
 HEAD = ("tap", "conv", "dense", "weights", "planned", "peak", "score", "held-out %", "s")
 OF_ONE_TRIAL = ("tap", "seed", "split", "data")  # in a trial's key, not settings of the search
-
-
-@dataclass(frozen=True)
-class Row:
-    """One configuration: layers on a tap, their cost and their results.
-
-    Attributes:
-        planned_bytes: the peak of training, without features and kept inputs.
-        score: see `activation_overlap`; None without a rectifier.
-        accuracies: on the held-out samples, one per restart; empty if it was not trained.
-        peak_bytes: as measured.
-        skipped: why it was not trained.
-    """
-
-    tap: str
-    layers: Layers | Probe
-    trainable_bytes: int
-    planned_bytes: int | None
-    score: float | None
-    accuracies: tuple[float, ...] = ()
-    seconds: float | None = None
-    peak_bytes: int | None = None
-    skipped: str = ""
-    error: str = ""
-
-    @property
-    def control(self) -> bool:
-        """Whether it is a linear probe."""
-        return isinstance(self.layers, Probe)
-
-    @property
-    def accuracy(self) -> float | None:
-        """The mean over restarts."""
-        return fmean(self.accuracies) if self.accuracies else None
-
-    @property
-    def std(self) -> float:
-        """The standard deviation over restarts."""
-        return stdev(self.accuracies) if len(self.accuracies) > 1 else 0.0
-
-    @property
-    def brief(self) -> str:
-        """Tap, convolutions and dense layers, in few characters."""
-        if isinstance(self.layers, Probe):
-            return f"{self.tap} probe"
-        return f"{self.tap} {self.layers.convs}+{self.layers.dense}"
-
-    def with_trials(self, trials: list[Trial]) -> "Row":
-        """The same row with the results of its trials, if there are any."""
-        if not trials:
-            return self
-        accuracies, seconds = tuple(t.accuracy for t in trials), fmean(t.seconds for t in trials)
-        peak = max(t.peak_bytes for t in trials)
-        return replace(self, accuracies=accuracies, seconds=seconds, peak_bytes=peak)
-
-    def as_dict(self) -> dict[str, Any]:
-        """All of it as plain values."""
-        score = None if self.score == -math.inf else self.score  # JSON has no infinity
-        plain = {"layers": recipe(self.layers), "score": score}
-        return asdict(self) | plain | {"accuracy": self.accuracy, "std": self.std}
-
-    def __str__(self) -> str:
-        if isinstance(self.layers, Probe):
-            return f"{self.tap}, linear probe"
-        return f"{self.tap}, {self.layers.convs} convolutional and {self.layers.dense} dense layers"
 
 
 @dataclass(frozen=True)
@@ -105,12 +39,12 @@ class Search:
         """
         limit = self.memory_budget if memory is None else as_bytes(memory)
         rows = [r for r in self.rows if not r.control and tap in (None, r.tap)]
-        inside = [r for r in rows if r.accuracies and (r.planned_bytes or 0) <= (limit or math.inf)]
+        inside = [r for r in rows if r.accuracies and r.planned_bytes <= (limit or math.inf)]
         if not inside:
-            least = min((r.planned_bytes or 0 for r in rows), default=0)
+            least = min((r.planned_bytes for r in rows), default=0)
             within = "" if limit is None else f" within {size(limit)}"
             raise TpsgdError(f"nothing was trained{within}: the smallest plans {size(least)}")
-        return max(inside, key=lambda r: (r.accuracy or 0.0, -(r.planned_bytes or 0)))
+        return max(inside, key=lambda r: (r.accuracy or 0.0, -r.planned_bytes))
 
     def control(self, tap: str | None = None) -> Row | None:
         """The best linear probe."""
@@ -134,9 +68,9 @@ class Search:
 
     def plot(self, file: Path | str) -> Path:
         """Heatmaps of accuracy and memory for each tap, as FILE.png or FILE.svg."""
-        from tpsgd.comparison.report.heatmaps import draw
-
-        return draw(self, Path(file))
+        taps = {row.tap for row in self.rows if row.accuracies and not row.control}
+        best = {tap: self.best(tap=tap) for tap in taps}
+        return figures.draw_heatmaps(self.rows, best, self.memory_budget, Path(file))
 
     def __str__(self) -> str:
         failed = [f"{row} failed: {row.error}" for row in self.rows if row.error]
@@ -146,16 +80,14 @@ class Search:
 
 def _cells(row: Row) -> tuple[str, ...]:
     """A row of the table."""
-    from tpsgd.comparison.report.heatmaps import short_of
-
     layers = row.layers
     counts = ("probe", "") if isinstance(layers, Probe) else (str(layers.convs), str(layers.dense))
-    sizes = (row.trainable_bytes, row.planned_bytes or 0, row.peak_bytes or 0)
+    sizes = (row.trainable_bytes, row.planned_bytes, row.peak_bytes or 0)
     score = "-" if row.score is None else f"{row.score:.1f}"
     result = row.skipped or f"{100 * (row.accuracy or 0):.1f}"
     result += f" ± {100 * row.std:.1f}" if len(row.accuracies) > 1 else ""
     seconds = "-" if row.seconds is None else f"{row.seconds:.{0 if row.seconds >= 100 else 1}f}"
-    return (short_of(row.tap), *counts, *map(short, sizes), score, result, seconds)
+    return (figures.short_name(row.tap), *counts, *map(short, sizes), score, result, seconds)
 
 
 def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
@@ -179,7 +111,6 @@ def search(
     convs: Sequence[int] = (0, 1, 2),
     dense: Sequence[int] = (0, 1, 2),
     layers: Layers = Layers(),  # noqa: B008 (a frozen value)
-    rule: Rule | None = None,
     method: Callable[..., Run] = fit_locally,
     classes: int | Sequence[str] | None = None,
     restarts: int = 1,
@@ -201,7 +132,8 @@ def search(
         convs: numbers of convolutions to try. A tap of plain vectors has none.
         dense: numbers of dense layers to try.
         layers: their `filters`, `kernel` and `width`.
-        rule: as for `adapt.fit`, like `method` and `classes`.
+        method: `tpsgd.fit` or `tpsgd.fit_backprop`.
+        classes: as for `adapt.fit`.
         restarts: how often each is trained, with seeds from `seed` on; a probe is solved once.
         held_out: the share of the samples of each class to judge by.
         memory: a budget ("20MB"): configurations that plan above it are not trained. Or `Memory`
@@ -212,7 +144,7 @@ def search(
             search. Functions of the user, such as an optimizer factory, are identified by name.
         progress: called with (what is being done, done, total).
         seed: of the split, the weights, the projections and the order of samples.
-        **settings: those of `tpsgd.fit`: epochs, lr, ...
+        **settings: those of `adapt.fit`: rule, epochs, lr, ...
 
     Examples:
         >>> import torch
@@ -224,33 +156,28 @@ def search(
         [0, 1]
     """
     names = [taps] if isinstance(taps, str) else list(taps)
-    _check(backbone, names, convs, dense, restarts, top)
+    _check(backbone, {"taps": names, "convs": convs, "dense": dense}, restarts, top)
     budget = Memory.of(memory).budget
     limit = None if budget is None else as_bytes(budget)
     settings |= {"memory": memory} if isinstance(memory, Memory) and budget is None else {}
-    settings |= {} if rule is None else {"rule": rule}
     log = Log(folder)
     trials = judge(
         backbone, data, names, classes=classes, method=method, settings=settings,
-        held_out=held_out, seed=seed, tell=progress,
+        held_out=held_out, seed=seed, progress=progress,
     )  # fmt: skip
     rows = _plan(trials, list(_grid(trials, names, convs, dense, layers)), progress)
-    if limit is not None and any(row.planned_bytes is None for row in rows):
-        raise TpsgdError("a memory budget needs a plan: train with tpsgd.fit or fit_backprop")
     rows = _train(trials, _choose(rows, limit, top), restarts, log, progress)
-    key = trials.key(names[0], layers, seed)
     record = {"taps": names, "convs": list(convs), "dense": list(dense), "restarts": restarts}
     record |= {"top": top, "seed": seed, "held_out_share": held_out}
+    key = trials.key(names[0], layers, seed)
     record |= {k: v for k, v in key.items() if k not in OF_ONE_TRIAL}
     return Search(tuple(rows), record, limit)
 
 
-def _check(
-    backbone: Backbone, taps: list[str], convs: Any, dense: Any, restarts: int, top: int | None
-) -> None:
-    for tap in taps:
+def _check(backbone: Backbone, grid: dict[str, Any], restarts: int, top: int | None) -> None:
+    for tap in grid["taps"]:
         backbone.path(tap)
-    for name, values in {"taps": taps, "convs": convs, "dense": dense}.items():
+    for name, values in grid.items():
         if not len(values) or len(set(values)) < len(values):
             raise TpsgdError(f"{name} must be different values, at least one, got {list(values)}")
     for name, value in {"restarts": restarts, "top": top}.items():
@@ -285,22 +212,17 @@ def _plan(
 
 def _choose(rows: list[Row], limit: int | None, top: int | None) -> list[Row]:
     """The rows, with the reason why some are not to be trained."""
+
+    def rank(row: Row) -> tuple[bool, float]:
+        return row.score is not None, row.score or 0.0
+
     if limit is not None:
-        rows = [replace(r, skipped=ABOVE) if (r.planned_bytes or 0) > limit else r for r in rows]
-    if top is None:
-        return rows
-
-    def rank(i: int) -> tuple[bool, float]:
-        return (rows[i].score is not None, rows[i].score or 0.0)
-
-    best: set[int] = set()
-    for tap in {row.tap for row in rows}:
-        able = [i for i, r in enumerate(rows) if r.tap == tap and not (r.control or r.skipped)]
-        best |= set(sorted(able, key=rank, reverse=True)[:top])
-    return [
-        r if r.control or r.skipped or i in best else replace(r, skipped=BELOW)
-        for i, r in enumerate(rows)
-    ]
+        rows = [replace(r, skipped="over budget") if r.planned_bytes > limit else r for r in rows]
+    able = [r for r in rows if not (r.control or r.skipped)]
+    best = []
+    for tap in {row.tap for row in able}:
+        best += sorted((r for r in able if r.tap == tap), key=rank, reverse=True)[:top]
+    return [replace(r, skipped="left out") if r in able and r not in best else r for r in rows]
 
 
 def _train(
@@ -310,27 +232,34 @@ def _train(
     counts = [0 if row.skipped else 1 if row.control else restarts for row in rows]
     done, results = 0, []
 
-    def once(row: Row, r: int) -> Trial:
-        def tell(share: float) -> None:
-            if progress is not None:
-                progress(row.brief, done + r + share, sum(counts))
+    def report(row: Row, finished: int) -> None:
+        if progress is not None:
+            progress(_brief(row), finished, sum(counts))
 
-        key = trials.key(row.tap, row.layers, trials.seed + r)
-        if (trial := log.get(key)) is None:
-            tell(0)
-            part = lambda _, n, of: tell(0.99 * n / of)  # noqa: E731 (the rest: storing the trial)
-            trial = trials.trial(row.tap, row.layers, trials.seed + r, part)
+    def train_once(row: Row, restart: int) -> Trial:
+        report(row, done + restart)
+        seed = trials.seed + restart
+        key = trials.key(row.tap, row.layers, seed)
+        trial = log.get(key)
+        if trial is None:
+            trial = trials.trial(row.tap, row.layers, seed)
             log.add(key, trial)
-        tell(1)
+        report(row, done + restart + 1)
         return trial
 
     for row, count in zip(rows, counts, strict=True):
         try:
-            results.append(row.with_trials([once(row, r) for r in range(count)]))
+            results.append(row.with_trials([train_once(row, r) for r in range(count)]))
         except TpsgdError as error:
-            results.append(replace(row, skipped=FAILED, error=str(error)))
+            results.append(replace(row, skipped="failed", error=str(error)))
         done += count
     errors = [row.error for row in results if row.error]
     if errors and not any(row.accuracies for row in results if not row.control):
         raise TpsgdError(errors[-1])
     return results
+
+
+def _brief(row: Row) -> str:
+    """Tap, convolutions and dense layers, in few characters."""
+    layers = row.layers
+    return f"{row.tap} {'probe' if isinstance(layers, Probe) else f'{layers.convs}+{layers.dense}'}"

@@ -1,12 +1,14 @@
 """Trials of a search: planned memory, score and held-out accuracy of layers, kept in a file."""
 
 import json
+import math
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import torch
@@ -16,10 +18,9 @@ from torch.utils.data import DataLoader, Dataset
 from tpsgd import __version__
 from tpsgd.adapt.backbone import Backbone
 from tpsgd.adapt.features import Features, class_indices, digest, encode, fingerprint
-from tpsgd.adapt.fitting import BATCH, class_count, epochs_for, fit, make_heads, probe
+from tpsgd.adapt.fitting import BATCH, epochs_for, fit, make_heads, name_classes, probe
 from tpsgd.adapt.heads import Layers, Probe, recipe
-from tpsgd.adapt.naswot import activation_overlap
-from tpsgd.data.split import stratified
+from tpsgd.data.split import hold_out
 from tpsgd.engine.backprop import Backprop
 from tpsgd.engine.inputs import labels, tensor
 from tpsgd.engine.record import Run
@@ -28,6 +29,7 @@ from tpsgd.errors import TpsgdError
 from tpsgd.files import writable_folder
 from tpsgd.memory.plan import plan
 from tpsgd.memory.rehearse import Inputs, rehearse
+from tpsgd.nets.modes import evaluating
 from tpsgd.rules import Rule
 from tpsgd.solvers import ridge
 from tpsgd.training.fit import fit as fit_locally
@@ -35,10 +37,45 @@ from tpsgd.training.fit import fit_backprop
 
 FILE = "trials.jsonl"
 SCORED = 128  # samples, as in the article
-IRRELEVANT = ("device", "progress", "callbacks", "seed")  # no part of a key, or a part by itself
+RECTIFIERS = (nn.ReLU, nn.LeakyReLU, nn.PReLU)
+NOT_IN_KEY = ("device", "progress", "callbacks", "seed")  # the seed has its own entry
 OF_A_PROBE = ("batch_size", "device")
-NOT_SEARCHED = ("combine", "validation")  # arguments of `adapt.fit` that a search lacks
 Progress = Callable[[str, float, float], None]
+
+
+@torch.no_grad()
+def activation_overlap(model: nn.Module, x: Tensor) -> float | None:
+    """How well an untrained model tells samples apart: log |det K|, higher is better.
+
+    K_ij is the number of rectifier units (ReLU, LeakyReLU, PReLU; active where their input is above
+    0) that are active for both samples i and j, or inactive for both. -inf where K is singular: two
+    samples with the same code, or fewer units than samples. None without a rectifier. See Mellor,
+    Turner, Storkey & Crowley, "Neural Architecture Search without Training" (2021).
+
+    Examples:
+        >>> two = torch.tensor([[1.0, 1.0], [1.0, -1.0]])  # K = [[2, 1], [1, 2]]
+        >>> round(math.exp(activation_overlap(nn.Sequential(nn.ReLU()), two)))
+        3
+    """
+    rectifiers = [m for m in model.modules() if isinstance(m, RECTIFIERS)]
+    if not rectifiers:
+        return None
+    K = torch.zeros(len(x), len(x), dtype=torch.float64, device=x.device)
+
+    def count(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+        signs = (args[0].flatten(1) > 0).float().mul_(2).sub_(1)  # 1 is active, -1 is not
+        K.add_((signs.shape[1] + signs @ signs.T).double(), alpha=0.5)
+
+    hooks = [m.register_forward_pre_hook(count) for m in rectifiers]
+    try:
+        with evaluating(model):
+            model(x.clone())  # a module may write into its input
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if int(torch.linalg.matrix_rank(K, hermitian=True)) < len(K):
+        return -math.inf
+    return float(torch.linalg.slogdet(K).logabsdet)
 
 
 @dataclass(frozen=True)
@@ -48,6 +85,64 @@ class Trial:
     accuracy: float  # on the held-out samples
     seconds: float
     peak_bytes: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """One configuration: layers on a tap, their cost and their results.
+
+    Attributes:
+        planned_bytes: the peak of training, without features and kept inputs.
+        score: see `activation_overlap`; None without a rectifier.
+        accuracies: on the held-out samples, one per restart; empty if it was not trained.
+        peak_bytes: as measured.
+        skipped: why it was not trained.
+    """
+
+    tap: str
+    layers: Layers | Probe
+    trainable_bytes: int
+    planned_bytes: int
+    score: float | None
+    accuracies: tuple[float, ...] = ()
+    seconds: float | None = None
+    peak_bytes: int | None = None
+    skipped: str = ""
+    error: str = ""
+
+    @property
+    def control(self) -> bool:
+        """Whether it is a linear probe."""
+        return isinstance(self.layers, Probe)
+
+    @property
+    def accuracy(self) -> float | None:
+        """The mean over restarts."""
+        return fmean(self.accuracies) if self.accuracies else None
+
+    @property
+    def std(self) -> float:
+        """The standard deviation over restarts."""
+        return stdev(self.accuracies) if len(self.accuracies) > 1 else 0.0
+
+    def with_trials(self, trials: list[Trial]) -> "Row":
+        """The same row with the results of its trials, if there are any."""
+        if not trials:
+            return self
+        accuracies, seconds = tuple(t.accuracy for t in trials), fmean(t.seconds for t in trials)
+        peak = max(t.peak_bytes for t in trials)
+        return replace(self, accuracies=accuracies, seconds=seconds, peak_bytes=peak)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it as plain values."""
+        score = None if self.score == -math.inf else self.score  # JSON has no infinity
+        plain = {"layers": recipe(self.layers), "score": score}
+        return asdict(self) | plain | {"accuracy": self.accuracy, "std": self.std}
+
+    def __str__(self) -> str:
+        if isinstance(self.layers, Probe):
+            return f"{self.tap}, linear probe"
+        return f"{self.tap}, {self.layers.convs} convolutional and {self.layers.dense} dense layers"
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,8 +166,8 @@ class Judge:
         shape, device = tuple(self.train.x[tap].shape[1:]), self.backbone.device
         return make_heads(layers, {tap: shape}, len(self.classes), self.seed, device)[tap]
 
-    def planned(self, tap: str, head: nn.Sequential, layers: Layers | Probe) -> int | None:
-        """The peak bytes of training; None if the method is not one of the library."""
+    def planned(self, tap: str, head: nn.Sequential, layers: Layers | Probe) -> int:
+        """The peak bytes of training."""
         shape, samples = tuple(self.train.x[tap].shape[1:]), len(self.train)
         settings = self._settings(layers)
         if isinstance(layers, Probe):
@@ -80,8 +175,6 @@ class Judge:
         elif self.method is fit_backprop:
             checked = Settings.of("fit_backprop", settings)
             return rehearse(head, Inputs(shape, samples=samples), Backprop(), checked).peak
-        elif self.method is not fit_locally:
-            return None
         return plan(head, shape, samples=samples, others=False, **settings).lines[0].peak
 
     def score(self, tap: str, head: nn.Sequential) -> float | None:
@@ -91,14 +184,9 @@ class Judge:
         some = x[order[:SCORED].sort().values.to(x.device)]
         return activation_overlap(head, some.to(self.backbone.device))
 
-    def trial(self, tap: str, layers: Layers | Probe, seed: int, tell: Any = None) -> Trial:
+    def trial(self, tap: str, layers: Layers | Probe, seed: int) -> Trial:
         """Train once and classify the held-out samples."""
-        options = self._settings(layers) | {
-            "taps": tap,
-            "classes": self.classes,
-            "seed": seed,
-            "progress": tell,
-        }
+        options = self._settings(layers) | {"taps": tap, "classes": self.classes, "seed": seed}
         if isinstance(layers, Probe):
             adaptor = probe(self.backbone, self.train, **options)
         else:
@@ -115,12 +203,12 @@ class Judge:
         settings = self._settings(layers)
         if not isinstance(layers, Probe):
             settings["method"] = self.method
-        settings = {k: v for k, v in settings.items() if v is not None and k not in IRRELEVANT}
+        names = [k for k, v in settings.items() if v is not None and k not in NOT_IN_KEY]
         return {
             "tap": tap,
             "layers": recipe(layers),
             "classes": len(self.classes),
-            **{k: named(settings[k]) for k in sorted(settings)},
+            **{k: named(settings[k]) for k in sorted(names)},
             "seed": seed,
             "split": self.seed,
             "samples": len(self.train),
@@ -145,41 +233,28 @@ def judge(
     settings: dict[str, Any],
     held_out: float,
     seed: int,
-    tell: Progress | None = None,
+    progress: Progress | None = None,
 ) -> Judge:
-    """Compute the features of the data at each tap, and hold out a share of the samples."""
-    if clash := [name for name in NOT_SEARCHED if name in settings]:
-        raise TpsgdError(f"a search has no {clash[0]}: it keeps features and holds out samples")
-    settings = settings | {"batch_size": settings.get("batch_size") or BATCH}
-    Settings.of("adapt.search", {k: v for k, v in settings.items() if k != "rule"})
-    encoded = isinstance(data, Features)
-    report = tell and partial(tell, "features")
-    whole = data if encoded else encode(backbone, data, taps, progress=report)
-    y, data_digest = whole.y, _digest(backbone, data, whole)
-    if classes is None:
-        classes = class_count(y)
-    names = tuple(map(str, range(classes) if isinstance(classes, int) else classes))
-    mask = _mask(labels(y, None, len(names)), held_out, seed).to(y.device)
-    train, test = Features({}, y[mask], whole.shape), Features({}, y[~mask], whole.shape)
-    for tap in taps:
-        x = whole.at(tap)[0] if encoded else whole.x.pop(tap)  # to free its memory
-        train.x[tap], test.x[tap] = (x[m.to(x.device)].contiguous() for m in (mask, ~mask))
-    settings["epochs"] = epochs_for(len(train), settings["batch_size"], settings.get("epochs"))
-    return Judge(backbone, train, test, names, method, settings, seed, data_digest)
-
-
-def _mask(y: Tensor, held_out: float, seed: int) -> Tensor:
-    """Which samples to train on, with the same share of each class."""
+    """Compute the features of a data set, and hold out a share of every class."""
+    if method not in (fit_locally, fit_backprop):
+        raise TpsgdError("a search plans memory: its method is tpsgd.fit or tpsgd.fit_backprop")
+    if "validation" in settings:
+        raise TpsgdError("a search has no validation: it holds out samples itself")
     if not 0 < held_out < 1:
         raise TpsgdError(f"held_out must be a share between 0 and 1, got {held_out!r}")
-    classes = class_indices(y).numpy()
-    mask = torch.from_numpy(stratified(classes, len(y) - max(1, round(held_out * len(y))), seed))
-    if not set(classes[~mask]) <= set(classes[mask]):
-        raise TpsgdError(
-            f"{len(y):,} samples are too few to hold out {held_out:.0%} of them: give at least two "
-            "of each class"
-        )
-    return mask
+    settings = settings | {"batch_size": settings.get("batch_size") or BATCH}
+    Settings.of("adapt.search", {k: v for k, v in settings.items() if k != "rule"})
+    whole = data
+    if not isinstance(data, Features):
+        report = progress and partial(progress, "features")
+        whole = encode(backbone, data, taps, progress=report)
+    names, origin = name_classes(classes, whole), _digest(backbone, data, whole)
+    y = class_indices(labels(whole.y, None, len(names))).cpu().numpy()
+    mask = torch.from_numpy(hold_out(y, held_out, seed)).to(whole.y.device)
+    features = replace(whole, x={tap: whole.at(tap)[0] for tap in taps})
+    train, test = features[mask], features[~mask]
+    settings["epochs"] = epochs_for(len(train), settings["batch_size"], settings.get("epochs"))
+    return Judge(backbone, train, test, names, method, settings, seed, origin)
 
 
 def _digest(backbone: Backbone, data: Any, features: Features) -> str:
@@ -220,8 +295,7 @@ class Log:
             return
         content = self.file.read_bytes()
         whole = content[: content.rfind(b"\n") + 1]
-        if len(whole) < len(content):
-            os.truncate(self.file, len(whole))
+        os.truncate(self.file, len(whole))
         for number, line in enumerate(whole.splitlines(), 1):
             try:
                 values = json.loads(line)

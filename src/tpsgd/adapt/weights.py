@@ -1,6 +1,5 @@
 """Weights out of a file, without running code that the file contains, and into a model."""
 
-import pickle
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping
@@ -10,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from tpsgd.errors import TpsgdError
 
@@ -31,26 +29,20 @@ def load(file: str | Path) -> State:
     path = Path(file)
     read = READERS.get(path.suffix.lower())
     if read is None:
-        raise TpsgdError(
-            f"{path} is no file of weights by its name: expected one of {', '.join(READERS)}; save "
-            "others with torch.save(model.state_dict(), 'weights.pth')"
-        )
+        expected = f"expected one of {', '.join(READERS)}"
+        raise TpsgdError(f"{path} is no file of weights by its name: {expected}")
     if not path.is_file():
-        problem = "is a folder" if path.is_dir() else "does not exist"
-        raise TpsgdError(f"{path} {problem}: give a file of weights")
-    if not path.stat().st_size:
-        raise TpsgdError(f"{path} is empty: download or save it again")
+        raise TpsgdError(f"{path} does not exist, or is a folder: give a file of weights")
     try:
         _check_size(path)
         content = read(path)
-    except TpsgdError:
+    except (TpsgdError, PermissionError):
         raise
-    except PermissionError as error:
-        raise TpsgdError(f"{path} may not be read: change its permissions") from error
     except Exception as error:  # a damaged file makes its reader raise anything
         raise TpsgdError(
-            f"{path} holds no weights that can be read (it is damaged, incomplete or of another "
-            "kind): download or save it again"
+            f"{path} is empty, damaged, or holds Python objects, which could run any code when "
+            "they are loaded, and are refused: download it again, or save the tensors alone with "
+            "torch.save(model.state_dict(), 'weights.pth')"
         ) from error
     return _tensors(path, content)
 
@@ -75,20 +67,20 @@ def put(
         >>> net[0].weight.item()
         1.0
     """
-    own = {k: v for k, v in model.state_dict(keep_vars=True).items() if isinstance(v, Tensor)}
-    merged = _unpruned(state, own)
-    names = list(own) if needed is None else _under(own, needed)
-    if missing := [k for k in names if k not in merged and not k.endswith(UNCOUNTED)]:
+    target = {k: v for k, v in model.state_dict(keep_vars=True).items() if isinstance(v, Tensor)}
+    source = _unpruned(state, target)
+    names = list(target) if needed is None else _below(target, needed)
+    if missing := [k for k in names if k not in source and not k.endswith(UNCOUNTED)]:
         raise TpsgdError(f"the weights lack {_some(missing)}, which the model has")
-    if needed is None and (extra := [k for k in merged if k not in own]):
+    if needed is None and (extra := [k for k in source if k not in target]):
         raise TpsgdError(
             f"the model lacks {_some(extra)}, which the weights hold; name what must fit, such as "
             "needed='features', to leave the rest out"
         )
-    new = {k: _fitting(k, merged[k], own[k]) for k in names if k in merged}
+    converted = {k: _converted(k, source[k], target[k]) for k in names if k in source}
     with torch.no_grad():
-        for name, value in new.items():
-            own[name].copy_(value)
+        for name, value in converted.items():
+            target[name].copy_(value)
 
 
 # ---- reading -------------------------------------------------------------------------------------
@@ -113,48 +105,35 @@ def _torch(file: Path) -> Any:
         _check_sums(file)
     with warnings.catch_warnings(), torch.sparse.check_sparse_tensor_invariants():
         warnings.simplefilter("ignore")
-        try:
-            return torch.load(file, map_location="cpu", weights_only=True)
-        except (pickle.UnpicklingError, RuntimeError) as error:
-            refused = isinstance(error, pickle.UnpicklingError) and _is_pickle(file)
-            if refused or "TorchScript" in str(error):
-                raise _refusal(file) from error
-            raise
-
-
-def _is_pickle(file: Path) -> bool:
-    """Whether a file begins like a pickle of torch or Python."""
-    with file.open("rb") as stream:
-        return stream.read(2) in (b"PK", *(bytes((0x80, protocol)) for protocol in range(2, 6)))
+        return torch.load(file, map_location="cpu", weights_only=True)
 
 
 def _check_sums(file: Path) -> None:
     """Compare the checksums, which torch.load ignores; 0 means that there is none."""
     with zipfile.ZipFile(file) as archive:
         for info in archive.infolist():
-            if info.CRC:
-                with archive.open(info) as content:
-                    while content.read(2**20):
-                        pass
+            with archive.open(info) as content:
+                while info.CRC and content.read(2**20):
+                    pass
 
 
 def _safetensors(file: Path) -> Any:
+    return safetensors().torch.load_file(file)
+
+
+def safetensors() -> Any:
+    """The library of that name, which is not always installed."""
     try:
-        from safetensors.torch import load_file
+        import safetensors.torch
     except ImportError as error:
-        raise TpsgdError(f"{file} needs safetensors; run: pip install safetensors") from error
-    return load_file(file)
+        raise TpsgdError("for .safetensors files, run: pip install safetensors") from error
+    return safetensors
 
 
 def _npz(file: Path) -> Any:
     """The arrays of an .npz file, in this machine's byte order."""
-    try:
-        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-            arrays = {k: archive[k] for k in archive.files}
-    except ValueError as error:
-        if "Object arrays" in str(error):
-            raise _refusal(file) from error
-        raise
+    with file.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
+        arrays = {k: archive[k] for k in archive.files}
     native = {k: np.asarray(v, v.dtype.newbyteorder("=")) for k, v in arrays.items()}
     return {k: torch.from_numpy(v) for k, v in native.items()}
 
@@ -167,52 +146,45 @@ READERS: dict[str, Callable[[Path], Any]] = {
 }
 
 
-def _refusal(file: Path) -> TpsgdError:
-    return TpsgdError(
-        f"{file} holds Python objects, which can run any code when they are loaded, so it is "
-        "refused: save the tensors alone with torch.save(model.state_dict(), 'weights.pth')"
-    )
-
-
 def _tensors(file: Path, content: Any) -> State:
     """The dictionary of tensors inside a file's content."""
     for key in WRAPPERS:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
+    problem = ""
     if not isinstance(content, Mapping) or not content:
-        kind = "nothing" if isinstance(content, Mapping) else f"one {type(content).__name__}"
-        raise TpsgdError(f"{file} holds {kind}: expected tensors by name, as of model.state_dict()")
-    for key, value in content.items():
-        if not isinstance(key, str) or not isinstance(value, Tensor):
-            raise TpsgdError(
-                f"{file} holds {key!r}, of type {type(value).__name__}: expected tensors by name, "
-                f"or a checkpoint with them under {' or '.join(map(repr, WRAPPERS))}"
-            )
+        problem = "nothing" if isinstance(content, Mapping) else f"one {type(content).__name__}"
+    else:
+        for key, value in content.items():
+            if not isinstance(key, str) or not isinstance(value, Tensor):
+                problem = f"{key!r}, of type {type(value).__name__}"
+    if problem:
+        raise TpsgdError(f"{file} holds {problem}: expected tensors by name, as of a state_dict()")
     prefix = "module." if all(k.startswith("module.") for k in content) else ""
     return {k.removeprefix(prefix): v.detach() for k, v in content.items()}
 
 
-# ---- fitting -------------------------------------------------------------------------------------
+# ---- copying into a model ------------------------------------------------------------------------
 
 
-def _under(own: State, needed: str | tuple[str, ...]) -> list[str]:
+def _below(target: State, needed: str | tuple[str, ...]) -> list[str]:
     """The model's names below these prefixes."""
     chosen: dict[str, None] = {}
     for prefix in (needed,) if isinstance(needed, str) else needed:
-        names = [k for k in own if not prefix or k == prefix or k.startswith(f"{prefix}.")]
+        names = [k for k in target if not prefix or k == prefix or k.startswith(f"{prefix}.")]
         if not names:
-            parts = ", ".join(sorted({k.partition(".")[0] for k in own}))
-            raise TpsgdError(f"the model has no weights below {prefix!r}: its parts are {parts}")
+            modules = ", ".join(sorted({k.partition(".")[0] for k in target}))
+            raise TpsgdError(f"the model has no weights below {prefix!r}, only below {modules}")
         chosen |= dict.fromkeys(names)
     return list(chosen)
 
 
-def _unpruned(state: Mapping[str, Tensor], own: State) -> State:
+def _unpruned(state: Mapping[str, Tensor], target: State) -> State:
     """Weights of torch.nn.utils.prune as products, unless the model is pruned itself."""
     merged = dict(state)
     for key in state:
         name = key.removesuffix("_orig")
-        if name != key and f"{name}_mask" in state and key not in own:
+        if name != key and f"{name}_mask" in state and key not in target:
             weight, mask = merged.pop(key), merged.pop(f"{name}_mask")
             if weight.shape != mask.shape:
                 raise _misfit(f"{name}_mask", tuple(mask.shape), tuple(weight.shape))
@@ -220,21 +192,15 @@ def _unpruned(state: Mapping[str, Tensor], own: State) -> State:
     return merged
 
 
-def _fitting(key: str, value: Tensor, own: Tensor) -> Tensor:
+def _converted(key: str, value: Tensor, target: Tensor) -> Tensor:
     """A tensor in the model's type, or the reason why it does not fit."""
-    if is_lazy(own) or own.is_meta:
-        raise TpsgdError(f"{key!r} of the model has no memory yet: run the model once, then load")
-    if value.shape != own.shape:
-        raise _misfit(key, tuple(value.shape), tuple(own.shape))
-    kinds = [(x.is_floating_point(), x.is_complex()) for x in (value, own)]
-    if kinds[0] != kinds[1]:
-        raise _misfit(key, value.dtype, own.dtype)
-    value = value.to_dense().to(own.dtype)
+    if value.shape != target.shape:
+        raise _misfit(key, tuple(value.shape), tuple(target.shape))
+    if value.is_floating_point() != target.is_floating_point():
+        raise _misfit(key, value.dtype, target.dtype)
+    value = value.to_dense().to(target.dtype)
     if value.is_floating_point() and not value.isfinite().all():
-        raise TpsgdError(
-            f"{key!r} of the weights holds values that are not finite as {own.dtype}: their "
-            "training failed, or the file is damaged; take another"
-        )
+        raise TpsgdError(f"{key!r} of the weights is not finite as {target.dtype}: use others")
     return value
 
 

@@ -98,13 +98,13 @@ def _by_shift(
     words: list[str], rows: "list[Recovery]", detected: dict[str, Any], after: str, folder: Path
 ) -> dict[str, Any]:
     """The record of every shift; draws its figure."""
-    from tpsgd.comparison.report.recovery import draw
+    from tpsgd.adapt.figures import draw_recovery
 
     shifts = {}
     for word in words:
         arms = [row for row in rows if row.domain == word]
         shifts[word] = {"arms": [row.as_dict() for row in arms], "detector": detected[word]}
-        draw(arms, folder / f"{word}.png", f"{word}: {after}")
+        draw_recovery(arms, folder / f"{word}.png", f"{word}: {after}")
     return shifts
 
 

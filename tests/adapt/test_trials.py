@@ -15,9 +15,8 @@ from torch import nn
 import tpsgd
 from tpsgd import Memory, TpsgdError, losses, rules
 from tpsgd.adapt import Backbone, Features, Layers, Probe
-from tpsgd.adapt.naswot import activation_overlap
 from tpsgd.adapt.search import spearman
-from tpsgd.adapt.trials import judge, named
+from tpsgd.adapt.trials import activation_overlap, judge, named
 
 SCIPY: Any = spearmanr
 
@@ -145,11 +144,6 @@ def test_backprop_is_planned_as_backprop():
     assert planned > local.planned("maps", local.head("maps", layers), layers)
     in_pieces = known(method=tpsgd.fit_backprop, memory=Memory(micro_batch=4))
     assert in_pieces.planned("maps", found.head("maps", layers), layers) < planned
-
-
-def test_a_user_function_as_the_method_has_no_plan():
-    found = known(method=lambda model, data, **options: tpsgd.fit(model, data, **options))
-    assert found.planned("maps", found.head("maps", Layers()), Layers()) is None
 
 
 def test_the_score_is_that_of_the_layers_at_the_start():
