@@ -29,7 +29,7 @@ STEP = Plain.step.__code__  # torch wraps it when the first one is made
 
 @pytest.fixture(scope="module")
 def calls():
-    """For each optimizer step: frames of the library, `fit` included, and its files since the last."""
+    """Of each optimizer step: frames of the library, `fit` included; its files since the last."""
     depths, files, since = [], [], set()
 
     def profile(frame, event, arg):
