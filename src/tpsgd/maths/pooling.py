@@ -21,16 +21,13 @@ _EPS = 1e-5  # added to variances, as batch normalisation does
 
 def wide(t: Any) -> Any:
     """A small tensor in float32 instead of bfloat16, for the sake of its differences."""
-    if t.dtype is not torch.bfloat16:
-        return t
-    return t.float() if isinstance(t, Tensor) else replace(t, dtype=torch.float32)  # `Redrawn`
+    return t.to(torch.float32) if t.dtype is torch.bfloat16 else t
 
 
 def grid_for(shape: tuple[int, ...], features: int) -> tuple[int, ...]:
     """The finest equal grid of cells over feature maps that keeps at most `features` numbers."""
     filters, *space = shape
-    cells = max(1, features // filters)
-    side = int(cells ** (1 / len(space)) + 1e-9)
+    side = int(max(1, features // filters) ** (1 / len(space)) + 1e-9)
     return tuple(min(side, n) for n in space)
 
 
@@ -64,11 +61,7 @@ def back_to_pixels(df: Tensor, y: Tensor, grid: tuple[int, ...]) -> Tensor:
 
 
 def of_pooled(objective: "Objective", grid: tuple[int, ...]) -> "Objective":
-    """The same objective of feature maps averaged over a grid of cells; its P has that shape.
-
-    A convolution does the same at every pixel, so it cannot follow a target for each pixel, but it
-    can move the average over a cell.
-    """
+    """The same objective of feature maps averaged over a grid of cells; its P has that shape."""
 
     def pool(y: Tensor) -> Tensor:
         return wide(cells(y, grid)).view(len(y), -1, *grid)

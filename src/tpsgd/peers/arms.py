@@ -27,8 +27,10 @@ from torch import nn
 from tpsgd.engine.solved import unsolvable
 from tpsgd.errors import TpsgdError
 from tpsgd.nets.blocks import split
-from tpsgd.peers.dladmm import fit_dladmm, refuse
-from tpsgd.peers.zorb import check_model, fit_zorb
+from tpsgd.peers.dladmm import check_model as check_dladmm
+from tpsgd.peers.dladmm import fit_dladmm
+from tpsgd.peers.zorb import check_model as check_zorb
+from tpsgd.peers.zorb import fit_zorb
 from tpsgd.projections import Projection
 from tpsgd.rules import Entry, Place, frozen, tpsgd_l2
 from tpsgd.solvers import ridge
@@ -95,9 +97,9 @@ def suits(word: str, model: nn.Module) -> bool:
     try:
         blocks = split(model)
         if word == "dladmm":
-            refuse(blocks)
+            check_dladmm(blocks)
         elif word == "zorb":
-            check_model(blocks)
+            check_zorb(blocks)
     except TpsgdError:
         return False
     rule = ALL[word].make().rule
