@@ -16,6 +16,7 @@ from torch.nn import functional as F
 if TYPE_CHECKING:  # objectives imports the functions below
     from tpsgd.objectives import LossAndGrads, Objective
 
+_POOL = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)
 _EPS = 1e-5  # added to variances, as batch normalisation does
 
 
@@ -35,11 +36,8 @@ def cells(y: Tensor, grid: tuple[int, ...]) -> Tensor:
     """Feature maps averaged over a grid of cells, flat."""
     if prod(grid) == 1:
         return y.flatten(2).mean(2)
-    if y.dim() == 3:
-        return F.adaptive_avg_pool1d(y, grid[0]).flatten(1)
-    if y.dim() == 4:
-        return F.adaptive_avg_pool2d(y, (grid[0], grid[1])).flatten(1)
-    return F.adaptive_avg_pool3d(y, (grid[0], grid[1], grid[2])).flatten(1)
+    pool: Callable[..., Tensor] = _POOL[len(grid) - 1]
+    return pool(y, grid).flatten(1)
 
 
 def back_to_pixels(df: Tensor, y: Tensor, grid: tuple[int, ...]) -> Tensor:

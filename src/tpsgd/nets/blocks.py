@@ -23,7 +23,6 @@ from tpsgd.nets.padded import Padded, through
 from tpsgd.nets.recurrent import Recurrent, feeds_recurrent, views
 from tpsgd.rules import Place
 
-_DROPOUT = nn.modules.dropout._DropoutNd
 _NORMS = (
     nn.modules.batchnorm._NormBase,
     nn.GroupNorm,
@@ -31,6 +30,7 @@ _NORMS = (
     nn.RMSNorm,
     nn.LocalResponseNorm,
 )
+_ON_INPUTS = (*_NORMS, nn.modules.dropout._DropoutNd)  # after an activation: of the next block
 _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 _ATTENTION = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 _SHAPE_ONLY = (nn.Flatten, nn.Unflatten, nn.Identity)
@@ -134,11 +134,6 @@ def split(model: nn.Module) -> list[Block]:
     pending: list[nn.Module] = []  # before the first layer
     for name, module in _opened(list(leaves_of(model))):
         _refuse(name, module)
-        if any(module is layer for _, layer, _ in groups):
-            raise TpsgdError(
-                f"layer {name!r} ({type(module).__name__}) appears twice in the model: "
-                "a shared layer cannot belong to two blocks; give each its own"
-            )
         if _is_layer(module):
             groups.append((name, module, []))
         else:
@@ -152,7 +147,7 @@ def split(model: nn.Module) -> list[Block]:
         between, act, rest = [], None, followers
         if not isinstance(layer, Recurrent):
             between, act, rest = _around_activation(followers)
-        cut = next((k for k, m in enumerate(rest) if _acts_on_next(m)), len(rest))
+        cut = next((k for k, m in enumerate(rest) if isinstance(m, _ON_INPUTS)), len(rest))
         cut = len(rest) if i == len(groups) - 1 else cut
         key = max(0, i - backbone)
         blocks.append(Block(i, name, layer, pending, between, act, rest[:cut], key))
@@ -245,11 +240,6 @@ def _is_layer(module: nn.Module) -> bool:
 
 def _is_activation(module: nn.Module) -> bool:
     return type(module).__module__ == nn.ReLU.__module__ or derivative_known(module)
-
-
-def _acts_on_next(module: nn.Module) -> bool:
-    """Whether a module after the activation belongs to the next block's prologue."""
-    return isinstance(module, (*_NORMS, _DROPOUT, nn.AlphaDropout))
 
 
 def _around_activation(

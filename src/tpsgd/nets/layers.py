@@ -84,19 +84,11 @@ def zero_padding(layer: Any) -> list[int] | None:
     return list(layer.padding)
 
 
-def _linear(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return F.linear(x, weight, bias)
-
-
 def _linear_weight_gradient(
     layer: Any, x: Tensor, dz: Tensor, weight: Tensor, rows: slice | None
 ) -> Tensor:
     x, dz = x.reshape(-1, x.shape[-1]), dz.reshape(-1, dz.shape[-1])
     return (dz if rows is None else dz[:, rows]).T @ x
-
-
-def _linear_bias_gradient(dz: Tensor) -> Tensor:
-    return sum_of_rows(dz.reshape(-1, dz.shape[-1]))
 
 
 def convolution(
@@ -154,9 +146,9 @@ def _patches_2d(layer: Any, x: Tensor) -> Tensor:
 
 LAYERS: dict[type[nn.Module], LayerKind] = {
     nn.Linear: LayerKind(
-        _linear,
+        lambda layer, x, weight, bias: F.linear(x, weight, bias),
         _linear_weight_gradient,
-        _linear_bias_gradient,
+        lambda dz: sum_of_rows(dz.reshape(-1, dz.shape[-1])),
         equations=lambda layer, x: x,
         stackable=True,
     ),

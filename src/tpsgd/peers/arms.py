@@ -1,12 +1,5 @@
 """Other ways to train without backpropagation, each as an arm of `compare`.
 
-| arm          | hidden layers                                                | last layer         |
-|--------------|--------------------------------------------------------------|--------------------|
-| `lm_karnet`  | least squares to projected labels, before the activation     | least squares      |
-| `zorb`       | least squares to labels propagated back through the net      | least squares      |
-| `dladmm`     | the whole net by alternating updates over all samples        | the same           |
-| `elm`        | random: the control of the closed-form methods               | least squares      |
-
 LM-KARnet and ELM are a rule with a solver instead of an optimizer:
 
     lm_karnet   fit(model, data, rule=rules.tpsgd_l2(at=Place.BEFORE), optimizer=ridge())
