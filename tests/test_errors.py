@@ -285,7 +285,8 @@ def test_codes_that_are_learned_must_be_the_same_at_each_step():
 
 def test_a_recurrent_layer_that_stands_twice():
     layer = tpsgd.Recurrent(2, 2, sequence=True)
-    refuses("appears twice", nn.Sequential(layer, layer, nn.Flatten(), nn.Linear(6, 3)), (S, Y))
+    model = nn.Sequential(layer, layer, nn.Flatten(), nn.Linear(6, 3))
+    refuses("blocks 1 .* and 2 .* share a parameter", model, (S, Y))
 
 
 def test_a_loss_that_explodes_over_time():
@@ -335,13 +336,14 @@ def test_backprop_with_every_parameter_frozen():
 
 def test_a_layer_that_stands_twice():
     layer = nn.Linear(6, 6)
-    refuses("'2' .*Linear.* appears twice", nn.Sequential(layer, nn.ReLU(), layer, nn.Linear(6, 3)))
+    model = nn.Sequential(layer, nn.ReLU(), layer, nn.Linear(6, 3))
+    refuses(r"1 \(0: .* and 2 \(2: Linear\) share a parameter \(weight\)", model)
 
 
 def test_a_layer_that_stands_twice_in_nested_parts():
     layer = nn.Linear(6, 6)
     model = nn.Sequential(nn.Sequential(layer, nn.ReLU()), nn.Sequential(layer, nn.Linear(6, 3)))
-    refuses(r"'1\.0' .*appears twice", model)
+    refuses(r"blocks 1 \(0\.0: .* and 2 \(1\.0: .* share a parameter", model)
 
 
 @pytest.mark.parametrize("shared", [nn.PReLU(), nn.BatchNorm1d(6)])

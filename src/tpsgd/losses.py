@@ -63,14 +63,6 @@ def _bce(y: Tensor, labels: Tensor) -> Tensor:
     return (F.softplus(y).sum(1) - y.gather(1, labels[:, None])[:, 0]).mean()
 
 
-def _softmax(y: Tensor) -> Tensor:
-    return torch.softmax(y, 1)
-
-
-def _identity(y: Tensor) -> Tensor:
-    return y
-
-
-mse = Loss("mse", _identity, _mse)
-cross_entropy = Loss("cross_entropy", _softmax, _cross_entropy)
+mse = Loss("mse", lambda y: y, _mse)
+cross_entropy = Loss("cross_entropy", lambda y: torch.softmax(y, 1), _cross_entropy)
 bce = Loss("bce", torch.sigmoid, _bce)

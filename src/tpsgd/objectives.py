@@ -7,14 +7,8 @@ own (usually the projection P), so the same code runs once, stacked over restart
 `loss` with respect to `y` alone: no graph reaches beyond the block's output.
 
 The signal is always *where the output should go*: the label y*, or minus the derivative of the
-network's loss with respect to its output. `aim(P, s)` is the paper's projected signal P s.
-
-| objective | local loss (sum over units, mean over batch) | -dL/dy of a sample    |
-|-----------|----------------------------------------------|-----------------------|
-| `inner`   | - <y, P s>                                   | P s                   |
-| `l1`      | sum abs(P s - y)                             | sign(P s - y)         |
-| `l2`      | 1/2 sum (P s - y)^2                          | P s - y               |
-| `readout` | a loss of f(y) P^T / sqrt(d) against s       | f'(y)(s - p) P/sqrt(d)|
+network's loss with respect to its output. `aim(P, s)` is the paper's projected signal P s. Table 1
+in `rules` lists the losses and their derivatives.
 
 To write a rule: make an `Objective` for a `Site`, with P from `site.codes(projection)` and the
 target from `aim(P, s)`; a closed form returns `LossAndGrads`. `tpsgd.Rule` says which signal the

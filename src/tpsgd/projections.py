@@ -84,6 +84,10 @@ class Redrawn:
     factor: float = 1.0
     channels_last: bool = False
 
+    def to(self, dtype: torch.dtype) -> "Redrawn":
+        """The same in another number format."""
+        return replace(self, dtype=dtype)
+
     def laid_out(self) -> "Redrawn":
         """The same for feature maps with their channels last in memory."""
         return replace(self, channels_last=len(self.shape) == 3)
@@ -98,9 +102,8 @@ class Redrawn:
     def aim(self, s: Tensor) -> Tensor:
         """P s of every sample, for class indices or rows of numbers; see `objectives.aim`."""
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
-        aims = torch.empty(
-            (len(s), *self.shape), dtype=self.dtype, device=self.device, memory_format=layout
-        )
+        shape = (len(s), *self.shape)
+        aims = torch.empty(shape, dtype=self.dtype, device=self.device, memory_format=layout)
         weighted = s.is_floating_point()
         if weighted:
             aims.zero_()

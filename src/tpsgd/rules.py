@@ -25,10 +25,6 @@ network's output is known; the other rules have no such update locking. `readout
 paper: it is the local classifier of Mostafa, Ramesh & Cauwenberghs (2018) with fixed random
 weights, written in the same form.
 
-In deep convolutional nets `tpsgd_l1`, `tpsgd_l2`, `tpsgd` and `drtp` can compare P_i y* with
-averages over cells of the feature maps (`features`) and with standardised outputs (`standardise`):
-see `tpsgd_l2`.
-
 A rule for a whole net also names the loss of its last block, which has no projection: `mse` for the
 tpSGD rules as in the paper, `cross_entropy` for the others. `fit(loss=...)` overrides it.
 
@@ -114,7 +110,9 @@ def tpsgd_l2(
         >>> tpsgd_l2(features=256, standardise=True).options
         'normal codes, std 1, at most 256 features, standardised'
     """
-    return _target("tpsgd-l2", objectives.l2, projection, at, features, standardise)
+    about = "squared error to P y*"
+    codes = _Codes(projection, features, standardise)
+    return codes.rule("tpsgd-l2", objectives.l2, at, about, loss=mse)
 
 
 def tpsgd_l1(
@@ -128,7 +126,9 @@ def tpsgd_l1(
     `standardise` is not recommended here: among outputs of deviation 1, those with rare spikes have
     the smallest absolute error, and units die.
     """
-    return _target("tpsgd-l1", objectives.l1, projection, at, features, standardise, binary())
+    about = "absolute error to P y*"
+    codes = _Codes(projection, features, standardise, recurrent=binary())
+    return codes.rule("tpsgd-l1", objectives.l1, at, about, loss=mse)
 
 
 def tpsgd(
@@ -152,7 +152,8 @@ def tpsgd(
     def any_loss(P: Any) -> Objective:
         return objectives.any_loss(P, loss)
 
-    return _target(name, any_loss, projection, at, features, standardise)
+    codes = _Codes(projection, features, standardise)
+    return codes.rule(name, any_loss, at, "any loss to P y*", loss=mse)
 
 
 def drtp(
@@ -166,25 +167,14 @@ def drtp(
     The inner product has no minimum, so with an unbounded activation features keep growing: prefer
     Tanh or Sigmoid, a small learning rate, or `standardise` (see `tpsgd_l2`).
     """
-    return Rule(
-        "drtp",
-        _projected(objectives.inner, projection, orthogonal(), features, standardise),
-        at=at,
-        about="align with P y*",
-        options=_options(projection, orthogonal(), features, standardise),
-    )
+    codes = _Codes(projection, features, standardise, recurrent=orthogonal())
+    return codes.rule("drtp", objectives.inner, at, "align with P y*")
 
 
 def dfa(projection: Projection | None = None, at: Place = Place.AFTER) -> Rule:
     """Direct feedback alignment: align with the projected output error (Nøkland 2016)."""
-    return Rule(
-        "dfa",
-        _projected(objectives.inner, projection),
-        signal=Signal.ERROR,
-        at=at,
-        about="align with the projected output error; waits for the output",
-        options=_options(projection),
-    )
+    about = "align with the projected output error; waits for the output"
+    return _Codes(projection).rule("dfa", objectives.inner, at, about, signal=Signal.ERROR)
 
 
 def sdfa(projection: Projection | None = None, at: Place = Place.AFTER) -> Rule:
@@ -193,14 +183,8 @@ def sdfa(projection: Projection | None = None, at: Place = Place.AFTER) -> Rule:
     With cross-entropy this sign is +1 for the label and -1 for all other classes, whatever the
     output is, so features can grow without bound, as with `drtp`.
     """
-    return Rule(
-        "sdfa",
-        _projected(objectives.inner, projection),
-        signal=Signal.ERROR_SIGN,
-        at=at,
-        about="align with the projected sign of the output error; waits for the output",
-        options=_options(projection),
-    )
+    about = "align with the projected sign of the output error; waits for the output"
+    return _Codes(projection).rule("sdfa", objectives.inner, at, about, signal=Signal.ERROR_SIGN)
 
 
 def readout(
@@ -226,7 +210,7 @@ def readout(
 
     name = "readout-learned" if learned else "readout"
     about = f"local classifier through {'learned' if learned else 'fixed random'} codes"
-    options = f"{_options(projection)}, at most {features} features, scale {scale or 'default'}"
+    options = f"{_Codes(projection, features)}, scale {scale or 'default'}"
     return Rule(name, objective, at=at, about=about, options=options, per_step=False)
 
 
@@ -243,9 +227,8 @@ def predsim(share: float = 0.99, features: int = 2048, convolve: bool = True) ->
         return similarity.predsim(site, share, features, convolve)
 
     about = "samples of a class alike, and a learned local classifier"
-    options = (
-        f"share {share:g}, at most {features} features{'' if convolve else ', no convolution'}"
-    )
+    convolution = "" if convolve else ", no convolution"
+    options = f"share {share:g}, at most {features} features{convolution}"
     return Rule("predsim", objective, at=Place.AFTER, about=about, options=options, per_step=False)
 
 
@@ -259,67 +242,48 @@ def untrained() -> Rule:
     return Rule("random", None, about="control: nothing is trained, not even the head", head=False)
 
 
-def _target(
-    name: str,
-    objective: Callable[[Any], Objective],
-    projection: Projection | None,
-    at: Place,
-    features: int | None,
-    standardise: bool,
-    recurrent: Projection | None = None,
-) -> Rule:
-    """A tpSGD rule: the distance to the target P y*."""
-    error = {"tpsgd-l1": "absolute error", "tpsgd-l2": "squared error"}.get(name, "any loss")
-    return Rule(
-        name,
-        _projected(objective, projection, recurrent, features, standardise),
-        mse,
-        at=at,
-        about=f"{error} to P y*",
-        options=_options(projection, recurrent, features, standardise),
-    )
+@dataclass(frozen=True)
+class _Codes:
+    """The options of a rule with class codes P: how P is drawn and what it is compared with."""
 
+    projection: Projection | None = None  # None: normal codes
+    features: int | None = None
+    standardise: bool = False
+    recurrent: Projection | None = None  # the default of recurrent blocks, if not normal codes
 
-def _options(
-    projection: Projection | None,
-    recurrent: Projection | None = None,
-    features: int | None = None,
-    standardise: bool = False,
-) -> str:
-    shown = projection or normal()
-    text = f"{shown.name} codes, std {shown.std:g}"
-    text += "" if projection or not recurrent else f" (recurrent blocks: {recurrent.name})"
-    text += "" if features is None else f", at most {features} features"
-    return text + (", standardised" if standardise else "")
+    def __str__(self) -> str:
+        projection = self.projection or normal()
+        text = f"{projection.name} codes, std {projection.std:g}"
+        if self.recurrent and not self.projection:
+            text += f" (recurrent blocks: {self.recurrent.name})"
+        if self.features is not None:
+            text += f", at most {self.features} features"
+        return text + (", standardised" if self.standardise else "")
 
+    def rule(
+        self, name: str, objective: Callable[[Any], Objective], at: Place, about: str, **more: Any
+    ) -> Rule:
+        """A rule with an objective of P; `more` are fields of `Rule`."""
+        if self.features is not None and self.features < 1:
+            raise TpsgdError(f"features must be 1 or more, or None, got {self.features}")
 
-def _projected(
-    objective: Callable[[Any], Objective],
-    projection: Projection | None,
-    recurrent: Projection | None = None,
-    features: int | None = None,
-    standardise: bool = False,
-) -> Callable[[Site], Objective]:
-    """An objective of P, with P drawn for the shape of the block's output, pooled or not.
+        def draw(site: Site) -> Objective:
+            return self.draw(objective, site)
 
-    `recurrent` is the default projection of recurrent blocks, where it is another in the paper.
-    """
-    if features is not None and features < 1:
-        raise TpsgdError(f"features={features} leaves nothing to compare: give 1 or more, or None")
+        return Rule(name, draw, at=at, about=about, options=str(self), **more)
 
-    def draw(site: Site) -> Objective:
-        default = recurrent if site.recurrent and recurrent else normal()
-        grid = pooling.grid_for(site.shape, features) if features and site.maps else None
+    def draw(self, objective: Callable[[Any], Objective], site: Site) -> Objective:
+        """The objective of a P that is drawn for the shape of the block's output, pooled or not."""
+        default = self.recurrent if site.recurrent and self.recurrent else normal()
+        grid = pooling.grid_for(site.shape, self.features) if self.features and site.maps else None
         shape = (site.shape[0], *grid) if grid else site.shape
-        drawn = objective(site.codes(projection or default, shape))
-        if standardise:
+        drawn = objective(site.codes(self.projection or default, shape))
+        if self.standardise:
             drawn = pooling.of_standardised(drawn, site.maps and not grid)
         if grid:
             drawn = pooling.of_pooled(drawn, grid)
-        # pooled in blocks with feature maps only: no closed form for all blocks
-        return drawn if features is None else replace(drawn, squared=False)
-
-    return draw
+        # with `features`, only blocks of feature maps pool: least squares would not solve them all
+        return drawn if self.features is None else replace(drawn, squared=False)
 
 
 @dataclass(frozen=True)

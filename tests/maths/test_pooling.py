@@ -190,7 +190,7 @@ def test_the_options_are_on_record():
 
 @pytest.mark.parametrize("features", [0, -3])
 def test_no_features_at_all_are_refused(features):
-    with pytest.raises(TpsgdError, match=f"features={features}"):
+    with pytest.raises(TpsgdError, match=f"features must be 1 or more, or None, got {features}"):
         rules.tpsgd_l2(features=features)
 
 

@@ -24,6 +24,7 @@ from tpsgd.nets.closed_form import ClosedForm
 from tpsgd.nets.layers import LAYERS, convolution, gives_maps, layer_kind
 from tpsgd.objectives import Site, move
 from tpsgd.rules import Place, Signal
+from tpsgd.solvers.equations import inputs_of
 
 CLASSES = 3
 LABELS = torch.tensor([0, 2, 1, 1, 0])
@@ -429,7 +430,7 @@ def test_a_kind_is_of_an_exact_type_and_settings_that_it_supports():
 def test_grouped_convolutions_are_neither_sliced_nor_solved():
     kind = layer_kind(nn.Conv2d(4, 4, 3, groups=2))
     assert kind is not None and not kind.dense(nn.Conv2d(4, 4, 3, groups=2))
-    assert kind.dense(nn.Conv2d(4, 4, 3)) and kind.inputs(nn.Conv2d(4, 4, 3)) == 36
+    assert kind.dense(nn.Conv2d(4, 4, 3)) and inputs_of(nn.Conv2d(4, 4, 3)) == 36
 
 
 @pytest.mark.parametrize("kind", ["linear", "linear_on_tokens", "conv1d_same", "conv2d_same"])
@@ -437,7 +438,7 @@ def test_the_equations_of_a_layer_give_its_output(kind):
     block, x, _ = make_block(kind, "none", Place.BEFORE)
     layer, record = block.layer, layer_kind(block.layer)
     rows = record.equations(layer, x)
-    assert rows.shape[-1] == record.inputs(layer)
+    assert rows.shape[-1] == inputs_of(layer)
     z = rows @ layer.weight.flatten(1).T + layer.bias
     z = z.mT.unflatten(2, layer(x).shape[2:]) if record.maps else z
     torch.testing.assert_close(z, layer(x))

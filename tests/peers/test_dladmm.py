@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 import tpsgd
 from tpsgd import Padded, TpsgdError
 from tpsgd.peers import admm
-from tpsgd.peers.admm import Steps, begin, hidden_z, lagrangian, output_z
+from tpsgd.peers.admm import Steps, activated, begin, hidden_z, output_z
 from tpsgd.peers.dladmm import fit_dladmm
 
 dladmm = import_module("tpsgd.peers.dladmm")  # the module, not the arm of the same name
@@ -58,6 +58,16 @@ def problem(*widths, n=40, slope=0.1, bias=True, seed=0):
     p.u = draw(*p.u.shape) / 3
     p.m = [F.linear(a, w, c) for a, w, c in zip(p.a, p.W, p.b, strict=True)]
     return p
+
+
+def lagrangian(p, rho):
+    """The function that the updates of W, b, a and z lower; see `peers.admm`."""
+    gaps = [z - m for z, m in zip(p.z, p.m, strict=True)]
+    hidden = zip(p.a[1:], p.z[:-1], p.slopes, strict=True)
+    gaps += [a - activated(z, slope) for a, z, slope in hidden]
+    penalty = rho / 2 * torch.stack([gap.square().sum() for gap in gaps]).sum()
+    loss = F.cross_entropy(p.z[-1], p.labels, reduction="sum")
+    return loss + (p.u * gaps[p.last]).sum() + penalty
 
 
 # --- the authors' numbers
@@ -124,7 +134,7 @@ def test_hidden_z_by_hand():
 @pytest.mark.parametrize("classes", [2, 10])
 def test_fista_finds_the_minimum_that_newton_finds(rho, classes):
     p = problem(5, classes, n=30)
-    z = output_z(p.z[0], p.m[0], p.u, p.labels, Steps(rho), most=2000, tolerance=0.0)
+    z = output_z(p, Steps(rho), most=2000, tolerance=0.0)
     best, y_star = p.m[0], F.one_hot(p.labels, classes).double()
     for _ in range(300):  # Newton's steps, none longer than 1
         q = F.softmax(best, 1)
@@ -144,7 +154,7 @@ def test_fista_with_the_authors_step_need_not_converge(rho):
     left = []
     for step in (2.0, 4.0):
         steps = Steps(rho, fista_step=step)
-        z = output_z(p.z[0], p.m[0], p.u, p.labels, steps, most=2000, tolerance=0.0)
+        z = output_z(p, steps, most=2000, tolerance=0.0)
         g = F.softmax(z, 1) - F.one_hot(p.labels, 2) + p.u + rho * (z - p.m[0])
         left.append(float(g.norm()))
     assert left[0] < 1e-3 < 1 < left[1]
@@ -152,7 +162,7 @@ def test_fista_with_the_authors_step_need_not_converge(rho):
 
 def test_fista_stops_at_the_tolerance_and_at_the_limit():
     p = problem(5, 3)
-    args = (p.z[0], p.m[0], p.u, p.labels, Steps(0.1))
+    args = (p, Steps(0.1))
     assert torch.equal(output_z(*args, most=0), p.z[0])
     one, two = (output_z(*args, most=k, tolerance=0.0) for k in (1, 2))
     assert not torch.equal(one, two)
@@ -466,7 +476,7 @@ def test_a_loss_that_is_no_number_is_named_and_not_kept(unwatched, monkeypatch):
 def test_rho_grows_when_the_loss_rises(unwatched, monkeypatch):
     seen, iterate = [], dladmm.iterate
     rising = iter(range(100))
-    monkeypatch.setattr(dladmm, "figures", lambda p: (float(next(rising)), 0.0))
+    monkeypatch.setattr(dladmm, "loss_and_accuracy", lambda p: (float(next(rising)), 0.0))
     monkeypatch.setattr(
         dladmm, "iterate", lambda p, steps: (seen.append(steps.rho), iterate(p, steps))
     )
@@ -488,7 +498,7 @@ def test_the_plan_is_what_is_held(widths, dtype):
     x, y = points(n=500, features=widths[0], classes=widths[-1])
     run = fit_dladmm(model, (x.to(dtype), y), iterations=2)
     own = sum(p.nbytes for p in model.parameters())
-    planned = dladmm.planned_bytes(500, list(widths), dtype.itemsize, copies=False)
+    planned = dladmm.planned_bytes(500, list(widths), dtype.itemsize)
     assert run.peak_bytes - own <= planned <= 1.4 * (run.peak_bytes - own)
 
 
@@ -500,21 +510,10 @@ def test_what_does_not_fit_is_refused_before_it_is_tried(monkeypatch):
     monkeypatch.setattr(dladmm, "available", lambda device: 100_000)
     for data in ((x, y), _Own(x, y), DataLoader(_Endless(x, y), batch_size=8)):
         with pytest.raises(
-            TpsgdError, match=r"all 4[08] samples.* KB, and 97\.7 KB are free on cpu: use"
+            TpsgdError, match=r"all 48 samples.* KB, and 97\.7 KB are free on cpu: use"
         ):
             fit_dladmm(model, data)
     assert same(state(model), before)
-
-
-def test_an_endless_stream_is_refused_while_it_is_read(monkeypatch):
-    class Forever(IterableDataset):
-        def __iter__(self):
-            while True:
-                yield torch.randn(6), 0
-
-    monkeypatch.setattr(dladmm, "available", lambda device: 2 << 20)
-    with pytest.raises(TpsgdError, match="are free on cpu"):
-        fit_dladmm(net(6, 64, 3), Forever())
 
 
 # --- one sentence for each mistake
@@ -573,7 +572,7 @@ BAD_SETTINGS = [
     ({"theta": -1.0}, "theta must be a number above 0"),
     ({"tau": math.inf}, "tau must be a number above 0"),
     ({"fista_step": 0.0}, "fista_step must be a number above 0"),
-    ({"max_rho": 0.5}, r"max_rho must be a number, rho \(1\) or more, or None; got 0.5"),
+    ({"max_rho": 0.5}, r"max_rho must be rho \(1\) or more, got 0.5"),
     ({"max_rho": math.inf}, "max_rho must be a number"),
     ({"max_rho": "much"}, "max_rho must be a number"),
     ({"epochs": 3}, "fit_dladmm has no argument 'epochs'"),

@@ -43,7 +43,6 @@ from tpsgd.nets.blocks import Block, has_batch_norm, shapes, split, whole
 from tpsgd.nets.closed_form import ClosedForm
 from tpsgd.nets.layers import layer_kind
 from tpsgd.nets.padded import Padded
-from tpsgd.nets.precision import in_format
 from tpsgd.nets.recurrent import Recurrent, connect
 from tpsgd.nets.stacked import Stacked
 from tpsgd.nets.unrolled import Unrolled
@@ -360,8 +359,8 @@ def _recurrent_learner(i: int, anatomy: Anatomy, settings: Settings, samples: in
 def _laid_out(objective: Objective, form: BatchForm, maps: bool) -> Objective:
     """An objective's tensors as batches are: in their layout, and codes of maps in their format."""
     if form.precision is not None and maps and not objective.learned:
-        made = tuple(in_format(t, form.precision) for t in objective.tensors)
-        objective = replace(objective, tensors=made)  # type: ignore[arg-type]
+        tensors = tuple(t.to(form.precision) for t in objective.tensors)
+        objective = replace(objective, tensors=tensors)
     return move(objective, _last) if form.channels_last else objective
 
 

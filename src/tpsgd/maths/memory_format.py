@@ -43,10 +43,9 @@ def sum_of_rows(x: Tensor) -> Tensor:
 
 def bands(x: Tensor, down: int) -> Tensor:
     """A view of feature maps with their rows grouped into this many bands."""
-    if channels_last(x):
-        n, filters, height, width = x.shape
-        return x.permute(0, 2, 3, 1).view(n, down, height // down, width * filters)
     n, filters, height, width = x.shape
+    if channels_last(x):
+        return x.permute(0, 2, 3, 1).view(n, down, height // down, width * filters)
     return x.view(n, filters, down, height // down, width)
 
 

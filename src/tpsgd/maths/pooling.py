@@ -16,21 +16,19 @@ from torch.nn import functional as F
 if TYPE_CHECKING:  # objectives imports the functions below
     from tpsgd.objectives import LossAndGrads, Objective
 
+_POOL = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)
 _EPS = 1e-5  # added to variances, as batch normalisation does
 
 
 def wide(t: Any) -> Any:
     """A small tensor in float32 instead of bfloat16, for the sake of its differences."""
-    if t.dtype is not torch.bfloat16:
-        return t
-    return t.float() if isinstance(t, Tensor) else replace(t, dtype=torch.float32)  # `Redrawn`
+    return t.to(torch.float32) if t.dtype is torch.bfloat16 else t
 
 
 def grid_for(shape: tuple[int, ...], features: int) -> tuple[int, ...]:
     """The finest equal grid of cells over feature maps that keeps at most `features` numbers."""
     filters, *space = shape
-    cells = max(1, features // filters)
-    side = int(cells ** (1 / len(space)) + 1e-9)
+    side = int(max(1, features // filters) ** (1 / len(space)) + 1e-9)
     return tuple(min(side, n) for n in space)
 
 
@@ -38,11 +36,8 @@ def cells(y: Tensor, grid: tuple[int, ...]) -> Tensor:
     """Feature maps averaged over a grid of cells, flat."""
     if prod(grid) == 1:
         return y.flatten(2).mean(2)
-    if y.dim() == 3:
-        return F.adaptive_avg_pool1d(y, grid[0]).flatten(1)
-    if y.dim() == 4:
-        return F.adaptive_avg_pool2d(y, (grid[0], grid[1])).flatten(1)
-    return F.adaptive_avg_pool3d(y, (grid[0], grid[1], grid[2])).flatten(1)
+    pool: Callable[..., Tensor] = _POOL[len(grid) - 1]
+    return pool(y, grid).flatten(1)
 
 
 def back_to_pixels(df: Tensor, y: Tensor, grid: tuple[int, ...]) -> Tensor:
@@ -64,11 +59,7 @@ def back_to_pixels(df: Tensor, y: Tensor, grid: tuple[int, ...]) -> Tensor:
 
 
 def of_pooled(objective: "Objective", grid: tuple[int, ...]) -> "Objective":
-    """The same objective of feature maps averaged over a grid of cells; its P has that shape.
-
-    A convolution does the same at every pixel, so it cannot follow a target for each pixel, but it
-    can move the average over a cell.
-    """
+    """The same objective of feature maps averaged over a grid of cells; its P has that shape."""
 
     def pool(y: Tensor) -> Tensor:
         return wide(cells(y, grid)).view(len(y), -1, *grid)

@@ -26,6 +26,7 @@ from torch.nn import functional as F
 
 from tpsgd.losses import bce, cross_entropy, minus_labels
 from tpsgd.maths.pooling import back_to_pixels, cells, grid_for, wide
+from tpsgd.maths.random import Key
 from tpsgd.objectives import LossAndGrads, Objective, Site
 from tpsgd.projections import uniform
 
@@ -63,7 +64,7 @@ def predsim(site: Site, share: float, features: int, convolve: bool = True) -> O
         return LossAndGrads(value, dy, (*dK, e.T @ f), logits)
 
     kernel = (_kernel(site),) if convolve else ()
-    tensors = (*kernel, _drawn(site, (d,)))
+    tensors = (*kernel, _drawn(site, (d,), site.classes, site.key))
     return Objective(loss, tensors=tensors, learned=True, closed_form_of_batch=of_batch)
 
 
@@ -146,14 +147,14 @@ def _add(dy: Tensor, df: Tensor, grid: tuple[int, ...] | None) -> None:
 
 def _kernel(site: Site) -> Tensor:
     """The initial K: 3 x 3 between all channels, or a matrix between all units."""
-    width = site.shape[0] if site.maps else prod(site.shape)
-    return _drawn(site, (width, *[3] * len(site.shape[1:])) if site.maps else (width,), width)
+    filters, *space = site.shape if site.maps else (prod(site.shape),)
+    key = replace(site.key, step=site.key.step + 1)
+    return _drawn(site, (filters, *[3] * len(space)), filters, key)
 
 
-def _drawn(site: Site, shape: tuple[int, ...], rows: int | None = None) -> Tensor:
-    """Initial weights with the distribution of torch's layers, from the site's key."""
-    key = replace(site.key, step=site.key.step + (0 if rows is None else 1))
+def _drawn(site: Site, shape: tuple[int, ...], rows: int, key: Key) -> Tensor:
+    """Initial weights with the distribution of torch's layers."""
     draw = uniform((3 * prod(shape)) ** -0.5)
-    weights = draw(shape, rows or site.classes, key, site.device).to(site.dtype)
+    weights = draw(shape, rows, key, site.device).to(site.dtype)
     layout = torch.channels_last if len(shape) == 3 else torch.contiguous_format
     return weights.contiguous(memory_format=layout)

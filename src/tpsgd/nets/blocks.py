@@ -11,6 +11,7 @@ every time. A recurrent layer has its activation inside. Each layer of torch's `
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,6 @@ from tpsgd.nets.padded import Padded, through
 from tpsgd.nets.recurrent import Recurrent, feeds_recurrent, views
 from tpsgd.rules import Place
 
-_DROPOUT = nn.modules.dropout._DropoutNd
 _NORMS = (
     nn.modules.batchnorm._NormBase,
     nn.GroupNorm,
@@ -30,16 +30,9 @@ _NORMS = (
     nn.RMSNorm,
     nn.LocalResponseNorm,
 )
-_REFUSED = (
-    nn.RNNBase,
-    nn.RNNCellBase,
-    nn.MultiheadAttention,
-    nn.Transformer,
-    nn.TransformerEncoder,
-    nn.TransformerDecoder,
-    nn.TransformerEncoderLayer,
-    nn.TransformerDecoderLayer,
-)
+_ON_INPUTS = (*_NORMS, nn.modules.dropout._DropoutNd)  # after an activation: of the next block
+_RECURRENT = (nn.RNNBase, nn.RNNCellBase)
+_ATTENTION = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 _SHAPE_ONLY = (nn.Flatten, nn.Unflatten, nn.Identity)
 
 
@@ -54,12 +47,7 @@ class Block:
     between: list[nn.Module] = field(default_factory=list)
     activation: nn.Module | None = None
     tail: list[nn.Module] = field(default_factory=list)
-    lead: int = 0  # blocks before it that are a frozen backbone
-
-    @property
-    def key(self) -> int:
-        """Its number in the keys of random numbers: the same with a frozen backbone or without."""
-        return max(0, self.index - self.lead)
+    key: int = 0  # its number in the keys of random numbers: blocks of a frozen backbone are 0
 
     def __str__(self) -> str:
         parts = [self.layer, *self.between, self.activation, *self.tail]
@@ -142,36 +130,29 @@ def split(model: nn.Module) -> list[Block]:
         >>> [str(block) for block in split(model)]
         ['1: Linear + ReLU', '3: Linear']
     """
-    layers: set[int] = set()
-    groups: list[tuple[str, nn.Module, list[nn.Module]]] = []
+    groups: list[tuple[str, nn.Module, list[nn.Module]]] = []  # a layer and what follows it
     pending: list[nn.Module] = []  # before the first layer
     for name, module in _opened(list(leaves_of(model))):
         _refuse(name, module)
         if _is_layer(module):
-            if id(module) in layers:
-                raise TpsgdError(
-                    f"layer {name!r} ({type(module).__name__}) appears twice in the model: "
-                    "a shared layer cannot belong to two blocks; give each its own"
-                )
-            layers.add(id(module))
             groups.append((name, module, []))
         else:
             (groups[-1][2] if groups else pending).append(module)
     if not groups:
         raise TpsgdError(f"{type(model).__name__} has no layer with parameters: nothing can learn")
+    taps = [getattr(layer, "is_tap", False) for _, layer, _ in groups]
+    backbone = 0 if all(taps) else taps.index(False)  # how many blocks it has
     blocks = []
     for i, (name, layer, followers) in enumerate(groups):
         between, act, rest = [], None, followers
         if not isinstance(layer, Recurrent):
             between, act, rest = _around_activation(followers)
-        cut = next((k for k, m in enumerate(rest) if _acts_on_next(m)), len(rest))
+        cut = next((k for k, m in enumerate(rest) if isinstance(m, _ON_INPUTS)), len(rest))
         cut = len(rest) if i == len(groups) - 1 else cut
-        blocks.append(Block(i, name, layer, pending, between, act, rest[:cut]))
+        key = max(0, i - backbone)
+        blocks.append(Block(i, name, layer, pending, between, act, rest[:cut], key))
         pending = rest[cut:]
     _refuse_shared(blocks)
-    lead = next((i for i, b in enumerate(blocks) if not getattr(b.layer, "is_tap", False)), 0)
-    for block in blocks:
-        block.lead = lead
     return blocks
 
 
@@ -235,22 +216,17 @@ def _refuse(name: str, module: nn.Module) -> None:
     if getattr(module, "is_tap", False):  # frozen: no gradient runs through it
         return
     for inner_name, m in module.named_modules():
-        if isinstance(m, _REFUSED) or (inner_name and isinstance(m, Recurrent)):
+        nested = inner_name and isinstance(m, Recurrent)
+        if nested or isinstance(m, (*_RECURRENT, *_ATTENTION)):
             where = f"{name}.{inner_name}" if inner_name else name
-            instead = (
-                "use tpsgd.Recurrent or nn.RNN, straight in the nn.Sequential"
-                if isinstance(m, (nn.RNNBase, nn.RNNCellBase, Recurrent))
-                else "replace it"
-            )
+            recurrent = "use tpsgd.Recurrent or nn.RNN, straight in the nn.Sequential"
             raise TpsgdError(
                 f"{type(m).__name__} (module {where!r}) is not supported: its gradient would run "
-                f"through time or across tokens, which is not local; {instead}, compute its "
-                "outputs once and fit on those, or train a module of your own that holds it with "
-                "tpsgd.fit_backprop"
+                "through time or across tokens, which is not local; "
+                f"{'replace it' if isinstance(m, _ATTENTION) else recurrent}, compute its outputs "
+                "once and fit on those, or train a module that holds it with tpsgd.fit_backprop"
             )
-        if isinstance(m, nn.UninitializedParameter) or any(
-            isinstance(p, nn.UninitializedParameter) for p in m.parameters(recurse=False)
-        ):
+        if any(isinstance(p, nn.UninitializedParameter) for p in m.parameters(recurse=False)):
             raise TpsgdError(f"{name!r} is lazy: run one batch through the model first")
 
 
@@ -264,11 +240,6 @@ def _is_layer(module: nn.Module) -> bool:
 
 def _is_activation(module: nn.Module) -> bool:
     return type(module).__module__ == nn.ReLU.__module__ or derivative_known(module)
-
-
-def _acts_on_next(module: nn.Module) -> bool:
-    """Whether a module after the activation belongs to the next block's prologue."""
-    return isinstance(module, (*_NORMS, _DROPOUT, nn.AlphaDropout))
 
 
 def _around_activation(
@@ -285,15 +256,9 @@ def _plain_between(between: list[nn.Module]) -> bool:
     """Nothing, or a batch norm that learns and keeps its running statistics in the usual way."""
     if not between:
         return True
-    norm = between[0]
-    return (
-        len(between) == 1
-        and type(norm) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-        and isinstance(norm, nn.modules.batchnorm._BatchNorm)
-        and norm.affine
-        and norm.track_running_stats
-        and norm.momentum is not None
-    )
+    norm: Any = between[0]
+    usual = type(norm) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d) and len(between) == 1
+    return usual and norm.affine and norm.track_running_stats and norm.momentum is not None
 
 
 def has_batch_norm(modules: Iterable[nn.Module]) -> bool:

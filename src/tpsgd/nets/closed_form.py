@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tpsgd.maths.memory_format import bands, full, spread
+from tpsgd.maths.memory_format import bands, channels_last, full, spread
 from tpsgd.nets.activations import activation
 from tpsgd.nets.blocks import Block
 from tpsgd.nets.layers import layer_kind
@@ -72,7 +72,10 @@ class ClosedForm:
     def forward(self, params: Params, x: Tensor) -> Saved:
         """From the block's input to the activation's output."""
         x = apply(self.block.prologue, x, self.precision)
-        out = self._layer(x, *self._weights(params))
+        weight, bias = self._weights(params)
+        out = self.kind.forward(
+            self.block.layer, x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
+        )
         z, stats = (out, ()) if self.norm is None else self._normalise(out, params)
         if self.act is None:
             return Saved(x, z, z, out, stats)
@@ -123,10 +126,6 @@ class ClosedForm:
         """The input of the next block."""
         return apply(self.block.tail, saved.y, self.precision)
 
-    def _layer(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        bias = None if bias is None else bias.to(x.dtype)
-        return self.kind.forward(self.block.layer, x, weight.to(x.dtype), bias)
-
     def _weights(self, params: Params, offset: int = 0) -> tuple[Tensor, Tensor | None]:
         """Weight and bias of the layer (offset 0) or the norm (1): given, or the module's own."""
         module = self.block.layer if offset == 0 else self.norm
@@ -160,7 +159,8 @@ class ClosedForm:
         assert self.act is not None
         value = saved.y if self.act.from_output else saved.z
         if dy.shape == value.shape:
-            into = dy if _dense(dy) else saved.y if output_unused else None
+            dense = dy.is_contiguous() or channels_last(dy)  # and not an expanded view
+            into = dy if dense else saved.y if output_unused else None
             return self.act.backward(dy, value, into if self.in_place else None)
         into, down = saved.y if output_unused else torch.empty_like(value), dy.shape[2]
         self.act.backward(spread(dy, value), bands(value, down), bands(into, down))
@@ -206,10 +206,3 @@ def sliced(name: str, rows: int, slices: int) -> Iterator[tuple[str, slice | Non
         return
     for i in range(slices):
         yield f"{name}[{i}]", slice(rows * i // slices, rows * (i + 1) // slices)
-
-
-def _dense(t: Tensor) -> bool:
-    """Whether the tensor owns each of its elements (an expanded one does not)."""
-    return t.is_contiguous() or (
-        t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last)
-    )

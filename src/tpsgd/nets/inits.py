@@ -12,50 +12,40 @@ Biases are zero. Random numbers come from torch's generator, as in torch's layer
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from tpsgd.errors import TpsgdError
 
-
-@dataclass(frozen=True)
-class Init:
-    """A function that fills W_X `(hidden, inputs)` and W_H `(hidden, hidden)`."""
-
-    name: str
-    fill: Callable[[Tensor, Tensor], None]
-
-    def __call__(self, weight_x: Tensor, weight_h: Tensor) -> None:
-        """Fill both in place."""
-        with torch.no_grad():
-            self.fill(weight_x, weight_h)
+Init = Callable[[Tensor, Tensor], None]  # fills W_X (hidden, inputs) and W_H (hidden, hidden)
 
 
 def zeros() -> Init:
     """All zeros: the state of an untrained sigmoid cell is 1/2."""
 
+    @torch.no_grad()
     def fill(weight_x: Tensor, weight_h: Tensor) -> None:
         weight_x.zero_()
         weight_h.zero_()
 
-    return Init("zeros", fill)
+    return fill
 
 
 def uniform(reach: float = 0.01) -> Init:
     """Uniform in (-reach, reach), both matrices: the paper's "small magnitude"."""
-    return Init(f"uniform({reach:g})", scaled_uniform(reach, reach).fill)
+    return scaled_uniform(reach, reach)
 
 
 def scaled_uniform(x: float = 1.0, h: float = 0.1) -> Init:
     """W_X uniform in (-x, x), W_H uniform in (-h, h)."""
 
+    @torch.no_grad()
     def fill(weight_x: Tensor, weight_h: Tensor) -> None:
         weight_x.uniform_(-x, x)
         weight_h.uniform_(-h, h)
 
-    return Init(f"scaled_uniform({x:g}, {h:g})", fill)
+    return fill
 
 
 def reservoir(radius: float = 0.9, x: float | None = None) -> Init:
@@ -66,13 +56,14 @@ def reservoir(radius: float = 0.9, x: float | None = None) -> Init:
     best on held-out data for `readout` with a leak of 0.1; for an untrained cell 0.3 is better.)
     """
 
+    @torch.no_grad()
     def fill(weight_x: Tensor, weight_h: Tensor) -> None:
         reach = 3.0 * min(1.0, 32 / weight_x.shape[1]) if x is None else x
         weight_x.uniform_(-reach, reach)
         weight_h.normal_()
         weight_h.mul_(radius / spectral_radius(weight_h))
 
-    return Init(f"reservoir({radius:g}{'' if x is None else f', {x:g}'})", fill)
+    return fill
 
 
 def spectral_radius(weight: Tensor, squarings: int = 14) -> float:
@@ -100,14 +91,9 @@ BY_NAME: dict[str, Callable[[], Init]] = {
 }
 
 
-def named(init: "Init | str") -> Init:
-    """An init, or the one with this name and its default numbers.
-
-    Examples:
-        >>> named("reservoir").name
-        'reservoir(0.9)'
-    """
-    if isinstance(init, Init):
+def named(init: Init | str) -> Init:
+    """An init, or the one with this name and its default numbers."""
+    if callable(init):
         return init
     make = BY_NAME.get(str(init).replace("-", "_"))
     if make is None:

@@ -9,7 +9,6 @@ to `LAYERS` and hold it equal to autograd in `tests/nets/test_layers.py`.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import torch
@@ -35,7 +34,6 @@ class LayerKind:
         weight_gradient: `(layer, x, dz, weight, rows) -> dW`, of these rows of the weight, or of
             all with `rows=None`.
         bias_gradient: `dz -> db`.
-        inputs: `layer -> ` how many inputs one output unit reads.
         equations: `(layer, x) -> ` what the weights are multiplied with, `(..., rows, inputs)`; a
             sample has one row, or one for each pixel of a feature map. None: least squares cannot
             solve for the weights.
@@ -49,7 +47,6 @@ class LayerKind:
     forward: Callable[[Any, Tensor, Tensor, Tensor | None], Tensor]
     weight_gradient: Callable[[Any, Tensor, Tensor, Tensor, slice | None], Tensor]
     bias_gradient: Callable[[Tensor], Tensor]
-    inputs: Callable[[Any], int]
     equations: Callable[[Any, Tensor], Tensor] | None = None
     maps: bool = False
     stackable: bool = False
@@ -87,19 +84,11 @@ def zero_padding(layer: Any) -> list[int] | None:
     return list(layer.padding)
 
 
-def _linear(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return F.linear(x, weight, bias)
-
-
 def _linear_weight_gradient(
     layer: Any, x: Tensor, dz: Tensor, weight: Tensor, rows: slice | None
 ) -> Tensor:
     x, dz = x.reshape(-1, x.shape[-1]), dz.reshape(-1, dz.shape[-1])
     return (dz if rows is None else dz[:, rows]).T @ x
-
-
-def _linear_bias_gradient(dz: Tensor) -> Tensor:
-    return sum_of_rows(dz.reshape(-1, dz.shape[-1]))
 
 
 def convolution(
@@ -115,7 +104,6 @@ def convolution(
         forward,
         _convolution_weight_gradient,
         _sum_per_filter,
-        inputs=lambda layer: layer.in_channels * prod(layer.kernel_size),
         equations=equations,
         maps=True,
         supports=lambda layer: zero_padding(layer) is not None,
@@ -158,10 +146,9 @@ def _patches_2d(layer: Any, x: Tensor) -> Tensor:
 
 LAYERS: dict[type[nn.Module], LayerKind] = {
     nn.Linear: LayerKind(
-        _linear,
+        lambda layer, x, weight, bias: F.linear(x, weight, bias),
         _linear_weight_gradient,
-        _linear_bias_gradient,
-        inputs=lambda layer: layer.in_features,
+        lambda dz: sum_of_rows(dz.reshape(-1, dz.shape[-1])),
         equations=lambda layer, x: x,
         stackable=True,
     ),

@@ -6,13 +6,10 @@ their gradients have the precision in which they were computed.
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-from tpsgd.projections import Redrawn
 
 
 def lowered(device: torch.device, precision: torch.dtype | None) -> AbstractContextManager[Any]:
@@ -40,9 +37,4 @@ def rounded(
         return (y, s, *tensors)
     dtype = torch.float32 if y.dim() == 2 else precision
     s = s.to(dtype) if s.is_floating_point() else s
-    return (y.to(dtype), s, *(in_format(t, dtype) for t in tensors))
-
-
-def in_format(t: "Tensor | Redrawn", dtype: torch.dtype) -> "Tensor | Redrawn":
-    """An objective's tensor in a number format."""
-    return replace(t, dtype=dtype) if isinstance(t, Redrawn) else t.to(dtype)
+    return (y.to(dtype), s, *(t.to(dtype) for t in tensors))

@@ -82,13 +82,6 @@ class Recurrent(nn.Module):
         super().__init__()
         if inputs < 1 or hidden < 1:
             raise TpsgdError(f"Recurrent needs inputs and units, got {inputs} and {hidden}")
-        init = inits.reservoir() if init is None else inits.named(init)
-        cells = [Cell.fresh(inputs, hidden, init) for _ in range(1 + bidirectional)]
-        self._set_up(cells, leak, activation, sequence)
-
-    def _set_up(
-        self, cells: list[Cell], leak: float, activation: type[nn.Module], sequence: bool
-    ) -> None:
         if not 0 < leak <= 1:
             raise TpsgdError(f"leak must be over 0 and at most 1, got {leak}")
         sigma = activation() if isinstance(activation, type) else None
@@ -98,6 +91,8 @@ class Recurrent(nn.Module):
                 "Sigmoid, ReLU, LeakyReLU, GELU, SiLU or Softplus, got "
                 f"{getattr(activation, '__name__', activation)}"
             )
+        init = inits.reservoir() if init is None else inits.named(init)
+        cells = [Cell.fresh(inputs, hidden, init) for _ in range(1 + bidirectional)]
         self.cells = nn.ModuleList(cells)
         self.activation, self.leak, self.sequence = sigma, leak, sequence
 
@@ -121,15 +116,13 @@ class Recurrent(nn.Module):
     @classmethod
     def view(cls, rnn: nn.RNN, layer: int, sequence: bool) -> "Recurrent":
         """One layer of torch's `nn.RNN`; it shares its parameters."""
-        recurrent = cls.__new__(cls)
-        nn.Module.__init__(recurrent)
+        sigma = nn.Tanh if rnn.nonlinearity == "tanh" else nn.ReLU
+        recurrent = cls(1, 1, leak=1.0, activation=sigma, init="zeros", sequence=sequence)
         directions = ("", "_reverse")[: 1 + rnn.bidirectional]
-        cells = [
+        recurrent.cells = nn.ModuleList(
             Cell(*(getattr(rnn, f"{kind}_l{layer}{way}", None) for kind in _TORCH_NAMES))
             for way in directions
-        ]
-        sigma = nn.Tanh if rnn.nonlinearity == "tanh" else nn.ReLU
-        recurrent._set_up(cells, 1.0, sigma, sequence)
+        )
         return recurrent.train(rnn.training)
 
     @property

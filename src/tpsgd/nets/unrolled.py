@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpsgd.errors import TpsgdError
 from tpsgd.nets.activations import activation
 from tpsgd.nets.blocks import Block
 from tpsgd.nets.cell_gradients import CellGradients, Weights, Window, WindowLoss
@@ -53,18 +52,11 @@ class UnrolledBatch:
         return self.x.lengths if isinstance(self.x, (Padded, UnrolledBatch)) else None
 
     @property
-    def steps(self) -> int:
-        """Time steps of the longest sequence."""
+    def shape(self) -> tuple[int, ...]:
+        """Sequences and time steps of the longest; if stacked, after the number of restarts."""
         if isinstance(self.x, UnrolledBatch):
-            return self.x.steps
-        return self.x.shape[self.source.lead + 1]
-
-    @property
-    def rows(self) -> tuple[int, ...]:
-        """The number of sequences; if stacked, after the number of restarts."""
-        if isinstance(self.x, UnrolledBatch):
-            return self.x.rows
-        return tuple(self.x.shape[: self.source.lead + 1])
+            return self.x.shape
+        return tuple(self.x.shape[: self.source.lead + 2])
 
     def windows(self) -> Iterator[Window]:
         """Its states, window by window; with `learns`, gradients are summed on the way."""
@@ -148,7 +140,7 @@ class Unrolled:
         """The local loss of a batch, a mean over its steps, and the summed gradients."""
         if not saved.learns or not saved.cells:
             self.prepare_gradients(saved, s, tensors)
-            self._finish(saved)
+            self.finish(saved)
         key = f"{len(self.block.prologue)}.cells."
         grads = {
             f"{key}{way}.{name}": grad
@@ -168,33 +160,31 @@ class Unrolled:
     ) -> LossAndGrads:
         """The local loss of a batch."""
         saved.s, saved.tensors = s, tensors
-        self._finish(saved)
+        self.finish(saved)
         report, saved.s = self._report(saved), None
         return report
 
     def error(self, saved: UnrolledBatch, labels: Tensor) -> Tensor:
         """Not defined: a recurrent block is never the last."""
-        raise TpsgdError("a model must end with a classifier, an nn.Linear for example")
+        raise NotImplementedError
 
     def output(self, saved: UnrolledBatch) -> Any:
         """The input of the next block: last states, sequences, or the batch itself if `lazy`."""
         if self.lazy:
             return saved
         if saved.last is None:
-            self._finish(saved)
+            self.finish(saved)
         if saved.states is None:
             assert saved.last is not None
             return _over(self.block.tail, saved.last, self.lead)
         return _over(self.block.tail, _padded(saved.states, saved.lengths), self.lead)
 
-    def empty_states(self, saved: UnrolledBatch) -> Tensor:
-        """Memory for all states of a batch."""
-        units = self.layer.hidden * len(self.layer.cells)
-        return self._weights(saved.params, 0).h.new_zeros(*saved.rows, saved.steps, units)
-
-    def _finish(self, saved: UnrolledBatch) -> None:
-        """Run to the end, and store all states if they are this block's output."""
-        out = self.empty_states(saved) if self.layer.sequence and not self.lazy else None
+    def finish(self, saved: UnrolledBatch, all_states: bool = False) -> None:
+        """Run to the end, and store all states if they are asked for or the block's output."""
+        out = None
+        if all_states or (self.layer.sequence and not self.lazy):
+            units = self.layer.hidden * len(self.layer.cells)
+            out = self._weights(saved.params, 0).h.new_zeros(*saved.shape, units)
         for _ in self.run(saved, out):
             pass
 
@@ -214,9 +204,9 @@ class Unrolled:
     def _cell(self, saved: UnrolledBatch, way: int) -> CellGradients:
         weights, before = self._weights(saved.params, way), self.at is Place.BEFORE
         if saved.s is None:
-            return CellGradients(weights, saved.rows)
-        lengths, s, tensors = saved.lengths, saved.s, saved.tensors
-        total = saved.rows[-1] * saved.steps if lengths is None else int(lengths.sum())
+            return CellGradients(weights, saved.shape[:-1])
+        s, tensors, (sequences, steps) = saved.s, saved.tensors, saved.shape[-2:]
+        total = sequences * steps if saved.lengths is None else int(saved.lengths.sum())
 
         def objective(window: Window, y: Tensor) -> WindowLoss:
             rows = y.shape[-2]
@@ -227,7 +217,7 @@ class Unrolled:
             loss = local.loss if y.shape[-3] == 1 else local.loss.sum(-1)
             return WindowLoss(local._replace(loss=loss, logits=None), share)
 
-        return CellGradients(weights, saved.rows, objective, saved.learns, before)
+        return CellGradients(weights, saved.shape[:-1], objective, saved.learns, before)
 
     def _local(
         self, y: Tensor, s: Tensor, way: int, start: int, tensors: tuple[Tensor, ...]
@@ -254,18 +244,15 @@ class Unrolled:
 
     def _codes(self, way: int, start: int, steps: int) -> tuple[Tensor, ...]:
         """The objective's tensors of each step, stacked."""
-        each = [self._code(way, start + i) for i in range(steps)]
+        assert self.codes is not None
+        each = []
+        for step in range(start, start + steps):
+            tensors = self.drawn.get((way, step)) or self.codes(way, step)
+            if self.keep_codes:
+                self.drawn[way, step] = tensors
+            each.append(tensors)
         each = each[::-1] if way else each
         return tuple(torch.stack(column, self.lead) for column in zip(*each, strict=True))
-
-    def _code(self, way: int, step: int) -> tuple[Tensor, ...]:
-        assert self.codes is not None
-        if (way, step) in self.drawn:
-            return self.drawn[way, step]
-        tensors = self.codes(way, step)
-        if self.keep_codes:
-            self.drawn[way, step] = tensors
-        return tensors
 
     @property
     def span(self) -> int:
@@ -317,10 +304,9 @@ def computed(x: Any) -> Sequences:
     """A block's output as tensors; an `UnrolledBatch` is run to its end."""
     if not isinstance(x, UnrolledBatch):
         return x
-    out = x.source.empty_states(x)
-    for _ in x.source.run(x, out):
-        pass
-    return _padded(out, x.lengths)
+    x.source.finish(x, all_states=True)
+    assert x.states is not None
+    return _padded(x.states, x.lengths)
 
 
 def _padded(states: Tensor, lengths: Tensor | None) -> Sequences:

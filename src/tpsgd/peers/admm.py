@@ -53,11 +53,15 @@ class Steps:
     theta: float = 1.0
     tau: float = 1.0
     fista_step: float = 2.0
+    max_rho: float | None = None
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not (isinstance(value, (int, float)) and 0 < value < math.inf):
+            number = isinstance(value, (int, float)) and 0 < value < math.inf
+            if not number and (name != "max_rho" or value is not None):
                 raise TpsgdError(f"{name} must be a number above 0, got {value!r}")
+        if self.max_rho is not None and self.max_rho < self.rho:
+            raise TpsgdError(f"max_rho must be rho ({self.rho:g}) or more, got {self.max_rho!r}")
 
 
 @dataclass
@@ -79,8 +83,9 @@ class Problem:
         return len(self.W) - 1
 
     def parameters(self) -> list[Tensor]:
-        """All weights, then all biases."""
-        return [*self.W, *(b for b in self.b if b is not None)]
+        """Weight and bias of each layer."""
+        pairs = zip(self.W, self.b, strict=True)
+        return [t for pair in pairs for t in pair if t is not None]
 
     def force(self, i: int, rho: float) -> Tensor:
         """Minus the derivative of the Lagrangian with respect to m_i."""
@@ -154,7 +159,7 @@ def update_z(p: Problem, i: int, steps: Steps) -> None:
     if i < p.last:
         p.z[i] = hidden_z(p.m[i], p.a[i + 1], p.slopes[i])
     else:
-        p.z[i] = output_z(p.z[i], p.m[i], p.u, p.labels, steps)
+        p.z[i] = output_z(p, steps)
 
 
 def direction(G: Tensor) -> tuple[Tensor, Tensor]:
@@ -183,20 +188,13 @@ def hidden_z(m: Tensor, a: Tensor, slope: float) -> Tensor:
     return torch.where(value(below, slope * below) > value(above, above), above, below)
 
 
-def output_z(
-    z: Tensor,
-    m: Tensor,
-    u: Tensor,
-    labels: Tensor,
-    steps: Steps,
-    most: int = FISTA,
-    tolerance: float = TOLERANCE,
-) -> Tensor:
-    """The z that minimises sum CE(z) + <u, z - m> + rho/2 |z - m|^2, by FISTA from a given z.
+def output_z(p: Problem, steps: Steps, most: int = FISTA, tolerance: float = TOLERANCE) -> Tensor:
+    """The last z that minimises sum CE(z) + <u, z - m> + rho/2 |z - m|^2, by FISTA from p's z.
 
     A gradient step on the cross-entropy, then the exact minimum of the rest, from a point that is
     extrapolated along the last move.
     """
+    z, m, u, labels = p.z[-1], p.m[-1], p.u, p.labels
     rho, eta = steps.rho, steps.fista_step
     moved, k, last_value = z, 1.0, None
     for _ in range(most):
@@ -210,17 +208,6 @@ def output_z(
         k, last_k = (1 + math.sqrt(1 + 4 * k * k)) / 2, k
         z = moved + (last_k - 1) / k * (moved - last_moved)
     return z
-
-
-def lagrangian(p: Problem, rho: float) -> Tensor:
-    """The function that the updates of W, b, a and z lower; see the module."""
-    gaps = [z - m for z, m in zip(p.z, p.m, strict=True)]
-    hidden = zip(p.a[1:], p.z[:-1], p.slopes, strict=True)
-    gaps += [a - activated(z, slope) for a, z, slope in hidden]
-    penalty = rho / 2 * torch.stack([gap.square().sum() for gap in gaps]).sum()
-    return (
-        F.cross_entropy(p.z[-1], p.labels, reduction="sum") + (p.u * gaps[p.last]).sum() + penalty
-    )
 
 
 def activated(z: Tensor, slope: float) -> Tensor:

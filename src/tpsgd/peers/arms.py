@@ -1,12 +1,5 @@
 """Other ways to train without backpropagation, each as an arm of `compare`.
 
-| arm          | hidden layers                                                | last layer         |
-|--------------|--------------------------------------------------------------|--------------------|
-| `lm_karnet`  | least squares to projected labels, before the activation     | least squares      |
-| `zorb`       | least squares to labels propagated back through the net      | least squares      |
-| `dladmm`     | the whole net by alternating updates over all samples        | the same           |
-| `elm`        | random: the control of the closed-form methods               | least squares      |
-
 LM-KARnet and ELM are a rule with a solver instead of an optimizer:
 
     lm_karnet   fit(model, data, rule=rules.tpsgd_l2(at=Place.BEFORE), optimizer=ridge())
@@ -27,8 +20,10 @@ from torch import nn
 from tpsgd.engine.solved import unsolvable
 from tpsgd.errors import TpsgdError
 from tpsgd.nets.blocks import split
-from tpsgd.peers.dladmm import fit_dladmm, refuse
-from tpsgd.peers.zorb import check_model, fit_zorb
+from tpsgd.peers.dladmm import check_model as check_dladmm
+from tpsgd.peers.dladmm import fit_dladmm
+from tpsgd.peers.zorb import check_model as check_zorb
+from tpsgd.peers.zorb import fit_zorb
 from tpsgd.projections import Projection
 from tpsgd.rules import Entry, Place, frozen, tpsgd_l2
 from tpsgd.solvers import ridge
@@ -95,9 +90,9 @@ def suits(word: str, model: nn.Module) -> bool:
     try:
         blocks = split(model)
         if word == "dladmm":
-            refuse(blocks)
+            check_dladmm(blocks)
         elif word == "zorb":
-            check_model(blocks)
+            check_zorb(blocks)
     except TpsgdError:
         return False
     rule = ALL[word].make().rule

@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -28,11 +27,11 @@ from tpsgd.engine.record import BlockInfo, Epoch, Run
 from tpsgd.engine.settings import Settings
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import cross_entropy
-from tpsgd.nets.blocks import Block, split
+from tpsgd.nets.blocks import Block, hooked, split
 from tpsgd.nets.padded import Padded
 from tpsgd.peers.admm import Problem, Steps, begin, iterate, outputs
 from tpsgd.peers.settings import peer_settings
-from tpsgd.rules import Place, frozen
+from tpsgd.rules import frozen
 from tpsgd.training.fit import training_context
 from tpsgd.units import size
 
@@ -91,20 +90,14 @@ def fit_dladmm(
         40000
     """
     started = time.perf_counter()
-    steps = Steps(rho, theta, tau, fista_step)
+    steps = Steps(rho, theta, tau, fista_step, max_rho)
     if not isinstance(iterations, int) or iterations < 1:
         raise TpsgdError(f"iterations must be a whole number, 1 or more, got {iterations!r}")
-    if max_rho is not None:
-        number = isinstance(max_rho, (int, float))
-        if not number or not rho <= max_rho < math.inf:
-            raise TpsgdError(
-                f"max_rho must be a number, rho ({rho:g}) or more, or None; got {max_rho!r}"
-            )
     chosen = peer_settings(
         "fit_dladmm", settings, _TAKES, loss=cross_entropy, epochs=iterations, batch_size=1024
     )
     blocks = split(model)
-    refuse(blocks)
+    check_model(blocks)
     with training_context([model], chosen) as device:
         first = first_samples(data)
         if isinstance(first, Padded):
@@ -114,49 +107,48 @@ def fit_dladmm(
             )
         net = dissect([model], first, is_stream(data), frozen(), chosen, device, check_values)
         form, classes = net.form, net.classes
-        run = Run("dladmm", chosen.seed, described(chosen, steps, max_rho), infos(blocks))
         held_out = None
         if chosen.validation is not None:
             held_out = as_source(chosen.validation, form, cross_entropy, classes)
         if isinstance(held_out, Arrays):
-            whole_labels(held_out.y)
-        samples = as_source(data, form, cross_entropy, classes, complete=True)
+            class_indices(held_out.y)
+        source = as_source(data, form, cross_entropy, classes, complete=True)
+        run = Run("dladmm", chosen.seed, described(chosen, steps))
+        for block in blocks:
+            parameters = count_parameters(block.named_parameters())
+            run.blocks.append(BlockInfo(str(block), "dladmm", parameters, "alternating updates"))
+        layers: list[Any] = [block.layer for block in blocks]
+        slopes = [float(getattr(b.activation, "negative_slope", 0.0)) for b in blocks[:-1]]
         with Meter(device) as meter:
-            x, labels = gathered(samples, form, blocks, meter)
-            began = time.perf_counter()
-            run.setup_seconds = began - started
-            train(model, blocks, x, labels, held_out, steps, max_rho, chosen, run, meter, began)
-            run.seconds = time.perf_counter() - began
-        run.peak_bytes, run.kept_bytes = meter.peak(tensor_bytes(model)), meter.kept_bytes
+            x, labels = gathered(source, form, meter)
+            check_room(len(labels), layers, form)
+            for module in blocks[0].prologue:
+                x = module(x)
+            run.setup_seconds = time.perf_counter() - started
+            meter.computing(True)
+            p = begin([m.weight for m in layers], [m.bias for m in layers], x, labels, slopes)
+            train(model, p, steps, held_out, chosen, run, meter)
+    run.peak_bytes, run.kept_bytes = meter.peak(tensor_bytes(model)), meter.kept_bytes
     return run
 
 
 def train(
     model: nn.Module,
-    blocks: list[Block],
-    x: Tensor,
-    labels: Tensor,
-    held_out: Arrays | Stream | None,
+    p: Problem,
     steps: Steps,
-    max_rho: float | None,
+    held_out: Arrays | Stream | None,
     settings: Settings,
     run: Run,
     meter: Meter,
-    began: float,
 ) -> None:
     """Iterate, write the weights into the model, and record every iteration."""
-    layers = [block.layer for block in blocks]
-    weights: list[Any] = [layer.weight for layer in layers]
-    biases: list[Any] = [layer.bias for layer in layers]
-    parameters = [*weights, *(b for b in biases if b is not None)]
-    iterations, losses = settings.epochs, []
+    began, losses = time.perf_counter(), []
+    iterations, parameters = settings.epochs, list(model.parameters())
     assert isinstance(iterations, int)
-    passes = 2 * len(blocks) * len(labels)  # in an iteration
-    meter.computing(True)
-    p = begin(weights, biases, x, labels, slopes(blocks))
+    passes = 2 * len(p.W) * len(p.labels)  # in an iteration
     for number in range(1, iterations + 1):
         iterate(p, steps)
-        loss, accuracy = figures(p)
+        loss, accuracy = loss_and_accuracy(p)
         meter.computing(False)  # the first iteration has shown what all of them need
         if not math.isfinite(loss):
             raise TpsgdError(
@@ -170,34 +162,26 @@ def train(
         run.sample_passes += passes
         if settings.progress is not None:
             settings.progress(run.sample_passes, passes * iterations)
-        checks = (None, None) if held_out is None else measured(model, held_out)
-        record = Epoch(0, number, loss, accuracy, *checks, time.perf_counter() - began)
+        on_held_out = (None, None) if held_out is None else measured(model, held_out)
+        record = Epoch(0, number, loss, accuracy, *on_held_out, time.perf_counter() - began)
         run.history.append(record)
         if any([callback(record) is True for callback in settings.callbacks]):
             break
-        if max_rho is not None and risen(losses):
-            steps = replace(steps, rho=min(GROWTH * steps.rho, max_rho))
+        last = losses[-RISES - 1 :]
+        rising = len(last) > RISES and all(a < b for a, b in pairwise(last))
+        if rising and steps.max_rho is not None:
+            steps = replace(steps, rho=min(GROWTH * steps.rho, steps.max_rho))
     run.settings["rho_at_end"] = steps.rho
+    run.seconds = time.perf_counter() - began
 
 
 @torch.no_grad()
-def figures(p: Problem) -> tuple[float, float]:
+def loss_and_accuracy(p: Problem) -> tuple[float, float]:
     """The net's mean cross-entropy and accuracy; waits for the GPU."""
     y = outputs(p)
     right = (y.argmax(1) == p.labels).sum()
     loss, right = torch.stack([F.cross_entropy(y, p.labels), right.to(y)]).tolist()
     return loss, right / len(y)
-
-
-def risen(losses: Sequence[float]) -> bool:
-    """Whether the loss has risen three times in a row.
-
-    Examples:
-        >>> risen([9, 1, 2, 3, 4]), risen([1, 2, 2, 3])
-        (True, False)
-    """
-    last = losses[-RISES - 1 :]
-    return len(last) > RISES and all(x < y for x, y in pairwise(last))
 
 
 @torch.no_grad()
@@ -207,7 +191,7 @@ def measured(model: nn.Module, held_out: Arrays | Stream) -> tuple[float, float]
     for batch in held_out.batches():
         x, labels = batch.load()
         y, samples = model(x), samples + len(labels)
-        right = (y.argmax(1) == whole_labels(labels)).sum()
+        right = (y.argmax(1) == class_indices(labels)).sum()
         sums.append(torch.stack([F.cross_entropy(y, labels, reduction="sum"), right.to(y)]))
     if not samples:
         raise TpsgdError("the validation data is empty: it gave no batch")
@@ -215,36 +199,23 @@ def measured(model: nn.Module, held_out: Arrays | Stream) -> tuple[float, float]
     return loss / samples, right / samples
 
 
-@torch.no_grad()
-def gathered(
-    samples: Arrays | Stream, form: BatchForm, blocks: list[Block], meter: Meter
-) -> tuple[Tensor, Tensor]:
-    """All inputs, (samples, features), and labels, on the device; an error if they do not fit."""
-    free = free_bytes(form.device)
-    if isinstance(samples, Arrays):
-        x, labels = samples.x, samples.y
-        ready = x.dtype == form.dtype and x.device == form.device
-        check_room(len(labels), blocks, form, free, copies=not ready)
-        x, labels = form(x), whole_labels(labels.to(form.device))
+def gathered(source: Arrays | Stream, form: BatchForm, meter: Meter) -> tuple[Tensor, Tensor]:
+    """All inputs and labels of a source, on the device."""
+    if isinstance(source, Arrays):
+        x, labels = form(source.x), class_indices(source.y.to(form.device))
+        copied = x is not source.x
     else:
-        ready, xs, ys, count = False, [], [], 0
-        for batch in samples.batches(0, 0):
-            batch_x, y = batch.load()
-            count += len(y)
-            check_room(max(count, samples.samples), blocks, form, free, copies=True)
-            xs.append(batch_x)
-            ys.append(whole_labels(y))
-        if not count:
+        batches = [batch.load() for batch in source.batches(0, 0)]
+        if not batches:
             raise TpsgdError("the data is empty: the loader gives no batch")
-        x, labels = torch.cat(xs), torch.cat(ys)
-    if not ready:
+        x = torch.cat([x for x, _ in batches])
+        labels, copied = class_indices(torch.cat([y for _, y in batches])), True
+    if copied:
         meter.kept(x.nbytes, 0)
-    for module in blocks[0].prologue:
-        x = module(x)
     return x, labels
 
 
-def whole_labels(labels: Tensor) -> Tensor:
+def class_indices(labels: Tensor) -> Tensor:
     """The labels, if they are class indices."""
     if labels.is_floating_point():
         raise TpsgdError(
@@ -254,27 +225,24 @@ def whole_labels(labels: Tensor) -> Tensor:
     return labels.long()
 
 
-def planned_bytes(samples: int, widths: list[int], itemsize: int, copies: bool) -> int:
-    """Peak memory of training on this number of samples, without the model.
+def planned_bytes(samples: int, widths: list[int], itemsize: int) -> int:
+    """Peak memory of training, without the data and the model.
 
     Each layer has z, a and m (the last one u instead of a); an update allocates a few more arrays.
-    `copies`: also the data, twice while a loader's batches are concatenated.
 
     Examples:
-        >>> planned_bytes(60_000, [784, 256, 10], itemsize=4, copies=False) >> 20
+        >>> planned_bytes(60_000, [784, 256, 10], itemsize=4) >> 20
         595
     """
     state = 3 * sum(widths[1:]) + TEMPORARY * max(widths[1:])
-    data = widths[0] if copies else 0
     weights = 4 * sum(a * b + b for a, b in pairwise(widths))
-    return itemsize * (samples * (data + max(data, state)) + weights)
+    return itemsize * (samples * state + weights)
 
 
-def check_room(samples: int, blocks: list[Block], form: BatchForm, free: int, copies: bool) -> None:
+def check_room(samples: int, layers: list[Any], form: BatchForm) -> None:
     """Refuse what would not fit in memory."""
-    layers: list[Any] = [block.layer for block in blocks]
     widths = [layers[0].in_features, *(layer.out_features for layer in layers)]
-    need = planned_bytes(samples, widths, form.dtype.itemsize, copies)
+    need, free = planned_bytes(samples, widths, form.dtype.itemsize), available(form.device)
     if need > free:
         raise TpsgdError(
             f"dlADMM holds every layer's values for all {samples:,} samples, about {size(need)}, "
@@ -283,42 +251,21 @@ def check_room(samples: int, blocks: list[Block], form: BatchForm, free: int, co
         )
 
 
-def free_bytes(device: torch.device) -> int:
-    """Free memory, what torch has reserved included."""
-    free = available(device)
-    if device.type == "cuda":
-        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return free
-
-
-def slopes(blocks: list[Block]) -> list[float]:
-    """The slope below 0 of each hidden layer's activation."""
-    return [float(getattr(block.activation, "negative_slope", 0.0)) for block in blocks[:-1]]
-
-
-def refuse(blocks: list[Block]) -> None:
+def check_model(blocks: list[Block]) -> None:
     """An error that says why dlADMM cannot train a model, if it cannot."""
-    instead = "train this model with tpsgd.fit or tpsgd.fit_backprop"
     for block in blocks:
         who, last = f"block {block.index + 1} ({block})", block is blocks[-1]
-        module = misfit(block, last)
-        if module is not None:
+        if odd := misfit(block, last):
             raise TpsgdError(
                 "dlADMM knows nn.Linear layers, ReLU or LeakyReLU between them and nn.Flatten "
-                f"before the first, but {who} has {type(module).__name__}: {instead}"
-            )
-        if block.activation is None and not last:
-            raise TpsgdError(
-                f"{who} has no activation, and dlADMM needs ReLU or LeakyReLU after every layer "
-                "but the last: add one"
+                f"before the first, but {who} has {odd}: use tpsgd.fit or tpsgd.fit_backprop"
             )
         if any(not p.requires_grad for p in block.layer.parameters()):
             raise TpsgdError(
                 f"{who} is frozen, and dlADMM trains all layers together: call "
                 "requires_grad_(True) on it, or compute its outputs and train the rest on those"
             )
-        names = {name for name, _ in block.layer.named_parameters()}
-        if not block.closed_form(Place.BEFORE) or names - {"weight", "bias"}:
+        if any(hooked(module) for module in block.modules):
             raise TpsgdError(f"{who} has hooks, which dlADMM would pass by: remove them")
     layer: Any = blocks[-1].layer
     if layer.out_features < 2:
@@ -333,32 +280,22 @@ def refuse(blocks: list[Block]) -> None:
         )
 
 
-def misfit(block: Block, last: bool) -> nn.Module | None:
-    """The first module of a block that dlADMM does not know."""
+def misfit(block: Block, last: bool) -> str | None:
+    """The first thing in a block that dlADMM does not know."""
     for module in block.modules:
-        fitting: tuple[type[nn.Module], ...] = ()
         if module is block.layer:
-            fitting = (nn.Linear,)
-        elif module is block.activation and not last:
-            fitting = (nn.ReLU, nn.LeakyReLU)
-        elif module in block.prologue and block.index == 0:
-            fitting = (nn.Flatten,)
-        if type(module) not in fitting:
-            return module
-    return None
+            fits = type(module) is nn.Linear
+        elif module is block.activation:
+            fits = type(module) in (nn.ReLU, nn.LeakyReLU) and not last
+        else:
+            fits = type(module) is nn.Flatten and module in block.prologue and block.index == 0
+        if not fits:
+            return type(module).__name__
+    return "no activation" if block.activation is None and not last else None
 
 
-def infos(blocks: list[Block]) -> list[BlockInfo]:
-    """How each layer is trained, for the record."""
-    return [
-        BlockInfo(str(b), "dladmm", count_parameters(b.named_parameters()), "alternating updates")
-        for b in blocks
-    ]
-
-
-def described(settings: Settings, steps: Steps, max_rho: float | None) -> dict[str, Any]:
+def described(settings: Settings, steps: Steps) -> dict[str, Any]:
     """The settings as plain values, for the record."""
     record = settings.describe("dladmm", cross_entropy)
     shared = ("rule", "loss", "seed", "device", "validation", "threads", "torch")
-    special = {"iterations": settings.epochs, **vars(steps), "max_rho": max_rho}
-    return {name: record[name] for name in shared} | special
+    return {name: record[name] for name in shared} | {"iterations": settings.epochs} | vars(steps)

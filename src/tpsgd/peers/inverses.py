@@ -13,7 +13,7 @@
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,30 +30,23 @@ POOLING = (
 )
 
 
-class Scale(NamedTuple):
-    """Takes the output of a bounded activation back to its targets: gain * y + shift."""
-
-    gain: float
-    shift: float
-
-
 class Unscale(nn.Module):
-    """gain * y + shift, with fixed numbers."""
+    """gain * y + shift: takes the output of a bounded activation back to its targets."""
 
     gain: Tensor
     shift: Tensor
 
-    def __init__(self, gain: float, shift: float) -> None:
+    def __init__(self, gain: Tensor, shift: Tensor) -> None:
         super().__init__()
-        self.register_buffer("gain", torch.tensor(gain, dtype=torch.float64))
-        self.register_buffer("shift", torch.tensor(shift, dtype=torch.float64))
+        self.register_buffer("gain", gain)
+        self.register_buffer("shift", shift)
 
     def forward(self, y: Tensor) -> Tensor:
         """In y's own precision."""
         return y * self.gain.to(y.dtype) + self.shift.to(y.dtype)
 
 
-def inverse(module: nn.Module, y: Tensor, shape: torch.Size) -> tuple[Tensor, Scale | None]:
+def inverse(module: nn.Module, y: Tensor, shape: torch.Size) -> tuple[Tensor, Unscale | None]:
     """The input of this shape that gives y (float64), and the scale of a bounded activation."""
     if isinstance(module, BOUNDED):
         return _bounded(module, y)
@@ -61,14 +54,9 @@ def inverse(module: nn.Module, y: Tensor, shape: torch.Size) -> tuple[Tensor, Sc
     return invert(module, y, shape), None
 
 
-def invertible(module: nn.Module) -> bool:
-    """Whether this kind of module has an inverse, except for some of its settings."""
-    return isinstance(module, BOUNDED) or any(isinstance(module, k) for k in _INVERSES)
-
-
 def check_invertible(module: nn.Module) -> None:
     """Refuse modules that have no inverse here."""
-    if not invertible(module):
+    if not any(isinstance(module, kinds) for kinds in (BOUNDED, *_INVERSES)):
         raise TpsgdError(
             f"ZORB has no inverse for {type(module).__name__}: it takes linear layers, "
             "convolutions, LeakyReLU, ReLU, Tanh, Sigmoid, pooling, Flatten and Dropout"
@@ -78,16 +66,16 @@ def check_invertible(module: nn.Module) -> None:
         raise TpsgdError("ZORB cannot invert a convolution with groups, or not padded with zeros")
 
 
-def _bounded(module: nn.Module, y: Tensor) -> tuple[Tensor, Scale]:
+def _bounded(module: nn.Module, y: Tensor) -> tuple[Tensor, Unscale]:
     """Scaled into the range of a sigmoid, 0 to 1, or of tanh, -1 to 1, and a little less."""
     low, high = y.min(), y.max()
     spread = torch.where(high > low, high - low, 1.0)
     share = ((y - low) / spread).mul(1 - 2 * EPSILON).add(EPSILON)
     gain = spread / (1 - 2 * EPSILON)
     if isinstance(module, nn.Sigmoid):
-        return share.logit(), Scale(float(gain), float(low - EPSILON * gain))
+        return share.logit(), Unscale(gain, low - EPSILON * gain)
     shift = low + (0.5 - EPSILON) * gain
-    return share.mul(2).sub(1).atanh(), Scale(float(gain / 2), float(shift))
+    return share.mul(2).sub(1).atanh(), Unscale(gain / 2, shift)
 
 
 def _linear(module: Any, y: Tensor, shape: torch.Size) -> Tensor:
@@ -125,28 +113,12 @@ def _leaky(module: Any, y: Tensor, shape: torch.Size) -> Tensor:
     return y if slope == 0 else torch.where(y >= 0, y, y / slope)
 
 
-def _scaled_back(module: Any, y: Tensor, shape: torch.Size) -> Tensor:
-    return (y - module.shift) / module.gain
-
-
-def _same(module: Any, y: Tensor, shape: torch.Size) -> Tensor:
-    return y
-
-
-def _reshaped(module: Any, y: Tensor, shape: torch.Size) -> Tensor:
-    return y.reshape(len(y), *shape)
-
-
-def _spread(module: Any, y: Tensor, shape: torch.Size) -> Tensor:
-    return F.interpolate(y, size=list(shape[1:]), mode="nearest")
-
-
 _INVERSES: dict[Any, Callable[[Any, Tensor, torch.Size], Tensor]] = {
     nn.Linear: _linear,
     CONVOLUTIONS: _convolution,
     nn.LeakyReLU: _leaky,
-    (nn.ReLU, nn.Identity, nn.modules.dropout._DropoutNd): _same,
-    (nn.Flatten, nn.Unflatten): _reshaped,
-    POOLING: _spread,
-    Unscale: _scaled_back,
+    (nn.ReLU, nn.Identity, nn.modules.dropout._DropoutNd): lambda module, y, shape: y,
+    (nn.Flatten, nn.Unflatten): lambda module, y, shape: y.reshape(len(y), *shape),
+    POOLING: lambda module, y, shape: F.interpolate(y, size=list(shape[1:]), mode="nearest"),
+    Unscale: lambda module, y, shape: (y - module.shift) / module.gain,
 }

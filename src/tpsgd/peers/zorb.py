@@ -32,7 +32,7 @@ from tpsgd.losses import mse
 from tpsgd.nets.blocks import Block, leaves_of, shapes, split
 from tpsgd.nets.modes import evaluating
 from tpsgd.objectives import Objective, Site, l2
-from tpsgd.peers.inverses import BOUNDED, Scale, Unscale, check_invertible, inverse
+from tpsgd.peers.inverses import BOUNDED, Unscale, check_invertible, inverse
 from tpsgd.peers.settings import peer_settings
 from tpsgd.rules import Place, Rule
 from tpsgd.solvers.ridge import ridge
@@ -97,7 +97,8 @@ def fit_zorb(
         raise
     run.seconds += seconds  # of the targets
     run.rule = run.settings["rule"] = "zorb"
-    run.settings |= {"options": [], "unscale": unscale, "scales": [tuple(s) for s in scales]}
+    numbers = [(float(scale.gain), float(scale.shift)) for scale in scales]
+    run.settings |= {"options": [], "unscale": unscale, "scales": numbers}
     return run
 
 
@@ -117,7 +118,7 @@ def check_model(blocks: list[Block]) -> list[nn.Module]:
     return modules
 
 
-def targets(blocks: list[Block], x: Tensor) -> tuple[list[Tensor], list[Scale]]:
+def targets(blocks: list[Block], x: Tensor) -> tuple[list[Tensor], list[Unscale]]:
     """Every block's class codes before its activation, (classes, *shape), and all scales in order.
 
     `x` is one sample: the inverses need the shapes that it has on the way through the net.
@@ -156,7 +157,9 @@ def _rule(codes: Tensor, last: bool) -> Rule:
     )
 
 
-def _append_scales(model: nn.Module, scales: list[Scale]) -> list[tuple[nn.Module, str, nn.Module]]:
+def _append_scales(
+    model: nn.Module, scales: list[Unscale]
+) -> list[tuple[nn.Module, str, nn.Module]]:
     """Append a scale to each bounded activation, in the order of the data; how to undo it."""
     undo = []
     bounded = [name for name, m in leaves_of(model) if isinstance(m, BOUNDED)]
@@ -164,5 +167,5 @@ def _append_scales(model: nn.Module, scales: list[Scale]) -> list[tuple[nn.Modul
         parent, _, name = path.rpartition(".")
         holder = model.get_submodule(parent)
         undo.append((holder, name, getattr(holder, name)))
-        setattr(holder, name, nn.Sequential(getattr(holder, name), Unscale(*scale)))
+        setattr(holder, name, nn.Sequential(getattr(holder, name), scale))
     return undo

@@ -22,7 +22,7 @@ _PATCHES = 1 << 25  # bytes of patches in memory at a time
 
 def inputs_of(layer: Any) -> int:
     """How many inputs one output unit of the layer reads."""
-    return LAYERS[type(layer)].inputs(layer)
+    return layer.weight[0].numel()
 
 
 @dataclass
@@ -74,9 +74,8 @@ class Equations:
         y = 2 * y - 1 if self.signed else y
         if self.codes is None or self.single:
             return rows.double(), y
-        targets = (y @ self.codes.double().flatten(lead + 1)).unflatten(
-            -1, self.codes.shape[lead + 1 :]
-        )
+        shape = self.codes.shape[lead + 1 :]
+        targets = (y @ self.codes.double().flatten(lead + 1)).unflatten(-1, shape)
         if self.kind.maps:
             targets = targets.flatten(2).mT
         return rows.flatten(lead, -2).double(), targets.flatten(lead, -2)

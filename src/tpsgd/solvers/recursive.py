@@ -11,11 +11,11 @@ errors grow when inputs are correlated. A is d x d for d inputs, whatever the nu
 After n samples the weights are those of `ridge(gamma / n)`.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
-from tpsgd.errors import TpsgdError
-from tpsgd.solvers.ridge import number
+from tpsgd.solvers.ridge import bad_penalty
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,6 @@ def rls(gamma: float = 1.0) -> Any:
         >>> tpsgd.evaluate(model, (x, y)) > 0.9
         True
     """
-    if number("gamma", gamma, "rls") <= 0:
-        raise TpsgdError(f"gamma must be a number, more than 0, got {gamma}")
+    if not (isinstance(gamma, (int, float)) and 0 < gamma < math.inf):
+        raise bad_penalty("gamma must be a number, more than 0", gamma, "rls")
     return Recursive(gamma)

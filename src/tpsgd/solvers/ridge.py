@@ -49,18 +49,12 @@ def ridge(alpha: float | None = None) -> Any:
         >>> tpsgd.evaluate(model, (x, y))
         1.0
     """
-    if alpha is not None and number("alpha", alpha, "ridge") < 0:
-        raise TpsgdError(f"alpha must be a number, 0 or more, got {alpha}")
+    if alpha is not None and not (isinstance(alpha, (int, float)) and 0 <= alpha < math.inf):
+        raise bad_penalty("alpha must be a number, 0 or more", alpha, "ridge")
     return Ridge(alpha)
 
 
-def number(name: str, value: Any, solver: str) -> float:
-    """A finite number, or an error."""
-    if not isinstance(value, (int, float)):
-        raise TpsgdError(
-            f"{name} must be a number, got a {type(value).__name__}; a solver is made by calling "
-            f"it, as in optimizer=tpsgd.{solver}()"
-        )
-    if not math.isfinite(value):
-        raise TpsgdError(f"{name} must be a finite number, got {value}")
-    return value
+def bad_penalty(rule: str, value: Any, solver: str) -> TpsgdError:
+    """The error for a penalty that is no number, or a wrong one."""
+    got = value if isinstance(value, (int, float)) else f"a {type(value).__name__}"
+    return TpsgdError(f"{rule}, got {got}; a solver must be called: optimizer=tpsgd.{solver}()")
