@@ -26,7 +26,7 @@ from torch import Tensor
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import Loss, bce, cross_entropy, minus_labels
 from tpsgd.maths.memory_format import full, rows
-from tpsgd.maths.pooling import back_to_pixels, cells, grid_for, wide
+from tpsgd.maths.pooling import back_to_pixels, cells, grid_for
 from tpsgd.maths.random import Key
 from tpsgd.projections import Projection, Redrawn
 
@@ -266,7 +266,9 @@ def readout(
 
     def read(y: Tensor, P: Tensor) -> tuple[Tensor, Tensor]:
         f = cells(y, grid) if grid else y.flatten(1)
-        return f, wide(f @ P.T).mul(factor)
+        logits = f @ P.T
+        # in bfloat16 the differences between logits would drown in rounding
+        return f, (logits.float() if logits.dtype is torch.bfloat16 else logits).mul(factor)
 
     def value(y: Tensor, s: Tensor, P: Tensor) -> Tensor:
         return local.value(read(y, P)[1], s)

@@ -54,7 +54,7 @@ from tpsgd.projections import Projection, binary, normal, orthogonal
 
 
 class Signal(Enum):
-    """What is projected: always the direction in which the output should move."""
+    """What the class codes project: the label, or minus the derivative of the net's loss."""
 
     LABEL = "the label"
     ERROR = "the output error"
