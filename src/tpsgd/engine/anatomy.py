@@ -111,9 +111,9 @@ def rules_for(rule: Rule | Sequence[Rule], blocks: list[Block], schedule: Any) -
         rules *= len(blocks)
     if len(rules) != len(blocks) or not all(isinstance(r, Rule) for r in rules):
         raise TpsgdError(
-            "rule must be a rule, such as tpsgd.rules.tpsgd_l2(), or a list of "
-            f"{len(blocks)}, one per block, got {len(rules)}: "
-            f"{[getattr(r, 'name', r) for r in rules]}; the blocks are {'; '.join(map(str, blocks))}"
+            f"rule must be a rule, such as tpsgd.rules.tpsgd_l2(), or a list of {len(blocks)}, one "
+            f"per block, got {len(rules)}: {[getattr(r, 'name', r) for r in rules]}; the blocks "
+            f"are {'; '.join(map(str, blocks))}"
         )
     for r in rules[:-1]:
         if r.needs_output and schedule is sequential:

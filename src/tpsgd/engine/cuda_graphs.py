@@ -36,7 +36,7 @@ def captured(step: Step, learners: Sequence[Any], source: Source, all_ours: bool
 
 
 class CapturedStep:
-    """A step that is replayed for every whole batch; smaller batches take it as it is."""
+    """A step that is replayed for every whole batch; a smaller batch takes the plain step."""
 
     def __init__(self, step: Step, source: Source) -> None:
         self.step, self.form = step, source.form

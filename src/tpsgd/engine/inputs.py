@@ -143,8 +143,8 @@ def check_finite(x: Tensor) -> None:
         return
     nbytes = PART if x.device.type == "cpu" else 64 * PART  # a GPU is waited for after each part
     step = max(1, nbytes * len(x) // x.nbytes)
-    for start, part in zip(range(0, len(x), step), x.split(step), strict=True):
-        if not torch.isfinite(torch.stack(part.aminmax())).all():
-            finite = torch.isfinite(part).reshape(len(part), -1).all(1)
+    for start, samples in zip(range(0, len(x), step), x.split(step), strict=True):
+        if not torch.isfinite(torch.stack(samples.aminmax())).all():
+            finite = torch.isfinite(samples).reshape(len(samples), -1).all(1)
             first = start + int((~finite).nonzero()[0])
             raise TpsgdError(f"x contains NaN or infinity (first in sample {first})")

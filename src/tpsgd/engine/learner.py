@@ -260,7 +260,7 @@ class GradientLearner(BlockLearner):
             of_objective = {}
             while grads:
                 name, grad = grads.popitem()
-                if name in self.moving:  # not a parameter that stays as it is
+                if name in self.moving:  # other parameters do not learn
                     _set_gradient(self.moving[name], grad, self.share)
                 del grad
             if self.share == 1.0:
@@ -268,7 +268,7 @@ class GradientLearner(BlockLearner):
         self.figures.add(local, labels, self.multi_label)
 
     def apply_gradients(self) -> None:
-        """Take the optimizer's step with the gradients that are there, and drop them."""
+        """Take the optimizer's step and drop the gradients."""
         if self.optimizer is None:
             return
         self.optimizer.step()
@@ -284,7 +284,7 @@ class GradientLearner(BlockLearner):
 def _set_gradient(p: Tensor, grad: Tensor, share: float) -> None:
     """Give a parameter its gradient, or add a micro-batch's share of it.
 
-    It gets its parameter's number format and strides: fused optimizers walk both together.
+    The gradient gets the parameter's number format and strides, which fused optimizers need.
     """
     grad = grad.to(p.dtype)
     if share < 1.0:

@@ -201,7 +201,7 @@ class Meter(Observer):
 
     def peak(self, model_bytes: int) -> int:
         """The most bytes at any time, the model included, kept inputs left out."""
-        return model_bytes + max((s.peak for s in self.stages), default=self._live.peak)
+        return model_bytes + max(stage.peak for stage in self.stages)
 
     def _close(self) -> None:
         """Write down the peak of the stage that ends."""
@@ -219,19 +219,16 @@ def _twice(x: Tensor, w: Tensor) -> Tensor:
     return F.linear(F.linear(x, w, w[0]), w, w[0])
 
 
-def take_cublas_workspaces(device: torch.device) -> int:
-    """Let cuBLAS take its workspaces, which it never gives back: the bytes they take, if any."""
-    before = torch.cuda.memory_allocated(device)
+def take_cublas_workspaces(device: torch.device) -> None:
+    """Let cuBLAS allocate its workspaces, which it never frees, before anything is measured."""
     ones = torch.ones(64, 64, device=device)
     w = torch.ones(64, 64, device=device, requires_grad=True)
     for stream in (torch.cuda.current_stream(device), side_stream(device)):
-        with torch.cuda.stream(stream), torch.enable_grad():  # autograd has threads of its own
+        with torch.cuda.stream(stream), torch.enable_grad():  # autograd uses other threads
             y = checkpoint(_twice, torch.mm(ones, w), w, use_reentrant=False)
             torch.autograd.grad(y, w, ones)
             del y
     torch.cuda.synchronize(device)
-    del ones, w
-    return torch.cuda.memory_allocated(device) - before
 
 
 def tensor_bytes(module: nn.Module) -> int:

@@ -42,7 +42,7 @@ def make_optimizer(factory: Any, params: Mapping[str, Tensor], lr: float | None)
     if isinstance(optimizer, torch.optim.LBFGS):
         raise TpsgdError("LBFGS evaluates its loss many times a step; choose another optimizer")
     if lr is not None and isinstance(factory, TwoRates):
-        raise TpsgdError("two_rates has its own learning rates: leave lr out, or None for it")
+        raise TpsgdError("two_rates sets the learning rates: leave lr out, or None for it")
     if lr is not None:
         for group in optimizer.param_groups:
             rate = group["lr"]

@@ -51,10 +51,10 @@ class Run:
 
     `sample_passes` counts a sample each time a block learns from it, so that a net of three blocks
     trained for five epochs has the same count under every rule and backprop. `forward_passes`
-    counts the samples pushed through a trained block to make the next one's inputs.
-    `peak_bytes` is the most memory held at any time beyond the data set, model included;
-    `kept_bytes` the inputs kept for reuse, counted apart. `resident_bytes` is what the whole
-    process held at most meanwhile, Python, torch and the data set included, where the system says.
+    counts a sample each time a trained block computes an input of the next block.
+    `peak_bytes` is the peak memory beyond the data set, model included; `kept_bytes` the inputs
+    kept for reuse, counted apart. `resident_bytes` is the peak of the whole process, Python, torch
+    and the data set included; 0 where the system does not tell.
     """
 
     rule: str

@@ -207,6 +207,11 @@ class DiskRows:
         )
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """As if it were a tensor."""
+        return (self.samples, *self.sample.shape[1:])
+
+    @property
     def nbytes(self) -> int:
         """The size of the file."""
         return self.samples * self.sample.nbytes

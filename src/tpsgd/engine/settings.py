@@ -115,8 +115,8 @@ class Settings:
         self._check_augment()
         if self.precision not in (None, torch.bfloat16):
             raise TpsgdError(
-                f"precision must be torch.bfloat16 or None, got {self.precision!r} (float16 would "
-                "need its loss scaled against underflow)"
+                f"precision must be torch.bfloat16 or None, got {self.precision!r}; float16 needs "
+                "its loss scaled against underflow: use torch.bfloat16"
             )
         if not isinstance(self.batch_size, int) or self.batch_size < 1:
             raise TpsgdError(f"batch_size must be 1 or more, got {self.batch_size!r}")

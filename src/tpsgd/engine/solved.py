@@ -96,7 +96,7 @@ class RidgeLearner(SolvedLearner):
         self.collecting = self.learning
 
     def batches(self, source: Source, epoch: int) -> Iterator[Any]:
-        """Every sample once, as it is."""
+        """Every sample once, in the stored order and without augmentation."""
         return source.batches()
 
     def forward(self, x: Any) -> Any:

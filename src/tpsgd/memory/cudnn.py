@@ -11,23 +11,21 @@ CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
 _measured: dict[Any, int] = {}
 
 
-class Workspaces:
-    """Called with an operation and its arguments: the bytes it takes in addition to its results.
+def workspace_bytes(func: Any, args: Any) -> int:
+    """The bytes that an operation takes in addition to its results.
 
     Each convolution is run once, on real tensors of the same shapes.
     """
-
-    def __call__(self, func: Any, args: Any) -> int:
-        if func not in CONVOLUTIONS or not torch.cuda.is_available():
-            return 0
-        key = func, *map(_shape, args), torch.backends.cudnn.allow_tf32
-        if key not in _measured:
-            with _disable_current_modes():
-                try:
-                    _measured[key] = _measure(func, args)
-                except torch.cuda.OutOfMemoryError:
-                    _measured[key] = 1 << 50  # more than there is
-        return _measured[key]
+    if func not in CONVOLUTIONS or not torch.cuda.is_available():
+        return 0
+    key = func, *map(_shape, args), torch.backends.cudnn.allow_tf32
+    if key not in _measured:
+        with _disable_current_modes():
+            try:
+                _measured[key] = _measure(func, args)
+            except torch.cuda.OutOfMemoryError:
+                _measured[key] = 1 << 50  # more than there is
+    return _measured[key]
 
 
 def _shape(value: Any) -> Any:

@@ -43,7 +43,7 @@ class Line:
 
     name: str
     parts: dict[str, int]
-    kept: int = 0  # inputs kept for reuse, which come on top
+    kept: int = 0  # inputs kept for reuse, which are added to the peak
     blocks: tuple["Line", ...] = ()
 
     @property
@@ -115,11 +115,11 @@ def cells(lines: Sequence[Line], title: str) -> list[list[str]]:
     """The head and the rows of a table of bytes; parts that no line has are left out."""
     brief = PARTS | {"gradients": "grads", "optimizer": "optim.", "activations": "activ."}
     shown = [part for part in PARTS if any(line.parts.get(part) for line in lines)]
-    kept = ["inputs"] if any(line.kept for line in lines) else []
-    rows = [[title, *(brief[part] for part in shown), *kept, "total"]]
+    inputs = ["inputs"] if any(line.kept for line in lines) else []
+    rows = [[title, *(brief[part] for part in shown), *inputs, "total"]]
     for line in lines:
         counts = [line.parts.get(part, 0) for part in shown]
-        counts += [line.kept, line.total] if kept else [line.total]
+        counts += [line.kept, line.total] if inputs else [line.total]
         rows.append([line.name, *map(short, counts)])
     return rows
 

@@ -29,7 +29,7 @@ from tpsgd.engine.solved import RidgeLearner
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import bce
 from tpsgd.maths.random import SORTED, Key, mixed, permutation
-from tpsgd.memory.cudnn import Workspaces
+from tpsgd.memory.cudnn import workspace_bytes
 from tpsgd.nets.blocks import has_batch_norm
 from tpsgd.nets.recurrent import Recurrent
 from tpsgd.projections import make_tables
@@ -111,7 +111,7 @@ def _rehearse(model: nn.Module, inputs: Inputs, method: Method, settings: Settin
     if on_gpu and not torch.cuda.is_available():  # on the CPU, with a GPU's default window
         window = settings.window or (GPU_WINDOW if _recurrent(model) else None)
         device, settings = torch.device("cpu"), replace(settings, device="cpu", window=window)
-    live = LiveBytes(CUDA_BLOCK if on_gpu else 1, Workspaces() if on_gpu else None, detail=True)
+    live = LiveBytes(CUDA_BLOCK if on_gpu else 1, workspace_bytes if on_gpu else None, detail=True)
     meter = PlanMeter(device, live)
     make_tables()  # they must be real tensors
     mode = FakeTensorMode(allow_non_fake_inputs=True)

@@ -65,13 +65,13 @@ def fit(
         rule: one rule for the net, or a list with one per block, the last included (which only
             lends its loss). Default: `rules.readout()`.
         schedule: `tpsgd.sequential` (the paper's) or `tpsgd.simultaneous`.
-        loss: of the last block; default: the rule's own (`mse` for tpSGD, else `cross_entropy`).
+        loss: of the last block; default: that of the rule (`mse` for tpSGD, else `cross_entropy`).
         optimizer: a factory, `params -> torch.optim.Optimizer`; default Adam at 1e-3.
         lr: overrides the optimizer's learning rate.
         epochs: passes over the data *per block*.
         early_stopping: `tpsgd.EarlyStopping(patience, min_delta)`.
             `optimizer`, `lr`, `epochs` and `early_stopping` may be lists, one entry per block.
-        batch_size: samples per step (a `DataLoader` brings its own). A last batch of one sample is
+        batch_size: samples per step, unless a `DataLoader` sets it. A last batch of one sample is
             left out when the model has batch normalisation, which cannot take it.
         seed: of the projections, the order of samples and dropout.
         device: where to train; default: where the model is.
@@ -202,7 +202,7 @@ def _new_runs(method: Method, anatomy: Anatomy, settings: Settings, restarts: in
 def training_context(
     models: list[nn.Module], settings: Settings, keep_inputs: bool = True
 ) -> Iterator[torch.device]:
-    """Models on their device, random numbers seeded; modes and the caller's numbers restored.
+    """Models on their device, random numbers seeded; modes and the generator are restored.
 
     `keep_inputs`: no module writes into its input, which may be the output that an earlier block
     has yet to learn from.
