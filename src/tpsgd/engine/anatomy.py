@@ -111,7 +111,7 @@ def rules_for(rule: Rule | Sequence[Rule], blocks: list[Block], schedule: Any) -
         rules *= len(blocks)
     if len(rules) != len(blocks) or not all(isinstance(r, Rule) for r in rules):
         raise TpsgdError(
-            f"rule must be a rule, such as tpsgd.rules.tpsgd_l2(), or a list of {len(blocks)}, one "
+            f"rule must be a tpsgd.rules value, as tpsgd_l2(), or a list of {len(blocks)}, one "
             f"per block, got {len(rules)}: {[getattr(r, 'name', r) for r in rules]}; the blocks "
             f"are {'; '.join(map(str, blocks))}"
         )
