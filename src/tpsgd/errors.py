@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 
 class TpsgdError(ValueError):
-    """What the caller gave cannot be used; the message says what was expected."""
+    """An argument cannot be used; the message says what was expected."""
 
 
 def suggestion(word: str, words: Iterable[str]) -> str:

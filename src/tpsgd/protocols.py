@@ -47,11 +47,17 @@ class Learner(Protocol):
     def update(
         self, saved: Any, s: Tensor, labels: Tensor, output_unused: bool = False
     ) -> None: ...
-    def finish_update(self) -> None: ...
-    def end_epoch(self, samples: int) -> None: ...
-    def adjust_rate(self) -> None: ...
     def measure(self, saved: Any, labels: Tensor) -> None: ...
     def resume(self) -> None: ...
+
+    def finish_update(self) -> None:
+        """End an update that had to wait for the next block."""
+
+    def end_epoch(self, samples: int) -> None:
+        """All batches of an epoch have been learned from."""
+
+    def adjust_rate(self) -> None:
+        """Let the learning rate follow its schedule, once the epoch has been recorded."""
 
 
 class Observer:

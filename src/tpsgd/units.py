@@ -18,7 +18,7 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
 
 
 def as_bytes(text: str | int) -> int:
-    """A number of bytes out of what people write: 1 KB is 1,024 bytes, as in `size`.
+    """The number of bytes that a text such as "64MB" means; 1 KB is 1,024 bytes, as in `size`.
 
     Examples:
         >>> as_bytes("1.5 KB")
@@ -26,14 +26,14 @@ def as_bytes(text: str | int) -> int:
     """
     if isinstance(text, int) and not isinstance(text, bool) and text > 0:
         return text
-    found = re.fullmatch(r"\s*(\d+\.?\d*)\s*([KMGT]?)I?B?\s*", str(text).upper())
-    if not isinstance(text, str) or not found or not float(found[1]):
+    match = re.fullmatch(r"\s*(\d+\.?\d*)\s*([KMGT]?)I?B?\s*", str(text).upper())
+    if not isinstance(text, str) or not match or not float(match[1]):
         raise TpsgdError(f"{text!r} is no amount of memory: write 64MB, 1.5GB or a number of bytes")
-    return max(1, int(float(found[1]) * UNITS[found[2]]))
+    return max(1, int(float(match[1]) * UNITS[match[2]]))
 
 
 def size(count: float) -> str:
-    """Bytes for people.
+    """Bytes as a text.
 
     Examples:
         >>> size(1536)

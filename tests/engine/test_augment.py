@@ -312,7 +312,7 @@ def test_an_augmentation_that_cannot_work_is_refused_in_one_sentence(message):
 
 
 def test_flip_is_for_pictures():
-    with pytest.raises(TpsgdError, match=r"flip\(0.5\) is for pictures.*got float32 of shape"):
+    with pytest.raises(TpsgdError, match=r"flip\(0.5\) is for images.*got float32 of shape"):
         tpsgd.fit(mlp(6, 3), points(), augment=flip())
 
 

@@ -1,15 +1,14 @@
-"""Augmentation: every batch of pictures changed at random on its way to the model.
+"""Augmentation: random changes of every batch of images that is learned from.
 
-A batch is changed on the device that it is learned on, all its samples at once; the data set is
-never copied. `fit(augment=chain(flip(), crop(4)))` changes what is learned from in an epoch, and
-nothing else: validation, and the pass that tells shapes, see the samples as they are.
+A batch is changed as a whole, on the training device; the data set is never copied. With
+`fit(augment=chain(flip(), crop(4)))`, validation sees the samples unchanged.
 
-    x = flip()(x)                          # by itself: numbers from torch's generator
+    x = flip()(x)                          # outside `fit`: numbers from torch's generator
 
-In `fit` the numbers are a function of its seed, the block, the epoch, the batch and the place in
-the batch, so they are the same on every device and with any `micro_batch`. A function of the
-caller's own, `x -> x`, may be given too; its numbers are its own affair (torch's generator, which
-`fit` seeds, gives the same ones again on the same kind of device).
+In `fit` the random numbers are a function of its seed, the block, the epoch, the batch and the
+place in the batch, so they are the same on every device and with any `micro_batch`. Any other
+function `x -> x` works too; if it uses torch's generator, which `fit` seeds, it repeats on the same
+kind of device.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,23 +20,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tpsgd.engine.batches import DerivedSource
 from tpsgd.errors import TpsgdError
 from tpsgd.maths.memory_format import channels_last
 from tpsgd.maths.random import Key, splitmix64, streams
-from tpsgd.protocols import Source
 
-BITS = 24  # of each number, as many as a float32 holds
+BITS = 24  # of each random number, as many as a float32 can represent
 
 
 class Draws:
-    """Uniform numbers for the samples of a batch, of which `start` have had theirs already."""
+    """Uniform random numbers for the samples of a batch, from the sample at `start` on."""
 
     def __init__(self, key: Key, batch: int = 0, start: int = 0) -> None:
         self.key, self.start = key, start
         self.next = batch << 8  # the stream that comes next; a batch has 256
 
     def __call__(self, x: Tensor, count: int) -> Tensor:
-        """So many numbers in [0, 1) for each sample of x: (count, n)."""
+        """`count` numbers in [0, 1) for each sample of x: (count, n)."""
         starts = streams(self.key, list(range(self.next, self.next + count)), x.device)
         self.next += count
         places = torch.arange(self.start, self.start + len(x), device=x.device)
@@ -47,16 +46,16 @@ class Draws:
 
 @dataclass(frozen=True)
 class Augmentation:
-    """A named random change of pictures (n, channels, height, width), each by itself."""
+    """A named random change of images (n, channels, height, width), different for each image."""
 
     name: str
     change: Callable[[Tensor, Draws], Tensor]
 
     def __call__(self, x: Tensor, draws: Draws | None = None) -> Tensor:
-        """Other pictures of the same shape, type and layout; x stays as it is."""
+        """Changed images of the same shape, type and memory format; x stays as it is."""
         if not isinstance(x, Tensor) or x.dim() != 4 or not x.is_floating_point():
             raise TpsgdError(
-                f"{self.name} is for pictures, real numbers of shape (samples, channels, height, "
+                f"{self.name} is for images, real numbers of shape (samples, channels, height, "
                 f"width), got {_described(x)}"
             )
         if draws is None:
@@ -69,7 +68,7 @@ class Augmentation:
 
 
 def flip(p: float = 0.5) -> Augmentation:
-    """Left and right exchanged, with probability p.
+    """Mirror left and right with probability p.
 
     Examples:
         >>> flip(1.0)(torch.tensor([[[[1.0, 2.0]]]])).tolist()
@@ -85,10 +84,7 @@ def flip(p: float = 0.5) -> Augmentation:
 
 
 def crop(padding: int = 4, reflect: bool = False) -> Augmentation:
-    """Moved by up to `padding` pixels each way; what comes in is zero, or the picture mirrored.
-
-    Zero is the mean of data that is centred, and black otherwise.
-    """
+    """Shift by up to `padding` pixels each way; new pixels are zero, or mirrored with `reflect`."""
     if not isinstance(padding, int) or padding < 0:
         raise TpsgdError(f"crop's padding must be pixels, 0 or more, got {_described(padding)}")
 
@@ -97,38 +93,38 @@ def crop(padding: int = 4, reflect: bool = False) -> Augmentation:
             raise TpsgdError(
                 f"crop cannot mirror {padding} pixels of {x.shape[2]} x {x.shape[3]}: take fewer"
             )
-        moved = (draws(x, 2) * (2 * padding + 1)).long() - padding
-        rows, columns = (
-            moved[i, :, None] + torch.arange(x.shape[2 + i], device=x.device) for i in (0, 1)
+        shifts = (draws(x, 2) * (2 * padding + 1)).long() - padding
+        (rows, outside_rows), (columns, outside_columns) = (
+            _mirrored(shift[:, None] + torch.arange(size, device=x.device), size)
+            for shift, size in zip(shifts, x.shape[2:], strict=True)
         )
-        (rows, top), (columns, left) = _inside(rows, x.shape[2]), _inside(columns, x.shape[3])
-        out = _picked(x, rows, columns)
-        outside = top[:, None, :, None] | left[:, None, None, :]
+        out = _pixels(x, rows, columns)
+        outside = outside_rows[:, None, :, None] | outside_columns[:, None, None, :]
         return out if reflect else out.masked_fill_(outside, 0.0)
 
     return Augmentation(f"crop({padding}{', reflect' if reflect else ''})", change)
 
 
-def _inside(index: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Indices mirrored at both ends, and where they lay outside."""
+def _mirrored(index: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Indices mirrored at both ends, and where they were outside."""
     outside = (index < 0) | (index >= size)
     mirrored = index.abs()
     mirrored = torch.where(index >= size, 2 * (size - 1) - mirrored, mirrored)
     return mirrored.clamp_(0, size - 1), outside
 
 
-def _picked(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Each sample's own rows and columns, in x's layout."""
+def _pixels(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """The pixels at each sample's rows and columns, in x's memory format."""
     sample = torch.arange(len(x), device=x.device)[:, None, None]
     if channels_last(x):
-        picked = x.permute(0, 2, 3, 1)[sample, rows[:, :, None], columns[:, None, :]]
-        return picked.permute(0, 3, 1, 2)
+        pixels = x.permute(0, 2, 3, 1)[sample, rows[:, :, None], columns[:, None, :]]
+        return pixels.permute(0, 3, 1, 2)
     channel = torch.arange(x.shape[1], device=x.device)[None, :, None, None]
     return x[sample[..., None], channel, rows[:, None, :, None], columns[:, None, None, :]]
 
 
 def cutout(size: int) -> Augmentation:
-    """A square of `size` pixels set to zero; it lies inside the picture."""
+    """Set a square of `size` pixels, which lies inside the image, to zero."""
     if not isinstance(size, int) or size < 1:
         raise TpsgdError(f"cutout's size must be pixels, 1 or more, got {_described(size)}")
 
@@ -150,9 +146,9 @@ def cutout(size: int) -> Augmentation:
 def resized_crop(
     scale: tuple[float, float] = (0.35, 1.0), ratio: tuple[float, float] = (1.0, 1.0)
 ) -> Augmentation:
-    """A part of the picture, of `scale` of its area, enlarged to the whole; bilinear.
+    """Enlarge a part of the image, a share `scale` of its area, to the whole size; bilinear.
 
-    `ratio` is the range of width to height (torchvision: 3/4 to 4/3), as far as the picture goes.
+    `ratio` is the range of width to height (torchvision: 3/4 to 4/3), as far as the image allows.
     """
     (small, large), (narrow, wide) = scale, ratio
     if not 0 < small <= large <= 1:
@@ -177,9 +173,9 @@ def resized_crop(
 
 
 def jitter(contrast: float = 0.2, brightness: float = 0.2) -> Augmentation:
-    """Contrast times 1 ± `contrast`, and ± `brightness` standard deviations of the picture added.
+    """Scale an image about its mean by 1 ± `contrast`; add ± `brightness` standard deviations.
 
-    About each picture's own mean, so that it does not matter how the data is scaled.
+    Mean and deviation are the image's, so that it does not matter how the data is scaled.
     """
     if not all(_is_number(v) and v >= 0 for v in (contrast, brightness)):
         raise TpsgdError(
@@ -198,7 +194,7 @@ def jitter(contrast: float = 0.2, brightness: float = 0.2) -> Augmentation:
 
 
 def chain(*functions: Callable[[Tensor], Tensor]) -> Augmentation:
-    """One after another; functions of the caller's own may be among them.
+    """Apply augmentations, or other functions, one after another.
 
     Examples:
         >>> print(chain(flip(), crop(4), cutout(8)))
@@ -217,19 +213,20 @@ def chain(*functions: Callable[[Tensor], Tensor]) -> Augmentation:
 
 
 def applied(function: Callable[..., Any], x: Tensor, draws: Draws) -> Tensor:
-    """A batch through an augmentation, or through a function of the caller's own."""
-    made = function(x, draws) if isinstance(function, Augmentation) else function(x)
-    if not isinstance(made, Tensor) or made.shape != x.shape:
+    """A batch changed by an augmentation or by any other function."""
+    out = function(x, draws) if isinstance(function, Augmentation) else function(x)
+    if not isinstance(out, Tensor) or out.shape != x.shape:
         raise TpsgdError(
             f"augment must give a tensor of the batch's shape {tuple(x.shape)}, but "
-            f"{_name(function)} gave {_described(made)}"
+            f"{_name(function)} gave {_described(out)}"
         )
-    return made
+    return out
 
 
 def _name(function: Any) -> str:
-    known = isinstance(function, Augmentation)
-    return str(function) if known else getattr(function, "__name__", type(function).__name__)
+    if isinstance(function, Augmentation):
+        return function.name
+    return getattr(function, "__name__", type(function).__name__)
 
 
 def _is_number(value: Any) -> bool:
@@ -243,32 +240,17 @@ def _described(value: Any) -> str:
 
 
 @dataclass
-class Augmented:
-    """A source whose training batches are augmented; without an epoch they come as they are.
+class Augmented(DerivedSource):
+    """A source whose training batches are augmented; without an epoch they are unchanged."""
 
-    The random numbers are a function of (seed, block, epoch, batch) and the sample's place in its
-    batch.
-    """
-
-    source: Source
     function: Callable[[Tensor], Tensor]
 
-    @property
-    def form(self) -> Any:
-        """The form of the source's batches."""
-        return self.source.form
-
-    @property
-    def samples(self) -> int:
-        """How many samples an epoch has."""
-        return self.source.samples
-
     def batches(self, block: int = 0, epoch: int | None = None) -> Iterator[Any]:
-        """The source's batches, augmented as (block, epoch) says."""
+        """The source's batches, augmented with the random numbers of (block, epoch)."""
         if epoch is None:
             yield from self.source.batches(block)
             return
-        key = Key(self.form.seeds[0], block, -1 - epoch)  # projections and orders have the others
+        key = Key(self.form.seeds[0], block, -1 - epoch)  # projections and orders are not negative
         number = start = 0
         for batch in self.source.batches(block, epoch):
             yield batch.through(partial(self._augment, draws=Draws(key, number, start)))

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from tpsgd.nets.recurrent import Recurrent
 
 @dataclass(frozen=True)
 class Backprop:
-    """Where a rule could be: train the whole net by backprop, see `fit_backprop`."""
+    """In place of a rule: train the whole net by backprop, see `fit_backprop`."""
 
     checkpoint: int | bool = False
     name = "backprop"
@@ -48,37 +49,37 @@ class BackpropLearner(GradientLearner):
 
 
 class Segments(nn.Sequential):
-    """Parts of a model of which only the inputs are kept; the last one's insides are, too."""
+    """Segments of a model that store their inputs only; the last stores its activations too."""
 
     def forward(self, input: Tensor) -> Tensor:
         """As `nn.Sequential`'s."""
-        *parts, last = self
-        for part in parts:
-            again = partial(_recomputing, part)
-            input = checkpointed(part, input, use_reentrant=False, context_fn=again)
+        *segments, last = self
+        for segment in segments:
+            contexts = partial(_contexts, segment)
+            input = checkpointed(segment, input, use_reentrant=False, context_fn=contexts)
         return last(input)
 
 
-def _recomputing(part: nn.Module) -> tuple[Any, Any]:
-    """What surrounds a segment's first pass, nothing, and its second."""
-    return nullcontext(), _statistics_kept(part)
+def _contexts(segment: nn.Module) -> tuple[Any, Any]:
+    """The contexts of a segment's first pass and of its recomputation."""
+    return nullcontext(), _statistics_unchanged(segment)
 
 
 @contextmanager
-def _statistics_kept(part: nn.Module) -> Iterator[None]:
-    """Batch norms compute as ever, but what they remember stays as it is."""
-    norms = [m for m in part.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    kept = [(b, b.clone()) for m in norms for b in m.buffers()]
+def _statistics_unchanged(segment: nn.Module) -> Iterator[None]:
+    """Batch norms do not count a recomputed batch twice."""
+    norms = [m for m in segment.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    before = [(b, b.clone()) for m in norms for b in m.buffers()]
     try:
         yield
     finally:
         with torch.no_grad():
-            for buffer, value in kept:
+            for buffer, value in before:
                 buffer.copy_(value)
 
 
 def in_segments(model: nn.Module, segments: int | bool) -> nn.Module:
-    """The model, with its insides computed again on the way back."""
+    """The model cut into segments that are recomputed in the backward pass."""
     if not segments:
         return model
     if not isinstance(segments, int):
@@ -89,6 +90,6 @@ def in_segments(model: nn.Module, segments: int | bool) -> nn.Module:
     count = len(blocks) if segments is True else segments
     if not 1 <= count <= len(blocks):
         raise TpsgdError(f"checkpoint must be between 1 and {len(blocks)} segments, got {count}")
-    ends = [len(blocks) * (i + 1) // count for i in range(count)]
-    parts = [blocks[a:b] for a, b in zip([0, *ends], ends, strict=False)]
-    return Segments(*(nn.Sequential(*(m for b in part for m in b.modules)) for part in parts))
+    ends = [len(blocks) * i // count for i in range(count + 1)]
+    groups = [blocks[a:b] for a, b in pairwise(ends)]
+    return Segments(*(nn.Sequential(*(m for b in group for m in b.modules)) for group in groups))

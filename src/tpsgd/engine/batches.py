@@ -1,8 +1,8 @@
-"""Where batches come from: arrays in memory or in a file, a loader, either behind frozen blocks.
+"""Where batches come from: arrays in memory or in a file, a loader, or frozen blocks after either.
 
-A source yields batches whose numbers are gathered when they are loaded, on the training device.
-Arrays are indexed, never copied; their order in an epoch is a function of the seed, the block and
-the epoch, and the same on every device.
+The numbers of a batch are gathered on the training device when it is loaded. Arrays are indexed,
+never copied; their order in an epoch is a function of the seed, the block and the epoch, and the
+same on every device.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,7 +26,7 @@ RAGGED_UNCUT = (
     "sequences of different lengths cannot be cut into micro-batches: lower batch_size instead of "
     "setting micro_batch or a memory budget"
 )
-WORTH_CUTTING = 1 << 20  # bytes of a batch that is better processed a part at a time
+WORTH_CUTTING = 1 << 20  # bytes of a batch that is better processed in parts
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,7 @@ class BatchForm:
         count = 1 if self.micro_batch is None else -(-size // self.micro_batch)
         if self.batch_norm:
             count = max(1, min(count, size // 2))
-        ends = [size * (i + 1) // count for i in range(count)]
-        return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+        return [slice(size * i // count, size * (i + 1) // count) for i in range(count)]
 
     def looks_up(self, x: Any, leading: int = 1) -> bool:
         """Whether x, with this many leading dimensions of samples, holds indices to look up."""
@@ -99,13 +98,15 @@ class BatchForm:
 def suits_channels_last(modules: Iterable[nn.Module]) -> bool:
     """Whether channels last is faster (there are convolutions) and safe.
 
-    A user's own module may rely on `view`, so only torch's and this library's modules get that
-    memory format.
+    A user's module may rely on `view`, so only torch's and this library's get that memory format.
     """
     modules = list(modules)
-    return any(isinstance(m, nn.Conv2d) for m in modules) and all(
-        type(m).__module__.startswith(("torch.nn", "tpsgd.")) for m in modules
-    )
+    return any(isinstance(m, nn.Conv2d) for m in modules) and all(map(is_library_module, modules))
+
+
+def is_library_module(module: nn.Module) -> bool:
+    """Whether a module is torch's or this library's, not the user's."""
+    return type(module).__module__.startswith(("torch.nn", "tpsgd."))
 
 
 def has_lookup(modules: Iterable[nn.Module]) -> bool:
@@ -178,7 +179,10 @@ class Arrays:
             index = index[x.lengths[index.cpu()].argsort(descending=True, stable=True)]
         labels = _index_type(self.y[index]).to(self.form.device)
         if self.form.in_chunks and not self.per_restart:
-            return _lazy(x, index, self.form), labels
+            if isinstance(x, Padded):
+                data: Any = LazySequences(x.data, index, self.form)
+                return Padded(data, x.lengths[index.cpu()]), labels
+            return LazySequences(x, index, self.form), labels
         if self.per_restart:
             restart = torch.arange(len(index), device=index.device)[:, None]
             return self.form(x[restart, index], 2), labels
@@ -194,32 +198,31 @@ class Arrays:
             size = index.shape[-1]
             if epoch is not None and self.form.skips(size):
                 continue
-            for part in self.form.cut(size):
-                samples = part.stop - part.start
-                share, last = samples / size, part.stop == size
-                yield Batch(self.take, index[..., part], samples, share, last)
+            for span in self.form.cut(size):
+                samples = span.stop - span.start
+                share, last = samples / size, span.stop == size
+                yield Batch(self.take, index[..., span], samples, share, last)
 
 
 def _gathered(x: Tensor, index: Tensor, form: BatchForm) -> Tensor:
     """Samples in the model's memory format; a large batch in parts, so that it exists once."""
-    turns = form.channels_last and x.dim() == 4 and not channels_last(x)
+    transposes = form.channels_last and x.dim() == 4 and not channels_last(x)
     nbytes = len(index) * x[0].numel() * form.numbers.itemsize
-    if not turns or nbytes < WORTH_CUTTING or form.looks_up(x):
+    if not transposes or nbytes < WORTH_CUTTING or form.looks_up(x):
         return form(rows(x, index))
-    shape = (len(index), *x.shape[1:])
-    layout = torch.channels_last
-    out = torch.empty(shape, dtype=form.numbers, device=form.device, memory_format=layout)
+    options: Any = {"device": form.device, "memory_format": torch.channels_last}
+    out = torch.empty((len(index), *x.shape[1:]), dtype=form.numbers, **options)
     step = -(-len(index) // 4)
     for start in range(0, len(index), step):
         out[start : start + step].copy_(rows(x, index[start : start + step]))
     return out
 
 
-def _batched(parts: Iterator[Tensor], size: int) -> Iterator[Tensor]:
-    """Indices that come in parts of any size, in batches."""
+def _batched(chunks: Iterator[Tensor], size: int) -> Iterator[Tensor]:
+    """Indices that come in chunks of any size, in batches."""
     waiting = torch.empty(0, dtype=torch.long)
-    for part in parts:
-        waiting = torch.cat([waiting.to(part.device), part])
+    for chunk in chunks:
+        waiting = torch.cat([waiting.to(chunk.device), chunk])
         while len(waiting) >= size:
             yield waiting[:size]
             waiting = waiting[size:]
@@ -265,12 +268,6 @@ class LazySequences:
         return LazySequences(self.x, self.index[samples], self.form)
 
 
-def _lazy(x: Any, index: Tensor, form: BatchForm) -> Any:
-    if isinstance(x, Padded):
-        return Padded(LazySequences(x.data, index, form), x.lengths[index.cpu()])  # type: ignore
-    return LazySequences(x, index, form)
-
-
 @dataclass
 class Stream:
     """Batches from a loader, in whatever order and size it gives them."""
@@ -295,38 +292,41 @@ class Stream:
             x, y = inputs(_writable(x)), _index_type(self.check(tensor(y, "y")))
             check_values(x, self.form)
             if isinstance(x, Padded):
+                if self.form.micro_batch is not None:
+                    raise TpsgdError(RAGGED_UNCUT)
                 order = x.longest_first()
                 x, y = x[order], y[order]
             if epoch is not None and self.form.skips(len(x)):
                 continue
-            for part in self._cut(x):
-                arrived = [(self.form(x[part]), y[part].to(self.form.device))]
-                samples = part.stop - part.start
-                yield Batch(list.pop, arrived, samples, samples / len(x), part.stop == len(x))
-
-    def _cut(self, x: Tensor | Padded) -> list[slice]:
-        if isinstance(x, Padded) and self.form.micro_batch is not None:
-            raise TpsgdError(RAGGED_UNCUT)
-        return self.form.cut(len(x))
+            for span in self.form.cut(len(x)):
+                arrived = [(self.form(x[span]), y[span].to(self.form.device))]
+                samples = span.stop - span.start
+                yield Batch(list.pop, arrived, samples, samples / len(x), span.stop == len(x))
 
 
 @dataclass
-class ThroughBlocks:
-    """A source whose batches go through frozen blocks: inputs recomputed instead of kept."""
+class DerivedSource:
+    """A source whose batches are those of another source, changed when they are loaded."""
 
     source: Source
-    functions: tuple[Callable[[Tensor], Tensor], ...]
-    at_a_time: int | None = None  # samples, where more would hold too much between the blocks
 
     @property
     def form(self) -> BatchForm:
-        """The form of the batches that enter the blocks."""
+        """The form of the other source's batches."""
         return self.source.form
 
     @property
     def samples(self) -> int:
         """How many samples an epoch has."""
         return self.source.samples
+
+
+@dataclass
+class ThroughBlocks(DerivedSource):
+    """A source whose batches go through frozen blocks: inputs recomputed instead of kept."""
+
+    functions: tuple[Callable[[Tensor], Tensor], ...]
+    at_a_time: int | None = None  # samples, where more would take too much memory
 
     def outputs(self, x: Any) -> Any:
         """The blocks' outputs for a batch."""
@@ -346,10 +346,10 @@ def in_parts(functions: Sequence[Callable[[Any], Any]], x: Any, at_a_time: int |
         return x
     out: Tensor | None = None
     for start in range(0, len(x), at_a_time):
-        part = in_parts(functions, x[start : start + at_a_time], None)
+        outputs = in_parts(functions, x[start : start + at_a_time], None)
         if out is None:
-            out = like(part, len(x))
-        out[start : start + len(part)] = part
+            out = like(outputs, len(x))
+        out[start : start + len(outputs)] = outputs
     return out
 
 
@@ -370,8 +370,8 @@ def as_source(
 ) -> Arrays | Stream:
     """A source from arrays `(x, y)`, a `Dataset` or a `DataLoader`, with its labels checked.
 
-    Without a loss the labels come as they are (for evaluation, which looks at the output first).
-    `complete`: these are all samples to learn from, so a class without samples gives a warning.
+    Without a loss the labels are not checked (evaluation looks at the output first). `complete`:
+    these are all samples to learn from, so a class without samples gives a warning.
     """
     if isinstance(data, TensorDataset) and len(data.tensors) == 2:
         data = data.tensors
@@ -385,11 +385,12 @@ def as_source(
     if isinstance(data, DataLoader):
         return Stream(data, form, checked)
     if isinstance(data, Dataset):
-        return Stream(_loader(data, form), form, checked, reshuffled=True)
+        shuffle = None if isinstance(data, IterableDataset) else True
+        options: Any = {"generator": torch.Generator(), "collate_fn": _collate}
+        loader = DataLoader(data, form.batch_size, shuffle, **options)
+        return Stream(loader, form, checked, reshuffled=True)
     x, y = pair(data)
     x, y = inputs(x), tensor(y, "y")
-    if not len(x):
-        raise TpsgdError("the data is empty: x has no samples")
     if len(x) != len(y):
         raise TpsgdError(f"x has {len(x):,} samples but y has {len(y):,} labels")
     if isinstance(x, Padded) and form.micro_batch is not None:
@@ -402,7 +403,7 @@ def as_source(
 
 
 def count_samples(data: Any) -> int:
-    """How many samples there are, as far as can be known; 0 if it is unknown."""
+    """How many samples there are; 0 if that is unknown."""
     if not isinstance(data, (Dataset, DataLoader)):
         return len(inputs(pair(data)[0]))
     sized: Any = data
@@ -443,17 +444,6 @@ def _writable(x: Any) -> Any:
     """A loader's batch, which a module may write into."""
     locked = isinstance(x, np.ndarray) and not x.flags.writeable
     return x.copy() if locked else x
-
-
-def _loader(data: Dataset, form: BatchForm) -> DataLoader:
-    iterable = isinstance(data, IterableDataset)
-    return DataLoader(
-        data,
-        form.batch_size,
-        shuffle=None if iterable else True,
-        generator=torch.Generator(),
-        collate_fn=_collate,
-    )
 
 
 def _collate(samples: list[Any]) -> Any:

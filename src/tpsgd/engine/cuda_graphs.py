@@ -1,7 +1,8 @@
 """A step as a CUDA graph, captured once and replayed for every batch.
 
-On a GPU a small net's step is mostly launch latency. A step that reads its sample indices from one
-place, waits for nothing and always has the same shapes can be captured. On a CPU nothing changes.
+On a GPU a small net's step is mostly launch latency. A step can be captured if it always has the
+same shapes, does not wait for the device and reads its sample indices from the same tensor. On a
+CPU nothing changes.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpsgd.engine.batches import Arrays, Batch, ThroughBlocks
+from tpsgd.engine.batches import Arrays, Batch, ThroughBlocks, is_library_module
 from tpsgd.projections import Redrawn
 from tpsgd.protocols import Source
 from tpsgd.train import Step
@@ -35,7 +36,7 @@ def captured(step: Step, learners: Sequence[Any], source: Source, all_ours: bool
 
 
 class CapturedStep:
-    """A step that is replayed for every whole batch; smaller batches take it as it is."""
+    """A step that is replayed for every whole batch; a smaller batch takes the plain step."""
 
     def __init__(self, step: Step, source: Source) -> None:
         self.step, self.form = step, source.form
@@ -101,8 +102,7 @@ def _capturable(learner: Any) -> bool:
 
 
 def library_modules_only(learner: Any) -> bool:
-    """Whether a block has none of the caller's modules, which might wait for the device."""
-    if getattr(learner.block.layer, "is_tap", False):  # hooks, and the caller's frozen module
+    """Whether a block has none of the user's modules, which might wait for the device."""
+    if getattr(learner.block.layer, "is_tap", False):  # hooks, and the user's frozen module
         return False
-    modules = (m for top in learner.block.modules for m in top.modules())
-    return all(type(m).__module__.startswith(("torch.nn", "tpsgd.")) for m in modules)
+    return all(is_library_module(m) for top in learner.block.modules for m in top.modules())

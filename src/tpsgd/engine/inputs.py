@@ -1,4 +1,4 @@
-"""What a caller may give as x and y, and the sentence for what it may not."""
+"""Checks of x and y, which users may give in many forms."""
 
 import warnings
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ from tpsgd.errors import TpsgdError
 from tpsgd.losses import Loss, bce, cross_entropy
 from tpsgd.nets.padded import Padded
 
-PART = 256 * 2**10  # bytes of x looked at together
+PART = 256 * 2**10  # bytes of x that are checked together
 
 
 def labels(y: Tensor, loss: Loss | None, classes: int | None, complete: bool = True) -> Tensor:
     """Labels as indices `(n,)` or float rows `(n, classes)`, or an error that says why not.
 
-    Indices stay in the integer type they came in (truth values as bytes): nothing is copied.
-    `complete`: these are all the labels there are, so that a class without one deserves a warning.
+    Indices stay in their integer type (booleans become bytes): nothing is copied. `complete`:
+    these are all labels, so a class without any gives a warning.
     """
     if classes == 1 and loss is bce:  # one yes-or-no output
         if y.numel() != len(y):
@@ -44,8 +44,8 @@ def labels(y: Tensor, loss: Loss | None, classes: int | None, complete: bool = T
         _warn_missing((y.sum(0) == 0).nonzero().flatten().tolist(), y.shape[1])
     if loss is cross_entropy and not torch.allclose(y.sum(1), torch.ones(()).to(y), atol=1e-3):
         raise TpsgdError(
-            "soft labels for cross_entropy must sum to 1 in each row; for several classes at once "
-            "use loss=tpsgd.bce"
+            "soft labels for cross_entropy must sum to 1 in each row; for several classes per "
+            "sample use loss=tpsgd.bce"
         )
     return y
 
@@ -59,7 +59,8 @@ def _indices(y: Tensor, classes: int | None, complete: bool) -> Tensor:
             "rows of several labels must be floats, with loss=tpsgd.bce"
         )
     y = y.view(torch.uint8) if y.dtype is torch.bool else y
-    y = y.long() if y.dtype in (torch.uint16, torch.uint32, torch.uint64) else y  # torch: little
+    if y.dtype in (torch.uint16, torch.uint32, torch.uint64):  # types with few operations in torch
+        y = y.long()
     _check_range(y, classes)
     if complete and classes is not None:
         absent = torch.bincount(y, minlength=classes) == 0
@@ -87,6 +88,7 @@ def _check_range(y: Tensor, classes: int | None) -> None:
 
 
 def pair(data: Any) -> Sequence[Any]:
+    """The x and y of arrays or of a batch."""
     if isinstance(data, Sequence) and len(data) == 2:
         return data
     raise TpsgdError(
@@ -107,23 +109,24 @@ def inputs(values: Any) -> Tensor | Padded:
 
 
 def tensor(values: Any, name: str) -> Tensor:
-    """Numbers as a tensor that shares their memory, be it read-only (a file mapped into memory).
+    """Numbers as a tensor that shares their memory, which may be a read-only file.
 
-    Nobody may write into it: it is the caller's. Batches are gathered from it, that is, copied.
+    Nothing may write into it; batches are gathered from it, that is, copied.
     """
-    if isinstance(values, Tensor):
-        return _with_samples(values.detach(), name)
+    numbers = values.detach() if isinstance(values, Tensor) else _from_numpy(values, name)
+    if not numbers.dim():
+        raise TpsgdError(f"{name} must have samples as its first dimension, got a single number")
+    return numbers
+
+
+def _from_numpy(values: Any, name: str) -> Tensor:
     array = np.asarray(values)
-    if array.dtype == object or array.dtype.kind not in "biuf":
+    if array.dtype.kind not in "biuf":
         raise TpsgdError(f"{name} must be numbers, got an array of {array.dtype}")
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         array = array.astype(np.int64)
     if any(s < 0 for s in array.strides):
         array = array.copy()
-    return _with_samples(_shared(array), name)
-
-
-def _shared(array: np.ndarray) -> Tensor:
     if array.flags.writeable:
         return torch.from_numpy(array)
     with warnings.catch_warnings():
@@ -131,23 +134,17 @@ def _shared(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array)
 
 
-def _with_samples(values: Tensor, name: str) -> Tensor:
-    if not values.dim():
-        raise TpsgdError(f"{name} must have samples as its first dimension, got a single number")
-    return values
-
-
 def check_finite(x: Tensor) -> None:
-    """Refuse NaN and infinity, part by part: what is mapped from disk is never whole in memory.
+    """Refuse NaN and infinity, part by part: a file that is mapped need not fit into memory.
 
-    The least and the greatest number of a part tell (NaN is both), without a temporary of its size.
+    The smallest and the largest number of a part are enough (NaN is both).
     """
     if not x.is_floating_point() or not x.numel():
         return
-    on_device = x.device.type != "cpu"  # which waits for the answer to each part
-    step = max(1, PART * (64 if on_device else 1) * len(x) // x.nbytes)
-    for start, part in zip(range(0, len(x), step), x.split(step), strict=True):
-        if not torch.isfinite(torch.stack(part.aminmax())).all():
-            bad = ~torch.isfinite(part).reshape(len(part), -1).all(1)
-            first = start + int(bad.nonzero()[0])
+    nbytes = PART if x.device.type == "cpu" else 64 * PART  # a GPU is waited for after each part
+    step = max(1, nbytes * len(x) // x.nbytes)
+    for start, samples in zip(range(0, len(x), step), x.split(step), strict=True):
+        if not torch.isfinite(torch.stack(samples.aminmax())).all():
+            finite = torch.isfinite(samples).reshape(len(samples), -1).all(1)
+            first = start + int((~finite).nonzero()[0])
             raise TpsgdError(f"x contains NaN or infinity (first in sample {first})")

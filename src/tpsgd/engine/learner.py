@@ -21,11 +21,11 @@ from tpsgd.nets.closed_form import ClosedForm, sliced
 from tpsgd.nets.stacked import Stacked
 from tpsgd.nets.unrolled import Unrolled
 from tpsgd.objectives import IDLE, LossAndGrads, Objective
-from tpsgd.protocols import Source
+from tpsgd.protocols import Learner, Source
 from tpsgd.rules import Signal
 from tpsgd.train import Step
 
-Backend = ClosedForm | Autograd | Stacked | Unrolled  # where gradients come from
+Backend = ClosedForm | Autograd | Stacked | Unrolled  # what computes gradients
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,8 @@ def hits(logits: Tensor, labels: Tensor, multi_label: bool) -> Tensor:
     return right.sum(-1)
 
 
-class BlockLearner:
-    """A block with its objective and where its gradients come from.
+class BlockLearner(Learner):
+    """A block with its objective, and the backend that computes its gradients.
 
     `draw` makes the objective when the block begins to learn; its class codes are dropped when it
     stops. `widest` is the most bytes that one sample takes anywhere in the block.
@@ -112,17 +112,13 @@ class BlockLearner:
         self.block, self.backend, self.draw, self.settings = block, backend, draw, settings
         self.params, self.signal, self.multi_label = dict(params), signal, multi_label
         self.restarts, self.trains, self.widest = restarts, trains, widest
+        self.epochs = settings.epochs if trains else 0
         self.learning = False
         self.tensors: tuple[Tensor, ...] = ()
         self.mean_over_samples = True  # whether its loss is a mean over samples, once drawn
         self.written_out = False  # whether its objective's derivative is a formula, once drawn
         first = next(iter(self.params.values()), torch.empty(0))
         self.figures = Figures(first.device, restarts)
-
-    @property
-    def epochs(self) -> int:
-        """How many epochs it learns for."""
-        return self.settings.epochs if self.trains else 0
 
     @property
     def how(self) -> str:
@@ -175,21 +171,8 @@ class BlockLearner:
         local = self.backend.measure(self.params, saved, labels, self.tensors)
         self.figures.add(local, labels, self.multi_label)
 
-    def update(self, saved: Any, s: Tensor, labels: Tensor, output_unused: bool = False) -> None:
-        """Learn from a batch."""
-        raise NotImplementedError
-
-    def finish_update(self) -> None:
-        """End an update that had to wait for the next block."""
-
     def apply_gradients(self) -> None:
         """Take the step for which micro-batches have summed the gradients."""
-
-    def end_epoch(self, samples: int) -> None:
-        """All batches of an epoch have been learned from."""
-
-    def adjust_rate(self) -> None:
-        """Let the learning rate follow its schedule, once the epoch has been recorded."""
 
 
 class GradientLearner(BlockLearner):
@@ -225,15 +208,14 @@ class GradientLearner(BlockLearner):
     def _make_optimizer(self, factory: OptimizerFactory, lr: float | None) -> None:
         """An optimizer; of slices of the weight where it treats each number by itself."""
         for p in self.params.values():
-            p.grad = None  # whatever the caller left there
+            p.grad = None  # the user may have left one
         self.moving = self.params
         name = f"{len(self.block.prologue)}.weight"
         if isinstance(self.backend, ClosedForm) and self.slices > 1 and name in self.params:
             weight = self.params[name].detach()
-            parts = sliced(name, len(weight), self.slices)
             others = {k: p for k, p in self.params.items() if k != name}
-            slices = {k: weight if rows is None else weight[rows] for k, rows in parts}
-            self.moving = others | slices
+            slices = sliced(name, len(weight), self.slices)
+            self.moving = others | {k: weight if r is None else weight[r] for k, r in slices}
         self.optimizer = make_optimizer(factory, self.moving, lr)
         whole = type(self.optimizer) not in ELEMENTWISE or getattr(factory, "by_name", False)
         whole = whole or hooked(self.optimizer)  # a hook may need the whole gradient
@@ -271,14 +253,14 @@ class GradientLearner(BlockLearner):
             self._update(*pending)
 
     def _update(self, saved: Any, s: Tensor, labels: Tensor, output_unused: bool) -> None:
-        local, parts = self.backend.gradients(self.params, saved, s, self.tensors, output_unused)
+        local, slices = self.backend.gradients(self.params, saved, s, self.tensors, output_unused)
         of_objective = {f"objective.{i}": grad for i, grad in enumerate(local.dtensors)}
-        for grads in parts:
+        for grads in slices:
             grads |= of_objective
             of_objective = {}
             while grads:
                 name, grad = grads.popitem()
-                if name in self.moving:  # not a parameter that stays as it is
+                if name in self.moving:  # other parameters do not learn
                     _set_gradient(self.moving[name], grad, self.share)
                 del grad
             if self.share == 1.0:
@@ -286,7 +268,7 @@ class GradientLearner(BlockLearner):
         self.figures.add(local, labels, self.multi_label)
 
     def apply_gradients(self) -> None:
-        """Take the optimizer's step with the gradients that are there, and drop them."""
+        """Take the optimizer's step and drop the gradients."""
         if self.optimizer is None:
             return
         self.optimizer.step()
@@ -302,7 +284,7 @@ class GradientLearner(BlockLearner):
 def _set_gradient(p: Tensor, grad: Tensor, share: float) -> None:
     """Give a parameter its gradient, or add a micro-batch's share of it.
 
-    It gets its parameter's number format and strides: fused optimizers walk both together.
+    The gradient gets the parameter's number format and strides, which fused optimizers need.
     """
     grad = grad.to(p.dtype)
     if share < 1.0:

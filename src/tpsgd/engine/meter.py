@@ -1,8 +1,8 @@
-"""How many bytes training holds at its peak, measured while it runs.
+"""The peak memory of a training run, measured while it runs.
 
-On a GPU the allocator knows. On the CPU a dispatch mode follows every storage that training makes
-until it dies; that costs time, so it watches the first steps of each block, which is where
-optimizer state, projections and activations all live at once, and leaves the rest alone.
+On a GPU the allocator knows it. On the CPU a dispatch mode follows every storage from creation to
+release; that takes time, so it watches only the first steps of each block, in which optimizer
+state, class codes and activations are all allocated.
 """
 
 import weakref
@@ -19,55 +19,53 @@ from torch.utils.checkpoint import checkpoint
 from tpsgd.engine.cuda_graphs import side_stream
 from tpsgd.protocols import Observer
 
-CUDA_BLOCK = 512  # a GPU's allocator gives whole blocks of so many bytes
+CUDA_BLOCK = 512  # a GPU's allocator rounds up to a multiple of this many bytes
 
 
 class LiveBytes(TorchDispatchMode):
     """Counts the bytes of storages made while it is active, until they are freed.
 
-    `block` rounds each storage up, as an allocator may. `beyond(func, args)` says what an operation
-    takes for a moment beside its results. With `detail`, `at_peak` holds the storages that were
-    alive at the peak, by number, and `labels` what `label` called them, then or later.
+    `block` rounds each storage up, as an allocator may. `workspace(func, args)` gives the bytes
+    that an operation takes for a moment in addition to its results. With `detail`, `at_peak` holds
+    the sizes of the storages that were alive at the peak, and `labels` the names from `label`.
     """
 
     def __init__(
         self,
         block: int = 1,
-        beyond: Callable[[Any, Any], int] | None = None,
+        workspace: Callable[[Any, Any], int] | None = None,
         detail: bool = False,
     ) -> None:
         super().__init__()
-        self.block, self.beyond, self.detail = block, beyond, detail
-        self.live = 0
-        self.peak = 0
-        self.extra_at_peak = 0
-        self.at_peak: dict[int, int] = {}
+        self.block, self.workspace, self.detail = block, workspace, detail
+        self.live = self.peak = self.extra_at_peak = 0
+        self.at_peak: dict[int, int] = {}  # by number of the storage
         self.labels: dict[int, str] = {}
         self._sizes: dict[int, int] = {}
-        self._known: dict[int, tuple[int, Any]] = {}
-        self._met = 0
+        self._storages: dict[int, tuple[int, Any]] = {}  # by address: number and weak reference
+        self._count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        given = {t.untyped_storage()._cdata for t in _tensors((*args, *kwargs.values()))}
+        inputs = {t.untyped_storage()._cdata for t in _tensors((*args, *kwargs.values()))}
         for tensor in _tensors((result,)):
             storage = tensor.untyped_storage()
-            if storage._cdata not in given and storage._cdata not in self._known:
-                self._meet(storage)
-        if self.beyond is not None and (extra := self.beyond(func, args)):
+            if storage._cdata not in inputs and storage._cdata not in self._storages:
+                self._add(storage)
+        if self.workspace is not None and (extra := self.workspace(func, args)):
             self.note(extra)
         return result
 
     def label(self, name: str, tensors: Iterable[Tensor]) -> None:
-        """Call what these tensors hold by a name."""
+        """Name the storages of these tensors."""
         for tensor in _tensors(tensors):
-            known = self._known.get(tensor.untyped_storage()._cdata)
-            if known is not None:
-                self.labels[known[0]] = name
+            entry = self._storages.get(tensor.untyped_storage()._cdata)
+            if entry is not None:
+                self.labels[entry[0]] = name
 
     def note(self, extra: int = 0) -> None:
-        """What is alive now, and `extra` bytes that nobody sees, may be the peak."""
+        """Compare the bytes that are alive now, and `extra` ones, with the peak."""
         if self.live + extra > self.peak:
             self.peak = self.live + extra
             if self.detail:
@@ -79,24 +77,24 @@ class LiveBytes(TorchDispatchMode):
         self.note()
 
     def parts(self) -> dict[str, int]:
-        """The peak's bytes by their labels; what has none is under "", unseen ones "workspace"."""
-        found: dict[str, int] = {"workspace": self.extra_at_peak}
+        """The peak's bytes by label; without a label under "", extra bytes under "workspace"."""
+        parts: dict[str, int] = {"workspace": self.extra_at_peak}
         for number, size in self.at_peak.items():
             name = self.labels.get(number, "")
-            found[name] = found.get(name, 0) + size
-        return found
+            parts[name] = parts.get(name, 0) + size
+        return parts
 
-    def _meet(self, storage: torch.UntypedStorage) -> None:
-        """A storage that was made just now: count it until it dies."""
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        """Count a new storage until it is freed."""
         key, size = storage._cdata, -(-storage.nbytes() // self.block) * self.block
-        number = self._met = self._met + 1
+        number = self._count = self._count + 1
 
         def forget(_: Any) -> None:
-            self._known.pop(key, None)
+            self._storages.pop(key, None)
             self._sizes.pop(number, None)
             self.live -= size
 
-        self._known[key] = number, weakref.ref(storage, forget)
+        self._storages[key] = number, weakref.ref(storage, forget)
         self._sizes[number] = size
         self.live += size
         self.note()
@@ -114,7 +112,7 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 
 @dataclass
 class Stage:
-    """A part of a run: blocks learn, or their outputs are computed. Kept inputs are left out."""
+    """Part of a run: blocks learn, or their outputs are computed. Kept inputs are not counted."""
 
     blocks: tuple[int, ...]
     learning: bool = True
@@ -136,7 +134,7 @@ class Meter(Observer):
         self.on_gpu = device.type == "cuda" and live is None
         self.kept_bytes = 0  # the most at one time
         self.stages: list[Stage] = []
-        self._kept_now = self._leaving = self._start = self._batches = 0
+        self._kept_now = self._released = self._start = self._batches = 0
         self._live = live or LiveBytes()
         self._watching = False
 
@@ -167,7 +165,7 @@ class Meter(Observer):
     def stage(self, learners: Sequence[Any], learning: bool = True) -> None:
         """Look for the peak of another stage; its first batches are followed."""
         self._close()
-        self._kept_now, self._leaving = self._kept_now - self._leaving, 0
+        self._kept_now, self._released = self._kept_now - self._released, 0
         self.stages.append(Stage(tuple(x.block.index for x in learners), learning))
         if self.on_gpu:
             torch.cuda.reset_peak_memory_stats(self.device)
@@ -176,7 +174,7 @@ class Meter(Observer):
         self._watch(True)
 
     def started(self, learner: Any) -> None:
-        """Follow the solution of a block in closed form, too."""
+        """Also follow the solution of a block that is solved."""
         if hasattr(learner, "before_solving"):
             learner.before_solving = self._before_solving
 
@@ -189,7 +187,7 @@ class Meter(Observer):
         self._watch(active)
 
     def batch(self, learners: Sequence[Any], batch: Any) -> None:
-        """After the first batches all allocations have been seen, unless samples are kept."""
+        """Stop watching after the first batches, unless memory grows with every batch."""
         self._batches += batch.last
         if self._batches >= self.WATCHED and not any(getattr(x, "grows", False) for x in learners):
             self._watch(False)
@@ -199,11 +197,11 @@ class Meter(Observer):
         self._watch(False)
         self._kept_now += size
         self.kept_bytes = max(self.kept_bytes, self._kept_now)
-        self._leaving += released
+        self._released += released
 
     def peak(self, model_bytes: int) -> int:
-        """The most bytes held at one time, the model included, kept inputs left out."""
-        return model_bytes + max((s.peak for s in self.stages), default=self._live.peak)
+        """The most bytes at any time, the model included, kept inputs left out."""
+        return model_bytes + max(stage.peak for stage in self.stages)
 
     def _close(self) -> None:
         """Write down the peak of the stage that ends."""
@@ -221,19 +219,16 @@ def _twice(x: Tensor, w: Tensor) -> Tensor:
     return F.linear(F.linear(x, w, w[0]), w, w[0])
 
 
-def take_cublas_workspaces(device: torch.device) -> int:
-    """Let cuBLAS take its workspaces, which it never gives back: the bytes they take, if any."""
-    before = torch.cuda.memory_allocated(device)
+def take_cublas_workspaces(device: torch.device) -> None:
+    """Let cuBLAS allocate its workspaces, which it never frees, before anything is measured."""
     ones = torch.ones(64, 64, device=device)
     w = torch.ones(64, 64, device=device, requires_grad=True)
     for stream in (torch.cuda.current_stream(device), side_stream(device)):
-        with torch.cuda.stream(stream), torch.enable_grad():  # autograd has threads of its own
+        with torch.cuda.stream(stream), torch.enable_grad():  # autograd uses other threads
             y = checkpoint(_twice, torch.mm(ones, w), w, use_reentrant=False)
             torch.autograd.grad(y, w, ones)
             del y
     torch.cuda.synchronize(device)
-    del ones, w
-    return torch.cuda.memory_allocated(device) - before
 
 
 def tensor_bytes(module: nn.Module) -> int:

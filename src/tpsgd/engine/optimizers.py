@@ -1,4 +1,4 @@
-"""Optimizers: the default one, one for recurrent layers, and how a factory is called."""
+"""Optimizers: the default, plain SGD, one with two learning rates, and how a factory is called."""
 
 import math
 import re
@@ -14,26 +14,19 @@ from tpsgd.errors import TpsgdError
 
 # A factory with a true `by_name` gets the parameters in a dictionary.
 OptimizerFactory = Callable[[Iterable[Tensor]], Optimizer]
-ELEMENTWISE = (
-    torch.optim.SGD,
-    torch.optim.Adam,
-    torch.optim.AdamW,
-    torch.optim.NAdam,
-    torch.optim.RAdam,
-    torch.optim.Adamax,
-    torch.optim.Adagrad,
-    torch.optim.Adadelta,
-    torch.optim.RMSprop,
+ELEMENTWISE = (  # each number is updated by itself
+    *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam),
+    *(torch.optim.Adamax, torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.RMSprop),
 )
 
 
 def hooked(optimizer: Optimizer) -> bool:
-    """Whether something else than its step runs when it steps."""
+    """Whether hooks run when it steps."""
     return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
 
 
 def make_optimizer(factory: Any, params: Mapping[str, Tensor], lr: float | None) -> Optimizer:
-    """The factory's optimizer over these parameters, with the learning rate given."""
+    """The factory's optimizer over these parameters; `lr` overrides its learning rate."""
     for p in params.values():
         p.requires_grad_(True)
     optimizer: Any = factory
@@ -49,11 +42,11 @@ def make_optimizer(factory: Any, params: Mapping[str, Tensor], lr: float | None)
     if isinstance(optimizer, torch.optim.LBFGS):
         raise TpsgdError("LBFGS evaluates its loss many times a step; choose another optimizer")
     if lr is not None and isinstance(factory, TwoRates):
-        raise TpsgdError("two_rates has its own learning rates: leave lr out, or None for it")
+        raise TpsgdError("two_rates sets the learning rates: leave lr out, or None for it")
     if lr is not None:
         for group in optimizer.param_groups:
-            held = group["lr"]
-            group["lr"] = held.fill_(lr) if isinstance(held, Tensor) else lr
+            rate = group["lr"]
+            group["lr"] = rate.fill_(lr) if isinstance(rate, Tensor) else lr
     return optimizer
 
 
@@ -67,7 +60,7 @@ def adam(params: Iterable[Tensor]) -> Optimizer:
 
 
 def sgd(params: Iterable[Tensor]) -> Optimizer:
-    """Plain SGD at 0.1: no momentum, so no state beside the parameters."""
+    """Plain SGD at 0.1: no momentum, so no state in addition to the parameters."""
     return torch.optim.SGD(params, lr=0.1)
 
 
@@ -97,8 +90,8 @@ class TwoRates:
 def two_rates(x: float, h: float) -> Any:
     """SGD for recurrent blocks whose input and state weights need different learning rates.
 
-    The two groups learn separately, so they may have a rate each. A token's column of W_X is met
-    only when the token comes, so its mean gradient is as rare: there `x` must be much larger.
+    A token's column of W_X only gets a gradient when the token occurs, so with tokens `x` must be
+    much larger than `h`.
 
     Args:
         x: the rate of W_X and b_X.
@@ -108,13 +101,8 @@ def two_rates(x: float, h: float) -> Any:
         >>> import tpsgd
         >>> x, y = torch.randint(0, 50, (64, 7)), torch.arange(64) % 2
         >>> model = torch.nn.Sequential(tpsgd.Recurrent(50, 16), torch.nn.Linear(16, 2))
-        >>> run = tpsgd.fit(
-        ...     model,
-        ...     (x, y),
-        ...     rule=tpsgd.rules.tpsgd_l1(),
-        ...     epochs=1,
-        ...     optimizer=[tpsgd.two_rates(x=50.0, h=0.5), tpsgd.ridge()],
-        ... )
+        >>> optimizers = [tpsgd.two_rates(x=50.0, h=0.5), tpsgd.ridge()]
+        >>> run = tpsgd.fit(model, (x, y), optimizer=optimizers, epochs=1)
     """
     if not (0 <= x < math.inf and 0 <= h < math.inf):
         raise TpsgdError(f"learning rates must be numbers, 0 or more, got x={x} and h={h}")

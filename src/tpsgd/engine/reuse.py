@@ -1,4 +1,4 @@
-"""From a frozen block to the next block's inputs: kept in memory or in a file, or recomputed."""
+"""The inputs of the next block: kept in memory or in a file, or recomputed for every epoch."""
 
 import os
 import shutil
@@ -32,7 +32,7 @@ from tpsgd.protocols import Observer, Source
 from tpsgd.train import Net
 from tpsgd.units import size
 
-AT_A_TIME = 32 << 20  # bytes that samples may take inside a block while its outputs are computed
+AT_A_TIME = 32 << 20  # bytes that samples may take inside a block whose outputs are computed
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class InputReuse:
             observer.computed(source.samples, 1 + depth(source))
             if keep is True:
                 observer.kept(sample.nbytes * source.samples, _released(net, source))
-        rows = _allocate(sample, source) if keep is True else _file(sample, source, keep)
+        rows = _allocate(sample, source) if keep is True else DiskRows(sample, source.samples, keep)
 
         def outputs(x: Any) -> Any:
             return in_parts((lambda x: computed(function(x)),), x, at_a_time)
@@ -87,13 +87,13 @@ class InputReuse:
 
 
 def _released(net: Net, source: Source) -> int:
-    """Bytes of kept inputs that nobody needs once the next block's are kept."""
-    from_caller = source is net.source or source is net.validation
-    return source.x.nbytes if isinstance(source, Arrays) and not from_caller else 0
+    """Bytes of kept inputs that are released once the next block's are kept."""
+    from_user = source is net.source or source is net.validation
+    return source.x.nbytes if isinstance(source, Arrays) and not from_user else 0
 
 
 def _through(source: Source, function: Callable[[Any], Any], at_a_time: int | None) -> Source:
-    """A source with one more frozen block behind it."""
+    """A source whose batches go through one more frozen block."""
     if isinstance(source, ThroughBlocks):
         at_a_time = min(filter(None, (source.at_a_time, at_a_time)), default=None)
         return ThroughBlocks(source.source, (*source.functions, function), at_a_time)
@@ -119,17 +119,11 @@ def _first_output(source: Source, function: Callable[[Any], Any]) -> Any:
 
 def _allocate(sample: Any, source: Source) -> Tensor:
     """Memory for the outputs of all samples."""
-    form = source.form
-    shape = (*sample.shape[:1], source.samples, *sample.shape[2:])
-    if not form.stacked:
-        shape = (source.samples, *sample.shape[1:])
+    form, lead = source.form, int(source.form.stacked)
+    shape = (*sample.shape[:lead], source.samples, *sample.shape[lead + 1 :])
     maps = form.channels_last and len(shape) == 4 and not form.stacked
     layout = torch.channels_last if maps else torch.contiguous_format
     return torch.empty(shape, dtype=sample.dtype, device=form.device, memory_format=layout)
-
-
-def _file(sample: Any, source: Source, folder: str | Path) -> "DiskRows":
-    return DiskRows(sample, source.samples, folder)
 
 
 def _collect(
@@ -164,30 +158,30 @@ def _collect(
             observer.batch((), batch)
     for observer in observers:
         observer.computing(False)
-    kept: Any = rows.first(start) if isinstance(rows, DiskRows) else rows.narrow(lead, 0, start)
+    x: Any = rows.first(start) if isinstance(rows, DiskRows) else rows.narrow(lead, 0, start)
     below = source.source if isinstance(source, ThroughBlocks) else source
     if isinstance(source, Arrays) and not isinstance(source.x, Padded):
         labels = source.y
     else:
         labels = torch.cat(ys)  # a loader's, or sorted by length
-    form = replace(form, batch_size=largest, in_chunks=False)  # a loader brings its own size
-    x = Padded(kept, torch.cat(lengths)) if lengths else kept
+    form = replace(form, batch_size=largest, in_chunks=False)  # a loader has its batch size
+    x = Padded(x, torch.cat(lengths)) if lengths else x
     order = below.order if isinstance(below, Arrays) else permutation
     return Arrays(x, labels, form, per_restart=form.stacked, order=order)
 
 
 def default_folder() -> Path:
-    """Where temporary files go: a disk, which the usual place may not be."""
-    place = Path("/var/tmp")
-    if "TMPDIR" in os.environ or not os.access(place, os.W_OK):
+    """The folder for temporary files: on a disk, which /tmp may not be."""
+    folder = Path("/var/tmp")
+    if "TMPDIR" in os.environ or not os.access(folder, os.W_OK):
         return Path(tempfile.gettempdir())
-    return place
+    return folder
 
 
 class DiskRows:
-    """Rows of one shape in a nameless temporary file, which is gone when nobody needs it.
+    """Rows of the same shape in a nameless temporary file, which is deleted with this object.
 
-    They are read, not mapped, so that they do not count as the process's memory.
+    They are read, not mapped, so that they do not count as memory of the process.
     """
 
     def __init__(self, sample: Any, samples: int, folder: Path | str) -> None:
@@ -219,14 +213,14 @@ class DiskRows:
 
     @property
     def nbytes(self) -> int:
-        """In the file."""
+        """The size of the file."""
         return self.samples * self.sample.nbytes
 
     def __len__(self) -> int:
         return self.samples
 
     def first(self, samples: int) -> "DiskRows":
-        """Itself, with the rows that were written."""
+        """Itself, cut to the rows that were written."""
         self.samples = samples
         return self
 
@@ -234,20 +228,19 @@ class DiskRows:
         """Put rows at their place."""
         try:
             self.file.seek(start * self.sample.nbytes)
-            left = memoryview(_bytes(rows.cpu(), self.maps)).cast("B")
-            while left:
-                left = left[self.file.write(left) :]
+            remaining = memoryview(_bytes(rows.cpu(), self.maps)).cast("B")
+            while remaining:
+                remaining = remaining[self.file.write(remaining) :]
         except OSError as error:
             raise TpsgdError(self._no_room(self.folder, error.strerror or str(error))) from None
 
     def rows(self, index: Tensor) -> Tensor:
         """The rows at these indices."""
         rows = like(self.sample, len(index))
-        each = memoryview(_bytes(rows, self.maps)).cast("B")
-        step = self.sample.nbytes
+        content, step = memoryview(_bytes(rows, self.maps)).cast("B"), self.sample.nbytes
         for i, number in enumerate(index.tolist()):
             self.file.seek(number * step)
-            self.file.readinto(each[i * step : (i + 1) * step])  # type: ignore[attr-defined]
+            self.file.readinto(content[i * step : (i + 1) * step])  # type: ignore[attr-defined]
         return rows
 
 

@@ -1,11 +1,11 @@
-"""What `fit` and its siblings have in common, checked as it is given."""
+"""The settings of `fit` and of everything that trains like it, with their checks."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +24,6 @@ from tpsgd.train import Net, sequential
 from tpsgd.units import as_bytes
 
 Schedule = Callable[[Net], None]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -63,6 +62,8 @@ class Memory:
                 raise TpsgdError(f"{name} must be a whole number, 1 or more, got {value!r}")
         if self.reuse is not None and not isinstance(self.reuse, (bool, str, Path)):
             raise TpsgdError(f"reuse must be True, False, None or a folder, got {self.reuse!r}")
+        if isinstance(self.reuse, (str, Path)) and not Path(self.reuse).expanduser().is_dir():
+            raise TpsgdError(f"reuse={str(self.reuse)!r} is no folder to keep inputs in")
         if self.budget is None:
             return
         as_bytes(self.budget)
@@ -74,7 +75,7 @@ class Memory:
 
     @classmethod
     def of(cls, memory: "str | int | Memory | None") -> "Memory":
-        """What the caller wrote, as `Memory`: a budget in bytes, or settings."""
+        """Settings as they are; anything else is a budget."""
         return memory if isinstance(memory, Memory) else cls(budget=memory)
 
 
@@ -112,7 +113,11 @@ class Settings:
     def __post_init__(self) -> None:
         object.__setattr__(self, "memory", Memory.of(self.memory))
         self._check_augment()
-        self._check_precision()
+        if self.precision not in (None, torch.bfloat16):
+            raise TpsgdError(
+                f"precision must be torch.bfloat16 or None, got {self.precision!r}; float16 needs "
+                "its loss scaled against underflow: use torch.bfloat16"
+            )
         if not isinstance(self.batch_size, int) or self.batch_size < 1:
             raise TpsgdError(f"batch_size must be 1 or more, got {self.batch_size!r}")
         if self.window is not None and (not isinstance(self.window, int) or self.window < 1):
@@ -143,7 +148,7 @@ class Settings:
             )
         if self.memory.reuse:
             raise TpsgdError(
-                f"reuse={self.memory.reuse} keeps one version of each sample, and augment makes "
+                f"reuse={self.memory.reuse} keeps one version of each sample, but augment makes "
                 "new ones: leave reuse out, and inputs are recomputed"
             )
         if self.memory.budget is not None:
@@ -152,40 +157,37 @@ class Settings:
                 "memory=tpsgd.Memory(reuse=False, micro_batch=...) instead"
             )
 
-    def _check_precision(self) -> None:
-        if self.precision is None or self.precision is torch.bfloat16:
-            return
-        if self.precision is torch.float16:
-            raise TpsgdError(
-                "precision=torch.float16 needs its loss scaled against underflow, which is not "
-                "done here: use torch.bfloat16"
-            )
-        raise TpsgdError(f"precision must be torch.bfloat16 or None, got {self.precision!r}")
-
     def per_block(self, blocks: int) -> list[BlockSettings]:
         """The settings of each block, from values for each block or for all."""
-        columns = (
-            _per_block(self.epochs, blocks, "epochs"),
-            _per_block(self.optimizer, blocks, "optimizer"),
-            _per_block(self.lr, blocks, "lr"),
-            _per_block(self.early_stopping, blocks, "early_stopping"),
-        )
-        for epochs in columns[0]:
-            if not isinstance(epochs, int) or epochs < 0:
-                raise TpsgdError(f"epochs must be a whole number, 0 or more, got {epochs!r}")
-        for stopping in columns[3]:
-            if stopping is not None and not isinstance(stopping, EarlyStopping):
-                raise TpsgdError(
-                    "early_stopping must be tpsgd.EarlyStopping(patience, min_delta), got "
-                    f"{stopping!r}"
-                )
-        for lr in columns[2]:
-            if lr is not None and not (isinstance(lr, (int, float)) and 0 <= lr < math.inf):
-                raise TpsgdError(f"lr must be a number, 0 or more, got {lr!r}")
-        if self.precision and any(isinstance(o, SOLVERS) for o in columns[1]):
-            raise TpsgdError("a solver's equations need full precision: leave precision out")
-        rows = [BlockSettings(*row, self.lr_schedule) for row in zip(*columns, strict=True)]  # type: ignore
-        return [_once(row) if isinstance(row.optimizer, SOLVERS) else row for row in rows]
+        columns = [
+            self._of_blocks(name, blocks)
+            for name in ("epochs", "optimizer", "lr", "early_stopping")
+        ]
+        return [self._of_block(*row) for row in zip(*columns, strict=True)]
+
+    def _of_blocks(self, name: str, blocks: int) -> list[Any]:
+        value = getattr(self, name)
+        if not isinstance(value, (list, tuple)):
+            return [value] * blocks
+        if len(value) != blocks:
+            raise TpsgdError(f"{name} has {len(value)} entries, but the model has {blocks} blocks")
+        return list(value)
+
+    def _of_block(self, epochs: Any, optimizer: Any, lr: Any, stopping: Any) -> BlockSettings:
+        """The settings of one block; a solver reads each sample once and has no learning rate."""
+        if not isinstance(epochs, int) or epochs < 0:
+            raise TpsgdError(f"epochs must be a whole number, 0 or more, got {epochs!r}")
+        if stopping is not None and not isinstance(stopping, EarlyStopping):
+            raise TpsgdError(
+                f"early_stopping must be tpsgd.EarlyStopping(patience, min_delta), got {stopping!r}"
+            )
+        if lr is not None and not (isinstance(lr, (int, float)) and 0 <= lr < math.inf):
+            raise TpsgdError(f"lr must be a number, 0 or more, got {lr!r}")
+        if isinstance(optimizer, SOLVERS):
+            if self.precision:
+                raise TpsgdError("a solver's equations need full precision: leave precision out")
+            epochs, lr = min(epochs, 1), None
+        return BlockSettings(epochs, optimizer, lr, stopping, self.lr_schedule)
 
     def describe(self, rule: str, loss: Loss, rules: Sequence[Rule] = ()) -> dict[str, Any]:
         """The settings as plain values, for the record."""
@@ -201,7 +203,13 @@ class Settings:
             "seed": self.seed,
             "device": None if self.device is None else str(self.device),
             "window": self.window,
-            **_memory_record(self.memory),
+            "memory_budget": self.memory.budget,
+            "reuse": str(self.memory.reuse)
+            if isinstance(self.memory.reuse, Path)
+            else self.memory.reuse,
+            "micro_batch": self.memory.micro_batch,
+            "slices": self.memory.slices,
+            "redraw": self.memory.redraw,
             "precision": None if self.precision is None else str(self.precision)[6:],
             "augment": None if self.augment is None else str(_name(self.augment)),
             "validation": self.validation is not None,
@@ -212,40 +220,17 @@ class Settings:
         }
 
 
-def _memory_record(memory: Memory) -> dict[str, Any]:
-    return {
-        "memory_budget": memory.budget,
-        "reuse": str(memory.reuse) if isinstance(memory.reuse, Path) else memory.reuse,
-        "micro_batch": memory.micro_batch,
-        "slices": memory.slices,
-        "redraw": memory.redraw,
-    }
-
-
 def listed(value: Any) -> list[Any]:
-    """One value for all, or a list of them, as a list."""
+    """One value, or a list of values, as a list."""
     return list(value) if isinstance(value, (list, tuple)) else [value]
-
-
-def _per_block(value: T | Sequence[T], blocks: int, name: str) -> list[T]:
-    if not isinstance(value, (list, tuple)):
-        return [value] * blocks  # type: ignore[list-item]
-    if len(value) != blocks:
-        raise TpsgdError(f"{name} has {len(value)} entries, but the model has {blocks} blocks")
-    return list(value)
-
-
-def _once(settings: BlockSettings) -> BlockSettings:
-    """A solver reads each sample once and has no learning rate."""
-    return replace(settings, epochs=min(settings.epochs, 1), lr=None)
 
 
 def _name(factory: Any) -> Any:
     if isinstance(factory, (list, tuple)):
         return [_name(f) for f in factory]
     if isinstance(factory, partial):
-        given = {k: _name(v) if callable(v) else v for k, v in factory.keywords.items()}
-        return " ".join(map(str, (_name(factory.func), *factory.args, given)))
+        keywords = {k: _name(v) if callable(v) else v for k, v in factory.keywords.items()}
+        return " ".join(map(str, (_name(factory.func), *factory.args, keywords)))
     if isinstance(factory, Augmentation):
         return factory.name
     return getattr(factory, "__name__", type(factory).__name__)

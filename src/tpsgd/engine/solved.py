@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpsgd.engine.batches import BatchForm
+from tpsgd.engine.anatomy import Anatomy
 from tpsgd.engine.device import available
 from tpsgd.engine.learner import BlockLearner
 from tpsgd.errors import TpsgdError
@@ -39,6 +39,11 @@ class SolvedLearner(BlockLearner):
         """Where its weights come from, in words."""
         return "solved" if self.trains else "frozen"
 
+    def start(self) -> None:
+        """Draw the objective; the block stays in evaluation mode."""
+        super().start()
+        self.resume()
+
     def stop(self) -> None:
         """Freeze the block and drop its sums."""
         super().stop()
@@ -49,7 +54,8 @@ class SolvedLearner(BlockLearner):
         """What the layer's weights must solve, once the objective is drawn."""
         layer: Any = self.block.layer
         codes: Any = self.tensors[0] if self.tensors else None
-        codes = codes.whole() if isinstance(codes, Redrawn) else codes
+        if isinstance(codes, Redrawn):
+            codes = codes.whole()
         classes = layer.weight.shape[0] if codes is None else codes.shape[1 if self.restarts else 0]
         signed = self.multi_label and codes is None
         return Equations(layer, classes, codes, signed, bool(self.restarts))
@@ -85,13 +91,12 @@ class RidgeLearner(SolvedLearner):
         return self.collecting and isinstance(self.sums, SampleSums)
 
     def start(self) -> None:
-        """Draw the objective."""
+        """Draw the objective and begin to collect the equations."""
         super().start()
         self.collecting = self.learning
-        self.resume()
 
     def batches(self, source: Source, epoch: int) -> Iterator[Any]:
-        """Every sample once, as it is."""
+        """Every sample once, in the stored order and without augmentation."""
         return source.batches()
 
     def forward(self, x: Any) -> Any:
@@ -133,11 +138,6 @@ class RidgeLearner(SolvedLearner):
 class RecursiveLearner(SolvedLearner):
     """A block solved after every batch, from the sums over all samples so far."""
 
-    def start(self) -> None:
-        """Draw the objective."""
-        super().start()
-        self.resume()
-
     def update(self, saved: Any, s: Tensor, labels: Tensor, output_unused: bool = False) -> None:
         """Measure the loss on the batch first, then learn from it."""
         self.measure(saved, labels)
@@ -150,47 +150,35 @@ class RecursiveLearner(SolvedLearner):
 
 
 def check_solvers(
-    learners: list[BlockLearner],
-    rules: list[Rule],
-    sizes: list[dict[Place, tuple[int, ...]]],
-    one_by_one: bool,
-    samples: int,
-    form: BatchForm,
+    learners: list[BlockLearner], anatomy: Anatomy, one_by_one: bool, samples: int
 ) -> None:
     """Refuse blocks that their solver cannot solve, before any block has learned."""
     together = not one_by_one and len(learners) > 1
-    need, learned = 0, False
-    for learner, rule, shape in zip(learners, rules, sizes, strict=True):
+    need, learned, form = 0, False, anatomy.form
+    for learner, rule, shape_at in zip(learners, anatomy.rules, anatomy.sizes, strict=True):
         block, solver = learner.block, learner.settings.optimizer
         if learner.epochs and isinstance(solver, SOLVERS):
             last = learner is learners[-1]
             reason = unsolvable(block, rule, last)
-            if isinstance(solver, Recursive) and not isinstance(
-                learner.backend, (ClosedForm, Stacked)
-            ):
+            closed_form = isinstance(learner.backend, (ClosedForm, Stacked))
+            if isinstance(solver, Recursive) and not closed_form:
                 reason = reason or "its gradients have no closed form; take ridge()"
             if together and (isinstance(solver, Ridge) or learned):
                 reason = "its inputs change while it is solved; use schedule=tpsgd.sequential"
             name = f"block {block.index + 1} ({block})"
             if reason:
                 raise TpsgdError(f"{solver.__name__} cannot solve {name}: {reason}")
-            layer: Any = block.layer
-            single = last or len(shape[Place.BEFORE]) == 1
+            layer, single = block.layer, last or len(shape_at[Place.BEFORE]) == 1
             keeps = isinstance(solver, Ridge) and keeps_samples(layer, single, samples)
             memory = bytes_to_solve(layer, samples, form.batch_size, keeps, len(form.seeds))
             need = need + memory if together else memory
-            _check_memory(name, layer, need, form.device)
+            if need > (free := available(form.device)):
+                raise TpsgdError(
+                    f"{name} cannot be solved in closed form here: its {inputs_of(layer):,} inputs "
+                    f"need about {size(need)} for their products with one another, and "
+                    f"{size(free)} are free; pool its inputs first, or train it with an optimizer"
+                )
         learned = learned or learner.trains
-
-
-def _check_memory(name: str, layer: Any, need: int, device: torch.device) -> None:
-    """Refuse before memory runs out, not after."""
-    if need > (free := available(device)):
-        raise TpsgdError(
-            f"{name} cannot be solved in closed form here: its {inputs_of(layer):,} inputs need "
-            f"about {size(need)} for their products with one another, and {size(free)} are free; "
-            "pool its inputs first, or train it with an optimizer"
-        )
 
 
 def unsolvable(block: Block, rule: Rule, last: bool) -> str | None:
@@ -202,7 +190,7 @@ def unsolvable(block: Block, rule: Rule, last: bool) -> str | None:
     if layer_kind(layer) is None or not kind.dense(layer):
         return "its convolution has groups, or is not padded with zeros"
     if block.between:
-        return f"{type(block.between[0]).__name__} stands between the layer and its activation"
+        return f"{type(block.between[0]).__name__} lies between the layer and its activation"
     if any(hooked(m) for m in block.modules):
         return "one of its modules has a hook"
     if any(p.requires_grad for m in block.prologue for p in m.parameters()):
@@ -211,7 +199,7 @@ def unsolvable(block: Block, rule: Rule, last: bool) -> str | None:
         return "its weight or its bias may not learn (requires_grad is False)"
     if make is None:
         bare = block.modules[-1] is layer
-        return None if bare else "what stands after the last layer is not linear"
+        return None if bare else "a module after the last layer is not linear"
     if rule.signal is not Signal.LABEL or not make(Site((2,), 2, Key())).squared:
         return f"{rule.name} does not lower a squared error to the projected label"
     if rule.at is not Place.BEFORE and block.activation is not None:

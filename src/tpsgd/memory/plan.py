@@ -1,21 +1,24 @@
-"""`plan`: the peak bytes of a training before it starts, and how to stay within a budget."""
+"""`plan`: the peak memory of a training run before it starts, and how to keep within a budget."""
 
 import re
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from textwrap import fill, shorten
+from typing import Any
 
 import torch
 from torch import nn
 
-from tpsgd.engine.assemble import rules_for
+from tpsgd.engine.anatomy import rules_for
 from tpsgd.engine.backprop import Backprop
+from tpsgd.engine.batches import has_lookup
 from tpsgd.engine.device import available, resolve_device
+from tpsgd.engine.meter import Stage
 from tpsgd.engine.optimizers import adam
 from tpsgd.engine.settings import Memory, Settings, listed
 from tpsgd.errors import TpsgdError
+from tpsgd.memory.budget import within
 from tpsgd.memory.rehearse import Inputs, Rehearsal, rehearse
 from tpsgd.nets.blocks import split
 from tpsgd.nets.recurrent import tokens_of
@@ -23,9 +26,6 @@ from tpsgd.rules import Rule, frozen, readout
 from tpsgd.solvers import SOLVERS
 from tpsgd.train import sequential, simultaneous
 from tpsgd.units import as_bytes, columns, size
-
-if TYPE_CHECKING:
-    from tpsgd.engine.meter import Stage
 
 PARTS = {
     "weights": "weights",
@@ -39,11 +39,11 @@ PARTS = {
 
 @dataclass(frozen=True)
 class Line:
-    """What one way of training holds at its peak, by what it is for; in bytes."""
+    """The bytes of one way to train at its peak, by what they are for."""
 
     name: str
     parts: dict[str, int]
-    kept: int = 0  # inputs kept for reuse, which come on top
+    kept: int = 0  # inputs kept for reuse, which are added to the peak
     blocks: tuple["Line", ...] = ()
 
     @property
@@ -64,7 +64,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Plan:
-    """The lines of a plan, the first of which is the way that was asked for.
+    """A line for every way to train, the first for the one that was asked for.
 
     `settings` are those that `fit` needs to keep to it.
     """
@@ -76,7 +76,7 @@ class Plan:
 
     @property
     def peak_bytes(self) -> int:
-        """Of the way that was asked for, kept inputs included."""
+        """The first line's total, kept inputs included."""
         return self.lines[0].total
 
     def __getitem__(self, name: str) -> Line:
@@ -86,8 +86,8 @@ class Plan:
         """All of it as plain values, ready for JSON."""
         lines = [line.as_dict() for line in self.lines]
         memory = self.settings.get("memory", Memory())
-        chosen = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(memory).items()}
-        return {"lines": lines, "memory": chosen, "remarks": list(self.remarks)}
+        values = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(memory).items()}
+        return {"lines": lines, "memory": values, "remarks": list(self.remarks)}
 
     def __str__(self) -> str:
         tables = [table(self.lines, "way to train")]
@@ -95,10 +95,10 @@ class Plan:
             tables.insert(0, f"within {size(as_bytes(self.budget))}: {self.settings['memory']}")
         if len(self.lines[0].blocks) > 1:
             tables.append(table(self.lines[0].blocks, f"{self.lines[0].name}: block"))
-        return "\n\n".join([*tables, *(textwrap.fill(line, 80) for line in self.remarks)])
+        return "\n\n".join([*tables, *(fill(line, 80) for line in self.remarks)])
 
     def plot(self, file: Path | str) -> Path:
-        """Stacked bars of every way to train, as a picture; needs matplotlib."""
+        """Stacked bars of every way to train, as a figure; needs matplotlib."""
         from tpsgd.memory.plot import draw
 
         return draw(self, Path(file))
@@ -115,11 +115,11 @@ def cells(lines: Sequence[Line], title: str) -> list[list[str]]:
     """The head and the rows of a table of bytes; parts that no line has are left out."""
     brief = PARTS | {"gradients": "grads", "optimizer": "optim.", "activations": "activ."}
     shown = [part for part in PARTS if any(line.parts.get(part) for line in lines)]
-    kept = ["inputs"] if any(line.kept for line in lines) else []
-    rows = [[title, *(brief[part] for part in shown), *kept, "total"]]
+    inputs = ["inputs"] if any(line.kept for line in lines) else []
+    rows = [[title, *(brief[part] for part in shown), *inputs, "total"]]
     for line in lines:
         counts = [line.parts.get(part, 0) for part in shown]
-        counts += [line.kept, line.total] if kept else [line.total]
+        counts += [line.kept, line.total] if inputs else [line.total]
         rows.append([line.name, *map(short, counts)])
     return rows
 
@@ -145,11 +145,11 @@ def plan(
     others: bool = True,
     **settings: Any,
 ) -> Plan:
-    """The peak bytes of training, before it starts: per block, in total, and beside backprop.
+    """Estimate the peak memory of a training run: per block, in total, compared with backprop.
 
-    The training is rehearsed: the very code of `fit` runs on tensors that have shapes but no
-    memory. Data sets are not counted. What a CPU's libraries take for themselves is not seen; what
-    cuDNN takes is measured, if the GPU is there, by running each convolution once.
+    The run is rehearsed: the code of `fit` itself runs on tensors that have shapes but no memory.
+    Data sets and the workspaces of a CPU's libraries are not counted; cuDNN's are measured, if
+    there is a GPU, by running each convolution once.
 
     Args:
         model: as for `fit`. It is not changed.
@@ -168,128 +168,106 @@ def plan(
 
     Examples:
         >>> model = nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10))
-        >>> found = plan(model, (784,), batch_size=64, others=False)
-        >>> found["sequential"].parts["weights"] == 4 * (784 * 256 + 256 + 256 * 10 + 10)
+        >>> small = plan(model, (784,), batch_size=64, others=False)
+        >>> small["sequential"].parts["weights"] == 4 * (784 * 256 + 256 + 256 * 10 + 10)
         True
     """
     rule = readout() if rule is None else rule
-    wanted = Settings.of("plan", settings)
-    _check(model, input_shape, samples, wanted)
+    chosen, blocks = Settings.of("plan", settings), split(model)
+    recurrent = any(block.recurrent for block in blocks)
+    _check(input_shape, samples, chosen, recurrent)
     inputs = Inputs(tuple(input_shape), dtype or _dtype(model, input_shape), samples)
-    waits = any(r.needs_output for r in rules_for(rule, split(model), simultaneous)[:-1])
-    if "schedule" not in settings and waits:
-        wanted = replace(wanted, schedule=simultaneous)
-    budget = wanted.memory.budget
+    locked = any(r.needs_output for r in rules_for(rule, blocks, simultaneous)[:-1])
+    if "schedule" not in settings and locked:
+        chosen = replace(chosen, schedule=simultaneous)
+    budget = chosen.memory.budget
     if budget is not None:
-        from tpsgd.memory.budget import within
+        chosen = within(model, inputs, rule, chosen)
+    ways = [(chosen.schedule.__name__, rule, chosen)]
+    if others:
+        ways += _other_ways(rule, chosen, "schedule" not in settings, recurrent)
+    rehearsals = [rehearse(model, inputs, method, s) for _, method, s in ways]
+    lines = tuple(
+        line_of(name, rehearsal, s.memory.reuse)
+        for (name, _, s), rehearsal in zip(ways, rehearsals, strict=True)
+    )
+    remarks = tuple(_remarks(rehearsals[0], chosen, samples))
+    return Plan(lines, {"memory": chosen.memory}, remarks, budget)
 
-        wanted = within(model, inputs, rule, wanted)
-    recurrent = any(block.recurrent for block in split(model))
-    ways = list(_ways(rule, wanted, "schedule" not in settings and others, others, recurrent))
-    rehearsals = {name: rehearse(model, inputs, how, s) for name, how, s in ways}
-    lines = tuple(line_of(name, rehearsals[name], s.memory.reuse) for name, _, s in ways)
-    remarks = _remarks(next(iter(rehearsals.values())), wanted, samples)
-    return Plan(lines, {"memory": wanted.memory}, remarks, budget)
 
-
-def _check(model: nn.Module, shape: Any, samples: Any, settings: Settings) -> None:
+def _check(shape: Any, samples: Any, settings: Settings, recurrent: bool) -> None:
     """Refuse what `fit` would find out from its data."""
-    whole = isinstance(shape, Sequence) and all(isinstance(n, int) and n > 0 for n in shape)
-    if not whole:
-        raise TpsgdError(
-            f"input_shape must be one sample's sizes, such as (1, 28, 28), got {_brief(shape)}"
-        )
+    if not isinstance(shape, Sequence) or not all(isinstance(n, int) and n > 0 for n in shape):
+        text = shorten(repr(shape), 40)
+        raise TpsgdError(f"input_shape must be one sample's sizes, such as (1, 28, 28), got {text}")
     if not isinstance(samples, int) or samples < 0:
         raise TpsgdError(f"samples must be a whole number, 0 or more, got {samples!r}")
-    if settings.window is not None and not any(b.recurrent for b in split(model)):
+    if settings.window is not None and not recurrent:
         raise TpsgdError("window is for models with recurrent layers, and there is none")
     device = settings.device
     if device is not None and not str(device).startswith("cuda"):
         resolve_device(device)
 
 
-def _brief(value: Any) -> str:
-    """What was given, if that is short."""
-    text = repr(value)
-    return text if len(text) < 40 else f"a {type(value).__name__}"
-
-
-def _ways(
-    rule: Any, settings: Settings, both: bool, others: bool, recurrent: bool
+def _other_ways(
+    rule: Any, settings: Settings, both: bool, recurrent: bool
 ) -> Iterator[tuple[str, Any, Settings]]:
-    """Every way to train that a plan compares, the one that was asked for first."""
-    yield settings.schedule.__name__, rule, settings
+    """What a plan compares with: the other schedule, backprop, training only the last layer."""
+    optimizers = [o for o in listed(settings.optimizer) if not isinstance(o, SOLVERS)]
     locked = any(r.needs_output for r in listed(rule))
-    solved = any(isinstance(o, SOLVERS) for o in listed(settings.optimizer))
-    if both and not locked and not solved:
+    if both and not locked and len(optimizers) == len(listed(settings.optimizer)):
         other = simultaneous if settings.schedule is sequential else sequential
         yield other.__name__, rule, replace(settings, schedule=other)
-    if not others:
-        return
-    one = next((o for o in listed(settings.optimizer) if not isinstance(o, SOLVERS)), adam)
-    whole = replace(
-        settings, schedule=sequential, optimizer=one, lr=None, epochs=1, window=None,
-        memory=Memory(), early_stopping=None,
+    plain = replace(
+        settings, schedule=sequential, optimizer=[*optimizers, adam][0], lr=None, epochs=1,
+        window=None, memory=Memory(), early_stopping=None,
     )  # fmt: skip
-    pieces = max(1, settings.batch_size // 4)
-    yield "backprop", Backprop(), whole
-    yield "backprop, 4 micro-batches", Backprop(), whole.within(micro_batch=pieces)
+    quarter = max(1, settings.batch_size // 4)
+    yield "backprop", Backprop(), plain
+    yield "backprop, 4 micro-batches", Backprop(), plain.within(micro_batch=quarter)
     if not recurrent:
-        yield "backprop, checkpointed", Backprop(checkpoint=True), whole
-    yield "last layer alone", frozen(), whole.within(reuse=False)
+        yield "backprop, checkpointed", Backprop(checkpoint=True), plain
+    yield "last layer alone", frozen(), plain.within(reuse=False)
 
 
-def line_of(name: str, found: Rehearsal, reuse: Any = None) -> Line:
-    """A rehearsal as a line: its highest stage, and each block's own."""
-    kept = found.kept if reuse is None or isinstance(reuse, bool) else 0  # a file takes no memory
-    top = max(found.stages, key=lambda stage: stage.peak)
+def line_of(name: str, rehearsal: Rehearsal, reuse: Any) -> Line:
+    """A rehearsal as a line: the highest of all stages, and the highest of each block."""
     blocks = []
-    for i, block in enumerate(found.names):
-        own = [stage for stage in found.stages if stage.blocks == (i,)]
-        if own and len(found.names) > 1:
-            stage = max(own, key=lambda stage: stage.peak)
-            blocks.append(
-                Line(f"{i + 1}: {block.partition(': ')[2]}", _parts(stage, found.weights))
-            )
-    return Line(name, _parts(top, found.weights), kept, tuple(blocks))
+    for i, block in enumerate(rehearsal.names):
+        stages = [stage for stage in rehearsal.stages if stage.blocks == (i,)]
+        if stages and len(rehearsal.names) > 1:
+            parts = _highest(stages, rehearsal.weights)
+            blocks.append(Line(f"{i + 1}: {block.partition(': ')[2]}", parts))
+    kept = 0 if isinstance(reuse, (str, Path)) else rehearsal.kept  # a file takes no memory
+    return Line(name, _highest(rehearsal.stages, rehearsal.weights), kept, tuple(blocks))
 
 
-def _parts(stage: "Stage", weights: int) -> dict[str, int]:
+def _highest(stages: list[Stage], weights: int) -> dict[str, int]:
+    """What the bytes of the highest stage are for."""
+    stage = max(stages, key=lambda stage: stage.peak)
     parts = {"weights": weights} | dict.fromkeys(list(PARTS)[1:], 0)
     for name, count in stage.parts.items():
         parts[name or "activations"] += count
     return parts
 
 
-def _remarks(found: Rehearsal, settings: Settings, samples: int) -> tuple[str, ...]:
-    remarks = []
-    if not samples and settings.schedule is sequential and settings.memory.reuse is not False:
-        remarks.append("inputs kept for reuse are not counted: say how many samples there are")
-    if isinstance(settings.memory.reuse, (str, Path)):
-        remarks.append(
-            f"{size(found.kept)} of inputs for reuse lie in a file in {settings.memory.reuse}"
+def _remarks(rehearsal: Rehearsal, settings: Settings, samples: int) -> Iterator[str]:
+    memory, kept = settings.memory, size(rehearsal.kept)
+    if not samples and settings.schedule is sequential and memory.reuse is not False:
+        yield "inputs kept for reuse are not counted: say how many samples there are"
+    if isinstance(memory.reuse, (str, Path)):
+        yield f"{kept} of inputs for reuse lie in a file in {memory.reuse}"
+    if memory.micro_batch is not None and rehearsal.varies:
+        yield f"micro-batches change what is learned: {', '.join(rehearsal.varies)} in this model"
+    if memory.reuse is None and rehearsal.kept > available(torch.device("cpu")) / 2:
+        yield (
+            f"{kept} of inputs are more than half of the free memory here: fit would recompute "
+            "them; memory=Memory(reuse=False) plans that"
         )
-    if settings.memory.micro_batch is not None and found.varies:
-        remarks.append(
-            f"micro-batches change what is learned: {', '.join(found.varies)} in this model"
-        )
-    if (
-        found.kept
-        and settings.memory.reuse is None
-        and found.kept > available(torch.device("cpu")) / 2
-    ):
-        remarks.append(
-            f"{size(found.kept)} of inputs are more than half of the free memory here: fit would "
-            "recompute them; memory=Memory(reuse=False) plans that"
-        )
-    device = settings.device
-    on_gpu = device is not None and torch.device(device).type == "cuda"
-    if on_gpu and not torch.cuda.is_available():
-        remarks.append("no GPU is here: planned as on a CPU; what cuDNN takes is not counted")
-    return tuple(remarks)
+    if str(settings.device).startswith("cuda") and not torch.cuda.is_available():
+        yield "no GPU is here: planned as on a CPU; what cuDNN takes is not counted"
 
 
 def _dtype(model: nn.Module, shape: Sequence[int]) -> torch.dtype:
-    looks_up = any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) for m in model.modules())
     tokens = tokens_of(model) > 1 and len(shape) == 1
-    return torch.long if looks_up or tokens else torch.float32
+    return torch.long if tokens or has_lookup(model.modules()) else torch.float32

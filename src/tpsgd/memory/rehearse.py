@@ -1,8 +1,8 @@
-"""Training without numbers: the same code on tensors that have a shape and no memory.
+"""A rehearsal of training: the same code on tensors that have a shape but no memory.
 
-A model's parameters are replaced by torch's fake tensors, and the trainer takes two batches through
-every block while `LiveBytes` counts what would have been allocated. So a plan is not a formula that
-must keep up with the code: it is the code.
+A model's parameters are replaced by torch's fake tensors, and two batches go through every block
+while `LiveBytes` counts what would have been allocated. So a plan is no formula that must keep up
+with the code: it is the code.
 """
 
 import copy
@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
 
-from tpsgd.engine.assemble import GPU_WINDOW, Method, dissect, join, make_learners
+from tpsgd.engine.anatomy import Method, dissect
+from tpsgd.engine.assemble import GPU_WINDOW, join, make_learners
 from tpsgd.engine.batches import Arrays
 from tpsgd.engine.meter import CUDA_BLOCK, LiveBytes, Meter, Stage, tensor_bytes
 from tpsgd.engine.reuse import InputReuse
@@ -28,12 +29,15 @@ from tpsgd.engine.solved import RidgeLearner
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import bce
 from tpsgd.maths.random import SORTED, Key, mixed, permutation
-from tpsgd.memory.cudnn import Workspaces
+from tpsgd.memory.cudnn import workspace_bytes
+from tpsgd.nets.blocks import has_batch_norm
 from tpsgd.nets.recurrent import Recurrent
 from tpsgd.projections import make_tables
 from tpsgd.solvers.equations import keeps_samples
 from tpsgd.train import Net
 
+MANY = 1 << 20  # samples, where their number is unknown
+LONG = 96  # time steps that are worth going through one by one
 # A GPU's allocator does not split off less than 1 MB of a large block: half of that is added to
 # peaks that must have large blocks in them.
 FEW_LARGE, REMAINDER = 8 << 20, 512 << 10
@@ -50,69 +54,69 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What a rehearsal found: every stage's peak beyond the model, and inputs kept for reuse."""
+    """Every stage's peak beyond the model, and the bytes of inputs kept for reuse."""
 
     weights: int
     stages: list[Stage]
     kept: int
     names: list[str]  # of the blocks
-    varies: tuple[str, ...] = ()  # what makes a batch in pieces differ from a whole one
+    varies: tuple[str, ...]  # why micro-batches would change what is learned
 
     @property
     def peak(self) -> int:
-        """The most bytes held at once, the model included, kept inputs left out."""
+        """The most bytes at any time, the model included, kept inputs left out."""
         return self.weights + max(stage.peak for stage in self.stages)
 
 
-MANY = 1 << 20  # samples, where nobody knows
-LONG = 96  # time steps that are worth going through one by one
-
-
 def rehearse(model: nn.Module, inputs: Inputs, method: Method, settings: Settings) -> Rehearsal:
-    """Go through a training without its numbers; through a part of sequences that are long.
+    """Go through a run without its numbers; of long sequences, through two shorter lengths.
 
-    Beyond a few dozen steps memory is a straight line in their number, which two lengths show.
+    Beyond a few dozen time steps memory grows linearly with their number.
     """
-    reads = any(isinstance(m, (Recurrent, nn.RNN)) for m in model.modules())
-    if not reads or not inputs.shape or inputs.shape[0] <= LONG:
+    if not _recurrent(model) or not inputs.shape or inputs.shape[0] <= LONG:
         return _rehearse(model, inputs, method, settings)
     lengths = (LONG // 3, 2 * LONG // 3)
     try:
-        one, two = (
+        short, long = (
             _rehearse(model, replace(inputs, shape=(n, *inputs.shape[1:])), method, settings)
             for n in lengths
         )
-    except TpsgdError:  # a model of sequences of one length
+    except TpsgdError:  # the model takes sequences of one length only
         return _rehearse(model, inputs, method, settings)
-    return _extended(one, two, (inputs.shape[0] - lengths[1]) / (lengths[1] - lengths[0]))
+    return _extrapolated(short, long, (inputs.shape[0] - lengths[1]) / (lengths[1] - lengths[0]))
 
 
-def _extended(one: Rehearsal, two: Rehearsal, times: float) -> Rehearsal:
-    """Two rehearsals' straight line, so many times their distance further on."""
+def _recurrent(model: nn.Module) -> bool:
+    return any(isinstance(m, (Recurrent, nn.RNN)) for m in model.modules())
+
+
+def _extrapolated(short: Rehearsal, long: Rehearsal, times: float) -> Rehearsal:
+    """The line through two rehearsals, `times` their distance beyond the second."""
 
     def beyond(a: int, b: int) -> int:
         return b + int(max(0, b - a) * times)
 
     stages = []
-    for a, b in zip(one.stages, two.stages, strict=True):
+    for a, b in zip(short.stages, long.stages, strict=True):
         names = {**a.parts, **b.parts}
         parts = {k: beyond(a.parts.get(k, 0), b.parts.get(k, 0)) for k in names}
         stages.append(replace(b, peak=sum(parts.values()), parts=parts))
-    return replace(two, stages=stages, kept=beyond(one.kept, two.kept))
+    return replace(long, stages=stages, kept=beyond(short.kept, long.kept))
 
 
 def _rehearse(model: nn.Module, inputs: Inputs, method: Method, settings: Settings) -> Rehearsal:
     first = next(model.parameters())
     device = torch.device(settings.device if settings.device is not None else first.device)
     on_gpu = device.type == "cuda"
-    if on_gpu and not torch.cuda.is_available():  # as on a CPU, but for what is known of a GPU
-        device, settings = torch.device("cpu"), _as_on_gpu(model, settings)
-    live = LiveBytes(CUDA_BLOCK if on_gpu else 1, Workspaces() if on_gpu else None, detail=True)
+    if on_gpu and not torch.cuda.is_available():  # on the CPU, with a GPU's default window
+        window = settings.window or (GPU_WINDOW if _recurrent(model) else None)
+        device, settings = torch.device("cpu"), replace(settings, device="cpu", window=window)
+    live = LiveBytes(CUDA_BLOCK if on_gpu else 1, workspace_bytes if on_gpu else None, detail=True)
     meter = PlanMeter(device, live)
-    make_tables()  # real ones, before there are only fake ones
+    make_tables()  # they must be real tensors
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fake = _faked(model, mode, device)
-    with mode, torch.random.fork_rng([]), _quietly():
+    with mode, torch.random.fork_rng([]), _fake_tensor_log_disabled():
         net, names = _fake_net(fake, inputs, method, settings, device)
         net.observers = [meter]
         with meter:
@@ -126,10 +130,10 @@ def _rehearse(model: nn.Module, inputs: Inputs, method: Method, settings: Settin
 
 
 class PlanMeter(Meter):
-    """A meter that also tells what the bytes are for."""
+    """A meter that also labels what the bytes are for."""
 
     def started(self, learner: Any) -> None:
-        """Label the class codes, and the gradients and the optimizer's state as they come."""
+        """Label the class codes, and gradients and the optimizer's state when a step is taken."""
         super().started(learner)
         self._live.label("projections", learner.tensors)
         optimizer = getattr(learner, "optimizer", None)
@@ -149,8 +153,8 @@ class PlanMeter(Meter):
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
-    """Without torch's own lines about what a model cannot take: the caller gets a sentence."""
+def _fake_tensor_log_disabled() -> Iterator[None]:
+    """Without torch's log lines about inputs that a model cannot take: an error tells the user."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     before, log.disabled = log.disabled, True
     try:
@@ -162,19 +166,19 @@ def _quietly() -> Iterator[None]:
 def _fake_net(
     model: nn.Module, inputs: Inputs, method: Method, settings: Settings, device: torch.device
 ) -> tuple[Net, list[str]]:
-    """The net that would be trained, with two batches of samples without numbers."""
+    """The net that would be trained, two batches of fake samples, and the names of its blocks."""
     settings = _two_micro_batches(settings, model)
     samples = min(2 * settings.batch_size, inputs.samples or 2 * settings.batch_size)
     x = torch.empty(samples, *inputs.shape, dtype=inputs.dtype, device=device)
     anatomy = dissect([model], x[:2], False, method, settings, device)
     once = anatomy.block_settings[-1].epochs <= 1
-    turns = 2 if samples <= settings.batch_size else 1  # two batches show what all do
-    shorter = [replace(s, epochs=min(s.epochs, turns)) for s in anatomy.block_settings]
+    epochs = 2 if samples <= settings.batch_size else 1  # two batches show what all do
+    shorter = [replace(s, epochs=min(s.epochs, epochs)) for s in anatomy.block_settings]
     anatomy = replace(anatomy, block_settings=shorter)
     learners = make_learners(anatomy, method, settings, inputs.samples)
     for learner in learners:
         solved, layer = isinstance(learner, RidgeLearner), learner.block.layer
-        if solved and keeps_samples(layer, True, inputs.samples):  # so all samples must come
+        if solved and keeps_samples(layer, True, inputs.samples):  # its memory grows with each
             learner.batches = partial(_repeated, samples=inputs.samples)
     loss, dtype, form = anatomy.loss, next(model.parameters()).dtype, anatomy.form
     shape = (samples, anatomy.classes) if loss is bce else (samples,)
@@ -189,28 +193,21 @@ def _fake_net(
 
 
 def _repeated(source: Any, epoch: int, samples: int) -> Iterator[Any]:
-    """The first batch of a source until there are as many samples as there will be."""
+    """The first batch of a source, repeated until there are this many samples."""
     (batch, *_) = source.batches()
     for start in range(0, samples, batch.size):
         count = min(batch.size, samples - start)
         yield replace(batch, index=batch.index[:count], size=count)
 
 
-def _as_on_gpu(model: nn.Module, settings: Settings) -> Settings:
-    """The settings that a GPU would have by itself."""
-    reads = any(isinstance(m, (Recurrent, nn.RNN)) for m in model.modules())
-    window = settings.window or (GPU_WINDOW if reads else None)
-    return replace(settings, device="cpu", window=window)
-
-
 def _two_micro_batches(settings: Settings, model: nn.Module) -> Settings:
-    """Two pieces of a batch show what all of them do."""
+    """A batch of two micro-batches, which show what all of them do."""
     if settings.memory.micro_batch is None:
         return settings
-    pieces = -(-settings.batch_size // settings.memory.micro_batch)
-    if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()):
-        pieces = max(1, min(pieces, settings.batch_size // 2))  # as Form.cut
-    largest = -(-settings.batch_size // pieces)
+    count = -(-settings.batch_size // settings.memory.micro_batch)
+    if has_batch_norm(model.modules()):
+        count = max(1, min(count, settings.batch_size // 2))  # as BatchForm.cut
+    largest = -(-settings.batch_size // count)
     batch_size = min(settings.batch_size, 2 * largest)
     return replace(settings, batch_size=batch_size).within(micro_batch=largest)
 
@@ -233,27 +230,25 @@ def _faked(model: nn.Module, mode: FakeTensorMode, device: torch.device) -> nn.M
 
 
 def _blank_order(n: int, key: Key, device: Any, expected: int) -> Iterator[Tensor]:
-    """An order of so many samples: it takes the memory of one, and says nothing."""
-    part: Tensor | None = None
-    parts = (
-        permutation(expected, key, device) if expected <= SORTED else mixed(expected, key, device)
-    )
-    order = next(parts)
-    if expected > SORTED:  # those beyond are left out
+    """An order of n samples that takes the memory of an order of the expected number."""
+    chunk: Tensor | None = None
+    chunks = (permutation if expected <= SORTED else mixed)(expected, key, device)
+    order = next(chunks)
+    if expected > SORTED:  # indices beyond the number of samples are left out
         counted = 1 << (expected - 1).bit_length()
-        part, order = order, order.new_zeros(-(-len(order) * expected // counted))
-    waiting = torch.empty_like(order[n:])  # for their batch: the caller copies the others
+        chunk, order = order, order.new_zeros(-(-len(order) * expected // counted))
+    waiting = torch.empty_like(order[n:])  # indices of later batches; the caller copies the others
     yield order[:n]
-    del parts, part, waiting  # which lived until here
+    del chunks, chunk, waiting  # they live until here
 
 
 def _varies(model: nn.Module, learners: list[Any]) -> tuple[str, ...]:
-    """Why pieces of a batch would not add up to the same step."""
+    """Why micro-batches would not add up to the same step."""
     frozen = {m for tap in model.modules() if getattr(tap, "is_tap", False) for m in tap.modules()}
     modules = [m for m in model.modules() if m not in frozen]
-    found = {
-        "batch normalisation": any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in modules),
+    reasons = {
+        "batch normalisation": has_batch_norm(modules),
         "dropout": any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p for m in modules),
         "a loss that may look at the whole batch": not all(x.mean_over_samples for x in learners),
     }
-    return tuple(name for name, there in found.items() if there)
+    return tuple(reason for reason, applies in reasons.items() if applies)

@@ -7,6 +7,17 @@ from torch import nn
 
 
 @contextmanager
+def modes_restored(*modules: nn.Module) -> Iterator[None]:
+    """Give every submodule its mode back at the end, whatever happens in between."""
+    modes = [(m, m.training) for module in modules for m in module.modules()]
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+@contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
     """Evaluation mode; at the end every submodule has the mode that it had before.
 
@@ -18,10 +29,6 @@ def evaluating(module: nn.Module) -> Iterator[None]:
         >>> [m.training for m in net]
         [True, False]
     """
-    modes = [(m, m.training) for m in module.modules()]
-    module.eval()
-    try:
+    with modes_restored(module):
+        module.eval()
         yield
-    finally:
-        for submodule, training in modes:
-            submodule.training = training

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tpsgd.engine.anatomy import dissect
 from tpsgd.engine.assemble import count as count_parameters
-from tpsgd.engine.assemble import dissect
 from tpsgd.engine.batches import (
     Arrays,
     BatchForm,

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tpsgd.engine.assemble import classes_of
+from tpsgd.engine.anatomy import classes_of
 from tpsgd.engine.batches import first_samples
 from tpsgd.engine.record import Run
 from tpsgd.errors import TpsgdError

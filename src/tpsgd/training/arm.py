@@ -57,13 +57,13 @@ class Arm:
 
     @property
     def about(self) -> str:
-        """What it does, in a few words."""
+        """What the arm does, in a few words."""
         if self.remark or self.method:
             return self.remark or "not a rule: a training method for the whole net"
         return self.rule.about if self.rule else "gradients go through the whole net"
 
     def train(self, factory: Callable[[], nn.Module], data: Any, **settings: Any) -> Restarts:
-        """Train one model by `fit_many`, with these settings of `fit` and the arm's own."""
+        """Train one model by `fit_many`; the arm's settings replace those of `fit`."""
         settings["schedule"] = self.schedule
         if self.epochs is not None:
             settings["epochs"] = self.epochs

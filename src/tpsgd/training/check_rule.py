@@ -1,4 +1,4 @@
-"""A contract that every rule keeps, for people who add their own."""
+"""`check_rule`: the contract that every rule keeps, for people who write rules."""
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from tpsgd.training.fit import fit
 
 
 def check_rule(rule: Rule) -> None:
-    """Raise a `TpsgdError` that says what is wrong with a rule; return quietly when all is well.
+    """Raise a `TpsgdError` that says what is wrong with a rule, if anything is.
 
     - its closed form, where it has one, equals autograd on its loss, in float64;
     - its objective is a pure function: the same inputs give the same numbers, no input changes, and
@@ -43,32 +43,29 @@ def _check_objective(rule: Rule, shape: tuple[int, ...], maps: bool) -> None:
         raise TpsgdError(f"{rule.name}: the same key gave two different objectives for {shape}")
     generator = torch.Generator().manual_seed(0)
     y = torch.randn(5, *shape, generator=generator, dtype=torch.float64)
-    signals = [torch.tensor([0, 1, 2, 3, 1])]
+    s = torch.tensor([0, 1, 2, 3, 1])
     if rule.needs_output:
-        signals = [torch.randn(5, 4, generator=generator, dtype=torch.float64)]
-    for s in signals:
-        _check_gradient(rule, objective, y, s)
+        s = torch.randn(5, 4, generator=generator, dtype=torch.float64)
+    _check_gradient(rule, objective, y, s)
 
 
 def _check_gradient(rule: Rule, objective: Objective, y: Tensor, s: Tensor) -> None:
     inputs = (y, s, *objective.tensors)
     before = [t.clone() for t in inputs]
-    found, again = objective(y, s), objective(y, s)
+    local, again = objective(y, s), objective(y, s)
     if not all(map(torch.equal, before, inputs)):
         raise TpsgdError(f"{rule.name}: its objective changes its inputs")
-    if not (torch.isfinite(found.loss) and torch.isfinite(found.dy).all()):
+    if not (torch.isfinite(local.loss) and torch.isfinite(local.dy).all()):
         raise TpsgdError(f"{rule.name}: its loss or derivative is not finite for ordinary numbers")
-    if not (torch.equal(found.loss, again.loss) and torch.equal(found.dy, again.dy)):
+    if not (torch.equal(local.loss, again.loss) and torch.equal(local.dy, again.dy)):
         raise TpsgdError(f"{rule.name}: its objective gives other numbers for the same inputs")
-    if any(found.dy.untyped_storage().data_ptr() == t.untyped_storage().data_ptr() for t in inputs):
-        raise TpsgdError(f"{rule.name}: dL/dy shares memory with an input; give it its own")
-    wanted = differentiate(objective.loss, y, s, objective.tensors, objective.learned)
-    pairs = [("the loss", found.loss, wanted.loss), ("dL/dy", found.dy, wanted.dy)]
-    pairs += [
-        (f"dL/dtensor {i}", a, b)
-        for i, (a, b) in enumerate(zip(found.dtensors, wanted.dtensors, strict=True))
-    ]
-    for what, a, b in pairs:
+    if any(local.dy.untyped_storage().data_ptr() == t.untyped_storage().data_ptr() for t in inputs):
+        raise TpsgdError(f"{rule.name}: dL/dy shares memory with an input; return a new tensor")
+    expected = differentiate(objective.loss, y, s, objective.tensors, objective.learned)
+    names = ["the loss", "dL/dy", *(f"dL/dtensor {i}" for i in range(len(local.dtensors)))]
+    values = local.loss, local.dy, *local.dtensors
+    autograd = expected.loss, expected.dy, *expected.dtensors
+    for what, a, b in zip(names, values, autograd, strict=True):
         if a.shape != b.shape or not torch.allclose(a, b, rtol=1e-9, atol=1e-12):
             raise TpsgdError(
                 f"{rule.name}: {what} in closed form differs from autograd's for an output of "
@@ -79,14 +76,8 @@ def _check_gradient(rule: Rule, objective: Objective, y: Tensor, s: Tensor) -> N
 def _train(rule: Rule) -> list[Tensor]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = nn.Sequential(
-            nn.Conv2d(1, 3, 3),
-            nn.Tanh(),
-            nn.Flatten(),
-            nn.Linear(48, 6),
-            nn.Tanh(),
-            nn.Linear(6, 4),
-        )
+        convolution = nn.Conv2d(1, 3, 3), nn.Tanh(), nn.Flatten()
+        model = nn.Sequential(*convolution, nn.Linear(48, 6), nn.Tanh(), nn.Linear(6, 4))
         x, y = torch.randn(32, 1, 6, 6), torch.arange(32) % 4
     before = [p.clone() for p in split(model)[0].named_parameters().values()]
     fit(model, (x, y), rule=rule, schedule=simultaneous, epochs=1, batch_size=8)

@@ -1,4 +1,4 @@
-"""How often a model is right."""
+"""`evaluate`: the accuracy of a model."""
 
 from typing import Any
 
@@ -10,6 +10,7 @@ from tpsgd.engine.inputs import labels
 from tpsgd.engine.learner import hits
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import bce
+from tpsgd.nets.modes import modes_restored
 from tpsgd.nets.recurrent import connect, tokens_of
 
 
@@ -20,9 +21,9 @@ def evaluate(
     """The share of samples that a model classifies correctly, between 0 and 1.
 
     Labels are class indices, or float rows: soft labels when every row sums to 1 (the largest entry
-    counts), otherwise multi_label classes at once, all of which must be right (subset accuracy). A
-    single output, or rows of yes-or-no labels, is cut at 0 for logits and at 0.5 after a Sigmoid.
-    `multi_label` says outright which of the two float rows are.
+    counts), otherwise yes-or-no labels of several classes, all of which must be right (subset
+    accuracy); `multi_label` overrides this guess. Yes-or-no outputs are cut at 0 for logits and at
+    0.5 after a Sigmoid.
 
     Examples:
         >>> model = nn.Linear(2, 2)
@@ -43,31 +44,26 @@ def evaluate(
         lookup=has_lookup(modules),
         tokens=tokens_of(model),
     )
-    model = connect(model)
-    cut = 0.5 if isinstance(_last(model), nn.Sigmoid) else 0.0
-    modes = [(m, m.training) for m in modules]
-    model.eval()
-    one, all_of, seen, soft = 0, 0, 0, True  # right by the largest entry, right in every entry
-    try:
+    samples, right_largest, right_everywhere, soft = 0, 0, 0, True  # by largest or every entry
+    with modes_restored(model):
+        model = connect(model).eval()
+        cut = 0.5 if isinstance(_last(model), nn.Sigmoid) else 0.0
         for batch in as_source(data, form, None, None).batches():
             x, y = batch.load()
             out = _output(model, x)
-            seen += len(y)
+            samples += len(y)
             if out.shape[1] == 1:
                 y = labels(y, bce, 1).to(out.dtype)
                 soft = False
             else:
                 y = labels(y, None, out.shape[1])
                 soft &= not y.is_floating_point() or bool(((y.sum(1) - 1).abs() < 1e-3).all())
-            one += hits(out, y, multi_label=False)
-            all_of += hits(out - cut, y, multi_label=True)
-    finally:
-        for module, mode in modes:
-            module.training = mode
-    if not seen:
+            right_largest += hits(out, y, multi_label=False)
+            right_everywhere += hits(out - cut, y, multi_label=True)
+    if not samples:
         raise TpsgdError("the data is empty: there is nothing to evaluate on")
     soft = soft if multi_label is None else not multi_label
-    return int(one if soft else all_of) / seen
+    return int(right_largest if soft else right_everywhere) / samples
 
 
 def _output(model: nn.Module, x: Tensor) -> Tensor:
@@ -79,13 +75,13 @@ def _output(model: nn.Module, x: Tensor) -> Tensor:
             f"{type(model).__name__} cannot take an input of shape {tuple(x.shape)}: {reason}"
         ) from error
     if not isinstance(out, Tensor) or out.dim() != 2:
-        found = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
-        raise TpsgdError(f"the model must give (batch, classes), one number per class, got {found}")
+        shape = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        raise TpsgdError(f"the model must give (batch, classes), one number per class, got {shape}")
     return out
 
 
 def _last(module: nn.Module) -> nn.Module:
-    """What a model ends with, as far as can be told."""
+    """The last module of nested `nn.Sequential`s."""
     while isinstance(module, nn.Sequential) and len(module):
         module = module[-1]
     return module

@@ -5,7 +5,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,26 +12,20 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from tpsgd.engine.assemble import (
-    Anatomy,
-    Method,
-    assemble,
-    block_infos,
-    check_optimizers,
-    unstack,
-)
+from tpsgd.engine.anatomy import Anatomy, Method
+from tpsgd.engine.assemble import assemble, block_infos, check_optimizers, unstack
 from tpsgd.engine.backprop import Backprop
 from tpsgd.engine.device import forget_resident_peak, resident, resolve_device
 from tpsgd.engine.learner import EarlyStopping
 from tpsgd.engine.meter import Meter, tensor_bytes
-from tpsgd.engine.observers import Progress, Recorder
 from tpsgd.engine.optimizers import OptimizerFactory, adam
-from tpsgd.engine.record import Epoch, Run
+from tpsgd.engine.record import Epoch, Progress, Recorder, Run
 from tpsgd.engine.settings import Memory, Settings
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import Loss
 from tpsgd.memory.budget import within_budget
 from tpsgd.nets.blocks import split
+from tpsgd.nets.modes import modes_restored
 from tpsgd.rules import Rule, readout
 from tpsgd.train import Net, sequential
 from tpsgd.units import as_bytes, size
@@ -66,19 +59,19 @@ def fit(
     Args:
         model: an `nn.Sequential`, cut into blocks by `tpsgd.split`.
         data: `(x, y)` as tensors or numpy arrays, a `Dataset` or a `DataLoader`. Labels are class
-            indices, or float rows: several classes at once with `bce`, soft with `cross_entropy`.
+            indices, or float rows: several classes with `bce`, soft labels with `cross_entropy`.
             Sequences are (samples, steps, features), tokens (samples, steps) in whole numbers;
             those of different lengths come as `tpsgd.Padded`, a `PackedSequence` or a list.
         rule: one rule for the net, or a list with one per block, the last included (which only
             lends its loss). Default: `rules.readout()`.
         schedule: `tpsgd.sequential` (the paper's) or `tpsgd.simultaneous`.
-        loss: of the last block; default: the rule's own (`mse` for tpSGD, else `cross_entropy`).
+        loss: of the last block; default: that of the rule (`mse` for tpSGD, else `cross_entropy`).
         optimizer: a factory, `params -> torch.optim.Optimizer`; default Adam at 1e-3.
         lr: overrides the optimizer's learning rate.
         epochs: passes over the data *per block*.
         early_stopping: `tpsgd.EarlyStopping(patience, min_delta)`.
             `optimizer`, `lr`, `epochs` and `early_stopping` may be lists, one entry per block.
-        batch_size: samples per step (a `DataLoader` brings its own). A last batch of one sample is
+        batch_size: samples per step, unless a `DataLoader` sets it. A last batch of one sample is
             left out when the model has batch normalisation, which cannot take it.
         seed: of the projections, the order of samples and dropout.
         device: where to train; default: where the model is.
@@ -86,20 +79,19 @@ def fit(
         lr_schedule: `optimizer -> torch.optim.lr_scheduler`, stepped once per epoch.
         callbacks: called with an `Epoch` after every epoch of a block; `True` stops that block.
         progress: called with (sample passes done, total) every few batches.
-        window: recurrent layers: read sequences in chunks of so many time steps, the input too. It
-            changes memory and speed, not what is learned. Default: sequences are gathered whole and
-            read step by step (a few at a time on a GPU).
+        window: recurrent layers: read sequences, the input too, in chunks of this many time steps.
+            It changes memory and speed, not what is learned. Default: sequences are gathered whole
+            and read step by step (a few steps at a time on a GPU).
         memory: a budget, "64MB" or bytes, or settings: `tpsgd.Memory(reuse=False, micro_batch=32)`.
         augment: a random change of every batch that is learned from, on the device: one of
             `tpsgd.augment`, or any `x -> x` of the same shape. Every epoch of every block then sees
-            new versions of the samples, so inputs are computed again (`reuse=False`). Solvers that
-            meet each sample once (`ridge`) and validation take the samples as they are. `plan`
-            does not count what it takes, a copy or two of a batch.
-        precision: `torch.bfloat16`: samples, activations and gradients in half the bytes, kept
-            inputs too. Parameters, the optimizer's state, batch norm's statistics and what
-            objectives learn stay in float32; so does the model that comes out. It is faster where
-            the hardware multiplies in it (GPUs, CPUs with AMX), and slower elsewhere. Not for
-            recurrent layers, solvers and stacked restarts.
+            new versions of the samples, so inputs are recomputed (`reuse=False`). `ridge` and
+            validation see the samples unchanged. `plan` does not count the memory of augmentation,
+            a copy or two of a batch.
+        precision: `torch.bfloat16`: samples, activations, gradients and kept inputs in half the
+            bytes. Parameters, the optimizer's state, batch norm's statistics and learned readouts
+            stay in float32. Faster where the hardware multiplies in it (GPUs, CPUs with AMX),
+            slower elsewhere. Not for recurrent layers, solvers and stacked restarts.
 
     Returns:
         The record of the run: history, seconds, sample passes, peak memory, settings.
@@ -113,24 +105,12 @@ def fit(
         128
     """
     settings = Settings(
-        schedule=schedule,
-        loss=loss,
-        optimizer=optimizer,
-        lr=lr,
-        epochs=epochs,
-        batch_size=batch_size,
-        seed=seed,
-        device=device,
-        validation=validation,
-        early_stopping=early_stopping,
-        lr_schedule=lr_schedule,
-        callbacks=callbacks,
-        progress=progress,
-        window=window,
-        memory=Memory.of(memory),
-        augment=augment,
+        schedule=schedule, loss=loss, optimizer=optimizer, lr=lr, epochs=epochs,
+        batch_size=batch_size, seed=seed, device=device, validation=validation,
+        early_stopping=early_stopping, lr_schedule=lr_schedule, callbacks=callbacks,
+        progress=progress, window=window, memory=Memory.of(memory), augment=augment,
         precision=precision,
-    )
+    )  # fmt: skip
     return run_training([model], data, readout() if rule is None else rule, settings)[0]
 
 
@@ -150,8 +130,8 @@ def fit_backprop(
         **settings: those of `fit`, one value each, because there is one block. Of
             `memory=tpsgd.Memory(...)`, `micro_batch` (gradient accumulation) and `measure` apply.
     """
-    wanted = Settings.of("fit_backprop", settings)
-    (run,) = run_training([model], data, Backprop(checkpoint), wanted)
+    chosen = Settings.of("fit_backprop", settings)
+    (run,) = run_training([model], data, Backprop(checkpoint), chosen)
     run.settings |= {"checkpoint": checkpoint}
     return run
 
@@ -162,55 +142,48 @@ def run_training(
     """Train models by a rule or by backprop; several models are restarts, stacked into one."""
     started, budget = time.perf_counter(), settings.memory.budget
     local = not isinstance(method, Backprop)
-    _check_model(models[0], local)
+    if local:
+        split(models[0])  # refuses a model without blocks before anything else
     if budget is not None:
-        settings = _within_budget(models, data, method, settings)
-    _check_folder(settings.memory.reuse)
+        if not local:
+            raise TpsgdError("backprop takes no memory budget: it cannot train block by block")
+        settings = within_budget(models[0], data, method, settings)
     with training_context(models, settings, keep_inputs=local) as device:
         net, anatomy = assemble(models, data, method, settings, device)
         check_optimizers(net.learners)
         runs = _new_runs(method, anatomy, settings, len(models))
+        recorder = Recorder(runs, settings.callbacks)
         meter = Meter(device) if settings.memory.measure else None
-        net.observers += [Recorder(runs, settings.callbacks)]
-        net.observers += [] if meter is None else [meter]
+        net.observers = [recorder] if meter is None else [recorder, meter]
         if settings.progress is not None:
             net.observers += [Progress(settings.progress, net.learners, net.source.samples)]
+        forget_resident_peak()
         with meter or nullcontext():
-            _run_schedule(net, settings, device, runs, started)
+            recorder.began = time.perf_counter()
+            settings.schedule(net)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+        seconds = time.perf_counter() - recorder.began
         for r, run in enumerate(runs):
+            run.seconds, run.setup_seconds = seconds, recorder.began - started
+            run.resident_bytes = resident()[1]
             run.blocks = block_infos(net.learners, anatomy)
-            penalties = {
-                x.block.index + 1: x.penalties[r]
-                for x in net.learners
-                if getattr(x, "penalties", None)
-            }
-            run.settings |= {"alphas": penalties} if penalties else {}
+            solved = [x for x in net.learners if getattr(x, "penalties", None)]
+            if solved:
+                run.settings["alphas"] = {x.block.index + 1: x.penalties[r] for x in solved}
             run.settings["memory_budget"] = budget
             if meter is not None:
                 run.peak_bytes = meter.peak(sum(map(tensor_bytes, models)))
                 run.kept_bytes = meter.kept_bytes
-            _warn_over_budget(run, budget)
+    nbytes = runs[0].peak_bytes + runs[0].kept_bytes
+    if budget is not None and nbytes > as_bytes(budget):
+        warnings.warn(
+            f"training took {size(nbytes)}, more than the budget of {size(as_bytes(budget))}",
+            stacklevel=3,
+        )
     if len(models) > 1:
         unstack(anatomy.cuts, net.learners)
     return runs
-
-
-def _run_schedule(
-    net: Net, settings: Settings, device: torch.device, runs: list[Run], started: float
-) -> None:
-    """Train the net, and time it."""
-    forget_resident_peak()
-    began = time.perf_counter()
-    for observer in net.observers:
-        if isinstance(observer, Recorder):
-            observer.began = began
-    settings.schedule(net)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    for run in runs:
-        run.seconds = time.perf_counter() - began
-        run.setup_seconds = began - started
-        run.resident_bytes = resident()[1]
 
 
 def _new_runs(method: Method, anatomy: Anatomy, settings: Settings, restarts: int) -> list[Run]:
@@ -225,65 +198,30 @@ def _new_runs(method: Method, anatomy: Anatomy, settings: Settings, restarts: in
     ]
 
 
-def _check_model(model: nn.Module, local: bool) -> None:
-    """Refuse what has no blocks, or no parameters, before anything looks for its device."""
-    if local:
-        split(model)
-    elif next(model.parameters(), None) is None:
-        raise TpsgdError(f"{type(model).__name__} has no parameters that may learn")
-
-
-def _check_folder(folder: Any) -> None:
-    if isinstance(folder, (str, Path)) and not Path(folder).expanduser().is_dir():
-        raise TpsgdError(f"reuse={str(folder)!r} is no folder to keep inputs in")
-
-
-def _within_budget(
-    models: list[nn.Module], data: Any, method: Method, settings: Settings
-) -> Settings:
-    """The settings that keep within their budget."""
-    if isinstance(method, Backprop):
-        raise TpsgdError("backprop takes no memory budget: it has no blocks to train one by one")
-    if len(models) > 1:
-        raise TpsgdError("a memory budget is for one model at a time, not for stacked restarts")
-    return within_budget(models[0], data, method, settings)
-
-
-def _warn_over_budget(run: Run, budget: str | int | None) -> None:
-    if budget is not None and run.peak_bytes + run.kept_bytes > as_bytes(budget):
-        warnings.warn(
-            f"training held {size(run.peak_bytes + run.kept_bytes)}, more than the budget of "
-            f"{size(as_bytes(budget))}",
-            stacklevel=4,
-        )
-
-
 @contextmanager
 def training_context(
     models: list[nn.Module], settings: Settings, keep_inputs: bool = True
 ) -> Iterator[torch.device]:
-    """Models on their device, random numbers seeded; modes and the caller's numbers restored.
+    """Models on their device, random numbers seeded; modes and the generator are restored.
 
     `keep_inputs`: no module writes into its input, which may be the output that an earlier block
     has yet to learn from.
     """
     device = settings.device
     if device is None:
-        device = next(models[0].parameters()).device
+        device = next(models[0].parameters(), torch.empty(0)).device
     device = resolve_device(device)
     for model in models:
         model.to(device)
-    modules = [m for model in models for m in model.modules()]
-    modes = [(m, m.training) for m in modules]
+    modules: list[Any] = [m for model in models for m in model.modules()]
     writers = [m for m in modules if keep_inputs and getattr(m, "inplace", False)]
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    random = torch.random.fork_rng([device] if device.type == "cuda" else [])
+    with random, modes_restored(*models):
         torch.manual_seed(settings.seed)
         try:
-            for m in writers:
-                m.inplace = False  # type: ignore[assignment]
+            for module in writers:
+                module.inplace = False
             yield device
         finally:
-            for m in writers:
-                m.inplace = True  # type: ignore[assignment]
-            for module, mode in modes:
-                module.training = mode
+            for module in writers:
+                module.inplace = True

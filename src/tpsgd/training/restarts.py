@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from tpsgd.engine.backprop import Backprop
-from tpsgd.engine.optimizers import ELEMENTWISE, TwoRates, adam
+from tpsgd.engine.batches import is_stream
+from tpsgd.engine.optimizers import ELEMENTWISE, TwoRates
 from tpsgd.engine.record import Run
 from tpsgd.engine.settings import Settings, listed
 from tpsgd.errors import TpsgdError
@@ -74,8 +74,8 @@ def fit_many(
         restarts: how many.
         rule: as for `fit`.
         backprop: train with backpropagation instead of a rule.
-        stacked: train all at once (True) or one by one (False); None stacks MLPs and recurrent nets
-            on a GPU, where that is faster.
+        stacked: train all together (True) or one by one (False); None stacks MLPs and recurrent
+            nets on a GPU, where that is faster.
         **settings: everything else that `fit` takes.
 
     When stacked, `seconds` and `peak_bytes` of every run are those of all restarts together.
@@ -88,22 +88,21 @@ def fit_many(
     """
     if restarts < 1:
         raise TpsgdError(f"restarts must be 1 or more, got {restarts}")
-    wanted = Settings.of("fit_many", settings)
+    chosen = Settings.of("fit_many", settings)
     rule = readout() if rule is None else rule
-    models = [make_model(factory, wanted.seed + r) for r in range(restarts)]
+    models = [make_model(factory, chosen.seed + r) for r in range(restarts)]
     if len({id(model) for model in models}) < restarts:
         raise TpsgdError("the factory must make a new model each time, but gave one twice")
-    device = wanted.device or next(models[0].parameters(), torch.empty(0)).device
-    if stacked is None:
-        stacked = torch.device(device).type == "cuda" and restarts > 1
-        stacked = stacked and stacking_obstacle(models[0], data, wanted, rule, backprop) is None
-    elif stacked and (reason := stacking_obstacle(models[0], data, wanted, rule, backprop)):
-        raise TpsgdError(f"these restarts cannot be stacked: {reason}; leave stacked=None")
+    device = chosen.device or next(models[0].parameters(), torch.empty(0)).device
+    possible = restarts > 1 and torch.device(device).type == "cuda" if stacked is None else stacked
+    obstacle = stacking_obstacle(models[0], data, chosen, rule, backprop) if possible else None
+    if stacked and obstacle:
+        raise TpsgdError(f"these restarts cannot be stacked: {obstacle}; leave stacked=None")
     method = Backprop() if backprop else rule
-    if stacked and restarts > 1:
-        return Restarts(models, run_training(models, data, method, wanted), True)
+    if possible and obstacle is None and restarts > 1:
+        return Restarts(models, run_training(models, data, method, chosen), True)
     runs = [
-        run_training([model], data, method, replace(wanted, seed=wanted.seed + r))[0]
+        run_training([model], data, method, replace(chosen, seed=chosen.seed + r))[0]
         for r, model in enumerate(models)
     ]
     return Restarts(models, runs, False)
@@ -113,23 +112,24 @@ def make_model(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
     """A factory's model, its weights drawn from a seed."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        made = None if isinstance(factory, nn.Module) else factory()
-    if not isinstance(made, nn.Module):
+        model = None if isinstance(factory, nn.Module) else factory()
+    if not isinstance(model, nn.Module):
         raise TpsgdError(
             "restarts need a factory, a function without arguments that makes a new model each "
-            f"time, got {type(factory if made is None else made).__name__}"
+            f"time, got {type(factory if model is None else model).__name__}"
         )
-    return made
+    return model
 
 
 def stacking_obstacle(
     model: nn.Module, data: Any, settings: Settings, rule: Rule | Sequence[Rule], backprop: bool
 ) -> str | None:
     """The reason why restarts of this model cannot be stacked, or None."""
-    for part in (data, settings.validation):
-        if isinstance(part, (Dataset, DataLoader)) and not isinstance(part, TensorDataset):
+    for samples in (data, settings.validation):
+        if is_stream(samples):
             return "a loader gives every restart the same batches"
-        if isinstance(part, (tuple, list)) and isinstance(part[0], (Padded, PackedSequence, list)):
+        pair = isinstance(samples, (tuple, list))
+        if pair and isinstance(samples[0], (Padded, PackedSequence, list)):
             return "sequences of different lengths end at different times in each restart"
     if not all(map(_elementwise, listed(settings.optimizer))):
         return "the optimizer must act on each number by itself"
@@ -151,13 +151,11 @@ def stacking_obstacle(
 
 
 def _elementwise(factory: Any) -> bool:
-    """Whether stacking changes nothing: an optimizer of numbers one by one, or ridge."""
-    if factory is adam or isinstance(factory, (*SOLVERS, TwoRates)):
+    """Whether stacking changes nothing: the optimizer treats each number by itself, or solves."""
+    if isinstance(factory, (*SOLVERS, TwoRates)):
         return True
-    if getattr(factory, "elementwise", False):
-        return True
-    made = factory([nn.Parameter(torch.zeros(1))]) if callable(factory) else None
-    return type(made) in ELEMENTWISE
+    optimizer = factory([nn.Parameter(torch.zeros(1))]) if callable(factory) else None
+    return type(optimizer) in ELEMENTWISE
 
 
 def _unstackable(block: Block) -> str | None:

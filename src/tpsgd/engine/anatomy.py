@@ -1,0 +1,230 @@
+"""A model as its learners see it: blocks, a rule for each, output shapes, the form of a batch."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from tpsgd.engine.backprop import Backprop, in_segments
+from tpsgd.engine.batches import BatchForm, first_samples, has_lookup, suits_channels_last
+from tpsgd.engine.learner import BlockSettings
+from tpsgd.engine.settings import Settings
+from tpsgd.errors import TpsgdError
+from tpsgd.losses import Loss, cross_entropy
+from tpsgd.nets.blocks import Block, has_batch_norm, shapes, split, whole
+from tpsgd.nets.padded import Padded
+from tpsgd.nets.recurrent import Recurrent, connect
+from tpsgd.rules import Place, Rule
+from tpsgd.solvers import SOLVERS
+from tpsgd.train import sequential
+
+Method = Rule | Sequence[Rule] | Backprop
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """A model as the learners see it: blocks, rules, output shapes, and the form of a batch.
+
+    With several models, restarts that are stacked, `cuts` has the blocks of each.
+    """
+
+    cuts: list[list[Block]]
+    layers: list[Block]  # for the record: the blocks, also under backprop, which has one
+    rules: list[Rule]
+    block_settings: list[BlockSettings]
+    loss: Loss
+    form: BatchForm
+    sizes: list[dict[Place, tuple[int, ...]]]
+    classes: int
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The blocks of the first model."""
+        return self.cuts[0]
+
+    @property
+    def restarts(self) -> int | None:
+        """How many restarts are stacked, if any are."""
+        return len(self.cuts) if len(self.cuts) > 1 else None
+
+
+def dissect(
+    models: list[nn.Module],
+    x: Any,
+    stream: bool,
+    method: Method,
+    settings: Settings,
+    device: torch.device,
+    check: Callable[[Any, BatchForm], None] | None = None,
+) -> Anatomy:
+    """The blocks of the models, their rules and the shapes that a few samples x take in them."""
+    if isinstance(method, Backprop):
+        layers = _layers(models[0])
+        _check_backprop(models[0], settings)
+        cuts = [[whole(in_segments(connect(model), method.checkpoint))] for model in models]
+        rules, loss = [], settings.loss or cross_entropy
+        settings = replace(settings, window=None)
+    else:
+        cuts = [split(model) for model in models]
+        layers = cuts[0]
+        rules = rules_for(method, layers, settings.schedule)
+        loss = settings.loss or rules[-1].loss
+        if settings.window is not None and not any(block.recurrent for block in layers):
+            raise TpsgdError("window is for models with recurrent layers, and there is none")
+    block_settings = settings.per_block(len(cuts[0]))
+    form = form_for(models, layers, x, stream, settings, device)
+    if check is not None:
+        check(x, form)
+    sizes = sizes_of(cuts[0], x, settings, form)
+    classes = classes_of(sizes[-1][Place.END], cuts[0][-1])
+    return Anatomy(cuts, layers, rules, block_settings, loss, form, sizes, classes)
+
+
+def _check_backprop(model: nn.Module, settings: Settings) -> None:
+    """Refuse what backprop cannot train or cannot do."""
+    optimizer, block = settings.per_block(1)[0].optimizer, whole(connect(model))
+    if isinstance(optimizer, SOLVERS):
+        raise TpsgdError(
+            f"{optimizer.__name__} solves one block at a time; backprop, whose gradients go "
+            "through all of them, needs an optimizer"
+        )
+    if not block.named_parameters():
+        raise TpsgdError(f"{block.name} has no parameters that may learn")
+
+
+def _layers(model: nn.Module) -> list[Block]:
+    """The blocks of a model that is trained as a whole; any module will do."""
+    try:
+        return split(model)
+    except TpsgdError:
+        return [whole(connect(model))]
+
+
+def rules_for(rule: Rule | Sequence[Rule], blocks: list[Block], schedule: Any) -> list[Rule]:
+    """One rule per block, or an error that lists the blocks."""
+    rules: list[Any] = list(rule) if isinstance(rule, (list, tuple)) else [rule]
+    if isinstance(rule, Rule):
+        rules *= len(blocks)
+    if len(rules) != len(blocks) or not all(isinstance(r, Rule) for r in rules):
+        raise TpsgdError(
+            f"rule must be a tpsgd.rules value, as tpsgd_l2(), or a list of {len(blocks)}, one "
+            f"per block, got {len(rules)}: {[getattr(r, 'name', r) for r in rules]}; the blocks "
+            f"are {'; '.join(map(str, blocks))}"
+        )
+    for r in rules[:-1]:
+        if r.needs_output and schedule is sequential:
+            raise TpsgdError(
+                f"{r.name} cannot learn block by block: its signal is the error of the whole net's "
+                "output, which is not trained yet; use schedule=tpsgd.simultaneous"
+            )
+    return rules
+
+
+def sizes_of(
+    blocks: list[Block], x: Any, settings: Settings, form: BatchForm
+) -> list[dict[Place, tuple[int, ...]]]:
+    """Output shapes of every block, which held-out data must have too."""
+    form = replace(form, precision=None)
+    sizes = shapes(blocks, form(x))
+    _refuse_ragged(blocks, x)
+    if settings.validation is not None:
+        x = form(first_samples(settings.validation))
+        validation_sizes = shapes(blocks, x)
+        for block, size, other in zip(blocks, sizes, validation_sizes, strict=True):
+            if isinstance(block.layer, Recurrent) and block.layer.sequence:
+                other.update(size)  # sequences may have any length
+        if validation_sizes != sizes:
+            raise TpsgdError(
+                f"the validation data's samples, of shape {tuple(x.shape[1:])}, give other output "
+                "shapes than the training data's"
+            )
+    return sizes
+
+
+def _refuse_ragged(blocks: list[Block], x: Any) -> None:
+    """Only recurrent layers can leave the padding of sequences out when they learn."""
+    readers = [b for b in blocks if isinstance(b.layer, Recurrent)]
+    if not isinstance(x, Padded) or not readers or len(blocks) == 1:
+        return
+    for block in blocks[: readers[0].index]:
+        if block.named_parameters():
+            raise TpsgdError(
+                f"block {block.index + 1} ({block}) comes before the first recurrent layer and "
+                "cannot learn from sequences of different lengths: freeze it with "
+                "requires_grad_(False)"
+            )
+    if readers[-1].layer.sequence:
+        raise TpsgdError(
+            f"block {readers[-1].index + 1} ({readers[-1]}) outputs sequences of different "
+            "lengths, padding and all: let the last recurrent layer give its last state "
+            "(sequence=False)"
+        )
+
+
+def form_for(
+    models: list[nn.Module],
+    blocks: list[Block],
+    x: Any,
+    stream: bool,
+    settings: Settings,
+    device: torch.device,
+) -> BatchForm:
+    """How batches must look for these blocks."""
+    modules = [m for block in blocks for top in block.modules for m in top.modules()]
+    dtype = next(models[0].parameters()).dtype
+    if settings.precision is not None:
+        _check_precision(modules, dtype, settings.precision)
+    return BatchForm(
+        device,
+        dtype,
+        settings.batch_size,
+        tuple(settings.seed + r for r in range(len(models))),
+        channels_last=suits_channels_last(modules),
+        lookup=has_lookup(modules),
+        batch_norm=has_batch_norm(modules),
+        tokens=_tokens(blocks[0]),
+        in_chunks=_in_chunks(blocks[0], x, settings),
+        ragged=stream or isinstance(x, Padded),
+        micro_batch=settings.memory.micro_batch,
+        precision=settings.precision,
+    )
+
+
+def _check_precision(modules: list[nn.Module], dtype: torch.dtype, precision: torch.dtype) -> None:
+    name = str(precision).removeprefix("torch.")
+    if dtype is not torch.float32:
+        raise TpsgdError(
+            f"precision={name} is for models in float32, which their parameters stay; this one is "
+            f"in {str(dtype).removeprefix('torch.')}: leave precision out"
+        )
+    if any(isinstance(m, (Recurrent, nn.RNNBase, nn.RNNCellBase)) for m in modules):
+        raise TpsgdError(
+            f"precision={name} is for models without recurrent layers, whose errors would add up "
+            "over time: leave precision out"
+        )
+
+
+def _tokens(first: Block) -> int:
+    """How many tokens there are, if the model begins by looking them up."""
+    reads = isinstance(first.layer, Recurrent) and not first.prologue
+    return first.layer.inputs if reads else 0  # type: ignore[union-attr, return-value]
+
+
+def _in_chunks(first: Block, x: Any, settings: Settings) -> bool:
+    """Whether sequences can be gathered a few steps at a time, which `window` asks for."""
+    if settings.window is None or not first.recurrent or first.prologue:
+        return False
+    return x.dim() == 3 or (x.dim() == 2 and _tokens(first) > 1 and not x.is_floating_point())
+
+
+def classes_of(shape: tuple[int, ...], block: Block) -> int:
+    """The number of classes: the outputs of the last block."""
+    if len(shape) != 1:
+        raise TpsgdError(
+            f"the last block ({block}) must give one number per class, shape (batch, classes), but "
+            f"gives (batch, {', '.join(map(str, shape))}); end the model with pooling or "
+            "nn.Flatten() and an nn.Linear"
+        )
+    return shape[0]
