@@ -18,7 +18,7 @@ import tpsgd
 from tpsgd.cli import app as cli
 from tpsgd.cli import options, terminal
 from tpsgd.comparison.arms import ALL
-from tpsgd.engine import arm as arm_module
+from tpsgd.training import arm as arm_module
 from tpsgd.zoo import words as models
 
 SMALL = ("--data", "two.npz", "--model", "mlp:4", "--epochs", "1", "--batch-size", "16")

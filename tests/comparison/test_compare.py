@@ -13,7 +13,7 @@ from tpsgd.comparison import provenance
 from tpsgd.comparison.arms import arm, reservoir, with_controls
 from tpsgd.comparison.compare import compare
 from tpsgd.data import Data
-from tpsgd.engine import arm as arm_module
+from tpsgd.training import arm as arm_module
 from tpsgd.training.arm import Arm
 from tpsgd.zoo import words as models
 
