@@ -388,7 +388,7 @@ def test_figures_have_room(tmp_path):
         ("--shift grey --shots 0", "--shots"),
         ("--memory apples", "'apples' is no amount of memory"),
         ("--memory 9MB --reuse no", "leave them out, or the budget"),
-        ("--memory 9MB --rule backprop", "not for backprop"),
+        ("--memory 9MB --rule backprop", "backprop takes no --memory"),
         ("--reuse nowhere", "--reuse nowhere: write yes, no, or a folder that exists"),
         ("--lr 0", "--lr must be more than 0"),
         ("--lr nan", "--lr must be more than 0"),

@@ -61,7 +61,7 @@ def test_a_grid_and_its_files(says, monkeypatch):
     assert "best: " in said and "of 10 held-out samples, planned" in said
     assert "control: " in said and "rank correlation of score and accuracy: " in said
     names = ["search.json", "heatmaps.png", "trials.jsonl"]
-    assert lines[-1] == f"files: {', '.join(f'found/{name}' for name in names)}"
+    assert lines[-1] == f"{', '.join(names)}: found"
     assert sorted(names) == sorted(p.name for p in Path("found").iterdir())
     assert Path("found/heatmaps.png").read_bytes().startswith(b"\x89PNG")
     assert Path("found/trials.jsonl").read_text().count("\n") == TRIALS
@@ -158,7 +158,7 @@ def test_a_terminal_sees_a_bar(says, monkeypatch):
 
     class Bar:
         def __enter__(self):
-            return lambda what, share: seen.append((what, share))
+            return lambda what, done, total: seen.append((what, done / total))
 
         def __exit__(self, *_):
             return None

@@ -197,8 +197,8 @@ def test_a_net_that_nothing_was_trained_of(tmp_path):
 
 
 def test_the_legend_names_backprop_through_time():
-    assert table.legend(close()).startswith("× is over backprop; ")
-    assert table.legend(sequences()).startswith("× is over backprop through time; ")
+    assert table.legend(close()).startswith("× is relative to backprop; ")
+    assert table.legend(sequences()).startswith("× is relative to backprop through time; ")
     assert len(table.legend(sequences())) <= 80
 
 

@@ -6,6 +6,7 @@ the widths of a perceptron between them and the classifier.
 """
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +37,8 @@ INITS: dict[str, Callable[[], Init]] = {
     "reservoir": inits.reservoir,
 }
 CELLS = ("rnn", "birnn", "paper-rnn", "paper-birnn", "torch-rnn", "torch-birnn")
+NUMBERS = r"[1-9]\d*(,[1-9]\d*)*"
+LAYERS = r"[1-9]\d*(x[1-9]\d*)?"
 
 
 def factory(
@@ -70,29 +73,27 @@ def factory(
         >>> [type(m).__name__ for m in factory("rnn:8,8+4", (28, 28), 3)()]
         ['Recurrent', 'Recurrent', 'Linear', 'LeakyReLU', 'Linear']
     """
-    if activation not in ACTIVATIONS:
-        raise TpsgdError(
-            f"unknown activation {activation!r}: {suggestion(activation, ACTIVATIONS)}"
-        )
-    act = ACTIVATIONS[activation]
-    kind, _, rest = word.partition(":")
+    act = _named("activation", activation, ACTIVATIONS)
+    kind, _, text = word.partition(":")
     if kind in CELLS:
+        like = "units like rnn:512 or rnn:512,512+256 (a perceptron after the +)"
+        _check_text(word, text, rf"{NUMBERS}(\+{NUMBERS})?", like)
+        sizes, _, widths = text.partition("+")
         cell = _cell(word, kind, init, leak)
-        sizes, widths = _sizes(word, rest)
         inputs = _features(word, shape, tokens)
-        return lambda: rnn(cell, inputs, sizes, widths, classes, act)
+        return lambda: rnn(cell, inputs, _numbers(sizes), _numbers(widths), classes, act)
     if init is not None or leak is not None:
         raise TpsgdError(f"init and leak are for recurrent models such as rnn:512, not for {word}")
     if kind in ("mlp", "cnn") and tokens is not None:
         raise TpsgdError(f"{word} cannot read tokens, numbers of words: choose rnn:512")
     if kind == "mlp":
-        hidden = _numbers(word, rest)
-        return lambda: mlp(shape, hidden, classes, act)
+        _check_text(word, text, rf"({NUMBERS})?", "widths like mlp:256,128")
+        return lambda: mlp(shape, _numbers(text), classes, act)
     if kind == "cnn":
-        layers = [_layer(word, part) for part in rest.split(",")]
-        if len(shape) != 3:
-            raise TpsgdError(f"{word} needs images (channels, height, width), not {shape}")
-        _check_sizes(word, shape, layers)
+        _check_text(word, text, rf"{LAYERS}(,{LAYERS})*", "layers like cnn:16x5 (filters x kernel)")
+        pairs = [layer.partition("x") for layer in text.split(",")]
+        layers = [(int(filters), int(kernel or 3)) for filters, _, kernel in pairs]
+        _check_images(word, shape, layers)
         return lambda: cnn(shape, layers, classes, act)
     if is_function(word):
         return from_file(word)
@@ -164,17 +165,12 @@ def reservoir(make: Factory) -> Factory:
             "reservoir is a control for models that begin with a recurrent layer and end with an "
             "nn.Linear, such as rnn:512"
         )
-    cells = [
-        (
-            Cell(
-                both_ways=layer.bidirectional,
-                init=None if i else inits.reservoir(x=0.3 * min(1.0, 32 / layer.inputs)),
-                leak=layer.leak if layer.leak < 1 else None,
-            ),
-            layer.hidden,
-        )
-        for i, layer in enumerate(layers)
-    ]
+    first = inits.reservoir(x=0.3 * min(1.0, 32 / layers[0].inputs))
+    cells = []
+    for layer in layers:
+        leak = layer.leak if layer.leak < 1 else None
+        init = first if layer is layers[0] else None
+        cells.append((Cell("", layer.bidirectional, init, leak), layer.hidden))
     inputs, classes = layers[0].inputs, head.out_features
 
     def build() -> nn.Module:
@@ -224,7 +220,10 @@ def from_file(word: str) -> Factory:
     function = load_function(word)
 
     def build() -> nn.Module:
-        model = function()
+        try:
+            model = function()
+        except Exception as error:
+            raise TpsgdError(f"{word} failed with {type(error).__name__}: {error}") from error
         if not isinstance(model, nn.Module):
             raise TpsgdError(f"{word} returned a {type(model).__name__}, not an nn.Module")
         return model
@@ -232,34 +231,29 @@ def from_file(word: str) -> Factory:
     return build
 
 
-def _numbers(word: str, text: str, like: str = "widths like mlp:256,128") -> list[int]:
-    try:
-        numbers = [int(part) for part in text.split(",")] if text else []
-    except ValueError:
-        numbers = [0]
-    if any(n < 1 for n in numbers):
+def _named(kind: str, word: str, values: dict[str, Any]) -> Any:
+    if word not in values:
+        raise TpsgdError(f"unknown {kind} {word!r}: {suggestion(word, values)}")
+    return values[word]
+
+
+def _check_text(word: str, text: str, pattern: str, like: str) -> None:
+    if not re.fullmatch(pattern, text, re.ASCII):
         raise TpsgdError(f"cannot read {word!r}: write {like}")
-    return numbers
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")] if text else []
 
 
 def _cell(word: str, kind: str, init: str | None, leak: float | None) -> Cell:
     style = kind.rpartition("-")[0]
-    if init is not None and init not in INITS:
-        raise TpsgdError(f"unknown init {init!r}: {suggestion(init, INITS)}")
+    make_init = None if init is None else _named("init", init, INITS)
     if style == "torch" and init is not None:
         raise TpsgdError(f"init is not for {word}, which begins as torch has it: choose rnn:512")
     if style and leak is not None:
         raise TpsgdError(f"leak is not for {word}, whose cells do not leak: choose rnn:512")
-    return Cell(style, kind.endswith("birnn"), INITS[init]() if init else None, leak)
-
-
-def _sizes(word: str, text: str) -> tuple[list[int], list[int]]:
-    """The units of the recurrent layers, and the widths of the perceptron after a `+`."""
-    units, plus, widths = text.partition("+")
-    like = "units like rnn:512 or rnn:512,512+256 (a perceptron after the +)"
-    if not units or (plus and not widths):
-        raise TpsgdError(f"cannot read {word!r}: write {like}")
-    return _numbers(word, units, like), _numbers(word, widths, like)
+    return Cell(style, kind.endswith("birnn"), make_init and make_init(), leak)
 
 
 def _features(word: str, shape: tuple[int, ...], tokens: int | None) -> int:
@@ -275,25 +269,13 @@ def _features(word: str, shape: tuple[int, ...], tokens: int | None) -> int:
     )
 
 
-def _layer(word: str, text: str) -> tuple[int, int]:
-    filters, _, kernel = text.partition("x")
-    try:
-        layer = int(filters), int(kernel or 3)
-    except ValueError:
-        layer = 0, 0
-    if min(layer) < 1:
-        raise TpsgdError(
-            f"cannot read {word!r}: write layers like cnn:16x5,16x5 (filters x kernel)"
-        )
-    return layer
-
-
-def _check_sizes(word: str, shape: tuple[int, ...], layers: list[tuple[int, int]]) -> None:
+def _check_images(word: str, shape: tuple[int, ...], layers: list[tuple[int, int]]) -> None:
+    if len(shape) != 3:
+        raise TpsgdError(f"{word} needs images (channels, height, width), not {shape}")
     if shape[2] <= 4 < shape[0]:
         raise TpsgdError(
             f"images of shape {shape} look like (height, width, channels); {word} needs the "
             "channels first: x.transpose(0, 3, 1, 2)"
         )
-    loss = sum(kernel - 1 for _, kernel in layers)
-    if min(shape[1:]) <= loss:
+    if min(shape[1:]) <= sum(kernel - 1 for _, kernel in layers):
         raise TpsgdError(f"{word} leaves nothing of images of {shape[1]} x {shape[2]} pixels")
