@@ -18,6 +18,7 @@ import tpsgd
 from tpsgd.cli import app as cli
 from tpsgd.cli import options, terminal
 from tpsgd.comparison.arms import ALL
+from tpsgd.nets.inits import BY_NAME
 from tpsgd.training import arm as arm_module
 from tpsgd.zoo import words as models
 
@@ -401,7 +402,7 @@ def test_the_random_control_is_there_for_other_models_by_name(says):
 
 def test_words_of_the_command_line_are_those_of_the_models():
     helps = {f.name: f.metadata["option"].help for f in fields(options.Model)}
-    assert all(word in helps["init"] for word in models.INITS)
+    assert {word.replace("-", "_") for word in options.INITS} == set(BY_NAME)
     assert all(word in helps["activation"] for word in models.ACTIVATIONS)
     for word in options.AUGMENT:
         assert callable(getattr(tpsgd.augment, word.replace("-", "_")))

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 SCHEDULES = ("sequential", "simultaneous")
 LOSSES = ("mse", "cross-entropy", "bce")
+INITS = ("zeros", "uniform", "scaled-uniform", "reservoir")
 AUGMENT = ("flip", "crop", "cutout", "resized-crop", "jitter")
 DATA = (
     "digits, mnist, cifar10, seq-mnist-rows, eeg, tweets, ... (see: tpsgd data list); FILE.npz, "
@@ -139,9 +140,7 @@ class Model:
     activation: str = setting(
         "leaky-relu", "leaky-relu, relu, tanh, sigmoid, gelu, silu, softplus."
     )
-    init: str | None = setting(
-        None, "rnn: initial weights: zeros, uniform, scaled-uniform, reservoir."
-    )
+    init: str | None = setting(None, f"rnn: initial weights: {', '.join(INITS)}.", choices=INITS)
     leak: float | None = setting(None, "rnn: the share of the state that a step renews, up to 1.")
     window: int | None = setting(None, "rnn: time steps computed together; more is faster.", min=1)
     head: str | None = setting(

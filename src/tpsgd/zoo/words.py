@@ -8,7 +8,7 @@ the widths of a perceptron between them and the classifier.
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -17,7 +17,6 @@ from tpsgd.errors import TpsgdError, suggestion
 from tpsgd.files import is_function, load_function
 from tpsgd.nets import inits
 from tpsgd.nets.blocks import split
-from tpsgd.nets.inits import Init
 from tpsgd.nets.recurrent import Recurrent
 
 Factory = Callable[[], nn.Module]
@@ -29,12 +28,6 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "gelu": nn.GELU,
     "silu": nn.SiLU,
     "softplus": nn.Softplus,
-}
-INITS: dict[str, Callable[[], Init]] = {
-    "zeros": inits.zeros,
-    "uniform": inits.uniform,
-    "scaled-uniform": inits.scaled_uniform,
-    "reservoir": inits.reservoir,
 }
 CELLS = ("rnn", "birnn", "paper-rnn", "paper-birnn", "torch-rnn", "torch-birnn")
 NUMBERS = r"[1-9]\d*(,[1-9]\d*)*"
@@ -59,7 +52,7 @@ def factory(
         classes: the number of classes.
         activation: of an MLP, a CNN or the perceptron after recurrent layers.
         tokens: the size of the vocabulary, if samples are tokens.
-        init: initial weights of recurrent cells, a name in `INITS`; default: that of the cell.
+        init: initial weights of recurrent cells, a name in `tpsgd.inits`.
         leak: of `rnn:` and `birnn:`, as for `tpsgd.Recurrent`.
 
     Examples:
@@ -73,7 +66,11 @@ def factory(
         >>> [type(m).__name__ for m in factory("rnn:8,8+4", (28, 28), 3)()]
         ['Recurrent', 'Recurrent', 'Linear', 'LeakyReLU', 'Linear']
     """
-    act = _named("activation", activation, ACTIVATIONS)
+    if activation not in ACTIVATIONS:
+        raise TpsgdError(
+            f"unknown activation {activation!r}: {suggestion(activation, ACTIVATIONS)}"
+        )
+    act = ACTIVATIONS[activation]
     kind, _, text = word.partition(":")
     if kind in CELLS:
         like = "units like rnn:512 or rnn:512,512+256 (a perceptron after the +)"
@@ -115,28 +112,8 @@ def mlp(
     return nn.Sequential(nn.Flatten(), *_perceptron(math.prod(shape), widths, classes, activation))
 
 
-@dataclass(frozen=True)
-class Cell:
-    """The cells of a recurrent word; `make` makes a layer of them."""
-
-    style: str = ""  # "", "paper" or "torch"
-    both_ways: bool = False
-    init: Init | None = None
-    leak: float | None = None
-
-    def make(self, inputs: int, hidden: int, sequence: bool) -> nn.Module:
-        """A layer that returns its last state, or with `sequence` all states."""
-        if self.style == "torch":
-            return nn.RNN(inputs, hidden, batch_first=True, bidirectional=self.both_ways)
-        new = Recurrent.paper if self.style == "paper" else Recurrent
-        leak: dict[str, Any] = {} if self.leak is None else {"leak": self.leak}
-        return new(
-            inputs, hidden, init=self.init, bidirectional=self.both_ways, sequence=sequence, **leak
-        )
-
-
 def rnn(
-    cell: Cell,
+    cell: partial[nn.Module],
     inputs: int,
     sizes: list[int],
     widths: list[int],
@@ -144,12 +121,17 @@ def rnn(
     activation: type[nn.Module],
 ) -> nn.Sequential:
     """Recurrent layers, the last of which returns its last state, then a perceptron."""
-    if cell.style == "torch" and len(set(sizes)) == 1:
-        both, units = cell.both_ways, sizes[0] * (1 + cell.both_ways)
-        layers = [nn.RNN(inputs, sizes[0], len(sizes), batch_first=True, bidirectional=both)]
+    directions = 1 + cell.keywords["bidirectional"]
+    if cell.func is nn.RNN and len(set(sizes)) == 1:
+        layers = [cell(inputs, sizes[0], len(sizes))]
+        inputs = sizes[0] * directions
     else:
-        layers, units = _stack(inputs, [(cell, hidden) for hidden in sizes])
-    return nn.Sequential(*layers, *_perceptron(units, widths, classes, activation))
+        layers = []
+        for number, hidden in enumerate(sizes, 1):
+            states = {} if cell.func is nn.RNN else {"sequence": number < len(sizes)}
+            layers.append(cell(inputs, hidden, **states))
+            inputs = hidden * directions
+    return nn.Sequential(*layers, *_perceptron(inputs, widths, classes, activation))
 
 
 def reservoir(make: Factory) -> Factory:
@@ -165,28 +147,20 @@ def reservoir(make: Factory) -> Factory:
             "reservoir is a control for models that begin with a recurrent layer and end with an "
             "nn.Linear, such as rnn:512"
         )
+    units, classes = layers[-1].hidden * (1 + layers[-1].bidirectional), head.out_features
     first = inits.reservoir(x=0.3 * min(1.0, 32 / layers[0].inputs))
-    cells = []
-    for layer in layers:
-        leak = layer.leak if layer.leak < 1 else None
-        init = first if layer is layers[0] else None
-        cells.append((Cell("", layer.bidirectional, init, leak), layer.hidden))
-    inputs, classes = layers[0].inputs, head.out_features
 
     def build() -> nn.Module:
-        modules, units = _stack(inputs, cells)
-        return nn.Sequential(*modules, nn.Linear(units, classes))
+        copies = []
+        for layer in layers:
+            options: dict[str, Any] = {"leak": layer.leak} if layer.leak < 1 else {}
+            options["init"] = first if layer is layers[0] else None
+            options["sequence"] = layer is not layers[-1]
+            both_ways = layer.bidirectional
+            copies.append(Recurrent(layer.inputs, layer.hidden, bidirectional=both_ways, **options))
+        return nn.Sequential(*copies, nn.Linear(units, classes))
 
     return build
-
-
-def _stack(inputs: int, cells: list[tuple[Cell, int]]) -> tuple[list[nn.Module], int]:
-    """Recurrent layers with these numbers of units, and the number of outputs of the last one."""
-    layers: list[nn.Module] = []
-    for i, (cell, hidden) in enumerate(cells, 1):
-        layers.append(cell.make(inputs, hidden, i < len(cells)))
-        inputs = hidden * (1 + cell.both_ways)
-    return layers, inputs
 
 
 def _perceptron(
@@ -231,12 +205,6 @@ def from_file(word: str) -> Factory:
     return build
 
 
-def _named(kind: str, word: str, values: dict[str, Any]) -> Any:
-    if word not in values:
-        raise TpsgdError(f"unknown {kind} {word!r}: {suggestion(word, values)}")
-    return values[word]
-
-
 def _check_text(word: str, text: str, pattern: str, like: str) -> None:
     if not re.fullmatch(pattern, text, re.ASCII):
         raise TpsgdError(f"cannot read {word!r}: write {like}")
@@ -246,14 +214,21 @@ def _numbers(text: str) -> list[int]:
     return [int(number) for number in text.split(",")] if text else []
 
 
-def _cell(word: str, kind: str, init: str | None, leak: float | None) -> Cell:
+def _cell(word: str, kind: str, init: str | None, leak: float | None) -> partial[nn.Module]:
+    """A function that makes a recurrent layer: of inputs and units."""
     style = kind.rpartition("-")[0]
-    make_init = None if init is None else _named("init", init, INITS)
-    if style == "torch" and init is not None:
-        raise TpsgdError(f"init is not for {word}, which begins as torch has it: choose rnn:512")
-    if style and leak is not None:
-        raise TpsgdError(f"leak is not for {word}, whose cells do not leak: choose rnn:512")
-    return Cell(style, kind.endswith("birnn"), make_init and make_init(), leak)
+    options: dict[str, Any] = {"bidirectional": kind.endswith("birnn")}
+    if init is not None:
+        options["init"] = inits.named(init)
+        if style == "torch":
+            raise TpsgdError(f"init is not for {word}, which begins as torch has it")
+    if leak is not None:
+        options["leak"] = leak
+        if style:
+            raise TpsgdError(f"leak is not for {word}, whose cells do not leak")
+    if style == "torch":
+        return partial(nn.RNN, batch_first=True, **options)
+    return partial(Recurrent.paper if style == "paper" else Recurrent, **options)
 
 
 def _features(word: str, shape: tuple[int, ...], tokens: int | None) -> int:
