@@ -75,9 +75,9 @@ def show(plan: dict[str, Any], rule: str) -> None:
     console.print(
         f"in memory: backbone {backbone}, {features if plan['samples'] else 'no features'}"
     )
-    if (layers := plan["layers"]) is None:
-        console.print("planned peak of training: unknown, this backbone cannot be rehearsed")
-        return
-    kept = f" + {size(layers['kept_bytes'])}" if layers["kept_bytes"] else ""
-    other = "" if rule == "backprop" else f", backprop {size(layers['backprop_bytes'])}"
-    console.print(f"planned peak of training: {rule} {size(layers['peak_bytes'])}{kept}{other}")
+    peak = "unknown, this backbone cannot be rehearsed"
+    if (layers := plan["layers"]) is not None:
+        peak = f"{rule} {size(layers['peak_bytes'])}"
+        peak += f" + {size(layers['kept_bytes'])}" if layers["kept_bytes"] else ""
+        peak += "" if rule == "backprop" else f", backprop {size(layers['backprop_bytes'])}"
+    console.print(f"planned peak of training: {peak}")

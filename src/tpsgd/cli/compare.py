@@ -38,12 +38,12 @@ def compare(
     samples = data.load(training.seed)
     factory, head = model.factory_for(samples)
     words, left_out = (named, []) if named else arms.all_words(factory)
-    schedule = training.schedule_or(tpsgd.sequential)
-    compared = arms.with_controls([arms.arm(word, schedule, factory) for word in words])
+    settings["schedule"] = training.schedule_or(tpsgd.sequential)
+    chosen = [arms.arm(word, settings["schedule"], factory) for word in words]
+    compared = arms.with_controls(chosen)
     if head == "ridge":
         compared = [arms.with_ridge(arm, factory, settings) for arm in compared]
     folder = writable_folder(out)
-    notes = {"schedule": training.schedule or options.SCHEDULES[0], "left_out": left_out}
     with live_bar() as advance:
 
         def progress(record: Any, arm: Any, share: float) -> None:
@@ -51,7 +51,7 @@ def compare(
 
         record = tpsgd.compare(
             samples, factory, compared, restarts=restarts, command=options.command_line(),
-            notes=model.record(head) | notes, progress=progress,
+            notes=model.record(head) | {"left_out": left_out}, progress=progress,
             each=lambda record: report.save(record, folder), **settings,
         )  # fmt: skip
     if not record.finished:

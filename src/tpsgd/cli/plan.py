@@ -112,13 +112,7 @@ def _plan(subject: Subject, arm: "Arm", settings: dict[str, Any], one_schedule: 
         settings["schedule"] = arm.schedule  # else both schedules are planned
     model = (arm.factory or subject.factory)()
     settings |= {"rule": arm.rule, "samples": subject.samples, "dtype": subject.dtype}
-    try:
-        plan = tpsgd.plan(model, subject.shape, **settings)
-    except RuntimeError as error:
-        if settings["device"] is None:
-            raise
-        reason = str(error).splitlines()[0]
-        raise TpsgdError(f"device {settings['device']} cannot be planned here: {reason}") from None
+    plan = tpsgd.plan(model, subject.shape, **settings)
     if not subject.padded:
         return plan
     longest = f"sequences differ in length: all are planned as {subject.shape[0]} steps long"

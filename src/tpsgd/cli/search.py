@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tpsgd
-from tpsgd.cli import options
-from tpsgd.cli.adapt import AdaptorTraining, BackboneAtTaps, Images, check_rule, settings_of_rule
+from tpsgd.cli import adapt, options
 from tpsgd.cli.options import AsJson, RuleWord, option
 from tpsgd.cli.terminal import Stopped, live_bar
 from tpsgd.errors import TpsgdError
@@ -24,9 +23,9 @@ TRIALS = "trials.jsonl"  # the finished trials
 
 @options.grouped
 def search(
-    data: Images,
-    backbone: BackboneAtTaps,
-    training: AdaptorTraining,
+    data: adapt.Images,
+    backbone: adapt.BackboneAtTaps,
+    training: adapt.AdaptorTraining,
     memory: options.Memory,
     machine: options.Machine,
     rule: RuleWord = "tpsgd-l2",
@@ -43,11 +42,11 @@ def search(
 
     With --memory, layers whose plan is above the budget are not trained.
     """
-    check_rule(rule)
+    adapt.check_rule(rule)
     if training.augment is not None:
         raise TpsgdError("a search trains on features, not on images: leave --augment out")
     numbers = {"convs": _numbers("--convs", convs), "dense": _numbers("--dense", dense)}
-    settings = options.settings_of(training, memory) | settings_of_rule(rule, training)
+    settings = options.settings_of(training, memory) | adapt.settings_of_rule(rule, training)
     folder = writable_folder(out)
     net, taps = backbone.load(machine)
     samples = data.load(training.seed)

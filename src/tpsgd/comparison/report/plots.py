@@ -29,14 +29,16 @@ def draw(comparison: Comparison) -> dict[str, bytes]:
     """Every plot as a PNG, by name."""
     from matplotlib import rc_context
 
-    largest = max((r.peak_bytes for r in comparison.results if r.counts), default=0)
-    unit, step = ("KB", 2**10) if largest < 2**20 else ("MB", 2**20)
+    def megabytes(result: Result) -> list[float]:
+        return [result.peak_bytes / 2**20]
+
+    def seconds(result: Result) -> list[float]:
+        return [run.seconds for run in result.runs]
+
     with rc_context(LOOK):
         plots = {
-            "memory": scatter(comparison, f"peak memory ({unit})", lambda r: [r.peak_bytes / step]),
-            "time": scatter(
-                comparison, "training time (s)", lambda r: [run.seconds for run in r.runs]
-            ),
+            "memory": scatter(comparison, "peak memory (MB)", megabytes),
+            "time": scatter(comparison, "training time (s)", seconds),
             "curves": curves(comparison),
         }
         return {name: figures.as_bytes(plot) for name, plot in plots.items()}
@@ -45,16 +47,16 @@ def draw(comparison: Comparison) -> dict[str, bytes]:
 def styles(comparison: Comparison) -> dict[str, Style]:
     """A style for each arm: that of its word, or for other arms colours that are still free."""
     names = [result.arm.name for result in comparison.results]
-    words = {name: ALL[name] for name in names if name in ALL}
-    taken = {entry.colour for entry in words.values()}
+    taken = {ALL[name].colour for name in names if name in ALL}
     spare = cycle([colour for colour in COLOURS if colour not in taken] or COLOURS)
     markers = cycle("sD^vPXp")
-    return {
-        name: Style(words[name].colour, words[name].marker, words[name].dash)
-        if name in words
-        else Style(next(spare), next(markers), ":")
-        for name in names
-    }
+    looks = {}
+    for name in names:
+        if entry := ALL.get(name):
+            looks[name] = Style(entry.colour, entry.marker, entry.dash)
+        else:
+            looks[name] = Style(next(spare), next(markers), ":")
+    return looks
 
 
 def scatter(comparison: Comparison, label: str, costs: Callable[[Result], list[float]]) -> Any:
@@ -63,10 +65,8 @@ def scatter(comparison: Comparison, label: str, costs: Callable[[Result], list[f
 
     figure = Figure(figsize=(5.2, 5.0), layout="constrained")
     axes = figure.add_subplot(xlabel=label, ylabel="test accuracy (%)")
-    looks = styles(comparison)
-    results = [r for r in comparison.ranked if r.counts]
-    medians, accuracies, highest = [], [], 0.0
-    for result in results:
+    looks, medians, accuracies, highest = styles(comparison), [], [], 0.0
+    for result in [r for r in comparison.ranked if r.counts]:
         cost, look = costs(result), looks[result.arm.name]
         x, (y, dy) = float(np.median(cost)), (100 * a for a in result.accuracy)
         axes.errorbar(

@@ -50,9 +50,8 @@ def title(comparison: Comparison) -> str:
 
 def effort(comparison: Comparison) -> str:
     """Epochs and restarts, in a few words."""
-    counts = [(comparison.settings[key], key.rstrip("s")) for key in ("epochs", "restarts")]
-    epochs, restarts = (f"{n} {word}{'s' * (n != 1)}" for n, word in counts)
-    return f"{epochs} per block, {restarts}"
+    settings = comparison.settings
+    return f"{settings['epochs']} epochs per block, {settings['restarts']} restarts"
 
 
 def legend(comparison: Comparison) -> str:
