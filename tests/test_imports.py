@@ -10,7 +10,7 @@ import pytest
 import tpsgd
 
 ROOT = Path(tpsgd.__file__).parent
-LEAVES = ["errors", "units", "files", "maths"]
+LEAVES = ["errors", "units", "files", "figures", "maths"]
 PAPER = ["losses", "projections", "objectives", "rules", "protocols", "train"]
 SHELLS = ["peers", "zoo", "adapt", "comparison", "data"]
 ORDER = [

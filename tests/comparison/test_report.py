@@ -216,6 +216,6 @@ def test_no_two_arms_of_a_full_comparison_look_alike():
 
 
 def test_an_arm_without_a_word_gets_a_free_colour():
-    own = replace(rules.readout(), name="my rule")
-    looks = plots.styles(Comparison({}, {}, {}, [Result(arm(r)) for r in ("tpsgd-l2", own)]))
+    new_rule = replace(rules.readout(), name="my rule")
+    looks = plots.styles(Comparison({}, {}, {}, [Result(arm(r)) for r in ("tpsgd-l2", new_rule)]))
     assert looks["tpsgd-l2"].colour == ALL["tpsgd-l2"].colour != looks["my rule"].colour

@@ -12,6 +12,7 @@ from rich.console import Console
 
 import tpsgd
 from tpsgd.cli import adapt_plan, adapt_shift, options
+from tpsgd.cli.adapt_plan import Job
 from tpsgd.cli.options import AsJson, RuleWord, option, setting
 from tpsgd.cli.terminal import Stopped, grid_of, live_bar, until_interrupted
 from tpsgd.errors import TpsgdError
@@ -113,28 +114,6 @@ class AdaptorTraining(options.Training):
 
     epochs: int | None = setting(None, "Epochs per block; default: 8, more for few samples.", min=1)
     batch_size: int = setting(32, "Samples per step.", min=1)
-
-
-@dataclass(frozen=True)
-class Job:
-    """What is to be trained, as values."""
-
-    backbone: "Backbone"
-    taps: tuple[str, ...]
-    data: "tpsgd.data.Data"
-    settings: dict[str, Any]  # of `adapt.fit`, for all arms
-    arms: dict[str, dict[str, Any]]  # more settings for each arm; the first is the chosen rule
-
-    @property
-    def memory(self) -> "tpsgd.Memory":
-        """The memory settings."""
-        return self.settings["memory"]
-
-    @property
-    def streamed(self) -> bool:
-        """Whether the backbone runs again in every epoch instead of once."""
-        kept = self.memory.budget is None and self.memory.reuse in (None, True)
-        return not kept or "augment" in self.settings
 
 
 @options.grouped

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from tpsgd.cli.adapt_plan import Job
 from tpsgd.cli.options import check, listed, setting
 from tpsgd.cli.terminal import grid_of, live_bar, until_interrupted
 from tpsgd.errors import TpsgdError
 
 if TYPE_CHECKING:
     from tpsgd.adapt.recovery import Recovery
-    from tpsgd.cli.adapt import Job
 
 SHIFTS = ("grey", "edges", "blur", "noise", "invert", "dim")
 
@@ -46,7 +46,7 @@ class NewDomain:
         return self.shots or 10
 
 
-def recover(job: "Job", domain: NewDomain, folder: Path) -> dict[str, Any]:
+def recover(job: Job, domain: NewDomain, folder: Path) -> dict[str, Any]:
     """Train every arm, test it on shifted data, adapt it; draw a figure for each shift."""
     from tpsgd import adapt
 
@@ -102,7 +102,7 @@ def _by_shift(
     return shifts
 
 
-def _settings(job: "Job", arm: dict[str, Any]) -> dict[str, Any]:
+def _settings(job: Job, arm: dict[str, Any]) -> dict[str, Any]:
     """The settings of `adapt.fit` for one arm; a probe, which is solved, has no epochs."""
     left_out = {"seed", "epochs"} if "optimizer" in arm else {"seed"}
     common = {k: v for k, v in job.settings.items() if k not in left_out}

@@ -51,7 +51,7 @@ def title(comparison: Comparison) -> str:
 def effort(comparison: Comparison) -> str:
     """Epochs and restarts, in a few words."""
     settings = comparison.settings
-    return f"{settings['epochs']} epochs per block, {settings['restarts']} restarts"
+    return f"epochs per block: {settings['epochs']}, restarts: {settings['restarts']}"
 
 
 def legend(comparison: Comparison) -> str:
