@@ -54,11 +54,11 @@ def flat():
 def nothing():
     return 7
 """
-SMALL = ("--backbone", "net.py:make", "--data", "pictures.npz", "--epochs", "2")
+SMALL = ("--backbone", "net.py:make", "--data", "images.npz", "--epochs", "2")
 LIGHT = ("--convs", "0", "--dense", "0", "--no-controls")
 FILES = {"adaptor.json", "adaptor.safetensors", "record.json"}
 ARMS = ["readout", "backprop", "frozen", "linear probe"]
-TRAIN, TEST = 192, 48  # of the pictures
+TRAIN, TEST = 192, 48  # of the images
 
 
 def colours(n: int, side: int = 8) -> tuple[np.ndarray, np.ndarray]:
@@ -71,23 +71,23 @@ def colours(n: int, side: int = 8) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Two backbones' code, pictures in a file and in a folder."""
+    """Two backbones' code, images in a file and in a folder."""
     place = tmp_path_factory.mktemp("made")
     (place / "net.py").write_text(NET)
     x, y = colours(TRAIN + TEST)
-    np.savez(place / "pictures.npz", x=x.transpose(0, 3, 1, 2) / np.float32(255), y=y)
+    np.savez(place / "images.npz", x=x.transpose(0, 3, 1, 2) / np.float32(255), y=y)
     np.savez(place / "vectors.npz", x=x[:60, 0, 0].astype("float32"), y=y[:60])
     np.savez(place / "alike.npz", x=x[:60].transpose(0, 3, 1, 2) / np.float32(255), y=0 * y[:60])
-    for i, (picture, c) in enumerate(zip(*colours(30), strict=True)):
+    for i, (image, c) in enumerate(zip(*colours(30), strict=True)):
         folder = place / "photos" / ("red", "green", "blue")[c]
         folder.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(picture).save(folder / f"{i}.png")
+        Image.fromarray(image).save(folder / f"{i}.png")
     return place
 
 
 @pytest.fixture(autouse=True)
 def here(made, tmp_path, monkeypatch):
-    """Run in an empty folder beside what is made."""
+    """Run in an empty folder with links to these files."""
     for path in made.iterdir():
         (tmp_path / path.name).symlink_to(path)
     monkeypatch.chdir(tmp_path)
@@ -108,7 +108,7 @@ def says(says):
 
 @pytest.fixture
 def tells(says, unplanned):
-    """The record of a run that has nothing to complain of, and needs no plan."""
+    """The record of a run without errors and without a plan."""
 
     def call(*words: str) -> dict:
         code, out, err = says(*words, "--json")
@@ -157,7 +157,7 @@ def test_the_record_is_all_there_is(tells):
     assert list(accuracies(record)) == ARMS and not record["interrupted"]
     assert record["command"].startswith("tpsgd adapt --backbone net.py:make")
     assert record["taps"] == ["late"] and record["data"]["test"] == TEST
-    features = adapt.encode(backbone("net.py:make"), tpsgd.data.load("pictures.npz", seed=3).train)
+    features = adapt.encode(backbone("net.py:make"), tpsgd.data.load("images.npz", seed=3).train)
     direct = adapt.fit(
         backbone("net.py:make"), features, classes=3, seed=3, epochs=2, batch_size=32,
         rule=rules.readout(),
@@ -204,7 +204,7 @@ def test_the_plan_is_the_librarys(says):
 
 
 def test_a_backbone_that_looks_at_numbers_has_no_plan(says):
-    words = ("--backbone", "net.py:odd", "--data", "pictures.npz", "--epochs", "1", *LIGHT)
+    words = ("--backbone", "net.py:odd", "--data", "images.npz", "--epochs", "1", *LIGHT)
     code, out, err = says(*words, "--reuse", "no")
     assert (code, err) == (0, "") and "planned peak of training: unknown" in out
     record = json.loads(Path("tpsgd-adaptor/record.json").read_text())
@@ -233,7 +233,7 @@ def test_taps_with_learned_weights(tells):
     adaptor = loaded()
     assert adaptor.taps == ("early", "late") and adaptor.combine is adapt.learned
     assert float((adaptor.weights - 0.5).abs().max()) > 1e-3
-    test = tpsgd.data.load("pictures.npz").test
+    test = tpsgd.data.load("images.npz").test
     assert adaptor.evaluate(test) == record["arms"][0]["accuracy"]
     tells(*SMALL, "--tap", "late,early", "--combine", "summed", *LIGHT)
     assert loaded().weights.tolist() == [1, 1] and loaded().taps == ("late", "early")
@@ -388,7 +388,7 @@ def test_figures_have_room(tmp_path):
         ("--shift grey --shots 0", "--shots"),
         ("--memory apples", "'apples' is no amount of memory"),
         ("--memory 9MB --reuse no", "leave them out, or the budget"),
-        ("--memory 9MB --rule backprop", "not for backprop"),
+        ("--memory 9MB --rule backprop", "backprop takes no --memory"),
         ("--reuse nowhere", "--reuse nowhere: write yes, no, or a folder that exists"),
         ("--lr 0", "--lr must be more than 0"),
         ("--lr nan", "--lr must be more than 0"),
@@ -456,7 +456,7 @@ def test_a_disk_that_fills_up(says, unplanned, monkeypatch):
 
 
 def interrupt(monkeypatch, where, name: str, at: int) -> None:
-    """Let a function be interrupted when it is called for so many times."""
+    """Let a function be interrupted in this call."""
     real, calls = getattr(where, name), []
 
     def function(*given, **options):
@@ -488,7 +488,7 @@ def test_ctrl_c_keeps_the_adaptor(says, unplanned, monkeypatch):
     assert (code, err) == (130, f"tpsgd: interrupted; {done}\n") and written("found") == FILES
     record = json.loads(Path("found/record.json").read_text())
     assert record["interrupted"] and list(accuracies(record)) == ["readout"]
-    right = loaded("found").evaluate(tpsgd.data.load("pictures.npz").test)
+    right = loaded("found").evaluate(tpsgd.data.load("images.npz").test)
     assert accuracies(record)["readout"] == right and f"{right:.2%}" in out
 
 

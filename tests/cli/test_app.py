@@ -18,6 +18,7 @@ import tpsgd
 from tpsgd.cli import app as cli
 from tpsgd.cli import options, terminal
 from tpsgd.comparison.arms import ALL
+from tpsgd.nets.inits import BY_NAME
 from tpsgd.training import arm as arm_module
 from tpsgd.zoo import words as models
 
@@ -243,7 +244,7 @@ def test_compare_prints_a_narrow_table(says):
     assert "solved in one pass, without epochs: zorb, lm-karnet, elm" in " ".join(out.split()) or (
         "solved in one pass, without epochs: lm-karnet, zorb, elm" in " ".join(out.split())
     )
-    assert "left out: dladmm; --rules dladmm runs them, or says why not" in " ".join(out.split())
+    assert "not trained: dladmm; name them in --rules to train them" in " ".join(out.split())
     assert lines[-1] == f"report: {Path('tpsgd-report/report.html')}"
     assert Path("tpsgd-report/report.html").is_file()
 
@@ -260,6 +261,15 @@ def test_compare_json_is_one_object(says):
         assert [r["seed"] for r in row["restarts"]] == [5, 6]
     on_disk = json.loads(Path("r/results.json").read_text())
     assert {**on_disk, "report": record["report"]} == record
+
+
+def test_compare_fails_after_the_table_if_a_rule_that_was_named_fails(says):
+    words = (*SMALL, "--model", "mlp:4000", "--memory", "9KB", "--restarts", "1", "--epochs", "1")
+    code, out, err = says("compare", *words, "--rules", "readout")
+    assert (code, err) == (1, "") and "readout failed: a memory budget" in " ".join(out.split())
+    assert Path("tpsgd-report/report.html").is_file()
+    code, out, _ = says("compare", *words, "--rules", "backprop")  # the frozen control fails alone
+    assert code == 0 and "frozen failed: " in " ".join(out.split())
 
 
 def test_an_interrupted_comparison_keeps_what_is_finished(says, monkeypatch):
@@ -330,6 +340,7 @@ def test_data_commands(says, monkeypatch, tmp_path):
     monkeypatch.delenv("TPSGD_DATA", raising=False)
     code, out, _ = says("data", "list")
     assert code == 0 and out.splitlines()[1].startswith("digits")
+    assert max(map(len, out.splitlines())) <= 80 and "tweets-vectors-holdout" in out
     code, out, err = says("data", "path", "mnist")
     assert (code, out) == (2, "") and "run: tpsgd data fetch mnist" in err
     for verb in ("path", "fetch"):
@@ -356,7 +367,7 @@ def test_compare_recurrent_nets(says, words):
     assert (code, err) == (0, "") and max(map(len, lines)) <= 80
     words = {word for word, entry in ALL.items() if entry.recurrent}
     assert {line.split()[0] for line in lines[3 : 3 + len(words)]} == words
-    assert "failed" not in out and "over backprop through time" in out
+    assert "failed" not in out and "relative to backprop through time" in out
 
 
 def test_the_record_holds_a_recurrent_nets_settings(says):
@@ -390,8 +401,8 @@ def test_the_random_control_is_there_for_other_models_by_name(says):
 
 
 def test_words_of_the_command_line_are_those_of_the_models():
-    helps = {f.name: f.metadata["option"].help for f in fields(options.ModelOptions)}
-    assert all(word in helps["init"] for word in models.INITS)
+    helps = {f.name: f.metadata["option"].help for f in fields(options.Model)}
+    assert {word.replace("-", "_") for word in options.INITS} == set(BY_NAME)
     assert all(word in helps["activation"] for word in models.ACTIVATIONS)
     for word in options.AUGMENT:
         assert callable(getattr(tpsgd.augment, word.replace("-", "_")))

@@ -27,7 +27,7 @@ def make():
 def plain():
     return make().model
 """
-SMALL = ("--backbone", "net.py:make", "--data", "pictures.npz", "--epochs", "1")
+SMALL = ("--backbone", "net.py:make", "--data", "images.npz", "--epochs", "1")
 GRID = (*SMALL, "--taps", "maps,flat", "--convs", "0,1", "--dense", "0")
 DRAWN = Search.plot
 TRIALS = 2 + 2 + 1  # probes, and one or none convolution, of which vectors have none
@@ -35,11 +35,11 @@ TRIALS = 2 + 2 + 1  # probes, and one or none convolution, of which vectors have
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """Run in a folder with a backbone and pictures; plans by a formula, to save time."""
+    """Run in a folder with a backbone and images; plans by a formula, to save time."""
     (tmp_path / "net.py").write_text(NET)
     g, y = np.random.default_rng(0), np.arange(60) % 3
     x = 0.5 * g.random((60, 3, 8, 8)) + 0.5 * np.eye(3)[y][:, :, None, None]
-    np.savez(tmp_path / "pictures.npz", x=x.astype("float32"), y=y)
+    np.savez(tmp_path / "images.npz", x=x.astype("float32"), y=y)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Judge, "planned", lambda self, tap, head, layers: 3 * tensor_bytes(head))
     monkeypatch.setattr(Search, "plot", lambda self, file: file)
@@ -61,7 +61,7 @@ def test_a_grid_and_its_files(says, monkeypatch):
     assert "best: " in said and "of 10 held-out samples, planned" in said
     assert "control: " in said and "rank correlation of score and accuracy: " in said
     names = ["search.json", "heatmaps.png", "trials.jsonl"]
-    assert lines[-1] == f"files: {', '.join(f'found/{name}' for name in names)}"
+    assert lines[-1] == f"{', '.join(names)}: found"
     assert sorted(names) == sorted(p.name for p in Path("found").iterdir())
     assert Path("found/heatmaps.png").read_bytes().startswith(b"\x89PNG")
     assert Path("found/trials.jsonl").read_text().count("\n") == TRIALS
@@ -72,7 +72,7 @@ def test_words_mean_what_the_library_is_given(says):
     more = ("--seed", "3", "--memory", "30KB", "--top", "1", "--max-train", "40")
     code, out, _ = says("search", *GRID, *words, *more, "--json")
     record = json.loads(out)
-    samples = load("pictures.npz", seed=3, max_train=40)
+    samples = load("images.npz", seed=3, max_train=40)
     direct = search(
         backbone("net.py:make"), samples.train, taps=("maps", "flat"), convs=(0, 1), dense=(0,),
         rule=rules.drtp(), restarts=2, batch_size=16, lr=0.01, seed=3, memory="30KB", top=1,
@@ -158,7 +158,7 @@ def test_a_terminal_sees_a_bar(says, monkeypatch):
 
     class Bar:
         def __enter__(self):
-            return lambda what, share: seen.append((what, share))
+            return lambda what, done, total: seen.append((what, done / total))
 
         def __exit__(self, *_):
             return None

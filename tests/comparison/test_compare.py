@@ -81,7 +81,7 @@ def test_settings_of_fit_reach_every_rule_and_the_record(data, factory):
         data, factory, ["readout"], restarts=1, epochs=1, memory=memory, precision=torch.bfloat16,
         callbacks=[seen.append],
     )  # fmt: skip
-    named = {"reuse": "False", "micro_batch": 8, "precision": "bfloat16"}
+    named = {"reuse": False, "micro_batch": 8, "precision": "bfloat16"}
     assert named.items() <= record.settings.items()
     for result in record.results:
         settings = result.runs[0].settings

@@ -38,11 +38,11 @@ def test_torchvisions_keys(depth, small):
     wanted = ["conv1.weight", *batch_norm("bn1")]
     for stage, count in enumerate(LAYERS[depth], 1):
         for i in range(count):
-            own = f"layer{stage}.{i}"
-            wanted += [f"{own}.conv1.weight", *batch_norm(f"{own}.bn1")]
-            wanted += [f"{own}.conv2.weight", *batch_norm(f"{own}.bn2")]
+            block = f"layer{stage}.{i}"
+            wanted += [f"{block}.conv1.weight", *batch_norm(f"{block}.bn1")]
+            wanted += [f"{block}.conv2.weight", *batch_norm(f"{block}.bn2")]
             if stage > 1 and i == 0:
-                wanted += [f"{own}.downsample.0.weight", *batch_norm(f"{own}.downsample.1")]
+                wanted += [f"{block}.downsample.0.weight", *batch_norm(f"{block}.downsample.1")]
     with torch.device("meta"):
         net = resnet(depth, (3, 64, 64), 10, small)
     assert list(net.state_dict()) == [*wanted, "fc.weight", "fc.bias"]
@@ -92,10 +92,10 @@ def test_every_block_learns_and_no_graph_leaves_it(rule, schedule, monkeypatch):
 
     def watched(self, params, x, forward=Autograd.forward):
         saved = forward(self, params, x)
-        own = set(map(id, self.block.named_parameters().values()))
-        found = {id(leaf) for y in saved.values() for leaf in leaves(y)}
-        assert found <= own and not x.requires_grad
-        graphs.update([self.block.index] if found else [])
+        parameters = set(map(id, self.block.named_parameters().values()))
+        leaf_ids = {id(leaf) for y in saved.values() for leaf in leaves(y)}
+        assert leaf_ids <= parameters and not x.requires_grad
+        graphs.update([self.block.index] if leaf_ids else [])
         return saved
 
     monkeypatch.setattr(Autograd, "forward", watched)

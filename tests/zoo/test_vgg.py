@@ -114,7 +114,6 @@ WRONG = {
     "too small for VGG8.*16 x 16": ((8, (3, 15, 32), 10), {"pool": 7}),
     r"such as \(3, 32, 32\), got \(32, 32\)": ((8, (32, 32), 10), {}),
     "classes must be": ((8, (3, 32, 32), 0), {}),
-    "dropout must be a share": ((8, (3, 32, 32), 10), {"dropout": 1.0}),
 }
 
 

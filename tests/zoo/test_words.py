@@ -8,8 +8,9 @@ from torch import nn
 
 import tpsgd
 from tpsgd import Padded, Recurrent, TpsgdError
+from tpsgd.nets.inits import BY_NAME
 from tpsgd.nets.recurrent import connect
-from tpsgd.zoo.words import ACTIVATIONS, CELLS, INITS, factory, is_recurrent, reservoir
+from tpsgd.zoo.words import ACTIVATIONS, CELLS, factory, is_recurrent, reservoir
 
 
 def test_an_mlp():
@@ -184,10 +185,10 @@ def test_the_papers_perceptron_after_two_layers():
 
 
 @pytest.mark.parametrize("kind", ["rnn", "birnn", "paper-rnn"])
-@pytest.mark.parametrize("name", INITS)
+@pytest.mark.parametrize("name", BY_NAME)
 def test_inits_of_recurrent_words(kind, name):
     cell = factory(f"{kind}:40", (5, 4), 2, init=name)()[0].cells[0]
-    reach = {"zeros": 0.0, "uniform": 0.01, "scaled-uniform": 1.0, "reservoir": 3.0}[name]
+    reach = {"zeros": 0.0, "uniform": 0.01, "scaled_uniform": 1.0, "reservoir": 3.0}[name]
     assert 0.5 * reach <= cell.weight_x.abs().max() <= reach
 
 
@@ -202,7 +203,7 @@ def test_leak():
     [
         ("mlp:4", {"init": "zeros"}, "init and leak are for recurrent models such as rnn:512"),
         ("cnn:4", {"leak": 0.5}, "not for cnn:4"),
-        ("rnn:4", {"init": "ones"}, "unknown init 'ones': choose from zeros, uniform"),
+        ("rnn:4", {"init": "ones"}, "unknown init 'ones': choose zeros, uniform"),
         ("torch-rnn:4", {"init": "zeros"}, "init is not for torch-rnn:4"),
         ("torch-birnn:4", {"leak": 0.5}, "leak is not for torch-birnn:4"),
         ("paper-rnn:4", {"leak": 0.5}, "leak is not for paper-rnn:4"),

@@ -2,72 +2,56 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
 
-from tpsgd.cli import adapt_plan, adapt_shift
-from tpsgd.cli.options import (
-    REQUIRED,
-    AsJson,
-    DataOptions,
-    MachineOptions,
-    MemoryOptions,
-    RuleWord,
-    TrainingOptions,
-    check,
-    grouped,
-    option,
-    provenance_of,
-    setting,
-    settings_of,
-)
-from tpsgd.cli.terminal import Stopped, grid_of, named_bar, until_interrupted
+import tpsgd
+from tpsgd.cli import adapt_plan, adapt_shift, options
+from tpsgd.cli.adapt_plan import Job
+from tpsgd.cli.options import AsJson, RuleWord, option, setting
+from tpsgd.cli.terminal import Stopped, grid_of, live_bar, until_interrupted
 from tpsgd.errors import TpsgdError
 from tpsgd.files import writable_folder, write_whole
 from tpsgd.units import size
 
 if TYPE_CHECKING:
     from tpsgd.adapt import Adaptor, Backbone
-    from tpsgd.data import Data
-    from tpsgd.engine.settings import Memory
 
 IMAGES = "A folder of images, a subfolder a class (FOLDER@160: their size), imagenette, FILE.npz."
 BACKBONES = (
     "vgg11, vgg16, vgg11-bn, vgg16-bn, resnet18, resnet34, or FILE.py:FUNCTION, which returns a "
     "module."
 )
-QUANTIZE = ("bf16", "int8")
 COMBINE = ("summed", "averaged", "learned")
 
 
 @dataclass(frozen=True)
-class ImageOptions(DataOptions):
+class Images(options.Data):
     """Images to train on."""
 
-    data: str = setting(REQUIRED, IMAGES)
+    data: str = setting(MISSING, IMAGES)
 
 
 @dataclass(frozen=True)
-class TestedImageOptions(ImageOptions):
+class TestedImages(Images):
     """Images to train and to test on."""
 
     max_test: int | None = setting(None, "Use only this many test samples.", min=1)
 
-    def load(self, seed: int = 0) -> "Data":
+    def load(self, seed: int = 0) -> "tpsgd.data.Data":
         """The data set, with fewer test samples if so chosen; classes keep their shares."""
         import torch
 
         from tpsgd.data.split import stratified
-        from tpsgd.nets.padded import Padded
 
         data = super().load(seed)
         x, y = data.test
-        if isinstance(x, Padded) or isinstance(data.train[0], Padded):
+        if isinstance(x, tpsgd.Padded) or isinstance(data.train[0], tpsgd.Padded):
             raise TpsgdError("a backbone takes samples of one shape, not of different lengths")
         if self.max_test is None or self.max_test >= len(y):
             return data
@@ -77,26 +61,26 @@ class TestedImageOptions(ImageOptions):
 
 
 @dataclass(frozen=True)
-class BackboneOptions:
+class BackboneAtTaps:
     """The frozen net, and where its features are read."""
 
-    TITLE: ClassVar[str] = "Backbone"
+    TITLE = "Backbone"
 
     backbone: str = setting("vgg16", BACKBONES)
     weights: Path | None = setting(None, "FILE.pth, .safetensors or .npz with torchvision's names.")  # noqa: RUF009
     taps: str | None = setting(None, "pool5, or several: pool4,pool5.", "--tap", "--taps")
-    quantize: str | None = setting(None, "Make the backbone smaller: bf16 or int8.")
+    quantize: str | None = setting(
+        None, "Make the backbone smaller: bf16 or int8.", choices=("bf16", "int8")
+    )
 
-    def load(self, machine: MachineOptions) -> "tuple[Backbone, tuple[str, ...]]":
+    def load(self, machine: options.Machine) -> "tuple[Backbone, tuple[str, ...]]":
         """The backbone on its device, and the taps; by default the last one."""
         from tpsgd import adapt
-        from tpsgd.engine.device import resolve_device
 
-        taps = tuple(word.strip() for word in self.taps.split(",")) if self.taps else ()
+        taps = tuple(options.listed(self.taps))
         if len(set(taps)) < len(taps):
             raise TpsgdError(f"--tap {self.taps}: name each tap once")
-        check("quantization", self.quantize, QUANTIZE)
-        device = resolve_device(machine.settings()["device"] or "cpu")
+        device = machine.settings()["device"] or "cpu"
         net = adapt.backbone(self.backbone, self.weights, taps)
         if self.quantize is not None:
             light = getattr(adapt.quantize, self.quantize)(net.model)
@@ -105,65 +89,42 @@ class BackboneOptions:
 
 
 @dataclass(frozen=True)
-class AdaptorOptions:
+class AdaptorLayers:
     """The layers on each tap."""
 
-    TITLE: ClassVar[str] = "Adaptor"
+    TITLE = "Adaptor"
 
     convs: int = setting(1, "Number of convolutions.", min=0)
     dense: int = setting(1, "Number of hidden dense layers.", min=0)
     filters: int = setting(64, "Filters of each convolution.", min=1)
     kernel: int = setting(5, "Size of each convolution; odd.", min=1)
     width: int = setting(256, "Units of each dense layer.", min=1)
-    combine: str = setting("averaged", f"Outputs of several taps: {', '.join(COMBINE)}.")
+    combine: str = setting(
+        "averaged", f"Outputs of several taps: {', '.join(COMBINE)}.", choices=COMBINE
+    )
 
     def layers(self) -> Any:
         """A function that makes the layers of one tap."""
-        from tpsgd.adapt import Layers
-
-        return Layers(self.convs, self.dense, self.filters, self.kernel, self.width)
+        return tpsgd.adapt.Layers(self.convs, self.dense, self.filters, self.kernel, self.width)
 
 
 @dataclass(frozen=True)
-class AdaptTrainingOptions(TrainingOptions):
+class AdaptorTraining(options.Training):
     """How to train layers on features: by default with smaller batches, and more epochs if few."""
 
     epochs: int | None = setting(None, "Epochs per block; default: 8, more for few samples.", min=1)
     batch_size: int = setting(32, "Samples per step.", min=1)
 
 
-@dataclass(frozen=True)
-class Job:
-    """What is to be trained, as values."""
-
-    backbone: "Backbone"
-    taps: tuple[str, ...]
-    data: "Data"
-    settings: dict[str, Any]  # of `adapt.fit`, for all arms
-    arms: dict[str, dict[str, Any]]  # more settings for each arm; the first is the chosen rule
-    seed: int
-
-    @property
-    def memory(self) -> "Memory":
-        """The memory settings."""
-        return self.settings["memory"]
-
-    @property
-    def streamed(self) -> bool:
-        """Whether the backbone runs again in every epoch instead of once."""
-        kept = self.memory.budget is None and self.memory.reuse in (None, True)
-        return not kept or "augment" in self.settings
-
-
-@grouped
+@options.grouped
 def adapt(
-    data: TestedImageOptions,
-    backbone: BackboneOptions,
-    adaptor: AdaptorOptions,
-    training: AdaptTrainingOptions,
-    memory: MemoryOptions,
-    shift: adapt_shift.ShiftOptions,
-    machine: MachineOptions,
+    data: TestedImages,
+    backbone: BackboneAtTaps,
+    adaptor: AdaptorLayers,
+    training: AdaptorTraining,
+    memory: options.Memory,
+    shift: adapt_shift.NewDomain,
+    machine: options.Machine,
     rule: RuleWord = "readout",
     no_controls: Annotated[
         bool, option("Leave backprop and a frozen adaptor out.", "--no-controls")
@@ -172,67 +133,68 @@ def adapt(
     as_json: AsJson = False,
 ) -> None:
     """Train an adaptor on a frozen backbone, or test how one adapts to a shifted domain."""
-    from tpsgd.adapt import COMBINATIONS
-
     check_rule(rule)
-    check("combination", adaptor.combine, COMBINE)
     if shifts := shift.words():
-        if options := memory.chosen() + ["--augment"] * bool(training.augment):
-            raise TpsgdError(f"--shift keeps features in memory: leave {', '.join(options)} out")
+        if refused := options.chosen(memory) + ["--augment"] * bool(training.augment):
+            raise TpsgdError(f"--shift keeps features in memory: leave {', '.join(refused)} out")
     elif find_spec("safetensors") is None:  # before training, not after it
         raise TpsgdError("to save and load adaptors, run: pip install safetensors")
     if memory.memory and rule == "backprop":
-        raise TpsgdError("--memory is for rules, which train block by block, not for backprop")
-    settings = settings_of(training, memory)
-    settings["combine"] = COMBINATIONS[adaptor.combine]
+        raise TpsgdError("backprop takes no --memory: leave it out")
+    settings = options.settings_of(training, memory)
+    settings["combine"] = tpsgd.adapt.COMBINATIONS[adaptor.combine]
     arms = _arms(rule, adaptor.layers(), training, not no_controls and not memory.memory)
     folder = writable_folder(out)
     net, taps = backbone.load(machine)
-    job = Job(net, taps, data.load(training.seed), settings, arms, training.seed)
+    job = Job(net, taps, data.load(training.seed), settings, arms)
     more = len(shifts) * (shift.few * len(job.data.classes) + len(job.data.test[1]))
-    record: dict[str, Any] = {"planned": adapt_plan.planned(job, more)}
+    planned = adapt_plan.planned(job, more)
     if not as_json:
-        adapt_plan.show(record["planned"], rule)
-    record |= (
-        adapt_shift.recover(job, shift, training.epochs, folder) if shifts else _fit(job, folder)
-    )
-    record |= {"backbone": net.name, "taps": list(taps), "quantize": backbone.quantize}
-    record |= {"backbone_bytes": record["planned"]["backbone_bytes"], "out": str(folder)}
-    record |= provenance_of(job.data, machine.device)
-    _report(record, job, folder, as_json)
+        adapt_plan.show(planned, rule)
+    results = adapt_shift.recover(job, shift, folder) if shifts else _fit(job, folder)
+    record = {"planned": planned, **results, "backbone": net.name, "taps": list(taps)}
+    record |= {"backbone_bytes": planned["backbone_bytes"], "quantize": backbone.quantize}
+    record |= {"out": str(folder), **options.provenance_of(job.data, machine.device)}
+    write_whole(folder / "record.json", json.dumps(record, indent=1).encode())
+    if as_json:
+        print(json.dumps(record))
+    else:
+        _show(record, job, folder)
+    if record["interrupted"]:
+        rows = record.get("arms") or next(iter(record["shifts"].values()))["arms"]
+        adaptor_too = f"{rows[0]['arm']}'s adaptor and record.json"
+        files = "record.json and figures" if shifts else adaptor_too
+        done = f"{len(rows)} of {len(job.arms)} training runs are done"
+        raise Stopped(f"interrupted; {done}; {files} are in {folder}")
 
 
 def check_rule(word: str) -> None:
     """Refuse a word that is neither a rule that trains nor backprop."""
-    from tpsgd import rules
     from tpsgd.comparison.arms import entry
 
     entry(word)
-    if word != "backprop" and (word not in rules.ALL or not rules.ALL[word].make().head):
+    rules = tpsgd.rules.ALL
+    if word != "backprop" and (word not in rules or not rules[word].make().head):
         raise TpsgdError(f"an adaptor is trained by a rule or by backprop, not by {word}")
 
 
+def settings_of_rule(word: str, training: options.Training) -> dict[str, Any]:
+    """The settings of `adapt.fit` that train by a rule or by backprop."""
+    if word == "backprop":
+        return {"method": tpsgd.fit_backprop}
+    rule = tpsgd.rules.ALL[word].make()
+    default = tpsgd.simultaneous if rule.needs_output else tpsgd.sequential
+    return {"rule": rule, "schedule": training.schedule_or(default)}
+
+
 def _arms(
-    rule: str, layers: Any, training: TrainingOptions, controls: bool
+    rule: str, layers: Any, training: options.Training, controls: bool
 ) -> dict[str, dict[str, Any]]:
     """The settings of the rule, of the controls, and of a linear probe."""
-    from tpsgd import rules
-    from tpsgd.adapt import Probe
-    from tpsgd.solvers import ridge
-    from tpsgd.train import sequential, simultaneous
-    from tpsgd.training.fit import fit_backprop
-
-    def settings(word: str) -> dict[str, Any]:
-        if word == "backprop":
-            return {"layers": layers, "method": fit_backprop}
-        value = rules.ALL[word].make()
-        schedule = training.schedule_of(simultaneous if value.needs_output else sequential)
-        return {"layers": layers, "rule": value, "schedule": schedule}
-
-    words = [rule, *(("backprop", "frozen") if controls else ())]
-    arms = {word: settings(word) for word in dict.fromkeys(words)}
-    solved = {"optimizer": ridge(), "lr": None, "loss": None, "precision": None}
-    return arms | {"linear probe": {"layers": Probe(), **solved}}
+    words = dict.fromkeys([rule, *(("backprop", "frozen") if controls else ())])
+    arms = {word: {"layers": layers, **settings_of_rule(word, training)} for word in words}
+    solved = {"optimizer": tpsgd.ridge(), "lr": None, "loss": None, "precision": None}
+    return arms | {"linear probe": {"layers": tpsgd.adapt.Probe(), **solved}}
 
 
 def _fit(job: Job, folder: Path) -> dict[str, Any]:
@@ -244,17 +206,21 @@ def _fit(job: Job, folder: Path) -> dict[str, Any]:
 
     def rows() -> Iterator[dict[str, Any]]:
         nonlocal train, test
-        with named_bar() as progress_of:
+        with live_bar() as advance:
             if not job.streamed:
                 encode = partial(adapt.encode, job.backbone, taps=job.taps)
-                train = encode(train, progress=progress_of("features"))
-                test = encode(test, progress=progress_of("test features"))
-            for i, (name, settings) in enumerate(job.arms.items()):
+                train = encode(train, progress=partial(advance, "features"))
+                test = encode(test, progress=partial(advance, "test features"))
+            for name, settings in job.arms.items():
+
+                def progress(tap: str, done: int, total: int, name: str = name) -> None:
+                    advance(f"{name}, {tap}", done, total)
+
                 adaptor = adapt.fit(
                     job.backbone, train, taps=job.taps, classes=job.data.classes,
-                    progress=progress_of(name, parts=True), **(job.settings | settings),
+                    progress=progress, **(job.settings | settings),
                 )  # fmt: skip
-                if i == 0:
+                if name == next(iter(job.arms)):
                     adaptor.save(folder)
                 row = _row(name, adaptor)
                 yield row  # in the record even if the test is interrupted
@@ -262,9 +228,8 @@ def _fit(job: Job, folder: Path) -> dict[str, Any]:
 
     arms, interrupted = until_interrupted(rows())
     features = 0 if job.streamed else train.nbytes + test.nbytes
-    return {
-        "arms": arms, "features_bytes": features, "adaptor": str(folder), "interrupted": interrupted
-    }  # fmt: skip
+    record = {"arms": arms, "features_bytes": features, "adaptor": str(folder)}
+    return record | {"interrupted": interrupted}
 
 
 def _row(name: str, adaptor: "Adaptor") -> dict[str, Any]:
@@ -278,21 +243,6 @@ def _row(name: str, adaptor: "Adaptor") -> dict[str, Any]:
         "seconds": sum(run.seconds for run in runs),
         "settings": runs[0].settings,
     }
-
-
-def _report(record: dict[str, Any], job: Job, folder: Path, as_json: bool) -> None:
-    """Write the record; print it, or its tables; end with an error after an interrupt."""
-    write_whole(folder / "record.json", json.dumps(record, indent=1).encode())
-    if as_json:
-        print(json.dumps(record))
-    else:
-        _show(record, job, folder)
-    if record["interrupted"]:
-        rows = record.get("arms") or next(iter(record["shifts"].values()))["arms"]
-        whose = f"{rows[0]['arm']}'s adaptor and record.json"
-        files = whose if "arms" in record else "record.json and figures"
-        done = f"{len(rows)} of {len(job.arms)} training runs are done"
-        raise Stopped(f"interrupted; {done}; {files} are in {folder}")
 
 
 def _show(record: dict[str, Any], job: Job, folder: Path) -> None:
@@ -310,11 +260,9 @@ def _show(record: dict[str, Any], job: Job, folder: Path) -> None:
         sizes = (size(row["trained_bytes"]), size(row["peak_bytes"]) + kept)
         grid.add_row(row["arm"], accuracy, *sizes, f"{row['seconds']:.1f}")
     console.print(grid)
-    if record["features_bytes"]:
-        features = size(record["features_bytes"])
-        console.print(f"peak: training the layers, without the features ({features})")
-    else:
-        console.print("peak: training the layers, including the backbone")
+    features = size(record["features_bytes"])
+    which = "including the backbone" if job.streamed else f"without the features ({features})"
+    console.print(f"peak: training the layers, + kept inputs; {which}")
     if job.memory.budget is not None:
         console.print("within a memory budget, backprop and a frozen adaptor are not trained")
     console.print(f"{record['arms'][0]['arm']}'s adaptor and record.json: {folder}", markup=False)

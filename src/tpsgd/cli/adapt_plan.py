@@ -1,18 +1,42 @@
-"""The memory that `tpsgd adapt` will need, before it trains."""
+"""What `tpsgd adapt` is to train, and the memory that it will need."""
 
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+import tpsgd
 from tpsgd.cli.terminal import waiting
 from tpsgd.units import as_bytes, size
 
 if TYPE_CHECKING:
-    from tpsgd.cli.adapt import Job
+    from tpsgd.adapt import Backbone
 
 
-def planned(job: "Job", more: int) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Job:
+    """What is to be trained, as values."""
+
+    backbone: "Backbone"
+    taps: tuple[str, ...]
+    data: "tpsgd.data.Data"
+    settings: dict[str, Any]  # of `adapt.fit`, for all arms
+    arms: dict[str, dict[str, Any]]  # more settings for each arm; the first is the chosen rule
+
+    @property
+    def memory(self) -> "tpsgd.Memory":
+        """The memory settings."""
+        return self.settings["memory"]
+
+    @property
+    def streamed(self) -> bool:
+        """Whether the backbone runs again in every epoch instead of once."""
+        in_memory = self.memory.budget is None and self.memory.reuse in (None, True)
+        return not in_memory or "augment" in self.settings
+
+
+def planned(job: Job, more: int) -> dict[str, Any]:
     """The planned bytes; those of the layers are the largest of all taps.
 
     `more` is the number of samples, in addition to those of the data set, whose features are kept.
@@ -34,15 +58,12 @@ def planned(job: "Job", more: int) -> dict[str, Any]:
     return plan | {"layers": max(taps, key=lambda tap: tap["peak_bytes"] + tap["kept_bytes"])}
 
 
-def _rehearsed(job: "Job", tap: str, shape: tuple[int, ...]) -> dict[str, Any]:
+def _rehearsed(job: Job, tap: str, shape: tuple[int, ...]) -> dict[str, Any]:
     """The planned bytes of training one tap's layers, with the first arm and with backprop."""
-    from dataclasses import replace
-
     from torch import nn
 
     from tpsgd.adapt.backbone import Tap
     from tpsgd.adapt.fitting import epochs_for
-    from tpsgd.memory.plan import plan
 
     arm, x = next(iter(job.arms.values())), job.data.train[0]
     model, dtype = arm["layers"](shape, len(job.data.classes)), None
@@ -53,7 +74,7 @@ def _rehearsed(job: "Job", tap: str, shape: tuple[int, ...]) -> dict[str, Any]:
     names = ("batch_size", "optimizer", "loss", "precision", "rule", "schedule")
     chosen = {name: value for name, value in (job.settings | arm).items() if name in names}
     epochs = epochs_for(len(x), chosen["batch_size"], job.settings.get("epochs"))
-    plan_of_tap = plan(
+    plan_of_tap = tpsgd.plan(
         model.to(job.backbone.device), tuple(shape), samples=len(x), dtype=dtype, epochs=epochs,
         memory=memory, **chosen,
     )  # fmt: skip
@@ -75,9 +96,9 @@ def show(plan: dict[str, Any], rule: str) -> None:
     console.print(
         f"in memory: backbone {backbone}, {features if plan['samples'] else 'no features'}"
     )
-    if (layers := plan["layers"]) is None:
-        console.print("planned peak of training: unknown, this backbone cannot be rehearsed")
-        return
-    kept = f" + {size(layers['kept_bytes'])}" if layers["kept_bytes"] else ""
-    other = "" if rule == "backprop" else f", backprop {size(layers['backprop_bytes'])}"
-    console.print(f"planned peak of training: {rule} {size(layers['peak_bytes'])}{kept}{other}")
+    peak = "unknown, this backbone cannot be rehearsed"
+    if (layers := plan["layers"]) is not None:
+        peak = f"{rule} {size(layers['peak_bytes'])}"
+        peak += f" + {size(layers['kept_bytes'])}" if layers["kept_bytes"] else ""
+        peak += "" if rule == "backprop" else f", backprop {size(layers['backprop_bytes'])}"
+    console.print(f"planned peak of training: {peak}")

@@ -2,35 +2,36 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from tpsgd.cli.options import check, setting
-from tpsgd.cli.terminal import grid_of, named_bar, until_interrupted
+from tpsgd.cli.adapt_plan import Job
+from tpsgd.cli.options import check, listed, setting
+from tpsgd.cli.terminal import grid_of, live_bar, until_interrupted
 from tpsgd.errors import TpsgdError
 
 if TYPE_CHECKING:
     from tpsgd.adapt.recovery import Recovery
-    from tpsgd.cli.adapt import Job
 
 SHIFTS = ("grey", "edges", "blur", "noise", "invert", "dim")
 
 
 @dataclass(frozen=True)
-class ShiftOptions:
+class NewDomain:
     """A new domain."""
 
-    TITLE: ClassVar[str] = "New domain"
+    TITLE = "New domain"
 
     shift: str | None = setting(None, f"{', '.join(SHIFTS)}; or several: grey,blur.")
-    shots: int | None = setting(None, "Labelled samples per class; default: 10.", min=1)
-    replay: int | None = setting(None, "Old samples per class to add; default: 0.", min=0)
+    shots: int | None = setting(None, "Labelled samples per class (default: 10).", min=1)
+    replay: int | None = setting(None, "Old samples per class to add (default: 0).", min=0)
 
     def words(self) -> list[str]:
         """The shifts."""
-        words = [word.strip() for word in self.shift.split(",")] if self.shift else []
+        words = listed(self.shift)
         for word in words:
             check("shift", word, SHIFTS)
         if len(set(words)) < len(words):
@@ -44,54 +45,47 @@ class ShiftOptions:
         """The number of labelled samples per class."""
         return self.shots or 10
 
-    def in_words(self) -> str:
-        """The samples that an adaptor adapts to."""
-        old = f" and {self.replay} old ones" if self.replay else ""
-        return f"{self.few} labelled samples{old} a class"
 
-
-def recover(job: "Job", shift: ShiftOptions, epochs: int | None, folder: Path) -> dict[str, Any]:
+def recover(job: Job, domain: NewDomain, folder: Path) -> dict[str, Any]:
     """Train every arm, test it on shifted data, adapt it; draw a figure for each shift."""
     from tpsgd import adapt
 
     (x, y), (x_test, y_test) = job.data.train, job.data.test
-    words, replay, shifts = shift.words(), shift.replay or 0, adapt.corruptions.SHIFTS
-    chosen = adapt.shots(y, shift.few, job.seed)
-    adapt.shots(y, replay, job.seed)  # too few samples are an error before training
+    words, replay, shifts = domain.words(), domain.replay or 0, adapt.corruptions.SHIFTS
+    seed, epochs = job.settings["seed"], job.settings.get("epochs")
+    chosen = adapt.shots(y, domain.few, seed)
+    adapt.shots(y, replay, seed)  # too few samples are an error before training
     few = {word: shifts[word](x[chosen], first=len(x_test)) for word in words}
     detected: dict[str, Any] = {}
 
     def rows() -> "Iterator[list[Recovery]]":
-        with named_bar() as progress_of:
+        with live_bar() as advance:
 
             def encode(x: Any, y: Any, task: str) -> Any:
-                return adapt.encode(job.backbone, (x, y), job.taps, progress=progress_of(task))
+                progress = partial(advance, task)
+                return adapt.encode(job.backbone, (x, y), job.taps, progress=progress)
 
             train, test, new = encode(x, y, "features"), encode(x_test, y_test, "test features"), {}
             for word in words:
                 shifted = encode(shifts[word](x_test), y_test, f"{word}, test")
                 new[word] = adapt.Domain(encode(few[word], y[chosen], word), shifted)
-            detected.update(_detect(train, test, new, job.taps[-1], job.seed))
-            for i, (name, settings) in enumerate(job.arms.items()):
+            detected.update(_detect(train, test, new, job.taps[-1], seed))
+            for name, settings in job.arms.items():
+
+                def progress(_: str, share: float, name: str = name) -> None:
+                    advance(f"adapting {name}", share, 1.0)
+
                 yield adapt.recover(
                     job.backbone, train, test, new, {name: _settings(job, settings)},
-                    replay=replay, epochs=epochs, seed=job.seed,
-                    progress=_counted(progress_of("adapting"), i, len(job.arms)),
+                    replay=replay, epochs=epochs, seed=seed, progress=progress,
                 )  # fmt: skip
 
     arms, interrupted = until_interrupted(rows())
-    record = {"shots": shift.few, "replay": replay, "interrupted": interrupted}
-    record |= {"after": shift.in_words()}
+    old = f" and {replay} old ones" if replay else ""
+    after = f"{domain.few} labelled samples{old} a class"
     recoveries = [row for arm in arms for row in arm]
-    return record | {"shifts": _by_shift(words, recoveries, detected, record["after"], folder)}
-
-
-def _counted(progress: Any, done: int, total: int) -> Any:
-    """The progress within one arm as progress over all of them."""
-    if progress is None:
-        return None
-    progress(done, total)
-    return lambda _, share: progress(done + share, total)
+    record = {"shots": domain.few, "replay": replay, "interrupted": interrupted, "after": after}
+    return record | {"shifts": _by_shift(words, recoveries, detected, after, folder)}
 
 
 def _by_shift(
@@ -108,7 +102,7 @@ def _by_shift(
     return shifts
 
 
-def _settings(job: "Job", arm: dict[str, Any]) -> dict[str, Any]:
+def _settings(job: Job, arm: dict[str, Any]) -> dict[str, Any]:
     """The settings of `adapt.fit` for one arm; a probe, which is solved, has no epochs."""
     left_out = {"seed", "epochs"} if "optimizer" in arm else {"seed"}
     common = {k: v for k, v in job.settings.items() if k not in left_out}
@@ -151,5 +145,5 @@ def _verdict(due: dict[str, Any] | None) -> str:
     if due is None:
         return "too few samples to say whether it is new (190 are enough)"
     verdict = "adaptation is due" if due["due"] else "adaptation is not due"
-    shares = f"{due['share_new']:.0%} look new, of known ones {due['expected']:.0%}"
+    shares = f"{due['share_new']:.0%} look new, {due['expected']:.0%} of known samples do"
     return f"{verdict} (p {due['p_value']:.2g}): {shares}"

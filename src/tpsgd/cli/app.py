@@ -80,7 +80,7 @@ def _version(asked: bool) -> None:
 @app.callback()
 def _top(
     version: Annotated[
-        bool, typer.Option("--version", help="Print it.", callback=_version, is_eager=True)
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     pass
@@ -88,16 +88,11 @@ def _top(
 
 @app.command()
 def rules() -> None:
-    """List the rules."""
+    """List the rules, other methods and controls."""
     from tpsgd.comparison.arms import ALL, arm
 
-    grid = grid_of("rule", "what it does", "projects", "source")
-    for word, entry in ALL.items():
-        rule, about = arm(word).rule, arm(word).about
-        projected = rule.signal.value if rule and rule.objective else "nothing"
-        projected = "the label" if word == "zorb" else projected  # through the net itself
-        grid.add_row(word, about, projected, entry.source)
-    Console().print(grid)
+    rows = [(word, arm(word).about, entry.source) for word, entry in ALL.items()]
+    Console().print(grid_of("rule", "what it does", "source", rows=rows))
 
 
 @data_app.command("list")
@@ -105,7 +100,12 @@ def data_list() -> None:
     """List the built-in data sets and their folders."""
     from tpsgd.data import describe
 
-    print(columns([("name", "train + test", "shape", "classes", "where"), *describe()]))
+    rows: list[tuple[str, ...]] = [("name", "train + test", "shape", "classes", "where")]
+    for name, *sizes, where in describe():
+        place = where.removesuffix(f": tpsgd data fetch {name}").removeprefix("comes with ")
+        rows.append((name, *sizes, place))
+    print(columns(rows))
+    print("to download a data set that is not here: tpsgd data fetch NAME")
 
 
 @data_app.command("fetch")

@@ -3,32 +3,28 @@
 A command takes a group as one argument; `grouped` turns the group into its options:
 
     @grouped
-    def train(data: DataOptions, training: TrainingOptions, ...) -> None: ...
+    def train(data: options.Data, training: options.Training, ...) -> None: ...
 """
 
 import inspect
 import shlex
 import sys
 from collections.abc import Callable, Iterable
-from copy import copy
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import tpsgd
 from tpsgd.errors import TpsgdError, suggestion
 
 if TYPE_CHECKING:
-    from tpsgd.data import Data
-    from tpsgd.engine.settings import Memory
     from tpsgd.zoo.words import Factory
 
 SCHEDULES = ("sequential", "simultaneous")
 LOSSES = ("mse", "cross-entropy", "bce")
-HEADS = ("adam", "ridge")
-OPTIMIZERS = ("adam", "sgd")
-PRECISIONS = ("bf16",)
+INITS = ("zeros", "uniform", "scaled-uniform", "reservoir")
 AUGMENT = ("flip", "crop", "cutout", "resized-crop", "jitter")
 DATA = (
     "digits, mnist, cifar10, seq-mnist-rows, eeg, tweets, ... (see: tpsgd data list); FILE.npz, "
@@ -46,13 +42,29 @@ def option(help: str, *names: str, **more: Any) -> Any:
     return typer.Option(*names, help=help, **more)
 
 
-def setting(default: Any, help: str, *names: str, **more: Any) -> Any:
+def setting(default: Any, help: str, *names: str, choices: Iterable[str] = (), **more: Any) -> Any:
     """An option of a group: `name: type = setting(default, "Its help.")`."""
+    if choices:
+        more["callback"] = _one_of(choices)
     return field(default=default, metadata={"option": option(help, *names, **more)})
 
 
-REQUIRED: Any = object()  # the default of an option that has to be given
-RuleWord = Annotated[str, option("See: tpsgd rules.", "--rule")]
+def _one_of(choices: Iterable[str]) -> Callable[..., str | None]:
+    def callback(parameter: typer.CallbackParam, word: str | None) -> str | None:
+        if word is not None:
+            check(str(parameter.name), word, choices)
+        return word
+
+    return callback
+
+
+def check(kind: str, word: str, words: Iterable[str]) -> None:
+    """Refuse an unknown word and name the closest one."""
+    if word not in words:
+        raise TpsgdError(f"unknown {kind} {word!r}: {suggestion(word, words)}")
+
+
+RuleWord = Annotated[str, option("A rule; see: tpsgd rules.", "--rule")]
 AsJson = Annotated[bool, option("Print one JSON object and nothing else.", "--json")]
 
 
@@ -81,95 +93,86 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _parameters(group: Any) -> Iterable[inspect.Parameter]:
-    """A parameter for every option of a group; `--help` shows them in a panel of their own."""
+    """A parameter for every option of a group; `--help` shows the group as a panel."""
     for f in fields(group):
-        declared = copy(f.metadata["option"])
+        declared = f.metadata["option"]
         declared.rich_help_panel = group.TITLE
-        hint, kind = Annotated[f.type, declared], inspect.Parameter.KEYWORD_ONLY
-        default = inspect.Parameter.empty if f.default is REQUIRED else f.default
-        yield inspect.Parameter(f.name, kind, default=default, annotation=hint)
-
-
-def check(kind: str, word: str | None, words: Iterable[str]) -> None:
-    """Refuse an unknown word and name the closest one; None is not checked."""
-    if word is not None and word not in words:
-        raise TpsgdError(f"unknown {kind} {word!r}: {suggestion(word, words)}")
+        default = inspect.Parameter.empty if f.default is MISSING else f.default
+        hint = Annotated[f.type, declared]
+        yield inspect.Parameter(
+            f.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint
+        )
 
 
 def listed(text: str | None) -> list[str]:
-    """The words of `a,b,c`, each once."""
-    return list(dict.fromkeys(word.strip() for word in text.split(","))) if text else []
+    """The words of `a,b,c`."""
+    return [word.strip() for word in text.split(",")] if text else []
+
+
+def chosen(group: Any) -> list[str]:
+    """The options of a group that have no default and were given."""
+    names = [f.name for f in fields(group) if f.default is None]
+    return [f"--{n.replace('_', '-')}" for n in names if getattr(group, n) is not None]
 
 
 @dataclass(frozen=True)
-class DataOptions:
+class Data:
     """What to train and to test on."""
 
-    TITLE: ClassVar[str] = "Data"
+    TITLE = "Data"
 
     data: str = setting("digits", DATA)
     max_train: int | None = setting(None, "Use only this many training samples.", min=1)
     on_disk: Path | None = setting(None, "Keep the decoded data in this folder, not in memory.")  # noqa: RUF009
 
-    def load(self, seed: int = 0) -> "Data":
+    def load(self, seed: int = 0) -> "tpsgd.data.Data":
         """The data set."""
-        from tpsgd.data import load
-
-        return load(self.data, seed=seed, max_train=self.max_train, on_disk=self.on_disk)
+        return tpsgd.data.load(self.data, seed=seed, max_train=self.max_train, on_disk=self.on_disk)
 
 
 @dataclass(frozen=True)
-class ModelOptions:
+class Model:
     """Which model to train."""
 
-    TITLE: ClassVar[str] = "Model"
+    TITLE = "Model"
 
     model: str = setting("mlp:256", MODELS)
-    activation: str = setting("leaky-relu", "leaky-relu, relu, tanh, sigmoid, gelu, silu, softplus")
-    init: str | None = setting(None, "rnn: weights: zeros, uniform, scaled-uniform, reservoir.")
+    activation: str = setting(
+        "leaky-relu", "leaky-relu, relu, tanh, sigmoid, gelu, silu, softplus."
+    )
+    init: str | None = setting(None, f"rnn: initial weights: {', '.join(INITS)}.", choices=INITS)
     leak: float | None = setting(None, "rnn: the share of the state that a step renews, up to 1.")
     window: int | None = setting(None, "rnn: time steps computed together; more is faster.", min=1)
-    head: str | None = setting(None, "Last layer: adam, or ridge in closed form (default for rnn).")
+    head: str | None = setting(
+        None, "Last layer: adam, or ridge in closed form (default for rnn).",
+        choices=("adam", "ridge"),
+    )  # fmt: skip
 
-    def factory_for(self, data: "Data") -> "tuple[Factory, bool]":
-        """A factory of models for a data set, and whether the models are recurrent."""
-        from tpsgd.files import is_function
-        from tpsgd.nets.padded import Padded
-
-        make, recurrent = self.factory(data.shape, len(data.classes), data.vocabulary)
-        padded = isinstance(data.train[0], Padded)
-        if padded and not recurrent and not is_function(self.model):
-            raise TpsgdError(
-                f"{self.model} cannot read sequences of different lengths: choose rnn:512"
-            )
-        return make, recurrent
+    def factory_for(self, data: "tpsgd.data.Data") -> "tuple[Factory, str]":
+        """`factory` for a data set."""
+        padded = isinstance(data.train[0], tpsgd.Padded)
+        return self.factory(data.shape, len(data.classes), data.vocabulary, padded)
 
     def factory(
-        self, shape: tuple[int, ...], classes: int, tokens: int | None = None
-    ) -> "tuple[Factory, bool]":
-        """A factory of models for samples of this shape, and whether the models are recurrent."""
+        self, shape: tuple[int, ...], classes: int, tokens: int | None = None, padded: bool = False
+    ) -> "tuple[Factory, str]":
+        """A factory of models for samples of this shape, and how their last layer learns."""
+        from tpsgd.files import is_function
         from tpsgd.zoo.words import factory, is_recurrent
 
-        make = factory(
-            self.model, shape, classes, self.activation, tokens=tokens, init=self.init,
-            leak=self.leak,
-        )  # fmt: skip
-        try:
-            recurrent = is_recurrent(make())
-        except TpsgdError:
-            raise
-        except Exception as error:  # in the user's file
-            raise TpsgdError(f"{self.model} failed with {type(error).__name__}: {error}") from error
-        if self.window is not None and not recurrent:
+        cells = {"init": self.init, "leak": self.leak}
+        make = factory(self.model, shape, classes, self.activation, tokens=tokens, **cells)
+        if is_recurrent(make()):
+            return make, self.head or "ridge"
+        if self.window is not None:
             raise TpsgdError(
                 f"--window is for recurrent models such as rnn:512, not for {self.model}"
             )
-        return make, recurrent
-
-    def head_of(self, recurrent: bool) -> str:
-        """The head that was chosen, or the default one."""
-        check("head", self.head, HEADS)
-        return self.head or ("ridge" if recurrent else "adam")
+        if padded and not is_function(self.model):
+            raise TpsgdError(
+                f"{self.model} cannot read sequences of different lengths: choose rnn:512"
+            )
+        return make, self.head or "adam"
 
     def settings(self) -> dict[str, Any]:
         """The settings of `fit` in this group."""
@@ -189,64 +192,60 @@ class ModelOptions:
 
 
 @dataclass(frozen=True)
-class TrainingOptions:
+class Training:
     """How to train."""
 
-    TITLE: ClassVar[str] = "Training"
+    TITLE = "Training"
 
     epochs: int | None = setting(10, "Epochs per block.", min=1)
     batch_size: int = setting(128, "Samples per step.", min=1)
     lr: float | None = setting(None, "Learning rate (default: Adam 0.001, SGD 0.1).")
-    seed: int = setting(0, "Of weights, class codes and sample order.", min=0)
-    schedule: str | None = setting(None, "sequential, or simultaneous (always so with dfa, sdfa).")
-    loss: str | None = setting(None, f"Last layer: {', '.join(LOSSES)}.")
-    optimizer: str | None = setting(None, "adam, or sgd without momentum, which needs less memory.")
-    augment: str | None = setting(None, "Images: flip,crop:4,cutout:8,resized-crop,jitter.")
-    precision: str | None = setting(None, "bf16: forward and backward in 16 bits.")
+    seed: int = setting(0, "Seed of weights, class codes and sample order.", min=0)
+    schedule: str | None = setting(
+        None, "sequential, or simultaneous (always so with dfa, sdfa).", choices=SCHEDULES
+    )
+    loss: str | None = setting(None, f"Last layer: {', '.join(LOSSES)}.", choices=LOSSES)
+    optimizer: str | None = setting(
+        None, "adam, or sgd without momentum, which needs less memory.", choices=("adam", "sgd")
+    )
+    augment: str | None = setting(
+        None, "Images: flip, crop:4, cutout:8, resized-crop, jitter; or several: flip,crop:4."
+    )
+    precision: str | None = setting(
+        None, "bf16: forward and backward in 16 bits.", choices=("bf16",)
+    )
 
-    def schedule_of(self, default: Any = None) -> Any:
-        """The schedule, or the default."""
-        from tpsgd import train
-
-        check("schedule", self.schedule, SCHEDULES)
-        return getattr(train, self.schedule) if self.schedule else default
+    def schedule_or(self, default: Any) -> Any:
+        """The schedule that was chosen, or the default."""
+        return getattr(tpsgd, self.schedule) if self.schedule else default
 
     def settings(self) -> dict[str, Any]:
         """The settings of `fit` that were chosen in this group, except for the schedule."""
-        check("schedule", self.schedule, SCHEDULES)
-        check("loss", self.loss, LOSSES)
-        check("optimizer", self.optimizer, OPTIMIZERS)
-        check("precision", self.precision, PRECISIONS)
         if self.lr is not None and not 0 < self.lr < float("inf"):
             raise TpsgdError(f"--lr must be more than 0, got {self.lr:g}")
 
         import torch
 
-        from tpsgd import losses
         from tpsgd.engine import optimizers
 
-        settings = {name: getattr(self, name) for name in ("epochs", "batch_size", "lr", "seed")}
-        settings |= {
-            "loss": self.loss and getattr(losses, self.loss.replace("-", "_")),
+        settings = {
+            "epochs": self.epochs,
+            "batch_size": self.batch_size,
+            "lr": self.lr,
+            "seed": self.seed,
+            "loss": self.loss and getattr(tpsgd, self.loss.replace("-", "_")),
             "optimizer": self.optimizer and getattr(optimizers, self.optimizer),
             "precision": self.precision and torch.bfloat16,
             "augment": self.augment and augmentation(self.augment),
         }
         return {name: value for name, value in settings.items() if value is not None}
 
-    def chosen(self) -> list[str]:
-        """The options that methods without epochs and batches do not have."""
-        names = ("lr", "schedule", "loss", "optimizer", "augment", "precision")
-        return [f"--{name}" for name in names if getattr(self, name) is not None]
-
 
 def augmentation(text: str) -> Any:
     """An augmentation by its words, each with or without a number: flip,crop:4."""
-    from tpsgd.engine import augment
-
     functions = []
-    for item in text.split(","):
-        word, _, number = item.strip().partition(":")
+    for item in listed(text):
+        word, _, number = item.partition(":")
         check("augmentation", word, AUGMENT)
         if word == "cutout" and not number:
             raise TpsgdError("cutout needs a size in pixels: cutout:8")
@@ -254,53 +253,38 @@ def augmentation(text: str) -> Any:
             values = [float(number) if "." in number else int(number)] if number else []
         except ValueError:
             raise TpsgdError(f"{item!r} is no augmentation: write {word} or {word}:4") from None
-        functions.append(getattr(augment, word.replace("-", "_"))(*values))
-    return functions[0] if len(functions) == 1 else augment.chain(*functions)
+        functions.append(getattr(tpsgd.augment, word.replace("-", "_"))(*values))
+    return functions[0] if len(functions) == 1 else tpsgd.augment.chain(*functions)
 
 
 @dataclass(frozen=True)
-class MemoryOptions:
+class Memory:
     """How to save memory."""
 
-    TITLE: ClassVar[str] = "Memory"
+    TITLE = "Memory"
 
     memory: str | None = setting(None, "64MB, 1.5GB: the most to use beyond the data set.")
     reuse: str | None = setting(None, "Keep blocks' inputs: yes, no (recompute), or a folder.")
     micro_batch: int | None = setting(None, "Process this many samples of a batch together.", min=1)
 
-    def reuse_of(self) -> bool | Path | None:
-        """`reuse` as a value."""
-        if self.reuse in (None, "yes", "no"):
-            return None if self.reuse is None else self.reuse == "yes"
-        folder = Path(self.reuse).expanduser()
-        if not folder.is_dir():
-            raise TpsgdError(f"--reuse {self.reuse}: write yes, no, or a folder that exists")
-        return folder
-
-    def value(self) -> "Memory":
-        """The group as a value of the library."""
-        from tpsgd.engine.settings import Memory
-
-        return Memory(budget=self.memory, reuse=self.reuse_of(), micro_batch=self.micro_batch)
-
     def settings(self) -> dict[str, Any]:
         """The settings of `fit` in this group."""
-        return {"memory": self.value()}
-
-    def chosen(self) -> list[str]:
-        """The options of this group that were given."""
-        names = ("memory", "reuse", "micro_batch")
-        return [f"--{n.replace('_', '-')}" for n in names if getattr(self, n) is not None]
+        reuse: Any = {"yes": True, "no": False}.get(str(self.reuse), self.reuse)
+        if isinstance(reuse, str):
+            reuse = Path(reuse).expanduser()
+            if not reuse.is_dir():
+                raise TpsgdError(f"--reuse {self.reuse}: write yes, no, or a folder that exists")
+        return {"memory": tpsgd.Memory(self.memory, reuse=reuse, micro_batch=self.micro_batch)}
 
 
 @dataclass(frozen=True)
-class MachineOptions:
+class Machine:
     """Where to train."""
 
-    TITLE: ClassVar[str] = "Machine"
+    TITLE = "Machine"
 
     device: str | None = setting(None, "cpu, cuda, cuda:1, ...")
-    threads: int | None = setting(None, "CPU threads.", min=1)
+    threads: int | None = setting(None, "Number of CPU threads.", min=1)
 
     def settings(self) -> dict[str, Any]:
         """The settings of `fit` in this group; the number of threads is set."""
@@ -324,7 +308,7 @@ def command_line() -> str:
     return shlex.join(["tpsgd", *sys.argv[1:]])
 
 
-def provenance_of(data: "Data", device: str | None) -> dict[str, Any]:
+def provenance_of(data: "tpsgd.data.Data", device: str | None) -> dict[str, Any]:
     """Command, data, machine and versions, for the record."""
     from tpsgd.comparison import provenance
 

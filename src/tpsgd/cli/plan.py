@@ -6,22 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import tpsgd
 from tpsgd import figures
-from tpsgd.cli.options import (
-    DATA,
-    AsJson,
-    DataOptions,
-    MachineOptions,
-    MemoryOptions,
-    ModelOptions,
-    RuleWord,
-    TrainingOptions,
-    command_line,
-    grouped,
-    option,
-    setting,
-    settings_of,
-)
+from tpsgd.cli import options
+from tpsgd.cli.options import AsJson, RuleWord, option, setting
 from tpsgd.cli.terminal import show_plan, waiting
 from tpsgd.cli.train import arm_for
 from tpsgd.errors import TpsgdError
@@ -33,13 +21,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class SampleOptions(DataOptions):
+class Samples(options.Data):
     """A data set, or the shape of its samples."""
 
-    data: str | None = setting(None, DATA)  # type: ignore[assignment]
+    data: str | None = setting(None, options.DATA)  # type: ignore[assignment]
     shape: str | None = setting(None, "Instead of data: shape of a sample, 1x28x28 or 784.")
-    classes: int | None = setting(None, "With --shape: classes.", min=1)
-    samples: int | None = setting(None, "With --shape: samples.", min=1)
+    classes: int | None = setting(None, "With --shape: number of classes.", min=1)
+    samples: int | None = setting(None, "With --shape: number of samples.", min=1)
 
 
 @dataclass(frozen=True)
@@ -47,20 +35,20 @@ class Subject:
     """A model, and the samples that it is to be trained on."""
 
     factory: "Factory"
-    recurrent: bool
+    head: str
     shape: tuple[int, ...]
     samples: int
     dtype: Any = None
     padded: bool = False
 
 
-@grouped
+@options.grouped
 def plan(
-    data: SampleOptions,
-    model: ModelOptions,
-    training: TrainingOptions,
-    memory: MemoryOptions,
-    machine: MachineOptions,
+    data: Samples,
+    model: options.Model,
+    training: options.Training,
+    memory: options.Memory,
+    machine: options.Machine,
     rule: RuleWord = "readout",
     plot: Annotated[Path | None, option("Draw it: FILE.png or FILE.svg.")] = None,
     as_json: AsJson = False,
@@ -72,58 +60,48 @@ def plan(
     if rule == "backprop":
         raise TpsgdError("every plan includes backprop: choose a rule to compare with it")
     subject = _subject(data, model)
-    head = model.head_of(subject.recurrent)
     if plot is not None:
         figures.check_file(plot, "plan")
     with waiting("rehearsing the training run"):
-        arm = arm_for(rule, training, memory, subject.factory, head)
-        if arm.method is not None:
-            raise TpsgdError(f"{rule} cannot be planned: it is not trained by fit")
-        settings = settings_of(training, memory, model) | {"device": machine.device}
+        arm = arm_for(rule, training, memory, subject.factory, subject.head)
+        settings = options.settings_of(training, memory, model) | {"device": machine.device}
         plan = _plan(subject, arm, settings, training.schedule is not None)
     if plot is not None:
         plan.plot(plot)
     if as_json:
-        record = {"command": command_line(), "model": model.model, "rule": rule, "head": head}
-        record |= {"batch_size": training.batch_size, "memory_budget": memory.memory}
-        record |= {"shape": list(subject.shape), "samples": subject.samples}
-        print(json.dumps(record | {"plot": plot and str(plot)} | plan.as_dict()))
+        record = {"command": options.command_line(), "model": model.model, "rule": rule}
+        record |= {"head": subject.head, "batch_size": training.batch_size}
+        record |= {"memory_budget": memory.memory, "shape": list(subject.shape)}
+        record |= {"samples": subject.samples, "plot": plot and str(plot)}
+        print(json.dumps(record | plan.as_dict()))
         return
     show_plan(plan)
     if plot is not None:
         print(f"figure: {plot}")
 
 
-def _subject(data: SampleOptions, model: ModelOptions) -> Subject:
-    if data.shape is not None:
-        if (data.data, data.max_train, data.on_disk) != (None, None, None):
-            raise TpsgdError("--shape is for a plan without data: leave --data and its options out")
-        return _of_shape(data.shape, data.classes, data.samples or 0, model)
-    if (data.classes, data.samples) != (None, None):
-        raise TpsgdError("--classes and --samples go with --shape: a data set has its own")
-
-    from tpsgd.nets.padded import Padded
-
-    samples = replace(data, data=data.data or "digits").load()
-    factory, recurrent = model.factory_for(samples)
-    x, y = samples.train
-    padded = isinstance(x, Padded)
-    dtype = None if padded else x.dtype
-    return Subject(factory, recurrent, samples.shape, len(y), dtype, padded)
-
-
-def _of_shape(text: str, classes: int | None, samples: int, model: ModelOptions) -> Subject:
-    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", text.lower()):
-        raise TpsgdError(f"{text!r} is no shape of a sample: write 1x28x28 or 784")
-    if classes is None:
+def _subject(data: Samples, model: options.Model) -> Subject:
+    if data.shape is None:
+        if (data.classes, data.samples) != (None, None):
+            raise TpsgdError("--classes and --samples go with --shape: a data set has its own")
+        samples = replace(data, data=data.data or "digits").load()
+        x, y = samples.train
+        padded = isinstance(x, tpsgd.Padded)
+        dtype = None if padded else x.dtype
+        return Subject(*model.factory_for(samples), samples.shape, len(y), dtype, padded)
+    if (data.data, data.max_train, data.on_disk) != (None, None, None):
+        raise TpsgdError("--shape is for a plan without data: leave --data and its options out")
+    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", data.shape.lower()):
+        raise TpsgdError(f"{data.shape!r} is no shape of a sample: write 1x28x28 or 784")
+    if data.classes is None:
         raise TpsgdError("--shape needs --classes too: how many there are, such as 10")
-    shape = tuple(map(int, text.lower().split("x")))
-    return Subject(*model.factory(shape, classes), shape, samples)
+    shape = tuple(map(int, data.shape.lower().split("x")))
+    return Subject(*model.factory(shape, data.classes), shape, data.samples or 0)
 
 
 def _plan(subject: Subject, arm: "Arm", settings: dict[str, Any], one_schedule: bool) -> "Plan":
-    from tpsgd.memory.plan import plan
-
+    if arm.method is not None:
+        raise TpsgdError(f"{arm.name} cannot be planned: it is not trained by fit")
     if subject.padded and settings["memory"].budget is not None:
         raise TpsgdError("sequences of different lengths cannot be planned within a memory budget")
     if arm.epochs is not None:
@@ -132,17 +110,10 @@ def _plan(subject: Subject, arm: "Arm", settings: dict[str, Any], one_schedule: 
         settings |= {"optimizer": arm.optimizer, "lr": None}
     if one_schedule or arm.optimizer is not None or arm.epochs is not None:
         settings["schedule"] = arm.schedule  # else both schedules are planned
-    try:
-        plan_of_rule = plan(
-            (arm.factory or subject.factory)(), subject.shape, rule=arm.rule,
-            samples=subject.samples, dtype=subject.dtype, **settings,
-        )  # fmt: skip
-    except RuntimeError as error:
-        if settings["device"] is None:
-            raise
-        reason = str(error).splitlines()[0]
-        raise TpsgdError(f"device {settings['device']} cannot be planned here: {reason}") from None
+    model = (arm.factory or subject.factory)()
+    settings |= {"rule": arm.rule, "samples": subject.samples, "dtype": subject.dtype}
+    plan = tpsgd.plan(model, subject.shape, **settings)
     if not subject.padded:
-        return plan_of_rule
+        return plan
     longest = f"sequences differ in length: all are planned as {subject.shape[0]} steps long"
-    return replace(plan_of_rule, remarks=(*plan_of_rule.remarks, longest))
+    return replace(plan, remarks=(*plan.remarks, longest))

@@ -1,7 +1,7 @@
 """What the commands print: tables, progress bars, and `Stopped` for Ctrl-C."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tpsgd.memory.plan import Line, Plan
 
 WIDTH = 80
+NOTHING_DONE = "interrupted before the first training run was done; nothing was written"
 T = TypeVar("T")
 
 
@@ -33,8 +34,7 @@ def until_interrupted(rows: Iterable[T]) -> tuple[list[T], bool]:
             finished.append(row)
     except KeyboardInterrupt:
         if not finished:
-            text = "interrupted before the first training run was done; nothing was written"
-            raise Stopped(text) from None
+            raise Stopped(NOTHING_DONE) from None
         return finished, True
     return finished, False
 
@@ -116,22 +116,24 @@ def peak_within(run: "Run", budget: str) -> str:
 
 
 @contextmanager
-def live_bar() -> Iterator[Callable[..., None] | None]:
-    """A progress bar, as a function `advance(what, share, comparison)`; None if no terminal."""
+def live_bar() -> Iterator[Callable[..., None]]:
+    """A progress bar on a terminal, as a function `advance(task, done, total, comparison)`."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield None
+        yield lambda *_: None
         return
     from rich.live import Live
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     bar = Progress(TextColumn("{task.description:15}"), BarColumn(), TimeRemainingColumn())
-    task, shown = bar.add_task("warming up", total=1.0), 0
+    row, shown = bar.add_task("warming up", total=1.0), 0
     with Live(bar, console=console, transient=True, refresh_per_second=2) as live:
 
-        def advance(what: str, share: float, comparison: "Comparison | None" = None) -> None:
+        def advance(
+            task: str, done: float, total: float, comparison: "Comparison | None" = None
+        ) -> None:
             nonlocal shown
-            bar.update(task, description=what, completed=share)
+            bar.update(row, description=task, completed=done, total=total)
             if comparison is not None and comparison.finished != shown:
                 shown = comparison.finished
                 live.update(Group(table(comparison), "", bar))
@@ -139,30 +141,6 @@ def live_bar() -> Iterator[Callable[..., None] | None]:
         yield advance
 
 
-@contextmanager
-def waiting(text: str) -> Iterator[None]:
+def waiting(text: str) -> AbstractContextManager[Any]:
     """A spinner with a text; nothing if there is no terminal."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield
-        return
-    with console.status(text):
-        yield
-
-
-@contextmanager
-def named_bar() -> Iterator[Callable[..., Any]]:
-    """A progress bar for several tasks: `progress_of(task)` is a function `(done, total)`.
-
-    With `parts=True` it is a function `(part, done, total)`.
-    """
-    with live_bar() as advance:
-
-        def progress_of(task: str, parts: bool = False) -> Any:
-            if (show := advance) is None:
-                return None
-            if parts:
-                return lambda part, done, total: show(f"{task}, {part}", done / total)
-            return lambda done, total: show(task, done / total)
-
-        yield progress_of
+    return Console(stderr=True).status(text)

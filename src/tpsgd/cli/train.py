@@ -2,22 +2,14 @@
 
 import io
 import json
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from tpsgd.cli.options import (
-    AsJson,
-    DataOptions,
-    MachineOptions,
-    MemoryOptions,
-    ModelOptions,
-    RuleWord,
-    TrainingOptions,
-    grouped,
-    option,
-    provenance_of,
-    settings_of,
-)
+import tpsgd
+from tpsgd.cli import options
+from tpsgd.cli.options import AsJson, RuleWord, option
 from tpsgd.cli.terminal import live_bar, peak_within
 from tpsgd.errors import TpsgdError
 from tpsgd.files import writable_folder, write_whole
@@ -27,34 +19,32 @@ if TYPE_CHECKING:
     from tpsgd.zoo.words import Factory
 
 
-@grouped
+@options.grouped
 def train(
-    data: DataOptions,
-    model: ModelOptions,
-    training: TrainingOptions,
-    memory: MemoryOptions,
-    machine: MachineOptions,
+    data: options.Data,
+    model: options.Model,
+    training: options.Training,
+    memory: options.Memory,
+    machine: options.Machine,
     rule: RuleWord = "readout",
     out: Annotated[Path | None, option("Folder for model.pt (a state dict) and run.json.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train one model with one rule and test it."""
     from tpsgd.comparison.arms import entry
-    from tpsgd.training.evaluate import evaluate
 
     entry(rule)
-    settings = settings_of(training, memory, machine, model)
+    settings = options.settings_of(training, memory, machine, model)
     samples = data.load(training.seed)
-    factory, recurrent = model.factory_for(samples)
-    head = model.head_of(recurrent)
+    factory, head = model.factory_for(samples)
     arm = arm_for(rule, training, memory, factory, head)
     folder = None if out is None else writable_folder(out)
     with live_bar() as advance:
-        settings["progress"] = advance and (lambda done, total: advance(rule, done / total))
-        trained = arm.train(factory, samples.train, **settings)
+        trained = arm.train(factory, samples.train, progress=partial(advance, rule), **settings)
     net, run = trained.models[0], trained.runs[0]
-    accuracy = evaluate(net, samples.test)
-    record = {"accuracy": accuracy, **run.as_dict(), **provenance_of(samples, machine.device)}
+    accuracy = tpsgd.evaluate(net, samples.test)
+    record = {"accuracy": accuracy, **run.as_dict()}
+    record |= options.provenance_of(samples, machine.device)
     record["settings"] = {**model.record(head), **run.settings}
     if folder is not None:
         _save(folder, net, record)
@@ -70,29 +60,24 @@ def train(
 
 
 def arm_for(
-    rule: str, training: TrainingOptions, memory: MemoryOptions, factory: "Factory", head: str
+    rule: str, training: options.Training, memory: options.Memory, factory: "Factory", head: str
 ) -> "Arm":
     """The arm to train or to plan, with the schedule and the head that were chosen."""
-    from dataclasses import replace
-
-    from tpsgd.comparison.arms import arm, with_ridge
-    from tpsgd.engine.optimizers import adam
+    from tpsgd.comparison import arms
     from tpsgd.peers.arms import ALL as PEERS
-    from tpsgd.train import sequential
 
-    schedule, settings = training.schedule_of(), training.settings()
-    way = arm(rule, schedule or sequential, factory)
-    if rule in PEERS and (options := training.chosen()):
-        raise TpsgdError(f"{rule} takes no {', '.join(options)}: leave them out")
-    if memory.memory and not way.budgeted:
-        raise TpsgdError(f"--memory is for rules, which train block by block, not for {rule}")
-    if way.method and (options := memory.chosen()):
-        raise TpsgdError(f"{rule} takes no {', '.join(options)}: leave them out")
-    if schedule and way.rule and way.rule.head:
-        way = replace(way, schedule=schedule)  # `fit` refuses a schedule that the rule cannot have
-    if head == "adam":
-        return way
-    return with_ridge(way, factory, training.lr, settings.get("optimizer", adam))
+    schedule = training.schedule_or(None)
+    arm = arms.arm(rule, schedule or tpsgd.sequential, factory)
+    refused = options.chosen(training) if rule in PEERS else []
+    if arm.method:
+        refused += options.chosen(memory)
+    elif memory.memory and not arm.budgeted:
+        refused.append("--memory")
+    if refused:
+        raise TpsgdError(f"{rule} takes no {', '.join(refused)}: leave them out")
+    if schedule and arm.rule and arm.rule.head:
+        arm = replace(arm, schedule=schedule)  # `fit` refuses a schedule that the rule cannot have
+    return arms.with_ridge(arm, factory, training.settings()) if head == "ridge" else arm
 
 
 def _save(folder: Path, model: Any, record: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """Arms by their words: rules, peers and controls; `ALL` names every one."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tpsgd import rules
-from tpsgd.engine.optimizers import OptimizerFactory, adam, sgd
+from tpsgd.engine.optimizers import adam, sgd
 from tpsgd.engine.settings import Schedule
 from tpsgd.errors import TpsgdError, suggestion
 from tpsgd.nets.blocks import split
@@ -99,10 +99,7 @@ def with_controls(arms: Sequence[Arm]) -> list[Arm]:
     """
     names = [a.name for a in arms]
     if repeated := {name for name in names if names.count(name) > 1}:
-        raise TpsgdError(
-            f"two arms are called {min(repeated)!r}; give each its own name: "
-            "Arm(name, rule, schedule)"
-        )
+        raise TpsgdError(f"two arms are called {min(repeated)!r}: give each a different name")
     methods = [a for a in arms if not a.backprop and not a.control]
     schedule = next((a.schedule for a in methods if a.rule and not a.rule.needs_output), sequential)
     first = [a for a in arms if a.backprop] or [backprop()]
@@ -112,13 +109,16 @@ def with_controls(arms: Sequence[Arm]) -> list[Arm]:
     return [*first, *methods, *frozen_arms, *controls]
 
 
-def with_ridge(
-    arm: Arm, factory: Factory, lr: float | None = None, optimizer: OptimizerFactory = adam
-) -> Arm:
-    """The arm with its last block solved in closed form, if it is trained block by block."""
+def with_ridge(arm: Arm, factory: Factory, settings: Mapping[str, Any]) -> Arm:
+    """The arm with its last block solved in closed form, if it is trained block by block.
+
+    Hidden blocks have the optimizer and the learning rate of the settings.
+    """
     free = arm.rule is not None and arm.rule.head and arm.optimizer is None
     if not free or arm.schedule is not sequential:
         return arm
-    kinds: dict[Any, Any] = {adam: torch.optim.Adam, sgd: torch.optim.SGD}
-    hidden = optimizer if lr is None else partial(kinds.get(optimizer, optimizer), lr=lr)
+    hidden = settings.get("optimizer", adam)
+    if "lr" in settings:
+        kinds: dict[Any, Any] = {adam: torch.optim.Adam, sgd: torch.optim.SGD}
+        hidden = partial(kinds[hidden], lr=settings["lr"])
     return replace(arm, optimizer=[*[hidden] * (len(split(factory())) - 1), ridge()])

@@ -20,6 +20,7 @@ from tpsgd.engine.record import Run
 from tpsgd.engine.settings import Settings
 from tpsgd.errors import TpsgdError
 from tpsgd.files import writable_folder
+from tpsgd.losses import cross_entropy
 from tpsgd.rules import Rule
 from tpsgd.training.arm import Arm
 from tpsgd.training.evaluate import evaluate
@@ -198,27 +199,13 @@ def compare(
 
 def _plain(settings: Settings, results: Sequence[Result]) -> dict[str, Any]:
     """The settings that all arms share, as plain values."""
-    memory, optimizer = settings.memory, settings.optimizer
-    named = {
-        "epochs": settings.epochs,
-        "batch_size": settings.batch_size,
-        "lr": settings.lr,
-        "loss": settings.loss and settings.loss.name,
-        "device": None if settings.device is None else str(settings.device),
-        "optimizer": getattr(optimizer, "__name__", type(optimizer).__name__),
-        "seed": settings.seed,
-    }
-    if memory.budget is not None:
+    values = settings.describe("", settings.loss or cross_entropy)
+    for name in ("rule", "options", "threads", "torch", *([] if settings.loss else ["loss"])):
+        del values[name]  # different for each arm, or in the record already
+    if settings.memory.budget is not None:
         free = [r.arm.name for r in results if not r.arm.budgeted]
-        named |= {"memory_budget": memory.budget, "without_budget": ", ".join(free)}
-    chosen = {
-        "window": settings.window,
-        "precision": settings.precision and str(settings.precision).removeprefix("torch."),
-        "augment": settings.augment and getattr(settings.augment, "name", str(settings.augment)),
-        "reuse": memory.reuse if memory.reuse is None else str(memory.reuse),
-        "micro_batch": memory.micro_batch,
-    }
-    return named | {name: value for name, value in chosen.items() if value is not None}
+        values["without_budget"] = ", ".join(free)
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _train(result: Result, data: Data, factory: Factory, settings: dict[str, Any]) -> None:

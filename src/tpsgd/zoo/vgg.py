@@ -44,8 +44,7 @@ def vgg(
         >>> sum(p.numel() for p in net.parameters())
         9488266
     """
-    _check(depth, shape, classes, dropout)
-    features = _features(depth, shape[0], batch_norm)
+    check_image(shape, classes)
     halved = 2 ** len(taps(depth))
     height, width = (n // halved for n in shape[1:])
     if not height or not width:
@@ -54,7 +53,7 @@ def vgg(
             f"{len(taps(depth))} times: give {halved} x {halved} or more"
         )
     net = nn.Sequential()
-    net.add_module("features", features)
+    net.add_module("features", _features(depth, shape[0], batch_norm))
     if pool is not None:
         net.add_module("avgpool", nn.AdaptiveAvgPool2d(pool))
         height = width = pool
@@ -76,7 +75,8 @@ def taps(depth: int, batch_norm: bool = False) -> dict[str, str]:
         >>> taps(16)["pool1"], taps(11)["pool5"]
         ('features.4', 'features.20')
     """
-    _check_depth(depth)
+    if depth not in LAYERS:
+        raise TpsgdError(f"there is no VGG{depth} here: choose {', '.join(map(str, LAYERS))}")
     features = _features(depth, 1, batch_norm, "meta")
     pools = [i for i, module in enumerate(features) if isinstance(module, nn.MaxPool2d)]
     return {f"pool{n}": f"features.{i}" for n, i in enumerate(pools, 1)}
@@ -107,18 +107,6 @@ def _classifier(inputs: int, dense: Sequence[int], classes: int, dropout: float)
         layers += [nn.Linear(inputs, width), nn.ReLU(inplace=True), drops]
         inputs = width
     return nn.Sequential(*layers, nn.Linear(inputs, classes))
-
-
-def _check_depth(depth: int) -> None:
-    if depth not in LAYERS:
-        raise TpsgdError(f"there is no VGG{depth} here: choose {', '.join(map(str, LAYERS))}")
-
-
-def _check(depth: int, shape: Sequence[int], classes: int, dropout: float) -> None:
-    _check_depth(depth)
-    check_image(shape, classes)
-    if not 0 <= dropout < 1:
-        raise TpsgdError(f"dropout must be a share from 0 to below 1, got {dropout!r}")
 
 
 def check_image(shape: Sequence[int], classes: int) -> None:

@@ -6,8 +6,9 @@ the widths of a perceptron between them and the classifier.
 """
 
 import math
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -16,7 +17,6 @@ from tpsgd.errors import TpsgdError, suggestion
 from tpsgd.files import is_function, load_function
 from tpsgd.nets import inits
 from tpsgd.nets.blocks import split
-from tpsgd.nets.inits import Init
 from tpsgd.nets.recurrent import Recurrent
 
 Factory = Callable[[], nn.Module]
@@ -29,13 +29,9 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "silu": nn.SiLU,
     "softplus": nn.Softplus,
 }
-INITS: dict[str, Callable[[], Init]] = {
-    "zeros": inits.zeros,
-    "uniform": inits.uniform,
-    "scaled-uniform": inits.scaled_uniform,
-    "reservoir": inits.reservoir,
-}
 CELLS = ("rnn", "birnn", "paper-rnn", "paper-birnn", "torch-rnn", "torch-birnn")
+NUMBERS = r"[1-9]\d*(,[1-9]\d*)*"
+LAYERS = r"[1-9]\d*(x[1-9]\d*)?"
 
 
 def factory(
@@ -56,7 +52,7 @@ def factory(
         classes: the number of classes.
         activation: of an MLP, a CNN or the perceptron after recurrent layers.
         tokens: the size of the vocabulary, if samples are tokens.
-        init: initial weights of recurrent cells, a name in `INITS`; default: that of the cell.
+        init: initial weights of recurrent cells, a name in `tpsgd.inits`.
         leak: of `rnn:` and `birnn:`, as for `tpsgd.Recurrent`.
 
     Examples:
@@ -75,24 +71,26 @@ def factory(
             f"unknown activation {activation!r}: {suggestion(activation, ACTIVATIONS)}"
         )
     act = ACTIVATIONS[activation]
-    kind, _, rest = word.partition(":")
+    kind, _, text = word.partition(":")
     if kind in CELLS:
+        like = "units like rnn:512 or rnn:512,512+256 (a perceptron after the +)"
+        _check_text(word, text, rf"{NUMBERS}(\+{NUMBERS})?", like)
+        sizes, _, widths = text.partition("+")
         cell = _cell(word, kind, init, leak)
-        sizes, widths = _sizes(word, rest)
         inputs = _features(word, shape, tokens)
-        return lambda: rnn(cell, inputs, sizes, widths, classes, act)
+        return lambda: rnn(cell, inputs, _numbers(sizes), _numbers(widths), classes, act)
     if init is not None or leak is not None:
         raise TpsgdError(f"init and leak are for recurrent models such as rnn:512, not for {word}")
     if kind in ("mlp", "cnn") and tokens is not None:
         raise TpsgdError(f"{word} cannot read tokens, numbers of words: choose rnn:512")
     if kind == "mlp":
-        hidden = _numbers(word, rest)
-        return lambda: mlp(shape, hidden, classes, act)
+        _check_text(word, text, rf"({NUMBERS})?", "widths like mlp:256,128")
+        return lambda: mlp(shape, _numbers(text), classes, act)
     if kind == "cnn":
-        layers = [_layer(word, part) for part in rest.split(",")]
-        if len(shape) != 3:
-            raise TpsgdError(f"{word} needs images (channels, height, width), not {shape}")
-        _check_sizes(word, shape, layers)
+        _check_text(word, text, rf"{LAYERS}(,{LAYERS})*", "layers like cnn:16x5 (filters x kernel)")
+        pairs = [layer.partition("x") for layer in text.split(",")]
+        layers = [(int(filters), int(kernel or 3)) for filters, _, kernel in pairs]
+        _check_images(word, shape, layers)
         return lambda: cnn(shape, layers, classes, act)
     if is_function(word):
         return from_file(word)
@@ -114,28 +112,8 @@ def mlp(
     return nn.Sequential(nn.Flatten(), *_perceptron(math.prod(shape), widths, classes, activation))
 
 
-@dataclass(frozen=True)
-class Cell:
-    """The cells of a recurrent word; `make` makes a layer of them."""
-
-    style: str = ""  # "", "paper" or "torch"
-    both_ways: bool = False
-    init: Init | None = None
-    leak: float | None = None
-
-    def make(self, inputs: int, hidden: int, sequence: bool) -> nn.Module:
-        """A layer that returns its last state, or with `sequence` all states."""
-        if self.style == "torch":
-            return nn.RNN(inputs, hidden, batch_first=True, bidirectional=self.both_ways)
-        new = Recurrent.paper if self.style == "paper" else Recurrent
-        leak: dict[str, Any] = {} if self.leak is None else {"leak": self.leak}
-        return new(
-            inputs, hidden, init=self.init, bidirectional=self.both_ways, sequence=sequence, **leak
-        )
-
-
 def rnn(
-    cell: Cell,
+    cell: partial[nn.Module],
     inputs: int,
     sizes: list[int],
     widths: list[int],
@@ -143,12 +121,17 @@ def rnn(
     activation: type[nn.Module],
 ) -> nn.Sequential:
     """Recurrent layers, the last of which returns its last state, then a perceptron."""
-    if cell.style == "torch" and len(set(sizes)) == 1:
-        both, units = cell.both_ways, sizes[0] * (1 + cell.both_ways)
-        layers = [nn.RNN(inputs, sizes[0], len(sizes), batch_first=True, bidirectional=both)]
+    directions = 1 + cell.keywords["bidirectional"]
+    if cell.func is nn.RNN and len(set(sizes)) == 1:
+        layers = [cell(inputs, sizes[0], len(sizes))]
+        inputs = sizes[0] * directions
     else:
-        layers, units = _stack(inputs, [(cell, hidden) for hidden in sizes])
-    return nn.Sequential(*layers, *_perceptron(units, widths, classes, activation))
+        layers = []
+        for number, hidden in enumerate(sizes, 1):
+            states = {} if cell.func is nn.RNN else {"sequence": number < len(sizes)}
+            layers.append(cell(inputs, hidden, **states))
+            inputs = hidden * directions
+    return nn.Sequential(*layers, *_perceptron(inputs, widths, classes, activation))
 
 
 def reservoir(make: Factory) -> Factory:
@@ -164,33 +147,20 @@ def reservoir(make: Factory) -> Factory:
             "reservoir is a control for models that begin with a recurrent layer and end with an "
             "nn.Linear, such as rnn:512"
         )
-    cells = [
-        (
-            Cell(
-                both_ways=layer.bidirectional,
-                init=None if i else inits.reservoir(x=0.3 * min(1.0, 32 / layer.inputs)),
-                leak=layer.leak if layer.leak < 1 else None,
-            ),
-            layer.hidden,
-        )
-        for i, layer in enumerate(layers)
-    ]
-    inputs, classes = layers[0].inputs, head.out_features
+    units, classes = layers[-1].hidden * (1 + layers[-1].bidirectional), head.out_features
+    first = inits.reservoir(x=0.3 * min(1.0, 32 / layers[0].inputs))
 
     def build() -> nn.Module:
-        modules, units = _stack(inputs, cells)
-        return nn.Sequential(*modules, nn.Linear(units, classes))
+        copies = []
+        for layer in layers:
+            options: dict[str, Any] = {"leak": layer.leak} if layer.leak < 1 else {}
+            options["init"] = first if layer is layers[0] else None
+            options["sequence"] = layer is not layers[-1]
+            both_ways = layer.bidirectional
+            copies.append(Recurrent(layer.inputs, layer.hidden, bidirectional=both_ways, **options))
+        return nn.Sequential(*copies, nn.Linear(units, classes))
 
     return build
-
-
-def _stack(inputs: int, cells: list[tuple[Cell, int]]) -> tuple[list[nn.Module], int]:
-    """Recurrent layers with these numbers of units, and the number of outputs of the last one."""
-    layers: list[nn.Module] = []
-    for i, (cell, hidden) in enumerate(cells, 1):
-        layers.append(cell.make(inputs, hidden, i < len(cells)))
-        inputs = hidden * (1 + cell.both_ways)
-    return layers, inputs
 
 
 def _perceptron(
@@ -224,7 +194,10 @@ def from_file(word: str) -> Factory:
     function = load_function(word)
 
     def build() -> nn.Module:
-        model = function()
+        try:
+            model = function()
+        except Exception as error:
+            raise TpsgdError(f"{word} failed with {type(error).__name__}: {error}") from error
         if not isinstance(model, nn.Module):
             raise TpsgdError(f"{word} returned a {type(model).__name__}, not an nn.Module")
         return model
@@ -232,34 +205,30 @@ def from_file(word: str) -> Factory:
     return build
 
 
-def _numbers(word: str, text: str, like: str = "widths like mlp:256,128") -> list[int]:
-    try:
-        numbers = [int(part) for part in text.split(",")] if text else []
-    except ValueError:
-        numbers = [0]
-    if any(n < 1 for n in numbers):
+def _check_text(word: str, text: str, pattern: str, like: str) -> None:
+    if not re.fullmatch(pattern, text, re.ASCII):
         raise TpsgdError(f"cannot read {word!r}: write {like}")
-    return numbers
 
 
-def _cell(word: str, kind: str, init: str | None, leak: float | None) -> Cell:
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")] if text else []
+
+
+def _cell(word: str, kind: str, init: str | None, leak: float | None) -> partial[nn.Module]:
+    """A function that makes a recurrent layer: of inputs and units."""
     style = kind.rpartition("-")[0]
-    if init is not None and init not in INITS:
-        raise TpsgdError(f"unknown init {init!r}: {suggestion(init, INITS)}")
-    if style == "torch" and init is not None:
-        raise TpsgdError(f"init is not for {word}, which begins as torch has it: choose rnn:512")
-    if style and leak is not None:
-        raise TpsgdError(f"leak is not for {word}, whose cells do not leak: choose rnn:512")
-    return Cell(style, kind.endswith("birnn"), INITS[init]() if init else None, leak)
-
-
-def _sizes(word: str, text: str) -> tuple[list[int], list[int]]:
-    """The units of the recurrent layers, and the widths of the perceptron after a `+`."""
-    units, plus, widths = text.partition("+")
-    like = "units like rnn:512 or rnn:512,512+256 (a perceptron after the +)"
-    if not units or (plus and not widths):
-        raise TpsgdError(f"cannot read {word!r}: write {like}")
-    return _numbers(word, units, like), _numbers(word, widths, like)
+    options: dict[str, Any] = {"bidirectional": kind.endswith("birnn")}
+    if init is not None:
+        options["init"] = inits.named(init)
+        if style == "torch":
+            raise TpsgdError(f"init is not for {word}, which begins as torch has it")
+    if leak is not None:
+        options["leak"] = leak
+        if style:
+            raise TpsgdError(f"leak is not for {word}, whose cells do not leak")
+    if style == "torch":
+        return partial(nn.RNN, batch_first=True, **options)
+    return partial(Recurrent.paper if style == "paper" else Recurrent, **options)
 
 
 def _features(word: str, shape: tuple[int, ...], tokens: int | None) -> int:
@@ -275,25 +244,13 @@ def _features(word: str, shape: tuple[int, ...], tokens: int | None) -> int:
     )
 
 
-def _layer(word: str, text: str) -> tuple[int, int]:
-    filters, _, kernel = text.partition("x")
-    try:
-        layer = int(filters), int(kernel or 3)
-    except ValueError:
-        layer = 0, 0
-    if min(layer) < 1:
-        raise TpsgdError(
-            f"cannot read {word!r}: write layers like cnn:16x5,16x5 (filters x kernel)"
-        )
-    return layer
-
-
-def _check_sizes(word: str, shape: tuple[int, ...], layers: list[tuple[int, int]]) -> None:
+def _check_images(word: str, shape: tuple[int, ...], layers: list[tuple[int, int]]) -> None:
+    if len(shape) != 3:
+        raise TpsgdError(f"{word} needs images (channels, height, width), not {shape}")
     if shape[2] <= 4 < shape[0]:
         raise TpsgdError(
             f"images of shape {shape} look like (height, width, channels); {word} needs the "
             "channels first: x.transpose(0, 3, 1, 2)"
         )
-    loss = sum(kernel - 1 for _, kernel in layers)
-    if min(shape[1:]) <= loss:
+    if min(shape[1:]) <= sum(kernel - 1 for _, kernel in layers):
         raise TpsgdError(f"{word} leaves nothing of images of {shape[1]} x {shape[2]} pixels")

@@ -29,14 +29,16 @@ def draw(comparison: Comparison) -> dict[str, bytes]:
     """Every plot as a PNG, by name."""
     from matplotlib import rc_context
 
-    largest = max((r.peak_bytes for r in comparison.results if r.counts), default=0)
-    unit, step = ("KB", 2**10) if largest < 2**20 else ("MB", 2**20)
+    def megabytes(result: Result) -> list[float]:
+        return [result.peak_bytes / 2**20]
+
+    def seconds(result: Result) -> list[float]:
+        return [run.seconds for run in result.runs]
+
     with rc_context(LOOK):
         plots = {
-            "memory": scatter(comparison, f"peak memory ({unit})", lambda r: [r.peak_bytes / step]),
-            "time": scatter(
-                comparison, "training time (s)", lambda r: [run.seconds for run in r.runs]
-            ),
+            "memory": scatter(comparison, "peak memory (MB)", megabytes),
+            "time": scatter(comparison, "training time (s)", seconds),
             "curves": curves(comparison),
         }
         return {name: figures.as_bytes(plot) for name, plot in plots.items()}
@@ -45,45 +47,45 @@ def draw(comparison: Comparison) -> dict[str, bytes]:
 def styles(comparison: Comparison) -> dict[str, Style]:
     """A style for each arm: that of its word, or for other arms colours that are still free."""
     names = [result.arm.name for result in comparison.results]
-    words = {name: ALL[name] for name in names if name in ALL}
-    taken = {entry.colour for entry in words.values()}
+    taken = {ALL[name].colour for name in names if name in ALL}
     spare = cycle([colour for colour in COLOURS if colour not in taken] or COLOURS)
     markers = cycle("sD^vPXp")
-    return {
-        name: Style(words[name].colour, words[name].marker, words[name].dash)
-        if name in words
-        else Style(next(spare), next(markers), ":")
-        for name in names
-    }
+    looks = {}
+    for name in names:
+        if entry := ALL.get(name):
+            looks[name] = Style(entry.colour, entry.marker, entry.dash)
+        else:
+            looks[name] = Style(next(spare), next(markers), ":")
+    return looks
 
 
 def scatter(comparison: Comparison, label: str, costs: Callable[[Result], list[float]]) -> Any:
     """Test accuracy (mean and standard deviation) against a cost (median and range)."""
     from matplotlib.figure import Figure
 
-    axes = Figure(figsize=(5.2, 4.2), layout="constrained").add_subplot()
-    axes.set(xlabel=label, ylabel="test accuracy (%)")
-    looks, points = styles(comparison), []
+    figure = Figure(figsize=(5.2, 5.0), layout="constrained")
+    axes = figure.add_subplot(xlabel=label, ylabel="test accuracy (%)")
+    looks, medians, accuracies, highest = styles(comparison), [], [], 0.0
     for result in [r for r in comparison.ranked if r.counts]:
         cost, look = costs(result), looks[result.arm.name]
         x, (y, dy) = float(np.median(cost)), (100 * a for a in result.accuracy)
-        spread = [[x - min(cost)], [max(cost) - x]]
         axes.errorbar(
-            x, y, dy, spread, look.marker, color=look.colour, ms=8, mec="white", mew=0.6,
-            clip_on=False,
+            x, y, dy, [[x - min(cost)], [max(cost) - x]], look.marker, color=look.colour, ms=8,
+            mec="white", mew=0.6, clip_on=False, label=result.arm.name,
         )  # fmt: skip
-        points.append((x, y, spread[0][0], spread[1][0], dy, result.arm.name, look.colour))
         if result.arm.backprop:
             axes.axvline(x, color="#000000", linewidth=0.8, linestyle=(0, (2, 4)), zorder=0)
-    ends = min((p[0] for p in points), default=1.0), max((p[0] for p in points), default=1.0)
-    if ends[0] > 0 and ends[1] > 30 * ends[0]:
+        medians.append(x)
+        accuracies.append(y)
+        highest = max(highest, y + dy)
+    if medians and 0 < 30 * min(medians) < max(medians):
         axes.set_xscale("log")
-        axes.set_xlim(ends[0] / 2, 4 * ends[1])
+        axes.set_xlim(min(medians) / 2, 2 * max(medians))
     else:
-        axes.set_xlim(0, 1.4 * ends[1])
-    _scale(axes, [p[1] for p in points], max((p[1] + p[4] for p in points), default=100))
-    _label(axes, points)
-    return axes.figure
+        axes.set_xlim(0, 1.1 * max(medians, default=1.0))
+    _scale(axes, accuracies, highest)
+    figure.legend(loc="outside lower center", ncols=3)
+    return figure
 
 
 def _scale(axes: Any, values: Sequence[float], top: float) -> None:
@@ -103,50 +105,6 @@ def _scale(axes: Any, values: Sequence[float], top: float) -> None:
     )
     axes.set_yticks(ticks, [f"{t:g}" for t in ticks])
     axes.set_ylim(0, 100 - least)
-
-
-def _label(axes: Any, points: Sequence[tuple[Any, ...]]) -> None:
-    """Write each name next to its point where there is room; with a line if it is further away."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.patheffects import withStroke
-    from matplotlib.text import Text
-
-    renderer = FigureCanvasAgg(axes.figure).get_renderer()
-    axes.figure.draw_without_rendering()
-    taken = [box for p in points for box in _boxes(axes, *p[:5])]
-    places = [(a, t) for a in (9, 15, 24, 36, 50, 68, 90) for t in range(0, 360, 30)]
-    for x, y, *_, name, colour in points:
-        for away, turn in places:
-            dx, dy = away * math.cos(math.radians(turn)), away * math.sin(math.radians(turn))
-            line = {"arrowstyle": "-", "color": colour, "lw": 0.7, "shrinkA": 0, "shrinkB": 3}
-            text = axes.annotate(
-                name, (x, y), (dx, dy), textcoords="offset points", color=colour, fontsize=9,
-                ha="left" if dx > 1 else "right" if dx < -1 else "center",
-                va="bottom" if dy > 1 else "top" if dy < -1 else "center",
-                arrowprops=line if away > 9 else None,
-                path_effects=[withStroke(linewidth=2.5, foreground="white")],
-            )  # fmt: skip
-            text.set_in_layout(False)
-            text.update_positions(renderer)
-            box = Text.get_window_extent(text, renderer).padded(2)  # without the line
-            inside = axes.bbox.contains(*box.min) and axes.bbox.contains(*box.max)
-            free = inside and not any(box.overlaps(other) for other in taken)
-            if free or (away, turn) == places[-1]:
-                taken.append(box)
-                break
-            text.remove()
-
-
-def _boxes(axes: Any, x: float, y: float, left: float, right: float, dy: float) -> list[Any]:
-    """The boxes that a point covers: its marker and its two error bars."""
-    from matplotlib.transforms import Bbox
-
-    def box(low: tuple[float, float], high: tuple[float, float], pad: float) -> Any:
-        (x0, y0), (x1, y1) = axes.transData.transform([low, high])
-        return Bbox([[x0 - pad, y0 - pad], [x1 + pad, y1 + pad]])
-
-    bars = box((x - left, y), (x + right, y), 1), box((x, y - dy), (x, y + dy), 1)
-    return [box((x, y), (x, y), 6), *bars]
 
 
 def curves(comparison: Comparison) -> Any:
@@ -172,30 +130,19 @@ def curves(comparison: Comparison) -> Any:
             mean, least, most = zip(*line, strict=True)
             axes.plot(epochs, mean, color=look.colour, linewidth=1.6, **_mark(look, len(line)))
             axes.fill_between(epochs, least, most, color=look.colour, alpha=0.12, linewidth=0)
-    drawn = _longest(panels)
-    figure.legend(
-        handles=[
-            Line2D([], [], color=look.colour, linewidth=1.6, label=name, **_mark(look, drawn[name]))
-            for name, look in looks.items()
-            if name in drawn
-        ],
-        loc="outside lower center",
-        ncols=5,
-    )
+    epochs = {name: len(line) for lines in panels.values() for name, line in lines.items()}
+    handles = [
+        Line2D([], [], color=look.colour, linewidth=1.6, label=name, **_mark(look, epochs[name]))
+        for name, look in looks.items()
+        if name in epochs
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=5)
     return figure
 
 
 def _mark(look: Style, epochs: int) -> dict[str, Any]:
     """A line, or for a single epoch a point."""
     return {"marker": look.marker, "linestyle": ""} if epochs == 1 else {"linestyle": look.dash}
-
-
-def _longest(panels: dict[str, dict[str, Line]]) -> dict[str, int]:
-    """The number of epochs of each arm's longest line."""
-    lengths: dict[str, int] = {}
-    for name, line in (pair for lines in panels.values() for pair in lines.items()):
-        lengths[name] = max(lengths.get(name, 0), len(line))
-    return lengths
 
 
 def _panels(comparison: Comparison) -> dict[str, dict[str, Line]]:

@@ -29,9 +29,7 @@ def remarks(comparison: Comparison) -> list[str]:
         budget = size(as_bytes(comparison.settings["memory_budget"]))
         lines.append(f"a memory budget of {budget} for each training run, except for {free}")
     if left := comparison.settings.get("left_out"):
-        lines.append(
-            f"left out: {', '.join(left)}; --rules {','.join(left)} runs them, or says why not"
-        )
+        lines.append(f"not trained: {', '.join(left)}; name them in --rules to train them")
     if comparison.interrupted:
         lines.append(
             f"interrupted: {comparison.finished} of {comparison.asked} training runs finished"
@@ -52,16 +50,15 @@ def title(comparison: Comparison) -> str:
 
 def effort(comparison: Comparison) -> str:
     """Epochs and restarts, in a few words."""
-    counts = [(comparison.settings[key], key.rstrip("s")) for key in ("epochs", "restarts")]
-    epochs, restarts = (f"{n} {word}{'s' * (n != 1)}" for n, word in counts)
-    return f"{epochs} per block, {restarts}"
+    settings = comparison.settings
+    return f"epochs per block: {settings['epochs']}, restarts: {settings['restarts']}"
 
 
 def legend(comparison: Comparison) -> str:
     """The table's columns, in one line."""
     base = comparison.reference
     over = "backprop through time" if base and base.arm.remark == THROUGH_TIME else "backprop"
-    return f"× is over {over}; kept: inputs kept; passes: samples learned from"
+    return f"× is relative to {over}; kept: kept inputs; passes: sample passes"
 
 
 def accuracy(result: Result, samples: int) -> str:
