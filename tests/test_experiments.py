@@ -35,7 +35,8 @@ def test_the_script_explains_itself(path, script, monkeypatch, capsys):
     with pytest.raises(SystemExit) as end:
         module.main()
     assert end.value.code == 0
-    assert "--out" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "--out" in text or "--save" in text
 
 
 @pytest.mark.real_data("mnist")

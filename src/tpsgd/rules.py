@@ -47,8 +47,9 @@ from torch import Tensor
 from tpsgd import objectives
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import Loss, cross_entropy, mse
-from tpsgd.maths import pooling
+from tpsgd.maths import pooled_objectives
 from tpsgd.maths import predsim as similarity
+from tpsgd.maths.pooling import grid_for
 from tpsgd.objectives import Objective, Site
 from tpsgd.projections import Projection, binary, normal, orthogonal
 
@@ -275,13 +276,13 @@ class _Codes:
     def draw(self, objective: Callable[[Any], Objective], site: Site) -> Objective:
         """The objective of a P that is drawn for the shape of the block's output, pooled or not."""
         default = self.recurrent if site.recurrent and self.recurrent else normal()
-        grid = pooling.grid_for(site.shape, self.features) if self.features and site.maps else None
+        grid = grid_for(site.shape, self.features) if self.features and site.maps else None
         shape = (site.shape[0], *grid) if grid else site.shape
         drawn = objective(site.codes(self.projection or default, shape))
         if self.standardise:
-            drawn = pooling.of_standardised(drawn, site.maps and not grid)
+            drawn = pooled_objectives.of_standardised(drawn, site.maps and not grid)
         if grid:
-            drawn = pooling.of_pooled(drawn, grid)
+            drawn = pooled_objectives.of_pooled(drawn, grid)
         # with `features`, only blocks of feature maps pool: least squares would not solve them all
         return drawn if self.features is None else replace(drawn, squared=False)
 

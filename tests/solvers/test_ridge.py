@@ -193,7 +193,7 @@ BEFORE = rules.tpsgd_l2(at=Place.BEFORE)
         (
             nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)).double(),
             {"rule": BEFORE},
-            "BatchNorm1d stands between",
+            "BatchNorm1d lies between",
         ),
         (
             nn.Sequential(nn.Embedding(9, 2), nn.Flatten(), nn.Linear(12, 3)).double(),

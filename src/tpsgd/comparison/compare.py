@@ -7,16 +7,16 @@ machine slows all arms alike and an interrupt leaves complete restarts.
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from dataclasses import replace
 from pathlib import Path
-from statistics import fmean, median, stdev
 from typing import Any
 
+from tpsgd.comparison import report
 from tpsgd.comparison.arms import arm, with_controls
-from tpsgd.comparison.provenance import describe, machine, versions
+from tpsgd.comparison.provenance import describe, machine
+from tpsgd.comparison.report.table import HEAD, rows
+from tpsgd.comparison.results import THROUGH_TIME, Result, Results
 from tpsgd.data import Data
-from tpsgd.engine.record import Run
 from tpsgd.engine.settings import Settings
 from tpsgd.errors import TpsgdError
 from tpsgd.files import writable_folder
@@ -27,107 +27,16 @@ from tpsgd.training.evaluate import evaluate
 from tpsgd.units import columns
 from tpsgd.zoo.words import Factory, is_recurrent
 
-THROUGH_TIME = "backprop through time: gradients go through all layers and steps"
 
-
-@dataclass
-class Result:
-    """An arm's finished restarts: test accuracies, 0 to 1, and runs; `error` if the arm failed."""
-
-    arm: Arm
-    accuracies: list[float] = field(default_factory=list)
-    runs: list[Run] = field(default_factory=list)
-    error: str | None = None
-
-    @property
-    def counts(self) -> bool:
-        """Whether all restarts succeeded: the mean of an arm without its failures would mislead."""
-        return bool(self.runs) and self.error is None
-
-    @property
-    def accuracy(self) -> tuple[float, float]:
-        """Mean and standard deviation of the test accuracy."""
-        values = self.accuracies
-        return fmean(values), stdev(values) if len(values) > 1 else 0.0
-
-    @property
-    def seconds(self) -> float:
-        """The median training time, which a single slow restart does not change."""
-        return median(run.seconds for run in self.runs)
-
-    @property
-    def peak_bytes(self) -> int:
-        """The largest peak of any restart."""
-        return max(run.peak_bytes for run in self.runs)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The arm, its summary and its restarts as plain values."""
-        summary = None
-        if self.counts:
-            mean, std = self.accuracy
-            summary = {"accuracy": mean, "accuracy_std": std, "seconds": self.seconds}
-            summary["peak_bytes"] = self.peak_bytes
-        restarts = [
-            {"accuracy": accuracy, **run.as_dict()}
-            for accuracy, run in zip(self.accuracies, self.runs, strict=True)
-        ]
-        names = {"name": self.arm.name, "about": self.arm.about, "error": self.error}
-        return {**names, "summary": summary, "restarts": restarts}
-
-
-@dataclass
-class Comparison:
+class Comparison(Results):
     """The record of a comparison; `print` shows the table, `write` makes a report."""
 
-    data: dict[str, Any]
-    settings: dict[str, Any]
-    machine: dict[str, Any]
-    results: list[Result]
-    command: str = ""
-    versions: dict[str, str] = field(default_factory=lambda: versions())
-    date: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
-    interrupted: bool = False
-
-    @property
-    def asked(self) -> int:
-        """The number of training runs, over all arms."""
-        return self.settings["restarts"] * len(self.results)
-
-    @property
-    def finished(self) -> int:
-        """The number of training runs that have finished."""
-        return sum(len(r.runs) for r in self.results)
-
-    @property
-    def reference(self) -> Result | None:
-        """Backprop's result, if it has one."""
-        return next((r for r in self.results if r.arm.backprop and r.counts), None)
-
-    @property
-    def ranked(self) -> list[Result]:
-        """Backprop first, the controls last, the others in between by accuracy."""
-
-        def rank(r: Result) -> tuple[int, float]:
-            return r.arm.control - r.arm.backprop, -r.accuracy[0] if r.counts else 1.0
-
-        return sorted(self.results, key=rank)
-
     def __str__(self) -> str:
-        from tpsgd.comparison.report.table import HEAD, rows
-
         return columns([HEAD, *rows(self)])
 
     def write(self, folder: Path | str) -> Path:
         """Write `report.html`, its plots and `results.json`; returns the file of the page."""
-        from tpsgd.comparison import report
-
         return report.write(self, writable_folder(Path(folder)))
-
-    def as_dict(self) -> dict[str, Any]:
-        """All of it as plain values."""
-        plain = {k: v for k, v in vars(self).items() if k != "results"}
-        counts = {"asked": self.asked, "finished": self.finished}
-        return {**plain, **counts, "arms": [r.as_dict() for r in self.results]}
 
 
 Progress = Callable[[Comparison, Arm, float], None]

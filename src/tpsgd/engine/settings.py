@@ -62,8 +62,6 @@ class Memory:
                 raise TpsgdError(f"{name} must be a whole number, 1 or more, got {value!r}")
         if self.reuse is not None and not isinstance(self.reuse, (bool, str, Path)):
             raise TpsgdError(f"reuse must be True, False, None or a folder, got {self.reuse!r}")
-        if isinstance(self.reuse, (str, Path)) and not Path(self.reuse).expanduser().is_dir():
-            raise TpsgdError(f"reuse={str(self.reuse)!r} is no folder to keep inputs in")
         if self.budget is None:
             return
         as_bytes(self.budget)

@@ -3,14 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tpsgd import figures
 from tpsgd.figures import COLOURS, LOOK
 from tpsgd.units import UNITS, size
-
-if TYPE_CHECKING:
-    from tpsgd.memory.plan import Line, Plan
 
 KEPT = "kept inputs"
 LABELS = {
@@ -27,7 +24,7 @@ CUT_ABOVE = 5  # kept inputs that are more than this many times the rest are cut
 CUT_TO = 0.3  # of the highest peak
 
 
-def draw(plan: "Plan", file: Path) -> Path:
+def draw(plan: Any, file: Path) -> Path:
     """Write the figure, as a PNG or an SVG by the suffix of the file name."""
     from matplotlib import rc_context
 
@@ -36,7 +33,7 @@ def draw(plan: "Plan", file: Path) -> Path:
         return figures.write(figure(plan), file)
 
 
-def figure(plan: "Plan") -> Any:
+def figure(plan: Any) -> Any:
     """A panel for all ways to train, and one for the blocks of the first if it has several."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
@@ -62,13 +59,13 @@ def figure(plan: "Plan") -> Any:
     return plot
 
 
-def _pieces(line: "Line") -> dict[str, int]:
+def _pieces(line: Any) -> dict[str, int]:
     """The pieces of a bar in order, without empty ones."""
     parts = {**{part: line.parts.get(part, 0) for part in LABELS if part != KEPT}, KEPT: line.kept}
     return {part: count for part, count in parts.items() if count}
 
 
-def _bars(axes: Any, lines: "Sequence[Line]", title: str) -> None:
+def _bars(axes: Any, lines: Sequence[Any], title: str) -> None:
     """One panel: a bar for every line, from top to bottom, with its bytes at the end."""
     highest = max(line.peak for line in lines)
     shown = [_shown(line, highest) for line in lines]
@@ -91,7 +88,7 @@ def _bars(axes: Any, lines: "Sequence[Line]", title: str) -> None:
     axes.grid(visible=False, axis="y")
 
 
-def _shown(line: "Line", highest: int) -> dict[str, int]:
+def _shown(line: Any, highest: int) -> dict[str, int]:
     """The pieces of a bar; kept inputs are cut if the other pieces would be too small to see."""
     pieces = _pieces(line)
     if line.kept > CUT_ABOVE * line.peak and line.kept > highest:

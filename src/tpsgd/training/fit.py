@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -148,6 +149,9 @@ def run_training(
         if not local:
             raise TpsgdError("backprop takes no memory budget: it cannot train block by block")
         settings = within_budget(models[0], data, method, settings)
+    folder = settings.memory.reuse
+    if isinstance(folder, (str, Path)) and not Path(folder).expanduser().is_dir():
+        raise TpsgdError(f"reuse={str(folder)!r} is no folder to keep inputs in")
     with training_context(models, settings, keep_inputs=local) as device:
         net, anatomy = assemble(models, data, method, settings, device)
         check_optimizers(net.learners)

@@ -3,20 +3,20 @@
 import json
 from pathlib import Path
 
-from tpsgd.comparison.compare import Comparison
 from tpsgd.comparison.report import page, plots
+from tpsgd.comparison.results import Results
 from tpsgd.files import write_whole
 
 __all__ = ["save", "write"]
 
 
-def save(comparison: Comparison, folder: Path) -> Path:
+def save(comparison: Results, folder: Path) -> Path:
     """Write `results.json`, replacing an older one only when the new one is complete."""
     text = json.dumps(comparison.as_dict(), indent=1)
     return write_whole(folder / "results.json", text.encode())
 
 
-def write(comparison: Comparison, folder: Path) -> Path:
+def write(comparison: Results, folder: Path) -> Path:
     """Write the record, the plots and the page; returns the file of the page."""
     save(comparison, folder)
     images = plots.draw(comparison)

@@ -4,9 +4,9 @@ from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
-from tpsgd.comparison.compare import Comparison
 from tpsgd.comparison.report.plots import styles
 from tpsgd.comparison.report.table import effort, remarks, rows, title
+from tpsgd.comparison.results import Results
 
 HEAD = (
     "rule", "test accuracy (%)", "seconds", "over backprop", "peak memory", "over backprop",
@@ -53,7 +53,7 @@ pre { background: #f5f5f5; padding: .8rem 1rem; white-space: pre-wrap; border-ra
 """
 
 
-def render(comparison: Comparison, images: Mapping[str, bytes]) -> str:
+def render(comparison: Results, images: Mapping[str, bytes]) -> str:
     """The page, with the plots inside."""
     name, data = escape(title(comparison)), comparison.data
     figures = {key: _figure(image, CAPTIONS[key]) for key, image in images.items()}
@@ -88,7 +88,7 @@ samples.</p>
 """
 
 
-def _cells(comparison: Comparison) -> list[list[str]]:
+def _cells(comparison: Results) -> list[list[str]]:
     looks = styles(comparison)
     table = [[escape(cell) for cell in row] for row in rows(comparison)]
     for row, result in zip(table, comparison.ranked, strict=True):
@@ -99,7 +99,7 @@ def _cells(comparison: Comparison) -> list[list[str]]:
     return table
 
 
-def _settings(comparison: Comparison) -> list[tuple[str, str]]:
+def _settings(comparison: Results) -> list[tuple[str, str]]:
     data, machine = comparison.data, comparison.machine
     shape = " x ".join(map(str, data["shape"]))
     samples = f"{data['train']:,} for training, {data['test']:,} for testing, of shape {shape}"

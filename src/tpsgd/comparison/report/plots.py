@@ -11,7 +11,7 @@ import numpy as np
 
 from tpsgd import figures
 from tpsgd.comparison.arms import ALL
-from tpsgd.comparison.compare import Comparison, Result
+from tpsgd.comparison.results import Result, Results
 from tpsgd.figures import COLOURS, LOOK
 
 Line = list[tuple[float, float, float]]  # per epoch: mean, least and most of the restarts
@@ -25,7 +25,7 @@ class Style(NamedTuple):
     dash: Any = "-"
 
 
-def draw(comparison: Comparison) -> dict[str, bytes]:
+def draw(comparison: Results) -> dict[str, bytes]:
     """Every plot as a PNG, by name."""
     from matplotlib import rc_context
 
@@ -44,7 +44,7 @@ def draw(comparison: Comparison) -> dict[str, bytes]:
         return {name: figures.as_bytes(plot) for name, plot in plots.items()}
 
 
-def styles(comparison: Comparison) -> dict[str, Style]:
+def styles(comparison: Results) -> dict[str, Style]:
     """A style for each arm: that of its word, or for other arms colours that are still free."""
     names = [result.arm.name for result in comparison.results]
     taken = {ALL[name].colour for name in names if name in ALL}
@@ -59,7 +59,7 @@ def styles(comparison: Comparison) -> dict[str, Style]:
     return looks
 
 
-def scatter(comparison: Comparison, label: str, costs: Callable[[Result], list[float]]) -> Any:
+def scatter(comparison: Results, label: str, costs: Callable[[Result], list[float]]) -> Any:
     """Test accuracy (mean and standard deviation) against a cost (median and range)."""
     from matplotlib.figure import Figure
 
@@ -107,7 +107,7 @@ def _scale(axes: Any, values: Sequence[float], top: float) -> None:
     axes.set_ylim(0, 100 - least)
 
 
-def curves(comparison: Comparison) -> Any:
+def curves(comparison: Results) -> Any:
     """Training accuracy per block if the block has a classifier, else its scaled local loss."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
@@ -145,7 +145,7 @@ def _mark(look: Style, epochs: int) -> dict[str, Any]:
     return {"marker": look.marker, "linestyle": ""} if epochs == 1 else {"linestyle": look.dash}
 
 
-def _panels(comparison: Comparison) -> dict[str, dict[str, Line]]:
+def _panels(comparison: Results) -> dict[str, dict[str, Line]]:
     """Titles and lines of all panels that are not empty: first accuracies, then local losses."""
     done = [r for r in comparison.results if r.counts]
     blocks = max((r.runs[0].blocks for r in done), key=len, default=[])

@@ -1,18 +1,18 @@
 """The table of a comparison as text, for the terminal and for the page."""
 
-from tpsgd.comparison.compare import THROUGH_TIME, Comparison, Result
+from tpsgd.comparison.results import THROUGH_TIME, Result, Results
 from tpsgd.units import as_bytes, size
 
 HEAD = ("rule", "accuracy %", "seconds", "", "memory", "", "kept", "passes")
 NONE = "–"
 
 
-def rows(comparison: Comparison) -> list[tuple[str, ...]]:
+def rows(comparison: Results) -> list[tuple[str, ...]]:
     """A row per arm, as in `HEAD`; an unnamed column is the one before it relative to backprop."""
     return [_row(result, comparison) for result in comparison.ranked]
 
 
-def remarks(comparison: Comparison) -> list[str]:
+def remarks(comparison: Results) -> list[str]:
     """What the table does not show: failed arms, solved heads, and whether it was interrupted."""
     lines = [f"{r.arm.name} failed: {r.error}" for r in comparison.ranked if r.error]
     if comparison.settings.get("head") == "ridge":
@@ -43,18 +43,18 @@ def _in_one_pass(result: Result) -> bool:
     return ways == {"solved"}
 
 
-def title(comparison: Comparison) -> str:
+def title(comparison: Results) -> str:
     """Data and model, in a few words."""
     return ", ".join(filter(None, (comparison.data["name"], comparison.settings.get("model"))))
 
 
-def effort(comparison: Comparison) -> str:
+def effort(comparison: Results) -> str:
     """Epochs and restarts, in a few words."""
     settings = comparison.settings
     return f"epochs per block: {settings['epochs']}, restarts: {settings['restarts']}"
 
 
-def legend(comparison: Comparison) -> str:
+def legend(comparison: Results) -> str:
     """The table's columns, in one line."""
     base = comparison.reference
     over = "backprop through time" if base and base.arm.remark == THROUGH_TIME else "backprop"
@@ -68,7 +68,7 @@ def accuracy(result: Result, samples: int) -> str:
     return f"{mean} ± {std}" if len(result.runs) > 1 else mean
 
 
-def _row(result: Result, comparison: Comparison) -> tuple[str, ...]:
+def _row(result: Result, comparison: Results) -> tuple[str, ...]:
     if not result.counts:
         return (result.arm.name, "failed" if result.error else NONE, *[NONE] * (len(HEAD) - 2))
     run, base, seconds = result.runs[-1], comparison.reference, result.seconds

@@ -1,0 +1,101 @@
+"""What a comparison records: the restarts of each arm, and the circumstances of all."""
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from statistics import fmean, median, stdev
+from typing import Any
+
+from tpsgd.comparison.provenance import versions
+from tpsgd.engine.record import Run
+from tpsgd.training.arm import Arm
+
+THROUGH_TIME = "backprop through time: gradients go through all layers and steps"
+
+
+@dataclass
+class Result:
+    """An arm's finished restarts: test accuracies, 0 to 1, and runs; `error` if the arm failed."""
+
+    arm: Arm
+    accuracies: list[float] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
+    error: str | None = None
+
+    @property
+    def counts(self) -> bool:
+        """Whether all restarts succeeded: the mean of an arm without its failures would mislead."""
+        return bool(self.runs) and self.error is None
+
+    @property
+    def accuracy(self) -> tuple[float, float]:
+        """Mean and standard deviation of the test accuracy."""
+        values = self.accuracies
+        return fmean(values), stdev(values) if len(values) > 1 else 0.0
+
+    @property
+    def seconds(self) -> float:
+        """The median training time, which a single slow restart does not change."""
+        return median(run.seconds for run in self.runs)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The largest peak of any restart."""
+        return max(run.peak_bytes for run in self.runs)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The arm, its summary and its restarts as plain values."""
+        summary = None
+        if self.counts:
+            mean, std = self.accuracy
+            summary = {"accuracy": mean, "accuracy_std": std, "seconds": self.seconds}
+            summary["peak_bytes"] = self.peak_bytes
+        restarts = [
+            {"accuracy": accuracy, **run.as_dict()}
+            for accuracy, run in zip(self.accuracies, self.runs, strict=True)
+        ]
+        names = {"name": self.arm.name, "about": self.arm.about, "error": self.error}
+        return {**names, "summary": summary, "restarts": restarts}
+
+
+@dataclass
+class Results:
+    """The results of all arms, with the data, the settings and the machine they belong to."""
+
+    data: dict[str, Any]
+    settings: dict[str, Any]
+    machine: dict[str, Any]
+    results: list[Result]
+    command: str = ""
+    versions: dict[str, str] = field(default_factory=versions)
+    date: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    interrupted: bool = False
+
+    @property
+    def asked(self) -> int:
+        """The number of training runs, over all arms."""
+        return self.settings["restarts"] * len(self.results)
+
+    @property
+    def finished(self) -> int:
+        """The number of training runs that have finished."""
+        return sum(len(r.runs) for r in self.results)
+
+    @property
+    def reference(self) -> Result | None:
+        """Backprop's result, if it has one."""
+        return next((r for r in self.results if r.arm.backprop and r.counts), None)
+
+    @property
+    def ranked(self) -> list[Result]:
+        """Backprop first, the controls last, the others in between by accuracy."""
+
+        def rank(r: Result) -> tuple[int, float]:
+            return r.arm.control - r.arm.backprop, -r.accuracy[0] if r.counts else 1.0
+
+        return sorted(self.results, key=rank)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it as plain values."""
+        plain = {k: v for k, v in vars(self).items() if k != "results"}
+        counts = {"asked": self.asked, "finished": self.finished}
+        return {**plain, **counts, "arms": [r.as_dict() for r in self.results]}
