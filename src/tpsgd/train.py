@@ -44,11 +44,11 @@ def step(learners: Sequence[Learner], batch: Batch) -> None:
         saved = learner.forward(x)
         last = learner is learners[-1]
         if learner.learning:
-            learner.update(saved, labels, labels, output_unused=last)
+            learner.update(saved, labels, labels, output_unused=last)  # signal and labels: the same
         if not last:
-            x = learner.output(saved)
+            x = learner.output(saved)  # computed before the update
     for learner in learners:
-        learner.finish_update()
+        learner.finish_update()  # of recurrent blocks, whose states the next block had to read
 
 
 def step_on_error(learners: Sequence[Learner], batch: Batch) -> None:

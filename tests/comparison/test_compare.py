@@ -291,3 +291,8 @@ def test_an_arms_optimizer_replaces_the_shared_one(data, factory, monkeypatch):
         else:
             assert "optimizer" not in options and options["lr"] == 0.01
         assert "window" not in options
+
+
+def test_arrays_are_no_data_set():
+    with pytest.raises(tpsgd.TpsgdError, match="data must be a data set as from"):
+        compare((torch.zeros(4, 2), torch.zeros(4)), lambda: torch.nn.Linear(2, 2), ["readout"])

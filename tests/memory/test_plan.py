@@ -286,7 +286,7 @@ def test_a_plans_settings_can_be_given_to_fit(settings):
 
 def test_without_samples_kept_inputs_are_not_counted():
     found = planned("mlp", samples=0)
-    assert found.lines[0].kept == 0 and any("say how many" in r for r in found.remarks)
+    assert found.lines[0].kept == 0 and any("samples= is not" in r for r in found.remarks)
     assert not planned("mlp", samples=0, reuse=False).remarks
 
 

@@ -144,7 +144,7 @@ class Model:
     leak: float | None = setting(None, "rnn: the share of the state that a step renews, up to 1.")
     window: int | None = setting(None, "rnn: time steps computed together; more is faster.", min=1)
     head: str | None = setting(
-        None, "Last layer: adam, or ridge in closed form (default for rnn).",
+        None, "Last layer: adam, or ridge, solved by least squares (rnn: the default).",
         choices=("adam", "ridge"),
     )  # fmt: skip
 

@@ -83,6 +83,11 @@ def compare(
     """
     if restarts < 1:
         raise TpsgdError(f"restarts must be 1 or more, got {restarts}")
+    if not isinstance(data, Data):
+        raise TpsgdError(
+            f"data must be a data set as from tpsgd.data.load, got a {type(data).__name__}; wrap "
+            "arrays by saving them as .npz, or by tpsgd.data.Data(...)"
+        )
     common = Settings.of("compare", settings)
     if isinstance(arms, str):
         raise TpsgdError(f"arms must be a list such as [{arms!r}]")

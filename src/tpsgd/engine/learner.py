@@ -1,7 +1,7 @@
 """A block that learns by gradients: its objective, where its gradients come from, its optimizer.
 
 `BlockLearner` is what every kind of learner shares; `GradientLearner` takes an optimizer's steps. A
-block in closed form is in `solved.py`, a whole net under backprop in `backprop.py`.
+block solved by least squares is in `solved.py`, a whole net under backprop in `backprop.py`.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Blocks in closed form: least squares in one pass (`ridge`), or after every batch (`rls`)."""
+"""Blocks solved by least squares: in one pass (`ridge`), or again after every batch (`rls`)."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -174,7 +174,7 @@ def check_solvers(
             need = need + memory if together else memory
             if need > (free := available(form.device)):
                 raise TpsgdError(
-                    f"{name} cannot be solved in closed form here: its {inputs_of(layer):,} inputs "
+                    f"{name} cannot be solved here: its {inputs_of(layer):,} inputs "
                     f"need about {size(need)} for their products with one another, and "
                     f"{size(free)} are free; pool its inputs first, or train it with an optimizer"
                 )

@@ -254,7 +254,10 @@ def _highest(stages: list[Stage], weights: int) -> dict[str, int]:
 def _remarks(rehearsal: Rehearsal, settings: Settings, samples: int) -> Iterator[str]:
     memory, kept = settings.memory, size(rehearsal.kept)
     if not samples and settings.schedule is sequential and memory.reuse is not False:
-        yield "inputs kept for reuse are not counted: say how many samples there are"
+        yield (
+            "samples= is not given: inputs kept for reuse are not counted, and the order of the "
+            "samples is counted as if there were a million"
+        )
     if isinstance(memory.reuse, (str, Path)):
         yield f"{kept} of inputs for reuse lie in a file in {memory.reuse}"
     if memory.micro_batch is not None and rehearsal.varies:
