@@ -12,10 +12,9 @@ import tpsgd
 ROOT = Path(tpsgd.__file__).parent
 LEAVES = ["errors", "units", "files", "figures", "maths"]
 PAPER = ["losses", "projections", "objectives", "rules", "protocols", "train"]
-SHELLS = ["peers", "zoo", "adapt", "comparison", "data"]
 ORDER = [
-    [*LEAVES, *PAPER], ["nets"], ["solvers"], ["engine"], ["memory"], ["training"], SHELLS,
-    ["cli", "__main__"],
+    [*LEAVES, *PAPER], ["nets"], ["solvers"], ["engine"], ["memory"], ["training"],
+    ["peers", "zoo", "data"], ["comparison", "adapt"], ["cli", "__main__"],
 ]  # fmt: skip
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 FOR_DATA = {"errors", "units", "files", "nets.padded", "data"}
@@ -36,8 +35,11 @@ def imports(module: str) -> set[str]:
             targets |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{module} imports relative to itself"
-            names = {f"{node.module}.{alias.name}" for alias in node.names}
-            targets |= {name if name[6:] in FILES else str(node.module) for name in names}
+            home = {alias.name: str(node.module) for alias in node.names}
+            if node.module == "tpsgd":  # a public name stands for the module that has it
+                home = {name: f"tpsgd.{tpsgd._HOMES.get(name, '')}".rstrip(".") for name in home}
+            names = {f"{module}.{name}": module for name, module in home.items()}
+            targets |= {name if name[6:] in FILES else names[name] for name in names}
     return {name[6:] for name in targets if name.startswith("tpsgd.")}
 
 

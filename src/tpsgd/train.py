@@ -67,7 +67,6 @@ def step_on_error(learners: Sequence[Learner], batch: Batch) -> None:
         learner.finish_update()
 
 
-@torch.no_grad()
 def train(
     net: Net, learners: Sequence[Learner], source: Source, validation: Source | None = None
 ) -> None:
@@ -83,16 +82,17 @@ def train(
     while any(learner.learning for learner in learners):
         waiting = any(x.learning and x.signal is not Signal.LABEL for x in learners)
         take_step, samples = on_error if waiting else on_labels, 0
-        for batch in learners[0].batches(source, epoch):
-            take_step(learners, batch)
-            samples += batch.size
-            for observer in net.observers:
-                observer.batch(learners, batch)
-            del batch  # its indices are free before anything is solved or validated
-        if not samples:
-            raise TpsgdError(source.form.no_batches)
-        for learner in learners:
-            learner.end_epoch(samples)
+        with torch.no_grad():
+            for batch in learners[0].batches(source, epoch):
+                take_step(learners, batch)
+                samples += batch.size
+                for observer in net.observers:
+                    observer.batch(learners, batch)
+                del batch  # its indices are free before anything is solved or validated
+            if not samples:
+                raise TpsgdError(source.form.no_batches)
+            for learner in learners:
+                learner.end_epoch(samples)
         end = EpochEnd(net, learners, epoch, samples, source, validation)
         stopping = set().union(*(observer.epoch(end) for observer in net.observers))
         epoch += 1

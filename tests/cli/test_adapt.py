@@ -222,7 +222,7 @@ def test_a_budget(says):
     plain = json.loads(says(*words, "--json")[1])
     assert accuracies(record).items() <= accuracies(plain).items()
     code, out, err = says(*words, "--memory", "9KB")
-    assert code == 2 and "cannot be held" in err
+    assert code == 2 and "is too small" in err
 
 
 # ---- options -------------------------------------------------------------------------------------

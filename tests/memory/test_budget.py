@@ -65,7 +65,7 @@ KINDS = [("mlp", {"schedule": simultaneous, "rule": rules.dfa()})]
 def test_the_smallest_budget_is_named_and_held_and_a_smaller_one_is_not(kind, settings):
     plain, free = trained(kind, **settings)
     low, high = least(kind, **settings), free.peak_bytes + free.kept_bytes
-    with pytest.raises(TpsgdError, match=f"cannot be held.*{low} bytes.*optimizer=tpsgd.sgd"):
+    with pytest.raises(TpsgdError, match=f"is too small.*{low} bytes.*optimizer=tpsgd.sgd"):
         trained(kind, budget=low - 1, **settings)
     for budget in (low, high + (64 << 10)):
         model, run = trained(kind, budget=budget, **settings)
@@ -151,7 +151,7 @@ def test_a_budget_that_only_redrawn_class_codes_hold_is_refused_without_them(mon
 
     budget = wide_peak(redraw=True, slices=16) + SPARE
     monkeypatch.setattr(budget_module, "_ladders", without_redraw)
-    with pytest.raises(TpsgdError, match="cannot be held"):
+    with pytest.raises(TpsgdError, match="is too small"):
         tpsgd.fit(wide(), wide_data(), memory=budget, **WIDE)
 
 

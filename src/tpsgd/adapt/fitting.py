@@ -67,7 +67,8 @@ def fit(
         **settings: those of `tpsgd.fit`. `memory=tpsgd.Memory(reuse=...)` says where the features
             are: in memory (True), in a file in a folder (its path), recomputed in every epoch
             (False), or in memory if they take less than half of what is free (None). A budget,
-            `memory="64MB"`, counts the backbone too and decides what is kept. With `augment`, which
+            `memory="64MB"`, counts the backbone too (with `Features` the layers alone) and decides
+            what is kept. With `augment`, which
             changes the images, features are recomputed.
 
     Examples:

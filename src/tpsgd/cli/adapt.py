@@ -22,7 +22,7 @@ from tpsgd.units import size
 if TYPE_CHECKING:
     from tpsgd.adapt import Adaptor, Backbone
 
-IMAGES = "A folder of images, a subfolder a class (FOLDER@160: their size), imagenette, FILE.npz."
+IMAGES = "A folder of images, one subfolder per class (FOLDER@160 resizes), imagenette, FILE.npz."
 BACKBONES = (
     "vgg11, vgg16, vgg11-bn, vgg16-bn, resnet18, resnet34, or FILE.py:FUNCTION, which returns a "
     "module."

@@ -265,7 +265,7 @@ class Memory:
 
     memory: str | None = setting(None, "64MB, 1.5GB: the most to use beyond the data set.")
     reuse: str | None = setting(None, "Keep blocks' inputs: yes, no (recompute), or a folder.")
-    micro_batch: int | None = setting(None, "Process this many samples of a batch together.", min=1)
+    micro_batch: int | None = setting(None, "Samples of a batch in memory at a time.", min=1)
 
     def settings(self) -> dict[str, Any]:
         """The settings of `fit` in this group."""

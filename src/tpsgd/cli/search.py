@@ -31,7 +31,7 @@ def search(
     rule: RuleWord = "tpsgd-l2",
     convs: Annotated[str, option("Numbers of convolutions to try.")] = "0,1,2",
     dense: Annotated[str, option("Numbers of dense layers to try.")] = "0,1,2",
-    restarts: Annotated[int, option("Training runs of each.", min=1)] = 1,
+    restarts: Annotated[int, option("Training runs per configuration.", min=1)] = 1,
     top: Annotated[
         int | None, option("Train only this many per tap: the best by score.", min=1)
     ] = None,

@@ -1,5 +1,5 @@
 """Rules compared with one another, with backprop and with controls; and the report.
 
 `arms` names what can be compared, `compare` trains it, `report` writes tables and plots. Imports
-the engine, `data`, `zoo` and `peers`.
+training and what is below it, `data`, `zoo` and `peers`.
 """

@@ -1,6 +1,7 @@
 """From a model, data and a rule to a net that is ready to be trained.
 
-`assemble` is the one way there: `fit`, backprop, ZORB and the memory plan all use it.
+`assemble` is the one way there for `fit`, backprop and ZORB; the memory plan takes the same steps
+(`dissect`, `make_learners`, `join`) with samples that have no numbers, dlADMM the first of them.
 """
 
 import math

@@ -89,7 +89,7 @@ def _can_capture(learners: Sequence[Any], source: Source, all_ours: bool) -> boo
 
 def _capturable(learner: Any) -> bool:
     """Whether the learner's step waits for nothing: torch's modules, a written-out objective."""
-    optimizer = getattr(learner, "optimizer", None)
+    optimizer = learner.optimizer
     if optimizer is None or any(isinstance(t, Redrawn) for t in learner.tensors):
         return False  # a solver counts its samples; redrawn codes begin on the CPU
     for group in optimizer.param_groups:

@@ -94,6 +94,8 @@ class BlockLearner(Learner):
     """
 
     width = 1  # how many layers learn in it
+    grows = False  # whether its memory grows with every batch
+    optimizer: Optimizer | None = None
 
     def __init__(
         self,
@@ -113,12 +115,18 @@ class BlockLearner(Learner):
         self.params, self.signal, self.multi_label = dict(params), signal, multi_label
         self.restarts, self.trains, self.widest = restarts, trains, widest
         self.epochs = settings.epochs if trains else 0
+        self.before_solving: Callable[[int], None] = lambda workspace: None
         self.learning = False
         self.tensors: tuple[Tensor, ...] = ()
         self.mean_over_samples = True  # whether its loss is a mean over samples, once drawn
         self.written_out = False  # whether its objective's derivative is a formula, once drawn
         first = next(iter(self.params.values()), torch.empty(0))
         self.figures = Figures(first.device, restarts)
+
+    @property
+    def penalties(self) -> list[float]:
+        """The penalty of a solved block, for each restart."""
+        return []
 
     @property
     def how(self) -> str:

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from tpsgd.engine.cuda_graphs import side_stream
-from tpsgd.protocols import Observer
+from tpsgd.protocols import EpochEnd, Observer
 
 CUDA_BLOCK = 512  # a GPU's allocator rounds up to a multiple of this many bytes
 
@@ -124,7 +124,8 @@ class Meter(Observer):
     """The peak memory of a run: the model's bytes and all that training adds to them.
 
     The data set is not counted; inputs kept for reuse are counted apart, in `kept_bytes`. Use it as
-    a context manager around the run.
+    a context manager around the run, and give the net `meter.around(observers)`: while the other
+    observers and the caller's functions run, nothing is counted.
     """
 
     WATCHED = 2  # batches of a stage that are followed on a CPU
@@ -134,9 +135,14 @@ class Meter(Observer):
         self.on_gpu = device.type == "cuda" and live is None
         self.kept_bytes = 0  # the most at one time
         self.stages: list[Stage] = []
-        self._kept_now = self._released = self._start = self._batches = 0
+        self._kept_now = self._released = self._start = 0
+        self._steps = self._computed = 0  # batches of the stage, and since `computing(True)`
+        self._grows = self._computing = self._watching = False
         self._live = live or LiveBytes()
-        self._watching = False
+
+    def around(self, observers: Sequence[Observer]) -> list[Observer]:
+        """The observers between the meter's pause and its resumption."""
+        return [self, *observers, _Resume(self)]
 
     def __enter__(self) -> "Meter":
         """Count from here: the model and the data are in place."""
@@ -153,7 +159,6 @@ class Meter(Observer):
 
     def _watch(self, on: bool) -> None:
         """Follow every allocation on a CPU, which takes time, or stop doing so."""
-        self._batches = 0
         if on is self._watching or self.on_gpu:
             return
         self._watching = on
@@ -171,12 +176,12 @@ class Meter(Observer):
             torch.cuda.reset_peak_memory_stats(self.device)
         else:
             self._live.begin()
+        self._steps, self._grows, self._computing = 0, False, False
         self._watch(True)
 
     def started(self, learner: Any) -> None:
         """Also follow the solution of a block that is solved."""
-        if hasattr(learner, "before_solving"):
-            learner.before_solving = self._before_solving
+        learner.before_solving = self._before_solving
 
     def _before_solving(self, workspace: int) -> None:
         self._watch(True)
@@ -184,13 +189,27 @@ class Meter(Observer):
 
     def computing(self, active: bool) -> None:
         """Follow the first batches of validation data, or of inputs that will be kept."""
+        self._computing, self._computed = active, 0
         self._watch(active)
 
     def batch(self, learners: Sequence[Any], batch: Any) -> None:
-        """Stop watching after the first batches, unless memory grows with every batch."""
-        self._batches += batch.last
-        if self._batches >= self.WATCHED and not any(getattr(x, "grows", False) for x in learners):
-            self._watch(False)
+        """Pause; the first batches of a stage are followed, and all if memory grows with them."""
+        self._watch(False)
+        if self._computing:
+            self._computed += batch.last
+        else:
+            self._steps += batch.last
+            self._grows = any(learner.grows for learner in learners)
+
+    def epoch(self, end: EpochEnd) -> set[Any]:
+        """Pause while the epoch is recorded."""
+        self._watch(False)
+        return set()
+
+    def resume(self) -> None:
+        """Go on watching if there is more to see."""
+        batches = self._computed if self._computing else self._steps
+        self._watch(batches < self.WATCHED or self._grows)
 
     def kept(self, size: int, released: int) -> None:
         """Note inputs that are kept for reuse, and those that are released after this stage."""
@@ -213,6 +232,22 @@ class Meter(Observer):
             stage.peak = max(stage.peak, grown)
         else:
             stage.peak, stage.parts = self._live.peak, self._live.parts()
+
+
+class _Resume(Observer):
+    """The last observer: the meter goes on where the first one has paused it."""
+
+    def __init__(self, meter: Meter) -> None:
+        self.meter = meter
+
+    def batch(self, learners: Sequence[Any], batch: Any) -> None:
+        """Go on after a batch."""
+        self.meter.resume()
+
+    def epoch(self, end: EpochEnd) -> set[Any]:
+        """Go on after an epoch."""
+        self.meter.resume()
+        return set()
 
 
 def _twice(x: Tensor, w: Tensor) -> Tensor:

@@ -52,9 +52,9 @@ class Run:
     `sample_passes` counts a sample each time a block learns from it, so that a net of three blocks
     trained for five epochs has the same count under every rule and backprop. `forward_passes`
     counts a sample each time a trained block computes an input of the next block.
-    `peak_bytes` is the peak memory beyond the data set, model included; `kept_bytes` the inputs
-    kept for reuse, counted apart. `resident_bytes` is the peak of the whole process, Python, torch
-    and the data set included; 0 where the system does not tell.
+    `peak_bytes` is the peak memory beyond the data set, model included (0: not measured);
+    `kept_bytes` are the inputs kept for reuse, counted apart. `resident_bytes` is the peak of the
+    whole process, Python, torch and the data set included; 0 where the system does not tell.
     """
 
     rule: str
@@ -85,7 +85,8 @@ class Run:
         title = f"{self.rule}: {self.seconds:.2f} s"
         if self.setup_seconds > 1:
             title += f" after {self.setup_seconds:.1f} s of preparing"
-        title += f", {self.sample_passes:,} sample passes, peak {size(self.peak_bytes)}"
+        title += f", {self.sample_passes:,} sample passes"
+        title += f", peak {size(self.peak_bytes)}" if self.peak_bytes else ", peak not measured"
         if self.kept_bytes:
             title += f" + {size(self.kept_bytes)} of kept inputs"
         if self.resident_bytes:
@@ -110,6 +111,10 @@ class Recorder(Observer):
         self.runs, self.callbacks = runs, callbacks  # one run, or one per stacked restart
         self.began = time.perf_counter()
         self.patience: dict[Learner, Patience] = {}
+
+    def started(self, learner: Learner) -> None:
+        """Early stopping begins anew for a block."""
+        self.patience.pop(learner, None)
 
     def computed(self, samples: int, blocks: int) -> None:
         """Count samples that went through frozen blocks."""
@@ -200,8 +205,10 @@ class Progress(Observer):
 
     def batch(self, learners: Sequence[Learner], batch: Any) -> None:
         """Count the samples of a batch, once for every layer that learned from it."""
+        if not learners:
+            return
         self.done += batch.size * sum(x.width for x in learners if x.learning)
-        if learners and self.batches % 8 == 0:
+        if self.batches % 8 == 0:
             self.progress(self.done, self.total)
         self.batches += 1
 

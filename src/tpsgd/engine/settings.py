@@ -208,6 +208,7 @@ class Settings:
             "micro_batch": self.memory.micro_batch,
             "slices": self.memory.slices,
             "redraw": self.memory.redraw,
+            "measure": self.memory.measure,
             "precision": None if self.precision is None else str(self.precision)[6:],
             "augment": None if self.augment is None else str(_name(self.augment)),
             "validation": self.validation is not None,

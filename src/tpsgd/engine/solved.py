@@ -1,6 +1,6 @@
 """Blocks solved by least squares: in one pass (`ridge`), or again after every batch (`rls`)."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -78,7 +78,6 @@ class RidgeLearner(SolvedLearner):
         super().__init__(*args, **options)
         self.collecting = False
         self.penalty: Tensor | None = None  # of each restart
-        self.before_solving: Callable[[int], None] = lambda workspace: None
 
     @property
     def penalties(self) -> list[float]:

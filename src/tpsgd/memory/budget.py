@@ -87,8 +87,8 @@ def within(
     if optimizer > smallest.weights // 10:
         advice.append("an optimizer without state, optimizer=tpsgd.sgd")
     raise TpsgdError(
-        f"a memory budget of {size(budget)} cannot be held: this run needs {size(need)} ({need} "
-        f"bytes) at least, of which {size(smallest.weights)} are the model itself"
+        f"a memory budget of {size(budget)} is too small: this run needs at least {size(need)} "
+        f"({need} bytes), of which {size(smallest.weights)} are the model itself"
         + (f" and {size(optimizer)} the optimizer's state" if optimizer else "")
         + (f"; less may do with {' or '.join(advice)}" if advice else "")
     )

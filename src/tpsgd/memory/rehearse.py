@@ -118,7 +118,7 @@ def _rehearse(model: nn.Module, inputs: Inputs, method: Method, settings: Settin
     fake = _faked(model, mode, device)
     with mode, torch.random.fork_rng([]), _fake_tensor_log_disabled():
         net, names = _fake_net(fake, inputs, method, settings, device)
-        net.observers = [meter]
+        net.observers = meter.around([])
         with meter:
             settings.schedule(net)
     for stage in meter.stages if on_gpu else []:
@@ -136,7 +136,7 @@ class PlanMeter(Meter):
         """Label the class codes, and gradients and the optimizer's state when a step is taken."""
         super().started(learner)
         self._live.label("projections", learner.tensors)
-        optimizer = getattr(learner, "optimizer", None)
+        optimizer = learner.optimizer
         if optimizer is None:
             return
 

@@ -1,7 +1,7 @@
 """The methods that the paper compares with: ZORB, dlADMM, LM-KARnet and ELM.
 
 `fit_zorb` and `fit_dladmm` train a model; `zorb`, `dladmm`, `lm_karnet` and `elm` are arms for
-`tpsgd.compare`. Imports the engine and what is below it.
+`tpsgd.compare`. Imports training and what is below it.
 """
 
 from tpsgd.peers.arms import dladmm, elm, lm_karnet, zorb

@@ -2,7 +2,9 @@
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -120,8 +122,8 @@ def fit_dladmm(
         layers: list[Any] = [block.layer for block in blocks]
         slopes = [float(getattr(b.activation, "negative_slope", 0.0)) for b in blocks[:-1]]
         with Meter(device) as meter:
-            x, labels = gathered(source, form, meter)
-            check_room(len(labels), layers, form)
+            fits = partial(check_room, layers=layers, form=form)
+            x, labels = gathered(source, form, meter, fits)
             for module in blocks[0].prologue:
                 x = module(x)
             run.setup_seconds = time.perf_counter() - started
@@ -199,13 +201,20 @@ def measured(model: nn.Module, held_out: Arrays | Stream) -> tuple[float, float]
     return loss / samples, right / samples
 
 
-def gathered(source: Arrays | Stream, form: BatchForm, meter: Meter) -> tuple[Tensor, Tensor]:
-    """All inputs and labels of a source, on the device."""
+def gathered(
+    source: Arrays | Stream, form: BatchForm, meter: Meter, check: Callable[[int], None]
+) -> tuple[Tensor, Tensor]:
+    """All inputs and labels of a source, on the device; `check` refuses too many samples."""
     if isinstance(source, Arrays):
+        check(source.samples)
         x, labels = form(source.x), class_indices(source.y.to(form.device))
         copied = x is not source.x
     else:
-        batches = [batch.load() for batch in source.batches(0, 0)]
+        batches, count = [], 0
+        for batch in source.batches(0, 0):
+            count += batch.size
+            check(max(count, source.samples))
+            batches.append(batch.load())
         if not batches:
             raise TpsgdError("the data is empty: the loader gives no batch")
         x = torch.cat([x for x, _ in batches])

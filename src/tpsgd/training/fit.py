@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from tpsgd.engine.anatomy import Anatomy, Method
+from tpsgd.engine.anatomy import Anatomy, Method, rules_for
 from tpsgd.engine.assemble import assemble, block_infos, check_optimizers, unstack
 from tpsgd.engine.backprop import Backprop
 from tpsgd.engine.device import forget_resident_peak, resident, resolve_device
@@ -143,8 +143,14 @@ def run_training(
     """Train models by a rule or by backprop; several models are restarts, stacked into one."""
     started, budget = time.perf_counter(), settings.memory.budget
     local = not isinstance(method, Backprop)
-    if local:
-        split(models[0])  # refuses a model without blocks before anything else
+    if isinstance(method, Backprop):  # what needs blocks does not apply, and is not recorded
+        memory = Memory(settings.memory.budget, None, settings.memory.micro_batch)
+        memory = replace(memory, measure=settings.memory.measure)
+        settings = replace(settings, schedule=sequential, window=None, memory=memory)
+    else:  # mistakes are found before the model is moved to another device
+        blocks = split(models[0])
+        rules_for(method, blocks, settings.schedule)
+        settings.per_block(len(blocks))
     if budget is not None:
         if not local:
             raise TpsgdError("backprop takes no memory budget: it cannot train block by block")
@@ -158,9 +164,11 @@ def run_training(
         runs = _new_runs(method, anatomy, settings, len(models))
         recorder = Recorder(runs, settings.callbacks)
         meter = Meter(device) if settings.memory.measure else None
-        net.observers = [recorder] if meter is None else [recorder, meter]
+        net.observers = [recorder]
         if settings.progress is not None:
             net.observers += [Progress(settings.progress, net.learners, net.source.samples)]
+        if meter is not None:
+            net.observers = meter.around(net.observers)
         forget_resident_peak()
         with meter or nullcontext():
             recorder.began = time.perf_counter()
@@ -168,16 +176,18 @@ def run_training(
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
         seconds = time.perf_counter() - recorder.began
+        copies = [p for x in net.learners for p in x.params.values()] if len(models) > 1 else []
+        stacked = sum(p.nbytes for p in copies)  # of the parameters, made before the meter started
         for r, run in enumerate(runs):
             run.seconds, run.setup_seconds = seconds, recorder.began - started
             run.resident_bytes = resident()[1]
             run.blocks = block_infos(net.learners, anatomy)
-            solved = [x for x in net.learners if getattr(x, "penalties", None)]
+            solved = [x for x in net.learners if x.penalties]
             if solved:
                 run.settings["alphas"] = {x.block.index + 1: x.penalties[r] for x in solved}
             run.settings["memory_budget"] = budget
             if meter is not None:
-                run.peak_bytes = meter.peak(sum(map(tensor_bytes, models)))
+                run.peak_bytes = meter.peak(sum(map(tensor_bytes, models)) + stacked)
                 run.kept_bytes = meter.kept_bytes
     nbytes = runs[0].peak_bytes + runs[0].kept_bytes
     if budget is not None and nbytes > as_bytes(budget):

@@ -77,8 +77,8 @@ def _row(result: Result, comparison: Results) -> tuple[str, ...]:
         accuracy(result, comparison.data["test"]),
         f"{seconds:.2f}" if seconds < 100 else f"{seconds:.0f}",
         f"×{seconds / base.seconds:.2f}" if base else NONE,
-        size(result.peak_bytes),
-        f"×{result.peak_bytes / base.peak_bytes:.2f}" if base else NONE,
+        size(result.peak_bytes) if result.peak_bytes else NONE,
+        f"×{result.peak_bytes / base.peak_bytes:.2f}" if base and base.peak_bytes else NONE,
         size(run.kept_bytes) if run.kept_bytes else NONE,
         _short(run.sample_passes),
     )
