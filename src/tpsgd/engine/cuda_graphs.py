@@ -27,12 +27,12 @@ def side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def captured(step: Step, learners: Sequence[Any], source: Source, all_ours: bool) -> Step:
+def captured(step: Step, learners: Sequence[Any], source: Source, library_only: bool) -> Step:
     """The step as a graph where that is possible, otherwise the step itself.
 
-    `all_ours`: the whole net consists of torch's and this library's modules.
+    `library_only`: the whole net consists of torch's and this library's modules.
     """
-    return CapturedStep(step, source) if _can_capture(learners, source, all_ours) else step
+    return CapturedStep(step, source) if _can_capture(learners, source, library_only) else step
 
 
 class CapturedStep:
@@ -70,7 +70,7 @@ class CapturedStep:
         self.graph.replay()
 
 
-def _can_capture(learners: Sequence[Any], source: Source, all_ours: bool) -> bool:
+def _can_capture(learners: Sequence[Any], source: Source, library_only: bool) -> bool:
     form = source.form
     below = source.source if isinstance(source, ThroughBlocks) else source
     learning = [learner for learner in learners if learner.learning]
@@ -82,7 +82,7 @@ def _can_capture(learners: Sequence[Any], source: Source, all_ours: bool) -> boo
         and form.micro_batch is None
         and source.samples > 8 * form.batch_size
         and all(map(_capturable, learning))
-        and (source is below or all_ours)
+        and (source is below or library_only)
         and all(map(library_modules_only, learners))
     )
 
