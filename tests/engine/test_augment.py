@@ -287,7 +287,7 @@ def test_augmented_steps_are_not_captured():
     kept = []
     tpsgd.fit(convnet(), images(), augment=flip(), schedule=kept.append)
     net = kept[0]
-    assert captured(step, net.learners, net.source, all_ours=True) is step
+    assert captured(step, net.learners, net.source, library_only=True) is step
 
 
 # ---- what is refused -----------------------------------------------------------------------------
