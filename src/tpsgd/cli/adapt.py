@@ -255,9 +255,9 @@ def _show(record: dict[str, Any], job: Job, folder: Path) -> None:
         return
     grid = grid_of("arm", "test accuracy", "trained", "peak", "seconds", numbers=True)
     for row in record["arms"]:
-        kept = f" + {size(row['kept_bytes'])}" if row["kept_bytes"] else ""
+        inputs = f" + {size(row['kept_bytes'])}" if row["kept_bytes"] else ""
         accuracy = "-" if row["accuracy"] is None else f"{row['accuracy']:.2%}"
-        sizes = (size(row["trained_bytes"]), size(row["peak_bytes"]) + kept)
+        sizes = (size(row["trained_bytes"]), size(row["peak_bytes"]) + inputs)
         grid.add_row(row["arm"], accuracy, *sizes, f"{row['seconds']:.1f}")
     console.print(grid)
     features = size(record["features_bytes"])

@@ -110,9 +110,9 @@ def in_words(settings: Mapping[str, Any]) -> str:
 
 def peak_within(run: "Run", budget: str) -> str:
     """The peak memory of a run compared with its budget, and the settings that made it fit."""
-    kept = f", {size(run.kept_bytes)} of it kept inputs" if run.kept_bytes else ""
+    inputs = f", {size(run.kept_bytes)} of it kept inputs" if run.kept_bytes else ""
     total = size(run.peak_bytes + run.kept_bytes)
-    return f"peak {total} of a budget of {size(as_bytes(budget))}{kept}: {in_words(run.settings)}"
+    return f"peak {total} of a budget of {size(as_bytes(budget))}{inputs}: {in_words(run.settings)}"
 
 
 @contextmanager

@@ -238,8 +238,9 @@ def line_of(name: str, rehearsal: Rehearsal, reuse: Any) -> Line:
         if stages and len(rehearsal.names) > 1:
             parts = _highest(stages, rehearsal.weights)
             blocks.append(Line(f"{i + 1}: {block.partition(': ')[2]}", parts))
-    kept = 0 if isinstance(reuse, (str, Path)) else rehearsal.kept  # a file takes no memory
-    return Line(name, _highest(rehearsal.stages, rehearsal.weights), kept, tuple(blocks))
+    in_file = isinstance(reuse, (str, Path))  # which takes no memory
+    peak = _highest(rehearsal.stages, rehearsal.weights)
+    return Line(name, peak, 0 if in_file else rehearsal.kept, tuple(blocks))
 
 
 def _highest(stages: list[Stage], weights: int) -> dict[str, int]:
@@ -252,20 +253,20 @@ def _highest(stages: list[Stage], weights: int) -> dict[str, int]:
 
 
 def _remarks(rehearsal: Rehearsal, settings: Settings, samples: int) -> Iterator[str]:
-    memory, kept = settings.memory, size(rehearsal.kept)
+    memory, input_size = settings.memory, size(rehearsal.kept)
     if not samples and settings.schedule is sequential and memory.reuse is not False:
         yield (
             "samples= is not given: inputs kept for reuse are not counted, and the order of the "
             "samples is counted as if there were a million"
         )
     if isinstance(memory.reuse, (str, Path)):
-        yield f"{kept} of inputs for reuse lie in a file in {memory.reuse}"
+        yield f"{input_size} of inputs for reuse lie in a file in {memory.reuse}"
     if memory.micro_batch is not None and rehearsal.varies:
         yield f"micro-batches change what is learned: {', '.join(rehearsal.varies)} in this model"
     if memory.reuse is None and rehearsal.kept > available(torch.device("cpu")) / 2:
         yield (
-            f"{kept} of inputs are more than half of the free memory here: fit would recompute "
-            "them; memory=Memory(reuse=False) plans that"
+            f"{input_size} of inputs are more than half of the free memory here: fit would "
+            "recompute them; memory=Memory(reuse=False) plans that"
         )
     if str(settings.device).startswith("cuda") and not torch.cuda.is_available():
         yield "no GPU is here: planned as on a CPU; what cuDNN takes is not counted"

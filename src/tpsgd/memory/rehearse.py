@@ -125,8 +125,9 @@ def _rehearse(model: nn.Module, inputs: Inputs, method: Method, settings: Settin
         if stage.peak > FEW_LARGE:
             stage.peak += REMAINDER
             stage.parts["workspace"] += REMAINDER
-    kept = meter.kept_bytes * inputs.samples // net.source.samples
-    return Rehearsal(tensor_bytes(fake), meter.stages, kept, names, _varies(fake, net.learners))
+    input_bytes = meter.kept_bytes * inputs.samples // net.source.samples
+    varies = _varies(fake, net.learners)
+    return Rehearsal(tensor_bytes(fake), meter.stages, input_bytes, names, varies)
 
 
 class PlanMeter(Meter):
