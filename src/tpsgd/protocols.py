@@ -53,6 +53,9 @@ class Learner(Protocol):
     def finish_update(self) -> None:
         """End an update that had to wait for the next block."""
 
+    def keep_figures(self) -> None:
+        """Note the loss and the accuracy of the batch that the block has learned from."""
+
     def end_epoch(self, samples: int) -> None:
         """All batches of an epoch have been learned from."""
 

@@ -78,6 +78,7 @@ def train(
         for observer in net.observers:
             observer.started(learner)
     on_labels, on_error = (net.wrap(f, learners, source) for f in (step, step_on_error))
+    followers = [x for x in net.observers if type(x).batch is not Observer.batch]
     epoch = 0
     while any(learner.learning for learner in learners):
         waiting = any(x.learning and x.signal is not Signal.LABEL for x in learners)
@@ -86,7 +87,9 @@ def train(
             for batch in learners[0].batches(source, epoch):
                 take_step(learners, batch)
                 samples += batch.size
-                for observer in net.observers:
+                for learner in learners:
+                    learner.keep_figures()
+                for observer in followers:
                     observer.batch(learners, batch)
                 del batch  # its indices are free before anything is solved or validated
             if not samples:

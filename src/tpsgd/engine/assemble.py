@@ -20,6 +20,7 @@ from tpsgd.engine.cuda_graphs import captured, library_modules_only
 from tpsgd.engine.learner import Backend, BlockLearner, GradientLearner, accumulate
 from tpsgd.engine.optimizers import make_optimizer
 from tpsgd.engine.record import BlockInfo
+from tpsgd.engine.replay import replayed
 from tpsgd.engine.reuse import InputReuse
 from tpsgd.engine.settings import Settings
 from tpsgd.engine.solved import RecursiveLearner, RidgeLearner, check_solvers
@@ -73,7 +74,7 @@ def join(
 
     def wrap(step: Step, learners: Sequence[Any], source: Source) -> Step:
         step = step if settings.memory.micro_batch is None else accumulate(step)
-        return captured(step, learners, source, ours)
+        return captured(replayed(step, learners, source, ours), learners, source, ours)
 
     reuse = settings.memory.reuse if settings.augment is None else False
     return Net(learners, source, validation, [], wrap, pass_on or InputReuse(reuse))

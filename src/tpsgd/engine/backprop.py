@@ -45,7 +45,7 @@ class BackpropLearner(GradientLearner):
         local = self.backend.backward(self.params, saved, s, self.share)
         if self.share == 1.0:
             self.apply_gradients()
-        self.figures.add(local, labels, self.multi_label)
+        self.figures.add(local, labels)
 
 
 class Segments(nn.Sequential):

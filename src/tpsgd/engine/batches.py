@@ -114,7 +114,7 @@ def has_lookup(modules: Iterable[nn.Module]) -> bool:
     return any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) for m in modules)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Batch:
     """Samples at some indices, gathered when they are loaded.
 
@@ -172,12 +172,30 @@ class Arrays:
         else:
             yield from _batched(self.order(self.samples, keys[0], device), size)
 
+    def __post_init__(self) -> None:
+        """Samples that are ready for the model as they are need only be gathered."""
+        x, form = self.x, self.form
+        self.ready = (
+            type(x) is Tensor
+            and not (self.per_restart or form.stacked or form.in_chunks or form.looks_up(x))
+            and (x.device, x.dtype) == (form.device, form.numbers)
+            and not (form.channels_last and x.dim() == 4)
+            and (self.y.is_floating_point() or self.y.dtype is torch.long)
+            and self.y.device == form.device
+            and x.is_contiguous()
+            and x.dim() > 1
+        )
+
     def take(self, index: Tensor) -> tuple[Any, Tensor]:
         """The samples at these indices, ready for the model; the longest sequences first."""
         x = self.x
+        if self.ready:
+            samples = x.flatten(1).index_select(0, index).view(-1, *x.shape[1:])
+            return samples, self.y.index_select(0, index)
         if isinstance(x, Padded):
             index = index[x.lengths[index.cpu()].argsort(descending=True, stable=True)]
-        labels = _index_type(self.y[index]).to(self.form.device)
+        labels = self.y.index_select(0, index) if index.dim() == 1 else self.y[index]
+        labels = _index_type(labels).to(self.form.device)
         if self.form.in_chunks and not self.per_restart:
             if isinstance(x, Padded):
                 data: Any = LazySequences(x.data, index, self.form)
@@ -197,6 +215,9 @@ class Arrays:
         for index in self.indices(block, epoch):
             size = index.shape[-1]
             if epoch is not None and self.form.skips(size):
+                continue
+            if self.form.micro_batch is None:
+                yield Batch(self.take, index, size)
                 continue
             for span in self.form.cut(size):
                 samples = span.stop - span.start
@@ -222,10 +243,10 @@ def _batched(chunks: Iterator[Tensor], size: int) -> Iterator[Tensor]:
     """Indices that come in chunks of any size, in batches."""
     waiting = torch.empty(0, dtype=torch.long)
     for chunk in chunks:
-        waiting = torch.cat([waiting.to(chunk.device), chunk])
-        while len(waiting) >= size:
-            yield waiting[:size]
-            waiting = waiting[size:]
+        waiting = torch.cat([waiting.to(chunk.device), chunk]) if len(waiting) else chunk
+        whole = len(waiting) // size * size
+        yield from waiting[:whole].split(size) if whole else ()
+        waiting = waiting[whole:]
     if len(waiting):
         yield waiting
 

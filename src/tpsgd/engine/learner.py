@@ -13,14 +13,21 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from tpsgd.engine.optimizers import ELEMENTWISE, OptimizerFactory, hooked, make_optimizer
+from tpsgd.engine.optimizers import (
+    ELEMENTWISE,
+    OptimizerFactory,
+    hooked,
+    make_optimizer,
+    quick_step,
+)
 from tpsgd.errors import TpsgdError
+from tpsgd.losses import Loss
 from tpsgd.nets.autograd import Autograd
 from tpsgd.nets.blocks import Block
 from tpsgd.nets.closed_form import ClosedForm, sliced
 from tpsgd.nets.stacked import Stacked
 from tpsgd.nets.unrolled import Unrolled
-from tpsgd.objectives import IDLE, LossAndGrads, Objective
+from tpsgd.objectives import IDLE, LATER, LossAndGrads, Objective
 from tpsgd.protocols import Learner, Source
 from tpsgd.rules import Signal
 from tpsgd.train import Step
@@ -48,28 +55,102 @@ class BlockSettings:
 
 
 class Figures:
-    """The loss and accuracy of an epoch, summed on the device: no step waits for a number."""
+    """The loss and accuracy of an epoch, summed on the device: no step waits for a number.
+
+    On a CPU a step only leaves its loss, logits and labels behind. `keep` then stores the logits,
+    and those of several batches are looked at together: a few numbers cost as much as many.
+    """
+
+    ROOM, BATCHES = 16 << 10, 16  # at most so many bytes and batches are looked at together
 
     def __init__(self, device: torch.device, restarts: int | None) -> None:
         self.loss = torch.zeros(restarts or (), device=device, dtype=torch.float32)
         self.correct = torch.zeros(restarts or (), device=device, dtype=torch.long)
         self.classifies = False
+        self.of_logits: Loss | None = None  # the loss, if it can be computed from the logits
+        self.from_logits = False  # whether it has to be
+        self.multi_label = False
+        self.later = device.type == "cpu" and restarts is None
         self.batch_dim = 1 if restarts else 0
+        self.left: tuple[Tensor | None, Tensor | None, Tensor] | None = None
+        self.logits = self.labels = torch.empty(0)
+        self.room: list[tuple[Tensor, Tensor]] = []  # for the logits and labels of each batch
+        self.stored = 0  # batches
 
-    def add(self, local: LossAndGrads, labels: Tensor, multi_label: bool) -> None:
-        """Add a batch."""
-        self.loss.add_(local.loss, alpha=labels.shape[self.batch_dim])
+    def add(self, local: LossAndGrads, labels: Tensor) -> None:
+        """Add a batch, or leave it for `keep`."""
+        if self.later:
+            self.left = local.loss, local.logits, labels
+            return
+        loss = local.loss
+        if loss is LATER:
+            loss = self._loss_of_logits(local.logits, labels)
+        self.loss.add_(loss, alpha=labels.shape[self.batch_dim])
         if local.logits is not None:
             self.classifies = True
-            self.correct.add_(hits(local.logits, labels, multi_label))
+            self.correct.add_(hits(local.logits, labels, self.multi_label))
+
+    def keep(self) -> None:
+        """Store what a step has left behind."""
+        if self.left is None:
+            return
+        (loss, logits, labels), self.left = self.left, None
+        self.from_logits = loss is LATER
+        if loss is not LATER:
+            self.loss.add_(loss, alpha=len(labels))
+        if logits is None:
+            return
+        if not self.room:
+            self._make_room(logits, labels)
+        if labels.shape != self.room[0][1].shape:  # the last batch of an epoch
+            self._count(logits, labels)
+            return
+        room = self.room[self.stored]
+        room[0].copy_(logits)
+        room[1].copy_(labels)
+        self.stored += 1
+        if self.stored == len(self.room):
+            self._count_stored()
+
+    def _make_room(self, logits: Tensor, labels: Tensor) -> None:
+        """Room for the logits of as many batches as fit, classes first, and for their labels."""
+        nbytes = logits.nbytes + labels.nbytes
+        n, count = len(labels), max(1, min(self.ROOM // nbytes, self.BATCHES))
+        self.logits = logits.new_empty(logits.shape[1], count * n).T
+        self.labels = labels.new_empty(count * n, *labels.shape[1:])
+        self.room = list(zip(self.logits.split(n), self.labels.split(n), strict=True))
+
+    def _count_stored(self) -> None:
+        """Look at the logits that are stored."""
+        if self.stored:
+            n = self.stored * len(self.room[0][1])
+            self.stored = 0
+            self._count(self.logits[:n], self.labels[:n])
+
+    def _count(self, logits: Tensor, labels: Tensor) -> None:
+        self.classifies = True
+        if self.from_logits:
+            self.loss.add_(self._loss_of_logits(logits, labels), alpha=len(labels))
+        self.correct.add_(hits(logits, labels, self.multi_label))
+
+    def _loss_of_logits(self, logits: Any, labels: Tensor) -> Tensor:
+        assert self.of_logits is not None
+        value = self.of_logits.value
+        return (torch.vmap(value) if self.batch_dim else value)(logits, labels)
 
     def collect(self, samples: int) -> tuple[list[float], list[float] | None]:
         """Mean loss and accuracy since the last call, per restart; waits for the device."""
+        self._count_stored()
         losses = (self.loss.double() / samples).reshape(-1).tolist()
         shares = (self.correct.double() / samples).reshape(-1).tolist() if self.classifies else None
         self.loss.zero_()
         self.correct.zero_()
         return losses, shares
+
+    def free(self) -> None:
+        """Drop the room for logits."""
+        self.logits = self.labels = torch.empty(0)
+        self.room, self.stored = [], 0
 
 
 def hits(logits: Tensor, labels: Tensor, multi_label: bool) -> Tensor:
@@ -78,11 +159,11 @@ def hits(logits: Tensor, labels: Tensor, multi_label: bool) -> Tensor:
     `multi_label`: rows of yes-or-no labels, all of which must be right.
     """
     if not labels.is_floating_point():
-        right = logits.argmax(-1) == labels
+        right = logits.max(-1).indices == labels  # on a CPU faster than argmax
     elif multi_label:
         right = ((logits > 0) == (labels > 0.5)).all(-1)
     else:
-        right = logits.argmax(-1) == labels.argmax(-1)
+        right = logits.max(-1).indices == labels.max(-1).indices
     return right.sum(-1)
 
 
@@ -122,6 +203,8 @@ class BlockLearner(Learner):
         self.written_out = False  # whether its objective's derivative is a formula, once drawn
         first = next(iter(self.params.values()), torch.empty(0))
         self.figures = Figures(first.device, restarts)
+        self.figures.multi_label = multi_label
+        self.version = 0  # changes with everything that a recorded step cannot follow
 
     @property
     def penalties(self) -> list[float]:
@@ -141,13 +224,17 @@ class BlockLearner(Learner):
         self.backend.set_objective(objective)
         self.tensors, self.written_out = objective.tensors, objective.written_out
         self.mean_over_samples = objective.closed_form is not None
+        self.figures.of_logits = objective.of_logits
         if objective.learned:
             self.params |= {f"objective.{i}": t for i, t in enumerate(self.tensors)}
         self.learning = True
+        self.version += 1
 
     def stop(self) -> None:
         """Freeze the block and drop its class codes."""
         self.learning = False
+        self.version += 1
+        self.figures.free()
         if self.tensors or isinstance(self.backend, Unrolled):
             self.backend.set_objective(IDLE)
         self.tensors = ()
@@ -177,7 +264,12 @@ class BlockLearner(Learner):
     def measure(self, saved: Any, labels: Tensor) -> None:
         """Add the local loss of a batch to the figures without learning from it."""
         local = self.backend.measure(self.params, saved, labels, self.tensors)
-        self.figures.add(local, labels, self.multi_label)
+        self.figures.add(local, labels)
+        self.figures.keep()
+
+    def keep_figures(self) -> None:
+        """Note the loss and the accuracy of the batch that the block has learned from."""
+        self.figures.keep()
 
     def apply_gradients(self) -> None:
         """Take the step for which micro-batches have summed the gradients."""
@@ -194,9 +286,11 @@ class GradientLearner(BlockLearner):
         super().__init__(*args, **options)
         self.slices, self.share = slices, 1.0
         self.optimizer: Optimizer | None = None
+        self.quick: Callable[[], None] | None = None  # its step, where there is a quicker way
         self.scheduler: LRScheduler | None = None
         self.moving: dict[str, Tensor] = {}  # what the optimizer has: parameters, or slices
         self.pending: tuple[Any, ...] | None = None
+        self.constants: Any = None
 
     def start(self) -> None:
         """Draw the objective and make the optimizer; both live only while the block learns."""
@@ -211,6 +305,7 @@ class GradientLearner(BlockLearner):
                     "lr_schedule cannot be ReduceLROnPlateau, which waits for a metric; choose "
                     "one that is stepped by the epoch, or use early_stopping"
                 )
+        self.constants = self._constants()
         self.resume()
 
     def _make_optimizer(self, factory: OptimizerFactory, lr: float | None) -> None:
@@ -239,7 +334,7 @@ class GradientLearner(BlockLearner):
     def stop(self) -> None:
         """Freeze the block; drop the optimizer's state and the class codes."""
         super().stop()
-        self.optimizer = self.scheduler = None
+        self.optimizer = self.scheduler = self.quick = None
         self.moving = {}
 
     def update(self, saved: Any, s: Tensor, labels: Tensor, output_unused: bool = False) -> None:
@@ -273,13 +368,17 @@ class GradientLearner(BlockLearner):
                 del grad
             if self.share == 1.0:
                 self.apply_gradients()
-        self.figures.add(local, labels, self.multi_label)
+        self.figures.add(local, labels)
 
     def apply_gradients(self) -> None:
         """Take the optimizer's step and drop the gradients."""
         if self.optimizer is None:
             return
-        self.optimizer.step()
+        if self.quick is not None and all(p.grad is not None for p in self.moving.values()):
+            self.quick()
+        else:
+            self.optimizer.step()
+            self.quick = quick_step(self.optimizer)
         for p in self.moving.values():
             p.grad = None
 
@@ -287,6 +386,14 @@ class GradientLearner(BlockLearner):
         """Let the learning rate follow its schedule, once the epoch has been recorded."""
         if self.scheduler is not None:
             self.scheduler.step()
+        before, self.constants = self.constants, self._constants()
+        self.version += before != self.constants
+
+    def _constants(self) -> Any:
+        """What a recorded step takes as given: addresses of parameters, an optimizer's numbers."""
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        numbers = [{k: v for k, v in group.items() if k != "params"} for group in groups]
+        return [p.untyped_storage()._cdata for p in self.params.values()], numbers
 
 
 def _set_gradient(p: Tensor, grad: Tensor, share: float) -> None:

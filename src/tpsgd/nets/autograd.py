@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from tpsgd.maths.memory_format import full
 from tpsgd.nets.blocks import Block
 from tpsgd.nets.closed_form import Gradients, Params
 from tpsgd.nets.precision import lowered, rounded
@@ -67,7 +68,7 @@ class Autograd:
         output_unused: bool = False,
     ) -> Gradients:
         """The local loss of a batch and the gradients of the block's parameters."""
-        local = self.measure(params, saved, s, tensors)
+        local = self._local(saved, s, tensors)
         names = [name for name in params if not name.startswith("objective.")]
         y = saved[self.at]
         dy = local.dy.to(y.dtype)
@@ -78,11 +79,21 @@ class Autograd:
         self, params: Params, saved: dict[Place, Tensor], s: Tensor, share: float
     ) -> LossAndGrads:
         """As `gradients`, but autograd adds this share of them to each parameter's `grad`."""
-        local = self.measure(params, saved, s, ())
+        local = self._local(saved, s, ())
         dy = local.dy if share == 1.0 else local.dy * share
         dy = dy.to(saved[self.at].dtype)
         torch.autograd.backward(saved[self.at], dy, inputs=list(params.values()))
         return local
+
+    def _local(
+        self, saved: dict[Place, Tensor], s: Tensor, tensors: tuple[Tensor, ...]
+    ) -> LossAndGrads:
+        """The derivatives of the local loss, which may be left out."""
+        y = self.objective_input(saved)
+        if self.stacked:
+            return over_dimension(self.objective)(y, s)
+        local = self.objective.coarse(*rounded(self.precision, y, s, tensors))
+        return local._replace(dy=full(local.dy, y))
 
     def measure(
         self, params: Params, saved: dict[Place, Tensor], s: Tensor, tensors: tuple[Tensor, ...]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tpsgd.nets.closed_form import ClosedForm, Gradients, Params, Saved
-from tpsgd.objectives import LossAndGrads
+from tpsgd.objectives import LATER, LossAndGrads
 
 
 class Stacked:
@@ -38,7 +38,7 @@ class Stacked:
             return _without_none(local), grads
 
         local, grads = torch.vmap(one_restart)(params, saved, s, tensors)
-        return LossAndGrads(**local), [grads]
+        return LossAndGrads(**{"loss": LATER, **local}), [grads]
 
     def measure(
         self, params: Params, saved: Saved, s: Tensor, tensors: tuple[Tensor, ...]

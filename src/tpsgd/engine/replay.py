@@ -1,0 +1,100 @@
+"""A step on a CPU as a tape, recorded once and replayed for every batch; see `maths.tape`.
+
+In a small net most of a step is Python. A step can be replayed if it reads its samples by indices,
+its gradients are written out and its optimizer is one of torch's own.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from tpsgd.engine.batches import Arrays, Batch, ThroughBlocks
+from tpsgd.engine.cuda_graphs import library_modules_only
+from tpsgd.engine.optimizers import ELEMENTWISE, hooked
+from tpsgd.maths.tape import Record, Tape, record
+from tpsgd.nets.autograd import Autograd
+from tpsgd.protocols import Source
+from tpsgd.train import Step
+
+WARM_UP = 2  # plain steps first: an optimizer makes its state in them, and memory is measured
+WORTH_IT = 24  # steps that a recording must be used for
+LONGEST = 4000  # operators of a step; more would be a long program, and little of it is overhead
+
+
+def replayed(step: Step, learners: Sequence[Any], source: Source, library_only: bool) -> Step:
+    """The step as a tape where that is possible, otherwise the step itself.
+
+    `library_only`: the whole net consists of torch's and this library's modules.
+    """
+    return ReplayedStep(step) if _can_replay(learners, source, library_only) else step
+
+
+class ReplayedStep:
+    """A step that is replayed for batches of every size that has come twice."""
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+        self.versions: list[int] = []
+        self.warmed_up = 0
+        self.tapes: dict[int, Tape | None] = {}  # by batch size; None: it cannot be replayed
+        self.records: dict[int, Record | None] = {}
+
+    def __call__(self, learners: Sequence[Any], batch: Batch) -> None:
+        """Learn from a batch."""
+        versions = [learner.version for learner in learners]
+        if versions != self.versions:
+            self.versions, self.tapes, self.records = versions, {}, {}
+        tape = self.tapes.get(batch.size)
+        if tape is not None:
+            left = iter(tape.replay(batch.index))
+            for learner, *figures in zip(learners, left, left, left, strict=True):
+                learner.figures.left = figures if figures[2] is not None else None
+        elif self.warmed_up < WARM_UP or batch.size in self.tapes:
+            self.warmed_up += 1
+            self.step(learners, batch)
+        else:
+            self._record(learners, batch)
+
+    def _record(self, learners: Sequence[Any], batch: Batch) -> None:
+        """Take a step, and note what it does; from the second time on it can be replayed."""
+        index = batch.index.clone()  # a tensor of its own: its address is no constant
+
+        def figures() -> list[Any]:
+            left = [learner.figures.left or (None, None, None) for learner in learners]
+            return [tensor for each in left for tensor in each]
+
+        new = record(lambda: self.step(learners, replace(batch, index=index)), [index], figures)
+        if new is None or len(new.calls) > LONGEST:
+            self.tapes[batch.size] = None
+        elif batch.size not in self.records:
+            self.records[batch.size] = new
+        else:
+            same = self.records.pop(batch.size) == new
+            self.tapes[batch.size] = Tape(new, 1) if same else None
+
+
+def _can_replay(learners: Sequence[Any], source: Source, library_only: bool) -> bool:
+    form = source.form
+    below = source.source if isinstance(source, ThroughBlocks) else source
+    learning = [learner for learner in learners if learner.learning]
+    steps = max((x.epochs for x in learning), default=0) * source.samples // form.batch_size
+    return (
+        isinstance(below, Arrays)
+        and type(below.x) is Tensor  # sequences of different lengths change their shapes
+        and form.device.type == below.x.device.type == "cpu"
+        and form.micro_batch is None
+        and steps >= WORTH_IT
+        and all(map(_replayable, learning))
+        and (source is below or library_only)
+        and all(map(library_modules_only, learners))
+    )
+
+
+def _replayable(learner: Any) -> bool:
+    """Whether the learner's step is operators only: written-out gradients, torch's optimizer."""
+    optimizer = learner.optimizer
+    if type(optimizer) not in ELEMENTWISE or hooked(optimizer):
+        return False
+    return learner.written_out and not isinstance(learner.backend, Autograd)

@@ -1,0 +1,236 @@
+"""A recorded step gives the weights of a plain one, for every rule, layer and optimizer."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from helpers import images, points, seeded, state
+from slow_path import ADAM, slow_fit
+from torch import nn
+from torch.optim.lr_scheduler import ExponentialLR
+
+import tpsgd
+from tpsgd import rules
+from tpsgd.engine import replay
+
+RULES = {
+    "readout": rules.readout(),
+    "readout, learned": rules.readout(learned=True),
+    "readout, before": rules.readout(at=rules.Place.BEFORE),
+    "tpsgd-l2": rules.tpsgd_l2(),
+    "tpsgd-l1": rules.tpsgd_l1(),
+    "drtp": rules.drtp(),
+    "standardised": rules.tpsgd_l2(features=4, standardise=True),
+    "predsim": rules.predsim(),
+    "dfa": rules.dfa(),
+    "sdfa": rules.sdfa(),
+    "frozen": rules.frozen(),
+}
+NETS = {
+    "mlp": (
+        lambda: points(50),
+        lambda: [nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.LeakyReLU(), nn.Linear(8, 3)],
+    ),
+    "cnn": (
+        lambda: images(50),
+        lambda: [
+            *(nn.Conv2d(2, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)),  # its gradient is 0
+            *(nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(4, 5, 2, stride=2), nn.GELU(), nn.Flatten(), nn.LazyLinear(3)),
+        ],
+    ),
+}
+SCHEDULES = {"sequential": tpsgd.sequential, "simultaneous": tpsgd.simultaneous}
+OPTIMIZERS = {
+    "adam": partial(torch.optim.Adam, lr=2e-3),
+    "adamw": partial(torch.optim.AdamW, lr=2e-3, weight_decay=0.1),
+    "amsgrad": partial(torch.optim.Adam, lr=2e-3, amsgrad=True),
+    "sgd": partial(torch.optim.SGD, lr=0.1),
+    "momentum": partial(torch.optim.SGD, lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.01),
+    "adagrad": partial(torch.optim.Adagrad, lr=0.01),
+    "rmsprop": partial(torch.optim.RMSprop, lr=1e-3),
+    "nadam": partial(torch.optim.NAdam, lr=1e-3),
+}
+
+
+@pytest.fixture
+def tapes(monkeypatch):
+    """The tapes that are made."""
+    made = []
+
+    class Noted(replay.Tape):
+        def __init__(self, *args):
+            super().__init__(*args)
+            made.append(self)
+
+    monkeypatch.setattr(replay, "Tape", Noted)
+    return made
+
+
+def build(net, dtype):
+    """Data, and two equal models."""
+    data, make = NETS[net]
+    (x, y), models = data(), []
+    for _ in range(2):
+
+        def whole():
+            model = nn.Sequential(*make()).to(dtype)
+            model(x[:2].to(dtype))
+            return model
+
+        models.append(seeded(whole))
+    return (x.to(dtype), y), *models
+
+
+def distance(a, b):
+    """The largest difference between two models' weights and statistics."""
+    a, b = state(a), state(b)
+    return max(float((a[k].double() - b[k].double()).abs().max()) for k in a)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("net", NETS)
+def test_fit_has_the_weights_of_the_slow_path(net, name, schedule, tapes):
+    rule = RULES[name]
+    if rule.needs_output and schedule == "sequential":
+        pytest.skip("it needs the net's output")
+    data, fast, slow = build(net, torch.float64)
+    settings = {"epochs": 5, "batch_size": 8, "loss": tpsgd.cross_entropy}
+    tpsgd.fit(fast, data, rule=rule, schedule=SCHEDULES[schedule], **settings)
+    slow_fit(slow, data, rule, SCHEDULES[schedule], **settings)
+    assert tapes
+    assert distance(fast, slow) < 1e-9
+
+
+@pytest.mark.parametrize("name", ["readout", "tpsgd-l2", "dfa"])
+@pytest.mark.parametrize("net", NETS)
+def test_in_float32_too(net, name, tapes):
+    data, fast, slow = build(net, torch.float32)
+    settings = {"epochs": 5, "batch_size": 8, "loss": tpsgd.cross_entropy}
+    tpsgd.fit(fast, data, rule=RULES[name], schedule=tpsgd.simultaneous, **settings)
+    slow_fit(slow, data, RULES[name], tpsgd.simultaneous, **settings)
+    assert tapes and distance(fast, slow) < 1e-6
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_optimizer_takes_its_own_steps(name, schedule):
+    data, fast, slow = build("mlp", torch.float64)
+    settings = {"epochs": 5, "batch_size": 8, "optimizer": OPTIMIZERS[name]}
+    tpsgd.fit(fast, data, schedule=SCHEDULES[schedule], **settings)
+    slow_fit(slow, data, rules.readout(), SCHEDULES[schedule], **settings)
+    assert distance(fast, slow) < 1e-9
+
+
+def test_a_learning_rate_that_changes_is_followed(tapes):
+    """Against an optimizer of the user's own, whose steps are never recorded."""
+
+    class Own(torch.optim.SGD):
+        pass
+
+    data, fast, slow = build("mlp", torch.float64)
+    settings = {"epochs": 6, "batch_size": 8, "lr_schedule": partial(ExponentialLR, gamma=0.5)}
+    settings["schedule"] = tpsgd.simultaneous
+    tpsgd.fit(fast, data, optimizer=partial(torch.optim.SGD, lr=0.2), **settings)
+    assert len(tapes) > 3
+    tapes.clear()
+    tpsgd.fit(slow, data, optimizer=partial(Own, lr=0.2), **settings)
+    assert not tapes
+    assert distance(fast, slow) < 1e-9
+
+
+def test_weights_that_a_callback_replaces_are_the_ones_that_learn(tapes):
+    data, model, other = build("mlp", torch.float64)
+
+    def swap(record):
+        if record.epoch == 3:
+            with torch.no_grad():
+                for p, q in zip(model.parameters(), other.parameters(), strict=True):
+                    p.data = q.detach().clone()
+        return None
+
+    settings = {"schedule": tpsgd.simultaneous, "epochs": 6, "batch_size": 8}
+    tpsgd.fit(model, data, callbacks=[swap], optimizer=tpsgd.sgd, **settings)
+    assert tapes and distance(model, other) > 1e-3
+
+
+def test_the_record_is_that_of_the_slow_path():
+    data, fast, slow = build("mlp", torch.float64)
+    settings = {"epochs": 5, "batch_size": 10, "schedule": tpsgd.simultaneous}
+    run = tpsgd.fit(fast, data, **settings)
+    losses = slow_fit(slow, data, rules.readout(), **settings)
+    wanted = torch.tensor(losses).view(5, 5).mean(1).tolist()
+    found = [e.loss for e in run.history if e.block == 3]
+    assert found == pytest.approx(wanted, rel=1e-6)
+    accuracy = (slow(data[0]).argmax(1) == data[1]).double().mean()
+    again = tpsgd.fit(fast, data, epochs=1, lr=0.0, schedule=tpsgd.simultaneous)
+    assert again.history[-1].accuracy == pytest.approx(float(accuracy))
+
+
+def test_a_run_of_few_steps_is_not_recorded(tapes):
+    data, model, _ = build("mlp", torch.float32)
+    tpsgd.fit(model, data, epochs=1, batch_size=8)
+    assert not tapes
+
+
+def test_an_objective_that_reads_values_is_not_replayed(tapes):
+    """Python that depends on numbers would be fixed in a tape; the weights must not care."""
+
+    def objective(site):
+        made = rules.readout().objective(site)
+
+        def closed_form(y, s, *tensors):
+            local = made.closed_form(y, s, *tensors)
+            scale = 0.5 if float(y.mean()) > 0 else 2.0
+            return local._replace(dy=local.dy * scale)
+
+        return replace(made, closed_form=closed_form)
+
+    rule = replace(rules.readout(), objective=objective)
+    data, model, again = build("mlp", torch.float64)
+    tpsgd.fit(model, data, rule=rule, epochs=5, batch_size=8, schedule=tpsgd.simultaneous)
+    assert not tapes
+    tpsgd.fit(again, data, rule=rule, epochs=5, batch_size=8, schedule=tpsgd.simultaneous)
+    assert distance(model, again) == 0
+
+
+def test_an_objective_that_counts_its_calls_is_not_replayed(tapes):
+    calls = []
+
+    def objective(site):
+        made = rules.readout().objective(site)
+
+        def closed_form(y, s, *tensors):
+            calls.append(1)
+            local = made.closed_form(y, s, *tensors)
+            return local._replace(dy=local.dy * (1.0 + len(calls)))
+
+        return replace(made, closed_form=closed_form)
+
+    rule = replace(rules.readout(), objective=objective)
+    data, model, _ = build("mlp", torch.float64)
+    tpsgd.fit(model, data, rule=rule, epochs=5, batch_size=8, schedule=tpsgd.simultaneous)
+    assert not tapes and len(calls) == 2 * 5 * 7
+
+
+def test_restarts_are_recorded_as_one(tapes):
+    data, _, _ = build("mlp", torch.float64)
+
+    def make():
+        return nn.Sequential(*NETS["mlp"][1]()).double()
+
+    settings = {"epochs": 5, "batch_size": 8, "schedule": tpsgd.simultaneous}
+    many = tpsgd.fit_many(make, data, restarts=2, **settings)
+    assert tapes
+    for seed, model in enumerate(many.models):
+        alone = tpsgd.fit_many(make, data, restarts=1, seed=seed, **settings).models[0]
+        assert distance(model, alone) < 1e-9
+
+
+def test_the_default_is_adam(tapes):
+    data, fast, slow = build("mlp", torch.float64)
+    tpsgd.fit(fast, data, epochs=4, batch_size=8)
+    slow_fit(slow, data, rules.readout(), tpsgd.sequential, optimizer=ADAM, epochs=4)
+    assert tapes and distance(fast, slow) < 1e-9
