@@ -9,7 +9,8 @@ from torch import nn
 
 import tpsgd
 from tpsgd import Place, TpsgdError, check_rule, projections, ridge, rules
-from tpsgd.maths.pooling import grid_for
+from tpsgd.maths.memory_format import full
+from tpsgd.maths.pooling import back_to_pixels, cells, grid_for
 from tpsgd.maths.random import Key
 from tpsgd.objectives import Site, differentiate
 
@@ -160,6 +161,32 @@ def test_a_normalisations_scale_shrinks_under_a_target_for_each_pixel():
         assert not torch.equal(before, model[0].weight)
     assert scales["plain"] < 0.7
     assert scales["standardised"] == pytest.approx(1.0, abs=1e-2)
+
+
+# ---- the averages themselves ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("space", "grid"), [
+    ((8,), (4,)), ((7,), (3,)), ((8, 6), (4, 2)), ((6, 6), (4, 4)), ((6, 4), (1, 1)),
+    ((4, 4), (4, 4)), ((4, 6, 2), (2, 3, 1)), ((3, 4, 5), (2, 2, 2)),
+])  # fmt: skip
+def test_cells_are_those_of_adaptive_pooling(space, grid, dtype):
+    pools = nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d
+    y = outputs(3, *space).to(dtype)
+    layouts = [y, y.to(memory_format=torch.channels_last)] if len(space) == 2 else [y]
+    for y in layouts:
+        wanted = pools[len(space) - 1](grid)(y).flatten(1)
+        torch.testing.assert_close(cells(y, grid), wanted)
+
+
+@pytest.mark.parametrize("grid", [(4, 4), (2, 2), (1, 1), (3, 4)])
+def test_back_to_pixels_is_the_derivative_of_cells_in_both_memory_formats(grid):
+    for layout in (torch.contiguous_format, torch.channels_last):
+        y = outputs(3, 8, 8).to(memory_format=layout).requires_grad_()
+        df = torch.randn(5, 3 * grid[0] * grid[1]).double()
+        (wanted,) = torch.autograd.grad(cells(y, grid), y, df)
+        torch.testing.assert_close(full(back_to_pixels(df, y.detach(), grid), y.detach()), wanted)
 
 
 # ---- with everything else ------------------------------------------------------------------------

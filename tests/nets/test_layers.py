@@ -19,6 +19,7 @@ from torch.nn import functional as F
 import tpsgd
 from tpsgd import rules, split
 from tpsgd.maths.random import Key
+from tpsgd.nets import layers
 from tpsgd.nets.autograd import Autograd
 from tpsgd.nets.closed_form import ClosedForm
 from tpsgd.nets.layers import LAYERS, convolution, gives_maps, layer_kind
@@ -88,6 +89,11 @@ KINDS = {
     "conv2d_valid": (lambda: [nn.Conv2d(2, 6, 2, padding="valid")], (2, 4, 4)),
     "conv2d_depthwise": (lambda: [nn.Conv2d(3, 6, 3, padding=1, groups=3)], (3, 4, 4)),
     "conv2d_batchnorm": (lambda: [nn.Conv2d(2, 6, 2, bias=False), nn.BatchNorm2d(6)], (2, 4, 4)),
+    "conv2d_one_channel": (lambda: [nn.Conv2d(1, 9, 3)], (1, 5, 6)),
+    "conv2d_one_channel_all_options": (
+        lambda: [nn.Conv2d(1, 6, (3, 2), (2, 1), padding=(1, 2), dilation=(1, 2), bias=False)],
+        (1, 5, 4),
+    ),
 }
 
 
@@ -425,6 +431,99 @@ def test_a_kind_is_of_an_exact_type_and_settings_that_it_supports():
     assert layer_kind(Doubled(2, 3)) is None and not gives_maps(Doubled(2, 3))
     assert layer_kind(nn.Conv2d(2, 4, 3, padding=1, padding_mode="reflect")) is None
     assert layer_kind(nn.Tanh()) is None and gives_maps(nn.Sequential())
+
+
+# ---- small convolutions as products of matrices ------------------------------------------------
+
+ONE_CHANNEL = {
+    "plain": {},
+    "stride": {"stride": (2, 1)},
+    "padding": {"padding": (1, 0)},
+    "dilation": {"dilation": (1, 2)},
+    "same": {"padding": "same", "dilation": 2},
+    "no bias": {"bias": False},
+    "all": {"stride": (1, 3), "padding": (2, 1), "dilation": (2, 1), "bias": False},
+}
+
+
+def columns_made(monkeypatch) -> list:
+    """A list that grows by an entry whenever a convolution is computed by columns."""
+    made, columns = [], layers._columns
+    monkeypatch.setattr(layers, "_columns", lambda *args: made.append(args) or columns(*args))
+    return made
+
+
+def last(x: Tensor) -> Tensor:
+    return x.to(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("samples", [1, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("options", ONE_CHANNEL.values(), ids=ONE_CHANNEL)
+def test_columns_give_the_convolution_and_its_gradient(options, dtype, samples, monkeypatch):
+    layer, made = (
+        seeded(lambda: nn.Conv2d(1, 10, 3, **options)).to(dtype),
+        columns_made(monkeypatch),
+    )
+    x, kind = last(torch.randn(samples, 1, 9, 8, dtype=dtype)), layer_kind(layer)
+    z = layer(x)
+    dz = torch.randn_like(z)
+    z.backward(dz)
+    weight, bias = layer.weight.detach(), None if layer.bias is None else layer.bias.detach()
+    with torch.no_grad():
+        found = kind.forward(layer, x, weight, bias)
+        grad = kind.weight_gradient(layer, x, dz, weight, None)
+        some = kind.weight_gradient(layer, x, dz, weight, slice(3, 7))
+    assert len(made) == 3
+    torch.testing.assert_close(found, z)
+    torch.testing.assert_close(grad, layer.weight.grad)
+    torch.testing.assert_close(some, layer.weight.grad[3:7])
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    assert grad.stride() == weight.stride()  # an optimizer can take it as it is
+
+
+NOT_BY_COLUMNS = {
+    "two channels": (lambda: nn.Conv2d(2, 32, 3), last(torch.randn(2, 2, 8, 8))),
+    "groups": (lambda: nn.Conv2d(2, 32, 3, groups=2), last(torch.randn(2, 2, 8, 8))),
+    "few filters": (lambda: nn.Conv2d(1, 8, 3), last(torch.randn(2, 1, 8, 8))),
+    "channels first": (lambda: nn.Conv2d(1, 16, 3), torch.randn(2, 1, 8, 8)),
+    "bfloat16": (lambda: nn.Conv2d(1, 16, 3), last(torch.randn(2, 1, 8, 8)).bfloat16()),
+    "large maps": (lambda: nn.Conv2d(1, 16, 3), last(torch.randn(10, 1, 32, 32))),
+}
+
+
+@pytest.mark.parametrize(("make", "x"), NOT_BY_COLUMNS.values(), ids=NOT_BY_COLUMNS)
+def test_other_convolutions_stay_convolutions(make, x, monkeypatch):
+    layer, made = make().to(x.dtype), columns_made(monkeypatch)
+    kind, weight = layer_kind(layer), layer.weight.detach()
+    with torch.no_grad():
+        z = kind.forward(layer, x, weight, layer.bias)
+        kind.weight_gradient(layer, x, z, weight, None)
+        assert torch.equal(z, layer(x)) and not made
+
+
+def test_a_net_learns_by_columns_what_it_learns_by_convolutions(monkeypatch):
+    data = torch.randn(40, 1, 8, 8), torch.arange(40) % CLASSES
+    models = [seeded(lambda: nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(1024, CLASSES)
+    )) for _ in range(2)]  # fmt: skip
+    for model, limit in zip(models, (0, layers.COLUMNS), strict=True):
+        monkeypatch.setattr(layers, "COLUMNS", limit)
+        made = columns_made(monkeypatch)
+        tpsgd.fit(model, data, rule=rules.readout(), epochs=2, batch_size=16)
+        assert bool(made) is bool(limit)
+    for one, other in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+
+
+def test_columns_are_in_the_memory_plan(monkeypatch):
+    model = nn.Sequential(nn.Conv2d(1, 9, 3), nn.Tanh(), nn.Flatten(), nn.Linear(9 * 36, CLASSES))
+    data = torch.randn(64, 1, 8, 8), torch.arange(64) % CLASSES
+    options = {"rule": rules.drtp(), "batch_size": 32, "epochs": 1}
+    made = columns_made(monkeypatch)
+    plan = tpsgd.plan(model, (1, 8, 8), samples=64, others=False, **options)
+    assert made
+    assert plan.peak_bytes == tpsgd.fit(model, data, **options).peak_bytes
 
 
 def test_grouped_convolutions_are_neither_sliced_nor_solved():

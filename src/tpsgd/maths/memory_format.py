@@ -37,8 +37,11 @@ def rows(x: Tensor, index: Tensor) -> Tensor:
 
 
 def sum_of_rows(x: Tensor) -> Tensor:
-    """The sum over the last dimension but one, as a product: a sum on a GPU allocates x again."""
-    return x.new_ones(x.shape[-2]) @ x
+    """The sum over the last dimension but one.
+
+    On a GPU it is a product, because a sum allocates x again; on a CPU a sum is faster.
+    """
+    return x.sum(-2) if x.device.type == "cpu" else x.new_ones(x.shape[-2]) @ x
 
 
 def bands(x: Tensor, down: int) -> Tensor:
@@ -57,7 +60,8 @@ def spread(coarse: Tensor, like: Tensor) -> Tensor:
     n, filters, down, across = coarse.shape
     repeat = like.shape[3] // across
     if channels_last(like):
-        row = coarse.permute(0, 2, 3, 1).unsqueeze(3).expand(n, down, across, repeat, filters)
+        few = coarse.contiguous(memory_format=torch.channels_last)  # so that many are copied faster
+        row = few.permute(0, 2, 3, 1).unsqueeze(3).expand(n, down, across, repeat, filters)
         row = row.reshape(n, down, 1, across * repeat * filters)
     else:
         row = coarse.repeat_interleave(repeat, 3).unsqueeze(3)

@@ -23,10 +23,18 @@ def grid_for(shape: tuple[int, ...], features: int) -> tuple[int, ...]:
     return tuple(min(side, n) for n in space)
 
 
+def equal_cells(space: tuple[int, ...], grid: tuple[int, ...]) -> bool:
+    """Whether a picture's cells all have the same size, and no pixel is in two of them."""
+    return len(space) == 2 and not any(n % g for n, g in zip(space, grid, strict=True))
+
+
 def cells(y: Tensor, grid: tuple[int, ...]) -> Tensor:
     """Feature maps averaged over a grid of cells, flat."""
+    space = tuple(y.shape[2:])
     if prod(grid) == 1:
         return y.flatten(2).mean(2)
+    if equal_cells(space, grid):  # faster than adaptive pooling, above all on a GPU
+        return F.avg_pool2d(y, (space[0] // grid[0], space[1] // grid[1])).flatten(1)
     pool: Callable[..., Tensor] = _POOL[len(grid) - 1]
     return pool(y, grid).flatten(1)
 
@@ -35,7 +43,7 @@ def back_to_pixels(df: Tensor, y: Tensor, grid: tuple[int, ...]) -> Tensor:
     """The derivative of `cells`: each pixel gets its share of its cell's derivative."""
     filters, space = y.shape[1], y.shape[2:]
     cells = df.view(-1, filters, *grid)
-    if len(space) == 2 and not any(n % g for n, g in zip(space, grid, strict=True)):
+    if equal_cells(tuple(space), grid):
         return cells.mul_(prod(grid) / prod(space))  # one number per cell, see `spread`
     if prod(grid) == 1:
         return cells.div(prod(space)).expand(y.shape)

@@ -8,7 +8,8 @@ to `LAYERS` and hold it equal to autograd in `tests/nets/test_layers.py`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tpsgd.maths.memory_format import channels_last, sum_of_rows
+
+COLUMNS = 1 << 18  # bytes of columns up to which multiplying them is faster than convolving
 
 
 def _always(layer: Any) -> bool:
@@ -123,8 +126,8 @@ def _convolution_weight_gradient(
 
 
 def _sum_per_filter(dz: Tensor) -> Tensor:
-    """The sum over samples and pixels; as a product where channels are last, which is faster."""
-    if channels_last(dz):
+    """The sum over samples and pixels; of channels-last maps on a GPU as a product."""
+    if dz.is_cuda and channels_last(dz):
         return sum_of_rows(dz.permute(0, 2, 3, 1).reshape(-1, dz.shape[1]))
     return dz.sum((0, *range(2, dz.dim())))
 
@@ -144,6 +147,62 @@ def _patches_2d(layer: Any, x: Tensor) -> Tensor:
     return F.unfold(x, layer.kernel_size, layer.dilation, pads, layer.stride).mT
 
 
+def _by_columns(kind: LayerKind) -> LayerKind:
+    """The record of Conv2d with products of matrices in place of a few small convolutions."""
+
+    def forward(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if not _columns_are_faster(layer, x):
+            return kind.forward(layer, x, weight, bias)
+        columns, w = _columns(layer, x).T, weight.flatten(1).T
+        z = columns @ w if bias is None else torch.addmm(bias, columns, w)
+        return z.view(len(x), *_size_of_output(layer, x), -1).permute(0, 3, 1, 2)
+
+    def weight_gradient(
+        layer: Any, x: Tensor, dz: Tensor, weight: Tensor, rows: slice | None
+    ) -> Tensor:
+        if not _columns_are_faster(layer, x):
+            return kind.weight_gradient(layer, x, dz, weight, rows)
+        weight, dz = (weight, dz) if rows is None else (weight[rows], dz[:, rows])
+        dz = dz.permute(0, 2, 3, 1).reshape(-1, len(weight))
+        return (_columns(layer, x) @ dz).T.reshape(weight.shape).contiguous()
+
+    return replace(kind, forward=forward, weight_gradient=weight_gradient)
+
+
+def _columns_are_faster(layer: Any, x: Tensor) -> bool:
+    """Whether a CPU multiplies matrices faster than it convolves: small maps of one channel.
+
+    The matrix of columns is then no larger than the output. It is made twice, so that no memory is
+    taken in between. Channels-first maps and lower precisions are left to the convolution.
+    """
+    weights = prod(layer.kernel_size)
+    if layer.in_channels > 1 or weights > layer.out_channels or x.device.type != "cpu":
+        return False
+    last = x.stride(1) == 1 and x.is_contiguous(memory_format=torch.channels_last)
+    if not last or x.dtype not in (torch.float32, torch.float64):
+        return False
+    return len(x) * prod(_size_of_output(layer, x)) * weights * x.itemsize <= COLUMNS
+
+
+def _columns(layer: Any, x: Tensor) -> Tensor:
+    """The pixels that each weight of a kernel on one channel meets, (weights, samples x pixels)."""
+    size, (down, across) = _size_of_output(layer, x), zero_padding(layer) or (0, 0)
+    if down or across:
+        x = F.pad(x, (across, across, down, down))
+    sample, _, *pixel = x.stride()
+    apart = [p * d for p, d in zip(pixel, layer.dilation, strict=True)]
+    steps = [p * s for p, s in zip(pixel, layer.stride, strict=True)]
+    shape = (*layer.kernel_size, len(x), *size)
+    return x.as_strided(shape, (*apart, sample, *steps)).reshape(prod(layer.kernel_size), -1)
+
+
+def _size_of_output(layer: Any, x: Tensor) -> list[int]:
+    """Height and width of a convolution's output."""
+    settings = zip(layer.kernel_size, layer.dilation, layer.stride, strict=True)
+    sizes = zip(x.shape[2:], zero_padding(layer) or (0, 0), settings, strict=True)
+    return [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, p, (k, d, s) in sizes]
+
+
 LAYERS: dict[type[nn.Module], LayerKind] = {
     nn.Linear: LayerKind(
         lambda layer, x, weight, bias: F.linear(x, weight, bias),
@@ -153,5 +212,5 @@ LAYERS: dict[type[nn.Module], LayerKind] = {
         stackable=True,
     ),
     nn.Conv1d: convolution(F.conv1d, _patches_1d),
-    nn.Conv2d: convolution(F.conv2d, _patches_2d),
+    nn.Conv2d: _by_columns(convolution(F.conv2d, _patches_2d)),
 }
