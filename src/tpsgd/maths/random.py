@@ -35,6 +35,12 @@ def _streams(members: list[tuple[Key, int]], device: torch.device | str) -> Tens
     return torch.tensor([[_signed(_chain(key, m))] for key, m in members], device=device)
 
 
+def streams_of(key: Key, members: Tensor) -> Tensor:
+    """As `streams`, for members in a tensor of any shape, on its device."""
+    state = _signed(_chain(key))
+    return splitmix64(members.new_ones(()), members ^ state)
+
+
 def splitmix64(counter: Tensor, streams: Tensor) -> Tensor:
     """The hash of each stream at each counter: 64 bits in an int64."""
     z = counter * _signed(GOLDEN) + streams
@@ -119,9 +125,9 @@ def _feistel(counters: range, bits: int, tables: list[Tensor]) -> Tensor:
     return left.bitwise_left_shift_(low).bitwise_or_(right)
 
 
-def _chain(key: Key, member: int) -> int:
+def _chain(key: Key, *member: int) -> int:
     state = 0
-    for number in (key.seed, key.block, key.step, member):
+    for number in (key.seed, key.block, key.step, *member):
         state = _splitmix((state ^ number) % 2**64)
     return state
 
