@@ -9,10 +9,18 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import tpsgd
 from tpsgd import Recurrent, TpsgdError
-from tpsgd.engine.augment import Draws, chain, crop, cutout, flip, jitter, resized_crop
-from tpsgd.engine.cuda_graphs import captured
+from tpsgd.engine.augment import (
+    Draws,
+    NumbersAhead,
+    chain,
+    crop,
+    cutout,
+    flip,
+    jitter,
+    resized_crop,
+)
+from tpsgd.engine.batches import BatchForm
 from tpsgd.maths.random import Key
-from tpsgd.train import step
 
 SCHEDULES = [tpsgd.sequential, tpsgd.simultaneous]
 SHORT = {"epochs": 2, "batch_size": 8}
@@ -283,11 +291,26 @@ def test_restarts_are_augmented_one_by_one():
         tpsgd.fit_many(flat, images(), restarts=2, augment=flip(), stacked=True, **SHORT)
 
 
-def test_augmented_steps_are_not_captured():
-    kept = []
-    tpsgd.fit(convnet(), images(), augment=flip(), schedule=kept.append)
-    net = kept[0]
-    assert captured(step, net.learners, net.source, library_only=True) is step
+def test_numbers_drawn_ahead_are_those_drawn_one_by_one():
+    """Two batches and a part of a third, cut into micro-batches or not; more than are kept."""
+    form = BatchForm(torch.device("cpu"), torch.float32, 40, (0,))
+    for together in (1, 300, 1 << 16):
+        ahead = NumbersAhead(Key(5, 1, -3), 3, form)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("tpsgd.engine.augment.AT_A_TIME", together)
+            for batch, start, size in ((0, 0, 40), (1, 0, 16), (1, 16, 24), (2, 0, 9), (3, 0, 50)):
+                draws, x = Draws(Key(5, 1, -3), batch, start), torch.empty(size, 1)
+                wanted = torch.cat([draws(x, 2), draws(x, 1)])
+                assert torch.equal(ahead(batch, start, size), wanted)
+
+
+def test_an_augmentation_says_how_many_numbers_it_draws():
+    x = pictures()
+    for change in EVERY.values():
+        asked = draws()
+        change(x, asked)
+        assert asked.next == change.numbers
+    assert chain(flip(), lambda x: x).numbers is None
 
 
 # ---- what is refused -----------------------------------------------------------------------------

@@ -1,18 +1,24 @@
-"""Which steps may be captured and replayed: those that never wait for the device."""
+"""Which steps may be captured and replayed, those that never wait for the device; and replays."""
+
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import mlp, quartic
+from helpers import close, folded, images, mlp, quartic, seeded, state
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+import tpsgd
 from tpsgd import rules, split
-from tpsgd.engine.cuda_graphs import _capturable
+from tpsgd.engine import cuda_graphs
+from tpsgd.engine.augment import Draws, chain, crop, cutout, flip, jitter, resized_crop
+from tpsgd.engine.cuda_graphs import CapturedStep, _can_capture, _capturable
 from tpsgd.engine.learner import BlockSettings, GradientLearner
 from tpsgd.maths.random import Key
 from tpsgd.nets.closed_form import ClosedForm
-from tpsgd.objectives import Site
+from tpsgd.objectives import Site, differentiate
 
 WHOLE = {  # whose losses look at the whole batch
     "predsim": rules.predsim,
@@ -48,10 +54,10 @@ def learner(rule, site):
 
 @pytest.mark.parametrize("site", SITES, ids=["vectors", "maps"])
 @pytest.mark.parametrize("name", [*WHOLE, *EACH, *TRACED])
-def test_a_step_is_captured_where_its_loss_is_a_mean_with_a_written_derivative(name, site):
+def test_a_step_is_captured_where_its_loss_has_a_written_derivative(name, site):
     made = learner((WHOLE | EACH | TRACED)[name](), site)
-    assert made.written_out is (name not in TRACED)
-    assert made.mean_over_samples is _capturable(made) is (name in EACH)
+    assert made.written_out is _capturable(made) is (name not in TRACED)
+    assert made.mean_over_samples is (name in EACH)
 
 
 class Elsewhere(TorchDispatchMode):
@@ -90,3 +96,193 @@ def test_what_waits_or_brings_a_number_would_be_seen():
     with Elsewhere("meta") as watch:
         y + torch.zeros(())
     assert watch.found == ["aten.zeros.default", "aten.add.Tensor"]
+
+
+# ---- replays -------------------------------------------------------------------------------------
+
+EVERY = chain(flip(), crop(1), crop(1, reflect=True), cutout(2), resized_crop(), jitter())
+SETTINGS = {
+    "plain": {},
+    "augmented": {"augment": EVERY},
+    "micro-batches": {"micro_batch": 3},  # of 2, 3 and 3 samples
+    "two micro-batches": {"micro_batch": 4},
+    "augmented micro-batches": {"micro_batch": 2, "augment": chain(flip(), crop(1))},
+    "inputs recomputed": {"reuse": False},
+    "several optimizers": {"optimizer": tpsgd.sgd, "lr": 0.1},
+}
+RULES = {
+    "readout": rules.readout,
+    "readout, learned": lambda: rules.readout(learned=True),
+    "l2": rules.tpsgd_l2,
+    "l2, standardised": lambda: rules.tpsgd_l2(standardise=True),
+    "predsim": rules.predsim,
+    "predsim, no convolution": lambda: rules.predsim(convolve=False),
+    "sdfa": rules.sdfa,
+}
+SCHEDULES = {f.__name__: f for f in (tpsgd.sequential, tpsgd.simultaneous)}
+
+
+def convnet(norm: bool = False):
+    def make():
+        norms = [nn.BatchNorm2d(4)] if norm else []
+        first = nn.Conv2d(2, 4, 3, padding=1), *norms, nn.ReLU(), nn.MaxPool2d(2)
+        return nn.Sequential(
+            *first, nn.Conv2d(4, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(72, 3)
+        )
+
+    return seeded(make)
+
+
+def trained(rule, schedule, norm=False, **settings):
+    """Weights after two epochs of nine batches and a smaller one."""
+    settings = folded(**({"epochs": 2, "batch_size": 8} | settings))
+    model = convnet(norm)
+    tpsgd.fit(model, images(75), rule=rule, schedule=SCHEDULES[schedule], **settings)
+    return state(model)
+
+
+class Replayed(CapturedStep):
+    """A graph that computes its step again, on the tensors that it was captured with."""
+
+    captures = 0
+
+    def _warm_up(self, learners, batch):
+        self.step(learners, batch)
+
+    def _capture(self, learners, batch):
+        type(self).captures += 1
+        for tensor in cuda_graphs.tensors_of(batch.index):
+            assert tensor._base is None  # no view of an epoch's tensors, which would not change
+        return SimpleNamespace(replay=lambda: self.step(learners, batch))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", SETTINGS)
+def test_replays_read_what_differs_between_batches(name, schedule, monkeypatch):
+    settings = SETTINGS[name]
+    plain = trained(rules.readout(), schedule, **settings)
+    monkeypatch.setattr(cuda_graphs, "_can_capture", lambda *arguments: True)
+    monkeypatch.setattr(cuda_graphs, "CapturedStep", Replayed)
+    monkeypatch.setattr(Replayed, "captures", 0)
+    close(plain, trained(rules.readout(), schedule, **settings))
+    parts = 3 if settings.get("micro_batch") in (2, 3) else 2 if "micro_batch" in settings else 1
+    assert Replayed.captures == parts * (3 if schedule == "sequential" else 1)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_which_sources_are_captured(name, monkeypatch):
+    """On a net whose device is said to be a GPU."""
+    nets = []
+    settings = folded(**(SETTINGS[name] | {"batch_size": 8}))
+    tpsgd.fit(convnet(), images(75), schedule=nets.append, **settings)
+    form = nets[0].source.form
+    gpu = SimpleNamespace(type="cuda")
+
+    def asked(net, source):
+        while not hasattr(source, "x"):
+            source = source.source
+        source.form = replace(form, device=gpu)
+        source.x = source.x.as_subclass(OnGpu)
+        return _can_capture([], net.source, library_only=True)
+
+    class OnGpu(torch.Tensor):
+        device = gpu
+
+    assert asked(nets[0], nets[0].source)
+    for own in (lambda x: x, chain(flip(), lambda x: x)):
+        tpsgd.fit(convnet(), images(75), schedule=nets.append, augment=own, batch_size=8)
+        assert not asked(nets[-1], nets[-1].source)
+
+
+# ---- on a GPU, where there is one ----------------------------------------------------------------
+
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+
+
+@pytest.fixture
+def both(monkeypatch):
+    """Train on a GPU with steps captured and with plain ones."""
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+
+    def call(rule, schedule, captures=True, **settings):
+        made = []
+        capture = CapturedStep._capture
+        settings |= {"device": "cuda"}
+        with monkeypatch.context() as patch:
+            watched = lambda *a: made.append(1) or capture(*a)  # noqa: E731
+            patch.setattr(CapturedStep, "_capture", watched)
+            first = trained(rule, schedule, **settings)
+        assert bool(made) is captures
+        with monkeypatch.context() as patch:
+            patch.setattr("tpsgd.engine.assemble.captured", lambda step, *_: step)
+            return first, trained(rule, schedule, **settings)
+
+    return call
+
+
+@on_gpu
+@pytest.mark.parametrize("norm", [False, True], ids=["", "batch norm"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", RULES)
+def test_captured_steps_learn_what_plain_ones_do(name, schedule, norm, both):
+    if name == "sdfa" and schedule == "sequential":
+        pytest.skip("it needs the error of the net's output")
+    close(*both(RULES[name](), schedule, norm=norm), rtol=1e-4, atol=1e-5)
+
+
+@on_gpu
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("rule", ["readout", "l2"])
+def test_and_so_they_do_with_every_setting(rule, name, schedule, both):
+    close(*both(RULES[rule](), schedule, **SETTINGS[name]), rtol=1e-4, atol=1e-5)
+
+
+@on_gpu
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", ["readout", "predsim", "predsim, no convolution"])
+def test_and_in_a_lower_precision(name, schedule, both):
+    settings = {"precision": torch.bfloat16, "augment": chain(flip(), crop(1, reflect=True))}
+    close(*both(RULES[name](), schedule, norm=True, **settings), rtol=1e-2, atol=1e-3)
+
+
+@on_gpu
+def test_augmentation_by_a_function_of_ones_own_is_not_captured(both):
+    found = both(rules.readout(), "simultaneous", captures=False, augment=lambda x: x + 1)
+    close(*found, rtol=1e-4, atol=1e-5)
+
+
+@on_gpu
+@pytest.mark.parametrize("augment", [EVERY, chain(flip(), crop(2, reflect=True))])
+def test_pictures_are_the_same_on_every_device(augment):
+    x = images(20)[0]
+    there = augment(x.cuda(), Draws(Key(3), 5)).cpu()
+    torch.testing.assert_close(there, augment(x, Draws(Key(3), 5)), rtol=1e-4, atol=1e-4)
+
+
+@on_gpu
+@pytest.mark.parametrize("convolve", [True, False])
+@pytest.mark.parametrize("features", [1, 16, 100])
+def test_predsims_derivative_is_the_losss_there_too(features, convolve):
+    site = Site((4, 6, 6), 3, Key(1), maps=True, device="cuda", dtype=torch.float64)
+    objective = rules.predsim(features=features, convolve=convolve).objective(site)
+    y = torch.randn(5, 4, 6, 6, dtype=torch.float64, device="cuda").relu()
+    y[0, 1] = 0.5
+    y = y.contiguous(memory_format=torch.channels_last)
+    s = torch.tensor([0, 1, 2, 1, 0], device="cuda")
+    found = objective(y, s)
+    wanted = differentiate(objective.loss, y, s, objective.tensors, True)
+    torch.testing.assert_close(found.loss, wanted.loss)
+    torch.testing.assert_close(found.dy[1:], wanted.dy[1:], rtol=1e-7, atol=1e-9)
+    assert found.dy.isfinite().all()
+
+
+@on_gpu
+def test_backprop_in_micro_batches_is_captured(monkeypatch):
+    weights = []
+    for capture in (cuda_graphs.captured, lambda step, *_: step):
+        monkeypatch.setattr("tpsgd.engine.assemble.captured", capture)
+        model, settings = convnet(), folded(micro_batch=3, epochs=2, batch_size=8, device="cuda")
+        tpsgd.fit_backprop(model, images(75), **settings)
+        weights.append(state(model))
+    close(*weights, rtol=1e-4, atol=1e-5)

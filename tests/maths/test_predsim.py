@@ -70,10 +70,16 @@ def equal(objective, y, s):
     return found
 
 
+@pytest.fixture(params=[False, True], ids=["about the mean", "in one pass"])
+def reads_once(request, monkeypatch):
+    """Maps are copied about their mean, or their moments are taken in one pass as on a GPU."""
+    monkeypatch.setattr("tpsgd.maths.predsim._reads_once", lambda z: request.param)
+
+
 @pytest.mark.parametrize("convolve", [True, False])
 @pytest.mark.parametrize("features", [1, 16, 100])
 @pytest.mark.parametrize(("shape", "maps"), [*SHAPES, ((4, 6, 4), True), ((2, 3, 2, 4), True)])
-def test_the_derivative_written_out_is_the_losss(shape, maps, features, convolve):
+def test_the_derivative_written_out_is_the_losss(shape, maps, features, convolve, reads_once):
     objective = placed(shape, maps, features=features, convolve=convolve, share=0.6)
     y = outputs(*shape)
     for s in (INDEX, outputs(3, seed=2).softmax(1), outputs(3, seed=3).sigmoid()):
@@ -82,11 +88,13 @@ def test_the_derivative_written_out_is_the_losss(shape, maps, features, convolve
         assert len(found.dtensors) == 1 + convolve and found.dy.shape == y.shape
         assert all(map(torch.equal, held, (y, s, *objective.tensors)))
     if len(shape) == 3:
-        equal(objective, y.contiguous(memory_format=torch.channels_last), INDEX)
+        y = y.contiguous(memory_format=torch.channels_last)
+        dy = equal(objective, y, INDEX).dy
+        assert dy.is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.parametrize("convolve", [True, False])
-def test_maps_that_are_the_same_everywhere_have_no_slope(convolve):
+def test_maps_that_are_the_same_everywhere_have_no_slope(convolve, reads_once):
     """A deviation of nothing has no derivative: none is followed, as autograd has it."""
     objective = placed((4, 6, 6), True, convolve=convolve)
     y = outputs(4, 6, 6).relu()
@@ -130,7 +138,7 @@ def test_stacked_it_gives_each_what_it_gets_alone(shape, maps, convolve):
             torch.testing.assert_close(a, b)
 
 
-def test_its_step_holds_one_more_batch_of_maps_and_their_derivative():
+def test_its_step_holds_one_more_batch_of_maps_and_their_derivative(reads_once):
     objective, y = placed((4, 16, 16), True, features=64), outputs(4, 16, 16, samples=64)
     s, peaks = torch.arange(64) % 3, []
     for step in (

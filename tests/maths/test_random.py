@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tpsgd.engine.batches import Arrays, BatchForm
 from tpsgd.engine.meter import LiveBytes
-from tpsgd.maths.random import Key, permutation, shuffled
+from tpsgd.maths.random import ROUNDS, Key, permutation, shuffled, splitmix64, streams
 
 keys = st.builds(Key, st.integers(0, 2**63 - 1), st.integers(-5, 50), st.integers(0, 200))
 
@@ -38,6 +38,26 @@ def test_parts_in_a_row_are_the_shuffled_order(n, several):
     assert found.shape == (len(several), n)
     for row, key in zip(found, several, strict=True):
         assert torch.equal(row, order(n, key))
+
+
+def by_rounds(n, key):
+    """A Feistel network written out: each half of the bits is hashed and added to the other."""
+    bits = (n - 1).bit_length()
+    low, counter = bits // 2, torch.arange(1 << bits)
+    left, right = counter >> low, counter & ((1 << low) - 1)
+    rounds = streams(key, list(range(-2 * ROUNDS, 0)))
+    for a, b in zip(rounds[::2], rounds[1::2], strict=True):
+        left = left ^ (splitmix64(right, a) & ((1 << (bits - low)) - 1))
+        right = right ^ (splitmix64(left, b) & ((1 << low) - 1))
+    mixed = (left << low) | right
+    return mixed[mixed < n]
+
+
+@pytest.mark.parametrize("n", [4097, 8192, 8193, 70_000])
+def test_a_long_order_is_that_of_a_feistel_network(n):
+    several = [Key(3, -1, 7), Key(2**62)]
+    for row, key in zip(shuffled(n, several), several, strict=True):
+        assert torch.equal(row, by_rounds(n, key)) and torch.equal(row, order(n, key))
 
 
 @settings(max_examples=20)

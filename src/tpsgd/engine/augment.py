@@ -12,7 +12,7 @@ kind of device.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,36 +20,61 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tpsgd.engine.batches import DerivedSource
+from tpsgd.engine.batches import BatchForm, DerivedSource
 from tpsgd.errors import TpsgdError
 from tpsgd.maths.memory_format import channels_last
-from tpsgd.maths.random import Key, splitmix64, streams
+from tpsgd.maths.random import Key, splitmix64, streams_of
 
 BITS = 24  # of each random number, as many as a float32 can represent
+AT_A_TIME = 1 << 16  # random numbers that are computed together
+
+
+def uniform_numbers(
+    key: Key, batches: range, streams: range, places: range, device: torch.device
+) -> Tensor:
+    """Numbers in [0, 1), a function of the key, the batch, the stream and the place in the batch.
+
+    A batch has 256 streams. The result has the shape (batches, streams, places).
+    """
+    first, place = (torch.arange(r.start, r.stop, device=device) for r in (batches, places))
+    members = (first[:, None] << 8) + torch.arange(streams.start, streams.stop, device=device)
+    bits = splitmix64(place, streams_of(key, members)[..., None])
+    return (bits >> (64 - BITS)).bitwise_and_((1 << BITS) - 1).float().mul_(2.0**-BITS)
 
 
 class Draws:
-    """Uniform random numbers for the samples of a batch, from the sample at `start` on."""
+    """Random numbers for the samples of a batch, from the sample at `start` on.
 
-    def __init__(self, key: Key, batch: int = 0, start: int = 0) -> None:
-        self.key, self.start = key, start
-        self.next = batch << 8  # the stream that comes next; a batch has 256
+    They are computed when they are asked for, or `ahead`: (numbers, samples).
+    """
+
+    def __init__(
+        self, key: Key, batch: int = 0, start: int = 0, ahead: Tensor | None = None
+    ) -> None:
+        self.key, self.batch, self.start, self.ahead = key, batch, start, ahead
+        self.next = 0  # the stream that comes next
 
     def __call__(self, x: Tensor, count: int) -> Tensor:
         """`count` numbers in [0, 1) for each sample of x: (count, n)."""
-        starts = streams(self.key, list(range(self.next, self.next + count)), x.device)
-        self.next += count
-        places = torch.arange(self.start, self.start + len(x), device=x.device)
-        top = (splitmix64(places, starts) >> (64 - BITS)).bitwise_and_((1 << BITS) - 1)
-        return top.float().mul_(2.0**-BITS)
+        streams = range(self.next, self.next + count)
+        self.next = streams.stop
+        if self.ahead is not None:
+            return self.ahead[streams.start : streams.stop]
+        batches, places = range(self.batch, self.batch + 1), range(self.start, self.start + len(x))
+        return uniform_numbers(self.key, batches, streams, places, x.device)[0]
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """A named random change of images (n, channels, height, width), different for each image."""
+    """A named random change of images (n, channels, height, width), different for each image.
+
+    `numbers`: how many random numbers it draws for an image. None: that is not known beforehand, or
+    it may wait for the device.
+    """
 
     name: str
     change: Callable[[Tensor, Draws], Tensor]
+    numbers: int | None = None
 
     def __call__(self, x: Tensor, draws: Draws | None = None) -> Tensor:
         """Changed images of the same shape, type and memory format; x stays as it is."""
@@ -80,7 +105,7 @@ def flip(p: float = 0.5) -> Augmentation:
     def change(x: Tensor, draws: Draws) -> Tensor:
         return torch.where((draws(x, 1)[0] < p)[:, None, None, None], x.flip(-1), x)
 
-    return Augmentation(f"flip({p:g})", change)
+    return Augmentation(f"flip({p:g})", change, 1)
 
 
 def crop(padding: int = 4, reflect: bool = False) -> Augmentation:
@@ -94,23 +119,30 @@ def crop(padding: int = 4, reflect: bool = False) -> Augmentation:
                 f"crop cannot mirror {padding} pixels of {x.shape[2]} x {x.shape[3]}: take fewer"
             )
         shifts = (draws(x, 2) * (2 * padding + 1)).long() - padding
-        (rows, outside_rows), (columns, outside_columns) = (
-            _mirrored(shift[:, None] + torch.arange(size, device=x.device), size)
+        rows, columns = (
+            shift[:, None] + torch.arange(size, device=x.device)
             for shift, size in zip(shifts, x.shape[2:], strict=True)
         )
-        out = _pixels(x, rows, columns)
-        outside = outside_rows[:, None, :, None] | outside_columns[:, None, None, :]
-        return out if reflect else out.masked_fill_(outside, 0.0)
+        return _mirrored(x, rows, columns) if reflect else _or_zero(x, rows, columns)
 
-    return Augmentation(f"crop({padding}{', reflect' if reflect else ''})", change)
+    return Augmentation(f"crop({padding}{', reflect' if reflect else ''})", change, 2)
 
 
-def _mirrored(index: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Indices mirrored at both ends, and where they were outside."""
-    outside = (index < 0) | (index >= size)
-    mirrored = index.abs()
-    mirrored = torch.where(index >= size, 2 * (size - 1) - mirrored, mirrored)
-    return mirrored.clamp_(0, size - 1), outside
+def _mirrored(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """The pixels at these rows and columns, mirrored at the edges."""
+    rows, columns = (
+        index.abs().neg_().add_(size - 1).abs_().neg_().add_(size - 1)
+        for index, size in ((rows, x.shape[2]), (columns, x.shape[3]))
+    )
+    return _pixels(x, rows, columns)
+
+
+def _or_zero(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """The pixels at these rows and columns, zero outside of the image."""
+    inside_rows, inside_columns = rows.clamp(0, x.shape[2] - 1), columns.clamp(0, x.shape[3] - 1)
+    outside_rows, outside_columns = rows != inside_rows, columns != inside_columns
+    outside = outside_rows[:, None, :, None] | outside_columns[:, None, None, :]
+    return _pixels(x, inside_rows, inside_columns).masked_fill_(outside, 0.0)
 
 
 def _pixels(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
@@ -140,7 +172,7 @@ def cutout(size: int) -> Augmentation:
             covered.append((place >= start) & (place < start + size))
         return x.masked_fill(covered[0][:, None, :, None] & covered[1][:, None, None, :], 0.0)
 
-    return Augmentation(f"cutout({size})", change)
+    return Augmentation(f"cutout({size})", change, 2)
 
 
 def resized_crop(
@@ -169,7 +201,7 @@ def resized_crop(
         return F.grid_sample(real, grid, padding_mode="border", align_corners=False)
 
     shape = "" if (narrow, wide) == (1, 1) else f", ratio {narrow:g} to {wide:g}"
-    return Augmentation(f"resized_crop({small:g} to {large:g}{shape})", change)
+    return Augmentation(f"resized_crop({small:g} to {large:g}{shape})", change, 4)
 
 
 def jitter(contrast: float = 0.2, brightness: float = 0.2) -> Augmentation:
@@ -190,7 +222,7 @@ def jitter(contrast: float = 0.2, brightness: float = 0.2) -> Augmentation:
         gain = (1 + contrast * u[0]).to(x.dtype)
         return x * gain + (mean * (1 - gain) + deviation * (brightness * u[1]).to(x.dtype))
 
-    return Augmentation(f"jitter({contrast:g}, {brightness:g})", change)
+    return Augmentation(f"jitter({contrast:g}, {brightness:g})", change, 2)
 
 
 def chain(*functions: Callable[[Tensor], Tensor]) -> Augmentation:
@@ -209,7 +241,9 @@ def chain(*functions: Callable[[Tensor], Tensor]) -> Augmentation:
             x = applied(function, x, draws)
         return x
 
-    return Augmentation(f"chain({', '.join(map(_name, functions))})", change)
+    numbers = [f.numbers if isinstance(f, Augmentation) else None for f in functions]
+    total = None if None in numbers else sum(n or 0 for n in numbers)
+    return Augmentation(f"chain({', '.join(map(_name, functions))})", change, total)
 
 
 def applied(function: Callable[..., Any], x: Tensor, draws: Draws) -> Tensor:
@@ -241,9 +275,18 @@ def _described(value: Any) -> str:
 
 @dataclass
 class Augmented(DerivedSource):
-    """A source whose training batches are augmented; without an epoch they are unchanged."""
+    """A source whose training batches are augmented; without an epoch they are unchanged.
+
+    The random numbers of an augmentation that says how many it draws are computed for several
+    batches at a time. A batch then has the pair (sample indices, random numbers) as its index.
+    """
 
     function: Callable[[Tensor], Tensor]
+
+    @property
+    def numbers(self) -> int | None:
+        """How many random numbers a sample needs, if that is known beforehand."""
+        return self.function.numbers if isinstance(self.function, Augmentation) else None
 
     def batches(self, block: int = 0, epoch: int | None = None) -> Iterator[Any]:
         """The source's batches, augmented with the random numbers of (block, epoch)."""
@@ -251,10 +294,24 @@ class Augmented(DerivedSource):
             yield from self.source.batches(block)
             return
         key = Key(self.form.seeds[0], block, -1 - epoch)  # projections and orders are not negative
+        ahead = None if self.numbers is None else NumbersAhead(key, self.numbers, self.form)
         number = start = 0
         for batch in self.source.batches(block, epoch):
-            yield batch.through(partial(self._augment, draws=Draws(key, number, start)))
+            if ahead is None:
+                yield batch.through(partial(self._augment, draws=Draws(key, number, start)))
+            else:
+                index = batch.index, ahead(number, start, batch.size)
+                gather = partial(self._gather, batch.gather, key)
+                yield replace(batch, gather=gather, index=index)
             number, start = (number + 1, 0) if batch.last else (number, start + batch.size)
+
+    def _gather(
+        self, gather: Callable[[Any], tuple[Any, Tensor]], key: Key, index: tuple[Any, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Samples at an index, augmented with the random numbers that come with it."""
+        samples, numbers = index
+        x, labels = gather(samples)
+        return self._augment(x, Draws(key, ahead=numbers)), labels
 
     def _augment(self, x: Any, draws: Draws) -> Tensor:
         if not isinstance(x, Tensor):
@@ -263,3 +320,22 @@ class Augmented(DerivedSource):
                 "windows: leave it out"
             )
         return applied(self.function, x, draws)
+
+
+class NumbersAhead:
+    """The random numbers of an epoch's batches, computed for several batches at a time."""
+
+    def __init__(self, key: Key, count: int, form: BatchForm) -> None:
+        self.key, self.count, self.form = key, count, form
+        self.first, self.table = 0, torch.empty(0, count, form.batch_size)
+
+    def __call__(self, batch: int, start: int, size: int) -> Tensor:
+        """The numbers for samples of a batch, from the sample at `start` on: (numbers, size)."""
+        stop, (batches, _, samples) = start + size, self.table.shape
+        if batch >= self.first + batches or stop > samples:
+            samples = max(stop, samples)  # a loader's batches may have any size
+            together = max(1, AT_A_TIME // max(1, self.count * samples))
+            ranges = range(batch, batch + together), range(self.count), range(samples)
+            self.first = batch
+            self.table = uniform_numbers(self.key, *ranges, self.form.device)
+        return self.table[batch - self.first, :, start:stop]

@@ -1,11 +1,11 @@
 """A step as a CUDA graph, captured once and replayed for every batch.
 
 On a GPU a small net's step is mostly launch latency. A step can be captured if it always has the
-same shapes, does not wait for the device and reads its sample indices from the same tensor. On a
-CPU nothing changes.
+same shapes, does not wait for the device and reads what differs between batches (sample indices,
+random numbers of augmentation) from the same tensors. On a CPU nothing changes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpsgd.engine.batches import Arrays, Batch, ThroughBlocks, is_library_module
+from tpsgd.engine.augment import Augmented
+from tpsgd.engine.batches import Arrays, Batch, DerivedSource, ThroughBlocks, is_library_module
 from tpsgd.projections import Redrawn
 from tpsgd.protocols import Source
 from tpsgd.train import Step
 
-WARM_UP = 2  # real steps taken before the capture, which itself computes nothing
+WARM_UP = 1  # real batches before the capture, which itself computes nothing
 
 
 @cache
@@ -36,53 +37,108 @@ def captured(step: Step, learners: Sequence[Any], source: Source, library_only: 
 
 
 class CapturedStep:
-    """A step that is replayed for every whole batch; a smaller batch takes the plain step."""
+    """A step that is replayed for every whole batch; a smaller batch takes the plain step.
+
+    The micro-batches of a batch have a graph for the first, the last and those between: the first
+    one makes the gradients, the last one takes the optimizer's step.
+    """
 
     def __init__(self, step: Step, source: Source) -> None:
         self.step, self.form = step, source.form
         self.learning: list[bool] = []
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.index = torch.empty(0)
+        self.graphs: dict[tuple[int, bool, bool], tuple[Any, list[Tensor]]] = {}
+        self.pool: Any = None  # the memory that these graphs share
         self.warmed_up = 0
+        self.begins = self.whole = True  # whether a batch begins, and whether it is a whole one
 
     def __call__(self, learners: Sequence[Any], batch: Batch) -> None:
         """Learn from a batch."""
-        learning = [learner.learning for learner in learners]
-        if learning != self.learning:  # the step has changed
-            self.learning, self.graph, self.warmed_up = learning, None, 0
-        if batch.size < self.form.batch_size:
+        first, self.begins = self.begins, batch.last
+        if first:
+            self._begin(learners, batch)
+        if not self.whole:
             self.step(learners, batch)
-            return
-        stream = side_stream(self.form.device)
-        if self.graph is None and self.warmed_up < WARM_UP:
-            self.warmed_up += 1
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
+        elif self.warmed_up < WARM_UP:
+            self.warmed_up += batch.last
+            self._warm_up(learners, batch)
+        else:
+            kind = batch.size, first, batch.last
+            if kind not in self.graphs:
+                inputs = [t.clone() for t in tensors_of(batch.index)]
+                static = replace(batch, index=_with_tensors(batch.index, iter(inputs)))
+                self.graphs[kind] = self._capture(learners, static), inputs
+            graph, inputs = self.graphs[kind]
+            for tensor, value in zip(inputs, tensors_of(batch.index), strict=True):
+                tensor.copy_(value)
+            graph.replay()
+
+    def _begin(self, learners: Sequence[Any], batch: Batch) -> None:
+        """Before a batch: see whether it is whole, and whether the step is still the same."""
+        self.whole = round(batch.size / batch.share) == self.form.batch_size
+        learning = [learner.learning for learner in learners]
+        if learning != self.learning:
+            self.learning, self.graphs, self.warmed_up = learning, {}, 0
+
+    def _warm_up(self, learners: Sequence[Any], batch: Batch) -> None:
+        """A plain step on the stream of the capture, where libraries allocate what they keep."""
+        stream, current = side_stream(self.form.device), torch.cuda.current_stream()
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            self.step(learners, batch)
+        current.wait_stream(stream)
+
+    def _capture(self, learners: Sequence[Any], batch: Batch) -> Any:
+        """The step as a graph.
+
+        `torch.cuda.graph` would wait for the device and empty the allocator's cache each time,
+        which takes longer than capturing a small net.
+        """
+        if self.pool is None:
+            self.pool = torch.cuda.graph_pool_handle()
+        free, total = torch.cuda.mem_get_info(self.form.device)
+        if free < total / 2:
+            torch.cuda.empty_cache()  # a graph cannot use the memory in it
+        graph = torch.cuda.CUDAGraph()
+        stream, current = side_stream(self.form.device), torch.cuda.current_stream()
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            graph.capture_begin(self.pool)
+            try:
                 self.step(learners, batch)
-            torch.cuda.current_stream().wait_stream(stream)
-            return
-        if self.graph is None:
-            self.index = batch.index.clone()
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph, stream=stream):
-                self.step(learners, replace(batch, index=self.index))
-        self.index.copy_(batch.index)
-        self.graph.replay()
+            finally:
+                graph.capture_end()
+        current.wait_stream(stream)
+        return graph
+
+
+def tensors_of(index: Any) -> list[Tensor]:
+    """The tensors in which a batch differs from others: its index, or those of a tuple."""
+    return [t for part in index for t in tensors_of(part)] if isinstance(index, tuple) else [index]
+
+
+def _with_tensors(index: Any, tensors: Iterator[Tensor]) -> Any:
+    """The index with other tensors in their places."""
+    if isinstance(index, tuple):
+        return tuple(_with_tensors(part, tensors) for part in index)
+    return next(tensors)
 
 
 def _can_capture(learners: Sequence[Any], source: Source, library_only: bool) -> bool:
-    form = source.form
-    below = source.source if isinstance(source, ThroughBlocks) else source
+    form, below = source.form, source
+    while isinstance(below, DerivedSource):
+        if isinstance(below, ThroughBlocks) and not library_only:
+            return False
+        if isinstance(below, Augmented) and below.numbers is None:
+            return False
+        below = below.source
     learning = [learner for learner in learners if learner.learning]
     return (
         isinstance(below, Arrays)
         and isinstance(below.x, Tensor)  # sequences of different lengths change their shapes
         and form.device.type == "cuda"
         and below.x.device == form.device
-        and form.micro_batch is None
         and source.samples > 8 * form.batch_size
         and all(map(_capturable, learning))
-        and (source is below or library_only)
         and all(map(library_modules_only, learners))
     )
 
@@ -97,8 +153,7 @@ def _capturable(learner: Any) -> bool:
             return False
         if learner.settings.lr_schedule is not None and not isinstance(group["lr"], Tensor):
             return False
-    # losses over a whole batch could be captured too; no GPU has tried it yet
-    return learner.mean_over_samples and learner.written_out and library_modules_only(learner)
+    return learner.written_out and library_modules_only(learner)
 
 
 def library_modules_only(learner: Any) -> bool:

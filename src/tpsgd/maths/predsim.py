@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tpsgd.losses import bce, cross_entropy, minus_labels
+from tpsgd.maths.memory_format import bands, channels_last, spread
 from tpsgd.maths.pooling import back_to_pixels, cells, grid_for, wide
 from tpsgd.maths.random import Key
 from tpsgd.objectives import LossAndGrads, Objective, Site
@@ -55,11 +56,15 @@ def predsim(site: Site, share: float, features: int, convolve: bool = True) -> O
         R, f = tensors[-1], read(y)
         logits = wide(f @ R.T)
         e = minus_labels(local.link(logits), s).mul_((1 - share) / len(y)).to(y.dtype)
-        z = _convolved(y, tensors[0]) if convolve else y
-        alike, dz = _alike(z, labels_alike(s, classes, logits.dtype), share, pixels, convolve)
-        dy, *dK = _through(dz, y, tensors[0]) if convolve else (dz,)
-        del z, dz  # frees a batch of maps
-        _add(dy, e @ R, grid)
+        df, T = e @ R, labels_alike(s, classes, logits.dtype)
+        of_readout = back_to_pixels(df, y, grid) if grid else df.view(y.shape)
+        if convolve:
+            alike, dz = _alike(_convolved(y, tensors[0]), T, share, pixels, None)
+            dy, *dK = _through(dz, y, tensors[0])
+            del dz  # frees a batch of maps
+            _add(dy, of_readout)
+        else:
+            (alike, dy), dK = _alike(y, T, share, pixels, of_readout), ()
         value = alike.add_(local.value(logits, s), alpha=1 - share)
         return LossAndGrads(value, dy, (*dK, e.T @ f), logits)
 
@@ -70,7 +75,8 @@ def predsim(site: Site, share: float, features: int, convolve: bool = True) -> O
 
 def similarity(z: Tensor) -> Tensor:
     """The cosines between rows, each about its own mean."""
-    u, _ = _directions(z)
+    z = z - z.mean(1, keepdim=True)
+    u = z / z.square().sum(1, keepdim=True).add(_LENGTH).sqrt()
     return u @ u.T
 
 
@@ -83,36 +89,62 @@ def labels_alike(s: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
     return alike.sub_(1 / classes).div_(length)
 
 
-def _directions(z: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows about their means, scaled to length one, and their lengths."""
-    z = z - z.mean(1, keepdim=True)
-    q = z.square().sum(1, keepdim=True).add(_LENGTH).sqrt()
-    return z / q, q
-
-
 def _alike(
-    z: Tensor, T: Tensor, share: float, pixels: int, overwrite: bool
+    z: Tensor, T: Tensor, share: float, pixels: int, more: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The similarity's part of the loss, and dz; `overwrite`: in z's memory."""
+    """The similarity's part of the loss, and dz with the derivative `more` added to it."""
     if pixels == 1:
         loss, dv = _pairs(wide(z.flatten(1)), T, share)
-        return loss, dv.view(z.shape).to(z.dtype)
+        dz = dv.view(z.shape).to(z.dtype)
+        return loss, dz if more is None else dz.add_(more)
     space = tuple(range(2, z.dim()))
-    mean = z.mean(space, keepdim=True)
-    z = z.sub_(mean) if overwrite else z - mean
-    std = torch.linalg.vector_norm(z, dim=space, dtype=T.dtype).div_((pixels - 1) ** 0.5)
+    if _reads_once(z):
+        variance, mean = torch.var_mean(z, space, keepdim=True)
+        std = wide(variance.flatten(1)).sqrt_()
+    else:
+        mean, z = None, z - z.mean(space, keepdim=True)
+        std = torch.linalg.vector_norm(z, dim=space, dtype=T.dtype).div_((pixels - 1) ** 0.5)
     loss, dv = _pairs(std, T, share)
     slope = torch.where(std > 0, dv / std, 0.0).div_(pixels - 1).to(z.dtype)
-    return loss, z.mul_(slope.view(*slope.shape, *[1] * len(space)))
+    slope = slope.view(*slope.shape, *[1] * len(space))
+    if mean is not None:
+        offset = -slope * mean if more is None else torch.addcmul(more, slope, mean, value=-1)
+        return loss, _scaled(z, slope, offset)
+    z.mul_(slope)
+    return loss, z if more is None else _add(z, more)
+
+
+def _reads_once(z: Tensor) -> bool:
+    """Whether mean and deviation of maps are faster in one pass, without a copy about the mean."""
+    return z.is_cuda
 
 
 def _pairs(v: Tensor, T: Tensor, share: float) -> tuple[Tensor, Tensor]:
-    """The mean squared difference between S(v) and T times its share, and dv."""
-    u, q = _directions(v)
-    difference = (u @ u.T).sub_(T)
-    du = (difference @ u).mul_(4 * share / len(v) ** 2)
-    dv = (du - u * (u * du).sum(1, keepdim=True)).div_(q)
-    return difference.square().mean().mul_(share), dv - dv.mean(1, keepdim=True)
+    """The mean squared difference between S(v) and T times its share, and dv.
+
+    Layer normalisation of v is u times the root of its width.
+    """
+    n, width = v.shape
+    u, mean, inverse = torch.native_layer_norm(v, (width,), None, None, _LENGTH / width)
+    difference = torch.addmm(T, u, u.T, beta=-1, alpha=1 / width)
+    du = (difference @ u).mul_(4 * share / (n * n * width))
+    dv, *_ = torch.ops.aten.native_layer_norm_backward(
+        du, v, (width,), mean, inverse, None, None, (True, False, False)
+    )
+    difference = difference.flatten()
+    return torch.dot(difference, difference).mul_(share / (n * n)), dv
+
+
+def _scaled(z: Tensor, slope: Tensor, offset: Tensor) -> Tensor:
+    """slope z + offset: one slope for each map; one offset for each map, cell or pixel."""
+    if z.dim() != 4 or offset.shape in (z.shape, slope.shape):
+        return torch.addcmul(offset, z, slope)
+    slopes = spread(slope, z).narrow(-2, 0, 1)  # a row of pixels
+    scaled = torch.addcmul(spread(offset, z), bands(z, offset.shape[2]), slopes)
+    if channels_last(z):
+        n, filters, height, width = z.shape
+        return scaled.view(n, height, width, filters).permute(0, 3, 1, 2)
+    return scaled.view(z.shape)
 
 
 def _convolved(y: Tensor, K: Tensor) -> Tensor:
@@ -134,15 +166,14 @@ def _through(dz: Tensor, y: Tensor, K: Tensor) -> tuple[Tensor, Tensor]:
     return dy, dK
 
 
-def _add(dy: Tensor, df: Tensor, grid: tuple[int, ...] | None) -> None:
-    """Add the derivative of the local classifier, which reads pooled output, to dy."""
-    pixels = back_to_pixels(df, dy, grid) if grid else df.view(dy.shape)
-    if pixels.shape == dy.shape:
-        dy.add_(pixels)
-    else:  # one number per cell
-        down, across = pixels.shape[2:]
-        by_cell = dy.unflatten(3, (across, -1)).unflatten(2, (down, -1))
-        by_cell.add_(pixels[:, :, :, None, :, None])
+def _add(dy: Tensor, more: Tensor) -> Tensor:
+    """Add to dy a derivative with one number per pixel or per cell."""
+    if more.shape == dy.shape:
+        return dy.add_(more)
+    down, across = more.shape[2:]
+    by_cell = dy.unflatten(3, (across, -1)).unflatten(2, (down, -1))
+    by_cell.add_(more[:, :, :, None, :, None])
+    return dy
 
 
 def _kernel(site: Site) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 GOLDEN = 0x9E3779B97F4A7C15
 SORTED = 1 << 12  # up to this number, samples are shuffled by sorting
 ROUNDS = 3  # of the Feistel network that shuffles
+AT_A_TIME = 1 << 19  # numbers that are shuffled together
 MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
@@ -27,7 +28,17 @@ class Key:
 
 def streams(key: Key, members: list[int], device: torch.device | str = "cpu") -> Tensor:
     """The start of each member's stream of numbers, a column `(members, 1)`."""
-    return torch.tensor([[_signed(_chain(key, m))] for m in members], device=device)
+    return _streams([(key, member) for member in members], device)
+
+
+def _streams(members: list[tuple[Key, int]], device: torch.device | str) -> Tensor:
+    return torch.tensor([[_signed(_chain(key, m))] for key, m in members], device=device)
+
+
+def streams_of(key: Key, members: Tensor) -> Tensor:
+    """As `streams`, for members in a tensor of any shape, on its device."""
+    state = _signed(_chain(key))
+    return splitmix64(members.new_ones(()), members ^ state)
 
 
 def splitmix64(counter: Tensor, streams: Tensor) -> Tensor:
@@ -41,7 +52,7 @@ def splitmix64(counter: Tensor, streams: Tensor) -> Tensor:
 
 
 def permutation(n: int, key: Key, device: torch.device | str = "cpu") -> Iterator[Tensor]:
-    """range(n) in an order that depends on the key, in pieces, in memory that does not grow with n.
+    """range(n) in an order that depends on the key, in pieces that do not grow with n.
 
     A small range is sorted by its hashes. For a larger one, a Feistel network permutes the counter:
     the two halves of its bits change each other in turn. It permutes the range to the next power of
@@ -52,7 +63,7 @@ def permutation(n: int, key: Key, device: torch.device | str = "cpu") -> Iterato
         [0, 1, 2, 3, 4]
     """
     if n <= SORTED:
-        yield splitmix64(torch.arange(n, device=device), streams(key, [-1], device)).argsort()[0]
+        yield shuffled(n, [key], device)[0]
         return
     for piece in mixed(n, key, device):
         yield piece[piece < n]
@@ -60,22 +71,10 @@ def permutation(n: int, key: Key, device: torch.device | str = "cpu") -> Iterato
 
 def mixed(n: int, key: Key, device: torch.device | str = "cpu") -> Iterator[Tensor]:
     """As `permutation`, of the range to the next power of two."""
-    bits = max(2, (n - 1).bit_length())
     span = 1 << (12 if torch.device(device).type == "cpu" else 15)
-    rounds = streams(key, list(range(-2 * ROUNDS, 0)), device)
+    bits, tables = _feistel_tables(n, [key], device)
     for start in range(0, 1 << bits, span):
-        counter = torch.arange(start, min(start + span, 1 << bits), device=device)
-        yield _feistel(counter, bits, rounds)
-
-
-def _feistel(counter: Tensor, bits: int, rounds: Tensor) -> Tensor:
-    low = bits // 2
-    high = bits - low
-    left, right = counter >> low, counter.bitwise_and((1 << low) - 1)
-    for left_key, right_key in rounds.view(-1, 2, 1):
-        left ^= splitmix64(right, left_key).bitwise_and_((1 << high) - 1)
-        right ^= splitmix64(left, right_key).bitwise_and_((1 << low) - 1)
-    return left.bitwise_left_shift_(low).bitwise_or_(right)
+        yield _feistel(range(start, min(start + span, 1 << bits)), bits, tables)[0]
 
 
 def shuffled(n: int, keys: list[Key], device: torch.device | str = "cpu") -> Tensor:
@@ -85,12 +84,50 @@ def shuffled(n: int, keys: list[Key], device: torch.device | str = "cpu") -> Ten
         >>> torch.equal(shuffled(5, [Key(7), Key(0)])[1:], shuffled(5, [Key(0)]))
         True
     """
-    return torch.stack([torch.cat(list(permutation(n, key, device))) for key in keys])
+    if n <= SORTED:
+        starts = _streams([(key, -1) for key in keys], device)
+        return splitmix64(torch.arange(n, device=device), starts).argsort()
+    bits, tables = _feistel_tables(n, keys, device)
+    order = torch.empty(len(keys), 1 << bits, dtype=torch.long, device=device)
+    span = max(1 << 12, AT_A_TIME // len(keys))
+    for start in range(0, 1 << bits, span):
+        piece = range(start, min(start + span, 1 << bits))
+        order[:, piece.start : piece.stop] = _feistel(piece, bits, tables)
+    return order[order < n].view(len(keys), n)  # each row has as many numbers below n
 
 
-def _chain(key: Key, member: int) -> int:
+def _feistel_tables(
+    n: int, keys: list[Key], device: torch.device | str
+) -> tuple[int, list[Tensor]]:
+    """The bits of a counter up to n, and what half of its bits add to the other, in each round.
+
+    A half has few values, so that all of them are hashed beforehand: (keys, values) each.
+    """
+    bits = max(2, (n - 1).bit_length())
+    low = bits // 2
+    rounds = [(key, member) for member in range(-2 * ROUNDS, 0) for key in keys]
+    hashes = splitmix64(torch.arange(1 << (bits - low), device=device), _streams(rounds, device))
+    tables = hashes.view(2 * ROUNDS, len(keys), -1)
+    tables[::2].bitwise_and_((1 << (bits - low)) - 1)
+    tables[1::2].bitwise_and_((1 << low) - 1)
+    return bits, list(tables)
+
+
+def _feistel(counters: range, bits: int, tables: list[Tensor]) -> Tensor:
+    """Counters after the rounds of a Feistel network, for each key: (keys, counters)."""
+    low = bits // 2
+    counter = torch.arange(counters.start, counters.stop, device=tables[0].device)
+    counter = counter.expand(len(tables[0]), -1)
+    left, right = counter >> low, counter.bitwise_and((1 << low) - 1)
+    for left_table, right_table in zip(tables[::2], tables[1::2], strict=True):
+        left ^= left_table.gather(1, right)
+        right ^= right_table.gather(1, left)
+    return left.bitwise_left_shift_(low).bitwise_or_(right)
+
+
+def _chain(key: Key, *member: int) -> int:
     state = 0
-    for number in (key.seed, key.block, key.step, member):
+    for number in (key.seed, key.block, key.step, *member):
         state = _splitmix((state ^ number) % 2**64)
     return state
 
