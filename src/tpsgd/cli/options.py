@@ -284,7 +284,7 @@ class Machine:
     TITLE = "Machine"
 
     device: str | None = setting(None, "cpu, cuda, cuda:1, ...")
-    threads: int | None = setting(None, "Number of CPU threads.", min=1)
+    threads: int | None = setting(None, "CPU threads, at most; small nets take one.", min=1)
 
     def settings(self) -> dict[str, Any]:
         """The settings of `fit` in this group; the number of threads is set."""

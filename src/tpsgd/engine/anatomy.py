@@ -13,7 +13,7 @@ from tpsgd.engine.learner import BlockSettings
 from tpsgd.engine.settings import Settings
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import Loss, cross_entropy
-from tpsgd.nets.blocks import Block, has_batch_norm, shapes, split, whole
+from tpsgd.nets.blocks import Block, has_batch_norm, products_of_layers, shapes, split, whole
 from tpsgd.nets.padded import Padded
 from tpsgd.nets.recurrent import Recurrent, connect
 from tpsgd.rules import Place, Rule
@@ -38,6 +38,7 @@ class Anatomy:
     form: BatchForm
     sizes: list[dict[Place, tuple[int, ...]]]
     classes: int
+    largest_product: int  # multiply-adds of one sample in the largest layer, of all restarts
 
     @property
     def blocks(self) -> list[Block]:
@@ -77,9 +78,11 @@ def dissect(
     form = form_for(models, layers, x, stream, settings, device)
     if check is not None:
         check(x, form)
-    sizes = sizes_of(cuts[0], x, settings, form)
+    with products_of_layers() as products:
+        sizes = sizes_of(cuts[0], x, settings, form)
     classes = classes_of(sizes[-1][Place.END], cuts[0][-1])
-    return Anatomy(cuts, layers, rules, block_settings, loss, form, sizes, classes)
+    largest = max(products, default=0) * len(models)
+    return Anatomy(cuts, layers, rules, block_settings, loss, form, sizes, classes, largest)
 
 
 def _check_backprop(model: nn.Module, settings: Settings) -> None:

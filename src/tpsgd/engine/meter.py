@@ -45,6 +45,11 @@ class LiveBytes(TorchDispatchMode):
         self._storages: dict[int, tuple[int, Any]] = {}  # by address: number and weak reference
         self._count = 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Leave `__torch_dispatch__` undecorated: the decorator loads torch.compile (a second)."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)

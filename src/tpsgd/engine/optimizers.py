@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -14,7 +15,27 @@ from tpsgd.errors import TpsgdError
 
 # A factory with a true `by_name` gets the parameters in a dictionary.
 OptimizerFactory = Callable[[Iterable[Tensor]], Optimizer]
+
+
+class Adam(torch.optim.Adam):
+    """torch's Adam without its decorators, which load torch.compile (a second) when first called.
+
+    They keep the compiler out of these methods; and gradients, which `no_grad` does here.
+    """
+
+    add_param_group = unwrap(Optimizer.add_param_group)
+    step = torch.no_grad()(unwrap(torch.optim.Adam.step))
+
+
+class SGD(torch.optim.SGD):
+    """torch's SGD without the decorators, as for Adam."""
+
+    add_param_group = unwrap(Optimizer.add_param_group)
+    step = torch.no_grad()(unwrap(torch.optim.SGD.step))
+
+
 ELEMENTWISE = (  # each number is updated by itself
+    *(Adam, SGD),
     *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam),
     *(torch.optim.Adamax, torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.RMSprop),
 )
@@ -138,13 +159,13 @@ def adam(params: Iterable[Tensor]) -> Optimizer:
     params = list(params)
     if params[0].is_cuda:
         lr = torch.tensor(1e-3, device=params[0].device)  # a tensor, so that a graph can read it
-        return torch.optim.Adam(params, lr=lr, fused=True, capturable=True)
-    return torch.optim.Adam(params, lr=1e-3, fused=params[0].device.type == "cpu")
+        return Adam(params, lr=lr, fused=True, capturable=True)
+    return Adam(params, lr=1e-3, fused=params[0].device.type == "cpu")
 
 
 def sgd(params: Iterable[Tensor]) -> Optimizer:
     """Plain SGD at 0.1: no momentum, so no state in addition to the parameters."""
-    return torch.optim.SGD(params, lr=0.1)
+    return SGD(params, lr=0.1)
 
 
 OF_INPUT = re.compile(r"(weight|bias)_(x|ih_l\d+(_reverse)?)$")  # ours, and nn.RNN's
@@ -167,7 +188,7 @@ class TwoRates:
         of_input = [p for name, p in params.items() if OF_INPUT.search(name)]
         others = [p for name, p in params.items() if not OF_INPUT.search(name)]
         groups = [{"params": of_input, "lr": self.x}, {"params": others, "lr": self.h}]
-        return torch.optim.SGD([group for group in groups if group["params"]], lr=self.h)
+        return SGD([group for group in groups if group["params"]], lr=self.h)
 
 
 def two_rates(x: float, h: float) -> Any:

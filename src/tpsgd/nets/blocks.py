@@ -10,6 +10,7 @@ every time. A recurrent layer has its activation inside. Each layer of torch's `
 """
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -299,3 +300,24 @@ def shapes(blocks: list[Block], x: Tensor) -> list[dict[Place, tuple[int, ...]]]
         sizes.append({place: tuple(y.shape[1:]) for place, y in outputs.items()})
         x = outputs[Place.END]
     return sizes
+
+
+@contextmanager
+def products_of_layers() -> Iterator[list[int]]:
+    """The multiply-adds of one sample in every product of weights that is computed meanwhile.
+
+    A recurrent layer multiplies by its weights at each time step: a product of its own.
+    """
+    products: list[int] = []
+
+    def count(module: nn.Module, _: Any, y: Any) -> None:
+        cells = isinstance(module, Recurrent)
+        for weight in (p for p in module.parameters(recurse=cells) if p.dim() > 1):
+            pixels = y[0].numel() // len(weight) if isinstance(y, Tensor) and not cells else 1
+            products.append(max(1, pixels) * weight.numel())
+
+    hook = nn.modules.module.register_module_forward_hook(count)
+    try:
+        yield products
+    finally:
+        hook.remove()

@@ -16,7 +16,14 @@ from torch.optim.lr_scheduler import LRScheduler
 from tpsgd.engine.anatomy import Anatomy, Method, rules_for
 from tpsgd.engine.assemble import assemble, block_infos, check_optimizers, unstack
 from tpsgd.engine.backprop import Backprop
-from tpsgd.engine.device import forget_resident_peak, resident, resolve_device
+from tpsgd.engine.device import (
+    forget_resident_peak,
+    limit_threads,
+    resident,
+    resolve_device,
+    threads_restored,
+    with_threads,
+)
 from tpsgd.engine.learner import EarlyStopping
 from tpsgd.engine.meter import Meter, tensor_bytes
 from tpsgd.engine.optimizers import OptimizerFactory, adam
@@ -56,6 +63,9 @@ def fit(
     precision: torch.dtype | None = None,
 ) -> Run:
     """Train a model in place without backpropagation. It is never re-initialised.
+
+    On a CPU, nets too small for several threads are trained with one; `run.settings["threads"]` is
+    the number, callbacks run with torch's own, and so does everything afterwards.
 
     Args:
         model: an `nn.Sequential`, cut into blocks by `tpsgd.split`.
@@ -161,8 +171,10 @@ def run_training(
     with training_context(models, settings, keep_inputs=local) as device:
         net, anatomy = assemble(models, data, method, settings, device)
         check_optimizers(net.learners)
+        batch_size = anatomy.form.micro_batch or getattr(data, "batch_size", settings.batch_size)
+        threads = limit_threads(device, anatomy.largest_product * (batch_size or 1))
         runs = _new_runs(method, anatomy, settings, len(models))
-        recorder = Recorder(runs, settings.callbacks)
+        recorder = Recorder(runs, [with_threads(threads, f) for f in settings.callbacks])
         meter = Meter(device) if settings.memory.measure else None
         net.observers = [recorder]
         if settings.progress is not None:
@@ -216,7 +228,9 @@ def _new_runs(method: Method, anatomy: Anatomy, settings: Settings, restarts: in
 def training_context(
     models: list[nn.Module], settings: Settings, keep_inputs: bool = True
 ) -> Iterator[torch.device]:
-    """Models on their device, random numbers seeded; modes and the generator are restored.
+    """Models on their device, random numbers seeded.
+
+    Modes, the random generator and the number of threads are restored at the end.
 
     `keep_inputs`: no module writes into its input, which may be the output that an earlier block
     has yet to learn from.
@@ -230,7 +244,7 @@ def training_context(
     modules: list[Any] = [m for model in models for m in model.modules()]
     writers = [m for m in modules if keep_inputs and getattr(m, "inplace", False)]
     random = torch.random.fork_rng([device] if device.type == "cuda" else [])
-    with random, modes_restored(*models):
+    with random, modes_restored(*models), threads_restored():
         torch.manual_seed(settings.seed)
         try:
             for module in writers:
