@@ -47,31 +47,62 @@ class WindowLoss(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """Memory of a window of steps, `(..., steps, rows, units)`; each window overwrites the last."""
+    """Memory of a window of steps and views of it; each window overwrites the last.
 
+    Steps have the shape `(..., steps, rows, units)`, samples `(..., steps * rows, units)`: there,
+    each step of a sequence counts as a sample.
+    """
+
+    shape: tuple[int, int]  # steps and rows
     z: Tensor  # inputs of sigma; its outputs, if they are enough for the derivative and a < 1
-    trail: Tensor  # the states, with the one before the window
-    ones: Tensor  # `(..., 1, steps * rows)`: a product with it sums rows
+    states: Tensor  # the state after each step
+    z_of_samples: Tensor
+    states_of_samples: Tensor
+    old_states_of_samples: Tensor  # before each step
+    first: Tensor  # the state before the window
+    last: Tensor  # the state at its end
     each: tuple[tuple[Tensor, Tensor, Tensor], ...]  # of every step: z, the old and the new state
+    ones: Tensor  # `(..., 1, steps * rows)`: a product with it sums over samples
 
-    @property
-    def states(self) -> Tensor:
-        """The state after each step."""
-        return self.trail[..., 1:, :, :]
+    @classmethod
+    def within(cls, memory: "Memory", lead: tuple[int, ...], steps: int, rows: int) -> "Steps":
+        """The views of so many steps and rows."""
+
+        def part(numbers: Tensor, *shape: int) -> Tensor:
+            return numbers[: prod(lead) * prod(shape)].view(*lead, *shape)
+
+        z = part(memory.z, steps, rows, memory.units)
+        trail = part(memory.states, steps + 1, rows, memory.units)
+        old, new = trail[..., :-1, :, :], trail[..., 1:, :, :]
+        first, last = trail[..., 0, :, :], trail[..., -1, :, :]
+        each = tuple(zip(z.unbind(-3), old.unbind(-3), new.unbind(-3), strict=True))
+        samples = (t.flatten(-3, -2) for t in (z, new, old))
+        ones = part(memory.ones, 1, steps * rows)
+        return cls((steps, rows), z, new, *samples, first, last, each, ones)
+
+
+class Memory(NamedTuple):
+    """Numbers of a window's longest steps and most rows, taken once for a batch."""
+
+    z: Tensor
+    states: Tensor
+    ones: Tensor
+    units: int
 
 
 class CellGradients:
     """A cell that reads a batch: its state, and the sums of its gradients while it learns.
 
     `shape` is of the longest window, `(..., steps, rows)`: its memory is taken once for a batch.
-    `objective(window, y)` is the objective of the states (with `before`, of the inputs of sigma).
+    `objective(window, steps)` is the objective of the states, or of the inputs of sigma, in which
+    case `before` is true.
     """
 
     def __init__(
         self,
         weights: Weights,
         shape: tuple[int, ...],
-        objective: Callable[[Window, Tensor], WindowLoss] | None = None,
+        objective: Callable[[int, Steps], WindowLoss] | None = None,
         learns: bool = False,
         before: bool = False,
     ) -> None:
@@ -79,7 +110,7 @@ class CellGradients:
         before = before and objective is not None
         self.before, self.in_place = before, weights.act.from_output and not before
         self.h = weights.h.new_zeros(*shape[:-2], shape[-1], weights.h.shape[-1])
-        self.memory: tuple[Tensor, ...] = ()
+        self.memory: Memory | None = None
         self.steps: Steps | None = None
         self.table: Tensor | None = None  # tokens: a row per token
         self.sums: dict[str, Tensor] = {}
@@ -91,14 +122,13 @@ class CellGradients:
         """The states after each step of a window, until the next window is read."""
         x = window.values
         tokens = not x.is_floating_point()
-        count, rows = x.shape[-2:] if tokens else x.shape[-3:-1]
+        steps = self._steps(*(x.shape[-2:] if tokens else x.shape[-3:-1]))
         x = x.flatten(-2) if tokens else x.flatten(-3, -2)
-        steps = self._prepare(count, rows)
-        self._drive(x, steps.z.flatten(-3, -2))
+        self._drive(x, steps.z_of_samples)
         self._unroll(steps)
         if self.objective is not None:
-            loss = self.objective(window, steps.z if self.before else steps.states)
-            self._add_loss(loss, count)
+            loss = self.objective(window.start, steps)
+            self._add_loss(loss, steps)
             if self.learns:
                 dz, share = self._through_activation(loss, steps)
                 self._add_gradients(x, steps, dz, share)
@@ -107,39 +137,28 @@ class CellGradients:
     def finish(self) -> None:
         """Keep the last states, and free the memory of a window."""
         self._keep_state()
-        self.memory, self.steps = (), None
+        self.memory = self.steps = None
 
-    def _prepare(self, count: int, rows: int) -> Steps:
+    def _steps(self, count: int, rows: int) -> Steps:
         """The memory of a window of this many steps and rows, the state before it filled in."""
-        steps = self.steps
-        if steps is not None and steps.z.shape[-3:-1] == (count, rows):
-            steps.trail[..., 0, :, :].copy_(steps.trail[..., -1, :, :])
-            return steps
+        if self.steps is not None and self.steps.shape == (count, rows):
+            self.steps.first.copy_(self.steps.last)
+            return self.steps
         self._keep_state()
-        lead, units, (longest, most) = self.shape[:-2], self.h.shape[-1], self.shape[-2:]
-        if not self.memory:
+        (*lead, longest, most), units = self.shape, self.h.shape[-1]
+        if self.memory is None:
             sizes = longest * most * units, (longest + 1) * most * units, longest * most
-            self.memory = tuple(self.h.new_empty(prod(lead) * size) for size in sizes)
-            self.memory[2].fill_(1.0)
-
-        def part(memory: Tensor, *shape: int) -> Tensor:
-            return memory[: prod(lead) * prod(shape)].view(*lead, *shape)
-
-        z, trail = (
-            part(memory, n, rows, units)
-            for memory, n in zip(self.memory, (count, count + 1), strict=False)
-        )
-        states = trail.unbind(-3)
-        each = tuple(zip(z.unbind(-3), states, states[1:], strict=False))
-        self.steps = Steps(z, trail, part(self.memory[2], 1, count * rows), each)
-        trail[..., 0, :, :] = self.h[..., :rows, :]
+            numbers = [self.h.new_empty(prod(lead) * size) for size in sizes]
+            numbers[2].fill_(1.0)
+            self.memory = Memory(*numbers, units)
+        self.steps = Steps.within(self.memory, tuple(lead), count, rows)
+        self.steps.first.copy_(self.h[..., :rows, :])
         return self.steps
 
     def _keep_state(self) -> None:
         """Copy the last states out of the memory of a window."""
         if self.steps is not None:
-            states = self.steps.trail[..., -1, :, :]
-            self.h[..., : states.shape[-2], :] = states
+            self.h[..., : self.steps.shape[1], :] = self.steps.last
 
     def _drive(self, x: Tensor, z: Tensor) -> None:
         """Write X_t W_X + b of every step in the window into z."""
@@ -173,14 +192,16 @@ class CellGradients:
                 act.forward_(add_product(z, h, recur, out=new))
 
     def _through_activation(self, loss: WindowLoss, steps: Steps) -> tuple[Tensor, float]:
-        dy, W = loss.local.dy.reshape(steps.z.shape), self.weights
+        """The derivative of the window's loss with respect to z, but for a factor."""
+        dy, W = loss.local.dy.reshape(steps.z_of_samples.shape), self.weights
         if self.before:
             return dy, loss.share
-        value = steps.states if self.in_place and W.leak == 1 else steps.z
+        from_states = self.in_place and W.leak == 1
+        value = steps.states_of_samples if from_states else steps.z_of_samples
         into = dy if dy.is_contiguous() else None
         return W.act.backward(dy, value, into), loss.share * W.leak
 
-    def _add_loss(self, loss: WindowLoss, steps: int) -> None:
+    def _add_loss(self, loss: WindowLoss, steps: Steps) -> None:
         local, share = loss
         if self.loss is None:
             self.loss = local.loss * share
@@ -190,12 +211,11 @@ class CellGradients:
             for total, t in zip(self.dtensors, local.dtensors, strict=True):
                 total.add_(t, alpha=share)
         if local.logits is not None:
-            self.logits = local.logits.unflatten(-2, (steps, -1))[..., -1, :, :]
+            self.logits = local.logits[..., -steps.shape[1] :, :]
 
     def _add_gradients(self, x: Tensor, steps: Steps, dz: Tensor, share: float) -> None:
         """Add a window's gradients to the sums."""
-        dz = dz.flatten(-3, -2)
-        self._add("weight_h", dz.mT, steps.trail[..., :-1, :, :].flatten(-3, -2), share)
+        self._add("weight_h", dz.mT, steps.old_states_of_samples, share)
         if x.is_floating_point():
             self._add("weight_x", dz.mT, x, share)
         else:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tpsgd.nets.activations import activation
 from tpsgd.nets.blocks import Block
-from tpsgd.nets.cell_gradients import CellGradients, Weights, Window, WindowLoss
+from tpsgd.nets.cell_gradients import CellGradients, Steps, Weights, Window, WindowLoss
 from tpsgd.nets.closed_form import Params
 from tpsgd.nets.padded import Padded, through
 from tpsgd.nets.recurrent import Recurrent, Sequences, as_sequences
@@ -216,30 +216,29 @@ class Unrolled:
         s, tensors, repeated = saved.s, saved.tensors, _Repeated(saved.s, self.lead)
         total = sequences * steps if saved.lengths is None else int(saved.lengths.sum())
 
-        def objective(window: Window, y: Tensor) -> WindowLoss:
-            rows, share = y.shape[-2], y.shape[-2] / total
+        def objective(start: int, window: Steps) -> WindowLoss:
+            steps, rows = window.shape
             if self.codes is None:
-                local = self._of_samples(y, repeated(y.shape[-3], rows), way, tensors)
-                return WindowLoss(local, share * y.shape[-3])
-            local = self._of_steps(y, s.narrow(self.lead, 0, rows), way, window.start)
-            loss = local.loss if y.shape[-3] == 1 else local.loss.sum(-1)
-            return WindowLoss(local._replace(loss=loss, logits=None), share)
+                y = window.z_of_samples if before else window.states_of_samples
+                local = self._of_samples(y, repeated(steps, rows), way, tensors)
+                return WindowLoss(local, rows * steps / total)
+            y = window.z if before else window.states
+            local = self._of_steps(y, s.narrow(self.lead, 0, rows), way, start)
+            loss = local.loss if steps == 1 else local.loss.sum(-1)
+            return WindowLoss(local._replace(loss=loss, logits=None), rows / total)
 
         return CellGradients(weights, shape, objective, saved.learns, before)
 
     def _of_samples(
         self, y: Tensor, s: Tensor, way: int, tensors: tuple[Tensor, ...]
     ) -> LossAndGrads:
-        """The objective of a window's states, `(..., steps, rows, units)`, one P for all steps.
-
-        Each step of a sequence counts as a sample; s has as many signals.
-        """
+        """The objective of a window, in which each step of a sequence counts as a sample."""
         count = len(tensors) // len(self.layer.cells)
         objective = over_dimension(self.objective) if self.lead else self.objective
-        return objective(y.flatten(-3, -2), s, *tensors[way * count : (way + 1) * count])
+        return objective(y, s, *tensors[way * count : (way + 1) * count])
 
     def _of_steps(self, y: Tensor, s: Tensor, way: int, start: int) -> LossAndGrads:
-        """The same, with a projection for each step."""
+        """The objective of a window, `(..., steps, rows, units)`, with a projection per step."""
         objective, tensors = self.objective, self._codes(way, start, y.shape[-3])
         if y.shape[-3] == 1:
             y, tensors = y.squeeze(-3), tuple(t.squeeze(self.lead) for t in tensors)
