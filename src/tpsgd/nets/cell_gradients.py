@@ -12,12 +12,12 @@ dimension of restarts.
 """
 
 from collections.abc import Callable
+from math import prod
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from tpsgd.maths.memory_format import sum_of_rows
 from tpsgd.nets.activations import Activation
 from tpsgd.objectives import LossAndGrads
 
@@ -46,23 +46,72 @@ class WindowLoss(NamedTuple):
     share: float
 
 
+class Steps(NamedTuple):
+    """Memory of a window of steps and views of it; each window overwrites the last.
+
+    Steps have the shape `(..., steps, rows, units)`, samples `(..., steps * rows, units)`: there,
+    each step of a sequence counts as a sample.
+    """
+
+    shape: tuple[int, int]  # steps and rows
+    z: Tensor  # inputs of sigma; its outputs, if they are enough for the derivative and a < 1
+    states: Tensor  # the state after each step
+    z_of_samples: Tensor
+    states_of_samples: Tensor
+    old_states_of_samples: Tensor  # before each step
+    first: Tensor  # the state before the window
+    last: Tensor  # the state at its end
+    each: tuple[tuple[Tensor, Tensor, Tensor], ...]  # of every step: z, the old and the new state
+    ones: Tensor  # `(..., 1, steps * rows)`: a product with it sums over samples
+
+    @classmethod
+    def within(cls, memory: "Memory", lead: tuple[int, ...], steps: int, rows: int) -> "Steps":
+        """The views of so many steps and rows."""
+
+        def part(numbers: Tensor, *shape: int) -> Tensor:
+            return numbers[: prod(lead) * prod(shape)].view(*lead, *shape)
+
+        z = part(memory.z, steps, rows, memory.units)
+        trail = part(memory.states, steps + 1, rows, memory.units)
+        old, new = trail[..., :-1, :, :], trail[..., 1:, :, :]
+        first, last = trail[..., 0, :, :], trail[..., -1, :, :]
+        each = tuple(zip(z.unbind(-3), old.unbind(-3), new.unbind(-3), strict=True))
+        samples = (t.flatten(-3, -2) for t in (z, new, old))
+        ones = part(memory.ones, 1, steps * rows)
+        return cls((steps, rows), z, new, *samples, first, last, each, ones)
+
+
+class Memory(NamedTuple):
+    """Numbers of a window's longest steps and most rows, taken once for a batch."""
+
+    z: Tensor
+    states: Tensor
+    ones: Tensor
+    units: int
+
+
 class CellGradients:
     """A cell that reads a batch: its state, and the sums of its gradients while it learns.
 
-    `objective(window, y)` is the objective of the states (with `before`, of the inputs of sigma).
+    `shape` is of the longest window, `(..., steps, rows)`: its memory is taken once for a batch.
+    `objective(window, steps)` is the objective of the states, or of the inputs of sigma, in which
+    case `before` is true.
     """
 
     def __init__(
         self,
         weights: Weights,
-        rows: tuple[int, ...],
-        objective: Callable[[Window, Tensor], WindowLoss] | None = None,
+        shape: tuple[int, ...],
+        objective: Callable[[int, Steps], WindowLoss] | None = None,
         learns: bool = False,
         before: bool = False,
     ) -> None:
-        self.weights, self.objective, self.learns = weights, objective, learns
-        self.before = before and objective is not None
-        self.h = weights.h.new_zeros(*rows, weights.h.shape[-1])
+        self.weights, self.shape, self.objective, self.learns = weights, shape, objective, learns
+        before = before and objective is not None
+        self.before, self.in_place = before, weights.act.from_output and not before
+        self.h = weights.h.new_zeros(*shape[:-2], shape[-1], weights.h.shape[-1])
+        self.memory: Memory | None = None
+        self.steps: Steps | None = None
         self.table: Tensor | None = None  # tokens: a row per token
         self.sums: dict[str, Tensor] = {}
         self.loss: Tensor | None = None
@@ -70,89 +119,120 @@ class CellGradients:
         self.logits: Tensor | None = None  # of the last step
 
     def read(self, window: Window) -> Tensor:
-        """The states after each step of a window."""
-        z = self._drive(window.values)
-        c, trail = self._unroll(z)
-        states = trail[..., 1:, :, :]
+        """The states after each step of a window, until the next window is read."""
+        x = window.values
+        tokens = not x.is_floating_point()
+        steps = self._steps(*(x.shape[-2:] if tokens else x.shape[-3:-1]))
+        x = x.flatten(-2) if tokens else x.flatten(-3, -2)
+        self._drive(x, steps.z_of_samples)
+        self._unroll(steps)
         if self.objective is not None:
-            loss = self.objective(window, z if self.before else states)
-            self._add_loss(loss, states.shape[-3])
+            loss = self.objective(window.start, steps)
+            self._add_loss(loss, steps)
             if self.learns:
-                dz, share = self._through_activation(loss, z, c)
-                self._add_gradients(window.values, trail[..., :-1, :, :], dz, share)
-        return states
+                dz, share = self._through_activation(loss, steps)
+                self._add_gradients(x, steps, dz, share)
+        return steps.states
 
-    def _drive(self, x: Tensor) -> Tensor:
-        """X_t W_X + b of every step in the window, in new memory."""
+    def finish(self) -> None:
+        """Keep the last states, and free the memory of a window."""
+        self._keep_state()
+        self.memory = self.steps = None
+
+    def _steps(self, count: int, rows: int) -> Steps:
+        """The memory of a window of this many steps and rows, the state before it filled in."""
+        if self.steps is not None and self.steps.shape == (count, rows):
+            self.steps.first.copy_(self.steps.last)
+            return self.steps
+        self._keep_state()
+        (*lead, longest, most), units = self.shape, self.h.shape[-1]
+        if self.memory is None:
+            sizes = longest * most * units, (longest + 1) * most * units, longest * most
+            numbers = [self.h.new_empty(prod(lead) * size) for size in sizes]
+            numbers[2].fill_(1.0)
+            self.memory = Memory(*numbers, units)
+        self.steps = Steps.within(self.memory, tuple(lead), count, rows)
+        self.steps.first.copy_(self.h[..., :rows, :])
+        return self.steps
+
+    def _keep_state(self) -> None:
+        """Copy the last states out of the memory of a window."""
+        if self.steps is not None:
+            self.h[..., : self.steps.shape[1], :] = self.steps.last
+
+    def _drive(self, x: Tensor, z: Tensor) -> None:
+        """Write X_t W_X + b of every step in the window into z."""
         W = self.weights
         bias = None if W.bias is None else W.bias.unsqueeze(-2)
         if x.is_floating_point():
-            z = x.flatten(-3, -2) @ W.x.mT
-            return (z if bias is None else z.add_(bias)).unflatten(-2, x.shape[-3:-1])
+            if bias is None:
+                torch.matmul(x, W.x.mT, out=z)
+            else:
+                _add_product(bias, x, W.x.mT, out=z)
+            return
         if self.table is None:
             self.table = W.x.mT.clone(memory_format=torch.contiguous_format)
             if bias is not None:
                 self.table += bias
-        return _look_up(self.table, x.flatten(-2)).unflatten(-2, x.shape[-2:])
+        _look_up(self.table, x, out=z)
 
-    def _unroll(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """sigma of every step, and the states, first to last; in place where possible.
+    def _unroll(self, steps: Steps) -> None:
+        """The states of a window, first to last, with at most three operators a step."""
+        act, leak, recur = self.weights.act, self.weights.leak, self.weights.h.mT
+        add_product = torch.addmm if recur.dim() == 2 else torch.baddbmm
+        if not self.in_place or act.forward_ is None:  # z is needed later
+            for z, h, new in steps.each:
+                c = act.forward(add_product(z, h, recur, out=z))
+                torch.lerp(h, c, leak, out=new) if leak < 1 else new.copy_(c)
+        elif leak < 1:
+            for z, h, new in steps.each:
+                torch.lerp(h, act.forward_(add_product(z, h, recur, out=z)), leak, out=new)
+        else:
+            for z, h, new in steps.each:
+                act.forward_(add_product(z, h, recur, out=new))
 
-        z becomes the input of sigma, unless sigma's output is enough for the derivative.
-        """
-        W, rows = self.weights, z.shape[-2]
-        trail = z.new_empty(*z.shape[:-3], z.shape[-3] + 1, *z.shape[-2:])
-        trail[..., 0, :, :] = self.h[..., :rows, :]
-        in_place = W.act.forward_ if W.act.from_output and not self.before else None
-        c = torch.empty_like(z) if in_place is None else z if W.leak < 1 else trail[..., 1:, :, :]
-        add_product = torch.addmm if z.dim() == 3 else torch.baddbmm
-        for i in range(z.shape[-3]):
-            h, new, now = trail[..., i, :, :], trail[..., i + 1, :, :], c[..., i, :, :]
-            at = now if in_place else z[..., i, :, :]
-            add_product(z[..., i, :, :], h, W.h.mT, out=at)
-            if in_place:
-                in_place(at)
-            else:
-                now.copy_(W.act.forward(at))
-            if W.leak < 1:
-                torch.lerp(h, now, W.leak, out=new)
-            elif in_place is None:
-                new.copy_(now)
-        self.h[..., :rows, :] = trail[..., -1, :, :]
-        return c, trail
-
-    def _through_activation(self, loss: WindowLoss, z: Tensor, c: Tensor) -> tuple[Tensor, float]:
-        dy, W = loss.local.dy.reshape(z.shape), self.weights
+    def _through_activation(self, loss: WindowLoss, steps: Steps) -> tuple[Tensor, float]:
+        """The derivative of the window's loss with respect to z, but for a factor."""
+        dy, W = loss.local.dy.reshape(steps.z_of_samples.shape), self.weights
         if self.before:
             return dy, loss.share
-        value, into = c if W.act.from_output else z, dy if dy.is_contiguous() else None
+        from_states = self.in_place and W.leak == 1
+        value = steps.states_of_samples if from_states else steps.z_of_samples
+        into = dy if dy.is_contiguous() else None
         return W.act.backward(dy, value, into), loss.share * W.leak
 
-    def _add_loss(self, loss: WindowLoss, steps: int) -> None:
+    def _add_loss(self, loss: WindowLoss, steps: Steps) -> None:
         local, share = loss
-        value = local.loss * share
-        self.loss = value if self.loss is None else self.loss.add_(value)
-        dtensors = [t * share for t in local.dtensors]
-        if self.dtensors:
-            dtensors = [a.add_(b) for a, b in zip(self.dtensors, dtensors, strict=True)]
-        self.dtensors = dtensors
+        if self.loss is None:
+            self.loss = local.loss * share
+            self.dtensors = [t * share for t in local.dtensors]
+        else:
+            self.loss.add_(local.loss, alpha=share)
+            for total, t in zip(self.dtensors, local.dtensors, strict=True):
+                total.add_(t, alpha=share)
         if local.logits is not None:
-            self.logits = local.logits.unflatten(-2, (steps, -1))[..., -1, :, :]
+            self.logits = local.logits[..., -steps.shape[1] :, :]
 
-    def _add_gradients(self, x: Tensor, h: Tensor, dz: Tensor, share: float) -> None:
-        """Add a window's gradients to the sums; h: the states before each step."""
-        sums, dz = self.sums, dz.flatten(-3, -2)
-        _add_product(sums, "weight_h", dz.mT, h.flatten(-3, -2), share)
+    def _add_gradients(self, x: Tensor, steps: Steps, dz: Tensor, share: float) -> None:
+        """Add a window's gradients to the sums."""
+        self._add("weight_h", dz.mT, steps.old_states_of_samples, share)
         if x.is_floating_point():
-            _add_product(sums, "weight_x", dz.mT, x.flatten(-3, -2), share)
+            self._add("weight_x", dz.mT, x, share)
         else:
             assert self.table is not None
-            if "table" not in sums:
-                sums["table"] = torch.zeros_like(self.table)
-            _scatter(sums["table"], x.flatten(-2), dz, share)
+            if "table" not in self.sums:
+                self.sums["table"] = torch.zeros_like(self.table)
+            _scatter(self.sums["table"], x, dz, share)
         if self.weights.bias is not None:
-            bias = sum_of_rows(dz).mul_(share)
-            sums["bias"] = bias if "bias" not in sums else sums["bias"].add_(bias)
+            self._add("bias", steps.ones, dz, share)
+
+    def _add(self, name: str, a: Tensor, b: Tensor, share: float) -> None:
+        """sums[name] += share * a b."""
+        first = name not in self.sums
+        if first:
+            self.sums[name] = a.new_empty(*a.shape[:-1], b.shape[-1])
+        total = self.sums[name]
+        _add_product(total, a, b, beta=0 if first else 1, alpha=share, out=total)
 
     def gradients(self) -> dict[str, Tensor]:
         """The sums by their parameters' names."""
@@ -160,24 +240,23 @@ class CellGradients:
         grads = {"weight_h": sums["weight_h"]}
         grads["weight_x"] = sums["table"].mT if "table" in sums else sums["weight_x"]
         if "bias" in sums:
-            grads |= {"bias_x": sums["bias"], "bias_h": sums["bias"]}
+            bias = sums["bias"].squeeze(-2)
+            grads |= {"bias_x": bias, "bias_h": bias}
         return grads
 
 
-def _add_product(sums: dict[str, Tensor], name: str, a: Tensor, b: Tensor, share: float) -> None:
-    """sums[name] += share * a b."""
+def _add_product(c: Tensor, a: Tensor, b: Tensor, out: Tensor, **factors: float) -> Tensor:
+    """beta c + alpha a b, also of stacked matrices."""
     product = torch.addmm if a.dim() == 2 else torch.baddbmm
-    if name in sums:
-        product(sums[name], a, b, alpha=share, out=sums[name])
-    else:
-        sums[name] = (a @ b).mul_(share)
+    return product(c, a, b, out=out, **factors)
 
 
-def _look_up(table: Tensor, tokens: Tensor) -> Tensor:
+def _look_up(table: Tensor, tokens: Tensor, out: Tensor) -> Tensor:
     """The tokens' rows of the table."""
     if table.dim() == 2:
-        return table.index_select(0, tokens)
-    return table.gather(1, tokens.unsqueeze(-1).expand(*tokens.shape, table.shape[-1]))
+        return torch.index_select(table, 0, tokens, out=out)
+    index = tokens.unsqueeze(-1).expand(*tokens.shape, table.shape[-1])
+    return torch.gather(table, 1, index, out=out)
 
 
 def _scatter(table: Tensor, tokens: Tensor, dz: Tensor, share: float) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tpsgd.nets.activations import activation
 from tpsgd.nets.blocks import Block
-from tpsgd.nets.cell_gradients import CellGradients, Weights, Window, WindowLoss
+from tpsgd.nets.cell_gradients import CellGradients, Steps, Weights, Window, WindowLoss
 from tpsgd.nets.closed_form import Params
 from tpsgd.nets.padded import Padded, through
 from tpsgd.nets.recurrent import Recurrent, Sequences, as_sequences
@@ -59,7 +59,10 @@ class UnrolledBatch:
         return tuple(self.x.shape[: self.source.lead + 2])
 
     def windows(self) -> Iterator[Window]:
-        """Its states, window by window; with `learns`, gradients are summed on the way."""
+        """Its states, window by window; with `learns`, gradients are summed on the way.
+
+        All windows are in the same memory: read one before the next comes.
+        """
         return self.source.run(self)
 
 
@@ -121,12 +124,15 @@ class Unrolled:
             states = Window(window.start, saved.cells[0].read(window))
             self._write(out, states, 0)
             yield states
+        saved.cells[0].finish()
         for way, cell in enumerate(saved.cells[1:], 1):
             assert not isinstance(below, UnrolledBatch)
             for window in self._cut(below, backwards=True):
                 states = cell.read(window).flip(-3)
                 self._write(out, Window(window.start, states), way)
-        saved.last = torch.cat([cell.h for cell in saved.cells], -1)
+            cell.finish()
+        last = [cell.h for cell in saved.cells]
+        saved.last = last[0] if len(last) == 1 else torch.cat(last, -1)
         saved.states = out
 
     def gradients(
@@ -203,43 +209,41 @@ class Unrolled:
 
     def _cell(self, saved: UnrolledBatch, way: int) -> CellGradients:
         weights, before = self._weights(saved.params, way), self.at is Place.BEFORE
+        *lead, sequences, steps = saved.shape
+        shape = (*lead, min(self.span, steps), sequences)
         if saved.s is None:
-            return CellGradients(weights, saved.shape[:-1])
-        s, tensors, (sequences, steps) = saved.s, saved.tensors, saved.shape[-2:]
+            return CellGradients(weights, shape)
+        s, tensors, repeated = saved.s, saved.tensors, _Repeated(saved.s, self.lead)
         total = sequences * steps if saved.lengths is None else int(saved.lengths.sum())
 
-        def objective(window: Window, y: Tensor) -> WindowLoss:
-            rows = y.shape[-2]
-            local = self._local(y, s.narrow(self.lead, 0, rows), way, window.start, tensors)
-            share = rows / total
+        def objective(start: int, window: Steps) -> WindowLoss:
+            steps, rows = window.shape
             if self.codes is None:
-                return WindowLoss(local, share * y.shape[-3])
-            loss = local.loss if y.shape[-3] == 1 else local.loss.sum(-1)
-            return WindowLoss(local._replace(loss=loss, logits=None), share)
+                y = window.z_of_samples if before else window.states_of_samples
+                local = self._of_samples(y, repeated(steps, rows), way, tensors)
+                return WindowLoss(local, rows * steps / total)
+            y = window.z if before else window.states
+            local = self._of_steps(y, s.narrow(self.lead, 0, rows), way, start)
+            loss = local.loss if steps == 1 else local.loss.sum(-1)
+            return WindowLoss(local._replace(loss=loss, logits=None), rows / total)
 
-        return CellGradients(weights, saved.shape[:-1], objective, saved.learns, before)
+        return CellGradients(weights, shape, objective, saved.learns, before)
 
-    def _local(
-        self, y: Tensor, s: Tensor, way: int, start: int, tensors: tuple[Tensor, ...]
+    def _of_samples(
+        self, y: Tensor, s: Tensor, way: int, tensors: tuple[Tensor, ...]
     ) -> LossAndGrads:
-        """The objective of a window's states, `(..., steps, rows, units)`.
+        """The objective of a window, in which each step of a sequence counts as a sample."""
+        count = len(tensors) // len(self.layer.cells)
+        objective = over_dimension(self.objective) if self.lead else self.objective
+        return objective(y, s, *tensors[way * count : (way + 1) * count])
 
-        With one projection for all steps, each step of a sequence counts as a sample; otherwise
-        each step has its own projection.
-        """
-        steps, objective = y.shape[-3], self.objective
-        if self.codes is None:
-            count = len(tensors) // len(self.layer.cells)
-            tensors = tensors[way * count : (way + 1) * count]
-            if steps > 1:
-                s = s.repeat(*[1] * self.lead, steps, *[1] * (s.dim() - self.lead - 1))
-            y = y.flatten(-3, -2)
+    def _of_steps(self, y: Tensor, s: Tensor, way: int, start: int) -> LossAndGrads:
+        """The objective of a window, `(..., steps, rows, units)`, with a projection per step."""
+        objective, tensors = self.objective, self._codes(way, start, y.shape[-3])
+        if y.shape[-3] == 1:
+            y, tensors = y.squeeze(-3), tuple(t.squeeze(self.lead) for t in tensors)
         else:
-            tensors = self._codes(way, start, steps)
-            if steps == 1:
-                y, tensors = y.squeeze(-3), tuple(t.squeeze(self.lead) for t in tensors)
-            else:
-                objective = over_dimension(objective, (0, None, *[0] * len(tensors)))
+            objective = over_dimension(objective, (0, None, *[0] * len(tensors)))
         return (over_dimension(objective) if self.lead else objective)(y, s, *tensors)
 
     def _codes(self, way: int, start: int, steps: int) -> tuple[Tensor, ...]:
@@ -298,6 +302,21 @@ class Unrolled:
         tensors = saved.tensors[: len(saved.tensors) // len(self.layer.cells)]
         assert saved.s is not None
         return self.objective(saved.cells[0].h, saved.s, *tensors).logits
+
+
+class _Repeated:
+    """The signals of a batch, repeated for every step of a window; as long as its shape stays."""
+
+    def __init__(self, s: Tensor, lead: int) -> None:
+        self.s, self.lead, self.shape, self.repeated = s, lead, (1, s.shape[lead]), s
+
+    def __call__(self, steps: int, rows: int) -> Tensor:
+        """Those of the first rows."""
+        if self.shape != (steps, rows):
+            s, lead = self.s.narrow(self.lead, 0, rows), self.lead
+            self.repeated = s.repeat(*[1] * lead, steps, *[1] * (s.dim() - lead - 1))
+            self.shape = steps, rows
+        return self.repeated
 
 
 def computed(x: Any) -> Sequences:
