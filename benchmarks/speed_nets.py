@@ -16,21 +16,33 @@ from tpsgd.zoo.words import cnn, mlp
 
 CLASSES = 10
 SKLEARN = "MLPClassifier"
-SCHEDULES = {"sequential": tpsgd.sequential, "simultaneous": tpsgd.simultaneous}
 Samples = tuple[Tensor, Tensor]
-Ways = dict[str, dict[str, Any]]
+Settings = dict[str, Any]
+Ways = dict[str, Settings]
 
-READOUT: Ways = {"readout": {"rule": rules.readout()}}
-BOTH: Ways = READOUT | {"tpsgd-l2": {"rule": rules.tpsgd_l2()}}
-WINDOWS: Ways = READOUT | {"readout, window 1": {"rule": rules.readout(), "window": 1}}
+
+def both(name: str, **settings: Any) -> Ways:
+    """A way to train by `fit` under both schedules.
+
+    A sequential run trains each block for all epochs, so the sample passes of a block are equal.
+    """
+    schedules = {"sequential": tpsgd.sequential, "simultaneous": tpsgd.simultaneous}
+    return {f"{name}, {word}": settings | {"schedule": s} for word, s in schedules.items()}
+
+
+CONTROL: Ways = {"frozen, sequential": {"rule": rules.frozen()}}
+READOUT = both("readout", rule=rules.readout())
+PAPER = both("tpsgd-l2", rule=rules.tpsgd_l2())
+STEPWISE = both("readout, window 1", rule=rules.readout(), window=1)
 
 
 @dataclass(frozen=True)
 class Net:
     """A net, the shape and number of its samples, and how it is trained.
 
-    `ways` are the local rules and their settings; `peers` are ways to train it with backprop beside
-    the plain loop and `fit_backprop`, functions of (model, x, y, batch_size, epochs).
+    `ways` are names and the settings of `fit`; `settings` are those that `fit`, `fit_backprop` and
+    the plain loop share. `peers` are more ways to train by backprop: functions of (model, x, y,
+    batch_size, epochs).
     """
 
     name: str
@@ -39,8 +51,10 @@ class Net:
     samples: int
     batch_size: int
     epochs: int
-    ways: Ways = field(default_factory=lambda: BOTH)
+    ways: Ways = field(default_factory=lambda: READOUT | PAPER | CONTROL)
     peers: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    settings: Settings = field(default_factory=dict)
+    device: str = "cpu"
 
     def quick(self) -> "Net":
         """One epoch of two batches and a sample."""
@@ -74,7 +88,8 @@ def dense(inputs: int, *widths: int, activation: type[nn.Module] = nn.LeakyReLU)
 
 
 BY_HAND = {WRITTEN_OUT: written_out_mlp}
-OVER_TIME = {WRITTEN_OUT: written_out_rnn}
+BY_HAND_RNN = {WRITTEN_OUT: written_out_rnn}
+OVER_TIME = READOUT | STEPWISE | CONTROL
 DIGITS_MLP = partial(dense, 64, 128, 128, activation=nn.Tanh)
 DIGITS_CNN = partial(cnn, (1, 8, 8), [(16, 3), (32, 3)], CLASSES, nn.LeakyReLU)
 MNIST_MLP = partial(dense, 784, 256)
@@ -87,9 +102,9 @@ NETS = [  # name, model, shape of a sample, samples, batch size, epochs
     Net("demo cnn, batch 32", DIGITS_CNN, (1, 8, 8), 1_438, 32, 10),
     Net("mnist cnn, batch 128", MNIST_CNN, (1, 28, 28), 4_000, 128, 2),
     Net("8-layer cnn, batch 128", partial(plain_cnn, 8), (3, 32, 32), 2_560, 128, 2),
-    Net("rnn, 10 steps", recurrent, (10, 16), 2_048, 64, 2, WINDOWS, OVER_TIME),
-    Net("rnn, 100 steps", recurrent, (100, 16), 1_024, 64, 2, WINDOWS, OVER_TIME),
-    Net("rnn, 1000 steps", recurrent, (1_000, 16), 512, 64, 1, WINDOWS, OVER_TIME),
+    Net("rnn, 10 steps", recurrent, (10, 16), 2_048, 64, 2, OVER_TIME, BY_HAND_RNN),
+    Net("rnn, 100 steps", recurrent, (100, 16), 1_024, 64, 2, OVER_TIME, BY_HAND_RNN),
+    Net("rnn, 1000 steps", recurrent, (1_000, 16), 512, 64, 1, OVER_TIME, BY_HAND_RNN),
     Net("vgg16 adaptor, batch 64", paper_adaptor, (512, 5, 5), 1_280, 64, 2),
     Net(
         "scikit-learn's MLP", partial(dense, 784, 256, activation=nn.ReLU), (784,), 10_000, 128, 5,
@@ -99,40 +114,26 @@ NETS = [  # name, model, shape of a sample, samples, batch size, epochs
 
 
 def contest(net: Net) -> Contest:
-    """Backprop's arms and the local ones, with the same data, batches, epochs and Adam at 1e-3.
-
-    A sequential run trains each block for all epochs: the sample passes of a block are equal.
-    """
-    data = random_data(net.samples, *net.shape)
-    settings: dict[str, Any] = {"batch_size": net.batch_size, "epochs": net.epochs}
-    arms: dict[str, Arm] = {PLAIN: lambda m: plain_loop(m, *data, **settings)}
+    """Backprop and the local rules, with the same data, batches, epochs and Adam at 1e-3."""
+    x, y = random_data(net.samples, *net.shape, device=net.device)
+    sizes = {"batch_size": net.batch_size, "epochs": net.epochs}
+    settings: Settings = sizes | net.settings
+    arms: dict[str, Arm] = {PLAIN: lambda m: plain_loop(m, x, y, **settings)}
     if any(isinstance(m, nn.Conv2d) for m in net.model().modules()):
-        last = f"{PLAIN}, channels last"
-        arms[last] = lambda m: plain_loop(m, *data, channels_last=True, **settings)
-    arms[FIT_BACKPROP] = lambda m: tpsgd.fit_backprop(m, data, **settings)
+        last = settings | {"channels_last": True}
+        arms[f"{PLAIN}, channels last"] = lambda m: plain_loop(m, x, y, **last)
+    arms[FIT_BACKPROP] = lambda m: tpsgd.fit_backprop(m, (x, y), **settings)
     for peer, train in net.peers.items():
-        arms[peer] = lambda m, train=train: train(m, *data, **settings)
-    arms |= local_arms(data, net.ways, settings)
+        arms[peer] = lambda m, train=train: train(m, x, y, **settings)
+    for way, own in net.ways.items():
+        arms[way] = lambda m, own=own: tpsgd.fit(m, (x, y), **settings, **own)
     peers = (SKLEARN,) if SKLEARN in net.peers else (PLAIN, FIT_BACKPROP)
-    return Contest(net.name, net.model, arms, {**settings, "samples": net.samples}, peers)
+    sizes |= {"samples": net.samples}
+    return Contest(net.name, lambda: net.model().to(net.device), arms, sizes, peers)
 
 
-def local_arms(data: Samples, ways: Ways, settings: dict[str, Any]) -> dict[str, Arm]:
-    """`fit` in every way under both schedules, and the frozen control."""
-
-    def arm(**chosen: Any) -> Arm:
-        return lambda model: tpsgd.fit(model, data, **settings, **chosen)
-
-    arms = {
-        f"{way}, {word}": arm(schedule=schedule, **own)
-        for way, own in ways.items()
-        for word, schedule in SCHEDULES.items()
-    }
-    return arms | {"frozen, sequential": arm(rule=rules.frozen())}
-
-
-def random_data(samples: int, *shape: int) -> Samples:
+def random_data(samples: int, *shape: int, device: str = "cpu") -> Samples:
     """Random samples of random classes: the time does not depend on what is learned."""
-    generator = torch.Generator().manual_seed(1)
-    x = torch.rand(samples, *shape, generator=generator)
-    return x, torch.randint(CLASSES, (samples,), generator=generator)
+    generator = torch.Generator(device).manual_seed(1)
+    x = torch.rand(samples, *shape, generator=generator, device=device)
+    return x, torch.randint(CLASSES, (samples,), generator=generator, device=device)

@@ -51,40 +51,44 @@ def compete(contest: Contest, turns: int, clock: Callable[[], float]) -> Row:
     The seconds are those of the whole call, so that what a `fit` prepares is in them.
     """
     seconds: dict[str, list[float]] = {arm: [] for arm in contest.arms}
-    last: dict[str, Row] = {}
+    runs: dict[str, list[Run]] = {arm: [] for arm in contest.arms}
+    accuracies: dict[str, Row] = {arm: {} for arm in contest.arms}
     for turn in range(turns + 1):
+        gc.collect()
         for name, arm in contest.arms.items():
             torch.manual_seed(0)
             model = contest.model()
-            gc.collect()
             began = clock()
             result = arm(model)
             took = clock() - began
             if turn:
                 seconds[name].append(took)
-            if turn == turns:
-                last[name] = of_run(result)
-                if contest.score is not None and result is not None:
-                    last[name]["accuracy"] = contest.score(model)
+                runs[name] += [result] if isinstance(result, Run) else []
+            if contest.score is not None:
+                accuracies[name]["accuracy"] = contest.score(model)
             del model, result
-    arms = {name: row | last[name] for name, row in figures(seconds, contest.peers).items()}
-    backprop = last.get(FIT_BACKPROP, {}).get("peak_bytes")
-    for row in arms.values():
-        if backprop and row.get("peak_bytes"):
-            row["memory_ratio"] = row["peak_bytes"] / backprop
+    arms = figures(seconds, contest.peers)
+    for name, row in arms.items():
+        row |= of_runs(runs[name], runs.get(FIT_BACKPROP, [])) | accuracies[name]
     return {"settings": contest.settings, "peers": list(contest.peers), "arms": arms}
 
 
-def of_run(result: Any) -> Row:
-    """The figures of a `Run` that are kept: its own seconds, without the set-up, and bytes."""
-    if not isinstance(result, Run):
+def of_runs(runs: list[Run], backprop: list[Run]) -> Row:
+    """What the records of `fit` know: seconds without the set-up, bytes, and these over backprop's.
+
+    `kept_bytes` are the inputs that a sequential run keeps for its next block.
+    """
+    if not runs:
         return {}
-    return {
-        "loop_seconds": result.seconds,
-        "peak_bytes": result.peak_bytes,
-        "kept_bytes": result.kept_bytes,
-        "sample_passes": result.sample_passes,
+    row = {
+        "loop_seconds": median(run.seconds for run in runs),
+        "peak_bytes": runs[-1].peak_bytes,
+        "kept_bytes": runs[-1].kept_bytes,
+        "sample_passes": runs[-1].sample_passes,
     }
+    if backprop and runs[-1].peak_bytes:
+        row["memory_ratio"] = runs[-1].peak_bytes / backprop[-1].peak_bytes
+    return row
 
 
 def figures(seconds: dict[str, list[float]], peers: tuple[str, ...]) -> dict[str, Row]:
