@@ -1,153 +1,108 @@
-"""Seconds and bytes of every rule over backprop's, at equal sample passes, measured in one run.
+"""Seconds of local rules over those of backprop, at equal sample passes, against stored goals.
 
-    python benchmarks/speed.py --out results [--quick]
+    python benchmarks/speed.py --out results [--only cnn rnn] [--turns 5] [--quick] [--check]
+    python benchmarks/speed.py --out results --device cuda
 
-Three nets on 10,000 images: the paper's MLP and CNN on MNIST, and a plain 8-layer CNN (16 channels)
-on CIFAR-10, five epochs per block, the passes that make the next block's inputs included. Backprop
-is measured in both memory layouts and the faster one counts. Arms take turns, and each figure is
-the fastest of its turns: a busy machine only ever adds time.
+On a CPU, one thread: MLPs, CNNs, recurrent layers, an adaptor and scikit-learn's MLP
+(`speed_nets.py`), then the peak memory of plain CNNs of 2, 4, 8 and 16 layers. On a GPU the nets of
+`speed_gpu.py`. The ways to train a net take turns in one process and the figures are medians over
+the turns. Ratios are over the faster of two peers: a plain torch loop with fused Adam, and
+`fit_backprop`. On small nets most of the time is overhead, so written-out backprop, which has
+little of it, stands beside them (`speed_peers.py`).
 
-Then the peak memory of plain CNNs of 2, 4, 8 and 16 layers.
+`speed.json` (`speed-gpu.json`) is written after every net. With `--check`, the exit status is 1 if
+a figure is worse than its goal in `speed_goals.toml` by more than 15 %.
 """
 
 import argparse
 import json
-from collections.abc import Callable, Iterator
+import sys
+import tomllib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+import speed_gpu
 import torch
-from torch import nn
+from speed_nets import NETS, contest, plain_cnn, random_data
+from speed_table import rows, table
+from speed_turns import Contest, Row, compete, cpu_clock, gpu_clock, missed
 
 import tpsgd
-from tpsgd import Memory, Run, rules
+from tpsgd import Memory, rules
 from tpsgd.comparison.provenance import machine, versions
 from tpsgd.units import size
-from tpsgd.zoo.words import cnn, mlp
 
-ARMS = {
-    "readout": rules.readout(),
-    "readout, one cell": rules.readout(features=1),
-    "tpsgd-l2": rules.tpsgd_l2(),
-    "tpsgd-l1": rules.tpsgd_l1(),
-    "drtp": rules.drtp(),
-    "dfa": rules.dfa(),
-    "frozen": rules.frozen(),
-}
+GOALS = Path(__file__).with_name("speed_goals.toml")
+DEPTHS = "memory by depth"
 
 
-def plain(depth: int) -> nn.Sequential:
-    """Convolutions of 16 channels that keep the image's size, and one linear layer at the end."""
-    layers: list[nn.Module] = []
-    for i in range(depth - 1):
-        layers += [nn.Conv2d(16 if i else 3, 16, 3, padding=1), nn.LeakyReLU()]
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(16 * 32 * 32, 10))
+def cpu_contests(quick: bool) -> dict[str, Callable[[], Contest]]:
+    """The nets by name; the data of a net are made when its turn comes."""
+    return {net.name: lambda n=net: contest(n.quick() if quick else n) for net in NETS}
 
 
-def nets(quick: bool) -> dict[str, tuple[Callable[[], nn.Module], Any, int]]:
-    """Model, data and epochs of each net."""
-    digits = tpsgd.data.load("mnist", max_train=1_000 if quick else 10_000)
-    images = tpsgd.data.load("cifar10", max_train=1_000 if quick else 10_000)
-    return {
-        "mlp": (lambda: mlp(digits.shape, [256], 10, nn.LeakyReLU), digits.train, 5),
-        "cnn": (lambda: cnn(digits.shape, [(16, 5), (16, 5)], 10, nn.LeakyReLU), digits.train, 2),
-        "8-layer cnn": (lambda: plain(8), images.train, 5),
-    }
-
-
-def backprop(model: nn.Module, data: Any, epochs: int, channels_last: bool) -> Run:
-    """Backprop with channels last, which `fit_backprop` chooses itself, or with them first."""
-    if channels_last:
-        return tpsgd.fit_backprop(model, data, epochs=epochs)
-    return tpsgd.fit_backprop(ChannelsFirst(model), data, epochs=epochs)
-
-
-class ChannelsFirst(nn.Module):
-    """A model whose inputs are brought to channels first, whatever they came as."""
-
-    def __init__(self, model: nn.Module):
-        super().__init__()
-        self.model = model
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The model's output."""
-        return self.model(x.contiguous())
-
-
-def one_turn(model: Callable[[], nn.Module], data: Any, epochs: int) -> Iterator[tuple[str, Run]]:
-    """Every arm once."""
-    yield "backprop", backprop(model(), data, epochs, True)
-    yield "backprop, channels first", backprop(model(), data, epochs, False)
-    for arm, rule in ARMS.items():
-        schedule = tpsgd.simultaneous if rule.needs_output else tpsgd.sequential
-        yield arm, tpsgd.fit(model(), data, rule=rule, epochs=epochs, schedule=schedule)
-
-
-def speed(quick: bool, turns: int) -> dict[str, Any]:
-    """The fastest turn of every arm on every net."""
-    ratios: dict[str, Any] = {}
-    for name, (model, data, epochs) in nets(quick).items():
-        best: dict[str, Run] = {}
-        for turn in range(turns if epochs * len(tpsgd.split(model())) > 20 else 3 * turns):
-            for arm, done in one_turn(model, data, epochs):
-                if arm not in best or done.seconds < best[arm].seconds:
-                    best[arm] = done
-                print(f"{name} turn {turn + 1} {arm}: {done.seconds:.2f} s", flush=True)
-        reference = min(best[arm].seconds for arm in best if arm.startswith("backprop"))
-        ratios[name] = {
-            arm: {
-                "seconds": run.seconds,
-                "ratio": run.seconds / reference,
-                "sample_passes": run.sample_passes,
-                "forward_passes": run.forward_passes,
-                "peak_bytes": run.peak_bytes,
-                "kept_bytes": run.kept_bytes,
-            }
-            for arm, run in best.items()
-        }
-    return ratios
-
-
-def memory(quick: bool) -> list[dict[str, Any]]:
+def memory_by_depth() -> list[Row]:
     """Peak bytes by depth: flat for a local rule, rising for backprop."""
-    data = tpsgd.data.load("cifar10", max_train=512).train
-    rows = []
+    data = random_data(512, 3, 32, 32)
+    peaks = []
     for depth in (2, 4, 8, 16):
-        row: dict[str, Any] = {"depth": depth}
-        row["backprop"] = tpsgd.fit_backprop(plain(depth), data, epochs=1).peak_bytes
-        for arm in ("readout", "tpsgd-l2"):
-            settings: dict[str, Any] = {"epochs": 1, "memory": Memory(reuse=False)}
-            row[arm] = tpsgd.fit(plain(depth), data, rule=ARMS[arm], **settings).peak_bytes
-        rows.append(row)
-    return rows
+        row: Row = {"depth": depth}
+        row["backprop"] = tpsgd.fit_backprop(plain_cnn(depth), data, epochs=1).peak_bytes
+        for rule in (rules.readout(), rules.tpsgd_l2()):
+            recompute = Memory(reuse=False)
+            run = tpsgd.fit(plain_cnn(depth), data, rule=rule, epochs=1, memory=recompute)
+            row[rule.name] = run.peak_bytes
+        peaks.append(row)
+        print("  ".join(f"{k} {size(v) if k != 'depth' else v}" for k, v in row.items()))
+    return peaks
+
+
+def options() -> argparse.Namespace:
+    """What the command line says."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("results"))
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--only", nargs="+", default=[""], help="nets with one of these words")
+    parser.add_argument("--turns", type=int, default=3, help="after one that warms up")
+    parser.add_argument("--quick", action="store_true", help="a few batches of each net")
+    parser.add_argument("--check", action="store_true", help="exit 1 where a goal is missed")
+    return parser.parse_args()
 
 
 def main() -> None:
-    """Measure, write `speed.json` and print the ratios."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, default=Path("results"))
-    parser.add_argument("--quick", action="store_true", help="a small part of the data")
-    parser.add_argument("--turns", type=int, default=2, help="the small nets take three times more")
-    options = parser.parse_args()
+    """Measure, write the file after each net, print the table and the goals that are missed."""
+    chosen = options()
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)  # vanished gradients would slow backprop through time down
+    on_gpu = chosen.device == "cuda"
+    contests = speed_gpu.contests(chosen.quick) if on_gpu else cpu_contests(chosen.quick)
+    clock, file = (gpu_clock, "speed-gpu.json") if on_gpu else (cpu_clock, "speed.json")
+    command = f"python benchmarks/speed.py --turns {chosen.turns}" + " --device cuda" * on_gpu
     record = {
         "benchmark": "speed",
-        "command": f"python benchmarks/speed.py --turns {options.turns}"
-        + (" --quick" if options.quick else ""),
-        "machine": machine(),
+        "command": command + " --quick" * chosen.quick,
+        "machine": machine(chosen.device),
         "versions": versions(),
-        "turns": options.turns,
-        "speed": speed(options.quick, options.turns),
-        "memory": memory(options.quick),
+        "turns": chosen.turns,
+        "speed": {},
     }
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "speed.json").write_text(json.dumps(record, indent=1))
-    for net, arms in record["speed"].items():
-        print(f"\n{net}: seconds, and over backprop's")
-        for arm, row in arms.items():
-            print(f"  {arm:26} {row['seconds']:7.2f} s  {row['ratio']:5.2f}")
-    print("\npeak memory by depth")
-    for row in record["memory"]:
-        print("  " + ", ".join(f"{k} {size(v) if k != 'depth' else v}" for k, v in row.items()))
+    chosen.out.mkdir(parents=True, exist_ok=True)
+
+    def wanted(name: str) -> bool:
+        return any(word in name for word in chosen.only)
+
+    goals = tomllib.loads(GOALS.read_text(encoding="utf-8"))[chosen.device]
+    for name in filter(wanted, contests):
+        record["speed"][name] = compete(contests[name](), chosen.turns, clock)
+        (chosen.out / file).write_text(json.dumps(record, indent=1))
+        print("\n".join(rows(name, record["speed"][name]["arms"], goals.get(name, {}))), flush=True)
+    if not on_gpu and wanted(DEPTHS):
+        record["memory"] = memory_by_depth()
+        (chosen.out / file).write_text(json.dumps(record, indent=1))
+    print(f"\n{table(record['speed'], goals)}")
+    lines = missed(record["speed"], goals) if chosen.check else []
+    if lines:
+        sys.exit("\n".join(["", "goals that are missed by more than 15 %", *lines]))
 
 
 if __name__ == "__main__":
