@@ -72,7 +72,7 @@ class Figures:
         self.multi_label = False
         self.later = device.type == "cpu" and restarts is None
         self.batch_dim = 1 if restarts else 0
-        self.left: tuple[Tensor | None, Tensor | None, Tensor] | None = None
+        self.left: tuple[Any, Tensor | None, Tensor] | None = None
         self.logits = self.labels = torch.empty(0)
         self.room: list[tuple[Tensor, Tensor]] = []  # for the logits and labels of each batch
         self.stored = 0  # batches

@@ -50,7 +50,7 @@ def hooked(optimizer: Optimizer) -> bool:
     return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
 
 
-FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
+FUSED = (Adam, SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
 
 
 def prefer_fused(optimizer: Optimizer) -> None:
@@ -122,6 +122,8 @@ def _quick_sgd(optimizer: Optimizer, group: dict[str, Any]) -> Callable[[], None
 
 
 _QUICK: dict[type[Optimizer], Callable[..., Callable[[], None] | None]] = {
+    Adam: _quick_adam,
+    SGD: _quick_sgd,
     torch.optim.Adam: _quick_adam,
     torch.optim.AdamW: _quick_adam,
     torch.optim.SGD: _quick_sgd,
