@@ -94,7 +94,11 @@ def test_large_logits_stay_finite(loss):
         assert torch.isfinite(loss.value(y, labels)) and torch.isfinite(loss.grad(y, labels)).all()
 
 
-def test_subtracting_labels_does_not_write_into_p():
-    p = Y.clone()
-    torch.testing.assert_close(minus_labels(p, INDEX), Y - ROWS)
-    assert torch.equal(p, Y)
+def test_subtracting_labels_writes_into_p_but_a_derivative_not_into_y():
+    for labels in (INDEX, ROWS):
+        p, y = Y.clone(), Y.clone()
+        torch.testing.assert_close(minus_labels(p, labels), Y - ROWS)
+        torch.testing.assert_close(p, Y - ROWS)
+        for loss in LOSSES:
+            loss.grad(y, labels)
+            assert torch.equal(y, Y)

@@ -284,19 +284,20 @@ def readout(
 
     def read(y: Tensor, P: Tensor) -> tuple[Tensor, Tensor]:
         f = cells(y, grid) if grid else y.flatten(1)
-        logits = P @ f.T  # classes first, which is faster where they are few
+        logits = scaled_product(factor, P, f.T, P)  # classes first: faster where they are few
         # in bfloat16 the differences between logits would drown in rounding
-        return f, (logits.float() if logits.dtype is torch.bfloat16 else logits).mul_(factor).T
+        return f, (logits.float() if logits.dtype is torch.bfloat16 else logits).T
 
     def value(y: Tensor, s: Tensor, P: Tensor) -> Tensor:
         return local.value(read(y, P)[1], s)
 
     def closed_form(y: Tensor, s: Tensor, P: Tensor) -> LossAndGrads:
         f, logits = read(y, P)
-        e = local.grad(logits, s).mul_(factor / len(y)).to(y.dtype)
-        df = e @ P
+        e, scale = local.grad(logits, s).to(y.dtype), factor / len(y)
+        df = scaled_product(scale, e, P, P)
         dy = back_to_pixels(df, y, grid) if grid else df.view(y.shape)
-        return LossAndGrads(LATER, dy, (e.T @ f,) if learned else (), logits)
+        dP = (scaled_product(scale, e.T, f, P),) if learned else ()
+        return LossAndGrads(LATER, dy, dP, logits)
 
     codes = (site.draw(projection, (d,)),)
     return Objective(value, closed_form, codes, learned, of_logits=local)
@@ -306,6 +307,11 @@ def move(objective: Objective, place: Callable[[Tensor], Tensor]) -> Objective:
     """The same objective with its tensors on another device, or in another memory format."""
     tensors = (t.laid_out() if isinstance(t, Redrawn) else place(t) for t in objective.tensors)
     return replace(objective, tensors=tuple(tensors))
+
+
+def scaled_product(scale: float, a: Tensor, b: Tensor, P: Tensor) -> Tensor:
+    """scale * a b in one operator, which wants a third matrix; P is there, and not read."""
+    return torch.addmm(P[:1, :1], a, b, beta=0, alpha=scale)
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ class CapturedStep:
     def __init__(self, step: Step, source: Source) -> None:
         self.step, self.form = step, source.form
         self.learning: list[bool] = []
-        self.graphs: dict[tuple[int, bool, bool], tuple[Any, list[Tensor]]] = {}
+        self.graphs: dict[tuple[int, bool, bool], tuple[Any, list[Tensor], list[Any]]] = {}
         self.pool: Any = None  # the memory that these graphs share
         self.warmed_up = 0
         self.begins = self.whole = True  # whether a batch begins, and whether it is a whole one
@@ -66,11 +66,14 @@ class CapturedStep:
             if kind not in self.graphs:
                 inputs = [t.clone() for t in tensors_of(batch.index)]
                 static = replace(batch, index=_with_tensors(batch.index, iter(inputs)))
-                self.graphs[kind] = self._capture(learners, static), inputs
-            graph, inputs = self.graphs[kind]
+                graph = self._capture(learners, static)
+                self.graphs[kind] = graph, inputs, [x.figures.left for x in learners]
+            graph, inputs, figures = self.graphs[kind]
             for tensor, value in zip(inputs, tensors_of(batch.index), strict=True):
                 tensor.copy_(value)
             graph.replay()
+            for learner, left in zip(learners, figures, strict=True):
+                learner.figures.left = left
 
     def _begin(self, learners: Sequence[Any], batch: Batch) -> None:
         """Before a batch: see whether it is whole, and whether the step is still the same."""

@@ -57,8 +57,8 @@ class BlockSettings:
 class Figures:
     """The loss and accuracy of an epoch, summed on the device: no step waits for a number.
 
-    On a CPU a step only leaves its loss, logits and labels behind. `keep` then stores the logits,
-    and those of several batches are looked at together: a few numbers cost as much as many.
+    A step only leaves its loss, logits and labels behind. `keep` then stores the logits, and those
+    of several batches are looked at together: a few numbers cost as much as many.
     """
 
     ROOM, BATCHES = 16 << 10, 16  # at most so many bytes and batches are looked at together
@@ -70,7 +70,7 @@ class Figures:
         self.of_logits: Loss | None = None  # the loss, if it can be computed from the logits
         self.from_logits = False  # whether it has to be
         self.multi_label = False
-        self.later = device.type == "cpu" and restarts is None
+        self.later = restarts is None
         self.batch_dim = 1 if restarts else 0
         self.left: tuple[Any, Tensor | None, Tensor] | None = None
         self.logits = self.labels = torch.empty(0)
