@@ -10,9 +10,10 @@ import torch
 from tpsgd.errors import TpsgdError
 
 # Multiply-adds of a batch in a net's largest layer from which more threads than one save time. Two
-# threads took, of the time of one, on two cores, with readout and backprop alike: in MLPs of 1, 6
-# and 26 million 1.3, 1.9 and 0.75; in CNNs of 2, 9 and 40 million 1.2, 1.0 and 0.9. Below, threads
-# wait for one another longer than they compute, and many times longer if a core has other work.
+# threads took, of the time of one (fastest steps on two cores that had other work; readout and
+# backprop): in MLPs of 0.5, 6 and 26 million 1.2 - 1.4, 1.7 - 2.1 and 0.7 - 0.8; in CNNs of 2 and
+# 10 million 1.2 and 0.9 - 1.1. Small layers leave threads waiting for one another, and a thread
+# whose core has other work makes all of them wait, so the bound is on the high side.
 WORTH_SHARING = 16_000_000
 
 
