@@ -95,17 +95,18 @@ DIGITS_CNN = partial(cnn, (1, 8, 8), [(16, 3), (32, 3)], CLASSES, nn.LeakyReLU)
 MNIST_MLP = partial(dense, 784, 256)
 MNIST_CNN = partial(cnn, (1, 28, 28), [(16, 5), (16, 5)], CLASSES, nn.LeakyReLU)
 
-NETS = [  # name, model, shape of a sample, samples, batch size, epochs
+# Name, model, shape of a sample, samples, batch size, epochs: those of the demo, else `fit`'s five.
+NETS = [
     Net("784-256-10, batch 128", MNIST_MLP, (784,), 10_000, 128, 5, peers=BY_HAND),
-    Net("784-256-10, batch 32", MNIST_MLP, (784,), 10_000, 32, 2, peers=BY_HAND),
+    Net("784-256-10, batch 32", MNIST_MLP, (784,), 5_000, 32, 5, peers=BY_HAND),
     Net("64-128-128-10, batch 32", DIGITS_MLP, (64,), 1_438, 32, 15, peers=BY_HAND),
     Net("demo cnn, batch 32", DIGITS_CNN, (1, 8, 8), 1_438, 32, 10),
-    Net("mnist cnn, batch 128", MNIST_CNN, (1, 28, 28), 4_000, 128, 2),
-    Net("8-layer cnn, batch 128", partial(plain_cnn, 8), (3, 32, 32), 2_560, 128, 2),
-    Net("rnn, 10 steps", recurrent, (10, 16), 2_048, 64, 2, OVER_TIME, BY_HAND_RNN),
-    Net("rnn, 100 steps", recurrent, (100, 16), 1_024, 64, 2, OVER_TIME, BY_HAND_RNN),
-    Net("rnn, 1000 steps", recurrent, (1_000, 16), 512, 64, 1, OVER_TIME, BY_HAND_RNN),
-    Net("vgg16 adaptor, batch 64", paper_adaptor, (512, 5, 5), 1_280, 64, 2),
+    Net("mnist cnn, batch 128", MNIST_CNN, (1, 28, 28), 2_000, 128, 5),
+    Net("8-layer cnn, batch 128", partial(plain_cnn, 8), (3, 32, 32), 1_280, 128, 5),
+    Net("rnn, 10 steps", recurrent, (10, 16), 1_000, 64, 5, OVER_TIME, BY_HAND_RNN),
+    Net("rnn, 100 steps", recurrent, (100, 16), 512, 64, 5, OVER_TIME, BY_HAND_RNN),
+    Net("rnn, 1000 steps", recurrent, (1_000, 16), 128, 64, 5, OVER_TIME, BY_HAND_RNN),
+    Net("vgg16 adaptor, batch 64", paper_adaptor, (512, 5, 5), 640, 64, 5),
     Net(
         "scikit-learn's MLP", partial(dense, 784, 256, activation=nn.ReLU), (784,), 10_000, 128, 5,
         peers={SKLEARN: sklearn_mlp},
