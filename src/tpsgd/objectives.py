@@ -25,8 +25,8 @@ from torch import Tensor
 
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import Loss, bce, cross_entropy, minus_labels
-from tpsgd.maths.memory_format import full, rows
-from tpsgd.maths.pooling import back_to_pixels, cells, grid_for
+from tpsgd.maths.memory_format import flat, full, rows, unflat
+from tpsgd.maths.pooling import back_to_pixels, cells, grid_for, pixel_codes
 from tpsgd.maths.random import Key
 from tpsgd.projections import Projection, Redrawn
 
@@ -44,6 +44,8 @@ __all__ = [
     "output",
     "readout",
 ]
+
+FEW = 1 << 14  # codes of pixels that a CPU multiplies faster than it averages pixels over cells
 
 
 class LossAndGrads(NamedTuple):
@@ -263,9 +265,14 @@ def readout(
     d = site.shape[0] * prod(grid) if grid else prod(site.shape)
     factor = scale / d**0.5
     local = bce if site.loss is bce else cross_entropy
+    codes = site.draw(projection, (d,))
+    if grid is None:
+        codes = codes.view(-1, *site.shape)
+    elif not learned and codes.device.type == "cpu" and len(codes) * prod(site.shape) <= FEW:
+        codes, grid = pixel_codes(codes, site.shape, grid), None  # average and product in one
 
     def read(y: Tensor, P: Tensor) -> tuple[Tensor, Tensor]:
-        f = cells(y, grid) if grid else y.flatten(1)
+        f, P = (cells(y, grid), P) if grid else (flat(y, y), flat(P, y))
         logits = f @ P.T
         # in bfloat16 the differences between logits would drown in rounding
         return f, (logits.float() if logits.dtype is torch.bfloat16 else logits).mul(factor)
@@ -277,11 +284,11 @@ def readout(
         f, logits = read(y, P)
         e = minus_labels(local.link(logits), s).mul(factor / len(y))
         e = e.to(y.dtype)
-        df = e @ P
-        dy = back_to_pixels(df, y, grid) if grid else df.view(y.shape)
-        return LossAndGrads(local.value(logits, s), dy, (e.T @ f,) if learned else (), logits)
+        dy = back_to_pixels(e @ P, y, grid) if grid else unflat(e @ flat(P, y), y)
+        dP = () if not learned else (e.T @ f if grid else unflat(e.T @ f, y),)
+        return LossAndGrads(local.value(logits, s), dy, dP, logits)
 
-    return Objective(value, closed_form, (site.draw(projection, (d,)),), learned)
+    return Objective(value, closed_form, (codes,), learned)
 
 
 def move(objective: Objective, place: Callable[[Tensor], Tensor]) -> Objective:
