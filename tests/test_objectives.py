@@ -1,5 +1,7 @@
 """Objectives: the derivative written out is the derivative of the loss, and nothing is touched."""
 
+from math import prod
+
 import pytest
 import torch
 from helpers import DRAWN, LOSSES, quartic
@@ -133,6 +135,34 @@ def test_readout_is_cross_entropy_unless_the_net_answers_yes_or_no():
     logits = made["bce"](y, s).logits
     torch.testing.assert_close(made["bce"](y, s).loss, bce.value(logits, s))
     torch.testing.assert_close(logits / (y @ P.T), (logits / (y @ P.T))[0, 0].expand(5, CLASSES))
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(("shape", "features"), [((3, 6, 6), 48), ((3, 4, 8), 12), ((3, 5, 4), 1)])
+def test_small_maps_are_read_out_by_codes_of_their_pixels(shape, features, layout, monkeypatch):
+    """The same as by codes of cells, in either memory format of the maps and of the codes."""
+    site = Site(shape, CLASSES, Key(1), True, dtype=torch.float64)
+    pixels = rules.readout(features=features).objective(site)
+    monkeypatch.setattr(objectives, "FEW", CLASSES * prod(shape) - 1)
+    cells = rules.readout(features=features).objective(site)
+    grid = grid_for(shape, features)
+    assert pixels.tensors[0].shape == (CLASSES, *shape)
+    assert cells.tensors[0].shape == (CLASSES, shape[0] * prod(grid))
+    y = torch.randn(5, *shape, dtype=torch.float64).to(memory_format=layout)
+    turned = move(pixels, lambda t: t.to(memory_format=torch.channels_last))
+    wanted = cells(y, INDEX)
+    for found in (pixels(y, INDEX), turned(y, INDEX)):
+        torch.testing.assert_close(found.loss, wanted.loss)
+        torch.testing.assert_close(found.logits, wanted.logits)
+        torch.testing.assert_close(found.dy, wanted.dy)
+        assert found.dy.is_contiguous(memory_format=layout)
+
+
+def test_learned_codes_and_codes_of_many_classes_belong_to_cells():
+    shape = (3, 6, 6)
+    learned = rules.readout(learned=True).objective(Site(shape, CLASSES, Key(), True))
+    many = rules.readout().objective(Site(shape, objectives.FEW // prod(shape) + 1, Key(), True))
+    assert learned.tensors[0].dim() == many.tensors[0].dim() == 2
 
 
 def test_the_readouts_logits_predict():

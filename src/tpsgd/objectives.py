@@ -25,8 +25,8 @@ from torch import Tensor
 
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import Loss, bce, cross_entropy
-from tpsgd.maths.memory_format import full, rows
-from tpsgd.maths.pooling import back_to_pixels, cells, grid_for
+from tpsgd.maths.memory_format import flat, full, rows, unflat
+from tpsgd.maths.pooling import back_to_pixels, cells, grid_for, pixel_codes
 from tpsgd.maths.random import Key
 from tpsgd.projections import Projection, Redrawn
 
@@ -44,6 +44,8 @@ __all__ = [
     "output",
     "readout",
 ]
+
+FEW = 1 << 14  # codes of pixels that a CPU multiplies faster than it averages pixels over cells
 
 
 LATER: Any = None  # in place of a loss that is computed from the logits when it is needed
@@ -281,9 +283,14 @@ def readout(
     d = site.shape[0] * prod(grid) if grid else prod(site.shape)
     factor = scale / d**0.5
     local = bce if site.loss is bce else cross_entropy
+    codes = site.draw(projection, (d,))
+    if grid is None:
+        codes = codes.view(-1, *site.shape)
+    elif not learned and codes.device.type == "cpu" and len(codes) * prod(site.shape) <= FEW:
+        codes, grid = pixel_codes(codes, site.shape, grid), None  # average and product in one
 
     def read(y: Tensor, P: Tensor) -> tuple[Tensor, Tensor]:
-        f = cells(y, grid) if grid else y.flatten(1)
+        f, P = (cells(y, grid), P) if grid else (flat(y, y), flat(P, y))
         logits = scaled_product(factor, P, f.T, P)  # classes first: faster where they are few
         # in bfloat16 the differences between logits would drown in rounding
         return f, (logits.float() if logits.dtype is torch.bfloat16 else logits).T
@@ -293,14 +300,16 @@ def readout(
 
     def closed_form(y: Tensor, s: Tensor, P: Tensor) -> LossAndGrads:
         f, logits = read(y, P)
+        P = P if grid else flat(P, y)
         e, scale = local.grad(logits, s).to(y.dtype), factor / len(y)
         df = scaled_product(scale, e, P, P)
-        dy = back_to_pixels(df, y, grid) if grid else df.view(y.shape)
-        dP = (scaled_product(scale, e.T, f, P),) if learned else ()
-        return LossAndGrads(LATER, dy, dP, logits)
+        dy = back_to_pixels(df, y, grid) if grid else unflat(df, y)
+        if not learned:
+            return LossAndGrads(LATER, dy, (), logits)
+        dP = scaled_product(scale, e.T, f, P)
+        return LossAndGrads(LATER, dy, (dP if grid else unflat(dP, y),), logits)
 
-    codes = (site.draw(projection, (d,)),)
-    return Objective(value, closed_form, codes, learned, of_logits=local)
+    return Objective(value, closed_form, (codes,), learned, of_logits=local)
 
 
 def move(objective: Objective, place: Callable[[Tensor], Tensor]) -> Objective:

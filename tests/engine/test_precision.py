@@ -188,7 +188,13 @@ def test_a_plan_with_fewer_activations():
     model = nn.Sequential(nn.Conv2d(2, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(128, 3))
     full, half = (
         tpsgd.plan(
-            model, (2, 6, 6), batch_size=64, schedule=tpsgd.sequential, precision=p, others=False
+            model,
+            (2, 6, 6),
+            batch_size=64,
+            schedule=tpsgd.sequential,
+            precision=p,
+            others=False,
+            samples=128,
         )
         for p in (None, HALF)
     )

@@ -8,7 +8,7 @@ table leaves out included:
 
 from functools import cache, partial
 from itertools import product
-from math import ceil, erf, exp, floor, pi, sqrt, tanh
+from math import ceil, erf, exp, floor, pi, prod, sqrt, tanh
 
 import pytest
 import torch
@@ -24,6 +24,7 @@ from tpsgd.nets.autograd import Autograd
 from tpsgd.nets.closed_form import ClosedForm
 from tpsgd.nets.layers import LAYERS, convolution, gives_maps, layer_kind
 from tpsgd.objectives import Site, move
+from tpsgd.projections import normal
 from tpsgd.rules import Place, Signal
 from tpsgd.solvers.equations import inputs_of
 
@@ -195,7 +196,7 @@ def cells(y: Tensor, grid) -> list[tuple]:
     return list(product(*sides))
 
 
-def readout_d(y: Tensor, s: Tensor, P: Tensor, grid) -> Tensor:
+def readout_d(y: Tensor, s: Tensor, *_: Tensor, P: Tensor, grid) -> Tensor:
     """(y* - p) P / sqrt(d), handed back to the pixels that each cell averages."""
     spots = cells(y, grid)
     f = torch.stack([y[(..., *spot)].flatten(2).mean(2) for spot in spots], 2) if grid else y
@@ -249,8 +250,11 @@ def _ways(shape, maps: bool, at: Place):
         yield name, rule.objective(site), SIGNALS[rule.signal], d
     for name, features in READOUTS.items():
         grid = grid_of(shape, features) if maps else None
-        objective = rules.readout(at=at, features=features, scale=2.0).objective(site)
-        yield name, objective, LABELS, partial(readout_d, grid=grid)
+        P = site.draw(normal(), (shape[0] * prod(grid) if grid else prod(shape),))
+        for learned in (False, True):  # learned codes belong to cells, others may be of pixels
+            rule = rules.readout(at=at, features=features, scale=2.0, learned=learned)
+            d = partial(readout_d, P=P, grid=grid)
+            yield f"{name} {learned}", rule.objective(site), LABELS, d
 
 
 # ---- the tests -----------------------------------------------------------------------------------

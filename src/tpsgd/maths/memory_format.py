@@ -36,6 +36,19 @@ def rows(x: Tensor, index: Tensor) -> Tensor:
     return flat.index_select(0, index).view(-1, *x.shape[1:])
 
 
+def flat(x: Tensor, like: Tensor) -> Tensor:
+    """Samples as rows of numbers, in the order that feature maps have in the memory of `like`."""
+    return (x.permute(0, 2, 3, 1) if channels_last(like) else x).flatten(1)
+
+
+def unflat(x: Tensor, like: Tensor) -> Tensor:
+    """Rows in that order as samples in the shape of `like`, in its memory format."""
+    if not channels_last(like):
+        return x.view(-1, *like.shape[1:])
+    _, filters, height, width = like.shape
+    return x.view(-1, height, width, filters).permute(0, 3, 1, 2)
+
+
 def sum_of_rows(x: Tensor) -> Tensor:
     """The sum over the last dimension but one.
 

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tpsgd.maths.memory_format import full
+
 _POOL = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)
 
 
@@ -55,3 +57,16 @@ def back_to_pixels(df: Tensor, y: Tensor, grid: tuple[int, ...]) -> Tensor:
     if len(space) == 3:
         return torch.ops.aten._adaptive_avg_pool3d_backward(cells, y)
     return torch.ops.aten._adaptive_avg_pool2d_backward(cells, y)
+
+
+def pixel_codes(P: Tensor, shape: tuple[int, ...], grid: tuple[int, ...]) -> Tensor:
+    """Codes of cells as codes of pixels: the same inner products with maps, without averaging.
+
+    Examples:
+        >>> y, P = torch.rand(2, 3, 4, 4), torch.rand(5, 3 * 2 * 2)
+        >>> pixels = pixel_codes(P, (3, 4, 4), (2, 2))
+        >>> torch.allclose(y.flatten(1) @ pixels.flatten(1).T, cells(y, (2, 2)) @ P.T)
+        True
+    """
+    y = P.new_empty(len(P), *shape)
+    return full(back_to_pixels(P.clone(), y, grid), y).contiguous()
