@@ -28,30 +28,32 @@ def replayed(step: Step, learners: Sequence[Any], source: Source, library_only: 
 
     `library_only`: the whole net consists of torch's and this library's modules.
     """
-    return ReplayedStep(step) if _can_replay(learners, source, library_only) else step
+    return ReplayedStep(step, source) if _can_replay(learners, source, library_only) else step
 
 
 class ReplayedStep:
-    """A step that is replayed for batches of every size that has come twice."""
+    """A step that is replayed for every whole batch; a smaller one takes the plain step."""
 
-    def __init__(self, step: Step) -> None:
-        self.step = step
+    def __init__(self, step: Step, source: Source) -> None:
+        self.step, self.form = step, source.form
         self.versions: list[int] = []
+        self.constant = True  # whether the step has been the same each time
         self.warmed_up = 0
-        self.tapes: dict[int, Tape | None] = {}  # by batch size; None: it cannot be replayed
-        self.records: dict[int, Record | None] = {}
+        self.tape: Tape | None = None
+        self.record: Record | None = None  # of the step before, if this one is to be compared
 
     def __call__(self, learners: Sequence[Any], batch: Batch) -> None:
         """Learn from a batch."""
         versions = [learner.version for learner in learners]
         if versions != self.versions:
-            self.versions, self.tapes, self.records = versions, {}, {}
-        tape = self.tapes.get(batch.size)
-        if tape is not None:
-            left = iter(tape.replay(batch.index))
+            self.versions, self.tape, self.record, self.constant = versions, None, None, True
+        if batch.size < self.form.batch_size or not self.constant:
+            self.step(learners, batch)
+        elif self.tape is not None:
+            left = iter(self.tape.replay(batch.index))
             for learner, *figures in zip(learners, left, left, left, strict=True):
                 learner.figures.left = figures if figures[2] is not None else None
-        elif self.warmed_up < WARM_UP or batch.size in self.tapes:
+        elif self.warmed_up < WARM_UP:
             self.warmed_up += 1
             self.step(learners, batch)
         else:
@@ -66,13 +68,12 @@ class ReplayedStep:
             return [tensor for each in left for tensor in each]
 
         new = record(lambda: self.step(learners, replace(batch, index=index)), [index], figures)
+        before, self.record = self.record, new
         if new is None or len(new.calls) > LONGEST:
-            self.tapes[batch.size] = None
-        elif batch.size not in self.records:
-            self.records[batch.size] = new
-        else:
-            same = self.records.pop(batch.size) == new
-            self.tapes[batch.size] = Tape(new, 1) if same else None
+            self.constant = False
+        elif before is not None:
+            self.constant = before == new
+            self.tape = Tape(new, 1) if self.constant else None
 
 
 def _can_replay(learners: Sequence[Any], source: Source, library_only: bool) -> bool:
