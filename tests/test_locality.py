@@ -115,7 +115,8 @@ def test_a_step_does_not_depend_on_the_steps_after_it(name):
     for data in (x, other):
         model, seen = unrolled_net(), []
         kept = []
-        tpsgd.fit(model, (data, y), rule=LOCAL[name](), schedule=kept.append, batch_size=100)
+        settings = {"schedule": kept.append, "batch_size": 100, "window": 1}
+        tpsgd.fit(model, (data, y), rule=LOCAL[name](), **settings)
         learner = kept[0].learners[0]
         learner.start()
         batch, labels = next(kept[0].source.batches()).load()

@@ -133,7 +133,10 @@ GRID = [
     ("norm", {}),
     ("norm", {"micro_batch": 9, "slack": 4, **TOGETHER}),
     ("residual", {"rule": rules.tpsgd_l1(), **TOGETHER, **SAVING}),
-    ("recurrent", {"window": 1, "rule": rules.drtp(), "optimizer": [momentum, tpsgd.ridge()]}),
+    (
+        "recurrent",
+        {"window": 1, "rule": rules.drtp(), "optimizer": [momentum, tpsgd.ridge()], "slack": 1024},
+    ),
     ("stacked", {"reuse": False, "window": 2, **TOGETHER}),
     ("both ways", {"micro_batch": 16, "reuse": False}),
     ("nn.RNN", {"optimizer": tpsgd.sgd}),

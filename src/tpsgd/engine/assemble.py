@@ -42,6 +42,7 @@ from tpsgd.train import Net, Step, sequential
 
 SLICE = 1 << 20  # bytes of a weight's gradient worth computing apart
 SLICES = 8  # at most, unless more are asked for
+CPU_WINDOW = 8  # time steps computed together: more takes memory, and hardly less time
 GPU_WINDOW = 16  # time steps computed together where launching one takes longer than computing it
 
 
@@ -158,7 +159,7 @@ def _recurrent_learner(i: int, anatomy: Anatomy, settings: Settings, samples: in
         block,
         Place.BEFORE if rule.at is Place.BEFORE else Place.AFTER,
         (lambda way, step: draw_step(way, step).tensors) if rule.per_step and make else None,
-        settings.window or (GPU_WINDOW if on_gpu else 1),
+        settings.window or (GPU_WINDOW if on_gpu else CPU_WINDOW),
         lazy=_pulled(anatomy.blocks, i),
         keep_codes=on_gpu,
         stacked=bool(anatomy.restarts),

@@ -2,7 +2,7 @@
 
 On a GPU the allocator knows it. On the CPU a dispatch mode follows every storage from creation to
 release; that takes time, so it watches only the first steps of each block, in which optimizer
-state, class codes and activations are all allocated.
+state, class codes and activations are all allocated, and the first windows of long sequences.
 """
 
 import weakref
@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils.checkpoint import checkpoint
 
 from tpsgd.engine.cuda_graphs import side_stream
+from tpsgd.nets.unrolled import Unrolled
 from tpsgd.protocols import EpochEnd, Observer
 
 CUDA_BLOCK = 512  # a GPU's allocator rounds up to a multiple of this many bytes
@@ -142,7 +143,7 @@ class Meter(Observer):
         self.stages: list[Stage] = []
         self._kept_now = self._released = self._start = 0
         self._steps = self._computed = 0  # batches of the stage, and since `computing(True)`
-        self._grows = self._computing = self._watching = False
+        self._grows = self._computing = self._watching = self._skipping = False
         self._live = live or LiveBytes()
 
     def around(self, observers: Sequence[Observer]) -> list[Observer]:
@@ -185,8 +186,19 @@ class Meter(Observer):
         self._watch(True)
 
     def started(self, learner: Any) -> None:
-        """Also follow the solution of a block that is solved."""
+        """Also follow the solution of a block that is solved; skip windows that are alike."""
         learner.before_solving = self._before_solving
+        if isinstance(learner.backend, Unrolled):
+            learner.backend.windows_repeat = self._skip
+
+    def _skip(self, alike: bool) -> None:
+        """Pause where the windows of a sequence repeat the memory of those before them."""
+        if alike and self._watching and _get_current_dispatch_mode() is self._live:
+            self._watch(False)
+            self._skipping = True
+        elif not alike and self._skipping:
+            self._watch(True)
+            self._skipping = False
 
     def _before_solving(self, workspace: int) -> None:
         self._watch(True)

@@ -46,8 +46,17 @@ class WindowLoss(NamedTuple):
     share: float
 
 
+class WindowMemory(NamedTuple):
+    """Memory for the longest window and all rows of a batch, taken once for the batch."""
+
+    z: Tensor
+    states: Tensor
+    ones: Tensor
+    units: int
+
+
 class Steps(NamedTuple):
-    """Memory of a window of steps and views of it; each window overwrites the last.
+    """A window of steps as views of its memory; each window overwrites the one before.
 
     Steps have the shape `(..., steps, rows, units)`, samples `(..., steps * rows, units)`: there,
     each step of a sequence counts as a sample.
@@ -65,8 +74,8 @@ class Steps(NamedTuple):
     ones: Tensor  # `(..., 1, steps * rows)`: a product with it sums over samples
 
     @classmethod
-    def within(cls, memory: "Memory", lead: tuple[int, ...], steps: int, rows: int) -> "Steps":
-        """The views of so many steps and rows."""
+    def within(cls, memory: WindowMemory, lead: tuple[int, ...], steps: int, rows: int) -> "Steps":
+        """The views of a window of this many steps and rows."""
 
         def part(numbers: Tensor, *shape: int) -> Tensor:
             return numbers[: prod(lead) * prod(shape)].view(*lead, *shape)
@@ -74,28 +83,25 @@ class Steps(NamedTuple):
         z = part(memory.z, steps, rows, memory.units)
         trail = part(memory.states, steps + 1, rows, memory.units)
         old, new = trail[..., :-1, :, :], trail[..., 1:, :, :]
-        first, last = trail[..., 0, :, :], trail[..., -1, :, :]
-        each = tuple(zip(z.unbind(-3), old.unbind(-3), new.unbind(-3), strict=True))
-        samples = (t.flatten(-3, -2) for t in (z, new, old))
-        ones = part(memory.ones, 1, steps * rows)
-        return cls((steps, rows), z, new, *samples, first, last, each, ones)
-
-
-class Memory(NamedTuple):
-    """Numbers of a window's longest steps and most rows, taken once for a batch."""
-
-    z: Tensor
-    states: Tensor
-    ones: Tensor
-    units: int
+        return cls(
+            (steps, rows),
+            z,
+            new,
+            z_of_samples=z.flatten(-3, -2),
+            states_of_samples=new.flatten(-3, -2),
+            old_states_of_samples=old.flatten(-3, -2),
+            first=trail[..., 0, :, :],
+            last=trail[..., -1, :, :],
+            each=tuple(zip(z.unbind(-3), old.unbind(-3), new.unbind(-3), strict=True)),
+            ones=part(memory.ones, 1, steps * rows),
+        )
 
 
 class CellGradients:
     """A cell that reads a batch: its state, and the sums of its gradients while it learns.
 
     `shape` is of the longest window, `(..., steps, rows)`: its memory is taken once for a batch.
-    `objective(window, steps)` is the objective of the states, or of the inputs of sigma, in which
-    case `before` is true.
+    `objective(start, steps)` is the objective of the states; with `before`, of the inputs of sigma.
     """
 
     def __init__(
@@ -110,7 +116,7 @@ class CellGradients:
         before = before and objective is not None
         self.before, self.in_place = before, weights.act.from_output and not before
         self.h = weights.h.new_zeros(*shape[:-2], shape[-1], weights.h.shape[-1])
-        self.memory: Memory | None = None
+        self.memory: WindowMemory | None = None
         self.steps: Steps | None = None
         self.table: Tensor | None = None  # tokens: a row per token
         self.sums: dict[str, Tensor] = {}
@@ -147,10 +153,9 @@ class CellGradients:
         self._keep_state()
         (*lead, longest, most), units = self.shape, self.h.shape[-1]
         if self.memory is None:
-            sizes = longest * most * units, (longest + 1) * most * units, longest * most
-            numbers = [self.h.new_empty(prod(lead) * size) for size in sizes]
-            numbers[2].fill_(1.0)
-            self.memory = Memory(*numbers, units)
+            state = prod(lead) * most * units
+            z, states = (self.h.new_empty(n * state) for n in (longest, longest + 1))
+            self.memory = WindowMemory(z, states, self.h.new_ones(longest * state // units), units)
         self.steps = Steps.within(self.memory, tuple(lead), count, rows)
         self.steps.first.copy_(self.h[..., :rows, :])
         return self.steps

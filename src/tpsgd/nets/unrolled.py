@@ -1,8 +1,8 @@
 """How a recurrent block learns: it reads a batch to its end while `cell_gradients` sums gradients.
 
-Only one window of steps (by default one step) and the sums are in memory, however long the
-sequences are. If the next block is recurrent, too, it pulls the states window by window: the
-unrolled batch of the first block is the input of the second.
+Only one window of a few steps and the sums are in memory, however long the sequences are. If the
+next block is recurrent, too, it pulls the states window by window: the unrolled batch of the first
+block is the input of the second.
 
 The nearest relative is OSTTP (Ortner, Pes, Gentinetta, Frenkel & Pantazi, "Online spatio-temporal
 learning with target projection", 2023). It has eligibility traces where the paper, and this module,
@@ -26,6 +26,7 @@ from tpsgd.nets.stacked import over_dimension
 from tpsgd.objectives import IDLE, LossAndGrads, Objective
 from tpsgd.rules import Place
 
+FIRST_FEW = 4  # windows; a longest and a shorter one are among them, whichever way they are read
 Codes = Callable[[int, int], tuple[Tensor, ...]]  # (direction, step) -> the objective's tensors
 
 
@@ -98,6 +99,7 @@ class Unrolled:
         self.lead = int(stacked)
         self.objective: Objective = IDLE
         self.drawn: dict[tuple[int, int], tuple[Tensor, ...]] = {}
+        self.windows_repeat: Callable[[bool], None] = lambda repeat: None  # told where they do
 
     def set_objective(self, objective: Objective) -> None:
         """Follow this objective from now on."""
@@ -270,10 +272,17 @@ class Unrolled:
                 yield Window(window.start + i * self.span, values)
 
     def _cut(self, x: Sequences, backwards: bool = False) -> Iterator[Window]:
-        """A batch in windows of time; no sequence ends within a window."""
+        """A batch in windows of time; no sequence ends within a window.
+
+        Unless lengths differ or codes are stored, all but the first few and the last are alike.
+        """
         data, lengths = (x.data, x.lengths) if isinstance(x, Padded) else (x, None)
         dim = self.lead + 1
-        for start, stop, rows in _spans(data.shape[dim], self.span, lengths, backwards):
+        spans = _spans(data.shape[dim], self.span, lengths, backwards)
+        alike = lengths is None and not self.keep_codes and len(spans) > FIRST_FEW
+        for number, (start, stop, rows) in enumerate(spans):
+            if alike and number in (FIRST_FEW, len(spans) - 1):
+                self.windows_repeat(number < len(spans) - 1)
             steps = data.narrow(dim, start, stop - start)
             steps = steps if rows is None else steps.narrow(dim - 1, 0, rows)
             steps = steps.flip(dim) if backwards and stop - start > 1 else steps
@@ -334,7 +343,7 @@ def _padded(states: Tensor, lengths: Tensor | None) -> Sequences:
 
 def _spans(
     steps: int, span: int, lengths: Tensor | None, backwards: bool
-) -> Iterator[tuple[int, int, int | None]]:
+) -> list[tuple[int, int, int | None]]:
     """(start, stop, rows that are still going on) of each window; the longest rows come first."""
     spans: list[tuple[int, int, int | None]] = []
     start, longest = 0, steps if lengths is None else int(lengths.max())
@@ -344,7 +353,7 @@ def _spans(
         stop = min(start + span, longest if lengths is None else int(lengths[:rows].min()))
         spans.append((start, stop, rows))
         start = stop
-    yield from reversed(spans) if backwards else spans
+    return spans[::-1] if backwards else spans
 
 
 def _over(modules: list[Any], x: Sequences, lead: int) -> Sequences:
