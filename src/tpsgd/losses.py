@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_batchedtensor  # type: ignore[import-not-found]
 from torch.nn import functional as F
 
 
@@ -43,7 +44,7 @@ def minus_labels(p: Tensor, labels: Tensor) -> Tensor:
     """p - y* in p's memory, without a one-hot matrix when the labels are indices."""
     if labels.is_floating_point():
         return p.sub_(labels)
-    if torch._C._functorch.is_batchedtensor(p):  # vmap cannot write there
+    if is_batchedtensor(p):  # vmap cannot write there
         return torch.scatter(p, 1, labels[:, None], -1.0, reduce="add")
     p.T.scatter_(0, labels[None], -1.0, reduce="add")
     return p

@@ -17,7 +17,7 @@ from tpsgd.engine.augment import Augmented
 from tpsgd.engine.backprop import Backprop, BackpropLearner
 from tpsgd.engine.batches import BatchForm, as_source, check_values, first_samples, is_stream
 from tpsgd.engine.cuda_graphs import captured, library_modules_only
-from tpsgd.engine.learner import Backend, BlockLearner, GradientLearner, accumulate
+from tpsgd.engine.learner import Backend, BlockLearner, GradientLearner, accumulate, together
 from tpsgd.engine.optimizers import make_optimizer
 from tpsgd.engine.record import BlockInfo
 from tpsgd.engine.replay import replayed
@@ -38,7 +38,7 @@ from tpsgd.objectives import IDLE, Objective, Site, move, output
 from tpsgd.protocols import Source
 from tpsgd.rules import Place, Signal
 from tpsgd.solvers import SOLVERS, Recursive, Ridge
-from tpsgd.train import Net, Step, sequential
+from tpsgd.train import Net, Step, sequential, simultaneous
 
 SLICE = 1 << 20  # bytes of a weight's gradient worth computing apart
 SLICES = 8  # at most, unless more are asked for
@@ -75,6 +75,8 @@ def join(
 
     def wrap(step: Step, learners: Sequence[Any], source: Source) -> Step:
         step = step if settings.memory.micro_batch is None else accumulate(step)
+        if len(learners) > 1 and source.form.device.type == "cuda":
+            step = together(step)
         return captured(replayed(step, learners, source, ours), learners, source, ours)
 
     reuse = settings.memory.reuse if settings.augment is None else False
@@ -121,7 +123,7 @@ def _block_learner(i: int, anatomy: Anatomy, settings: Settings, samples: int) -
     return _learner(
         *(i, anatomy, samples, backend, draw),
         learns=rule.head if last else rule.objective is not None,
-        slices=_slices(block, math.prod(size[Place.BEFORE]), form, settings.memory.slices),
+        slices=_slices(block, math.prod(size[Place.BEFORE]), form, settings),
         signal=Signal.LABEL if last else rule.signal,
         widest=max(map(math.prod, size.values())) * form.numbers.itemsize,
     )
@@ -238,7 +240,7 @@ def _channels_last(t: Tensor) -> Tensor:
     return t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t
 
 
-def _slices(block: Block, outputs: int, form: BatchForm, slices: int | None) -> int:
+def _slices(block: Block, outputs: int, form: BatchForm, settings: Settings) -> int:
     """How many slices to compute a weight's gradient in: several if it is larger than the batch.
 
     `outputs`: of the layer, for one sample. The rows of a convolution with groups have different
@@ -248,8 +250,10 @@ def _slices(block: Block, outputs: int, form: BatchForm, slices: int | None) -> 
     kind = layer_kind(layer)
     if kind is None or not kind.dense(layer) or form.stacked:
         return 1
-    if slices is not None:
-        return slices
+    if settings.memory.slices is not None:
+        return settings.memory.slices
+    if form.device.type == "cuda" and settings.schedule is simultaneous:
+        return 1  # one kernel for the optimizers of all blocks: `learner.together`
     batch = (form.micro_batch or form.batch_size) * outputs * form.numbers.itemsize
     least = SLICE if form.micro_batch is None else 0  # micro-batches sum the whole gradient anyway
     return min(SLICES, max(1, layer.weight.nbytes // max(least, batch)))

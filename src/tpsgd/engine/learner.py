@@ -57,11 +57,13 @@ class BlockSettings:
 class Figures:
     """The loss and accuracy of an epoch, summed on the device: no step waits for a number.
 
-    A step only leaves its loss, logits and labels behind. `keep` then stores the logits, and those
-    of several batches are looked at together: a few numbers cost as much as many.
+    The logits of several batches are looked at together: a few numbers cost as much as many. On a
+    CPU a step leaves them behind, and `keep` stores them after it. On a GPU the step itself stores
+    them, at a place that a counter on the GPU says, so that a graph can do it.
     """
 
     ROOM, BATCHES = 16 << 10, 16  # at most so many bytes and batches are looked at together
+    GPU_ROOM, GPU_BATCHES = 256 << 10, 64
 
     def __init__(self, device: torch.device, restarts: int | None) -> None:
         self.loss = torch.zeros(restarts or (), device=device, dtype=torch.float32)
@@ -70,73 +72,100 @@ class Figures:
         self.of_logits: Loss | None = None  # the loss, if it can be computed from the logits
         self.from_logits = False  # whether it has to be
         self.multi_label = False
-        self.later = restarts is None
-        self.batch_dim = 1 if restarts else 0
-        self.left: tuple[Any, Tensor | None, Tensor] | None = None
-        self.logits = self.labels = torch.empty(0)
-        self.room: list[tuple[Tensor, Tensor]] = []  # for the logits and labels of each batch
+        self.on_gpu, self.restarts = device.type == "cuda", restarts
+        self.left: Any = None  # by a step: loss, logits, labels; on a GPU that they are stored
+        self.place = torch.zeros(1, dtype=torch.long, device=device)  # of the next batch
+        self.free()
+
+    def free(self) -> None:
+        """Drop the room for logits."""
+        self.logits = self.labels = torch.empty(0)  # (samples, classes), (samples,)
+        self.room: list[tuple[Tensor, Tensor]] = []  # parts of both, one for each batch
         self.stored = 0  # batches
 
     def add(self, local: LossAndGrads, labels: Tensor) -> None:
         """Add a batch, or leave it for `keep`."""
-        if self.later:
+        if self.restarts:
+            self._add_restarts(local, labels)
+        elif not self.on_gpu:
             self.left = local.loss, local.logits, labels
-            return
-        loss = local.loss
-        if loss is LATER:
-            loss = self._loss_of_logits(local.logits, labels)
-        self.loss.add_(loss, alpha=labels.shape[self.batch_dim])
-        if local.logits is not None:
-            self.classifies = True
-            self.correct.add_(hits(local.logits, labels, self.multi_label))
+        elif self._needs_room(local.loss, local.logits, labels):
+            shape = len(self.room), *labels.shape
+            logits = self.logits.view(*shape[:2], -1)
+            logits.index_copy_(0, self.place, local.logits[None])  # type: ignore[index]
+            self.labels.view(shape).index_copy_(0, self.place, labels[None])
+            self.place.add_(1)
+            self.left = True
 
     def keep(self) -> None:
-        """Store what a step has left behind."""
+        """Store what a step has left behind, and look at it if there is no more room."""
         if self.left is None:
             return
-        (loss, logits, labels), self.left = self.left, None
-        self.from_logits = loss is LATER
-        if loss is not LATER:
-            self.loss.add_(loss, alpha=len(labels))
-        if logits is None:
-            return
-        if not self.room:
-            self._make_room(logits, labels)
-        if labels.shape != self.room[0][1].shape:  # the last batch of an epoch
-            self._count(logits, labels)
-            return
-        room = self.room[self.stored]
-        room[0].copy_(logits)
-        room[1].copy_(labels)
+        left, self.left = self.left, None
+        if not self.on_gpu:
+            if not self._needs_room(*left):
+                return
+            logits, labels = self.room[self.stored]
+            logits.copy_(left[1])
+            labels.copy_(left[2])
         self.stored += 1
         if self.stored == len(self.room):
             self._count_stored()
 
+    def _needs_room(self, loss: Tensor, logits: Tensor | None, labels: Tensor) -> bool:
+        """Add a batch's loss; whether its logits are to be stored, and then there is room."""
+        self.from_logits = loss is LATER
+        if loss is not LATER:
+            self.loss.add_(loss, alpha=len(labels))
+        if logits is None:
+            return False
+        if not self.room:
+            self._make_room(logits, labels)
+        if labels.shape != self.room[0][1].shape:  # the last batch of an epoch
+            self._count(logits, labels)
+            return False
+        return True
+
     def _make_room(self, logits: Tensor, labels: Tensor) -> None:
-        """Room for the logits of as many batches as fit, classes first, and for their labels."""
-        nbytes = logits.nbytes + labels.nbytes
-        n, count = len(labels), max(1, min(self.ROOM // nbytes, self.BATCHES))
-        self.logits = logits.new_empty(logits.shape[1], count * n).T
+        """Room for the logits and labels of as many batches as fit; on a CPU classes first."""
+        room, batches = (
+            (self.GPU_ROOM, self.GPU_BATCHES) if self.on_gpu else (self.ROOM, self.BATCHES)
+        )
+        n, count = len(labels), max(1, min(room // (logits.nbytes + labels.nbytes), batches))
+        classes = logits.shape[1]
+        self.logits = (
+            logits.new_empty(count * n, classes)
+            if self.on_gpu
+            else logits.new_empty(classes, count * n).T
+        )
         self.labels = labels.new_empty(count * n, *labels.shape[1:])
         self.room = list(zip(self.logits.split(n), self.labels.split(n), strict=True))
+        self.classifies = True
 
     def _count_stored(self) -> None:
         """Look at the logits that are stored."""
         if self.stored:
             n = self.stored * len(self.room[0][1])
             self.stored = 0
+            self.place.zero_()
             self._count(self.logits[:n], self.labels[:n])
 
     def _count(self, logits: Tensor, labels: Tensor) -> None:
-        self.classifies = True
         if self.from_logits:
-            self.loss.add_(self._loss_of_logits(logits, labels), alpha=len(labels))
+            assert self.of_logits is not None
+            self.loss.add_(self.of_logits.value(logits, labels), alpha=len(labels))
         self.correct.add_(hits(logits, labels, self.multi_label))
 
-    def _loss_of_logits(self, logits: Any, labels: Tensor) -> Tensor:
-        assert self.of_logits is not None
-        value = self.of_logits.value
-        return (torch.vmap(value) if self.batch_dim else value)(logits, labels)
+    def _add_restarts(self, local: LossAndGrads, labels: Tensor) -> None:
+        """A batch of each restart."""
+        loss, logits = local.loss, local.logits
+        if loss is LATER:
+            assert self.of_logits is not None
+            loss = torch.vmap(self.of_logits.value)(logits, labels)
+        self.loss.add_(loss, alpha=labels.shape[1])
+        if logits is not None:
+            self.classifies = True
+            self.correct.add_(hits(logits, labels, self.multi_label))
 
     def collect(self, samples: int) -> tuple[list[float], list[float] | None]:
         """Mean loss and accuracy since the last call, per restart; waits for the device."""
@@ -146,11 +175,6 @@ class Figures:
         self.loss.zero_()
         self.correct.zero_()
         return losses, shares
-
-    def free(self) -> None:
-        """Drop the room for logits."""
-        self.logits = self.labels = torch.empty(0)
-        self.room, self.stored = [], 0
 
 
 def hits(logits: Tensor, labels: Tensor, multi_label: bool) -> Tensor:
@@ -285,6 +309,7 @@ class GradientLearner(BlockLearner):
     def __init__(self, *args: Any, slices: int = 1, **options: Any) -> None:
         super().__init__(*args, **options)
         self.slices, self.share = slices, 1.0
+        self.waits = False  # whether the optimizer's step is taken later, with that of others
         self.optimizer: Optimizer | None = None
         self.quick: Callable[[], None] | None = None  # its step, where there is a quicker way
         self.scheduler: LRScheduler | None = None
@@ -366,7 +391,7 @@ class GradientLearner(BlockLearner):
                 if name in self.moving:  # other parameters do not learn
                     _set_gradient(self.moving[name], grad, self.share)
                 del grad
-            if self.share == 1.0:
+            if self.share == 1.0 and not self.waits:
                 self.apply_gradients()
         self.figures.add(local, labels)
 
@@ -379,6 +404,10 @@ class GradientLearner(BlockLearner):
         else:
             self.optimizer.step()
             self.quick = quick_step(self.optimizer)
+        self.drop_gradients()
+
+    def drop_gradients(self) -> None:
+        """Free the gradients."""
         for p in self.moving.values():
             p.grad = None
 
@@ -418,8 +447,41 @@ def accumulate(step: Step) -> Step:
             learner.share = batch.share
         step(learners, batch)
         for learner in learners:
-            if learner.learning and batch.share < 1.0 and batch.last:
+            if learner.learning and batch.share < 1.0 and batch.last and not learner.waits:
                 learner.apply_gradients()
             learner.share = 1.0
 
     return accumulated
+
+
+def together(step: Step) -> Step:
+    """The step with one kernel for the optimizers of all blocks, once all have their gradients.
+
+    On a GPU, a kernel for a single block leaves most of the device idle.
+    """
+
+    def taken_together(learners: Sequence[Any], batch: Any) -> None:
+        waiting = [x for x in learners if x.learning and getattr(x, "slices", 0) == 1]
+        for learner in waiting:
+            learner.waits = True
+        step(learners, batch)
+        for learner in waiting:
+            learner.waits = False
+        if batch.last:
+            step_together(waiting)
+
+    return taken_together
+
+
+def step_together(learners: Sequence[Any]) -> None:
+    """Take the steps of several optimizers, in one kernel if they have the same settings."""
+    first = learners[0].settings if learners else None
+    alike = [x for x in learners if x.settings == first]
+    step = joint_step([x.optimizer for x in alike])
+    if step is not None and all(p.grad is not None for x in alike for p in x.moving.values()):
+        step()
+        for learner in alike:
+            learner.drop_gradients()
+    for learner in learners:
+        if step is None or learner not in alike:
+            learner.apply_gradients()

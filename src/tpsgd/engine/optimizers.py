@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import unwrap
 from typing import Any
@@ -80,6 +80,40 @@ def quick_step(optimizer: Optimizer) -> Callable[[], None] | None:
     if not group.get("fused") or special or not on_cpu or isinstance(group["lr"], Tensor):
         return None
     return quick(optimizer, group)
+
+
+def joint_step(optimizers: Sequence[Optimizer]) -> Callable[[], None] | None:
+    """One step for several fused Adams with the same settings on a GPU, once they have states."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    alike = len(groups) == len(optimizers) > 1 and all(map(_on_gpu_fused, optimizers))
+    states = [o.state[p] for o in optimizers for g in o.param_groups for p in g["params"]]
+    if not alike or not all("step" in state for state in states):
+        return None
+    params, group = [p for g in groups for p in g["params"]], groups[0]
+    first, second, steps = ([s[k] for s in states] for k in ("exp_avg", "exp_avg_sq", "step"))
+
+    def step() -> None:
+        (beta1, beta2), grads = group["betas"], [p.grad for p in params]
+        _TORCH._foreach_add_(steps, 1)
+        _TORCH._fused_adam_(
+            *(params, grads, first, second, [], steps),
+            lr=group["lr"], beta1=beta1, beta2=beta2, weight_decay=group["weight_decay"],
+            eps=group["eps"], amsgrad=False, maximize=group["maximize"],
+        )  # fmt: skip
+
+    return step
+
+
+def _on_gpu_fused(optimizer: Optimizer) -> bool:
+    """Whether it is an Adam in fused kernels of a GPU and nothing else."""
+    if type(optimizer) not in (Adam, torch.optim.Adam) or hooked(optimizer):
+        return False
+    return all(
+        group.get("fused")
+        and not (group.get("amsgrad") or group.get("decoupled_weight_decay"))
+        and all(p.is_cuda for p in group["params"])
+        for group in optimizer.param_groups
+    )
 
 
 def _quick_adam(optimizer: Optimizer, group: dict[str, Any]) -> Callable[[], None] | None:

@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 
 
+SMALL = 1 << 20  # bytes
+
+
 def channels_last(x: Tensor) -> bool:
     """Whether a batch of feature maps is in channels-last format and not also contiguous."""
     return (
@@ -52,9 +55,11 @@ def unflat(x: Tensor, like: Tensor) -> Tensor:
 def sum_of_rows(x: Tensor) -> Tensor:
     """The sum over the last dimension but one.
 
-    On a GPU it is a product, because a sum allocates x again; on a CPU a sum is faster.
+    On a GPU it is a product where x is large, because a sum allocates x again.
     """
-    return x.sum(-2) if x.device.type == "cpu" else x.new_ones(x.shape[-2]) @ x
+    if x.device.type == "cpu" or x.nbytes < SMALL:
+        return x.sum(-2)
+    return x.new_ones(x.shape[-2]) @ x
 
 
 def bands(x: Tensor, down: int) -> Tensor:

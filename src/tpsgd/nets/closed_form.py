@@ -63,6 +63,8 @@ class ClosedForm:
         assert kind is not None, f"{block} has no closed form"
         self.kind, self.act = kind, activation(block.activation)
         self.norm = block.between[0] if block.between else None
+        from_output = self.act is not None and self.act.from_output
+        self.overwrites = in_place and from_output and at is not Place.BEFORE
         self.index = len(block.prologue)  # the layer's number among the block's modules
 
     def set_objective(self, objective: Objective) -> None:
@@ -72,15 +74,17 @@ class ClosedForm:
     def forward(self, params: Params, x: Tensor) -> Saved:
         """From the block's input to the activation's output."""
         x = apply(self.block.prologue, x, self.precision)
-        weight, bias = self._weights(params)
-        out = self.kind.forward(
-            self.block.layer, x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
-        )
-        z, stats = (out, ()) if self.norm is None else self._normalise(out, params)
+        weight, bias = (None if t is None else t.to(x.dtype) for t in self._weights(params))
+        if self.overwrites and self.kind.with_relu is not None and _on_gpu(x):
+            if isinstance(self.block.activation, nn.ReLU) and self.norm is None:
+                y = self.kind.with_relu(self.block.layer, x, weight, bias)
+                return Saved(x, y, y, y)
+        subtracted = self.norm is not None and self.norm.training  # a norm subtracts any bias again
+        out = self.kind.forward(self.block.layer, x, weight, None if subtracted else bias)
+        z, stats = (out, ()) if self.norm is None else self._normalise(out, params, bias)
         if self.act is None:
             return Saved(x, z, z, out, stats)
-        overwrite = self.in_place and self.act.from_output and self.at is not Place.BEFORE
-        if overwrite and self.act.forward_:
+        if self.overwrites and self.act.forward_:
             y = self.act.forward_(z)
             return Saved(x, y, y, y if self.norm is None else out, stats)
         return Saved(x, z, self.act.forward(z), out, stats)
@@ -166,16 +170,21 @@ class ClosedForm:
         self.act.backward(spread(dy, value), bands(value, down), bands(into, down))
         return into
 
-    def _normalise(self, out: Tensor, params: Params) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def _normalise(
+        self, out: Tensor, params: Params, bias: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The norm of the layer's output, from which the bias was left out while it learns."""
         norm = self.norm
         assert isinstance(norm, nn.modules.batchnorm._BatchNorm)
         if norm.training and norm.num_batches_tracked is not None:
             norm.num_batches_tracked.add_(1)
-        weight, bias = self._weights(params, 1)
+        weight, shift = self._weights(params, 1)
         running, momentum = (norm.running_mean, norm.running_var), float(norm.momentum or 0.0)
         z, mean, inverse_std = torch.native_batch_norm(
-            out, weight, bias, *running, norm.training, momentum, norm.eps
+            out, weight, shift, *running, norm.training, momentum, norm.eps
         )
+        if norm.training and bias is not None and norm.running_mean is not None:
+            norm.running_mean.add_(bias, alpha=momentum)
         return z, (mean, inverse_std)
 
     def _norm_gradients(
@@ -191,6 +200,11 @@ class ClosedForm:
         key = f"{self.index + 1}."
         grads[key + "weight"], grads[key + "bias"] = dweight, dbias
         return dout
+
+
+def _on_gpu(x: Tensor) -> bool:
+    """Whether x has numbers on a GPU; in a memory plan it has none."""
+    return x.is_cuda and type(x) is Tensor
 
 
 def sliced(name: str, rows: int, slices: int) -> Iterator[tuple[str, slice | None]]:

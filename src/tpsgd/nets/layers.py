@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from tpsgd.maths.memory_format import channels_last, sum_of_rows
 
+FEW_OUTPUTS = 17  # of a linear layer on a CPU; and of a batch that is larger
 COLUMNS = 1 << 18  # bytes of columns up to which multiplying them is faster than convolving
 
 
@@ -45,6 +46,7 @@ class LayerKind:
         supports: `layer -> ` whether these functions hold for its settings.
         dense: `layer -> ` whether every output reads all inputs (a convolution without groups). If
             so, rows of the weight have separate gradients and are solutions of linear equations.
+        with_relu: as `forward`, with a ReLU after it, in one kernel of a GPU.
     """
 
     forward: Callable[[Any, Tensor, Tensor, Tensor | None], Tensor]
@@ -55,6 +57,7 @@ class LayerKind:
     stackable: bool = False
     supports: Callable[[Any], bool] = _always
     dense: Callable[[Any], bool] = _always
+    with_relu: Callable[[Any, Tensor, Tensor, Tensor | None], Tensor] | None = None
 
 
 def layer_kind(layer: nn.Module) -> LayerKind | None:
@@ -203,14 +206,30 @@ def _size_of_output(layer: Any, x: Tensor) -> list[int]:
     return [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, p, (k, d, s) in sizes]
 
 
+def _convolution_with_relu(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """cuDNN adds the bias and applies the ReLU while it writes the result."""
+    how = layer.stride, zero_padding(layer), layer.dilation, layer.groups
+    return torch.cudnn_convolution_relu(x, weight, bias, *how)
+
+
+def _linear(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x W^T + b; of few outputs on a CPU as W x^T + b, which is faster, and then a view."""
+    few = x.dim() == 2 and len(weight) < FEW_OUTPUTS < len(x) and x.device.type == "cpu"
+    if few and bias is not None and x.dtype in (torch.float32, torch.float64):
+        return torch.addmm(bias[:, None], weight, x.T).T
+    return F.linear(x, weight, bias)
+
+
 LAYERS: dict[type[nn.Module], LayerKind] = {
     nn.Linear: LayerKind(
-        lambda layer, x, weight, bias: F.linear(x, weight, bias),
+        _linear,
         _linear_weight_gradient,
         lambda dz: sum_of_rows(dz.reshape(-1, dz.shape[-1])),
         equations=lambda layer, x: x,
         stackable=True,
     ),
     nn.Conv1d: convolution(F.conv1d, _patches_1d),
-    nn.Conv2d: _by_columns(convolution(F.conv2d, _patches_2d)),
+    nn.Conv2d: replace(
+        _by_columns(convolution(F.conv2d, _patches_2d)), with_relu=_convolution_with_relu
+    ),
 }
