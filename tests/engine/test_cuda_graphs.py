@@ -12,9 +12,9 @@ from torch.utils._pytree import tree_leaves
 
 import tpsgd
 from tpsgd import rules, split
-from tpsgd.engine import cuda_graphs
+from tpsgd.engine import assemble, cuda_graphs
 from tpsgd.engine.augment import Draws, chain, crop, cutout, flip, jitter, resized_crop
-from tpsgd.engine.cuda_graphs import CapturedStep, _can_capture, _capturable
+from tpsgd.engine.cuda_graphs import CapturedStep, _can_capture, _capturable, can_update_beside
 from tpsgd.engine.learner import BlockSettings, GradientLearner
 from tpsgd.maths.random import Key
 from tpsgd.nets.closed_form import ClosedForm
@@ -194,6 +194,22 @@ def test_which_sources_are_captured(name, monkeypatch):
         assert not asked(nets[-1], nets[-1].source)
 
 
+def test_updates_run_beside_later_blocks_where_outputs_are_small():
+    def asked(model=None, **settings):
+        nets = []
+        settings = folded(**({"batch_size": 8} | settings))
+        model = model or convnet()
+        tpsgd.fit(model, images(75), schedule=nets.append, **settings)
+        return can_update_beside(nets[0].learners, nets[0].source.form)
+
+    assert asked()
+    assert not asked(micro_batch=4)
+    assert not asked(batch_size=64 << 10)
+    assert not asked(nn.Sequential(nn.Flatten(), nn.Linear(72, 3)))
+    odd = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Hardtanh(), nn.Flatten(), nn.Linear(64, 3))
+    assert not asked(odd)  # autograd has streams of its own
+
+
 # ---- on a GPU, where there is one ----------------------------------------------------------------
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
@@ -244,6 +260,15 @@ def test_and_so_they_do_with_every_setting(rule, name, schedule, both):
 def test_and_in_a_lower_precision(name, schedule, both):
     settings = {"precision": torch.bfloat16, "augment": chain(flip(), crop(1, reflect=True))}
     close(*both(RULES[name](), schedule, norm=True, **settings), rtol=1e-2, atol=1e-3)
+
+
+@on_gpu
+@pytest.mark.parametrize("beside", [True, False])
+@pytest.mark.parametrize("name", ["readout", "l2", "predsim", "sdfa"])
+def test_and_with_updates_beside_later_blocks_or_together(name, beside, both, monkeypatch):
+    monkeypatch.setattr(assemble, "can_update_beside", lambda *_: beside)
+    settings = {"epochs": 20, "batch_size": 8}
+    close(*both(RULES[name](), "simultaneous", **settings), rtol=1e-3, atol=1e-4)
 
 
 @on_gpu

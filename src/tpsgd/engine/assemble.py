@@ -16,7 +16,12 @@ from tpsgd.engine.anatomy import Anatomy, Method, dissect
 from tpsgd.engine.augment import Augmented
 from tpsgd.engine.backprop import Backprop, BackpropLearner
 from tpsgd.engine.batches import BatchForm, as_source, check_values, first_samples, is_stream
-from tpsgd.engine.cuda_graphs import captured, library_modules_only
+from tpsgd.engine.cuda_graphs import (
+    beside,
+    can_update_beside,
+    captured,
+    library_modules_only,
+)
 from tpsgd.engine.learner import Backend, BlockLearner, GradientLearner, accumulate, together
 from tpsgd.engine.optimizers import make_optimizer
 from tpsgd.engine.record import BlockInfo
@@ -76,7 +81,8 @@ def join(
     def wrap(step: Step, learners: Sequence[Any], source: Source) -> Step:
         step = step if settings.memory.micro_batch is None else accumulate(step)
         if len(learners) > 1 and source.form.device.type == "cuda":
-            step = together(step)
+            small = can_update_beside(learners, source.form)
+            step = beside(step, source.form.device) if small else together(step)
         return captured(replayed(step, learners, source, ours), learners, source, ours)
 
     reuse = settings.memory.reuse if settings.augment is None else False

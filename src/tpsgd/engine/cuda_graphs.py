@@ -2,7 +2,9 @@
 
 On a GPU a small net's step is mostly launch latency. A step can be captured if it always has the
 same shapes, does not wait for the device and reads what differs between batches (sample indices,
-random numbers of augmentation) from the same tensors. On a CPU nothing changes.
+random numbers of augmentation) from the same tensors. In a small net, a block's update is captured
+beside the forward passes of the blocks after it, which do not depend on it: with local losses the
+two can run at the same time. On a CPU nothing changes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,17 +16,33 @@ import torch
 from torch import Tensor
 
 from tpsgd.engine.augment import Augmented
-from tpsgd.engine.batches import Arrays, Batch, DerivedSource, ThroughBlocks, is_library_module
+from tpsgd.engine.batches import (
+    Arrays,
+    Batch,
+    BatchForm,
+    DerivedSource,
+    ThroughBlocks,
+    is_library_module,
+)
+from tpsgd.nets.closed_form import ClosedForm
+from tpsgd.nets.stacked import Stacked
 from tpsgd.projections import Redrawn
 from tpsgd.protocols import Source
 from tpsgd.train import Step
 
+SMALL = 32 << 20  # bytes of all blocks' outputs that may be kept until every update has ended
 WARM_UP = 1  # real batches before the capture, which itself computes nothing
 
 
 @cache
 def side_stream(device: torch.device) -> torch.cuda.Stream:
     """The stream on which steps are captured."""
+    return torch.cuda.Stream(device)
+
+
+@cache
+def update_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of updates that run beside later blocks' forward passes."""
     return torch.cuda.Stream(device)
 
 
@@ -112,6 +130,49 @@ class CapturedStep:
                 graph.capture_end()
         current.wait_stream(stream)
         return graph
+
+
+def beside(step: Step, device: torch.device) -> Step:
+    """The step with each block's update beside the forward passes of the blocks after it."""
+
+    def run(learners: Sequence[Any], batch: Batch) -> None:
+        stream = update_stream(device) if torch.cuda.is_available() else None  # a plan has none
+        *earlier, last = learners
+        step([*(UpdateBeside(learner, stream) for learner in earlier), last], batch)
+        if stream is not None:
+            torch.cuda.current_stream().wait_stream(stream)  # before what updates read is freed
+
+    return run
+
+
+class UpdateBeside:
+    """A learner whose update runs on another stream; what the update reads is kept meanwhile."""
+
+    def __init__(self, learner: Any, stream: torch.cuda.Stream | None) -> None:
+        self.learner, self.stream = learner, stream
+        self.kept: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.learner, name)
+
+    def update(self, saved: Any, s: Tensor, labels: Tensor, output_unused: bool = False) -> None:
+        """As the learner's."""
+        self.kept = saved, s, labels
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            self.learner.update(saved, s, labels, output_unused)
+
+
+def can_update_beside(learners: Sequence[Any], form: BatchForm) -> bool:
+    """Whether several blocks learn by closed forms, and their outputs take little memory."""
+    outputs = sum(learner.widest for learner in learners) * form.batch_size * len(form.seeds)
+    return (
+        len(learners) > 1
+        and form.micro_batch is None
+        and outputs <= SMALL
+        and all(isinstance(learner.backend, (ClosedForm, Stacked)) for learner in learners)
+    )
 
 
 def tensors_of(index: Any) -> list[Tensor]:

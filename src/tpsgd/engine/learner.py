@@ -17,6 +17,7 @@ from tpsgd.engine.optimizers import (
     ELEMENTWISE,
     OptimizerFactory,
     hooked,
+    joint_step,
     make_optimizer,
     quick_step,
 )

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils.checkpoint import checkpoint
 
-from tpsgd.engine.cuda_graphs import side_stream
+from tpsgd.engine.cuda_graphs import side_stream, update_stream
 from tpsgd.nets.unrolled import Unrolled
 from tpsgd.protocols import EpochEnd, Observer
 
@@ -275,7 +275,8 @@ def take_cublas_workspaces(device: torch.device) -> None:
     """Let cuBLAS allocate its workspaces, which it never frees, before anything is measured."""
     ones = torch.ones(64, 64, device=device)
     w = torch.ones(64, 64, device=device, requires_grad=True)
-    for stream in (torch.cuda.current_stream(device), side_stream(device)):
+    streams = torch.cuda.current_stream(device), side_stream(device), update_stream(device)
+    for stream in streams:
         with torch.cuda.stream(stream), torch.enable_grad():  # autograd uses other threads
             y = checkpoint(_twice, torch.mm(ones, w), w, use_reentrant=False)
             torch.autograd.grad(y, w, ones)

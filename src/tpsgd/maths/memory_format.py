@@ -8,7 +8,6 @@ for all pixels of a cell is stored as one number per cell and expanded where it 
 import torch
 from torch import Tensor
 
-
 SMALL = 1 << 20  # bytes
 
 

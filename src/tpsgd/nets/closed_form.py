@@ -65,6 +65,8 @@ class ClosedForm:
         self.norm = block.between[0] if block.between else None
         from_output = self.act is not None and self.act.from_output
         self.overwrites = in_place and from_output and at is not Place.BEFORE
+        relu = type(block.activation) is nn.ReLU and self.overwrites and self.norm is None
+        self.with_relu = kind.with_relu if relu else None
         self.index = len(block.prologue)  # the layer's number among the block's modules
 
     def set_objective(self, objective: Objective) -> None:
@@ -74,11 +76,11 @@ class ClosedForm:
     def forward(self, params: Params, x: Tensor) -> Saved:
         """From the block's input to the activation's output."""
         x = apply(self.block.prologue, x, self.precision)
-        weight, bias = (None if t is None else t.to(x.dtype) for t in self._weights(params))
-        if self.overwrites and self.kind.with_relu is not None and _on_gpu(x):
-            if isinstance(self.block.activation, nn.ReLU) and self.norm is None:
-                y = self.kind.with_relu(self.block.layer, x, weight, bias)
-                return Saved(x, y, y, y)
+        weight, bias = self._weights(params)
+        weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
+        if self.with_relu is not None and _on_gpu(x):
+            y = self.with_relu(self.block.layer, x, weight, bias)
+            return Saved(x, y, y, y)
         subtracted = self.norm is not None and self.norm.training  # a norm subtracts any bias again
         out = self.kind.forward(self.block.layer, x, weight, None if subtracted else bias)
         z, stats = (out, ()) if self.norm is None else self._normalise(out, params, bias)

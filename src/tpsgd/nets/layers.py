@@ -208,7 +208,8 @@ def _size_of_output(layer: Any, x: Tensor) -> list[int]:
 
 def _convolution_with_relu(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """cuDNN adds the bias and applies the ReLU while it writes the result."""
-    how = layer.stride, zero_padding(layer), layer.dilation, layer.groups
+    pads = zero_padding(layer) or (0, 0)
+    how = layer.stride, pads, layer.dilation, layer.groups
     return torch.cudnn_convolution_relu(x, weight, bias, *how)
 
 
