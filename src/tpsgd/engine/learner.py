@@ -162,7 +162,7 @@ class Figures:
         loss, logits = local.loss, local.logits
         if loss is LATER:
             assert self.of_logits is not None
-            loss = torch.vmap(self.of_logits.value)(logits, labels)
+            loss = torch.vmap(self.of_logits.value)(logits, labels)  # type: ignore[arg-type]
         self.loss.add_(loss, alpha=labels.shape[1])
         if logits is not None:
             self.classifies = True
@@ -202,6 +202,7 @@ class BlockLearner(Learner):
     width = 1  # how many layers learn in it
     grows = False  # whether its memory grows with every batch
     optimizer: Optimizer | None = None
+    waits = False  # whether the optimizer's step is taken later, with that of others
 
     def __init__(
         self,
@@ -310,7 +311,6 @@ class GradientLearner(BlockLearner):
     def __init__(self, *args: Any, slices: int = 1, **options: Any) -> None:
         super().__init__(*args, **options)
         self.slices, self.share = slices, 1.0
-        self.waits = False  # whether the optimizer's step is taken later, with that of others
         self.optimizer: Optimizer | None = None
         self.quick: Callable[[], None] | None = None  # its step, where there is a quicker way
         self.scheduler: LRScheduler | None = None
