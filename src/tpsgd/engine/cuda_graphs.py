@@ -138,8 +138,9 @@ def beside(step: Step, device: torch.device) -> Step:
     def run(learners: Sequence[Any], batch: Batch) -> None:
         stream = update_stream(device) if torch.cuda.is_available() else None  # a plan has none
         *earlier, last = learners
-        step([*(UpdateBeside(learner, stream) for learner in earlier), last], batch)
-        if stream is not None:
+        apart = [UpdateBeside(learner, stream) for learner in earlier]
+        step([*apart, last], batch)
+        if stream is not None and any(learner.kept for learner in apart):
             torch.cuda.current_stream().wait_stream(stream)  # before what updates read is freed
 
     return run
