@@ -47,6 +47,7 @@ def step(learners: Sequence[Learner], batch: Batch) -> None:
             learner.update(saved, labels, labels, output_unused=last)  # signal and labels: the same
         if not last:
             x = learner.output(saved)  # computed before the update
+        del saved  # before the next block computes its own
     for learner in learners:
         learner.finish_update()  # of recurrent blocks, whose states the next block had to read
 

@@ -15,7 +15,7 @@ TORCH = {
 }
 
 
-@pytest.mark.parametrize("factory", TORCH, ids=str)
+@pytest.mark.parametrize("factory", TORCH, ids=lambda f: f.__name__)
 def test_steps_hooks_rates_and_states_are_torch_s(factory):
     weights, calls = [], []
     for make in (factory, TORCH[factory]):
