@@ -58,6 +58,9 @@ class Block:
         self.learning = False
         self.note("stop")
 
+    def keep_figures(self):
+        pass
+
     def batches(self, source, epoch):
         self.note(f"epoch {epoch}")
         return source.batches(0, epoch)

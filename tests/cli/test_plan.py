@@ -265,13 +265,13 @@ def test_a_budget_out_of_reach_ends_training(says):
 @pytest.mark.parametrize("head", ["adam", "ridge"])
 def test_plain_sgd(says, monkeypatch, more, rate, head):
     made = []
-    step = optimizers.torch.optim.SGD.step
+    step = optimizers.SGD.step
 
     def watched(self, *args, **options):
         made.append(self.param_groups[0]["lr"])
         return step(self, *args, **options)
 
-    monkeypatch.setattr(optimizers.torch.optim.SGD, "step", watched)
+    monkeypatch.setattr(optimizers.SGD, "step", watched)
     words = (*SMALL, "--optimizer", "sgd", "--head", head, *more, "--json")
     record = json.loads(says("train", *words)[1])
     assert set(made) == {rate} and "sgd" in record["settings"]["optimizer"].lower()

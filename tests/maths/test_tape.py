@@ -159,3 +159,19 @@ def test_modules_in_no_grad_mode():
         found = tape.replay(x)[0]
         assert not torch.equal(net[1].running_mean, before)
         torch.testing.assert_close(found, function(x)[0])
+
+
+def test_conjugates_are_views_of_their_own():
+    def function(x):
+        z = torch.fft.rfft(x)
+        return [torch.fft.irfft(z.conj(), n=x.shape[-1]), (z.conj().imag + z.imag).abs().sum()]
+
+    tape, x = taped(function, torch.randn(3, 8)), torch.randn(3, 8)
+    for found, wanted in zip(tape.replay(x), function(x), strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("function", [torch.unique, torch.nonzero, lambda x: x[x > 0]])
+def test_a_shape_that_depends_on_values_has_no_record(function):
+    x = torch.ones(3)
+    assert record(lambda: function(x), [x], list) is None

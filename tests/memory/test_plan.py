@@ -121,7 +121,7 @@ GRID = [
     ("mlp", {"epochs": [1, 0, 2]}),
     ("mlp", {"n": 4500, "slack": 256, **TOGETHER}),  # the order of samples comes in parts of 4096
     ("mlp", {"micro_batch": 8, "optimizer": momentum}),
-    ("mlp", {"micro_batch": 5, **TOGETHER}),
+    ("mlp", {"micro_batch": 5, "slack": 1024, **TOGETHER}),  # room for figures of 4 samples or 5
     ("mlp", {"optimizer": torch.optim.RMSprop}),
     ("mlp", {"optimizer": HEAD, "slack": 1024}),  # solved from all samples, not from two batches
     ("mlp", {"optimizer": HEAD, "n": 50}),

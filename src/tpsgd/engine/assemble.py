@@ -77,6 +77,8 @@ def join(
 ) -> Net:
     """Learners and sources as a net, with the wrappers of a step that the settings ask for."""
     ours = all(map(library_modules_only, learners))
+    for learner in learners:
+        learner.watched = bool(settings.callbacks)
 
     def wrap(step: Step, learners: Sequence[Any], source: Source) -> Step:
         step = step if settings.memory.micro_batch is None else accumulate(step)

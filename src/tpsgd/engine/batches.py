@@ -240,13 +240,19 @@ def _gathered(x: Tensor, index: Tensor, form: BatchForm) -> Tensor:
 
 
 def _batched(chunks: Iterator[Tensor], size: int) -> Iterator[Tensor]:
-    """Indices that come in chunks of any size, in batches."""
+    """Indices that come in chunks of any size, in batches: views of a chunk where possible."""
     waiting = torch.empty(0, dtype=torch.long)
     for chunk in chunks:
-        waiting = torch.cat([waiting.to(chunk.device), chunk]) if len(waiting) else chunk
-        whole = len(waiting) // size * size
-        yield from waiting[:whole].split(size) if whole else ()
-        waiting = waiting[whole:]
+        if len(waiting):
+            missing = size - len(waiting)
+            waiting, chunk = torch.cat([waiting, chunk[:missing]]), chunk[missing:]
+            if len(waiting) < size:
+                continue
+            yield waiting
+        whole = len(chunk) // size * size
+        yield from chunk[:whole].split(size) if whole else ()
+        waiting = chunk[whole:].clone()
+        del chunk  # before the next one is drawn
     if len(waiting):
         yield waiting
 

@@ -5,7 +5,7 @@ block solved by least squares is in `solved.py`, a whole net under backprop in `
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -88,7 +88,7 @@ class Figures:
         """Add a batch, or leave it for `keep`."""
         if self.restarts:
             self._add_restarts(local, labels)
-        elif not self.on_gpu:
+        elif not self.on_gpu and not self._is_large(local.logits):
             self.left = local.loss, local.logits, labels
         elif self._needs_room(local.loss, local.logits, labels):
             shape = len(self.room), *labels.shape
@@ -120,9 +120,11 @@ class Figures:
             self.loss.add_(loss, alpha=len(labels))
         if logits is None:
             return False
-        if not self.room:
+        self.classifies = True
+        large = self._is_large(logits)
+        if not self.room and not large:
             self._make_room(logits, labels)
-        if labels.shape != self.room[0][1].shape:  # the last batch of an epoch
+        if large or labels.shape != self.room[0][1].shape:  # or the last batch of an epoch
             self._count(logits, labels)
             return False
         return True
@@ -141,7 +143,11 @@ class Figures:
         )
         self.labels = labels.new_empty(count * n, *labels.shape[1:])
         self.room = list(zip(self.logits.split(n), self.labels.split(n), strict=True))
-        self.classifies = True
+
+    def _is_large(self, logits: Tensor | None) -> bool:
+        """Whether logits are worth a look of their own."""
+        room = self.GPU_ROOM if self.on_gpu else self.ROOM
+        return logits is not None and 2 * logits.nbytes > room
 
     def _count_stored(self) -> None:
         """Look at the logits that are stored."""
@@ -202,6 +208,7 @@ class BlockLearner(Learner):
     width = 1  # how many layers learn in it
     grows = False  # whether its memory grows with every batch
     optimizer: Optimizer | None = None
+    watched = False  # whether the caller's functions may change something after every epoch
     waits = False  # whether the optimizer's step is taken later, with that of others
 
     def __init__(
@@ -224,6 +231,7 @@ class BlockLearner(Learner):
         self.epochs = settings.epochs if trains else 0
         self.before_solving: Callable[[int], None] = lambda workspace: None
         self.learning = False
+        self.objective: Objective = IDLE  # without its tensors
         self.tensors: tuple[Tensor, ...] = ()
         self.mean_over_samples = True  # whether its loss is a mean over samples, once drawn
         self.written_out = False  # whether its objective's derivative is a formula, once drawn
@@ -248,6 +256,7 @@ class BlockLearner(Learner):
             return
         objective = self.draw()
         self.backend.set_objective(objective)
+        self.objective = replace(objective, tensors=())
         self.tensors, self.written_out = objective.tensors, objective.written_out
         self.mean_over_samples = objective.closed_form is not None
         self.figures.of_logits = objective.of_logits
@@ -331,7 +340,7 @@ class GradientLearner(BlockLearner):
                     "lr_schedule cannot be ReduceLROnPlateau, which waits for a metric; choose "
                     "one that is stepped by the epoch, or use early_stopping"
                 )
-        self.constants = self._constants()
+        self.constants = None
         self.resume()
 
     def _make_optimizer(self, factory: OptimizerFactory, lr: float | None) -> None:
@@ -405,6 +414,8 @@ class GradientLearner(BlockLearner):
         else:
             self.optimizer.step()
             self.quick = quick_step(self.optimizer)
+            if self.constants is None:  # its state exists now
+                self.constants = self._constants()
         self.drop_gradients()
 
     def drop_gradients(self) -> None:
@@ -417,13 +428,22 @@ class GradientLearner(BlockLearner):
         if self.scheduler is not None:
             self.scheduler.step()
         before, self.constants = self.constants, self._constants()
-        self.version += before != self.constants
+        if self.watched or before != self.constants:
+            self.version += 1
+            self.quick = None
 
     def _constants(self) -> Any:
-        """What a recorded step takes as given: addresses of parameters, an optimizer's numbers."""
-        groups = [] if self.optimizer is None else self.optimizer.param_groups
-        numbers = [{k: v for k, v in group.items() if k != "params"} for group in groups]
-        return [p.untyped_storage()._cdata for p in self.params.values()], numbers
+        """What a quick or recorded step takes as given: memory of parameters, the optimizer."""
+        if self.optimizer is None:
+            return None
+        numbers = [
+            {k: id(v) if isinstance(v, Tensor) else v for k, v in group.items() if k != "params"}
+            for group in self.optimizer.param_groups
+        ]
+        values = (v for each in self.optimizer.state.values() for v in each.values())
+        state = [id(v) for v in values if isinstance(v, Tensor)]
+        memory = [p.untyped_storage()._cdata for p in self.params.values()]
+        return memory, numbers, state, hooked(self.optimizer)
 
 
 def _set_gradient(p: Tensor, grad: Tensor, share: float) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from tpsgd.engine.batches import Arrays, Batch, ThroughBlocks
 from tpsgd.engine.cuda_graphs import library_modules_only
 from tpsgd.engine.optimizers import ELEMENTWISE, hooked
+from tpsgd.losses import bce, cross_entropy, mse
 from tpsgd.maths.tape import Record, Tape, record
 from tpsgd.nets.autograd import Autograd
 from tpsgd.protocols import Source
@@ -20,6 +21,7 @@ from tpsgd.train import Step
 
 WARM_UP = 2  # plain steps first: an optimizer makes its state in them, and memory is measured
 WORTH_IT = 24  # steps that a recording must be used for
+LOSSES = (None, mse, cross_entropy, bce)
 LONGEST = 4000  # operators of a step; more would be a long program, and little of it is overhead
 
 
@@ -73,14 +75,15 @@ class ReplayedStep:
             self.constant = False
         elif before is not None:
             self.constant = before == new
-            self.tape = Tape(new, 1) if self.constant else None
+            self.tape, self.record = Tape(new, 1) if self.constant else None, None
 
 
 def _can_replay(learners: Sequence[Any], source: Source, library_only: bool) -> bool:
     form = source.form
     below = source.source if isinstance(source, ThroughBlocks) else source
     learning = [learner for learner in learners if learner.learning]
-    steps = max((x.epochs for x in learning), default=0) * source.samples // form.batch_size
+    epochs = max((1 if x.watched else x.epochs for x in learning), default=0)  # with one tape
+    steps = epochs * source.samples // form.batch_size
     return (
         isinstance(below, Arrays)
         and type(below.x) is Tensor  # sequences of different lengths change their shapes
@@ -94,8 +97,13 @@ def _can_replay(learners: Sequence[Any], source: Source, library_only: bool) -> 
 
 
 def _replayable(learner: Any) -> bool:
-    """Whether the learner's step is operators only: written-out gradients, torch's optimizer."""
-    optimizer = learner.optimizer
-    if type(optimizer) not in ELEMENTWISE or hooked(optimizer):
+    """Whether the learner's step is operators only: this library's objective, torch's optimizer.
+
+    A user's own objective may do anything in Python, which a tape would not repeat.
+    """
+    if type(learner.optimizer) not in ELEMENTWISE or hooked(learner.optimizer):
         return False
-    return learner.written_out and not isinstance(learner.backend, Autograd)
+    closed_form = learner.objective.closed_form or learner.objective.closed_form_of_batch
+    if closed_form is None or not closed_form.__module__.startswith("tpsgd."):
+        return False
+    return learner.objective.of_logits in LOSSES and not isinstance(learner.backend, Autograd)

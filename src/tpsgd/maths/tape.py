@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 _C: Any = torch._C
 _BINDINGS = _C._VariableFunctions, _C.TensorBase  # where Python finds operators
-READS_A_VALUE = {"aten::_local_scalar_dense", "aten::equal", "aten::nonzero", "aten::is_nonzero"}
+VALUES_MATTER = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
 class Value(NamedTuple):
@@ -68,7 +68,7 @@ class _Recording(TorchDispatchMode):
     def __init__(self, arguments: Sequence[Tensor]) -> None:
         super().__init__()
         self.calls: list[Call] = []
-        self.readable = True
+        self.constant = True  # whether the operators do not depend on values
         self._names: dict[int, tuple[Any, Any]] = {}  # by address: weak reference and name
         self._views: dict[tuple[Any, ...], Any] = {}  # names of views by memory and geometry
         self._memory: dict[Value, int] = {}  # which value's memory a value shares
@@ -86,7 +86,7 @@ class _Recording(TorchDispatchMode):
         named_args = tuple(map(self.name, args))
         named_kwargs = {k: self.name(v) for k, v in kwargs.items()}
         run, out = _run(func, args, kwargs)
-        self.readable = self.readable and func._schema.name not in READS_A_VALUE
+        self.constant = self.constant and not _depends_on_values(func, args)
         several = isinstance(out, (tuple, list))
         outs = out if several else (out,)
         if func.namespace == "profiler":
@@ -108,6 +108,7 @@ class _Recording(TorchDispatchMode):
         if not isinstance(value, Tensor):
             return value
         known = self._names.get(id(value))
+        self.constant = self.constant and value.layout is torch.strided
         if known is None or known[0]() is not value:
             known = self._names[id(value)] = weakref.ref(value), Constant(value)
         return known[1]
@@ -115,7 +116,7 @@ class _Recording(TorchDispatchMode):
     def _view(self, out: Tensor, call: Call) -> None:
         """A view of a value; the same view again is the same value."""
         memory = self._memory[call.args[0]]
-        geometry = memory, out.storage_offset(), out.shape, out.stride(), out.dtype
+        geometry = memory, *_geometry(out)
         if geometry not in self._views:
             value = self._make(out, memory)
             self.calls.append(call._replace(made=(value,)))
@@ -132,10 +133,21 @@ class _Recording(TorchDispatchMode):
         value = Value(self._count)
         self._count += 1
         self._memory[value] = value.number if memory is None else memory
-        geometry = tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
-        self._views[(self._memory[value], *geometry)] = value
+        self._views[(self._memory[value], *_geometry(tensor))] = value
         self._names[id(tensor)] = weakref.ref(tensor), value
         return value
+
+
+def _geometry(t: Tensor) -> tuple[Any, ...]:
+    """How a tensor looks at its memory."""
+    return t.storage_offset(), t.shape, t.stride(), t.dtype, t.is_conj(), t.is_neg()
+
+
+def _depends_on_values(func: Any, args: Any) -> bool:
+    """Whether an operator's result is a Python value, or has a shape that depends on values."""
+    if func is torch.ops.aten.index.Tensor:  # by numbers it has the shape of the index
+        return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
+    return not VALUES_MATTER.isdisjoint(func.tags)
 
 
 def _run(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -154,10 +166,7 @@ def _run(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
 
 def _same_memory(a: Tensor, b: Tensor) -> bool:
     return (
-        a.data_ptr() == b.data_ptr()
-        and a.shape == b.shape
-        and a.stride() == b.stride()
-        and a.dtype == b.dtype
+        a.data_ptr() == b.data_ptr() and a.shape == b.shape and _geometry(a)[2:] == _geometry(b)[2:]
     )
 
 
@@ -175,7 +184,7 @@ def record(
     with recording:
         function()
     names = [None if t is None else recording.name(t) for t in results()]
-    return Record(recording.calls, names) if recording.readable else None
+    return Record(recording.calls, names) if recording.constant else None
 
 
 class Tape:
@@ -188,7 +197,8 @@ class Tape:
         inputs = ", ".join(f"v{i}" for i in range(arguments))
         self.source = "\n    ".join([f"def replay({inputs}):", *lines])
         exec(compile(self.source, "<tape>", "exec"), self.names)
-        self.replay: Callable[..., list[Any]] = self.names["replay"]
+        # without its own name, so that it does not keep itself alive
+        self.replay: Callable[..., list[Any]] = self.names.pop("replay")
 
     def _lines(self, record: Record, arguments: int) -> list[str]:
         """One line for each call, and one for what nothing needs any more."""
@@ -238,6 +248,7 @@ class Tape:
 
     def _operator(self, call: Call) -> str:
         name = str(call.operator).replace(".", "_")
+        name += "" if self.names.get(name, call.run) is call.run else "_directly"
         self.names[name] = call.run
         return name
 
@@ -255,6 +266,7 @@ def _needed(record: Record) -> list[Call]:
     for call in reversed(record.calls):
         pure = not call.operator._schema.is_mutable
         pure = pure and torch.Tag.nondeterministic_seeded not in call.operator.tags
+        pure = pure and any(value is not None for value in call.made)  # a check makes nothing
         if pure and needed.isdisjoint(_numbers(call.made)):
             continue
         needed.update(_numbers(call.args), _numbers(call.kwargs))

@@ -238,9 +238,8 @@ def _blank_order(n: int, key: Key, device: Any, expected: int) -> Iterator[Tenso
     if expected > SORTED:  # indices beyond the number of samples are left out
         counted = 1 << (expected - 1).bit_length()
         chunk, order = order, order.new_zeros(-(-len(order) * expected // counted))
-    waiting = torch.empty_like(order[n:])  # indices of later batches; the caller copies the others
     yield order[:n]
-    del chunks, chunk, waiting  # they live until here
+    del chunks, chunk  # they live until here
 
 
 def _varies(model: nn.Module, learners: list[Any]) -> tuple[str, ...]:

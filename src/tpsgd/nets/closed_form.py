@@ -115,7 +115,8 @@ class ClosedForm:
         local = self.objective.coarse(*rounded(self.precision, y, s, tensors))
         dy = local.dy.to(y.dtype)
         local = local._replace(dy=dy)
-        return local, self._parameter_gradients(params, saved, dy, output_unused)
+        unused = output_unused and local.logits is not saved.y  # which the record still reads
+        return local, self._parameter_gradients(params, saved, dy, unused)
 
     def measure(
         self, params: Params, saved: Saved, s: Tensor, tensors: tuple[Tensor, ...]
@@ -165,7 +166,7 @@ class ClosedForm:
         assert self.act is not None
         value = saved.y if self.act.from_output else saved.z
         if dy.shape == value.shape:
-            dense = dy.is_contiguous() or channels_last(dy)  # and not an expanded view
+            dense = any((dy.is_contiguous(), dy.mT.is_contiguous(), channels_last(dy)))
             into = dy if dense else saved.y if output_unused else None
             return self.act.backward(dy, value, into if self.in_place else None)
         into, down = saved.y if output_unused else torch.empty_like(value), dy.shape[2]
@@ -186,7 +187,7 @@ class ClosedForm:
             out, weight, shift, *running, norm.training, momentum, norm.eps
         )
         if norm.training and bias is not None and norm.running_mean is not None:
-            norm.running_mean.add_(bias, alpha=momentum)
+            norm.running_mean.data.add_(bias, alpha=momentum)  # as quietly as torch writes it
         return z, (mean, inverse_std)
 
     def _norm_gradients(

@@ -171,8 +171,9 @@ def run_training(
     with training_context(models, settings, keep_inputs=local) as device:
         net, anatomy = assemble(models, data, method, settings, device)
         check_optimizers(net.learners)
-        batch_size = anatomy.form.micro_batch or getattr(data, "batch_size", settings.batch_size)
-        threads = limit_threads(device, anatomy.largest_product * (batch_size or 1))
+        batch_size = anatomy.form.micro_batch or getattr(data, "batch_size", None)
+        batch_size = batch_size or settings.batch_size
+        threads = limit_threads(device, anatomy.largest_product * batch_size)
         runs = _new_runs(method, anatomy, settings, len(models))
         recorder = Recorder(runs, [with_threads(threads, f) for f in settings.callbacks])
         meter = Meter(device) if settings.memory.measure else None
