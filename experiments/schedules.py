@@ -5,7 +5,8 @@
 Every arm has Adam at 1e-3, the same batches and the same epochs per block. The library's default
 schedule is chosen on these figures, so the test set is never read: accuracies are those of a tenth
 of the training samples, which no arm is trained on. Arms take turns, so that a busy machine slows
-all of them alike. What runs on a CPU is kept apart from what runs on a GPU, in the key `cpu`.
+all of them alike; a ratio is the median of an arm's seconds over those of backprop in its turn.
+The file is schedules-cpu.json or schedules-gpu.json. A data set that is not here is left out.
 """
 
 from collections.abc import Callable
@@ -77,18 +78,18 @@ def main() -> None:
     parser.add_argument("--restarts", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="few samples, one epoch")
     options = parser.parse_args()
-    record, save = result_file(options.out, "schedules")
-    part = record.setdefault("cpu", {}) if options.device == "cpu" else record
-    words = [f"--device {options.device}"] if options.device == "cpu" else []
+    on = "cpu" if options.device == "cpu" else "gpu"
+    record, save = result_file(options.out, f"schedules-{on}")
+    words = [f"--device {options.device}"] if on == "cpu" else []
     words += ["--only", *options.only] if options.only != list(NETS) else []
-    part |= origin("schedules", options.device, *words)
+    record |= origin("schedules", options.device, *words)
     for name in options.only:
         try:
             row = measure(NETS[name], options.device, options.restarts, options.quick)
         except (tpsgd.TpsgdError, ImportError) as error:  # the data set is not on this machine
             print(f"{name} is left out: {error}", flush=True)
             continue
-        part.setdefault("nets", {})[name] = row
+        record.setdefault("nets", {})[name] = row
         save()
         for arm, figures in row["arms"].items():
             share = f"{figures['accuracy']:.2%} ± {figures['deviation']:.2%}"
@@ -109,7 +110,8 @@ def measure(net: Net, device: str, restarts: int, quick: bool) -> Row:
             model, run = train(net, shape, own, samples, settings | {"seed": seed})
             results[arm].append((tpsgd.evaluate(model, held_out), run))
     sizes = {"samples": len(samples[1]), "held_out": len(held_out[1]), "restarts": restarts}
-    arms = {arm: figures_of(pairs) for arm, pairs in results.items()}
+    peer = [run.seconds for _, run in results["backprop"]]
+    arms = {arm: figures_of(pairs, peer) for arm, pairs in results.items()}
     return {"data": net.data, "settings": settings | sizes, "arms": arms}
 
 
@@ -124,7 +126,9 @@ def load(name: str, device: str, most: int | None) -> tuple[Samples, Samples, tu
     return parts[0], parts[1], loaded.shape
 
 
-def train(net: Net, shape: tuple[int, ...], own: Row | None, samples: Samples, settings: Row) -> Any:
+def train(
+    net: Net, shape: tuple[int, ...], own: Row | None, samples: Samples, settings: Row
+) -> Any:
     """A fresh model, trained, and its record."""
     torch.manual_seed(settings["seed"])
     model = net.model(shape).to(samples[1].device)
@@ -133,12 +137,13 @@ def train(net: Net, shape: tuple[int, ...], own: Row | None, samples: Samples, s
     return model, tpsgd.fit(model, samples, **settings, **own)
 
 
-def figures_of(pairs: list[tuple[float, tpsgd.Run]]) -> Row:
-    """The figures of one arm's restarts."""
+def figures_of(pairs: list[tuple[float, tpsgd.Run]], peer: list[float]) -> Row:
+    """The figures of one arm's restarts; `peer` are the seconds of backprop in each turn."""
     runs = [run for _, run in pairs]
     return accuracies([share for share, _ in pairs]) | {
         "seconds": median(run.seconds for run in runs),
         "seconds_each": [run.seconds for run in runs],
+        "ratio": median(run.seconds / other for run, other in zip(runs, peer, strict=True)),
         "peak_bytes": max(run.peak_bytes for run in runs),
         "kept_bytes": max(run.kept_bytes for run in runs),
         "sample_passes": runs[0].sample_passes,
