@@ -47,9 +47,14 @@ def test_solved_blocks_come_one_after_another(optimizer):
     assert default(8, rules.tpsgd_l2(at=tpsgd.Place.BEFORE), optimizer=optimizer) is sequential
 
 
-def test_a_memory_budget_takes_what_needs_least():
-    assert default(8, memory="1MB") is sequential
-    assert default(8, rules.dfa(), memory="1MB") is simultaneous
+@pytest.mark.parametrize("memory", ["1MB", tpsgd.Memory(reuse=False), tpsgd.Memory(reuse=True)])
+def test_settings_that_save_memory_take_what_needs_least(memory):
+    assert default(8, memory=memory) is sequential
+    assert default(8, rules.dfa(), memory=memory) is simultaneous
+
+
+def test_micro_batches_go_with_both_schedules():
+    assert default(8, memory=tpsgd.Memory(micro_batch=4)) is simultaneous
 
 
 @pytest.mark.parametrize(
@@ -106,7 +111,7 @@ def test_records_plans_and_arms_have_the_same_schedule(blocks, rule, name):
     assert record.results[-1].runs[0].settings["schedule"] == "sequential"  # of the control
 
 
-def test_a_plan_within_a_budget_names_its_schedule():
+def test_a_plan_within_a_budget_keeps_its_schedule():
     planned = tpsgd.plan(net(8), (6,), samples=40, memory="1MB", others=False)
     run = tpsgd.fit(net(8), (X, Y), epochs=2, **planned.settings)
     assert run.settings["schedule"] == planned.lines[0].name == "sequential"

@@ -279,7 +279,7 @@ def test_a_plan_is_ready_for_json(settings):
 @pytest.mark.parametrize("settings", [{"micro_batch": 16, "redraw": True}, {"reuse": False}])
 def test_a_plans_settings_can_be_given_to_fit(settings):
     found = planned("mlp", **settings)
-    assert found.settings == {"memory": Memory(**settings), "schedule": tpsgd.sequential}
+    assert found.settings == {"memory": Memory(**settings)}
     run = measured("mlp", **found.settings)
     assert found.lines[0].peak == pytest.approx(run.peak_bytes, rel=0.01)
 

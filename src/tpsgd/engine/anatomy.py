@@ -130,8 +130,9 @@ def schedule_for(method: Method, model: nn.Module, settings: Settings) -> Schedu
     """The schedule that was asked for; by default the one that suits the kind of net.
 
     - `simultaneous` if a block learns from the error of the net's output (DFA, sDFA);
-    - `sequential` if a block is solved, because its inputs must not change meanwhile, and within a
-      memory budget, because it needs the least;
+    - `sequential` if a block is solved, because its inputs must not change meanwhile;
+    - `sequential` within a memory budget, because it needs the least, and with `Memory(reuse=...)`,
+      which says how it keeps inputs;
     - `simultaneous` if five blocks or more learn: one forward pass serves them all;
     - `sequential`, the paper's, for every other net.
     """
@@ -143,8 +144,10 @@ def schedule_for(method: Method, model: nn.Module, settings: Settings) -> Schedu
     rules = rules_for(method, blocks, None)
     if any(r.needs_output for r in rules[:-1]):
         return simultaneous
-    each = settings.per_block(len(blocks))
-    if settings.memory.budget is not None or any(isinstance(s.optimizer, SOLVERS) for s in each):
+    each, memory = settings.per_block(len(blocks)), settings.memory
+    if any(isinstance(s.optimizer, SOLVERS) for s in each):
+        return sequential
+    if memory.budget is not None or memory.reuse is not None:
         return sequential
     taught = [r.objective is not None for r in rules[:-1]] + [True]
     columns = zip(blocks, taught, each, strict=True)

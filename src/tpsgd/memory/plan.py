@@ -192,8 +192,7 @@ def plan(
         for (name, _, s), rehearsal in zip(ways, rehearsals, strict=True)
     )
     remarks = tuple(_remarks(rehearsals[0], chosen, samples))
-    planned = {"memory": chosen.memory} | ({"schedule": schedule} if both else {})
-    return Plan(lines, planned, remarks, budget)
+    return Plan(lines, {"memory": chosen.memory}, remarks, budget)
 
 
 def _check(shape: Any, samples: Any, settings: Settings, recurrent: bool) -> None:

@@ -75,8 +75,9 @@ def fit(
         rule: one rule for the net, or a list with one per block, the last included (which only
             lends its loss). Default: `rules.readout()`.
         schedule: `tpsgd.sequential` (the paper's) or `tpsgd.simultaneous`. Default: the one that
-            suits the net. `sequential`, unless the rule needs the net's output (DFA, sDFA) or five
-            blocks or more learn, none of them solved, without a memory budget.
+            suits the net: `simultaneous` if the rule needs the net's output (DFA, sDFA), or if five
+            blocks or more learn, none is solved, and no budget or reuse of inputs is asked for;
+            otherwise `sequential`.
         loss: of the last block; default: that of the rule (`mse` for tpSGD, else `cross_entropy`).
         optimizer: a factory, `params -> torch.optim.Optimizer`; default Adam at 1e-3.
         lr: overrides the optimizer's learning rate.
