@@ -273,8 +273,9 @@ def test_a_sequence_straight_into_a_classifier():
 @pytest.mark.parametrize("name", ["dfa", "sdfa"])
 def test_dfa_and_recurrent_layers(name):
     rule = getattr(rules, name)()
-    refuses(f"^{name} cannot learn block by block", rnn(), (S, Y), rule=rule)
-    run = tpsgd.fit(rnn(), (S, Y), rule=rule, schedule=tpsgd.simultaneous, epochs=1)
+    one_by_one = {"rule": rule, "schedule": tpsgd.sequential}
+    refuses(f"^{name} cannot learn block by block", rnn(), (S, Y), **one_by_one)
+    run = tpsgd.fit(rnn(), (S, Y), rule=rule, epochs=1)
     assert [b.learning for b in run.blocks] == ["closed form"] * 2
 
 
@@ -456,8 +457,10 @@ def test_bad_settings_for_backprop(case):
 
 @pytest.mark.parametrize("rule", [rules.dfa(), rules.sdfa()], ids=lambda r: r.name)
 def test_sequential_refuses_rules_that_need_the_output(rule):
-    refuses(f"^{rule.name} cannot learn block by block.*simultaneous", mlp(6, 5, 3), rule=rule)
-    refuses(f"^{rule.name} cannot", mlp(6, 5, 5, 3), rule=[rules.drtp(), rule, rules.drtp()])
+    asked = {"schedule": tpsgd.sequential}
+    says = f"^{rule.name} cannot learn block by block.*simultaneous"
+    refuses(says, mlp(6, 5, 3), rule=rule, **asked)
+    refuses(says, mlp(6, 5, 5, 3), rule=[rules.drtp(), rule, rules.drtp()], **asked)
 
 
 def test_the_last_rule_of_a_list_lends_its_loss_alone():

@@ -39,6 +39,25 @@ def test_the_script_explains_itself(path, script, monkeypatch, capsys):
     assert "--out" in text or "--save" in text
 
 
+def test_both_schedules_are_measured_on_held_out_samples(script, monkeypatch, tmp_path, capsys):
+    module = script(ROOT / "experiments" / "schedules.py")
+    monkeypatch.setitem(module.NETS, "absent", module.Net("no-such-set", module.plain_cnn, 1))
+    words = f"--only digits-mlp absent --restarts 2 --quick --device cpu --out {tmp_path}"
+    monkeypatch.setattr(sys, "argv", ["schedules", *words.split()])
+    module.main()
+    assert "absent is left out: " in capsys.readouterr().out
+    record = json.loads((tmp_path / "schedules-cpu.json").read_text(encoding="utf-8"))
+    assert record["machine"]["cpu"] and list(record["nets"]) == ["digits-mlp"]
+    net = record["nets"]["digits-mlp"]
+    assert (net["settings"]["samples"], net["settings"]["held_out"]) == (540, 60)
+    local = {arm: row for arm, row in net["arms"].items() if ", " in arm}
+    for arm, row in local.items():
+        assert row["settings"]["schedule"] == arm.partition(", ")[2]
+        assert len(row["accuracies"]) == 2 and row["ratio"] > 0 and row["peak_bytes"] > 0
+    passes = {row["sample_passes"] for row in [net["arms"]["backprop"], *local.values()]}
+    assert passes == {3 * 540}
+
+
 @pytest.mark.real_data("mnist")
 @pytest.mark.parametrize(
     ("name", "where", "words"),

@@ -415,7 +415,7 @@ def test_recover_reports_the_known_and_the_new_domain():
         ({"memory_budget": "1MB"}, "adapt.fit has no argument 'memory_budget'"),
         ({"memory": Memory(reuse="nowhere-at-all")}, "is no folder"),
         ({"layers": lambda shape, classes: nn.Linear(3, 2)}, "nn.Sequential"),
-        ({"rule": rules.dfa()}, "simultaneous"),
+        ({"rule": rules.dfa(), "schedule": tpsgd.sequential}, "simultaneous"),
     ],
 )
 def test_mistakes_about_adaptors_are_named(options, words):

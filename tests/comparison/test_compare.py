@@ -92,11 +92,11 @@ def test_settings_of_fit_reach_every_rule_and_the_record(data, factory):
 
 def test_schedules_of_the_arms():
     chosen = tpsgd.simultaneous
-    assert arm(rules.readout()).schedule is tpsgd.sequential
+    assert arm(rules.readout()).schedule is None  # `fit` chooses
     assert arm(rules.readout(), chosen).schedule is chosen
     assert arm(rules.dfa(), tpsgd.sequential).schedule is chosen
     assert with_controls([arm(rules.readout(), chosen)])[-1].schedule is chosen
-    assert with_controls([arm(rules.dfa())])[-1].schedule is tpsgd.sequential
+    assert with_controls([arm(rules.dfa())])[-1].schedule is None
 
 
 def test_the_record(data, factory):

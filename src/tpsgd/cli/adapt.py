@@ -183,8 +183,7 @@ def settings_of_rule(word: str, training: options.Training) -> dict[str, Any]:
     if word == "backprop":
         return {"method": tpsgd.fit_backprop}
     rule = tpsgd.rules.ALL[word].make()
-    default = tpsgd.simultaneous if rule.needs_output else tpsgd.sequential
-    return {"rule": rule, "schedule": training.schedule_or(default)}
+    return {"rule": rule, "schedule": training.chosen_schedule}
 
 
 def _arms(

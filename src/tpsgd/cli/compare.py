@@ -38,7 +38,7 @@ def compare(
     samples = data.load(training.seed)
     factory, head = model.factory_for(samples)
     words, left_out = (named, []) if named else arms.all_words(factory)
-    settings["schedule"] = training.schedule_or(tpsgd.sequential)
+    settings["schedule"] = training.chosen_schedule
     chosen = [arms.arm(word, settings["schedule"], factory) for word in words]
     compared = arms.with_controls(chosen)
     if head == "ridge":

@@ -202,7 +202,7 @@ class Training:
     lr: float | None = setting(None, "Learning rate (default: Adam 0.001, SGD 0.1).")
     seed: int = setting(0, "Seed of weights, class codes and sample order.", min=0)
     schedule: str | None = setting(
-        None, "sequential, or simultaneous (always so with dfa, sdfa).", choices=SCHEDULES
+        None, "sequential or simultaneous (default: by the net and the rule).", choices=SCHEDULES
     )
     loss: str | None = setting(None, f"Last layer: {', '.join(LOSSES)}.", choices=LOSSES)
     optimizer: str | None = setting(
@@ -215,9 +215,10 @@ class Training:
         None, "bf16: forward and backward in 16 bits.", choices=("bf16",)
     )
 
-    def schedule_or(self, default: Any) -> Any:
-        """The schedule that was chosen, or the default."""
-        return getattr(tpsgd, self.schedule) if self.schedule else default
+    @property
+    def chosen_schedule(self) -> Any:
+        """The schedule that was chosen, if any."""
+        return getattr(tpsgd, self.schedule) if self.schedule else None
 
     def settings(self) -> dict[str, Any]:
         """The settings of `fit` that were chosen in this group, except for the schedule."""

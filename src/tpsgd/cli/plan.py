@@ -65,7 +65,7 @@ def plan(
     with waiting("rehearsing the training run"):
         arm = arm_for(rule, training, memory, subject.factory, subject.head)
         settings = options.settings_of(training, memory, model) | {"device": machine.device}
-        plan = _plan(subject, arm, settings, training.schedule is not None)
+        plan = _plan(subject, arm, settings | {"schedule": arm.schedule})
     if plot is not None:
         plan.plot(plot)
     if as_json:
@@ -99,7 +99,7 @@ def _subject(data: Samples, model: options.Model) -> Subject:
     return Subject(*model.factory(shape, data.classes), shape, data.samples or 0)
 
 
-def _plan(subject: Subject, arm: "Arm", settings: dict[str, Any], one_schedule: bool) -> "Plan":
+def _plan(subject: Subject, arm: "Arm", settings: dict[str, Any]) -> "Plan":
     if arm.method is not None:
         raise TpsgdError(f"{arm.name} cannot be planned: it is not trained by fit")
     if subject.padded and settings["memory"].budget is not None:
@@ -108,8 +108,6 @@ def _plan(subject: Subject, arm: "Arm", settings: dict[str, Any], one_schedule: 
         settings["epochs"] = arm.epochs
     if arm.optimizer is not None:
         settings |= {"optimizer": arm.optimizer, "lr": None}
-    if one_schedule or arm.optimizer is not None or arm.epochs is not None:
-        settings["schedule"] = arm.schedule  # else both schedules are planned
     model = (arm.factory or subject.factory)()
     settings |= {"rule": arm.rule, "samples": subject.samples, "dtype": subject.dtype}
     plan = tpsgd.plan(model, subject.shape, **settings)

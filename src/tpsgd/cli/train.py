@@ -66,8 +66,8 @@ def arm_for(
     from tpsgd.comparison import arms
     from tpsgd.peers.arms import ALL as PEERS
 
-    schedule = training.schedule_or(None)
-    arm = arms.arm(rule, schedule or tpsgd.sequential, factory)
+    schedule = training.chosen_schedule
+    arm = arms.arm(rule, schedule, factory)
     refused = options.chosen(training) if rule in PEERS else []
     if arm.method:
         refused += options.chosen(memory)

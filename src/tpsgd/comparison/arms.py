@@ -59,7 +59,7 @@ def entry(word: str) -> Entry:
 
 
 def arm(
-    what: str | Rule | Arm, schedule: Schedule = sequential, factory: Factory | None = None
+    what: str | Rule | Arm, schedule: Schedule | None = None, factory: Factory | None = None
 ) -> Arm:
     """The arm of a word or a rule; an arm is returned as it is.
 
@@ -101,7 +101,7 @@ def with_controls(arms: Sequence[Arm]) -> list[Arm]:
     if repeated := {name for name in names if names.count(name) > 1}:
         raise TpsgdError(f"two arms are called {min(repeated)!r}: give each a different name")
     methods = [a for a in arms if not a.backprop and not a.control]
-    schedule = next((a.schedule for a in methods if a.rule and not a.rule.needs_output), sequential)
+    schedule = next((a.schedule for a in methods if a.rule and not a.rule.needs_output), None)
     first = [a for a in arms if a.backprop] or [backprop()]
     frozen_arms = [a for a in arms if a.rule and a.rule.name == "frozen"]
     frozen_arms = frozen_arms or [arm(frozen(), schedule)]
@@ -115,7 +115,7 @@ def with_ridge(arm: Arm, factory: Factory, settings: Mapping[str, Any]) -> Arm:
     Hidden blocks have the optimizer and the learning rate of the settings.
     """
     free = arm.rule is not None and arm.rule.head and arm.optimizer is None
-    if not free or arm.schedule is not sequential:
+    if not free or arm.schedule not in (None, sequential):
         return arm
     hidden = settings.get("optimizer", adam)
     if "lr" in settings:

@@ -116,6 +116,7 @@ def _plain(settings: Settings, results: Sequence[Result]) -> dict[str, Any]:
     values = settings.describe("", settings.loss or cross_entropy)
     for name in ("rule", "options", "threads", "torch", *([] if settings.loss else ["loss"])):
         del values[name]  # different for each arm, or in the record already
+    values["schedule"] = values["schedule"] or "by the net and the rule"
     if settings.memory.budget is not None:
         free = [r.arm.name for r in results if not r.arm.budgeted]
         values["without_budget"] = ", ".join(free)

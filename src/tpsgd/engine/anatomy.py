@@ -10,7 +10,7 @@ from torch import nn
 from tpsgd.engine.backprop import Backprop, in_segments
 from tpsgd.engine.batches import BatchForm, first_samples, has_lookup, suits_channels_last
 from tpsgd.engine.learner import BlockSettings
-from tpsgd.engine.settings import Settings
+from tpsgd.engine.settings import Schedule, Settings
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import Loss, cross_entropy
 from tpsgd.nets.blocks import Block, has_batch_norm, products_of_layers, shapes, split, whole
@@ -18,9 +18,10 @@ from tpsgd.nets.padded import Padded
 from tpsgd.nets.recurrent import Recurrent, connect
 from tpsgd.rules import Place, Rule
 from tpsgd.solvers import SOLVERS
-from tpsgd.train import sequential
+from tpsgd.train import sequential, simultaneous
 
 Method = Rule | Sequence[Rule] | Backprop
+DEEP = 5  # blocks that learn
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,35 @@ def rules_for(rule: Rule | Sequence[Rule], blocks: list[Block], schedule: Any) -
                 "output, which is not trained yet; use schedule=tpsgd.simultaneous"
             )
     return rules
+
+
+def schedule_for(method: Method, model: nn.Module, settings: Settings) -> Schedule:
+    """The schedule that was asked for; by default the one that suits the kind of net.
+
+    - `simultaneous` if a block learns from the error of the net's output (DFA, sDFA);
+    - `sequential` if a block is solved, because its inputs must not change meanwhile;
+    - `sequential` within a memory budget, because it needs the least, and with `Memory(reuse=...)`,
+      which says how it keeps inputs;
+    - `simultaneous` if five blocks or more learn: one forward pass serves them all;
+    - `sequential`, the paper's, for every other net.
+    """
+    if settings.schedule is not None:
+        return settings.schedule
+    if isinstance(method, Backprop):
+        return sequential  # of one block
+    blocks = split(model)
+    rules = rules_for(method, blocks, None)
+    if any(r.needs_output for r in rules[:-1]):
+        return simultaneous
+    each, memory = settings.per_block(len(blocks)), settings.memory
+    if any(isinstance(s.optimizer, SOLVERS) for s in each):
+        return sequential
+    if memory.budget is not None or memory.reuse is not None:
+        return sequential
+    taught = [r.objective is not None for r in rules[:-1]] + [True]
+    columns = zip(blocks, taught, each, strict=True)
+    learning = [b for b, has_rule, s in columns if has_rule and s.epochs and b.named_parameters()]
+    return simultaneous if len(learning) >= DEEP else sequential
 
 
 def sizes_of(

@@ -20,7 +20,7 @@ from tpsgd.errors import TpsgdError, suggestion
 from tpsgd.losses import Loss
 from tpsgd.rules import Rule
 from tpsgd.solvers import SOLVERS
-from tpsgd.train import Net, sequential
+from tpsgd.train import Net
 from tpsgd.units import as_bytes
 
 Schedule = Callable[[Net], None]
@@ -81,7 +81,7 @@ class Memory:
 class Settings:
     """What `fit`, `fit_many`, `plan`, `compare` and `adapt.fit` take by keyword; see `fit`."""
 
-    schedule: Schedule = sequential
+    schedule: Schedule | None = None
     loss: Loss | None = None
     optimizer: OptimizerFactory | Sequence[OptimizerFactory] = adam
     lr: float | Sequence[float] | None = None
@@ -122,10 +122,10 @@ class Settings:
             raise TpsgdError(f"window must be 1 time step or more, got {self.window!r}")
         if not isinstance(self.seed, int):
             raise TpsgdError(f"seed must be a whole number, got {self.seed!r}")
-        if not callable(self.schedule):
+        if self.schedule is not None and not callable(self.schedule):
             raise TpsgdError(
-                "schedule must be tpsgd.sequential or tpsgd.simultaneous, the function itself, "
-                f"got {self.schedule!r}"
+                "schedule must be tpsgd.sequential or tpsgd.simultaneous, the function itself, or "
+                f"None, got {self.schedule!r}"
             )
         if self.loss is not None and not isinstance(self.loss, Loss):
             raise TpsgdError(
@@ -193,7 +193,7 @@ class Settings:
             "rule": rule,
             "options": [f"{r.options}, {r.at.value}" for r in rules if r.objective is not None],
             "loss": loss.name,
-            "schedule": getattr(self.schedule, "__name__", str(self.schedule)),
+            "schedule": None if self.schedule is None else str(_name(self.schedule)),
             "optimizer": str(_name(self.optimizer)),
             "lr": self.lr if self.lr is None or isinstance(self.lr, float) else str(self.lr),
             "epochs": self.epochs if isinstance(self.epochs, int) else list(self.epochs),

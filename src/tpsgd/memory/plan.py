@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tpsgd.engine.anatomy import rules_for
+from tpsgd.engine.anatomy import schedule_for
 from tpsgd.engine.backprop import Backprop
 from tpsgd.engine.batches import has_lookup
 from tpsgd.engine.device import available, resolve_device
@@ -159,8 +159,9 @@ def plan(
         dtype: of the data; default: float32, or int64 for a model that starts with a look-up.
         others: also plan the other schedule, backprop and its ways to save memory, and training
             only the last layer.
-        **settings: those of `fit`. Without a `schedule` both are planned. `device="cuda"` works
-            without a GPU, but cuDNN's workspaces are only measured with one.
+        **settings: those of `fit`. Without a `schedule` both are planned, first the one that `fit`
+            takes by default. `device="cuda"` works without a GPU, but cuDNN's workspaces are only
+            measured with one.
 
     Returns:
         A plan to print and to plot; `fit(..., **plan.settings)` keeps to it. A line's `peak` is
@@ -177,15 +178,14 @@ def plan(
     recurrent = any(block.recurrent for block in blocks)
     _check(input_shape, samples, chosen, recurrent)
     inputs = Inputs(tuple(input_shape), dtype or _dtype(model, input_shape), samples)
-    locked = any(r.needs_output for r in rules_for(rule, blocks, simultaneous)[:-1])
-    if "schedule" not in settings and locked:
-        chosen = replace(chosen, schedule=simultaneous)
+    both, schedule = chosen.schedule is None, schedule_for(rule, model, chosen)
+    chosen = replace(chosen, schedule=schedule)
     budget = chosen.memory.budget
     if budget is not None:
         chosen = within(model, inputs, rule, chosen)
-    ways = [(chosen.schedule.__name__, rule, chosen)]
+    ways = [(schedule.__name__, rule, chosen)]
     if others:
-        ways += _other_ways(rule, chosen, "schedule" not in settings, recurrent)
+        ways += _other_ways(rule, chosen, both, recurrent)
     rehearsals = [rehearse(model, inputs, method, s) for _, method, s in ways]
     lines = tuple(
         line_of(name, rehearsal, s.memory.reuse)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
 
-from tpsgd.engine.anatomy import Method, dissect
+from tpsgd.engine.anatomy import Method, dissect, schedule_for
 from tpsgd.engine.assemble import GPU_WINDOW, join, make_learners
 from tpsgd.engine.batches import Arrays
 from tpsgd.engine.meter import CUDA_BLOCK, LiveBytes, Meter, Stage, tensor_bytes
@@ -113,6 +113,8 @@ def _rehearse(model: nn.Module, inputs: Inputs, method: Method, settings: Settin
         device, settings = torch.device("cpu"), replace(settings, device="cpu", window=window)
     live = LiveBytes(CUDA_BLOCK if on_gpu else 1, workspace_bytes if on_gpu else None, detail=True)
     meter = PlanMeter(device, live)
+    schedule = schedule_for(method, model, settings)
+    settings = replace(settings, schedule=schedule)
     make_tables()  # they must be real tensors
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fake = _faked(model, mode, device)
@@ -120,7 +122,7 @@ def _rehearse(model: nn.Module, inputs: Inputs, method: Method, settings: Settin
         net, names = _fake_net(fake, inputs, method, settings, device)
         net.observers = meter.around([])
         with meter:
-            settings.schedule(net)
+            schedule(net)
     for stage in meter.stages if on_gpu else []:
         if stage.peak > FEW_LARGE:
             stage.peak += REMAINDER

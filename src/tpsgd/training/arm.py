@@ -10,7 +10,6 @@ from tpsgd.engine.optimizers import OptimizerFactory
 from tpsgd.engine.record import Run
 from tpsgd.engine.settings import Memory, Schedule
 from tpsgd.rules import Rule
-from tpsgd.train import sequential
 from tpsgd.training.restarts import Restarts, fit_many, make_model
 
 METHOD_SETTINGS = ("seed", "device", "progress", "validation", "callbacks")
@@ -33,7 +32,7 @@ class Arm:
 
     name: str
     rule: Rule | None
-    schedule: Schedule = sequential
+    schedule: Schedule | None = None
     optimizer: OptimizerFactory | Sequence[Any] | None = None
     factory: Callable[[], nn.Module] | None = None
     epochs: int | None = None

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from tpsgd.engine.anatomy import Anatomy, Method, rules_for
+from tpsgd.engine.anatomy import Anatomy, Method, rules_for, schedule_for
 from tpsgd.engine.assemble import assemble, block_infos, check_optimizers, unstack
 from tpsgd.engine.backprop import Backprop
 from tpsgd.engine.device import (
@@ -28,14 +28,13 @@ from tpsgd.engine.learner import EarlyStopping
 from tpsgd.engine.meter import Meter, tensor_bytes
 from tpsgd.engine.optimizers import OptimizerFactory, adam
 from tpsgd.engine.record import Epoch, Progress, Recorder, Run
-from tpsgd.engine.settings import Memory, Settings
+from tpsgd.engine.settings import Memory, Schedule, Settings
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import Loss
 from tpsgd.memory.budget import within_budget
 from tpsgd.nets.blocks import split
 from tpsgd.nets.modes import modes_restored
 from tpsgd.rules import Rule, readout
-from tpsgd.train import Net, sequential
 from tpsgd.units import as_bytes, size
 
 
@@ -44,7 +43,7 @@ def fit(
     data: Any,
     *,
     rule: Rule | Sequence[Rule] | None = None,
-    schedule: Callable[[Net], None] = sequential,
+    schedule: Schedule | None = None,
     loss: Loss | None = None,
     optimizer: OptimizerFactory | Sequence[OptimizerFactory] = adam,
     lr: float | Sequence[float] | None = None,
@@ -75,7 +74,10 @@ def fit(
             those of different lengths come as `tpsgd.Padded`, a `PackedSequence` or a list.
         rule: one rule for the net, or a list with one per block, the last included (which only
             lends its loss). Default: `rules.readout()`.
-        schedule: `tpsgd.sequential` (the paper's) or `tpsgd.simultaneous`.
+        schedule: `tpsgd.sequential` (the paper's) or `tpsgd.simultaneous`. Default: the one that
+            suits the net: `simultaneous` if the rule needs the net's output (DFA, sDFA), or if five
+            blocks or more learn, none is solved, and no budget or reuse of inputs is asked for;
+            otherwise `sequential`.
         loss: of the last block; default: that of the rule (`mse` for tpSGD, else `cross_entropy`).
         optimizer: a factory, `params -> torch.optim.Optimizer`; default Adam at 1e-3.
         lr: overrides the optimizer's learning rate.
@@ -156,11 +158,13 @@ def run_training(
     if isinstance(method, Backprop):  # what needs blocks does not apply, and is not recorded
         memory = Memory(settings.memory.budget, None, settings.memory.micro_batch)
         memory = replace(memory, measure=settings.memory.measure)
-        settings = replace(settings, schedule=sequential, window=None, memory=memory)
+        settings = replace(settings, schedule=None, window=None, memory=memory)
     else:  # mistakes are found before the model is moved to another device
         blocks = split(models[0])
         rules_for(method, blocks, settings.schedule)
         settings.per_block(len(blocks))
+    schedule = schedule_for(method, models[0], settings)
+    settings = replace(settings, schedule=schedule)
     if budget is not None:
         if not local:
             raise TpsgdError("backprop takes no memory budget: it cannot train block by block")
@@ -185,7 +189,7 @@ def run_training(
         forget_resident_peak()
         with meter or nullcontext():
             recorder.began = time.perf_counter()
-            settings.schedule(net)
+            schedule(net)
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
         seconds = time.perf_counter() - recorder.began
