@@ -265,13 +265,13 @@ def test_a_budget_out_of_reach_ends_training(says):
 @pytest.mark.parametrize("head", ["adam", "ridge"])
 def test_plain_sgd(says, monkeypatch, more, rate, head):
     made = []
-    step = optimizers.SGD.step
+    for kind in (optimizers.SGD, optimizers.torch.optim.SGD):
 
-    def watched(self, *args, **options):
-        made.append(self.param_groups[0]["lr"])
-        return step(self, *args, **options)
+        def watched(self, *args, step=kind.step, **options):
+            made.append(self.param_groups[0]["lr"])
+            return step(self, *args, **options)
 
-    monkeypatch.setattr(optimizers.SGD, "step", watched)
+        monkeypatch.setattr(kind, "step", watched)
     words = (*SMALL, "--optimizer", "sgd", "--head", head, *more, "--json")
     record = json.loads(says("train", *words)[1])
     assert set(made) == {rate} and "sgd" in record["settings"]["optimizer"].lower()
