@@ -1,5 +1,7 @@
 """The schedule that `fit` takes if none is asked for: by the kind of net and by the rule."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 from torch import nn
@@ -14,13 +16,14 @@ from tpsgd.engine.settings import Settings
 X, Y = torch.randn(40, 6), torch.arange(40) % 3
 
 
-def net(blocks: int) -> nn.Sequential:
-    hidden = [m for _ in range(blocks - 1) for m in (nn.Linear(6, 6), nn.Tanh())]
+def net(blocks: int, norm: bool = True) -> nn.Sequential:
+    between = [nn.BatchNorm1d(6)] if norm else []
+    hidden = [m for _ in range(blocks - 1) for m in (nn.Linear(6, 6), *deepcopy(between), nn.Tanh())]
     return nn.Sequential(*hidden, nn.Linear(6, 3))
 
 
-def default(blocks: int, rule=None, **settings):
-    return schedule_for(rule or rules.readout(), net(blocks), Settings(**settings))
+def default(blocks: int, rule=None, norm: bool = True, **settings):
+    return schedule_for(rule or rules.readout(), net(blocks, norm), Settings(**settings))
 
 
 @pytest.mark.parametrize(("blocks", "expected"), [(1, sequential), (4, sequential)])
@@ -29,8 +32,9 @@ def test_shallow_nets_learn_block_by_block(blocks, expected):
 
 
 @pytest.mark.parametrize("rule", [rules.readout(), rules.tpsgd_l2(), rules.predsim()])
-def test_deep_nets_learn_all_blocks_from_every_batch(rule):
+def test_deep_nets_with_batch_norm_learn_all_blocks_from_every_batch(rule):
     assert default(5, rule) is simultaneous
+    assert default(5, rule, norm=False) is sequential
 
 
 @pytest.mark.parametrize("rule", [rules.dfa(), rules.sdfa(), [rules.dfa(), rules.readout()]])
@@ -71,7 +75,7 @@ def test_blocks_that_do_not_learn_are_not_counted(rule, epochs):
 
 def test_blocks_whose_parameters_may_not_learn_are_not_counted():
     model = net(8)
-    model[:8].requires_grad_(False)
+    model[:12].requires_grad_(False)
     assert schedule_for(rules.readout(), model, Settings()) is sequential
 
 

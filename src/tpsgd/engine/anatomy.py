@@ -133,7 +133,9 @@ def schedule_for(method: Method, model: nn.Module, settings: Settings) -> Schedu
     - `sequential` if a block is solved, because its inputs must not change meanwhile;
     - `sequential` within a memory budget, because it needs the least, and with `Memory(reuse=...)`,
       which says how it keeps inputs;
-    - `simultaneous` if five blocks or more learn: one forward pass serves them all;
+    - `simultaneous` if five blocks or more learn in a net with batch norm: one forward pass serves
+      them all, and the norm keeps the inputs of a block in their range while they change. Without
+      it, deep nets are much more accurate block by block;
     - `sequential`, the paper's, for every other net.
     """
     if settings.schedule is not None:
@@ -152,7 +154,8 @@ def schedule_for(method: Method, model: nn.Module, settings: Settings) -> Schedu
     taught = [r.objective is not None for r in rules[:-1]] + [True]
     columns = zip(blocks, taught, each, strict=True)
     learning = [b for b, has_rule, s in columns if has_rule and s.epochs and b.named_parameters()]
-    return simultaneous if len(learning) >= DEEP else sequential
+    deep = len(learning) >= DEEP and has_batch_norm(model.modules())
+    return simultaneous if deep else sequential
 
 
 def sizes_of(

@@ -76,8 +76,8 @@ def fit(
             lends its loss). Default: `rules.readout()`.
         schedule: `tpsgd.sequential` (the paper's) or `tpsgd.simultaneous`. Default: the one that
             suits the net: `simultaneous` if the rule needs the net's output (DFA, sDFA), or if five
-            blocks or more learn, none is solved, and no budget or reuse of inputs is asked for;
-            otherwise `sequential`.
+            blocks or more of a net with batch norm learn, none is solved, and no budget or reuse of
+            inputs is asked for; otherwise `sequential`.
         loss: of the last block; default: that of the rule (`mse` for tpSGD, else `cross_entropy`).
         optimizer: a factory, `params -> torch.optim.Optimizer`; default Adam at 1e-3.
         lr: overrides the optimizer's learning rate.
