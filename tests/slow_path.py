@@ -1,18 +1,22 @@
 """Training as one would write it first: autograd of each block's loss, torch's optimizers.
 
-The oracle of `fit`: it shares with it the cut into blocks, the definition of each objective's loss,
-the class codes and the order of samples, and none of what makes a step fast.
+The oracle of `fit`: it shares with it the cut into blocks, the definition of each objective's loss
+(except readout's, which is written anew), the class codes and the order of samples, and none of
+what makes a step fast.
 """
 
+import math
 from functools import partial
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import tpsgd
 from tpsgd import Recurrent
 from tpsgd.maths.random import Key, permutation
 from tpsgd.objectives import Objective, Site, output
+from tpsgd.projections import normal
 from tpsgd.rules import Place, Signal
 
 ADAM = partial(torch.optim.Adam, lr=1e-3, foreach=False)
@@ -46,6 +50,8 @@ class SlowBlock:
         elif self.learns:
             site = Site(shape, classes, key, maps=maps, loss=loss, dtype=x.dtype)
             self.objective = rule.objective(site)
+        if self.learns and not last and rule.name.startswith("readout"):
+            self.objective = written_anew(site, self.objective.learned)
         self.tensors = [t.clone() for t in self.objective.tensors]
         learned = self.tensors if self.objective.learned else []
         self.params = [*block.named_parameters().values(), *learned]
@@ -64,6 +70,20 @@ class SlowBlock:
         return float(loss.detach())
 
 
+def written_anew(site, learned, features=256):
+    """Readout's loss with nothing of the library but the class codes."""
+    side = int(max(1, features // site.shape[0]) ** 0.5 + 1e-9) if site.maps else 1
+    grid = [min(side, n) for n in site.shape[1:]] if site.maps else []
+    d = site.shape[0] * math.prod(grid)
+    scale = (16.0 if site.maps else 4.0) / d**0.5
+
+    def loss(y, s, P):
+        f = F.adaptive_avg_pool2d(y, grid) if grid else y
+        return F.cross_entropy(f.flatten(1) @ P.T * scale, s)
+
+    return Objective(loss, None, (site.draw(normal(), (d,)),), learned)
+
+
 def error(y, labels, loss):
     """Minus the derivative of each sample's loss with respect to the net's output."""
     y = y.detach().requires_grad_()
@@ -74,7 +94,7 @@ def error(y, labels, loss):
 def slow_fit(
     model, data, rule, schedule, loss=None, optimizer=ADAM, epochs=2, batch_size=8, seed=0
 ):  # fmt: skip
-    """What `fit` does, as plainly as possible; the losses of every block's epochs."""
+    """What `fit` does, as plainly as possible; the last block's loss of every batch."""
     x, y = data
     loss, classes = loss or rule.loss, int(y.max()) + 1
     model.train()

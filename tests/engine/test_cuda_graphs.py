@@ -311,3 +311,31 @@ def test_backprop_in_micro_batches_is_captured(monkeypatch):
         tpsgd.fit_backprop(model, images(75), **settings)
         weights.append(state(model))
     close(*weights, rtol=1e-4, atol=1e-5)
+
+
+@on_gpu
+@pytest.mark.parametrize("beside", [True, False])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", ["readout", "l2"])
+@pytest.mark.parametrize("norm", [True, False])
+def test_weights_are_those_of_a_cpu(norm, name, schedule, beside, monkeypatch):
+    """A convolution with its ReLU, optimizers together, figures: each has another path there."""
+    monkeypatch.setattr(assemble, "can_update_beside", lambda *_: beside)
+    runs, models = [], []
+    for device in ("cpu", "cuda"):
+
+        def whole():
+            between = [nn.BatchNorm2d(4)] if norm else []
+            first = [nn.Conv2d(2, 4, 3, padding=1, bias=not norm), *between, nn.ReLU()]
+            second = [nn.MaxPool2d(2), nn.Conv2d(4, 6, 3), nn.ReLU(), nn.Flatten()]
+            return nn.Sequential(*first, *second, nn.Linear(6, 3))
+
+        model = seeded(whole)
+        settings = {"epochs": 3, "batch_size": 8, "loss": tpsgd.cross_entropy, "device": device}
+        settings["schedule"] = SCHEDULES[schedule]
+        runs.append(tpsgd.fit(model, images(100), rule=RULES[name](), **settings))
+        models.append(model.cpu())
+    close(*map(state, models), rtol=1e-3, atol=1e-4)
+    for a, b in zip(*(run.history for run in runs), strict=True):
+        assert a.loss == pytest.approx(b.loss, rel=1e-3)
+        assert a.accuracy == pytest.approx(b.accuracy, abs=0.03) or a.accuracy is b.accuracy

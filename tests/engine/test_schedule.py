@@ -18,7 +18,9 @@ X, Y = torch.randn(40, 6), torch.arange(40) % 3
 
 def net(blocks: int, norm: bool = True) -> nn.Sequential:
     between = [nn.BatchNorm1d(6)] if norm else []
-    hidden = [m for _ in range(blocks - 1) for m in (nn.Linear(6, 6), *deepcopy(between), nn.Tanh())]
+    hidden = [
+        m for _ in range(blocks - 1) for m in (nn.Linear(6, 6), *deepcopy(between), nn.Tanh())
+    ]
     return nn.Sequential(*hidden, nn.Linear(6, 3))
 
 
