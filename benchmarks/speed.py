@@ -92,6 +92,8 @@ def main() -> None:
         return any(word in name for word in chosen.only)
 
     goals = tomllib.loads(GOALS.read_text(encoding="utf-8"))[chosen.device]
+    if chosen.quick:
+        print("--quick: too few batches to measure anything, set-up is most of the time")
     for name in filter(wanted, contests):
         record["speed"][name] = compete(contests[name](), chosen.turns, clock)
         (chosen.out / file).write_text(json.dumps(record, indent=1))

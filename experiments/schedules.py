@@ -58,10 +58,21 @@ def plain_cnn(shape: tuple[int, ...], depth: int = 8) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(features, 10))
 
 
+def with_norms(shape: tuple[int, ...], depth: int = 7) -> nn.Sequential:
+    """Linear layers of 64 units with batch norm."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    for i in range(depth - 1):
+        inputs = 64 if i else shape[0] * shape[1] * shape[2]
+        layers += [nn.Linear(inputs, 64), nn.BatchNorm1d(64), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(64, 10))
+
+
 NETS = {
     "digits-mlp": Net("digits", lambda s: mlp(s, [128, 128], 10, nn.Tanh), 15, 32),
     "digits-cnn": Net("digits", lambda s: cnn(s, [(16, 3), (32, 3)], 10, nn.LeakyReLU), 10, 32),
     "digits-deep": Net("digits", plain_cnn, 10, 32),
+    "digits-norm": Net("digits", with_norms, 5, 32),
+    "digits-norm-long": Net("digits", with_norms, 20, 32),
     "mnist-mlp": Net("mnist", lambda s: mlp(s, [256], 10, nn.LeakyReLU), 5),
     "mnist-cnn": Net("mnist", lambda s: cnn(s, [(16, 5), (16, 5)], 10, nn.LeakyReLU), 2),
     "cifar10-deep": Net("cifar10", plain_cnn, 5),

@@ -260,6 +260,8 @@ def _slices(block: Block, outputs: int, form: BatchForm, settings: Settings) -> 
         return 1
     if settings.memory.slices is not None:
         return settings.memory.slices
+    if kind.maps:
+        return 1  # a convolution takes about as long for a slice of its filters as for all
     if form.device.type == "cuda" and settings.schedule is simultaneous:
         return 1  # one kernel for the optimizers of all blocks: `learner.together`
     batch = (form.micro_batch or form.batch_size) * outputs * form.numbers.itemsize

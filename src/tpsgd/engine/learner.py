@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from tpsgd.engine.optimizers import (
     ELEMENTWISE,
+    FUSED,
     OptimizerFactory,
     hooked,
     joint_step,
@@ -209,6 +210,7 @@ class BlockLearner(Learner):
     grows = False  # whether its memory grows with every batch
     optimizer: Optimizer | None = None
     watched = False  # whether the caller's functions may change something after every epoch
+    rate: float | None = None
     waits = False  # whether the optimizer's step is taken later, with that of others
 
     def __init__(
@@ -326,6 +328,7 @@ class GradientLearner(BlockLearner):
         self.moving: dict[str, Tensor] = {}  # what the optimizer has: parameters, or slices
         self.pending: tuple[Any, ...] | None = None
         self.constants: Any = None
+        self.rate: float | None = None  # of an optimizer whose kernel gets it as a number
 
     def start(self) -> None:
         """Draw the objective and make the optimizer; both live only while the block learns."""
@@ -428,7 +431,7 @@ class GradientLearner(BlockLearner):
         if self.scheduler is not None:
             self.scheduler.step()
         before, self.constants = self.constants, self._constants()
-        if self.watched or before != self.constants:
+        if before != self.constants:
             self.version += 1
             self.quick = None
 
@@ -436,14 +439,25 @@ class GradientLearner(BlockLearner):
         """What a quick or recorded step takes as given: memory of parameters, the optimizer."""
         if self.optimizer is None:
             return None
+        groups = self.optimizer.param_groups
+        apart = {"params", "initial_lr"}
+        if type(self.optimizer) in FUSED and len(groups) == 1 and groups[0].get("fused"):
+            apart.add("lr")  # which a step reads each time
+            self.rate = None if isinstance(groups[0]["lr"], Tensor) else groups[0]["lr"]
         numbers = [
-            {k: id(v) if isinstance(v, Tensor) else v for k, v in group.items() if k != "params"}
-            for group in self.optimizer.param_groups
+            {k: id(v) if isinstance(v, Tensor) else v for k, v in group.items() if k not in apart}
+            for group in groups
         ]
         values = (v for each in self.optimizer.state.values() for v in each.values())
         state = [id(v) for v in values if isinstance(v, Tensor)]
         memory = [p.untyped_storage()._cdata for p in self.params.values()]
-        return memory, numbers, state, hooked(self.optimizer)
+        modules = [m for top in self.block.modules for m in top.modules()] if self.watched else []
+        return memory, numbers, state, hooked(self.optimizer), [_settings(m) for m in modules]
+
+
+def _settings(module: Any) -> list[Any]:
+    """A module's numbers, such as its mode, a dropout's share or a norm's momentum."""
+    return [(k, v) for k, v in vars(module).items() if isinstance(v, (bool, int, float))]
 
 
 def _set_gradient(p: Tensor, grad: Tensor, share: float) -> None:

@@ -59,7 +59,7 @@ def prefer_fused(optimizer: Optimizer) -> None:
         return
     for group in optimizer.param_groups:
         chosen = group.get("fused") is not None or group.get("foreach") is not None
-        special = any(group.get(k) for k in ("differentiable", "capturable", "amsgrad"))
+        special = any(group.get(k) for k in ("differentiable", "capturable"))
         real = all(p.device.type == "cpu" and p.dtype in REAL for p in group["params"])
         if not chosen and not special and real and not isinstance(group["lr"], Tensor):
             group["fused"] = True

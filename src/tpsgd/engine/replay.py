@@ -39,6 +39,7 @@ class ReplayedStep:
     def __init__(self, step: Step, source: Source) -> None:
         self.step, self.form = step, source.form
         self.versions: list[int] = []
+        self.rates: list[float | None] = []
         self.constant = True  # whether the step has been the same each time
         self.warmed_up = 0
         self.tape: Tape | None = None
@@ -49,6 +50,10 @@ class ReplayedStep:
         versions = [learner.version for learner in learners]
         if versions != self.versions:
             self.versions, self.tape, self.record, self.constant = versions, None, None, True
+        rates = [learner.rate for learner in learners]
+        if rates != self.rates:
+            self.rates = rates
+            self._set_rates(learners)
         if batch.size < self.form.batch_size or not self.constant:
             self.step(learners, batch)
         elif self.tape is not None:
@@ -60,6 +65,14 @@ class ReplayedStep:
             self.step(learners, batch)
         else:
             self._record(learners, batch)
+
+    def _set_rates(self, learners: Sequence[Any]) -> None:
+        """Let the tape follow the learning rates, or record another one."""
+        for learner in learners:
+            if self.tape is not None and learner.rate is not None:
+                first = learner.optimizer.param_groups[0]["params"][0]
+                if not self.tape.set_rate(first, learner.rate):
+                    self.tape = self.record = None
 
     def _record(self, learners: Sequence[Any], batch: Batch) -> None:
         """Take a step, and note what it does; from the second time on it can be replayed."""
@@ -82,8 +95,7 @@ def _can_replay(learners: Sequence[Any], source: Source, library_only: bool) -> 
     form = source.form
     below = source.source if isinstance(source, ThroughBlocks) else source
     learning = [learner for learner in learners if learner.learning]
-    epochs = max((1 if x.watched else x.epochs for x in learning), default=0)  # with one tape
-    steps = epochs * source.samples // form.batch_size
+    steps = max((x.epochs for x in learning), default=0) * source.samples // form.batch_size
     return (
         isinstance(below, Arrays)
         and type(below.x) is Tensor  # sequences of different lengths change their shapes

@@ -164,6 +164,8 @@ def check_solvers(
                 reason = reason or "its gradients have no closed form; take ridge()"
             if together and (isinstance(solver, Ridge) or learned):
                 reason = "its inputs change while it is solved; use schedule=tpsgd.sequential"
+                if any(r.needs_output for r in anatomy.rules[:-1]):
+                    reason = "its inputs change while it is solved, as the other blocks' rule needs"
             name = f"block {block.index + 1} ({block})"
             if reason:
                 raise TpsgdError(f"{solver.__name__} cannot solve {name}: {reason}")

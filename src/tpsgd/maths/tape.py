@@ -222,7 +222,9 @@ class Tape:
 
     def _line(self, call: Call) -> str:
         args = [*map(self._text, call.args)]
-        args += [f"{k}={self._text(v)}" for k, v in call.kwargs.items()]
+        for k, v in call.kwargs.items():
+            rate = k == "lr" and isinstance(v, float)
+            args.append(f"{k}={self._rate(call) if rate else self._text(v)}")
         text = f"{self._operator(call)}({', '.join(args)})"
         if not any(v is not None for v in call.made):
             return text
@@ -245,6 +247,19 @@ class Tape:
         if isinstance(value, float) and math.isfinite(value):
             return repr(value)
         return self._constant(value)
+
+    def _rate(self, call: Call) -> str:
+        """A learning rate, which `set_rate` may change: by the name of its first parameter."""
+        name = f"rate_of_{self._text(call.args[0][0])}"
+        self.names[name] = call.kwargs["lr"]
+        return name
+
+    def set_rate(self, p: Tensor, rate: float) -> bool:
+        """Let a fused optimizer take another learning rate from now on; False: none is known."""
+        name = f"rate_of_{self._by_id.get(id(p))}"
+        known = name in self.names
+        self.names[name] = rate
+        return known
 
     def _operator(self, call: Call) -> str:
         name = str(call.operator).replace(".", "_")

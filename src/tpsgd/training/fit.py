@@ -94,7 +94,7 @@ def fit(
         progress: called with (sample passes done, total) every few batches.
         window: recurrent layers: read sequences, the input too, in chunks of this many time steps.
             It changes memory and speed, not what is learned. Default: sequences are gathered whole
-            and read step by step (a few steps at a time on a GPU).
+            and read 8 steps at a time (16 on a GPU).
         memory: a budget, "64MB" or bytes, or settings: `tpsgd.Memory(reuse=False, micro_batch=32)`.
         augment: a random change of every batch that is learned from, on the device: one of
             `tpsgd.augment`, or any `x -> x` of the same shape. Every epoch of every block then sees
