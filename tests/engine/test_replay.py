@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers import images, points, seeded, state
 from slow_path import ADAM, slow_fit
-from torch import nn, optim
+from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR
 
 import tpsgd
