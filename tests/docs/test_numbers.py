@@ -200,7 +200,7 @@ def test_words_about_peers_are_true(claim):
 def test_words_about_the_demo_are_true(net):
     elm, backprop = (look_up(f"demo-{net}/{arm}/summary") for arm in ("elm", "backprop"))
     assert elm["accuracy"] >= backprop["accuracy"] - 0.002, "reword the README"
-    assert elm["seconds"] < 0.2 * backprop["seconds"]
+    assert elm["seconds"] < 0.3 * backprop["seconds"]  # "a fraction of the time"
 
 
 def test_words_about_the_peers_cost_are_true():
