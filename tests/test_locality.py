@@ -22,7 +22,7 @@ from torch import nn
 
 import tpsgd
 from tpsgd import Recurrent, adapt, rules
-from tpsgd.engine import augment
+from tpsgd.engine import augment, replay
 from tpsgd.nets.autograd import Autograd
 
 SCHEDULES = [tpsgd.sequential, tpsgd.simultaneous]
@@ -262,6 +262,24 @@ def test_earlier_blocks_do_not_depend_on_later_ones(name, schedule):
         assert same(trained(tower(), [rule, rule, other, other], schedule), first), other.name
     longer = trained(tower(), rule, schedule, epochs=[2, 2, 4, 3], lr=[1e-3, 1e-3, 0.1, 0.2])
     assert same(longer, first)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=by_name)
+@pytest.mark.parametrize("name", ["readout", "tpsgd_l2", "drtp"])
+def test_nor_in_steps_that_are_replayed(name, schedule, monkeypatch):
+    replays = []
+
+    def counted(*args, **kwargs):
+        replays.append(replay_type(*args, **kwargs))
+        return replays[-1]
+
+    replay_type = replay.Tape
+    monkeypatch.setattr(replay, "Tape", counted)
+    settings = {"schedule": schedule, "epochs": 10, "batch_size": 8}
+    first = trained(tower(), LOCAL[name](), **settings)
+    for change in ({"later_seed": 1}, {"last_width": 9}):
+        assert same(trained(tower(**change), LOCAL[name](), **settings), first)
+    assert replays
 
 
 @pytest.mark.parametrize("name", LOCKED)

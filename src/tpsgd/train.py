@@ -7,9 +7,9 @@
 
 A *learner* is a block with its objective and its optimizer (`engine/learner.py`). A *source* yields
 the batches of an epoch (`engine/batches.py`). An *observer* is told what happens: it keeps the
-record, measures memory, shows progress, stops blocks early (`protocols.py`
-has all four). CUDA graphs, micro-batches and the memory meter wrap `step` or observe it; none of
-them is needed to understand this file.
+record, measures memory, shows progress, stops blocks early (`protocols.py` has all four). Tapes
+(`engine/replay.py`), CUDA graphs, micro-batches and the memory meter wrap `step` or observe it;
+none of them is needed to understand this file.
 """
 
 from collections.abc import Callable, Sequence

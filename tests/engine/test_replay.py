@@ -13,8 +13,8 @@ from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR
 
 import tpsgd
-from tpsgd import rules
-from tpsgd.engine import replay
+from tpsgd import Recurrent, rules
+from tpsgd.engine import assemble, replay
 
 RULES = {
     "readout": rules.readout(),
@@ -291,3 +291,49 @@ def test_the_default_is_adam(tapes):
     tpsgd.fit(fast, data, epochs=4, batch_size=8)
     slow_fit(slow, data, rules.readout(), tpsgd.sequential, optimizer=ADAM, epochs=4)
     assert tapes and distance(fast, slow) < 1e-9
+
+
+def one_way(steps=4):
+    return torch.randn(64, steps, 4).double(), torch.arange(64) % 3
+
+
+def tokens_of_five():
+    return torch.randint(0, 5, (64, 4)), torch.arange(64) % 3
+
+
+def series():
+    return torch.randn(64, 2, 12).double(), torch.arange(64) % 3
+
+
+OTHER_NETS = {
+    "recurrent": (one_way, lambda: [Recurrent(4, 6), nn.Linear(6, 3)]),
+    "two layers": (
+        one_way,
+        lambda: [Recurrent(4, 6, sequence=True), Recurrent(6, 5), nn.Linear(5, 3)],
+    ),
+    "both ways": (one_way, lambda: [Recurrent(4, 6, bidirectional=True), nn.Linear(12, 3)]),
+    "tokens": (tokens_of_five, lambda: [Recurrent(5, 6), nn.Linear(6, 3)]),
+    "conv1d": (series, lambda: [nn.Conv1d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(40, 3)]),
+    "dropout": (
+        lambda: (points(64)[0].double(), points(64)[1]),
+        lambda: [nn.Linear(6, 8), nn.Tanh(), nn.Dropout(0.3), nn.Linear(8, 3)],
+    ),
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("net", OTHER_NETS)
+def test_other_layers_have_the_weights_of_plain_steps(net, schedule, tapes, monkeypatch):
+    data, make = OTHER_NETS[net]
+    torch.manual_seed(3)
+    samples, models = data(), []
+    for replays in (True, False):
+        if not replays:
+            monkeypatch.setattr(assemble, "replayed", lambda step, *_: step)
+        model = seeded(lambda: nn.Sequential(*make()).double())
+        settings = {"epochs": 4, "batch_size": 8, "schedule": SCHEDULES[schedule]}
+        tpsgd.fit(model, samples, **settings)
+        assert bool(tapes) is replays
+        tapes.clear()
+        models.append(model)
+    assert distance(*models) == 0

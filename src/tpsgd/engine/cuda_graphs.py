@@ -85,13 +85,13 @@ class CapturedStep:
                 inputs = [t.clone() for t in tensors_of(batch.index)]
                 static = replace(batch, index=_with_tensors(batch.index, iter(inputs)))
                 graph = self._capture(learners, static)
-                self.graphs[kind] = graph, inputs, [x.figures.left for x in learners]
+                self.graphs[kind] = graph, inputs, [x.figures.unstored for x in learners]
             graph, inputs, figures = self.graphs[kind]
             for tensor, value in zip(inputs, tensors_of(batch.index), strict=True):
                 tensor.copy_(value)
             graph.replay()
-            for learner, left in zip(learners, figures, strict=True):
-                learner.figures.left = left
+            for learner, unstored in zip(learners, figures, strict=True):
+                learner.figures.unstored = unstored
 
     def _begin(self, learners: Sequence[Any], batch: Batch) -> None:
         """Before a batch: see whether it is whole, and whether the step is still the same."""
@@ -138,27 +138,27 @@ def beside(step: Step, device: torch.device) -> Step:
     def run(learners: Sequence[Any], batch: Batch) -> None:
         stream = update_stream(device) if torch.cuda.is_available() else None  # a plan has none
         *earlier, last = learners
-        apart = [UpdateBeside(learner, stream) for learner in earlier]
-        step([*apart, last], batch)
-        if stream is not None and any(learner.kept for learner in apart):
+        wrapped = [UpdateBeside(learner, stream) for learner in earlier]
+        step([*wrapped, last], batch)
+        if stream is not None and any(learner.operands for learner in wrapped):
             torch.cuda.current_stream().wait_stream(stream)  # before what updates read is freed
 
     return run
 
 
 class UpdateBeside:
-    """A learner whose update runs on another stream; what the update reads is kept meanwhile."""
+    """A learner whose update runs on another stream, and which holds what the update reads."""
 
     def __init__(self, learner: Any, stream: torch.cuda.Stream | None) -> None:
         self.learner, self.stream = learner, stream
-        self.kept: Any = None
+        self.operands: Any = None  # of the update
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.learner, name)
 
     def update(self, saved: Any, s: Tensor, labels: Tensor, output_unused: bool = False) -> None:
         """As the learner's."""
-        self.kept = saved, s, labels
+        self.operands = saved, s, labels
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):

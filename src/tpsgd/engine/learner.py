@@ -13,23 +13,16 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from tpsgd.engine.optimizers import (
-    ELEMENTWISE,
-    FUSED,
-    OptimizerFactory,
-    hooked,
-    joint_step,
-    make_optimizer,
-    quick_step,
-)
+from tpsgd.engine.optimizers import OptimizerFactory, make_optimizer
 from tpsgd.errors import TpsgdError
-from tpsgd.losses import Loss
+from tpsgd.maths.epoch_figures import figures_for
+from tpsgd.maths.fused_optimizers import ELEMENTWISE, hooked, joint_step, quick_step, rate_of
 from tpsgd.nets.autograd import Autograd
 from tpsgd.nets.blocks import Block
 from tpsgd.nets.closed_form import ClosedForm, sliced
 from tpsgd.nets.stacked import Stacked
 from tpsgd.nets.unrolled import Unrolled
-from tpsgd.objectives import IDLE, LATER, LossAndGrads, Objective
+from tpsgd.objectives import IDLE, Objective
 from tpsgd.protocols import Learner, Source
 from tpsgd.rules import Signal
 from tpsgd.train import Step
@@ -54,149 +47,6 @@ class BlockSettings:
     lr: float | None = None
     early_stopping: EarlyStopping | None = None
     lr_schedule: Callable[[Optimizer], LRScheduler] | None = None
-
-
-class Figures:
-    """The loss and accuracy of an epoch, summed on the device: no step waits for a number.
-
-    The logits of several batches are looked at together: a few numbers cost as much as many. On a
-    CPU a step leaves them behind, and `keep` stores them after it. On a GPU the step itself stores
-    them, at a place that a counter on the GPU says, so that a graph can do it.
-    """
-
-    ROOM, BATCHES = 16 << 10, 16  # at most so many bytes and batches are looked at together
-    GPU_ROOM, GPU_BATCHES = 256 << 10, 64
-
-    def __init__(self, device: torch.device, restarts: int | None) -> None:
-        self.loss = torch.zeros(restarts or (), device=device, dtype=torch.float32)
-        self.correct = torch.zeros(restarts or (), device=device, dtype=torch.long)
-        self.classifies = False
-        self.of_logits: Loss | None = None  # the loss, if it can be computed from the logits
-        self.from_logits = False  # whether it has to be
-        self.multi_label = False
-        self.on_gpu, self.restarts = device.type == "cuda", restarts
-        self.left: Any = None  # by a step: loss, logits, labels; on a GPU that they are stored
-        self.place = torch.zeros(1, dtype=torch.long, device=device)  # of the next batch
-        self.free()
-
-    def free(self) -> None:
-        """Drop the room for logits."""
-        self.logits = self.labels = torch.empty(0)  # (samples, classes), (samples,)
-        self.room: list[tuple[Tensor, Tensor]] = []  # parts of both, one for each batch
-        self.stored = 0  # batches
-
-    def add(self, local: LossAndGrads, labels: Tensor) -> None:
-        """Add a batch, or leave it for `keep`."""
-        if self.restarts:
-            self._add_restarts(local, labels)
-        elif not self.on_gpu and not self._is_large(local.logits):
-            self.left = local.loss, local.logits, labels
-        elif self._needs_room(local.loss, local.logits, labels):
-            shape = len(self.room), *labels.shape
-            logits = self.logits.view(*shape[:2], -1)
-            logits.index_copy_(0, self.place, local.logits[None])  # type: ignore[index]
-            self.labels.view(shape).index_copy_(0, self.place, labels[None])
-            self.place.add_(1)
-            self.left = True
-
-    def keep(self) -> None:
-        """Store what a step has left behind, and look at it if there is no more room."""
-        if self.left is None:
-            return
-        left, self.left = self.left, None
-        if not self.on_gpu:
-            if not self._needs_room(*left):
-                return
-            logits, labels = self.room[self.stored]
-            logits.copy_(left[1])
-            labels.copy_(left[2])
-        self.stored += 1
-        if self.stored == len(self.room):
-            self._count_stored()
-
-    def _needs_room(self, loss: Tensor, logits: Tensor | None, labels: Tensor) -> bool:
-        """Add a batch's loss; whether its logits are to be stored, and then there is room."""
-        self.from_logits = loss is LATER
-        if loss is not LATER:
-            self.loss.add_(loss, alpha=len(labels))
-        if logits is None:
-            return False
-        self.classifies = True
-        large = self._is_large(logits)
-        if not self.room and not large:
-            self._make_room(logits, labels)
-        if large or labels.shape != self.room[0][1].shape:  # or the last batch of an epoch
-            self._count(logits, labels)
-            return False
-        return True
-
-    def _make_room(self, logits: Tensor, labels: Tensor) -> None:
-        """Room for the logits and labels of as many batches as fit; on a CPU classes first."""
-        room, batches = (
-            (self.GPU_ROOM, self.GPU_BATCHES) if self.on_gpu else (self.ROOM, self.BATCHES)
-        )
-        n, count = len(labels), max(1, min(room // (logits.nbytes + labels.nbytes), batches))
-        classes = logits.shape[1]
-        self.logits = (
-            logits.new_empty(count * n, classes)
-            if self.on_gpu
-            else logits.new_empty(classes, count * n).T
-        )
-        self.labels = labels.new_empty(count * n, *labels.shape[1:])
-        self.room = list(zip(self.logits.split(n), self.labels.split(n), strict=True))
-
-    def _is_large(self, logits: Tensor | None) -> bool:
-        """Whether logits are worth a look of their own."""
-        room = self.GPU_ROOM if self.on_gpu else self.ROOM
-        return logits is not None and 2 * logits.nbytes > room
-
-    def _count_stored(self) -> None:
-        """Look at the logits that are stored."""
-        if self.stored:
-            n = self.stored * len(self.room[0][1])
-            self.stored = 0
-            self.place.zero_()
-            self._count(self.logits[:n], self.labels[:n])
-
-    def _count(self, logits: Tensor, labels: Tensor) -> None:
-        if self.from_logits:
-            assert self.of_logits is not None
-            self.loss.add_(self.of_logits.value(logits, labels), alpha=len(labels))
-        self.correct.add_(hits(logits, labels, self.multi_label))
-
-    def _add_restarts(self, local: LossAndGrads, labels: Tensor) -> None:
-        """A batch of each restart."""
-        loss, logits = local.loss, local.logits
-        if loss is LATER:
-            assert self.of_logits is not None
-            loss = torch.vmap(self.of_logits.value)(logits, labels)  # type: ignore[arg-type]
-        self.loss.add_(loss, alpha=labels.shape[1])
-        if logits is not None:
-            self.classifies = True
-            self.correct.add_(hits(logits, labels, self.multi_label))
-
-    def collect(self, samples: int) -> tuple[list[float], list[float] | None]:
-        """Mean loss and accuracy since the last call, per restart; waits for the device."""
-        self._count_stored()
-        losses = (self.loss.double() / samples).reshape(-1).tolist()
-        shares = (self.correct.double() / samples).reshape(-1).tolist() if self.classifies else None
-        self.loss.zero_()
-        self.correct.zero_()
-        return losses, shares
-
-
-def hits(logits: Tensor, labels: Tensor, multi_label: bool) -> Tensor:
-    """How many samples are right, over the last dimension but one (the batch).
-
-    `multi_label`: rows of yes-or-no labels, all of which must be right.
-    """
-    if not labels.is_floating_point():
-        right = logits.max(-1).indices == labels  # on a CPU faster than argmax
-    elif multi_label:
-        right = ((logits > 0) == (labels > 0.5)).all(-1)
-    else:
-        right = logits.max(-1).indices == labels.max(-1).indices
-    return right.sum(-1)
 
 
 class BlockLearner(Learner):
@@ -238,7 +88,7 @@ class BlockLearner(Learner):
         self.mean_over_samples = True  # whether its loss is a mean over samples, once drawn
         self.written_out = False  # whether its objective's derivative is a formula, once drawn
         first = next(iter(self.params.values()), torch.empty(0))
-        self.figures = Figures(first.device, restarts)
+        self.figures = figures_for(first.device, restarts)
         self.figures.multi_label = multi_label
         self.version = 0  # changes with everything that a recorded step cannot follow
 
@@ -418,6 +268,7 @@ class GradientLearner(BlockLearner):
             self.optimizer.step()
             self.quick = quick_step(self.optimizer)
             if self.constants is None:  # its state exists now
+                self.rate = rate_of(self.optimizer)
                 self.constants = self._constants()
         self.drop_gradients()
 
@@ -430,6 +281,7 @@ class GradientLearner(BlockLearner):
         """Let the learning rate follow its schedule, once the epoch has been recorded."""
         if self.scheduler is not None:
             self.scheduler.step()
+        self.rate = None if self.optimizer is None else rate_of(self.optimizer)
         before, self.constants = self.constants, self._constants()
         if before != self.constants:
             self.version += 1
@@ -439,20 +291,18 @@ class GradientLearner(BlockLearner):
         """What a quick or recorded step takes as given: memory of parameters, the optimizer."""
         if self.optimizer is None:
             return None
-        groups = self.optimizer.param_groups
-        apart = {"params", "initial_lr"}
-        if type(self.optimizer) in FUSED and len(groups) == 1 and groups[0].get("fused"):
-            apart.add("lr")  # which a step reads each time
-            self.rate = None if isinstance(groups[0]["lr"], Tensor) else groups[0]["lr"]
-        numbers = [
-            {k: id(v) if isinstance(v, Tensor) else v for k, v in group.items() if k not in apart}
-            for group in groups
+        followed = {"params", "initial_lr"} | ({"lr"} if self.rate is not None else set())
+        settings = [
+            (k, id(v) if isinstance(v, Tensor) else v)
+            for group in self.optimizer.param_groups
+            for k, v in group.items()
+            if k not in followed
         ]
         values = (v for each in self.optimizer.state.values() for v in each.values())
         state = [id(v) for v in values if isinstance(v, Tensor)]
         memory = [p.untyped_storage()._cdata for p in self.params.values()]
         modules = [m for top in self.block.modules for m in top.modules()] if self.watched else []
-        return memory, numbers, state, hooked(self.optimizer), [_settings(m) for m in modules]
+        return memory, settings, state, hooked(self.optimizer), [_settings(m) for m in modules]
 
 
 def _settings(module: Any) -> list[Any]:
@@ -495,7 +345,7 @@ def together(step: Step) -> Step:
     On a GPU, a kernel for a single block leaves most of the device idle.
     """
 
-    def taken_together(learners: Sequence[Any], batch: Any) -> None:
+    def with_joint_optimizers(learners: Sequence[Any], batch: Any) -> None:
         waiting = [x for x in learners if x.learning and getattr(x, "slices", 0) == 1]
         for learner in waiting:
             learner.waits = True
@@ -503,17 +353,17 @@ def together(step: Step) -> Step:
         for learner in waiting:
             learner.waits = False
         if batch.last:
-            step_together(waiting)
+            _step_together(waiting)
 
-    return taken_together
+    return with_joint_optimizers
 
 
-def step_together(learners: Sequence[Any]) -> None:
-    """Take the steps of several optimizers, in one kernel if they have the same settings."""
-    first = learners[0].settings if learners else None
-    alike = [x for x in learners if x.settings == first]
+def _step_together(learners: Sequence[Any]) -> None:
+    """Take the steps of several optimizers, in one kernel where they have the same settings."""
+    ready = [x for x in learners if all(p.grad is not None for p in x.moving.values())]
+    alike = [x for x in ready if x.settings == ready[0].settings]
     step = joint_step([x.optimizer for x in alike])
-    if step is not None and all(p.grad is not None for x in alike for p in x.moving.values()):
+    if step is not None:
         step()
         for learner in alike:
             learner.drop_gradients()

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from tpsgd.engine.batches import Arrays, Batch, ThroughBlocks
 from tpsgd.engine.cuda_graphs import library_modules_only
-from tpsgd.engine.optimizers import ELEMENTWISE, hooked
 from tpsgd.losses import bce, cross_entropy, mse
+from tpsgd.maths.fused_optimizers import ELEMENTWISE, hooked
 from tpsgd.maths.tape import Record, Tape, record
 from tpsgd.nets.autograd import Autograd
 from tpsgd.protocols import Source
@@ -57,9 +57,9 @@ class ReplayedStep:
         if batch.size < self.form.batch_size or not self.constant:
             self.step(learners, batch)
         elif self.tape is not None:
-            left = iter(self.tape.replay(batch.index))
-            for learner, *figures in zip(learners, left, left, left, strict=True):
-                learner.figures.left = figures if figures[2] is not None else None
+            tensors = iter(self.tape.replay(batch.index))
+            for learner, *figures in zip(learners, tensors, tensors, tensors, strict=True):
+                learner.figures.unstored = figures if figures[2] is not None else None
         elif self.warmed_up < WARM_UP:
             self.warmed_up += 1
             self.step(learners, batch)
@@ -79,8 +79,8 @@ class ReplayedStep:
         index = batch.index.clone()  # a tensor of its own: its address is no constant
 
         def figures() -> list[Any]:
-            left = [learner.figures.left or (None, None, None) for learner in learners]
-            return [tensor for each in left for tensor in each]
+            batches = [learner.figures.unstored or (None, None, None) for learner in learners]
+            return [tensor for batch in batches for tensor in batch]
 
         new = record(lambda: self.step(learners, replace(batch, index=index)), [index], figures)
         before, self.record = self.record, new

@@ -29,7 +29,7 @@ VALUES_MATTER = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape
 
 
 class Value(NamedTuple):
-    """A tensor that an operator of the record, or the caller, has made."""
+    """A tensor that exists while the record runs: an argument, or a result of an operator."""
 
     number: int
 
@@ -45,13 +45,13 @@ class Constant:
 
 
 class Call(NamedTuple):
-    """An operator with its arguments, and the values that it makes."""
+    """An operator with its arguments and its results."""
 
     operator: Any
     run: Any  # the quickest way to call it
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    made: tuple[Value | None, ...]  # None: one of its arguments, or no tensor
+    results: tuple[Value | None, ...]  # None: one of its arguments, or no tensor
     several: bool  # it returns a tuple or a list
 
 
@@ -74,7 +74,7 @@ class _Recording(TorchDispatchMode):
         self._memory: dict[Value, int] = {}  # which value's memory a value shares
         self._count = 0
         for tensor in arguments:
-            self._make(tensor)
+            self._new_value(tensor)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -97,8 +97,8 @@ class _Recording(TorchDispatchMode):
         elif func.is_view and not several:
             self._view(out, Call(func, run, named_args, named_kwargs, (), False))
         else:
-            made = tuple(map(self._made, outs))
-            self.calls.append(Call(func, run, named_args, named_kwargs, made, several))
+            results = tuple(map(self._result, outs))
+            self.calls.append(Call(func, run, named_args, named_kwargs, results, several))
         return out
 
     def name(self, value: Any) -> Any:
@@ -107,29 +107,34 @@ class _Recording(TorchDispatchMode):
             return type(value)(map(self.name, value))
         if not isinstance(value, Tensor):
             return value
-        known = self._names.get(id(value))
         self.constant = self.constant and value.layout is torch.strided
-        if known is None or known[0]() is not value:
-            known = self._names[id(value)] = weakref.ref(value), Constant(value)
-        return known[1]
+        name = self._name_of(value)
+        if name is None:
+            name = Constant(value)
+            self._names[id(value)] = weakref.ref(value), name
+        return name
+
+    def _name_of(self, tensor: Tensor) -> Any:
+        """The name of a tensor that has one; another tensor may have had its address before."""
+        reference, name = self._names.get(id(tensor), (lambda: None, None))
+        return name if reference() is tensor else None
 
     def _view(self, out: Tensor, call: Call) -> None:
         """A view of a value; the same view again is the same value."""
         memory = self._memory[call.args[0]]
         geometry = memory, *_geometry(out)
         if geometry not in self._views:
-            value = self._make(out, memory)
-            self.calls.append(call._replace(made=(value,)))
+            value = self._new_value(out, memory)
+            self.calls.append(call._replace(results=(value,)))
         self._names[id(out)] = weakref.ref(out), self._views[geometry]
 
-    def _made(self, tensor: Any) -> Value | None:
-        """A name for a tensor, unless it is one of the arguments."""
-        if not isinstance(tensor, Tensor):
+    def _result(self, tensor: Any) -> Value | None:
+        """An operator's result as a new value, unless it is one of its arguments."""
+        if not isinstance(tensor, Tensor) or self._name_of(tensor) is not None:
             return None
-        known = self._names.get(id(tensor))
-        return None if known is not None and known[0]() is tensor else self._make(tensor)
+        return self._new_value(tensor)
 
-    def _make(self, tensor: Tensor, memory: int | None = None) -> Value:
+    def _new_value(self, tensor: Tensor, memory: int | None = None) -> Value:
         value = Value(self._count)
         self._count += 1
         self._memory[value] = value.number if memory is None else memory
@@ -205,7 +210,7 @@ class Tape:
         calls = _needed(record)
         last_use: dict[int, int] = {}
         for i, call in enumerate(calls):
-            for number in (*_numbers(call.args), *_numbers(call.kwargs), *_numbers(call.made)):
+            for number in (*_numbers(call.args), *_numbers(call.kwargs), *_numbers(call.results)):
                 last_use[number] = i
         results = set(_numbers(record.results))
         unused: dict[int, list[str]] = {}
@@ -226,9 +231,9 @@ class Tape:
             rate = k == "lr" and isinstance(v, float)
             args.append(f"{k}={self._rate(call) if rate else self._text(v)}")
         text = f"{self._operator(call)}({', '.join(args)})"
-        if not any(v is not None for v in call.made):
+        if not any(v is not None for v in call.results):
             return text
-        names = ["_" if v is None else f"v{v.number}" for v in call.made]
+        names = ["_" if v is None else f"v{v.number}" for v in call.results]
         return f"{', '.join(names)}{',' if call.several else ''} = {text}"
 
     def _text(self, value: Any) -> str:
@@ -255,11 +260,12 @@ class Tape:
         return name
 
     def set_rate(self, p: Tensor, rate: float) -> bool:
-        """Let a fused optimizer take another learning rate from now on; False: none is known."""
+        """Let a fused optimizer take another learning rate from now on; False: it has none here."""
         name = f"rate_of_{self._by_id.get(id(p))}"
-        known = name in self.names
+        if name not in self.names:
+            return False
         self.names[name] = rate
-        return known
+        return True
 
     def _operator(self, call: Call) -> str:
         name = str(call.operator).replace(".", "_")
@@ -281,8 +287,8 @@ def _needed(record: Record) -> list[Call]:
     for call in reversed(record.calls):
         pure = not call.operator._schema.is_mutable
         pure = pure and torch.Tag.nondeterministic_seeded not in call.operator.tags
-        pure = pure and any(value is not None for value in call.made)  # a check makes nothing
-        if pure and needed.isdisjoint(_numbers(call.made)):
+        pure = pure and any(value is not None for value in call.results)  # a check makes nothing
+        if pure and needed.isdisjoint(_numbers(call.results)):
             continue
         needed.update(_numbers(call.args), _numbers(call.kwargs))
         calls.append(call)

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from tpsgd.engine.batches import BatchForm, as_source, has_lookup, suits_channels_last
 from tpsgd.engine.inputs import labels
-from tpsgd.engine.learner import hits
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import bce
+from tpsgd.maths.epoch_figures import hits
 from tpsgd.nets.modes import modes_restored
 from tpsgd.nets.recurrent import connect, tokens_of
 

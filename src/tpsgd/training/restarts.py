@@ -16,10 +16,11 @@ from torch.nn.utils.rnn import PackedSequence
 
 from tpsgd.engine.backprop import Backprop
 from tpsgd.engine.batches import is_stream
-from tpsgd.engine.optimizers import ELEMENTWISE, TwoRates
+from tpsgd.engine.optimizers import TwoRates
 from tpsgd.engine.record import Run
 from tpsgd.engine.settings import Settings, listed
 from tpsgd.errors import TpsgdError
+from tpsgd.maths.fused_optimizers import ELEMENTWISE
 from tpsgd.maths.random import Key
 from tpsgd.nets.blocks import Block, split
 from tpsgd.nets.layers import layer_kind
