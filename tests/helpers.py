@@ -114,8 +114,9 @@ LOCAL = {
     "tpsgd_l2": rules.tpsgd_l2,
     "tpsgd": lambda *a, **k: rules.tpsgd(quartic, *a, **k),
     "drtp": rules.drtp,
-    "readout": lambda *a, **k: rules.readout(False, *a, **k),
-    "readout_learned": lambda *a, **k: rules.readout(True, *a, **k),
+    # with a scale by hand: calibration has tests of its own, in training/test_calibration.py
+    "readout": lambda *a, **k: rules.readout(False, *a, **({"scale": 4.0} | k)),
+    "readout_learned": lambda *a, **k: rules.readout(True, *a, **({"scale": 4.0} | k)),
 }
 LOCKED = {"dfa": rules.dfa, "sdfa": rules.sdfa}
 DRAWN = LOCAL | LOCKED  # every rule with a projection

@@ -6,6 +6,7 @@ what makes a step fast.
 """
 
 import math
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import torch
@@ -17,7 +18,7 @@ from tpsgd import Recurrent
 from tpsgd.maths.random import Key, permutation
 from tpsgd.objectives import Objective, Site, output
 from tpsgd.projections import normal
-from tpsgd.rules import Place, Signal
+from tpsgd.rules import FEATURES, SCALE, Place, Signal
 
 ADAM = partial(torch.optim.Adam, lr=1e-3, foreach=False)
 
@@ -54,6 +55,7 @@ class SlowBlock:
             self.objective = written_anew(site, self.objective.learned)
         self.tensors = [t.clone() for t in self.objective.tensors]
         learned = self.tensors if self.objective.learned else []
+        self.calibrates = self.learns and not last and rule.name.startswith("readout")
         self.params = [*block.named_parameters().values(), *learned]
         for p in self.params:
             p.requires_grad_(True)
@@ -69,18 +71,29 @@ class SlowBlock:
         self.optimizer.step()
         return float(loss.detach())
 
+    def calibrate(self, x):
+        """Divide readout's scale by the root mean square of the features in the first batch."""
+        if not self.calibrates:
+            return
+        with torch.no_grad(), statistics_restored(self.block):
+            f = self.objective.loss.features(outputs(self.block, x)[self.at])
+        self.objective.loss.scale.div_(f.square().mean().sqrt())
 
-def written_anew(site, learned, features=256):
+
+def written_anew(site, learned, features=FEATURES):
     """Readout's loss with nothing of the library but the class codes."""
     side = int(max(1, features // site.shape[0]) ** 0.5 + 1e-9) if site.maps else 1
     grid = [min(side, n) for n in site.shape[1:]] if site.maps else []
     d = site.shape[0] * math.prod(grid)
-    scale = (16.0 if site.maps else 4.0) / d**0.5
+    scale = torch.tensor(SCALE / d**0.5, dtype=site.dtype)
+
+    def features_of(y):
+        return (F.adaptive_avg_pool2d(y, grid) if grid else y).flatten(1)
 
     def loss(y, s, P):
-        f = F.adaptive_avg_pool2d(y, grid) if grid else y
-        return F.cross_entropy(f.flatten(1) @ P.T * scale, s)
+        return F.cross_entropy(features_of(y) @ P.T * scale, s)
 
+    loss.features, loss.scale = features_of, scale
     return Objective(loss, None, (site.draw(normal(), (d,)),), learned)
 
 
@@ -115,6 +128,8 @@ def slow_fit(
     stages = [[b] for b in blocks] if schedule is tpsgd.sequential else [blocks]
     frozen, losses = [], []
     for stage in stages:
+        order = torch.cat(list(permutation(len(x), Key(seed, stage[0].block.key, 0))))
+        _calibrate(stage, frozen, x[order[:batch_size]])
         for epoch in range(epochs):
             order = torch.cat(list(permutation(len(x), Key(seed, stage[0].block.key, epoch))))
             for index in order.split(batch_size):
@@ -130,18 +145,34 @@ def slow_fit(
     return losses
 
 
+@contextmanager
+def statistics_restored(block):
+    """Leave no trace in the block's batch norms."""
+    tracked = [m for m in block.modules if isinstance(m, nn.BatchNorm2d)]
+    before = [{k: v.clone() for k, v in m.state_dict().items()} for m in tracked]
+    yield
+    for module, state in zip(tracked, before, strict=True):
+        module.load_state_dict(state)
+
+
+@torch.no_grad()
+def _calibrate(stage, frozen, x):
+    """The first batch through the net as it is before the stage learns."""
+    for b in frozen:
+        x = outputs(b.block, x)[Place.END]
+    for b in stage:
+        b.calibrate(x)
+        with statistics_restored(b.block):
+            x = outputs(b.block, x)[Place.END]
+
+
 def _step(stage, x, labels, rule, loss):
     """Every block of a stage learns from a batch, each from the same weights of the others."""
     inputs, signal = [], labels
     for b in stage:
         inputs.append(x)
-        with torch.no_grad():
-            tracked = [m for m in b.block.modules if isinstance(m, nn.BatchNorm2d)]
-            before = [{k: v.clone() for k, v in m.state_dict().items()} for m in tracked]
-            x = outputs(b.block, x)[Place.END]
-            if b.learns:  # learning computes the batch again, which counts
-                for module, state in zip(tracked, before, strict=True):
-                    module.load_state_dict(state)
+        with torch.no_grad(), statistics_restored(b.block) if b.learns else nullcontext():
+            x = outputs(b.block, x)[Place.END]  # learning computes it again, which counts
     if rule.signal is not Signal.LABEL:
         signal = error(x, labels, loss)
         signal = signal.sign() if rule.signal is Signal.ERROR_SIGN else signal

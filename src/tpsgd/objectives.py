@@ -31,6 +31,7 @@ from tpsgd.maths.random import Key
 from tpsgd.projections import Projection, Redrawn
 
 __all__ = [
+    "Calibration",
     "Key",
     "LossAndGrads",
     "Objective",
@@ -69,6 +70,33 @@ class LossAndGrads(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Calibration:
+    """How an objective is fitted to the size of a block's output, once, before the block learns.
+
+    The last of the objective's tensors is divided by the root mean square that the features have in
+    the first batch, so that features times the tensor have the size `scale`, whatever the layer.
+
+    Args:
+        scale: the size that the features shall have.
+        features: `y -> ` what is measured.
+    """
+
+    scale: float
+    features: Callable[[Tensor], Tensor]
+
+    @property
+    def mean_square(self) -> "Objective":
+        """An objective whose loss is the mean square of the features, and nothing to learn from."""
+
+        def loss(y: Tensor, s: Tensor) -> Tensor:
+            f = self.features(y)
+            wide = torch.float32 if f.dtype is torch.bfloat16 else f.dtype
+            return torch.linalg.vector_norm(f, dtype=wide).square() / f.numel()
+
+        return Objective(loss, lambda y, s: LossAndGrads(loss(y, s), y))
+
+
+@dataclass(frozen=True)
 class Objective:
     """The local loss that one block lowers. Called with `(y, s)` it returns `LossAndGrads`.
 
@@ -83,6 +111,8 @@ class Objective:
             compares them or scales them by one another: micro-batches would change it.
         of_logits: the loss is this one of the `logits` that the closed form returns in place of
             the loss, so that it can be computed from the logits of many batches together.
+        constants: how many of the tensors, the last ones, do not learn although `learned` is set.
+        calibration: what to measure in the first batch before the block learns.
 
     Examples:
         >>> objective = l2(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
@@ -98,6 +128,13 @@ class Objective:
     squared: bool = False
     closed_form_of_batch: Callable[..., LossAndGrads] | None = None
     of_logits: Loss | None = None
+    constants: int = 0
+    calibration: Calibration | None = None
+
+    @property
+    def learned_tensors(self) -> tuple[Tensor, ...]:
+        """The tensors that are trained together with the block."""
+        return self.tensors[: len(self.tensors) - self.constants] if self.learned else ()
 
     @property
     def written_out(self) -> bool:
@@ -124,7 +161,8 @@ class Objective:
         tensors = tensors or self.tensors
         if written_out := self.closed_form or self.closed_form_of_batch:
             return written_out(y, s, *tensors)
-        return differentiate(self.loss, y, s, tensors, self.learned)
+        learned = len(tensors) - self.constants if self.learned else 0
+        return differentiate(self.loss, y, s, tensors, learned)
 
 
 IDLE = Objective(lambda y, s: y.new_zeros(()))  # of a block that is not learning
@@ -172,13 +210,17 @@ class Site:
 
 
 def differentiate(
-    loss: Callable[..., Tensor], y: Tensor, s: Tensor, tensors: tuple[Tensor, ...], learned: bool
+    loss: Callable[..., Tensor], y: Tensor, s: Tensor, tensors: tuple[Tensor, ...], learned: int
 ) -> LossAndGrads:
-    """The derivatives of a loss by autograd, on a graph that starts at y."""
+    """The derivatives of a loss by autograd, on a graph that starts at y.
+
+    The first `learned` tensors have derivatives, too.
+    """
     with torch.enable_grad():
         y = y.detach().requires_grad_()
         tensors = tuple(
-            t if isinstance(t, Redrawn) else t.detach().requires_grad_(learned) for t in tensors
+            t if isinstance(t, Redrawn) else t.detach().requires_grad_(i < learned)
+            for i, t in enumerate(tensors)
         )
         value = loss(y, s, *tensors)
         if not isinstance(value, Tensor) or value.dim():
@@ -189,7 +231,7 @@ def differentiate(
             )
         if not value.requires_grad:
             raise TpsgdError("a loss must depend on the output: no gradient leads from it to y")
-        dy, *dtensors = torch.autograd.grad(value, (y, *tensors) if learned else (y,))
+        dy, *dtensors = torch.autograd.grad(value, (y, *tensors[:learned]))
     return LossAndGrads(value.detach(), dy, tuple(dtensors))
 
 
@@ -271,45 +313,64 @@ def output(loss: Loss) -> Objective:
 
 
 def readout(
-    site: Site, projection: Projection, learned: bool, features: int, scale: float
+    site: Site,
+    projection: Projection,
+    learned: bool,
+    features: int,
+    scale: float,
+    calibrated: bool = False,
 ) -> Objective:
     """A local classifier: cross-entropy of y read out through the class codes, against the label.
 
     It is `bce` if the last block has `bce` (several labels per sample, or one yes-or-no output).
     Feature maps are averaged over a grid of cells first, the finest that keeps at most `features`
-    numbers (at least one cell). Other output is read out whole.
+    numbers (at least one cell). Other output is read out whole. The logits are the codes' products
+    with the features times `scale`, over the root of their number; with `calibrated`, also over the
+    root mean square of the features in the first batch.
     """
     grid = grid_for(site.shape, features) if site.maps else None
     d = site.shape[0] * prod(grid) if grid else prod(site.shape)
-    factor = scale / d**0.5
     local = bce if site.loss is bce else cross_entropy
-    codes = site.draw(projection, (d,))
+    codes, pool = site.draw(projection, (d,)), grid
+    gain = torch.full((), scale / d**0.5, dtype=codes.dtype, device=codes.device)
     if grid is None:
         codes = codes.view(-1, *site.shape)
     elif not learned and codes.device.type == "cpu" and len(codes) * prod(site.shape) <= FEW:
-        codes, grid = pixel_codes(codes, site.shape, grid), None  # average and product in one
+        codes, pool = pixel_codes(codes, site.shape, grid), None  # average and product in one
 
-    def read(y: Tensor, P: Tensor) -> tuple[Tensor, Tensor]:
-        f, P = (cells(y, grid), P) if grid else (flat(y, y), flat(P, y))
-        logits = scaled_product(factor, P, f.T, P)  # classes first: faster where they are few
+    def read(y: Tensor, P: Tensor, *gain: Tensor) -> tuple[Tensor, Tensor]:
+        f, P = (cells(y, pool), P) if pool else (flat(y, y), flat(P, y))
+        logits = P @ f.T  # classes first: faster where they are few
         # in bfloat16 the differences between logits would drown in rounding
-        return f, (logits.float() if logits.dtype is torch.bfloat16 else logits).T
+        logits = logits.float() if logits.dtype is torch.bfloat16 else logits
+        return f, (logits * gain[0] if gain else logits).T
 
-    def value(y: Tensor, s: Tensor, P: Tensor) -> Tensor:
-        return local.value(read(y, P)[1], s)
+    def value(y: Tensor, s: Tensor, P: Tensor, *gain: Tensor) -> Tensor:
+        return local.value(read(y, P, *gain)[1], s)
 
-    def closed_form(y: Tensor, s: Tensor, P: Tensor) -> LossAndGrads:
-        f, logits = read(y, P)
-        P = P if grid else flat(P, y)
-        e, scale = local.grad(logits, s).to(y.dtype), factor / len(y)
-        df = scaled_product(scale, e, P, P)
-        dy = back_to_pixels(df, y, grid) if grid else unflat(df, y)
+    def closed_form(y: Tensor, s: Tensor, P: Tensor, *gain: Tensor) -> LossAndGrads:
+        f, logits = read(y, P, *gain)
+        P = P if pool else flat(P, y)
+        e = local.grad(logits, s)
+        e = (e * gain[0] if gain else e).to(y.dtype)
+        df = scaled_product(1.0 / len(y), e, P, P)
+        dy = back_to_pixels(df, y, pool) if pool else unflat(df, y)
         if not learned:
             return LossAndGrads(LATER, dy, (), logits)
-        dP = scaled_product(scale, e.T, f, P)
-        return LossAndGrads(LATER, dy, (dP if grid else unflat(dP, y),), logits)
+        dP = scaled_product(1.0 / len(y), e.T, f, P)
+        return LossAndGrads(LATER, dy, (dP if pool else unflat(dP, y),), logits)
 
-    return Objective(value, closed_form, (codes,), learned, of_logits=local)
+    return Objective(
+        value,
+        closed_form,
+        (codes, gain) if learned else (codes.mul_(gain),),
+        learned,
+        of_logits=local,
+        constants=int(learned),
+        calibration=Calibration(scale, lambda y: cells(y, grid) if grid else y)
+        if calibrated
+        else None,
+    )
 
 
 def move(objective: Objective, place: Callable[[Tensor], Tensor]) -> Objective:

@@ -53,6 +53,9 @@ from tpsgd.maths.pooling import grid_for
 from tpsgd.objectives import Objective, Site
 from tpsgd.projections import Projection, binary, normal, orthogonal
 
+FEATURES = 256  # at most that many numbers of feature maps are read out
+SCALE = 2.0  # of calibrated features; chosen on held-out samples, see experiments/calibration.py
+
 
 class Signal(Enum):
     """What the class codes project: the label, or minus the derivative of the net's loss."""
@@ -192,26 +195,32 @@ def readout(
     learned: bool = False,
     projection: Projection | None = None,
     at: Place = Place.AFTER,
-    features: int = 256,
+    features: int = FEATURES,
     scale: float | None = None,
+    calibrate: bool | None = None,
 ) -> Rule:
     """Cross-entropy of a local classifier with fixed random weights: the default rule.
 
     After Mostafa, Ramesh & Cauwenberghs (2018); not in the paper. Feature maps are averaged over
     the finest grid that leaves at most `features` numbers. With `learned`, the codes are trained by
-    the same local loss. If the last block's loss is `bce`, so is the local one. `scale` multiplies
-    the logits: if it is too small, features grow until they are too large for the next block's
-    learning rate. The default is 4 for vectors and 16 for feature maps, whose averages are smaller
-    (chosen on held-out MNIST samples).
+    the same local loss. If the last block's loss is `bce`, so is the local one.
+
+    Before a block learns, one forward pass of its first batch measures the root mean square of the
+    features, and a constant makes it `scale` (`calibrate`; `run.blocks` has the constant). Without
+    it, the softmax would be saturated in nets with batch norm and flat in others. A `scale` that is
+    set by hand is that constant, unless `calibrate=True`.
     """
+    calibrated = scale is None if calibrate is None else calibrate
+    size = SCALE if scale is None else scale
 
     def objective(site: Site) -> Objective:
-        factor = (16.0 if site.maps else 4.0) if scale is None else scale
-        return objectives.readout(site, projection or normal(), learned, features, factor)
+        codes = projection or normal()
+        return objectives.readout(site, codes, learned, features, size, calibrated)
 
     name = "readout-learned" if learned else "readout"
     about = f"local classifier through {'learned' if learned else 'fixed random'} codes"
-    options = f"{_Codes(projection, features)}, scale {scale or 'default'}"
+    scaled = f"{'calibrated to' if calibrated else 'scale'} {size:g}"
+    options = f"{_Codes(projection, features)}, {scaled}"
     return Rule(name, objective, at=at, about=about, options=options, per_step=False)
 
 

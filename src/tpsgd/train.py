@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from tpsgd.errors import TpsgdError
+from tpsgd.nets.modes import without_trace
 from tpsgd.protocols import Batch, EpochEnd, Learner, Observer, Source
 from tpsgd.rules import Signal
 
@@ -78,6 +79,7 @@ def train(
         learner.start()
         for observer in net.observers:
             observer.started(learner)
+    calibrate(learners, source)
     on_labels, on_error = (net.wrap(f, learners, source) for f in (step, step_on_error))
     followers = [x for x in net.observers if type(x).batch is not Observer.batch]
     epoch = 0
@@ -104,6 +106,32 @@ def train(
             learner.adjust_rate()
             if learner.learning and (epoch >= learner.epochs or learner in stopping):
                 learner.stop()
+
+
+@torch.no_grad()
+def calibrate(learners: Sequence[Learner], source: Source) -> None:
+    """Fit the objectives that ask for it to the size of their features in the first batch.
+
+    One forward pass through the blocks as they are before they learn; it leaves no trace in them.
+    """
+    count = max((i for i, x in enumerate(learners, 1) if x.calibrates), default=0)
+    if not count:
+        return
+    modules = [m for x in learners[:count] for m in x.block.modules]
+    with without_trace(modules, source.form.device):
+        for batch in learners[0].batches(source, 0):
+            x, labels = batch.load()
+            for learner in learners[:count]:
+                saved = learner.forward(x)
+                if learner.calibrates:
+                    learner.gauge(saved, labels, batch.share)
+                x = learner.output(saved)
+                del saved
+            if batch.last:
+                break
+    for learner in learners[:count]:
+        if learner.calibrates:
+            learner.calibrate()
 
 
 def measure(learners: Sequence[Learner], batch: Batch) -> None:

@@ -411,7 +411,8 @@ def test_batch_norm_never_sees_one_sample(n, micro_batch):
     )
     x, y = points(n)
     settings = {"batch_size": 11, "epochs": 1, "schedule": tpsgd.simultaneous}
-    tpsgd.fit(model, (x.double(), y), memory=Memory(micro_batch=micro_batch), **settings)
+    rule, memory = rules.readout(scale=4.0), Memory(micro_batch=micro_batch)
+    tpsgd.fit(model, (x.double(), y), rule=rule, memory=memory, **settings)
     learned = [size for size, training in probe.seen if training]
     assert sum(learned) == n - (n == 23) and min(learned) >= 2 and max(learned) <= 3
 

@@ -158,9 +158,9 @@ def _recurrent_learner(i: int, anatomy: Anatomy, settings: Settings, samples: in
             return IDLE
         objective = draw_step(0, 0)
         if not rule.per_step:
-            directions = range(len(layer.cells))
-            tensors = tuple(t for d in directions for t in draw_step(d, 0).tensors)
-            return replace(objective, tensors=tensors)
+            each = [draw_step(way, 0).tensors for way in range(len(layer.cells))]
+            tensors = tuple(t for column in zip(*each, strict=True) for t in column)
+            return replace(objective, tensors=tensors, constants=objective.constants * len(each))
         if objective.learned:
             raise TpsgdError(f"{rule.name} learns its codes, so they must be the same at each step")
         return replace(objective, tensors=())
@@ -310,7 +310,7 @@ def check_optimizers(learners: list[Any]) -> None:
             make_optimizer(learner.settings.optimizer, learner.params, learner.settings.lr)
 
 
-def block_infos(learners: list[Any], anatomy: Anatomy) -> list[BlockInfo]:
+def block_infos(learners: list[Any], anatomy: Anatomy, restart: int = 0) -> list[BlockInfo]:
     """How each block was trained, for the record."""
     if not anatomy.rules:
         return [
@@ -319,7 +319,7 @@ def block_infos(learners: list[Any], anatomy: Anatomy) -> list[BlockInfo]:
         ]
     names = [*(rule.name for rule in anatomy.rules[:-1]), "head"]
     return [
-        BlockInfo(str(x.block), name, count(x.block.named_parameters()), x.how)
+        BlockInfo(str(x.block), name, count(x.block.named_parameters()), x.how, x.scale(restart))
         for x, name in zip(learners, names, strict=True)
     ]
 

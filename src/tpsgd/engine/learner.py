@@ -85,6 +85,7 @@ class BlockLearner(Learner):
         self.learning = False
         self.objective: Objective = IDLE  # without its tensors
         self.tensors: tuple[Tensor, ...] = ()
+        self.mean_square: Tensor | None = None  # of its features in the first batch
         self.mean_over_samples = True  # whether its loss is a mean over samples, once drawn
         self.written_out = False  # whether its objective's derivative is a formula, once drawn
         first = next(iter(self.params.values()), torch.empty(0))
@@ -112,10 +113,43 @@ class BlockLearner(Learner):
         self.tensors, self.written_out = objective.tensors, objective.written_out
         self.mean_over_samples = objective.closed_form is not None
         self.figures.of_logits = objective.of_logits
-        if objective.learned:
-            self.params |= {f"objective.{i}": t for i, t in enumerate(self.tensors)}
-        self.learning = True
+        learned = enumerate(objective.learned_tensors)
+        self.params |= {f"objective.{i}": t for i, t in learned}
+        self.learning, self.mean_square = True, None
         self.version += 1
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether its objective is fitted to the size of the block's output before it learns."""
+        return self.learning and self.objective.calibration is not None
+
+    @property
+    def _ways(self) -> int:
+        return self.backend.ways if isinstance(self.backend, Unrolled) else 1
+
+    def gauge(self, saved: Any, labels: Tensor, share: float) -> None:
+        """Measure the features of a batch, or of a share of one, for the calibration."""
+        assert self.objective.calibration is not None
+        self.backend.set_objective(self.objective.calibration.mean_square)
+        loss = self.backend.measure(self.params, saved, labels, ()).loss  # of all directions
+        measured = loss * (share / self._ways)
+        self.mean_square = measured if self.mean_square is None else self.mean_square + measured
+        self.backend.set_objective(self.objective)
+
+    def calibrate(self) -> None:
+        """Divide the objective by the root mean square of the features that were measured."""
+        assert self.mean_square is not None
+        rms = self.mean_square.sqrt()
+        rms = torch.where(rms > 0, rms, 1.0)
+        for t in self.tensors[-self._ways :]:
+            t.div_(rms.to(t.dtype).view(-1, *[1] * (t.dim() - 1)) if t.dim() else rms)
+
+    def scale(self, restart: int) -> float | None:
+        """By how much the objective multiplies the block's features, if it was calibrated."""
+        if self.mean_square is None or self.objective.calibration is None:
+            return None
+        rms = float(self.mean_square.view(-1)[restart]) ** 0.5
+        return self.objective.calibration.scale / (rms or 1.0)
 
     def stop(self) -> None:
         """Freeze the block and drop its class codes."""

@@ -43,6 +43,7 @@ class BlockInfo:
     rule: str
     parameters: int
     learning: str  # where its gradients come from, "closed form" or "autograd"; "solved", "frozen"
+    scale: float | None = None  # what a calibrated objective multiplies the block's features by
 
 
 @dataclass

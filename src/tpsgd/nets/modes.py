@@ -1,8 +1,9 @@
-"""Training and evaluation mode of modules, changed for a while."""
+"""Modes, statistics and random numbers of modules, changed for a while."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import nn
 
 
@@ -32,3 +33,13 @@ def evaluating(module: nn.Module) -> Iterator[None]:
     with modes_restored(module):
         module.eval()
         yield
+
+
+@contextmanager
+def without_trace(modules: Iterable[nn.Module], device: torch.device) -> Iterator[None]:
+    """Give buffers, such as a norm's statistics, and the random generators their state back."""
+    buffers = [(b, b.clone()) for m in modules if m.training for b in m.buffers()]
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        yield
+    for buffer, before in buffers:
+        buffer.copy_(before)

@@ -101,6 +101,11 @@ class Unrolled:
         self.drawn: dict[tuple[int, int], tuple[Tensor, ...]] = {}
         self.windows_repeat: Callable[[bool], None] = lambda repeat: None  # told where they do
 
+    @property
+    def ways(self) -> int:
+        """Directions of time; each has its own of the objective's tensors."""
+        return len(self.layer.cells)
+
     def set_objective(self, objective: Objective) -> None:
         """Follow this objective from now on."""
         self.objective = objective
@@ -235,9 +240,8 @@ class Unrolled:
         self, y: Tensor, s: Tensor, way: int, tensors: tuple[Tensor, ...]
     ) -> LossAndGrads:
         """The objective of a window, in which each step of a sequence counts as a sample."""
-        count = len(tensors) // len(self.layer.cells)
         objective = over_dimension(self.objective) if self.lead else self.objective
-        return objective(y, s, *tensors[way * count : (way + 1) * count])
+        return objective(y, s, *tensors[way :: self.ways])
 
     def _of_steps(self, y: Tensor, s: Tensor, way: int, start: int) -> LossAndGrads:
         """The objective of a window, `(..., steps, rows, units)`, with a projection per step."""
@@ -301,16 +305,16 @@ class Unrolled:
     def _report(self, saved: UnrolledBatch) -> LossAndGrads:
         loss = sum(cell.loss for cell in saved.cells if cell.loss is not None)
         assert isinstance(loss, Tensor)
-        dtensors = tuple(t for cell in saved.cells for t in cell.dtensors)
+        columns = zip(*(cell.dtensors for cell in saved.cells), strict=True)
+        dtensors = tuple(t for column in columns for t in column)
         return LossAndGrads(loss, loss, dtensors, self._logits(saved))
 
     def _logits(self, saved: UnrolledBatch) -> Tensor | None:
         """The objective's prediction from the last states, if it makes one."""
         if saved.lengths is None or saved.cells[0].logits is None:
             return saved.cells[0].logits
-        tensors = saved.tensors[: len(saved.tensors) // len(self.layer.cells)]
         assert saved.s is not None
-        return self.objective(saved.cells[0].h, saved.s, *tensors).logits
+        return self.objective(saved.cells[0].h, saved.s, *saved.tensors[:: self.ways]).logits
 
 
 class _Repeated:

@@ -61,7 +61,8 @@ def _check_gradient(rule: Rule, objective: Objective, y: Tensor, s: Tensor) -> N
         raise TpsgdError(f"{rule.name}: its objective gives other numbers for the same inputs")
     if any(local.dy.untyped_storage().data_ptr() == t.untyped_storage().data_ptr() for t in inputs):
         raise TpsgdError(f"{rule.name}: dL/dy shares memory with an input; return a new tensor")
-    expected = differentiate(objective.loss, y, s, objective.tensors, objective.learned)
+    learned = len(objective.learned_tensors)
+    expected = differentiate(objective.loss, y, s, objective.tensors, learned)
     names = ["the loss", "dL/dy", *(f"dL/dtensor {i}" for i in range(len(local.dtensors)))]
     values = local.loss, local.dy, *local.dtensors
     autograd = expected.loss, expected.dy, *expected.dtensors

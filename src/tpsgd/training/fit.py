@@ -198,7 +198,7 @@ def run_training(
         for r, run in enumerate(runs):
             run.seconds, run.setup_seconds = seconds, recorder.began - started
             run.resident_bytes = resident()[1]
-            run.blocks = block_infos(net.learners, anatomy)
+            run.blocks = block_infos(net.learners, anatomy, r)
             solved = [x for x in net.learners if x.penalties]
             if solved:
                 run.settings["alphas"] = {x.block.index + 1: x.penalties[r] for x in solved}

@@ -1,0 +1,153 @@
+"""How large should calibrated features be, and how many: the defaults of `readout`.
+
+    python -m experiments.calibration --out results [--only mnist-mlp]
+
+Every setting trains every net, the shallow ones of the paper, two VGGs with batch norm and two
+recurrent nets, on the training samples without a part that is held out; the accuracy is that on the
+held-out part. The test samples are not used. `by hand` is a scale of 16 for feature maps and of 4
+for other output, without calibration.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+
+import torch
+from torch import nn
+
+import tpsgd
+from experiments.common import Row, Samples, arguments, load_images, origin, result_file
+from experiments.deep import cosine_decay
+from experiments.shallow import standardised
+from tpsgd import Recurrent, Rule, augment, inits, rules
+from tpsgd.data.split import stratified
+from tpsgd.zoo.vgg import vgg
+from tpsgd.zoo.words import cnn, mlp
+
+SCALES = (0.5, 1.0, 2.0, 4.0)
+FEATURES = (256, 1024, 2048)
+HELD_OUT = 10  # a tenth of the training samples
+
+
+@dataclass(frozen=True)
+class Net:
+    """A net, its data and how it is trained."""
+
+    data: str
+    model: Callable[[tuple[int, ...]], nn.Module]
+    maps: tuple[bool, ...]  # whether each hidden block gives feature maps
+    epochs: int
+    learned: tuple[bool, ...] = (False,)
+    deep: bool = False
+    settings: Row = field(default_factory=dict)
+
+    @property
+    def features(self) -> tuple[int, ...]:
+        """How many features to try; recurrent states and vectors are read out whole."""
+        return FEATURES if any(self.maps) else FEATURES[:1]
+
+
+def small_cnn(shape: tuple[int, ...]) -> nn.Module:
+    """The paper's CNN."""
+    return cnn(shape, [(16, 5), (16, 5)], 10, nn.LeakyReLU)
+
+
+def recurrent(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A leaky cell of 256 units and a classifier."""
+    init = inits.reservoir(0.9, 1.0)
+    return nn.Sequential(Recurrent(shape[-1], 256, leak=0.3, init=init), nn.Linear(256, classes))
+
+
+PIXELS = {"augment": augment.chain(augment.flip(), augment.crop(4, reflect=True))}
+LARGER = {"augment": augment.chain(augment.flip(), augment.crop(12, reflect=True))}
+CONVOLUTIONS = {8: (True,) * 6 + (False,), 11: (True,) * 8 + (False,)}
+NETS = {
+    "vgg11": Net(
+        "imagenette", lambda s: vgg(11, s, 10, batch_norm=True), CONVOLUTIONS[11], 5, deep=True,
+        settings=LARGER | {"batch_size": 64},
+    ),
+    "vgg8": Net(
+        "cifar10", lambda s: vgg(8, s, 10, batch_norm=True), CONVOLUTIONS[8], 5, deep=True,
+        settings=PIXELS,
+    ),
+    "cifar10-cnn": Net("cifar10", small_cnn, (True, True), 10, (False, True)),
+    "mnist-cnn": Net("mnist", small_cnn, (True, True), 2, (False, True)),
+    "mnist-mlp": Net("mnist", lambda s: mlp(s, [256], 10, nn.LeakyReLU), (False,), 5),
+    "mnist-rows": Net("seq-mnist-rows", lambda s: recurrent(s, 10), (False,), 5),
+    "eeg": Net("eeg-rows", lambda s: recurrent(s, 2), (False,), 20),
+}  # fmt: skip
+
+
+def settings_of(net: Net) -> dict[str, Rule | list[Rule]]:
+    """The rules to compare, by name."""
+    chosen: dict[str, Rule | list[Rule]] = {}
+    for learned in net.learned:
+        word = "learned, " if learned else ""
+        for n in net.features:
+            count = f", {n} features" if len(net.features) > 1 else ""
+            for scale in SCALES:
+                rule = rules.readout(learned, features=n, scale=scale, calibrate=True)
+                chosen[f"{word}{scale:g}{count}"] = rule
+        by_hand = [rules.readout(learned, scale=16.0 if maps else 4.0) for maps in net.maps]
+        chosen[f"{word}by hand"] = [*by_hand, by_hand[-1]]
+    return chosen
+
+
+def fit(net: Net, rule: Rule | list[Rule], samples: Samples, seed: int, device: str) -> nn.Module:
+    """A trained net."""
+    torch.manual_seed(seed)
+    model = net.model(tuple(samples[0].shape[1:])).to(device)
+    settings: Row = {"epochs": net.epochs, "seed": seed} | net.settings
+    if net.deep:
+        settings |= {
+            "schedule": tpsgd.simultaneous,
+            "lr_schedule": lambda optimizer: cosine_decay(optimizer, net.epochs),
+            "precision": torch.bfloat16 if device != "cpu" else None,
+        }
+    tpsgd.fit(model, samples, rule=rule, memory=tpsgd.Memory(measure=False), **settings)
+    return model
+
+
+def load(net: Net, folder: Path | None, limit: int | None, device: str) -> tuple[Samples, Samples]:
+    """The training samples in two parts, to learn from and to choose by."""
+    file = None if folder is None else folder / f"{net.data}.npz"
+    x, y, *_ = load_images(net.data, file if file is not None and file.exists() else None)
+    x, y = x[:limit].to(device), y[:limit].long().to(device)
+    x = x.float().div_(255) if x.dtype is torch.uint8 else x
+    x = standardised(x, x[:0])[0] if x.dim() == 4 else x
+    part = torch.from_numpy(stratified(y.cpu().numpy(), len(y) - len(y) // HELD_OUT, 0))
+    part = part.to(device)
+    return (x[part], y[part]), (x[~part], y[~part])
+
+
+def main() -> None:
+    """Run what is asked for; the file is written after each training."""
+    parser = arguments(__doc__)
+    parser.add_argument("--images", type=Path, help="a folder of arrays, such as imagenette.npz")
+    parser.add_argument("--only", choices=list(NETS), nargs="*", default=list(NETS))
+    parser.add_argument("--restarts", type=int, default=2)
+    parser.add_argument("--max-train", type=int, help="fewer samples, for a quick look")
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin nothing after that")
+    options, start = parser.parse_args(), time.perf_counter()
+    record, save = result_file(options.out, "calibration")
+    record |= origin("calibration", options.device)
+    for seed in range(options.restarts):
+        for name in options.only:
+            net = NETS[name]
+            train, held_out = load(net, options.images, options.max_train, options.device)
+            rows = record.setdefault("nets", {}).setdefault(name, {})
+            for label, rule in settings_of(net).items():
+                row = rows.setdefault(label, {"accuracies": []})
+                if len(row["accuracies"]) > seed or time.perf_counter() - start > options.seconds:
+                    continue
+                model = fit(net, rule, train, seed, options.device)
+                row["accuracies"].append(tpsgd.evaluate(model, held_out, batch_size=256))
+                row["accuracy"] = fmean(row["accuracies"])
+                save()
+                print(f"{name:12} {label:24} {row['accuracy']:.2%}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
