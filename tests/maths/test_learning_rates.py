@@ -9,7 +9,7 @@ from helpers import images, mlp, points, same, seeded, state
 from slow_path import slow_fit
 from torch import nn
 from torch.nn import functional as F
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LambdaLR, StepLR
 from torch.utils.data import DataLoader, IterableDataset
 
 import tpsgd
@@ -150,6 +150,21 @@ def test_fit_has_the_weights_of_schedulers_stepped_by_hand(name, schedule, tapes
     else:  # recorded once, whatever the rate; two steps to warm up, two to record
         assert len(tapes) == (3 if schedule == "sequential" else 1)
         assert all(tape.count == 30 - 4 for tape in tapes)
+
+
+@pytest.mark.parametrize("lr_schedule", [one_cycle(), partial(StepLR, step_size=1, gamma=0.5)])
+def test_a_tape_follows_the_rates_of_blocks_that_go_on_after_others(lr_schedule, tapes):
+    """Against an optimizer of the user's own, whose steps are never recorded."""
+    own, (x, y), models = type("Own", (torch.optim.Adam,), {}), points(200), []
+    for kind in (torch.optim.Adam, own):
+        model = mlp(6, 8, 8, 3).double()
+        tpsgd.fit(
+            model, (x.double(), y), optimizer=partial(kind, lr=0.02), epochs=[2, 6, 4],
+            batch_size=8, schedule=tpsgd.simultaneous, lr_schedule=lr_schedule,
+        )  # fmt: skip
+        models.append(model)
+    assert len(tapes) == 3 and all(tape.count > 30 for tape in tapes)
+    assert distance(*models) < 1e-9
 
 
 def test_backprop_has_the_weights_of_a_plain_torch_loop():

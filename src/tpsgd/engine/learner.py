@@ -226,7 +226,7 @@ class GradientLearner(BlockLearner):
     def stop(self) -> None:
         """Freeze the block; drop the optimizer's state and the class codes."""
         super().stop()
-        self.optimizer = self.scheduler = self.quick = self.batch_rates = None
+        self.optimizer = self.scheduler = self.quick = self.batch_rates = self.constants = None
         self.moving = {}
 
     def update(self, saved: Any, s: Tensor, labels: Tensor, output_unused: bool = False) -> None:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from tpsgd.errors import TpsgdError
-from tpsgd.maths.fused_optimizers import SGD, Adam, prefer_fused
+from tpsgd.maths.fused_optimizers import SGD, Adam, prefer_fused, rate_of
 from tpsgd.maths.learning_rates import BatchRates, RateCurve
 from tpsgd.protocols import Source
 from tpsgd.train import Step
@@ -126,14 +126,15 @@ def follow_curve(step: Step, learners: Sequence[Any], source: Source) -> Step:
         rates = BatchRates(curve, [learner.optimizer for learner in following], steps)
         for learner in following:
             learner.batch_rates = rates
-    rates = following[0].batch_rates
+    advance = following[0].batch_rates.advance
+    on_tapes = [x for x in following if rate_of(x.optimizer) is not None]
+    groups = [(x, x.optimizer.param_groups[0]) for x in on_tapes]
 
     def at_its_rate(learners: Sequence[Any], batch: Any) -> None:
         if batch.last:  # the optimizers' steps are taken in it
-            rates.advance()
-            for learner in following:
-                if learner.rate is not None and learner.learning:
-                    learner.rate = learner.optimizer.param_groups[0]["lr"]
+            advance()
+            for learner, group in groups:
+                learner.rate = group["lr"]
         step(learners, batch)
 
     return at_its_rate

@@ -70,7 +70,7 @@ class ReplayedStep:
     def _set_rates(self, learners: Sequence[Any]) -> None:
         """Let the tape follow the learning rates, or record another one."""
         for learner in learners:
-            if self.tape is not None and learner.rate is not None:
+            if self.tape is not None and learner.rate is not None and learner.learning:
                 first = learner.optimizer.param_groups[0]["params"][0]
                 if not self.tape.set_rate(first, learner.rate):
                     self.tape = self.record = None
