@@ -121,12 +121,13 @@ def follow_curve(step: Step, learners: Sequence[Any], source: Source) -> Step:
             f"{curve} needs the number of batches in an epoch, which this data does not tell: give "
             "it a length (__len__), or take an lr_schedule that is stepped by the epoch"
         )
-    if following[0].batch_rates is None:  # one for the two kinds of steps
+    rates = following[0].batch_rates  # the same for the two kinds of steps
+    if rates is None:
         steps = [learner.epochs * batches for learner in following]
         rates = BatchRates(curve, [learner.optimizer for learner in following], steps)
         for learner in following:
             learner.batch_rates = rates
-    advance = following[0].batch_rates.advance
+    advance = rates.advance
     on_tapes = [x for x in following if rate_of(x.optimizer) is not None]
     groups = [(x, x.optimizer.param_groups[0]) for x in on_tapes]
 

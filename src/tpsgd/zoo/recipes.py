@@ -3,8 +3,8 @@
     net = recipes.deep.vgg(11, (3, 160, 160), 10)
     tpsgd.fit(net, data, **recipes.deep.settings((3, 160, 160), device="cuda"))
 
-`tpsgd train --recipe deep` takes the same value. The recipe says nothing about the rule: local rules
-and `fit_backprop` take the same settings.
+`tpsgd train --recipe deep` takes the same value. The recipe says nothing about the rule: local
+rules and `fit_backprop` take the same settings.
 """
 
 from collections.abc import Sequence
@@ -95,12 +95,10 @@ class Recipe:
         functions += [augment.cutout(size)] if size else []
         return augment.chain(*functions)
 
-    def vgg(
-        self, depth: int, shape: Sequence[int], classes: int, **options: Any
-    ) -> nn.Sequential:
+    def vgg(self, depth: int, shape: Sequence[int], classes: int, **options: Any) -> nn.Sequential:
         """A VGG net with a norm after every layer but the last; `options` as for `zoo.vgg.vgg`."""
-        norms = {"batch_norm": True, "dense_norm": True}
-        return vgg.vgg(depth, shape, classes, **norms | options)
+        options = {"batch_norm": True, "dense_norm": True} | options
+        return vgg.vgg(depth, shape, classes, **options)
 
 
 deep = Recipe()
