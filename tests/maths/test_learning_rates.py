@@ -10,6 +10,7 @@ from slow_path import slow_fit
 from torch import nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR, StepLR
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, IterableDataset
 
 import tpsgd
@@ -329,6 +330,18 @@ def test_an_adaptor_and_a_plan_take_it(noting):
 # ---- rates in tensors, as on a GPU ---------------------------------------------------------------
 
 
+class Operators(TorchDispatchMode):
+    """Notes the names of operators."""
+
+    def __init__(self):
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(str(func))
+        return func(*args, **kwargs or {})
+
+
 def test_rates_in_tensors_keep_their_memory_and_are_set_together():
     """CUDA graphs read them from where they were captured; one kernel sets all of a length."""
     params = [nn.Parameter(torch.zeros(1)) for _ in range(3)]
@@ -340,7 +353,9 @@ def test_rates_in_tensors_keep_their_memory_and_are_set_together():
     assert len(joint.tensors) == 2 and not joint.numbers
     tensors = [o.param_groups[0]["lr"] for o in optimizers]
     for step in range(12):
-        joint.advance()
+        with Operators() as operators:
+            joint.advance()
+        assert operators.names == ["aten.mul.out"] * 2  # nothing is read from the device
         now = [o.param_groups[0]["lr"] for o in optimizers]
         assert all(a is b and a.dim() == 0 for a, b in zip(now, tensors, strict=True))
         for rate, lr, steps in zip(now, (0.1, 0.2, 0.3), (10, 10, 5), strict=True):
