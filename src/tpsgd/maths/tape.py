@@ -210,7 +210,9 @@ class Tape:
     """A record as a function of its arguments, which returns a list of its results."""
 
     def __init__(self, record: Record, arguments: int) -> None:
-        self.names: dict[str, Any] = {}
+        self.rates: list[float] = []
+        self.places: dict[int, int] = {}  # of a rate among them, by its first parameter's address
+        self.names: dict[str, Any] = {"rates": self.rates}
         self._by_id: dict[int, str] = {}
         lines = self._lines(record, arguments)
         inputs = ", ".join(f"v{i}" for i in range(arguments))
@@ -268,17 +270,20 @@ class Tape:
         return self._constant(value)
 
     def _rate(self, call: Call, rate: Rate) -> str:
-        """A learning rate, which `set_rate` may change: by the name of its first parameter."""
-        name = f"rate_of_{self._text(call.args[0][0])}"
-        self.names[name] = rate.number
-        return name
+        """A learning rate, which `set_rate` may change: by its place among all of them."""
+        self.places[id(call.args[0][0].tensor)] = len(self.rates)
+        self.rates.append(rate.number)
+        return f"rates[{len(self.rates) - 1}]"
 
     def set_rate(self, p: Tensor, rate: float) -> bool:
-        """Let a fused optimizer take another learning rate from now on; False: it has none here."""
-        name = f"rate_of_{self._by_id.get(id(p))}"
-        if name not in self.names:
+        """Let a fused optimizer take another learning rate from now on; False: it has none here.
+
+        The optimizer is that of the parameter p, its first.
+        """
+        place = self.places.get(id(p))
+        if place is None:
             return False
-        self.names[name] = rate
+        self.rates[place] = rate
         return True
 
     def _operator(self, call: Call) -> str:
