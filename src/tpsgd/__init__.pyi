@@ -16,6 +16,7 @@ from .errors import TpsgdError as TpsgdError
 from .losses import bce as bce
 from .losses import cross_entropy as cross_entropy
 from .losses import mse as mse
+from .maths.learning_rates import one_cycle as one_cycle
 from .memory.plan import plan as plan
 from .nets import inits as inits
 from .nets.blocks import split as split

@@ -444,3 +444,62 @@ def test_peers_by_their_words(says):
     code, out, _ = says("train", *SMALL, "--rule", "zorb", "--json")
     record = json.loads(out)
     assert code == 0 and record["rule"] == "zorb" and 0 <= record["accuracy"] <= 1
+
+
+# ---- recipes -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def squares():
+    """Images of 16 x 16 pixels in a file."""
+    x = np.random.default_rng(3).normal(size=(60, 1, 16, 16)).astype("float32")
+    np.savez("squares.npz", x=x, y=np.arange(60) % 2)
+    return "--data", "squares.npz", "--model", "vgg:8", "--recipe", "deep"
+
+
+def test_a_recipe_sets_what_was_not_chosen(says, squares):
+    words = ("--epochs", "1", "--max-train", "8", "--json")
+    settings = json.loads(says("train", *squares, *words)[1])["settings"]
+    recipe = tpsgd.zoo.recipes.deep
+    assert settings["epochs"] == 1 and settings["batch_size"] == recipe.batch_size
+    assert (settings["lr"], settings["lr_schedule"]) == (recipe.lr, str(recipe.lr_schedule))
+    assert settings["augment"] == str(recipe.augmentation((1, 16, 16)))
+    assert settings["schedule"] == "simultaneous" and settings["precision"] is None
+    assert settings["model"] == "vgg:8" and "activation" not in settings
+
+
+def test_options_replace_those_of_a_recipe(says, squares):
+    words = ("--epochs", "1", "--max-train", "8", "--batch-size", "4", "--augment", "flip")
+    words += ("--schedule", "sequential", "--optimizer", "sgd", "--model", "cnn:4x3", "--json")
+    settings = json.loads(says("train", *squares, *words)[1])["settings"]
+    chosen = {"batch_size": 4, "augment": "flip(0.5)", "schedule": "sequential"}
+    chosen |= {"optimizer": "sgd", "lr": None, "lr_schedule": "one_cycle(0.2)"}
+    assert {name: settings[name] for name in chosen} == chosen
+
+
+def test_compare_and_plan_take_a_recipe(says, squares):
+    words = ("--model", "cnn:4x3", "--epochs", "1", "--max-train", "8", "--batch-size", "4")
+    words += ("--rules", "readout", "--restarts", "1", "--json")
+    for arm in json.loads(says("compare", *squares, *words)[1])["arms"]:
+        assert arm["restarts"][0]["settings"]["lr_schedule"] == "one_cycle(0.2)"
+    assert json.loads(says("plan", *squares, "--json")[1])["batch_size"] == 64
+
+
+def test_without_a_recipe_the_defaults_are_those_of_the_help(says):
+    record = json.loads(says("train", "--data", "two.npz", "--model", "mlp:4", "--json")[1])
+    assert record["settings"]["epochs"] == 10 and record["settings"]["batch_size"] == 128
+    assert record["settings"]["lr_schedule"] is None
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--recipe deeper", "unknown recipe 'deeper': did you mean 'deep'"),
+        ("--recipe deep", "this recipe is for images"),
+        ("--recipe deep --rule elm", "elm takes no --recipe"),
+        ("--model vgg:12", "write vgg:8, vgg:11 or vgg:16"),
+    ],
+)
+def test_a_recipe_that_does_not_suit_is_one_sentence(says, words, message):
+    code, out, err = says("train", "--data", "two.npz", "--epochs", "1", *words.split())
+    assert code and message in f"{out}{err}" and "Traceback" not in err

@@ -109,6 +109,8 @@ SETTINGS = {
     "augmented micro-batches": {"micro_batch": 2, "augment": chain(flip(), crop(1))},
     "inputs recomputed": {"reuse": False},
     "several optimizers": {"optimizer": tpsgd.sgd, "lr": 0.1},
+    "a rate per batch": {"lr_schedule": tpsgd.one_cycle(), "lr": 0.01},
+    "a rate per batch of micro-batches": {"lr_schedule": tpsgd.one_cycle(), "micro_batch": 3},
 }
 RULES = {
     "readout": rules.readout,

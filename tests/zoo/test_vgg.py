@@ -136,3 +136,25 @@ def test_blocks_learn_with_batch_norm_dropout_and_pooling():
     run = tpsgd.fit(net, images(8, 2, 16), rule=rules.readout(), epochs=1, batch_size=4)
     assert [b.learning for b in run.blocks] == ["closed form"] * 8
     assert not any(torch.equal(p, before[name]) for name, p in net.named_parameters())
+
+
+def test_dense_layers_have_their_norm_before_the_relu():
+    net = vgg(8, (2, 16, 16), 3, dense=(8, 4), batch_norm=True, dropout=0.5, dense_norm=True)
+    kinds = [type(m).__name__ for m in net.classifier]
+    dense = ["Linear", "BatchNorm1d", "ReLU", "Dropout"]
+    assert kinds == [*dense, *dense, "Linear"]
+    assert [net.classifier[i].num_features for i in (1, 5)] == [8, 4]
+    plain = vgg(8, (2, 16, 16), 3, dense=(8, 4), batch_norm=True)
+    assert net.features.state_dict().keys() == plain.features.state_dict().keys()
+    assert not any(isinstance(m, nn.BatchNorm1d) for m in plain.modules())
+
+
+def test_dense_layers_with_their_norm_are_blocks_with_a_closed_form():
+    def make():
+        return vgg(8, (2, 16, 16), 3, dense=(8,), batch_norm=True, dense_norm=True)
+
+    net = seeded(make)
+    run = tpsgd.fit(net, images(8, 2, 16), rule=rules.readout(), epochs=1, batch_size=4)
+    assert run.blocks[-2].name.endswith("Linear + BatchNorm1d + ReLU")
+    assert [b.learning for b in run.blocks] == ["closed form"] * 8
+    assert int(net.classifier[1].num_batches_tracked) == 2

@@ -77,7 +77,7 @@ def test_any_mlp_fits_its_data(widths, shape, classes):
         ("cnn:4x3,", "cannot read"),
         ("cnn:4x9", r"leaves nothing of images of 8 x 8 pixels"),
         ("cnn:4x5,4x5", "leaves nothing"),
-        ("vgg:16", "unknown model 'vgg:16'.*mlp:256,256"),
+        ("resnet:18", "unknown model 'resnet:18'.*mlp:256,256"),
         ("lstm:16", "unknown model 'lstm:16'.*rnn:512"),
         ("mpl:16", r"unknown model 'mpl:16': did you mean 'mlp'\?"),
         ("paper-rn:16", r"did you mean 'paper-rnn'\?"),
@@ -248,3 +248,23 @@ def test_a_reservoir_needs_a_recurrent_model():
     embedded = [nn.Embedding(7, 4), nn.RNN(4, 6, batch_first=True), nn.Linear(6, 2)]
     with pytest.raises(TpsgdError, match="begin with a recurrent layer"):
         reservoir(lambda: nn.Sequential(*embedded))
+
+
+def test_vgg_has_a_norm_after_every_layer_but_the_last():
+    model = factory("vgg:8", (3, 16, 16), 5)()
+    assert [bool(block.between) for block in tpsgd.split(model)] == [True] * 7 + [False]
+    assert model(torch.randn(2, 3, 16, 16)).shape == (2, 5)
+
+
+@pytest.mark.parametrize(
+    ("word", "options", "message"),
+    [
+        ("vgg", {}, "write vgg:8, vgg:11 or vgg:16"),
+        ("vgg:13", {}, "write vgg:8, vgg:11 or vgg:16"),
+        ("vgg:8", {"activation": "tanh"}, "vgg:8 has ReLUs"),
+        ("vgg:8", {"tokens": 9}, "cannot read tokens"),
+    ],
+)
+def test_a_vgg_that_cannot_be(word, options, message):
+    with pytest.raises(TpsgdError, match=message):
+        factory(word, (3, 16, 16), 5, **options)

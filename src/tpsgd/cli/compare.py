@@ -17,7 +17,7 @@ from tpsgd.files import writable_folder
 def compare(
     data: options.Data,
     model: options.Model,
-    training: options.Training,
+    training: options.FromScratch,
     memory: options.Memory,
     machine: options.Machine,
     rules: Annotated[str, option("all, or some: readout,drtp. See: tpsgd rules.")] = "all",
@@ -36,6 +36,7 @@ def compare(
         arms.entry(word)
     settings = options.settings_of(training, memory, machine, model)
     samples = data.load(training.seed)
+    settings = training.complete(settings, samples.shape)
     factory, head = model.factory_for(samples)
     words, left_out = (named, []) if named else arms.all_words(factory)
     settings["schedule"] = training.chosen_schedule

@@ -25,13 +25,15 @@ if TYPE_CHECKING:
 SCHEDULES = ("sequential", "simultaneous")
 LOSSES = ("mse", "cross-entropy", "bce")
 INITS = ("zeros", "uniform", "scaled-uniform", "reservoir")
+RECIPES = ("deep",)
 AUGMENT = ("flip", "crop", "cutout", "resized-crop", "jitter")
 DATA = (
     "digits, mnist, cifar10, seq-mnist-rows, eeg, tweets, ... (see: tpsgd data list); FILE.npz, "
     "FILE.csv, FILE.py:FUNCTION or a folder of images."
 )
 MODELS = (
-    "mlp:256,256 (widths), cnn:16x5,16x5 (filters x kernel), rnn:512 (units), birnn:512 "
+    "mlp:256,256 (widths), cnn:16x5,16x5 (filters x kernel), vgg:8, vgg:11 or vgg:16 (ReLU and "
+    "batch norm after every layer but the last), rnn:512 (units), birnn:512 "
     "(bidirectional), rnn:512,512+256 (a perceptron after the +), paper-rnn:512, torch-rnn:512 or "
     "FILE.py:FUNCTION."
 )
@@ -110,8 +112,9 @@ def listed(text: str | None) -> list[str]:
 
 
 def chosen(group: Any) -> list[str]:
-    """The options of a group that have no default and were given."""
-    names = [f.name for f in fields(group) if f.default is None]
+    """The options of a group that were given and that have no default, not even one in words."""
+    free = [f for f in fields(group) if f.default is None]
+    names = [f.name for f in free if not isinstance(f.metadata["option"].show_default, str)]
     return [f"--{n.replace('_', '-')}" for n in names if getattr(group, n) is not None]
 
 
@@ -181,9 +184,10 @@ class Model:
     def record(self, head: str) -> dict[str, Any]:
         """The model as plain values; an activation that it does not have is left out."""
         only_cells = "rnn:" in self.model and "+" not in self.model
+        fixed = only_cells or self.model.startswith("vgg:")
         values = {
             "model": self.model,
-            "activation": None if only_cells else self.activation,
+            "activation": None if fixed else self.activation,
             "init": self.init,
             "leak": self.leak,
             "head": None if head == "adam" else head,
@@ -240,6 +244,43 @@ class Training:
             "augment": self.augment and augmentation(self.augment),
         }
         return {name: value for name, value in settings.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class FromScratch(Training):
+    """How to train a whole model: by options, by a recipe, or by both; options go first."""
+
+    epochs: int | None = setting(
+        None, "Epochs per block.", show_default="10, or the recipe's", min=1
+    )
+    batch_size: int | None = setting(  # type: ignore[assignment]
+        None, "Samples per step.", show_default="128, or the recipe's", min=1
+    )
+    recipe: str | None = setting(
+        None,
+        "deep, for images: --schedule simultaneous, Adam 0.001 with a rate that rises for a fifth "
+        "of the steps and falls to 0, 12 epochs, batches of 64, flips and mirrored shifts, bf16 on "
+        "a GPU. Options that you give replace the recipe's.",
+        choices=RECIPES,
+    )
+
+    @property
+    def chosen_schedule(self) -> Any:
+        """The schedule that was chosen, or that of the recipe."""
+        schedule = super().chosen_schedule
+        return tpsgd.simultaneous if self.recipe and schedule is None else schedule
+
+    def complete(self, settings: dict[str, Any], shape: tuple[int, ...]) -> dict[str, Any]:
+        """Settings that were chosen, and the recipe's or the default for all others."""
+        if self.recipe is None:
+            return {"epochs": 10, "batch_size": 128} | settings
+        from tpsgd.zoo import recipes
+
+        recipe = recipes.ALL[self.recipe].settings(shape, settings.get("device"))
+        del recipe["schedule"]  # the arm has `chosen_schedule`
+        if "optimizer" in settings:
+            del recipe["lr"]  # it is Adam's
+        return recipe | settings
 
 
 def augmentation(text: str) -> Any:

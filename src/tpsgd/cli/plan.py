@@ -46,7 +46,7 @@ class Subject:
 def plan(
     data: Samples,
     model: options.Model,
-    training: options.Training,
+    training: options.FromScratch,
     memory: options.Memory,
     machine: options.Machine,
     rule: RuleWord = "readout",
@@ -65,12 +65,13 @@ def plan(
     with waiting("rehearsing the training run"):
         arm = arm_for(rule, training, memory, subject.factory, subject.head)
         settings = options.settings_of(training, memory, model) | {"device": machine.device}
+        settings = training.complete(settings, subject.shape)
         plan = _plan(subject, arm, settings | {"schedule": arm.schedule})
     if plot is not None:
         plan.plot(plot)
     if as_json:
         record = {"command": options.command_line(), "model": model.model, "rule": rule}
-        record |= {"head": subject.head, "batch_size": training.batch_size}
+        record |= {"head": subject.head, "batch_size": settings["batch_size"]}
         record |= {"memory_budget": memory.memory, "shape": list(subject.shape)}
         record |= {"samples": subject.samples, "plot": plot and str(plot)}
         print(json.dumps(record | plan.as_dict()))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def train(
     data: options.Data,
     model: options.Model,
-    training: options.Training,
+    training: options.FromScratch,
     memory: options.Memory,
     machine: options.Machine,
     rule: RuleWord = "readout",
@@ -38,6 +38,7 @@ def train(
     samples = data.load(training.seed)
     factory, head = model.factory_for(samples)
     arm = arm_for(rule, training, memory, factory, head)
+    settings = training.complete(settings, samples.shape)
     folder = None if out is None else writable_folder(out)
     with live_bar() as advance:
         trained = arm.train(factory, samples.train, progress=partial(advance, rule), **settings)

@@ -23,7 +23,7 @@ from tpsgd.engine.cuda_graphs import (
     library_modules_only,
 )
 from tpsgd.engine.learner import Backend, BlockLearner, GradientLearner, accumulate, together
-from tpsgd.engine.optimizers import make_optimizer
+from tpsgd.engine.optimizers import follow_curve, make_optimizer
 from tpsgd.engine.record import BlockInfo
 from tpsgd.engine.replay import replayed
 from tpsgd.engine.reuse import InputReuse
@@ -85,7 +85,8 @@ def join(
         if len(learners) > 1 and source.form.device.type == "cuda":
             small = can_update_beside(learners, source.form)
             step = beside(step, source.form.device) if small else together(step)
-        return captured(replayed(step, learners, source, ours), learners, source, ours)
+        step = captured(replayed(step, learners, source, ours), learners, source, ours)
+        return follow_curve(step, learners, source)
 
     reuse = settings.memory.reuse if settings.augment is None else False
     return Net(learners, source, validation, [], wrap, pass_on or InputReuse(reuse))

@@ -118,9 +118,9 @@ def crop(padding: int = 4, reflect: bool = False) -> Augmentation:
             raise TpsgdError(
                 f"crop cannot mirror {padding} pixels of {x.shape[2]} x {x.shape[3]}: take fewer"
             )
-        shifts = (draws(x, 2) * (2 * padding + 1)).long() - padding
+        shifts = (draws(x, 2) * (2 * padding + 1)).int() - padding
         rows, columns = (
-            shift[:, None] + torch.arange(size, device=x.device)
+            shift[:, None] + torch.arange(size, device=x.device, dtype=torch.int32)
             for shift, size in zip(shifts, x.shape[2:], strict=True)
         )
         return _mirrored(x, rows, columns) if reflect else _or_zero(x, rows, columns)
@@ -130,11 +130,9 @@ def crop(padding: int = 4, reflect: bool = False) -> Augmentation:
 
 def _mirrored(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """The pixels at these rows and columns, mirrored at the edges."""
-    rows, columns = (
-        index.abs().neg_().add_(size - 1).abs_().neg_().add_(size - 1)
-        for index, size in ((rows, x.shape[2]), (columns, x.shape[3]))
-    )
-    return _pixels(x, rows, columns)
+    rows, columns = rows.abs(), columns.abs()  # at the first pixel, then at the last
+    rows = torch.minimum(rows, 2 * (x.shape[2] - 1) - rows)
+    return _pixels(x, rows, torch.minimum(columns, 2 * (x.shape[3] - 1) - columns))
 
 
 def _or_zero(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
@@ -146,13 +144,24 @@ def _or_zero(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def _pixels(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """The pixels at each sample's rows and columns, in x's memory format."""
-    sample = torch.arange(len(x), device=x.device)[:, None, None]
+    """The pixels at each sample's rows and columns, in x's memory format.
+
+    One gather: of pixels if the channels are last, otherwise of the numbers of every channel.
+    """
+    n, channels, height, width = x.shape
     if channels_last(x):
-        pixels = x.permute(0, 2, 3, 1)[sample, rows[:, :, None], columns[:, None, :]]
-        return pixels.permute(0, 3, 1, 2)
-    channel = torch.arange(x.shape[1], device=x.device)[None, :, None, None]
-    return x[sample[..., None], channel, rows[:, None, :, None], columns[:, None, None, :]]
+        pixels = _gathered(x.permute(0, 2, 3, 1), rows, columns)
+        return pixels.view(n, height, width, channels).permute(0, 3, 1, 2)
+    rows, columns = (i[:, None].expand(-1, channels, -1).flatten(0, 1) for i in (rows, columns))
+    return _gathered(x.reshape(n * channels, height, width, 1), rows, columns).view(x.shape)
+
+
+def _gathered(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """The pixels of images (n, height, width, channels) as a table (pixels, channels)."""
+    n, height, width, channels = images.shape
+    first = torch.arange(0, n * height, height, device=images.device, dtype=rows.dtype)
+    index = ((first[:, None] + rows) * width)[:, :, None] + columns[:, None, :]
+    return images.reshape(-1, channels).index_select(0, index.flatten())
 
 
 def cutout(size: int) -> Augmentation:

@@ -159,6 +159,12 @@ class Arrays:
         """How many samples an epoch has."""
         return len(self.y)
 
+    @property
+    def steps(self) -> int:
+        """How many batches an epoch has."""
+        whole, rest = divmod(self.samples, self.form.batch_size)
+        return whole + (rest > 0 and not self.form.skips(rest))
+
     def indices(self, block: int, epoch: int | None) -> Iterator[Tensor]:
         """Each batch's sample indices: (batch,), or (restarts, batch) when stacked."""
         size, device = self.form.batch_size, self.x.device
@@ -309,6 +315,14 @@ class Stream:
         """The most samples that an epoch has, as far as the loader knows; 0 if it does not."""
         return count_samples(self.loader)
 
+    @property
+    def steps(self) -> int:
+        """How many batches an epoch has; 0 if the loader does not know."""
+        try:
+            return len(self.loader)
+        except TypeError:
+            return 0
+
     def batches(self, block: int = 0, epoch: int | None = None) -> Batches:
         """An epoch; a loader made by the library is shuffled by (seed, block, epoch)."""
         if self.reshuffled and epoch is not None:
@@ -346,6 +360,11 @@ class DerivedSource:
     def samples(self) -> int:
         """How many samples an epoch has."""
         return self.source.samples
+
+    @property
+    def steps(self) -> int:
+        """How many batches an epoch has; 0 if that is unknown."""
+        return self.source.steps
 
 
 @dataclass

@@ -13,10 +13,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from tpsgd.engine.optimizers import OptimizerFactory, make_optimizer
+from tpsgd.engine.optimizers import LRSchedule, OptimizerFactory, make_optimizer
 from tpsgd.errors import TpsgdError
 from tpsgd.maths.epoch_figures import figures_for
 from tpsgd.maths.fused_optimizers import ELEMENTWISE, hooked, joint_step, quick_step, rate_of
+from tpsgd.maths.learning_rates import BatchRates, RateCurve
 from tpsgd.nets.autograd import Autograd
 from tpsgd.nets.blocks import Block
 from tpsgd.nets.closed_form import ClosedForm, sliced
@@ -46,7 +47,7 @@ class BlockSettings:
     optimizer: Any  # a factory of optimizers, or a solver
     lr: float | None = None
     early_stopping: EarlyStopping | None = None
-    lr_schedule: Callable[[Optimizer], LRScheduler] | None = None
+    lr_schedule: LRSchedule | None = None
 
 
 class BlockLearner(Learner):
@@ -209,6 +210,7 @@ class GradientLearner(BlockLearner):
         self.optimizer: Optimizer | None = None
         self.quick: Callable[[], None] | None = None  # its step, where there is a quicker way
         self.scheduler: LRScheduler | None = None
+        self.batch_rates: BatchRates | None = None  # where its rate changes with every batch
         self.moving: dict[str, Tensor] = {}  # what the optimizer has: parameters, or slices
         self.pending: tuple[Any, ...] | None = None
         self.constants: Any = None
@@ -220,8 +222,10 @@ class GradientLearner(BlockLearner):
         if not self.learning:
             return
         self._make_optimizer(self.settings.optimizer, self.settings.lr)
-        if self.settings.lr_schedule is not None and self.optimizer is not None:
-            self.scheduler = self.settings.lr_schedule(self.optimizer)
+        schedule, self.batch_rates = self.settings.lr_schedule, None
+        if schedule is not None and not isinstance(schedule, RateCurve):
+            assert self.optimizer is not None
+            self.scheduler = schedule(self.optimizer)
             if isinstance(self.scheduler, ReduceLROnPlateau):
                 raise TpsgdError(
                     "lr_schedule cannot be ReduceLROnPlateau, which waits for a metric; choose "
@@ -256,7 +260,7 @@ class GradientLearner(BlockLearner):
     def stop(self) -> None:
         """Freeze the block; drop the optimizer's state and the class codes."""
         super().stop()
-        self.optimizer = self.scheduler = self.quick = None
+        self.optimizer = self.scheduler = self.quick = self.batch_rates = self.constants = None
         self.moving = {}
 
     def update(self, saved: Any, s: Tensor, labels: Tensor, output_unused: bool = False) -> None:

@@ -1,20 +1,28 @@
-"""Optimizers: the default, plain SGD, one with two learning rates, and how a factory is called."""
+"""Optimizers: the default, plain SGD, one with two learning rates, and how a factory is called.
+
+And the wrapper of a step whose learning rates change with every batch.
+"""
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from tpsgd.errors import TpsgdError
-from tpsgd.maths.fused_optimizers import SGD, Adam, prefer_fused
+from tpsgd.maths.fused_optimizers import SGD, Adam, prefer_fused, rate_of
+from tpsgd.maths.learning_rates import BatchRates, RateCurve
+from tpsgd.protocols import Source
+from tpsgd.train import Step
 
 # A factory with a true `by_name` gets the parameters in a dictionary.
 OptimizerFactory = Callable[[Iterable[Tensor]], Optimizer]
+LRSchedule = Callable[[Optimizer], LRScheduler] | RateCurve  # stepped by the epoch, or the batch
 
 
 def make_optimizer(factory: Any, params: Mapping[str, Tensor], lr: float | None) -> Optimizer:
@@ -100,3 +108,39 @@ def two_rates(x: float, h: float) -> Any:
     if not (0 <= x < math.inf and 0 <= h < math.inf):
         raise TpsgdError(f"learning rates must be numbers, 0 or more, got x={x} and h={h}")
     return TwoRates(x, h)
+
+
+def follow_curve(step: Step, learners: Sequence[Any], source: Source) -> Step:
+    """The step with learning rates that change before every batch, where blocks have a curve."""
+    following = [x for x in learners if x.learning and has_curve(x)]
+    if not following:
+        return step
+    curve, batches = following[0].settings.lr_schedule, source.steps
+    if not batches:
+        raise TpsgdError(
+            f"{curve} needs the number of batches in an epoch, which this data does not tell: give "
+            "it a length (__len__), or take an lr_schedule that is stepped by the epoch"
+        )
+    rates = following[0].batch_rates  # the same for the two kinds of steps
+    if rates is None:
+        steps = [learner.epochs * batches for learner in following]
+        rates = BatchRates(curve, [learner.optimizer for learner in following], steps)
+        for learner in following:
+            learner.batch_rates = rates
+    advance = rates.advance
+    on_tapes = [x for x in following if rate_of(x.optimizer) is not None]
+    groups = [(x, x.optimizer.param_groups[0]) for x in on_tapes]
+
+    def at_its_rate(learners: Sequence[Any], batch: Any) -> None:
+        if batch.last:  # the optimizers' steps are taken in it
+            advance()
+            for learner, group in groups:
+                learner.rate = group["lr"]
+        step(learners, batch)
+
+    return at_its_rate
+
+
+def has_curve(learner: Any) -> bool:
+    """Whether an optimizer's learning rate changes with every batch; solvers have none."""
+    return learner.optimizer is not None and isinstance(learner.settings.lr_schedule, RateCurve)

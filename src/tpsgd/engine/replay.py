@@ -12,8 +12,9 @@ from torch import Tensor
 
 from tpsgd.engine.batches import Arrays, Batch, ThroughBlocks
 from tpsgd.engine.cuda_graphs import library_modules_only
+from tpsgd.engine.optimizers import has_curve
 from tpsgd.losses import bce, cross_entropy, mse
-from tpsgd.maths.fused_optimizers import ELEMENTWISE, hooked
+from tpsgd.maths.fused_optimizers import ELEMENTWISE, hooked, rate_of
 from tpsgd.maths.tape import Record, Tape, record
 from tpsgd.nets.autograd import Autograd
 from tpsgd.protocols import Source
@@ -69,7 +70,7 @@ class ReplayedStep:
     def _set_rates(self, learners: Sequence[Any]) -> None:
         """Let the tape follow the learning rates, or record another one."""
         for learner in learners:
-            if self.tape is not None and learner.rate is not None:
+            if self.tape is not None and learner.rate is not None and learner.learning:
                 first = learner.optimizer.param_groups[0]["params"][0]
                 if not self.tape.set_rate(first, learner.rate):
                     self.tape = self.record = None
@@ -115,6 +116,8 @@ def _replayable(learner: Any) -> bool:
     """
     if type(learner.optimizer) not in ELEMENTWISE or hooked(learner.optimizer):
         return False
+    if has_curve(learner) and rate_of(learner.optimizer) is None:
+        return False  # its rate would be a constant of the tape
     closed_form = learner.objective.closed_form or learner.objective.closed_form_of_batch
     if closed_form is None or not closed_form.__module__.startswith("tpsgd."):
         return False

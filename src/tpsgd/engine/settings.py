@@ -9,15 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from tpsgd.engine.augment import Augmentation
 from tpsgd.engine.learner import BlockSettings, EarlyStopping
-from tpsgd.engine.optimizers import OptimizerFactory, adam
+from tpsgd.engine.optimizers import LRSchedule, OptimizerFactory, adam
 from tpsgd.engine.record import Epoch
 from tpsgd.errors import TpsgdError, suggestion
 from tpsgd.losses import Loss
+from tpsgd.maths.learning_rates import RateCurve
 from tpsgd.rules import Rule
 from tpsgd.solvers import SOLVERS
 from tpsgd.train import Net
@@ -91,7 +90,7 @@ class Settings:
     device: torch.device | str | None = None
     validation: Any = None
     early_stopping: EarlyStopping | Sequence[EarlyStopping | None] | None = None
-    lr_schedule: Callable[[Optimizer], LRScheduler] | None = None
+    lr_schedule: LRSchedule | None = None
     callbacks: Sequence[Callable[[Epoch], Any]] = ()
     progress: Callable[[int, int], None] | None = None
     window: int | None = None
@@ -126,6 +125,11 @@ class Settings:
             raise TpsgdError(
                 "schedule must be tpsgd.sequential or tpsgd.simultaneous, the function itself, or "
                 f"None, got {self.schedule!r}"
+            )
+        if not (callable(self.lr_schedule) or isinstance(self.lr_schedule, RateCurve | None)):
+            raise TpsgdError(
+                "lr_schedule must be tpsgd.one_cycle(), or a function optimizer -> "
+                f"torch.optim.lr_scheduler, got {self.lr_schedule!r}"
             )
         if self.loss is not None and not isinstance(self.loss, Loss):
             raise TpsgdError(
@@ -230,6 +234,6 @@ def _name(factory: Any) -> Any:
     if isinstance(factory, partial):
         keywords = {k: _name(v) if callable(v) else v for k, v in factory.keywords.items()}
         return " ".join(map(str, (_name(factory.func), *factory.args, keywords)))
-    if isinstance(factory, Augmentation):
+    if isinstance(factory, (Augmentation, RateCurve)):
         return factory.name
     return getattr(factory, "__name__", type(factory).__name__)

@@ -11,7 +11,8 @@ writes a straight-line Python function of these operators alone, and runs it on 
 Operators, their order, their memory and so their results are those of the function. A record holds
 for arguments of the same shapes and strides, and as long as the function calls the same operators
 with the same numbers: a function that reads a value (`item`) cannot be recorded, and one whose
-numbers change from call to call gives two different records.
+numbers change from call to call gives two different records. Only the learning rate of a fused
+optimizer may change: see `Tape.set_rate`.
 """
 
 import math
@@ -42,6 +43,16 @@ class Constant:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Constant) and _same_memory(self.tensor, other.tensor)
+
+
+class Rate:
+    """The learning rate of a fused optimizer, which may change from call to call."""
+
+    def __init__(self, number: float) -> None:
+        self.number = number
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Rate)
 
 
 class Call(NamedTuple):
@@ -84,7 +95,10 @@ class _Recording(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         named_args = tuple(map(self.name, args))
-        named_kwargs = {k: self.name(v) for k, v in kwargs.items()}
+        named_kwargs = {
+            k: Rate(v) if k == "lr" and isinstance(v, float) else self.name(v)
+            for k, v in kwargs.items()
+        }
         run, out = _run(func, args, kwargs)
         self.constant = self.constant and not _depends_on_values(func, args)
         several = isinstance(out, (tuple, list))
@@ -196,7 +210,9 @@ class Tape:
     """A record as a function of its arguments, which returns a list of its results."""
 
     def __init__(self, record: Record, arguments: int) -> None:
-        self.names: dict[str, Any] = {}
+        self.rates: list[float] = []
+        self.places: dict[int, int] = {}  # of a rate among them, by its first parameter's address
+        self.names: dict[str, Any] = {"rates": self.rates}
         self._by_id: dict[int, str] = {}
         lines = self._lines(record, arguments)
         inputs = ", ".join(f"v{i}" for i in range(arguments))
@@ -228,8 +244,8 @@ class Tape:
     def _line(self, call: Call) -> str:
         args = [*map(self._text, call.args)]
         for k, v in call.kwargs.items():
-            rate = k == "lr" and isinstance(v, float)
-            args.append(f"{k}={self._rate(call) if rate else self._text(v)}")
+            text = self._rate(call, v) if isinstance(v, Rate) else self._text(v)
+            args.append(f"{k}={text}")
         text = f"{self._operator(call)}({', '.join(args)})"
         if not any(v is not None for v in call.results):
             return text
@@ -253,18 +269,21 @@ class Tape:
             return repr(value)
         return self._constant(value)
 
-    def _rate(self, call: Call) -> str:
-        """A learning rate, which `set_rate` may change: by the name of its first parameter."""
-        name = f"rate_of_{self._text(call.args[0][0])}"
-        self.names[name] = call.kwargs["lr"]
-        return name
+    def _rate(self, call: Call, rate: Rate) -> str:
+        """A learning rate, which `set_rate` may change: by its place among all of them."""
+        self.places[id(call.args[0][0].tensor)] = len(self.rates)
+        self.rates.append(rate.number)
+        return f"rates[{len(self.rates) - 1}]"
 
     def set_rate(self, p: Tensor, rate: float) -> bool:
-        """Let a fused optimizer take another learning rate from now on; False: it has none here."""
-        name = f"rate_of_{self._by_id.get(id(p))}"
-        if name not in self.names:
+        """Let a fused optimizer take another learning rate from now on; False: it has none here.
+
+        The optimizer is that of the parameter p, its first.
+        """
+        place = self.places.get(id(p))
+        if place is None:
             return False
-        self.names[name] = rate
+        self.rates[place] = rate
         return True
 
     def _operator(self, call: Call) -> str:

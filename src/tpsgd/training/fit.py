@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from tpsgd.engine.anatomy import Anatomy, Method, rules_for, schedule_for
 from tpsgd.engine.assemble import assemble, block_infos, check_optimizers, unstack
@@ -26,7 +24,7 @@ from tpsgd.engine.device import (
 )
 from tpsgd.engine.learner import EarlyStopping
 from tpsgd.engine.meter import Meter, tensor_bytes
-from tpsgd.engine.optimizers import OptimizerFactory, adam
+from tpsgd.engine.optimizers import LRSchedule, OptimizerFactory, adam
 from tpsgd.engine.record import Epoch, Progress, Recorder, Run
 from tpsgd.engine.settings import Memory, Schedule, Settings
 from tpsgd.errors import TpsgdError
@@ -53,7 +51,7 @@ def fit(
     device: torch.device | str | None = None,
     validation: Any = None,
     early_stopping: EarlyStopping | Sequence[EarlyStopping | None] | None = None,
-    lr_schedule: Callable[[Optimizer], LRScheduler] | None = None,
+    lr_schedule: LRSchedule | None = None,
     callbacks: Sequence[Callable[[Epoch], Any]] = (),
     progress: Callable[[int, int], None] | None = None,
     window: int | None = None,
@@ -89,7 +87,8 @@ def fit(
         seed: of the projections, the order of samples and dropout.
         device: where to train; default: where the model is.
         validation: held-out data, measured after every epoch.
-        lr_schedule: `optimizer -> torch.optim.lr_scheduler`, stepped once per epoch.
+        lr_schedule: `tpsgd.one_cycle()`, which changes the rate with every batch; or
+            `optimizer -> torch.optim.lr_scheduler`, stepped once per epoch.
         callbacks: called with an `Epoch` after every epoch of a block; `True` stops that block.
         progress: called with (sample passes done, total) every few batches.
         window: recurrent layers: read sequences, the input too, in chunks of this many time steps.

@@ -1,8 +1,8 @@
-"""Models: VGGs, ResNets, and models by a word such as `mlp:256,256` or `rnn:512`.
+"""Models: VGGs, ResNets, models by a word such as `mlp:256,256`; recipes to train deep ones.
 
-Imports `nets` and what is below it.
+Imports `engine` and what is below it.
 """
 
-from tpsgd.zoo import resnet, vgg, words
+from tpsgd.zoo import recipes, resnet, vgg, words
 
-__all__ = ["resnet", "vgg", "words"]
+__all__ = ["recipes", "resnet", "vgg", "words"]

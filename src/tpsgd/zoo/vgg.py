@@ -27,6 +27,7 @@ def vgg(
     batch_norm: bool = False,
     dropout: float = 0.0,
     pool: int | None = None,
+    dense_norm: bool = False,
 ) -> nn.Sequential:
     """A VGG net for images of this shape: `features`, `flatten`, `classifier`.
 
@@ -38,6 +39,7 @@ def vgg(
         batch_norm: normalise after each convolution; indices are those of `vgg11_bn`, `vgg16_bn`.
         dropout: the share dropped after each dense ReLU; 0.5 in torchvision.
         pool: average the last feature maps to `pool x pool` (a module `avgpool`); 7 in torchvision.
+        dense_norm: normalise between each dense layer and its ReLU; indices of `classifier` shift.
 
     Examples:
         >>> net = vgg(11, (3, 32, 32), 10)
@@ -60,7 +62,7 @@ def vgg(
     net.add_module("flatten", nn.Flatten())
     widths = DENSE[depth] if dense is None else dense
     inputs = LAYERS[depth][-2] * height * width
-    net.add_module("classifier", _classifier(inputs, widths, classes, dropout))
+    net.add_module("classifier", _classifier(inputs, widths, classes, dropout, dense_norm))
     for module in net.modules():
         if isinstance(module, nn.Conv2d) and module.bias is not None:
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -99,12 +101,15 @@ def _features(
     return nn.Sequential(*features)
 
 
-def _classifier(inputs: int, dense: Sequence[int], classes: int, dropout: float) -> nn.Sequential:
+def _classifier(
+    inputs: int, dense: Sequence[int], classes: int, dropout: float, norm: bool
+) -> nn.Sequential:
     """The linear layers; without dropout an `nn.Identity` keeps torchvision's key names."""
     layers: list[nn.Module] = []
     for width in dense:
         drops = nn.Dropout(dropout) if dropout else nn.Identity()
-        layers += [nn.Linear(inputs, width), nn.ReLU(inplace=True), drops]
+        norms = [nn.BatchNorm1d(width)] if norm else []
+        layers += [nn.Linear(inputs, width), *norms, nn.ReLU(inplace=True), drops]
         inputs = width
     return nn.Sequential(*layers, nn.Linear(inputs, classes))
 

@@ -1,8 +1,8 @@
-"""Models by a word: `mlp:256,256`, `cnn:16x5,16x5`, `rnn:512,512+256`, or `FILE.py:FUNCTION`.
+"""Models by a word: `mlp:256,256`, `cnn:16x5,16x5`, `vgg:11`, `rnn:512,512+256`, or a function's.
 
-Recurrent words are `rnn`, or `birnn` for bidirectional layers: leaky cells without a prefix, the
-paper's cells with `paper-`, an `nn.RNN` with `torch-`. The layers' sizes follow, and after a `+`
-the widths of a perceptron between them and the classifier.
+A function's word is `FILE.py:FUNCTION`. Recurrent words are `rnn`, or `birnn` for bidirectional
+layers: leaky cells without a prefix, the paper's cells with `paper-`, an `nn.RNN` with `torch-`.
+The layers' sizes follow, and after a `+` the widths of a perceptron before the classifier.
 """
 
 import math
@@ -18,6 +18,7 @@ from tpsgd.files import is_function, load_function
 from tpsgd.nets import inits
 from tpsgd.nets.blocks import split
 from tpsgd.nets.recurrent import Recurrent
+from tpsgd.zoo import vgg
 
 Factory = Callable[[], nn.Module]
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -47,7 +48,8 @@ def factory(
     """A function that makes a fresh model for samples of this shape.
 
     Args:
-        word: `mlp:...`, `cnn:...`, `rnn:...` and other recurrent words, or `FILE.py:FUNCTION`.
+        word: `mlp:...`, `cnn:...`, `vgg:11` (a norm after every layer but the last), `rnn:...` and
+            other recurrent words, or `FILE.py:FUNCTION`.
         shape: the shape of one sample; (steps, features) for sequences, (steps,) for tokens.
         classes: the number of classes.
         activation: of an MLP, a CNN or the perceptron after recurrent layers.
@@ -81,7 +83,7 @@ def factory(
         return lambda: rnn(cell, inputs, _numbers(sizes), _numbers(widths), classes, act)
     if init is not None or leak is not None:
         raise TpsgdError(f"init and leak are for recurrent models such as rnn:512, not for {word}")
-    if kind in ("mlp", "cnn") and tokens is not None:
+    if kind in ("mlp", "cnn", "vgg") and tokens is not None:
         raise TpsgdError(f"{word} cannot read tokens, numbers of words: choose rnn:512")
     if kind == "mlp":
         _check_text(word, text, rf"({NUMBERS})?", "widths like mlp:256,128")
@@ -92,11 +94,17 @@ def factory(
         layers = [(int(filters), int(kernel or 3)) for filters, _, kernel in pairs]
         _check_images(word, shape, layers)
         return lambda: cnn(shape, layers, classes, act)
+    if kind == "vgg":
+        _check_text(word, text, "|".join(map(str, vgg.LAYERS)), "vgg:8, vgg:11 or vgg:16")
+        if activation not in ("leaky-relu", "relu"):  # the first is the default of other models
+            raise TpsgdError(f"{word} has ReLUs: leave the activation {activation!r} out")
+        return lambda: vgg.vgg(int(text), shape, classes, batch_norm=True, dense_norm=True)
     if is_function(word):
         return from_file(word)
     raise TpsgdError(
-        f"unknown model {word!r}: {suggestion(kind, ('mlp', 'cnn', *CELLS))}; write mlp:256,256 "
-        "(widths), cnn:16x5,16x5 (filters x kernel), rnn:512 (units) or FILE.py:FUNCTION"
+        f"unknown model {word!r}: {suggestion(kind, ('mlp', 'cnn', 'vgg', *CELLS))}; write "
+        "mlp:256,256 (widths), cnn:16x5,16x5 (filters x kernel), vgg:11, rnn:512 (units) or "
+        "FILE.py:FUNCTION"
     )
 
 
