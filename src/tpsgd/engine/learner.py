@@ -56,7 +56,7 @@ class BlockLearner(Learner):
     stops. `widest` is the most bytes that one sample takes anywhere in the block.
     """
 
-    width = 1  # how many layers learn in it
+    whole_net = False  # whether it is a net under backprop, of which its blocks are the layers
     grows = False  # whether its memory grows with every batch
     optimizer: Optimizer | None = None
     watched = False  # whether the caller's functions may change something after every epoch
@@ -81,6 +81,7 @@ class BlockLearner(Learner):
         self.params, self.signal, self.multi_label = dict(params), signal, multi_label
         self.restarts, self.trains, self.widest = restarts, trains, widest
         self.epochs = settings.epochs if trains else 0
+        self.width = len(block.layers)  # how many layers learn in it
         self.before_solving: Callable[[int], None] = lambda workspace: None
         self.learning = False
         self.objective: Objective = IDLE  # without its tensors
