@@ -228,8 +228,9 @@ def test_lists_have_an_entry_per_block():
     model = seeded(net)
     chosen = [rules.readout(), rules.frozen(), rules.readout()]
     run = tpsgd.fit(
-        model, images(), blocks=CUT, rule=chosen, epochs=[2, 1, 3], lr=[1e-3, 1e-3, 1e-2]
-    )
+        model, images(), blocks=CUT, rule=chosen, epochs=[2, 1, 3], lr=[1e-3, 1e-3, 1e-2],
+        schedule=tpsgd.sequential,
+    )  # fmt: skip
     assert [b.rule for b in run.blocks] == ["readout", "frozen", "head"]
     assert [e.block for e in run.history] == [1, 1, 3, 3, 3]
     assert same(state(model[7:12]), state(seeded(net)[7:12]))

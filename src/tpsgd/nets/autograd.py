@@ -13,7 +13,6 @@ from torch import Tensor
 from tpsgd.maths.memory_format import full
 from tpsgd.nets.blocks import Block
 from tpsgd.nets.closed_form import Gradients, Params
-from tpsgd.nets.padded import through
 from tpsgd.nets.precision import lowered, rounded
 from tpsgd.nets.stacked import over_dimension
 from tpsgd.objectives import IDLE, LossAndGrads, Objective
@@ -54,9 +53,7 @@ class Autograd:
             with lowered(x.device, self.precision):
                 y = self.block.up_to(self.at, x.detach())
         with torch.no_grad(), lowered(x.device, self.precision):
-            end = y.detach()
-            for module in self.block.after(self.at):
-                end = through(module, end)
+            end = self.block.onwards(self.at, y.detach())
         return {self.at: y, Place.END: end} if self.at is not Place.END else {Place.END: y}
 
     def _outputs_with(self, params: dict[str, Tensor], x: Tensor) -> dict[Place, Tensor]:

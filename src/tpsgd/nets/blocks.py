@@ -125,13 +125,18 @@ class Block:
 
     def up_to(self, place: Place, x: Tensor) -> Tensor:
         """The block's output at a place, as the model computes it."""
-        after = self.after(place)
-        for module in self.modules[: len(self.modules) - len(after)]:
+        for module in self.modules[: len(self.modules) - len(self._after(place))]:
             x = through(module, x)
         return x
 
-    def after(self, place: Place) -> list[nn.Module]:
-        """The modules between a place and the block's end."""
+    def onwards(self, place: Place, y: Tensor) -> Tensor:
+        """The block's output, from that at a place, which stays as it is."""
+        for module in self._after(place):
+            writes = module is self.activation and getattr(module, "inplace", False)
+            y = through(module, y.clone() if writes else y)
+        return y
+
+    def _after(self, place: Place) -> list[nn.Module]:
         act = [self.activation] if self.activation is not None and place is Place.BEFORE else []
         return [] if place is Place.END else [*act, *self.tail]
 
