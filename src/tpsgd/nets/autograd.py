@@ -13,6 +13,7 @@ from torch import Tensor
 from tpsgd.maths.memory_format import full
 from tpsgd.nets.blocks import Block
 from tpsgd.nets.closed_form import Gradients, Params
+from tpsgd.nets.padded import through
 from tpsgd.nets.precision import lowered, rounded
 from tpsgd.nets.stacked import over_dimension
 from tpsgd.objectives import IDLE, LossAndGrads, Objective
@@ -37,24 +38,22 @@ class Autograd:
     ):
         self.block, self.at, self.objective = block, at, objective
         self.stacked, self.precision = stacked, precision
+        self.functions = block.functions(at)  # from the block's input to there
 
     def set_objective(self, objective: Objective) -> None:
         """Follow this objective from now on."""
         self.objective = objective
 
     def forward(self, params: Params, x: Tensor) -> dict[Place, Tensor]:
-        """What the objective looks at, and the block's output.
-
-        The graph starts here while the block learns.
-        """
+        """What the objective looks at; the graph starts here while the block learns."""
         with torch.set_grad_enabled(self.block.layer.training):
             if self.stacked:
                 return torch.vmap(self._outputs_with)(dict(params), x.detach())
             with lowered(x.device, self.precision):
-                y = self.block.up_to(self.at, x.detach())
-        with torch.no_grad(), lowered(x.device, self.precision):
-            end = self.block.onwards(self.at, y.detach())
-        return {self.at: y, Place.END: end} if self.at is not Place.END else {Place.END: y}
+                y = x.detach()
+                for function in self.functions:
+                    y = through(function, y)
+                return {self.at: y}
 
     def _outputs_with(self, params: dict[str, Tensor], x: Tensor) -> dict[Place, Tensor]:
         """The block's output with other parameters than its own."""
@@ -83,7 +82,11 @@ class Autograd:
         """The local loss of a batch and the gradients of the block's parameters."""
         local = self._local(saved, s, tensors)
         names = [name for name in params if not name.startswith("objective.")]
-        y = saved[self.at] if self.at is Place.END else saved.pop(self.at)
+        y = saved[self.at]
+        if self.at is not Place.END:  # y is freed in the backward pass
+            if not output_unused:
+                self.output(saved)
+            del saved[self.at]
         start, local = _graph_of(y, local)
         del y
         grads = torch.autograd.grad(start, [params[n] for n in names], allow_unused=True)
@@ -124,7 +127,11 @@ class Autograd:
         return -len(labels) * self.objective(*arguments).dy
 
     def output(self, saved: dict[Place, Tensor]) -> Tensor:
-        """The input of the next block."""
+        """The input of the next block, computed once."""
+        if Place.END not in saved:
+            y = saved[self.at].detach()
+            with torch.no_grad(), lowered(y.device, self.precision):
+                saved[Place.END] = self.block.onwards(self.at, y)
         y = saved[Place.END].detach()
         return y if self.precision is None else y.to(self.precision)
 

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from tpsgd.errors import TpsgdError
+from tpsgd.maths.rectified import chain, without_indices
 from tpsgd.nets.activations import derivative_known
 from tpsgd.nets.cuts import Blocks, Footprint, layers_per_block
 from tpsgd.nets.layers import LAYERS, gives_maps, layer_kind
@@ -123,17 +124,15 @@ class Block:
             x = through(module, x)
         return outputs | {Place.END: x}
 
-    def up_to(self, place: Place, x: Tensor) -> Tensor:
-        """The block's output at a place, as the model computes it."""
-        for module in self.modules[: len(self.modules) - len(self._after(place))]:
-            x = through(module, x)
-        return x
+    def functions(self, place: Place) -> list[Any]:
+        """What leads from the block's input to a place, in functions that store little."""
+        return chain(self.modules[: len(self.modules) - len(self._after(place))], hooked)
 
     def onwards(self, place: Place, y: Tensor) -> Tensor:
-        """The block's output, from that at a place, which stays as it is."""
+        """The block's output, from that at a place, which stays as it is; without gradients."""
         for module in self._after(place):
             writes = module is self.activation and getattr(module, "inplace", False)
-            y = through(module, y.clone() if writes else y)
+            y = through(without_indices(module, hooked), y.clone() if writes else y)
         return y
 
     def _after(self, place: Place) -> list[nn.Module]:
@@ -432,11 +431,12 @@ def footprints(blocks: list[Block], x: Tensor) -> list[Footprint]:
                 lambda t: tensors.append(t.detach()), lambda _: torch.empty(0)
             ),
         ):
-            y = block(x).detach()
+            for function in block.functions(Place.END):
+                x = function(x)
         storages = [t.untyped_storage() for t in tensors[before:]]
         stored = {s._cdata: s.nbytes() for s in storages if s._cdata not in parameters}
-        prints.append(Footprint(stored, max([y.nbytes, *stored.values()])))
-        x = y
+        prints.append(Footprint(stored, max([x.nbytes, *stored.values()])))
+        x = x.detach()
     return prints
 
 

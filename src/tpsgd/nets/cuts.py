@@ -40,7 +40,7 @@ def layers_per_block(
     Examples:
         >>> layers_per_block(3, 10)
         [3, 3, 4]
-        >>> sizes = [800, 400, 200, 100, 100]
+        >>> sizes = [800, 700, 200, 100, 100]
         >>> layers_per_block(2, 5, (), [Footprint({i: n}, n) for i, n in enumerate(sizes)])
         [1, 4]
     """
