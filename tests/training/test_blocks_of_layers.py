@@ -60,7 +60,9 @@ def by_hand(model, data, rule, counts, schedule, epochs, batch_size, seed=0):
     for i, block in enumerate(blocks):
         objective = output(rule.loss)
         if i < last and rule.objective is not None:
-            site = Site(shapes[i], 3, Key(seed, i), maps=len(shapes[i]) > 1, dtype=x.dtype)
+            site = Site(
+                shapes[i], 3, Key(seed, i), maps=block.maps and len(shapes[i]) > 1, dtype=x.dtype
+            )
             objective = rule.objective(site)
         tensors = tuple(t.requires_grad_(objective.learned) for t in objective.tensors)
         learned = list(tensors) if objective.learned else []
@@ -289,6 +291,57 @@ def test_recurrent_layers_stay_blocks():
     assert [b.learning for b in run.blocks] == ["closed form", "autograd"]
     with pytest.raises(TpsgdError, match="a recurrent layer"):
         tpsgd.fit(model, data, blocks=1)
+
+
+class Attention(nn.Module):
+    """x + attention(x): a module that holds attention."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(width, 2, batch_first=True)
+
+    def forward(self, x):
+        return x + self.attention(x, x, x, need_weights=False)[0]
+
+
+def transformer():
+    encoder = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    return nn.Sequential(
+        nn.Linear(6, 8), Attention(8), encoder, nn.Flatten(), nn.Linear(40, 3)
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=by_name)
+@pytest.mark.parametrize("blocks", [None, 2])
+@pytest.mark.parametrize("name", ["readout", "learned", "predsim", "tpsgd-l2"])
+def test_attention_learns_inside_a_block(name, blocks, schedule):
+    x, y = points(30, 30)
+    data, model = (x.view(30, 5, 6), y), seeded(transformer)
+    before = state(model)
+    settings = {"rule": RULES[name](), "schedule": schedule, "epochs": 2, "batch_size": 10}
+    run = tpsgd.fit(model, data, blocks=blocks, **settings)
+    after = state(model)
+    assert not any(torch.equal(after[k], before[k]) for k in after if k.endswith("weight"))
+    assert run.blocks[1].learning == "autograd"
+    plan = tpsgd.plan(
+        seeded(transformer), (5, 6), blocks=blocks, samples=30, others=False, **settings
+    )
+    assert plan.lines[0].peak == run.peak_bytes
+
+
+def test_tokens_are_no_feature_maps():
+    first, attention, encoder, head = split(transformer())
+    assert not any(b.maps for b in (first, attention, encoder, head))
+
+
+def test_an_encoder_layer_learns_as_a_plain_loop_does():
+    x, y = points(20, 30)
+    data = x.view(20, 5, 6).double(), y
+    ours, theirs = seeded(transformer).double(), seeded(transformer).double()
+    settings = {"rule": rules.readout(), "schedule": tpsgd.simultaneous}
+    tpsgd.fit(ours, data, blocks=[2, 1, 1], optimizer=sgd, epochs=2, batch_size=10, **settings)
+    by_hand(theirs, data, rules.readout(), [2, 1, 1], tpsgd.simultaneous, 2, 10)
+    close(state(ours), state(theirs), rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("blocks", ["4", 2.0, {2}])
