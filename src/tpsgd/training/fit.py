@@ -109,9 +109,9 @@ def fit(
         blocks: train blocks of several layers: gradients flow inside each block, and stop at its
             input. A number of blocks, the last layer in the last one, or a list of the numbers of
             layers in each. With a number, the cut makes the memory of the largest block smallest;
-            it is in `run.blocks`. 1 is the whole net as one block, which is backprop. More blocks
-            need less memory. Default: every layer is a block. Each recurrent layer stays a block,
-            and solvers need blocks of one layer.
+            it is in `run.blocks`. 1 is the whole net as one block, which is backprop; `plan` shows
+            the memory of every number. Default: every layer is a block. Each recurrent layer stays
+            a block, and solvers need blocks of one layer.
 
     Returns:
         The record of the run: history, seconds, sample passes, peak memory, settings.
