@@ -165,9 +165,24 @@ REFUSED = {
     "LSTMCell": lambda: nn.LSTMCell(6, 6),
     "GRUCell": lambda: nn.GRUCell(6, 6),
     "RNNCell": lambda: nn.RNNCell(6, 6),
-    "MultiheadAttention": lambda: nn.MultiheadAttention(6, 2),
-    "TransformerEncoderLayer": lambda: nn.TransformerEncoderLayer(6, 2, 8),
 }
+ATTENTION = {
+    "MultiheadAttention": (lambda: nn.MultiheadAttention(6, 2), "several inputs"),
+    "TransformerDecoderLayer": (lambda: nn.TransformerDecoderLayer(6, 2, 8), "several inputs"),
+    "TransformerEncoderLayer": (lambda: nn.TransformerEncoderLayer(6, 2, 8), "batch_first=True"),
+    "TransformerEncoder": (
+        lambda: nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(6, 2, 8), 2, enable_nested_tensor=False
+        ),
+        "batch_first=True",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_attention_that_cannot_be_a_layer_is_refused_by_name(name):
+    make, advice = ATTENTION[name]
+    refuses(rf"^{name} \(module '0'\) .*{advice}", nn.Sequential(make(), nn.Linear(6, 3)))
 
 
 @pytest.mark.parametrize("name", [name for name in REFUSED if name != "RNN"])
@@ -189,7 +204,7 @@ def test_refused_recurrent_modules_say_what_to_use_instead(name):
     refuses(r"use tpsgd\.Recurrent or nn\.RNN, straight in the nn\.Sequential", model)
 
 
-@pytest.mark.parametrize("name", ["LSTM", "MultiheadAttention"])
+@pytest.mark.parametrize("name", ["LSTM", "GRU"])
 def test_modules_that_learn_through_time_are_refused_as_the_whole_model(name):
     refuses(f"{name}", REFUSED[name]())
 

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 from tpsgd.errors import TpsgdError
-from tpsgd.nets.modes import without_trace
 from tpsgd.protocols import Batch, EpochEnd, Learner, Observer, Source
 from tpsgd.rules import Signal
 
@@ -117,16 +116,12 @@ def calibrate(learners: Sequence[Learner], source: Source) -> None:
     count = max((i for i, x in enumerate(learners, 1) if x.calibrates), default=0)
     if not count:
         return
-    modules = [m for x in learners[:count] for m in x.block.modules]
-    with without_trace(modules, source.form.device):
+    device = source.form.device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
         for batch in learners[0].batches(source, 0):
             x, labels = batch.load()
             for learner in learners[:count]:
-                saved = learner.forward(x)
-                if learner.calibrates:
-                    learner.gauge(saved, labels, batch.share)
-                x = learner.output(saved)
-                del saved
+                x = learner.gauge(x, labels, batch.share)
             if batch.last:
                 break
     for learner in learners[:count]:

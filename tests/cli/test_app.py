@@ -97,6 +97,8 @@ def test_no_words_show_the_help(says):
     [
         ("train --rule reedout", "did you mean 'readout'?"),
         ("train --rule x", "choose from backprop, tpsgd-l2"),
+        ("train --blocks two", "--blocks two: write a number of blocks, 4, or"),
+        ("train --model mlp:8 --blocks 5", "blocks must be a number from 1 to 2"),
         ("compare --rules drtp,redout", "unknown rule 'redout': did you mean 'readout'?"),
         ("compare --rules ,", "unknown rule ''"),
         ("train --schedule sequental", "did you mean 'sequential'?"),
@@ -207,6 +209,14 @@ def test_every_setting_of_fit_has_its_option(says, command):
         assert settings["augment"] == "chain(flip(0.5), crop(1), cutout(1))"
         assert (settings["precision"], settings["micro_batch"]) == ("bfloat16", 4)
         assert settings["reuse"] is False or run["rule"] == "backprop"  # which has no blocks
+
+
+@pytest.mark.parametrize(("word", "layers"), [("2", 2), ("1,2", 2), ("1", 1), ("3", 3)])
+def test_train_in_blocks_of_several_layers(says, word, layers):
+    words = ("--data", "images.npz", "--model", "cnn:4x2,4x2", "--epochs", "1", "--blocks", word)
+    record = json.loads(says("train", *words, "--json")[1])
+    assert len(record["blocks"]) == layers
+    assert record["settings"]["blocks"] == {"1,2": "[1, 2]"}.get(word, word)
 
 
 def test_reuse_from_a_folder_gives_the_same_model(says):

@@ -137,6 +137,12 @@ def test_every_option_reaches_the_plan(says):
     assert same(record, directly(**wanted))
 
 
+def test_blocks_of_several_layers_reach_the_plan(says):
+    record = json.loads(says("plan", *SHAPE, "--blocks", "1", "--json")[1])
+    assert same(record, directly(blocks=1))
+    assert "a layer per block" in [line["name"] for line in record["lines"]]
+
+
 def test_a_solved_head_is_planned_block_by_block(says):
     record = json.loads(says("plan", *SHAPE, "--head", "ridge", "--json")[1])
     wanted = [optimizers.adam, tpsgd.ridge()]

@@ -257,6 +257,17 @@ def test_and_so_they_do_with_every_setting(rule, name, schedule, both):
 
 
 @on_gpu
+@pytest.mark.parametrize("precision", [None, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("blocks", [1, 2])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", ["readout", "predsim"])
+def test_and_in_blocks_of_several_layers(name, schedule, blocks, precision, both):
+    settings = {"blocks": blocks, "precision": precision, "norm": True}
+    rtol, atol = (1e-4, 1e-5) if precision is None else (1e-2, 1e-3)
+    close(*both(RULES[name](), schedule, **settings), rtol=rtol, atol=atol)
+
+
+@on_gpu
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", ["readout", "predsim", "predsim, no convolution"])
 def test_and_in_a_lower_precision(name, schedule, both):

@@ -426,3 +426,59 @@ def test_a_shape_that_is_none(shape):
 def test_a_model_without_parameters():
     with pytest.raises(TpsgdError):
         tpsgd.plan(nn.Sequential(nn.ReLU()), (20,))
+
+
+# ---- blocks of several layers --------------------------------------------------------------------
+
+
+def stages():
+    return nn.Sequential(
+        nn.Conv2d(2, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(inplace=True), nn.MaxPool2d(2),
+        nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(16, 80), nn.ReLU(inplace=True), nn.Linear(80, 3),
+    )  # fmt: skip
+
+
+NETS["stages"] = stages, images
+BLOCKS_OF_LAYERS = [1, 2, 3, [2, 2], [3, 1]]
+
+
+@pytest.mark.parametrize("schedule", [tpsgd.sequential, simultaneous], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("rule", [rules.readout, partial(rules.readout, True), rules.predsim])
+@pytest.mark.parametrize("blocks", BLOCKS_OF_LAYERS, ids=str)
+def test_blocks_of_several_layers(blocks, rule, schedule):
+    agree("stages", blocks=blocks, rule=rule(), schedule=schedule)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"micro_batch": 8},
+        {"reuse": False},
+        {"precision": torch.bfloat16, "slack": 64},
+        {"optimizer": momentum},
+        {"rule": rules.dfa(), "schedule": simultaneous},
+    ],
+    ids=str,
+)
+def test_blocks_of_several_layers_in_other_ways(settings):
+    agree("stages", **({"blocks": 2, "schedule": tpsgd.sequential} | settings))
+
+
+def test_a_plan_of_blocks_also_has_a_layer_per_block():
+    plan = tpsgd.plan(stages(), (2, 6, 6), blocks=2, batch_size=BATCH, schedule=simultaneous)
+    names = [line.name for line in plan.lines]
+    assert names[:2] == ["simultaneous", "a layer per block"] and "backprop" in names
+    alone = tpsgd.plan(stages(), (2, 6, 6), batch_size=BATCH, schedule=simultaneous)
+    assert plan["a layer per block"].peak == alone["simultaneous"].peak
+    per_block = tpsgd.plan(stages(), (2, 6, 6), blocks=2, epochs=[1, 2], others=True)
+    assert "a layer per block" not in [line.name for line in per_block.lines]
+
+
+def test_a_budget_holds_with_blocks_of_several_layers():
+    settings = {"blocks": 2, "epochs": 1, "batch_size": BATCH}
+    free = tpsgd.fit(seeded(stages), images(N), **settings)
+    with pytest.warns(UserWarning, match="micro-batches"):
+        budget = int(0.8 * (free.peak_bytes + free.kept_bytes))
+        run = tpsgd.fit(seeded(stages), images(N), memory=budget, **settings)
+    assert run.peak_bytes + run.kept_bytes <= budget

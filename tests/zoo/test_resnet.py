@@ -107,6 +107,20 @@ def test_every_block_learns_and_no_graph_leaves_it(rule, schedule, monkeypatch):
     assert not any(torch.equal(p, before[name]) for name, p in net.named_parameters())
 
 
+@pytest.mark.parametrize("blocks", [None, 4])
+@pytest.mark.parametrize("rule", [rules.readout(), rules.readout(learned=True), rules.predsim()])
+def test_every_parameter_learns_in_lower_precision(rule, blocks):
+    net, data = tiny(), images(16, 2, 16)
+    assert suits_channels_last(list(net.modules()))
+    before = {name: p.clone() for name, p in net.named_parameters()}
+    settings = {"precision": torch.bfloat16, "schedule": tpsgd.simultaneous, "blocks": blocks}
+    run = tpsgd.fit(net, data, rule=rule, **settings, **SHORT)
+    assert not any(torch.equal(p, before[name]) for name, p in net.named_parameters())
+    assert all(e.loss == e.loss for e in run.history)
+    plan = tpsgd.plan(tiny(), (2, 16, 16), rule=rule, samples=16, others=False, **settings, **SHORT)
+    assert plan.lines[0].peak == run.peak_bytes
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda f: f.__name__)
 def test_no_gradient_crosses_a_wall_between_residual_blocks(schedule):
     def walled():

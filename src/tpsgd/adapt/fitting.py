@@ -238,7 +238,8 @@ def _train(method: Method, adaptor: Adaptor, tap: str, data: Any, settings: dict
         return method(head, data.at(tap), **settings)
     scale = 255 if first_samples(data).dtype is torch.uint8 else 1.0
     model = nn.Sequential(Tap(adaptor.backbone, tap, scale), *head)
-    return method(model, data, **_with_backbone(settings, len(split(head))))
+    blocks = len(split(head, settings.get("blocks")))
+    return method(model, data, **_with_backbone(settings, blocks))
 
 
 def _with_backbone(settings: dict[str, Any], blocks: int) -> dict[str, Any]:
@@ -249,6 +250,8 @@ def _with_backbone(settings: dict[str, Any], blocks: int) -> dict[str, Any]:
         settings["memory"] = replace(memory, reuse=False)
     if isinstance(settings.get("optimizer"), SOLVERS):
         settings["optimizer"] = [settings["optimizer"]] * blocks
+    if (cut := settings.get("blocks")) is not None:
+        settings["blocks"] = cut + 1 if isinstance(cut, int) else [1, *cut]
     for name in ("rule", "optimizer", "lr", "epochs", "early_stopping"):
         if isinstance(values := settings.get(name), (list, tuple)):
             first = {"rule": frozen(), "optimizer": adam}.get(name, values[0])

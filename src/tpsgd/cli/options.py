@@ -215,6 +215,9 @@ class Training:
     augment: str | None = setting(
         None, "Images: flip, crop:4, cutout:8, resized-crop, jitter; or several: flip,crop:4."
     )
+    blocks: str | None = setting(
+        None, "Blocks of several layers: how many, or the layers of each: 2,2,4 (1: backprop)."
+    )
     precision: str | None = setting(
         None, "bf16: forward and backward in 16 bits.", choices=("bf16",)
     )
@@ -240,6 +243,7 @@ class Training:
             "seed": self.seed,
             "loss": self.loss and getattr(tpsgd, self.loss.replace("-", "_")),
             "optimizer": self.optimizer and getattr(optimizers, self.optimizer),
+            "blocks": self.blocks and block_numbers(self.blocks),
             "precision": self.precision and torch.bfloat16,
             "augment": self.augment and augmentation(self.augment),
         }
@@ -281,6 +285,17 @@ class FromScratch(Training):
         if "optimizer" in settings:
             del recipe["lr"]  # it is Adam's
         return recipe | settings
+
+
+def block_numbers(text: str) -> int | list[int]:
+    """A number of blocks, 4, or the number of layers in each, 2,2,2,4."""
+    try:
+        numbers = [int(word) for word in listed(text)]
+    except ValueError:
+        raise TpsgdError(
+            f"--blocks {text}: write a number of blocks, 4, or the number of layers in each, 2,2,4"
+        ) from None
+    return numbers if "," in text else numbers[0]
 
 
 def augmentation(text: str) -> Any:

@@ -121,4 +121,5 @@ def with_ridge(arm: Arm, factory: Factory, settings: Mapping[str, Any]) -> Arm:
     if "lr" in settings:
         kinds: dict[Any, Any] = {adam: torch.optim.Adam, sgd: torch.optim.SGD}
         hidden = partial(kinds[hidden], lr=settings["lr"])
-    return replace(arm, optimizer=[*[hidden] * (len(split(factory())) - 1), ridge()])
+    blocks = split(factory(), settings.get("blocks"))
+    return replace(arm, optimizer=[*[hidden] * (len(blocks) - 1), ridge()])

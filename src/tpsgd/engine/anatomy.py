@@ -13,7 +13,16 @@ from tpsgd.engine.learner import BlockSettings
 from tpsgd.engine.settings import Schedule, Settings
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import Loss, cross_entropy
-from tpsgd.nets.blocks import Block, has_batch_norm, products_of_layers, shapes, split, whole
+from tpsgd.nets.blocks import (
+    Block,
+    cut,
+    has_batch_norm,
+    joined,
+    products_of_layers,
+    shapes,
+    split,
+    whole,
+)
 from tpsgd.nets.padded import Padded
 from tpsgd.nets.recurrent import Recurrent, connect
 from tpsgd.rules import Place, Rule
@@ -21,7 +30,7 @@ from tpsgd.solvers import SOLVERS
 from tpsgd.train import sequential, simultaneous
 
 Method = Rule | Sequence[Rule] | Backprop
-DEEP = 5  # blocks that learn
+DEEP = 5  # layers that learn
 SMALL = 32  # pixels of a side
 
 
@@ -63,30 +72,47 @@ def dissect(
     check: Callable[[Any, BatchForm], None] | None = None,
 ) -> Anatomy:
     """The blocks of the models, their rules and the shapes that a few samples x take in them."""
-    if isinstance(method, Backprop):
-        layers = _layers(models[0])
+    local = not isinstance(method, Backprop)
+    layers = split(models[0]) if local else _layers(models[0])
+    if not local:
         _check_backprop(models[0], settings)
-        cuts = [[whole(in_segments(connect(model), method.checkpoint))] for model in models]
-        rules, loss = [], settings.loss or cross_entropy
         settings = replace(settings, window=None)
-    else:
-        cuts = [split(model) for model in models]
-        layers = cuts[0]
-        rules = rules_for(method, layers, settings.schedule)
-        loss = settings.loss or rules[-1].loss
-        if settings.window is not None and not any(block.recurrent for block in layers):
-            raise TpsgdError("window is for models with recurrent layers, and there is none")
-    block_settings = settings.per_block(len(cuts[0]))
+    elif settings.window is not None and not any(block.recurrent for block in layers):
+        raise TpsgdError("window is for models with recurrent layers, and there is none")
     form = form_for(models, layers, x, stream, settings, device)
-    if isinstance(method, Backprop) and _small_pictures(x, device):
+    if (not local or _one_block(settings, layers)) and _small_pictures(x, device):
         form = replace(form, channels_last=False)
     if check is not None:
         check(x, form)
+    if isinstance(method, Backprop):
+        cuts = [[whole(in_segments(connect(model), method.checkpoint))] for model in models]
+        rules, loss = [], settings.loss or cross_entropy
+    else:
+        cuts = _cut(models, layers, x, settings, form)
+        layers = cuts[0]
+        rules = rules_for(method, layers, settings.schedule)
+        loss = settings.loss or rules[-1].loss
+    block_settings = settings.per_block(len(cuts[0]))
     with products_of_layers() as products:
         sizes = sizes_of(cuts[0], x, settings, form)
     classes = classes_of(sizes[-1][Place.END], cuts[0][-1])
     largest = max(products, default=0) * len(models)
     return Anatomy(cuts, layers, rules, block_settings, loss, form, sizes, classes, largest)
+
+
+def _one_block(settings: Settings, layers: list[Block]) -> bool:
+    """Whether all layers, several, are one block."""
+    return len(layers) > 1 and settings.blocks in (1, [len(layers)], (len(layers),))
+
+
+def _cut(
+    models: list[nn.Module], layers: list[Block], x: Any, settings: Settings, form: BatchForm
+) -> list[list[Block]]:
+    """Every model's blocks: a layer each, or cut where a few samples say that memory is least."""
+    counts = [1] * len(layers)
+    if settings.blocks is not None:
+        counts = cut(layers, settings.blocks, replace(form, precision=None)(x))
+    return [joined(split(model), counts) for model in models]
 
 
 def _small_pictures(x: Any, device: torch.device) -> bool:
@@ -141,8 +167,8 @@ def schedule_for(method: Method, model: nn.Module, settings: Settings) -> Schedu
     - `sequential` if a block is solved, because its inputs must not change meanwhile;
     - `sequential` within a memory budget, because it needs the least, and with `Memory(reuse=...)`,
       which says how it keeps inputs;
-    - `simultaneous` if five blocks or more learn in a net with batch norm: one forward pass serves
-      them all, and the norm keeps the inputs of a block in their range while they change. Without
+    - `simultaneous` if five layers or more learn in a net with batch norm: one forward pass serves
+      all blocks, and the norm keeps the inputs of a block in their range while they change. Without
       it, deep nets are much more accurate block by block;
     - `sequential`, the paper's, for every other net.
     """
@@ -150,7 +176,7 @@ def schedule_for(method: Method, model: nn.Module, settings: Settings) -> Schedu
         return settings.schedule
     if isinstance(method, Backprop):
         return sequential  # of one block
-    blocks = split(model)
+    blocks = split(model, settings.blocks)
     rules = rules_for(method, blocks, None)
     if any(r.needs_output for r in rules[:-1]):
         return simultaneous
@@ -162,7 +188,7 @@ def schedule_for(method: Method, model: nn.Module, settings: Settings) -> Schedu
     taught = [r.objective is not None for r in rules[:-1]] + [True]
     columns = zip(blocks, taught, each, strict=True)
     learning = [b for b, has_rule, s in columns if has_rule and s.epochs and b.named_parameters()]
-    deep = len(learning) >= DEEP and has_batch_norm(model.modules())
+    deep = sum(len(b.layers) for b in learning) >= DEEP and has_batch_norm(model.modules())
     return simultaneous if deep else sequential
 
 

@@ -32,6 +32,8 @@ class BackpropLearner(GradientLearner):
     `width` counts its layers. With micro-batches autograd adds the gradients up itself.
     """
 
+    whole_net = True
+
     def __init__(
         self, *args: Any, width: int = 1, accumulates: bool = False, **options: Any
     ) -> None:

@@ -21,6 +21,7 @@ from tpsgd.maths.learning_rates import BatchRates, RateCurve
 from tpsgd.nets.autograd import Autograd
 from tpsgd.nets.blocks import Block
 from tpsgd.nets.closed_form import ClosedForm, sliced
+from tpsgd.nets.modes import statistics_restored
 from tpsgd.nets.stacked import Stacked
 from tpsgd.nets.unrolled import Unrolled
 from tpsgd.objectives import IDLE, Objective
@@ -57,7 +58,7 @@ class BlockLearner(Learner):
     stops. `widest` is the most bytes that one sample takes anywhere in the block.
     """
 
-    width = 1  # how many layers learn in it
+    whole_net = False  # whether it is a net under backprop, of which its blocks are the layers
     grows = False  # whether its memory grows with every batch
     optimizer: Optimizer | None = None
     watched = False  # whether the caller's functions may change something after every epoch
@@ -82,6 +83,7 @@ class BlockLearner(Learner):
         self.params, self.signal, self.multi_label = dict(params), signal, multi_label
         self.restarts, self.trains, self.widest = restarts, trains, widest
         self.epochs = settings.epochs if trains else 0
+        self.width = len(block.layers)  # how many layers learn in it
         self.before_solving: Callable[[int], None] = lambda workspace: None
         self.learning = False
         self.objective: Objective = IDLE  # without its tensors
@@ -128,14 +130,19 @@ class BlockLearner(Learner):
     def _ways(self) -> int:
         return self.backend.ways if isinstance(self.backend, Unrolled) else 1
 
-    def gauge(self, saved: Any, labels: Tensor, share: float) -> None:
-        """Measure the features of a batch, or of a share of one, for the calibration."""
-        assert self.objective.calibration is not None
-        self.backend.set_objective(self.objective.calibration.mean_square)
-        loss = self.backend.measure(self.params, saved, labels, ()).loss  # of all directions
-        measured = loss * (share / self._ways)
-        self.mean_square = measured if self.mean_square is None else self.mean_square + measured
-        self.backend.set_objective(self.objective)
+    def gauge(self, x: Any, labels: Tensor, share: float) -> Any:
+        """The block's output for a batch, whose features are measured; it leaves no trace."""
+        with statistics_restored(self.block.modules):
+            saved = self.forward(x)
+            if self.calibrates:
+                assert self.objective.calibration is not None
+                self.backend.set_objective(self.objective.calibration.mean_square)
+                loss = self.backend.measure(self.params, saved, labels, ()).loss
+                self.backend.set_objective(self.objective)
+                measured = loss * (share / self._ways)  # a sum over directions
+                before = self.mean_square
+                self.mean_square = measured if before is None else before + measured
+            return self.output(saved)
 
     def calibrate(self) -> None:
         """Divide the objective by the root mean square of the features that were measured."""

@@ -148,7 +148,7 @@ class Recorder(Observer):
         stop, number = False, learner.block.index + 1
         for r, run in enumerate(self.runs):
             record = Epoch(
-                block=number if learner.width == 1 else 0,
+                block=0 if learner.whole_net else number,
                 epoch=epoch + 1,
                 loss=figures[0][r],
                 accuracy=figures[1][r] if figures[1] else None,

@@ -17,6 +17,7 @@ from tpsgd.engine.record import Epoch
 from tpsgd.errors import TpsgdError, suggestion
 from tpsgd.losses import Loss
 from tpsgd.maths.learning_rates import RateCurve
+from tpsgd.nets.cuts import Blocks
 from tpsgd.rules import Rule
 from tpsgd.solvers import SOLVERS
 from tpsgd.train import Net
@@ -97,6 +98,7 @@ class Settings:
     memory: Memory = Memory()
     augment: Callable[[Tensor], Tensor] | None = None
     precision: torch.dtype | None = None
+    blocks: Blocks | None = None
 
     @classmethod
     def of(cls, function: str, keywords: Mapping[str, Any]) -> "Settings":
@@ -114,6 +116,11 @@ class Settings:
             raise TpsgdError(
                 f"precision must be torch.bfloat16 or None, got {self.precision!r}; float16 needs "
                 "its loss scaled against underflow: use torch.bfloat16"
+            )
+        if not isinstance(self.blocks, (int, list, tuple, type(None))):
+            raise TpsgdError(
+                "blocks must be a number of blocks, or a list of the numbers of layers in each "
+                f"block, got {self.blocks!r}"
             )
         if not isinstance(self.batch_size, int) or self.batch_size < 1:
             raise TpsgdError(f"batch_size must be 1 or more, got {self.batch_size!r}")
@@ -205,6 +212,7 @@ class Settings:
             "seed": self.seed,
             "device": None if self.device is None else str(self.device),
             "window": self.window,
+            "blocks": self.blocks if self.blocks is None else str(self.blocks),
             "memory_budget": self.memory.budget,
             "reuse": str(self.memory.reuse)
             if isinstance(self.memory.reuse, Path)

@@ -186,6 +186,8 @@ def unsolvable(block: Block, rule: Rule, last: bool) -> str | None:
     """Why a block's weights are no solution of linear equations, or None."""
     layer, make = block.layer, rule.last if last else rule.objective
     kind = LAYERS.get(type(layer))
+    if block.earlier:
+        return "it has several layers, and a solver needs a block of one; change blocks"
     if kind is None or kind.equations is None:
         return "only nn.Linear, nn.Conv1d and nn.Conv2d are linear in their weights"
     if layer_kind(layer) is None or not kind.dense(layer):

@@ -160,8 +160,9 @@ def plan(
         others: also plan the other schedule, backprop and its ways to save memory, and training
             only the last layer.
         **settings: those of `fit`. Without a `schedule` both are planned, first the one that `fit`
-            takes by default. `device="cuda"` works without a GPU, but cuDNN's workspaces are only
-            measured with one.
+            takes by default. With `blocks`, the first line is for blocks of several layers, and
+            one more for a layer per block. `device="cuda"` works without a GPU, but cuDNN's
+            workspaces are only measured with one.
 
     Returns:
         A plan to print and to plot; `fit(..., **plan.settings)` keeps to it. A line's `peak` is
@@ -218,9 +219,11 @@ def _other_ways(
     if both and not locked and len(optimizers) == len(listed(settings.optimizer)):
         other = simultaneous if settings.schedule is sequential else sequential
         yield other.__name__, rule, replace(settings, schedule=other)
+    if settings.blocks is not None and not _per_block(rule, settings):
+        yield "a layer per block", rule, replace(settings, blocks=None)
     plain = replace(
         settings, schedule=sequential, optimizer=[*optimizers, adam][0], lr=None, epochs=1,
-        window=None, memory=Memory(), early_stopping=None,
+        blocks=None, window=None, memory=Memory(), early_stopping=None,
     )  # fmt: skip
     quarter = max(1, settings.batch_size // 4)
     yield "backprop", Backprop(), plain
@@ -228,6 +231,12 @@ def _other_ways(
     if not recurrent:
         yield "backprop, checkpointed", Backprop(checkpoint=True), plain
     yield "last layer alone", frozen(), plain.within(reuse=False)
+
+
+def _per_block(rule: Any, settings: Settings) -> bool:
+    """Whether the rule or a setting is a list with an entry for each block."""
+    values = rule, settings.optimizer, settings.lr, settings.epochs, settings.early_stopping
+    return any(isinstance(value, (list, tuple)) for value in values)
 
 
 def line_of(name: str, rehearsal: Rehearsal, reuse: Any) -> Line:

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from tpsgd.engine.anatomy import Method, dissect, schedule_for
 from tpsgd.engine.assemble import GPU_WINDOW, join, make_learners
+from tpsgd.engine.backprop import Backprop
 from tpsgd.engine.batches import Arrays
 from tpsgd.engine.meter import CUDA_BLOCK, LiveBytes, Meter, Stage, tensor_bytes
 from tpsgd.engine.reuse import InputReuse
@@ -30,7 +31,7 @@ from tpsgd.errors import TpsgdError
 from tpsgd.losses import bce
 from tpsgd.maths.random import SORTED, Key, mixed, permutation
 from tpsgd.memory.cudnn import workspace_bytes
-from tpsgd.nets.blocks import has_batch_norm
+from tpsgd.nets.blocks import has_batch_norm, overwriting
 from tpsgd.nets.recurrent import Recurrent
 from tpsgd.projections import make_tables
 from tpsgd.solvers.equations import keeps_samples
@@ -118,6 +119,9 @@ def _rehearse(model: nn.Module, inputs: Inputs, method: Method, settings: Settin
     make_tables()  # they must be real tensors
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fake = _faked(model, mode, device)
+    if not isinstance(method, Backprop):
+        for module in overwriting(fake):  # as `fit` has it
+            module.inplace = False
     with mode, torch.random.fork_rng([]), _fake_tensor_log_disabled():
         net, names = _fake_net(fake, inputs, method, settings, device)
         net.observers = meter.around([])

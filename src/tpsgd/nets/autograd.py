@@ -1,4 +1,11 @@
-"""A block's gradients by autograd, on a graph that starts at the block's detached input."""
+"""A block's gradients by autograd, on a graph that starts at the block's detached input.
+
+The graph ends where the objective looks; what follows there, pooling for example, only computes the
+next block's input. Activations are freed layer by layer as the backward pass leaves them, the
+block's own output and the derivative with respect to it too.
+"""
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -6,6 +13,7 @@ from torch import Tensor
 from tpsgd.maths.memory_format import full
 from tpsgd.nets.blocks import Block
 from tpsgd.nets.closed_form import Gradients, Params
+from tpsgd.nets.padded import through
 from tpsgd.nets.precision import lowered, rounded
 from tpsgd.nets.stacked import over_dimension
 from tpsgd.objectives import IDLE, LossAndGrads, Objective
@@ -30,18 +38,22 @@ class Autograd:
     ):
         self.block, self.at, self.objective = block, at, objective
         self.stacked, self.precision = stacked, precision
+        self.functions = block.functions(at)  # from the block's input to there
 
     def set_objective(self, objective: Objective) -> None:
         """Follow this objective from now on."""
         self.objective = objective
 
     def forward(self, params: Params, x: Tensor) -> dict[Place, Tensor]:
-        """The block's output at every place; the graph starts here while the block learns."""
+        """What the objective looks at; the graph starts here while the block learns."""
         with torch.set_grad_enabled(self.block.layer.training):
             if self.stacked:
                 return torch.vmap(self._outputs_with)(dict(params), x.detach())
             with lowered(x.device, self.precision):
-                return self.block.outputs(x.detach())
+                y = x.detach()
+                for function in self.functions:
+                    y = through(function, y)
+                return {self.at: y}
 
     def _outputs_with(self, params: dict[str, Tensor], x: Tensor) -> dict[Place, Tensor]:
         """The block's output with other parameters than its own."""
@@ -71,8 +83,13 @@ class Autograd:
         local = self._local(saved, s, tensors)
         names = [name for name in params if not name.startswith("objective.")]
         y = saved[self.at]
-        dy = local.dy.to(y.dtype)
-        grads = torch.autograd.grad(y, [params[n] for n in names], dy, allow_unused=True)
+        if self.at is not Place.END:  # y is freed in the backward pass
+            if not output_unused:
+                self.output(saved)
+            del saved[self.at]
+        start, local = _graph_of(y, local)
+        del y
+        grads = torch.autograd.grad(start, [params[n] for n in names], allow_unused=True)
         return local, [{n: g for n, g in zip(names, grads, strict=True) if g is not None}]
 
     def backward(
@@ -81,8 +98,8 @@ class Autograd:
         """As `gradients`, but autograd adds this share of them to each parameter's `grad`."""
         local = self._local(saved, s, ())
         dy = local.dy if share == 1.0 else local.dy * share
-        dy = dy.to(saved[self.at].dtype)
-        torch.autograd.backward(saved[self.at], dy, inputs=list(params.values()))
+        start, local = _graph_of(saved[self.at], local._replace(dy=dy))
+        torch.autograd.backward(start, inputs=list(params.values()))
         return local
 
     def _local(
@@ -110,6 +127,35 @@ class Autograd:
         return -len(labels) * self.objective(*arguments).dy
 
     def output(self, saved: dict[Place, Tensor]) -> Tensor:
-        """The input of the next block."""
+        """The input of the next block, computed once."""
+        if Place.END not in saved:
+            y = saved[self.at].detach()
+            with torch.no_grad(), lowered(y.device, self.precision):
+                saved[Place.END] = self.block.onwards(self.at, y)
         y = saved[Place.END].detach()
         return y if self.precision is None else y.to(self.precision)
+
+
+class _Start(torch.autograd.Function):
+    """A number whose derivative with respect to y is dy, which is freed once it has been used.
+
+    Given to `torch.autograd.grad` as an argument, dy would live as long as the backward pass.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, dy: list[Tensor]) -> Tensor:  # pyright: ignore
+        """The number does not matter."""
+        ctx.dy = dy
+        return y.new_empty(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> tuple[Tensor, None]:
+        """The derivative, which nothing else refers to."""
+        return ctx.dy.pop(), None
+
+
+def _graph_of(y: Tensor, local: LossAndGrads) -> tuple[Tensor, LossAndGrads]:
+    """Where the backward pass starts; the result no longer has the derivative."""
+    with torch.enable_grad():
+        start = _Start.apply(y, [local.dy.to(y.dtype)])
+    return start, local._replace(dy=y.new_empty(0))  # type: ignore[return-value]

@@ -2,23 +2,28 @@
 
     [prologue] -> layer -> [between] -> activation -> [tail]
 
-A block has one trainable layer. Modules between the layer and its activation (usually BatchNorm)
-belong to the block, and so do modules after it that change the shape (pooling, flatten). Dropout,
-and a normalisation after the activation, act on the *next* layer's inputs and belong to the next
-block's prologue: so the inputs of a block can be computed once and still get a new dropout mask
-every time. A recurrent layer has its activation inside. Each layer of torch's `nn.RNN` is a block.
+A block has one trainable layer, or with `split(model, blocks=...)` several, inside which autograd
+runs: those before the last are part of the prologue. Modules between the layer and its activation
+(usually BatchNorm) belong to the block, and so do modules after it that change the shape (pooling,
+flatten). Dropout, and a normalisation after the activation, act on the *next* layer's inputs and
+belong to the next block's prologue: so the inputs of a block can be computed once and still get a
+new dropout mask every time. A recurrent layer has its activation inside. Each layer of torch's
+`nn.RNN` is a block.
 """
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tpsgd.errors import TpsgdError
+from tpsgd.maths.rectified import chain, without_indices
 from tpsgd.nets.activations import derivative_known
+from tpsgd.nets.cuts import Blocks, Footprint, layers_per_block
 from tpsgd.nets.layers import LAYERS, gives_maps, layer_kind
 from tpsgd.nets.padded import Padded, through
 from tpsgd.nets.recurrent import Recurrent, feeds_recurrent, views
@@ -33,13 +38,14 @@ _NORMS = (
 )
 _ON_INPUTS = (*_NORMS, nn.modules.dropout._DropoutNd)  # after an activation: of the next block
 _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
-_ATTENTION = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+_ATTENTION = (nn.MultiheadAttention, nn.TransformerDecoderLayer)  # have several inputs
+_ENCODERS = (nn.TransformerEncoderLayer, nn.TransformerEncoder)
 _SHAPE_ONLY = (nn.Flatten, nn.Unflatten, nn.Identity)
 
 
 @dataclass(eq=False)
 class Block:
-    """One trainable layer and the modules around it."""
+    """A trainable layer and the modules around it; `earlier` layers may learn in its prologue."""
 
     index: int
     name: str
@@ -49,8 +55,16 @@ class Block:
     activation: nn.Module | None = None
     tail: list[nn.Module] = field(default_factory=list)
     key: int = 0  # its number in the keys of random numbers: blocks of a frozen backbone are 0
+    earlier: list[nn.Module] = field(default_factory=list)
 
     def __str__(self) -> str:
+        if self.earlier:
+            runs = [
+                (name, len(list(run)))
+                for name, run in groupby(type(m).__name__ for m in self.layers)
+            ]
+            named = " + ".join(f"{count} x {name}" if count > 1 else name for name, count in runs)
+            return f"{self.name}: {named}"
         parts = [self.layer, *self.between, self.activation, *self.tail]
         return f"{self.name}: " + " + ".join(type(m).__name__ for m in parts if m is not None)
 
@@ -61,9 +75,18 @@ class Block:
         return [*self.prologue, self.layer, *self.between, *act, *self.tail]
 
     @property
+    def layers(self) -> list[nn.Module]:
+        """Its trainable layers."""
+        return [*self.earlier, self.layer]
+
+    @property
     def maps(self) -> bool:
-        """Whether an output with space is feature maps, channels first."""
-        return not self.recurrent and gives_maps(self.layer)
+        """Whether an output with space is feature maps, channels first.
+
+        After attention it is (batch, tokens, width), which objectives look at as one vector.
+        """
+        attention = any(isinstance(m, nn.MultiheadAttention) for m in self.layer.modules())
+        return not self.recurrent and not attention and gives_maps(self.layer)
 
     @property
     def recurrent(self) -> bool:
@@ -101,6 +124,21 @@ class Block:
             x = through(module, x)
         return outputs | {Place.END: x}
 
+    def functions(self, place: Place) -> list[Any]:
+        """What leads from the block's input to a place, in functions that store little."""
+        return chain(self.modules[: len(self.modules) - len(self._after(place))], hooked)
+
+    def onwards(self, place: Place, y: Tensor) -> Tensor:
+        """The block's output, from that at a place, which stays as it is; without gradients."""
+        for module in self._after(place):
+            writes = module is self.activation and getattr(module, "inplace", False)
+            y = through(without_indices(module, hooked), y.clone() if writes else y)
+        return y
+
+    def _after(self, place: Place) -> list[nn.Module]:
+        act = [self.activation] if self.activation is not None and place is Place.BEFORE else []
+        return [] if place is Place.END else [*act, *self.tail]
+
     def __call__(self, x: Tensor) -> Tensor:
         """The block's output, as the model computes it."""
         for module in self.modules:
@@ -120,17 +158,67 @@ class Block:
         )
 
 
-def split(model: nn.Module) -> list[Block]:
-    """Cut a model into blocks, one per trainable layer.
+def split(
+    model: nn.Module, blocks: Blocks | None = None, samples: Tensor | None = None
+) -> list[Block]:
+    """Cut a model into blocks: one per trainable layer, or a few blocks of several layers.
 
     A `Sequential`, nested ones included, is cut between its layers; any other module with
-    parameters (a residual block, say) becomes one block and learns through autograd inside itself.
+    parameters (a residual block, say) counts as one layer and learns through autograd inside
+    itself. In a block of several layers gradients flow between them, and stop at its input.
+
+    Args:
+        model: an `nn.Sequential`.
+        blocks: how many blocks there shall be, from 1 (the whole net: backprop) to the number of
+            layers, or a list of the numbers of layers in each block. Default: a block per layer.
+        samples: a few inputs. With a number of blocks, the cut then makes the memory of the largest
+            block smallest, as in `fit`; without them, blocks get about equally many layers.
 
     Examples:
         >>> model = nn.Sequential(nn.Flatten(), nn.Linear(9, 4), nn.ReLU(), nn.Linear(4, 2))
         >>> [str(block) for block in split(model)]
         ['1: Linear + ReLU', '3: Linear']
+        >>> [str(block) for block in split(model, blocks=1)]
+        ['1-3: 2 x Linear']
     """
+    layers = _split(model)
+    return layers if blocks is None else joined(layers, cut(layers, blocks, samples))
+
+
+def cut(layers: list[Block], blocks: Blocks, samples: Tensor | None = None) -> list[int]:
+    """How many of these blocks of one layer each to join into one."""
+    alone = [b.index for b in layers if b.recurrent or getattr(b.layer, "is_tap", False)]
+    sizes: list[Footprint] = []
+    if isinstance(samples, Tensor) and isinstance(blocks, int) and 1 < blocks < len(layers):
+        sizes = footprints(layers, samples)
+    return layers_per_block(blocks, len(layers), alone, sizes)
+
+
+def joined(layers: list[Block], counts: list[int]) -> list[Block]:
+    """Blocks of these numbers of layers, from blocks of one layer each."""
+    blocks: list[Block] = []
+    remaining, backbone = iter(layers), _backbone_blocks(layers)
+    for i, count in enumerate(counts):
+        *earlier, last = (next(remaining) for _ in range(count))
+        name = f"{earlier[0].name}-{last.name}" if earlier else last.name
+        inside = [m for block in earlier for m in block.modules]
+        blocks.append(
+            replace(
+                last, index=i, name=name, prologue=[*inside, *last.prologue],
+                key=max(0, i - backbone), earlier=[block.layer for block in earlier],
+            )
+        )  # fmt: skip
+    return blocks
+
+
+def _backbone_blocks(layers: list[Block]) -> int:
+    """How many blocks belong to a frozen backbone."""
+    taps = [getattr(block.layer, "is_tap", False) for block in layers]
+    return 0 if all(taps) else taps.index(False)
+
+
+def _split(model: nn.Module) -> list[Block]:
+    """A block per trainable layer."""
     groups: list[tuple[str, nn.Module, list[nn.Module]]] = []  # a layer and what follows it
     pending: list[nn.Module] = []  # before the first layer
     for name, module in _opened(list(leaves_of(model))):
@@ -141,18 +229,18 @@ def split(model: nn.Module) -> list[Block]:
             (groups[-1][2] if groups else pending).append(module)
     if not groups:
         raise TpsgdError(f"{type(model).__name__} has no layer with parameters: nothing can learn")
-    taps = [getattr(layer, "is_tap", False) for _, layer, _ in groups]
-    backbone = 0 if all(taps) else taps.index(False)  # how many blocks it has
-    blocks = []
+    blocks: list[Block] = []
     for i, (name, layer, followers) in enumerate(groups):
         between, act, rest = [], None, followers
         if not isinstance(layer, Recurrent):
             between, act, rest = _around_activation(followers)
         cut = next((k for k, m in enumerate(rest) if isinstance(m, _ON_INPUTS)), len(rest))
         cut = len(rest) if i == len(groups) - 1 else cut
-        key = max(0, i - backbone)
-        blocks.append(Block(i, name, layer, pending, between, act, rest[:cut], key))
+        blocks.append(Block(i, name, layer, pending, between, act, rest[:cut]))
         pending = rest[cut:]
+    backbone = _backbone_blocks(blocks)
+    for block in blocks:
+        block.key = max(0, block.index - backbone)
     _refuse_shared(blocks)
     return blocks
 
@@ -216,16 +304,26 @@ def _opened(leaves: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
 def _refuse(name: str, module: nn.Module) -> None:
     if getattr(module, "is_tap", False):  # frozen: no gradient runs through it
         return
+    if isinstance(module, _ATTENTION):
+        raise TpsgdError(
+            f"{type(module).__name__} (module {name!r}) is not supported as a layer of "
+            "nn.Sequential, because it has several inputs: put it into a module of your own that "
+            "calls it, or take nn.TransformerEncoderLayer(..., batch_first=True)"
+        )
     for inner_name, m in module.named_modules():
         nested = inner_name and isinstance(m, Recurrent)
-        if nested or isinstance(m, (*_RECURRENT, *_ATTENTION)):
+        if nested or isinstance(m, _RECURRENT):
             where = f"{name}.{inner_name}" if inner_name else name
-            recurrent = "use tpsgd.Recurrent or nn.RNN, straight in the nn.Sequential"
             raise TpsgdError(
                 f"{type(m).__name__} (module {where!r}) is not supported: its gradient would run "
-                "through time or across tokens, which is not local; "
-                f"{'replace it' if isinstance(m, _ATTENTION) else recurrent}, compute its outputs "
-                "once and fit on those, or train a module that holds it with tpsgd.fit_backprop"
+                "through time, which is not local; use tpsgd.Recurrent or nn.RNN, straight in the "
+                "nn.Sequential, compute its outputs once and fit on those, or train a module that "
+                "holds it with tpsgd.fit_backprop"
+            )
+        if isinstance(module, _ENCODERS) and not getattr(m, "batch_first", True):
+            raise TpsgdError(
+                f"{type(module).__name__} (module {name!r}) takes (tokens, batch, width): its "
+                "attention would run across samples; make it with batch_first=True"
             )
         if any(isinstance(p, nn.UninitializedParameter) for p in m.parameters(recurse=False)):
             raise TpsgdError(f"{name!r} is lazy: run one batch through the model first")
@@ -260,6 +358,21 @@ def _plain_between(between: list[nn.Module]) -> bool:
     norm: Any = between[0]
     usual = type(norm) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d) and len(between) == 1
     return usual and norm.affine and norm.track_running_stats and norm.momentum is not None
+
+
+def overwriting(model: nn.Module) -> list[Any]:
+    """The modules with `inplace=True` that may overwrite what a block has yet to learn from.
+
+    An activation right after a layer of a known kind overwrites that layer's own output: no other
+    block reads it, and `Autograd` and `ClosedForm` know when the objective does.
+    """
+    blocks = split(model)
+    plain = {b.activation for b in blocks if b.between or type(b.layer) in LAYERS}
+    others = {
+        m for b in blocks for top in b.modules if top is not b.activation for m in top.modules()
+    }
+    writers = [m for m in model.modules() if getattr(m, "inplace", False)]
+    return [m for m in writers if m not in plain or m in others]
 
 
 def has_batch_norm(modules: Iterable[nn.Module]) -> bool:
@@ -300,6 +413,31 @@ def shapes(blocks: list[Block], x: Tensor) -> list[dict[Place, tuple[int, ...]]]
         sizes.append({place: tuple(y.shape[1:]) for place, y in outputs.items()})
         x = outputs[Place.END]
     return sizes
+
+
+def footprints(blocks: list[Block], x: Tensor) -> list[Footprint]:
+    """What autograd stores of a few samples for the gradients of every block.
+
+    Blocks compute in evaluation mode: the statistics of batch norms stay as they are.
+    """
+    parameters = {p.untyped_storage()._cdata for b in blocks for p in b.named_parameters().values()}
+    prints, tensors = [], []  # all tensors live on, so that no address is used twice
+    for block in blocks:
+        block.train(False)
+        before = len(tensors)
+        with (
+            torch.enable_grad(),
+            torch.autograd.graph.saved_tensors_hooks(
+                lambda t: tensors.append(t.detach()), lambda _: torch.empty(0)
+            ),
+        ):
+            for function in block.functions(Place.END):
+                x = function(x)
+        storages = [t.untyped_storage() for t in tensors[before:]]
+        stored = {s._cdata: s.nbytes() for s in storages if s._cdata not in parameters}
+        prints.append(Footprint(stored, max([x.nbytes, *stored.values()])))
+        x = x.detach()
+    return prints
 
 
 @contextmanager

@@ -1,9 +1,8 @@
-"""Modes, statistics and random numbers of modules, changed for a while."""
+"""Modes and statistics of modules, changed for a while."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-import torch
 from torch import nn
 
 
@@ -36,10 +35,9 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def without_trace(modules: Iterable[nn.Module], device: torch.device) -> Iterator[None]:
-    """Give buffers, such as a norm's statistics, and the random generators their state back."""
+def statistics_restored(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Give buffers that change in training mode, such as a norm's statistics, their values back."""
     buffers = [(b, b.clone()) for m in modules if m.training for b in m.buffers()]
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        yield
+    yield
     for buffer, before in buffers:
         buffer.copy_(before)

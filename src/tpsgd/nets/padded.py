@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence, pad_sequence
 
 from tpsgd.errors import TpsgdError
@@ -123,7 +123,10 @@ class Padded:
 
 
 def through(module: Any, x: Any) -> Any:
-    """A module applied to x; to every step of padded sequences, unless it reads sequences."""
-    if not isinstance(x, Padded) or any(hasattr(m, "reads_sequences") for m in module.modules()):
+    """A function applied to x; to every step of padded sequences, unless it reads sequences."""
+    if not isinstance(x, Padded):
+        return module(x)
+    modules = module.modules() if isinstance(module, nn.Module) else ()
+    if any(hasattr(m, "reads_sequences") for m in modules):
         return module(x)
     return Padded(module(x.data), x.lengths)

@@ -30,7 +30,7 @@ from tpsgd.engine.settings import Memory, Schedule, Settings
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import Loss
 from tpsgd.memory.budget import within_budget
-from tpsgd.nets.blocks import split
+from tpsgd.nets.blocks import overwriting, split
 from tpsgd.nets.modes import modes_restored
 from tpsgd.rules import Rule, readout
 from tpsgd.units import as_bytes, size
@@ -58,6 +58,7 @@ def fit(
     memory: str | int | Memory | None = None,
     augment: Callable[[Tensor], Tensor] | None = None,
     precision: torch.dtype | None = None,
+    blocks: int | Sequence[int] | None = None,
 ) -> Run:
     """Train a model in place without backpropagation. It is never re-initialised.
 
@@ -104,6 +105,12 @@ def fit(
             bytes. Parameters, the optimizer's state, batch norm's statistics and learned readouts
             stay in float32. Faster where the hardware multiplies in it (GPUs, CPUs with AMX),
             slower elsewhere. Not for recurrent layers, solvers and stacked restarts.
+        blocks: train blocks of several layers: gradients flow inside each block, and stop at its
+            input. A number of blocks, the last layer in the last one, or a list of the numbers of
+            layers in each. With a number, the cut makes the memory of the largest block smallest;
+            it is in `run.blocks`. 1 is the whole net as one block, which is backprop; `plan` shows
+            the memory of every number. Default: every layer is a block. Each recurrent layer stays
+            a block, and solvers need blocks of one layer.
 
     Returns:
         The record of the run: history, seconds, sample passes, peak memory, settings.
@@ -121,7 +128,7 @@ def fit(
         batch_size=batch_size, seed=seed, device=device, validation=validation,
         early_stopping=early_stopping, lr_schedule=lr_schedule, callbacks=callbacks,
         progress=progress, window=window, memory=Memory.of(memory), augment=augment,
-        precision=precision,
+        precision=precision, blocks=blocks,
     )  # fmt: skip
     return run_training([model], data, readout() if rule is None else rule, settings)[0]
 
@@ -157,9 +164,9 @@ def run_training(
     if isinstance(method, Backprop):  # what needs blocks does not apply, and is not recorded
         memory = Memory(settings.memory.budget, None, settings.memory.micro_batch)
         memory = replace(memory, measure=settings.memory.measure)
-        settings = replace(settings, schedule=None, window=None, memory=memory)
+        settings = replace(settings, schedule=None, window=None, memory=memory, blocks=None)
     else:  # mistakes are found before the model is moved to another device
-        blocks = split(models[0])
+        blocks = split(models[0], settings.blocks)
         rules_for(method, blocks, settings.schedule)
         settings.per_block(len(blocks))
     schedule = schedule_for(method, models[0], settings)
@@ -245,8 +252,7 @@ def training_context(
     device = resolve_device(device)
     for model in models:
         model.to(device)
-    modules: list[Any] = [m for model in models for m in model.modules()]
-    writers = [m for m in modules if keep_inputs and getattr(m, "inplace", False)]
+    writers = [m for model in models if keep_inputs for m in overwriting(model)]
     random = torch.random.fork_rng([device] if device.type == "cuda" else [])
     with random, modes_restored(*models), threads_restored():
         torch.manual_seed(settings.seed)

@@ -144,6 +144,8 @@ def stacking_obstacle(
         return "a lower precision is for one model at a time"
     if settings.early_stopping is not None or settings.callbacks:
         return "restarts would stop at different times"
+    if not backprop and any(block.earlier for block in split(model, settings.blocks)):
+        return "blocks of several layers learn through autograd, one model at a time"
     for r in listed(rule):
         objective = r.objective and r.objective(Site((2,), 2, Key()))
         if objective and not objective.written_out:

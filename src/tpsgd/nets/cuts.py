@@ -1,0 +1,127 @@
+"""Where to cut a model into blocks of several layers.
+
+While a block learns, autograd stores what its layers need for their gradients, and frees it before
+the next block computes. So the block that stores most sets the peak memory, and a cut is better the
+less that block stores. In a convolutional net that is the first one, with the largest maps.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from tpsgd.errors import TpsgdError
+
+Blocks = int | Sequence[int]  # how many blocks, or how many layers each of them has
+TIE = 1.1  # peaks that differ by less than this factor count as equal
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What one layer stores for its gradients: bytes by storage, and bytes of its largest map."""
+
+    stored: dict[int, int]
+    largest: int
+
+
+def layers_per_block(
+    blocks: Blocks, layers: int, alone: Sequence[int] = (), footprints: Sequence[Footprint] = ()
+) -> list[int]:
+    """How many of a model's layers each block has.
+
+    Args:
+        blocks: the number of layers in each block, or the number of blocks: the cut then makes the
+            peak memory of the largest block smallest, and among cuts that are about equal in this,
+            the blocks' numbers of layers most alike.
+        layers: how many layers there are.
+        alone: the numbers of layers (from 0) that must be a block each.
+        footprints: what each layer stores; without them only the numbers of layers count.
+
+    Examples:
+        >>> layers_per_block(3, 10)
+        [3, 3, 4]
+        >>> sizes = [800, 700, 200, 100, 100]
+        >>> layers_per_block(2, 5, (), [Footprint({i: n}, n) for i, n in enumerate(sizes)])
+        [1, 4]
+    """
+    if not isinstance(blocks, int):
+        return _checked(list(blocks), layers, alone)
+    if isinstance(blocks, bool) or not 1 <= blocks <= layers:
+        raise TpsgdError(
+            f"blocks must be a number from 1 to {layers}, as many as the model has layers, or a "
+            f"list of the numbers of layers in each block, got {blocks!r}"
+        )
+    peaks = _peaks(footprints)
+
+    def peak(start: int, end: int) -> float:
+        if end - start > 1 and any(start <= i < end for i in alone):
+            return math.inf
+        return peaks[start][end - start - 1] if peaks else 0.0
+
+    lowest, _ = _cheapest(layers, blocks, peak, max)
+    if lowest == math.inf:
+        raise TpsgdError(
+            f"blocks={blocks} would put a recurrent layer or a frozen backbone into a block with "
+            "others, where no gradient could pass it: ask for more blocks"
+        )
+
+    def unevenness(start: int, end: int) -> float:
+        return (end - start) ** 2 if peak(start, end) <= TIE * lowest else math.inf
+
+    return list(_cheapest(layers, blocks, unevenness, lambda a, b: a + b)[1])
+
+
+def _checked(counts: list[int], layers: int, alone: Sequence[int]) -> list[int]:
+    whole = all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in counts)
+    if not counts or not whole or sum(counts) != layers:
+        raise TpsgdError(
+            f"blocks={counts} must be the numbers of layers in each block, 1 or more, that add up "
+            f"to the model's {layers} layers"
+        )
+    for start, end in pairwise(accumulate(counts, initial=0)):
+        if end - start > 1 and any(start <= i < end for i in alone):
+            raise TpsgdError(
+                f"blocks={counts} puts a recurrent layer or a frozen backbone into a block with "
+                "others, where no gradient could pass it: give it a block of its own, 1"
+            )
+    return counts
+
+
+def _peaks(footprints: Sequence[Footprint]) -> list[list[float]]:
+    """The peak of a block from each layer on, by the number of layers after it.
+
+    In the backward pass a layer finds what it and those before it have stored, and two maps: the
+    derivatives with respect to its output and its input.
+    """
+    peaks: list[list[float]] = []
+    for start in range(len(footprints)):
+        stored: dict[int, int] = {}
+        peaks.append([])
+        highest = 0
+        for layer in footprints[start:]:
+            stored |= layer.stored
+            highest = max(highest, sum(stored.values()) + 2 * layer.largest)
+            peaks[-1].append(highest)
+    return peaks
+
+
+def _cheapest(
+    layers: int,
+    blocks: int,
+    cost: Callable[[int, int], float],
+    total: Callable[[float, float], float],
+) -> tuple[float, tuple[int, ...]]:
+    """The cheapest cut and its numbers of layers; of equal ones, that with small blocks first."""
+    best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}  # by the layers that are cut
+    for _ in range(blocks):
+        longer = {}
+        for end in range(1, layers + 1):
+            cuts = [
+                (total(before, cost(start, end)), (*counts, end - start))
+                for start, (before, counts) in best.items()
+                if start < end
+            ]
+            if cuts:
+                longer[end] = min(cuts)
+        best = longer
+    return best[layers]
