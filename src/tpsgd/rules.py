@@ -36,7 +36,7 @@ Eidnes, "Training Neural Networks with Local Error Signals" (2019).
 colours of the plots and the test matrix are derived from it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
@@ -47,6 +47,7 @@ from torch import Tensor
 from tpsgd import objectives
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import Loss, cross_entropy, mse
+from tpsgd.maths import auxiliary as auxiliary_net
 from tpsgd.maths import pooled_objectives
 from tpsgd.maths import predsim as similarity
 from tpsgd.maths.pooling import grid_for
@@ -233,6 +234,36 @@ def predsim(share: float = 0.99, features: int = 2048, convolve: bool = True) ->
     return Rule("predsim", objective, at=Place.AFTER, about=about, options=options, per_step=False)
 
 
+def auxiliary(channels: int = 128, kernels: Sequence[int] = (1, 3), side: int = 10) -> Rule:
+    """Cross-entropy of a small auxiliary net that learns with the block; not in the paper.
+
+    After Belilovsky, Eickenberg & Oyallon, "Decoupled Greedy Learning of CNNs" (2020). Feature maps
+    are averaged to at most `side` x `side` cells; then come a convolution of `channels` filters,
+    batch norm and ReLU for each of the `kernels`, the average over 2 x 2 cells and a linear layer.
+    For vectors the convolutions are linear layers. The norm takes the statistics of the whole
+    batch, so micro-batches would change the loss.
+
+    Examples:
+        >>> auxiliary(kernels=(1,)).options
+        '1 hidden layer of 128, kernel 1, at most 10 x 10 cells'
+    """
+    kernels = tuple(kernels)
+    if channels < 1 or side < 1 or any(k < 1 or k % 2 == 0 for k in kernels):
+        raise TpsgdError(
+            f"an auxiliary net needs channels and side of 1 or more and odd kernels, got "
+            f"channels={channels}, side={side}, kernels={kernels}"
+        )
+
+    def objective(site: Site) -> Objective:
+        return auxiliary_net.auxiliary(site, channels, kernels, side)
+
+    layers = f"{len(kernels)} hidden layer{'s' * (len(kernels) != 1)} of {channels}"
+    sizes = ", kernel " + " and ".join(map(str, kernels)) if kernels else ""
+    options = f"{layers}{sizes}, at most {side} x {side} cells"
+    about = "a small local net of its own, learned"
+    return Rule("auxiliary", objective, about=about, options=options, per_step=False)
+
+
 def frozen(loss: Loss = cross_entropy) -> Rule:
     """The control: hidden blocks are not trained, the last block is."""
     return Rule("frozen", None, loss, about="control: hidden blocks stay random")
@@ -315,6 +346,9 @@ ALL: dict[str, Entry] = {
     "readout-learned": Entry(partial(readout, True), "Mostafa et al. 2018", "#CC79A7", "p"),
     "predsim": Entry(
         predsim, "Nøkland & Eidnes 2019", "#8C564B", "H", feed_forward=False, recurrent=False
+    ),
+    "auxiliary": Entry(
+        auxiliary, "Belilovsky et al. 2020", "#000000", "h", feed_forward=False, recurrent=False
     ),
     "frozen": Entry(frozen, "", "#888888", "o", ":"),
     "random": Entry(untrained, "", "#A0A0A0", "d", "-.", feed_forward=False),

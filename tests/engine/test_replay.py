@@ -25,6 +25,7 @@ RULES = {
     "drtp": rules.drtp(),
     "standardised": rules.tpsgd_l2(features=4, standardise=True),
     "predsim": rules.predsim(),
+    "auxiliary": rules.auxiliary(),
     "dfa": rules.dfa(),
     "sdfa": rules.sdfa(),
     "frozen": rules.frozen(),

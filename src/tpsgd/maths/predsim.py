@@ -69,7 +69,7 @@ def predsim(site: Site, share: float, features: int, convolve: bool = True) -> O
         return LossAndGrads(value, dy, (*dK, e.T @ f), logits)
 
     kernel = (_kernel(site),) if convolve else ()
-    tensors = (*kernel, _drawn(site, (d,), site.classes, site.key))
+    tensors = (*kernel, initial_weights(site, (d,), site.classes, site.key))
     return Objective(loss, tensors=tensors, learned=True, closed_form_of_batch=of_batch)
 
 
@@ -180,10 +180,10 @@ def _kernel(site: Site) -> Tensor:
     """The initial K: 3 x 3 between all channels, or a matrix between all units."""
     filters, *space = site.shape if site.maps else (prod(site.shape),)
     key = replace(site.key, step=site.key.step + 1)
-    return _drawn(site, (filters, *[3] * len(space)), filters, key)
+    return initial_weights(site, (filters, *[3] * len(space)), filters, key)
 
 
-def _drawn(site: Site, shape: tuple[int, ...], rows: int, key: Key) -> Tensor:
+def initial_weights(site: Site, shape: tuple[int, ...], rows: int, key: Key) -> Tensor:
     """Initial weights with the distribution of torch's layers."""
     draw = uniform((3 * prod(shape)) ** -0.5)
     weights = draw(shape, rows, key, site.device).to(site.dtype)
