@@ -15,7 +15,7 @@ is gradient *descent* on a local loss J_i, so all rules have the same sign conve
 | `tpsgd`      | any loss(y_i, P_i y*)       | -dJ_i/dy_i             | y*                      |
 | `readout`    | CE(y_i P_i^T / sqrt(d), y*) | (y* - p) P_i / sqrt(d) | y*                      |
 | `predsim`    | similarity within classes   | -dJ_i/dy_i             | y*                      |
-| `auxiliary`  | CE(small net of y_i, y*)    | -dJ_i/dy_i             | y*                      |
+| `auxiliary`  | CE(net of y_i), similarity  | -dJ_i/dy_i             | y*                      |
 | `frozen`     | none: hidden layers are not trained, the last layer is; the control            |
 | `untrained`  | none: no layer is trained                                                      |
 
@@ -248,18 +248,27 @@ def predsim(share: float = 0.99, features: int = 2048, convolve: bool = True) ->
     return Rule("predsim", objective, at=Place.AFTER, about=about, options=options, per_step=False)
 
 
-def auxiliary(channels: int = 128, kernels: Sequence[int] = (1, 3), side: int = 10) -> Rule:
-    """Cross-entropy of a small auxiliary net that learns with the block; not in the paper.
+def auxiliary(
+    channels: int = 128,
+    kernels: Sequence[int] = (3,),
+    side: int = 10,
+    share: float = 0.9,
+    at: Place = Place.AFTER,
+) -> Rule:
+    """A local classifier with hidden layers, and similarity matching; not in the paper.
 
-    After Belilovsky, Eickenberg & Oyallon, "Decoupled Greedy Learning of CNNs" (2020). Feature maps
-    are averaged to at most `side` x `side` cells; then come a convolution of `channels` filters,
-    batch norm and ReLU for each of the `kernels`, the average over 2 x 2 cells and a linear layer.
-    For vectors the convolutions are linear layers. The norm takes the statistics of the whole
-    batch, so micro-batches would change the loss.
+    The auxiliary net of Belilovsky, Eickenberg & Oyallon, "Decoupled Greedy Learning of CNNs"
+    (2020), learns with the block. Feature maps are averaged to at most `side` x `side` cells; then
+    come a convolution of `channels` filters, batch norm and ReLU for each of the `kernels`, the
+    average over 2 x 2 cells and a linear layer. For vectors the convolutions are linear layers.
+
+    `share` is the weight of the similarity loss of `predsim(convolve=False)`; 0 is the rule of
+    Belilovsky et al., and `kernels=(1, 1, 1)` or `(3, 3)` are nets as they have them. Loss and
+    batch norm look at the whole batch, so micro-batches would change them.
 
     Examples:
-        >>> auxiliary(kernels=(1,)).options
-        '1 hidden layer of 128, kernel 1, at most 10 x 10 cells'
+        >>> auxiliary(kernels=(1, 3), share=0).options
+        '2 hidden layers of 128, kernel 1 and 3, at most 10 x 10 cells, share 0'
     """
     kernels = tuple(kernels)
     if channels < 1 or side < 1 or any(k < 1 or k % 2 == 0 for k in kernels):
@@ -267,15 +276,17 @@ def auxiliary(channels: int = 128, kernels: Sequence[int] = (1, 3), side: int = 
             f"an auxiliary net needs channels and side of 1 or more and odd kernels, got "
             f"channels={channels}, side={side}, kernels={kernels}"
         )
+    if not 0 <= share <= 1:
+        raise TpsgdError(f"share must be a number from 0 to 1, got {share}")
 
     def objective(site: Site) -> Objective:
-        return auxiliary_net.auxiliary(site, channels, kernels, side)
+        return auxiliary_net.auxiliary(site, channels, kernels, side, share)
 
     layers = f"{len(kernels)} hidden layer{'s' * (len(kernels) != 1)} of {channels}"
     sizes = ", kernel " + " and ".join(map(str, kernels)) if kernels else ""
-    options = f"{layers}{sizes}, at most {side} x {side} cells"
-    about = "a small local net of its own, learned"
-    return Rule("auxiliary", objective, about=about, options=options, per_step=False)
+    options = f"{layers}{sizes}, at most {side} x {side} cells, share {share:g}"
+    about = "samples of a class alike, and a small local net, learned"
+    return Rule("auxiliary", objective, at=at, about=about, options=options, per_step=False)
 
 
 def frozen(loss: Loss = cross_entropy) -> Rule:

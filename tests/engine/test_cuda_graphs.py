@@ -118,6 +118,7 @@ RULES = {
     "l2, standardised": lambda: rules.tpsgd_l2(standardise=True),
     "predsim": rules.predsim,
     "auxiliary": rules.auxiliary,
+    "auxiliary, as published": lambda: rules.auxiliary(kernels=(1, 3), share=0),
     "predsim, no convolution": lambda: rules.predsim(convolve=False),
     "sdfa": rules.sdfa,
 }
@@ -258,7 +259,10 @@ def test_and_so_they_do_with_every_setting(rule, name, schedule, both):
 
 @on_gpu
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("name", ["readout", "predsim", "predsim, no convolution", "auxiliary"])
+@pytest.mark.parametrize(
+    "name",
+    ["readout", "predsim", "predsim, no convolution", "auxiliary", "auxiliary, as published"],
+)
 def test_and_in_a_lower_precision(name, schedule, both):
     settings = {"precision": torch.bfloat16, "augment": chain(flip(), crop(1, reflect=True))}
     close(*both(RULES[name](), schedule, norm=True, **settings), rtol=1e-2, atol=1e-3)

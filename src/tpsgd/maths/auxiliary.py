@@ -4,6 +4,10 @@ Belilovsky, Eickenberg & Oyallon, "Decoupled Greedy Learning of CNNs" (2020):
 
     J = CE(R pool(h_m), y*),   h_i = relu(norm(K_i * h_(i-1))),   h_0 = pool(y)
 
+With a share a of the similarity loss of `predsim` (without its convolution) it is
+
+    a MSE(S(v), S(y*)) + (1 - a) J,   v: the deviations of y over space, or y itself for vectors
+
 Feature maps are averaged over a coarse grid of cells before the convolutions K_i, which makes them
 cheap, and over a grid of 2 x 2 cells after them; for vectors the K_i are matrices. All K_i, the
 norms' scales and shifts, and R learn with the block. `norm` is batch normalisation with the
@@ -24,7 +28,12 @@ from torch.nn import functional as F
 from tpsgd.losses import bce, cross_entropy
 from tpsgd.maths.memory_format import full
 from tpsgd.maths.pooling import averages, back_to_pixels, cells, wide
-from tpsgd.maths.predsim import initial_weights
+from tpsgd.maths.predsim import (
+    dissimilarity,
+    dissimilarity_and_grad,
+    initial_weights,
+    labels_alike,
+)
 from tpsgd.objectives import LATER, LossAndGrads, Objective, Site
 
 _EPS = 1e-5  # added to variances, as torch's batch normalisation does
@@ -32,12 +41,15 @@ _LAST = 2  # cells a side before the linear layer
 _CONVOLVE = (F.conv1d, F.conv2d, F.conv3d)
 
 
-def auxiliary(site: Site, channels: int, kernels: tuple[int, ...], side: int) -> Objective:
-    """Cross-entropy of a small net on top of the output; maps of at most `side` cells a side."""
+def auxiliary(
+    site: Site, channels: int, kernels: tuple[int, ...], side: int, share: float
+) -> Objective:
+    """Readable by a small net, on maps of at most `side` cells a side, and similar in a class."""
     space = site.shape[1:] if site.maps else ()
     grid = tuple(cells_a_side(n, side) for n in space)
     last = tuple(min(n, _LAST) for n in grid)
     local = bce if site.loss is bce else cross_entropy
+    classes, pixels = site.classes, prod(space)
 
     def loss(y: Tensor, s: Tensor, *tensors: Tensor) -> Tensor:
         h = averages(y, grid) if grid else y.flatten(1)
@@ -45,7 +57,10 @@ def auxiliary(site: Site, channels: int, kernels: tuple[int, ...], side: int) ->
             z = _convolved(h, K)
             h = F.batch_norm(z, None, None, *wide(scale_and_shift), training=True, eps=_EPS).relu()
         f = cells(h, last) if grid else h
-        return local.value(wide(f @ tensors[-1].T), s)
+        readable = local.value(wide(f @ tensors[-1].T), s)
+        if not share:
+            return readable
+        return share * dissimilarity(y, s, classes, pixels) + (1 - share) * readable
 
     def of_batch(y: Tensor, s: Tensor, *tensors: Tensor) -> LossAndGrads:
         h, R, passes = averages(y, grid) if grid else y.flatten(1), tensors[-1], []
@@ -54,18 +69,24 @@ def auxiliary(site: Site, channels: int, kernels: tuple[int, ...], side: int) ->
             h = passes[-1].output
         f = cells(h, last) if grid else h
         logits = wide(f @ R.T)
-        e = local.grad(logits, s).mul_(1.0 / len(y)).to(y.dtype)
+        e = local.grad(logits, s).mul_((1 - share) / len(y)).to(y.dtype)
         dh, dtensors = e @ R, [e.T @ f]
         dh = full(back_to_pixels(dh, h, last), h) if grid else dh
         for layer in reversed(passes):
             dh, *dlayer = layer.backward(dh)
             dtensors = [*dlayer, *dtensors]
         dy = back_to_pixels(dh, y, grid) if grid else dh.view(y.shape)
-        return LossAndGrads(LATER, dy, tuple(dtensors), logits)
+        if not share:
+            return LossAndGrads(LATER, dy, tuple(dtensors), logits)
+        T = labels_alike(s, classes, logits.dtype)
+        alike, dy = dissimilarity_and_grad(y, T, share, pixels, dy)
+        value = alike.add_(local.value(logits, s), alpha=1 - share)
+        return LossAndGrads(value, dy, tuple(dtensors), logits)
 
     tensors = _drawn_tensors(site, channels, kernels, last)
+    of_logits = None if share else local
     return Objective(
-        loss, tensors=tensors, learned=True, closed_form_of_batch=of_batch, of_logits=local
+        loss, tensors=tensors, learned=True, closed_form_of_batch=of_batch, of_logits=of_logits
     )
 
 
