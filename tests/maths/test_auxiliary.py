@@ -193,5 +193,5 @@ def test_the_plan_says_that_micro_batches_would_differ():
 def test_a_net_that_cannot_be(options):
     with pytest.raises(TpsgdError, match="auxiliary net needs"):
         rules.auxiliary(**options)
-    with pytest.raises(TpsgdError, match="share must be a number from 0 to 1, got 1.5"):
+    with pytest.raises(TpsgdError, match="share must be a number from 0 to 1, got"):
         rules.auxiliary(share=1.5)
