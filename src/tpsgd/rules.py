@@ -15,6 +15,7 @@ is gradient *descent* on a local loss J_i, so all rules have the same sign conve
 | `tpsgd`      | any loss(y_i, P_i y*)       | -dJ_i/dy_i             | y*                      |
 | `readout`    | CE(y_i P_i^T / sqrt(d), y*) | (y* - p) P_i / sqrt(d) | y*                      |
 | `predsim`    | similarity within classes   | -dJ_i/dy_i             | y*                      |
+| `auxiliary`  | CE(net of y_i), similarity  | -dJ_i/dy_i             | y*                      |
 | `frozen`     | none: hidden layers are not trained, the last layer is; the control            |
 | `untrained`  | none: no layer is trained                                                      |
 
@@ -30,13 +31,14 @@ tpSGD rules as in the paper, `cross_entropy` for the others. `fit(loss=...)` ove
 
 Sources: tpSGD, Lomnitz et al. (2022); DRTP and sDFA, Frenkel et al. (2021); DFA, Nøkland (2016);
 readout, Mostafa et al., "Deep supervised learning using local errors" (2018); predsim, Nøkland &
-Eidnes, "Training Neural Networks with Local Error Signals" (2019).
+Eidnes, "Training Neural Networks with Local Error Signals" (2019); auxiliary, Belilovsky et al.,
+"Decoupled Greedy Learning of CNNs" (2020). Mono-Forward, Gong et al. (2025), is a learned readout.
 
 `ALL` at the end names every rule. The words of the command line, the list of `tpsgd rules`, the
 colours of the plots and the test matrix are derived from it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
@@ -47,6 +49,7 @@ from torch import Tensor
 from tpsgd import objectives
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import Loss, cross_entropy, mse
+from tpsgd.maths import auxiliary as auxiliary_net
 from tpsgd.maths import pooled_objectives
 from tpsgd.maths import predsim as similarity
 from tpsgd.maths.pooling import grid_for
@@ -209,6 +212,12 @@ def readout(
     features, and a constant makes it `scale` (`calibrate`; `run.blocks` has the constant). Without
     it, the softmax would be saturated in nets with batch norm and flat in others. A `scale` that is
     set by hand is that constant, unless `calibrate=True`.
+
+    Mono-Forward (Gong, Li & Abdulla, "Mono-Forward: Backpropagation-Free Algorithm for Efficient
+    Neural Network Training Harnessing Local Errors", 2025) is this rule with learned codes: its
+    goodness a M^T is the logits, M = P scale / sqrt(d). For blocks of d outputs,
+    `readout(True, uniform((3 * d) ** -0.5), features=d, scale=d**0.5)` takes exactly its steps,
+    with M initialised as torch's linear layers are.
     """
     calibrated = scale is None if calibrate is None else calibrate
     size = SCALE if scale is None else scale
@@ -231,6 +240,12 @@ def predsim(share: float = 0.99, features: int = 2048, convolve: bool = True) ->
     loss, which compares all samples of a batch; `features` bounds the classifier's inputs. The
     classifier, and the convolution before the similarity, learn with the block; `convolve=False`
     leaves that convolution out and is cheaper.
+
+    The published nets have a dropout after each activation, which the local loss does not see: put
+    `nn.Dropout2d(0.2)` after the ReLU of each convolution and `nn.Dropout(0.2)` after that of each
+    dense layer into the model. Their batch norm follows dense layers too, their activation is
+    `nn.LeakyReLU`, and they train 400 epochs with Adam from a rate of 5e-4, divided by 4 after 50,
+    75, 89 and 94 % of the epochs. With `share=0, convolve=False` the loss is their `pred`.
     """
 
     def objective(site: Site) -> Objective:
@@ -240,6 +255,47 @@ def predsim(share: float = 0.99, features: int = 2048, convolve: bool = True) ->
     convolution = "" if convolve else ", no convolution"
     options = f"share {share:g}, at most {features} features{convolution}"
     return Rule("predsim", objective, at=Place.AFTER, about=about, options=options, per_step=False)
+
+
+def auxiliary(
+    channels: int = 128,
+    kernels: Sequence[int] = (3,),
+    side: int = 10,
+    share: float = 0.9,
+    at: Place = Place.AFTER,
+) -> Rule:
+    """A local classifier with hidden layers, and similarity matching; not in the paper.
+
+    The auxiliary net of Belilovsky, Eickenberg & Oyallon, "Decoupled Greedy Learning of CNNs"
+    (2020), learns with the block. Feature maps are averaged to at most `side` x `side` cells; then
+    come a convolution of `channels` filters, batch norm and ReLU for each of the `kernels`, the
+    average over 2 x 2 cells and a linear layer. For vectors the convolutions are linear layers.
+
+    `share` is the weight of the similarity loss of `predsim(convolve=False)`; 0 is the rule of
+    Belilovsky et al., and `kernels=(1, 1, 1)` or `(3, 3)` are nets as they have them. Loss and
+    batch norm look at the whole batch, so micro-batches would change them.
+
+    Examples:
+        >>> auxiliary(kernels=(1, 3), share=0).options
+        '2 hidden layers of 128, kernel 1 and 3, at most 10 x 10 cells, share 0'
+    """
+    kernels = tuple(kernels)
+    if channels < 1 or side < 1 or any(k < 1 or k % 2 == 0 for k in kernels):
+        raise TpsgdError(
+            f"an auxiliary net needs channels and side of 1 or more and odd kernels, got "
+            f"channels={channels}, side={side}, kernels={kernels}"
+        )
+    if not 0 <= share <= 1:
+        raise TpsgdError(f"share must be a number from 0 to 1, got {share}")
+
+    def objective(site: Site) -> Objective:
+        return auxiliary_net.auxiliary(site, channels, kernels, side, share)
+
+    layers = f"{len(kernels)} hidden layer{'s' * (len(kernels) != 1)} of {channels}"
+    sizes = ", kernel " + " and ".join(map(str, kernels)) if kernels else ""
+    options = f"{layers}{sizes}, at most {side} x {side} cells, share {share:g}"
+    about = "samples of a class alike, and a small local net, learned"
+    return Rule("auxiliary", objective, at=at, about=about, options=options, per_step=False)
 
 
 def frozen(loss: Loss = cross_entropy) -> Rule:
@@ -324,6 +380,9 @@ ALL: dict[str, Entry] = {
     "readout-learned": Entry(partial(readout, True), "Mostafa et al. 2018", "#CC79A7", "p"),
     "predsim": Entry(
         predsim, "Nøkland & Eidnes 2019", "#8C564B", "H", feed_forward=False, recurrent=False
+    ),
+    "auxiliary": Entry(
+        auxiliary, "Belilovsky et al. 2020", "#332288", "h", feed_forward=False, recurrent=False
     ),
     "frozen": Entry(frozen, "", "#888888", "o", ":"),
     "random": Entry(untrained, "", "#A0A0A0", "d", "-.", feed_forward=False),

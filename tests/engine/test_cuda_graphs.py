@@ -22,6 +22,7 @@ from tpsgd.objectives import Site, differentiate
 
 WHOLE = {  # whose losses look at the whole batch
     "predsim": rules.predsim,
+    "auxiliary": rules.auxiliary,
     "standardised": lambda: rules.tpsgd_l2(standardise=True),
     "standardised, pooled": lambda: rules.drtp(features=8, standardise=True),
 }
@@ -118,6 +119,8 @@ RULES = {
     "l2": rules.tpsgd_l2,
     "l2, standardised": lambda: rules.tpsgd_l2(standardise=True),
     "predsim": rules.predsim,
+    "auxiliary": rules.auxiliary,
+    "auxiliary, as published": lambda: rules.auxiliary(kernels=(1, 3), share=0),
     "predsim, no convolution": lambda: rules.predsim(convolve=False),
     "sdfa": rules.sdfa,
 }
@@ -269,7 +272,10 @@ def test_and_in_blocks_of_several_layers(name, schedule, blocks, precision, both
 
 @on_gpu
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("name", ["readout", "predsim", "predsim, no convolution"])
+@pytest.mark.parametrize(
+    "name",
+    ["readout", "predsim", "predsim, no convolution", "auxiliary", "auxiliary, as published"],
+)
 def test_and_in_a_lower_precision(name, schedule, both):
     settings = {"precision": torch.bfloat16, "augment": chain(flip(), crop(1, reflect=True))}
     close(*both(RULES[name](), schedule, norm=True, **settings), rtol=1e-2, atol=1e-3)
@@ -277,7 +283,7 @@ def test_and_in_a_lower_precision(name, schedule, both):
 
 @on_gpu
 @pytest.mark.parametrize("beside", [True, False])
-@pytest.mark.parametrize("name", ["readout", "l2", "predsim", "sdfa"])
+@pytest.mark.parametrize("name", ["readout", "l2", "predsim", "auxiliary", "sdfa"])
 def test_and_with_updates_beside_later_blocks_or_together(name, beside, both, monkeypatch):
     monkeypatch.setattr(assemble, "can_update_beside", lambda *_: beside)
     settings = {"epochs": 20, "batch_size": 8}

@@ -15,7 +15,7 @@ from tpsgd.zoo.resnet import Residual
 
 HALF = torch.bfloat16
 SHORT = {"epochs": 1, "batch_size": 16}
-RULES = DRAWN | {"predsim": rules.predsim}
+RULES = DRAWN | {"predsim": rules.predsim, "auxiliary": rules.auxiliary}
 
 
 def convnet(*between: type[nn.Module], act=nn.ReLU):
@@ -80,7 +80,7 @@ def test_gradients_are_those_of_float32_up_to_rounding(net, name):
     assert found[2].dtype is found[3].dtype is HALF
 
 
-@pytest.mark.parametrize("name", ["readout", "predsim"])
+@pytest.mark.parametrize("name", ["readout", "predsim", "auxiliary"])
 def test_a_traced_blocks_gradients_too(name):
     def make():
         return seeded(lambda: nn.Sequential(Residual(2, 4), nn.Flatten(), nn.Linear(144, 3)))

@@ -25,6 +25,8 @@ RULES = {
     "drtp": rules.drtp(),
     "standardised": rules.tpsgd_l2(features=4, standardise=True),
     "predsim": rules.predsim(),
+    "auxiliary": rules.auxiliary(),
+    "auxiliary, as published": rules.auxiliary(kernels=(1, 3), share=0),
     "dfa": rules.dfa(),
     "sdfa": rules.sdfa(),
     "frozen": rules.frozen(),

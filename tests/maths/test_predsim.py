@@ -179,6 +179,25 @@ def test_a_step_lowers_the_loss_of_the_activations_output(maps):
     torch.testing.assert_close(model[0].weight, wanted, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("rule", [rules.predsim(), rules.auxiliary()], ids=lambda r: r.name)
+def test_the_local_loss_does_not_see_dropout_after_the_activation(rule):
+    """As published: only the next block's inputs are dropped."""
+    weights = []
+    for dropout in (nn.Identity(), nn.Dropout(0.5)):
+
+        def make(dropout=dropout):
+            first = nn.Linear(6, 8), nn.ReLU(), dropout
+            return nn.Sequential(*first, nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+
+        model = seeded(make)
+        settings = {"schedule": tpsgd.simultaneous, "epochs": 2, "batch_size": 16}
+        run = tpsgd.fit(model, points(), rule=rule, **settings)
+        assert run.blocks[0].learning == "closed form"
+        weights.append([model[i].weight.detach().clone() for i in (0, 3)])
+    assert torch.equal(weights[0][0], weights[1][0])
+    assert not torch.equal(weights[0][1], weights[1][1])
+
+
 def test_samples_that_are_alike_have_a_cosine_of_one():
     z = torch.tensor([[1.0, 2.0, 4.0], [2.0, 4.0, 8.0], [4.0, 2.0, 1.0]])
     assert similarity(z).diagonal() == pytest.approx([1.0] * 3, abs=1e-4)

@@ -132,6 +132,10 @@ GRID = [
     ("cnn", {"rule": rules.tpsgd_l2(), "redraw": True, "slack": 8}),
     ("norm", {}),
     ("norm", {"micro_batch": 9, "slack": 4, **TOGETHER}),
+    ("cnn", {"rule": rules.auxiliary(8), "reuse": False}),
+    ("norm", {"rule": rules.auxiliary(8), **TOGETHER}),
+    ("norm", {"rule": rules.auxiliary(8), "precision": torch.bfloat16, "slack": 128, **TOGETHER}),
+    ("recurrent", {"rule": rules.auxiliary(8)}),
     ("residual", {"rule": rules.tpsgd_l1(), **TOGETHER, **SAVING}),
     (
         "recurrent",

@@ -30,15 +30,25 @@ def equal_cells(space: tuple[int, ...], grid: tuple[int, ...]) -> bool:
     return len(space) == 2 and not any(n % g for n, g in zip(space, grid, strict=True))
 
 
+def averages(y: Tensor, grid: tuple[int, ...]) -> Tensor:
+    """Feature maps averaged over a grid of cells: maps of that size, or y itself if it has it."""
+    space = tuple(y.shape[2:])
+    return y if space == grid else _average(y, grid).view(*y.shape[:2], *grid)
+
+
 def cells(y: Tensor, grid: tuple[int, ...]) -> Tensor:
     """Feature maps averaged over a grid of cells, flat."""
+    return _average(y, grid).flatten(1)
+
+
+def _average(y: Tensor, grid: tuple[int, ...]) -> Tensor:
     space = tuple(y.shape[2:])
     if prod(grid) == 1:
         return y.flatten(2).mean(2)
     if equal_cells(space, grid):  # faster than adaptive pooling, above all on a GPU
-        return F.avg_pool2d(y, (space[0] // grid[0], space[1] // grid[1])).flatten(1)
+        return F.avg_pool2d(y, (space[0] // grid[0], space[1] // grid[1]))
     pool: Callable[..., Tensor] = _POOL[len(grid) - 1]
-    return pool(y, grid).flatten(1)
+    return pool(y, grid)
 
 
 def back_to_pixels(df: Tensor, y: Tensor, grid: tuple[int, ...]) -> Tensor:

@@ -47,9 +47,7 @@ def predsim(site: Site, share: float, features: int, convolve: bool = True) -> O
 
     def loss(y: Tensor, s: Tensor, *tensors: Tensor) -> Tensor:
         z = _convolved(y, tensors[0]) if convolve else y
-        v = wide(z.flatten(2).std(2) if pixels > 1 else z.flatten(1))
-        labels = s if s.is_floating_point() else F.one_hot(s, classes)
-        alike = F.mse_loss(similarity(v), similarity(labels.to(v.dtype)))
+        alike = dissimilarity(z, s, classes, pixels)
         return share * alike + (1 - share) * local.value(wide(read(y) @ tensors[-1].T), s)
 
     def of_batch(y: Tensor, s: Tensor, *tensors: Tensor) -> LossAndGrads:
@@ -59,18 +57,26 @@ def predsim(site: Site, share: float, features: int, convolve: bool = True) -> O
         df, T = e @ R, labels_alike(s, classes, logits.dtype)
         of_readout = back_to_pixels(df, y, grid) if grid else df.view(y.shape)
         if convolve:
-            alike, dz = _alike(_convolved(y, tensors[0]), T, share, pixels, None)
+            alike, dz = dissimilarity_and_grad(_convolved(y, tensors[0]), T, share, pixels, None)
             dy, *dK = _through(dz, y, tensors[0])
             del dz  # frees a batch of maps
             _add(dy, of_readout)
         else:
-            (alike, dy), dK = _alike(y, T, share, pixels, of_readout), ()
+            alike, dy = dissimilarity_and_grad(y, T, share, pixels, of_readout)
+            dK = ()
         value = alike.add_(local.value(logits, s), alpha=1 - share)
         return LossAndGrads(value, dy, (*dK, e.T @ f), logits)
 
     kernel = (_kernel(site),) if convolve else ()
-    tensors = (*kernel, _drawn(site, (d,), site.classes, site.key))
+    tensors = (*kernel, initial_weights(site, (d,), site.classes, site.key))
     return Objective(loss, tensors=tensors, learned=True, closed_form_of_batch=of_batch)
+
+
+def dissimilarity(z: Tensor, s: Tensor, classes: int, pixels: int) -> Tensor:
+    """The mean squared difference between the similarities of outputs and of labels."""
+    v = wide(z.flatten(2).std(2) if pixels > 1 else z.flatten(1))
+    labels = s if s.is_floating_point() else F.one_hot(s, classes)
+    return F.mse_loss(similarity(v), similarity(labels.to(v.dtype)))
 
 
 def similarity(z: Tensor) -> Tensor:
@@ -89,10 +95,10 @@ def labels_alike(s: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
     return alike.sub_(1 / classes).div_(length)
 
 
-def _alike(
+def dissimilarity_and_grad(
     z: Tensor, T: Tensor, share: float, pixels: int, more: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The similarity's part of the loss, and dz with the derivative `more` added to it."""
+    """`share` of the dissimilarity to T, and dz with the derivative `more` added to it."""
     if pixels == 1:
         loss, dv = _pairs(wide(z.flatten(1)), T, share)
         dz = dv.view(z.shape).to(z.dtype)
@@ -180,10 +186,10 @@ def _kernel(site: Site) -> Tensor:
     """The initial K: 3 x 3 between all channels, or a matrix between all units."""
     filters, *space = site.shape if site.maps else (prod(site.shape),)
     key = replace(site.key, step=site.key.step + 1)
-    return _drawn(site, (filters, *[3] * len(space)), filters, key)
+    return initial_weights(site, (filters, *[3] * len(space)), filters, key)
 
 
-def _drawn(site: Site, shape: tuple[int, ...], rows: int, key: Key) -> Tensor:
+def initial_weights(site: Site, shape: tuple[int, ...], rows: int, key: Key) -> Tensor:
     """Initial weights with the distribution of torch's layers."""
     draw = uniform((3 * prod(shape)) ** -0.5)
     weights = draw(shape, rows, key, site.device).to(site.dtype)

@@ -1,0 +1,175 @@
+"""The objective of `rules.auxiliary`: a block's output read by a small net of its own.
+
+Belilovsky, Eickenberg & Oyallon, "Decoupled Greedy Learning of CNNs" (2020):
+
+    J = CE(R pool(h_m), y*),   h_i = relu(norm(K_i * h_(i-1))),   h_0 = pool(y)
+
+With a share a of the similarity loss of `predsim` (without its convolution) it is
+
+    a MSE(S(v), S(y*)) + (1 - a) J,   v: the deviations of y over space, or y itself for vectors
+
+Feature maps are averaged over a coarse grid of cells before the convolutions K_i, which makes them
+cheap, and over a grid of 2 x 2 cells after them; for vectors the K_i are matrices. All K_i, the
+norms' scales and shifts, and R learn with the block. `norm` is batch normalisation with the
+statistics of the batch alone, so the loss is no mean over samples.
+
+The derivative is the chain rule from the logits back to y, written out layer by layer: no graph.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tpsgd.losses import bce, cross_entropy
+from tpsgd.maths.memory_format import full
+from tpsgd.maths.pooling import averages, back_to_pixels, cells, wide
+from tpsgd.maths.predsim import (
+    dissimilarity,
+    dissimilarity_and_grad,
+    initial_weights,
+    labels_alike,
+)
+from tpsgd.objectives import LATER, LossAndGrads, Objective, Site
+
+_EPS = 1e-5  # added to variances, as torch's batch normalisation does
+_LAST = 2  # cells a side before the linear layer
+_CONVOLVE = (F.conv1d, F.conv2d, F.conv3d)
+
+
+def auxiliary(
+    site: Site, channels: int, kernels: tuple[int, ...], side: int, share: float
+) -> Objective:
+    """Readable by a small net, on maps of at most `side` cells a side, and similar in a class."""
+    space = site.shape[1:] if site.maps else ()
+    grid = tuple(cells_a_side(n, side) for n in space)
+    last = tuple(min(n, _LAST) for n in grid)
+    local = bce if site.loss is bce else cross_entropy
+    classes, pixels = site.classes, prod(space)
+
+    def loss(y: Tensor, s: Tensor, *tensors: Tensor) -> Tensor:
+        h = averages(y, grid) if grid else y.flatten(1)
+        for K, scale_and_shift in _layers(tensors):
+            z = _convolved(h, K)
+            h = F.batch_norm(z, None, None, *wide(scale_and_shift), training=True, eps=_EPS).relu()
+        f = cells(h, last) if grid else h
+        readable = local.value(wide(f @ tensors[-1].T), s)
+        if not share:
+            return readable
+        return share * dissimilarity(y, s, classes, pixels) + (1 - share) * readable
+
+    def of_batch(y: Tensor, s: Tensor, *tensors: Tensor) -> LossAndGrads:
+        h, R, passes = averages(y, grid) if grid else y.flatten(1), tensors[-1], []
+        for K, scale_and_shift in _layers(tensors):
+            passes.append(_Pass.forward(h, K, scale_and_shift))
+            h = passes[-1].output
+        f = cells(h, last) if grid else h
+        logits = wide(f @ R.T)
+        e = local.grad(logits, s).mul_((1 - share) / len(y)).to(y.dtype)
+        dh, dtensors = e @ R, [e.T @ f]
+        dh = full(back_to_pixels(dh, h, last), h) if grid else dh
+        for layer in reversed(passes):
+            dh, *dlayer = layer.backward(dh)
+            dtensors = [*dlayer, *dtensors]
+        dy = back_to_pixels(dh, y, grid) if grid else dh.view(y.shape)
+        if not share:
+            return LossAndGrads(LATER, dy, tuple(dtensors), logits)
+        T = labels_alike(s, classes, logits.dtype)
+        alike, dy = dissimilarity_and_grad(y, T, share, pixels, dy)
+        value = alike.add_(local.value(logits, s), alpha=1 - share)
+        return LossAndGrads(value, dy, tuple(dtensors), logits)
+
+    tensors = _drawn_tensors(site, channels, kernels, last)
+    of_logits = None if share else local
+    return Objective(
+        loss, tensors=tensors, learned=True, closed_form_of_batch=of_batch, of_logits=of_logits
+    )
+
+
+class _Pass(NamedTuple):
+    """A hidden layer's forward pass: what its backward pass needs."""
+
+    x: Tensor
+    K: Tensor
+    scale: Tensor
+    z: Tensor
+    mean: Tensor
+    inverse_std: Tensor
+    output: Tensor
+
+    @classmethod
+    def forward(cls, x: Tensor, K: Tensor, scale_and_shift: Tensor) -> "_Pass":
+        """relu(norm(K * x)), the norm over the batch and space."""
+        z, (scale, shift) = _convolved(x, K), wide(scale_and_shift)
+        h, mean, inverse_std = torch.native_batch_norm(z, scale, shift, None, None, True, 0.0, _EPS)
+        return cls(x, K, scale, z, mean, inverse_std, h.relu_())
+
+    def backward(self, dh: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The derivatives with respect to x, K, and scale and shift."""
+        dh = torch.ops.aten.threshold_backward(dh, self.output, 0)
+        dz, dscale, dshift = torch.ops.aten.native_batch_norm_backward(
+            dh, self.z, self.scale, None, None, self.mean, self.inverse_std, True, _EPS,
+            (True, True, True),
+        )  # fmt: skip
+        dx, dK = _through(dz, self.x, self.K)
+        return dx, dK, torch.stack([dscale, dshift])
+
+
+def cells_a_side(pixels: int, most: int) -> int:
+    """How many cells a side of feature maps is cut into.
+
+    Equal cells are faster than others, so the number divides `pixels` where one above half of
+    `most` does.
+
+    Examples:
+        >>> [cells_a_side(n, 10) for n in (160, 32, 14, 13, 5)]
+        [10, 8, 7, 10, 5]
+    """
+    if pixels <= most:
+        return pixels
+    return next((n for n in range(most, most // 2, -1) if pixels % n == 0), most)
+
+
+def _layers(tensors: tuple[Tensor, ...]) -> list[tuple[Tensor, Tensor]]:
+    """The hidden layers: weights, and the norm's scale and shift."""
+    return list(zip(tensors[:-1:2], tensors[1:-1:2], strict=True))
+
+
+def _convolved(x: Tensor, K: Tensor) -> Tensor:
+    """K * x in maps of the same size; for vectors a product."""
+    if K.dim() == 2:
+        return x @ K.T
+    convolve: Callable[..., Tensor] = _CONVOLVE[K.dim() - 3]
+    return convolve(x, K, padding=K.shape[-1] // 2)
+
+
+def _through(dz: Tensor, x: Tensor, K: Tensor) -> tuple[Tensor, Tensor]:
+    """From the derivative with respect to K * x to those with respect to x and K."""
+    if K.dim() == 2:
+        return dz @ K, dz.T @ x
+    ones, none = [1] * (K.dim() - 2), [0] * (K.dim() - 2)
+    padding = [K.shape[-1] // 2] * len(ones)
+    dx, dK, _ = torch.ops.aten.convolution_backward(
+        dz, x, K, None, ones, padding, ones, False, none, 1, (True, True, False)
+    )
+    return dx, dK
+
+
+def _drawn_tensors(
+    site: Site, channels: int, kernels: tuple[int, ...], last: tuple[int, ...]
+) -> tuple[Tensor, ...]:
+    """The initial weights: each layer's, its norm's scale 1 and shift 0, and R."""
+    inputs, space = (site.shape[0], len(site.shape) - 1) if site.maps else (prod(site.shape), 0)
+    norm = torch.ones(2, channels, device=site.device, dtype=site.dtype)
+    norm[1] = 0.0
+    tensors = []
+    for i, kernel in enumerate(kernels, 1):
+        key = replace(site.key, step=site.key.step + i)
+        tensors.append(initial_weights(site, (inputs, *[kernel] * space), channels, key))
+        tensors.append(norm.clone())
+        inputs = channels
+    return *tensors, initial_weights(site, (inputs * prod(last),), site.classes, site.key)
