@@ -31,7 +31,7 @@ from tpsgd.losses import bce
 from tpsgd.maths.random import SORTED, Key, mixed, permutation
 from tpsgd.memory.cudnn import workspace_bytes
 from tpsgd.nets.blocks import has_batch_norm
-from tpsgd.nets.recurrent import Recurrent
+from tpsgd.nets.padded import SequenceLayer
 from tpsgd.projections import make_tables
 from tpsgd.solvers.equations import keeps_samples
 from tpsgd.train import Net
@@ -87,7 +87,7 @@ def rehearse(model: nn.Module, inputs: Inputs, method: Method, settings: Setting
 
 
 def _recurrent(model: nn.Module) -> bool:
-    return any(isinstance(m, (Recurrent, nn.RNN)) for m in model.modules())
+    return any(isinstance(m, (SequenceLayer, nn.RNN)) for m in model.modules())
 
 
 def _extrapolated(short: Rehearsal, long: Rehearsal, times: float) -> Rehearsal:

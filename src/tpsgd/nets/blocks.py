@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from tpsgd.errors import TpsgdError
 from tpsgd.nets.activations import derivative_known
 from tpsgd.nets.layers import LAYERS, gives_maps, layer_kind
-from tpsgd.nets.padded import Padded, through
-from tpsgd.nets.recurrent import Recurrent, feeds_recurrent, views
+from tpsgd.nets.padded import Padded, SequenceLayer, through
+from tpsgd.nets.recurrent import feeds_recurrent, views
 from tpsgd.rules import Place
 
 _NORMS = (
@@ -68,7 +68,7 @@ class Block:
     @property
     def recurrent(self) -> bool:
         """Whether its layer reads sequences."""
-        return isinstance(self.layer, Recurrent)
+        return isinstance(self.layer, SequenceLayer)
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """The parameters that may learn, by a name that is unique within the block.
@@ -146,7 +146,7 @@ def split(model: nn.Module) -> list[Block]:
     blocks = []
     for i, (name, layer, followers) in enumerate(groups):
         between, act, rest = [], None, followers
-        if not isinstance(layer, Recurrent):
+        if not isinstance(layer, SequenceLayer):
             between, act, rest = _around_activation(followers)
         cut = next((k for k, m in enumerate(rest) if isinstance(m, _ON_INPUTS)), len(rest))
         cut = len(rest) if i == len(groups) - 1 else cut
@@ -189,7 +189,7 @@ def leaves_of(
         for child_name, child in module._modules.items():  # a module used twice comes twice
             if child is not None:
                 yield from leaves_of(child, f"{name}.{child_name}" if name else child_name, False)
-    elif top and not isinstance(module, (*LAYERS, nn.RNNBase, Recurrent)):
+    elif top and not isinstance(module, (*LAYERS, nn.RNNBase, SequenceLayer)):
         raise TpsgdError(
             f"cannot cut {type(module).__name__} into blocks: the order of its layers is hidden in "
             "its forward method; pass nn.Sequential of its stages (a stage may be any module), "
@@ -217,7 +217,7 @@ def _refuse(name: str, module: nn.Module) -> None:
     if getattr(module, "is_tap", False):  # frozen: no gradient runs through it
         return
     for inner_name, m in module.named_modules():
-        nested = inner_name and isinstance(m, Recurrent)
+        nested = inner_name and isinstance(m, SequenceLayer)
         if nested or isinstance(m, (*_RECURRENT, *_ATTENTION)):
             where = f"{name}.{inner_name}" if inner_name else name
             recurrent = "use tpsgd.Recurrent or nn.RNN, straight in the nn.Sequential"
@@ -311,7 +311,7 @@ def products_of_layers() -> Iterator[list[int]]:
     products: list[int] = []
 
     def count(module: nn.Module, _: Any, y: Any) -> None:
-        cells = isinstance(module, Recurrent)
+        cells = isinstance(module, SequenceLayer)
         for weight in (p for p in module.parameters(recurse=cells) if p.dim() > 1):
             pixels = y[0].numel() // len(weight) if isinstance(y, Tensor) and not cells else 1
             products.append(max(1, pixels) * weight.numel())
