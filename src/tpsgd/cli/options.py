@@ -32,7 +32,8 @@ DATA = (
 )
 MODELS = (
     "mlp:256,256 (widths), cnn:16x5,16x5 (filters x kernel), rnn:512 (units), birnn:512 "
-    "(bidirectional), rnn:512,512+256 (a perceptron after the +), paper-rnn:512, torch-rnn:512 or "
+    "(bidirectional), rnn:512,512+256 (a perceptron after the +), paper-rnn:512, torch-rnn:512, "
+    "lru:256,256 (diagonal recurrences that remember for long) or "
     "FILE.py:FUNCTION."
 )
 
@@ -180,7 +181,7 @@ class Model:
 
     def record(self, head: str) -> dict[str, Any]:
         """The model as plain values; an activation that it does not have is left out."""
-        only_cells = "rnn:" in self.model and "+" not in self.model
+        only_cells = ("rnn:" in self.model or "lru:" in self.model) and "+" not in self.model
         values = {
             "model": self.model,
             "activation": None if only_cells else self.activation,

@@ -118,22 +118,22 @@ def _columns(weight: Tensor, tokens: Tensor) -> Tensor:
 class Diagonal(SequenceLayer):
     """A diagonal linear recurrence; `Recurrent.diagonal` makes it.
 
-    Reads sequences as `Recurrent` does. Returns its last output `(batch, units)`; with
-    `loss_at="mean"` the mean over time; with `sequence` all outputs `(batch, steps, units)`.
+    Reads sequences as `Recurrent` does. Returns the mean of its outputs over time `(batch, units)`;
+    with another `loss_at` the last output; with `sequence` all outputs `(batch, steps, units)`.
 
     Args:
         inputs: features of a step, or the number of tokens.
         units: outputs of a step.
         states: complex numbers that it remembers; by default as many as units.
-        loss_at: where its local loss looks: at the "last" output, the "mean" over time, or at
-            "every" output, whose losses are averaged.
+        loss_at: where its local loss looks: at the "mean" over time; at the "last" output, which
+            takes the least time; or at "every" output, whose losses are averaged.
         r_min: |lambda| begins between `r_min` and `r_max`. A state keeps |lambda|^n after n steps.
         r_max: see `r_min`; less than 1.
         phase: the angle of lambda begins between 0 and this.
         sequence: return the outputs of all steps, for another layer that reads sequences.
 
     Examples:
-        >>> layer = Diagonal(1, 64, loss_at="mean")
+        >>> layer = Diagonal(1, 64)
         >>> layer(torch.zeros(2, 49, 1)).shape
         torch.Size([2, 64])
         >>> first, state = layer.read(torch.zeros(2, 20, 1))  # online: the state goes on
@@ -148,7 +148,7 @@ class Diagonal(SequenceLayer):
         units: int,
         *,
         states: int | None = None,
-        loss_at: LossAt | str = LossAt.LAST,
+        loss_at: LossAt | str = LossAt.MEAN,
         r_min: float = 0.9,
         r_max: float = 0.999,
         phase: float = 2 * math.pi,

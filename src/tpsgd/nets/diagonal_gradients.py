@@ -122,7 +122,8 @@ class DiagonalGradients:
         """Carry the trace E of the input's weights to the end of a window."""
         new = (onward.filters @ x.flatten(-2)).unflatten(-2, (-1, 2))
         if self.trace_of_drive is not None:
-            new += onward.turn @ self.trace_of_drive
+            matrices = (t.flatten(0, -3) for t in (onward.turn, self.trace_of_drive))
+            new.flatten(0, -3).baddbmm_(*matrices)
         self.trace_of_drive = new
 
     def learn(self, window: Window, h: Tensor, f: Features, dy: Tensor) -> None:
