@@ -233,7 +233,7 @@ def test_an_mlp_reads_sequences_whole():
 )
 def test_a_reservoir_has_the_sizes_of_a_model_and_our_cells(word):
     make = factory(word, (5, 4), 2)
-    sizes = [b.layer.hidden for b in tpsgd.split(make()) if isinstance(b.layer, Recurrent)]
+    sizes = [b.layer.hidden for b in tpsgd.split(make()) if b.recurrent]
     made = reservoir(make)()
     assert [m.hidden for m in made[:-1]] == sizes and len(made) == len(sizes) + 1
     assert all(m.leak == Recurrent(1, 1).leak for m in made[:-1])
