@@ -161,7 +161,7 @@ def test_a_recurrent_word(kind, layers, tokens, padded):
     model = factory(f"{kind}:{layers}", shape, 2, "tanh", tokens=tokens)()
     assert is_recurrent(model) and isinstance(model[-1], nn.Linear)
     assert connect(model)(sequences(tokens, padded)).shape == (3, 2)
-    cells = [b.layer for b in tpsgd.split(model) if isinstance(b.layer, Recurrent)]
+    cells = [b.layer for b in tpsgd.split(model) if b.recurrent]
     assert [c.hidden for c in cells] == [int(n) for n in layers.partition("+")[0].split(",")]
     assert {c.bidirectional for c in cells} == {kind.endswith("birnn")}
     assert ("+" in layers) == any(isinstance(m, nn.Tanh) for m in model)
@@ -207,6 +207,7 @@ def test_leak():
         ("torch-rnn:4", {"init": "zeros"}, "init is not for torch-rnn:4"),
         ("torch-birnn:4", {"leak": 0.5}, "leak is not for torch-birnn:4"),
         ("paper-rnn:4", {"leak": 0.5}, "leak is not for paper-rnn:4"),
+        ("lru:4", {"leak": 0.5}, "init and leak are not for lru:4"),
         ("rnn:4", {"tokens": 7}, r"needs sequences .*, not samples of shape \(5, 4\)"),
         ("mlp:4", {"tokens": 7}, "mlp:4 cannot read tokens"),
         ("cnn:4x3", {"tokens": 7}, "cnn:4x3 cannot read tokens"),
@@ -227,10 +228,12 @@ def test_an_mlp_reads_sequences_whole():
     assert factory("mlp:4", (5, 4), 2)()(sequences()).shape == (3, 2)
 
 
-@pytest.mark.parametrize("word", ["rnn:6,5", "paper-birnn:6,5+3", "torch-rnn:6,5", "torch-rnn:6,6"])
+@pytest.mark.parametrize(
+    "word", ["rnn:6,5", "paper-birnn:6,5+3", "torch-rnn:6,5", "torch-rnn:6,6", "lru:6,5"]
+)
 def test_a_reservoir_has_the_sizes_of_a_model_and_our_cells(word):
     make = factory(word, (5, 4), 2)
-    sizes = [b.layer.hidden for b in tpsgd.split(make()) if isinstance(b.layer, Recurrent)]
+    sizes = [b.layer.hidden for b in tpsgd.split(make()) if b.recurrent]
     made = reservoir(make)()
     assert [m.hidden for m in made[:-1]] == sizes and len(made) == len(sizes) + 1
     assert all(m.leak == Recurrent(1, 1).leak for m in made[:-1])

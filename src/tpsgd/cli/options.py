@@ -34,7 +34,8 @@ DATA = (
 MODELS = (
     "mlp:256,256 (widths), cnn:16x5,16x5 (filters x kernel), vgg:8, vgg:11 or vgg:16 (ReLU and "
     "batch norm after every layer but the last), rnn:512 (units), birnn:512 "
-    "(bidirectional), rnn:512,512+256 (a perceptron after the +), paper-rnn:512, torch-rnn:512 or "
+    "(bidirectional), rnn:512,512+256 (a perceptron after the +), paper-rnn:512, torch-rnn:512, "
+    "lru:256,256 (diagonal recurrences that remember for long) or "
     "FILE.py:FUNCTION."
 )
 
@@ -183,7 +184,7 @@ class Model:
 
     def record(self, head: str) -> dict[str, Any]:
         """The model as plain values; an activation that it does not have is left out."""
-        only_cells = "rnn:" in self.model and "+" not in self.model
+        only_cells = ("rnn:" in self.model or "lru:" in self.model) and "+" not in self.model
         fixed = only_cells or self.model.startswith("vgg:")
         values = {
             "model": self.model,

@@ -23,8 +23,8 @@ from tpsgd.nets.blocks import (
     split,
     whole,
 )
-from tpsgd.nets.padded import Padded
-from tpsgd.nets.recurrent import Recurrent, connect
+from tpsgd.nets.padded import Padded, SequenceLayer
+from tpsgd.nets.recurrent import connect
 from tpsgd.rules import Place, Rule
 from tpsgd.solvers import SOLVERS
 from tpsgd.train import sequential, simultaneous
@@ -203,7 +203,7 @@ def sizes_of(
         x = form(first_samples(settings.validation))
         validation_sizes = shapes(blocks, x)
         for block, size, other in zip(blocks, sizes, validation_sizes, strict=True):
-            if isinstance(block.layer, Recurrent) and block.layer.sequence:
+            if isinstance(block.layer, SequenceLayer) and block.layer.sequence:
                 other.update(size)  # sequences may have any length
         if validation_sizes != sizes:
             raise TpsgdError(
@@ -215,7 +215,7 @@ def sizes_of(
 
 def _refuse_ragged(blocks: list[Block], x: Any) -> None:
     """Only recurrent layers can leave the padding of sequences out when they learn."""
-    readers = [b for b in blocks if isinstance(b.layer, Recurrent)]
+    readers = [b for b in blocks if isinstance(b.layer, SequenceLayer)]
     if not isinstance(x, Padded) or not readers or len(blocks) == 1:
         return
     for block in blocks[: readers[0].index]:
@@ -269,7 +269,7 @@ def _check_precision(modules: list[nn.Module], dtype: torch.dtype, precision: to
             f"precision={name} is for models in float32, which their parameters stay; this one is "
             f"in {str(dtype).removeprefix('torch.')}: leave precision out"
         )
-    if any(isinstance(m, (Recurrent, nn.RNNBase, nn.RNNCellBase)) for m in modules):
+    if any(isinstance(m, (SequenceLayer, nn.RNNBase, nn.RNNCellBase)) for m in modules):
         raise TpsgdError(
             f"precision={name} is for models without recurrent layers, whose errors would add up "
             "over time: leave precision out"
@@ -278,7 +278,7 @@ def _check_precision(modules: list[nn.Module], dtype: torch.dtype, precision: to
 
 def _tokens(first: Block) -> int:
     """How many tokens there are, if the model begins by looking them up."""
-    reads = isinstance(first.layer, Recurrent) and not first.prologue
+    reads = isinstance(first.layer, SequenceLayer) and not first.prologue
     return first.layer.inputs if reads else 0  # type: ignore[union-attr, return-value]
 
 

@@ -35,10 +35,12 @@ from tpsgd.maths.random import Key
 from tpsgd.nets.autograd import Autograd
 from tpsgd.nets.blocks import Block
 from tpsgd.nets.closed_form import ClosedForm
+from tpsgd.nets.diagonal import Diagonal
 from tpsgd.nets.layers import layer_kind
-from tpsgd.nets.recurrent import Recurrent
+from tpsgd.nets.padded import SequenceLayer
 from tpsgd.nets.stacked import Stacked
 from tpsgd.nets.unrolled import Unrolled
+from tpsgd.nets.unrolled_diagonal import UnrolledDiagonal
 from tpsgd.objectives import IDLE, Objective, Site, move, output
 from tpsgd.protocols import Source
 from tpsgd.rules import Place, Signal
@@ -142,7 +144,7 @@ def _recurrent_learner(i: int, anatomy: Anatomy, settings: Settings, samples: in
     """A recurrent block: an objective for each direction, drawn once or for each time step."""
     block, rule, on_gpu = anatomy.blocks[i], anatomy.rules[i], anatomy.form.device.type == "cuda"
     layer, make = block.layer, rule.objective
-    assert isinstance(layer, Recurrent)
+    assert isinstance(layer, SequenceLayer)
     if i == len(anatomy.blocks) - 1:
         raise TpsgdError(
             f"the model ends with {block}, which gives states, not classes: add a classifier, "
@@ -158,24 +160,28 @@ def _recurrent_learner(i: int, anatomy: Anatomy, settings: Settings, samples: in
         if make is None:
             return IDLE
         objective = draw_step(0, 0)
-        if not rule.per_step:
-            each = [draw_step(way, 0).tensors for way in range(len(layer.cells))]
+        if not rule.per_step or isinstance(layer, Diagonal):
+            each = [draw_step(way, 0).tensors for way in range(1 + layer.bidirectional)]
             tensors = tuple(t for column in zip(*each, strict=True) for t in column)
             return replace(objective, tensors=tensors, constants=objective.constants * len(each))
         if objective.learned:
             raise TpsgdError(f"{rule.name} learns its codes, so they must be the same at each step")
         return replace(objective, tensors=())
 
+    lazy, stacked = _pulled(anatomy.blocks, i), bool(anatomy.restarts)
+    learns = make is not None
+    if isinstance(layer, Diagonal):
+        backend: Unrolled = UnrolledDiagonal(block, settings.window, lazy, stacked)
+        return _learner(i, anatomy, samples, backend, draw, learns, signal=rule.signal)
     backend = Unrolled(
         block,
         Place.BEFORE if rule.at is Place.BEFORE else Place.AFTER,
         (lambda way, step: draw_step(way, step).tensors) if rule.per_step and make else None,
         settings.window or (GPU_WINDOW if on_gpu else CPU_WINDOW),
-        lazy=_pulled(anatomy.blocks, i),
+        lazy=lazy,
         keep_codes=on_gpu,
-        stacked=bool(anatomy.restarts),
+        stacked=stacked,
     )
-    learns = make is not None
     return _learner(i, anatomy, samples, backend, draw, learns, signal=rule.signal)
 
 
@@ -275,8 +281,9 @@ def _pulled(blocks: list[Block], i: int) -> bool:
     block, after = blocks[i], blocks[i + 1]
     layers = block.layer, after.layer
     return (
-        all(isinstance(layer, Recurrent) and not layer.bidirectional for layer in layers)
-        and block.layer.sequence  # type: ignore[union-attr]
+        all(isinstance(layer, SequenceLayer) and not layer.bidirectional for layer in layers)
+        and isinstance(block.layer, Diagonal) == isinstance(after.layer, Diagonal)
+        and bool(block.layer.sequence)
         and not block.tail
         and not after.prologue
     )

@@ -15,7 +15,7 @@ from tpsgd.engine.learner import GradientLearner
 from tpsgd.errors import TpsgdError
 from tpsgd.nets.autograd import Autograd
 from tpsgd.nets.blocks import split
-from tpsgd.nets.recurrent import Recurrent
+from tpsgd.nets.padded import SequenceLayer
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def in_segments(model: nn.Module, segments: int | bool) -> nn.Module:
         return model
     if not isinstance(segments, int):
         raise TpsgdError(f"checkpoint must be True or a number of segments, got {segments!r}")
-    if any(isinstance(m, (Recurrent, nn.RNN)) for m in model.modules()):
+    if any(isinstance(m, (SequenceLayer, nn.RNN)) for m in model.modules()):
         raise TpsgdError("checkpoint is for models without recurrent layers")
     blocks = split(model)
     count = len(blocks) if segments is True else segments

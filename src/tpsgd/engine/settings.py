@@ -16,8 +16,8 @@ from tpsgd.engine.optimizers import LRSchedule, OptimizerFactory, adam
 from tpsgd.engine.record import Epoch
 from tpsgd.errors import TpsgdError, suggestion
 from tpsgd.losses import Loss
+from tpsgd.maths.cuts import Blocks
 from tpsgd.maths.learning_rates import RateCurve
-from tpsgd.nets.cuts import Blocks
 from tpsgd.rules import Rule
 from tpsgd.solvers import SOLVERS
 from tpsgd.train import Net

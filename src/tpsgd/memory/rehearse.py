@@ -32,7 +32,10 @@ from tpsgd.losses import bce
 from tpsgd.maths.random import SORTED, Key, mixed, permutation
 from tpsgd.memory.cudnn import workspace_bytes
 from tpsgd.nets.blocks import has_batch_norm, overwriting
-from tpsgd.nets.recurrent import Recurrent
+from tpsgd.nets.diagonal import Diagonal
+from tpsgd.nets.padded import SequenceLayer
+from tpsgd.nets.unrolled import FIRST_FEW
+from tpsgd.nets.unrolled_diagonal import WINDOW, steps_without_traces
 from tpsgd.projections import make_tables
 from tpsgd.solvers.equations import keeps_samples
 from tpsgd.train import Net
@@ -72,23 +75,41 @@ class Rehearsal:
 def rehearse(model: nn.Module, inputs: Inputs, method: Method, settings: Settings) -> Rehearsal:
     """Go through a run without its numbers; of long sequences, through two shorter lengths.
 
-    Beyond a few dozen time steps memory grows linearly with their number.
+    Beyond a few dozen time steps, and where a diagonal recurrence needs traces, memory grows
+    linearly with their number.
     """
-    if not _recurrent(model) or not inputs.shape or inputs.shape[0] <= LONG:
+    lengths = _two_lengths(model, inputs.shape[0] if inputs.shape else 0, method, settings)
+    if lengths is None:
         return _rehearse(model, inputs, method, settings)
-    lengths = (LONG // 3, 2 * LONG // 3)
     try:
-        short, long = (
+        first, second = (
             _rehearse(model, replace(inputs, shape=(n, *inputs.shape[1:])), method, settings)
             for n in lengths
         )
     except TpsgdError:  # the model takes sequences of one length only
         return _rehearse(model, inputs, method, settings)
-    return _extrapolated(short, long, (inputs.shape[0] - lengths[1]) / (lengths[1] - lengths[0]))
+    return _extrapolated(first, second, (inputs.shape[0] - lengths[1]) / (lengths[1] - lengths[0]))
+
+
+def _two_lengths(
+    model: nn.Module, steps: int, method: Method, settings: Settings
+) -> tuple[int, int] | None:
+    """The lengths that show how memory grows up to these steps; None if that length itself does."""
+    recurrent = [m for m in model.modules() if isinstance(m, (SequenceLayer, nn.RNN))]
+    diagonal = [m for m in recurrent if isinstance(m, Diagonal)]
+    lengths = LONG // 3, 2 * LONG // 3
+    if diagonal and isinstance(method, Backprop):  # as many operators for any length
+        lengths = lengths if len(diagonal) < len(recurrent) else (steps, steps)
+    elif diagonal:  # a few windows, and the same last one
+        span = settings.window or WINDOW
+        short = max(steps_without_traces(m, settings.window) for m in diagonal)
+        windows = max(-(-short // span), FIRST_FEW) + 1
+        lengths = tuple(n * span + steps % span for n in (windows, windows + 1))
+    return lengths if recurrent and steps > max(LONG, lengths[1]) else None  # type: ignore[return-value]
 
 
 def _recurrent(model: nn.Module) -> bool:
-    return any(isinstance(m, (Recurrent, nn.RNN)) for m in model.modules())
+    return any(isinstance(m, (SequenceLayer, nn.RNN)) for m in model.modules())
 
 
 def _extrapolated(short: Rehearsal, long: Rehearsal, times: float) -> Rehearsal:

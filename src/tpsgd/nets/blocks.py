@@ -21,12 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from tpsgd.errors import TpsgdError
+from tpsgd.maths.cuts import Blocks, Footprint, layers_per_block
 from tpsgd.maths.rectified import chain, without_indices
 from tpsgd.nets.activations import derivative_known
-from tpsgd.nets.cuts import Blocks, Footprint, layers_per_block
 from tpsgd.nets.layers import LAYERS, gives_maps, layer_kind
-from tpsgd.nets.padded import Padded, through
-from tpsgd.nets.recurrent import Recurrent, feeds_recurrent, views
+from tpsgd.nets.padded import Padded, SequenceLayer, through
+from tpsgd.nets.recurrent import feeds_recurrent, views
 from tpsgd.rules import Place
 
 _NORMS = (
@@ -91,7 +91,7 @@ class Block:
     @property
     def recurrent(self) -> bool:
         """Whether its layer reads sequences."""
-        return isinstance(self.layer, Recurrent)
+        return isinstance(self.layer, SequenceLayer)
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """The parameters that may learn, by a name that is unique within the block.
@@ -232,7 +232,7 @@ def _split(model: nn.Module) -> list[Block]:
     blocks: list[Block] = []
     for i, (name, layer, followers) in enumerate(groups):
         between, act, rest = [], None, followers
-        if not isinstance(layer, Recurrent):
+        if not isinstance(layer, SequenceLayer):
             between, act, rest = _around_activation(followers)
         cut = next((k for k, m in enumerate(rest) if isinstance(m, _ON_INPUTS)), len(rest))
         cut = len(rest) if i == len(groups) - 1 else cut
@@ -277,7 +277,7 @@ def leaves_of(
         for child_name, child in module._modules.items():  # a module used twice comes twice
             if child is not None:
                 yield from leaves_of(child, f"{name}.{child_name}" if name else child_name, False)
-    elif top and not isinstance(module, (*LAYERS, nn.RNNBase, Recurrent)):
+    elif top and not isinstance(module, (*LAYERS, nn.RNNBase, SequenceLayer)):
         raise TpsgdError(
             f"cannot cut {type(module).__name__} into blocks: the order of its layers is hidden in "
             "its forward method; pass nn.Sequential of its stages (a stage may be any module), "
@@ -311,7 +311,7 @@ def _refuse(name: str, module: nn.Module) -> None:
             "calls it, or take nn.TransformerEncoderLayer(..., batch_first=True)"
         )
     for inner_name, m in module.named_modules():
-        nested = inner_name and isinstance(m, Recurrent)
+        nested = inner_name and isinstance(m, SequenceLayer)
         if nested or isinstance(m, _RECURRENT):
             where = f"{name}.{inner_name}" if inner_name else name
             raise TpsgdError(
@@ -449,7 +449,7 @@ def products_of_layers() -> Iterator[list[int]]:
     products: list[int] = []
 
     def count(module: nn.Module, _: Any, y: Any) -> None:
-        cells = isinstance(module, Recurrent)
+        cells = isinstance(module, SequenceLayer)
         for weight in (p for p in module.parameters(recurse=cells) if p.dim() > 1):
             pixels = y[0].numel() // len(weight) if isinstance(y, Tensor) and not cells else 1
             products.append(max(1, pixels) * weight.numel())

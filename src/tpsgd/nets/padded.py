@@ -1,8 +1,9 @@
-"""Sequences of different lengths in one tensor, padded at their ends."""
+"""Sequences, also of different lengths in one padded tensor, and layers that read them."""
 
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence, pad_sequence
@@ -130,3 +131,90 @@ def through(module: Any, x: Any) -> Any:
     if any(hasattr(m, "reads_sequences") for m in modules):
         return module(x)
     return Padded(module(x.data), x.lengths)
+
+
+Sequences = Tensor | Padded
+
+
+class SequenceLayer(nn.Module):
+    """A layer that reads sequences `(batch, steps, inputs)`, or tokens `(batch, steps)`.
+
+    With `sequence` it returns `(batch, steps, units)`, otherwise `(batch, units)`.
+    """
+
+    reads_sequences = True
+    sequence: bool = False
+
+    @property
+    def inputs(self) -> int:
+        """Features of a step, or the number of tokens."""
+        raise NotImplementedError
+
+    @property
+    def hidden(self) -> int:
+        """Units of one direction."""
+        raise NotImplementedError
+
+    @property
+    def bidirectional(self) -> bool:
+        """Whether it reads both ways, and returns twice the units."""
+        return False
+
+
+def as_sequences(x: Any, layer: SequenceLayer) -> Sequences:
+    """The input of a recurrent layer as `(batch, steps, inputs)` or tokens `(batch, steps)`."""
+    if isinstance(x, (PackedSequence, list)):
+        x = Padded.of(x)
+    if isinstance(x, Padded):
+        return Padded(as_sequences(x.data, layer), x.lengths)  # type: ignore[arg-type]
+    x = torch.from_numpy(x) if isinstance(x, np.ndarray) else x
+    integers = not x.is_floating_point()
+    if x.dim() == 2 and integers and layer.inputs > 1 and x.shape[1]:
+        return x.long()
+    if x.dim() == 2 and layer.inputs == 1:
+        x = x.unsqueeze(-1)
+    if x.dim() != 3 or x.shape[-1] != layer.inputs or not x.shape[1]:
+        raise TpsgdError(
+            f"Recurrent({layer.inputs}, {layer.hidden}) takes (batch, steps, {layer.inputs})"
+            + (" or whole numbers (batch, steps)" if layer.inputs > 1 else "")
+            + f", got {tuple(x.shape)}"
+            + (_HINT if x.dim() == 2 and not integers else "")
+        )
+    return x.to(next(layer.parameters()).dtype) if integers else x
+
+
+_HINT = "; the layer before it needs sequence=True, or, if this is one sequence, give x[None]"
+
+
+def aligned_at_end(x: Padded) -> Tensor:
+    """The sequences of a padded batch with their padding, zeros, before them.
+
+    Examples:
+        >>> aligned_at_end(Padded(torch.tensor([[1, 2, 3], [4, 0, 0]]), [3, 1]))
+        tensor([[1, 2, 3],
+                [0, 0, 4]])
+    """
+    longest = int(x.lengths.max())
+    data = x.data.narrow(1, 0, longest)
+    source = torch.arange(longest) - (longest - x.lengths).unsqueeze(1)
+    return _moved(data, source)
+
+
+def aligned_at_start(data: Tensor, lengths: Tensor, steps: int) -> Tensor:
+    """The reverse of `aligned_at_end`: sequences, and zeros after them up to `steps`."""
+    source = torch.arange(steps) + (data.shape[1] - lengths).unsqueeze(1)
+    return _moved(data, source.where(torch.arange(steps) < lengths.unsqueeze(1), -1))
+
+
+def _moved(data: Tensor, source: Tensor) -> Tensor:
+    """Step `source[row, t]` of each row at t; zeros where it is negative."""
+    source = source.to(data.device)
+    rows = torch.arange(len(data), device=data.device).unsqueeze(1)
+    moved = data[rows, source.clamp(min=0)]
+    return moved.masked_fill(source.view(*source.shape, *[1] * (data.dim() - 2)) < 0, 0)
+
+
+def steps_inside(lengths: Tensor, start: int, stop: int, device: torch.device) -> Tensor:
+    """Which steps `(stop - start, rows)` belong to sequences that end together."""
+    steps = torch.arange(start, stop).unsqueeze(1)
+    return (steps >= lengths.max() - lengths).to(device)

@@ -6,10 +6,10 @@ The paper's cell has a = 1 and the sigmoid. Under autograd, a module here is an 
 layer (backpropagation through time); `unrolled` trains it without.
 """
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -19,10 +19,9 @@ from tpsgd.errors import TpsgdError
 from tpsgd.nets import inits
 from tpsgd.nets.activations import activation as with_derivative
 from tpsgd.nets.activations import derivative_known
+from tpsgd.nets.diagonal import Diagonal, LossAt
 from tpsgd.nets.inits import Init
-from tpsgd.nets.padded import Padded, through
-
-Sequences = Tensor | Padded
+from tpsgd.nets.padded import Padded, SequenceLayer, Sequences, as_sequences, through
 
 
 class Cell(nn.Module):
@@ -43,7 +42,7 @@ class Cell(nn.Module):
         return cell
 
 
-class Recurrent(nn.Module):
+class Recurrent(SequenceLayer):
     """A layer that reads sequences `(batch, steps, inputs)` and returns its state.
 
     Integers `(batch, steps)` are tokens: their one-hot vectors of `inputs` entries are looked up in
@@ -65,8 +64,6 @@ class Recurrent(nn.Module):
         >>> Recurrent(28, 64, sequence=True, bidirectional=True)(torch.zeros(2, 10, 28)).shape
         torch.Size([2, 10, 128])
     """
-
-    reads_sequences = True
 
     def __init__(
         self,
@@ -111,6 +108,36 @@ class Recurrent(nn.Module):
         return cls(
             inputs, hidden, leak=1.0, activation=nn.Sigmoid, init=init,
             bidirectional=bidirectional, sequence=sequence,
+        )  # fmt: skip
+
+    @staticmethod
+    def diagonal(
+        inputs: int,
+        units: int,
+        *,
+        states: int | None = None,
+        loss_at: LossAt | str = LossAt.MEAN,
+        r_min: float = 0.9,
+        r_max: float = 0.999,
+        phase: float = 2 * math.pi,
+        sequence: bool = False,
+    ) -> Diagonal:
+        """A diagonal linear recurrence (LRU, Orvieto et al. 2023), which remembers for long.
+
+        It learns by its exact gradient within the layer, carried forward in time. `states` complex
+        numbers, as many as units by default, decay to between `r_min` and `r_max` of their size in
+        each step and turn by at most `phase`. `loss_at` is where the local loss looks: the "mean"
+        of the outputs over time, which is also what the layer returns; the "last" output; or
+        "every" output.
+
+        Examples:
+            >>> layer = Recurrent.diagonal(1, 64, loss_at="last")
+            >>> layer(torch.zeros(2, 784, 1)).shape
+            torch.Size([2, 64])
+        """
+        return Diagonal(
+            inputs, units, states=states, loss_at=loss_at, r_min=r_min, r_max=r_max, phase=phase,
+            sequence=sequence,
         )  # fmt: skip
 
     @classmethod
@@ -196,31 +223,6 @@ def _drive(cell: Any, x: Tensor) -> Tensor:
     return drive if bias is None else drive + bias
 
 
-def as_sequences(x: Any, layer: Recurrent) -> Sequences:
-    """The input of a recurrent layer as `(batch, steps, inputs)` or tokens `(batch, steps)`."""
-    if isinstance(x, (PackedSequence, list)):
-        x = Padded.of(x)
-    if isinstance(x, Padded):
-        return Padded(as_sequences(x.data, layer), x.lengths)  # type: ignore[arg-type]
-    x = torch.from_numpy(x) if isinstance(x, np.ndarray) else x
-    integers = not x.is_floating_point()
-    if x.dim() == 2 and integers and layer.inputs > 1 and x.shape[1]:
-        return x.long()
-    if x.dim() == 2 and layer.inputs == 1:
-        x = x.unsqueeze(-1)
-    if x.dim() != 3 or x.shape[-1] != layer.inputs or not x.shape[1]:
-        raise TpsgdError(
-            f"Recurrent({layer.inputs}, {layer.hidden}) takes (batch, steps, {layer.inputs})"
-            + (" or whole numbers (batch, steps)" if layer.inputs > 1 else "")
-            + f", got {tuple(x.shape)}"
-            + (_HINT if x.dim() == 2 and not integers else "")
-        )
-    return x.to(layer.cells[0].weight_h.dtype) if integers else x  # type: ignore[union-attr, arg-type]
-
-
-_HINT = "; the layer before it needs sequence=True, or, if this is one sequence, give x[None]"
-
-
 class Joined(nn.Module):
     """Torch's `nn.RNN` with one tensor as its output: the last state, or all states."""
 
@@ -271,7 +273,7 @@ def connect(model: nn.Module) -> nn.Module:
         torch.Size([2, 10])
     """
     leaves = list(_flat(model))
-    if not any(type(m) in (nn.RNN, Recurrent) for m in leaves) or leaves == [model]:
+    if not any(type(m) in (nn.RNN, Recurrent, Diagonal) for m in leaves) or leaves == [model]:
         return model
     modules = [
         Joined(_batch_first(m), feeds_recurrent(leaves[i + 1 :])) if type(m) is nn.RNN else m
@@ -284,13 +286,13 @@ def feeds_recurrent(after: list[nn.Module]) -> bool:
     """Whether the next layer with parameters, norms over features left out, is recurrent."""
     others = (m for m in after if not isinstance(m, (nn.LayerNorm, nn.RMSNorm)))
     layer = next((m for m in others if any(True for _ in m.parameters())), None)
-    return isinstance(layer, (nn.RNN, Recurrent))
+    return isinstance(layer, (nn.RNN, SequenceLayer))
 
 
 def tokens_of(model: nn.Module) -> int:
     """The number of tokens, if the model starts with a look-up; otherwise 0."""
     first = next((m for m in _flat(model) if not isinstance(m, nn.Identity)), None)
-    if isinstance(first, Recurrent):
+    if isinstance(first, SequenceLayer):
         return first.inputs
     return first.input_size if isinstance(first, nn.RNN) else 0
 

@@ -20,8 +20,7 @@ from tpsgd.nets.activations import activation
 from tpsgd.nets.blocks import Block
 from tpsgd.nets.cell_gradients import CellGradients, Steps, Weights, Window, WindowLoss
 from tpsgd.nets.closed_form import Params
-from tpsgd.nets.padded import Padded, through
-from tpsgd.nets.recurrent import Recurrent, Sequences, as_sequences
+from tpsgd.nets.padded import Padded, Sequences, as_sequences, through
 from tpsgd.nets.stacked import over_dimension
 from tpsgd.objectives import IDLE, LossAndGrads, Objective
 from tpsgd.rules import Place
@@ -43,7 +42,7 @@ class UnrolledBatch:
     s: Tensor | None = None  # the signal, if the loss is to be computed
     learns: bool = False  # compute the gradients, too
     tensors: tuple[Tensor, ...] = ()
-    cells: list[CellGradients] = field(default_factory=list)  # of each direction, once it runs
+    cells: list[Any] = field(default_factory=list)  # of each direction, once it runs
     last: Tensor | None = None  # the last states, once it has run
     states: Tensor | None = None  # all states, if the next block needs them together
 
@@ -93,8 +92,8 @@ class Unrolled:
         keep_codes: bool = False,
         stacked: bool = False,
     ) -> None:
-        assert isinstance(block.layer, Recurrent)
-        self.block, self.layer, self.at = block, block.layer, at
+        self.block, self.at = block, at
+        self.layer: Any = block.layer
         self.codes, self.window, self.lazy, self.keep_codes = codes, window, lazy, keep_codes
         self.lead = int(stacked)
         self.objective: Objective = IDLE
@@ -104,7 +103,7 @@ class Unrolled:
     @property
     def ways(self) -> int:
         """Directions of time; each has its own of the objective's tensors."""
-        return len(self.layer.cells)
+        return 1 + self.layer.bidirectional
 
     def set_objective(self, objective: Objective) -> None:
         """Follow this objective from now on."""
@@ -115,7 +114,7 @@ class Unrolled:
         """A batch that is ready to run."""
         if isinstance(x, UnrolledBatch):
             return UnrolledBatch(self, params, x)
-        x = _over(self.block.prologue, x, self.lead)
+        x = over(self.block.prologue, x, self.lead)
         if not self.lead:
             return UnrolledBatch(self, params, as_sequences(x, self.layer))
         if isinstance(x, Tensor) and x.dim() == 3 and self.layer.inputs == 1:
@@ -189,8 +188,8 @@ class Unrolled:
             self.finish(saved)
         if saved.states is None:
             assert saved.last is not None
-            return _over(self.block.tail, saved.last, self.lead)
-        return _over(self.block.tail, _padded(saved.states, saved.lengths), self.lead)
+            return over(self.block.tail, saved.last, self.lead)
+        return over(self.block.tail, padded(saved.states, saved.lengths), self.lead)
 
     def finish(self, saved: UnrolledBatch, all_states: bool = False) -> None:
         """Run to the end, and store all states if they are asked for or the block's output."""
@@ -220,7 +219,7 @@ class Unrolled:
         shape = (*lead, min(self.span, steps), sequences)
         if saved.s is None:
             return CellGradients(weights, shape)
-        s, tensors, repeated = saved.s, saved.tensors, _Repeated(saved.s, self.lead)
+        s, tensors, repeated = saved.s, saved.tensors, Repeated(saved.s, self.lead)
         total = sequences * steps if saved.lengths is None else int(saved.lengths.sum())
 
         def objective(start: int, window: Steps) -> WindowLoss:
@@ -317,7 +316,7 @@ class Unrolled:
         return self.objective(saved.cells[0].h, saved.s, *saved.tensors[:: self.ways]).logits
 
 
-class _Repeated:
+class Repeated:
     """The signals of a batch, repeated for every step of a window; as long as its shape stays."""
 
     def __init__(self, s: Tensor, lead: int) -> None:
@@ -338,10 +337,10 @@ def computed(x: Any) -> Sequences:
         return x
     x.source.finish(x, all_states=True)
     assert x.states is not None
-    return _padded(x.states, x.lengths)
+    return padded(x.states, x.lengths)
 
 
-def _padded(states: Tensor, lengths: Tensor | None) -> Sequences:
+def padded(states: Tensor, lengths: Tensor | None) -> Sequences:
     return states if lengths is None else Padded(states, lengths)
 
 
@@ -360,7 +359,7 @@ def _spans(
     return spans[::-1] if backwards else spans
 
 
-def _over(modules: list[Any], x: Sequences, lead: int) -> Sequences:
+def over(modules: list[Any], x: Sequences, lead: int) -> Sequences:
     """Modules applied to a batch, also of sequences of different lengths."""
     for module in modules:
         x = torch.vmap(module)(x) if lead else through(module, x)

@@ -1,8 +1,9 @@
 """Models by a word: `mlp:256,256`, `cnn:16x5,16x5`, `vgg:11`, `rnn:512,512+256`, or a function's.
 
 A function's word is `FILE.py:FUNCTION`. Recurrent words are `rnn`, or `birnn` for bidirectional
-layers: leaky cells without a prefix, the paper's cells with `paper-`, an `nn.RNN` with `torch-`.
-The layers' sizes follow, and after a `+` the widths of a perceptron before the classifier.
+layers: leaky cells without a prefix, the paper's cells with `paper-`, an `nn.RNN` with `torch-`;
+and `lru`, diagonal recurrences that remember for long. The layers' sizes follow, and after a `+`
+the widths of a perceptron before the classifier.
 """
 
 import math
@@ -17,6 +18,7 @@ from tpsgd.errors import TpsgdError, suggestion
 from tpsgd.files import is_function, load_function
 from tpsgd.nets import inits
 from tpsgd.nets.blocks import split
+from tpsgd.nets.padded import SequenceLayer
 from tpsgd.nets.recurrent import Recurrent
 from tpsgd.zoo import vgg
 
@@ -30,7 +32,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "silu": nn.SiLU,
     "softplus": nn.Softplus,
 }
-CELLS = ("rnn", "birnn", "paper-rnn", "paper-birnn", "torch-rnn", "torch-birnn")
+CELLS = ("rnn", "birnn", "paper-rnn", "paper-birnn", "torch-rnn", "torch-birnn", "lru")
 NUMBERS = r"[1-9]\d*(,[1-9]\d*)*"
 LAYERS = r"[1-9]\d*(x[1-9]\d*)?"
 
@@ -48,8 +50,8 @@ def factory(
     """A function that makes a fresh model for samples of this shape.
 
     Args:
-        word: `mlp:...`, `cnn:...`, `vgg:11` (a norm after every layer but the last), `rnn:...` and
-            other recurrent words, or `FILE.py:FUNCTION`.
+        word: `mlp:...`, `cnn:...`, `vgg:11` (a norm after every layer but the last), `rnn:...`,
+            `lru:...` and other recurrent words, or `FILE.py:FUNCTION`.
         shape: the shape of one sample; (steps, features) for sequences, (steps,) for tokens.
         classes: the number of classes.
         activation: of an MLP, a CNN or the perceptron after recurrent layers.
@@ -103,14 +105,14 @@ def factory(
         return from_file(word)
     raise TpsgdError(
         f"unknown model {word!r}: {suggestion(kind, ('mlp', 'cnn', 'vgg', *CELLS))}; write "
-        "mlp:256,256 (widths), cnn:16x5,16x5 (filters x kernel), vgg:11, rnn:512 (units) or "
-        "FILE.py:FUNCTION"
+        "mlp:256,256 (widths), cnn:16x5,16x5 (filters x kernel), vgg:11, rnn:512 or lru:256 "
+        "(units), FILE.py:FUNCTION"
     )
 
 
 def is_recurrent(model: nn.Module) -> bool:
     """Whether a model has a recurrent layer that the library can train."""
-    return any(isinstance(m, (Recurrent, nn.RNN)) for m in model.modules())
+    return any(isinstance(m, (SequenceLayer, nn.RNN)) for m in model.modules())
 
 
 def mlp(
@@ -129,7 +131,7 @@ def rnn(
     activation: type[nn.Module],
 ) -> nn.Sequential:
     """Recurrent layers, the last of which returns its last state, then a perceptron."""
-    directions = 1 + cell.keywords["bidirectional"]
+    directions = 1 + cell.keywords.get("bidirectional", False)
     if cell.func is nn.RNN and len(set(sizes)) == 1:
         layers = [cell(inputs, sizes[0], len(sizes))]
         inputs = sizes[0] * directions
@@ -148,7 +150,7 @@ def reservoir(make: Factory) -> Factory:
     A perceptron between the recurrent layers and the head is left out.
     """
     blocks = split(make())
-    layers = [b.layer for b in blocks if isinstance(b.layer, Recurrent)]
+    layers: list[Any] = [b.layer for b in blocks if isinstance(b.layer, SequenceLayer)]
     head = blocks[-1].layer
     if not layers or blocks[0].layer is not layers[0] or not isinstance(head, nn.Linear):
         raise TpsgdError(
@@ -161,7 +163,8 @@ def reservoir(make: Factory) -> Factory:
     def build() -> nn.Module:
         copies = []
         for layer in layers:
-            options: dict[str, Any] = {"leak": layer.leak} if layer.leak < 1 else {}
+            leak = getattr(layer, "leak", 1.0)
+            options: dict[str, Any] = {"leak": leak} if leak < 1 else {}
             options["init"] = first if layer is layers[0] else None
             options["sequence"] = layer is not layers[-1]
             both_ways = layer.bidirectional
@@ -225,6 +228,10 @@ def _numbers(text: str) -> list[int]:
 def _cell(word: str, kind: str, init: str | None, leak: float | None) -> partial[nn.Module]:
     """A function that makes a recurrent layer: of inputs and units."""
     style = kind.rpartition("-")[0]
+    if kind == "lru":
+        if init is not None or leak is not None:
+            raise TpsgdError(f"init and leak are not for {word}, whose states keep their own pace")
+        return partial(Recurrent.diagonal)
     options: dict[str, Any] = {"bidirectional": kind.endswith("birnn")}
     if init is not None:
         options["init"] = inits.named(init)

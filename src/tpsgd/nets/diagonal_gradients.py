@@ -1,0 +1,237 @@
+"""The exact gradients of a diagonal recurrence on one batch, a window of time steps at a time.
+
+Inside a window the derivatives of its losses run backwards, d_t = conj(lambda) d_{t+1} + dl_t/dh_t.
+What reaches the state before the window is multiplied by *traces*, the derivatives of that state
+with respect to the parameters, which are carried forward: because lambda is diagonal, a trace has
+one number for each number that it is the derivative of (Zucchet et al., "Online learning of
+long-range dependencies", 2023). With s the steps of a window of W, log lambda = -nu + i theta:
+
+    dh/dB           gamma E,   E <- lambda^W E + sum_s lambda^(W-1-s) x_s       the filtered input
+    dh/dlog lambda  F <- lambda^W (F + W h) + sum_s (W-1-s) lambda^(W-1-s) gamma B x_s
+    dh/dlog gamma   h itself
+
+So nothing before the window is stored, and the gradient is that of backpropagation through time
+within the layer. If the whole sequence is one window there are no traces. Tensors have the shapes
+of `maths.scan`, and may have a leading dimension of restarts.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tpsgd.maths.scan import Scan, as_matrix, powers
+from tpsgd.nets.diagonal import Features, Weights, driven, features
+
+aten = torch.ops.aten
+
+
+class Onward(NamedTuple):
+    """How the state and the traces move over a window of some steps."""
+
+    turn: Tensor  # lambda^W, as a matrix of pairs
+    filters: Tensor  # `(2 states, steps)`: lambda^(W-1-s)
+    sums: Tensor  # of inputs: into the state, and below it into the trace F
+
+    @classmethod
+    def over(cls, W: Weights, steps: int) -> "Onward":
+        """For this many steps."""
+        re, im = powers(W.nu, W.theta, steps + 1)
+        turn = as_matrix(re[..., -1:, None], im[..., -1:, None])
+        re, im = re[..., :-1].flip(-1), im[..., :-1].flip(-1)
+        into_state = as_matrix(re.unsqueeze(-2), im.unsqueeze(-2))
+        later = torch.arange(steps - 1, -1, -1, dtype=re.dtype, device=re.device).repeat(2)
+        sums = torch.cat((into_state, into_state * later), -2)
+        return cls(turn, torch.stack((re, im), -2).flatten(-3, -2), sums)
+
+
+class Window(NamedTuple):
+    """Some steps of a batch in a layer."""
+
+    x: Tensor  # `(..., steps, rows, inputs)`, or tokens `(..., steps, rows)`
+    samples: Tensor  # the same, each step of a sequence a sample
+    b: Tensor  # gamma B x
+    inside: Tensor | None  # `(steps, rows)`: which steps belong to the sequences
+
+
+class DiagonalGradients:
+    """A diagonal layer that reads a batch: its state, traces, and the sums of its gradients.
+
+    `traces`: it learns from more than one window.
+    """
+
+    def __init__(self, W: Weights, traces: bool = False) -> None:
+        self.W, self.traces = W, traces
+        self.state: Tensor | None = None  # before the next window
+        self.trace_of_log: Tensor | None = None  # F
+        self.trace_of_drive: Tensor | None = None  # E, `(..., states, 2, rows * inputs)`
+        self.sums: dict[str, Tensor] = {}
+        self.loss: Tensor | None = None
+        self.dtensors: list[Tensor] = []
+        self.logits: Tensor | None = None
+        self._scans: dict[int, Scan] = {}
+        self._onwards: dict[int, Onward] = {}
+
+    def window(self, x: Tensor, inside: Tensor | None) -> Window:
+        """A window's inputs, driven into the states."""
+        tokens = not x.is_floating_point()
+        if inside is not None and not tokens:
+            x = x * inside.unsqueeze(-1)
+        samples = x.flatten(-2) if tokens else x.flatten(-3, -2)
+        steps, rows = x.shape[-2:] if tokens else x.shape[-3:-1]
+        b = driven(self.W, samples).unflatten(-1, (steps, rows)).unflatten(-3, (-1, 2))
+        b = b * inside if tokens and inside is not None else b
+        return Window(x, samples, b, inside)
+
+    def states(self, window: Window) -> Tensor:
+        """The states of all steps of a window."""
+        steps = window.b.shape[-2]
+        if steps not in self._scans:
+            self._scans[steps] = Scan(self.W.nu, self.W.theta, steps)
+        return self._scans[steps].states(window.b, self.state)
+
+    def features(self, window: Window, h: Tensor) -> Features:
+        """The outputs of all steps of a window."""
+        return features(self.W, h.flatten(-4, -3).flatten(-2), window.samples)
+
+    def at_end(self, window: Window) -> Features:
+        """The outputs after the last window, once the state has gone on."""
+        assert self.state is not None
+        return features(self.W, self.state.flatten(-3, -2), _last(window))
+
+    def go_on(self, window: Window) -> None:
+        """Carry the state, and the traces, to the end of a window."""
+        steps = window.b.shape[-2]
+        onward = self._onward(steps)
+        sums = onward.sums @ window.b.flatten(-3, -2)
+        state, trace = sums[..., :2, :], sums[..., 2:, :]
+        if self.state is not None:
+            before = self.state * steps
+            before = before if self.trace_of_log is None else before.add_(self.trace_of_log)
+            state, trace = state + onward.turn @ self.state, trace + onward.turn @ before
+        self.state, self.trace_of_log = state.contiguous(), trace.contiguous()
+        if self.traces:
+            self._filter(onward, window.x)
+
+    def _onward(self, steps: int) -> Onward:
+        if steps not in self._onwards:
+            self._onwards[steps] = Onward.over(self.W, steps)
+        return self._onwards[steps]
+
+    def _filter(self, onward: Onward, x: Tensor) -> None:
+        """Carry the trace E of the input's weights to the end of a window."""
+        new = (onward.filters @ x.flatten(-2)).unflatten(-2, (-1, 2))
+        if self.trace_of_drive is not None:
+            matrices = (t.flatten(0, -3) for t in (onward.turn, self.trace_of_drive))
+            new.flatten(0, -3).baddbmm_(*matrices)
+        self.trace_of_drive = new
+
+    def learn(self, window: Window, h: Tensor, f: Features, dy: Tensor) -> None:
+        """Add the gradients of a window's losses, whose derivatives are dy, before it goes on.
+
+        It takes the memory of h, f and dy.
+        """
+        g = self._through_features(f, h.flatten(-4, -3).flatten(-2), window.samples, dy)
+        d, start = self._scans[h.shape[-2]].adjoints(g.view(h.shape))
+        d = d if window.inside is None else d * window.inside
+        self._add_product("log", d.flatten(-2), h.sub_(window.b).flatten(-2).mT)
+        self._add_input_product("drive", d.flatten(-4, -3).flatten(-2), window.samples)
+        if self.state is not None and self.trace_of_log is not None:
+            self._through_traces(start)
+
+    def learn_at_end(self, window: Window, f: Features, dy: Tensor) -> None:
+        """Add the gradients of a loss of the last outputs alone."""
+        assert self.state is not None and self.trace_of_log is not None
+        shape = self.state.shape
+        g = self._through_features(f, self.state.flatten(-3, -2), _last(window), dy).view(shape)
+        if self.traces:
+            return self._through_traces(g)
+        self._add_product("log", g, self.trace_of_log.mT)
+        into_state = self._onward(window.b.shape[-2]).sums[..., :2, :]
+        d = (into_state.mT @ g).view(window.b.shape)
+        d = d if window.inside is None else d * window.inside
+        self._add_input_product("drive", d.flatten(-4, -3).flatten(-2), window.samples)
+
+    def _through_traces(self, d: Tensor) -> None:
+        """Add what a derivative with respect to a state says about all inputs before it."""
+        assert self.trace_of_log is not None and self.trace_of_drive is not None
+        self._add_product("log", d, self.trace_of_log.mT)
+        re, im = d.unbind(-2)
+        rows = torch.stack((torch.cat((re, im), -1), torch.cat((im, -re), -1)), -2)
+        filtered = self.trace_of_drive.unflatten(-1, (d.shape[-1], -1)).flatten(-3, -2)
+        product = (rows @ filtered).flatten(-3, -2)
+        self._add("drive", product)
+
+    def _through_features(self, f: Features, h: Tensor, x: Tensor, dy: Tensor) -> Tensor:
+        """Sum the gradients of what follows the states; the derivative with respect to them."""
+        W = self.W
+        self._add("norm", f.pop("n").mul_(dy).sum(-2))
+        self._add("norm_bias", dy.sum(-2))
+        m, mean, rstd, mask = f.pop("m"), f.pop("mean"), f.pop("rstd"), [True, False, False]
+        dm = aten.native_layer_norm_backward(
+            dy.mul_(W.norm), m, m.shape[-1:], mean, rstd, None, None, mask
+        )[0]
+        del m, dy
+        dz = aten.glu_backward(dm, f.pop("z"), -1)
+        del dm
+        self._add_product("gate", dz.mT, f.pop("v"))
+        self._add("gate_bias", dz.sum(-2))
+        dv = dz @ W.gate
+        del dz
+        du = aten.gelu_backward(dv, f.pop("u"))
+        del dv
+        self._add_product("c", du.mT, h.mT)
+        self._add_input_product("d", du.mT, x)
+        return W.c.mT @ du.mT
+
+    def _add(self, name: str, value: Tensor) -> None:
+        """sums[name] += value."""
+        if name in self.sums:
+            self.sums[name] += value
+        else:
+            self.sums[name] = value
+
+    def _add_product(self, name: str, a: Tensor, b: Tensor) -> None:
+        """sums[name] += a b."""
+        if name not in self.sums:
+            self.sums[name] = a @ b
+        elif a.dim() == 2:
+            self.sums[name].addmm_(a, b)
+        elif a.dim() == 3:
+            self.sums[name].baddbmm_(a, b)
+        else:
+            self.sums[name] += a @ b
+
+    def _add_input_product(self, name: str, a: Tensor, x: Tensor) -> None:
+        """sums[name] += a x, of inputs or of tokens, which add columns of a to theirs."""
+        if x.is_floating_point():
+            return self._add_product(name, a, x)
+        if name not in self.sums:
+            self.sums[name] = a.new_zeros(*a.shape[:-1], self.W.d.shape[-1])
+        if x.dim() == 1:
+            self.sums[name].index_add_(-1, x, a)
+        else:
+            self.sums[name].scatter_add_(-1, x.unsqueeze(-2).expand(a.shape), a)
+
+    def gradients(self) -> dict[str, Tensor]:
+        """The sums as gradients of the layer's parameters."""
+        W, log = self.W, self.sums["log"]
+        filtered = self.sums["drive"].unflatten(-2, (-1, 2))
+        drive = W.drive.view(filtered.shape)
+        shrinks = log[..., 0, 0] + log[..., 1, 1]  # the derivative for the real part of log lambda
+        turns = log[..., 1, 0] - log[..., 0, 1]
+        return {
+            "nu_log": -W.nu * shrinks,
+            "theta_log": W.theta * turns,
+            "gamma_log": (filtered * drive).sum((-2, -1)),
+            "weight_b": filtered * W.gamma[..., None, None],
+            "weight_c": self.sums["c"].unflatten(-1, (-1, 2)),
+            "weight_d": self.sums["d"],
+            **{name: self.sums[name] for name in ("gate", "gate_bias", "norm", "norm_bias")},
+        }
+
+
+def _last(window: Window) -> Tensor:
+    """The last inputs of a window."""
+    tokens = not window.x.is_floating_point()
+    return window.x.select(-2 if tokens else -3, -1)

@@ -1,0 +1,52 @@
+"""The memory of diagonal recurrences: flat in the length, planned to the byte, kept to a budget."""
+
+import pytest
+import torch
+from torch import nn
+
+import tpsgd
+from tpsgd import Recurrent
+
+CLASSES = 3
+SCHEDULES = {"sequential": tpsgd.sequential, "simultaneous": tpsgd.simultaneous}
+
+
+def pixels(at, layers, units=16):
+    each = (
+        Recurrent.diagonal(1 if i == 0 else units, units, loss_at=at, sequence=i < layers - 1)
+        for i in range(layers)
+    )
+    return nn.Sequential(*each, nn.Linear(units, CLASSES))
+
+
+@pytest.mark.parametrize(("at", "layers"), [("last", 1), ("last", 2), ("mean", 2), ("every", 1)])
+def test_memory_is_flat_in_the_length_and_planned(at, layers):
+    peaks = []
+    settings = {"batch_size": 8, "epochs": 1, "schedule": tpsgd.simultaneous, "window": 7}
+    for steps in (49, 392):
+        x, y = torch.rand(24, steps, 1), torch.arange(24) % CLASSES
+        run = tpsgd.fit(pixels(at, layers), (x, y), **settings)
+        plan = tpsgd.plan(pixels(at, layers), (steps, 1), samples=24, others=False, **settings)
+        assert plan.lines[0].peak == run.peak_bytes
+        peaks.append(run.peak_bytes)
+    assert peaks[1] <= 1.03 * peaks[0]
+
+
+@pytest.mark.parametrize(("schedule", "steps"), [("sequential", 20), ("simultaneous", 250)])
+def test_plans_are_what_will_be_measured(schedule, steps):
+    x, y = torch.rand(24, steps, 1), torch.arange(24) % CLASSES
+    settings = {"batch_size": 8, "epochs": 2, "schedule": SCHEDULES[schedule]}
+    settings["memory"] = tpsgd.Memory(reuse=False)
+    run = tpsgd.fit(pixels("mean", 2), (x, y), **settings)
+    plan = tpsgd.plan(pixels("mean", 2), (steps, 1), samples=24, **settings)
+    assert plan.lines[0].peak == run.peak_bytes
+    backprop = tpsgd.fit_backprop(pixels("mean", 2), (x, y), batch_size=8, epochs=2)
+    assert plan["backprop"].peak == backprop.peak_bytes
+
+
+def test_a_budget_is_kept():
+    x, y = torch.rand(64, 30, 1), torch.arange(64) % CLASSES
+    plain = tpsgd.fit(pixels("mean", 1), (x, y), batch_size=32, epochs=1).peak_bytes
+    memory = tpsgd.Memory(budget=plain // 2)
+    run = tpsgd.fit(pixels("mean", 1), (x, y), batch_size=32, epochs=1, memory=memory)
+    assert run.peak_bytes <= plain // 2
