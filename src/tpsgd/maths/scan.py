@@ -39,6 +39,11 @@ def _toeplitz(p: Tensor) -> Tensor:
     return F.pad(p, (count - 1, 0)).unfold(-1, count, 1).flip(-1)
 
 
+def _plus(a: Tensor, b: Tensor) -> Tensor:
+    """a + b, in the memory of a if no graph needs it."""
+    return a + b if torch.is_grad_enabled() else a.add_(b)
+
+
 class Scan:
     """The recurrence over `steps` steps, and its adjoint.
 
@@ -60,17 +65,15 @@ class Scan:
         """h_t of every step."""
         if self.between is None:
             h = self.inside @ b.flatten(-3, -2)
-            if start is not None:
-                h = h + self.onward @ start
-            return h.view(b.shape)
+            return (h if start is None else _plus(h, self.onward @ start)).view(b.shape)
         parts = self._cut(b)
-        h = self.inside @ parts.flatten(-4, -3).flatten(-2)
-        h = h.view(parts.shape)
+        shape = parts.shape
+        h = (self.inside @ parts.flatten(-4, -3).flatten(-2)).view(shape)
+        del parts
         ends = self.between.states(h[..., -1, :, :], start)
         first = torch.zeros_like(ends[..., :1, :]) if start is None else start.unsqueeze(-2)
         before = torch.cat((first, ends[..., :-1, :]), -2)
-        h = h + (self.onward @ before.flatten(-2)).view(parts.shape)
-        return self._joined(h)
+        return self._joined(_plus(h, (self.onward @ before.flatten(-2)).view(shape)))
 
     def adjoints(self, g: Tensor) -> tuple[Tensor, Tensor]:
         """d_t = conj(lambda) d_{t+1} + g_t of every step, and what reaches the state before."""
@@ -82,9 +85,9 @@ class Scan:
         start = start.view(*parts.shape[:-3], *parts.shape[-2:])  # of every chunk
         later = torch.cat((start[..., 1:, :], torch.zeros_like(start[..., :1, :])), -2)
         ends, first = self.between.adjoints(later)
-        last = parts[..., -1:, :, :] + ends.unsqueeze(-3)
-        parts = torch.cat((parts[..., :-1, :, :], last), -3)
+        parts[..., -1, :, :] += ends  # a copy, see `_cut`
         d = (self.inside.mT @ parts.flatten(-4, -3).flatten(-2)).view(parts.shape)
+        del parts
         return self._joined(d), start[..., 0, :] + first
 
     def _cut(self, b: Tensor) -> Tensor:

@@ -87,20 +87,27 @@ def driven(W: Weights, x: Tensor) -> Tensor:
 Features = dict[str, Tensor]
 
 
-def features(W: Weights, h: Tensor, x: Tensor) -> Features:
+def features(W: Weights, h: Tensor, x: Tensor, learns: bool = True) -> Features:
     """y = norm(gate(gelu(Re(C h) + D x))) of states `(..., 2 states, samples)`, a row per sample.
 
-    And what lies between: u, v = gelu(u), the gate's input z and output m, n = m with mean 0 and
-    variance 1.
+    And what lies between, unless it `learns` nothing: u, v = gelu(u), the gate's input z and output
+    m, n = m with mean 0 and variance 1.
     """
+    f: Features = {}
+
+    def last(name: str) -> Tensor:
+        return f[name] if learns else f.pop(name)
+
     direct = x @ W.d.mT if x.is_floating_point() else _columns(W.d, x).mT
-    u = add_product(direct, h.mT, W.c.mT)
-    v = F.gelu(u)
-    z = add_product(W.gate_bias, v, W.gate.mT)
-    m = F.glu(z, -1)
-    n, mean, rstd = torch.native_layer_norm(m, m.shape[-1:], None, None, EPS)
-    y = torch.addcmul(W.norm_bias, n, W.norm)
-    return {"u": u, "v": v, "z": z, "m": m, "n": n, "mean": mean, "rstd": rstd, "y": y}
+    f["u"] = add_product(direct, h.mT, W.c.mT)
+    del direct
+    f["v"] = F.gelu(last("u"))
+    f["z"] = add_product(W.gate_bias, last("v"), W.gate.mT)
+    f["m"] = F.glu(last("z"), -1)
+    units = f["m"].shape[-1:]
+    f["n"], f["mean"], f["rstd"] = torch.native_layer_norm(last("m"), units, None, None, EPS)
+    f["y"] = torch.addcmul(W.norm_bias, last("n"), W.norm)
+    return f
 
 
 def add_product(c: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -238,12 +245,12 @@ class Diagonal(SequenceLayer):
             states, flat = self._states(W, scan, part, h, inside)
             h = states[..., -1, :]
             if all_steps:
-                y = features(W, states.flatten(0, 1).flatten(1), flat)["y"]
+                y = features(W, states.flatten(0, 1).flatten(1), flat, False)["y"]
                 y = y.unflatten(0, part.shape[:2])
                 y = y if keep or inside is None else y * inside.unsqueeze(-1)
                 outputs.append(y if keep else y.sum(0))
             elif stop == steps:
-                outputs.append(features(W, h.flatten(0, 1), part[-1])["y"])
+                outputs.append(features(W, h.flatten(0, 1), part[-1], False)["y"])
         assert h is not None
         state = h.permute(2, 0, 1)
         if keep:

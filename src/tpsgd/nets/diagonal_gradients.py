@@ -90,9 +90,9 @@ class DiagonalGradients:
             self._scans[steps] = Scan(self.W.nu, self.W.theta, steps)
         return self._scans[steps].states(window.b, self.state)
 
-    def features(self, window: Window, h: Tensor) -> Features:
+    def features(self, window: Window, h: Tensor, learns: bool) -> Features:
         """The outputs of all steps of a window."""
-        return features(self.W, h.flatten(-4, -3).flatten(-2), window.samples)
+        return features(self.W, h.flatten(-4, -3).flatten(-2), window.samples, learns)
 
     def at_end(self, window: Window) -> Features:
         """The outputs after the last window, once the state has gone on."""

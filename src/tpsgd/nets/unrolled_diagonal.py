@@ -210,7 +210,7 @@ class _Reading:
         window, y = cell.window(x, self._inside(start, x)), None
         if self.sequence or self.at is LossAt.MEAN or (self.at is LossAt.EVERY and self.measures):
             h = cell.states(window)
-            f = cell.features(window, h)
+            f = cell.features(window, h, self.learns and self.at is not LossAt.LAST)
             y = f.pop("y")
             if self.at is LossAt.MEAN and self.last is None:
                 self._add_to_mean(y, window)
