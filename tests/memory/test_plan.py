@@ -463,7 +463,7 @@ def test_blocks_of_several_layers(blocks, rule, schedule):
         {"optimizer": momentum},
         {"rule": rules.dfa(), "schedule": simultaneous},
     ],
-    ids=str,
+    ids=" and ".join,
 )
 def test_blocks_of_several_layers_in_other_ways(settings):
     agree("stages", **({"blocks": 2, "schedule": tpsgd.sequential} | settings))
