@@ -91,9 +91,11 @@ def test_feature_maps_are_averaged_over_cells_first():
     model = cnn()
     with torch.no_grad():
         maps = model[:3](first_batch(x, 20))
-        cells = nn.functional.adaptive_avg_pool2d(maps, 6)
-    run = tpsgd.fit(model, (x, y), schedule=tpsgd.simultaneous, epochs=1, batch_size=20)
+        cells = nn.functional.adaptive_avg_pool2d(maps, 3)
+    rule = rules.readout(features=4 * 3 * 3)
+    run = tpsgd.fit(model, (x, y), rule=rule, schedule=tpsgd.simultaneous, epochs=1, batch_size=20)
     assert run.blocks[0].scale == pytest.approx(SCALE / rms(cells), rel=1e-9)
+    assert rms(cells) != pytest.approx(rms(maps), rel=0.05)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
