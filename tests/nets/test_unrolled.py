@@ -231,6 +231,8 @@ def test_gradients_are_autograds_on_one_step_with_the_states_cut_off(how, kind):
         wanted |= dict(enumerate(dcodes))
         grads |= dict(enumerate(local.dtensors))
         assert grads.keys() == wanted.keys()
+        learned = [k for k in learner.params if k.startswith("objective.")]
+        assert learned == [f"objective.{i}" for i in range(len(dcodes))]
         for k, g in wanted.items():
             far = (grads[k] - g).abs().max()
             assert far <= 1e-12 * max(1.0, float(g.abs().max())), (name, at, k)
