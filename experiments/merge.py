@@ -1,10 +1,10 @@
 """Join result files of runs that went on side by side: the later file wins where both have a value.
 
-python -m experiments.merge results/deep.json part1/deep.json part2/deep.json
+python -m experiments.merge part1/deep.json part2/deep.json --out results/deep.json
 """
 
+import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,15 @@ def merged(first: Any, second: Any) -> Any:
 
 
 def main() -> None:
-    """Read the files in order and write the first."""
-    target, *parts = map(Path, sys.argv[1:])
-    record = json.loads(target.read_text()) if target.exists() else {}
-    for part in parts:
+    """Read the files in order and write what they have together."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("parts", nargs="+", type=Path, help="the files to join, in this order")
+    parser.add_argument("--out", type=Path, required=True, help="the file, read first if it exists")
+    args = parser.parse_args()
+    record = json.loads(args.out.read_text()) if args.out.exists() else {}
+    for part in args.parts:
         record = merged(record, json.loads(part.read_text()))
-    target.write_text(json.dumps(record, indent=1))
+    args.out.write_text(json.dumps(record, indent=1))
 
 
 if __name__ == "__main__":

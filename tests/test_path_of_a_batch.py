@@ -10,7 +10,7 @@ from helpers import mlp, points
 import tpsgd
 
 HOME = str(Path(tpsgd.__file__).parent)
-FRAMES, FILES = 9, 14  # two of the files, figures and optimizers, are maths of one screen
+FRAMES, FILES = 9, 13  # two of the files, figures and optimizers, are maths of one screen
 
 
 class Plain(torch.optim.Optimizer):

@@ -20,9 +20,16 @@ tpsgd.fit(model, data, epochs=2, validation=data)
 tpsgd.fit(model, data, epochs=2, schedule=tpsgd.simultaneous, optimizer=tpsgd.sgd)
 tpsgd.fit(cnn, images, epochs=2, rule=tpsgd.rules.tpsgd_l2())
 tpsgd.fit(rnn, (images[0][:, 0], data[1]), epochs=2, optimizer=tpsgd.two_rates(x=0.1, h=0.1))
+lru = nn.Sequential(tpsgd.Recurrent.diagonal(4, 8), nn.Linear(8, 2))
+tpsgd.fit(lru, (images[0][:, 0], data[1]), epochs=2)
+tpsgd.fit(cnn, images, epochs=2, rule=tpsgd.rules.auxiliary(), lr_schedule=tpsgd.one_cycle())
 tpsgd.evaluate(model, data)
 """
-BACKPROP = "tpsgd.fit_backprop(model, data, epochs=2)\n"
+AUTOGRAD = """
+tpsgd.fit_backprop(model, data, epochs=2)
+deeper = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), *model)
+tpsgd.fit(deeper, data, epochs=2, blocks=2)
+"""
 COMPILER = {"torch._dynamo", "torch._inductor"}
 
 
@@ -37,9 +44,9 @@ def loaded(*codes: str) -> list[set[str]]:
 
 
 def test_training_loads_no_compiler_no_plots_and_no_command_line():
-    after_import, after_training, after_backprop = loaded("import tpsgd\n", TRAINING, BACKPROP)
+    after_import, after_training, after_autograd = loaded("import tpsgd\n", TRAINING, AUTOGRAD)
     assert not after_import & {"torch", "numpy"}
     assert "tpsgd.training.fit" in after_training
     others = {"sympy", "matplotlib", "sklearn", "scipy", "PIL", "pooch", "rich", "typer"}
     assert not after_training & (COMPILER | others)
-    assert not after_backprop & (COMPILER | others - {"sympy"})  # torch.autograd loads sympy
+    assert not after_autograd & (COMPILER | others - {"sympy"})  # torch.autograd loads sympy

@@ -1,5 +1,6 @@
 """The training loop: the order of events, noted by learners, sources and observers."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -20,9 +21,9 @@ ERROR = torch.tensor([[0.5, -2.0]])
 class Batches:
     """A source of batches whose input is their number."""
 
-    def __init__(self, log, count=2, name="source"):
-        self.log, self.count, self.name = log, count, name
-        self.form = SimpleNamespace(no_batches="there was no batch")
+    def __init__(self, log, count=2, name="source", parts=1):
+        self.log, self.count, self.name, self.parts = log, count, name, parts
+        self.form = SimpleNamespace(no_batches="there was no batch", device=torch.device("cpu"))
 
     @property
     def samples(self):
@@ -30,7 +31,8 @@ class Batches:
 
     def batches(self, block=0, epoch=None):
         for number in range(self.count):
-            yield SimpleNamespace(size=2, last=True, load=lambda n=number: self._load(n))
+            last, load = not (number + 1) % self.parts, partial(self._load, number)
+            yield SimpleNamespace(size=2, share=1 / self.parts, last=last, load=load)
 
     def _load(self, number):
         self.log.append(f"load {number}")
@@ -42,8 +44,9 @@ class Block:
 
     width = 1
 
-    def __init__(self, log, name, epochs=1, signal=Signal.LABEL):
+    def __init__(self, log, name, epochs=1, signal=Signal.LABEL, calibrates=False):
         self.log, self.name, self.epochs, self.signal = log, name, epochs, signal
+        self.calibrates = calibrates
         self.learning, self.updates = epochs > 0, []
         self.block = SimpleNamespace(train=lambda mode: log.append(f"{name} train({mode})"))
 
@@ -93,6 +96,15 @@ class Block:
 
     def measure(self, saved, labels):
         self.note("measure")
+
+    def gauge(self, x, labels, share):
+        self.note(f"gauge {share:g} of {x}")
+        assert labels is LABELS and not torch.is_grad_enabled()
+        torch.rand(1)
+        return f"{x}{self.name}"
+
+    def calibrate(self):
+        self.note("calibrate")
 
     def resume(self):
         self.note("resume")
@@ -236,6 +248,43 @@ def test_an_epoch_without_a_batch_is_an_error():
     net = net_of([], Block([], "a"), batches=0)
     with pytest.raises(TpsgdError, match="there was no batch"):
         train(net, net.learners, net.source)
+
+
+def test_blocks_are_calibrated_on_the_first_batch_before_a_step_is_wrapped():
+    """The batch goes no further than to the last block that asks for it."""
+    log = []
+    asks = {"a": False, "b": True, "c": False, "d": True, "e": False}
+    blocks = [Block(log, name, calibrates=calibrates) for name, calibrates in asks.items()]
+    net = net_of(log, *blocks, observers=[Notes(log)])
+    torch.manual_seed(0)
+    train(net, blocks, net.source)
+    first = log[log.index("e started") + 1 : log.index("wrap")]
+    assert first == [
+        "a epoch 0", "load 0", "a gauge 1 of 0", "b gauge 1 of 0a", "c gauge 1 of 0ab",
+        "d gauge 1 of 0abc", "b calibrate", "d calibrate",
+    ]  # fmt: skip
+    assert not told(log[log.index("wrap") :], "gauge", "calibrate")
+    drawn = torch.rand(1)
+    torch.manual_seed(0)
+    assert torch.equal(drawn, torch.rand(1))  # numbers that the measurement drew are given back
+
+
+def test_all_parts_of_the_first_batch_are_measured_before_a_block_is_calibrated():
+    log = []
+    net = net_of(log, Block(log, "a", calibrates=True))
+    train(net, net.learners, Batches(log, 4, parts=2))
+    first = log[: log.index("wrap")]
+    assert told(first, "gauge", "calibrate") == [
+        "a gauge 0.5 of 0", "a gauge 0.5 of 1", "a calibrate",
+    ]  # fmt: skip
+
+
+def test_without_a_batch_nothing_is_calibrated():
+    log = []
+    net = net_of(log, Block(log, "a", calibrates=True), batches=0)
+    with pytest.raises(TpsgdError, match="there was no batch"):
+        train(net, net.learners, net.source)
+    assert not told(log, "calibrate")
 
 
 def test_what_wraps_a_step_is_what_takes_it():

@@ -124,6 +124,8 @@ def calibrate(learners: Sequence[Learner], source: Source) -> None:
                 x = learner.gauge(x, labels, batch.share)
             if batch.last:
                 break
+        else:
+            raise TpsgdError(source.form.no_batches)
     for learner in learners[:count]:
         if learner.calibrates:
             learner.calibrate()

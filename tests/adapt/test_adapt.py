@@ -319,7 +319,7 @@ def test_adaptors_learn_and_probes_are_the_least_squares_solution():
     features = adapt.encode(backbone, (x, y), ["late"])
     train, test = features[:80], features[80:]
     for options in ({"rule": rules.readout()}, {"method": tpsgd.fit_backprop}):
-        made = adapt.fit(backbone, train, epochs=10, batch_size=16, **options)
+        made = adapt.fit(backbone, train, epochs=20, batch_size=16, **options)
         assert made.evaluate(test) > 0.9 and made.evaluate((x[80:], y[80:])) > 0.9
     probe = adapt.probe(backbone, train, alpha=0.5)
     A = features.x["late"][:80].mean((2, 3)).double().numpy()

@@ -82,7 +82,7 @@ def test_a_budget_is_held_from_the_first_byte_to_the_last(kind, budget):
     """All that `fit` allocates is counted here, with what it keeps, not only its first steps."""
     make, data = NETS[kind]
     x, y = data()
-    settings = {"batch_size": BATCH, "epochs": 2}
+    settings = {"rule": rules.readout(features=256), "batch_size": BATCH, "epochs": 2}
     found = tpsgd.plan(make(), x.shape[1:], samples=N, memory=budget, others=False, **settings)
     assert found.peak_bytes <= budget
     model, live = seeded(make), LiveBytes()

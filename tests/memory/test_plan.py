@@ -128,7 +128,7 @@ GRID = [
     ("mlp", {"rule": rules.frozen(), "optimizer": tpsgd.ridge(), "reuse": False, "slack": 1024}),
     ("mlp", {"rule": rules.dfa(), **TOGETHER}),
     ("cnn", {}),
-    ("cnn", {"reuse": False, **SAVING}),
+    ("cnn", {"rule": rules.readout(features=256), "reuse": False, **SAVING}),
     ("cnn", {"rule": rules.tpsgd_l2(), "redraw": True, "slack": 8}),
     ("norm", {}),
     ("norm", {"micro_batch": 9, "slack": 4, **TOGETHER}),
@@ -463,7 +463,7 @@ def test_blocks_of_several_layers(blocks, rule, schedule):
         {"optimizer": momentum},
         {"rule": rules.dfa(), "schedule": simultaneous},
     ],
-    ids=str,
+    ids=" and ".join,
 )
 def test_blocks_of_several_layers_in_other_ways(settings):
     agree("stages", **({"blocks": 2, "schedule": tpsgd.sequential} | settings))

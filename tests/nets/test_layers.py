@@ -415,7 +415,8 @@ def test_one_entry_gives_another_layer_kind_its_closed_form(norm, monkeypatch):
     y = torch.arange(6) % CLASSES
     by_autograd, closed = volumes(norm), volumes(norm)
     closed.load_state_dict(by_autograd.state_dict())
-    settings = {"rule": rules.readout(features=16), "epochs": 3, "batch_size": 3}
+    settings = {"rule": rules.readout(features=16), "optimizer": tpsgd.sgd, "lr": 0.1}
+    settings |= {"epochs": 3, "batch_size": 3}
     run = tpsgd.fit(by_autograd, (x, y), **settings)
     assert run.blocks[0].learning == "autograd"
     monkeypatch.setitem(LAYERS, nn.Conv3d, convolution(F.conv3d))

@@ -174,7 +174,7 @@ def by_autograd(layer, x, y, rule, seed=0):
             if step not in codes:
                 key = Key(seed, -1 if way else 0, step)
                 codes[step] = rule.objective(replace(site, key=key))
-                for P in codes[step].tensors:
+                for P in codes[step].learned_tensors:
                     P.requires_grad_()
             alive = lengths > t
             if not alive.any():
@@ -186,7 +186,7 @@ def by_autograd(layer, x, y, rule, seed=0):
             value = value + codes[step].loss(seen, y[alive], *codes[step].tensors) * alive.sum()
             h = torch.where(alive[:, None], new, h).detach()
         value = value / lengths.sum()
-        P = [P for o in codes.values() for P in o.tensors]
+        P = [P for o in codes.values() for P in o.learned_tensors]
         found = torch.autograd.grad(value, [*W.values(), *P])
         grads |= {f"0.cells.{way}.{k}": g for k, g in zip(W, found, strict=False)}
         dcodes += found[len(W) :]
@@ -228,9 +228,11 @@ def test_gradients_are_autograds_on_one_step_with_the_states_cut_off(how, kind):
             saved = learner.forward(x)
             local, (grads,) = learner.backend.gradients(learner.params, saved, y, learner.tensors)
         loss, wanted, dcodes = by_autograd(model[0], *data(), rule)
-        wanted |= dict(enumerate(dcodes)) if name == "readout_learned" else {}
+        wanted |= dict(enumerate(dcodes))
         grads |= dict(enumerate(local.dtensors))
         assert grads.keys() == wanted.keys()
+        learned = [k for k in learner.params if k.startswith("objective.")]
+        assert learned == [f"objective.{i}" for i in range(len(dcodes))]
         for k, g in wanted.items():
             far = (grads[k] - g).abs().max()
             assert far <= 1e-12 * max(1.0, float(g.abs().max())), (name, at, k)

@@ -32,6 +32,16 @@ def cnn():
     )  # fmt: skip
 
 
+def both_ways():
+    return seeded(
+        lambda: nn.Sequential(
+            Recurrent(4, 6, bidirectional=True, sequence=True),
+            Recurrent(12, 5, bidirectional=True),
+            nn.Linear(10, 3),
+        ).double()
+    )
+
+
 def data(n=40):
     x, y = points(n)
     return x.double(), y
@@ -40,6 +50,11 @@ def data(n=40):
 def pictures(n=40):
     x = torch.randn(n, 2, 6, 6, generator=torch.Generator().manual_seed(0)).double()
     return x, torch.arange(n) % 3
+
+
+def series():
+    x, y = sequences()
+    return x.double(), y
 
 
 def scales(run):
@@ -86,22 +101,43 @@ def test_block_by_block_a_block_is_measured_when_its_turn_comes():
     assert run.blocks[1].scale == pytest.approx(SCALE / rms(features), rel=1e-9)
 
 
+def test_a_block_that_learns_twice_is_measured_twice():
+    x, y = data()
+    model, kept, found = mlp(), [], []
+
+    def twice(net):
+        for _ in range(2):
+            kept.append(state(model))
+            tpsgd.train.train(net, net.learners[:1], net.source)
+            found.append(net.learners[0].scale(0))
+
+    tpsgd.fit(model, (x, y), schedule=twice, epochs=2, batch_size=16, lr=0.1)
+    for before, scale in zip(kept, found, strict=True):
+        model.load_state_dict(before)
+        with torch.no_grad():
+            features = model[:2](first_batch(x, 16))
+        assert scale == pytest.approx(SCALE / rms(features), rel=1e-9)
+    assert found[0] != pytest.approx(found[1], rel=0.01)
+
+
 def test_feature_maps_are_averaged_over_cells_first():
     x, y = pictures()
     model = cnn()
     with torch.no_grad():
         maps = model[:3](first_batch(x, 20))
-        cells = nn.functional.adaptive_avg_pool2d(maps, 6)
-    run = tpsgd.fit(model, (x, y), schedule=tpsgd.simultaneous, epochs=1, batch_size=20)
+        cells = nn.functional.adaptive_avg_pool2d(maps, 3)
+    rule = rules.readout(features=4 * 3 * 3)
+    run = tpsgd.fit(model, (x, y), rule=rule, schedule=tpsgd.simultaneous, epochs=1, batch_size=20)
     assert run.blocks[0].scale == pytest.approx(SCALE / rms(cells), rel=1e-9)
+    assert rms(cells) != pytest.approx(rms(maps), rel=0.05)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("net", [mlp, cnn])
-def test_the_recorded_number_by_hand_is_the_same_training(net, rule, schedule):
+@pytest.mark.parametrize(("net", "make"), [(mlp, data), (cnn, pictures), (both_ways, series)])
+def test_the_recorded_number_by_hand_is_the_same_training(net, make, rule, schedule):
     """So the number is constant, and the pass that measures it leaves no trace."""
-    samples = data() if net is mlp else pictures()
+    samples = make()
     settings = {"schedule": schedule, "epochs": 2, "batch_size": 16}
     calibrated, by_hand = net(), net()
     run = tpsgd.fit(calibrated, samples, rule=RULES[rule], **settings)

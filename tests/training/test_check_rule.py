@@ -86,8 +86,8 @@ def test_a_wrong_derivative_of_what_is_learned():
     def objective(site):
         good = rules.readout(learned=True).objective(site)
 
-        def closed(y, s, P):
-            found = good.closed_form(y, s, P)
+        def closed(y, s, P, gain):
+            found = good.closed_form(y, s, P, gain)
             return found._replace(dtensors=(2 * found.dtensors[0],))
 
         return replace(good, closed_form=closed)

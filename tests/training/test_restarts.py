@@ -1,5 +1,6 @@
 """`fit_many`: stacked restarts equal those made one by one."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -38,8 +39,12 @@ def both(make=factory, data=DATA, **settings):
             assert e.loss == pytest.approx(f.loss, rel=1e-5)
             assert e.accuracy == pytest.approx(f.accuracy) if f.accuracy is not None else True
             assert (e.accuracy is None) == (f.accuracy is None)
-        for name in ("seed", "rule", "sample_passes", "forward_passes", "blocks"):
+        for name in ("seed", "rule", "sample_passes", "forward_passes"):
             assert getattr(first, name) == getattr(second, name)
+        for e, f in zip(first.blocks, second.blocks, strict=True):
+            assert replace(e, scale=None) == replace(f, scale=None)
+            assert (e.scale is None) == (f.scale is None)
+            assert e.scale is None or e.scale == pytest.approx(f.scale, rel=1e-9)
     return together, apart
 
 

@@ -118,7 +118,10 @@ def test_every_parameter_learns_in_lower_precision(rule, blocks):
     assert not any(torch.equal(p, before[name]) for name, p in net.named_parameters())
     assert all(e.loss == e.loss for e in run.history)
     plan = tpsgd.plan(tiny(), (2, 16, 16), rule=rule, samples=16, others=False, **settings, **SHORT)
-    assert plan.lines[0].peak == run.peak_bytes
+    norms = [[m for m in layer.modules() if isinstance(m, nn.BatchNorm2d)] for layer in net]
+    most = max(sum(m.num_features for m in each) for each in norms)
+    # a plan's batch norms keep mean and variance of a channel in two bytes each, real ones in four
+    assert 0 <= run.peak_bytes - plan.lines[0].peak <= 2 * 2 * most
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda f: f.__name__)
