@@ -19,15 +19,14 @@ from torch import nn
 
 import tpsgd
 from experiments.common import Row, Samples, arguments, load_images, origin, result_file
-from experiments.deep import cosine_decay
 from experiments.shallow import standardised
-from tpsgd import Recurrent, Rule, augment, inits, rules
+from tpsgd import Recurrent, Rule, inits, rules
 from tpsgd.data.split import stratified
-from tpsgd.zoo.vgg import vgg
+from tpsgd.zoo.recipes import deep
 from tpsgd.zoo.words import cnn, mlp
 
 SCALES = (0.5, 1.0, 2.0, 4.0)
-FEATURES = (256, 1024, 2048)
+FEATURES = (256, 2048)
 HELD_OUT = 10  # a tenth of the training samples
 
 
@@ -60,17 +59,14 @@ def recurrent(shape: tuple[int, ...], classes: int) -> nn.Module:
     return nn.Sequential(Recurrent(shape[-1], 256, leak=0.3, init=init), nn.Linear(256, classes))
 
 
-PIXELS = {"augment": augment.chain(augment.flip(), augment.crop(4, reflect=True))}
-LARGER = {"augment": augment.chain(augment.flip(), augment.crop(12, reflect=True))}
 CONVOLUTIONS = {8: (True,) * 6 + (False,), 11: (True,) * 8 + (False,)}
 NETS = {
     "vgg11": Net(
-        "imagenette", lambda s: vgg(11, s, 10, batch_norm=True), CONVOLUTIONS[11], 5, deep=True,
-        settings=LARGER | {"batch_size": 64},
+        "imagenette", lambda s: deep.vgg(11, s, 10), CONVOLUTIONS[11], 6, deep=True
     ),
     "vgg8": Net(
-        "cifar10", lambda s: vgg(8, s, 10, batch_norm=True), CONVOLUTIONS[8], 5, deep=True,
-        settings=PIXELS,
+        "cifar10", lambda s: deep.vgg(8, s, 10), CONVOLUTIONS[8], 5, deep=True,
+        settings={"batch_size": 128},
     ),
     "cifar10-cnn": Net("cifar10", small_cnn, (True, True), 10, (False, True)),
     "mnist-cnn": Net("mnist", small_cnn, (True, True), 2, (False, True)),
@@ -101,19 +97,15 @@ def fit(net: Net, rule: Rule | list[Rule], samples: Samples, seed: int, device: 
     model = net.model(tuple(samples[0].shape[1:])).to(device)
     settings: Row = {"epochs": net.epochs, "seed": seed} | net.settings
     if net.deep:
-        settings |= {
-            "schedule": tpsgd.simultaneous,
-            "lr_schedule": lambda optimizer: cosine_decay(optimizer, net.epochs),
-            "precision": torch.bfloat16 if device != "cpu" else None,
-        }
+        shape = tuple(samples[0].shape[1:])
+        settings = deep.settings(shape, device, **settings)
     tpsgd.fit(model, samples, rule=rule, memory=tpsgd.Memory(measure=False), **settings)
     return model
 
 
 def load(net: Net, folder: Path | None, limit: int | None, device: str) -> tuple[Samples, Samples]:
     """The training samples in two parts, to learn from and to choose by."""
-    file = None if folder is None else folder / f"{net.data}.npz"
-    x, y, *_ = load_images(net.data, file if file is not None and file.exists() else None)
+    x, y, *_ = load_images(net.data, folder)
     x, y = x[:limit].to(device), y[:limit].long().to(device)
     x = x.float().div_(255) if x.dtype is torch.uint8 else x
     x = standardised(x, x[:0])[0] if x.dim() == 4 else x

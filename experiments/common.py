@@ -74,9 +74,10 @@ def hold_out_last(x: Tensor, y: Tensor, count: int) -> tuple[Samples, Samples]:
     return (x[:-count], y[:-count]), (x[-count:], y[-count:])
 
 
-def load_images(name: str, file: Path | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Images and classes, to train and to test on; from a .npz with x, y, x_test, y_test or not."""
-    if file is None:
+def load_images(name: str, folder: Path | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Images and classes, to train and to test on; from NAME.npz in a folder if there is one."""
+    file = None if folder is None else folder / f"{name}.npz"
+    if file is None or not file.exists():
         loaded = tpsgd.data.load(name)
         return (*loaded.train, *loaded.test)
     arrays = np.load(file)

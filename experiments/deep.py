@@ -1,30 +1,34 @@
-"""Deep nets from scratch without backpropagation: VGG11 on Imagenette, VGG8 on CIFAR-10.
+"""Deep nets from scratch without backpropagation: VGG11 on Imagenette, VGG8, ResNet18 on CIFAR-10.
 
-    python -m experiments.deep --out results [--images FILE.npz] [--only vgg11]
+    python -m experiments.deep --out results [--images FOLDER] [--only vgg11]
 
-Batch norm, Adam with a rate that falls to 0, random crops and flips on the device, bfloat16 with
-weights in float32; every batch trains every block as it passes (`simultaneous`). Accuracy, seconds
-and peak memory of a row are those of the same runs. The rate of an arm is chosen by a short
-training without a tenth of the training images, on that tenth.
+Every arm has the recipe `zoo.recipes.deep`: batch norm after every layer but the last, Adam under
+one cycle, flips and mirrored shifts on the device, bfloat16 with weights in float32, every batch
+trains every block as it passes. The rate of an arm is chosen by a short training without a tenth of
+the training images, on that tenth, from the same rates for all arms. The accuracy of each epoch is
+that of the test images, and nothing is chosen by it.
 
-- `predsim`, `readout` and `readout-learned` are not the paper's rules.
-- `tpsgd-l2` here compares the standardised averages of the feature maps with P y*, and has a
-  cross-entropy head (`features=256, standardise=True`); `tpsgd-l2, as printed` compares pixels.
+- One layer a block: `predsim`, `auxiliary`, `readout` and `readout-learned` are not the paper's
+  rules; `tpsgd-l2` here compares the standardised averages of the feature maps with P y*, and has a
+  cross-entropy head (`features=2048, standardise=True`).
+- `4 blocks, ...`: gradients flow inside each of four blocks of several layers and stop at its edge.
 
-A second call adds the restarts that are missing.
+Runs may go on side by side on one device, so their seconds say little: `--clock` trains each arm
+alone for a few epochs, and writes down the seconds of an epoch and the peak memory. A second call
+adds the restarts that are missing.
 """
 
 import math
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
-from statistics import fmean
+from statistics import median
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
+from torch import Tensor, nn
 
 import tpsgd
 from experiments.common import (
@@ -37,84 +41,89 @@ from experiments.common import (
     origin,
     result_file,
 )
-from tpsgd import augment, rules
+from tpsgd import Place, rules
 from tpsgd.data.split import stratified
 from tpsgd.units import size
-from tpsgd.zoo.vgg import vgg
+from tpsgd.zoo.recipes import Recipe, deep
+from tpsgd.zoo.resnet import resnet
 
-RATES = (3e-4, 1e-3)
-SEARCH_EPOCHS = 2
+RATES = (5e-4, 1e-3, 2e-3)
+CLOCK_EPOCHS = 3
+SIMILAR = rules.predsim(share=0.9, convolve=False)
+POOLED = rules.auxiliary(at=Place.END)
 ARMS: dict[str, Row | None] = {
     "backprop": None,
     "predsim": {"rule": rules.predsim()},
-    "predsim, no convolution": {"rule": rules.predsim(share=0.9, convolve=False)},
+    "auxiliary": {"rule": rules.auxiliary()},
+    "4 blocks, predsim": {"rule": rules.predsim(), "blocks": 4},
+    "readout": {"rule": rules.readout()},
+    "4 blocks, auxiliary": {"rule": rules.auxiliary(), "blocks": 4},
+    "auxiliary, after pooling": {"rule": POOLED},
+    "4 blocks, auxiliary, after pooling": {"rule": POOLED, "blocks": 4},
+    "predsim, no convolution": {"rule": SIMILAR},
+    "4 blocks, predsim, no convolution": {"rule": SIMILAR, "blocks": 4},
+    "readout-learned": {"rule": rules.readout(learned=True)},
+    "4 blocks, readout-learned": {"rule": rules.readout(learned=True), "blocks": 4},
+    "2 blocks, predsim": {"rule": rules.predsim(), "blocks": 2},
+    "auxiliary, published": {"rule": rules.auxiliary(kernels=(1, 3), share=0.0)},
     "tpsgd-l2": {
-        "rule": rules.tpsgd_l2(features=256, standardise=True),
+        "rule": rules.tpsgd_l2(features=2048, standardise=True),
         "loss": tpsgd.cross_entropy,
     },
-    "readout": {"rule": rules.readout()},
-    "tpsgd-l2, as printed": {"rule": rules.tpsgd_l2()},
     "frozen": {"rule": rules.frozen()},
-    "readout-learned": {"rule": rules.readout(learned=True)},
+    "random": {"rule": rules.untrained()},
 }
 
 
 @dataclass(frozen=True)
 class Net:
-    """A VGG, its data and how it is trained."""
+    """A net, its data and its recipe."""
 
     data: str
-    depth: int
-    shape: tuple[int, int, int]
-    epochs: int
-    batch_size: int
-    augmentation: Any
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
+    model: Callable[[], nn.Module]
+    recipe: Recipe
+    search_epochs: int
 
-    def fit(self, arm: str, samples: Samples, lr: float, epochs: int, seed: int) -> Any:
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """The shape of one image."""
+        return (3, 160, 160) if self.data == "imagenette" else (3, 32, 32)
+
+    def fit(
+        self,
+        arm: str,
+        samples: Samples,
+        lr: float,
+        epochs: int,
+        seed: int,
+        validation: Samples | None = None,
+    ) -> Any:
         """One training: the model and its record."""
         torch.manual_seed(seed)
-        model = vgg(self.depth, self.shape, 10, batch_norm=True).to(samples[0].device)
-        settings: Row = {
-            "lr": lr,
-            "epochs": epochs,
-            "batch_size": self.batch_size,
-            "seed": seed,
-            "augment": self.augmentation,
-            "precision": torch.bfloat16,
-            "lr_schedule": lambda optimizer: cosine_decay(optimizer, epochs),
-        }
+        device = samples[0].device
+        model = self.model().to(device)
+        chosen: Row = {"lr": lr, "epochs": epochs, "seed": seed, "validation": validation}
+        settings = self.recipe.settings(self.shape, device, **chosen)
         own = ARMS[arm]
         if own is None:
             return model, tpsgd.fit_backprop(model, samples, **settings)
-        return model, tpsgd.fit(model, samples, schedule=tpsgd.simultaneous, **settings, **own)
+        return model, tpsgd.fit(model, samples, **settings, **own)
 
     def scaled(self, x: Tensor) -> Tensor:
         """Images with mean 0 and deviation 1 per channel, channels last."""
         x = x.float().div_(255) if x.dtype is torch.uint8 else x
-        mean, std = (
-            torch.tensor(v, device=x.device).view(1, 3, 1, 1) for v in (self.mean, self.std)
-        )
+        mean, std = x.mean((0, 2, 3), keepdim=True), x.std((0, 2, 3), keepdim=True)
         return ((x - mean) / std).contiguous(memory_format=torch.channels_last)
 
 
+CIFAR = replace(deep, epochs=24, batch_size=128, cutout=0.25)
 NETS = {
-    "vgg11": Net(
-        "imagenette", 11, (3, 160, 160), 12, 64,
-        augment.chain(augment.flip(), augment.resized_crop((0.5, 1.0))),
-        (0.485, 0.456, 0.406), (0.229, 0.224, 0.225),
+    "vgg11": Net("imagenette", lambda: deep.vgg(11, (3, 160, 160), 10), deep, 2),
+    "vgg8": Net("cifar10", lambda: deep.vgg(8, (3, 32, 32), 10), CIFAR, 2),
+    "resnet18": Net(
+        "cifar10", lambda: resnet(18, (3, 32, 32), 10, small=True), replace(CIFAR, epochs=15), 1
     ),
-    "vgg8": Net(
-        "cifar10", 8, (3, 32, 32), 10, 128, augment.chain(augment.flip(), augment.crop(4)),
-        (0.491, 0.482, 0.447), (0.247, 0.243, 0.262),
-    ),
-}  # fmt: skip
-
-
-def cosine_decay(optimizer: Optimizer, epochs: int) -> LambdaLR:
-    """A learning rate that falls to 0 along a cosine."""
-    return LambdaLR(optimizer, lambda epoch: (1 + math.cos(math.pi * epoch / epochs)) / 2)
+}
 
 
 def choose_rate(net: Net, arm: str, samples: Samples) -> Row:
@@ -123,7 +132,7 @@ def choose_rate(net: Net, arm: str, samples: Samples) -> Row:
     part = torch.from_numpy(stratified(y.cpu().numpy(), len(y) * 9 // 10, 0)).to(y.device)
 
     def score(lr: float) -> float:
-        model, _ = net.fit(arm, (x[part], y[part]), lr, SEARCH_EPOCHS, 100)
+        model, _ = net.fit(arm, (x[part], y[part]), lr, net.search_epochs, 100)
         return tpsgd.evaluate(model, (x[~part], y[~part]), batch_size=256)
 
     return best_rate(RATES, score)
@@ -131,51 +140,80 @@ def choose_rate(net: Net, arm: str, samples: Samples) -> Row:
 
 def restart(net: Net, arm: str, train: Samples, test: Samples, seed: int, row: Row) -> None:
     """Train once more and add the result to the row."""
-    model, run = net.fit(arm, train, row["lr"], net.epochs, seed)
+    curve = test if seed == 0 else None
+    model, run = net.fit(arm, train, row["lr"], net.recipe.epochs, seed, curve)
     shares = [*row.get("accuracies", []), tpsgd.evaluate(model, test, batch_size=256)]
-    seconds = [*row.get("seconds_each", []), run.seconds]
-    row |= accuracies(shares) | {
-        "seconds": fmean(seconds),
-        "seconds_each": seconds,
-        "peak_bytes": max(run.peak_bytes, row.get("peak_bytes", 0)),
-        "restarts": len(shares),
-        "settings": run.settings,
-        "losses": [e.loss for e in run.history if e.block in (0, len(run.blocks))],
+    last = max((e.block for e in run.history), default=0)
+    row |= accuracies(shares) | {"restarts": len(shares), "settings": run.settings}
+    row["cut"] = [b.name for b in run.blocks]
+    row["scales"] = [b.scale for b in run.blocks]
+    if seed == 0:
+        row["curve"] = [e.val_accuracy for e in run.history if e.block == last]
+        row["block_accuracies"] = [
+            [e.val_accuracy for e in run.history if e.block == i][-1]
+            for i in sorted({e.block for e in run.history})
+        ]
+
+
+def clock(net: Net, arm: str, train: Samples, row: Row) -> None:
+    """The seconds of an epoch and the peak memory of an arm that has the device for itself."""
+    _, run = net.fit(arm, train, row.get("lr", 1e-3), CLOCK_EPOCHS, 0)
+    last = max((e.block for e in run.history), default=0)
+    times = [e.seconds for e in run.history if e.block == last]
+    epochs = [b - a for a, b in pairwise(times)]
+    row |= {
+        "epoch_seconds": median(epochs) if epochs else run.seconds,
+        "peak_bytes": run.peak_bytes,
+        "seconds": (median(epochs) if epochs else 0.0) * net.recipe.epochs,
     }
 
 
 def main() -> None:
     """Run what is asked for; the file is written after each training."""
     parser = arguments(__doc__)
-    parser.add_argument("--images", type=Path, help="Imagenette: arrays x, y, x_test, y_test")
+    parser.add_argument("--images", type=Path, help="a folder of arrays, such as imagenette.npz")
     parser.add_argument("--only", choices=list(NETS))
     parser.add_argument("--arms", default=";".join(ARMS), help="some of them, with ; between")
     parser.add_argument("--restarts", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin nothing after that")
     parser.add_argument("--max-train", type=int, help="fewer images, for a quick look")
+    parser.add_argument("--clock", action="store_true", help="seconds and memory, no accuracy")
     parser.add_argument("--note", default="", help="how the images were made, for the record")
     options, start = parser.parse_args(), time.perf_counter()
     record, save = result_file(options.out, "deep")
     record |= origin("deep", options.device) | {"note": options.note}
     for name in [options.only] if options.only else list(NETS):
         net = NETS[name]
-        file = options.images if name == "vgg11" else None
-        loaded = [t[: options.max_train].to(options.device) for t in load_images(net.data, file)]
+        arrays = load_images(net.data, options.images)
+        loaded = [t[: options.max_train].to(options.device) for t in arrays]
         train, test = ((net.scaled(x), y.long()) for x, y in (loaded[:2], loaded[2:]))
         table = record.setdefault("nets", {}).setdefault(name, {"arms": {}})
-        table |= {"epochs": net.epochs, "batch_size": net.batch_size, "train": len(train[1])}
-        for seed in range(options.restarts):
+        table |= {"epochs": net.recipe.epochs, "recipe": str(net.recipe), "train": len(train[1])}
+        for seed in range(1 if options.clock else options.restarts):
             for arm in options.arms.split(";"):
                 row = table["arms"].setdefault(arm, {})
                 late = time.perf_counter() - start > options.seconds
-                if row.get("restarts", 0) > seed or late:
+                if late or (not options.clock and row.get("restarts", 0) > seed):
                     continue
-                row |= {} if "lr" in row else choose_rate(net, arm, train)
-                restart(net, arm, train, test, seed, row)
+                began = time.perf_counter()
+                if options.clock:
+                    clock(net, arm, train, row)
+                else:
+                    row |= {} if "lr" in row else choose_rate(net, arm, train)
+                    restart(net, arm, train, test, seed, row)
                 save()
-                figures = f"{row['accuracy']:.2%} ± {row['deviation']:.2%} of {row['restarts']}"
-                cost = f"{row['seconds']:7.1f} s {size(row['peak_bytes']):>9} {row['lr']:g}"
-                print(f"{name} {arm:22} {figures} {cost}", flush=True)
+                shown = _shown(row) + f"  ({time.perf_counter() - began:.0f} s)"
+                print(f"{name} {arm:34} {shown}", flush=True)
+
+
+def _shown(row: Row) -> str:
+    """A row for the terminal."""
+    words = []
+    if "accuracy" in row:
+        words += [f"{row['accuracy']:.2%} ± {row['deviation']:.2%} of {row['restarts']}"]
+    if "epoch_seconds" in row:
+        words += [f"{row['epoch_seconds']:.2f} s an epoch, {size(row['peak_bytes'])}"]
+    return ", ".join(words) + f", lr {row.get('lr', math.nan):g}"
 
 
 if __name__ == "__main__":

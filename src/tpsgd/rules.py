@@ -56,8 +56,8 @@ from tpsgd.maths.pooling import grid_for
 from tpsgd.objectives import Objective, Site
 from tpsgd.projections import Projection, binary, normal, orthogonal
 
-FEATURES = 256  # at most that many numbers of feature maps are read out
-SCALE = 2.0  # of calibrated features; chosen on held-out samples, see experiments/calibration.py
+FEATURES = 2048  # at most that many numbers of feature maps are read out
+SCALE = 1.0  # of calibrated features; chosen on held-out samples, see experiments/calibration.py
 
 
 class Signal(Enum):
