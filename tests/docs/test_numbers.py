@@ -266,6 +266,17 @@ def test_a_path_goes_through_keys_columns_and_rows(results):
     assert look_up("it/rows/b")["accuracy"] == 0.5
 
 
+def test_a_path_goes_to_a_place_in_a_list_of_numbers(results):
+    results("it", arms={"readout": {"curve": [0.1, 0.2, 0.3]}})
+    assert look_up("it/readout/curve/1") == 0.2
+
+
+def test_named_rows_come_first_and_all_others_after_them(results):
+    results("it", arms={"new": {}, "readout": {}, "backprop": {}})
+    ordered = numbers.names("it/arms", ["backprop", "missing", "readout"])
+    assert list(ordered.values()) == ["backprop", "readout", "new"]
+
+
 @pytest.mark.parametrize(
     ("expression", "text"),
     [
