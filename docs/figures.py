@@ -19,6 +19,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
 from PIL import Image
 
+from tpsgd.rules import ALL
+
 ROOT = Path(__file__).resolve().parents[1]
 ASSETS = ROOT / "docs" / "assets"
 Record = dict[str, Any]
@@ -287,9 +289,96 @@ def draw_adaptors(values: Any, record: Record) -> Figure:
     return figure
 
 
+# ---- deep nets -----------------------------------------------------------------------------------
+
+CUTS = {"a layer per block": "o", "4 blocks": "s", "2 blocks": "^", "the whole net": "*"}
+VARIANTS = (", after pooling", ", no convolution", ", published")
+SHOWN_FROM = 70.0  # per cent of accuracy; less accurate methods are named below the axis
+
+
+def cut_rule_and_variant(arm: str) -> tuple[str, str, str]:
+    """How a net is cut, by which rule its blocks learn, and the variant of the rule.
+
+    Examples:
+        >>> cut_rule_and_variant("4 blocks, auxiliary, after pooling")
+        ('4 blocks', 'auxiliary', ', after pooling')
+    """
+    if arm == "backprop":
+        return "the whole net", arm, ""
+    cut, comma, rule = arm.partition(" blocks, ")
+    cut, rule = (f"{cut} blocks", rule) if comma else ("a layer per block", arm)
+    variant = next((v for v in VARIANTS if rule.endswith(v)), "")
+    return cut, rule.removesuffix(variant), variant
+
+
+def deep_values(record: Record) -> Record:
+    """Of each arm of VGG11: accuracy in per cent, megabytes, and the accuracy by seconds."""
+    values: Record = {}
+    for arm, row in record["nets"]["vgg11"]["arms"].items():
+        if "accuracy" in row and "peak_bytes" in row:
+            seconds = row["epoch_seconds"]
+            values[arm] = {
+                "accuracy": round(100 * row["accuracy"], 2),
+                "memory": round(row["peak_bytes"] / 2**20),
+                "curve": [
+                    [round(seconds * epoch, 2), round(100 * share, 2)]
+                    for epoch, share in enumerate(row["curve"], 1)
+                ],
+            }
+    return values
+
+
+def colour_of(rule: str) -> str:
+    """The colour of a rule in all plots; backprop is black."""
+    return ALL[rule].colour if rule in ALL else "#000000"
+
+
+def draw_deep(values: Any, record: Record) -> Figure:
+    """Accuracy against peak memory, and against seconds of training."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 5.2), layout="constrained")
+    shown = {arm: row for arm, row in values.items() if row["accuracy"] >= SHOWN_FROM}
+    looks: dict[str, Any] = {}
+    for arm, row in shown.items():
+        cut, rule, variant = cut_rule_and_variant(arm)
+        colour, mark = colour_of(rule), CUTS[cut]
+        top, size = (4, 16) if rule == "backprop" else (3, 9)
+        look = {"color": colour, "mfc": "white" if variant else colour, "ms": size, "zorder": top}
+        left.plot(row["memory"], row["accuracy"], mark, mec=colour, mew=1.6, **look)
+        if not variant:
+            xs, ys = zip(*row["curve"], strict=True)
+            right.plot(xs, ys, dash(cut), color=colour, lw=2.4 if rule == "backprop" else 1.5)
+            right.plot(xs[-1], ys[-1], mark, mec="white", **look)
+            looks[rule] = plt.Line2D([], [], color=colour, lw=3)
+    for cut in {cut_rule_and_variant(arm)[0]: 0 for arm in shown}:
+        look = {"marker": CUTS[cut], "ms": 12 if cut == "the whole net" else 8, "ls": dash(cut)}
+        looks[cut] = plt.Line2D([], [], color=QUIET, **look)
+    variants = [v.removeprefix(", ") for v in VARIANTS if any(arm.endswith(v) for arm in shown)]
+    hollow = f"hollow: {' or '.join(variants)}"
+    looks[hollow] = plt.Line2D([], [], color=QUIET, marker="o", mfc="white", ls="", ms=8)
+    left.set_ylim(bottom=min(row["accuracy"] for row in shown.values()) - 1.5)
+    below = [f"{arm} {row['accuracy']:.0f} %" for arm, row in values.items() if arm not in shown]
+    left.set_title(f"below the axis: {', '.join(below)}" if below else "", fontsize=10, color=QUIET)
+    left.set_xlabel("peak memory, MB", fontsize=11, color=INK)
+    left.set_ylabel("test accuracy after the last epoch, %", fontsize=11, color=INK)
+    right.set(ylim=(45, None), xlim=(0, None))
+    right.set_xlabel("seconds of training", fontsize=11, color=INK)
+    right.set_ylabel("test accuracy after each epoch, %", fontsize=11, color=INK)
+    for axes in (left, right):
+        plain(axes)
+    where = {"loc": "outside upper center", "ncols": 5, "frameon": False, "fontsize": 10}
+    figure.legend(list(looks.values()), list(looks), **where)
+    return figure
+
+
+def dash(cut: str) -> str:
+    """Lines of blocks of several layers are dashed."""
+    return "--" if "blocks" in cut else "-"
+
+
 FIGURES: dict[str, tuple[str, Callable[..., Any], Callable[..., Figure]]] = {
     "sequences": ("recurrent", sequence_values, draw_sequences),
     "peers": ("peers", peer_values, draw_peers),
     "memory": ("memory-gpu", memory_values, draw_memory),
     "adaptors": ("adaptors", adaptor_values, draw_adaptors),
+    "deep": ("deep", deep_values, draw_deep),
 }

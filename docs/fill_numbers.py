@@ -5,15 +5,16 @@
 
 In a sentence, `<!-- numbers: FORMAT PATH -->93.38<!-- end -->` is a value: `FORMATS` has the
 formats, and a path is the name of a file and the keys inside it, `shallow/mnist-mlp/tpsgd-l2`.
-The keys `tables`, `nets` and `arms` may be left out. In a list of rows, a key is a column, and
-any other word (or `key=word`) keeps the rows that have it: `adaptors/few/pool5/shots=10/readout`.
-Several paths are joined by " and ".
+The keys `tables`, `nets` and `arms` may be left out. In a list of numbers, a key is a place, from 0
+on. In a list of rows, a key is a column, and any other word (or `key=word`) keeps the rows that
+have it: `adaptors/few/pool5/shots=10/readout`. Several paths are joined by " and ".
 
 Where the mark ends its line, `<!-- numbers: NAME/WORDS -->` is a table of tables.toml, in which
-the words replace $1, $2 and so on. `rows` are names, a path to them, or labels and names;
-`columns` are titles and cells, or `across` has the names of the columns and `cell` the cell of
-each. In a cell, @ is the row and # the column; what is in braces is a value, as above, and {?...}
-one that may be missing. `from` are the files whose machine and command stand below the table.
+the words replace $1, $2 and so on. `rows` are names, a path to them, or labels and names; names
+that are in `first` come first, in its order. `columns` are titles and cells, or `across` has the
+names of the columns and `cell` the cell of each. In a cell, @ is the row and # the column; what is
+in braces is a value, as above, and {?...} one that may be missing. `from` are the files whose
+machine and command stand below the table.
 """
 
 import argparse
@@ -21,7 +22,7 @@ import json
 import re
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import fmean, stdev
@@ -64,6 +65,8 @@ def step(value: Any, word: str) -> Any:
             raise KeyError("the machine did other work in these seconds")
         outer = next((key for key in ("tables", "nets", "arms") if key in value), word)
         return value[word] if word in value or outer == word else step(value[outer], word)
+    if not isinstance(value[0], dict):
+        return value[int(word)]
     if word in value[0]:
         column = [row[word] for row in value]
         return column[0] if len(column) == 1 else column
@@ -155,11 +158,13 @@ def written(template: str) -> str:
     return re.sub(r"\{(\??)(.+?)\}", put, template)
 
 
-def names(listed: Any) -> dict[str, str]:
-    """Labels and names of rows or columns."""
+def names(listed: Any, first: Sequence[str] = ()) -> dict[str, str]:
+    """Labels and names of rows or columns, those in `first` before all others."""
     if isinstance(listed, dict):
         return listed
     listed = look_up(listed) if isinstance(listed, str) else listed
+    place = {name: i for i, name in enumerate(first)}
+    listed = sorted(listed, key=lambda name: place.get(name, len(place)))
     return {f"`{name}`": str(name) for name in listed}
 
 
@@ -174,7 +179,7 @@ def table(mark: str) -> str:
     columns = spec.get("columns", {})
     columns |= {k: spec["cell"].replace("#", v) for k, v in names(spec.get("across", {})).items()}
     rows = []
-    for label, row in names(spec["rows"]).items():
+    for label, row in names(spec["rows"], spec.get("first", ())).items():
         cells = []
         for template in columns.values():
             try:
