@@ -273,7 +273,7 @@ def test_as_good_on_digits(kind, digits):
         model = make()
         tpsgd.fit(model, digits.train, epochs=2, batch_size=32, lr=1e-2, precision=precision)
         found.append(tpsgd.evaluate(model, digits.test))
-    assert found[0] > 0.9 and abs(found[0] - found[1]) < 0.02
+    assert found[0] > 0.9 and found[1] > found[0] - 0.02
 
 
 def test_restarts_are_made_one_by_one():
