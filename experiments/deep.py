@@ -109,11 +109,12 @@ class Net:
             return model, tpsgd.fit_backprop(model, samples, **settings)
         return model, tpsgd.fit(model, samples, **settings, **own)
 
-    def scaled(self, x: Tensor) -> Tensor:
-        """Images with mean 0 and deviation 1 per channel, channels last."""
-        x = x.float().div_(255) if x.dtype is torch.uint8 else x
-        mean, std = x.mean((0, 2, 3), keepdim=True), x.std((0, 2, 3), keepdim=True)
-        return ((x - mean) / std).contiguous(memory_format=torch.channels_last)
+    def scaled(self, *images: Tensor) -> list[Tensor]:
+        """Images, channels last; the first ones get mean 0 and deviation 1 per channel."""
+        floats = [x.float().div_(255) if x.dtype is torch.uint8 else x for x in images]
+        std, mean = torch.std_mean(floats[0], (0, 2, 3), keepdim=True)
+        layout = torch.channels_last
+        return [((x - mean) / std).contiguous(memory_format=layout) for x in floats]
 
 
 CIFAR = replace(deep, epochs=24, batch_size=128, cutout=0.25)
@@ -186,7 +187,8 @@ def main() -> None:
         net = NETS[name]
         arrays = load_images(net.data, options.images)
         loaded = [t[: options.max_train].to(options.device) for t in arrays]
-        train, test = ((net.scaled(x), y.long()) for x, y in (loaded[:2], loaded[2:]))
+        x, x_test = net.scaled(loaded[0], loaded[2])
+        train, test = (x, loaded[1].long()), (x_test, loaded[3].long())
         table = record.setdefault("nets", {}).setdefault(name, {"arms": {}})
         table |= {"epochs": net.recipe.epochs, "recipe": str(net.recipe), "train": len(train[1])}
         for seed in range(1 if options.clock else options.restarts):

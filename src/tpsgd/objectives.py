@@ -363,7 +363,7 @@ def readout(
     return Objective(
         value,
         closed_form,
-        (codes, gain) if learned else (codes.mul_(gain),),
+        (codes.clone(), gain) if learned else (codes * gain,),  # a projection may keep its own
         learned,
         of_logits=local,
         constants=int(learned),

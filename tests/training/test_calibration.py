@@ -224,3 +224,31 @@ def test_a_calibrated_scale_may_be_chosen():
         for rule in (rules.readout(), rules.readout(scale=3 * SCALE, calibrate=True))
     ]
     assert scales(runs[1])[0] == pytest.approx(3 * scales(runs[0])[0])
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_a_projection_that_keeps_its_codes_keeps_their_values(learned):
+    codes = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
+    before = codes.clone()
+    own = tpsgd.projections.Projection("mine", lambda key, rows, shape, device: codes)
+    rule = [rules.readout(learned, projection=own)] * 3
+    tpsgd.fit(mlp().float(), points(40), rule=rule, epochs=1)
+    assert torch.equal(codes, before)
+
+
+def test_the_outputs_of_every_step_are_measured_whatever_the_window():
+    x, y = torch.randn(24, 19, 4, generator=torch.Generator().manual_seed(0)), torch.arange(24) % 3
+
+    def measured(window):
+        layers = Recurrent.diagonal(4, 5, loss_at="every", sequence=True), Recurrent(5, 6)
+        model = seeded(lambda: nn.Sequential(*layers, nn.Linear(6, 3)).double())
+        settings = {"epochs": 1, "batch_size": 8, "schedule": tpsgd.simultaneous}
+        return scales(tpsgd.fit(model, (x.double(), y), window=window, **settings))[:2]
+
+    torch.manual_seed(0)
+    state_of = torch.get_rng_state()
+    numbers = []
+    for window in (None, 5, 1):
+        torch.set_rng_state(state_of)
+        numbers.append(measured(window))
+    assert numbers[1] == pytest.approx(numbers[0]) and numbers[2] == pytest.approx(numbers[0])

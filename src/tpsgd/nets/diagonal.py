@@ -252,7 +252,7 @@ class Diagonal(SequenceLayer):
             elif stop == steps:
                 outputs.append(features(W, h.flatten(0, 1), part[-1], False)["y"])
         assert h is not None
-        state = h.permute(2, 0, 1)
+        state = h.permute(2, 0, 1).contiguous()  # without the states before it
         if keep:
             return torch.cat(outputs).transpose(0, 1), state
         if not all_steps:

@@ -244,18 +244,21 @@ class _Reading:
         share = self.dy / self.lengths.to(y.device).unsqueeze(-1)
         return (window.inside.unsqueeze(-1) * share).flatten(-3, -2)
 
-    def _of_every_step(self, y: Tensor, window: Window) -> Tensor:
-        """Add the loss of a window's steps, each a sample; its derivative."""
+    def _of_every_step(self, y: Tensor, window: Window) -> Tensor | None:
+        """Add the loss of a window's steps, each a sample; its derivative, to learn from."""
         (steps, rows), tensors = window.b.shape[-2:], self.saved.tensors
         s, inside = self.repeated(steps, rows), window.inside
         if inside is None:
             local = self.source.objective_of(y, s, tensors)
-            self._add_loss(local, steps * rows / self.count, rows)
-            return local.dy.reshape(y.shape).mul_(steps * rows / self.count)
+            share = steps * rows / self.count
+            self._add_loss(local, share, rows)
+            return local.dy.reshape(y.shape).contiguous().mul_(share) if self.learns else None
         chosen = inside.flatten().nonzero().squeeze(1)
         local = self.source.objective_of(y[chosen], s[chosen], tensors)
         share = len(chosen) / self.count
         self._add_loss(local, share, rows)
+        if not self.learns:
+            return None
         return torch.zeros_like(y).index_copy_(0, chosen, local.dy.reshape(len(chosen), -1) * share)
 
     def _add_to_mean(self, y: Tensor, window: Window) -> None:
@@ -288,7 +291,7 @@ class _Reading:
             return None
         local = self.source.objective_of(y, self.saved.s, self.saved.tensors)
         self._add_loss(local, 1.0, y.shape[-2])
-        return local.dy.reshape(y.shape)
+        return local.dy.reshape(y.shape).contiguous()
 
     def _add_loss(self, local: LossAndGrads, share: float, rows: int) -> None:
         cell = self.cell
