@@ -59,3 +59,27 @@ def says(monkeypatch, capsys):
         return (int(caught.value.code or 0), *capsys.readouterr())
 
     return call
+
+
+@pytest.fixture
+def tapes(monkeypatch: pytest.MonkeyPatch) -> list:
+    """The tapes of recorded steps; `count` says how often each is replayed."""
+    from tpsgd.engine import replay
+
+    tapes = []
+
+    class Counted(replay.Tape):
+        count = 0
+
+        def __init__(self, *args: object) -> None:
+            super().__init__(*args)
+            tapes.append(self)
+            self.compiled = self.replay
+            del self.replay  # so that the method is called
+
+        def replay(self, *args: object) -> object:
+            self.count += 1
+            return self.compiled(*args)
+
+    monkeypatch.setattr(replay, "Tape", Counted)
+    return tapes

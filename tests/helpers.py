@@ -176,3 +176,9 @@ def leaves(output: Tensor) -> Iterator[Tensor]:
         if hasattr(node, "variable"):
             yield node.variable
         todo += [following for following, _ in node.next_functions]
+
+
+def distance(a: nn.Module, b: nn.Module) -> float:
+    """The largest difference between two models' weights and statistics."""
+    one, other = state(a), state(b)
+    return max(float((one[k].double() - other[k].double()).abs().max()) for k in one)

@@ -73,11 +73,11 @@ class LossAndGrads(NamedTuple):
 class Calibration:
     """How an objective is fitted to the size of a block's output, once, before the block learns.
 
-    The last of the objective's tensors is divided by the root mean square that the features have in
-    the first batch, so that features times the tensor have the size `scale`, whatever the layer.
+    The last of the objective's tensors, a factor of its logits, is divided by the root mean square
+    that the features have in the first batch.
 
     Args:
-        scale: the size that the features shall have.
+        scale: what that factor was before, but for the number of features.
         features: `y -> ` what is measured.
     """
 

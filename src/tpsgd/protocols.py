@@ -39,7 +39,7 @@ class Learner(Protocol):
     block: Any
     signal: Signal  # what its objective receives: the label, or the error of the net's output
     epochs: int
-    width: int  # how many layers learn in it: more than one under backprop
+    width: int  # how many layers learn in it
     learning: bool
 
     @property

@@ -259,7 +259,7 @@ def predsim(share: float = 0.99, features: int = 2048, convolve: bool = True) ->
 
 def auxiliary(
     channels: int = 128,
-    kernels: Sequence[int] = (3,),
+    kernels: int | Sequence[int] = (3,),
     side: int = 10,
     share: float = 0.9,
     at: Place = Place.AFTER,
@@ -279,8 +279,9 @@ def auxiliary(
         >>> auxiliary(kernels=(1, 3), share=0).options
         '2 hidden layers of 128, kernel 1 and 3, at most 10 x 10 cells, share 0'
     """
-    kernels = tuple(kernels)
-    if channels < 1 or side < 1 or any(k < 1 or k % 2 == 0 for k in kernels):
+    each = (kernels,) if isinstance(kernels, (int, float)) else tuple(kernels)
+    whole = all(isinstance(n, int) and n > 0 for n in (channels, side, *each))
+    if not whole or any(k % 2 == 0 for k in each):
         raise TpsgdError(
             f"an auxiliary net needs channels and side of 1 or more and odd kernels, got "
             f"channels={channels}, side={side}, kernels={kernels}"
@@ -289,11 +290,11 @@ def auxiliary(
         raise TpsgdError(f"share must be a number from 0 to 1, got {share}")
 
     def objective(site: Site) -> Objective:
-        return auxiliary_net.auxiliary(site, channels, kernels, side, share)
+        return auxiliary_net.auxiliary(site, channels, each, side, share)
 
-    layers = f"{len(kernels)} hidden layer{'s' * (len(kernels) != 1)} of {channels}"
-    sizes = ", kernel " + " and ".join(map(str, kernels)) if kernels else ""
-    options = f"{layers}{sizes}, at most {side} x {side} cells, share {share:g}"
+    layers = f"{len(each)} hidden layer{'s' * (len(each) != 1)} of {channels}"
+    widths = ", kernel " + " and ".join(map(str, each)) if each else ""
+    options = f"{layers}{widths}, at most {side} x {side} cells, share {share:g}"
     about = "samples of a class alike, and a small local net, learned"
     return Rule("auxiliary", objective, at=at, about=about, options=options, per_step=False)
 

@@ -111,7 +111,8 @@ def train(
 def calibrate(learners: Sequence[Learner], source: Source) -> None:
     """Fit the objectives that ask for it to the size of their features in the first batch.
 
-    One forward pass through the blocks as they are before they learn; it leaves no trace in them.
+    One forward pass through the blocks as they are before they learn. It leaves no trace in them,
+    nor in torch's random generators; a loader is asked for one batch more.
     """
     count = max((i for i, x in enumerate(learners, 1) if x.calibrates), default=0)
     if not count:

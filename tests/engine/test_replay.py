@@ -7,14 +7,14 @@ from functools import partial
 
 import pytest
 import torch
-from helpers import images, points, seeded, state
+from helpers import distance, images, points, seeded
 from slow_path import ADAM, slow_fit
 from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR
 
 import tpsgd
 from tpsgd import Recurrent, rules
-from tpsgd.engine import assemble, replay
+from tpsgd.engine import assemble
 
 RULES = {
     "readout": rules.readout(),
@@ -58,20 +58,6 @@ OPTIMIZERS = {
 }
 
 
-@pytest.fixture
-def tapes(monkeypatch):
-    """The tapes that are made."""
-    made = []
-
-    class Noted(replay.Tape):
-        def __init__(self, *args):
-            super().__init__(*args)
-            made.append(self)
-
-    monkeypatch.setattr(replay, "Tape", Noted)
-    return made
-
-
 def build(net, dtype):
     """Data, and two equal models."""
     data, make = NETS[net]
@@ -85,12 +71,6 @@ def build(net, dtype):
 
         models.append(seeded(whole))
     return (x.to(dtype), y), *models
-
-
-def distance(a, b):
-    """The largest difference between two models' weights and statistics."""
-    a, b = state(a), state(b)
-    return max(float((a[k].double() - b[k].double()).abs().max()) for k in a)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import images, points, seeded
+from helpers import points, seeded
 from torch import nn
 
 import tpsgd
@@ -153,25 +153,6 @@ def test_its_step_needs_little_memory_beside_large_maps():
     assert local.dy.shape == (16, 16, 10, 10)
 
 
-@pytest.mark.parametrize("maps", [False, True], ids=["vectors", "maps"])
-def test_a_step_lowers_the_loss_of_the_activations_output(maps):
-    """One step of plain SGD against autograd on the loss *after* the activation."""
-    layer = nn.Conv2d(2, 4, 3) if maps else nn.Linear(6, 8)
-    tail = [nn.Flatten(), nn.Linear(64, 3)] if maps else [nn.Linear(8, 3)]
-    model = seeded(lambda: nn.Sequential(layer, nn.ReLU(), *tail)).double()
-    x, y = images() if maps else points()
-    hidden = model[:2](x.double())
-    site = Site(tuple(hidden.shape[1:]), 3, Key(seed=5), maps, dtype=torch.float64)
-    objective = rules.auxiliary().objective(site)
-    loss = objective.loss(hidden, y, *objective.tensors)
-    wanted = model[0].weight - 0.1 * torch.autograd.grad(loss, model[0].weight)[0]
-    tpsgd.fit(
-        model, (x.double(), y), rule=rules.auxiliary(), optimizer=torch.optim.SGD, lr=0.1, epochs=1,
-        batch_size=len(x), seed=5,
-    )  # fmt: skip
-    torch.testing.assert_close(model[0].weight, wanted, rtol=1e-9, atol=1e-12)
-
-
 def test_its_block_learns_in_closed_form_and_says_how_well_it_reads():
     model = seeded(lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)))
     run = tpsgd.fit(model, points(), rule=rules.auxiliary(), epochs=4, batch_size=16, lr=0.01)
@@ -195,3 +176,15 @@ def test_a_net_that_cannot_be(options):
         rules.auxiliary(**options)
     with pytest.raises(TpsgdError, match="share must be a number from 0 to 1, got"):
         rules.auxiliary(share=1.5)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"kernels": (3.0,)}, {"channels": 8.5}, {"kernels": 4}, {"side": 0}]
+)
+def test_sizes_that_are_no_whole_numbers_are_refused(wrong):
+    with pytest.raises(TpsgdError, match="an auxiliary net needs"):
+        rules.auxiliary(**wrong)
+
+
+def test_one_kernel_needs_no_list():
+    assert rules.auxiliary(kernels=3).options == rules.auxiliary(kernels=(3,)).options

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from helpers import images, mlp, points, same, seeded, state
+from helpers import distance, images, mlp, points, same, seeded, state
 from slow_path import slow_fit
 from torch import nn
 from torch.nn import functional as F
@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader, IterableDataset
 import tpsgd
 from tpsgd import EarlyStopping, Memory, TpsgdError, one_cycle, ridge, rls, rules
 from tpsgd.adapt import Backbone
-from tpsgd.engine import replay
 from tpsgd.maths.learning_rates import BatchRates, RateCurve
 from tpsgd.maths.random import Key, permutation
 
@@ -50,33 +49,6 @@ def stepped(factory, steps):
         return optimizer
 
     return make
-
-
-def distance(a: nn.Module, b: nn.Module) -> float:
-    """The largest difference between two models' weights."""
-    a, b = state(a), state(b)
-    return max(float((a[k].double() - b[k].double()).abs().max()) for k in a)
-
-
-@pytest.fixture
-def tapes(monkeypatch):
-    """The tapes that are made, and how often they are replayed."""
-    made = []
-
-    class Noted(replay.Tape):
-        def __init__(self, *args):
-            super().__init__(*args)
-            self.count, replay_ = 0, self.replay
-
-            def counted(*args):
-                self.count += 1
-                return replay_(*args)
-
-            self.replay = counted
-            made.append(self)
-
-    monkeypatch.setattr(replay, "Tape", Noted)
-    return made
 
 
 class Noting(torch.optim.SGD):

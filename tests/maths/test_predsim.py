@@ -161,7 +161,8 @@ def test_its_block_learns_in_closed_form_and_says_how_well_it_reads():
 
 
 @pytest.mark.parametrize("maps", [False, True], ids=["vectors", "maps"])
-def test_a_step_lowers_the_loss_of_the_activations_output(maps):
+@pytest.mark.parametrize("rule", [rules.predsim(), rules.auxiliary()], ids=lambda r: r.name)
+def test_a_step_lowers_the_loss_of_the_activations_output(maps, rule):
     """One step of plain SGD against autograd on the loss *after* the activation."""
     layer = nn.Conv2d(2, 4, 3) if maps else nn.Linear(6, 8)
     tail = [nn.Flatten(), nn.Linear(64, 3)] if maps else [nn.Linear(8, 3)]
@@ -169,11 +170,11 @@ def test_a_step_lowers_the_loss_of_the_activations_output(maps):
     x, y = images() if maps else points()
     hidden = model[:2](x.double())
     site = Site(tuple(hidden.shape[1:]), 3, Key(seed=5), maps, dtype=torch.float64)
-    objective = rules.predsim().objective(site)
+    objective = rule.objective(site)
     loss = objective.loss(hidden, y, *objective.tensors)
     wanted = model[0].weight - 0.1 * torch.autograd.grad(loss, model[0].weight)[0]
     tpsgd.fit(
-        model, (x.double(), y), rule=rules.predsim(), optimizer=torch.optim.SGD, lr=0.1, epochs=1,
+        model, (x.double(), y), rule=rule, optimizer=torch.optim.SGD, lr=0.1, epochs=1,
         batch_size=len(x), seed=5,
     )  # fmt: skip
     torch.testing.assert_close(model[0].weight, wanted, rtol=1e-9, atol=1e-12)

@@ -468,3 +468,24 @@ def test_every_source_of_gradients_has_the_same_methods():
     stacked = Stacked(ClosedForm(block, tpsgd.Place.AFTER))
     for name in (*names, "error", "output"):
         assert all(hasattr(source, name) for source in (ClosedForm, Autograd, stacked))
+
+
+def test_split_with_samples_leaves_the_model_and_the_samples_as_they_are():
+    model = nn.Sequential(
+        nn.ReLU(inplace=True),
+        nn.Linear(4, 4),
+        nn.ReLU(inplace=True),
+        nn.Linear(4, 4),
+        nn.Linear(4, 2),
+    ).train()
+    x = torch.randn(3, 4)
+    before = x.clone()
+    assert len(split(model, 2, x)) == 2
+    assert torch.equal(x, before) and all(m.training for m in model.modules())
+
+
+@pytest.mark.parametrize("blocks", [2.0, "2", True, 0, 9, [1, 1], [1, 2.0], []])
+def test_blocks_that_are_no_numbers_of_layers_are_refused(blocks):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2))
+    with pytest.raises(tpsgd.TpsgdError, match="blocks"):
+        split(model, blocks)

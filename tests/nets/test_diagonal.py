@@ -16,6 +16,7 @@ import tpsgd
 from tpsgd import Padded, Recurrent, TpsgdError, rules
 from tpsgd.maths import scan
 from tpsgd.nets.unrolled_diagonal import WINDOW, steps_without_traces
+from tpsgd.objectives import Objective
 
 pytestmark = pytest.mark.usefixtures("unwatched")
 
@@ -270,16 +271,17 @@ def test_ragged_gradients_are_those_of_each_sequence_alone(at):
     close(grads, {f"0.{k}": g for k, g in zip(params, right, strict=True)}, 1e-7, 1e-10)
 
 
+@pytest.mark.parametrize("window", [1, 2])
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("at", PLACES)
-def test_tokens_learn_as_their_one_hot_vectors(at, padded):
+def test_tokens_learn_as_their_one_hot_vectors(at, padded, window):
     x, y = tokens(steps=9)
     vectors = F.one_hot(x, 7).double()
     if padded:
         lengths = ragged(x).lengths
         x, vectors = Padded(x, lengths), Padded(vectors, lengths)
     model = stack(at, inputs=7)
-    close(state(fitted(model, (x, y), window=2)), state(fitted(model, (vectors, y))))
+    close(state(fitted(model, (x, y), window=window)), state(fitted(model, (vectors, y))))
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -369,3 +371,33 @@ def test_a_step_is_recorded_as_a_tape(monkeypatch):
     tpsgd.fit(model, (x, y), batch_size=8, epochs=1, schedule=tpsgd.simultaneous)
     assert len(tapes) == 1
     assert all(p.isfinite().all() for p in model.parameters())
+
+
+def test_tokens_and_a_loss_that_autograd_differentiates():
+    model = nn.Sequential(Recurrent.diagonal(6, 5, loss_at="every"), nn.Linear(5, 3))
+    data = torch.randint(6, (16, 9)), torch.arange(16) % 3
+    run = tpsgd.fit(model, data, rule=rules.predsim(), epochs=1)
+    assert run.loss is not None and run.loss < 10
+
+
+@pytest.mark.parametrize("at", ["last", "every"])
+def test_a_loss_whose_derivative_is_expanded(at):
+    def objective(site):
+        return Objective(lambda y, s: (y.sum(1) - s.float()).abs().mean())
+
+    model = nn.Sequential(Recurrent.diagonal(4, 5, loss_at=at), nn.Linear(5, 3))
+    x, y = sequences(steps=9)
+    run = tpsgd.fit(model, (x.float(), y), rule=rules.Rule("sum", objective), epochs=1)
+    assert run.loss is not None
+
+
+def test_a_parametrised_layer_computes():
+    made, x = Recurrent.diagonal(4, 5), torch.randn(2, 7, 4)
+    before = made(x)
+    nn.utils.parametrize.register_parametrization(made, "weight_b", nn.Identity())
+    assert torch.equal(made(x), before)
+
+
+def test_the_state_that_read_returns_holds_no_other_states():
+    _, state_after = Recurrent.diagonal(4, 5).read(torch.randn(2, 40, 4))
+    assert state_after.untyped_storage().nbytes() == state_after.nbytes

@@ -1,5 +1,7 @@
 """The calibration of `readout`: a number per block, from its first batch before it learns."""
 
+import copy
+
 import pytest
 import torch
 from helpers import points, seeded, sequences, state
@@ -9,6 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import tpsgd
 from tpsgd import Memory, Recurrent, rules
 from tpsgd.maths.random import Key, permutation
+from tpsgd.nets.modes import statistics_restored
 from tpsgd.rules import SCALE
 
 SCHEDULES = [tpsgd.sequential, tpsgd.simultaneous]
@@ -252,3 +255,36 @@ def test_the_outputs_of_every_step_are_measured_whatever_the_window():
         torch.set_rng_state(state_of)
         numbers.append(measured(window))
     assert numbers[1] == pytest.approx(numbers[0]) and numbers[2] == pytest.approx(numbers[0])
+
+
+class Counting(nn.Module):
+    """Replaces its buffer in every forward pass, or raises."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+        self.weight = nn.Parameter(torch.ones(6).double())
+
+    def forward(self, x):
+        self.count = self.count + 1.0
+        if self.count > 100:
+            raise ValueError("too often")
+        return x * self.weight
+
+
+def test_a_buffer_that_a_module_replaces_gets_its_value_back():
+    model = nn.Sequential(Counting(), nn.Tanh(), *mlp())
+    calibrated, by_hand = copy.deepcopy(model), copy.deepcopy(model)
+    settings = {"schedule": tpsgd.simultaneous, "epochs": 1, "batch_size": 20}
+    tpsgd.fit(calibrated, data(), **settings)
+    tpsgd.fit(by_hand, data(), rule=rules.readout(scale=1.0), **settings)
+    assert calibrated[0].count == by_hand[0].count > 0
+
+
+def test_buffers_get_their_values_back_after_an_error():
+    model = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 6))
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match="stop"), statistics_restored(model):
+        model(torch.randn(4, 6))
+        raise ValueError("stop")
+    assert all(torch.equal(model.state_dict()[k], v) for k, v in before.items())

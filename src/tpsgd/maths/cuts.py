@@ -44,9 +44,9 @@ def layers_per_block(
         >>> layers_per_block(2, 5, (), [Footprint({i: n}, n) for i, n in enumerate(sizes)])
         [1, 4]
     """
-    if not isinstance(blocks, int):
+    if isinstance(blocks, (list, tuple)):
         return _checked(list(blocks), layers, alone)
-    if isinstance(blocks, bool) or not 1 <= blocks <= layers:
+    if not isinstance(blocks, int) or isinstance(blocks, bool) or not 1 <= blocks <= layers:
         raise TpsgdError(
             f"blocks must be a number from 1 to {layers}, as many as the model has layers, or a "
             f"list of the numbers of layers in each block, got {blocks!r}"

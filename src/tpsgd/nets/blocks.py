@@ -25,6 +25,7 @@ from tpsgd.maths.cuts import Blocks, Footprint, layers_per_block
 from tpsgd.maths.rectified import chain, without_indices
 from tpsgd.nets.activations import derivative_known
 from tpsgd.nets.layers import LAYERS, gives_maps, layer_kind
+from tpsgd.nets.modes import modes_restored
 from tpsgd.nets.padded import Padded, SequenceLayer, through
 from tpsgd.nets.recurrent import feeds_recurrent, views
 from tpsgd.rules import Place
@@ -420,6 +421,11 @@ def footprints(blocks: list[Block], x: Tensor) -> list[Footprint]:
 
     Blocks compute in evaluation mode: the statistics of batch norms stay as they are.
     """
+    with modes_restored(*(m for block in blocks for m in block.modules)):
+        return _footprints(blocks, x.clone())  # its first module may write into its input
+
+
+def _footprints(blocks: list[Block], x: Tensor) -> list[Footprint]:
     parameters = {p.untyped_storage()._cdata for b in blocks for p in b.named_parameters().values()}
     prints, tensors = [], []  # all tensors live on, so that no address is used twice
     for block in blocks:

@@ -34,6 +34,10 @@ from tpsgd.nets.padded import (
 )
 
 EPS = 1e-5  # of the layer norm
+PARAMETERS = (
+    *("nu_log", "theta_log", "gamma_log", "weight_b", "weight_c", "weight_d"),
+    *("gate", "gate_bias", "norm", "norm_bias"),
+)
 READ_TOGETHER = 64  # steps that are computed together where no graph keeps them all
 
 
@@ -123,7 +127,9 @@ def _columns(weight: Tensor, tokens: Tensor) -> Tensor:
 
 
 class Diagonal(SequenceLayer):
-    """A diagonal linear recurrence; `Recurrent.diagonal` makes it.
+    """A diagonal linear recurrence (LRU, Orvieto et al. 2023): `Recurrent.diagonal`.
+
+    It learns by its exact gradient within the layer, carried forward in time.
 
     Reads sequences as `Recurrent` does. Returns the mean of its outputs over time `(batch, units)`;
     with another `loss_at` the last output; with `sequence` all outputs `(batch, steps, units)`.
@@ -232,25 +238,25 @@ class Diagonal(SequenceLayer):
         self, x: Tensor, state: Tensor | None, lengths: Tensor | None, keep: bool
     ) -> tuple[Tensor, Tensor]:
         """All outputs, or what is made of them, and the state after them."""
-        W, steps = Weights.of(dict(self.named_parameters())), x.shape[1]
+        W, steps = Weights.of({k: getattr(self, k) for k in PARAMETERS}), x.shape[1]
         span = steps if torch.is_grad_enabled() else min(steps, READ_TOGETHER)
         h = None if state is None else state.permute(1, 2, 0)
         outputs, scan = [], Scan(W.nu, W.theta, span)
         all_steps = keep or self.loss_at is LossAt.MEAN
         for start in range(0, steps, span):
             stop = min(start + span, steps)
-            part = x[:, start:stop].transpose(0, 1)
+            window = x[:, start:stop].transpose(0, 1)
             inside = None if lengths is None else steps_inside(lengths, start, stop, x.device)
             scan = scan if stop - start == scan.steps else Scan(W.nu, W.theta, stop - start)
-            states, flat = self._states(W, scan, part, h, inside)
+            states, flat = self._states(W, scan, window, h, inside)
             h = states[..., -1, :]
             if all_steps:
                 y = features(W, states.flatten(0, 1).flatten(1), flat, False)["y"]
-                y = y.unflatten(0, part.shape[:2])
+                y = y.unflatten(0, window.shape[:2])
                 y = y if keep or inside is None else y * inside.unsqueeze(-1)
                 outputs.append(y if keep else y.sum(0))
             elif stop == steps:
-                outputs.append(features(W, h.flatten(0, 1), part[-1], False)["y"])
+                outputs.append(features(W, h.flatten(0, 1), window[-1], False)["y"])
         assert h is not None
         state = h.permute(2, 0, 1).contiguous()  # without the states before it
         if keep:

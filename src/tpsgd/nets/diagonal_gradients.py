@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from tpsgd.maths.scan import Scan, as_matrix, powers
 from tpsgd.nets.diagonal import Features, Weights, driven, features
@@ -111,15 +112,19 @@ class DiagonalGradients:
             state, trace = state + onward.turn @ self.state, trace + onward.turn @ before
         self.state, self.trace_of_log = state.contiguous(), trace.contiguous()
         if self.traces:
-            self._filter(onward, window.x)
+            self._filter(onward, window)
 
     def _onward(self, steps: int) -> Onward:
         if steps not in self._onwards:
             self._onwards[steps] = Onward.over(self.W, steps)
         return self._onwards[steps]
 
-    def _filter(self, onward: Onward, x: Tensor) -> None:
+    def _filter(self, onward: Onward, window: Window) -> None:
         """Carry the trace E of the input's weights to the end of a window."""
+        x = window.x
+        if not x.is_floating_point():  # tokens, whose padding is a token, too
+            x = F.one_hot(x, self.W.drive.shape[-1]).to(onward.filters.dtype)
+            x = x if window.inside is None else x * window.inside.unsqueeze(-1)
         new = (onward.filters @ x.flatten(-2)).unflatten(-2, (-1, 2))
         if self.trace_of_drive is not None:
             matrices = (t.flatten(0, -3) for t in (onward.turn, self.trace_of_drive))

@@ -37,7 +37,10 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 @contextmanager
 def statistics_restored(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Give buffers that change in training mode, such as a norm's statistics, their values back."""
-    buffers = [(b, b.clone()) for m in modules if m.training for b in m.buffers()]
-    yield
-    for buffer, before in buffers:
-        buffer.copy_(before)
+    owners = [m for top in modules if top.training for m in top.modules()]
+    buffers = [(m, k, b, b.clone()) for m in owners for k, b in m._buffers.items() if b is not None]
+    try:
+        yield
+    finally:
+        for module, name, buffer, values in buffers:
+            module._buffers[name] = buffer.copy_(values)

@@ -6,7 +6,6 @@ The paper's cell has a = 1 and the sigmoid. Under autograd, a module here is an 
 layer (backpropagation through time); `unrolled` trains it without.
 """
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +18,7 @@ from tpsgd.errors import TpsgdError
 from tpsgd.nets import inits
 from tpsgd.nets.activations import activation as with_derivative
 from tpsgd.nets.activations import derivative_known
-from tpsgd.nets.diagonal import Diagonal, LossAt
+from tpsgd.nets.diagonal import Diagonal
 from tpsgd.nets.inits import Init
 from tpsgd.nets.padded import Padded, SequenceLayer, Sequences, as_sequences, through
 
@@ -65,6 +64,8 @@ class Recurrent(SequenceLayer):
         torch.Size([2, 10, 128])
     """
 
+    diagonal = Diagonal  # a linear recurrence (LRU, Orvieto et al. 2023), which remembers for long
+
     def __init__(
         self,
         inputs: int,
@@ -108,36 +109,6 @@ class Recurrent(SequenceLayer):
         return cls(
             inputs, hidden, leak=1.0, activation=nn.Sigmoid, init=init,
             bidirectional=bidirectional, sequence=sequence,
-        )  # fmt: skip
-
-    @staticmethod
-    def diagonal(
-        inputs: int,
-        units: int,
-        *,
-        states: int | None = None,
-        loss_at: LossAt | str = LossAt.MEAN,
-        r_min: float = 0.9,
-        r_max: float = 0.999,
-        phase: float = 2 * math.pi,
-        sequence: bool = False,
-    ) -> Diagonal:
-        """A diagonal linear recurrence (LRU, Orvieto et al. 2023), which remembers for long.
-
-        It learns by its exact gradient within the layer, carried forward in time. `states` complex
-        numbers, as many as units by default, decay to between `r_min` and `r_max` of their size in
-        each step and turn by at most `phase`. `loss_at` is where the local loss looks: the "mean"
-        of the outputs over time, which is also what the layer returns; the "last" output; or
-        "every" output.
-
-        Examples:
-            >>> layer = Recurrent.diagonal(1, 64, loss_at="last")
-            >>> layer(torch.zeros(2, 784, 1)).shape
-            torch.Size([2, 64])
-        """
-        return Diagonal(
-            inputs, units, states=states, loss_at=loss_at, r_min=r_min, r_max=r_max, phase=phase,
-            sequence=sequence,
         )  # fmt: skip
 
     @classmethod

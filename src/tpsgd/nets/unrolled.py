@@ -153,13 +153,16 @@ class Unrolled:
         if not saved.learns or not saved.cells:
             self.prepare_gradients(saved, s, tensors)
             self.finish(saved)
-        key = f"{len(self.block.prologue)}.cells."
-        grads = {
-            f"{key}{way}.{name}": grad
+        key = f"{len(self.block.prologue)}."
+        return self._report(saved), [{key + k: grad for k, grad in self._by_name(saved).items()}]
+
+    def _by_name(self, saved: UnrolledBatch) -> dict[str, Tensor]:
+        """The gradients of a batch by the names of the layer's parameters."""
+        return {
+            f"cells.{way}.{name}": grad
             for way, cell in enumerate(saved.cells)
             for name, grad in cell.gradients().items()
         }
-        return self._report(saved), [grads]
 
     def prepare_gradients(
         self, saved: UnrolledBatch, s: Tensor, tensors: tuple[Tensor, ...]

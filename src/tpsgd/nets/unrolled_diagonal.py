@@ -58,7 +58,7 @@ class UnrolledDiagonal(Unrolled):
         """Read the sequences to their ends; yields outputs, and writes all into `out`."""
         batch = _Reading(self, saved)
         saved.cells = [batch.cell]
-        again = batch.find_mean()
+        again = batch.read_for_mean()
         for start, x in batch.windows(again):
             y = batch.read(start, x)
             del x
@@ -69,21 +69,8 @@ class UnrolledDiagonal(Unrolled):
         batch.finish()
         saved.last, saved.states = batch.last, out
 
-    def gradients(
-        self,
-        params: Any,
-        saved: UnrolledBatch,
-        s: Tensor,
-        tensors: tuple[Tensor, ...],
-        output_unused: bool = False,
-    ) -> tuple[LossAndGrads, list[dict[str, Tensor]]]:
-        """The local loss of a batch and its gradients."""
-        if not saved.learns or not saved.cells:
-            self.prepare_gradients(saved, s, tensors)
-            self.finish(saved)
-        key = f"{len(self.block.prologue)}."
-        grads = {key + name: grad for name, grad in saved.cells[0].gradients().items()}
-        return self._report(saved), [grads]
+    def _by_name(self, saved: UnrolledBatch) -> dict[str, Tensor]:
+        return saved.cells[0].gradients()
 
     def finish(self, saved: UnrolledBatch, all_states: bool = False) -> None:
         """Run to the end, and store all outputs if they are asked for or the block's output."""
@@ -142,9 +129,9 @@ class _Reading:
         self.at, self.sequence = source.layer.loss_at, source.layer.sequence
         self.steps, self.lengths = source.steps_of(saved), saved.lengths
         self.span = source.span_of(saved, self.steps)
-        self.parts = -(-self.steps // self.span)
+        self.window_count = -(-self.steps // self.span)
         self.measures, self.learns = saved.s is not None, saved.learns and saved.s is not None
-        self.cell = DiagonalGradients(source.weights(saved), self.learns and self.parts > 1)
+        self.cell = DiagonalGradients(source.weights(saved), self.learns and self.window_count > 1)
         self.total: Tensor | None = None  # of outputs over time
         self.dy: Tensor | None = None  # the derivative with respect to the mean, once it is known
         self.last: Tensor | None = None  # what a layer without `sequence` returns
@@ -163,7 +150,7 @@ class _Reading:
             yield from self._grouped(_without_learning(x) if again else x)
             return
         data: Any = aligned_at_end(x) if isinstance(x, Padded) else x
-        dim, count = self.lead + 1, self.parts
+        dim, count = self.lead + 1, self.window_count
         alike = self.lengths is None and count > FIRST_FEW and self.span > 1
         for number in range(count):
             if alike and number in (FIRST_FEW, count - 1):
@@ -190,9 +177,9 @@ class _Reading:
 
     # ---- learning --------------------------------------------------------------------------------
 
-    def find_mean(self) -> bool:
+    def read_for_mean(self) -> bool:
         """Read all windows for the mean over time, if several need its derivative."""
-        if not self.learns or self.at is not LossAt.MEAN or self.parts == 1:
+        if not self.learns or self.at is not LossAt.MEAN or self.window_count == 1:
             return False
         first = _Reading(self.source, replace(self.saved, learns=False, cells=[]))
         first.sequence = False
@@ -215,7 +202,7 @@ class _Reading:
             if self.at is LossAt.MEAN and self.last is None:
                 self._add_to_mean(y, window)
                 if final:
-                    self._mean_is_known()
+                    self._take_mean()
             dy = self._derivative(y, window)
             if self.learns and dy is not None:
                 cell.learn(window, h, f, dy)
@@ -267,7 +254,7 @@ class _Reading:
         total = y.sum(-3)
         self.total = total if self.total is None else self.total.add_(total)
 
-    def _mean_is_known(self) -> None:
+    def _take_mean(self) -> None:
         """The mean over time, and the derivative of its loss."""
         assert self.total is not None
         lengths = None if self.lengths is None else self.lengths.to(self.total.device)

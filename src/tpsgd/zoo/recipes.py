@@ -33,8 +33,8 @@ class Recipe:
         epochs: passes over the data.
         batch_size: samples per step.
         flip: the probability that an image is mirrored left and right.
-        shift: images are shifted by up to this share of their shorter side, at least 4 pixels if
-            that is no more than an eighth of it; new pixels are mirrored ones.
+        shift: images are shifted by up to this share of their shorter side, or by up to 4 pixels or
+            an eighth of the side if the share is less; new pixels are mirrored ones.
         cutout: the side of a square that is set to zero, as a share of the shorter side.
     """
 
