@@ -25,7 +25,7 @@ from tpsgd.data.split import stratified
 from tpsgd.zoo.recipes import deep
 from tpsgd.zoo.words import cnn, mlp
 
-SCALES = (0.5, 1.0, 2.0, 4.0)
+SCALES = (6.0, 8.0, 12.0, 16.0, 24.0)
 FEATURES = (256, 2048)
 HELD_OUT = 10  # a tenth of the training samples
 

@@ -85,7 +85,8 @@ def written_anew(site, learned, features=FEATURES):
     side = int(max(1, features // site.shape[0]) ** 0.5 + 1e-9) if site.maps else 1
     grid = [min(side, n) for n in site.shape[1:]] if site.maps else []
     d = site.shape[0] * math.prod(grid)
-    scale = torch.tensor(SCALE / d**0.5, dtype=site.dtype)
+    units = site.shape[0] if site.maps else d
+    scale = torch.tensor(SCALE / (units * d) ** 0.5, dtype=site.dtype)
 
     def features_of(y):
         return (F.adaptive_avg_pool2d(y, grid) if grid else y).flatten(1)

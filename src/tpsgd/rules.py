@@ -57,7 +57,7 @@ from tpsgd.objectives import Objective, Site
 from tpsgd.projections import Projection, binary, normal, orthogonal
 
 FEATURES = 2048  # at most that many numbers of feature maps are read out
-SCALE = 1.0  # of calibrated features; chosen on held-out samples, see experiments/calibration.py
+SCALE = 12.0  # of calibrated readouts; chosen on held-out samples, see experiments/calibration.py
 
 
 class Signal(Enum):
@@ -209,9 +209,10 @@ def readout(
     the same local loss. If the last block's loss is `bce`, so is the local one.
 
     Before a block learns, one forward pass of its first batch measures the root mean square of the
-    features, and a constant makes it `scale` (`calibrate`; `run.blocks` has the constant). Without
-    it, the softmax would be saturated in nets with batch norm and flat in others. A `scale` that is
-    set by hand is that constant, unless `calibrate=True`.
+    features, and a constant makes it `scale` over the root of the number of units, or filters
+    (`calibrate`; `run.blocks` has the constant). Without that, the softmax is saturated in nets
+    with batch norm and flat in others. A `scale` that is set by hand is the constant itself, unless
+    `calibrate=True`.
 
     Mono-Forward (Gong, Li & Abdulla, "Mono-Forward: Backpropagation-Free Algorithm for Efficient
     Neural Network Training Harnessing Local Errors", 2025) is this rule with learned codes: its
@@ -271,9 +272,9 @@ def auxiliary(
     come a convolution of `channels` filters, batch norm and ReLU for each of the `kernels`, the
     average over 2 x 2 cells and a linear layer. For vectors the convolutions are linear layers.
 
-    `share` is the weight of the similarity loss of `predsim(convolve=False)`; 0 is the rule of
-    Belilovsky et al., and `kernels=(1, 1, 1)` or `(3, 3)` are nets as they have them. Loss and
-    batch norm look at the whole batch, so micro-batches would change them.
+    `share` is the weight of the similarity loss of `predsim(convolve=False)`, here of the averages;
+    0 is the rule of Belilovsky et al., and `kernels=(1, 1, 1)` or `(3, 3)` are nets as they have
+    them. Loss and batch norm look at the whole batch, so micro-batches would change them.
 
     Examples:
         >>> auxiliary(kernels=(1, 3), share=0).options
