@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import torch
 from torch import nn
@@ -23,7 +22,6 @@ from experiments.common import Row, Samples, arguments, load_images, origin, res
 from experiments.shallow import standardised
 from tpsgd import Recurrent, Rule, inits, rules
 from tpsgd.data.split import stratified
-from tpsgd.zoo import vgg
 from tpsgd.zoo.recipes import deep
 from tpsgd.zoo.words import cnn, mlp
 
@@ -38,17 +36,11 @@ class Net:
 
     data: str
     model: Callable[[tuple[int, ...]], nn.Module]
-    filters: tuple[int, ...]  # of each hidden block; 0 if it gives no feature maps
+    maps: tuple[bool, ...]  # whether each hidden block gives feature maps
     epochs: int
     learned: tuple[bool, ...] = (False,)
     deep: bool = False
     settings: Row = field(default_factory=dict)
-
-    def rules(self, learned: bool, features: int | None, **options: Any) -> list[Rule]:
-        """The rule of each block, and of the last one; without a number, 4 x 4 cells."""
-        each = [features or 16 * max(1, filters) for filters in self.filters]
-        hidden = [rules.readout(learned, features=n, **options) for n in each]
-        return [*hidden, hidden[-1]]
 
 
 def small_cnn(shape: tuple[int, ...]) -> nn.Module:
@@ -62,41 +54,41 @@ def recurrent(shape: tuple[int, ...], classes: int) -> nn.Module:
     return nn.Sequential(Recurrent(shape[-1], 256, leak=0.3, init=init), nn.Linear(256, classes))
 
 
-WIDTHS = {depth: (*(n for n in vgg.LAYERS[depth] if n), 0) for depth in (8, 11)}
+CONVOLUTIONS = {8: (True,) * 6 + (False,), 11: (True,) * 8 + (False,)}
 NETS = {
     "vgg11": Net(
-        "imagenette", lambda s: deep.vgg(11, s, 10), WIDTHS[11], 6, deep=True
+        "imagenette", lambda s: deep.vgg(11, s, 10), CONVOLUTIONS[11], 6, deep=True
     ),
     "vgg8": Net(
-        "cifar10", lambda s: deep.vgg(8, s, 10), WIDTHS[8], 5, deep=True,
+        "cifar10", lambda s: deep.vgg(8, s, 10), CONVOLUTIONS[8], 5, deep=True,
         settings={"batch_size": 128},
     ),
-    "cifar10-cnn": Net("cifar10", small_cnn, (16, 16), 10, (False, True)),
-    "mnist-cnn": Net("mnist", small_cnn, (16, 16), 2, (False, True)),
-    "mnist-mlp": Net("mnist", lambda s: mlp(s, [256], 10, nn.LeakyReLU), (0,), 5),
-    "mnist-rows": Net("seq-mnist-rows", lambda s: recurrent(s, 10), (0,), 5),
-    "eeg": Net("eeg-rows", lambda s: recurrent(s, 2), (0,), 20),
+    "cifar10-cnn": Net("cifar10", small_cnn, (True, True), 10, (False, True)),
+    "mnist-cnn": Net("mnist", small_cnn, (True, True), 2, (False, True)),
+    "mnist-mlp": Net("mnist", lambda s: mlp(s, [256], 10, nn.LeakyReLU), (False,), 5),
+    "mnist-rows": Net("seq-mnist-rows", lambda s: recurrent(s, 10), (False,), 5),
+    "eeg": Net("eeg-rows", lambda s: recurrent(s, 2), (False,), 20),
 }  # fmt: skip
 
 
-def settings_of(net: Net) -> dict[str, list[Rule]]:
+def settings_of(net: Net) -> dict[str, Rule | list[Rule]]:
     """The rules to compare, by name; recurrent states and vectors are read out whole."""
-    chosen: dict[str, list[Rule]] = {}
-    maps = any(net.filters)
+    chosen: dict[str, Rule | list[Rule]] = {}
     for learned in net.learned:
         word = "learned, " if learned else ""
-        for name, features in FEATURES.items() if maps else (("", 256),):
+        for name, features in FEATURES.items() if any(net.maps) else (("", None),):
             for scale in SCALES:
                 label = ", ".join(filter(None, (f"{word}{scale:g}", name)))
-                chosen[label] = net.rules(learned, features, scale=scale, calibrate=True)
-        by_hand = [
-            rules.readout(learned, features=256, scale=16.0 if n else 4.0) for n in net.filters
-        ]
-        chosen[f"{word}by hand"] = [*by_hand, by_hand[-1]]
+                chosen[label] = rules.readout(
+                    learned, features=features, scale=scale, calibrate=True
+                )
+        hands = [16.0 if maps else 4.0 for maps in net.maps]
+        by_hand = [rules.readout(learned, features=256, scale=scale) for scale in hands]
+        chosen[f"{word}by hand, 256 features"] = [*by_hand, by_hand[-1]]
     return chosen
 
 
-def fit(net: Net, rule: list[Rule], samples: Samples, seed: int, device: str) -> nn.Module:
+def fit(net: Net, rule: Rule | list[Rule], samples: Samples, seed: int, device: str) -> nn.Module:
     """A trained net."""
     torch.manual_seed(seed)
     model = net.model(tuple(samples[0].shape[1:])).to(device)
