@@ -25,8 +25,8 @@ from tpsgd.data.split import stratified
 from tpsgd.zoo.recipes import deep
 from tpsgd.zoo.words import cnn, mlp
 
-SCALES = (0.5, 1.0, 2.0, 4.0)
-FEATURES = (256, 2048)
+SCALES = (6.0, 8.0, 12.0, 16.0, 24.0)
+FEATURES = {"256 features": 256, "2048 features": 2048, "4 x 4 cells": None}
 HELD_OUT = 10  # a tenth of the training samples
 
 
@@ -41,11 +41,6 @@ class Net:
     learned: tuple[bool, ...] = (False,)
     deep: bool = False
     settings: Row = field(default_factory=dict)
-
-    @property
-    def features(self) -> tuple[int, ...]:
-        """How many features to try; recurrent states and vectors are read out whole."""
-        return FEATURES if any(self.maps) else FEATURES[:1]
 
 
 def small_cnn(shape: tuple[int, ...]) -> nn.Module:
@@ -77,17 +72,19 @@ NETS = {
 
 
 def settings_of(net: Net) -> dict[str, Rule | list[Rule]]:
-    """The rules to compare, by name."""
+    """The rules to compare, by name; recurrent states and vectors are read out whole."""
     chosen: dict[str, Rule | list[Rule]] = {}
     for learned in net.learned:
         word = "learned, " if learned else ""
-        for n in net.features:
-            count = f", {n} features" if len(net.features) > 1 else ""
+        for name, features in FEATURES.items() if any(net.maps) else (("", None),):
             for scale in SCALES:
-                rule = rules.readout(learned, features=n, scale=scale, calibrate=True)
-                chosen[f"{word}{scale:g}{count}"] = rule
-        by_hand = [rules.readout(learned, scale=16.0 if maps else 4.0) for maps in net.maps]
-        chosen[f"{word}by hand"] = [*by_hand, by_hand[-1]]
+                label = ", ".join(filter(None, (f"{word}{scale:g}", name)))
+                chosen[label] = rules.readout(
+                    learned, features=features, scale=scale, calibrate=True
+                )
+        hands = [16.0 if maps else 4.0 for maps in net.maps]
+        by_hand = [rules.readout(learned, features=256, scale=scale) for scale in hands]
+        chosen[f"{word}by hand, 256 features"] = [*by_hand, by_hand[-1]]
     return chosen
 
 
@@ -120,6 +117,7 @@ def main() -> None:
     parser.add_argument("--images", type=Path, help="a folder of arrays, such as imagenette.npz")
     parser.add_argument("--only", choices=list(NETS), nargs="*", default=list(NETS))
     parser.add_argument("--restarts", type=int, default=2)
+    parser.add_argument("--settings", nargs="*", help="only these, by name")
     parser.add_argument("--max-train", type=int, help="fewer samples, for a quick look")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin nothing after that")
     options, start = parser.parse_args(), time.perf_counter()
@@ -131,6 +129,8 @@ def main() -> None:
             train, held_out = load(net, options.images, options.max_train, options.device)
             rows = record.setdefault("nets", {}).setdefault(name, {})
             for label, rule in settings_of(net).items():
+                if options.settings and label not in options.settings:
+                    continue
                 row = rows.setdefault(label, {"accuracies": []})
                 if len(row["accuracies"]) > seed or time.perf_counter() - start > options.seconds:
                     continue

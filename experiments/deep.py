@@ -47,7 +47,7 @@ from tpsgd.units import size
 from tpsgd.zoo.recipes import Recipe, deep
 from tpsgd.zoo.resnet import resnet
 
-RATES = (5e-4, 1e-3, 2e-3)
+RATES = (5e-4, 1e-3, 2e-3, 4e-3)
 CLOCK_EPOCHS = 3
 SIMILAR = rules.predsim(share=0.9, convolve=False)
 POOLED = rules.auxiliary(at=Place.END)
@@ -64,6 +64,10 @@ ARMS: dict[str, Row | None] = {
     "4 blocks, predsim, no convolution": {"rule": SIMILAR, "blocks": 4},
     "readout-learned": {"rule": rules.readout(learned=True)},
     "4 blocks, readout-learned": {"rule": rules.readout(learned=True), "blocks": 4},
+    "1 block": {
+        "rule": rules.readout(),
+        "blocks": 1,
+    },  # backprop that stores less for ReLU and pooling
     "2 blocks, predsim": {"rule": rules.predsim(), "blocks": 2},
     "auxiliary, published": {"rule": rules.auxiliary(kernels=(1, 3), share=0.0)},
     "tpsgd-l2": {
@@ -117,7 +121,7 @@ class Net:
         return [((x - mean) / std).contiguous(memory_format=layout) for x in floats]
 
 
-CIFAR = replace(deep, epochs=24, batch_size=128, cutout=0.25)
+CIFAR = replace(deep, epochs=40, batch_size=128, cutout=0.25)
 NETS = {
     "vgg11": Net("imagenette", lambda: deep.vgg(11, (3, 160, 160), 10), deep, 2),
     "vgg8": Net("cifar10", lambda: deep.vgg(8, (3, 32, 32), 10), CIFAR, 2),

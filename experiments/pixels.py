@@ -13,13 +13,11 @@ one model is planned for 49 and for 784 steps with the same window, and measured
 import argparse
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
 
 import tpsgd
 from experiments.common import (
@@ -37,7 +35,7 @@ from tpsgd.comparison.provenance import machine
 from tpsgd.training.restarts import Restarts
 
 UNITS, BATCH = 256, 128
-RATES = (5e-4, 1e-3, 2e-3, 4e-3)
+RATES = (1e-3, 2e-3, 4e-3, 8e-3)
 SEARCH = (12_000, 3)  # samples and epochs
 GPU_WINDOW = 112  # time steps computed together where memory is plenty and launching takes time
 PLACES = ("last", "mean", "every")
@@ -185,7 +183,7 @@ class Bench:
         return tpsgd.fit_many(
             lambda: model(arm, self.features, self.classes).to(self.device), samples,
             restarts=restarts, rule=arm.rule, backprop=arm.rule is None, epochs=epochs, lr=lr,
-            batch_size=BATCH, lr_schedule=one_cycle(epochs),
+            batch_size=BATCH, lr_schedule=tpsgd.one_cycle(0.3),
             schedule=None if arm.rule is None else tpsgd.simultaneous,
             window=None if arm.rule is None else self.window,
         )  # fmt: skip
@@ -203,18 +201,6 @@ def model(arm: Arm, features: int, classes: int) -> nn.Sequential:
             layers.append(Recurrent.diagonal(features, UNITS, loss_at=at, sequence=sequence))
         features = UNITS
     return nn.Sequential(*layers, nn.Linear(UNITS, classes))
-
-
-def one_cycle(epochs: int, warm_up: float = 0.3) -> Callable[[Optimizer], LambdaLR]:
-    """A learning rate that rises for a part of the epochs and falls to nothing as a cosine."""
-
-    def factor(epoch: int) -> float:
-        middle = (epoch + 0.5) / epochs
-        if middle < warm_up:
-            return middle / warm_up
-        return 0.5 * (1 + math.cos(math.pi * (middle - warm_up) / (1 - warm_up)))
-
-    return lambda optimizer: LambdaLR(optimizer, factor)
 
 
 def sequences(x: torch.Tensor, pixels: bool) -> torch.Tensor:

@@ -18,7 +18,7 @@ from tpsgd import Recurrent
 from tpsgd.maths.random import Key, permutation
 from tpsgd.objectives import Objective, Site, output
 from tpsgd.projections import normal
-from tpsgd.rules import FEATURES, SCALE, Place, Signal
+from tpsgd.rules import CELLS, SCALE, Place, Signal
 
 ADAM = partial(torch.optim.Adam, lr=1e-3, foreach=False)
 
@@ -80,12 +80,13 @@ class SlowBlock:
         self.objective.loss.scale.div_(f.square().mean().sqrt())
 
 
-def written_anew(site, learned, features=FEATURES):
+def written_anew(site, learned):
     """Readout's loss with nothing of the library but the class codes."""
-    side = int(max(1, features // site.shape[0]) ** 0.5 + 1e-9) if site.maps else 1
+    side = int(CELLS**0.5) if site.maps else 1
     grid = [min(side, n) for n in site.shape[1:]] if site.maps else []
     d = site.shape[0] * math.prod(grid)
-    scale = torch.tensor(SCALE / d**0.5, dtype=site.dtype)
+    units = site.shape[0] if site.maps else d
+    scale = torch.tensor(SCALE / (units * d) ** 0.5, dtype=site.dtype)
 
     def features_of(y):
         return (F.adaptive_avg_pool2d(y, grid) if grid else y).flatten(1)

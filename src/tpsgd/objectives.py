@@ -326,10 +326,13 @@ def readout(
     Feature maps are averaged over a grid of cells first, the finest that keeps at most `features`
     numbers (at least one cell). Other output is read out whole. The logits are the codes' products
     with the features times `scale`, over the root of their number; with `calibrated`, also over the
-    root mean square of the features in the first batch.
+    root mean square of the features in the first batch, and over the root of the number of units,
+    or filters: then `scale` is about the logit of a sample whose units all agree with a code.
     """
     grid = grid_for(site.shape, features) if site.maps else None
     d = site.shape[0] * prod(grid) if grid else prod(site.shape)
+    units = site.shape[0] if site.maps else d
+    scale = scale / units**0.5 if calibrated else scale
     local = bce if site.loss is bce else cross_entropy
     codes, pool = site.draw(projection, (d,)), grid
     gain = torch.full((), scale / d**0.5, dtype=codes.dtype, device=codes.device)

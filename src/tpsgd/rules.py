@@ -56,8 +56,8 @@ from tpsgd.maths.pooling import grid_for
 from tpsgd.objectives import Objective, Site
 from tpsgd.projections import Projection, binary, normal, orthogonal
 
-FEATURES = 2048  # at most that many numbers of feature maps are read out
-SCALE = 1.0  # of calibrated features; chosen on held-out samples, see experiments/calibration.py
+CELLS = 16  # that the maps of a filter are averaged over, unless `features` bounds their number
+SCALE = 12.0  # of calibrated readouts; chosen on held-out samples, see experiments/calibration.py
 
 
 class Signal(Enum):
@@ -198,20 +198,22 @@ def readout(
     learned: bool = False,
     projection: Projection | None = None,
     at: Place = Place.AFTER,
-    features: int = FEATURES,
+    features: int | None = None,
     scale: float | None = None,
     calibrate: bool | None = None,
 ) -> Rule:
     """Cross-entropy of a local classifier with fixed random weights: the default rule.
 
-    After Mostafa, Ramesh & Cauwenberghs (2018); not in the paper. Feature maps are averaged over
-    the finest grid that leaves at most `features` numbers. With `learned`, the codes are trained by
-    the same local loss. If the last block's loss is `bce`, so is the local one.
+    After Mostafa, Ramesh & Cauwenberghs (2018); not in the paper. Feature maps are averaged over a
+    grid of at most 16 cells, 4 x 4 of a picture, or the finest that leaves at most `features`
+    numbers. With `learned`, the codes are trained by the same local loss. If the last block's loss
+    is `bce`, so is the local one.
 
     Before a block learns, one forward pass of its first batch measures the root mean square of the
-    features, and a constant makes it `scale` (`calibrate`; `run.blocks` has the constant). Without
-    it, the softmax would be saturated in nets with batch norm and flat in others. A `scale` that is
-    set by hand is that constant, unless `calibrate=True`.
+    features, and a constant makes it `scale` over the root of the number of units, or filters
+    (`calibrate`; `run.blocks` has the constant). Without that, the softmax is saturated in nets
+    with batch norm and flat in others. A `scale` that is set by hand is the constant itself, unless
+    `calibrate=True`.
 
     Mono-Forward (Gong, Li & Abdulla, "Mono-Forward: Backpropagation-Free Algorithm for Efficient
     Neural Network Training Harnessing Local Errors", 2025) is this rule with learned codes: its
@@ -223,13 +225,14 @@ def readout(
     size = SCALE if scale is None else scale
 
     def objective(site: Site) -> Objective:
-        codes = projection or normal()
-        return objectives.readout(site, codes, learned, features, size, calibrated)
+        codes, most = projection or normal(), features or CELLS * site.shape[0]
+        return objectives.readout(site, codes, learned, most, size, calibrated)
 
     name = "readout-learned" if learned else "readout"
     about = f"local classifier through {'learned' if learned else 'fixed random'} codes"
     scaled = f"{'calibrated to' if calibrated else 'scale'} {size:g}"
-    options = f"{_Codes(projection, features)}, {scaled}"
+    pooled = "" if features else f", at most {CELLS} cells"
+    options = f"{_Codes(projection, features)}{pooled}, {scaled}"
     return Rule(name, objective, at=at, about=about, options=options, per_step=False)
 
 
@@ -271,9 +274,9 @@ def auxiliary(
     come a convolution of `channels` filters, batch norm and ReLU for each of the `kernels`, the
     average over 2 x 2 cells and a linear layer. For vectors the convolutions are linear layers.
 
-    `share` is the weight of the similarity loss of `predsim(convolve=False)`; 0 is the rule of
-    Belilovsky et al., and `kernels=(1, 1, 1)` or `(3, 3)` are nets as they have them. Loss and
-    batch norm look at the whole batch, so micro-batches would change them.
+    `share` is the weight of the similarity loss of `predsim(convolve=False)`, here of the averages;
+    0 is the rule of Belilovsky et al., and `kernels=(1, 1, 1)` or `(3, 3)` are nets as they have
+    them. Loss and batch norm look at the whole batch, so micro-batches would change them.
 
     Examples:
         >>> auxiliary(kernels=(1, 3), share=0).options

@@ -93,12 +93,15 @@ def test_the_derivative_written_out_is_the_losss(shape, maps, side, kernels, los
         equal(objective, y.contiguous(memory_format=torch.channels_last), INDEX)
 
 
-def test_its_similarity_is_predsims_without_a_convolution():
-    y = outputs(4, 6, 6)
-    objective, other = placed((4, 6, 6), True, share=0.6), rules.predsim(0.6, convolve=False)
+@pytest.mark.parametrize("pixels", [6, 12])
+def test_its_similarity_is_predsims_of_the_averages_without_a_convolution(pixels):
+    y = outputs(4, pixels, pixels)
+    pooled = nn.functional.adaptive_avg_pool2d(y, 6)
+    objective = placed((4, pixels, pixels), True, share=0.6, side=6)
+    other = rules.predsim(0.6, convolve=False)
     other = other.objective(Site((4, 6, 6), 3, Key(1), True, dtype=torch.float64))
     parts = []
-    for local in (objective(y, INDEX), other(y, INDEX)):
+    for local in (objective(y, INDEX), other(pooled, INDEX)):
         parts.append(local.loss - 0.4 * nn.functional.cross_entropy(local.logits, INDEX))
     torch.testing.assert_close(*parts)
     assert float(parts[0]) > 0.01

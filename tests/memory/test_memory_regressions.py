@@ -99,3 +99,20 @@ def test_a_budget_that_changes_what_is_learned_warns():
     with pytest.warns(UserWarning, match="changes what is learned: batch normalisation"):
         run = tpsgd.fit(model, data, epochs=1, batch_size=512, memory="200KB", rule=rules.readout())
     assert run.settings["micro_batch"] is not None
+
+
+def test_a_block_that_pools_learns_in_the_memory_of_its_output():
+    """Its maps before the norm and after it, and the derivative before the norm: not a fourth."""
+
+    def peak(pool):
+        model = nn.Sequential(
+            nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), *pool,
+            nn.Flatten(), nn.Linear(16 * 32 * 32 // 4 ** len(pool), 3),
+        )  # fmt: skip
+        settings = {"rule": rules.readout(features=64), "batch_size": 32, "samples": 64}
+        settings |= {"schedule": tpsgd.simultaneous, "others": False}
+        plan = tpsgd.plan(model, (3, 32, 32), **settings)
+        return plan.lines[0].parts["activations"]
+
+    maps = 32 * 16 * 32 * 32 * 4  # bytes of one
+    assert peak([nn.MaxPool2d(2)]) < 3.8 * maps < 4 * maps < peak([])

@@ -505,8 +505,8 @@ def test_the_unrolled_forward_is_the_modules_own(kind, sequence, both_ways):
 def test_readout_reports_how_often_the_last_step_is_right():
     x, y = sequences(n=60)
     model = net(cell(hidden=20, leak=0.5, init=inits.reservoir(x=1.0)), units=20)
-    seen = []
-    tpsgd.fit(model, (x, y), epochs=30, lr=0.02, callbacks=[seen.append])
+    seen, rule = [], rules.readout(scale=4.0)
+    tpsgd.fit(model, (x, y), rule=rule, epochs=30, lr=0.02, callbacks=[seen.append])
     first = [e for e in seen if e.block == 1]
     assert first[-1].accuracy > 0.9 > 0.6 > first[-1].loss
     P = projections.normal()((20,), CLASSES, Key(0, 0, 0)).double()

@@ -73,17 +73,22 @@ def rms(f):
     return float(f.square().mean().sqrt())
 
 
+def expected(features, units):
+    """What the features are multiplied by."""
+    return SCALE / units**0.5 / rms(features)
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_features_of_the_first_batch_have_the_size_of_the_scale(rule):
     x, y = data()
     model = mlp()
     with torch.no_grad():
         hidden = model[:2](first_batch(x, 16))
-        expected = [SCALE / rms(hidden), SCALE / rms(model[2:4](hidden))]
+        numbers = [expected(hidden, 8), expected(model[2:4](hidden), 8)]
     run = tpsgd.fit(
         model, (x, y), rule=RULES[rule], schedule=tpsgd.simultaneous, epochs=1, batch_size=16
     )
-    assert scales(run)[:2] == pytest.approx(expected, rel=1e-9) and run.blocks[2].scale is None
+    assert scales(run)[:2] == pytest.approx(numbers, rel=1e-9) and run.blocks[2].scale is None
 
 
 def test_block_by_block_a_block_is_measured_when_its_turn_comes():
@@ -101,7 +106,7 @@ def test_block_by_block_a_block_is_measured_when_its_turn_comes():
     before.load_state_dict(kept[0])  # the first block has learned, the second has not
     with torch.no_grad():
         features = before[:4](first_batch(x, 16, block=1))
-    assert run.blocks[1].scale == pytest.approx(SCALE / rms(features), rel=1e-9)
+    assert run.blocks[1].scale == pytest.approx(expected(features, 8), rel=1e-9)
 
 
 def test_a_block_that_learns_twice_is_measured_twice():
@@ -119,7 +124,7 @@ def test_a_block_that_learns_twice_is_measured_twice():
         model.load_state_dict(before)
         with torch.no_grad():
             features = model[:2](first_batch(x, 16))
-        assert scale == pytest.approx(SCALE / rms(features), rel=1e-9)
+        assert scale == pytest.approx(expected(features, 8), rel=1e-9)
     assert found[0] != pytest.approx(found[1], rel=0.01)
 
 
@@ -131,7 +136,7 @@ def test_feature_maps_are_averaged_over_cells_first():
         cells = nn.functional.adaptive_avg_pool2d(maps, 3)
     rule = rules.readout(features=4 * 3 * 3)
     run = tpsgd.fit(model, (x, y), rule=rule, schedule=tpsgd.simultaneous, epochs=1, batch_size=20)
-    assert run.blocks[0].scale == pytest.approx(SCALE / rms(cells), rel=1e-9)
+    assert run.blocks[0].scale == pytest.approx(expected(cells, 4), rel=1e-9)
     assert rms(cells) != pytest.approx(rms(maps), rel=0.05)
 
 
@@ -197,7 +202,7 @@ def test_recurrent_states_of_all_steps_and_directions_count(rule, both_ways):
         states = model[0](first_batch(x, 16))
     settings = {"epochs": 1, "batch_size": 16, "schedule": tpsgd.simultaneous}
     run = tpsgd.fit(model, (x, y), rule=RULES[rule], **settings)
-    assert run.blocks[0].scale == pytest.approx(SCALE / rms(states), rel=1e-9)
+    assert run.blocks[0].scale == pytest.approx(expected(states, 6), rel=1e-9)
 
 
 def test_a_loader_is_measured_too_and_gives_all_its_batches():
@@ -213,7 +218,7 @@ def test_dead_features_are_not_divided_by_zero():
         for p in model[:3].parameters():
             p.zero_()
     run = tpsgd.fit(model, data(), epochs=1)
-    assert run.blocks[0].scale == SCALE
+    assert run.blocks[0].scale == SCALE / 8**0.5
 
 
 @pytest.mark.parametrize("rule", [rules.readout(scale=3.0), rules.tpsgd_l2(), rules.predsim()])

@@ -157,7 +157,9 @@ class UpdateBeside:
         return getattr(self.learner, name)
 
     def update(self, saved: Any, s: Tensor, labels: Tensor, output_unused: bool = False) -> None:
-        """As the learner's."""
+        """As the learner's; the next block's input is computed before, on its stream."""
+        if isinstance(self.learner.backend, ClosedForm):
+            self.learner.output(saved)
         self.operands = saved, s, labels
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream())

@@ -6,10 +6,10 @@ Belilovsky, Eickenberg & Oyallon, "Decoupled Greedy Learning of CNNs" (2020):
 
 With a share a of the similarity loss of `predsim` (without its convolution) it is
 
-    a MSE(S(v), S(y*)) + (1 - a) J,   v: the deviations of y over space, or y itself for vectors
+    a MSE(S(v), S(y*)) + (1 - a) J,   v: the deviations of pool(y) over space; for vectors y itself
 
-Feature maps are averaged over a coarse grid of cells before the convolutions K_i, which makes them
-cheap, and over a grid of 2 x 2 cells after them; for vectors the K_i are matrices. All K_i, the
+Feature maps are averaged over a coarse grid of cells, which makes both parts cheap, and over a grid
+of 2 x 2 cells after the convolutions K_i; for vectors the K_i are matrices. All K_i, the
 norms' scales and shifts, and R learn with the block. `norm` is batch normalisation with the
 statistics of the batch alone, so the loss is no mean over samples.
 
@@ -49,10 +49,10 @@ def auxiliary(
     grid = tuple(cells_a_side(n, side) for n in space)
     last = tuple(min(n, _LAST) for n in grid)
     local = bce if site.loss is bce else cross_entropy
-    classes, pixels = site.classes, prod(space)
+    classes, count = site.classes, prod(grid)
 
     def loss(y: Tensor, s: Tensor, *tensors: Tensor) -> Tensor:
-        h = averages(y, grid) if grid else y.flatten(1)
+        h = pooled = averages(y, grid) if grid else y.flatten(1)
         for K, scale_and_shift in _layers(tensors):
             z = _convolved(h, K)
             h = F.batch_norm(z, None, None, *wide(scale_and_shift), training=True, eps=_EPS).relu()
@@ -60,10 +60,11 @@ def auxiliary(
         readable = local.value(wide(f @ tensors[-1].T), s)
         if not share:
             return readable
-        return share * dissimilarity(y, s, classes, pixels) + (1 - share) * readable
+        return share * dissimilarity(pooled, s, classes, count) + (1 - share) * readable
 
     def of_batch(y: Tensor, s: Tensor, *tensors: Tensor) -> LossAndGrads:
-        h, R, passes = averages(y, grid) if grid else y.flatten(1), tensors[-1], []
+        pooled, R, passes = averages(y, grid) if grid else y.flatten(1), tensors[-1], []
+        h = pooled
         for K, scale_and_shift in _layers(tensors):
             passes.append(_Pass.forward(h, K, scale_and_shift))
             h = passes[-1].output
@@ -75,12 +76,12 @@ def auxiliary(
         for layer in reversed(passes):
             dh, *dlayer = layer.backward(dh)
             dtensors = [*dlayer, *dtensors]
+        value = LATER
+        if share:
+            T = labels_alike(s, classes, logits.dtype)
+            alike, dh = dissimilarity_and_grad(pooled, T, share, count, dh)
+            value = alike.add_(local.value(logits, s), alpha=1 - share)
         dy = back_to_pixels(dh, y, grid) if grid else dh.view(y.shape)
-        if not share:
-            return LossAndGrads(LATER, dy, tuple(dtensors), logits)
-        T = labels_alike(s, classes, logits.dtype)
-        alike, dy = dissimilarity_and_grad(y, T, share, pixels, dy)
-        value = alike.add_(local.value(logits, s), alpha=1 - share)
         return LossAndGrads(value, dy, tuple(dtensors), logits)
 
     tensors = _drawn_tensors(site, channels, kernels, last)

@@ -146,16 +146,20 @@ class Block:
             x = through(module, x)
         return x
 
+    @property
+    def only_reshapes(self) -> bool:
+        """Whether nothing but the shape changes after the activation."""
+        return all(type(m) in _SHAPE_ONLY for m in self.tail)
+
     def closed_form(self, at: Place) -> bool:
         """Whether the gradients are written out for an objective at that place."""
-        tail_is_shape = all(type(m) in _SHAPE_ONLY for m in self.tail)
         return (
             layer_kind(self.layer) is not None
             and _plain_between(self.between)
             and derivative_known(self.activation)
             and not any(p.requires_grad for m in self.prologue for p in m.parameters())
             and not any(hooked(m) for m in self.modules)
-            and (at is not Place.END or tail_is_shape)
+            and (at is not Place.END or self.only_reshapes)
         )
 
 

@@ -7,7 +7,7 @@ functions are pure in their tensors (parameters come in, gradients go out), so `
 stack them over restarts.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -33,6 +33,7 @@ class Saved(NamedTuple):
     y: Tensor
     layer_out: Tensor  # before the batch norm, if there is one
     stats: tuple[Tensor, ...] = ()  # the batch norm's mean and inverse deviation
+    output: Sequence[Tensor] = ()  # a list, for the block's output once it has been computed
 
 
 class ClosedForm:
@@ -68,6 +69,7 @@ class ClosedForm:
         relu = type(block.activation) is nn.ReLU and self.overwrites and self.norm is None
         self.with_relu = kind.with_relu if relu else None
         self.index = len(block.prologue)  # the layer's number among the block's modules
+        self.pools = in_place and not block.only_reshapes  # so the output has memory of its own
 
     def set_objective(self, objective: Objective) -> None:
         """Follow this objective from now on."""
@@ -75,6 +77,10 @@ class ClosedForm:
 
     def forward(self, params: Params, x: Tensor) -> Saved:
         """From the block's input to the activation's output."""
+        saved = self._forward(params, x)
+        return saved._replace(output=[]) if self.pools else saved
+
+    def _forward(self, params: Params, x: Tensor) -> Saved:
         x = apply(self.block.prologue, x, self.precision)
         weight, bias = self._weights(params)
         weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
@@ -130,8 +136,13 @@ class ClosedForm:
         return -len(labels) * self.objective(*arguments).dy
 
     def output(self, saved: Saved) -> Tensor:
-        """The input of the next block."""
-        return apply(self.block.tail, saved.y, self.precision)
+        """The input of the next block; of a block that pools, computed once."""
+        if saved.output:
+            return saved.output[0]
+        output = apply(self.block.tail, saved.y, self.precision)
+        if isinstance(saved.output, list):
+            saved.output.append(output)
+        return output
 
     def _weights(self, params: Params, offset: int = 0) -> tuple[Tensor, Tensor | None]:
         """Weight and bias of the layer (offset 0) or the norm (1): given, or the module's own."""
@@ -169,6 +180,9 @@ class ClosedForm:
             dense = any((dy.is_contiguous(), dy.mT.is_contiguous(), channels_last(dy)))
             into = dy if dense else saved.y if output_unused else None
             return self.act.backward(dy, value, into if self.in_place else None)
+        if self.pools:
+            self.output(saved)  # nothing else reads y then
+        output_unused = output_unused or self.pools
         into, down = saved.y if output_unused else torch.empty_like(value), dy.shape[2]
         self.act.backward(spread(dy, value), bands(value, down), bands(into, down))
         return into
