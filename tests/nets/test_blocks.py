@@ -9,11 +9,12 @@ from torch import nn
 
 import tpsgd
 from tpsgd import Place, Recurrent, rules, split
+from tpsgd.maths.random import Key
 from tpsgd.nets.autograd import Autograd
 from tpsgd.nets.blocks import shapes
 from tpsgd.nets.closed_form import ClosedForm
 from tpsgd.nets.stacked import Stacked
-from tpsgd.objectives import l2
+from tpsgd.objectives import Site, l2
 
 # torch's remark on an even kernel with 'same' padding
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
@@ -489,3 +490,25 @@ def test_blocks_that_are_no_numbers_of_layers_are_refused(blocks):
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2))
     with pytest.raises(tpsgd.TpsgdError, match="blocks"):
         split(model, blocks)
+
+
+class Rows(nn.Module):
+    """A view of the maps, by a module that the library does not know."""
+
+    def forward(self, x):
+        return x.flatten(1)
+
+
+@torch.no_grad()
+def test_an_output_that_is_a_view_of_the_activation_is_not_overwritten():
+    x, y = images(8, size=18)
+    [block] = split(nn.Sequential(nn.Conv2d(2, 8, 3), nn.ReLU(), Rows()))
+    site = Site((8, 16, 16), 3, Key(), maps=True)
+    source = ClosedForm(
+        block, Place.AFTER, rules.readout(learned=True, features=32).objective(site)
+    )
+    saved = source.forward({}, x)
+    output = source.output(saved)
+    before = output.clone()
+    list(source.gradients({}, saved, y, source.objective.tensors)[1])
+    assert torch.equal(output, before)

@@ -42,6 +42,7 @@ _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 _ATTENTION = (nn.MultiheadAttention, nn.TransformerDecoderLayer)  # have several inputs
 _ENCODERS = (nn.TransformerEncoderLayer, nn.TransformerEncoder)
 _SHAPE_ONLY = (nn.Flatten, nn.Unflatten, nn.Identity)
+_POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
 
 
 @dataclass(eq=False)
@@ -150,6 +151,11 @@ class Block:
     def only_reshapes(self) -> bool:
         """Whether nothing but the shape changes after the activation."""
         return all(type(m) in _SHAPE_ONLY for m in self.tail)
+
+    @property
+    def pools(self) -> bool:
+        """Whether the maps are pooled after the activation: the output has memory of its own."""
+        return any(type(m) in _POOLS for m in self.tail)
 
     def closed_form(self, at: Place) -> bool:
         """Whether the gradients are written out for an objective at that place."""

@@ -69,7 +69,7 @@ class ClosedForm:
         relu = type(block.activation) is nn.ReLU and self.overwrites and self.norm is None
         self.with_relu = kind.with_relu if relu else None
         self.index = len(block.prologue)  # the layer's number among the block's modules
-        self.pools = in_place and not block.only_reshapes  # so the output has memory of its own
+        self.pools = in_place and block.pools
 
     def set_objective(self, objective: Objective) -> None:
         """Follow this objective from now on."""
