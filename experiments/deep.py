@@ -41,7 +41,7 @@ from experiments.common import (
     origin,
     result_file,
 )
-from tpsgd import Place, rules
+from tpsgd import rules
 from tpsgd.data.split import stratified
 from tpsgd.units import size
 from tpsgd.zoo.recipes import Recipe, deep
@@ -50,7 +50,6 @@ from tpsgd.zoo.resnet import resnet
 RATES = (5e-4, 1e-3, 2e-3, 4e-3)
 CLOCK_EPOCHS = 3
 SIMILAR = rules.predsim(share=0.9, convolve=False)
-POOLED = rules.auxiliary(at=Place.END)
 ARMS: dict[str, Row | None] = {
     "backprop": None,
     "predsim": {"rule": rules.predsim()},
@@ -58,16 +57,11 @@ ARMS: dict[str, Row | None] = {
     "4 blocks, predsim": {"rule": rules.predsim(), "blocks": 4},
     "readout": {"rule": rules.readout()},
     "4 blocks, auxiliary": {"rule": rules.auxiliary(), "blocks": 4},
-    "auxiliary, after pooling": {"rule": POOLED},
-    "4 blocks, auxiliary, after pooling": {"rule": POOLED, "blocks": 4},
     "predsim, no convolution": {"rule": SIMILAR},
     "4 blocks, predsim, no convolution": {"rule": SIMILAR, "blocks": 4},
     "readout-learned": {"rule": rules.readout(learned=True)},
     "4 blocks, readout-learned": {"rule": rules.readout(learned=True), "blocks": 4},
-    "1 block": {
-        "rule": rules.readout(),
-        "blocks": 1,
-    },  # backprop that stores less for ReLU and pooling
+    "1 block": {"rule": rules.readout(), "blocks": 1},  # backprop; ReLU and pooling store less
     "2 blocks, predsim": {"rule": rules.predsim(), "blocks": 2},
     "auxiliary, published": {"rule": rules.auxiliary(kernels=(1, 3), share=0.0)},
     "tpsgd-l2": {

@@ -63,16 +63,11 @@ TABLES = {
     "cifar10-cnn-short": Table("cifar10", 3, 5),
 }
 
-# An arm's variants: name -> rule; None is backprop. Grids of cells are for convolutions alone.
+# An arm's variants: name -> rule; None is backprop.
 ARMS: dict[str, dict[str, Rule | None]] = {
     "backprop": {"": None},
-    **{
-        name: {
-            f"at most {n} features": rules.readout(learned, features=n)
-            for n in (16, 64, 256, 1024, 2048)
-        }
-        for name, learned in (("readout", False), ("readout-learned", True))
-    },
+    "readout": {"": rules.readout()},
+    "readout-learned": {"": rules.readout(learned=True)},
     "dfa": {"": rules.dfa()},
     **{
         name: {
@@ -131,8 +126,6 @@ class Bench:
     def run(self, arm: str) -> Row:
         """Choose the arm's variant on held-out samples, then train on all samples and test."""
         variants = ARMS[arm]
-        if arm.startswith("readout") and not self.table.convolutional:
-            variants = {"whole": variants["at most 256 features"]}
         part, last = hold_out_last(*self.train, min(HELD_OUT, len(self.train[1]) // 6))
         held_out = {
             label: fmean(self.fit(arm, rule, part, 2).evaluate(last))
