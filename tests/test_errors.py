@@ -281,6 +281,12 @@ def test_a_model_that_ends_with_a_recurrent_layer():
     refuses(r"one number per class.* \(batch, 3, 3\)", model, (S, Y))
 
 
+def test_a_diagonal_layer_has_its_loss_at_its_output():
+    model = nn.Sequential(tpsgd.Recurrent.diagonal(2, 4), nn.Linear(4, 3))
+    early = tpsgd.rules.readout(at=tpsgd.Place.BEFORE)
+    refuses(r"leave out at=Place\.BEFORE", model, (S, Y), partial(tpsgd.fit, rule=early))
+
+
 def test_a_sequence_straight_into_a_classifier():
     refuses(r"\(batch, 3, 3\)", rnn(sequence=True), (S, Y))
 

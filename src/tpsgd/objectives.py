@@ -333,47 +333,55 @@ def readout(
     d = site.shape[0] * prod(grid) if grid else prod(site.shape)
     units = site.shape[0] if site.maps else d
     scale = scale / units**0.5 if calibrated else scale
-    local = bce if site.loss is bce else cross_entropy
     codes, pool = site.draw(projection, (d,)), grid
     gain = torch.full((), scale / d**0.5, dtype=codes.dtype, device=codes.device)
     if grid is None:
         codes = codes.view(-1, *site.shape)
     elif not learned and codes.device.type == "cpu" and len(codes) * prod(site.shape) <= FEW:
         codes, pool = pixel_codes(codes, site.shape, grid), None  # average and product in one
+    local = bce if site.loss is bce else cross_entropy
+    classifier = _Classifier(local, pool, learned)
+    measured = Calibration(scale, lambda y: cells(y, grid) if grid else y)
+    return Objective(
+        classifier.loss,
+        classifier.closed_form,
+        (codes.clone(), gain) if learned else (codes * gain,),  # a projection may keep its own
+        learned,
+        of_logits=local,
+        constants=int(learned),
+        calibration=measured if calibrated else None,
+    )
 
-    def read(y: Tensor, P: Tensor, *gain: Tensor) -> tuple[Tensor, Tensor]:
-        f, P = (cells(y, pool), P) if pool else (flat(y, y), flat(P, y))
+
+class _Classifier(NamedTuple):
+    """The loss of `readout` and its derivatives; learned codes have their gain apart."""
+
+    local: Loss
+    grid: tuple[int, ...] | None  # that feature maps are averaged over before the product
+    learned: bool
+
+    def read(self, y: Tensor, P: Tensor, *gain: Tensor) -> tuple[Tensor, Tensor]:
+        """Features and logits."""
+        f, P = (cells(y, self.grid), P) if self.grid else (flat(y, y), flat(P, y))
         logits = P @ f.T  # classes first: faster where they are few
         # in bfloat16 the differences between logits would drown in rounding
         logits = logits.float() if logits.dtype is torch.bfloat16 else logits
         return f, (logits * gain[0] if gain else logits).T
 
-    def value(y: Tensor, s: Tensor, P: Tensor, *gain: Tensor) -> Tensor:
-        return local.value(read(y, P, *gain)[1], s)
+    def loss(self, y: Tensor, s: Tensor, P: Tensor, *gain: Tensor) -> Tensor:
+        return self.local.value(self.read(y, P, *gain)[1], s)
 
-    def closed_form(y: Tensor, s: Tensor, P: Tensor, *gain: Tensor) -> LossAndGrads:
-        f, logits = read(y, P, *gain)
-        P = P if pool else flat(P, y)
-        e = local.grad(logits, s)
+    def closed_form(self, y: Tensor, s: Tensor, P: Tensor, *gain: Tensor) -> LossAndGrads:
+        f, logits = self.read(y, P, *gain)
+        P = P if self.grid else flat(P, y)
+        e = self.local.grad(logits, s)
         e = (e * gain[0] if gain else e).to(y.dtype)
         df = scaled_product(1.0 / len(y), e, P, P)
-        dy = back_to_pixels(df, y, pool) if pool else unflat(df, y)
-        if not learned:
+        dy = back_to_pixels(df, y, self.grid) if self.grid else unflat(df, y)
+        if not self.learned:
             return LossAndGrads(LATER, dy, (), logits)
         dP = scaled_product(1.0 / len(y), e.T, f, P)
-        return LossAndGrads(LATER, dy, (dP if pool else unflat(dP, y),), logits)
-
-    return Objective(
-        value,
-        closed_form,
-        (codes.clone(), gain) if learned else (codes * gain,),  # a projection may keep its own
-        learned,
-        of_logits=local,
-        constants=int(learned),
-        calibration=Calibration(scale, lambda y: cells(y, grid) if grid else y)
-        if calibrated
-        else None,
-    )
+        return LossAndGrads(LATER, dy, (dP if self.grid else unflat(dP, y),), logits)
 
 
 def move(objective: Objective, place: Callable[[Tensor], Tensor]) -> Objective:

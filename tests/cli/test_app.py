@@ -145,6 +145,7 @@ def test_no_words_show_the_help(says):
         ("train --data tokens.npz --model cnn:4x3", "cnn:4x3 cannot read tokens"),
         ("compare --data padded.npz", "mlp:256 cannot read sequences of different lengths"),
         ("train --data steps.npz --model rnn:4 --rule reservoir --schedule simultaneous", "ridge"),
+        ("train --head ridge --schedule simultaneous", "choose --schedule sequential"),
         ("train --device gpu", "unknown device 'gpu'"),
         ("train --out two.npz/here", "cannot write to two.npz/here"),
         ("compare --out two.npz/here", "cannot write to two.npz/here"),

@@ -199,6 +199,18 @@ def test_the_local_loss_does_not_see_dropout_after_the_activation(rule):
     assert not torch.equal(weights[0][1], weights[1][1])
 
 
+def test_without_similarity_it_is_a_local_classifier():
+    y, s = torch.randn(6, 5, dtype=torch.float64, requires_grad=True), torch.arange(6) % 3
+    objective = rules.predsim(share=0, convolve=False).objective(
+        Site((5,), 3, Key(), dtype=torch.float64)
+    )
+    local = objective(y.detach(), s)
+    loss = nn.functional.cross_entropy(y @ objective.tensors[-1].T, s)
+    assert torch.allclose(local.loss, loss) and torch.allclose(
+        local.dy, torch.autograd.grad(loss, y)[0]
+    )
+
+
 def test_samples_that_are_alike_have_a_cosine_of_one():
     z = torch.tensor([[1.0, 2.0, 4.0], [2.0, 4.0, 8.0], [4.0, 2.0, 1.0]])
     assert similarity(z).diagonal() == pytest.approx([1.0] * 3, abs=1e-4)

@@ -44,6 +44,18 @@ def test_plans_are_what_will_be_measured(schedule, steps):
     assert plan["backprop"].peak == backprop.peak_bytes
 
 
+@pytest.mark.parametrize("at", ["last", "mean", "every"])
+def test_plans_of_tokens_are_what_will_be_measured(at):
+    def net():
+        return nn.Sequential(Recurrent.diagonal(50, 16, loss_at=at), nn.Linear(16, CLASSES))
+
+    x, y = torch.arange(24 * 300).view(24, 300) * 7 % 50, torch.arange(24) % CLASSES
+    settings = {"batch_size": 8, "epochs": 1}
+    run = tpsgd.fit(net(), (x, y), **settings)
+    plan = tpsgd.plan(net(), (300,), dtype=x.dtype, samples=24, **settings)
+    assert plan.lines[0].peak == run.peak_bytes
+
+
 def test_a_budget_is_kept():
     x, y = torch.rand(64, 30, 1), torch.arange(64) % CLASSES
     plain = tpsgd.fit(pixels("mean", 1), (x, y), batch_size=32, epochs=1).peak_bytes

@@ -178,6 +178,14 @@ class Model:
             )
         return make, self.head or "adam"
 
+    def check_head(self, schedule: Any) -> None:
+        """Refuse a solved last layer that was asked for where no block is ever finished."""
+        if self.head == "ridge" and schedule is tpsgd.simultaneous:
+            raise TpsgdError(
+                "--head ridge solves the last layer once those before it have learned: choose "
+                "--schedule sequential"
+            )
+
     def settings(self) -> dict[str, Any]:
         """The settings of `fit` in this group."""
         return {} if self.window is None else {"window": self.window}

@@ -63,6 +63,7 @@ def plan(
     if plot is not None:
         figures.check_file(plot, "plan")
     with waiting("rehearsing the training run"):
+        model.check_head(training.chosen_schedule)
         arm = arm_for(rule, training, memory, subject.factory, subject.head)
         settings = options.settings_of(training, memory, model) | {"device": machine.device}
         settings = training.complete(settings, subject.shape)

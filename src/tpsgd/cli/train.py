@@ -37,6 +37,7 @@ def train(
     settings = options.settings_of(training, memory, machine, model)
     samples = data.load(training.seed)
     factory, head = model.factory_for(samples)
+    model.check_head(training.chosen_schedule)
     arm = arm_for(rule, training, memory, factory, head)
     settings = training.complete(settings, samples.shape)
     folder = None if out is None else writable_folder(out)

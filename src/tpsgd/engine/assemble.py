@@ -143,46 +143,66 @@ def _block_learner(i: int, anatomy: Anatomy, settings: Settings, samples: int) -
 def _recurrent_learner(i: int, anatomy: Anatomy, settings: Settings, samples: int) -> BlockLearner:
     """A recurrent block: an objective for each direction, drawn once or for each time step."""
     block, rule, on_gpu = anatomy.blocks[i], anatomy.rules[i], anatomy.form.device.type == "cuda"
-    layer, make = block.layer, rule.objective
-    assert isinstance(layer, SequenceLayer)
+    assert isinstance(block.layer, SequenceLayer)
     if i == len(anatomy.blocks) - 1:
         raise TpsgdError(
             f"the model ends with {block}, which gives states, not classes: add a classifier, "
             "nn.Linear(units, classes) for example"
         )
+    codes = _RecurrentCodes(i, anatomy)
+    lazy, stacked = _pulled(anatomy.blocks, i), bool(anatomy.restarts)
+    if isinstance(block.layer, Diagonal):
+        backend: Unrolled = UnrolledDiagonal(block, settings.window, lazy, stacked)
+    else:
+        backend = Unrolled(
+            block,
+            Place.BEFORE if rule.at is Place.BEFORE else Place.AFTER,
+            codes.of_step if rule.per_step and rule.objective else None,
+            settings.window or (GPU_WINDOW if on_gpu else CPU_WINDOW),
+            lazy=lazy,
+            keep_codes=on_gpu,
+            stacked=stacked,
+        )
+    learns = rule.objective is not None
+    return _learner(i, anatomy, samples, backend, codes.draw, learns, signal=rule.signal)
 
-    def draw_step(direction: int, step: int) -> Objective:
-        assert make is not None
-        number = -1 - i if direction else i  # so that both directions have different codes
-        return _draw(make, (layer.hidden,), anatomy, number, step, recurrent=True)
 
-    def draw() -> Objective:
-        if make is None:
+class _RecurrentCodes:
+    """The codes of a recurrent block: of both directions, and of all time steps or of each."""
+
+    def __init__(self, i: int, anatomy: Anatomy) -> None:
+        self.number, self.anatomy, self.rule = i, anatomy, anatomy.rules[i]
+        self.layer: Any = anatomy.blocks[i].layer
+        self.diagonal = isinstance(self.layer, Diagonal)
+        if self.diagonal and self.rule.at is Place.BEFORE:
+            raise TpsgdError(
+                f"{self.rule.name} looks before the activation, but a diagonal layer has its loss "
+                "at its output: leave out at=Place.BEFORE (loss_at= chooses the time steps)"
+            )
+
+    def draw(self) -> Objective:
+        """The block's objective, with the codes of both directions if all steps share them."""
+        rule = self.rule
+        if rule.objective is None:
             return IDLE
-        objective = draw_step(0, 0)
-        if not rule.per_step or isinstance(layer, Diagonal):
-            each = [draw_step(way, 0).tensors for way in range(1 + layer.bidirectional)]
+        objective = self._draw_step(0, 0)
+        if not rule.per_step or self.diagonal:
+            each = [self.of_step(way, 0) for way in range(1 + self.layer.bidirectional)]
             tensors = tuple(t for column in zip(*each, strict=True) for t in column)
             return replace(objective, tensors=tensors, constants=objective.constants * len(each))
         if objective.learned:
             raise TpsgdError(f"{rule.name} learns its codes, so they must be the same at each step")
         return replace(objective, tensors=())
 
-    lazy, stacked = _pulled(anatomy.blocks, i), bool(anatomy.restarts)
-    learns = make is not None
-    if isinstance(layer, Diagonal):
-        backend: Unrolled = UnrolledDiagonal(block, settings.window, lazy, stacked)
-        return _learner(i, anatomy, samples, backend, draw, learns, signal=rule.signal)
-    backend = Unrolled(
-        block,
-        Place.BEFORE if rule.at is Place.BEFORE else Place.AFTER,
-        (lambda way, step: draw_step(way, step).tensors) if rule.per_step and make else None,
-        settings.window or (GPU_WINDOW if on_gpu else CPU_WINDOW),
-        lazy=lazy,
-        keep_codes=on_gpu,
-        stacked=stacked,
-    )
-    return _learner(i, anatomy, samples, backend, draw, learns, signal=rule.signal)
+    def of_step(self, direction: int, step: int) -> tuple[Tensor, ...]:
+        """The codes of one direction at a time step."""
+        return self._draw_step(direction, step).tensors
+
+    def _draw_step(self, direction: int, step: int) -> Objective:
+        make, number = self.rule.objective, self.number
+        assert make is not None
+        number = -1 - number if direction else number  # so that directions have different codes
+        return _draw(make, (self.layer.hidden,), self.anatomy, number, step, recurrent=True)
 
 
 def _learner(

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tpsgd.losses import bce, cross_entropy
+from tpsgd.losses import Loss, bce, cross_entropy
 from tpsgd.maths.memory_format import full
 from tpsgd.maths.pooling import averages, back_to_pixels, cells, wide
 from tpsgd.maths.predsim import (
@@ -49,46 +49,58 @@ def auxiliary(
     grid = tuple(cells_a_side(n, side) for n in space)
     last = tuple(min(n, _LAST) for n in grid)
     local = bce if site.loss is bce else cross_entropy
-    classes, count = site.classes, prod(grid)
+    net = _Net(grid, last, local, site.classes, share)
+    return Objective(
+        net.loss,
+        tensors=_drawn_tensors(site, channels, kernels, last),
+        learned=True,
+        closed_form_of_batch=net.closed_form,
+        of_logits=None if share else local,
+    )
 
-    def loss(y: Tensor, s: Tensor, *tensors: Tensor) -> Tensor:
-        h = pooled = averages(y, grid) if grid else y.flatten(1)
+
+class _Net(NamedTuple):
+    """The small net's loss and its derivatives."""
+
+    grid: tuple[int, ...]  # of the maps that the net reads; empty for vectors
+    last: tuple[int, ...]  # of the maps that its linear layer reads
+    local: Loss
+    classes: int
+    share: float
+
+    def loss(self, y: Tensor, s: Tensor, *tensors: Tensor) -> Tensor:
+        h = pooled = averages(y, self.grid) if self.grid else y.flatten(1)
         for K, scale_and_shift in _layers(tensors):
             z = _convolved(h, K)
             h = F.batch_norm(z, None, None, *wide(scale_and_shift), training=True, eps=_EPS).relu()
-        f = cells(h, last) if grid else h
-        readable = local.value(wide(f @ tensors[-1].T), s)
-        if not share:
+        f = cells(h, self.last) if self.grid else h
+        readable = self.local.value(wide(f @ tensors[-1].T), s)
+        if not self.share:
             return readable
-        return share * dissimilarity(pooled, s, classes, count) + (1 - share) * readable
+        alike = dissimilarity(pooled, s, self.classes, prod(self.grid))
+        return self.share * alike + (1 - self.share) * readable
 
-    def of_batch(y: Tensor, s: Tensor, *tensors: Tensor) -> LossAndGrads:
-        pooled, R, passes = averages(y, grid) if grid else y.flatten(1), tensors[-1], []
+    def closed_form(self, y: Tensor, s: Tensor, *tensors: Tensor) -> LossAndGrads:
+        pooled, R, passes = averages(y, self.grid) if self.grid else y.flatten(1), tensors[-1], []
         h = pooled
         for K, scale_and_shift in _layers(tensors):
             passes.append(_Pass.forward(h, K, scale_and_shift))
             h = passes[-1].output
-        f = cells(h, last) if grid else h
+        f = cells(h, self.last) if self.grid else h
         logits = wide(f @ R.T)
-        e = local.grad(logits, s).mul_((1 - share) / len(y)).to(y.dtype)
+        e = self.local.grad(logits, s).mul_((1 - self.share) / len(y)).to(y.dtype)
         dh, dtensors = e @ R, [e.T @ f]
-        dh = full(back_to_pixels(dh, h, last), h) if grid else dh
+        dh = full(back_to_pixels(dh, h, self.last), h) if self.grid else dh
         for layer in reversed(passes):
             dh, *dlayer = layer.backward(dh)
             dtensors = [*dlayer, *dtensors]
         value = LATER
-        if share:
-            T = labels_alike(s, classes, logits.dtype)
-            alike, dh = dissimilarity_and_grad(pooled, T, share, count, dh)
-            value = alike.add_(local.value(logits, s), alpha=1 - share)
-        dy = back_to_pixels(dh, y, grid) if grid else dh.view(y.shape)
+        if self.share:
+            T = labels_alike(s, self.classes, logits.dtype)
+            alike, dh = dissimilarity_and_grad(pooled, T, self.share, prod(self.grid), dh)
+            value = alike.add_(self.local.value(logits, s), alpha=1 - self.share)
+        dy = back_to_pixels(dh, y, self.grid) if self.grid else dh.view(y.shape)
         return LossAndGrads(value, dy, tuple(dtensors), logits)
-
-    tensors = _drawn_tensors(site, channels, kernels, last)
-    of_logits = None if share else local
-    return Objective(
-        loss, tensors=tensors, learned=True, closed_form_of_batch=of_batch, of_logits=of_logits
-    )
 
 
 class _Pass(NamedTuple):

@@ -78,7 +78,7 @@ def rehearse(model: nn.Module, inputs: Inputs, method: Method, settings: Setting
     Beyond a few dozen time steps, and where a diagonal recurrence needs traces, memory grows
     linearly with their number.
     """
-    lengths = _two_lengths(model, inputs.shape[0] if inputs.shape else 0, method, settings)
+    lengths = _two_lengths(model, inputs, method, settings)
     if lengths is None:
         return _rehearse(model, inputs, method, settings)
     try:
@@ -92,13 +92,15 @@ def rehearse(model: nn.Module, inputs: Inputs, method: Method, settings: Setting
 
 
 def _two_lengths(
-    model: nn.Module, steps: int, method: Method, settings: Settings
+    model: nn.Module, inputs: Inputs, method: Method, settings: Settings
 ) -> tuple[int, int] | None:
     """The lengths that show how memory grows up to these steps; None if that length itself does."""
+    steps = inputs.shape[0] if inputs.shape else 0
     recurrent = [m for m in model.modules() if isinstance(m, (SequenceLayer, nn.RNN))]
     diagonal = [m for m in recurrent if isinstance(m, Diagonal)]
     lengths = LONG // 3, 2 * LONG // 3
-    if diagonal and isinstance(method, Backprop):  # as many operators for any length
+    whole = isinstance(method, Backprop) or not inputs.dtype.is_floating_point
+    if diagonal and whole:  # as many operators for any length
         lengths = lengths if len(diagonal) < len(recurrent) else (steps, steps)
     elif diagonal:  # a few windows, and the same last one
         span = settings.window or WINDOW

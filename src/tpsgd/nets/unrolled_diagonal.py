@@ -5,9 +5,9 @@
     mean    one loss at the end, but it depends on every step: sequences are read twice, first for
             the mean over time, then with the derivative, which is the same at each step
 
-Only one window, the traces and the sums are in memory, however long the sequences are. Sequences of
-different lengths are aligned at their ends, with zeros before them: zeros leave the state at zero.
-The class codes are the same at each step.
+Only one window, the traces and the sums are in memory, however long the sequences are; of tokens,
+all steps are one window. Sequences of different lengths are aligned at their ends, with zeros
+before them: zeros leave the state at zero. The class codes are the same at each step.
 """
 
 from collections.abc import Iterator
