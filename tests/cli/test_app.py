@@ -106,6 +106,7 @@ def test_no_words_show_the_help(says):
         ("train --loss nll", "choose from mse, cross-entropy, bce"),
         ("train --lr 0", "--lr must be more than 0"),
         ("train --lr nan", "--lr must be more than 0"),
+        ("train --lr 1e9", "--lr must be more than 0 and at most 1000, got 1e+09"),
         ("train --epochs 0", "--epochs"),
         ("train --epochs many", "--epochs"),
         ("compare --restarts 0", "--restarts"),
@@ -325,6 +326,17 @@ def test_a_warning_is_one_line_and_not_on_standard_output(says, monkeypatch):
     with cli.warnings.catch_warnings():
         cli.warnings.simplefilter("default")
         assert says() == (0, "", "tpsgd: warning: a b\n")
+
+
+@pytest.mark.parametrize(("data", "warned"), [("digits", True), ("two.npz", False)])
+def test_bce_for_several_classes_is_a_warning(says, data, warned):
+    with cli.warnings.catch_warnings():
+        cli.warnings.simplefilter("default")
+        words = ("--data", data, "--max-train", "50", "--epochs", "1", "--model", "mlp:4")
+        code, _, err = says("train", *words, "--loss", "bce")
+    assert code == 0
+    assert ("--loss bce asks yes or no for each of 10 classes" in err) == warned
+    assert err.count("\n") == warned
 
 
 def test_a_terminal_gets_a_live_bar(says, monkeypatch):

@@ -153,7 +153,55 @@ def test_files_of_another_kind_are_refused(refused, tmp_path):
     refused(f"{tmp_path / 'nowhere'}@32", "is not a folder; expected a folder of images")
 
 
+@pytest.mark.parametrize("form", ["npz", "function"])
+def test_real_numbers_with_the_channels_last_get_them_first(tmp_path, form):
+    x = RNG.normal(size=(20, 8, 6, 3)).astype(np.float32)
+    np.savez(tmp_path / "own.npz", x=x, y=Y, x_test=x, y_test=Y)
+    spec = str(tmp_path / "own.npz")
+    if form == "function":
+        body = f"file = np.load({spec!r})\ndef make(): return ((file['x'], file['y']),) * 2"
+        spec = function(tmp_path, body)
+    loaded = data.load(spec)
+    assert loaded.shape == (3, 8, 6) and loaded.note.endswith("channels, height, width")
+    assert torch.equal(loaded.test[0], torch.tensor(x).permute(0, 3, 1, 2))
+    assert loaded.train[0].is_contiguous()
+
+
+@pytest.mark.parametrize("shape", [(2, 8, 3), (3, 8, 4), (8, 3, 4), (8, 6, 7)])
+def test_other_arrays_of_four_axes_stay_as_they_are(tmp_path, shape):
+    loaded = data.load(npz(tmp_path, x=RNG.normal(size=(20, *shape)), y=Y))
+    assert loaded.shape == shape
+
+
+@pytest.mark.parametrize("labels", [np.arange(60), np.array([f"row {i}" for i in range(60)])])
+def test_a_label_per_sample_is_refused(refused, tmp_path, labels):
+    x = RNG.normal(size=(60, 3))
+    refused(npz(tmp_path, x=x, y=labels, x_test=x, y_test=labels), "60 labels have 60 different")
+    text = "a,label\n" + "".join(f"0.5,{label}\n" for label in labels)
+    refused(csv(tmp_path, text), "60 labels have 60 different values, the first is (0|row 0)")
+
+
+def test_two_samples_of_each_of_many_classes_are_read(tmp_path):
+    x, y = RNG.normal(size=(60, 3)), np.arange(60) // 2
+    assert len(data.load(npz(tmp_path, x=x, y=y, x_test=x, y_test=y)).classes) == 30
+
+
 # .csv
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "n"),
+    [("id", 7000, 10), ("PassengerId", 1, 10), ("a", 0, 60), ("row_id", 3, 8)],,
+)
+def test_a_column_that_numbers_the_rows_is_a_warning(tmp_path, name, first, n):
+    text = f"{name},b,label\n" + "".join(f"{first + i},{i / 7},{i % 2}\n" for i in range(n))
+    with pytest.warns(UserWarning, match=f"the column '{name}' numbers the rows.*remove it"):
+        data.load(csv(tmp_path, text))
+
+
+def test_columns_that_do_not_number_the_rows_are_no_warning(tmp_path):
+    text = "id,grid,label\n" + "".join(f"{i % 3},{i},{i % 2}\n" for i in range(20))
+    data.load(csv(tmp_path, text))
 
 
 def csv(tmp_path, text, encoding="utf-8"):

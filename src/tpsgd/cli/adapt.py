@@ -147,6 +147,7 @@ def adapt(
     folder = writable_folder(out)
     net, taps = backbone.load(machine)
     job = Job(net, taps, data.load(training.seed), settings, arms)
+    options.warn_of_loss(training, job.data)
     more = len(shifts) * (shift.few * len(job.data.classes) + len(job.data.test[1]))
     planned = adapt_plan.planned(job, more)
     if not as_json:

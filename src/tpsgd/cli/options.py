@@ -9,6 +9,7 @@ A command takes a group as one argument; `grouped` turns the group into its opti
 import inspect
 import shlex
 import sys
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -230,12 +231,15 @@ class Training:
 
     def settings(self) -> dict[str, Any]:
         """The settings of `fit` that were chosen in this group, except for the schedule."""
-        if self.lr is not None and not 0 < self.lr < float("inf"):
-            raise TpsgdError(f"--lr must be more than 0, got {self.lr:g}")
-
         import torch
 
         from tpsgd.engine import optimizers
+        from tpsgd.engine.settings import LARGEST_RATE
+
+        if self.lr is not None and not 0 < self.lr <= LARGEST_RATE:
+            raise TpsgdError(
+                f"--lr must be more than 0 and at most {LARGEST_RATE}, got {self.lr:g}"
+            )
 
         settings = {
             "epochs": self.epochs,
@@ -354,6 +358,16 @@ class Machine:
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         return {"device": self.device}
+
+
+def warn_of_loss(training: Training, data: "tpsgd.data.Data") -> None:
+    """Warn of `bce`, which is for several labels per sample, on data with one class per sample."""
+    if training.loss == "bce" and len(data.classes) > 2:
+        warnings.warn(
+            f"--loss bce asks yes or no for each of {len(data.classes)} classes and learns slowly, "
+            "though a sample has one class: leave it out, or choose --loss cross-entropy",
+            stacklevel=2,
+        )
 
 
 def settings_of(*groups: Any) -> dict[str, Any]:

@@ -32,6 +32,10 @@ from tpsgd.train import sequential, simultaneous
 Method = Rule | Sequence[Rule] | Backprop
 DEEP = 5  # layers that learn
 SMALL = 32  # pixels of a side
+NOTHING_LEARNS = (
+    "{} has no parameters that may learn; if they are frozen, call model.requires_grad_(True), or "
+    "that of the layers to train"
+)
 
 
 @dataclass(frozen=True)
@@ -74,8 +78,10 @@ def dissect(
     """The blocks of the models, their rules and the shapes that a few samples x take in them."""
     local = not isinstance(method, Backprop)
     layers = split(models[0]) if local else _layers(models[0])
+    if not any(block.named_parameters() for block in layers):
+        raise TpsgdError(NOTHING_LEARNS.format(type(models[0]).__name__))
     if not local:
-        _check_backprop(models[0], settings)
+        _refuse_solver(settings)
         settings = replace(settings, window=None)
     elif settings.window is not None and not any(block.recurrent for block in layers):
         raise TpsgdError("window is for models with recurrent layers, and there is none")
@@ -120,16 +126,14 @@ def _small_pictures(x: Any, device: torch.device) -> bool:
     return device.type == "cpu" and x.dim() == 4 and min(x.shape[2:]) < SMALL
 
 
-def _check_backprop(model: nn.Module, settings: Settings) -> None:
-    """Refuse what backprop cannot train or cannot do."""
-    optimizer, block = settings.per_block(1)[0].optimizer, whole(connect(model))
+def _refuse_solver(settings: Settings) -> None:
+    """Refuse what backprop cannot do."""
+    optimizer = settings.per_block(1)[0].optimizer
     if isinstance(optimizer, SOLVERS):
         raise TpsgdError(
             f"{optimizer.__name__} solves one block at a time; backprop, whose gradients go "
             "through all of them, needs an optimizer"
         )
-    if not block.named_parameters():
-        raise TpsgdError(f"{block.name} has no parameters that may learn")
 
 
 def _layers(model: nn.Module) -> list[Block]:

@@ -64,14 +64,19 @@ def _indices(y: Tensor, classes: int | None, complete: bool) -> Tensor:
     _check_range(y, classes)
     if complete and classes is not None:
         absent = torch.bincount(y, minlength=classes) == 0
-        _warn_missing(absent.nonzero().flatten().tolist(), classes)
+        _warn_missing(absent.nonzero().flatten().tolist(), classes, int(y.max()))
     return y
 
 
-def _warn_missing(missing: list[int], classes: int) -> None:
+def _warn_missing(missing: list[int], classes: int, largest: int | None = None) -> None:
     if missing:
         shown = ", ".join(map(str, missing[:5])) + (" ..." if len(missing) > 5 else "")
-        warnings.warn(f"{len(missing)} of {classes} classes have no samples: {shown}", stacklevel=2)
+        cause = ""
+        if largest is not None and missing[0] == largest + 1:
+            cause = f"; labels end at {largest}, so {largest + 1} outputs are enough"
+        warnings.warn(
+            f"{len(missing)} of {classes} classes have no samples: {shown}{cause}", stacklevel=2
+        )
 
 
 def _check_range(y: Tensor, classes: int | None) -> None:

@@ -1,6 +1,5 @@
 """The settings of `fit` and of everything that trains like it, with their checks."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -24,6 +23,7 @@ from tpsgd.train import Net
 from tpsgd.units import as_bytes
 
 Schedule = Callable[[Net], None]
+LARGEST_RATE = 1000  # no sensible learning rate comes near it: 1e9 was meant to be 1e-9, say
 
 
 @dataclass(frozen=True)
@@ -190,8 +190,8 @@ class Settings:
             raise TpsgdError(
                 f"early_stopping must be tpsgd.EarlyStopping(patience, min_delta), got {stopping!r}"
             )
-        if lr is not None and not (isinstance(lr, (int, float)) and 0 <= lr < math.inf):
-            raise TpsgdError(f"lr must be a number, 0 or more, got {lr!r}")
+        if lr is not None and not (isinstance(lr, (int, float)) and 0 <= lr <= LARGEST_RATE):
+            raise TpsgdError(f"lr must be a number from 0 to {LARGEST_RATE}, got {lr!r}")
         if isinstance(optimizer, SOLVERS):
             if self.precision:
                 raise TpsgdError("a solver's equations need full precision: leave precision out")

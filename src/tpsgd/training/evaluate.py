@@ -47,7 +47,7 @@ def evaluate(
     samples, right_largest, right_everywhere, soft = 0, 0, 0, True  # by largest or every entry
     with modes_restored(model):
         model = connect(model).eval()
-        cut = 0.5 if isinstance(_last(model), nn.Sigmoid) else 0.0
+        cut = 0.5 if isinstance(last_module(model), nn.Sigmoid) else 0.0
         for batch in as_source(data, form, None, None).batches():
             x, y = batch.load()
             out = _output(model, x)
@@ -80,7 +80,7 @@ def _output(model: nn.Module, x: Tensor) -> Tensor:
     return out
 
 
-def _last(module: nn.Module) -> nn.Module:
+def last_module(module: nn.Module) -> nn.Module:
     """The last module of nested `nn.Sequential`s."""
     while isinstance(module, nn.Sequential) and len(module):
         module = module[-1]
