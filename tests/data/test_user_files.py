@@ -191,7 +191,7 @@ def test_two_samples_of_each_of_many_classes_are_read(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "first", "n"),
-    [("id", 7000, 10), ("PassengerId", 1, 10), ("a", 0, 60), ("row_id", 3, 8)],,
+    [("id", 7000, 10), ("PassengerId", 1, 10), ("a", 0, 60), ("row_id", 3, 8)],
 )
 def test_a_column_that_numbers_the_rows_is_a_warning(tmp_path, name, first, n):
     text = f"{name},b,label\n" + "".join(f"{first + i},{i / 7},{i % 2}\n" for i in range(n))

@@ -8,6 +8,7 @@ from tpsgd.engine.anatomy import Anatomy
 from tpsgd.engine.assemble import place_of
 from tpsgd.losses import Loss, bce, cross_entropy, mse
 from tpsgd.rules import Place
+from tpsgd.solvers import SOLVERS
 from tpsgd.training.evaluate import last_module
 
 # what a loss expects of the output, and the functions at the end of a model that prevent it
@@ -26,7 +27,8 @@ def warn_of_link(anatomy: Anatomy) -> None:
     """
     block, loss = anatomy.blocks[-1], anatomy.loss
     link = type(last_module(block.modules[-1]))
-    if place_of(block, loss) is not Place.END or loss not in PREVENTED:
+    solved = isinstance(anatomy.block_settings[-1].optimizer, SOLVERS)
+    if solved or place_of(block, loss) is not Place.END or loss not in PREVENTED:
         return
     reason, links = PREVENTED[loss]
     if link in links:
