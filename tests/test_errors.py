@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers import Residual, mlp, points, same, state
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import tpsgd
 from tpsgd import TpsgdError, bce, cross_entropy, mse, rules
@@ -42,6 +42,12 @@ NAN[7, 2] = math.nan
 INF = X.clone()
 INF[3, 0] = -math.inf
 
+
+class Uncounted(Dataset):
+    def __getitem__(self, i):
+        return X[i], Y[i]
+
+
 BAD_DATA = {
     "x of another width": ((X[:, :5], Y), r"block 1 \(.*\) cannot take .*\(2, 5\)"),
     "x of one dimension": ((X[:, 0], Y), r"block 1|last block"),
@@ -72,6 +78,16 @@ BAD_DATA = {
     "words": ((np.array(["a"] * 30), Y), "x must be numbers"),
     "words for labels": ((X, np.array(["cat"] * 30)), "y must be numbers"),
     "a number": ((3.0, Y), "x must have samples"),
+    "sparse": ((X.to_sparse(), Y), r"x is sparse: give x\.to_dense\(\)"),
+    "sparse labels": ((X, Y.to_sparse()), "y is sparse"),
+    "no numbers": ((X.to("meta"), Y), "x is on the meta device"),
+    "no labels": ((X, Y.to("meta")), "y is on the meta device"),
+    "samples of two shapes": (([np.ones((6, 2)), np.ones((6, 3))] * 15, Y), "different shapes"),
+    "samples of two lengths": (
+        ([torch.ones(6), torch.ones(5)] * 15, Y),
+        "differ in length, and the model has no recurrent layer",
+    ),
+    "a data set of unknown size": (Uncounted(), "Uncounted has no __len__.*IterableDataset"),
     "a number for labels": ((X, 1), "y must have samples"),
 }
 
@@ -484,6 +500,12 @@ BAD_SETTINGS = {
         {"optimizer": torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)},
         "optimizer must be a factory.*SGD",
     ),
+    "a number for callbacks": ({"callbacks": 5}, "callbacks must be a list of functions.* got 5"),
+    "a callback alone": ({"callbacks": print}, "callbacks must be a list of functions"),
+    "a number among callbacks": ({"callbacks": [print, 5]}, "callbacks must be a list"),
+    "a number for progress": ({"progress": 5}, "progress must be a function, got 5"),
+    "a seed of 64 bits": ({"seed": 2**63}, "seed must be .* 63 bits, got 9223372036854775808"),
+    "a negative seed of 64 bits": ({"seed": -(2**63) - 1}, "seed must be .* 63 bits"),
     "a loss's name": ({"loss": "mse"}, "loss must be tpsgd.mse.*'mse'"),
     "torch's loss": ({"loss": nn.functional.mse_loss}, "loss must be tpsgd.mse"),
     "a schedule's name": ({"schedule": "sequential"}, "schedule must be .*'sequential'"),
@@ -492,7 +514,10 @@ BAD_SETTINGS = {
         "ReduceLROnPlateau",
     ),
 }
-FOR_BACKPROP = ("negative epochs", "no batch", "LBFGS", "an optimizer's name", "a loss's name")
+FOR_BACKPROP = (
+    *("negative epochs", "no batch", "LBFGS", "an optimizer's name", "a loss's name"),
+    *("a number for callbacks", "a seed of 64 bits"),
+)
 
 
 @pytest.mark.parametrize("case", BAD_SETTINGS)

@@ -53,7 +53,7 @@ def load_function(word: str) -> Callable[..., Any]:
     sys.modules[spec.name] = module  # dataclasses and pickles look themselves up there
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # sys.exit would end without a word
         raise TpsgdError(f"{path} does not run: {type(error).__name__}: {error}") from error
     function = getattr(module, name, None)
     if not callable(function):
@@ -66,5 +66,5 @@ def call_function(word: str) -> Any:
     function = load_function(word)
     try:
         return function()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise TpsgdError(f"{word} failed with {type(error).__name__}: {error}") from error

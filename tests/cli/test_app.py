@@ -35,6 +35,9 @@ def narrow():
 def broken():
     return 1 / 0
 
+def leaves():
+    raise SystemExit(0)
+
 def steps():
     return nn.Sequential(nn.RNN(3, 4, batch_first=True), nn.Linear(4, 2))
 """
@@ -108,6 +111,9 @@ def test_no_words_show_the_help(says):
         ("train --lr nan", "--lr must be more than 0"),
         ("train --lr 1e9", "--lr must be more than 0 and at most 1000, got 1e+09"),
         ("train --epochs 0", "--epochs"),
+        ("train --seed 9223372036854775808", "--seed"),
+        ("train --threads 100000", "--threads 100000 is too much for"),
+        ("train --model own.py:leaves", "own.py:leaves failed with SystemExit: 0"),
         ("train --epochs many", "--epochs"),
         ("compare --restarts 0", "--restarts"),
         ("train --nothing", "No such option: --nothing"),

@@ -1,5 +1,8 @@
 """Data of the user's: .npz and .csv files, functions, folders of images."""
 
+import io
+import zipfile
+
 import numpy as np
 import pytest
 import torch
@@ -186,6 +189,39 @@ def test_two_samples_of_each_of_many_classes_are_read(tmp_path):
     assert len(data.load(npz(tmp_path, x=x, y=y, x_test=x, y_test=y)).classes) == 30
 
 
+def zipped(file, shape, content, kind=zipfile.ZIP_DEFLATED):
+    """An .npz whose x has a header of this shape before its content."""
+    header, labels = io.BytesIO(), io.BytesIO()
+    array = {"descr": "<f4", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(header, array)
+    np.save(labels, Y)
+    with zipfile.ZipFile(file, "w", kind) as archive:
+        archive.writestr("x.npy", header.getvalue() + content)
+        archive.writestr("y.npy", labels.getvalue())
+    return str(file)
+
+
+@pytest.mark.parametrize("kind", [zipfile.ZIP_DEFLATED, zipfile.ZIP_STORED])
+def test_a_header_that_claims_more_than_the_file_has_is_refused(refused, tmp_path, kind):
+    file = zipped(tmp_path / "own.npz", (20, 350_000_000), bytes(400), kind)
+    refused(file, "own.npz is not a complete .npz file")
+
+
+def test_zeros_that_would_fill_the_memory_are_refused_unread(refused, tmp_path, monkeypatch):
+    file = zipped(tmp_path / "own.npz", (20, 1_000_000), bytes(80_000_000))
+    monkeypatch.setattr(np.lib.npyio.NpzFile, "__getitem__", lambda _, name: {"y": Y}[name])
+    refused(file, r"would become an array of 76\.3 MB, x of shape \(20, 1000000\).*numpy.savez")
+
+
+def test_an_npz_that_does_not_fit_in_memory_is_refused(refused, tmp_path, monkeypatch):
+    def full(*_):
+        raise MemoryError
+
+    np.savez_compressed(tmp_path / "own.npz", x=X, y=Y)
+    monkeypatch.setattr(np.lib.npyio.NpzFile, "__getitem__", full)
+    refused(str(tmp_path / "own.npz"), "does not fit in memory; save it with numpy.savez")
+
+
 # .csv
 
 
@@ -319,6 +355,11 @@ def test_results_of_functions_that_are_read(tmp_path, result):
             "def make(): return [[[1], [1, 2]], [[1]] * 3], [0, 1]",
             "samples of different shapes",
         ),
+        ("def make(): import sys; sys.exit(0)", "make.py:make failed with SystemExit: 0"),
+        ("import sys; sys.exit(3)", "make.py does not run: SystemExit: 3"),
+        ("def make(): return torch.ones(4, 2, device='meta'), [0, 1] * 2", "no array .*meta"),
+        ("def make(): return torch.ones(4, 2), torch.ones(4, device='meta')", "no array .*meta"),
+        ("def make(): return torch.ones(4, 2).to_sparse(), [0, 1] * 2", "no array .*Sparse"),
         ("def make(): return np.ones((4, 2)), [0, 1]", "one label for each of the 4 samples"),
         ("def make(): return 1, 2", "expected numbers .samples, features"),
     ],

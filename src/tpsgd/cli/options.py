@@ -7,6 +7,7 @@ A command takes a group as one argument; `grouped` turns the group into its opti
 """
 
 import inspect
+import os
 import shlex
 import sys
 import warnings
@@ -27,6 +28,7 @@ SCHEDULES = ("sequential", "simultaneous")
 LOSSES = ("mse", "cross-entropy", "bce")
 INITS = ("zeros", "uniform", "scaled-uniform", "reservoir")
 RECIPES = ("deep",)
+MOST_THREADS = 64  # that a machine with fewer cores may try
 AUGMENT = ("flip", "crop", "cutout", "resized-crop", "jitter")
 DATA = (
     "digits, mnist, cifar10, seq-mnist-rows, eeg, tweets, ... (see: tpsgd data list); FILE.npz, "
@@ -206,7 +208,7 @@ class Training:
     epochs: int | None = setting(10, "Epochs per block.", min=1)
     batch_size: int = setting(128, "Samples per step.", min=1)
     lr: float | None = setting(None, "Learning rate (default: Adam 0.001, SGD 0.1).")
-    seed: int = setting(0, "Seed of weights, class codes and sample order.", min=0)
+    seed: int = setting(0, "Seed of weights, class codes and sample order.", min=0, max=2**63 - 1)
     schedule: str | None = setting(
         None, "sequential or simultaneous (default: by the net and the rule).", choices=SCHEDULES
     )
@@ -355,6 +357,12 @@ class Machine:
         from tpsgd.engine.device import resolve_device
 
         resolve_device(self.device or "cpu")
+        cores = os.cpu_count() or 1
+        if self.threads is not None and self.threads > max(MOST_THREADS, cores):
+            raise TpsgdError(
+                f"--threads {self.threads} is too much for {cores} CPU cores: leave it out, or "
+                f"choose at most {max(MOST_THREADS, cores)}"
+            )
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         return {"device": self.device}

@@ -201,10 +201,12 @@ def sizes_of(
 ) -> list[dict[Place, tuple[int, ...]]]:
     """Output shapes of every block, which held-out data must have too."""
     form = replace(form, precision=None)
+    _refuse_unread(blocks, x)
     sizes = shapes(blocks, form(x))
     _refuse_ragged(blocks, x)
     if settings.validation is not None:
         x = form(first_samples(settings.validation))
+        _refuse_unread(blocks, x)
         validation_sizes = shapes(blocks, x)
         for block, size, other in zip(blocks, sizes, validation_sizes, strict=True):
             if isinstance(block.layer, SequenceLayer) and block.layer.sequence:
@@ -215,6 +217,16 @@ def sizes_of(
                 "shapes than the training data's"
             )
     return sizes
+
+
+def _refuse_unread(blocks: list[Block], x: Any) -> None:
+    """Only recurrent layers can read sequences of different lengths."""
+    modules = [m for block in blocks for top in block.modules for m in top.modules()]
+    if isinstance(x, Padded) and not any(hasattr(m, "reads_sequences") for m in modules):
+        raise TpsgdError(
+            "the samples differ in length, and the model has no recurrent layer to read them: pad "
+            "or cut them to one length, or begin the model with tpsgd.Recurrent"
+        )
 
 
 def _refuse_ragged(blocks: list[Block], x: Any) -> None:

@@ -119,13 +119,23 @@ def tensor(values: Any, name: str) -> Tensor:
     Nothing may write into it; batches are gathered from it, that is, copied.
     """
     numbers = values.detach() if isinstance(values, Tensor) else _from_numpy(values, name)
+    if numbers.layout is not torch.strided:
+        raise TpsgdError(f"{name} is sparse: give {name}.to_dense()")
+    if numbers.is_meta:
+        raise TpsgdError(f"{name} is on the meta device, where tensors have no numbers")
     if not numbers.dim():
         raise TpsgdError(f"{name} must have samples as its first dimension, got a single number")
     return numbers
 
 
 def _from_numpy(values: Any, name: str) -> Tensor:
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        raise TpsgdError(
+            f"{name} has samples of different shapes; only sequences (steps, ...) may differ, in "
+            "the number of steps"
+        ) from None
     if array.dtype.kind not in "biuf":
         raise TpsgdError(f"{name} must be numbers, got an array of {array.dtype}")
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:

@@ -126,8 +126,14 @@ class Settings:
             raise TpsgdError(f"batch_size must be 1 or more, got {self.batch_size!r}")
         if self.window is not None and (not isinstance(self.window, int) or self.window < 1):
             raise TpsgdError(f"window must be 1 time step or more, got {self.window!r}")
-        if not isinstance(self.seed, int):
-            raise TpsgdError(f"seed must be a whole number, got {self.seed!r}")
+        if not isinstance(self.seed, int) or not -(2**63) <= self.seed < 2**63:
+            raise TpsgdError(f"seed must be a whole number of up to 63 bits, got {self.seed!r}")
+        if not isinstance(self.callbacks, (list, tuple)) or not all(map(callable, self.callbacks)):
+            raise TpsgdError(
+                f"callbacks must be a list of functions of an Epoch, got {self.callbacks!r}"
+            )
+        if self.progress is not None and not callable(self.progress):
+            raise TpsgdError(f"progress must be a function, got {self.progress!r}")
         if self.schedule is not None and not callable(self.schedule):
             raise TpsgdError(
                 "schedule must be tpsgd.sequential or tpsgd.simultaneous, the function itself, or "

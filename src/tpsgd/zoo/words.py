@@ -207,7 +207,7 @@ def from_file(word: str) -> Factory:
     def build() -> nn.Module:
         try:
             model = function()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise TpsgdError(f"{word} failed with {type(error).__name__}: {error}") from error
         if not isinstance(model, nn.Module):
             raise TpsgdError(f"{word} returned a {type(model).__name__}, not an nn.Module")
