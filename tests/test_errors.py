@@ -79,6 +79,8 @@ BAD_DATA = {
     "words for labels": ((X, np.array(["cat"] * 30)), "y must be numbers"),
     "a number": ((3.0, Y), "x must have samples"),
     "sparse": ((X.to_sparse(), Y), r"x is sparse: give x\.to_dense\(\)"),
+    "complex": ((X + 1j, Y), r"x is complex.*torch\.view_as_real\(x\)"),
+    "complex labels": ((X, Y + 1j), "y is complex"),
     "sparse labels": ((X, Y.to_sparse()), "y is sparse"),
     "no numbers": ((X.to("meta"), Y), "x is on the meta device"),
     "no labels": ((X, Y.to("meta")), "y is on the meta device"),

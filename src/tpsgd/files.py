@@ -51,6 +51,8 @@ def load_function(word: str) -> Callable[..., Any]:
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses and pickles look themselves up there
+    if (folder := str(path.resolve().parent)) not in sys.path:
+        sys.path.append(folder)  # the file may import its neighbours, now or in its functions
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # sys.exit would end without a word

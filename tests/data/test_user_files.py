@@ -1,6 +1,7 @@
 """Data of the user's: .npz and .csv files, functions, folders of images."""
 
 import io
+import sys
 import zipfile
 
 import numpy as np
@@ -335,6 +336,17 @@ def test_results_of_functions_that_are_read(tmp_path, result):
     loaded = data.load(function(tmp_path, f"def make():\n    return {result}\n"))
     assert torch.equal(loaded.train[0], torch.ones(8, 3)) and loaded.test[0].shape == (2, 3)
     assert len(loaded.classes) == 2
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_file_may_import_its_neighbour(tmp_path, monkeypatch, late):
+    """When it is run, or when its function is called."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    name = f"neighbour_{late}".lower()
+    (tmp_path / f"{name}.py").write_text("import numpy as np\nxy = np.eye(20), np.arange(20) % 2\n")
+    line = f"from {name} import xy"
+    body = f"def make():\n    {line}\n    return xy" if late else f"{line}\ndef make(): return xy"
+    assert data.load(function(tmp_path, body)).shape == (20,)
 
 
 @pytest.mark.parametrize(

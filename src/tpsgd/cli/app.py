@@ -15,6 +15,7 @@ from tpsgd.cli.plan import plan
 from tpsgd.cli.search import search
 from tpsgd.cli.terminal import Stopped, grid_of
 from tpsgd.cli.train import train
+from tpsgd.cli.wording import in_options
 from tpsgd.errors import TpsgdError
 from tpsgd.units import columns
 
@@ -38,7 +39,9 @@ for command in (train, compare, plan, search, adapt):
 def main() -> NoReturn:
     """Run the command line; a mistake of the user's is one line and exit status 2."""
     with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_, **__: _print_error(f"warning: {message}")
+        warnings.showwarning = lambda message, *_, **__: _print_error(
+            f"warning: {in_options(str(message))}"
+        )
         sys.exit(_run())
 
 
@@ -51,7 +54,7 @@ def _run() -> int:
     except Stopped as stopped:
         return _print_error(str(stopped), INTERRUPTED)
     except TpsgdError as error:
-        return _print_error(str(error), 2)
+        return _print_error(in_options(str(error)), 2)
     except BrokenPipeError:  # the reader of the output, such as `head`, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

@@ -105,7 +105,7 @@ def pair(data: Any) -> Sequence[Any]:
 def inputs(values: Any) -> Tensor | Padded:
     """Samples: numbers in an array, or sequences of different lengths."""
     if isinstance(values, Padded):
-        return values.checked()
+        return values.checked().with_finite_padding()
     if isinstance(values, PackedSequence):
         return Padded.of(values)
     if isinstance(values, list) and len({len(v) for v in values if hasattr(v, "__len__")}) > 1:
@@ -121,6 +121,11 @@ def tensor(values: Any, name: str) -> Tensor:
     numbers = values.detach() if isinstance(values, Tensor) else _from_numpy(values, name)
     if numbers.layout is not torch.strided:
         raise TpsgdError(f"{name} is sparse: give {name}.to_dense()")
+    if numbers.is_complex():
+        raise TpsgdError(
+            f"{name} is complex: give its real and imaginary parts as features, for example "
+            f"torch.view_as_real({name}).flatten(1)"
+        )
     if numbers.is_meta:
         raise TpsgdError(f"{name} is on the meta device, where tensors have no numbers")
     if not numbers.dim():
