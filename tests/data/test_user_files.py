@@ -404,7 +404,9 @@ def test_image_folder_is_read_as_rgb(folder):
     x, y = loaded.train
     assert loaded.classes == ("cat", "dog") and loaded.shape == (3, 4, 6) and len(x) == 8
     assert torch.equal(x[y == 0].unique(), torch.tensor([0.2])) and (x[y == 1] == 1).all()
-    assert "images as RGB, 4 x 6 pixels; 20 % held out" in loaded.note
+    assert (
+        "images as RGB, 4 x 6 pixels, other files skipped: 1 (.txt); 20 % held out" in loaded.note
+    )
 
 
 def test_image_folder_is_resized_and_max_train_applies(folder):
@@ -435,7 +437,7 @@ def test_image_folder_with_a_test_set(folder, tmp_path, part):
     image(tmp_path / part / "dog" / "1.png", value=0)
     loaded = data.load(str(tmp_path))
     assert len(loaded.train[0]) == 10 and loaded.test[1].tolist() == [1]
-    assert loaded.note == "images as RGB, 4 x 6 pixels"
+    assert loaded.note == "images as RGB, 4 x 6 pixels, other files skipped: 1 (.txt)"
 
 
 def test_a_class_that_only_the_test_folder_has_is_refused(refused, folder, tmp_path):
@@ -451,14 +453,36 @@ def test_image_folders_that_are_wrong_are_refused(refused, tmp_path, folder):
     refused(f"{folder}@0", "asks for images of size 0")
 
 
-@pytest.mark.parametrize("content", [b"", b"no image", "half", "16 bit"])
+def test_hidden_files_are_left_out_and_others_counted(folder):
+    before = data.load(str(folder))
+    (folder / "cat" / "._0.png").write_bytes(b"\0\5\x16\7" * 20)  # macOS writes such files
+    (folder / "cat" / ".DS_Store").write_bytes(b"x")
+    (folder / "dog" / "photo.heic").write_bytes(b"x")
+    loaded = data.load(str(folder))
+    assert torch.equal(loaded.train[0], before.train[0])
+    assert "other files skipped: 1 (.txt)" in before.note
+    assert "other files skipped: 2 (.heic, .txt)" in loaded.note
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif"])
+def test_grey_images_of_16_bits_are_scaled_like_those_of_8(folder, suffix):
+    values = np.array([[0, 257, 65535], [32896, 128 * 257, 5]], np.uint16)
+    for i in range(5):
+        (folder / "cat" / f"{i}.png").unlink()
+        Image.fromarray(values).save(folder / "cat" / f"{i}.{suffix}")
+    loaded = data.load(str(folder))
+    (cat,) = loaded.test[0][loaded.test[1] == 0]
+    assert (255 * cat).round().int().tolist() == [[[0, 1, 255], [128, 128, 0]]] * 3
+
+
+@pytest.mark.parametrize("content", [b"", b"no image", "half", "32 bit"])
 def test_images_that_cannot_be_read_are_named(refused, folder, content):
     file = folder / "cat" / "bad.png"
     if content == "half":
         Image.fromarray(RNG.integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(file)
         file.write_bytes(file.read_bytes()[:2000])
-    elif content == "16 bit":
-        Image.fromarray(np.full((4, 4), 999, np.uint16)).save(file)
+    elif content == "32 bit":
+        Image.fromarray(np.full((4, 4), 999, np.int32)).save(file, "TIFF")
     else:
         file.write_bytes(content)
     refused(folder, r"bad.png cannot be read as an image")
