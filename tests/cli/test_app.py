@@ -17,7 +17,8 @@ from rich.console import Console
 import tpsgd
 from tpsgd.cli import app as cli
 from tpsgd.cli import options, terminal
-from tpsgd.comparison.arms import ALL
+from tpsgd.cli.rule_list import LISTED
+from tpsgd.comparison.arms import ALL, arm
 from tpsgd.nets.inits import BY_NAME
 from tpsgd.training import arm as arm_module
 from tpsgd.zoo import words as models
@@ -61,11 +62,12 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "words", [(), ("train",), ("compare",), ("plan",), ("adapt",), ("search",)]
+    "words", [(), ("train",), ("compare",), ("plan",), ("adapt",), ("search",), ("rules",)]
 )
-def test_help_needs_no_torch(words):
+def test_help_and_the_list_of_rules_need_no_torch(words):
+    command = ["tpsgd", *words] if words == ("rules",) else ["tpsgd", *words, "--help"]
     program = (
-        f"import sys; sys.argv = {['tpsgd', *words, '--help']}\n"
+        f"import sys; sys.argv = {command}\n"
         "from tpsgd.cli.app import main\n"
         "try: main()\n"
         "finally: print(sorted({'torch', 'numpy', 'matplotlib'} & set(sys.modules)))"
@@ -74,7 +76,8 @@ def test_help_needs_no_torch(words):
     call = [sys.executable, "-c", program]
     done = subprocess.run(call, capture_output=True, text=True, env=source)
     assert done.returncode == 0, done.stderr
-    assert "--precision" in done.stdout if words else "compare" in done.stdout
+    expected = {(): "compare", ("rules",): "readout-learned"}.get(words, "--precision")
+    assert expected in done.stdout
     assert done.stdout.endswith("[]\n") and max(map(len, done.stdout.splitlines())) <= 80
 
 
@@ -269,6 +272,18 @@ def test_compare_prints_a_narrow_table(says):
     assert Path("tpsgd-report/report.html").is_file()
 
 
+@pytest.mark.parametrize("width", [40, 60, 70, 80])
+def test_a_narrow_terminal_loses_columns_and_no_names(says, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    words = ("--rules", "readout-learned,tpsgd-l2", "--restarts", "2")
+    code, out, _ = says("compare", *SMALL, *words)
+    head, _, *rows = out.splitlines()[1 if width > 50 else 2 :][:6]
+    assert code == 0 and "…" not in out and max(map(len, [head, *rows])) <= width
+    names = {line.split()[0] for line in rows}
+    assert names == {"backprop", "readout-learned", "tpsgd-l2", "frozen"}
+    assert "accuracy %" in head and ("passes" in head) == (width >= 80)
+
+
 def test_compare_json_is_one_object(says):
     words = ("--rules", "readout", "--restarts", "2", "--seed", "5", "--out", "r", "--json")
     code, out, err = says("compare", *SMALL, *words)
@@ -361,6 +376,7 @@ def test_a_terminal_gets_a_live_bar(says, monkeypatch):
 
 
 def test_rules_lists_every_word_and_its_source(says):
+    assert list(LISTED) == [(word, arm(word).about, entry.source) for word, entry in ALL.items()]
     code, out, _ = says("rules")
     assert code == 0 and max(map(len, out.splitlines())) <= 80
     assert all(word in out for word in ALL) and "Mostafa et al. 2018" in out
@@ -511,8 +527,8 @@ def test_options_replace_those_of_a_recipe(says, squares):
 def test_compare_and_plan_take_a_recipe(says, squares):
     words = ("--model", "cnn:4x3", "--epochs", "1", "--max-train", "8", "--batch-size", "4")
     words += ("--rules", "readout", "--restarts", "1", "--json")
-    for arm in json.loads(says("compare", *squares, *words)[1])["arms"]:
-        assert arm["restarts"][0]["settings"]["lr_schedule"] == "one_cycle(0.2)"
+    for row in json.loads(says("compare", *squares, *words)[1])["arms"]:
+        assert row["restarts"][0]["settings"]["lr_schedule"] == "one_cycle(0.2)"
     assert json.loads(says("plan", *squares, "--json")[1])["batch_size"] == 64
 
 

@@ -12,6 +12,7 @@ from tpsgd import __version__
 from tpsgd.cli.adapt import adapt
 from tpsgd.cli.compare import compare
 from tpsgd.cli.plan import plan
+from tpsgd.cli.rule_list import LISTED
 from tpsgd.cli.search import search
 from tpsgd.cli.terminal import Stopped, grid_of
 from tpsgd.cli.train import train
@@ -92,10 +93,7 @@ def _top(
 @app.command()
 def rules() -> None:
     """List the rules, other methods and controls."""
-    from tpsgd.comparison.arms import ALL, arm
-
-    rows = [(word, arm(word).about, entry.source) for word, entry in ALL.items()]
-    Console().print(grid_of("rule", "what it does", "source", rows=rows))
+    Console().print(grid_of("rule", "what it does", "source", rows=LISTED))
 
 
 @data_app.command("list")
