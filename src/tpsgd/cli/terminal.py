@@ -54,12 +54,13 @@ def table(comparison: "Comparison", width: int = WIDTH) -> Table:
     """A comparison as a table; where the terminal is narrow, the last columns are left out."""
     from tpsgd.comparison.report.table import HEAD, rows
 
-    cells, console = rows(comparison), Console(width=1000)
-    for count in range(len(HEAD), 1, -1):
-        grid = grid_of(*HEAD[:count], rows=[row[:count] for row in cells], numbers=True)
-        if console.measure(grid).maximum <= width:
-            break
-    return grid
+    def first(count: int) -> Table:
+        return grid_of(*HEAD[:count], rows=[row[:count] for row in cells], numbers=True)
+
+    cells, console, count = rows(comparison), Console(width=1000), len(HEAD)
+    while count > 2 and console.measure(first(count)).maximum > width:
+        count -= 1
+    return first(count)
 
 
 def show(comparison: "Comparison", page: Path) -> None:
