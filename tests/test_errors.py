@@ -9,13 +9,14 @@ import pytest
 import torch
 from helpers import Residual, mlp, points, same, state
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import tpsgd
 from tpsgd import TpsgdError, bce, cross_entropy, mse, rules
 
 X, Y = points(n=30, features=6, classes=3)
 FITS = {"fit": tpsgd.fit, "fit_backprop": tpsgd.fit_backprop}
+EXPLODES = partial(torch.optim.SGD, lr=1e9)
 
 
 def refuses(match, model, data=(X, Y), fit=tpsgd.fit, **settings):
@@ -40,6 +41,12 @@ NAN = X.clone()
 NAN[7, 2] = math.nan
 INF = X.clone()
 INF[3, 0] = -math.inf
+
+
+class Uncounted(Dataset):
+    def __getitem__(self, i):
+        return X[i], Y[i]
+
 
 BAD_DATA = {
     "x of another width": ((X[:, :5], Y), r"block 1 \(.*\) cannot take .*\(2, 5\)"),
@@ -71,6 +78,18 @@ BAD_DATA = {
     "words": ((np.array(["a"] * 30), Y), "x must be numbers"),
     "words for labels": ((X, np.array(["cat"] * 30)), "y must be numbers"),
     "a number": ((3.0, Y), "x must have samples"),
+    "sparse": ((X.to_sparse(), Y), r"x is sparse: give x\.to_dense\(\)"),
+    "complex": ((X + 1j, Y), r"x is complex.*torch\.view_as_real\(x\)"),
+    "complex labels": ((X, Y + 1j), "y is complex"),
+    "sparse labels": ((X, Y.to_sparse()), "y is sparse"),
+    "no numbers": ((X.to("meta"), Y), "x is on the meta device"),
+    "no labels": ((X, Y.to("meta")), "y is on the meta device"),
+    "samples of two shapes": (([np.ones((6, 2)), np.ones((6, 3))] * 15, Y), "different shapes"),
+    "samples of two lengths": (
+        ([torch.ones(6), torch.ones(5)] * 15, Y),
+        "differ in length, and the model has no recurrent layer",
+    ),
+    "a data set of unknown size": (Uncounted(), "Uncounted has no __len__.*IterableDataset"),
     "a number for labels": ((X, 1), "y must have samples"),
 }
 
@@ -314,7 +333,7 @@ def test_a_recurrent_layer_that_stands_twice():
 def test_a_loss_that_explodes_over_time():
     model = rnn(activation=nn.ReLU, leak=1.0)
     with pytest.raises(TpsgdError, match=r"loss of block 1 .*Recurrent.* became (inf|nan)"):
-        tpsgd.fit(model, (S, Y), rule=rules.tpsgd_l2(), optimizer=torch.optim.SGD, lr=1e9)
+        tpsgd.fit(model, (S, Y), rule=rules.tpsgd_l2(), optimizer=EXPLODES)
 
 
 def test_backprop_takes_what_local_rules_refuse():
@@ -351,9 +370,44 @@ def test_no_parameters(fit):
     refuses("parameters", nn.Sequential(nn.Flatten(), nn.ReLU()), fit=FITS[fit])
 
 
-def test_backprop_with_every_parameter_frozen():
+@pytest.mark.parametrize("fit", FITS)
+def test_every_parameter_frozen(fit):
     model = mlp(6, 5, 3).requires_grad_(False)
-    refuses("parameters", model, fit=tpsgd.fit_backprop)
+    refuses(r"no parameters that may learn.*requires_grad_\(True\)", model, fit=FITS[fit])
+    with pytest.raises(TpsgdError, match="no parameters that may learn"):
+        tpsgd.plan(model, (6,), samples=30)
+
+
+WRONG_LINKS = {
+    "softmax after relu": ([nn.ReLU(), nn.Softmax(1)], cross_entropy, "applies a softmax itself"),
+    "softmax for bce": ([nn.Softmax(1)], bce, "sigmoid itself.*use loss=tpsgd.cross_entropy"),
+    "log-softmax for bce": ([nn.LogSoftmax(1)], bce, "sigmoid itself"),
+    "log-softmax for mse": ([nn.LogSoftmax(1)], mse, "with 0 and 1.*loss=tpsgd.cross_entropy"),
+    "sigmoid for cross entropy": ([nn.Sigmoid()], cross_entropy, "softmax itself.*loss=tpsgd.bce"),
+}
+
+
+@pytest.mark.parametrize("fit", FITS)
+@pytest.mark.parametrize("case", WRONG_LINKS)
+def test_a_link_function_that_the_loss_has_no_use_for(case, fit):
+    links, loss, cause = WRONG_LINKS[case]
+    model = nn.Sequential(*mlp(6, 5, 3), *links)
+    if fit == "fit_backprop" and len(links) > 1:
+        model = nn.Sequential(model)  # its last module is hidden in a Sequential
+    name = type(links[-1]).__name__
+    with pytest.warns(UserWarning, match=f"ends in nn.{name}.*{cause}") as caught:
+        FITS[fit](model, (X, Y), loss=loss, epochs=1)
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize("links", [[nn.LogSoftmax(1)], [nn.Dropout(0.1), nn.Softmax(1)]])
+def test_link_functions_that_the_loss_looks_past_are_no_mistake(links):
+    tpsgd.fit(nn.Sequential(*mlp(6, 5, 3), *links), (X, Y), epochs=1)
+
+
+def test_more_outputs_than_classes_says_how_many_are_needed():
+    with pytest.warns(UserWarning, match="2 of 5 classes.*end at 2, so 3 outputs are enough"):
+        tpsgd.fit(mlp(6, 5, 5), (X, Y), epochs=1)
 
 
 def test_a_layer_that_stands_twice():
@@ -444,6 +498,7 @@ BAD_SETTINGS = {
     "half a batch": ({"batch_size": 2.5}, "batch_size must be .* got 2.5"),
     "a negative rate": ({"lr": -0.1}, "lr must be .* got -0.1"),
     "a rate of nan": ({"lr": [0.1, math.nan]}, "lr must be .* got nan"),
+    "a rate that is too large": ({"lr": 1e9}, "lr must be .* to 1000, got 1000000000"),
     "LBFGS": ({"optimizer": torch.optim.LBFGS}, "LBFGS"),
     "LBFGS for the second block": ({"optimizer": sgd_then(torch.optim.LBFGS)}, "LBFGS"),
     "an optimizer's name": ({"optimizer": "adam"}, "optimizer must be a factory.*str"),
@@ -453,6 +508,12 @@ BAD_SETTINGS = {
         {"optimizer": torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)},
         "optimizer must be a factory.*SGD",
     ),
+    "a number for callbacks": ({"callbacks": 5}, "callbacks must be a list of functions.* got 5"),
+    "a callback alone": ({"callbacks": print}, "callbacks must be a list of functions"),
+    "a number among callbacks": ({"callbacks": [print, 5]}, "callbacks must be a list"),
+    "a number for progress": ({"progress": 5}, "progress must be a function, got 5"),
+    "a seed of 64 bits": ({"seed": 2**63}, "seed must be .* 63 bits, got 9223372036854775808"),
+    "a negative seed of 64 bits": ({"seed": -(2**63) - 1}, "seed must be .* 63 bits"),
     "a loss's name": ({"loss": "mse"}, "loss must be tpsgd.mse.*'mse'"),
     "torch's loss": ({"loss": nn.functional.mse_loss}, "loss must be tpsgd.mse"),
     "a schedule's name": ({"schedule": "sequential"}, "schedule must be .*'sequential'"),
@@ -461,7 +522,10 @@ BAD_SETTINGS = {
         "ReduceLROnPlateau",
     ),
 }
-FOR_BACKPROP = ("negative epochs", "no batch", "LBFGS", "an optimizer's name", "a loss's name")
+FOR_BACKPROP = (
+    *("negative epochs", "no batch", "LBFGS", "an optimizer's name", "a loss's name"),
+    *("a number for callbacks", "a seed of 64 bits"),
+)
 
 
 @pytest.mark.parametrize("case", BAD_SETTINGS)
@@ -509,8 +573,7 @@ def test_a_loss_that_explodes_names_the_block_and_what_to_do(loss, schedule):
             rule=rules.tpsgd_l2(),
             loss=loss,
             schedule=schedule,
-            optimizer=torch.optim.SGD,
-            lr=1e9,
+            optimizer=EXPLODES,
             epochs=20,
             batch_size=8,
         )

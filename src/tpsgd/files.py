@@ -51,9 +51,11 @@ def load_function(word: str) -> Callable[..., Any]:
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses and pickles look themselves up there
+    if (folder := str(path.resolve().parent)) not in sys.path:
+        sys.path.append(folder)  # the file may import its neighbours, now or in its functions
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # sys.exit would end without a word
         raise TpsgdError(f"{path} does not run: {type(error).__name__}: {error}") from error
     function = getattr(module, name, None)
     if not callable(function):
@@ -66,5 +68,5 @@ def call_function(word: str) -> Any:
     function = load_function(word)
     try:
         return function()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise TpsgdError(f"{word} failed with {type(error).__name__}: {error}") from error

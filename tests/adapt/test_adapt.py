@@ -409,6 +409,7 @@ def test_recover_reports_the_known_and_the_new_domain():
         ({"taps": ["late", "late"]}, "each tap once"),
         ({"taps": []}, "at least one"),
         ({"classes": 1}, "two classes"),
+        ({"classes": ["a", "b", "c", "b"]}, "two classes are called 'b'"),
         ({"classes": 3}, "out of range"),
         ({"memory": "4 apples"}, "is no amount of memory"),
         ({"epoch": 3}, "adapt.fit has no argument 'epoch': did you mean 'epochs'"),

@@ -305,3 +305,10 @@ def test_a_small_file_that_would_fill_the_memory_is_refused(tmp_path, monkeypatc
     monkeypatch.setattr(weights, "LEAST_UNPACKED", 1 << 20)
     with pytest.raises(TpsgdError, match="would unpack to"):
         weights.load(tmp_path / "bomb.npz")
+
+
+def test_an_adaptor_whose_weights_are_nan_has_no_accuracy():
+    adaptor = adapt.fit(seer(), pictures(), layers=SMALL, epochs=1)
+    adaptor.layers[0][-1].bias.data.fill_(float("nan"))
+    with pytest.raises(TpsgdError, match=r"output is NaN, because layers\.0\.\d\.bias has NaN"):
+        adaptor.evaluate(pictures())

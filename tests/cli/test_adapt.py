@@ -510,3 +510,28 @@ def test_ctrl_c_among_shifts(says, unplanned, monkeypatch):
     assert written() == {"invert.png", "record.json"} and "\nreadout " in out
     record = json.loads(Path("tpsgd-adaptor/record.json").read_text())
     assert [row["arm"] for row in record["shifts"]["invert"]["arms"]] == ["readout"]
+
+
+# ---- the scale of a backbone's images ------------------------------------------------------------
+
+
+def test_a_plain_module_gets_its_mean_and_std(tells):
+    words = ("--backbone", "net.py:plain", "--tap", "5", "--data", "images.npz", "--epochs", "2")
+    scale = ("--mean", "0.5,0.5,0.5", "--std", "0.25,0.25,0.25")
+    own = accuracies(tells(*SMALL, "--tap", "late"))
+    assert accuracies(tells(*words, *scale)) == own
+    assert accuracies(tells(*words)) != own  # ImageNet's
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("net.py:plain", "--mean", "0.5,half"), "--mean 0.5,half: write a number per channel"),
+        (("net.py:plain", "--mean", "0.5,0.5,0.5"), "mean and std go together"),
+        (("net.py:make", "--mean", "0,0,0", "--std", "1,1,1"), "has its own mean and std"),
+        (("vgg16", "--mean", "0,0,0", "--std", "1,1,1"), "ImageNet's mean and std: leave them out"),
+    ],
+)
+def test_a_scale_that_cannot_be_used_is_one_sentence(says, words, said):
+    code, out, err = says("--data", "images.npz", "--tap", "5", "--backbone", *words)
+    assert (code, out) == (2, "") and err.count("\n") == 1 and said in err

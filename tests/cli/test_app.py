@@ -17,7 +17,8 @@ from rich.console import Console
 import tpsgd
 from tpsgd.cli import app as cli
 from tpsgd.cli import options, terminal
-from tpsgd.comparison.arms import ALL
+from tpsgd.cli.rule_list import LISTED
+from tpsgd.comparison.arms import ALL, arm
 from tpsgd.nets.inits import BY_NAME
 from tpsgd.training import arm as arm_module
 from tpsgd.zoo import words as models
@@ -34,6 +35,9 @@ def narrow():
 
 def broken():
     return 1 / 0
+
+def leaves():
+    raise SystemExit(0)
 
 def steps():
     return nn.Sequential(nn.RNN(3, 4, batch_first=True), nn.Linear(4, 2))
@@ -58,11 +62,12 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "words", [(), ("train",), ("compare",), ("plan",), ("adapt",), ("search",)]
+    "words", [(), ("train",), ("compare",), ("plan",), ("adapt",), ("search",), ("rules",)]
 )
-def test_help_needs_no_torch(words):
+def test_help_and_the_list_of_rules_need_no_torch(words):
+    command = ["tpsgd", *words] if words == ("rules",) else ["tpsgd", *words, "--help"]
     program = (
-        f"import sys; sys.argv = {['tpsgd', *words, '--help']}\n"
+        f"import sys; sys.argv = {command}\n"
         "from tpsgd.cli.app import main\n"
         "try: main()\n"
         "finally: print(sorted({'torch', 'numpy', 'matplotlib'} & set(sys.modules)))"
@@ -71,7 +76,8 @@ def test_help_needs_no_torch(words):
     call = [sys.executable, "-c", program]
     done = subprocess.run(call, capture_output=True, text=True, env=source)
     assert done.returncode == 0, done.stderr
-    assert "--precision" in done.stdout if words else "compare" in done.stdout
+    expected = {(): "compare", ("rules",): "readout-learned"}.get(words, "--precision")
+    assert expected in done.stdout
     assert done.stdout.endswith("[]\n") and max(map(len, done.stdout.splitlines())) <= 80
 
 
@@ -103,10 +109,15 @@ def test_no_words_show_the_help(says):
         ("compare --rules ,", "unknown rule ''"),
         ("train --schedule sequental", "did you mean 'sequential'?"),
         ("train --rule sdfa --schedule sequential", "sdfa cannot learn block by block"),
+        ("train --rule dfa --schedule sequential", "trained yet; use --schedule simultaneous"),
         ("train --loss nll", "choose from mse, cross-entropy, bce"),
         ("train --lr 0", "--lr must be more than 0"),
         ("train --lr nan", "--lr must be more than 0"),
+        ("train --lr 1e9", "--lr must be more than 0 and at most 1000, got 1e+09"),
         ("train --epochs 0", "--epochs"),
+        ("train --seed 9223372036854775808", "--seed"),
+        ("train --threads 100000", "--threads 100000 is too much for"),
+        ("train --model own.py:leaves", "own.py:leaves failed with SystemExit: 0"),
         ("train --epochs many", "--epochs"),
         ("compare --restarts 0", "--restarts"),
         ("train --nothing", "No such option: --nothing"),
@@ -114,11 +125,13 @@ def test_no_words_show_the_help(says):
         ("train --augment flop", "unknown augmentation 'flop': did you mean 'flip'?"),
         ("train --augment cutout", "cutout needs a size in pixels: cutout:8"),
         ("train --augment crop:x", "'crop:x' is no augmentation: write crop or crop:4"),
-        ("train --augment flip --reuse yes", "reuse=True keeps one version of each sample"),
+        ("train --augment flip --reuse yes", "--reuse yes keeps one version of each sample"),
+        ("train --augment flip --memory 9MB", "set --reuse no, --micro-batch ... instead"),
         ("train --reuse nowhere", "--reuse nowhere: write yes, no, or a folder that exists"),
         ("train --micro-batch 0", "--micro-batch"),
         ("train --rule zorb --micro-batch 4", "zorb takes no --micro-batch"),
-        ("train --memory 9MB --reuse no", "a memory budget chooses micro_batch"),
+        ("train --memory 9MB --reuse no", "a memory budget chooses --micro-batch"),
+        ("train --memory 1KB", "an optimizer without state, --optimizer sgd"),
         ("trian", "No such command 'trian'"),
         ("train --data diggits", "did you mean 'digits'?"),
         ("train --data none.npz", "there is no none.npz"),
@@ -260,6 +273,18 @@ def test_compare_prints_a_narrow_table(says):
     assert Path("tpsgd-report/report.html").is_file()
 
 
+@pytest.mark.parametrize("width", [40, 60, 70, 80])
+def test_a_narrow_terminal_loses_columns_and_no_names(says, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    words = ("--rules", "readout-learned,tpsgd-l2", "--restarts", "2")
+    code, out, _ = says("compare", *SMALL, *words)
+    head, _, *rows = out.splitlines()[1 if width > 50 else 2 :][:6]
+    assert code == 0 and "…" not in out and max(map(len, [head, *rows])) <= width
+    names = {line.split()[0] for line in rows}
+    assert names == {"backprop", "readout-learned", "tpsgd-l2", "frozen"}
+    assert "accuracy %" in head and ("passes" in head) == (width >= 80)
+
+
 def test_compare_json_is_one_object(says):
     words = ("--rules", "readout", "--restarts", "2", "--seed", "5", "--out", "r", "--json")
     code, out, err = says("compare", *SMALL, *words)
@@ -328,6 +353,17 @@ def test_a_warning_is_one_line_and_not_on_standard_output(says, monkeypatch):
         assert says() == (0, "", "tpsgd: warning: a b\n")
 
 
+@pytest.mark.parametrize(("data", "warned"), [("digits", True), ("two.npz", False)])
+def test_bce_for_several_classes_is_a_warning(says, data, warned):
+    with cli.warnings.catch_warnings():
+        cli.warnings.simplefilter("default")
+        words = ("--data", data, "--max-train", "50", "--epochs", "1", "--model", "mlp:4")
+        code, _, err = says("train", *words, "--loss", "bce")
+    assert code == 0
+    assert ("--loss bce asks yes or no for each of 10 classes" in err) == warned
+    assert err.count("\n") == warned
+
+
 def test_a_terminal_gets_a_live_bar(says, monkeypatch):
     screen = io.StringIO()
 
@@ -341,6 +377,7 @@ def test_a_terminal_gets_a_live_bar(says, monkeypatch):
 
 
 def test_rules_lists_every_word_and_its_source(says):
+    assert list(LISTED) == [(word, arm(word).about, entry.source) for word, entry in ALL.items()]
     code, out, _ = says("rules")
     assert code == 0 and max(map(len, out.splitlines())) <= 80
     assert all(word in out for word in ALL) and "Mostafa et al. 2018" in out
@@ -491,8 +528,8 @@ def test_options_replace_those_of_a_recipe(says, squares):
 def test_compare_and_plan_take_a_recipe(says, squares):
     words = ("--model", "cnn:4x3", "--epochs", "1", "--max-train", "8", "--batch-size", "4")
     words += ("--rules", "readout", "--restarts", "1", "--json")
-    for arm in json.loads(says("compare", *squares, *words)[1])["arms"]:
-        assert arm["restarts"][0]["settings"]["lr_schedule"] == "one_cycle(0.2)"
+    for row in json.loads(says("compare", *squares, *words)[1])["arms"]:
+        assert row["restarts"][0]["settings"]["lr_schedule"] == "one_cycle(0.2)"
     assert json.loads(says("plan", *squares, "--json")[1])["batch_size"] == 64
 
 

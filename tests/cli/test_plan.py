@@ -12,6 +12,7 @@ from rich.console import Console
 import tpsgd
 from tpsgd import rules
 from tpsgd.cli import terminal
+from tpsgd.cli.wording import in_options
 from tpsgd.comparison.arms import arm
 from tpsgd.engine import optimizers
 from tpsgd.memory.plan import PARTS, Line, Plan
@@ -118,7 +119,8 @@ def test_a_budget_that_cannot_be_held_gives_the_librarys_sentence(says):
     code, out, err = says("plan", *SHAPE, *words)
     with pytest.raises(tpsgd.TpsgdError) as caught:
         directly(schedule=tpsgd.simultaneous, memory="2KB")
-    assert (code, out, err) == (2, "", f"tpsgd: {caught.value}\n")
+    assert (code, out, err) == (2, "", f"tpsgd: {in_options(str(caught.value))}\n")
+    assert err.endswith("less may do with a smaller --batch-size\n")
 
 
 def test_the_record_is_the_librarys_plan(says):

@@ -103,9 +103,19 @@ def test_a_failure_and_an_interrupt_are_said(tmp_path):
     record.results[3].error, record.interrupted = "the loss became nan", True
     assert ("drtp", "failed") in [row[:2] for row in table.rows(record)]
     said = ["drtp failed: the loss became nan", "interrupted: 2 of 27 training runs finished"]
-    assert table.remarks(record) == said
+    assert table.failures(record) == said and table.remarks(record) == []
     html = report.write(record, tmp_path).read_text(encoding="utf-8")
-    assert all(line in html for line in said)
+    assert all(f'<p class="bad">{line}</p>' in html for line in said)
+
+
+@pytest.mark.parametrize("left_out", [[], ["dladmm"]])
+def test_harmless_remarks_do_not_look_like_failures(tmp_path, left_out):
+    record = comparison({"backprop": [0.9], "frozen": [0.8]})
+    record.settings["left_out"] = left_out
+    html = report.write(record, tmp_path).read_text(encoding="utf-8")
+    assert 'class="bad"' not in html
+    assert ("<td>left out</td>" in html) == bool(left_out)
+    assert ('<p class="quiet">not trained: dladmm' in html) == bool(left_out)
 
 
 def test_a_record_without_backprop_has_no_ratios():
@@ -213,6 +223,17 @@ def test_no_two_arms_of_a_full_comparison_look_alike():
     looks = plots.styles(Comparison({}, {}, {}, [Result(arm(word)) for word in ALL]))
     assert len(set(looks.values())) == len({(s.colour, s.marker) for s in looks.values()})
     assert len(looks) == len({s.colour for s in looks.values()}) == len(ALL)
+
+
+def test_an_arm_looks_the_same_in_every_report():
+    mine, other = (replace(rules.readout(), name=name) for name in ("my rule", "another"))
+    reports = ([mine], ["tpsgd-l2", "drtp", mine], [*ALL, mine], [other, mine], [mine, other])
+    looks = [
+        plots.styles(Comparison({}, {}, {}, [Result(arm(a)) for a in arms]))["my rule"]
+        for arms in reports
+    ]
+    assert len(set(looks)) == 1
+    assert looks[0].colour not in {entry.colour for entry in ALL.values()}
 
 
 def test_an_arm_without_a_word_gets_a_free_colour():

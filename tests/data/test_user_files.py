@@ -1,5 +1,9 @@
 """Data of the user's: .npz and .csv files, functions, folders of images."""
 
+import io
+import sys
+import zipfile
+
 import numpy as np
 import pytest
 import torch
@@ -153,7 +157,88 @@ def test_files_of_another_kind_are_refused(refused, tmp_path):
     refused(f"{tmp_path / 'nowhere'}@32", "is not a folder; expected a folder of images")
 
 
+@pytest.mark.parametrize("form", ["npz", "function"])
+def test_real_numbers_with_the_channels_last_get_them_first(tmp_path, form):
+    x = RNG.normal(size=(20, 8, 6, 3)).astype(np.float32)
+    np.savez(tmp_path / "own.npz", x=x, y=Y, x_test=x, y_test=Y)
+    spec = str(tmp_path / "own.npz")
+    if form == "function":
+        body = f"file = np.load({spec!r})\ndef make(): return ((file['x'], file['y']),) * 2"
+        spec = function(tmp_path, body)
+    loaded = data.load(spec)
+    assert loaded.shape == (3, 8, 6) and loaded.note.endswith("channels, height, width")
+    assert torch.equal(loaded.test[0], torch.tensor(x).permute(0, 3, 1, 2))
+    assert loaded.train[0].is_contiguous()
+
+
+@pytest.mark.parametrize("shape", [(2, 8, 3), (3, 8, 4), (8, 3, 4), (8, 6, 7)])
+def test_other_arrays_of_four_axes_stay_as_they_are(tmp_path, shape):
+    loaded = data.load(npz(tmp_path, x=RNG.normal(size=(20, *shape)), y=Y))
+    assert loaded.shape == shape
+
+
+@pytest.mark.parametrize("labels", [np.arange(60), np.array([f"row {i}" for i in range(60)])])
+def test_a_label_per_sample_is_refused(refused, tmp_path, labels):
+    x = RNG.normal(size=(60, 3))
+    refused(npz(tmp_path, x=x, y=labels, x_test=x, y_test=labels), "60 labels have 60 different")
+    text = "a,label\n" + "".join(f"0.5,{label}\n" for label in labels)
+    refused(csv(tmp_path, text), "60 labels have 60 different values, the first is (0|row 0)")
+
+
+def test_two_samples_of_each_of_many_classes_are_read(tmp_path):
+    x, y = RNG.normal(size=(60, 3)), np.arange(60) // 2
+    assert len(data.load(npz(tmp_path, x=x, y=y, x_test=x, y_test=y)).classes) == 30
+
+
+def zipped(file, shape, content, kind=zipfile.ZIP_DEFLATED):
+    """An .npz whose x has a header of this shape before its content."""
+    header, labels = io.BytesIO(), io.BytesIO()
+    array = {"descr": "<f4", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(header, array)
+    np.save(labels, Y)
+    with zipfile.ZipFile(file, "w", kind) as archive:
+        archive.writestr("x.npy", header.getvalue() + content)
+        archive.writestr("y.npy", labels.getvalue())
+    return str(file)
+
+
+@pytest.mark.parametrize("kind", [zipfile.ZIP_DEFLATED, zipfile.ZIP_STORED])
+def test_a_header_that_claims_more_than_the_file_has_is_refused(refused, tmp_path, kind):
+    file = zipped(tmp_path / "own.npz", (20, 350_000_000), bytes(400), kind)
+    refused(file, "own.npz is not a complete .npz file")
+
+
+def test_zeros_that_would_fill_the_memory_are_refused_unread(refused, tmp_path, monkeypatch):
+    file = zipped(tmp_path / "own.npz", (20, 1_000_000), bytes(80_000_000))
+    monkeypatch.setattr(np.lib.npyio.NpzFile, "__getitem__", lambda _, name: {"y": Y}[name])
+    refused(file, r"would become an array of 76\.3 MB, x of shape \(20, 1000000\).*numpy.savez")
+
+
+def test_an_npz_that_does_not_fit_in_memory_is_refused(refused, tmp_path, monkeypatch):
+    def full(*_):
+        raise MemoryError
+
+    np.savez_compressed(tmp_path / "own.npz", x=X, y=Y)
+    monkeypatch.setattr(np.lib.npyio.NpzFile, "__getitem__", full)
+    refused(str(tmp_path / "own.npz"), "does not fit in memory; save it with numpy.savez")
+
+
 # .csv
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "n"),
+    [("id", 7000, 10), ("PassengerId", 1, 10), ("a", 0, 60), ("row_id", 3, 8)],
+)
+def test_a_column_that_numbers_the_rows_is_a_warning(tmp_path, name, first, n):
+    text = f"{name},b,label\n" + "".join(f"{first + i},{i / 7},{i % 2}\n" for i in range(n))
+    with pytest.warns(UserWarning, match=f"the column '{name}' numbers the rows.*remove it"):
+        data.load(csv(tmp_path, text))
+
+
+def test_columns_that_do_not_number_the_rows_are_no_warning(tmp_path):
+    text = "id,grid,label\n" + "".join(f"{i % 3},{i},{i % 2}\n" for i in range(20))
+    data.load(csv(tmp_path, text))
 
 
 def csv(tmp_path, text, encoding="utf-8"):
@@ -253,6 +338,17 @@ def test_results_of_functions_that_are_read(tmp_path, result):
     assert len(loaded.classes) == 2
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_a_file_may_import_its_neighbour(tmp_path, monkeypatch, late):
+    """When it is run, or when its function is called."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    name = f"neighbour_{late}".lower()
+    (tmp_path / f"{name}.py").write_text("import numpy as np\nxy = np.eye(20), np.arange(20) % 2\n")
+    line = f"from {name} import xy"
+    body = f"def make():\n    {line}\n    return xy" if late else f"{line}\ndef make(): return xy"
+    assert data.load(function(tmp_path, body)).shape == (20,)
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
@@ -271,6 +367,11 @@ def test_results_of_functions_that_are_read(tmp_path, result):
             "def make(): return [[[1], [1, 2]], [[1]] * 3], [0, 1]",
             "samples of different shapes",
         ),
+        ("def make(): import sys; sys.exit(0)", "make.py:make failed with SystemExit: 0"),
+        ("import sys; sys.exit(3)", "make.py does not run: SystemExit: 3"),
+        ("def make(): return torch.ones(4, 2, device='meta'), [0, 1] * 2", "no array .*meta"),
+        ("def make(): return torch.ones(4, 2), torch.ones(4, device='meta')", "no array .*meta"),
+        ("def make(): return torch.ones(4, 2).to_sparse(), [0, 1] * 2", "no array .*Sparse"),
         ("def make(): return np.ones((4, 2)), [0, 1]", "one label for each of the 4 samples"),
         ("def make(): return 1, 2", "expected numbers .samples, features"),
     ],
@@ -303,7 +404,9 @@ def test_image_folder_is_read_as_rgb(folder):
     x, y = loaded.train
     assert loaded.classes == ("cat", "dog") and loaded.shape == (3, 4, 6) and len(x) == 8
     assert torch.equal(x[y == 0].unique(), torch.tensor([0.2])) and (x[y == 1] == 1).all()
-    assert "images as RGB, 4 x 6 pixels; 20 % held out" in loaded.note
+    assert (
+        "images as RGB, 4 x 6 pixels, other files skipped: 1 (.txt); 20 % held out" in loaded.note
+    )
 
 
 def test_image_folder_is_resized_and_max_train_applies(folder):
@@ -334,7 +437,7 @@ def test_image_folder_with_a_test_set(folder, tmp_path, part):
     image(tmp_path / part / "dog" / "1.png", value=0)
     loaded = data.load(str(tmp_path))
     assert len(loaded.train[0]) == 10 and loaded.test[1].tolist() == [1]
-    assert loaded.note == "images as RGB, 4 x 6 pixels"
+    assert loaded.note == "images as RGB, 4 x 6 pixels, other files skipped: 1 (.txt)"
 
 
 def test_a_class_that_only_the_test_folder_has_is_refused(refused, folder, tmp_path):
@@ -350,14 +453,36 @@ def test_image_folders_that_are_wrong_are_refused(refused, tmp_path, folder):
     refused(f"{folder}@0", "asks for images of size 0")
 
 
-@pytest.mark.parametrize("content", [b"", b"no image", "half", "16 bit"])
+def test_hidden_files_are_left_out_and_others_counted(folder):
+    before = data.load(str(folder))
+    (folder / "cat" / "._0.png").write_bytes(b"\0\5\x16\7" * 20)  # macOS writes such files
+    (folder / "cat" / ".DS_Store").write_bytes(b"x")
+    (folder / "dog" / "photo.heic").write_bytes(b"x")
+    loaded = data.load(str(folder))
+    assert torch.equal(loaded.train[0], before.train[0])
+    assert "other files skipped: 1 (.txt)" in before.note
+    assert "other files skipped: 2 (.heic, .txt)" in loaded.note
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif"])
+def test_grey_images_of_16_bits_are_scaled_like_those_of_8(folder, suffix):
+    values = np.array([[0, 257, 65535], [32896, 128 * 257, 5]], np.uint16)
+    for i in range(5):
+        (folder / "cat" / f"{i}.png").unlink()
+        Image.fromarray(values).save(folder / "cat" / f"{i}.{suffix}")
+    loaded = data.load(str(folder))
+    (cat,) = loaded.test[0][loaded.test[1] == 0]
+    assert (255 * cat).round().int().tolist() == [[[0, 1, 255], [128, 128, 0]]] * 3
+
+
+@pytest.mark.parametrize("content", [b"", b"no image", "half", "32 bit"])
 def test_images_that_cannot_be_read_are_named(refused, folder, content):
     file = folder / "cat" / "bad.png"
     if content == "half":
         Image.fromarray(RNG.integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(file)
         file.write_bytes(file.read_bytes()[:2000])
-    elif content == "16 bit":
-        Image.fromarray(np.full((4, 4), 999, np.uint16)).save(file)
+    elif content == "32 bit":
+        Image.fromarray(np.full((4, 4), 999, np.int32)).save(file, "TIFF")
     else:
         file.write_bytes(content)
     refused(folder, r"bad.png cannot be read as an image")

@@ -83,7 +83,9 @@ def test_site_builds_strictly(tmp_path):
     quiet = os.environ | {"NO_MKDOCS_2_WARNING": "1", "NO_COLOR": "1"}
     done = subprocess.run(build, cwd=ROOT, env=quiet, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "index.html").is_file()
+    assert "assets/extra.css" in (tmp_path / "index.html").read_text(encoding="utf-8")
+    style = (tmp_path / "assets" / "extra.css").read_text(encoding="utf-8")
+    assert "white-space: pre-wrap" in style  # long lines of code are not cut off
 
 
 PAGE = """\

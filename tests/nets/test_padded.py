@@ -75,6 +75,18 @@ def test_nor_for_backprop_and_evaluation(kind):
     assert len({tpsgd.evaluate(model, (filled(RAGGED, v), Y)) for v in (0.0, 1e9)}) == 1
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_padding_need_not_be_numbers(value):
+    for fit in (tpsgd.fit, tpsgd.fit_backprop):
+        wanted = fitted(net(), (filled(RAGGED, 0.0), Y), fit)
+        assert same(fitted(net(), (filled(RAGGED, value), Y), fit), wanted)
+    assert tpsgd.evaluate(net(), (filled(RAGGED, value), Y)) >= 0
+    inside = filled(RAGGED, value)
+    inside.data[3, 0] = value
+    with pytest.raises(TpsgdError, match=r"NaN or infinity \(first in sample 3\)"):
+        tpsgd.fit(net(), (inside, Y))
+
+
 def test_nor_for_tokens():
     x, y = tokens()
     model = seeded(lambda: nn.Sequential(Recurrent(7, 5), nn.Linear(5, 3)).double())

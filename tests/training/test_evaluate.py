@@ -134,3 +134,23 @@ def test_a_batch_size_of_nothing(batch_size):
 def test_an_output_with_space():
     with pytest.raises(TpsgdError, match=r"one number per class, got \(48, 2, 3\)"):
         tpsgd.evaluate(nn.Unflatten(1, (2, 3)), points())
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_named(value):
+    model = mlp(6, 5, 3)
+    model[2].weight.data[1, 1] = value
+    model[2].weight.data[0, 1] = -value  # inf - inf
+    with pytest.raises(TpsgdError, match=r"output is NaN, because 2\.weight has.*train it again"):
+        tpsgd.evaluate(nn.Sequential(*model, nn.Softmax(1)), points())
+    assert all(m.training for m in model.modules())
+
+
+def test_an_output_of_nan_in_one_batch_is_enough():
+    class Root(nn.Module):
+        def forward(self, x):
+            return x.sqrt()
+
+    x = torch.cat([torch.ones(4, 3), -torch.ones(1, 3), torch.ones(4, 3)])
+    with pytest.raises(TpsgdError, match="output is NaN, though its weights are finite"):
+        tpsgd.evaluate(Root(), (x, torch.zeros(9, dtype=torch.long)), batch_size=2)

@@ -123,7 +123,7 @@ def test_the_callers_random_numbers_are_not_touched_by_a_run_that_fails():
     torch.manual_seed(5)
     wanted = torch.get_rng_state()
     with pytest.raises(tpsgd.TpsgdError):
-        tpsgd.fit(mlp(6, 3), points(), loss=mse, optimizer=SGD, lr=1e9, epochs=20)
+        tpsgd.fit(mlp(6, 3), points(), loss=mse, optimizer=partial(SGD, lr=1e9), epochs=20)
     assert torch.equal(torch.get_rng_state(), wanted)
 
 

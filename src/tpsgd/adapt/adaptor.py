@@ -26,6 +26,7 @@ from tpsgd.engine.inputs import inputs, labels
 from tpsgd.engine.record import Run
 from tpsgd.errors import TpsgdError
 from tpsgd.nets.modes import evaluating
+from tpsgd.training.evaluate import not_a_number
 
 CHUNK = 512  # stored features that are evaluated together
 SAVED = ("layers", "weights")  # what `save` writes of an adaptor
@@ -117,10 +118,15 @@ class Adaptor(nn.Module):
     def evaluate(self, data: Any, *, batch_size: int | None = None) -> float:
         """The share of samples that are classified correctly; `data` may be `Features`."""
         right = total = 0
+        has_nan = False
         with evaluating(self):
             for features, y in self.features_of(data, batch_size):
-                right += int((self.from_features(features).argmax(1) == class_indices(y)).sum())
+                out = self.from_features(features)
+                has_nan |= bool(out.isnan().any())
+                right += int((out.argmax(1) == class_indices(y)).sum())
                 total += len(y)
+        if has_nan:
+            raise not_a_number(self)
         return right / total
 
     def features_of(

@@ -195,6 +195,8 @@ def name_classes(classes: int | Sequence[str] | None, data: Any) -> tuple[str, .
     names = tuple(map(str, range(classes) if isinstance(classes, int) else classes))
     if len(names) < 2:
         raise TpsgdError(f"an adaptor needs at least two classes, got {len(names)}")
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise TpsgdError(f"two classes are called {repeated[0]!r}: give each a name of its own")
     return names
 
 

@@ -1,6 +1,7 @@
 """Backbones by name: a VGG or a ResNet with a file of weights, or a function in a Python file."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,14 @@ NAMES = ("vgg11", "vgg16", "vgg11-bn", "vgg16-bn", "resnet18", "resnet34")
 MEAN, STD = IMAGENET
 
 
-def backbone(name: str, file: str | Path | None = None, taps: tuple[str, ...] = ()) -> Backbone:
+def backbone(
+    name: str,
+    file: str | Path | None = None,
+    taps: tuple[str, ...] = (),
+    *,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+) -> Backbone:
     """A backbone by its name, with the weights in a file.
 
     Args:
@@ -26,9 +34,15 @@ def backbone(name: str, file: str | Path | None = None, taps: tuple[str, ...] = 
         file: `.pth`, `.safetensors` or `.npz`, with torchvision's names; the classifier's weights
             may be missing. If `file` is missing, vgg16's are taken from `$TPSGD_DATA/vgg16`.
         taps: submodules to read from, if the function returns a plain module.
+        mean: of the images that such a module was trained on, as for `Backbone`; default: that of
+            ImageNet. 0 and a std of 1, for each channel, leave images as they are, from 0 to 1.
+        std: their standard deviation.
     """
+    scale = (mean, std)
     if is_function(name):
-        return _from_function(name, file, taps)
+        return _from_function(name, file, taps, scale)
+    if scale != (None, None):
+        raise TpsgdError(f"{name} was trained with ImageNet's mean and std: leave them out")
     if name not in NAMES:
         raise TpsgdError(
             f"unknown backbone {name!r}: {suggestion(name, NAMES)} (or give FILE.py:FUNCTION)"
@@ -72,7 +86,9 @@ def _weights_file(name: str, file: str | Path | None) -> Path:
     )
 
 
-def _from_function(spec: str, file: str | Path | None, taps: tuple[str, ...]) -> Backbone:
+def _from_function(
+    spec: str, file: str | Path | None, taps: tuple[str, ...], scale: tuple[Any, Any]
+) -> Backbone:
     """The module that a function in a Python file returns, with weights if a file is named."""
     result: Any = call_function(spec)
     model = result.model if isinstance(result, Backbone) else result
@@ -83,7 +99,10 @@ def _from_function(spec: str, file: str | Path | None, taps: tuple[str, ...]) ->
     if file is not None:
         weights.put(model, weights.load(file))
     if isinstance(result, Backbone):
+        if scale != (None, None):
+            raise TpsgdError(f"{spec} returns a Backbone, which has its own mean and std")
         return result
     if not taps:
         raise TpsgdError(f"{spec} returns a plain module: name the submodule to read from (taps)")
-    return Backbone(model, taps, mean=MEAN, std=STD, name=spec.rpartition(":")[2])
+    mean, std = IMAGENET if scale == (None, None) else scale
+    return Backbone(model, taps, mean=mean, std=std, name=spec.rpartition(":")[2])

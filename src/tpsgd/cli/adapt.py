@@ -73,6 +73,11 @@ class BackboneAtTaps:
         None, "Make the backbone smaller: bf16 or int8.", choices=("bf16", "int8")
     )
 
+    mean: str | None = setting(
+        None, "FILE.py: mean of its images per channel, 0 to 1: 0.5,0.5,0.5 (default: ImageNet's)."
+    )
+    std: str | None = setting(None, "FILE.py: their standard deviation per channel.")
+
     def load(self, machine: options.Machine) -> "tuple[Backbone, tuple[str, ...]]":
         """The backbone on its device, and the taps; by default the last one."""
         from tpsgd import adapt
@@ -81,11 +86,19 @@ class BackboneAtTaps:
         if len(set(taps)) < len(taps):
             raise TpsgdError(f"--tap {self.taps}: name each tap once")
         device = machine.settings()["device"] or "cpu"
-        net = adapt.backbone(self.backbone, self.weights, taps)
+        scale = {"mean": _per_channel("--mean", self.mean), "std": _per_channel("--std", self.std)}
+        net = adapt.backbone(self.backbone, self.weights, taps, **scale)
         if self.quantize is not None:
             light = getattr(adapt.quantize, self.quantize)(net.model)
             net = net.like(light, f"{net.name} in {self.quantize}")
         return net.to(device), taps or tuple(net.taps)[-1:]
+
+
+def _per_channel(option: str, text: str | None) -> list[float] | None:
+    try:
+        return None if text is None else [float(word) for word in options.listed(text)]
+    except ValueError:
+        raise TpsgdError(f"{option} {text}: write a number per channel, 0.5,0.5,0.5") from None
 
 
 @dataclass(frozen=True)
@@ -147,6 +160,7 @@ def adapt(
     folder = writable_folder(out)
     net, taps = backbone.load(machine)
     job = Job(net, taps, data.load(training.seed), settings, arms)
+    options.warn_of_loss(training, job.data)
     more = len(shifts) * (shift.few * len(job.data.classes) + len(job.data.test[1]))
     planned = adapt_plan.planned(job, more)
     if not as_json:

@@ -12,9 +12,11 @@ from tpsgd import __version__
 from tpsgd.cli.adapt import adapt
 from tpsgd.cli.compare import compare
 from tpsgd.cli.plan import plan
+from tpsgd.cli.rule_list import LISTED
 from tpsgd.cli.search import search
 from tpsgd.cli.terminal import Stopped, grid_of
 from tpsgd.cli.train import train
+from tpsgd.cli.wording import in_options
 from tpsgd.errors import TpsgdError
 from tpsgd.units import columns
 
@@ -38,7 +40,9 @@ for command in (train, compare, plan, search, adapt):
 def main() -> NoReturn:
     """Run the command line; a mistake of the user's is one line and exit status 2."""
     with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_, **__: _print_error(f"warning: {message}")
+        warnings.showwarning = lambda message, *_, **__: _print_error(
+            f"warning: {in_options(str(message))}"
+        )
         sys.exit(_run())
 
 
@@ -51,7 +55,7 @@ def _run() -> int:
     except Stopped as stopped:
         return _print_error(str(stopped), INTERRUPTED)
     except TpsgdError as error:
-        return _print_error(str(error), 2)
+        return _print_error(in_options(str(error)), 2)
     except BrokenPipeError:  # the reader of the output, such as `head`, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -89,10 +93,7 @@ def _top(
 @app.command()
 def rules() -> None:
     """List the rules, other methods and controls."""
-    from tpsgd.comparison.arms import ALL, arm
-
-    rows = [(word, arm(word).about, entry.source) for word, entry in ALL.items()]
-    Console().print(grid_of("rule", "what it does", "source", rows=rows))
+    Console().print(grid_of("rule", "what it does", "source", rows=LISTED))
 
 
 @data_app.command("list")

@@ -36,6 +36,7 @@ def compare(
         arms.entry(word)
     settings = options.settings_of(training, memory, machine, model)
     samples = data.load(training.seed)
+    options.warn_of_loss(training, samples)
     settings = training.complete(settings, samples.shape)
     factory, head = model.factory_for(samples)
     words, left_out = (named, []) if named else arms.all_words(factory)

@@ -7,8 +7,10 @@ A command takes a group as one argument; `grouped` turns the group into its opti
 """
 
 import inspect
+import os
 import shlex
 import sys
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -26,6 +28,7 @@ SCHEDULES = ("sequential", "simultaneous")
 LOSSES = ("mse", "cross-entropy", "bce")
 INITS = ("zeros", "uniform", "scaled-uniform", "reservoir")
 RECIPES = ("deep",)
+MOST_THREADS = 64  # that a machine with fewer cores may try
 AUGMENT = ("flip", "crop", "cutout", "resized-crop", "jitter")
 DATA = (
     "digits, mnist, cifar10, seq-mnist-rows, eeg, tweets, ... (see: tpsgd data list); FILE.npz, "
@@ -213,7 +216,7 @@ class Training:
     epochs: int | None = setting(10, "Epochs per block.", min=1)
     batch_size: int = setting(128, "Samples per step.", min=1)
     lr: float | None = setting(None, "Learning rate (default: Adam 0.001, SGD 0.1).")
-    seed: int = setting(0, "Seed of weights, class codes and sample order.", min=0)
+    seed: int = setting(0, "Seed of weights, class codes and sample order.", min=0, max=2**63 - 1)
     schedule: str | None = setting(
         None, "sequential or simultaneous (default: by the net and the rule).", choices=SCHEDULES
     )
@@ -238,12 +241,15 @@ class Training:
 
     def settings(self) -> dict[str, Any]:
         """The settings of `fit` that were chosen in this group, except for the schedule."""
-        if self.lr is not None and not 0 < self.lr < float("inf"):
-            raise TpsgdError(f"--lr must be more than 0, got {self.lr:g}")
-
         import torch
 
         from tpsgd.engine import optimizers
+        from tpsgd.engine.settings import LARGEST_RATE
+
+        if self.lr is not None and not 0 < self.lr <= LARGEST_RATE:
+            raise TpsgdError(
+                f"--lr must be more than 0 and at most {LARGEST_RATE}, got {self.lr:g}"
+            )
 
         settings = {
             "epochs": self.epochs,
@@ -359,9 +365,25 @@ class Machine:
         from tpsgd.engine.device import resolve_device
 
         resolve_device(self.device or "cpu")
+        cores = os.cpu_count() or 1
+        if self.threads is not None and self.threads > max(MOST_THREADS, cores):
+            raise TpsgdError(
+                f"--threads {self.threads} is too much for {cores} CPU cores: leave it out, or "
+                f"choose at most {max(MOST_THREADS, cores)}"
+            )
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         return {"device": self.device}
+
+
+def warn_of_loss(training: Training, data: "tpsgd.data.Data") -> None:
+    """Warn of `bce`, which is for several labels per sample, on data with one class per sample."""
+    if training.loss == "bce" and len(data.classes) > 2:
+        warnings.warn(
+            f"--loss bce asks yes or no for each of {len(data.classes)} classes and learns slowly, "
+            "though a sample has one class: leave it out, or choose --loss cross-entropy",
+            stacklevel=2,
+        )
 
 
 def settings_of(*groups: Any) -> dict[str, Any]:

@@ -50,6 +50,7 @@ def search(
     folder = writable_folder(out)
     net, taps = backbone.load(machine)
     samples = data.load(training.seed)
+    options.warn_of_loss(training, samples)
     with _watched(folder) as progress:
         result = tpsgd.adapt.search(
             net, samples.train, taps=taps, **numbers, restarts=restarts, classes=samples.classes,

@@ -50,23 +50,31 @@ def grid_of(*head: str, rows: Iterable[Sequence[Any]] = (), numbers: bool = Fals
     return grid
 
 
-def table(comparison: "Comparison") -> Table:
-    """A comparison as a table of at most 80 columns."""
+def table(comparison: "Comparison", width: int = WIDTH) -> Table:
+    """A comparison as a table; where the terminal is narrow, the last columns are left out."""
     from tpsgd.comparison.report.table import HEAD, rows
 
-    return grid_of(*HEAD, rows=rows(comparison), numbers=True)
+    def first(count: int) -> Table:
+        return grid_of(*HEAD[:count], rows=[row[:count] for row in cells], numbers=True)
+
+    cells, console, count = rows(comparison), Console(width=1000), len(HEAD)
+    while count > 2 and console.measure(first(count)).maximum > width:
+        count -= 1
+    return first(count)
 
 
 def show(comparison: "Comparison", page: Path) -> None:
     """Print the table, remarks, and where the report is."""
-    from tpsgd.comparison.report.table import effort, legend, remarks, title
+    from tpsgd.comparison.report.table import effort, failures, legend, remarks, title
 
     console = Console(highlight=False)
     console.print(f"{title(comparison)}: {effort(comparison)}", style="bold", markup=False)
-    console.print(table(comparison))
+    console.print(table(comparison, console.width))
     console.print(legend(comparison))
+    for line in failures(comparison):
+        console.print(line, style="red", markup=False)
     for line in remarks(comparison):
-        console.print(line, style="yellow", markup=False)
+        console.print(line, markup=False)
     console.print(f"report: {page}", soft_wrap=True, markup=False)
 
 
@@ -136,7 +144,7 @@ def live_bar() -> Iterator[Callable[..., None]]:
             bar.update(row, description=task, completed=done, total=total)
             if comparison is not None and comparison.finished != shown:
                 shown = comparison.finished
-                live.update(Group(table(comparison), "", bar))
+                live.update(Group(table(comparison, console.width), "", bar))
 
         yield advance
 

@@ -36,6 +36,7 @@ def train(
     entry(rule)
     settings = options.settings_of(training, memory, machine, model)
     samples = data.load(training.seed)
+    options.warn_of_loss(training, samples)
     factory, head = model.factory_for(samples)
     model.check_head(training.chosen_schedule)
     arm = arm_for(rule, training, memory, factory, head)

@@ -11,6 +11,9 @@ from tpsgd.errors import TpsgdError
 from tpsgd.nets.padded import Padded
 
 CHECKED_BYTES = 2**20  # bytes of x that are checked together
+BYTES = "bytes divided by 255"
+CHANNELS_FIRST = "axes put in the order channels, height, width"
+FEW_CLASSES = 20  # up to this number, most samples may have a class of their own
 
 
 class Arrays(NamedTuple):
@@ -43,12 +46,12 @@ def from_arrays(source: str, splits: Sequence[Arrays], are_tokens: bool = False)
     if lengths:
         samples, note = _pad_to_longest(samples, lengths)
         decode = converted
-    elif True in of_bytes:
-        shape = samples[0].shape
-        samples, decode = [_channels_first(x) for x in samples], pixels
-        note = "bytes divided by 255"
-        if samples[0].shape != shape:
-            note += ", axes put in the order channels, height, width"
+    else:
+        if True in of_bytes:
+            samples, decode, note = [_with_channels(x) for x in samples], pixels, BYTES
+        if may_be_pixels and _is_channels_last(samples[0].shape):
+            samples = [np.moveaxis(x, -1, 1) for x in samples]
+            note = ", ".join(filter(None, (note, CHANNELS_FIRST)))
     pairs = [(x, split.y) for x, split in zip(samples, splits, strict=True)]
     return RawData(*encode(source, *pairs), decode, note, vocabulary)
 
@@ -70,6 +73,11 @@ def encode(
     values, index = np.unique(y, return_inverse=True)
     if len(values) < 2:
         raise TpsgdError(f"{source}: every label is {values[0]}; at least two classes are needed.")
+    if len(values) > max(FEW_CLASSES, len(y) / 2):
+        raise TpsgdError(
+            f"{source}: {len(y):,} labels have {len(values):,} different values, the first is"
+            f" {y[0]}; a label must be the class of its sample, and classes need several samples."
+        )
     index_test = np.searchsorted(values, y_test).clip(max=len(values) - 1)
     if (unknown := values[index_test] != y_test).any():
         raise TpsgdError(
@@ -143,12 +151,14 @@ def _check_finite(source: str, x: Array) -> None:
             )
 
 
-def _channels_first(x: Array) -> Array:
-    """Images with a channel axis before height and width; grey images get one."""
-    if x.ndim == 3:
-        return x[:, None]
-    is_last = x.ndim == 4 and x.shape[-1] in (1, 3, 4) and x.shape[1] not in (1, 3, 4)
-    return np.moveaxis(x, -1, 1) if is_last else x
+def _with_channels(x: Array) -> Array:
+    """Images with an axis for channels: grey images get one."""
+    return x[:, None] if x.ndim == 3 else x
+
+
+def _is_channels_last(shape: tuple[int, ...]) -> bool:
+    """Whether samples look like images (height, width, channels)."""
+    return len(shape) == 4 and shape[-1] in (1, 3, 4) and min(shape[1:3]) > 4
 
 
 def _pad_to_longest(samples: Sequence[Array], lengths: Sequence[Array]) -> tuple[list[Any], str]:

@@ -1,6 +1,7 @@
 """Read `.csv` files: a header, a label column, and a sample or a time step in each row."""
 
 import csv
+import re
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,6 +18,8 @@ from tpsgd.errors import TpsgdError
 LABEL_NAMES = ("label", "y", "class", "target")
 SEQUENCE_NAMES = ("sequence", "sequence_id")
 TIME_NAMES = ("time", "step")
+ID_NAME = re.compile(r"(^|[^a-z])(id|index)$|Id$|ID$")
+MANY_ROWS = 50  # of which a column that counts by one is no measurement
 LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -48,6 +51,7 @@ def read_csv(file: Path) -> RawData:
         raise TpsgdError(f"{file} cannot be read as UTF-8 text ({error}).") from error
     x, y = table[:, header.features].astype(np.float32, copy=False), texts[header.label]
     if header.sequence is None:
+        _warn_of_row_numbers(file, [header.names[i] for i in header.features], x)
         arrays = Arrays(x, y)
     else:
         time = None if header.time is None else table[:, header.time]
@@ -120,6 +124,19 @@ def _read_table(file: Path, header: Header) -> tuple[Array, dict[int, Array]]:
         raise _first_mistake(file, header)
     rows = {column: table[:, column].astype(np.int64) for column in codes}
     return table, {column: np.array(list(codes[column]))[i] for column, i in rows.items()}
+
+
+def _warn_of_row_numbers(file: Path, names: list[str], x: Array) -> None:
+    """Warn of columns that number the rows or name them, which say nothing of other rows."""
+    for name, column in zip(names, x.T, strict=True):
+        counts = len(column) >= MANY_ROWS and (np.diff(column) == 1).all()
+        is_id = ID_NAME.search(name) is not None and (column == np.floor(column)).all()
+        if counts or (is_id and len(np.unique(column)) > len(column) / 2):
+            warnings.warn(
+                f"{file}: the column '{name}' numbers the rows, and is used as a feature: remove "
+                "it from the file if it is an id",
+                stacklevel=2,
+            )
 
 
 def _to_sequences(

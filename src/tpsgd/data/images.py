@@ -22,22 +22,25 @@ def read_folder(root: Path, size: int | None = None) -> RawData:
     if not root.is_dir():
         raise TpsgdError(f"{root} is not a folder; expected a folder of images, CLASS/IMAGE.png.")
     train_folder, *test_folders = _split_folders(root)
-    if (train := _list(train_folder)) is None:
+    skipped: list[str] = []  # the suffixes of files that are no images
+    if (train := _list(train_folder, skipped)) is None:
         raise TpsgdError(f"{train_folder} has no images in subfolders of classes, CLASS/IMAGE.png.")
     if size == 0:
         raise TpsgdError(f"{root}@0 asks for images of size 0; give a size such as {root}@64.")
     height, width = (size, size) if size else _open(train[0][0]).shape[1:]
-    test = next((pair for folder in test_folders if (pair := _list(folder))), None)
-    return RawData(
-        *encode(str(root), train, test),
-        partial(_decode, shape=(height, width)),
-        f"images as RGB, {height} x {width} pixels",
-    )
+    test = next((pair for folder in test_folders if (pair := _list(folder, skipped))), None)
+    note = f"images as RGB, {height} x {width} pixels"
+    if skipped:
+        kinds = ", ".join(sorted(set(skipped)))
+        note += f", other files skipped: {len(skipped)} ({kinds})"
+    decode = partial(_decode, shape=(height, width))
+    return RawData(*encode(str(root), train, test), decode, note)
 
 
 def image_files(root: Path) -> Iterator[Path]:
     """The image files of all classes, for training and for testing, in order."""
-    return (file for folder in _split_folders(root) for _, file in _labelled_files(folder))
+    files = (file for folder in _split_folders(root) for _, file in _labelled_files(folder))
+    return filter(_is_image, files)
 
 
 def _split_folders(root: Path) -> list[Path]:
@@ -48,19 +51,31 @@ def _split_folders(root: Path) -> list[Path]:
 
 
 def _labelled_files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """The image files below the folders of the classes, each with its class."""
+    """The files below the folders of the classes, each with its class; not the hidden ones.
+
+    macOS writes a hidden file ._NAME.png beside NAME.png on disks of other systems.
+    """
     for class_folder in sorted(p for p in folder.iterdir() if p.is_dir() and p.name[0] != "."):
         for file in sorted(class_folder.rglob("*")):
-            if file.suffix.lower() in SUFFIXES and file.is_file():
+            if file.name[0] != "." and file.is_file():
                 yield class_folder.name, file
 
 
-def _list(folder: Path) -> Pair | None:
-    """The names of the image files and their classes, or None if there are no images."""
-    labelled = [(label, str(file)) for label, file in _labelled_files(folder)]
-    if not labelled:
+def _is_image(file: Path) -> bool:
+    return file.suffix.lower() in SUFFIXES
+
+
+def _list(folder: Path, skipped: list[str]) -> Pair | None:
+    """The names of the image files and their classes, or None if there are no images.
+
+    The suffixes of other files are added to `skipped`.
+    """
+    labelled = list(_labelled_files(folder))
+    skipped += [file.suffix or file.name for _, file in labelled if not _is_image(file)]
+    images = [(label, str(file)) for label, file in labelled if _is_image(file)]
+    if not images:
         return None
-    labels, names = zip(*labelled, strict=True)
+    labels, names = zip(*images, strict=True)
     return np.array(names, dtype=object), np.array(labels)
 
 
@@ -89,9 +104,13 @@ def _open(file: str, shape: tuple[int, int] | None = None) -> Array:
 
     try:
         with Image.open(file) as image:
-            if image.mode[0] in "IF":  # more than 8 bits: pillow would make every pixel white
-                raise ValueError(f"mode {image.mode}; save it with 8 bits a channel")
-            rgb = image.convert("RGB")
+            if image.mode.startswith("I;16") or (image.mode, image.format) == ("I", "PNG"):
+                grey = np.rint(np.asarray(image) / 257).astype(np.uint8)  # 65535 becomes 255
+                rgb = Image.fromarray(grey).convert("RGB")
+            elif image.mode[0] in "IF":  # of unknown range: pillow would make every pixel white
+                raise ValueError(f"mode {image.mode}; save it with 8 or 16 bits a channel")
+            else:
+                rgb = image.convert("RGB")
         if shape is not None and rgb.size != (shape[1], shape[0]):
             rgb = rgb.resize((shape[1], shape[0]), Image.Resampling.BILINEAR)
     except Exception as error:  # decoders raise exceptions of any class

@@ -12,8 +12,12 @@ import numpy as np
 from tpsgd.data.arrays import Arrays, from_arrays
 from tpsgd.data.dataset import Array, RawData
 from tpsgd.errors import TpsgdError
+from tpsgd.units import size
 
+MAPPED = "save it with numpy.savez, without compression, and it is mapped instead of read"
 NAMES = {kind + suffix for kind in ("x", "tokens", "y", "lengths") for suffix in ("", "_test")}
+MOST_SHRUNK = 200  # times: zeros alone are compressed better, real data is not
+ALWAYS_READ = 2**26  # bytes of an array that may be compressed even better
 HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
@@ -30,6 +34,10 @@ def read_npz(file: Path) -> RawData:
         with file.open("rb") as stream, np.load(stream) as archive:
             names = sorted(archive.files)
             arrays = {name: read_array(file, archive, name) for name in NAMES.intersection(names)}
+    except TpsgdError:
+        raise
+    except MemoryError as error:
+        raise TpsgdError(f"{file} does not fit in memory; {MAPPED}.") from error
     except (OSError, EOFError, TypeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         if "Object arrays" in str(error):
             problem = "holds Python objects, which may run code when read; save plain arrays"
@@ -55,7 +63,10 @@ def read_npz(file: Path) -> RawData:
 def read_array(file: Path, archive: Any, name: str) -> Array:
     """An array of an open .npz file: mapped read-only if it is stored uncompressed, else read."""
     info = archive.zip.NameToInfo.get(f"{name}.npy")
-    if info is None or info.compress_type != zipfile.ZIP_STORED:
+    if info is None:
+        return archive[name]
+    if info.compress_type != zipfile.ZIP_STORED:
+        _check_size(file, archive, info)
         return archive[name]
     with file.open("rb") as stream:
         stream.seek(info.header_offset + 26)  # the lengths of the two fields before the content
@@ -71,3 +82,19 @@ def read_array(file: Path, archive: Any, name: str) -> Array:
                 pass
         order = "F" if fortran else "C"
         return np.asarray(np.memmap(stream, dtype, "r", stream.tell(), shape, order))
+
+
+def _check_size(file: Path, archive: Any, info: zipfile.ZipInfo) -> None:
+    """Refuse a compressed array whose header, or whose zeros, ask for much more than is stored."""
+    with archive.zip.open(info) as stream:
+        if (read_header := HEADERS.get(np.lib.format.read_magic(stream))) is None:
+            return
+        shape, _, dtype = read_header(stream)
+    nbytes = math.prod(shape) * dtype.itemsize
+    if nbytes > info.file_size and not dtype.hasobject:
+        raise ValueError("the array ends early")
+    if nbytes > max(ALWAYS_READ, MOST_SHRUNK * info.compress_size):
+        raise TpsgdError(
+            f"{file}: {size(info.compress_size)} would become an array of {size(nbytes)},"
+            f" {info.filename[:-4]} of shape {shape}; if it is right, {MAPPED}."
+        )

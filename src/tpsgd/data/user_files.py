@@ -87,3 +87,6 @@ def _array(source: str, values: Any) -> Array:
         return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
     except ValueError as error:
         raise TpsgdError(f"{source} returned samples of different shapes ({error}).") from error
+    except (TypeError, RuntimeError) as error:  # a sparse tensor, or one on the meta device
+        reason = str(error).partition("\n")[0]
+        raise TpsgdError(f"{source} returned what is no array of numbers ({reason})") from error

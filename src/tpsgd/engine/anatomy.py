@@ -32,6 +32,10 @@ from tpsgd.train import sequential, simultaneous
 Method = Rule | Sequence[Rule] | Backprop
 DEEP = 5  # layers that learn
 SMALL = 32  # pixels of a side
+NOTHING_LEARNS = (
+    "{} has no parameters that may learn; if they are frozen, call model.requires_grad_(True), or "
+    "that of the layers to train"
+)
 
 
 @dataclass(frozen=True)
@@ -74,8 +78,10 @@ def dissect(
     """The blocks of the models, their rules and the shapes that a few samples x take in them."""
     local = not isinstance(method, Backprop)
     layers = split(models[0]) if local else _layers(models[0])
+    if not any(block.named_parameters() for block in layers):
+        raise TpsgdError(NOTHING_LEARNS.format(type(models[0]).__name__))
     if not local:
-        _check_backprop(models[0], settings)
+        _refuse_solver(settings)
         settings = replace(settings, window=None)
     elif settings.window is not None and not any(block.recurrent for block in layers):
         raise TpsgdError("window is for models with recurrent layers, and there is none")
@@ -120,16 +126,14 @@ def _small_pictures(x: Any, device: torch.device) -> bool:
     return device.type == "cpu" and x.dim() == 4 and min(x.shape[2:]) < SMALL
 
 
-def _check_backprop(model: nn.Module, settings: Settings) -> None:
-    """Refuse what backprop cannot train or cannot do."""
-    optimizer, block = settings.per_block(1)[0].optimizer, whole(connect(model))
+def _refuse_solver(settings: Settings) -> None:
+    """Refuse what backprop cannot do."""
+    optimizer = settings.per_block(1)[0].optimizer
     if isinstance(optimizer, SOLVERS):
         raise TpsgdError(
             f"{optimizer.__name__} solves one block at a time; backprop, whose gradients go "
             "through all of them, needs an optimizer"
         )
-    if not block.named_parameters():
-        raise TpsgdError(f"{block.name} has no parameters that may learn")
 
 
 def _layers(model: nn.Module) -> list[Block]:
@@ -197,10 +201,12 @@ def sizes_of(
 ) -> list[dict[Place, tuple[int, ...]]]:
     """Output shapes of every block, which held-out data must have too."""
     form = replace(form, precision=None)
+    _refuse_unread(blocks, x)
     sizes = shapes(blocks, form(x))
     _refuse_ragged(blocks, x)
     if settings.validation is not None:
         x = form(first_samples(settings.validation))
+        _refuse_unread(blocks, x)
         validation_sizes = shapes(blocks, x)
         for block, size, other in zip(blocks, sizes, validation_sizes, strict=True):
             if isinstance(block.layer, SequenceLayer) and block.layer.sequence:
@@ -211,6 +217,16 @@ def sizes_of(
                 "shapes than the training data's"
             )
     return sizes
+
+
+def _refuse_unread(blocks: list[Block], x: Any) -> None:
+    """Only recurrent layers can read sequences of different lengths."""
+    modules = [m for block in blocks for top in block.modules for m in top.modules()]
+    if isinstance(x, Padded) and not any(hasattr(m, "reads_sequences") for m in modules):
+        raise TpsgdError(
+            "the samples differ in length, and the model has no recurrent layer to read them: pad "
+            "or cut them to one length, or begin the model with tpsgd.Recurrent"
+        )
 
 
 def _refuse_ragged(blocks: list[Block], x: Any) -> None:

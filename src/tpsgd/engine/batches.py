@@ -431,6 +431,7 @@ def as_source(
     if isinstance(data, DataLoader):
         return Stream(data, form, checked)
     if isinstance(data, Dataset):
+        _check_sized(data)
         shuffle = None if isinstance(data, IterableDataset) else True
         options: Any = {"generator": torch.Generator(), "collate_fn": _collate}
         loader = DataLoader(data, form.batch_size, shuffle, **options)
@@ -478,12 +479,22 @@ def first_samples(data: Any, count: int = 2) -> Any:
             raise TpsgdError("the data is empty: the loader gives no batch")
         return inputs(_writable(pair(batch)[0]))[:count]
     if isinstance(data, Dataset):
+        _check_sized(data)
         return first_samples(DataLoader(data, batch_size=count, collate_fn=_collate), count)
     x = inputs(pair(data)[0])
     if not len(x):
         raise TpsgdError("the data is empty: x has no samples")
     first = x[:count]
     return first.clone() if isinstance(first, Tensor) else first  # a module may write into it
+
+
+def _check_sized(data: Dataset) -> None:
+    """Refuse a data set whose samples can neither be counted nor iterated over."""
+    if not isinstance(data, IterableDataset) and not hasattr(data, "__len__"):
+        raise TpsgdError(
+            f"{type(data).__name__} has no __len__, so its samples cannot be shuffled: add it, or "
+            "make it an IterableDataset"
+        )
 
 
 def _writable(x: Any) -> Any:

@@ -64,14 +64,19 @@ def _indices(y: Tensor, classes: int | None, complete: bool) -> Tensor:
     _check_range(y, classes)
     if complete and classes is not None:
         absent = torch.bincount(y, minlength=classes) == 0
-        _warn_missing(absent.nonzero().flatten().tolist(), classes)
+        _warn_missing(absent.nonzero().flatten().tolist(), classes, int(y.max()))
     return y
 
 
-def _warn_missing(missing: list[int], classes: int) -> None:
+def _warn_missing(missing: list[int], classes: int, largest: int | None = None) -> None:
     if missing:
         shown = ", ".join(map(str, missing[:5])) + (" ..." if len(missing) > 5 else "")
-        warnings.warn(f"{len(missing)} of {classes} classes have no samples: {shown}", stacklevel=2)
+        cause = ""
+        if largest is not None and missing[0] == largest + 1:
+            cause = f"; labels end at {largest}, so {largest + 1} outputs are enough"
+        warnings.warn(
+            f"{len(missing)} of {classes} classes have no samples: {shown}{cause}", stacklevel=2
+        )
 
 
 def _check_range(y: Tensor, classes: int | None) -> None:
@@ -100,7 +105,7 @@ def pair(data: Any) -> Sequence[Any]:
 def inputs(values: Any) -> Tensor | Padded:
     """Samples: numbers in an array, or sequences of different lengths."""
     if isinstance(values, Padded):
-        return values.checked()
+        return values.checked().with_finite_padding()
     if isinstance(values, PackedSequence):
         return Padded.of(values)
     if isinstance(values, list) and len({len(v) for v in values if hasattr(v, "__len__")}) > 1:
@@ -114,13 +119,28 @@ def tensor(values: Any, name: str) -> Tensor:
     Nothing may write into it; batches are gathered from it, that is, copied.
     """
     numbers = values.detach() if isinstance(values, Tensor) else _from_numpy(values, name)
+    if numbers.layout is not torch.strided:
+        raise TpsgdError(f"{name} is sparse: give {name}.to_dense()")
+    if numbers.is_complex():
+        raise TpsgdError(
+            f"{name} is complex: give its real and imaginary parts as features, for example "
+            f"torch.view_as_real({name}).flatten(1)"
+        )
+    if numbers.is_meta:
+        raise TpsgdError(f"{name} is on the meta device, where tensors have no numbers")
     if not numbers.dim():
         raise TpsgdError(f"{name} must have samples as its first dimension, got a single number")
     return numbers
 
 
 def _from_numpy(values: Any, name: str) -> Tensor:
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        raise TpsgdError(
+            f"{name} has samples of different shapes; only sequences (steps, ...) may differ, in "
+            "the number of steps"
+        ) from None
     if array.dtype.kind not in "biuf":
         raise TpsgdError(f"{name} must be numbers, got an array of {array.dtype}")
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:

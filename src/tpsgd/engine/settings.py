@@ -1,6 +1,5 @@
 """The settings of `fit` and of everything that trains like it, with their checks."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -24,6 +23,7 @@ from tpsgd.train import Net
 from tpsgd.units import as_bytes
 
 Schedule = Callable[[Net], None]
+LARGEST_RATE = 1000  # no sensible learning rate comes near it: 1e9 was meant to be 1e-9, say
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,14 @@ class Settings:
             raise TpsgdError(f"batch_size must be 1 or more, got {self.batch_size!r}")
         if self.window is not None and (not isinstance(self.window, int) or self.window < 1):
             raise TpsgdError(f"window must be 1 time step or more, got {self.window!r}")
-        if not isinstance(self.seed, int):
-            raise TpsgdError(f"seed must be a whole number, got {self.seed!r}")
+        if not isinstance(self.seed, int) or not -(2**63) <= self.seed < 2**63:
+            raise TpsgdError(f"seed must be a whole number of up to 63 bits, got {self.seed!r}")
+        if not isinstance(self.callbacks, (list, tuple)) or not all(map(callable, self.callbacks)):
+            raise TpsgdError(
+                f"callbacks must be a list of functions of an Epoch, got {self.callbacks!r}"
+            )
+        if self.progress is not None and not callable(self.progress):
+            raise TpsgdError(f"progress must be a function, got {self.progress!r}")
         if self.schedule is not None and not callable(self.schedule):
             raise TpsgdError(
                 "schedule must be tpsgd.sequential or tpsgd.simultaneous, the function itself, or "
@@ -190,8 +196,8 @@ class Settings:
             raise TpsgdError(
                 f"early_stopping must be tpsgd.EarlyStopping(patience, min_delta), got {stopping!r}"
             )
-        if lr is not None and not (isinstance(lr, (int, float)) and 0 <= lr < math.inf):
-            raise TpsgdError(f"lr must be a number, 0 or more, got {lr!r}")
+        if lr is not None and not (isinstance(lr, (int, float)) and 0 <= lr <= LARGEST_RATE):
+            raise TpsgdError(f"lr must be a number from 0 to {LARGEST_RATE}, got {lr!r}")
         if isinstance(optimizer, SOLVERS):
             if self.precision:
                 raise TpsgdError("a solver's equations need full precision: leave precision out")

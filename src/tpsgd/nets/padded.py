@@ -14,10 +14,10 @@ from tpsgd.errors import TpsgdError
 class Padded:
     """Sequences `(samples, longest, ...)` and their lengths.
 
-    Steps after the end of a sequence are padding: no state, loss or gradient depends on them (they
-    must still be finite numbers, or valid tokens, such as zeros). `fit`, `evaluate` and `Recurrent`
-    take it instead of a tensor of sequences. The lengths stay on the CPU, where the loop over time
-    reads them.
+    Steps after the end of a sequence are padding: no state, loss or gradient depends on them
+    (tokens there must still be valid ones, such as zeros). `fit`, `evaluate` and `Recurrent` take
+    it instead of a tensor of sequences. The lengths stay on the CPU, where the loop over time reads
+    them.
 
     Examples:
         >>> x = Padded.of([torch.ones(2, 3), torch.ones(5, 3)])
@@ -71,6 +71,15 @@ class Padded:
                 f"{low if low < 1 else high}"
             )
         return self
+
+    def with_finite_padding(self) -> "Padded":
+        """Itself, or with zeros as padding where the padding has NaN or infinity."""
+        if not self.is_floating_point() or bool(torch.isfinite(self.data.sum())):
+            return self
+        steps = torch.arange(self.data.shape[1], device=self.device)
+        is_padding = steps >= self.lengths.to(self.device).unsqueeze(1)
+        is_padding = is_padding.view(*is_padding.shape, *[1] * (self.dim() - 2))
+        return Padded(self.data.masked_fill(is_padding, 0), self.lengths)
 
     def __repr__(self) -> str:
         return f"Padded({tuple(self.shape)}, {self.dtype})"

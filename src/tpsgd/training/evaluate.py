@@ -45,13 +45,15 @@ def evaluate(
         tokens=tokens_of(model),
     )
     samples, right_largest, right_everywhere, soft = 0, 0, 0, True  # by largest or every entry
+    has_nan = torch.zeros((), dtype=torch.bool, device=first.device)
     with modes_restored(model):
-        model = connect(model).eval()
-        cut = 0.5 if isinstance(_last(model), nn.Sigmoid) else 0.0
+        net = connect(model).eval()
+        cut = 0.5 if isinstance(last_module(net), nn.Sigmoid) else 0.0
         for batch in as_source(data, form, None, None).batches():
             x, y = batch.load()
-            out = _output(model, x)
+            out = _output(net, x)
             samples += len(y)
+            has_nan = has_nan | out.isnan().any()
             if out.shape[1] == 1:
                 y = labels(y, bce, 1).to(out.dtype)
                 soft = False
@@ -62,6 +64,8 @@ def evaluate(
             right_everywhere += hits(out - cut, y, multi_label=True)
     if not samples:
         raise TpsgdError("the data is empty: there is nothing to evaluate on")
+    if has_nan:
+        raise not_a_number(model)
     soft = soft if multi_label is None else not multi_label
     return int(right_largest if soft else right_everywhere) / samples
 
@@ -80,7 +84,19 @@ def _output(model: nn.Module, x: Tensor) -> Tensor:
     return out
 
 
-def _last(module: nn.Module) -> nn.Module:
+def not_a_number(model: nn.Module) -> TpsgdError:
+    """The error of a model whose output is NaN: it names the first weights that are not finite."""
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    names = [name for name, t in tensors if not torch.isfinite(t).all()]
+    if not names:
+        return TpsgdError("the model's output is NaN, though its weights are finite")
+    return TpsgdError(
+        f"the model's output is NaN, because {names[0]} has NaN or infinity: train it again from "
+        "new weights with a lower learning rate"
+    )
+
+
+def last_module(module: nn.Module) -> nn.Module:
     """The last module of nested `nn.Sequential`s."""
     while isinstance(module, nn.Sequential) and len(module):
         module = module[-1]

@@ -33,6 +33,7 @@ from tpsgd.memory.budget import within_budget
 from tpsgd.nets.blocks import overwriting, split
 from tpsgd.nets.modes import modes_restored
 from tpsgd.rules import Rule, readout
+from tpsgd.training.likely_mistakes import warn_of_link
 from tpsgd.units import as_bytes, size
 
 
@@ -180,6 +181,7 @@ def run_training(
         raise TpsgdError(f"reuse={str(folder)!r} is no folder to keep inputs in")
     with training_context(models, settings, keep_inputs=local) as device:
         net, anatomy = assemble(models, data, method, settings, device)
+        warn_of_link(anatomy)
         check_optimizers(net.learners)
         batch_size = anatomy.form.micro_batch or getattr(data, "batch_size", None)
         batch_size = batch_size or settings.batch_size

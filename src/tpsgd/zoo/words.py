@@ -34,7 +34,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 }
 CELLS = ("rnn", "birnn", "paper-rnn", "paper-birnn", "torch-rnn", "torch-birnn", "lru")
 NUMBERS = r"[1-9]\d*(,[1-9]\d*)*"
-LAYERS = r"[1-9]\d*(x[1-9]\d*)?"
+LAYERS = r"[1-9]\d*x[1-9]\d*"
 
 
 def factory(
@@ -88,12 +88,12 @@ def factory(
     if kind in ("mlp", "cnn", "vgg") and tokens is not None:
         raise TpsgdError(f"{word} cannot read tokens, numbers of words: choose rnn:512")
     if kind == "mlp":
-        _check_text(word, text, rf"({NUMBERS})?", "widths like mlp:256,128")
+        _check_text(word, text, NUMBERS, "widths like mlp:256,128")
         return lambda: mlp(shape, _numbers(text), classes, act)
     if kind == "cnn":
         _check_text(word, text, rf"{LAYERS}(,{LAYERS})*", "layers like cnn:16x5 (filters x kernel)")
         pairs = [layer.partition("x") for layer in text.split(",")]
-        layers = [(int(filters), int(kernel or 3)) for filters, _, kernel in pairs]
+        layers = [(int(filters), int(kernel)) for filters, _, kernel in pairs]
         _check_images(word, shape, layers)
         return lambda: cnn(shape, layers, classes, act)
     if kind == "vgg":
@@ -207,7 +207,7 @@ def from_file(word: str) -> Factory:
     def build() -> nn.Module:
         try:
             model = function()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise TpsgdError(f"{word} failed with {type(error).__name__}: {error}") from error
         if not isinstance(model, nn.Module):
             raise TpsgdError(f"{word} returned a {type(model).__name__}, not an nn.Module")

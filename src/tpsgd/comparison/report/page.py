@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 from tpsgd.comparison.report.plots import styles
-from tpsgd.comparison.report.table import effort, remarks, rows, title
+from tpsgd.comparison.report.table import effort, failures, remarks, rows, title
 from tpsgd.comparison.results import Results
 
 HEAD = (
@@ -57,7 +57,10 @@ def render(comparison: Results, images: Mapping[str, bytes]) -> str:
     """The page, with the plots inside."""
     name, data = escape(title(comparison)), comparison.data
     figures = {key: _figure(image, CAPTIONS[key]) for key, image in images.items()}
-    alerts = "".join(f'<p class="bad">{escape(line)}</p>' for line in remarks(comparison))
+    lines = {"bad": failures(comparison), "quiet": remarks(comparison)}
+    notes = "".join(
+        f'<p class="{look}">{escape(line)}</p>' for look in lines for line in lines[look]
+    )
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -70,7 +73,7 @@ def render(comparison: Results, images: Mapping[str, bytes]) -> str:
 <h1>{name}: learning without backpropagation</h1>
 <p class="quiet">{effort(comparison)}; {data["train"]:,} training and {data["test"]:,} test
 samples.</p>
-{alerts}<div class="wide">{_table(HEAD, _cells(comparison))}</div>
+{notes}<div class="wide">{_table(HEAD, _cells(comparison))}</div>
 <p class="quiet">{NOTES}</p>
 <h2>Accuracy against cost</h2>
 <div class="pair">{figures["memory"]}{figures["time"]}</div>
@@ -109,7 +112,7 @@ def _settings(comparison: Results) -> list[tuple[str, str]]:
         samples += ", {} to {} steps long".format(*data["lengths"])
     rows = {"data": data["name"], "samples": samples, "preparation": data["note"]}
     rows |= {**comparison.settings, **machine, **comparison.versions}
-    return [(k.replace("_", " "), str(v)) for k, v in rows.items() if v not in (None, "")]
+    return [(k.replace("_", " "), str(v)) for k, v in rows.items() if v not in (None, "", [])]
 
 
 def _table(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:

@@ -2,18 +2,22 @@
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import cycle
 from statistics import fmean
 from textwrap import shorten
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import numpy as np
 
 from tpsgd import figures
 from tpsgd.comparison.arms import ALL
 from tpsgd.comparison.results import Result, Results
-from tpsgd.figures import COLOURS, LOOK
+from tpsgd.figures import LOOK
 
+OTHER_COLOURS = (  # of arms without a word; no word has one of them
+    *("#1B9E77", "#B2182B", "#4D4DFF", "#B8860B", "#C71585", "#2F6F2F", "#008B8B", "#A0522D"),
+)
+MARKERS = "sD^vPXp"
 Line = list[tuple[float, float, float]]  # per epoch: mean, least and most of the restarts
 
 
@@ -45,17 +49,19 @@ def draw(comparison: Results) -> dict[str, bytes]:
 
 
 def styles(comparison: Results) -> dict[str, Style]:
-    """A style for each arm: that of its word, or for other arms colours that are still free."""
-    names = [result.arm.name for result in comparison.results]
-    taken = {ALL[name].colour for name in names if name in ALL}
-    spare = cycle([colour for colour in COLOURS if colour not in taken] or COLOURS)
-    markers = cycle("sD^vPXp")
-    looks = {}
-    for name in names:
+    """A style for each arm: that of its word, or one that follows from the name of another arm.
+
+    So an arm looks the same in every report, unless two such names have the same colour there.
+    """
+    looks: dict[str, Style] = {}
+    for name in (result.arm.name for result in comparison.results):
         if entry := ALL.get(name):
             looks[name] = Style(entry.colour, entry.marker, entry.dash)
-        else:
-            looks[name] = Style(next(spare), next(markers), ":")
+            continue
+        first, taken = crc32(name.encode()), {look.colour for look in looks.values()}
+        spare = [OTHER_COLOURS[(first + i) % len(OTHER_COLOURS)] for i in range(len(OTHER_COLOURS))]
+        colour = next((colour for colour in spare if colour not in taken), spare[0])
+        looks[name] = Style(colour, MARKERS[first // 8 % len(MARKERS)], ":")
     return looks
 
 

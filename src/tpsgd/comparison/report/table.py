@@ -12,9 +12,19 @@ def rows(comparison: Results) -> list[tuple[str, ...]]:
     return [_row(result, comparison) for result in comparison.ranked]
 
 
-def remarks(comparison: Results) -> list[str]:
-    """What the table does not show: failed arms, solved heads, and whether it was interrupted."""
+def failures(comparison: Results) -> list[str]:
+    """What went wrong: failed arms, and whether the comparison was interrupted."""
     lines = [f"{r.arm.name} failed: {r.error}" for r in comparison.ranked if r.error]
+    if comparison.interrupted:
+        lines.append(
+            f"interrupted: {comparison.finished} of {comparison.asked} training runs finished"
+        )
+    return lines
+
+
+def remarks(comparison: Results) -> list[str]:
+    """What the table does not show: solved heads, iterations, budgets, arms left out."""
+    lines = []
     if comparison.settings.get("head") == "ridge":
         arms = [r.arm for r in comparison.ranked]
         trained = [a.name for a in arms if a.optimizer is None and a.method is None]
@@ -30,10 +40,6 @@ def remarks(comparison: Results) -> list[str]:
         lines.append(f"a memory budget of {budget} for each training run, except for {free}")
     if left := comparison.settings.get("left_out"):
         lines.append(f"not trained: {', '.join(left)}; name them in --rules to train them")
-    if comparison.interrupted:
-        lines.append(
-            f"interrupted: {comparison.finished} of {comparison.asked} training runs finished"
-        )
     return lines
 
 

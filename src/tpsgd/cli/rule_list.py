@@ -1,0 +1,40 @@
+"""The words of `--rule` as `tpsgd rules` lists them, without a second of importing torch.
+
+A test holds the list equal to `tpsgd.comparison.arms.ALL`.
+"""
+
+LISTED = (  # the word, what it does, its source
+    ("backprop", "gradients go through the whole net", ""),
+    ("tpsgd-l2", "squared error to P y*", "Lomnitz et al. 2022"),
+    ("tpsgd-l1", "absolute error to P y*", "Lomnitz et al. 2022"),
+    ("drtp", "align with P y*", "Frenkel et al. 2021"),
+    ("dfa", "align with the projected output error; waits for the output", "Nøkland 2016"),
+    (
+        "sdfa",
+        "align with the projected sign of the output error; waits for the output",
+        "Frenkel et al. 2021",
+    ),
+    ("readout", "local classifier through fixed random codes", "Mostafa et al. 2018"),
+    ("readout-learned", "local classifier through learned codes", "Mostafa et al. 2018"),
+    (
+        "predsim",
+        "samples of a class alike, and a learned local classifier",
+        "Nøkland & Eidnes 2019",
+    ),
+    (
+        "auxiliary",
+        "samples of a class alike, and a small local net, learned",
+        "Belilovsky et al. 2020",
+    ),
+    ("frozen", "control: hidden blocks stay random", ""),
+    ("random", "control: nothing is trained, not even the head", ""),
+    (
+        "zorb",
+        "least squares to labels propagated back through the net",
+        "Ranganathan & Lewandowski 2020",
+    ),
+    ("lm-karnet", "least squares to P y* before the activation", "Zhuang et al. 2019"),
+    ("dladmm", "alternating updates of all layers, full batch", "Wang et al. 2019"),
+    ("elm", "control: random hidden layers, head by ridge", "Huang et al. 2006"),
+    ("reservoir", "control: random leaky cells, head by least squares", "Jaeger 2001"),
+)

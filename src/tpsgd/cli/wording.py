@@ -1,0 +1,23 @@
+"""Messages of the library, which name arguments of Python functions, in words of the shell."""
+
+import re
+
+WORDS = {"True": "yes", "False": "no"}
+OPTIONS = "batch_size|micro_batch|max_train|max_test|on_disk"
+
+
+def in_options(message: str) -> str:
+    """The message with options in place of Python arguments.
+
+    Examples:
+        >>> in_options("use schedule=tpsgd.simultaneous and a smaller batch_size")
+        'use --schedule simultaneous and a smaller --batch-size'
+        >>> in_options("set memory=tpsgd.Memory(reuse=False, micro_batch=...) instead")
+        'set --reuse no, --micro-batch ... instead'
+    """
+    message = re.sub(r"\bmemory=(?:tpsgd\.)?Memory\(([^)]*)\)", r"\1", message)
+    values = r"\b(loss|schedule|optimizer)=tpsgd\.(\w+)(?:\(\))?"
+    message = re.sub(values, lambda m: f"--{m[1]} {m[2].replace('_', '-')}", message)
+    message = re.sub(r"\breuse=(\w+)", lambda m: f"--reuse {WORDS.get(m[1], m[1])}", message)
+    named = rf"(?<![\w-])({OPTIONS})\b(=?)"
+    return re.sub(named, lambda m: f"--{m[1].replace('_', '-')}{' ' * len(m[2])}", message)

@@ -1,0 +1,41 @@
+"""Models that can be trained, but are probably not meant so: a warning with the cause."""
+
+import warnings
+
+from torch import nn
+
+from tpsgd.engine.anatomy import Anatomy
+from tpsgd.engine.assemble import place_of
+from tpsgd.losses import Loss, bce, cross_entropy, mse
+from tpsgd.rules import Place
+from tpsgd.solvers import SOLVERS
+from tpsgd.training.evaluate import last_module
+
+# what a loss expects of the output, and the functions at the end of a model that prevent it
+PREVENTED: dict[Loss, tuple[str, tuple[type[nn.Module], ...]]] = {
+    cross_entropy: ("applies a softmax itself", (nn.Softmax, nn.Sigmoid)),
+    bce: ("applies a sigmoid itself", (nn.Softmax, nn.LogSoftmax, nn.Sigmoid)),
+    mse: ("compares the output with 0 and 1", (nn.LogSoftmax,)),
+}
+SUITABLE = {nn.Softmax: cross_entropy, nn.LogSoftmax: cross_entropy, nn.Sigmoid: bce}
+
+
+def warn_of_link(anatomy: Anatomy) -> None:
+    """Warn if the model ends in a function that the loss has already, or has no use for.
+
+    `place_of` lets a loss look at the logits before its own function where it can.
+    """
+    block, loss = anatomy.blocks[-1], anatomy.loss
+    link = type(last_module(block.modules[-1]))
+    solved = isinstance(anatomy.block_settings[-1].optimizer, SOLVERS)
+    if solved or place_of(block, loss) is not Place.END or loss not in PREVENTED:
+        return
+    reason, links = PREVENTED[loss]
+    if link in links:
+        other = SUITABLE[link]
+        advice = f"leave nn.{link.__name__} out"
+        advice += f", or use loss=tpsgd.{other.name}" if other is not loss else ""
+        warnings.warn(
+            f"the model ends in nn.{link.__name__}, but {loss.name} {reason}: {advice}",
+            stacklevel=4,
+        )
