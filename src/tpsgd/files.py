@@ -20,28 +20,26 @@ def write_whole(path: Path, content: bytes) -> Path:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        temporary.write_bytes(content)
+        _sync(temporary, os.O_RDWR)
+        temporary.replace(path)
     except OSError as error:  # errors about a full disk name no file
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         with contextlib.suppress(OSError):  # a folder without the right to delete
             temporary.unlink(missing_ok=True)
-    _sync_folder(path.parent)
+    with contextlib.suppress(OSError):  # Windows cannot open a folder
+        _sync(path.parent, os.O_RDONLY)
     return path
 
 
-def _sync_folder(folder: Path) -> None:
-    """Have the names of a folder's files on the disk, where the system can do that."""
-    with contextlib.suppress(OSError):  # Windows cannot open a folder
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+def _sync(path: Path, mode: int) -> None:
+    """Have a file's content, or the names in a folder, on the disk."""
+    descriptor = os.open(path, mode)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def writable_folder(folder: Path) -> Path:

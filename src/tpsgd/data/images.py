@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from tpsgd.data.arrays import encode
-from tpsgd.data.dataset import Array, Pair, RawData
+from tpsgd.data.dataset import BYTES, Array, Pair, RawData
 from tpsgd.errors import TpsgdError
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
@@ -30,14 +30,30 @@ def read_folder(root: Path, size: int | None = None) -> RawData:
     test = next((pair for folder in test_folders if (pair := _list(folder))), None)
     return RawData(
         *encode(str(root), train, test),
-        partial(_decode, shape=(height, width)),
+        partial(decode_images, shape=(height, width)),
         f"images as RGB, {height} x {width} pixels",
+        reading=BYTES,
     )
 
 
 def image_files(root: Path) -> Iterator[Path]:
     """The image files of all classes, for training and for testing, in order."""
     return (file for folder in _split_folders(root) for _, file in _labelled_files(folder))
+
+
+def new_images(root: Path) -> tuple[list[Path], list[str] | None]:
+    """All image files below a folder, and their classes if each is in a subfolder of a class.
+
+    Below `train/` and `test/` or `val/`, those for testing.
+    """
+    folder = _split_folders(root)[-1]
+    labelled = list(_labelled_files(folder))
+    files = sorted(f for f in folder.rglob("*") if f.suffix.lower() in SUFFIXES and f.is_file())
+    if not files:
+        raise TpsgdError(f"{folder} has no images.")
+    if len(labelled) < len(files):
+        return files, None
+    return [file for _, file in labelled], [label for label, _ in labelled]
 
 
 def _split_folders(root: Path) -> list[Path]:
@@ -64,7 +80,7 @@ def _list(folder: Path) -> Pair | None:
     return np.array(names, dtype=object), np.array(labels)
 
 
-def _decode(files: Array, shape: tuple[int, int]) -> Array:
+def decode_images(files: Array, shape: tuple[int, int]) -> Array:
     """Read and resize the images, scaled to [0, 1], into one float32 array."""
     try:
         x = np.empty((len(files), 3, *shape), np.float32)
