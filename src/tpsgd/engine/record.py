@@ -134,7 +134,7 @@ class Run:
         """
         if self.model is None:
             raise TpsgdError("this record has no model to save: it was not returned by fit")
-        content = trained.Content(self.model, self.as_dict(), tuple(classes), dict(inputs or {}))
+        content = trained.Content(self.model, self.as_dict(), classes, dict(inputs or {}))
         return trained.write(folder, content, factory, overwrite)
 
     def __str__(self) -> str:

@@ -6,6 +6,7 @@ written beside old ones, then the description is replaced, then the old tensors 
 process that is killed at any moment leaves the old content or the new.
 """
 
+import contextlib
 import hashlib
 import json
 from dataclasses import dataclass
@@ -54,16 +55,23 @@ def write(
     content = to_bytes(tensors)
     checksum = hashlib.sha256(content).hexdigest()
     description = {"format": layout.format, **description, WEIGHTS: checksum}
-    if layout.sealed:
-        description[SEAL] = _seal(description)
-    text = json.dumps(description, indent=1)
+    try:
+        if layout.sealed:
+            description[SEAL] = _seal(description)
+        text = json.dumps(description, indent=1)
+    except (TypeError, ValueError) as error:
+        raise TpsgdError(f"a {layout.name} is described by plain values: {error}") from error
     writable_folder(folder)
     old = _tensors_of_old_content(layout, folder)
     file = layout.tensors(folder, checksum)
     write_whole(file, content)
-    write_whole(layout.description(folder), text.encode())
-    if old is not None and old != file:
-        old.unlink(missing_ok=True)
+    try:
+        write_whole(layout.description(folder), text.encode())
+    except OSError:
+        _remove_unless(file, old if layout.sealed else file)
+        raise
+    if old is not None:
+        _remove_unless(old, file)
     return folder
 
 
@@ -111,6 +119,13 @@ def _read_description(layout: Layout, folder: Path) -> dict[str, Any]:
             f"{file} was edited or damaged: its checksum does not fit; save the {noun} again"
         )
     return description
+
+
+def _remove_unless(file: Path, same: Path | None) -> None:
+    """Remove a file that no description names, unless it is this one."""
+    if file != same:
+        with contextlib.suppress(OSError):
+            file.unlink()
 
 
 def _seal(description: dict[str, Any]) -> str:

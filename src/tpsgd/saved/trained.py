@@ -43,7 +43,7 @@ class Content:
 
     model: nn.Module
     run: dict[str, Any]
-    classes: tuple[str, ...] = ()
+    classes: Sequence[str] = ()
     inputs: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
 
@@ -88,7 +88,7 @@ def read(folder: str | Path, factory: str | None = None) -> Content:
         _fill(model, tensors)
         for name in description["frozen"]:
             model.get_parameter(name).requires_grad_(False)
-        classes = tuple(_class_names(description["classes"]))
+        classes = _class_names(description["classes"])
         run, inputs, versions = (dict(description[key]) for key in ("run", "inputs", "versions"))
     except TpsgdError:
         raise
@@ -192,8 +192,8 @@ def _fill(model: nn.Module, tensors: dict[str, Tensor]) -> None:
         target.data = tensors[name].to(target.device)
 
 
-def _class_names(classes: Sequence[str]) -> list[str]:
-    names = [str(name) for name in classes]
-    if isinstance(classes, str) or len(set(names)) < len(names):
+def _class_names(classes: Any) -> list[str]:
+    names = list(classes) if isinstance(classes, (list, tuple)) else [None]
+    if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
         raise TpsgdError("classes must be a list of different names, in the order of the outputs")
     return names

@@ -108,7 +108,7 @@ def load(
         run = Run.of(content.run, model)
     except (KeyError, TypeError, AttributeError) as error:
         raise TpsgdError(f"the record of the model in {folder} makes no sense: {error}") from error
-    return Trained(model, run, content.classes, content.inputs, content.versions)
+    return Trained(model, run, tuple(content.classes), content.inputs, content.versions)
 
 
 def _probabilities(outputs: Tensor, model: nn.Module, run: Run) -> Tensor:
