@@ -58,7 +58,7 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "words", [(), ("train",), ("compare",), ("plan",), ("adapt",), ("search",)]
+    "words", [(), ("train",), ("compare",), ("plan",), ("adapt",), ("search",), ("predict",)]
 )
 def test_help_needs_no_torch(words):
     program = (
@@ -71,7 +71,8 @@ def test_help_needs_no_torch(words):
     call = [sys.executable, "-c", program]
     done = subprocess.run(call, capture_output=True, text=True, env=source)
     assert done.returncode == 0, done.stderr
-    assert "--precision" in done.stdout if words else "compare" in done.stdout
+    option = "--data" if words == ("predict",) else "--precision"
+    assert (option if words else "compare") in done.stdout
     assert done.stdout.endswith("[]\n") and max(map(len, done.stdout.splitlines())) <= 80
 
 
@@ -317,7 +318,8 @@ def test_a_full_disk_is_one_line(says, monkeypatch, command):
 
     monkeypatch.setattr(Path, "write_bytes", full)
     code, out, err = says(command, *SMALL, "--out", "r")
-    assert (code, out) == (1, "") and err.count("\n") == 1 and "No space left on device" in err
+    assert code == 1 and err.count("\n") == 1 and "No space left on device" in err
+    assert ("test accuracy" in out) == (command == "train") and "saved" not in out
 
 
 def test_a_warning_is_one_line_and_not_on_standard_output(says, monkeypatch):

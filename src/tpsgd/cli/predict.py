@@ -4,7 +4,7 @@ import csv
 import io
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -40,8 +40,8 @@ def predict(
 ) -> None:
     """Predict the classes of new samples with a saved model, as a table with probabilities."""
     trained, samples = _load(folder, data, model, device)
-    probabilities = trained.probabilities(samples.x)
-    text = _table(trained, samples, probabilities)
+    classes, probabilities = trained.predict(samples.x), trained.probabilities(samples.x)
+    text = _table(trained, samples, classes.tolist(), probabilities.tolist())
     if out is None:
         print(text, end="")
         return
@@ -86,15 +86,21 @@ def _load(
     return trained, read_new(data, inputs=trained.inputs, classes=classes, seed=seed)
 
 
-def _table(trained: "tpsgd.Trained", samples: "NewSamples", probabilities: Any) -> str:
+def _table(
+    trained: "tpsgd.Trained",
+    samples: "NewSamples",
+    classes: list[int],
+    probabilities: list[list[float]],
+) -> str:
     """A row per sample: its name, its label if it has one, its class, all probabilities."""
-    stream = io.StringIO()
+    names, stream = trained.classes, io.StringIO()
+    labels = [] if samples.y is None else [[names[i]] for i in samples.y.tolist()]
     table = csv.writer(stream, lineterminator="\n")
-    label = ["label"] if samples.y is not None else []
-    table.writerow(["sample", *label, "prediction", *(f"p({name})" for name in trained.classes)])
-    rows = zip(samples.names, probabilities.argmax(1).tolist(), probabilities.tolist(), strict=True)
-    for number, (name, index, row) in enumerate(rows):
-        label = [] if samples.y is None else [trained.classes[int(samples.y[number])]]
-        prediction = trained.classes[index]
-        table.writerow([name, *label, prediction, *(f"{p:.6g}" for p in row)])
+    table.writerow(
+        ["sample", *["label"][: len(labels)], "prediction", *(f"p({name})" for name in names)]
+    )
+    for i, sample in enumerate(samples.names):
+        label = labels[i] if labels else []
+        row = [sample, *label, names[classes[i]], *(f"{p:.6g}" for p in probabilities[i])]
+        table.writerow(row)
     return stream.getvalue()

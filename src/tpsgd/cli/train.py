@@ -44,9 +44,9 @@ def train(
     factory, head = model.factory_for(samples)
     arm = arm_for(rule, training, memory, factory, head)
     settings = training.complete(settings, samples.shape)
-    folders = [writable_folder(folder) for folder in (out, save) if folder is not None]
+    folder = None if out is None else writable_folder(out)
     if save is not None:
-        check_free(save, overwrite)
+        writable_folder(check_free(save, overwrite))
     with live_bar() as advance:
         trained = arm.train(factory, samples.train, progress=partial(advance, rule), **settings)
     net, run = trained.models[0], trained.runs[0]
@@ -61,14 +61,15 @@ def train(
         if memory.memory:
             print(peak_within(run, memory.memory))
         print(f"test accuracy {accuracy:.2%} of {len(samples.test[1]):,} samples ({data.data})")
-    if out is not None:
-        _save(out, net, record)
+    saved = []
+    if folder is not None:
+        saved += _save(folder, net, record)
     if save is not None:
         word = model.model if is_function(model.model) and arm.factory is None else None
         description = {"classes": samples.classes, "inputs": samples.inputs}
-        run.save(save, **description, factory=word, overwrite=overwrite)
-    if folders and not as_json:
-        print(f"saved {' and '.join(map(str, folders))}")
+        saved.append(run.save(save, **description, factory=word, overwrite=overwrite))
+    if saved and not as_json:
+        print(f"saved {' and '.join(map(str, saved))}")
 
 
 def arm_for(
@@ -92,10 +93,13 @@ def arm_for(
     return arms.with_ridge(arm, factory, training.settings()) if head == "ridge" else arm
 
 
-def _save(folder: Path, model: Any, record: dict[str, Any]) -> None:
+def _save(folder: Path, model: Any, record: dict[str, Any]) -> list[Path]:
     import torch
 
     file = io.BytesIO()
     torch.save(model.cpu().state_dict(), file)
-    write_whole(folder / "model.pt", file.getvalue())
-    write_whole(folder / "run.json", json.dumps(record, indent=1).encode())
+    description = json.dumps(record, indent=1).encode()
+    return [
+        write_whole(folder / "model.pt", file.getvalue()),
+        write_whole(folder / "run.json", description),
+    ]

@@ -193,7 +193,8 @@ def _fill(model: nn.Module, tensors: dict[str, Tensor]) -> None:
 
 
 def _class_names(classes: Any) -> list[str]:
-    names = list(classes) if isinstance(classes, (list, tuple)) else [None]
-    if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+    names: list[Any] = list(classes) if isinstance(classes, (list, tuple)) else [classes]
+    is_list = isinstance(classes, (list, tuple)) and all(isinstance(n, str) for n in names)
+    if not is_list or len(set(names)) < len(names):
         raise TpsgdError("classes must be a list of different names, in the order of the outputs")
     return names

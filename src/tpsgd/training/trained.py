@@ -69,8 +69,11 @@ class Trained:
         return _probabilities(self.outputs(x, batch_size=batch_size), self.model, self.run)
 
     def predict(self, x: Any, *, batch_size: int = 1024) -> Tensor:
-        """The most probable class of each sample, as an index into `classes`."""
-        return self.probabilities(x, batch_size=batch_size).argmax(1)
+        """The class with the largest output for each sample, as an index into `classes`."""
+        outputs = self.outputs(x, batch_size=batch_size)
+        if outputs.shape[1] == 1:
+            outputs = _probabilities(outputs, self.model, self.run)
+        return outputs.argmax(1)
 
     def evaluate(self, data: Any, *, batch_size: int = 1024) -> float:
         """The share of samples that are classified correctly, as by `tpsgd.evaluate`."""
@@ -112,20 +115,24 @@ def load(
 
 
 def _probabilities(outputs: Tensor, model: nn.Module, run: Run) -> Tensor:
-    loss, solved = (
-        run.settings.get("loss"),
-        bool(run.blocks) and run.blocks[-1].learning == "solved",
-    )
-    last = last_module(model)
-    if outputs.shape[1] == 1:
-        yes = outputs if isinstance(last, nn.Sigmoid) else outputs.sigmoid()
-        return torch.cat([1 - yes, yes], 1)
+    solved = bool(run.blocks) and run.blocks[-1].learning == "solved"
+    loss, last = run.settings.get("loss"), last_module(model)
     if isinstance(last, nn.LogSoftmax):
         return outputs.exp()
-    if isinstance(last, (nn.Softmax, nn.Sigmoid)):
+    if isinstance(last, nn.Softmax):
         return outputs
+    if loss == "bce" or outputs.shape[1] == 1 or isinstance(last, nn.Sigmoid):
+        yes = _yes(outputs, solved, isinstance(last, nn.Sigmoid))
+        return yes if outputs.shape[1] > 1 else torch.cat([1 - yes, yes], 1)
     if loss == "mse" or solved:
         positive = outputs.clamp(min=0)
         total = positive.sum(1, keepdim=True)
         return torch.where(total > 0, positive / total.clamp(min=1e-12), outputs.softmax(1))
-    return outputs.sigmoid() if loss == "bce" else outputs.softmax(1)
+    return outputs.softmax(1)
+
+
+def _yes(outputs: Tensor, solved: bool, squashed: bool) -> Tensor:
+    """The probability of a yes in each output; solvers aim at 1 for yes and at -1 for no."""
+    if squashed:
+        return outputs
+    return ((outputs + 1) / 2).clamp(0, 1) if solved else outputs.sigmoid()
