@@ -126,6 +126,25 @@ def test_scaling_with_statistics_of_the_training_samples(pets):
     assert samples.x.tolist() == [[0, 0, 0, 0], [1, 0, 1, 1]]
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"shape": "abc"},
+        {"shape": [-1]},
+        {"columns": 5},
+        {"columns": [5]},
+        {"label": 3},
+        {"scaling": "standard"},
+        {"scaling": {"shift": [1, 2, 3, 4]}},
+        {"scaling": {"shift": [1, 2], "scale": [1, 2]}},
+        {"scaling": {"shift": ["a"], "scale": [None]}},
+    ],
+)
+def test_inputs_that_make_no_sense_are_refused(pets, wrong):
+    with pytest.raises(TpsgdError):
+        new("pets.csv", pets, inputs=pets.inputs | wrong)
+
+
 def test_shapes_must_agree_but_for_the_number_of_steps():
     np.savez("train.npz", x=np.zeros((9, 4, 3), "float32"), y=np.arange(9) % 3)
     np.savez("longer.npz", x=np.zeros((2, 7, 3), "float32"))

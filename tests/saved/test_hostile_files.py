@@ -188,6 +188,8 @@ def linear(**arguments):
         linear(device="cuda"),
         linear(_weight=1),
         linear(bias={"a": 1}),
+        {"type": "long" * 5000, "arguments": {}},
+        linear(**{"long" * 5000: 1}),
         {"type": "Module", "arguments": {}},
         {"type": "DataParallel", "arguments": {}},
         {"type": "os.system", "arguments": {"command": "mkdir exploded"}},
@@ -220,6 +222,12 @@ def test_forged_values_and_missing_keys(saved, key):
         refused(saved[0])
     forge(saved[0], lambda d: d.pop(key))
     refused(saved[0], f"differs in '{key}'")
+
+
+@pytest.mark.parametrize("key", ["settings", "seed", "blocks", "history"])
+def test_a_forged_record(saved, key):
+    forge(saved[0], lambda d: d["run"].update({key: "words"}))
+    refused(saved[0], "the record of the model", "makes no sense")
 
 
 def test_extra_keys_are_refused(saved):
@@ -292,6 +300,21 @@ def test_a_full_disk_at_any_moment_leaves_the_old_model_or_the_new(saved, monkey
     assert len(list(folder.iterdir())) == 2
     later.save(folder, overwrite=True)
     assert same(state(tpsgd.load(folder).model), state(run.model))
+
+
+def test_leftovers_of_killed_processes_are_removed_when_they_are_old(saved):
+    folder, run = saved
+    names = ["model-" + "0" * 16 + ".safetensors", ".model.json.17.part"]
+    for name in [*names, "model-mine.safetensors"]:
+        (folder / name).write_text("left over")
+    run.save(folder, overwrite=True)
+    assert len(list(folder.iterdir())) == 5  # fresh: another process may be about to use them
+    for file in folder.iterdir():
+        os.utime(file, (0, 0))
+    run.save(folder, overwrite=True)
+    assert not any((folder / name).exists() for name in names)
+    assert (folder / "model-mine.safetensors").exists()
+    tpsgd.load(folder)
 
 
 def test_two_processes_that_overwrite_in_turn_never_remove_the_tensors_in_use(saved, monkeypatch):

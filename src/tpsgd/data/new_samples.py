@@ -58,10 +58,25 @@ def read_new(
         >>> samples.x.shape, samples.names[:2]
         (torch.Size([359, 1, 8, 8]), ['1', '2'])
     """
+    _check_inputs(inputs)
     samples = _built_in(spec, seed) if spec in DATASETS else _own(spec, inputs)
     _check_shape(spec, samples.x, inputs)
     y = None if samples.labels is None else _indices(spec, samples.labels, classes)
     return NewSamples(samples.x, samples.names, y)
+
+
+def _check_inputs(inputs: Mapping[str, Any]) -> None:
+    """Refuse values of another kind than `Data.inputs` has: they may come out of any file."""
+    shape, columns = inputs.get("shape", []), inputs.get("columns", [])
+    scaling = inputs.get("scaling", {})
+    fits = isinstance(shape, list) and all(isinstance(n, int) and n > 0 for n in shape)
+    fits &= isinstance(columns, list) and all(isinstance(name, str) for name in columns)
+    fits &= isinstance(inputs.get("label", ""), str) and isinstance(scaling, dict)
+    if not fits or ("shift" in scaling) != ("scale" in scaling):
+        raise TpsgdError(
+            "what the model was saved with as inputs does not say how samples look: save it with "
+            "inputs=data.inputs"
+        )
 
 
 def _built_in(spec: str, seed: int) -> _Labelled:
@@ -100,7 +115,7 @@ def _of_images(root: Path, inputs: Mapping[str, Any]) -> _Labelled:
 def _of_table(file: Path, inputs: Mapping[str, Any]) -> _Labelled:
     if "columns" not in inputs:
         raise TpsgdError(f"the model was not trained on a table: it cannot read {file}.")
-    arrays, names, labelled = read_columns(file, inputs["columns"], inputs["label"])
+    arrays, names, labelled = read_columns(file, inputs["columns"], inputs.get("label", ""))
     return _converted(str(file), arrays, names, labelled, False, inputs)
 
 
@@ -150,8 +165,14 @@ def _scaled(x: Any, scaling: Mapping[str, Any]) -> Any:
     """(x - shift) / scale of each feature, with the statistics of the training samples."""
     if isinstance(x, Padded):
         return Padded(_scaled(x.data, scaling), x.lengths)
-    shift, scale = (torch.tensor(scaling[key], dtype=x.dtype) for key in ("shift", "scale"))
-    return (x - shift) / scale
+    try:
+        shift, scale = (torch.tensor(scaling[key], dtype=x.dtype) for key in ("shift", "scale"))
+        return (x - shift) / scale
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise TpsgdError(
+            f"samples of shape {tuple(x.shape[1:])} cannot be scaled as those that the"
+            f" model was trained on ({error})."
+        ) from error
 
 
 def _numbered(x: Any) -> list[str]:

@@ -9,6 +9,8 @@ process that is killed at any moment leaves the old content or the new.
 import contextlib
 import hashlib
 import json
+import re
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from tpsgd.files import writable_folder, write_whole
 from tpsgd.saved.tensors import from_bytes, to_bytes
 
 LARGEST_DESCRIPTION = 1 << 26  # bytes; a description of a thousand modules has 200 KB
+LEFT_OVER = 3600  # seconds after which no process is still between the two files
 WEIGHTS, SEAL = "weights_sha256", "sha256"  # keys of the two checksums
 
 
@@ -72,6 +75,8 @@ def write(
         raise
     if old is not None:
         _remove_unless(old, file)
+    if layout.sealed:
+        _remove_leftovers(layout, folder, file)
     return folder
 
 
@@ -126,6 +131,20 @@ def _remove_unless(file: Path, same: Path | None) -> None:
     if file != same:
         with contextlib.suppress(OSError):
             file.unlink()
+
+
+def _remove_leftovers(layout: Layout, folder: Path, file: Path) -> None:
+    """Remove what processes that were killed while they wrote have left, but not what is fresh.
+
+    A fresh file may belong to a process that is about to write the description.
+    """
+    tensors = rf"{layout.name}-[0-9a-f]{{16}}\.safetensors"
+    pattern = re.compile(rf"{tensors}|\.({tensors}|{layout.name}\.json)\.\d+\.part")
+    for other in folder.iterdir():
+        with contextlib.suppress(OSError):
+            is_old = time.time() - other.stat().st_mtime > LEFT_OVER
+            if pattern.fullmatch(other.name) and is_old:
+                _remove_unless(other, file)
 
 
 def _seal(description: dict[str, Any]) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tpsgd.errors import TpsgdError
+from tpsgd.errors import TpsgdError, shortened
 from tpsgd.nets.activations import derivative_known
 from tpsgd.nets.blocks import hooked
 from tpsgd.nets.diagonal import Diagonal
@@ -133,7 +133,7 @@ def build(description: Any) -> nn.Module:
     except TpsgdError:
         raise
     except Exception as error:  # constructors raise anything
-        reason = " ".join(str(error).split())[:200]
+        reason = shortened(error, 200)
         raise TpsgdError(
             f"the description of the model makes no sense to torch {torch.__version__}: {reason}"
         ) from error
@@ -163,7 +163,7 @@ def _describe(module: nn.Module, path: str) -> Description:
 
 def _build(description: Any) -> nn.Module:
     if not isinstance(description, dict) or not isinstance(description.get("type"), str):
-        raise TpsgdError(f"a module is described by {_short(description)}, which has no type")
+        raise TpsgdError(f"a module is described by {_quoted(description)}, which has no type")
     name = description["type"]
     if name == "Sequential" and description.keys() == {"type", "modules"}:
         net = nn.Sequential()
@@ -171,13 +171,13 @@ def _build(description: Any) -> nn.Module:
             net.add_module(key, _build(child))
         return net
     if description.keys() != {"type", "arguments"} or name not in TORCH | OWN.keys():
-        raise TpsgdError(f"{_short(name)} is no type of module that this version of tpsgd loads")
+        raise TpsgdError(f"{_quoted(name)} is no type of module that this version of tpsgd loads")
     arguments = {k: _from_json(v) for k, v in _mapping(description["arguments"]).items()}
     if name in OWN:
         return OWN[name].build(_own_type(name), arguments)
     unknown = arguments.keys() - _defaults(name).keys()
     if unknown or not 0 <= arguments.get("num_layers", 0) <= MOST_LAYERS:
-        raise TpsgdError(f"the arguments of {name} make no sense: {_short(arguments)}")
+        raise TpsgdError(f"the arguments of {name} make no sense: {_quoted(arguments)}")
     return getattr(nn, name)(**arguments)
 
 
@@ -235,7 +235,7 @@ def _from_json(value: Any) -> Any:
     if isinstance(value, list):
         return tuple(_from_json(item) for item in value)
     if isinstance(value, dict):
-        raise TpsgdError(f"a module's argument is {_short(value)}: expected a number or a word")
+        raise TpsgdError(f"a module's argument is {_quoted(value)}: expected a number or a word")
     return value
 
 
@@ -245,7 +245,7 @@ def _own_type(name: str) -> Any:
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise TpsgdError(f"{_short(value)} describes no module: expected names and values")
+        raise TpsgdError(f"{_quoted(value)} describes no module: expected names and values")
     return value
 
 
@@ -256,6 +256,5 @@ def _not_plain(problem: str) -> TpsgdError:
     )
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+def _quoted(value: Any) -> str:
+    return shortened(repr(value))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from tpsgd import __version__
-from tpsgd.errors import TpsgdError
+from tpsgd.errors import TpsgdError, shortened
 from tpsgd.files import call_function, is_function
 from tpsgd.saved import folder as folders
 from tpsgd.saved import modules
@@ -80,7 +80,7 @@ def read(folder: str | Path, factory: str | None = None) -> Content:
     description, tensors = folders.read(MODEL, path)
     expected = KEYS | {"format", folders.WEIGHTS}
     if description.keys() != expected:
-        names = ", ".join(sorted(map(repr, description.keys() ^ expected)))
+        names = shortened(", ".join(sorted(map(repr, description.keys() ^ expected))))
         raise TpsgdError(f"{path} holds no model of format {MODEL.format}: it differs in {names}")
     try:
         model = _model(path, description["model"], factory)
@@ -93,8 +93,7 @@ def read(folder: str | Path, factory: str | None = None) -> Content:
     except TpsgdError:
         raise
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise TpsgdError(f"the model in {path} makes no sense: {reason}") from error
+        raise TpsgdError(f"the model in {path} makes no sense: {shortened(error)}") from error
     return Content(model, run, classes, inputs, versions)
 
 
@@ -129,7 +128,7 @@ def _model(folder: Path, description: Any, factory: str | None) -> nn.Module:
         if factory is not None:
             raise TpsgdError(f"the model in {folder} needs no file: leave {factory} out")
         return modules.build(description)
-    word, checksum = description["factory"], description["sha256"]
+    word, checksum = shortened(description["factory"]), str(description["sha256"])
     if factory is None:
         raise TpsgdError(
             f"the model in {folder} is made by {word}: name that file to have it run, with "
@@ -165,14 +164,15 @@ def _check(
     """Compare the names, shapes and types of the tensors with the description and the model."""
     state = model.state_dict()
     if names := forms.keys() ^ tensors.keys() | state.keys() ^ tensors.keys():
-        listed = ", ".join(sorted(map(repr, names))[:3])
+        listed = shortened(", ".join(sorted(map(repr, names))))
         raise TpsgdError(
             f"the tensors in {folder} are not those of the model that it describes: {listed}"
         )
     for name, tensor in tensors.items():
         if forms[name].removesuffix(f" {CHANNELS_LAST}") != _form(tensor):
+            described = shortened(repr(forms[name]))
             raise TpsgdError(
-                f"{name!r} in {folder} is {_form(tensor)}, and {forms[name]!r} by its description"
+                f"{name!r} in {folder} is {_form(tensor)}, and {described} by its description"
             )
         same_kind = tensor.is_floating_point() == state[name].is_floating_point()
         if tensor.shape != state[name].shape or not same_kind:

@@ -11,7 +11,7 @@ from tpsgd.engine.batches import check_values
 from tpsgd.engine.device import resolve_device
 from tpsgd.engine.inputs import inputs as as_samples
 from tpsgd.engine.record import Run
-from tpsgd.errors import TpsgdError
+from tpsgd.errors import TpsgdError, shortened
 from tpsgd.nets.modes import modes_restored
 from tpsgd.nets.recurrent import connect
 from tpsgd.saved import trained
@@ -109,8 +109,11 @@ def load(
     model = content.model.to(resolve_device(device)).eval()
     try:
         run = Run.of(content.run, model)
+        if not isinstance(run.settings, dict) or not isinstance(run.seed, int):
+            raise TypeError("settings or seed")
     except (KeyError, TypeError, AttributeError) as error:
-        raise TpsgdError(f"the record of the model in {folder} makes no sense: {error}") from error
+        reason = shortened(error)
+        raise TpsgdError(f"the record of the model in {folder} makes no sense: {reason}") from error
     return Trained(model, run, tuple(content.classes), content.inputs, content.versions)
 
 
