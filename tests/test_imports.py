@@ -13,7 +13,7 @@ ROOT = Path(tpsgd.__file__).parent
 LEAVES = ["errors", "units", "files", "figures", "maths"]
 PAPER = ["losses", "projections", "objectives", "rules", "protocols", "train"]
 ORDER = [
-    [*LEAVES, *PAPER], ["nets"], ["solvers"], ["engine"], ["memory"], ["training"],
+    [*LEAVES, *PAPER], ["nets"], ["solvers", "saved"], ["engine"], ["memory"], ["training"],
     ["peers", "zoo", "data"], ["comparison", "adapt"], ["cli", "__main__"],
 ]  # fmt: skip
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}

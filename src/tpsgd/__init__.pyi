@@ -34,5 +34,7 @@ from .training.evaluate import evaluate as evaluate
 from .training.fit import fit as fit
 from .training.fit import fit_backprop as fit_backprop
 from .training.restarts import fit_many as fit_many
+from .training.trained import Trained as Trained
+from .training.trained import load as load
 
 __version__: str

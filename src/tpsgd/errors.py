@@ -8,6 +8,17 @@ class TpsgdError(ValueError):
     """An argument cannot be used; the message says what was expected."""
 
 
+def shortened(value: object, most: int = 100) -> str:
+    """A value out of a file as text for one line, cut off where it is too long for a message.
+
+    Examples:
+        >>> shortened("a" * 30, most=10)
+        'aaaaaaa...'
+    """
+    text = " ".join(str(value).split())
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
 def suggestion(word: str, words: Iterable[str]) -> str:
     """The closest word that exists, or the list of words.
 

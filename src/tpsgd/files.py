@@ -1,5 +1,6 @@
 """Writing files completely or not at all, and loading functions from Python files."""
 
+import contextlib
 import importlib.util
 import os
 import sys
@@ -12,16 +13,33 @@ from tpsgd.errors import TpsgdError
 
 
 def write_whole(path: Path, content: bytes) -> Path:
-    """Write a file under another name, then rename it, so that `path` is never incomplete."""
+    """Write a file under another name, then rename it, so that `path` is never incomplete.
+
+    The content is on the disk before the file gets its name, so that a power cut cannot leave an
+    empty file under it.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         temporary.write_bytes(content)
+        _sync(temporary, os.O_RDWR)
         temporary.replace(path)
     except OSError as error:  # errors about a full disk name no file
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a folder without the right to delete
+            temporary.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # Windows cannot open a folder
+        _sync(path.parent, os.O_RDONLY)
     return path
+
+
+def _sync(path: Path, mode: int) -> None:
+    """Have a file's content, or the names in a folder, on the disk."""
+    descriptor = os.open(path, mode)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def writable_folder(folder: Path) -> Path:

@@ -62,7 +62,8 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "words", [(), ("train",), ("compare",), ("plan",), ("adapt",), ("search",), ("rules",)]
+    "words",
+    [(), ("train",), ("compare",), ("plan",), ("adapt",), ("search",), ("predict",), ("rules",)],
 )
 def test_help_and_the_list_of_rules_need_no_torch(words):
     command = ["tpsgd", *words] if words == ("rules",) else ["tpsgd", *words, "--help"]
@@ -76,8 +77,8 @@ def test_help_and_the_list_of_rules_need_no_torch(words):
     call = [sys.executable, "-c", program]
     done = subprocess.run(call, capture_output=True, text=True, env=source)
     assert done.returncode == 0, done.stderr
-    expected = {(): "compare", ("rules",): "readout-learned"}.get(words, "--precision")
-    assert expected in done.stdout
+    expected = {(): "compare", ("rules",): "readout-learned", ("predict",): "--data"}
+    assert expected.get(words, "--precision") in done.stdout
     assert done.stdout.endswith("[]\n") and max(map(len, done.stdout.splitlines())) <= 80
 
 
@@ -343,7 +344,8 @@ def test_a_full_disk_is_one_line(says, monkeypatch, command):
 
     monkeypatch.setattr(Path, "write_bytes", full)
     code, out, err = says(command, *SMALL, "--out", "r")
-    assert (code, out) == (1, "") and err.count("\n") == 1 and "No space left on device" in err
+    assert code == 1 and err.count("\n") == 1 and "No space left on device" in err
+    assert ("test accuracy" in out) == (command == "train") and "saved" not in out
 
 
 def test_a_warning_is_one_line_and_not_on_standard_output(says, monkeypatch):

@@ -144,7 +144,7 @@ def test_a_later_call_uses_the_files_and_decodes_nothing(pets, npz, cache, monke
     before = [data.load(str(spec), on_disk=cache) for spec in (pets, npz, "digits")]
     readers = (
         "images._open",
-        "images._decode",
+        "images.decode_images",
         "npz_files.read_array",
         "sets.digits.hold_out_test",
     )
@@ -407,13 +407,13 @@ def test_memory_is_flat_in_the_number_of_images(tmp_path, cache, monkeypatch):
 def test_the_expected_number_of_samples_is_decoded_together(pets, cache, monkeypatch):
     from tpsgd.data import images as reader
 
-    pieces, real = [], reader._decode
+    pieces, real = [], reader.decode_images
 
     def decode(files, shape):
         pieces.append(len(files))
         return real(files, shape)
 
-    monkeypatch.setattr(reader, "_decode", decode)
+    monkeypatch.setattr(reader, "decode_images", decode)
     monkeypatch.setattr(mapped, "DECODED_BYTES", 5 * 3 * 6 * 4 * 4 + 1)
     data.load(str(pets), on_disk=cache)
     assert pieces == [1, 5, 5, 5, 1, 4]

@@ -5,8 +5,6 @@ of its taps for one sample of reproducible noise. A backbone with other weights 
 warning, only if its taps give nearly the same output (for example the same backbone in int8).
 """
 
-import hashlib
-import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,17 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpsgd.adapt import weights
 from tpsgd.adapt.backbone import Backbone
 from tpsgd.adapt.features import fingerprint, pooled
 from tpsgd.errors import TpsgdError
-from tpsgd.files import writable_folder, write_whole
 from tpsgd.maths.random import Key
 from tpsgd.projections import uniform
+from tpsgd.saved import folder as folders
+from tpsgd.saved.folder import Layout
 
-FORMAT = 1
+ADAPTOR = Layout("adaptor", 1, sealed=False)
 ALIKE = 0.1  # relative difference of features up to which a backbone counts as the same one
-TENSORS, DESCRIPTION = "adaptor.safetensors", "adaptor.json"
 
 
 def write(
@@ -35,39 +32,19 @@ def write(
     `description` has the `taps` (each with its `module` and `shape`), the `shape` of a sample, and
     anything else that JSON can hold.
     """
-    to_bytes = weights.safetensors().torch.save
-    writable_folder(folder)
     tensors = tensors | _reference_outputs(backbone, description)
-    content = to_bytes({k: v.detach().cpu().contiguous() for k, v in tensors.items()})
     description = {
-        "format": FORMAT,
         "backbone": backbone.name,
         "backbone_sha256": fingerprint(backbone.model),
         "preprocessing": {"mean": backbone.mean, "std": backbone.std},
         **description,
-        "weights_sha256": hashlib.sha256(content).hexdigest(),
     }
-    write_whole(folder / TENSORS, content)
-    write_whole(folder / DESCRIPTION, json.dumps(description, indent=1).encode())
-    return folder
+    return folders.write(ADAPTOR, folder, description, tensors)
 
 
 def read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The description and the tensors, if the files are whole and belong together."""
-    for name in (TENSORS, DESCRIPTION):
-        if not (folder / name).is_file():
-            raise TpsgdError(f"{folder} holds no adaptor: there is no {name}")
-    tensors = weights.load(folder / TENSORS)
-    try:
-        description = json.loads((folder / DESCRIPTION).read_text())
-    except ValueError as error:
-        raise TpsgdError(f"{folder}/{DESCRIPTION} is not whole: {error}") from error
-    if not isinstance(description, dict) or description.get("format") != FORMAT:
-        raise TpsgdError(f"{folder}/{DESCRIPTION} is no adaptor of format {FORMAT}")
-    content = (folder / TENSORS).read_bytes()
-    if description.get("weights_sha256") != hashlib.sha256(content).hexdigest():
-        raise TpsgdError(f"{folder}: {DESCRIPTION} and {TENSORS} do not belong together")
-    return description, tensors
+    return folders.read(ADAPTOR, folder)
 
 
 def check_backbone(

@@ -110,7 +110,8 @@ def fit(
     settings |= {} if checked.validation is None else {"validation": held_out}
     for tap in names:
         options = settings | {"progress": progress and partial(progress, tap)}
-        adaptor.runs[tap] = _train(method, adaptor, tap, data, options)
+        run = _train(method, adaptor, tap, data, options)
+        adaptor.runs[tap] = replace(run, model=None)  # the adaptor is the model
     if learns_weights:
         fit_weights(adaptor, held_out)
     return adaptor.eval()

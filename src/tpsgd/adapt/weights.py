@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tpsgd.errors import TpsgdError
+from tpsgd.saved.tensors import library
 
 State = dict[str, Tensor]
 
@@ -118,16 +119,7 @@ def _check_sums(file: Path) -> None:
 
 
 def _safetensors(file: Path) -> Any:
-    return safetensors().torch.load_file(file)
-
-
-def safetensors() -> Any:
-    """The library of that name, which is not always installed."""
-    try:
-        import safetensors.torch
-    except ImportError as error:
-        raise TpsgdError("for .safetensors files, run: pip install safetensors") from error
-    return safetensors
+    return library().torch.load_file(file)
 
 
 def _npz(file: Path) -> Any:

@@ -12,6 +12,7 @@ from tpsgd import __version__
 from tpsgd.cli.adapt import adapt
 from tpsgd.cli.compare import compare
 from tpsgd.cli.plan import plan
+from tpsgd.cli.predict import evaluate, predict
 from tpsgd.cli.rule_list import LISTED
 from tpsgd.cli.search import search
 from tpsgd.cli.terminal import Stopped, grid_of
@@ -33,7 +34,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="The built-in data sets.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
-for command in (train, compare, plan, search, adapt):
+for command in (train, predict, evaluate, compare, plan, search, adapt):
     app.command()(command)
 
 

@@ -12,7 +12,7 @@ from tpsgd.cli import options
 from tpsgd.cli.options import AsJson, RuleWord, option
 from tpsgd.cli.terminal import live_bar, peak_within
 from tpsgd.errors import TpsgdError
-from tpsgd.files import writable_folder, write_whole
+from tpsgd.files import is_function, writable_folder, write_whole
 
 if TYPE_CHECKING:
     from tpsgd.training.arm import Arm
@@ -28,10 +28,15 @@ def train(
     machine: options.Machine,
     rule: RuleWord = "readout",
     out: Annotated[Path | None, option("Folder for model.pt (a state dict) and run.json.")] = None,
+    save: Annotated[Path | None, option("Folder for the trained model: see tpsgd predict.")] = None,
+    overwrite: Annotated[
+        bool, option("Replace the model that the folder of --save holds.", "--overwrite")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train one model with one rule and test it."""
     from tpsgd.comparison.arms import entry
+    from tpsgd.saved.trained import check_free
 
     entry(rule)
     settings = options.settings_of(training, memory, machine, model)
@@ -42,24 +47,31 @@ def train(
     arm = arm_for(rule, training, memory, factory, head)
     settings = training.complete(settings, samples.shape)
     folder = None if out is None else writable_folder(out)
+    if save is not None:
+        writable_folder(check_free(save, overwrite))
     with live_bar() as advance:
         trained = arm.train(factory, samples.train, progress=partial(advance, rule), **settings)
     net, run = trained.models[0], trained.runs[0]
     accuracy = tpsgd.evaluate(net, samples.test)
+    run.settings = {**model.record(head), **run.settings}
     record = {"accuracy": accuracy, **run.as_dict()}
     record |= options.provenance_of(samples, machine.device)
-    record["settings"] = {**model.record(head), **run.settings}
-    if folder is not None:
-        _save(folder, net, record)
     if as_json:
         print(json.dumps(record))
-        return
-    print(run)
-    if memory.memory:
-        print(peak_within(run, memory.memory))
-    print(f"test accuracy {accuracy:.2%} of {len(samples.test[1]):,} samples ({data.data})")
+    else:
+        print(run)
+        if memory.memory:
+            print(peak_within(run, memory.memory))
+        print(f"test accuracy {accuracy:.2%} of {len(samples.test[1]):,} samples ({data.data})")
+    saved = []
     if folder is not None:
-        print(f"saved {folder / 'model.pt'} and {folder / 'run.json'}")
+        saved += _save(folder, net, record)
+    if save is not None:
+        word = model.model if is_function(model.model) and arm.factory is None else None
+        description = {"classes": samples.classes, "inputs": samples.inputs}
+        saved.append(run.save(save, **description, factory=word, overwrite=overwrite))
+    if saved and not as_json:
+        print(f"saved {' and '.join(map(str, saved))}")
 
 
 def arm_for(
@@ -83,10 +95,13 @@ def arm_for(
     return arms.with_ridge(arm, factory, training.settings()) if head == "ridge" else arm
 
 
-def _save(folder: Path, model: Any, record: dict[str, Any]) -> None:
+def _save(folder: Path, model: Any, record: dict[str, Any]) -> list[Path]:
     import torch
 
     file = io.BytesIO()
     torch.save(model.cpu().state_dict(), file)
-    write_whole(folder / "model.pt", file.getvalue())
-    write_whole(folder / "run.json", json.dumps(record, indent=1).encode())
+    description = json.dumps(record, indent=1).encode()
+    return [
+        write_whole(folder / "model.pt", file.getvalue()),
+        write_whole(folder / "run.json", description),
+    ]

@@ -134,7 +134,7 @@ def _train(result: Result, data: Data, factory: Factory, settings: dict[str, Any
     if result.arm.backprop and not result.arm.remark and is_recurrent(trained.models[0]):
         result.arm = replace(result.arm, remark=THROUGH_TIME)
     result.accuracies.append(accuracy)
-    result.runs.append(trained.runs[0])
+    result.runs.append(replace(trained.runs[0], model=None))  # which would stay in memory
 
 
 def _warm_up(

@@ -6,12 +6,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from tpsgd.data.dataset import Array, Pair, RawData, converted, numbers, pixels, tokens
+from tpsgd.data.dataset import (
+    BYTES,
+    Array,
+    Decoder,
+    Pair,
+    RawData,
+    converted,
+    numbers,
+    pixels,
+    tokens,
+)
 from tpsgd.errors import TpsgdError
 from tpsgd.nets.padded import Padded
 
 CHECKED_BYTES = 2**20  # bytes of x that are checked together
-BYTES = "bytes divided by 255"
 CHANNELS_FIRST = "axes put in the order channels, height, width"
 FEW_CLASSES = 20  # up to this number, most samples may have a class of their own
 
@@ -24,11 +33,29 @@ class Arrays(NamedTuple):
     lengths: Array | None = None
 
 
+class Samples(NamedTuple):
+    """Checked samples of each split, how to convert them, and what was done to them."""
+
+    x: list[Any]
+    y: list[Array]
+    decode: Decoder
+    note: str
+    vocabulary: int | None
+    reading: dict[str, Any]
+
+
 def from_arrays(source: str, splits: Sequence[Arrays], are_tokens: bool = False) -> RawData:
     """Check the training arrays and, if there are any, the test arrays, and name the classes.
 
     Bytes are taken as pixels, unless they are sequences with lengths or tokens.
     """
+    samples = check_arrays(source, splits, are_tokens)
+    pairs = zip(samples.x, samples.y, strict=True)
+    return RawData(*encode(source, *pairs), *samples[2:])
+
+
+def check_arrays(source: str, splits: Sequence[Arrays], are_tokens: bool = False) -> Samples:
+    """Check arrays and bring them into one form, whatever their labels are."""
     splits = [_checked(source, split, are_tokens) for split in splits]
     samples: list[Any] = [split.x for split in splits]
     lengths = [split.lengths for split in splits if split.lengths is not None]
@@ -41,19 +68,19 @@ def from_arrays(source: str, splits: Sequence[Arrays], are_tokens: bool = False)
             f" the test samples {samples[1].dtype} of shape {samples[1].shape}; they must match"
             " (give lengths and lengths_test for sequences of different lengths)."
         )
-    decode, note = tokens if are_tokens else numbers, ""
+    decode, note, reading = tokens if are_tokens else numbers, "", {}
     vocabulary = _vocabulary(source, samples) if are_tokens else None
     if lengths:
         samples, note = _pad_to_longest(samples, lengths)
         decode = converted
     else:
         if True in of_bytes:
-            samples, decode, note = [_with_channels(x) for x in samples], pixels, BYTES
+            samples, decode = [_with_channels(x) for x in samples], pixels
+            note, reading = "bytes divided by 255", BYTES
         if may_be_pixels and _is_channels_last(samples[0].shape):
             samples = [np.moveaxis(x, -1, 1) for x in samples]
             note = ", ".join(filter(None, (note, CHANNELS_FIRST)))
-    pairs = [(x, split.y) for x, split in zip(samples, splits, strict=True)]
-    return RawData(*encode(source, *pairs), decode, note, vocabulary)
+    return Samples(samples, [split.y for split in splits], decode, note, vocabulary, reading)
 
 
 def encode(
@@ -67,7 +94,7 @@ def encode(
         >>> classes, y
         (('cat', 'dog'), array([1, 0, 1]))
     """
-    y, y_test = (_labels(source, pair[1]) for pair in (train, test or train))
+    y, y_test = (label_values(source, pair[1]) for pair in (train, test or train))
     if "U" in y.dtype.kind + y_test.dtype.kind:
         y, y_test = y.astype(str), y_test.astype(str)
     values, index = np.unique(y, return_inverse=True)
@@ -86,7 +113,7 @@ def encode(
     return tuple(map(str, values)), (train[0], index), test and (test[0], index_test)
 
 
-def _labels(source: str, y: Array) -> Array:
+def label_values(source: str, y: Array) -> Array:
     """Labels as whole numbers if they are whole numbers, else as text."""
     if y.dtype.kind in "biu":
         return y

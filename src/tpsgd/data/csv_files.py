@@ -3,8 +3,8 @@
 import csv
 import re
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -26,13 +26,14 @@ LARGEST = float(np.finfo(np.float32).max)
 class Header(NamedTuple):
     """The names of the columns, what separates them, and the numbers of the columns by their role.
 
-    Only a table of time steps has a column for the sequence, and perhaps one for the time.
+    Only a table of time steps has a column for the sequence, and perhaps one for the time. New
+    samples may have no label.
     """
 
     names: list[str]
     delimiter: str
     features: list[int]
-    label: int
+    label: int | None
     sequence: int | None
     time: int | None
 
@@ -44,25 +45,61 @@ def read_csv(file: Path) -> RawData:
     without a name has row names and is left out. With a column `sequence` or `sequence_id`, each
     row is a time step; a column `time`, or `step`, which must count by one, gives the order.
     """
-    try:
+    with _readable(file):
         header = _read_header(file)
-        table, texts = _read_table(file, header)
-    except (OSError, UnicodeDecodeError) as error:
-        raise TpsgdError(f"{file} cannot be read as UTF-8 text ({error}).") from error
-    x, y = table[:, header.features].astype(np.float32, copy=False), texts[header.label]
+        arrays, _ = _read_arrays(file, header)
+    assert header.label is not None
     if header.sequence is None:
-        _warn_of_row_numbers(file, [header.names[i] for i in header.features], x)
-        arrays = Arrays(x, y)
-    else:
-        time = None if header.time is None else table[:, header.time]
-        is_counted = header.time is not None and header.names[header.time].lower() == "step"
-        arrays = _to_sequences(file, x, y, texts[header.sequence], time, is_counted)
+        _warn_of_row_numbers(file, [header.names[i] for i in header.features], arrays.x)
     raw = from_arrays(str(file), [arrays])
     note = f"label column '{header.names[header.label]}', features unscaled"
-    return replace(raw, note=f"{note}, {raw.note}" if raw.note else note)
+    columns = [header.names[i] for i in header.features]
+    reading = {"columns": columns, "label": header.names[header.label]}
+    return replace(raw, note=f"{note}, {raw.note}" if raw.note else note, reading=reading)
 
 
-def _read_header(file: Path) -> Header:
+def read_columns(file: Path, columns: list[str], label: str) -> tuple[Arrays, list[str], bool]:
+    """The features in these columns, the names of the samples, and whether there are labels.
+
+    All other columns are ignored. Samples are named by their sequence, or numbered from 1.
+    """
+    with _readable(file):
+        names, delimiter = _read_names(file)
+        if missing := [name for name in columns if name not in names]:
+            raise TpsgdError(f"{file} has no column '{missing[0]}', which the model reads.")
+        sequence, time = (_column(names, c) for c in (SEQUENCE_NAMES, TIME_NAMES))
+        sequence = None if sequence is None or names[sequence] in columns else sequence
+        time = None if sequence is None or (time and names[time] in columns) else time
+        number = names.index(label) if label in names else None
+        features = [names.index(name) for name in columns]
+        header = Header(names, delimiter, features, number, sequence, time)
+        return *_read_arrays(file, header), number is not None
+
+
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, UnicodeDecodeError) as error:
+        raise TpsgdError(f"{file} cannot be read as UTF-8 text ({error}).") from error
+
+
+def _read_arrays(file: Path, header: Header) -> tuple[Arrays, list[str]]:
+    """Features and labels, which are empty without a column of labels; and the samples' names."""
+    table, texts = _read_table(file, header)
+    x = table[:, header.features].astype(np.float32, copy=False)
+    y = np.full(len(x), "") if header.label is None else texts[header.label]
+    if header.sequence is None:
+        return Arrays(x, y), [str(number) for number in range(1, len(x) + 1)]
+    time = None if header.time is None else table[:, header.time]
+    is_counted = header.time is not None and header.names[header.time].lower() == "step"
+    sequences = texts[header.sequence]
+    names = np.unique(sequences).tolist()
+    return _to_sequences(file, x, y, sequences, time, is_counted), names
+
+
+def _read_names(file: Path) -> tuple[list[str], str]:
+    """The names of the columns, and what separates them."""
     with file.open(encoding="utf-8-sig", newline="") as stream:
         line = stream.readline()
     if not line.strip():
@@ -72,6 +109,11 @@ def _read_header(file: Path) -> Header:
     numeric = [name for name in names if _number(name) is not None]
     if numeric == names or not all(name.isdecimal() for name in numeric):
         raise TpsgdError(f"{file} starts with numbers; its first line must name the columns.")
+    return names, delimiter
+
+
+def _read_header(file: Path) -> Header:
+    names, delimiter = _read_names(file)
     label, sequence, time = (_column(names, c) for c in (LABEL_NAMES, SEQUENCE_NAMES, TIME_NAMES))
     if sequence is None:
         time = None  # then it is a feature like any other
@@ -95,15 +137,14 @@ def _read_table(file: Path, header: Header) -> tuple[Array, dict[int, Array]]:
 
     Time steps are read as float64: float32 cannot tell two seconds of a calendar apart.
     """
-    codes: dict[int, dict[str, int]] = {header.label: {}}  # the number of each text, by column
-    if header.sequence is not None:
-        codes[header.sequence] = {}
+    of_text = [column for column in (header.label, header.sequence) if column is not None]
+    codes: dict[int, dict[str, int]] = {column: {} for column in of_text}  # each text's number
     converters: dict[int | str, Callable[[str], float]] = {
         column: lambda text, code=code: code.setdefault(text.strip(), len(code))
         for column, code in codes.items()
     }
-    if not header.names[0]:
-        converters[0] = lambda _: 0.0
+    unused = set(range(len(header.names))) - {*header.features, *of_text, header.time}
+    converters |= {column: lambda _: 0.0 for column in unused}
     dtype = np.float32 if header.sequence is None else np.float64
     try:
         with warnings.catch_warnings():

@@ -15,6 +15,7 @@ from tpsgd.nets.padded import Padded
 Array = NDArray[Any]
 Pair = tuple[Any, Array]  # samples (an array, or `Padded`) and their labels
 Decoder = Callable[[Any], Array | Padded]
+BYTES = {"scaling": {"method": "bytes"}}  # of samples that were bytes, and were divided by 255
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class RawData:
     `decode` converts samples to float32 (tokens to int64): it divides pixels by 255, reads image
     files and so on. It is called only for samples that are used. `test` is None for data without
     a test set. `vocabulary` is the number of different tokens, for samples that are tokens.
+    `reading` says in plain values how a reader made samples of the file: `scaling`, `columns`.
     """
 
     classes: tuple[str, ...]
@@ -32,6 +34,7 @@ class RawData:
     decode: Decoder
     note: str
     vocabulary: int | None = None
+    reading: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,15 @@ class Data:
     shape: tuple[int, ...]
     note: str
     vocabulary: int | None = None
+    reading: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """What a sample looks like, in plain values for `Run.save`: shape, scaling, columns."""
+        sample: dict[str, Any] = {"shape": list(self.shape)}
+        if self.vocabulary is not None:
+            sample["vocabulary"] = self.vocabulary
+        return sample | self.reading
 
 
 def pixels(x: Array) -> Array:

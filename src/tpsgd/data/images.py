@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from tpsgd.data.arrays import encode
-from tpsgd.data.dataset import Array, Pair, RawData
+from tpsgd.data.dataset import BYTES, Array, Pair, RawData
 from tpsgd.errors import TpsgdError
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
@@ -33,14 +33,30 @@ def read_folder(root: Path, size: int | None = None) -> RawData:
     if skipped:
         kinds = ", ".join(sorted(set(skipped)))
         note += f", other files skipped: {len(skipped)} ({kinds})"
-    decode = partial(_decode, shape=(height, width))
-    return RawData(*encode(str(root), train, test), decode, note)
+    decode = partial(decode_images, shape=(height, width))
+    return RawData(*encode(str(root), train, test), decode, note, reading=BYTES)
 
 
 def image_files(root: Path) -> Iterator[Path]:
     """The image files of all classes, for training and for testing, in order."""
     files = (file for folder in _split_folders(root) for _, file in _labelled_files(folder))
     return filter(_is_image, files)
+
+
+def new_images(root: Path) -> tuple[list[Path], list[str] | None]:
+    """All image files below a folder, and their classes if each is in a subfolder of a class.
+
+    Below `train/` and `test/` or `val/`, those for testing.
+    """
+    folder = _split_folders(root)[-1]
+    labelled = [(label, file) for label, file in _labelled_files(folder) if _is_image(file)]
+    visible = (f for f in folder.rglob("*") if f.name[0] != "." and f.is_file())
+    files = sorted(filter(_is_image, visible))
+    if not files:
+        raise TpsgdError(f"{folder} has no images.")
+    if len(labelled) < len(files):
+        return files, None
+    return [file for _, file in labelled], [label for label, _ in labelled]
 
 
 def _split_folders(root: Path) -> list[Path]:
@@ -79,7 +95,7 @@ def _list(folder: Path, skipped: list[str]) -> Pair | None:
     return np.array(names, dtype=object), np.array(labels)
 
 
-def _decode(files: Array, shape: tuple[int, int]) -> Array:
+def decode_images(files: Array, shape: tuple[int, int]) -> Array:
     """Read and resize the images, scaled to [0, 1], into one float32 array."""
     try:
         x = np.empty((len(files), 3, *shape), np.float32)

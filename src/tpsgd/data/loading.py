@@ -69,7 +69,8 @@ def load(
         raw = _read(spec, user_file)
         train, test, note = _split(spec, raw, seed, max_train)
         pairs = _tensors(raw, train), _tensors(raw, test)
-        return Data(spec, *pairs, raw.classes, tuple(pairs[0][0].shape[1:]), note, raw.vocabulary)
+        shape = tuple(pairs[0][0].shape[1:])
+        return Data(spec, *pairs, raw.classes, shape, note, raw.vocabulary, raw.reading)
     name = mapped.folder_name(spec, user_file and user_file.path, seed, max_train)
     folder = Path(on_disk).expanduser() / name
     data = mapped.read(folder) if user_file is None or user_file.is_stable else None

@@ -23,7 +23,7 @@ from tpsgd.data.split import Subset
 from tpsgd.errors import TpsgdError
 from tpsgd.nets.padded import Padded
 
-FORMAT = 2  # raise it when the same source files give different samples, or other files
+FORMAT = 3  # raise it when the same source files give different samples, or other files
 DECODED_BYTES = 4 * 2**20  # bytes of samples that are decoded together
 
 
@@ -48,7 +48,8 @@ def read(folder: Path) -> Data | None:
         train, test = _map(folder, "train"), _map(folder, "test")
         note = "; ".join(filter(None, (about["note"], "read from disk")))
         classes, shape = tuple(about["classes"]), tuple(train[0].shape[1:])
-        return Data(about["data"], train, test, classes, shape, note, about["vocabulary"])
+        vocabulary, reading = about["vocabulary"], about["reading"]
+        return Data(about["data"], train, test, classes, shape, note, vocabulary, reading)
     except (OSError, EOFError, ValueError, KeyError, TypeError):
         return None
 
@@ -58,6 +59,7 @@ def write(folder: Path, spec: str, raw: RawData, train: Subset, test: Subset, no
     sample = _sample_type(spec, raw, train)
     needed = (len(train.y) + len(test.y)) * (sample.itemsize + np.dtype(np.int64).itemsize)
     about = {"data": spec, "classes": raw.classes, "note": note, "vocabulary": raw.vocabulary}
+    about["reading"] = raw.reading
     unfinished = folder.with_name(f"{folder.name}.{os.getpid()}.part")
     try:
         unfinished.mkdir(parents=True, exist_ok=True)

@@ -30,20 +30,7 @@ def read_npz(file: Path) -> RawData:
     Arrays `tokens` in place of `x` are whole numbers for an embedding; `lengths` are the numbers
     of steps of padded sequences.
     """
-    try:
-        with file.open("rb") as stream, np.load(stream) as archive:
-            names = sorted(archive.files)
-            arrays = {name: read_array(file, archive, name) for name in NAMES.intersection(names)}
-    except TpsgdError:
-        raise
-    except MemoryError as error:
-        raise TpsgdError(f"{file} does not fit in memory; {MAPPED}.") from error
-    except (OSError, EOFError, TypeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-        if "Object arrays" in str(error):
-            problem = "holds Python objects, which may run code when read; save plain arrays"
-        else:
-            problem = "is not a complete .npz file; save it again with numpy.savez"
-        raise TpsgdError(f"{file} {problem}.") from error
+    arrays, names = read_arrays(file)
     x = "tokens" if "tokens" in arrays else "x"
     needed = {x, "y"} | ({"lengths"} & arrays.keys())
     if arrays.keys() not in (needed, needed | {f"{name}_test" for name in needed}):
@@ -58,6 +45,25 @@ def read_npz(file: Path) -> RawData:
         if "y" + suffix in arrays
     ]
     return from_arrays(str(file), splits, are_tokens=x == "tokens")
+
+
+def read_arrays(file: Path) -> tuple[dict[str, Array], list[str]]:
+    """The arrays with names that mean something here, and the names of all arrays."""
+    try:
+        with file.open("rb") as stream, np.load(stream) as archive:
+            names = sorted(archive.files)
+            arrays = {name: read_array(file, archive, name) for name in NAMES.intersection(names)}
+    except TpsgdError:
+        raise
+    except MemoryError as error:
+        raise TpsgdError(f"{file} does not fit in memory; {MAPPED}.") from error
+    except (OSError, EOFError, TypeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        if "Object arrays" in str(error):
+            problem = "holds Python objects, which may run code when read; save plain arrays"
+        else:
+            problem = "is not a complete .npz file; save it again with numpy.savez"
+        raise TpsgdError(f"{file} {problem}.") from error
+    return arrays, names
 
 
 def read_array(file: Path, archive: Any, name: str) -> Array:

@@ -59,17 +59,25 @@ def read_function(spec: str) -> RawData:
     x may be `Padded`, or a list of sequences of different lengths. Such sequences are tokens if
     they have one whole number a step.
     """
-    result = call_function(spec)
+    splits = function_arrays(spec, call_function(spec))
+    are_padded = {split.lengths is not None for split in splits}
+    if len(are_padded) > 1:
+        raise TpsgdError(f"{spec}: only one of x and x_test is Padded; they must match.")
+    return from_arrays(spec, splits, are_tokens(splits[0]))
+
+
+def function_arrays(spec: str, result: Any) -> list[Arrays]:
+    """The arrays of each split in what a user's function returned."""
     is_nested = isinstance(result, tuple) and bool(result) and isinstance(result[0], tuple)
     pairs = list(result) if is_nested else [result]
     if len(pairs) > 2 or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
         raise TpsgdError(f"{spec} must return (x, y) or ((x, y), (x_test, y_test)).")
-    splits = [_arrays(spec, *pair) for pair in pairs]
-    are_padded = {split.lengths is not None for split in splits}
-    if len(are_padded) > 1:
-        raise TpsgdError(f"{spec}: only one of x and x_test is Padded; they must match.")
-    x = splits[0].x
-    return from_arrays(spec, splits, True in are_padded and x.ndim == 2 and x.dtype.kind in "iu")
+    return [_arrays(spec, *pair) for pair in pairs]
+
+
+def are_tokens(arrays: Arrays) -> bool:
+    """Whether sequences of different lengths have one whole number a step."""
+    return arrays.lengths is not None and arrays.x.ndim == 2 and arrays.x.dtype.kind in "iu"
 
 
 def _arrays(source: str, x: Any, y: Any) -> Arrays:

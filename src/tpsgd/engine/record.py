@@ -2,8 +2,9 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from tpsgd.engine.batches import depth
@@ -11,6 +12,7 @@ from tpsgd.engine.learner import EarlyStopping
 from tpsgd.errors import TpsgdError
 from tpsgd.protocols import EpochEnd, Learner, Observer
 from tpsgd.rules import Signal
+from tpsgd.saved import trained
 from tpsgd.solvers import SOLVERS
 from tpsgd.train import validate
 from tpsgd.units import columns, size
@@ -56,6 +58,7 @@ class Run:
     `peak_bytes` is the peak memory beyond the data set, model included (0: not measured);
     `kept_bytes` are the inputs kept for reuse, counted apart. `resident_bytes` is the peak of the
     whole process, Python, torch and the data set included; 0 where the system does not tell.
+    `model` is the model that was trained.
     """
 
     rule: str
@@ -70,6 +73,7 @@ class Run:
     peak_bytes: int = 0
     kept_bytes: int = 0
     resident_bytes: int = 0
+    model: Any = field(default=None, repr=False, compare=False)
 
     @property
     def loss(self) -> float | None:
@@ -79,8 +83,59 @@ class Run:
         return losses[-1] if losses else None
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it as plain values, ready for JSON."""
-        return asdict(self)
+        """All of it but the model as plain values, ready for JSON."""
+        values = asdict(replace(self, model=None))
+        del values["model"]
+        return values
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], model: Any = None) -> "Run":
+        """The record that `as_dict` made these plain values of."""
+        lists = {
+            "blocks": [BlockInfo(**block) for block in values["blocks"]],
+            "history": [Epoch(**epoch) for epoch in values["history"]],
+        }
+        return cls(**{**values, **lists}, model=model)
+
+    def save(
+        self,
+        folder: str | Path,
+        *,
+        classes: Sequence[str] = (),
+        inputs: Mapping[str, Any] | None = None,
+        factory: str | None = None,
+        overwrite: bool = False,
+    ) -> Path:
+        """Write the trained model and this record into a folder, for `tpsgd.load`.
+
+        The tensors go into a safetensors file, everything else into `model.json`. The model may be
+        built of torch's and this library's modules in `nn.Sequential`s; it is saved as it is now.
+
+        Args:
+            folder: made if it does not exist.
+            classes: the names of the classes, in the order of the outputs.
+            inputs: what samples look like, `data.inputs` of what `tpsgd.data.load` returned, or
+                any plain values, which `tpsgd.load` gives back.
+            factory: `FILE.py:FUNCTION`, for a model with modules of your own. The function takes no
+                arguments and makes the model; the checksum of its file is stored, and `tpsgd.load`
+                asks for the file.
+            overwrite: replace a model that the folder holds.
+
+        Examples:
+            >>> import tempfile, torch, tpsgd
+            >>> x, y = torch.randn(64, 8), torch.arange(64) % 2
+            >>> model = torch.nn.Sequential(torch.nn.Linear(8, 2))
+            >>> run = tpsgd.fit(model, (x, y), epochs=1)
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     _ = run.save(folder, classes=["left", "right"])
+            ...     trained = tpsgd.load(folder)
+            >>> trained.classes, trained.run.rule
+            (('left', 'right'), 'readout')
+        """
+        if self.model is None:
+            raise TpsgdError("this record has no model to save: it was not returned by fit")
+        content = trained.Content(self.model, self.as_dict(), classes, dict(inputs or {}))
+        return trained.write(folder, content, factory, overwrite)
 
     def __str__(self) -> str:
         title = f"{self.rule}: {self.seconds:.2f} s"

@@ -115,7 +115,7 @@ def fit_dladmm(
         if isinstance(held_out, Arrays):
             class_indices(held_out.y)
         source = as_source(data, form, cross_entropy, classes, complete=True)
-        run = Run("dladmm", chosen.seed, described(chosen, steps))
+        run = Run("dladmm", chosen.seed, described(chosen, steps), model=model)
         for block in blocks:
             parameters = count_parameters(block.named_parameters())
             run.blocks.append(BlockInfo(str(block), "dladmm", parameters, "alternating updates"))

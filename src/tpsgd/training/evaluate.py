@@ -31,27 +31,15 @@ def evaluate(
         >>> evaluate(model, (torch.eye(2), torch.tensor([0, 1])))
         1.0
     """
-    if batch_size < 1:
-        raise TpsgdError(f"batch_size must be 1 or more, got {batch_size}")
-    first = next(model.parameters(), torch.empty(0))
-    modules = list(model.modules())
-    form = BatchForm(
-        first.device,
-        first.dtype,
-        batch_size,
-        (0,),
-        channels_last=suits_channels_last(modules),
-        lookup=has_lookup(modules),
-        tokens=tokens_of(model),
-    )
+    form = form_for(model, batch_size)
     samples, right_largest, right_everywhere, soft = 0, 0, 0, True  # by largest or every entry
-    has_nan = torch.zeros((), dtype=torch.bool, device=first.device)
+    has_nan = torch.zeros((), dtype=torch.bool, device=form.device)
     with modes_restored(model):
         net = connect(model).eval()
         cut = 0.5 if isinstance(last_module(net), nn.Sigmoid) else 0.0
         for batch in as_source(data, form, None, None).batches():
             x, y = batch.load()
-            out = _output(net, x)
+            out = output(net, x)
             samples += len(y)
             has_nan = has_nan | out.isnan().any()
             if out.shape[1] == 1:
@@ -70,7 +58,25 @@ def evaluate(
     return int(right_largest if soft else right_everywhere) / samples
 
 
-def _output(model: nn.Module, x: Tensor) -> Tensor:
+def form_for(model: nn.Module, batch_size: int) -> BatchForm:
+    """What a batch must look like to be evaluated by a model."""
+    if batch_size < 1:
+        raise TpsgdError(f"batch_size must be 1 or more, got {batch_size}")
+    first = next(model.parameters(), torch.empty(0))
+    modules = list(model.modules())
+    return BatchForm(
+        first.device,
+        first.dtype,
+        batch_size,
+        (0,),
+        channels_last=suits_channels_last(modules),
+        lookup=has_lookup(modules),
+        tokens=tokens_of(model),
+    )
+
+
+def output(model: nn.Module, x: Any) -> Tensor:
+    """One number per class for each sample of a batch, or an error that says why not."""
     try:
         out = model(x)
     except Exception as error:  # whatever a custom module may raise

@@ -206,6 +206,7 @@ def run_training(
         for r, run in enumerate(runs):
             run.seconds, run.setup_seconds = seconds, recorder.began - started
             run.resident_bytes = resident()[1]
+            run.model = models[r]
             run.blocks = block_infos(net.learners, anatomy, r)
             solved = [x for x in net.learners if x.penalties]
             if solved:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tpsgd.data.dataset import Dataset, Pair, RawData, check_labels, pixels
+from tpsgd.data.dataset import BYTES, Dataset, Pair, RawData, check_labels, pixels
 from tpsgd.errors import TpsgdError
 
 FILES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
@@ -19,7 +19,7 @@ def read(folder: Path, entry: Dataset) -> RawData:
     """Records of one label byte, then the red, the green and the blue pixels."""
     train = _read_files(folder, FILES[:-1], entry)
     test = _read_files(folder, FILES[-1:], entry)
-    return RawData(entry.classes, train, test, pixels, "the publisher's own split")
+    return RawData(entry.classes, train, test, pixels, "the publisher's own split", reading=BYTES)
 
 
 def _read_files(folder: Path, names: tuple[str, ...], entry: Dataset) -> Pair:

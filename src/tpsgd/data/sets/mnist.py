@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tpsgd.data.dataset import Array, Dataset, Decoder, RawData, check_labels, pixels
+from tpsgd.data.dataset import BYTES, Array, Dataset, Decoder, RawData, check_labels, pixels
 from tpsgd.errors import TpsgdError
 
 FILES = tuple(
@@ -61,7 +61,9 @@ def read(folder: Path, entry: Dataset, decode: Decoder = with_channel, order: st
         (read_idx(x, (n, SIZE, SIZE)), check_labels(y, read_idx(y, (n,)), entry))
         for n, x, y in ((entry.train, images, labels), (entry.test, test_images, test_labels))
     )
-    return RawData(entry.classes, train, test, decode, f"{order}the publisher's own split")
+    note = f"{order}the publisher's own split"
+    reading = BYTES if decode is with_channel else {}
+    return RawData(entry.classes, train, test, decode, note, reading=reading)
 
 
 def _downloads(*md5: str) -> tuple[tuple[str, str], ...]:

@@ -1,0 +1,106 @@
+"""`tpsgd predict` and `tpsgd evaluate`: a saved model on new samples."""
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import tpsgd
+from tpsgd.cli.options import AsJson, option
+from tpsgd.errors import TpsgdError
+from tpsgd.files import write_whole
+
+if TYPE_CHECKING:
+    from tpsgd.data.new_samples import NewSamples
+
+Folder = Annotated[Path, typer.Argument(metavar="MODEL", help="A folder of: tpsgd train --save.")]
+NewData = Annotated[
+    str,
+    option(
+        "FILE.csv, FILE.npz, a folder of images or FILE.py:FUNCTION, as for training, with or "
+        "without labels; or a built-in data set, whose test samples are taken.",
+        "--data",
+    ),
+]
+ModelFile = Annotated[
+    str | None, option("FILE.py:FUNCTION that made the model, if it was your own.", "--model")
+]
+Device = Annotated[str, option("cpu, cuda, cuda:1, ...", "--device")]
+
+
+def predict(
+    folder: Folder,
+    data: NewData,
+    out: Annotated[Path | None, option("CSV file for the predictions (default: print).")] = None,
+    model: ModelFile = None,
+    device: Device = "cpu",
+) -> None:
+    """Predict the classes of new samples with a saved model, as a table with probabilities."""
+    trained, samples = _load(folder, data, model, device)
+    classes, probabilities = trained.predict(samples.x), trained.probabilities(samples.x)
+    text = _table(trained, samples, classes.tolist(), probabilities.tolist())
+    if out is None:
+        print(text, end="")
+        return
+    out = out.expanduser()
+    if not out.absolute().parent.is_dir():
+        raise TpsgdError(f"there is no folder {out.parent} for --out {out.name}")
+    write_whole(out, text.encode())
+    print(f"saved {len(samples.names):,} predictions in {out}")
+
+
+def evaluate(
+    folder: Folder,
+    data: NewData,
+    model: ModelFile = None,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Test a saved model on samples with labels."""
+    trained, samples = _load(folder, data, model, device)
+    if samples.y is None:
+        raise TpsgdError(f"{data} has no labels to compare with: use tpsgd predict")
+    accuracy = trained.evaluate((samples.x, samples.y))
+    if as_json:
+        print(json.dumps({"accuracy": accuracy, "samples": len(samples.y), "data": data}))
+        return
+    print(f"accuracy {accuracy:.2%} of {len(samples.y):,} samples ({data})")
+
+
+def _load(
+    folder: Path, data: str, model: str | None, device: str
+) -> "tuple[tpsgd.Trained, NewSamples]":
+    """The model, and the samples in the form that it takes."""
+    from tpsgd.data.new_samples import read_new
+
+    trained = tpsgd.load(folder, factory=model, device=device)
+    if not trained.classes:
+        raise TpsgdError(
+            f"the model in {folder} has no names of classes: save it with "
+            "run.save(folder, classes=data.classes, inputs=data.inputs)"
+        )
+    seed, classes = trained.run.seed, trained.classes
+    return trained, read_new(data, inputs=trained.inputs, classes=classes, seed=seed)
+
+
+def _table(
+    trained: "tpsgd.Trained",
+    samples: "NewSamples",
+    classes: list[int],
+    probabilities: list[list[float]],
+) -> str:
+    """A row per sample: its name, its label if it has one, its class, all probabilities."""
+    names, stream = trained.classes, io.StringIO()
+    labels = [] if samples.y is None else [[names[i]] for i in samples.y.tolist()]
+    table = csv.writer(stream, lineterminator="\n")
+    table.writerow(
+        ["sample", *["label"][: len(labels)], "prediction", *(f"p({name})" for name in names)]
+    )
+    for i, sample in enumerate(samples.names):
+        label = labels[i] if labels else []
+        row = [sample, *label, names[classes[i]], *(f"{p:.6g}" for p in probabilities[i])]
+        table.writerow(row)
+    return stream.getvalue()

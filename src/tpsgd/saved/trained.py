@@ -1,0 +1,200 @@
+"""What a folder has of a trained model: its description, its tensors, and how it was trained.
+
+A model is described by its modules (`modules`). A model that a user's function makes is stored as
+`FILE.py:FUNCTION` and the checksum of that file; loading it asks for the file.
+"""
+
+import hashlib
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tpsgd import __version__
+from tpsgd.errors import TpsgdError, shortened
+from tpsgd.files import call_function, is_function
+from tpsgd.saved import folder as folders
+from tpsgd.saved import modules
+from tpsgd.saved.folder import Layout
+
+MODEL = Layout("model", 1)
+CHANNELS_LAST = "channels-last"
+KEYS = {"model", "tensors", "frozen", "run", "classes", "inputs", "versions"}
+DTYPES = (
+    "float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Content:
+    """A model and what belongs to it, in the types that JSON has.
+
+    Args:
+        model: the model.
+        run: the record of its training.
+        classes: the names of the classes, or nothing.
+        inputs: what a sample must look like: its shape, columns, how it was scaled.
+        versions: of Python, torch and tpsgd when it was saved.
+    """
+
+    model: nn.Module
+    run: dict[str, Any]
+    classes: Sequence[str] = ()
+    inputs: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+def write(
+    folder: str | Path, content: Content, factory: str | None = None, overwrite: bool = False
+) -> Path:
+    """Write a model into a folder; see `Run.save`."""
+    path = check_free(folder, overwrite)
+    model = modules.describe(content.model) if factory is None else _describe_factory(factory)
+    tensors = {}
+    for name, tensor in content.model.state_dict(keep_vars=True).items():
+        if not isinstance(tensor, Tensor) or isinstance(tensor, nn.UninitializedParameter):
+            raise TpsgdError(f"the model's state {name!r} is no tensor: it cannot be saved")
+        tensors[name] = tensor.detach()
+    learns = {name for name, p in content.model.named_parameters() if p.requires_grad}
+    parameters = dict(content.model.named_parameters())
+    versions = {"python": platform.python_version(), "torch": torch.__version__}
+    description = {
+        "model": model,
+        "tensors": {name: _form(tensor) for name, tensor in tensors.items()},
+        "frozen": sorted(parameters.keys() - learns),
+        "classes": _class_names(content.classes),
+        "inputs": content.inputs,
+        "run": content.run,
+        "versions": versions | {"tpsgd": __version__},
+    }
+    return folders.write(MODEL, path, description, tensors)
+
+
+def read(folder: str | Path, factory: str | None = None) -> Content:
+    """The content of a folder; no code is run, except for the file of a `factory`."""
+    path = Path(folder).expanduser()
+    description, tensors = folders.read(MODEL, path)
+    expected = KEYS | {"format", folders.WEIGHTS}
+    if description.keys() != expected:
+        names = shortened(", ".join(sorted(map(repr, description.keys() ^ expected))))
+        raise TpsgdError(f"{path} holds no model of format {MODEL.format}: it differs in {names}")
+    try:
+        model = _model(path, description["model"], factory)
+        _check(path, model, description["tensors"], tensors)
+        _fill(model, tensors)
+        for name in description["frozen"]:
+            model.get_parameter(name).requires_grad_(False)
+        classes = _class_names(description["classes"])
+        run, inputs, versions = (dict(description[key]) for key in ("run", "inputs", "versions"))
+    except TpsgdError:
+        raise
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        raise TpsgdError(f"the model in {path} makes no sense: {shortened(error)}") from error
+    return Content(model, run, classes, inputs, versions)
+
+
+def check_free(folder: str | Path, overwrite: bool) -> Path:
+    """The folder, if it holds no model or if that may be replaced."""
+    path = Path(folder).expanduser()
+    if folders.holds(MODEL, path) and not overwrite:
+        raise TpsgdError(
+            f"{path} already holds a model: name another folder, or replace it with overwrite=True "
+            "(--overwrite)"
+        )
+    return path
+
+
+def _describe_factory(factory: str) -> dict[str, str]:
+    if not is_function(factory):
+        raise TpsgdError(f"factory must be 'FILE.py:FUNCTION', got {factory!r}")
+    return {"factory": factory, "sha256": _checksum(factory)}
+
+
+def _checksum(factory: str) -> str:
+    """Of the file of `FILE.py:FUNCTION`."""
+    file = Path(factory.rpartition(":")[0]).expanduser()
+    if not file.is_file():
+        raise TpsgdError(f"there is no file {file}")
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _model(folder: Path, description: Any, factory: str | None) -> nn.Module:
+    """The model that was described, or that the user's function makes."""
+    if "factory" not in description:
+        if factory is not None:
+            raise TpsgdError(f"the model in {folder} needs no file: leave {factory} out")
+        return modules.build(description)
+    word, checksum = shortened(description["factory"]), str(description["sha256"])
+    if factory is None:
+        raise TpsgdError(
+            f"the model in {folder} is made by {word}: name that file to have it run, with "
+            f"tpsgd.load(folder, factory={word!r}) or --model {word}"
+        )
+    if not is_function(factory):
+        raise TpsgdError(f"factory must be 'FILE.py:FUNCTION', got {factory!r}")
+    if factory.rpartition(":")[2] != word.rpartition(":")[2] or _checksum(factory) != checksum:
+        raise TpsgdError(
+            f"{factory} is not what the model in {folder} was made by, {word} with the SHA-256 "
+            f"{checksum[:16]}...: the file has changed, or is another one"
+        )
+    with torch.random.fork_rng():
+        model = call_function(factory)
+    if not isinstance(model, nn.Module):
+        raise TpsgdError(f"{factory} returned a {type(model).__name__}, not an nn.Module")
+    return model
+
+
+def _form(tensor: Tensor) -> str:
+    """The type, shape and memory format of a tensor in words: `float32 64x3x3x3 channels-last`."""
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name not in DTYPES or tensor.layout is not torch.strided:
+        raise TpsgdError(f"a tensor of type {name} ({tensor.layout}) cannot be saved")
+    last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    words = [name, "x".join(map(str, tensor.shape)) or "number"]
+    return " ".join(words + [CHANNELS_LAST] * (last and not tensor.is_contiguous()))
+
+
+def _check(
+    folder: Path, model: nn.Module, forms: Mapping[str, str], tensors: dict[str, Tensor]
+) -> None:
+    """Compare the names, shapes and types of the tensors with the description and the model."""
+    state = model.state_dict()
+    if names := forms.keys() ^ tensors.keys() | state.keys() ^ tensors.keys():
+        listed = shortened(", ".join(sorted(map(repr, names))))
+        raise TpsgdError(
+            f"the tensors in {folder} are not those of the model that it describes: {listed}"
+        )
+    for name, tensor in tensors.items():
+        if forms[name].removesuffix(f" {CHANNELS_LAST}") != _form(tensor):
+            described = shortened(repr(forms[name]))
+            raise TpsgdError(
+                f"{name!r} in {folder} is {_form(tensor)}, and {described} by its description"
+            )
+        same_kind = tensor.is_floating_point() == state[name].is_floating_point()
+        if tensor.shape != state[name].shape or not same_kind:
+            raise TpsgdError(
+                f"{name!r} in {folder} is {_form(tensor)}, the model needs {_form(state[name])}"
+            )
+        if forms[name].endswith(CHANNELS_LAST) and tensor.dim() == 4:
+            tensors[name] = tensor.contiguous(memory_format=torch.channels_last)
+
+
+def _fill(model: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Put tensors in; a model with memory, which may share parameters, keeps its parameters."""
+    if any(t.is_meta for t in model.state_dict().values()):
+        model.load_state_dict(tensors, assign=True)
+        return
+    for name, target in model.state_dict(keep_vars=True).items():
+        target.data = tensors[name].to(target.device)
+
+
+def _class_names(classes: Any) -> list[str]:
+    names: list[Any] = list(classes) if isinstance(classes, (list, tuple)) else [classes]
+    is_list = isinstance(classes, (list, tuple)) and all(isinstance(n, str) for n in names)
+    if not is_list or len(set(names)) < len(names):
+        raise TpsgdError("classes must be a list of different names, in the order of the outputs")
+    return names

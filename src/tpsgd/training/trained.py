@@ -1,0 +1,141 @@
+"""`load`: a trained model out of a folder that `Run.save` wrote, ready to predict."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tpsgd.engine.batches import check_values
+from tpsgd.engine.device import resolve_device
+from tpsgd.engine.inputs import inputs as as_samples
+from tpsgd.engine.record import Run
+from tpsgd.errors import TpsgdError, shortened
+from tpsgd.nets.modes import modes_restored
+from tpsgd.nets.recurrent import connect
+from tpsgd.saved import trained
+from tpsgd.training.evaluate import evaluate, form_for, last_module, output
+
+
+@dataclass
+class Trained:
+    """A trained model with its record, the names of its classes and what its samples look like.
+
+    Samples are given as they were given to `fit`.
+
+    Attributes:
+        model: the model, in evaluation mode.
+        run: the record of its training.
+        classes: the names of the classes, in the order of the outputs; empty if none were saved.
+        inputs: what samples look like, as it was given to `Run.save`.
+        versions: of Python, torch and tpsgd when it was saved.
+    """
+
+    model: nn.Module
+    run: Run
+    classes: tuple[str, ...] = ()
+    inputs: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+
+    @torch.no_grad()
+    def outputs(self, x: Any, *, batch_size: int = 1024) -> Tensor:
+        """The model's outputs, one number per class for each sample, in the order of samples."""
+        x, form = as_samples(x), form_for(self.model, batch_size)
+        if not len(x):
+            raise TpsgdError("there are no samples to predict")
+        check_values(x, form)
+        with modes_restored(self.model):
+            model = connect(self.model).eval()
+            starts = range(0, len(x), batch_size)
+            pieces = [output(model, form(x[start : start + batch_size])) for start in starts]
+        outputs = torch.cat(pieces)
+        count = max(2, outputs.shape[1])  # one output is a yes or a no
+        if self.classes and len(self.classes) != count:
+            raise TpsgdError(
+                f"the model tells {count} classes apart, but was saved with "
+                f"{len(self.classes)} names of classes"
+            )
+        return outputs
+
+    def probabilities(self, x: Any, *, batch_size: int = 1024) -> Tensor:
+        """The probability of each class, by the link of the loss that the model was trained with.
+
+        For cross-entropy that is the softmax, for `bce` the sigmoid of each output: rows then need
+        not sum to 1, except for a single output, which gives two columns, no and yes. Least squares
+        (`mse`, `ridge`, `rls`) estimates probabilities themselves: they are cut off at 0 and
+        divided by their sum. None of them is calibrated.
+        """
+        return _probabilities(self.outputs(x, batch_size=batch_size), self.model, self.run)
+
+    def predict(self, x: Any, *, batch_size: int = 1024) -> Tensor:
+        """The class with the largest output for each sample, as an index into `classes`."""
+        outputs = self.outputs(x, batch_size=batch_size)
+        if outputs.shape[1] == 1:
+            outputs = _probabilities(outputs, self.model, self.run)
+        return outputs.argmax(1)
+
+    def evaluate(self, data: Any, *, batch_size: int = 1024) -> float:
+        """The share of samples that are classified correctly, as by `tpsgd.evaluate`."""
+        return evaluate(self.model, data, batch_size=batch_size)
+
+
+def load(
+    folder: str | Path, *, factory: str | None = None, device: torch.device | str = "cpu"
+) -> Trained:
+    """Load a model that `Run.save` or `tpsgd train --save` wrote.
+
+    Nothing in the folder is run: a model is built of modules on a list, and its tensors are plain
+    numbers with a checksum. A file that is cut off, edited, of a newer format or of another program
+    is refused.
+
+    Args:
+        folder: where the model was saved.
+        factory: `FILE.py:FUNCTION`, only for a model that was saved with it. The file is run, if
+            it has not changed since.
+        device: where to put the model.
+
+    Examples:
+        >>> import tempfile, tpsgd
+        >>> x, y = torch.randn(64, 8), torch.arange(64) % 2
+        >>> run = tpsgd.fit(nn.Sequential(nn.Linear(8, 2)), (x, y), epochs=1)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = run.save(folder)
+        ...     trained = tpsgd.load(folder)
+        >>> torch.equal(trained.model(x), run.model(x))
+        True
+    """
+    content = trained.read(folder, factory)
+    model = content.model.to(resolve_device(device)).eval()
+    try:
+        run = Run.of(content.run, model)
+        if not isinstance(run.settings, dict) or not isinstance(run.seed, int):
+            raise TypeError("settings or seed")
+    except (KeyError, TypeError, AttributeError) as error:
+        reason = shortened(error)
+        raise TpsgdError(f"the record of the model in {folder} makes no sense: {reason}") from error
+    return Trained(model, run, tuple(content.classes), content.inputs, content.versions)
+
+
+def _probabilities(outputs: Tensor, model: nn.Module, run: Run) -> Tensor:
+    solved = bool(run.blocks) and run.blocks[-1].learning == "solved"
+    loss, last = run.settings.get("loss"), last_module(model)
+    if isinstance(last, nn.LogSoftmax):
+        return outputs.exp()
+    if isinstance(last, nn.Softmax):
+        return outputs
+    if loss == "bce" or outputs.shape[1] == 1 or isinstance(last, nn.Sigmoid):
+        yes = _yes(outputs, solved, isinstance(last, nn.Sigmoid))
+        return yes if outputs.shape[1] > 1 else torch.cat([1 - yes, yes], 1)
+    if loss == "mse" or solved:
+        positive = outputs.clamp(min=0)
+        total = positive.sum(1, keepdim=True)
+        return torch.where(total > 0, positive / total.clamp(min=1e-12), outputs.softmax(1))
+    return outputs.softmax(1)
+
+
+def _yes(outputs: Tensor, solved: bool, squashed: bool) -> Tensor:
+    """The probability of a yes in each output; solvers aim at 1 for yes and at -1 for no."""
+    if squashed:
+        return outputs
+    return ((outputs + 1) / 2).clamp(0, 1) if solved else outputs.sigmoid()

@@ -1,0 +1,142 @@
+"""`tpsgd train --save`, `tpsgd predict` and `tpsgd evaluate`, and their mistakes."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tpsgd
+
+TRAIN = [
+    "train",
+    "--data",
+    "pets.csv",
+    "--model",
+    "mlp:8",
+    "--epochs",
+    "20",
+    "--lr",
+    "0.05",
+    "--save",
+    "model",
+]
+OWN = """
+from torch import nn
+
+class Mine(nn.Linear):
+    pass
+
+def net():
+    return nn.Sequential(Mine(3, 8), nn.ReLU(), nn.Linear(8, 2))
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """A folder with a table of two kinds, which differ in the first column."""
+    monkeypatch.chdir(tmp_path)
+    rows = np.random.default_rng(0).normal(size=(60, 3))
+    kinds = np.where(rows[:, 0] > 0, "dog", "cat")
+    lines = [",".join([*map(str, row), kind]) for row, kind in zip(rows, kinds, strict=True)]
+    Path("pets.csv").write_text("\n".join(["a,b,c,kind", *lines]))
+    Path("new.csv").write_text("c,b,a\n0,0,2.5\n0,0,-2.5\n")
+    Path("own.py").write_text(OWN)
+    return tmp_path
+
+
+def test_train_then_predict_then_evaluate(says):
+    code, out, _ = says(*TRAIN)
+    assert code == 0 and out.endswith("saved model\n")
+    code, out, err = says("predict", "model", "--data", "new.csv")
+    head, *rows = csv.reader(out.splitlines())
+    assert (code, err) == (0, "") and head == ["sample", "prediction", "p(cat)", "p(dog)"]
+    assert [row[:2] for row in rows] == [["1", "dog"], ["2", "cat"]]
+    assert all(float(p) + float(q) == pytest.approx(1, abs=1e-4) for *_, p, q in rows)
+    assert says("predict", "model", "--data", "new.csv", "--out", "p.csv") == (
+        0, "saved 2 predictions in p.csv\n", "",
+    )  # fmt: skip
+    assert Path("p.csv").read_text() == out
+    code, out, _ = says("predict", "model", "--data", "pets.csv")
+    assert out.startswith("sample,label,prediction,p(cat),p(dog)\n") and out.count("\n") == 61
+    code, out, _ = says("evaluate", "model", "--data", "pets.csv")
+    assert code == 0 and out.startswith("accuracy 9") and "of 60 samples (pets.csv)" in out
+    code, out, _ = says("evaluate", "model", "--data", "pets.csv", "--json")
+    assert json.loads(out)["samples"] == 60
+
+
+def test_the_folder_says_how_the_model_was_trained(says):
+    says(*TRAIN, "--seed", "3", "--rule", "drtp")
+    trained = tpsgd.load("model")
+    assert trained.run.seed == 3 and trained.run.rule == "drtp"
+    assert trained.run.settings["model"] == "mlp:8" and trained.classes == ("cat", "dog")
+    assert trained.inputs == {"shape": [3], "columns": ["a", "b", "c"], "label": "kind"}
+    assert trained.versions["tpsgd"] == tpsgd.__version__
+
+
+def test_a_saved_model_agrees_with_the_accuracy_that_train_printed(says):
+    _, out, _ = says("train", "--epochs", "1", "--save", "model", "--json")
+    accuracy = json.loads(out)["accuracy"]
+    _, out, _ = says("evaluate", "model", "--data", "digits", "--json")
+    assert json.loads(out) == {"accuracy": accuracy, "samples": 359, "data": "digits"}
+
+
+def test_a_model_is_not_replaced_unless_asked_and_that_is_said_before_training(says, monkeypatch):
+    assert says(*TRAIN)[0] == 0
+    before = Path("model/model.json").read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr("tpsgd.training.arm.Arm.train", lambda *_, **__: pytest.fail("it trained"))
+        code, _, err = says(*TRAIN)
+    assert code == 2 and "already holds a model" in err and err.count("\n") == 1
+    assert Path("model/model.json").read_bytes() == before
+    assert says(*TRAIN, "--seed", "1", "--overwrite")[0] == 0
+    assert tpsgd.load("model").run.seed == 1
+
+
+def test_a_model_of_your_own_file(says):
+    train = ["train", "--data", "pets.csv", "--model", "own.py:net", "--save", "model"]
+    assert says(*train)[0] == 0
+    code, _, err = says("predict", "model", "--data", "new.csv")
+    assert code == 2 and "--model own.py:net" in err
+    code, out, _ = says("predict", "model", "--data", "new.csv", "--model", "own.py:net")
+    assert code == 0 and out.count("\n") == 3
+    Path("own.py").write_text(OWN + "\n# changed\n")
+    code, _, err = says("predict", "model", "--data", "new.csv", "--model", "own.py:net")
+    assert code == 2 and "the file has changed" in err
+
+
+def test_a_full_disk_at_the_end_loses_no_result(says, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tpsgd.saved.folder.write_whole", full)
+    code, out, err = says(*TRAIN)
+    assert code == 1 and "No space left on device" in err and err.count("\n") == 1
+    assert "test accuracy" in out and "saved" not in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("predict nowhere --data new.csv", "nowhere holds no model: there is no model.json"),
+        ("predict model --data gone.csv", "there is no gone.csv"),
+        ("predict model", "Missing option '--data'"),
+        ("predict model --data own.py", "is not one of FILE.npz"),
+        ("predict model --data new.csv --out none/p.csv", "there is no folder none"),
+        ("predict model --data new.csv --device gpu", "unknown device 'gpu'"),
+        ("evaluate model --data new.csv", "new.csv has no labels to compare with"),
+        ("evaluate model --data digits", "samples of shape (1, 8, 8), the model was trained on"),
+    ],
+)
+def test_mistakes_are_one_line(says, words, said):
+    says(*TRAIN)
+    code, _, err = says(*words.split())
+    assert code == 2 and said in err and err.count("\n") == 1
+
+
+def test_a_model_without_class_names_says_what_to_do(says):
+    says(*TRAIN)
+    tpsgd.load("model").run.save("model", overwrite=True)
+    code, _, err = says("predict", "model", "--data", "new.csv")
+    assert code == 2 and "has no names of classes: save it with run.save(" in err
