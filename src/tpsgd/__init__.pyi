@@ -13,6 +13,7 @@ from .engine.optimizers import two_rates as two_rates
 from .engine.record import Run as Run
 from .engine.settings import Memory as Memory
 from .errors import TpsgdError as TpsgdError
+from .estimators.classifier import TPSGDClassifier as TPSGDClassifier
 from .losses import bce as bce
 from .losses import cross_entropy as cross_entropy
 from .losses import mse as mse

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from tpsgd.errors import TpsgdError
-from tpsgd.losses import Loss, bce, cross_entropy
+from tpsgd.losses import Loss, cross_entropy, mse
 from tpsgd.maths.memory_format import flat, full, rows, unflat
 from tpsgd.maths.pooling import back_to_pixels, cells, grid_for, pixel_codes
 from tpsgd.maths.random import Key
@@ -322,7 +322,8 @@ def readout(
 ) -> Objective:
     """A local classifier: cross-entropy of y read out through the class codes, against the label.
 
-    It is `bce` if the last block has `bce` (several labels per sample, or one yes-or-no output).
+    If the last block has another loss of logits, so has the local classifier: `bce` for several
+    labels per sample or one yes-or-no output.
     Feature maps are averaged over a grid of cells first, the finest that keeps at most `features`
     numbers (at least one cell). Other output is read out whole. The logits are the codes' products
     with the features times `scale`, over the root of their number; with `calibrated`, also over the
@@ -330,7 +331,7 @@ def readout(
     """
     grid = grid_for(site.shape, features) if site.maps else None
     d = site.shape[0] * prod(grid) if grid else prod(site.shape)
-    local = bce if site.loss is bce else cross_entropy
+    local = cross_entropy if site.loss is mse else site.loss
     codes, pool = site.draw(projection, (d,)), grid
     gain = torch.full((), scale / d**0.5, dtype=codes.dtype, device=codes.device)
     if grid is None:
