@@ -90,7 +90,7 @@ class TPSGDClassifier(ClassifierMixin, BaseEstimator):
         rule: str | Rule | Callable[[], Rule] = "readout",
         *,
         activation: str = "relu",
-        epochs: int = 100,
+        epochs: int = 200,
         batch_size: int = 128,
         optimizer: OptimizerFactory | None = None,
         lr: float | None = None,

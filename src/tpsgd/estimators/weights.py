@@ -26,6 +26,7 @@ def weighted_rows(labels: Tensor, weights: Tensor, classes: int) -> Tensor:
     """Rows w_i y*_i for class indices and positive weights.
 
     Examples:
+        >>> import torch
         >>> weighted_rows(torch.tensor([1, 0]), torch.tensor([0.5, 2.0]), 2)
         tensor([[0.0000, 0.5000],
                 [2.0000, 0.0000]])
