@@ -14,6 +14,7 @@ from .engine.record import Run as Run
 from .engine.settings import Memory as Memory
 from .errors import TpsgdError as TpsgdError
 from .estimators.classifier import TPSGDClassifier as TPSGDClassifier
+from .estimators.regressor import TPSGDRegressor as TPSGDRegressor
 from .losses import bce as bce
 from .losses import cross_entropy as cross_entropy
 from .losses import mse as mse

@@ -217,7 +217,7 @@ def test_the_library_imports_without_scikit_learn():
     missing = without_scikit_learn("tpsgd.TPSGDClassifier")
     assert missing.returncode == 1
     assert missing.stderr.splitlines()[-1] == (
-        "ImportError: tpsgd.TPSGDClassifier needs scikit-learn: pip install scikit-learn"
+        "ImportError: tpsgd's classifier and regressor need scikit-learn: pip install scikit-learn"
     )
 
 

@@ -25,7 +25,7 @@ def chunks(size=100):
 def test_calls_on_chunks_are_one_run_over_a_loader(word):
     fresh = TPSGDClassifier((16,), word, random_state=0)
     fresh._samples(X, Y, first=True)
-    fresh._start(np.arange(10), X.dtype)
+    fresh._start(10, X.dtype)
     model, seed = fresh.model_, fresh._seed
     stream = TPSGDClassifier((16,), word, random_state=0)
     for chunk in chunks():

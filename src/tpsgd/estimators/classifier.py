@@ -1,40 +1,31 @@
 """`TPSGDClassifier`: an MLP trained without backpropagation, in scikit-learn's conventions."""
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 from zlib import crc32
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import ClassifierMixin
 from sklearn.model_selection import train_test_split
-from sklearn.utils import check_random_state, compute_class_weight
+from sklearn.utils import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets, unique_labels
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
-from torch import Tensor, nn
+from sklearn.utils.validation import _check_sample_weight, validate_data
+from torch import Tensor
 
-from tpsgd.engine.device import resolve_device
 from tpsgd.engine.inputs import tensor
-from tpsgd.engine.learner import EarlyStopping
 from tpsgd.engine.optimizers import OptimizerFactory, adam
-from tpsgd.engine.record import Run
-from tpsgd.engine.settings import Memory
-from tpsgd.errors import TpsgdError, suggestion
+from tpsgd.errors import TpsgdError
+from tpsgd.estimators.perceptron import NUMBERS, Perceptron
 from tpsgd.estimators.streams import Stream
 from tpsgd.estimators.weights import weighted, weighted_cross_entropy, weighted_rows
 from tpsgd.losses import cross_entropy
-from tpsgd.rules import ALL, Rule
+from tpsgd.rules import Rule
 from tpsgd.train import simultaneous
-from tpsgd.training.fit import fit
-from tpsgd.zoo.words import ACTIVATIONS, mlp
-
-AT_A_TIME = 1 << 13  # samples whose probabilities are computed together
-NUMBERS = (np.float64, np.float32)  # what X may be made of; everything else becomes the first
 
 
-class TPSGDClassifier(ClassifierMixin, BaseEstimator):
+class TPSGDClassifier(ClassifierMixin, Perceptron):
     """A multi-layer perceptron that learns block by block, as a scikit-learn classifier.
 
     `float32` samples are learned in float32, about twice as fast; all others in float64. Samples
@@ -81,8 +72,6 @@ class TPSGDClassifier(ClassifierMixin, BaseEstimator):
         >>> classifier.score(X, y) > 0.9
         True
     """
-
-    n_features_in_: int  # set by scikit-learn's `validate_data`
 
     def __init__(
         self,
@@ -139,14 +128,15 @@ class TPSGDClassifier(ClassifierMixin, BaseEstimator):
                 f"warm_start goes on with the classes {list(self.classes_)}, but y has "
                 f"{list(classes)}: set warm_start=False"
             )
-        if not warm:
-            self._start(classes, X.dtype)
+        self.classes_ = classes
         weights = self._weights(X, y, sample_weight)
         if weights is not None:
             heavy = weights > 0
             X, y, weights = X[heavy], y[heavy], weights[heavy]
             weights /= weights.mean() if len(y) else 1.0
         _refuse_one_class(y)
+        if not warm:
+            self._start(len(classes), X.dtype)
         parts: Any = [X, y] if weights is None else [X, y, weights]
         validation = None
         if self.early_stopping:
@@ -179,7 +169,8 @@ class TPSGDClassifier(ClassifierMixin, BaseEstimator):
         X, y = self._samples(X, y, first)
         classes = self._classes_of_stream(y, classes, first)
         if first:
-            self._start(classes, X.dtype)
+            self.classes_ = classes
+            self._start(len(classes), X.dtype)
             self._open_stream()
         if self.stopped_early_ and self.early_stopping:
             return self
@@ -196,34 +187,18 @@ class TPSGDClassifier(ClassifierMixin, BaseEstimator):
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """The probability of each class, (samples, classes), in the order of `classes_`."""
-        return torch.softmax(self._logits(X), 1).numpy()
+        return torch.softmax(self._outputs(self._inputs(X)), 1).numpy()
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class of each sample."""
-        best = self._logits(X).argmax(1).numpy()
+        best = self._outputs(self._inputs(X)).argmax(1).numpy()
         return self.classes_[best]
 
     def _samples(self, X: Any, y: Any, first: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Samples and labels as arrays; settings that the library does not check are refused."""
+        """Samples and labels as arrays, checked as scikit-learn does."""
         X, y = validate_data(self, X, y, dtype=NUMBERS, order="C", reset=first)
         check_classification_targets(y)
-        if self.activation not in ACTIVATIONS:
-            hint = suggestion(str(self.activation), ACTIVATIONS)
-            raise TpsgdError(f"unknown activation {self.activation!r}: {hint}")
-        if not isinstance(self.n_iter_no_change, int) or self.n_iter_no_change < 1:
-            raise TpsgdError(f"n_iter_no_change must be 1 or more, got {self.n_iter_no_change!r}")
-        if self.early_stopping and not 0 < self.validation_fraction < 1:
-            raise TpsgdError(
-                "validation_fraction must be a number between 0 and 1, got "
-                f"{self.validation_fraction!r}"
-            )
-        self._rule()
-        widths = self._widths()
-        if not first and [m.out_features for m in self._layers()[:-1]] != widths:
-            raise TpsgdError(
-                f"the net has other hidden layers than hidden={self.hidden!r}: set "
-                "warm_start=False and call fit"
-            )
+        self._check_settings(first)
         return X, y
 
     def _classes_of_stream(self, y: np.ndarray, classes: Any, first: bool) -> np.ndarray:
@@ -243,37 +218,6 @@ class TPSGDClassifier(ClassifierMixin, BaseEstimator):
         if absent := sorted(set(np.unique(y)) - set(classes)):
             raise TpsgdError(f"y has classes that are not in classes={list(classes)}: {absent}")
         return classes
-
-    def _widths(self) -> list[int]:
-        widths = [self.hidden] if isinstance(self.hidden, int) else list(self.hidden)
-        if not all(isinstance(w, (int, np.integer)) and w > 0 for w in widths):
-            raise TpsgdError(f"hidden must be widths of 1 or more, got {self.hidden!r}")
-        return [int(width) for width in widths]
-
-    def _layers(self) -> list[nn.Linear]:
-        return [m for m in self.model_ if isinstance(m, nn.Linear)]
-
-    def _rule(self) -> Rule:
-        rule = self.rule
-        if isinstance(rule, str):
-            if rule not in ALL:
-                raise TpsgdError(f"unknown rule {rule!r}: {suggestion(rule, ALL)}")
-            return ALL[rule].make()
-        rule = rule() if callable(rule) else rule
-        if not isinstance(rule, Rule):
-            raise TpsgdError(f"rule must be a word or a tpsgd.rules value, got {self.rule!r}")
-        return rule
-
-    def _start(self, classes: np.ndarray, dtype: Any) -> None:
-        """A new net for these classes."""
-        self.classes_ = classes
-        self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        with torch.random.fork_rng([]):
-            torch.manual_seed(self._seed)
-            shape = (self.n_features_in_,)
-            model = mlp(shape, self._widths(), len(classes), ACTIVATIONS[self.activation])
-        numbers = torch.float32 if dtype == np.float32 else torch.float64
-        self.model_ = model.to(resolve_device(self.device), numbers)
 
     def _open_stream(self) -> None:
         """The next call of `partial_fit` starts with a new optimizer."""
@@ -303,18 +247,11 @@ class TPSGDClassifier(ClassifierMixin, BaseEstimator):
 
     def _train(
         self, data: Any, has_weights: bool, stream: Stream | None = None, **more: Any
-    ) -> Run:
+    ) -> None:
         """Train the net by its rule."""
         rule = weighted(self._rule()) if has_weights else self._rule()
-        with warnings.catch_warnings():  # a class may be missing: all its weights may be 0
-            warnings.filterwarnings("ignore", r"\d+ of \d+ classes have no samples", UserWarning)
-            self.run_ = fit(
-                self.model_, data, rule=rule if stream is None else stream.continued(rule),
-                loss=weighted_cross_entropy if has_weights else cross_entropy, lr=self.lr,
-                batch_size=self.batch_size, seed=self._seed, memory=Memory(measure=False), **more,
-            )  # fmt: skip
-        self.n_iter_ = max((e.epoch for e in self.run_.history), default=0)
-        return self.run_
+        rule = rule if stream is None else stream.continued(rule)
+        self._run(data, rule, weighted_cross_entropy if has_weights else cross_entropy, **more)
 
     def _learn_pass(self, X: Any, y: Any, weights: Any, learned: np.ndarray) -> None:
         """One pass over some of the samples."""
@@ -329,12 +266,6 @@ class TPSGDClassifier(ClassifierMixin, BaseEstimator):
         )  # fmt: skip
         self._stream.store()
 
-    def _stopping(self) -> EarlyStopping | None:
-        return None if self.tol is None and not self.early_stopping else self._patience()
-
-    def _patience(self) -> EarlyStopping:
-        return EarlyStopping(self.n_iter_no_change, self.tol or 0.0)
-
     def _held_out(self, X: np.ndarray) -> np.ndarray:
         """Which samples early stopping holds out, by a hash of their numbers."""
         hashes = np.fromiter((crc32(sample.tobytes(), self._seed) for sample in X), np.uint32)
@@ -342,17 +273,8 @@ class TPSGDClassifier(ClassifierMixin, BaseEstimator):
 
     def _loss(self, X: np.ndarray, y: np.ndarray) -> float:
         """The mean cross-entropy of the net's output."""
-        loss = float(cross_entropy.value(self._logits(X), self._data(X, y)[1]))
+        loss = float(cross_entropy.value(self._outputs(X), self._data(X, y)[1]))
         return loss if math.isfinite(loss) else math.inf
-
-    @torch.no_grad()
-    def _logits(self, X: Any) -> Tensor:
-        check_is_fitted(self)
-        first = next(self.model_.parameters())
-        X = validate_data(self, X, dtype=NUMBERS, order="C", reset=False)
-        samples = tensor(X, "X").split(AT_A_TIME)
-        self.model_.eval()
-        return torch.cat([self.model_(x.to(first)).cpu() for x in samples])
 
 
 def _refuse_one_class(y: np.ndarray) -> None:
