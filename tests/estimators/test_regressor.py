@@ -10,7 +10,7 @@ from sklearn.datasets import make_friedman1
 from sklearn.linear_model import Ridge
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from tpsgd import TPSGDRegressor, TpsgdError
+from tpsgd import TpsgdError, TPSGDRegressor
 from tpsgd.estimators.regressor import squared_error
 from tpsgd.maths.random import Key
 from tpsgd.objectives import Site, differentiate
