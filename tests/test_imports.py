@@ -14,11 +14,11 @@ LEAVES = ["errors", "units", "files", "figures", "maths"]
 PAPER = ["losses", "projections", "objectives", "rules", "protocols", "train"]
 ORDER = [
     [*LEAVES, *PAPER], ["nets"], ["solvers", "saved"], ["engine"], ["memory"], ["training"],
-    ["peers", "zoo", "data"], ["comparison", "adapt"], ["cli", "__main__"],
+    ["peers", "zoo", "data"], ["comparison", "adapt", "estimators"], ["cli", "__main__"],
 ]  # fmt: skip
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 FOR_DATA = {"errors", "units", "files", "nets.padded", "data"}
-PLAIN = {name for name in RANK if name not in ("data", "adapt", "comparison", "cli")}
+PLAIN = {name for name in RANK if name not in ("data", "adapt", "comparison", "estimators", "cli")}
 
 FILES = {
     ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file

@@ -13,6 +13,8 @@ from .engine.optimizers import two_rates as two_rates
 from .engine.record import Run as Run
 from .engine.settings import Memory as Memory
 from .errors import TpsgdError as TpsgdError
+from .estimators.classifier import TPSGDClassifier as TPSGDClassifier
+from .estimators.regressor import TPSGDRegressor as TPSGDRegressor
 from .losses import bce as bce
 from .losses import cross_entropy as cross_entropy
 from .losses import mse as mse

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from tpsgd.errors import TpsgdError
-from tpsgd.losses import Loss, bce, cross_entropy
+from tpsgd.losses import Loss, cross_entropy, mse
 from tpsgd.maths.memory_format import flat, full, rows, unflat
 from tpsgd.maths.pooling import back_to_pixels, cells, grid_for, pixel_codes
 from tpsgd.maths.random import Key
@@ -322,7 +322,8 @@ def readout(
 ) -> Objective:
     """A local classifier: cross-entropy of y read out through the class codes, against the label.
 
-    It is `bce` if the last block has `bce` (several labels per sample, or one yes-or-no output).
+    If the last block has another loss of logits, so has the local classifier: `bce` for several
+    labels per sample or one yes-or-no output.
     Feature maps are averaged over a grid of cells first, the finest that keeps at most `features`
     numbers (at least one cell). Other output is read out whole. The logits are the codes' products
     with the features times `scale`, over the root of their number; with `calibrated`, also over the
@@ -339,7 +340,7 @@ def readout(
         codes = codes.view(-1, *site.shape)
     elif not learned and codes.device.type == "cpu" and len(codes) * prod(site.shape) <= FEW:
         codes, pool = pixel_codes(codes, site.shape, grid), None  # average and product in one
-    local = bce if site.loss is bce else cross_entropy
+    local = cross_entropy if site.loss is mse else site.loss
     classifier = _Classifier(local, pool, learned)
     measured = Calibration(scale, lambda y: cells(y, grid) if grid else y)
     return Objective(

@@ -1,0 +1,124 @@
+"""What the estimators share: a perceptron by its settings, trained by `fit`, and its outputs."""
+
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor, nn
+
+from tpsgd.engine.device import resolve_device
+from tpsgd.engine.inputs import tensor
+from tpsgd.engine.learner import EarlyStopping
+from tpsgd.engine.record import Run
+from tpsgd.engine.settings import Memory
+from tpsgd.errors import TpsgdError, suggestion
+from tpsgd.losses import Loss
+from tpsgd.rules import ALL, Rule
+from tpsgd.training.fit import fit
+from tpsgd.zoo.words import ACTIVATIONS, mlp
+
+AT_A_TIME = 1 << 13  # samples whose outputs are computed together
+NUMBERS = (np.float64, np.float32)  # what X may be made of; everything else becomes the first
+
+
+class Perceptron(BaseEstimator):
+    """An estimator with a perceptron; the class that inherits it has the settings."""
+
+    hidden: Any
+    rule: Any
+    activation: str
+    batch_size: int
+    lr: float | None
+    tol: float | None
+    n_iter_no_change: int
+    early_stopping: bool
+    validation_fraction: float
+    random_state: Any
+    device: Any
+    n_features_in_: int  # set by scikit-learn's `validate_data`
+    model_: nn.Sequential
+    run_: Run
+    n_iter_: int
+
+    def _check_settings(self, first: bool) -> None:
+        """Refuse settings that the library does not check itself."""
+        if self.activation not in ACTIVATIONS:
+            hint = suggestion(str(self.activation), ACTIVATIONS)
+            raise TpsgdError(f"unknown activation {self.activation!r}: {hint}")
+        if not isinstance(self.n_iter_no_change, int) or self.n_iter_no_change < 1:
+            raise TpsgdError(f"n_iter_no_change must be 1 or more, got {self.n_iter_no_change!r}")
+        if self.early_stopping and not 0 < self.validation_fraction < 1:
+            raise TpsgdError(
+                "validation_fraction must be a number between 0 and 1, got "
+                f"{self.validation_fraction!r}"
+            )
+        self._rule()
+        widths = self._widths()
+        if not first and [m.out_features for m in self._layers()[:-1]] != widths:
+            raise TpsgdError(
+                f"the net has other hidden layers than hidden={self.hidden!r}: set "
+                "warm_start=False and call fit"
+            )
+
+    def _widths(self) -> list[int]:
+        widths = [self.hidden] if isinstance(self.hidden, int) else list(self.hidden)
+        if not all(isinstance(w, (int, np.integer)) and w > 0 for w in widths):
+            raise TpsgdError(f"hidden must be widths of 1 or more, got {self.hidden!r}")
+        return [int(width) for width in widths]
+
+    def _layers(self) -> list[nn.Linear]:
+        return [m for m in self.model_ if isinstance(m, nn.Linear)]
+
+    def _rule(self) -> Rule:
+        rule = self.rule
+        if isinstance(rule, str):
+            if rule not in ALL:
+                raise TpsgdError(f"unknown rule {rule!r}: {suggestion(rule, ALL)}")
+            return ALL[rule].make()
+        rule = rule() if callable(rule) else rule
+        if not isinstance(rule, Rule):
+            raise TpsgdError(f"rule must be a word or a tpsgd.rules value, got {self.rule!r}")
+        return rule
+
+    def _start(self, outputs: int, dtype: Any) -> None:
+        """A new net."""
+        self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        device = resolve_device(self.device)
+        with torch.random.fork_rng([]):
+            torch.manual_seed(self._seed)
+            shape = (self.n_features_in_,)
+            model = mlp(shape, self._widths(), outputs, ACTIVATIONS[self.activation])
+        self.model_ = model.to(device, torch.float32 if dtype == np.float32 else torch.float64)
+
+    def _run(self, data: Any, rule: Rule, loss: Loss, **settings: Any) -> None:
+        """Train the net."""
+        with warnings.catch_warnings():  # a class may be missing in a call, or weigh nothing
+            warnings.filterwarnings("ignore", r"\d+ of \d+ classes have no samples", UserWarning)
+            self.run_ = fit(
+                self.model_, data, rule=rule, loss=loss, lr=self.lr, batch_size=self.batch_size,
+                seed=self._seed, memory=Memory(measure=False), **settings,
+            )  # fmt: skip
+        self.n_iter_ = max((e.epoch for e in self.run_.history), default=0)
+
+    def _stopping(self) -> EarlyStopping | None:
+        return None if self.tol is None and not self.early_stopping else self._patience()
+
+    def _patience(self) -> EarlyStopping:
+        return EarlyStopping(self.n_iter_no_change, self.tol or 0.0)
+
+    def _inputs(self, X: Any) -> np.ndarray:
+        """Samples of a trained net as an array, checked as scikit-learn does."""
+        check_is_fitted(self, "model_")
+        samples: Any = validate_data(self, X, dtype=NUMBERS, order="C", reset=False)
+        return samples
+
+    @torch.no_grad()
+    def _outputs(self, X: np.ndarray) -> Tensor:
+        """The net's outputs."""
+        first = next(self.model_.parameters())
+        self.model_.eval()
+        return torch.cat([self.model_(x.to(first)).cpu() for x in tensor(X, "X").split(AT_A_TIME)])

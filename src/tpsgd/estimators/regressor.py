@@ -1,0 +1,148 @@
+"""`TPSGDRegressor`: a perceptron by local rules for numbers instead of classes."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import RegressorMixin
+from sklearn.model_selection import train_test_split
+from sklearn.utils.validation import validate_data
+from torch import Tensor
+
+from tpsgd.engine.inputs import tensor
+from tpsgd.engine.optimizers import OptimizerFactory, adam
+from tpsgd.errors import TpsgdError
+from tpsgd.estimators.perceptron import NUMBERS, Perceptron
+from tpsgd.losses import Loss, mse
+from tpsgd.rules import Rule
+
+# Not `mse` itself, with which the labels are classes and `readout` has a local classifier: with
+# this loss, the local loss of `readout` is squared, too.
+squared_error = Loss("squared_error", mse.link, mse.value)
+OF_CLASSES = ("predsim", "auxiliary")  # rules that need classes
+
+
+class TPSGDRegressor(RegressorMixin, Perceptron):
+    """A multi-layer perceptron that learns block by block, as a scikit-learn regressor.
+
+    Targets are scaled to mean 0 and deviation 1 and take the place of the labels: `readout` reads
+    them out of every hidden layer through fixed random weights, by squared error; other rules get
+    them as projected targets P y*. `readout` and `dfa` are the rules that beat random hidden
+    layers.
+
+    Args:
+        hidden: the widths of the hidden layers; `()` is linear regression.
+        rule: how hidden layers learn, as for `TPSGDClassifier`; not `predsim` and `auxiliary`.
+        activation: as for `TPSGDClassifier`, and so are the other settings.
+        epochs: the most passes over the samples for each layer.
+        batch_size: samples per step.
+        optimizer: a factory, `params -> torch.optim.Optimizer`; default Adam.
+        lr: the learning rate; None is the optimizer's own.
+        tol: how much a layer's loss must improve within `n_iter_no_change` epochs.
+        n_iter_no_change: the patience, in epochs.
+        early_stopping: hold samples out and look at the loss of these.
+        validation_fraction: the share of samples that early stopping holds out.
+        warm_start: `fit` goes on from the weights of the last `fit`.
+        random_state: of all random choices.
+        device: where to train.
+
+    Attributes:
+        model_: the trained `nn.Sequential`, whose outputs are scaled targets.
+        run_: the record of the last call, a `tpsgd.Run`.
+        n_iter_: the most epochs that a layer has taken.
+        mean_, scale_: of the targets.
+
+    Examples:
+        >>> from sklearn.datasets import make_friedman1
+        >>> X, y = make_friedman1(500, random_state=0)
+        >>> regressor = TPSGDRegressor((64,), lr=0.01, epochs=30, random_state=0).fit(X, y)
+        >>> regressor.score(X, y) > 0.8
+        True
+    """
+
+    def __init__(
+        self,
+        hidden: int | Sequence[int] = (256,),
+        rule: str | Rule | Callable[[], Rule] = "readout",
+        *,
+        activation: str = "relu",
+        epochs: int = 200,
+        batch_size: int = 128,
+        optimizer: OptimizerFactory | None = None,
+        lr: float | None = None,
+        tol: float | None = 1e-4,
+        n_iter_no_change: int = 10,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        warm_start: bool = False,
+        random_state: Any = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.hidden = hidden
+        self.rule = rule
+        self.activation = activation
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.optimizer = optimizer
+        self.lr = lr
+        self.tol = tol
+        self.n_iter_no_change = n_iter_no_change
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.warm_start = warm_start
+        self.random_state = random_state
+        self.device = device
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    def fit(self, X: Any, y: Any) -> "TPSGDRegressor":
+        """Train a new net (with `warm_start`, the net of the last `fit`).
+
+        Args:
+            X: samples, (samples, features).
+            y: their targets, (samples,) or (samples, targets).
+        """
+        warm = self.warm_start and hasattr(self, "model_")
+        samples: Any = validate_data(
+            self, X, y, dtype=NUMBERS, order="C", reset=not warm, multi_output=True, y_numeric=True
+        )
+        X, y = samples[0], samples[1].astype(np.float64)
+        self._check_settings(first=not warm)
+        if (rule := self._rule()).name in OF_CLASSES:
+            raise TpsgdError(f"{rule.name} needs classes: choose another rule, such as readout")
+        rows = y.reshape(len(y), -1)
+        if warm and rows.shape[1] != self._layers()[-1].out_features:
+            raise TpsgdError("y has another number of targets than before: set warm_start=False")
+        if not warm:
+            self._one_target = y.ndim == 1
+            self.mean_, scale = rows.mean(0), rows.std(0)
+            self.scale_ = np.where(scale > 0, scale, 1.0)
+            self._start(rows.shape[1], X.dtype)
+        parts: Any = [X, (rows - self.mean_) / self.scale_]
+        validation = None
+        if self.early_stopping:
+            share = self.validation_fraction
+            split: Any = train_test_split(*parts, test_size=share, random_state=self._seed)
+            parts, validation = split[::2], self._data(*split[1::2])
+        self._run(
+            self._data(*parts), rule, squared_error, optimizer=self.optimizer or adam,
+            epochs=self.epochs, validation=validation, early_stopping=self._stopping(),
+        )  # fmt: skip
+        numbers = [replace(e, accuracy=None, val_accuracy=None) for e in self.run_.history]
+        self.run_.history[:] = numbers  # nothing is classified
+        return self
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The target of each sample."""
+        outputs = self._outputs(self._inputs(X)).numpy() * self.scale_ + self.mean_
+        return outputs[:, 0] if self._one_target else outputs
+
+    def _data(self, X: np.ndarray, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Samples and scaled targets as tensors."""
+        dtype = self._layers()[-1].weight.dtype
+        return tensor(X, "X").to(dtype), torch.from_numpy(rows).to(dtype)

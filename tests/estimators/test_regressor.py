@@ -1,0 +1,77 @@
+"""The regressor keeps scikit-learn's conventions, and its local rule beats random hidden layers."""
+
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import make_friedman1
+from sklearn.linear_model import Ridge
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from tpsgd import TpsgdError, TPSGDRegressor
+from tpsgd.estimators.regressor import squared_error
+from tpsgd.maths.random import Key
+from tpsgd.objectives import Site, differentiate
+from tpsgd.rules import readout
+
+X, Y = make_friedman1(1000, noise=0.5, random_state=0)
+TRAIN, TEST = slice(0, 700), slice(700, None)
+SMALL = {"hidden": (64,), "epochs": 40, "lr": 0.005, "random_state": 0}
+
+
+@parametrize_with_checks([TPSGDRegressor()])
+def test_scikit_learns_own_checks(estimator, check):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the checks expect warnings, and ask for some
+        check(estimator)
+
+
+def score(regressor):
+    return regressor.fit(X[TRAIN], Y[TRAIN]).score(X[TEST], Y[TEST])
+
+
+def test_a_local_rule_beats_random_hidden_layers_and_ridge():
+    learned = score(TPSGDRegressor(**SMALL))
+    assert learned > score(TPSGDRegressor(**SMALL, rule="frozen")) + 0.03
+    assert learned > score(Ridge()) + 0.05
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_the_local_loss_of_a_readout_is_squared(learned):
+    site = Site((5,), 2, Key(0), loss=squared_error, dtype=torch.float64)
+    objective = readout(learned, scale=2.0).objective(site)
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randn(7, 5, dtype=torch.float64, generator=generator)
+    s = torch.randn(7, 2, dtype=torch.float64, generator=generator)
+    codes = objective.tensors[0] * (objective.tensors[1] if learned else 1.0)
+    local = objective(y, s)
+    assert torch.allclose(local.loss, (y @ codes.T - s).square().sum(1).mean() / 2)
+    count = len(objective.learned_tensors)
+    by_autograd = differentiate(objective.loss, y, s, objective.tensors, count)
+    assert torch.allclose(local.dy, by_autograd.dy)
+
+
+def test_targets_of_any_size_and_number():
+    both = np.stack([Y, -1e6 * Y + 5e7], 1)
+    regressor = TPSGDRegressor(**SMALL).fit(X, both)
+    assert regressor.predict(X).shape == (1000, 2)
+    assert regressor.score(X, both) > 0.8
+
+
+def test_early_stopping_warm_start_and_pickle():
+    regressor = TPSGDRegressor(**SMALL, early_stopping=True, n_iter_no_change=2).fit(X, Y)
+    assert all(e.val_loss is not None and e.accuracy is None for e in regressor.run_.history)
+    copy = pickle.loads(pickle.dumps(regressor)).set_params(warm_start=True)
+    assert np.array_equal(copy.predict(X), regressor.predict(X))
+    model = copy.model_
+    assert copy.fit(X, Y).model_ is model
+    with pytest.raises(TpsgdError, match="another number of targets"):
+        copy.fit(X, np.stack([Y, Y], 1))
+
+
+@pytest.mark.parametrize("rule", ["predsim", "auxiliary"])
+def test_rules_that_need_classes_are_refused(rule):
+    with pytest.raises(TpsgdError, match=f"{rule} needs classes"):
+        TPSGDRegressor(rule=rule).fit(X, Y)
