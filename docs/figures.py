@@ -292,7 +292,7 @@ def draw_adaptors(values: Any, record: Record) -> Figure:
 # ---- deep nets -----------------------------------------------------------------------------------
 
 CUTS = {"a layer per block": "o", "4 blocks": "s", "2 blocks": "^", "the whole net": "*"}
-VARIANTS = (", after pooling", ", no convolution", ", published")
+VARIANTS = (", no convolution", ", published")
 SHOWN_FROM = 70.0  # per cent of accuracy; less accurate methods are named below the axis
 
 
@@ -300,8 +300,8 @@ def cut_rule_and_variant(arm: str) -> tuple[str, str, str]:
     """How a net is cut, by which rule its blocks learn, and the variant of the rule.
 
     Examples:
-        >>> cut_rule_and_variant("4 blocks, auxiliary, after pooling")
-        ('4 blocks', 'auxiliary', ', after pooling')
+        >>> cut_rule_and_variant("4 blocks, predsim, no convolution")
+        ('4 blocks', 'predsim', ', no convolution')
     """
     if arm == "backprop":
         return "the whole net", arm, ""

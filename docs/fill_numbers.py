@@ -113,6 +113,15 @@ def rank(xs: list[Any], ys: list[Any]) -> str:
     return f"{spearmanr(pairs)[0]:+.2f}"
 
 
+def notes(rows: dict[str, Any]) -> str:
+    """Sentences with what the file notes about some of its rows."""
+    named: dict[str, list[str]] = {}
+    for name, row in rows.items():
+        if "note" in row:
+            named.setdefault(row["note"], []).append(f"`{name}`")
+    return "".join(f" {n[0].upper()}{n[1:]}: {'; '.join(who)}." for n, who in named.items())
+
+
 FORMATS: dict[str, Callable[..., str]] = {
     "percent": percent,
     "percent1": lambda values: percent(values, 1),
@@ -126,6 +135,7 @@ FORMATS: dict[str, Callable[..., str]] = {
     "ratio": lambda value, base=1.0: f"{value / base:.2f}",
     "spread": lambda values: f"{min(values):.3f} to {max(values):.3f}",
     "rank": rank,
+    "notes": notes,
     "best": lambda trials: percent(max(score for _, score in trials), 1),
     "due": lambda due: "due" if due else "not due",
     "text": str,
