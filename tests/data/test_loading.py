@@ -40,13 +40,17 @@ sys.meta_path.insert(0, Nothing_else())
 import tpsgd.adapt, tpsgd.data
 for module in (tpsgd, tpsgd.adapt, tpsgd.data):
     for name in module.__all__:
-        getattr(module, name)
+        if name not in ("TPSGDClassifier", "TPSGDRegressor"):
+            getattr(module, name)
 print("all there")
 """
 
 
 def test_importing_needs_torch_and_numpy_alone():
-    """Whatever torch may import where it is there: it is not there, and every name is."""
+    """Whatever torch may import where it is there: it is not there, and every name is.
+
+    But for the two classes that inherit from scikit-learn's.
+    """
     images, files = ("PIL", "matplotlib"), ("pooch", "requests", "safetensors", "onnx")
     others = ("onnxruntime", "optuna", "rich", "scipy", "sklearn", "tqdm", "typer")
     call = [sys.executable, "-c", ALONE, *images, *files, *others]
