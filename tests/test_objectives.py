@@ -1,6 +1,6 @@
 """Objectives: the derivative written out is the derivative of the loss, and nothing is touched."""
 
-from math import prod
+from math import nan, prod
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from helpers import DRAWN, LOSSES, quartic
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpsgd import bce, cross_entropy, mse, objectives, projections, rules
+from tpsgd import TpsgdError, bce, cross_entropy, mse, objectives, projections, rules
 from tpsgd.maths.pooling import grid_for
 from tpsgd.maths.random import Key
 from tpsgd.objectives import (
@@ -240,3 +240,11 @@ def test_default_losses_of_the_last_block():
         assert make().loss is mse
     for make in (rules.drtp, rules.dfa, rules.sdfa, rules.readout, rules.frozen):
         assert make().loss is cross_entropy
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"features": 0}, {"features": -1}, {"scale": 0.0}, {"scale": nan}]
+)
+def test_a_readout_without_features_or_scale_is_refused(wrong):
+    with pytest.raises(TpsgdError, match=f"{next(iter(wrong))} must be"):
+        rules.readout(**wrong)

@@ -77,7 +77,7 @@ class Calibration:
     that the features have in the first batch.
 
     Args:
-        scale: what that factor was before, but for the number of features.
+        scale: the number that the measured size divides: over it, `run.blocks[i].scale`.
         features: `y -> ` what is measured.
     """
 
@@ -328,7 +328,7 @@ def readout(
     numbers (at least one cell). Other output is read out whole. The logits are the codes' products
     with the features times `scale`, over the root of their number; with `calibrated`, also over the
     root mean square of the features in the first batch, and over the root of the number of units,
-    or filters: then `scale` is about the logit of a sample whose units all agree with a code.
+    or filters: then `scale` is about the logit of a vector whose units all agree with a code.
     """
     grid = grid_for(site.shape, features) if site.maps else None
     d = site.shape[0] * prod(grid) if grid else prod(site.shape)

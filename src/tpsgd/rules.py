@@ -42,6 +42,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
+from math import inf
 from typing import Any
 
 from torch import Tensor
@@ -221,17 +222,22 @@ def readout(
     `readout(True, uniform((3 * d) ** -0.5), features=d, scale=d**0.5)` takes exactly its steps,
     with M initialised as torch's linear layers are.
     """
+    if features is not None and features < 1:
+        raise TpsgdError(f"features must be 1 or more, got {features}")
     calibrated = scale is None if calibrate is None else calibrate
     size = SCALE if scale is None else scale
+    if not 0 < size < inf:
+        raise TpsgdError(f"scale must be a number over 0, got {size}")
 
     def objective(site: Site) -> Objective:
-        codes, most = projection or normal(), features or CELLS * site.shape[0]
+        codes = projection or normal()
+        most = CELLS * site.shape[0] if features is None else features
         return objectives.readout(site, codes, learned, most, size, calibrated)
 
     name = "readout-learned" if learned else "readout"
     about = f"local classifier through {'learned' if learned else 'fixed random'} codes"
-    scaled = f"{'calibrated to' if calibrated else 'scale'} {size:g}"
-    pooled = "" if features else f", at most {CELLS} cells"
+    scaled = f"{'calibrated, ' if calibrated else ''}scale {size:g}"
+    pooled = f", at most {CELLS} cells" if features is None else ""
     options = f"{_Codes(projection, features)}{pooled}, {scaled}"
     return Rule(name, objective, at=at, about=about, options=options, per_step=False)
 
@@ -283,11 +289,11 @@ def auxiliary(
         '2 hidden layers of 128, kernel 1 and 3, at most 10 x 10 cells, share 0'
     """
     each = (kernels,) if isinstance(kernels, (int, float)) else tuple(kernels)
-    whole = all(isinstance(n, int) and n > 0 for n in (channels, side, *each))
+    whole = all(isinstance(n, int) and n is not True and n > 0 for n in (channels, side, *each))
     if not whole or any(k % 2 == 0 for k in each):
         raise TpsgdError(
-            f"an auxiliary net needs channels and side of 1 or more and odd kernels, got "
-            f"channels={channels}, side={side}, kernels={kernels}"
+            "an auxiliary net needs whole numbers, channels and side of 1 or more and odd kernels; "
+            f"got channels={channels}, side={side}, kernels={kernels}"
         )
     if not 0 <= share <= 1:
         raise TpsgdError(f"share must be a number from 0 to 1, got {share}")

@@ -46,7 +46,7 @@ def step(learners: Sequence[Learner], batch: Batch) -> None:
         if learner.learning:
             learner.update(saved, labels, labels, output_unused=last)  # signal and labels: the same
         if not last:
-            x = learner.output(saved)  # computed before the update
+            x = learner.output(saved)  # of the weights before the update
         del saved  # before the next block computes its own
     for learner in learners:
         learner.finish_update()  # of recurrent blocks, whose states the next block had to read

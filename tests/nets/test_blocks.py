@@ -512,3 +512,40 @@ def test_an_output_that_is_a_view_of_the_activation_is_not_overwritten():
     before = output.clone()
     list(source.gradients({}, saved, y, source.objective.tensors)[1])
     assert torch.equal(output, before)
+
+
+class Halved(nn.Module):
+    """Writes into its input."""
+
+    def forward(self, x):
+        return x.mul_(0.5)
+
+
+def test_a_module_may_write_into_the_activation_before_a_pool():
+    layers = [nn.Tanh(), Halved(), nn.MaxPool2d(2), nn.Flatten()]
+    [block, _] = split(nn.Sequential(nn.Conv2d(2, 8, 3), *layers, nn.Linear(8 * 64, 3)))
+    assert not block.pools
+    [block, _] = split(
+        nn.Sequential(nn.Conv2d(2, 8, 3), nn.Tanh(), nn.MaxPool2d(2), nn.Linear(8, 3))
+    )
+    assert block.pools
+
+
+def test_a_block_that_learns_alone_pools_no_batch():
+    maps = nn.Conv2d(2, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()
+    [block, _] = split(nn.Sequential(*maps, nn.Linear(8 * 64, 3)))
+    site = Site((8, 16, 16), 3, Key(), maps=True)
+    objective = rules.readout(learned=True, features=32).objective(site)
+    source = ClosedForm(block, Place.AFTER, objective)
+    x, y = images(8, size=18)
+    with torch.no_grad():
+        for output_unused, calls in ((True, 0), (False, 1)):
+            saved = source.forward({}, x)
+            list(source.gradients({}, saved, y, objective.tensors, output_unused)[1])
+            assert len(saved.output) == calls
+
+
+def test_a_layer_that_does_not_fit_is_named_before_the_cut():
+    layers = [nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten()]
+    with pytest.raises(tpsgd.TpsgdError, match=r"block 1 .* cannot take an input of shape"):
+        split(nn.Sequential(*layers, nn.Linear(16, 3)), blocks=2, samples=torch.randn(2, 1, 6, 6))

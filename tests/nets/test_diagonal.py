@@ -5,6 +5,7 @@ autograd through all of it; the layer itself has real numbers, chunks of powers 
 """
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -401,3 +402,17 @@ def test_a_parametrised_layer_computes():
 def test_the_state_that_read_returns_holds_no_other_states():
     _, state_after = Recurrent.diagonal(4, 5).read(torch.randn(2, 40, 4))
     assert state_after.untyped_storage().nbytes() == state_after.nbytes
+
+
+@pytest.mark.parametrize("at", ["last", "mean", "every"])
+@pytest.mark.parametrize("steps", [5, 80])
+def test_a_batch_may_be_one_sample(at, steps):
+    x, y = torch.randn(5, steps, 2), torch.arange(5) % 2
+    alone = nn.Sequential(Recurrent.diagonal(2, 4, loss_at=at), nn.Linear(4, 2))
+    together = copy.deepcopy(alone)
+    sgd = partial(torch.optim.SGD, lr=0.01)
+    settings = {"epochs": 1, "batch_size": 5, "optimizer": sgd, "rule": rules.readout(scale=1.0)}
+    tpsgd.fit(alone, (x, y), memory=tpsgd.Memory(micro_batch=1), **settings)
+    tpsgd.fit(together, (x, y), **settings)
+    for a, b in zip(alone.parameters(), together.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-5)

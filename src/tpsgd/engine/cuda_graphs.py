@@ -158,7 +158,7 @@ class UpdateBeside:
 
     def update(self, saved: Any, s: Tensor, labels: Tensor, output_unused: bool = False) -> None:
         """As the learner's; the next block's input is computed before, on its stream."""
-        if isinstance(self.learner.backend, ClosedForm):
+        if isinstance(self.learner.backend, ClosedForm) and self.learner.backend.pools:
             self.learner.output(saved)
         self.operands = saved, s, labels
         if self.stream is not None:

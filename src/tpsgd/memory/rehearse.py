@@ -99,8 +99,10 @@ def _two_lengths(
     recurrent = [m for m in model.modules() if isinstance(m, (SequenceLayer, nn.RNN))]
     diagonal = [m for m in recurrent if isinstance(m, Diagonal)]
     lengths = LONG // 3, 2 * LONG // 3
-    whole = isinstance(method, Backprop) or not inputs.dtype.is_floating_point
-    if diagonal and whole:  # as many operators for any length
+    by_tokens = not inputs.dtype.is_floating_point
+    if diagonal and by_tokens and isinstance(recurrent[0], Diagonal):
+        return None  # it reads all of them as one window
+    if diagonal and isinstance(method, Backprop):  # as many operators for any length
         lengths = lengths if len(diagonal) < len(recurrent) else (steps, steps)
     elif diagonal:  # a few windows, and the same last one
         span = settings.window or WINDOW

@@ -155,7 +155,8 @@ class Block:
     @property
     def pools(self) -> bool:
         """Whether the maps are pooled after the activation: the output has memory of its own."""
-        return any(type(m) in _POOLS for m in self.tail)
+        after = (m for m in self.tail if type(m) not in _SHAPE_ONLY)
+        return type(next(after, None)) in _POOLS
 
     def closed_form(self, at: Place) -> bool:
         """Whether the gradients are written out for an objective at that place."""
@@ -201,6 +202,8 @@ def cut(layers: list[Block], blocks: Blocks, samples: Tensor | None = None) -> l
     alone = [b.index for b in layers if b.recurrent or getattr(b.layer, "is_tap", False)]
     sizes: list[Footprint] = []
     if isinstance(samples, Tensor) and isinstance(blocks, int) and 1 < blocks < len(layers):
+        with modes_restored(*(m for block in layers for m in block.modules)):
+            shapes(layers, samples)  # names a layer that does not fit
         sizes = footprints(layers, samples)
     return layers_per_block(blocks, len(layers), alone, sizes)
 

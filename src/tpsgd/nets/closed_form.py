@@ -180,9 +180,9 @@ class ClosedForm:
             dense = any((dy.is_contiguous(), dy.mT.is_contiguous(), channels_last(dy)))
             into = dy if dense else saved.y if output_unused else None
             return self.act.backward(dy, value, into if self.in_place else None)
-        if self.pools:
+        if self.pools and not output_unused:
             self.output(saved)  # nothing else reads y then
-        output_unused = output_unused or self.pools
+            output_unused = True
         into, down = saved.y if output_unused else torch.empty_like(value), dy.shape[2]
         self.act.backward(spread(dy, value), bands(value, down), bands(into, down))
         return into

@@ -226,7 +226,8 @@ class _Reading:
         steps = window.b.shape[-2]
         if window.inside is None:
             share = (self.dy / self.steps).unsqueeze(-3)
-            return share.expand(*share.shape[:-3], steps, *share.shape[-2:]).flatten(-3, -2)
+            each = share.expand(*share.shape[:-3], steps, *share.shape[-2:])
+            return each.flatten(-3, -2).contiguous()  # of one sample it would be a view
         assert self.lengths is not None
         share = self.dy / self.lengths.to(y.device).unsqueeze(-1)
         return (window.inside.unsqueeze(-1) * share).flatten(-3, -2)
