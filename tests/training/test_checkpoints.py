@@ -1,5 +1,7 @@
 """A run that was interrupted and resumed equals one that was not, bit for bit."""
 
+import subprocess
+import sys
 import warnings
 from dataclasses import replace
 from functools import partial
@@ -172,3 +174,180 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
     assert compared(record) == compared(run)
     assert kills >= max(epoch.epoch for epoch in run.history)
     assert record.peak_bytes == pytest.approx(run.peak_bytes, rel=0.02)
+
+
+def begun(folder: Path, monkeypatch, **settings) -> Checkpoint:
+    """A checkpoint after the first epoch, to go on from."""
+    with monkeypatch.context() as patch:
+        write = checkpoint.write
+
+        def write_and_end(folder, state):
+            write(folder, state)
+            raise Killed
+
+        patch.setattr(checkpoint, "write", write_and_end)
+        with pytest.raises(Killed):
+            tpsgd.fit(plain(), POINTS, checkpoint=Checkpoint(folder, every=0), **settings)
+    return Checkpoint(folder, every=0, resume=True)
+
+
+OTHERS = {
+    "epochs": (plain, POINTS, {"epochs": 4}, "its epochs was 5, and now it is 4"),
+    "rate": (plain, POINTS, {"lr": 0.1}, "its lr was None, and now it is 0.1"),
+    "rule": (plain, POINTS, {"rule": rules.drtp()}, "its rule was readout, and now it is drtp"),
+    "seed": (plain, POINTS, {"seed": 1}, "its seed was 0, and now it is 1"),
+    "schedule": (plain, POINTS, TOGETHER, "its schedule was sequential, and now it is simul"),
+    "optimizer": (
+        plain, POINTS, {"optimizer": lambda p: torch.optim.SGD(p, lr=0.1)}, "its optimizer was",
+    ),
+    "model": (mlp, POINTS, {}, "its model was"),
+    "width": (
+        lambda: nn.Sequential(nn.Linear(6, 11), nn.ReLU(), nn.Linear(11, 8), nn.ReLU(),
+                              nn.Linear(8, 3)),
+        POINTS, {}, "out_features=10, bias=True., and now it is .*out_features=11",
+    ),
+    "size": (plain, (POINTS[0][:60], POINTS[1][:60]), {}, "number of samples .* was 90, and now"),
+    "labels": (plain, (POINTS[0], POINTS[1].flip(0)), {}, "its checksum"),
+    "samples": (plain, (POINTS[0] + 1, POINTS[1]), {}, "its checksum"),
+    "validation": (plain, POINTS, {"validation": POINTS}, "its validation was False, and now"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_checkpoint_of_another_run_is_refused(name: str, tmp_path: Path, monkeypatch) -> None:
+    saved = begun(tmp_path, monkeypatch)
+    make, data, settings, message = OTHERS[name]
+    model = make()
+    before = [p.clone() for p in model.parameters()]
+    with pytest.raises(TpsgdError, match=message):
+        tpsgd.fit(model, data, checkpoint=saved, **settings)
+    assert all(map(torch.equal, before, model.parameters()))  # nothing was done to it
+
+
+def test_an_optimizer_with_other_numbers_is_refused(tmp_path: Path, monkeypatch) -> None:
+    def factory(rate):
+        return lambda params: torch.optim.SGD(params, lr=rate)
+
+    saved = begun(tmp_path, monkeypatch, optimizer=factory(0.1))
+    with pytest.raises(TpsgdError, match=r"list of optimizers was .*0\.1.* now it is .*0\.2"):
+        tpsgd.fit(plain(), POINTS, optimizer=factory(0.2), checkpoint=saved)
+
+
+def test_a_folder_with_a_checkpoint_is_not_overwritten(tmp_path: Path, monkeypatch) -> None:
+    begun(tmp_path, monkeypatch)
+    with pytest.raises(TpsgdError, match=r"holds a checkpoint \(after epoch 1 of block 1\): go on"):
+        tpsgd.fit(plain(), POINTS, checkpoint=tmp_path)
+
+
+def damage(folder: Path, how: str) -> None:
+    file = folder / "checkpoint.json"
+    (tensors,) = folder.glob("*.safetensors")
+    text = file.read_text()
+    if how == "no tensors":
+        tensors.unlink()
+    elif how == "truncated tensors":
+        tensors.write_bytes(tensors.read_bytes()[:-9])
+    elif how == "truncated":
+        file.write_text(text[: len(text) // 2])
+    elif how == "edited":
+        file.write_text(text.replace('"epoch": 1', '"epoch": 2'))
+    elif how == "newer":
+        file.write_text(text.replace('"format": 1', '"format": 2'))
+    else:
+        file.write_text("[]")
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("no tensors", "there is no checkpoint-"),
+        ("truncated tensors", "is damaged"),
+        ("truncated", "is not whole"),
+        ("edited", "was edited or damaged"),
+        ("newer", "install a newer tpsgd"),
+        ("foreign", "describes no checkpoint"),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused(how, message, tmp_path: Path, monkeypatch) -> None:
+    saved = begun(tmp_path, monkeypatch)
+    damage(tmp_path, how)
+    with pytest.raises(TpsgdError, match=message):
+        tpsgd.fit(plain(), POINTS, checkpoint=saved)
+
+
+@pytest.mark.parametrize("key", ["identity", "stages", "model", "record", "seconds", "peak"])
+def test_a_state_that_lacks_something_is_refused(key: str, tmp_path: Path, monkeypatch) -> None:
+    saved = begun(tmp_path, monkeypatch)
+    state = checkpoint.read(tmp_path)
+    del state[key]
+    checkpoint.write(tmp_path, state)
+    with pytest.raises(TpsgdError, match="makes no sense: KeyError"):
+        tpsgd.fit(plain(), POINTS, checkpoint=saved)
+
+
+def test_what_killed_processes_left_is_removed(tmp_path: Path, monkeypatch) -> None:
+    saved = begun(tmp_path, monkeypatch)
+    for name in (".checkpoint.json.77.part", "checkpoint-0123456789abcdef.safetensors"):
+        (tmp_path / name).write_bytes(b"half")
+    (tmp_path / "notes.txt").write_text("mine")
+    tpsgd.fit(plain(), POINTS, checkpoint=saved)
+    names = {file.name.partition("-")[0] for file in tmp_path.iterdir()}
+    assert (
+        names == {"checkpoint.json", "checkpoint", "notes.txt"}
+        and len(list(tmp_path.iterdir())) == 3
+    )
+
+
+def test_checkpoints_are_not_more_frequent_than_asked(tmp_path: Path, monkeypatch) -> None:
+    folders = []
+    write = checkpoint.write
+
+    def counted(folder, state):
+        folders.append(folder.name)
+        write(folder, state)
+
+    monkeypatch.setattr(checkpoint, "write", counted)
+    for every, name in ((1e9, "seldom"), (0, "always")):
+        tpsgd.fit(plain(), POINTS, epochs=2, checkpoint=Checkpoint(tmp_path / name, every=every))
+    assert folders.count("seldom") == 1 and folders.count("always") == 6  # the end is written
+
+
+@pytest.mark.parametrize("value", [3, {"folder": 1}, [Path("a")]], ids=str)
+def test_something_else_is_no_folder(value) -> None:
+    with pytest.raises(TpsgdError, match=r"checkpoint must be a folder or tpsgd\.Checkpoint"):
+        tpsgd.fit(plain(), POINTS, checkpoint=value)
+
+
+@pytest.mark.parametrize("every", [-1, float("nan"), "5", True, None], ids=str)
+def test_the_time_between_checkpoints_is_a_number(every) -> None:
+    with pytest.raises(TpsgdError, match="every must be"):
+        Checkpoint("folder", every=every)
+
+
+def test_restarts_have_checkpoints_of_their_own(tmp_path: Path) -> None:
+    first = tpsgd.fit_many(plain, POINTS, restarts=2, epochs=1, checkpoint=tmp_path)
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == ["seed-0", "seed-1"]
+    saved = Checkpoint(tmp_path, resume=True)
+    again = tpsgd.fit_many(plain, POINTS, restarts=2, epochs=1, checkpoint=saved)
+    for model, other in zip(first.models, again.models, strict=True):
+        assert all(map(torch.equal, model.parameters(), other.parameters()))
+    with pytest.raises(TpsgdError, match="cannot be stacked: a checkpoint holds one model"):
+        tpsgd.fit_many(plain, POINTS, restarts=2, stacked=True, checkpoint=tmp_path)
+
+
+def test_an_optimizer_whose_state_is_no_number_is_refused(tmp_path: Path) -> None:
+    class Odd(torch.optim.SGD):
+        def step(self, closure=None):
+            self.state[self.param_groups[0]["params"][0]]["function"] = print
+            return super().step(closure)
+
+    with pytest.raises(TpsgdError, match=r"holds numbers, words and tensors, but .*function"):
+        tpsgd.fit(plain(), POINTS, optimizer=Odd, checkpoint=Checkpoint(tmp_path, every=0))
+
+
+def test_killed_processes_are_resumed_with_the_same_weights() -> None:
+    script = Path(__file__).resolve().parents[2] / "benchmarks" / "kill_and_resume.py"
+    command = [sys.executable, str(script), "--kills", "10"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    assert int(ended.stdout.split()[0]) >= 10 and ended.stdout.endswith("runs equal\n")

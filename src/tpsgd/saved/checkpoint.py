@@ -73,14 +73,23 @@ class Checkpoint:
             writable_folder(self.folder)
             return None
         if not self.resume:
-            raise TpsgdError(
-                f"{self.folder} holds a checkpoint already ({position(self.folder)}): go on from "
-                "it with tpsgd.Checkpoint(folder, resume=True) (--resume), or name another folder"
-            )
+            refuse_to_replace(self.folder, f"a checkpoint ({position(self.folder)})")
         state = read(self.folder)
         writable_folder(self.folder)
         folders.remove_leftovers(CHECKPOINT, self.folder)
         return state
+
+    def remove(self) -> None:
+        """Remove a checkpoint that is not needed any more, and its folder if that is empty."""
+        folders.remove(CHECKPOINT, self.folder)
+
+
+def refuse_to_replace(folder: Path, content: str) -> None:
+    """An error: a folder holds the state of a run, and nobody has asked to go on with it."""
+    raise TpsgdError(
+        f"{folder} holds {content}: go on from it with tpsgd.Checkpoint(folder, resume=True) "
+        "(--resume), or name another folder"
+    )
 
 
 def write(folder: Path, state: dict[str, Any]) -> None:

@@ -140,6 +140,14 @@ def remove_leftovers(layout: Layout, folder: Path) -> None:
     _remove_orphans(layout, folder, file, 0)
 
 
+def remove(layout: Layout, folder: Path) -> None:
+    """Remove a description, then its tensors, then the folder if it is empty."""
+    with contextlib.suppress(OSError):
+        layout.description(folder).unlink()
+        _remove_orphans(layout, folder, layout.description(folder), 0)
+        folder.rmdir()
+
+
 def _remove_orphans(layout: Layout, folder: Path, file: Path, seconds: float) -> None:
     """Remove what processes that were killed while they wrote have left, but not what is fresh.
 

@@ -67,11 +67,21 @@ def _samples(name: str, source: Source) -> dict[str, Any]:
     values: dict[str, Any] = {f"number of samples ({name})": source.samples}
     if not isinstance(stored, Arrays):
         return values
-    x = stored.x.data if isinstance(stored.x, Padded) else stored.x
+    values[f"shape of samples ({name})"] = f"{tuple(stored.x.shape[1:])} {stored.x.dtype}"
+    return values | {f"checksum ({name})": checksum(stored.x, stored.y)}
+
+
+def checksum(x: Tensor | Padded, y: Tensor) -> str:
+    """A checksum of all labels, and of the numbers of some samples.
+
+    Examples:
+        >>> x, y = torch.zeros(3, 2), torch.arange(3)
+        >>> checksum(x, y) == checksum(x, y.flip(0)), checksum(x, y) == checksum(x + 1, y)
+        (False, False)
+    """
+    x = x.data if isinstance(x, Padded) else x
     some = torch.linspace(0, len(x) - 1, min(COMPARED, len(x)), device=x.device).long()
-    checksum = zlib.crc32(_bytes(x[some]), zlib.crc32(_bytes(stored.y)))
-    values[f"shape of samples ({name})"] = f"{tuple(x.shape[1:])} {x.dtype}"
-    return values | {f"checksum ({name})": f"{checksum:08x}"}
+    return f"{zlib.crc32(_bytes(x[some]), zlib.crc32(_bytes(y))):08x}"
 
 
 def _bytes(t: Tensor) -> Any:
