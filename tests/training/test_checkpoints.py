@@ -351,3 +351,29 @@ def test_killed_processes_are_resumed_with_the_same_weights() -> None:
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
     assert int(ended.stdout.split()[0]) >= 10 and ended.stdout.endswith("runs equal\n")
+
+
+@pytest.mark.parametrize("reuse", [True, False])
+def test_a_resumed_adaptor_equals_an_uninterrupted_one(
+    reuse: bool, tmp_path: Path, killed_after_writing: None
+) -> None:
+    def fit(**settings):
+        torch.manual_seed(0)
+        convolutions = nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU()
+        net = tpsgd.adapt.Backbone(nn.Sequential(*convolutions), ["1", "3"])
+        memory = tpsgd.Memory(reuse=reuse)
+        layers = tpsgd.adapt.Layers(convs=1, dense=1, filters=3, kernel=3, width=6)
+        return tpsgd.adapt.fit(
+            net, IMAGES, taps=["1", "3"], layers=layers, combine=tpsgd.adapt.learned, epochs=2,
+            memory=memory, **settings,
+        )  # fmt: skip
+
+    whole, resumed, kills = fit(), None, 0
+    while resumed is None:
+        try:
+            resumed = fit(checkpoint=Checkpoint(tmp_path, every=0, resume=True))
+        except Killed:
+            kills += 1
+    assert kills >= 12 and torch.equal(whole(IMAGES[0]), resumed(IMAGES[0]))
+    for tap, head in whole.heads.items():
+        assert all(map(torch.equal, head.parameters(), resumed.heads[tap].parameters()))
