@@ -26,6 +26,7 @@ from .nets.padded import Padded as Padded
 from .nets.recurrent import Recurrent as Recurrent
 from .rules import Place as Place
 from .rules import Rule as Rule
+from .saved.checkpoint import Checkpoint as Checkpoint
 from .solvers import ridge as ridge
 from .solvers import rls as rls
 from .train import sequential as sequential

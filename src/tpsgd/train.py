@@ -12,7 +12,7 @@ record, measures memory, shows progress, stops blocks early (`protocols.py` has 
 none of them is needed to understand this file.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,14 @@ from tpsgd.rules import Signal
 Step = Callable[[Sequence[Any], Any], None]
 
 
+def until_stopped(learners: Sequence[Learner]) -> Iterator[int]:
+    """The numbers of the epochs, from 0 on, until no block learns any more."""
+    epoch = 0
+    while any(learner.learning for learner in learners):
+        yield epoch
+        epoch += 1
+
+
 @dataclass
 class Net:
     """A model ready to be trained; `engine.assemble` makes it, a schedule takes it."""
@@ -35,6 +43,7 @@ class Net:
     observers: list[Observer]
     wrap: Callable[[Step, Sequence[Any], Source], Step]
     pass_on: Callable[["Net", Any, Source], Source]  # a frozen block's outputs, as a source
+    epochs: Callable[[Sequence[Any]], Iterator[int]] = until_stopped  # of blocks that have started
 
 
 def step(learners: Sequence[Learner], batch: Batch) -> None:
@@ -81,8 +90,7 @@ def train(
     calibrate(learners, source)
     on_labels, on_error = (net.wrap(f, learners, source) for f in (step, step_on_error))
     followers = [x for x in net.observers if type(x).batch is not Observer.batch]
-    epoch = 0
-    while any(learner.learning for learner in learners):
+    for epoch in net.epochs(learners):
         waiting = any(x.learning and x.signal is not Signal.LABEL for x in learners)
         take_step, samples = on_error if waiting else on_labels, 0
         with torch.no_grad():
@@ -100,10 +108,9 @@ def train(
                 learner.end_epoch(samples)
         end = EpochEnd(net, learners, epoch, samples, source, validation)
         stopping = set().union(*(observer.epoch(end) for observer in net.observers))
-        epoch += 1
         for learner in learners:
             learner.adjust_rate()
-            if learner.learning and (epoch >= learner.epochs or learner in stopping):
+            if learner.learning and (epoch + 1 >= learner.epochs or learner in stopping):
                 learner.stop()
 
 

@@ -22,6 +22,7 @@ from tpsgd.engine.settings import Memory, Settings
 from tpsgd.errors import TpsgdError
 from tpsgd.nets.blocks import split
 from tpsgd.rules import Rule, frozen
+from tpsgd.saved.checkpoint import Checkpoint
 from tpsgd.solvers import SOLVERS, ridge
 from tpsgd.training.fit import fit as fit_locally
 
@@ -110,6 +111,8 @@ def fit(
     settings |= {} if checked.validation is None else {"validation": held_out}
     for tap in names:
         options = settings | {"progress": progress and partial(progress, tap)}
+        if isinstance(checked.checkpoint, Checkpoint):
+            options |= {"checkpoint": checked.checkpoint.within(tap)}
         run = _train(method, adaptor, tap, data, options)
         adaptor.runs[tap] = replace(run, model=None)  # the adaptor is the model
     if learns_weights:

@@ -240,6 +240,8 @@ def judge(
         raise TpsgdError("a search plans memory: its method is tpsgd.fit or tpsgd.fit_backprop")
     if "validation" in settings:
         raise TpsgdError("a search has no validation: it holds out samples itself")
+    if "checkpoint" in settings:
+        raise TpsgdError("a search keeps its finished trials in folder=: leave checkpoint out")
     if not 0 < held_out < 1:
         raise TpsgdError(f"held_out must be a share between 0 and 1, got {held_out!r}")
     settings = settings | {"batch_size": settings.get("batch_size") or BATCH}

@@ -14,6 +14,7 @@ import tpsgd
 from tpsgd.cli import adapt_plan, adapt_shift, options
 from tpsgd.cli.adapt_plan import Job
 from tpsgd.cli.options import AsJson, RuleWord, option, setting
+from tpsgd.cli.resuming import Resuming
 from tpsgd.cli.terminal import Stopped, grid_of, live_bar, until_interrupted
 from tpsgd.errors import TpsgdError
 from tpsgd.files import writable_folder, write_whole
@@ -138,6 +139,7 @@ def adapt(
     memory: options.Memory,
     shift: adapt_shift.NewDomain,
     machine: options.Machine,
+    resuming: Resuming,
     rule: RuleWord = "readout",
     no_controls: Annotated[
         bool, option("Leave backprop and a frozen adaptor out.", "--no-controls")
@@ -147,7 +149,9 @@ def adapt(
 ) -> None:
     """Train an adaptor on a frozen backbone, or test how one adapts to a shifted domain."""
     check_rule(rule)
+    kept = resuming.settings()
     if shifts := shift.words():
+        resuming.refuse("--shift")
         if refused := options.chosen(memory) + ["--augment"] * bool(training.augment):
             raise TpsgdError(f"--shift keeps features in memory: leave {', '.join(refused)} out")
     elif find_spec("safetensors") is None:  # before training, not after it
@@ -165,21 +169,22 @@ def adapt(
     planned = adapt_plan.planned(job, more)
     if not as_json:
         adapt_plan.show(planned, rule)
-    results = adapt_shift.recover(job, shift, folder) if shifts else _fit(job, folder)
-    record = {"planned": planned, **results, "backbone": net.name, "taps": list(taps)}
-    record |= {"backbone_bytes": planned["backbone_bytes"], "quantize": backbone.quantize}
-    record |= {"out": str(folder), **options.provenance_of(job.data, machine.device)}
-    write_whole(folder / "record.json", json.dumps(record, indent=1).encode())
-    if as_json:
-        print(json.dumps(record))
-    else:
-        _show(record, job, folder)
-    if record["interrupted"]:
-        rows = record.get("arms") or next(iter(record["shifts"].values()))["arms"]
-        adaptor_too = f"{rows[0]['arm']}'s adaptor and record.json"
-        files = "record.json and figures" if shifts else adaptor_too
-        done = f"{len(rows)} of {len(job.arms)} training runs are done"
-        raise Stopped(f"interrupted; {done}; {files} are in {folder}")
+    with resuming.interruptible():
+        results = adapt_shift.recover(job, shift, folder) if shifts else _fit(job, folder, kept)
+        record = {"planned": planned, **results, "backbone": net.name, "taps": list(taps)}
+        record |= {"backbone_bytes": planned["backbone_bytes"], "quantize": backbone.quantize}
+        record |= {"out": str(folder), **options.provenance_of(job.data, machine.device)}
+        write_whole(folder / "record.json", json.dumps(record, indent=1).encode())
+        if as_json:
+            print(json.dumps(record))
+        else:
+            _show(record, job, folder)
+        if record["interrupted"]:
+            rows = record.get("arms") or next(iter(record["shifts"].values()))["arms"]
+            adaptor_too = f"{rows[0]['arm']}'s adaptor and record.json"
+            files = "record.json and figures" if shifts else adaptor_too
+            done = f"{len(rows)} of {len(job.arms)} training runs are done"
+            raise Stopped(f"interrupted; {done}; {files} are in {folder}")
 
 
 def check_rule(word: str) -> None:
@@ -210,8 +215,8 @@ def _arms(
     return arms | {"linear probe": {"layers": tpsgd.adapt.Probe(), **solved}}
 
 
-def _fit(job: Job, folder: Path) -> dict[str, Any]:
-    """Train all arms; the adaptor of the first is saved."""
+def _fit(job: Job, folder: Path, kept: dict[str, Any]) -> dict[str, Any]:
+    """Train all arms, each with a checkpoint if there is one; the first's adaptor is saved."""
     from tpsgd import adapt
 
     train: Any = job.data.train
@@ -232,6 +237,7 @@ def _fit(job: Job, folder: Path) -> dict[str, Any]:
                 adaptor = adapt.fit(
                     job.backbone, train, taps=job.taps, classes=job.data.classes,
                     progress=progress, **(job.settings | settings),
+                    **{key: value.within(name) for key, value in kept.items()},
                 )  # fmt: skip
                 if name == next(iter(job.arms)):
                     adaptor.save(folder)

@@ -15,13 +15,12 @@ from tpsgd.cli.plan import plan
 from tpsgd.cli.predict import evaluate, predict
 from tpsgd.cli.rule_list import LISTED
 from tpsgd.cli.search import search
-from tpsgd.cli.terminal import Stopped, grid_of
+from tpsgd.cli.terminal import INTERRUPTED, Stopped, grid_of
 from tpsgd.cli.train import train
 from tpsgd.cli.wording import in_options
 from tpsgd.errors import TpsgdError
 from tpsgd.units import columns
 
-INTERRUPTED = 130  # the exit status after Ctrl-C
 SetName = Annotated[
     str, typer.Argument(metavar="NAME", help="digits, mnist, seq-mnist-rows, ...; see: list.")
 ]
@@ -54,7 +53,7 @@ def _run() -> int:
     except (KeyboardInterrupt, typer.Abort):
         return _print_error("interrupted", INTERRUPTED)
     except Stopped as stopped:
-        return _print_error(str(stopped), INTERRUPTED)
+        return _print_error(str(stopped), stopped.status)
     except TpsgdError as error:
         return _print_error(in_options(str(error)), 2)
     except BrokenPipeError:  # the reader of the output, such as `head`, has ended

@@ -2,15 +2,19 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import tpsgd
 from tpsgd.cli import options
 from tpsgd.cli.options import AsJson, option
+from tpsgd.cli.resuming import Resuming
 from tpsgd.cli.terminal import NOTHING_DONE, Stopped, live_bar, show
 from tpsgd.files import writable_folder
+
+if TYPE_CHECKING:
+    from tpsgd.comparison.compare import Comparison
 
 
 @options.grouped
@@ -20,6 +24,7 @@ def compare(
     training: options.FromScratch,
     memory: options.Memory,
     machine: options.Machine,
+    resuming: Resuming,
     rules: Annotated[str, option("all, or some: readout,drtp. See: tpsgd rules.")] = "all",
     restarts: Annotated[int, option("Models to train with each rule.", min=1)] = 3,
     out: Annotated[Path, option("Folder for the report.")] = Path("tpsgd-report"),
@@ -34,7 +39,7 @@ def compare(
     named = [] if rules == "all" else list(dict.fromkeys(options.listed(rules)))
     for word in named:
         arms.entry(word)
-    settings = options.settings_of(training, memory, machine, model)
+    settings = options.settings_of(training, memory, machine, model, resuming)
     samples = data.load(training.seed)
     options.warn_of_loss(training, samples)
     settings = training.complete(settings, samples.shape)
@@ -46,16 +51,26 @@ def compare(
     if head == "ridge":
         compared = [arms.with_ridge(arm, factory, settings) for arm in compared]
     folder = writable_folder(out)
-    with live_bar() as advance:
+    with resuming.interruptible():
+        with live_bar() as advance:
 
-        def progress(record: Any, arm: Any, share: float) -> None:
-            advance(arm.name, share, 1.0, record)
+            def progress(record: Any, arm: Any, share: float) -> None:
+                advance(arm.name, share, 1.0, record)
 
-        record = tpsgd.compare(
-            samples, factory, compared, restarts=restarts, command=options.command_line(),
-            notes=model.record(head) | {"left_out": left_out}, progress=progress,
-            each=lambda record: report.save(record, folder), **settings,
-        )  # fmt: skip
+            record = tpsgd.compare(
+                samples, factory, compared, restarts=restarts, command=options.command_line(),
+                notes=model.record(head) | {"left_out": left_out}, progress=progress,
+                each=lambda record: report.save(record, folder), **settings,
+            )  # fmt: skip
+        _report(record, folder, as_json)
+    if any(result.error and result.arm.name in named for result in record.results):
+        raise typer.Exit(1)
+
+
+def _report(record: "Comparison", folder: Path, as_json: bool) -> None:
+    """Write the report and print the table, also of a comparison that was interrupted."""
+    from tpsgd.comparison import report
+
     if not record.finished:
         raise Stopped(NOTHING_DONE)
     page = report.write(record, folder)
@@ -66,5 +81,3 @@ def compare(
     if record.interrupted:
         count = f"{record.finished} of {record.asked} training runs"
         raise Stopped(f"interrupted; {count} are in {folder}")
-    if any(result.error and result.arm.name in named for result in record.results):
-        raise typer.Exit(1)

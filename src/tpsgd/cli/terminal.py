@@ -19,11 +19,16 @@ if TYPE_CHECKING:
 
 WIDTH = 80
 NOTHING_DONE = "interrupted before the first training run was done; nothing was written"
+INTERRUPTED = 130  # the exit status after Ctrl-C
 T = TypeVar("T")
 
 
 class Stopped(Exception):
-    """Ctrl-C, after all that had finished was saved."""
+    """Ctrl-C, after all that had finished was saved; `status` is that of the command."""
+
+    def __init__(self, text: str, status: int = INTERRUPTED) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 def until_interrupted(rows: Iterable[T]) -> tuple[list[T], bool]:

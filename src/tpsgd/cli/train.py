@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tpsgd
 from tpsgd.cli import options
 from tpsgd.cli.options import AsJson, RuleWord, option
+from tpsgd.cli.resuming import Resuming
 from tpsgd.cli.terminal import live_bar, peak_within
 from tpsgd.errors import TpsgdError
 from tpsgd.files import is_function, writable_folder, write_whole
@@ -26,6 +27,7 @@ def train(
     training: options.FromScratch,
     memory: options.Memory,
     machine: options.Machine,
+    resuming: Resuming,
     rule: RuleWord = "readout",
     out: Annotated[Path | None, option("Folder for model.pt (a state dict) and run.json.")] = None,
     save: Annotated[Path | None, option("Folder for the trained model: see tpsgd predict.")] = None,
@@ -39,20 +41,22 @@ def train(
     from tpsgd.saved.trained import check_free
 
     entry(rule)
-    settings = options.settings_of(training, memory, machine, model)
+    settings = options.settings_of(training, memory, machine, model, resuming)
     samples = data.load(training.seed)
     options.warn_of_loss(training, samples)
     factory, head = model.factory_for(samples)
     model.check_head(training.chosen_schedule)
     arm = arm_for(rule, training, memory, factory, head)
+    if arm.method:
+        resuming.refuse(rule)
     settings = training.complete(settings, samples.shape)
     folder = None if out is None else writable_folder(out)
     if save is not None:
         writable_folder(check_free(save, overwrite))
-    with live_bar() as advance:
+    with resuming.interruptible(), live_bar() as advance:
         trained = arm.train(factory, samples.train, progress=partial(advance, rule), **settings)
-    net, run = trained.models[0], trained.runs[0]
-    accuracy = tpsgd.evaluate(net, samples.test)
+        net, run = trained.models[0], trained.runs[0]
+        accuracy = tpsgd.evaluate(net, samples.test)
     run.settings = {**model.record(head), **run.settings}
     record = {"accuracy": accuracy, **run.as_dict()}
     record |= options.provenance_of(samples, machine.device)

@@ -13,6 +13,7 @@ from typing import Any
 
 from tpsgd.comparison import report
 from tpsgd.comparison.arms import arm, with_controls
+from tpsgd.comparison.finished_runs import FinishedRuns
 from tpsgd.comparison.provenance import describe, machine
 from tpsgd.comparison.report.table import HEAD, rows
 from tpsgd.comparison.results import THROUGH_TIME, Result, Results
@@ -24,6 +25,8 @@ from tpsgd.losses import cross_entropy
 from tpsgd.rules import Rule
 from tpsgd.training.arm import Arm
 from tpsgd.training.evaluate import evaluate
+from tpsgd.training.restarts import make_model
+from tpsgd.training.run_identity import checksum
 from tpsgd.units import columns
 from tpsgd.zoo.words import Factory, is_recurrent
 
@@ -66,7 +69,8 @@ def compare(
         progress: called with the record, the arm that is training, and the share of all work done.
         each: called with the record after every training run.
         **settings: those of `fit`. Restart r has the seed `seed + r`; a memory budget does not hold
-            for backprop and for methods that are no rules.
+            for backprop and for methods that are no rules. With `checkpoint`, finished runs are
+            read from their records when the comparison is resumed.
 
     Returns:
         The record: `print` shows a table, `record.write(folder)` writes a report. Ctrl-C ends the
@@ -89,19 +93,24 @@ def compare(
             "arrays by saving them as .npz, or by tpsgd.data.Data(...)"
         )
     common = Settings.of("compare", settings)
+    settings = {k: v for k, v in settings.items() if k != "checkpoint"}
     if isinstance(arms, str):
         raise TpsgdError(f"arms must be a list such as [{arms!r}]")
     results = [Result(a) for a in with_controls([arm(a, common.schedule, factory) for a in arms])]
     described = {**(notes or {}), **_plain(common, results), "restarts": restarts}
     record = Comparison(describe(data), described, machine(common.device), results, command)
+    identity = {**described, **_model_and_data(factory, data), "restarts": None}
+    finished = FinishedRuns(common.checkpoint, identity)  # type: ignore[arg-type]
     try:
         _warm_up(record, data, factory, settings, common)
         for turn in range(restarts * len(results)):
             r, i = divmod(turn, len(results))
-            if results[i].error is None:
+            seed = common.seed + r
+            if results[i].error is None and not finished.restore(results[i], seed):
                 share = _share(record, turn, results[i].arm, progress)
-                once = {**settings, "seed": common.seed + r, "progress": share}
-                _train(results[i], data, factory, once)
+                once = {**settings, "seed": seed, "progress": share}
+                _train(results[i], data, factory, once | finished.settings(results[i], seed))
+                finished.keep(results[i], seed)
                 if each is not None:
                     each(record)
     except KeyboardInterrupt:
@@ -121,6 +130,15 @@ def _plain(settings: Settings, results: Sequence[Result]) -> dict[str, Any]:
         free = [r.arm.name for r in results if not r.arm.budgeted]
         values["without_budget"] = ", ".join(free)
     return {name: value for name, value in values.items() if value is not None}
+
+
+def _model_and_data(factory: Factory, data: Data) -> dict[str, Any]:
+    """A model of the factory and the samples, as plain values."""
+    model = make_model(factory, 0)
+    samples = {"training samples": data.train, "test samples": data.test}
+    return {"model": str(model).splitlines(), "data": describe(data)} | {
+        name: checksum(*pair) for name, pair in samples.items()
+    }
 
 
 def _train(result: Result, data: Data, factory: Factory, settings: dict[str, Any]) -> None:

@@ -223,6 +223,12 @@ class Meter(Observer):
         self._watch(False)
         return set()
 
+    def pause(self) -> int:
+        """Count nothing until `resume`; the peak so far, the model left out."""
+        self._watch(False)
+        self._close()
+        return max(stage.peak for stage in self.stages)
+
     def resume(self) -> None:
         """Go on watching if there is more to see."""
         batches = self._computed if self._computing else self._steps

@@ -18,6 +18,7 @@ from tpsgd.losses import Loss
 from tpsgd.maths.cuts import Blocks
 from tpsgd.maths.learning_rates import RateCurve
 from tpsgd.rules import Rule
+from tpsgd.saved.checkpoint import Checkpoint
 from tpsgd.solvers import SOLVERS
 from tpsgd.train import Net
 from tpsgd.units import as_bytes
@@ -99,6 +100,7 @@ class Settings:
     augment: Callable[[Tensor], Tensor] | None = None
     precision: torch.dtype | None = None
     blocks: Blocks | None = None
+    checkpoint: str | Path | Checkpoint | None = None
 
     @classmethod
     def of(cls, function: str, keywords: Mapping[str, Any]) -> "Settings":
@@ -111,6 +113,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "memory", Memory.of(self.memory))
+        if self.checkpoint is not None:
+            object.__setattr__(self, "checkpoint", Checkpoint.of(self.checkpoint))
         self._check_augment()
         if self.precision not in (None, torch.bfloat16):
             raise TpsgdError(

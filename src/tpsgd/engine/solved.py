@@ -94,6 +94,11 @@ class RidgeLearner(SolvedLearner):
         super().start()
         self.collecting = self.learning
 
+    def stop(self) -> None:
+        """Freeze the block, also if it was solved in an earlier run."""
+        super().stop()
+        self.collecting = False
+
     def batches(self, source: Source, epoch: int) -> Iterator[Any]:
         """Every sample once, in the stored order and without augmentation."""
         return source.batches()

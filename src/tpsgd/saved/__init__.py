@@ -1,7 +1,8 @@
 """Trained models in files: tensors as safetensors, everything else as JSON, no code.
 
 `tensors` reads and writes safetensors; `folder` is the pair of files, with their checksums, that
-models and adaptors share; `modules` describes modules by type and constructor arguments, from an
-allow-list; `trained` is what a folder has of a trained model. The package imports `nets` and what
-is below it: `Run.save` calls it, and `tpsgd.load` in `training` reads what it wrote.
+models, adaptors and checkpoints share; `modules` describes modules by type and constructor
+arguments, from an allow-list; `trained` is what a folder has of a trained model, `checkpoint` what
+it has of a run that goes on later. The package imports `nets` and what is below it: `Run.save`
+calls it, and `tpsgd.load` in `training` reads what it wrote.
 """

@@ -76,13 +76,13 @@ def write(
     if old is not None:
         _remove_unless(old, file)
     if layout.sealed:
-        _remove_leftovers(layout, folder, file)
+        _remove_orphans(layout, folder, file, LEFT_OVER)
     return folder
 
 
 def read(layout: Layout, folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The description and the tensors, if the files are whole and belong together."""
-    description = _read_description(layout, folder)
+    description = read_description(layout, folder)
     checksum = description.get(WEIGHTS)
     file = layout.tensors(folder, checksum)
     if not isinstance(checksum, str) or not file.is_file():
@@ -101,7 +101,8 @@ def holds(layout: Layout, folder: Path) -> bool:
     return layout.description(folder).exists()
 
 
-def _read_description(layout: Layout, folder: Path) -> dict[str, Any]:
+def read_description(layout: Layout, folder: Path) -> dict[str, Any]:
+    """The description, if it is whole and of the format that this version reads."""
     file, noun = layout.description(folder), layout.name
     if not file.is_file():
         raise TpsgdError(f"{folder} holds no {noun}: there is no {file.name}")
@@ -133,16 +134,31 @@ def _remove_unless(file: Path, same: Path | None) -> None:
             file.unlink()
 
 
-def _remove_leftovers(layout: Layout, folder: Path, file: Path) -> None:
+def remove_leftovers(layout: Layout, folder: Path) -> None:
+    """Remove what killed processes have left, in a folder that no other process writes to."""
+    file = layout.tensors(folder, read_description(layout, folder).get(WEIGHTS))
+    _remove_orphans(layout, folder, file, 0)
+
+
+def remove(layout: Layout, folder: Path) -> None:
+    """Remove a description, then its tensors, then the folder if it is empty."""
+    with contextlib.suppress(OSError):
+        layout.description(folder).unlink()
+        _remove_orphans(layout, folder, layout.description(folder), 0)
+        folder.rmdir()
+
+
+def _remove_orphans(layout: Layout, folder: Path, file: Path, seconds: float) -> None:
     """Remove what processes that were killed while they wrote have left, but not what is fresh.
 
-    A fresh file may belong to a process that is about to write the description.
+    A file of fewer than these seconds may belong to a process that is about to write the
+    description.
     """
     tensors = rf"{layout.name}-[0-9a-f]{{16}}\.safetensors"
     pattern = re.compile(rf"{tensors}|\.({tensors}|{layout.name}\.json)\.\d+\.part")
     for other in folder.iterdir():
         with contextlib.suppress(OSError):
-            is_old = time.time() - other.stat().st_mtime > LEFT_OVER
+            is_old = time.time() - other.stat().st_mtime >= seconds
             if pattern.fullmatch(other.name) and is_old:
                 _remove_unless(other, file)
 
@@ -156,7 +172,7 @@ def _seal(description: dict[str, Any]) -> str:
 def _tensors_of_old_content(layout: Layout, folder: Path) -> Path | None:
     """The file of tensors that the present description names, if there is one."""
     try:
-        checksum = _read_description(layout, folder).get(WEIGHTS)
+        checksum = read_description(layout, folder).get(WEIGHTS)
     except (TpsgdError, OSError):
         return None
     return layout.tensors(folder, checksum)

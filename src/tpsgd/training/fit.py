@@ -33,6 +33,8 @@ from tpsgd.memory.budget import within_budget
 from tpsgd.nets.blocks import overwriting, split
 from tpsgd.nets.modes import modes_restored
 from tpsgd.rules import Rule, readout
+from tpsgd.saved.checkpoint import Checkpoint
+from tpsgd.training.checkpoints import keep_checkpoints
 from tpsgd.training.likely_mistakes import warn_of_link
 from tpsgd.units import as_bytes, size
 
@@ -60,6 +62,7 @@ def fit(
     augment: Callable[[Tensor], Tensor] | None = None,
     precision: torch.dtype | None = None,
     blocks: int | Sequence[int] | None = None,
+    checkpoint: str | Path | Checkpoint | None = None,
 ) -> Run:
     """Train a model in place without backpropagation. It is never re-initialised.
 
@@ -112,6 +115,9 @@ def fit(
             it is in `run.blocks`. 1 is the whole net as one block, which is backprop; `plan` shows
             the memory of every number. Default: every layer is a block. Each recurrent layer stays
             a block, and solvers need blocks of one layer.
+        checkpoint: a folder for the state of training, written after epochs, at most every five
+            seconds; or `tpsgd.Checkpoint(folder, every=60, resume=True)`, which goes on from there.
+            On a CPU the weights are then those of a run that was never interrupted, bit for bit.
 
     Returns:
         The record of the run: history, seconds, sample passes, peak memory, settings.
@@ -129,13 +135,17 @@ def fit(
         batch_size=batch_size, seed=seed, device=device, validation=validation,
         early_stopping=early_stopping, lr_schedule=lr_schedule, callbacks=callbacks,
         progress=progress, window=window, memory=Memory.of(memory), augment=augment,
-        precision=precision, blocks=blocks,
+        precision=precision, blocks=blocks, checkpoint=checkpoint,
     )  # fmt: skip
     return run_training([model], data, readout() if rule is None else rule, settings)[0]
 
 
 def fit_backprop(
-    model: nn.Module, data: Any, *, checkpoint: int | bool = False, **settings: Any
+    model: nn.Module,
+    data: Any,
+    *,
+    checkpoint: int | bool | str | Path | Checkpoint = False,
+    **settings: Any,
 ) -> Run:
     """Train a model in place *with* backpropagation: the same loop and record as `fit`.
 
@@ -146,10 +156,12 @@ def fit_backprop(
         data: as for `fit`.
         checkpoint: activation checkpointing: store only what enters each of this many segments of
             an `nn.Sequential`, and recompute the rest in the backward pass; True: one segment per
-            block. Gradients do not change.
+            block. Gradients do not change. A folder, or a `tpsgd.Checkpoint`: as for `fit`.
         **settings: those of `fit`, one value each, because there is one block. Of
             `memory=tpsgd.Memory(...)`, `micro_batch` (gradient accumulation) and `measure` apply.
     """
+    if isinstance(checkpoint, (str, Path, Checkpoint)):
+        settings, checkpoint = {**settings, "checkpoint": checkpoint}, False
     chosen = Settings.of("fit_backprop", settings)
     (run,) = run_training([model], data, Backprop(checkpoint), chosen)
     run.settings |= {"checkpoint": checkpoint}
@@ -194,9 +206,11 @@ def run_training(
             net.observers += [Progress(settings.progress, net.learners, net.source.samples)]
         if meter is not None:
             net.observers = meter.around(net.observers)
+        if isinstance(settings.checkpoint, Checkpoint):
+            keep_checkpoints(settings.checkpoint, net, models, recorder, meter)
         forget_resident_peak()
         with meter or nullcontext():
-            recorder.began = time.perf_counter()
+            recorder.began = began = time.perf_counter()
             schedule(net)
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
@@ -204,7 +218,7 @@ def run_training(
         copies = [p for x in net.learners for p in x.params.values()] if len(models) > 1 else []
         stacked = sum(p.nbytes for p in copies)  # of the parameters, made before the meter started
         for r, run in enumerate(runs):
-            run.seconds, run.setup_seconds = seconds, recorder.began - started
+            run.seconds, run.setup_seconds = seconds, began - started
             run.resident_bytes = resident()[1]
             run.model = models[r]
             run.blocks = block_infos(net.learners, anatomy, r)

@@ -27,6 +27,7 @@ from tpsgd.nets.layers import layer_kind
 from tpsgd.nets.padded import Padded
 from tpsgd.objectives import Site
 from tpsgd.rules import Place, Rule, readout
+from tpsgd.saved.checkpoint import Checkpoint
 from tpsgd.solvers import SOLVERS
 from tpsgd.training.evaluate import evaluate
 from tpsgd.training.fit import run_training
@@ -102,11 +103,20 @@ def fit_many(
     method = Backprop() if backprop else rule
     if possible and obstacle is None and restarts > 1:
         return Restarts(models, run_training(models, data, method, chosen), True)
+    alone = [_restart(chosen, r, restarts) for r in range(restarts)]
     runs = [
-        run_training([model], data, method, replace(chosen, seed=chosen.seed + r))[0]
-        for r, model in enumerate(models)
+        run_training([model], data, method, settings)[0]
+        for model, settings in zip(models, alone, strict=True)
     ]
     return Restarts(models, runs, False)
+
+
+def _restart(settings: Settings, number: int, restarts: int) -> Settings:
+    """The settings of one restart of several: its seed, and the folder of its checkpoint."""
+    seed, checkpoint = settings.seed + number, settings.checkpoint
+    if isinstance(checkpoint, Checkpoint) and restarts > 1:
+        checkpoint = checkpoint.within(f"seed-{seed}")
+    return replace(settings, seed=seed, checkpoint=checkpoint)
 
 
 def make_model(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
@@ -138,6 +148,8 @@ def stacking_obstacle(
         return "torch's nn.RNN computes one model at a time; take tpsgd.Recurrent"
     if settings.memory.budget is not None or isinstance(settings.memory.reuse, (str, Path)):
         return "a memory budget, and inputs kept in a file, are for one model at a time"
+    if settings.checkpoint is not None:
+        return "a checkpoint holds one model"
     if settings.augment is not None:
         return "augment changes the batches of one model at a time"
     if settings.precision is not None:

@@ -1,0 +1,169 @@
+"""Checkpoints in a folder: where, how often, and the state of a run as plain values and tensors.
+
+A state is nested dictionaries, lists and tuples of numbers, words and tensors. `pack` puts the
+tensors aside under names and leaves values that JSON has; `unpack` joins the two again. They go
+into the two files of `folder`, so that a checkpoint is replaced in one step and no code is run when
+it is read.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from tpsgd.errors import TpsgdError, shortened
+from tpsgd.files import writable_folder
+from tpsgd.saved import folder as folders
+from tpsgd.saved.folder import Layout
+
+CHECKPOINT = Layout("checkpoint", 1)
+PLAIN = (bool, int, float, str, type(None))
+TENSOR, TUPLE, PAIRS = "tensor", "tuple", "pairs"  # keys of packed values
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where `fit` keeps the state of training after its epochs, and whether it goes on from there.
+
+    `fit(checkpoint="folder")` is `fit(checkpoint=Checkpoint("folder"))`.
+
+    Args:
+        folder: made if it does not exist.
+        every: seconds that pass at least between two checkpoints; 0: one after every epoch of a
+            block. The end of a run is always written.
+        resume: go on from the checkpoint in the folder; if it has none, begin. Without it, a
+            folder with a checkpoint is refused.
+
+    Examples:
+        >>> Checkpoint("runs/digits", every=60).within("readout").folder.as_posix()
+        'runs/digits/readout'
+    """
+
+    folder: Path
+    every: float = 5.0
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.folder, (str, Path)):
+            raise TpsgdError(
+                f"checkpoint must be a folder or tpsgd.Checkpoint(folder), got {self.folder!r}"
+            )
+        if isinstance(self.every, bool) or not isinstance(self.every, (int, float)):
+            raise TpsgdError(f"every must be a number of seconds, got {self.every!r}")
+        if not self.every >= 0:
+            raise TpsgdError(f"every must be 0 seconds or more, got {self.every!r}")
+        object.__setattr__(self, "folder", Path(self.folder).expanduser())
+
+    @classmethod
+    def of(cls, checkpoint: "str | Path | Checkpoint") -> "Checkpoint":
+        """A checkpoint as it is; anything else is its folder."""
+        return checkpoint if isinstance(checkpoint, Checkpoint) else cls(checkpoint)  # type: ignore[arg-type]
+
+    def within(self, name: str) -> "Checkpoint":
+        """The same in a folder inside this one; a name that is no file's name is changed."""
+        safe = "".join(c if c.isalnum() or c in "-_." else "-" for c in name).lstrip(".")
+        return replace(self, folder=self.folder / (safe or "-"))
+
+    def open(self) -> dict[str, Any] | None:
+        """The state to go on from, or None at the beginning; the folder can then be written to."""
+        if not folders.holds(CHECKPOINT, self.folder):
+            writable_folder(self.folder)
+            return None
+        if not self.resume:
+            refuse_to_replace(self.folder, f"a checkpoint ({position(self.folder)})")
+        state = read(self.folder)
+        writable_folder(self.folder)
+        folders.remove_leftovers(CHECKPOINT, self.folder)
+        return state
+
+    def remove(self) -> None:
+        """Remove a checkpoint that is not needed any more, and its folder if that is empty."""
+        folders.remove(CHECKPOINT, self.folder)
+
+
+def refuse_to_replace(folder: Path, content: str) -> None:
+    """An error: a folder holds the state of a run, and nobody has asked to go on with it."""
+    raise TpsgdError(
+        f"{folder} holds {content}: go on from it with tpsgd.Checkpoint(folder, resume=True) "
+        "(--resume), or name another folder"
+    )
+
+
+def write(folder: Path, state: dict[str, Any]) -> None:
+    """Replace the checkpoint in a folder."""
+    tensors: dict[str, Tensor] = {}
+    folders.write(CHECKPOINT, folder, {"state": pack(state, tensors)}, tensors)
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """The state in a folder, its tensors on the CPU."""
+    description, tensors = folders.read(CHECKPOINT, folder)
+    with readable(folder):
+        return unpack(description["state"], tensors)
+
+
+@contextmanager
+def readable(folder: Path) -> Iterator[None]:
+    """A context in which a state that has not what it must have is refused in one sentence."""
+    try:
+        yield
+    except TpsgdError:
+        raise
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        reason = shortened(f"{type(error).__name__}: {error}")
+        raise TpsgdError(f"the checkpoint in {folder} makes no sense: {reason}") from error
+
+
+def position(folder: Path) -> str:
+    """How far a run is by its checkpoint, in words; "" if there is none."""
+    if not folders.holds(CHECKPOINT, folder):
+        return ""
+    state = folders.read_description(CHECKPOINT, folder).get("state")
+    return str(state.get("position", "")) if isinstance(state, dict) else ""
+
+
+def pack(value: Any, tensors: dict[str, Tensor], name: str = "") -> Any:
+    """A value as JSON has it; tensors are put into `tensors`, under names that the value refers to.
+
+    Examples:
+        >>> import torch
+        >>> pack({"step": (1, torch.ones(2))}, aside := {})
+        {'step': {'tuple': [1, {'tensor': 'step.1'}]}}
+        >>> unpack({"step": {"tuple": [1, {"tensor": "step.1"}]}}, aside)
+        {'step': (1, tensor([1., 1.]))}
+    """
+    if isinstance(value, Tensor):
+        tensors[name] = value
+        return {TENSOR: name}
+    if isinstance(value, PLAIN):
+        return value
+    prefix = f"{name}." if name else ""
+    if type(value) in (list, tuple):
+        items = [pack(item, tensors, f"{prefix}{i}") for i, item in enumerate(value)]
+        return items if type(value) is list else {TUPLE: items}
+    if isinstance(value, dict):
+        if all(isinstance(key, str) for key in value) and not value.keys() & {TENSOR, TUPLE, PAIRS}:
+            return {key: pack(item, tensors, f"{prefix}{key}") for key, item in value.items()}
+        pairs = enumerate(value.items())
+        return {PAIRS: [pack(list(pair), tensors, f"{prefix}{i}") for i, pair in pairs]}
+    raise TpsgdError(
+        f"a checkpoint holds numbers, words and tensors, but {name} is a {type(value).__name__}"
+    )
+
+
+def unpack(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """The value that `pack` has packed."""
+    if isinstance(value, list):
+        return [unpack(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if TENSOR in value:
+        return tensors[value[TENSOR]]
+    if TUPLE in value:
+        return tuple(unpack(value[TUPLE], tensors))
+    if PAIRS in value:
+        return {key: item for key, item in unpack(value[PAIRS], tensors)}
+    return {key: unpack(item, tensors) for key, item in value.items()}

@@ -1,0 +1,160 @@
+"""A training run that can be interrupted: its state after epochs, and how a later run goes on.
+
+`keep_checkpoints` wraps the epochs of a net (`train.Net.epochs`); the loop itself does not know of
+it. A stage is one call of `train`: a block of the paper's schedule, or all blocks together. In a
+run that is resumed, stages that had ended are skipped, so that the schedule computes the inputs of
+the next block again; the stage that was interrupted goes on with its next epoch.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from tpsgd.engine.meter import Meter, Stage
+from tpsgd.engine.record import Patience, Progress, Recorder, Run
+from tpsgd.errors import TpsgdError
+from tpsgd.saved import checkpoint as checkpoints
+from tpsgd.saved.checkpoint import Checkpoint
+from tpsgd.train import Net
+from tpsgd.training import learner_state
+from tpsgd.training.run_identity import check_same_run, identity
+
+
+def keep_checkpoints(
+    checkpoint: Checkpoint,
+    net: Net,
+    models: Sequence[nn.Module],
+    recorder: Recorder,
+    meter: Meter | None,
+) -> None:
+    """Let a net write checkpoints after its epochs, and go on from one if that is asked for."""
+    if len(models) > 1:
+        raise TpsgdError("a checkpoint holds one model: leave stacked=None")
+    net.epochs = CheckpointedEpochs(checkpoint, net, models[0], recorder, meter)
+
+
+class CheckpointedEpochs:
+    """The epochs of a net's stages, with a checkpoint between them."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        net: Net,
+        model: nn.Module,
+        recorder: Recorder,
+        meter: Meter | None,
+    ) -> None:
+        self.folder, self.every = checkpoint.folder, checkpoint.every
+        self.net, self.recorder, self.meter = net, recorder, meter
+        self.tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        self.stages: list[dict[str, Any]] = []  # states of the stages that have begun
+        self.written = time.monotonic()
+        self.state = checkpoint.open()  # what to go on from
+        self.identity = identity(net, model, recorder.runs[0].settings)
+        if self.state is not None:
+            with checkpoints.readable(self.folder):
+                self._go_on(self.state)
+
+    def __call__(self, learners: Sequence[Any]) -> Iterator[int]:
+        """The numbers of a stage's epochs; a checkpoint may follow each."""
+        self.stages.append({})
+        with checkpoints.readable(self.folder):
+            epoch = self._restore(learners)
+        while any(learner.learning for learner in learners):
+            yield epoch
+            epoch += 1
+            self._end_epoch(learners, epoch)
+        if not self.stages[-1]:  # nothing learns in it
+            self._end_epoch(learners, epoch)
+
+    def _go_on(self, state: dict[str, Any]) -> None:
+        """Compare the checkpoint with this run, then give the model its weights."""
+        check_same_run(self.folder, state["identity"], self.identity)
+        weights = [state["model"][name].view(t.shape) for name, t in self.tensors.items()]
+        with torch.no_grad():
+            for tensor, value in zip(self.tensors.values(), weights, strict=True):
+                tensor.copy_(value)
+        del state["model"]
+        if self.meter is not None:
+            self.meter.stages.append(Stage((), peak=int(state["peak"])))
+
+    def _restore(self, learners: Sequence[Any]) -> int:
+        """Bring a stage to where it was; the number of epochs that it has had."""
+        state, number = self.state, len(self.stages) - 1
+        if state is None:
+            return 0
+        stage = state["stages"][number]
+        pairs = list(zip(learners, stage["learners"], strict=True))
+        for learner, saved in pairs:
+            learner_state.set_batches(learner, saved)  # before another learner stops
+        for learner, saved in pairs:
+            learner_state.restore(learner, saved, stage["epoch"])
+            if saved["patience"] is not None:
+                patience = Patience(learner.settings.early_stopping)
+                patience.best, patience.waited = saved["patience"]
+                self.recorder.patience[learner] = patience
+        learner_state.set_random(self.net, stage["random"])
+        over = not any(learner.learning for learner in learners)
+        self.stages[number] = stage if over else {}  # of one that goes on, a later state is kept
+        if number == len(state["stages"]) - 1:
+            self._restore_record(state)
+            self.state = None
+        return stage["epoch"]
+
+    def _restore_record(self, state: dict[str, Any]) -> None:
+        """The record so far; inputs that were computed again are not counted twice."""
+        before, run = Run.of(state["record"]), self.recorder.runs[0]
+        run.history[:] = before.history
+        run.sample_passes, run.forward_passes = before.sample_passes, before.forward_passes
+        self.recorder.began -= state["seconds"]
+        for observer in self.net.observers:
+            if isinstance(observer, Progress):
+                observer.done = run.sample_passes
+
+    def _end_epoch(self, learners: Sequence[Any], epoch: int) -> None:
+        """Note the state of a stage that has ended; write a checkpoint if it is time for one."""
+        over = not any(learner.learning for learner in learners)
+        finished = over and learners[-1] is self.net.learners[-1]
+        due = finished or time.monotonic() - self.written >= self.every
+        if not (over or due):
+            return
+        states = [
+            learner_state.state_of(x) | {"patience": self._patience(x) if x.learning else None}
+            for x in learners
+        ]
+        random = learner_state.random_state(self.net)
+        self.stages[-1] = {"epoch": epoch, "random": random, "learners": states}
+        if due:
+            self._write("finished" if finished else f"after epoch {epoch} of {_names(learners)}")
+            self.written = time.monotonic()
+
+    def _patience(self, learner: Any) -> list[Any] | None:
+        patience = self.recorder.patience.get(learner)
+        return None if patience is None else [patience.best, patience.waited]
+
+    def _write(self, position: str) -> None:
+        state = {
+            "position": position,
+            "identity": self.identity,
+            "model": self.tensors,
+            "stages": self.stages,
+            "record": self.recorder.runs[0].as_dict(),
+            "seconds": time.perf_counter() - self.recorder.began,
+            "peak": 0,
+        }
+        if self.meter is None:
+            checkpoints.write(self.folder, state)
+            return
+        state["peak"] = self.meter.pause()
+        checkpoints.write(self.folder, state)
+        self.meter.resume()
+
+
+def _names(learners: Sequence[Any]) -> str:
+    """Blocks that learn together, in words."""
+    if learners[0].whole_net:
+        return "the net"
+    return f"block {learners[0].block.index + 1}" if len(learners) == 1 else "all blocks"

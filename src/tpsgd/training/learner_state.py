@@ -1,0 +1,120 @@
+"""What a checkpoint has of a learner, and of random numbers.
+
+Orders of samples, class codes and augmentation are functions of the seed, the block and the epoch
+(`maths/random.py`). What is left is the state of torch's generators, which dropout, a `DataLoader`
+and a user's own functions take numbers from.
+"""
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tpsgd.engine.batches import Stream, stored_samples
+from tpsgd.train import Net
+
+OF_DEVICE = ("params", "fused", "foreach", "capturable")  # what an optimizer has for its device
+
+
+def state_of(learner: Any) -> dict[str, Any]:
+    """A learner between two epochs; one that has stopped has no optimizer and no codes."""
+    rates = getattr(learner, "batch_rates", None)
+    return {
+        "learning": learner.learning,
+        "mean_square": learner.mean_square,
+        "penalty": getattr(learner, "penalty", None),
+        "tensors": [t if isinstance(t, Tensor) else None for t in learner.tensors],
+        "optimizer": None if learner.optimizer is None else learner.optimizer.state_dict(),
+        "batches": None if rates is None else rates.step,
+    }
+
+
+def set_batches(learner: Any, saved: dict[str, Any]) -> None:
+    """Put a learning rate that changes with every batch where it was."""
+    if saved["batches"] is not None:
+        learner.batch_rates.step = saved["batches"]
+
+
+def restore(learner: Any, saved: dict[str, Any], epochs: int) -> None:
+    """A learner as it was, after it has been started anew; its weights are in place already."""
+    device = next(iter(learner.params.values()), torch.empty(0)).device
+    for name in ("mean_square", "penalty"):
+        if saved[name] is not None:
+            setattr(learner, name, saved[name].to(device))
+    if not saved["learning"]:
+        if learner.learning:
+            learner.stop()
+        return
+    with torch.no_grad():
+        for tensor, value in zip(learner.tensors, saved["tensors"], strict=True):
+            if value is not None:
+                tensor.copy_(value)
+        if learner.optimizer is not None:
+            if learner.scheduler is not None:
+                _advance(learner.scheduler, epochs)
+            _restore_optimizer(learner.optimizer, saved["optimizer"])
+
+
+def _advance(scheduler: Any, epochs: int) -> None:
+    """Step a schedule of learning rates; torch warns that its optimizer has not stepped."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(epochs):
+            scheduler.step()
+
+
+def _restore_optimizer(optimizer: Any, saved: dict[str, Any]) -> None:
+    """Write into an optimizer's groups, which others refer to, and give it its state."""
+    for group, before in zip(optimizer.param_groups, saved["param_groups"], strict=True):
+        for name, value in before.items():
+            if name in OF_DEVICE:
+                continue
+            if isinstance(group.get(name), Tensor):
+                group[name].copy_(torch.as_tensor(value))
+            else:
+                group[name] = value.item() if isinstance(value, Tensor) else value
+    pairs = [(p, group) for group in optimizer.param_groups for p in group["params"]]
+    for number, values in saved["state"].items():
+        p, group = pairs[number]
+        optimizer.state[p] = {k: _placed(v, k, p, group) for k, v in values.items()}
+
+
+def _placed(value: Any, name: str, p: Tensor, group: dict[str, Any]) -> Any:
+    """A value of an optimizer's state where torch has it, with the parameter's strides."""
+    if not isinstance(value, Tensor):
+        return value
+    if value.shape == p.shape and name != "step":
+        return torch.empty_like(p, dtype=value.dtype, requires_grad=False).copy_(value)
+    counts_on_cpu = name == "step" and not (group.get("capturable") or group.get("fused"))
+    return value.clone() if counts_on_cpu else value.to(p.device, copy=True)
+
+
+def random_state(net: Net) -> dict[str, Tensor]:
+    """The state of all generators that torch uses in this run."""
+    device, states = net.source.form.device, {"torch": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states | {name: generator.get_state() for name, generator in _generators(net)}
+
+
+def set_random(net: Net, states: dict[str, Tensor]) -> None:
+    """Put all generators where they were; a device that is not there any more has none."""
+    device = net.source.form.device
+    torch.set_rng_state(states["torch"])
+    if device.type == "cuda" and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"], device)
+    for name, generator in _generators(net):
+        generator.set_state(states[name])
+
+
+def _generators(net: Net) -> Iterator[tuple[str, torch.Generator]]:
+    """The generators that loaders have for themselves."""
+    for name, source in (("data", net.source), ("validation", net.validation)):
+        stored = None if source is None else stored_samples(source)
+        if isinstance(stored, Stream):
+            for owner in ("loader", "sampler"):
+                owned: Any = stored.loader if owner == "loader" else stored.loader.sampler
+                if isinstance(generator := getattr(owned, "generator", None), torch.Generator):
+                    yield f"{name} {owner}", generator

@@ -1,0 +1,88 @@
+"""What makes two runs the same run: settings, model, optimizers and data, as plain values."""
+
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tpsgd.engine.batches import Arrays, stored_samples
+from tpsgd.engine.optimizers import make_optimizer
+from tpsgd.errors import TpsgdError, shortened
+from tpsgd.nets.padded import Padded
+from tpsgd.protocols import Source
+from tpsgd.solvers import SOLVERS
+from tpsgd.train import Net
+from tpsgd.training.learner_state import OF_DEVICE
+
+MAY_DIFFER = ("threads", "torch", "device", "measure")  # settings that do not make another run
+COMPARED = 64  # samples whose numbers are compared; of the labels all are
+
+
+def identity(net: Net, model: nn.Module, settings: dict[str, Any]) -> dict[str, Any]:
+    """What a later run must have in common with this one, by name."""
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    forms = [f"{name} {t.dtype} {tuple(t.shape)}" for name, t in tensors.items()]
+    values = {name: value for name, value in settings.items() if name not in MAY_DIFFER}
+    values |= {"model": str(model).splitlines(), "list of tensors": forms}
+    values |= {"list of optimizers": [_optimizer(learner) for learner in net.learners]}
+    values |= _samples("training data", net.source)
+    if net.validation is not None:
+        values |= _samples("validation data", net.validation)
+    return json.loads(json.dumps(values, default=str))  # tuples become lists
+
+
+def check_same_run(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Refuse a checkpoint of other settings, another model or other data."""
+    for name in [*now, *(before.keys() - now.keys())]:
+        old, new = before.get(name), now.get(name)
+        if old == new:
+            continue
+        if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+            old, new = next((a, b) for a, b in zip(old, new, strict=True) if a != b)
+        raise TpsgdError(
+            f"the checkpoint in {folder} is of another run: its {name} was {shortened(old)}, and "
+            f"now it is {shortened(new)}; resume with the same, or name another folder"
+        )
+
+
+def _optimizer(learner: Any) -> str:
+    """The optimizer that a block begins with, and its settings."""
+    factory, params = learner.settings.optimizer, learner.params
+    if not learner.trains or isinstance(factory, SOLVERS):
+        return str(getattr(factory, "__name__", None)) if learner.trains else "none"
+    optimizer = make_optimizer(factory, params, learner.settings.lr)
+    groups = [
+        {k: float(v) if isinstance(v, Tensor) else v for k, v in g.items() if k not in OF_DEVICE}
+        for g in optimizer.param_groups
+    ]
+    return f"{type(optimizer).__name__} {groups}"
+
+
+def _samples(name: str, source: Source) -> dict[str, Any]:
+    """How many samples there are, what they look like, and a checksum of some numbers."""
+    stored = stored_samples(source)
+    values: dict[str, Any] = {f"number of samples ({name})": source.samples}
+    if not isinstance(stored, Arrays):
+        return values
+    values[f"shape of samples ({name})"] = f"{tuple(stored.x.shape[1:])} {stored.x.dtype}"
+    return values | {f"checksum ({name})": checksum(stored.x, stored.y)}
+
+
+def checksum(x: Tensor | Padded, y: Tensor) -> str:
+    """A checksum of all labels, and of the numbers of some samples.
+
+    Examples:
+        >>> x, y = torch.zeros(3, 2), torch.arange(3)
+        >>> checksum(x, y) == checksum(x, y.flip(0)), checksum(x, y) == checksum(x + 1, y)
+        (False, False)
+    """
+    x = x.data if isinstance(x, Padded) else x
+    some = torch.linspace(0, len(x) - 1, min(COMPARED, len(x)), device=x.device).long()
+    return f"{zlib.crc32(_bytes(x[some]), zlib.crc32(_bytes(y))):08x}"
+
+
+def _bytes(t: Tensor) -> Any:
+    return t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()

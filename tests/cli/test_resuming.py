@@ -1,0 +1,154 @@
+"""`--checkpoint` and `--resume`: a signal ends a run with how to go on, and it goes on."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import tpsgd
+from tpsgd.saved import checkpoint
+from tpsgd.training import arm as arm_module
+
+SMALL = ("--data", "two.npz", "--model", "mlp:4,3", "--epochs", "2", "--batch-size", "16")
+NET = """
+import torch
+from torch import nn
+from tpsgd.adapt import Backbone
+
+def make():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Backbone(nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU()), ["1"])
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """Run in a folder with a small data set, images and a backbone; checkpoints are frequent."""
+    x = np.random.default_rng(0).normal(size=(60, 6)).astype("float32")
+    np.savez(tmp_path / "two.npz", x=x, y=(x[:, 0] > 0).astype(int))
+    images = np.random.default_rng(1).random((60, 3, 6, 6)).astype("float32")
+    np.savez(tmp_path / "images.npz", x=images, y=np.arange(60) % 2)
+    (tmp_path / "net.py").write_text(NET)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(checkpoint.Checkpoint.__init__, "__defaults__", (0, False))  # every epoch
+
+
+@pytest.fixture
+def signalled(monkeypatch):
+    """A signal comes after some checkpoints; the next ones are undisturbed."""
+
+    def after(count: int, number: int) -> None:
+        write, counts = checkpoint.write, iter(range(1, 1000))
+
+        def write_then_signal(folder, state):
+            write(folder, state)
+            if next(counts) == count:
+                os.kill(os.getpid(), number)
+
+        monkeypatch.setattr(checkpoint, "write", write_then_signal)
+
+    return after
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_train_ends_with_how_to_go_on_and_goes_on(says, signalled, number, code):
+    says("train", *SMALL, "--out", "whole")
+    before = signal.getsignal(signal.SIGTERM)
+    signalled(3, number)
+    words = ("train", *SMALL, "--checkpoint", "run")
+    status, out, err = says(*words)
+    assert (status, out) == (code, "")
+    assert err == (
+        "tpsgd: interrupted after epoch 1 of block 2; to go on: tpsgd train --data two.npz --model "
+        "mlp:4,3 --epochs 2 --batch-size 16 --checkpoint run --resume\n"
+    )
+    status, out, err = says(*words, "--resume", "--out", "resumed")
+    assert (status, err) == (0, "")
+    whole, resumed = (torch.load(f"{f}/model.pt", weights_only=True) for f in ("whole", "resumed"))
+    assert all(torch.equal(whole[key], resumed[key]) for key in whole)
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_resume_begins_where_there_is_no_checkpoint_and_ends_where_it_is_finished(says):
+    words = ("train", *SMALL, "--checkpoint", "run", "--resume", "--json")
+    status, out, err = says(*words)
+    assert (status, err) == (0, "")
+    again, other, err = says(*words)
+    assert (again, err) == (0, "")
+    first, second = json.loads(out), json.loads(other)
+    assert first["history"] == second["history"] and first["accuracy"] == second["accuracy"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--resume",), "--resume goes on from a checkpoint: add --checkpoint FOLDER"),
+        (("--checkpoint", "run", "--epochs", "3", "--resume"), "its epochs was 2, and now it is 3"),
+        (("--checkpoint", "run"), "run holds a checkpoint (finished): go on from it with"),
+        (("--checkpoint", "two.npz"), "cannot write to two.npz"),
+        (("--checkpoint", "new", "--rule", "zorb"), "zorb has no checkpoints"),
+    ],
+    ids=str,
+)
+def test_mistakes_are_one_line(says, words, message):
+    says("train", *SMALL, "--checkpoint", "run")
+    few = SMALL[:4] if "zorb" in words else SMALL
+    status, out, err = says("train", *few, *words)
+    assert (status, out) == (2, "") and message in err and err.count("\n") == 1
+
+
+def test_compare_reads_finished_runs_and_goes_on_with_the_others(says, signalled, monkeypatch):
+    words = ("compare", *SMALL, "--rules", "drtp", "--restarts", "1", "--checkpoint", "run")
+    assert says(*words[:-2], "--out", "whole")[0] == 0
+    signalled(5, signal.SIGTERM)  # after two of backprop, in drtp's run
+    status, _, err = says(*words)
+    assert status == 143 and "training runs are in tpsgd-report; to go on: tpsgd compare" in err
+    done = json.loads(Path("run/comparison.json").read_text())["runs"]
+    assert list(done) == ["backprop seed 0"]
+    trained, fit_many = [], arm_module.fit_many
+
+    def counted(*args, **settings):
+        trained.extend([settings["seed"]] if "checkpoint" in settings else [])
+        return fit_many(*args, **settings)
+
+    monkeypatch.setattr(arm_module, "fit_many", counted)
+    status, _, err = says(*words, "--resume")
+    assert (status, err) == (0, "") and len(trained) == 2
+    whole, resumed = (
+        json.loads(Path(f, "results.json").read_text())["arms"] for f in ("whole", "tpsgd-report")
+    )
+    assert figures(whole) == figures(resumed)
+    assert sorted(os.listdir("run"))[-1] == "comparison.json"  # no checkpoint is left
+    assert "its epochs was 2, and now it is 3" in says(*words, "--resume", "--epochs", "3")[2]
+    assert "run holds a comparison: go on from it" in says(*words)[2]
+
+
+def figures(arms):
+    """The accuracies and losses of a comparison."""
+    runs = [run for arm in arms for run in arm["restarts"]]
+    return [(run["accuracy"], [epoch["loss"] for epoch in run["history"]]) for run in runs]
+
+
+def test_adapt_goes_on_with_its_arms(says, signalled):
+    words = ("adapt", "--backbone", "net.py:make", "--data", "images.npz", "--epochs", "2")
+    assert says(*words, "--out", "whole")[0] == 0
+    signalled(4, signal.SIGTERM)
+    status, _, err = says(*words, "--checkpoint", "run")
+    assert status == 143 and err.startswith("tpsgd: interrupted") and err.endswith(" --resume\n")
+    assert says(*words, "--checkpoint", "run", "--resume")[0] == 0
+    whole, resumed = (tpsgd.adapt.load(f, backbone()) for f in ("whole", "tpsgd-adaptor"))
+    before, after = (adaptor.heads["1"].parameters() for adaptor in (whole, resumed))
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    status, _, err = says(*words, "--checkpoint", "run", "--shift", "grey")
+    assert status == 2 and "--shift has no checkpoints: leave --checkpoint out" in err
+
+
+def backbone():
+    from tpsgd.files import call_function
+
+    return call_function("net.py:make")

@@ -1,0 +1,379 @@
+"""A run that was interrupted and resumed equals one that was not, bit for bit."""
+
+import subprocess
+import sys
+import warnings
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import tpsgd
+from tpsgd import Checkpoint, TpsgdError, rules
+from tpsgd.saved import checkpoint
+
+SEEN = torch.Generator().manual_seed(0)
+POINTS = torch.randn(90, 6, generator=SEEN), torch.arange(90) % 3
+IMAGES = torch.rand(40, 2, 8, 8, generator=SEEN), torch.arange(40) % 3
+SEQUENCES = torch.randn(40, 7, 4, generator=SEEN), torch.arange(40) % 3
+
+
+class Killed(Exception):
+    """The run ends, as if the process had been killed."""
+
+
+def mlp():
+    return nn.Sequential(
+        *(nn.Linear(6, 10), nn.ReLU(), nn.Dropout(0.3), nn.Linear(10, 8), nn.Tanh()),
+        nn.Linear(8, 3),
+    )
+
+
+def cnn():
+    return nn.Sequential(
+        *(nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(4, 5, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(5 * 16, 3)),
+    )
+
+
+def plain():
+    return nn.Sequential(nn.Linear(6, 10), nn.ReLU(), nn.Linear(10, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def leaky():
+    return nn.Sequential(
+        tpsgd.Recurrent(4, 6, sequence=True), tpsgd.Recurrent(6, 5), nn.Linear(5, 3)
+    )
+
+
+def diagonal():
+    return tpsgd.zoo.words.factory("lru:6,5", (7, 4), 3)()
+
+
+def step_rate(optimizer):
+    return torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+
+def milestones(optimizer):
+    return torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 2], 0.3)
+
+
+MOMENTUM = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+TOGETHER = {"schedule": tpsgd.simultaneous}
+RUNS = {
+    "readout": (mlp, POINTS, {}),
+    "readout, simultaneous": (mlp, POINTS, TOGETHER),
+    "learned codes": (mlp, POINTS, {"rule": rules.readout(learned=True)}),
+    "tpsgd-l2": (plain, POINTS, {"rule": rules.tpsgd_l2()}),
+    "drtp, redrawn": (plain, POINTS, {"rule": rules.drtp(), "memory": tpsgd.Memory(redraw=True)}),
+    "dfa": (mlp, POINTS, {"rule": rules.dfa()}),
+    "predsim": (cnn, IMAGES, {"rule": rules.predsim()}),
+    "auxiliary nets": (cnn, IMAGES, {"rule": rules.auxiliary(channels=4, side=2)}),
+    "frozen": (mlp, POINTS, {"rule": rules.frozen()}),
+    "cnn": (cnn, IMAGES, {}),
+    "cnn, simultaneous, sgd": (cnn, IMAGES, {**TOGETHER, "optimizer": tpsgd.sgd}),
+    "augmented": (cnn, IMAGES, {"augment": tpsgd.augment.crop(1)}),
+    "own augmentation": (cnn, IMAGES, {"augment": lambda x: x + 0.1 * torch.rand_like(x)}),
+    "blocks": (cnn, IMAGES, {"blocks": 2}),
+    "momentum": (plain, POINTS, {"optimizer": MOMENTUM}),
+    "one_cycle": (plain, POINTS, {"lr_schedule": tpsgd.one_cycle()}),
+    "one_cycle, simultaneous": (
+        plain, POINTS, {**TOGETHER, "lr_schedule": tpsgd.one_cycle(), "epochs": [2, 4, 3]}
+    ),
+    "step": (plain, POINTS, {"lr_schedule": step_rate, "optimizer": MOMENTUM}),
+    "milestones": (plain, POINTS, {"lr_schedule": milestones}),
+    "ridge head": (plain, POINTS, {"optimizer": [tpsgd.sgd, tpsgd.sgd, tpsgd.ridge()]}),
+    "rls head": (plain, POINTS, {"optimizer": [tpsgd.sgd, tpsgd.sgd, tpsgd.rls()]}),
+    "all ridge": (
+        plain, POINTS,
+        {"rule": rules.tpsgd_l2(at=tpsgd.Place.BEFORE), "optimizer": tpsgd.ridge()},
+    ),
+    "leaky": (leaky, SEQUENCES, {"optimizer": [tpsgd.sgd, tpsgd.sgd, tpsgd.ridge()]}),
+    "leaky, simultaneous": (leaky, SEQUENCES, TOGETHER),
+    "diagonal": (diagonal, SEQUENCES, {}),
+    "early stopping": (
+        plain, POINTS,
+        {
+            "validation": (POINTS[0][:20], POINTS[1][:20]),
+            "early_stopping": tpsgd.EarlyStopping(1, 0.02),
+        },
+    ),
+    "micro-batches": (plain, POINTS, {"memory": tpsgd.Memory(micro_batch=5)}),
+    "slices": (plain, POINTS, {"memory": tpsgd.Memory(slices=2)}),
+    "recomputed": (mlp, POINTS, {"memory": tpsgd.Memory(reuse=False)}),
+    "half precision": (cnn, IMAGES, {"precision": torch.bfloat16}),
+    "dataset": (mlp, TensorDataset(*POINTS), {}),
+    "shuffled loader": (mlp, DataLoader(TensorDataset(*POINTS), 16, shuffle=True), {}),
+    "backprop": (mlp, POINTS, {"method": tpsgd.fit_backprop}),
+}  # fmt: skip
+for name, (make, data, settings) in RUNS.items():
+    RUNS[name] = make, data, {"epochs": 3, "batch_size": 16, **settings}
+
+
+class Rows(torch.utils.data.Dataset):
+    """Samples one by one."""
+
+    def __len__(self):
+        return len(POINTS[1])
+
+    def __getitem__(self, i):
+        return POINTS[0][i], POINTS[1][i]
+
+
+RUNS["own dataset"] = mlp, Rows(), {"epochs": 3, "batch_size": 16}
+
+
+def train(make, data, settings, seed=5):
+    """The tensors and the record of a run."""
+    torch.manual_seed(seed)  # the initial weights
+    model, settings = make(), dict(settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run = settings.pop("method", tpsgd.fit)(model, data, **settings)
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}, run
+
+
+def compared(run):
+    """What must be equal in the records of two runs."""
+    history = [replace(epoch, seconds=0.0) for epoch in run.history]
+    return history, run.blocks, run.sample_passes, run.forward_passes, run.kept_bytes, run.settings
+
+
+@pytest.fixture
+def killed_after_writing(monkeypatch):
+    """Every checkpoint that is written is the last thing that a run does."""
+    write = checkpoint.write
+
+    def write_and_end(folder, state):
+        write(folder, state)
+        raise Killed
+
+    monkeypatch.setattr(checkpoint, "write", write_and_end)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_resumed_run_equals_an_uninterrupted_one(
+    name: str, tmp_path: Path, killed_after_writing: None
+) -> None:
+    tensors, run = train(*RUNS[name])
+    make, data, settings = RUNS[name]
+    settings = {**settings, "checkpoint": Checkpoint(tmp_path, every=0, resume=True)}
+    kills = 0
+    while True:  # ended after every epoch, and after the last one too
+        try:
+            resumed, record = train(make, data, settings, seed=5 + kills)  # other initial weights
+            break
+        except Killed:
+            kills += 1
+    for key, tensor in tensors.items():
+        assert torch.equal(tensor, resumed[key]), key
+    assert compared(record) == compared(run)
+    assert kills >= max(epoch.epoch for epoch in run.history)
+    assert record.peak_bytes == pytest.approx(run.peak_bytes, rel=0.02)
+
+
+def begun(folder: Path, monkeypatch, **settings) -> Checkpoint:
+    """A checkpoint after the first epoch, to go on from."""
+    with monkeypatch.context() as patch:
+        write = checkpoint.write
+
+        def write_and_end(folder, state):
+            write(folder, state)
+            raise Killed
+
+        patch.setattr(checkpoint, "write", write_and_end)
+        with pytest.raises(Killed):
+            tpsgd.fit(plain(), POINTS, checkpoint=Checkpoint(folder, every=0), **settings)
+    return Checkpoint(folder, every=0, resume=True)
+
+
+OTHERS = {
+    "epochs": (plain, POINTS, {"epochs": 4}, "its epochs was 5, and now it is 4"),
+    "rate": (plain, POINTS, {"lr": 0.1}, "its lr was None, and now it is 0.1"),
+    "rule": (plain, POINTS, {"rule": rules.drtp()}, "its rule was readout, and now it is drtp"),
+    "seed": (plain, POINTS, {"seed": 1}, "its seed was 0, and now it is 1"),
+    "schedule": (plain, POINTS, TOGETHER, "its schedule was sequential, and now it is simul"),
+    "optimizer": (
+        plain, POINTS, {"optimizer": lambda p: torch.optim.SGD(p, lr=0.1)}, "its optimizer was",
+    ),
+    "model": (mlp, POINTS, {}, "its model was"),
+    "width": (
+        lambda: nn.Sequential(nn.Linear(6, 11), nn.ReLU(), nn.Linear(11, 8), nn.ReLU(),
+                              nn.Linear(8, 3)),
+        POINTS, {}, "out_features=10, bias=True., and now it is .*out_features=11",
+    ),
+    "size": (plain, (POINTS[0][:60], POINTS[1][:60]), {}, "number of samples .* was 90, and now"),
+    "labels": (plain, (POINTS[0], POINTS[1].flip(0)), {}, "its checksum"),
+    "samples": (plain, (POINTS[0] + 1, POINTS[1]), {}, "its checksum"),
+    "validation": (plain, POINTS, {"validation": POINTS}, "its validation was False, and now"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_checkpoint_of_another_run_is_refused(name: str, tmp_path: Path, monkeypatch) -> None:
+    saved = begun(tmp_path, monkeypatch)
+    make, data, settings, message = OTHERS[name]
+    model = make()
+    before = [p.clone() for p in model.parameters()]
+    with pytest.raises(TpsgdError, match=message):
+        tpsgd.fit(model, data, checkpoint=saved, **settings)
+    assert all(map(torch.equal, before, model.parameters()))  # nothing was done to it
+
+
+def test_an_optimizer_with_other_numbers_is_refused(tmp_path: Path, monkeypatch) -> None:
+    def factory(rate):
+        return lambda params: torch.optim.SGD(params, lr=rate)
+
+    saved = begun(tmp_path, monkeypatch, optimizer=factory(0.1))
+    with pytest.raises(TpsgdError, match=r"list of optimizers was .*0\.1.* now it is .*0\.2"):
+        tpsgd.fit(plain(), POINTS, optimizer=factory(0.2), checkpoint=saved)
+
+
+def test_a_folder_with_a_checkpoint_is_not_overwritten(tmp_path: Path, monkeypatch) -> None:
+    begun(tmp_path, monkeypatch)
+    with pytest.raises(TpsgdError, match=r"holds a checkpoint \(after epoch 1 of block 1\): go on"):
+        tpsgd.fit(plain(), POINTS, checkpoint=tmp_path)
+
+
+def damage(folder: Path, how: str) -> None:
+    file = folder / "checkpoint.json"
+    (tensors,) = folder.glob("*.safetensors")
+    text = file.read_text()
+    if how == "no tensors":
+        tensors.unlink()
+    elif how == "truncated tensors":
+        tensors.write_bytes(tensors.read_bytes()[:-9])
+    elif how == "truncated":
+        file.write_text(text[: len(text) // 2])
+    elif how == "edited":
+        file.write_text(text.replace('"epoch": 1', '"epoch": 2'))
+    elif how == "newer":
+        file.write_text(text.replace('"format": 1', '"format": 2'))
+    else:
+        file.write_text("[]")
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("no tensors", "there is no checkpoint-"),
+        ("truncated tensors", "is damaged"),
+        ("truncated", "is not whole"),
+        ("edited", "was edited or damaged"),
+        ("newer", "install a newer tpsgd"),
+        ("foreign", "describes no checkpoint"),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused(how, message, tmp_path: Path, monkeypatch) -> None:
+    saved = begun(tmp_path, monkeypatch)
+    damage(tmp_path, how)
+    with pytest.raises(TpsgdError, match=message):
+        tpsgd.fit(plain(), POINTS, checkpoint=saved)
+
+
+@pytest.mark.parametrize("key", ["identity", "stages", "model", "record", "seconds", "peak"])
+def test_a_state_that_lacks_something_is_refused(key: str, tmp_path: Path, monkeypatch) -> None:
+    saved = begun(tmp_path, monkeypatch)
+    state = checkpoint.read(tmp_path)
+    del state[key]
+    checkpoint.write(tmp_path, state)
+    with pytest.raises(TpsgdError, match="makes no sense: KeyError"):
+        tpsgd.fit(plain(), POINTS, checkpoint=saved)
+
+
+def test_what_killed_processes_left_is_removed(tmp_path: Path, monkeypatch) -> None:
+    saved = begun(tmp_path, monkeypatch)
+    for name in (".checkpoint.json.77.part", "checkpoint-0123456789abcdef.safetensors"):
+        (tmp_path / name).write_bytes(b"half")
+    (tmp_path / "notes.txt").write_text("mine")
+    tpsgd.fit(plain(), POINTS, checkpoint=saved)
+    names = {file.name.partition("-")[0] for file in tmp_path.iterdir()}
+    assert (
+        names == {"checkpoint.json", "checkpoint", "notes.txt"}
+        and len(list(tmp_path.iterdir())) == 3
+    )
+
+
+def test_checkpoints_are_not_more_frequent_than_asked(tmp_path: Path, monkeypatch) -> None:
+    folders = []
+    write = checkpoint.write
+
+    def counted(folder, state):
+        folders.append(folder.name)
+        write(folder, state)
+
+    monkeypatch.setattr(checkpoint, "write", counted)
+    for every, name in ((1e9, "seldom"), (0, "always")):
+        tpsgd.fit(plain(), POINTS, epochs=2, checkpoint=Checkpoint(tmp_path / name, every=every))
+    assert folders.count("seldom") == 1 and folders.count("always") == 6  # the end is written
+
+
+@pytest.mark.parametrize("value", [3, {"folder": 1}, [Path("a")]], ids=str)
+def test_something_else_is_no_folder(value) -> None:
+    with pytest.raises(TpsgdError, match=r"checkpoint must be a folder or tpsgd\.Checkpoint"):
+        tpsgd.fit(plain(), POINTS, checkpoint=value)
+
+
+@pytest.mark.parametrize("every", [-1, float("nan"), "5", True, None], ids=str)
+def test_the_time_between_checkpoints_is_a_number(every) -> None:
+    with pytest.raises(TpsgdError, match="every must be"):
+        Checkpoint("folder", every=every)
+
+
+def test_restarts_have_checkpoints_of_their_own(tmp_path: Path) -> None:
+    first = tpsgd.fit_many(plain, POINTS, restarts=2, epochs=1, checkpoint=tmp_path)
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == ["seed-0", "seed-1"]
+    saved = Checkpoint(tmp_path, resume=True)
+    again = tpsgd.fit_many(plain, POINTS, restarts=2, epochs=1, checkpoint=saved)
+    for model, other in zip(first.models, again.models, strict=True):
+        assert all(map(torch.equal, model.parameters(), other.parameters()))
+    with pytest.raises(TpsgdError, match="cannot be stacked: a checkpoint holds one model"):
+        tpsgd.fit_many(plain, POINTS, restarts=2, stacked=True, checkpoint=tmp_path)
+
+
+def test_an_optimizer_whose_state_is_no_number_is_refused(tmp_path: Path) -> None:
+    class Odd(torch.optim.SGD):
+        def step(self, closure=None):
+            self.state[self.param_groups[0]["params"][0]]["function"] = print
+            return super().step(closure)
+
+    with pytest.raises(TpsgdError, match=r"holds numbers, words and tensors, but .*function"):
+        tpsgd.fit(plain(), POINTS, optimizer=Odd, checkpoint=Checkpoint(tmp_path, every=0))
+
+
+def test_killed_processes_are_resumed_with_the_same_weights() -> None:
+    script = Path(__file__).resolve().parents[2] / "benchmarks" / "kill_and_resume.py"
+    command = [sys.executable, str(script), "--kills", "10"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    assert int(ended.stdout.split()[0]) >= 10 and ended.stdout.endswith("runs equal\n")
+
+
+@pytest.mark.parametrize("reuse", [True, False])
+def test_a_resumed_adaptor_equals_an_uninterrupted_one(
+    reuse: bool, tmp_path: Path, killed_after_writing: None
+) -> None:
+    def fit(**settings):
+        torch.manual_seed(0)
+        convolutions = nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU()
+        net = tpsgd.adapt.Backbone(nn.Sequential(*convolutions), ["1", "3"])
+        memory = tpsgd.Memory(reuse=reuse)
+        layers = tpsgd.adapt.Layers(convs=1, dense=1, filters=3, kernel=3, width=6)
+        return tpsgd.adapt.fit(
+            net, IMAGES, taps=["1", "3"], layers=layers, combine=tpsgd.adapt.learned, epochs=2,
+            memory=memory, **settings,
+        )  # fmt: skip
+
+    whole, resumed, kills = fit(), None, 0
+    while resumed is None:
+        try:
+            resumed = fit(checkpoint=Checkpoint(tmp_path, every=0, resume=True))
+        except Killed:
+            kills += 1
+    assert kills >= 12 and torch.equal(whole(IMAGES[0]), resumed(IMAGES[0]))
+    for tap, head in whole.heads.items():
+        assert all(map(torch.equal, head.parameters(), resumed.heads[tap].parameters()))
