@@ -236,16 +236,15 @@ def test_a_figure(says, name):
     assert Path(name).read_bytes()[:5] in (b"\x89PNG\r", b"<?xml")
 
 
-def test_a_terminal_gets_a_spinner(says, monkeypatch):
+def test_a_terminal_gets_a_bar(says, monkeypatch):
     screen = io.StringIO()
 
     def console(stderr=False, **options):
         return Console(file=screen, force_terminal=True, width=80) if stderr else Console(**options)
 
     monkeypatch.setattr(terminal, "Console", console)
-    monkeypatch.setattr(sys.modules["tpsgd.cli.plan"], "_plan", lambda *_: Plan((Line("a", FULL),)))
     code, out, _ = says("plan", *SHAPE, "--json")
-    assert code == 0 and json.loads(out) and "rehearsing the training run" in screen.getvalue()
+    assert code == 0 and json.loads(out) and "rehearsing" in screen.getvalue()
 
 
 def test_training_within_a_budget(says):

@@ -1,7 +1,8 @@
 """`tpsgd adapt`: layers on a frozen backbone, and `--shift`: how they adapt to a new domain."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -13,10 +14,11 @@ from rich.console import Console
 import tpsgd
 from tpsgd.cli import adapt_plan, adapt_shift, options
 from tpsgd.cli.adapt_plan import Job
-from tpsgd.cli.options import AsJson, RuleWord, option, setting
+from tpsgd.cli.options import AsJson, Overwrite, RuleWord, option, setting
 from tpsgd.cli.terminal import Stopped, grid_of, live_bar, until_interrupted
 from tpsgd.errors import TpsgdError
-from tpsgd.files import writable_folder, write_whole
+from tpsgd.files import write_whole
+from tpsgd.output import output_folder, write_or_rescue
 from tpsgd.units import size
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ BACKBONES = (
     "vgg11, vgg16, vgg11-bn, vgg16-bn, resnet18, resnet34, or FILE.py:FUNCTION, which returns a "
     "module."
 )
+RECORD = "record.json"
 COMBINE = ("summed", "averaged", "learned")
 
 
@@ -143,6 +146,7 @@ def adapt(
         bool, option("Leave backprop and a frozen adaptor out.", "--no-controls")
     ] = False,
     out: Annotated[Path, option("Folder for the adaptor and the record.")] = Path("tpsgd-adaptor"),
+    overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
     """Train an adaptor on a frozen backbone, or test how one adapts to a shifted domain."""
@@ -157,29 +161,35 @@ def adapt(
     settings = options.settings_of(training, memory)
     settings["combine"] = tpsgd.adapt.COMBINATIONS[adaptor.combine]
     arms = _arms(rule, adaptor.layers(), training, not no_controls and not memory.memory)
-    folder = writable_folder(out)
-    net, taps = backbone.load(machine)
-    job = Job(net, taps, data.load(training.seed), settings, arms)
-    options.warn_of_loss(training, job.data)
-    more = len(shifts) * (shift.few * len(job.data.classes) + len(job.data.test[1]))
-    planned = adapt_plan.planned(job, more)
-    if not as_json:
-        adapt_plan.show(planned, rule)
-    results = adapt_shift.recover(job, shift, folder) if shifts else _fit(job, folder)
-    record = {"planned": planned, **results, "backbone": net.name, "taps": list(taps)}
-    record |= {"backbone_bytes": planned["backbone_bytes"], "quantize": backbone.quantize}
-    record |= {"out": str(folder), **options.provenance_of(job.data, machine.device)}
-    write_whole(folder / "record.json", json.dumps(record, indent=1).encode())
-    if as_json:
-        print(json.dumps(record))
-    else:
-        _show(record, job, folder)
+    with output_folder(out, ("adaptor.json", RECORD), overwrite) as folder:
+        net, taps = backbone.load(machine)
+        job = Job(net, taps, data.load(training.seed), settings, arms)
+        options.warn_of_loss(training, job.data)
+        more = len(shifts) * (shift.few * len(job.data.classes) + len(job.data.test[1]))
+        planned = adapt_plan.planned(job, more)
+        if not as_json:
+            adapt_plan.show(planned, rule)
+        results, write = adapt_shift.recover(job, shift) if shifts else _fit(job, folder)
+        record = {"planned": planned, **results, "backbone": net.name, "taps": list(taps)}
+        record |= {"backbone_bytes": planned["backbone_bytes"], "quantize": backbone.quantize}
+        record |= {"out": str(folder), **options.provenance_of(job.data, machine.device)}
+        if as_json:
+            print(json.dumps(record), flush=True)
+        else:
+            _show(record, job, folder)
+        write_or_rescue(partial(_write, record, write), folder)
     if record["interrupted"]:
         rows = record.get("arms") or next(iter(record["shifts"].values()))["arms"]
         adaptor_too = f"{rows[0]['arm']}'s adaptor and record.json"
         files = "record.json and figures" if shifts else adaptor_too
         done = f"{len(rows)} of {len(job.arms)} training runs are done"
         raise Stopped(f"interrupted; {done}; {files} are in {folder}")
+
+
+def _write(record: dict[str, Any], write: Callable[[Path], Any], folder: Path) -> None:
+    """Write the record, and the adaptor or the figures."""
+    write(folder)
+    write_whole(folder / RECORD, json.dumps(record, indent=1).encode())
 
 
 def check_rule(word: str) -> None:
@@ -210,12 +220,13 @@ def _arms(
     return arms | {"linear probe": {"layers": tpsgd.adapt.Probe(), **solved}}
 
 
-def _fit(job: Job, folder: Path) -> dict[str, Any]:
-    """Train all arms; the adaptor of the first is saved."""
+def _fit(job: Job, folder: Path) -> tuple[dict[str, Any], Callable[[Path], Any]]:
+    """Train all arms: the record, and what saves the adaptor of the first."""
     from tpsgd import adapt
 
     train: Any = job.data.train
     test: Any = job.data.test
+    adaptors: list[Adaptor] = []
 
     def rows() -> Iterator[dict[str, Any]]:
         nonlocal train, test
@@ -233,8 +244,10 @@ def _fit(job: Job, folder: Path) -> dict[str, Any]:
                     job.backbone, train, taps=job.taps, classes=job.data.classes,
                     progress=progress, **(job.settings | settings),
                 )  # fmt: skip
-                if name == next(iter(job.arms)):
-                    adaptor.save(folder)
+                if not adaptors:
+                    adaptors.append(adaptor)
+                    with suppress(OSError, TpsgdError):  # a full disk: the end tries again
+                        adaptor.save(folder)
                 row = _row(name, adaptor)
                 yield row  # in the record even if the test is interrupted
                 row["accuracy"] = adaptor.evaluate(test)
@@ -242,7 +255,7 @@ def _fit(job: Job, folder: Path) -> dict[str, Any]:
     arms, interrupted = until_interrupted(rows())
     features = 0 if job.streamed else train.nbytes + test.nbytes
     record = {"arms": arms, "features_bytes": features, "adaptor": str(folder)}
-    return record | {"interrupted": interrupted}
+    return record | {"interrupted": interrupted}, adaptors[0].save
 
 
 def _row(name: str, adaptor: "Adaptor") -> dict[str, Any]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import tpsgd
+from tpsgd.cli.terminal import waiting
 from tpsgd.errors import TpsgdError, suggestion
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ def check(kind: str, word: str, words: Iterable[str]) -> None:
 
 
 RuleWord = Annotated[str, option("A rule; see: tpsgd rules.", "--rule")]
+Overwrite = Annotated[bool, option("Replace the results of an earlier run.", "--overwrite")]
 AsJson = Annotated[bool, option("Print one JSON object and nothing else.", "--json")]
 
 
@@ -134,7 +136,9 @@ class Data:
 
     def load(self, seed: int = 0) -> "tpsgd.data.Data":
         """The data set."""
-        return tpsgd.data.load(self.data, seed=seed, max_train=self.max_train, on_disk=self.on_disk)
+        options = {"max_train": self.max_train, "on_disk": self.on_disk}
+        with waiting(f"reading {self.data}"):
+            return tpsgd.data.load(self.data, seed=seed, **options)
 
 
 @dataclass(frozen=True)
