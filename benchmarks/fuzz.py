@@ -17,6 +17,7 @@ import hashlib
 import io
 import json
 import random
+import re
 import resource
 import signal
 import string
@@ -433,10 +434,15 @@ WORDS: dict[str, tuple[tuple[str, ...], Read]] = {
 
 
 def _build(word: str, shape: tuple[int, ...]) -> None:
-    with contextlib.suppress(TpsgdError):
-        factory(word, shape, 2)()
-    if shape == SHAPES[-1]:
-        factory(word, shape, 2)()
+    """Read a word for samples of a shape, and build the model if it is small."""
+    try:
+        make = factory(word, shape, 2)
+    except TpsgdError:
+        if shape == SHAPES[-1]:
+            raise
+    else:
+        if max(map(len, re.findall(r"\d+", word)), default=0) < 4:
+            make()
 
 
 def word_seeds(_: Path) -> list[tuple[str, str]]:

@@ -8,6 +8,7 @@ A command takes a group as one argument; `grouped` turns the group into its opti
 
 import inspect
 import os
+import re
 import shlex
 import sys
 import warnings
@@ -308,12 +309,13 @@ class FromScratch(Training):
 
 def block_numbers(text: str) -> int | list[int]:
     """A number of blocks, 4, or the number of layers in each, 2,2,2,4."""
-    try:
-        numbers = [int(word) for word in listed(text)]
-    except ValueError:
+    words = listed(text)
+    if not words or not all(re.fullmatch(r"[1-9]\d{0,5}", word, re.ASCII) for word in words):
         raise TpsgdError(
-            f"--blocks {text}: write a number of blocks, 4, or the number of layers in each, 2,2,4"
-        ) from None
+            f"--blocks {text!r}: write a number of blocks, 4, or the number of layers in each, "
+            "2,2,4"
+        )
+    numbers = [int(word) for word in words]
     return numbers if "," in text else numbers[0]
 
 

@@ -1,5 +1,6 @@
 """A folder of images: a subfolder for each class, perhaps below `train/` and `val/` or `test/`."""
 
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -11,6 +12,8 @@ from tpsgd.data.arrays import encode
 from tpsgd.data.dataset import BYTES, Array, Pair, RawData
 from tpsgd.errors import TpsgdError
 
+PIXEL = 4  # bytes of a decoded pixel
+MOST_SHRUNK, ALWAYS_READ = 200, 2**26  # times a file's size, and bytes that are always decoded
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 
 
@@ -19,7 +22,7 @@ def read_folder(root: Path, size: int | None = None) -> RawData:
 
     Only the names of the files are read here; `decode` reads the images.
     """
-    if not root.is_dir():
+    if not os.path.isdir(root):
         raise TpsgdError(f"{root} is not a folder; expected a folder of images, CLASS/IMAGE.png.")
     train_folder, *test_folders = _split_folders(root)
     skipped: list[str] = []  # the suffixes of files that are no images
@@ -120,6 +123,9 @@ def _open(file: str, shape: tuple[int, int] | None = None) -> Array:
 
     try:
         with Image.open(file) as image:
+            nbytes = image.width * image.height * PIXEL
+            if nbytes > max(ALWAYS_READ, MOST_SHRUNK * os.path.getsize(file)):
+                raise ValueError(f"{image.width} x {image.height} pixels in such a small file")
             if image.mode.startswith("I;16") or (image.mode, image.format) == ("I", "PNG"):
                 grey = np.rint(np.asarray(image) / 257).astype(np.uint8)  # 65535 becomes 255
                 rgb = Image.fromarray(grey).convert("RGB")
