@@ -516,7 +516,8 @@ def _problem(read: Read, case: Any, outcome: Outcome) -> str:
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             raise
-        last = [f for f in traceback.extract_tb(error.__traceback__) if "tpsgd" in f.filename][-1]
+        frames = traceback.extract_tb(error.__traceback__)
+        last = [frames[-1], *(f for f in frames if "tpsgd" in f.filename)][-1]
         place = f"{Path(last.filename).name}:{last.lineno}"
         problem = f"{type(error).__name__} at {place}: {str(error)[:120]!r}"
     finally:

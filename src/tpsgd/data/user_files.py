@@ -18,7 +18,7 @@ from tpsgd.errors import TpsgdError
 from tpsgd.files import call_function, is_function, user_path
 from tpsgd.nets.padded import Padded
 
-LONGEST_SIZE = 5  # digits of FOLDER@SIZE
+LONGEST_SIZE = 8  # digits of FOLDER@SIZE
 READERS = {".npz": read_npz, ".csv": read_csv}
 
 

@@ -6,6 +6,7 @@ same on every device.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +27,7 @@ RAGGED_UNCUT = (
     "sequences of different lengths cannot be cut into micro-batches: lower batch_size instead of "
     "setting micro_batch or a memory budget"
 )
+DEAD_WORKER = "DataLoader worker"  # how torch's message of a worker's death begins
 WORTH_CUTTING = 1 << 20  # bytes of a batch that is better processed in parts
 
 
@@ -353,6 +355,8 @@ class Stream:
         except TpsgdError:
             raise
         except Exception as error:  # a user's data set raises anything
+            if isinstance(error, (ConnectionError, EOFError)):
+                error = RuntimeError(f"a {DEAD_WORKER} exited unexpectedly")
             name = type(error).__name__
             reason = str(error).strip().rpartition("\n")[2]  # of a worker: after its traceback
             when = "" if epoch is None else f" of epoch {epoch + 1}"
@@ -360,6 +364,17 @@ class Stream:
                 f"the data loader failed after {count} batches{when}: {name}: "
                 f"{reason.removeprefix(f'{name}: ')}"
             ) from error
+
+
+@contextmanager
+def workers_watched() -> Iterator[None]:
+    """A loader's worker that dies is one sentence, wherever torch notices it."""
+    try:
+        yield
+    except RuntimeError as error:
+        if DEAD_WORKER not in str(error):
+            raise
+        raise TpsgdError(f"the data loader failed: {error}") from error
 
 
 @dataclass

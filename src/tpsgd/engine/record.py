@@ -171,7 +171,7 @@ class Recorder(Observer):
         self,
         runs: list[Run],
         callbacks: Sequence[Callable[[Epoch], Any]] = (),
-        restore: Callable[[], str] = str,
+        restore: Callable[[EpochEnd], str] = lambda _: "",
     ) -> None:
         self.runs, self.callbacks = runs, callbacks  # one run, or one per stacked restart
         self.restore = restore  # puts the last good weights back, and says which they are
@@ -233,7 +233,7 @@ class Recorder(Observer):
         on_validation = math.isfinite(record.loss)
         loss = record.val_loss if on_validation else record.loss
         solved = isinstance(learner.settings.optimizer, SOLVERS)
-        reason, weights = SCALE_INPUTS if solved else LOWER_RATE, self.restore()
+        reason, weights = SCALE_INPUTS if solved else LOWER_RATE, self.restore(end)
         if not solved and (size := _largest_input(end)) > LARGE_INPUT:
             reason = f"its inputs reach {size:.2g}: scale them to about 1"
         return TpsgdError(

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from tpsgd.engine.anatomy import Anatomy, Method, rules_for, schedule_for
 from tpsgd.engine.assemble import assemble, block_infos, check_optimizers, unstack
 from tpsgd.engine.backprop import Backprop
+from tpsgd.engine.batches import workers_watched
 from tpsgd.engine.device import (
     forget_resident_peak,
     limit_threads,
@@ -201,7 +202,7 @@ def run_training(
         if meter is not None:
             net.observers = meter.around(net.observers)
         forget_resident_peak()
-        with meter or nullcontext():
+        with meter or nullcontext(), workers_watched():
             recorder.began = time.perf_counter()
             schedule(net)
             if device.type == "cuda":
