@@ -22,9 +22,9 @@ help: ## print this list
 
 demo: $(RUN) ## compare every rule with backprop on the digits, an MLP and a CNN; pages in demo/
 	.venv/bin/tpsgd compare --data digits --model mlp:128,128 --activation tanh --rules all \
-	  --epochs 15 --batch-size 32 --restarts 3 --threads 1 --out demo/mlp
+	  --epochs 15 --batch-size 32 --restarts 3 --threads 1 --out demo/mlp --overwrite
 	.venv/bin/tpsgd compare --data digits --model cnn:16x3,32x3 --rules all \
-	  --epochs 10 --batch-size 32 --restarts 3 --threads 1 --out demo/cnn
+	  --epochs 10 --batch-size 32 --restarts 3 --threads 1 --out demo/cnn --overwrite
 
 test: lint types pytest ## lint, type-check, run every test and docstring example
 

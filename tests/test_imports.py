@@ -10,7 +10,7 @@ import pytest
 import tpsgd
 
 ROOT = Path(tpsgd.__file__).parent
-LEAVES = ["errors", "units", "files", "figures", "maths"]
+LEAVES = ["errors", "units", "files", "output", "figures", "maths"]
 PAPER = ["losses", "projections", "objectives", "rules", "protocols", "train"]
 ORDER = [
     [*LEAVES, *PAPER], ["nets"], ["solvers", "saved"], ["engine"], ["memory"], ["training"],

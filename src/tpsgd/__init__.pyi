@@ -31,6 +31,7 @@ from .solvers import ridge as ridge
 from .solvers import rls as rls
 from .train import sequential as sequential
 from .train import simultaneous as simultaneous
+from .training import logs as logs
 from .training.arm import Arm as Arm
 from .training.check_rule import check_rule as check_rule
 from .training.evaluate import evaluate as evaluate

@@ -3,9 +3,17 @@
 import difflib
 from collections.abc import Iterable
 
+LONGEST = 1000  # characters of a message, whatever a file or a user's word has in it
+
 
 class TpsgdError(ValueError):
-    """An argument cannot be used; the message says what was expected."""
+    """An argument cannot be used; the message says what was expected, in one line."""
+
+    def __init__(self, message: str) -> None:
+        text = " ".join(str(message).split())
+        if len(text) > LONGEST:  # the advice is at the end
+            text = f"{text[: LONGEST // 2]} ... {text[-LONGEST // 3 :]}"
+        super().__init__(text)
 
 
 def shortened(value: object, most: int = 100) -> str:

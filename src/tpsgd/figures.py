@@ -48,4 +48,4 @@ def write(figure: Any, file: Path) -> Path:
     try:
         return write_whole(file, as_bytes(figure, file.suffix.lower()[1:]))
     except OSError as error:
-        raise TpsgdError(f"cannot write {file}: {error.strerror or error}") from None
+        raise TpsgdError(f"cannot write {file}: {error.strerror or error}") from error

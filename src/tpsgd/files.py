@@ -54,6 +54,11 @@ def writable_folder(folder: Path) -> Path:
     return folder
 
 
+def user_path(text: str) -> Path:
+    """A path as the user wrote it, ~ included; `os.path.isfile` takes any, `is_file` does not."""
+    return Path(os.path.expanduser(text))
+
+
 def is_function(word: str) -> bool:
     """Whether a word is `FILE.py:FUNCTION`."""
     return word.rpartition(":")[0].endswith(".py")
@@ -62,8 +67,8 @@ def is_function(word: str) -> bool:
 def load_function(word: str) -> Callable[..., Any]:
     """The function that `FILE.py:FUNCTION` names; the file is run."""
     text, _, name = word.rpartition(":")
-    path = Path(text).expanduser()
-    if not path.is_file():
+    path = user_path(text)
+    if not os.path.isfile(path):
         raise TpsgdError(f"there is no file {path}")
     spec = importlib.util.spec_from_file_location(f"tpsgd_file_{path.stem}", path)
     assert spec and spec.loader

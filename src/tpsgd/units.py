@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from tpsgd.errors import TpsgdError
 
+LARGEST = 1e18  # bytes
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -27,9 +28,10 @@ def as_bytes(text: str | int) -> int:
     if isinstance(text, int) and not isinstance(text, bool) and text > 0:
         return text
     match = re.fullmatch(r"\s*(\d+\.?\d*)\s*([KMGT]?)I?B?\s*", str(text).upper())
-    if not isinstance(text, str) or not match or not float(match[1]):
+    number = float(match[1]) if match else 0.0
+    if not isinstance(text, str) or not match or not 0 < number < LARGEST:
         raise TpsgdError(f"{text!r} is no amount of memory: write 64MB, 1.5GB or a number of bytes")
-    return max(1, int(float(match[1]) * UNITS[match[2]]))
+    return max(1, int(number * UNITS[match[2]]))
 
 
 def size(count: float) -> str:

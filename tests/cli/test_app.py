@@ -300,13 +300,16 @@ def test_compare_json_is_one_object(says):
     assert {**on_disk, "report": record["report"]} == record
 
 
-def test_compare_fails_after_the_table_if_a_rule_that_was_named_fails(says):
+def test_compare_fails_after_the_table_if_an_arm_fails(says):
     words = (*SMALL, "--model", "mlp:4000", "--memory", "9KB", "--restarts", "1", "--epochs", "1")
     code, out, err = says("compare", *words, "--rules", "readout")
     assert (code, err) == (1, "") and "readout failed: a memory budget" in " ".join(out.split())
     assert Path("tpsgd-report/report.html").is_file()
-    code, out, _ = says("compare", *words, "--rules", "backprop")  # the frozen control fails alone
-    assert code == 0 and "frozen failed: " in " ".join(out.split())
+    words += ("--rules", "backprop", "--overwrite")
+    code, out, _ = says("compare", *words)  # the frozen control fails alone
+    assert code == 1 and "frozen failed: " in " ".join(out.split())
+    arms = json.loads(Path("tpsgd-report/results.json").read_text())["arms"]
+    assert [bool(arm["summary"]) for arm in arms] == [True, False]
 
 
 def test_an_interrupted_comparison_keeps_what_is_finished(says, monkeypatch):
@@ -345,7 +348,8 @@ def test_a_full_disk_is_one_line(says, monkeypatch, command):
     monkeypatch.setattr(Path, "write_bytes", full)
     code, out, err = says(command, *SMALL, "--out", "r")
     assert code == 1 and err.count("\n") == 1 and "No space left on device" in err
-    assert ("test accuracy" in out) == (command == "train") and "saved" not in out
+    assert "nor to a temporary folder" in err
+    assert ("test accuracy" if command == "train" else "backprop") in out and "saved" not in out
 
 
 def test_a_warning_is_one_line_and_not_on_standard_output(says, monkeypatch):

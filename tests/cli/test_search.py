@@ -101,7 +101,9 @@ def test_ctrl_c_says_how_to_go_on(says, monkeypatch):
     assert (code, out) == (130, "") and err == f"tpsgd: {wanted}\n"
     monkeypatch.setattr(Judge, "trial", lambda *a, **k: done.append(a) or real(*a, **k))
     assert says("search", *GRID)[0] == 0 and len(done) == TRIALS
-    assert says("search", *GRID)[0] == 0 and len(done) == TRIALS
+    code, _, err = says("search", *GRID)
+    assert code == 2 and "search.json is already there" in err and "--overwrite" in err
+    assert says("search", *GRID, "--overwrite")[0] == 0 and len(done) == TRIALS
 
 
 def test_ctrl_c_before_the_first_trial(says, monkeypatch):
@@ -115,7 +117,7 @@ def test_ctrl_c_before_the_first_trial(says, monkeypatch):
 
 def test_backprop_and_rules_that_wait_for_the_output(says):
     for word, method in (("backprop", "fit_backprop"), ("dfa", "fit")):
-        words = (*SMALL, "--taps", "flat", "--dense", "1", "--rule", word, "--json")
+        words = (*SMALL, "--taps", "flat", "--dense", "1", "--rule", word, "--json", "--overwrite")
         record = json.loads(says("search", *words)[1])
         assert record["settings"]["method"] == method and record["rows"][1]["accuracies"]
     assert "schedule" not in record["settings"]  # that of the rule

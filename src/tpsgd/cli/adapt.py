@@ -1,7 +1,8 @@
 """`tpsgd adapt`: layers on a frozen backbone, and `--shift`: how they adapt to a new domain."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -13,11 +14,12 @@ from rich.console import Console
 import tpsgd
 from tpsgd.cli import adapt_plan, adapt_shift, options
 from tpsgd.cli.adapt_plan import Job
-from tpsgd.cli.options import AsJson, RuleWord, option, setting
+from tpsgd.cli.options import AsJson, Overwrite, RuleWord, option, setting
 from tpsgd.cli.resuming import Resuming
 from tpsgd.cli.terminal import Stopped, grid_of, live_bar, until_interrupted
 from tpsgd.errors import TpsgdError
-from tpsgd.files import writable_folder, write_whole
+from tpsgd.files import write_whole
+from tpsgd.output import output_folder, write_or_rescue
 from tpsgd.units import size
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ BACKBONES = (
     "vgg11, vgg16, vgg11-bn, vgg16-bn, resnet18, resnet34, or FILE.py:FUNCTION, which returns a "
     "module."
 )
+RECORD = "record.json"
 COMBINE = ("summed", "averaged", "learned")
 
 
@@ -145,6 +148,7 @@ def adapt(
         bool, option("Leave backprop and a frozen adaptor out.", "--no-controls")
     ] = False,
     out: Annotated[Path, option("Folder for the adaptor and the record.")] = Path("tpsgd-adaptor"),
+    overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
     """Train an adaptor on a frozen backbone, or test how one adapts to a shifted domain."""
@@ -161,30 +165,36 @@ def adapt(
     settings = options.settings_of(training, memory)
     settings["combine"] = tpsgd.adapt.COMBINATIONS[adaptor.combine]
     arms = _arms(rule, adaptor.layers(), training, not no_controls and not memory.memory)
-    folder = writable_folder(out)
-    net, taps = backbone.load(machine)
-    job = Job(net, taps, data.load(training.seed), settings, arms)
-    options.warn_of_loss(training, job.data)
-    more = len(shifts) * (shift.few * len(job.data.classes) + len(job.data.test[1]))
-    planned = adapt_plan.planned(job, more)
-    if not as_json:
-        adapt_plan.show(planned, rule)
-    with resuming.interruptible():
-        results = adapt_shift.recover(job, shift, folder) if shifts else _fit(job, folder, kept)
+    again = overwrite or resuming.resume
+    with resuming.interruptible(), output_folder(out, ("adaptor.json", RECORD), again) as folder:
+        net, taps = backbone.load(machine)
+        job = Job(net, taps, data.load(training.seed), settings, arms)
+        options.warn_of_loss(training, job.data)
+        more = len(shifts) * (shift.few * len(job.data.classes) + len(job.data.test[1]))
+        planned = adapt_plan.planned(job, more)
+        if not as_json:
+            adapt_plan.show(planned, rule)
+        results, write = adapt_shift.recover(job, shift) if shifts else _fit(job, folder, kept)
         record = {"planned": planned, **results, "backbone": net.name, "taps": list(taps)}
         record |= {"backbone_bytes": planned["backbone_bytes"], "quantize": backbone.quantize}
         record |= {"out": str(folder), **options.provenance_of(job.data, machine.device)}
-        write_whole(folder / "record.json", json.dumps(record, indent=1).encode())
         if as_json:
-            print(json.dumps(record))
+            print(json.dumps(record), flush=True)
         else:
             _show(record, job, folder)
+        write_or_rescue(partial(_write, record, write), folder)
         if record["interrupted"]:
             rows = record.get("arms") or next(iter(record["shifts"].values()))["arms"]
             adaptor_too = f"{rows[0]['arm']}'s adaptor and record.json"
             files = "record.json and figures" if shifts else adaptor_too
             done = f"{len(rows)} of {len(job.arms)} training runs are done"
             raise Stopped(f"interrupted; {done}; {files} are in {folder}")
+
+
+def _write(record: dict[str, Any], write: Callable[[Path], Any], folder: Path) -> None:
+    """Write the record, and the adaptor or the figures."""
+    write(folder)
+    write_whole(folder / RECORD, json.dumps(record, indent=1).encode())
 
 
 def check_rule(word: str) -> None:
@@ -215,12 +225,15 @@ def _arms(
     return arms | {"linear probe": {"layers": tpsgd.adapt.Probe(), **solved}}
 
 
-def _fit(job: Job, folder: Path, kept: dict[str, Any]) -> dict[str, Any]:
-    """Train all arms, each with a checkpoint if there is one; the first's adaptor is saved."""
+def _fit(
+    job: Job, folder: Path, kept: dict[str, Any]
+) -> tuple[dict[str, Any], Callable[[Path], Any]]:
+    """Train all arms, with checkpoints if asked for: the record, and what saves the first."""
     from tpsgd import adapt
 
     train: Any = job.data.train
     test: Any = job.data.test
+    adaptors: list[Adaptor] = []
 
     def rows() -> Iterator[dict[str, Any]]:
         nonlocal train, test
@@ -239,8 +252,10 @@ def _fit(job: Job, folder: Path, kept: dict[str, Any]) -> dict[str, Any]:
                     progress=progress, **(job.settings | settings),
                     **{key: value.within(name) for key, value in kept.items()},
                 )  # fmt: skip
-                if name == next(iter(job.arms)):
-                    adaptor.save(folder)
+                if not adaptors:
+                    adaptors.append(adaptor)
+                    with suppress(OSError, TpsgdError):  # a full disk: the end tries again
+                        adaptor.save(folder)
                 row = _row(name, adaptor)
                 yield row  # in the record even if the test is interrupted
                 row["accuracy"] = adaptor.evaluate(test)
@@ -248,7 +263,7 @@ def _fit(job: Job, folder: Path, kept: dict[str, Any]) -> dict[str, Any]:
     arms, interrupted = until_interrupted(rows())
     features = 0 if job.streamed else train.nbytes + test.nbytes
     record = {"arms": arms, "features_bytes": features, "adaptor": str(folder)}
-    return record | {"interrupted": interrupted}
+    return record | {"interrupted": interrupted}, adaptors[0].save
 
 
 def _row(name: str, adaptor: "Adaptor") -> dict[str, Any]:

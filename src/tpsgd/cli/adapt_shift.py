@@ -1,6 +1,6 @@
 """`tpsgd adapt --shift`: accuracy on a shifted domain, before and after learning a few samples."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -46,8 +46,11 @@ class NewDomain:
         return self.shots or 10
 
 
-def recover(job: Job, domain: NewDomain, folder: Path) -> dict[str, Any]:
-    """Train every arm, test it on shifted data, adapt it; draw a figure for each shift."""
+def recover(job: Job, domain: NewDomain) -> tuple[dict[str, Any], Callable[[Path], Any]]:
+    """Train every arm, test it on shifted data, adapt it: the record, and what draws the figures.
+
+    There is a figure for each shift.
+    """
     from tpsgd import adapt
 
     (x, y), (x_test, y_test) = job.data.train, job.data.test
@@ -85,21 +88,19 @@ def recover(job: Job, domain: NewDomain, folder: Path) -> dict[str, Any]:
     after = f"{domain.few} labelled samples{old} a class"
     recoveries = [row for arm in arms for row in arm]
     record = {"shots": domain.few, "replay": replay, "interrupted": interrupted, "after": after}
-    return record | {"shifts": _by_shift(words, recoveries, detected, after, folder)}
+    by_shift = {word: [row for row in recoveries if row.domain == word] for word in words}
+    record["shifts"] = {
+        word: {"arms": [row.as_dict() for row in rows], "detector": detected[word]}
+        for word, rows in by_shift.items()
+    }
+    return record, partial(_draw, by_shift, after)
 
 
-def _by_shift(
-    words: list[str], rows: "list[Recovery]", detected: dict[str, Any], after: str, folder: Path
-) -> dict[str, Any]:
-    """The record of every shift; draws its figure."""
+def _draw(by_shift: "dict[str, list[Recovery]]", after: str, folder: Path) -> None:
     from tpsgd.adapt.figures import draw_recovery
 
-    shifts = {}
-    for word in words:
-        arms = [row for row in rows if row.domain == word]
-        shifts[word] = {"arms": [row.as_dict() for row in arms], "detector": detected[word]}
-        draw_recovery(arms, folder / f"{word}.png", f"{word}: {after}")
-    return shifts
+    for word, rows in by_shift.items():
+        draw_recovery(rows, folder / f"{word}.png", f"{word}: {after}")
 
 
 def _settings(job: Job, arm: dict[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from tpsgd.cli.terminal import INTERRUPTED, Stopped, grid_of
 from tpsgd.cli.train import train
 from tpsgd.cli.wording import in_options
 from tpsgd.errors import TpsgdError
+from tpsgd.training import progress_bar
 from tpsgd.units import columns
 
 SetName = Annotated[
@@ -39,6 +40,7 @@ for command in (train, predict, evaluate, compare, plan, search, adapt):
 
 def main() -> NoReturn:
     """Run the command line; a mistake of the user's is one line and exit status 2."""
+    progress_bar.automatic = False
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_, **__: _print_error(
             f"warning: {in_options(str(message))}"

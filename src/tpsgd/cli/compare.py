@@ -1,6 +1,8 @@
 """`tpsgd compare`: several rules, backprop and controls; a table and a report."""
 
 import json
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,10 +10,10 @@ import typer
 
 import tpsgd
 from tpsgd.cli import options
-from tpsgd.cli.options import AsJson, option
+from tpsgd.cli.options import AsJson, Overwrite, option
 from tpsgd.cli.resuming import Resuming
 from tpsgd.cli.terminal import NOTHING_DONE, Stopped, live_bar, show
-from tpsgd.files import writable_folder
+from tpsgd.output import output_folder, write_or_rescue
 
 if TYPE_CHECKING:
     from tpsgd.comparison.compare import Comparison
@@ -28,11 +30,12 @@ def compare(
     rules: Annotated[str, option("all, or some: readout,drtp. See: tpsgd rules.")] = "all",
     restarts: Annotated[int, option("Models to train with each rule.", min=1)] = 3,
     out: Annotated[Path, option("Folder for the report.")] = Path("tpsgd-report"),
+    overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare rules with backprop and with frozen hidden layers: a table and a report.
 
-    If a rule named in --rules fails, the exit status is 1.
+    If one of them fails, the others go on, and the exit status is 1.
     """
     from tpsgd.comparison import arms, report
 
@@ -50,34 +53,38 @@ def compare(
     compared = arms.with_controls(chosen)
     if head == "ridge":
         compared = [arms.with_ridge(arm, factory, settings) for arm in compared]
-    folder = writable_folder(out)
-    with resuming.interruptible():
-        with live_bar() as advance:
-
-            def progress(record: Any, arm: Any, share: float) -> None:
-                advance(arm.name, share, 1.0, record)
-
-            record = tpsgd.compare(
-                samples, factory, compared, restarts=restarts, command=options.command_line(),
-                notes=model.record(head) | {"left_out": left_out}, progress=progress,
-                each=lambda record: report.save(record, folder), **settings,
-            )  # fmt: skip
-        _report(record, folder, as_json)
-    if any(result.error and result.arm.name in named for result in record.results):
+    settings |= {"restarts": restarts, "command": options.command_line()}
+    settings["notes"] = model.record(head) | {"left_out": left_out}
+    again = overwrite or resuming.resume
+    with resuming.interruptible(), output_folder(out, report.FILES, again) as folder:
+        record = _compared(folder, samples, factory, compared, **settings)
+        page = folder / "report.html"
+        if as_json:
+            print(json.dumps({**record.as_dict(), "report": str(page)}), flush=True)
+        else:
+            show(record, page)
+        write_or_rescue(partial(report.write, record), folder)
+        if record.interrupted:
+            count = f"{record.finished} of {record.asked} training runs"
+            raise Stopped(f"interrupted; {count} are in {folder}")
+    if any(result.error for result in record.results):
         raise typer.Exit(1)
 
 
-def _report(record: "Comparison", folder: Path, as_json: bool) -> None:
-    """Write the report and print the table, also of a comparison that was interrupted."""
+def _compared(folder: Path, *args: Any, **settings: Any) -> "Comparison":
+    """Compare with a progress bar; the results so far are in the folder after every run."""
     from tpsgd.comparison import report
 
+    def save(record: Any) -> None:
+        with suppress(OSError):  # a full disk: the end of the comparison tries again, and says so
+            report.save(record, folder)
+
+    with live_bar() as advance:
+
+        def progress(record: Any, arm: Any, share: float) -> None:
+            advance(arm.name, share, 1.0, record)
+
+        record = tpsgd.compare(*args, progress=progress, each=save, **settings)
     if not record.finished:
         raise Stopped(NOTHING_DONE)
-    page = report.write(record, folder)
-    if as_json:
-        print(json.dumps({**record.as_dict(), "report": str(page)}))
-    else:
-        show(record, page)
-    if record.interrupted:
-        count = f"{record.finished} of {record.asked} training runs"
-        raise Stopped(f"interrupted; {count} are in {folder}")
+    return record

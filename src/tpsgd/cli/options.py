@@ -8,6 +8,7 @@ A command takes a group as one argument; `grouped` turns the group into its opti
 
 import inspect
 import os
+import re
 import shlex
 import sys
 import warnings
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import tpsgd
+from tpsgd.cli.terminal import waiting
 from tpsgd.errors import TpsgdError, suggestion
 
 if TYPE_CHECKING:
@@ -71,6 +73,7 @@ def check(kind: str, word: str, words: Iterable[str]) -> None:
 
 
 RuleWord = Annotated[str, option("A rule; see: tpsgd rules.", "--rule")]
+Overwrite = Annotated[bool, option("Replace the results of an earlier run.", "--overwrite")]
 AsJson = Annotated[bool, option("Print one JSON object and nothing else.", "--json")]
 
 
@@ -134,7 +137,9 @@ class Data:
 
     def load(self, seed: int = 0) -> "tpsgd.data.Data":
         """The data set."""
-        return tpsgd.data.load(self.data, seed=seed, max_train=self.max_train, on_disk=self.on_disk)
+        options = {"max_train": self.max_train, "on_disk": self.on_disk}
+        with waiting(f"reading {self.data}"):
+            return tpsgd.data.load(self.data, seed=seed, **options)
 
 
 @dataclass(frozen=True)
@@ -304,12 +309,13 @@ class FromScratch(Training):
 
 def block_numbers(text: str) -> int | list[int]:
     """A number of blocks, 4, or the number of layers in each, 2,2,2,4."""
-    try:
-        numbers = [int(word) for word in listed(text)]
-    except ValueError:
+    words = listed(text)
+    if not words or not all(re.fullmatch(r"[1-9]\d{0,5}", word, re.ASCII) for word in words):
         raise TpsgdError(
-            f"--blocks {text}: write a number of blocks, 4, or the number of layers in each, 2,2,4"
-        ) from None
+            f"--blocks {text!r}: write a number of blocks, 4, or the number of layers in each, "
+            "2,2,4"
+        )
+    numbers = [int(word) for word in words]
     return numbers if "," in text else numbers[0]
 
 

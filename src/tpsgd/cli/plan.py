@@ -3,16 +3,18 @@
 import json
 import re
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tpsgd
 from tpsgd import figures
 from tpsgd.cli import options
-from tpsgd.cli.options import AsJson, RuleWord, option, setting
-from tpsgd.cli.terminal import show_plan, waiting
+from tpsgd.cli.options import AsJson, Overwrite, RuleWord, option, setting
+from tpsgd.cli.terminal import live_bar, show_plan
 from tpsgd.cli.train import arm_for
 from tpsgd.errors import TpsgdError
+from tpsgd.output import check_new
 
 if TYPE_CHECKING:
     from tpsgd.memory.plan import Plan
@@ -51,6 +53,7 @@ def plan(
     machine: options.Machine,
     rule: RuleWord = "readout",
     plot: Annotated[Path | None, option("Draw it: FILE.png or FILE.svg.")] = None,
+    overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
     """Estimate the peak memory of a training run, compared with backprop."""
@@ -62,24 +65,26 @@ def plan(
     subject = _subject(data, model)
     if plot is not None:
         figures.check_file(plot, "plan")
-    with waiting("rehearsing the training run"):
+        check_new(plot, overwrite)
+    with live_bar() as advance:
         model.check_head(training.chosen_schedule)
         arm = arm_for(rule, training, memory, subject.factory, subject.head)
         settings = options.settings_of(training, memory, model) | {"device": machine.device}
         settings = training.complete(settings, subject.shape)
+        settings["progress"] = partial(advance, "rehearsing")
         plan = _plan(subject, arm, settings | {"schedule": arm.schedule})
-    if plot is not None:
-        plan.plot(plot)
     if as_json:
         record = {"command": options.command_line(), "model": model.model, "rule": rule}
         record |= {"head": subject.head, "batch_size": settings["batch_size"]}
         record |= {"memory_budget": memory.memory, "shape": list(subject.shape)}
         record |= {"samples": subject.samples, "plot": plot and str(plot)}
-        print(json.dumps(record | plan.as_dict()))
-        return
-    show_plan(plan)
+        print(json.dumps(record | plan.as_dict()), flush=True)
+    else:
+        show_plan(plan)
     if plot is not None:
-        print(f"figure: {plot}")
+        plan.plot(plot)
+        if not as_json:
+            print(f"figure: {plot}")
 
 
 def _subject(data: Samples, model: options.Model) -> Subject:

@@ -3,15 +3,18 @@
 import csv
 import io
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import tpsgd
-from tpsgd.cli.options import AsJson, option
+from tpsgd.cli.options import AsJson, Overwrite, option
+from tpsgd.cli.terminal import live_bar, waiting
 from tpsgd.errors import TpsgdError
 from tpsgd.files import write_whole
+from tpsgd.output import check_new
 
 if TYPE_CHECKING:
     from tpsgd.data.new_samples import NewSamples
@@ -37,17 +40,23 @@ def predict(
     out: Annotated[Path | None, option("CSV file for the predictions (default: print).")] = None,
     model: ModelFile = None,
     device: Device = "cpu",
+    overwrite: Overwrite = False,
 ) -> None:
     """Predict the classes of new samples with a saved model, as a table with probabilities."""
+    if out is not None:
+        out = out.expanduser()
+        if not out.absolute().parent.is_dir():
+            raise TpsgdError(f"there is no folder {out.parent} for --out {out.name}")
+        check_new(out, overwrite)
     trained, samples = _load(folder, data, model, device)
-    classes, probabilities = trained.predict(samples.x), trained.probabilities(samples.x)
+    with live_bar() as advance:
+        classes = trained.predict(samples.x, progress=partial(advance, "classes"))
+        progress = partial(advance, "probabilities")
+        probabilities = trained.probabilities(samples.x, progress=progress)
     text = _table(trained, samples, classes.tolist(), probabilities.tolist())
     if out is None:
         print(text, end="")
         return
-    out = out.expanduser()
-    if not out.absolute().parent.is_dir():
-        raise TpsgdError(f"there is no folder {out.parent} for --out {out.name}")
     write_whole(out, text.encode())
     print(f"saved {len(samples.names):,} predictions in {out}")
 
@@ -63,7 +72,8 @@ def evaluate(
     trained, samples = _load(folder, data, model, device)
     if samples.y is None:
         raise TpsgdError(f"{data} has no labels to compare with: use tpsgd predict")
-    accuracy = trained.evaluate((samples.x, samples.y))
+    with waiting("testing"):
+        accuracy = trained.evaluate((samples.x, samples.y))
     if as_json:
         print(json.dumps({"accuracy": accuracy, "samples": len(samples.y), "data": data}))
         return
@@ -83,7 +93,8 @@ def _load(
             "run.save(folder, classes=data.classes, inputs=data.inputs)"
         )
     seed, classes = trained.run.seed, trained.classes
-    return trained, read_new(data, inputs=trained.inputs, classes=classes, seed=seed)
+    with waiting(f"reading {data}"):
+        return trained, read_new(data, inputs=trained.inputs, classes=classes, seed=seed)
 
 
 def _table(

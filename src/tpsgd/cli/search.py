@@ -4,20 +4,23 @@ import json
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tpsgd
 from tpsgd.cli import adapt, options
-from tpsgd.cli.options import AsJson, RuleWord, option
+from tpsgd.cli.options import AsJson, Overwrite, RuleWord, option
 from tpsgd.cli.terminal import Stopped, live_bar
 from tpsgd.errors import TpsgdError
-from tpsgd.files import writable_folder, write_whole
+from tpsgd.files import write_whole
+from tpsgd.output import output_folder, write_or_rescue
 from tpsgd.units import size
 
 if TYPE_CHECKING:
     from tpsgd.adapt import Search
 
+RESULTS, HEATMAPS = "search.json", "heatmaps.png"
 TRIALS = "trials.jsonl"  # the finished trials
 
 
@@ -36,37 +39,48 @@ def search(
         int | None, option("Train only this many per tap: the best by score.", min=1)
     ] = None,
     out: Annotated[Path, option("Folder for the results.")] = Path("tpsgd-search"),
+    overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
     """Find layers for the taps of a frozen backbone by accuracy on held-out samples.
 
-    With --memory, layers whose plan is above the budget are not trained.
+    With --memory, layers whose plan is above the budget are not trained. Trials that the folder
+    holds are not repeated; --overwrite replaces the results, not the trials.
     """
     adapt.check_rule(rule)
     if training.augment is not None:
         raise TpsgdError("a search trains on features, not on images: leave --augment out")
     numbers = {"convs": _numbers("--convs", convs), "dense": _numbers("--dense", dense)}
     settings = options.settings_of(training, memory) | adapt.settings_of_rule(rule, training)
-    folder = writable_folder(out)
-    net, taps = backbone.load(machine)
-    samples = data.load(training.seed)
-    options.warn_of_loss(training, samples)
-    with _watched(folder) as progress:
-        result = tpsgd.adapt.search(
-            net, samples.train, taps=taps, **numbers, restarts=restarts, classes=samples.classes,
-            top=top, folder=folder, progress=progress, **settings,
-        )  # fmt: skip
-    record = result.as_dict() | {"backbone": net.name}
-    record |= options.provenance_of(samples, machine.device)
-    files = [folder / "search.json", result.plot(folder / "heatmaps.png"), folder / TRIALS]
-    write_whole(files[0], json.dumps(record, indent=1).encode())
+    with output_folder(out, (RESULTS,), overwrite) as folder:
+        net, taps = backbone.load(machine)
+        samples = data.load(training.seed)
+        options.warn_of_loss(training, samples)
+        with _watched(folder) as progress:
+            result = tpsgd.adapt.search(
+                net, samples.train, taps=taps, **numbers, restarts=restarts, top=top,
+                classes=samples.classes, folder=folder, progress=progress, **settings,
+            )  # fmt: skip
+        record = result.as_dict() | {"backbone": net.name}
+        record |= options.provenance_of(samples, machine.device)
+        _show(result, record, folder, as_json)
+        write_or_rescue(partial(_write, result, record), folder)
+
+
+def _show(result: "Search", record: dict[str, Any], folder: Path, as_json: bool) -> None:
+    files = (RESULTS, HEATMAPS, TRIALS)
     if as_json:
-        print(json.dumps(record | {"files": [str(file) for file in files]}))
+        print(json.dumps(record | {"files": [str(folder / name) for name in files]}), flush=True)
         return
     print(f"{result}\n")
     for line in _conclusion(result):
         print(textwrap.fill(line, 80))
-    print(f"{', '.join(file.name for file in files)}: {folder}")
+    print(f"{', '.join(files)}: {folder}", flush=True)
+
+
+def _write(result: "Search", record: dict[str, Any], folder: Path) -> None:
+    write_whole(folder / RESULTS, json.dumps(record, indent=1).encode())
+    result.plot(folder / HEATMAPS)
 
 
 def _numbers(option: str, text: str) -> tuple[int, ...]:

@@ -2,6 +2,8 @@
 
 import io
 import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -9,11 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tpsgd
 from tpsgd.cli import options
-from tpsgd.cli.options import AsJson, RuleWord, option
+from tpsgd.cli.options import AsJson, Overwrite, RuleWord, option
 from tpsgd.cli.resuming import Resuming
 from tpsgd.cli.terminal import live_bar, peak_within
 from tpsgd.errors import TpsgdError
-from tpsgd.files import is_function, writable_folder, write_whole
+from tpsgd.files import is_function, write_whole
+from tpsgd.output import output_folder, write_or_rescue
 
 if TYPE_CHECKING:
     from tpsgd.training.arm import Arm
@@ -31,14 +34,12 @@ def train(
     rule: RuleWord = "readout",
     out: Annotated[Path | None, option("Folder for model.pt (a state dict) and run.json.")] = None,
     save: Annotated[Path | None, option("Folder for the trained model: see tpsgd predict.")] = None,
-    overwrite: Annotated[
-        bool, option("Replace the model that the folder of --save holds.", "--overwrite")
-    ] = False,
+    log: Annotated[Path | None, option("FILE.csv or FILE.jsonl: a line per epoch.")] = None,
+    overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
     """Train one model with one rule and test it."""
     from tpsgd.comparison.arms import entry
-    from tpsgd.saved.trained import check_free
 
     entry(rule)
     settings = options.settings_of(training, memory, machine, model, resuming)
@@ -50,32 +51,64 @@ def train(
     if arm.method:
         resuming.refuse(rule)
     settings = training.complete(settings, samples.shape)
-    folder = None if out is None else writable_folder(out)
-    if save is not None:
-        writable_folder(check_free(save, overwrite))
-    with resuming.interruptible(), live_bar() as advance:
-        trained = arm.train(factory, samples.train, progress=partial(advance, rule), **settings)
-        net, run = trained.models[0], trained.runs[0]
-        accuracy = tpsgd.evaluate(net, samples.test)
-    run.settings = {**model.record(head), **run.settings}
-    record = {"accuracy": accuracy, **run.as_dict()}
-    record |= options.provenance_of(samples, machine.device)
-    if as_json:
-        print(json.dumps(record))
-    else:
-        print(run)
-        if memory.memory:
-            print(peak_within(run, memory.memory))
-        print(f"test accuracy {accuracy:.2%} of {len(samples.test[1]):,} samples ({data.data})")
-    saved = []
-    if folder is not None:
-        saved += _save(folder, net, record)
-    if save is not None:
+    with _claimed(out, save, overwrite, factory), _logged(log, overwrite) as callbacks:
+        settings |= {"callbacks": callbacks} if callbacks else {}
+        with resuming.interruptible(), live_bar() as advance:
+            trained = arm.train(factory, samples.train, progress=partial(advance, rule), **settings)
+            net, run = trained.models[0], trained.runs[0]
+            accuracy = tpsgd.evaluate(net, samples.test)
+        run.settings = {**model.record(head), **run.settings}
+        record = {"accuracy": accuracy, **run.as_dict()}
+        record |= options.provenance_of(samples, machine.device)
+        if as_json:
+            print(json.dumps(record), flush=True)
+        else:
+            print(run)
+            if memory.memory:
+                print(peak_within(run, memory.memory))
+            tested = f"{len(samples.test[1]):,} samples ({data.data})"
+            print(f"test accuracy {accuracy:.2%} of {tested}", flush=True)
         word = model.model if is_function(model.model) and arm.factory is None else None
-        description = {"classes": samples.classes, "inputs": samples.inputs}
-        saved.append(run.save(save, **description, factory=word, overwrite=overwrite))
-    if saved and not as_json:
-        print(f"saved {' and '.join(map(str, saved))}")
+        description = {"classes": samples.classes, "inputs": samples.inputs, "factory": word}
+        saved: list[Path] = []
+        if out is not None:
+            saved += write_or_rescue(partial(_save, net, record), out)
+        if save is not None:
+            writes = partial(run.save, **description, overwrite=overwrite)
+            saved.append(write_or_rescue(writes, save))
+        if saved and not as_json:
+            print(f"saved {' and '.join(map(str, saved))}")
+
+
+@contextmanager
+def _claimed(
+    out: Path | None, save: Path | None, overwrite: bool, factory: "Factory"
+) -> Iterator[None]:
+    """The folders of both options for this process alone, with room for the model."""
+    from tpsgd.engine.meter import tensor_bytes
+    from tpsgd.saved.trained import check_free
+
+    with ExitStack() as stack:
+        nbytes = tensor_bytes(factory()) if out or save else 0
+        if out is not None:
+            stack.enter_context(output_folder(out, ("model.pt", "run.json"), overwrite, nbytes))
+        if save is not None:
+            stack.enter_context(output_folder(check_free(save, overwrite), nbytes=nbytes))
+        yield
+
+
+@contextmanager
+def _logged(file: Path | None, overwrite: bool) -> Iterator[list[Any]]:
+    """The callbacks that write a log; an error of the disk is raised when all else is done."""
+    if file is None:
+        yield []
+        return
+    from tpsgd import logs
+
+    log = logs.file(file, overwrite=overwrite)
+    yield [log]
+    if log.error is not None:
+        raise log.error
 
 
 def arm_for(
@@ -99,7 +132,7 @@ def arm_for(
     return arms.with_ridge(arm, factory, training.settings()) if head == "ridge" else arm
 
 
-def _save(folder: Path, model: Any, record: dict[str, Any]) -> list[Path]:
+def _save(model: Any, record: dict[str, Any], folder: Path) -> list[Path]:
     import torch
 
     file = io.BytesIO()

@@ -19,7 +19,7 @@ from tpsgd.comparison.report.table import HEAD, rows
 from tpsgd.comparison.results import THROUGH_TIME, Result, Results
 from tpsgd.data import Data
 from tpsgd.engine.settings import Settings
-from tpsgd.errors import TpsgdError
+from tpsgd.errors import TpsgdError, shortened
 from tpsgd.files import writable_folder
 from tpsgd.losses import cross_entropy
 from tpsgd.rules import Rule
@@ -146,13 +146,17 @@ def _train(result: Result, data: Data, factory: Factory, settings: dict[str, Any
     try:
         trained = result.arm.train(factory, data.train, **settings)
         accuracy = evaluate(trained.models[0], data.test)
-    except TpsgdError as error:
-        result.error = str(error)
+    except (TpsgdError, RuntimeError, MemoryError) as error:  # such as a GPU without memory left
+        result.error = str(error) if isinstance(error, TpsgdError) else _in_a_line(error)
         return
     if result.arm.backprop and not result.arm.remark and is_recurrent(trained.models[0]):
         result.arm = replace(result.arm, remark=THROUGH_TIME)
     result.accuracies.append(accuracy)
     result.runs.append(replace(trained.runs[0], model=None))  # which would stay in memory
+
+
+def _in_a_line(error: Exception) -> str:
+    return shortened(f"{type(error).__name__}: {error}", 200)
 
 
 def _warm_up(
@@ -163,7 +167,8 @@ def _warm_up(
     x, y = (t[: batches * common.batch_size] for t in data.train)
     few = replace(data, train=(x, y), test=(x, y))
     skipped = ("callbacks", "validation", "early_stopping")
-    once = {k: v for k, v in settings.items() if k not in skipped} | {"epochs": 1}
+    once = {k: v for k, v in settings.items() if k not in skipped}
+    once |= {"epochs": 1, "progress": False}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about classes that are missing in these few samples
         for result in record.results:

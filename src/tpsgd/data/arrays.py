@@ -22,6 +22,7 @@ from tpsgd.nets.padded import Padded
 
 CHECKED_BYTES = 2**20  # bytes of x that are checked together
 CHANNELS_FIRST = "axes put in the order channels, height, width"
+LAST_LETTER, SURROGATES = 0x10FFFF, 0xD800 >> 11  # in Unicode
 FEW_CLASSES = 20  # up to this number, most samples may have a class of their own
 
 
@@ -149,11 +150,20 @@ def _checked(source: str, split: Arrays, are_tokens: bool) -> Arrays:
         )
     if x.size == 0:
         raise TpsgdError(f"{source}: x is empty, of shape {x.shape}.")
+    if y.dtype.kind == "U":
+        _check_letters(source, y)
     if lengths is not None:
         x = _without_padding(source, x, lengths)
     if x.dtype.kind == "f":
         _check_finite(source, x)
     return Arrays(x, y, lengths)
+
+
+def _check_letters(source: str, y: Array) -> None:
+    """Refuse names with numbers in them that are no letters, which a damaged file may have."""
+    codes = np.ascontiguousarray(y).view(np.dtype(np.uint32).newbyteorder(y.dtype.byteorder))
+    if (codes > LAST_LETTER).any() or ((codes >> 11) == SURROGATES).any():
+        raise TpsgdError(f"{source}: the labels are no text; save them again.")
 
 
 def _without_padding(source: str, x: Array, lengths: Array) -> Array:

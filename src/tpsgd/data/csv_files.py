@@ -14,12 +14,14 @@ import numpy as np
 from tpsgd.data.arrays import Arrays, from_arrays
 from tpsgd.data.dataset import Array, RawData
 from tpsgd.errors import TpsgdError
+from tpsgd.units import size
 
 LABEL_NAMES = ("label", "y", "class", "target")
 SEQUENCE_NAMES = ("sequence", "sequence_id")
 TIME_NAMES = ("time", "step")
 ID_NAME = re.compile(r"(^|[^a-z])(id|index)$|Id$|ID$")
 MANY_ROWS = 50  # of which a column that counts by one is no measurement
+MOST_GROWN, ALWAYS_READ = 50, 2**25  # times a file's size in memory, and bytes always allowed
 LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -163,8 +165,19 @@ def _read_table(file: Path, header: Header) -> tuple[Array, dict[int, Array]]:
     has_gap = any("" in code for code in codes.values())
     if table.shape[1] != len(header.names) or has_gap or not is_finite:
         raise _first_mistake(file, header)
+    for column, code in codes.items():
+        _check_lengths(file, header.names[column], max(code, key=len), len(table))
     rows = {column: table[:, column].astype(np.int64) for column in codes}
     return table, {column: np.array(list(codes[column]))[i] for column, i in rows.items()}
+
+
+def _check_lengths(file: Path, name: str, longest: str, rows: int) -> None:
+    """Refuse a text so long that a column of texts as long would fill the memory."""
+    if 4 * len(longest) * rows > max(ALWAYS_READ, MOST_GROWN * file.stat().st_size):
+        raise TpsgdError(
+            f"{file}, column '{name}': the text '{longest[:20]}...' has {len(longest):,} characters"
+            " and is no name of a class or of a sequence."
+        )
 
 
 def _warn_of_row_numbers(file: Path, names: list[str], x: Array) -> None:
@@ -193,10 +206,20 @@ def _to_sequences(
         raise TpsgdError(f"{file}: the sequence '{unique[number[change][0]]}' has two labels.")
     if time is not None:
         _check_times(file, unique[number], time[order], is_counted)
+    _check_padding(file, 4 * len(lengths) * int(lengths.max()) * x.shape[1], lengths)
     is_step = np.arange(lengths.max()) < lengths[:, None]
     steps = np.zeros((*is_step.shape, x.shape[1]), np.float32)
     steps[is_step] = x
     return Arrays(steps, y[first], lengths)
+
+
+def _check_padding(file: Path, nbytes: int, lengths: Array) -> None:
+    """Refuse sequences so different in length that padding to the longest would fill the memory."""
+    if nbytes > max(ALWAYS_READ, MOST_GROWN * file.stat().st_size):
+        raise TpsgdError(
+            f"{file}: {len(lengths):,} sequences, padded to the {lengths.max():,} steps of the"
+            f" longest one, would take {size(nbytes)}; cut long sequences into several."
+        )
 
 
 def _check_times(file: Path, names: Array, time: Array, is_counted: bool) -> None:

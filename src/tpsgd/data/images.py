@@ -1,5 +1,6 @@
 """A folder of images: a subfolder for each class, perhaps below `train/` and `val/` or `test/`."""
 
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -10,7 +11,11 @@ import numpy as np
 from tpsgd.data.arrays import encode
 from tpsgd.data.dataset import BYTES, Array, Pair, RawData
 from tpsgd.errors import TpsgdError
+from tpsgd.units import size as in_units
 
+PIXEL = 4  # bytes of a decoded pixel
+MOST_RESIZED = 1000  # times the files' size, for all images with the size of the first
+MOST_SHRUNK, ALWAYS_READ = 200, 2**26  # times a file's size, and bytes that are always decoded
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 
 
@@ -19,7 +24,7 @@ def read_folder(root: Path, size: int | None = None) -> RawData:
 
     Only the names of the files are read here; `decode` reads the images.
     """
-    if not root.is_dir():
+    if not os.path.isdir(root):
         raise TpsgdError(f"{root} is not a folder; expected a folder of images, CLASS/IMAGE.png.")
     train_folder, *test_folders = _split_folders(root)
     skipped: list[str] = []  # the suffixes of files that are no images
@@ -27,7 +32,7 @@ def read_folder(root: Path, size: int | None = None) -> RawData:
         raise TpsgdError(f"{train_folder} has no images in subfolders of classes, CLASS/IMAGE.png.")
     if size == 0:
         raise TpsgdError(f"{root}@0 asks for images of size 0; give a size such as {root}@64.")
-    height, width = (size, size) if size else _open(train[0][0]).shape[1:]
+    height, width = (size, size) if size else _size_of_first(root, train[0])
     test = next((pair for folder in test_folders if (pair := _list(folder, skipped))), None)
     note = f"images as RGB, {height} x {width} pixels"
     if skipped:
@@ -35,6 +40,18 @@ def read_folder(root: Path, size: int | None = None) -> RawData:
         note += f", other files skipped: {len(skipped)} ({kinds})"
     decode = partial(decode_images, shape=(height, width))
     return RawData(*encode(str(root), train, test), decode, note, reading=BYTES)
+
+
+def _size_of_first(root: Path, files: Array) -> tuple[int, int]:
+    """The height and width of the first image, unless all of them would fill the memory with it."""
+    _, height, width = _open(files[0]).shape
+    nbytes = len(files) * 3 * height * width * PIXEL
+    if nbytes > max(ALWAYS_READ, MOST_RESIZED * sum(map(os.path.getsize, files))):
+        raise TpsgdError(
+            f"{files[0]} has {width} x {height} pixels, and {len(files)} images of that size would"
+            f" take {in_units(nbytes)}; give a size such as {root}@64."
+        )
+    return height, width
 
 
 def image_files(root: Path) -> Iterator[Path]:
@@ -99,7 +116,7 @@ def decode_images(files: Array, shape: tuple[int, int]) -> Array:
     """Read and resize the images, scaled to [0, 1], into one float32 array."""
     try:
         x = np.empty((len(files), 3, *shape), np.float32)
-    except MemoryError as error:
+    except (MemoryError, ValueError) as error:  # numpy: more than any machine has
         raise TpsgdError(
             f"{len(files)} images of {shape[0]} x {shape[1]} do not fit in memory; ask for a"
             " smaller size (FOLDER@64), for fewer with max_train, or load them on_disk."
@@ -120,6 +137,9 @@ def _open(file: str, shape: tuple[int, int] | None = None) -> Array:
 
     try:
         with Image.open(file) as image:
+            nbytes = image.width * image.height * PIXEL
+            if nbytes > max(ALWAYS_READ, MOST_SHRUNK * os.path.getsize(file)):
+                raise ValueError(f"{image.width} x {image.height} pixels in such a small file")
             if image.mode.startswith("I;16") or (image.mode, image.format) == ("I", "PNG"):
                 grey = np.rint(np.asarray(image) / 257).astype(np.uint8)  # 65535 becomes 255
                 rgb = Image.fromarray(grey).convert("RGB")

@@ -1,5 +1,6 @@
 """Find the reader for a user's file or folder; read what a user's Python function returns."""
 
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -14,9 +15,10 @@ from tpsgd.data.dataset import Array, RawData
 from tpsgd.data.images import read_folder
 from tpsgd.data.npz_files import read_npz
 from tpsgd.errors import TpsgdError
-from tpsgd.files import call_function, is_function
+from tpsgd.files import call_function, is_function, user_path
 from tpsgd.nets.padded import Padded
 
+LONGEST_SIZE = 8  # digits of FOLDER@SIZE
 READERS = {".npz": read_npz, ".csv": read_csv}
 
 
@@ -33,20 +35,22 @@ def find(spec: str) -> UserFile | None:
 
     `FILE.npz`, `FILE.csv`, `FILE.py:FUNCTION`, or `FOLDER` or `FOLDER@SIZE` of images.
     """
-    path = Path(spec).expanduser()
-    if spec and path.is_dir():
+    path = user_path(spec)
+    if spec and os.path.isdir(path):
         return UserFile(path, partial(read_folder, path))
     folder, _, size = spec.rpartition("@")
     if folder and size.isdecimal():
-        path = Path(folder).expanduser()
+        path = user_path(folder)
+        if len(size) > LONGEST_SIZE:
+            raise TpsgdError(f"{spec} asks for images that are too large; give a size such as @64.")
         return UserFile(path, partial(read_folder, path, int(size)))
     if is_function(spec):
-        path = Path(spec.rpartition(":")[0]).expanduser()
+        path = user_path(spec.rpartition(":")[0])
         return UserFile(path, partial(read_function, spec), is_stable=False)
     reader = READERS.get(path.suffix.lower())
-    if path.is_file() and reader:
+    if (is_file := os.path.isfile(path)) and reader:
         return UserFile(path, partial(reader, path))
-    if path.is_file():
+    if is_file:
         raise TpsgdError(f"{path} is not one of FILE.npz, FILE.csv, FILE.py:FUNCTION, FOLDER.")
     if reader or len(path.parts) > 1:
         raise TpsgdError(f"there is no {path}; check the name, or give the full path.")

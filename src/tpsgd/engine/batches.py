@@ -6,6 +6,7 @@ same on every device.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +27,7 @@ RAGGED_UNCUT = (
     "sequences of different lengths cannot be cut into micro-batches: lower batch_size instead of "
     "setting micro_batch or a memory budget"
 )
+DEAD_WORKER = "DataLoader worker"  # how torch's message of a worker's death begins
 WORTH_CUTTING = 1 << 20  # bytes of a batch that is better processed in parts
 
 
@@ -328,7 +330,7 @@ class Stream:
         if self.reshuffled and epoch is not None:
             key = Key(self.form.seeds[0], block, epoch)
             self.loader.generator.manual_seed(int(streams(key, [-1])))  # type: ignore[union-attr]
-        for batch in self.loader:
+        for batch in self._arriving(epoch):
             x, y = pair(batch)
             x, y = inputs(_writable(x)), _index_type(self.check(tensor(y, "y")))
             check_values(x, self.form)
@@ -343,6 +345,36 @@ class Stream:
                 arrived = [(self.form(x[span]), y[span].to(self.form.device))]
                 samples = span.stop - span.start
                 yield Batch(list.pop, arrived, samples, samples / len(x), span.stop == len(x))
+
+    def _arriving(self, epoch: int | None) -> Iterator[Any]:
+        """What the loader gives; if it raises, or one of its workers dies, that is one sentence."""
+        count = 0
+        try:
+            for count, batch in enumerate(self.loader, 1):  # noqa: B007
+                yield batch
+        except TpsgdError:
+            raise
+        except Exception as error:  # a user's data set raises anything
+            if isinstance(error, (ConnectionError, EOFError)):
+                error = RuntimeError(f"a {DEAD_WORKER} exited unexpectedly")
+            name = type(error).__name__
+            reason = str(error).strip().rpartition("\n")[2]  # of a worker: after its traceback
+            when = "" if epoch is None else f" of epoch {epoch + 1}"
+            raise TpsgdError(
+                f"the data loader failed after {count} batches{when}: {name}: "
+                f"{reason.removeprefix(f'{name}: ')}"
+            ) from error
+
+
+@contextmanager
+def workers_watched() -> Iterator[None]:
+    """A loader's worker that dies is one sentence, wherever torch notices it."""
+    try:
+        yield
+    except RuntimeError as error:
+        if DEAD_WORKER not in str(error):
+            raise
+        raise TpsgdError(f"the data loader failed: {error}") from error
 
 
 @dataclass

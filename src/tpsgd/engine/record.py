@@ -7,6 +7,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from tpsgd.engine.batches import depth
 from tpsgd.engine.learner import EarlyStopping
 from tpsgd.errors import TpsgdError
@@ -21,6 +24,7 @@ LOWER_RATE = "lower its learning rate or bound its activation"
 SCALE_INPUTS = (
     "its inputs or targets are too large for its equations: scale them, or raise the penalty"
 )
+LARGE_INPUT = 1e3  # of a block whose loss broke: the likely reason
 Values = tuple[list[float], list[float] | None]  # losses and accuracies, one per restart
 
 
@@ -163,8 +167,14 @@ class Run:
 class Recorder(Observer):
     """Writes every epoch into the runs, calls the callbacks and stops blocks early."""
 
-    def __init__(self, runs: list[Run], callbacks: Sequence[Callable[[Epoch], Any]] = ()) -> None:
+    def __init__(
+        self,
+        runs: list[Run],
+        callbacks: Sequence[Callable[[Epoch], Any]] = (),
+        restore: Callable[[EpochEnd], str] = lambda _: "",
+    ) -> None:
         self.runs, self.callbacks = runs, callbacks  # one run, or one per stacked restart
+        self.restore = restore  # puts the last good weights back, and says which they are
         self.began = time.perf_counter()
         self.patience: dict[Learner, Patience] = {}
 
@@ -192,19 +202,19 @@ class Recorder(Observer):
         seconds = time.perf_counter() - self.began
         stopping = set()
         for x in learning:
-            if self._write(x, end.number, figures[x], checks.get(x), seconds):
+            if self._write(x, end, figures[x], checks.get(x), seconds):
                 stopping.add(x)
         return stopping | self._out_of_patience(end, figures | checks)
 
     def _write(
-        self, learner: Any, epoch: int, figures: Values, check: Values | None, seconds: float
+        self, learner: Any, end: EpochEnd, figures: Values, check: Values | None, seconds: float
     ) -> bool:
         """One block's epoch, for every restart; whether a callback stops the block."""
         stop, number = False, learner.block.index + 1
         for r, run in enumerate(self.runs):
             record = Epoch(
                 block=0 if learner.whole_net else number,
-                epoch=epoch + 1,
+                epoch=end.number + 1,
                 loss=figures[0][r],
                 accuracy=figures[1][r] if figures[1] else None,
                 val_loss=check[0][r] if check else None,
@@ -214,13 +224,23 @@ class Recorder(Observer):
             run.history.append(record)
             if any([callback(record) is True for callback in self.callbacks]):
                 stop = True
-            if not math.isfinite(record.loss):
-                solved = isinstance(learner.settings.optimizer, SOLVERS)
-                raise TpsgdError(
-                    f"the loss of block {number} ({learner.block}) became {record.loss} in epoch "
-                    f"{epoch + 1}: {SCALE_INPUTS if solved else LOWER_RATE}"
-                )
+            if not math.isfinite(record.loss + (record.val_loss or 0.0)):
+                raise self._broken(learner, record, end)
         return stop
+
+    def _broken(self, learner: Any, record: Epoch, end: EpochEnd) -> TpsgdError:
+        """What happened, the likely reason, and which weights the model has now."""
+        on_validation = math.isfinite(record.loss)
+        loss = record.val_loss if on_validation else record.loss
+        solved = isinstance(learner.settings.optimizer, SOLVERS)
+        reason, weights = SCALE_INPUTS if solved else LOWER_RATE, self.restore(end)
+        if not solved and (size := _largest_input(end)) > LARGE_INPUT:
+            reason = f"its inputs reach {size:.2g}: scale them to about 1"
+        return TpsgdError(
+            f"the {'validation ' * on_validation}loss of block {learner.block.index + 1} "
+            f"({learner.block}) became {loss} in epoch {record.epoch}: {reason}"
+            f"{weights and f'; {weights}'}"
+        )
 
     def _out_of_patience(self, end: EpochEnd, values: dict[Any, Values]) -> set[Learner]:
         """Blocks whose loss has not improved for long enough."""
@@ -235,6 +255,17 @@ class Recorder(Observer):
             if patience.spent(losses[last if follows_output else learner]):
                 stopping.add(learner)
         return stopping
+
+
+@torch.no_grad()
+def _largest_input(end: EpochEnd) -> float:
+    """The largest number that the first of these blocks reads in a batch; 0 if it reads none."""
+    for batch in end.source.batches():
+        x, _ = batch.load()
+        x = getattr(x, "data", x)
+        real = isinstance(x, Tensor) and x.is_floating_point() and x.numel() > 0
+        return float(x.abs().max()) if real else 0.0
+    return 0.0
 
 
 class Patience:

@@ -94,7 +94,7 @@ class Settings:
     early_stopping: EarlyStopping | Sequence[EarlyStopping | None] | None = None
     lr_schedule: LRSchedule | None = None
     callbacks: Sequence[Callable[[Epoch], Any]] = ()
-    progress: Callable[[int, int], None] | None = None
+    progress: Callable[[int, int], None] | bool | None = None
     window: int | None = None
     memory: Memory = Memory()
     augment: Callable[[Tensor], Tensor] | None = None
@@ -136,8 +136,8 @@ class Settings:
             raise TpsgdError(
                 f"callbacks must be a list of functions of an Epoch, got {self.callbacks!r}"
             )
-        if self.progress is not None and not callable(self.progress):
-            raise TpsgdError(f"progress must be a function, got {self.progress!r}")
+        if not (callable(self.progress) or isinstance(self.progress, bool | None)):
+            raise TpsgdError(f"progress must be a function, True or False, got {self.progress!r}")
         if self.schedule is not None and not callable(self.schedule):
             raise TpsgdError(
                 "schedule must be tpsgd.sequential or tpsgd.simultaneous, the function itself, or "

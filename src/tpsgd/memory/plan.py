@@ -162,7 +162,7 @@ def plan(
         **settings: those of `fit`. Without a `schedule` both are planned, first the one that `fit`
             takes by default. With `blocks`, the first line is for blocks of several layers, and
             one more for a layer per block. `device="cuda"` works without a GPU, but cuDNN's
-            workspaces are only measured with one.
+            workspaces are only measured with one. `progress` is called with (ways planned, total).
 
     Returns:
         A plan to print and to plot; `fit(..., **plan.settings)` keeps to it. A line's `peak` is
@@ -187,7 +187,11 @@ def plan(
     ways = [(schedule.__name__, rule, chosen)]
     if others:
         ways += _other_ways(rule, chosen, both, recurrent)
-    rehearsals = [rehearse(model, inputs, method, s) for _, method, s in ways]
+    rehearsals = []
+    for done, (_, method, way) in enumerate(ways):
+        if callable(chosen.progress):
+            chosen.progress(done, len(ways))
+        rehearsals.append(rehearse(model, inputs, method, way))
     lines = tuple(
         line_of(name, rehearsal, s.memory.reuse)
         for (name, _, s), rehearsal in zip(ways, rehearsals, strict=True)

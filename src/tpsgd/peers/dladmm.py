@@ -162,7 +162,7 @@ def train(
             torch._foreach_copy_(parameters, p.parameters())  # type: ignore[attr-defined]
         losses.append(loss)
         run.sample_passes += passes
-        if settings.progress is not None:
+        if callable(settings.progress):
             settings.progress(run.sample_passes, passes * iterations)
         on_held_out = (None, None) if held_out is None else measured(model, held_out)
         record = Epoch(0, number, loss, accuracy, *on_held_out, time.perf_counter() - began)

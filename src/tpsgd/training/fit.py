@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from tpsgd.engine.anatomy import Anatomy, Method, rules_for, schedule_for
 from tpsgd.engine.assemble import assemble, block_infos, check_optimizers, unstack
 from tpsgd.engine.backprop import Backprop
+from tpsgd.engine.batches import workers_watched
 from tpsgd.engine.device import (
     forget_resident_peak,
     limit_threads,
@@ -35,7 +36,9 @@ from tpsgd.nets.modes import modes_restored
 from tpsgd.rules import Rule, readout
 from tpsgd.saved.checkpoint import Checkpoint
 from tpsgd.training.checkpoints import keep_checkpoints
+from tpsgd.training.last_good import LastGoodWeights
 from tpsgd.training.likely_mistakes import warn_of_link
+from tpsgd.training.progress_bar import bar_unless
 from tpsgd.units import as_bytes, size
 
 
@@ -56,7 +59,7 @@ def fit(
     early_stopping: EarlyStopping | Sequence[EarlyStopping | None] | None = None,
     lr_schedule: LRSchedule | None = None,
     callbacks: Sequence[Callable[[Epoch], Any]] = (),
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] | bool | None = None,
     window: int | None = None,
     memory: str | int | Memory | None = None,
     augment: Callable[[Tensor], Tensor] | None = None,
@@ -95,7 +98,8 @@ def fit(
         lr_schedule: `tpsgd.one_cycle()`, which changes the rate with every batch; or
             `optimizer -> torch.optim.lr_scheduler`, stepped once per epoch.
         callbacks: called with an `Epoch` after every epoch of a block; `True` stops that block.
-        progress: called with (sample passes done, total) every few batches.
+        progress: called with (sample passes done, total) every few batches. Without a function, a
+            terminal shows a bar with the time left after two seconds; False shows none.
         window: recurrent layers: read sequences, the input too, in chunks of this many time steps.
             It changes memory and speed, not what is learned. Default: sequences are gathered whole
             and read 8 steps at a time (16 on a GPU).
@@ -191,7 +195,9 @@ def run_training(
     folder = settings.memory.reuse
     if isinstance(folder, (str, Path)) and not Path(folder).expanduser().is_dir():
         raise TpsgdError(f"reuse={str(folder)!r} is no folder to keep inputs in")
-    with training_context(models, settings, keep_inputs=local) as device:
+    context = training_context(models, settings, keep_inputs=local)
+    bar, last_good = bar_unless(settings.progress), LastGoodWeights()
+    with context as device, bar as progress, last_good:
         net, anatomy = assemble(models, data, method, settings, device)
         warn_of_link(anatomy)
         check_optimizers(net.learners)
@@ -199,17 +205,18 @@ def run_training(
         batch_size = batch_size or settings.batch_size
         threads = limit_threads(device, anatomy.largest_product * batch_size)
         runs = _new_runs(method, anatomy, settings, len(models))
-        recorder = Recorder(runs, [with_threads(threads, f) for f in settings.callbacks])
+        callbacks = [with_threads(threads, f) for f in settings.callbacks]
+        recorder = Recorder(runs, callbacks, last_good.restore)
         meter = Meter(device) if settings.memory.measure else None
-        net.observers = [recorder]
-        if settings.progress is not None:
-            net.observers += [Progress(settings.progress, net.learners, net.source.samples)]
+        net.observers = [recorder, last_good]
+        if progress is not None:
+            net.observers += [Progress(progress, net.learners, net.source.samples)]
         if meter is not None:
             net.observers = meter.around(net.observers)
         if isinstance(settings.checkpoint, Checkpoint):
             keep_checkpoints(settings.checkpoint, net, models, recorder, meter)
         forget_resident_peak()
-        with meter or nullcontext():
+        with meter or nullcontext(), workers_watched():
             recorder.began = began = time.perf_counter()
             schedule(net)
             if device.type == "cuda":

@@ -16,6 +16,7 @@ from tpsgd.nets.modes import modes_restored
 from tpsgd.nets.recurrent import connect
 from tpsgd.saved import trained
 from tpsgd.training.evaluate import evaluate, form_for, last_module, output
+from tpsgd.training.progress_bar import Progress
 
 
 @dataclass
@@ -39,16 +40,24 @@ class Trained:
     versions: dict[str, str] = field(default_factory=dict)
 
     @torch.no_grad()
-    def outputs(self, x: Any, *, batch_size: int = 1024) -> Tensor:
-        """The model's outputs, one number per class for each sample, in the order of samples."""
+    def outputs(
+        self, x: Any, *, batch_size: int = 1024, progress: Progress | None = None
+    ) -> Tensor:
+        """The model's outputs, one number per class for each sample, in the order of samples.
+
+        `progress` is called with (samples done, total).
+        """
         x, form = as_samples(x), form_for(self.model, batch_size)
         if not len(x):
             raise TpsgdError("there are no samples to predict")
         check_values(x, form)
         with modes_restored(self.model):
             model = connect(self.model).eval()
-            starts = range(0, len(x), batch_size)
-            pieces = [output(model, form(x[start : start + batch_size])) for start in starts]
+            pieces = []
+            for start in range(0, len(x), batch_size):
+                if progress is not None:
+                    progress(start, len(x))
+                pieces.append(output(model, form(x[start : start + batch_size])))
         outputs = torch.cat(pieces)
         count = max(2, outputs.shape[1])  # one output is a yes or a no
         if self.classes and len(self.classes) != count:
@@ -58,7 +67,9 @@ class Trained:
             )
         return outputs
 
-    def probabilities(self, x: Any, *, batch_size: int = 1024) -> Tensor:
+    def probabilities(
+        self, x: Any, *, batch_size: int = 1024, progress: Progress | None = None
+    ) -> Tensor:
         """The probability of each class, by the link of the loss that the model was trained with.
 
         For cross-entropy that is the softmax, for `bce` the sigmoid of each output: rows then need
@@ -66,11 +77,14 @@ class Trained:
         (`mse`, `ridge`, `rls`) estimates probabilities themselves: they are cut off at 0 and
         divided by their sum. None of them is calibrated.
         """
-        return _probabilities(self.outputs(x, batch_size=batch_size), self.model, self.run)
+        outputs = self.outputs(x, batch_size=batch_size, progress=progress)
+        return _probabilities(outputs, self.model, self.run)
 
-    def predict(self, x: Any, *, batch_size: int = 1024) -> Tensor:
+    def predict(
+        self, x: Any, *, batch_size: int = 1024, progress: Progress | None = None
+    ) -> Tensor:
         """The class with the largest output for each sample, as an index into `classes`."""
-        outputs = self.outputs(x, batch_size=batch_size)
+        outputs = self.outputs(x, batch_size=batch_size, progress=progress)
         if outputs.shape[1] == 1:
             outputs = _probabilities(outputs, self.model, self.run)
         return outputs.argmax(1)

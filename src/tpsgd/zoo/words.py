@@ -10,16 +10,20 @@ import math
 import re
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
+import torch
 from torch import nn
 
+from tpsgd.engine.device import available
 from tpsgd.errors import TpsgdError, suggestion
 from tpsgd.files import is_function, load_function
 from tpsgd.nets import inits
 from tpsgd.nets.blocks import split
 from tpsgd.nets.padded import SequenceLayer
 from tpsgd.nets.recurrent import Recurrent
+from tpsgd.units import size
 from tpsgd.zoo import vgg
 
 Factory = Callable[[], nn.Module]
@@ -33,8 +37,9 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "softplus": nn.Softplus,
 }
 CELLS = ("rnn", "birnn", "paper-rnn", "paper-birnn", "torch-rnn", "torch-birnn", "lru")
-NUMBERS = r"[1-9]\d*(,[1-9]\d*)*"
-LAYERS = r"[1-9]\d*x[1-9]\d*"
+NUMBER = r"[1-9]\d{0,8}"
+NUMBERS = rf"{NUMBER}(,{NUMBER})*"
+LAYERS = rf"{NUMBER}x{NUMBER}"
 
 
 def factory(
@@ -82,6 +87,7 @@ def factory(
         sizes, _, widths = text.partition("+")
         cell = _cell(word, kind, init, leak)
         inputs = _features(word, shape, tokens)
+        _check_memory(word, [inputs, *_numbers(sizes), *_numbers(widths), classes], squares=True)
         return lambda: rnn(cell, inputs, _numbers(sizes), _numbers(widths), classes, act)
     if init is not None or leak is not None:
         raise TpsgdError(f"init and leak are for recurrent models such as rnn:512, not for {word}")
@@ -89,12 +95,14 @@ def factory(
         raise TpsgdError(f"{word} cannot read tokens, numbers of words: choose rnn:512")
     if kind == "mlp":
         _check_text(word, text, NUMBERS, "widths like mlp:256,128")
+        _check_memory(word, [math.prod(shape), *_numbers(text), classes])
         return lambda: mlp(shape, _numbers(text), classes, act)
     if kind == "cnn":
         _check_text(word, text, rf"{LAYERS}(,{LAYERS})*", "layers like cnn:16x5 (filters x kernel)")
         pairs = [layer.partition("x") for layer in text.split(",")]
         layers = [(int(filters), int(kernel)) for filters, _, kernel in pairs]
         _check_images(word, shape, layers)
+        _check_memory(word, [shape[0], *(n for n, _ in layers), classes], layers[0][1] ** 2)
         return lambda: cnn(shape, layers, classes, act)
     if kind == "vgg":
         _check_text(word, text, "|".join(map(str, vgg.LAYERS)), "vgg:8, vgg:11 or vgg:16")
@@ -219,6 +227,19 @@ def from_file(word: str) -> Factory:
 def _check_text(word: str, text: str, pattern: str, like: str) -> None:
     if not re.fullmatch(pattern, text, re.ASCII):
         raise TpsgdError(f"cannot read {word!r}: write {like}")
+
+
+def _check_memory(word: str, sizes: list[int], times: int = 1, squares: bool = False) -> None:
+    """Refuse layers whose weights alone, about 4 bytes for each pair of units, exceed the memory.
+
+    `squares`: a layer's units are also connected with one another.
+    """
+    nbytes = 4 * times * sum(a * b + squares * b * b for a, b in pairwise(sizes))
+    if nbytes > (free := available(torch.device("cpu"))):
+        raise TpsgdError(
+            f"{word} has weights of {size(nbytes)}, and {size(free)} of memory are free: choose "
+            "smaller layers"
+        )
 
 
 def _numbers(text: str) -> list[int]:

@@ -7,7 +7,9 @@ from tpsgd.comparison.report import page, plots
 from tpsgd.comparison.results import Results
 from tpsgd.files import write_whole
 
-__all__ = ["save", "write"]
+__all__ = ["FILES", "save", "write"]
+
+FILES = ("results.json", "report.html")  # by which a folder is known to hold a comparison
 
 
 def save(comparison: Results, folder: Path) -> Path:

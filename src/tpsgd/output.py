@@ -1,0 +1,124 @@
+"""Folders for results: one writer at a time, nothing replaced unasked, a copy on a full disk."""
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tpsgd.errors import TpsgdError
+from tpsgd.files import writable_folder
+from tpsgd.units import size
+
+LOCK = ".tpsgd-lock"  # the file that a writer of a folder has locked
+_locked: set[Path] = set()  # folders that this process writes to
+
+
+def check_new(path: Path, overwrite: bool, *names: str) -> None:
+    """Refuse to replace results: a file, or these names in a folder, that are already there."""
+    files = [path / name for name in names] or [path]
+    if not overwrite and (old := next((file for file in files if file.exists()), None)):
+        raise TpsgdError(
+            f"{old} is already there, from an earlier run: choose another name, or replace it with "
+            "--overwrite"
+        )
+
+
+@contextlib.contextmanager
+def output_folder(
+    folder: Path, names: tuple[str, ...] = (), overwrite: bool = True, nbytes: int = 0
+) -> Iterator[Path]:
+    """A folder to write results to, which no other process writes to in the meantime.
+
+    The folder is created if it does not exist. It is refused, before anything is computed, if
+    nothing can be written to it, if it has less room than `nbytes`, if another process has it, or
+    if it holds results with these `names` that are not to be overwritten.
+    """
+    path = writable_folder(folder)
+    check_new(path, overwrite, *names)
+    free = shutil.disk_usage(path).free
+    if free < nbytes:
+        raise TpsgdError(
+            f"{path} has {size(free)} left on its disk, and the results need {size(nbytes)}; name "
+            "another folder"
+        )
+    with _lock(path.resolve()):
+        check_new(path, overwrite, *names)  # what another process has written in the meantime
+        yield path
+
+
+@contextlib.contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """Lock a folder; the system unlocks it if this process is killed."""
+    if folder in _locked:
+        yield
+        return
+    descriptor = _locked_file(folder / LOCK)
+    _locked.add(folder)
+    try:
+        yield
+    finally:
+        _locked.discard(folder)
+        if descriptor is not None:
+            with contextlib.suppress(OSError):  # Windows removes no open file
+                (folder / LOCK).unlink()
+            os.close(descriptor)
+
+
+def _locked_file(file: Path) -> int | None:
+    """The descriptor of a file that is locked; None if the disk, or the system, has no locks."""
+    try:
+        import fcntl
+    except ImportError:
+        return None
+    while True:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise TpsgdError(
+                f"another process is writing to {file.parent}: wait for it, or name another folder"
+            ) from error
+        except OSError:  # some network disks
+            os.close(descriptor)
+            return None
+        try:  # the process before may have removed the file after it was opened here
+            if os.path.samestat(os.fstat(descriptor), file.stat()):
+                return descriptor
+        except FileNotFoundError:
+            pass
+        os.close(descriptor)
+
+
+def write_or_rescue(write: Callable[[Path], Any], folder: Path) -> Any:
+    """Let a function write into a folder, or else into a temporary one: the error says where.
+
+    For results that took long to compute, when the disk has become full.
+    """
+    try:
+        return write(folder)
+    except (OSError, TpsgdError) as error:
+        reason = error if isinstance(error, OSError) else error.__cause__
+        if not isinstance(reason, OSError):
+            raise
+        copy = _copy_elsewhere(write)
+        where = f"the results are in {copy} instead" if copy else "nor to a temporary folder"
+        problem = f"cannot write to it ({reason.strerror or reason}); {where}"
+        raise OSError(reason.errno or 0, problem, str(folder)) from error
+
+
+def _copy_elsewhere(write: Callable[[Path], Any]) -> Path | None:
+    """A temporary folder that a function has written into; None if that failed too."""
+    try:
+        copy = Path(tempfile.mkdtemp(prefix="tpsgd-"))
+    except OSError:
+        return None
+    try:
+        write(copy)
+    except (OSError, TpsgdError):
+        shutil.rmtree(copy, ignore_errors=True)
+        return None
+    return copy

@@ -1,0 +1,189 @@
+"""Logs of training: callbacks of `fit` that write a line, or figures, after every epoch of a block.
+
+    fit(model, data, callbacks=[tpsgd.logs.csv("log.csv")])
+
+`csv` and `json_lines` need nothing else; `tensorboard` and `mlflow` need these packages.
+"""
+
+import csv as csv_format
+import io
+import json
+import math
+import warnings
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, Protocol
+
+from tpsgd.engine.record import Epoch
+from tpsgd.errors import TpsgdError
+from tpsgd.output import check_new
+
+COLUMNS = tuple(field.name for field in fields(Epoch))
+FIGURES = ("loss", "accuracy", "val_loss", "val_accuracy")
+
+
+class Log(Protocol):
+    """A callback of `fit`."""
+
+    def __call__(self, epoch: Epoch) -> None: ...
+
+
+class FileLog:
+    """A log in a text file: a line per block and epoch, in the file as soon as it is known.
+
+    A disk that is full does not end the training: there is one warning, and the `error` is kept.
+    """
+
+    def __init__(self, file: str | Path, append: bool, overwrite: bool) -> None:
+        self.path = Path(file).expanduser()
+        self.error: OSError | None = None
+        if not append:
+            check_new(self.path, overwrite)
+        try:
+            with self.path.open("a" if append else "w", encoding="utf-8") as stream:
+                stream.write("" if stream.tell() else self.header())
+        except OSError as error:
+            reason = error.strerror or error
+            raise TpsgdError(f"cannot write the log {file} ({reason})") from error
+
+    def __call__(self, epoch: Epoch) -> None:
+        """Add a line."""
+        if self.error is not None:
+            return
+        try:
+            with self.path.open("a", encoding="utf-8", newline="") as stream:
+                stream.write(self.line(asdict(epoch)))
+        except OSError as error:
+            self.error, reason = (
+                OSError(error.errno, error.strerror, str(self.path)),
+                error.strerror,
+            )
+            warnings.warn(
+                f"the log {self.path} is not written any further ({reason}); training goes on",
+                stacklevel=2,
+            )
+
+    def header(self) -> str:
+        """The first line of a new file, if it has one."""
+        return ""
+
+    def line(self, values: dict[str, Any]) -> str:
+        """The line of an epoch."""
+        raise NotImplementedError
+
+
+class CsvLog(FileLog):
+    """Columns as in `Epoch`; an unknown value is empty."""
+
+    def header(self) -> str:
+        """The names of the columns."""
+        return _row(COLUMNS)
+
+    def line(self, values: dict[str, Any]) -> str:
+        """A row of the table."""
+        return _row(values.values())
+
+
+class JsonLinesLog(FileLog):
+    """A JSON object per line, with the keys of `Epoch`; NaN and infinity are null."""
+
+    def line(self, values: dict[str, Any]) -> str:
+        """An object."""
+        return json.dumps({name: _finite(value) for name, value in values.items()}) + "\n"
+
+
+def csv(file: str | Path, *, append: bool = False, overwrite: bool = False) -> FileLog:
+    """A callback of `fit` that writes a row per block and epoch into a CSV file.
+
+    Args:
+        file: the file; one that exists is refused.
+        append: add to a file that exists, for a run that is continued.
+        overwrite: replace a file that exists.
+
+    Examples:
+        >>> import tempfile, torch, tpsgd
+        >>> x, y = torch.randn(64, 8), torch.arange(64) % 2
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 2))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     log = tpsgd.logs.csv(f"{folder}/log.csv")
+        ...     _ = tpsgd.fit(model, (x, y), epochs=2, callbacks=[log])
+        ...     lines = Path(f"{folder}/log.csv").read_text().splitlines()
+        >>> lines[0], len(lines)
+        ('block,epoch,loss,accuracy,val_loss,val_accuracy,seconds', 3)
+    """
+    return CsvLog(file, append, overwrite)
+
+
+def json_lines(file: str | Path, *, append: bool = False, overwrite: bool = False) -> FileLog:
+    """A callback of `fit` that writes a JSON object per block and epoch, each on its line.
+
+    Args:
+        file: the file; one that exists is refused.
+        append: add to a file that exists, for a run that is continued.
+        overwrite: replace a file that exists.
+    """
+    return JsonLinesLog(file, append, overwrite)
+
+
+BY_SUFFIX = {".csv": csv, ".jsonl": json_lines}
+
+
+def file(file: str | Path, *, append: bool = False, overwrite: bool = False) -> FileLog:
+    """`csv` or `json_lines`, by the file's name: FILE.csv or FILE.jsonl."""
+    make = BY_SUFFIX.get(Path(file).suffix.lower())
+    if make is None:
+        raise TpsgdError(f"a log is FILE.csv or FILE.jsonl, not {str(file)!r}")
+    return make(file, append=append, overwrite=overwrite)
+
+
+def tensorboard(folder: str | Path) -> Log:
+    """A callback of `fit` that writes the figures of every block for TensorBoard.
+
+    Args:
+        folder: of the event files, as for `tensorboard --logdir`.
+    """
+    try:
+        from torch.utils.tensorboard import SummaryWriter  # type: ignore[attr-defined]
+    except ImportError as error:
+        raise TpsgdError("for logs in TensorBoard, run: pip install tensorboard") from error
+    writer = SummaryWriter(str(folder))
+
+    def log(epoch: Epoch) -> None:
+        for name, value in _figures(epoch).items():
+            writer.add_scalar(f"{name}/block {epoch.block}", value, epoch.epoch)
+        writer.flush()
+
+    return log
+
+
+def mlflow() -> Log:
+    """A callback of `fit` that logs the figures of every block as metrics of MLflow's active run.
+
+    Without an active run, MLflow starts one.
+    """
+    try:
+        import mlflow as client  # type: ignore[import-not-found]
+    except ImportError as error:
+        raise TpsgdError("for logs in MLflow, run: pip install mlflow") from error
+
+    def log(epoch: Epoch) -> None:
+        metrics = {f"block{epoch.block}_{k}": v for k, v in _figures(epoch).items()}
+        client.log_metrics(metrics, step=epoch.epoch)
+
+    return log
+
+
+def _figures(epoch: Epoch) -> dict[str, float]:
+    """The figures of an epoch that are known."""
+    values = {name: getattr(epoch, name) for name in FIGURES}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _row(cells: Any) -> str:
+    stream = io.StringIO()
+    csv_format.writer(stream, lineterminator="\n").writerow(cells)
+    return stream.getvalue()

@@ -1,0 +1,113 @@
+"""A few damaged files and words for every reader; `benchmarks/fuzz.py` has thousands."""
+
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import tpsgd
+from tpsgd import TpsgdError
+from tpsgd.cli.options import block_numbers
+from tpsgd.data.user_files import find
+from tpsgd.zoo.words import factory
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import fuzz
+
+
+@pytest.mark.parametrize("name", fuzz.TARGETS)
+def test_only_tpsgd_errors_come_out(name):
+    outcome = fuzz.run(name, cases=80, seed=1)
+    assert not outcome.bad
+    assert outcome.read + outcome.refused == 80 and outcome.refused > 20
+    assert outcome.most_bytes < fuzz.MOST_BYTES
+
+
+def test_a_bad_case_is_counted_and_kept(monkeypatch, tmp_path):
+    def read(path):
+        raise KeyError("lost")
+
+    target = fuzz.TARGETS["csv"]
+    monkeypatch.setitem(fuzz.TARGETS, "csv", fuzz.Target(target.seeds, target.change, read))
+    outcome = fuzz.run("csv", cases=5, keep=tmp_path)
+    assert sum(outcome.bad.values()) == 5 and "KeyError" in next(iter(outcome.bad))
+    assert len(list(tmp_path.glob("csv-0-0/*.csv"))) == 1
+
+
+# ---- what it has found ---------------------------------------------------------------------------
+
+
+def refuses(text, read, *args):
+    with pytest.raises(TpsgdError, match=text) as caught:
+        read(*args)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 1200
+
+
+def load(file):
+    return tpsgd.data.load(str(file))
+
+
+def test_an_array_whose_header_ends_early(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.zeros((9, 2)), y=np.arange(9) % 2)
+    with (
+        zipfile.ZipFile(tmp_path / "a.npz") as old,
+        zipfile.ZipFile(tmp_path / "b.npz", "w") as new,
+    ):
+        for name in old.namelist():
+            new.writestr(name, old.read(name).replace(b"}", b"("))
+    refuses(r"is not a complete .npz file", load, tmp_path / "b.npz")
+
+
+@pytest.mark.parametrize("code", [0x110000, 0xFFFFFFFF, 0xD800])
+def test_labels_that_are_no_letters(tmp_path, code):
+    y = np.array(["a", "b"] * 5)
+    y.view(np.uint32)[3] = code
+    np.savez(tmp_path / "a.npz", x=np.zeros((10, 2)), y=y)
+    refuses("the labels are no text", load, tmp_path / "a.npz")
+
+
+def test_small_files_that_would_fill_the_memory(tmp_path):
+    np.savez_compressed(tmp_path / "b.npz", x=np.zeros((64, 1024, 1024), "u1"), y=np.arange(64) % 2)
+    refuses(r"would become an array of 256", load, tmp_path / "b.npz")
+    long, short = ["0,1,a"] * 60_000, [f"{i},1,{'ab'[i % 2]}" for i in range(1, 20_000)]
+    (tmp_path / "s.csv").write_text("\n".join(["sequence,x,label", *long, *short]))
+    refuses(r"20,000 sequences, padded to the 60,000 steps .* 4.47 GB", load, tmp_path / "s.csv")
+    rows = [f"{i},{'ab'[i % 2]}" for i in range(40_000)]
+    (tmp_path / "l.csv").write_text("\n".join(["x,label", *rows, "1," + "c" * 100_000]))
+    refuses(r"has 100,000 characters and is no name of a class", load, tmp_path / "l.csv")
+    for name in ("a", "b"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for i in range(3):
+            Image.new("1", (9000, 9000)).save(tmp_path / "images" / name / f"{i}.png")
+    refuses(r"9000 x 9000 pixels in such a small file", load, f"{tmp_path}/images@16")
+
+
+@pytest.mark.parametrize(
+    ("read", "word", "text"),
+    [
+        (block_numbers, ",", "write a number of blocks"),
+        (block_numbers, "9" * 5000, "write a number of blocks"),
+        (block_numbers, "2\n3", "write a number of blocks"),
+        (tpsgd.units.as_bytes, "9" * 400 + "MB", "is no amount of memory"),
+        (find, "photos@" + "9" * 5000, "asks for images that are too large"),
+        (find, "a/" + "x" * 5000 + ".csv", "there is no a/x"),
+        (find, "~nobody-of-that-name/x.csv", "there is no ~nobody"),
+        (lambda word: factory(word, (6,), 2), "mlp:" + "9" * 5000, "cannot read 'mlp:999"),
+        (lambda word: factory(word, (6,), 2), "mlp:99999999,99999999", "has weights of .* GB"),
+        (lambda word: factory(word, (7, 3), 2), "rnn:99999999", "has weights of .* GB"),
+    ],
+)
+def test_words(read, word, text):
+    refuses(text, read, word)
+
+
+def test_images_that_would_all_take_the_size_of_an_absurd_one(tmp_path):
+    for i in range(8):
+        file = tmp_path / "ab"[i % 2] / f"{i}.png"
+        file.parent.mkdir(exist_ok=True)
+        Image.new("1", (8, 300_000) if i == 0 else (8, 9)).save(file)
+    refuses(r"8 x 300000 pixels, and 8 images .* 219.7 MB; give a size", load, tmp_path)
