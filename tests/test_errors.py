@@ -511,7 +511,7 @@ BAD_SETTINGS = {
     "a number for callbacks": ({"callbacks": 5}, "callbacks must be a list of functions.* got 5"),
     "a callback alone": ({"callbacks": print}, "callbacks must be a list of functions"),
     "a number among callbacks": ({"callbacks": [print, 5]}, "callbacks must be a list"),
-    "a number for progress": ({"progress": 5}, "progress must be a function, got 5"),
+    "a number for progress": ({"progress": 5}, "progress must be a function, True or False, got 5"),
     "a seed of 64 bits": ({"seed": 2**63}, "seed must be .* 63 bits, got 9223372036854775808"),
     "a negative seed of 64 bits": ({"seed": -(2**63) - 1}, "seed must be .* 63 bits"),
     "a loss's name": ({"loss": "mse"}, "loss must be tpsgd.mse.*'mse'"),
