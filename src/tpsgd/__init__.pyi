@@ -28,6 +28,8 @@ from .rules import Place as Place
 from .rules import Rule as Rule
 from .solvers import ridge as ridge
 from .solvers import rls as rls
+from .streams.rehearsal import Rehearsal as Rehearsal
+from .streams.stream import Stream as Stream
 from .train import sequential as sequential
 from .train import simultaneous as simultaneous
 from .training.arm import Arm as Arm

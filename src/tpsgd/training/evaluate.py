@@ -5,8 +5,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tpsgd.engine.batches import BatchForm, as_source, has_lookup, suits_channels_last
-from tpsgd.engine.inputs import labels
+from tpsgd.engine.batches import (
+    BatchForm,
+    as_source,
+    check_values,
+    has_lookup,
+    suits_channels_last,
+)
+from tpsgd.engine.inputs import inputs, labels
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import bce
 from tpsgd.maths.epoch_figures import hits
@@ -88,6 +94,19 @@ def output(model: nn.Module, x: Any) -> Tensor:
         shape = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise TpsgdError(f"the model must give (batch, classes), one number per class, got {shape}")
     return out
+
+
+@torch.no_grad()
+def all_outputs(model: nn.Module, x: Any, batch_size: int) -> Tensor:
+    """A model's outputs for samples in any form, one number per class, in evaluation mode."""
+    x, form = inputs(x), form_for(model, batch_size)
+    if not len(x):
+        raise TpsgdError("there are no samples to predict")
+    check_values(x, form)
+    with modes_restored(model):
+        net = connect(model).eval()
+        starts = range(0, len(x), batch_size)
+        return torch.cat([output(net, form(x[start : start + batch_size])) for start in starts])
 
 
 def not_a_number(model: nn.Module) -> TpsgdError:
