@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from streams.nets import X, Y, cnn, learn, mlp, normed, recurrent, same, weights
 from torch import nn
 
 import tpsgd
-from streams.test_stream import X, Y, cnn, learn, mlp, normed, recurrent, same, weights
 from tpsgd import Stream, TpsgdError, rules
 from tpsgd.streams.new_classes import overlay
 
@@ -17,7 +17,7 @@ WORDS = [
 
 def few(classes):
     """Samples of the first classes."""
-    chosen = Y < classes
+    chosen = classes > Y
     return X[chosen][:60], Y[chosen][:60]
 
 
@@ -127,12 +127,13 @@ def test_rls_with_yes_or_no_labels_gets_a_new_class():
 
 @pytest.mark.parametrize("make", [mlp, cnn, recurrent, normed])
 def test_labels_that_are_new_become_classes_by_themselves(make):
-    stream = Stream(make(1), lr=0.01, rehearsal=tpsgd.Rehearsal("40KB"))
+    buffer = tpsgd.Rehearsal("40KB", replayed=4)
+    stream = Stream(make(1), lr=0.01, rehearsal=buffer, batch_size=8)
     for digit in range(4):
-        for _ in range(8):
-            stream.partial_fit(X[Y == digit], Y[Y == digit])
+        for _ in range(5):
+            stream.partial_fit(X[digit == Y], Y[digit == Y])
     assert stream.classes == (0, 1, 2, 3)
-    assert stream.evaluate((X[Y < 4], Y[Y < 4])) > 0.8
+    assert stream.evaluate((X[Y < 4], Y[Y < 4])) > 0.7
 
 
 def test_classes_with_names():

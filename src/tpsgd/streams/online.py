@@ -148,10 +148,9 @@ def _state_of(learner: Any) -> State:
         return {}
     state: State = {"codes": learner.tensors, "mean_square": learner.mean_square}
     if learner.optimizer is not None:
-        each, groups = learner.optimizer.state, learner.optimizer.param_groups
+        each = learner.optimizer.state
         state["shapes"] = {name: p.shape for name, p in learner.params.items()}
         state["optimizer"] = {name: dict(each[p]) for name, p in learner.params.items()}
-        state["groups"] = [{k: v for k, v in g.items() if k != "params"} for g in groups]
     if getattr(learner, "sums", None) is not None:
         state["sums"] = dict(vars(learner.sums))
     return state
@@ -171,8 +170,6 @@ def _restore(learner: Any, state: State) -> None:
         for name, values in state["optimizer"].items():
             p, before = learner.params[name], state["shapes"][name]
             learner.optimizer.state[p] = {k: enlarged(v, p, before) for k, v in values.items()}
-        for group, values in zip(learner.optimizer.param_groups, state["groups"], strict=True):
-            group.update(values)
     if "sums" in state:
         sums = MomentSums.__new__(MomentSums)
         vars(sums).update(state["sums"])

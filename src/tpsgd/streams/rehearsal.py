@@ -67,13 +67,13 @@ class Rehearsal:
         values, counts = self.y[: self.stored].unique(return_counts=True)
         return dict(zip(values.long().tolist(), counts.tolist(), strict=True))
 
-    def check(self, x: Any, y: Tensor) -> None:
-        """Refuse samples that cannot be stored."""
+    def check(self, x: Any, rows: bool = False) -> None:
+        """Refuse samples that cannot be stored; `rows`: their labels are rows of numbers."""
         if not isinstance(x, Tensor):
             raise TpsgdError(
                 "a rehearsal buffer stores samples of one shape: pad the sequences to one length"
             )
-        if y.is_floating_point():
+        if rows:
             raise TpsgdError("a rehearsal buffer stores class labels, not rows of numbers")
         one = x[0].numel() * x.itemsize + LABEL
         if one > self.limit:
@@ -89,7 +89,7 @@ class Rehearsal:
 
     def add(self, x: Tensor, y: Tensor) -> None:
         """Store samples, or some of them in the place of others."""
-        self.check(x, y)
+        self.check(x, y.is_floating_point())
         if not len(self.x):
             room = self.limit // (x[0].numel() * x.itemsize + LABEL)
             self.x = x.new_empty(room, *x.shape[1:])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tpsgd.engine.inputs import inputs, tensor
-from tpsgd.engine.optimizers import OptimizerFactory, adam
+from tpsgd.engine.optimizers import adam
 from tpsgd.engine.settings import Memory, Settings
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import Loss
@@ -80,7 +80,7 @@ class Stream:
         *,
         rule: Rule | Sequence[Rule] | None = None,
         loss: Loss | None = None,
-        optimizer: OptimizerFactory | Sequence[OptimizerFactory] = adam,
+        optimizer: Any = adam,
         lr: float | Sequence[float] | None = None,
         classes: Sequence[Hashable] | None = None,
         rehearsal: Rehearsal | None = None,
@@ -105,6 +105,7 @@ class Stream:
         _check_options(rehearsal, drift, on_drift)
         self.samples, self.drifts = 0, list[int]()
         self._calls = 0
+        self._has_batch_norm = any(has_batch_norm(net.modules()) for net in self._subject.nets)
 
     @property
     def classes(self) -> tuple[Any, ...]:
@@ -129,8 +130,6 @@ class Stream:
         for name in new:
             self.add_class(name)
         labels = self._classes.indices(y)
-        if self.rehearsal is not None:
-            self.rehearsal.check(x, labels)
         for index in self._batches(len(x)):
             self._learn(x[index], labels[index])
         self._calls += 1
@@ -201,18 +200,20 @@ class Stream:
         if not len(x):
             raise TpsgdError("there are no samples to learn from")
         self._subject.check(x)
+        if self.rehearsal is not None:
+            self.rehearsal.check(x, is_rows(y))
         stored = 0 if self.rehearsal is None else len(self.rehearsal)
-        if len(x) == 1 and not stored and any(map(_has_batch_norm, self._subject.nets)):
+        if len(x) == 1 and not stored and self._has_batch_norm:
             raise TpsgdError(
                 "batch normalisation needs at least 2 samples in a step: pass more than one, or "
                 "build the model with nn.GroupNorm"
             )
 
     def _batches(self, samples: int) -> Iterator[Tensor]:
-        """Indices of a call's samples, in random order; no batch of one after a larger one."""
+        """Indices of a call's samples, in random order; batch norm gets no batch of one."""
         key = Key(self._settings.seed, 0, self._calls)
         batches = list(torch.cat(list(permutation(samples, key))).split(self._settings.batch_size))
-        if len(batches) > 1 and len(batches[-1]) == 1:
+        if len(batches) > 1 and len(batches[-1]) == 1 and self._has_batch_norm:
             batches[-2:] = [torch.cat(batches[-2:])]
         yield from batches
 
@@ -246,10 +247,6 @@ def _samples(x: Any, y: Any) -> tuple[Any, Any]:
     if np.ndim(y) == 0:
         x, y = tensor(x, "x")[None], y.reshape(1) if isinstance(y, (Tensor, np.ndarray)) else [y]
     return inputs(x), y
-
-
-def _has_batch_norm(model: nn.Module) -> bool:
-    return has_batch_norm(model.modules())
 
 
 def _check_options(rehearsal: Any, drift: Any, on_drift: Any) -> None:
