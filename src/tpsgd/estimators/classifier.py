@@ -247,10 +247,10 @@ class TPSGDClassifier(ClassifierMixin, Perceptron):
 
     def __getstate__(self) -> dict[str, Any]:
         """What a pickle has: of the stream, what goes on from call to call."""
-        state = dict(super().__getstate__())
-        if state.get("_stream") is not None:
-            state |= {"_stream": None, "_stream_state": state["_stream"].state_dict()}
-        return state
+        state: dict[str, Any] = super().__getstate__()  # type: ignore[assignment]
+        if state.get("_stream") is None:
+            return state
+        return state | {"_stream": None, "_stream_state": state["_stream"].state_dict()}
 
     def _weights(self, X: np.ndarray, y: np.ndarray, sample_weight: Any) -> np.ndarray | None:
         """The weight of each sample, or None if all are 1."""

@@ -91,8 +91,7 @@ class Stream:
         device: torch.device | str | None = None,
     ) -> None:
         self.model, self._subject = model, as_subject(model)
-        if rule is None:
-            rule = frozen() if isinstance(optimizer, Recursive) else readout()
+        rule = _default_rule(optimizer) if rule is None else rule
         self._settings = Settings(
             schedule=simultaneous, loss=loss, optimizer=optimizer, lr=lr, epochs=1,
             batch_size=batch_size, seed=seed, device=device,
@@ -240,6 +239,11 @@ class Stream:
             self.drifts.append(self.samples)
             if self.on_drift is not None:
                 self.on_drift(self)
+
+
+def _default_rule(optimizer: Any) -> Rule:
+    """A layer that is solved needs inputs that stay as they are."""
+    return frozen() if isinstance(optimizer, Recursive) else readout()
 
 
 def _samples(x: Any, y: Any) -> tuple[Any, Any]:
