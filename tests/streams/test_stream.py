@@ -182,6 +182,24 @@ def test_settings_that_make_no_sense_are_refused(settings, sentence):
         Stream(mlp(), **settings).partial_fit(X[:2], Y[:2])
 
 
+def test_a_yes_or_no_output_has_no_classes_to_add():
+    stream = Stream(mlp(1), loss=tpsgd.bce)
+    with pytest.raises(TpsgdError, match="single yes-or-no output"):
+        stream.partial_fit(X[:4], [0, 1, 0, 1])
+    assert stream.classes == (0,)
+
+
+def test_rows_of_labels_are_learned_and_evaluated():
+    rows = (torch.arange(3) < 2 * torch.rand(400, 1)).float()
+    x = torch.cat([rows, 1 - rows], 1)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+    stream = Stream(model, loss=tpsgd.bce, lr=0.03)
+    for start in range(0, 400, 20):
+        stream.partial_fit(x[start : start + 20], rows[start : start + 20])
+    assert stream.evaluate((x, rows)) == tpsgd.evaluate(model, (x, rows), multi_label=True) > 0.9
+
+
 def test_a_loss_that_is_not_finite_stops_the_stream():
     with pytest.raises(TpsgdError, match=r"the loss of block .* became .*: lower its learning"):
         learn(Stream(mlp(), rule=rules.tpsgd_l2(), optimizer=tpsgd.sgd, lr=900.0))

@@ -37,10 +37,7 @@ class Classes:
 
     def add(self, name: Hashable = None) -> None:
         """One more class."""
-        if not self.named:
-            self.names.append(self.check_new(len(self) if name is None else name))
-        else:
-            self.names.append(self.check_new(name))
+        self.names.append(self.check_new(name))
 
     def check_new(self, name: Any) -> Any:
         """The name, if a class may be added by it."""

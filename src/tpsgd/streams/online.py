@@ -38,6 +38,7 @@ class OnlineNet:
         self.model, self.rule, self.settings = model, rule, settings
         self.learners: list[Any] = []  # none before the first batch
         self.state: State | None = None  # of earlier learners, to go on with
+        self.random: tuple[Tensor, ...] | None = None  # generators after the latest batch
 
     def learn(self, x: Any, labels: Tensor) -> None:
         """One step of every block."""

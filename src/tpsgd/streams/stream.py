@@ -1,5 +1,6 @@
 """`Stream`: a model that goes on learning, from a few samples at a time."""
 
+import operator
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from copy import deepcopy
 from typing import Any, Protocol
@@ -12,12 +13,12 @@ from tpsgd.engine.inputs import inputs, tensor
 from tpsgd.engine.optimizers import adam
 from tpsgd.engine.settings import Memory, Settings
 from tpsgd.errors import TpsgdError
-from tpsgd.losses import Loss
+from tpsgd.losses import Loss, bce
 from tpsgd.maths.random import Key, permutation
 from tpsgd.nets.blocks import has_batch_norm
 from tpsgd.rules import Rule, frozen, readout
 from tpsgd.solvers import Recursive
-from tpsgd.streams.labels import Classes, is_rows
+from tpsgd.streams.labels import Classes, is_rows, plain
 from tpsgd.streams.online import OnlineNet
 from tpsgd.streams.rehearsal import Rehearsal
 from tpsgd.streams.subjects import as_subject
@@ -158,11 +159,12 @@ class Stream:
     def evaluate(self, data: Any, *, batch_size: int = 1024) -> float:
         """The share of samples of `(x, y)` whose class is predicted; a new class is an error."""
         x, y = _samples(*data)
+        if len(x) != len(y):
+            raise TpsgdError(f"x has {len(x):,} samples but y has {len(y):,} labels")
         if is_rows(y):
-            y = [self._classes.names[i] for i in tensor(y, "y").argmax(1).tolist()]
-        y = y.tolist() if isinstance(y, (Tensor, np.ndarray)) else y
-        right = map(lambda a, b: a == b, self.predict(x, batch_size=batch_size), y)
-        return sum(right) / len(y)
+            return self._subject.evaluate(x, tensor(y, "y"))
+        predicted = self.predict(x, batch_size=batch_size)
+        return sum(map(operator.eq, predicted, plain(y))) / len(y)
 
     def state_dict(self) -> dict[str, Any]:
         """What goes on from call to call besides the weights, `model.state_dict()`, as copies."""
@@ -199,6 +201,11 @@ class Stream:
         if not len(x):
             raise TpsgdError("there are no samples to learn from")
         self._subject.check(x)
+        if self._settings.loss is bce and len(self._classes) == 1 and not is_rows(y):
+            raise TpsgdError(
+                "a single yes-or-no output cannot tell classes apart in a stream: give the model "
+                "an output for each class"
+            )
         if self.rehearsal is not None:
             self.rehearsal.check(x, is_rows(y))
         stored = 0 if self.rehearsal is None else len(self.rehearsal)
@@ -232,9 +239,7 @@ class Stream:
     def _watch(self, x: Any, labels: Tensor) -> None:
         """Tell the detector how wrong the model is about a batch that it has not learned from."""
         assert self.drift is not None
-        truth = labels.argmax(1) if labels.is_floating_point() else labels
-        best = self._subject.outputs(x, len(x)).argmax(1).to(truth.device)
-        self.drift.update(float((best != truth).double().mean()))
+        self.drift.update(1.0 - self._subject.evaluate(x, labels))
         if self.drift.drift_detected:
             self.drifts.append(self.samples)
             if self.on_drift is not None:

@@ -11,7 +11,7 @@ from tpsgd.engine.batches import check_values
 from tpsgd.errors import TpsgdError
 from tpsgd.nets.modes import evaluating
 from tpsgd.streams.new_classes import add_output, last_block, outputs_of, why_not
-from tpsgd.training.evaluate import all_outputs, form_for
+from tpsgd.training.evaluate import all_outputs, evaluate, form_for
 
 EXAMPLES = 2  # samples that show whether a model can take them
 
@@ -49,6 +49,10 @@ class Model:
     def outputs(self, x: Any, batch_size: int) -> Tensor:
         """One number per class for each sample."""
         return all_outputs(self.model, x, batch_size)
+
+    def evaluate(self, x: Any, y: Tensor) -> float:
+        """The share of samples that are classified correctly; y are indices or rows."""
+        return evaluate(self.model, (x, y))
 
     def check_new_class(self) -> None:
         """Refuse a new class if a net cannot get another output."""
@@ -92,7 +96,11 @@ class Layers(Model):
         """One number per class for each sample."""
         self.check(x)
         with evaluating(self.adaptor):
-            return torch.cat([self.adaptor(few).cpu() for few in x.split(batch_size)])
+            return torch.cat([self.adaptor(few) for few in x.split(batch_size)])
+
+    def evaluate(self, x: Any, y: Tensor) -> float:
+        """The share of samples that are classified correctly; y are indices or rows."""
+        return self.adaptor.evaluate((x, y))
 
     def add_class(self, name: Any) -> None:
         """One more output of each tap's layers."""
