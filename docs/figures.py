@@ -407,23 +407,23 @@ def draw_streams(values: Any, record: Record) -> Figure:
     for task, lines in zip(values, axes.reshape(-1, 8), strict=True):
         for panel, arm in zip((*lines[:4], *lines[4:7]), STREAMS, strict=True):
             row = values[task][arm]
-            classes = len(row["classes"][0])
-            edges = [0, *row["samples"][:-1], row["samples"][-1] + 1]
-            edges = sorted(set(edges))
-            grid = list(zip(*row["classes"][: len(edges) - 1], strict=True))
+            grid = list(zip(*row["classes"], strict=True))
+            edges = [0, *row["samples"]]
+            names = record[task]["settings"].get("classes", range(len(grid)))
             image = panel.pcolormesh(
-                edges, range(classes + 1), grid, cmap="cividis_r", vmin=0, vmax=1
+                edges, range(len(grid) + 1), grid, cmap="Blues", vmin=0, vmax=1
             )
             title = f"{STREAMS[arm]}: {row['mean']:.1f} %"
             panel.set_title(title, fontsize=10.5, color=INK, loc="left")
-            panel.set_yticks([c + 0.5 for c in range(classes)], map(str, range(classes)))
+            leftmost = panel in (lines[0], lines[4])
+            panel.set_yticks([c + 0.5 for c in range(len(grid))], map(str, names))
+            panel.tick_params(labelleft=leftmost)
             panel.tick_params(length=0, labelcolor=QUIET, labelsize=8)
             panel.invert_yaxis()
-            panel.spines[:].set_visible(False)
+            panel.spines[:].set_color(LINE)
         lines[7].axis("off")
-        what = {"digits": "digit", "photos": "kind of photo"}[task]
         for panel in (lines[0], lines[4]):
-            panel.set_ylabel(what, color=INK)
+            panel.set_ylabel(task, color=INK)
         for panel in lines[4:7]:
             panel.set_xlabel("samples so far", color=INK)
     bar = figure.colorbar(image, ax=axes[:, 3], fraction=0.12)

@@ -29,9 +29,10 @@ from torch.nn import functional as F
 import tpsgd
 from experiments.common import Row, Samples, accuracies, arguments, best_rate, origin, result_file
 from tpsgd import Rehearsal, Stream, adapt, rules
+from tpsgd.data.registry import find
 from tpsgd.streams.new_classes import add_output, enlarged, outputs_of
 
-RATES = (3e-4, 1e-3, 3e-3)
+RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 LATEST, EARLIER = 10, 40  # new samples in a step, and samples of the buffer
 
 
@@ -109,9 +110,8 @@ def run(task: Task, arm: str, lr: float, seed: int, test: Samples) -> tuple[list
         for index in of_class.split(LATEST):
             made.partial_fit(x[index], y[index])
             samples += len(index)
-            if samples % task.every < LATEST:
+            if samples % task.every < LATEST or samples == len(y):
                 curve.append({"samples": samples, "classes": per_class(made, test, task.classes)})
-    curve.append({"samples": samples, "classes": per_class(made, test, task.classes)})
     return curve, made
 
 
@@ -202,7 +202,7 @@ def photos(quick: bool) -> tuple[Task, Row]:
     settings = {"model": "pool5 - Conv2d(64, 5) - 256 - classes", "train": len(parts[0][1]),
                 "test": len(parts[2][1]), "held_out": len(parts[1][1]), "memory": "2MB",
                 "latest": LATEST, "earlier": EARLIER,
-                "classes": list(data.classes[:classes])}  # fmt: skip
+                "classes": list(find("imagenette").classes[:classes])}  # fmt: skip
     layers, probe = adapt.Layers(), adapt.Probe()
     task = Task(*parts, lambda: layers(shape, 1), "2MB", lambda: probe(shape, 1), LATEST)
     return task, settings
@@ -220,7 +220,7 @@ def main() -> None:
     options = parser.parse_args()
     record, save = result_file(options.out, "streams")
     record |= origin("streams", "cpu")
-    rates = RATES[1:3] if options.quick else RATES
+    rates = RATES[1:2] if options.quick else RATES
     for name in options.only:
         task, settings = TASKS[name](options.quick)
         print(name, settings, flush=True)

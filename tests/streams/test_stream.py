@@ -120,6 +120,8 @@ def test_a_stream_goes_on_in_another_process(make, tmp_path):
     second = Stream(other, rule=rules.readout(True), rehearsal=tpsgd.Rehearsal("10KB"))
     second.load_state_dict(state_of_stream)
     learn(second, 150, start=150)
+    with pytest.raises(TpsgdError, match="no state of a stream"):
+        second.load_state_dict({"samples": 3})
     assert same(weights(whole.model), weights(first.model))
     assert same(weights(whole.model), weights(second.model))
     assert second.samples == 300

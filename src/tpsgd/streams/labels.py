@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tpsgd.engine.inputs import labels, tensor
 from tpsgd.errors import TpsgdError, shortened
+from tpsgd.losses import Loss
 
 
 class Classes:
@@ -68,10 +69,10 @@ class Classes:
                 )
         return new
 
-    def indices(self, y: Any) -> Tensor:
-        """The index of each label; rows of numbers as they are."""
+    def indices(self, y: Any, loss: Loss | None = None) -> Tensor:
+        """The index of each label; rows of numbers as they are, checked for the loss."""
         if is_rows(y) or not self.named:
-            return labels(tensor(y, "y"), None, len(self))
+            return labels(tensor(y, "y"), loss, len(self), complete=False)
         position = {name: i for i, name in enumerate(self.names)}
         return torch.tensor([position[label] for label in plain(y)], dtype=torch.long)
 

@@ -129,7 +129,7 @@ class Stream:
             self._subject.check_new_class()
         for name in new:
             self.add_class(name)
-        labels = self._classes.indices(y)
+        labels = self._classes.indices(y, self._settings.loss)
         for index in self._batches(len(x)):
             self._learn(x[index], labels[index])
         self._calls += 1
@@ -180,6 +180,8 @@ class Stream:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where another stream of such a model was; its model has as many outputs."""
+        if not isinstance(state, dict) or set(state) != set(self.state_dict()):
+            raise TpsgdError("this is no state of a stream: pass what state_dict() returned")
         now = list(self._classes.names) if self._classes.named else len(self._classes)
         if state["classes"] != now:
             raise TpsgdError(f"the state is of classes {state['classes']}, the stream has {now}")
@@ -253,7 +255,8 @@ def _default_rule(optimizer: Any) -> Rule:
 
 def _samples(x: Any, y: Any) -> tuple[Any, Any]:
     """Several samples and labels, of which there may be one."""
-    if np.ndim(y) == 0:
+    single = isinstance(y, str) or not hasattr(y, "__len__") or getattr(y, "ndim", 1) == 0
+    if single:
         x, y = tensor(x, "x")[None], y.reshape(1) if isinstance(y, (Tensor, np.ndarray)) else [y]
     return inputs(x), y
 
