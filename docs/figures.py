@@ -375,10 +375,68 @@ def dash(cut: str) -> str:
     return "--" if "blocks" in cut else "-"
 
 
+# ---- streams -------------------------------------------------------------------------------------
+
+STREAMS = {
+    "backprop": "backprop",
+    "readout": "readout",
+    "frozen": "random layers",
+    "rls": "random layers, rls",
+    "backprop, buffer": "backprop + buffer",
+    "readout, buffer": "readout + buffer",
+    "frozen, buffer": "random layers + buffer",
+}
+
+
+def stream_values(record: Record) -> Record:
+    """For each task and arm: sample counts, the accuracy of each class then, the mean at last."""
+
+    def of_arm(row: Record) -> Record:
+        times, shares = zip(*((c["samples"], c["classes"]) for c in row["curve"]), strict=True)
+        return {"samples": times, "classes": shares, "mean": round(100 * row["accuracy"], 1)}
+
+    tasks = [task for task in ("digits", "photos") if task in record]
+    return {t: {arm: of_arm(record[t]["arms"][arm]) for arm in STREAMS} for t in tasks}
+
+
+def draw_streams(values: Any, record: Record) -> Figure:
+    """A map for each arm: a row per class, time from left to right, dark where it is recognised."""
+    rows = 2 * len(values)
+    figure, axes = plt.subplots(rows, 4, figsize=(11, 2.5 * rows), layout="constrained")
+    image: Any = None
+    for task, lines in zip(values, axes.reshape(-1, 8), strict=True):
+        for panel, arm in zip((*lines[:4], *lines[4:7]), STREAMS, strict=True):
+            row = values[task][arm]
+            grid = list(zip(*row["classes"], strict=True))
+            edges = [0, *row["samples"]]
+            names = record[task]["settings"].get("classes", range(len(grid)))
+            image = panel.pcolormesh(
+                edges, range(len(grid) + 1), grid, cmap="Blues", vmin=0, vmax=1
+            )
+            title = f"{STREAMS[arm]}: {row['mean']:.1f} %"
+            panel.set_title(title, fontsize=10.5, color=INK, loc="left")
+            leftmost = panel in (lines[0], lines[4])
+            panel.set_yticks([c + 0.5 for c in range(len(grid))], map(str, names))
+            panel.tick_params(labelleft=leftmost)
+            panel.tick_params(length=0, labelcolor=QUIET, labelsize=8)
+            panel.invert_yaxis()
+            panel.spines[:].set_color(LINE)
+        lines[7].axis("off")
+        for panel in (lines[0], lines[4]):
+            panel.set_ylabel(task, color=INK)
+        for panel in lines[4:7]:
+            panel.set_xlabel("samples so far", color=INK)
+    bar = figure.colorbar(image, ax=axes[:, 3], fraction=0.12)
+    bar.set_label("test accuracy of the class", color=INK)
+    bar.outline.set_visible(False)  # type: ignore[operator]
+    return figure
+
+
 FIGURES: dict[str, tuple[str, Callable[..., Any], Callable[..., Figure]]] = {
     "sequences": ("recurrent", sequence_values, draw_sequences),
     "peers": ("peers", peer_values, draw_peers),
     "memory": ("memory-gpu", memory_values, draw_memory),
     "adaptors": ("adaptors", adaptor_values, draw_adaptors),
     "deep": ("deep", deep_values, draw_deep),
+    "streams": ("streams", stream_values, draw_streams),
 }

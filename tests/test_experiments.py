@@ -80,3 +80,18 @@ def test_a_small_run_leaves_a_row(name, where, words, script, monkeypatch, tmp_p
     row = record["arms"][words.split()[-1]]
     assert len(row["accuracies"]) == 2 and 0.2 < row["accuracy"] < 1
     assert row["seconds"] > 0 and row["peak_bytes"] > 0 and row["settings"]["batch_size"]
+
+
+@pytest.mark.real_data("mnist")
+def test_digits_that_come_one_after_another(script, monkeypatch, tmp_path):
+    module = script(ROOT / "experiments" / "streams.py")
+    options = f"--only digits --quick --seeds 1 --out {tmp_path}"
+    monkeypatch.setattr(sys, "argv", ["streams", *options.split()])
+    module.main()
+    record = json.loads((tmp_path / "streams.json").read_text(encoding="utf-8"))
+    arms = record["digits"]["arms"]
+    assert set(arms) == {*module.ARMS, "rls"} and record["machine"]["cpu"]
+    for arm, row in arms.items():
+        assert [len(point["classes"]) for point in row["curve"]] == [10] * len(row["curve"])
+        assert ("buffer_bytes" in row) == arm.endswith("buffer")
+    assert arms["rls"]["accuracy"] > arms["backprop"]["accuracy"]

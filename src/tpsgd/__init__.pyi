@@ -29,6 +29,8 @@ from .rules import Rule as Rule
 from .saved.checkpoint import Checkpoint as Checkpoint
 from .solvers import ridge as ridge
 from .solvers import rls as rls
+from .streams.rehearsal import Rehearsal as Rehearsal
+from .streams.stream import Stream as Stream
 from .train import sequential as sequential
 from .train import simultaneous as simultaneous
 from .training import logs as logs

@@ -1,10 +1,12 @@
 """Blocks solved by least squares: in one pass (`ridge`), or again after every batch (`rls`)."""
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
+from weakref import WeakSet
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tpsgd.engine.anatomy import Anatomy
 from tpsgd.engine.device import available
@@ -23,6 +25,8 @@ from tpsgd.solvers import SOLVERS, Recursive, Ridge
 from tpsgd.solvers.equations import Equations, bytes_to_solve, inputs_of, keeps_samples
 from tpsgd.solvers.least_squares import MomentSums, SampleSums, workspace
 from tpsgd.units import size
+
+SOLVED_BY_STREAMS: WeakSet[nn.Module] = WeakSet()  # layers whose sums over a stream are gone
 
 
 class SolvedLearner(BlockLearner):
@@ -50,7 +54,7 @@ class SolvedLearner(BlockLearner):
         self.sums = self.equations = None
         self.figures.loss = self.figures.loss.float()
 
-    def _make_equations(self) -> Equations:
+    def make_equations(self) -> Equations:
         """What the layer's weights must solve, once the objective is drawn."""
         layer: Any = self.block.layer
         codes: Any = self.tensors[0] if self.tensors else None
@@ -113,7 +117,7 @@ class RidgeLearner(SolvedLearner):
 
     def update(self, saved: Any, s: Tensor, labels: Tensor, output_unused: bool = False) -> None:
         """Add a batch to the sums."""
-        equations = self.equations = self.equations or self._make_equations()
+        equations = self.equations = self.equations or self.make_equations()
         for rows in equations.parts(saved, labels):
             if self.sums is None:
                 keeps = keeps_samples(equations.layer, equations.single, self.samples)
@@ -142,10 +146,27 @@ class RidgeLearner(SolvedLearner):
 class RecursiveLearner(SolvedLearner):
     """A block solved after every batch, from the sums over all samples so far."""
 
+    def start(self) -> None:
+        """Begin with no samples, and say so if the layer was solved before."""
+        super().start()
+        if self.learning and self.block.layer in SOLVED_BY_STREAMS:
+            warnings.warn(
+                f"rls() starts from no samples: block {self.block.index + 1} ({self.block}) "
+                "forgets the samples of an earlier call; to go on with them, take one tpsgd.Stream "
+                "and call its partial_fit",
+                stacklevel=2,
+            )
+
+    def stop(self) -> None:
+        """Freeze the block; the sums over its samples are gone."""
+        if self.learning and self.sums is not None:
+            SOLVED_BY_STREAMS.add(self.block.layer)
+        super().stop()
+
     def update(self, saved: Any, s: Tensor, labels: Tensor, output_unused: bool = False) -> None:
         """Measure the loss on the batch first, then learn from it."""
         self.measure(saved, labels)
-        equations = self.equations = self.equations or self._make_equations()
+        equations = self.equations = self.equations or self.make_equations()
         for rows in equations.parts(saved.x, labels):
             self.sums = self.sums or MomentSums(*rows, self._bias is not None)
             self.sums.add(*rows)

@@ -17,12 +17,12 @@ from torch import Tensor
 from tpsgd.engine.inputs import tensor
 from tpsgd.engine.optimizers import OptimizerFactory, adam
 from tpsgd.errors import TpsgdError
+from tpsgd.estimators.patience import StreamPatience
 from tpsgd.estimators.perceptron import NUMBERS, Perceptron
-from tpsgd.estimators.streams import Stream
 from tpsgd.estimators.weights import weighted, weighted_cross_entropy, weighted_rows
 from tpsgd.losses import cross_entropy
 from tpsgd.rules import Rule
-from tpsgd.train import simultaneous
+from tpsgd.streams.stream import Stream
 
 
 class TPSGDClassifier(ClassifierMixin, Perceptron):
@@ -60,7 +60,7 @@ class TPSGDClassifier(ClassifierMixin, Perceptron):
     Attributes:
         classes_: the labels, sorted.
         model_: the trained `nn.Sequential`, whose outputs are logits.
-        run_: the record of the last call, a `tpsgd.Run`.
+        run_: the record of the last `fit`, a `tpsgd.Run`.
         n_iter_: the most epochs that a layer has taken in the last call.
         n_features_in_, feature_names_in_: the number of features, and the names in a data frame.
         stopped_early_: whether `partial_fit` has stopped learning.
@@ -181,8 +181,8 @@ class TPSGDClassifier(ClassifierMixin, Perceptron):
             held_out = learned & self._held_out(X)
         self._learn_pass(X, y, weights, learned & ~held_out)
         if held_out.any():
-            self._stream.watch(self._loss(X[held_out], y[held_out]), self._patience())
-            self.stopped_early_ = self._stream.stopped
+            self._patience_of_stream.watch(self._loss(X[held_out], y[held_out]), self._patience())
+            self.stopped_early_ = self._patience_of_stream.spent
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
@@ -221,8 +221,36 @@ class TPSGDClassifier(ClassifierMixin, Perceptron):
 
     def _open_stream(self) -> None:
         """The next call of `partial_fit` starts with a new optimizer."""
-        self._stream = Stream(self.optimizer or adam, len(self._layers()))
+        self._stream: Stream | None = None
+        self._stream_state: dict[str, Any] | None = None
+        self._stream_settings: tuple[Any, ...] = ()
+        self._patience_of_stream = StreamPatience()
         self.stopped_early_ = False
+
+    def _stream_for(self, has_weights: bool) -> Stream:
+        """The stream that the net learns from, which goes on where it was with other settings."""
+        settings = has_weights, self.lr, self.batch_size
+        if self._stream is not None and settings != self._stream_settings:
+            self._stream_state = self._stream.state_dict()
+            self._stream = None
+        if self._stream is None:
+            self._stream = Stream(
+                self.model_, rule=weighted(self._rule()) if has_weights else self._rule(),
+                loss=weighted_cross_entropy if has_weights else cross_entropy,
+                optimizer=self.optimizer or adam, lr=self.lr, batch_size=self.batch_size,
+                seed=self._seed,
+            )  # fmt: skip
+            if self._stream_state is not None:
+                self._stream.load_state_dict(self._stream_state)
+            self._stream_settings, self._stream_state = settings, None
+        return self._stream
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a pickle has: of the stream, what goes on from call to call."""
+        state: dict[str, Any] = super().__getstate__()  # type: ignore[assignment]
+        if state.get("_stream") is None:
+            return state
+        return state | {"_stream": None, "_stream_state": state["_stream"].state_dict()}
 
     def _weights(self, X: np.ndarray, y: np.ndarray, sample_weight: Any) -> np.ndarray | None:
         """The weight of each sample, or None if all are 1."""
@@ -245,12 +273,9 @@ class TPSGDClassifier(ClassifierMixin, Perceptron):
             labels = weighted_rows(labels, weights, len(self.classes_))
         return tensor(X, "X").to(dtype), labels
 
-    def _train(
-        self, data: Any, has_weights: bool, stream: Stream | None = None, **more: Any
-    ) -> None:
+    def _train(self, data: Any, has_weights: bool, **more: Any) -> None:
         """Train the net by its rule."""
         rule = weighted(self._rule()) if has_weights else self._rule()
-        rule = rule if stream is None else stream.continued(rule)
         self._run(data, rule, weighted_cross_entropy if has_weights else cross_entropy, **more)
 
     def _learn_pass(self, X: Any, y: Any, weights: Any, learned: np.ndarray) -> None:
@@ -260,11 +285,8 @@ class TPSGDClassifier(ClassifierMixin, Perceptron):
         parts = [X, y] if weights is None else [X, y, weights]
         if not learned.all():
             parts = [part[learned] for part in parts]
-        self._train(
-            self._data(*parts), weights is not None, self._stream, epochs=1,
-            optimizer=self._stream.optimizers, schedule=simultaneous,
-        )  # fmt: skip
-        self._stream.store()
+        self._stream_for(weights is not None).partial_fit(*self._data(*parts))
+        self.n_iter_ = 1
 
     def _held_out(self, X: np.ndarray) -> np.ndarray:
         """Which samples early stopping holds out, by a hash of their numbers."""

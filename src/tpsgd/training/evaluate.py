@@ -5,13 +5,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tpsgd.engine.batches import BatchForm, as_source, has_lookup, suits_channels_last
-from tpsgd.engine.inputs import labels
+from tpsgd.engine.batches import (
+    BatchForm,
+    as_source,
+    check_values,
+    has_lookup,
+    suits_channels_last,
+)
+from tpsgd.engine.inputs import inputs, labels
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import bce
 from tpsgd.maths.epoch_figures import hits
 from tpsgd.nets.modes import modes_restored
 from tpsgd.nets.recurrent import connect, tokens_of
+from tpsgd.training.progress_bar import Progress
 
 
 @torch.no_grad()
@@ -88,6 +95,24 @@ def output(model: nn.Module, x: Any) -> Tensor:
         shape = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise TpsgdError(f"the model must give (batch, classes), one number per class, got {shape}")
     return out
+
+
+@torch.no_grad()
+def all_outputs(
+    model: nn.Module, x: Any, batch_size: int, progress: Progress | None = None
+) -> Tensor:
+    """A model's outputs for samples in any form, one number per class, in evaluation mode."""
+    x, form = inputs(x), form_for(model, batch_size)
+    if not len(x):
+        raise TpsgdError("there are no samples to predict")
+    check_values(x, form)
+    with modes_restored(model):
+        net, outputs = connect(model).eval(), []
+        for start in range(0, len(x), batch_size):
+            if progress is not None:
+                progress(start, len(x))
+            outputs.append(output(net, form(x[start : start + batch_size])))
+        return torch.cat(outputs)
 
 
 def not_a_number(model: nn.Module) -> TpsgdError:

@@ -261,9 +261,9 @@ def _new_runs(method: Method, anatomy: Anatomy, settings: Settings, restarts: in
 
 @contextmanager
 def training_context(
-    models: list[nn.Module], settings: Settings, keep_inputs: bool = True
+    models: list[nn.Module], settings: Settings, keep_inputs: bool = True, seeded: bool = True
 ) -> Iterator[torch.device]:
-    """Models on their device, random numbers seeded.
+    """Models on their device, random numbers seeded (`seeded`).
 
     Modes, the random generator and the number of threads are restored at the end.
 
@@ -279,7 +279,8 @@ def training_context(
     writers = [m for model in models if keep_inputs for m in overwriting(model)]
     random = torch.random.fork_rng([device] if device.type == "cuda" else [])
     with random, modes_restored(*models), threads_restored():
-        torch.manual_seed(settings.seed)
+        if seeded:
+            torch.manual_seed(settings.seed)
         try:
             for module in writers:
                 module.inplace = False

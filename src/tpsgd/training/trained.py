@@ -7,15 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tpsgd.engine.batches import check_values
 from tpsgd.engine.device import resolve_device
-from tpsgd.engine.inputs import inputs as as_samples
 from tpsgd.engine.record import Run
 from tpsgd.errors import TpsgdError, shortened
-from tpsgd.nets.modes import modes_restored
-from tpsgd.nets.recurrent import connect
 from tpsgd.saved import trained
-from tpsgd.training.evaluate import evaluate, form_for, last_module, output
+from tpsgd.training.evaluate import all_outputs, evaluate, last_module
 from tpsgd.training.progress_bar import Progress
 
 
@@ -39,7 +35,6 @@ class Trained:
     inputs: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
 
-    @torch.no_grad()
     def outputs(
         self, x: Any, *, batch_size: int = 1024, progress: Progress | None = None
     ) -> Tensor:
@@ -47,18 +42,7 @@ class Trained:
 
         `progress` is called with (samples done, total).
         """
-        x, form = as_samples(x), form_for(self.model, batch_size)
-        if not len(x):
-            raise TpsgdError("there are no samples to predict")
-        check_values(x, form)
-        with modes_restored(self.model):
-            model = connect(self.model).eval()
-            pieces = []
-            for start in range(0, len(x), batch_size):
-                if progress is not None:
-                    progress(start, len(x))
-                pieces.append(output(model, form(x[start : start + batch_size])))
-        outputs = torch.cat(pieces)
+        outputs = all_outputs(self.model, x, batch_size, progress)
         count = max(2, outputs.shape[1])  # one output is a yes or a no
         if self.classes and len(self.classes) != count:
             raise TpsgdError(

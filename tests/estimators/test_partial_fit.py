@@ -130,3 +130,27 @@ def test_other_classes_in_a_later_call_are_refused():
     classifier = TPSGDClassifier().partial_fit(X[:5], Y[:5], classes=CLASSES)
     with pytest.raises(TpsgdError, match="are not those of the first call"):
         classifier.partial_fit(X, Y, classes=range(11))
+
+
+@pytest.mark.parametrize("word", ["readout-learned", "tpsgd-l2", "frozen"])
+def test_weights_may_come_later_in_a_stream(word):
+    """Weights of 1 are the same loss, computed from rows: the stream goes on."""
+    plain = TPSGDClassifier((16,), word, random_state=0)
+    mixed = TPSGDClassifier((16,), word, random_state=0)
+    for i, (x, y) in enumerate(chunks()):
+        plain.partial_fit(x, y, classes=CLASSES)
+        weights = np.ones(len(y))
+        weights[:1] += 1e-9 * (i > 5)  # not all of them 1
+        mixed.partial_fit(x, y, classes=CLASSES, sample_weight=weights)
+    assert np.allclose(plain.predict_proba(X), mixed.predict_proba(X), atol=1e-6)
+
+
+def test_the_rate_may_change_in_a_stream():
+    classifier = TPSGDClassifier((16,), random_state=0)
+    calls = iter(chunks())
+    classifier.partial_fit(*next(calls), classes=CLASSES)
+    before = classifier.predict_proba(X)
+    classifier.set_params(lr=0.0).partial_fit(*next(calls))
+    assert np.array_equal(classifier.predict_proba(X), before)
+    classifier.set_params(lr=0.01).partial_fit(*next(calls))
+    assert not np.array_equal(classifier.predict_proba(X), before)

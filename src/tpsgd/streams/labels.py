@@ -1,0 +1,93 @@
+"""The classes of a stream: their names, the index of each, and which labels are new."""
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tpsgd.engine.inputs import labels, tensor
+from tpsgd.errors import TpsgdError, shortened
+from tpsgd.losses import Loss
+
+
+class Classes:
+    """Labels as they come, which are names or indices.
+
+    Examples:
+        >>> classes = Classes(["cat", "dog"], 2)
+        >>> classes.new(["dog", "cow", "cow"])
+        ['cow']
+        >>> classes.add("cow")
+        >>> classes.indices(["dog", "cow", "cow"])
+        tensor([1, 2, 2])
+    """
+
+    def __init__(self, names: Sequence[Hashable] | None, outputs: int) -> None:
+        self.named, self.names = names is not None, list(range(outputs) if names is None else names)
+        if isinstance(names, str) or len(set(self.names)) < len(self.names):
+            raise TpsgdError(f"classes must be a list of different names, got {names!r}")
+        if len(self.names) != outputs:
+            raise TpsgdError(
+                f"the model has {outputs} outputs, but classes has {len(self.names)} names"
+            )
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def add(self, name: Hashable = None) -> None:
+        """One more class."""
+        self.names.append(self.check_new(name))
+
+    def check_new(self, name: Any) -> Any:
+        """The name, if a class may be added by it."""
+        if self.named and name is None:
+            raise TpsgdError("the classes have names: add_class needs one for the new class")
+        if self.named and name in self.names:
+            raise TpsgdError(f"there is a class {name!r} already")
+        if not self.named and name not in (None, len(self)):
+            raise TpsgdError(
+                f"label {name!r} is no new class: the classes have no names (classes=[...]), so "
+                f"the next one is {len(self)}"
+            )
+        return len(self) if name is None else name
+
+    def new(self, y: Any) -> list[Any]:
+        """The labels among y that are no class yet, in the order in which they come."""
+        if is_rows(y):
+            return []
+        if self.named:
+            return list(dict.fromkeys(label for label in plain(y) if label not in self.names))
+        index = labels(tensor(y, "y"), None, None)
+        new = sorted({int(label) for label in index.unique() if label >= len(self)})
+        for position, label in enumerate(new):
+            if label != len(self) + position:
+                raise TpsgdError(
+                    f"label {label} is no class: labels go from 0 to {len(self) - 1}, and a new "
+                    f"class would be {len(self) + position}"
+                )
+        return new
+
+    def indices(self, y: Any, loss: Loss | None = None) -> Tensor:
+        """The index of each label; rows of numbers as they are, checked for the loss."""
+        if is_rows(y) or not self.named:
+            return labels(tensor(y, "y"), loss, len(self), complete=False)
+        position = {name: i for i, name in enumerate(self.names)}
+        return torch.tensor([position[label] for label in plain(y)], dtype=torch.long)
+
+
+def is_rows(y: Any) -> bool:
+    """Whether labels are rows of numbers: soft labels, or yes and no for several classes."""
+    if isinstance(y, Tensor):
+        return y.is_floating_point()
+    return isinstance(y, np.ndarray) and y.dtype.kind == "f"
+
+
+def plain(y: Any) -> list[Any]:
+    """Labels as Python values."""
+    values = y.tolist() if isinstance(y, (Tensor, np.ndarray)) else list(y)
+    for value in values:
+        if not isinstance(value, Hashable):
+            raise TpsgdError(f"a label is the name of a class, got {shortened(repr(value))}")
+    return values

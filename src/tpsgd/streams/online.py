@@ -1,0 +1,190 @@
+"""A net whose learners live on: optimizers, class codes and sums go from batch to batch.
+
+`fit` makes learners, trains them and lets go of them. Here they are made of the first batch, by the
+same functions, and stay; a batch is one `train.step`. Where they must be made again, for a new
+class or in another process, `state` has all that they have learned besides the weights.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tpsgd.engine.anatomy import Anatomy, dissect
+from tpsgd.engine.assemble import check_optimizers, make_learners
+from tpsgd.engine.batches import Arrays, Batch, as_source, check_values
+from tpsgd.engine.device import limit_threads
+from tpsgd.engine.record import LOWER_RATE, SCALE_INPUTS
+from tpsgd.engine.settings import Settings
+from tpsgd.errors import TpsgdError
+from tpsgd.nets.padded import Padded
+from tpsgd.rules import Rule, Signal
+from tpsgd.solvers import SOLVERS, Recursive, Ridge
+from tpsgd.solvers.least_squares import MomentSums
+from tpsgd.streams.new_classes import enlarged, overlay, with_targets
+from tpsgd.train import calibrate, step, step_on_error
+from tpsgd.training.fit import training_context
+
+State = dict[str, Any]
+
+
+class OnlineNet:
+    """The learners of a model, which learn from one batch after another."""
+
+    def __init__(self, model: nn.Module, rule: Rule | Sequence[Rule], settings: Settings) -> None:
+        self.model, self.rule, self.settings = model, rule, settings
+        self.learners: list[Any] = []  # none before the first batch
+        self.state: State | None = None  # of earlier learners, to go on with
+        self.random: tuple[Tensor, ...] | None = None  # generators after the latest batch
+
+    def learn(self, x: Any, labels: Tensor) -> None:
+        """One step of every block."""
+        with self._training() as device:
+            if not self.learners:
+                self._make_learners(x, labels, device)
+            limit_threads(device, self.anatomy.largest_product * len(x))
+            for learner in self.learners:
+                learner.resume()
+            take_step = step_on_error if self.waits_for_output else step
+            with torch.no_grad():
+                take_step(self.learners, self._batch(x, labels))
+            self._check_losses(len(x))
+
+    def release(self) -> None:
+        """Let go of the learners, but for their state: the next batch makes new ones."""
+        if self.learners:
+            self.state = self.current_state()
+            self.learners = []
+
+    def current_state(self) -> State | None:
+        """What goes on from batch to batch besides the weights; tensors are not copied."""
+        if not self.learners:
+            return self.state
+        return {"blocks": [_state_of(x) for x in self.learners], "random": self.random}
+
+    @property
+    def waits_for_output(self) -> bool:
+        """Whether a block learns from the error of the net's output."""
+        return any(x.learning and x.signal is not Signal.LABEL for x in self.learners)
+
+    @contextmanager
+    def _training(self) -> Iterator[torch.device]:
+        """As in `fit`, with the random numbers going on from the batch before."""
+        random = self.random if self.learners else (self.state or {}).get("random")
+        with training_context([self.model], self.settings, seeded=random is None) as device:
+            if random is not None:
+                _set_random(device, random)
+            yield device
+            self.random = _get_random(device)
+
+    def _make_learners(self, x: Any, labels: Tensor, device: torch.device) -> None:
+        """Learners for a batch like this one, calibrated to it or with the state of earlier ones.
+
+        Later batches may have sequences of other lengths.
+        """
+        model, ragged = self.model, isinstance(x, Padded)
+        self.anatomy = dissect(
+            [model], x[:2], ragged, self.rule, self.settings, device, check_values
+        )
+        _check_solvers(self.anatomy)
+        learners = make_learners(self.anatomy, self.rule, self.settings, samples=0)
+        check_optimizers(learners)
+        for learner in learners:
+            learner.start()
+        if self.state is None:
+            calibrate(learners, self._arrays(x, labels))
+        else:
+            for learner, state in zip(learners, self.state["blocks"], strict=True):
+                _restore(learner, state)
+        self.learners, self.state = learners, None
+
+    def _arrays(self, x: Any, labels: Tensor) -> Arrays:
+        anatomy = self.anatomy
+        source = as_source((x, labels), anatomy.form, anatomy.loss, anatomy.classes)
+        assert isinstance(source, Arrays)
+        return source
+
+    def _batch(self, x: Any, labels: Tensor) -> Batch:
+        """All of these samples as one batch."""
+        arrays = self._arrays(x, labels)
+        return Batch(arrays.take, torch.arange(len(x), device=arrays.x.device), len(x))
+
+    def _check_losses(self, samples: int) -> None:
+        """Refuse to go on with a loss that is not a number."""
+        for learner in self.learners:
+            if not learner.learning:
+                continue
+            learner.keep_figures()
+            loss = learner.figures.collect(samples)[0][0]
+            if not math.isfinite(loss):
+                solved = isinstance(learner.settings.optimizer, SOLVERS)
+                raise TpsgdError(
+                    f"the loss of block {learner.block.index + 1} ({learner.block}) became {loss}: "
+                    f"{SCALE_INPUTS if solved else LOWER_RATE}"
+                )
+
+
+def _check_solvers(anatomy: Anatomy) -> None:
+    """Refuse blocks that cannot be solved while a stream goes on."""
+    learned = False
+    for block, rule, settings in zip(
+        anatomy.blocks, anatomy.rules, anatomy.block_settings, strict=True
+    ):
+        if isinstance(settings.optimizer, Ridge):
+            raise TpsgdError("ridge() needs all samples at once: in a stream, take tpsgd.rls()")
+        if isinstance(settings.optimizer, Recursive) and learned:
+            raise TpsgdError(
+                f"rls() cannot solve block {block.index + 1} ({block}) while the blocks before it "
+                "learn: freeze them with rule=tpsgd.rules.frozen(), or take an optimizer"
+            )
+        learned = learned or (rule.objective is not None and bool(block.named_parameters()))
+
+
+def _state_of(learner: Any) -> State:
+    """What a learner has learned besides the weights of its block."""
+    if not learner.learning:
+        return {}
+    state: State = {"codes": learner.tensors, "mean_square": learner.mean_square}
+    if learner.optimizer is not None:
+        each = learner.optimizer.state
+        state["shapes"] = {name: p.shape for name, p in learner.params.items()}
+        state["optimizer"] = {name: dict(each[p]) for name, p in learner.params.items()}
+    if getattr(learner, "sums", None) is not None:
+        state["sums"] = dict(vars(learner.sums))
+    return state
+
+
+@torch.no_grad()
+def _restore(learner: Any, state: State) -> None:
+    """Let a new learner go on from a state, which may be that of fewer classes."""
+    if not state:
+        return
+    if state["mean_square"] is not None:
+        learner.mean_square = state["mean_square"]
+        learner.calibrate()  # the rows of new classes
+    for new, old in zip(learner.tensors, state["codes"], strict=True):
+        overlay(new, old)
+    if "optimizer" in state:
+        for name, values in state["optimizer"].items():
+            p, before = learner.params[name], state["shapes"][name]
+            learner.optimizer.state[p] = {k: enlarged(v, p, before) for k, v in values.items()}
+    if "sums" in state:
+        sums = MomentSums.__new__(MomentSums)
+        vars(sums).update(state["sums"])
+        equations = learner.make_equations()
+        targets = equations.classes if equations.single else sums.y.shape[-1]
+        learner.sums = with_targets(sums, targets, -1.0 if equations.signed else 0.0)
+
+
+def _get_random(device: torch.device) -> tuple[Tensor, ...]:
+    states = (torch.get_rng_state(),)
+    return (*states, torch.cuda.get_rng_state(device)) if device.type == "cuda" else states
+
+
+def _set_random(device: torch.device, states: tuple[Tensor, ...]) -> None:
+    torch.set_rng_state(states[0])
+    if device.type == "cuda" and len(states) > 1:
+        torch.cuda.set_rng_state(states[1], device)

@@ -1,0 +1,273 @@
+"""`Stream`: a model that goes on learning, from a few samples at a time."""
+
+import operator
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from copy import deepcopy
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tpsgd.engine.inputs import inputs, tensor
+from tpsgd.engine.optimizers import adam
+from tpsgd.engine.settings import Memory, Settings
+from tpsgd.errors import TpsgdError
+from tpsgd.losses import Loss, bce
+from tpsgd.maths.random import Key, permutation
+from tpsgd.nets.blocks import has_batch_norm
+from tpsgd.rules import Rule, frozen, readout
+from tpsgd.solvers import Recursive
+from tpsgd.streams.labels import Classes, is_rows, plain
+from tpsgd.streams.online import OnlineNet
+from tpsgd.streams.rehearsal import Rehearsal
+from tpsgd.streams.subjects import as_subject
+from tpsgd.train import simultaneous
+
+
+class DriftDetector(Protocol):
+    """Anything that looks at errors one after another, such as `river.drift.ADWIN()`."""
+
+    @property
+    def drift_detected(self) -> bool: ...
+    def update(self, value: float) -> Any: ...
+
+
+class Stream:
+    """A model that learns from samples as they come, without backpropagation or stored data.
+
+    Every call of `partial_fit` takes a step of every block for each batch. Optimizers, class codes
+    and the sums of `rls()` go on from call to call, so that many calls are one training run. A
+    label that has not come before becomes a new class: the last layer and the class codes get a
+    row, and all other rows stay as they are.
+
+    Args:
+        model: an `nn.Sequential`, or an adaptor (`tpsgd.adapt`), whose layers learn.
+        rule: as for `tpsgd.fit`. Default: `rules.readout()`; with `rls()`, `rules.frozen()`.
+        loss: as for `tpsgd.fit`.
+        optimizer: as for `tpsgd.fit`, or one per block. `tpsgd.rls()` solves the last layer after
+            every batch, on the features of hidden layers that stay as they are.
+        lr: overrides the optimizer's learning rate.
+        classes: the names of the model's outputs. Without names, labels are indices, and the next
+            new class has the next index.
+        rehearsal: `tpsgd.Rehearsal("100KB")`: earlier samples that are learned again with new ones.
+        drift: a detector with `update(error)` and `drift_detected`, such as `river`'s. It gets the
+            share of wrong predictions of each batch, before the model learns from it.
+        on_drift: called with this stream when the detector says so.
+        batch_size: the most new samples of a step. Samples of one call are shuffled.
+        seed: of the class codes, the order of samples and dropout.
+        device: where to learn; default: where the model is.
+
+    Attributes:
+        model: the model itself.
+        classes: the names, or the indices, of its classes.
+        samples: how many samples came.
+        drifts: after how many samples the detector found a drift.
+
+    Examples:
+        >>> x, y = torch.randn(100, 8), torch.arange(100) % 2
+        >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+        >>> stream = Stream(model)
+        >>> for start in range(0, 100, 10):
+        ...     _ = stream.partial_fit(x[start : start + 10], y[start : start + 10])
+        >>> _ = stream.partial_fit(x[0], 2)  # a single sample, of a new class
+        >>> stream.classes, model(x).shape
+        ((0, 1, 2), torch.Size([100, 3]))
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        rule: Rule | Sequence[Rule] | None = None,
+        loss: Loss | None = None,
+        optimizer: Any = adam,
+        lr: float | Sequence[float] | None = None,
+        classes: Sequence[Hashable] | None = None,
+        rehearsal: Rehearsal | None = None,
+        drift: DriftDetector | None = None,
+        on_drift: Callable[["Stream"], Any] | None = None,
+        batch_size: int = 32,
+        seed: int = 0,
+        device: torch.device | str | None = None,
+    ) -> None:
+        self.model, self._subject = model, as_subject(model)
+        rule = _default_rule(optimizer) if rule is None else rule
+        self._settings = Settings(
+            schedule=simultaneous, loss=loss, optimizer=optimizer, lr=lr, epochs=1,
+            batch_size=batch_size, seed=seed, device=device,
+            memory=Memory(slices=1, measure=False),
+        )  # fmt: skip
+        self._nets = [OnlineNet(net, rule, self._settings) for net in self._subject.nets]
+        names = self._subject.names if classes is None else classes
+        self._classes = Classes(names, self._subject.classes)
+        self.rehearsal, self.drift, self.on_drift = rehearsal, drift, on_drift
+        _check_options(rehearsal, drift, on_drift)
+        self.samples, self.drifts = 0, list[int]()
+        self._calls = 0
+        self._has_batch_norm = any(has_batch_norm(net.modules()) for net in self._subject.nets)
+
+    @property
+    def classes(self) -> tuple[Any, ...]:
+        """The names of the classes, in the order of the outputs; indices if they have none."""
+        return tuple(self._classes.names)
+
+    def partial_fit(self, x: Any, y: Any) -> "Stream":
+        """Learn from some samples: one step of every block for each batch of them.
+
+        Samples that cannot be learned from are refused before anything changes.
+
+        Args:
+            x: samples as for `tpsgd.fit`, or a single one.
+            y: their labels: names or indices of classes, old or new; or float rows, as for
+                `tpsgd.fit`. A single label for a single sample.
+        """
+        x, y = _samples(x, y)
+        self._check(x, y)
+        new = self._classes.new(y)
+        if new:
+            self._subject.check_new_class()
+        for name in new:
+            self.add_class(name)
+        labels = self._classes.indices(y, self._settings.loss)
+        for index in self._batches(len(x)):
+            self._learn(x[index], labels[index])
+        self._calls += 1
+        return self
+
+    def add_class(self, name: Hashable = None) -> None:
+        """One more class, whose output is 0 before its first sample; other outputs stay.
+
+        `partial_fit` does it for a label that is new. Without names, the class gets the next index.
+        """
+        name = self._classes.check_new(name)
+        self._subject.check_new_class()
+        for net in self._nets:
+            net.release()
+        self._subject.add_class(name)
+        self._classes.add(name)
+
+    def outputs(self, x: Any, *, batch_size: int = 1024) -> Tensor:
+        """One number per class for each sample."""
+        return self._subject.outputs(inputs(x), batch_size)
+
+    def predict(self, x: Any, *, batch_size: int = 1024) -> list[Any]:
+        """The class of each sample, as labels are passed to `partial_fit`."""
+        best = self.outputs(x, batch_size=batch_size).argmax(1)
+        return [self._classes.names[i] for i in best.tolist()]
+
+    def evaluate(self, data: Any, *, batch_size: int = 1024) -> float:
+        """The share of samples of `(x, y)` whose class is predicted; a new class is an error."""
+        x, y = _samples(*data)
+        if len(x) != len(y):
+            raise TpsgdError(f"x has {len(x):,} samples but y has {len(y):,} labels")
+        if is_rows(y):
+            return self._subject.evaluate(x, tensor(y, "y"))
+        predicted = self.predict(x, batch_size=batch_size)
+        return sum(map(operator.eq, predicted, plain(y))) / len(y)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What goes on from call to call besides the weights, `model.state_dict()`, as copies."""
+        state = {
+            "classes": list(self._classes.names) if self._classes.named else len(self._classes),
+            "samples": self.samples,
+            "calls": self._calls,
+            "drifts": list(self.drifts),
+            "nets": [net.current_state() for net in self._nets],
+            "rehearsal": None if self.rehearsal is None else self.rehearsal.state_dict(),
+        }
+        return deepcopy(state)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where another stream of such a model was; its model has as many outputs."""
+        if not isinstance(state, dict) or set(state) != set(self.state_dict()):
+            raise TpsgdError("this is no state of a stream: pass what state_dict() returned")
+        now = list(self._classes.names) if self._classes.named else len(self._classes)
+        if state["classes"] != now:
+            raise TpsgdError(f"the state is of classes {state['classes']}, the stream has {now}")
+        if (state["rehearsal"] is None) != (self.rehearsal is None):
+            raise TpsgdError("the state and the stream must both have a rehearsal buffer, or none")
+        if len(state["nets"]) != len(self._nets):
+            raise TpsgdError("the state is of an adaptor with other taps")
+        if self.rehearsal is not None:
+            self.rehearsal.load_state_dict(state["rehearsal"])
+        for net, of_net in zip(self._nets, state["nets"], strict=True):
+            net.learners, net.state = [], deepcopy(of_net)
+        self.samples, self._calls = state["samples"], state["calls"]
+        self.drifts = list(state["drifts"])
+
+    def _check(self, x: Any, y: Any) -> None:
+        """Refuse samples before anything changes."""
+        if len(x) != len(y):
+            raise TpsgdError(f"x has {len(x):,} samples but y has {len(y):,} labels")
+        if not len(x):
+            raise TpsgdError("there are no samples to learn from")
+        self._subject.check(x)
+        if self._settings.loss is bce and len(self._classes) == 1 and not is_rows(y):
+            raise TpsgdError(
+                "a single yes-or-no output cannot tell classes apart in a stream: give the model "
+                "an output for each class"
+            )
+        if self.rehearsal is not None:
+            self.rehearsal.check(x, is_rows(y))
+        stored = 0 if self.rehearsal is None else len(self.rehearsal)
+        if len(x) == 1 and not stored and self._has_batch_norm:
+            raise TpsgdError(
+                "batch normalisation needs at least 2 samples in a step: pass more than one, or "
+                "build the model with nn.GroupNorm"
+            )
+
+    def _batches(self, samples: int) -> Iterator[Tensor]:
+        """Indices of a call's samples, in random order; batch norm gets no batch of one."""
+        key = Key(self._settings.seed, 0, self._calls)
+        batches = list(torch.cat(list(permutation(samples, key))).split(self._settings.batch_size))
+        if len(batches) > 1 and len(batches[-1]) == 1 and self._has_batch_norm:
+            batches[-2:] = [torch.cat(batches[-2:])]
+        yield from batches
+
+    def _learn(self, x: Any, labels: Tensor) -> None:
+        """Learn from a batch, with earlier samples if there are some."""
+        if self.drift is not None:
+            self._watch(x, labels)
+        batch = (x, labels)
+        if self.rehearsal is not None:
+            batch = self.rehearsal.mixed(x, labels)
+        for net, seen in zip(self._nets, self._subject.inputs(batch[0]), strict=True):
+            net.learn(seen, batch[1])
+        self.samples += len(x)
+        if self.rehearsal is not None:
+            self.rehearsal.add(x, labels)
+
+    def _watch(self, x: Any, labels: Tensor) -> None:
+        """Tell the detector how wrong the model is about a batch that it has not learned from."""
+        assert self.drift is not None
+        self.drift.update(1.0 - self._subject.evaluate(x, labels))
+        if self.drift.drift_detected:
+            self.drifts.append(self.samples)
+            if self.on_drift is not None:
+                self.on_drift(self)
+
+
+def _default_rule(optimizer: Any) -> Rule:
+    """A layer that is solved needs inputs that stay as they are."""
+    return frozen() if isinstance(optimizer, Recursive) else readout()
+
+
+def _samples(x: Any, y: Any) -> tuple[Any, Any]:
+    """Several samples and labels, of which there may be one."""
+    single = isinstance(y, str) or not hasattr(y, "__len__") or getattr(y, "ndim", 1) == 0
+    if single:
+        x, y = tensor(x, "x")[None], y.reshape(1) if isinstance(y, (Tensor, np.ndarray)) else [y]
+    return inputs(x), y
+
+
+def _check_options(rehearsal: Any, drift: Any, on_drift: Any) -> None:
+    if rehearsal is not None and not isinstance(rehearsal, Rehearsal):
+        raise TpsgdError(f'rehearsal must be tpsgd.Rehearsal("100KB"), got {rehearsal!r}')
+    if drift is not None and not (hasattr(drift, "update") and hasattr(drift, "drift_detected")):
+        raise TpsgdError(
+            "drift must be a detector with update(value) and drift_detected, such as "
+            f"river.drift.ADWIN(), got {type(drift).__name__}"
+        )
+    if on_drift is not None and (drift is None or not callable(on_drift)):
+        raise TpsgdError("on_drift must be a function of the stream, and needs a detector, drift=")
