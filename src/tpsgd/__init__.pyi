@@ -32,6 +32,7 @@ from .train import sequential as sequential
 from .train import simultaneous as simultaneous
 from .training.arm import Arm as Arm
 from .training.check_rule import check_rule as check_rule
+from .training.confusion import confusion as confusion
 from .training.evaluate import evaluate as evaluate
 from .training.fit import fit as fit
 from .training.fit import fit_backprop as fit_backprop

@@ -3,12 +3,14 @@
 import csv
 import io
 import json
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import tpsgd
+from tpsgd import figures
 from tpsgd.cli.options import AsJson, option
 from tpsgd.errors import TpsgdError
 from tpsgd.files import write_whole
@@ -57,17 +59,26 @@ def evaluate(
     data: NewData,
     model: ModelFile = None,
     device: Device = "cpu",
+    plot: Annotated[
+        Path | None, option("FILE.png or FILE.svg for the confusion matrix as a heat map.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Test a saved model on samples with labels."""
+    """Test a saved model on samples with labels: accuracy, figures per class, confusion matrix."""
+    if plot is not None:
+        figures.check_file(plot := plot.expanduser(), "confusion matrix")
     trained, samples = _load(folder, data, model, device)
     if samples.y is None:
         raise TpsgdError(f"{data} has no labels to compare with: use tpsgd predict")
-    accuracy = trained.evaluate((samples.x, samples.y))
+    result = trained.confusion((samples.x, samples.y))
+    if plot is not None:
+        result.plot(plot)
     if as_json:
-        print(json.dumps({"accuracy": accuracy, "samples": len(samples.y), "data": data}))
+        record = {"accuracy": result.accuracy, "samples": result.samples, "data": data}
+        print(json.dumps(record | result.as_dict()))
         return
-    print(f"accuracy {accuracy:.2%} of {len(samples.y):,} samples ({data})")
+    print(f"accuracy {result.accuracy:.2%} of {result.samples:,} samples ({data})\n")
+    print(result.text(shutil.get_terminal_size().columns))
 
 
 def _load(

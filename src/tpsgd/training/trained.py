@@ -15,6 +15,7 @@ from tpsgd.errors import TpsgdError, shortened
 from tpsgd.nets.modes import modes_restored
 from tpsgd.nets.recurrent import connect
 from tpsgd.saved import trained
+from tpsgd.training.confusion import Confusion, confusion
 from tpsgd.training.evaluate import evaluate, form_for, last_module, output
 
 
@@ -78,6 +79,10 @@ class Trained:
     def evaluate(self, data: Any, *, batch_size: int = 1024) -> float:
         """The share of samples that are classified correctly, as by `tpsgd.evaluate`."""
         return evaluate(self.model, data, batch_size=batch_size)
+
+    def confusion(self, data: Any, *, batch_size: int = 1024) -> Confusion:
+        """Figures per class and the confusion matrix, as by `tpsgd.confusion`."""
+        return confusion(self.model, data, classes=self.classes, batch_size=batch_size)
 
 
 def load(
