@@ -140,15 +140,15 @@ def test_a_rule_that_fails_does_not_stop_the_others(data, factory):
 
 
 def test_an_arm_that_failed_late_shows_no_figures(data, factory, monkeypatch):
-    evaluate = comparing.evaluate
+    confusion = comparing.confusion
     calls = iter(range(99))
 
     def failing(*args):  # two arms warm up, then take turns: call 4 is backprop's second restart
         if next(calls) == 4:
             raise tpsgd.TpsgdError("no more")
-        return evaluate(*args)
+        return confusion(*args)
 
-    monkeypatch.setattr(comparing, "evaluate", failing)
+    monkeypatch.setattr(comparing, "confusion", failing)
     record = compare(data, factory, [], epochs=1, restarts=3)
     backprop = record.as_dict()["arms"][0]
     assert backprop["error"] == "no more" and len(backprop["restarts"]) == 1

@@ -10,7 +10,10 @@ import tpsgd
 from tpsgd.cli import options
 from tpsgd.cli.options import AsJson, option
 from tpsgd.cli.terminal import NOTHING_DONE, Stopped, live_bar, show
+from tpsgd.errors import TpsgdError
 from tpsgd.files import writable_folder
+
+WAYS = ("passes", "reads", "seconds")
 
 
 @options.grouped
@@ -22,6 +25,17 @@ def compare(
     machine: options.Machine,
     rules: Annotated[str, option("all, or some: readout,drtp. See: tpsgd rules.")] = "all",
     restarts: Annotated[int, option("Models to train with each rule.", min=1)] = 3,
+    equal: Annotated[
+        str,
+        option(
+            "Equal for all rules: passes (epochs per block), reads (of the data), or seconds.",
+            callback=options.one_of(WAYS),
+        ),
+    ] = "passes",
+    seconds: Annotated[
+        float | None,
+        option("--equal seconds: the time of each run (default: that of the slowest)."),
+    ] = None,
     out: Annotated[Path, option("Folder for the report.")] = Path("tpsgd-report"),
     as_json: AsJson = False,
 ) -> None:
@@ -31,6 +45,8 @@ def compare(
     """
     from tpsgd.comparison import arms, report
 
+    if seconds is not None and equal != "seconds":
+        raise TpsgdError("--seconds is the time of each run for --equal seconds: add that")
     named = [] if rules == "all" else list(dict.fromkeys(options.listed(rules)))
     for word in named:
         arms.entry(word)
@@ -52,9 +68,9 @@ def compare(
             advance(arm.name, share, 1.0, record)
 
         record = tpsgd.compare(
-            samples, factory, compared, restarts=restarts, command=options.command_line(),
-            notes=model.record(head) | {"left_out": left_out}, progress=progress,
-            each=lambda record: report.save(record, folder), **settings,
+            samples, factory, compared, restarts=restarts, equal=equal, seconds=seconds,
+            command=options.command_line(), notes=model.record(head) | {"left_out": left_out},
+            progress=progress, each=lambda record: report.save(record, folder), **settings,
         )  # fmt: skip
     if not record.finished:
         raise Stopped(NOTHING_DONE)

@@ -51,11 +51,13 @@ def option(help: str, *names: str, **more: Any) -> Any:
 def setting(default: Any, help: str, *names: str, choices: Iterable[str] = (), **more: Any) -> Any:
     """An option of a group: `name: type = setting(default, "Its help.")`."""
     if choices:
-        more["callback"] = _one_of(choices)
+        more["callback"] = one_of(choices)
     return field(default=default, metadata={"option": option(help, *names, **more)})
 
 
-def _one_of(choices: Iterable[str]) -> Callable[..., str | None]:
+def one_of(choices: Iterable[str]) -> Callable[..., str | None]:
+    """A callback of an option that refuses all other words."""
+
     def callback(parameter: typer.CallbackParam, word: str | None) -> str | None:
         if word is not None:
             check(str(parameter.name), word, choices)

@@ -1,5 +1,7 @@
 """The table of a comparison as text, for the terminal and for the page."""
 
+from collections import Counter
+
 from tpsgd.comparison.results import THROUGH_TIME, Result, Results
 from tpsgd.units import as_bytes, size
 
@@ -32,6 +34,9 @@ def remarks(comparison: Results) -> list[str]:
     once = [r.arm.name for r in comparison.ranked if r.counts and _in_one_pass(r)]
     if once:
         lines.append(f"solved in one pass, without epochs: {', '.join(once)}")
+    if comparison.settings.get("equal", "passes") != "passes":
+        arms = [f"{r.arm.name} {epochs}" for r in comparison.ranked if (epochs := _epochs(r))]
+        lines.append(f"epochs of the blocks: {', '.join(arms)}")
     for r in comparison.ranked:
         if r.counts and (count := r.runs[0].settings.get("iterations")):
             lines.append(f"{r.arm.name}: {count} iterations over all samples, not epochs")
@@ -41,6 +46,16 @@ def remarks(comparison: Results) -> list[str]:
     if left := comparison.settings.get("left_out"):
         lines.append(f"not trained: {', '.join(left)}; name them in --rules to train them")
     return lines
+
+
+def _epochs(result: Result) -> str:
+    """The epochs of each block that was trained, in the first restart: 10+10, or 20 for all."""
+    if not result.counts or result.arm.method:
+        return ""
+    counts = Counter(epoch.block for epoch in result.runs[0].history)
+    sequential = result.runs[0].settings.get("schedule") == "sequential"
+    each = [str(counts[block]) for block in sorted(counts)]
+    return "+".join(each if sequential else each[:1])
 
 
 def _in_one_pass(result: Result) -> bool:
@@ -55,9 +70,15 @@ def title(comparison: Results) -> str:
 
 
 def effort(comparison: Results) -> str:
-    """Epochs and restarts, in a few words."""
+    """What was equal for all arms, and restarts, in a few words."""
     settings = comparison.settings
-    return f"epochs per block: {settings['epochs']}, restarts: {settings['restarts']}"
+    amounts = {"passes": f"epochs per block: {settings['epochs']}"}
+    if "reads" in settings:
+        amounts["reads"] = f"equal reads of the data: {settings['reads']} each"
+    if "seconds" in settings:
+        amounts["seconds"] = f"equal time: {settings['seconds']:.3g} s each"
+    equal = amounts.get(settings.get("equal", "passes"), "interrupted")
+    return f"{equal}, restarts: {settings['restarts']}"
 
 
 def legend(comparison: Results) -> str:
