@@ -102,6 +102,15 @@ class Results:
 
         return sorted(self.results, key=rank)
 
+    @property
+    def exemplars(self) -> list[Result]:
+        """Backprop, the most accurate rule and the most accurate control, if they have matrices."""
+        with_matrix = [r for r in self.ranked if r.counts and r.confusions]
+        groups: dict[int, Result] = {}
+        for result in with_matrix:
+            groups.setdefault(result.arm.control - result.arm.backprop, result)
+        return list(groups.values())
+
     def as_dict(self) -> dict[str, Any]:
         """All of it as plain values."""
         plain = {k: v for k, v in vars(self).items() if k != "results"}

@@ -33,10 +33,10 @@ def heat_map(axes: Any, confusion: Any, title: str = "") -> None:
     axes.set(title=title, xlabel="predicted class", ylabel="true class")
     if len(names) <= NAMED:
         ticks, words = range(len(names)), [shorten(name, 16, placeholder="…") for name in names]
-        turned = {"rotation": 90} if max(map(len, words)) > 2 else {}
-        size = 9 if len(names) <= NUMBERED else 6
-        axes.set_xticks(ticks, words, fontsize=size, **turned)
-        axes.set_yticks(ticks, words, fontsize=size)
+        turned = 90 if max(map(len, words)) > 2 else 0
+        plain = {"fontsize": 9 if len(names) <= NUMBERED else 6, "parse_math": False}
+        axes.set_xticks(ticks, words, rotation=turned, **plain)
+        axes.set_yticks(ticks, words, **plain)
     if len(names) > NUMBERED:
         return
     for i, row in enumerate(shares):

@@ -3,10 +3,12 @@
 from collections import Counter
 
 from tpsgd.comparison.results import THROUGH_TIME, Result, Results
+from tpsgd.training.confusion import ClassFigures
 from tpsgd.units import as_bytes, size
 
 HEAD = ("rule", "accuracy %", "seconds", "", "memory", "", "kept", "passes")
 NONE = "–"
+LISTED = 30  # so many classes at most have a row
 
 
 def rows(comparison: Results) -> list[tuple[str, ...]]:
@@ -46,6 +48,32 @@ def remarks(comparison: Results) -> list[str]:
     if left := comparison.settings.get("left_out"):
         lines.append(f"not trained: {', '.join(left)}; name them in --rules to train them")
     return lines
+
+
+def per_class(comparison: Results) -> list[tuple[str, ...]]:
+    """The recall of each class under each arm, in per cent, after a head; of many the worst."""
+    arms = [r for r in comparison.ranked if r.counts and r.confusions]
+    arms = [r for r in arms if r.confusions[0].classes == arms[0].confusions[0].classes]
+    table = list(zip(*(r.confusion.per_class for r in arms if r.confusion), strict=True))
+    table = [row for row in table if row[0].samples]
+    if len(table) > LISTED:
+        table = sorted(table, key=lambda row: row[0].recall)[:LISTED]
+    rows = [
+        (row[0].name, f"{row[0].samples // len(arms[0].runs):,}", *(_recall(c) for c in row))
+        for row in table
+    ]
+    return [("class", "test samples", *(r.arm.name for r in arms)), *rows] if rows else []
+
+
+def _recall(figures: ClassFigures) -> str:
+    return NONE if figures.recall is None else f"{100 * figures.recall:.1f}"
+
+
+def mistakes(result: Result, most: int = 3) -> str:
+    """The pairs of classes that an arm confuses most, in one line; empty if there are none."""
+    pairs = result.confusion.mistakes(most) if result.confusion else []
+    said = [f"{p.true} as {p.predicted} ({p.share:.1%} of {p.true})" for p in pairs]
+    return f"most confused by {result.arm.name}: {', '.join(said)}" if said else ""
 
 
 def _epochs(result: Result) -> str:
