@@ -6,6 +6,7 @@ from . import projections as projections
 from . import rules as rules
 from . import zoo as zoo
 from .comparison.compare import compare as compare
+from .comparison.search import search as search
 from .engine import augment as augment
 from .engine.learner import EarlyStopping as EarlyStopping
 from .engine.optimizers import sgd as sgd

@@ -58,6 +58,8 @@ def compare(
     words, left_out = (named, []) if named else arms.all_words(factory)
     settings["schedule"] = training.chosen_schedule
     chosen = [arms.arm(word, settings["schedule"], factory) for word in words]
+    if (scale := training.readout_scale) is not None:
+        chosen = [arms.scaled(arm, scale) if "readout" in arm.name else arm for arm in chosen]
     compared = arms.with_controls(chosen)
     if head == "ridge":
         compared = [arms.with_ridge(arm, factory, settings) for arm in compared]

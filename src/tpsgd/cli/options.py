@@ -124,6 +124,12 @@ def chosen(group: Any) -> list[str]:
     return [f"--{n.replace('_', '-')}" for n in names if getattr(group, n) is not None]
 
 
+def changed(group: Any) -> list[str]:
+    """The options of a group whose values are not their defaults."""
+    names = [f.name for f in fields(group) if getattr(group, f.name) != f.default]
+    return [f"--{name.replace('_', '-')}" for name in names]
+
+
 @dataclass(frozen=True)
 class Data:
     """What to train and to test on."""
@@ -283,6 +289,9 @@ class FromScratch(Training):
         "of the steps and falls to 0, 12 epochs, batches of 64, flips and mirrored shifts, bf16 on "
         "a GPU. Options that you give replace the recipe's.",
         choices=RECIPES,
+    )
+    readout_scale: float | None = setting(
+        None, "readout: the scale that its features are calibrated to (12); see: tpsgd search."
     )
 
     @property
