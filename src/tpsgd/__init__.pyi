@@ -6,6 +6,7 @@ from . import projections as projections
 from . import rules as rules
 from . import zoo as zoo
 from .comparison.compare import compare as compare
+from .comparison.search import search as search
 from .engine import augment as augment
 from .engine.learner import EarlyStopping as EarlyStopping
 from .engine.optimizers import sgd as sgd
@@ -36,6 +37,7 @@ from .train import simultaneous as simultaneous
 from .training import logs as logs
 from .training.arm import Arm as Arm
 from .training.check_rule import check_rule as check_rule
+from .training.confusion import confusion as confusion
 from .training.evaluate import evaluate as evaluate
 from .training.fit import fit as fit
 from .training.fit import fit_backprop as fit_backprop

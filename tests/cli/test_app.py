@@ -557,3 +557,29 @@ def test_without_a_recipe_the_defaults_are_those_of_the_help(says):
 def test_a_recipe_that_does_not_suit_is_one_sentence(says, words, message):
     code, out, err = says("train", "--data", "two.npz", "--epochs", "1", *words.split())
     assert code and message in f"{out}{err}" and "Traceback" not in err
+
+
+def test_compare_at_equal_reads_and_seconds(says):
+    words = (*SMALL, "--restarts", "1", "--rules", "readout")
+    code, out, _ = says("compare", *words, "--equal", "reads")
+    assert code == 0 and "equal reads of the data: " in out.splitlines()[0]
+    assert "epochs of the blocks: backprop " in out and "most confused by readout: " in out
+    code, out, _ = says("compare", *words, "--equal", "seconds", "--seconds", "0.2", "--json")
+    record = json.loads(out)
+    assert code == 0 and record["settings"]["seconds"] == 0.2
+    assert all(row["restarts"][0]["seconds"] > 0.15 for row in record["arms"])
+    assert says("compare", *words, "--seconds", "1")[::2] == (
+        2, "tpsgd: --seconds is the time of each run for --equal seconds: add that\n",
+    )  # fmt: skip
+    assert "unknown equal 'read'" in says("compare", *words, "--equal", "read")[2]
+
+
+def test_the_scale_of_readout_is_an_option(says):
+    record = json.loads(says("train", *SMALL, "--readout-scale", "3", "--json")[1])
+    assert "calibrated to 3" in record["settings"]["options"][0]
+    words = ("--restarts", "1", "--rules", "readout,drtp", "--readout-scale", "3", "--json")
+    arms = json.loads(says("compare", *SMALL, *words)[1])["arms"]
+    options = {a["name"]: str(a["restarts"][0]["settings"]["options"]) for a in arms}
+    assert "calibrated to 3" in options["readout"] and "calibrated" not in options["drtp"]
+    code, _, err = says("train", *SMALL, "--rule", "drtp", "--readout-scale", "3")
+    assert code == 2 and "drtp has no scale" in err

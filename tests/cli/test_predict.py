@@ -79,7 +79,26 @@ def test_a_saved_model_agrees_with_the_accuracy_that_train_printed(says):
     _, out, _ = says("train", "--epochs", "1", "--save", "model", "--json")
     accuracy = json.loads(out)["accuracy"]
     _, out, _ = says("evaluate", "model", "--data", "digits", "--json")
-    assert json.loads(out) == {"accuracy": accuracy, "samples": 359, "data": "digits"}
+    record = json.loads(out)
+    assert (record["accuracy"], record["samples"], record["data"]) == (accuracy, 359, "digits")
+    right = sum(row.get(name, 0) for name, row in record["confusion"].items())
+    assert right / 359 == accuracy and len(record["per_class"]) == 10
+
+
+def test_evaluate_prints_figures_per_class_and_the_matrix(says, monkeypatch):
+    says(*TRAIN)
+    monkeypatch.setenv("COLUMNS", "60")
+    code, out, _ = says("evaluate", "model", "--data", "pets.csv", "--plot", "matrix.png")
+    lines = out.splitlines()
+    assert code == 0 and max(map(len, lines)) <= 60
+    figures, matrix = lines.index("class  samples  recall   precision"), -3
+    assert lines[figures + 1].startswith("cat ") and lines[figures + 2].startswith("dog ")
+    assert lines[matrix].split() == ["true", "\\", "predicted", "cat", "dog"]
+    cells = [int(cell.replace("·", "0")) for line in lines[-2:] for cell in line.split()[1:]]
+    assert sum(cells) == 60 and cells[0] + cells[3] > 54
+    assert Path("matrix.png").read_bytes().startswith(b"\x89PNG")
+    code, _, err = says("evaluate", "model", "--data", "pets.csv", "--plot", "matrix.gif")
+    assert code == 2 and "FILE.png or FILE.svg" in err
 
 
 def test_a_model_is_not_replaced_unless_asked_and_that_is_said_before_training(says, monkeypatch):

@@ -1,12 +1,15 @@
 """`tpsgd search`: words to a grid, what it prints and writes, Ctrl-C."""
 
+import functools
 import json
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+import tpsgd
 from tpsgd import rules
 from tpsgd.adapt import Search, backbone, search
 from tpsgd.adapt.trials import Judge
@@ -170,3 +173,52 @@ def test_a_terminal_sees_a_bar(says, monkeypatch):
     assert seen[0][0] == "features" and seen[-1][1] == 1.0
     assert {"planning", "maps probe", "maps 1+0"} <= {what for what, _ in seen}
     assert all(0 <= share <= 1 for _, share in seen)
+
+
+def test_a_model_is_searched_and_its_command_trains_what_was_tested(says):
+    words = ("--model", "mlp:8", "--rates", "0.003,0.03", "--scales", "12", "--epochs", "3")
+    code, out, err = says("search", "--data", "images.npz", *words, "--seed", "1")
+    lines = out.splitlines()
+    assert (code, err) == (0, "") and lines[0].split()[:3] == ["rule", "rate", "scale"]
+    assert sum(line.endswith("*") for line in lines) == 3
+    assert Path("tpsgd-search/report.html").exists()
+    record = json.loads(Path("tpsgd-search/search.json").read_text())
+    command = next(line for line in lines if line.startswith("to train it: ")).partition(": ")[2]
+    assert command == record["command"] and "--readout-scale 12" in command
+    trained = json.loads(says(*command.split()[1:], "--json")[1])
+    tested = next(a for a in record["test"]["arms"] if a["name"] == "readout")["restarts"][0]
+    assert trained["accuracy"] == tested["accuracy"]
+    assert [e["loss"] for e in trained["history"]] == [e["loss"] for e in tested["history"]]
+
+
+def test_the_python_call_of_a_searched_model_runs(says):
+    g, y = np.random.default_rng(0), np.arange(60) % 2
+    np.savez("steps.npz", x=g.normal(size=(60, 5, 2)).astype("float32"), y=y)
+    words = ("--model", "rnn:4", "--rates", "0.01", "--scales", "12", "--leaks", "0.3,1")
+    code, out, _ = says("search", "--data", "steps.npz", *words, "--epochs", "1", "--json")
+    record = json.loads(out)
+    names = {"functools": functools, "torch": torch, "tpsgd": tpsgd, "data": load("steps.npz")}
+    torch.manual_seed(0)
+    run = eval(record["python"], names)
+    tested = next(a for a in record["test"]["arms"] if a["name"] == "readout")["restarts"][0]
+    assert run.history[0].loss == pytest.approx(tested["history"][0]["loss"])
+    assert run.blocks[-1].learning == "solved" and "leak=" in record["python"]
+    assert code == 0 and "--leak " in record["command"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--model mlp:4 --backbone resnet18", "--model searches no backbone: leave --backbone out"),
+        ("--model mlp:4 --convs 1", "leave --convs out"),
+        ("--rates 0.1", "--rates needs --model"),
+        ("--activation tanh", "--activation needs --model"),
+        ("--model mlp:4 --rates a", "--rates takes numbers such as 0.1,0.3,1, got 'a'"),
+        ("--model mlp:4 --leaks 0.1", "--leaks is for models such as rnn:512"),
+        ("--model mlp:4 --lr 0.1", "leave --lr out, or name --rates"),
+        ("--model mlp:4 --rule redout", "did you mean 'readout'?"),
+    ],
+)
+def test_mistakes_in_the_search_of_a_model(says, words, message):
+    code, _, err = says("search", "--data", "images.npz", *words.split())
+    assert code == 2 and message in err

@@ -140,15 +140,15 @@ def test_a_rule_that_fails_does_not_stop_the_others(data, factory):
 
 
 def test_an_arm_that_failed_late_shows_no_figures(data, factory, monkeypatch):
-    evaluate = comparing.evaluate
+    confusion = comparing.confusion
     calls = iter(range(99))
 
     def failing(*args):  # two arms warm up, then take turns: call 4 is backprop's second restart
         if next(calls) == 4:
             raise tpsgd.TpsgdError("no more")
-        return evaluate(*args)
+        return confusion(*args)
 
-    monkeypatch.setattr(comparing, "evaluate", failing)
+    monkeypatch.setattr(comparing, "confusion", failing)
     record = compare(data, factory, [], epochs=1, restarts=3)
     backprop = record.as_dict()["arms"][0]
     assert backprop["error"] == "no more" and len(backprop["restarts"]) == 1
@@ -296,3 +296,18 @@ def test_an_arms_optimizer_replaces_the_shared_one(data, factory, monkeypatch):
 def test_arrays_are_no_data_set():
     with pytest.raises(tpsgd.TpsgdError, match="data must be a data set as from"):
         compare((torch.zeros(4, 2), torch.zeros(4)), lambda: torch.nn.Linear(2, 2), ["readout"])
+
+
+def test_every_arm_has_a_confusion_matrix_that_agrees_with_its_accuracy(data, factory):
+    record = compare(data, factory, ["readout"], restarts=2, epochs=1)
+    for result in record.results:
+        assert [c.accuracy for c in result.confusions] == result.accuracies
+        assert result.confusion.samples == 2 * 20 and result.confusion.classes == ("0", "1")
+
+
+def test_several_labels_per_sample_have_no_matrix(factory):
+    x = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
+    y = (x[:, :2] > 0).float()
+    data = Data("labels", (x, y), (x, y), ("0", "1"), (6,), "")
+    record = compare(data, factory, ["drtp"], restarts=1, epochs=1, loss=tpsgd.bce)
+    assert all(r.counts and r.confusion is None for r in record.results)

@@ -15,6 +15,7 @@ from tpsgd.comparison.compare import THROUGH_TIME, Comparison, Result
 from tpsgd.comparison.report import plots, table
 from tpsgd.engine.record import BlockInfo, Epoch, Run
 from tpsgd.errors import TpsgdError
+from tpsgd.training.confusion import Confusion
 
 RULES = (
     "backprop", rules.tpsgd_l2(), rules.tpsgd_l1(), rules.drtp(), rules.dfa(), rules.sdfa(),
@@ -240,3 +241,55 @@ def test_an_arm_without_a_word_gets_a_free_colour():
     new_rule = replace(rules.readout(), name="my rule")
     looks = plots.styles(Comparison({}, {}, {}, [Result(arm(r)) for r in ("tpsgd-l2", new_rule)]))
     assert looks["tpsgd-l2"].colour == ALL["tpsgd-l2"].colour != looks["my rule"].colour
+
+
+def matrix(right: int, wrong: int, classes: int = 3) -> Confusion:
+    """Of each class some samples are right, and the others are taken for the next class."""
+    rows = [[0] * classes for _ in range(classes)]
+    for i, row in enumerate(rows):
+        row[i], row[(i + 1) % classes] = right, wrong
+    return Confusion(tuple(map(tuple, rows)), tuple(f"<{i}>" for i in range(classes)))
+
+
+def with_matrices(classes: int = 3) -> Comparison:
+    record = close()
+    for i, result in enumerate(record.results):
+        result.confusions = [matrix(9 - i % 5, 1 + i, classes) for _ in result.runs]
+    return record
+
+
+def test_the_report_shows_classes(tmp_path):
+    record = with_matrices()
+    page = report.write(record, tmp_path).read_text()
+    assert (tmp_path / "confusion.png").read_bytes().startswith(b"\x89PNG")
+    assert "<h2>Classes</h2>" in page and page.count("Most confused by ") == 3
+    assert "Most confused by backprop: &lt;0&gt; as &lt;1&gt; (10.0% of &lt;0&gt;)" in page
+    assert "<0>" not in page  # names of classes are escaped
+    head, *rows = table.per_class(record)
+    assert head[:3] == ("class", "test samples", "backprop") and len(rows) == 3
+    assert rows[0][:3] == ("<0>", "10", "90.0")
+
+
+def test_a_record_without_matrices_has_no_classes(tmp_path):
+    page = report.write(close(), tmp_path).read_text()
+    assert "<h2>Classes</h2>" not in page and not (tmp_path / "confusion.png").exists()
+
+
+def test_of_many_classes_the_report_lists_the_worst(tmp_path):
+    record = with_matrices(classes=60)
+    page = report.write(record, tmp_path).read_text()
+    assert not (tmp_path / "confusion.png").exists()
+    assert len(table.per_class(record)) == 1 + table.LISTED
+    assert "the 30 with the least recall" in page and "Most confused by" in page
+
+
+def test_exemplars_are_backprop_the_best_rule_and_the_best_control():
+    record = with_matrices()
+    best = next(r.arm.name for r in record.ranked if not r.arm.backprop)
+    assert [r.arm.name for r in record.exemplars] == ["backprop", best, "frozen"]
+
+
+def test_the_record_has_the_matrix_of_all_restarts():
+    result = with_matrices().results[0]
+    summary = result.as_dict()["summary"]
+    assert summary["confusion"]["<0>"] == {"<0>": 9 * len(result.runs), "<1>": len(result.runs)}

@@ -13,10 +13,13 @@ from tpsgd.cli import options
 from tpsgd.cli.options import AsJson, Overwrite, option
 from tpsgd.cli.resuming import Resuming
 from tpsgd.cli.terminal import NOTHING_DONE, Stopped, live_bar, show
+from tpsgd.errors import TpsgdError
 from tpsgd.output import output_folder, write_or_rescue
 
 if TYPE_CHECKING:
     from tpsgd.comparison.compare import Comparison
+
+WAYS = ("passes", "reads", "seconds")
 
 
 @options.grouped
@@ -29,6 +32,17 @@ def compare(
     resuming: Resuming,
     rules: Annotated[str, option("all, or some: readout,drtp. See: tpsgd rules.")] = "all",
     restarts: Annotated[int, option("Models to train with each rule.", min=1)] = 3,
+    equal: Annotated[
+        str,
+        option(
+            "Equal for all rules: passes (epochs per block), reads (of the data), or seconds.",
+            callback=options.one_of(WAYS),
+        ),
+    ] = "passes",
+    seconds: Annotated[
+        float | None,
+        option("--equal seconds: the time of each run (default: that of the slowest)."),
+    ] = None,
     out: Annotated[Path, option("Folder for the report.")] = Path("tpsgd-report"),
     overwrite: Overwrite = False,
     as_json: AsJson = False,
@@ -39,6 +53,8 @@ def compare(
     """
     from tpsgd.comparison import arms, report
 
+    if seconds is not None and equal != "seconds":
+        raise TpsgdError("--seconds is the time of each run for --equal seconds: add that")
     named = [] if rules == "all" else list(dict.fromkeys(options.listed(rules)))
     for word in named:
         arms.entry(word)
@@ -50,10 +66,13 @@ def compare(
     words, left_out = (named, []) if named else arms.all_words(factory)
     settings["schedule"] = training.chosen_schedule
     chosen = [arms.arm(word, settings["schedule"], factory) for word in words]
+    if (scale := training.readout_scale) is not None:
+        chosen = [arms.scaled(arm, scale) if "readout" in arm.name else arm for arm in chosen]
     compared = arms.with_controls(chosen)
     if head == "ridge":
         compared = [arms.with_ridge(arm, factory, settings) for arm in compared]
-    settings |= {"restarts": restarts, "command": options.command_line()}
+    settings |= {"restarts": restarts, "equal": equal, "seconds": seconds}
+    settings["command"] = options.command_line()
     settings["notes"] = model.record(head) | {"left_out": left_out}
     again = overwrite or resuming.resume
     with resuming.interruptible(), output_folder(out, report.FILES, again) as folder:

@@ -53,11 +53,13 @@ def option(help: str, *names: str, **more: Any) -> Any:
 def setting(default: Any, help: str, *names: str, choices: Iterable[str] = (), **more: Any) -> Any:
     """An option of a group: `name: type = setting(default, "Its help.")`."""
     if choices:
-        more["callback"] = _one_of(choices)
+        more["callback"] = one_of(choices)
     return field(default=default, metadata={"option": option(help, *names, **more)})
 
 
-def _one_of(choices: Iterable[str]) -> Callable[..., str | None]:
+def one_of(choices: Iterable[str]) -> Callable[..., str | None]:
+    """A callback of an option that refuses all other words."""
+
     def callback(parameter: typer.CallbackParam, word: str | None) -> str | None:
         if word is not None:
             check(str(parameter.name), word, choices)
@@ -123,6 +125,12 @@ def chosen(group: Any) -> list[str]:
     free = [f for f in fields(group) if f.default is None]
     names = [f.name for f in free if not isinstance(f.metadata["option"].show_default, str)]
     return [f"--{n.replace('_', '-')}" for n in names if getattr(group, n) is not None]
+
+
+def changed(group: Any) -> list[str]:
+    """The options of a group whose values are not their defaults."""
+    names = [f.name for f in fields(group) if getattr(group, f.name) != f.default]
+    return [f"--{name.replace('_', '-')}" for name in names]
 
 
 @dataclass(frozen=True)
@@ -286,6 +294,9 @@ class FromScratch(Training):
         "of the steps and falls to 0, 12 epochs, batches of 64, flips and mirrored shifts, bf16 on "
         "a GPU. Options that you give replace the recipe's.",
         choices=RECIPES,
+    )
+    readout_scale: float | None = setting(
+        None, "readout: the scale that its features are calibrated to (12); see: tpsgd search."
     )
 
     @property

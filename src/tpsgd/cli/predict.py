@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import tpsgd
+from tpsgd import figures
 from tpsgd.cli.options import AsJson, Overwrite, option
 from tpsgd.cli.terminal import live_bar, waiting
 from tpsgd.errors import TpsgdError
@@ -66,18 +68,27 @@ def evaluate(
     data: NewData,
     model: ModelFile = None,
     device: Device = "cpu",
+    plot: Annotated[
+        Path | None, option("FILE.png or FILE.svg for the confusion matrix as a heat map.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Test a saved model on samples with labels."""
+    """Test a saved model on samples with labels: accuracy, figures per class, confusion matrix."""
+    if plot is not None:
+        figures.check_file(plot := plot.expanduser(), "confusion matrix")
     trained, samples = _load(folder, data, model, device)
     if samples.y is None:
         raise TpsgdError(f"{data} has no labels to compare with: use tpsgd predict")
     with waiting("testing"):
-        accuracy = trained.evaluate((samples.x, samples.y))
+        result = trained.confusion((samples.x, samples.y))
+    if plot is not None:
+        result.plot(plot)
     if as_json:
-        print(json.dumps({"accuracy": accuracy, "samples": len(samples.y), "data": data}))
+        record = {"accuracy": result.accuracy, "samples": result.samples, "data": data}
+        print(json.dumps(record | result.as_dict()))
         return
-    print(f"accuracy {accuracy:.2%} of {len(samples.y):,} samples ({data})")
+    print(f"accuracy {result.accuracy:.2%} of {result.samples:,} samples ({data})\n")
+    print(result.text(shutil.get_terminal_size().columns))
 
 
 def _load(

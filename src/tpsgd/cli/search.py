@@ -1,16 +1,18 @@
-"""`tpsgd search`: which layers, on which taps of a frozen backbone; a grid."""
+"""`tpsgd search`: which layers, on which taps of a frozen backbone; a grid. Or `--model`."""
 
 import json
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import MISSING, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tpsgd
 from tpsgd.cli import adapt, options
-from tpsgd.cli.options import AsJson, Overwrite, RuleWord, option
+from tpsgd.cli.options import AsJson, Overwrite, option, setting
+from tpsgd.cli.search_model import SearchedModel, search_model
 from tpsgd.cli.terminal import Stopped, live_bar
 from tpsgd.errors import TpsgdError
 from tpsgd.files import write_whole
@@ -24,16 +26,43 @@ RESULTS, HEATMAPS = "search.json", "heatmaps.png"
 TRIALS = "trials.jsonl"  # the finished trials
 
 
+@dataclass(frozen=True)
+class Samples(adapt.Images):
+    """Samples to train on."""
+
+    data: str = setting(MISSING, f"{adapt.IMAGES} With --model: as for tpsgd train.")
+
+
+@dataclass(frozen=True)
+class SearchTraining(options.Training):
+    """How to train, on features or from scratch."""
+
+    epochs: int | None = setting(
+        None, "Epochs per block.", show_default="8, more for few samples; with --model 10", min=1
+    )
+    batch_size: int | None = setting(  # type: ignore[assignment]
+        None, "Samples per step.", show_default="32; with --model 128", min=1
+    )
+
+
 @options.grouped
 def search(
-    data: adapt.Images,
+    data: Samples,
+    model: SearchedModel,
     backbone: adapt.BackboneAtTaps,
-    training: adapt.AdaptorTraining,
+    training: SearchTraining,
     memory: options.Memory,
     machine: options.Machine,
-    rule: RuleWord = "tpsgd-l2",
-    convs: Annotated[str, option("Numbers of convolutions to try.")] = "0,1,2",
-    dense: Annotated[str, option("Numbers of dense layers to try.")] = "0,1,2",
+    rule: Annotated[
+        str | None,
+        option("A rule; see: tpsgd rules.", show_default="tpsgd-l2; with --model readout"),
+    ] = None,
+    convs: Annotated[
+        str | None, option("Numbers of convolutions to try.", show_default="0,1,2")
+    ] = None,
+    dense: Annotated[
+        str | None, option("Numbers of dense layers to try.", show_default="0,1,2")
+    ] = None,
     restarts: Annotated[int, option("Training runs per configuration.", min=1)] = 1,
     top: Annotated[
         int | None, option("Train only this many per tap: the best by score.", min=1)
@@ -42,16 +71,32 @@ def search(
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
-    """Find layers for the taps of a frozen backbone by accuracy on held-out samples.
+    """Find layers for the taps of a frozen backbone, or with --model the rate, scale and leak.
 
-    With --memory, layers whose plan is above the budget are not trained. Trials that the folder
-    holds are not repeated; --overwrite replaces the results, not the trials.
+    Held-out training samples decide. On a backbone, layers whose plan is above --memory are not
+    trained; trials that the folder holds are not repeated (--overwrite replaces the results, not
+    the trials). With --model, the best values are tested once, with backprop and the frozen
+    control.
     """
+    if model.model is not None:
+        only = {"--convs": convs, "--dense": dense, "--top": top}
+        refused = options.changed(backbone) + [name for name in only if only[name] is not None]
+        if refused:
+            raise TpsgdError(f"--model searches no backbone: leave {', '.join(refused)} out")
+        groups = (memory, machine)
+        with output_folder(out, (RESULTS,), overwrite) as folder:
+            chosen = rule or "readout"
+            search_model(data, model, training, groups, chosen, restarts, folder, as_json)
+        return
+    if refused := options.changed(model):
+        raise TpsgdError(f"{', '.join(refused)} needs --model, such as --model rnn:256")
+    rule = rule or "tpsgd-l2"
     adapt.check_rule(rule)
     if training.augment is not None:
         raise TpsgdError("a search trains on features, not on images: leave --augment out")
     numbers = {"convs": _numbers("--convs", convs), "dense": _numbers("--dense", dense)}
     settings = options.settings_of(training, memory) | adapt.settings_of_rule(rule, training)
+    settings.setdefault("batch_size", 32)
     with output_folder(out, (RESULTS,), overwrite) as folder:
         net, taps = backbone.load(machine)
         samples = data.load(training.seed)
@@ -83,8 +128,8 @@ def _write(result: "Search", record: dict[str, Any], folder: Path) -> None:
     result.plot(folder / HEATMAPS)
 
 
-def _numbers(option: str, text: str) -> tuple[int, ...]:
-    words = options.listed(text)
+def _numbers(option: str, text: str | None) -> tuple[int, ...]:
+    words = options.listed("0,1,2" if text is None else text)
     if not all(word.isascii() and word.isdigit() for word in words):
         raise TpsgdError(f"{option} takes whole numbers such as 0,1,2, got {text!r}")
     return tuple(map(int, words))

@@ -70,7 +70,7 @@ def table(comparison: "Comparison", width: int = WIDTH) -> Table:
 
 def show(comparison: "Comparison", page: Path) -> None:
     """Print the table, remarks, and where the report is."""
-    from tpsgd.comparison.report.table import effort, failures, legend, remarks, title
+    from tpsgd.comparison.report.table import effort, failures, legend, mistakes, remarks, title
 
     console = Console(highlight=False)
     console.print(f"{title(comparison)}: {effort(comparison)}", style="bold", markup=False)
@@ -79,6 +79,9 @@ def show(comparison: "Comparison", page: Path) -> None:
     for line in failures(comparison):
         console.print(line, style="red", markup=False)
     for line in remarks(comparison):
+        console.print(line, markup=False)
+    best = [r for r in comparison.exemplars if not r.arm.backprop and not r.arm.control]
+    for line in filter(None, map(mistakes, best)):
         console.print(line, markup=False)
     console.print(f"report: {page}", soft_wrap=True, markup=False)
 

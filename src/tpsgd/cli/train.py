@@ -112,7 +112,7 @@ def _logged(file: Path | None, overwrite: bool) -> Iterator[list[Any]]:
 
 
 def arm_for(
-    rule: str, training: options.Training, memory: options.Memory, factory: "Factory", head: str
+    rule: str, training: options.FromScratch, memory: options.Memory, factory: "Factory", head: str
 ) -> "Arm":
     """The arm to train or to plan, with the schedule and the head that were chosen."""
     from tpsgd.comparison import arms
@@ -127,6 +127,8 @@ def arm_for(
         refused.append("--memory")
     if refused:
         raise TpsgdError(f"{rule} takes no {', '.join(refused)}: leave them out")
+    if training.readout_scale is not None:
+        arm = arms.scaled(arm, training.readout_scale)
     if schedule and arm.rule and arm.rule.head:
         arm = replace(arm, schedule=schedule)  # `fit` refuses a schedule that the rule cannot have
     return arms.with_ridge(arm, factory, training.settings()) if head == "ridge" else arm

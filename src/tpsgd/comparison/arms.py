@@ -109,6 +109,14 @@ def with_controls(arms: Sequence[Arm]) -> list[Arm]:
     return [*first, *methods, *frozen_arms, *controls]
 
 
+def scaled(arm: Arm, scale: float) -> Arm:
+    """The arm of `readout` or `readout-learned` with another scale, calibrated."""
+    if arm.rule is None or arm.rule.name not in ("readout", "readout-learned"):
+        raise TpsgdError(f"{arm.name} has no scale: it is for readout and readout-learned")
+    learned = arm.rule.name == "readout-learned"
+    return replace(arm, rule=rules.readout(learned, at=arm.rule.at, scale=scale, calibrate=True))
+
+
 def with_ridge(arm: Arm, factory: Factory, settings: Mapping[str, Any]) -> Arm:
     """The arm with its last block solved in closed form, if it is trained block by block.
 

@@ -5,37 +5,46 @@ never trained. Restarts take turns (all arms with one seed, then all with the ne
 machine slows all arms alike and an interrupt leaves complete restarts.
 """
 
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tpsgd.comparison import equal as equally
 from tpsgd.comparison import report
 from tpsgd.comparison.arms import arm, with_controls
+from tpsgd.comparison.equal import Allowance
 from tpsgd.comparison.finished_runs import FinishedRuns
 from tpsgd.comparison.provenance import describe, machine
-from tpsgd.comparison.report.table import HEAD, rows
+from tpsgd.comparison.report.table import HEAD, effort, rows
 from tpsgd.comparison.results import THROUGH_TIME, Result, Results
 from tpsgd.data import Data
+from tpsgd.engine.record import Run
 from tpsgd.engine.settings import Settings
 from tpsgd.errors import TpsgdError, shortened
 from tpsgd.files import writable_folder
 from tpsgd.losses import cross_entropy
 from tpsgd.rules import Rule
 from tpsgd.training.arm import Arm
+from tpsgd.training.confusion import Confusion, confusion
 from tpsgd.training.evaluate import evaluate
 from tpsgd.training.restarts import make_model
 from tpsgd.training.run_identity import checksum
 from tpsgd.units import columns
 from tpsgd.zoo.words import Factory, is_recurrent
 
+MOST_CLASSES = 1000  # with a confusion matrix in the record
+
 
 class Comparison(Results):
     """The record of a comparison; `print` shows the table, `write` makes a report."""
 
     def __str__(self) -> str:
-        return columns([HEAD, *rows(self)])
+        table = columns([HEAD, *rows(self)])
+        equal = self.settings.get("equal", "passes")
+        return table if equal == "passes" else f"{table}\n{effort(self)}"
 
     def write(self, folder: Path | str) -> Path:
         """Write `report.html`, its plots and `results.json`; returns the file of the page."""
@@ -51,6 +60,8 @@ def compare(
     arms: Sequence[str | Rule | Arm],
     *,
     restarts: int = 3,
+    equal: str = "passes",
+    seconds: float | None = None,
     notes: Mapping[str, Any] | None = None,
     command: str = "",
     progress: Progress | None = None,
@@ -64,6 +75,14 @@ def compare(
         factory: makes a fresh model.
         arms: words of `tpsgd rules` such as "readout", rules, or arms such as `tpsgd.peers.zorb()`.
         restarts: the number of models that each arm trains.
+        equal: what all arms have in equal amounts: "passes" (the number of epochs per block), so
+            that every block learns from as many samples; "reads": every arm goes through the
+            training samples as often as the arm that does so most, so that backprop and
+            `simultaneous` have an epoch for each epoch of each block that `sequential` trains; or
+            "seconds": every arm trains until its time is over, and ends with the epoch in which it
+            is. Solved blocks read the samples once, and methods that are no rules have no epochs.
+        seconds: with equal "seconds", the time of each training run. Default: that of the slowest
+            arm with `epochs` epochs per block.
         notes: more settings for the record, such as the model's name.
         command: the command that reproduces the comparison, for the record.
         progress: called with the record, the arm that is training, and the share of all work done.
@@ -93,22 +112,26 @@ def compare(
             "arrays by saving them as .npz, or by tpsgd.data.Data(...)"
         )
     common = Settings.of("compare", settings)
+    equally.check(equal, seconds, common.epochs)
     settings = {k: v for k, v in settings.items() if k != "checkpoint"}
     if isinstance(arms, str):
         raise TpsgdError(f"arms must be a list such as [{arms!r}]")
     results = [Result(a) for a in with_controls([arm(a, common.schedule, factory) for a in arms])]
-    described = {**(notes or {}), **_plain(common, results), "restarts": restarts}
+    described = {**(notes or {}), **_plain(common, results), "restarts": restarts, "equal": equal}
     record = Comparison(describe(data), described, machine(common.device), results, command)
     identity = {**described, **_model_and_data(factory, data), "restarts": None}
     finished = FinishedRuns(common.checkpoint, identity)  # type: ignore[arg-type]
     try:
-        _warm_up(record, data, factory, settings, common)
+        warm = _warm_up(record, data, factory, settings, common)
+        if equal == "seconds":
+            warm = _timed(record, data, factory, settings, progress)
+        allowances = _allowances(record, warm, seconds, common)
         for turn in range(restarts * len(results)):
             r, i = divmod(turn, len(results))
             seed = common.seed + r
             if results[i].error is None and not finished.restore(results[i], seed):
                 share = _share(record, turn, results[i].arm, progress)
-                once = {**settings, "seed": seed, "progress": share}
+                once = allowances[i].within({**settings, "seed": seed, "progress": share})
                 _train(results[i], data, factory, once | finished.settings(results[i], seed))
                 finished.keep(results[i], seed)
                 if each is not None:
@@ -145,13 +168,14 @@ def _train(result: Result, data: Data, factory: Factory, settings: dict[str, Any
     """One restart of one arm: train, then test."""
     try:
         trained = result.arm.train(factory, data.train, **settings)
-        accuracy = evaluate(trained.models[0], data.test)
+        accuracy, matrix = _test(trained.models[0], data)
     except (TpsgdError, RuntimeError, MemoryError) as error:  # such as a GPU without memory left
         result.error = str(error) if isinstance(error, TpsgdError) else _in_a_line(error)
         return
     if result.arm.backprop and not result.arm.remark and is_recurrent(trained.models[0]):
         result.arm = replace(result.arm, remark=THROUGH_TIME)
     result.accuracies.append(accuracy)
+    result.confusions += [] if matrix is None else [matrix]
     result.runs.append(replace(trained.runs[0], model=None))  # which would stay in memory
 
 
@@ -159,9 +183,19 @@ def _in_a_line(error: Exception) -> str:
     return shortened(f"{type(error).__name__}: {error}", 200)
 
 
+def _test(model: Any, data: Data) -> tuple[float, Confusion | None]:
+    """Accuracy and, where samples have one class out of not too many, the confusion matrix."""
+    if data.test[1].is_floating_point() or len(data.classes) > MOST_CLASSES:
+        return evaluate(model, data.test), None
+    matrix = confusion(model, data.test)
+    if len(matrix.classes) == len(data.classes):  # a model may have more outputs than classes
+        matrix = replace(matrix, classes=data.classes)
+    return matrix.accuracy, matrix
+
+
 def _warm_up(
     record: Comparison, data: Data, factory: Factory, settings: dict[str, Any], common: Settings
-) -> None:
+) -> list[Run | None]:
     """Train every arm on a batch or two, so that no arm's time includes one-time costs."""
     batches = 1 if str(common.device or "cpu") == "cpu" else 2  # GPU: the second may still be slow
     x, y = (t[: batches * common.batch_size] for t in data.train)
@@ -169,17 +203,68 @@ def _warm_up(
     skipped = ("callbacks", "validation", "early_stopping")
     once = {k: v for k, v in settings.items() if k not in skipped}
     once |= {"epochs": 1, "progress": False}
+    runs: list[Run | None] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about classes that are missing in these few samples
         for result in record.results:
-            _train(Result(result.arm), few, factory, once)
+            trial = Result(result.arm)
+            _train(trial, few, factory, once)
+            runs.append(next(iter(trial.runs), None))
+    return runs
+
+
+def _timed(
+    record: Comparison,
+    data: Data,
+    factory: Factory,
+    settings: dict[str, Any],
+    progress: Progress | None,
+) -> list[Run | None]:
+    """Train every arm that has epochs for a few of them, to learn how long they take."""
+    once = {k: v for k, v in settings.items() if k not in ("callbacks", "early_stopping")}
+    once |= {"epochs": equally.TIMED_EPOCHS, "progress": False}
+    runs: list[Run | None] = []
+    for result in record.results:
+        if progress is not None:
+            progress(record, result.arm, 0.0)
+        try:
+            untimed = result.arm.method is not None
+            timed = None if untimed else result.arm.train(factory, data.train, **once)
+        except TpsgdError:  # training it again will say why
+            timed = None
+        runs.append(None if timed is None else timed.runs[0])
+    return runs
+
+
+def _allowances(
+    record: Comparison, runs: list[Run | None], seconds: float | None, common: Settings
+) -> list[Allowance]:
+    """What each arm may use, by what is equal; the record says how much that is."""
+    equal, epochs = record.settings["equal"], common.epochs
+    arms = [result.arm for result in record.results]
+    runs = [run if a.epochs is None else None for run, a in zip(runs, arms, strict=True)]
+    if equal == "passes" or not isinstance(epochs, int):
+        return [Allowance()] * len(runs)
+    if equal == "reads":
+        record.settings["reads"], allowances = equally.equal_reads(runs, epochs)
+    else:
+        record.settings["seconds"], allowances = equally.equal_seconds(
+            runs, epochs, seconds, exactly=common.lr_schedule is not None
+        )
+    return allowances
 
 
 def _share(
     record: Comparison, before: int, arm: Arm, progress: Progress | None
 ) -> Callable[[int, int], None] | None:
-    """`fit`'s progress as a share of the whole comparison."""
+    """`fit`'s progress, of samples or of time, as a share of the whole comparison."""
     if progress is None:
         return None
     progress(record, arm, before / record.asked)
-    return lambda done, total: progress(record, arm, (before + done / total) / record.asked)
+    began, seconds = time.perf_counter(), record.settings.get("seconds")
+
+    def share(done: int, total: int) -> None:
+        passed = min(1.0, (time.perf_counter() - began) / seconds) if seconds else done / total
+        progress(record, arm, (before + passed) / record.asked)
+
+    return share

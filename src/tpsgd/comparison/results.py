@@ -8,6 +8,7 @@ from typing import Any
 from tpsgd.comparison.provenance import versions
 from tpsgd.engine.record import Run
 from tpsgd.training.arm import Arm
+from tpsgd.training.confusion import Confusion
 
 THROUGH_TIME = "backprop through time: gradients go through all layers and steps"
 
@@ -20,6 +21,7 @@ class Result:
     accuracies: list[float] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
     error: str | None = None
+    confusions: list[Confusion] = field(default_factory=list)
 
     @property
     def counts(self) -> bool:
@@ -42,6 +44,11 @@ class Result:
         """The largest peak of any restart."""
         return max(run.peak_bytes for run in self.runs)
 
+    @property
+    def confusion(self) -> Confusion | None:
+        """The confusion matrix of all restarts together."""
+        return sum(self.confusions[1:], self.confusions[0]) if self.confusions else None
+
     def as_dict(self) -> dict[str, Any]:
         """The arm, its summary and its restarts as plain values."""
         summary = None
@@ -49,6 +56,7 @@ class Result:
             mean, std = self.accuracy
             summary = {"accuracy": mean, "accuracy_std": std, "seconds": self.seconds}
             summary["peak_bytes"] = self.peak_bytes
+            summary |= self.confusion.as_dict() if self.confusion else {}
         restarts = [
             {"accuracy": accuracy, **run.as_dict()}
             for accuracy, run in zip(self.accuracies, self.runs, strict=True)
@@ -93,6 +101,15 @@ class Results:
             return r.arm.control - r.arm.backprop, -r.accuracy[0] if r.counts else 1.0
 
         return sorted(self.results, key=rank)
+
+    @property
+    def exemplars(self) -> list[Result]:
+        """Backprop, the most accurate rule and the most accurate control, if they have matrices."""
+        with_matrix = [r for r in self.ranked if r.counts and r.confusions]
+        groups: dict[int, Result] = {}
+        for result in with_matrix:
+            groups.setdefault(result.arm.control - result.arm.backprop, result)
+        return list(groups.values())
 
     def as_dict(self) -> dict[str, Any]:
         """All of it as plain values."""

@@ -27,6 +27,7 @@ class Arm:
         factory: makes the models, instead of the factory that all arms share.
         epochs: as for `fit`, instead of the number that all arms share.
         remark: what the arm does, instead of the rule's description.
+        lr: as for `fit`, instead of the learning rate that all arms share.
         method: a function such as `tpsgd.peers.fit_zorb`, without epochs, batches or rates.
     """
 
@@ -38,6 +39,7 @@ class Arm:
     epochs: int | None = None
     remark: str = ""
     method: Callable[..., Run] | None = None
+    lr: float | None = None
 
     @property
     def backprop(self) -> bool:
@@ -66,6 +68,8 @@ class Arm:
         settings["schedule"] = self.schedule
         if self.epochs is not None:
             settings["epochs"] = self.epochs
+        if self.lr is not None:
+            settings["lr"] = self.lr
         if self.optimizer is not None:
             settings |= {"optimizer": self.optimizer, "lr": None}
         if not self.budgeted and "memory" in settings:

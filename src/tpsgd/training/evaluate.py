@@ -1,5 +1,6 @@
 """`evaluate`: the accuracy of a model."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -38,31 +39,40 @@ def evaluate(
         >>> evaluate(model, (torch.eye(2), torch.tensor([0, 1])))
         1.0
     """
-    form = form_for(model, batch_size)
+    cut = 0.5 if isinstance(last_module(model), nn.Sigmoid) else 0.0
     samples, right_largest, right_everywhere, soft = 0, 0, 0, True  # by largest or every entry
-    has_nan = torch.zeros((), dtype=torch.bool, device=form.device)
+    for out, y in answers(model, data, batch_size):
+        samples += len(y)
+        soft &= out.shape[1] > 1
+        soft &= not y.is_floating_point() or bool(((y.sum(1) - 1).abs() < 1e-3).all())
+        right_largest += hits(out, y, multi_label=False)
+        right_everywhere += hits(out - cut, y, multi_label=True)
+    soft = soft if multi_label is None else not multi_label
+    return int(right_largest if soft else right_everywhere) / samples
+
+
+def answers(model: nn.Module, data: Any, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The outputs of a model and the labels, batch by batch; a single output has float labels.
+
+    After the last batch, empty data and outputs that are NaN are errors.
+    """
+    form = form_for(model, batch_size)
+    samples, has_nan = 0, torch.zeros((), dtype=torch.bool, device=form.device)
     with modes_restored(model):
         net = connect(model).eval()
-        cut = 0.5 if isinstance(last_module(net), nn.Sigmoid) else 0.0
         for batch in as_source(data, form, None, None).batches():
             x, y = batch.load()
             out = output(net, x)
             samples += len(y)
             has_nan = has_nan | out.isnan().any()
             if out.shape[1] == 1:
-                y = labels(y, bce, 1).to(out.dtype)
-                soft = False
+                yield out, labels(y, bce, 1).to(out.dtype)
             else:
-                y = labels(y, None, out.shape[1])
-                soft &= not y.is_floating_point() or bool(((y.sum(1) - 1).abs() < 1e-3).all())
-            right_largest += hits(out, y, multi_label=False)
-            right_everywhere += hits(out - cut, y, multi_label=True)
+                yield out, labels(y, None, out.shape[1])
     if not samples:
         raise TpsgdError("the data is empty: there is nothing to evaluate on")
     if has_nan:
         raise not_a_number(model)
-    soft = soft if multi_label is None else not multi_label
-    return int(right_largest if soft else right_everywhere) / samples
 
 
 def form_for(model: nn.Module, batch_size: int) -> BatchForm:

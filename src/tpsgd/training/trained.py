@@ -11,6 +11,7 @@ from tpsgd.engine.device import resolve_device
 from tpsgd.engine.record import Run
 from tpsgd.errors import TpsgdError, shortened
 from tpsgd.saved import trained
+from tpsgd.training.confusion import Confusion, confusion
 from tpsgd.training.evaluate import all_outputs, evaluate, last_module
 from tpsgd.training.progress_bar import Progress
 
@@ -76,6 +77,10 @@ class Trained:
     def evaluate(self, data: Any, *, batch_size: int = 1024) -> float:
         """The share of samples that are classified correctly, as by `tpsgd.evaluate`."""
         return evaluate(self.model, data, batch_size=batch_size)
+
+    def confusion(self, data: Any, *, batch_size: int = 1024) -> Confusion:
+        """Figures per class and the confusion matrix, as by `tpsgd.confusion`."""
+        return confusion(self.model, data, classes=self.classes, batch_size=batch_size)
 
 
 def load(

@@ -5,7 +5,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 from tpsgd.comparison.report.plots import styles
-from tpsgd.comparison.report.table import effort, failures, remarks, rows, title
+from tpsgd.comparison.report.table import (
+    LISTED,
+    effort,
+    failures,
+    mistakes,
+    per_class,
+    remarks,
+    rows,
+    title,
+)
 from tpsgd.comparison.results import Results
 
 HEAD = (
@@ -22,6 +31,8 @@ CAPTIONS = {
     "Lines are means, bands the range over the restarts. Backprop and dlADMM train all blocks "
     "together and are shown with the last block; iterations of dlADMM are shown up to the number "
     "of epochs of the other rules. DFA, sDFA and solved blocks have no local loss to show.",
+    "confusion": "What test samples of each class (rows) are predicted as (columns), in per cent "
+    "of the class, over all restarts: backprop, the best rule and the best control.",
 }
 NOTES = (
     "Accuracy (mean ± standard deviation), time (median) and memory (peak) of a row come from the "
@@ -79,7 +90,7 @@ samples.</p>
 <div class="pair">{figures["memory"]}{figures["time"]}</div>
 <h2>Learning curves</h2>
 <div class="wide curves">{figures["curves"]}</div>
-<h2>The rules</h2>
+{_classes(comparison, figures)}<h2>The rules</h2>
 {_plain((r.arm.name, r.arm.about) for r in comparison.ranked)}
 <h2>Settings</h2>
 {_plain(_settings(comparison))}
@@ -88,6 +99,25 @@ samples.</p>
 <p class="quiet">Made {escape(comparison.date)}. All numbers are in results.json.</p>
 </body>
 </html>
+"""
+
+
+def _classes(comparison: Results, figures: Mapping[str, str]) -> str:
+    """Figures per class: heat maps, the pairs that are confused most, the recall of each class."""
+    head, *body = per_class(comparison) or [()]
+    if not body:
+        return ""
+    lines = [escape(line) for r in comparison.exemplars if (line := mistakes(r))]
+    said = "".join(f"<p>{line[0].upper()}{line[1:]}.</p>\n" for line in lines)
+    about = "Recall in per cent: the accuracy on the test samples of each class."
+    if len(body) == LISTED:
+        about += f" Of all classes, the {LISTED} with the least recall in the first column."
+    rows = [[escape(cell) for cell in row] for row in body]
+    names = [escape(name) for name in head]
+    return f"""<h2>Classes</h2>
+<div class="wide curves">{figures.get("confusion", "")}</div>
+{said}<div class="wide">{_table(names, rows)}</div>
+<p class="quiet">{about}</p>
 """
 
 

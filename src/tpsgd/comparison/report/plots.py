@@ -13,11 +13,13 @@ from tpsgd import figures
 from tpsgd.comparison.arms import ALL
 from tpsgd.comparison.results import Result, Results
 from tpsgd.figures import LOOK
+from tpsgd.training.confusion_plot import heat_map
 
 OTHER_COLOURS = (  # of arms without a word; no word has one of them
     *("#1B9E77", "#B2182B", "#4D4DFF", "#B8860B", "#C71585", "#2F6F2F", "#008B8B", "#A0522D"),
 )
 MARKERS = "sD^vPXp"
+MOST_CLASSES = 40  # of a heat map
 Line = list[tuple[float, float, float]]  # per epoch: mean, least and most of the restarts
 
 
@@ -45,6 +47,8 @@ def draw(comparison: Results) -> dict[str, bytes]:
             "time": scatter(comparison, "training time (s)", seconds),
             "curves": curves(comparison),
         }
+        if heat_maps := confusions(comparison):
+            plots["confusion"] = heat_maps
         return {name: figures.as_bytes(plot) for name, plot in plots.items()}
 
 
@@ -143,6 +147,21 @@ def curves(comparison: Results) -> Any:
         if name in epochs
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=5)
+    return figure
+
+
+def confusions(comparison: Results) -> Any:
+    """Confusion matrices of backprop, the best rule and the best control; None if too large."""
+    from matplotlib.figure import Figure
+
+    shown = comparison.exemplars
+    if not shown or len(shown[0].confusions[0].classes) > MOST_CLASSES:
+        return None
+    figure = Figure(figsize=(9.3, 3.6), layout="constrained")
+    for axes, result in zip(figure.subplots(1, 3, squeeze=False)[0], shown, strict=False):
+        heat_map(axes, result.confusion, result.arm.name)
+    for axes in figure.axes[len(shown) :]:
+        axes.remove()
     return figure
 
 

@@ -1,10 +1,14 @@
 """The table of a comparison as text, for the terminal and for the page."""
 
+from collections import Counter
+
 from tpsgd.comparison.results import THROUGH_TIME, Result, Results
+from tpsgd.training.confusion import ClassFigures
 from tpsgd.units import as_bytes, size
 
 HEAD = ("rule", "accuracy %", "seconds", "", "memory", "", "kept", "passes")
 NONE = "–"
+LISTED = 30  # so many classes at most have a row
 
 
 def rows(comparison: Results) -> list[tuple[str, ...]]:
@@ -32,6 +36,9 @@ def remarks(comparison: Results) -> list[str]:
     once = [r.arm.name for r in comparison.ranked if r.counts and _in_one_pass(r)]
     if once:
         lines.append(f"solved in one pass, without epochs: {', '.join(once)}")
+    if comparison.settings.get("equal", "passes") != "passes":
+        arms = [f"{r.arm.name} {epochs}" for r in comparison.ranked if (epochs := _epochs(r))]
+        lines.append(f"epochs of the blocks: {', '.join(arms)}")
     for r in comparison.ranked:
         if r.counts and (count := r.runs[0].settings.get("iterations")):
             lines.append(f"{r.arm.name}: {count} iterations over all samples, not epochs")
@@ -41,6 +48,42 @@ def remarks(comparison: Results) -> list[str]:
     if left := comparison.settings.get("left_out"):
         lines.append(f"not trained: {', '.join(left)}; name them in --rules to train them")
     return lines
+
+
+def per_class(comparison: Results) -> list[tuple[str, ...]]:
+    """The recall of each class under each arm, in per cent, after a head; of many the worst."""
+    arms = [r for r in comparison.ranked if r.counts and r.confusions]
+    arms = [r for r in arms if r.confusions[0].classes == arms[0].confusions[0].classes]
+    table = list(zip(*(r.confusion.per_class for r in arms if r.confusion), strict=True))
+    table = [row for row in table if row[0].samples]
+    if len(table) > LISTED:
+        table = sorted(table, key=lambda row: row[0].recall)[:LISTED]
+    rows = [
+        (row[0].name, f"{row[0].samples // len(arms[0].runs):,}", *(_recall(c) for c in row))
+        for row in table
+    ]
+    return [("class", "test samples", *(r.arm.name for r in arms)), *rows] if rows else []
+
+
+def _recall(figures: ClassFigures) -> str:
+    return NONE if figures.recall is None else f"{100 * figures.recall:.1f}"
+
+
+def mistakes(result: Result, most: int = 3) -> str:
+    """The pairs of classes that an arm confuses most, in one line; empty if there are none."""
+    pairs = result.confusion.mistakes(most) if result.confusion else []
+    said = [f"{p.true} as {p.predicted} ({p.share:.1%} of {p.true})" for p in pairs]
+    return f"most confused by {result.arm.name}: {', '.join(said)}" if said else ""
+
+
+def _epochs(result: Result) -> str:
+    """The epochs of each block that was trained, in the first restart: 10+10, or 20 for all."""
+    if not result.counts or result.arm.method:
+        return ""
+    counts = Counter(epoch.block for epoch in result.runs[0].history)
+    sequential = result.runs[0].settings.get("schedule") == "sequential"
+    each = [str(counts[block]) for block in sorted(counts)]
+    return "+".join(each if sequential else each[:1])
 
 
 def _in_one_pass(result: Result) -> bool:
@@ -55,9 +98,15 @@ def title(comparison: Results) -> str:
 
 
 def effort(comparison: Results) -> str:
-    """Epochs and restarts, in a few words."""
+    """What was equal for all arms, and restarts, in a few words."""
     settings = comparison.settings
-    return f"epochs per block: {settings['epochs']}, restarts: {settings['restarts']}"
+    amounts = {"passes": f"epochs per block: {settings['epochs']}"}
+    if "reads" in settings:
+        amounts["reads"] = f"equal reads of the data: {settings['reads']} each"
+    if "seconds" in settings:
+        amounts["seconds"] = f"equal time: {settings['seconds']:.3g} s each"
+    equal = amounts.get(settings.get("equal", "passes"), "interrupted")
+    return f"{equal}, restarts: {settings['restarts']}"
 
 
 def legend(comparison: Results) -> str:

@@ -1,0 +1,162 @@
+"""`tpsgd search --model`: rate, scale and leak of a whole model; a grid, then one test."""
+
+import json
+import shlex
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tpsgd
+from tpsgd.cli import adapt, options
+from tpsgd.cli.options import setting
+from tpsgd.cli.terminal import live_bar
+from tpsgd.errors import TpsgdError
+from tpsgd.files import write_whole
+from tpsgd.output import write_or_rescue
+
+if TYPE_CHECKING:
+    from tpsgd.comparison.search import ModelSearch, Trial
+
+OPTIONS = {"rate": "--lr", "scale": "--readout-scale", "leak": "--leak"}
+LEAKY = ("rnn", "birnn")  # words of models whose cells leak
+
+
+@dataclass(frozen=True)
+class SearchedModel(options.Model):
+    """A model, and what to try."""
+
+    TITLE = "Model (instead of a backbone)"
+
+    model: str | None = setting(None, options.MODELS)  # type: ignore[assignment]
+    rates: str | None = setting(None, "Learning rates to try: 0.001,0.003,0.01.")
+    scales: str | None = setting(None, "readout: scales to try; 12 is its own: 3,12,48.")
+    leaks: str | None = setting(None, "rnn: leaks to try: 0.1,0.3,1.")
+    held_out: float = setting(0.2, "Share of the training samples to choose by.")
+
+    @property
+    def leaky(self) -> bool:
+        """Whether the leak of its cells can be chosen."""
+        return str(self.model).partition(":")[0] in LEAKY and self.leak is None
+
+    def lists(self) -> dict[str, list[float]]:
+        """The values to try that were named."""
+        from tpsgd.comparison.search import LEAKS
+
+        if self.leaks and not self.leaky:
+            raise TpsgdError(f"--leaks is for models such as rnn:512 without --leak: {self.model}")
+        words = {"rates": self.rates, "scales": self.scales, "leaks": self.leaks}
+        lists = {name: numbers(f"--{name}", text) for name, text in words.items() if text}
+        return ({"leaks": list(LEAKS)} if self.leaky else {}) | lists
+
+
+def numbers(option: str, text: str) -> list[float]:
+    """The numbers of `0.1,0.3,1`."""
+    try:
+        return [float(word) for word in options.listed(text)]
+    except ValueError:
+        raise TpsgdError(f"{option} takes numbers such as 0.1,0.3,1, got {text!r}") from None
+
+
+def search_model(
+    data: adapt.Images,
+    model: SearchedModel,
+    training: options.Training,
+    groups: tuple[Any, ...],
+    rule: str,
+    restarts: int,
+    folder: Path,
+    as_json: bool,
+) -> None:
+    """Choose values for a model, test it once with its controls, and say how to train it."""
+    from tpsgd.comparison.arms import entry
+    from tpsgd.nets.blocks import split
+
+    entry(rule)
+    if training.lr is not None:
+        raise TpsgdError("a search chooses the learning rate: leave --lr out, or name --rates")
+    defaults = {"epochs": 10, "batch_size": 128, "schedule": training.chosen_schedule}
+    settings = defaults | options.settings_of(training, model, *groups)
+    samples, lists = data.load(training.seed), model.lists()
+    options.warn_of_loss(training, samples)
+    factories = {  # made beforehand: `make` is called with the seed of a restart
+        leak: replace(model, leak=leak).factory_for(samples)
+        for leak in (model.leak, *lists.get("leaks", ()))
+    }
+    head = factories[model.leak][1]
+
+    def make(leak: float | None = model.leak) -> Any:
+        return factories[leak][0]()
+
+    with live_bar() as advance:
+        result = tpsgd.search(
+            samples, make, rule, **lists, ridge_head=head == "ridge", held_out=model.held_out,
+            restarts=restarts, notes=model.record(head), command=options.command_line(),
+            progress=advance, **settings,
+        )  # fmt: skip
+    commands = {
+        "command": _command((data, model, training, *groups), rule, result.best),
+        "python": _call(model, rule, result.best, settings, len(split(make())), head),
+    }
+    record = result.as_dict() | commands
+    page = folder / "report.html"
+    if as_json:
+        print(json.dumps(record | {"report": str(page)}), flush=True)
+    else:
+        print(f"{result}\n")
+        for line in _conclusion(result):
+            print(textwrap.fill(line, 80))
+        print(f"to train it: {commands['command']}\nin Python:   {commands['python']}")
+        print(f"search.json, report: {page}", flush=True)
+
+    def write(folder: Path) -> None:
+        write_whole(folder / "search.json", json.dumps(record, indent=1).encode())
+        result.test.write(folder)
+
+    write_or_rescue(write, folder)
+
+
+def _conclusion(result: "ModelSearch") -> Iterator[str]:
+    best = result.best
+    accuracy = f"{best.accuracy:.1%} of {result.held_out:,} held-out samples"
+    yield f"best: {best.arm}, {best}: {accuracy}" if best.values else f"{best.arm}: {accuracy}"
+    yield from result.remarks
+
+
+def _command(groups: tuple[Any, ...], rule: str, best: "Trial") -> str:
+    """`tpsgd train` with the values that were chosen, and with the options of the search."""
+    values = {name: value for group in groups for name, value in vars(group).items()}
+    usual = vars(options.Data()) | vars(options.Model()) | vars(options.Training())
+    words = ["tpsgd", "train", "--data", values["data"], "--model", values["model"], "--rule", rule]
+    for name, value in best.values.items():
+        words += [OPTIONS[name], f"{value:g}"]
+    only_searched = ("data", "model", "rates", "scales", "leaks", "held_out", "lr")
+    for name, value in values.items():
+        if name not in only_searched and value is not None and value != usual.get(name):
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    return shlex.join(words)
+
+
+def _call(
+    model: SearchedModel,
+    rule: str,
+    best: "Trial",
+    settings: dict[str, Any],
+    blocks: int,
+    head: str,
+) -> str:
+    """The calls that make and train the model with the values that were chosen."""
+    leak = f", leak={best.values['leak']:g}" if "leak" in best.values else ""
+    make = f"tpsgd.zoo.words.factory({model.model!r}, data.shape, len(data.classes){leak})()"
+    name = f"tpsgd.rules.ALL[{rule!r}].make()"
+    if "scale" in best.values:
+        learned = "True, " if rule == "readout-learned" else ""
+        name = f"tpsgd.rules.readout({learned}scale={best.values['scale']:g}, calibrate=True)"
+    words = [f"epochs={settings['epochs']}", f"batch_size={settings['batch_size']}"]
+    rate = f"lr={best.values['rate']:g}" if "rate" in best.values else ""
+    if head == "ridge" and rate:
+        hidden = f"functools.partial(torch.optim.Adam, {rate})"
+        rate = f"optimizer=[*[{hidden}] * {blocks - 1}, tpsgd.ridge()]"
+    words = [f"rule={name}", *filter(None, [rate]), *words]
+    return f"tpsgd.fit({make}, data.train, {', '.join(words)})"

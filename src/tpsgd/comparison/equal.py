@@ -1,0 +1,140 @@
+"""What all arms of a comparison have in equal amounts: sample passes, reads of the data, or time.
+
+With *n* epochs per block and *b* blocks, a net trained block by block reads the training samples
+*n b* times; one whose blocks learn together, and backprop, read them *n* times. A block learns from
+each sample *n* times in both: sample passes are equal, and that is what equal epochs mean.
+
+At equal reads, every arm reads the samples as often as the arm that reads them most; at equal
+seconds, every arm has the same time. Both follow from a short run of each arm: it shows which
+blocks learn, and how long an epoch takes. The loop is not changed: an arm gets its number of
+epochs, and a callback that stops a block when its time is over.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tpsgd.engine.record import Epoch, Run
+from tpsgd.errors import TpsgdError, suggestion
+
+WAYS = ("passes", "reads", "seconds")
+TIMED_EPOCHS = 2  # the first epoch also has one-time costs; the second shows what each more takes
+MORE = 100  # times the epochs that should fit into the time: the time ends them
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """The epochs of an arm, if not those that all share; and until when each block may learn."""
+
+    epochs: int | list[int] | None = None
+    deadline: Callable[[Epoch], bool] | None = None
+
+    def within(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings of `fit` with this allowance."""
+        limits: dict[str, Any] = {} if self.epochs is None else {"epochs": self.epochs}
+        if self.deadline is not None:
+            limits["callbacks"] = [*settings.get("callbacks", ()), self.deadline]
+        return {**settings, **limits}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Blocks that learn at the same time: all, or one of them; a solved block takes one epoch."""
+
+    block: int  # counted from 1; 0: all
+    solved: bool
+    epoch: float  # seconds that each more epoch takes
+    end: float  # seconds after which the short run had finished it
+
+
+def check(equal: str, seconds: float | None, epochs: Any) -> None:
+    """Refuse an unknown word, and amounts that do not belong together."""
+    if equal not in WAYS:
+        raise TpsgdError(f"equal cannot be {equal!r}: {suggestion(str(equal), WAYS)}")
+    if equal != "passes" and not isinstance(epochs, int):
+        raise TpsgdError(f"equal {equal} need one number of epochs, not a list for the blocks")
+    if seconds is not None and equal != "seconds":
+        raise TpsgdError(f"seconds={seconds} needs equal='seconds', not {equal!r}")
+    if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
+        raise TpsgdError(f"the seconds of each arm must be more than 0, got {seconds!r}")
+
+
+def stages(run: Run) -> list[Stage]:
+    """The stages of a short run, in their order; none if nothing learned, or no epochs count."""
+    if not run.history:
+        return []
+    together = run.settings.get("schedule") != "sequential" or run.history[0].block == 0
+    times: dict[int, list[float]] = {}
+    for epoch in run.history:
+        times.setdefault(0 if together else epoch.block, []).append(epoch.seconds)
+    blocks = []
+    for number, seconds in times.items():
+        ends = sorted(set(seconds))
+        solved = number > 0 and run.blocks[number - 1].learning == "solved"
+        blocks.append(Stage(number, solved, 0.0 if solved else ends[-1] - ends[0], ends[-1]))
+    return blocks
+
+
+def equal_reads(runs: Sequence[Run | None], epochs: int) -> tuple[int, list[Allowance]]:
+    """The reads of the arm that reads most, and an allowance for every arm to read as often.
+
+    Runs are those of each arm on a few samples, with one epoch; None for an arm that has no epochs
+    or its own number of them.
+    """
+    plans = [[] if run is None else stages(run) for run in runs]
+    most = max((sum(1 if s.solved else epochs for s in plan) for plan in plans), default=0)
+    return most, [_read(plan, run, most) for plan, run in zip(plans, runs, strict=True)]
+
+
+def _read(plan: list[Stage], run: Run | None, reads: int) -> Allowance:
+    free = [stage for stage in plan if not stage.solved]
+    if run is None or not free:
+        return Allowance()
+    each, more = divmod(reads - (len(plan) - len(free)), len(free))
+    if not free[0].block:
+        return Allowance(each)
+    later = [stage.block for stage in free][len(free) - more :]  # blocks with one epoch more
+    return Allowance([each + (n in later) for n in range(1, len(run.blocks) + 1)])
+
+
+def equal_seconds(
+    runs: Sequence[Run | None], epochs: int, seconds: float | None, exactly: bool = False
+) -> tuple[float, list[Allowance]]:
+    """The seconds of each arm, and its allowance; by default, the time of the slowest arm.
+
+    Runs are those of each arm on all samples, with `TIMED_EPOCHS`. The time of more epochs follows
+    from that of the last. In training block by block, all blocks get the same number of epochs, and
+    each must end when they would be done. An arm may turn out faster than its short run, so the
+    number of epochs is many times what should fit, and time ends the run; `exactly`: it is what
+    should fit, for learning rates that follow the number of epochs.
+    """
+    plans = [[] if run is None else stages(run) for run in runs]
+    if seconds is None:
+        slowest = (
+            run.seconds + (epochs - TIMED_EPOCHS) * sum(s.epoch for s in plan)
+            for run, plan in zip(runs, plans, strict=True)
+            if run is not None and plan
+        )
+        seconds = max(slowest, default=0.0)
+        if not seconds:
+            raise TpsgdError("no arm has epochs to take its time from: name a number of seconds")
+    pairs = zip(plans, runs, strict=True)
+    return seconds, [_timed(plan, run, seconds, exactly) for plan, run in pairs]
+
+
+def _timed(plan: list[Stage], run: Run | None, seconds: float, exactly: bool) -> Allowance:
+    def deadline(epoch: Epoch) -> bool:
+        return epoch.seconds >= ends.get(epoch.block, seconds)
+
+    ends: dict[int, float] = {}
+    each = sum(stage.epoch for stage in plan)
+    if run is None or not each:
+        return Allowance(None, deadline)
+    count = TIMED_EPOCHS + (seconds - run.seconds) / each  # of epochs that fit, with a fraction
+    spent = 0.0
+    for stage in plan:
+        spent += stage.epoch
+        if stage.block:
+            ends[stage.block] = stage.end + (count - TIMED_EPOCHS) * spent
+    return Allowance(max(1, math.ceil(count if exactly else MORE * count)), deadline)

@@ -1,0 +1,272 @@
+"""`search`: rate, scale and leak of a model, chosen on held-out training samples; then one test.
+
+Backprop and the frozen control are searched in the same way, so that no arm is better only because
+more was tried for it. The test set is not looked at before every choice is made.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from itertools import product
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import nn
+
+from tpsgd.comparison.arms import arm as arm_of
+from tpsgd.comparison.arms import scaled, with_controls, with_ridge
+from tpsgd.comparison.compare import Comparison, compare
+from tpsgd.data import Data
+from tpsgd.data.split import hold_out
+from tpsgd.engine.optimizers import sgd
+from tpsgd.engine.settings import Settings
+from tpsgd.errors import TpsgdError
+from tpsgd.rules import SCALE, Rule
+from tpsgd.training.arm import Arm
+from tpsgd.training.evaluate import evaluate
+from tpsgd.units import columns
+
+RATES = (0.0003, 0.001, 0.003, 0.01, 0.03)  # of Adam
+SGD_RATES = (0.01, 0.03, 0.1, 0.3)
+SCALES = (SCALE / 4, SCALE, SCALE * 4)
+LEAKS = (0.1, 0.3, 1.0)
+Values = dict[str, float]
+Progress = Callable[[str, float, float], None]
+
+
+@dataclass
+class Trial:
+    """One setting of one arm: its accuracies on the held-out samples, one per restart."""
+
+    arm: str
+    values: Values
+    accuracies: list[float] = field(default_factory=list)
+    seconds: float = 0.0  # of training, over all restarts
+    error: str | None = None
+
+    @property
+    def accuracy(self) -> float | None:
+        """The mean accuracy; None if training failed."""
+        return fmean(self.accuracies) if self.accuracies and self.error is None else None
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {value:g}" for name, value in self.values.items())
+
+
+@dataclass
+class ModelSearch:
+    """The trials of each arm, the best of each, and the test of these; `print` shows tables."""
+
+    trials: list[Trial]
+    chosen: dict[str, Trial]  # by the name of the arm
+    held_out: int
+    test: Comparison
+
+    @property
+    def best(self) -> Trial:
+        """What was chosen for the rule that was searched for."""
+        names = [r.arm.name for r in self.test.results if not (r.arm.backprop or r.arm.control)]
+        return self.chosen[(names or list(self.chosen))[0]]
+
+    @property
+    def remarks(self) -> list[str]:
+        """Values at the end of what was tried: better ones may lie beyond."""
+        lines = []
+        for trial in self.chosen.values():
+            for name, value in trial.values.items():
+                tried = sorted({t.values[name] for t in self.trials if name in t.values})
+                if len(tried) > 1 and value in (tried[0], tried[-1]):
+                    end = "smallest" if value == tried[0] else "largest"
+                    lines.append(f"{trial.arm}: {value:g} is the {end} {name} that was tried")
+        return lines
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it as plain values."""
+        trials = [asdict(t) | {"accuracy": t.accuracy} for t in self.trials]
+        chosen = {name: trial.values for name, trial in self.chosen.items()}
+        return {
+            "held_out": self.held_out,
+            "trials": trials,
+            "chosen": chosen,
+            "test": self.test.as_dict(),
+        }
+
+    def __str__(self) -> str:
+        names = list(dict.fromkeys(name for t in self.trials for name in t.values))
+        rows = [self._row(trial, names) for trial in self.trials]
+        table = columns([("rule", *names, "held-out %", "seconds", ""), *rows])
+        return f"{table}\n\ntest samples, with the values chosen (*):\n{self.test}"
+
+    def _row(self, trial: Trial, names: list[str]) -> tuple[str, ...]:
+        values = [f"{trial.values[n]:g}" if n in trial.values else "–" for n in names]
+        shown = "failed" if trial.accuracy is None else f"{100 * trial.accuracy:.1f}"
+        best = "*" if trial is self.chosen.get(trial.arm) else ""
+        return (trial.arm, *values, shown, f"{trial.seconds:.2f}", best)
+
+
+def search(
+    data: Data,
+    factory: Callable[..., nn.Module],
+    rule: str | Rule | Arm = "readout",
+    *,
+    rates: Sequence[float] | None = None,
+    scales: Sequence[float] | None = None,
+    leaks: Sequence[float] = (),
+    ridge_head: bool = False,
+    held_out: float = 0.2,
+    restarts: int = 1,
+    notes: Mapping[str, Any] | None = None,
+    command: str = "",
+    progress: Progress | None = None,
+    **settings: Any,
+) -> ModelSearch:
+    """Choose rate, scale and leak on held-out training samples, for a rule and its controls.
+
+    Every combination of values is tried for the rule; for backprop and the frozen control, every
+    combination of those that apply to them. Then each is trained on all training samples with
+    its best values, and tested: the test samples have no part in the choice.
+
+    Args:
+        data: as for `compare`. Part of its training samples are held out.
+        factory: makes a fresh model. With `leaks`, it is called with `leak=`, one of them.
+        rule: a word of `tpsgd rules`, a rule or an arm.
+        rates: learning rates. Default: 0.0003 to 0.03, and 0.01 to 0.3 for `tpsgd.sgd`.
+        scales: of `readout`, calibrated. Default: a fourth, one and four times its own; `()`: none.
+        leaks: of leaky recurrent cells. Default: that of the factory.
+        ridge_head: solve the last layer by `tpsgd.ridge`, except under backprop.
+        held_out: the share of training samples, or their number, to choose by.
+        restarts: training runs per trial and for the test.
+        notes: more settings for the record of the test, such as the model's name.
+        command: the command that reproduces the search, for the record of the test.
+        progress: called with (arm, trials done, all trials).
+        **settings: those of `fit`, except `lr`.
+
+    Returns:
+        The trials, what was `chosen`, and `test`, a comparison: `search.test.write(folder)`.
+
+    Examples:
+        >>> import tpsgd
+        >>> digits = tpsgd.data.load("digits", max_train=200)
+        >>> net = tpsgd.zoo.words.factory("mlp:16", digits.shape, 10)
+        >>> result = search(digits, net, rates=[0.0001, 0.01], scales=[12], epochs=20)
+        >>> result.best.values, len(result.trials)
+        ({'rate': 0.01, 'scale': 12}, 6)
+    """
+    if "lr" in settings:
+        raise TpsgdError("a search chooses the learning rate: leave lr out, or give rates=[...]")
+    if restarts < 1:
+        raise TpsgdError(f"restarts must be 1 or more, got {restarts}")
+    common = Settings.of("search", settings)
+    plan = _Plan(factory, bool(leaks), ridge_head, settings)
+    lists = {
+        "rate": _numbers("rates", _rates(common) if rates is None else rates),
+        "scale": _numbers("scales", SCALES if scales is None else scales),
+        "leak": _numbers("leaks", leaks),
+    }
+    arms = with_controls([arm_of(rule, common.schedule, plan.model(lists["leak"]))])
+    train, held = _split(data, held_out, common.seed)
+    grid = [(arm, values) for arm in arms for values in plan.grid(arm, lists)]
+    trials = []
+    for number, (arm, values) in enumerate(grid):
+        if progress is not None:
+            progress(arm.name, number, len(grid))
+        trials.append(_try(plan.arm(arm, values), values, train, held, restarts, plan))
+    chosen = {arm.name: _best(arm.name, trials) for arm in arms}
+    final = [plan.arm(arm, chosen[arm.name].values) for arm in arms]
+    described = {**(notes or {}), **{f"chosen for {n}": str(t) for n, t in chosen.items()}}
+    record = compare(
+        data, plan.model(lists["leak"]), final, restarts=restarts, notes=described,
+        command=command, **settings,
+    )  # fmt: skip
+    return ModelSearch(trials, chosen, len(held[1]), record)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How values become arms."""
+
+    factory: Callable[..., nn.Module]
+    leaky: bool
+    ridge_head: bool
+    settings: Mapping[str, Any]
+
+    def model(self, leaks: Sequence[float]) -> Callable[[], nn.Module]:
+        """A factory without arguments."""
+        return partial(self.factory, leak=leaks[0]) if leaks else self.factory
+
+    def grid(self, arm: Arm, lists: Mapping[str, Sequence[float]]) -> Iterator[Values]:
+        """All combinations of the values that make a difference to an arm."""
+        names = [name for name in lists if lists[name] and self._matters(arm, name)]
+        for values in product(*(lists[name] for name in names)):
+            yield dict(zip(names, values, strict=True))
+
+    def _matters(self, arm: Arm, name: str) -> bool:
+        if name == "scale":
+            return arm.rule is not None and arm.rule.name in ("readout", "readout-learned")
+        if name == "leak":
+            return self.leaky
+        solved = arm.optimizer is not None or (self.ridge_head and arm.control)
+        return not solved and arm.method is None
+
+    def arm(self, arm: Arm, values: Values) -> Arm:
+        """The arm with these values."""
+        if "leak" in values:
+            arm = replace(arm, factory=partial(self.factory, leak=values["leak"]))
+        if "scale" in values:
+            arm = scaled(arm, values["scale"])
+        if "rate" in values:
+            arm = replace(arm, lr=values["rate"])
+        if self.ridge_head:
+            rate = {"lr": values["rate"]} if "rate" in values else {}
+            arm = with_ridge(arm, arm.factory or self.factory, {**self.settings, **rate})
+        return arm
+
+
+def _try(arm: Arm, values: Values, train: Any, held: Any, restarts: int, plan: _Plan) -> Trial:
+    """Train one arm with one setting, and measure it on the held-out samples."""
+    trial = Trial(arm.name, values)
+    for r in range(restarts):
+        seed = plan.settings.get("seed", 0) + r
+        try:
+            trained = arm.train(plan.factory, train, **{**plan.settings, "seed": seed})
+            trial.accuracies.append(evaluate(trained.models[0], held))
+        except TpsgdError as error:
+            trial.error = str(error)
+            return trial
+        trial.seconds += trained.runs[0].seconds
+    return trial
+
+
+def _best(name: str, trials: Sequence[Trial]) -> Trial:
+    mine = [trial for trial in trials if trial.arm == name]
+    finished = [trial for trial in mine if trial.accuracy is not None]
+    if not finished:
+        raise TpsgdError(f"{name} failed with every setting: {mine[0].error}")
+    return max(finished, key=lambda trial: trial.accuracy or 0.0)
+
+
+def _rates(settings: Settings) -> Sequence[float]:
+    return SGD_RATES if settings.optimizer is sgd else RATES
+
+
+def _numbers(name: str, values: Sequence[float]) -> list[float]:
+    if isinstance(values, str) or not all(isinstance(v, int | float) and v > 0 for v in values):
+        raise TpsgdError(f"{name} must be a list of numbers above 0, got {values!r}")
+    return list(dict.fromkeys(values))
+
+
+def _split(data: Data, size: float, seed: int) -> tuple[Any, Any]:
+    """Training samples to train on, and those that are held out; classes keep their shares."""
+    if not isinstance(data, Data):
+        raise TpsgdError(
+            f"data must be a data set as from tpsgd.data.load, got a {type(data).__name__}"
+        )
+    x, y = data.train
+    if y.is_floating_point():
+        raise TpsgdError("a search needs one class per sample, as class indices")
+    if not 0 < size < (len(y) if isinstance(size, int) else 1):
+        raise TpsgdError(f"held_out must be a share between 0 and 1, or a number, got {size!r}")
+    mask = torch.from_numpy(hold_out(y.numpy(), size, seed, data.name))
+    rows = [torch.nonzero(m).flatten() for m in (mask, ~mask)]
+    return (x[rows[0]], y[rows[0]]), (x[rows[1]], y[rows[1]])

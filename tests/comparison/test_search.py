@@ -1,0 +1,139 @@
+"""`search`: what is tried for which arm, that the test set has no part in it, and its mistakes."""
+
+import json
+
+import pytest
+import torch
+
+import tpsgd
+from tpsgd import rules
+from tpsgd.comparison import search as searching
+from tpsgd.comparison.arms import arm, scaled
+from tpsgd.data import Data
+from tpsgd.zoo import words as models
+
+
+@pytest.fixture
+def data() -> Data:
+    """Two classes, told apart by the first of six numbers."""
+    x = torch.randn(120, 6, generator=torch.Generator().manual_seed(0))
+    y = (x[:, 0] > 0).long()
+    return Data("two", (x[:80], y[:80]), (x[80:], y[80:]), ("0", "1"), (6,), "")
+
+
+NET = models.factory("mlp:5", (6,), 2)
+
+
+def test_values_are_tried_where_they_matter(data):
+    result = tpsgd.search(data, NET, rates=[0.001, 0.05], scales=[3, 12], epochs=3, batch_size=16)
+    tried = [(t.arm, *t.values.values()) for t in result.trials]
+    assert tried == [
+        ("backprop", 0.001), ("backprop", 0.05),
+        ("readout", 0.001, 3), ("readout", 0.001, 12), ("readout", 0.05, 3), ("readout", 0.05, 12),
+        ("frozen", 0.001), ("frozen", 0.05),
+    ]  # fmt: skip
+    assert result.held_out == 16 and result.best is result.chosen["readout"]
+    for name, trial in result.chosen.items():
+        assert trial.accuracy == max(t.accuracy for t in result.trials if t.arm == name)
+    assert [r.arm.name for r in result.test.results] == ["backprop", "readout", "frozen"]
+    for row in result.test.results:
+        settings, values = row.runs[0].settings, result.chosen[row.arm.name].values
+        assert settings["lr"] == values["rate"]
+        assert "scale" not in values or f"calibrated to {values['scale']}" in settings["options"][0]
+    assert "chosen for readout" in result.test.settings
+    json.dumps(result.as_dict())
+
+
+def test_the_test_samples_have_no_part_in_the_choice(data, monkeypatch):
+    x, y = data.test
+    seen = []
+    monkeypatch.setattr(
+        searching, "evaluate", lambda model, held: seen.append(held) or tpsgd.evaluate(model, held)
+    )
+    noise = Data(data.name, data.train, (x, 1 - y), data.classes, data.shape, "")
+    options = {"rates": [0.001, 0.05], "scales": [12], "epochs": 6, "batch_size": 8}
+    one, other = (tpsgd.search(d, NET, **options) for d in (data, noise))
+    assert [t.accuracies for t in one.trials] == [t.accuracies for t in other.trials]
+    train = {tuple(row) for row in data.train[0].tolist()}
+    assert all({tuple(row) for row in held[0].tolist()} <= train for held in seen)
+    assert one.test.results[1].accuracies != other.test.results[1].accuracies
+
+
+def test_a_held_out_sample_is_not_trained_on(data, monkeypatch):
+    pairs = []
+    train = searching.Arm.train
+
+    def noted(self, factory, samples, **settings):
+        pairs.append(samples[0])
+        return train(self, factory, samples, **settings)
+
+    monkeypatch.setattr(searching.Arm, "train", noted)
+    tpsgd.search(data, NET, rates=[0.01], scales=[12], epochs=1, held_out=0.25)
+    assert [len(x) for x in pairs[:3]] == [60, 60, 60] and len(pairs[-1]) == 80
+
+
+def test_leaks_reach_the_cells_and_the_solved_head_has_no_rate(data):
+    x, y = data.train
+    steps = Data("s", (x[:, :, None], y), (x[:, :, None], y), ("0", "1"), (6, 1), "")
+    asked = []
+
+    def make(leak):
+        asked.append(leak)
+        return models.factory("rnn:4", (6, 1), 2, leak=leak)()
+
+    result = tpsgd.search(
+        steps, make, rates=[0.01], scales=[12], leaks=[0.2, 1.0], ridge_head=True, epochs=1
+    )
+    frozen = [t.values for t in result.trials if t.arm == "frozen"]
+    assert frozen == [{"leak": 0.2}, {"leak": 1.0}] and set(asked) == {0.2, 1.0}
+    readout = next(r for r in result.test.results if r.arm.name == "readout")
+    assert readout.runs[0].blocks[-1].learning == "solved"
+    assert "{'lr': 0.01}" in str(readout.runs[0].settings["optimizer"])
+
+
+def test_a_rate_that_fails_is_a_failed_trial(data):
+    grid = {"rates": [0.01, 1000.0], "epochs": 20, "batch_size": 8}
+    result = tpsgd.search(data, NET, "tpsgd-l2", **grid, optimizer=tpsgd.sgd)
+    assert any(t.error for t in result.trials) and "failed" in str(result)
+    assert result.best.values["rate"] == 0.01
+    with pytest.raises(tpsgd.TpsgdError, match="failed with every setting"):
+        broken = rules.tpsgd(lambda y, target: (y * float("nan")).sum())
+        tpsgd.search(data, NET, broken, rates=[0.01], epochs=1)
+
+
+def test_remarks_name_values_at_the_end_of_what_was_tried(data):
+    result = tpsgd.search(data, NET, "drtp", rates=[1e-6, 0.03], epochs=3, batch_size=8)
+    assert "drtp: 0.03 is the largest rate that was tried" in result.remarks
+    assert not tpsgd.search(data, NET, "drtp", rates=[0.03], epochs=1).remarks
+
+
+def test_without_values_the_defaults_of_the_optimizer_are_tried(data):
+    adam = tpsgd.search(data, NET, "drtp", epochs=1)
+    assert [t.values["rate"] for t in adam.trials if t.arm == "drtp"] == list(searching.RATES)
+    sgd = tpsgd.search(data, NET, "drtp", epochs=1, optimizer=tpsgd.sgd)
+    assert [t.values["rate"] for t in sgd.trials if t.arm == "drtp"] == list(searching.SGD_RATES)
+
+
+def test_the_scale_is_that_of_readouts_alone():
+    assert "calibrated to 3" in scaled(arm("readout-learned"), 3).rule.options
+    with pytest.raises(tpsgd.TpsgdError, match="drtp has no scale"):
+        scaled(arm("drtp"), 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": 0.1}, "leave lr out"),
+        ({"rates": "0.1"}, "rates must be a list of numbers above 0"),
+        ({"rates": [-1]}, "rates must be a list of numbers above 0"),
+        ({"held_out": 1.5}, "held_out must be a share between 0 and 1"),
+        ({"held_out": 80}, "held_out must be a share between 0 and 1"),
+        ({"restarts": 0}, "restarts must be 1 or more"),
+        ({"epoch": 1}, "search has no argument 'epoch'"),
+    ],
+)
+def test_mistakes_are_refused(data, options, message):
+    with pytest.raises(tpsgd.TpsgdError, match=message):
+        tpsgd.search(data, NET, **options)
+    with pytest.raises(tpsgd.TpsgdError, match="data must be a data set"):
+        tpsgd.search(data.train, NET)
