@@ -14,13 +14,15 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [p for p in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if p.is_file()]
 FENCE = re.compile(r"\s*(?P<ticks>`{3,})\s*(?P<language>\w*)")
-NOT_RUN = "<!-- not run -->"
+NOT_RUN, RUN = "<!-- not run -->", "<!-- run -->"
+Block = tuple[int, str, str]
 
 
-def python_blocks(text: str) -> list[tuple[int, str]]:
-    """The first line number and the source of each ```python block that is to be run.
+def blocks_to_run(text: str) -> list[Block]:
+    """The first line number, the language and the source of each block that is to be run.
 
-    A block is left out when the last line before it that is not blank is `<!-- not run -->`.
+    They are ```python blocks, unless the last line before that is not blank is `<!-- not run -->`,
+    and ```bash blocks after `<!-- run -->`.
     """
     blocks = []
     lines = text.splitlines()
@@ -34,8 +36,9 @@ def python_blocks(text: str) -> list[tuple[int, str]]:
         start = i = i + 1
         while i < len(lines) and not closes(lines[i], fence["ticks"]):
             i += 1
-        if fence["language"] == "python" and before != NOT_RUN:
-            blocks.append((start + 1, textwrap.dedent("\n".join(lines[start:i]))))
+        language = fence["language"]
+        if (language == "python" and before != NOT_RUN) or (language == "bash" and before == RUN):
+            blocks.append((start + 1, language, textwrap.dedent("\n".join(lines[start:i]))))
         before, i = "", i + 1
     return blocks
 
@@ -47,8 +50,24 @@ def closes(line: str, ticks: str) -> bool:
 def run_blocks(page: Path) -> None:
     """Execute a page's blocks in order, in one namespace; errors name the page's own lines."""
     namespace = {"__name__": "__main__"}
-    for line, source in python_blocks(page.read_text(encoding="utf-8")):
-        exec(compile("\n" * (line - 1) + source, str(page), "exec"), namespace)
+    for line, language, source in blocks_to_run(page.read_text(encoding="utf-8")):
+        if language == "bash":
+            run_commands(source, f"{page}, line {line}")
+        else:
+            exec(compile("\n" * (line - 1) + source, str(page), "exec"), namespace)
+
+
+def run_commands(source: str, where: str) -> None:
+    """Run the commands of a block as a shell would; `tpsgd` is the library that is tested."""
+    command = f'tpsgd() {{ "{sys.executable}" -m tpsgd "$@"; }}; set -e\n{source}'
+    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        ["bash", "-c", command],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, f"{where}: {done.stderr or done.stdout}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -120,7 +139,21 @@ c = a + b
 
 
 def test_blocks_are_found_in_order_and_the_marked_one_is_left_out():
-    assert python_blocks(PAGE) == [(2, "a = 1"), (6, "b = a + 1"), (26, "c = a + b")]
+    assert blocks_to_run(PAGE) == [
+        (2, "python", "a = 1"), (6, "python", "b = a + 1"), (26, "python", "c = a + b"),
+    ]  # fmt: skip
+
+
+def test_commands_run_where_they_are_marked(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text("```bash\nfalse\n```\n\n<!-- run -->\n\n```bash\ntouch a\n```\n")
+    run_blocks(page)
+    assert (tmp_path / "a").exists()
+    page.write_text("<!-- run -->\n\n```bash\ntpsgd train --rule redout\ntouch b\n```\n")
+    with pytest.raises(AssertionError, match=r"page.md, line 4: .*did you mean 'readout'"):
+        run_blocks(page)
+    assert not (tmp_path / "b").exists()
 
 
 def test_blocks_of_a_page_share_names(tmp_path):

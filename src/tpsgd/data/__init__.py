@@ -16,6 +16,7 @@ Examples:
 
 from tpsgd.data.download import fetch
 from tpsgd.data.loading import Data, load
+from tpsgd.data.new_samples import read_new
 from tpsgd.data.registry import describe, path
 
-__all__ = ["Data", "describe", "fetch", "load", "path"]
+__all__ = ["Data", "describe", "fetch", "load", "path", "read_new"]
