@@ -440,7 +440,7 @@ def test_chunks_of_other_numbers(kind):
     inputs = 1 if kind == "one feature" else 4
     whole, chunked = (fitted(net(cell(inputs)), (data, y), window=w) for w in (None, 3))
     close(state(chunked), state(whole))
-    by_hand = data[..., None] if kind == "one feature" else data.double()
+    by_hand = data[..., None] if kind == "one feature" else data.double() / 255
     close(state(fitted(net(cell(inputs)), (by_hand, y))), state(whole))
 
 

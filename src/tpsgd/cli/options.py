@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tpsgd.zoo.words import Factory
 
 SCHEDULES = ("sequential", "simultaneous")
+SCALES = ("none", "standard", "minmax")  # `data.scaling.METHODS`, which imports torch
 LOSSES = ("mse", "cross-entropy", "bce")
 INITS = ("zeros", "uniform", "scaled-uniform", "reservoir")
 RECIPES = ("deep",)
@@ -123,8 +124,8 @@ def chosen(group: Any) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Data:
-    """What to train and to test on."""
+class Unscaled:
+    """Samples to train and to test on, as they are stored."""
 
     TITLE = "Data"
 
@@ -134,7 +135,28 @@ class Data:
 
     def load(self, seed: int = 0) -> "tpsgd.data.Data":
         """The data set."""
-        return tpsgd.data.load(self.data, seed=seed, max_train=self.max_train, on_disk=self.on_disk)
+        return self._load(seed, "none")
+
+    def _load(self, seed: int, scale: str | None) -> "tpsgd.data.Data":
+        choices = {"max_train": self.max_train, "on_disk": self.on_disk, "scale": scale}
+        return tpsgd.data.load(self.data, seed=seed, **choices)
+
+
+@dataclass(frozen=True)
+class Data(Unscaled):
+    """What to train and to test on."""
+
+    scale: str | None = setting(
+        None,
+        "Features of tables and series: none, standard or minmax, with statistics of the training "
+        "samples.",
+        choices=SCALES,
+        show_default="standard for .csv, else none",
+    )
+
+    def load(self, seed: int = 0) -> "tpsgd.data.Data":
+        """The data set."""
+        return self._load(seed, self.scale)
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,8 @@ def train(
         print(run)
         if memory.memory:
             print(peak_within(run, memory.memory))
+        if samples.note:
+            print(f"data: {samples.note}")
         print(f"test accuracy {accuracy:.2%} of {len(samples.test[1]):,} samples ({data.data})")
     saved = []
     if folder is not None:

@@ -33,7 +33,7 @@ from tpsgd.memory.budget import within_budget
 from tpsgd.nets.blocks import overwriting, split
 from tpsgd.nets.modes import modes_restored
 from tpsgd.rules import Rule, readout
-from tpsgd.training.likely_mistakes import warn_of_link
+from tpsgd.training.likely_mistakes import warn_of_bytes, warn_of_link
 from tpsgd.units import as_bytes, size
 
 
@@ -71,7 +71,9 @@ def fit(
         data: `(x, y)` as tensors or numpy arrays, a `Dataset` or a `DataLoader`. Labels are class
             indices, or float rows: several classes with `bce`, soft labels with `cross_entropy`.
             Sequences are (samples, steps, features), tokens (samples, steps) in whole numbers;
-            those of different lengths come as `tpsgd.Padded`, a `PackedSequence` or a list.
+            those of different lengths come as `tpsgd.Padded`, a `PackedSequence` or a list. Bytes
+            (uint8) that are no tokens are pixels: they are divided by 255, in `evaluate`,
+            `tpsgd.data.load` and `tpsgd.adapt` too. All other numbers are taken as they are.
         rule: one rule for the net, or a list with one per block, the last included (which only
             lends its loss). Default: `rules.readout()`.
         schedule: `tpsgd.sequential` (the paper's) or `tpsgd.simultaneous`. Default: the one that
@@ -182,6 +184,7 @@ def run_training(
     with training_context(models, settings, keep_inputs=local) as device:
         net, anatomy = assemble(models, data, method, settings, device)
         warn_of_link(anatomy)
+        warn_of_bytes(net.source)
         check_optimizers(net.learners)
         batch_size = anatomy.form.micro_batch or getattr(data, "batch_size", None)
         batch_size = batch_size or settings.batch_size
