@@ -357,7 +357,9 @@ class Memory:
 
     TITLE = "Memory"
 
-    memory: str | None = setting(None, "64MB, 1.5GB: the most to use beyond the data set.")
+    memory: str | None = setting(
+        None, "64MB, 1.5GB: the most to use beyond the data set; low: as little as is reasonable."
+    )
     reuse: str | None = setting(None, "Keep blocks' inputs: yes, no (recompute), or a folder.")
     micro_batch: int | None = setting(None, "Samples of a batch in memory at a time.", min=1)
 

@@ -38,9 +38,9 @@ class Result:
         return median(run.seconds for run in self.runs)
 
     @property
-    def peak_bytes(self) -> int:
-        """The largest peak of any restart."""
-        return max(run.peak_bytes for run in self.runs)
+    def largest(self) -> Run:
+        """The restart that took the most memory."""
+        return max(self.runs, key=lambda run: run.total_bytes)
 
     def as_dict(self) -> dict[str, Any]:
         """The arm, its summary and its restarts as plain values."""
@@ -48,7 +48,8 @@ class Result:
         if self.counts:
             mean, std = self.accuracy
             summary = {"accuracy": mean, "accuracy_std": std, "seconds": self.seconds}
-            summary["peak_bytes"] = self.peak_bytes
+            for name in ("total_bytes", "peak_bytes", "kept_bytes"):
+                summary[name] = getattr(self.largest, name)
         restarts = [
             {"accuracy": accuracy, **run.as_dict()}
             for accuracy, run in zip(self.accuracies, self.runs, strict=True)

@@ -25,7 +25,7 @@ from tpsgd.nets.recurrent import tokens_of
 from tpsgd.rules import Rule, frozen, readout
 from tpsgd.solvers import SOLVERS
 from tpsgd.train import sequential, simultaneous
-from tpsgd.units import as_bytes, columns, size
+from tpsgd.units import columns, size
 
 PARTS = {
     "weights": "weights",
@@ -92,7 +92,7 @@ class Plan:
     def __str__(self) -> str:
         tables = [table(self.lines, "way to train")]
         if self.budget is not None:
-            tables.insert(0, f"within {size(as_bytes(self.budget))}: {self.settings['memory']}")
+            tables.insert(0, f"{Memory(self.budget).budget_in_words}: {self.settings['memory']}")
         if len(self.lines[0].blocks) > 1:
             tables.append(table(self.lines[0].blocks, f"{self.lines[0].name}: block"))
         return "\n\n".join([*tables, *(fill(line, 80) for line in self.remarks)])
@@ -165,8 +165,9 @@ def plan(
             workspaces are only measured with one.
 
     Returns:
-        A plan to print and to plot; `fit(..., **plan.settings)` keeps to it. A line's `peak` is
-        what `run.peak_bytes` will be, its `kept` is `run.kept_bytes`.
+        A plan to print and to plot; `fit(..., **plan.settings)` keeps to it. A line's `total` is
+        what `run.total_bytes` will be: its `peak`, `run.peak_bytes`, and the inputs that are
+        `kept`, `run.kept_bytes`.
 
     Examples:
         >>> model = nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10))

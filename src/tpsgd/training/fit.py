@@ -26,7 +26,7 @@ from tpsgd.engine.learner import EarlyStopping
 from tpsgd.engine.meter import Meter, tensor_bytes
 from tpsgd.engine.optimizers import LRSchedule, OptimizerFactory, adam
 from tpsgd.engine.record import Epoch, Progress, Recorder, Run
-from tpsgd.engine.settings import Memory, Schedule, Settings
+from tpsgd.engine.settings import LOW, Memory, Schedule, Settings
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import Loss
 from tpsgd.memory.budget import within_budget
@@ -98,7 +98,8 @@ def fit(
         window: recurrent layers: read sequences, the input too, in chunks of this many time steps.
             It changes memory and speed, not what is learned. Default: sequences are gathered whole
             and read 8 steps at a time (16 on a GPU).
-        memory: a budget, "64MB" or bytes, or settings: `tpsgd.Memory(reuse=False, micro_batch=32)`.
+        memory: a budget, "64MB" or bytes; "low", the least that is reasonable; or settings:
+            `tpsgd.Memory(reuse=False, micro_batch=32)`.
         augment: a random change of every batch that is learned from, on the device: one of
             `tpsgd.augment`, or any `x -> x` of the same shape. Every epoch of every block then sees
             new versions of the samples, so inputs are recomputed (`reuse=False`). `ridge` and
@@ -116,7 +117,7 @@ def fit(
             a block, and solvers need blocks of one layer.
 
     Returns:
-        The record of the run: history, seconds, sample passes, peak memory, settings.
+        The record of the run: history, seconds, sample passes, memory, settings.
 
     Examples:
         >>> import torch
@@ -218,8 +219,8 @@ def run_training(
             if meter is not None:
                 run.peak_bytes = meter.peak(sum(map(tensor_bytes, models)) + stacked)
                 run.kept_bytes = meter.kept_bytes
-    nbytes = runs[0].peak_bytes + runs[0].kept_bytes
-    if budget is not None and nbytes > as_bytes(budget):
+    nbytes = runs[0].total_bytes
+    if budget not in (None, LOW) and nbytes > as_bytes(budget):
         warnings.warn(
             f"training took {size(nbytes)}, more than the budget of {size(as_bytes(budget))}",
             stacklevel=3,
