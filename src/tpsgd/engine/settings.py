@@ -94,7 +94,7 @@ class Settings:
 
     schedule: Schedule | None = None
     loss: Loss | None = None
-    optimizer: OptimizerFactory | Sequence[OptimizerFactory] = adam
+    optimizer: OptimizerFactory | Sequence[OptimizerFactory] | None = None
     lr: float | Sequence[float] | None = None
     epochs: int | Sequence[int] = 5
     batch_size: int = 128
@@ -201,6 +201,7 @@ class Settings:
 
     def _of_block(self, epochs: Any, optimizer: Any, lr: Any, stopping: Any) -> BlockSettings:
         """The settings of one block; a solver reads each sample once and has no learning rate."""
+        optimizer = adam if optimizer is None else optimizer
         if not isinstance(epochs, int) or epochs < 0:
             raise TpsgdError(f"epochs must be a whole number, 0 or more, got {epochs!r}")
         if stopping is not None and not isinstance(stopping, EarlyStopping):
@@ -222,7 +223,7 @@ class Settings:
             "options": [f"{r.options}, {r.at.value}" for r in rules if r.objective is not None],
             "loss": loss.name,
             "schedule": None if self.schedule is None else str(_name(self.schedule)),
-            "optimizer": str(_name(self.optimizer)),
+            "optimizer": str(_name(self.optimizer or adam)),
             "lr": self.lr if self.lr is None or isinstance(self.lr, float) else str(self.lr),
             "epochs": self.epochs if isinstance(self.epochs, int) else list(self.epochs),
             "batch_size": self.batch_size,

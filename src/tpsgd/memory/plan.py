@@ -17,6 +17,7 @@ from tpsgd.engine.device import available, resolve_device
 from tpsgd.engine.meter import Stage
 from tpsgd.engine.optimizers import adam
 from tpsgd.engine.settings import Memory, Settings, listed
+from tpsgd.engine.solved import with_default_optimizers
 from tpsgd.errors import TpsgdError
 from tpsgd.memory.budget import within
 from tpsgd.memory.rehearse import Inputs, Rehearsal, rehearse
@@ -181,13 +182,15 @@ def plan(
     _check(input_shape, samples, chosen, recurrent)
     inputs = Inputs(tuple(input_shape), dtype or _dtype(model, input_shape), samples)
     both, schedule = chosen.schedule is None, schedule_for(rule, model, chosen)
-    chosen = replace(chosen, schedule=schedule)
+    chosen, asked = replace(chosen, schedule=schedule), chosen.optimizer
+    chosen = with_default_optimizers(rule, model, chosen)
     budget = chosen.memory.budget
     if budget is not None:
         chosen = within(model, inputs, rule, chosen)
     ways = [(schedule.__name__, rule, chosen)]
     if others:
-        ways += _other_ways(rule, chosen, both, recurrent)
+        for name, method, other in _other_ways(rule, chosen, both, recurrent, asked):
+            ways.append((name, method, with_default_optimizers(method, model, other)))
     rehearsals = [rehearse(model, inputs, method, s) for _, method, s in ways]
     lines = tuple(
         line_of(name, rehearsal, s.memory.reuse)
@@ -212,14 +215,17 @@ def _check(shape: Any, samples: Any, settings: Settings, recurrent: bool) -> Non
 
 
 def _other_ways(
-    rule: Any, settings: Settings, both: bool, recurrent: bool
+    rule: Any, settings: Settings, both: bool, recurrent: bool, asked: Any
 ) -> Iterator[tuple[str, Any, Settings]]:
-    """What a plan compares with: the other schedule, backprop, training only the last layer."""
+    """What a plan compares with: the other schedule, backprop, training only the last layer.
+
+    `asked` is the optimizer that was asked for; without one, the other schedule has its default.
+    """
     optimizers = [o for o in listed(settings.optimizer) if not isinstance(o, SOLVERS)]
     locked = any(r.needs_output for r in listed(rule))
-    if both and not locked and len(optimizers) == len(listed(settings.optimizer)):
+    if both and not locked and (asked is None or len(optimizers) == len(listed(asked))):
         other = simultaneous if settings.schedule is sequential else sequential
-        yield other.__name__, rule, replace(settings, schedule=other)
+        yield other.__name__, rule, replace(settings, schedule=other, optimizer=asked)
     if settings.blocks is not None and not _per_block(rule, settings):
         yield "a layer per block", rule, replace(settings, blocks=None)
     plain = replace(
@@ -231,7 +237,8 @@ def _other_ways(
     yield "backprop, 4 micro-batches", Backprop(), plain.within(micro_batch=quarter)
     if not recurrent:
         yield "backprop, checkpointed", Backprop(checkpoint=True), plain
-    yield "last layer alone", frozen(), plain.within(reuse=False)
+    last = plain.within(reuse=False)
+    yield "last layer alone", frozen(), last if asked else replace(last, optimizer=None)
 
 
 def _per_block(rule: Any, settings: Settings) -> bool:

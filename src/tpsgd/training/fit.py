@@ -24,9 +24,10 @@ from tpsgd.engine.device import (
 )
 from tpsgd.engine.learner import EarlyStopping
 from tpsgd.engine.meter import Meter, tensor_bytes
-from tpsgd.engine.optimizers import LRSchedule, OptimizerFactory, adam
+from tpsgd.engine.optimizers import LRSchedule, OptimizerFactory
 from tpsgd.engine.record import Epoch, Progress, Recorder, Run
 from tpsgd.engine.settings import LOW, Memory, Schedule, Settings
+from tpsgd.engine.solved import with_default_optimizers
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import Loss
 from tpsgd.memory.budget import within_budget
@@ -44,7 +45,7 @@ def fit(
     rule: Rule | Sequence[Rule] | None = None,
     schedule: Schedule | None = None,
     loss: Loss | None = None,
-    optimizer: OptimizerFactory | Sequence[OptimizerFactory] = adam,
+    optimizer: OptimizerFactory | Sequence[OptimizerFactory] | None = None,
     lr: float | Sequence[float] | None = None,
     epochs: int | Sequence[int] = 5,
     batch_size: int = 128,
@@ -81,7 +82,9 @@ def fit(
             blocks or more of a net with batch norm learn, none is solved, and no budget or reuse of
             inputs is asked for; otherwise `sequential`.
         loss: of the last block; default: that of the rule (`mse` for tpSGD, else `cross_entropy`).
-        optimizer: a factory, `params -> torch.optim.Optimizer`; default Adam at 1e-3.
+        optimizer: a factory, `params -> torch.optim.Optimizer`. Default: Adam at 1e-3; but the
+            last layer of a recurrent net is solved by `tpsgd.ridge()` under `sequential`, unless it
+            cannot be, because Adam needs many more epochs for it (`run.settings["optimizer"]`).
         lr: overrides the optimizer's learning rate.
         epochs: passes over the data *per block*.
         early_stopping: `tpsgd.EarlyStopping(patience, min_delta)`.
@@ -174,7 +177,7 @@ def run_training(
         rules_for(method, blocks, settings.schedule)
         settings.per_block(len(blocks))
     schedule = schedule_for(method, models[0], settings)
-    settings = replace(settings, schedule=schedule)
+    settings = with_default_optimizers(method, models[0], replace(settings, schedule=schedule))
     if budget is not None:
         if not local:
             raise TpsgdError("backprop takes no memory budget: it cannot train block by block")
