@@ -153,17 +153,30 @@ def test_an_adaptor_comes_in_evaluation_mode(tmp_path):
 
 def test_contradictory_settings_are_refused():
     x, y = pictures()
-    data, as_bytes = (x, y), ((x * 255).to(torch.uint8), y)
-    flip = augment.flip()
+    data, flip = (x, y), augment.flip()
     for options, given, words in (
-        ({"validation": data}, as_bytes, "both be bytes"),
         ({"augment": flip, "memory": Memory(reuse=True)}, data, "leave reuse out"),
-        ({"augment": flip}, as_bytes, "divide the bytes"),
         ({"augment": flip}, adapt.encode(seer(), data), "cannot be kept"),
         ({"memory": "1MB", "method": tpsgd.fit_backprop}, data, "takes no memory budget"),
     ):
         with pytest.raises(TpsgdError, match=words):
             adapt.fit(seer(), given, epochs=1, **options)
+
+
+def test_bytes_are_divided_by_255_before_augmentation_and_in_validation():
+    x, y = pictures()
+    images, seen = (x * 255).to(torch.uint8), []
+
+    def look(x):
+        seen.append(float(x.max()))
+        return x
+
+    pairs = [(images, y), (images.float() / 255, y)]
+    adaptors = [
+        adapt.fit(seer(), data, epochs=1, validation=pairs[0], augment=look) for data in pairs
+    ]
+    assert max(seen) <= 1
+    torch.testing.assert_close(adaptors[0](images), adaptors[1](images))
 
 
 def test_augmentation_changes_the_images_not_the_features():

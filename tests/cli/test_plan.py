@@ -258,7 +258,7 @@ def test_training_within_a_budget(says):
     assert record["accuracy"] == whole["accuracy"]
     code, out, err = says("train", *words, "--memory", budget)
     assert (code, err) == (0, "")
-    assert f"of a budget of {size(int(budget))}" in out and "\npeak " in out
+    assert f"\nwithin {size(int(budget))}: " in out
 
 
 def test_a_budget_out_of_reach_ends_training(says):
@@ -298,7 +298,7 @@ def test_comparing_within_a_budget(says):
     code, out, err = says("compare", *words, "--memory", "1MB")
     said = " ".join(out.split())
     assert (code, err) == (0, "") and max(map(len, out.splitlines())) <= 80
-    assert "a memory budget of 1.0 MB for each training run, except for backprop, zorb" in said
+    assert "each training run within 1.0 MB, except for backprop, zorb" in said
     record = json.loads(Path("tpsgd-report/results.json").read_text())
     held = {a["name"]: a["restarts"][0]["settings"].get("memory_budget") for a in record["arms"]}
     assert held == {"backprop": None, "readout": "1MB", "zorb": None, "frozen": "1MB"}
@@ -319,3 +319,15 @@ def test_without_a_budget_nothing_is_said_of_one(says):
     code, out, _ = says("compare", *SMALL, "--rules", "drtp", "--restarts", "1")
     assert code == 0 and "budget" not in out
     assert not arm("backprop").budgeted and arm("frozen").budgeted
+
+
+def test_low_memory_in_one_word(says):
+    words = ("--data", "digits", "--model", "cnn:8x3", "--epochs", "1", "--max-train", "200")
+    code, out, err = says("train", *words, "--memory", "low")
+    assert (code, err) == (0, "") and "\nin low memory: " in out and "inputs recomputed" in out
+    assert "kept inputs" not in out
+    code, out, _ = says("plan", *words, "--memory", "low")
+    assert code == 0 and out.startswith("in low memory: micro-batches of 8")
+    words = (*SMALL, "--rules", "readout", "--restarts", "1", "--memory", "low")
+    code, out, _ = says("compare", *words)
+    assert code == 0 and "each training run in low memory, except for backprop" in out

@@ -71,8 +71,26 @@ def test_the_folder_says_how_the_model_was_trained(says):
     trained = tpsgd.load("model")
     assert trained.run.seed == 3 and trained.run.rule == "drtp"
     assert trained.run.settings["model"] == "mlp:8" and trained.classes == ("cat", "dog")
+    scaling = trained.inputs.pop("scaling")
+    assert scaling["method"] == "standard" and len(scaling["shift"]) == len(scaling["scale"]) == 3
     assert trained.inputs == {"shape": [3], "columns": ["a", "b", "c"], "label": "kind"}
     assert trained.versions["tpsgd"] == tpsgd.__version__
+
+
+@pytest.mark.parametrize("scale", ["none", "standard", "minmax"])
+def test_scale_is_printed_and_kept_with_the_model(says, scale):
+    _, out, _ = says(*TRAIN, "--scale", scale)
+    accuracy = out.partition("test accuracy ")[2].partition(" ")[0]
+    word = {"none": "unscaled", "standard": "standardised", "minmax": "scaled to 0..1"}[scale]
+    assert f"features {word}" in out.partition("data: ")[2] and float(accuracy[:-1]) > 60
+    code, out, _ = says("evaluate", "model", "--data", "pets.csv", "--json")
+    seen, settings = json.loads(out)["accuracy"], tpsgd.load("model").inputs.get("scaling", {})
+    assert code == 0 and seen > 0.7 and settings.get("method", "none") == scale
+
+
+def test_an_unknown_scale(says):
+    code, _, err = says("train", "--data", "pets.csv", "--scale", "standart")
+    assert code == 2 and "unknown scale 'standart': did you mean 'standard'?" in err
 
 
 def test_a_saved_model_agrees_with_the_accuracy_that_train_printed(says):

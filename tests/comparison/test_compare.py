@@ -195,7 +195,7 @@ def test_time_is_the_median_and_accuracy_the_mean():
         return tpsgd.Run("x", 0, {}, seconds=seconds, peak_bytes=int(seconds))
 
     result = comparing.Result(Arm("x", None), [0.5, 0.7, 0.6], [run(1.0), run(99.0), run(2.0)])
-    assert result.seconds == 2.0 and result.peak_bytes == 99
+    assert result.seconds == 2.0 and result.largest.total_bytes == 99
     assert result.accuracy == pytest.approx((0.6, 0.1))
 
 

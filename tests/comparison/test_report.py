@@ -16,6 +16,7 @@ from tpsgd.comparison.report import plots, table
 from tpsgd.engine.record import BlockInfo, Epoch, Run
 from tpsgd.errors import TpsgdError
 from tpsgd.training.confusion import Confusion
+from tpsgd.units import size
 
 RULES = (
     "backprop", rules.tpsgd_l2(), rules.tpsgd_l1(), rules.drtp(), rules.dfa(), rules.sdfa(),
@@ -199,9 +200,9 @@ def test_a_net_that_nothing_was_trained_of(tmp_path):
 
 
 def test_the_legend_names_backprop_through_time():
-    assert table.legend(close()).startswith("× is relative to backprop; ")
-    assert table.legend(sequences()).startswith("× is relative to backprop through time; ")
-    assert len(table.legend(sequences())) <= 80
+    assert table.legend(close()).startswith("× is relative to backprop\n")
+    assert table.legend(sequences()).startswith("× is relative to backprop through time\n")
+    assert max(map(len, table.legend(sequences()).splitlines())) <= 80
 
 
 def test_controls_look_different():
@@ -293,3 +294,28 @@ def test_the_record_has_the_matrix_of_all_restarts():
     result = with_matrices().results[0]
     summary = result.as_dict()["summary"]
     assert summary["confusion"]["<0>"] == {"<0>": 9 * len(result.runs), "<1>": len(result.runs)}
+
+
+def test_memory_is_the_peak_and_the_kept_inputs():
+    record = close()
+    backprop, readout = (next(r for r in record.results if r.arm.name == name)
+                         for name in ("backprop", "readout"))  # fmt: skip
+    rows = {row[0]: row for row in table.rows(record)}
+    total = readout.runs[0].peak_bytes + 1_500_000
+    assert rows["readout"][4] == size(total) and rows["readout"][6] == size(1_500_000)
+    assert rows["readout"][5] == f"×{total / backprop.runs[0].peak_bytes:.2f}"
+    summary = readout.as_dict()["summary"]
+    assert summary["total_bytes"] == total == summary["peak_bytes"] + summary["kept_bytes"]
+
+
+def test_the_scatter_plot_shows_memory_with_kept_inputs(monkeypatch):
+    figures = []
+    monkeypatch.setattr(plots.figures, "as_bytes", lambda figure: figures.append(figure) or b"")
+    record = close()
+    plots.draw(record)
+    (axes,) = figures[0].axes
+    assert axes.get_xlabel() == "memory (MB)"
+    result = next(r for r in record.results if r.arm.name == "readout")
+    total, peak = result.largest.total_bytes / 2**20, result.largest.peak_bytes / 2**20
+    lines = [list(line.get_xdata()) for line in axes.lines if len(line.get_xdata()) == 2]
+    assert [peak, total] in lines and axes.get_xlim()[1] > total

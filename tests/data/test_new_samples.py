@@ -29,7 +29,7 @@ def table(name, columns, rows):
 @pytest.fixture
 def pets():
     rows = [[*map(repr, map(float, x)), kind] for x, kind in zip(NUMBERS, KINDS, strict=True)]
-    return data.load(table("pets.csv", [*"abcd", "kind"], rows))
+    return data.load(table("pets.csv", [*"abcd", "kind"], rows), scale="none")
 
 
 def new(spec, pets, **options):
@@ -82,7 +82,8 @@ def test_tables_of_time_steps_are_named_by_their_sequence():
     rows = [
         [name, t, t + i, "ab"[i % 2]] for i, name in enumerate("pqrstuvw") for t in range(2 + i)
     ]
-    steps = data.load(table("steps.csv", ["sequence", "time", "value", "label"], rows))
+    table("steps.csv", ["sequence", "time", "value", "label"], rows)
+    steps = data.load("steps.csv", scale="none")
     table("new.csv", ["value", "sequence", "time"], [(5, "z", 1), (4, "z", 0), (7, "y", 3)])
     samples = new("new.csv", steps)
     assert isinstance(samples.x, Padded) and samples.names == ["y", "z"]

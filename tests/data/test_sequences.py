@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from tpsgd import Padded, data
+from tpsgd.data.dataset import BYTES
 
 RNG = np.random.default_rng(0)
 Y = np.arange(20) % 2
@@ -69,7 +70,8 @@ def test_bytes_with_lengths_are_sequences(tmp_path):
     x = RNG.integers(0, 256, (20, 6, 3), dtype=np.uint8)
     assert data.load(npz(tmp_path, x=x, y=Y)).shape == (1, 6, 3)
     loaded = data.load(npz(tmp_path, x=x, y=Y, lengths=LENGTHS))
-    assert loaded.shape == (LENGTHS.max(), 3) and loaded.train[0].data.max() > 1
+    assert loaded.shape == (LENGTHS.max(), 3) and 0.9 < loaded.train[0].data.max() <= 1
+    assert "bytes divided by 255, 1 to" in loaded.note and loaded.reading == BYTES
 
 
 def test_npz_of_tokens(tmp_path):
@@ -186,18 +188,20 @@ def steps(lengths, line="s{i},{t},{a},{b},{y}"):
 def test_csv_with_a_sequence_column_has_a_step_a_row(tmp_path):
     lines = steps([4] * 10)
     RNG.shuffle(lines)  # the column step puts them in order
-    loaded = data.load(csv(tmp_path, "\n".join(["sequence,step,a,b,label", *lines])))
+    file = csv(tmp_path, "\n".join(["sequence,step,a,b,label", *lines]))
+    loaded = data.load(file, scale="none")
     x, y = loaded.train
     assert x.shape == (8, 4, 2) and loaded.shape == (4, 2) and loaded.classes == ("cat", "dog")
     assert (x[:, :, 1] == torch.tensor([0.0, 10, 20, 30])).all()
     assert (x[:, :, 0] == x[:, :1, 0]).all() and (y == 1 - x[:, 0, 0].long() % 2).all()
-    assert "label column 'label', features unscaled, 4 steps; 20 % held out" in loaded.note
+    assert "label column 'label', 4 steps; 20 % held out" in loaded.note
 
 
 def test_csv_of_steps_of_different_lengths(tmp_path):
     lengths = [3, 1, 5, 2, 4, 3, 2, 5, 1, 4]
     lines = steps(lengths, "{y};{b};{a};s{i}")
-    loaded = data.load(csv(tmp_path, "\n".join(["y;b;a;Sequence_ID", *lines])), max_train=5)
+    file = csv(tmp_path, "\n".join(["y;b;a;Sequence_ID", *lines]))
+    loaded = data.load(file, max_train=5, scale="none")
     x, y = loaded.train
     assert isinstance(x, Padded) and x.data.shape == (5, 5, 2) and "1 to 5 steps" in loaded.note
     for row, length, label in zip(x.data, x.lengths, y, strict=True):
@@ -208,7 +212,8 @@ def test_csv_of_steps_of_different_lengths(tmp_path):
 
 def test_csv_of_times_that_float32_cannot_tell_apart(tmp_path):
     lines = [f"s{i},{1_700_000_000 + 9 - t},{9 - t},{i % 2}" for i in range(10) for t in range(10)]
-    x = data.load(csv(tmp_path, "\n".join(["sequence,time,a,y", *lines]))).train[0]
+    file = csv(tmp_path, "\n".join(["sequence,time,a,y", *lines]))
+    x = data.load(file, scale="none").train[0]
     assert (x[:, :, 0] == torch.arange(10)).all()
 
 

@@ -27,14 +27,15 @@ def test_npz_without_a_test_set_is_split(tmp_path):
     loaded = data.load(npz(tmp_path, x=X, y=Y), seed=7)
     assert loaded.train[0].shape == (16, 3) and loaded.test[0].shape == (4, 3)
     assert loaded.test[1].bincount().tolist() == [2, 2] and loaded.shape == (3,)
-    assert loaded.note == "20 % held out as test, stratified, seed 7"
+    assert loaded.note == "20 % held out as test, stratified, seed 7; features unscaled"
     rows = torch.cat([loaded.train[0], loaded.test[0]])
     assert torch.equal(rows.sort(0).values, torch.tensor(X, dtype=torch.float32).sort(0).values)
 
 
 def test_npz_with_a_test_set_and_labels_from_one(tmp_path):
     loaded = data.load(npz(tmp_path, x=X, y=Y * 4 + 1, x_test=X[:2], y_test=np.array([5, 1])))
-    assert loaded.classes == ("1", "5") and loaded.test[1].tolist() == [1, 0] and loaded.note == ""
+    assert loaded.classes == ("1", "5") and loaded.test[1].tolist() == [1, 0]
+    assert loaded.note == "features unscaled"
     assert torch.equal(loaded.train[0], torch.tensor(X, dtype=torch.float32))
 
 
@@ -265,17 +266,17 @@ def rows(line, n=10):
     ],
 )
 def test_csv_formats_that_are_read(tmp_path, text):
-    loaded = data.load(csv(tmp_path, text))
+    loaded = data.load(csv(tmp_path, text), scale="none")
     x, y = loaded.train
     assert loaded.classes == ("cat", "dog") and loaded.shape == (2,) and len(loaded.test[1]) == 2
     assert (x[:, 1] == 0.5).all() and (y == 1 - x[:, 0].long() % 2).all()
     assert x.dtype == torch.float32 and x.is_contiguous()
-    assert "features unscaled; 20 % held out as test, stratified, seed 0" in loaded.note
+    assert "20 % held out as test, stratified, seed 0; features unscaled" in loaded.note
 
 
 def test_csv_classes_are_sorted_as_numbers(tmp_path):
     text = "a,y\n" + "".join(f"{i},{(10, 9, 2)[i % 3]}\n" for i in range(12))
-    loaded = data.load(csv(tmp_path, text))
+    loaded = data.load(csv(tmp_path, text), scale="none")
     assert loaded.classes == ("2", "9", "10")
     assert (loaded.train[1] == 2 - loaded.train[0][:, 0].long() % 3).all()
 

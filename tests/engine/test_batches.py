@@ -115,10 +115,51 @@ def test_images_may_lie_in_memory_as_they_like(form, schedule):
     assert same(found, trained((x, y), cnn(), schedule=schedule)[0])
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.bool])
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int64, torch.bool])
 def test_features_that_are_whole_numbers_become_the_models_numbers(dtype):
     x = (X > 0).to(dtype)
     assert same(trained((x, Y))[0], trained((x.float(), Y))[0])
+
+
+BYTES = (X * 40 + 100).clamp(0, 255).to(torch.uint8)
+
+
+@pytest.mark.parametrize("kind", ["tensor", "numpy", "data set", "loader", "chunks of a batch"])
+def test_bytes_are_pixels_divided_by_255(kind):
+    forms = {
+        "tensor": lambda x: (x, Y),
+        "numpy": lambda x: (x.numpy(), Y.numpy()),
+        "data set": lambda x: Plain(x, Y),
+        "loader": lambda x: DataLoader(Plain(x, Y), batch_size=8),
+        "chunks of a batch": lambda x: (x, Y),
+    }
+    more = {"memory": tpsgd.Memory(micro_batch=3)} if kind == "chunks of a batch" else {}
+    of_bytes, of_numbers = forms[kind](BYTES), forms[kind](BYTES.float() / 255)
+    model, other = trained(of_bytes, **more)[0], trained(of_numbers, **more)[0]
+    assert same(model, other)
+
+
+def test_bytes_are_evaluated_as_they_are_learned():
+    model = nn.Sequential(nn.Linear(6, 3))
+    data, numbers = (BYTES, Y), (BYTES.float() / 255, Y)
+    tpsgd.fit(model, data, epochs=20, lr=0.1, batch_size=16)
+    assert tpsgd.evaluate(model, data) == tpsgd.evaluate(model, numbers)
+    run = tpsgd.fit(nn.Sequential(nn.Linear(6, 3)), data, epochs=1, validation=data)
+    again = tpsgd.Trained(model, run)
+    assert torch.equal(again.outputs(BYTES), again.outputs(BYTES.float() / 255))
+
+
+def test_large_batches_of_bytes_in_another_memory_format_are_divided_once():
+    x = torch.randint(0, 256, (130, 3, 64, 64), dtype=torch.uint8)
+    form = BatchForm(torch.device("cpu"), torch.float32, 130, (0,), channels_last=True)
+    batch, _ = Arrays(x, torch.zeros(130, dtype=torch.long), form).take(torch.arange(130))
+    assert torch.equal(batch, x.float() / 255)
+
+
+def test_bytes_of_yes_and_no_give_a_warning():
+    x = (X > 0).to(torch.uint8)
+    with pytest.warns(UserWarning, match="taken as pixels and divided by 255, but has none above"):
+        trained((x, Y))
 
 
 def test_the_data_is_not_written_to():

@@ -1,6 +1,7 @@
 """The record of a run: what it holds, and how it prints."""
 
 import json
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -103,3 +104,14 @@ def test_sizes_for_people(count, words):
 
 def test_columns_are_aligned():
     assert columns([("a", "bb"), ("ccc", "d")]) == "a    bb\nccc  d"
+
+
+def test_memory_is_the_peak_and_the_kept_inputs():
+    run = Run("drtp", 0, {}, peak_bytes=1024, kept_bytes=2048)
+    assert run.total_bytes == 3072 and run.as_dict()["total_bytes"] == 3072
+    assert ", memory 3.0 KB (peak 1.0 KB + kept inputs 2.0 KB)" in str(run)
+    assert ", memory 1.0 KB (process 4.0 KB)" in str(
+        replace(run, kept_bytes=0, resident_bytes=4096)
+    )
+    assert ", memory not measured" in str(Run("drtp", 0, {}))
+    assert Run.of(run.as_dict()) == run

@@ -228,3 +228,16 @@ def test_mnist_in_five_epochs():
     classifier = TPSGDClassifier((256,), epochs=5, random_state=0)
     classifier.fit(X.flatten(1).numpy(), y.numpy())
     assert classifier.score(X_test.flatten(1).numpy(), y_test.numpy()) >= 0.97
+
+
+def test_bytes_are_pixels_in_training_and_prediction():
+    X = np.random.default_rng(0).integers(0, 256, (80, 5), dtype=np.uint8)
+    y = X[:, 0] > 127
+    of_bytes = TPSGDClassifier((8,), epochs=3, random_state=0).fit(X, y)
+    numbers = (X / np.float32(255)).astype(np.float32)
+    of_numbers = TPSGDClassifier((8,), epochs=3, random_state=0).fit(numbers, y)
+    assert np.array_equal(of_bytes.predict_proba(X), of_numbers.predict_proba(numbers))
+    with pytest.raises(TpsgdError, match="X is of numbers, but the net was trained on bytes"):
+        of_bytes.predict(X.astype(float))
+    with pytest.raises(TpsgdError, match=r"X is of bytes .* but the net was trained on numbers"):
+        of_numbers.predict(X)

@@ -264,3 +264,35 @@ def test_other_amounts_are_refused(text):
     assert repr(text) in str(caught.value)
     with pytest.raises(TpsgdError, match="no amount of memory"):
         tpsgd.plan(mlp(6, 8, 3), (6,), memory=text)
+
+
+# ---- low memory ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", NETS)
+def test_low_memory_keeps_no_inputs_and_learns_the_same(kind):
+    plain, free = trained(kind, batch_size=64, reuse=True)
+    model, run = trained(kind, batch_size=64, budget="low")
+    assert run.kept_bytes == 0 and run.settings["reuse"] is False
+    assert run.settings["memory_budget"] == "low" and run.total_bytes < free.total_bytes
+    close(state(model), state(plain), rtol=1e-3, atol=1e-4)  # in float32, other sums
+
+
+def test_low_memory_cuts_batches_only_where_that_saves_memory():
+    plan = tpsgd.plan(cnn(), (2, 6, 6), samples=N, batch_size=64, memory="low")
+    assert plan.lines[0].kept == 0 and str(plan).startswith("in low memory: Memory(")
+    assert plan.settings["memory"].micro_batch == budget_module.SMALLEST
+    run = trained("cnn", batch_size=64, memory=plan.settings["memory"])[1]
+    assert run.peak_bytes == pytest.approx(plan.lines[0].peak, rel=0.02)
+    wide = tpsgd.plan(mlp(400, 400, 3), (400,), samples=N, batch_size=64, memory="low")
+    assert wide.settings["memory"].micro_batch is None  # gradients to add up would take more
+
+
+def test_low_memory_does_not_cut_what_would_then_learn_otherwise():
+    model = nn.Sequential(nn.Linear(6, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 3))
+    run = tpsgd.fit(model, points(), memory="low", batch_size=32, augment=lambda x: x)
+    assert run.settings["micro_batch"] is None and run.settings["reuse"] is False
+    x, y = sequences(12)
+    model = nn.Sequential(Recurrent(4, 6), nn.Linear(6, 3)).double()
+    run = tpsgd.fit(model, (ragged(x), y), memory="low")
+    assert run.kept_bytes == 0 and run.settings["micro_batch"] is None

@@ -85,7 +85,7 @@ def test_kept_inputs_that_dwarf_the_rest_are_cut(times, cut):
     panel = drawn(plan).axes[0]
     first = bars(panel)[0]
     assert bool(first[-1].get_width() < 10) is cut and (len(panel.lines) == 2) is cut
-    said = f"10.0 MB + {size(times * 10 * MB)} kept" if cut else "50.0 MB"
+    said = f"{size((times + 1) * 10 * MB)}, {size(times * 10 * MB)} kept" if cut else "50.0 MB"
     assert panel.texts[0].get_text() == said
     if cut:  # the rest stays readable
         assert panel.get_xlim()[1] < 30

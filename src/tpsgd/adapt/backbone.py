@@ -132,13 +132,12 @@ class Tap(nn.Module):
 
     is_tap = True  # `tpsgd.split` makes one block of it, whatever it contains
 
-    def __init__(self, backbone: Backbone, tap: str, scale: float = 1.0) -> None:
+    def __init__(self, backbone: Backbone, tap: str) -> None:
         super().__init__()
-        self.backbone, self.tap, self.scale = backbone, tap, scale
+        self.backbone, self.tap = backbone, tap
 
     def forward(self, x: Tensor) -> Tensor:
         """The tap's output."""
-        x = x / self.scale if self.scale != 1.0 else x
         return self.backbone(x, (self.tap,))[self.tap]
 
 

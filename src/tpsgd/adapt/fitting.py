@@ -155,16 +155,9 @@ def _taps(backbone: Backbone, taps: str | Sequence[str] | None) -> tuple[str, ..
 
 
 def _check_images(data: Any, settings: Settings) -> None:
-    """Refuse images that do not go together, or not with augmentation."""
-    augmented = settings.augment is not None
-    if augmented and isinstance(data, Features):
+    """Refuse augmentation of images that only their features are kept of."""
+    if settings.augment is not None and isinstance(data, Features):
         raise TpsgdError("augment changes the images: their features cannot be kept")
-    samples = [d for d in (data, settings.validation) if not (d is None or isinstance(d, Features))]
-    as_bytes = {first_samples(d).dtype is torch.uint8 for d in samples}
-    if len(as_bytes) > 1:
-        raise TpsgdError("data and validation must both be bytes (uint8), or both be floats")
-    if augmented and True in as_bytes:
-        raise TpsgdError("augment takes images as floats from 0 to 1: divide the bytes by 255")
 
 
 def _shapes(backbone: Backbone, data: Any, taps: tuple[str, ...]) -> tuple[Shapes, tuple[int, ...]]:
@@ -242,8 +235,7 @@ def _train(method: Method, adaptor: Adaptor, tap: str, data: Any, settings: dict
         if "validation" in settings:
             settings["validation"] = settings["validation"].at(tap)
         return method(head, data.at(tap), **settings)
-    scale = 255 if first_samples(data).dtype is torch.uint8 else 1.0
-    model = nn.Sequential(Tap(adaptor.backbone, tap, scale), *head)
+    model = nn.Sequential(Tap(adaptor.backbone, tap), *head)
     blocks = len(split(head, settings.get("blocks")))
     return method(model, data, **_with_backbone(settings, blocks))
 

@@ -35,7 +35,7 @@ COMBINE = ("summed", "averaged", "learned")
 
 
 @dataclass(frozen=True)
-class Images(options.Data):
+class Images(options.Unscaled):
     """Images to train on."""
 
     data: str = setting(MISSING, IMAGES)

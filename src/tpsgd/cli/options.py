@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tpsgd.zoo.words import Factory
 
 SCHEDULES = ("sequential", "simultaneous")
+SCALES = ("none", "standard", "minmax")  # `data.scaling.METHODS`, which imports torch
 LOSSES = ("mse", "cross-entropy", "bce")
 INITS = ("zeros", "uniform", "scaled-uniform", "reservoir")
 RECIPES = ("deep",)
@@ -134,8 +135,8 @@ def changed(group: Any) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Data:
-    """What to train and to test on."""
+class Unscaled:
+    """Samples to train and to test on, as they are stored."""
 
     TITLE = "Data"
 
@@ -145,9 +146,29 @@ class Data:
 
     def load(self, seed: int = 0) -> "tpsgd.data.Data":
         """The data set."""
-        options = {"max_train": self.max_train, "on_disk": self.on_disk}
+        return self._load(seed, "none")
+
+    def _load(self, seed: int, scale: str | None) -> "tpsgd.data.Data":
+        choices = {"max_train": self.max_train, "on_disk": self.on_disk, "scale": scale}
         with waiting(f"reading {self.data}"):
-            return tpsgd.data.load(self.data, seed=seed, **options)
+            return tpsgd.data.load(self.data, seed=seed, **choices)
+
+
+@dataclass(frozen=True)
+class Data(Unscaled):
+    """What to train and to test on."""
+
+    scale: str | None = setting(
+        None,
+        "Features of tables and series: none, standard or minmax, with statistics of the training "
+        "samples.",
+        choices=SCALES,
+        show_default="standard for .csv, else none",
+    )
+
+    def load(self, seed: int = 0) -> "tpsgd.data.Data":
+        """The data set."""
+        return self._load(seed, self.scale)
 
 
 @dataclass(frozen=True)
@@ -352,7 +373,9 @@ class Memory:
 
     TITLE = "Memory"
 
-    memory: str | None = setting(None, "64MB, 1.5GB: the most to use beyond the data set.")
+    memory: str | None = setting(
+        None, "64MB, 1.5GB: the most to use beyond the data set; low: as little as is reasonable."
+    )
     reuse: str | None = setting(None, "Keep blocks' inputs: yes, no (recompute), or a folder.")
     micro_batch: int | None = setting(None, "Samples of a batch in memory at a time.", min=1)
 

@@ -96,7 +96,7 @@ def _subject(data: Samples, model: options.Model) -> Subject:
         padded = isinstance(x, tpsgd.Padded)
         dtype = None if padded else x.dtype
         return Subject(*model.factory_for(samples), samples.shape, len(y), dtype, padded)
-    if (data.data, data.max_train, data.on_disk) != (None, None, None):
+    if (data.data, data.max_train, data.on_disk, data.scale) != (None,) * 4:
         raise TpsgdError("--shape is for a plan without data: leave --data and its options out")
     if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", data.shape.lower()):
         raise TpsgdError(f"{data.shape!r} is no shape of a sample: write 1x28x28 or 784")

@@ -10,7 +10,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from tpsgd.units import as_bytes, size
+from tpsgd.units import size
 
 if TYPE_CHECKING:
     from tpsgd.comparison.compare import Comparison
@@ -88,11 +88,14 @@ def show(comparison: "Comparison", page: Path) -> None:
 
 def show_plan(plan: "Plan") -> None:
     """Print a plan: the settings that fit a budget, the tables, remarks."""
+    from tpsgd.engine.settings import Memory
+
     console = Console(highlight=False)
     console.width = min(WIDTH, console.width)
     if plan.budget is not None:
         settings = in_words(vars(plan.settings["memory"]))
-        console.print(f"within {size(as_bytes(plan.budget))}: {settings}", style="bold")
+        budget = Memory(plan.budget).budget_in_words
+        console.print(f"{budget}: {settings}", style="bold")
     first = plan.lines[0]
     console.print(bytes_table(plan.lines, "way to train"))
     if len(first.blocks) > 1:
@@ -125,10 +128,12 @@ def in_words(settings: Mapping[str, Any]) -> str:
 
 
 def peak_within(run: "Run", budget: str) -> str:
-    """The peak memory of a run compared with its budget, and the settings that made it fit."""
+    """The memory of a run compared with its budget, and the settings that made it fit."""
+    from tpsgd.engine.settings import Memory
+
     inputs = f", {size(run.kept_bytes)} of it kept inputs" if run.kept_bytes else ""
-    total = size(run.peak_bytes + run.kept_bytes)
-    return f"peak {total} of a budget of {size(as_bytes(budget))}{inputs}: {in_words(run.settings)}"
+    total, words = size(run.total_bytes), Memory(budget).budget_in_words
+    return f"{words}: {total}{inputs}; {in_words(run.settings)}"
 
 
 @contextmanager

@@ -66,6 +66,8 @@ def train(
             print(run)
             if memory.memory:
                 print(peak_within(run, memory.memory))
+            if samples.note:
+                print(f"data: {samples.note}")
             tested = f"{len(samples.test[1]):,} samples ({data.data})"
             print(f"test accuracy {accuracy:.2%} of {tested}", flush=True)
         word = model.model if is_function(model.model) and arm.factory is None else None

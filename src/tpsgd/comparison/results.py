@@ -40,9 +40,9 @@ class Result:
         return median(run.seconds for run in self.runs)
 
     @property
-    def peak_bytes(self) -> int:
-        """The largest peak of any restart."""
-        return max(run.peak_bytes for run in self.runs)
+    def largest(self) -> Run:
+        """The restart that took the most memory."""
+        return max(self.runs, key=lambda run: run.total_bytes)
 
     @property
     def confusion(self) -> Confusion | None:
@@ -55,7 +55,8 @@ class Result:
         if self.counts:
             mean, std = self.accuracy
             summary = {"accuracy": mean, "accuracy_std": std, "seconds": self.seconds}
-            summary["peak_bytes"] = self.peak_bytes
+            for name in ("total_bytes", "peak_bytes", "kept_bytes"):
+                summary[name] = getattr(self.largest, name)
             summary |= self.confusion.as_dict() if self.confusion else {}
         restarts = [
             {"accuracy": accuracy, **run.as_dict()}

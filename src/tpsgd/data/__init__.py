@@ -2,7 +2,8 @@
 
 `loading` is `load`; `registry` lists the built-in sets, which are in `sets/`, and `download`
 fetches them; `user_files` finds the reader for a file of yours (`npz_files`, `csv_files`,
-`images`, `arrays`); `split` holds out test samples; `mapped` keeps samples on disk.
+`images`, `arrays`); `split` holds out test samples; `scaling` scales tables and series; `mapped`
+keeps samples on disk; `new_samples` reads samples for a trained model.
 
 The package imports torch, numpy, and from tpsgd only `errors`, `units`, `files` and `nets.padded`;
 pillow, pooch, rich and scikit-learn are imported where they are used.

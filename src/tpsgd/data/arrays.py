@@ -48,11 +48,12 @@ class Samples(NamedTuple):
 def from_arrays(source: str, splits: Sequence[Arrays], are_tokens: bool = False) -> RawData:
     """Check the training arrays and, if there are any, the test arrays, and name the classes.
 
-    Bytes are taken as pixels, unless they are sequences with lengths or tokens.
+    Bytes are taken as pixels, unless they are tokens.
     """
     samples = check_arrays(source, splits, are_tokens)
     pairs = zip(samples.x, samples.y, strict=True)
-    return RawData(*encode(source, *pairs), *samples[2:])
+    unscaled = not (are_tokens or samples.reading) and len(samples.x[0].shape) in (2, 3)
+    return RawData(*encode(source, *pairs), *samples[2:], "none" if unscaled else None)
 
 
 def check_arrays(source: str, splits: Sequence[Arrays], are_tokens: bool = False) -> Samples:
@@ -60,8 +61,7 @@ def check_arrays(source: str, splits: Sequence[Arrays], are_tokens: bool = False
     splits = [_checked(source, split, are_tokens) for split in splits]
     samples: list[Any] = [split.x for split in splits]
     lengths = [split.lengths for split in splits if split.lengths is not None]
-    may_be_pixels = not (are_tokens or lengths)
-    of_bytes = {may_be_pixels and x.dtype == np.uint8 for x in samples}
+    of_bytes = {not are_tokens and x.dtype == np.uint8 for x in samples}
     shapes = {x.shape[2 if lengths else 1 :] for x in samples}  # only lengths may differ
     if len(of_bytes) > 1 or len(shapes) > 1:
         raise TpsgdError(
@@ -69,19 +69,23 @@ def check_arrays(source: str, splits: Sequence[Arrays], are_tokens: bool = False
             f" the test samples {samples[1].dtype} of shape {samples[1].shape}; they must match"
             " (give lengths and lengths_test for sequences of different lengths)."
         )
-    decode, note, reading = tokens if are_tokens else numbers, "", {}
+    decode, reading = tokens if are_tokens else numbers, {}
     vocabulary = _vocabulary(source, samples) if are_tokens else None
+    notes = []
+    if True in of_bytes:
+        decode, reading = pixels, BYTES
+        notes.append("bytes divided by 255")
     if lengths:
-        samples, note = _pad_to_longest(samples, lengths)
+        samples, note = _pad_to_longest([decode(x) for x in samples], lengths)
         decode = converted
-    else:
-        if True in of_bytes:
-            samples, decode = [_with_channels(x) for x in samples], pixels
-            note, reading = "bytes divided by 255", BYTES
-        if may_be_pixels and _is_channels_last(samples[0].shape):
+        notes.append(note)
+    elif not are_tokens:
+        samples = [_with_channels(x) for x in samples] if reading else samples
+        if _is_channels_last(samples[0].shape):
             samples = [np.moveaxis(x, -1, 1) for x in samples]
-            note = ", ".join(filter(None, (note, CHANNELS_FIRST)))
-    return Samples(samples, [split.y for split in splits], decode, note, vocabulary, reading)
+            notes.append(CHANNELS_FIRST)
+    labels = [split.y for split in splits]
+    return Samples(samples, labels, decode, ", ".join(notes), vocabulary, reading)
 
 
 def encode(
@@ -199,7 +203,7 @@ def _is_channels_last(shape: tuple[int, ...]) -> bool:
 
 
 def _pad_to_longest(samples: Sequence[Array], lengths: Sequence[Array]) -> tuple[list[Any], str]:
-    """Samples, converted as for `Data`, padded or cut to the longest length; and a note on it.
+    """Samples, padded or cut to the longest length; and a note on it.
 
     The samples of each split become `Padded`, unless all lengths are equal.
     """
@@ -209,7 +213,6 @@ def _pad_to_longest(samples: Sequence[Array], lengths: Sequence[Array]) -> tuple
     for x, steps in zip(samples, lengths, strict=True):
         x = x[:, :longest]
         x = np.pad(x, [(0, 0), (0, longest - x.shape[1]), *[(0, 0)] * (x.ndim - 2)])
-        x = tokens(x) if x.ndim == 2 else numbers(x)  # only tokens have no features
         if shortest < longest:
             x = Padded(torch.from_numpy(x), torch.from_numpy(steps.astype(np.int64)))
         padded.append(x)

@@ -41,7 +41,7 @@ class Header(NamedTuple):
 
 
 def read_csv(file: Path) -> RawData:
-    """Features, which are not scaled, and labels.
+    """Features, which `load` standardises by default, and labels.
 
     The label column is `label`, `y`, `class` or `target`, else the last one. A first column
     without a name has row names and is left out. With a column `sequence` or `sequence_id`, each
@@ -54,10 +54,11 @@ def read_csv(file: Path) -> RawData:
     if header.sequence is None:
         _warn_of_row_numbers(file, [header.names[i] for i in header.features], arrays.x)
     raw = from_arrays(str(file), [arrays])
-    note = f"label column '{header.names[header.label]}', features unscaled"
+    note = f"label column '{header.names[header.label]}'"
     columns = [header.names[i] for i in header.features]
     reading = {"columns": columns, "label": header.names[header.label]}
-    return replace(raw, note=f"{note}, {raw.note}" if raw.note else note, reading=reading)
+    note = f"{note}, {raw.note}" if raw.note else note
+    return replace(raw, note=note, reading=reading, scale="standard")
 
 
 def read_columns(file: Path, columns: list[str], label: str) -> tuple[Arrays, list[str], bool]:

@@ -26,6 +26,8 @@ class RawData:
     files and so on. It is called only for samples that are used. `test` is None for data without
     a test set. `vocabulary` is the number of different tokens, for samples that are tokens.
     `reading` says in plain values how a reader made samples of the file: `scaling`, `columns`.
+    `scale` is the scaling of these samples that `load` chooses if its caller does not; None for
+    samples that have their scale, or none.
     """
 
     classes: tuple[str, ...]
@@ -35,6 +37,7 @@ class RawData:
     note: str
     vocabulary: int | None = None
     reading: dict[str, Any] = field(default_factory=dict)
+    scale: str | None = None
 
 
 @dataclass(frozen=True)

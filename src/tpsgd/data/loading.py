@@ -1,6 +1,9 @@
 """`load`: from a name or a path to tensors, by reading, splitting, thinning out and converting."""
 
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,13 +13,21 @@ from tpsgd.data import mapped, user_files
 from tpsgd.data.dataset import Data, RawData
 from tpsgd.data.download import fetch
 from tpsgd.data.registry import DATASETS, find
+from tpsgd.data.scaling import NOTES, check_method, decoded_and_scaled, statistics
 from tpsgd.data.split import Subset, hold_out_test, stratified
 from tpsgd.errors import TpsgdError
 from tpsgd.nets.padded import Padded
 
+AT_A_TIME = 1 << 12  # samples whose statistics are added together
+
 
 def load(
-    spec: str, *, seed: int = 0, max_train: int | None = None, on_disk: Path | str | None = None
+    spec: str,
+    *,
+    seed: int = 0,
+    max_train: int | None = None,
+    on_disk: Path | str | None = None,
+    scale: str | None = None,
 ) -> Data:
     """Load a built-in data set by name, or your own by path.
 
@@ -51,6 +62,11 @@ def load(
             on every call. Images, functions that return a mapped array, and uncompressed `.npz`
             files (`numpy.savez`) are never in memory as a whole; other formats are when they are
             first read. Sequences of different lengths are refused.
+        scale: of each feature of a table or of series, with statistics of the training samples:
+            "standard" (mean 0, deviation 1), "minmax" (0 to 1) or "none". Default: "standard" for
+            `FILE.csv`, and "none" for everything else: arrays are taken as they are, except that
+            bytes (uint8) are pixels and are divided by 255, as `fit` and `evaluate` do. The
+            statistics are in `Data.inputs`, which `Run.save` stores with a model.
 
     Returns:
         The data; its `note` says how it was split and converted.
@@ -64,19 +80,21 @@ def load(
     """
     if seed < 0 or (max_train is not None and max_train < 1):
         raise TpsgdError(f"seed must be at least 0 and max_train 1, got {seed} and {max_train}.")
+    check_method(scale)
     user_file = None if spec in DATASETS else user_files.find(spec)
     if on_disk is None:
         raw = _read(spec, user_file)
-        train, test, note = _split(spec, raw, seed, max_train)
+        raw, train, test, note = _split_and_scaled(spec, raw, seed, max_train, scale)
         pairs = _tensors(raw, train), _tensors(raw, test)
         shape = tuple(pairs[0][0].shape[1:])
         return Data(spec, *pairs, raw.classes, shape, note, raw.vocabulary, raw.reading)
-    name = mapped.folder_name(spec, user_file and user_file.path, seed, max_train)
+    name = mapped.folder_name(spec, user_file and user_file.path, seed, max_train, scale)
     folder = Path(on_disk).expanduser() / name
     data = mapped.read(folder) if user_file is None or user_file.is_stable else None
     if data is None:
         raw = _read(spec, user_file)
-        mapped.write(folder, spec, raw, *_split(spec, raw, seed, max_train))
+        raw, train, test, note = _split_and_scaled(spec, raw, seed, max_train, scale)
+        mapped.write(folder, spec, raw, train, test, note)
         data = mapped.read(folder)
     if data is None:
         raise TpsgdError(f"the files of {spec} in {folder} were changed just now; try again.")
@@ -104,6 +122,42 @@ def _split(spec: str, raw: RawData, seed: int, max_train: int | None) -> tuple[S
         notes.append(f"{max_train} of {len(train.y)} training samples, stratified, seed {seed}")
         train = train.keep(stratified(train.y, max_train, seed))
     return train, test, "; ".join(notes)
+
+
+def _split_and_scaled(
+    spec: str, raw: RawData, seed: int, max_train: int | None, scale: str | None
+) -> tuple[RawData, Subset, Subset, str]:
+    """The data with scaling as its last step of decoding, the two splits, and the note on both."""
+    train, test, note = _split(spec, raw, seed, max_train)
+    method = scale or raw.scale
+    if method is None or (method == "none" and raw.scale is None):
+        return raw, train, test, note
+    if method != "none":
+        _check_scalable(spec, raw, train)
+        scaling = statistics(method, _decoded(raw, train))
+        decode = decoded_and_scaled(raw.decode, scaling)
+        raw = replace(raw, decode=decode, reading=raw.reading | {"scaling": scaling})
+    return raw, train, test, "; ".join(filter(None, (note, NOTES[method])))
+
+
+def _check_scalable(spec: str, raw: RawData, train: Subset) -> None:
+    """Refuse to scale samples that are no table and no series of numbers."""
+    shape = raw.decode(train.take(slice(1))).shape[1:]
+    if "scaling" in raw.reading:
+        kind = "bytes, which are divided by 255"
+    elif raw.vocabulary is not None:
+        kind = "tokens"
+    elif len(shape) not in (1, 2):
+        kind = f"samples of shape {tuple(shape)}"
+    else:
+        return
+    raise TpsgdError(f"{spec} has {kind}; only tables and series of numbers can be scaled.")
+
+
+def _decoded(raw: RawData, samples: Subset) -> Iterator[Any]:
+    """The samples, a few at a time."""
+    for start in range(0, len(samples.y), AT_A_TIME):
+        yield raw.decode(samples.take(slice(start, start + AT_A_TIME)))
 
 
 def _tensors(raw: RawData, samples: Subset) -> tuple[Tensor | Padded, Tensor]:

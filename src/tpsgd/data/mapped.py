@@ -23,18 +23,22 @@ from tpsgd.data.split import Subset
 from tpsgd.errors import TpsgdError
 from tpsgd.nets.padded import Padded
 
-FORMAT = 3  # raise it when the same source files give different samples, or other files
+FORMAT = 4  # raise it when the same source files give different samples, or other files
 DECODED_BYTES = 4 * 2**20  # bytes of samples that are decoded together
 
 
-def folder_name(spec: str, path: Path | None, seed: int, max_train: int | None) -> str:
+def folder_name(
+    spec: str, path: Path | None, seed: int, max_train: int | None, scale: str | None = None
+) -> str:
     """A name for the folder of a data set, which changes when the samples may change.
 
-    It depends on the names and sizes of the source files, on the split, and on the times at which
-    the user's files were changed. `path` is the user's file or folder, None for a built-in set.
+    It depends on the names and sizes of the source files, on the split and the scaling, and on the
+    times at which the user's files were changed. `path` is the user's file or folder, None for a
+    built-in set.
     """
     location = "" if path is None else path.resolve()
-    digest = hashlib.blake2b(os.fsencode(f"{FORMAT}\0{spec}\0{location}\0{seed}\0{max_train}"))
+    choices = FORMAT, spec, location, seed, max_train, scale
+    digest = hashlib.blake2b(os.fsencode("\0".join(map(str, choices))))
     for line in _built_in_files(spec) if path is None else _user_files(path):
         digest.update(os.fsencode(f"\n{line}"))
     word = re.sub(r"[^\w-]+", "_", Path(spec).name)[:40]

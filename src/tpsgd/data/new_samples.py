@@ -20,6 +20,7 @@ from tpsgd.data.images import decode_images, new_images
 from tpsgd.data.loading import load
 from tpsgd.data.npz_files import read_arrays
 from tpsgd.data.registry import DATASETS
+from tpsgd.data.scaling import scaled
 from tpsgd.errors import TpsgdError, suggestion
 from tpsgd.files import call_function, is_function
 from tpsgd.nets.padded import Padded
@@ -61,8 +62,11 @@ def read_new(
     _check_inputs(inputs)
     samples = _built_in(spec, seed) if spec in DATASETS else _own(spec, inputs)
     _check_shape(spec, samples.x, inputs)
+    x, scaling = samples.x, inputs.get("scaling") or {}
+    if "shift" in scaling:
+        x = scaled(x, scaling) if isinstance(x, Padded) else torch.from_numpy(scaled(x, scaling))
     y = None if samples.labels is None else _indices(spec, samples.labels, classes)
-    return NewSamples(samples.x, samples.names, y)
+    return NewSamples(x, samples.names, y)
 
 
 def _check_inputs(inputs: Mapping[str, Any]) -> None:
@@ -156,23 +160,7 @@ def _converted(
         )
     x = samples.decode(x)
     x = x if isinstance(x, Padded) else torch.from_numpy(x)
-    if "shift" in scaling:
-        x = _scaled(x, scaling)
     return _Labelled(x, names or _numbered(x), y if labelled else None)
-
-
-def _scaled(x: Any, scaling: Mapping[str, Any]) -> Any:
-    """(x - shift) / scale of each feature, with the statistics of the training samples."""
-    if isinstance(x, Padded):
-        return Padded(_scaled(x.data, scaling), x.lengths)
-    try:
-        shift, scale = (torch.tensor(scaling[key], dtype=x.dtype) for key in ("shift", "scale"))
-        return (x - shift) / scale
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise TpsgdError(
-            f"samples of shape {tuple(x.shape[1:])} cannot be scaled as those that the"
-            f" model was trained on ({error})."
-        ) from error
 
 
 def _numbered(x: Any) -> list[str]:

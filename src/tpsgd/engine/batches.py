@@ -20,7 +20,7 @@ from tpsgd.errors import TpsgdError
 from tpsgd.losses import Loss
 from tpsgd.maths.memory_format import channels_last, like, rows
 from tpsgd.maths.random import Key, permutation, shuffled, streams
-from tpsgd.nets.padded import Padded
+from tpsgd.nets.padded import Padded, as_pixels
 from tpsgd.protocols import Source
 
 RAGGED_UNCUT = (
@@ -89,8 +89,9 @@ class BatchForm:
         if self.looks_up(x, leading):
             return x.to(self.device, torch.long if self.tokens else x.dtype)
         if self.channels_last and x.dim() == 4:
-            return x.to(self.device, self.numbers, memory_format=torch.channels_last)
-        return x.to(self.device, self.numbers)
+            options: Any = {"memory_format": torch.channels_last}
+            return as_pixels(x, x.to(self.device, self.numbers, **options))
+        return as_pixels(x, x.to(self.device, self.numbers))
 
     def first(self, x: Any) -> Any:
         """The first sample of a batch."""
@@ -244,7 +245,7 @@ def _gathered(x: Tensor, index: Tensor, form: BatchForm) -> Tensor:
     step = -(-len(index) // 4)
     for start in range(0, len(index), step):
         out[start : start + step].copy_(rows(x, index[start : start + step]))
-    return out
+    return as_pixels(x, out)
 
 
 def _batched(chunks: Iterator[Tensor], size: int) -> Iterator[Tensor]:

@@ -59,9 +59,10 @@ class Run:
     `sample_passes` counts a sample each time a block learns from it, so that a net of three blocks
     trained for five epochs has the same count under every rule and backprop. `forward_passes`
     counts a sample each time a trained block computes an input of the next block.
-    `peak_bytes` is the peak memory beyond the data set, model included (0: not measured);
-    `kept_bytes` are the inputs kept for reuse, counted apart. `resident_bytes` is the peak of the
-    whole process, Python, torch and the data set included; 0 where the system does not tell.
+    `total_bytes` is the memory that training takes beyond the data set: `peak_bytes`, the model
+    included, and `kept_bytes`, the inputs kept for reuse (0: not measured). `resident_bytes` is the
+    peak of the whole process, Python, torch and the data set included; 0 where the system does not
+    tell.
     `model` is the model that was trained.
     """
 
@@ -86,11 +87,16 @@ class Run:
         losses = [e.loss for e in self.history if e.block == last]
         return losses[-1] if losses else None
 
+    @property
+    def total_bytes(self) -> int:
+        """The memory of training: the peak and the inputs kept for reuse."""
+        return self.peak_bytes + self.kept_bytes
+
     def as_dict(self) -> dict[str, Any]:
         """All of it but the model as plain values, ready for JSON."""
         values = asdict(replace(self, model=None))
         del values["model"]
-        return values
+        return values | {"total_bytes": self.total_bytes}
 
     @classmethod
     def of(cls, values: Mapping[str, Any], model: Any = None) -> "Run":
@@ -99,7 +105,8 @@ class Run:
             "blocks": [BlockInfo(**block) for block in values["blocks"]],
             "history": [Epoch(**epoch) for epoch in values["history"]],
         }
-        return cls(**{**values, **lists}, model=model)
+        fields = {name: value for name, value in values.items() if name != "total_bytes"}
+        return cls(**{**fields, **lists}, model=model)
 
     def save(
         self,
@@ -141,16 +148,22 @@ class Run:
         content = trained.Content(self.model, self.as_dict(), classes, dict(inputs or {}))
         return trained.write(folder, content, factory, overwrite)
 
+    def _memory(self) -> str:
+        """The memory of training in words, with what it consists of."""
+        words = f"memory {size(self.total_bytes)}" if self.peak_bytes else "memory not measured"
+        pieces = []
+        if self.kept_bytes:
+            pieces += [f"peak {size(self.peak_bytes)} + kept inputs {size(self.kept_bytes)}"]
+        if self.resident_bytes:
+            pieces += [f"process {size(self.resident_bytes)}"]
+        return f"{words} ({'; '.join(pieces)})" if pieces else words
+
     def __str__(self) -> str:
         title = f"{self.rule}: {self.seconds:.2f} s"
         if self.setup_seconds > 1:
             title += f" after {self.setup_seconds:.1f} s of preparing"
         title += f", {self.sample_passes:,} sample passes"
-        title += f", peak {size(self.peak_bytes)}" if self.peak_bytes else ", peak not measured"
-        if self.kept_bytes:
-            title += f" + {size(self.kept_bytes)} of kept inputs"
-        if self.resident_bytes:
-            title += f" (process {size(self.resident_bytes)})"
+        title += f", {self._memory()}"
         rows: list[Sequence[str]] = [
             ("block", "layer", "rule", "parameters", "learning", "epochs", "loss", "accuracy")
         ]

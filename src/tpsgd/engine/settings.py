@@ -21,9 +21,10 @@ from tpsgd.rules import Rule
 from tpsgd.saved.checkpoint import Checkpoint
 from tpsgd.solvers import SOLVERS
 from tpsgd.train import Net
-from tpsgd.units import as_bytes
+from tpsgd.units import as_bytes, size
 
 Schedule = Callable[[Net], None]
+LOW = "low"  # in place of a memory budget: as little memory as is reasonable
 LARGEST_RATE = 1000  # no sensible learning rate comes near it: 1e9 was meant to be 1e-9, say
 
 
@@ -34,7 +35,9 @@ class Memory:
     Args:
         budget: "64MB", or bytes: the most that training may hold beyond the data set, the model and
             reused inputs included. `fit` then chooses the other settings by `tpsgd.plan`. If the
-            budget is too small, it raises an error that names the smallest feasible one.
+            budget is too small, it raises an error that names the smallest feasible one. "low" is
+            no amount: no inputs are kept, and gradients in slices or micro-batches of 8 samples or
+            more are chosen if they need less memory and change nothing that is learned.
         reuse: where the inputs of each block come from after the first epoch: kept in memory
             (True), kept in a temporary file in a folder (its path), recomputed (False), or kept in
             memory if they take less than half of what is free (None). Kept inputs are those of one
@@ -46,7 +49,7 @@ class Memory:
         slices: compute the gradient of a weight in this many slices, each applied before the next
             is computed (by default a few slices for large weights).
         redraw: regenerate the class codes for every batch instead of storing them.
-        measure: measure the peak memory of the run (`run.peak_bytes`).
+        measure: measure the memory of the run (`run.total_bytes`).
     """
 
     budget: str | int | None = None
@@ -65,12 +68,20 @@ class Memory:
             raise TpsgdError(f"reuse must be True, False, None or a folder, got {self.reuse!r}")
         if self.budget is None:
             return
-        as_bytes(self.budget)
+        if self.budget != LOW:
+            as_bytes(self.budget)
         if self.micro_batch or self.slices or self.redraw or self.reuse is not None:
             raise TpsgdError(
                 "a memory budget chooses micro_batch, slices, redraw and reuse itself: leave them "
                 "out, or the budget"
             )
+
+    @property
+    def budget_in_words(self) -> str:
+        """What the budget asks for."""
+        if self.budget is None or self.budget == LOW:
+            return "in low memory" if self.budget else "without a budget"
+        return f"within {size(as_bytes(self.budget))}"
 
     @classmethod
     def of(cls, memory: "str | int | Memory | None") -> "Memory":
@@ -84,7 +95,7 @@ class Settings:
 
     schedule: Schedule | None = None
     loss: Loss | None = None
-    optimizer: OptimizerFactory | Sequence[OptimizerFactory] = adam
+    optimizer: OptimizerFactory | Sequence[OptimizerFactory] | None = None
     lr: float | Sequence[float] | None = None
     epochs: int | Sequence[int] = 5
     batch_size: int = 128
@@ -170,7 +181,7 @@ class Settings:
                 f"reuse={self.memory.reuse} keeps one version of each sample, but augment makes "
                 "new ones: leave reuse out, and inputs are recomputed"
             )
-        if self.memory.budget is not None:
+        if self.memory.budget not in (None, LOW):
             raise TpsgdError(
                 "a memory budget does not count what augment takes: set "
                 "memory=tpsgd.Memory(reuse=False, micro_batch=...) instead"
@@ -194,6 +205,7 @@ class Settings:
 
     def _of_block(self, epochs: Any, optimizer: Any, lr: Any, stopping: Any) -> BlockSettings:
         """The settings of one block; a solver reads each sample once and has no learning rate."""
+        optimizer = adam if optimizer is None else optimizer
         if not isinstance(epochs, int) or epochs < 0:
             raise TpsgdError(f"epochs must be a whole number, 0 or more, got {epochs!r}")
         if stopping is not None and not isinstance(stopping, EarlyStopping):
@@ -215,7 +227,7 @@ class Settings:
             "options": [f"{r.options}, {r.at.value}" for r in rules if r.objective is not None],
             "loss": loss.name,
             "schedule": None if self.schedule is None else str(_name(self.schedule)),
-            "optimizer": str(_name(self.optimizer)),
+            "optimizer": str(_name(self.optimizer or adam)),
             "lr": self.lr if self.lr is None or isinstance(self.lr, float) else str(self.lr),
             "epochs": self.epochs if isinstance(self.epochs, int) else list(self.epochs),
             "batch_size": self.batch_size,

@@ -2,18 +2,22 @@
 
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
-from tpsgd.engine.anatomy import Anatomy
+from tpsgd.engine.anatomy import Anatomy, Method, rules_for
+from tpsgd.engine.backprop import Backprop
 from tpsgd.engine.device import available
 from tpsgd.engine.learner import BlockLearner
+from tpsgd.engine.optimizers import adam
+from tpsgd.engine.settings import Settings
 from tpsgd.errors import TpsgdError
 from tpsgd.maths.random import Key
-from tpsgd.nets.blocks import Block, hooked
+from tpsgd.nets.blocks import Block, hooked, split
 from tpsgd.nets.closed_form import ClosedForm
 from tpsgd.nets.layers import LAYERS, layer_kind
 from tpsgd.nets.stacked import Stacked
@@ -24,6 +28,7 @@ from tpsgd.rules import Place, Rule, Signal
 from tpsgd.solvers import SOLVERS, Recursive, Ridge
 from tpsgd.solvers.equations import Equations, bytes_to_solve, inputs_of, keeps_samples
 from tpsgd.solvers.least_squares import MomentSums, SampleSums, workspace
+from tpsgd.train import sequential
 from tpsgd.units import size
 
 SOLVED_BY_STREAMS: WeakSet[nn.Module] = WeakSet()  # layers whose sums over a stream are gone
@@ -206,6 +211,24 @@ def check_solvers(
                     f"{size(free)} are free; pool its inputs first, or train it with an optimizer"
                 )
         learned = learned or learner.trains
+
+
+def with_default_optimizers(method: Method, model: nn.Module, settings: Settings) -> Settings:
+    """The settings with an optimizer for every block, if none was chosen.
+
+    That is Adam; but the classifier of a recurrent net that learns block by block is solved by
+    `ridge`, if it can be: on short data sets Adam's few steps leave it far from that solution.
+    """
+    if settings.optimizer is not None:
+        return settings
+    if isinstance(method, Backprop) or settings.schedule is not sequential:
+        return replace(settings, optimizer=adam)
+    blocks = split(model, settings.blocks)
+    rules, last = rules_for(method, blocks, None), blocks[-1]
+    solved = any(block.recurrent for block in blocks) and rules[-1].head
+    if not solved or last.recurrent or unsolvable(last, rules[-1], True) is not None:
+        return replace(settings, optimizer=adam)
+    return replace(settings, optimizer=[*[adam] * (len(blocks) - 1), Ridge()])
 
 
 def unsolvable(block: Block, rule: Rule, last: bool) -> str | None:

@@ -29,8 +29,8 @@ class TPSGDClassifier(ClassifierMixin, Perceptron):
     """A multi-layer perceptron that learns block by block, as a scikit-learn classifier.
 
     `float32` samples are learned in float32, about twice as fast; all others in float64. Samples
-    are taken as they are: put a `StandardScaler` before the classifier. Sparse matrices are
-    refused.
+    are taken as they are: put a `StandardScaler` before the classifier. Only bytes (`uint8`) are
+    pixels, as in `fit`: divided by 255, in float32. Sparse matrices are refused.
 
     Args:
         hidden: the widths of the hidden layers; `()` is a linear classifier.
@@ -199,7 +199,7 @@ class TPSGDClassifier(ClassifierMixin, Perceptron):
         X, y = validate_data(self, X, y, dtype=NUMBERS, order="C", reset=first)
         check_classification_targets(y)
         self._check_settings(first)
-        return X, y
+        return self._numbers(X, first), y
 
     def _classes_of_stream(self, y: np.ndarray, classes: Any, first: bool) -> np.ndarray:
         """The classes of all calls of `partial_fit`."""

@@ -22,7 +22,7 @@ from tpsgd.training.fit import fit
 from tpsgd.zoo.words import ACTIVATIONS, mlp
 
 AT_A_TIME = 1 << 13  # samples whose outputs are computed together
-NUMBERS = (np.float64, np.float32)  # what X may be made of; everything else becomes the first
+NUMBERS = (np.float64, np.float32, np.uint8)  # what X may be of; all else becomes the first
 
 
 class Perceptron(BaseEstimator):
@@ -43,6 +43,7 @@ class Perceptron(BaseEstimator):
     model_: nn.Sequential
     run_: Run
     n_iter_: int
+    _of_bytes: bool
 
     def _check_settings(self, first: bool) -> None:
         """Refuse settings that the library does not check itself."""
@@ -113,8 +114,20 @@ class Perceptron(BaseEstimator):
     def _inputs(self, X: Any) -> np.ndarray:
         """Samples of a trained net as an array, checked as scikit-learn does."""
         check_is_fitted(self, "model_")
-        samples: Any = validate_data(self, X, dtype=NUMBERS, order="C", reset=False)
-        return samples
+        return self._numbers(validate_data(self, X, dtype=NUMBERS, order="C", reset=False), False)
+
+    def _numbers(self, X: Any, first: bool) -> np.ndarray:
+        """Bytes as pixels, divided by 255; all samples of a net must be bytes, or none."""
+        of_bytes = X.dtype == np.uint8
+        if first:
+            self._of_bytes = of_bytes
+        elif of_bytes != self._of_bytes:
+            kinds = ("numbers", "bytes (uint8), which are divided by 255")
+            raise TpsgdError(
+                f"X is of {kinds[of_bytes]}, but the net was trained on {kinds[self._of_bytes]}: "
+                "convert X as for training"
+            )
+        return np.divide(X, 255, dtype=np.float32) if of_bytes else X
 
     @torch.no_grad()
     def _outputs(self, X: np.ndarray) -> Tensor:

@@ -111,7 +111,7 @@ class TPSGDRegressor(RegressorMixin, Perceptron):
         samples: Any = validate_data(
             self, X, y, dtype=NUMBERS, order="C", reset=not warm, multi_output=True, y_numeric=True
         )
-        X, y = samples[0], samples[1].astype(np.float64)
+        X, y = self._numbers(samples[0], not warm), samples[1].astype(np.float64)
         self._check_settings(first=not warm)
         if (rule := self._rule()).name in OF_CLASSES:
             raise TpsgdError(f"{rule.name} needs classes: choose another rule, such as readout")

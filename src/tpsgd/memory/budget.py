@@ -1,4 +1,7 @@
-"""Training within a memory budget: the fastest settings that keep to it, or an error."""
+"""Training within a memory budget: the fastest settings that keep to it, or an error.
+
+And training in low memory: settings that take little, whatever that is.
+"""
 
 import shutil
 import warnings
@@ -13,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from tpsgd.engine.batches import RAGGED_UNCUT, count_samples, first_samples, is_stream
 from tpsgd.engine.reuse import default_folder
-from tpsgd.engine.settings import Settings
+from tpsgd.engine.settings import LOW, Settings
 from tpsgd.errors import TpsgdError
 from tpsgd.memory.rehearse import Inputs, Rehearsal, rehearse
 from tpsgd.nets.padded import Padded
@@ -21,6 +24,7 @@ from tpsgd.train import sequential
 from tpsgd.units import as_bytes, size
 
 FINE = 16  # slices of a weight's gradient
+SMALLEST = 8  # samples of a micro-batch in low memory: fewer save little and take much time
 SPARE = 16 << 10  # bytes for what a rehearsal cannot know, such as where a shuffled part ends
 
 
@@ -28,6 +32,8 @@ def within_budget(model: nn.Module, data: Any, rule: Any, settings: Settings) ->
     """The settings that keep within the budget on this data."""
     x, batch_size = _peek(data, settings.batch_size)
     if isinstance(x, Padded):
+        if settings.memory.budget == LOW:
+            return settings.within(budget=None, reuse=False)
         raise TpsgdError(RAGGED_UNCUT)
     data_sets = [data] if settings.validation is None else [data, settings.validation]
     samples = sum(map(count_samples, data_sets))
@@ -62,6 +68,8 @@ def within(
     file if that fits, otherwise recomputed. `reserved` bytes are used by others, such as a loader.
     """
     assert settings.memory.budget is not None
+    if settings.memory.budget == LOW:
+        return in_low_memory(model, inputs, rule, settings)
     budget = as_bytes(settings.memory.budget)
     device = settings.device if settings.device is not None else next(model.parameters()).device
     on_gpu = torch.device(device).type == "cuda"  # whose allocator rounds, and keeps, unseen bytes
@@ -92,6 +100,25 @@ def within(
         + (f" and {size(optimizer)} the optimizer's state" if optimizer else "")
         + (f"; less may do with {' or '.join(advice)}" if advice else "")
     )
+
+
+def in_low_memory(model: nn.Module, inputs: Inputs, rule: Any, settings: Settings) -> Settings:
+    """Settings that take little memory: no inputs kept, and the cut of a batch that saves most.
+
+    A finer cut, which takes more time, must save a tenth. Batches stay whole where micro-batches
+    would change what is learned.
+    """
+    best = settings.within(budget=None, reuse=False)
+    first = rehearse(model, inputs, rule, best)
+    finer, samples, peak = [best.within(slices=FINE)], settings.batch_size, first.peak
+    while samples >= 2 * SMALLEST and not first.varies:
+        samples = -(-samples // 2)
+        finer += [best.within(micro_batch=samples), best.within(micro_batch=samples, slices=FINE)]
+    for candidate in finer:
+        rehearsal = rehearse(model, inputs, rule, candidate)
+        if rehearsal.peak < 0.9 * peak:
+            best, peak = candidate, rehearsal.peak
+    return best
 
 
 class Search:

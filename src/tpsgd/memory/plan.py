@@ -17,6 +17,7 @@ from tpsgd.engine.device import available, resolve_device
 from tpsgd.engine.meter import Stage
 from tpsgd.engine.optimizers import adam
 from tpsgd.engine.settings import Memory, Settings, listed
+from tpsgd.engine.solved import with_default_optimizers
 from tpsgd.errors import TpsgdError
 from tpsgd.memory.budget import within
 from tpsgd.memory.rehearse import Inputs, Rehearsal, rehearse
@@ -25,7 +26,7 @@ from tpsgd.nets.recurrent import tokens_of
 from tpsgd.rules import Rule, frozen, readout
 from tpsgd.solvers import SOLVERS
 from tpsgd.train import sequential, simultaneous
-from tpsgd.units import as_bytes, columns, size
+from tpsgd.units import columns, size
 
 PARTS = {
     "weights": "weights",
@@ -92,7 +93,7 @@ class Plan:
     def __str__(self) -> str:
         tables = [table(self.lines, "way to train")]
         if self.budget is not None:
-            tables.insert(0, f"within {size(as_bytes(self.budget))}: {self.settings['memory']}")
+            tables.insert(0, f"{Memory(self.budget).budget_in_words}: {self.settings['memory']}")
         if len(self.lines[0].blocks) > 1:
             tables.append(table(self.lines[0].blocks, f"{self.lines[0].name}: block"))
         return "\n\n".join([*tables, *(fill(line, 80) for line in self.remarks)])
@@ -165,8 +166,9 @@ def plan(
             workspaces are only measured with one. `progress` is called with (ways planned, total).
 
     Returns:
-        A plan to print and to plot; `fit(..., **plan.settings)` keeps to it. A line's `peak` is
-        what `run.peak_bytes` will be, its `kept` is `run.kept_bytes`.
+        A plan to print and to plot; `fit(..., **plan.settings)` keeps to it. A line's `total` is
+        what `run.total_bytes` will be: its `peak`, `run.peak_bytes`, and the inputs that are
+        `kept`, `run.kept_bytes`.
 
     Examples:
         >>> model = nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10))
@@ -180,13 +182,15 @@ def plan(
     _check(input_shape, samples, chosen, recurrent)
     inputs = Inputs(tuple(input_shape), dtype or _dtype(model, input_shape), samples)
     both, schedule = chosen.schedule is None, schedule_for(rule, model, chosen)
-    chosen = replace(chosen, schedule=schedule)
+    chosen, asked = replace(chosen, schedule=schedule), chosen.optimizer
+    chosen = with_default_optimizers(rule, model, chosen)
     budget = chosen.memory.budget
     if budget is not None:
         chosen = within(model, inputs, rule, chosen)
     ways = [(schedule.__name__, rule, chosen)]
     if others:
-        ways += _other_ways(rule, chosen, both, recurrent)
+        for name, method, other in _other_ways(rule, chosen, both, recurrent, asked):
+            ways.append((name, method, with_default_optimizers(method, model, other)))
     rehearsals = []
     for done, (_, method, way) in enumerate(ways):
         if callable(chosen.progress):
@@ -215,14 +219,17 @@ def _check(shape: Any, samples: Any, settings: Settings, recurrent: bool) -> Non
 
 
 def _other_ways(
-    rule: Any, settings: Settings, both: bool, recurrent: bool
+    rule: Any, settings: Settings, both: bool, recurrent: bool, asked: Any
 ) -> Iterator[tuple[str, Any, Settings]]:
-    """What a plan compares with: the other schedule, backprop, training only the last layer."""
+    """What a plan compares with: the other schedule, backprop, training only the last layer.
+
+    `asked` is the optimizer that was asked for; without one, the other schedule has its default.
+    """
     optimizers = [o for o in listed(settings.optimizer) if not isinstance(o, SOLVERS)]
     locked = any(r.needs_output for r in listed(rule))
-    if both and not locked and len(optimizers) == len(listed(settings.optimizer)):
+    if both and not locked and (asked is None or len(optimizers) == len(listed(asked))):
         other = simultaneous if settings.schedule is sequential else sequential
-        yield other.__name__, rule, replace(settings, schedule=other)
+        yield other.__name__, rule, replace(settings, schedule=other, optimizer=asked)
     if settings.blocks is not None and not _per_block(rule, settings):
         yield "a layer per block", rule, replace(settings, blocks=None)
     plain = replace(
@@ -234,7 +241,8 @@ def _other_ways(
     yield "backprop, 4 micro-batches", Backprop(), plain.within(micro_batch=quarter)
     if not recurrent:
         yield "backprop, checkpointed", Backprop(checkpoint=True), plain
-    yield "last layer alone", frozen(), plain.within(reuse=False)
+    last = plain.within(reuse=False)
+    yield "last layer alone", frozen(), last if asked else replace(last, optimizer=None)
 
 
 def _per_block(rule: Any, settings: Settings) -> bool:

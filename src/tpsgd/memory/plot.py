@@ -79,7 +79,7 @@ def _bars(axes: Any, lines: Sequence[Any], title: str) -> None:
         cut = pieces.get(KEPT, 0) < line.kept
         if cut:
             _mark_cut(axes, left - pieces[KEPT] / step / 2, y, 0.012 * highest / step)
-        text = f"{size(line.peak)} + {size(line.kept)} kept" if cut else size(line.total)
+        text = f"{size(line.total)}, {size(line.kept)} kept" if cut else size(line.total)
         axes.annotate(text, (left, y), (4, 0), textcoords="offset points", va="center", fontsize=9)
     names = [shorten(line.name, 34, placeholder=" …") for line in lines]
     axes.set_yticks(range(len(lines)), names)

@@ -132,6 +132,16 @@ class Padded:
         return self.lengths.argsort(descending=True, stable=True)
 
 
+def as_pixels(x: Tensor | Padded, numbers: Any) -> Any:
+    """`numbers`, a copy of x in another number format: if x is of bytes, divided by 255.
+
+    Bytes that are no tokens are pixels, wherever samples are read.
+    """
+    if x.dtype is torch.uint8:
+        (numbers.data if isinstance(numbers, Padded) else numbers).div_(255)
+    return numbers
+
+
 def through(module: Any, x: Any) -> Any:
     """A function applied to x; to every step of padded sequences, unless it reads sequences."""
     if not isinstance(x, Padded):
@@ -189,7 +199,7 @@ def as_sequences(x: Any, layer: SequenceLayer) -> Sequences:
             + f", got {tuple(x.shape)}"
             + (_HINT if x.dim() == 2 and not integers else "")
         )
-    return x.to(next(layer.parameters()).dtype) if integers else x
+    return as_pixels(x, x.to(next(layer.parameters()).dtype)) if integers else x
 
 
 _HINT = "; the layer before it needs sequence=True, or, if this is one sequence, give x[None]"

@@ -31,7 +31,7 @@ def evaluate(
     Labels are class indices, or float rows: soft labels when every row sums to 1 (the largest entry
     counts), otherwise yes-or-no labels of several classes, all of which must be right (subset
     accuracy); `multi_label` overrides this guess. Yes-or-no outputs are cut at 0 for logits and at
-    0.5 after a Sigmoid.
+    0.5 after a Sigmoid. Samples are read as `fit` reads them: bytes are divided by 255.
 
     Examples:
         >>> model = nn.Linear(2, 2)

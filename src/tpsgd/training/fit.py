@@ -25,9 +25,10 @@ from tpsgd.engine.device import (
 )
 from tpsgd.engine.learner import EarlyStopping
 from tpsgd.engine.meter import Meter, tensor_bytes
-from tpsgd.engine.optimizers import LRSchedule, OptimizerFactory, adam
+from tpsgd.engine.optimizers import LRSchedule, OptimizerFactory
 from tpsgd.engine.record import Epoch, Progress, Recorder, Run
-from tpsgd.engine.settings import Memory, Schedule, Settings
+from tpsgd.engine.settings import LOW, Memory, Schedule, Settings
+from tpsgd.engine.solved import with_default_optimizers
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import Loss
 from tpsgd.memory.budget import within_budget
@@ -37,7 +38,7 @@ from tpsgd.rules import Rule, readout
 from tpsgd.saved.checkpoint import Checkpoint
 from tpsgd.training.checkpoints import keep_checkpoints
 from tpsgd.training.last_good import LastGoodWeights
-from tpsgd.training.likely_mistakes import warn_of_link
+from tpsgd.training.likely_mistakes import warn_of_bytes, warn_of_link
 from tpsgd.training.progress_bar import bar_unless
 from tpsgd.units import as_bytes, size
 
@@ -49,7 +50,7 @@ def fit(
     rule: Rule | Sequence[Rule] | None = None,
     schedule: Schedule | None = None,
     loss: Loss | None = None,
-    optimizer: OptimizerFactory | Sequence[OptimizerFactory] = adam,
+    optimizer: OptimizerFactory | Sequence[OptimizerFactory] | None = None,
     lr: float | Sequence[float] | None = None,
     epochs: int | Sequence[int] = 5,
     batch_size: int = 128,
@@ -77,7 +78,9 @@ def fit(
         data: `(x, y)` as tensors or numpy arrays, a `Dataset` or a `DataLoader`. Labels are class
             indices, or float rows: several classes with `bce`, soft labels with `cross_entropy`.
             Sequences are (samples, steps, features), tokens (samples, steps) in whole numbers;
-            those of different lengths come as `tpsgd.Padded`, a `PackedSequence` or a list.
+            those of different lengths come as `tpsgd.Padded`, a `PackedSequence` or a list. Bytes
+            (uint8) that are no tokens are pixels: they are divided by 255, in `evaluate`,
+            `tpsgd.data.load` and `tpsgd.adapt` too. All other numbers are taken as they are.
         rule: one rule for the net, or a list with one per block, the last included (which only
             lends its loss). Default: `rules.readout()`.
         schedule: `tpsgd.sequential` (the paper's) or `tpsgd.simultaneous`. Default: the one that
@@ -85,7 +88,9 @@ def fit(
             blocks or more of a net with batch norm learn, none is solved, and no budget or reuse of
             inputs is asked for; otherwise `sequential`.
         loss: of the last block; default: that of the rule (`mse` for tpSGD, else `cross_entropy`).
-        optimizer: a factory, `params -> torch.optim.Optimizer`; default Adam at 1e-3.
+        optimizer: a factory, `params -> torch.optim.Optimizer`. Default: Adam at 1e-3; but the
+            last layer of a recurrent net is solved by `tpsgd.ridge()` under `sequential`, unless it
+            cannot be, because Adam needs many more epochs for it (`run.settings["optimizer"]`).
         lr: overrides the optimizer's learning rate.
         epochs: passes over the data *per block*.
         early_stopping: `tpsgd.EarlyStopping(patience, min_delta)`.
@@ -103,7 +108,8 @@ def fit(
         window: recurrent layers: read sequences, the input too, in chunks of this many time steps.
             It changes memory and speed, not what is learned. Default: sequences are gathered whole
             and read 8 steps at a time (16 on a GPU).
-        memory: a budget, "64MB" or bytes, or settings: `tpsgd.Memory(reuse=False, micro_batch=32)`.
+        memory: a budget, "64MB" or bytes; "low", the least that is reasonable; or settings:
+            `tpsgd.Memory(reuse=False, micro_batch=32)`.
         augment: a random change of every batch that is learned from, on the device: one of
             `tpsgd.augment`, or any `x -> x` of the same shape. Every epoch of every block then sees
             new versions of the samples, so inputs are recomputed (`reuse=False`). `ridge` and
@@ -124,7 +130,7 @@ def fit(
             On a CPU the weights are then those of a run that was never interrupted, bit for bit.
 
     Returns:
-        The record of the run: history, seconds, sample passes, peak memory, settings.
+        The record of the run: history, seconds, sample passes, memory, settings.
 
     Examples:
         >>> import torch
@@ -187,7 +193,7 @@ def run_training(
         rules_for(method, blocks, settings.schedule)
         settings.per_block(len(blocks))
     schedule = schedule_for(method, models[0], settings)
-    settings = replace(settings, schedule=schedule)
+    settings = with_default_optimizers(method, models[0], replace(settings, schedule=schedule))
     if budget is not None:
         if not local:
             raise TpsgdError("backprop takes no memory budget: it cannot train block by block")
@@ -200,6 +206,7 @@ def run_training(
     with context as device, bar as progress, last_good:
         net, anatomy = assemble(models, data, method, settings, device)
         warn_of_link(anatomy)
+        warn_of_bytes(net.source)
         check_optimizers(net.learners)
         batch_size = anatomy.form.micro_batch or getattr(data, "batch_size", None)
         batch_size = batch_size or settings.batch_size
@@ -236,8 +243,8 @@ def run_training(
             if meter is not None:
                 run.peak_bytes = meter.peak(sum(map(tensor_bytes, models)) + stacked)
                 run.kept_bytes = meter.kept_bytes
-    nbytes = runs[0].peak_bytes + runs[0].kept_bytes
-    if budget is not None and nbytes > as_bytes(budget):
+    nbytes = runs[0].total_bytes
+    if budget not in (None, LOW) and nbytes > as_bytes(budget):
         warnings.warn(
             f"training took {size(nbytes)}, more than the budget of {size(as_bytes(budget))}",
             stacklevel=3,

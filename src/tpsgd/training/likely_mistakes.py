@@ -1,12 +1,16 @@
-"""Models that can be trained, but are probably not meant so: a warning with the cause."""
+"""Models and data that can be trained, but are probably not meant so: a warning with the cause."""
 
 import warnings
 
+import torch
 from torch import nn
 
 from tpsgd.engine.anatomy import Anatomy
 from tpsgd.engine.assemble import place_of
+from tpsgd.engine.batches import Arrays, stored_samples
 from tpsgd.losses import Loss, bce, cross_entropy, mse
+from tpsgd.nets.padded import Padded
+from tpsgd.protocols import Source
 from tpsgd.rules import Place
 from tpsgd.solvers import SOLVERS
 from tpsgd.training.evaluate import last_module
@@ -37,5 +41,19 @@ def warn_of_link(anatomy: Anatomy) -> None:
         advice += f", or use loss=tpsgd.{other.name}" if other is not loss else ""
         warnings.warn(
             f"the model ends in nn.{link.__name__}, but {loss.name} {reason}: {advice}",
+            stacklevel=4,
+        )
+
+
+def warn_of_bytes(source: Source) -> None:
+    """Warn of bytes that are no pixels: 0 and 1, which would be divided by 255."""
+    samples = stored_samples(source)
+    if not isinstance(samples, Arrays) or samples.form.looks_up(samples.x):
+        return
+    x = samples.x.data if isinstance(samples.x, Padded) else samples.x
+    if x.dtype is torch.uint8 and x.numel() and int(x.max()) <= 1:
+        warnings.warn(
+            "x is of bytes (uint8), which are taken as pixels and divided by 255, but has none "
+            "above 1: give x as bool or float if it holds yes and no",
             stacklevel=4,
         )

@@ -167,7 +167,7 @@ def stacking_obstacle(
 
 def _elementwise(factory: Any) -> bool:
     """Whether stacking changes nothing: the optimizer treats each number by itself, or solves."""
-    if isinstance(factory, (*SOLVERS, TwoRates)):
+    if factory is None or isinstance(factory, (*SOLVERS, TwoRates)):
         return True
     optimizer = factory([nn.Parameter(torch.zeros(1))]) if callable(factory) else None
     return type(optimizer) in ELEMENTWISE

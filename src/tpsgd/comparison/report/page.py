@@ -18,12 +18,13 @@ from tpsgd.comparison.report.table import (
 from tpsgd.comparison.results import Results
 
 HEAD = (
-    "rule", "test accuracy (%)", "seconds", "over backprop", "peak memory", "over backprop",
-    "kept inputs", "sample passes",
+    "rule", "test accuracy (%)", "seconds", "over backprop", "memory", "over backprop",
+    "of it kept inputs", "sample passes",
 )  # fmt: skip
 CAPTIONS = {
-    "memory": "Test accuracy against peak memory: model, optimizer, activations and class codes of "
-    "one training run, without the data set and the inputs kept for reuse.",
+    "memory": "Test accuracy against the memory of one training run: model, optimizer, "
+    "activations, class codes and the inputs kept for reuse, without the data set. Thin lines lead "
+    "to the peak without kept inputs.",
     "time": "Test accuracy against training time: median and range over the restarts; vertical "
     "bars are standard deviations, the dotted line is backprop.",
     "curves": "Learning curves per block: training accuracy if the block has a classifier, else "
@@ -39,7 +40,8 @@ NOTES = (
     "same training runs. A sample pass is one sample that one block learns from: as many for every "
     "rule at equal epochs, fewer for solved blocks, which read each sample once, and for the "
     "controls, which train the head only, or nothing. Kept inputs are the inputs of each block, "
-    "computed once and kept in memory for all of its epochs; peak memory does not include them."
+    "computed once and kept in memory for all of its epochs; memory includes them. Without them "
+    "training takes longer: --memory low, or --reuse no."
 )
 STYLE = """
 :root { color-scheme: light }

@@ -36,14 +36,17 @@ def draw(comparison: Results) -> dict[str, bytes]:
     from matplotlib import rc_context
 
     def megabytes(result: Result) -> list[float]:
-        return [result.peak_bytes / 2**20]
+        return [result.largest.total_bytes / 2**20]
+
+    def peak(result: Result) -> float:
+        return result.largest.peak_bytes / 2**20
 
     def seconds(result: Result) -> list[float]:
         return [run.seconds for run in result.runs]
 
     with rc_context(LOOK):
         plots = {
-            "memory": scatter(comparison, "peak memory (MB)", megabytes),
+            "memory": scatter(comparison, "memory (MB)", megabytes, peak),
             "time": scatter(comparison, "training time (s)", seconds),
             "curves": curves(comparison),
         }
@@ -69,8 +72,16 @@ def styles(comparison: Results) -> dict[str, Style]:
     return looks
 
 
-def scatter(comparison: Results, label: str, costs: Callable[[Result], list[float]]) -> Any:
-    """Test accuracy (mean and standard deviation) against a cost (median and range)."""
+def scatter(
+    comparison: Results,
+    label: str,
+    costs: Callable[[Result], list[float]],
+    least: Callable[[Result], float] | None = None,
+) -> Any:
+    """Test accuracy (mean and standard deviation) against a cost (median and range).
+
+    A thin line leads to the `least` cost, which is a part of it.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.2, 5.0), layout="constrained")
@@ -83,6 +94,9 @@ def scatter(comparison: Results, label: str, costs: Callable[[Result], list[floa
             x, y, dy, [[x - min(cost)], [max(cost) - x]], look.marker, color=look.colour, ms=8,
             mec="white", mew=0.6, clip_on=False, label=result.arm.name,
         )  # fmt: skip
+        if least is not None and least(result) < x:
+            axes.plot([least(result), x], [y, y], "|-", color=look.colour, lw=0.8, zorder=1)
+            medians.append(least(result))
         if result.arm.backprop:
             axes.axvline(x, color="#000000", linewidth=0.8, linestyle=(0, (2, 4)), zorder=0)
         medians.append(x)

@@ -3,8 +3,9 @@
 from collections import Counter
 
 from tpsgd.comparison.results import THROUGH_TIME, Result, Results
+from tpsgd.engine.settings import Memory
 from tpsgd.training.confusion import ClassFigures
-from tpsgd.units import as_bytes, size
+from tpsgd.units import size
 
 HEAD = ("rule", "accuracy %", "seconds", "", "memory", "", "kept", "passes")
 NONE = "–"
@@ -43,8 +44,8 @@ def remarks(comparison: Results) -> list[str]:
         if r.counts and (count := r.runs[0].settings.get("iterations")):
             lines.append(f"{r.arm.name}: {count} iterations over all samples, not epochs")
     if (free := comparison.settings.get("without_budget")) is not None:
-        budget = size(as_bytes(comparison.settings["memory_budget"]))
-        lines.append(f"a memory budget of {budget} for each training run, except for {free}")
+        budget = Memory(comparison.settings["memory_budget"]).budget_in_words
+        lines.append(f"each training run {budget}, except for {free}")
     if left := comparison.settings.get("left_out"):
         lines.append(f"not trained: {', '.join(left)}; name them in --rules to train them")
     return lines
@@ -110,10 +111,11 @@ def effort(comparison: Results) -> str:
 
 
 def legend(comparison: Results) -> str:
-    """The table's columns, in one line."""
+    """The table's columns, in two lines."""
     base = comparison.reference
     over = "backprop through time" if base and base.arm.remark == THROUGH_TIME else "backprop"
-    return f"× is relative to {over}; kept: kept inputs; passes: sample passes"
+    columns = "memory: the peak and kept inputs; kept: these inputs; passes: sample passes"
+    return f"× is relative to {over}\n{columns}"
 
 
 def accuracy(result: Result, samples: int) -> str:
@@ -126,16 +128,17 @@ def accuracy(result: Result, samples: int) -> str:
 def _row(result: Result, comparison: Results) -> tuple[str, ...]:
     if not result.counts:
         return (result.arm.name, "failed" if result.error else NONE, *[NONE] * (len(HEAD) - 2))
-    run, base, seconds = result.runs[-1], comparison.reference, result.seconds
+    run, base, seconds = result.largest, comparison.reference, result.seconds
+    base_bytes = base.largest.total_bytes if base else 0
     return (
         result.arm.name,
         accuracy(result, comparison.data["test"]),
         f"{seconds:.2f}" if seconds < 100 else f"{seconds:.0f}",
         f"×{seconds / base.seconds:.2f}" if base else NONE,
-        size(result.peak_bytes) if result.peak_bytes else NONE,
-        f"×{result.peak_bytes / base.peak_bytes:.2f}" if base and base.peak_bytes else NONE,
+        size(run.total_bytes) if run.peak_bytes else NONE,
+        f"×{run.total_bytes / base_bytes:.2f}" if base_bytes and run.peak_bytes else NONE,
         size(run.kept_bytes) if run.kept_bytes else NONE,
-        _short(run.sample_passes),
+        _short(result.runs[-1].sample_passes),
     )
 
 
