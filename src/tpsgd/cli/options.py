@@ -344,8 +344,7 @@ def block_numbers(text: str) -> int | list[int]:
     words = listed(text)
     if not words or not all(re.fullmatch(r"[1-9]\d{0,5}", word, re.ASCII) for word in words):
         raise TpsgdError(
-            f"--blocks {text!r}: write a number of blocks, 4, or the number of layers in each, "
-            "2,2,4"
+            f"--blocks {text}: write a number of blocks, 4, or the number of layers in each, 2,2,4"
         )
     numbers = [int(word) for word in words]
     return numbers if "," in text else numbers[0]
