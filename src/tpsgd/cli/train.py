@@ -51,7 +51,8 @@ def train(
     if arm.method:
         resuming.refuse(rule)
     settings = training.complete(settings, samples.shape)
-    with _claimed(out, save, overwrite, factory), _logged(log, overwrite) as callbacks:
+    again = overwrite or resuming.resume
+    with _claimed(out, save, again, factory), _logged(log, overwrite, resuming.resume) as callbacks:
         settings |= {"callbacks": callbacks} if callbacks else {}
         with resuming.interruptible(), live_bar() as advance:
             trained = arm.train(factory, samples.train, progress=partial(advance, rule), **settings)
@@ -76,7 +77,7 @@ def train(
         if out is not None:
             saved += write_or_rescue(partial(_save, net, record), out)
         if save is not None:
-            writes = partial(run.save, **description, overwrite=overwrite)
+            writes = partial(run.save, **description, overwrite=again)
             saved.append(write_or_rescue(writes, save))
         if saved and not as_json:
             print(f"saved {' and '.join(map(str, saved))}")
@@ -100,14 +101,14 @@ def _claimed(
 
 
 @contextmanager
-def _logged(file: Path | None, overwrite: bool) -> Iterator[list[Any]]:
+def _logged(file: Path | None, overwrite: bool, append: bool) -> Iterator[list[Any]]:
     """The callbacks that write a log; an error of the disk is raised when all else is done."""
     if file is None:
         yield []
         return
     from tpsgd import logs
 
-    log = logs.file(file, overwrite=overwrite)
+    log = logs.file(file, overwrite=overwrite, append=append)
     yield [log]
     if log.error is not None:
         raise log.error
