@@ -147,13 +147,16 @@ def _call(
     head: str,
 ) -> str:
     """The calls that make and train the model with the values that were chosen."""
-    leak = f", leak={best.values['leak']:g}" if "leak" in best.values else ""
-    make = f"tpsgd.zoo.words.factory({model.model!r}, data.shape, len(data.classes){leak})()"
+    cells = {"init": model.init, "leak": best.values.get("leak", model.leak)}
+    named = [f", {name}={value!r}" for name, value in cells.items() if value is not None]
+    sizes = f"data.shape, len(data.classes), {model.activation!r}{''.join(named)}"
+    make = f"tpsgd.zoo.words.factory({model.model!r}, {sizes})()"
     name = f"tpsgd.rules.ALL[{rule!r}].make()"
     if "scale" in best.values:
         learned = "True, " if rule == "readout-learned" else ""
         name = f"tpsgd.rules.readout({learned}scale={best.values['scale']:g}, calibrate=True)"
     words = [f"epochs={settings['epochs']}", f"batch_size={settings['batch_size']}"]
+    words += [f"seed={settings['seed']}"]
     rate = f"lr={best.values['rate']:g}" if "rate" in best.values else ""
     if head == "ridge" and rate:
         hidden = f"functools.partial(torch.optim.Adam, {rate})"
