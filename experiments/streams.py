@@ -4,8 +4,8 @@
 
 - `digits`: MNIST, all samples of a class before the next class, read once, ten at a time. The net,
   784 - 256 - classes, begins with one output and gets one for each new class.
-- `photos`: layers on a frozen VGG16 (pool5), photographs of Imagenette in the same order. The
-  features are computed once.
+- `photos`: layers on a frozen VGG16 (pool5), photographs of Imagenette in the same way, two at a
+  time. The features are computed once.
 
 The arms are `readout`, backprop (a plain torch loop) and the control with random hidden layers,
 `frozen`, each with and without a `tpsgd.Rehearsal`, and `rls` on random features (for photographs,
@@ -32,8 +32,8 @@ from tpsgd import Rehearsal, Stream, adapt, rules
 from tpsgd.data.registry import find
 from tpsgd.streams.new_classes import add_output, enlarged, outputs_of
 
-RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
-LATEST, EARLIER = 10, 40  # new samples in a step, and samples of the buffer
+RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
+REPLAYED = 4  # earlier samples in a step, for each new one
 
 
 class Backprop:
@@ -78,6 +78,7 @@ class Task:
     model: Callable[[], nn.Module]
     memory: str
     probe: Callable[[], nn.Module] | None = None  # the net of `rls`, if it is another one
+    latest: int = 10  # new samples in a step
     every: int = 250  # samples between two looks at the accuracies
 
     @property
@@ -90,8 +91,7 @@ def learner(task: Task, arm: str, lr: float, seed: int) -> Any:
     """A new net that learns by an arm."""
     rule, _, buffer = arm.partition(", ")
     torch.manual_seed(seed)
-    replayed = EARLIER / LATEST
-    rehearsal = Rehearsal(task.memory, replayed=replayed, seed=seed) if buffer else None
+    rehearsal = Rehearsal(task.memory, replayed=REPLAYED, seed=seed) if buffer else None
     if rule == "rls":
         return Stream((task.probe or task.model)(), optimizer=tpsgd.rls(), seed=seed)
     if rule == "backprop":
@@ -107,10 +107,10 @@ def run(task: Task, arm: str, lr: float, seed: int, test: Samples) -> tuple[list
     for label in range(task.classes):
         of_class = (y == label).nonzero().flatten()
         of_class = of_class[torch.randperm(len(of_class), generator=random)]
-        for index in of_class.split(LATEST):
+        for index in of_class.split(task.latest):
             made.partial_fit(x[index], y[index])
             samples += len(index)
-            if samples % task.every < LATEST or samples == len(y):
+            if samples % task.every < task.latest or samples == len(y):
                 curve.append({"samples": samples, "classes": per_class(made, test, task.classes)})
     return curve, made
 
@@ -176,8 +176,8 @@ def digits(quick: bool) -> tuple[Task, Row]:
 
     parts = (x[chosen], y[chosen]), (x[last], y[last]), (x_test[test], y_test[test])
     settings = {"model": "784-256-classes", "train": len(chosen), "test": len(test),
-                "held_out": len(last), "memory": "400KB", "latest": LATEST,
-                "earlier": EARLIER}  # fmt: skip
+                "held_out": len(last), "memory": "400KB", "latest": 10,
+                "replayed": REPLAYED}  # fmt: skip
     return Task(*parts, model, "400KB"), settings
 
 
@@ -201,10 +201,10 @@ def photos(quick: bool) -> tuple[Task, Row]:
     shape = tuple(parts[0][0].shape[1:])
     settings = {"model": "pool5 - Conv2d(64, 5) - 256 - classes", "train": len(parts[0][1]),
                 "test": len(parts[2][1]), "held_out": len(parts[1][1]), "memory": "2MB",
-                "latest": LATEST, "earlier": EARLIER,
+                "latest": 2, "replayed": REPLAYED,
                 "classes": list(find("imagenette").classes[:classes])}  # fmt: skip
     layers, probe = adapt.Layers(), adapt.Probe()
-    task = Task(*parts, lambda: layers(shape, 1), "2MB", lambda: probe(shape, 1), LATEST)
+    task = Task(*parts, lambda: layers(shape, 1), "2MB", lambda: probe(shape, 1), 2, 6)
     return task, settings
 
 
