@@ -23,6 +23,7 @@ from torch import nn
 import tpsgd
 from tpsgd import Recurrent, adapt, rules
 from tpsgd.engine import augment
+from tpsgd.engine.optimizers import adam
 from tpsgd.nets.autograd import Autograd
 
 SCHEDULES = [tpsgd.sequential, tpsgd.simultaneous]
@@ -73,7 +74,7 @@ def unrolled_net(both_ways=False, between=nn.Identity):
 def test_recurrent_blocks_save_nothing_for_a_backward_pass(name, schedule, both_ways):
     """`tpsgd` differentiates its loss with respect to one step's states at a time."""
     packed = []
-    settings = folded(rule=DRAWN[name](), schedule=schedule, reuse=False)
+    settings = folded(rule=DRAWN[name](), schedule=schedule, reuse=False) | {"optimizer": adam}
     with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):
         run = tpsgd.fit(unrolled_net(both_ways), sequences(), window=3, **(MIXED | settings))
     assert [b.learning for b in run.blocks] == ["closed form"] * 3

@@ -234,7 +234,8 @@ def test_recurrent_nets(sequences, word):
         r.error for r in record.results
     ]
     assert "backprop through time" in backprop.arm.about
-    assert readout.runs[0].sample_passes == backprop.runs[0].sample_passes
+    solved_once = 40  # the last layer reads each sample once instead of twice
+    assert readout.runs[0].sample_passes + solved_once == backprop.runs[0].sample_passes
     assert [run.sample_passes for run in random.runs] == [0, 0]
     assert not random.runs[0].history and not random.runs[0].kept_bytes
     assert all(b.learning == "frozen" for b in solved.runs[0].blocks[:-1])

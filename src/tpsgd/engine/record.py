@@ -106,7 +106,11 @@ class Run:
             "history": [Epoch(**epoch) for epoch in values["history"]],
         }
         fields = {name: value for name, value in values.items() if name != "total_bytes"}
-        return cls(**{**fields, **lists}, model=model)
+        run = cls(**{**fields, **lists}, model=model)
+        if isinstance(alphas := run.settings.get("alphas"), dict):  # JSON's keys are text
+            numbers = {int(k) if str(k).isdecimal() else k: v for k, v in alphas.items()}
+            run.settings = run.settings | {"alphas": numbers}
+        return run
 
     def save(
         self,

@@ -35,8 +35,8 @@ def as_matrix(re: Tensor, im: Tensor) -> Tensor:
 
 def _toeplitz(p: Tensor) -> Tensor:
     """The lower triangular matrix with p[t - s] in row t and column s."""
-    count = p.shape[-1]
-    return F.pad(p, (count - 1, 0)).unfold(-1, count, 1).flip(-1)
+    steps = torch.arange(p.shape[-1], device=p.device)
+    return p[..., (steps.unsqueeze(1) - steps).clamp(min=0)].tril()
 
 
 def _plus(a: Tensor, b: Tensor) -> Tensor:
@@ -65,14 +65,16 @@ class Scan:
         """h_t of every step."""
         if self.between is None:
             h = self.inside @ b.flatten(-3, -2)
-            return (h if start is None else _plus(h, self.onward @ start)).view(b.shape)
+            return (h if start is None else _plus(h, self.onward @ start)).view(*b.shape[:-1], -1)
         parts = self._cut(b)
-        shape = parts.shape
+        shape = *parts.shape[:-1], -1  # an export may have any number of rows
         h = (self.inside @ parts.flatten(-4, -3).flatten(-2)).view(shape)
         del parts
         ends = self.between.states(h[..., -1, :, :], start)
-        first = torch.zeros_like(ends[..., :1, :]) if start is None else start.unsqueeze(-2)
-        before = torch.cat((first, ends[..., :-1, :]), -2)
+        if start is None:
+            before = F.pad(ends[..., :-1, :], (0, 0, 1, 0))
+        else:
+            before = torch.cat((start.unsqueeze(-2), ends[..., :-1, :]), -2)
         return self._joined(_plus(h, (self.onward @ before.flatten(-2)).view(shape)))
 
     def adjoints(self, g: Tensor) -> tuple[Tensor, Tensor]:

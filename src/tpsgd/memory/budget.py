@@ -16,10 +16,11 @@ from torch.utils.data import DataLoader
 
 from tpsgd.engine.batches import RAGGED_UNCUT, count_samples, first_samples, is_stream
 from tpsgd.engine.reuse import default_folder
-from tpsgd.engine.settings import LOW, Settings
+from tpsgd.engine.settings import LOW, Settings, listed
 from tpsgd.errors import TpsgdError
 from tpsgd.memory.rehearse import Inputs, Rehearsal, rehearse
 from tpsgd.nets.padded import Padded
+from tpsgd.solvers import SOLVERS
 from tpsgd.train import sequential
 from tpsgd.units import as_bytes, size
 
@@ -94,6 +95,8 @@ def within(
     advice = ["a smaller batch_size"] if settings.batch_size > 1 else []
     if optimizer > smallest.weights // 10:
         advice.append("an optimizer without state, optimizer=tpsgd.sgd")
+    if any(isinstance(o, SOLVERS) for o in listed(settings.optimizer)):
+        advice.append("an optimizer in place of a solver, optimizer=tpsgd.sgd")
     raise TpsgdError(
         f"a memory budget of {size(budget)} is too small: this run needs at least {size(need)} "
         f"({need} bytes), of which {size(smallest.weights)} are the model itself"

@@ -84,7 +84,7 @@ class Weights(NamedTuple):
 def driven(W: Weights, x: Tensor) -> Tensor:
     """gamma B x `(..., 2 states, samples)` of inputs `(..., samples, inputs)`, or of tokens."""
     if x.is_floating_point():
-        return W.drive @ x.mT
+        return W.drive @ x.transpose(-2, -1)
     return _columns(W.drive, x)
 
 
@@ -102,13 +102,15 @@ def features(W: Weights, h: Tensor, x: Tensor, learns: bool = True) -> Features:
     def last(name: str) -> Tensor:
         return f[name] if learns else f.pop(name)
 
-    direct = x @ W.d.mT if x.is_floating_point() else _columns(W.d, x).mT
-    f["u"] = add_product(direct, h.mT, W.c.mT)
+    direct = (
+        x @ W.d.transpose(-2, -1) if x.is_floating_point() else _columns(W.d, x).transpose(-2, -1)
+    )
+    f["u"] = add_product(direct, h.transpose(-2, -1), W.c.transpose(-2, -1))
     del direct
     f["v"] = F.gelu(last("u"))
-    f["z"] = add_product(W.gate_bias, last("v"), W.gate.mT)
+    f["z"] = add_product(W.gate_bias, last("v"), W.gate.transpose(-2, -1))
     f["m"] = F.glu(last("z"), -1)
-    units = f["m"].shape[-1:]
+    units = (int(f["m"].shape[-1]),)  # a number in a trace too, which ONNX needs
     f["n"], f["mean"], f["rstd"] = torch.native_layer_norm(last("m"), units, None, None, EPS)
     f["y"] = torch.addcmul(W.norm_bias, last("n"), W.norm)
     return f
@@ -238,7 +240,7 @@ class Diagonal(SequenceLayer):
         self, x: Tensor, state: Tensor | None, lengths: Tensor | None, keep: bool
     ) -> tuple[Tensor, Tensor]:
         """All outputs, or what is made of them, and the state after them."""
-        W, steps = Weights.of({k: getattr(self, k) for k in PARAMETERS}), x.shape[1]
+        W, steps = Weights.of({k: getattr(self, k) for k in PARAMETERS}), int(x.shape[1])
         span = steps if torch.is_grad_enabled() else min(steps, READ_TOGETHER)
         h = None if state is None else state.permute(1, 2, 0)
         outputs, scan = [], Scan(W.nu, W.theta, span)
@@ -252,7 +254,7 @@ class Diagonal(SequenceLayer):
             h = states[..., -1, :]
             if all_steps:
                 y = features(W, states.flatten(0, 1).flatten(1), flat, False)["y"]
-                y = y.unflatten(0, window.shape[:2])
+                y = y.unflatten(0, (stop - start, -1))
                 y = y if keep or inside is None else y * inside.unsqueeze(-1)
                 outputs.append(y if keep else y.sum(0))
             elif stop == steps:
@@ -270,11 +272,10 @@ class Diagonal(SequenceLayer):
         self, W: Weights, scan: Scan, x: Tensor, h: Tensor | None, inside: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """The states of some steps `(steps, rows, inputs)`, and these steps as samples."""
-        steps, rows = x.shape[:2]
         if inside is not None and x.is_floating_point():
             x = x * inside.unsqueeze(-1)
         flat = x.flatten(0, 1)
-        b = driven(W, flat).view(self.states, 2, steps, rows)
+        b = driven(W, flat).view(int(self.states), 2, scan.steps, -1)
         if inside is not None and not x.is_floating_point():
             b = b * inside
         return scan.states(b, h), flat

@@ -170,7 +170,7 @@ class Recurrent(SequenceLayer):
         # all steps in one product if autograd stores them anyway (unbind's gradient is one stack)
         drive = _drive(cell, data).unbind(1) if torch.is_grad_enabled() else None
         recur = cell.weight_h.T
-        h = recur.new_zeros(len(data), self.hidden) if state is None else state
+        h = recur.new_zeros(data.shape[0], self.hidden) if state is None else state
         states, steps = [], range(data.shape[1])
         for t in reversed(steps) if backwards else steps:
             z = _drive(cell, data[:, t]) if drive is None else drive[t]
@@ -180,6 +180,42 @@ class Recurrent(SequenceLayer):
             if self.sequence:
                 states.append(h)
         return h, states[::-1] if backwards else states
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        """What `torch.jit.script` compiles in place of this layer."""
+        return ScriptableRecurrent(self)
+
+
+class ScriptableRecurrent(nn.Module):
+    """A recurrent layer as `torch.jit.script` can compile it; it shares the layer's weights.
+
+    It reads real sequences `(batch, steps, inputs)` of one length, and any number of steps.
+    """
+
+    def __init__(self, layer: Recurrent) -> None:
+        super().__init__()
+        self.cells, self.activation = layer.cells, layer.activation
+        self.leak, self.sequence = layer.leak, layer.sequence
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As of `Recurrent`."""
+        outputs: list[Tensor] = []
+        for way, cell in enumerate(self.cells):
+            drive = F.linear(x, cell.weight_x)
+            if cell.bias_x is not None:
+                drive = drive + cell.bias_x + cell.bias_h
+            h = torch.zeros(x.shape[0], cell.weight_h.shape[0], dtype=x.dtype, device=x.device)
+            states: list[Tensor] = []
+            for i in range(x.shape[1]):
+                t = x.shape[1] - 1 - i if way == 1 else i
+                z = torch.addmm(drive[:, t], h, cell.weight_h.t())
+                h = torch.lerp(h, self.activation(z), self.leak)
+                states.append(h)
+            if self.sequence:
+                h = torch.stack(states, 1)
+                h = h.flip(1) if way == 1 else h
+            outputs.append(h)
+        return torch.cat(outputs, -1)
 
 
 _TORCH_NAMES = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
