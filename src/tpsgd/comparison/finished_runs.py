@@ -9,6 +9,7 @@ from tpsgd.engine.record import Run
 from tpsgd.saved import folder as folders
 from tpsgd.saved.checkpoint import Checkpoint, readable, refuse_to_replace
 from tpsgd.saved.folder import Layout
+from tpsgd.training.confusion import Confusion
 from tpsgd.training.run_identity import check_same_run
 
 COMPARISON = Layout("comparison", 1)
@@ -37,8 +38,11 @@ class FinishedRuns:
             return False
         with readable(self.checkpoint.folder):
             run, accuracy = Run.of(values["run"]), float(values["accuracy"])
+            matrices = [Confusion(tuple(map(tuple, m["counts"])), tuple(m["classes"]))
+                        for m in values["confusion"]]  # fmt: skip
         result.runs.append(run)
         result.accuracies.append(accuracy)
+        result.confusions += matrices
         return True
 
     def settings(self, result: Result, seed: int) -> dict[str, Any]:
@@ -52,6 +56,8 @@ class FinishedRuns:
         if self.checkpoint is None or result.error is not None:
             return
         values = {"accuracy": result.accuracies[-1], "run": result.runs[-1].as_dict()}
+        last = result.confusions[-1:]  # none of samples that have several labels
+        values["confusion"] = [{"counts": m.counts, "classes": m.classes} for m in last]
         self.runs[_key(result, seed)] = values
         description = {"identity": self.identity, "runs": self.runs}
         folders.write(COMPARISON, Path(self.checkpoint.folder), description, {})
