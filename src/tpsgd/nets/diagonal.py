@@ -84,7 +84,7 @@ class Weights(NamedTuple):
 def driven(W: Weights, x: Tensor) -> Tensor:
     """gamma B x `(..., 2 states, samples)` of inputs `(..., samples, inputs)`, or of tokens."""
     if x.is_floating_point():
-        return W.drive @ x.transpose(-2, -1)
+        return W.drive @ _turned(x)
     return _columns(W.drive, x)
 
 
@@ -102,18 +102,21 @@ def features(W: Weights, h: Tensor, x: Tensor, learns: bool = True) -> Features:
     def last(name: str) -> Tensor:
         return f[name] if learns else f.pop(name)
 
-    direct = (
-        x @ W.d.transpose(-2, -1) if x.is_floating_point() else _columns(W.d, x).transpose(-2, -1)
-    )
-    f["u"] = add_product(direct, h.transpose(-2, -1), W.c.transpose(-2, -1))
+    direct = x @ _turned(W.d) if x.is_floating_point() else _turned(_columns(W.d, x))
+    f["u"] = add_product(direct, _turned(h), _turned(W.c))
     del direct
     f["v"] = F.gelu(last("u"))
-    f["z"] = add_product(W.gate_bias, last("v"), W.gate.transpose(-2, -1))
+    f["z"] = add_product(W.gate_bias, last("v"), _turned(W.gate))
     f["m"] = F.glu(last("z"), -1)
     units = (int(f["m"].shape[-1]),)  # a number in a trace too, which ONNX needs
     f["n"], f["mean"], f["rstd"] = torch.native_layer_norm(last("m"), units, None, None, EPS)
     f["y"] = torch.addcmul(W.norm_bias, last("n"), W.norm)
     return f
+
+
+def _turned(a: Tensor) -> Tensor:
+    """Matrices with rows and columns exchanged; `mT` has no counterpart in ONNX."""
+    return a.transpose(-2, -1)
 
 
 def add_product(c: Tensor, a: Tensor, b: Tensor) -> Tensor:

@@ -201,15 +201,15 @@ class ScriptableRecurrent(nn.Module):
         """As of `Recurrent`."""
         outputs: list[Tensor] = []
         for way, cell in enumerate(self.cells):
-            drive = F.linear(x, cell.weight_x)
+            drive, recur = F.linear(x, cell.weight_x), cell.weight_h.t()  # pyright: ignore
             if cell.bias_x is not None:
-                drive = drive + cell.bias_x + cell.bias_h
-            h = torch.zeros(x.shape[0], cell.weight_h.shape[0], dtype=x.dtype, device=x.device)
+                drive = drive + cell.bias_x + cell.bias_h  # pyright: ignore
+            h = torch.zeros_like(drive[:, 0])
             states: list[Tensor] = []
             for i in range(x.shape[1]):
                 t = x.shape[1] - 1 - i if way == 1 else i
-                z = torch.addmm(drive[:, t], h, cell.weight_h.t())
-                h = torch.lerp(h, self.activation(z), self.leak)
+                c = self.activation(torch.addmm(drive[:, t], h, recur))  # pyright: ignore
+                h = torch.lerp(h, c, self.leak)
                 states.append(h)
             if self.sequence:
                 h = torch.stack(states, 1)
