@@ -576,10 +576,10 @@ def test_compare_at_equal_reads_and_seconds(says):
 
 def test_the_scale_of_readout_is_an_option(says):
     record = json.loads(says("train", *SMALL, "--readout-scale", "3", "--json")[1])
-    assert "calibrated to 3" in record["settings"]["options"][0]
+    assert "calibrated, scale 3" in record["settings"]["options"][0]
     words = ("--restarts", "1", "--rules", "readout,drtp", "--readout-scale", "3", "--json")
     arms = json.loads(says("compare", *SMALL, *words)[1])["arms"]
     options = {a["name"]: str(a["restarts"][0]["settings"]["options"]) for a in arms}
-    assert "calibrated to 3" in options["readout"] and "calibrated" not in options["drtp"]
+    assert "calibrated, scale 3" in options["readout"] and "calibrated" not in options["drtp"]
     code, _, err = says("train", *SMALL, "--rule", "drtp", "--readout-scale", "3")
     assert code == 2 and "drtp has no scale" in err

@@ -39,7 +39,7 @@ def test_values_are_tried_where_they_matter(data):
     for row in result.test.results:
         settings, values = row.runs[0].settings, result.chosen[row.arm.name].values
         assert settings["lr"] == values["rate"]
-        assert "scale" not in values or f"calibrated to {values['scale']}" in settings["options"][0]
+        assert "scale" not in values or f"calibrated, scale {values['scale']}" in settings["options"][0]
     assert "chosen for readout" in result.test.settings
     json.dumps(result.as_dict())
 
@@ -115,7 +115,7 @@ def test_without_values_the_defaults_of_the_optimizer_are_tried(data):
 
 
 def test_the_scale_is_that_of_readouts_alone():
-    assert "calibrated to 3" in scaled(arm("readout-learned"), 3).rule.options
+    assert "calibrated, scale 3" in scaled(arm("readout-learned"), 3).rule.options
     with pytest.raises(tpsgd.TpsgdError, match="drtp has no scale"):
         scaled(arm("drtp"), 3)
 

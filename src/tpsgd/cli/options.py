@@ -317,7 +317,7 @@ class FromScratch(Training):
         choices=RECIPES,
     )
     readout_scale: float | None = setting(
-        None, "readout: the scale that its features are calibrated to (12); see: tpsgd search."
+        None, "readout: its scale, after calibration (12); see: tpsgd search."
     )
 
     @property
