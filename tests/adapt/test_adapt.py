@@ -398,7 +398,7 @@ def test_recover_reports_the_known_and_the_new_domain():
         assert row.forgotten == pytest.approx(row.known_before - row.known_after)
     for row in rows[1::2]:
         assert row.new_before == row.known_before and row.new_after == row.known_after
-    mixed = recover(backbone, train, test, places, arms, epochs=10, replay=5)
+    mixed = recover(backbone, train, test, places, arms, epochs=10, replay=10)
     assert mixed[0].known_after > rows[0].known_after
 
 
