@@ -564,7 +564,8 @@ def test_compare_at_equal_reads_and_seconds(says):
     code, out, _ = says("compare", *words, "--equal", "reads")
     assert code == 0 and "equal reads of the data: " in out.splitlines()[0]
     assert "epochs of the blocks: backprop " in out and "most confused by readout: " in out
-    code, out, _ = says("compare", *words, "--equal", "seconds", "--seconds", "0.2", "--json")
+    timed = ("--equal", "seconds", "--seconds", "0.2", "--overwrite")
+    code, out, _ = says("compare", *words, *timed, "--json")
     record = json.loads(out)
     assert code == 0 and record["settings"]["seconds"] == 0.2
     assert all(row["restarts"][0]["seconds"] > 0.15 for row in record["arms"])
