@@ -203,7 +203,7 @@ def cut(layers: list[Block], blocks: Blocks, samples: Tensor | None = None) -> l
     sizes: list[Footprint] = []
     if isinstance(samples, Tensor) and isinstance(blocks, int) and 1 < blocks < len(layers):
         with modes_restored(*(m for block in layers for m in block.modules)):
-            shapes(layers, samples)  # names a layer that does not fit
+            shapes(layers, samples.clone())  # names a layer that does not fit
         sizes = footprints(layers, samples)
     return layers_per_block(blocks, len(layers), alone, sizes)
 
