@@ -125,7 +125,7 @@ def test_compare_reads_finished_runs_and_goes_on_with_the_others(says, signalled
     assert figures(whole) == figures(resumed)
     assert sorted(os.listdir("run"))[-1] == "comparison.json"  # no checkpoint is left
     assert "its epochs was 2, and now it is 3" in says(*words, "--resume", "--epochs", "3")[2]
-    assert "run holds a comparison: go on from it" in says(*words)[2]
+    assert "run holds a comparison: go on from it" in says(*words, "--out", "other")[2]
 
 
 def figures(arms):

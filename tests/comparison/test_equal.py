@@ -87,7 +87,7 @@ def test_one_solved_head_among_recurrent_nets(data):
         equal="reads",
     )  # fmt: skip
     counts = epochs_of(record)
-    assert (counts["backprop"], counts["readout"]) == ({0: 6}, {1: 3, 2: 3})
+    assert (counts["backprop"], counts["readout"]) == ({0: 4}, {1: 3, 2: 1})
     assert counts["reservoir"] == {2: 1}
 
 

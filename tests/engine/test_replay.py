@@ -216,6 +216,7 @@ def test_a_rule_of_the_users_own_is_not_replayed(tapes):
     assert not tapes and len(calls) == 2 * 5 * 7
 
 
+@pytest.mark.filterwarnings("ignore:the model ends in nn.Sigmoid")
 @pytest.mark.parametrize("last", [nn.Tanh, nn.Sigmoid, nn.ReLU, nn.Identity])
 def test_the_record_of_a_last_block_with_an_activation(last):
     """Its output, which is the logits, must not be overwritten before the record reads it."""

@@ -62,7 +62,7 @@ def test_stacked_restarts_count_their_stacked_parameters():
 
 def test_a_run_without_a_meter_says_that_nothing_was_measured():
     run = tpsgd.fit(mlp(6, 8, 3), points(), epochs=1, memory=Memory(measure=False))
-    assert "peak not measured" in str(run) and run.settings["measure"] is False
+    assert "memory not measured" in str(run) and run.settings["measure"] is False
     digits = tpsgd.data.load("digits", max_train=100)
     record = tpsgd.compare(
         digits,
