@@ -205,3 +205,11 @@ def test_a_worker_that_dies_is_one_sentence():  # in a process: torch raises it 
     assert done.stdout.startswith("the data loader failed")
     assert len(done.stdout.splitlines()) == 1
     assert "DataLoader worker" in done.stdout
+
+
+def test_large_weights_are_not_written_in_every_epoch(monkeypatch):
+    monkeypatch.setattr(last_good, "MOST", 10)
+    x, y = points(64)
+    broken = partial(torch.optim.SGD, lr=1e30)
+    with pytest.raises(TpsgdError, match=r"its weights are lost \(a checkpoint"):
+        tpsgd.fit(mlp(6, 8, 3), (x, y), epochs=4, optimizer=broken)

@@ -14,6 +14,7 @@ from tpsgd.protocols import EpochEnd, Learner, Observer
 from tpsgd.train import validate
 
 IN_MEMORY = 1 << 20  # bytes; larger weights are kept in a temporary file
+MOST = 64 << 20  # bytes; larger weights are not kept: writing them would slow training down
 
 
 class LastGoodWeights(Observer):
@@ -43,6 +44,8 @@ class LastGoodWeights(Observer):
             modules = [m for x in learners if x.epochs for m in x.block.modules]
             tensors = [t for m in modules for t in (*m.parameters(), *m.buffers())]
             self._tensors = list({id(t): t for t in tensors}.values())
+            if sum(t.nbytes for t in self._tensors) > MOST:
+                self._tensors = []
             self._kept = []
             self._keep(0)
 
@@ -54,7 +57,7 @@ class LastGoodWeights(Observer):
 
     def restore(self, end: EpochEnd) -> str:
         """Put the newest weights back that give a finite loss; says in words which they are."""
-        words = "its weights are lost"
+        words = "its weights are lost (a checkpoint, checkpoint=FOLDER, keeps them)"
         for epoch, file in reversed(self._kept):
             self._read(file)
             when = f"after epoch {epoch}" if epoch else "before training"
@@ -65,6 +68,8 @@ class LastGoodWeights(Observer):
 
     def _keep(self, epoch: int) -> None:
         """Write the weights; a temporary folder that is full does not end the training."""
+        if not self._tensors:
+            return
         self._kept = self._kept[-1:]
         try:
             if len(self._files) < 2:
