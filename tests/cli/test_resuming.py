@@ -52,7 +52,9 @@ def signalled(monkeypatch):
 
         monkeypatch.setattr(checkpoint, "write", write_then_signal)
 
-    return after
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background
+    yield after  # would ignore it
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
