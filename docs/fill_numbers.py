@@ -30,7 +30,7 @@ from typing import Any
 
 from scipy.stats import spearmanr
 
-from tpsgd.engine.record import BlockInfo, Epoch, Run
+from tpsgd.engine.record import Run
 from tpsgd.units import size
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -227,10 +227,8 @@ def origin(paths: list[str]) -> str:
 def run(mark: str) -> str:
     """What `print(run)` shows: the demo's CNN with `readout`."""
     record = dict(look_up("demo-cnn/readout/restarts/seed=0"))
-    record["blocks"] = [BlockInfo(**block) for block in record["blocks"]]
-    record["history"] = [Epoch(**epoch) for epoch in record["history"]]
     del record["accuracy"]
-    return f"```text\n{Run(**record)}\n```"
+    return f"```text\n{Run.of(record)}\n```"
 
 
 # ---- pages ---------------------------------------------------------------------------------------
