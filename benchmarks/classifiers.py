@@ -77,15 +77,20 @@ def main() -> None:
             train, test = [(x.astype(numbers), y) for x, y in sets]
             arms[numbers.__name__] = measure(train, test, arguments.turns)
     settings = {"hidden": [WIDTH], "epochs": EPOCHS, "batch_size": BATCH, "turns": arguments.turns}
+    write_result(arguments.out, "classifiers", f" --turns {arguments.turns}", settings, arms)
+
+
+def write_result(file: Path, name: str, options: str, settings: Any, arms: Any) -> None:
+    """Write what a benchmark of estimators has measured, with the machine and the versions."""
     result = {
-        "benchmark": "classifiers",
-        "command": f"python benchmarks/classifiers.py --turns {arguments.turns}",
+        "benchmark": name,
+        "command": f"python benchmarks/{name}.py{options}",
         "machine": machine(),
         "versions": versions() | {"scikit-learn": sklearn.__version__},
         "settings": settings,
         "arms": arms,
     }
-    arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -8,14 +8,13 @@ by ridge regression, its penalty chosen by cross-validation inside the training 
 """
 
 import argparse
-import json
 import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import sklearn
 import torch
+from classifiers import write_result
 from sklearn.datasets import load_diabetes, load_digits, make_friedman1
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import RidgeCV
@@ -26,7 +25,6 @@ from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
 
 import tpsgd
-from tpsgd.comparison.provenance import machine, versions
 
 EPOCHS, BATCH, WIDTH, FOLDS, SEEDS = 60, 128, 256, 5, 2
 RULES = ("readout", "dfa", "tpsgd-l2", "frozen")
@@ -96,15 +94,7 @@ def main() -> None:
             for arm, scores in arms[name].items():
                 print(f"{name}, {arm}: {np.mean(scores):.3f} ± {np.std(scores):.3f}", flush=True)
     settings = {"hidden": [WIDTH], "epochs": EPOCHS, "folds": FOLDS, "seeds": SEEDS}
-    result = {
-        "benchmark": "regressors",
-        "command": "python benchmarks/regressors.py",
-        "machine": machine(),
-        "versions": versions() | {"scikit-learn": sklearn.__version__},
-        "settings": settings,
-        "arms": arms,
-    }
-    arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    write_result(arguments.out, "regressors", "", settings, arms)
 
 
 if __name__ == "__main__":

@@ -153,7 +153,7 @@ def adapt(
 ) -> None:
     """Train an adaptor on a frozen backbone, or test how one adapts to a shifted domain."""
     check_rule(rule)
-    kept = resuming.settings()
+    checkpoints = resuming.settings()
     if shifts := shift.words():
         resuming.refuse("--shift")
         if refused := options.chosen(memory) + ["--augment"] * bool(training.augment):
@@ -174,7 +174,9 @@ def adapt(
         planned = adapt_plan.planned(job, more)
         if not as_json:
             adapt_plan.show(planned, rule)
-        results, write = adapt_shift.recover(job, shift) if shifts else _fit(job, folder, kept)
+        results, write = (
+            adapt_shift.recover(job, shift) if shifts else _fit(job, folder, checkpoints)
+        )
         record = {"planned": planned, **results, "backbone": net.name, "taps": list(taps)}
         record |= {"backbone_bytes": planned["backbone_bytes"], "quantize": backbone.quantize}
         record |= {"out": str(folder), **options.provenance_of(job.data, machine.device)}
@@ -226,7 +228,7 @@ def _arms(
 
 
 def _fit(
-    job: Job, folder: Path, kept: dict[str, Any]
+    job: Job, folder: Path, checkpoints: dict[str, Any]
 ) -> tuple[dict[str, Any], Callable[[Path], Any]]:
     """Train all arms, with checkpoints if asked for: the record, and what saves the first."""
     from tpsgd import adapt
@@ -250,7 +252,7 @@ def _fit(
                 adaptor = adapt.fit(
                     job.backbone, train, taps=job.taps, classes=job.data.classes,
                     progress=progress, **(job.settings | settings),
-                    **{key: value.within(name) for key, value in kept.items()},
+                    **{key: value.within(name) for key, value in checkpoints.items()},
                 )  # fmt: skip
                 if not adaptors:
                     adaptors.append(adaptor)

@@ -131,8 +131,8 @@ def _of_arrays(file: Path, inputs: Mapping[str, Any]) -> _Labelled:
         raise TpsgdError(f"{file} holds {', '.join(names) or 'nothing'}; expected x, or tokens.")
     y, lengths = (arrays.get(name + suffix) for name in ("y", "lengths"))
     labels = np.zeros(len(x) if x.ndim else 0) if y is None else y
-    part = Arrays(x, labels, lengths)
-    return _converted(str(file), part, None, y is not None, kind == "tokens", inputs)
+    samples = Arrays(x, labels, lengths)
+    return _converted(str(file), samples, None, y is not None, kind == "tokens", inputs)
 
 
 def _of_function(spec: str, inputs: Mapping[str, Any]) -> _Labelled:

@@ -75,11 +75,11 @@ class Rehearsal:
             )
         if rows:
             raise TpsgdError("a rehearsal buffer stores class labels, not rows of numbers")
-        one = x[0].numel() * x.itemsize + LABEL
-        if one > self.limit:
+        sample_bytes = x[0].numel() * x.itemsize + LABEL
+        if sample_bytes > self.limit:
             raise TpsgdError(
                 f"a rehearsal buffer of {size(self.limit)} has no room for a single sample of "
-                f"{size(one)}"
+                f"{size(sample_bytes)}"
             )
         if len(self.x) and (x.shape[1:], x.dtype) != (self.x.shape[1:], self.x.dtype):
             raise TpsgdError(
