@@ -32,6 +32,7 @@ from tpsgd.projections import Projection, Redrawn
 
 __all__ = [
     "Calibration",
+    "Formula",
     "Key",
     "LossAndGrads",
     "Objective",
@@ -97,6 +98,25 @@ class Calibration:
 
 
 @dataclass(frozen=True)
+class Formula:
+    """An objective in words and numbers, from which `tpsgd.export` writes other programs.
+
+    Args:
+        name: `l1`, `l2`, `inner` or `readout`.
+        codes: P, or how P is drawn.
+        grid: the cells that feature maps are averaged over, if they are.
+        gain: the factor of readout's logits, before the calibration if there is one.
+        loss: of readout's logits.
+    """
+
+    name: str
+    codes: Any
+    grid: tuple[int, ...] | None = None
+    gain: float = 1.0
+    loss: Loss | None = None
+
+
+@dataclass(frozen=True)
 class Objective:
     """The local loss that one block lowers. Called with `(y, s)` it returns `LossAndGrads`.
 
@@ -113,6 +133,7 @@ class Objective:
             the loss, so that it can be computed from the logits of many batches together.
         constants: how many of the tensors, the last ones, do not learn although `learned` is set.
         calibration: what to measure in the first batch before the block learns.
+        formula: the same in words and numbers, if it has a plain form.
 
     Examples:
         >>> objective = l2(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
@@ -130,6 +151,7 @@ class Objective:
     of_logits: Loss | None = None
     constants: int = 0
     calibration: Calibration | None = None
+    formula: Formula | None = None
 
     @property
     def learned_tensors(self) -> tuple[Tensor, ...]:
@@ -267,7 +289,7 @@ def inner(P: Any) -> Objective:
         dy = aim(P / -len(y), s)  # P is smaller than the batch: scale it first
         return LossAndGrads(_dot(y, dy), dy)
 
-    return Objective(loss, closed_form, (P,))
+    return Objective(loss, closed_form, (P,), formula=Formula("inner", P))
 
 
 def l1(P: Any) -> Objective:
@@ -281,7 +303,7 @@ def l1(P: Any) -> Objective:
         loss = torch.linalg.vector_norm(difference, 1) / len(y)
         return LossAndGrads(loss, difference.sign_().mul_(-1.0 / len(y)))
 
-    return Objective(loss, closed_form, (P,))
+    return Objective(loss, closed_form, (P,), formula=Formula("l1", P))
 
 
 def l2(P: Any) -> Objective:
@@ -294,7 +316,7 @@ def l2(P: Any) -> Objective:
         dy = aim(P / -len(y), s).add_(y, alpha=1.0 / len(y))
         return LossAndGrads(_dot(dy, dy) * (len(y) / 2), dy)
 
-    return Objective(loss, closed_form, (P,), squared=True)
+    return Objective(loss, closed_form, (P,), squared=True, formula=Formula("l2", P))
 
 
 def any_loss(P: Any, loss: Callable[[Tensor, Tensor], Tensor]) -> Objective:
@@ -343,6 +365,8 @@ def readout(
     local = cross_entropy if site.loss is mse else site.loss
     classifier = _Classifier(local, pool, learned)
     measured = Calibration(scale, lambda y: cells(y, grid) if grid else y)
+    drawn = Redrawn(projection, (d,), site.classes, site.key, site.device, site.dtype)
+    formula = Formula("readout", drawn, grid, scale / d**0.5, local)
     return Objective(
         classifier.loss,
         classifier.closed_form,
@@ -351,6 +375,7 @@ def readout(
         of_logits=local,
         constants=int(learned),
         calibration=measured if calibrated else None,
+        formula=None if learned else formula,
     )
 
 

@@ -66,13 +66,14 @@ def _wrapped(
 ) -> Objective:
     """The objective with another loss, which least squares cannot solve."""
     if not objective.written_out:
-        return replace(objective, loss=loss)  # autograd differentiates all of it
+        return replace(objective, loss=loss, formula=None)  # autograd differentiates all of it
     return replace(
         objective,
         loss=loss,
         closed_form=None if of_batch else written_out,
         closed_form_of_batch=written_out if of_batch else None,
         squared=False,
+        formula=None,
     )
 
 
