@@ -3,9 +3,10 @@
 import copy
 import tempfile
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from tpsgd.engine.optimizers import adam, sgd
 from tpsgd.engine.settings import Memory
 from tpsgd.errors import TpsgdError
 from tpsgd.export.c_source import sources
-from tpsgd.export.compiled import CompiledNet, compiler
+from tpsgd.export.compiled import FLAGS, CompiledNet, compiler
 from tpsgd.export.recipe import BlockRecipe, Recipe
 from tpsgd.nets.blocks import split
 from tpsgd.train import sequential
@@ -32,35 +33,66 @@ OPTIMIZERS: dict[str, Any] = {
 }
 
 
+class Distances(NamedTuple):
+    """The largest difference of a weight from those that `fit` learns in float64."""
+
+    ours: float  # of the C program
+    torchs: float  # of `fit` in float32
+    largest: float  # weight
+
+    @property
+    def equal(self) -> bool:
+        """Whether the difference is rounding."""
+        return self.ours <= max(TIMES * self.torchs, ROUNDING * self.largest)
+
+
 def check(model: nn.Module, recipe: Recipe, schedule: Any, **options: Any) -> str:
     """Run the C of a recipe beside `fit`, and say in a sentence how far they are apart.
 
-    `options` are the rule and the loss of `fit`. Gains that the recipe has from a user's samples
-    are measured anew, as `fit` does. Without a C compiler nothing runs.
+    `options` are the rule and the loss of `fit`. Without a C compiler nothing runs.
     """
     if compiler() is None:
         return "not run: there is no C compiler here (install gcc or clang, or pip's ziglang)"
-    recipe = replace(recipe, blocks=tuple(map(_unmeasured, recipe.blocks)))
-    x, labels = samples(recipe)
+    recipe = unmeasured(recipe)
+    apart = distances(model, recipe, sources(recipe), schedule, **options)
+    if not apart.equal:
+        raise TpsgdError(
+            f"the C program learned other weights than tpsgd.fit, {apart.ours:.1e} away from them, "
+            "and nothing was written: please report it, with the model"
+        )
+    return (
+        f"run beside tpsgd.fit for {STEPS} steps: weights {apart.ours:.0e} from float64, torch's "
+        f"float32 {apart.torchs:.0e}"
+    )
+
+
+def distances(
+    model: nn.Module,
+    recipe: Recipe,
+    texts: dict[str, str],
+    schedule: Any,
+    steps: int = STEPS,
+    flags: Sequence[str] = FLAGS,
+    **options: Any,
+) -> Distances:
+    """How far the C program and `fit` in float32 are from `fit` in float64 after some steps."""
+    x, labels = samples(recipe, steps)
     with tempfile.TemporaryDirectory() as folder:
-        for name, text in sources(recipe).items():
+        for name, text in texts.items():
             Path(folder, name).write_text(text)
-        net = CompiledNet(folder)
+        net = CompiledNet(folder, flags=flags)
     learned = run(net, recipe, schedule, x, labels)
     exact, rounded = (
         trained(model, recipe, x.to(dtype), labels, schedule=schedule, **options)
         for dtype in (torch.float64, torch.float32)
     )
     ours, theirs = (float((w.double() - exact).abs().max()) for w in (learned, rounded))
-    if not ours <= max(TIMES * theirs, ROUNDING * float(exact.abs().max())):
-        raise TpsgdError(
-            f"the C program learned other weights than tpsgd.fit, {ours:.1e} away from them, and "
-            "nothing was written: please report it, with the model"
-        )
-    return (
-        f"run beside tpsgd.fit for {STEPS} steps: weights {ours:.0e} from float64, torch's "
-        f"float32 {theirs:.0e}"
-    )
+    return Distances(ours, theirs, float(exact.abs().max()))
+
+
+def unmeasured(recipe: Recipe) -> Recipe:
+    """The recipe with gains that its first batch measures, as `fit` does."""
+    return replace(recipe, blocks=tuple(map(_unmeasured, recipe.blocks)))
 
 
 def _unmeasured(block: BlockRecipe) -> BlockRecipe:

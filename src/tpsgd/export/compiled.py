@@ -4,6 +4,7 @@ import ctypes
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,10 +34,11 @@ def compiler() -> list[str] | None:
 
 
 def build(folder: Path, command: Sequence[str], flags: Sequence[str] = FLAGS) -> Path:
-    """Compile `net.c` in a folder to a library that Python can load."""
-    probe, library = folder / "probe.c", folder / "net.so"
+    """Compile `net.c` in a folder to a library that Python can load, elsewhere."""
+    place = Path(tempfile.mkdtemp())  # a system loads one library of a name, and no other
+    probe, library = place / "probe.c", place / "net.so"
     probe.write_text(PROBE)
-    sources = [str(folder / "net.c"), str(probe)]
+    sources = [f"-I{folder}", str(folder / "net.c"), str(probe)]
     done = subprocess.run(
         [*command, *flags, "-shared", "-fPIC", *sources, "-o", str(library)],
         capture_output=True,
@@ -66,7 +68,9 @@ class CompiledNet:
         command = command or compiler()
         if command is None:
             raise TpsgdError("there is no C compiler here: install gcc or clang, or pip's ziglang")
-        self.net: Any = ctypes.CDLL(str(build(Path(folder), command, flags)))
+        library = build(Path(folder), command, flags)
+        self.net: Any = ctypes.CDLL(str(library))
+        shutil.rmtree(library.parent, ignore_errors=True)  # it stays in memory
         sizes = (ctypes.c_ulong * 8).in_dll(self.net, "probe_sizes")
         state, arena, self.params, self.capacity, self.batch, self.blocks, record, self.ram = sizes
         self.net.net_step.argtypes = [ctypes.c_void_p] * 4 + [

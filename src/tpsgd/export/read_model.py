@@ -1,5 +1,6 @@
 """From a torch model and a rule to a `Recipe`; what cannot be exported is refused here."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -83,6 +84,11 @@ def read_model(
         if loss not in LOSSES:
             raise TpsgdError(f"loss {loss.name} is not exported; mse, cross_entropy and bce are")
         classes = _classes(blocks[-1], sizes[-1][Place.END])
+        if classes == 1 and (spare or loss is cross_entropy):
+            raise TpsgdError(
+                "a net with one output answers yes or no: export it with loss=tpsgd.bce, and "
+                "without spare classes"
+            )
         reader = _Reader(len(blocks), classes, spare, seed, loss)
         inputs = [tuple(shape), *(size[Place.END] for size in sizes[:-1])]
         records = [reader.block(*each) for each in zip(blocks, rules, inputs, sizes, strict=True)]
@@ -179,6 +185,12 @@ class _Reader:
         after = size[Place.BEFORE if last else Place.AFTER]
         activation, slope = ("none", 0.0) if last else _activation(who, block)
         local = self._local(who, block, rule, after) if learns and not last else None
+        if local is not None and local.name == "inner" and activation not in BOUNDED:
+            warnings.warn(
+                f"{who}: {rule.name} has no minimum, and without Tanh or Sigmoid the outputs grow "
+                "without bound; take readout, tpsgd_l2, or a bounded activation",
+                stacklevel=4,
+            )
         parameters = _parameters(who, block, learns)
         if last and self.spare:
             parameters = {name: _with_rows(p, self.spare) for name, p in parameters.items()}
@@ -212,6 +224,11 @@ class _Reader:
             raise TpsgdError(
                 f"{who}: {rule.name} ({rule.options or rule.about}) is not exported; readout, "
                 "tpsgd_l2, tpsgd_l1 and drtp without features= and standardise=, and frozen are"
+            )
+        if outputs == 1 and formula.name != "readout":
+            raise TpsgdError(
+                f"{who}: {rule.name} with a single yes-or-no output is not exported; give the last "
+                "layer two outputs, or use readout"
             )
         if rule.signal is not Signal.LABEL:
             raise TpsgdError(
@@ -318,6 +335,8 @@ def _pool(who: str, module: Any, shape: Shape) -> Pool:
         given = module.output_size
         each = given if isinstance(given, tuple) else (given, given)
         out = tuple(n if g is None else g for g, n in zip(each, size, strict=True))
+        if any(g > n for g, n in zip(out, size, strict=True)):
+            raise TpsgdError(f"{who}: {module} is not exported: it would make {size} larger")
         return Pool("cells", channels, size, (0, 0), (0, 0), _pair(out))
     kinds = {nn.MaxPool1d: "max", nn.MaxPool2d: "max", nn.AvgPool1d: "mean", nn.AvgPool2d: "mean"}
     plain = (

@@ -66,7 +66,8 @@ typedef struct { uint32_t top, bottom, left, right; } tps_cell;
 /* Cell (i, j) of the grid over a feature map, as adaptive average pooling cuts it */
 TPS_FN tps_cell tps_cell_of(const tps_block *b, uint32_t i, uint32_t j)
 {
-    tps_cell c;
+    tps_cell c = {0, 1, 0, 1};
+    if (b->pixels == 1) return c;
     c.top = i * b->rows / b->grid_rows;
     c.bottom = ((i + 1u) * b->rows + b->grid_rows - 1u) / b->grid_rows;
     c.left = j * b->columns / b->grid_columns;
@@ -78,6 +79,7 @@ TPS_FN float tps_mean(const tps_block *b, const float *map, tps_cell c)
 {
     uint32_t i, j;
     float sum = 0.0f;
+    if (b->pixels == 1) return *map;
     for (i = c.top; i < c.bottom; i++)
         for (j = c.left; j < c.right; j++) sum += map[i * b->columns + j];
     return sum / (float)((c.bottom - c.top) * (c.right - c.left));
@@ -122,7 +124,7 @@ TPS_FN void tps_read_back(const tps_block *b, const float *e, uint32_t unit, con
             tps_cell cell = tps_cell_of(b, i, j);
             float df = 0.0f;
             for (c = 0; c < classes; c++) df += e[c] * tps_code(b->codes, c, n);
-            df /= (float)((cell.bottom - cell.top) * (cell.right - cell.left));
+            if (b->pixels > 1) df /= (float)((cell.bottom - cell.top) * (cell.right - cell.left));
             for (k = cell.top; k < cell.bottom; k++)
                 for (l = cell.left; l < cell.right; l++) dz[k * b->columns + l] += df;
         }
