@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from tpsgd.engine.settings import Memory
 from tpsgd.errors import TpsgdError
 from tpsgd.export.exported import Exported
 from tpsgd.export.onnx_graph import count_nodes
@@ -187,7 +188,7 @@ class _Reference:
             fit(
                 model, DataLoader(batches, data.x.shape[1]), rule=self.rule, loss=self.loss,
                 schedule=simultaneous, optimizer=self._optimizer(rate), epochs=1, seed=self.seed,
-                progress=False,
+                progress=False, memory=Memory(measure=False),
             )  # fmt: skip
         return model.eval()
 

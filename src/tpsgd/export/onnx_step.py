@@ -75,7 +75,6 @@ def epoch_model(recipe: Recipe, sample: Shape) -> tuple[Any, dict[str, np.ndarra
     step = _written(recipe, sample, prefix)
     inputs, outputs = _ports(step, sample, prefix)
     state, g = len(step.state), Graph()
-    g.constants, step.g.constants = step.g.constants, {}
     body = step.g.proto("step", [*inputs[2:], *inputs[:2]], outputs)
     whole, results = ([_without(prefix, port) for port in ports] for ports in (inputs, outputs))
     sources, targets = [*step.state, "x", "labels"], [port.name for port in results]
@@ -367,9 +366,9 @@ class _Momentum(_Sgd):
 
 
 class _Adam(_Sgd):
-    """Adam; q = 1 - beta^t comes from q <- q + (1 - q) (1 - beta).
+    """Adam: lr m / q1 / (sqrt(v / q2) + eps), with both terms of the quotient times sqrt(q2).
 
-    In float32, 1 - beta^t itself loses five digits.
+    q = 1 - beta^t comes from q <- q + (1 - q) (1 - beta): in float32, 1 - beta^t loses five digits.
     """
 
     def __init__(self, step: Step, block: str, learn: str) -> None:
@@ -377,8 +376,9 @@ class _Adam(_Sgd):
         self.shares = [self.if_learning(1 - beta) for beta in (BETA_1, BETA_2)]
         zero = np.zeros((), np.float32)
         q1, q2 = (self._moved(f"q{i + 1}/{block}", 1.0, i, zero) for i in (0, 1))
-        self.rate = self.if_learning(self.g.Div("lr", q1))
-        self.root = self.if_learning(self.g.Sqrt(q2), 1.0)
+        root = self.g.Sqrt(q2)
+        self.rate = self.if_learning(self.g.Mul(self.g.Div("lr", q1), root))
+        self.eps = self.if_learning(self.g.Mul(root, EPS), EPS)
 
     def _moved(self, name: str, goal: str | float, moment: int, zeros: np.ndarray) -> str:
         """A tensor of the state, moved towards a goal by the moment's share."""
@@ -390,4 +390,4 @@ class _Adam(_Sgd):
         g = self.g
         m = self._moved(f"m/{name}", grad, 0, zeros)
         v = self._moved(f"v/{name}", g.Mul(grad, grad), 1, zeros)
-        return g.Div(g.Mul(m, self.rate), g.Add(g.Div(g.Sqrt(v), self.root), EPS))
+        return g.Div(g.Mul(m, self.rate), g.Add(g.Sqrt(v), self.eps))
