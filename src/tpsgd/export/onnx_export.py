@@ -38,6 +38,7 @@ STEPS, SAMPLES = 3, 6  # of the check: steps, and samples of a batch
 LONGEST = 8  # time steps of its sequences
 RATE = 1e-3  # its learning rate
 DRAWS = 2  # of other samples, where a sample was at a jump of a derivative
+MARK = b"ritten by tpsgd.export.onnx"  # in the first bytes of every file but the weights
 RATES = {"sgd": 0.01, "momentum": 0.001, "adam": 0.001}  # that run.py begins with
 
 ONE_BY_ONE = "    return np.split(samples, range(options.batch, len(samples), options.batch))"
@@ -99,6 +100,7 @@ def onnx(
     files = _Files(graph, prediction.SerializeToString(), epoch)
     reference = _Reference(model, rule, loss, optimizer, seed)
     checked = _check(files, recipe, state, reference, _batches(sample, recipe, samples))
+    writable_folder(path.parent)
     weights = io.BytesIO()
     np.savez_compressed(weights, **state)  # type: ignore[arg-type]
     contents = {
@@ -114,13 +116,13 @@ def onnx(
 def _graph_path(file: str | Path) -> Path:
     """The path of the graph; nothing of the user's is overwritten by it or the files beside it."""
     path = Path(file).expanduser()
-    if path.suffix != ".onnx" or path.name == "predict.onnx":
+    if path.suffix != ".onnx" or path.name == "predict.onnx" or set(path.name) & set('"\\\n'):
         raise TpsgdError(
-            f"the file must end with .onnx, and predict.onnx will lie beside it; got {path.name}"
+            "the file must end with .onnx, without quotes in its name, and predict.onnx will lie "
+            f"beside it; got {path.name}"
         )
-    writable_folder(path.parent)
     for other in (path, path.with_name("predict.onnx"), path.with_name("run.py")):
-        if other.exists() and b"tpsgd" not in other.read_bytes()[:1000]:
+        if other.exists() and MARK not in other.read_bytes()[:1000]:
             raise TpsgdError(
                 f"{other} exists and was not written by export.onnx; name a file in another folder"
             )
@@ -208,7 +210,7 @@ def _check(
     except ImportError:
         return "Not checked against tpsgd.fit, because onnxruntime is not installed."
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level, options.intra_op_num_threads = 3, 1
     step, predict = (
         onnxruntime.InferenceSession(content, options, ["CPUExecutionProvider"])
         for content in (files.graph, files.prediction)

@@ -170,13 +170,12 @@ def head_loss(g: Graph, loss: str, y: str, labels: Labels) -> tuple[str, str]:
     if loss == "mse":
         rest = g.Sub(y, labels.rows)
         return _half_square(g, rest, labels), g.Mul(rest, labels.share)
-    hit = g.ReduceSum(g.Mul(y, labels.rows), keepdims=0)
     if loss == "cross_entropy":
-        p, total = g.Softmax(y, axis=1), g.ReduceLogSumExp(y, axes=[1], keepdims=0)
+        p, values = g.Softmax(y, axis=1), g.Neg(g.Mul(g.LogSoftmax(y, axis=1), labels.rows))
     else:
-        p, total = g.Sigmoid(y), g.Softplus(y)
-    value = g.Mul(g.Sub(g.ReduceSum(total, keepdims=0), hit), labels.share)
-    return value, g.Mul(g.Sub(p, labels.rows), labels.share)
+        p, values = g.Sigmoid(y), g.Sub(g.Softplus(y), g.Mul(y, labels.rows))
+    error = g.Mul(g.Sub(p, labels.rows), labels.share)
+    return g.Mul(g.ReduceSum(values, keepdims=0), labels.share), error
 
 
 def _half_square(g: Graph, rest: str, labels: Labels) -> str:
