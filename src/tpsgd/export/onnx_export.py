@@ -41,8 +41,8 @@ DRAWS = 2  # of other samples, where a sample was at a jump of a derivative
 MARK = b"ritten by tpsgd.export.onnx"  # in the first bytes of every file but the weights
 RATES = {"sgd": 0.01, "momentum": 0.001, "adam": 0.001}  # that run.py begins with
 
-ONE_BY_ONE = "    return np.split(samples, range(options.batch, len(samples), options.batch))"
-TOGETHER = '''\
+STEP_BATCHES = "    return np.split(samples, range(options.batch, len(samples), options.batch))"
+EPOCH_BATCHES = '''\
     """All whole batches together, then the rest."""
     whole = len(samples) // options.batch * options.batch
     stacks = samples[:whole].reshape(-1, options.batch), samples[whole:].reshape(1, -1)
@@ -136,7 +136,7 @@ def _program(path: Path, recipe: Recipe, sample: Shape, epoch: bool) -> str:
         file=path.name, weights=f"{path.stem}.weights.npz", shape=sample,
         reshaped=(-1, *sample[1:]) if recipe.recurrent else sample, last=recipe.outputs - 1,
         rate=RATES[recipe.optimizer], blocks=sum(block.learns for block in recipe.blocks),
-        batches=TOGETHER if epoch else ONE_BY_ONE,
+        batches=EPOCH_BATCHES if epoch else STEP_BATCHES,
     )  # fmt: skip
 
 
@@ -215,20 +215,20 @@ def _check(
         onnxruntime.InferenceSession(content, options, ["CPUExecutionProvider"])
         for content in (files.graph, files.prediction)
     )
-    worst: list[str] = []
+    far: list[str] = []
     for data in draws:
         new, logits = _run(step, predict, state, data, files.epoch)
         exact, rounded = (
             reference.trained(data, RATE, dtype) for dtype in (torch.float64, torch.float32)
         )
-        worst = _differences(state, new, *(dict(m.named_parameters()) for m in (exact, rounded)))
+        far = _differences(state, new, *(dict(m.named_parameters()) for m in (exact, rounded)))
         if not _close(logits, *(_logits(m, data.x[0]) for m in (exact, rounded)), moved=0.0):
-            worst.append("logits of predict.onnx")
-        if not worst:
+            far.append("logits of predict.onnx")
+        if not far:
             steps = f"{STEPS} steps of {data.x.shape[1]} samples"
             return f"Checked in onnxruntime {onnxruntime.__version__} against tpsgd.fit: {steps}."
     raise TpsgdError(
-        f"the graph was not written, because it differs from tpsgd.fit in {', '.join(worst)}; "
+        f"the graph was not written, because it differs from tpsgd.fit in {', '.join(far)}; "
         "please report the model and the rule"
     )
 

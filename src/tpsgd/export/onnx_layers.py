@@ -6,12 +6,12 @@ Feature maps have the shape (batch, channels, rows, columns); those of a `Conv1d
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
-from tpsgd.export.onnx_graph import Graph, Port
+from tpsgd.export.onnx_graph import Dims, Graph, Port
 from tpsgd.export.recipe import (
     BlockRecipe,
     Cell,
@@ -64,27 +64,36 @@ def as_maps(shape: Shape) -> Shape:
     return shape if len(shape) == 3 else (shape[0], 1, *shape[1:])
 
 
-def layer_input(g: Graph, layer: Dense | Convolution, x: str, shape: Shape) -> str:
-    """x in the shape that a layer reads."""
-    wanted = (layer.inputs,) if isinstance(layer, Dense) else (layer.channels, *layer.size)
-    return x if shape == wanted else g.Reshape(x, [0, *wanted])
+def layer_input(g: Graph, block: BlockRecipe, x: str, shape: Shape) -> str:
+    """x in the shape that a block's layer reads."""
+    layer = _plain(block)
+    expected = (layer.inputs,) if isinstance(layer, Dense) else (layer.channels, *layer.size)
+    return x if shape == expected else g.Reshape(x, [0, *expected])
 
 
-def forward(g: Graph, layer: Dense | Convolution, x: str, params: Params) -> str:
-    """z = x W + b."""
-    bias = [params["bias"]] if "bias" in params else []
+def forward(g: Graph, block: BlockRecipe, x: str, params: Params) -> str:
+    """y = sigma(x W + b)."""
+    layer, bias = _plain(block), [params["bias"]] if "bias" in params else []
     if isinstance(layer, Dense):
-        return g.Gemm(x, params["weight"], *bias, transB=1)
-    return g.Conv(
-        x, g.Reshape(params["weight"], _kernels(layer)), *bias, strides=layer.stride,
-        pads=layer.padding * 2, dilations=layer.dilation, group=layer.groups,
-    )  # fmt: skip
+        z = g.Gemm(x, params["weight"], *bias, transB=1)
+    else:
+        kernels = layer.filters, layer.channels // layer.groups, *layer.kernel
+        z = g.Conv(
+            x, g.Reshape(params["weight"], kernels), *bias, strides=layer.stride,
+            pads=layer.padding * 2, dilations=layer.dilation, group=layer.groups,
+        )  # fmt: skip
+    return activate(g, block, z)
+
+
+def _plain(block: BlockRecipe) -> Dense | Convolution:
+    """The layer of a block that is not recurrent."""
+    assert isinstance(block.layer, (Dense, Convolution))
+    return block.layer
 
 
 def gradients(g: Graph, block: BlockRecipe, x: str, dz: str) -> Grads:
     """The derivatives of the local loss with respect to a layer's weight and bias."""
-    layer = block.layer
-    assert isinstance(layer, (Dense, Convolution))
+    layer = _plain(block)
     if isinstance(layer, Dense):
         grads = {"weight": g.Gemm(dz, x, transA=1)}
     else:
@@ -94,10 +103,6 @@ def gradients(g: Graph, block: BlockRecipe, x: str, dz: str) -> Grads:
         axes = [0] if isinstance(layer, Dense) else [0, 2, 3]
         grads["bias"] = g.ReduceSum(dz, axes, keepdims=0)
     return grads
-
-
-def _kernels(layer: Convolution) -> list[int]:
-    return [layer.filters, layer.channels // layer.groups, *layer.kernel]
 
 
 def _convolution_gradient(g: Graph, layer: Convolution, x: str, dz: str) -> str:
@@ -225,12 +230,20 @@ def calibrated_gain(g: Graph, target: float, mean_square: str) -> str:
     return g.Div(target, g.Where(g.Greater(rms, 0.0), rms, 1.0))
 
 
+class Carried(NamedTuple):
+    """A tensor that a Scan carries from step to step."""
+
+    start: str
+    new: str
+    dims: Dims
+
+
 class CellScan:
     """A recurrent cell that reads sequences (batch, steps, inputs) in a Scan over time.
 
     The states are fixed inputs of the time steps (`tpsgd.nets.cell_gradients`), so that gradients
-    are summed while the sequence is read. Nothing but `keep`, the states of all steps, grows with
-    its length.
+    are summed while the sequence is read. Nothing grows with its length, but for the states of all
+    steps where the next layer reads them.
     """
 
     def __init__(self, g: Graph, block: BlockRecipe, x: str, params: Params) -> None:
@@ -242,14 +255,14 @@ class CellScan:
         batch = g.Shape(x, start=0, end=1)
         self.start = g.Expand(0.0, g.Concat(batch, [self.layer.outputs], axis=0))
 
-    def read(self, keep: bool) -> tuple[str, str]:
-        """The last states, and with `keep` those of all steps."""
+    def read(self, all_states: bool) -> str:
+        """The last state of each sequence, or the states of all steps."""
         body = self.g.inner()
         h, x = body.name("h"), body.name("x")
         new, _ = self._step(body, x, h)
-        carried = {h: (self.start, new, ("batch", self.layer.outputs))}
-        last, states = self._scan(body, carried, {x: self.x}, new if keep else None)
-        return last[0], states
+        carried = {h: Carried(self.start, new, ("batch", self.layer.outputs))}
+        (last,), states = self._scan(body, carried, {x: self.x}, new if all_states else None)
+        return states if all_states else last
 
     def mean_square(self) -> str:
         """The mean square of the states of all steps, for a readout's calibration."""
@@ -258,15 +271,15 @@ class CellScan:
         new, _ = self._step(body, x, h)
         squares = body.Add(total, body.ReduceMean(body.Mul(new, new), keepdims=0))
         carried = {
-            h: (self.start, new, ("batch", self.layer.outputs)),
-            total: (g.constant(0.0), squares, ()),
+            h: Carried(self.start, new, ("batch", self.layer.outputs)),
+            total: Carried(g.constant(0.0), squares, ()),
         }
         results, _ = self._scan(body, carried, {x: self.x}, None)
         return g.Div(results[1], self._steps())
 
     def learn(
-        self, local: LocalLoss, labels: Labels, P: str, gain: Any, keep: bool
-    ) -> tuple[str, str, str, Grads]:
+        self, local: LocalLoss, labels: Labels, P: str, gain: Any, all_states: bool
+    ) -> tuple[str, str, Grads]:
         """As `read`; and the local loss, a mean over all steps, with the summed gradients.
 
         P is (classes, units), or (steps, classes, units) if each time step has its own codes.
@@ -279,25 +292,31 @@ class CellScan:
         value, dy = local_loss(body, local, new, each, codes, gain)
         dz = times_derivative(body, self.block, body.Mul(dy, layer.leak), c)
         carried = {
-            h: (self.start, new, ("batch", layer.outputs)),
-            loss: (g.constant(0.0), body.Add(loss, value), ()),
+            h: Carried(self.start, new, ("batch", layer.outputs)),
+            loss: Carried(g.constant(0.0), body.Add(loss, value), ()),
+            **self._sums(body, x, h, dz),
         }
-        terms = {
-            "weight_x": body.Gemm(dz, x, transA=1),
-            "weight_h": body.Gemm(dz, h, transA=1),
-            "bias": body.ReduceSum(dz, [0], keepdims=0),
-        }
-        for word, term in terms.items():
-            shape = self._shape(word)
-            total = body.name(word)
-            zero = g.constant(np.zeros(shape, np.float32))
-            carried[total] = (zero, body.Add(total, term), shape)
         scanned = {x: self.x} | ({codes: self._codes_of_steps(P)} if local.codes.per_step else {})
-        (last, value, *sums), states = self._scan(body, carried, scanned, new if keep else None)
-        by_word = dict(zip(terms, sums, strict=True))
-        names = [name.removeprefix("cells.0.") for name in self.block.parameters]
-        grads = {f"cells.0.{n}": by_word["bias" if n.startswith("bias") else n] for n in names}
-        return last, states, value, grads
+        states = new if all_states else None
+        (last, value, *sums), states = self._scan(body, carried, scanned, states)
+        dx, dh, bias = sums
+        of_word = {"weight_x": dx, "weight_h": dh, "bias_x": bias, "bias_h": bias}
+        grads = {name: of_word[name.removeprefix("cells.0.")] for name in self.params}
+        return (states if all_states else last), value, grads
+
+    def _sums(self, body: Graph, x: str, h: str, dz: str) -> dict[str, Carried]:
+        """The gradients of W_X, W_H and the biases, summed over the steps."""
+        units, inputs = self.layer.outputs, self.layer.inputs
+        terms = (
+            (body.Gemm(dz, x, transA=1), (units, inputs)),
+            (body.Gemm(dz, h, transA=1), (units, units)),
+            (body.ReduceSum(dz, [0], keepdims=0), (units,)),
+        )
+        sums = {}
+        for term, shape in terms:
+            total, zeros = body.name("sum"), self.g.constant(np.zeros(shape, np.float32))
+            sums[total] = Carried(zeros, body.Add(total, term), shape)
+        return sums
 
     def _step(self, body: Graph, x: str, h: str) -> tuple[str, str]:
         """The state after a time step, and sigma(z) in it."""
@@ -305,12 +324,6 @@ class CellScan:
         c = activate(body, self.block, body.Add(z, body.Gemm(h, self.weight_h, transB=1)))
         leak = self.layer.leak
         return (c if leak == 1 else body.Add(h, body.Mul(body.Sub(c, h), leak))), c
-
-    def _shape(self, word: str) -> Shape:
-        units = self.layer.outputs
-        return {"weight_x": (units, self.layer.inputs), "weight_h": (units, units)}.get(
-            word, (units,)
-        )
 
     def _steps(self) -> str:
         """How many time steps there are."""
@@ -324,19 +337,24 @@ class CellScan:
         return g.Transpose(codes, perm=[1, 0, 2])
 
     def _scan(
-        self, body: Graph, carried: dict[str, Any], scanned: dict[str, str], keep: str | None
+        self, body: Graph, carried: dict[str, Carried], scanned: dict[str, str], states: str | None
     ) -> tuple[list[str], str]:
-        """Run the body over the second dimension of the scanned tensors: x, and codes of steps."""
+        """Run the body over the second dimension of what is scanned: x, and codes of each step.
+
+        Returns what was carried, after the last step, and the `states` of all steps.
+        """
         layer = self.layer
         slices = (("batch", layer.inputs), ("classes", layer.outputs))
-        inputs = [Port(name, dims) for name, (_, _, dims) in carried.items()]
+        inputs = [Port(name, tensor.dims) for name, tensor in carried.items()]
         inputs += [Port(name, dims) for name, dims in zip(scanned, slices, strict=False)]
-        outputs = [Port(body.Identity(new), dims) for _, new, dims in carried.values()]
-        if keep:
-            outputs.append(Port(body.Identity(keep), ("batch", layer.outputs)))
+        outputs = [Port(body.Identity(tensor.new), tensor.dims) for tensor in carried.values()]
+        axes: dict[str, list[int]] = {"scan_input_axes": [1] * len(scanned)}
+        if states:
+            outputs.append(Port(body.Identity(states), ("batch", layer.outputs)))
+            axes["scan_output_axes"] = [1]
         results = self.g.Scan(
-            *(start for start, _, _ in carried.values()), *scanned.values(), outputs=len(outputs),
-            body=body.proto("cell", inputs, outputs), num_scan_inputs=len(scanned),
-            scan_input_axes=[1] * len(scanned), **({"scan_output_axes": [1]} if keep else {}),
+            *(tensor.start for tensor in carried.values()), *scanned.values(),
+            outputs=len(outputs), body=body.proto("cell", inputs, outputs),
+            num_scan_inputs=len(scanned), **axes,
         )  # fmt: skip
-        return results[: len(carried)], results[-1] if keep else ""
+        return results[: len(carried)], results[-1] if states else ""

@@ -18,7 +18,6 @@ from tpsgd.export.onnx_layers import (
     Grads,
     Labels,
     Params,
-    activate,
     as_maps,
     calibrated_gain,
     class_codes,
@@ -31,16 +30,20 @@ from tpsgd.export.onnx_layers import (
     pooled,
     times_derivative,
 )
-from tpsgd.export.recipe import BlockRecipe, Cell, Diagonal, LocalLoss, Recipe, Shape
+from tpsgd.export.recipe import BlockRecipe, Diagonal, LocalLoss, Recipe, Shape
 
 MOMENTUM, BETA_1, BETA_2, EPS = 0.9, 0.9, 0.999, 1e-8
 
 
 @dataclass
 class Step:
-    """The nodes of a training step, and its state."""
+    """The nodes of a training step, and its state.
+
+    `sample` is the shape of an input, a sequence's (steps, features).
+    """
 
     recipe: Recipe
+    sample: Shape
     g: Graph
     state: dict[str, np.ndarray] = field(default_factory=dict)  # as training begins
     new: dict[str, str] = field(default_factory=dict)  # the tensors after the step
@@ -58,8 +61,8 @@ def step_model(recipe: Recipe, sample: Shape) -> tuple[Any, dict[str, np.ndarray
 
     `sample` is the shape of an input, a sequence's (steps, features).
     """
-    step = _written(recipe, sample, "")
-    inputs, outputs = _ports(step, sample, "")
+    step = _written(recipe, sample)
+    inputs, outputs = _ports(step)
     settings = _settings(recipe)
     graph = step.g.proto("step", [*inputs[:2], *settings, *inputs[2:]], outputs)
     return as_model(graph, _about(recipe, "A training step")), step.state
@@ -71,40 +74,36 @@ def epoch_model(recipe: Recipe, sample: Shape) -> tuple[Any, dict[str, np.ndarra
     All tensors of the step have names of their own, `step/...`: an inner graph finds the weights
     that are carried, and cannot reach those that the epoch began with.
     """
-    prefix = "step/"
-    step = _written(recipe, sample, prefix)
-    inputs, outputs = _ports(step, sample, prefix)
-    state, g = len(step.state), Graph()
-    body = step.g.proto("step", [*inputs[2:], *inputs[:2]], outputs)
-    whole, results = ([_without(prefix, port) for port in ports] for ports in (inputs, outputs))
-    sources, targets = [*step.state, "x", "labels"], [port.name for port in results]
+    step, g = _written(recipe, sample, "step/"), Graph()
+    (x, labels, *state), outputs = _ports(step)
+    body = step.g.proto("step", [*state, x, labels], outputs)
+    x, labels, *state = (_without("step/", port) for port in (x, labels, *state))
+    *new, losses, logits = (_without("step/", port) for port in outputs)
+    sources = [port.name for port in (*state, x, labels)]
+    targets = [port.name for port in (*new, losses, logits)]
     scan = g.onnx.helper.make_node("Scan", sources, targets, body=body, num_scan_inputs=2)
     g.nodes.append(scan)
-    graph = g.proto(
-        "epoch",
-        [*map(_stacked, whole[:2]), *_settings(recipe), *whole[2:]],
-        [*results[:state], *map(_stacked, results[state:])],
-    )
+    inputs = [_stacked(x), _stacked(labels), *_settings(recipe), *state]
+    graph = g.proto("epoch", inputs, [*new, _stacked(losses), _stacked(logits)])
     return as_model(graph, _about(recipe, "An epoch of training steps")), step.state
 
 
 def predict_model(recipe: Recipe, sample: Shape) -> Any:
     """The model that gives the logits of samples."""
     g = Graph()
-    step = Step(recipe, g)
-    x, shape = _first_input(step, sample, "x"), recipe.shape
+    step = Step(recipe, sample, g)
+    x, shape = _first_input(step), recipe.shape
     for block, params in _blocks(step):
         if block.recurrent:
-            keep = _feeds_recurrent(recipe, block)
-            last, states = CellScan(g, block, x, params).read(keep)
-            x, shape = states if keep else last, block.shape[-1:]
+            x = CellScan(g, block, x, params).read(_feeds_recurrent(recipe, block))
+            shape = block.shape[-1:]
         else:
-            _, y = _outputs(g, block, x, shape, params)
-            x, shape = _pooled(g, block, y)
+            x = layer_input(g, block, x, shape)
+            x, shape = _pooled(g, block, forward(g, block, x, params))
     g.output(x, "logits")
-    inputs = [_samples(sample, recipe), *_state_ports(step, "")]
     outputs = [Port("logits", ("batch", recipe.outputs))]
-    return as_model(g.proto("predict", inputs, outputs), _about(recipe, "The prediction"))
+    graph = g.proto("predict", [_samples(step), *_state(step)], outputs)
+    return as_model(graph, _about(recipe, "The prediction"))
 
 
 def _about(recipe: Recipe, what: str) -> str:
@@ -117,22 +116,21 @@ def _settings(recipe: Recipe) -> list[Port]:
     return [Port("lr", ()), Port("learn", (learning,), np.bool_)]
 
 
-def _samples(sample: Shape, recipe: Recipe) -> Port:
-    return Port("x", ("batch", *(("steps", *sample[1:]) if recipe.recurrent else sample)))
+def _samples(step: Step) -> Port:
+    """The input x; sequences may have any number of steps."""
+    dims = ("steps", *step.sample[1:]) if step.recipe.recurrent else step.sample
+    return Port(f"{step.g.prefix}x", ("batch", *dims))
 
 
-def _state_ports(step: Step, prefix: str) -> list[Port]:
-    return [Port(prefix + name, value.shape) for name, value in step.state.items()]
+def _state(step: Step) -> list[Port]:
+    return [Port(step.g.prefix + name, value.shape) for name, value in step.state.items()]
 
 
-def _ports(step: Step, sample: Shape, prefix: str) -> tuple[list[Port], list[Port]]:
+def _ports(step: Step) -> tuple[list[Port], list[Port]]:
     """Inputs of a step: samples, labels, the state; outputs: the new state, losses, logits."""
-    x = _samples(sample, step.recipe)
-    inputs = [
-        Port(prefix + x.name, x.dims),
-        Port(f"{prefix}labels", ("batch",), np.int64),
-        *_state_ports(step, prefix),
-    ]
+    prefix = step.g.prefix
+    labels = Port(f"{prefix}labels", ("batch",), np.int64)
+    inputs = [_samples(step), labels, *_state(step)]
     g, outputs = step.g, []
     for name, value in step.state.items():
         outputs.append(Port(f"{prefix}new/{name}", value.shape))
@@ -157,32 +155,37 @@ def _stacked(port: Port) -> Port:
     return Port(port.name, ("batches", *port.dims), port.dtype)
 
 
-def _written(recipe: Recipe, sample: Shape, prefix: str) -> Step:
+def _written(recipe: Recipe, sample: Shape, prefix: str = "") -> Step:
     """All nodes of a step."""
-    step = Step(recipe, Graph(prefix))
-    g = step.g
-    indices = prefix + "labels"
-    count = g.Cast(g.Squeeze(g.Shape(indices)), to=1)
-    rows = g.OneHot(indices, recipe.outputs, np.array([0, 1], np.float32), axis=-1)
-    labels = Labels(indices, rows, g.Reciprocal(count))
-    x, shape = _first_input(step, sample, prefix + "x"), recipe.shape
+    step = Step(recipe, sample, Graph(prefix))
+    g, labels = step.g, _labels(step)
+    x, shape = _first_input(step), recipe.shape
     for block, params in _blocks(step):
         learn = g.Gather("learn", len(step.losses)) if block.learns else ""
         if block.recurrent:
-            x, grads = _cell(step, block, x, params, labels, (learn, sample[0]))
+            x, grads = _cell(step, block, x, params, labels, learn)
             shape = block.shape[-1:]
         else:
-            x, shape, grads = _layer(step, block, (x, shape), params, labels, learn)
+            x = layer_input(g, block, x, shape)
+            y, grads = _layer(step, block, x, params, labels, learn)
+            x, shape = _pooled(g, block, y)
         if block.learns:
             _update(step, block, params, grads, learn)
     step.logits = x
     return step
 
 
-def _first_input(step: Step, sample: Shape, x: str) -> str:
+def _labels(step: Step) -> Labels:
+    g, indices = step.g, f"{step.g.prefix}labels"
+    count = g.Cast(g.Squeeze(g.Shape(indices)), to=1)
+    rows = g.OneHot(indices, step.recipe.outputs, np.array([0, 1], np.float32), axis=-1)
+    return Labels(indices, rows, g.Reciprocal(count))
+
+
+def _first_input(step: Step) -> str:
     """Samples; sequences of numbers get a dimension of one feature."""
-    alone = step.recipe.recurrent and len(sample) == 1
-    return step.g.Unsqueeze(x, [2]) if alone else x
+    x, numbers = f"{step.g.prefix}x", step.recipe.recurrent and len(step.sample) == 1
+    return step.g.Unsqueeze(x, [2]) if numbers else x
 
 
 def _blocks(step: Step) -> list[tuple[BlockRecipe, Params]]:
@@ -217,14 +220,6 @@ def _feeds_recurrent(recipe: Recipe, block: BlockRecipe) -> bool:
     return recipe.blocks[block.number + 1].recurrent
 
 
-def _outputs(g: Graph, block: BlockRecipe, x: str, shape: Shape, params: Params) -> tuple[str, str]:
-    """The input of a layer in the shape that it reads, and y = sigma(x W + b)."""
-    layer = block.layer
-    assert not isinstance(layer, (Cell, Diagonal))
-    x = layer_input(g, layer, x, shape)
-    return x, activate(g, block, forward(g, layer, x, params))
-
-
 def _pooled(g: Graph, block: BlockRecipe, y: str) -> tuple[str, Shape]:
     """The output of a block after its pools, and its shape."""
     shape = as_maps(block.shape) if len(block.shape) > 1 else block.shape
@@ -234,13 +229,12 @@ def _pooled(g: Graph, block: BlockRecipe, y: str) -> tuple[str, Shape]:
 
 
 def _layer(
-    step: Step, block: BlockRecipe, x: tuple[str, Shape], params: Params, labels: Labels, learn: str
-) -> tuple[str, Shape, Grads]:
-    """A block's output, its shape, and the gradients of its parameters if it learns."""
-    g = step.g
-    values, y = _outputs(g, block, *x, params)
+    step: Step, block: BlockRecipe, x: str, params: Params, labels: Labels, learn: str
+) -> tuple[str, Grads]:
+    """A block's output before its pools, and the gradients of its parameters if it learns."""
+    g, y = step.g, forward(step.g, block, x, params)
     if not block.learns:
-        return *_pooled(g, block, y), {}
+        return y, {}
     if block.local is None:
         loss, dz = head_loss(g, step.recipe.loss, y, labels)
     else:
@@ -248,7 +242,7 @@ def _layer(
         loss, dy = local_loss(g, local, y, labels, _codes(step, local, block.shape), gain)
         dz = times_derivative(g, block, dy, y)
     step.losses.append(loss)
-    return *_pooled(g, block, y), gradients(g, block, values, dz)
+    return y, gradients(g, block, x, dz)
 
 
 def _codes(step: Step, local: LocalLoss, shape: Shape) -> str:
@@ -275,32 +269,27 @@ def _gain(step: Step, block: BlockRecipe, y: str, learn: str) -> float | str:
 
 
 def _cell(
-    step: Step, block: BlockRecipe, x: str, params: Params, labels: Labels, when: tuple[str, int]
+    step: Step, block: BlockRecipe, x: str, params: Params, labels: Labels, learn: str
 ) -> tuple[str, Grads]:
-    """The output of a recurrent block, and its gradients if it learns.
-
-    `when`: whether it learns now, and the largest number of time steps.
-    """
-    g, local, keep = step.g, block.local, _feeds_recurrent(step.recipe, block)
+    """The output of a recurrent block, and its gradients if it learns."""
+    g, local, all_states = step.g, block.local, _feeds_recurrent(step.recipe, block)
+    cell = CellScan(g, block, x, params)
     if local is None:
-        last, states = CellScan(g, block, x, params).read(keep)
-        return states if keep else last, {}
-    learn, steps = when
+        return cell.read(all_states), {}
     gain = _cell_gain(step, block, x, params, learn)
-    P = _cell_codes(step, local, steps)
-    last, states, loss, grads = CellScan(g, block, x, params).learn(local, labels, P, gain, keep)
+    y, loss, grads = cell.learn(local, labels, _cell_codes(step, local), gain, all_states)
     step.losses.append(loss)
-    return states if keep else last, grads
+    return y, grads
 
 
-def _cell_codes(step: Step, local: LocalLoss, steps: int) -> str:
+def _cell_codes(step: Step, local: LocalLoss) -> str:
     """The class codes of a recurrent block, of all time steps if each has its own."""
-    classes = step.recipe.outputs
+    classes, steps = step.recipe.outputs, step.sample[0]
     if not local.codes.per_step:
         return step.g.constant(class_codes(local.codes, classes))
-    if (needed := 4 * steps * classes * local.codes.size) > LARGEST:
+    if (size := 4 * steps * classes * local.codes.size) > LARGEST:
         raise TpsgdError(
-            f"class codes for each of {steps:,} time steps would take {needed:,} bytes; use "
+            f"class codes for each of {steps:,} time steps would take {size:,} bytes; use "
             "rules.readout(), whose codes are the same at every step"
         )
     return step.g.constant(np.stack([class_codes(local.codes, classes, t) for t in range(steps)]))
