@@ -89,7 +89,8 @@ def read_model(
                 "a net with one output answers yes or no: export it with loss=tpsgd.bce, and "
                 "without spare classes"
             )
-        reader = _Reader(len(blocks), classes, spare, seed, loss)
+        names = {id(p): name for name, p in model.named_parameters()}
+        reader = _Reader(len(blocks), classes, spare, seed, loss, names)
         inputs = [tuple(shape), *(size[Place.END] for size in sizes[:-1])]
         records = [reader.block(*each) for each in zip(blocks, rules, inputs, sizes, strict=True)]
         recipe = Recipe(
@@ -168,9 +169,11 @@ def _check_recurrent(recipe: Recipe) -> None:
 class _Reader:
     """Reads the blocks of a model one by one."""
 
-    def __init__(self, blocks: int, classes: int, spare: int, seed: int, loss: Loss) -> None:
+    def __init__(
+        self, blocks: int, classes: int, spare: int, seed: int, loss: Loss, names: Mapping[int, str]
+    ) -> None:
         self.blocks, self.classes, self.seed, self.loss = blocks, classes, seed, loss
-        self.spare = spare
+        self.spare, self.names = spare, names  # of the model's parameters, by their identity
 
     def block(
         self, block: Block, rule: Rule, shape: Shape, size: Mapping[Place, Shape]
@@ -202,7 +205,13 @@ class _Reader:
         return BlockRecipe(
             block.index, str(block), layer, activation, slope, after,
             () if last else _pools(who, block, after), local, learns, parameters, block.name,
+            self._names(block, parameters),
         )  # fmt: skip
+
+    def _names(self, block: Block, parameters: Mapping[str, Tensor]) -> dict[str, str]:
+        """The names of a layer's parameters in the model; a layer of `nn.RNN` shares the RNN's."""
+        own = {name: self.names.get(id(p)) for name, p in block.layer.named_parameters()}
+        return {name: own.get(name) or f"{block.name}.{name}" for name in parameters}
 
     def _local(self, who: str, block: Block, rule: Rule, shape: Shape) -> LocalLoss:
         """The local loss of a hidden block's output."""

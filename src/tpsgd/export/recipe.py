@@ -143,6 +143,7 @@ class BlockRecipe:
     learns: bool
     parameters: Mapping[str, Tensor] = field(repr=False)
     module: str = ""  # of the layer in the model, for names of weights
+    names: Mapping[str, str] = field(default_factory=dict, repr=False)  # of parameters in the model
 
     @property
     def size(self) -> int:
