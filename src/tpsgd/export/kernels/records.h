@@ -21,34 +21,36 @@ TPS_FN uint32_t tps_get(const uint8_t *bytes)
     return bytes[0] | (uint32_t)bytes[1] << 8 | (uint32_t)bytes[2] << 16 | (uint32_t)bytes[3] << 24;
 }
 
-/* "TPS1", a fingerprint of the net, classes, then numbers, then the checksum of all before it */
-TPS_FN void tps_save(uint8_t *record, uint32_t fingerprint, uint32_t classes, const float *numbers,
+/* "TPS1", the head (a fingerprint of the layers, the blocks that learn, outputs), classes so far,
+ * numbers, then the checksum of all before it */
+TPS_FN void tps_save(uint8_t *record, const uint32_t *head, uint32_t classes, const float *numbers,
                      uint32_t count)
 {
     tps_bits number;
     uint32_t i;
     tps_put(record, 0x31535054u);
-    tps_put(record + 4, fingerprint);
-    tps_put(record + 8, classes);
+    for (i = 0; i < 3; i++) tps_put(record + 4 + 4 * i, head[i]);
+    tps_put(record + 16, classes);
     for (i = 0; i < count; i++) {
         number.f = numbers[i];
-        tps_put(record + 12 + 4 * i, number.u);
+        tps_put(record + 20 + 4 * i, number.u);
     }
-    tps_put(record + 12 + 4 * count, tps_crc(record, 12 + 4 * count));
+    tps_put(record + 20 + 4 * count, tps_crc(record, 20 + 4 * count));
 }
 
-TPS_FN int tps_load(const uint8_t *record, uint32_t fingerprint, uint32_t *classes, uint32_t most,
-                    float *numbers, uint32_t count)
+/* How many classes the record has; 0 if it is refused, and then no number has changed. */
+TPS_FN uint32_t tps_load(const uint8_t *record, const uint32_t *head, uint32_t least, float *numbers,
+                         uint32_t count)
 {
     tps_bits number;
-    uint32_t i;
-    if (tps_get(record) != 0x31535054u || tps_get(record + 4) != fingerprint) return TPS_BAD_RECORD;
-    if (tps_get(record + 8) > most) return TPS_BAD_RECORD;
-    if (tps_get(record + 12 + 4 * count) != tps_crc(record, 12 + 4 * count)) return TPS_BAD_RECORD;
-    *classes = tps_get(record + 8);
+    uint32_t i, classes = tps_get(record + 16);
+    if (tps_get(record) != 0x31535054u || classes < least || classes > head[2]) return 0;
+    for (i = 0; i < 3; i++)
+        if (tps_get(record + 4 + 4 * i) != head[i]) return 0;
+    if (tps_get(record + 20 + 4 * count) != tps_crc(record, 20 + 4 * count)) return 0;
     for (i = 0; i < count; i++) {
-        number.u = tps_get(record + 12 + 4 * i);
+        number.u = tps_get(record + 20 + 4 * i);
         numbers[i] = number.f;
     }
-    return TPS_OK;
+    return classes;
 }
