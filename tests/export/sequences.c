@@ -46,6 +46,6 @@ int main(void)
             fwrite(logits, 4, NET_CLASSES, stdout);
         }
     }
-    fwrite(net_weights(&state), 4, NET_PARAMS, stdout);
+    fwrite(state.weights, 4, NET_PARAMS, stdout);
     return 0;
 }

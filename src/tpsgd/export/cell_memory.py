@@ -1,128 +1,77 @@
-"""Where the numbers of a recurrent net lie while it reads sequences: weights, sums, states.
+"""The memory of a recurrent net that learns while it reads, to the byte.
 
-The program holds two arrays. `net_state` has what lasts: weights that learn, the optimizer's
-moments, measured gains. `net_arena` has what belongs to one sequence: the sums of gradients, the
-states, and scratch. Neither depends on the length of the sequences.
+The arena has the sums of gradients, the states, and scratch for one time step. Nothing in it
+depends on how long the sequences are.
 """
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from tpsgd.errors import TpsgdError
+from tpsgd.export.memory import FLOAT, Layout, flash, lasting_ram
 from tpsgd.export.recipe import BlockRecipe, Cell, Dense, Diagonal, Recipe
 
-MOMENTS = {"sgd": 0, "momentum": 1, "adam": 2}  # numbers of the optimizer for a parameter
-STATE_WORDS = 1  # of net_state besides its numbers: classes
-PROGRESS_WORDS = 6  # of tps_progress in kernels/cells.h
+PROGRESS = 6  # words of tps_progress in kernels/cells.h
 
 
 @dataclass(frozen=True)
-class Places:
-    """Where a block's numbers lie: weights among those that learn or in flash, others in the arena.
+class CellLayout(Layout):
+    """Places in the arena of a recurrent net.
 
-    `arena` has places by name; `count` has how many numbers lie there.
+    Args:
+        places: of every block, by name: output, sums, and of a diagonal layer x, h, lambda, traces
+            and mean.
+        scratch: of one time step.
     """
 
-    block: BlockRecipe
-    weight: int
-    slot: int | None  # of a measured gain
-    arena: dict[str, int] = field(default_factory=dict)
-    count: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def layer(self) -> Any:
-        """The layer's numbers."""
-        return self.block.layer
+    places: tuple[dict[str, int], ...] = ()
+    scratch: int = 0
+    sizes: tuple[dict[str, int], ...] = field(default=(), repr=False)  # of the places, in numbers
 
 
-@dataclass(frozen=True)
-class CellMemory:
-    """The memory of a recurrent net, in numbers of four bytes."""
-
-    blocks: tuple[Places, ...]
-    weights: int  # that learn
-    fixed: int  # that lie in flash
-    moments: int
-    ticks: int
-    gains: int
-    arena: int
-    scratch: int
-    logits: int
-    dz: int
-
-    @property
-    def numbers(self) -> int:
-        """What lasts between sequences: weights, moments, ticks and gains."""
-        return self.weights + self.moments + self.ticks + self.gains
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of `net_state`."""
-        return 4 * (self.numbers + STATE_WORDS)
-
-    @property
-    def arena_bytes(self) -> int:
-        """Bytes of `net_arena`."""
-        return 4 * (self.arena + len(self.blocks) + PROGRESS_WORDS)
-
-    @property
-    def ram(self) -> int:
-        """Bytes of both."""
-        return self.state_bytes + self.arena_bytes
-
-    @property
-    def record_bytes(self) -> int:
-        """Bytes of a saved record: three words, the numbers, a checksum."""
-        return 4 * (3 + self.numbers + 1)
-
-
-def cell_memory(recipe: Recipe) -> CellMemory:
-    """The memory of a recurrent net; what cannot be read step by step is refused."""
+def cell_layout(recipe: Recipe) -> CellLayout:
+    """Where the numbers of a recurrent net lie; what cannot learn step by step is refused."""
     _check(recipe)
-    blocks: list[Places] = []
-    weights = fixed = slots = arena = 0
-    for block in recipe.blocks:
-        counts = _counts(block, _feeds(recipe, block.number))
-        places = {}
-        for name, count in counts.items():
-            places[name], arena = arena, arena + count
-        measured = block.local is not None and block.local.target > 0
-        slot = slots if measured else None
-        blocks.append(Places(block, weights if block.learns else fixed, slot, places, counts))
-        slots += measured
-        weights, fixed = weights + block.learns * block.weights, fixed + (
-            not block.learns
-        ) * block.weights
-    scratch = max(_scratch(block) for block in recipe.blocks)
-    return CellMemory(
-        tuple(blocks), weights, fixed, MOMENTS[recipe.optimizer] * weights,
-        2 * len(blocks) if recipe.optimizer == "adam" else 0, slots,
-        arena + scratch + recipe.outputs + 1, arena, arena + scratch,
-        arena + scratch + recipe.outputs,
+    following = [*(block.recurrent for block in recipe.blocks[1:]), False]
+    sizes = tuple(map(_sizes, recipe.blocks, following))
+    places, end = [], 0
+    for each in sizes:
+        places.append({})
+        for name, count in each.items():
+            places[-1][name], end = end, end + count
+    scratch = max(map(_scratch, recipe.blocks))
+    readouts = any(block.local and block.local.name == "readout" for block in recipe.blocks)
+    logits = recipe.outputs if readouts else 0
+    dz = end + scratch
+    sums = sum(each.get("sums", 0) for each in sizes)
+    ram = lasting_ram(recipe) | {
+        "arena: sums of gradients": FLOAT * sums,
+        "arena: states and outputs": FLOAT * (end - sums),
+        "arena: scratch, dz, logits": FLOAT * (scratch + 1 + logits),
+        "arena: losses and progress": FLOAT * (len(recipe.blocks) + PROGRESS),
+    }
+    return CellLayout(
+        tuple(place["output"] for place in places), dz, dz + 1, dz + 1 + logits, ram, flash(recipe),
+        _operations(recipe), "time step", tuple(places), end, sizes,
     )  # fmt: skip
 
 
-def _feeds(recipe: Recipe, number: int) -> bool:
-    """Whether the next layer reads a block's output at every time step."""
-    after = recipe.blocks[number + 1 :]
-    return bool(after) and after[0].recurrent
-
-
-def _counts(block: BlockRecipe, feeds: bool) -> dict[str, int]:
-    """How many numbers of the arena a block needs for itself."""
+def _sizes(block: BlockRecipe, feeds: bool) -> dict[str, int]:
+    """Numbers of the arena that a block needs for itself."""
     layer: Any = block.layer
     if isinstance(layer, Dense):
         return {"output": layer.outputs}
     if isinstance(layer, Cell):
-        summed = block.weights - layer.outputs * ("cells.0.bias_h" in block.parameters)
-        return {"output": layer.outputs} | ({"sums": summed} if block.learns else {})
-    counts = {"output": layer.outputs, "x": layer.inputs, "h": 2 * layer.states}
-    counts["lambda"] = 3 * layer.states
+        sums = block.weights - layer.outputs * ("cells.0.bias_h" in block.parameters)  # of both
+        return {"output": layer.outputs} | ({"sums": sums} if block.learns else {})
+    sizes = {"output": layer.outputs, "x": layer.inputs, "h": 2 * layer.states}
+    sizes["lambda"] = 3 * layer.states
     if layer.loss_at == "mean" and not feeds:
-        counts["mean"] = layer.outputs
+        sizes["mean"] = layer.outputs
     if block.learns:
-        counts |= {"traces": 2 * layer.states * (1 + layer.inputs), "sums": block.weights}
-    return counts
+        sizes |= {"traces": 2 * layer.states * (1 + layer.inputs), "sums": block.weights}
+    return sizes
 
 
 def _scratch(block: BlockRecipe) -> int:
@@ -136,22 +85,36 @@ def _scratch(block: BlockRecipe) -> int:
     return forward + (2 * layer.outputs + 2 * layer.states) * block.learns
 
 
+def _operations(recipe: Recipe) -> int:
+    """Multiply-adds of a time step; the layers after the recurrent ones learn once a sequence."""
+    total = 0
+    for block in recipe.blocks:
+        if block.recurrent:
+            total += block.weights * (1 + block.learns)
+            if block.local and block.local.name == "readout":
+                total += 2 * recipe.outputs * block.local.codes.size
+    return total
+
+
 def _check(recipe: Recipe) -> None:
     """Refuse what cannot be learned one time step at a time."""
     for block in recipe.blocks:
         who = f"block {block.number + 1} ({block.name})"
-        feeds = _feeds(recipe, block.number)
         if isinstance(block.layer, Diagonal) and block.learns and block.layer.loss_at == "mean":
             raise TpsgdError(
-                f'{who}: a loss at the "mean" over time is known only after the last step, and the '
-                'steps before it are gone; choose loss_at="every" or "last"'
+                f'{who}: a loss at the "mean" over time is known only after the last step, when '
+                'the steps before it are gone; choose loss_at="every" or loss_at="last"'
             )
         if not block.recurrent and not isinstance(block.layer, Dense):
             raise TpsgdError(f"{who} after a recurrent layer is not exported; nn.Linear is")
-        if block.recurrent and feeds != (len(block.shape) == 2):
+    for block, after in pairwise(recipe.blocks):
+        if block.recurrent and after.recurrent != (len(block.shape) == 2):
             raise TpsgdError(
-                f"{who}: a recurrent layer gives the next one all its states (sequence=True), and "
-                "only the last one gives one vector"
+                f"block {block.number + 1} ({block.name}): a recurrent layer before another needs "
+                "sequence=True, and the last of them gives one vector, without it"
             )
-        if block.local is not None and block.local.name == "readout" and block.local.codes.per_step:
-            raise TpsgdError(f"{who}: a readout has the same codes at every time step")
+    if recipe.inputs != recipe.blocks[0].layer.inputs:
+        raise TpsgdError(
+            f"a time step of shape {recipe.shape} has {recipe.inputs} numbers, but "
+            f"{recipe.blocks[0].name} reads {recipe.blocks[0].layer.inputs}"
+        )

@@ -1,430 +1,294 @@
-"""The C program of a recurrent net: tables of its layers and codes, and a face of eleven functions.
+"""A recurrent recipe as C: a net that reads one time step at a time, and learns meanwhile.
 
-A sequence is read one time step at a time, so no buffer holds it:
-
-    net_start(&arena);
-    for each time step: net_read(&state, &arena, x, label, blocks);
-    net_finish(&state, &arena, label, rate, blocks, loss);
-
-The kernels (`kernels/cells.h`, `diagonal.h`, `sequences.h`) are written by hand.
+What differs from a feed-forward net is its face (`net_start`, `net_read`, `net_finish`, and without
+learning `net_look`, `net_logits`) and a table of recurrent layers. Weights, records and classes are
+those of `c_source`; the kernels are `cells.h`, `diagonal.h` and `sequences.h`.
 """
 
-from collections.abc import Iterable, Mapping
-from importlib.resources import files
-from typing import Any
-from zlib import crc32
+from collections.abc import Iterator
 
-import numpy as np
-from torch import Tensor
+from tpsgd.export.c_source import (
+    ERRORS,
+    LICENCE,
+    block_row,
+    block_tables,
+    error_codes,
+    initial_numbers,
+    kernels,
+    lasting_functions,
+    number,
+    state_members,
+    summary,
+    weight_places,
+)
+from tpsgd.export.cell_memory import CellLayout, cell_layout
+from tpsgd.export.memory import gains
+from tpsgd.export.recipe import BlockRecipe, Cell, Diagonal, Recipe
 
-from tpsgd.export.cell_memory import CellMemory, Places, cell_memory
-from tpsgd.export.recipe import BlockRecipe, Cell, Codes, Diagonal, Recipe
-from tpsgd.projections import make_tables
-
-LOCALS = {"readout": "TPS_READOUT", "l2": "TPS_L2", "l1": "TPS_L1", "inner": "TPS_INNER"}
-LINE = 100  # characters
-
-
-def fragments(recipe: Recipe) -> list[str]:
-    """The kernels that a recurrent net needs, in their order."""
-    names = ["numbers", "codes", "optimizers", "blocks", "losses", "step", "records", "cells"]
-    diagonal = any(isinstance(block.layer, Diagonal) for block in recipe.blocks)
-    return [*names, *(["diagonal"] if diagonal else []), "sequences"]
-
-
-def switches(recipe: Recipe) -> list[str]:
-    """The macros that choose what of the kernels is compiled."""
-    layers = [type(block.layer) for block in recipe.blocks]
-    locals_ = [block.local for block in recipe.blocks if block.local is not None]
-    activations = {block.activation for block in recipe.blocks}
-    losses = {recipe.loss, *(local.loss for local in locals_ if local.name == "readout")}
-    chosen = {
-        "TPS_WITH_CELLS": Cell in layers,
-        "TPS_WITH_DIAGONAL": Diagonal in layers,
-        "TPS_WITH_READOUT": any(local.name == "readout" for local in locals_),
-        "TPS_WITH_TARGETS": any(local.name != "readout" for local in locals_),
-        "TPS_WITH_TANH": "tanh" in activations,
-        "TPS_WITH_SIGMOID": "sigmoid" in activations or "bce" in losses,
-        "TPS_WITH_QUANTILES": any(local.codes.distribution == "normal" for local in locals_),
-        "TPS_ADAM": recipe.optimizer == "adam",
-        "TPS_MOMENTUM": recipe.optimizer == "momentum",
-    }
-    return [name for name, needed in chosen.items() if needed]
+ANSWERS = (*ERRORS, "MEASURED", "BAD_ORDER")
 
 
-def cell_source(recipe: Recipe, name: str = "net") -> dict[str, str]:
-    """The files of a recurrent net's program, by their names: a header, the net, the kernels."""
-    memory = cell_memory(recipe)
+def cell_sources(recipe: Recipe) -> dict[str, str]:
+    """The files of a recurrent net by their names."""
+    places = cell_layout(recipe)
     return {
-        f"{name}.h": header(recipe, memory, name),
-        f"{name}.c": source(recipe, memory, name),
+        "net.h": _header(recipe, places),
+        "net.c": _program(recipe, places),
         "tpsgd.h": kernels(recipe),
     }
 
 
-def kernels(recipe: Recipe) -> str:
-    """The kernels as one header."""
-    folder = files("tpsgd.export") / "kernels"
-    parts = [(folder / f"{name}.h").read_text(encoding="utf-8") for name in fragments(recipe)]
-    if "TPS_WITH_QUANTILES" in switches(recipe):
-        quantiles = make_tables()[2048:].tolist()
-        table = _array("int32_t", "tps_quantiles", (str(q) for q in quantiles))
-        parts.insert(1, f"/* Normal quantiles of k / 4096 from the middle on, times 65536 */\n{table}")
-    text = "\n".join(parts)
-    return f"#ifndef TPSGD_H\n#define TPSGD_H\n\n{text}\n#endif\n"
+def _header(recipe: Recipe, places: CellLayout) -> str:
+    """The declarations: sizes, the two structs and what can be called."""
+    return _HEADER.format(
+        licence=LICENCE,
+        summary=summary(recipe),
+        places=weight_places(recipe),
+        codes=error_codes(ANSWERS),
+        inputs=recipe.inputs,
+        classes=recipe.outputs,
+        blocks=len(recipe.blocks),
+        params=recipe.learned,
+        numbers=recipe.learned + gains(recipe),
+        all_blocks=f"{(1 << len(recipe.blocks)) - 1}u",
+        ram=places.ram_bytes,
+        arena=places.arena,
+        members=state_members(recipe),
+    )
 
 
-# ---- the header ----------------------------------------------------------------------------------
-
-
-def header(recipe: Recipe, memory: CellMemory, name: str) -> str:
-    """Sizes, the two structures and the functions of a net."""
-    sizes = {
-        "INPUT": recipe.inputs, "CLASSES": recipe.outputs, "BLOCKS": len(recipe.blocks),
-        "PARAMS": memory.weights, "NUMBERS": memory.numbers, "ARENA": memory.arena,
-        "RAM_BYTES": memory.ram, "RECORD_BYTES": memory.record_bytes,
-    }  # fmt: skip
-    upper = name.upper()
-    defines = "\n".join(f"#define {upper}_{key} {value}" for key, value in sizes.items())
-    layers = "\n".join(f" *   {block.number + 1}. {block.name}" for block in recipe.blocks)
-    text = HEADER.replace("@LAYERS@", layers).replace("@SIZES@", defines)
-    text = text.replace("@RULE@", recipe.rule).replace("@OPTIMIZER@", recipe.optimizer)
-    return text.replace("NET", upper).replace("net_", f"{name}_")
-
-
-HEADER = """/* A recurrent net that learns while it reads (@RULE@, @OPTIMIZER@):
-@LAYERS@
- * This file is written by tpsgd, and yours. No heap, no library, no global variable.
- *
- * A sequence, one time step of NET_INPUT numbers at a time:
- *     net_start(&arena); net_read(...) for each step; net_finish(...).
- * Without learning: net_start(&arena); net_look(...) for each step; net_logits(...).
- * Bit i of `blocks`: block i + 1 learns. Label and blocks are the same at every step of a sequence. */
+_HEADER = """{licence}
+/* {summary} */
 #ifndef NET_H
 #define NET_H
 
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+#define NET_INPUT {inputs} /* numbers of a time step */
+#define NET_CLASSES {classes} /* at most */
+#define NET_BATCH 1 /* sequence at a time, of any number of steps */
+#define NET_BLOCKS {blocks}
+#define NET_ALL_BLOCKS {all_blocks}
+#define NET_PARAMS {params}
+#define NET_RECORD_BYTES (24 + 4 * {numbers})
+#define NET_RAM_BYTES {ram} /* of net_state and net_arena, however long a sequence is */
 
-@SIZES@
-#define NET_ALL 0xFFFFFFFFu /* blocks */
-
-enum {
-    NET_OK,
-    NET_BAD_INPUT,  /* not a number, or too large */
-    NET_BAD_RATE,
-    NET_BAD_LABEL,
-    NET_DIVERGED,   /* a number has grown beyond use */
-    NET_NO_SPACE,   /* for another class */
-    NET_BAD_RECORD,
-    NET_MEASURED,   /* the sequence has set the size of the local losses: it can be read again */
-    NET_BAD_ORDER   /* of calls; or another label or other blocks within a sequence */
-};
+/* What a function returns */
+{codes}
 
 #ifndef TPS_PROGRESS
 #define TPS_PROGRESS
-typedef struct { /* how far a sequence has been read */
+typedef struct {{ /* how far a sequence has been read */
     uint32_t mode, steps, label, blocks, error, measures;
-} tps_progress;
+}} tps_progress;
 #endif
 
-typedef struct {
-    float numbers[NET_NUMBERS]; /* weights, then what the optimizer and the local losses remember */
-    uint32_t classes;           /* how many there are now */
-} net_state;
+/* Weights, which can be read and written between sequences:
+{places} */
+typedef struct {{
+    {members}
+}} net_state;
 
-typedef struct {
-    float numbers[NET_ARENA];
+typedef struct {{ /* of one sequence: nothing in it lasts */
+    float numbers[{arena}];
     float loss[NET_BLOCKS];
     tps_progress progress;
-} net_arena;
+}} net_arena;
 
-/* The bytes that were planned */
-typedef char net_planned_bytes[sizeof(net_state) + sizeof(net_arena) == NET_RAM_BYTES ? 1 : -1];
+/* A compiler refuses this line if the bytes are not those that were planned. */
+typedef char net_ram_is_as_planned[sizeof(net_state) + sizeof(net_arena) == NET_RAM_BYTES ? 1 : -1];
 
-void net_begin(net_state *s); /* the weights that the model came with */
-void net_start(net_arena *a); /* a sequence begins */
+#ifdef __cplusplus
+extern "C" {{
+#endif
 
-/* Every error leaves the weights as they were, and stays until net_start. */
+/* The weights that the model came with. Call it first. */
+void net_begin(net_state *s);
+
+/* A sequence begins. Call it before the first time step, also after an error. */
+void net_start(net_arena *a);
+
+/* Learn from a sequence: net_read for each time step, as soon as its NET_INPUT numbers are there,
+ * then net_finish, which moves the weights. The label is from 0 on; bit i of `blocks`: block i + 1
+ * learns; NET_ALL_BLOCKS: all. Both are the same in all calls for a sequence. `loss` gets a number
+ * for every block.
+ * Numbers that are not finite, a rate below 0 and a label that is no class are refused: the error
+ * stays until net_start, and the weights stay as they were. NET_DIVERGED: a number left the range,
+ * and no block learned. NET_BAD_ORDER: net_look and net_read in one sequence, or no net_start.
+ * NET_MEASURED: a readout first measures the size of its states over a whole sequence. The weights
+ * stay as they were; read the same sequence again, or go on with the next. */
 int net_read(const net_state *s, net_arena *a, const float *x, uint16_t label, uint32_t blocks);
-int net_finish(net_state *s, net_arena *a, uint16_t label, float rate, uint32_t blocks, float *loss);
-int net_look(const net_state *s, net_arena *a, const float *x);
-int net_logits(const net_state *s, net_arena *a, float *logits); /* after the steps so far */
+int net_finish(net_state *s, net_arena *a, uint16_t label, float lr, uint32_t blocks, float *loss);
 
+/* Read a time step without learning, and the logits after the steps so far (while learning, too):
+ * as many as there are classes now. */
+int net_look(const net_state *s, net_arena *a, const float *x);
+int net_logits(const net_state *s, net_arena *a, float *logits);
+
+/* How many classes there are now, and one more, up to NET_CLASSES: NET_NO_SPACE. The new class
+ * changes no output of the others. */
+uint32_t net_classes(const net_state *s);
 int net_add_class(net_state *s);
-float *net_weights(net_state *s); /* NET_PARAMS numbers */
-void net_save(const net_state *s, uint8_t *record); /* NET_RECORD_BYTES bytes, with a checksum */
+
+/* The weights as NET_RECORD_BYTES bytes with a checksum, for flash, a card or Python
+ * (tpsgd.export.read_weights), and back; a record of another net, or a damaged one, is refused. */
+void net_save(const net_state *s, uint8_t *record);
 int net_load(net_state *s, const uint8_t *record);
 
 #ifdef __cplusplus
-}
+}}
 #endif
 #endif
 """
 
-# ---- the net -------------------------------------------------------------------------------------
+
+def _program(recipe: Recipe, places: CellLayout) -> str:
+    """The constants of the net, and the functions of the header."""
+    tables, rows, layers = [], [], []
+    for block, weight, slot in _placed(recipe):
+        tables += block_tables(block)
+        if block.recurrent:
+            rows.append(_row(block, places, weight, slot))
+            layers.append(_layer(block, places, weight))
+            tables += _diagonal(block, places)
+        else:
+            rows.append(block_row(recipe, block, places, weight, slot))
+    return _PROGRAM.format(
+        licence=LICENCE,
+        tables="\n".join([*tables, initial_numbers(recipe)]),
+        rows=",\n".join(rows),
+        layers=",\n".join(layers),
+        recurrent=len(layers),
+        params=recipe.learned,
+        scratch=places.scratch,
+        dz=places.dz,
+        logits=places.logits,
+        arena=places.arena,
+        moments="s->moments" if recipe.optimizer != "sgd" else "0",
+        ticks="s->ticks" if recipe.optimizer == "adam" else "0",
+        gains=f"s->weights + {recipe.learned}",
+        lasting=lasting_functions(recipe),
+    )
 
 
-def source(recipe: Recipe, memory: CellMemory, name: str) -> str:
-    """The tables of a net, and its functions."""
-    defines = "\n".join(f"#define {switch}" for switch in switches(recipe))
-    layers = sum(block.recurrent for block in recipe.blocks)
-    text = SOURCE.replace("@SWITCHES@", defines).replace("@TABLES@", _tables(recipe, memory))
-    values = {
-        "LAYERS": layers, "SCRATCH": memory.scratch, "DZ": memory.dz, "LOGITS": memory.logits,
-        "MOMENTS": memory.weights, "TICKS": memory.weights + memory.moments,
-        "GAINS": memory.weights + memory.moments + memory.ticks,
-        "CLASSES": recipe.classes, "FINGERPRINT": f"0x{fingerprint(recipe):08X}u",
-    }  # fmt: skip
-    for key, value in values.items():
-        text = text.replace(f"@{key}@", f"{value}" if key == "FINGERPRINT" else f"{value}u")
-    return text.replace("NET", name.upper()).replace("net_", f"{name}_").replace("@H@", name)
-
-
-SOURCE = """#include "@H@.h"
-
-@SWITCHES@
+_PROGRAM = """{licence}
+#include "net.h"
 #include "tpsgd.h"
 
-@TABLES@
-/* What the numbers of a state are, and where the kernels find them */
-static tps_reader net_reader(const net_state *s, net_arena *a)
-{
-    tps_reader r;
-    r.layers = net_layers;
-    r.count = @LAYERS@;
-    r.scratch = @SCRATCH@;
-    r.head.blocks = net_blocks + @LAYERS@;
-    r.head.count = NET_BLOCKS - @LAYERS@;
-    r.head.batch = 1;
-    r.head.classes = s->classes;
-    r.head.params = NET_PARAMS;
-    r.head.arena = a->numbers;
-    r.head.dz = @DZ@;
-    r.head.logits = @LOGITS@;
-    return r;
-}
+{tables}
+static const tps_block blocks_of_net[NET_BLOCKS] = {{
+{rows}}};
 
-void net_begin(net_state *s)
-{
-    uint32_t i;
-    for (i = 0; i < NET_PARAMS; i++) s->numbers[i] = net_first[i];
-    for (; i < NET_NUMBERS; i++) s->numbers[i] = 0.0f;
-    s->classes = @CLASSES@;
-}
+static const tps_layer layers[{recurrent}] = {{
+{layers}}};
+
+static tps_reader reader_of(const net_state *s, net_arena *a)
+{{
+    tps_reader r = {{layers, {recurrent}, {scratch},
+                    {{blocks_of_net + {recurrent}, NET_BLOCKS - {recurrent}, 1, 0, {params}, 0, {dz}, {logits}}}}};
+    r.head.classes = net_classes(s);
+    r.head.arena = a->numbers;
+    return r;
+}}
 
 void net_start(net_arena *a)
-{
-    tps_start(a->numbers, NET_ARENA, &a->progress, a->loss, NET_BLOCKS);
-}
+{{
+    tps_start(a->numbers, {arena}, &a->progress, a->loss, NET_BLOCKS);
+}}
 
 int net_read(const net_state *s, net_arena *a, const float *x, uint16_t label, uint32_t blocks)
-{
-    tps_reader r = net_reader(s, a);
-    return tps_read(&r, s->numbers, s->numbers + @GAINS@, x, label, blocks, &a->progress, a->loss);
-}
+{{
+    tps_reader r = reader_of(s, a);
+    return tps_read(&r, s->weights, {gains}, x, label, blocks, &a->progress, a->loss);
+}}
 
-int net_finish(net_state *s, net_arena *a, uint16_t label, float rate, uint32_t blocks, float *loss)
-{
-    tps_reader r = net_reader(s, a);
+int net_finish(net_state *s, net_arena *a, uint16_t label, float lr, uint32_t blocks, float *loss)
+{{
+    tps_reader r = reader_of(s, a);
     uint32_t i;
-    int error = tps_finish(&r, s->numbers, s->numbers + @MOMENTS@, s->numbers + @TICKS@,
-                           s->numbers + @GAINS@, label, rate, blocks, &a->progress, a->loss);
-    for (i = 0; i < NET_BLOCKS && !error; i++) loss[i] = a->loss[i];
-    return error;
-}
+    int answer = tps_finish(&r, s->weights, {moments}, {ticks}, {gains}, label, lr, blocks,
+                            &a->progress, a->loss);
+    for (i = 0; i < NET_BLOCKS; i++) loss[i] = answer ? 0.0f : a->loss[i];
+    return answer;
+}}
 
 int net_look(const net_state *s, net_arena *a, const float *x)
-{
-    tps_reader r = net_reader(s, a);
-    return tps_look(&r, s->numbers, x, &a->progress, a->loss);
-}
+{{
+    tps_reader r = reader_of(s, a);
+    return tps_look(&r, s->weights, x, &a->progress, a->loss);
+}}
 
 int net_logits(const net_state *s, net_arena *a, float *logits)
-{
-    tps_reader r = net_reader(s, a);
-    return tps_logits(&r, s->numbers, &a->progress, logits);
-}
+{{
+    tps_reader r = reader_of(s, a);
+    return tps_logits(&r, s->weights, &a->progress, logits);
+}}
 
-int net_add_class(net_state *s)
-{
-    if (s->classes >= NET_CLASSES) return NET_NO_SPACE;
-    s->classes++;
-    return NET_OK;
-}
-
-float *net_weights(net_state *s) { return s->numbers; }
-
-void net_save(const net_state *s, uint8_t *record)
-{
-    tps_save(record, @FINGERPRINT@, s->classes, s->numbers, NET_NUMBERS);
-}
-
-int net_load(net_state *s, const uint8_t *record)
-{
-    return tps_load(record, @FINGERPRINT@, &s->classes, NET_CLASSES, s->numbers, NET_NUMBERS);
-}
-"""
+{lasting}"""
 
 
-def fingerprint(recipe: Recipe) -> int:
-    """A number that differs for nets whose weights do not fit one another."""
-    blocks = [(block.layer, block.learns, block.activation) for block in recipe.blocks]
-    return crc32(repr((blocks, recipe.outputs, recipe.optimizer, recipe.seed)).encode())
+def _placed(recipe: Recipe) -> Iterator[tuple[BlockRecipe, int, int | None]]:
+    """Every block, where its weights begin if they learn, and the slot of its measured gain."""
+    weight = slot = 0
+    for block in recipe.blocks:
+        measured = bool(block.local and block.local.target)
+        yield block, weight if block.learns else 0, slot if measured else None
+        weight += block.weights if block.learns else 0
+        slot += measured
 
 
-def _tables(recipe: Recipe, memory: CellMemory) -> str:
-    """The weights, the class codes and the blocks as C."""
-    learned = [block for block in recipe.blocks if block.learns]
-    fixed = [block for block in recipe.blocks if not block.learns]
-    texts = [_array("float", "net_first", _weights(learned))]
-    if fixed:
-        texts.append(_array("float", "net_fixed", _weights(fixed)))
-    texts += [
-        _codes(block.number, block.local.codes) for block in recipe.blocks if block.local is not None
+def _row(block: BlockRecipe, places: CellLayout, weight: int, slot: int | None) -> str:
+    """A recurrent block's entry in the table of blocks: a unit is one number."""
+    i, layer, local = block.number, block.layer, block.local
+    measured = (number(local.gain), number(local.target)) if local else ("1.0f", "0.0f")
+    fields = [
+        *(layer.inputs, layer.outputs, 1, layer.inputs),
+        *(weight, _place(block, weight, "cells.0.bias_x")),
+        *("0" if block.learns else f"fixed{i}", places.outputs[i], layer.outputs),
+        f"TPS_{block.activation.upper()}",
+        f"TPS_{local.name.upper()}" if local else "TPS_FROZEN",
+        f"TPS_{local.loss.upper()}" if local else "TPS_CROSS_ENTROPY",
+        *(0, number(block.slope), 0, 0, f"&codes{i}" if local else "0"),
+        *(1, 1, 1, 1, *measured, "TPS_NOWHERE" if slot is None else slot),
     ]
-    rows = ",\n".join(_block(places, recipe) for places in memory.blocks)
-    texts.append(f"static const tps_block net_blocks[] = {{\n{rows}}};\n")
-    recurrent = [places for places in memory.blocks if places.block.recurrent]
-    for places in recurrent:
-        if isinstance(places.layer, Diagonal):
-            texts.append(_diagonal(places))
-    rows = ",\n".join(_layer(places) for places in recurrent)
-    texts.append(f"static const tps_layer net_layers[] = {{\n{rows}}};\n")
-    return "\n".join(texts)
+    return f"    /* {block.name} */\n    {{{', '.join(map(str, fields))}}}"
 
 
-def _weights(blocks: Iterable[BlockRecipe]) -> Iterable[str]:
-    for block in blocks:
-        for p in block.parameters.values():
-            yield from _floats(p)
+def _layer(block: BlockRecipe, places: CellLayout, weight: int) -> str:
+    """An entry in the table of recurrent layers."""
+    i, layer = block.number, block.layer
+    codes = block.local.codes if block.local else None
+    per_step = codes is not None and codes.per_step
+    key = (codes.seed, codes.block) if codes is not None and per_step else (0, 0)
+    fields = [
+        f"blocks_of_net + {i}",
+        *(_place(block, weight, "cells.0.weight_h"), _place(block, weight, "cells.0.bias_h")),
+        *(block.weights, places.sizes[i].get("sums", 0), places.places[i].get("sums", 0)),
+        *(number(layer.leak) if isinstance(layer, Cell) else "1.0f", int(per_step)),
+        *(f"UINT64_C({n})" for n in key),
+        f"&diagonal{i}" if isinstance(layer, Diagonal) else "0",
+    ]
+    return f"    {{{', '.join(map(str, fields))}}}"
 
 
-def _codes(number: int, codes: Codes) -> str:
-    """The class codes of a block."""
-    fields: dict[str, Any] = {
-        "distribution": f"TPS_{codes.distribution.upper()}", "size": codes.size,
-        "std": _float(codes.std), "filters": codes.filters,
-    }  # fmt: skip
-    text = ""
-    if codes.table is not None:
-        text = _array("float", f"net_codes_{number}_table", _floats(codes.table))
-        fields["table"] = f"net_codes_{number}_table"
-    elif codes.streams:
-        starts = (_integer(start) for start in codes.streams)
-        text = _array("uint64_t", f"net_codes_{number}_streams", starts)
-        fields["streams"] = f"net_codes_{number}_streams"
-    return f"{text}static const tps_codes net_codes_{number} = {_struct(fields)};\n"
-
-
-def _block(places: Places, recipe: Recipe) -> str:
-    """A block as the kernels describe it."""
-    block, layer, local = places.block, places.layer, places.block.local
-    last = block.number == len(recipe.blocks) - 1
-    loss = recipe.loss if last or local is None else local.loss
-    fields: dict[str, Any] = {
-        "inputs": layer.inputs, "units": layer.outputs, "pixels": 1, "fan_in": layer.inputs,
-        "weight": places.weight, "bias": _bias(places, "bias", "cells.0.bias_x"),
-        "output": places.arena["output"], "pooled": layer.outputs,
-        "activation": f"TPS_{block.activation.upper()}", "slope": _float(block.slope),
-        "local": _local(block, last), "loss": f"TPS_{loss.upper()}",
-        "rows": 1, "columns": 1, "grid_rows": 1, "grid_columns": 1,
-        "slot": "TPS_NOWHERE" if places.slot is None else places.slot,
-    }  # fmt: skip
-    if not block.learns:
-        fields["fixed"] = "net_fixed"
-    if local is not None:
-        fields |= {"gain": _float(local.gain), "target": _float(local.target)}
-        fields["codes"] = f"&net_codes_{block.number}"
-    return f"    /* {block.number + 1}. {block.name} */\n    {_struct(fields)}"
-
-
-def _local(block: BlockRecipe, last: bool) -> str:
-    if not block.learns:
-        return "TPS_FROZEN"
-    return "TPS_HEAD" if last or block.local is None else LOCALS[block.local.name]
-
-
-def _bias(places: Places, *names: str) -> str | int:
-    """Where a bias lies among the weights; parameters lie in their order."""
-    at = places.weight
-    for name, p in places.block.parameters.items():
-        if name in names:
-            return at
-        at += p.numel()
+def _place(block: BlockRecipe, weight: int, name: str) -> str | int:
+    """Where a parameter lies among the weights."""
+    for other, p in block.parameters.items():
+        if other == name:
+            return weight
+        weight += p.numel()
     return "TPS_NOWHERE"
 
 
-def _layer(places: Places) -> str:
-    """A recurrent layer as the kernels describe it."""
-    block, layer, local = places.block, places.layer, places.block.local
-    codes = None if local is None else local.codes
-    fields: dict[str, Any] = {
-        "block": f"net_blocks + {block.number}", "params": block.weights,
-        "summed": places.count.get("sums", 0), "sums": places.arena.get("sums", "TPS_NOWHERE"),
-    }  # fmt: skip
-    if isinstance(layer, Cell):
-        fields |= {
-            "weight_h": places.weight + layer.outputs * layer.inputs,
-            "bias_h": _bias(places, "cells.0.bias_h"), "leak": _float(layer.leak),
-        }  # fmt: skip
-    else:
-        fields["diagonal"] = f"&net_diagonal_{block.number}"
-    if codes is not None and codes.per_step:
-        fields |= {
-            "per_step": 1, "seed": _integer(codes.seed), "key": _integer(codes.block),
-        }  # fmt: skip
-    return f"    {_struct(fields)}"
-
-
-def _diagonal(places: Places) -> str:
-    layer, arena = places.layer, places.arena
-    fields: dict[str, Any] = {
-        "states": layer.states, "loss_at": f"TPS_{layer.loss_at.upper()}",
-        "feeds": int(len(places.block.shape) == 2), "x": arena["x"], "h": arena["h"],
-        "traces": arena.get("traces", "TPS_NOWHERE"), "lambda": arena["lambda"],
-        "mean": arena.get("mean", "TPS_NOWHERE"),
-    }  # fmt: skip
-    return f"static const tps_diagonal net_diagonal_{places.block.number} = {_struct(fields)};\n"
-
-
-# ---- C as text -----------------------------------------------------------------------------------
-
-
-def _struct(fields: Mapping[str, Any]) -> str:
-    """An initialiser by the names of its fields."""
-    words = [f".{name} = {value}" for name, value in fields.items()]
-    return "{" + _wrapped(words, "     ") + "}"
-
-
-def _array(kind: str, name: str, values: Iterable[str]) -> str:
-    """A constant array."""
-    return f"static const {kind} {name}[] = {{\n    {_wrapped(values, '    ')}}};\n"
-
-
-def _wrapped(words: Iterable[str], indent: str) -> str:
-    """Words with commas between them, in lines."""
-    lines, line = [], ""
-    for word in words:
-        if line and len(line) + len(word) > LINE - 6:
-            lines.append(line)
-            line = ""
-        line += f"{', ' if line else ''}{word}"
-    return f",\n{indent}".join([*lines, line])
-
-
-def _floats(values: Tensor) -> Iterable[str]:
-    return (_float(v) for v in values.flatten().tolist())
-
-
-def _float(value: float) -> str:
-    """A float32 so that the compiler reads the same bits."""
-    text = f"{np.float32(value):.9g}"
-    return f"{text}f" if any(c in text for c in ".e") else f"{text}.0f"
-
-
-def _integer(value: int) -> str:
-    return f"UINT64_C(0x{value % 2**64:016X})"
+def _diagonal(block: BlockRecipe, places: CellLayout) -> list[str]:
+    """What a diagonal layer's entry points to."""
+    layer, here = block.layer, places.places[block.number]
+    if not isinstance(layer, Diagonal):
+        return []
+    fields = [
+        *(layer.states, f"TPS_{layer.loss_at.upper()}", int(len(block.shape) == 2)),
+        *(here["x"], here["h"], here.get("traces", "TPS_NOWHERE"), here["lambda"]),
+        here.get("mean", "TPS_NOWHERE"),
+    ]
+    row = ", ".join(map(str, fields))
+    return [f"static const tps_diagonal diagonal{block.number} = {{{row}}};"]
