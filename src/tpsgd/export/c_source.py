@@ -401,7 +401,9 @@ def _codes(i: int, codes: Codes) -> list[str]:
     return [*texts, f"static const tps_codes codes{i} = {row};"]
 
 
-def block_row(recipe: Recipe, block: BlockRecipe, places: Layout, place: int, slot: int | None) -> str:
+def block_row(
+    recipe: Recipe, block: BlockRecipe, places: Layout, place: int, slot: int | None
+) -> str:
     """A block's entry in the table of blocks."""
     i, last = block.number, block.number == len(recipe.blocks) - 1
     begin = place if block.learns else 0

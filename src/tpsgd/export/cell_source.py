@@ -184,8 +184,10 @@ static const tps_layer layers[{recurrent}] = {{
 
 static tps_reader reader_of(const net_state *s, net_arena *a)
 {{
-    tps_reader r = {{layers, {recurrent}, {scratch},
-                    {{blocks_of_net + {recurrent}, NET_BLOCKS - {recurrent}, 1, 0, {params}, 0, {dz}, {logits}}}}};
+    tps_net head = {{blocks_of_net + {recurrent}, NET_BLOCKS - {recurrent}, 1, 0, {params}, 0, {dz},
+                    {logits}}};
+    tps_reader r = {{layers, {recurrent}, {scratch}, {{0, 0, 0, 0, 0, 0, 0, 0}}}};
+    r.head = head;
     r.head.classes = net_classes(s);
     r.head.arena = a->numbers;
     return r;
