@@ -131,13 +131,17 @@ def program(folder: Path, flags: Sequence[str] = SANITIZED, compiler: str = "gcc
     return path
 
 
-def run(path: Path, sequences: list[tuple[bool, Tensor, int]], lr: float) -> bytes:
+def run(
+    path: Path, sequences: list[tuple[bool, Tensor, int]], lr: float, emulator: Sequence[str] = ()
+) -> bytes:
     """What the program writes after it has learned from sequences, or has only looked at them."""
     stream = [np.array([len(sequences), ALL], np.uint32), np.float32(lr)]
     for learn, x, label in sequences:
         stream += [np.array([learn, len(x), label], np.uint32), x.float().contiguous().numpy()]
     data = b"".join(part.tobytes() for part in stream)
-    done = subprocess.run([path], input=data, capture_output=True, check=True)
+    done = subprocess.run(
+        [*emulator, path], input=data, capture_output=True, check=True, timeout=60
+    )
     assert not done.stderr
     return done.stdout
 
@@ -200,6 +204,16 @@ def test_c_learns_what_fit_learns(name: str, tmp_path: Path) -> None:
         assert float(losses[number]) == pytest.approx(loss, rel=1e-4, abs=1e-5)
 
 
+def test_outputs_of_small_and_large_inputs(tmp_path: Path) -> None:
+    """Where the norm divides by little more than its epsilon, and where the gate is saturated."""
+    case, (x, _) = CASES["diagonal_last"], samples(3, 20)
+    reader, model = CompiledReader(write(case.recipe(), tmp_path)), case.model(torch.float64)
+    for size in (1e-4, 0.01, 1.0, 20.0):
+        outputs = torch.stack([reader.forward(size * sequence) for sequence in x])
+        with torch.no_grad():
+            assert torch.allclose(outputs.double(), model(size * x.double()), atol=5e-6)
+
+
 def test_sequences_may_have_any_length(tmp_path: Path) -> None:
     """A long sequence needs no more memory, and means over time are over its own steps."""
     case = CASES["leaky"]
@@ -222,6 +236,23 @@ def test_same_bits_from_every_compiler(name: str, tmp_path: Path) -> None:
         builds.append(("clang", [*STRICT, "-O2"]))
     outs = {run(program(folder, flags, cc), sequences, case.lr) for cc, flags in builds}
     assert len(outs) == 1
+
+
+@pytest.mark.skipif(
+    not (shutil.which("arm-none-eabi-gcc") and shutil.which("qemu-system-arm")),
+    reason="arm-none-eabi-gcc and qemu-system-arm are not installed",
+)
+def test_same_bits_on_a_cortex_m4(tmp_path: Path) -> None:
+    case, (x, y) = CASES["diagonal_stack"], samples(12)
+    folder, board = write(case.recipe(), tmp_path), HARNESS.with_name("cortex_m")
+    sequences = [(True, a, int(b)) for a, b in zip(x, y, strict=True)]
+    here = run(program(folder, ["-std=c99", "-O1"]), sequences, case.lr)
+    flags = ["-mcpu=cortex-m4", "-mthumb", "-mfloat-abi=hard", "-mfpu=fpv4-sp-d16", "-O2"]
+    flags += ["-std=c99", "--specs=rdimon.specs", "-T", str(board / "mps2.ld")]
+    elf = program(folder, [*flags, str(board / "start.c")], "arm-none-eabi-gcc")
+    emulator = ["qemu-system-arm", "-M", "mps2-an386", "-nographic", "-monitor", "none"]
+    emulator += ["-serial", "none", "-semihosting", "-kernel"]
+    assert run(elf, sequences, case.lr, emulator) == here
 
 
 def test_codes_of_time_steps_are_those_of_projections(tmp_path: Path) -> None:
@@ -305,6 +336,18 @@ def test_divergence_is_refused(tmp_path: Path) -> None:
         reader.step(torch.ones(40, 3), torch.tensor(0), 0.1)
     with pytest.raises(TpsgdError, match="DIVERGED"):
         reader.forward(torch.ones(40, 3))
+    assert torch.equal(reader.weights, before)
+
+
+def test_divergence_of_the_head_is_refused_before_the_cell_learns(tmp_path: Path) -> None:
+    layers = [Recurrent.paper(3, 9), Linear(9, 4)]
+    with torch.no_grad():
+        layers[1].weight.fill_(1e18)  # type: ignore
+    recipe = read_model(nn.Sequential(*layers), rules.tpsgd_l2(projection=BINARY), (7, 3))
+    reader = CompiledReader(write(recipe, tmp_path))
+    before = reader.weights
+    with pytest.raises(TpsgdError, match="DIVERGED"):
+        reader.step(torch.ones(7, 3), torch.tensor(0), 0.1)
     assert torch.equal(reader.weights, before)
 
 
