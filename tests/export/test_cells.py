@@ -214,6 +214,26 @@ def test_outputs_of_small_and_large_inputs(tmp_path: Path) -> None:
             assert torch.allclose(outputs.double(), model(size * x.double()), atol=5e-6)
 
 
+def test_cosine_sine_and_erf_are_within_rounding(tmp_path: Path) -> None:
+    folder = write(CASES["diagonal_last"].recipe(), tmp_path)
+    (folder / "functions.c").write_text(
+        '#include "net.h"\n#include "tpsgd.h"\n'
+        "void turn(float x, float *y) { tps_turn(x, y, y + 1); y[2] = tps_erf(x); }\n"
+    )
+    library = folder / "functions.so"
+    flags = ["-std=c99", "-O2", "-shared", "-fPIC"]
+    subprocess.run(["gcc", *flags, folder / "functions.c", "-o", library], check=True)
+    functions: Any = ctypes.CDLL(str(library))
+    functions.turn.argtypes = [ctypes.c_float, ctypes.c_void_p]
+    angles, y = np.linspace(-20, 20, 8001, dtype=np.float32), np.zeros(3, np.float32)
+    for angle in angles.tolist():
+        functions.turn(angle, y.ctypes.data)
+        expected = math.cos(angle), math.sin(angle), math.erf(angle)
+        assert np.abs(y - np.array(expected)).max() < 3e-7, angle
+    functions.turn(math.inf, y.ctypes.data)
+    assert np.isnan(y[:2]).all()
+
+
 def test_sequences_may_have_any_length(tmp_path: Path) -> None:
     """A long sequence needs no more memory, and means over time are over its own steps."""
     case = CASES["leaky"]
