@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from tpsgd.errors import TpsgdError
 from tpsgd.export.c_source import sources
+from tpsgd.export.cell_memory import cell_layout
+from tpsgd.export.cell_source import cell_sources
 from tpsgd.export.check_c import check
 from tpsgd.export.codes import check_kind, with_binary_codes, with_codes
 from tpsgd.export.exported import Exported
@@ -76,9 +78,9 @@ def c(
         samples=samples,
     )  # fmt: skip
     recipe = with_codes(recipe, codes)
-    memory = layout(recipe)
+    memory = (cell_layout if recipe.recurrent else layout)(recipe)
     _keep_within(ram, memory)
-    texts = sources(recipe)
+    texts = (cell_sources if recipe.recurrent else sources)(recipe)
     with output_folder(Path(folder), tuple(texts), overwrite) as path:
         checked = check(model, recipe, schedule, rule=rule, loss=loss)
         paths = [write_whole(path / name, text.encode()) for name, text in texts.items()]

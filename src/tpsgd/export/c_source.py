@@ -11,12 +11,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tpsgd.export.memory import Layout, fan_in, gains, layout, pixels
-from tpsgd.export.recipe import BlockRecipe, Codes, Convolution, LocalLoss, Recipe
+from tpsgd.export.memory import MOMENTS, Layout, fan_in, gains, layout, pixels
+from tpsgd.export.recipe import BlockRecipe, Codes, Convolution, Diagonal, LocalLoss, Recipe
 from tpsgd.export.records import fingerprint, learning_mask
 from tpsgd.projections import make_tables
 
-FRAGMENTS = ("numbers", "codes", "optimizers", "blocks", "maps", "losses", "step", "records")
+FRAGMENTS = (
+    *("numbers", "codes", "optimizers", "blocks", "maps", "losses", "step", "records"),
+    *("cells", "diagonal", "sequences"),
+)
+ONLY_FOR = {  # fragments that few nets need
+    "maps": "convolutions",
+    "cells": "sequences",
+    "diagonal": "diagonal",
+    "sequences": "sequences",
+}
 LICENCE = "/* Written by tpsgd.export for its user, who may do with it what they like. */"
 ERRORS = ("OK", "BAD_INPUT", "BAD_RATE", "BAD_LABEL", "DIVERGED", "NO_SPACE", "BAD_RECORD")
 
@@ -33,35 +42,38 @@ def sources(recipe: Recipe) -> dict[str, str]:
 
 def kernels(recipe: Recipe) -> str:
     """One header with the kernels that the net needs."""
-    switches = [f"#define TPS_WITH_{name.upper()}" for name in sorted(_needs(recipe))]
+    switches = [f"#define TPS_WITH_{name.upper()}" for name in sorted(needs(recipe))]
     if recipe.optimizer != "sgd":
         switches.append(f"#define TPS_{recipe.optimizer.upper()}")
-    fragments = [f for f in FRAGMENTS if f != "maps" or "convolutions" in _needs(recipe)]
+    chosen = needs(recipe)
+    fragments = [f for f in FRAGMENTS if f not in ONLY_FOR or ONLY_FOR[f] in chosen]
     texts = {
         name: files("tpsgd.export").joinpath(f"kernels/{name}.h").read_text() for name in fragments
     }
-    if "quantiles" in _needs(recipe):
+    if "quantiles" in needs(recipe):
         texts["codes"] = _quantiles() + texts["codes"]
     guard = ["#ifndef TPSGD_H", "#define TPSGD_H", "", *switches, ""]
     return "\n".join([LICENCE, *guard, *texts.values(), "#endif", ""])
 
 
-def _needs(recipe: Recipe) -> set[str]:
+def needs(recipe: Recipe) -> set[str]:
     """The kernels that are left out unless a block needs them."""
-    needs = set()
+    chosen = set()
     for block in recipe.blocks:
-        needs |= {block.activation} & {"tanh", "sigmoid"}
+        chosen |= {block.activation} & {"tanh", "sigmoid"}
         if isinstance(block.layer, Convolution):
-            needs.add("convolutions")
+            chosen.add("convolutions")
+        if block.recurrent:
+            chosen |= {"sequences", "diagonal" if isinstance(block.layer, Diagonal) else "cells"}
         if block.pools:
-            needs.add("pools")
+            chosen.add("pools")
         if block.local:
-            needs.add("readout" if block.local.name == "readout" else "targets")
+            chosen.add("readout" if block.local.name == "readout" else "targets")
             if block.local.codes.distribution == "normal":
-                needs.add("quantiles")
+                chosen.add("quantiles")
         if "bce" in (recipe.loss, block.local and block.local.loss):
-            needs.add("sigmoid")
-    return needs
+            chosen.add("sigmoid")
+    return chosen
 
 
 def _quantiles() -> str:
@@ -97,20 +109,11 @@ def floats(name: str, tensors: Iterable[Tensor]) -> str:
 def _header(recipe: Recipe, places: Layout) -> str:
     """The declarations: sizes, the two structs and what can be called."""
     count = gains(recipe)
-    codes = "\n".join(f"#define NET_{name} {i}" for i, name in enumerate(ERRORS))
-    members = [f"float weights[{recipe.learned + count}]; /* then {count} measured gains */"]
-    moments = {"sgd": 0, "momentum": 1, "adam": 2}[recipe.optimizer] * recipe.learned
-    if moments:
-        members.append(f"float moments[{moments}];")
-    if recipe.optimizer == "adam":
-        members.append(f"float ticks[{2 * len(recipe.blocks)}];")
-    if recipe.spare:
-        members.append("uint32_t classes; /* that have come so far */")
     return _HEADER.format(
         licence=LICENCE,
-        summary=_summary(recipe),
-        places=_weight_places(recipe),
-        codes=codes,
+        summary=summary(recipe),
+        places=weight_places(recipe),
+        codes=error_codes(ERRORS),
         inputs=recipe.inputs,
         classes=recipe.outputs,
         batch=recipe.batch,
@@ -120,8 +123,26 @@ def _header(recipe: Recipe, places: Layout) -> str:
         all_blocks=f"{(1 << len(recipe.blocks)) - 1}u",
         ram=places.ram_bytes,
         arena=places.arena,
-        members="\n    ".join(members),
+        members=state_members(recipe),
     )
+
+
+def error_codes(names: Iterable[str]) -> str:
+    """What a function can return."""
+    return "\n".join(f"#define NET_{name} {i}" for i, name in enumerate(names))
+
+
+def state_members(recipe: Recipe) -> str:
+    """What lasts between steps."""
+    count = gains(recipe)
+    members = [f"float weights[{recipe.learned + count}]; /* then {count} measured gains */"]
+    if moments := MOMENTS[recipe.optimizer] * recipe.learned:
+        members.append(f"float moments[{moments}];")
+    if recipe.optimizer == "adam":
+        members.append(f"float ticks[{2 * len(recipe.blocks)}];")
+    if recipe.spare:
+        members.append("uint32_t classes; /* that have come so far */")
+    return "\n    ".join(members)
 
 
 _HEADER = """{licence}
@@ -189,12 +210,12 @@ int net_load(net_state *s, const uint8_t *record);
 """
 
 
-def _summary(recipe: Recipe) -> str:
+def summary(recipe: Recipe) -> str:
     layers = ", ".join(block.name for block in recipe.blocks)
     return f"{recipe.rule}, {recipe.optimizer}, loss {recipe.loss}: {layers}"
 
 
-def _weight_places(recipe: Recipe) -> str:
+def weight_places(recipe: Recipe) -> str:
     lines, place = [], 0
     for block in (b for b in recipe.blocks if b.learns):
         for name, p in block.parameters.items():
@@ -209,38 +230,23 @@ def _program(recipe: Recipe, places: Layout) -> str:
     tables, rows, place, slot = [], [], 0, 0
     for block in recipe.blocks:
         measured = bool(block.local and block.local.target)
-        tables += _tables(block)
-        rows.append(_row(recipe, block, places, place, slot if measured else None))
+        tables += block_tables(block)
+        rows.append(block_row(recipe, block, places, place, slot if measured else None))
         place += block.weights if block.learns else 0
         slot += measured
-    learned = [p for block in recipe.blocks if block.learns for p in block.parameters.values()]
-    gain = [
-        torch.tensor([block.local.gain])
-        for block in recipe.blocks
-        if block.local and block.local.target
-    ]
-    classes = "s->classes" if recipe.spare else f"{recipe.classes}u"
-    adam, moments = recipe.optimizer == "adam", recipe.optimizer != "sgd"
     return _PROGRAM.format(
         licence=LICENCE,
-        tables="\n".join([*tables, floats("initial", [*learned, *gain])]),
+        tables="\n".join([*tables, initial_numbers(recipe)]),
         rows=",\n".join(rows),
         params=recipe.learned,
-        numbers=recipe.learned + len(gain),
         count=len(recipe.blocks),
         batch=recipe.batch,
         dz=places.dz,
         logits=places.logits,
-        classes=classes,
-        moments="s->moments" if moments else "0",
-        ticks="s->ticks" if adam else "0",
+        moments="s->moments" if recipe.optimizer != "sgd" else "0",
+        ticks="s->ticks" if recipe.optimizer == "adam" else "0",
         gains=f"s->weights + {recipe.learned}",
-        begin=_begin(recipe, moments, adam),
-        add=_add_class(recipe),
-        fingerprint=f"0x{fingerprint(recipe):08X}u",
-        mask=f"{learning_mask(recipe)}u",
-        loaded="s->classes = classes;" if recipe.spare else "",
-        least=recipe.classes,
+        lasting=lasting_functions(recipe),
     )
 
 
@@ -260,19 +266,6 @@ static tps_net net_of(float *arena, uint32_t classes)
     return net;
 }}
 
-void net_begin(net_state *s)
-{{
-    uint32_t i;
-    for (i = 0; i < {numbers}u; i++) s->weights[i] = initial[i];
-{begin}}}
-
-uint32_t net_classes(const net_state *s)
-{{
-    (void)s;
-    return {classes};
-}}
-
-{add}
 int net_forward(const net_state *s, net_arena *a, const float *x, float *logits)
 {{
     tps_net net = net_of(a->numbers, net_classes(s));
@@ -286,6 +279,47 @@ int net_step(net_state *s, net_arena *a, const float *x, const uint16_t *labels,
     return tps_step(&net, s->weights, {moments}, {ticks}, {gains}, x, labels, lr, learns, loss);
 }}
 
+{lasting}"""
+
+
+def initial_numbers(recipe: Recipe) -> str:
+    """The weights that learn and the gains, as the model came with them."""
+    learned = [p for block in recipe.blocks if block.learns for p in block.parameters.values()]
+    gain = [
+        torch.tensor([block.local.gain])
+        for block in recipe.blocks
+        if block.local and block.local.target
+    ]
+    return floats("initial", [*learned, *gain])
+
+
+def lasting_functions(recipe: Recipe) -> str:
+    """The functions for what lasts: begin, classes, save and load."""
+    return _LASTING.format(
+        numbers=recipe.learned + gains(recipe),
+        classes="s->classes" if recipe.spare else f"{recipe.classes}u",
+        begin=_begin(recipe, recipe.optimizer != "sgd", recipe.optimizer == "adam"),
+        add=_add_class(recipe),
+        fingerprint=f"0x{fingerprint(recipe):08X}u",
+        mask=f"{learning_mask(recipe)}u",
+        loaded="s->classes = classes;" if recipe.spare else "",
+        least=recipe.classes,
+    )
+
+
+_LASTING = """void net_begin(net_state *s)
+{{
+    uint32_t i;
+    for (i = 0; i < {numbers}u; i++) s->weights[i] = initial[i];
+{begin}}}
+
+uint32_t net_classes(const net_state *s)
+{{
+    (void)s;
+    return {classes};
+}}
+
+{add}
 void net_save(const net_state *s, uint8_t *record)
 {{
     const uint32_t head[3] = {{{fingerprint}, {mask}, NET_CLASSES}};
@@ -325,7 +359,7 @@ def _add_class(recipe: Recipe) -> str:
     return f"int net_add_class(net_state *s)\n{{\n    {body}\n}}\n"
 
 
-def _tables(block: BlockRecipe) -> list[str]:
+def block_tables(block: BlockRecipe) -> list[str]:
     """The constants that a block's row points to."""
     i, texts = block.number, []
     if isinstance(block.layer, Convolution):
@@ -356,16 +390,20 @@ def _codes(i: int, codes: Codes) -> list[str]:
     if codes.table is not None:
         texts.append(floats(f"codes_of_classes{i}", [codes.table]))
         streams, table = "0", f"codes_of_classes{i}"
-    else:
+    elif codes.streams:
         hashes = (f"UINT64_C(0x{s:016X})" for s in codes.streams)
         texts.append(array("uint64_t", f"streams{i}", hashes))
         streams, table = f"streams{i}", "0"
+    else:
+        streams, table = "0", "0"  # every time step has its own
     numbers = f"TPS_{codes.distribution.upper()}, {codes.size}, {streams}, {table}"
     row = f"{{{numbers}, {number(codes.std)}, {codes.filters}}}"
     return [*texts, f"static const tps_codes codes{i} = {row};"]
 
 
-def _row(recipe: Recipe, block: BlockRecipe, places: Layout, place: int, slot: int | None) -> str:
+def block_row(
+    recipe: Recipe, block: BlockRecipe, places: Layout, place: int, slot: int | None
+) -> str:
     """A block's entry in the table of blocks."""
     i, last = block.number, block.number == len(recipe.blocks) - 1
     begin = place if block.learns else 0

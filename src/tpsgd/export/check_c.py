@@ -16,13 +16,15 @@ from tpsgd.engine.optimizers import adam, sgd
 from tpsgd.engine.settings import Memory
 from tpsgd.errors import TpsgdError
 from tpsgd.export.c_source import sources
-from tpsgd.export.compiled import FLAGS, CompiledNet, compiler
+from tpsgd.export.cell_source import cell_sources
+from tpsgd.export.compiled import FLAGS, CompiledNet, CompiledReader, compiler
 from tpsgd.export.recipe import BlockRecipe, Recipe
 from tpsgd.nets.blocks import split
 from tpsgd.train import sequential
 from tpsgd.training.fit import fit
 
 STEPS = 8
+SEQUENCE = 6  # time steps of a sequence
 LR = {"sgd": 0.01, "momentum": 0.003, "adam": 0.001}
 TIMES = 8.0  # of torch's own distance from float64
 ROUNDING = 1e-5  # of the largest weight: a distance that is none
@@ -54,7 +56,8 @@ def check(model: nn.Module, recipe: Recipe, schedule: Any, **options: Any) -> st
     if compiler() is None:
         return "not run: there is no C compiler here (install gcc or clang, or pip's ziglang)"
     recipe = unmeasured(recipe)
-    apart = distances(model, recipe, sources(recipe), schedule, **options)
+    texts = (cell_sources if recipe.recurrent else sources)(recipe)
+    apart = distances(model, recipe, texts, schedule, **options)
     if not apart.equal:
         raise TpsgdError(
             f"the C program learned other weights than tpsgd.fit, {apart.ours:.1e} away from them, "
@@ -80,7 +83,7 @@ def distances(
     with tempfile.TemporaryDirectory() as folder:
         for name, text in texts.items():
             Path(folder, name).write_text(text)
-        net = CompiledNet(folder, flags=flags)
+        net = (CompiledReader if recipe.recurrent else CompiledNet)(folder, flags=flags)
     learned = run(net, recipe, schedule, x, labels)
     exact, rounded = (
         trained(model, recipe, x.to(dtype), labels, schedule=schedule, **options)
@@ -120,7 +123,9 @@ def samples(recipe: Recipe, steps: int = STEPS) -> tuple[Tensor, Tensor]:
     """Random samples for some steps, with every class among their labels if they are enough."""
     count = steps * recipe.batch
     generator = torch.Generator().manual_seed(1)
-    x = torch.randn(count, *recipe.shape, generator=generator)
+    steps_of_sequences = (SEQUENCE,) if recipe.recurrent else ()
+    x = torch.randn(count, *steps_of_sequences, recipe.inputs, generator=generator)
+    x = x.view(count, *steps_of_sequences, *recipe.shape)
     classes = 2 if recipe.classes == 1 else recipe.classes
     return x, torch.arange(count).remainder(classes)
 

@@ -16,7 +16,11 @@ from torch import Tensor
 from tpsgd.errors import TpsgdError
 
 COMPILERS = ("cc", "gcc", "clang")
-ERRORS = ("", "BAD_INPUT", "BAD_RATE", "BAD_LABEL", "DIVERGED", "NO_SPACE", "BAD_RECORD")
+ERRORS = (
+    *("", "BAD_INPUT", "BAD_RATE", "BAD_LABEL", "DIVERGED", "NO_SPACE", "BAD_RECORD"),
+    *("MEASURED", "BAD_ORDER"),
+)
+MEASURED = ERRORS.index("MEASURED")
 FLAGS = ("-std=c99", "-O2", "-ffp-contract=off")
 PROBE = """
 #include "net.h"
@@ -73,12 +77,15 @@ class CompiledNet:
         shutil.rmtree(library.parent, ignore_errors=True)  # it stays in memory
         sizes = (ctypes.c_ulong * 8).in_dll(self.net, "probe_sizes")
         state, arena, self.params, self.capacity, self.batch, self.blocks, record, self.ram = sizes
-        self.net.net_step.argtypes = [ctypes.c_void_p] * 4 + [
-            ctypes.c_float, ctypes.c_uint32, ctypes.c_void_p,
-        ]  # fmt: skip
+        self._declare()
         self.state, self.arena = (ctypes.create_string_buffer(n) for n in (state, arena))
         self.record_bytes = record
         self.net.net_begin(self.state)
+
+    def _declare(self) -> None:
+        """Tell ctypes of arguments that are not whole numbers or pointers."""
+        pointer = ctypes.c_void_p
+        self.net.net_step.argtypes = [*[pointer] * 4, ctypes.c_float, ctypes.c_uint32, pointer]
 
     @property
     def weights(self) -> Tensor:
@@ -118,6 +125,51 @@ class CompiledNet:
     def load(self, record: bytes) -> None:
         """The weights of a record."""
         _raise(self.net.net_load(self.state, record))
+
+
+class CompiledReader(CompiledNet):
+    """A recurrent net in C, which reads sequences `(steps, inputs)` of any length."""
+
+    def _declare(self) -> None:
+        pointer, blocks = ctypes.c_void_p, ctypes.c_uint32
+        self.net.net_finish.argtypes = [
+            pointer, pointer, ctypes.c_uint16, ctypes.c_float, blocks, pointer,
+        ]  # fmt: skip
+        self.net.net_read.argtypes = [pointer, pointer, pointer, ctypes.c_uint16, blocks]
+        self.net.net_look.argtypes = [pointer] * 3
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The logits after a sequence."""
+        x, logits = x.float().contiguous(), torch.zeros(self.classes)
+        state, arena, look = self.state, self.arena, self.net.net_look
+        self.net.net_start(arena)
+        for at in _steps(x):
+            _raise(look(state, arena, at))
+        _raise(self.net.net_logits(state, arena, _pointer(logits)))
+        return logits
+
+    def step(self, x: Tensor, labels: Tensor, lr: float, blocks: int = -1) -> Tensor:
+        """Learn from one sequence; the losses of the blocks come back.
+
+        A sequence that was measured is read again, so that the weights become those of `fit`.
+        """
+        x, loss = x.float().contiguous().view(-1, x.shape[-1]), torch.zeros(self.blocks)
+        label, mask = int(labels), (1 << self.blocks) - 1 if blocks < 0 else blocks
+        state, arena, read = self.state, self.arena, self.net.net_read
+        answer = MEASURED
+        while answer == MEASURED:
+            self.net.net_start(arena)
+            for at in _steps(x):
+                _raise(read(state, arena, at, label, mask))
+            answer = self.net.net_finish(state, arena, label, lr, mask, _pointer(loss))
+        _raise(answer)
+        return loss
+
+
+def _steps(x: Tensor) -> range:
+    """The addresses of the time steps of a sequence."""
+    first, size = x.data_ptr(), x.element_size() * x.shape[-1]
+    return range(first, first + size * len(x), size)
 
 
 def _pointer(tensor: Tensor) -> ctypes.c_void_p:

@@ -28,6 +28,7 @@ class Layout:
     ram: dict[str, int]  # bytes by what they hold
     flash: dict[str, int]
     operations: int  # multiplications and additions of a step, in pairs
+    unit: str = "step"  # of which these are
 
     @property
     def ram_bytes(self) -> int:
@@ -44,7 +45,7 @@ class Layout:
         rows += [(f"  {name}", f"{count:,} B") for name, count in self.ram.items()]
         rows += [("flash, without code", f"{self.flash_bytes:,} B")]
         rows += [(f"  {name}", f"{count:,} B") for name, count in self.flash.items()]
-        rows += [("multiply-adds a step", f"{self.operations:,}")]
+        rows += [(f"multiply-adds a {self.unit}", f"{self.operations:,}")]
         width = max(len(number) for _, number in rows)
         return columns([(name, number.rjust(width)) for name, number in rows])
 
@@ -59,9 +60,8 @@ def layout(recipe: Recipe) -> Layout:
     readouts = any(block.local and block.local.name == "readout" for block in blocks)
     logits = batch * recipe.outputs if readouts else 0
     arena = both + dz + logits
-    return Layout(
-        outputs, both, both + dz, arena, _ram(recipe, arena), _flash(recipe), _operations(recipe)
-    )
+    ram = lasting_ram(recipe) | {"arena: outputs of two blocks, dz, logits": FLOAT * arena}
+    return Layout(outputs, both, both + dz, arena, ram, flash(recipe), _operations(recipe))
 
 
 def pixels(block: BlockRecipe) -> int:
@@ -82,7 +82,8 @@ def gains(recipe: Recipe) -> int:
     return sum(bool(block.local and block.local.target) for block in recipe.blocks)
 
 
-def _ram(recipe: Recipe, arena: int) -> dict[str, int]:
+def lasting_ram(recipe: Recipe) -> dict[str, int]:
+    """Bytes of what lasts between steps."""
     ram = {"weights": FLOAT * recipe.learned}
     if moments := MOMENTS[recipe.optimizer]:
         ram["moments of the optimizer"] = FLOAT * moments * recipe.learned
@@ -90,20 +91,21 @@ def _ram(recipe: Recipe, arena: int) -> dict[str, int]:
     small += bool(recipe.spare)
     if small:
         ram["scales and counters"] = FLOAT * small
-    return ram | {"arena: outputs of two blocks, dz, logits": FLOAT * arena}
+    return ram
 
 
-def _flash(recipe: Recipe) -> dict[str, int]:
-    flash = {"initial weights": FLOAT * recipe.all_weights}
+def flash(recipe: Recipe) -> dict[str, int]:
+    """Bytes of constants."""
+    tables = {"initial weights": FLOAT * recipe.all_weights}
     codes = [block.local.codes for block in recipe.blocks if block.local]
-    tables = sum(c.table.numel() for c in codes if c.table is not None)
-    if tables:
-        flash["class codes"] = FLOAT * tables
+    numbers = sum(c.table.numel() for c in codes if c.table is not None)
+    if numbers:
+        tables["class codes"] = FLOAT * numbers
     if any(c.distribution != "table" for c in codes):
-        flash["hashes of classes"] = 8 * sum(len(c.streams) for c in codes)
+        tables["hashes of classes"] = 8 * sum(len(c.streams) for c in codes)
     if any(c.distribution == "normal" for c in codes):
-        flash["normal quantiles"] = QUANTILES
-    return flash
+        tables["normal quantiles"] = QUANTILES
+    return tables
 
 
 def _operations(recipe: Recipe) -> int:

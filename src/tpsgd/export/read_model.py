@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from itertools import pairwise
 from math import prod
@@ -73,7 +74,8 @@ def read_model(
         loss: of the last block, if not the rule's own.
         seed: of the class codes.
         spare: classes that may come later.
-        samples: inputs that calibrated readouts measure; without them, the first batch does it.
+        samples: inputs that calibrated readouts measure; without them, the first batch does it,
+            or the first sequence, which a recurrent net then reads twice.
     """
     _check(shape, batch, optimizer, seed, spare)
     blocks = split(model)
@@ -108,15 +110,25 @@ def calibrated(recipe: Recipe, blocks: list[Block], samples: Tensor) -> Recipe:
     records, y = [], samples.float()
     with torch.no_grad():
         for block, record in zip(blocks, recipe.blocks, strict=True):
-            outputs = block.outputs(y)
+            x, outputs = y, block.outputs(y)
             local, y = record.local, outputs[Place.END]
-            if local is not None and local.target and not record.recurrent:
-                after = outputs[Place.AFTER]
+            if local is not None and local.target:
+                after = _over_time(block, x) if record.recurrent else outputs[Place.AFTER]
                 features = cells(after, _grid(local, after)) if local.grid else after
                 rms = float(features.square().mean().sqrt()) or 1.0
                 local = replace(local, gain=local.target / rms)
             records.append(replace(record, local=local))
     return replace(recipe, blocks=tuple(records))
+
+
+def _over_time(block: Block, x: Tensor) -> Tensor:
+    """What the loss of a recurrent block looks at: outputs of all time steps, or of the last."""
+    layer: Any = copy(block.layer)
+    at_end = isinstance(layer, diagonal.Diagonal) and layer.loss_at is not diagonal.LossAt.EVERY
+    layer.sequence = not at_end
+    for module in block.prologue:
+        x = module(x)
+    return layer(x)
 
 
 def _grid(local: LocalLoss, y: Tensor) -> tuple[int, ...]:
