@@ -1,0 +1,146 @@
+"""One HTML file with a net that learns in it: the exported C as WebAssembly, and samples."""
+
+import html
+import json
+import re
+from base64 import b64encode
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tpsgd.data.dataset import Data
+from tpsgd.errors import TpsgdError
+from tpsgd.export import page_samples, wasm
+from tpsgd.export.c_source import write_c
+from tpsgd.export.read_model import read_model
+from tpsgd.export.recipe import Convolution, Dense, Recipe
+from tpsgd.files import write_whole
+from tpsgd.losses import Loss
+from tpsgd.rules import Rule
+
+FOLDER = Path(__file__).with_name("page")
+SCRIPTS = ("net.js", "trainer.js", "sketch.js", "features.js", "chart.js", "learn.js")
+SAMPLE_BYTES = 150_000  # of the file, for samples
+CALIBRATION = 256  # training samples that calibrated readouts measure
+MOST_SLIDERS = 16  # features that can be set by hand
+
+
+def page(
+    model: nn.Module,
+    data: Data,
+    file: Path | str,
+    *,
+    rule: Rule,
+    lr: float = 0.01,
+    optimizer: str = "sgd",
+    loss: Loss | None = None,
+    spare: int = 3,
+    seed: int = 0,
+) -> Path:
+    """Write an HTML file in which the model learns, one sample at a time.
+
+    The file opens from the disk and requests nothing. It needs a compiler for WebAssembly here
+    (clang with lld, or the package `ziglang`), and none where it is opened.
+
+    Args:
+        model: as for `tpsgd.fit`; its weights are those that the page starts with.
+        data: from `tpsgd.data.load`. The page holds as many of its samples as 150 kB can.
+        file: the page, such as `learns.html`.
+        rule: how hidden layers learn.
+        lr: the learning rate for one sample at a time; the page can change it.
+        optimizer: sgd, momentum or adam.
+        loss: of the last layer, if not the rule's own.
+        spare: classes that a visitor may add.
+        seed: of the class codes and of the choice of samples.
+    """
+    path = Path(file)
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise TpsgdError(f"a page is FILE.html, not {path}")
+    if not path.parent.is_dir():
+        raise TpsgdError(f"cannot write {path}: there is no folder {path.parent}")
+    first = torch.as_tensor(data.train[0][:CALIBRATION])
+    recipe = read_model(
+        model, rule, data.shape, optimizer=optimizer, loss=loss, seed=seed, spare=spare,
+        samples=first,
+    )  # fmt: skip
+    if recipe.recurrent:
+        raise TpsgdError("a page reads whole samples; export a recurrent net with tpsgd.export.c")
+    program = wasm.compiled(
+        {**write_c(recipe), "wasm.c": FOLDER.joinpath("wasm.c").read_text(encoding="utf-8")}
+    )
+    samples = page_samples.chosen(data, SAMPLE_BYTES, seed)
+    record = {
+        **_net(recipe, lr),
+        **_inputs(data, samples),
+        "samples": samples.record(),
+        "wasm": b64encode(program).decode(),
+        "wasmBytes": len(program),
+    }
+    return write_whole(path, _filled(record).encode())
+
+
+def _net(recipe: Recipe, lr: float) -> dict[str, Any]:
+    """The net in plain values: sizes, masks of the blocks that learn, first layer."""
+    mask = sum(1 << block.number for block in recipe.blocks if block.learns)
+    head = 1 << recipe.blocks[-1].number
+    sizes = [recipe.inputs, *(block.pooled for block in recipe.blocks[:-1]), recipe.classes]
+    return {
+        "rule": recipe.rule,
+        "loss": recipe.loss,
+        "optimizer": recipe.optimizer,
+        "layers": [f"{n:,}" for n in sizes],
+        "lr": lr,
+        "spare": recipe.spare,
+        "mask": mask,
+        "head": mask & head if mask != head else 0,
+        "hidden": _first_weights(recipe),
+    }
+
+
+def _first_weights(recipe: Recipe) -> dict[str, int] | None:
+    """Where the weights of the first layer lie, if they look like small grey pictures."""
+    block = recipe.blocks[0]
+    layer, channels = block.layer, recipe.shape[0]
+    if len(recipe.blocks) < 2 or len(recipe.shape) != 3 or channels != 1 or not block.learns:
+        return None
+    if isinstance(layer, Dense):
+        return {"units": layer.outputs, "rows": recipe.shape[1], "columns": recipe.shape[2]}
+    if isinstance(layer, Convolution):
+        return {"units": layer.filters, "rows": layer.kernel[0], "columns": layer.kernel[1]}
+    return None
+
+
+def _inputs(data: Data, samples: page_samples.Samples) -> dict[str, Any]:
+    """What a sample looks like, and how a visitor may change it."""
+    grey = len(data.shape) == 3 and data.shape[0] == 1
+    columns = data.inputs.get("columns") or [f"x{i + 1}" for i in range(samples.train[0].shape[1])]
+    scaling = data.inputs.get("scaling", {})
+    few = len(data.shape) == 1 and data.shape[0] <= MOST_SLIDERS
+    kind = "draw" if grey else "picture" if len(data.shape) == 3 else "table" if few else "series"
+    return {
+        "name": Path(data.name).stem,
+        "classes": list(data.classes),
+        "shape": list(data.shape),
+        "kind": kind,
+        "noun": "digit" if list(data.classes) == list("0123456789") else "picture",
+        "drawing": page_samples.drawing(samples.numbers(samples.train[0]), data.shape) if grey
+        else None,
+        "columns": list(columns) if few else [],
+        "shift": scaling.get("shift", [0.0]) if few else [0.0],
+        "scale": scaling.get("scale", [1.0]) if few else [1.0],
+    }  # fmt: skip
+
+
+def _filled(record: dict[str, Any]) -> str:
+    """The template with the style, the scripts and the record in it."""
+    read = {name: FOLDER.joinpath(name).read_text(encoding="utf-8") for name in SCRIPTS}
+    values = {
+        "title": html.escape(f"{record['name']}: a neural net that learns in this page"),
+        "style": FOLDER.joinpath("style.css").read_text(encoding="utf-8"),
+        "record": json.dumps(record, separators=(",", ":")).replace("<", "\\u003c"),
+        "script": "\n".join(read[name] for name in SCRIPTS),
+    }
+    text = FOLDER.joinpath("template.html").read_text(encoding="utf-8")
+    return re.sub(r"<!--(\w+)-->|/\*(\w+)\*/", lambda m: values[m[1] or m[2]], text)
