@@ -21,6 +21,7 @@ MOST_TRAIN, MOST_HELD_OUT = 6000, 500
 HELD_OUT_SHARE = 0.25  # of the training samples, at most, where the file is full
 EXACT_LEVELS = (1, 16, 255)  # of binary pictures, the digits of scikit-learn, and bytes
 PATH = 2.4  # length of the strokes of a written sign, over its height
+SAME_INK = 0.2  # short strokes are thicker than long ones if the ink of a sign varies less than this
 SAME_SIZE = 0.12  # signs of a set were scaled to a frame if their heights vary less than this
 
 
@@ -111,7 +112,8 @@ def _bytes(x: Array, low: Array, width: Array, levels: int) -> Array:
 def drawing(x: Array, shape: tuple[int, ...]) -> dict[str, Any]:
     """How signs lie in grey pictures: their frame and the width of their strokes, in pixels.
 
-    `paper` and `ink` are the numbers of an empty and of a full pixel.
+    `paper` and `ink` are the numbers of an empty and of a full pixel. `area` is the ink of a sign in
+    full pixels if all signs have about the same, else 0.
     """
     pictures = x.reshape(-1, *shape[-2:])
     low, high = float(x.min()), float(x.max())
@@ -121,12 +123,14 @@ def drawing(x: Array, shape: tuple[int, ...]) -> dict[str, Any]:
     cover = (pictures - paper) / ((ink - paper) or 1.0)
     top, bottom, left, right = _extents(cover)
     height, width = bottom - top, right - left
-    stroke = cover.sum((1, 2)).mean() / (PATH * height.mean())
+    area = cover.sum((1, 2))
+    stroke = area.mean() / (PATH * height.mean())
     rows, columns = shape[-2:]
     return {
         "paper": paper,
         "ink": ink,
         "stroke": float(np.clip(stroke, 0.04 * rows, 0.2 * rows)),
+        "area": float(area.mean()) if area.std() < SAME_INK * area.mean() else 0.0,
         "fits": bool(height.std() < SAME_SIZE * rows),
         "height": float(height.mean()),
         "width": float(np.quantile(width, 0.8)),

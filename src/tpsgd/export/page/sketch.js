@@ -3,6 +3,7 @@
 
 const FINE = 12; // sub-pixels per pixel of a sample, in each direction
 const STRETCH = 1.35; // how much higher than wide a drawing may become to fill its frame
+const THINNEST = 0.8, THICKEST = 2.2; // strokes, over their usual width
 
 class Sketch {
   constructor(place, record, changed) {
@@ -98,11 +99,19 @@ class Sketch {
     ];
   }
 
+  // The width of strokes, in pixels of a sample; thicker for short ones, if those of the data are.
+  width(strokes) {
+    const { stroke, area } = this.record.drawing;
+    const hypot = (s) => s.slice(1).map((p, i) => Math.hypot(p[0] - s[i][0], p[1] - s[i][1]));
+    const path = strokes.flatMap(hypot).reduce((a, b) => a + b, 0);
+    return area ? Math.min(THICKEST * stroke, Math.max(THINNEST * stroke, area / Math.max(path, 1))) : stroke;
+  }
+
   rendered() {
     const pen = this.fine.getContext("2d", { willReadFrequently: true }), place = this.frame();
-    const { stroke, paper, ink } = this.record.drawing;
+    const { paper, ink } = this.record.drawing, moved = this.strokes.map((stroke) => stroke.map(place));
     pen.clearRect(0, 0, this.fine.width, this.fine.height);
-    lines(pen, this.strokes.map((s) => s.map(place).map(([x, y]) => [x * FINE, y * FINE])), stroke * FINE, "#000");
+    lines(pen, moved.map((s) => s.map(([x, y]) => [x * FINE, y * FINE])), this.width(moved) * FINE, "#000");
     const alpha = pen.getImageData(0, 0, this.fine.width, this.fine.height).data;
     const sample = new Float32Array(this.rows * this.columns);
     for (let r = 0; r < this.fine.height; r++)
