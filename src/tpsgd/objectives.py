@@ -228,6 +228,10 @@ class Site:
         shape = shape or self.shape
         if not self.redraw or projection.name == "orthogonal":  # its rows depend on one another
             return self.draw(projection, shape)
+        return self.drawing(projection, shape)
+
+    def drawing(self, projection: Projection, shape: tuple[int, ...]) -> Redrawn:
+        """How P is drawn."""
         return Redrawn(projection, shape, self.classes, self.key, self.device, self.dtype)
 
 
@@ -365,8 +369,7 @@ def readout(
     local = cross_entropy if site.loss is mse else site.loss
     classifier = _Classifier(local, pool, learned)
     measured = Calibration(scale, lambda y: cells(y, grid) if grid else y)
-    drawn = Redrawn(projection, (d,), site.classes, site.key, site.device, site.dtype)
-    formula = Formula("readout", drawn, grid, scale / d**0.5, local)
+    formula = Formula("readout", site.drawing(projection, (d,)), grid, scale / d**0.5, local)
     return Objective(
         classifier.loss,
         classifier.closed_form,

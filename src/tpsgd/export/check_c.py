@@ -1,0 +1,109 @@
+"""Exported C against `tpsgd.fit`, before it is left on disk."""
+
+import copy
+import tempfile
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from tpsgd.engine.optimizers import adam, sgd
+from tpsgd.engine.settings import Memory
+from tpsgd.errors import TpsgdError
+from tpsgd.export.c_source import sources
+from tpsgd.export.compiled import CompiledNet, compiler
+from tpsgd.export.recipe import BlockRecipe, Recipe
+from tpsgd.nets.blocks import split
+from tpsgd.train import sequential
+from tpsgd.training.fit import fit
+
+STEPS = 8
+LR = {"sgd": 0.01, "momentum": 0.003, "adam": 0.001}
+TIMES = 8.0  # of torch's own distance from float64
+ROUNDING = 1e-5  # of the largest weight: a distance that is none
+OPTIMIZERS: dict[str, Any] = {
+    "sgd": sgd,
+    "momentum": lambda params: torch.optim.SGD(params, lr=0.01, momentum=0.9),
+    "adam": adam,
+}
+
+
+def check(model: nn.Module, recipe: Recipe, schedule: Any, **options: Any) -> str:
+    """Run the C of a recipe beside `fit`, and say in a sentence how far they are apart.
+
+    `options` are the rule and the loss of `fit`. Gains that the recipe has from a user's samples
+    are measured anew, as `fit` does. Without a C compiler nothing runs.
+    """
+    if compiler() is None:
+        return "not run: there is no C compiler here (install gcc or clang, or pip's ziglang)"
+    recipe = replace(recipe, blocks=tuple(map(_unmeasured, recipe.blocks)))
+    x, labels = samples(recipe)
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in sources(recipe).items():
+            Path(folder, name).write_text(text)
+        net = CompiledNet(folder)
+    learned = run(net, recipe, schedule, x, labels)
+    exact, rounded = (
+        trained(model, recipe, x.to(dtype), labels, schedule=schedule, **options)
+        for dtype in (torch.float64, torch.float32)
+    )
+    ours, theirs = (float((w.double() - exact).abs().max()) for w in (learned, rounded))
+    if not ours <= max(TIMES * theirs, ROUNDING * float(exact.abs().max())):
+        raise TpsgdError(
+            f"the C program learned other weights than tpsgd.fit, {ours:.1e} away from them, and "
+            "nothing was written: please report it, with the model"
+        )
+    return (
+        f"run beside tpsgd.fit for {STEPS} steps: weights {ours:.0e} from float64, torch's "
+        f"float32 {theirs:.0e}"
+    )
+
+
+def _unmeasured(block: BlockRecipe) -> BlockRecipe:
+    local = block.local
+    return replace(block, local=replace(local, gain=0.0)) if local and local.target else block
+
+
+def run(net: CompiledNet, recipe: Recipe, schedule: Any, x: Tensor, labels: Tensor) -> Tensor:
+    """The weights that the C program learns from the samples in their order."""
+    learning = [1 << block.number for block in recipe.blocks if block.learns]
+    batches = list(zip(x.split(recipe.batch), labels.split(recipe.batch), strict=True))
+    for mask in learning if schedule is sequential else [sum(learning)]:
+        for batch, label in batches:
+            net.step(batch, label, LR[recipe.optimizer], mask)
+    values, place, last = [], 0, recipe.blocks[-1]
+    for block in (b for b in recipe.blocks if b.learns):
+        for p in block.parameters.values():
+            rows = net.weights[place : place + p.numel()].view(p.shape)
+            values.append(rows[: recipe.classes] if block is last else rows)
+            place += p.numel()
+    return torch.cat([v.flatten() for v in values])
+
+
+def samples(recipe: Recipe, steps: int = STEPS) -> tuple[Tensor, Tensor]:
+    """Random samples for some steps, with every class among their labels if they are enough."""
+    count = steps * recipe.batch
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(count, *recipe.shape, generator=generator)
+    classes = 2 if recipe.classes == 1 else recipe.classes
+    return x, torch.arange(count).remainder(classes)
+
+
+def trained(model: nn.Module, recipe: Recipe, x: Tensor, labels: Tensor, **options: Any) -> Tensor:
+    """The weights that `fit` learns from the samples in their order."""
+    net = copy.deepcopy(model).to(x.dtype)
+    loader = DataLoader(TensorDataset(x, labels), batch_size=recipe.batch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fit(
+            net, loader, epochs=1, lr=LR[recipe.optimizer], seed=recipe.seed,
+            optimizer=OPTIMIZERS[recipe.optimizer], progress=False,
+            memory=Memory(reuse=False),  # later blocks get the samples in their order, too
+            **options,
+        )  # fmt: skip
+    blocks = [block for block, r in zip(split(net), recipe.blocks, strict=True) if r.learns]
+    return torch.cat([p.detach().flatten() for b in blocks for p in b.layer.parameters()])

@@ -1,0 +1,125 @@
+"""Exported C, compiled for this machine and called from Python."""
+
+import ctypes
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tpsgd.errors import TpsgdError
+
+COMPILERS = ("cc", "gcc", "clang")
+ERRORS = ("", "BAD_INPUT", "BAD_RATE", "BAD_LABEL", "DIVERGED", "NO_SPACE", "BAD_RECORD")
+FLAGS = ("-std=c99", "-O2", "-ffp-contract=off")
+PROBE = """
+#include "net.h"
+const unsigned long probe_sizes[] = {sizeof(net_state), sizeof(net_arena), NET_PARAMS,
+    NET_CLASSES, NET_BATCH, NET_BLOCKS, NET_RECORD_BYTES, NET_RAM_BYTES};
+"""
+
+
+def compiler() -> list[str] | None:
+    """The command of a C compiler on this machine, if there is one."""
+    for name in COMPILERS:
+        if shutil.which(name):
+            return [name]
+    return [sys.executable, "-m", "ziglang", "cc"] if find_spec("ziglang") else None
+
+
+def build(folder: Path, command: Sequence[str], flags: Sequence[str] = FLAGS) -> Path:
+    """Compile `net.c` in a folder to a library that Python can load."""
+    probe, library = folder / "probe.c", folder / "net.so"
+    probe.write_text(PROBE)
+    sources = [str(folder / "net.c"), str(probe)]
+    done = subprocess.run(
+        [*command, *flags, "-shared", "-fPIC", *sources, "-o", str(library)],
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        raise TpsgdError(f"the C compiler refused the net: {done.stderr.strip()[:500]}")
+    return library
+
+
+class CompiledNet:
+    """A net in C with its state and its arena.
+
+    Examples:
+        >>> import tempfile
+        ... from torch import nn
+        ... import tpsgd.export
+        >>> folder = tempfile.mkdtemp()
+        >>> _ = tpsgd.export.c(nn.Linear(4, 2), folder, shape=(4,))
+        >>> CompiledNet(folder).forward(torch.zeros(4)).shape
+        torch.Size([2])
+    """
+
+    def __init__(
+        self, folder: str | Path, command: Sequence[str] | None = None, flags: Sequence[str] = FLAGS
+    ) -> None:
+        command = command or compiler()
+        if command is None:
+            raise TpsgdError("there is no C compiler here: install gcc or clang, or pip's ziglang")
+        self.net: Any = ctypes.CDLL(str(build(Path(folder), command, flags)))
+        sizes = (ctypes.c_ulong * 8).in_dll(self.net, "probe_sizes")
+        state, arena, self.params, self.capacity, self.batch, self.blocks, record, self.ram = sizes
+        self.net.net_step.argtypes = [ctypes.c_void_p] * 4 + [
+            ctypes.c_float, ctypes.c_uint32, ctypes.c_void_p,
+        ]  # fmt: skip
+        self.state, self.arena = (ctypes.create_string_buffer(n) for n in (state, arena))
+        self.record_bytes = record
+        self.net.net_begin(self.state)
+
+    @property
+    def weights(self) -> Tensor:
+        """A copy of the weights that learn."""
+        return torch.frombuffer(self.state, dtype=torch.float32)[: self.params].clone()
+
+    @property
+    def classes(self) -> int:
+        """How many classes there are now."""
+        return self.net.net_classes(self.state)
+
+    def add_class(self) -> None:
+        """Make room for a new class."""
+        _raise(self.net.net_add_class(self.state))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The logits of one sample."""
+        x, logits = x.float().contiguous(), torch.zeros(self.classes)
+        _raise(self.net.net_forward(self.state, self.arena, _pointer(x), _pointer(logits)))
+        return logits
+
+    def step(self, x: Tensor, labels: Tensor, lr: float, blocks: int = -1) -> Tensor:
+        """Learn from a batch; the losses of the blocks come back."""
+        x, loss = x.float().contiguous(), torch.zeros(self.blocks)
+        labels = labels.to(torch.int32).to(torch.uint16).contiguous()
+        mask = (1 << self.blocks) - 1 if blocks < 0 else blocks
+        arguments = _pointer(x), _pointer(labels), lr, mask, _pointer(loss)
+        _raise(self.net.net_step(self.state, self.arena, *arguments))
+        return loss
+
+    def save(self) -> bytes:
+        """The weights as a record."""
+        record = ctypes.create_string_buffer(self.record_bytes)
+        self.net.net_save(self.state, record)
+        return record.raw
+
+    def load(self, record: bytes) -> None:
+        """The weights of a record."""
+        _raise(self.net.net_load(self.state, record))
+
+
+def _pointer(tensor: Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(tensor.data_ptr())
+
+
+def _raise(code: int) -> None:
+    if code:
+        raise TpsgdError(f"the exported net refused: NET_{ERRORS[code]}")

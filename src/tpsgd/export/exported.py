@@ -1,0 +1,34 @@
+"""What an export has written, and how it was checked."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpsgd.export.memory import Layout
+from tpsgd.units import size
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The files of an export.
+
+    Args:
+        paths: of the files, the main one first.
+        checked: in one sentence, how what was written was compared with `tpsgd.fit`.
+        nodes: of an ONNX graph, those of inner graphs included.
+        memory: of a C program, in bytes.
+    """
+
+    paths: tuple[Path, ...]
+    checked: str
+    nodes: int = 0
+    memory: Layout | None = None
+
+    @property
+    def bytes(self) -> int:
+        """The size of the main file."""
+        return self.paths[0].stat().st_size
+
+    def __str__(self) -> str:
+        lines = [f"{path}  {size(path.stat().st_size)}" for path in self.paths]
+        table = [str(self.memory), ""] if self.memory else []
+        return "\n".join([*table, *lines, self.checked])

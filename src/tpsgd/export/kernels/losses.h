@@ -1,0 +1,131 @@
+/* ---- losses: of logits, and local ones of a block's output ---- */
+
+/* e: logits of one sample, which become the derivative of the loss, times a factor.
+ * With one output and TPS_BCE the label is 0 or 1. */
+TPS_FN float tps_loss(uint8_t kind, float *e, uint32_t classes, uint32_t label, float factor)
+{
+    uint32_t c;
+    float largest = e[0], sum = 0.0f, loss = 0.0f;
+    if (kind == TPS_CROSS_ENTROPY) {
+        for (c = 1; c < classes; c++)
+            if (e[c] > largest) largest = e[c];
+        loss = largest - e[label];
+        for (c = 0; c < classes; c++) {
+            e[c] = tps_exp(e[c] - largest);
+            sum += e[c];
+        }
+        loss += tps_log(sum);
+    }
+    for (c = 0; c < classes; c++) {
+        float wish = (classes == 1 ? label == 1u : c == label) ? 1.0f : 0.0f;
+        if (kind == TPS_CROSS_ENTROPY) e[c] = e[c] / sum - wish;
+#ifdef TPS_WITH_SIGMOID
+        else if (kind == TPS_BCE) {
+            float size = e[c] < 0.0f ? -e[c] : e[c];
+            loss += (e[c] > 0.0f ? e[c] : 0.0f) - wish * e[c] + tps_log(1.0f + tps_exp(-size));
+            e[c] = tps_sigmoid(e[c]) - wish;
+        }
+#endif
+        else {
+            e[c] -= wish;
+            loss += 0.5f * e[c] * e[c];
+        }
+        e[c] *= factor;
+    }
+    return loss;
+}
+
+#ifdef TPS_WITH_TARGETS
+/* dz of one unit of one sample, from the distance to its class code; `share`: 1 / batch */
+TPS_FN float tps_towards_code(const tps_block *b, uint32_t label, uint32_t unit, const float *y,
+                              float share, float *dz)
+{
+    uint32_t i;
+    float loss = 0.0f;
+    for (i = 0; i < b->pixels; i++) {
+        float code = tps_code(b->codes, label, unit * b->pixels + i), rest = y[i] - code, dy;
+        if (b->local == TPS_L2) {
+            dy = rest * share;
+            loss += 0.5f * rest * dy;
+        } else if (b->local == TPS_L1) {
+            dy = rest > 0.0f ? share : rest < 0.0f ? -share : 0.0f;
+            loss += rest * dy;
+        } else {
+            dy = -code * share;
+            loss += y[i] * dy;
+        }
+        dz[i] = dy * tps_slope(b, y[i]);
+    }
+    return loss;
+}
+#endif
+
+#ifdef TPS_WITH_READOUT
+typedef struct { uint32_t top, bottom, left, right; } tps_cell;
+
+/* Cell (i, j) of the grid over a feature map, as adaptive average pooling cuts it */
+TPS_FN tps_cell tps_cell_of(const tps_block *b, uint32_t i, uint32_t j)
+{
+    tps_cell c;
+    c.top = i * b->rows / b->grid_rows;
+    c.bottom = ((i + 1u) * b->rows + b->grid_rows - 1u) / b->grid_rows;
+    c.left = j * b->columns / b->grid_columns;
+    c.right = ((j + 1u) * b->columns + b->grid_columns - 1u) / b->grid_columns;
+    return c;
+}
+
+TPS_FN float tps_mean(const tps_block *b, const float *map, tps_cell c)
+{
+    uint32_t i, j;
+    float sum = 0.0f;
+    for (i = c.top; i < c.bottom; i++)
+        for (j = c.left; j < c.right; j++) sum += map[i * b->columns + j];
+    return sum / (float)((c.bottom - c.top) * (c.right - c.left));
+}
+
+/* The mean square of the features of a batch */
+TPS_FN float tps_mean_square(const tps_block *b, const float *y, uint32_t batch)
+{
+    uint32_t map, i, j;
+    float sum = 0.0f;
+    for (map = 0; map < batch * b->units; map++, y += b->pixels)
+        for (i = 0; i < b->grid_rows; i++)
+            for (j = 0; j < b->grid_columns; j++) {
+                float f = tps_mean(b, y, tps_cell_of(b, i, j));
+                sum += f * f;
+            }
+    return sum / (float)(batch * b->codes->size);
+}
+
+/* e: the logits of one sample, gain * P f(y) */
+TPS_FN void tps_read_out(const tps_block *b, float gain, const float *y, float *e, uint32_t classes)
+{
+    uint32_t unit, i, j, c, n = 0;
+    for (c = 0; c < classes; c++) e[c] = 0.0f;
+    for (unit = 0; unit < b->units; unit++, y += b->pixels)
+        for (i = 0; i < b->grid_rows; i++)
+            for (j = 0; j < b->grid_columns; j++, n++) {
+                float f = tps_mean(b, y, tps_cell_of(b, i, j));
+                for (c = 0; c < classes; c++) e[c] += f * tps_code(b->codes, c, n);
+            }
+    for (c = 0; c < classes; c++) e[c] *= gain;
+}
+
+/* dz of one unit of one sample, from e, the derivative with respect to P f(y) */
+TPS_FN void tps_read_back(const tps_block *b, const float *e, uint32_t unit, const float *y, float *dz,
+                          uint32_t classes)
+{
+    uint32_t i, j, k, l, c, n = unit * b->grid_rows * b->grid_columns;
+    for (i = 0; i < b->pixels; i++) dz[i] = 0.0f;
+    for (i = 0; i < b->grid_rows; i++)
+        for (j = 0; j < b->grid_columns; j++, n++) {
+            tps_cell cell = tps_cell_of(b, i, j);
+            float df = 0.0f;
+            for (c = 0; c < classes; c++) df += e[c] * tps_code(b->codes, c, n);
+            df /= (float)((cell.bottom - cell.top) * (cell.right - cell.left));
+            for (k = cell.top; k < cell.bottom; k++)
+                for (l = cell.left; l < cell.right; l++) dz[k * b->columns + l] += df;
+        }
+    for (i = 0; i < b->pixels; i++) dz[i] *= tps_slope(b, y[i]);
+}
+#endif

@@ -1,0 +1,172 @@
+/* ---- a net: forward, and one step of learning ---- */
+
+enum { TPS_OK, TPS_BAD_INPUT, TPS_BAD_RATE, TPS_BAD_LABEL, TPS_DIVERGED, TPS_NO_SPACE, TPS_BAD_RECORD };
+
+typedef struct {
+    const tps_block *blocks;
+    uint32_t count, batch, classes, params;
+    float *arena;
+    uint32_t dz, logits; /* places in the arena */
+} tps_net;
+
+/* Outputs of a block for some samples, before the pools */
+TPS_FN float *tps_outputs(const tps_net *net, const tps_block *b, const float *weights, const float *x,
+                          uint32_t samples)
+{
+    float *y = net->arena + b->output;
+    uint32_t n;
+    if (b->fixed) weights = b->fixed;
+    for (n = 0; n < samples; n++) {
+#ifdef TPS_WITH_CONVOLUTIONS
+        if (b->convolution) tps_convolve(b, weights, x + n * b->inputs, y + n * b->units * b->pixels);
+        else
+#endif
+            tps_dense(b, weights, x + n * b->inputs, y + n * b->units);
+    }
+    return y;
+}
+
+/* The pools of a block, in place: what is written lies before what is still to be read */
+TPS_FN void tps_pool_outputs(const tps_block *b, float *y, uint32_t samples)
+{
+#ifdef TPS_WITH_POOLS
+    uint32_t n, p, k, numbers = b->units * b->pixels;
+    int32_t i, j;
+    for (n = 0; n < samples && b->pools; n++) {
+        float *to = y + n * b->pooled;
+        const float *from = y + n * numbers;
+        for (p = 0; p < b->pools; p++) {
+            const tps_pool *pool = b->pool + p;
+            float *out = to;
+            for (k = 0; k < pool->channels; k++, from += pool->rows * pool->columns)
+                for (i = 0; i < pool->out_rows; i++)
+                    for (j = 0; j < pool->out_columns; j++)
+                        *out++ = tps_pool_window(pool, from, tps_window_of(pool, i, j));
+            from = to;
+        }
+    }
+#else
+    (void)b;
+    (void)y;
+    (void)samples;
+#endif
+}
+
+TPS_FN int tps_forward(const tps_net *net, const float *weights, const float *x, float *logits)
+{
+    uint32_t i;
+    if (!tps_usable(x, net->blocks[0].inputs)) return TPS_BAD_INPUT;
+    for (i = 0; i < net->count; i++) {
+        float *y = tps_outputs(net, net->blocks + i, weights, x, 1);
+        tps_pool_outputs(net->blocks + i, y, 1);
+        x = y;
+    }
+    for (i = 0; i < net->classes; i++) logits[i] = x[i];
+    return TPS_OK;
+}
+
+#ifdef TPS_WITH_READOUT
+/* Derivatives of every sample's logits, in the arena; the loss comes back. */
+TPS_FN float tps_readout(const tps_net *net, const tps_block *b, float *gains, const float *y,
+                         const uint16_t *labels)
+{
+    float *e = net->arena + net->logits, gain = b->gain, loss = 0.0f, share = 1.0f / (float)net->batch;
+    uint32_t n;
+    if (b->slot != TPS_NOWHERE) {
+        if (gains[b->slot] == 0.0f) {
+            float rms = tps_sqrt(tps_mean_square(b, y, net->batch));
+            gains[b->slot] = b->target / (rms > 0.0f ? rms : 1.0f);
+        }
+        gain = gains[b->slot];
+    }
+    for (n = 0; n < net->batch; n++, e += net->classes) {
+        tps_read_out(b, gain, y + n * b->units * b->pixels, e, net->classes);
+        loss += tps_loss(b->loss, e, net->classes, labels[n], gain * share) * share;
+    }
+    return loss;
+}
+#endif
+
+/* dz of one unit for every sample; the loss of targets comes back. */
+TPS_FN float tps_unit(const tps_net *net, const tps_block *b, const float *y, const uint16_t *labels,
+                      uint32_t unit)
+{
+    float *dz = net->arena + net->dz, loss = 0.0f;
+    uint32_t n, numbers = b->units * b->pixels;
+    for (n = 0; n < net->batch; n++, dz += b->pixels) {
+        const float *own = y + n * numbers + unit * b->pixels;
+        if (b->local == TPS_HEAD) *dz = *own;
+#ifdef TPS_WITH_READOUT
+        else if (b->local == TPS_READOUT)
+            tps_read_back(b, net->arena + net->logits + n * net->classes, unit, own, dz, net->classes);
+#endif
+#ifdef TPS_WITH_TARGETS
+        else loss += tps_towards_code(b, labels[n], unit, own, 1.0f / (float)net->batch, dz);
+#endif
+    }
+    (void)labels;
+    return loss;
+}
+
+/* One block learns from the batch whose outputs y are. */
+TPS_FN float tps_learn(const tps_net *net, const tps_block *b, const tps_rate *r, float *weights,
+                       float *gains, const float *x, float *y, const uint16_t *labels)
+{
+    uint32_t unit, n;
+    float loss = 0.0f, share = 1.0f / (float)net->batch;
+    if (b->local == TPS_HEAD)
+        for (n = 0; n < net->batch; n++)
+            loss += tps_loss(b->loss, y + n * b->units, net->classes, labels[n], share) * share;
+#ifdef TPS_WITH_READOUT
+    if (b->local == TPS_READOUT) loss = tps_readout(net, b, gains, y, labels);
+#endif
+    (void)gains;
+    for (unit = 0; unit < (b->local == TPS_HEAD ? net->classes : b->units); unit++) {
+        loss += tps_unit(net, b, y, labels, unit);
+#ifdef TPS_WITH_CONVOLUTIONS
+        if (b->convolution)
+            tps_move_filter(b, r, weights, unit, x, net->arena + net->dz, net->batch);
+        else
+#endif
+            tps_move_dense(b, r, weights, unit, x, net->arena + net->dz, net->batch);
+    }
+    return loss;
+}
+
+TPS_FN int tps_refuse(const tps_net *net, const float *x, const uint16_t *labels, float lr)
+{
+    uint32_t n;
+    if (!tps_usable(x, net->batch * net->blocks[0].inputs)) return TPS_BAD_INPUT;
+    if (!tps_usable(&lr, 1) || lr < 0.0f) return TPS_BAD_RATE;
+    for (n = 0; n < net->batch; n++)
+        if (labels[n] >= (net->classes == 1 ? 2u : net->classes)) return TPS_BAD_LABEL;
+    return TPS_OK;
+}
+
+/* Every block with its bit in `learns` learns as the batch passes. A block whose output is not
+ * finite does not learn, and ends the step. */
+TPS_FN int tps_step(const tps_net *net, float *weights, float *moments, float *ticks, float *gains,
+                    const float *x, const uint16_t *labels, float lr, uint32_t learns, float *loss)
+{
+    uint32_t i;
+    int error = tps_refuse(net, x, labels, lr);
+    if (error) return error;
+    for (i = 0; i < net->count; i++) loss[i] = 0.0f;
+    for (i = 0; i < net->count; i++) {
+        const tps_block *b = net->blocks + i;
+        float *y = tps_outputs(net, b, weights, x, net->batch);
+        if (!tps_usable(y, net->batch * b->units * b->pixels)) return TPS_DIVERGED;
+        if (b->local != TPS_FROZEN && learns >> i & 1u) {
+#ifdef TPS_ADAM
+            tps_rate r = tps_tick(lr, ticks + 2 * i, moments, net->params);
+#else
+            tps_rate r = {lr, 1.0f, moments, net->params};
+#endif
+            loss[i] = tps_learn(net, b, &r, weights, gains, x, y, labels);
+        }
+        tps_pool_outputs(b, y, net->batch);
+        x = y;
+    }
+    (void)ticks;
+    return TPS_OK;
+}

@@ -1,0 +1,117 @@
+"""The memory of an exported net, to the byte: what lies in RAM, what in flash, and where.
+
+The outputs of a block and of the next lie at the two ends of one arena. Behind them are the
+derivatives of one unit, or of one feature map, for every sample of a batch, and the logits of a
+readout. Nothing stores a gradient.
+"""
+
+from dataclasses import dataclass
+from math import prod
+
+from tpsgd.export.recipe import BlockRecipe, Convolution, Recipe
+from tpsgd.units import columns
+
+FLOAT = 4
+QUANTILES = 2049 * 4  # bytes of the table of normal quantiles
+MOMENTS = {"sgd": 0, "momentum": 1, "adam": 2}
+FEW_CODES = QUANTILES  # bytes of codes up to which a table is smaller than computing them
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Places in the arena, in numbers, and bytes of everything."""
+
+    outputs: tuple[int, ...]  # where each block's output begins
+    dz: int
+    logits: int
+    arena: int
+    ram: dict[str, int]  # bytes by what they hold
+    flash: dict[str, int]
+    operations: int  # multiplications and additions of a step, in pairs
+
+    @property
+    def ram_bytes(self) -> int:
+        """All RAM but the stack and the caller's samples."""
+        return sum(self.ram.values())
+
+    @property
+    def flash_bytes(self) -> int:
+        """All constants; code comes on top."""
+        return sum(self.flash.values())
+
+    def __str__(self) -> str:
+        rows = [("RAM", f"{self.ram_bytes:,} B")]
+        rows += [(f"  {name}", f"{count:,} B") for name, count in self.ram.items()]
+        rows += [("flash, without code", f"{self.flash_bytes:,} B")]
+        rows += [(f"  {name}", f"{count:,} B") for name, count in self.flash.items()]
+        rows += [("multiply-adds a step", f"{self.operations:,}")]
+        width = max(len(number) for _, number in rows)
+        return columns([(name, number.rjust(width)) for name, number in rows])
+
+
+def layout(recipe: Recipe) -> Layout:
+    """Where the numbers of a feed-forward net lie."""
+    blocks, batch = recipe.blocks, recipe.batch
+    inputs = [0, *(block.pooled for block in blocks[:-1])]  # the first block reads the caller's
+    both = max(batch * (n + block.size) for n, block in zip(inputs, blocks, strict=True))
+    outputs = tuple(0 if block.number % 2 == 0 else both - batch * block.size for block in blocks)
+    dz = batch * max(pixels(block) for block in blocks if block.learns)
+    readouts = any(block.local and block.local.name == "readout" for block in blocks)
+    logits = batch * recipe.outputs if readouts else 0
+    arena = both + dz + logits
+    return Layout(
+        outputs, both, both + dz, arena, _ram(recipe, arena), _flash(recipe), _operations(recipe)
+    )
+
+
+def pixels(block: BlockRecipe) -> int:
+    """Numbers of one unit of a sample: those of a feature map, or one."""
+    return prod(block.layer.out) if isinstance(block.layer, Convolution) else 1
+
+
+def fan_in(block: BlockRecipe) -> int:
+    """Weights of one unit."""
+    layer = block.layer
+    if isinstance(layer, Convolution):
+        return layer.channels // layer.groups * prod(layer.kernel)
+    return layer.inputs
+
+
+def gains(recipe: Recipe) -> int:
+    """How many readouts measure the size of their features."""
+    return sum(bool(block.local and block.local.target) for block in recipe.blocks)
+
+
+def _ram(recipe: Recipe, arena: int) -> dict[str, int]:
+    ram = {"weights": FLOAT * recipe.learned}
+    if moments := MOMENTS[recipe.optimizer]:
+        ram["moments of the optimizer"] = FLOAT * moments * recipe.learned
+    small = gains(recipe) + (2 * len(recipe.blocks) if recipe.optimizer == "adam" else 0)
+    small += bool(recipe.spare)
+    if small:
+        ram["scales and counters"] = FLOAT * small
+    return ram | {"arena: outputs of two blocks, dz, logits": FLOAT * arena}
+
+
+def _flash(recipe: Recipe) -> dict[str, int]:
+    flash = {"initial weights": FLOAT * recipe.all_weights}
+    codes = [block.local.codes for block in recipe.blocks if block.local]
+    tables = sum(c.table.numel() for c in codes if c.table is not None)
+    if tables:
+        flash["class codes"] = FLOAT * tables
+    if any(c.distribution != "table" for c in codes):
+        flash["hashes of classes"] = 8 * sum(len(c.streams) for c in codes)
+    if any(c.distribution == "normal" for c in codes):
+        flash["normal quantiles"] = QUANTILES
+    return flash
+
+
+def _operations(recipe: Recipe) -> int:
+    """Multiply-adds of a step: forward, update, and readouts there and back."""
+    total = 0
+    for block in recipe.blocks:
+        products = block.size * fan_in(block)
+        total += products * (1 + block.learns)
+        if block.local and block.local.name == "readout":
+            total += 2 * recipe.outputs * block.local.codes.size
+    return total * recipe.batch

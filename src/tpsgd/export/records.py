@@ -1,0 +1,114 @@
+"""Records: the weights of an exported net as bytes with a checksum, and back into a model.
+
+    "TPS1", fingerprint of the layers, which blocks learn (a bit each), outputs, classes so far,
+    the weights of the blocks that learn as float32, measured gains, CRC-32 of all before it
+
+All numbers have 4 bytes, the lowest first.
+"""
+
+import json
+import struct
+import zlib
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from tpsgd.errors import TpsgdError
+from tpsgd.export.recipe import Recipe
+from tpsgd.nets.blocks import split
+from tpsgd.streams.new_classes import add_output
+
+MAGIC = 0x31535054
+HEAD = struct.Struct("<5I")
+
+
+class Record(NamedTuple):
+    """What a record holds."""
+
+    fingerprint: int
+    mask: int  # bit i: block i + 1 learns
+    outputs: int  # rows of the last layer
+    classes: int  # of which have come so far
+    numbers: Tensor
+
+
+def fingerprint(recipe: Recipe) -> int:
+    """A number for the layers of a net, whatever its number of classes."""
+    return _fingerprint([[tuple(p.shape) for p in b.parameters.values()] for b in recipe.blocks])
+
+
+def _fingerprint(shapes: list[list[tuple[int, ...]]]) -> int:
+    *hidden, last = shapes
+    rows = [*hidden, [shape[1:] for shape in last]]
+    return zlib.crc32(json.dumps(rows).encode())
+
+
+def learning_mask(recipe: Recipe) -> int:
+    """Bit i: block i + 1 learns."""
+    return sum(1 << block.number for block in recipe.blocks if block.learns)
+
+
+def parse(data: bytes) -> Record:
+    """The contents of a record; a damaged one is refused."""
+    if len(data) < HEAD.size + 4 or len(data) % 4 or HEAD.unpack_from(data)[0] != MAGIC:
+        raise TpsgdError("this is no record of weights of an exported net")
+    if zlib.crc32(data[:-4]) != struct.unpack("<I", data[-4:])[0]:
+        raise TpsgdError("the record of weights is damaged: its checksum does not fit")
+    _, *head = HEAD.unpack_from(data)
+    numbers = torch.frombuffer(bytearray(data[HEAD.size : -4]), dtype=torch.float32)
+    return Record(*head, numbers)
+
+
+def read_weights(model: nn.Module, record: str | Path | bytes) -> int:
+    """Write the weights that a device has learned into the model that was exported.
+
+    The record is a file, or the bytes, that the C function `net_save` or the page wrote. Blocks
+    that do not learn keep their weights. If the device has learned new classes, the last layer
+    gets as many outputs.
+
+    Returns:
+        How many classes there are.
+    """
+    data = record if isinstance(record, bytes) else _read(Path(record))
+    content, blocks = parse(data), split(model)
+    shapes = [[tuple(p.shape) for p in block.layer.parameters()] for block in blocks]
+    if content.fingerprint != _fingerprint(shapes):
+        raise TpsgdError("the record belongs to a net with other layers")
+    if content.classes < shapes[-1][0][0]:
+        raise TpsgdError(
+            f"the record has {content.classes} classes, the model {shapes[-1][0][0]} outputs"
+        )
+    values = _by_block(content, shapes)
+    if any(not p.isfinite().all() for tensors in values.values() for p in tensors):
+        raise TpsgdError("the record has weights that are not finite")
+    while len(next(split(model)[-1].layer.parameters())) < content.classes:
+        add_output(model)
+    with torch.no_grad():
+        for i, tensors in values.items():
+            for p, value in zip(split(model)[i].layer.parameters(), tensors, strict=True):
+                p.copy_(value[: len(p)])
+    return content.classes
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise TpsgdError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _by_block(content: Record, shapes: list[list[tuple[int, ...]]]) -> dict[int, list[Tensor]]:
+    """The weights of the blocks that learn."""
+    last, values, place = len(shapes) - 1, {}, 0
+    for i in (i for i in range(len(shapes)) if content.mask >> i & 1):
+        values[i] = []
+        for shape in shapes[i]:
+            full = (content.outputs, *shape[1:]) if i == last else shape
+            count = torch.Size(full).numel()
+            values[i].append(content.numbers[place : place + count].view(-1, *full[1:]))
+            place += count
+            if place > len(content.numbers):
+                raise TpsgdError("the record has fewer weights than the model")
+    return values
