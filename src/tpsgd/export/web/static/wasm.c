@@ -25,10 +25,10 @@ EXPORT("load") int load(int which) { return net_load(&states[which], record); }
 
 EXPORT("input_at") float *input_at(void) { return input; }
 EXPORT("logits_at") float *logits_at(void) { return logits; }
-EXPORT("weights_at") float *weights_at(int which) { return net_weights(&states[which]); }
+EXPORT("weights_at") float *weights_at(int which) { return states[which].weights; }
 EXPORT("record_at") uint8_t *record_at(void) { return record; }
 
-EXPORT("classes") uint32_t classes(int which) { return states[which].classes; }
+EXPORT("classes") uint32_t classes(int which) { return net_classes(&states[which]); }
 EXPORT("capacity") uint32_t capacity(void) { return NET_CLASSES; }
 EXPORT("params") uint32_t params(void) { return NET_PARAMS; }
 EXPORT("record_bytes") uint32_t record_bytes(void) { return NET_RECORD_BYTES; }

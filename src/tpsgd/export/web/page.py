@@ -4,6 +4,7 @@ import html
 import json
 import re
 from base64 import b64encode
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,22 @@ from torch import nn
 
 from tpsgd.data.dataset import Data
 from tpsgd.errors import TpsgdError
-from tpsgd.export import page_samples, wasm
-from tpsgd.export.c_source import write_c
+from tpsgd.export.c_source import sources
+from tpsgd.export.check_c import check
+from tpsgd.export.codes import with_codes
+from tpsgd.export.exported import Exported
+from tpsgd.export.memory import layout
 from tpsgd.export.read_model import read_model
 from tpsgd.export.recipe import Convolution, Dense, Recipe
+from tpsgd.export.records import learning_mask
+from tpsgd.export.web import wasm
+from tpsgd.export.web.samples import Samples, chosen, drawing
 from tpsgd.files import write_whole
 from tpsgd.losses import Loss
-from tpsgd.rules import Rule
+from tpsgd.rules import Rule, readout
+from tpsgd.train import simultaneous
 
-FOLDER = Path(__file__).with_name("page")
+FOLDER = Path(__file__).with_name("static")
 SCRIPTS = ("net.js", "trainer.js", "sketch.js", "features.js", "chart.js", "learn.js")
 SAMPLE_BYTES = 150_000  # of the file, for samples
 CALIBRATION = 256  # training samples that calibrated readouts measure
@@ -30,47 +38,44 @@ MOST_SLIDERS = 16  # features that can be set by hand
 def page(
     model: nn.Module,
     data: Data,
-    file: Path | str,
+    file: str | Path,
     *,
-    rule: Rule,
+    rule: Rule | Sequence[Rule] | None = None,
     lr: float = 0.01,
     optimizer: str = "sgd",
     loss: Loss | None = None,
     spare: int = 3,
     seed: int = 0,
-) -> Path:
+) -> Exported:
     """Write an HTML file in which the model learns, one sample at a time.
 
-    The file opens from the disk and requests nothing. It needs a compiler for WebAssembly here
-    (clang with lld, or the package `ziglang`), and none where it is opened.
+    The program in the file is the C of `tpsgd.export.c`, as WebAssembly. The file opens from the
+    disk and requests nothing. Writing it needs a compiler for WebAssembly: clang with lld, or the
+    package `ziglang`. Before it is written the C is run beside `tpsgd.fit`.
 
     Args:
-        model: as for `tpsgd.fit`; its weights are those that the page starts with.
-        data: from `tpsgd.data.load`. The page holds as many of its samples as 150 kB can.
-        file: the page, such as `learns.html`.
-        rule: how hidden layers learn.
-        lr: the learning rate for one sample at a time; the page can change it.
-        optimizer: sgd, momentum or adam.
-        loss: of the last layer, if not the rule's own.
+        model: as for `tpsgd.export.c`, but not recurrent; the page starts with its weights.
+        data: from `tpsgd.data.load`. The page has as many of its samples as fit into 150 kB.
+        file: the page, such as `learns.html`; an earlier one is replaced.
+        rule: as for `fit`: `readout`, `tpsgd_l2`, `tpsgd_l1`, `drtp` or `frozen`.
+        lr: the learning rate at first; the visitor may change it.
+        optimizer: "sgd", "momentum" (0.9) or "adam".
+        loss: of the last block, if not the rule's own.
         spare: classes that a visitor may add.
         seed: of the class codes and of the choice of samples.
     """
-    path = Path(file)
-    if path.suffix.lower() not in (".html", ".htm"):
-        raise TpsgdError(f"a page is FILE.html, not {path}")
-    if not path.parent.is_dir():
-        raise TpsgdError(f"cannot write {path}: there is no folder {path.parent}")
-    first = torch.as_tensor(data.train[0][:CALIBRATION])
+    path = _html_file(file)
+    rule = readout() if rule is None else rule
     recipe = read_model(
         model, rule, data.shape, optimizer=optimizer, loss=loss, seed=seed, spare=spare,
-        samples=first,
+        samples=torch.as_tensor(data.train[0][:CALIBRATION]),
     )  # fmt: skip
+    recipe = with_codes(recipe, "auto")
     if recipe.recurrent:
-        raise TpsgdError("a page reads whole samples; export a recurrent net with tpsgd.export.c")
-    program = wasm.compiled(
-        {**write_c(recipe), "wasm.c": FOLDER.joinpath("wasm.c").read_text(encoding="utf-8")}
-    )
-    samples = page_samples.chosen(data, SAMPLE_BYTES, seed)
+        raise TpsgdError("a recurrent net has no page; tpsgd.export.c writes it as C")
+    wrapper = FOLDER.joinpath("wasm.c").read_text(encoding="utf-8")
+    program = wasm.compiled({**sources(recipe), "wasm.c": wrapper})
+    samples = chosen(data, SAMPLE_BYTES, seed)
     record = {
         **_net(recipe, lr),
         **_inputs(data, samples),
@@ -78,12 +83,24 @@ def page(
         "wasm": b64encode(program).decode(),
         "wasmBytes": len(program),
     }
-    return write_whole(path, _filled(record).encode())
+    checked = check(model, recipe, simultaneous, rule=rule, loss=loss)
+    return Exported(
+        (write_whole(path, _filled(record).encode()),), checked, memory=layout(recipe)
+    )
+
+
+def _html_file(file: str | Path) -> Path:
+    path = Path(file)
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise TpsgdError(f"a page is a file such as learns.html, not {path}")
+    if not path.parent.is_dir():
+        raise TpsgdError(f"cannot write {path}: there is no folder {path.parent}")
+    return path
 
 
 def _net(recipe: Recipe, lr: float) -> dict[str, Any]:
     """The net in plain values: sizes, masks of the blocks that learn, first layer."""
-    mask = sum(1 << block.number for block in recipe.blocks if block.learns)
+    mask = learning_mask(recipe)
     head = 1 << recipe.blocks[-1].number
     sizes = [recipe.inputs, *(block.pooled for block in recipe.blocks[:-1]), recipe.classes]
     return {
@@ -112,7 +129,7 @@ def _first_weights(recipe: Recipe) -> dict[str, int] | None:
     return None
 
 
-def _inputs(data: Data, samples: page_samples.Samples) -> dict[str, Any]:
+def _inputs(data: Data, samples: Samples) -> dict[str, Any]:
     """What a sample looks like, and how a visitor may change it."""
     grey = len(data.shape) == 3 and data.shape[0] == 1
     columns = data.inputs.get("columns") or [f"x{i + 1}" for i in range(samples.train[0].shape[1])]
@@ -125,7 +142,7 @@ def _inputs(data: Data, samples: page_samples.Samples) -> dict[str, Any]:
         "shape": list(data.shape),
         "kind": kind,
         "noun": "digit" if list(data.classes) == list("0123456789") else "picture",
-        "drawing": page_samples.drawing(samples.numbers(samples.train[0]), data.shape) if grey
+        "drawing": drawing(samples.numbers(samples.train[0]), data.shape) if grey
         else None,
         "columns": list(columns) if few else [],
         "shift": scaling.get("shift", [0.0]) if few else [0.0],
