@@ -30,7 +30,7 @@ class Chart {
     const { pen, width, height } = fitted(this.canvas), style = getComputedStyle(this.canvas);
     const colour = (name) => style.getPropertyValue(name).trim();
     const end = this.points.length ? this.points[this.points.length - 1][0] : 0;
-    const last = niceEnd(end), box = { left: 44, right: width - 58, top: 12, bottom: height - 30 };
+    const last = niceEnd(end), box = { left: 50, right: width - 64, top: 12, bottom: height - 30 };
     const x = (n) => box.left + (box.right - box.left) * n / last;
     const y = (a) => box.bottom - (box.bottom - box.top) * a;
     pen.font = `13px ${style.fontFamily}`;
@@ -52,7 +52,7 @@ class Chart {
       pen.fillText(`${100 * share} %`, box.left - 8, y(share));
     }
     pen.textBaseline = "top";
-    for (let i = 0; i <= 2; i++) {
+    for (const i of box.right - box.left > 260 ? [0, 1, 2] : [0, 2]) {
       pen.textAlign = ["left", "center", "right"][i];
       pen.fillText(i === 2 ? `${count(last)} samples` : count(last * i / 2), x(last * i / 2), box.bottom + 10);
     }
@@ -100,33 +100,35 @@ class Chart {
   }
 }
 
-// The weights that lead to each hidden unit, as a small picture: one colour for +, another for -.
-function paintUnits(canvas, weights, { units, rows, columns }) {
-  const shown = Math.min(units, 64), { pen, width, height } = fitted(canvas), gap = width < 420 ? 5 : 7;
-  const across = acrossFor(shown, width), side = (width - gap * (across - 1)) / across, cell = side / columns;
-  const style = getComputedStyle(canvas), plus = rgb(style, "--plus"), minus = rgb(style, "--minus"), zero = rgb(style, "--zero");
-  canvas.style.height = `${Math.ceil(shown / across) * (rows * cell + gap) - gap}px`;
-  if (Math.abs(parseFloat(canvas.style.height) - height) > 1) return paintUnits(canvas, weights, { units, rows, columns });
-  const tile = new OffscreenImage(columns, rows);
+// How learning has changed the weights of each hidden unit, as a small picture; all have one scale.
+function paintUnits(canvas, changes, { units, rows, columns }) {
+  const shown = Math.min(units, 64), width = canvas.clientWidth, gap = width < 420 ? 4 : 7;
+  const across = acrossFor(shown, width), side = (width - gap * (across - 1)) / across, high = side * rows / columns;
+  canvas.style.height = `${Math.ceil(shown / across) * (high + gap) - gap}px`;
+  const { pen } = fitted(canvas), tile = new Tile(columns, rows), size = rows * columns, style = getComputedStyle(canvas);
+  const [plus, minus, zero] = ["--plus", "--minus", "--zero"].map((name) => rgb(style, name));
+  const top = Math.max(quantile(changes.subarray(0, shown * size), 0.99), 0.05);
+  pen.imageSmoothingEnabled = false;
   for (let u = 0; u < shown; u++) {
-    const own = weights.subarray(u * rows * columns, (u + 1) * rows * columns);
-    const top = own.reduce((m, w) => Math.max(m, Math.abs(w)), 1e-9);
-    own.forEach((w, i) => {
-      const share = Math.abs(w) / top, ink = w > 0 ? plus : minus;
+    for (let i = 0; i < size; i++) {
+      const change = changes[u * size + i], share = Math.min(1, Math.abs(change) / top), ink = change > 0 ? plus : minus;
       tile.set(i, zero.map((z, k) => z + (ink[k] - z) * share));
-    });
-    pen.imageSmoothingEnabled = false;
-    pen.drawImage(tile.done(), (u % across) * (side + gap), Math.floor(u / across) * (rows * cell + gap), side, rows * cell);
+    }
+    pen.drawImage(tile.done(), (u % across) * (side + gap), Math.floor(u / across) * (high + gap), side, high);
   }
 }
 
-function acrossFor(shown, width) {
-  const wish = Math.max(4, Math.floor(width / 58));
-  for (let n = wish; n >= 4; n--) if (shown % n === 0) return n;
-  return Math.min(wish, shown);
+function quantile(numbers, share) {
+  return Float32Array.from(numbers, Math.abs).sort()[Math.floor(share * (numbers.length - 1))];
 }
 
-class OffscreenImage {
+function acrossFor(shown, width) {
+  const wish = Math.max(4, Math.floor(width / 34));
+  for (let n = Math.min(wish, 8); n >= 4; n--) if (shown % n === 0) return n;
+  return Math.min(wish, shown, 8);
+}
+
+class Tile {
   constructor(width, height) {
     this.canvas = Object.assign(document.createElement("canvas"), { width, height });
     this.pen = this.canvas.getContext("2d");

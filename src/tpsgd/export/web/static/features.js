@@ -7,7 +7,7 @@ class Sliders {
     place.innerHTML = `<ul class="sliders">${columns.map((_, i) => `
       <li><label for="feature-${i}"></label><output id="number-${i}"></output>
         <input type="range" id="feature-${i}" min="0" max="255" step="1" value="128"></li>`).join("")}</ul>
-      <div class="controls"><button type="button" id="sample">Show a held-out sample</button></div>`;
+      <div class="controls"><button type="button" id="sample">Example</button></div>`;
     this.inputs = columns.map((_, i) => place.querySelector(`#feature-${i}`));
     this.outputs = columns.map((_, i) => place.querySelector(`#number-${i}`));
     place.querySelectorAll("label").forEach((label, i) => { label.textContent = columns[i]; });
@@ -41,7 +41,7 @@ class Viewer {
   constructor(place, record, changed) {
     Object.assign(this, { record, changed, shown: null });
     place.innerHTML = `<div class="sheet"><canvas id="sheet" role="img" aria-label="A sample"></canvas></div>
-      <div class="controls"><button type="button" id="sample">Show another held-out sample</button></div>`;
+      <div class="controls"><button type="button" id="sample">Another example</button></div>`;
     this.sheet = place.querySelector("#sheet");
     if (record.kind === "picture") {
       [this.sheet.height, this.sheet.width] = record.shape.slice(-2);

@@ -25,7 +25,7 @@ class Page {
   }
 
   listen() {
-    find("play").onclick = () => this.play(!this.playing, Infinity);
+    find("play").onclick = () => { this.play(!this.playing); if (!this.playing) this.evaluate(); };
     find("step").onclick = () => { this.play(false); this.trainer.steps(1); this.evaluate(); this.predict(); };
     find("epoch").onclick = () => this.play(true, this.trainer.learned + this.trainer.train.count);
     find("reset").onclick = () => this.reset();
@@ -92,7 +92,7 @@ class Page {
 
   pace() {
     this.steps = PACES[find("pace").value];
-    find("pace-text").textContent = this.steps === Infinity ? "as fast as it goes" : `${count(this.steps)} samples a second`;
+    find("pace-text").textContent = this.steps === Infinity ? "no limit" : `${count(this.steps)} samples/s`;
   }
 
   rate() {
@@ -123,18 +123,20 @@ class Page {
       bars[c].style.setProperty("--share", chances[c]);
       bars[c].lastElementChild.textContent = sample ? `${Math.round(100 * chances[c])} %` : "";
     }
-    find("says").innerHTML = sample ? "The net says <b></b>" : "The net is waiting.";
+    find("says").innerHTML = sample ? "The net says <b></b>" : "The net is waiting";
     if (sample) find("says").querySelector("b").textContent = this.names[best];
     for (const chip of find("labels").children) chip.disabled = !sample;
   }
 
   labels() {
+    find("labels").classList.toggle("short", this.record.classes.every((name) => name.length <= 2));
     find("labels").replaceChildren(...this.names.map((name, label) => {
       const chip = Object.assign(document.createElement("button"), { type: "button", className: "chip", textContent: name });
       if (label >= this.record.classes.length) chip.classList.add("own");
       chip.onclick = () => this.teach(label);
       return chip;
     }));
+    find("bars").style.setProperty("--names", `${Math.max(...this.names.map((name) => name.length)) + 0.5}ch`);
     find("bars").replaceChildren(...this.names.map((name) => {
       const row = document.createElement("li");
       row.innerHTML = `<span class="name"></span><span class="track"><span class="fill"></span></span><span class="chance"></span>`;
@@ -170,7 +172,7 @@ class Page {
   showHeldOut() {
     const i = Math.floor(Math.random() * this.held.count);
     this.input.show(this.held.at(i));
-    this.say("taught", `A held-out sample of class “${this.names[this.held.labels[i]]}”.`);
+    this.say("taught", `A held-out sample: “${this.names[this.held.labels[i]]}”.`);
   }
 
   // ---- classes of the visitor ----
@@ -213,7 +215,8 @@ class Page {
   }
 
   units() {
-    if (this.record.hidden) paintUnits(find("units"), this.net.weights, this.record.hidden);
+    const { hidden } = this.record;
+    if (hidden) paintUnits(find("units"), this.net.changes(hidden.units * hidden.rows * hidden.columns), hidden);
   }
 
   // ---- weights ----
@@ -270,7 +273,7 @@ function write(record, net, train, held) {
     "train-title": `Train on ${count(train.count)} ${draws ? record.noun : "sample"}s`,
     "chart-note": `Accuracy on ${count(held.count)} held-out samples, which the net never learns from. ` + (record.head
       ? "The control starts with the same weights and sees the same samples, but only its last layer learns: the distance between the lines is what the local rule adds." : ""),
-    "units-note": record.hidden ? `Each square is one of ${Math.min(64, record.hidden.units)} hidden units: blue pixels excite it, orange pixels inhibit it. They start as noise.` : "",
+    "units-note": record.hidden ? `Each square is a hidden unit, and shows how learning has changed its weights: blue pixels excite it more than before, orange ones less. The squares are empty at first${record.head ? ", and those of the control stay empty" : ""}.` : "",
     ram: `${count(bytes)} bytes`,
     "ram-text": "of RAM are all that training takes.",
     "memory-note": `Planned at compile time: no malloc, no library. The page holds this ${record.head ? "twice, once more for the control" : "once"}. ` +
@@ -279,7 +282,7 @@ function write(record, net, train, held) {
   };
   for (const [id, words] of Object.entries(text)) find(id).textContent = words;
   find("new-hint").innerHTML = (draws
-    ? "Give it a name, draw it, press the name; about five drawings will do. " : "Give it a name, set a sample, press the name; a few samples will do. ") +
+    ? "Give it a name, draw it, press the name; three to five drawings will do. " : "Give it a name, set a sample, press the name; a few samples will do. ") +
     `The other classes stay, because the net rehearses them. <span id="new-places"></span>`;
   find("where").innerHTML = `Everything happens in this file: the program, the samples and what you add never leave your device. It was written by <code>tpsgd.export.page(model, data, "learns.html", rule=…)</code>.`;
   find("control-score").hidden = !record.head;

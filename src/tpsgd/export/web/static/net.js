@@ -11,6 +11,7 @@ class Net {
     this.logits = new Float32Array(memory, program.logits_at(), program.capacity());
     this.saved = new Uint8Array(memory, program.record_at(), program.record_bytes());
     this.begin();
+    this.first = this.weights.slice();
   }
 
   static async open(record) {
@@ -26,6 +27,9 @@ class Net {
   get classes() { return this.c.classes(LEARNER); }
   get capacity() { return this.c.capacity(); }
   get weights() { return new Float32Array(this.c.memory.buffer, this.c.weights_at(LEARNER), this.c.params()); }
+
+  // How far the first n weights are from those that the model came with.
+  changes(n) { return this.weights.slice(0, n).map((w, i) => w - this.first[i]); }
 
   // One step on one sample; returns 0, or the number of an error that left the weights as they were.
   step(which, sample, label, rate) {

@@ -3,7 +3,7 @@
 
 const FINE = 12; // sub-pixels per pixel of a sample, in each direction
 const STRETCH = 1.35; // how much higher than wide a drawing may become to fill its frame
-const THINNEST = 0.8, THICKEST = 2.2; // strokes, over their usual width
+const THINNEST = 0.7, THICKEST = 2.2; // strokes, over their usual width
 
 class Sketch {
   constructor(place, record, changed) {
@@ -12,13 +12,11 @@ class Sketch {
     place.innerHTML = `
       <div class="sheet"><canvas id="sheet" aria-label="Sheet to draw on" role="img"></canvas>
         <p class="placeholder" id="placeholder">Draw here<small>with a finger or the mouse</small></p></div>
-      <div class="controls under-sheet">
-        <button type="button" id="clear">Clear</button><button type="button" id="sample">Show a held-out sample</button>
-        <figure class="seen"><canvas id="seen" width="${this.columns}" height="${this.rows}" role="img"
-          aria-label="What the net sees"></canvas><figcaption>what the net sees</figcaption></figure>
-      </div>`;
+      <div class="controls"><button type="button" id="clear">Clear</button><button type="button" id="sample">Example</button></div>`;
+    find("seen-place").innerHTML = `<figure class="seen"><canvas id="seen" width="${this.columns}" height="${this.rows}"
+      role="img" aria-label="What the net sees"></canvas><figcaption>what it sees</figcaption></figure>`;
     this.sheet = place.querySelector("#sheet");
-    this.seen = place.querySelector("#seen");
+    this.seen = find("seen");
     this.placeholder = place.querySelector("#placeholder");
     this.sheet.width = this.sheet.height = 560;
     this.fine = document.createElement("canvas");

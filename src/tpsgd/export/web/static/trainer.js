@@ -1,6 +1,6 @@
 // Learning: the net and its control see the same samples in the same order.
 
-const ROUNDS = 20; // at most, until a drawing that was just named is recognised
+const ROUNDS = 40; // at most, until a drawing that was just named is recognised
 const SURE = 0.6; // the probability at which it is
 const REHEARSED = 10; // built-in samples in each round
 const COPIES = 5; // of each of the visitor's samples in an epoch
