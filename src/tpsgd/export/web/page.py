@@ -30,7 +30,9 @@ from tpsgd.train import simultaneous
 
 FOLDER = Path(__file__).with_name("static")
 SCRIPTS = ("net.js", "trainer.js", "sketch.js", "features.js", "chart.js", "learn.js")
-SAMPLE_BYTES = 150_000  # of the file, for samples
+FILE_BYTES = 260_000  # of the file, for the program and the samples; the rest takes 40,000
+LEAST_FOR_SAMPLES = 120_000  # even if the program is large
+MOST_FOR_SAMPLES = 180_000
 CALIBRATION = 256  # training samples that calibrated readouts measure
 MOST_SLIDERS = 16  # features that can be set by hand
 
@@ -55,7 +57,8 @@ def page(
 
     Args:
         model: as for `tpsgd.export.c`, but not recurrent; the page starts with its weights.
-        data: from `tpsgd.data.load`. The page has as many of its samples as fit into 150 kB.
+        data: from `tpsgd.data.load`. The page has as many of its samples as fit into about
+            300 kB; pixels may get coarser for it.
         file: the page, such as `learns.html`; an earlier one is replaced.
         rule: as for `fit`: `readout`, `tpsgd_l2`, `tpsgd_l1`, `drtp` or `frozen`.
         lr: the learning rate at first; the visitor may change it.
@@ -75,7 +78,8 @@ def page(
         raise TpsgdError("a recurrent net has no page; tpsgd.export.c writes it as C")
     wrapper = FOLDER.joinpath("wasm.c").read_text(encoding="utf-8")
     program = wasm.compiled({**sources(recipe), "wasm.c": wrapper})
-    samples = chosen(data, SAMPLE_BYTES, seed)
+    left = FILE_BYTES - len(program) * 4 // 3
+    samples = chosen(data, min(max(left, LEAST_FOR_SAMPLES), MOST_FOR_SAMPLES), seed)
     record = {
         **_net(recipe, lr),
         **_inputs(data, samples),

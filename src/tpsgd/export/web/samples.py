@@ -1,7 +1,7 @@
 """The samples inside a page: chosen by class, one byte per number, compressed.
 
-A number is low + byte * width / levels. Pixels are stored without loss; other features lose at most
-half of 1/255 of their range. `drawing` measures how large and how thick strokes are in the data, so
+A number is low + byte * width / levels. Pixels are stored without loss if all samples fit into the
+page, else with 16 levels of grey, so that more samples fit; other features have 256 levels. `drawing` measures how large and how thick strokes are in the data, so
 that what a visitor draws looks like them.
 """
 
@@ -19,6 +19,7 @@ from tpsgd.nets.padded import Padded
 
 MOST_TRAIN, MOST_HELD_OUT = 6000, 500
 HELD_OUT_SHARE = 0.25  # of the training samples, at most, where the file is full
+COARSE = 15  # levels of pixels above 0, where the file is full
 EXACT_LEVELS = (1, 16, 255)  # of binary pictures, the digits of scikit-learn, and bytes
 PATH = 2.4  # length of the strokes of a written sign, over its height
 SAME_INK = 0.2  # short strokes are thicker than long ones if the ink of a sign varies less than this
@@ -66,15 +67,27 @@ def chosen(data: Data, limit: int, seed: int) -> Samples:
     train, held_out = (_rows(*pair) for pair in (data.train, data.test))
     train = _thinned(*train, MOST_TRAIN, seed)
     held_out = _thinned(*held_out, MOST_HELD_OUT, seed)
-    low, width, levels = _grid(train[0], picture=len(data.shape) == 3)
-    train, held_out = ((_bytes(x, low, width, levels), y) for x, y in (train, held_out))
-    while (share := limit / (len(text(train[0])) + len(text(held_out[0])))) < 1:
-        count = int(len(train[1]) * share * 0.98)
+    picture = len(data.shape) == 3
+    grid = _grid(train[0], picture)
+    sets = [(_bytes(x, *grid), y) for x, y in (train, held_out)]
+    if picture and _length(sets) > limit:
+        grid = (*grid[:2], min(grid[2], COARSE))
+        sets = [(_bytes(x, *grid), y) for x, y in (train, held_out)]
+    while (share := limit / _length(sets)) < 1:
+        count = int(len(sets[0][1]) * share * 0.98)
         if count < len(data.classes):
-            raise TpsgdError(f"{limit:,} bytes are too few for one sample of each class")
-        train = _thinned(*train, count, seed)
-        held_out = _thinned(*held_out, max(1, int(count * HELD_OUT_SHARE)), seed)
-    return Samples(train, held_out, low, width, levels)
+            raise TpsgdError(
+                f"samples of {train[0].shape[1]:,} numbers are too large for a page: "
+                f"{limit:,} bytes do not hold one of each class"
+            )
+        held = max(len(data.classes), int(count * HELD_OUT_SHARE))
+        sets = [_thinned(*pair, n, seed) for pair, n in zip(sets, (count, held), strict=True)]
+    return Samples(sets[0], sets[1], *grid)
+
+
+def _length(sets: list[tuple[Array, Array]]) -> int:
+    """Bytes of the page that samples take."""
+    return sum(len(text(x)) for x, _ in sets)
 
 
 def _rows(x: Any, y: Any) -> tuple[Array, Array]:

@@ -2,7 +2,7 @@
 
 class Sliders {
   constructor(place, record, changed) {
-    Object.assign(this, { record, changed, shown: null });
+    Object.assign(this, { record, changed, heldOut: false });
     const { columns, samples } = record;
     place.innerHTML = `<ul class="sliders">${columns.map((_, i) => `
       <li><label for="feature-${i}"></label><output id="number-${i}"></output>
@@ -12,12 +12,13 @@ class Sliders {
     this.outputs = columns.map((_, i) => place.querySelector(`#number-${i}`));
     place.querySelectorAll("label").forEach((label, i) => { label.textContent = columns[i]; });
     this.number = (i) => samples.low[i] + this.inputs[i].value * samples.width[i] / 255;
-    this.inputs.forEach((input) => { input.oninput = () => this.update(); });
-    this.show(Float32Array.from(columns, (_, i) => samples.low[i] + samples.width[i] / 2));
+    this.inputs.forEach((input) => { input.oninput = () => { this.heldOut = false; this.update(); }; });
+    this.update();
   }
 
   show(sample) {
     const { low, width } = this.record.samples;
+    this.heldOut = true;
     this.inputs.forEach((input, i) => { input.value = Math.round(255 * (sample[i] - low[i]) / width[i]); });
     this.update();
   }
@@ -39,7 +40,7 @@ class Sliders {
 
 class Viewer {
   constructor(place, record, changed) {
-    Object.assign(this, { record, changed, shown: null });
+    Object.assign(this, { record, changed, shown: null, heldOut: true });
     place.innerHTML = `<div class="sheet"><canvas id="sheet" role="img" aria-label="A sample"></canvas></div>
       <div class="controls"><button type="button" id="sample">Another example</button></div>`;
     this.sheet = place.querySelector("#sheet");
@@ -67,6 +68,6 @@ class Viewer {
     const numbers = Array.from(this.shown), low = Math.min(...numbers), range = Math.max(...numbers) - low || 1;
     lines(pen, [numbers.map((v, i) => [
       20 + (width - 40) * i / Math.max(1, numbers.length - 1), height - 24 - (height - 48) * (v - low) / range,
-    ])], 3, colour);
+    ])], 5, colour);
   }
 }

@@ -125,7 +125,7 @@ class Page {
     }
     find("says").innerHTML = sample ? "The net says <b></b>" : "The net is waiting";
     if (sample) find("says").querySelector("b").textContent = this.names[best];
-    for (const chip of find("labels").children) chip.disabled = !sample;
+    for (const chip of find("labels").children) chip.disabled = !sample || this.input.heldOut;
   }
 
   labels() {
@@ -136,7 +136,9 @@ class Page {
       chip.onclick = () => this.teach(label);
       return chip;
     }));
-    find("bars").style.setProperty("--names", `${Math.max(...this.names.map((name) => name.length)) + 0.5}ch`);
+    const longest = Math.max(...this.names.map((name) => name.length));
+    find("bars").style.setProperty("--names", `${longest + 0.5}ch`);
+    find("bars").classList.toggle("long", longest > 5);
     find("bars").replaceChildren(...this.names.map((name) => {
       const row = document.createElement("li");
       row.innerHTML = `<span class="name"></span><span class="track"><span class="fill"></span></span><span class="chance"></span>`;
@@ -148,7 +150,7 @@ class Page {
   // Learn from what is on the sheet, a round in each frame.
   teach(label) {
     const sample = this.input.sample(), before = this.accuracy;
-    if (!sample || this.teaching) return;
+    if (!sample || this.input.heldOut || this.teaching) return;
     this.play(false);
     const rounds = this.trainer.teach(sample, label, find("rehearse").checked);
     let last = 0;
@@ -172,7 +174,7 @@ class Page {
   showHeldOut() {
     const i = Math.floor(Math.random() * this.held.count);
     this.input.show(this.held.at(i));
-    this.say("taught", `A held-out sample: “${this.names[this.held.labels[i]]}”.`);
+    this.say("taught", `A held-out sample of “${this.names[this.held.labels[i]]}”: the net never learns from it.`);
   }
 
   // ---- classes of the visitor ----
@@ -264,7 +266,9 @@ function write(record, net, train, held) {
     kicker: `${record.name} · ${record.layers.join(" → ")} · ${record.rule}`,
     lede: (draws
       ? `A small neural network, and a sheet to draw on. Draw a ${record.noun} and it guesses; say what it is and it learns from your drawing, right here. `
-      : "A small neural network, and data to learn from. Give it a sample and it guesses; say what it is and it learns from it, right here. ") +
+      : record.kind === "table"
+        ? "A small neural network, and a table to learn from. Set a sample and it guesses; say what it is and it learns from it, right here. "
+        : "A small neural network, and data to learn from. Press Train and watch it learn, right here. ") +
       "It learns without backpropagation, and the program inside is the C that trains on a microcontroller.",
     "fact-weights": count(net.c.params()),
     "fact-ram": count(bytes),
@@ -287,7 +291,9 @@ function write(record, net, train, held) {
   find("where").innerHTML = `Everything happens in this file: the program, the samples and what you add never leave your device. It was written by <code>tpsgd.export.page(model, data, "learns.html", rule=…)</code>.`;
   find("control-score").hidden = !record.head;
   find("hidden-card").hidden = !record.hidden;
-  find("new").hidden = !record.spare;
+  const teaches = draws || record.kind === "table"; // else a visitor has only held-out samples
+  find("teach").hidden = !teaches;
+  find("new").hidden = !record.spare || !teaches;
   parts(ram, bytes, record);
 }
 

@@ -51,13 +51,15 @@ class Sketch {
     for (const end of ["pointerup", "pointercancel"]) this.sheet.addEventListener(end, () => { stroke = null; });
   }
 
+  get heldOut() { return this.shown !== null; }
+
   clear() {
     this.strokes = [];
     this.shown = null;
     this.update();
   }
 
-  // A sample of the data in place of a drawing.
+  // A held-out sample of the data in place of a drawing.
   show(sample) {
     this.strokes = [];
     this.shown = sample.slice();
