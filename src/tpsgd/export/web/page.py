@@ -88,9 +88,7 @@ def page(
         "wasmBytes": len(program),
     }
     checked = check(model, recipe, simultaneous, rule=rule, loss=loss)
-    return Exported(
-        (write_whole(path, _filled(record).encode()),), checked, memory=layout(recipe)
-    )
+    return Exported((write_whole(path, _filled(record).encode()),), checked, memory=layout(recipe))
 
 
 def _html_file(file: str | Path) -> Path:

@@ -1,8 +1,9 @@
 """The samples inside a page: chosen by class, one byte per number, compressed.
 
 A number is low + byte * width / levels. Pixels are stored without loss if all samples fit into the
-page, else with 16 levels of grey, so that more samples fit; other features have 256 levels. `drawing` measures how large and how thick strokes are in the data, so
-that what a visitor draws looks like them.
+page, else with 16 levels of grey, so that more samples fit; other features have 256 levels.
+`drawing` measures how large and how thick strokes are in the data, so that what a visitor draws
+looks like them.
 """
 
 import zlib
@@ -22,7 +23,9 @@ HELD_OUT_SHARE = 0.25  # of the training samples, at most, where the file is ful
 COARSE = 15  # levels of pixels above 0, where the file is full
 EXACT_LEVELS = (1, 16, 255)  # of binary pictures, the digits of scikit-learn, and bytes
 PATH = 2.4  # length of the strokes of a written sign, over its height
-SAME_INK = 0.2  # short strokes are thicker than long ones if the ink of a sign varies less than this
+SAME_INK = (
+    0.2  # short strokes are thicker than long ones if the ink of a sign varies less than this
+)
 SAME_SIZE = 0.12  # signs of a set were scaled to a frame if their heights vary less than this
 
 
@@ -125,8 +128,8 @@ def _bytes(x: Array, low: Array, width: Array, levels: int) -> Array:
 def drawing(x: Array, shape: tuple[int, ...]) -> dict[str, Any]:
     """How signs lie in grey pictures: their frame and the width of their strokes, in pixels.
 
-    `paper` and `ink` are the numbers of an empty and of a full pixel. `area` is the ink of a sign in
-    full pixels if all signs have about the same, else 0.
+    `paper` and `ink` are the numbers of an empty and of a full pixel. `area` is the ink of a
+    sign in full pixels if all signs have about the same, else 0.
     """
     pictures = x.reshape(-1, *shape[-2:])
     low, high = float(x.min()), float(x.max())
@@ -138,7 +141,7 @@ def drawing(x: Array, shape: tuple[int, ...]) -> dict[str, Any]:
     height, width = bottom - top, right - left
     area = cover.sum((1, 2))
     stroke = area.mean() / (PATH * height.mean())
-    rows, columns = shape[-2:]
+    rows = shape[-2]
     return {
         "paper": paper,
         "ink": ink,
@@ -155,8 +158,9 @@ def drawing(x: Array, shape: tuple[int, ...]) -> dict[str, Any]:
 def _extents(cover: Array) -> tuple[Array, Array, Array, Array]:
     """First and last rows and columns with ink (the last ones exclusive), for each picture."""
     some = cover > 0.1
-    ends = []
-    for axis in (2, 1):
-        line = some.any(axis)
-        ends += [line.argmax(1), line.shape[1] - line[:, ::-1].argmax(1)]
-    return ends[0], ends[1], ends[2], ends[3]
+    return *_ends(some.any(2)), *_ends(some.any(1))
+
+
+def _ends(lines: Array) -> tuple[Array, Array]:
+    """Where the first True of each row is, and where the last one ends."""
+    return lines.argmax(1), lines.shape[1] - lines[:, ::-1].argmax(1)

@@ -123,7 +123,7 @@ class Page {
       bars[c].style.setProperty("--share", chances[c]);
       bars[c].lastElementChild.textContent = sample ? `${Math.round(100 * chances[c])} %` : "";
     }
-    find("says").innerHTML = sample ? "The net says <b></b>" : "The net is waiting";
+    find("says").innerHTML = sample ? "The net says <b></b>" : "The net says …";
     if (sample) find("says").querySelector("b").textContent = this.names[best];
     for (const chip of find("labels").children) chip.disabled = !sample || this.input.heldOut;
   }
@@ -280,7 +280,8 @@ function write(record, net, train, held) {
     "units-note": record.hidden ? `Each square is a hidden unit, and shows how learning has changed its weights: blue pixels excite it more than before, orange ones less. The squares are empty at first${record.head ? ", and those of the control stay empty" : ""}.` : "",
     ram: `${count(bytes)} bytes`,
     "ram-text": "of RAM are all that training takes.",
-    "memory-note": `Planned at compile time: no malloc, no library. The page holds this ${record.head ? "twice, once more for the control" : "once"}. ` +
+    "memory-note": "Fixed at compile time: no malloc, no library; only the sample itself and a little stack come on top. " +
+      (record.head ? "The page holds these bytes twice, because of the control. " : "") +
       `The program is ${count(record.wasmBytes)} bytes of WebAssembly, starting weights included.`,
     how: `${HOW[record.rule] || "Every hidden layer has a loss of its own."} So a layer learns as soon as a sample has passed through it: no error travels back through the net, and nothing has to be stored for a backward pass.`,
   };

@@ -125,6 +125,7 @@ class Sketch {
     pen.clearRect(0, 0, side, side);
     const sample = this.sample();
     this.placeholder.hidden = sample !== null;
+    find("seen-place").hidden = sample === null;
     const pixels = this.seen.getContext("2d");
     pixels.clearRect(0, 0, this.columns, this.rows);
     if (sample) picture(pixels, sample, this.record, style.color);
