@@ -32,8 +32,9 @@ needs_compiler = pytest.mark.skipif(
 needs_browser = pytest.mark.skipif(chromium() is None, reason="Chromium is not installed")
 LR = 0.01
 SEVEN = [(0.3, 0.17), (0.5, 0.17), (0.7, 0.17), (0.57, 0.5), (0.45, 0.86)]
-STAR = """[[[.2,.5],[.8,.5]], [[.5,.15],[.5,.85]], [[.28,.26],[.72,.74]], [[.72,.26],[.28,.74]]].map(
-  (line) => line.map(([x, y], i) => [x + Math.sin(7 * k + i) / 50, y + Math.cos(5 * k + i) / 50]))"""
+STAR = """[[[.2,.5],[.8,.5]], [[.5,.15],[.5,.85]], [[.28,.26],[.72,.74]], [[.72,.26],[.28,.74]]]
+  .map((line) => line.map(([x, y], i) => [x + Math.sin(7 * k + i) / 50, y + Math.cos(k + i) / 50]))
+"""
 
 
 @pytest.fixture(scope="module")

@@ -158,7 +158,7 @@ def drawing(x: Array, shape: tuple[int, ...]) -> dict[str, Any]:
 def _extents(cover: Array) -> tuple[Array, Array, Array, Array]:
     """First and last rows and columns with ink (the last ones exclusive), for each picture."""
     some = cover > 0.1
-    return *_ends(some.any(2)), *_ends(some.any(1))
+    return *_ends(np.asarray(some.any(2))), *_ends(np.asarray(some.any(1)))
 
 
 def _ends(lines: Array) -> tuple[Array, Array]:
