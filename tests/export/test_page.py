@@ -332,19 +332,20 @@ def test_a_table_has_sliders_in_its_own_units(browser, tmp_path):
     model = nn.Sequential(nn.Linear(4, 8), nn.LeakyReLU(), nn.Linear(8, 3))
     file = page(model, table(), tmp_path / "table.html", spare=1).paths[0]
     browser.open(file)
-    names, number, guess, chip = browser.run(
+    names, number, guess, chip, bar = browser.run(
         """p.trainer.steps(900); p.evaluate();
         const sliders = [...document.querySelectorAll(".sliders input")];
         const slide = (s) => { s.value = 255; s.dispatchEvent(new Event("input")); };
         sliders.forEach(slide);
         return [[...document.querySelectorAll(".sliders label")].map((l) => l.textContent),
-          ...[find("number-0"), find("says"), find("labels").lastElementChild]
+          ...[find("number-0"), find("says"), find("labels").lastElementChild,
+            find("bars").lastElementChild.firstElementChild]
             .map((element) => element.textContent)];"""
     )
     top = float(table().train[0][:, 0].max()) * 2 + 10
     assert names == [f"feature {i}" for i in range(4)]
     assert float(number) == pytest.approx(top, rel=0.01)
-    assert guess == "The net says <high>" and chip == "<high>"
+    assert guess == "The net says <high>" and chip == bar == "<high>"
 
 
 @needs_compiler
