@@ -276,7 +276,7 @@ function write(record, net, train, held) {
     "teach-title": draws ? "What did you draw? Press it, and the net learns." : "What is it? Press it, and the net learns.",
     "train-title": `Train on ${count(train.count)} ${draws ? record.noun : "sample"}s`,
     "chart-note": `Accuracy on ${count(held.count)} held-out samples, which the net never learns from. ` + (record.head
-      ? "The control starts with the same weights and sees the same samples, but only its last layer learns: the distance between the lines is what the local rule adds." : ""),
+      ? "The control starts with the same weights and sees the same samples at the same learning rate, but only its last layer learns. Give it larger rates and more epochs, too, before you compare." : ""),
     "units-note": record.hidden ? `Each square is a hidden unit, and shows how learning has changed its weights: blue pixels excite it more than before, orange ones less. The squares are empty at first${record.head ? ", and those of the control stay empty" : ""}.` : "",
     ram: `${count(bytes)} bytes`,
     "ram-text": "of RAM are all that training takes.",
