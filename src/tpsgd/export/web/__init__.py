@@ -1,0 +1,1 @@
+"""A page that learns: an exported net as WebAssembly, with samples, in one HTML file."""

@@ -1,0 +1,165 @@
+"""One HTML file with a net that learns in it: the exported C as WebAssembly, and samples."""
+
+import html
+import json
+import re
+from base64 import b64encode
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tpsgd.data.dataset import Data
+from tpsgd.errors import TpsgdError
+from tpsgd.export.c_source import sources
+from tpsgd.export.check_c import check
+from tpsgd.export.codes import with_codes
+from tpsgd.export.exported import Exported
+from tpsgd.export.memory import layout
+from tpsgd.export.read_model import read_model
+from tpsgd.export.recipe import Convolution, Dense, Recipe
+from tpsgd.export.records import learning_mask
+from tpsgd.export.web import wasm
+from tpsgd.export.web.samples import Samples, chosen, drawing
+from tpsgd.files import write_whole
+from tpsgd.losses import Loss
+from tpsgd.rules import Rule, readout
+from tpsgd.train import simultaneous
+
+FOLDER = Path(__file__).with_name("static")
+SCRIPTS = ("net.js", "trainer.js", "sketch.js", "features.js", "chart.js", "learn.js")
+FILE_BYTES = 260_000  # of the file, for the program and the samples; the rest takes 40,000
+LEAST_FOR_SAMPLES = 120_000  # even if the program is large
+MOST_FOR_SAMPLES = 180_000
+CALIBRATION = 256  # training samples that calibrated readouts measure
+MOST_SLIDERS = 16  # features that can be set by hand
+
+
+def page(
+    model: nn.Module,
+    data: Data,
+    file: str | Path,
+    *,
+    rule: Rule | Sequence[Rule] | None = None,
+    lr: float = 0.01,
+    optimizer: str = "sgd",
+    loss: Loss | None = None,
+    spare: int = 3,
+    seed: int = 0,
+) -> Exported:
+    """Write an HTML file in which the model learns, one sample at a time.
+
+    The program in the file is the C of `tpsgd.export.c`, as WebAssembly. The file opens from the
+    disk and requests nothing. Writing it needs a compiler for WebAssembly: clang with lld, or the
+    package `ziglang`. Before it is written the C is run beside `tpsgd.fit`.
+
+    Args:
+        model: as for `tpsgd.export.c`, but not recurrent; the page starts with its weights.
+        data: from `tpsgd.data.load`. The page has as many of its samples as fit into about
+            300 kB; pixels may get coarser for it.
+        file: the page, such as `learns.html`; an earlier one is replaced.
+        rule: as for `fit`: `readout`, `tpsgd_l2`, `tpsgd_l1`, `drtp` or `frozen`.
+        lr: the learning rate at first; the visitor may change it.
+        optimizer: "sgd", "momentum" (0.9) or "adam".
+        loss: of the last block, if not the rule's own.
+        spare: classes that a visitor may add.
+        seed: of the class codes and of the choice of samples.
+    """
+    path = _html_file(file)
+    rule = readout() if rule is None else rule
+    recipe = read_model(
+        model, rule, data.shape, optimizer=optimizer, loss=loss, seed=seed, spare=spare,
+        samples=torch.as_tensor(data.train[0][:CALIBRATION]),
+    )  # fmt: skip
+    recipe = with_codes(recipe, "auto")
+    if recipe.recurrent:
+        raise TpsgdError("a recurrent net has no page; tpsgd.export.c writes it as C")
+    wrapper = FOLDER.joinpath("wasm.c").read_text(encoding="utf-8")
+    program = wasm.compiled({**sources(recipe), "wasm.c": wrapper})
+    left = FILE_BYTES - len(program) * 4 // 3
+    samples = chosen(data, min(max(left, LEAST_FOR_SAMPLES), MOST_FOR_SAMPLES), seed)
+    record = {
+        **_net(recipe, lr),
+        **_inputs(data, samples),
+        "samples": samples.record(),
+        "wasm": b64encode(program).decode(),
+        "wasmBytes": len(program),
+    }
+    checked = check(model, recipe, simultaneous, rule=rule, loss=loss)
+    return Exported((write_whole(path, _filled(record).encode()),), checked, memory=layout(recipe))
+
+
+def _html_file(file: str | Path) -> Path:
+    path = Path(file)
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise TpsgdError(f"a page is a file such as learns.html, not {path}")
+    if not path.parent.is_dir():
+        raise TpsgdError(f"cannot write {path}: there is no folder {path.parent}")
+    return path
+
+
+def _net(recipe: Recipe, lr: float) -> dict[str, Any]:
+    """The net in plain values: sizes, masks of the blocks that learn, first layer."""
+    mask = learning_mask(recipe)
+    head = 1 << recipe.blocks[-1].number
+    sizes = [recipe.inputs, *(block.pooled for block in recipe.blocks[:-1]), recipe.classes]
+    return {
+        "rule": recipe.rule,
+        "loss": recipe.loss,
+        "optimizer": recipe.optimizer,
+        "layers": [f"{n:,}" for n in sizes],
+        "lr": lr,
+        "spare": recipe.spare,
+        "mask": mask,
+        "head": mask & head if mask != head else 0,
+        "hidden": _first_weights(recipe),
+    }
+
+
+def _first_weights(recipe: Recipe) -> dict[str, int] | None:
+    """Where the weights of the first layer lie, if they look like small grey pictures."""
+    block = recipe.blocks[0]
+    layer, channels = block.layer, recipe.shape[0]
+    if len(recipe.blocks) < 2 or len(recipe.shape) != 3 or channels != 1 or not block.learns:
+        return None
+    if isinstance(layer, Dense):
+        return {"units": layer.outputs, "rows": recipe.shape[1], "columns": recipe.shape[2]}
+    if isinstance(layer, Convolution):
+        return {"units": layer.filters, "rows": layer.kernel[0], "columns": layer.kernel[1]}
+    return None
+
+
+def _inputs(data: Data, samples: Samples) -> dict[str, Any]:
+    """What a sample looks like, and how a visitor may change it."""
+    grey = len(data.shape) == 3 and data.shape[0] == 1
+    columns = data.inputs.get("columns") or [f"x{i + 1}" for i in range(samples.train[0].shape[1])]
+    scaling = data.inputs.get("scaling", {})
+    few = len(data.shape) == 1 and data.shape[0] <= MOST_SLIDERS
+    kind = "draw" if grey else "picture" if len(data.shape) == 3 else "table" if few else "series"
+    return {
+        "name": Path(data.name).stem,
+        "classes": list(data.classes),
+        "shape": list(data.shape),
+        "kind": kind,
+        "noun": "digit" if list(data.classes) == list("0123456789") else "picture",
+        "drawing": drawing(samples.numbers(samples.train[0]), data.shape) if grey
+        else None,
+        "columns": list(columns) if few else [],
+        "shift": scaling.get("shift", [0.0]) if few else [0.0],
+        "scale": scaling.get("scale", [1.0]) if few else [1.0],
+    }  # fmt: skip
+
+
+def _filled(record: dict[str, Any]) -> str:
+    """The template with the style, the scripts and the record in it."""
+    read = {name: FOLDER.joinpath(name).read_text(encoding="utf-8") for name in SCRIPTS}
+    values = {
+        "title": html.escape(f"{record['name']}: a neural net that learns in this page"),
+        "style": FOLDER.joinpath("style.css").read_text(encoding="utf-8"),
+        "record": json.dumps(record, separators=(",", ":")).replace("<", "\\u003c"),
+        "script": "\n".join(read[name] for name in SCRIPTS),
+    }
+    text = FOLDER.joinpath("template.html").read_text(encoding="utf-8")
+    return re.sub(r"<!--(\w+)-->|/\*(\w+)\*/", lambda m: values[m[1] or m[2]], text)
