@@ -20,7 +20,7 @@ import tpsgd
 import tpsgd.export
 from tpsgd import projections, rules
 from tpsgd.data.sets.eeg import ROWS
-from tpsgd.export.compiled import CompiledReader
+from tpsgd.export.to_c.compiled import CompiledReader
 from tpsgd.maths.random import Key, permutation
 
 UNITS, LEAK, EPOCHS, SEEDS = 32, 0.3, 5, (0, 1, 2)

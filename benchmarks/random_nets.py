@@ -20,10 +20,10 @@ from torch import nn
 import tpsgd
 from tpsgd import projections, rules
 from tpsgd.errors import TpsgdError
-from tpsgd.export.c_source import sources
-from tpsgd.export.check_c import Distances, distances
-from tpsgd.export.codes import with_binary_codes, with_codes
 from tpsgd.export.read_model import read_model
+from tpsgd.export.to_c.check import Distances, distances
+from tpsgd.export.to_c.codes import with_binary_codes, with_codes
+from tpsgd.export.to_c.source import sources
 
 FLAGS = (
     *("-std=c99", "-pedantic", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror", "-O0"),

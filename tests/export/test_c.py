@@ -17,12 +17,12 @@ import tpsgd.export
 from benchmarks import emulated, random_nets
 from tpsgd import projections, rules
 from tpsgd.errors import TpsgdError
-from tpsgd.export.c_source import kernels, sources
-from tpsgd.export.check_c import distances, samples
-from tpsgd.export.codes import drawn, with_codes
-from tpsgd.export.compiled import CompiledNet, compiler
-from tpsgd.export.memory import layout
 from tpsgd.export.read_model import read_model
+from tpsgd.export.to_c.check import distances, samples
+from tpsgd.export.to_c.codes import drawn, with_codes
+from tpsgd.export.to_c.compiled import CompiledNet, compiler
+from tpsgd.export.to_c.memory import layout
+from tpsgd.export.to_c.source import kernels, sources
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C compiler")
 
@@ -372,7 +372,7 @@ def test_an_earlier_export_is_not_replaced_unasked(tmp_path):
 
 
 def test_what_differs_from_fit_is_not_left_on_disk(tmp_path, monkeypatch):
-    from tpsgd.export import check_c
+    from tpsgd.export.to_c import check
 
     def wrong(recipe):
         texts = sources(recipe)
@@ -380,7 +380,7 @@ def test_what_differs_from_fit_is_not_left_on_disk(tmp_path, monkeypatch):
             "tpsgd.h": texts["tpsgd.h"].replace("weights[i] -= r->lr", "weights[i] += r->lr")
         }
 
-    monkeypatch.setattr(check_c, "sources", wrong)
+    monkeypatch.setattr(check, "sources", wrong)
     with pytest.raises(TpsgdError, match="learned other weights"):
         exported(tmp_path)
     assert not list(tmp_path.glob("net.*"))

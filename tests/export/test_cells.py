@@ -19,13 +19,13 @@ import tpsgd
 import tpsgd.export
 from tpsgd import projections, rules
 from tpsgd.errors import TpsgdError
-from tpsgd.export.cell_memory import cell_layout
-from tpsgd.export.cell_source import cell_sources
-from tpsgd.export.check_c import OPTIMIZERS
-from tpsgd.export.compiled import CompiledReader
 from tpsgd.export.read_model import read_model
 from tpsgd.export.recipe import Recipe
 from tpsgd.export.records import read_weights
+from tpsgd.export.to_c.cell_memory import cell_layout
+from tpsgd.export.to_c.cell_source import cell_sources
+from tpsgd.export.to_c.check import OPTIMIZERS
+from tpsgd.export.to_c.compiled import CompiledReader
 from tpsgd.maths.random import Key, permutation
 from tpsgd.nets.blocks import split
 from tpsgd.nets.recurrent import connect

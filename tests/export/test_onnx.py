@@ -20,18 +20,21 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import tpsgd
 from tpsgd import TpsgdError, losses, projections, rules
-from tpsgd.export import onnx_step
-from tpsgd.export.onnx_export import onnx as export
-from tpsgd.export.onnx_graph import Graph, Port, as_model
-from tpsgd.export.onnx_layers import class_codes, gradients
-from tpsgd.export.onnx_step import epoch_model, predict_model, step_model
 from tpsgd.export.read_model import read_model
 from tpsgd.export.recipe import BlockRecipe, Convolution
+from tpsgd.export.to_onnx import step
+from tpsgd.export.to_onnx.export import onnx as export
+from tpsgd.export.to_onnx.graph import Graph, Port, as_model
+from tpsgd.export.to_onnx.layers import class_codes, gradients
+from tpsgd.export.to_onnx.step import epoch_model, predict_model, step_model
 from tpsgd.nets.recurrent import connect
 
 pytest.importorskip("onnx", reason="onnx writes the graphs, and is not installed")
 onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime runs the graphs")
-pytestmark = pytest.mark.usefixtures("unwatched")
+pytestmark = [
+    pytest.mark.usefixtures("unwatched"),
+    pytest.mark.filterwarnings("ignore:.*without bound"),
+]
 
 STEPS, BATCH, CLASSES = 20, 6, 4
 RATE = {"sgd": 0.01, "momentum": 0.003, "adam": 0.001}
@@ -466,7 +469,7 @@ def test_what_was_written(tmp_path):
 
 @pytest.mark.parametrize("constant", ["BETA_1", "BETA_2"])
 def test_a_graph_that_differs_from_fit_is_not_left(tmp_path, monkeypatch, constant):
-    monkeypatch.setattr(onnx_step, constant, 0.95)
+    monkeypatch.setattr(step, constant, 0.95)
     with pytest.raises(TpsgdError, match=r"differs from tpsgd.fit in 1.weight, 1.bias"):
         export(seeded(dense), tmp_path / "step.onnx", shape=(1, 3, 3), optimizer="adam")
     assert not list(tmp_path.iterdir())
@@ -531,6 +534,6 @@ def test_files_of_the_user_stay(tmp_path, name):
 
 
 def test_constants_that_no_file_can_have_are_refused(monkeypatch):
-    monkeypatch.setattr("tpsgd.export.onnx_graph.LARGEST", 1000)
+    monkeypatch.setattr("tpsgd.export.to_onnx.graph.LARGEST", 1000)
     with pytest.raises(TpsgdError, match="more than an ONNX file can have"):
         step_model(read_model(seeded(cnn), rules.tpsgd_l2(), NETS[cnn]), NETS[cnn])

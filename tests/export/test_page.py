@@ -17,14 +17,14 @@ import tpsgd
 from tpsgd import rules
 from tpsgd.data.dataset import Data
 from tpsgd.errors import TpsgdError
-from tpsgd.export.c_source import sources
-from tpsgd.export.codes import with_codes
-from tpsgd.export.compiled import CompiledNet, compiler
 from tpsgd.export.read_model import read_model
 from tpsgd.export.records import read_weights
-from tpsgd.export.web import wasm
-from tpsgd.export.web.page import CALIBRATION, page
-from tpsgd.export.web.samples import chosen, drawing
+from tpsgd.export.to_c.codes import with_codes
+from tpsgd.export.to_c.compiled import CompiledNet, compiler
+from tpsgd.export.to_c.source import sources
+from tpsgd.export.to_page import wasm
+from tpsgd.export.to_page.page import CALIBRATION, page
+from tpsgd.export.to_page.samples import chosen, drawing
 
 needs_compiler = pytest.mark.skipif(
     wasm.wasm_compiler() is None, reason="no compiler for WebAssembly: clang with lld, or ziglang"

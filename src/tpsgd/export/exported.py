@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpsgd.export.memory import Layout
+from tpsgd.export.to_c.memory import Layout
 from tpsgd.units import size
 
 

@@ -56,9 +56,9 @@ def parse(data: bytes) -> Record:
         raise TpsgdError("this is no record of weights of an exported net")
     if zlib.crc32(data[:-4]) != struct.unpack("<I", data[-4:])[0]:
         raise TpsgdError("the record of weights is damaged: its checksum does not fit")
-    _, *head = HEAD.unpack_from(data)
+    _, layers, mask, outputs, classes = HEAD.unpack_from(data)
     numbers = torch.frombuffer(bytearray(data[HEAD.size : -4]), dtype=torch.float32)
-    return Record(*head, numbers)
+    return Record(layers, mask, outputs, classes, numbers)
 
 
 def read_weights(model: nn.Module, record: str | Path | bytes) -> int:

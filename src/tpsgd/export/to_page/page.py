@@ -13,16 +13,16 @@ from torch import nn
 
 from tpsgd.data.dataset import Data
 from tpsgd.errors import TpsgdError
-from tpsgd.export.c_source import sources
-from tpsgd.export.check_c import check
-from tpsgd.export.codes import with_codes
 from tpsgd.export.exported import Exported
-from tpsgd.export.memory import layout
 from tpsgd.export.read_model import read_model
 from tpsgd.export.recipe import Convolution, Dense, Recipe
 from tpsgd.export.records import learning_mask
-from tpsgd.export.web import wasm
-from tpsgd.export.web.samples import Samples, chosen, drawing
+from tpsgd.export.to_c.check import check
+from tpsgd.export.to_c.codes import with_codes
+from tpsgd.export.to_c.memory import layout
+from tpsgd.export.to_c.source import sources
+from tpsgd.export.to_page import wasm
+from tpsgd.export.to_page.samples import Samples, chosen, drawing
 from tpsgd.files import write_whole
 from tpsgd.losses import Loss
 from tpsgd.rules import Rule, readout

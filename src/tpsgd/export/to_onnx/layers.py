@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from tpsgd.export.onnx_graph import Dims, Graph, Port
 from tpsgd.export.recipe import (
     BlockRecipe,
     Cell,
@@ -23,6 +22,7 @@ from tpsgd.export.recipe import (
     Pool,
     Shape,
 )
+from tpsgd.export.to_onnx.graph import Dims, Graph, Port
 from tpsgd.maths.random import Key
 from tpsgd.projections import Projection, binary, normal, per_filter, uniform
 

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tpsgd.export.memory import MOMENTS, Layout, fan_in, gains, layout, pixels
 from tpsgd.export.recipe import BlockRecipe, Codes, Convolution, Diagonal, LocalLoss, Recipe
 from tpsgd.export.records import fingerprint, learning_mask
+from tpsgd.export.to_c.memory import MOMENTS, Layout, fan_in, gains, layout, pixels
 from tpsgd.projections import make_tables
 
 FRAGMENTS = (
@@ -48,7 +48,8 @@ def kernels(recipe: Recipe) -> str:
     chosen = needs(recipe)
     fragments = [f for f in FRAGMENTS if f not in ONLY_FOR or ONLY_FOR[f] in chosen]
     texts = {
-        name: files("tpsgd.export").joinpath(f"kernels/{name}.h").read_text() for name in fragments
+        name: files("tpsgd.export.to_c").joinpath(f"kernels/{name}.h").read_text()
+        for name in fragments
     }
     if "quantiles" in needs(recipe):
         texts["codes"] = _quantiles() + texts["codes"]

@@ -15,10 +15,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from tpsgd.engine.optimizers import adam, sgd
 from tpsgd.engine.settings import Memory
 from tpsgd.errors import TpsgdError
-from tpsgd.export.c_source import sources
-from tpsgd.export.cell_source import cell_sources
-from tpsgd.export.compiled import FLAGS, CompiledNet, CompiledReader, compiler
 from tpsgd.export.recipe import BlockRecipe, Recipe
+from tpsgd.export.to_c.cell_source import cell_sources
+from tpsgd.export.to_c.compiled import FLAGS, CompiledNet, CompiledReader, compiler
+from tpsgd.export.to_c.source import sources
 from tpsgd.nets.blocks import split
 from tpsgd.train import sequential
 from tpsgd.training.fit import fit

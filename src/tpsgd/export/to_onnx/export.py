@@ -22,10 +22,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from tpsgd.engine.settings import Memory
 from tpsgd.errors import TpsgdError
 from tpsgd.export.exported import Exported
-from tpsgd.export.onnx_graph import count_nodes
-from tpsgd.export.onnx_step import MOMENTUM, epoch_model, predict_model, step_model
 from tpsgd.export.read_model import read_model
 from tpsgd.export.recipe import Recipe, Shape
+from tpsgd.export.to_onnx.graph import count_nodes
+from tpsgd.export.to_onnx.step import MOMENTUM, epoch_model, predict_model, step_model
 from tpsgd.files import writable_folder, write_whole
 from tpsgd.losses import Loss
 from tpsgd.nets.recurrent import connect
@@ -131,7 +131,7 @@ def _graph_path(file: str | Path) -> Path:
 
 def _program(path: Path, recipe: Recipe, sample: Shape, epoch: bool) -> str:
     """The text of run.py."""
-    text = package_files("tpsgd.export").joinpath("onnx_run.txt").read_text(encoding="utf-8")
+    text = package_files("tpsgd.export.to_onnx").joinpath("run.txt").read_text(encoding="utf-8")
     return Template(text).substitute(
         file=path.name, weights=f"{path.stem}.weights.npz", shape=sample,
         reshaped=(-1, *sample[1:]) if recipe.recurrent else sample, last=recipe.outputs - 1,

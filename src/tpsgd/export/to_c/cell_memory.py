@@ -9,8 +9,8 @@ from itertools import pairwise
 from typing import Any
 
 from tpsgd.errors import TpsgdError
-from tpsgd.export.memory import FLOAT, Layout, flash, lasting_ram
 from tpsgd.export.recipe import BlockRecipe, Cell, Dense, Diagonal, Recipe
+from tpsgd.export.to_c.memory import FLOAT, Layout, flash, lasting_ram
 
 PROGRESS = 6  # words of tps_progress in kernels/cells.h
 

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from tpsgd.errors import TpsgdError
-from tpsgd.export.onnx_graph import LARGEST, Dims, Graph, Port, as_model
-from tpsgd.export.onnx_layers import (
+from tpsgd.export.recipe import BlockRecipe, Diagonal, LocalLoss, Recipe, Shape
+from tpsgd.export.to_onnx.graph import LARGEST, Dims, Graph, Port, as_model
+from tpsgd.export.to_onnx.layers import (
     CellScan,
     Grads,
     Labels,
@@ -30,7 +31,6 @@ from tpsgd.export.onnx_layers import (
     pooled,
     times_derivative,
 )
-from tpsgd.export.recipe import BlockRecipe, Diagonal, LocalLoss, Recipe, Shape
 
 MOMENTUM, BETA_1, BETA_2, EPS = 0.9, 0.9, 0.999, 1e-8
 

@@ -7,14 +7,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from tpsgd.errors import TpsgdError
-from tpsgd.export.c_source import sources
-from tpsgd.export.cell_memory import cell_layout
-from tpsgd.export.cell_source import cell_sources
-from tpsgd.export.check_c import check
-from tpsgd.export.codes import check_kind, with_binary_codes, with_codes
 from tpsgd.export.exported import Exported
-from tpsgd.export.memory import Layout, layout
 from tpsgd.export.read_model import read_model
+from tpsgd.export.to_c.cell_memory import cell_layout
+from tpsgd.export.to_c.cell_source import cell_sources
+from tpsgd.export.to_c.check import check
+from tpsgd.export.to_c.codes import check_kind, with_binary_codes, with_codes
+from tpsgd.export.to_c.memory import Layout, layout
+from tpsgd.export.to_c.source import sources
 from tpsgd.files import write_whole
 from tpsgd.losses import Loss
 from tpsgd.output import output_folder

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from tpsgd import projections
 from tpsgd.errors import TpsgdError
-from tpsgd.export.memory import FEW_CODES
 from tpsgd.export.recipe import Codes, Recipe
+from tpsgd.export.to_c.memory import FEW_CODES
 from tpsgd.maths.random import Key
 from tpsgd.objectives import Objective, Site
 from tpsgd.projections import Projection, Redrawn, binary

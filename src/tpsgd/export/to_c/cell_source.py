@@ -7,7 +7,10 @@ those of `c_source`; the kernels are `cells.h`, `diagonal.h` and `sequences.h`.
 
 from collections.abc import Iterator
 
-from tpsgd.export.c_source import (
+from tpsgd.export.recipe import BlockRecipe, Cell, Diagonal, Recipe
+from tpsgd.export.to_c.cell_memory import CellLayout, cell_layout
+from tpsgd.export.to_c.memory import gains
+from tpsgd.export.to_c.source import (
     ERRORS,
     LICENCE,
     block_row,
@@ -21,9 +24,6 @@ from tpsgd.export.c_source import (
     summary,
     weight_places,
 )
-from tpsgd.export.cell_memory import CellLayout, cell_layout
-from tpsgd.export.memory import gains
-from tpsgd.export.recipe import BlockRecipe, Cell, Diagonal, Recipe
 
 ANSWERS = (*ERRORS, "MEASURED", "BAD_ORDER")
 
