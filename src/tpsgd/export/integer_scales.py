@@ -1,7 +1,7 @@
 """From a `Recipe` and labelled calibration samples to a net of integers with its binary points.
 
-A number v with binary point p is v / 2^p. The input's point is the one with the smallest mean square
-error on the samples. A rehearsal of the training in float, on the same samples, shows how large
+A number v with binary point p is v / 2^p. The input's point is the one with the smallest mean
+square error on the samples. A rehearsal of the training in float, on the same samples, shows how large
 weights and activations become; their points leave room for that.
 """
 
@@ -84,7 +84,9 @@ class IntegerNet:
         x = np.asarray(samples, np.float32).reshape(len(samples), -1)
         low, high = input_range(self.signed)
         kind = np.int8 if self.signed else np.uint8
-        return np.clip(np.floor(x * 2.0**self.input_point + 0.5), low, high).astype(kind)
+        v = np.nan_to_num(x * np.float32(2.0**self.input_point), posinf=high, neginf=low)
+        rounded = np.copysign(np.floor(np.abs(v) + np.float32(0.5)), v)
+        return np.clip(rounded, low, high).astype(kind)
 
 
 def integer_net(
@@ -146,18 +148,20 @@ def _refuse(recipe: Recipe, numbers: str) -> None:
             f"integers learn by plain sgd, one sample at a time; not by {recipe.optimizer} in "
             f"batches of {recipe.batch}"
         )
-    if recipe.loss != "cross_entropy":
-        raise TpsgdError(f"a net of integers ends in cross_entropy; {recipe.loss} needs floats")
     for block in recipe.blocks:
         who = f"block {block.number + 1} ({block.name})"
         if not isinstance(block.layer, Dense) or block.pools:
             raise TpsgdError(f"{who}: a net of integers has dense layers only; export floats")
         if block.activation not in ACTIVATIONS:
-            raise TpsgdError(f"{who}: {block.activation} needs floats; ReLU, LeakyReLU, Tanh do not")
+            raise TpsgdError(
+                f"{who}: {block.activation} needs floats; ReLU, LeakyReLU, Tanh do not"
+            )
         if block.activation == "leaky_relu" and not SMALLEST_SLOPE <= block.slope <= 1:
             raise TpsgdError(f"{who}: a slope of {block.slope:g} is outside of 2^-10 to 1")
         if block.local is not None:
             _refuse_local(who, block)
+    if recipe.loss != "cross_entropy":
+        raise TpsgdError(f"a net of integers ends in cross_entropy; {recipe.loss} needs floats")
 
 
 def _refuse_local(who: str, block: BlockRecipe) -> None:

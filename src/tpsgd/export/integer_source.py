@@ -22,7 +22,7 @@ WIDTH = 96  # of a line of numbers
 
 @dataclass(frozen=True)
 class Places:
-    """Where everything lies: offsets of each layer's weights, biases and outputs, sizes in bytes."""
+    """Offsets of each layer's weights, biases and outputs, how many there are, and bytes."""
 
     weights: tuple[int, ...]
     biases: tuple[int, ...]
@@ -83,7 +83,9 @@ def integer_source(net: IntegerNet, name: str = "net") -> dict[str, str]:
     at = places(net)
     texts = {
         f"{name}.h": _header(net, at),
-        f"{name}.c": "\n".join([_constants(net, at), _begin(net, at), _steps(net, at), _records(net, at)]),
+        f"{name}.c": "\n".join(
+            [_constants(net, at), _begin(net, at), _steps(net, at), _records(net, at)]
+        ),
         "tpsgd.h": _kernels(),
     }
     return {file: _renamed(text, name, file) for file, text in texts.items()}
@@ -149,7 +151,7 @@ def _header(net: IntegerNet, at: Places) -> str:
     biases = f"    int32_t biases[{at.bias_count}];\n" if at.bias_count else ""
     outputs = f"    int16_t y[{at.padded_outputs}];\n" if at.padded_outputs else ""
     sizes = "-".join(str(n) for n in [layers[0].inputs, *(layer.outputs for layer in layers)])
-    return f"""/* {sizes}, learns in {net.numbers} by {recipe.rule}: one sample a step, stochastic rounding.
+    return f"""/* {sizes}, learns in {net.numbers} by {recipe.rule}, one sample a step.
  *
  * An input v of {kind} stands for v / 2^NET_INPUT_POINT, out of range it saturates: net_quantise.
  * The rate is a fraction of 65,536; NET_RATE(0.01) computes it while compiling.
@@ -288,8 +290,9 @@ void net_quantise(const float *values, net_input *x)
     uint32_t i;
     for (i = 0; i < NET_INPUT; i++) {{
         float v = values[i] * {float(2**net.input_point)!r}f;
-        x[i] = (net_input)(v >= {high}.0f ? {high} : v <= {low}.0f ? {low} : v >= 0.0f ? (int32_t)(v + 0.5f)
-                           : v < 0.0f ? -(int32_t)(0.5f - v) : 0);
+        int32_t n = v >= {high}.0f ? {high} : v <= {low}.0f ? {low} : v >= 0.0f ? (int32_t)(v + 0.5f)
+                  : v < 0.0f ? -(int32_t)(0.5f - v) : 0;
+        x[i] = (net_input)n;
     }}
 }}
 
