@@ -448,3 +448,12 @@ def test_a_name_of_ones_own(tmp_path):
     assert "WAVES_RAM_BYTES" in sources["waves.h"] and "NET_" not in sources["waves.c"]
     with pytest.raises(TpsgdError, match="name in C"):
         integer_source(net, "a-b")
+
+
+def test_the_program_needs_no_library(tmp_path):
+    net, _, _ = case("tanh", "int16")
+    build(net, tmp_path)
+    command = ["gcc", "-std=c99", "-O3", "-ffreestanding", "-c", "net.c", "-o", "net.o"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    undefined = subprocess.run(["nm", "-u", "net.o"], cwd=tmp_path, capture_output=True, text=True)
+    assert set(undefined.stdout.split()) <= {"U", "_GLOBAL_OFFSET_TABLE_"}

@@ -1,8 +1,8 @@
 """From a `Recipe` and labelled calibration samples to a net of integers with its binary points.
 
 A number v with binary point p is v / 2^p. The input's point is the one with the smallest mean
-square error on the samples. A rehearsal of the training in float, on the same samples, shows how large
-weights and activations become; their points leave room for that.
+square error on the samples. A rehearsal of the training in float, on the same samples, shows how
+large weights and activations become; their points leave room for that.
 """
 
 from dataclasses import dataclass

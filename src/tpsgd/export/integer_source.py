@@ -151,83 +151,18 @@ def _header(net: IntegerNet, at: Places) -> str:
     biases = f"    int32_t biases[{at.bias_count}];\n" if at.bias_count else ""
     outputs = f"    int16_t y[{at.padded_outputs}];\n" if at.padded_outputs else ""
     sizes = "-".join(str(n) for n in [layers[0].inputs, *(layer.outputs for layer in layers)])
-    return f"""/* {sizes}, learns in {net.numbers} by {recipe.rule}, one sample a step.
- *
- * An input v of {kind} stands for v / 2^NET_INPUT_POINT, out of range it saturates: net_quantise.
- * The rate is a fraction of 65,536; NET_RATE(0.01) computes it while compiling.
- * A logit z stands for z / 2^NET_LOGIT_POINT, a loss for loss / 2^NET_LOSS_POINT nats.
- * The RAM is sizeof(net_state) + sizeof(net_arena) = NET_RAM_BYTES; the arena keeps nothing. */
-#ifndef NET_H
-#define NET_H
-
-#include <stdint.h>
-
-#define NET_INPUT {layers[0].inputs}
-#define NET_INPUT_POINT {net.input_point}
-#define NET_CLASSES {recipe.outputs} /* spare classes included */
-#define NET_BATCH 1
-#define NET_BLOCKS {len(layers)}
-#define NET_PARAMS {at.weight_count + at.bias_count}
-#define NET_WEIGHTS {at.weight_count}
-#define NET_BIASES {at.bias_count}
-#define NET_LOGIT_POINT {layers[-1].sum_point}
-#define NET_LOSS_POINT 12
-#define NET_RAM_BYTES {at.state_bytes + at.arena_bytes}
-#define NET_RECORD_BYTES {at.record_bytes}
-#define NET_RATE(rate) ((uint16_t)((rate) * 65536.0 + 0.5))
-
-typedef {kind} net_input;
-
-typedef struct {{
-{biases}    uint32_t random;  /* the state of xorshift32, never 0 */
-    uint32_t classes; /* how many there are now */
-    {net.numbers}_t weights[{at.padded_weights}];
-}} net_state;
-
-typedef struct {{
-    int32_t e[NET_CLASSES];
-{outputs}}} net_arena;
-
-typedef char net_ram_as_planned[sizeof(net_state) + sizeof(net_arena) == NET_RAM_BYTES ? 1 : -1];
-
-enum {{ NET_OK, NET_BAD_RATE, NET_BAD_LABEL, NET_FULL, NET_BAD_RECORD }};
-
-#ifdef __cplusplus
-extern "C" {{
-#endif
-
-/* The weights that the model came with. */
-void net_begin(net_state *s);
-
-/* Numbers to inputs, rounded and saturated; the only function with floats. NaN becomes 0. */
-void net_quantise(const float *values, net_input *x);
-
-/* NET_CLASSES logits of a sample; those of classes from s->classes on are not written. */
-int net_forward(const net_state *s, net_arena *a, const net_input *x, int32_t *logits);
-
-/* Learn from a sample; bit i of blocks: block i + 1 learns. loss: NET_BLOCKS numbers, or null.
- * NET_BAD_RATE (0) and NET_BAD_LABEL leave the state as it was. */
-int net_step(net_state *s, net_arena *a, const net_input *x, uint16_t label, uint16_t rate,
-             uint32_t blocks, int32_t *loss);
-
-/* One of the spare classes, or NET_FULL. */
-int net_add_class(net_state *s);
-
-/* NET_RECORD_BYTES bytes with a CRC; a record that is damaged or of another net is refused. */
-void net_save(const net_state *s, uint8_t *record);
-int net_load(net_state *s, const uint8_t *record);
-
-#ifdef __cplusplus
-}}
-#endif
-
-#endif
-"""
+    return _HEADER.format(
+        sizes=sizes, kind=kind, biases=biases, outputs=outputs, at=at, numbers=net.numbers,
+        rule=recipe.rule, inputs=layers[0].inputs, input_point=net.input_point,
+        classes=recipe.outputs, blocks=len(layers), parameters=at.weight_count + at.bias_count,
+        logit_point=layers[-1].sum_point, ram=at.state_bytes + at.arena_bytes,
+    )  # fmt: skip
 
 
 def _constants(net: IntegerNet, at: Places) -> str:
     """The layers as constants."""
     text = [
+        _NO_LIBC,
         f"#define TPS_WEIGHT {net.numbers}_t",
         f"#define TPS_INPUT {'int8_t' if net.signed else 'uint8_t'}",
         '#include "net.h"\n#include "tpsgd.h"\n',
@@ -290,8 +225,9 @@ void net_quantise(const float *values, net_input *x)
     uint32_t i;
     for (i = 0; i < NET_INPUT; i++) {{
         float v = values[i] * {float(2**net.input_point)!r}f;
-        int32_t n = v >= {high}.0f ? {high} : v <= {low}.0f ? {low} : v >= 0.0f ? (int32_t)(v + 0.5f)
-                  : v < 0.0f ? -(int32_t)(0.5f - v) : 0;
+        int32_t n = v >= {high}.0f ? {high} : v <= {low}.0f ? {low} : 0;
+        if (v >= 0.0f && v < {high}.0f) n = (int32_t)(v + 0.5f);
+        if (v > {low}.0f && v < 0.0f) n = -(int32_t)(0.5f - v);
         x[i] = (net_input)n;
     }}
 }}
@@ -364,6 +300,83 @@ def _records(net: IntegerNet, at: Places) -> str:
         )
     return _RECORDS.format(size=size, put=put, get=get, loops=loops)
 
+
+_NO_LIBC = """#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("no-tree-loop-distribute-patterns") /* loops stay loops: no memcpy */
+#endif"""
+
+_HEADER = """/* {sizes}, learns in {numbers} by {rule}, one sample a step.
+ *
+ * An input v of {kind} stands for v / 2^NET_INPUT_POINT, out of range it saturates: net_quantise.
+ * The rate is a fraction of 65,536; NET_RATE(0.01) computes it while compiling.
+ * A logit z stands for z / 2^NET_LOGIT_POINT, a loss for loss / 2^NET_LOSS_POINT nats.
+ * The RAM is sizeof(net_state) + sizeof(net_arena) = NET_RAM_BYTES; the arena keeps nothing. */
+#ifndef NET_H
+#define NET_H
+
+#include <stdint.h>
+
+#define NET_INPUT {inputs}
+#define NET_INPUT_POINT {input_point}
+#define NET_CLASSES {classes} /* spare classes included */
+#define NET_BATCH 1
+#define NET_BLOCKS {blocks}
+#define NET_PARAMS {parameters}
+#define NET_WEIGHTS {at.weight_count}
+#define NET_BIASES {at.bias_count}
+#define NET_LOGIT_POINT {logit_point}
+#define NET_LOSS_POINT 12
+#define NET_RAM_BYTES {ram}
+#define NET_RECORD_BYTES {at.record_bytes}
+#define NET_RATE(rate) ((uint16_t)((rate) * 65536.0 + 0.5))
+
+typedef {kind} net_input;
+
+typedef struct {{
+{biases}    uint32_t random;  /* the state of xorshift32, never 0 */
+    uint32_t classes; /* how many there are now */
+    {numbers}_t weights[{at.padded_weights}];
+}} net_state;
+
+typedef struct {{
+    int32_t e[NET_CLASSES];
+{outputs}}} net_arena;
+
+typedef char net_ram_as_planned[sizeof(net_state) + sizeof(net_arena) == NET_RAM_BYTES ? 1 : -1];
+
+enum {{ NET_OK, NET_BAD_RATE, NET_BAD_LABEL, NET_FULL, NET_BAD_RECORD }};
+
+#ifdef __cplusplus
+extern "C" {{
+#endif
+
+/* The weights that the model came with. */
+void net_begin(net_state *s);
+
+/* Numbers to inputs, rounded and saturated; the only function with floats. NaN becomes 0. */
+void net_quantise(const float *values, net_input *x);
+
+/* NET_CLASSES logits of a sample; those of classes from s->classes on are not written. */
+int net_forward(const net_state *s, net_arena *a, const net_input *x, int32_t *logits);
+
+/* Learn from a sample; bit i of blocks: block i + 1 learns. loss: NET_BLOCKS numbers, or null.
+ * NET_BAD_RATE (0) and NET_BAD_LABEL leave the state as it was. */
+int net_step(net_state *s, net_arena *a, const net_input *x, uint16_t label, uint16_t rate,
+             uint32_t blocks, int32_t *loss);
+
+/* One of the spare classes, or NET_FULL. */
+int net_add_class(net_state *s);
+
+/* NET_RECORD_BYTES bytes with a CRC; a record that is damaged or of another net is refused. */
+void net_save(const net_state *s, uint8_t *record);
+int net_load(net_state *s, const uint8_t *record);
+
+#ifdef __cplusplus
+}}
+#endif
+
+#endif
+"""
 
 _UNITS = """
 static tps_source net_units(const int16_t *y)
