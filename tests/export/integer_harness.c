@@ -39,6 +39,20 @@ int main(int count_of_arguments, char **arguments)
     if (net_load(&again, record) || again.random != state.random) return 2;
     record[NET_RECORD_BYTES / 2] ^= 4;
     if (net_load(&again, record) != NET_BAD_RECORD) return 3;
+    again = state;
+    again.random = 0;
+    net_save(&again, record);
+    if (net_load(&again, record) != NET_BAD_RECORD) return 4;
+    again = state;
+    again.classes = NET_CLASSES + 1;
+    net_save(&again, record);
+    if (net_load(&again, record) != NET_BAD_RECORD) return 5;
+    if (count_of_arguments > 4) { /* a record to load: its status is that of the program */
+        FILE *other = fopen(arguments[4], "rb");
+        if (fread(record, 1, sizeof record, other) != sizeof record) return 6;
+        fclose(other);
+        return net_load(&again, record) == NET_BAD_RECORD ? 7 : 0;
+    }
     fclose(in);
     return fclose(out);
 }

@@ -212,7 +212,13 @@ def test_refused_steps_leave_the_net_as_it_was(tmp_path):
 
 def test_a_record_that_is_damaged_or_of_another_net_is_refused(tmp_path):
     net, x, y = case("leaky", "int8")
-    record = run(net, build(net, tmp_path), any_steps(net, x, y, 3))[-1]
+    program = build(net, tmp_path)
+    record = run(net, program, any_steps(net, x, y, 3))[-1]
+    (tmp_path / "record").write_bytes(record)
+    command = [program, tmp_path / "in", tmp_path / "out", "0", tmp_path / "record"]
+    assert subprocess.run(command).returncode == 0
+    other = replace(net, input_point=net.input_point + 1)
+    assert subprocess.run([build(other, tmp_path), *command[1:]]).returncode == 7
     for i in (0, 20, len(record) - 1):
         damaged = bytes(b ^ (k == i) for k, b in enumerate(record))
         with pytest.raises(TpsgdError, match="damaged"):
@@ -220,7 +226,7 @@ def test_a_record_that_is_damaged_or_of_another_net_is_refused(tmp_path):
     with pytest.raises(TpsgdError, match="bytes"):
         record_weights(net, record[:-1])
     with pytest.raises(TpsgdError, match="another net"):
-        record_weights(replace(net, input_point=net.input_point + 1), record)
+        record_weights(other, record)
 
 
 def test_the_compiler_checks_the_bytes_of_ram(tmp_path):
@@ -457,3 +463,24 @@ def test_the_program_needs_no_library(tmp_path):
     subprocess.run(command, cwd=tmp_path, check=True)
     undefined = subprocess.run(["nm", "-u", "net.o"], cwd=tmp_path, capture_output=True, text=True)
     assert set(undefined.stdout.split()) <= {"U", "_GLOBAL_OFFSET_TABLE_"}
+
+
+@pytest.mark.parametrize("numbers", ["int8", "int16"])
+def test_the_limit_of_weights_keeps_every_sum_within_30_bits(numbers):
+    x, y = samples(inputs=900)
+    net = net_of(model(nn.Linear(900, 300), nn.ReLU(), nn.Linear(300, 3)), x, y, numbers)
+    for layer, largest_input in zip(net.layers, (128, 2047), strict=True):
+        assert np.abs(layer.weights).max() <= layer.limit
+        assert layer.limit * layer.inputs * largest_input < 2**30
+    assert net.layers[0].limit == (127 if numbers == "int8" else (2**30 - 1) // (900 * 128))
+
+
+def test_the_size_of_codes_is_in_the_gain():
+    x, y = samples()
+    gains = [
+        net_of(small(), x, y, "int8", rules.readout(projection=projections.binary(std)))
+        .layers[0]
+        .gain
+        for std in (1.0, 0.5)
+    ]
+    assert gains[1].mantissa == gains[0].mantissa and gains[1].point == gains[0].point + 1
