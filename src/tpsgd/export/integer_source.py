@@ -1,0 +1,440 @@
+"""C of a net that learns in integers: net.h, net.c and the kernels, from an `IntegerNet`.
+
+The numbers of the layers lie in flash; the weights, the biases and the state of the random numbers
+in `net_state`. RAM is a constant that the compiler checks.
+"""
+
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.resources import files
+from itertools import accumulate
+from textwrap import wrap
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tpsgd.errors import TpsgdError
+from tpsgd.export.integer_scales import BITS, Factor, IntegerLayer, IntegerNet
+
+WIDTH = 96  # of a line of numbers
+
+
+@dataclass(frozen=True)
+class Places:
+    """Offsets of each layer's weights, biases and outputs, how many there are, and bytes."""
+
+    weights: tuple[int, ...]
+    biases: tuple[int, ...]
+    outputs: tuple[int, ...]
+    weight_count: int
+    bias_count: int
+    output_count: int
+    weight_bytes: int
+    classes: int
+
+    @property
+    def state_bytes(self) -> int:
+        """Biases, random state and number of classes, then the weights up to a multiple of 4."""
+        return 4 * self.bias_count + 8 + self.weight_bytes * self.padded_weights
+
+    @property
+    def padded_weights(self) -> int:
+        """The weights, and what fills the last word."""
+        each = 4 // self.weight_bytes
+        return -(-self.weight_count // each) * each
+
+    @property
+    def padded_outputs(self) -> int:
+        """The outputs of hidden layers, in pairs."""
+        return self.output_count + self.output_count % 2
+
+    @property
+    def arena_bytes(self) -> int:
+        """Errors of the classes, and the outputs of two layers."""
+        return 4 * self.classes + 2 * self.padded_outputs
+
+    @property
+    def record_bytes(self) -> int:
+        """A saved net: layout, classes, random state, weights, biases, CRC."""
+        return 16 + self.weight_count * self.weight_bytes + 4 * self.bias_count
+
+
+def places(net: IntegerNet) -> Places:
+    """Offsets and bytes of a net; layers that do not learn take no RAM."""
+    learned = [layer if layer.learns else None for layer in net.layers]
+    weights = [0 if layer is None else layer.weights.size for layer in learned]
+    biases = [
+        0 if layer is None or layer.biases is None else layer.biases.size for layer in learned
+    ]
+    hidden = [layer.outputs for layer in net.layers[:-1]]
+    even = max(hidden[::2], default=0)
+    odd = max(hidden[1::2], default=0)
+    return Places(
+        _starts(weights), _starts(biases), tuple(even * (i % 2) for i in range(len(hidden))),
+        sum(weights), sum(biases), even + odd, BITS[net.numbers] // 8, net.recipe.outputs,
+    )  # fmt: skip
+
+
+def integer_source(net: IntegerNet, name: str = "net") -> dict[str, str]:
+    """The files of a net that learns in integers, by their names."""
+    if not name.isidentifier() or not name.isascii():
+        raise TpsgdError(f"name must be a name in C, got {name!r}")
+    at = places(net)
+    texts = {
+        f"{name}.h": _header(net, at),
+        f"{name}.c": "\n".join(
+            [_constants(net, at), _begin(net, at), _steps(net, at), _records(net, at)]
+        ),
+        "tpsgd.h": _kernels(),
+    }
+    return {file: _renamed(text, name, file) for file, text in texts.items()}
+
+
+def record_weights(net: IntegerNet, record: bytes) -> dict[str, NDArray[np.float32]]:
+    """The weights of a record that `net_save` wrote, as floats by their names in the model."""
+    at = places(net)
+    if len(record) != at.record_bytes:
+        raise TpsgdError(f"a record of this net has {at.record_bytes} bytes, not {len(record)}")
+    if int.from_bytes(record[-4:], "little") != zlib.crc32(record[:-4]):
+        raise TpsgdError("the record is damaged: its CRC is wrong")
+    if int.from_bytes(record[:4], "little") != layout(net):
+        raise TpsgdError("the record is of another net")
+    middle = 12 + at.weight_count * at.weight_bytes
+    weights = np.frombuffer(record[12:middle], f"<i{at.weight_bytes}")
+    biases = np.frombuffer(record[middle:-4], "<i4")
+    tensors = {}
+    for i, (block, layer) in enumerate(zip(net.recipe.blocks, net.layers, strict=True)):
+        if not layer.learns:
+            continue
+        w = weights[at.weights[i] :][: layer.weights.size].reshape(layer.weights.shape)
+        tensors[f"{block.module}.weight"] = _floats(w, layer.weight_point)
+        if layer.biases is not None:
+            b = biases[at.biases[i] :][: layer.biases.size]
+            tensors[f"{block.module}.bias"] = _floats(b, layer.sum_point)
+    return tensors
+
+
+def layout(net: IntegerNet) -> int:
+    """A number that tells the records of one net from those of another."""
+    numbers = [BITS[net.numbers], net.signed, net.input_point]
+    for layer in net.layers:
+        numbers += [layer.inputs, layer.outputs, layer.weight_point, layer.output_point]
+        numbers += [layer.learns, layer.biases is not None]
+    return zlib.crc32(repr([int(n) for n in numbers]).encode())
+
+
+def _starts(sizes: list[int]) -> tuple[int, ...]:
+    return tuple(accumulate([0, *sizes[:-1]]))
+
+
+def _floats(integers: NDArray[np.integer], point: int) -> NDArray[np.float32]:
+    return (integers * 2.0**-point).astype(np.float32)
+
+
+def _renamed(text: str, name: str, file: str) -> str:
+    if name == "net" or file == "tpsgd.h":
+        return text
+    for old, new in (("net_", f"{name}_"), ("NET_", f"{name.upper()}_"), ("net.h", f"{name}.h")):
+        text = text.replace(old, new)
+    return text
+
+
+def _kernels() -> str:
+    fragment = files("tpsgd.export").joinpath("kernels/integer.h").read_text(encoding="utf-8")
+    return f"#ifndef TPSGD_H\n#define TPSGD_H\n\n#include <stdint.h>\n\n{fragment}\n#endif\n"
+
+
+def _header(net: IntegerNet, at: Places) -> str:
+    recipe, layers = net.recipe, net.layers
+    kind = "int8_t" if net.signed else "uint8_t"
+    biases = f"    int32_t biases[{at.bias_count}];\n" if at.bias_count else ""
+    outputs = f"    int16_t y[{at.padded_outputs}];\n" if at.padded_outputs else ""
+    sizes = "-".join(str(n) for n in [layers[0].inputs, *(layer.outputs for layer in layers)])
+    return _HEADER.format(
+        sizes=sizes, kind=kind, biases=biases, outputs=outputs, at=at, numbers=net.numbers,
+        rule=recipe.rule, inputs=layers[0].inputs, input_point=net.input_point,
+        classes=recipe.outputs, blocks=len(layers), parameters=at.weight_count + at.bias_count,
+        logit_point=layers[-1].sum_point, ram=at.state_bytes + at.arena_bytes,
+    )  # fmt: skip
+
+
+def _constants(net: IntegerNet, at: Places) -> str:
+    """The layers as constants."""
+    text = [
+        _NO_LIBC,
+        f"#define TPS_WEIGHT {net.numbers}_t",
+        f"#define TPS_INPUT {'int8_t' if net.signed else 'uint8_t'}",
+        '#include "net.h"\n#include "tpsgd.h"\n',
+        f"#define NET_LAYOUT UINT32_C(0x{layout(net):08X})\n",
+    ]
+    kind, layers = f"{net.numbers}_t", net.layers
+    for i, layer in enumerate(layers):
+        if layer.codes is not None:
+            bits = np.packbits(layer.codes.ravel(), bitorder="little")
+            text.append(_table("uint8_t", f"net_codes_{i}", bits))
+        if not layer.learns:
+            text.append(_table(kind, f"net_weights_{i}", layer.weights.ravel()))
+            if layer.biases is not None:
+                text.append(_table("int32_t", f"net_biases_{i}", layer.biases))
+    rows = ",\n".join(_row(i, layer) for i, layer in enumerate(layers))
+    text.append(f"static const tps_int_layer net_layers[NET_BLOCKS] = {{\n{rows}}};\n")
+    return "\n".join(text)
+
+
+def _row(i: int, layer: IntegerLayer) -> str:
+    points = f"{layer.weight_point}, {layer.input_point}, {layer.output_point}"
+    factors = ", ".join(_factor(f) for f in (layer.slope, layer.gain, layer.log_gain))
+    codes = "0" if layer.codes is None else f"net_codes_{i}"
+    numbers = f"{layer.inputs}, {layer.outputs}, {layer.limit}, {layer.activation}"
+    return f"    {{{numbers}, {points}, {factors}, {codes}}}"
+
+
+def _factor(f: Factor) -> str:
+    return f"{{{f.mantissa}, {f.point}}}"
+
+
+def _table(kind: str, name: str, values: Iterable[int]) -> str:
+    numbers = [int(v) for v in values]
+    lines = "\n    ".join(wrap(", ".join(map(str, numbers)), WIDTH))
+    return f"static const {kind} {name}[{len(numbers)}] = {{\n    {lines}}};\n"
+
+
+def _begin(net: IntegerNet, at: Places) -> str:
+    learned = [layer for layer in net.layers if layer.learns]
+    weights = np.concatenate([layer.weights.ravel() for layer in learned])
+    biases = [layer.biases for layer in learned if layer.biases is not None]
+    text = _table(f"{net.numbers}_t", "net_weights_at_first", weights)
+    copy = ""
+    if biases:
+        text += "\n" + _table("int32_t", "net_biases_at_first", np.concatenate(biases))
+        copy = "    for (i = 0; i < NET_BIASES; i++) s->biases[i] = net_biases_at_first[i];\n"
+    low, high = (-128, 127) if net.signed else (0, 255)
+    return f"""{text}
+void net_begin(net_state *s)
+{{
+    uint32_t i;
+    for (i = 0; i < NET_WEIGHTS; i++) s->weights[i] = net_weights_at_first[i];
+    for (; i < sizeof s->weights / sizeof s->weights[0]; i++) s->weights[i] = 0;
+{copy}    s->random = UINT32_C({net.random});
+    s->classes = {net.recipe.classes};
+}}
+
+void net_quantise(const float *values, net_input *x)
+{{
+    uint32_t i;
+    for (i = 0; i < NET_INPUT; i++) {{
+        float v = values[i] * {float(2**net.input_point)!r}f;
+        int32_t n = v >= {high}.0f ? {high} : v <= {low}.0f ? {low} : 0;
+        if (v >= 0.0f && v < {high}.0f) n = (int32_t)(v + 0.5f);
+        if (v > {low}.0f && v < 0.0f) n = -(int32_t)(0.5f - v);
+        x[i] = (net_input)n;
+    }}
+}}
+
+int net_add_class(net_state *s)
+{{
+    if (s->classes >= NET_CLASSES) return NET_FULL;
+    s->classes++;
+    return NET_OK;
+}}
+"""
+
+
+def _steps(net: IntegerNet, at: Places) -> str:
+    """Inference and the training step: one call after another."""
+    forward, step = [], []
+    last = len(net.layers) - 1
+    for i, layer in enumerate(net.layers):
+        source = f"net_units(a->y + {at.outputs[i - 1]})" if i else "net_bytes(x)"
+        w, b = _memory(i, layer, at)
+        call = f"(&net_layers[{i}], {w}, {b}, {source}, "
+        if i == last:
+            forward.append(f"    tps_int_logits{call}s->classes, logits);")
+            step.append(f"    tps_int_logits{call}s->classes, a->e);")
+        else:
+            y = f"a->y + {at.outputs[i]}"
+            forward.append(f"    tps_int_forward{call}{y});")
+            step.append(f"    tps_int_forward{call}{y});")
+        if layer.learns:
+            outputs = "" if i == last else f"a->y + {at.outputs[i]}, "
+            kernel = "tps_int_learn_head" if i == last else "tps_int_learn_hidden"
+            step.append(
+                f"    if (blocks & UINT32_C({1 << i})) {{\n"
+                f"        value = {kernel}{call}{outputs}s->classes,\n"
+                "            label, rate, a->e, &s->random);\n"
+                f"        if (loss) loss[{i}] = value;\n    }}"
+            )
+    units = _UNITS if last else ""
+    unused = "" if last else "    (void)a;\n"
+    return _STEPS.format(
+        units=units, unused=unused, forward="\n".join(forward), step="\n".join(step)
+    )
+
+
+def _memory(i: int, layer: IntegerLayer, at: Places) -> tuple[str, str]:
+    """Where the weights and the biases of a layer lie."""
+    if not layer.learns:
+        return f"net_weights_{i}", "0" if layer.biases is None else f"net_biases_{i}"
+    biases = "0" if layer.biases is None else f"s->biases + {at.biases[i]}"
+    return f"s->weights + {at.weights[i]}", biases
+
+
+def _records(net: IntegerNet, at: Places) -> str:
+    """`net_save` and `net_load`."""
+    loops, size = "", at.weight_bytes
+    for i, layer in enumerate(net.layers):
+        if layer.learns:
+            start = at.weights[i]
+            loops += (
+                f"    for (i = {start}; i < {start + layer.weights.size}; i++, p += {size})\n"
+                f"        s->weights[i] = (TPS_WEIGHT)tps_clip(tps_get_signed(p, {size}), "
+                f"net_layers[{i}].limit);\n"
+            )
+    put = get = ""
+    if at.bias_count:
+        put = "    for (i = 0; i < NET_BIASES; i++) p = tps_put(p, (uint32_t)s->biases[i], 4);\n"
+        get = (
+            "    for (i = 0; i < NET_BIASES; i++, p += 4)\n"
+            "        s->biases[i] = tps_clip(tps_get_signed(p, 4), TPS_BIAS_LIMIT);\n"
+        )
+    return _RECORDS.format(size=size, put=put, get=get, loops=loops)
+
+
+_NO_LIBC = """#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("no-tree-loop-distribute-patterns") /* loops stay loops: no memcpy */
+#endif"""
+
+_HEADER = """/* {sizes}, learns in {numbers} by {rule}, one sample a step.
+ *
+ * An input v of {kind} stands for v / 2^NET_INPUT_POINT, out of range it saturates: net_quantise.
+ * The rate is a fraction of 65,536; NET_RATE(0.01) computes it while compiling.
+ * A logit z stands for z / 2^NET_LOGIT_POINT, a loss for loss / 2^NET_LOSS_POINT nats.
+ * The RAM is sizeof(net_state) + sizeof(net_arena) = NET_RAM_BYTES; the arena keeps nothing. */
+#ifndef NET_H
+#define NET_H
+
+#include <stdint.h>
+
+#define NET_INPUT {inputs}
+#define NET_INPUT_POINT {input_point}
+#define NET_CLASSES {classes} /* spare classes included */
+#define NET_BATCH 1
+#define NET_BLOCKS {blocks}
+#define NET_PARAMS {parameters}
+#define NET_WEIGHTS {at.weight_count}
+#define NET_BIASES {at.bias_count}
+#define NET_LOGIT_POINT {logit_point}
+#define NET_LOSS_POINT 12
+#define NET_RAM_BYTES {ram}
+#define NET_RECORD_BYTES {at.record_bytes}
+#define NET_RATE(rate) ((uint16_t)((rate) * 65536.0 + 0.5))
+
+typedef {kind} net_input;
+
+typedef struct {{
+{biases}    uint32_t random;  /* the state of xorshift32, never 0 */
+    uint32_t classes; /* how many there are now */
+    {numbers}_t weights[{at.padded_weights}];
+}} net_state;
+
+typedef struct {{
+    int32_t e[NET_CLASSES];
+{outputs}}} net_arena;
+
+typedef char net_ram_as_planned[sizeof(net_state) + sizeof(net_arena) == NET_RAM_BYTES ? 1 : -1];
+
+enum {{ NET_OK, NET_BAD_RATE, NET_BAD_LABEL, NET_FULL, NET_BAD_RECORD }};
+
+#ifdef __cplusplus
+extern "C" {{
+#endif
+
+/* The weights that the model came with. */
+void net_begin(net_state *s);
+
+/* Numbers to inputs, rounded and saturated; the only function with floats. NaN becomes 0. */
+void net_quantise(const float *values, net_input *x);
+
+/* NET_CLASSES logits of a sample; those of classes from s->classes on are not written. */
+int net_forward(const net_state *s, net_arena *a, const net_input *x, int32_t *logits);
+
+/* Learn from a sample; bit i of blocks: block i + 1 learns. loss: NET_BLOCKS numbers, or null.
+ * NET_BAD_RATE (0) and NET_BAD_LABEL leave the state as it was. */
+int net_step(net_state *s, net_arena *a, const net_input *x, uint16_t label, uint16_t rate,
+             uint32_t blocks, int32_t *loss);
+
+/* One of the spare classes, or NET_FULL. */
+int net_add_class(net_state *s);
+
+/* NET_RECORD_BYTES bytes with a CRC; a record that is damaged or of another net is refused. */
+void net_save(const net_state *s, uint8_t *record);
+int net_load(net_state *s, const uint8_t *record);
+
+#ifdef __cplusplus
+}}
+#endif
+
+#endif
+"""
+
+_UNITS = """
+static tps_source net_units(const int16_t *y)
+{
+    tps_source source;
+    source.bytes = 0;
+    source.units = y;
+    return source;
+}
+"""
+
+_STEPS = """static tps_source net_bytes(const net_input *x)
+{{
+    tps_source source;
+    source.bytes = x;
+    source.units = 0;
+    return source;
+}}
+{units}
+int net_forward(const net_state *s, net_arena *a, const net_input *x, int32_t *logits)
+{{
+{unused}{forward}
+    return NET_OK;
+}}
+
+int net_step(net_state *s, net_arena *a, const net_input *x, uint16_t label, uint16_t rate,
+             uint32_t blocks, int32_t *loss)
+{{
+    uint32_t i;
+    int32_t value;
+    if (!rate) return NET_BAD_RATE;
+    if (label >= s->classes) return NET_BAD_LABEL;
+    for (i = 0; loss && i < NET_BLOCKS; i++) loss[i] = 0;
+{step}
+    return NET_OK;
+}}
+"""
+
+_RECORDS = """void net_save(const net_state *s, uint8_t *record)
+{{
+    uint32_t i;
+    uint8_t *p = tps_put(record, NET_LAYOUT, 4);
+    p = tps_put(p, s->classes, 4);
+    p = tps_put(p, s->random, 4);
+    for (i = 0; i < NET_WEIGHTS; i++) p = tps_put(p, (uint32_t)s->weights[i], {size});
+{put}    tps_put(p, ~tps_int_crc(UINT32_C(0xFFFFFFFF), record, NET_RECORD_BYTES - 4), 4);
+}}
+
+int net_load(net_state *s, const uint8_t *record)
+{{
+    uint32_t i, classes = tps_get(record + 4, 4), random = tps_get(record + 8, 4);
+    const uint8_t *p = record + 12;
+    if (tps_get(record + NET_RECORD_BYTES - 4, 4)
+            != (uint32_t)~tps_int_crc(UINT32_C(0xFFFFFFFF), record, NET_RECORD_BYTES - 4)
+        || tps_get(record, 4) != NET_LAYOUT || !random || !classes || classes > NET_CLASSES)
+        return NET_BAD_RECORD;
+{loops}{get}    s->classes = classes;
+    s->random = random;
+    return NET_OK;
+}}
+"""
