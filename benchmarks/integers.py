@@ -13,11 +13,9 @@ gain of all training samples, as the integers have.
 """
 
 import argparse
-import ctypes
 import json
 import os
 import subprocess
-import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,44 +30,17 @@ import tpsgd
 from tpsgd import projections, rules
 from tpsgd.comparison.provenance import machine, versions
 from tpsgd.data.sets import eeg
-from tpsgd.export.integer_scales import IntegerNet, integer_net
-from tpsgd.export.integer_source import integer_source, places
 from tpsgd.export.read_model import read_model
+from tpsgd.export.to_c.integer_check import CompiledIntegers
+from tpsgd.export.to_c.integer_scales import integer_net
+from tpsgd.export.to_c.integer_source import places
 from tpsgd.maths.random import Key, permutation
 from tpsgd.units import columns
 
 EPOCHS, HIDDEN, SEEDS, SEARCH_SEEDS = 5, 32, 10, 4
 RATES = [2.0**-k for k in (5, 6, 7, 8)]
 RULE = rules.readout(projection=projections.binary())
-EVERY_BLOCK = 3  # bits of the blocks that learn
 CC = os.environ.get("CC", "cc")
-
-DRIVER = r"""
-#include "net.h"
-static net_state state;
-static net_arena arena;
-void begin(void) { net_begin(&state); }
-int epoch(const net_input *x, const uint16_t *labels, const int32_t *order, int count, int rate,
-          int blocks)
-{
-    int i;
-    for (i = 0; i < count; i++)
-        if (net_step(&state, &arena, x + order[i] * NET_INPUT, labels[order[i]], (uint16_t)rate,
-                     (uint32_t)blocks, 0)) return 1;
-    return 0;
-}
-int right(const net_input *x, const uint16_t *labels, int count)
-{
-    int i, c, best, sum = 0;
-    int32_t z[NET_CLASSES];
-    for (i = 0; i < count; i++) {
-        net_forward(&state, &arena, x + i * NET_INPUT, z);
-        for (c = 1, best = 0; c < NET_CLASSES; c++) best = z[c] > z[best] ? c : best;
-        sum += best == labels[i];
-    }
-    return sum;
-}
-"""
 
 Samples = tuple[Tensor, Tensor]
 
@@ -114,43 +85,20 @@ def model(task: Task, seed: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(inputs, HIDDEN), nn.LeakyReLU(), nn.Linear(HIDDEN, task.classes))
 
 
-def compiled(net: IntegerNet, nearest: bool) -> ctypes.CDLL:
-    """The exported C as a library of this machine."""
-    with tempfile.TemporaryDirectory() as folder:
-        for name, text in (integer_source(net) | {"driver.c": DRIVER}).items():
-            Path(folder, name).write_text(text, encoding="utf-8")
-        options = ["-DTPS_ROUND_TO_NEAREST"] if nearest else []
-        command = [CC, "-std=c99", "-O2", "-shared", "-fPIC", *options, "net.c", "driver.c"]
-        subprocess.run([*command, "-o", "net.so"], cwd=folder, check=True)
-        return ctypes.CDLL(f"{folder}/net.so")
-
-
 def integers(numbers: str, nearest: bool = False, rule: tpsgd.Rule = RULE) -> Any:
     """Trains in C; accuracy and the bytes of RAM."""
 
     def train(task: Task, train: Samples, test: Samples, rate: float, seed: int) -> Any:
         recipe = read_model(model(task, seed), rule, train[0].shape[1:], seed=seed)
         net = integer_net(recipe, *train, numbers, rate=rate, epochs=EPOCHS)
-        library = compiled(net, nearest)
-        library.begin()
-        x, labels = net.quantised(train[0]), train[1].numpy().astype(np.uint16)
-        for epoch in range(EPOCHS):
-            order = torch.cat(list(permutation(len(x), Key(seed, 0, epoch)))).numpy()
-            order = order.astype(np.int32)
-            arguments = [_address(a) for a in (x, labels, order)]
-            if library.epoch(*arguments, len(x), round(rate * 65536), EVERY_BLOCK):
-                raise AssertionError("a step was refused")
-        x, labels = net.quantised(test[0]), test[1].numpy().astype(np.uint16)
-        right = library.right(_address(x), _address(labels), len(x))
+        library = CompiledIntegers(net, nearest)
+        library.learn(*train, rate, EPOCHS, seed)
+        accuracy = library.accuracy(*test)
         at = places(net)
         points = [layer.weight_point for layer in net.layers]
-        return right / len(x), {"ram": at.state_bytes + at.arena_bytes, "weight_points": points}
+        return accuracy, {"ram": at.state_bytes + at.arena_bytes, "weight_points": points}
 
     return train
-
-
-def _address(values: Any) -> ctypes.c_void_p:
-    return ctypes.c_void_p(values.ctypes.data)
 
 
 def measured(net: nn.Sequential, x: Tensor) -> tpsgd.Rule:

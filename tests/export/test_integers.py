@@ -15,9 +15,9 @@ from torch import nn
 import tpsgd
 from tpsgd import projections, rules
 from tpsgd.errors import TpsgdError
-from tpsgd.export.integer_scales import code_bits, factor, integer_net
-from tpsgd.export.integer_source import integer_source, places, record_weights
 from tpsgd.export.read_model import read_model
+from tpsgd.export.to_c.integer_scales import code_bits, factor, integer_net
+from tpsgd.export.to_c.integer_source import integer_source, places, record_weights
 from tpsgd.maths.random import Key, permutation
 
 BINARY = rules.readout(projection=projections.binary())
@@ -280,7 +280,7 @@ def test_stochastic_rounding_is_right_on_average(tmp_path):
 
 
 def test_tables_of_exp_and_tanh_are_those_of_their_formulas():
-    text = (Path(tpsgd.__file__).parent / "export/kernels/integer.h").read_text()
+    text = (Path(tpsgd.__file__).parent / "export/to_c/kernels/integer.h").read_text()
     for name, values in (("tps_exp2_table", EXP2), ("tps_tanh_table", TANH)):
         numbers = text.split(f"{name}[", 1)[1].split("{", 1)[1].split("}", 1)[0]
         assert [int(n) for n in numbers.split(",")] == values
@@ -417,6 +417,7 @@ def refused(match, net=None, rule=BINARY, shape=(12,), numbers="int8", x=None, y
         integer_net(recipe, a if x is None else x, b if y is None else y, numbers)
 
 
+@pytest.mark.filterwarnings("ignore:.*without bound")
 def test_what_integers_cannot_do_is_refused_in_one_sentence():
     refused("int8 or int16", numbers="int4")
     refused("plain sgd", optimizer="adam")

@@ -82,6 +82,11 @@ class _BinarySite(Site):
 
 
 def check_kind(kind: str) -> None:
-    """Refuse another word."""
-    if kind not in KINDS:
-        raise TpsgdError(f"codes must be one of {', '.join(KINDS)}, got {kind!r}")
+    """Refuse another word for where the codes are."""
+    check_word("codes", kind, KINDS)
+
+
+def check_word(name: str, word: str, words: Sequence[str]) -> None:
+    """Refuse a word that is none of these."""
+    if word not in words:
+        raise TpsgdError(f"{name} must be one of {', '.join(words)}, got {word!r}")

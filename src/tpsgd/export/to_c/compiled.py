@@ -37,20 +37,24 @@ def compiler() -> list[str] | None:
     return [sys.executable, "-m", "ziglang", "cc"] if find_spec("ziglang") else None
 
 
-def build(folder: Path, command: Sequence[str], flags: Sequence[str] = FLAGS) -> Path:
-    """Compile `net.c` in a folder to a library that Python can load, elsewhere."""
-    place = Path(tempfile.mkdtemp())  # a system loads one library of a name, and no other
-    probe, library = place / "probe.c", place / "net.so"
-    probe.write_text(PROBE)
-    sources = [f"-I{folder}", str(folder / "net.c"), str(probe)]
-    done = subprocess.run(
-        [*command, *flags, "-shared", "-fPIC", *sources, "-o", str(library)],
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        raise TpsgdError(f"the C compiler refused the net: {done.stderr.strip()[:500]}")
-    return library
+def compiled_library(
+    folder: Path, command: Sequence[str] | None = None, flags: Sequence[str] = FLAGS
+) -> ctypes.CDLL:
+    """`net.c` and `probe.c` of a folder, compiled and loaded."""
+    command = command or compiler()
+    if command is None:
+        raise TpsgdError("there is no C compiler here: install gcc or clang, or pip's ziglang")
+    with tempfile.TemporaryDirectory() as place:  # a system loads one library of a name only
+        library = Path(place, "net.so")
+        sources = [str(folder / name) for name in ("net.c", "probe.c")]
+        done = subprocess.run(
+            [*command, *flags, "-shared", "-fPIC", *sources, "-o", str(library)],
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            raise TpsgdError(f"the C compiler refused the net: {done.stderr.strip()[:500]}")
+        return ctypes.CDLL(str(library))  # which stays in memory
 
 
 class CompiledNet:
@@ -69,12 +73,11 @@ class CompiledNet:
     def __init__(
         self, folder: str | Path, command: Sequence[str] | None = None, flags: Sequence[str] = FLAGS
     ) -> None:
-        command = command or compiler()
-        if command is None:
-            raise TpsgdError("there is no C compiler here: install gcc or clang, or pip's ziglang")
-        library = build(Path(folder), command, flags)
-        self.net: Any = ctypes.CDLL(str(library))
-        shutil.rmtree(library.parent, ignore_errors=True)  # it stays in memory
+        with tempfile.TemporaryDirectory() as copy:
+            for name in ("net.h", "net.c", "tpsgd.h"):
+                shutil.copy(Path(folder, name), copy)
+            Path(copy, "probe.c").write_text(PROBE)
+            self.net: Any = compiled_library(Path(copy), command, flags)
         sizes = (ctypes.c_ulong * 8).in_dll(self.net, "probe_sizes")
         state, arena, self.params, self.capacity, self.batch, self.blocks, record, self.ram = sizes
         self._declare()

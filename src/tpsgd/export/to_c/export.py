@@ -2,19 +2,24 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from tpsgd.errors import TpsgdError
 from tpsgd.export.exported import Exported
 from tpsgd.export.read_model import read_model
+from tpsgd.export.recipe import Recipe
+from tpsgd.export.to_c.arduino import as_library
 from tpsgd.export.to_c.cell_memory import cell_layout
 from tpsgd.export.to_c.cell_source import cell_sources
 from tpsgd.export.to_c.check import check
-from tpsgd.export.to_c.codes import check_kind, with_binary_codes, with_codes
+from tpsgd.export.to_c.codes import check_kind, check_word, with_binary_codes, with_codes
+from tpsgd.export.to_c.integer_check import check_integers
+from tpsgd.export.to_c.integer_scales import integer_net
+from tpsgd.export.to_c.integer_source import integer_layout, integer_source
 from tpsgd.export.to_c.memory import Layout, layout
-from tpsgd.export.to_c.source import sources
+from tpsgd.export.to_c.source import sources, summary
 from tpsgd.files import write_whole
 from tpsgd.losses import Loss
 from tpsgd.output import output_folder
@@ -37,7 +42,11 @@ def c(
     seed: int = 0,
     loss: Loss | None = None,
     samples: Tensor | None = None,
+    labels: Tensor | None = None,
+    numbers: str = "float32",
+    rate: float = 2.0**-7,
     spare: int = 0,
+    files: str = "plain",
     overwrite: bool = False,
 ) -> Exported:
     """Write a model and its training step as C99: no heap, no library, all bytes set beforehand.
@@ -60,7 +69,12 @@ def c(
         seed: of the class codes.
         loss: of the last block, if not the rule's own.
         samples: inputs to calibrate readouts with; without them, the first batch does it.
+        labels: of the samples; integers need them.
+        numbers: "float32", or "int8" or "int16": dense nets under `readout` with binary codes,
+            whose weights move by stochastic rounding. Binary points come from the samples.
+        rate: the learning rate that the binary points of integers leave room for.
         spare: classes that may come later.
+        files: "plain", or "arduino": a library of the Arduino IDE, with a sketch.
         overwrite: replace an earlier export.
 
     Examples:
@@ -71,20 +85,74 @@ def c(
         9856
     """
     check_kind(codes)
+    check_word("files", files, ("plain", "arduino"))
+    check_word("numbers", numbers, ("float32", "int8", "int16"))
     rule = readout() if rule is None else rule
-    rule = with_binary_codes(rule) if codes == "binary" else rule
+    rule = with_binary_codes(rule) if codes == "binary" or numbers != "float32" else rule
     recipe = read_model(
         model, rule, shape, batch=batch, optimizer=optimizer, loss=loss, seed=seed, spare=spare,
         samples=samples,
     )  # fmt: skip
-    recipe = with_codes(recipe, codes)
-    memory = (cell_layout if recipe.recurrent else layout)(recipe)
-    _keep_within(ram, memory)
-    texts = (cell_sources if recipe.recurrent else sources)(recipe)
+    if numbers == "float32":
+        program = _floats(model, with_codes(recipe, codes), schedule, rule=rule, loss=loss)
+    else:
+        program = _integers(model, recipe, samples, labels, numbers, rate, rule=rule, seed=seed)
+    _keep_within(ram, program.memory)
+    texts = program.texts
+    if files == "arduino":
+        texts = _library(program, recipe, numbers)
     with output_folder(Path(folder), tuple(texts), overwrite) as path:
-        checked = check(model, recipe, schedule, rule=rule, loss=loss)
-        paths = [write_whole(path / name, text.encode()) for name, text in texts.items()]
-    return Exported(tuple(paths), checked, memory=memory)
+        checked = program.check()
+        paths = []
+        for name, text in texts.items():
+            (path / name).parent.mkdir(parents=True, exist_ok=True)
+            paths.append(write_whole(path / name, text.encode()))
+    return Exported(tuple(paths), checked, memory=program.memory)
+
+
+class _Program(NamedTuple):
+    """Files in C, their bytes, and how they are run beside `fit`."""
+
+    texts: dict[str, str]
+    memory: Layout
+    check: Callable[[], str]
+
+
+def _floats(model: nn.Module, recipe: Recipe, schedule: Any, **options: Any) -> _Program:
+    places = (cell_layout if recipe.recurrent else layout)(recipe)
+    texts = (cell_sources if recipe.recurrent else sources)(recipe)
+    return _Program(texts, places, lambda: check(model, recipe, schedule, **options))
+
+
+def _integers(
+    model: nn.Module,
+    recipe: Recipe,
+    samples: Tensor | None,
+    labels: Tensor | None,
+    numbers: str,
+    rate: float,
+    **options: Any,
+) -> _Program:
+    if samples is None or labels is None:
+        raise TpsgdError(
+            f"{numbers} needs samples= and labels=, a few hundred like those of the device: its "
+            "binary points come from them"
+        )
+    net = integer_net(recipe, samples, labels, numbers, rate=rate)
+    return _Program(
+        integer_source(net),
+        integer_layout(net),
+        lambda: check_integers(model, net, samples, labels, rate, **options),
+    )
+
+
+def _library(program: _Program, recipe: Recipe, numbers: str) -> dict[str, str]:
+    if recipe.recurrent or recipe.batch > 1 or numbers != "float32":
+        raise TpsgdError(
+            "files='arduino' has a sketch that learns one sample at a time, in floats: export a "
+            "net that is not recurrent, with batch=1 and numbers='float32', or the plain files"
+        )
+    return as_library(program.texts, recipe, summary(recipe), program.memory.ram_bytes)
 
 
 def _keep_within(ram: str | int | None, memory: Layout) -> None:

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tpsgd.errors import TpsgdError
-from tpsgd.export.integer_scales import BITS, Factor, IntegerLayer, IntegerNet
+from tpsgd.export.to_c.integer_scales import BITS, Factor, IntegerLayer, IntegerNet
+from tpsgd.export.to_c.memory import Layout
 
 WIDTH = 96  # of a line of numbers
 
@@ -74,6 +75,24 @@ def places(net: IntegerNet) -> Places:
         _starts(weights), _starts(biases), tuple(even * (i % 2) for i in range(len(hidden))),
         sum(weights), sum(biases), even + odd, BITS[net.numbers] // 8, net.recipe.outputs,
     )  # fmt: skip
+
+
+def integer_layout(net: IntegerNet) -> Layout:
+    """The bytes of a net by what they hold."""
+    at = places(net)
+    weights = at.weight_bytes * at.padded_weights
+    learned = [layer for layer in net.layers if layer.learns]
+    codes = sum(-(-layer.codes.size // 8) for layer in net.layers if layer.codes is not None)
+    products = [layer.weights.size for layer in net.layers]
+    ram = {
+        "weights": weights,
+        "biases": 4 * at.bias_count,
+        "random state, number of classes": at.state_bytes - weights - 4 * at.bias_count,
+        "arena: errors of the classes, outputs": at.arena_bytes,
+    }
+    flash = {"initial weights": sum(products) * at.weight_bytes + 4 * at.bias_count, "codes": codes}
+    operations = sum(products) + sum(layer.weights.size for layer in learned)
+    return Layout((), 0, 0, at.arena_bytes, ram, flash, operations)
 
 
 def integer_source(net: IntegerNet, name: str = "net") -> dict[str, str]:
@@ -141,7 +160,7 @@ def _renamed(text: str, name: str, file: str) -> str:
 
 
 def _kernels() -> str:
-    fragment = files("tpsgd.export").joinpath("kernels/integer.h").read_text(encoding="utf-8")
+    fragment = files("tpsgd.export.to_c").joinpath("kernels/integer.h").read_text(encoding="utf-8")
     return f"#ifndef TPSGD_H\n#define TPSGD_H\n\n#include <stdint.h>\n\n{fragment}\n#endif\n"
 
 
