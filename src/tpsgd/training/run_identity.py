@@ -28,6 +28,7 @@ def identity(net: Net, model: nn.Module, settings: dict[str, Any]) -> dict[str, 
     values = {name: value for name, value in settings.items() if name not in MAY_DIFFER}
     values |= {"model": str(model).splitlines(), "list of tensors": forms}
     values |= {"list of optimizers": [_optimizer(learner) for learner in net.learners]}
+    values |= _backbones(model)
     values |= _samples("training data", net.source)
     if net.validation is not None:
         values |= _samples("validation data", net.validation)
@@ -59,6 +60,18 @@ def _optimizer(learner: Any) -> str:
         for g in optimizer.param_groups
     ]
     return f"{type(optimizer).__name__} {groups}"
+
+
+def _backbones(model: nn.Module) -> dict[str, Any]:
+    """A checksum of frozen backbones inside a model: unlike other weights, they are not replaced.
+
+    An adaptor that recomputes its features has its backbone, a `Tap`, as the first module.
+    """
+    taps = [module for module in model.modules() if getattr(module, "is_tap", False)]
+    code = 0
+    for tensor in (t for tap in taps for t in (*tap.parameters(), *tap.buffers())):
+        code = zlib.crc32(_bytes(tensor), code)
+    return {"checksum of the backbone": f"{code:08x}"} if taps else {}
 
 
 def _samples(name: str, source: Source) -> dict[str, Any]:
