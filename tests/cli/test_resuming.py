@@ -111,7 +111,7 @@ def test_compare_reads_finished_runs_and_goes_on_with_the_others(says, signalled
     status, _, err = says(*words)
     assert status == 143 and "training runs are in tpsgd-report; to go on: tpsgd compare" in err
     done = json.loads(Path("run/comparison.json").read_text())["runs"]
-    assert list(done) == ["backprop seed 0"]
+    assert list(done) == ["backprop seed 0"] and len(done["backprop seed 0"]["confusion"]) == 1
     trained, fit_many = [], arm_module.fit_many
 
     def counted(*args, **settings):
@@ -125,9 +125,44 @@ def test_compare_reads_finished_runs_and_goes_on_with_the_others(says, signalled
         json.loads(Path(f, "results.json").read_text())["arms"] for f in ("whole", "tpsgd-report")
     )
     assert figures(whole) == figures(resumed)
+    matrices = [[arm["summary"]["confusion"] for arm in arms] for arms in (whole, resumed)]
+    assert matrices[0] == matrices[1] and all(matrices[0])  # those of restored runs too
     assert sorted(os.listdir("run"))[-1] == "comparison.json"  # no checkpoint is left
     assert "its epochs was 2, and now it is 3" in says(*words, "--resume", "--epochs", "3")[2]
     assert "run holds a comparison: go on from it" in says(*words, "--out", "other")[2]
+
+
+def compared(says, *words):
+    """A comparison with a checkpoint that begins or goes on: its arms, or the error."""
+    words = ("compare", *SMALL, "--restarts", "1", "--checkpoint", "run", "--resume", *words)
+    status, out, err = says(*words, "--json", "--overwrite")
+    return {arm["name"]: arm for arm in json.loads(out)["arms"]} if status == 0 else err
+
+
+def test_an_arm_with_other_options_is_not_taken_for_the_same(says):
+    first = compared(says, "--rules", "readout", "--readout-scale", "0.5")
+    again = compared(says, "--rules", "readout", "--readout-scale", "0.5")
+    assert first == again
+    err = compared(says, "--rules", "readout", "--readout-scale", "50")
+    assert "its rule of readout was" in err and "scale 50" in err and err.count("\n") == 1
+    assert "drtp" in compared(says, "--rules", "readout,drtp", "--readout-scale", "0.5")
+
+
+@pytest.mark.parametrize("words", [("--seconds", "0.2"), ()], ids=str)
+def test_a_comparison_at_equal_seconds_goes_on(says, signalled, words):
+    words = (*SMALL, "--rules", "drtp", "--restarts", "1", "--equal", "seconds", *words)
+    signalled(5, signal.SIGTERM)
+    status, _, err = says("compare", *words, "--checkpoint", "run")
+    assert status == 143 and "to go on: tpsgd compare" in err
+    before = json.loads(Path("run/comparison.json").read_text())
+    status, out, err = says("compare", *words, "--checkpoint", "run", "--resume", "--json")
+    assert (status, err) == (0, "")
+    record, after = json.loads(out), json.loads(Path("run/comparison.json").read_text())
+    assert not any(arm["error"] for arm in record["arms"])
+    assert record["settings"]["seconds"] == before["amount"]["seconds"]
+    assert before["allowances"] == after["allowances"]
+    err = says("compare", *words, "--rules", "dfa", "--checkpoint", "run", "--resume")[2]
+    assert "its rules was backprop, drtp, frozen, and now it is backprop, dfa, frozen" in err
 
 
 def figures(arms):

@@ -2,6 +2,7 @@
 
 import json
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +52,22 @@ def check_same_run(folder: Path, before: dict[str, Any], now: dict[str, Any]) ->
 
 def _optimizer(learner: Any) -> str:
     """The optimizer that a block begins with, and its settings."""
-    factory, params = learner.settings.optimizer, learner.params
-    if not learner.trains or isinstance(factory, SOLVERS):
-        return str(getattr(factory, "__name__", None)) if learner.trains else "none"
-    optimizer = make_optimizer(factory, params, learner.settings.lr)
+    if not learner.trains:
+        return "none"
+    return describe_optimizer(learner.settings.optimizer, learner.params, learner.settings.lr)
+
+
+def describe_optimizer(factory: Any, params: Mapping[str, Tensor], lr: float | None = None) -> str:
+    """A solver with its penalty, or the optimizer that a factory makes, with its numbers.
+
+    Examples:
+        >>> from tpsgd import ridge, sgd
+        >>> describe_optimizer(ridge(0.1), {}), describe_optimizer(sgd, {"w": torch.zeros(1)})[:14]
+        ('Ridge(alpha=0.1)', "SGD [{'lr': 0.")
+    """
+    if isinstance(factory, SOLVERS):
+        return repr(factory)
+    optimizer = make_optimizer(factory, params, lr)
     groups = [
         {k: float(v) if isinstance(v, Tensor) else v for k, v in g.items() if k not in OF_DEVICE}
         for g in optimizer.param_groups
