@@ -185,6 +185,131 @@ def test_adapt_goes_on_with_its_arms(says, signalled):
     assert status == 2 and "--shift has no checkpoints: leave --checkpoint out" in err
 
 
+OUT = {"train": "o/model.pt", "compare": "o/results.json", "adapt": "o/record.json",
+       "search": "o/search.json", "search --model": "o/search.json"}  # fmt: skip
+
+
+def words_of(command):
+    """A command that writes into the folder o."""
+    net = ("--backbone", "net.py:make", "--data", "images.npz", "--epochs", "1")
+    return {
+        "train": ("train", *SMALL, "--out", "o"),
+        "compare": ("compare", *SMALL, "--restarts", "1", "--rules", "drtp", "--out", "o"),
+        "adapt": ("adapt", *net, "--out", "o"),
+        "search": ("search", *net, "--convs", "0", "--dense", "0,1", "--out", "o"),
+        "search --model": ("search", *SMALL, "--rates", "0.01", "--rule", "drtp", "--out", "o"),
+    }[command]
+
+
+@pytest.mark.parametrize("command", OUT)
+def test_a_run_that_begins_does_not_replace_results_of_another(says, command):
+    Path("o").mkdir()
+    Path(OUT[command]).write_text("another run's")
+    words = (*words_of(command), "--checkpoint", "run", "--resume")
+    for _ in range(2):
+        status, out, err = says(*words)
+        assert (status, out) == (2, "") and "is already there, from an earlier run" in err
+        assert Path(OUT[command]).read_text() == "another run's"
+    assert says(*words, "--overwrite")[0] == 0
+    before = Path(OUT[command]).read_bytes()
+    assert before != b"another run's" and says(*words)[0] == 0  # its own are replaced
+    err = says(*words[:-1], "--overwrite")[2]
+    assert " holds " in err and "(--resume)" in err
+
+
+@pytest.mark.parametrize("command", ["train", "compare", "adapt", "search", "search --model"])
+def test_two_processes_do_not_share_a_checkpoint(says, monkeypatch, command):
+    with checkpoint.Checkpoint("run").claimed():
+        monkeypatch.setattr("tpsgd.output._writers", {})  # as another process would have it
+        status, out, err = says(*words_of(command), "--checkpoint", "run", "--resume")
+    assert (status, out) == (2, "") and "another process is writing to" in err
+
+
+def test_a_log_of_another_run_is_not_added_to(says):
+    Path("log.csv").write_text("mine\n")
+    words = ("train", *SMALL, "--log", "log.csv", "--checkpoint", "run", "--resume")
+    status, _, err = says(*words)
+    assert status == 2 and "log.csv is already there" in err
+    assert Path("log.csv").read_text() == "mine\n"
+
+
+def test_a_log_goes_on_with_its_run(says, signalled, monkeypatch):
+    words = ("train", *SMALL, "--log", "log.csv", "--checkpoint", "run", "--resume")
+    signalled(3, signal.SIGTERM)
+    assert says(*words)[0] == 143
+    with open("log.csv", "a") as log:
+        log.write("2,2,0.5,0.5,,,1.0\n")  # after the last checkpoint
+    assert says(*words)[0] == 0
+    rows = [line.split(",")[:2] for line in Path("log.csv").read_text().splitlines()[1:]]
+    assert rows == [[b, e] for b in "123" for e in "12"]
+
+
+SEARCH = ("search", *SMALL, "--rates", "0.001,0.01", "--scales", "3,12", "--checkpoint", "run")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("count", [9, 47], ids=["in a trial", "in the test"])
+def test_a_search_of_a_model_goes_on(says, signalled, monkeypatch, number, code, count):
+    assert says(*SEARCH[:-2], "--out", "whole")[0] == 0
+    signalled(count, number)
+    status, out, err = says(*SEARCH)
+    done = 2 if count == 9 else 8
+    assert (status, out) == (code, "") and err.startswith(
+        f"tpsgd: interrupted; {done} of 8 trials are in run; to go on: tpsgd search --data"
+    )
+    assert err.endswith("--checkpoint run --resume\n") and err.count("\n") == 1
+    trained, fit_many = [], arm_module.fit_many
+
+    def counted(*args, **settings):
+        trained.append(settings.get("checkpoint"))
+        return fit_many(*args, **settings)
+
+    monkeypatch.setattr(arm_module, "fit_many", counted)
+    kept = Path("run/trials.jsonl").read_text().splitlines()[1:]
+    assert says(*SEARCH, "--resume")[0] == 0
+    folders = [saved.folder.name for saved in trained if saved is not None]
+    assert len([name for name in folders if "rate" in name]) == 8 - len(kept)
+    whole, resumed = (
+        json.loads(Path(f, "search.json").read_text()) for f in ("whole", "tpsgd-search")
+    )
+    for values in (whole, resumed):
+        for trial in values["trials"]:
+            del trial["seconds"]
+    assert whole["trials"] == resumed["trials"] and whole["chosen"] == resumed["chosen"]
+    assert figures(whole["test"]["arms"]) == figures(resumed["test"]["arms"])
+    err = says(*SEARCH, "--resume", "--epochs", "3", "--overwrite")[2]
+    assert "its epochs was 2, and now it is 3" in err
+    assert says(*SEARCH, "--resume", "--scales", "3,12,48", "--overwrite")[0] == 0
+
+
+def test_a_search_on_a_backbone_goes_on_from_its_checkpoint(says, signalled, monkeypatch):
+    from tpsgd.adapt.trials import Judge
+
+    trials, real = [], Judge.trial
+
+    def trial(self, *args):
+        trials.append(args)
+        if len(trials) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(self, *args)
+
+    monkeypatch.setattr(Judge, "trial", trial)
+    words = words_of("search")
+    status, out, err = says(*words, "--checkpoint", "run")
+    assert (status, out) == (143, "") and err.startswith(
+        "tpsgd: interrupted; 2 of 3 trials are in run; to go on: tpsgd search"
+    )
+    status, out, err = says(*words, "--checkpoint", "run", "--resume")
+    assert (status, err) == (0, "") and len(trials) == 4  # the third again
+    assert len(Path("run/trials.jsonl").read_text().splitlines()) == 3
+    assert not Path("o/trials.jsonl").exists()
+    trials.clear()
+    status, _, err = says(*words[:-1], "other")  # without a checkpoint, its own folder has them
+    assert status == 143 and err.endswith(
+        "2 of 3 trials are in other; the same command continues\n"
+    )
+
+
 def backbone():
     from tpsgd.files import call_function
 

@@ -1,6 +1,7 @@
 """Arms with equal reads of the data or equal time, in place of equal epochs per block."""
 
 import json
+from dataclasses import asdict
 
 import pytest
 import torch

@@ -36,6 +36,7 @@ from tpsgd.units import columns
 from tpsgd.zoo.words import Factory, is_recurrent
 
 MOST_CLASSES = 1000  # with a confusion matrix in the record
+FAILURES = (TpsgdError, RuntimeError, MemoryError)  # of an arm: a GPU without memory left, say
 
 
 class Comparison(Results):
@@ -116,11 +117,16 @@ def compare(
     settings = {k: v for k, v in settings.items() if k != "checkpoint"}
     if isinstance(arms, str):
         raise TpsgdError(f"arms must be a list such as [{arms!r}]")
-    results = [Result(a) for a in with_controls([arm(a, common.schedule, factory) for a in arms])]
-    described = {**(notes or {}), **_plain(common, results), "restarts": restarts, "equal": equal}
+    compared = with_controls([arm(a, common.schedule, factory) for a in arms])
+    results = [Result(a) for a in compared]
+    described = {
+        **(notes or {}),
+        **shared_settings(common, compared),
+        "restarts": restarts,
+        "equal": equal,
+    }
     record = Comparison(describe(data), described, machine(common.device), results, command)
     identity = _identity(record, factory, data, seconds)
-    compared = [result.arm for result in results]
     with finished_runs(common.checkpoint, identity, compared) as finished:  # type: ignore[arg-type]
         try:
             warm = _warm_up(record, data, factory, settings, common)
@@ -147,15 +153,14 @@ def compare(
     return record
 
 
-def _plain(settings: Settings, results: Sequence[Result]) -> dict[str, Any]:
+def shared_settings(settings: Settings, arms: Sequence[Arm]) -> dict[str, Any]:
     """The settings that all arms share, as plain values."""
     values = settings.describe("", settings.loss or cross_entropy)
     for name in ("rule", "options", "threads", "torch", *([] if settings.loss else ["loss"])):
         del values[name]  # different for each arm, or in the record already
     values["schedule"] = values["schedule"] or "by the net and the rule"
     if settings.memory.budget is not None:
-        free = [r.arm.name for r in results if not r.arm.budgeted]
-        values["without_budget"] = ", ".join(free)
+        values["without_budget"] = ", ".join(a.name for a in arms if not a.budgeted)
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -186,8 +191,8 @@ def _train(result: Result, data: Data, factory: Factory, settings: dict[str, Any
     try:
         trained = result.arm.train(factory, data.train, **settings)
         accuracy, matrix = _test(trained.models[0], data)
-    except (TpsgdError, RuntimeError, MemoryError) as error:  # such as a GPU without memory left
-        result.error = str(error) if isinstance(error, TpsgdError) else _in_a_line(error)
+    except FAILURES as error:
+        result.error = reason(error)
         return
     if result.arm.backprop and not result.arm.remark and is_recurrent(trained.models[0]):
         result.arm = replace(result.arm, remark=THROUGH_TIME)
@@ -196,7 +201,10 @@ def _train(result: Result, data: Data, factory: Factory, settings: dict[str, Any
     result.runs.append(replace(trained.runs[0], model=None))  # which would stay in memory
 
 
-def _in_a_line(error: Exception) -> str:
+def reason(error: Exception) -> str:
+    """Why an arm has failed, in a line."""
+    if isinstance(error, TpsgdError):
+        return str(error)
     return shortened(f"{type(error).__name__}: {error}", 200)
 
 
