@@ -105,18 +105,10 @@ def compare(
         >>> [result.arm.name for result in record.results]
         ['backprop', 'readout', 'tpsgd-l2', 'frozen']
     """
-    if restarts < 1:
-        raise TpsgdError(f"restarts must be 1 or more, got {restarts}")
-    if not isinstance(data, Data):
-        raise TpsgdError(
-            f"data must be a data set as from tpsgd.data.load, got a {type(data).__name__}; wrap "
-            "arrays by saving them as .npz, or by tpsgd.data.Data(...)"
-        )
+    _check(data, arms, restarts)
     common = Settings.of("compare", settings)
     equally.check(equal, seconds, common.epochs)
     settings = {k: v for k, v in settings.items() if k != "checkpoint"}
-    if isinstance(arms, str):
-        raise TpsgdError(f"arms must be a list such as [{arms!r}]")
     compared = with_controls([arm(a, common.schedule, factory) for a in arms])
     results = [Result(a) for a in compared]
     described = {
@@ -151,6 +143,18 @@ def compare(
     if not record.finished and not record.interrupted:
         raise TpsgdError(results[0].error or "nothing was trained")
     return record
+
+
+def _check(data: Any, arms: Any, restarts: int) -> None:
+    if restarts < 1:
+        raise TpsgdError(f"restarts must be 1 or more, got {restarts}")
+    if not isinstance(data, Data):
+        raise TpsgdError(
+            f"data must be a data set as from tpsgd.data.load, got a {type(data).__name__}; wrap "
+            "arrays by saving them as .npz, or by tpsgd.data.Data(...)"
+        )
+    if isinstance(arms, str):
+        raise TpsgdError(f"arms must be a list such as [{arms!r}]")
 
 
 def shared_settings(settings: Settings, arms: Sequence[Arm]) -> dict[str, Any]:
