@@ -2,13 +2,16 @@
 
 import errno
 import os
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from tpsgd import TpsgdError, output
+from tpsgd.files import write_whole
 from tpsgd.output import LOCK, check_new, output_folder, write_or_rescue
 
 HOLDER = """
@@ -47,6 +50,90 @@ def test_a_process_may_enter_its_folder_twice_and_leaves_it_free(tmp_path):
         with output_folder(tmp_path), output_folder(tmp_path):
             assert (tmp_path / LOCK).exists()
     assert not list(tmp_path.iterdir())
+
+
+def in_thread(function):
+    """What a function raises in another thread, in words."""
+    messages = []
+
+    def call():
+        try:
+            function()
+        except TpsgdError as error:
+            messages.append(str(error))
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    return messages
+
+
+def test_a_folder_has_one_thread(tmp_path):
+    def enter():
+        with output_folder(tmp_path):
+            pass
+
+    with output_folder(tmp_path):
+        (message,) = in_thread(enter)
+        assert message.startswith(f"another thread is writing to {tmp_path}")
+    assert not in_thread(enter) and not list(tmp_path.iterdir())
+
+
+FORKED = """
+import os, sys, time
+from pathlib import Path
+from tpsgd.output import output_folder
+with output_folder(Path(sys.argv[1])):
+    child = os.fork()
+    if child:
+        print(child, flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked")
+def test_a_kill_frees_a_folder_though_a_worker_lives_on(tmp_path):
+    source = os.environ | {"PYTHONPATH": str(Path(output.__file__).parents[1])}
+    call = [sys.executable, "-c", FORKED, str(tmp_path)]
+    with subprocess.Popen(call, stdout=subprocess.PIPE, text=True, env=source) as process:
+        worker = int(process.stdout.readline())
+        process.kill()
+        process.wait()
+        try:
+            with output_folder(tmp_path) as folder:
+                assert folder == tmp_path
+        finally:
+            os.kill(worker, signal.SIGKILL)
+
+
+def test_results_that_another_process_wrote_in_the_meantime_are_refused(tmp_path, monkeypatch):
+    real = output._locked_file
+
+    def lock_later(file):
+        (tmp_path / "run.json").write_text("{}")  # by the process that had the folder before
+        return real(file)
+
+    monkeypatch.setattr(output, "_locked_file", lock_later)
+    with (
+        pytest.raises(TpsgdError, match=r"run.json is already there"),
+        output_folder(tmp_path, ("run.json",), overwrite=False),
+    ):
+        pass
+
+
+def test_threads_do_not_share_a_temporary_file(tmp_path, monkeypatch):
+    names, replace = [], Path.replace
+
+    def noted(self, target):
+        names.append(self.name)
+        if len(names) == 1:  # another thread writes the same file before this one renames its own
+            in_thread(lambda: write_whole(target, b"second"))
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", noted)
+    write_whole(tmp_path / "x", b"first")
+    assert len(set(names)) == 2 and (tmp_path / "x").read_bytes() == b"first"
+    assert [file.name for file in tmp_path.iterdir()] == ["x"]
 
 
 def test_a_lock_whose_file_was_removed_is_taken_anew(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ import importlib.util
 import os
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ def write_whole(path: Path, content: bytes) -> Path:
     The content is on the disk before the file gets its name, so that a power cut cannot leave an
     empty file under it.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    writer = f"{os.getpid()}-{threading.get_ident()}"
+    temporary = path.with_name(f".{path.name}.{writer}.part")
     try:
         temporary.write_bytes(content)
         _sync(temporary, os.O_RDWR)

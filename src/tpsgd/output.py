@@ -4,6 +4,7 @@ import contextlib
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from tpsgd.files import writable_folder
 from tpsgd.units import size
 
 LOCK = ".tpsgd-lock"  # the file that a writer of a folder has locked
-_locked: set[Path] = set()  # folders that this process writes to
+_writers: dict[Path, int] = {}  # folders that this process writes to, and the thread that does
+_descriptors: set[int] = set()  # of the files that this process has locked
 
 
 def check_new(path: Path, overwrite: bool, *names: str) -> None:
@@ -30,10 +32,10 @@ def check_new(path: Path, overwrite: bool, *names: str) -> None:
 def output_folder(
     folder: Path, names: tuple[str, ...] = (), overwrite: bool = True, nbytes: int = 0
 ) -> Iterator[Path]:
-    """A folder to write results to, which no other process writes to in the meantime.
+    """A folder to write to, which no other process and no other thread writes to in the meantime.
 
     The folder is created if it does not exist. It is refused, before anything is computed, if
-    nothing can be written to it, if it has less room than `nbytes`, if another process has it, or
+    nothing can be written to it, if it has less room than `nbytes`, if another writer has it, or
     if it holds results with these `names` that are not to be overwritten.
     """
     path = writable_folder(folder)
@@ -51,20 +53,50 @@ def output_folder(
 
 @contextlib.contextmanager
 def _lock(folder: Path) -> Iterator[None]:
-    """Lock a folder; the system unlocks it if this process is killed."""
-    if folder in _locked:
+    """Lock a folder; the system unlocks it if this process is killed.
+
+    A thread that has the folder already may enter it again.
+    """
+    thread = threading.get_ident()
+    if _writers.get(folder) == thread:
         yield
         return
-    descriptor = _locked_file(folder / LOCK)
-    _locked.add(folder)
+    if _writers.setdefault(folder, thread) != thread:
+        raise _taken(folder, "thread")
+    descriptor = None
     try:
+        descriptor = _locked_file(folder / LOCK)
+        if descriptor is not None:
+            _descriptors.add(descriptor)
         yield
     finally:
-        _locked.discard(folder)
-        if descriptor is not None:
+        in_parent = _writers.pop(folder, None) is not None
+        if descriptor is not None and in_parent:
             with contextlib.suppress(OSError):  # Windows removes no open file
                 (folder / LOCK).unlink()
+            _descriptors.discard(descriptor)
             os.close(descriptor)
+
+
+def _forget_locks() -> None:
+    """A process that was forked, such as the worker of a loader, holds no lock of its parent's.
+
+    It may live on for a while when its parent has been killed.
+    """
+    for descriptor in _descriptors:
+        os.close(descriptor)
+    _descriptors.clear()
+    _writers.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_locks)
+
+
+def _taken(folder: Path, writer: str) -> TpsgdError:
+    return TpsgdError(
+        f"another {writer} is writing to {folder}: wait for it, or name another folder"
+    )
 
 
 def _locked_file(file: Path) -> int | None:
@@ -79,9 +111,7 @@ def _locked_file(file: Path) -> int | None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             os.close(descriptor)
-            raise TpsgdError(
-                f"another process is writing to {file.parent}: wait for it, or name another folder"
-            ) from error
+            raise _taken(file.parent, "process") from error
         except OSError:  # some network disks
             os.close(descriptor)
             return None

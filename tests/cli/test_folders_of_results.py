@@ -45,7 +45,7 @@ def test_a_second_run_is_refused_until_it_may_overwrite(says, words):
 )
 def test_two_processes_do_not_share_a_folder(says, monkeypatch, words):
     with output_folder(Path("r")):
-        monkeypatch.setattr("tpsgd.output._locked", set())  # as another process would have it
+        monkeypatch.setattr("tpsgd.output._writers", {})  # as another process would have it
         assert refuses(says(*words), "another process is writing to") == ""
 
 

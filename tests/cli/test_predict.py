@@ -46,6 +46,18 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+def test_a_sample_goes_through_the_model_once(says, monkeypatch):
+    says(*TRAIN)
+    samples, outputs = [], tpsgd.Trained.outputs
+
+    def counted(self, x, **options):
+        samples.append(len(x))
+        return outputs(self, x, **options)
+
+    monkeypatch.setattr(tpsgd.Trained, "outputs", counted)
+    assert says("predict", "model", "--data", "new.csv")[0] == 0 and samples == [2]
+
+
 def test_train_then_predict_then_evaluate(says):
     code, out, _ = says(*TRAIN)
     assert code == 0 and out.endswith("saved model\n")

@@ -111,7 +111,7 @@ def test_compare_reads_finished_runs_and_goes_on_with_the_others(says, signalled
     status, _, err = says(*words)
     assert status == 143 and "training runs are in tpsgd-report; to go on: tpsgd compare" in err
     done = json.loads(Path("run/comparison.json").read_text())["runs"]
-    assert list(done) == ["backprop seed 0"]
+    assert list(done) == ["backprop seed 0"] and len(done["backprop seed 0"]["confusion"]) == 1
     trained, fit_many = [], arm_module.fit_many
 
     def counted(*args, **settings):
@@ -125,9 +125,44 @@ def test_compare_reads_finished_runs_and_goes_on_with_the_others(says, signalled
         json.loads(Path(f, "results.json").read_text())["arms"] for f in ("whole", "tpsgd-report")
     )
     assert figures(whole) == figures(resumed)
+    matrices = [[arm["summary"]["confusion"] for arm in arms] for arms in (whole, resumed)]
+    assert matrices[0] == matrices[1] and all(matrices[0])  # those of restored runs too
     assert sorted(os.listdir("run"))[-1] == "comparison.json"  # no checkpoint is left
     assert "its epochs was 2, and now it is 3" in says(*words, "--resume", "--epochs", "3")[2]
     assert "run holds a comparison: go on from it" in says(*words, "--out", "other")[2]
+
+
+def compared(says, *words):
+    """A comparison with a checkpoint that begins or goes on: its arms, or the error."""
+    words = ("compare", *SMALL, "--restarts", "1", "--checkpoint", "run", "--resume", *words)
+    status, out, err = says(*words, "--json", "--overwrite")
+    return {arm["name"]: arm for arm in json.loads(out)["arms"]} if status == 0 else err
+
+
+def test_an_arm_with_other_options_is_not_taken_for_the_same(says):
+    first = compared(says, "--rules", "readout", "--readout-scale", "0.5")
+    again = compared(says, "--rules", "readout", "--readout-scale", "0.5")
+    assert first == again
+    err = compared(says, "--rules", "readout", "--readout-scale", "50")
+    assert "its rule of readout was" in err and "scale 50" in err and err.count("\n") == 1
+    assert "drtp" in compared(says, "--rules", "readout,drtp", "--readout-scale", "0.5")
+
+
+@pytest.mark.parametrize("words", [("--seconds", "0.2"), ()], ids=str)
+def test_a_comparison_at_equal_seconds_goes_on(says, signalled, words):
+    words = (*SMALL, "--rules", "drtp", "--restarts", "1", "--equal", "seconds", *words)
+    signalled(5, signal.SIGTERM)
+    status, _, err = says("compare", *words, "--checkpoint", "run")
+    assert status == 143 and "to go on: tpsgd compare" in err
+    before = json.loads(Path("run/comparison.json").read_text())
+    status, out, err = says("compare", *words, "--checkpoint", "run", "--resume", "--json")
+    assert (status, err) == (0, "")
+    record, after = json.loads(out), json.loads(Path("run/comparison.json").read_text())
+    assert not any(arm["error"] for arm in record["arms"])
+    assert record["settings"]["seconds"] == before["amount"]["seconds"]
+    assert before["allowances"] == after["allowances"]
+    err = says("compare", *words, "--rules", "dfa", "--checkpoint", "run", "--resume")[2]
+    assert "its rules was backprop, drtp, frozen, and now it is backprop, dfa, frozen" in err
 
 
 def figures(arms):
@@ -148,6 +183,131 @@ def test_adapt_goes_on_with_its_arms(says, signalled):
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     status, _, err = says(*words, "--checkpoint", "run", "--shift", "grey")
     assert status == 2 and "--shift has no checkpoints: leave --checkpoint out" in err
+
+
+OUT = {"train": "o/model.pt", "compare": "o/results.json", "adapt": "o/record.json",
+       "search": "o/search.json", "search --model": "o/search.json"}  # fmt: skip
+
+
+def words_of(command):
+    """A command that writes into the folder o."""
+    net = ("--backbone", "net.py:make", "--data", "images.npz", "--epochs", "1")
+    return {
+        "train": ("train", *SMALL, "--out", "o"),
+        "compare": ("compare", *SMALL, "--restarts", "1", "--rules", "drtp", "--out", "o"),
+        "adapt": ("adapt", *net, "--out", "o"),
+        "search": ("search", *net, "--convs", "0", "--dense", "0,1", "--out", "o"),
+        "search --model": ("search", *SMALL, "--rates", "0.01", "--rule", "drtp", "--out", "o"),
+    }[command]
+
+
+@pytest.mark.parametrize("command", OUT)
+def test_a_run_that_begins_does_not_replace_results_of_another(says, command):
+    Path("o").mkdir()
+    Path(OUT[command]).write_text("another run's")
+    words = (*words_of(command), "--checkpoint", "run", "--resume")
+    for _ in range(2):
+        status, out, err = says(*words)
+        assert (status, out) == (2, "") and "is already there, from an earlier run" in err
+        assert Path(OUT[command]).read_text() == "another run's"
+    assert says(*words, "--overwrite")[0] == 0
+    before = Path(OUT[command]).read_bytes()
+    assert before != b"another run's" and says(*words)[0] == 0  # its own are replaced
+    err = says(*words[:-1], "--overwrite")[2]
+    assert " holds " in err and "(--resume)" in err
+
+
+@pytest.mark.parametrize("command", ["train", "compare", "adapt", "search", "search --model"])
+def test_two_processes_do_not_share_a_checkpoint(says, monkeypatch, command):
+    with checkpoint.Checkpoint("run").claimed():
+        monkeypatch.setattr("tpsgd.output._writers", {})  # as another process would have it
+        status, out, err = says(*words_of(command), "--checkpoint", "run", "--resume")
+    assert (status, out) == (2, "") and "another process is writing to" in err
+
+
+def test_a_log_of_another_run_is_not_added_to(says):
+    Path("log.csv").write_text("mine\n")
+    words = ("train", *SMALL, "--log", "log.csv", "--checkpoint", "run", "--resume")
+    status, _, err = says(*words)
+    assert status == 2 and "log.csv is already there" in err
+    assert Path("log.csv").read_text() == "mine\n"
+
+
+def test_a_log_goes_on_with_its_run(says, signalled, monkeypatch):
+    words = ("train", *SMALL, "--log", "log.csv", "--checkpoint", "run", "--resume")
+    signalled(3, signal.SIGTERM)
+    assert says(*words)[0] == 143
+    with open("log.csv", "a") as log:
+        log.write("2,2,0.5,0.5,,,1.0\n")  # after the last checkpoint
+    assert says(*words)[0] == 0
+    rows = [line.split(",")[:2] for line in Path("log.csv").read_text().splitlines()[1:]]
+    assert rows == [[b, e] for b in "123" for e in "12"]
+
+
+SEARCH = ("search", *SMALL, "--rates", "0.001,0.01", "--scales", "3,12", "--checkpoint", "run")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("count", [9, 47], ids=["in a trial", "in the test"])
+def test_a_search_of_a_model_goes_on(says, signalled, monkeypatch, number, code, count):
+    assert says(*SEARCH[:-2], "--out", "whole")[0] == 0
+    signalled(count, number)
+    status, out, err = says(*SEARCH)
+    done = 2 if count == 9 else 8
+    assert (status, out) == (code, "") and err.startswith(
+        f"tpsgd: interrupted; {done} of 8 trials are in run; to go on: tpsgd search --data"
+    )
+    assert err.endswith("--checkpoint run --resume\n") and err.count("\n") == 1
+    trained, fit_many = [], arm_module.fit_many
+
+    def counted(*args, **settings):
+        trained.append(settings.get("checkpoint"))
+        return fit_many(*args, **settings)
+
+    monkeypatch.setattr(arm_module, "fit_many", counted)
+    kept = Path("run/trials.jsonl").read_text().splitlines()[1:]
+    assert says(*SEARCH, "--resume")[0] == 0
+    folders = [saved.folder.name for saved in trained if saved is not None]
+    assert len([name for name in folders if "rate" in name]) == 8 - len(kept)
+    whole, resumed = (
+        json.loads(Path(f, "search.json").read_text()) for f in ("whole", "tpsgd-search")
+    )
+    for values in (whole, resumed):
+        for trial in values["trials"]:
+            del trial["seconds"]
+    assert whole["trials"] == resumed["trials"] and whole["chosen"] == resumed["chosen"]
+    assert figures(whole["test"]["arms"]) == figures(resumed["test"]["arms"])
+    err = says(*SEARCH, "--resume", "--epochs", "3", "--overwrite")[2]
+    assert "its epochs was 2, and now it is 3" in err
+    assert says(*SEARCH, "--resume", "--scales", "3,12,48", "--overwrite")[0] == 0
+
+
+def test_a_search_on_a_backbone_goes_on_from_its_checkpoint(says, signalled, monkeypatch):
+    from tpsgd.adapt.trials import Judge
+
+    trials, real = [], Judge.trial
+
+    def trial(self, *args):
+        trials.append(args)
+        if len(trials) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(self, *args)
+
+    monkeypatch.setattr(Judge, "trial", trial)
+    words = words_of("search")
+    status, out, err = says(*words, "--checkpoint", "run")
+    assert (status, out) == (143, "") and err.startswith(
+        "tpsgd: interrupted; 2 of 3 trials are in run; to go on: tpsgd search"
+    )
+    status, out, err = says(*words, "--checkpoint", "run", "--resume")
+    assert (status, err) == (0, "") and len(trials) == 4  # the third again
+    assert len(Path("run/trials.jsonl").read_text().splitlines()) == 3
+    assert not Path("o/trials.jsonl").exists()
+    trials.clear()
+    status, _, err = says(*words[:-1], "other")  # without a checkpoint, its own folder has them
+    assert status == 143 and err.endswith(
+        "2 of 3 trials are in other; the same command continues\n"
+    )
 
 
 def backbone():

@@ -168,7 +168,7 @@ def test_a_terminal_sees_a_bar(says, monkeypatch):
         def __exit__(self, *_):
             return None
 
-    monkeypatch.setattr(sys.modules["tpsgd.cli.search"], "live_bar", Bar)
+    monkeypatch.setattr(sys.modules["tpsgd.cli.terminal"], "live_bar", Bar)
     assert says("search", *GRID)[0] == 0
     assert seen[0][0] == "features" and seen[-1][1] == 1.0
     assert {"planning", "maps probe", "maps 1+0"} <= {what for what, _ in seen}
@@ -176,7 +176,8 @@ def test_a_terminal_sees_a_bar(says, monkeypatch):
 
 
 def test_a_model_is_searched_and_its_command_trains_what_was_tested(says):
-    words = ("--model", "mlp:8", "--rates", "0.003,0.03", "--scales", "12", "--epochs", "3")
+    rates = "0.00312345678,0.0301234567"  # more digits than are printed
+    words = ("--model", "mlp:8", "--rates", rates, "--scales", "12", "--epochs", "3")
     code, out, err = says("search", "--data", "images.npz", *words, "--seed", "1")
     lines = out.splitlines()
     assert (code, err) == (0, "") and lines[0].split()[:3] == ["rule", "rate", "scale"]
@@ -194,7 +195,7 @@ def test_a_model_is_searched_and_its_command_trains_what_was_tested(says):
 def test_the_python_call_of_a_searched_model_runs(says):
     g, y = np.random.default_rng(0), np.arange(60) % 2
     np.savez("steps.npz", x=g.normal(size=(60, 5, 2)).astype("float32"), y=y)
-    words = ("--model", "rnn:4", "--rates", "0.01", "--scales", "12", "--leaks", "0.3,1")
+    words = ("--model", "rnn:4", "--rates", "0.01", "--scales", "12.3456789", "--leaks", "0.3,1")
     code, out, _ = says("search", "--data", "steps.npz", *words, "--epochs", "1", "--json")
     record = json.loads(out)
     names = {"functools": functools, "torch": torch, "tpsgd": tpsgd, "data": load("steps.npz")}
@@ -202,6 +203,7 @@ def test_the_python_call_of_a_searched_model_runs(says):
     run = eval(record["python"], names)
     tested = next(a for a in record["test"]["arms"] if a["name"] == "readout")["restarts"][0]
     assert run.history[0].loss == pytest.approx(tested["history"][0]["loss"])
+    assert "scale=12.3456789," in record["python"]
     assert run.blocks[-1].learning == "solved" and "leak=" in record["python"]
     assert code == 0 and "--leak " in record["command"]
 

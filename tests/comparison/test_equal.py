@@ -1,6 +1,7 @@
 """Arms with equal reads of the data or equal time, in place of equal epochs per block."""
 
 import json
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -136,8 +137,10 @@ def test_progress_at_equal_seconds_is_that_of_the_clock(data):
 
 def test_the_epochs_of_an_allowance_join_the_callbacks_of_the_user():
     mine = print
-    settings = equal.Allowance(3, bool).within({"callbacks": [mine], "lr": 0.1})
-    assert settings == {"callbacks": [mine, bool], "lr": 0.1, "epochs": 3}
+    allowance = equal.Allowance(3, 1.5, {1: 0.5})
+    settings = allowance.within({"callbacks": [mine], "lr": 0.1})
+    assert settings == {"callbacks": [mine, allowance.deadline], "lr": 0.1, "epochs": 3}
+    assert equal.Allowance.of(json.loads(json.dumps(asdict(allowance)))) == allowance
     assert equal.Allowance().within({"lr": 0.1}) == {"lr": 0.1}
 
 

@@ -102,6 +102,56 @@ def test_a_rate_that_fails_is_a_failed_trial(data):
         tpsgd.search(data, NET, broken, rates=[0.01], epochs=1)
 
 
+def test_a_trial_without_memory_is_a_failed_trial(data, monkeypatch):
+    train = searching.Arm.train
+
+    def fails(self, factory, samples, **settings):
+        if self.lr == 0.5:
+            raise RuntimeError("CUDA out of\nmemory")
+        return train(self, factory, samples, **settings)
+
+    monkeypatch.setattr(searching.Arm, "train", fails)
+    result = tpsgd.search(data, NET, "drtp", rates=[0.01, 0.5], epochs=1)
+    errors = [t.error for t in result.trials if t.values["rate"] == 0.5]
+    assert errors == ["RuntimeError: CUDA out of memory"] * 3
+    assert result.best.values == {"rate": 0.01}
+
+
+@pytest.mark.parametrize("word", ["frozen", "backprop", "drtp"])
+def test_the_best_is_that_of_the_rule_that_was_searched_for(data, word):
+    result = tpsgd.search(data, NET, word, rates=[0.01], epochs=1)
+    assert result.best.arm == word and result.best is result.chosen[word]
+
+
+def test_a_search_in_python_goes_on(data, tmp_path, monkeypatch):
+    options = {"rates": [0.001, 0.05], "restarts": 2, "epochs": 3, "batch_size": 16}
+    whole = tpsgd.search(data, NET, "drtp", **options)
+    train, count = searching.Arm.train, iter(range(1, 1000))
+
+    def interrupted(self, factory, samples, **settings):
+        if next(count) == 6:
+            raise KeyboardInterrupt
+        return train(self, factory, samples, **settings)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(searching.Arm, "train", interrupted)
+        tpsgd.search(data, NET, "drtp", **options, checkpoint=tmp_path)
+    with pytest.raises(tpsgd.TpsgdError, match="holds the trials of a search: go on from it"):
+        tpsgd.search(data, NET, "drtp", **options, checkpoint=tmp_path)
+    file, saved = tmp_path / "trials.jsonl", tpsgd.Checkpoint(tmp_path, resume=True)
+    kept = file.read_text()
+    assert len(kept.splitlines()) == 6  # five trials, and what the search is
+    with pytest.raises(tpsgd.TpsgdError, match="another run: its data was"):
+        other = Data("two", data.test, data.train, data.classes, data.shape, "")
+        tpsgd.search(other, NET, "drtp", **options, checkpoint=saved)
+    file.write_text(kept + '{"key": ')  # cut off by a kill
+    resumed = tpsgd.search(data, NET, "drtp", **options, checkpoint=saved)
+    assert [t.accuracies for t in resumed.trials] == [t.accuracies for t in whole.trials]
+    file.write_text(kept + "7\n")
+    with pytest.raises(tpsgd.TpsgdError, match=r"trials.jsonl was edited or damaged"):
+        tpsgd.search(data, NET, "drtp", **options, checkpoint=saved)
+
+
 def test_remarks_name_values_at_the_end_of_what_was_tried(data):
     result = tpsgd.search(data, NET, "drtp", rates=[1e-6, 0.03], epochs=3, batch_size=8)
     assert "drtp: 0.03 is the largest rate that was tried" in result.remarks

@@ -2,7 +2,9 @@
 
 import subprocess
 import sys
+import threading
 import warnings
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 import tpsgd
 from tpsgd import Checkpoint, TpsgdError, rules
@@ -176,6 +178,37 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
     assert record.peak_bytes == pytest.approx(run.peak_bytes, rel=0.02)
 
 
+class OwnBatches:
+    """Batches whose order a generator decides, with another one that orders the samples."""
+
+    def __init__(self):
+        self.generator = torch.Generator().manual_seed(3)
+        own = torch.Generator().manual_seed(4)
+        self.sampler = RandomSampler(range(len(POINTS[1])), generator=own)
+
+    def __len__(self):
+        return 6
+
+    def __iter__(self):
+        batches = list(BatchSampler(self.sampler, 16, drop_last=False))
+        return (batches[i] for i in torch.randperm(6, generator=self.generator))
+
+
+def test_generators_of_a_batch_sampler_are_resumed(
+    tmp_path: Path, killed_after_writing: None
+) -> None:
+    def fit(**settings):
+        loader = DataLoader(TensorDataset(*POINTS), batch_sampler=OwnBatches())
+        return train(plain, loader, {"epochs": 3, **settings})
+
+    (tensors, run), record = fit(), None
+    while record is None:
+        with suppress(Killed):
+            resumed, record = fit(checkpoint=Checkpoint(tmp_path, every=0, resume=True))
+    assert all(torch.equal(tensor, resumed[key]) for key, tensor in tensors.items())
+    assert compared(record) == compared(run)
+
+
 def begun(folder: Path, monkeypatch, **settings) -> Checkpoint:
     """A checkpoint after the first epoch, to go on from."""
     with monkeypatch.context() as patch:
@@ -237,6 +270,51 @@ def test_a_folder_with_a_checkpoint_is_not_overwritten(tmp_path: Path, monkeypat
     begun(tmp_path, monkeypatch)
     with pytest.raises(TpsgdError, match=r"holds a checkpoint \(after epoch 1 of block 1\): go on"):
         tpsgd.fit(plain(), POINTS, checkpoint=tmp_path)
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
+    messages = []
+
+    def fit_beside(seed):
+        try:
+            tpsgd.fit(plain(), POINTS, seed=seed, checkpoint=Checkpoint(tmp_path, resume=True))
+        except TpsgdError as error:
+            messages.append(str(error))
+
+    def start_another(epoch):
+        if epoch.epoch == 2:
+            thread = threading.Thread(target=fit_beside, args=(epoch.block,))
+            thread.start()
+            thread.join()
+
+    saved = Checkpoint(tmp_path, every=0)
+    tpsgd.fit(plain(), POINTS, epochs=2, checkpoint=saved, callbacks=[start_another])
+    assert len(messages) == 3 and all("another thread is writing to" in m for m in messages)
+    assert len(list(tmp_path.iterdir())) == 2  # and no lock is left
+
+
+def interrupted_at_once(folder: Path, **settings) -> None:
+    def interrupt(_):
+        raise Killed
+
+    with pytest.raises(Killed):
+        tpsgd.fit(plain(), POINTS, checkpoint=folder, callbacks=[interrupt], **settings)
+
+
+def test_a_run_without_a_checkpoint_begins_again(tmp_path: Path) -> None:
+    interrupted_at_once(tmp_path)
+    assert checkpoint.position(tmp_path) == "before its first checkpoint"
+    saved = Checkpoint(tmp_path, resume=True)
+    with pytest.raises(TpsgdError, match="of another run: its seed was 0, and now it is 1"):
+        tpsgd.fit(plain(), POINTS, seed=1, checkpoint=saved)
+    interrupted_at_once(tmp_path, seed=1)  # without resume it is another run: nothing is lost
+    torch.manual_seed(0)
+    model, other = plain(), plain()
+    other.load_state_dict(model.state_dict())
+    run = tpsgd.fit(model, POINTS, seed=1, checkpoint=saved)
+    tpsgd.fit(other, POINTS, seed=1)
+    assert len(run.history) == 15
+    assert all(map(torch.equal, model.parameters(), other.parameters()))
 
 
 def damage(folder: Path, how: str) -> None:
@@ -377,3 +455,20 @@ def test_a_resumed_adaptor_equals_an_uninterrupted_one(
     assert kills >= 12 and torch.equal(whole(IMAGES[0]), resumed(IMAGES[0]))
     for tap, head in whole.heads.items():
         assert all(map(torch.equal, head.parameters(), resumed.heads[tap].parameters()))
+
+
+@pytest.mark.parametrize("reuse", [True, False])
+def test_a_checkpoint_of_another_backbone_is_refused(reuse: bool, tmp_path: Path) -> None:
+    def fit(seed):
+        torch.manual_seed(seed)
+        net = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU())
+        tpsgd.adapt.fit(
+            tpsgd.adapt.Backbone(net, ["2"]), IMAGES, epochs=1, memory=tpsgd.Memory(reuse=reuse),
+            layers=tpsgd.adapt.Layers(convs=0, dense=1, width=6),
+            checkpoint=Checkpoint(tmp_path, resume=True),
+        )  # fmt: skip
+
+    fit(0)
+    name = "training data" if reuse else "checksum of the backbone"
+    with pytest.raises(TpsgdError, match=f"of another run: its .*{name}.* was"):
+        fit(1)

@@ -62,6 +62,54 @@ def test_a_file_that_exists_is_refused_or_replaced_or_continued(tmp_path):
     assert len(file.read_text().splitlines()) == 5
 
 
+class Killed(Exception):
+    """The run ends, as if the process had been killed."""
+
+
+def rows_of(file):
+    lines = file.read_text().splitlines()
+    if file.suffix == ".jsonl":
+        return [(row["block"], row["epoch"]) for row in map(json.loads, lines)]
+    return [(int(row["block"]), int(row["epoch"])) for row in csv.DictReader(lines)]
+
+
+@pytest.mark.parametrize("name", ["log.csv", "log.jsonl"])
+@pytest.mark.parametrize("every", [0, 1e9], ids=["checkpoints", "no checkpoint"])
+@pytest.mark.parametrize("place", [(1, 2), (2, 2)], ids=str)
+def test_epochs_that_are_trained_again_are_in_the_log_once(tmp_path, name, every, place):
+    file, saved = tmp_path / name, tpsgd.Checkpoint(tmp_path / "run", every=every)
+
+    def interrupt(epoch):
+        if (epoch.block, epoch.epoch) == place:
+            raise Killed
+
+    train(logs.file(file))  # an earlier run, which stays
+    with pytest.raises(Killed):
+        train(logs.file(file, append=True), interrupt, checkpoint=saved)
+    with file.open("a") as stream:
+        stream.write('{"block": 2, "ep' if "json" in name else "2,1,0.4")  # cut off by a kill
+    resumed = tpsgd.Checkpoint(saved.folder, every=every, resume=True)
+    run = train(logs.file(file, append=True), checkpoint=resumed)
+    assert rows_of(file) == 2 * [(1, 1), (1, 2), (2, 1), (2, 2)]
+    train(logs.file(file, append=True), checkpoint=resumed)  # it is finished: nothing to add
+    assert rows_of(file)[4:] == [(e.block, e.epoch) for e in run.history]
+
+
+def test_lines_of_another_run_stay(tmp_path):
+    file, saved = tmp_path / "log.csv", tpsgd.Checkpoint(tmp_path / "run", every=0)
+
+    def interrupt(epoch):
+        if epoch.block == 2:
+            raise Killed
+
+    with pytest.raises(Killed):
+        train(interrupt, checkpoint=saved)  # without a log
+    train(logs.file(file))
+    resumed = tpsgd.Checkpoint(saved.folder, resume=True)
+    train(logs.file(file, append=True), checkpoint=resumed)
+    assert rows_of(file) == [(1, 1), (1, 2), (2, 1), (2, 2), (2, 1), (2, 2)]
+
+
 def test_mistakes_in_the_name(tmp_path):
     with pytest.raises(TpsgdError, match=r"a log is FILE.csv or FILE.jsonl, not .*log.txt"):
         logs.file(tmp_path / "log.txt")

@@ -1,6 +1,7 @@
 """`tpsgd.adapt.fit`: train layers on the taps of a frozen backbone without backpropagation."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -109,12 +110,14 @@ def fit(
     settings |= {} if rule is None else {"rule": rule}
     settings |= {"epochs": epochs_for(count(data), batch_size, epochs), "batch_size": batch_size}
     settings |= {} if checked.validation is None else {"validation": held_out}
-    for tap in names:
-        options = settings | {"progress": progress and partial(progress, tap)}
-        if isinstance(checked.checkpoint, Checkpoint):
-            options |= {"checkpoint": checked.checkpoint.within(tap)}
-        run = _train(method, adaptor, tap, data, options)
-        adaptor.runs[tap] = replace(run, model=None)  # the adaptor is the model
+    checkpoint = checked.checkpoint if isinstance(checked.checkpoint, Checkpoint) else None
+    with nullcontext() if checkpoint is None else checkpoint.claimed():
+        for tap in names:
+            options = settings | {"progress": progress and partial(progress, tap)}
+            if checkpoint is not None:
+                options |= {"checkpoint": checkpoint.within(tap)}
+            run = _train(method, adaptor, tap, data, options)
+            adaptor.runs[tap] = replace(run, model=None)  # the adaptor is the model
     if learns_weights:
         fit_weights(adaptor, held_out)
     return adaptor.eval()

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -31,6 +30,7 @@ from tpsgd.memory.plan import plan
 from tpsgd.memory.rehearse import Inputs, rehearse
 from tpsgd.nets.modes import evaluating
 from tpsgd.rules import Rule
+from tpsgd.saved.json_lines import JsonLines
 from tpsgd.solvers import ridge
 from tpsgd.training.fit import fit as fit_locally
 from tpsgd.training.fit import fit_backprop
@@ -291,20 +291,19 @@ class Log:
     """
 
     def __init__(self, folder: str | Path | None) -> None:
-        self.file = None if folder is None else writable_folder(Path(folder).expanduser()) / FILE
+        self.lines: JsonLines | None = None
         self.trials: dict[str, Trial] = {}
-        if self.file is None or not self.file.exists():
+        if folder is None:
             return
-        content = self.file.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]
-        os.truncate(self.file, len(whole))
-        for number, line in enumerate(whole.splitlines(), 1):
+        file = writable_folder(Path(folder).expanduser()) / FILE
+        self.lines = JsonLines(file)
+        for number, values in enumerate(self.lines.objects, 1):
             try:
-                values = json.loads(line)
+                values = dict(values or {})
                 key = _text(values.pop("key"))
                 self.trials[key] = Trial(**values)
-            except (ValueError, KeyError, TypeError, AttributeError):
-                warnings.warn(f"{self.file}, line {number}: no trial, skipped", stacklevel=3)
+            except (KeyError, TypeError):
+                warnings.warn(f"{file}, line {number}: no trial, skipped", stacklevel=3)
 
     def get(self, key: dict[str, Any]) -> Trial | None:
         """A finished trial, if there is one with this key."""
@@ -313,12 +312,8 @@ class Log:
     def add(self, key: dict[str, Any], trial: Trial) -> None:
         """Append a trial to the file."""
         self.trials[_text(key)] = trial
-        if self.file is None:
-            return
-        with self.file.open("a") as file:
-            file.write(json.dumps({"key": key, **asdict(trial)}) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        if self.lines is not None:
+            self.lines.add({"key": key, **asdict(trial)})
 
 
 def _text(key: Any) -> str:

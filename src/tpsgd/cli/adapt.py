@@ -165,7 +165,7 @@ def adapt(
     settings = options.settings_of(training, memory)
     settings["combine"] = tpsgd.adapt.COMBINATIONS[adaptor.combine]
     arms = _arms(rule, adaptor.layers(), training, not no_controls and not memory.memory)
-    again = overwrite or resuming.resume
+    again = overwrite or resuming.goes_on
     with resuming.interruptible(), output_folder(out, ("adaptor.json", RECORD), again) as folder:
         net, taps = backbone.load(machine)
         job = Job(net, taps, data.load(training.seed), settings, arms)

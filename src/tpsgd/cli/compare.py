@@ -19,8 +19,6 @@ from tpsgd.output import output_folder, write_or_rescue
 if TYPE_CHECKING:
     from tpsgd.comparison.compare import Comparison
 
-WAYS = ("passes", "reads", "seconds")
-
 
 @options.grouped
 def compare(
@@ -34,10 +32,7 @@ def compare(
     restarts: Annotated[int, option("Models to train with each rule.", min=1)] = 3,
     equal: Annotated[
         str,
-        option(
-            "Equal for all rules: passes (epochs per block), reads (of the data), or seconds.",
-            callback=options.one_of(WAYS),
-        ),
+        option("Equal for all rules: passes (epochs per block), reads (of the data), or seconds."),
     ] = "passes",
     seconds: Annotated[
         float | None,
@@ -52,7 +47,9 @@ def compare(
     If one of them fails, the others go on, and the exit status is 1.
     """
     from tpsgd.comparison import arms, report
+    from tpsgd.comparison import equal as equally
 
+    options.check("equal", equal, equally.WAYS)
     if seconds is not None and equal != "seconds":
         raise TpsgdError("--seconds is the time of each run for --equal seconds: add that")
     named = [] if rules == "all" else list(dict.fromkeys(options.listed(rules)))
@@ -74,7 +71,7 @@ def compare(
     settings |= {"restarts": restarts, "equal": equal, "seconds": seconds}
     settings["command"] = options.command_line()
     settings["notes"] = model.record(head) | {"left_out": left_out}
-    again = overwrite or resuming.resume
+    again = overwrite or resuming.goes_on
     with resuming.interruptible(), output_folder(out, report.FILES, again) as folder:
         record = _compared(folder, samples, factory, compared, **settings)
         page = folder / "report.html"

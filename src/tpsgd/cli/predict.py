@@ -52,9 +52,9 @@ def predict(
         check_new(out, overwrite)
     trained, samples = _load(folder, data, model, device)
     with live_bar() as advance:
-        classes = trained.predict(samples.x, progress=partial(advance, "classes"))
-        progress = partial(advance, "probabilities")
-        probabilities = trained.probabilities(samples.x, progress=progress)
+        classes, probabilities = trained.predict_with_probabilities(
+            samples.x, progress=partial(advance, "predicting")
+        )
     text = _table(trained, samples, classes.tolist(), probabilities.tolist())
     if out is None:
         print(text, end="")

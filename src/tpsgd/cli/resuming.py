@@ -2,7 +2,7 @@
 
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from tpsgd.cli.terminal import NOTHING_DONE, Stopped
 from tpsgd.errors import TpsgdError
 
 TERMINATED = 143  # the exit status after SIGTERM
+RECORDS = ("checkpoint.json", "comparison.json", "trials.jsonl")  # of runs that have begun
 
 
 @dataclass(frozen=True)
@@ -37,33 +38,60 @@ class Resuming:
         if self.checkpoint is not None:
             raise TpsgdError(f"{what} has no checkpoints: leave --checkpoint out")
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is a run to go on with, whose results are replaced by more complete ones.
+
+        A run that only begins must not replace the results of another.
+        """
+        if self.checkpoint is None or not self.resume:
+            return False
+        folder = self.checkpoint.expanduser()
+        places = [f"{below}{name}" for name in RECORDS for below in ("", "*/", "*/*/")]
+        return any(next(folder.glob(place), None) for place in places)  # an adaptor's: arm/tap
+
     @contextmanager
-    def interruptible(self) -> Iterator[None]:
-        """Let Ctrl-C and SIGTERM end a run that has a checkpoint with how to go on."""
-        if self.checkpoint is None:
+    def interruptible(self, otherwise: str = "") -> Iterator[None]:
+        """Let Ctrl-C and SIGTERM end a run that can go on with how to do that.
+
+        The folder of the checkpoint is for this process alone in the meantime. `otherwise` says
+        how a run goes on that has no checkpoint; "": it does not.
+        """
+        if self.checkpoint is None and not otherwise:
             yield
             return
-        signals: list[int] = []
-
-        def end(number: int, _: Any) -> None:
-            signals.append(number)
-            raise KeyboardInterrupt
-
-        before = signal.signal(signal.SIGTERM, end)
-        try:
-            yield
-        except (KeyboardInterrupt, Stopped) as stopped:
-            done = str(stopped) not in ("", NOTHING_DONE)
-            reason = str(stopped) if done else f"interrupted {self._position()}".rstrip()
-            text = f"{reason}; to go on: {self._command()}"
-            raise Stopped(text, *([TERMINATED] if signals else [])) from None
-        finally:
-            signal.signal(signal.SIGTERM, before)
+        claimed: Any = nullcontext()
+        if self.checkpoint is not None:
+            claimed = tpsgd.Checkpoint(self.checkpoint).claimed()
+        with _terminable() as signals, claimed:
+            try:
+                yield
+            except (KeyboardInterrupt, Stopped) as stopped:
+                done = str(stopped) not in ("", NOTHING_DONE)
+                reason = str(stopped) if done else f"interrupted {self._position()}".rstrip()
+                how = otherwise if self.checkpoint is None else f"to go on: {self._command()}"
+                raise Stopped(f"{reason}; {how}", *([TERMINATED] if signals else [])) from None
 
     def _position(self) -> str:
         from tpsgd.saved.checkpoint import position
 
-        return "" if self.checkpoint is None else position(self.checkpoint)
+        return "" if self.checkpoint is None else position(self.checkpoint.expanduser())
 
     def _command(self) -> str:
         return command_line() if self.resume else f"{command_line()} --resume"
+
+
+@contextmanager
+def _terminable() -> Iterator[list[int]]:
+    """Let SIGTERM end what runs as Ctrl-C does; the list has its number if it came."""
+    signals: list[int] = []
+
+    def end(number: int, _: Any) -> None:
+        signals.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield signals
+    finally:
+        signal.signal(signal.SIGTERM, before)

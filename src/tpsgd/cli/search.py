@@ -2,8 +2,7 @@
 
 import json
 import textwrap
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import MISSING, dataclass
 from functools import partial
 from pathlib import Path
@@ -12,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tpsgd
 from tpsgd.cli import adapt, options
 from tpsgd.cli.options import AsJson, Overwrite, option, setting
-from tpsgd.cli.search_model import SearchedModel, search_model
-from tpsgd.cli.terminal import Stopped, live_bar
+from tpsgd.cli.resuming import Resuming
+from tpsgd.cli.search_model import Searched, SearchedModel, search_model
+from tpsgd.cli.terminal import watched_trials
 from tpsgd.errors import TpsgdError
 from tpsgd.files import write_whole
 from tpsgd.output import output_folder, write_or_rescue
@@ -53,6 +53,7 @@ def search(
     training: SearchTraining,
     memory: options.Memory,
     machine: options.Machine,
+    resuming: Resuming,
     rule: Annotated[
         str | None,
         option("A rule; see: tpsgd rules.", show_default="tpsgd-l2; with --model readout"),
@@ -74,19 +75,20 @@ def search(
     """Find layers for the taps of a frozen backbone, or with --model the rate, scale and leak.
 
     Held-out training samples decide. On a backbone, layers whose plan is above --memory are not
-    trained; trials that the folder holds are not repeated (--overwrite replaces the results, not
-    the trials). With --model, the best values are tested once, with backprop and the frozen
-    control.
+    trained; trials that the folder of --checkpoint holds, or else that of --out, are not repeated
+    (--overwrite replaces the results, not the trials). With --model, the best values are tested
+    once, with backprop and the frozen control; --checkpoint keeps its trials.
     """
+    again = overwrite or resuming.goes_on
     if model.model is not None:
         only = {"--convs": convs, "--dense": dense, "--top": top}
         refused = options.changed(backbone) + [name for name in only if only[name] is not None]
         if refused:
             raise TpsgdError(f"--model searches no backbone: leave {', '.join(refused)} out")
-        groups = (memory, machine)
-        with output_folder(out, (RESULTS,), overwrite) as folder:
-            chosen = rule or "readout"
-            search_model(data, model, training, groups, chosen, restarts, folder, as_json)
+        chosen, groups = rule or "readout", (memory, machine)
+        searched = Searched(data, model, training, groups, resuming, chosen, restarts)
+        with resuming.interruptible(), output_folder(out, (RESULTS,), again) as folder:
+            search_model(searched, folder, as_json)
         return
     if refused := options.changed(model):
         raise TpsgdError(f"{', '.join(refused)} needs --model, such as --model rnn:256")
@@ -97,30 +99,48 @@ def search(
     numbers = {"convs": _numbers("--convs", convs), "dense": _numbers("--dense", dense)}
     settings = options.settings_of(training, memory) | adapt.settings_of_rule(rule, training)
     settings.setdefault("batch_size", 32)
-    with output_folder(out, (RESULTS,), overwrite) as folder:
+    trials = _trials_folder(resuming, out)
+    interruptible = resuming.interruptible("the same command continues")
+    with interruptible, output_folder(out, (RESULTS,), again) as folder:
         net, taps = backbone.load(machine)
         samples = data.load(training.seed)
         options.warn_of_loss(training, samples)
-        with _watched(folder) as progress:
+        with watched_trials(trials) as progress:
             result = tpsgd.adapt.search(
                 net, samples.train, taps=taps, **numbers, restarts=restarts, top=top,
-                classes=samples.classes, folder=folder, progress=progress, **settings,
+                classes=samples.classes, folder=trials, progress=progress, **settings,
             )  # fmt: skip
         record = result.as_dict() | {"backbone": net.name}
         record |= options.provenance_of(samples, machine.device)
-        _show(result, record, folder, as_json)
+        _show(result, record, folder, trials, as_json)
         write_or_rescue(partial(_write, result, record), folder)
 
 
-def _show(result: "Search", record: dict[str, Any], folder: Path, as_json: bool) -> None:
-    files = (RESULTS, HEATMAPS, TRIALS)
+def _trials_folder(resuming: Resuming, out: Path) -> Path:
+    """Where finished trials are kept; trials of an earlier search are not added to unasked."""
+    resuming.settings()  # refuses --resume alone
+    if resuming.checkpoint is None:
+        return out
+    folder = resuming.checkpoint.expanduser()
+    if (folder / TRIALS).exists() and not resuming.resume:
+        from tpsgd.saved.checkpoint import refuse_to_replace
+
+        refuse_to_replace(folder, "the trials of a search")
+    return folder
+
+
+def _show(
+    result: "Search", record: dict[str, Any], folder: Path, trials: Path, as_json: bool
+) -> None:
+    files = [folder / RESULTS, folder / HEATMAPS, trials / TRIALS]
     if as_json:
-        print(json.dumps(record | {"files": [str(folder / name) for name in files]}), flush=True)
+        print(json.dumps(record | {"files": [str(file) for file in files]}), flush=True)
         return
     print(f"{result}\n")
     for line in _conclusion(result):
         print(textwrap.fill(line, 80))
-    print(f"{', '.join(files)}: {folder}", flush=True)
+    names = [file.name for file in files if file.parent == folder]
+    print(f"{', '.join(names)}: {folder}", flush=True)
 
 
 def _write(result: "Search", record: dict[str, Any], folder: Path) -> None:
@@ -133,24 +153,6 @@ def _numbers(option: str, text: str | None) -> tuple[int, ...]:
     if not all(word.isascii() and word.isdigit() for word in words):
         raise TpsgdError(f"{option} takes whole numbers such as 0,1,2, got {text!r}")
     return tuple(map(int, words))
-
-
-@contextmanager
-def _watched(folder: Path) -> Iterator[Callable[[str, float, float], None]]:
-    """A progress function with a bar; Ctrl-C ends with how many trials are saved."""
-    saved = "no trial was begun"
-    with live_bar() as advance:
-
-        def progress(task: str, done: float, total: float) -> None:
-            nonlocal saved
-            if task not in ("features", "planning"):
-                saved = f"{int(done)} of {int(total)} trials are in {folder}"
-            advance(task, done, total)
-
-        try:
-            yield progress
-        except KeyboardInterrupt:
-            raise Stopped(f"interrupted; {saved}; the same command continues") from None
 
 
 def _conclusion(result: "Search") -> Iterator[str]:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import tpsgd
 from tpsgd.cli import adapt, options
 from tpsgd.cli.options import setting
-from tpsgd.cli.terminal import live_bar
+from tpsgd.cli.resuming import Resuming
+from tpsgd.cli.terminal import watched_trials
 from tpsgd.errors import TpsgdError
 from tpsgd.files import write_whole
 from tpsgd.output import write_or_rescue
@@ -59,46 +60,33 @@ def numbers(option: str, text: str) -> list[float]:
         raise TpsgdError(f"{option} takes numbers such as 0.1,0.3,1, got {text!r}") from None
 
 
-def search_model(
-    data: adapt.Images,
-    model: SearchedModel,
-    training: options.Training,
-    groups: tuple[Any, ...],
-    rule: str,
-    restarts: int,
-    folder: Path,
-    as_json: bool,
-) -> None:
+@dataclass(frozen=True)
+class Searched:
+    """What the command line asks for: the groups of options, the rule, and how often to train."""
+
+    data: adapt.Images
+    model: SearchedModel
+    training: options.Training
+    groups: tuple[Any, ...]
+    resuming: Resuming
+    rule: str
+    restarts: int
+
+    def settings(self) -> dict[str, Any]:
+        """The settings of `fit`."""
+        if self.training.lr is not None:
+            raise TpsgdError("a search chooses the learning rate: leave --lr out, or name --rates")
+        defaults = {"epochs": 10, "batch_size": 128, "schedule": self.training.chosen_schedule}
+        return defaults | options.settings_of(self.training, self.model, *self.groups)
+
+
+def search_model(searched: Searched, folder: Path, as_json: bool) -> None:
     """Choose values for a model, test it once with its controls, and say how to train it."""
     from tpsgd.comparison.arms import entry
-    from tpsgd.nets.blocks import split
 
-    entry(rule)
-    if training.lr is not None:
-        raise TpsgdError("a search chooses the learning rate: leave --lr out, or name --rates")
-    defaults = {"epochs": 10, "batch_size": 128, "schedule": training.chosen_schedule}
-    settings = defaults | options.settings_of(training, model, *groups)
-    samples, lists = data.load(training.seed), model.lists()
-    options.warn_of_loss(training, samples)
-    factories = {  # made beforehand: `make` is called with the seed of a restart
-        leak: replace(model, leak=leak).factory_for(samples)
-        for leak in (model.leak, *lists.get("leaks", ()))
-    }
-    head = factories[model.leak][1]
-
-    def make(leak: float | None = model.leak) -> Any:
-        return factories[leak][0]()
-
-    with live_bar() as advance:
-        result = tpsgd.search(
-            samples, make, rule, **lists, ridge_head=head == "ridge", held_out=model.held_out,
-            restarts=restarts, notes=model.record(head), command=options.command_line(),
-            progress=advance, **settings,
-        )  # fmt: skip
-    commands = {
-        "command": _command((data, model, training, *groups), rule, result.best),
-        "python": _call(model, rule, result.best, settings, len(split(make())), head),
-    }
+    entry(searched.rule)
+    settings = searched.settings()
+    result, commands = _search(searched, settings)
     record = result.as_dict() | commands
     page = folder / "report.html"
     if as_json:
@@ -117,11 +105,53 @@ def search_model(
     write_or_rescue(write, folder)
 
 
+def _search(searched: Searched, settings: dict[str, Any]) -> "tuple[ModelSearch, dict[str, str]]":
+    """The search, and how to train with what it has chosen, in the shell and in Python."""
+    from tpsgd.nets.blocks import split
+
+    data, model, training = searched.data, searched.model, searched.training
+    samples, lists = data.load(training.seed), model.lists()
+    options.warn_of_loss(training, samples)
+    factories = {  # made beforehand: `make` is called with the seed of a restart
+        leak: replace(model, leak=leak).factory_for(samples)
+        for leak in (model.leak, *lists.get("leaks", ()))
+    }
+    head = factories[model.leak][1]
+
+    def make(leak: float | None = model.leak) -> Any:
+        return factories[leak][0]()
+
+    with watched_trials(searched.resuming.checkpoint) as progress:
+        result = tpsgd.search(
+            samples, make, searched.rule, **lists, ridge_head=head == "ridge",
+            held_out=model.held_out, restarts=searched.restarts, notes=model.record(head),
+            command=options.command_line(), progress=progress, **settings,
+            **searched.resuming.settings(),
+        )  # fmt: skip
+        if result.test.interrupted:
+            raise KeyboardInterrupt
+    groups, rule = (data, model, training, *searched.groups), searched.rule
+    return result, {
+        "command": _command(groups, rule, result.best),
+        "python": _call(model, rule, result.best, settings, len(split(make())), head),
+    }
+
+
 def _conclusion(result: "ModelSearch") -> Iterator[str]:
     best = result.best
     accuracy = f"{best.accuracy:.1%} of {result.held_out:,} held-out samples"
     yield f"best: {best.arm}, {best}: {accuracy}" if best.values else f"{best.arm}: {accuracy}"
     yield from result.remarks
+
+
+def exact(number: float) -> str:
+    """A number in few digits, or in all that it takes to be the same number.
+
+    Examples:
+        >>> exact(12.0), exact(0.00123456789)
+        ('12', '0.00123456789')
+    """
+    return short if float(short := f"{number:g}") == number else repr(float(number))
 
 
 def _command(groups: tuple[Any, ...], rule: str, best: "Trial") -> str:
@@ -130,7 +160,7 @@ def _command(groups: tuple[Any, ...], rule: str, best: "Trial") -> str:
     usual = vars(options.Data()) | vars(options.Model()) | vars(options.Training())
     words = ["tpsgd", "train", "--data", values["data"], "--model", values["model"], "--rule", rule]
     for name, value in best.values.items():
-        words += [OPTIONS[name], f"{value:g}"]
+        words += [OPTIONS[name], exact(value)]
     only_searched = ("data", "model", "rates", "scales", "leaks", "held_out", "lr")
     for name, value in values.items():
         if name not in only_searched and value is not None and value != usual.get(name):
@@ -154,10 +184,10 @@ def _call(
     name = f"tpsgd.rules.ALL[{rule!r}].make()"
     if "scale" in best.values:
         learned = "True, " if rule == "readout-learned" else ""
-        name = f"tpsgd.rules.readout({learned}scale={best.values['scale']:g}, calibrate=True)"
+        name = f"tpsgd.rules.readout({learned}scale={exact(best.values['scale'])}, calibrate=True)"
     words = [f"epochs={settings['epochs']}", f"batch_size={settings['batch_size']}"]
     words += [f"seed={settings['seed']}"]
-    rate = f"lr={best.values['rate']:g}" if "rate" in best.values else ""
+    rate = f"lr={exact(best.values['rate'])}" if "rate" in best.values else ""
     if head == "ridge" and rate:
         hidden = f"functools.partial(torch.optim.Adam, {rate})"
         rate = f"optimizer=[*[{hidden}] * {blocks - 1}, tpsgd.ridge()]"

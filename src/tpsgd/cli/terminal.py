@@ -162,6 +162,26 @@ def live_bar() -> Iterator[Callable[..., None]]:
         yield advance
 
 
+@contextmanager
+def watched_trials(folder: Path | None) -> Iterator[Callable[[str, float, float], None]]:
+    """A progress function with a bar; Ctrl-C ends with how many trials the folder has."""
+    saved = "no trial was begun"
+    with live_bar() as advance:
+
+        def progress(task: str, done: float, total: float) -> None:
+            nonlocal saved
+            if task not in ("features", "planning"):
+                saved = f"{int(done)} of {int(total)} trials are in {folder}"
+            advance(task, done, total)
+
+        try:
+            yield progress
+        except KeyboardInterrupt:
+            if folder is None:
+                raise
+            raise Stopped(f"interrupted; {saved}") from None
+
+
 def waiting(text: str) -> AbstractContextManager[Any]:
     """A spinner with a text; nothing if there is no terminal."""
     return Console(stderr=True).status(text)

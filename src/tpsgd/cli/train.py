@@ -19,6 +19,7 @@ from tpsgd.files import is_function, write_whole
 from tpsgd.output import output_folder, write_or_rescue
 
 if TYPE_CHECKING:
+    from tpsgd.engine.record import Run
     from tpsgd.training.arm import Arm
     from tpsgd.zoo.words import Factory
 
@@ -51,36 +52,50 @@ def train(
     if arm.method:
         resuming.refuse(rule)
     settings = training.complete(settings, samples.shape)
-    again = overwrite or resuming.resume
-    with _claimed(out, save, again, factory), _logged(log, overwrite, resuming.resume) as callbacks:
+    again = overwrite or resuming.goes_on
+    claimed = _claimed(out, save, again, factory)
+    with claimed, _logged(log, overwrite, resuming.goes_on) as callbacks:
         settings |= {"callbacks": callbacks} if callbacks else {}
         with resuming.interruptible(), live_bar() as advance:
             trained = arm.train(factory, samples.train, progress=partial(advance, rule), **settings)
-            net, run = trained.models[0], trained.runs[0]
-            accuracy = tpsgd.evaluate(net, samples.test)
+            run = trained.runs[0]
+            accuracy = tpsgd.evaluate(trained.models[0], samples.test)
         run.settings = {**model.record(head), **run.settings}
         record = {"accuracy": accuracy, **run.as_dict()}
         record |= options.provenance_of(samples, machine.device)
         if as_json:
             print(json.dumps(record), flush=True)
         else:
-            print(run)
-            if memory.memory:
-                print(peak_within(run, memory.memory))
-            if samples.note:
-                print(f"data: {samples.note}")
-            tested = f"{len(samples.test[1]):,} samples ({data.data})"
-            print(f"test accuracy {accuracy:.2%} of {tested}", flush=True)
+            _show(run, accuracy, samples, memory.memory, data.data)
         word = model.model if is_function(model.model) and arm.factory is None else None
         description = {"classes": samples.classes, "inputs": samples.inputs, "factory": word}
-        saved: list[Path] = []
-        if out is not None:
-            saved += write_or_rescue(partial(_save, net, record), out)
-        if save is not None:
-            writes = partial(run.save, **description, overwrite=again)
-            saved.append(write_or_rescue(writes, save))
-        if saved and not as_json:
-            print(f"saved {' and '.join(map(str, saved))}")
+        files = _save(run, record, out, save, **description, overwrite=again)
+        if files and not as_json:
+            print(f"saved {' and '.join(map(str, files))}")
+
+
+def _show(
+    run: "Run", accuracy: float, samples: "tpsgd.data.Data", budget: str | None, name: str
+) -> None:
+    """Print the record, what was done to the samples, and the accuracy."""
+    print(run)
+    if budget:
+        print(peak_within(run, budget))
+    if samples.note:
+        print(f"data: {samples.note}")
+    print(f"test accuracy {accuracy:.2%} of {len(samples.test[1]):,} samples ({name})", flush=True)
+
+
+def _save(
+    run: "Run", record: dict[str, Any], out: Path | None, save: Path | None, **description: Any
+) -> list[Path]:
+    """Write the files of --out and of --save; those that were written."""
+    files: list[Path] = []
+    if out is not None:
+        files += write_or_rescue(partial(_write, run.model, record), out)
+    if save is not None:
+        files.append(write_or_rescue(partial(run.save, **description), save))
+    return files
 
 
 @contextmanager
@@ -137,7 +152,8 @@ def arm_for(
     return arms.with_ridge(arm, factory, training.settings()) if head == "ridge" else arm
 
 
-def _save(model: Any, record: dict[str, Any], folder: Path) -> list[Path]:
+def _write(model: Any, record: dict[str, Any], folder: Path) -> list[Path]:
+    """Write the state dict and the record into a folder."""
     import torch
 
     file = io.BytesIO()

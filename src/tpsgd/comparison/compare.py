@@ -16,7 +16,7 @@ from tpsgd.comparison import equal as equally
 from tpsgd.comparison import report
 from tpsgd.comparison.arms import arm, with_controls
 from tpsgd.comparison.equal import Allowance
-from tpsgd.comparison.finished_runs import FinishedRuns
+from tpsgd.comparison.finished_runs import finished_runs
 from tpsgd.comparison.provenance import describe, machine
 from tpsgd.comparison.report.table import HEAD, effort, rows
 from tpsgd.comparison.results import THROUGH_TIME, Result, Results
@@ -36,6 +36,7 @@ from tpsgd.units import columns
 from tpsgd.zoo.words import Factory, is_recurrent
 
 MOST_CLASSES = 1000  # with a confusion matrix in the record
+FAILURES = (TpsgdError, RuntimeError, MemoryError)  # of an arm: a GPU without memory left, say
 
 
 class Comparison(Results):
@@ -104,6 +105,47 @@ def compare(
         >>> [result.arm.name for result in record.results]
         ['backprop', 'readout', 'tpsgd-l2', 'frozen']
     """
+    _check(data, arms, restarts)
+    common = Settings.of("compare", settings)
+    equally.check(equal, seconds, common.epochs)
+    settings = {k: v for k, v in settings.items() if k != "checkpoint"}
+    compared = with_controls([arm(a, common.schedule, factory) for a in arms])
+    results = [Result(a) for a in compared]
+    described = {
+        **(notes or {}),
+        **shared_settings(common, compared),
+        "restarts": restarts,
+        "equal": equal,
+    }
+    record = Comparison(describe(data), described, machine(common.device), results, command)
+    identity = _identity(record, factory, data, seconds)
+    with finished_runs(common.checkpoint, identity, compared) as finished:  # type: ignore[arg-type]
+        try:
+            warm = _warm_up(record, data, factory, settings, common)
+            if any(a.name not in finished.allowances for a in compared):
+                if equal == "seconds":
+                    warm = _timed(record, data, factory, settings, progress)
+                finished.begin(*_allowances(compared, warm, equal, seconds, common))
+            record.settings |= finished.amount
+            for turn in range(restarts * len(results)):
+                r, i = divmod(turn, len(results))
+                result, seed = results[i], common.seed + r
+                if result.error is None and not finished.restore(result, seed):
+                    share = _share(record, turn, result.arm, progress)
+                    once = {**settings, "seed": seed, "progress": share}
+                    once = finished.allowances[result.arm.name].within(once)
+                    _train(result, data, factory, once | finished.settings(result, seed))
+                    finished.keep(result, seed)
+                    if each is not None:
+                        each(record)
+        except KeyboardInterrupt:
+            record.interrupted = True
+    if not record.finished and not record.interrupted:
+        raise TpsgdError(results[0].error or "nothing was trained")
+    return record
+
+
+def _check(data: Any, arms: Any, restarts: int) -> None:
     if restarts < 1:
         raise TpsgdError(f"restarts must be 1 or more, got {restarts}")
     if not isinstance(data, Data):
@@ -111,51 +153,35 @@ def compare(
             f"data must be a data set as from tpsgd.data.load, got a {type(data).__name__}; wrap "
             "arrays by saving them as .npz, or by tpsgd.data.Data(...)"
         )
-    common = Settings.of("compare", settings)
-    equally.check(equal, seconds, common.epochs)
-    settings = {k: v for k, v in settings.items() if k != "checkpoint"}
     if isinstance(arms, str):
         raise TpsgdError(f"arms must be a list such as [{arms!r}]")
-    results = [Result(a) for a in with_controls([arm(a, common.schedule, factory) for a in arms])]
-    described = {**(notes or {}), **_plain(common, results), "restarts": restarts, "equal": equal}
-    record = Comparison(describe(data), described, machine(common.device), results, command)
-    identity = {**described, **_model_and_data(factory, data), "restarts": None}
-    finished = FinishedRuns(common.checkpoint, identity)  # type: ignore[arg-type]
-    try:
-        warm = _warm_up(record, data, factory, settings, common)
-        if equal == "seconds":
-            warm = _timed(record, data, factory, settings, progress)
-        allowances = _allowances(record, warm, seconds, common)
-        for turn in range(restarts * len(results)):
-            r, i = divmod(turn, len(results))
-            seed = common.seed + r
-            if results[i].error is None and not finished.restore(results[i], seed):
-                share = _share(record, turn, results[i].arm, progress)
-                once = allowances[i].within({**settings, "seed": seed, "progress": share})
-                _train(results[i], data, factory, once | finished.settings(results[i], seed))
-                finished.keep(results[i], seed)
-                if each is not None:
-                    each(record)
-    except KeyboardInterrupt:
-        record.interrupted = True
-    if not record.finished and not record.interrupted:
-        raise TpsgdError(results[0].error or "nothing was trained")
-    return record
 
 
-def _plain(settings: Settings, results: Sequence[Result]) -> dict[str, Any]:
+def shared_settings(settings: Settings, arms: Sequence[Arm]) -> dict[str, Any]:
     """The settings that all arms share, as plain values."""
     values = settings.describe("", settings.loss or cross_entropy)
     for name in ("rule", "options", "threads", "torch", *([] if settings.loss else ["loss"])):
         del values[name]  # different for each arm, or in the record already
     values["schedule"] = values["schedule"] or "by the net and the rule"
     if settings.memory.budget is not None:
-        free = [r.arm.name for r in results if not r.arm.budgeted]
-        values["without_budget"] = ", ".join(free)
+        values["without_budget"] = ", ".join(a.name for a in arms if not a.budgeted)
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _model_and_data(factory: Factory, data: Data) -> dict[str, Any]:
+def _identity(
+    record: Comparison, factory: Factory, data: Data, seconds: float | None
+) -> dict[str, Any]:
+    """What a comparison that is resumed must have in common: settings, model and samples.
+
+    More rules and more restarts may follow, unless all rules together decide what each may use.
+    """
+    names = [result.arm.name for result in record.results]
+    values = {**record.settings, "restarts": None, "seconds": seconds}
+    values["rules"] = None if record.settings["equal"] == "passes" else ", ".join(names)
+    return values | model_and_data(factory, data)
+
+
+def model_and_data(factory: Factory, data: Data) -> dict[str, Any]:
     """A model of the factory and the samples, as plain values."""
     model = make_model(factory, 0)
     samples = {"training samples": data.train, "test samples": data.test}
@@ -169,8 +195,8 @@ def _train(result: Result, data: Data, factory: Factory, settings: dict[str, Any
     try:
         trained = result.arm.train(factory, data.train, **settings)
         accuracy, matrix = _test(trained.models[0], data)
-    except (TpsgdError, RuntimeError, MemoryError) as error:  # such as a GPU without memory left
-        result.error = str(error) if isinstance(error, TpsgdError) else _in_a_line(error)
+    except FAILURES as error:
+        result.error = reason(error)
         return
     if result.arm.backprop and not result.arm.remark and is_recurrent(trained.models[0]):
         result.arm = replace(result.arm, remark=THROUGH_TIME)
@@ -179,7 +205,10 @@ def _train(result: Result, data: Data, factory: Factory, settings: dict[str, Any
     result.runs.append(replace(trained.runs[0], model=None))  # which would stay in memory
 
 
-def _in_a_line(error: Exception) -> str:
+def reason(error: Exception) -> str:
+    """Why an arm has failed, in a line."""
+    if isinstance(error, TpsgdError):
+        return str(error)
     return shortened(f"{type(error).__name__}: {error}", 200)
 
 
@@ -237,21 +266,24 @@ def _timed(
 
 
 def _allowances(
-    record: Comparison, runs: list[Run | None], seconds: float | None, common: Settings
-) -> list[Allowance]:
-    """What each arm may use, by what is equal; the record says how much that is."""
-    equal, epochs = record.settings["equal"], common.epochs
-    arms = [result.arm for result in record.results]
+    arms: Sequence[Arm],
+    runs: list[Run | None],
+    equal: str,
+    seconds: float | None,
+    common: Settings,
+) -> tuple[dict[str, Any], dict[str, Allowance]]:
+    """What is equal, for the record, and what each arm may use, by its name."""
+    names, epochs = [a.name for a in arms], common.epochs
     runs = [run if a.epochs is None else None for run, a in zip(runs, arms, strict=True)]
     if equal == "passes" or not isinstance(epochs, int):
-        return [Allowance()] * len(runs)
+        return {}, {name: Allowance() for name in names}
     if equal == "reads":
-        record.settings["reads"], allowances = equally.equal_reads(runs, epochs)
+        amount, allowances = equally.equal_reads(runs, epochs)
     else:
-        record.settings["seconds"], allowances = equally.equal_seconds(
+        amount, allowances = equally.equal_seconds(
             runs, epochs, seconds, exactly=common.lr_schedule is not None
         )
-    return allowances
+    return {equal: amount}, dict(zip(names, allowances, strict=True))
 
 
 def _share(

@@ -11,8 +11,8 @@ epochs, and a callback that stops a block when its time is over.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from tpsgd.engine.record import Epoch, Run
@@ -25,15 +25,31 @@ MORE = 100  # times the epochs that should fit into the time: the time ends them
 
 @dataclass(frozen=True)
 class Allowance:
-    """The epochs of an arm, if not those that all share; and until when each block may learn."""
+    """The epochs of an arm, if not those that all share; and until when each block may learn.
+
+    `seconds` are those of the arm, `ends` those after which a block with a number ends before.
+    """
 
     epochs: int | list[int] | None = None
-    deadline: Callable[[Epoch], bool] | None = None
+    seconds: float | None = None
+    ends: dict[int, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> "Allowance":
+        """The allowance that `asdict` has made plain; in JSON, keys are words."""
+        ends = {int(block): float(end) for block, end in values["ends"].items()}
+        return cls(values["epochs"], values["seconds"], ends)
+
+    def deadline(self, epoch: Epoch) -> bool:
+        """Whether the time of a block is over."""
+        return self.seconds is not None and (
+            epoch.seconds >= self.ends.get(epoch.block, self.seconds)
+        )
 
     def within(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """The settings of `fit` with this allowance."""
         limits: dict[str, Any] = {} if self.epochs is None else {"epochs": self.epochs}
-        if self.deadline is not None:
+        if self.seconds is not None:
             limits["callbacks"] = [*settings.get("callbacks", ()), self.deadline]
         return {**settings, **limits}
 
@@ -124,17 +140,14 @@ def equal_seconds(
 
 
 def _timed(plan: list[Stage], run: Run | None, seconds: float, exactly: bool) -> Allowance:
-    def deadline(epoch: Epoch) -> bool:
-        return epoch.seconds >= ends.get(epoch.block, seconds)
-
     ends: dict[int, float] = {}
     each = sum(stage.epoch for stage in plan)
     if run is None or not each:
-        return Allowance(None, deadline)
+        return Allowance(None, seconds)
     count = TIMED_EPOCHS + (seconds - run.seconds) / each  # of epochs that fit, with a fraction
     spent = 0.0
     for stage in plan:
         spent += stage.epoch
         if stage.block:
             ends[stage.block] = stage.end + (count - TIMED_EPOCHS) * spent
-    return Allowance(max(1, math.ceil(count if exactly else MORE * count)), deadline)
+    return Allowance(max(1, math.ceil(count if exactly else MORE * count)), seconds, ends)

@@ -1,36 +1,82 @@
-"""A comparison that can be interrupted: the records of runs that have finished."""
+"""A comparison that can be interrupted: its allowances, and the records of finished runs."""
 
 import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tpsgd.comparison.equal import Allowance
 from tpsgd.comparison.results import Result
 from tpsgd.engine.record import Run
 from tpsgd.saved import folder as folders
 from tpsgd.saved.checkpoint import Checkpoint, readable, refuse_to_replace
 from tpsgd.saved.folder import Layout
+from tpsgd.training.arm import Arm
 from tpsgd.training.confusion import Confusion
 from tpsgd.training.run_identity import check_same_run
 
 COMPARISON = Layout("comparison", 1)
 
 
-class FinishedRuns:
-    """The finished runs of a comparison by arm and seed, in a folder if there is a checkpoint."""
+@contextmanager
+def finished_runs(
+    checkpoint: Checkpoint | None, identity: dict[str, Any], arms: Sequence[Arm]
+) -> Iterator["FinishedRuns"]:
+    """The finished runs of a comparison; no other comparison uses the folder in the meantime."""
+    if checkpoint is None:
+        yield FinishedRuns(None, identity, arms)
+        return
+    with checkpoint.claimed():
+        yield FinishedRuns(checkpoint, identity, arms)
 
-    def __init__(self, checkpoint: Checkpoint | None, identity: dict[str, Any]) -> None:
+
+class FinishedRuns:
+    """The finished runs of a comparison by arm and seed, in a folder if there is a checkpoint.
+
+    Attributes:
+        amount: what all arms have in equal amounts, for the record: {"seconds": 1.5}.
+        allowances: what each arm may use, by its name; empty if the comparison begins.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint | None, identity: dict[str, Any], arms: Sequence[Arm]
+    ) -> None:
         self.checkpoint = checkpoint
-        self.identity = json.loads(json.dumps(identity, default=str))
+        self.identity = _plain(identity)
+        self.arms: dict[str, Any] = {}
         self.runs: dict[str, dict[str, Any]] = {}
-        if checkpoint is None or not folders.holds(COMPARISON, checkpoint.folder):
+        self.amount: dict[str, Any] = {}
+        self.allowances: dict[str, Allowance] = {}
+        if checkpoint is None:
             return
-        folder = checkpoint.folder
-        if not checkpoint.resume:
-            refuse_to_replace(folder, "a comparison")
+        described = {arm.name: _plain(arm.describe()) for arm in arms}
+        if folders.holds(COMPARISON, checkpoint.folder):
+            if not checkpoint.resume:
+                refuse_to_replace(checkpoint.folder, "a comparison")
+            self._read(checkpoint.folder, described)
+        self.arms |= described
+
+    def _read(self, folder: Path, arms: dict[str, Any]) -> None:
+        """Read what an earlier process has left, if its comparison was the same."""
         description, _ = folders.read(COMPARISON, folder)
         with readable(folder):
             check_same_run(folder, description["identity"], self.identity)
-            self.runs = dict(description["runs"])
+            self.arms, self.runs = dict(description["arms"]), dict(description["runs"])
+            for name in arms.keys() & self.arms.keys():
+                pair = (
+                    {f"{k} of {name}": v for k, v in d[name].items()} for d in (self.arms, arms)
+                )
+                check_same_run(folder, *pair)
+            self.amount = dict(description["amount"])
+            stored = description["allowances"].items()
+            self.allowances = {name: Allowance.of(values) for name, values in stored}
+
+    def begin(self, amount: dict[str, Any], allowances: dict[str, Allowance]) -> None:
+        """Note what each arm may use, before the first is trained."""
+        self.amount, self.allowances = amount, self.allowances | allowances
+        self._write()
 
     def restore(self, result: Result, seed: int) -> bool:
         """Put a run that has finished into a result; whether there is one."""
@@ -59,9 +105,25 @@ class FinishedRuns:
         last = result.confusions[-1:]  # none of samples that have several labels
         values["confusion"] = [{"counts": m.counts, "classes": m.classes} for m in last]
         self.runs[_key(result, seed)] = values
-        description = {"identity": self.identity, "runs": self.runs}
-        folders.write(COMPARISON, Path(self.checkpoint.folder), description, {})
+        self._write()
         self.checkpoint.within(_key(result, seed)).remove()
+
+    def _write(self) -> None:
+        if self.checkpoint is None:
+            return
+        description = {
+            "identity": self.identity,
+            "arms": self.arms,
+            "amount": self.amount,
+            "allowances": {name: asdict(a) for name, a in self.allowances.items()},
+            "runs": self.runs,
+        }
+        folders.write(COMPARISON, Path(self.checkpoint.folder), description, {})
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    """Values as JSON has them."""
+    return json.loads(json.dumps(values, default=str))
 
 
 def _key(result: Result, seed: int) -> str:

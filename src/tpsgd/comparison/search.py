@@ -16,7 +16,15 @@ from torch import nn
 
 from tpsgd.comparison.arms import arm as arm_of
 from tpsgd.comparison.arms import scaled, with_controls, with_ridge
-from tpsgd.comparison.compare import Comparison, compare
+from tpsgd.comparison.compare import (
+    FAILURES,
+    Comparison,
+    compare,
+    model_and_data,
+    reason,
+    shared_settings,
+)
+from tpsgd.comparison.finished_trials import FinishedTrials, finished_trials
 from tpsgd.data import Data
 from tpsgd.data.split import hold_out
 from tpsgd.engine.optimizers import sgd
@@ -62,12 +70,12 @@ class ModelSearch:
     chosen: dict[str, Trial]  # by the name of the arm
     held_out: int
     test: Comparison
+    searched: str  # the name of the arm that the search was for
 
     @property
     def best(self) -> Trial:
         """What was chosen for the rule that was searched for."""
-        names = [r.arm.name for r in self.test.results if not (r.arm.backprop or r.arm.control)]
-        return self.chosen[(names or list(self.chosen))[0]]
+        return self.chosen[self.searched]
 
     @property
     def remarks(self) -> list[str]:
@@ -140,7 +148,8 @@ def search(
         notes: more settings for the record of the test, such as the model's name.
         command: the command that reproduces the search, for the record of the test.
         progress: called with (arm, trials done, all trials).
-        **settings: those of `fit`, except `lr`.
+        **settings: those of `fit`, except `lr`. With `checkpoint`, training runs that have
+            finished are in trials.jsonl, and a search that is resumed does not repeat them.
 
     Returns:
         The trials, what was `chosen`, and `test`, a comparison: `search.test.write(folder)`.
@@ -158,28 +167,45 @@ def search(
     if restarts < 1:
         raise TpsgdError(f"restarts must be 1 or more, got {restarts}")
     common = Settings.of("search", settings)
+    settings = {k: v for k, v in settings.items() if k != "checkpoint"}
     plan = _Plan(factory, bool(leaks), ridge_head, settings)
     lists = {
         "rate": _numbers("rates", _rates(common) if rates is None else rates),
         "scale": _numbers("scales", SCALES if scales is None else scales),
         "leak": _numbers("leaks", leaks),
     }
-    arms = with_controls([arm_of(rule, common.schedule, plan.model(lists["leak"]))])
+    searched = arm_of(rule, common.schedule, plan.model(lists["leak"]))
+    arms = with_controls([searched])
     train, held = _split(data, held_out, common.seed)
     grid = [(arm, values) for arm in arms for values in plan.grid(arm, lists)]
     trials = []
-    for number, (arm, values) in enumerate(grid):
-        if progress is not None:
-            progress(arm.name, number, len(grid))
-        trials.append(_try(plan.arm(arm, values), values, train, held, restarts, plan))
-    chosen = {arm.name: _best(arm.name, trials) for arm in arms}
-    final = [plan.arm(arm, chosen[arm.name].values) for arm in arms]
-    described = {**(notes or {}), **{f"chosen for {n}": str(t) for n, t in chosen.items()}}
-    record = compare(
-        data, plan.model(lists["leak"]), final, restarts=restarts, notes=described,
-        command=command, **settings,
-    )  # fmt: skip
-    return ModelSearch(trials, chosen, len(held[1]), record)
+    identity = _identity(common, arms, plan, lists, data) | {"held_out": held_out}
+    with finished_trials(common.checkpoint, identity) as finished:  # type: ignore[arg-type]
+        for number, (arm, values) in enumerate(grid):
+            if progress is not None:
+                progress(arm.name, number, len(grid))
+            tried = plan.arm(arm, values)
+            trials.append(_try(tried, values, train, held, restarts, plan, finished))
+            if progress is not None:
+                progress(arm.name, number + 1, len(grid))
+        chosen = {arm.name: _best(arm.name, trials) for arm in arms}
+        final = [plan.arm(arm, chosen[arm.name].values) for arm in arms]
+        described = {**(notes or {}), **{f"chosen for {n}": str(t) for n, t in chosen.items()}}
+        values = {name: trial.values for name, trial in chosen.items()}
+        record = compare(
+            data, plan.model(lists["leak"]), final, restarts=restarts, notes=described,
+            command=command, **settings, **finished.settings_of_test(values),
+        )  # fmt: skip
+    return ModelSearch(trials, chosen, len(held[1]), record, searched.name)
+
+
+def _identity(
+    common: Settings, arms: Sequence[Arm], plan: "_Plan", lists: Mapping[str, Any], data: Data
+) -> dict[str, Any]:
+    """What a search that is resumed must have in common; it may try more values, more often."""
+    described = shared_settings(common, arms) | {"ridge_head": plan.ridge_head}
+    described |= model_and_data(plan.model(lists["leak"]), data)
+    return described | {f"rule {arm.name}": arm.describe() for arm in arms}
 
 
 @dataclass(frozen=True)
@@ -223,18 +249,31 @@ class _Plan:
         return arm
 
 
-def _try(arm: Arm, values: Values, train: Any, held: Any, restarts: int, plan: _Plan) -> Trial:
+def _try(
+    arm: Arm,
+    values: Values,
+    train: Any,
+    held: Any,
+    restarts: int,
+    plan: _Plan,
+    finished: FinishedTrials,
+) -> Trial:
     """Train one arm with one setting, and measure it on the held-out samples."""
     trial = Trial(arm.name, values)
     for r in range(restarts):
         seed = plan.settings.get("seed", 0) + r
-        try:
-            trained = arm.train(plan.factory, train, **{**plan.settings, "seed": seed})
-            trial.accuracies.append(evaluate(trained.models[0], held))
-        except TpsgdError as error:
-            trial.error = str(error)
-            return trial
-        trial.seconds += trained.runs[0].seconds
+        key = {"rule": arm.name, "values": values, "seed": seed}
+        if (result := finished.get(key)) is None:
+            settings = {**plan.settings, "seed": seed, **finished.settings(key)}
+            try:
+                trained = arm.train(plan.factory, train, **settings)
+                result = evaluate(trained.models[0], held), trained.runs[0].seconds
+            except FAILURES as error:
+                trial.error = reason(error)
+                return trial
+            finished.keep(key, *result)
+        trial.accuracies.append(result[0])
+        trial.seconds += result[1]
     return trial
 
 

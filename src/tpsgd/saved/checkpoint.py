@@ -7,7 +7,7 @@ it is read.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,12 @@ from torch import Tensor
 
 from tpsgd.errors import TpsgdError, shortened
 from tpsgd.files import writable_folder
+from tpsgd.output import output_folder
 from tpsgd.saved import folder as folders
 from tpsgd.saved.folder import Layout
 
 CHECKPOINT = Layout("checkpoint", 1)
+BEGUN = "before its first checkpoint"  # the position of a run that has begun
 PLAIN = (bool, int, float, str, type(None))
 TENSOR, TUPLE, PAIRS = "tensor", "tuple", "pairs"  # keys of packed values
 
@@ -67,13 +69,19 @@ class Checkpoint:
         safe = "".join(c if c.isalnum() or c in "-_." else "-" for c in name).lstrip(".")
         return replace(self, folder=self.folder / (safe or "-"))
 
+    def claimed(self) -> AbstractContextManager[Path]:
+        """The folder, for this run alone: two runs in one folder would destroy each other's."""
+        return output_folder(self.folder)
+
     def open(self) -> dict[str, Any] | None:
         """The state to go on from, or None at the beginning; the folder can then be written to."""
         if not folders.holds(CHECKPOINT, self.folder):
             writable_folder(self.folder)
             return None
         if not self.resume:
-            refuse_to_replace(self.folder, f"a checkpoint ({position(self.folder)})")
+            if (reached := position(self.folder)) != BEGUN:
+                refuse_to_replace(self.folder, f"a checkpoint ({reached})")
+            return None
         state = read(self.folder)
         writable_folder(self.folder)
         folders.remove_leftovers(CHECKPOINT, self.folder)
@@ -96,6 +104,12 @@ def write(folder: Path, state: dict[str, Any]) -> None:
     """Replace the checkpoint in a folder."""
     tensors: dict[str, Tensor] = {}
     folders.write(CHECKPOINT, folder, {"state": pack(state, tensors)}, tensors)
+
+
+def begin(folder: Path, identity: dict[str, Any]) -> None:
+    """Note that a run has begun in a folder: what it writes elsewhere is its own."""
+    state = {"position": BEGUN, "identity": identity, "stages": []}
+    folders.write(CHECKPOINT, folder, {"state": state}, {})
 
 
 def read(folder: Path) -> dict[str, Any]:

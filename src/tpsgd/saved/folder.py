@@ -155,7 +155,7 @@ def _remove_orphans(layout: Layout, folder: Path, file: Path, seconds: float) ->
     description.
     """
     tensors = rf"{layout.name}-[0-9a-f]{{16}}\.safetensors"
-    pattern = re.compile(rf"{tensors}|\.({tensors}|{layout.name}\.json)\.\d+\.part")
+    pattern = re.compile(rf"{tensors}|\.({tensors}|{layout.name}\.json)\.[\d-]+\.part")
     for other in folder.iterdir():
         with contextlib.suppress(OSError):
             is_old = time.time() - other.stat().st_mtime >= seconds

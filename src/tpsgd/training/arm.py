@@ -4,13 +4,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from tpsgd.engine.optimizers import OptimizerFactory
 from tpsgd.engine.record import Run
-from tpsgd.engine.settings import Memory, Schedule
+from tpsgd.engine.settings import Memory, Schedule, listed
 from tpsgd.rules import Rule
 from tpsgd.training.restarts import Restarts, fit_many, make_model
+from tpsgd.training.run_identity import describe_optimizer
 
 METHOD_SETTINGS = ("seed", "device", "progress", "validation", "callbacks")
 
@@ -63,6 +65,22 @@ class Arm:
             return self.remark or "not a rule: a training method for the whole net"
         return self.rule.about if self.rule else "gradients go through the whole net"
 
+    def describe(self) -> dict[str, Any]:
+        """What makes it another arm than one of the same name, as plain values.
+
+        Functions go by their names, optimizers by the numbers that they begin with.
+        """
+        rule, optimizers = self.rule, None if self.optimizer is None else listed(self.optimizer)
+        return {
+            "rule": rule and f"{rule.name}, {rule.options}, {rule.at.value}, {rule.loss.name}",
+            "schedule": getattr(self.schedule, "__name__", None),
+            "optimizer": optimizers and [_optimizer(factory) for factory in optimizers],
+            "lr": self.lr,
+            "epochs": self.epochs,
+            "method": getattr(self.method, "__name__", self.method and str(self.method)),
+            "model": self.factory and str(make_model(self.factory, 0)).splitlines(),
+        }
+
     def train(self, factory: Callable[[], nn.Module], data: Any, **settings: Any) -> Restarts:
         """Train one model by `fit_many`; the arm's settings replace those of `fit`."""
         settings["schedule"] = self.schedule
@@ -82,3 +100,11 @@ class Arm:
         model = make_model(make, settings.get("seed", 0))
         shared = {name: settings[name] for name in METHOD_SETTINGS if name in settings}
         return Restarts([model], [self.method(model, data, **shared)], False)
+
+
+def _optimizer(factory: Any) -> str:
+    """An optimizer with its numbers; by its name if it cannot do with a single parameter."""
+    try:
+        return describe_optimizer(factory, {"weight": nn.Parameter(torch.zeros(1))})
+    except Exception:  # a factory of the user's, which training will call again
+        return str(getattr(factory, "__name__", factory))

@@ -7,7 +7,8 @@ the next block again; the stage that was interrupted goes on with its next epoch
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,17 +24,28 @@ from tpsgd.training import learner_state
 from tpsgd.training.run_identity import check_same_run, identity
 
 
+@contextmanager
 def keep_checkpoints(
     checkpoint: Checkpoint,
     net: Net,
     models: Sequence[nn.Module],
     recorder: Recorder,
     meter: Meter | None,
-) -> None:
-    """Let a net write checkpoints after its epochs, and go on from one if that is asked for."""
+    callbacks: Sequence[Callable[..., Any]] = (),
+) -> Iterator[None]:
+    """A context in which a net writes checkpoints after its epochs, the folder its own.
+
+    It goes on from the checkpoint in the folder if that is asked for. Callbacks with a method
+    `resumed` are then told of the epochs that the record has, before the next epoch.
+    """
     if len(models) > 1:
         raise TpsgdError("a checkpoint holds one model: leave stacked=None")
-    net.epochs = CheckpointedEpochs(checkpoint, net, models[0], recorder, meter)
+    told = [getattr(f, "resumed", None) for f in callbacks]
+    with checkpoint.claimed():
+        net.epochs = CheckpointedEpochs(
+            checkpoint, net, models[0], recorder, meter, list(filter(callable, told))
+        )
+        yield
 
 
 class CheckpointedEpochs:
@@ -46,17 +58,20 @@ class CheckpointedEpochs:
         model: nn.Module,
         recorder: Recorder,
         meter: Meter | None,
+        told: Sequence[Callable[..., Any]] = (),
     ) -> None:
         self.folder, self.every = checkpoint.folder, checkpoint.every
-        self.net, self.recorder, self.meter = net, recorder, meter
+        self.net, self.recorder, self.meter, self.told = net, recorder, meter, told
         self.tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         self.stages: list[dict[str, Any]] = []  # states of the stages that have begun
         self.written = time.monotonic()
         self.state = checkpoint.open()  # what to go on from
         self.identity = identity(net, model, recorder.runs[0].settings)
-        if self.state is not None:
-            with checkpoints.readable(self.folder):
-                self._go_on(self.state)
+        if self.state is None:
+            checkpoints.begin(self.folder, self.identity)
+            return
+        with checkpoints.readable(self.folder):
+            self._go_on(self.state)
 
     def __call__(self, learners: Sequence[Any]) -> Iterator[int]:
         """The numbers of a stage's epochs; a checkpoint may follow each."""
@@ -73,6 +88,10 @@ class CheckpointedEpochs:
     def _go_on(self, state: dict[str, Any]) -> None:
         """Compare the checkpoint with this run, then give the model its weights."""
         check_same_run(self.folder, state["identity"], self.identity)
+        if not state["stages"]:  # it was interrupted before it had a checkpoint
+            self.state = None
+            self._tell()
+            return
         weights = [state["model"][name].view(t.shape) for name, t in self.tensors.items()]
         with torch.no_grad():
             for tensor, value in zip(self.tensors.values(), weights, strict=True):
@@ -113,6 +132,12 @@ class CheckpointedEpochs:
         for observer in self.net.observers:
             if isinstance(observer, Progress):
                 observer.done = run.sample_passes
+        self._tell()
+
+    def _tell(self) -> None:
+        """Let callbacks know which epochs the run has had; those that follow are trained anew."""
+        for resumed in self.told:
+            resumed(list(self.recorder.runs[0].history))
 
     def _end_epoch(self, learners: Sequence[Any], epoch: int) -> None:
         """Note the state of a stage that has ended; write a checkpoint if it is time for one."""

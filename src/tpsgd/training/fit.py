@@ -3,7 +3,7 @@
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from tpsgd.nets.blocks import overwriting, split
 from tpsgd.nets.modes import modes_restored
 from tpsgd.rules import Rule, readout
 from tpsgd.saved.checkpoint import Checkpoint
+from tpsgd.train import Net
 from tpsgd.training.checkpoints import keep_checkpoints
 from tpsgd.training.last_good import LastGoodWeights
 from tpsgd.training.likely_mistakes import warn_of_bytes, warn_of_link
@@ -183,34 +184,15 @@ def run_training(
 ) -> list[Run]:
     """Train models by a rule or by backprop; several models are restarts, stacked into one."""
     started, budget = time.perf_counter(), settings.memory.budget
-    local = not isinstance(method, Backprop)
-    if isinstance(method, Backprop):  # what needs blocks does not apply, and is not recorded
-        memory = Memory(settings.memory.budget, None, settings.memory.micro_batch)
-        memory = replace(memory, measure=settings.memory.measure)
-        settings = replace(settings, schedule=None, window=None, memory=memory, blocks=None)
-    else:  # mistakes are found before the model is moved to another device
-        blocks = split(models[0], settings.blocks)
-        rules_for(method, blocks, settings.schedule)
-        settings.per_block(len(blocks))
-    schedule = schedule_for(method, models[0], settings)
-    settings = with_default_optimizers(method, models[0], replace(settings, schedule=schedule))
-    if budget is not None:
-        if not local:
-            raise TpsgdError("backprop takes no memory budget: it cannot train block by block")
-        settings = within_budget(models[0], data, method, settings)
-    folder = settings.memory.reuse
-    if isinstance(folder, (str, Path)) and not Path(folder).expanduser().is_dir():
-        raise TpsgdError(f"reuse={str(folder)!r} is no folder to keep inputs in")
-    context = training_context(models, settings, keep_inputs=local)
+    settings = _complete(models[0], data, method, settings)
+    context = training_context(models, settings, keep_inputs=not isinstance(method, Backprop))
     bar, last_good = bar_unless(settings.progress), LastGoodWeights()
     with context as device, bar as progress, last_good:
         net, anatomy = assemble(models, data, method, settings, device)
         warn_of_link(anatomy)
         warn_of_bytes(net.source)
         check_optimizers(net.learners)
-        batch_size = anatomy.form.micro_batch or getattr(data, "batch_size", None)
-        batch_size = batch_size or settings.batch_size
-        threads = limit_threads(device, anatomy.largest_product * batch_size)
+        threads = limit_threads(device, _largest_product(anatomy, data, settings))
         runs = _new_runs(method, anatomy, settings, len(models))
         callbacks = [with_threads(threads, f) for f in settings.callbacks]
         recorder = Recorder(runs, callbacks, last_good.restore)
@@ -220,38 +202,94 @@ def run_training(
             net.observers += [Progress(progress, net.learners, net.source.samples)]
         if meter is not None:
             net.observers = meter.around(net.observers)
+        kept: AbstractContextManager[None] = nullcontext()
         if isinstance(settings.checkpoint, Checkpoint):
-            keep_checkpoints(settings.checkpoint, net, models, recorder, meter)
-        forget_resident_peak()
-        with meter or nullcontext(), workers_watched():
-            recorder.began = began = time.perf_counter()
-            schedule(net)
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-        seconds = time.perf_counter() - recorder.began
-        copies = [p for x in net.learners for p in x.params.values()] if len(models) > 1 else []
-        stacked = sum(p.nbytes for p in copies)  # of the parameters, made before the meter started
+            kept = keep_checkpoints(
+                settings.checkpoint, net, models, recorder, meter, settings.callbacks
+            )
+        with kept:
+            forget_resident_peak()
+            began, seconds = _train(net, settings, recorder, meter, device)
         for r, run in enumerate(runs):
             run.seconds, run.setup_seconds = seconds, began - started
-            run.resident_bytes = resident()[1]
-            run.model = models[r]
-            run.blocks = block_infos(net.learners, anatomy, r)
-            solved = [x for x in net.learners if x.penalties]
-            if solved:
-                run.settings["alphas"] = {x.block.index + 1: x.penalties[r] for x in solved}
             run.settings["memory_budget"] = budget
-            if meter is not None:
-                run.peak_bytes = meter.peak(sum(map(tensor_bytes, models)) + stacked)
-                run.kept_bytes = meter.kept_bytes
-    nbytes = runs[0].total_bytes
-    if budget not in (None, LOW) and nbytes > as_bytes(budget):
-        warnings.warn(
-            f"training took {size(nbytes)}, more than the budget of {size(as_bytes(budget))}",
-            stacklevel=3,
-        )
+            _describe(run, r, models, net, anatomy, meter)
+    _warn_above_budget(runs[0], budget)
     if len(models) > 1:
         unstack(anatomy.cuts, net.learners)
     return runs
+
+
+def _complete(model: nn.Module, data: Any, method: Method, settings: Settings) -> Settings:
+    """The settings with schedule, optimizers and memory chosen; mistakes in them are refused.
+
+    That is before the model is moved to another device.
+    """
+    if isinstance(method, Backprop):  # what needs blocks does not apply, and is not recorded
+        memory = Memory(settings.memory.budget, None, settings.memory.micro_batch)
+        memory = replace(memory, measure=settings.memory.measure)
+        settings = replace(settings, schedule=None, window=None, memory=memory, blocks=None)
+    else:
+        blocks = split(model, settings.blocks)
+        rules_for(method, blocks, settings.schedule)
+        settings.per_block(len(blocks))
+    schedule = schedule_for(method, model, settings)
+    settings = with_default_optimizers(method, model, replace(settings, schedule=schedule))
+    if settings.memory.budget is not None:
+        if isinstance(method, Backprop):
+            raise TpsgdError("backprop takes no memory budget: it cannot train block by block")
+        settings = within_budget(model, data, method, settings)
+    folder = settings.memory.reuse
+    if isinstance(folder, (str, Path)) and not Path(folder).expanduser().is_dir():
+        raise TpsgdError(f"reuse={str(folder)!r} is no folder to keep inputs in")
+    return settings
+
+
+def _largest_product(anatomy: Anatomy, data: Any, settings: Settings) -> int:
+    """The multiplications of the largest layer in a step, by which threads are chosen."""
+    batch_size = anatomy.form.micro_batch or getattr(data, "batch_size", None)
+    return anatomy.largest_product * (batch_size or settings.batch_size)
+
+
+def _train(
+    net: Net, settings: Settings, recorder: Recorder, meter: Meter | None, device: torch.device
+) -> tuple[float, float]:
+    """Run the schedule: when it began, and its seconds with those before a checkpoint."""
+    assert settings.schedule is not None
+    with meter or nullcontext(), workers_watched():
+        recorder.began = began = time.perf_counter()
+        settings.schedule(net)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    return began, time.perf_counter() - recorder.began
+
+
+def _describe(
+    run: Run,
+    number: int,
+    models: list[nn.Module],
+    net: Net,
+    anatomy: Anatomy,
+    meter: Meter | None,
+) -> None:
+    """Write blocks, penalties and memory into the record of a restart with this number."""
+    run.resident_bytes = resident()[1]
+    run.model = models[number]
+    run.blocks = block_infos(net.learners, anatomy, number)
+    if solved := [x for x in net.learners if x.penalties]:
+        run.settings["alphas"] = {x.block.index + 1: x.penalties[number] for x in solved}
+    if meter is None:
+        return
+    copies = [p for x in net.learners for p in x.params.values()] if len(models) > 1 else []
+    stacked = sum(p.nbytes for p in copies)  # of the parameters, made before the meter started
+    run.peak_bytes = meter.peak(sum(map(tensor_bytes, models)) + stacked)
+    run.kept_bytes = meter.kept_bytes
+
+
+def _warn_above_budget(run: Run, budget: str | int | None) -> None:
+    if budget not in (None, LOW) and run.total_bytes > as_bytes(budget):
+        text = f"training took {size(run.total_bytes)}, more than the budget of"
+        warnings.warn(f"{text} {size(as_bytes(budget))}", stacklevel=4)
 
 
 def _new_runs(method: Method, anatomy: Anatomy, settings: Settings, restarts: int) -> list[Run]:

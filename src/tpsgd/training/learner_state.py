@@ -113,8 +113,12 @@ def _generators(net: Net) -> Iterator[tuple[str, torch.Generator]]:
     """The generators that loaders have for themselves."""
     for name, source in (("data", net.source), ("validation", net.validation)):
         stored = None if source is None else stored_samples(source)
-        if isinstance(stored, Stream):
-            for owner in ("loader", "sampler"):
-                owned: Any = stored.loader if owner == "loader" else stored.loader.sampler
-                if isinstance(generator := getattr(owned, "generator", None), torch.Generator):
-                    yield f"{name} {owner}", generator
+        if not isinstance(stored, Stream):
+            continue
+        loader: Any = stored.loader
+        batches = getattr(loader, "batch_sampler", None)
+        owners = {"loader": loader, "sampler": loader.sampler, "batch sampler": batches}
+        owners["sampler of the batch sampler"] = getattr(batches, "sampler", None)
+        for owner, owned in owners.items():
+            if isinstance(generator := getattr(owned, "generator", None), torch.Generator):
+                yield f"{name} {owner}", generator

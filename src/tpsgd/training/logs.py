@@ -9,6 +9,7 @@ import csv as csv_format
 import io
 import json
 import math
+import os
 import warnings
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any, Protocol
 
 from tpsgd.engine.record import Epoch
 from tpsgd.errors import TpsgdError
+from tpsgd.files import write_whole
 from tpsgd.output import check_new
 
 COLUMNS = tuple(field.name for field in fields(Epoch))
@@ -37,9 +39,13 @@ class FileLog:
     def __init__(self, file: str | Path, append: bool, overwrite: bool) -> None:
         self.path = Path(file).expanduser()
         self.error: OSError | None = None
+        self._before: list[Epoch] | None = None  # a resumed run: the epochs of its record
         if not append:
             check_new(self.path, overwrite)
         try:
+            if append and self.path.exists():
+                content = self.path.read_bytes()
+                os.truncate(self.path, content.rfind(b"\n") + 1)  # a kill may cut a line off
             with self.path.open("a" if append else "w", encoding="utf-8") as stream:
                 stream.write("" if stream.tell() else self.header())
         except OSError as error:
@@ -51,6 +57,8 @@ class FileLog:
         if self.error is not None:
             return
         try:
+            if self._before is not None:
+                self._drop_from(epoch, self._before)
             with self.path.open("a", encoding="utf-8", newline="") as stream:
                 stream.write(self.line(asdict(epoch)))
         except OSError as error:
@@ -63,9 +71,29 @@ class FileLog:
                 stacklevel=2,
             )
 
+    def resumed(self, history: list[Epoch]) -> None:
+        """The run goes on from a checkpoint with these epochs; lines of later ones are replaced."""
+        self._before = history
+
+    def _drop_from(self, epoch: Epoch, before: list[Epoch]) -> None:
+        """Drop what the interrupted run wrote about this epoch and those after it."""
+        self._before = None
+        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
+        start = self.beginning(epoch)
+        numbers = [i for i, line in enumerate(lines) if line.startswith(start)]
+        if not numbers:
+            return
+        own = not before or lines[numbers[-1] - 1] == self.line(asdict(before[-1]))
+        if own:  # not those of another run in the same file
+            write_whole(self.path, "".join(lines[: numbers[-1]]).encode())
+
     def header(self) -> str:
         """The first line of a new file, if it has one."""
         return ""
+
+    def beginning(self, epoch: Epoch) -> str:
+        """How the line of this block and this epoch begins, in every run."""
+        raise NotImplementedError
 
     def line(self, values: dict[str, Any]) -> str:
         """The line of an epoch."""
@@ -79,6 +107,10 @@ class CsvLog(FileLog):
         """The names of the columns."""
         return _row(COLUMNS)
 
+    def beginning(self, epoch: Epoch) -> str:
+        """The first two columns."""
+        return f"{epoch.block},{epoch.epoch},"
+
     def line(self, values: dict[str, Any]) -> str:
         """A row of the table."""
         return _row(values.values())
@@ -86,6 +118,10 @@ class CsvLog(FileLog):
 
 class JsonLinesLog(FileLog):
     """A JSON object per line, with the keys of `Epoch`; NaN and infinity are null."""
+
+    def beginning(self, epoch: Epoch) -> str:
+        """The first two keys."""
+        return json.dumps({"block": epoch.block, "epoch": epoch.epoch})[:-1] + ","
 
     def line(self, values: dict[str, Any]) -> str:
         """An object."""
@@ -97,7 +133,8 @@ def csv(file: str | Path, *, append: bool = False, overwrite: bool = False) -> F
 
     Args:
         file: the file; one that exists is refused.
-        append: add to a file that exists, for a run that is continued.
+        append: add to a file that exists, for a run that is continued. If it goes on from a
+            checkpoint, the lines of epochs that are trained again are replaced.
         overwrite: replace a file that exists.
 
     Examples:
@@ -119,7 +156,8 @@ def json_lines(file: str | Path, *, append: bool = False, overwrite: bool = Fals
 
     Args:
         file: the file; one that exists is refused.
-        append: add to a file that exists, for a run that is continued.
+        append: add to a file that exists, for a run that is continued. If it goes on from a
+            checkpoint, the lines of epochs that are trained again are replaced.
         overwrite: replace a file that exists.
     """
     return JsonLinesLog(file, append, overwrite)

@@ -2,6 +2,7 @@
 
 import json
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ def identity(net: Net, model: nn.Module, settings: dict[str, Any]) -> dict[str, 
     values = {name: value for name, value in settings.items() if name not in MAY_DIFFER}
     values |= {"model": str(model).splitlines(), "list of tensors": forms}
     values |= {"list of optimizers": [_optimizer(learner) for learner in net.learners]}
+    values |= _backbones(model)
     values |= _samples("training data", net.source)
     if net.validation is not None:
         values |= _samples("validation data", net.validation)
@@ -50,15 +52,39 @@ def check_same_run(folder: Path, before: dict[str, Any], now: dict[str, Any]) ->
 
 def _optimizer(learner: Any) -> str:
     """The optimizer that a block begins with, and its settings."""
-    factory, params = learner.settings.optimizer, learner.params
-    if not learner.trains or isinstance(factory, SOLVERS):
-        return str(getattr(factory, "__name__", None)) if learner.trains else "none"
-    optimizer = make_optimizer(factory, params, learner.settings.lr)
+    if not learner.trains:
+        return "none"
+    return describe_optimizer(learner.settings.optimizer, learner.params, learner.settings.lr)
+
+
+def describe_optimizer(factory: Any, params: Mapping[str, Tensor], lr: float | None = None) -> str:
+    """A solver with its penalty, or the optimizer that a factory makes, with its numbers.
+
+    Examples:
+        >>> from tpsgd import ridge, sgd
+        >>> describe_optimizer(ridge(0.1), {}), describe_optimizer(sgd, {"w": torch.zeros(1)})[:14]
+        ('Ridge(alpha=0.1)', "SGD [{'lr': 0.")
+    """
+    if isinstance(factory, SOLVERS):
+        return repr(factory)
+    optimizer = make_optimizer(factory, params, lr)
     groups = [
         {k: float(v) if isinstance(v, Tensor) else v for k, v in g.items() if k not in OF_DEVICE}
         for g in optimizer.param_groups
     ]
     return f"{type(optimizer).__name__} {groups}"
+
+
+def _backbones(model: nn.Module) -> dict[str, Any]:
+    """A checksum of frozen backbones inside a model: unlike other weights, they are not replaced.
+
+    An adaptor that recomputes its features has its backbone, a `Tap`, as the first module.
+    """
+    taps = [module for module in model.modules() if getattr(module, "is_tap", False)]
+    code = 0
+    for tensor in (t for tap in taps for t in (*tap.parameters(), *tap.buffers())):
+        code = zlib.crc32(_bytes(tensor), code)
+    return {"checksum of the backbone": f"{code:08x}"} if taps else {}
 
 
 def _samples(name: str, source: Source) -> dict[str, Any]:

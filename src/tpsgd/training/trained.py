@@ -62,17 +62,21 @@ class Trained:
         (`mse`, `ridge`, `rls`) estimates probabilities themselves: they are cut off at 0 and
         divided by their sum. None of them is calibrated.
         """
-        outputs = self.outputs(x, batch_size=batch_size, progress=progress)
-        return _probabilities(outputs, self.model, self.run)
+        return self.predict_with_probabilities(x, batch_size=batch_size, progress=progress)[1]
 
     def predict(
         self, x: Any, *, batch_size: int = 1024, progress: Progress | None = None
     ) -> Tensor:
         """The class with the largest output for each sample, as an index into `classes`."""
+        return self.predict_with_probabilities(x, batch_size=batch_size, progress=progress)[0]
+
+    def predict_with_probabilities(
+        self, x: Any, *, batch_size: int = 1024, progress: Progress | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """What `predict` and `probabilities` return, with one pass through the model."""
         outputs = self.outputs(x, batch_size=batch_size, progress=progress)
-        if outputs.shape[1] == 1:
-            outputs = _probabilities(outputs, self.model, self.run)
-        return outputs.argmax(1)
+        probabilities = _probabilities(outputs, self.model, self.run)
+        return (probabilities if outputs.shape[1] == 1 else outputs).argmax(1), probabilities
 
     def evaluate(self, data: Any, *, batch_size: int = 1024) -> float:
         """The share of samples that are classified correctly, as by `tpsgd.evaluate`."""

@@ -1,0 +1,40 @@
+"""Values in a file, one per line, on the disk as soon as they are added."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+class JsonLines:
+    """A file of JSON objects that only grows; an incomplete last line is dropped when it is read.
+
+    Attributes:
+        objects: those that the file had, in their order; None for a line that is no object.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.objects: list[dict[str, Any] | None] = []
+        if not file.exists():
+            return
+        content = file.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) < len(content):
+            os.truncate(file, len(whole))
+        self.objects = [_object(line) for line in whole.splitlines()]
+
+    def add(self, values: dict[str, Any]) -> None:
+        """Append an object to the file."""
+        with self.file.open("a") as file:
+            file.write(json.dumps(values) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return values if isinstance(values, dict) else None
