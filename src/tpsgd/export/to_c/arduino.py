@@ -26,7 +26,7 @@ numbers. `src/net.h` explains what can be called. Open `examples/learn/learn.ino
 numbers over the serial port. A line with a label at its end teaches the net, a line without one
 asks it.
 """
-SKETCH = """// A line of {inputs} numbers asks the net; with a label (0, 1, ...) after them, it learns.
+SKETCH = """// {inputs} numbers on a line ask the net; with a label after them, it learns.
 #include <net.h>
 
 static net_state state;

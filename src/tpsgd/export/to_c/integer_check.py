@@ -44,7 +44,7 @@ int right(const net_input *x, const uint16_t *labels, int count)
     int32_t z[NET_CLASSES];
     for (i = 0; i < count; i++) {
         net_forward(&state, &arena, x + i * NET_INPUT, z);
-        for (c = 1, best = 0; c < (int)net_classes(&state); c++) best = z[c] > z[best] ? c : best;
+        for (c = 1, best = 0; c < (int)state.classes; c++) best = z[c] > z[best] ? c : best;
         sum += best == labels[i];
     }
     return sum;
