@@ -30,8 +30,10 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -46,6 +48,7 @@ from tpsgd.comparison import arms
 from tpsgd.data.new_samples import read_new
 from tpsgd.data.user_files import find
 from tpsgd.engine.device import forget_resident_peak, resident
+from tpsgd.saved import checkpoint
 from tpsgd.saved import folder as saved_folder
 from tpsgd.zoo.words import factory
 
@@ -158,8 +161,8 @@ def changed_text(rng: random.Random, text: str) -> str:
     return text[:at] + new + text[at + rng.randrange(3) :]
 
 
-def changed_json(rng: random.Random, tree: Any) -> Any:
-    """Plain values with one to three of them replaced, removed or added."""
+def changed_json(rng: random.Random, tree: Any, values: tuple[Any, ...] = ()) -> Any:
+    """Plain values with one to three of them replaced, also by `values`, removed or added."""
     tree = json.loads(json.dumps(tree))
     for _ in range(rng.choice((1, 1, 2, 3))):
         place = rng.choice([p for p in _paths(tree) if p])
@@ -168,7 +171,7 @@ def changed_json(rng: random.Random, tree: Any) -> Any:
             inner = inner[key]
         kind = rng.random()
         if kind < 0.75:
-            inner[place[-1]] = rng.choice(VALUES)
+            inner[place[-1]] = rng.choice(VALUES + values)
         elif kind < 0.9:
             del inner[place[-1]]
         elif isinstance(inner, dict):
@@ -329,26 +332,29 @@ def saved_seeds(folder: Path) -> list[Path]:
 
 
 def changed_folder(rng: random.Random, seed: Path, folder: Path) -> Path:
-    """A folder of a model with a change; its checksums are mostly made right again."""
-    target = folder / "model"
+    """A folder of a model, or of a checkpoint, with a change; its checksums are mostly right."""
+    kind_of_folder = "checkpoint" if (seed / "checkpoint.json").is_file() else "model"
+    target = folder / seed.name
     target.mkdir(exist_ok=True)
     for old in target.iterdir():
         old.unlink()
-    description = json.loads((seed / "model.json").read_bytes())
+    description = json.loads((seed / f"{kind_of_folder}.json").read_bytes())
     tensors = next(seed.glob("*.safetensors")).read_bytes()
     kind = rng.random()
     if kind < 0.3:
         tensors = _safetensors_changed(rng, tensors)
         description[saved_folder.WEIGHTS] = hashlib.sha256(tensors).hexdigest()
-    name = f"model-{str(description[saved_folder.WEIGHTS])[:16]}.safetensors"
+    name = f"{kind_of_folder}-{str(description[saved_folder.WEIGHTS])[:16]}.safetensors"
     description.pop(saved_folder.SEAL)
-    if kind >= 0.3:
+    if kind >= 0.3 and kind_of_folder == "model":
         description = changed_json(rng, description)
+    elif kind >= 0.3:
+        description["state"] = changed_state(rng, description["state"])
     description[saved_folder.SEAL] = saved_folder._seal(description)
     text = json.dumps(description).encode()
     if kind > 0.9:
         text = changed_bytes(rng, text)
-    (target / "model.json").write_bytes(text)
+    (target / f"{kind_of_folder}.json").write_bytes(text)
     (target / name).write_bytes(tensors)
     return target
 
@@ -363,6 +369,61 @@ def _safetensors_changed(rng: random.Random, content: bytes) -> bytes:
     if rng.random() < 0.3:
         text = changed_bytes(rng, text)
     return len(text).to_bytes(8, "little") + text + content[8 + length :]
+
+
+def changed_state(rng: random.Random, state: dict[str, Any]) -> dict[str, Any]:
+    """A state with changes, mostly not of its identity: another run is refused at once."""
+    rest = dict(state)
+    same = {} if rng.random() < 0.05 else {"identity": rest.pop("identity")}
+    return same | changed_json(rng, rest, STATES)
+
+
+STATES = (  # besides VALUES: what `checkpoint.pack` makes of tensors, tuples and dictionaries
+    {"tensor": "model.0.weight"}, {"tensor": "x"}, {"tensor": [1]}, {"tuple": [1]}, {"tuple": 3},
+    {"pairs": [[[], 1]]}, {"pairs": 3}, {"pairs": [[0, {}]]},
+)  # fmt: skip
+
+
+def _step_rate(optimizer: Any) -> Any:
+    return torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+
+def _small_net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Dropout(0.1), nn.Linear(5, 3))
+
+
+RESUMED: dict[str, dict[str, Any]] = {
+    "adam": {"lr_schedule": _step_rate, "early_stopping": tpsgd.EarlyStopping(3)},
+    "cycle": {"schedule": tpsgd.simultaneous, "lr_schedule": tpsgd.one_cycle()},
+    "momentum": {"optimizer": partial(torch.optim.SGD, lr=0.05, momentum=0.9)},
+    "solved": {"rule": tpsgd.rules.readout(learned=True), "optimizer": [tpsgd.sgd, tpsgd.rls()]},
+}
+
+
+def resume(folder: Path) -> None:
+    """Go on from a checkpoint, by the settings that the folder is named after."""
+    x = torch.linspace(-1, 1, 240).view(40, 6).sin()
+    saved = tpsgd.Checkpoint(folder, every=0, resume=True)
+    settings = {"epochs": 3, "batch_size": 16, **RESUMED[folder.name.split("-")[0]]}
+    tpsgd.fit(_small_net(), (x, torch.arange(40) % 3), checkpoint=saved, **settings)
+
+
+def checkpoint_seeds(folder: Path) -> list[Path]:
+    """Checkpoints that were written after each of the first epochs."""
+    write, folders = checkpoint.write, []
+    for name in RESUMED:
+        written = 0
+
+        def write_a_copy(place: Path, state: dict[str, Any]) -> None:
+            nonlocal written
+            folders.append(folder / f"{place.name}-{written}")  # noqa: B023
+            write(folders[-1], state)
+            written += 1
+
+        with mock.patch.object(checkpoint, "write", write_a_copy):
+            resume(folder / name)
+    return folders
 
 
 def read_saved(path: Path) -> None:
@@ -465,6 +526,7 @@ TARGETS = {
     "npz": Target(npz_seeds, in_file(changed_zip), read_data),
     "images": Target(image_seeds, into_folder, read_data),
     "saved": Target(saved_seeds, changed_folder, read_saved),
+    "checkpoints": Target(checkpoint_seeds, changed_folder, resume),
     "weights": Target(weight_seeds, in_file(changed_weights), read_weights),
     "words": Target(word_seeds, changed_word, read_word),
 }

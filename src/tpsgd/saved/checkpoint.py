@@ -20,6 +20,7 @@ from tpsgd.saved import folder as folders
 from tpsgd.saved.folder import Layout
 
 CHECKPOINT = Layout("checkpoint", 1)
+UNFIT = ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError
 PLAIN = (bool, int, float, str, type(None))
 TENSOR, TUPLE, PAIRS = "tensor", "tuple", "pairs"  # keys of packed values
 
@@ -112,7 +113,7 @@ def readable(folder: Path) -> Iterator[None]:
         yield
     except TpsgdError:
         raise
-    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+    except UNFIT as error:
         reason = shortened(f"{type(error).__name__}: {error}")
         raise TpsgdError(f"the checkpoint in {folder} makes no sense: {reason}") from error
 
