@@ -248,6 +248,12 @@ def npz_seeds(folder: Path) -> list[Path]:
     np.savez(folder / "images.npz", x=images, y=y.astype("f8"))
     np.savez(folder / "tokens.npz", tokens=tokens, y=y, lengths=lengths)
     np.savez(folder / "object.npz", x=x, y=np.array([None, 1] * 12))
+    for name, shape, dtype in (("tall", (15_000, 1000), "f4"), ("bytes", (200, 250, 250), "u1")):
+        zeros, y = np.zeros(shape, dtype), np.arange(shape[0]) % 2
+        np.savez_compressed(folder / f"{name}.npz", x=zeros, y=y)
+    np.savez_compressed(
+        folder / "tokens-of-zeros.npz", tokens=np.zeros((9000, 1500), "u1"), y=np.arange(9000) % 2
+    )
     return sorted(folder.glob("*.npz"))
 
 
@@ -270,7 +276,9 @@ def image_seeds(folder: Path) -> list[Path]:
         image.save(folder / name)
         files.append(folder / name)
     rgb.save(folder / "packed.tif", compression="tiff_lzw")
-    return [*files, folder / "packed.tif"]
+    for name, mode in (("large", "RGBA"), ("large-grey", "I;16"), ("large-bits", "1")):
+        Image.new(mode, (2800, 2800)).save(folder / f"{name}.png")
+    return [*files, folder / "packed.tif", *sorted(folder.glob("large*.png"))]
 
 
 def into_folder(rng: random.Random, seed: Path, folder: Path) -> Path:
@@ -549,7 +557,7 @@ class Outcome:
 def run(name: str, cases: int, seed: int = 0, keep: Path | None = None) -> Outcome:
     """Read changed files, or words, and count what becomes of them."""
     target, outcome = TARGETS[name], Outcome()
-    with tempfile.TemporaryDirectory() as text, warnings.catch_warnings():
+    with tempfile.TemporaryDirectory() as text, warnings.catch_warnings(), _stopped_if_slow():
         warnings.simplefilter("ignore")
         folder = Path(text)
         (folder / "seeds").mkdir()
@@ -612,8 +620,18 @@ def _written(path: Path, content: bytes) -> Path:
     return path
 
 
-def _too_slow(*_: Any) -> None:
-    raise TimeoutError(f"more than {MOST_SECONDS} seconds")
+@contextlib.contextmanager
+def _stopped_if_slow() -> Iterator[None]:
+    """A context in which an alarm is an error; without one, it would end the process."""
+
+    def too_slow(*_: Any) -> None:
+        raise TimeoutError(f"more than {MOST_SECONDS} seconds")
+
+    before = signal.signal(signal.SIGALRM, too_slow)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def _report(name: str, cases: int, outcome: Outcome) -> None:
@@ -639,7 +657,6 @@ def main() -> int:
         words = [*sys.argv[1:], "--only"]
         codes = [subprocess.run([sys.executable, __file__, *words, n]).returncode for n in names]
         return int(any(codes))
-    signal.signal(signal.SIGALRM, _too_slow)
     torch.set_num_threads(1)
     taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (taken + ROOM, taken + ROOM))
