@@ -1,13 +1,14 @@
 """Damaged files and random words for every reader: nothing but a TpsgdError may come out.
 
-    python benchmarks/fuzz.py --cases 10000
+    python benchmarks/fuzz.py --cases 10000 --out results
     python benchmarks/fuzz.py --cases 10000 --only csv,npz --seed 1
 
 Every case is a valid file with a few random changes (bits, bytes, cuts, numbers, and fields inside
 of a format, with its checksums made right again), or a random word. A case is bad if its reader
 raises anything but a TpsgdError, if the error is no single sentence, if it takes longer than ten
 seconds, or if it takes more than 256 MB of memory for a file below 1 MB. Bad cases are kept in
---keep, and the exit status is then 1. Each reader runs in a process of its own.
+--keep, and the exit status is then 1. Each reader runs in a process of its own. With --out, the
+figures go into FOLDER/robustness.json; those of pieces with different seeds are added.
 """
 
 import argparse
@@ -37,6 +38,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from robustness import add_figures
 from torch import nn
 
 import tpsgd
@@ -53,6 +55,7 @@ from tpsgd.saved import folder as saved_folder
 from tpsgd.zoo.words import factory
 
 MOST_BYTES, MOST_SECONDS, SENTENCE = 256 << 20, 10, 1200
+SELDOM = 12  # times as often as files that take long, small ones are changed
 ROOM = 16 << 30  # bytes of address space beyond what torch has taken
 NUMBERS = (
     "0",
@@ -248,13 +251,15 @@ def npz_seeds(folder: Path) -> list[Path]:
     np.savez(folder / "images.npz", x=images, y=y.astype("f8"))
     np.savez(folder / "tokens.npz", tokens=tokens, y=y, lengths=lengths)
     np.savez(folder / "object.npz", x=x, y=np.array([None, 1] * 12))
-    for name, shape, dtype in (("tall", (15_000, 1000), "f4"), ("bytes", (200, 250, 250), "u1")):
-        zeros, y = np.zeros(shape, dtype), np.arange(shape[0]) % 2
-        np.savez_compressed(folder / f"{name}.npz", x=zeros, y=y)
-    np.savez_compressed(
-        folder / "tokens-of-zeros.npz", tokens=np.zeros((9000, 1500), "u1"), y=np.arange(9000) % 2
-    )
-    return sorted(folder.glob("*.npz"))
+    small = sorted(folder.glob("*.npz"))
+    large = {
+        "tall": {"x": np.zeros((15_000, 1000), "f4"), "y": np.arange(15_000) % 2},
+        "bytes": {"x": np.zeros((200, 250, 250), "u1"), "y": np.arange(200) % 2},
+        "zeros": {"tokens": np.zeros((9000, 1500), "u1"), "y": np.arange(9000) % 2},
+    }
+    for name, arrays in large.items():  # as large as a small file may be
+        np.savez_compressed(folder / f"{name}.npz", **arrays)
+    return small * SELDOM + [folder / f"{name}.npz" for name in large]
 
 
 def image_seeds(folder: Path) -> list[Path]:
@@ -278,7 +283,7 @@ def image_seeds(folder: Path) -> list[Path]:
     rgb.save(folder / "packed.tif", compression="tiff_lzw")
     for name, mode in (("large", "RGBA"), ("large-grey", "I;16"), ("large-bits", "1")):
         Image.new(mode, (2800, 2800)).save(folder / f"{name}.png")
-    return [*files, folder / "packed.tif", *sorted(folder.glob("large*.png"))]
+    return [*files, folder / "packed.tif"] * SELDOM + sorted(folder.glob("large*.png"))
 
 
 def into_folder(rng: random.Random, seed: Path, folder: Path) -> Path:
@@ -425,7 +430,7 @@ def checkpoint_seeds(folder: Path) -> list[Path]:
 
         def write_a_copy(place: Path, state: dict[str, Any]) -> None:
             nonlocal written
-            folders.append(folder / f"{place.name}-{written}")  # noqa: B023
+            folders.append(folder / f"{place.name}-{written}")
             write(folders[-1], state)
             written += 1
 
@@ -642,6 +647,18 @@ def _report(name: str, cases: int, outcome: Outcome) -> None:
         print(f"  {count:5} x {problem}")
 
 
+def figures(cases: int, outcome: Outcome) -> dict[str, Any]:
+    """An outcome in plain numbers."""
+    return {
+        "cases": cases,
+        "read": outcome.read,
+        "refused": outcome.refused,
+        "bad": sum(outcome.bad.values()),
+        "most_mb": round(outcome.most_bytes / 2**20, 1),
+        "most_seconds": round(outcome.most_seconds, 2),
+    }
+
+
 def main() -> int:
     """Fuzz the readers, each in its own process; 1 if anything went wrong."""
     parser = argparse.ArgumentParser(
@@ -651,6 +668,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default=",".join(TARGETS), help=", ".join(TARGETS))
     parser.add_argument("--keep", type=Path, default=Path("fuzz-bad"))
+    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     names = arguments.only.split(",")
     if len(names) > 1:
@@ -662,6 +680,8 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_AS, (taken + ROOM, taken + ROOM))
     outcome = run(names[0], arguments.cases, arguments.seed, arguments.keep)
     _report(names[0], arguments.cases, outcome)
+    if arguments.out is not None:
+        add_figures(arguments.out, "fuzz", {names[0]: figures(arguments.cases, outcome)})
     return int(bool(outcome.bad))
 
 

@@ -1,5 +1,6 @@
 """A few damaged files and words for every reader; `benchmarks/fuzz.py` has thousands."""
 
+import json
 import signal
 import sys
 import time
@@ -20,6 +21,7 @@ from tpsgd.zoo.words import factory
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import fuzz
+import robustness
 
 
 @pytest.mark.parametrize("name", fuzz.TARGETS)
@@ -57,6 +59,22 @@ def test_checkpoints_that_were_not_changed_are_resumed(tmp_path):
     assert len(seeds) == 6 + 3 + 6 + 4
     for seed in seeds:
         fuzz.resume(seed)
+
+
+def test_pieces_of_a_benchmark_are_added_and_other_commits_are_not(tmp_path, monkeypatch):
+    for cases, seconds in ((2, 0.5), (3, 0.1)):
+        outcome = fuzz.Outcome(read=cases - 1, refused=1, most_seconds=seconds)
+        figures = {"csv": fuzz.figures(cases, outcome)}
+        robustness.add_figures(tmp_path, "fuzz", figures)
+    robustness.add_figures(tmp_path, "kills", {"compare": {"kills": 7}})
+    record = json.loads((tmp_path / "robustness.json").read_text())
+    row = {"cases": 5, "read": 3, "refused": 2, "bad": 0, "most_mb": 0.0, "most_seconds": 0.5}
+    assert record["fuzz"]["figures"] == {"csv": row}
+    assert record["kills"]["figures"] == {"compare": {"kills": 7}} and record["machine"]["cpu"]
+    monkeypatch.setattr(robustness, "commit", lambda: "another")
+    robustness.add_figures(tmp_path, "kills", {"compare": {"kills": 1}})
+    record = json.loads((tmp_path / "robustness.json").read_text())
+    assert record["kills"]["figures"]["compare"]["kills"] == 1
 
 
 # ---- what it has found ---------------------------------------------------------------------------

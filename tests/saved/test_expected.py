@@ -104,7 +104,7 @@ CHANGES = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_state_that_does_not_fit_is_refused(name, state, tmp_path):
     CHANGES[name](state)
-    with pytest.raises(TpsgdError, match="the checkpoint in .* makes no sense: ") as caught:
+    with pytest.raises(TpsgdError, match=r"the checkpoint in .* makes no sense: ") as caught:
         resume(tmp_path, state)
     assert "\n" not in str(caught.value)
 
@@ -159,5 +159,5 @@ def test_an_optimizer_that_cannot_be_tried_is_compared_by_shapes():
     assert state_after_a_step(fresh, p) is None
     check_optimizer(fresh, stepped.state_dict())
     stepped.state[p]["momentum_buffer"] = torch.ones(3, 4)
-    with pytest.raises(ValueError, match="momentum_buffer is torch.float32 .3, 4. in place of"):
+    with pytest.raises(ValueError, match=r"momentum_buffer is torch\.float32 \(3, 4\) in place of"):
         check_optimizer(fresh, stepped.state_dict())

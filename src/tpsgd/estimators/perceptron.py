@@ -104,7 +104,8 @@ class Perceptron(BaseEstimator):
             warnings.filterwarnings("ignore", r"\d+ of \d+ classes have no samples", UserWarning)
             self.run_ = fit(
                 self.model_, data, rule=rule, loss=loss, lr=self.lr, batch_size=self.batch_size,
-                seed=self._seed, memory=Memory(measure=False), progress=bool(self.verbose), **settings,
+                seed=self._seed, memory=Memory(measure=False), progress=bool(self.verbose),
+                **settings,
             )  # fmt: skip
         self.n_iter_ = max((e.epoch for e in self.run_.history), default=0)
 
