@@ -53,8 +53,12 @@ def check_counter(name: str, value: Any) -> Tensor:
     return value
 
 
-def check_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-    """Refuse the state dict of an optimizer that has taken other steps, or none like it."""
+def checked_state(optimizer: Optimizer, saved: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+    """The state of each parameter in an optimizer's state dict, if it fits the optimizer.
+
+    A parameter that never had a gradient has none: it gets that of a step without one, because
+    fused kernels want the state of all parameters or of none.
+    """
     groups = zip(optimizer.param_groups, saved["param_groups"], strict=True)
     for group, before in groups:
         if group.keys() != before.keys():
@@ -62,13 +66,17 @@ def check_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
         for name in group.keys() - set(OF_DEVICE):
             _check_setting(name, before[name], group[name])
     params = [p for group in optimizer.param_groups for p in group["params"]]
-    for number, values in saved["state"].items():
-        check_number("the number of a parameter", number, least=0, whole=True)
-        expected = state_after_a_step(optimizer, params[number])
-        if expected is not None and values.keys() != expected.keys():
+    if unknown := saved["state"].keys() - set(range(len(params))):
+        raise ValueError(f"an optimizer has no parameter {shortened(repr(unknown))}")
+    states = {}
+    for number, parameter in enumerate(params):
+        values, fresh = saved["state"].get(number), state_after_a_step(optimizer, parameter)
+        if values and fresh is not None and values.keys() != fresh.keys():
             raise ValueError(f"an optimizer's state has {shortened(str(list(values)))}")
-        for name, value in values.items():
-            _check_state(name, value, params[number], (expected or {}).get(name))
+        for name, value in (values or {}).items():
+            _check_state(name, value, parameter, (fresh or {}).get(name))
+        states[number] = values or fresh or {}
+    return states
 
 
 def state_after_a_step(optimizer: Optimizer, parameter: Tensor) -> dict[str, Any] | None:

@@ -17,8 +17,8 @@ from tpsgd.saved.expected import (
     OF_DEVICE,
     check_counter,
     check_number,
-    check_optimizer,
     check_tensor,
+    checked_state,
 )
 from tpsgd.train import Net
 
@@ -59,10 +59,10 @@ def restore(learner: Any, saved: dict[str, Any], epochs: int) -> None:
             if isinstance(tensor, Tensor):
                 tensor.copy_(check_tensor("class codes", value, tensor))
         if learner.optimizer is not None:
-            check_optimizer(learner.optimizer, saved["optimizer"])
+            states = checked_state(learner.optimizer, saved["optimizer"])
             if learner.scheduler is not None:
                 _advance(learner.scheduler, epochs)
-            _restore_optimizer(learner.optimizer, saved["optimizer"])
+            _restore_optimizer(learner.optimizer, saved["optimizer"] | {"state": states})
 
 
 def _advance(scheduler: Any, epochs: int) -> None:
