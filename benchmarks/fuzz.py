@@ -1,13 +1,14 @@
 """Damaged files and random words for every reader: nothing but a TpsgdError may come out.
 
-    python benchmarks/fuzz.py --cases 10000
+    python benchmarks/fuzz.py --cases 10000 --out results
     python benchmarks/fuzz.py --cases 10000 --only csv,npz --seed 1
 
 Every case is a valid file with a few random changes (bits, bytes, cuts, numbers, and fields inside
 of a format, with its checksums made right again), or a random word. A case is bad if its reader
 raises anything but a TpsgdError, if the error is no single sentence, if it takes longer than ten
 seconds, or if it takes more than 256 MB of memory for a file below 1 MB. Bad cases are kept in
---keep, and the exit status is then 1. Each reader runs in a process of its own.
+--keep, and the exit status is then 1. Each reader runs in a process of its own. With --out, the
+figures go into FOLDER/robustness.json; those of pieces with different seeds are added.
 """
 
 import argparse
@@ -30,11 +31,14 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
+from robustness import add_figures
 from torch import nn
 
 import tpsgd
@@ -46,10 +50,12 @@ from tpsgd.comparison import arms
 from tpsgd.data.new_samples import read_new
 from tpsgd.data.user_files import find
 from tpsgd.engine.device import forget_resident_peak, resident
+from tpsgd.saved import checkpoint
 from tpsgd.saved import folder as saved_folder
 from tpsgd.zoo.words import factory
 
 MOST_BYTES, MOST_SECONDS, SENTENCE = 256 << 20, 10, 1200
+SELDOM = 12  # times as often as files that take long, small ones are changed
 ROOM = 16 << 30  # bytes of address space beyond what torch has taken
 NUMBERS = (
     "0",
@@ -158,8 +164,8 @@ def changed_text(rng: random.Random, text: str) -> str:
     return text[:at] + new + text[at + rng.randrange(3) :]
 
 
-def changed_json(rng: random.Random, tree: Any) -> Any:
-    """Plain values with one to three of them replaced, removed or added."""
+def changed_json(rng: random.Random, tree: Any, values: tuple[Any, ...] = ()) -> Any:
+    """Plain values with one to three of them replaced, also by `values`, removed or added."""
     tree = json.loads(json.dumps(tree))
     for _ in range(rng.choice((1, 1, 2, 3))):
         place = rng.choice([p for p in _paths(tree) if p])
@@ -168,7 +174,7 @@ def changed_json(rng: random.Random, tree: Any) -> Any:
             inner = inner[key]
         kind = rng.random()
         if kind < 0.75:
-            inner[place[-1]] = rng.choice(VALUES)
+            inner[place[-1]] = rng.choice(VALUES + values)
         elif kind < 0.9:
             del inner[place[-1]]
         elif isinstance(inner, dict):
@@ -245,7 +251,15 @@ def npz_seeds(folder: Path) -> list[Path]:
     np.savez(folder / "images.npz", x=images, y=y.astype("f8"))
     np.savez(folder / "tokens.npz", tokens=tokens, y=y, lengths=lengths)
     np.savez(folder / "object.npz", x=x, y=np.array([None, 1] * 12))
-    return sorted(folder.glob("*.npz"))
+    small = sorted(folder.glob("*.npz"))
+    large = {
+        "tall": {"x": np.zeros((15_000, 1000), "f4"), "y": np.arange(15_000) % 2},
+        "bytes": {"x": np.zeros((200, 250, 250), "u1"), "y": np.arange(200) % 2},
+        "zeros": {"tokens": np.zeros((9000, 1500), "u1"), "y": np.arange(9000) % 2},
+    }
+    for name, arrays in large.items():  # as large as a small file may be
+        np.savez_compressed(folder / f"{name}.npz", **arrays)
+    return small * SELDOM + [folder / f"{name}.npz" for name in large]
 
 
 def image_seeds(folder: Path) -> list[Path]:
@@ -267,7 +281,9 @@ def image_seeds(folder: Path) -> list[Path]:
         image.save(folder / name)
         files.append(folder / name)
     rgb.save(folder / "packed.tif", compression="tiff_lzw")
-    return [*files, folder / "packed.tif"]
+    for name, mode in (("large", "RGBA"), ("large-grey", "I;16"), ("large-bits", "1")):
+        Image.new(mode, (2800, 2800)).save(folder / f"{name}.png")
+    return [*files, folder / "packed.tif"] * SELDOM + sorted(folder.glob("large*.png"))
 
 
 def into_folder(rng: random.Random, seed: Path, folder: Path) -> Path:
@@ -329,26 +345,29 @@ def saved_seeds(folder: Path) -> list[Path]:
 
 
 def changed_folder(rng: random.Random, seed: Path, folder: Path) -> Path:
-    """A folder of a model with a change; its checksums are mostly made right again."""
-    target = folder / "model"
+    """A folder of a model, or of a checkpoint, with a change; its checksums are mostly right."""
+    kind_of_folder = "checkpoint" if (seed / "checkpoint.json").is_file() else "model"
+    target = folder / seed.name
     target.mkdir(exist_ok=True)
     for old in target.iterdir():
         old.unlink()
-    description = json.loads((seed / "model.json").read_bytes())
+    description = json.loads((seed / f"{kind_of_folder}.json").read_bytes())
     tensors = next(seed.glob("*.safetensors")).read_bytes()
     kind = rng.random()
     if kind < 0.3:
         tensors = _safetensors_changed(rng, tensors)
         description[saved_folder.WEIGHTS] = hashlib.sha256(tensors).hexdigest()
-    name = f"model-{str(description[saved_folder.WEIGHTS])[:16]}.safetensors"
+    name = f"{kind_of_folder}-{str(description[saved_folder.WEIGHTS])[:16]}.safetensors"
     description.pop(saved_folder.SEAL)
-    if kind >= 0.3:
+    if kind >= 0.3 and kind_of_folder == "model":
         description = changed_json(rng, description)
+    elif kind >= 0.3:
+        description["state"] = changed_state(rng, description["state"])
     description[saved_folder.SEAL] = saved_folder._seal(description)
     text = json.dumps(description).encode()
     if kind > 0.9:
         text = changed_bytes(rng, text)
-    (target / "model.json").write_bytes(text)
+    (target / f"{kind_of_folder}.json").write_bytes(text)
     (target / name).write_bytes(tensors)
     return target
 
@@ -363,6 +382,61 @@ def _safetensors_changed(rng: random.Random, content: bytes) -> bytes:
     if rng.random() < 0.3:
         text = changed_bytes(rng, text)
     return len(text).to_bytes(8, "little") + text + content[8 + length :]
+
+
+def changed_state(rng: random.Random, state: dict[str, Any]) -> dict[str, Any]:
+    """A state with changes, mostly not of its identity: another run is refused at once."""
+    rest = dict(state)
+    same = {} if rng.random() < 0.05 else {"identity": rest.pop("identity")}
+    return same | changed_json(rng, rest, STATES)
+
+
+STATES = (  # besides VALUES: what `checkpoint.pack` makes of tensors, tuples and dictionaries
+    {"tensor": "model.0.weight"}, {"tensor": "x"}, {"tensor": [1]}, {"tuple": [1]}, {"tuple": 3},
+    {"pairs": [[[], 1]]}, {"pairs": 3}, {"pairs": [[0, {}]]},
+)  # fmt: skip
+
+
+def _step_rate(optimizer: Any) -> Any:
+    return torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+
+def _small_net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Dropout(0.1), nn.Linear(5, 3))
+
+
+RESUMED: dict[str, dict[str, Any]] = {
+    "adam": {"lr_schedule": _step_rate, "early_stopping": tpsgd.EarlyStopping(3)},
+    "cycle": {"schedule": tpsgd.simultaneous, "lr_schedule": tpsgd.one_cycle()},
+    "momentum": {"optimizer": partial(torch.optim.SGD, lr=0.05, momentum=0.9)},
+    "solved": {"rule": tpsgd.rules.readout(learned=True), "optimizer": [tpsgd.sgd, tpsgd.rls()]},
+}
+
+
+def resume(folder: Path) -> None:
+    """Go on from a checkpoint, by the settings that the folder is named after."""
+    x = torch.linspace(-1, 1, 240).view(40, 6).sin()
+    saved = tpsgd.Checkpoint(folder, every=0, resume=True)
+    settings = {"epochs": 3, "batch_size": 16, **RESUMED[folder.name.split("-")[0]]}
+    tpsgd.fit(_small_net(), (x, torch.arange(40) % 3), checkpoint=saved, **settings)
+
+
+def checkpoint_seeds(folder: Path) -> list[Path]:
+    """Checkpoints that were written after each of the first epochs."""
+    write, folders = checkpoint.write, []
+    for name in RESUMED:
+        written = 0
+
+        def write_a_copy(place: Path, state: dict[str, Any]) -> None:
+            nonlocal written
+            folders.append(folder / f"{place.name}-{written}")
+            write(folders[-1], state)
+            written += 1
+
+        with mock.patch.object(checkpoint, "write", write_a_copy):
+            resume(folder / name)
+    return folders
 
 
 def read_saved(path: Path) -> None:
@@ -465,6 +539,7 @@ TARGETS = {
     "npz": Target(npz_seeds, in_file(changed_zip), read_data),
     "images": Target(image_seeds, into_folder, read_data),
     "saved": Target(saved_seeds, changed_folder, read_saved),
+    "checkpoints": Target(checkpoint_seeds, changed_folder, resume),
     "weights": Target(weight_seeds, in_file(changed_weights), read_weights),
     "words": Target(word_seeds, changed_word, read_word),
 }
@@ -487,7 +562,7 @@ class Outcome:
 def run(name: str, cases: int, seed: int = 0, keep: Path | None = None) -> Outcome:
     """Read changed files, or words, and count what becomes of them."""
     target, outcome = TARGETS[name], Outcome()
-    with tempfile.TemporaryDirectory() as text, warnings.catch_warnings():
+    with tempfile.TemporaryDirectory() as text, warnings.catch_warnings(), _stopped_if_slow():
         warnings.simplefilter("ignore")
         folder = Path(text)
         (folder / "seeds").mkdir()
@@ -550,8 +625,18 @@ def _written(path: Path, content: bytes) -> Path:
     return path
 
 
-def _too_slow(*_: Any) -> None:
-    raise TimeoutError(f"more than {MOST_SECONDS} seconds")
+@contextlib.contextmanager
+def _stopped_if_slow() -> Iterator[None]:
+    """A context in which an alarm is an error; without one, it would end the process."""
+
+    def too_slow(*_: Any) -> None:
+        raise TimeoutError(f"more than {MOST_SECONDS} seconds")
+
+    before = signal.signal(signal.SIGALRM, too_slow)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def _report(name: str, cases: int, outcome: Outcome) -> None:
@@ -560,6 +645,18 @@ def _report(name: str, cases: int, outcome: Outcome) -> None:
     print(f"{name}: {counts}, {sum(outcome.bad.values())} bad; {most}", flush=True)
     for problem, count in outcome.bad.most_common():
         print(f"  {count:5} x {problem}")
+
+
+def figures(cases: int, outcome: Outcome) -> dict[str, Any]:
+    """An outcome in plain numbers."""
+    return {
+        "cases": cases,
+        "read": outcome.read,
+        "refused": outcome.refused,
+        "bad": sum(outcome.bad.values()),
+        "most_mb": round(outcome.most_bytes / 2**20, 1),
+        "most_seconds": round(outcome.most_seconds, 2),
+    }
 
 
 def main() -> int:
@@ -571,18 +668,20 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default=",".join(TARGETS), help=", ".join(TARGETS))
     parser.add_argument("--keep", type=Path, default=Path("fuzz-bad"))
+    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     names = arguments.only.split(",")
     if len(names) > 1:
         words = [*sys.argv[1:], "--only"]
         codes = [subprocess.run([sys.executable, __file__, *words, n]).returncode for n in names]
         return int(any(codes))
-    signal.signal(signal.SIGALRM, _too_slow)
     torch.set_num_threads(1)
     taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (taken + ROOM, taken + ROOM))
     outcome = run(names[0], arguments.cases, arguments.seed, arguments.keep)
     _report(names[0], arguments.cases, outcome)
+    if arguments.out is not None:
+        add_figures(arguments.out, "fuzz", {names[0]: figures(arguments.cases, outcome)})
     return int(bool(outcome.bad))
 
 

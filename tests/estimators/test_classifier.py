@@ -1,5 +1,6 @@
 """The classifier keeps scikit-learn's conventions, and works inside scikit-learn's tools."""
 
+import io
 import os
 import pickle
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import warnings
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import joblib
 import numpy as np
@@ -23,6 +25,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import tpsgd
 from tpsgd import TPSGDClassifier, TpsgdError, rules
+from tpsgd.training import progress_bar
 
 IRIS = load_iris(return_X_y=True)
 SMALL = {"hidden": (16,), "lr": 0.01, "random_state": 0}
@@ -241,3 +244,36 @@ def test_bytes_are_pixels_in_training_and_prediction():
         of_bytes.predict(X.astype(float))
     with pytest.raises(TpsgdError, match=r"X is of bytes .* but the net was trained on numbers"):
         of_numbers.predict(X)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def screen(monkeypatch):
+    """A terminal on which bars appear at once."""
+    terminal = Terminal()
+    monkeypatch.setattr(progress_bar, "sys", SimpleNamespace(stderr=terminal))
+    monkeypatch.setattr(progress_bar, "automatic", True)
+    for constant in ("PATIENCE", "PAUSE"):
+        monkeypatch.setattr(progress_bar, constant, 0.0)
+    return terminal
+
+
+@pytest.mark.parametrize("make", [TPSGDClassifier, tpsgd.TPSGDRegressor])
+def test_verbose_shows_a_progress_bar_and_the_default_is_quiet(make, screen):
+    make(**SMALL, epochs=2).fit(*IRIS)
+    assert screen.getvalue() == ""
+    make(**SMALL, epochs=2, verbose=True).fit(*IRIS)
+    assert "100%" in screen.getvalue()
+    with pytest.raises(TpsgdError, match="verbose must be True or False"):
+        make(**SMALL, verbose="yes").fit(*IRIS)
+
+
+def test_verbose_shows_a_progress_bar_in_partial_fit(screen):
+    classifier = TPSGDClassifier(**SMALL, batch_size=32).partial_fit(*IRIS, classes=[0, 1, 2])
+    assert screen.getvalue() == ""
+    classifier.set_params(verbose=True).partial_fit(*IRIS)
+    assert "100%" in screen.getvalue()

@@ -1,5 +1,6 @@
 """A new class adds a row to P and to the last layer; all that was there stays as it is."""
 
+import numpy as np
 import pytest
 import torch
 from streams.nets import X, Y, cnn, learn, mlp, normed, recurrent, same, weights
@@ -150,6 +151,53 @@ def test_classes_with_names():
     for name, sentence in (("one", "already"), (None, "needs one")):
         with pytest.raises(TpsgdError, match=sentence):
             stream.add_class(name)
+
+
+def refused(stream, sentence, *call):
+    """A call that is refused changes neither the classes, nor the weights, nor what comes later."""
+    before, classes = weights(stream.model), stream.classes
+    with pytest.raises(TpsgdError, match=sentence):
+        (stream.partial_fit if len(call) > 1 else stream.add_class)(*call)
+    assert stream.classes == classes and same(weights(stream.model), before)
+    assert stream.model[-1].out_features == len(classes)
+
+
+@pytest.mark.parametrize(
+    ("labels", "sentence"),
+    [
+        (["f", None], "add_class needs one"),
+        (["f", float("nan")], "a label is the name of a class, got nan"),
+        ([np.float64("nan"), "f"], "a label is the name of a class, got"),
+        (["f", ["g"]], "a label is the name of a class"),
+    ],
+)
+def test_no_class_is_added_if_one_of_the_new_labels_is_refused(labels, sentence):
+    stream = Stream(mlp(2), classes=["zero", "one"])
+    refused(stream, sentence, X[:2], labels)
+    stream.partial_fit(X[:2], ["zero", "one"])
+    refused(stream, sentence, X[:2], labels)
+    refused(stream, "got nan", float("nan"))
+    refused(stream, "got .'a'", ["a"])
+    stream.partial_fit(X[:2], ["one", "f"])
+    assert stream.classes == ("zero", "one", "f")
+
+
+def test_no_class_is_added_if_a_label_is_out_of_range_or_the_stream_cannot_learn():
+    refused(Stream(mlp(3)), "out of range", X[:2], [3, -1])
+    refused(Stream(mlp(3), optimizer=tpsgd.ridge()), "needs all samples at once", X[:2], [0, 3])
+    settings = {"optimizer": tpsgd.rls(), "rule": rules.readout()}
+    refused(Stream(mlp(3), **settings), "cannot solve block", X[:2], [0, 3])
+
+
+def test_sums_without_a_bias_get_no_class_of_yes_or_no_labels_and_the_stream_goes_on():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3, bias=False))
+    stream = Stream(model, optimizer=tpsgd.rls(), loss=tpsgd.bce)
+    rows = nn.functional.one_hot(Y[:50] % 3, 3).float()
+    stream.partial_fit(X[:50], rows)
+    refused(stream, "needs a bias in the last layer", None)
+    refused(stream, "needs a bias in the last layer", X[:2], torch.tensor([0, 3]))
+    stream.partial_fit(X[:50], rows)
 
 
 def test_a_class_without_a_name_is_the_next_number():

@@ -49,6 +49,26 @@ def test_classes_are_balanced_and_a_plain_reservoir_is_not():
     assert plain.counts()[2] < 0.6 * plain.counts()[0]
 
 
+@pytest.mark.parametrize("balanced", [True, False])
+def test_the_counts_are_those_of_the_stored_labels(balanced):
+    buffer = Rehearsal("5KB", balanced=balanced)
+    for start in range(0, 400, 20):
+        buffer.add(X[start : start + 20], Y[start : start + 20] * (start % 3))
+        stored = buffer.y[: len(buffer)].tolist()
+        assert buffer.counts() == {label: stored.count(label) for label in sorted(set(stored))}
+    other = Rehearsal("5KB", balanced=balanced)
+    other.load_state_dict(buffer.state_dict())
+    assert other.counts() == buffer.counts()
+
+
+def test_a_sample_does_not_cost_a_look_at_the_whole_buffer(monkeypatch):
+    buffer = Rehearsal("20KB")
+    buffer.add(X[:200], Y[:200])
+    monkeypatch.setattr(torch.Tensor, "unique", lambda *_, **__: pytest.fail("it is counted"))
+    buffer.add(X[200:300], Y[200:300])
+    assert sum(buffer.counts().values()) == len(buffer)
+
+
 def test_a_class_is_a_random_choice_of_all_that_came():
     buffer = Rehearsal(100 * (4 + 8))
     stream = torch.arange(2000.0).view(-1, 1)

@@ -202,6 +202,72 @@ def test_rows_of_labels_are_learned_and_evaluated():
     assert stream.evaluate((x, rows)) == tpsgd.evaluate(model, (x, rows), multi_label=True) > 0.9
 
 
-def test_a_loss_that_is_not_finite_stops_the_stream():
-    with pytest.raises(TpsgdError, match=r"the loss of block .* became .*: lower its learning"):
-        learn(Stream(mlp(), rule=rules.tpsgd_l2(), optimizer=tpsgd.sgd, lr=900.0))
+def test_a_loss_that_is_not_finite_stops_the_stream_with_the_weights_of_the_last_good_step():
+    stream = Stream(mlp(), rule=rules.tpsgd_l2(), optimizer=tpsgd.sgd, lr=900.0)
+    sentence = (
+        r"the loss of block .* became .*: lower its learning .*; the model and the stream are"
+    )
+    with pytest.raises(TpsgdError, match=sentence):
+        learn(stream)
+    assert all(torch.isfinite(p).all() for p in stream.model.parameters())
+    assert np.isfinite(stream.evaluate((X, Y)))
+
+
+HUGE = X[:4] * 3e38
+STREAMS = {
+    "Adam": (mlp, {}),
+    "learned codes": (mlp, {"rule": rules.readout(True)}),
+    "momentum": (mlp, {"optimizer": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9)}),
+    "batch norm": (normed, {}),
+    "rls": (mlp, {"optimizer": tpsgd.rls(), "loss": tpsgd.mse}),
+}
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_after_a_broken_step_a_stream_goes_on_as_if_the_step_before_had_not_been(name):
+    make, settings = STREAMS[name]
+    stream, other = (learn(Stream(make(), **settings), 100) for _ in range(2))
+    learn(stream, 25, start=100)  # the step that is lost
+    with pytest.raises(TpsgdError, match="as they were before the step before"):
+        stream.partial_fit(HUGE, Y[:4])
+    assert same(weights(stream.model), weights(other.model))
+    other._calls = stream._calls  # of the order of samples
+    for each in (stream, other):
+        learn(each, 100, start=125)
+    assert same(weights(stream.model), weights(other.model))
+    assert same(stream.model.buffers(), other.model.buffers())
+
+
+def test_a_first_step_that_breaks_leaves_the_weights_as_they_were():
+    stream, other = (Stream(mlp(), rule=rules.tpsgd_l2()) for _ in range(2))
+    with pytest.raises(TpsgdError, match="as they were before this step"):
+        stream.partial_fit(HUGE, Y[:4])
+    assert same(weights(stream.model), weights(other.model))
+    assert same(weights(learn(stream, 100).model), weights(learn(other, 100).model))
+
+
+def test_a_step_that_raises_is_undone(monkeypatch):
+    stream, other = learn(Stream(mlp()), 50), learn(Stream(mlp()), 50)
+    learner, calls = stream._nets[0].learners[-1], []
+    monkeypatch.setattr(learner, "update", lambda *_, **__: calls.append(1) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        learn(stream, 25, start=50)
+    assert calls and same(weights(stream.model), weights(other.model))
+    learn(other, 25, start=50)
+    learn(stream, 25, start=50)
+    assert same(weights(stream.model), weights(other.model))
+
+
+def test_weights_that_are_too_large_to_be_copied_in_every_step_are_lost(monkeypatch):
+    monkeypatch.setattr(tpsgd.streams.last_good_step, "MOST", 100)
+    with pytest.raises(TpsgdError, match="the weights are lost"):
+        learn(Stream(mlp())).partial_fit(HUGE, Y[:4])
+
+
+def test_a_long_call_shows_its_progress():
+    calls = []
+    stream = Stream(mlp(), batch_size=10, progress=lambda *done: calls.append(done))
+    stream.partial_fit(X[:95], Y[:95])
+    assert calls[0] == (10, 95) and calls[-1] == (95, 95) and len(calls) == 10
+    with pytest.raises(TpsgdError, match="progress must be"):
+        Stream(mlp(), progress="yes")

@@ -35,6 +35,7 @@ def clock(monkeypatch):
 def test_the_bar_waits_two_seconds_and_says_the_time_left(clock):
     screen = io.StringIO()
     bar = Bar(screen)
+    bar(0, 100)
     clock[0] = 1.9
     bar(10, 100)
     assert screen.getvalue() == ""
@@ -46,6 +47,15 @@ def test_the_bar_waits_two_seconds_and_says_the_time_left(clock):
     assert "26%" not in screen.getvalue()  # not at every step
     bar.close()
     assert screen.getvalue().endswith("\r\x1b[K")
+
+
+def test_what_an_earlier_run_has_done_does_not_make_the_time_left_shorter(clock):
+    bar = Bar(screen := io.StringIO())
+    clock[0] = 5.0  # inputs are computed again
+    bar(80, 100)
+    clock[0] = 15.0
+    bar(85, 100)
+    assert screen.getvalue().endswith(" 85%, 0:30 left")
 
 
 def test_a_loader_that_does_not_know_its_length_shows_nothing(clock):

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,9 @@ from tpsgd.units import size as in_units
 
 PIXEL = 4  # bytes of a decoded pixel
 MOST_RESIZED = 1000  # times the files' size, for all images with the size of the first
-MOST_SHRUNK, ALWAYS_READ = 200, 2**26  # times a file's size, and bytes that are always decoded
+FEW = 2**20  # bytes of files, below which that is no reason for many
+MOST_SHRUNK, ALWAYS_READ = 80, 2**26  # times a file's size, and bytes that are always decoded
+BULKY = 20  # times a file's size, and more than a megabyte: such images are decoded one by one
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 
 
@@ -44,9 +47,11 @@ def read_folder(root: Path, size: int | None = None) -> RawData:
 
 def _size_of_first(root: Path, files: Array) -> tuple[int, int]:
     """The height and width of the first image, unless all of them would fill the memory with it."""
-    _, height, width = _open(files[0]).shape
-    nbytes = len(files) * 3 * height * width * PIXEL
-    if nbytes > max(ALWAYS_READ, MOST_RESIZED * sum(map(os.path.getsize, files))):
+    first = _open(files[0])
+    assert first is not None
+    _, height, width = first.shape
+    nbytes, stored = len(files) * 3 * height * width * PIXEL, sum(map(os.path.getsize, files))
+    if nbytes > max(ALWAYS_READ, MOST_RESIZED * stored if stored > FEW else 0):
         raise TpsgdError(
             f"{files[0]} has {width} x {height} pixels, and {len(files)} images of that size would"
             f" take {in_units(nbytes)}; give a size such as {root}@64."
@@ -122,33 +127,52 @@ def decode_images(files: Array, shape: tuple[int, int]) -> Array:
             " smaller size (FOLDER@64), for fewer with max_train, or load them on_disk."
         ) from error
 
-    def decode(i: int) -> None:
-        np.divide(_open(files[i], shape), np.float32(255), out=x[i])
+    def decode(i: int, bulky: bool = False) -> bool:
+        pixels = _open(files[i], shape, bulky)
+        if pixels is not None:
+            np.divide(pixels, np.float32(255), out=x[i])
+        return pixels is not None
 
     with ThreadPoolExecutor() as pool:
-        for _ in pool.map(decode, range(len(files))):
-            pass
+        decoded = list(pool.map(decode, range(len(files))))
+    for i in (i for i, done in enumerate(decoded) if not done):
+        decode(i, bulky=True)
     return x
 
 
-def _open(file: str, shape: tuple[int, int] | None = None) -> Array:
-    """An image as RGB bytes, (3, height, width)."""
+def _open(file: str, shape: tuple[int, int] | None = None, bulky: bool = True) -> Array | None:
+    """An image as RGB bytes, (3, height, width); None for a bulky one, unless it may be one."""
     from PIL import Image
 
     try:
         with Image.open(file) as image:
-            nbytes = image.width * image.height * PIXEL
-            if nbytes > max(ALWAYS_READ, MOST_SHRUNK * os.path.getsize(file)):
-                raise ValueError(f"{image.width} x {image.height} pixels in such a small file")
-            if image.mode.startswith("I;16") or (image.mode, image.format) == ("I", "PNG"):
-                grey = np.rint(np.asarray(image) / 257).astype(np.uint8)  # 65535 becomes 255
-                rgb = Image.fromarray(grey).convert("RGB")
-            elif image.mode[0] in "IF":  # of unknown range: pillow would make every pixel white
-                raise ValueError(f"mode {image.mode}; save it with 8 or 16 bits a channel")
-            else:
-                rgb = image.convert("RGB")
-        if shape is not None and rgb.size != (shape[1], shape[0]):
-            rgb = rgb.resize((shape[1], shape[0]), Image.Resampling.BILINEAR)
+            if _is_bulky(image, os.path.getsize(file)) and not bulky:
+                return None
+            rgb = _as_rgb(image)
+            if shape is not None and rgb.size != (shape[1], shape[0]):
+                rgb = rgb.resize((shape[1], shape[0]), Image.Resampling.BILINEAR)
     except Exception as error:  # decoders raise exceptions of any class
         raise TpsgdError(f"{file} cannot be read as an image ({error}).") from error
     return np.asarray(rgb).transpose(2, 0, 1)
+
+
+def _is_bulky(image: Any, stored: int) -> bool:
+    """Whether a small file becomes a large image; much too large ones are refused."""
+    nbytes = image.width * image.height * PIXEL * (2 if image.mode[0] == "I" else 1)
+    if nbytes > max(ALWAYS_READ, MOST_SHRUNK * stored):
+        raise ValueError(f"{image.width} x {image.height} pixels in such a small file")
+    return nbytes > max(2**20, BULKY * stored)
+
+
+def _as_rgb(image: Any) -> Any:
+    """An image of any mode as RGB."""
+    from PIL import Image
+
+    if image.mode.startswith("I;16") or (image.mode, image.format) == ("I", "PNG"):
+        grey = np.asarray(image).astype(np.uint32)
+        grey += 128
+        grey //= 257  # rounded: 65535 becomes 255
+        return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
+    if image.mode[0] in "IF":  # of unknown range: pillow would make every pixel white
+        raise ValueError(f"mode {image.mode}; save it with 8 or 16 bits a channel")
+    return image.convert("RGB")

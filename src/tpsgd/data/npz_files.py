@@ -15,8 +15,8 @@ from tpsgd.units import size
 
 MAPPED = "save it with numpy.savez, without compression, and it is mapped instead of read"
 NAMES = {kind + suffix for kind in ("x", "tokens", "y", "lengths") for suffix in ("", "_test")}
-MOST_SHRUNK = 200  # times: zeros alone are compressed better, real data is not
-ALWAYS_READ = 2**26  # bytes of an array that may be compressed even better
+MOST_SHRUNK = 80  # times, since arrays are copied twice: hardly any real data is compressed better
+ALWAYS_READ = 2**26  # bytes of arrays that may be compressed even better
 HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
@@ -51,7 +51,9 @@ def read_arrays(file: Path) -> tuple[dict[str, Array], list[str]]:
     try:
         with file.open("rb") as stream, np.load(stream) as archive:
             names = sorted(archive.files)
-            arrays = {name: read_array(file, archive, name) for name in NAMES.intersection(names)}
+            wanted = NAMES.intersection(names)
+            _check_size(file, archive, wanted)
+            arrays = {name: read_array(file, archive, name) for name in wanted}
     except TpsgdError:
         raise
     except MemoryError as error:
@@ -71,7 +73,6 @@ def read_array(file: Path, archive: Any, name: str) -> Array:
     if info is None:
         return archive[name]
     if info.compress_type != zipfile.ZIP_STORED:
-        _check_size(file, archive, info)
         return archive[name]
     with file.open("rb") as stream:
         stream.seek(info.header_offset + 26)  # the lengths of the two fields before the content
@@ -89,19 +90,29 @@ def read_array(file: Path, archive: Any, name: str) -> Array:
         return np.asarray(np.memmap(stream, dtype, "r", stream.tell(), shape, order))
 
 
-def _check_size(file: Path, archive: Any, info: zipfile.ZipInfo) -> None:
-    """Refuse a compressed array whose header, or whose zeros, ask for much more than is stored."""
+def _check_size(file: Path, archive: Any, names: set[str]) -> None:
+    """Refuse compressed arrays whose headers, or whose zeros, ask for much more than is stored."""
+    infos = [archive.zip.NameToInfo.get(f"{name}.npy") for name in names]
+    packed = [i for i in infos if i is not None and i.compress_type != zipfile.ZIP_STORED]
+    arrays = {info: _shape_and_bytes(archive, info) for info in packed}
+    total, stored = sum(n for _, n in arrays.values()), sum(i.compress_size for i in packed)
+    if total > max(ALWAYS_READ, MOST_SHRUNK * stored):
+        largest = max(packed, key=lambda info: arrays[info][1])
+        shape, nbytes = arrays[largest]
+        raise TpsgdError(
+            f"{file}: {size(largest.compress_size)} would become an array of {size(nbytes)},"
+            f" {largest.filename[:-4]} of shape {shape}; if it is right, {MAPPED}."
+        )
+
+
+def _shape_and_bytes(archive: Any, info: zipfile.ZipInfo) -> tuple[tuple[int, ...], int]:
+    """The shape of a compressed array by its header, and the bytes that it takes here."""
     with archive.zip.open(info) as stream:
         if (read_header := HEADERS.get(np.lib.format.read_magic(stream))) is None:
-            return
+            return (), info.file_size
         shape, _, dtype = read_header(stream)
     count = math.prod(shape)
     if count * dtype.itemsize > info.file_size and not dtype.hasobject:
         raise ValueError("the array ends early")
     nbytes = count * max(dtype.itemsize, 4)  # bytes become float32
-    nbytes *= 2 if dtype.kind == "U" else 1  # text is copied once more
-    if nbytes > max(ALWAYS_READ, MOST_SHRUNK * info.compress_size):
-        raise TpsgdError(
-            f"{file}: {size(info.compress_size)} would become an array of {size(nbytes)},"
-            f" {info.filename[:-4]} of shape {shape}; if it is right, {MAPPED}."
-        )
+    return shape, nbytes * (2 if dtype.kind == "U" else 1)  # text is copied once more

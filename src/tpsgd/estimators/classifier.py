@@ -56,6 +56,8 @@ class TPSGDClassifier(ClassifierMixin, Perceptron):
         random_state: of the initial weights, the class codes, the order of samples and the samples
             held out.
         device: where to train.
+        verbose: show a progress bar with the time left, on a terminal, for a call of more than two
+            seconds.
 
     Attributes:
         classes_: the labels, sorted.
@@ -91,6 +93,7 @@ class TPSGDClassifier(ClassifierMixin, Perceptron):
         warm_start: bool = False,
         random_state: Any = None,
         device: torch.device | str = "cpu",
+        verbose: bool = False,
     ) -> None:
         self.hidden = hidden
         self.rule = rule
@@ -107,6 +110,7 @@ class TPSGDClassifier(ClassifierMixin, Perceptron):
         self.warm_start = warm_start
         self.random_state = random_state
         self.device = device
+        self.verbose = verbose
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "TPSGDClassifier":
         """Train a new net (with `warm_start`, the net of the last `fit`).
@@ -229,7 +233,7 @@ class TPSGDClassifier(ClassifierMixin, Perceptron):
 
     def _stream_for(self, has_weights: bool) -> Stream:
         """The stream that the net learns from, which goes on where it was with other settings."""
-        settings = has_weights, self.lr, self.batch_size
+        settings = has_weights, self.lr, self.batch_size, self.verbose
         if self._stream is not None and settings != self._stream_settings:
             self._stream_state = self._stream.state_dict()
             self._stream = None
@@ -238,7 +242,7 @@ class TPSGDClassifier(ClassifierMixin, Perceptron):
                 self.model_, rule=weighted(self._rule()) if has_weights else self._rule(),
                 loss=weighted_cross_entropy if has_weights else cross_entropy,
                 optimizer=self.optimizer or adam, lr=self.lr, batch_size=self.batch_size,
-                seed=self._seed,
+                seed=self._seed, progress=bool(self.verbose),
             )  # fmt: skip
             if self._stream_state is not None:
                 self._stream.load_state_dict(self._stream_state)

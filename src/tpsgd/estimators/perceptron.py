@@ -39,6 +39,7 @@ class Perceptron(BaseEstimator):
     validation_fraction: float
     random_state: Any
     device: Any
+    verbose: bool
     n_features_in_: int  # set by scikit-learn's `validate_data`
     model_: nn.Sequential
     run_: Run
@@ -57,6 +58,8 @@ class Perceptron(BaseEstimator):
                 "validation_fraction must be a number between 0 and 1, got "
                 f"{self.validation_fraction!r}"
             )
+        if not isinstance(self.verbose, bool | int):
+            raise TpsgdError(f"verbose must be True or False, got {self.verbose!r}")
         self._rule()
         widths = self._widths()
         if not first and [m.out_features for m in self._layers()[:-1]] != widths:
@@ -101,7 +104,8 @@ class Perceptron(BaseEstimator):
             warnings.filterwarnings("ignore", r"\d+ of \d+ classes have no samples", UserWarning)
             self.run_ = fit(
                 self.model_, data, rule=rule, loss=loss, lr=self.lr, batch_size=self.batch_size,
-                seed=self._seed, memory=Memory(measure=False), progress=False, **settings,
+                seed=self._seed, memory=Memory(measure=False), progress=bool(self.verbose),
+                **settings,
             )  # fmt: skip
         self.n_iter_ = max((e.epoch for e in self.run_.history), default=0)
 

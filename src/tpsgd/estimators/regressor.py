@@ -47,6 +47,8 @@ class TPSGDRegressor(RegressorMixin, Perceptron):
         warm_start: `fit` goes on from the weights of the last `fit`.
         random_state: of all random choices.
         device: where to train.
+        verbose: show a progress bar with the time left, on a terminal, for a call of more than two
+            seconds.
 
     Attributes:
         model_: the trained `nn.Sequential`, whose outputs are scaled targets.
@@ -79,6 +81,7 @@ class TPSGDRegressor(RegressorMixin, Perceptron):
         warm_start: bool = False,
         random_state: Any = None,
         device: torch.device | str = "cpu",
+        verbose: bool = False,
     ) -> None:
         self.hidden = hidden
         self.rule = rule
@@ -94,6 +97,7 @@ class TPSGDRegressor(RegressorMixin, Perceptron):
         self.warm_start = warm_start
         self.random_state = random_state
         self.device = device
+        self.verbose = verbose
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -22,6 +22,7 @@ from tpsgd.saved.folder import Layout
 
 CHECKPOINT = Layout("checkpoint", 1)
 BEGUN = "before its first checkpoint"  # the position of a run that has begun
+UNFIT = ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError
 PLAIN = (bool, int, float, str, type(None))
 TENSOR, TUPLE, PAIRS = "tensor", "tuple", "pairs"  # keys of packed values
 
@@ -126,7 +127,7 @@ def readable(folder: Path) -> Iterator[None]:
         yield
     except TpsgdError:
         raise
-    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+    except UNFIT as error:
         reason = shortened(f"{type(error).__name__}: {error}")
         raise TpsgdError(f"the checkpoint in {folder} makes no sense: {reason}") from error
 

@@ -1,5 +1,6 @@
 """The classes of a stream: their names, the index of each, and which labels are new."""
 
+import math
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -42,6 +43,7 @@ class Classes:
 
     def check_new(self, name: Any) -> Any:
         """The name, if a class may be added by it."""
+        _check_name(name)
         if self.named and name is None:
             raise TpsgdError("the classes have names: add_class needs one for the new class")
         if self.named and name in self.names:
@@ -58,7 +60,8 @@ class Classes:
         if is_rows(y):
             return []
         if self.named:
-            return list(dict.fromkeys(label for label in plain(y) if label not in self.names))
+            new = dict.fromkeys(label for label in plain(y) if label not in self.names)
+            return [self.check_new(label) for label in new]
         index = labels(tensor(y, "y"), None, None)
         new = sorted({int(label) for label in index.unique() if label >= len(self)})
         for position, label in enumerate(new):
@@ -69,11 +72,14 @@ class Classes:
                 )
         return new
 
-    def indices(self, y: Any, loss: Loss | None = None) -> Tensor:
-        """The index of each label; rows of numbers as they are, checked for the loss."""
+    def indices(self, y: Any, loss: Loss | None = None, new: Sequence[Any] = ()) -> Tensor:
+        """The index of each label, once classes are added for the new ones.
+
+        Rows of numbers are returned as they are, checked for the loss.
+        """
         if is_rows(y) or not self.named:
-            return labels(tensor(y, "y"), loss, len(self), complete=False)
-        position = {name: i for i, name in enumerate(self.names)}
+            return labels(tensor(y, "y"), loss, len(self) + len(new), complete=False)
+        position = {name: i for i, name in enumerate([*self.names, *new])}
         return torch.tensor([position[label] for label in plain(y)], dtype=torch.long)
 
 
@@ -88,6 +94,11 @@ def plain(y: Any) -> list[Any]:
     """Labels as Python values."""
     values = y.tolist() if isinstance(y, (Tensor, np.ndarray)) else list(y)
     for value in values:
-        if not isinstance(value, Hashable):
-            raise TpsgdError(f"a label is the name of a class, got {shortened(repr(value))}")
+        _check_name(value)
     return values
+
+
+def _check_name(value: Any) -> None:
+    """Refuse what cannot name a class; NaN, a missing label in a table, equals nothing."""
+    if not isinstance(value, Hashable) or (isinstance(value, float) and math.isnan(value)):
+        raise TpsgdError(f"a label is the name of a class, got {shortened(repr(value))}")

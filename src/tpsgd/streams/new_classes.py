@@ -80,12 +80,13 @@ def enlarged(value: Any, parameter: Tensor, before: torch.Size) -> Any:
 
 
 def with_targets(sums: MomentSums, count: int, absent: float) -> MomentSums:
-    """Sums over samples for more targets, which were `absent` in all samples so far."""
+    """Sums over samples for more targets, which were `absent` in all samples so far.
+
+    Other numbers than 0 need sums with a bias, about the running means.
+    """
     more = count - sums.y.shape[-1]
     if not more:
         return sums
-    if absent and not sums.bias:
-        raise TpsgdError("rls() with tpsgd.bce needs a bias in the last layer to get a new class")
     pad = nn.functional.pad
     sums.y, sums.xy = pad(sums.y, (0, more), value=absent), pad(sums.xy, (0, more))
     sums.yy = pad(sums.yy, (0, more, 0, more))

@@ -20,6 +20,7 @@ from tpsgd.engine.device import limit_threads
 from tpsgd.engine.record import LOWER_RATE, SCALE_INPUTS
 from tpsgd.engine.settings import Settings
 from tpsgd.errors import TpsgdError
+from tpsgd.losses import bce
 from tpsgd.nets.padded import Padded
 from tpsgd.rules import Rule, Signal
 from tpsgd.solvers import SOLVERS, Recursive, Ridge
@@ -40,8 +41,30 @@ class OnlineNet:
         self.state: State | None = None  # of earlier learners, to go on with
         self.random: tuple[Tensor, ...] | None = None  # generators after the latest batch
 
-    def learn(self, x: Any, labels: Tensor) -> None:
-        """One step of every block."""
+    def tensors(self) -> list[Tensor]:
+        """The parameters and buffers of the model."""
+        return [*self.model.parameters(), *self.model.buffers()]
+
+    def check(self, x: Any) -> None:
+        """Refuse samples that no learners can be made for, if there are none yet."""
+        if not self.learners and self.state is None:
+            with self._training() as device:
+                self._assemble(x, device)
+
+    def check_new_class(self) -> None:
+        """Refuse a new class that the sums of `rls()` have no room for."""
+        state = self.current_state()
+        sums = state["blocks"][-1].get("sums") if state else None
+        if sums is not None and not sums["bias"] and self.settings.loss is bce:
+            raise TpsgdError(
+                "rls() with tpsgd.bce needs a bias in the last layer to get a new class"
+            )
+
+    def learn(self, x: Any, labels: Tensor) -> str:
+        """One step of every block; what is wrong with a loss, in words, or "".
+
+        The loss is that of the weights before the step.
+        """
         with self._training() as device:
             if not self.learners:
                 self._make_learners(x, labels, device)
@@ -51,7 +74,7 @@ class OnlineNet:
             take_step = step_on_error if self.waits_for_output else step
             with torch.no_grad():
                 take_step(self.learners, self._batch(x, labels))
-            self._check_losses(len(x))
+            return self._broken_loss(len(x))
 
     def release(self) -> None:
         """Let go of the learners, but for their state: the next batch makes new ones."""
@@ -85,13 +108,7 @@ class OnlineNet:
 
         Later batches may have sequences of other lengths.
         """
-        model, ragged = self.model, isinstance(x, Padded)
-        self.anatomy = dissect(
-            [model], x[:2], ragged, self.rule, self.settings, device, check_values
-        )
-        _check_solvers(self.anatomy)
-        learners = make_learners(self.anatomy, self.rule, self.settings, samples=0)
-        check_optimizers(learners)
+        learners = self._assemble(x, device)
         for learner in learners:
             learner.start()
         if self.state is None:
@@ -100,6 +117,17 @@ class OnlineNet:
             for learner, state in zip(learners, self.state["blocks"], strict=True):
                 _restore(learner, state)
         self.learners, self.state = learners, None
+
+    def _assemble(self, x: Any, device: torch.device) -> list[Any]:
+        """Learners that have not started."""
+        model, ragged = self.model, isinstance(x, Padded)
+        self.anatomy = dissect(
+            [model], x[:2], ragged, self.rule, self.settings, device, check_values
+        )
+        _check_solvers(self.anatomy)
+        learners = make_learners(self.anatomy, self.rule, self.settings, samples=0)
+        check_optimizers(learners)
+        return learners
 
     def _arrays(self, x: Any, labels: Tensor) -> Arrays:
         anatomy = self.anatomy
@@ -112,8 +140,8 @@ class OnlineNet:
         arrays = self._arrays(x, labels)
         return Batch(arrays.take, torch.arange(len(x), device=arrays.x.device), len(x))
 
-    def _check_losses(self, samples: int) -> None:
-        """Refuse to go on with a loss that is not a number."""
+    def _broken_loss(self, samples: int) -> str:
+        """Which loss is not a number, and why; "" if all are finite."""
         for learner in self.learners:
             if not learner.learning:
                 continue
@@ -121,10 +149,11 @@ class OnlineNet:
             loss = learner.figures.collect(samples)[0][0]
             if not math.isfinite(loss):
                 solved = isinstance(learner.settings.optimizer, SOLVERS)
-                raise TpsgdError(
+                return (
                     f"the loss of block {learner.block.index + 1} ({learner.block}) became {loss}: "
                     f"{SCALE_INPUTS if solved else LOWER_RATE}"
                 )
+        return ""
 
 
 def _check_solvers(anatomy: Anatomy) -> None:

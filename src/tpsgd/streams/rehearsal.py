@@ -7,6 +7,7 @@ class replaces one of its own class with the probability stored / seen. So every
 about equally many samples, and those of a class are a random choice of all that came.
 """
 
+from collections import Counter
 from typing import Any
 
 import torch
@@ -53,6 +54,7 @@ class Rehearsal:
         self.x = self.y = torch.empty(0)
         self.stored = 0
         self.seen: dict[int, int] = {}  # of each class, all samples that came
+        self._counts: dict[int, int] = {}  # of each class, the samples that are stored
 
     def __len__(self) -> int:
         return self.stored
@@ -64,8 +66,7 @@ class Rehearsal:
 
     def counts(self) -> dict[int, int]:
         """How many samples of each class are stored."""
-        values, counts = self.y[: self.stored].unique(return_counts=True)
-        return dict(zip(values.long().tolist(), counts.tolist(), strict=True))
+        return dict(sorted(self._counts.items()))
 
     def check(self, x: Any, rows: bool = False) -> None:
         """Refuse samples that cannot be stored; `rows`: their labels are rows of numbers."""
@@ -98,6 +99,7 @@ class Rehearsal:
             self.seen[label] = self.seen.get(label, 0) + 1
             place = self._place(label)
             if place is not None:
+                self._counts[label] = self._counts.get(label, 0) + 1
                 self.x[place], self.y[place] = sample, label
 
     def draw(self, count: int) -> tuple[Tensor, Tensor]:
@@ -125,6 +127,7 @@ class Rehearsal:
             raise TpsgdError(f"the stored samples take more than {size(self.limit)}")
         self.x, self.y = state["x"].clone(), state["y"].clone()
         self.stored, self.seen = state["stored"], dict(state["seen"])
+        self._counts = dict(Counter(self.y[: self.stored].tolist()))
         self.random.set_state(state["random"])
 
     def _place(self, label: int) -> int | None:
@@ -134,7 +137,7 @@ class Rehearsal:
             return self.stored - 1
         if not self.balanced:
             place = self._below(sum(self.seen.values()))
-            return place if place < self.stored else None
+            return self._emptied(place) if place < self.stored else None
         counts = self.counts()
         largest, own = max(counts.values()), counts.get(label, 0)
         if own < largest:
@@ -143,7 +146,15 @@ class Rehearsal:
         elif self._below(self.seen[label]) >= own:
             return None
         places = (self.y == label).nonzero().flatten()
-        return int(places[self._below(len(places))])
+        return self._emptied(int(places[self._below(len(places))]))
+
+    def _emptied(self, place: int) -> int:
+        """A place whose sample is about to be replaced."""
+        label = int(self.y[place])
+        self._counts[label] -= 1
+        if not self._counts[label]:
+            del self._counts[label]
+        return place
 
     def _below(self, bound: int) -> int:
         return int(torch.randint(bound, (), generator=self.random))

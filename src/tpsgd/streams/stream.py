@@ -19,10 +19,12 @@ from tpsgd.nets.blocks import has_batch_norm
 from tpsgd.rules import Rule, frozen, readout
 from tpsgd.solvers import Recursive
 from tpsgd.streams.labels import Classes, is_rows, plain
+from tpsgd.streams.last_good_step import LastGoodStep
 from tpsgd.streams.online import OnlineNet
 from tpsgd.streams.rehearsal import Rehearsal
-from tpsgd.streams.subjects import as_subject
+from tpsgd.streams.subjects import EXAMPLES, as_subject
 from tpsgd.train import simultaneous
+from tpsgd.training.progress_bar import Progress, bar_unless
 
 
 class DriftDetector(Protocol):
@@ -51,12 +53,15 @@ class Stream:
         classes: the names of the model's outputs. Without names, labels are indices, and the next
             new class has the next index.
         rehearsal: `tpsgd.Rehearsal("100KB")`: earlier samples that are learned again with new ones.
-        drift: a detector with `update(error)` and `drift_detected`, such as `river`'s. It gets the
-            share of wrong predictions of each batch, before the model learns from it.
-        on_drift: called with this stream when the detector says so.
+        drift: a detector with `update(error)` and `drift_detected`, such as `river`'s. It gets 1
+            for each sample that is predicted wrongly and 0 for each other, before the model learns
+            from them.
+        on_drift: called with this stream, once for a batch in which the detector says so.
         batch_size: the most new samples of a step. Samples of one call are shuffled.
         seed: of the class codes, the order of samples and dropout.
         device: where to learn; default: where the model is.
+        progress: as for `tpsgd.fit`: by default, a call of more than two seconds shows a bar on a
+            terminal.
 
     Attributes:
         model: the model itself.
@@ -90,12 +95,13 @@ class Stream:
         batch_size: int = 32,
         seed: int = 0,
         device: torch.device | str | None = None,
+        progress: Progress | bool | None = None,
     ) -> None:
         self.model, self._subject = model, as_subject(model)
         rule = _default_rule(optimizer) if rule is None else rule
         self._settings = Settings(
             schedule=simultaneous, loss=loss, optimizer=optimizer, lr=lr, epochs=1,
-            batch_size=batch_size, seed=seed, device=device,
+            batch_size=batch_size, seed=seed, device=device, progress=progress,
             memory=Memory(slices=1, measure=False),
         )  # fmt: skip
         self._nets = [OnlineNet(net, rule, self._settings) for net in self._subject.nets]
@@ -103,6 +109,7 @@ class Stream:
         self._classes = Classes(names, self._subject.classes)
         self.rehearsal, self.drift, self.on_drift = rehearsal, drift, on_drift
         _check_options(rehearsal, drift, on_drift)
+        self._last_good = LastGoodStep(self._nets)
         self.samples, self.drifts = 0, list[int]()
         self._calls = 0
         self._has_batch_norm = any(has_batch_norm(net.modules()) for net in self._subject.nets)
@@ -115,7 +122,8 @@ class Stream:
     def partial_fit(self, x: Any, y: Any) -> "Stream":
         """Learn from some samples: one step of every block for each batch of them.
 
-        Samples that cannot be learned from are refused before anything changes.
+        Samples that cannot be learned from are refused before anything changes. If a loss becomes
+        NaN or infinite, the stream goes back to the weights that gave a finite one.
 
         Args:
             x: samples as for `tpsgd.fit`, or a single one.
@@ -125,13 +133,20 @@ class Stream:
         x, y = _samples(x, y)
         self._check(x, y)
         new = self._classes.new(y)
+        labels = self._classes.indices(y, self._settings.loss, new)
         if new:
-            self._subject.check_new_class()
+            self._check_new_class()
+            for net, seen in zip(self._nets, self._subject.inputs(x[:EXAMPLES]), strict=True):
+                net.check(seen)
         for name in new:
             self.add_class(name)
-        labels = self._classes.indices(y, self._settings.loss)
-        for index in self._batches(len(x)):
-            self._learn(x[index], labels[index])
+        with bar_unless(self._settings.progress) as show:
+            done = 0
+            for index in self._batches(len(x)):
+                self._learn(x[index], labels[index])
+                done += len(index)
+                if show is not None:
+                    show(done, len(x))
         self._calls += 1
         return self
 
@@ -141,7 +156,8 @@ class Stream:
         `partial_fit` does it for a label that is new. Without names, the class gets the next index.
         """
         name = self._classes.check_new(name)
-        self._subject.check_new_class()
+        self._check_new_class()
+        self._last_good.forget()
         for net in self._nets:
             net.release()
         self._subject.add_class(name)
@@ -193,8 +209,15 @@ class Stream:
             self.rehearsal.load_state_dict(state["rehearsal"])
         for net, of_net in zip(self._nets, state["nets"], strict=True):
             net.learners, net.state = [], deepcopy(of_net)
+        self._last_good.forget()
         self.samples, self._calls = state["samples"], state["calls"]
         self.drifts = list(state["drifts"])
+
+    def _check_new_class(self) -> None:
+        """Refuse a new class that a net, or the sums over its samples, cannot get."""
+        self._subject.check_new_class()
+        for net in self._nets:
+            net.check_new_class()
 
     def _check(self, x: Any, y: Any) -> None:
         """Refuse samples before anything changes."""
@@ -232,17 +255,32 @@ class Stream:
         batch = (x, labels)
         if self.rehearsal is not None:
             batch = self.rehearsal.mixed(x, labels)
-        for net, seen in zip(self._nets, self._subject.inputs(batch[0]), strict=True):
-            net.learn(seen, batch[1])
+        self._step(*batch)
         self.samples += len(x)
         if self.rehearsal is not None:
             self.rehearsal.add(x, labels)
 
+    def _step(self, x: Any, labels: Tensor) -> None:
+        """One step of every net; after a loss that is not finite, back to the last good weights."""
+        self._last_good.keep()
+        try:
+            nets = zip(self._nets, self._subject.inputs(x), strict=True)
+            problems = [net.learn(seen, labels) for net, seen in nets]
+        except BaseException:
+            self._last_good.undo()
+            raise
+        if problem := next(filter(None, problems), ""):
+            raise TpsgdError(f"{problem}; {self._last_good.restore()}")
+        self._last_good.confirm()
+
     def _watch(self, x: Any, labels: Tensor) -> None:
-        """Tell the detector how wrong the model is about a batch that it has not learned from."""
+        """Tell the detector which samples of a batch the model, before it learns, gets wrong."""
         assert self.drift is not None
-        self.drift.update(1.0 - self._subject.evaluate(x, labels))
-        if self.drift.drift_detected:
+        drifted = False
+        for wrong in self._subject.wrong(x, labels, self._settings.loss is bce):
+            self.drift.update(wrong)
+            drifted = drifted or self.drift.drift_detected
+        if drifted:
             self.drifts.append(self.samples)
             if self.on_drift is not None:
                 self.on_drift(self)

@@ -9,9 +9,10 @@ from tpsgd.adapt.adaptor import Adaptor
 from tpsgd.adapt.features import check_samples
 from tpsgd.engine.batches import check_values
 from tpsgd.errors import TpsgdError
+from tpsgd.maths.epoch_figures import hits
 from tpsgd.nets.modes import evaluating
 from tpsgd.streams.new_classes import add_output, last_block, outputs_of, why_not
-from tpsgd.training.evaluate import all_outputs, evaluate, form_for
+from tpsgd.training.evaluate import all_outputs, evaluate, form_for, last_module
 
 EXAMPLES = 2  # samples that show whether a model can take them
 
@@ -53,6 +54,12 @@ class Model:
     def evaluate(self, x: Any, y: Tensor) -> float:
         """The share of samples that are classified correctly; y are indices or rows."""
         return evaluate(self.model, (x, y))
+
+    def wrong(self, x: Any, y: Tensor, multi_label: bool) -> list[int]:
+        """For each sample 1 if it is classified wrongly, else 0; y are indices or rows."""
+        cut = 0.5 if isinstance(last_module(self.nets[0]), nn.Sigmoid) else 0.0
+        out = self.outputs(x, len(x)) - cut
+        return (1 - hits(out[:, None], y.to(out.device)[:, None], multi_label)).tolist()
 
     def check_new_class(self) -> None:
         """Refuse a new class if a net cannot get another output."""

@@ -6,6 +6,7 @@ run that is resumed, stages that had ended are skipped, so that the schedule com
 the next block again; the stage that was interrupted goes on with its next epoch.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from tpsgd.engine.record import Patience, Progress, Recorder, Run
 from tpsgd.errors import TpsgdError
 from tpsgd.saved import checkpoint as checkpoints
 from tpsgd.saved.checkpoint import Checkpoint
+from tpsgd.saved.expected import check_number
 from tpsgd.train import Net
 from tpsgd.training import learner_state
 from tpsgd.training.run_identity import check_same_run, identity
@@ -98,7 +100,8 @@ class CheckpointedEpochs:
                 tensor.copy_(value)
         del state["model"]
         if self.meter is not None:
-            self.meter.stages.append(Stage((), peak=int(state["peak"])))
+            peak = check_number("peak", state["peak"], least=0, whole=True)
+            self.meter.stages.append(Stage((), peak=peak))
 
     def _restore(self, learners: Sequence[Any]) -> int:
         """Bring a stage to where it was; the number of epochs that it has had."""
@@ -113,7 +116,9 @@ class CheckpointedEpochs:
             learner_state.restore(learner, saved, stage["epoch"])
             if saved["patience"] is not None:
                 patience = Patience(learner.settings.early_stopping)
-                patience.best, patience.waited = saved["patience"]
+                best, waited = saved["patience"]
+                patience.best = best if best == math.inf else check_number("best loss", best)
+                patience.waited = check_number("patience", waited, least=0, whole=True)
                 self.recorder.patience[learner] = patience
         learner_state.set_random(self.net, stage["random"])
         over = not any(learner.learning for learner in learners)
@@ -126,9 +131,10 @@ class CheckpointedEpochs:
     def _restore_record(self, state: dict[str, Any]) -> None:
         """The record so far; inputs that were computed again are not counted twice."""
         before, run = Run.of(state["record"]), self.recorder.runs[0]
+        check_record(before)
         run.history[:] = before.history
         run.sample_passes, run.forward_passes = before.sample_passes, before.forward_passes
-        self.recorder.began -= state["seconds"]
+        self.recorder.began -= check_number("seconds", state["seconds"], least=0)
         for observer in self.net.observers:
             if isinstance(observer, Progress):
                 observer.done = run.sample_passes
@@ -176,6 +182,19 @@ class CheckpointedEpochs:
         state["peak"] = self.meter.pause()
         checkpoints.write(self.folder, state)
         self.meter.resume()
+
+
+def check_record(run: Run) -> None:
+    """Refuse a record whose numbers are none."""
+    for name in ("sample_passes", "forward_passes"):
+        check_number(name, getattr(run, name), least=0, whole=True)
+    for epoch in run.history:
+        for name in ("block", "epoch"):
+            check_number(name, getattr(epoch, name), least=0, whole=True)
+        check_number("loss", epoch.loss)
+        for name in ("accuracy", "val_loss", "val_accuracy", "seconds"):
+            if (value := getattr(epoch, name)) is not None:
+                check_number(name, value)
 
 
 def _names(learners: Sequence[Any]) -> str:

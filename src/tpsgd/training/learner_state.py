@@ -13,9 +13,14 @@ import torch
 from torch import Tensor
 
 from tpsgd.engine.batches import Stream, stored_samples
+from tpsgd.saved.expected import (
+    OF_DEVICE,
+    check_counter,
+    check_number,
+    check_tensor,
+    checked_state,
+)
 from tpsgd.train import Net
-
-OF_DEVICE = ("params", "fused", "foreach", "capturable")  # what an optimizer has for its device
 
 
 def state_of(learner: Any) -> dict[str, Any]:
@@ -34,7 +39,7 @@ def state_of(learner: Any) -> dict[str, Any]:
 def set_batches(learner: Any, saved: dict[str, Any]) -> None:
     """Put a learning rate that changes with every batch where it was."""
     if saved["batches"] is not None:
-        learner.batch_rates.step = saved["batches"]
+        learner.batch_rates.step = check_number("batches", saved["batches"], least=0, whole=True)
 
 
 def restore(learner: Any, saved: dict[str, Any], epochs: int) -> None:
@@ -42,19 +47,22 @@ def restore(learner: Any, saved: dict[str, Any], epochs: int) -> None:
     device = next(iter(learner.params.values()), torch.empty(0)).device
     for name in ("mean_square", "penalty"):
         if saved[name] is not None:
-            setattr(learner, name, saved[name].to(device))
-    if not saved["learning"]:
+            setattr(learner, name, check_counter(name, saved[name]).to(device))
+    if saved["learning"] is not True:
         if learner.learning:
             learner.stop()
         return
+    if not 0 <= check_number("epoch", epochs, whole=True) < learner.epochs:
+        raise ValueError(f"epoch {epochs} of {learner.epochs} cannot be followed by another")
     with torch.no_grad():
         for tensor, value in zip(learner.tensors, saved["tensors"], strict=True):
-            if value is not None:
-                tensor.copy_(value)
+            if isinstance(tensor, Tensor):
+                tensor.copy_(check_tensor("class codes", value, tensor))
         if learner.optimizer is not None:
+            states = checked_state(learner.optimizer, saved["optimizer"])
             if learner.scheduler is not None:
                 _advance(learner.scheduler, epochs)
-            _restore_optimizer(learner.optimizer, saved["optimizer"])
+            _restore_optimizer(learner.optimizer, saved["optimizer"] | {"state": states})
 
 
 def _advance(scheduler: Any, epochs: int) -> None:

@@ -18,15 +18,17 @@ class Bar:
     def __init__(self, stream: Any = None) -> None:
         self.stream = stream or sys.stderr
         self.began = self.drawn = time.monotonic()
+        self.first: tuple[float, int] | None = None  # the time of the first call, what was done
         self.shown = False
 
     def __call__(self, done: int, total: int) -> None:
         """Draw the bar, if it is time to."""
         now = time.monotonic()
-        if now - self.began < PATIENCE or now - self.drawn < PAUSE or not 0 < done <= total:
+        start, at_start = self.first = self.first or (now, done)  # more than 0 in a resumed run
+        if now - self.began < PATIENCE or now - self.drawn < PAUSE or not at_start < done <= total:
             return
         filled = WIDTH * done // total
-        left = (now - self.began) * (total - done) / done
+        left = (now - start) * (total - done) / (done - at_start)
         bar = "#" * filled + "." * (WIDTH - filled)
         self.stream.write(f"\r\x1b[K[{bar}] {done / total:4.0%}, {duration(left)} left")
         self.stream.flush()

@@ -14,9 +14,9 @@ from tpsgd.engine.optimizers import make_optimizer
 from tpsgd.errors import TpsgdError, shortened
 from tpsgd.nets.padded import Padded
 from tpsgd.protocols import Source
+from tpsgd.saved.expected import OF_DEVICE
 from tpsgd.solvers import SOLVERS
 from tpsgd.train import Net
-from tpsgd.training.learner_state import OF_DEVICE
 
 MAY_DIFFER = ("threads", "torch", "device", "measure")  # settings that do not make another run
 COMPARED = 64  # samples whose numbers are compared; of the labels all are

@@ -15,7 +15,7 @@ from tpsgd.export.to_c.cell_memory import cell_layout
 from tpsgd.export.to_c.cell_source import cell_sources
 from tpsgd.export.to_c.check import check
 from tpsgd.export.to_c.codes import check_kind, check_word, with_binary_codes, with_codes
-from tpsgd.export.to_c.integer_check import check_integers
+from tpsgd.export.to_c.integer_check import EPOCHS, check_integers
 from tpsgd.export.to_c.integer_scales import integer_net
 from tpsgd.export.to_c.integer_source import integer_layout, integer_source
 from tpsgd.export.to_c.memory import Layout, layout
@@ -138,7 +138,7 @@ def _integers(
             f"{numbers} needs samples= and labels=, a few hundred like those of the device: its "
             "binary points come from them"
         )
-    net = integer_net(recipe, samples, labels, numbers, rate=rate)
+    net = integer_net(recipe, samples, labels, numbers, rate=rate, epochs=EPOCHS)
     return _Program(
         integer_source(net),
         integer_layout(net),

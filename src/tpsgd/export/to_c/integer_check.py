@@ -21,7 +21,7 @@ from tpsgd.train import simultaneous
 from tpsgd.training.evaluate import evaluate
 from tpsgd.training.fit import fit
 
-EPOCHS = 2
+EPOCHS = 5
 MOST = 1000  # samples of the check
 WORSE = 0.05  # accuracy that integers may lose there
 DRIVER = r"""
