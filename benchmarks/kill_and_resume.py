@@ -31,6 +31,7 @@ import tpsgd
 from tpsgd.files import write_whole
 from tpsgd.saved.tensors import from_bytes, to_bytes
 
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a fork cannot use the GPU of its parent
 RESULT = "weights.safetensors"
 MOMENTUM = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 Tensors = dict[str, Tensor]
