@@ -11,6 +11,7 @@ from rich.console import Console
 from tpsgd import __version__
 from tpsgd.cli.adapt import adapt
 from tpsgd.cli.compare import compare
+from tpsgd.cli.export import app as export_app
 from tpsgd.cli.plan import plan
 from tpsgd.cli.predict import evaluate, predict
 from tpsgd.cli.rule_list import LISTED
@@ -34,6 +35,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="The built-in data sets.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+app.add_typer(export_app, name="export")
 for command in (train, predict, evaluate, compare, plan, search, adapt):
     app.command()(command)
 
