@@ -69,7 +69,8 @@ def test_onnx_and_page(tmp_path):
 ARDUINO_H = """
 #include <stdint.h>
 struct Port {
-  void begin(long) {} int available() { return 0; } int peek() { return 0; } int read() { return 0; }
+  void begin(long) {}
+  int available() { return 0; } int peek() { return 0; } int read() { return 0; }
   float parseFloat() { return 0; } long parseInt() { return 0; }
   void println(long) {} void println(float) {} void println(unsigned) {} void println(int) {}
 };
