@@ -4,14 +4,19 @@ A leaky cell of 32 units and a linear head, plain SGD, batch 1, 5 epochs. The le
 arm is chosen on a quarter of the training recordings; the test recordings are read once, at the
 end. Controls: the frozen cell (the same C), and backpropagation through time in Python.
 
-    python benchmarks/edge_eeg.py out.json
+    TPSGD_DATA=FOLDER python benchmarks/edge_eeg.py --out results
+
+Arms that the file has are not trained again.
 """
 
+import argparse
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +24,12 @@ from torch import Tensor, nn
 import tpsgd
 import tpsgd.export
 from tpsgd import projections, rules
+from tpsgd.comparison.provenance import machine, versions
 from tpsgd.data.sets.eeg import ROWS
 from tpsgd.export.to_c.compiled import CompiledReader
+from tpsgd.files import write_whole
 from tpsgd.maths.random import Key, permutation
+from tpsgd.units import columns
 
 UNITS, LEAK, EPOCHS, SEEDS = 32, 0.3, 5, (0, 1, 2)
 RATES = (0.003, 0.01, 0.03, 0.1)
@@ -84,21 +92,48 @@ def split(train: Data) -> tuple[Data, Data]:
     return (x[~chosen], y[~chosen]), (x[chosen], y[chosen])
 
 
-def main(path: str) -> None:
-    """Choose the rates, measure, and write a file."""
+def measure(arm: Callable[..., dict[str, float]], data: Any) -> dict[str, Any]:
+    """Choose the rate on held-out recordings, then test."""
+    smaller, validation = split(data.train)
+    tried = {str(lr): arm(0, lr, smaller, validation)["accuracy"] for lr in RATES}
+    lr = float(max(tried, key=lambda rate: tried[rate]))
+    runs = [arm(seed, lr, data.train, data.test) for seed in SEEDS]
+    accuracies = [run["accuracy"] for run in runs]
+    return {"validation": tried, "lr": lr, "runs": runs, "accuracy": accuracies}
+
+
+def main() -> None:
+    """Measure the arms that are missing, write the file after each, print a table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="a folder")
+    file = parser.parse_args().out / "edge_eeg.json"
     torch.set_num_threads(1)
     data = tpsgd.data.load("eeg")
-    smaller, validation = split(data.train)
-    results: dict[str, object] = {}
+    result = json.loads(file.read_text()) if file.exists() else {"arms": {}}
+    result |= {
+        "benchmark": "edge_eeg", "command": "python benchmarks/edge_eeg.py --out results",
+        "machine": machine(), "versions": versions(),
+        "settings": {
+            "units": UNITS, "leak": LEAK, "epochs": EPOCHS, "seeds": SEEDS, "batch_size": 1,
+            "rates": RATES, "rate_chosen_by": "a quarter of the training recordings, one seed",
+        },
+    }  # fmt: skip
     for name, arm in arms().items():
-        tried = {lr: arm(0, lr, smaller, validation)["accuracy"] for lr in RATES}
-        lr = max(tried, key=lambda rate: tried[rate])
-        runs = [arm(seed, lr, data.train, data.test) for seed in SEEDS]
-        results[name] = {"validation": tried, "lr": lr, "runs": runs}
-        print(name, results[name], flush=True)
-        with open(path, "w") as file:
-            json.dump(results, file, indent=1)
+        if name not in result["arms"]:
+            result["arms"][name] = measure(arm, data)
+            write_whole(file, json.dumps(result, indent=1).encode())
+    write_whole(file, json.dumps(result, indent=1).encode())
+    rows = [
+        [
+            name,
+            f"{100 * fmean(row['accuracy']):.2f}",
+            f"{row['lr']:g}",
+            str(row["runs"][0].get("ram", "-")),
+        ]
+        for name, row in result["arms"].items()
+    ]
+    print(columns([["arm", "test accuracy %", "rate", "RAM, bytes"], *rows]))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()
