@@ -24,7 +24,10 @@ from tpsgd.export.to_c.compiled import CompiledNet, compiler
 from tpsgd.export.to_c.memory import layout
 from tpsgd.export.to_c.source import kernels, sources
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="no C compiler")
+pytestmark = [
+    pytest.mark.skipif(compiler() is None, reason="no C compiler"),
+    pytest.mark.usefixtures("unwatched"),
+]
 
 
 def mlp() -> nn.Module:
