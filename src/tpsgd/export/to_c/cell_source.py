@@ -2,7 +2,7 @@
 
 What differs from a feed-forward net is its face (`net_start`, `net_read`, `net_finish`, and without
 learning `net_look`, `net_logits`) and a table of recurrent layers. Weights, records and classes are
-those of `c_source`; the kernels are `cells.h`, `diagonal.h` and `sequences.h`.
+those of `source`; the kernels are `cells.h`, `diagonal.h` and `sequences.h`.
 """
 
 from collections.abc import Iterator
@@ -70,7 +70,7 @@ _HEADER = """{licence}
 #define NET_BLOCKS {blocks}
 #define NET_ALL_BLOCKS {all_blocks}
 #define NET_PARAMS {params}
-#define NET_RECORD_BYTES (24 + 4 * {numbers})
+#define NET_RECORD_BYTES (24ul + 4ul * {numbers}ul)
 #define NET_RAM_BYTES {ram} /* of net_state and net_arena, however long a sequence is */
 
 /* What a function returns */

@@ -6,6 +6,7 @@ readout. Nothing stores a gradient.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 
 from tpsgd.export.recipe import BlockRecipe, Convolution, Recipe
@@ -53,8 +54,7 @@ class Layout:
 def layout(recipe: Recipe) -> Layout:
     """Where the numbers of a feed-forward net lie."""
     blocks, batch = recipe.blocks, recipe.batch
-    inputs = [0, *(block.pooled for block in blocks[:-1])]  # the first block reads the caller's
-    both = max(batch * (n + block.size) for n, block in zip(inputs, blocks, strict=True))
+    both = batch * max([blocks[0].size, *(_together(*pair) for pair in pairwise(blocks))])
     outputs = tuple(0 if block.number % 2 == 0 else both - batch * block.size for block in blocks)
     dz = batch * max(pixels(block) for block in blocks if block.learns)
     readouts = any(block.local and block.local.name == "readout" for block in blocks)
@@ -62,6 +62,16 @@ def layout(recipe: Recipe) -> Layout:
     arena = both + dz + logits
     ram = lasting_ram(recipe) | {"arena: outputs of two blocks, dz, logits": FLOAT * arena}
     return Layout(outputs, both, both + dz, arena, ram, flash(recipe), _operations(recipe))
+
+
+def _together(block: BlockRecipe, following: BlockRecipe) -> int:
+    """Numbers of a sample in the outputs of two blocks.
+
+    The output of an odd block ends at the end of the space for both; its pools leave a gap behind
+    it, which cannot be used.
+    """
+    first = block.pooled if block.number % 2 == 0 else block.size
+    return first + following.size
 
 
 def pixels(block: BlockRecipe) -> int:

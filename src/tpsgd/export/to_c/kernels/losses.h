@@ -17,17 +17,17 @@ TPS_FN float tps_loss(uint8_t kind, float *e, uint32_t classes, uint32_t label, 
         loss += tps_log(sum);
     }
     for (c = 0; c < classes; c++) {
-        float wish = (classes == 1 ? label == 1u : c == label) ? 1.0f : 0.0f;
-        if (kind == TPS_CROSS_ENTROPY) e[c] = e[c] / sum - wish;
+        float truth = (classes == 1 ? label == 1u : c == label) ? 1.0f : 0.0f;
+        if (kind == TPS_CROSS_ENTROPY) e[c] = e[c] / sum - truth;
 #ifdef TPS_WITH_SIGMOID
         else if (kind == TPS_BCE) {
             float size = e[c] < 0.0f ? -e[c] : e[c];
-            loss += (e[c] > 0.0f ? e[c] : 0.0f) - wish * e[c] + tps_log(1.0f + tps_exp(-size));
-            e[c] = tps_sigmoid(e[c]) - wish;
+            loss += (e[c] > 0.0f ? e[c] : 0.0f) - truth * e[c] + tps_log(1.0f + tps_exp(-size));
+            e[c] = tps_sigmoid(e[c]) - truth;
         }
 #endif
         else {
-            e[c] -= wish;
+            e[c] -= truth;
             loss += 0.5f * e[c] * e[c];
         }
         e[c] *= factor;

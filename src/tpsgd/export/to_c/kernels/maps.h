@@ -23,7 +23,7 @@ TPS_FN void tps_convolve(const tps_block *b, const float *weights, const float *
         const float *maps = x + (int32_t)(unit / (b->units / c->groups)) * channels * plane;
         float bias = b->bias == TPS_NOWHERE ? 0.0f : weights[b->bias + unit];
         for (i = 0; i < c->out_rows; i++) {
-            int32_t top = i * c->stride_rows - c->pad_rows, left = -c->pad_columns;
+            int32_t top = i * c->stride_rows - c->pad_rows, left = -(int32_t)c->pad_columns;
             tps_range rows = tps_inside(top, c->step_rows, c->kernel_rows, c->rows);
             for (j = 0; j < c->out_columns; j++, left += c->stride_columns) {
                 tps_range columns = tps_inside(left, step, across, c->columns);

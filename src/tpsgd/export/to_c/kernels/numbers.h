@@ -5,7 +5,7 @@
 #if defined(__clang__)
 #pragma STDC FP_CONTRACT OFF
 #elif defined(__GNUC__)
-#pragma GCC optimize("fp-contract=off")
+#pragma GCC optimize("fp-contract=off", "no-tree-loop-distribute-patterns") /* no memset */
 #endif
 #if defined(__GNUC__)
 #define TPS_FN static __attribute__((unused))
@@ -15,7 +15,8 @@
 
 typedef union { float f; uint32_t u; } tps_bits;
 
-#define TPS_LARGEST 1.0e18f /* of an input or a rate: a step cannot overflow */
+#define TPS_LARGEST 1.0e9f /* of an input or an output */
+#define TPS_FASTEST 1.0e3f /* learning rate */
 
 /* Whether every number of x is between -TPS_LARGEST and TPS_LARGEST; NaN is not. */
 TPS_FN int tps_usable(const float *x, uint32_t count)

@@ -62,7 +62,7 @@ TPS_FN int tps_forward(const tps_net *net, const float *weights, const float *x,
         x = y;
     }
     for (i = 0; i < net->classes; i++) logits[i] = x[i];
-    return TPS_OK;
+    return tps_usable(logits, net->classes) ? TPS_OK : TPS_DIVERGED;
 }
 
 #ifdef TPS_WITH_READOUT
@@ -137,7 +137,7 @@ TPS_FN int tps_refuse(const tps_net *net, const float *x, const uint16_t *labels
 {
     uint32_t n;
     if (!tps_usable(x, net->batch * net->blocks[0].inputs)) return TPS_BAD_INPUT;
-    if (!tps_usable(&lr, 1) || lr < 0.0f) return TPS_BAD_RATE;
+    if (!(lr >= 0.0f && lr <= TPS_FASTEST)) return TPS_BAD_RATE;
     for (n = 0; n < net->batch; n++)
         if (labels[n] >= (net->classes == 1 ? 2u : net->classes)) return TPS_BAD_LABEL;
     return TPS_OK;
