@@ -59,7 +59,7 @@ def draw(seed: int) -> Case:
     shape, layers = _hidden(chance)
     width = int(nn.Sequential(*layers, nn.Flatten())(torch.zeros(1, *shape)).shape[1])
     for _ in range(chance.randint(0, 2)):
-        units = chance.randint(1, 12)
+        units = chance.choice((1, 3, 8, 12, 90))
         layers += [*_linear(chance, width, units), chance.choice(ACTIVATIONS)()]
         width = units
     layers += _linear(chance, width, classes)
@@ -73,6 +73,9 @@ def draw(seed: int) -> Case:
     codes = chance.choice(("hash", "flash", "auto", "binary"))
     schedule = chance.choice((tpsgd.simultaneous, tpsgd.sequential))
     model = nn.Sequential(*layers)
+    for layer in model:
+        if chance.random() < 0.1 and layer is not layers[-1]:
+            layer.requires_grad_(False)
     return Case(model, shape, _rule(chance), chance.choice(losses), options, codes, schedule)
 
 
@@ -83,7 +86,7 @@ def _hidden(chance: random.Random) -> tuple[tuple[int, ...], list[nn.Module]]:
         return (chance.randint(1, 20),), []
     shape = (channels, *(chance.randint(5, 11) for _ in range(dimensions)))
     layers: list[nn.Module] = []
-    for _ in range(chance.randint(1, 2)):
+    for _ in range(chance.randint(1, 4)):
         grown = [*layers, *_convolution(chance, channels, dimensions)]
         try:
             out = nn.Sequential(*grown)(torch.zeros(1, *shape))

@@ -3,8 +3,10 @@
 import ctypes
 import re
 import shutil
+import struct
 import subprocess
 import warnings
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -175,7 +177,7 @@ MUTANTS = {
     "gain of the derivative": ("gain * share) * share", "share) * share"),
     "a bias that stays": ("tps_move(r, weights, b->bias + unit, g);", "(void)g;"),
     "one sample of a batch": ("(g = 0.0f, n = 0; n < batch;", "(g = 0.0f, n = 0; n < 1;"),
-    "padding of the columns": ("left = -c->pad_columns", "left = 1 - c->pad_columns"),
+    "padding of the columns": ("left = -(int32_t)c->pad", "left = 1 - (int32_t)c->pad"),
     "derivative of tanh": ("1.0f - y * y", "1.0f - y"),
     "groups that read the first maps": ("x += (int32_t)(unit", "x += 0 * (int32_t)(unit"),
 }  # fmt: skip
@@ -268,7 +270,7 @@ def test_a_net_that_diverges_says_so(tmp_path):
     net, (x, labels) = compiled(tmp_path, recipe), samples(recipe, 60)
     with pytest.raises(TpsgdError, match="DIVERGED"):
         for sample, label in zip(x.split(1), labels.split(1), strict=True):
-            net.step(sample, label, 1e6)
+            net.step(sample, label, 900.0)
 
 
 def test_a_new_class_changes_no_output_of_the_others(tmp_path):
@@ -359,6 +361,94 @@ def test_frozen_layers_lie_in_flash_and_their_norm_is_folded(tmp_path):
     assert net.params == 18 * 4 + 4
     with torch.no_grad():
         assert torch.allclose(net.forward(x), model.eval()(x[None])[0], atol=1e-5)
+
+
+def test_a_frozen_encoder_with_a_norm_is_exported_and_its_head_comes_back(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 3, 3, bias=False), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 4)
+    )
+    model[:2].requires_grad_(False)
+    tpsgd.export.c(model, tmp_path, shape=(1, 6, 6))
+    net, x = CompiledNet(tmp_path), torch.rand(1, 6, 6)
+    net.step(x, torch.tensor([2]), 0.1)
+    assert tpsgd.export.read_weights(model, net.save()) == 4
+    with torch.no_grad():
+        assert torch.allclose(net.forward(x), model.eval()(x[None])[0], atol=1e-5)
+
+
+def test_outputs_of_three_blocks_do_not_meet_in_the_arena():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 1, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(16, 200), nn.ReLU(), nn.Linear(200, 10),
+    )  # fmt: skip
+    rule = rules.readout()
+    recipe = read_model(model, rule, (1, 8, 8), batch=2)
+    apart = distances(model, recipe, sources(recipe), tpsgd.simultaneous, 8, rule=rule)
+    assert apart.equal and apart.ours < 1e-5
+
+
+def forged(record: bytes, **values: int) -> bytes:
+    """A record with another head, and a checksum that fits."""
+    names = ("magic", "fingerprint", "mask", "outputs", "classes")
+    head = dict(zip(names, struct.unpack("<5I", record[:20]), strict=True)) | values
+    body = struct.pack("<5I", *head.values()) + record[20:-4]
+    return body + struct.pack("<I", zlib.crc32(body))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        *({"classes": n} for n in (0, 7, 2**32 - 1)),
+        *({"outputs": n} for n in (0, 2, 2**31)),
+        *({"mask": n} for n in (0, 3, 2**32 - 1)),
+    ],
+)
+def test_a_forged_record_changes_nothing(values, tmp_path):
+    model, recipe = recipe_of(spare=2)
+    before = [p.clone() for p in model.parameters()]
+    record = forged(compiled(tmp_path, recipe).save(), **values)
+    with pytest.raises(TpsgdError):
+        tpsgd.export.read_weights(model, record)
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+def test_after_a_load_the_optimizer_begins_anew(tmp_path):
+    _, recipe = recipe_of(optimizer="adam")
+    (x, labels), fresh = samples(recipe, 9), compiled(tmp_path, recipe)
+    first, used = fresh.save(), compiled(tmp_path, recipe)
+    for sample, label in zip(x.split(1), labels.split(1), strict=True):
+        used.step(sample, label, 0.01)
+    used.load(first)
+    for net in (fresh, used):
+        net.step(x[:1], labels[:1], 0.01)
+    assert torch.equal(fresh.weights, used.weights)
+
+
+def test_outputs_that_are_too_large_are_no_answer(tmp_path):
+    model, _ = recipe_of()
+    with torch.no_grad():
+        model[4].bias += 1e20
+    net = compiled(tmp_path, read_model(model, rules.readout(), (12,)))
+    with pytest.raises(TpsgdError, match="DIVERGED"):
+        net.forward(torch.zeros(12))
+
+
+@pytest.mark.skipif(bool(emulated.missing()), reason=str(emulated.missing()))
+@pytest.mark.parametrize("level", ["-Os", "-O2", "-O3"])
+def test_the_program_needs_no_library(level, tmp_path):
+    _, recipe = recipe_of("cnn", optimizer="adam", spare=2)
+    compiled(tmp_path, recipe)
+    command = ["arm-none-eabi-gcc", "-std=c99", "-mthumb", *emulated.BOARDS["Cortex-M4F"].flags]
+    object_file = str(tmp_path / "net.o")
+    command += [level, "-ffreestanding", "-c", str(tmp_path / "net.c"), "-o", object_file]
+    subprocess.run(command, check=True)
+    undefined = subprocess.run(
+        ["arm-none-eabi-nm", "-u", object_file], capture_output=True, text=True, check=True
+    )
+    assert not undefined.stdout
 
 
 def test_a_budget_that_cannot_be_kept_is_refused_with_the_bytes(tmp_path):

@@ -35,14 +35,15 @@ class Record(NamedTuple):
 
 
 def fingerprint(recipe: Recipe) -> int:
-    """A number for the layers of a net, whatever its number of classes."""
-    return _fingerprint([[tuple(p.shape) for p in b.parameters.values()] for b in recipe.blocks])
+    """A number for the layers of a net that learn, whatever its number of classes."""
+    shapes = [[tuple(p.shape) for p in b.parameters.values()] for b in recipe.blocks]
+    return _fingerprint(shapes, learning_mask(recipe))
 
 
-def _fingerprint(shapes: list[list[tuple[int, ...]]]) -> int:
+def _fingerprint(shapes: list[list[tuple[int, ...]]], mask: int) -> int:
     *hidden, last = shapes
     rows = [*hidden, [shape[1:] for shape in last]]
-    return zlib.crc32(json.dumps(rows).encode())
+    return zlib.crc32(json.dumps([r for i, r in enumerate(rows) if mask >> i & 1]).encode())
 
 
 def learning_mask(recipe: Recipe) -> int:
@@ -71,15 +72,10 @@ def read_weights(model: nn.Module, record: str | Path | bytes) -> int:
     Returns:
         How many classes there are.
     """
-    data = record if isinstance(record, bytes) else _read(Path(record))
+    data = bytes(record) if isinstance(record, (bytes, bytearray)) else _read(Path(record))
     content, blocks = parse(data), split(model)
     shapes = [[tuple(p.shape) for p in block.layer.parameters()] for block in blocks]
-    if content.fingerprint != _fingerprint(shapes):
-        raise TpsgdError("the record belongs to a net with other layers")
-    if content.classes < shapes[-1][0][0]:
-        raise TpsgdError(
-            f"the record has {content.classes} classes, the model {shapes[-1][0][0]} outputs"
-        )
+    _check_head(content, shapes)
     values = _by_block(content, shapes)
     if any(not p.isfinite().all() for tensors in values.values() for p in tensors):
         raise TpsgdError("the record has weights that are not finite")
@@ -90,6 +86,20 @@ def read_weights(model: nn.Module, record: str | Path | bytes) -> int:
             for p, value in zip(split(model)[i].layer.parameters(), tensors, strict=True):
                 p.copy_(value[: len(p)])
     return content.classes
+
+
+def _check_head(content: Record, shapes: list[list[tuple[int, ...]]]) -> None:
+    """Refuse the record of another net, before anything changes."""
+    mask, outputs = content.mask, shapes[-1][0][0]
+    if not 0 < mask < 1 << len(shapes) or content.fingerprint != _fingerprint(shapes, mask):
+        raise TpsgdError("the record belongs to a net with other layers")
+    if not outputs <= content.classes <= content.outputs:
+        raise TpsgdError(
+            f"the record has {content.classes} classes of at most {content.outputs}, the model "
+            f"{outputs} outputs"
+        )
+    if content.classes > outputs and not mask >> len(shapes) - 1:
+        raise TpsgdError("the record has new classes, but no weights of the last layer")
 
 
 def _read(path: Path) -> bytes:
@@ -107,8 +117,10 @@ def _by_block(content: Record, shapes: list[list[tuple[int, ...]]]) -> dict[int,
         for shape in shapes[i]:
             full = (content.outputs, *shape[1:]) if i == last else shape
             count = torch.Size(full).numel()
+            if place + count > len(content.numbers):
+                raise TpsgdError("the record has fewer weights than the model")
             values[i].append(content.numbers[place : place + count].view(-1, *full[1:]))
             place += count
-            if place > len(content.numbers):
-                raise TpsgdError("the record has fewer weights than the model")
+    if len(content.numbers) - place > len(values):  # a gain for each block, at most
+        raise TpsgdError("the record has more weights than the model")
     return values

@@ -13,8 +13,8 @@ maintainer=tpsgd.export
 sentence=A neural network that learns on the board, without backpropagation.
 paragraph={summary}
 category=Data Processing
-url=https://github.com
-architectures=*
+url=https://arxiv.org/abs/2208.08503
+architectures=samd,sam,mbed,mbed_nano,mbed_rp2040,rp2040,esp32,esp8266,stm32,renesas,renesas_uno,nrf52
 includes=net.h
 """
 README = """# A net that learns on the board
@@ -39,11 +39,20 @@ void setup() {{
   net_begin(&state);
 }}
 
+// What is left of a line.
+static void skip_line() {{
+  while (Serial.available() && Serial.read() != '\\n') {{}}
+}}
+
 void loop() {{
   if (!Serial.available()) return;
+  if (Serial.peek() <= ' ') {{  // between lines
+    Serial.read();
+    return;
+  }}
   for (uint32_t i = 0; i < NET_INPUT; i++) x[i] = Serial.parseFloat();
-  if (Serial.peek() == '\\n' || Serial.peek() == '\\r') {{
-    while (Serial.available() && Serial.read() != '\\n') {{}}
+  if (Serial.peek() < ' ') {{  // the line ends here: a question
+    skip_line();
     if (net_forward(&state, &arena, x, logits) != NET_OK) return;
     uint32_t best = 0;
     for (uint32_t c = 1; c < net_classes(&state); c++)
@@ -52,6 +61,7 @@ void loop() {{
     return;
   }}
   uint16_t label = (uint16_t)Serial.parseInt();
+  skip_line();
   int error = net_step(&state, &arena, x, &label, {rate}, NET_ALL_BLOCKS, loss);
   if (error) Serial.println(error);
   else Serial.println(loss[NET_BLOCKS - 1]);

@@ -130,9 +130,24 @@ def samples(recipe: Recipe, steps: int = STEPS) -> tuple[Tensor, Tensor]:
     return x, torch.arange(count).remainder(classes)
 
 
+def without_norms(model: nn.Module, recipe: Recipe) -> nn.Module:
+    """The model with the norms of frozen layers folded into their weights, as in the recipe."""
+    norms = []
+    for block, record in zip(split(model), recipe.blocks, strict=True):
+        if block.between:
+            norms += block.between
+            block.layer.weight = nn.Parameter(record.parameters["weight"], requires_grad=False)
+            block.layer.bias = nn.Parameter(record.parameters["bias"], requires_grad=False)
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if any(child is norm for norm in norms):
+                setattr(module, name, nn.Identity())
+    return model
+
+
 def trained(model: nn.Module, recipe: Recipe, x: Tensor, labels: Tensor, **options: Any) -> Tensor:
     """The weights that `fit` learns from the samples in their order."""
-    net = copy.deepcopy(model).to(x.dtype)
+    net = without_norms(copy.deepcopy(model), recipe).to(x.dtype)
     loader = DataLoader(TensorDataset(x, labels), batch_size=recipe.batch)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

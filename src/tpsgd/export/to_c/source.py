@@ -189,8 +189,8 @@ int net_forward(const net_state *s, net_arena *a, const float *x, float *logits)
 /* Learn from NET_BATCH samples, one after another in x, and their labels, from 0 on. Bit i of
  * `blocks`: block i + 1 learns; NET_ALL_BLOCKS: all. `loss` gets a number for every block.
  * Numbers that are not finite or above 1e9, a rate below 0 or above 1,000, and a label that is no
- * class are refused, and the weights stay as they were. NET_DIVERGED: a block's output left the range of numbers, and
- * neither it nor a later block learned. */
+ * class are refused, and the weights stay as they were. NET_DIVERGED: a block's output left that
+ * range, and neither it nor a later block learned. */
 int net_step(net_state *s, net_arena *a, const float *x, const uint16_t *labels, float lr,
              uint32_t blocks, float *loss);
 
@@ -200,7 +200,8 @@ uint32_t net_classes(const net_state *s);
 int net_add_class(net_state *s);
 
 /* The weights as NET_RECORD_BYTES bytes with a checksum, for flash, a card or Python
- * (tpsgd.export.read_weights), and back; a record of another net, or a damaged one, is refused. */
+ * (tpsgd.export.read_weights), and back; a record of another net, or a damaged one, is refused.
+ * The record has no moments: after net_load the optimizer begins anew. */
 void net_save(const net_state *s, uint8_t *record);
 int net_load(net_state *s, const uint8_t *record);
 
@@ -212,7 +213,7 @@ int net_load(net_state *s, const uint8_t *record);
 
 
 def summary(recipe: Recipe) -> str:
-    layers = ", ".join(block.name for block in recipe.blocks)
+    layers = ", ".join(block.name for block in recipe.blocks).replace("*/", "* /")
     return f"{recipe.rule}, {recipe.optimizer}, loss {recipe.loss}: {layers}"
 
 
@@ -299,20 +300,27 @@ def lasting_functions(recipe: Recipe) -> str:
     return _LASTING.format(
         numbers=recipe.learned + gains(recipe),
         classes="s->classes" if recipe.spare else f"{recipe.classes}u",
-        begin=_begin(recipe, recipe.optimizer != "sgd", recipe.optimizer == "adam"),
+        forget=_forget(recipe),
         add=_add_class(recipe),
         fingerprint=f"0x{fingerprint(recipe):08X}u",
         mask=f"{learning_mask(recipe)}u",
-        loaded="s->classes = classes;" if recipe.spare else "",
+        begun=f"    s->classes = {recipe.classes}u;\n" if recipe.spare else "",
+        loaded="    s->classes = classes;\n" if recipe.spare else "",
         least=recipe.classes,
     )
 
 
-_LASTING = """void net_begin(net_state *s)
+_LASTING = """/* The optimizer begins anew. */
+static void net_forget(net_state *s)
+{{
+{forget}}}
+
+void net_begin(net_state *s)
 {{
     uint32_t i;
     for (i = 0; i < {numbers}u; i++) s->weights[i] = initial[i];
-{begin}}}
+{begun}    net_forget(s);
+}}
 
 uint32_t net_classes(const net_state *s)
 {{
@@ -332,22 +340,19 @@ int net_load(net_state *s, const uint8_t *record)
     const uint32_t head[3] = {{{fingerprint}, {mask}, NET_CLASSES}};
     uint32_t classes = tps_load(record, head, {least}, s->weights, {numbers});
     if (!classes) return NET_BAD_RECORD;
-    {loaded}
+{loaded}    net_forget(s);
     return NET_OK;
 }}
 """
 
 
-def _begin(recipe: Recipe, moments: bool, adam: bool) -> str:
-    lines = []
-    if moments:
-        lines.append(
-            "for (i = 0; i < sizeof s->moments / sizeof(float); i++) s->moments[i] = 0.0f;"
-        )
-    if adam:
-        lines.append("for (i = 0; i < sizeof s->ticks / sizeof(float); i++) s->ticks[i] = 0.0f;")
-    if recipe.spare:
-        lines.append(f"s->classes = {recipe.classes}u;")
+def _forget(recipe: Recipe) -> str:
+    members = {"sgd": (), "momentum": ("moments",), "adam": ("moments", "ticks")}
+    lines = [
+        f"for (i = 0; i < sizeof s->{name} / sizeof(float); i++) s->{name}[i] = 0.0f;"
+        for name in members[recipe.optimizer]
+    ]
+    lines = ["uint32_t i;", *lines] if lines else ["(void)s;"]
     return "".join(f"    {line}\n" for line in lines)
 
 
@@ -428,7 +433,8 @@ def block_row(
         *_gain(local),
         "TPS_NOWHERE" if slot is None else slot,
     ]
-    return f"    /* {block.name} */\n    {{{', '.join(map(str, fields))}}}"
+    name = block.name.replace("*/", "* /")
+    return f"    /* {name} */\n    {{{', '.join(map(str, fields))}}}"
 
 
 def _gain(local: LocalLoss | None) -> tuple[str, str]:
