@@ -61,6 +61,19 @@ def user_path(text: str) -> Path:
     return Path(os.path.expanduser(text))
 
 
+def path_in(word: str) -> Path:
+    """The file or folder in a word: of FILE.py:FUNCTION, and of FOLDER@64 for images.
+
+    Examples:
+        >>> path_in("nets.py:build").name, path_in("photos@64").name
+        ('nets.py', 'photos')
+    """
+    if is_function(word):
+        return user_path(word.rpartition(":")[0])
+    folder, _, size = word.rpartition("@")
+    return user_path(folder if folder and size.isdecimal() else word)
+
+
 def is_function(word: str) -> bool:
     """Whether a word is `FILE.py:FUNCTION`."""
     return word.rpartition(":")[0].endswith(".py")

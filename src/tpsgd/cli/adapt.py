@@ -153,6 +153,8 @@ def adapt(
 ) -> None:
     """Train an adaptor on a frozen backbone, or test how one adapts to a shifted domain."""
     check_rule(rule)
+    read = (data.data, backbone.backbone, backbone.weights)
+    options.keep_apart(*read, out=out, checkpoint=resuming.checkpoint)
     checkpoints = resuming.settings()
     if shifts := shift.words():
         resuming.refuse("--shift")

@@ -52,6 +52,7 @@ def compare(
     options.check("equal", equal, equally.WAYS)
     if seconds is not None and equal != "seconds":
         raise TpsgdError("--seconds is the time of each run for --equal seconds: add that")
+    options.keep_apart(data.data, model.model, out=out, checkpoint=resuming.checkpoint)
     named = [] if rules == "all" else list(dict.fromkeys(options.listed(rules)))
     for word in named:
         arms.entry(word)

@@ -62,6 +62,7 @@ def plan(
     entry(rule)
     if rule == "backprop":
         raise TpsgdError("every plan includes backprop: choose a rule to compare with it")
+    options.keep_apart(data.data, model.model, plot=plot)
     subject = _subject(data, model)
     if plot is not None:
         figures.check_file(plot, "plan")

@@ -12,6 +12,7 @@ import typer
 
 import tpsgd
 from tpsgd import figures
+from tpsgd.cli import options
 from tpsgd.cli.options import AsJson, Overwrite, option
 from tpsgd.cli.terminal import live_bar, waiting
 from tpsgd.errors import TpsgdError
@@ -45,6 +46,7 @@ def predict(
     overwrite: Overwrite = False,
 ) -> None:
     """Predict the classes of new samples with a saved model, as a table with probabilities."""
+    options.keep_apart(data, model, *folder.expanduser().glob("model*"), out=out)
     if out is not None:
         out = out.expanduser()
         if not out.absolute().parent.is_dir():
@@ -74,6 +76,7 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Test a saved model on samples with labels: accuracy, figures per class, confusion matrix."""
+    options.keep_apart(data, model, *folder.expanduser().glob("model*"), plot=plot)
     if plot is not None:
         figures.check_file(plot := plot.expanduser(), "confusion matrix")
     trained, samples = _load(folder, data, model, device)

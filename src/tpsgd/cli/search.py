@@ -79,6 +79,8 @@ def search(
     (--overwrite replaces the results, not the trials). With --model, the best values are tested
     once, with backprop and the frozen control; --checkpoint keeps its trials.
     """
+    read = (data.data, model.model, backbone.backbone, backbone.weights)
+    options.keep_apart(*read, out=out, checkpoint=resuming.checkpoint)
     again = overwrite or resuming.goes_on
     if model.model is not None:
         only = {"--convs": convs, "--dense": dense, "--top": top}

@@ -16,7 +16,7 @@ from tpsgd.cli.resuming import Resuming
 from tpsgd.cli.terminal import live_bar, peak_within
 from tpsgd.errors import TpsgdError
 from tpsgd.files import is_function, write_whole
-from tpsgd.output import output_folder, write_or_rescue
+from tpsgd.output import output_file, output_folder, write_or_rescue
 
 if TYPE_CHECKING:
     from tpsgd.engine.record import Run
@@ -43,6 +43,8 @@ def train(
     from tpsgd.comparison.arms import entry
 
     entry(rule)
+    outputs = {"out": out, "save": save, "log": log, "checkpoint": resuming.checkpoint}
+    options.keep_apart(data.data, model.model, **outputs)
     settings = options.settings_of(training, memory, machine, model, resuming)
     samples = data.load(training.seed)
     options.warn_of_loss(training, samples)
@@ -123,8 +125,9 @@ def _logged(file: Path | None, overwrite: bool, append: bool) -> Iterator[list[A
         return
     from tpsgd import logs
 
-    log = logs.file(file, overwrite=overwrite, append=append)
-    yield [log]
+    with output_file(file):
+        log = logs.file(file, overwrite=overwrite, append=append)
+        yield [log]
     if log.error is not None:
         raise log.error
 
