@@ -189,3 +189,10 @@ def test_a_model_without_class_names_says_what_to_do(says):
     tpsgd.load("model").run.save("model", overwrite=True)
     code, _, err = says("predict", "model", "--data", "new.csv")
     assert code == 2 and "has no names of classes: save it with run.save(" in err
+
+
+def test_a_model_with_other_classes_than_the_data_is_refused_before_it_is_trained(says):
+    Path("own.py").write_text(OWN.replace("8, 2)", "8, 7)"))
+    words = [*TRAIN[:4], "own.py:net", *TRAIN[5:]]
+    code, out, err = says(*words)
+    assert (code, out) == (2, "") and "tells 7 classes apart, but classes has 2 names" in err

@@ -55,7 +55,7 @@ def train(
         resuming.refuse(rule)
     settings = training.complete(settings, samples.shape)
     again = overwrite or resuming.goes_on
-    claimed = _claimed(out, save, again, factory)
+    claimed = _claimed(out, save, again, factory, samples.classes)
     with claimed, _logged(log, overwrite, resuming.goes_on) as callbacks:
         settings |= {"callbacks": callbacks} if callbacks else {}
         with resuming.interruptible(), live_bar() as advance:
@@ -102,14 +102,24 @@ def _save(
 
 @contextmanager
 def _claimed(
-    out: Path | None, save: Path | None, overwrite: bool, factory: "Factory"
+    out: Path | None,
+    save: Path | None,
+    overwrite: bool,
+    factory: "Factory",
+    classes: tuple[str, ...],
 ) -> Iterator[None]:
-    """The folders of both options for this process alone, with room for the model."""
+    """The folders of both options for this process alone, with room for the model.
+
+    A model with other classes, which could not be saved, is refused before it is trained.
+    """
     from tpsgd.engine.meter import tensor_bytes
-    from tpsgd.saved.trained import check_free
+    from tpsgd.saved.trained import check_classes, check_free
 
     with ExitStack() as stack:
-        nbytes = tensor_bytes(factory()) if out or save else 0
+        nbytes = 0
+        if out is not None or save is not None:
+            nbytes = tensor_bytes(model := factory())
+            check_classes(model, classes if save is not None else ())
         if out is not None:
             stack.enter_context(output_folder(out, ("model.pt", "run.json"), overwrite, nbytes))
         if save is not None:

@@ -20,10 +20,10 @@ from tpsgd.data.images import decode_images, new_images
 from tpsgd.data.loading import load
 from tpsgd.data.npz_files import read_arrays
 from tpsgd.data.registry import DATASETS
-from tpsgd.data.scaling import scaled
 from tpsgd.errors import TpsgdError, suggestion
 from tpsgd.files import call_function, is_function
 from tpsgd.nets.padded import Padded
+from tpsgd.saved.scaling import scaled
 
 
 class NewSamples(NamedTuple):

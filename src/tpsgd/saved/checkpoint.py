@@ -50,7 +50,7 @@ class Checkpoint:
     resume: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.folder, (str, Path)):
+        if not isinstance(self.folder, (str, Path)) or self.folder == "":
             raise TpsgdError(
                 f"checkpoint must be a folder or tpsgd.Checkpoint(folder), got {self.folder!r}"
             )
