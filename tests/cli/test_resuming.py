@@ -92,7 +92,7 @@ def test_resume_begins_where_there_is_no_checkpoint_and_ends_where_it_is_finishe
         (("--resume",), "--resume goes on from a checkpoint: add --checkpoint FOLDER"),
         (("--checkpoint", "run", "--epochs", "3", "--resume"), "its epochs was 2, and now it is 3"),
         (("--checkpoint", "run"), "run holds a checkpoint (finished): go on from it with"),
-        (("--checkpoint", "two.npz"), "cannot write to two.npz"),
+        (("--checkpoint", "net.py"), "cannot write to net.py"),
         (("--checkpoint", "new", "--rule", "zorb"), "zorb has no checkpoints"),
     ],
     ids=str,
