@@ -27,7 +27,7 @@ def stream_identity(models: Sequence[nn.Module], rule: Any, settings: Settings) 
 def _optimizer(factory: Any) -> str:
     """The name of a solver, or of the optimizer that a factory makes."""
     if isinstance(factory, SOLVERS):
-        return type(factory).__name__
+        return type(factory).__qualname__
     if factory is None:
         return "none"
     return type(make_optimizer(factory, {"weight": torch.zeros(1)}, None)).__name__
