@@ -97,7 +97,7 @@ def refuse_to_replace(folder: Path, content: str) -> None:
     """An error: a folder holds the state of a run, and nobody has asked to go on with it."""
     raise TpsgdError(
         f"{folder} holds {content}: go on from it with tpsgd.Checkpoint(folder, resume=True) "
-        "(--resume), or name another folder"
+        "(--resume), name another folder, or remove this one to begin anew"
     )
 
 

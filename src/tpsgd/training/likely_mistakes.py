@@ -29,10 +29,8 @@ SUITABLE = {nn.Softmax: cross_entropy, nn.LogSoftmax: cross_entropy, nn.Sigmoid:
 def refuse_broken_weights(models: Sequence[nn.Module]) -> None:
     """Refuse a model that no training can mend: one with weights that are NaN or infinite."""
     for name, p in (pair for model in models for pair in model.named_parameters()):
-        numbers = (
-            p.detach().flatten() if p.is_floating_point() and not p.is_meta else p.new_empty(0)
-        )
-        if len(numbers) and not torch.isfinite(torch.stack(numbers.aminmax())).all():
+        has_numbers = p.is_floating_point() and p.numel() and not p.is_meta
+        if has_numbers and not torch.isfinite(torch.stack(p.detach().aminmax())).all():
             raise TpsgdError(
                 f"the model has NaN or infinity in {name} before training: make it anew"
             )
