@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import tpsgd
+from tpsgd.cli.app import app
 from tpsgd.output import output_file, output_folder
 from tpsgd.training import arm as arm_module
 
@@ -130,8 +131,32 @@ def test_a_comparison_on_a_full_disk_shows_and_keeps_its_results(says, monkeypat
     fill_disk(monkeypatch, "r")
     out = refuses(says(*COMPARE), "the results are in", code=1)
     (copy,) = Path("t").glob("tpsgd-*")
-    assert "drtp" in out and (copy / "report.html").is_file()
+    assert "drtp" in out and "report:" not in out and (copy / "report.html").is_file()
     assert json.loads((copy / "results.json").read_text())["finished"] == 3
+
+
+@pytest.mark.parametrize("json_too", [(), ("--json",)])
+@pytest.mark.parametrize(
+    ("words", "files"),
+    [
+        (("train", *SMALL, "--out", "r", "--save", "m"), ("r/model.pt", "m/model.json")),
+        (COMPARE, ("r/results.json", "r/report.html")),
+        (
+            ("search", *SMALL, "--rates", "0.1", "--out", "r"), ("r/search.json", "r/report.html"),
+        ),
+        (("plan", *SMALL[:4], "--plot", "p.png"), ("p.png",)),
+    ],
+)  # fmt: skip
+def test_a_reader_that_ends_early_loses_no_results(monkeypatch, words, files, json_too):
+    def closed(*_, **__):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("builtins.print", closed)
+    monkeypatch.setattr("rich.console.Console.print", closed)
+    monkeypatch.setattr("sys.argv", ["tpsgd", *words, *json_too])
+    with pytest.raises(BrokenPipeError):
+        app(standalone_mode=False)
+    assert all(Path(file).is_file() for file in files)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

@@ -13,7 +13,7 @@ import tpsgd
 from tpsgd.cli import options
 from tpsgd.cli.options import AsJson, Overwrite, RuleWord, option
 from tpsgd.cli.resuming import Resuming
-from tpsgd.cli.terminal import live_bar, peak_within
+from tpsgd.cli.terminal import live_bar, peak_within, write_then_show
 from tpsgd.errors import TpsgdError
 from tpsgd.files import is_function, write_whole
 from tpsgd.output import output_file, output_folder, write_or_rescue
@@ -65,27 +65,34 @@ def train(
         run.settings = {**model.record(head), **run.settings}
         record = {"accuracy": accuracy, **run.as_dict()}
         record |= options.provenance_of(samples, machine.device)
-        if as_json:
-            print(json.dumps(record), flush=True)
-        else:
-            _show(run, accuracy, samples, memory.memory, data.data)
         word = model.model if is_function(model.model) and arm.factory is None else None
         description = {"classes": samples.classes, "inputs": samples.inputs, "factory": word}
-        files = _save(run, record, out, save, **description, overwrite=again)
-        if files and not as_json:
-            print(f"saved {' and '.join(map(str, files))}")
+        save_all = partial(_save, run, record, out, save, **description, overwrite=again)
+        as_text = partial(_show, run, accuracy, samples, memory.memory, data.data)
+        write_then_show(save_all, partial(_show_json, record) if as_json else as_text)
+
+
+def _show_json(record: dict[str, Any], _: list[Path] | None) -> None:
+    print(json.dumps(record), flush=True)
 
 
 def _show(
-    run: "Run", accuracy: float, samples: "tpsgd.data.Data", budget: str | None, name: str
+    run: "Run",
+    accuracy: float,
+    samples: "tpsgd.data.Data",
+    budget: str | None,
+    name: str,
+    files: list[Path] | None,
 ) -> None:
-    """Print the record, what was done to the samples, and the accuracy."""
+    """Print the record, what was done to the samples, the accuracy, and what was saved."""
     print(run)
     if budget:
         print(peak_within(run, budget))
     if samples.note:
         print(f"data: {samples.note}")
     print(f"test accuracy {accuracy:.2%} of {len(samples.test[1]):,} samples ({name})", flush=True)
+    if files:
+        print(f"saved {' and '.join(map(str, files))}", flush=True)
 
 
 def _save(
