@@ -43,7 +43,8 @@ def check_apart(inputs: Iterable[Path], **outputs: Path | None) -> None:
 
 def _is_within(path: Path, source: Path) -> bool:
     """Whether a path is this file, also by another name, or in this folder."""
-    return path.is_relative_to(source) or (path.exists() and path.samefile(source))
+    inside = source.is_dir() and path.is_relative_to(source)
+    return inside or (path.exists() and path.samefile(source))
 
 
 @contextlib.contextmanager
