@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+import scipy.sparse
 import torch
 from helpers import Residual, mlp, points, same, state
 from torch import nn
@@ -81,6 +82,10 @@ BAD_DATA = {
     "sparse": ((X.to_sparse(), Y), r"x is sparse: give x\.to_dense\(\)"),
     "complex": ((X + 1j, Y), r"x is complex.*torch\.view_as_real\(x\)"),
     "complex labels": ((X, Y + 1j), "y is complex"),
+    "sparse of scipy": (
+        (scipy.sparse.csr_matrix(X.numpy()), Y),
+        r"x is sparse: give x\.toarray\(\)",
+    ),
     "sparse labels": ((X, Y.to_sparse()), "y is sparse"),
     "no numbers": ((X.to("meta"), Y), "x is on the meta device"),
     "no labels": ((X, Y.to("meta")), "y is on the meta device"),
@@ -642,3 +647,37 @@ def test_a_class_without_samples_among_rows_of_several_labels():
     rows = torch.tensor([[1.0, 1.0, 0.0], [0.0, 1.0, 0.0]])
     with pytest.warns(UserWarning, match="1 of 3 classes have no samples: 2"):
         tpsgd.fit(model, (torch.randn(2, 4), rows), loss=tpsgd.bce, epochs=1)
+
+
+class Items(torch.utils.data.Dataset):
+    """Samples one by one, of which one has NaN."""
+
+    def __init__(self, broken):
+        self.x = X.clone()
+        self.x[broken, 2] = math.nan
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, i):
+        return self.x[i], Y[i]
+
+
+@pytest.mark.parametrize("broken", [7, 29])
+@pytest.mark.parametrize("batch_size", [4, 30])
+def test_nan_in_a_data_set_names_the_item_whatever_the_order(broken, batch_size):
+    items = Items(broken)
+    with pytest.raises(TpsgdError, match=rf"first in item {broken} of the data set\)"):
+        tpsgd.fit(mlp(6, 3), items, epochs=1, batch_size=batch_size)
+    place = rf"first in sample {broken % 4} of batch {broken // 4}\)"
+    with pytest.raises(TpsgdError, match=place):
+        tpsgd.fit(mlp(6, 3), torch.utils.data.DataLoader(items, 4), epochs=1)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_a_model_whose_weights_are_broken_already_is_not_trained(number):
+    model = mlp(6, 4, 3)
+    with torch.no_grad():
+        model[2].weight[1, 1] = number
+    with pytest.raises(TpsgdError, match=r"NaN or infinity in 2\.weight before training: make"):
+        tpsgd.fit(model, (X, Y), epochs=1)

@@ -18,7 +18,7 @@ ORDER = [
     ["cli", "__main__"],
 ]  # fmt: skip
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
-FOR_DATA = {"errors", "units", "files", "nets.padded", "data"}
+FOR_DATA = {"errors", "units", "files", "nets.padded", "saved.scaling", "data"}
 PLAIN = {name for name in RANK if name not in ("data", "adapt", "comparison", "estimators", "cli")}
 
 FILES = {

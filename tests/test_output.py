@@ -1,4 +1,4 @@
-"""Folders for results: one writer at a time, nothing replaced unasked, a copy on a full disk."""
+"""Where results go: one writer at a time, nothing replaced unasked, a copy on a full disk."""
 
 import errno
 import os
@@ -84,9 +84,8 @@ import os, sys, time
 from pathlib import Path
 from tpsgd.output import output_folder
 with output_folder(Path(sys.argv[1])):
-    child = os.fork()
-    if child:
-        print(child, flush=True)
+    if not os.fork():
+        print(os.getpid(), flush=True)  # by the worker, which has let go of the lock by now
     time.sleep(60)
 """
 

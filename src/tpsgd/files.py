@@ -56,9 +56,34 @@ def writable_folder(folder: Path) -> Path:
     return folder
 
 
+def named_folder(folder: Any, purpose: str) -> Path:
+    """A folder as a path, ~ included; what is no name of a folder is refused.
+
+    Examples:
+        >>> named_folder("models/digits", "of a model").as_posix()
+        'models/digits'
+    """
+    if not isinstance(folder, (str, Path)) or folder == "":
+        raise TpsgdError(f"the folder {purpose} must be a path, got {folder!r}")
+    return Path(folder).expanduser()
+
+
 def user_path(text: str) -> Path:
     """A path as the user wrote it, ~ included; `os.path.isfile` takes any, `is_file` does not."""
     return Path(os.path.expanduser(text))
+
+
+def path_in(word: str) -> Path:
+    """The file or folder in a word: of FILE.py:FUNCTION, and of FOLDER@64 for images.
+
+    Examples:
+        >>> path_in("nets.py:build").name, path_in("photos@64").name
+        ('nets.py', 'photos')
+    """
+    if is_function(word):
+        return user_path(word.rpartition(":")[0])
+    folder, _, size = word.rpartition("@")
+    return user_path(folder if folder and size.isdecimal() else word)
 
 
 def is_function(word: str) -> bool:

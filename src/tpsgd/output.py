@@ -1,11 +1,11 @@
-"""Folders for results: one writer at a time, nothing replaced unasked, a copy on a full disk."""
+"""Where results go: one writer at a time, nothing replaced unasked, a copy on a full disk."""
 
 import contextlib
 import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from tpsgd.files import writable_folder
 from tpsgd.units import size
 
 LOCK = ".tpsgd-lock"  # the file that a writer of a folder has locked
-_writers: dict[Path, int] = {}  # folders that this process writes to, and the thread that does
+_writers: dict[Path, int] = {}  # what this process writes to, and the thread that does
 _descriptors: set[int] = set()  # of the files that this process has locked
 
 
@@ -26,6 +26,25 @@ def check_new(path: Path, overwrite: bool, *names: str) -> None:
             f"{old} is already there, from an earlier run: choose another name, or replace it with "
             "--overwrite"
         )
+
+
+def check_apart(inputs: Iterable[Path], **outputs: Path | None) -> None:
+    """Refuse results in place of what is read, or inside it: `log` is the option --log."""
+    sources = [path.resolve() for path in inputs if path.exists()]
+    for name, output in outputs.items():
+        path = None if output is None else output.expanduser().resolve()
+        source = next((s for s in sources if path and _is_within(path, s)), None)
+        if source is not None:
+            raise TpsgdError(
+                f"--{name} {output} would write to {source}, which this command reads: name "
+                "another place"
+            )
+
+
+def _is_within(path: Path, source: Path) -> bool:
+    """Whether a path is this file, also by another name, or in this folder."""
+    inside = source.is_dir() and path.is_relative_to(source)
+    return inside or (path.exists() and path.samefile(source))
 
 
 @contextlib.contextmanager
@@ -46,34 +65,52 @@ def output_folder(
             f"{path} has {size(free)} left on its disk, and the results need {size(nbytes)}; name "
             "another folder"
         )
-    with _lock(path.resolve()):
+    with _lock(path.resolve(), path.resolve() / LOCK):
         check_new(path, overwrite, *names)  # what another process has written in the meantime
         yield path
 
 
 @contextlib.contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    """Lock a folder; the system unlocks it if this process is killed.
+def output_file(file: Path) -> Iterator[Path]:
+    """A file to write to, which no other process and no other thread writes to in the meantime.
 
-    A thread that has the folder already may enter it again.
+    Without a folder for it, or without the right to write there, it is not locked: the error is
+    that of the writer.
+    """
+    path = file.expanduser().resolve()
+    if not os.access(path.parent, os.W_OK):
+        yield path
+        return
+    with _lock(path, path.with_name(f".{path.name}{LOCK}")):
+        yield path
+
+
+@contextlib.contextmanager
+def _lock(path: Path, lock: Path) -> Iterator[None]:
+    """Lock a folder or a file by this file; the system unlocks it if this process is killed.
+
+    A thread that has the lock already may enter it again.
     """
     thread = threading.get_ident()
-    if _writers.get(folder) == thread:
+    if _writers.get(path) == thread:
         yield
         return
-    if _writers.setdefault(folder, thread) != thread:
-        raise _taken(folder, "thread")
+    if _writers.setdefault(path, thread) != thread:
+        raise _taken(path, "thread")
     descriptor = None
     try:
-        descriptor = _locked_file(folder / LOCK)
+        try:
+            descriptor = _locked_file(lock)
+        except BlockingIOError as error:
+            raise _taken(path, "process") from error
         if descriptor is not None:
             _descriptors.add(descriptor)
         yield
     finally:
-        in_parent = _writers.pop(folder, None) is not None
+        in_parent = _writers.pop(path, None) is not None
         if descriptor is not None and in_parent:
             with contextlib.suppress(OSError):  # Windows removes no open file
-                (folder / LOCK).unlink()
+                lock.unlink()
             _descriptors.discard(descriptor)
             os.close(descriptor)
 
@@ -93,14 +130,18 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_locks)
 
 
-def _taken(folder: Path, writer: str) -> TpsgdError:
+def _taken(path: Path, writer: str) -> TpsgdError:
+    other = "folder" if path.is_dir() else "file"
     return TpsgdError(
-        f"another {writer} is writing to {folder}: wait for it, or name another folder"
+        f"another {writer} is writing to {path}: wait for it, or name another {other}"
     )
 
 
 def _locked_file(file: Path) -> int | None:
-    """The descriptor of a file that is locked; None if the disk, or the system, has no locks."""
+    """The descriptor of a file that is locked; None if the disk, or the system, has no locks.
+
+    A file that another process has locked raises BlockingIOError.
+    """
     try:
         import fcntl
     except ImportError:
@@ -109,9 +150,9 @@ def _locked_file(file: Path) -> int | None:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        except BlockingIOError:
             os.close(descriptor)
-            raise _taken(file.parent, "process") from error
+            raise
         except OSError:  # some network disks
             os.close(descriptor)
             return None

@@ -48,7 +48,7 @@ from typing import Any
 from torch import Tensor
 
 from tpsgd import objectives
-from tpsgd.errors import TpsgdError
+from tpsgd.errors import TpsgdError, suggestion
 from tpsgd.losses import Loss, cross_entropy, mse
 from tpsgd.maths import auxiliary as auxiliary_net
 from tpsgd.maths import pooled_objectives
@@ -397,3 +397,24 @@ ALL: dict[str, Entry] = {
     "frozen": Entry(frozen, "", "#888888", "o", ":"),
     "random": Entry(untrained, "", "#A0A0A0", "d", "-.", feed_forward=False),
 }
+
+
+def refuse_words(rule: Any) -> None:
+    """Refuse a word of the command line, or a list with one, where a rule is expected.
+
+    Examples:
+        >>> refuse_words("drtp")
+        Traceback (most recent call last):
+            ...
+        tpsgd.errors.TpsgdError: rule must be a tpsgd.rules value: write tpsgd.rules.drtp(), not ...
+    """
+    words = [r for r in (rule if isinstance(rule, (list, tuple)) else [rule]) if isinstance(r, str)]
+    if not words:
+        return
+    if words[0] not in ALL:
+        hint = suggestion(words[0], ALL)
+        raise TpsgdError(f"rule must be a tpsgd.rules value, and {words[0]!r} is none: {hint}")
+    make: Any = ALL[words[0]].make
+    name, args = (make.func, make.args) if isinstance(make, partial) else (make, ())
+    call = f"tpsgd.rules.{name.__name__}({', '.join(map(repr, args))})"
+    raise TpsgdError(f"rule must be a tpsgd.rules value: write {call}, not {words[0]!r}")

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import tpsgd
-from tpsgd.output import output_folder
+from tpsgd.cli.app import app
+from tpsgd.output import output_file, output_folder
 from tpsgd.training import arm as arm_module
 
 SMALL = ("--data", "two.npz", "--model", "mlp:4", "--epochs", "1", "--batch-size", "16")
@@ -47,6 +48,46 @@ def test_two_processes_do_not_share_a_folder(says, monkeypatch, words):
     with output_folder(Path("r")):
         monkeypatch.setattr("tpsgd.output._writers", {})  # as another process would have it
         assert refuses(says(*words), "another process is writing to") == ""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("train", "--log", "two.csv"),
+        ("train", "--out", "pets/new"),
+        ("train", "--save", "pets"),
+        ("train", "--checkpoint", "pets/run"),
+        ("train", "--model", "net.py:make", "--log", "link.csv"),
+        ("compare", "--out", "pets"),
+        ("search", "--model", "mlp:4", "--checkpoint", "pets/run"),
+        ("search", "--out", "pets"),
+        ("adapt", "--out", "pets/r"),
+        ("plan", "--plot", "pets/a.png"),
+        ("predict", "m", "--out", "two.csv"),
+        ("predict", "m", "--out", "m/model.json"),
+        ("predict", "m", "--model", "net.py:make", "--out", "net.py"),
+        ("evaluate", "m", "--plot", "pets/cat/a.png"),
+    ],
+)
+def test_results_are_not_written_over_what_is_read(says, words):
+    Path("pets/cat").mkdir(parents=True)
+    for name in ("two.csv", "net.py", "pets/cat/a.png"):
+        Path(name).write_text("precious")
+    Path("m").mkdir()
+    Path("m/model.json").write_text("precious")
+    Path("link.csv").hardlink_to("two.csv")
+    data = "pets@64" if "pets" in words[-1] else "two.csv"
+    overwrite = () if words[0] == "evaluate" else ("--overwrite",)
+    out = refuses(says(*words, "--data", data, *overwrite), "which this command reads")
+    assert out == "" and {f.read_text() for f in Path().glob("**/*.*") if f.name != "two.npz"} == {
+        "precious"
+    }
+
+
+def test_a_folder_of_results_may_have_the_name_of_a_built_in_set(says):
+    words = ("train", "--model", "mlp:4", "--epochs", "1", "--out", "digits")
+    assert says(*words)[0] == 0
+    assert says(*words, "--data", "digits", "--overwrite")[0] == 0
 
 
 def test_files_of_plans_and_predictions_are_not_replaced(says):
@@ -90,8 +131,32 @@ def test_a_comparison_on_a_full_disk_shows_and_keeps_its_results(says, monkeypat
     fill_disk(monkeypatch, "r")
     out = refuses(says(*COMPARE), "the results are in", code=1)
     (copy,) = Path("t").glob("tpsgd-*")
-    assert "drtp" in out and (copy / "report.html").is_file()
+    assert "drtp" in out and "report:" not in out and (copy / "report.html").is_file()
     assert json.loads((copy / "results.json").read_text())["finished"] == 3
+
+
+@pytest.mark.parametrize("json_too", [(), ("--json",)])
+@pytest.mark.parametrize(
+    ("words", "files"),
+    [
+        (("train", *SMALL, "--out", "r", "--save", "m"), ("r/model.pt", "m/model.json")),
+        (COMPARE, ("r/results.json", "r/report.html")),
+        (
+            ("search", *SMALL, "--rates", "0.1", "--out", "r"), ("r/search.json", "r/report.html"),
+        ),
+        (("plan", *SMALL[:4], "--plot", "p.png"), ("p.png",)),
+    ],
+)  # fmt: skip
+def test_a_reader_that_ends_early_loses_no_results(monkeypatch, words, files, json_too):
+    def closed(*_, **__):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("builtins.print", closed)
+    monkeypatch.setattr("rich.console.Console.print", closed)
+    monkeypatch.setattr("sys.argv", ["tpsgd", *words, *json_too])
+    with pytest.raises(BrokenPipeError):
+        app(standalone_mode=False)
+    assert all(Path(file).is_file() for file in files)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
@@ -133,6 +198,18 @@ def test_train_writes_a_log(says):
     assert says("train", *SMALL, "--rule", "backprop", "--log", "log.jsonl")[0] == 0
     assert json.loads(Path("log.jsonl").read_text())["block"] == 0
     refuses(says("train", *SMALL, "--log", "log.txt"), "a log is FILE.csv or FILE.jsonl")
+
+
+def test_a_log_has_one_writer(says, monkeypatch):
+    with output_file(Path("log.csv")):
+        Path("log.csv").write_text("rows of another run")
+        words = ("train", *SMALL, "--log", "log.csv", "--overwrite")
+        with monkeypatch.context() as patch:
+            patch.setattr("tpsgd.output._writers", {})  # as another process would have it
+            refuses(says(*words), "another process is writing to")
+    assert Path("log.csv").read_text() == "rows of another run"
+    assert says(*words)[0] == 0 and not list(Path().glob(".*"))
+    refuses(says("train", *SMALL, "--log", "none/log.csv"), "cannot write the log none/log.csv")
 
 
 @pytest.mark.filterwarnings("default")

@@ -189,3 +189,55 @@ def test_a_model_without_class_names_says_what_to_do(says):
     tpsgd.load("model").run.save("model", overwrite=True)
     code, _, err = says("predict", "model", "--data", "new.csv")
     assert code == 2 and "has no names of classes: save it with run.save(" in err
+
+
+def test_a_model_with_other_classes_than_the_data_is_refused_before_it_is_trained(says):
+    Path("own.py").write_text(OWN.replace("8, 2)", "8, 7)"))
+    words = [*TRAIN[:4], "own.py:net", *TRAIN[5:]]
+    code, out, err = says(*words)
+    assert (code, out) == (2, "") and "tells 7 classes apart, but classes has 2 names" in err
+
+
+@pytest.mark.parametrize(
+    ("labels", "reason"),
+    [
+        (("?", "dog"), "new.csv has the label '?', which is not a class of the model"),
+        (("cow", "cow"), "new.csv has the label 'cow', which is not"),
+        (("", "dog"), "new.csv, line 2 has no text in the column 'kind'"),
+        (("", ""), "new.csv, line 2 has no text"),
+    ],
+)
+def test_a_prediction_needs_no_labels(says, labels, reason):
+    says(*TRAIN)
+    rows = [f"{a},0,0,{label}" for a, label in zip((2.5, -2.5), labels, strict=True)]
+    Path("new.csv").write_text("\n".join(["a,b,c,kind", *rows]))
+    code, out, err = says("predict", "model", "--data", "new.csv")
+    assert code == 0 and err.startswith(f"tpsgd: the labels are ignored: {reason}")
+    assert [row[:2] for row in csv.reader(out.splitlines())] == [
+        ["sample", "prediction"], ["1", "dog"], ["2", "cat"],
+    ]  # fmt: skip
+    code, out, err = says("evaluate", "model", "--data", "new.csv")
+    assert (code, out) == (2, "") and err.startswith(f"tpsgd: {reason}")
+    Path("new.csv").write_text("a,b,kind\n1,2,\n")
+    assert (
+        "no column 'c', which the model reads" in says("predict", "model", "--data", "new.csv")[2]
+    )
+
+
+def test_images_in_other_folders_than_classes_are_predicted(says):
+    Image = pytest.importorskip("PIL.Image")
+    for folder in ("train/cat", "train/dog", "unsorted/monday", "unsorted/tuesday"):
+        Path(folder).mkdir(parents=True)
+        for i in range(4):
+            colour = (250 * ("cat" in folder), 20 * i, 9)
+            Image.new("RGB", (4, 4), colour).save(Path(folder, f"{i}.png"))
+    words = ("--data", "train", "--model", "mlp:4", "--epochs", "1", "--save", "m")
+    assert says("train", *words)[0] == 0
+    code, out, err = says("predict", "m", "--data", "unsorted")
+    assert code == 0 and out.count("\n") == 9 and "label" not in out.splitlines()[0]
+    assert err.startswith("tpsgd: the labels are ignored: unsorted has the label 'monday'")
+
+
+def test_the_help_says_which_command_needs_labels(says):
+    text = {word: " ".join(says(word, "--help")[1].split()) for word in ("predict", "evaluate")}
+    assert "without" in text["predict"] and "without" not in text["evaluate"]

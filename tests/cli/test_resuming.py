@@ -76,6 +76,43 @@ def test_train_ends_with_how_to_go_on_and_goes_on(says, signalled, number, code)
     assert signal.getsignal(signal.SIGTERM) == before
 
 
+@pytest.mark.parametrize("command", ["train", "compare"])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_before_the_first_checkpoint_says_that_nothing_is_saved(
+    says, monkeypatch, command, number, code
+):
+    begin = checkpoint.begin
+
+    def begin_then_signal(folder, identity):
+        begin(folder, identity)
+        os.kill(os.getpid(), number)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    words = (command, *SMALL, "--checkpoint", "run")
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "begin", begin_then_signal)
+        status, out, err = says(*words)
+    signal.signal(signal.SIGINT, before)
+    assert (status, out) == (code, "") and "--resume" not in err
+    assert err == (
+        "tpsgd: interrupted before its first checkpoint; nothing was saved of it in run\n"
+    )
+
+
+def test_messages_are_in_words_of_the_shell(says):
+    words = ("train", *SMALL, "--checkpoint", "run", "--save", "m")
+    assert says(*words)[0] == 0
+    assert says(*words)[2] == (
+        "tpsgd: m already holds a model: name another folder, or replace it with --overwrite\n"
+    )
+    assert says(*words, "--overwrite")[2] == (
+        "tpsgd: run holds a checkpoint (finished): go on from it with --resume, name another "
+        "folder, or remove this one to begin anew\n"
+    )
+    words = ("search", "--data", "two.npz", "--model", "mlp:4", "--held-out", "3")
+    assert "--held-out must be" in says(*words, "--rates", "0.1")[2]
+
+
 def test_resume_begins_where_there_is_no_checkpoint_and_ends_where_it_is_finished(says):
     words = ("train", *SMALL, "--checkpoint", "run", "--resume", "--json")
     status, out, err = says(*words)
@@ -92,7 +129,7 @@ def test_resume_begins_where_there_is_no_checkpoint_and_ends_where_it_is_finishe
         (("--resume",), "--resume goes on from a checkpoint: add --checkpoint FOLDER"),
         (("--checkpoint", "run", "--epochs", "3", "--resume"), "its epochs was 2, and now it is 3"),
         (("--checkpoint", "run"), "run holds a checkpoint (finished): go on from it with"),
-        (("--checkpoint", "two.npz"), "cannot write to two.npz"),
+        (("--checkpoint", "net.py"), "cannot write to net.py"),
         (("--checkpoint", "new", "--rule", "zorb"), "zorb has no checkpoints"),
     ],
     ids=str,
@@ -214,7 +251,7 @@ def test_a_run_that_begins_does_not_replace_results_of_another(says, command):
     before = Path(OUT[command]).read_bytes()
     assert before != b"another run's" and says(*words)[0] == 0  # its own are replaced
     err = says(*words[:-1], "--overwrite")[2]
-    assert " holds " in err and "(--resume)" in err
+    assert " holds " in err and "go on from it with --resume" in err
 
 
 @pytest.mark.parametrize("command", ["train", "compare", "adapt", "search", "search --model"])

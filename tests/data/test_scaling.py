@@ -10,8 +10,9 @@ from sklearn.datasets import load_wine
 import tpsgd
 from tpsgd import Padded, data
 from tpsgd.data.new_samples import read_new
-from tpsgd.data.scaling import scaled, statistics
+from tpsgd.data.scaling import statistics
 from tpsgd.saved import trained
+from tpsgd.saved.scaling import scaled
 
 RNG = np.random.default_rng(0)
 SIZES = np.array([1e-3, 1.0, 1e4])

@@ -146,7 +146,7 @@ def test_warm_start_goes_on():
         classifier.fit(X, y)
     assert classifier.model_ is model
     assert classifier.score(X, y) > before
-    with pytest.raises(TpsgdError, match="warm_start goes on with the classes"):
+    with pytest.raises(TpsgdError, match=r"the classes \[0, 1, 2\], but y has \[1, 2\]: set"):
         classifier.fit(X[y > 0], y[y > 0])
     with pytest.raises(TpsgdError, match="other hidden layers"):
         classifier.set_params(hidden=(5,)).fit(X, y)
@@ -181,7 +181,10 @@ def test_before_fit():
         ({"rule": 3}, "rule must be a word or a tpsgd.rules value, got 3"),
         ({"activation": "rely"}, "unknown activation 'rely': did you mean 'relu'?"),
         ({"hidden": (0,)}, r"hidden must be widths of 1 or more, got \(0,\)"),
-        ({"epochs": 0.5}, "epochs must be a whole number, 0 or more, got 0.5"),
+        ({"epochs": 0.5}, "epochs must be a whole number, 1 or more, got 0.5"),
+        ({"epochs": 0}, "epochs must be a whole number, 1 or more, got 0"),
+        ({"hidden": (10**11,)}, r"a net with hidden=\(100000000000,\) does not fit in memory"),
+        ({"hidden": (10**30,)}, "does not fit in memory"),
         ({"n_iter_no_change": 0}, "n_iter_no_change must be 1 or more, got 0"),
         (
             {"early_stopping": True, "validation_fraction": 2},

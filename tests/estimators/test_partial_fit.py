@@ -117,7 +117,7 @@ def test_held_out_samples_are_not_learned_from():
     ("classes", "settings", "sentence"),
     [
         (None, {}, "the first call of partial_fit needs all classes"),
-        (range(5), {}, r"classes that are not in classes=.*: .*5"),
+        (range(5), {}, r"not in classes=\[0, 1, 2, 3, 4\]: \[5, 6, 7, 8, 9\]"),
         (range(10), {"class_weight": "balanced"}, "needs all labels at once"),
     ],
 )
@@ -128,7 +128,7 @@ def test_calls_that_cannot_work_are_refused(classes, settings, sentence):
 
 def test_other_classes_in_a_later_call_are_refused():
     classifier = TPSGDClassifier().partial_fit(X[:5], Y[:5], classes=CLASSES)
-    with pytest.raises(TpsgdError, match="are not those of the first call"):
+    with pytest.raises(TpsgdError, match=r"9, 10\] are not those of the first call, \[0, 1,"):
         classifier.partial_fit(X, Y, classes=range(11))
 
 

@@ -75,3 +75,27 @@ def test_early_stopping_warm_start_and_pickle():
 def test_rules_that_need_classes_are_refused(rule):
     with pytest.raises(TpsgdError, match=f"{rule} needs classes"):
         TPSGDRegressor(rule=rule).fit(X, Y)
+
+
+@pytest.mark.parametrize("value", [1e6, 0.1, 0.0])
+def test_a_target_that_never_changes_is_predicted_exactly(value):
+    both = np.stack([Y, np.full(len(Y), value)], 1)
+    regressor = TPSGDRegressor(**SMALL | {"epochs": 3}, warm_start=True).fit(X, both)
+    predicted = regressor.predict(X)
+    assert (predicted[:, 1] == value).all() and np.ptp(predicted[:, 0]) > 0
+    assert (regressor.fit(X, both).predict(X)[:, 1] == value).all()
+    with pytest.raises(TpsgdError, match="same value in all samples before"):
+        regressor.fit(X, both + Y[:, None])
+
+
+def test_targets_too_large_for_a_deviation_are_refused():
+    with pytest.raises(TpsgdError, match=r"y has numbers of up to .*e\+30., too large"):
+        TPSGDRegressor(**SMALL).fit(X, Y * 1e300)
+
+
+@pytest.mark.parametrize("epochs", [0, -1, 2.5, "3"])
+def test_no_epochs_train_no_model(epochs):
+    with pytest.raises(
+        TpsgdError, match=f"epochs must be a whole number, 1 or more, got {epochs!r}"
+    ):
+        TPSGDRegressor(epochs=epochs).fit(X, Y)

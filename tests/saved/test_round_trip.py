@@ -271,3 +271,23 @@ def test_shared_parameters_are_refused_and_shared_activations_are_not():
     with pytest.raises(TpsgdError, match=r"'0.weight' and '2.weight' are one shared parameter"):
         modules.describe(nn.Sequential(layer, act, layer))
     modules.describe(nn.Sequential(layer, act, nn.Linear(6, 3), act))
+
+
+@pytest.mark.parametrize("last", [(), (nn.Softmax(1),), (nn.Dropout(0.1), nn.LogSoftmax(1))])
+def test_names_for_other_outputs_than_the_model_has_are_refused(tmp_path, last):
+    run = tpsgd.Run("x", 0, {}, model=nn.Sequential(nn.Linear(6, 10), *last))
+    with pytest.raises(TpsgdError, match="tells 10 classes apart, but classes has 2 names"):
+        run.save(tmp_path / "m", classes=["a", "b"])
+    assert not (tmp_path / "m").exists()
+    run.save(tmp_path / "m", classes=[*"abcdefghij"])
+    tpsgd.Run("x", 0, {}, model=nn.Linear(6, 1)).save(tmp_path / "n", classes=["no", "yes"])
+
+
+@pytest.mark.parametrize("folder", ["", 5, None])
+def test_what_names_no_folder_is_refused(tmp_path, monkeypatch, folder):
+    monkeypatch.chdir(tmp_path)
+    run = tpsgd.Run("x", 0, {}, model=nn.Linear(6, 2))
+    for call in (run.save, tpsgd.load, tpsgd.Checkpoint):
+        with pytest.raises(TpsgdError, match=f"got {folder!r}"):
+            call(folder)
+    assert not list(tmp_path.iterdir())

@@ -81,3 +81,14 @@ def test_without_a_callback_drifts_are_noted():
     for start in (0, 5):
         stream.partial_fit(X[start : start + 5], Y[start : start + 5])
     assert stream.drifts == [0, 5]
+
+
+def test_a_detector_that_fails_is_named():
+    class Broken(Jump):
+        def update(self, value):
+            raise ZeroDivisionError("no errors")
+
+    stream = Stream(mlp(), drift=Broken())
+    with pytest.raises(tpsgd.TpsgdError, match="detector Broken failed with ZeroDivisionError: no"):
+        stream.partial_fit(X[:4], Y[:4])
+    assert stream.samples == 0

@@ -1,6 +1,7 @@
 """Many calls of `partial_fit` are one training run for every net; bad calls lose nothing."""
 
 import copy
+import re
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 
 import tpsgd
 from tpsgd import Padded, Recurrent, Stream, TpsgdError, adapt, rules
+from tpsgd.streams.last_good_step import tensors_in
 
 
 @pytest.mark.parametrize("make", [mlp, cnn, recurrent])
@@ -125,6 +127,57 @@ def test_a_stream_goes_on_in_another_process(make, tmp_path):
     assert same(weights(whole.model), weights(first.model))
     assert same(weights(whole.model), weights(second.model))
     assert second.samples == 300
+
+
+OTHER_STREAMS = {
+    "rule": (mlp, {"rule": rules.dfa()}, "its rule was readout, and now it is dfa"),
+    "seed": (mlp, {"seed": 1}, "its seed was 0, and now it is 1"),
+    "optimizer": (mlp, {"optimizer": tpsgd.sgd}, "its optimizer was Adam, and now it is SGD"),
+    "solver": (mlp, {"optimizer": tpsgd.rls()}, "its rule was readout, and now it is frozen"),
+    "width": (
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 9), nn.ReLU(), nn.Linear(9, 10)), {},
+        r"its model was 1.weight of shape \(32, 64\), and now it is 1.weight of shape \(9, 64\)",
+    ),
+    "depth": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), {}, "its model was"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHER_STREAMS)
+def test_the_state_of_another_stream_is_refused_and_changes_nothing(name):
+    make, settings, message = OTHER_STREAMS[name]
+    state = learn(Stream(mlp()), 50).state_dict()
+    stream = learn(Stream(make(), **settings), 50)
+    before = stream.state_dict()
+    with pytest.raises(TpsgdError, match=f"the state is of another stream: {message}"):
+        stream.load_state_dict(state)
+    after = stream.state_dict()
+    assert all(map(torch.equal, tensors_in(before), tensors_in(after))) and after["samples"] == 50
+    stream.partial_fit(X[:5], Y[:5])
+
+
+def test_a_stream_may_go_on_with_another_learning_rate_and_batch_size():
+    first = learn(Stream(mlp()), 50)
+    second = Stream(first.model, lr=0.1, batch_size=4)
+    second.load_state_dict(first.state_dict())
+    assert learn(second, 50, start=50).samples == 100
+
+
+def test_words_in_place_of_rules_and_of_labels():
+    for word, call in (("readout", "readout()"), ("readout-learned", "readout(True)")):
+        with pytest.raises(TpsgdError, match=re.escape(f"write tpsgd.rules.{call}, not '{word}'")):
+            Stream(mlp(), rule=word)
+    with pytest.raises(TpsgdError, match="'reedout' is none: did you mean 'readout'"):
+        Stream(mlp(), rule=[rules.readout(), "reedout"])
+    with pytest.raises(TpsgdError, match="y must be the labels of x, got None"):
+        Stream(mlp()).partial_fit(X[:2], None)
+
+
+@pytest.mark.parametrize(("names", "label"), [(["zero", "one"], 1), ([10, 20], "10")])
+def test_a_label_of_another_kind_than_the_names_is_no_new_class(names, label):
+    stream = Stream(mlp(2), classes=names)
+    with pytest.raises(TpsgdError, match=f"label {label!r} is a .*names such as {names[0]!r}"):
+        stream.partial_fit(X[:2], [label, label])
+    assert stream.classes == tuple(names) and stream.samples == 0
 
 
 BAD = [

@@ -257,6 +257,18 @@ def test_a_checkpoint_of_another_run_is_refused(name: str, tmp_path: Path, monke
     assert all(map(torch.equal, before, model.parameters()))  # nothing was done to it
 
 
+def test_of_several_differences_that_which_matters_most_is_named_first(tmp_path, monkeypatch):
+    saved = begun(tmp_path, monkeypatch)
+    data = POINTS[0][:60], POINTS[1][:60]
+    expected = (
+        r"of another run: its number of samples \(training data\) was 90, and now it is 60 "
+        r"\(model, epochs, list of the rules' options, batch_size: different, too\); resume with"
+    )
+    settings = {"rule": rules.readout(scale=2.0), "epochs": 4, "batch_size": 7, "seed": 3}
+    with pytest.raises(TpsgdError, match=expected):
+        tpsgd.fit(mlp(), data, checkpoint=saved, **settings)
+
+
 def test_an_optimizer_with_other_numbers_is_refused(tmp_path: Path, monkeypatch) -> None:
     def factory(rate):
         return lambda params: torch.optim.SGD(params, lr=rate)

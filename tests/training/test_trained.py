@@ -1,5 +1,6 @@
 """A loaded model predicts: in the order of the samples, with probabilities by its loss."""
 
+import numpy as np
 import pytest
 import torch
 from helpers import images, mlp, points, ragged, seeded, sequences
@@ -120,3 +121,35 @@ def test_images_keep_their_order():
     model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 3))
     one = Trained(model, tpsgd.fit(model, (x, y), epochs=1))
     torch.testing.assert_close(one.outputs(x, batch_size=6), model(x).detach())
+
+
+@pytest.mark.parametrize("method", ["standard", "minmax"])
+def test_raw_samples_are_scaled_as_those_of_training(tmp_path, method):
+    x, y = DATA[0].numpy() * [1, 10, 100, 1000, 1, 1] + 50, DATA[1].numpy()
+    np.savez(tmp_path / "d.npz", x=x, y=y)
+    data = tpsgd.data.load(str(tmp_path / "d.npz"), scale=method)
+    model = mlp(6, 8, 3)
+    tpsgd.fit(model, data.train, epochs=30, lr=0.05).save(tmp_path / "m", inputs=data.inputs)
+    one = tpsgd.load(tmp_path / "m")
+    read = tpsgd.data.read_new(str(tmp_path / "d.npz"), inputs=data.inputs, classes=data.classes)
+    assert torch.equal(one.scaled(x.astype("float32")), read.x)
+    torch.testing.assert_close(one.scaled(x), read.x)
+    assert one.evaluate((one.scaled(x), y)) > 0.9 > one.evaluate((x, y))
+
+
+def test_bytes_are_scaled_and_what_was_not_scaled_stays():
+    pixels = torch.tensor([[0, 51, 255]], dtype=torch.uint8)
+    of_bytes = Trained(mlp(3, 3), tpsgd.Run("x", 0, {}), inputs={"scaling": {"method": "bytes"}})
+    assert of_bytes.scaled(pixels).tolist() == [[0.0, pytest.approx(0.2), 1.0]]
+    with pytest.raises(TpsgdError, match="trained on bytes"):
+        of_bytes.scaled(pixels.float())
+    assert torch.equal(trained().scaled(DATA[0]), DATA[0])
+
+
+def test_padded_series_are_scaled_but_for_their_padding():
+    series = ragged(sequences()[0].float())
+    scaling = {"method": "standard", "shift": [1.0] * 4, "scale": [2.0] * 4}
+    new = Trained(mlp(3, 3), tpsgd.Run("x", 0, {}), inputs={"scaling": scaling}).scaled(series)
+    for i, steps in enumerate(series.lengths.tolist()):
+        torch.testing.assert_close(new.data[i, :steps], (series.data[i, :steps] - 1) / 2)
+        assert not new.data[i, steps:].any()

@@ -16,7 +16,7 @@ from tpsgd.cli import adapt_plan, adapt_shift, options
 from tpsgd.cli.adapt_plan import Job
 from tpsgd.cli.options import AsJson, Overwrite, RuleWord, option, setting
 from tpsgd.cli.resuming import Resuming
-from tpsgd.cli.terminal import Stopped, grid_of, live_bar, until_interrupted
+from tpsgd.cli.terminal import Stopped, grid_of, live_bar, until_interrupted, write_then_show
 from tpsgd.errors import TpsgdError
 from tpsgd.files import write_whole
 from tpsgd.output import output_folder, write_or_rescue
@@ -153,6 +153,8 @@ def adapt(
 ) -> None:
     """Train an adaptor on a frozen backbone, or test how one adapts to a shifted domain."""
     check_rule(rule)
+    read = (data.data, backbone.backbone, backbone.weights)
+    options.keep_apart(*read, out=out, checkpoint=resuming.checkpoint)
     checkpoints = resuming.settings()
     if shifts := shift.words():
         resuming.refuse("--shift")
@@ -180,11 +182,8 @@ def adapt(
         record = {"planned": planned, **results, "backbone": net.name, "taps": list(taps)}
         record |= {"backbone_bytes": planned["backbone_bytes"], "quantize": backbone.quantize}
         record |= {"out": str(folder), **options.provenance_of(job.data, machine.device)}
-        if as_json:
-            print(json.dumps(record), flush=True)
-        else:
-            _show(record, job, folder)
-        write_or_rescue(partial(_write, record, write), folder)
+        show = partial(_show_json, record) if as_json else partial(_show, record, job)
+        write_then_show(partial(write_or_rescue, partial(_write, record, write), folder), show)
         if record["interrupted"]:
             rows = record.get("arms") or next(iter(record["shifts"].values()))["arms"]
             adaptor_too = f"{rows[0]['arm']}'s adaptor and record.json"
@@ -193,10 +192,15 @@ def adapt(
             raise Stopped(f"interrupted; {done}; {files} are in {folder}")
 
 
-def _write(record: dict[str, Any], write: Callable[[Path], Any], folder: Path) -> None:
+def _write(record: dict[str, Any], write: Callable[[Path], Any], folder: Path) -> Path:
     """Write the record, and the adaptor or the figures."""
     write(folder)
     write_whole(folder / RECORD, json.dumps(record, indent=1).encode())
+    return folder
+
+
+def _show_json(record: dict[str, Any], _: Path | None) -> None:
+    print(json.dumps(record), flush=True)
 
 
 def check_rule(word: str) -> None:
@@ -281,7 +285,8 @@ def _row(name: str, adaptor: "Adaptor") -> dict[str, Any]:
     }
 
 
-def _show(record: dict[str, Any], job: Job, folder: Path) -> None:
+def _show(record: dict[str, Any], job: Job, folder: Path | None) -> None:
+    """Print the tables, and where the files are if they could be written."""
     console = Console(highlight=False)
     heading = f"{record['backbone']} ({size(record['backbone_bytes'])}, frozen)"
     heading += f" at {' and '.join(job.taps)}: {job.data.name}"
@@ -301,4 +306,6 @@ def _show(record: dict[str, Any], job: Job, folder: Path) -> None:
     console.print(f"peak: training the layers, + kept inputs; {which}")
     if job.memory.budget is not None:
         console.print("within a memory budget, backprop and a frozen adaptor are not trained")
-    console.print(f"{record['arms'][0]['arm']}'s adaptor and record.json: {folder}", markup=False)
+    if folder is not None:
+        saved = f"{record['arms'][0]['arm']}'s adaptor and record.json"
+        console.print(f"{saved}: {folder}", markup=False)

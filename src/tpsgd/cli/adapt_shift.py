@@ -127,8 +127,8 @@ def _detect(train: Any, test: Any, new: dict[str, Any], tap: str, seed: int) -> 
     return verdicts
 
 
-def show(console: Console, record: dict[str, Any], folder: Path) -> None:
-    """Print a table for every shift."""
+def show(console: Console, record: dict[str, Any], folder: Path | None) -> None:
+    """Print a table for every shift, and where the files are if they could be written."""
     for word, shift in record["shifts"].items():
         console.print(f"\n{word}: {_verdict(shift['detector'])}", style="bold", markup=False)
         head = ("arm", "known", f"{word} before", "after", "known after", "forgotten")
@@ -139,7 +139,8 @@ def show(console: Console, record: dict[str, Any], folder: Path) -> None:
             grid.add_row(row["arm"], *(f"{v:.1%}" for v in values), f"{lost:.1f} points")
         console.print(grid)
     console.print(f"\nafter: learned from {record['after']}", markup=False)
-    console.print(f"figures and record.json: {folder}", markup=False)
+    if folder is not None:
+        console.print(f"figures and record.json: {folder}", markup=False)
 
 
 def _verdict(due: dict[str, Any] | None) -> str:

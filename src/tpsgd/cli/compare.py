@@ -12,7 +12,7 @@ import tpsgd
 from tpsgd.cli import options
 from tpsgd.cli.options import AsJson, Overwrite, option
 from tpsgd.cli.resuming import Resuming
-from tpsgd.cli.terminal import NOTHING_DONE, Stopped, live_bar, show
+from tpsgd.cli.terminal import NOTHING_DONE, Stopped, live_bar, show, write_then_show
 from tpsgd.errors import TpsgdError
 from tpsgd.output import output_folder, write_or_rescue
 
@@ -52,6 +52,7 @@ def compare(
     options.check("equal", equal, equally.WAYS)
     if seconds is not None and equal != "seconds":
         raise TpsgdError("--seconds is the time of each run for --equal seconds: add that")
+    options.keep_apart(data.data, model.model, out=out, checkpoint=resuming.checkpoint)
     named = [] if rules == "all" else list(dict.fromkeys(options.listed(rules)))
     for word in named:
         arms.entry(word)
@@ -74,17 +75,17 @@ def compare(
     again = overwrite or resuming.goes_on
     with resuming.interruptible(), output_folder(out, report.FILES, again) as folder:
         record = _compared(folder, samples, factory, compared, **settings)
-        page = folder / "report.html"
-        if as_json:
-            print(json.dumps({**record.as_dict(), "report": str(page)}), flush=True)
-        else:
-            show(record, page)
-        write_or_rescue(partial(report.write, record), folder)
+        write = partial(write_or_rescue, partial(report.write, record), folder)
+        write_then_show(write, partial(_show_json if as_json else show, record))
         if record.interrupted:
             count = f"{record.finished} of {record.asked} training runs"
             raise Stopped(f"interrupted; {count} are in {folder}")
     if any(result.error for result in record.results):
         raise typer.Exit(1)
+
+
+def _show_json(record: "Comparison", page: Path | None) -> None:
+    print(json.dumps({**record.as_dict(), "report": page and str(page)}), flush=True)
 
 
 def _compared(folder: Path, *args: Any, **settings: Any) -> "Comparison":

@@ -415,6 +415,16 @@ class Machine:
         return {"device": self.device}
 
 
+def keep_apart(*inputs: str | Path | None, **outputs: Path | None) -> None:
+    """Refuse results in place of the data, or of a user's file, that a command reads."""
+    from tpsgd.data.registry import DATASETS
+    from tpsgd.files import path_in
+    from tpsgd.output import check_apart
+
+    words = [str(word) for word in inputs if word is not None]
+    check_apart([path_in(word) for word in words if word not in DATASETS], **outputs)
+
+
 def warn_of_loss(training: Training, data: "tpsgd.data.Data") -> None:
     """Warn of `bce`, which is for several labels per sample, on data with one class per sample."""
     if training.loss == "bce" and len(data.classes) > 2:

@@ -11,7 +11,7 @@ import tpsgd
 from tpsgd import figures
 from tpsgd.cli import options
 from tpsgd.cli.options import AsJson, Overwrite, RuleWord, option, setting
-from tpsgd.cli.terminal import live_bar, show_plan
+from tpsgd.cli.terminal import live_bar, show_plan, write_then_show
 from tpsgd.cli.train import arm_for
 from tpsgd.errors import TpsgdError
 from tpsgd.output import check_new
@@ -62,6 +62,7 @@ def plan(
     entry(rule)
     if rule == "backprop":
         raise TpsgdError("every plan includes backprop: choose a rule to compare with it")
+    options.keep_apart(data.data, model.model, plot=plot)
     subject = _subject(data, model)
     if plot is not None:
         figures.check_file(plot, "plan")
@@ -73,18 +74,19 @@ def plan(
         settings = training.complete(settings, subject.shape)
         settings["progress"] = partial(advance, "rehearsing")
         plan = _plan(subject, arm, settings | {"schedule": arm.schedule})
-    if as_json:
+
+    def show(figure: Path | None) -> None:
+        if not as_json:
+            show_plan(plan)
+            print("" if figure is None else f"figure: {figure}\n", end="", flush=True)
+            return
         record = {"command": options.command_line(), "model": model.model, "rule": rule}
         record |= {"head": subject.head, "batch_size": settings["batch_size"]}
         record |= {"memory_budget": memory.memory, "shape": list(subject.shape)}
-        record |= {"samples": subject.samples, "plot": plot and str(plot)}
+        record |= {"samples": subject.samples, "plot": figure and str(figure)}
         print(json.dumps(record | plan.as_dict()), flush=True)
-    else:
-        show_plan(plan)
-    if plot is not None:
-        plan.plot(plot)
-        if not as_json:
-            print(f"figure: {plot}")
+
+    write_then_show(lambda: plot and plan.plot(plot), show)
 
 
 def _subject(data: Samples, model: options.Model) -> Subject:

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import shutil
+import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +13,7 @@ import typer
 
 import tpsgd
 from tpsgd import figures
+from tpsgd.cli import options
 from tpsgd.cli.options import AsJson, Overwrite, option
 from tpsgd.cli.terminal import live_bar, waiting
 from tpsgd.errors import TpsgdError
@@ -22,14 +24,10 @@ if TYPE_CHECKING:
     from tpsgd.data.new_samples import NewSamples
 
 Folder = Annotated[Path, typer.Argument(metavar="MODEL", help="A folder of: tpsgd train --save.")]
-NewData = Annotated[
-    str,
-    option(
-        "FILE.csv, FILE.npz, a folder of images or FILE.py:FUNCTION, as for training, with or "
-        "without labels; or a built-in data set, whose test samples are taken.",
-        "--data",
-    ),
-]
+READ = "FILE.csv, FILE.npz, a folder of images or FILE.py:FUNCTION, as for training, {}; or a "
+READ += "built-in data set, whose test samples are taken."
+NewData = Annotated[str, option(READ.format("with or without labels"), "--data")]
+LabelledData = Annotated[str, option(READ.format("with labels"), "--data")]
 ModelFile = Annotated[
     str | None, option("FILE.py:FUNCTION that made the model, if it was your own.", "--model")
 ]
@@ -45,12 +43,15 @@ def predict(
     overwrite: Overwrite = False,
 ) -> None:
     """Predict the classes of new samples with a saved model, as a table with probabilities."""
+    options.keep_apart(data, model, *folder.expanduser().glob("model*"), out=out)
     if out is not None:
         out = out.expanduser()
         if not out.absolute().parent.is_dir():
             raise TpsgdError(f"there is no folder {out.parent} for --out {out.name}")
         check_new(out, overwrite)
-    trained, samples = _load(folder, data, model, device)
+    trained, samples = _load(folder, data, model, device, needs_labels=False)
+    if samples.note:
+        print(f"tpsgd: the labels are ignored: {samples.note}", file=sys.stderr)
     with live_bar() as advance:
         classes, probabilities = trained.predict_with_probabilities(
             samples.x, progress=partial(advance, "predicting")
@@ -65,7 +66,7 @@ def predict(
 
 def evaluate(
     folder: Folder,
-    data: NewData,
+    data: LabelledData,
     model: ModelFile = None,
     device: Device = "cpu",
     plot: Annotated[
@@ -74,6 +75,7 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Test a saved model on samples with labels: accuracy, figures per class, confusion matrix."""
+    options.keep_apart(data, model, *folder.expanduser().glob("model*"), plot=plot)
     if plot is not None:
         figures.check_file(plot := plot.expanduser(), "confusion matrix")
     trained, samples = _load(folder, data, model, device)
@@ -92,7 +94,7 @@ def evaluate(
 
 
 def _load(
-    folder: Path, data: str, model: str | None, device: str
+    folder: Path, data: str, model: str | None, device: str, needs_labels: bool = True
 ) -> "tuple[tpsgd.Trained, NewSamples]":
     """The model, and the samples in the form that it takes."""
     from tpsgd.data.new_samples import read_new
@@ -103,9 +105,9 @@ def _load(
             f"the model in {folder} has no names of classes: save it with "
             "run.save(folder, classes=data.classes, inputs=data.inputs)"
         )
-    seed, classes = trained.run.seed, trained.classes
+    reading = {"inputs": trained.inputs, "classes": trained.classes, "seed": trained.run.seed}
     with waiting(f"reading {data}"):
-        return trained, read_new(data, inputs=trained.inputs, classes=classes, seed=seed)
+        return trained, read_new(data, needs_labels=needs_labels, **reading)
 
 
 def _table(

@@ -67,18 +67,23 @@ class Resuming:
             try:
                 yield
             except (KeyboardInterrupt, Stopped) as stopped:
-                done = str(stopped) not in ("", NOTHING_DONE)
-                reason = str(stopped) if done else f"interrupted {self._position()}".rstrip()
-                how = otherwise if self.checkpoint is None else f"to go on: {self._command()}"
-                raise Stopped(f"{reason}; {how}", *([TERMINATED] if signals else [])) from None
+                text = self._how_to_go_on(str(stopped), otherwise)
+                raise Stopped(text, *([TERMINATED] if signals else [])) from None
 
-    def _position(self) -> str:
-        from tpsgd.saved.checkpoint import position
+    def _how_to_go_on(self, reason: str, otherwise: str) -> str:
+        """Where the run was interrupted, what is saved of it, and the command that goes on."""
+        from tpsgd.saved.checkpoint import BEGUN, position
 
-        return "" if self.checkpoint is None else position(self.checkpoint.expanduser())
-
-    def _command(self) -> str:
-        return command_line() if self.resume else f"{command_line()} --resume"
+        nothing_done = reason in ("", NOTHING_DONE)
+        if self.checkpoint is None:
+            return f"{'interrupted' if nothing_done else reason}; {otherwise}"
+        folder = self.checkpoint.expanduser()
+        positions = [position(file.parent) for file in folder.glob("**/checkpoint.json")]
+        if nothing_done and not {*positions} - {BEGUN}:
+            return f"interrupted before its first checkpoint; nothing was saved of it in {folder}"
+        command = command_line() if self.resume else f"{command_line()} --resume"
+        where = f"interrupted {position(folder)}".rstrip() if nothing_done else reason
+        return f"{where}; to go on: {command}"
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from tpsgd.cli import adapt, options
 from tpsgd.cli.options import AsJson, Overwrite, option, setting
 from tpsgd.cli.resuming import Resuming
 from tpsgd.cli.search_model import Searched, SearchedModel, search_model
-from tpsgd.cli.terminal import watched_trials
+from tpsgd.cli.terminal import watched_trials, write_then_show
 from tpsgd.errors import TpsgdError
 from tpsgd.files import write_whole
 from tpsgd.output import output_folder, write_or_rescue
@@ -79,6 +79,8 @@ def search(
     (--overwrite replaces the results, not the trials). With --model, the best values are tested
     once, with backprop and the frozen control; --checkpoint keeps its trials.
     """
+    read = (data.data, model.model, backbone.backbone, backbone.weights)
+    options.keep_apart(*read, out=out, checkpoint=resuming.checkpoint)
     again = overwrite or resuming.goes_on
     if model.model is not None:
         only = {"--convs": convs, "--dense": dense, "--top": top}
@@ -112,8 +114,8 @@ def search(
             )  # fmt: skip
         record = result.as_dict() | {"backbone": net.name}
         record |= options.provenance_of(samples, machine.device)
-        _show(result, record, folder, trials, as_json)
-        write_or_rescue(partial(_write, result, record), folder)
+        write = partial(write_or_rescue, partial(_write, result, record), folder)
+        write_then_show(write, partial(_show, result, record, trials, as_json))
 
 
 def _trials_folder(resuming: Resuming, out: Path) -> Path:
@@ -130,22 +132,27 @@ def _trials_folder(resuming: Resuming, out: Path) -> Path:
 
 
 def _show(
-    result: "Search", record: dict[str, Any], folder: Path, trials: Path, as_json: bool
+    result: "Search", record: dict[str, Any], trials: Path, as_json: bool, folder: Path | None
 ) -> None:
-    files = [folder / RESULTS, folder / HEATMAPS, trials / TRIALS]
+    """Print the results, and the files if they could be written to a folder."""
+    files = [trials / TRIALS]
+    if folder is not None:
+        files = [folder / RESULTS, folder / HEATMAPS, *files]
     if as_json:
         print(json.dumps(record | {"files": [str(file) for file in files]}), flush=True)
         return
     print(f"{result}\n")
     for line in _conclusion(result):
         print(textwrap.fill(line, 80))
-    names = [file.name for file in files if file.parent == folder]
-    print(f"{', '.join(names)}: {folder}", flush=True)
+    if folder is not None:
+        names = [file.name for file in files if file.parent == folder]
+        print(f"{', '.join(names)}: {folder}", flush=True)
 
 
-def _write(result: "Search", record: dict[str, Any], folder: Path) -> None:
+def _write(result: "Search", record: dict[str, Any], folder: Path) -> Path:
     write_whole(folder / RESULTS, json.dumps(record, indent=1).encode())
     result.plot(folder / HEATMAPS)
+    return folder
 
 
 def _numbers(option: str, text: str | None) -> tuple[int, ...]:

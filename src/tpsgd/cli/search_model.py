@@ -5,6 +5,7 @@ import shlex
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import tpsgd
 from tpsgd.cli import adapt, options
 from tpsgd.cli.options import setting
 from tpsgd.cli.resuming import Resuming
-from tpsgd.cli.terminal import watched_trials
+from tpsgd.cli.terminal import watched_trials, write_then_show
 from tpsgd.errors import TpsgdError
 from tpsgd.files import write_whole
 from tpsgd.output import write_or_rescue
@@ -88,21 +89,23 @@ def search_model(searched: Searched, folder: Path, as_json: bool) -> None:
     settings = searched.settings()
     result, commands = _search(searched, settings)
     record = result.as_dict() | commands
-    page = folder / "report.html"
-    if as_json:
-        print(json.dumps(record | {"report": str(page)}), flush=True)
-    else:
+
+    def write(folder: Path) -> Path:
+        write_whole(folder / "search.json", json.dumps(record, indent=1).encode())
+        return result.test.write(folder)
+
+    def show(page: Path | None) -> None:
+        if as_json:
+            print(json.dumps(record | {"report": page and str(page)}), flush=True)
+            return
         print(f"{result}\n")
         for line in _conclusion(result):
             print(textwrap.fill(line, 80))
-        print(f"to train it: {commands['command']}\nin Python:   {commands['python']}")
-        print(f"search.json, report: {page}", flush=True)
+        print(f"to train it: {commands['command']}\nin Python:   {commands['python']}", flush=True)
+        if page is not None:
+            print(f"search.json, report: {page}", flush=True)
 
-    def write(folder: Path) -> None:
-        write_whole(folder / "search.json", json.dumps(record, indent=1).encode())
-        result.test.write(folder)
-
-    write_or_rescue(write, folder)
+    write_then_show(partial(write_or_rescue, write, folder), show)
 
 
 def _search(searched: Searched, settings: dict[str, Any]) -> "tuple[ModelSearch, dict[str, str]]":

@@ -10,6 +10,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from tpsgd.errors import TpsgdError
 from tpsgd.units import size
 
 if TYPE_CHECKING:
@@ -29,6 +30,22 @@ class Stopped(Exception):
     def __init__(self, text: str, status: int = INTERRUPTED) -> None:
         super().__init__(text)
         self.status = status
+
+
+def write_then_show(write: Callable[[], T], show: Callable[[T | None], None]) -> None:
+    """Write results, then show them: a reader that ends early, such as `head`, loses none of them.
+
+    `show` gets what was written, or None where that failed, as on a full disk: the error comes
+    after what is shown.
+    """
+    written, error = None, None
+    try:
+        written = write()
+    except (OSError, TpsgdError) as problem:
+        error = problem
+    show(written)
+    if error is not None:
+        raise error
 
 
 def until_interrupted(rows: Iterable[T]) -> tuple[list[T], bool]:
@@ -68,8 +85,8 @@ def table(comparison: "Comparison", width: int = WIDTH) -> Table:
     return first(count)
 
 
-def show(comparison: "Comparison", page: Path) -> None:
-    """Print the table, remarks, and where the report is."""
+def show(comparison: "Comparison", page: Path | None) -> None:
+    """Print the table, remarks, and where the report is, if it could be written."""
     from tpsgd.comparison.report.table import effort, failures, legend, mistakes, remarks, title
 
     console = Console(highlight=False)
@@ -83,7 +100,8 @@ def show(comparison: "Comparison", page: Path) -> None:
     best = [r for r in comparison.exemplars if not r.arm.backprop and not r.arm.control]
     for line in filter(None, map(mistakes, best)):
         console.print(line, markup=False)
-    console.print(f"report: {page}", soft_wrap=True, markup=False)
+    if page is not None:
+        console.print(f"report: {page}", soft_wrap=True, markup=False)
 
 
 def show_plan(plan: "Plan") -> None:

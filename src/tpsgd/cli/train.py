@@ -13,10 +13,10 @@ import tpsgd
 from tpsgd.cli import options
 from tpsgd.cli.options import AsJson, Overwrite, RuleWord, option
 from tpsgd.cli.resuming import Resuming
-from tpsgd.cli.terminal import live_bar, peak_within
+from tpsgd.cli.terminal import live_bar, peak_within, write_then_show
 from tpsgd.errors import TpsgdError
 from tpsgd.files import is_function, write_whole
-from tpsgd.output import output_folder, write_or_rescue
+from tpsgd.output import output_file, output_folder, write_or_rescue
 
 if TYPE_CHECKING:
     from tpsgd.engine.record import Run
@@ -43,6 +43,8 @@ def train(
     from tpsgd.comparison.arms import entry
 
     entry(rule)
+    outputs = {"out": out, "save": save, "log": log, "checkpoint": resuming.checkpoint}
+    options.keep_apart(data.data, model.model, **outputs)
     settings = options.settings_of(training, memory, machine, model, resuming)
     samples = data.load(training.seed)
     options.warn_of_loss(training, samples)
@@ -53,7 +55,7 @@ def train(
         resuming.refuse(rule)
     settings = training.complete(settings, samples.shape)
     again = overwrite or resuming.goes_on
-    claimed = _claimed(out, save, again, factory)
+    claimed = _claimed(out, save, again, factory, samples.classes)
     with claimed, _logged(log, overwrite, resuming.goes_on) as callbacks:
         settings |= {"callbacks": callbacks} if callbacks else {}
         with resuming.interruptible(), live_bar() as advance:
@@ -63,27 +65,34 @@ def train(
         run.settings = {**model.record(head), **run.settings}
         record = {"accuracy": accuracy, **run.as_dict()}
         record |= options.provenance_of(samples, machine.device)
-        if as_json:
-            print(json.dumps(record), flush=True)
-        else:
-            _show(run, accuracy, samples, memory.memory, data.data)
         word = model.model if is_function(model.model) and arm.factory is None else None
         description = {"classes": samples.classes, "inputs": samples.inputs, "factory": word}
-        files = _save(run, record, out, save, **description, overwrite=again)
-        if files and not as_json:
-            print(f"saved {' and '.join(map(str, files))}")
+        save_all = partial(_save, run, record, out, save, **description, overwrite=again)
+        as_text = partial(_show, run, accuracy, samples, memory.memory, data.data)
+        write_then_show(save_all, partial(_show_json, record) if as_json else as_text)
+
+
+def _show_json(record: dict[str, Any], _: list[Path] | None) -> None:
+    print(json.dumps(record), flush=True)
 
 
 def _show(
-    run: "Run", accuracy: float, samples: "tpsgd.data.Data", budget: str | None, name: str
+    run: "Run",
+    accuracy: float,
+    samples: "tpsgd.data.Data",
+    budget: str | None,
+    name: str,
+    files: list[Path] | None,
 ) -> None:
-    """Print the record, what was done to the samples, and the accuracy."""
+    """Print the record, what was done to the samples, the accuracy, and what was saved."""
     print(run)
     if budget:
         print(peak_within(run, budget))
     if samples.note:
         print(f"data: {samples.note}")
     print(f"test accuracy {accuracy:.2%} of {len(samples.test[1]):,} samples ({name})", flush=True)
+    if files:
+        print(f"saved {' and '.join(map(str, files))}", flush=True)
 
 
 def _save(
@@ -100,14 +109,24 @@ def _save(
 
 @contextmanager
 def _claimed(
-    out: Path | None, save: Path | None, overwrite: bool, factory: "Factory"
+    out: Path | None,
+    save: Path | None,
+    overwrite: bool,
+    factory: "Factory",
+    classes: tuple[str, ...],
 ) -> Iterator[None]:
-    """The folders of both options for this process alone, with room for the model."""
+    """The folders of both options for this process alone, with room for the model.
+
+    A model with other classes, which could not be saved, is refused before it is trained.
+    """
     from tpsgd.engine.meter import tensor_bytes
-    from tpsgd.saved.trained import check_free
+    from tpsgd.saved.trained import check_classes, check_free
 
     with ExitStack() as stack:
-        nbytes = tensor_bytes(factory()) if out or save else 0
+        nbytes = 0
+        if out is not None or save is not None:
+            nbytes = tensor_bytes(model := factory())
+            check_classes(model, classes if save is not None else ())
         if out is not None:
             stack.enter_context(output_folder(out, ("model.pt", "run.json"), overwrite, nbytes))
         if save is not None:
@@ -123,8 +142,9 @@ def _logged(file: Path | None, overwrite: bool, append: bool) -> Iterator[list[A
         return
     from tpsgd import logs
 
-    log = logs.file(file, overwrite=overwrite, append=append)
-    yield [log]
+    with output_file(file):
+        log = logs.file(file, overwrite=overwrite, append=append)
+        yield [log]
     if log.error is not None:
         raise log.error
 

@@ -3,7 +3,7 @@
 import re
 
 WORDS = {"True": "yes", "False": "no"}
-OPTIONS = "batch_size|micro_batch|max_train|max_test|on_disk"
+OPTIONS = "batch_size|micro_batch|max_train|max_test|on_disk|held_out"
 
 
 def in_options(message: str) -> str:
@@ -14,7 +14,10 @@ def in_options(message: str) -> str:
         'use --schedule simultaneous and a smaller --batch-size'
         >>> in_options("set memory=tpsgd.Memory(reuse=False, micro_batch=...) instead")
         'set --reuse no, --micro-batch ... instead'
+        >>> in_options("replace it with overwrite=True (--overwrite)")
+        'replace it with --overwrite'
     """
+    message = re.sub(r"[\w.]+(?:=\w+|\([^()]*\)) \((--[\w-]+)\)", r"\1", message)
     message = re.sub(r"\bmemory=(?:tpsgd\.)?Memory\(([^)]*)\)", r"\1", message)
     values = r"\b(loss|schedule|optimizer)=tpsgd\.(\w+)(?:\(\))?"
     message = re.sub(values, lambda m: f"--{m[1]} {m[2].replace('_', '-')}", message)

@@ -5,8 +5,8 @@ fetches them; `user_files` finds the reader for a file of yours (`npz_files`, `c
 `images`, `arrays`); `split` holds out test samples; `scaling` scales tables and series; `mapped`
 keeps samples on disk; `new_samples` reads samples for a trained model.
 
-The package imports torch, numpy, and from tpsgd only `errors`, `units`, `files` and `nets.padded`;
-pillow, pooch, rich and scikit-learn are imported where they are used.
+The package imports torch, numpy, and from tpsgd only `errors`, `units`, `files`, `nets.padded` and
+`saved.scaling`; pillow, pooch, rich and scikit-learn are imported where they are used.
 
 Examples:
     >>> from tpsgd import data

@@ -61,7 +61,9 @@ def read_csv(file: Path) -> RawData:
     return replace(raw, note=note, reading=reading, scale="standard")
 
 
-def read_columns(file: Path, columns: list[str], label: str) -> tuple[Arrays, list[str], bool]:
+def read_columns(
+    file: Path, columns: list[str], label: str | None
+) -> tuple[Arrays, list[str], bool]:
     """The features in these columns, the names of the samples, and whether there are labels.
 
     All other columns are ignored. Samples are named by their sequence, or numbered from 1.

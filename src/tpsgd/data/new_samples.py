@@ -20,28 +20,38 @@ from tpsgd.data.images import decode_images, new_images
 from tpsgd.data.loading import load
 from tpsgd.data.npz_files import read_arrays
 from tpsgd.data.registry import DATASETS
-from tpsgd.data.scaling import scaled
 from tpsgd.errors import TpsgdError, suggestion
 from tpsgd.files import call_function, is_function
 from tpsgd.nets.padded import Padded
+from tpsgd.saved.scaling import scaled
 
 
 class NewSamples(NamedTuple):
-    """Samples, a name for each, and their class indices if they have labels."""
+    """Samples, a name for each, and their class indices if they have labels.
+
+    The `note` says why labels were ignored; it is empty if none were.
+    """
 
     x: Tensor | Padded
     names: list[str]
     y: Tensor | None
+    note: str = ""
 
 
 class _Labelled(NamedTuple):
     x: Any
     names: list[str]
     labels: Array | None
+    note: str = ""
 
 
 def read_new(
-    spec: str, *, inputs: Mapping[str, Any], classes: Sequence[str], seed: int = 0
+    spec: str,
+    *,
+    inputs: Mapping[str, Any],
+    classes: Sequence[str],
+    seed: int = 0,
+    needs_labels: bool = True,
 ) -> NewSamples:
     """Read samples for a model, as `load` would, all of them and without splitting.
 
@@ -52,6 +62,8 @@ def read_new(
         inputs: `Data.inputs` of the data set that the model was trained on.
         classes: the names of the model's classes.
         seed: the seed of `load` that split a built-in set without a test set.
+        needs_labels: refuse labels that are blank or no classes of the model; otherwise all labels
+            are then ignored, and the `note` says why.
 
     Examples:
         >>> digits = load("digits")
@@ -60,13 +72,19 @@ def read_new(
         (torch.Size([359, 1, 8, 8]), ['1', '2'])
     """
     _check_inputs(inputs)
-    samples = _built_in(spec, seed) if spec in DATASETS else _own(spec, inputs)
+    samples = _built_in(spec, seed) if spec in DATASETS else _own(spec, inputs, needs_labels)
     _check_shape(spec, samples.x, inputs)
     x, scaling = samples.x, inputs.get("scaling") or {}
     if "shift" in scaling:
         x = scaled(x, scaling) if isinstance(x, Padded) else torch.from_numpy(scaled(x, scaling))
-    y = None if samples.labels is None else _indices(spec, samples.labels, classes)
-    return NewSamples(x, samples.names, y)
+    y, note = None, samples.note
+    try:
+        y = None if samples.labels is None else _indices(spec, samples.labels, classes)
+    except TpsgdError as error:
+        if needs_labels:
+            raise
+        note = str(error)
+    return NewSamples(x, samples.names, y, note)
 
 
 def _check_inputs(inputs: Mapping[str, Any]) -> None:
@@ -89,7 +107,7 @@ def _built_in(spec: str, seed: int) -> _Labelled:
     return _Labelled(x, _numbered(x), np.array(data.classes)[y.numpy()])
 
 
-def _own(spec: str, inputs: Mapping[str, Any]) -> _Labelled:
+def _own(spec: str, inputs: Mapping[str, Any], needs_labels: bool) -> _Labelled:
     file = user_files.find(spec)
     if file is None:
         raise TpsgdError(
@@ -100,7 +118,7 @@ def _own(spec: str, inputs: Mapping[str, Any]) -> _Labelled:
     if file.path.is_dir():
         return _of_images(file.path, inputs)
     if file.path.suffix.lower() == ".csv":
-        return _of_table(file.path, inputs)
+        return _of_table(file.path, inputs, needs_labels)
     return _of_arrays(file.path, inputs)
 
 
@@ -116,11 +134,18 @@ def _of_images(root: Path, inputs: Mapping[str, Any]) -> _Labelled:
     return _Labelled(torch.from_numpy(x), names, None if labels is None else np.array(labels))
 
 
-def _of_table(file: Path, inputs: Mapping[str, Any]) -> _Labelled:
+def _of_table(file: Path, inputs: Mapping[str, Any], needs_labels: bool) -> _Labelled:
     if "columns" not in inputs:
         raise TpsgdError(f"the model was not trained on a table: it cannot read {file}.")
-    arrays, names, labelled = read_columns(file, inputs["columns"], inputs.get("label", ""))
-    return _converted(str(file), arrays, names, labelled, False, inputs)
+    columns, note = inputs["columns"], ""
+    try:
+        arrays, names, labelled = read_columns(file, columns, inputs.get("label"))
+    except TpsgdError as error:
+        if needs_labels:
+            raise
+        arrays, names, labelled = read_columns(file, columns, None)  # if that was the reason
+        note = str(error)
+    return _converted(str(file), arrays, names, labelled, False, inputs)._replace(note=note)
 
 
 def _of_arrays(file: Path, inputs: Mapping[str, Any]) -> _Labelled:

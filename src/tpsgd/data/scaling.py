@@ -2,18 +2,18 @@
 
 A feature is a column of a table `(samples, features)`, or a channel of series `(samples, steps,
 features)`, over all of their steps. The statistics are plain values, so that they are saved with a
-model and new samples are scaled as those that it was trained on.
+model and new samples are scaled as those that it was trained on (`saved.scaling`).
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
-import torch
 
 from tpsgd.data.dataset import Array
 from tpsgd.errors import TpsgdError, suggestion
 from tpsgd.nets.padded import Padded
+from tpsgd.saved.scaling import scaled
 
 METHODS = ("none", "standard", "minmax")
 NOTES = {
@@ -61,22 +61,6 @@ def _rows(x: Array | Padded) -> Array:
         data = x.data.numpy()
         return data[np.arange(data.shape[1]) < x.lengths.numpy()[:, None]].astype(np.float64)
     return x.reshape(-1, x.shape[-1]).astype(np.float64)
-
-
-def scaled(x: Any, scaling: Mapping[str, Any]) -> Any:
-    """(x - shift) / scale of each feature, in float32; the padding of series stays 0."""
-    if isinstance(x, Padded):
-        is_step = torch.arange(x.data.shape[1]) < x.lengths.unsqueeze(1)
-        data = torch.as_tensor(scaled(x.data, scaling))
-        return Padded(data * is_step.view(*is_step.shape, *[1] * (x.dim() - 2)), x.lengths)
-    try:
-        shift, scale = (np.array(scaling[key], np.float32) for key in ("shift", "scale"))
-        return np.require((np.asarray(x) - shift) / scale, np.float32, ["C", "W"])
-    except (TypeError, ValueError) as error:
-        raise TpsgdError(
-            f"samples of shape {tuple(x.shape[1:])} cannot be scaled as those that the"
-            f" model was trained on ({error})."
-        ) from error
 
 
 def decoded_and_scaled(

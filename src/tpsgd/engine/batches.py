@@ -8,12 +8,20 @@ same on every device.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    TensorDataset,
+    default_collate,
+)
 
 from tpsgd.engine.inputs import check_finite, inputs, labels, pair, tensor
 from tpsgd.errors import TpsgdError
@@ -331,10 +339,10 @@ class Stream:
         if self.reshuffled and epoch is not None:
             key = Key(self.form.seeds[0], block, epoch)
             self.loader.generator.manual_seed(int(streams(key, [-1])))  # type: ignore[union-attr]
-        for batch in self._arriving(epoch):
+        for count, batch in enumerate(self._arriving(epoch)):
             x, y = pair(batch)
             x, y = inputs(_writable(x)), _index_type(self.check(tensor(y, "y")))
-            check_values(x, self.form)
+            check_values(x, self.form, partial(self._name, count))
             if isinstance(x, Padded):
                 if self.form.micro_batch is not None:
                     raise TpsgdError(RAGGED_UNCUT)
@@ -346,6 +354,13 @@ class Stream:
                 arrived = [(self.form(x[span]), y[span].to(self.form.device))]
                 samples = span.stop - span.start
                 yield Batch(list.pop, arrived, samples, samples / len(x), span.stop == len(x))
+
+    def _name(self, batch: int, place: int) -> str:
+        """What to call a sample by its batch and its place in it."""
+        if isinstance(self.loader.sampler, _NotedOrder):
+            item = self.loader.sampler.order[batch * self.form.batch_size + place]
+            return f"item {item} of the data set"
+        return f"sample {place} of batch {batch}"
 
     def _arriving(self, epoch: int | None) -> Iterator[Any]:
         """What the loader gives; if it raises, or one of its workers dies, that is one sentence."""
@@ -365,6 +380,19 @@ class Stream:
                 f"the data loader failed after {count} batches{when}: {name}: "
                 f"{reason.removeprefix(f'{name}: ')}"
             ) from error
+
+
+class _NotedOrder(RandomSampler):
+    """The random order of an epoch, which tells the item that a sample was."""
+
+    order: Sequence[int] = ()
+
+    def __init__(self, data: Any, generator: torch.Generator) -> None:
+        super().__init__(data, generator=generator)
+
+    def __iter__(self) -> Iterator[int]:
+        self.order = list(super().__iter__())
+        return iter(self.order)
 
 
 @contextmanager
@@ -465,9 +493,10 @@ def as_source(
         return Stream(data, form, checked)
     if isinstance(data, Dataset):
         _check_sized(data)
-        shuffle = None if isinstance(data, IterableDataset) else True
-        options: Any = {"generator": torch.Generator(), "collate_fn": _collate}
-        loader = DataLoader(data, form.batch_size, shuffle, **options)
+        generator = torch.Generator()
+        sampler = None if isinstance(data, IterableDataset) else _NotedOrder(data, generator)
+        options: Any = {"generator": generator, "collate_fn": _collate, "sampler": sampler}
+        loader = DataLoader(data, form.batch_size, **options)
         return Stream(loader, form, checked, reshuffled=True)
     x, y = pair(data)
     x, y = inputs(x), tensor(y, "y")
@@ -545,11 +574,13 @@ def _collate(samples: list[Any]) -> Any:
     return default_collate(samples)
 
 
-def check_values(x: Tensor | Padded, form: BatchForm) -> None:
-    """Refuse NaN and infinity, and tokens outside the vocabulary."""
+def check_values(
+    x: Tensor | Padded, form: BatchForm, name: Callable[[int], str] = "sample {}".format
+) -> None:
+    """Refuse NaN and infinity, and tokens outside the vocabulary; `name` is that of a sample."""
     if isinstance(x, Padded):
-        return check_values(x.data, form)
-    check_finite(x)
+        return check_values(x.data, form, name)
+    check_finite(x, name)
     if form.tokens > 1 and form.looks_up(x) and x.numel():
         low, high = int(x.min()), int(x.max())
         if low < 0 or high >= form.tokens:

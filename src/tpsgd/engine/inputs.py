@@ -1,7 +1,7 @@
 """Checks of x and y, which users may give in many forms."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -134,6 +134,8 @@ def tensor(values: Any, name: str) -> Tensor:
 
 
 def _from_numpy(values: Any, name: str) -> Tensor:
+    if hasattr(values, "toarray"):  # a matrix of scipy
+        raise TpsgdError(f"{name} is sparse: give {name}.toarray()")
     try:
         array = np.asarray(values)
     except ValueError:
@@ -154,10 +156,11 @@ def _from_numpy(values: Any, name: str) -> Tensor:
         return torch.from_numpy(array)
 
 
-def check_finite(x: Tensor) -> None:
+def check_finite(x: Tensor, name: Callable[[int], str] = "sample {}".format) -> None:
     """Refuse NaN and infinity, part by part: a file that is mapped need not fit into memory.
 
-    The smallest and the largest number of a part are enough (NaN is both).
+    The smallest and the largest number of a part are enough (NaN is both). `name` is what a sample
+    is called by its place in x.
     """
     if not x.is_floating_point() or not x.numel():
         return
@@ -167,4 +170,4 @@ def check_finite(x: Tensor) -> None:
         if not torch.isfinite(torch.stack(samples.aminmax())).all():
             finite = torch.isfinite(samples).reshape(len(samples), -1).all(1)
             first = start + int((~finite).nonzero()[0])
-            raise TpsgdError(f"x contains NaN or infinity (first in sample {first})")
+            raise TpsgdError(f"x contains NaN or infinity (first in {name(first)})")

@@ -129,8 +129,8 @@ class TPSGDClassifier(ClassifierMixin, Perceptron):
         classes = np.unique(y)
         if warm and not np.array_equal(classes, self.classes_):
             raise TpsgdError(
-                f"warm_start goes on with the classes {list(self.classes_)}, but y has "
-                f"{list(classes)}: set warm_start=False"
+                f"warm_start goes on with the classes {self.classes_.tolist()}, but y has "
+                f"{classes.tolist()}: set warm_start=False"
             )
         self.classes_ = classes
         weights = self._weights(X, y, sample_weight)
@@ -150,7 +150,7 @@ class TPSGDClassifier(ClassifierMixin, Perceptron):
             parts, validation = split[::2], self._data(*split[1::2])
         self._train(
             self._data(*parts), weights is not None, optimizer=self.optimizer or adam,
-            epochs=self.epochs, validation=validation, early_stopping=self._stopping(),
+            epochs=int(self.epochs), validation=validation, early_stopping=self._stopping(),
         )  # fmt: skip
         self._open_stream()
         return self
@@ -212,15 +212,16 @@ class TPSGDClassifier(ClassifierMixin, Perceptron):
         classes = self.classes_ if classes is None else unique_labels(classes)
         if not first and not np.array_equal(classes, self.classes_):
             raise TpsgdError(
-                f"classes={list(classes)} are not those of the first call, {list(self.classes_)}"
+                f"classes={classes.tolist()} are not those of the first call, "
+                f"{self.classes_.tolist()}"
             )
         if self.class_weight == "balanced":
             raise TpsgdError(
                 'class_weight="balanced" needs all labels at once: in partial_fit, use '
                 "class_weight={class: weight}"
             )
-        if absent := sorted(set(np.unique(y)) - set(classes)):
-            raise TpsgdError(f"y has classes that are not in classes={list(classes)}: {absent}")
+        if absent := np.setdiff1d(y, classes).tolist():
+            raise TpsgdError(f"y has classes that are not in classes={classes.tolist()}: {absent}")
         return classes
 
     def _open_stream(self) -> None:

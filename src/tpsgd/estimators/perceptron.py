@@ -31,6 +31,7 @@ class Perceptron(BaseEstimator):
     hidden: Any
     rule: Any
     activation: str
+    epochs: int
     batch_size: int
     lr: float | None
     tol: float | None
@@ -51,6 +52,8 @@ class Perceptron(BaseEstimator):
         if self.activation not in ACTIVATIONS:
             hint = suggestion(str(self.activation), ACTIVATIONS)
             raise TpsgdError(f"unknown activation {self.activation!r}: {hint}")
+        if not isinstance(self.epochs, (int, np.integer)) or self.epochs < 1:
+            raise TpsgdError(f"epochs must be a whole number, 1 or more, got {self.epochs!r}")
         if not isinstance(self.n_iter_no_change, int) or self.n_iter_no_change < 1:
             raise TpsgdError(f"n_iter_no_change must be 1 or more, got {self.n_iter_no_change!r}")
         if self.early_stopping and not 0 < self.validation_fraction < 1:
@@ -91,12 +94,18 @@ class Perceptron(BaseEstimator):
     def _start(self, outputs: int, dtype: Any) -> None:
         """A new net."""
         self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        device = resolve_device(self.device)
+        device, widths = resolve_device(self.device), self._widths()
+        number = torch.float32 if dtype == np.float32 else torch.float64
         with torch.random.fork_rng([]):
             torch.manual_seed(self._seed)
-            shape = (self.n_features_in_,)
-            model = mlp(shape, self._widths(), outputs, ACTIVATIONS[self.activation])
-        self.model_ = model.to(device, torch.float32 if dtype == np.float32 else torch.float64)
+            try:
+                model = mlp((self.n_features_in_,), widths, outputs, ACTIVATIONS[self.activation])
+                self.model_ = model.to(device, number)
+            except (MemoryError, RuntimeError, TypeError) as error:  # torch raises all three
+                raise TpsgdError(
+                    f"a net with hidden={self.hidden!r} does not fit in memory: choose smaller "
+                    "widths"
+                ) from error
 
     def _run(self, data: Any, rule: Rule, loss: Loss, **settings: Any) -> None:
         """Train the net."""

@@ -54,7 +54,8 @@ class TPSGDRegressor(RegressorMixin, Perceptron):
         model_: the trained `nn.Sequential`, whose outputs are scaled targets.
         run_: the record of the last call, a `tpsgd.Run`.
         n_iter_: the most epochs that a layer has taken.
-        mean_, scale_: of the targets.
+        mean_, scale_: of the targets: mean and deviation. A target that is the same in all samples
+            has the deviation 0 and is predicted as it is.
 
     Examples:
         >>> from sklearn.datasets import make_friedman1
@@ -124,10 +125,11 @@ class TPSGDRegressor(RegressorMixin, Perceptron):
             raise TpsgdError("y has another number of targets than before: set warm_start=False")
         if not warm:
             self._one_target = y.ndim == 1
-            self.mean_, scale = rows.mean(0), rows.std(0)
-            self.scale_ = np.where(scale > 0, scale, 1.0)
+            self.mean_, self.scale_ = _mean_and_scale(rows)
             self._start(rows.shape[1], X.dtype)
-        parts: Any = [X, (rows - self.mean_) / self.scale_]
+        elif (rows != self.mean_)[:, self.scale_ == 0].any():
+            raise TpsgdError("y had the same value in all samples before: set warm_start=False")
+        parts: Any = [X, (rows - self.mean_) / np.where(self.scale_ > 0, self.scale_, 1.0)]
         validation = None
         if self.early_stopping:
             share = self.validation_fraction
@@ -135,7 +137,7 @@ class TPSGDRegressor(RegressorMixin, Perceptron):
             parts, validation = split[::2], self._data(*split[1::2])
         self._run(
             self._data(*parts), rule, squared_error, optimizer=self.optimizer or adam,
-            epochs=self.epochs, validation=validation, early_stopping=self._stopping(),
+            epochs=int(self.epochs), validation=validation, early_stopping=self._stopping(),
         )  # fmt: skip
         numbers = [replace(e, accuracy=None, val_accuracy=None) for e in self.run_.history]
         self.run_.history[:] = numbers  # nothing is classified
@@ -150,3 +152,15 @@ class TPSGDRegressor(RegressorMixin, Perceptron):
         """Samples and scaled targets as tensors."""
         dtype = self._layers()[-1].weight.dtype
         return tensor(X, "X").to(dtype), torch.from_numpy(rows).to(dtype)
+
+
+def _mean_and_scale(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The mean and the deviation of each target, without rounding for a constant one."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean, scale = rows.mean(0), rows.std(0)
+    if not (np.isfinite(mean) & np.isfinite(scale)).all():
+        raise TpsgdError(
+            f"y has numbers of up to {np.abs(rows).max():.3g}, too large for a deviation: divide y"
+        )
+    constant = (rows == rows[0]).all(0)
+    return np.where(constant, rows[0], mean), np.where(constant, 0.0, scale)

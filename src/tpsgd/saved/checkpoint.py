@@ -50,7 +50,7 @@ class Checkpoint:
     resume: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.folder, (str, Path)):
+        if not isinstance(self.folder, (str, Path)) or self.folder == "":
             raise TpsgdError(
                 f"checkpoint must be a folder or tpsgd.Checkpoint(folder), got {self.folder!r}"
             )
@@ -97,7 +97,7 @@ def refuse_to_replace(folder: Path, content: str) -> None:
     """An error: a folder holds the state of a run, and nobody has asked to go on with it."""
     raise TpsgdError(
         f"{folder} holds {content}: go on from it with tpsgd.Checkpoint(folder, resume=True) "
-        "(--resume), or name another folder"
+        "(--resume), name another folder, or remove this one to begin anew"
     )
 
 

@@ -16,13 +16,14 @@ from torch import Tensor, nn
 
 from tpsgd import __version__
 from tpsgd.errors import TpsgdError, shortened
-from tpsgd.files import call_function, is_function
+from tpsgd.files import call_function, is_function, named_folder
 from tpsgd.saved import folder as folders
 from tpsgd.saved import modules
 from tpsgd.saved.folder import Layout
 
 MODEL = Layout("model", 1)
 CHANNELS_LAST = "channels-last"
+KEEP_OUTPUTS = ("torch.nn.modules.activation", "torch.nn.modules.dropout")  # as many as before
 KEYS = {"model", "tensors", "frozen", "run", "classes", "inputs", "versions"}
 DTYPES = (
     "float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool",
@@ -53,6 +54,8 @@ def write(
 ) -> Path:
     """Write a model into a folder; see `Run.save`."""
     path = check_free(folder, overwrite)
+    classes = _class_names(content.classes)
+    check_classes(content.model, classes)
     model = modules.describe(content.model) if factory is None else _describe_factory(factory)
     tensors = {}
     for name, tensor in content.model.state_dict(keep_vars=True).items():
@@ -66,7 +69,7 @@ def write(
         "model": model,
         "tensors": {name: _form(tensor) for name, tensor in tensors.items()},
         "frozen": sorted(parameters.keys() - learns),
-        "classes": _class_names(content.classes),
+        "classes": classes,
         "inputs": content.inputs,
         "run": content.run,
         "versions": versions | {"tpsgd": __version__},
@@ -76,7 +79,7 @@ def write(
 
 def read(folder: str | Path, factory: str | None = None) -> Content:
     """The content of a folder; no code is run, except for the file of a `factory`."""
-    path = Path(folder).expanduser()
+    path = named_folder(folder, "of a trained model")
     description, tensors = folders.read(MODEL, path)
     expected = KEYS | {"format", folders.WEIGHTS}
     if description.keys() != expected:
@@ -99,13 +102,27 @@ def read(folder: str | Path, factory: str | None = None) -> Content:
 
 def check_free(folder: str | Path, overwrite: bool) -> Path:
     """The folder, if it holds no model or if that may be replaced."""
-    path = Path(folder).expanduser()
+    path = named_folder(folder, "to save the model in")
     if folders.holds(MODEL, path) and not overwrite:
         raise TpsgdError(
             f"{path} already holds a model: name another folder, or replace it with overwrite=True "
             "(--overwrite)"
         )
     return path
+
+
+def check_classes(model: nn.Module, classes: Sequence[str]) -> None:
+    """Refuse names of classes that are not as many as the outputs of the last linear layer."""
+    leaves = [module for module in model.modules() if not list(module.children())]
+    while leaves and type(leaves[-1]).__module__ in KEEP_OUTPUTS:
+        leaves.pop()
+    if not classes or not leaves or not isinstance(leaves[-1], nn.Linear):
+        return
+    count = max(2, leaves[-1].out_features)  # one output is a yes or a no
+    if len(classes) != count:
+        raise TpsgdError(
+            f"the model tells {count} classes apart, but classes has {len(classes)} names"
+        )
 
 
 def _describe_factory(factory: str) -> dict[str, str]:

@@ -46,6 +46,11 @@ class Classes:
         _check_name(name)
         if self.named and name is None:
             raise TpsgdError("the classes have names: add_class needs one for the new class")
+        if self.named and self.names and _kind(name) not in set(map(_kind, self.names)):
+            raise TpsgdError(
+                f"label {name!r} is {_kind(name)}, but the classes have names such as "
+                f"{self.names[0]!r}: pass labels by their names"
+            )
         if self.named and name in self.names:
             raise TpsgdError(f"there is a class {name!r} already")
         if not self.named and name not in (None, len(self)):
@@ -102,3 +107,10 @@ def _check_name(value: Any) -> None:
     """Refuse what cannot name a class; NaN, a missing label in a table, equals nothing."""
     if not isinstance(value, Hashable) or (isinstance(value, float) and math.isnan(value)):
         raise TpsgdError(f"a label is the name of a class, got {shortened(repr(value))}")
+
+
+def _kind(name: Any) -> str:
+    """What a name is, in words: a number is no name beside texts."""
+    if isinstance(name, str):
+        return "a text"
+    return "a number" if isinstance(name, (int, float)) else f"a {type(name).__name__}"

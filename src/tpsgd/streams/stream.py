@@ -16,12 +16,13 @@ from tpsgd.errors import TpsgdError
 from tpsgd.losses import Loss, bce
 from tpsgd.maths.random import Key, permutation
 from tpsgd.nets.blocks import has_batch_norm
-from tpsgd.rules import Rule, frozen, readout
+from tpsgd.rules import Rule, frozen, readout, refuse_words
 from tpsgd.solvers import Recursive
 from tpsgd.streams.labels import Classes, is_rows, plain
 from tpsgd.streams.last_good_step import LastGoodStep
 from tpsgd.streams.online import OnlineNet
 from tpsgd.streams.rehearsal import Rehearsal
+from tpsgd.streams.stream_identity import check_same_stream, stream_identity
 from tpsgd.streams.subjects import EXAMPLES, as_subject
 from tpsgd.train import simultaneous
 from tpsgd.training.progress_bar import Progress, bar_unless
@@ -99,11 +100,13 @@ class Stream:
     ) -> None:
         self.model, self._subject = model, as_subject(model)
         rule = _default_rule(optimizer) if rule is None else rule
+        refuse_words(rule)
         self._settings = Settings(
             schedule=simultaneous, loss=loss, optimizer=optimizer, lr=lr, epochs=1,
             batch_size=batch_size, seed=seed, device=device, progress=progress,
             memory=Memory(slices=1, measure=False),
         )  # fmt: skip
+        self._rule = rule
         self._nets = [OnlineNet(net, rule, self._settings) for net in self._subject.nets]
         names = self._subject.names if classes is None else classes
         self._classes = Classes(names, self._subject.classes)
@@ -186,6 +189,7 @@ class Stream:
         """What goes on from call to call besides the weights, `model.state_dict()`, as copies."""
         state = {
             "classes": list(self._classes.names) if self._classes.named else len(self._classes),
+            "identity": self._identity(),
             "samples": self.samples,
             "calls": self._calls,
             "drifts": list(self.drifts),
@@ -195,12 +199,17 @@ class Stream:
         return deepcopy(state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where another stream of such a model was; its model has as many outputs."""
+        """Go on where another stream of such a model was; its model has as many outputs.
+
+        Rule, optimizer, seed and the shapes of the weights must be the same; the learning rate, the
+        size of batches and the detector of drifts need not be.
+        """
         if not isinstance(state, dict) or set(state) != set(self.state_dict()):
             raise TpsgdError("this is no state of a stream: pass what state_dict() returned")
         now = list(self._classes.names) if self._classes.named else len(self._classes)
         if state["classes"] != now:
             raise TpsgdError(f"the state is of classes {state['classes']}, the stream has {now}")
+        check_same_stream(state["identity"], self._identity())
         if (state["rehearsal"] is None) != (self.rehearsal is None):
             raise TpsgdError("the state and the stream must both have a rehearsal buffer, or none")
         if len(state["nets"]) != len(self._nets):
@@ -212,6 +221,9 @@ class Stream:
         self._last_good.forget()
         self.samples, self._calls = state["samples"], state["calls"]
         self.drifts = list(state["drifts"])
+
+    def _identity(self) -> dict[str, Any]:
+        return stream_identity(self._subject.nets, self._rule, self._settings)
 
     def _check_new_class(self) -> None:
         """Refuse a new class that a net, or the sums over its samples, cannot get."""
@@ -277,9 +289,14 @@ class Stream:
         """Tell the detector which samples of a batch the model, before it learns, gets wrong."""
         assert self.drift is not None
         drifted = False
-        for wrong in self._subject.wrong(x, labels, self._settings.loss is bce):
-            self.drift.update(wrong)
-            drifted = drifted or self.drift.drift_detected
+        errors = list(self._subject.wrong(x, labels, self._settings.loss is bce))
+        try:
+            for wrong in errors:
+                self.drift.update(wrong)
+                drifted = drifted or self.drift.drift_detected
+        except Exception as error:
+            kind, reason = type(self.drift).__name__, f"{type(error).__name__}: {error}"
+            raise TpsgdError(f"the drift detector {kind} failed with {reason}") from error
         if drifted:
             self.drifts.append(self.samples)
             if self.on_drift is not None:
@@ -293,6 +310,8 @@ def _default_rule(optimizer: Any) -> Rule:
 
 def _samples(x: Any, y: Any) -> tuple[Any, Any]:
     """Several samples and labels, of which there may be one."""
+    if y is None:
+        raise TpsgdError("y must be the labels of x, got None: a stream learns from labels")
     single = isinstance(y, str) or not hasattr(y, "__len__") or getattr(y, "ndim", 1) == 0
     if single:
         x, y = tensor(x, "x")[None], y.reshape(1) if isinstance(y, (Tensor, np.ndarray)) else [y]

@@ -39,7 +39,7 @@ from tpsgd.saved.checkpoint import Checkpoint
 from tpsgd.train import Net
 from tpsgd.training.checkpoints import keep_checkpoints
 from tpsgd.training.last_good import LastGoodWeights
-from tpsgd.training.likely_mistakes import warn_of_bytes, warn_of_link
+from tpsgd.training.likely_mistakes import refuse_broken_weights, warn_of_bytes, warn_of_link
 from tpsgd.training.progress_bar import bar_unless
 from tpsgd.units import as_bytes, size
 
@@ -189,6 +189,7 @@ def run_training(
     bar, last_good = bar_unless(settings.progress), LastGoodWeights()
     with context as device, bar as progress, last_good:
         net, anatomy = assemble(models, data, method, settings, device)
+        refuse_broken_weights(models)
         warn_of_link(anatomy)
         warn_of_bytes(net.source)
         check_optimizers(net.learners)

@@ -1,6 +1,7 @@
-"""Models and data that can be trained, but are probably not meant so: a warning with the cause."""
+"""Models and data that are probably not meant so: a warning, or an error, with the cause."""
 
 import warnings
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -8,6 +9,7 @@ from torch import nn
 from tpsgd.engine.anatomy import Anatomy
 from tpsgd.engine.assemble import place_of
 from tpsgd.engine.batches import Arrays, stored_samples
+from tpsgd.errors import TpsgdError
 from tpsgd.losses import Loss, bce, cross_entropy, mse
 from tpsgd.nets.padded import Padded
 from tpsgd.protocols import Source
@@ -22,6 +24,16 @@ PREVENTED: dict[Loss, tuple[str, tuple[type[nn.Module], ...]]] = {
     mse: ("compares the output with 0 and 1", (nn.LogSoftmax,)),
 }
 SUITABLE = {nn.Softmax: cross_entropy, nn.LogSoftmax: cross_entropy, nn.Sigmoid: bce}
+
+
+def refuse_broken_weights(models: Sequence[nn.Module]) -> None:
+    """Refuse a model that no training can mend: one with weights that are NaN or infinite."""
+    for name, p in (pair for model in models for pair in model.named_parameters()):
+        has_numbers = p.is_floating_point() and p.numel() and not p.is_meta
+        if has_numbers and not torch.isfinite(torch.stack(p.detach().aminmax())).all():
+            raise TpsgdError(
+                f"the model has NaN or infinity in {name} before training: make it anew"
+            )
 
 
 def warn_of_link(anatomy: Anatomy) -> None:

@@ -3,6 +3,7 @@
 import json
 import zlib
 from collections.abc import Mapping
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,19 @@ from tpsgd.solvers import SOLVERS
 from tpsgd.train import Net
 
 MAY_DIFFER = ("threads", "torch", "device", "measure")  # settings that do not make another run
+# of several differences, those that say most come first
+FIRST = (
+    "data", "rule", "number of samples (training data)", "shape of samples (training data)",
+    "model", "epochs", "checksum (training data)",
+)  # fmt: skip
+IN_WORDS = {
+    "number of samples (training data)": "training data",
+    "shape of samples (training data)": "training data",
+    "checksum (training data)": "training data",
+    "list of tensors": "model",
+    "list of optimizers": "optimizer",
+    "options": "list of the rules' options",
+}
 COMPARED = 64  # samples whose numbers are compared; of the labels all are
 
 
@@ -38,16 +52,37 @@ def identity(net: Net, model: nn.Module, settings: dict[str, Any]) -> dict[str, 
 
 def check_same_run(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
     """Refuse a checkpoint of other settings, another model or other data."""
-    for name in [*now, *(before.keys() - now.keys())]:
-        old, new = before.get(name), now.get(name)
-        if old == new:
-            continue
-        if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-            old, new = next((a, b) for a, b in zip(old, new, strict=True) if a != b)
+    if problem := difference(before, now):
         raise TpsgdError(
-            f"the checkpoint in {folder} is of another run: its {name} was {shortened(old)}, and "
-            f"now it is {shortened(new)}; resume with the same, or name another folder"
+            f"the checkpoint in {folder} is of another run: {problem}; resume with the same, or "
+            "name another folder"
         )
+
+
+def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """How the values of two runs differ, that which matters most first; "" if they do not.
+
+    Examples:
+        >>> difference({"options": ["a"], "seed": 0, "rule": "dfa"}, {"rule": "drtp", "seed": 0})
+        "its rule was dfa, and now it is drtp (list of the rules' options: different, too)"
+    """
+    names = [name for name in {**now, **before} if before.get(name) != now.get(name)]
+    if not names:
+        return ""
+    names.sort(key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
+    old, new = _where_they_differ(before.get(names[0]), now.get(names[0]))
+    words = list(dict.fromkeys(IN_WORDS.get(name, name) for name in names))
+    others = f" ({', '.join(words[1:5])}: different, too)" if words[1:] else ""
+    name = words[0] if names[0] == "options" else names[0]
+    return f"its {name} was {shortened(old)}, and now it is {shortened(new)}{others}"
+
+
+def _where_they_differ(old: Any, new: Any) -> tuple[Any, Any]:
+    """Two values, or of two lists the first entries that differ."""
+    if not (isinstance(old, list) and isinstance(new, list)):
+        return old, new
+    pairs = zip_longest(old, new, fillvalue="nothing")
+    return next((str(a).strip(), str(b).strip()) for a, b in pairs if a != b)
 
 
 def _optimizer(learner: Any) -> str:

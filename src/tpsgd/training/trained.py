@@ -8,9 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from tpsgd.engine.device import resolve_device
+from tpsgd.engine.inputs import inputs as as_inputs
 from tpsgd.engine.record import Run
 from tpsgd.errors import TpsgdError, shortened
+from tpsgd.nets.padded import Padded, as_pixels
 from tpsgd.saved import trained
+from tpsgd.saved.scaling import scaled
 from tpsgd.training.confusion import Confusion, confusion
 from tpsgd.training.evaluate import all_outputs, evaluate, last_module
 from tpsgd.training.progress_bar import Progress
@@ -20,7 +23,8 @@ from tpsgd.training.progress_bar import Progress
 class Trained:
     """A trained model with its record, the names of its classes and what its samples look like.
 
-    Samples are given as they were given to `fit`.
+    Samples are given as they were given to `fit`: what `tpsgd.data.load` has scaled is not scaled
+    again here. For samples as they are in a file, see `scaled`.
 
     Attributes:
         model: the model, in evaluation mode.
@@ -35,6 +39,34 @@ class Trained:
     classes: tuple[str, ...] = ()
     inputs: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
+
+    def scaled(self, x: Any) -> Any:
+        """Samples as they were before `tpsgd.data.load` scaled them, scaled in the same way.
+
+        `inputs`, which `run.save(inputs=data.inputs)` stores, says how: bytes are divided by 255,
+        tables and series get the shift and the scale of the training samples. Without scaling, x is
+        returned as it is.
+
+        Examples:
+            >>> scaling = {"method": "standard", "shift": [10.0], "scale": [2.0]}
+            >>> trained = Trained(
+            ...     nn.Linear(1, 2), Run("readout", 0, {}), inputs={"scaling": scaling}
+            ... )
+            >>> trained.scaled([[10.0], [14.0]])
+            tensor([[0.],
+                    [2.]])
+        """
+        samples, scaling = as_inputs(x), self.inputs.get("scaling") or {}
+        if scaling.get("method") == "bytes":
+            if samples.dtype is not torch.uint8:
+                raise TpsgdError(
+                    "the model was trained on bytes (uint8), divided by 255: give bytes"
+                )
+            return as_pixels(samples, samples.to(samples.device, torch.float32))
+        if "shift" not in scaling:
+            return samples
+        new = scaled(samples, scaling)
+        return new if isinstance(new, Padded) else torch.from_numpy(new)
 
     def outputs(
         self, x: Any, *, batch_size: int = 1024, progress: Progress | None = None
