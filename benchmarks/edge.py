@@ -49,15 +49,15 @@ def measure(section: str, features: Path) -> Row:
 
 def digits() -> Row:
     """Digits learned on the Cortex-M4F, by backprop, and on other processors."""
-    rows = []
+    rows, (train, test) = [], edge_nets.digits()
     for case in edge_nets.DIGITS:
         rows.append(edge_nets.on_digits(case))
         print(f"{case}: {rows[-1]['accuracies']}", flush=True)
     nets = dict.fromkeys(case.net for case in edge_nets.DIGITS)
     binary = next(row["lr"] for row in rows if row["codes"] == "binary")
     settings = {
-        "epochs": edge_nets.EPOCHS, "batch_size": 1, "optimizer": "sgd", "train": 1438,
-        "test": 359, "rates": edge_nets.RATES, "seeds": edge_nets.SEEDS,
+        "epochs": edge_nets.EPOCHS, "batch_size": 1, "optimizer": "sgd",
+        "train": len(train[1]), "test": len(test[1]), "rates": edge_nets.RATES, "seeds": edge_nets.SEEDS,
         "on_the_board": "the first seed; the others on this machine, by the same program",
     }  # fmt: skip
     return {
@@ -130,8 +130,8 @@ def _digits(section: Row) -> str:
 
 def _accuracy(row: Row) -> str:
     if "accuracy" not in row:
-        return f"{row['right']} of 359"
-    return f"{100 * row['accuracy']:.2f} ± {100 * row['deviation']:.2f}"
+        return f"{row['right']} right"
+    return f"{100 * row['accuracy']:.2f} ± {100 * row['deviation']:.2f} %"
 
 
 def _split(section: Row) -> str:

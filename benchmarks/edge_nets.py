@@ -7,6 +7,7 @@ same program on this machine, bit for bit. Instructions are QEMU's, not cycles o
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -25,7 +26,7 @@ from tpsgd.export.to_c.memory import FLOAT, layout
 from tpsgd.export.to_c.source import sources
 
 EPOCHS, SEEDS, SEARCH_SEEDS = 5, 5, 3
-RATES = (0.001, 0.003, 0.01, 0.03, 0.1)
+RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
 STEPS = 3  # of nets that learn from random samples; the second is measured
 Row = dict[str, Any]
 Samples = tuple[Tensor, Tensor]
@@ -36,7 +37,7 @@ def mlp(*widths: int) -> Callable[[], nn.Sequential]:
 
     def build() -> nn.Sequential:
         layers: list[nn.Module] = []
-        for inputs, outputs in zip(widths, widths[1:], strict=False):
+        for inputs, outputs in pairwise(widths):
             layers += [nn.Linear(inputs, outputs), nn.LeakyReLU()]
         return nn.Sequential(*layers[:-1])
 
@@ -113,6 +114,7 @@ DIGITS = [
     Case("64-32-10", "tpsgd-l2", "hash"),
     Case("64-32-10", "frozen", "hash"),
     Case("CNN 8x8: 8x3", "readout", "hash"),
+    Case("CNN 8x8: 8x3", "readout, calibrated", "hash"),
     Case("CNN 8x8: 8x3", "frozen", "hash"),
 ]
 OTHER_BOARDS = ("Cortex-M0", "Cortex-M3", "Cortex-M7")
