@@ -57,7 +57,8 @@ def digits() -> Row:
     binary = next(row["lr"] for row in rows if row["codes"] == "binary")
     settings = {
         "epochs": edge_nets.EPOCHS, "batch_size": 1, "optimizer": "sgd",
-        "train": len(train[1]), "test": len(test[1]), "rates": edge_nets.RATES, "seeds": edge_nets.SEEDS,
+        "train": len(train[1]), "test": len(test[1]),
+        "rates": edge_nets.RATES, "seeds": edge_nets.SEEDS,
         "on_the_board": "the first seed; the others on this machine, by the same program",
     }  # fmt: skip
     return {
