@@ -12,7 +12,8 @@
 QEMU counts instructions. They are not cycles: it has no flash that makes a processor wait, and no
 caches; its Cortex-M0 has no clock to count with. No board was measured. AIfES was not measured: its
 Arduino package was in no registry that could be reached. Learning rates are chosen on a fifth of
-the training samples; the test samples are read once, at the end.
+the training samples; the test samples are read once, at the end. `readout` is `readout(scale=4.0)`;
+"readout, calibrated" is the default, which measures the first sample.
 """
 
 import argparse
