@@ -152,13 +152,14 @@ def _split(section: Row) -> str:
 
 
 def _adaptor(section: Row) -> str:
-    head = ["adaptor", "photos a class", "accuracy", "rate", "RAM, samples, stack", "step"]
+    head = ["adaptor", "photos a class", "accuracy", "rate", "RAM, bytes", "step"]
     lines = []
     for row in section["rows"]:
         board = section["boards"].get(row["arm"], {})
+        most = board.get("total_bytes") or section["peak_bytes_in_python"][row["arm"]]
         lines.append([
             row["arm"], row["photos_of_a_class"], _accuracy(row), f"{row.get('lr', '-')}",
-            f"{board['total_bytes']:,}" if board else "-", _counts(board)[0],
+            f"{most:,}", _counts(board)[0],
         ])  # fmt: skip
     return columns([head, *lines])
 

@@ -49,6 +49,13 @@ def test_arenas_of_a_tiny_net_by_hand():
     assert edge_split.recomputing_arena(recipe) == stored + one_map
 
 
+def test_a_backward_pass_needs_outputs_before_and_after_a_pool():
+    model, shape = edge_split.keywords(2)
+    maps, pooled, logits, one_map = 16 * 25 * 5, 16, 10, 25 * 5
+    arena = edge_split.backprop_arena(read_model(model, edge_split.RULE, shape))
+    assert arena == 2 * maps + pooled + logits + one_map
+
+
 def test_arenas_of_a_tiny_cell_by_hand():
     recipe = read_model(cell(), edge_split.RULE, (7, 2))
     sums, states, inputs = 3 * 2 + 3 * 3 + 3, 7 * 3, 7 * 2
