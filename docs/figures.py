@@ -434,6 +434,117 @@ def draw_streams(values: Any, record: Record) -> Figure:
     return figure
 
 
+# ---- edge ----------------------------------------------------------------------------------------
+
+PARTS = {
+    "weights": BLUE,
+    "moments of Adam": SKY,
+    "arena": GREEN,
+    "samples of a batch": ORANGE,
+    "stack": INK,
+}
+DEVICES = (  # net, batch, optimizer
+    ("64-32-10", 1, "sgd"),
+    ("head 512-10", 1, "sgd"),
+    ("CNN 28x28: 8x5 s2, 16x3 s2", 1, "sgd"),
+    ("64-32-10", 16, "adam"),
+    ("head 1280-10", 1, "sgd"),
+    ("784-32-10", 1, "sgd"),
+    ("head 512-64-10", 1, "sgd"),
+    ("CNN 28x28: 8x5 s2, 16x3 s2", 16, "sgd"),
+)
+ARENAS = {  # key, colour, mark
+    "local rule": ("local_arena_bytes", GREEN, "o"),
+    "backprop, update fused too": ("backprop_arena_bytes", "#000000", "s"),
+    "backprop, outputs computed twice": ("recomputing_backprop_arena_bytes", GREY, "D"),
+}
+
+
+def edge_values(record: Record) -> Record:
+    """Bytes of some nets by part, and of arenas by depth and by length."""
+    rows = {(r["net"], r["batch"], r["optimizer"]): r for r in record["sizes"]["rows"]}
+    bars = {_device(*key): _edge_parts(rows[key]) for key in DEVICES}
+    arenas: Record = {}
+    for row in (*record["split"]["by_depth"], *record["split"]["by_length"]):
+        if row.get("batch", 1) == 1:
+            for label, (key, _, _) in ARENAS.items():
+                points = arenas.setdefault(row["net"], {}).setdefault(label, [])
+                points.append([row.get("convolutions") or row["steps"], row[key]])
+    return {"bars": bars, "arenas": arenas}
+
+
+def _device(net: str, batch: int, optimizer: str) -> str:
+    adam = ", Adam" if optimizer == "adam" else ""
+    return f"{net.replace(': ', chr(10))}{f', batch {batch}' if batch > 1 else ''}{adam}"
+
+
+def _edge_parts(row: Record) -> list[int]:
+    """Bytes in the order of `PARTS`."""
+    ram = dict(row["ram"])
+    weights, moments = ram.pop("weights"), ram.pop("moments of the optimizer", 0)
+    return [weights, moments, sum(ram.values()), row["samples_bytes"], row["stack_bytes"]]
+
+
+def draw_edge(values: Any, record: Record) -> Figure:
+    """RAM by part; arenas by depth and by length."""
+    figure, (left, depth, length) = plt.subplots(
+        1, 3, figsize=(12.5, 4.4), layout="constrained", width_ratios=(1.4, 1, 1)
+    )
+    _draw_edge_bars(left, values["bars"])
+    _draw_arenas(depth, values["arenas"], {"pictures": "-", "keywords": "--"})
+    _draw_arenas(length, values["arenas"], {"cell 1-32-2": "-"})
+    depth.set(xticks=[x for x, _ in values["arenas"]["pictures"]["local rule"]], ylim=(2.4, 400))
+    depth.set_xlabel("convolutions", color=INK)
+    depth.set_ylabel("arena, KB (computed)", color=INK)
+    for x, y, text in ((12, 265, "pictures 32 x 32"), (12, 12.2, "dashed: keywords 49 x 10")):
+        depth.text(x, y, text, color=QUIET, fontsize=9.5, ha="right")
+    depth.legend(loc="lower right", framealpha=1, edgecolor="none", fontsize=9.5)
+    depth.set_title("By depth", fontsize=10.5, loc="left", color=INK)
+    length.set(xscale="log", ylim=(3, 200))
+    length.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,g}"))
+    length.minorticks_off()
+    length.set_xlabel("time steps of a sequence", color=INK)
+    length.set_title("By length: recurrent cell 1-32-2", fontsize=10.5, loc="left", color=INK)
+    return figure
+
+
+def _draw_arenas(axes: Axes, arenas: Record, dashes: dict[str, str]) -> None:
+    """A line for each way to learn and each net."""
+    for name, dash in dashes.items():
+        for i, (label, (_, colour, mark)) in enumerate(ARENAS.items()):
+            xs, ys = zip(*arenas[name][label], strict=True)
+            look = {"color": colour, "marker": mark, "mec": "white", "ms": 6.5, "lw": 1.5}
+            shown = label if dash == "-" else None
+            axes.plot(xs, [y / 1024 for y in ys], dash, label=shown, zorder=5 - i, **look)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,g}"))
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+    axes.minorticks_off()
+    plain(axes)
+
+
+def _draw_edge_bars(axes: Axes, bars: dict[str, list[int]]) -> None:
+    """A bar for each net, the smallest on top."""
+    places = range(len(bars), 0, -1)
+    for i, (part, colour) in enumerate(PARTS.items()):
+        begins = [sum(row[:i]) / 1024 for row in bars.values()]
+        widths = [row[i] / 1024 for row in bars.values()]
+        axes.barh(places, widths, 0.62, left=begins, color=colour, label=part)
+    for place, row in zip(places, bars.values(), strict=True):
+        box = {"fc": "white", "ec": "none", "pad": 1}
+        total = sum(row) / 1024
+        axes.text(total + 4, place, f"{total:.1f} KB", va="center", fontsize=9, bbox=box)
+    for limit in (16, 64, 256):
+        axes.axvline(limit, color=QUIET, lw=1, ls=":", zorder=0)
+    axes.legend(loc="upper right", bbox_to_anchor=(0.95, 0.98), fontsize=9.5, edgecolor="none")
+    axes.set_yticks(places, bars, fontsize=9.5)
+    axes.set(xlim=(0, 265), xticks=(16, 64, 128, 192, 256), ylim=(0.4, len(bars) + 0.6))
+    axes.set_xlabel("RAM, KB", color=INK)
+    axes.set_title("RAM on a Cortex-M4F", fontsize=10.5, loc="left", color=INK)
+    plain(axes, "x")
+    axes.grid(False)
+
+
 FIGURES: dict[str, tuple[str, Callable[..., Any], Callable[..., Figure]]] = {
     "sequences": ("recurrent", sequence_values, draw_sequences),
     "peers": ("peers", peer_values, draw_peers),
@@ -441,4 +552,5 @@ FIGURES: dict[str, tuple[str, Callable[..., Any], Callable[..., Figure]]] = {
     "adaptors": ("adaptors", adaptor_values, draw_adaptors),
     "deep": ("deep", deep_values, draw_deep),
     "streams": ("streams", stream_values, draw_streams),
+    "edge": ("edge", edge_values, draw_edge),
 }
