@@ -29,7 +29,7 @@ int main(int count_of_arguments, char **arguments)
         for (k = 0; k < NET_INPUT; k++) x[k] = (net_input)fgetc(in);
         label = (uint16_t)word(in, 2);
         rate = (uint16_t)word(in, 2);
-        numbers[0] = net_step(&state, &arena, x, label, rate, word(in, 4), numbers + 1);
+        numbers[0] = net_step(&state, &arena, x, &label, rate, word(in, 4), numbers + 1);
         fwrite(numbers, 4, NET_BLOCKS + 1, out);
     }
     net_forward(&state, &arena, x, numbers);

@@ -1,8 +1,12 @@
 """Nets that learn in integers: C against a twin in Python, against float, and refusals."""
 
+import copy
 import math
+import re
 import shutil
+import struct
 import subprocess
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,9 +19,11 @@ from torch import nn
 import tpsgd
 from tpsgd import projections, rules
 from tpsgd.errors import TpsgdError
+from tpsgd.export.integer_records import HEAD, ROW, read_integer_record
 from tpsgd.export.read_model import read_model
 from tpsgd.export.to_c.integer_scales import code_bits, factor, integer_net
-from tpsgd.export.to_c.integer_source import integer_source, places, record_weights
+from tpsgd.export.to_c.integer_source import integer_source, places, record_head
+from tpsgd.export.to_c.source import sources
 from tpsgd.maths.random import Key, permutation
 
 BINARY = rules.readout(projection=projections.binary())
@@ -117,6 +123,13 @@ def case(name, numbers):
     return net_of(net, x, y, numbers, rule, **settings), x, y
 
 
+def floats_of(twin, i):
+    """The weights and the biases of a layer of the twin, as floats."""
+    layer = twin.net.layers[i]
+    arrays = [(twin.weights[i], layer.weight_point), (twin.biases[i], layer.sum_point)]
+    return [(np.array(a) * 2.0**-p).astype(np.float32) for a, p in arrays if a is not None]
+
+
 @pytest.mark.parametrize("numbers", ["int8", "int16"])
 @pytest.mark.parametrize("name", CASES)
 def test_c_takes_the_steps_of_the_twin_bit_for_bit(name, numbers, tmp_path):
@@ -130,15 +143,15 @@ def test_c_takes_the_steps_of_the_twin_bit_for_bit(name, numbers, tmp_path):
         assert twin.step(q, label, rate, mask) == losses[i].tolist(), i
     assert not status.any()
     assert logits.tolist() == twin.forward(steps[-1][0].tolist())
-    assert int.from_bytes(record[8:12], "little") == twin.random
-    weights = record_weights(net, record)
-    for i, (block, layer) in enumerate(zip(net.recipe.blocks, net.layers, strict=True)):
+    assert HEAD.unpack_from(record)[-1] == twin.random
+    *_, classes, weights = read_integer_record(record)
+    assert classes == net.recipe.outputs
+    for i, layer in enumerate(net.layers):
+        assert (i in weights) == layer.learns
         if layer.learns:
-            expected = np.array(twin.weights[i]) * 2.0**-layer.weight_point
-            assert (weights[f"{block.module}.weight"] == expected.astype(np.float32)).all()
-            if layer.biases is not None:
-                expected = np.array(twin.biases[i]) * 2.0**-layer.sum_point
-                assert (weights[f"{block.module}.bias"] == expected.astype(np.float32)).all()
+            assert len(weights[i]) == (1 if layer.biases is None else 2)
+            for ours, theirs in zip(weights[i], floats_of(twin, i), strict=True):
+                assert (ours.numpy() == theirs).all()
             assert (np.array(twin.weights[i]) != layer.weights).any()
     assert (places(net).weight_count < sum(la.weights.size for la in net.layers)) == (
         name in ("frozen hidden", "first layer frozen")
@@ -152,8 +165,7 @@ def test_nearest_rounding_is_that_of_the_twin(tmp_path):
     twin = Twin(net, nearest=True)
     for step in steps:
         twin.step(*step)
-    expected = np.array(twin.weights[0]) * 2.0 ** -net.layers[0].weight_point
-    assert (record_weights(net, record)["0.weight"] == expected).all()
+    assert (read_integer_record(record)[-1][0][0].numpy() == floats_of(twin, 0)[0]).all()
 
 
 @pytest.mark.parametrize("compiler", ["gcc", "clang"])
@@ -195,7 +207,7 @@ def test_extreme_weights_inputs_and_rates_do_not_overflow(tmp_path):
         _, losses, _, record = run(net, build(net, folder, SANITIZED), steps)
         twin = Twin(net)
         assert [twin.step(*step) for step in steps] == losses.tolist()
-        assert int.from_bytes(record[8:12], "little") == twin.random
+        assert HEAD.unpack_from(record)[-1] == twin.random
 
 
 def test_refused_steps_leave_the_net_as_it_was(tmp_path):
@@ -205,28 +217,160 @@ def test_refused_steps_leave_the_net_as_it_was(tmp_path):
     status, _, _, after = run(
         net, program, [(q[0], 3, 655, 7), (q[0], 65535, 655, 7), (q[0], 0, 0, 7)]
     )
-    assert status.tolist() == [2, 2, 1]
+    assert status.tolist() == [3, 3, 2]
     assert after == before
     assert run(net, program, [(q[0], 3, 655, 7)], added=1)[0].tolist() == [0]
 
 
-def test_a_record_that_is_damaged_or_of_another_net_is_refused(tmp_path):
-    net, x, y = case("leaky", "int8")
+def loaded(program, record):
+    """Whether the C takes a record."""
+    folder = program.parent
+    (folder / "record").write_bytes(record)
+    command = [program, folder / "in", folder / "out", "0", folder / "record"]
+    return {0: True, 7: False}[subprocess.run(command).returncode]
+
+
+def with_crc(body):
+    return body + zlib.crc32(body).to_bytes(4, "little")
+
+
+def with_word(record, place, value):
+    """A record with another number at a place, and a checksum that fits."""
+    return with_crc(record[:place] + struct.pack("<I", value) + record[place + 4 : -4])
+
+
+def state_of(net):
+    return {name: p.clone() for name, p in net.state_dict().items()}
+
+
+def unchanged(net, before):
+    after = net.state_dict()
+    return after.keys() == before.keys() and all(torch.equal(after[k], before[k]) for k in before)
+
+
+def learned(name, numbers, folder, added=0):
+    """A float model, the program of its integer net and a record that has learned."""
+    net, x, y = case(name, numbers)
+    program = build(net, folder)
+    record = run(net, program, any_steps(net, x, y, 5), added)[-1]
+    return copy.deepcopy(CASES[name][0]), net, program, record
+
+
+@pytest.mark.parametrize("numbers", ["int8", "int16"])
+@pytest.mark.parametrize("name", ["leaky", "no bias", "frozen hidden", "head alone"])
+def test_python_reads_the_record_of_a_device(name, numbers, tmp_path):
+    net, x, y = case(name, numbers)
     program = build(net, tmp_path)
-    record = run(net, program, any_steps(net, x, y, 3))[-1]
-    (tmp_path / "record").write_bytes(record)
-    command = [program, tmp_path / "in", tmp_path / "out", "0", tmp_path / "record"]
-    assert subprocess.run(command).returncode == 0
-    other = replace(net, input_point=net.input_point + 1)
-    assert subprocess.run([build(other, tmp_path), *command[1:]]).returncode == 7
-    for i in (0, 20, len(record) - 1):
-        damaged = bytes(b ^ (k == i) for k, b in enumerate(record))
-        with pytest.raises(TpsgdError, match="damaged"):
-            record_weights(net, damaged)
-    with pytest.raises(TpsgdError, match="bytes"):
-        record_weights(net, record[:-1])
-    with pytest.raises(TpsgdError, match="another net"):
-        record_weights(other, record)
+    steps = [(q, int(label), 512, 7) for q, label in zip(net.quantised(x), y, strict=True)]
+    logits, record = run(net, program, steps)[2:]
+    assert record[: HEAD.size - 12] == record_head(net)[: HEAD.size - 12]
+    back = copy.deepcopy(CASES[name][0])
+    before = state_of(back)
+    (tmp_path / "weights.bin").write_bytes(record)
+    assert tpsgd.export.read_weights(back, tmp_path / "weights.bin") == 3
+    hidden_moved = not torch.equal(back[0].weight, before["0.weight"])
+    assert hidden_moved == (name != "frozen hidden")
+    x = torch.tensor(steps[-1][0] * 2.0**-net.input_point, dtype=torch.float32)
+    theirs = back(x).detach().numpy()
+    ours = logits * 2.0 ** -net.layers[-1].sum_point
+    assert np.abs(ours - theirs).max() < 0.05 * np.abs(theirs).max()
+
+
+def test_new_classes_of_a_device_reach_the_model(tmp_path):
+    back, _, program, record = learned("spare class", "int8", tmp_path, added=1)
+    assert loaded(program, record)
+    assert tpsgd.export.read_weights(back, record) == 4 == len(back[-1].weight)
+    assert not loaded(program, with_word(record, 16, 2))  # fewer than the model came with
+    with pytest.raises(TpsgdError, match="2 classes, the model 4 outputs"):
+        tpsgd.export.read_weights(back, with_word(record, 16, 2))
+
+
+def test_a_record_of_another_net_is_refused(tmp_path):
+    _, net, program, record = learned("leaky", "int8", tmp_path)
+    assert loaded(program, record)
+    last = replace(net.layers[-1], weight_point=net.layers[-1].weight_point + 1)
+    other = replace(net, layers=(*net.layers[:-1], last))
+    assert not loaded(build(other, tmp_path), record)
+    for strange in (small(bias=False), small(inputs=13), model(nn.Linear(12, 3))):
+        before = state_of(strange)
+        with pytest.raises(TpsgdError, match="other layers"):
+            tpsgd.export.read_weights(strange, record)
+        assert unchanged(strange, before)
+
+
+def test_every_flip_of_a_bit_is_refused(tmp_path):
+    back, _, _, record = learned("leaky", "int8", tmp_path)
+    before = state_of(back)
+    for bit in range(8 * len(record)):
+        damaged = bytearray(record)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(TpsgdError, match=r"damaged|no record"):
+            tpsgd.export.read_weights(back, bytes(damaged))
+    for length in range(len(record)):
+        with pytest.raises(TpsgdError, match=r"damaged|no record"):
+            tpsgd.export.read_weights(back, record[:length])
+    assert unchanged(back, before)
+    driver = FLIPS.replace("{RECORD", "{" + ", ".join(map(str, record)))
+    (tmp_path / "flips.c").write_text(driver)
+    command = ["gcc", *SANITIZED, "flips.c", "net.c", "-o", "flips"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    assert subprocess.run([tmp_path / "flips"]).returncode == 0
+
+
+FLIPS = r"""
+#include "net.h"
+static uint8_t record[NET_RECORD_BYTES] = {RECORD};
+static net_state state;
+int main(void)
+{
+    uint32_t bit;
+    for (bit = 0; bit < 8 * NET_RECORD_BYTES; bit++) {
+        record[bit / 8] = (uint8_t)(record[bit / 8] ^ 1u << bit % 8);
+        if (net_load(&state, record) != NET_BAD_RECORD || state.random) return 1;
+        record[bit / 8] = (uint8_t)(record[bit / 8] ^ 1u << bit % 8);
+    }
+    return net_load(&state, record);
+}
+"""
+HUGE = (0, 1, 2, 3, 8, 16, 24, 25, 65535, 65536, 2**31 - 1, 2**31, 2**32 - 1)
+
+
+@pytest.mark.parametrize("name", ["leaky", "frozen hidden"])
+def test_forged_numbers_with_a_right_checksum_are_refused(name, tmp_path):
+    back, net, program, record = learned(name, "int8", tmp_path)
+    assert loaded(program, with_word(record, 0, int.from_bytes(record[:4], "little")))
+    before = state_of(back)
+    rows = sum(layer.learns for layer in net.layers)
+    points = {HEAD.size + ROW.size * i + 4 * k for i in range(rows) for k in (3, 4)}
+    for place in range(0, HEAD.size + ROW.size * rows, 4):
+        value = int.from_bytes(record[place : place + 4], "little")
+        for forged in {*HUGE, value + 1, value ^ 4} - {value}:
+            data = with_word(record, place, forged)
+            if place == 24 and forged:  # any other state of the random numbers is valid
+                continue
+            if place in points and forged <= 24:  # Python cannot know the points of the device
+                continue
+            with pytest.raises(TpsgdError):
+                tpsgd.export.read_weights(back, data)
+    assert unchanged(back, before)
+    for place in (4, 8, 12, 16, 20, 24, *points):
+        assert not loaded(program, with_word(record, place, 0 if place == 24 else 23))
+
+
+def test_records_of_swapped_or_missing_sizes_are_refused(tmp_path):
+    back, _, _, record = learned("head alone", "int8", tmp_path)
+    before, row = state_of(back), list(ROW.unpack_from(record, HEAD.size))
+    assert row[:2] == [12, 3]
+    swapped = ROW.pack(3, 12, *row[2:])
+    biases = record[: HEAD.size] + swapped + record[HEAD.size + ROW.size : -4] + bytes(36)
+    with pytest.raises(TpsgdError, match="other shapes"):
+        tpsgd.export.read_weights(back, with_crc(biases))
+    with pytest.raises(TpsgdError, match="describes 100 bytes and has 101"):
+        tpsgd.export.read_weights(back, with_crc(record[:-4] + b"x"))
+    two = with_word(record, 8, 3)[: HEAD.size] + record[HEAD.size :][: ROW.size] * 2
+    with pytest.raises(TpsgdError, match="other shapes"):
+        tpsgd.export.read_weights(back, with_crc(two + bytes(2 * 36 + 2 * 12)))
+    assert unchanged(back, before)
 
 
 def test_the_compiler_checks_the_bytes_of_ram(tmp_path):
@@ -237,7 +381,7 @@ def test_the_compiler_checks_the_bytes_of_ram(tmp_path):
     header = (tmp_path / "net.h").read_text()
     (tmp_path / "net.h").write_text(header.replace("uint32_t classes;", "uint32_t classes, more;"))
     command = ["gcc", "-std=c99", "-c", tmp_path / "net.c", "-o", tmp_path / "net.o"]
-    assert b"net_ram_as_planned" in subprocess.run(command, capture_output=True).stderr
+    assert b"net_ram_is_as_planned" in subprocess.run(command, capture_output=True).stderr
 
 
 ROUNDING = r"""
@@ -326,10 +470,12 @@ def test_int16_follows_float_over_a_few_steps(tmp_path):
     )  # fmt: skip
     order = torch.cat(list(permutation(len(x), Key(0, 0, 0)))).tolist()
     steps = [(q[i], int(y[i]), 1024, 3) for i in order]
-    weights = record_weights(integers, run(integers, build(integers, tmp_path), steps)[-1])
+    learned_in_c = copy.deepcopy(net)
+    tpsgd.export.read_weights(learned_in_c, run(integers, build(integers, tmp_path), steps)[-1])
+    weights = learned_in_c.state_dict()
     for name, p in net.named_parameters():
         moved = (p.detach() - before[name]).square().mean().sqrt()
-        apart = (p.detach() - torch.tensor(weights[name])).square().mean().sqrt()
+        apart = (p.detach() - weights[name]).square().mean().sqrt()
         assert apart < 0.03 * moved, name
 
 
@@ -391,7 +537,7 @@ def test_c_quantises_numbers_as_python_does(tmp_path):
         assert out == expected.tobytes()
 
 
-def test_int8_learns_digits_and_nearest_rounding_does_not(tmp_path):
+def test_int8_learns_digits_better_than_with_nearest_rounding(tmp_path):
     data = tpsgd.data.load("digits")
     (x, y), (test_x, test_y) = ((x.flatten(1), y) for x, y in (data.train, data.test))
     net = model(nn.Linear(64, 32), nn.LeakyReLU(), nn.Linear(32, 10))
@@ -401,10 +547,8 @@ def test_int8_learns_digits_and_nearest_rounding_does_not(tmp_path):
     steps = [(q[i], int(y[i]), rate, 3) for i in order]
     accuracy = {}
     for flag in ("-DSTOCHASTIC", "-DTPS_ROUND_TO_NEAREST"):
-        weights = record_weights(
-            integers, run(integers, build(integers, tmp_path, ["-O2", flag]), steps)[-1]
-        )
-        net.load_state_dict({name: torch.tensor(w) for name, w in weights.items()})
+        program = build(integers, tmp_path, ["-O2", flag])
+        tpsgd.export.read_weights(net, run(integers, program, steps)[-1])
         accuracy[flag] = tpsgd.evaluate(net, (test_x, test_y))
     assert accuracy["-DSTOCHASTIC"] > 0.9
     assert accuracy["-DTPS_ROUND_TO_NEAREST"] < accuracy["-DSTOCHASTIC"] - 0.05
@@ -444,17 +588,56 @@ def test_calibration_samples_are_checked():
     refused("divide them", x=x * 1e4)
 
 
-def test_a_name_of_ones_own(tmp_path):
-    net, _, _ = case("leaky", "int8")
-    sources = integer_source(net, "waves")
-    assert set(sources) == {"waves.h", "waves.c", "tpsgd.h"}
-    for name, text in sources.items():
-        (tmp_path / name).write_text(text)
-    command = ["gcc", *STRICT, "-c", tmp_path / "waves.c", "-o", tmp_path / "waves.o"]
-    subprocess.run(command, check=True)
-    assert "WAVES_RAM_BYTES" in sources["waves.h"] and "NET_" not in sources["waves.c"]
-    with pytest.raises(TpsgdError, match="name in C"):
-        integer_source(net, "a-b")
+FACE = r"""
+#include "net.h"
+static net_state state;
+static net_arena arena;
+int main(void)
+{
+    const uint16_t labels[1] = {3};
+    net_input x[NET_INPUT] = {0};
+    int32_t loss[NET_BLOCKS];
+    volatile double nothing = 0.0;
+    net_begin(&state);
+    if (net_classes(&state) != 3 || NET_ALL_BLOCKS != 7) return 1;
+    if (net_step(&state, &arena, x, labels, NET_RATE(0.01), NET_ALL_BLOCKS, loss) != NET_BAD_LABEL)
+        return 2;
+    if (net_add_class(&state) || net_add_class(&state) || net_add_class(&state) != NET_NO_SPACE)
+        return 3;
+    if (net_classes(&state) != NET_CLASSES) return 4;
+    if (net_step(&state, &arena, x, labels, NET_RATE(0.01), NET_ALL_BLOCKS, loss)) return 5;
+    if (NET_RATE(0.01) != 655 || NET_RATE(0.5f) != 32768 || NET_RATE(1e-9) != 0) return 6;
+    if (NET_RATE(1.0) != 65535 || NET_RATE(1) != 65535 || NET_RATE(1e30) != 65535) return 7;
+    if (NET_RATE(65534.4 / 65536) != 65534 || NET_RATE(65535.9 / 65536) != 65535) return 8;
+    if (NET_RATE(-0.1) || NET_RATE(nothing / nothing)) return 9;
+    return 0;
+}
+"""
+
+
+def test_the_c_face_is_that_of_floats(tmp_path):
+    net = case("spare class", "int8")[0]
+    build(net, tmp_path)
+    (tmp_path / "face.c").write_text(FACE)
+    command = ["gcc", *SANITIZED, "face.c", "net.c", "-o", "face"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    assert subprocess.run([tmp_path / "face"]).returncode == 0
+    ours, theirs = (s["net.h"] for s in (integer_source(net), sources(net.recipe)))
+    errors = re.findall(r"#define NET_(?:OK|NO_\w+|BAD_\w+|DIVERGED) \d+", theirs)
+    assert len(errors) == 7 and all(line in ours for line in errors)
+    names = set(re.findall(r"\b(?:net_|NET_)\w+", theirs))
+    assert names - set(re.findall(r"\b(?:net_|NET_)\w+", ours)) == set()
+
+
+def test_codes_in_flash_or_by_a_hash_are_refused_with_integers(tmp_path):
+    x, y = samples()
+    for codes in ("flash", "hash"):
+        with pytest.raises(TpsgdError, match=f"codes='{codes}' is for floats: int8"):
+            tpsgd.export.c(
+                small(), tmp_path / "net", shape=(12,), samples=x, labels=y, numbers="int8",
+                codes=codes,
+            )  # fmt: skip
+    assert not (tmp_path / "net").exists()
 
 
 def test_the_program_needs_no_library(tmp_path):

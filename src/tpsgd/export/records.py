@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from tpsgd.errors import TpsgdError
+from tpsgd.export.integer_records import MAGIC as INTEGERS
+from tpsgd.export.integer_records import fitting, read_integer_record
 from tpsgd.export.recipe import Recipe
 from tpsgd.nets.blocks import split
 from tpsgd.streams.new_classes import add_output
@@ -31,7 +33,7 @@ class Record(NamedTuple):
     mask: int  # bit i: block i + 1 learns
     outputs: int  # rows of the last layer
     classes: int  # of which have come so far
-    numbers: Tensor
+    numbers: Tensor | dict[int, list[Tensor]]  # integers: by the block
 
 
 def fingerprint(recipe: Recipe) -> int:
@@ -53,6 +55,8 @@ def learning_mask(recipe: Recipe) -> int:
 
 def parse(data: bytes) -> Record:
     """The contents of a record; a damaged one is refused."""
+    if data[:4] == INTEGERS:
+        return Record(*read_integer_record(data))
     if len(data) < HEAD.size + 4 or len(data) % 4 or HEAD.unpack_from(data)[0] != MAGIC:
         raise TpsgdError("this is no record of weights of an exported net")
     if zlib.crc32(data[:-4]) != struct.unpack("<I", data[-4:])[0]:
@@ -111,6 +115,8 @@ def _read(path: Path) -> bytes:
 
 def _by_block(content: Record, shapes: list[list[tuple[int, ...]]]) -> dict[int, list[Tensor]]:
     """The weights of the blocks that learn."""
+    if isinstance(content.numbers, dict):
+        return fitting(content.numbers, content.outputs, shapes)
     last, values, place = len(shapes) - 1, {}, 0
     for i in (i for i in range(len(shapes)) if content.mask >> i & 1):
         values[i] = []

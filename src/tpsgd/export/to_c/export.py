@@ -87,6 +87,10 @@ def c(
     check_kind(codes)
     check_word("files", files, ("plain", "arduino"))
     check_word("numbers", numbers, ("float32", "int8", "int16"))
+    if numbers != "float32" and codes not in ("auto", "binary"):
+        raise TpsgdError(
+            f"codes={codes!r} is for floats: {numbers} has codes of -1 and +1, a bit each, in flash"
+        )
     rule = readout() if rule is None else rule
     rule = with_binary_codes(rule) if codes == "binary" or numbers != "float32" else rule
     recipe = read_model(

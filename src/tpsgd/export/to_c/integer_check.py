@@ -34,7 +34,7 @@ int epoch(const net_input *x, const uint16_t *labels, const int32_t *order, int 
 {
     int i;
     for (i = 0; i < count; i++)
-        if (net_step(&state, &arena, x + order[i] * NET_INPUT, labels[order[i]], (uint16_t)rate,
+        if (net_step(&state, &arena, x + order[i] * NET_INPUT, labels + order[i], (uint16_t)rate,
                      (uint32_t)blocks, 0)) return 1;
     return 0;
 }
@@ -44,7 +44,7 @@ int right(const net_input *x, const uint16_t *labels, int count)
     int32_t z[NET_CLASSES];
     for (i = 0; i < count; i++) {
         net_forward(&state, &arena, x + i * NET_INPUT, z);
-        for (c = 1, best = 0; c < (int)state.classes; c++) best = z[c] > z[best] ? c : best;
+        for (c = 1, best = 0; c < (int)net_classes(&state); c++) best = z[c] > z[best] ? c : best;
         sum += best == labels[i];
     }
     return sum;
@@ -55,7 +55,7 @@ int right(const net_input *x, const uint16_t *labels, int count)
 class CompiledIntegers:
     """The C of a net of integers, which learns whole epochs.
 
-    `nearest` rounds to the nearest integer instead of at random: a control, which fails.
+    `nearest` rounds to the nearest integer instead of at random: a control, which learns less.
     """
 
     def __init__(self, net: IntegerNet, nearest: bool = False) -> None:
@@ -74,7 +74,8 @@ class CompiledIntegers:
             drawn = torch.cat(list(permutation(len(samples), Key(seed, 0, epoch))))
             order = drawn.numpy().astype(np.int32)
             addresses = [_address(a) for a in (samples, classes, order)]
-            if self.library.epoch(*addresses, len(order), round(rate * 65536), self.blocks):
+            fraction = min(round(rate * 65536), 65535)  # NET_RATE
+            if self.library.epoch(*addresses, len(order), fraction, self.blocks):
                 raise TpsgdError(f"the exported net refused a step at the rate {rate:g}")
 
     def accuracy(self, x: Tensor, labels: Tensor) -> float:

@@ -4,7 +4,7 @@ The numbers of the layers lie in flash; the weights, the biases and the state of
 in `net_state`. RAM is a constant that the compiler checks.
 """
 
-import zlib
+import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.resources import files
@@ -12,11 +12,12 @@ from itertools import accumulate
 from textwrap import wrap
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tpsgd.errors import TpsgdError
+from tpsgd.export.integer_records import CLASSES, RANDOM, Row, head_words
+from tpsgd.export.records import fingerprint, learning_mask
 from tpsgd.export.to_c.integer_scales import BITS, Factor, IntegerLayer, IntegerNet
 from tpsgd.export.to_c.memory import Layout
+from tpsgd.export.to_c.source import ERRORS, LICENCE, error_codes
 
 WIDTH = 96  # of a line of numbers
 
@@ -33,6 +34,7 @@ class Places:
     output_count: int
     weight_bytes: int
     classes: int
+    head_bytes: int  # of a record
 
     @property
     def state_bytes(self) -> int:
@@ -57,8 +59,8 @@ class Places:
 
     @property
     def record_bytes(self) -> int:
-        """A saved net: layout, classes, random state, weights, biases, CRC."""
-        return 16 + self.weight_count * self.weight_bytes + 4 * self.bias_count
+        """A saved net: its head, weights, biases, CRC."""
+        return self.head_bytes + 4 + self.weight_count * self.weight_bytes + 4 * self.bias_count
 
 
 def places(net: IntegerNet) -> Places:
@@ -74,6 +76,7 @@ def places(net: IntegerNet) -> Places:
     return Places(
         _starts(weights), _starts(biases), tuple(even * (i % 2) for i in range(len(hidden))),
         sum(weights), sum(biases), even + odd, BITS[net.numbers] // 8, net.recipe.outputs,
+        len(record_head(net)),
     )  # fmt: skip
 
 
@@ -95,68 +98,28 @@ def integer_layout(net: IntegerNet) -> Layout:
     return Layout((), 0, 0, at.arena_bytes, ram, flash, operations)
 
 
-def integer_source(net: IntegerNet, name: str = "net") -> dict[str, str]:
+def integer_source(net: IntegerNet) -> dict[str, str]:
     """The files of a net that learns in integers, by their names."""
-    if not name.isidentifier() or not name.isascii():
-        raise TpsgdError(f"name must be a name in C, got {name!r}")
     at = places(net)
-    texts = {
-        f"{name}.h": _header(net, at),
-        f"{name}.c": "\n".join(
-            [_constants(net, at), _begin(net, at), _steps(net, at), _records(net, at)]
-        ),
-        "tpsgd.h": _kernels(),
-    }
-    return {file: _renamed(text, name, file) for file, text in texts.items()}
+    program = [_constants(net), _begin(net), _steps(net, at), _records(net, at)]
+    return {"net.h": _header(net, at), "net.c": "\n".join(program), "tpsgd.h": _kernels()}
 
 
-def record_weights(net: IntegerNet, record: bytes) -> dict[str, NDArray[np.float32]]:
-    """The weights of a record that `net_save` wrote, as floats by their names in the model."""
-    at = places(net)
-    if len(record) != at.record_bytes:
-        raise TpsgdError(f"a record of this net has {at.record_bytes} bytes, not {len(record)}")
-    if int.from_bytes(record[-4:], "little") != zlib.crc32(record[:-4]):
-        raise TpsgdError("the record is damaged: its CRC is wrong")
-    if int.from_bytes(record[:4], "little") != layout(net):
-        raise TpsgdError("the record is of another net")
-    middle = 12 + at.weight_count * at.weight_bytes
-    weights = np.frombuffer(record[12:middle], f"<i{at.weight_bytes}")
-    biases = np.frombuffer(record[middle:-4], "<i4")
-    tensors = {}
-    for i, (block, layer) in enumerate(zip(net.recipe.blocks, net.layers, strict=True)):
-        if not layer.learns:
-            continue
-        w = weights[at.weights[i] :][: layer.weights.size].reshape(layer.weights.shape)
-        tensors[f"{block.module}.weight"] = _floats(w, layer.weight_point)
-        if layer.biases is not None:
-            b = biases[at.biases[i] :][: layer.biases.size]
-            tensors[f"{block.module}.bias"] = _floats(b, layer.sum_point)
-    return tensors
-
-
-def layout(net: IntegerNet) -> int:
-    """A number that tells the records of one net from those of another."""
-    numbers = [BITS[net.numbers], net.signed, net.input_point]
-    for layer in net.layers:
-        numbers += [layer.inputs, layer.outputs, layer.weight_point, layer.output_point]
-        numbers += [layer.learns, layer.biases is not None]
-    return zlib.crc32(repr([int(n) for n in numbers]).encode())
+def record_head(net: IntegerNet) -> bytes:
+    """What the records of a net begin with; the classes and the random state are 0."""
+    rows = [
+        Row(la.inputs, la.outputs, int(la.biases is not None), la.weight_point, la.sum_point)
+        for la in net.layers
+        if la.learns
+    ]
+    recipe = net.recipe
+    return head_words(
+        fingerprint(recipe), learning_mask(recipe), recipe.outputs, BITS[net.numbers], rows
+    )
 
 
 def _starts(sizes: list[int]) -> tuple[int, ...]:
     return tuple(accumulate([0, *sizes[:-1]]))
-
-
-def _floats(integers: NDArray[np.integer], point: int) -> NDArray[np.float32]:
-    return (integers * 2.0**-point).astype(np.float32)
-
-
-def _renamed(text: str, name: str, file: str) -> str:
-    if name == "net" or file == "tpsgd.h":
-        return text
-    for old, new in (("net_", f"{name}_"), ("NET_", f"{name.upper()}_"), ("net.h", f"{name}.h")):
-        text = text.replace(old, new)
-    return text
 
 
 def _kernels() -> str:
@@ -171,6 +134,7 @@ def _header(net: IntegerNet, at: Places) -> str:
     outputs = f"    int16_t y[{at.padded_outputs}];\n" if at.padded_outputs else ""
     sizes = "-".join(str(n) for n in [layers[0].inputs, *(layer.outputs for layer in layers)])
     return _HEADER.format(
+        licence=LICENCE, codes=error_codes(ERRORS), all_blocks=f"{(1 << len(layers)) - 1}u",
         sizes=sizes, kind=kind, biases=biases, outputs=outputs, at=at, numbers=net.numbers,
         rule=recipe.rule, inputs=layers[0].inputs, input_point=net.input_point,
         classes=recipe.outputs, blocks=len(layers), parameters=at.weight_count + at.bias_count,
@@ -178,14 +142,14 @@ def _header(net: IntegerNet, at: Places) -> str:
     )  # fmt: skip
 
 
-def _constants(net: IntegerNet, at: Places) -> str:
+def _constants(net: IntegerNet) -> str:
     """The layers as constants."""
     text = [
+        LICENCE,
         _NO_LIBC,
         f"#define TPS_WEIGHT {net.numbers}_t",
         f"#define TPS_INPUT {'int8_t' if net.signed else 'uint8_t'}",
         '#include "net.h"\n#include "tpsgd.h"\n',
-        f"#define NET_LAYOUT UINT32_C(0x{layout(net):08X})\n",
     ]
     kind, layers = f"{net.numbers}_t", net.layers
     for i, layer in enumerate(layers):
@@ -213,13 +177,13 @@ def _factor(f: Factor) -> str:
     return f"{{{f.mantissa}, {f.point}}}"
 
 
-def _table(kind: str, name: str, values: Iterable[int]) -> str:
-    numbers = [int(v) for v in values]
-    lines = "\n    ".join(wrap(", ".join(map(str, numbers)), WIDTH))
+def _table(kind: str, name: str, values: Iterable[int], suffix: str = "") -> str:
+    numbers = [f"{int(v)}{suffix}" for v in values]
+    lines = "\n    ".join(wrap(", ".join(numbers), WIDTH))
     return f"static const {kind} {name}[{len(numbers)}] = {{\n    {lines}}};\n"
 
 
-def _begin(net: IntegerNet, at: Places) -> str:
+def _begin(net: IntegerNet) -> str:
     learned = [layer for layer in net.layers if layer.learns]
     weights = np.concatenate([layer.weights.ravel() for layer in learned])
     biases = [layer.biases for layer in learned if layer.biases is not None]
@@ -251,9 +215,14 @@ void net_quantise(const float *values, net_input *x)
     }}
 }}
 
+uint32_t net_classes(const net_state *s)
+{{
+    return s->classes;
+}}
+
 int net_add_class(net_state *s)
 {{
-    if (s->classes >= NET_CLASSES) return NET_FULL;
+    if (s->classes >= NET_CLASSES) return NET_NO_SPACE;
     s->classes++;
     return NET_OK;
 }}
@@ -281,7 +250,7 @@ def _steps(net: IntegerNet, at: Places) -> str:
             step.append(
                 f"    if (blocks & UINT32_C({1 << i})) {{\n"
                 f"        value = {kernel}{call}{outputs}s->classes,\n"
-                "            label, rate, a->e, &s->random);\n"
+                "            *labels, rate, a->e, &s->random);\n"
                 f"        if (loss) loss[{i}] = value;\n    }}"
             )
     units = _UNITS if last else ""
@@ -317,37 +286,52 @@ def _records(net: IntegerNet, at: Places) -> str:
             "    for (i = 0; i < NET_BIASES; i++, p += 4)\n"
             "        s->biases[i] = tps_clip(tps_get_signed(p, 4), TPS_BIAS_LIMIT);\n"
         )
-    return _RECORDS.format(size=size, put=put, get=get, loops=loops)
+    words = [number for (number,) in struct.iter_unpack("<I", record_head(net))]
+    return _RECORDS.format(
+        size=size, put=put, get=get, loops=loops, head=_table("uint32_t", "net_head", words, "u"),
+        words=len(words), start=at.head_bytes, classes=4 * CLASSES, random=4 * RANDOM,
+        least=net.recipe.classes,
+    )  # fmt: skip
 
 
 _NO_LIBC = """#if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("no-tree-loop-distribute-patterns") /* loops stay loops: no memcpy */
 #endif"""
 
-_HEADER = """/* {sizes}, learns in {numbers} by {rule}, one sample a step.
+_HEADER = """{licence}
+/* {sizes}, learns in {numbers} by {rule}, one sample a step.
  *
- * An input v of {kind} stands for v / 2^NET_INPUT_POINT, out of range it saturates: net_quantise.
- * The rate is a fraction of 65,536; NET_RATE(0.01) computes it while compiling.
- * A logit z stands for z / 2^NET_LOGIT_POINT, a loss for loss / 2^NET_LOSS_POINT nats.
- * The RAM is sizeof(net_state) + sizeof(net_arena) = NET_RAM_BYTES; the arena keeps nothing. */
+ * Functions, errors and their numbers are those of a net of floats, but for these:
+ * - An input is a net_input, {kind}: v stands for v / 2^NET_INPUT_POINT. net_quantise computes
+ *   it, and saturates numbers that are out of range. Every input is valid: no NET_BAD_INPUT.
+ * - The rate is a whole number of 65,536ths. NET_RATE(0.01) computes it while compiling, and
+ *   saturates at 65535; rates that round to 0, or are no number, become 0: NET_BAD_RATE.
+ * - A logit z stands for z / 2^NET_LOGIT_POINT, a loss for loss / 2^NET_LOSS_POINT nats.
+ * - Weights saturate: no NET_DIVERGED. Those in net_state are integers.
+ * The RAM is sizeof(net_state) + sizeof(net_arena) = NET_RAM_BYTES. */
 #ifndef NET_H
 #define NET_H
 
 #include <stdint.h>
 
-#define NET_INPUT {inputs}
+#define NET_INPUT {inputs} /* numbers of a sample */
 #define NET_INPUT_POINT {input_point}
-#define NET_CLASSES {classes} /* spare classes included */
-#define NET_BATCH 1
+#define NET_CLASSES {classes} /* at most */
+#define NET_BATCH 1 /* samples of a step */
 #define NET_BLOCKS {blocks}
+#define NET_ALL_BLOCKS {all_blocks}
 #define NET_PARAMS {parameters}
 #define NET_WEIGHTS {at.weight_count}
 #define NET_BIASES {at.bias_count}
 #define NET_LOGIT_POINT {logit_point}
 #define NET_LOSS_POINT 12
-#define NET_RAM_BYTES {ram}
-#define NET_RECORD_BYTES {at.record_bytes}
-#define NET_RATE(rate) ((uint16_t)((rate) * 65536.0 + 0.5))
+#define NET_RAM_BYTES {ram} /* of net_state and net_arena */
+#define NET_RECORD_BYTES {at.record_bytes}ul
+#define NET_RATE(rate) \\
+    ((uint16_t)((rate) > 0.0 ? (rate) < 0.99999 ? (rate) * 65536.0 + 0.5 : 65535.0 : 0.0))
+
+/* What a function returns */
+{codes}
 
 typedef {kind} net_input;
 
@@ -361,32 +345,34 @@ typedef struct {{
     int32_t e[NET_CLASSES];
 {outputs}}} net_arena;
 
-typedef char net_ram_as_planned[sizeof(net_state) + sizeof(net_arena) == NET_RAM_BYTES ? 1 : -1];
-
-enum {{ NET_OK, NET_BAD_RATE, NET_BAD_LABEL, NET_FULL, NET_BAD_RECORD }};
+typedef char net_ram_is_as_planned[sizeof(net_state) + sizeof(net_arena) == NET_RAM_BYTES ? 1 : -1];
 
 #ifdef __cplusplus
 extern "C" {{
 #endif
 
-/* The weights that the model came with. */
+/* The weights that the model came with. Call it first. */
 void net_begin(net_state *s);
 
 /* Numbers to inputs, rounded and saturated; the only function with floats. NaN becomes 0. */
 void net_quantise(const float *values, net_input *x);
 
-/* NET_CLASSES logits of a sample; those of classes from s->classes on are not written. */
+/* Logits of one sample, as many as there are classes now. */
 int net_forward(const net_state *s, net_arena *a, const net_input *x, int32_t *logits);
 
-/* Learn from a sample; bit i of blocks: block i + 1 learns. loss: NET_BLOCKS numbers, or null.
- * NET_BAD_RATE (0) and NET_BAD_LABEL leave the state as it was. */
-int net_step(net_state *s, net_arena *a, const net_input *x, uint16_t label, uint16_t rate,
-             uint32_t blocks, int32_t *loss);
+/* Learn from a sample and its label, from 0 on. Bit i of `blocks`: block i + 1 learns;
+ * NET_ALL_BLOCKS: all. `loss` gets a number for every block, or is 0. A rate of 0 and a label that
+ * is no class are refused, and the weights stay as they were. */
+int net_step(net_state *s, net_arena *a, const net_input *x, const uint16_t *labels,
+             uint16_t rate, uint32_t blocks, int32_t *loss);
 
-/* One of the spare classes, or NET_FULL. */
+/* How many classes there are now, and one more, up to NET_CLASSES: NET_NO_SPACE. The new class
+ * changes no output of the others. */
+uint32_t net_classes(const net_state *s);
 int net_add_class(net_state *s);
 
-/* NET_RECORD_BYTES bytes with a CRC; a record that is damaged or of another net is refused. */
+/* The weights as NET_RECORD_BYTES bytes with a checksum, for flash, a card or Python
+ * (tpsgd.export.read_weights), and back; a record of another net, or a damaged one, is refused. */
 void net_save(const net_state *s, uint8_t *record);
 int net_load(net_state *s, const uint8_t *record);
 
@@ -421,36 +407,41 @@ int net_forward(const net_state *s, net_arena *a, const net_input *x, int32_t *l
     return NET_OK;
 }}
 
-int net_step(net_state *s, net_arena *a, const net_input *x, uint16_t label, uint16_t rate,
-             uint32_t blocks, int32_t *loss)
+int net_step(net_state *s, net_arena *a, const net_input *x, const uint16_t *labels,
+             uint16_t rate, uint32_t blocks, int32_t *loss)
 {{
     uint32_t i;
     int32_t value;
     if (!rate) return NET_BAD_RATE;
-    if (label >= s->classes) return NET_BAD_LABEL;
+    if (*labels >= s->classes) return NET_BAD_LABEL;
     for (i = 0; loss && i < NET_BLOCKS; i++) loss[i] = 0;
 {step}
     return NET_OK;
 }}
 """
 
-_RECORDS = """void net_save(const net_state *s, uint8_t *record)
+_RECORDS = """{head}
+void net_save(const net_state *s, uint8_t *record)
 {{
     uint32_t i;
-    uint8_t *p = tps_put(record, NET_LAYOUT, 4);
-    p = tps_put(p, s->classes, 4);
-    p = tps_put(p, s->random, 4);
+    uint8_t *p = record;
+    for (i = 0; i < {words}; i++) p = tps_put(p, net_head[i], 4);
+    tps_put(record + {classes}, s->classes, 4);
+    tps_put(record + {random}, s->random, 4);
     for (i = 0; i < NET_WEIGHTS; i++) p = tps_put(p, (uint32_t)s->weights[i], {size});
 {put}    tps_put(p, ~tps_int_crc(UINT32_C(0xFFFFFFFF), record, NET_RECORD_BYTES - 4), 4);
 }}
 
 int net_load(net_state *s, const uint8_t *record)
 {{
-    uint32_t i, classes = tps_get(record + 4, 4), random = tps_get(record + 8, 4);
-    const uint8_t *p = record + 12;
-    if (tps_get(record + NET_RECORD_BYTES - 4, 4)
-            != (uint32_t)~tps_int_crc(UINT32_C(0xFFFFFFFF), record, NET_RECORD_BYTES - 4)
-        || tps_get(record, 4) != NET_LAYOUT || !random || !classes || classes > NET_CLASSES)
+    uint32_t i, classes = tps_get(record + {classes}, 4), random = tps_get(record + {random}, 4);
+    const uint8_t *p = record + {start};
+    for (i = 0; i < {words}; i++)
+        if (i != {classes} / 4 && i != {random} / 4 && tps_get(record + 4 * i, 4) != net_head[i])
+            return NET_BAD_RECORD;
+    if (!random || classes < {least} || classes > NET_CLASSES
+        || tps_get(record + NET_RECORD_BYTES - 4, 4)
+            != (uint32_t)~tps_int_crc(UINT32_C(0xFFFFFFFF), record, NET_RECORD_BYTES - 4))
         return NET_BAD_RECORD;
 {loops}{get}    s->classes = classes;
     s->random = random;
