@@ -1,6 +1,7 @@
 """`export.c`: a training step as C files in a folder."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 
 from tpsgd.errors import TpsgdError
 from tpsgd.export.exported import Exported
+from tpsgd.export.inputs import Inputs, read_inputs
 from tpsgd.export.read_model import read_model
 from tpsgd.export.recipe import Recipe
 from tpsgd.export.to_c.arduino import as_library
@@ -15,10 +17,11 @@ from tpsgd.export.to_c.cell_memory import cell_layout
 from tpsgd.export.to_c.cell_source import cell_sources
 from tpsgd.export.to_c.check import check
 from tpsgd.export.to_c.codes import check_kind, check_word, with_binary_codes, with_codes
+from tpsgd.export.to_c.inputs import with_inputs
 from tpsgd.export.to_c.integer_check import EPOCHS, check_integers
 from tpsgd.export.to_c.integer_scales import integer_net
 from tpsgd.export.to_c.integer_source import integer_layout, integer_source
-from tpsgd.export.to_c.memory import Layout, layout
+from tpsgd.export.to_c.memory import FLOAT, Layout, layout
 from tpsgd.export.to_c.source import sources, summary
 from tpsgd.files import write_whole
 from tpsgd.losses import Loss
@@ -47,6 +50,8 @@ def c(
     rate: float = 2.0**-7,
     spare: int = 0,
     files: str = "plain",
+    inputs: Mapping[str, Any] | None = None,
+    classes: Sequence[str] | None = None,
     overwrite: bool = False,
 ) -> Exported:
     """Write a model and its training step as C99: no heap, no library, all bytes set beforehand.
@@ -75,6 +80,9 @@ def c(
         rate: the learning rate that the binary points of integers leave room for.
         spare: classes that may come later.
         files: "plain", or "arduino": a library of the Arduino IDE, with a sketch.
+        inputs: `data.inputs`: the header names the columns in their order, and if they were scaled
+            for training, `net_scale` does the same on the device.
+        classes: `data.classes`, the names of the labels, for the header.
         overwrite: replace an earlier export.
 
     Examples:
@@ -98,6 +106,8 @@ def c(
     else:
         program = _integers(model, recipe, samples, labels, numbers, rate, rule=rule, seed=seed)
     _keep_within(ram, program.memory)
+    meaning = read_inputs(inputs, classes, recipe)
+    program = program.with_inputs(meaning, recipe)
     texts = program.texts
     if files == "arduino":
         texts = _library(program, recipe, numbers)
@@ -107,7 +117,8 @@ def c(
         for name, text in texts.items():
             (path / name).parent.mkdir(parents=True, exist_ok=True)
             paths.append(write_whole(path / name, text.encode()))
-    return Exported(tuple(paths), checked, memory=program.memory)
+    note = meaning.note("net_scale")
+    return Exported(tuple(paths), checked, memory=program.memory, note=note)
 
 
 class _Program(NamedTuple):
@@ -116,6 +127,13 @@ class _Program(NamedTuple):
     texts: dict[str, str]
     memory: Layout
     check: Callable[[], str]
+
+    def with_inputs(self, inputs: Inputs, recipe: Recipe) -> "_Program":
+        """The same with what the inputs mean, and `net_scale`."""
+        texts, flash = with_inputs(self.texts, inputs, recipe), self.memory.flash
+        if inputs.shift:
+            flash = flash | {"shift and scale of the inputs": 2 * FLOAT * len(inputs.shift)}
+        return self._replace(texts=texts, memory=replace(self.memory, flash=flash))
 
 
 def _floats(model: nn.Module, recipe: Recipe, schedule: Any, **options: Any) -> _Program:
