@@ -1,5 +1,8 @@
 """What an export says of its inputs and classes, and what it refuses to read."""
 
+import re
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -21,7 +24,7 @@ CLASSES = ("x", "/* yy", "z*/")
 
 def mlp(*sizes: int) -> nn.Module:
     torch.manual_seed(0)
-    layers = [[nn.Linear(a, b), nn.Tanh()] for a, b in zip(sizes, sizes[1:], strict=False)]
+    layers = [[nn.Linear(a, b), nn.Tanh()] for a, b in pairwise(sizes)]
     return nn.Sequential(*[m for pair in layers for m in pair][:-1])
 
 
@@ -90,7 +93,7 @@ def test_inputs_of_another_net_are_refused(tmp_path, inputs, classes, sentence):
 def test_a_compiled_net_reads_no_byte_beyond_its_arguments(tmp_path, x, labels):
     exported(tmp_path, mlp(3, 4, 3), (3,))
     net = CompiledNet(tmp_path)
-    with pytest.raises(TpsgdError, match="x must|labels must"):
+    with pytest.raises(TpsgdError, match=r"x must|labels must"):
         net.step(x, labels, 0.1)
     if labels == [0]:
         with pytest.raises(TpsgdError, match="x must"):
@@ -110,3 +113,100 @@ def test_a_compiled_reader_reads_whole_time_steps(tmp_path):
     with pytest.raises(TpsgdError, match="labels must"):
         reader.step(torch.zeros(2, 3), [0, 1], 0.1)
     assert reader.step(np.zeros((2, 3)), 1, 0.1).shape == (2,)
+
+
+@pytest.mark.parametrize(
+    "samples, sentence",
+    [
+        (torch.zeros(0, 3), "one or more inputs"),
+        (torch.zeros(5, 2), "of shape (3,), got shape (5, 2)"),
+        (torch.zeros(3), "one or more inputs"),
+        (torch.full((5, 3), torch.nan), "not finite"),
+        (np.full((5, 3), np.inf), "not finite"),
+        ((torch.zeros(5, 3), torch.zeros(5)), "without labels"),
+        (np.array([["a", "b", "c"]]), "without labels"),
+        (tpsgd.Padded.of([torch.ones(2, 3), torch.ones(1, 3)]), "different lengths"),
+    ],
+)
+def test_samples_that_calibrate_nothing_are_refused(tmp_path, samples, sentence):
+    with pytest.raises(TpsgdError, match=re.escape(sentence)):
+        exported(tmp_path / "net", mlp(3, 4, 3), (3,), samples=samples)
+    assert not (tmp_path / "net").exists()
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.as_tensor, list])
+def test_samples_may_be_arrays_and_lists(tmp_path, kind):
+    exported(tmp_path, mlp(3, 4, 3), (3,), samples=kind([[1.0, 2.0, 3.0], [0.5, 1.0, 2.0]]))
+
+
+def with_weights(model: nn.Module, factor: float) -> nn.Module:
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(factor)
+    return model
+
+
+REFUSED = {
+    "a number for a shape": (lambda: mlp(3, 4, 3), 3, "such as (64,)"),
+    "half": (lambda: mlp(3, 4, 3).half(), (3,), "float16: convert it with model.float()"),
+    "double": (lambda: mlp(3, 4, 3).double(), (3,), "float64: convert it with model.float()"),
+    "huge weights": (lambda: with_weights(mlp(3, 4, 3), 1e30), (3,), "too large for float32"),
+    "classes": (lambda: mlp(3, 70_000), (3,), "70,000 classes"),
+    "blocks": (lambda: mlp(*[3] * 34), (3,), "33 blocks"),
+    "long convolution": (
+        lambda: nn.Sequential(
+            nn.Conv1d(1, 1, 3), nn.ReLU(), nn.MaxPool1d(70_000), nn.Flatten(), nn.Linear(1, 2)
+        ),
+        (1, 70_002),
+        "a size of 70,002",
+    ),
+    "reflected": (
+        lambda: nn.Sequential(
+            nn.Conv1d(1, 2, 3, padding=1, padding_mode="reflect"), nn.ReLU(), nn.Flatten(),
+            nn.Linear(10, 2),
+        ),
+        (1, 5),
+        "because of its padding_mode='reflect'",
+    ),
+    "uneven": (
+        lambda: nn.Sequential(
+            nn.Conv1d(1, 2, 2, padding="same"), nn.ReLU(), nn.Flatten(), nn.Linear(10, 2)
+        ),
+        (1, 5),
+        "padding='same'",
+    ),
+    "volumes": (
+        lambda: nn.Sequential(nn.Conv3d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(2, 2)),
+        (1, 3, 3, 3),
+        "because it is a Conv3d",
+    ),
+    "both directions": (
+        lambda: nn.Sequential(tpsgd.Recurrent(3, 4, bidirectional=True), nn.Linear(8, 2)),
+        (5, 3),
+        "because it reads in two directions",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_exported_is_named_and_leaves_no_folder(tmp_path, name):
+    model, shape, sentence = REFUSED[name]
+    with pytest.raises(TpsgdError, match=re.escape(sentence)):
+        exported(tmp_path / "net", model(), shape)
+    assert not (tmp_path / "net").exists()
+
+
+def test_a_softmax_at_the_end_is_said_to_be_left_out(tmp_path):
+    exported(tmp_path, nn.Sequential(*mlp(3, 4, 3), nn.Softmax(1)), (3,))
+    assert "the model's Softmax is left out" in (tmp_path / "net.h").read_text()
+
+
+def test_adaptive_pools_of_one_dimension(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv1d(2, 3, 3), nn.Tanh(), nn.AdaptiveAvgPool1d(3), nn.Flatten(), nn.Linear(9, 4)
+    )
+    written = exported(tmp_path, model, (2, 10))
+    assert "run beside tpsgd.fit" in written.checked
+    x = torch.randn(1, 2, 10)
+    assert torch.allclose(CompiledNet(tmp_path).forward(x), model(x)[0], atol=1e-6)

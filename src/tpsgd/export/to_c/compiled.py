@@ -20,6 +20,8 @@ ERRORS = (
     *("", "BAD_INPUT", "BAD_RATE", "BAD_LABEL", "DIVERGED", "NO_SPACE", "BAD_RECORD"),
     *("MEASURED", "BAD_ORDER"),
 )
+DIVERGED = ERRORS.index("DIVERGED")
+TOO_LARGE = ", outputs too large for float32: scale the weights or the inputs down"
 MEASURED = ERRORS.index("MEASURED")
 FLAGS = ("-std=c99", "-O2", "-ffp-contract=off")
 PROBE = """
@@ -106,7 +108,7 @@ class CompiledNet:
         _raise(self.net.net_add_class(self.state))
 
     def scale(self, x: Any) -> Tensor:
-        """A sample, or a time step, as it was measured in the form that the model was trained on."""
+        """A sample, or a time step, as it was measured, in the form that the model takes."""
         if not hasattr(self.net, "net_scale"):
             raise TpsgdError("the net was exported without a scaling of its inputs")
         x = self._numbers(x, self.inputs).clone()
@@ -227,4 +229,5 @@ def _pointer(tensor: Tensor) -> ctypes.c_void_p:
 
 def _raise(code: int) -> None:
     if code:
-        raise TpsgdError(f"the exported net refused: NET_{ERRORS[code]}")
+        reason = TOO_LARGE if code == DIVERGED else ""
+        raise TpsgdError(f"the exported net refused: NET_{ERRORS[code]}{reason}")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tpsgd.errors import TpsgdError
 from tpsgd.export.exported import Exported
 from tpsgd.export.inputs import Inputs, read_inputs
-from tpsgd.export.read_model import read_model
+from tpsgd.export.read_model import as_samples, check_shape, read_model
 from tpsgd.export.recipe import Recipe
 from tpsgd.export.to_c.arduino import as_library
 from tpsgd.export.to_c.cell_memory import cell_layout
@@ -25,7 +25,7 @@ from tpsgd.export.to_c.memory import FLOAT, Layout, layout
 from tpsgd.export.to_c.source import sources, summary
 from tpsgd.files import write_whole
 from tpsgd.losses import Loss
-from tpsgd.output import output_folder
+from tpsgd.output import check_new, output_folder
 from tpsgd.rules import Rule, readout
 from tpsgd.train import simultaneous
 from tpsgd.units import as_bytes, size
@@ -44,8 +44,8 @@ def c(
     ram: str | int | None = None,
     seed: int = 0,
     loss: Loss | None = None,
-    samples: Tensor | None = None,
-    labels: Tensor | None = None,
+    samples: Any = None,
+    labels: Any = None,
     numbers: str = "float32",
     rate: float = 2.0**-7,
     spare: int = 0,
@@ -101,6 +101,8 @@ def c(
         model, rule, shape, batch=batch, optimizer=optimizer, loss=loss, seed=seed, spare=spare,
         samples=samples,
     )  # fmt: skip
+    if samples is not None:
+        samples = as_samples(samples, check_shape(shape), recipe.recurrent)
     if numbers == "float32":
         program = _floats(model, with_codes(recipe, codes), schedule, rule=rule, loss=loss)
     else:
@@ -111,8 +113,9 @@ def c(
     texts = program.texts
     if files == "arduino":
         texts = _library(program, recipe, numbers)
+    check_new(Path(folder), overwrite, *texts)
+    checked = program.check()
     with output_folder(Path(folder), tuple(texts), overwrite) as path:
-        checked = program.check()
         paths = []
         for name, text in texts.items():
             (path / name).parent.mkdir(parents=True, exist_ok=True)

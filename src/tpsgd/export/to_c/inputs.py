@@ -29,6 +29,8 @@ void net_scale(float *x)
 def with_inputs(texts: dict[str, str], inputs: Inputs, recipe: Recipe) -> dict[str, str]:
     """The files of a net with what its inputs and classes mean."""
     header, program = _comment(inputs), ""
+    if recipe.link:
+        header += f"/* The outputs are logits; the model's {recipe.link} is left out. */\n\n"
     if inputs.shift:
         header += _DECLARATION.format(what="a time step" if recipe.recurrent else "a sample")
         tables = [
