@@ -16,12 +16,14 @@ class Exported:
         checked: in one sentence, how what was written was compared with `tpsgd.fit`.
         nodes: of an ONNX graph, those of inner graphs included.
         memory: of a C program, in bytes.
+        note: what a caller has to do with inputs, if anything.
     """
 
     paths: tuple[Path, ...]
     checked: str
     nodes: int = 0
     memory: Layout | None = None
+    note: str = ""
 
     @property
     def bytes(self) -> int:
@@ -31,4 +33,5 @@ class Exported:
     def __str__(self) -> str:
         lines = [f"{path}  {size(path.stat().st_size)}" for path in self.paths]
         table = [str(self.memory), ""] if self.memory else []
-        return "\n".join([*table, *lines, self.checked])
+        notes = [self.note] if self.note else []
+        return "\n".join([*table, *lines, *notes, self.checked])

@@ -33,11 +33,14 @@ from tpsgd.nets import diagonal
 from tpsgd.nets.blocks import Block, shapes, split
 from tpsgd.nets.layers import zero_padding
 from tpsgd.nets.modes import modes_restored
+from tpsgd.nets.padded import Padded
 from tpsgd.nets.recurrent import Recurrent
 from tpsgd.objectives import Formula, Site
 from tpsgd.projections import Redrawn
 from tpsgd.rules import Place, Rule, Signal
 
+LARGEST = 65_535  # label, or size of a feature map: uint16_t in the C
+MOST_BLOCKS = 32  # a bit each of the mask of those that learn
 OPTIMIZERS = ("sgd", "momentum", "adam")
 ACTIVATIONS: dict[type, str] = {
     nn.ReLU: "relu",
@@ -61,7 +64,7 @@ def read_model(
     loss: Loss | None = None,
     seed: int = 0,
     spare: int = 0,
-    samples: Tensor | None = None,
+    samples: Any = None,
 ) -> Recipe:
     """The training step of a model in plain numbers.
 
@@ -77,8 +80,10 @@ def read_model(
         samples: inputs that calibrated readouts measure; without them, the first batch does it,
             or the first sequence, which a recurrent net then reads twice.
     """
-    _check(shape, batch, optimizer, seed, spare)
+    shape = check_shape(shape)
+    _check(batch, optimizer, seed, spare)
     blocks = split(model)
+    _check_model(model, blocks)
     with modes_restored(*(m for block in blocks for m in block.modules)):
         sizes = shapes(blocks, torch.zeros(2, *shape))
         rules = rules_for(rule, blocks, None)
@@ -86,6 +91,8 @@ def read_model(
         if loss not in LOSSES:
             raise TpsgdError(f"loss {loss.name} is not exported; mse, cross_entropy and bce are")
         classes = _classes(blocks[-1], sizes[-1][Place.END])
+        if classes + spare > LARGEST:
+            raise TpsgdError(f"{classes + spare:,} classes are not exported; up to {LARGEST:,} are")
         if classes == 1 and (spare or loss is cross_entropy):
             raise TpsgdError(
                 "a net with one output answers yes or no: export it with loss=tpsgd.bce, and "
@@ -97,12 +104,35 @@ def read_model(
         records = [reader.block(*each) for each in zip(blocks, rules, inputs, sizes, strict=True)]
         recipe = Recipe(
             tuple(records), rules[0].name, _one_step(blocks, tuple(shape)), classes, spare, batch,
-            optimizer, LOSSES[loss], seed,
+            optimizer, LOSSES[loss], seed, _link(blocks[-1]),
         )  # fmt: skip
         if not any(block.learns for block in records):
             raise TpsgdError(f"{rules[0].name} trains nothing: there is no step to export")
         _check_recurrent(recipe)
-        return recipe if samples is None else calibrated(recipe, blocks, samples)
+        if samples is None:
+            return recipe
+        return calibrated(recipe, blocks, as_samples(samples, shape, recipe.recurrent))
+
+
+def as_samples(samples: Any, shape: Shape, recurrent: bool = False) -> Tensor:
+    """Inputs that readouts measure, as a tensor; sequences may have any number of steps."""
+    if isinstance(samples, Padded):
+        raise TpsgdError("samples of different lengths calibrate no readout: leave samples= out")
+    try:
+        x = torch.as_tensor(samples).detach().cpu().float()
+    except (TypeError, ValueError, RuntimeError):
+        raise TpsgdError(
+            "samples must be inputs alone, a tensor or an array of numbers, without labels"
+        ) from None
+    first = 2 if recurrent else 1
+    fits = x.dim() == len(shape) + 1 and tuple(x.shape[first:]) == shape[first - 1 :]
+    if not fits or not x.numel():
+        raise TpsgdError(
+            f"samples must be one or more inputs of shape {shape}, got shape {tuple(x.shape)}"
+        )
+    if not x.isfinite().all():
+        raise TpsgdError("samples have numbers that are not finite: leave those samples out")
+    return x
 
 
 def calibrated(recipe: Recipe, blocks: list[Block], samples: Tensor) -> Recipe:
@@ -136,11 +166,31 @@ def _grid(local: LocalLoss, y: Tensor) -> tuple[int, ...]:
     return local.grid[-(y.dim() - 2) :]
 
 
-def _check(shape: Sequence[int], batch: int, optimizer: str, seed: int, spare: int) -> None:
-    if not shape or any(not isinstance(n, int) or n < 1 for n in shape):
+def check_shape(shape: Any) -> Shape:
+    """The shape of one sample."""
+    sizes = tuple(shape) if isinstance(shape, Sequence) else ()
+    if not sizes or any(not isinstance(n, int) or n < 1 for n in sizes):
         raise TpsgdError(
             f"shape must be that of one sample, such as (64,) or (1, 28, 28), got {shape}"
         )
+    return sizes
+
+
+def _check_model(model: nn.Module, blocks: list[Block]) -> None:
+    others = {p.dtype for p in model.parameters() if p.is_floating_point()} - {torch.float32}
+    if others:
+        word = str(others.pop()).removeprefix("torch.")
+        raise TpsgdError(f"the model is in {word}: convert it with model.float()")
+    if len(blocks) > MOST_BLOCKS:
+        raise TpsgdError(f"{len(blocks)} blocks are not exported; up to {MOST_BLOCKS} are")
+
+
+def _link(block: Block) -> str:
+    """What follows the logits in the model, and is left out of the export."""
+    return "" if block.activation is None else type(block.activation).__name__
+
+
+def _check(batch: int, optimizer: str, seed: int, spare: int) -> None:
     if not isinstance(batch, int) or not 1 <= batch <= 1 << 15:
         raise TpsgdError(f"batch must be a whole number from 1 to 32,768, got {batch}")
     if optimizer not in OPTIMIZERS:
@@ -301,6 +351,8 @@ def _layer(who: str, block: Block, shape: Shape, after: Shape) -> Layer:
     if type(layer) in (nn.Conv1d, nn.Conv2d) and (pads := zero_padding(layer)) is not None:
         channels, *space = shape
         rows, columns = _pair(space)
+        numbers = (channels, layer.out_channels, *space, *after, *layer.kernel_size, *pads)
+        _check_sizes(who, *numbers, *layer.stride, *layer.dilation)
         return Convolution(
             channels, (rows, columns), layer.out_channels, _pair(layer.kernel_size),
             _pair(after[1:]), _pair(layer.stride), _pair(pads, 0), _pair(layer.dilation),
@@ -311,9 +363,25 @@ def _layer(who: str, block: Block, shape: Shape, after: Shape) -> Layer:
     if isinstance(layer, diagonal.Diagonal) and not layer.bidirectional:
         return Diagonal(layer.inputs, layer.states, layer.hidden, layer.loss_at.value)
     raise TpsgdError(
-        f"{who} is not exported: nn.Linear, nn.Conv1d and nn.Conv2d with zero padding, "
-        "tpsgd.Recurrent and nn.RNN that read in one direction are"
+        f"{who} is not exported{_cause(layer)}: nn.Linear, nn.Conv1d and nn.Conv2d with zero "
+        "padding, tpsgd.Recurrent and nn.RNN that read in one direction are"
     )
+
+
+def _cause(layer: Any) -> str:
+    """Why a layer of a kind that is known is not exported."""
+    if getattr(layer, "bidirectional", False):
+        return ", because it reads in two directions"
+    if type(layer) not in (nn.Conv1d, nn.Conv2d):
+        return f", because it is a {type(layer).__name__}"
+    if layer.padding_mode != "zeros":
+        return f", because of its padding_mode={layer.padding_mode!r}"
+    return ", because padding='same' adds more zeros on one side of an even kernel"
+
+
+def _check_sizes(who: str, *sizes: int) -> None:
+    if max(sizes) > LARGEST:
+        raise TpsgdError(f"{who}: a size of {max(sizes):,} is not exported; up to {LARGEST:,} is")
 
 
 def _pair(values: Sequence[int], first: int = 1) -> tuple[int, int]:
@@ -346,17 +414,18 @@ def _pools(who: str, block: Block, shape: Shape) -> tuple[Pool, ...]:
         if block.recurrent or len(shape) < 2:
             raise TpsgdError(f"{who}: {type(module).__name__} is not exported there")
         pools.append(_pool(who, module, shape))
+        _check_sizes(who, *shape, *pools[-1].kernel, *pools[-1].stride)
         shape = (shape[0], *pools[-1].out[-(len(shape) - 1) :])
     return tuple(pools)
 
 
 def _pool(who: str, module: Any, shape: Shape) -> Pool:
     channels, size = shape[0], _pair(shape[1:])
-    if type(module) is nn.AdaptiveAvgPool2d:
-        given = module.output_size
-        each = given if isinstance(given, tuple) else (given, given)
-        out = tuple(n if g is None else g for g, n in zip(each, size, strict=True))
-        if any(g > n for g, n in zip(out, size, strict=True)):
+    if type(module) in (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d):
+        space, grid = shape[1:], module.output_size
+        each = tuple(grid) if isinstance(grid, (tuple, list)) else (grid,) * len(space)
+        out = tuple(n if g is None else g for g, n in zip(each, space, strict=True))
+        if any(g > n for g, n in zip(out, space, strict=True)):
             raise TpsgdError(f"{who}: {module} is not exported: it would make {size} larger")
         return Pool("cells", channels, size, (0, 0), (0, 0), _pair(out))
     kinds = {nn.MaxPool1d: "max", nn.MaxPool2d: "max", nn.AvgPool1d: "mean", nn.AvgPool2d: "mean"}
@@ -366,7 +435,7 @@ def _pool(who: str, module: Any, shape: Shape) -> Pool:
     if not plain or max(_numbers(getattr(module, "dilation", 1))) > 1 or _divisor(module):
         raise TpsgdError(
             f"{who}: {module} is not exported; nn.MaxPool and nn.AvgPool without padding, dilation "
-            "and ceil_mode, and nn.AdaptiveAvgPool2d are"
+            "and ceil_mode, and nn.AdaptiveAvgPool are"
         )
     one = len(shape) == 2
     kernel, stride = (

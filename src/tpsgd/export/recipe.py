@@ -183,6 +183,7 @@ class Recipe:
     optimizer: str  # sgd, momentum, adam
     loss: str  # of the last block: mse, cross_entropy, bce
     seed: int
+    link: str = ""  # Softmax, for example: what follows the logits in the model, and is left out
 
     @property
     def outputs(self) -> int:

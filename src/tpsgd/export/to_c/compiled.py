@@ -20,12 +20,14 @@ ERRORS = (
     *("", "BAD_INPUT", "BAD_RATE", "BAD_LABEL", "DIVERGED", "NO_SPACE", "BAD_RECORD"),
     *("MEASURED", "BAD_ORDER"),
 )
+DIVERGED = ERRORS.index("DIVERGED")
+TOO_LARGE = ", outputs too large for float32: scale the weights or the inputs down"
 MEASURED = ERRORS.index("MEASURED")
 FLAGS = ("-std=c99", "-O2", "-ffp-contract=off")
 PROBE = """
 #include "net.h"
 const unsigned long probe_sizes[] = {sizeof(net_state), sizeof(net_arena), NET_PARAMS,
-    NET_CLASSES, NET_BATCH, NET_BLOCKS, NET_RECORD_BYTES, NET_RAM_BYTES};
+    NET_CLASSES, NET_BATCH, NET_BLOCKS, NET_RECORD_BYTES, NET_RAM_BYTES, NET_INPUT};
 """
 
 
@@ -78,8 +80,9 @@ class CompiledNet:
                 shutil.copy(Path(folder, name), copy)
             Path(copy, "probe.c").write_text(PROBE)
             self.net: Any = compiled_library(Path(copy), command, flags)
-        sizes = (ctypes.c_ulong * 8).in_dll(self.net, "probe_sizes")
-        state, arena, self.params, self.capacity, self.batch, self.blocks, record, self.ram = sizes
+        sizes = list((ctypes.c_ulong * 9).in_dll(self.net, "probe_sizes"))
+        state, arena, self.params, self.capacity, self.batch, self.blocks, *sizes = sizes
+        record, self.ram, self.inputs = sizes
         self._declare()
         self.state, self.arena = (ctypes.create_string_buffer(n) for n in (state, arena))
         self.record_bytes = record
@@ -104,20 +107,44 @@ class CompiledNet:
         """Make room for a new class."""
         _raise(self.net.net_add_class(self.state))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def scale(self, x: Any) -> Tensor:
+        """A sample, or a time step, as it was measured, in the form that the model takes."""
+        if not hasattr(self.net, "net_scale"):
+            raise TpsgdError("the net was exported without a scaling of its inputs")
+        x = self._numbers(x, self.inputs).clone()
+        self.net.net_scale(_pointer(x))
+        return x
+
+    def forward(self, x: Any) -> Tensor:
         """The logits of one sample."""
-        x, logits = x.float().contiguous(), torch.zeros(self.classes)
+        x, logits = self._numbers(x, self.inputs), torch.zeros(self.classes)
         _raise(self.net.net_forward(self.state, self.arena, _pointer(x), _pointer(logits)))
         return logits
 
-    def step(self, x: Tensor, labels: Tensor, lr: float, blocks: int = -1) -> Tensor:
+    def step(self, x: Any, labels: Any, lr: float, blocks: int = -1) -> Tensor:
         """Learn from a batch; the losses of the blocks come back."""
-        x, loss = x.float().contiguous(), torch.zeros(self.blocks)
-        labels = labels.to(torch.int32).to(torch.uint16).contiguous()
+        x, loss = self._numbers(x, self.batch * self.inputs), torch.zeros(self.blocks)
+        labels = self._labels(labels).to(torch.uint16).contiguous()
         mask = (1 << self.blocks) - 1 if blocks < 0 else blocks
         arguments = _pointer(x), _pointer(labels), lr, mask, _pointer(loss)
         _raise(self.net.net_step(self.state, self.arena, *arguments))
         return loss
+
+    def _numbers(self, x: Any, count: int) -> Tensor:
+        """Numbers as the C reads them; another count of them is refused."""
+        numbers = _as_tensor(x, torch.float32, "x")
+        if numbers.numel() != count:
+            raise TpsgdError(f"x must have {count:,} numbers, got {numbers.numel():,}")
+        return numbers.contiguous()
+
+    def _labels(self, labels: Any) -> Tensor:
+        """A label for each sample of a batch."""
+        values = _as_tensor(labels, torch.int64, "labels").flatten()
+        if len(values) != self.batch or not ((values >= 0) & (values < 1 << 16)).all():
+            raise TpsgdError(
+                f"labels must have {self.batch} whole numbers from 0 on, got {values.tolist()[:8]}"
+            )
+        return values.to(torch.int32)
 
     def save(self) -> bytes:
         """The weights as a record."""
@@ -127,7 +154,11 @@ class CompiledNet:
 
     def load(self, record: bytes) -> None:
         """The weights of a record."""
-        _raise(self.net.net_load(self.state, record))
+        if len(record) != self.record_bytes:
+            raise TpsgdError(
+                f"a record of this net has {self.record_bytes:,} bytes, got {len(record):,}"
+            )
+        _raise(self.net.net_load(self.state, bytes(record)))
 
 
 class CompiledReader(CompiledNet):
@@ -141,9 +172,9 @@ class CompiledReader(CompiledNet):
         self.net.net_read.argtypes = [pointer, pointer, pointer, ctypes.c_uint16, blocks]
         self.net.net_look.argtypes = [pointer] * 3
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Any) -> Tensor:
         """The logits after a sequence."""
-        x, logits = x.float().contiguous(), torch.zeros(self.classes)
+        x, logits = self._sequence(x), torch.zeros(self.classes)
         state, arena, look = self.state, self.arena, self.net.net_look
         self.net.net_start(arena)
         for at in _steps(x):
@@ -151,13 +182,13 @@ class CompiledReader(CompiledNet):
         _raise(self.net.net_logits(state, arena, _pointer(logits)))
         return logits
 
-    def step(self, x: Tensor, labels: Tensor, lr: float, blocks: int = -1) -> Tensor:
+    def step(self, x: Any, labels: Any, lr: float, blocks: int = -1) -> Tensor:
         """Learn from one sequence; the losses of the blocks come back.
 
         A sequence that was measured is read again, so that the weights become those of `fit`.
         """
-        x, loss = x.float().contiguous().view(-1, x.shape[-1]), torch.zeros(self.blocks)
-        label, mask = int(labels), (1 << self.blocks) - 1 if blocks < 0 else blocks
+        x, loss = self._sequence(x), torch.zeros(self.blocks)
+        label, mask = int(self._labels(labels)), (1 << self.blocks) - 1 if blocks < 0 else blocks
         state, arena, read = self.state, self.arena, self.net.net_read
         answer = MEASURED
         while answer == MEASURED:
@@ -167,6 +198,23 @@ class CompiledReader(CompiledNet):
             answer = self.net.net_finish(state, arena, label, lr, mask, _pointer(loss))
         _raise(answer)
         return loss
+
+    def _sequence(self, x: Any) -> Tensor:
+        """The time steps of a sequence as rows."""
+        numbers = _as_tensor(x, torch.float32, "x")
+        if not numbers.numel() or numbers.numel() % self.inputs:
+            raise TpsgdError(
+                f"x must have {self.inputs:,} numbers for each time step, got shape "
+                f"{tuple(numbers.shape)}"
+            )
+        return numbers.reshape(-1, self.inputs).contiguous()
+
+
+def _as_tensor(values: Any, dtype: torch.dtype, name: str) -> Tensor:
+    try:
+        return torch.as_tensor(values).detach().cpu().to(dtype)
+    except (TypeError, ValueError, RuntimeError):
+        raise TpsgdError(f"{name} must be a tensor or an array of numbers") from None
 
 
 def _steps(x: Tensor) -> range:
@@ -181,4 +229,5 @@ def _pointer(tensor: Tensor) -> ctypes.c_void_p:
 
 def _raise(code: int) -> None:
     if code:
-        raise TpsgdError(f"the exported net refused: NET_{ERRORS[code]}")
+        reason = TOO_LARGE if code == DIVERGED else ""
+        raise TpsgdError(f"the exported net refused: NET_{ERRORS[code]}{reason}")

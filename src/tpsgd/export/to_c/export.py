@@ -1,6 +1,7 @@
 """`export.c`: a training step as C files in a folder."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -8,21 +9,23 @@ from torch import Tensor, nn
 
 from tpsgd.errors import TpsgdError
 from tpsgd.export.exported import Exported
-from tpsgd.export.read_model import read_model
+from tpsgd.export.inputs import Inputs, read_inputs
+from tpsgd.export.read_model import as_samples, check_shape, read_model
 from tpsgd.export.recipe import Recipe
 from tpsgd.export.to_c.arduino import as_library
 from tpsgd.export.to_c.cell_memory import cell_layout
 from tpsgd.export.to_c.cell_source import cell_sources
 from tpsgd.export.to_c.check import check
 from tpsgd.export.to_c.codes import check_kind, check_word, with_binary_codes, with_codes
+from tpsgd.export.to_c.inputs import with_inputs
 from tpsgd.export.to_c.integer_check import EPOCHS, check_integers
 from tpsgd.export.to_c.integer_scales import integer_net
 from tpsgd.export.to_c.integer_source import integer_layout, integer_source
-from tpsgd.export.to_c.memory import Layout, layout
+from tpsgd.export.to_c.memory import FLOAT, Layout, layout
 from tpsgd.export.to_c.source import sources, summary
 from tpsgd.files import write_whole
 from tpsgd.losses import Loss
-from tpsgd.output import output_folder
+from tpsgd.output import check_new, output_folder
 from tpsgd.rules import Rule, readout
 from tpsgd.train import simultaneous
 from tpsgd.units import as_bytes, size
@@ -41,12 +44,14 @@ def c(
     ram: str | int | None = None,
     seed: int = 0,
     loss: Loss | None = None,
-    samples: Tensor | None = None,
-    labels: Tensor | None = None,
+    samples: Any = None,
+    labels: Any = None,
     numbers: str = "float32",
     rate: float = 2.0**-7,
     spare: int = 0,
     files: str = "plain",
+    inputs: Mapping[str, Any] | None = None,
+    classes: Sequence[str] | None = None,
     overwrite: bool = False,
 ) -> Exported:
     """Write a model and its training step as C99: no heap, no library, all bytes set beforehand.
@@ -75,6 +80,9 @@ def c(
         rate: the learning rate that the binary points of integers leave room for.
         spare: classes that may come later.
         files: "plain", or "arduino": a library of the Arduino IDE, with a sketch.
+        inputs: `data.inputs`: the header names the columns in their order, and if they were scaled
+            for training, `net_scale` does the same on the device.
+        classes: `data.classes`, the names of the labels, for the header.
         overwrite: replace an earlier export.
 
     Examples:
@@ -97,21 +105,27 @@ def c(
         model, rule, shape, batch=batch, optimizer=optimizer, loss=loss, seed=seed, spare=spare,
         samples=samples,
     )  # fmt: skip
+    if samples is not None:
+        samples = as_samples(samples, check_shape(shape), recipe.recurrent)
     if numbers == "float32":
         program = _floats(model, with_codes(recipe, codes), schedule, rule=rule, loss=loss)
     else:
         program = _integers(model, recipe, samples, labels, numbers, rate, rule=rule, seed=seed)
     _keep_within(ram, program.memory)
+    meaning = read_inputs(inputs, classes, recipe)
+    program = program.with_inputs(meaning, recipe)
     texts = program.texts
     if files == "arduino":
         texts = _library(program, recipe, numbers)
+    check_new(Path(folder), overwrite, *texts)
+    checked = program.check()
     with output_folder(Path(folder), tuple(texts), overwrite) as path:
-        checked = program.check()
         paths = []
         for name, text in texts.items():
             (path / name).parent.mkdir(parents=True, exist_ok=True)
             paths.append(write_whole(path / name, text.encode()))
-    return Exported(tuple(paths), checked, memory=program.memory)
+    note = meaning.note("net_scale")
+    return Exported(tuple(paths), checked, memory=program.memory, note=note)
 
 
 class _Program(NamedTuple):
@@ -120,6 +134,13 @@ class _Program(NamedTuple):
     texts: dict[str, str]
     memory: Layout
     check: Callable[[], str]
+
+    def with_inputs(self, inputs: Inputs, recipe: Recipe) -> "_Program":
+        """The same with what the inputs mean, and `net_scale`."""
+        texts, flash = with_inputs(self.texts, inputs, recipe), self.memory.flash
+        if inputs.shift:
+            flash = flash | {"shift and scale of the inputs": 2 * FLOAT * len(inputs.shift)}
+        return self._replace(texts=texts, memory=replace(self.memory, flash=flash))
 
 
 def _floats(model: nn.Module, recipe: Recipe, schedule: Any, **options: Any) -> _Program:
