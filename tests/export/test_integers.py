@@ -21,6 +21,7 @@ from tpsgd import projections, rules
 from tpsgd.errors import TpsgdError
 from tpsgd.export.integer_records import HEAD, ROW, read_integer_record
 from tpsgd.export.read_model import read_model
+from tpsgd.export.to_c.compiled import CompiledNet
 from tpsgd.export.to_c.integer_scales import code_bits, factor, integer_net
 from tpsgd.export.to_c.integer_source import integer_source, places, record_head
 from tpsgd.export.to_c.source import sources
@@ -627,6 +628,12 @@ def test_the_c_face_is_that_of_floats(tmp_path):
     assert len(errors) == 7 and all(line in ours for line in errors)
     names = set(re.findall(r"\b(?:net_|NET_)\w+", theirs))
     assert names - set(re.findall(r"\b(?:net_|NET_)\w+", ours)) == set()
+
+
+def test_the_compiled_net_of_floats_refuses_integers(tmp_path):
+    build(case("leaky", "int8")[0], tmp_path)
+    with pytest.raises(TpsgdError, match="net of integers"):
+        CompiledNet(tmp_path)
 
 
 def test_codes_in_flash_or_by_a_hash_are_refused_with_integers(tmp_path):

@@ -42,7 +42,7 @@ class Row(NamedTuple):
     sum_point: int
 
 
-def head_words(fingerprint: int, mask: int, outputs: int, bits: int, rows: Iterable[Row]) -> bytes:
+def packed_head(fingerprint: int, mask: int, outputs: int, bits: int, rows: Iterable[Row]) -> bytes:
     """The head of a record and its rows; the classes and the random state are 0."""
     head = HEAD.pack(MAGIC, fingerprint, mask, outputs, 0, bits, 0)
     return head + b"".join(ROW.pack(*row) for row in rows)

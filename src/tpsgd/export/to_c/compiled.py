@@ -78,6 +78,8 @@ class CompiledNet:
         with tempfile.TemporaryDirectory() as copy:
             for name in ("net.h", "net.c", "tpsgd.h"):
                 shutil.copy(Path(folder, name), copy)
+            if "net_quantise" in Path(copy, "net.h").read_text():
+                raise TpsgdError(f"{folder} has a net of integers: CompiledNet runs floats only")
             Path(copy, "probe.c").write_text(PROBE)
             self.net: Any = compiled_library(Path(copy), command, flags)
         sizes = list((ctypes.c_ulong * 9).in_dll(self.net, "probe_sizes"))

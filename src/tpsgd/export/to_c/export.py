@@ -68,7 +68,7 @@ def c(
         batch: samples of a step.
         optimizer: "sgd", "momentum" (0.9) or "adam".
         codes: class codes by "hash" or from "flash"; "auto": from flash if they are few; "binary":
-            codes of -1 and +1 by hash, whatever the rule's.
+            codes of -1 and +1 by hash, whatever the rule's. Integers have those, in flash.
         schedule: how the check trains; on the device, the caller says which blocks learn.
         ram: a budget such as "16KB", for the weights, the optimizer and the arena.
         seed: of the class codes.

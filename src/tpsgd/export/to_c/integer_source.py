@@ -13,7 +13,7 @@ from textwrap import wrap
 
 import numpy as np
 
-from tpsgd.export.integer_records import CLASSES, RANDOM, Row, head_words
+from tpsgd.export.integer_records import CLASSES, RANDOM, Row, packed_head
 from tpsgd.export.records import fingerprint, learning_mask
 from tpsgd.export.to_c.integer_scales import BITS, Factor, IntegerLayer, IntegerNet
 from tpsgd.export.to_c.memory import Layout
@@ -113,7 +113,7 @@ def record_head(net: IntegerNet) -> bytes:
         if la.learns
     ]
     recipe = net.recipe
-    return head_words(
+    return packed_head(
         fingerprint(recipe), learning_mask(recipe), recipe.outputs, BITS[net.numbers], rows
     )
 
