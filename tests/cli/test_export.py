@@ -1,12 +1,16 @@
 """`tpsgd export`: the three commands, from words and from saved models."""
 
+import json
 import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 import tpsgd
+from tpsgd.data.scaling import scaled
 from tpsgd.export.to_c.compiled import CompiledNet, compiler
 from tpsgd.export.to_page import wasm
 
@@ -49,6 +53,73 @@ def test_a_saved_model_is_exported_with_its_weights(says):
     model = tpsgd.load("model").model
     first = next(p for p in model.parameters()).detach().flatten()
     assert first.equal(CompiledNet("net").weights[: first.numel()])
+
+
+def test_a_folder_that_is_not_there(says):
+    status, _, error = says("export", "c", "--model", "nosuch/", "--out", "net")
+    assert status == 2 and "there is no folder nosuch/" in error
+
+
+@pytest.fixture
+def table(says):
+    """A table, the same with its columns in another order, and a model that was trained on it."""
+    random = np.random.default_rng(0)
+    rows = [(i % 3, *random.normal(size=2)) for i in range(120)]
+    columns = {
+        "a": [f"{100 + 10 * k + u:.4f}" for k, u, _ in rows],
+        "b": [f"{1e-3 * k + 2e-4 * v:.7f}" for k, _, v in rows],
+        "kind": ["xyz"[k] for k, _, _ in rows],
+    }
+    for name, order in (("my.csv", "a b kind"), ("other.csv", "kind b a")):
+        words = order.split()
+        lines = [words, *zip(*(columns[word] for word in words), strict=True)]
+        Path(name).write_text("".join(",".join(line) + "\n" for line in lines))
+    words = ("--model", "mlp:8", "--rule", "tpsgd-l2", "--seed", "3", "--epochs", "2")
+    assert says("train", "--data", "my.csv", *words, "--save", "model")[0] == 0
+    return np.array([columns["a"], columns["b"]]).T.astype(np.float32)
+
+
+def test_a_saved_model_leaves_with_its_scaling_rule_loss_and_seed(says, table):
+    status, out, _ = says(
+        "export", "c", "--model", "model", "--data", "other.csv", "--out", "net",
+    )  # fmt: skip
+    assert status == 0 and "from model: rule tpsgd-l2, loss mse, seed 3" in out
+    assert "inputs: net_scale standardises them as for training" in out
+    header = Path("net/net.h").read_text()
+    assert (
+        "x[0] a: " in header and "0 x, 1 y, 2 z" in header and "tpsgd-l2, sgd, loss mse" in header
+    )
+    net, trained = CompiledNet("net"), tpsgd.load("model")
+    logits = torch.stack([net.forward(net.scale(row)) for row in table])
+    x = torch.from_numpy(scaled(table, trained.inputs["scaling"]))
+    assert torch.allclose(logits, trained.outputs(x), atol=1e-5)
+    status, out, _ = says(
+        "export", "c", "--model", "model", "--rule", "tpsgd-l1", "--loss", "bce", "--seed", "4",
+        "--out", "again",
+    )  # fmt: skip
+    assert status == 0 and "rule tpsgd-l1, loss bce, seed 4 (it was trained by tpsgd-l2)" in out
+
+
+def test_calibration_reads_samples_as_the_model_was_trained(says, table):
+    words = ("export", "c", "--model", "model", "--rule", "readout")
+    for name in ("my.csv", "other.csv"):
+        assert says(*words, "--data", name, "--out", name[:-4])[0] == 0
+    assert Path("my/net.c").read_text() == Path("other/net.c").read_text()
+    status, _, error = says(*words, "--data", "my.csv", "--scale", "minmax", "--out", "net")
+    assert status == 2 and "its own scaling" in error
+    status, out, _ = says(*words, "--out", "without")
+    assert status == 0 and "without --data its readouts are calibrated by the first" in out
+    assert Path("my/net.c").read_text() != Path("without/net.c").read_text()
+
+
+@pytest.mark.skipif(wasm.wasm_compiler() is None, reason="no compiler for WebAssembly")
+def test_a_page_of_a_saved_model_has_its_scaling(says, table):
+    words = ("export", "page", "--model", "model", "--out", "learns.html")
+    status, _, error = says(*words)
+    assert status == 2 and "with --data" in error
+    assert says(*words, "--data", "other.csv")[0] == 0
+    scaling = tpsgd.load("model").inputs["scaling"]
+    assert json.dumps(scaling["shift"], separators=(",", ":")) in Path("learns.html").read_text()
 
 
 def test_onnx(says):

@@ -22,7 +22,7 @@ INPUTS = {"shape": [3], "columns": ["a", "b */ int", "c\n"], "label": "kind", "s
 CLASSES = ("x", "/* yy", "z*/")
 
 
-def mlp(*sizes: int) -> nn.Module:
+def mlp(*sizes: int) -> nn.Sequential:
     torch.manual_seed(0)
     layers = [[nn.Linear(a, b), nn.Tanh()] for a, b in pairwise(sizes)]
     return nn.Sequential(*[m for pair in layers for m in pair][:-1])
@@ -40,7 +40,7 @@ def test_net_scale_is_the_scaling_of_training(tmp_path, numbers):
     header = (tmp_path / "net.h").read_text()
     assert "x[0] a: 100, 8.15" in header and "0 x, 1 " in header
     assert "net_scale standardises them as for training" in str(written)
-    assert written.memory.flash["shift and scale of the inputs"] == 24
+    assert written.memory and written.memory.flash["shift and scale of the inputs"] == 24
     if numbers == "float32":
         raw = np.array([111.0, 2e-3, 400.0], np.float32)
         assert CompiledNet(tmp_path).scale(raw).numpy().tolist() == scaled(raw, SCALING).tolist()

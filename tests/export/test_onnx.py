@@ -22,10 +22,11 @@ import tpsgd
 from tpsgd import TpsgdError, losses, projections, rules
 from tpsgd.export.read_model import read_model
 from tpsgd.export.recipe import BlockRecipe, Convolution
+from tpsgd.export.to_c.codes import drawn as codes_of_classes
 from tpsgd.export.to_onnx import step
 from tpsgd.export.to_onnx.export import onnx as export
 from tpsgd.export.to_onnx.graph import Graph, Port, as_model
-from tpsgd.export.to_onnx.layers import class_codes, gradients
+from tpsgd.export.to_onnx.layers import gradients
 from tpsgd.export.to_onnx.step import epoch_model, predict_model, step_model
 from tpsgd.nets.recurrent import connect
 
@@ -361,7 +362,7 @@ def test_class_codes_are_those_of_the_library(projection):
     recipe = read_model(seeded(cnn), rules.tpsgd_l2(draw), NETS[cnn], seed=5)
     for block in recipe.blocks[:2]:
         P = draw(block.shape, CLASSES, tpsgd.objectives.Key(5, block.number))
-        ours = class_codes(block.local.codes, CLASSES).reshape(P.shape)
+        ours = codes_of_classes(block.local.codes, CLASSES).numpy().reshape(P.shape)
         np.testing.assert_array_equal(ours, P.numpy())
 
 
@@ -447,6 +448,58 @@ def test_run_py_refuses_labels_that_are_no_classes(tmp_path):
         assert ended.returncode == 1 and ended.stderr.startswith("y must have a class from 0 to 3")
 
 
+@pytest.mark.parametrize(
+    ("arrays", "words", "sentence"),
+    [
+        ({"x": np.zeros((9, 2)), "y": np.zeros(9)}, (), "x must have numbers of shape (1, 3, 3)"),
+        ({"x": np.full((9, 9), "a"), "y": np.zeros(9)}, (), "x must have numbers"),
+        ({"x": np.zeros((9, 9))}, (), "must be an .npz file with arrays x and y"),
+        ({"x": np.zeros((9, 9)), "y": np.full(9, "a")}, (), "y must have whole numbers"),
+        ({"x": np.full((9, 9), np.nan), "y": np.zeros(9)}, (), "not finite"),
+        ({"x": np.zeros((9, 9)), "y": np.zeros(9)}, ("--batch", "0"), "--batch and --epochs"),
+        ({"x": np.zeros((9, 9)), "y": np.zeros(9)}, ("--lr", "nan"), "--lr above 0"),
+    ],
+)
+def test_run_py_refuses_in_one_sentence(tmp_path, arrays, words, sentence):
+    export(seeded(dense), tmp_path / "net.onnx", shape=(1, 3, 3))
+    np.savez(tmp_path / "data.npz", **arrays)
+    ended = without_torch(tmp_path / "run.py", tmp_path / "data.npz", *words)
+    assert ended.returncode == 1 and sentence in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+def test_run_py_scales_as_for_training(tmp_path):
+    scaling = {"method": "standard", "shift": [5.0, -1e4], "scale": [1e-3, 1e4]}
+    model = seeded(lambda: nn.Sequential(nn.Linear(2, 2)))
+    inputs = {"shape": [2], "scaling": scaling}
+    written = export(model, tmp_path / "net.onnx", shape=(2,), inputs=inputs)
+    assert "run.py standardises them" in str(written)
+    random = np.random.default_rng(0)
+    y = np.arange(200) % 2
+    x = np.stack(
+        [5 + 1e-3 * (4 * y - 2 + random.normal(size=200)), -1e4 + 1e4 * random.normal(size=200)], 1
+    )
+    np.savez(tmp_path / "data.npz", x=x, y=y)
+    ended = without_torch(tmp_path / "run.py", tmp_path / "data.npz", "--lr", "0.1")
+    assert float(ended.stdout.splitlines()[-1].split()[2].rstrip("%")) > 90, ended.stderr
+
+
+def test_another_net_is_replaced_only_if_asked(tmp_path):
+    first = export(seeded(dense), tmp_path / "step.onnx", shape=(1, 3, 3))
+    before = [path.read_bytes() for path in first.paths]
+    for name in ("it's.onnx", "step.onnx"):
+        with pytest.raises(TpsgdError, match="name a file in another folder, or replace it"):
+            export(seeded(dense), tmp_path / name, shape=(1, 3, 3), optimizer="adam")
+    assert [path.read_bytes() for path in first.paths] == before
+    export(seeded(dense), tmp_path / "step.onnx", shape=(1, 3, 3), optimizer="adam", overwrite=True)
+    assert first.paths[0].read_bytes() != before[0]
+
+
+def test_one_output_that_says_yes_or_no_is_refused(tmp_path):
+    with pytest.raises(TpsgdError, match="single yes-or-no output"):
+        export(nn.Linear(3, 1), tmp_path / "step.onnx", shape=(3,), loss=losses.bce)
+
+
 def test_what_was_written(tmp_path):
     model = seeded(dense)
     before = copy.deepcopy(model.state_dict())
@@ -464,7 +517,7 @@ def test_what_was_written(tmp_path):
     for name, p in model.named_parameters():
         assert torch.equal(p, before[name]) and np.array_equal(state[name], p.detach().numpy())
     assert torch.equal(random, torch.get_rng_state())
-    export(model, tmp_path / "a" / "step.onnx", shape=(1, 3, 3))  # its own files it replaces
+    export(model, tmp_path / "a" / "step.onnx", shape=(1, 3, 3), overwrite=True)
 
 
 @pytest.mark.parametrize("constant", ["BETA_1", "BETA_2"])

@@ -40,12 +40,14 @@ def _in_table(codes: Codes, classes: int) -> Codes:
     return Codes(codes.size, "table", table=drawn(codes, classes))
 
 
-def drawn(codes: Codes, classes: int) -> Tensor:
-    """The numbers of some class codes, a row for each class."""
+def drawn(codes: Codes, classes: int, step: int = 0) -> Tensor:
+    """The numbers of class codes, a row for each class; of a time step, if each has its own."""
+    if codes.table is not None:
+        return codes.table
     shape = (codes.filters, codes.size // codes.filters) if codes.filters else (codes.size,)
     name = "per_filter" if codes.filters else codes.distribution
     projection: Projection = getattr(projections, name)(codes.std)
-    return projection(shape, classes, Key(codes.seed, codes.block)).flatten(1)
+    return projection(shape, classes, Key(codes.seed, codes.block, step)).flatten(1)
 
 
 def with_binary_codes(rule: Rule | Sequence[Rule]) -> Rule | list[Rule]:

@@ -22,7 +22,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from tpsgd.engine.settings import Memory
 from tpsgd.errors import TpsgdError
 from tpsgd.export.exported import Exported
-from tpsgd.export.read_model import read_model
+from tpsgd.export.inputs import Inputs, read_inputs
+from tpsgd.export.read_model import as_samples, check_shape, read_model
 from tpsgd.export.recipe import Recipe, Shape
 from tpsgd.export.to_onnx.graph import count_nodes
 from tpsgd.export.to_onnx.step import MOMENTUM, epoch_model, predict_model, step_model
@@ -59,7 +60,9 @@ def onnx(
     epoch: bool = False,
     loss: Loss | None = None,
     seed: int = 0,
-    samples: Tensor | None = None,
+    samples: Any = None,
+    inputs: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
 ) -> Exported:
     """Write a model's training step as an ONNX graph (opset 17), which stock onnxruntime runs.
 
@@ -85,15 +88,25 @@ def onnx(
         loss: of the last block, if not the rule's own.
         seed: of the class codes.
         samples: inputs that calibrated readouts measure. Without them the first batch does it.
+        inputs: `data.inputs`: if they were scaled for training, `FILE.weights.npz` has their
+            `inputs/shift` and `inputs/scale`, and `run.py` takes x as it was measured; the graph
+            itself takes (x - shift) / scale.
+        overwrite: replace the four files of an earlier export.
 
     Returns:
         The paths, the number of nodes, and how the graph was checked.
     """
-    path, rule = _graph_path(file), readout() if rule is None else rule
-    sample: Shape = tuple(shape)
+    path, rule = _graph_path(file, overwrite), readout() if rule is None else rule
+    sample: Shape = check_shape(shape)
     recipe = read_model(
         model, rule, sample, optimizer=optimizer, loss=loss, seed=seed, samples=samples
     )
+    if recipe.outputs == 1:
+        raise TpsgdError(
+            "a single yes-or-no output is not exported to ONNX: give the last layer two outputs"
+        )
+    samples = None if samples is None else as_samples(samples, sample, recipe.recurrent)
+    meaning = read_inputs(inputs, None, recipe)
     written, state = (epoch_model if epoch else step_model)(recipe, sample)
     graph = written.SerializeToString()
     prediction = predict_model(recipe, sample)
@@ -102,18 +115,27 @@ def onnx(
     checked = _check(files, recipe, state, reference, _batches(sample, recipe, samples))
     writable_folder(path.parent)
     weights = io.BytesIO()
-    np.savez_compressed(weights, **state)  # type: ignore[arg-type]
+    np.savez_compressed(weights, **state, **_scaling(meaning))  # type: ignore[arg-type]
     contents = {
         path: graph,
         path.with_name("predict.onnx"): files.prediction,
         path.with_name(f"{path.stem}.weights.npz"): weights.getvalue(),
-        path.with_name("run.py"): _program(path, recipe, sample, epoch).encode(),
+        path.with_name("run.py"): _program(path, recipe, sample, epoch, meaning).encode(),
     }
     paths = tuple(write_whole(name, content) for name, content in contents.items())
-    return Exported(paths, checked, count_nodes(written.graph))
+    note = meaning.note("run.py")
+    return Exported(paths, checked, count_nodes(written.graph), note=note)
 
 
-def _graph_path(file: str | Path) -> Path:
+def _scaling(inputs: Inputs) -> State:
+    """Shift and scale of each feature for `run.py`, which divides bytes by 255 itself."""
+    if not inputs.shift or inputs.method == "bytes":
+        return {}
+    pair = {"inputs/shift": inputs.shift, "inputs/scale": inputs.scale}
+    return {name: np.array(values, np.float32) for name, values in pair.items()}
+
+
+def _graph_path(file: str | Path, overwrite: bool) -> Path:
     """The path of the graph; nothing of the user's is overwritten by it or the files beside it."""
     path = Path(file).expanduser()
     if path.suffix != ".onnx" or path.name == "predict.onnx" or set(path.name) & set('"\\\n'):
@@ -126,17 +148,23 @@ def _graph_path(file: str | Path) -> Path:
             raise TpsgdError(
                 f"{other} exists and was not written by export.onnx; name a file in another folder"
             )
+        if other.exists() and not overwrite:
+            raise TpsgdError(
+                f"{other} is already there, from an earlier export: name a file in another folder, "
+                "or replace it with overwrite=True (--overwrite)"
+            )
     return path
 
 
-def _program(path: Path, recipe: Recipe, sample: Shape, epoch: bool) -> str:
+def _program(path: Path, recipe: Recipe, sample: Shape, epoch: bool, inputs: Inputs) -> str:
     """The text of run.py."""
+    scaled = "as it was measured, " if _scaling(inputs) else ""
     text = package_files("tpsgd.export.to_onnx").joinpath("run.txt").read_text(encoding="utf-8")
     return Template(text).substitute(
         file=path.name, weights=f"{path.stem}.weights.npz", shape=sample,
         reshaped=(-1, *sample[1:]) if recipe.recurrent else sample, last=recipe.outputs - 1,
         rate=RATES[recipe.optimizer], blocks=sum(block.learns for block in recipe.blocks),
-        batches=EPOCH_BATCHES if epoch else STEP_BATCHES,
+        batches=EPOCH_BATCHES if epoch else STEP_BATCHES, measured=scaled,
     )  # fmt: skip
 
 

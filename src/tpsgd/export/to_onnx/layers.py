@@ -9,12 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch import Tensor
 
 from tpsgd.export.recipe import (
     BlockRecipe,
     Cell,
-    Codes,
     Convolution,
     Dense,
     LocalLoss,
@@ -23,8 +21,6 @@ from tpsgd.export.recipe import (
     Shape,
 )
 from tpsgd.export.to_onnx.graph import Dims, Graph, Port
-from tpsgd.maths.random import Key
-from tpsgd.projections import Projection, binary, normal, per_filter, uniform
 
 Params = Mapping[str, str]
 Grads = dict[str, str]
@@ -155,19 +151,6 @@ def _cells(pixels: int, cells: int) -> np.ndarray:
         start, stop = i * pixels // cells, -(-(i + 1) * pixels // cells)
         matrix[i, start:stop] = 1 / (stop - start)
     return matrix
-
-
-def class_codes(codes: Codes, classes: int, step: int = 0) -> np.ndarray:
-    """P (classes, size), as `tpsgd.fit` draws it; of a time step, if each has its own."""
-    if codes.table is not None:
-        return codes.table.numpy()
-    shape: Shape = (codes.size,)
-    kinds = {"normal": normal, "uniform": uniform, "binary": binary}
-    draw: Projection = kinds[codes.distribution](codes.std)
-    if codes.filters:
-        draw, shape = per_filter(codes.std), (codes.filters, codes.size // codes.filters)
-    P: Tensor = draw(shape, classes, Key(codes.seed, codes.block, step))
-    return P.flatten(1).numpy()
 
 
 def head_loss(g: Graph, loss: str, y: str, labels: Labels) -> tuple[str, str]:

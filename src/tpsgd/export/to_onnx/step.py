@@ -13,6 +13,7 @@ import numpy as np
 
 from tpsgd.errors import TpsgdError
 from tpsgd.export.recipe import BlockRecipe, Diagonal, LocalLoss, Recipe, Shape
+from tpsgd.export.to_c.codes import drawn
 from tpsgd.export.to_onnx.graph import LARGEST, Dims, Graph, Port, as_model
 from tpsgd.export.to_onnx.layers import (
     CellScan,
@@ -21,7 +22,6 @@ from tpsgd.export.to_onnx.layers import (
     Params,
     as_maps,
     calibrated_gain,
-    class_codes,
     features,
     forward,
     gradients,
@@ -247,7 +247,7 @@ def _layer(
 
 def _codes(step: Step, local: LocalLoss, shape: Shape) -> str:
     """The class codes as a constant: of a readout's features, or of the output's shape."""
-    P = class_codes(local.codes, step.recipe.outputs)
+    P = drawn(local.codes, step.recipe.outputs).numpy()
     if local.name != "readout" and len(shape) > 1:
         P = P.reshape(-1, *as_maps(shape))
     return step.g.constant(P)
@@ -286,13 +286,13 @@ def _cell_codes(step: Step, local: LocalLoss) -> str:
     """The class codes of a recurrent block, of all time steps if each has its own."""
     classes, steps = step.recipe.outputs, step.sample[0]
     if not local.codes.per_step:
-        return step.g.constant(class_codes(local.codes, classes))
+        return step.g.constant(drawn(local.codes, classes).numpy())
     if (size := 4 * steps * classes * local.codes.size) > LARGEST:
         raise TpsgdError(
             f"class codes for each of {steps:,} time steps would take {size:,} bytes; use "
             "rules.readout(), whose codes are the same at every step"
         )
-    return step.g.constant(np.stack([class_codes(local.codes, classes, t) for t in range(steps)]))
+    return step.g.constant(np.stack([drawn(local.codes, classes, t) for t in range(steps)]))
 
 
 def _cell_gain(step: Step, block: BlockRecipe, x: str, params: Params, learn: str) -> float | str:

@@ -25,6 +25,7 @@ from tpsgd.export.to_page import wasm
 from tpsgd.export.to_page.samples import Samples, chosen, drawing
 from tpsgd.files import write_whole
 from tpsgd.losses import Loss
+from tpsgd.output import check_new
 from tpsgd.rules import Rule, readout
 from tpsgd.train import simultaneous
 
@@ -34,6 +35,7 @@ FILE_BYTES = 260_000  # of the file, for the program and the samples; the rest t
 LEAST_FOR_SAMPLES = 120_000  # even if the program is large
 MOST_FOR_SAMPLES = 180_000
 CALIBRATION = 256  # training samples that calibrated readouts measure
+LARGEST_RATE = 1000
 MOST_SLIDERS = 16  # features that can be set by hand
 
 
@@ -48,6 +50,7 @@ def page(
     loss: Loss | None = None,
     spare: int = 3,
     seed: int = 0,
+    overwrite: bool = False,
 ) -> Exported:
     """Write an HTML file in which the model learns, one sample at a time.
 
@@ -59,21 +62,28 @@ def page(
         model: as for `tpsgd.export.c`, but not recurrent; the page starts with its weights.
         data: from `tpsgd.data.load`. The page has as many of its samples as fit into about
             300 kB; pixels may get coarser for it.
-        file: the page, such as `learns.html`; an earlier one is replaced.
+        file: the page, such as `learns.html`.
         rule: as for `fit`: `readout`, `tpsgd_l2`, `tpsgd_l1`, `drtp` or `frozen`.
         lr: the learning rate at first; the visitor may change it.
         optimizer: "sgd", "momentum" (0.9) or "adam".
         loss: of the last block, if not the rule's own.
         spare: classes that a visitor may add.
         seed: of the class codes and of the choice of samples.
+        overwrite: replace an earlier page.
     """
     path = _html_file(file)
+    check_new(path, overwrite)
+    _check(data, lr)
     rule = readout() if rule is None else rule
     recipe = read_model(
         model, rule, data.shape, optimizer=optimizer, loss=loss, seed=seed, spare=spare,
         samples=torch.as_tensor(data.train[0][:CALIBRATION]),
     )  # fmt: skip
     recipe = with_codes(recipe, "auto")
+    if recipe.classes != len(data.classes):
+        raise TpsgdError(
+            f"the model has {recipe.classes} outputs, and the data {len(data.classes)} classes"
+        )
     if recipe.recurrent:
         raise TpsgdError("a recurrent net has no page; tpsgd.export.c writes it as C")
     wrapper = FOLDER.joinpath("wasm.c").read_text(encoding="utf-8")
@@ -89,6 +99,15 @@ def page(
     }
     checked = check(model, recipe, simultaneous, rule=rule, loss=loss)
     return Exported((write_whole(path, _filled(record).encode()),), checked, memory=layout(recipe))
+
+
+def _check(data: Any, lr: Any) -> None:
+    if not isinstance(data, Data):
+        raise TpsgdError(
+            f"data must be a data set, tpsgd.data.load(...), not {type(data).__name__}"
+        )
+    if not isinstance(lr, (int, float)) or not 0 < lr <= LARGEST_RATE:
+        raise TpsgdError(f"lr must be above 0 and at most {LARGEST_RATE:,}, got {lr}")
 
 
 def _html_file(file: str | Path) -> Path:

@@ -86,7 +86,7 @@ class Page {
     this.accuracy = net;
     this.units();
     this.gallery();
-    if (this.trainer.refused) this.say("taught", "The step was refused, and the weights are as they were: with this learning rate they would grow without bound. Choose a smaller one.");
+    if (this.trainer.refused) this.say("taught", "The step was refused: with this learning rate the weights grow without bound. Choose a smaller one and press Reset.");
     this.trainer.refused = 0;
   }
 

@@ -31,7 +31,8 @@ class Net {
   // How far the first n weights are from those that the model came with.
   changes(n) { return this.weights.slice(0, n).map((w, i) => w - this.first[i]); }
 
-  // One step on one sample; returns 0, or the number of an error that left the weights as they were.
+  // One step on one sample; returns 0, or the number of an error. After 4, an output that
+  // left the range of numbers, blocks before it have learned; after others no weight has moved.
   step(which, sample, label, rate) {
     this.input.set(sample);
     return this.c.step(which, label, rate, which === LEARNER ? this.record.mask : this.record.head);
