@@ -24,6 +24,7 @@ from tpsgd.export.recipe import Recipe
 from tpsgd.export.to_c.codes import with_binary_codes, with_codes
 from tpsgd.export.to_c.memory import FLOAT, layout
 from tpsgd.export.to_c.source import sources
+from tpsgd.maths.random import Key, permutation
 
 EPOCHS, SEEDS, SEARCH_SEEDS = 5, 5, 3
 RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
@@ -174,10 +175,15 @@ def sizes() -> list[Row]:
 
 
 def digits() -> tuple[Samples, Samples]:
-    """The 8 x 8 digits of scikit-learn as bytes, from 0 to 16."""
+    """The 8 x 8 digits of scikit-learn as bytes, from 0 to 16.
+
+    Those to train on are shuffled: in their file, writers come one after another, and the program
+    on the board walks through the samples in steps that may be short.
+    """
     data = tpsgd.data.load("digits")
-    train, test = (((x * 16).round().to(torch.uint8), y) for x, y in (data.train, data.test))
-    return train, test
+    (x, y), test = (((x * 16).round().to(torch.uint8), y) for x, y in (data.train, data.test))
+    order = torch.cat(list(permutation(len(x), Key(0))))
+    return (x[order], y[order]), test
 
 
 def held_out(train: Samples) -> tuple[Samples, Samples]:
