@@ -87,6 +87,22 @@ class Rows:
         self.save()
         return row
 
+    def each(self, name: str, settings: Row, compute: Callable[[int], Row]) -> Row | None:
+        """A row with a record of each restart, from its seed; those that are there stay."""
+        row = self.rows.get(name, {})
+        if row.get("settings") != settings:
+            row = {"settings": settings, "seeds": [], "each": []}
+        for seed in range(len(row["seeds"]), self.options.restarts):
+            if self.late:
+                break
+            began = time.perf_counter()
+            one = compute(seed)
+            row["each"].append({"seconds": time.perf_counter() - began} | one)
+            row["seeds"].append(seed)
+            self.rows[name] = row | self.origin
+            self.save()
+        return self.rows.get(name)
+
     def restart(
         self, name: str, settings: Row, fit: Fit, test: Samples, stack: bool = False
     ) -> Row | None:
