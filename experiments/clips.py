@@ -53,7 +53,7 @@ class Size:
     epochs: int = 40
 
 
-SMOKE = Size(60, 30, 4)
+SMOKE = Size(30, 15, 2)
 
 
 def draw_clip(motion: str, generator: np.random.Generator) -> Array:

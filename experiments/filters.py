@@ -112,16 +112,5 @@ def measure(rows: Rows, bench: Bench, name: str, arm: str, filters: int) -> None
         print(f"{name:8} {filters:4} {arm:14} {shown(row)}", flush=True)
 
 
-def series(record: Row, data: str, arm: str) -> tuple[list[int], list[float], list[float]]:
-    """Numbers of filters, mean accuracies and deviations of an arm, for the figure."""
-    rows = [r for r in record["rows"].values() if r["settings"]["data"] == data]
-    mine = sorted((r for r in rows if r["settings"]["arm"] == arm), key=_filters)
-    return list(map(_filters, mine)), [r["accuracy"] for r in mine], [r["deviation"] for r in mine]
-
-
-def _filters(row: Row) -> int:
-    return row["settings"]["filters"]
-
-
 if __name__ == "__main__":
     main()

@@ -129,16 +129,5 @@ def main() -> None:
             bench.measure(rows, arm, convolutions, dense)
 
 
-def heatmap(record: Row, arm: str, value: str) -> list[list[float | None]]:
-    """A value of an arm by number of dense layers (rows) and of convolutions, for the figure."""
-    cells = {
-        (row["settings"]["dense"], row["settings"]["convolutions"]): row[value]
-        for row in record["rows"].values()
-        if row["settings"]["arm"] == arm
-    }
-    numbers = range(max(map(max, cells)) + 1)
-    return [[cells.get((dense, c)) for c in numbers] for dense in numbers]
-
-
 if __name__ == "__main__":
     main()
