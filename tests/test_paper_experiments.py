@@ -262,7 +262,23 @@ def test_views_move_nothing_and_writing_in_place_moves_what_it_changes(experimen
     assert count(experiment, lambda: x.view(24).expand(3, 24)) == [0] * 4
     assert count(experiment, lambda: x.add_(1)) == [0, 24, 96, 96]
     assert count(experiment, lambda: torch.empty(100)) == [0] * 4
+    assert count(experiment, lambda: x[:1].expand(4, 6).clone()) == [
+        0,
+        24,
+        24,
+        96,
+    ]  # a row, read once
     assert count(experiment, lambda: x.index_select(0, index)) == [0, 12, 48 + 16, 48]
+
+
+def test_adam_writes_weights_and_moments_but_no_gradients(experiment):
+    p = nn.Parameter(torch.zeros(10))
+    optimizer = torch.optim.Adam([p], fused=True)
+    for _ in range(2):
+        p.grad = torch.ones(10)
+        step = count(experiment, optimizer.step)
+    clock = 4  # bytes of the number of steps, which is read twice and written once
+    assert step[2:] == [4 * 40 + 2 * clock, 3 * 40 + clock]
 
 
 def test_local_steps_leave_out_the_products_with_later_weights(smoke):
@@ -282,12 +298,12 @@ def test_local_steps_leave_out_the_products_with_later_weights(smoke):
 
 def test_properties_of_a_data_set(experiment):
     x = torch.tensor([[[0.0], [2.0]], [[0.0], [0.0]], [[-1.0], [3.0]], [[1.0], [0.0]]])
-    train, test = (x, torch.tensor([0, 1, 1, 1])), (x[:2], torch.tensor([0, 1]))
+    train, test = (x, torch.tensor([0, 1, 1, 1])), (x[:3], torch.tensor([0, 1, 1]))
     row = experiment("sets").properties(tpsgd.data.Data("own", train, test, ("a", "b"), (2, 1), ""))
-    assert (row["train"], row["test"], row["steps"], row["features"]) == (4, 2, 2, 1)
+    assert (row["train"], row["test"], row["steps"], row["features"]) == (4, 3, 2, 1)
     assert (row["zeros"], row["range"], row["type"]) == (0.5, [-1.0, 3.0], "int")
     assert (row["smallest_class"], row["largest_class"]) == (0.25, 0.75)
-    assert (row["majority_accuracy"], row["chance"]) == (0.5, 0.5)
+    assert (row["majority_accuracy"], row["chance"]) == (pytest.approx(2 / 3), 0.5)
 
 
 def centre(frame, axis):
@@ -308,7 +324,7 @@ def test_the_square_drifts_in_the_direction_of_its_class(motion, axis, sign, exp
         places = np.array([centre(frame, direction) for frame in clip])
         steps = (np.diff(places) + clips.SIDE / 2) % clips.SIDE - clips.SIDE / 2
         expected = sign * clips.SPEED if direction == axis else 0
-        assert np.abs(steps - expected).max() < 0.1
+        assert np.abs(steps - expected).max() < 0.5
 
 
 @pytest.mark.parametrize("kind", ["PNG", "PyAV"])
