@@ -46,6 +46,8 @@ def redraw(check: bool = False) -> list[str]:
     """The figures whose numbers changed; they are drawn unless they are only checked."""
     stale = []
     for name, (source, values, draw) in FIGURES.items():
+        if not (ROOT / "results" / f"{source}.json").is_file():
+            continue
         record = load(source)
         shown, file = values(record), ASSETS / f"{name}.png"
         if stored(file) != json.dumps(shown):
@@ -545,6 +547,115 @@ def _draw_edge_bars(axes: Axes, bars: dict[str, list[int]]) -> None:
     axes.grid(False)
 
 
+# ---- the paper's figures: filter sampling, CIFAR-10 scaling --------------------------------------
+
+SAMPLING = {  # colour, mark, dash
+    "backprop": ("#000000", "s", "-"),
+    "readout": (GREEN, "o", "-"),
+    "filter-based": (BLUE, "^", "-"),
+    "naive": (ORANGE, "v", "-"),
+    "naive, small": (ORANGE, "v", ":"),
+    "frozen": (GREY, "D", "--"),
+}
+SAMPLED = {"mnist": "MNIST", "cifar10": "CIFAR-10", "digits": "digits"}
+HEATMAPS = {"tpsgd-l2": "tpSGD", "backprop": "Adam, backprop"}
+
+
+def filter_values(record: Record) -> Record:
+    """For each data set and arm: filters, mean accuracy and its deviation in per cent."""
+    values: Record = {}
+    for row in record["rows"].values():
+        settings = row["settings"]
+        points = values.setdefault(settings["data"], {}).setdefault(settings["arm"], [])
+        shares = (round(100 * row[k], 2) for k in ("accuracy", "deviation"))
+        points.append([settings["filters"], *shares])
+    return {
+        data: {arm: sorted(arms[arm]) for arm in SAMPLING if arm in arms}
+        for data, arms in values.items()
+    }
+
+
+def draw_filters(values: Any, record: Record) -> Figure:
+    """Accuracy against the number of filters, a panel per data set."""
+    figure, panels = plt.subplots(
+        1, len(values), figsize=(5 * len(values), 4.6), layout="constrained", squeeze=False
+    )
+    for axes, (data, arms) in zip(panels[0], values.items(), strict=True):
+        for arm, points in arms.items():
+            colour, mark, dashes = SAMPLING[arm]
+            xs, ys, spread = zip(*points, strict=True)
+            look = {"color": colour, "ls": dashes, "lw": 1.5, "marker": mark, "ms": 6}
+            axes.errorbar(xs, ys, spread, label=arm, mec="white", elinewidth=1, **look)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks([point[0] for point in next(iter(arms.values()))])
+        axes.xaxis.set_major_formatter("{x:.0f}")
+        axes.minorticks_off()
+        axes.set_title(SAMPLED[data], fontsize=11, color=INK)
+        axes.set_xlabel("filters of the convolution", fontsize=11, color=INK)
+        plain(axes)
+    panels[0][0].set_ylabel("test accuracy, %", fontsize=11, color=INK)
+    handles = panels[0][0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside upper center", ncols=6, frameon=False, fontsize=10.5)
+    return figure
+
+
+def scaling_values(record: Record) -> Record:
+    """Of each arm: accuracy in per cent and seconds, a row per number of dense layers."""
+    values: Record = {}
+    most = max(row["settings"]["dense"] for row in record["rows"].values())
+    empty = [[None] * (most + 1) for _ in range(most + 1)]
+    for row in record["rows"].values():
+        settings = row["settings"]
+        maps = values.setdefault(
+            settings["arm"], {k: [list(line) for line in empty] for k in ("accuracy", "seconds")}
+        )
+        place = settings["dense"], settings["convolutions"]
+        maps["accuracy"][place[0]][place[1]] = round(100 * row["accuracy"], 1)
+        maps["seconds"][place[0]][place[1]] = round(row["seconds"], 2)
+    return values
+
+
+def draw_scaling(values: Any, record: Record) -> Figure:
+    """The paper's four heatmaps: accuracy above seconds, tpSGD left of Adam."""
+    figure, panels = plt.subplots(2, 2, figsize=(9.4, 8), layout="constrained")
+    for row, (kind, title, colours) in enumerate(
+        (("accuracy", "test accuracy, %", "Blues"), ("seconds", "seconds of training", "Oranges"))
+    ):
+        maps = [values[arm][kind] for arm in HEATMAPS]
+        numbers = [n for grid in maps for line in grid for n in line if n is not None]
+        for axes, arm, grid in zip(panels[row], HEATMAPS, maps, strict=True):
+            small = arm == "tpsgd-l2" and kind == "accuracy" and "frozen" in values
+            below = values["frozen"][kind] if small else None
+            heatmap(axes, grid, (min(numbers), max(numbers)), colours, below)
+            note = "; small: random layers" if small else ""
+            axes.set_title(f"{HEATMAPS[arm]}: {title}{note}", fontsize=10.5, color=INK, loc="left")
+            axes.set_ylabel("dense layers of 256" if arm == "tpsgd-l2" else "", color=INK)
+            axes.set_xlabel("convolutions of 16 filters" if row else "", color=INK)
+    return figure
+
+
+def heatmap(axes: Axes, grid: Any, limits: Any, colours: str, below: Any) -> None:
+    """Cells with their numbers, dense layers upwards; perhaps with a second, smaller number."""
+    low, high = limits
+    cells = [[float("nan") if n is None else n for n in line] for line in grid]
+    axes.imshow(cells, cmap=colours, vmin=low, vmax=high + (high - low) / 4, origin="lower")
+    for y, line in enumerate(grid):
+        for x, number in enumerate(line):
+            if number is None:
+                continue
+            ink = "white" if number > low + 0.75 * (high - low) else INK
+            second = below[y][x] if below else None
+            lift = 0.12 if second is not None else 0
+            where = {"ha": "center", "va": "center", "color": ink}
+            axes.text(x, y + lift, f"{number:.1f}", fontsize=10.5, **where)
+            if second is not None:
+                axes.text(x, y - 0.24, f"{second:.1f}", fontsize=7.5, **where)
+    axes.set_xticks(range(len(grid)))
+    axes.set_yticks(range(len(grid)))
+    axes.tick_params(length=0, labelcolor=INK)
+    axes.spines[:].set_visible(False)
+
+
 FIGURES: dict[str, tuple[str, Callable[..., Any], Callable[..., Figure]]] = {
     "sequences": ("recurrent", sequence_values, draw_sequences),
     "peers": ("peers", peer_values, draw_peers),
@@ -553,4 +664,6 @@ FIGURES: dict[str, tuple[str, Callable[..., Any], Callable[..., Figure]]] = {
     "deep": ("deep", deep_values, draw_deep),
     "streams": ("streams", stream_values, draw_streams),
     "edge": ("edge", edge_values, draw_edge),
+    "filter-sampling": ("filters", filter_values, draw_filters),
+    "cifar-scaling": ("scaling", scaling_values, draw_scaling),
 }
