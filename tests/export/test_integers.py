@@ -19,8 +19,9 @@ from torch import nn
 import tpsgd
 from tpsgd import projections, rules
 from tpsgd.errors import TpsgdError
-from tpsgd.export.integer_records import HEAD, ROW, read_integer_record
+from tpsgd.export.integer_records import HEAD, ROW, Row, packed_head, read_integer_record
 from tpsgd.export.read_model import read_model
+from tpsgd.export.records import fingerprint
 from tpsgd.export.to_c.compiled import CompiledNet
 from tpsgd.export.to_c.integer_scales import code_bits, factor, integer_net
 from tpsgd.export.to_c.integer_source import integer_source, places, record_head
@@ -374,6 +375,22 @@ def test_records_of_swapped_or_missing_sizes_are_refused(tmp_path):
     assert unchanged(back, before)
 
 
+def test_outputs_of_a_last_layer_that_does_not_learn_are_limited():
+    net, recipe = small(), case("leaky", "int8")[0].recipe
+    row = Row(12, 7, 1, 0, 3)
+    for outputs, sentence in ((3, ""), (1003, ""), (1004, "other shapes"), (65535, "other shapes")):
+        head = packed_head(fingerprint(recipe), 1, outputs, 8, [row]) + bytes(range(84)) + bytes(28)
+        words = with_word(head + bytes(4), 24, 1)
+        before = state_of(net)
+        if sentence:
+            with pytest.raises(TpsgdError, match=sentence):
+                tpsgd.export.read_weights(net, with_word(words, 16, outputs))
+            assert unchanged(net, before)
+        else:
+            assert tpsgd.export.read_weights(net, with_word(words, 16, 3)) == 3
+            assert (net[0].weight.detach().flatten() == torch.arange(84.0)).all()
+
+
 def test_the_compiler_checks_the_bytes_of_ram(tmp_path):
     net, _, _ = case("leaky", "int8")
     build(net, tmp_path)
@@ -598,7 +615,7 @@ int main(void)
     const uint16_t labels[1] = {3};
     net_input x[NET_INPUT] = {0};
     int32_t loss[NET_BLOCKS];
-    volatile double nothing = 0.0;
+    volatile double nothing = 0.0, one = 1.0;
     net_begin(&state);
     if (net_classes(&state) != 3 || NET_ALL_BLOCKS != 7) return 1;
     if (net_step(&state, &arena, x, labels, NET_RATE(0.01), NET_ALL_BLOCKS, loss) != NET_BAD_LABEL)
@@ -608,7 +625,7 @@ int main(void)
     if (net_classes(&state) != NET_CLASSES) return 4;
     if (net_step(&state, &arena, x, labels, NET_RATE(0.01), NET_ALL_BLOCKS, loss)) return 5;
     if (NET_RATE(0.01) != 655 || NET_RATE(0.5f) != 32768 || NET_RATE(1e-9) != 0) return 6;
-    if (NET_RATE(1.0) != 65535 || NET_RATE(1) != 65535 || NET_RATE(1e30) != 65535) return 7;
+    if (NET_RATE(1.0) != 65535 || NET_RATE(1) != 65535 || NET_RATE(one) != 65535) return 7;
     if (NET_RATE(65534.4 / 65536) != 65534 || NET_RATE(65535.9 / 65536) != 65535) return 8;
     if (NET_RATE(-0.1) || NET_RATE(nothing / nothing)) return 9;
     return 0;
@@ -620,7 +637,8 @@ def test_the_c_face_is_that_of_floats(tmp_path):
     net = case("spare class", "int8")[0]
     build(net, tmp_path)
     (tmp_path / "face.c").write_text(FACE)
-    command = ["gcc", *SANITIZED, "face.c", "net.c", "-o", "face"]
+    overflow = "-fsanitize=float-cast-overflow"
+    command = ["gcc", *SANITIZED, overflow, "face.c", "net.c", "-o", "face"]
     subprocess.run(command, cwd=tmp_path, check=True)
     assert subprocess.run([tmp_path / "face"]).returncode == 0
     ours, theirs = (s["net.h"] for s in (integer_source(net), sources(net.recipe)))
