@@ -4,6 +4,7 @@ import copy
 import importlib.util
 import shutil
 from base64 import b64decode
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -154,12 +155,27 @@ def test_what_has_no_page_is_refused(digits, model, tmp_path):
     )  # fmt: skip
     with pytest.raises(TpsgdError, match="recurrent"):
         page(cell, rows, tmp_path / "learns.html")
+    with pytest.raises(TpsgdError, match=r"data must be a data set"):
+        page(model, digits.train, tmp_path / "learns.html")
+    with pytest.raises(TpsgdError, match="7 outputs, and the data 10 classes"):
+        page(nn.Sequential(nn.Flatten(), nn.Linear(64, 7)), digits, tmp_path / "learns.html")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "learns.html").write_text("mine")
+    with pytest.raises(TpsgdError, match="already there"):
+        page(model, digits, tmp_path / "learns.html")
+
+
+@pytest.mark.parametrize("lr", [float("nan"), -1, 0, 1001, float("inf"), "0.1"])
+def test_a_rate_that_no_step_takes_is_refused(digits, model, tmp_path, lr):
+    with pytest.raises(TpsgdError, match="lr must be above 0"):
+        page(model, digits, tmp_path / "learns.html", lr=lr)
 
 
 @needs_compiler
 def test_the_file_is_small_and_names_nothing_outside_itself(digits_page):
     text = digits_page.read_text()
     assert len(text) < 300_000
+    assert "base-uri 'none'; form-action 'none'" in text
     assert "default-src 'none'" in text and "connect-src" not in text
     assert all(link.startswith("data:") for link in Links(text).links)
     assert not [word for word in ("@import", "url(", "fetch(", "XMLHttpRequest") if word in text]
@@ -346,6 +362,26 @@ def test_a_table_has_sliders_in_its_own_units(browser, tmp_path):
     assert names == [f"feature {i}" for i in range(4)]
     assert float(number) == pytest.approx(top, rel=0.01)
     assert guess == "The net says <high>" and chip == bar == "<high>"
+
+
+@needs_compiler
+@needs_browser
+def test_small_and_constant_features_show_their_numbers(browser, tmp_path):
+    data = table(2)
+    x = data.train[0].clone()
+    x[:, 0], x[:, 1] = -1.5, x[:, 1] * 1e-5
+    reading = {"columns": ["constant", "small"], "scaling": {"shift": [10, 0], "scale": [2, 1]}}
+    data = replace(data, train=(x, data.train[1]), reading=reading)
+    model = nn.Sequential(nn.Linear(2, 8), nn.LeakyReLU(), nn.Linear(8, 3))
+    browser.open(page(model, data, tmp_path / "table.html").paths[0])
+    constant, frozen, small, sample = browser.run(
+        """const slider = find("feature-1");
+        slider.value = 255; slider.dispatchEvent(new Event("input"));
+        return [find("number-0").textContent, find("feature-0").disabled,
+          find("number-1").textContent, p.input.sample()[0]];"""
+    )
+    assert (constant, frozen, sample) == ("7", True, -1.5)
+    assert float(small) == pytest.approx(float(x[:, 1].max()), rel=0.01)
 
 
 @needs_compiler

@@ -117,11 +117,12 @@ def _grid(x: Array, picture: bool) -> tuple[Array, Array, int]:
             return 0 * one, one, levels
     axis = None if picture else 0
     low, high = (np.atleast_1d(np.asarray(v, np.float64)) for v in (x.min(axis), x.max(axis)))
-    return low, np.where(high > low, high - low, 1.0), 255
+    return low, high - low, 255
 
 
 def _bytes(x: Array, low: Array, width: Array, levels: int) -> Array:
     """Samples as bytes; held-out numbers beyond the range of the training samples are cut off."""
+    width = np.where(width > 0, width, 1.0)  # a constant is 0 wide
     return np.clip(np.rint((x - low) / width * levels), 0, levels).astype(np.uint8)
 
 

@@ -12,6 +12,7 @@ class Sliders {
     this.outputs = columns.map((_, i) => place.querySelector(`#number-${i}`));
     place.querySelectorAll("label").forEach((label, i) => { label.textContent = columns[i]; });
     this.number = (i) => samples.low[i] + this.inputs[i].value * samples.width[i] / 255;
+    this.inputs.forEach((input, i) => { input.disabled = !samples.width[i]; }); // a constant stays as it is
     this.inputs.forEach((input) => { input.oninput = () => { this.heldOut = false; this.update(); }; });
     this.update();
   }
@@ -19,14 +20,15 @@ class Sliders {
   show(sample) {
     const { low, width } = this.record.samples;
     this.heldOut = true;
-    this.inputs.forEach((input, i) => { input.value = Math.round(255 * (sample[i] - low[i]) / width[i]); });
+    this.inputs.forEach((input, i) => { input.value = Math.round(255 * (sample[i] - low[i]) / (width[i] || 1)); });
     this.update();
   }
 
   update() {
     const { shift, scale } = this.record, of = (list, i) => list[list.length > 1 ? i : 0];
     this.outputs.forEach((output, i) => {
-      output.textContent = Number((this.number(i) * of(scale, i) + of(shift, i)).toPrecision(3)).toLocaleString("en");
+      const measured = this.number(i) * of(scale, i) + of(shift, i);
+      output.textContent = measured.toLocaleString("en", { maximumSignificantDigits: 3 });
     });
     this.changed();
   }
