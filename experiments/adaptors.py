@@ -79,7 +79,7 @@ class Bench:
     test: adapt.Features
     rates: Row
     restarts: int = RESTARTS
-    most: int | None = None  # numbers of labelled images
+    most: int | None = None  # rates of a search, numbers of labelled images
     fitting: Row = field(default_factory=lambda: FITTING)
     few_fitting: Row = field(default_factory=lambda: FEW)
 
@@ -108,7 +108,7 @@ class Bench:
             made = adapt.fit(self.backbone, part, taps="pool5", seed=100, lr=lr, **settings)
             return made.evaluate(last)
 
-        return best_rate(rates, score)
+        return best_rate(rates[: self.most], score)
 
     def fit(self, arm: str, tap: str, source: Any = None, **more: Any) -> list[adapt.Adaptor]:
         """The restarts of an arm; one where nothing in them is random."""

@@ -20,7 +20,7 @@ adds the restarts that are missing.
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -124,7 +124,7 @@ NETS = {
 }
 
 
-def choose_rate(net: Net, arm: str, samples: Samples, rates: Sequence[float]) -> Row:
+def choose_rate(net: Net, arm: str, samples: Samples) -> Row:
     """The rate with the best accuracy on held-out training images after a short training."""
     x, y = samples
     part = torch.from_numpy(stratified(y.cpu().numpy(), len(y) * 9 // 10, 0)).to(y.device)
@@ -133,7 +133,7 @@ def choose_rate(net: Net, arm: str, samples: Samples, rates: Sequence[float]) ->
         model, _ = net.fit(arm, (x[part], y[part]), lr, net.search_epochs, 100)
         return tpsgd.evaluate(model, (x[~part], y[~part]), batch_size=256)
 
-    return best_rate(rates, score)
+    return best_rate(RATES, score)
 
 
 def restart(net: Net, arm: str, train: Samples, test: Samples, seed: int, row: Row) -> None:
@@ -178,17 +178,15 @@ def main() -> None:
     parser.add_argument("--clock", action="store_true", help="seconds and memory, no accuracy")
     parser.add_argument("--note", default="", help="how the images were made, for the record")
     options, start = parser.parse_args(), time.perf_counter()
-    rates = RATES
     if options.smoke:
-        options.restarts, options.arms, rates = 1, ";".join(SMOKE_ARMS), RATES[1:2]
-        options.max_train = 24
+        options.restarts, options.arms, options.max_train = 1, ";".join(SMOKE_ARMS), 16
     record, save = result_file(options.out, "deep")
     record |= origin("deep", options.device) | {"note": options.note}
     images = partial(load_images, folder=options.images, smoke=options.smoke)
     for name, arrays in with_data(options.only, lambda name: images(NETS[name].data)):
         net = NETS[name]
         if options.smoke:
-            net = replace(net, recipe=replace(net.recipe, epochs=1), search_epochs=1)
+            net = replace(net, recipe=replace(net.recipe, epochs=1))
         loaded = [t[: options.max_train].to(options.device) for t in arrays]
         x, x_test = net.scaled(loaded[0], loaded[2])
         train, test = (x, loaded[1].long()), (x_test, loaded[3].long())
@@ -198,7 +196,7 @@ def main() -> None:
             for arm in options.arms.split(";"):
                 if options.again and seed == 0 and not options.clock:
                     table["arms"][arm] = {}
-                row = table["arms"].setdefault(arm, {})
+                row = table["arms"].setdefault(arm, {"lr": RATES[0]} if options.smoke else {})
                 late = time.perf_counter() - start > options.seconds
                 if late or (not options.clock and row.get("restarts", 0) > seed):
                     continue
@@ -206,7 +204,7 @@ def main() -> None:
                 if options.clock:
                     clock(net, arm, train, row)
                 else:
-                    row |= {} if "lr" in row else choose_rate(net, arm, train, rates)
+                    row |= {} if "lr" in row else choose_rate(net, arm, train)
                     restart(net, arm, train, test, seed, row)
                 save()
                 shown = _shown(row) + f"  ({time.perf_counter() - began:.0f} s)"

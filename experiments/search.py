@@ -34,7 +34,7 @@ def main() -> None:
     result = adapt.search(
         vgg16.to(options.device), samples.train, taps=tuple(TAPS.values()), classes=samples.classes,
         restarts=options.restarts, memory=BUDGET, folder=trials, rule=rules.tpsgd_l2(),
-        batch_size=32, **({"epochs": 1} if options.smoke else {}),
+        batch_size=32, **({"epochs": 1, "convs": (0, 1), "dense": (0, 1)} if options.smoke else {}),
     )  # fmt: skip
     words = [f"--max-train {options.max_train}"]
     record |= origin("search", options.device, *words) | result.as_dict()
