@@ -231,6 +231,16 @@ def run(mark: str) -> str:
     return f"```text\n{Run.of(record)}\n```"
 
 
+def verdicts(mark: str) -> str:
+    """What docs/verdicts.py says about every claim."""
+    from verdicts import block  # beside this file
+
+    return block()
+
+
+BLOCKS = {"run": run, "verdicts": verdicts}  # blocks that are no tables of tables.toml
+
+
 # ---- pages ---------------------------------------------------------------------------------------
 
 
@@ -242,7 +252,7 @@ def fill(text: str) -> str:
     def put(match: re.Match[str]) -> str:
         name, block = match["name"], match["old"].startswith("\n")
         gap = "\n\n" if block else ""
-        write = evaluate if not block else run if name == "run" else table
+        write = BLOCKS.get(name, table) if block else evaluate
         try:
             new = write(name)
         except (LookupError, TypeError, ValueError, OSError) as error:
