@@ -166,13 +166,15 @@ def section(claim: dict[str, Any]) -> str:
     who = "Ours" if "ours" in claim else f"The paper, {claim['source']}"
     parts = [f"### {claim['title']}", f"{who}: {claim.get('paper') or claim['ours']}"]
     need = f" {claim['need']} have to hold." if "need" in claim else ""
-    parts += [f"**Verdict: {verdict(claim)}.**{need}", comparisons(claim["compare"])]
+    result = verdict(claim)
+    parts += [f"**Verdict: {result}.**{need}", comparisons(claim["compare"])]
+    if result == WORDS[None][0]:
+        return "\n\n".join([*parts, claim.get("absent", "")]).rstrip()
     for key, word in (("why", "Explanation"), ("control", "Control")):
-        if key in claim:
-            try:
-                parts.append(f"{word}: {written(claim[key])}")
-            except (LookupError, OSError):
-                parts.append(f"{word}: not run.")
+        try:
+            parts.append(f"{word}: {written(claim[key])}")
+        except (LookupError, OSError):
+            parts.append(f"{word}: not run.")
     return "\n\n".join(parts)
 
 
