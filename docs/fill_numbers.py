@@ -265,11 +265,12 @@ def fill(text: str) -> str:
 def main() -> None:
     """Fill in the pages, or name those that are out of date."""
     import figures  # beside this file
+    import tradeoffs
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if out of date")
     check = parser.parse_args().check
-    stale = figures.redraw(check)
+    stale = figures.redraw(check) + tradeoffs.redraw(check)
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         text = page.read_text(encoding="utf-8")
         filled = fill(text)

@@ -109,7 +109,9 @@ def outcome(left: Value, sign: str, right: Value) -> str:
     if word == "~":
         return HOLDS if abs(gap) <= margin else FAILS
     if word == ">~":
-        return EXCEEDS if clear and gap > 0 else HOLDS if gap >= -margin else FAILS
+        if p is not None and clear and gap > 0:
+            return EXCEEDS
+        return HOLDS if gap >= -margin else FAILS
     if word != "=":
         raise ValueError(f"{sign!r} is no sign of a comparison")
     if abs(gap) <= margin or not clear:

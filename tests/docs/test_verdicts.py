@@ -51,7 +51,7 @@ def again(verdicts, left, sign, right):
         return None
     word, margin = sign.split()[0], float([*sign.split(), "0"][1])
     gap = sum(a) / len(a) - sum(b) / len(b)
-    sure = True
+    sure, tested = True, len(a) > 1 and len(b) > 1
     if len(a) > 1 and len(b) > 1:
         with warnings.catch_warnings(action="ignore"):  # restarts at chance are nearly alike
             sure = ttest_ind(a, b, equal_var=False).pvalue < 0.05
@@ -61,7 +61,9 @@ def again(verdicts, left, sign, right):
         return "yes" if abs(gap) <= margin else "no"
     if word in (">", "<"):
         return "yes" if sure and gap * (1 if word == ">" else -1) > 0 else "no"
-    if sure and gap > (margin if word == "=" else 0):
+    if sure and gap > margin and word == "=":
+        return "more"
+    if sure and tested and gap > 0 and word == ">~":
         return "more"
     return "yes" if gap >= -margin or (word == "=" and not sure) else "no"
 
@@ -99,6 +101,7 @@ def restarts(verdicts, side):
         ((92, 0.1, 5), ">~ 2", (95, 0.1, 5), "fails"),
         ((96, 0.1, 5), ">~ 2", (95, 0.1, 5), "exceeds"),
         ((96, 5, 5), ">~ 2", (95, 5, 5), "holds"),
+        ((96, 0, 1), ">~ 2", (95, 0.1, 5), "holds"),  # no test says that it is higher
         ((96, 0.1, 5), "~ 2", (95, 0.1, 5), "holds"),
         ((99, 0.1, 5), "~ 2", (95, 0.1, 5), "fails"),
     ],
