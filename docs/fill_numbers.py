@@ -231,6 +231,16 @@ def run(mark: str) -> str:
     return f"```text\n{Run.of(record)}\n```"
 
 
+def verdicts(mark: str) -> str:
+    """What docs/verdicts.py says about every claim."""
+    from verdicts import block  # beside this file
+
+    return block()
+
+
+BLOCKS = {"run": run, "verdicts": verdicts}  # blocks that are no tables of tables.toml
+
+
 # ---- pages ---------------------------------------------------------------------------------------
 
 
@@ -242,7 +252,7 @@ def fill(text: str) -> str:
     def put(match: re.Match[str]) -> str:
         name, block = match["name"], match["old"].startswith("\n")
         gap = "\n\n" if block else ""
-        write = evaluate if not block else run if name == "run" else table
+        write = BLOCKS.get(name, table) if block else evaluate
         try:
             new = write(name)
         except (LookupError, TypeError, ValueError, OSError) as error:
@@ -255,11 +265,12 @@ def fill(text: str) -> str:
 def main() -> None:
     """Fill in the pages, or name those that are out of date."""
     import figures  # beside this file
+    import tradeoffs
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if out of date")
     check = parser.parse_args().check
-    stale = figures.redraw(check)
+    stale = figures.redraw(check) + tradeoffs.redraw(check)
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         text = page.read_text(encoding="utf-8")
         filled = fill(text)

@@ -16,10 +16,11 @@ are accurate is expected; how they compare is what is measured.
 `--images` has arrays x, y, x_test, y_test of bytes; without it `imagenette` is loaded.
 """
 
+import argparse
 import copy
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
@@ -29,6 +30,7 @@ import torch
 from torch import Tensor, nn
 
 import tpsgd
+from experiments import stand_in
 from experiments.common import (
     Row,
     accuracies,
@@ -76,10 +78,14 @@ class Bench:
     train: adapt.Features
     test: adapt.Features
     rates: Row
+    restarts: int = RESTARTS
+    most: int | None = None  # rates of a search, numbers of labelled images
+    fitting: Row = field(default_factory=lambda: FITTING)
+    few_fitting: Row = field(default_factory=lambda: FEW)
 
     def settings(self, arm: str) -> Row:
         """What `adapt.fit` is told about an arm."""
-        rate = {} if arm == PROBE else FITTING | {"lr": self.rate(arm)}
+        rate = {} if arm == PROBE else self.fitting | {"lr": self.rate(arm)}
         return {"classes": 10, **rate, **ARMS[arm]}
 
     def rate(self, arm: str) -> float:
@@ -91,13 +97,18 @@ class Bench:
     def search(self, arm: str, rates: tuple[float, ...], **more: Any) -> Row:
         """A short training for each rate, tested on held-out training images."""
         part, last = adapt.hold_out(self.train, 0)
-        settings = {"classes": 10, **FITTING, **ARMS[arm], "epochs": SEARCH_EPOCHS, **more}
+        settings = {
+            "classes": 10,
+            **self.fitting,
+            **ARMS[arm],
+            "epochs": min(SEARCH_EPOCHS, self.fitting["epochs"]),
+        } | more
 
         def score(lr: float) -> float:
             made = adapt.fit(self.backbone, part, taps="pool5", seed=100, lr=lr, **settings)
             return made.evaluate(last)
 
-        return best_rate(rates, score)
+        return best_rate(rates[: self.most], score)
 
     def fit(self, arm: str, tap: str, source: Any = None, **more: Any) -> list[adapt.Adaptor]:
         """The restarts of an arm; one where nothing in them is random."""
@@ -105,7 +116,7 @@ class Bench:
         settings = self.settings(arm) | ({} if arm == PROBE else more)
         source = self.train if source is None else source
         if not isinstance(source, list):
-            source = [source] * (1 if arm == PROBE else RESTARTS)
+            source = [source] * (1 if arm == PROBE else self.restarts)
         return [
             adapt.fit(backbone, part, taps=tap, seed=seed, **settings)
             for seed, part in enumerate(source)
@@ -141,7 +152,9 @@ def combined(bench: Bench) -> Iterator[Row]:
         for count in (1, 2, 3):
             for names in combinations(TAPS, count):
                 for how in (adapt.averaged, adapt.learned)[: 1 if count == 1 else 2]:
-                    heads = [{TAPS[n]: each[TAPS[n]][r] for n in names} for r in range(RESTARTS)]
+                    heads = [
+                        {TAPS[n]: each[TAPS[n]][r] for n in names} for r in range(bench.restarts)
+                    ]
                     made = [joined(bench.backbone, one, how, last) for one in heads]
                     row = {"arm": arm, "taps": " + ".join(names), "combine": how.name}
                     yield row | figures(made, bench.test)
@@ -168,10 +181,12 @@ def joined(
 def few(bench: Bench) -> Iterator[Row]:
     """Accuracy by the number of labelled images, each restart with other images."""
     for tap, counts in SHOTS.items():
-        for count in counts:
-            parts = [bench.train[adapt.shots(bench.y, count, seed)] for seed in range(RESTARTS)]
+        for count in counts[: bench.most]:
+            parts = [
+                bench.train[adapt.shots(bench.y, count, seed)] for seed in range(bench.restarts)
+            ]
             for arm in MAIN:
-                made = bench.fit(arm, tap, parts, **FEW)
+                made = bench.fit(arm, tap, parts, **bench.few_fitting)
                 yield {"tap": tap, "shots": count, "arm": arm} | figures(made, bench.test)
 
 
@@ -184,7 +199,7 @@ def shifted(bench: Bench) -> Iterator[Row]:
         for word, shift in shifts.items()
     }
     yield from detect(bench, tests)
-    for seed in range(RESTARTS):
+    for seed in range(bench.restarts):
         chosen = adapt.shots(bench.y, 10, seed).cpu()
         labels, first = bench.y[chosen], len(bench.x_test)  # other noise than the test images'
         new = {
@@ -197,7 +212,7 @@ def shifted(bench: Bench) -> Iterator[Row]:
         for replay in (0, 10) if not seed else (0,):
             rows = adapt.recover(
                 bench.backbone, bench.train, bench.test, new, arms, replay=replay,
-                epochs=FEW["epochs"], seed=seed,
+                epochs=bench.few_fitting["epochs"], seed=seed,
             )  # fmt: skip
             yield from ({"seed": seed, "replay": replay} | row.as_dict() for row in rows)
 
@@ -275,28 +290,44 @@ def main() -> None:
     parser.add_argument("--images", type=Path)
     parser.add_argument("--weights", type=Path)
     parser.add_argument("--only", default=",".join(PARTS))
+    parser.add_argument("--restarts", type=int, default=RESTARTS)
     parser.add_argument("--max-train", type=int, help="fewer images, for a quick look")
     parser.add_argument("--note", default="", help="how the images were made, for the record")
     options, start = parser.parse_args(), time.perf_counter()
-    loaded = load_images("imagenette", options.images)
-    x, y, x_test, y_test = (tensor[: options.max_train] for tensor in loaded)
-    backbone = adapt.backbone("vgg16", options.weights).to(options.device)
-    taps = tuple(TAPS.values())
-    train, test = (
-        adapt.encode(backbone, pair, taps, batch_size=256) for pair in ((x, y), (x_test, y_test))
-    )
     record, save = result_file(options.out, "adaptors")
-    record |= origin("adaptors", options.device) | {"note": options.note, "restarts": RESTARTS}
-    record |= {"fitting": FITTING, "few_fitting": FEW, "train": len(y), "test": len(y_test)}
-    record["backbone_bytes"] = adapt.quantize.weight_bytes(backbone)
-    rates = record.setdefault("rates", {})
-    bench = Bench(backbone, x, y.to(options.device), x_test, y_test, train, test, rates)
+    bench = built(options, {} if options.again else record.setdefault("rates", {}))
+    record |= origin("adaptors", options.device) | {"note": options.note}
+    record |= {"restarts": bench.restarts, "rates": bench.rates}
+    record |= {"fitting": bench.fitting, "few_fitting": bench.few_fitting}
+    record |= {"train": len(bench.y), "test": len(bench.y_test)}
+    record["backbone_bytes"] = adapt.quantize.weight_bytes(bench.backbone)
     for name in options.only.split(","):
+        if name in record.get("finished", []) and not options.again:
+            continue
         record[name] = []
         for row in PARTS[name](bench):
             record[name].append(row)
             save()
             print(f"{time.perf_counter() - start:6.1f} s {name:12} {line(row)}", flush=True)
+        record["finished"] = [*record.get("finished", []), name]
+        save()
+
+
+def built(options: argparse.Namespace, rates: Row) -> Bench:
+    """The images and their features."""
+    loaded = load_images("imagenette", options.images, options.smoke)
+    x, y, x_test, y_test = (tensor[: options.max_train] for tensor in loaded)
+    vgg16 = stand_in.backbone() if options.smoke else adapt.backbone("vgg16", options.weights)
+    backbone, taps = vgg16.to(options.device), tuple(TAPS.values())
+    train, test = (
+        adapt.encode(backbone, pair, taps, batch_size=256) for pair in ((x, y), (x_test, y_test))
+    )
+    bench = Bench(backbone, x, y.to(options.device), x_test, y_test, train, test, rates)
+    bench.restarts = options.restarts
+    if options.smoke:
+        bench.restarts, bench.most = 1, 1
+        bench.fitting, bench.few_fitting = FITTING | {"epochs": 1}, FEW | {"epochs": 1}
+    return bench
 
 
 def line(row: Row) -> str:

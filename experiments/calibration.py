@@ -8,9 +8,11 @@ held-out part. The test samples are not used. `by hand` is a scale of 16 for fea
 for other output, without calibration.
 """
 
+import argparse
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 
@@ -18,7 +20,7 @@ import torch
 from torch import nn
 
 import tpsgd
-from experiments.common import Row, Samples, arguments, load_images, origin, result_file
+from experiments.common import Row, Samples, arguments, load_images, origin, result_file, with_data
 from experiments.shallow import standardised
 from tpsgd import Recurrent, Rule, inits, rules
 from tpsgd.data.split import stratified
@@ -100,10 +102,13 @@ def fit(net: Net, rule: Rule | list[Rule], samples: Samples, seed: int, device: 
     return model
 
 
-def load(net: Net, folder: Path | None, limit: int | None, device: str) -> tuple[Samples, Samples]:
+def load(net: Net, options: argparse.Namespace) -> tuple[Samples, Samples]:
     """The training samples in two parts, to learn from and to choose by."""
-    x, y, *_ = load_images(net.data, folder)
-    x, y = x[:limit].to(device), y[:limit].long().to(device)
+    device = options.device
+    x, y, *_ = (
+        t[: options.max_train] for t in load_images(net.data, options.images, options.smoke)
+    )
+    x, y = x.to(device), y.long().to(device)
     x = x.float().div_(255) if x.dtype is torch.uint8 else x
     x = standardised(x, x[:0])[0] if x.dim() == 4 else x
     part = torch.from_numpy(stratified(y.cpu().numpy(), len(y) - len(y) // HELD_OUT, 0))
@@ -121,16 +126,21 @@ def main() -> None:
     parser.add_argument("--max-train", type=int, help="fewer samples, for a quick look")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin nothing after that")
     options, start = parser.parse_args(), time.perf_counter()
+    if options.smoke:
+        options.restarts, options.max_train = 1, 60
     record, save = result_file(options.out, "calibration")
     record |= origin("calibration", options.device)
     for seed in range(options.restarts):
-        for name in options.only:
-            net = NETS[name]
-            train, held_out = load(net, options.images, options.max_train, options.device)
+        for name, parts in with_data(options.only, lambda name: load(NETS[name], options)):
+            net, (train, held_out) = NETS[name], parts
+            if options.smoke:
+                net = replace(net, epochs=1)
             rows = record.setdefault("nets", {}).setdefault(name, {})
-            for label, rule in settings_of(net).items():
+            for label, rule in islice(settings_of(net).items(), 1 if options.smoke else None):
                 if options.settings and label not in options.settings:
                     continue
+                if options.again and seed == 0:
+                    rows[label] = {"accuracies": []}
                 row = rows.setdefault(label, {"accuracies": []})
                 if len(row["accuracies"]) > seed or time.perf_counter() - start > options.seconds:
                     continue

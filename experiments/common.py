@@ -2,10 +2,12 @@
 
 import argparse
 import json
-from collections.abc import Callable, Iterable, Sequence
+import os
+import subprocess
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,18 +16,49 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 import tpsgd
+from experiments import stand_in
 from tpsgd.comparison.provenance import machine, versions
 
 Row = dict[str, Any]
 Samples = tuple[Tensor, Tensor]
+T = TypeVar("T")
 
 
 def arguments(doc: str | None) -> argparse.ArgumentParser:
     """A parser with the arguments that every experiment has."""
-    parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=(doc or "").splitlines()[0], conflict_handler="resolve"
+    )
     parser.add_argument("--out", type=Path, default=Path("results"), help="folder of the file")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--again", action="store_true", help="also what the file has already")
+    parser.add_argument(
+        "--smoke", action="store_true", help="artificial samples, one short run: does it work?"
+    )
     return parser
+
+
+def load(name: str, options: argparse.Namespace) -> tpsgd.data.Data:
+    """A data set, or artificial samples in its form for `--smoke`."""
+    if options.smoke:
+        return stand_in.data(name)
+    return tpsgd.data.load(name, max_train=getattr(options, "max_train", None))
+
+
+def with_data(names: Iterable[str], build: Callable[[str], T]) -> Iterator[tuple[str, T]]:
+    """Each name and what is built of its data set; one that cannot be had is left out."""
+    for name in names:
+        try:
+            built = build(name)
+        except tpsgd.TpsgdError as error:
+            print(f"{name} is left out: {error}", flush=True)
+            continue
+        yield name, built
+
+
+def is_complete(row: Row | None, restarts: int, options: argparse.Namespace) -> bool:
+    """Whether a row of the file has all its restarts, so that a stopped run goes on after it."""
+    return bool(row) and len(row["accuracies"]) >= restarts and not options.again
 
 
 def result_file(folder: Path, name: str) -> tuple[Row, Callable[[], Any]]:
@@ -40,7 +73,19 @@ def result_file(folder: Path, name: str) -> tuple[Row, Callable[[], Any]]:
 def origin(name: str, device: str, *words: str) -> Row:
     """The command, the machine and the versions of a record."""
     command = " ".join([f"python -m experiments.{name} --out results", *words])
-    return {"command": command, "machine": machine(device), "versions": versions()}
+    used = versions() | {"commit": commit()}
+    return {"command": command, "machine": machine(device), "versions": used}
+
+
+def commit() -> str | None:
+    """The commit of the code: `$TPSGD_COMMIT`, for a copy without its history, or git's."""
+    if word := os.environ.get("TPSGD_COMMIT"):
+        return word
+    words = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    try:
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def accuracies(shares: Sequence[float]) -> Row:
@@ -74,11 +119,13 @@ def hold_out_last(x: Tensor, y: Tensor, count: int) -> tuple[Samples, Samples]:
     return (x[:-count], y[:-count]), (x[-count:], y[-count:])
 
 
-def load_images(name: str, folder: Path | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def load_images(
+    name: str, folder: Path | None = None, smoke: bool = False
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Images and classes, to train and to test on; from NAME.npz in a folder if there is one."""
     file = None if folder is None else folder / f"{name}.npz"
-    if file is None or not file.exists():
-        loaded = tpsgd.data.load(name)
+    if smoke or file is None or not file.exists():
+        loaded = stand_in.data(name) if smoke else tpsgd.data.load(name)
         return (*loaded.train, *loaded.test)
     arrays = np.load(file)
     x, y, x_test, y_test = (torch.from_numpy(arrays[k]) for k in ("x", "y", "x_test", "y_test"))

@@ -1,12 +1,14 @@
 """Join result files of runs that went on side by side: the later file wins where both have a value.
 
-python -m experiments.merge part1/deep.json part2/deep.json --out results/deep.json
+python -m experiments --merge part1/deep.json part2/deep.json --out results
 """
 
-import argparse
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from tpsgd import TpsgdError
 
 
 def merged(first: Any, second: Any) -> Any:
@@ -16,17 +18,25 @@ def merged(first: Any, second: Any) -> Any:
     return first | {k: merged(first[k], v) if k in first else v for k, v in second.items()}
 
 
-def main() -> None:
-    """Read the files in order and write what they have together."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("parts", nargs="+", type=Path, help="the files to join, in this order")
-    parser.add_argument("--out", type=Path, required=True, help="the file, read first if it exists")
-    args = parser.parse_args()
-    record = json.loads(args.out.read_text()) if args.out.exists() else {}
-    for part in args.parts:
-        record = merged(record, json.loads(part.read_text()))
-    args.out.write_text(json.dumps(record, indent=1))
+def join(parts: Iterable[Path], folder: Path) -> list[Path]:
+    """Add files, or all JSON files of folders, in this order, to those of the same name."""
+    listed = [sorted(part.glob("*.json")) if part.is_dir() else [part] for part in parts]
+    files = [file for files in listed for file in files]
+    records: dict[Path, Any] = {}
+    for file in files:
+        target = folder / file.name
+        if target not in records:
+            records[target] = read(target) if target.exists() else {}
+        records[target] = merged(records[target], read(file))
+    folder.mkdir(parents=True, exist_ok=True)
+    for target, record in records.items():
+        target.write_text(json.dumps(record, indent=1))
+    return list(records)
 
 
-if __name__ == "__main__":
-    main()
+def read(file: Path) -> Any:
+    """The record in a file of results."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise TpsgdError(f"{file} is no file of results: {error}") from error

@@ -26,11 +26,13 @@ from experiments.common import (
     accuracies,
     arguments,
     best_rate,
+    load,
     origin,
     result_file,
+    with_data,
 )
 from experiments.recurrent import last_of_each_class
-from tpsgd import Recurrent, Rule, TpsgdError, rules
+from tpsgd import Recurrent, Rule, rules
 from tpsgd.comparison.provenance import machine
 from tpsgd.training.restarts import Restarts
 
@@ -57,6 +59,9 @@ SETS = {
     "eeg": Set("eeg", 20),
     "tweets": Set("tweets", 10),
 }
+
+
+SMOKE_SETS = ["eeg", "tweets"]
 
 
 @dataclass(frozen=True)
@@ -93,16 +98,11 @@ def main() -> None:
     record, save = result_file(options.out, "pixels")
     settings = {"units": UNITS, "batch_size": BATCH, "rates": RATES, "search": SEARCH}
     record |= origin("pixels", options.device) | {"settings": settings}
-    if "memory" not in record or options.again:
+    if ("memory" not in record or options.again) and not options.smoke:
         record["memory"] = memory()
         save()
         print(f"memory: {record['memory']}", flush=True)
-    for name in options.sets:
-        try:
-            bench = Bench(SETS[name], options)
-        except TpsgdError as error:
-            print(f"{name} is left out: {error}", flush=True)
-            continue
+    for name, bench in with_data(options.sets, lambda name: Bench(SETS[name], options)):
         table = record.setdefault("tables", {}).setdefault(name, {"shape": bench.shape})
         rows = table.setdefault("arms", {})
         for arm in options.arms:
@@ -127,8 +127,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, help="leave the search out")
     parser.add_argument("--window", type=int, help="time steps computed together")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin nothing after that")
-    parser.add_argument("--again", action="store_true", help="also what the file has already")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.smoke:
+        options.restarts, options.epochs, options.lr = 1, 1, options.lr or RATES[0]
+        options.sets, options.arms = SMOKE_SETS, options.arms[:4]
+    return options
 
 
 def figures(row: Row) -> str:
@@ -143,7 +146,7 @@ class Bench:
     """A data set on a device, and how its arms are trained there."""
 
     def __init__(self, chosen: Set, options: argparse.Namespace) -> None:
-        loaded = tpsgd.data.load(chosen.name, max_train=options.max_train)
+        loaded = load(chosen.name, options)
         self.device, self.restarts, self.lr = options.device, options.restarts, options.lr
         self.epochs = options.epochs or chosen.epochs
         self.train, self.test = (

@@ -25,8 +25,10 @@ from experiments.common import (
     accuracies,
     arguments,
     linear_decay,
+    load,
     origin,
     result_file,
+    with_data,
 )
 from experiments.rated import Rates
 from tpsgd import Recurrent, Rule, TpsgdError, inits, mse, ridge, rules
@@ -50,6 +52,9 @@ SETS = (
     "tweets-vectors",
     "tweets-vectors-holdout",
 )
+
+
+SMOKE_SETS = ("eeg", "tweets")
 
 
 @dataclass(frozen=True)
@@ -107,6 +112,7 @@ ARMS = {
     "random-rnn": Arm(rules.frozen(mse), (Choice(),), False, head="adam"),
     "drtp": Arm(rules.drtp(), FAITHFUL, False, search=(100_000, 20)),
     "tpsgd-l1": Arm(rules.tpsgd_l1(), FAITHFUL, False, search=(100_000, 20)),
+    "tpsgd-l2": Arm(rules.tpsgd_l2(), FAITHFUL, False, search=(100_000, 20)),
     "backprop": Arm(None, PAPER_BP, False, head="adam"),
     "reservoir": Arm(rules.frozen(), RESERVOIR, True),
     "readout": Arm(rules.readout(), LEAKY, True, head="adam"),
@@ -126,8 +132,7 @@ def main() -> None:
     settings = {"hidden": HIDDEN, "batch_size": BATCH, "epochs": EPOCHS, "precision": "TF32"}
     record |= origin("recurrent", options.device) | {"settings": settings}
     tables = record.setdefault("tables", {})
-    for name in options.sets:
-        bench = Bench(name, options)
+    for name, bench in with_data(options.sets, lambda name: Bench(name, options)):
         for shape in options.shapes:
             table = tables.setdefault(f"{name}, {shape}", {"data": name, "shape": shape})
             table["note"] = bench.loaded.note
@@ -158,8 +163,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS))
     parser.add_argument("--restarts", type=int, default=3)
     parser.add_argument("--max-train", type=int, help="fewer samples, for a quick look")
-    parser.add_argument("--again", action="store_true", help="also what the file has already")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.smoke:
+        options.restarts, options.sets = 1, [name for name in SMOKE_SETS if name in options.sets]
+    return options
 
 
 def figures(row: Row) -> str:
@@ -172,8 +179,9 @@ class Bench:
     """A data set on a device, and how its arms are trained there."""
 
     def __init__(self, name: str, options: argparse.Namespace) -> None:
-        self.loaded = tpsgd.data.load(name, max_train=options.max_train)
+        self.loaded = load(name, options)
         self.device, self.restarts = options.device, options.restarts
+        self.epochs, self.most = (1, 2) if options.smoke else (EPOCHS, None)  # choices of a search
         self.train, self.test = (
             (x.to(self.device), y.to(self.device)) for x, y in (self.loaded.train, self.loaded.test)
         )
@@ -185,18 +193,18 @@ class Bench:
         if chosen is None and len(arm.choices) > 1:
             held_out = self._search(arm, shape)
             choice = Choice(**max(held_out, key=lambda pair: pair[1])[0])
-        many = self._fit(arm, shape, [choice] * self.restarts, self.train, EPOCHS)
+        many = self._fit(arm, shape, [choice] * self.restarts, self.train, self.epochs)
         search = None if not held_out else [arm.search[0], self._epochs(arm)]
         return self._row(many, choice, held_out) | {"search": search}
 
     def _epochs(self, arm: Arm) -> int:
         """Of a search."""
-        return EPOCHS if len(self.train[1]) <= SMALL else arm.search[1]
+        return self.epochs if len(self.train[1]) <= SMALL else arm.search[1]
 
     def in_time(self, arms: Row) -> Row:
         """Backprop through time, for no longer than the readout took."""
         ours, theirs = arms["readout"]["seconds"], arms["backprop-leaky"]
-        epochs = max(1, min(EPOCHS, round(EPOCHS * ours / theirs["seconds"])))
+        epochs = max(1, min(self.epochs, round(self.epochs * ours / theirs["seconds"])))
         choice = Choice(**theirs["choice"])
         many = self._fit(
             ARMS["backprop-leaky"], "single", [choice] * self.restarts, self.train, epochs
@@ -221,7 +229,7 @@ class Bench:
                 return [0.0] if len(choices) == 1 else [scores([c])[0] for c in choices]
 
         trials = []
-        for _, group in groupby(sorted(arm.choices, key=structure), key=structure):
+        for _, group in groupby(sorted(arm.choices[: self.most], key=structure), key=structure):
             together = list(group)
             trials += [(asdict(c), v) for c, v in zip(together, scores(together), strict=True)]
         return trials
@@ -270,6 +278,7 @@ class Bench:
             "held_out": held_out,
             "seconds": sum(r.seconds for r in (many.runs[:1] if many.stacked else many.runs)),
             "stacked": many.stacked,
+            "peak_bytes": max((r.peak_bytes for r in many.runs), default=0),  # restarts together
             "sample_passes": run.sample_passes if run else 0,
             "settings": run.settings if run else {},
             "restarts": len(shares),

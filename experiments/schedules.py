@@ -9,6 +9,7 @@ all of them alike; a ratio is the median of an arm's seconds over those of backp
 The file is schedules-cpu.json or schedules-gpu.json. A data set that is not here is left out.
 """
 
+import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
@@ -18,6 +19,7 @@ import torch
 from torch import nn
 
 import tpsgd
+from experiments import common
 from experiments.common import Row, Samples, accuracies, arguments, origin, result_file
 from experiments.shallow import standardised
 from tpsgd import Recurrent, rules
@@ -89,14 +91,18 @@ def main() -> None:
     parser.add_argument("--restarts", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="few samples, one epoch")
     options = parser.parse_args()
+    if options.smoke:
+        options.quick, options.restarts = True, 1
     on = "cpu" if options.device == "cpu" else "gpu"
     record, save = result_file(options.out, f"schedules-{on}")
     words = [f"--device {options.device}"] if on == "cpu" else []
     words += ["--only", *options.only] if options.only != list(NETS) else []
     record |= origin("schedules", options.device, *words)
     for name in options.only:
+        if name in record.get("nets", {}) and not options.again:
+            continue
         try:
-            row = measure(NETS[name], options.device, options.restarts, options.quick)
+            row = measure(NETS[name], options)
         except (tpsgd.TpsgdError, ImportError) as error:  # the data set is not on this machine
             print(f"{name} is left out: {error}", flush=True)
             continue
@@ -108,9 +114,10 @@ def main() -> None:
             print(f"{name:13} {arm:23} {share} {figures['seconds']:7.2f} s {sizes}", flush=True)
 
 
-def measure(net: Net, device: str, restarts: int, quick: bool) -> Row:
+def measure(net: Net, options: argparse.Namespace) -> Row:
     """Every arm of a net: accuracy on held-out training samples, seconds, bytes."""
-    samples, held_out, shape = load(net.data, device, QUICK if quick else None)
+    quick, restarts = options.quick, options.restarts
+    samples, held_out, shape = load(net.data, options)
     settings: Row = {"epochs": 1 if quick else net.epochs, "batch_size": net.batch_size}
     few = tuple(t[: WARM * net.batch_size] for t in samples)
     results: dict[str, list[tuple[float, tpsgd.Run]]] = {arm: [] for arm in ARMS}
@@ -126,9 +133,10 @@ def measure(net: Net, device: str, restarts: int, quick: bool) -> Row:
     return {"data": net.data, "settings": settings | sizes, "arms": arms}
 
 
-def load(name: str, device: str, most: int | None) -> tuple[Samples, Samples, tuple[int, ...]]:
+def load(name: str, options: argparse.Namespace) -> tuple[Samples, Samples, tuple[int, ...]]:
     """The training set without a tenth of its samples, that tenth, and the shape of a sample."""
-    loaded = tpsgd.data.load(name, max_train=most)
+    options.max_train, device = QUICK if options.quick else None, options.device
+    loaded = common.load(name, options)
     x, y = loaded.train
     if loaded.shape[0] == 3:
         x, _ = standardised(x, x)

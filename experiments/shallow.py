@@ -7,7 +7,9 @@ compared on them; the best is then trained on the whole training set and tested.
 at 1e-3 and batches of 128.
 """
 
-from dataclasses import asdict, dataclass
+import argparse
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from statistics import fmean
 
 from torch import Tensor, nn
@@ -19,8 +21,11 @@ from experiments.common import (
     accuracies,
     arguments,
     hold_out_last,
+    is_complete,
+    load,
     origin,
     result_file,
+    with_data,
 )
 from tpsgd import Place, Rule, rules
 from tpsgd.comparison.provenance import machine
@@ -91,22 +96,25 @@ ARMS: dict[str, dict[str, Rule | None]] = {
 def main() -> None:
     """Run the tables asked for and write one JSON file."""
     parser = arguments(__doc__)
-    parser.add_argument("--only", choices=list(TABLES))
+    parser.add_argument("--only", nargs="+", choices=list(TABLES), default=list(TABLES))
     parser.add_argument("--arm", choices=list(ARMS), help="only this one; the others stay")
     parser.add_argument("--restarts", type=int, help="fewer, for a quick look")
     parser.add_argument("--max-train", type=int, help="fewer samples, for a quick look")
     options = parser.parse_args()
+    if options.smoke:
+        options.restarts = 1
     words = [f"--restarts {options.restarts}"] if options.restarts else []
     record, save = result_file(options.out, "shallow")
     record |= origin("shallow", options.device, *words)
-    for name in [options.only] if options.only else list(TABLES):
-        table = TABLES[name]
+    for name, bench in with_data(options.only, lambda name: Bench(TABLES[name], options)):
+        table = bench.table
         settings = asdict(table) | {"activation": table.activation.__name__}
-        settings["restarts"] = options.restarts or table.restarts
+        settings["restarts"] = bench.restarts
         rows = record.setdefault("tables", {}).setdefault(name, {"arms": {}})
         rows |= {"settings": settings, "held_out": HELD_OUT, "machine": machine(options.device)}
-        bench = Bench(table, options.device, settings["restarts"], options.max_train)
         for arm in [options.arm] if options.arm else list(ARMS):
+            if is_complete(rows["arms"].get(arm), bench.restarts, options):
+                continue
             row = rows["arms"][arm] = bench.run(arm)
             save()
             figures = f"{row['accuracy']:.2%} ± {row['deviation']:.2%}  {row['seconds']:6.2f} s"
@@ -116,16 +124,18 @@ def main() -> None:
 class Bench:
     """A table's data on a device, and how its arms are trained there."""
 
-    def __init__(self, table: Table, device: str, restarts: int, max_train: int | None = None):
-        self.table, self.restarts, self.device = table, restarts, device
-        loaded = tpsgd.data.load(table.data, max_train=max_train)
-        x, y, x_test, y_test = (t.to(device) for t in (*loaded.train, *loaded.test))
+    def __init__(self, table: Table, options: argparse.Namespace) -> None:
+        self.table = replace(table, epochs=1) if options.smoke else table
+        self.most = 2 if options.smoke else None  # variants of an arm
+        self.restarts, self.device = options.restarts or table.restarts, options.device
+        loaded = load(table.data, options)
+        x, y, x_test, y_test = (t.to(self.device) for t in (*loaded.train, *loaded.test))
         x, x_test = standardised(x, x_test)
         self.shape, self.train, self.test = loaded.shape, (x, y), (x_test, y_test)
 
     def run(self, arm: str) -> Row:
         """Choose the arm's variant on held-out samples, then train on all samples and test."""
-        variants = ARMS[arm]
+        variants = dict(islice(ARMS[arm].items(), self.most))
         part, last = hold_out_last(*self.train, min(HELD_OUT, len(self.train[1]) // 6))
         held_out = {
             label: fmean(self.fit(arm, rule, part, 2).evaluate(last))

@@ -14,6 +14,7 @@ learning rate of an arm is chosen by its accuracy on held-out training samples a
 stream; the test samples decide nothing.
 """
 
+import argparse
 import os
 import time
 from collections.abc import Callable
@@ -27,7 +28,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tpsgd
-from experiments.common import Row, Samples, accuracies, arguments, best_rate, origin, result_file
+from experiments import stand_in
+from experiments.common import (
+    Row,
+    Samples,
+    accuracies,
+    arguments,
+    best_rate,
+    load,
+    origin,
+    result_file,
+)
 from tpsgd import Rehearsal, Stream, adapt, rules
 from tpsgd.data.registry import find
 from tpsgd.streams.new_classes import add_output, enlarged, outputs_of
@@ -162,10 +173,12 @@ def first_of_each(y: Tensor, count: int, skip: int = 0) -> Tensor:
     return torch.cat(each)
 
 
-def digits(quick: bool) -> tuple[Task, Row]:
+def digits(options: argparse.Namespace) -> tuple[Task, Row]:
     """MNIST, a class after another; pixels in float16."""
-    count, held_out, tested = (20, 10, 10) if quick else (500, 100, 200)
-    data = tpsgd.data.load("mnist")
+    count, held_out, tested = (20, 10, 10) if options.quick else (500, 100, 200)
+    if options.smoke:
+        count, held_out, tested = 8, 4, 4
+    data = load("mnist", options)
     (x, y), (x_test, y_test) = data.train, data.test
     x, x_test = x.half(), x_test.half()
     chosen, last = first_of_each(y, count), first_of_each(y, held_out, count)
@@ -181,15 +194,16 @@ def digits(quick: bool) -> tuple[Task, Row]:
     return Task(*parts, model, "400KB"), settings
 
 
-def photos(quick: bool) -> tuple[Task, Row]:
+def photos(options: argparse.Namespace) -> tuple[Task, Row]:
     """Photographs of Imagenette as features of VGG16; the classes in the order of their names."""
-    classes, count, held_out, tested = (2, 4, 2, 2) if quick else (6, 30, 8, 20)
+    classes, count, held_out, tested = (2, 4, 2, 2) if options.quick else (6, 30, 8, 20)
     folder = Path(os.environ.get("TPSGD_DATA", "")) / "imagenette2-160" / "val@160"
-    data = tpsgd.data.load(str(folder), max_train=1200)
+    smoke = options.smoke
+    data = stand_in.data("imagenette") if smoke else tpsgd.data.load(str(folder), max_train=1200)
     (x, y), (x_test, y_test) = data.train, data.test
     few, few_test = y < classes, y_test < classes
     (x, y), (x_test, y_test) = (x[few], y[few]), (x_test[few_test], y_test[few_test])
-    backbone = adapt.backbone("vgg16")
+    backbone = stand_in.backbone() if smoke else adapt.backbone("vgg16")
     parts = []
     for pixels, labels, index in (
         (x, y, first_of_each(y, count)),
@@ -215,14 +229,18 @@ def main() -> None:
     """Run what is asked for; the file is written after each task."""
     parser = arguments(__doc__)
     parser.add_argument("--only", choices=list(TASKS), nargs="*", default=list(TASKS))
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", "--restarts", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="few samples and rates")
     options = parser.parse_args()
+    if options.smoke:
+        options.quick, options.seeds = True, 1
     record, save = result_file(options.out, "streams")
     record |= origin("streams", "cpu")
     rates = RATES[1:2] if options.quick else RATES
     for name in options.only:
-        task, settings = TASKS[name](options.quick)
+        if name in record and not options.again:
+            continue
+        task, settings = TASKS[name](options)
         print(name, settings, flush=True)
         settings |= {"seeds": options.seeds, "rates": list(rates)}
         record[name] = {"settings": settings, "arms": measure(task, options.seeds, rates)}

@@ -169,6 +169,8 @@ def _elementwise(factory: Any) -> bool:
     """Whether stacking changes nothing: the optimizer treats each number by itself, or solves."""
     if factory is None or isinstance(factory, (*SOLVERS, TwoRates)):
         return True
+    if getattr(factory, "by_name", False):
+        return getattr(factory, "elementwise", False)
     optimizer = factory([nn.Parameter(torch.zeros(1))]) if callable(factory) else None
     return type(optimizer) in ELEMENTWISE
 
