@@ -1,17 +1,19 @@
 """Random nets, rules and optimizers, exported as C and run beside `tpsgd.fit`.
 
-    python benchmarks/random_nets.py --count 5000
+    python benchmarks/random_nets.py --count 5000 --out results
 
 Every net is compiled with the undefined-behaviour sanitizer, and its weights after a few steps are
 compared with those of `fit` in float64.
 """
 
 import argparse
+import json
 import random
 import sys
 import time
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,11 +21,13 @@ from torch import nn
 
 import tpsgd
 from tpsgd import projections, rules
+from tpsgd.comparison.provenance import machine, versions
 from tpsgd.errors import TpsgdError
 from tpsgd.export.read_model import read_model
 from tpsgd.export.to_c.check import Distances, distances
 from tpsgd.export.to_c.codes import with_binary_codes, with_codes
 from tpsgd.export.to_c.source import sources
+from tpsgd.files import write_whole
 
 FLAGS = (
     *("-std=c99", "-pedantic", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror", "-O0"),
@@ -145,6 +149,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--first", type=int, default=0, help="seed of the first net")
+    parser.add_argument("--out", type=Path, help="folder for random_nets.json")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     began, worst, unequal = time.perf_counter(), 0.0, 0
@@ -163,6 +168,14 @@ def main() -> int:
         if sys.stderr.isatty():
             print(f"\r{seed + 1 - arguments.first} of {arguments.count}", end="", file=sys.stderr)
     seconds = time.perf_counter() - began
+    if arguments.out:
+        record = {
+            "benchmark": "random_nets", "machine": machine(), "versions": versions(),
+            "command": f"python benchmarks/random_nets.py --count {arguments.count} --out results",
+            "nets": arguments.count, "first": arguments.first, "unequal": unequal, "worst": worst,
+            "seconds": seconds,
+        }  # fmt: skip
+        write_whole(arguments.out / "random_nets.json", json.dumps(record, indent=1).encode())
     print(f"{arguments.count} nets in {seconds:.0f} s, {unequal} unequal, worst {worst:.1e}")
     return int(unequal > 0)
 
