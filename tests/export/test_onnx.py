@@ -495,6 +495,16 @@ def test_another_net_is_replaced_only_if_asked(tmp_path):
     assert first.paths[0].read_bytes() != before[0]
 
 
+def test_weights_that_leave_float32_are_refused(tmp_path):
+    model = seeded(dense)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(1e30)
+    with pytest.raises(TpsgdError, match="too large for float32"):
+        export(model, tmp_path / "new" / "step.onnx", shape=(1, 3, 3))
+    assert not list(tmp_path.iterdir())
+
+
 def test_one_output_that_says_yes_or_no_is_refused(tmp_path):
     with pytest.raises(TpsgdError, match="single yes-or-no output"):
         export(nn.Linear(3, 1), tmp_path / "step.onnx", shape=(3,), loss=losses.bce)

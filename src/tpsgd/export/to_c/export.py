@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from tpsgd.errors import TpsgdError
@@ -153,7 +154,7 @@ def _integers(
     model: nn.Module,
     recipe: Recipe,
     samples: Tensor | None,
-    labels: Tensor | None,
+    labels: Any,
     numbers: str,
     rate: float,
     **options: Any,
@@ -163,12 +164,25 @@ def _integers(
             f"{numbers} needs samples= and labels=, a few hundred like those of the device: its "
             "binary points come from them"
         )
+    labels = _as_labels(labels, len(samples), recipe.classes)
     net = integer_net(recipe, samples, labels, numbers, rate=rate, epochs=EPOCHS)
     return _Program(
         integer_source(net),
         integer_layout(net),
         lambda: check_integers(model, net, samples, labels, rate, **options),
     )
+
+
+def _as_labels(labels: Any, count: int, classes: int) -> Tensor:
+    try:
+        values = torch.as_tensor(labels).flatten().long()
+    except (TypeError, ValueError, RuntimeError):
+        values = torch.zeros(0)
+    if len(values) != count or not ((values >= 0) & (values < classes)).all():
+        raise TpsgdError(
+            f"labels must have a class from 0 to {classes - 1} for each of the samples"
+        )
+    return values
 
 
 def _library(program: _Program, recipe: Recipe, numbers: str) -> dict[str, str]:

@@ -143,8 +143,9 @@ def _graph_path(file: str | Path, overwrite: bool) -> Path:
             "the file must end with .onnx, without quotes in its name, and predict.onnx will lie "
             f"beside it; got {path.name}"
         )
-    for other in (path, path.with_name("predict.onnx"), path.with_name("run.py")):
-        if other.exists() and MARK not in other.read_bytes()[:1000]:
+    weights = path.with_name(f"{path.stem}.weights.npz")
+    for other in (path, path.with_name("predict.onnx"), path.with_name("run.py"), weights):
+        if other.exists() and other != weights and MARK not in other.read_bytes()[:1000]:
             raise TpsgdError(
                 f"{other} exists and was not written by export.onnx; name a file in another folder"
             )
@@ -246,6 +247,11 @@ def _check(
     far: list[str] = []
     for data in draws:
         new, logits = _run(step, predict, state, data, files.epoch)
+        if not np.isfinite(logits).all():
+            raise TpsgdError(
+                "the outputs are too large for float32, and the graph was not written: scale the "
+                "weights or the inputs down"
+            )
         exact, rounded = (
             reference.trained(data, RATE, dtype) for dtype in (torch.float64, torch.float32)
         )
