@@ -4,7 +4,7 @@ from tpsgd.export.recipe import Recipe
 
 WORDS = (
     *("net_begin", "net_forward", "net_step", "net_classes", "net_add_class", "net_save"),
-    *("net_load", "net_start", "net_read", "net_finish", "net_look", "net_logits"),
+    *("net_load", "net_scale", "net_start", "net_read", "net_finish", "net_look", "net_logits"),
 )
 PROPERTIES = """name=tpsgd_net
 version=1.0.0
@@ -51,7 +51,7 @@ void loop() {{
     return;
   }}
   for (uint32_t i = 0; i < NET_INPUT; i++) x[i] = Serial.parseFloat();
-  if (Serial.peek() < ' ') {{  // the line ends here: a question
+{scale}  if (Serial.peek() < ' ') {{  // the line ends here: a question
     skip_line();
     if (net_forward(&state, &arena, x, logits) != NET_OK) return;
     uint32_t best = 0;
@@ -72,6 +72,7 @@ void loop() {{
 def as_library(texts: dict[str, str], recipe: Recipe, summary: str, ram: int) -> dict[str, str]:
     """The files of a library by their paths; the sketch learns one sample at a time."""
     words = {"summary": summary, "ram": ram, "inputs": recipe.inputs, "rate": "0.01f"}
+    words["scale"] = "  net_scale(x);\n" if "net_scale" in texts["net.h"] else ""
     keywords = "".join(f"{word}\tKEYWORD2\n" for word in WORDS if word in texts["net.h"])
     return {f"src/{name}": text for name, text in texts.items()} | {
         "library.properties": PROPERTIES.format(**words),
