@@ -136,7 +136,8 @@ def error_codes(names: Iterable[str]) -> str:
 def state_members(recipe: Recipe) -> str:
     """What lasts between steps."""
     count = gains(recipe)
-    members = [f"float weights[{recipe.learned + count}]; /* then {count} measured gains */"]
+    note = " /* the last ones: measured gains of readouts */" if count else ""
+    members = [f"float weights[{recipe.learned + count}];{note}"]
     if moments := MOMENTS[recipe.optimizer] * recipe.learned:
         members.append(f"float moments[{moments}];")
     if recipe.optimizer == "adam":
