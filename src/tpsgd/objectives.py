@@ -103,14 +103,14 @@ class Formula:
 
     Args:
         name: `l1`, `l2`, `inner` or `readout`.
-        codes: P, or how P is drawn.
+        codes: how readout's P is drawn; those of the others are their tensor.
         grid: the cells that feature maps are averaged over, if they are.
         gain: the factor of readout's logits, before the calibration if there is one.
         loss: of readout's logits.
     """
 
     name: str
-    codes: Any
+    codes: Redrawn | None = None
     grid: tuple[int, ...] | None = None
     gain: float = 1.0
     loss: Loss | None = None
@@ -293,7 +293,7 @@ def inner(P: Any) -> Objective:
         dy = aim(P / -len(y), s)  # P is smaller than the batch: scale it first
         return LossAndGrads(_dot(y, dy), dy)
 
-    return Objective(loss, closed_form, (P,), formula=Formula("inner", P))
+    return Objective(loss, closed_form, (P,), formula=Formula("inner"))
 
 
 def l1(P: Any) -> Objective:
@@ -307,7 +307,7 @@ def l1(P: Any) -> Objective:
         loss = torch.linalg.vector_norm(difference, 1) / len(y)
         return LossAndGrads(loss, difference.sign_().mul_(-1.0 / len(y)))
 
-    return Objective(loss, closed_form, (P,), formula=Formula("l1", P))
+    return Objective(loss, closed_form, (P,), formula=Formula("l1"))
 
 
 def l2(P: Any) -> Objective:
@@ -320,7 +320,7 @@ def l2(P: Any) -> Objective:
         dy = aim(P / -len(y), s).add_(y, alpha=1.0 / len(y))
         return LossAndGrads(_dot(dy, dy) * (len(y) / 2), dy)
 
-    return Objective(loss, closed_form, (P,), squared=True, formula=Formula("l2", P))
+    return Objective(loss, closed_form, (P,), squared=True, formula=Formula("l2"))
 
 
 def any_loss(P: Any, loss: Callable[[Tensor, Tensor], Tensor]) -> Objective:

@@ -280,13 +280,13 @@ def test_an_interruption_leaves_nothing_behind(pets, cache, monkeypatch):
     opened, real = [], reader._open
     seen = []
 
-    def interrupted(file, shape=None):
+    def interrupted(file, *settings):
         opened.append(file)
         if len(opened) == 15:
             seen.extend(names(cache))
             assert all(".part/" in name for name in seen)
             raise KeyboardInterrupt
-        return real(file, shape)
+        return real(file, *settings)
 
     monkeypatch.setattr(mapped, "DECODED_BYTES", 300)
     monkeypatch.setattr(reader, "_open", interrupted)

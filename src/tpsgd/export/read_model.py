@@ -35,7 +35,7 @@ from tpsgd.nets.layers import zero_padding
 from tpsgd.nets.modes import modes_restored
 from tpsgd.nets.padded import Padded
 from tpsgd.nets.recurrent import Recurrent
-from tpsgd.objectives import Formula, Site
+from tpsgd.objectives import Site
 from tpsgd.projections import Redrawn
 from tpsgd.rules import Place, Rule, Signal
 
@@ -307,7 +307,11 @@ class _Reader:
                 "the exported step does not wait for it; use readout, tpsgd_l2, tpsgd_l1 or drtp"
             )
         per_step = recurrent and rule.per_step and not isinstance(block.layer, diagonal.Diagonal)
-        local = LocalLoss(formula.name, _codes(who, formula, site, per_step), site.shape)
+        local = LocalLoss(
+            formula.name,
+            _codes(who, formula.codes or objective.tensors[0], site, per_step),
+            site.shape,
+        )
         if formula.name != "readout":
             return local
         target = formula.gain if objective.calibration else 0.0
@@ -319,9 +323,9 @@ class _Reader:
         )  # fmt: skip
 
 
-def _codes(who: str, formula: Formula, site: Site, per_step: bool) -> Codes:
+def _codes(who: str, drawn: Tensor | Redrawn, site: Site, per_step: bool) -> Codes:
     """The class codes of a block."""
-    drawn, size = formula.codes, prod(site.shape)
+    size = prod(site.shape)
     if isinstance(drawn, Redrawn):
         size, name = prod(drawn.shape), drawn.projection.name
         if name in ("normal", "uniform", "binary", "per_filter"):

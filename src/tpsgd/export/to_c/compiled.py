@@ -64,8 +64,8 @@ class CompiledNet:
 
     Examples:
         >>> import tempfile
-        ... from torch import nn
-        ... import tpsgd.export
+        >>> from torch import nn
+        >>> import tpsgd.export
         >>> folder = tempfile.mkdtemp()
         >>> _ = tpsgd.export.c(nn.Linear(4, 2), folder, shape=(4,))
         >>> CompiledNet(folder).forward(torch.zeros(4)).shape

@@ -90,7 +90,7 @@ def number(value: float) -> str:
         >>> number(0.1), number(3), number(1e-30)
         ('0.1f', '3.0f', '1e-30f')
     """
-    return f"{np.float32(value)}f"
+    return f"{np.float32(value)!s}f"
 
 
 def array(kind: str, name: str, values: Iterable[str]) -> str:
