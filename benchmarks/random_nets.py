@@ -108,8 +108,12 @@ def _convolution(chance: random.Random, channels: int, dimensions: int) -> list[
         return tuple(chance.randint(low, high) for _ in range(dimensions))
 
     layer = (nn.Conv1d, nn.Conv2d)[dimensions - 1]
+    kernel, stride, dilation = each(1, 4), each(1, 3), each(1, 2)
+    # torch 2.13 ends the process where padding is wider than the kernel (channels last, float32)
+    widest = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+    padding = tuple(min(p, w) for p, w in zip(each(0, 3), widest, strict=True))
     convolution = layer(
-        channels, filters, each(1, 4), each(1, 3), each(0, 3), each(1, 2), groups,  # type: ignore
+        channels, filters, kernel, stride, padding, dilation, groups,  # type: ignore
         bias=chance.random() < 0.8,
     )  # fmt: skip
     pools = [[], [(nn.MaxPool1d, nn.MaxPool2d)[dimensions - 1](each(1, 3), each(1, 2))]]  # type: ignore
