@@ -150,6 +150,18 @@ def test_class_codes_are_those_of_python_bit_for_bit(name, tmp_path):
     assert torch.equal(ours, pythons)
 
 
+@pytest.mark.parametrize("rule", ["readout", "l2"])
+def test_a_block_does_not_learn_from_later_blocks(rule, tmp_path):
+    _, recipe = recipe_of(rule=rule)
+    (x, labels), first = samples(recipe, 4), recipe.blocks[0].weights
+    alone, together = (compiled(tmp_path, recipe) for _ in range(2))
+    for sample, label in zip(x.split(1), labels.split(1), strict=True):
+        alone.step(sample, label, 0.05, blocks=1)
+        together.step(sample, label, 0.05)
+    assert torch.equal(alone.weights[:first], together.weights[:first])
+    assert not torch.equal(alone.weights[first:], together.weights[first:])
+
+
 def test_half_a_code_step_is_noticed(tmp_path):
     ours, pythons = codes_of_c_and_python("normal", tmp_path, "* 2 + 1", "* 2")
     assert not torch.equal(ours, pythons) and torch.allclose(ours, pythons, atol=1e-3)

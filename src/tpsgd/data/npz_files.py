@@ -51,9 +51,9 @@ def read_arrays(file: Path) -> tuple[dict[str, Array], list[str]]:
     try:
         with file.open("rb") as stream, np.load(stream) as archive:
             names = sorted(archive.files)
-            wanted = NAMES.intersection(names)
-            _check_size(file, archive, wanted)
-            arrays = {name: read_array(file, archive, name) for name in wanted}
+            samples = NAMES.intersection(names)
+            _check_size(file, archive, samples)
+            arrays = {name: read_array(file, archive, name) for name in samples}
     except TpsgdError:
         raise
     except MemoryError as error:

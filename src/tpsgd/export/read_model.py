@@ -272,8 +272,8 @@ class _Reader:
 
     def _names(self, block: Block, parameters: Mapping[str, Tensor]) -> dict[str, str]:
         """The names of a layer's parameters in the model; a layer of `nn.RNN` shares the RNN's."""
-        own = {name: self.names.get(id(p)) for name, p in block.layer.named_parameters()}
-        return {name: own.get(name) or f"{block.name}.{name}" for name in parameters}
+        in_model = {name: self.names.get(id(p)) for name, p in block.layer.named_parameters()}
+        return {name: in_model.get(name) or f"{block.name}.{name}" for name in parameters}
 
     def _local(self, who: str, block: Block, rule: Rule, shape: Shape) -> LocalLoss:
         """The local loss of a hidden block's output."""
@@ -441,10 +441,8 @@ def _pool(who: str, module: Any, shape: Shape) -> Pool:
             f"{who}: {module} is not exported; nn.MaxPool and nn.AvgPool without padding, dilation "
             "and ceil_mode, and nn.AdaptiveAvgPool are"
         )
-    one = len(shape) == 2
-    kernel, stride = (
-        _pair(_numbers(n, 1 if one else 2)) for n in (module.kernel_size, module.stride)
-    )
+    dimensions = len(shape) - 1
+    kernel, stride = (_pair(_numbers(n, dimensions)) for n in (module.kernel_size, module.stride))
     rows, columns = ((n - k) // s + 1 for n, k, s in zip(size, kernel, stride, strict=True))
     return Pool(kinds[type(module)], channels, size, kernel, stride, (rows, columns))
 

@@ -203,12 +203,12 @@ def run_training(
             net.observers += [Progress(progress, net.learners, net.source.samples)]
         if meter is not None:
             net.observers = meter.around(net.observers)
-        kept: AbstractContextManager[None] = nullcontext()
+        checkpoints: AbstractContextManager[None] = nullcontext()
         if isinstance(settings.checkpoint, Checkpoint):
-            kept = keep_checkpoints(
+            checkpoints = keep_checkpoints(
                 settings.checkpoint, net, models, recorder, meter, settings.callbacks
             )
-        with kept:
+        with checkpoints:
             forget_resident_peak()
             began, seconds = _train(net, settings, recorder, meter, device)
         for r, run in enumerate(runs):

@@ -83,8 +83,8 @@ class FileLog:
         numbers = [i for i, line in enumerate(lines) if line.startswith(start)]
         if not numbers:
             return
-        own = not before or lines[numbers[-1] - 1] == self.line(asdict(before[-1]))
-        if own:  # not those of another run in the same file
+        same_run = not before or lines[numbers[-1] - 1] == self.line(asdict(before[-1]))
+        if same_run:
             write_whole(self.path, "".join(lines[: numbers[-1]]).encode())
 
     def header(self) -> str:

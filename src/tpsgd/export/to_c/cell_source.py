@@ -5,24 +5,19 @@ learning `net_look`, `net_logits`) and a table of recurrent layers. Weights, rec
 those of `source`; the kernels are `cells.h`, `diagonal.h` and `sequences.h`.
 """
 
-from collections.abc import Iterator
-
 from tpsgd.export.recipe import BlockRecipe, Cell, Diagonal, Recipe
 from tpsgd.export.to_c.cell_memory import CellLayout, cell_layout
-from tpsgd.export.to_c.memory import gains
 from tpsgd.export.to_c.source import (
     ERRORS,
     LICENCE,
     block_row,
     block_tables,
-    error_codes,
+    header,
     initial_numbers,
     kernels,
     lasting_functions,
     number,
-    state_members,
-    summary,
-    weight_places,
+    weights_and_slots,
 )
 
 ANSWERS = (*ERRORS, "MEASURED", "BAD_ORDER")
@@ -39,82 +34,39 @@ def cell_sources(recipe: Recipe) -> dict[str, str]:
 
 
 def _header(recipe: Recipe, places: CellLayout) -> str:
-    """The declarations: sizes, the two structs and what can be called."""
-    return _HEADER.format(
-        licence=LICENCE,
-        summary=summary(recipe),
-        places=weight_places(recipe),
-        codes=error_codes(ANSWERS),
-        inputs=recipe.inputs,
-        classes=recipe.outputs,
-        blocks=len(recipe.blocks),
-        params=recipe.learned,
-        numbers=recipe.learned + gains(recipe),
-        all_blocks=f"{(1 << len(recipe.blocks)) - 1}u",
-        ram=places.ram_bytes,
-        arena=places.arena,
-        members=state_members(recipe),
-    )
+    """The declarations of a recurrent net."""
+    words = {
+        "inputs": "of a time step",
+        "batch": "1 /* sequence at a time, of any number of steps */",
+        "arena": _ARENA.format(arena=places.arena),
+        "learning": _LEARNING,
+    }
+    return header(recipe, places, ANSWERS, words)
 
 
-_HEADER = """{licence}
-/* {summary} */
-#ifndef NET_H
-#define NET_H
-
-#include <stdint.h>
-
-#define NET_INPUT {inputs} /* numbers of a time step */
-#define NET_CLASSES {classes} /* at most */
-#define NET_BATCH 1 /* sequence at a time, of any number of steps */
-#define NET_BLOCKS {blocks}
-#define NET_ALL_BLOCKS {all_blocks}
-#define NET_PARAMS {params}
-#define NET_RECORD_BYTES (24ul + 4ul * {numbers}ul)
-#define NET_RAM_BYTES {ram} /* of net_state and net_arena, however long a sequence is */
-
-/* What a function returns */
-{codes}
-
-#ifndef TPS_PROGRESS
+_ARENA = """#ifndef TPS_PROGRESS
 #define TPS_PROGRESS
 typedef struct {{ /* how far a sequence has been read */
     uint32_t mode, steps, label, blocks, error, measures;
 }} tps_progress;
 #endif
 
-/* Weights, which can be read and written between sequences:
-{places} */
-typedef struct {{
-    {members}
-}} net_state;
-
-typedef struct {{ /* of one sequence: nothing in it lasts */
+typedef struct {{ /* of one sequence, however long it is: nothing in it lasts */
     float numbers[{arena}];
     float loss[NET_BLOCKS];
     tps_progress progress;
-}} net_arena;
-
-/* A compiler refuses this line if the bytes are not those that were planned. */
-typedef char net_ram_is_as_planned[sizeof(net_state) + sizeof(net_arena) == NET_RAM_BYTES ? 1 : -1];
-
-#ifdef __cplusplus
-extern "C" {{
-#endif
-
-/* The weights that the model came with. Call it first. */
-void net_begin(net_state *s);
-
-/* A sequence begins. Call it before the first time step, also after an error. */
+}} net_arena;"""
+_LEARNING = """/* A sequence begins. Call it before the first time step, also after an error. */
 void net_start(net_arena *a);
 
 /* Learn from a sequence: net_read for each time step, as soon as its NET_INPUT numbers are there,
  * then net_finish, which moves the weights. The label is from 0 on; bit i of `blocks`: block i + 1
  * learns; NET_ALL_BLOCKS: all. Both are the same in all calls for a sequence. `loss` gets a number
  * for every block.
- * Numbers that are not finite, a rate below 0 and a label that is no class are refused: the error
- * stays until net_start, and the weights stay as they were. NET_DIVERGED: a number left the range,
- * and no block learned. NET_BAD_ORDER: net_look and net_read in one sequence, or no net_start.
+ * Numbers that are not finite or above 1e9, a rate below 0 or above 1,000, and a label that is no
+ * class are refused: the error stays until net_start, and the weights stay as they were.
+ * NET_DIVERGED: a number left that range, and no block learned. NET_BAD_ORDER: net_look and
+ * net_read in one sequence, or no net_start.
  * NET_MEASURED: a readout first measures the size of its states over a whole sequence. The weights
  * stay as they were; read the same sequence again, or go on with the next. */
 int net_read(const net_state *s, net_arena *a, const float *x, uint16_t label, uint32_t blocks);
@@ -124,28 +76,13 @@ int net_finish(net_state *s, net_arena *a, uint16_t label, float lr, uint32_t bl
  * as many as there are classes now. */
 int net_look(const net_state *s, net_arena *a, const float *x);
 int net_logits(const net_state *s, net_arena *a, float *logits);
-
-/* How many classes there are now, and one more, up to NET_CLASSES: NET_NO_SPACE. The new class
- * changes no output of the others. */
-uint32_t net_classes(const net_state *s);
-int net_add_class(net_state *s);
-
-/* The weights as NET_RECORD_BYTES bytes with a checksum, for flash, a card or Python
- * (tpsgd.export.read_weights), and back; a record of another net, or a damaged one, is refused. */
-void net_save(const net_state *s, uint8_t *record);
-int net_load(net_state *s, const uint8_t *record);
-
-#ifdef __cplusplus
-}}
-#endif
-#endif
 """
 
 
 def _program(recipe: Recipe, places: CellLayout) -> str:
     """The constants of the net, and the functions of the header."""
     tables, rows, layers = [], [], []
-    for block, weight, slot in _placed(recipe):
+    for block, weight, slot in weights_and_slots(recipe):
         tables += block_tables(block)
         if block.recurrent:
             rows.append(_row(block, places, weight, slot))
@@ -227,16 +164,6 @@ int net_logits(const net_state *s, net_arena *a, float *logits)
 }}
 
 {lasting}"""
-
-
-def _placed(recipe: Recipe) -> Iterator[tuple[BlockRecipe, int, int | None]]:
-    """Every block, where its weights begin if they learn, and the slot of its measured gain."""
-    weight = slot = 0
-    for block in recipe.blocks:
-        measured = bool(block.local and block.local.target)
-        yield block, weight if block.learns else 0, slot if measured else None
-        weight += block.weights if block.learns else 0
-        slot += measured
 
 
 def _row(block: BlockRecipe, places: CellLayout, weight: int, slot: int | None) -> str:

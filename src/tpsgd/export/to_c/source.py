@@ -4,7 +4,7 @@ The kernels in `kernels/` are written by hand. What is written here is tables of
 declarations, and calls.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.resources import files
 
 import numpy as np
@@ -108,23 +108,31 @@ def floats(name: str, tensors: Iterable[Tensor]) -> str:
 
 
 def _header(recipe: Recipe, places: Layout) -> str:
-    """The declarations: sizes, the two structs and what can be called."""
-    count = gains(recipe)
+    """The declarations of a feed-forward net."""
+    sizes = {"inputs": "of a sample", "batch": f"{recipe.batch} /* samples of a step */"}
+    arena = f"typedef struct {{ float numbers[{places.arena}]; }} net_arena; {SCRATCH}"
+    return header(recipe, places, ERRORS, sizes | {"arena": arena, "learning": _LEARNING})
+
+
+def header(recipe: Recipe, places: Layout, errors: Iterable[str], words: Mapping[str, str]) -> str:
+    """The declarations: sizes, the two structs and what can be called.
+
+    `words` say what NET_INPUT and NET_BATCH are, and have the arena and the functions that learn.
+    """
     return _HEADER.format(
         licence=LICENCE,
         summary=summary(recipe),
         places=weight_places(recipe),
-        codes=error_codes(ERRORS),
-        inputs=recipe.inputs,
+        codes=error_codes(errors),
+        numbers_in=recipe.inputs,
         classes=recipe.outputs,
-        batch=recipe.batch,
         blocks=len(recipe.blocks),
         params=recipe.learned,
-        numbers=recipe.learned + count,
+        numbers=recipe.learned + gains(recipe),
         all_blocks=f"{(1 << len(recipe.blocks)) - 1}u",
         ram=places.ram_bytes,
-        arena=places.arena,
         members=state_members(recipe),
+        **words,
     )
 
 
@@ -147,6 +155,7 @@ def state_members(recipe: Recipe) -> str:
     return "\n    ".join(members)
 
 
+SCRATCH = "/* scratch: nothing in it lasts */"
 _HEADER = """{licence}
 /* {summary} */
 #ifndef NET_H
@@ -154,9 +163,9 @@ _HEADER = """{licence}
 
 #include <stdint.h>
 
-#define NET_INPUT {inputs} /* numbers of a sample */
+#define NET_INPUT {numbers_in} /* numbers {inputs} */
 #define NET_CLASSES {classes} /* at most */
-#define NET_BATCH {batch} /* samples of a step */
+#define NET_BATCH {batch}
 #define NET_BLOCKS {blocks}
 #define NET_ALL_BLOCKS {all_blocks}
 #define NET_PARAMS {params}
@@ -172,7 +181,7 @@ typedef struct {{
     {members}
 }} net_state;
 
-typedef struct {{ float numbers[{arena}]; }} net_arena; /* scratch: nothing in it lasts */
+{arena}
 
 /* A compiler refuses this line if the bytes are not those that were planned. */
 typedef char net_ram_is_as_planned[sizeof(net_state) + sizeof(net_arena) == NET_RAM_BYTES ? 1 : -1];
@@ -184,17 +193,7 @@ extern "C" {{
 /* The weights that the model came with. Call it first. */
 void net_begin(net_state *s);
 
-/* Logits of one sample, as many as there are classes now. */
-int net_forward(const net_state *s, net_arena *a, const float *x, float *logits);
-
-/* Learn from NET_BATCH samples, one after another in x, and their labels, from 0 on. Bit i of
- * `blocks`: block i + 1 learns; NET_ALL_BLOCKS: all. `loss` gets a number for every block.
- * Numbers that are not finite or above 1e9, a rate below 0 or above 1,000, and a label that is no
- * class are refused, and the weights stay as they were. NET_DIVERGED: a block's output left that
- * range, and neither it nor a later block learned. */
-int net_step(net_state *s, net_arena *a, const float *x, const uint16_t *labels, float lr,
-             uint32_t blocks, float *loss);
-
+{learning}
 /* How many classes there are now, and one more, up to NET_CLASSES: NET_NO_SPACE. The new class
  * changes no output of the others. */
 uint32_t net_classes(const net_state *s);
@@ -210,6 +209,17 @@ int net_load(net_state *s, const uint8_t *record);
 }}
 #endif
 #endif
+"""
+_LEARNING = """/* Logits of one sample, as many as there are classes now. */
+int net_forward(const net_state *s, net_arena *a, const float *x, float *logits);
+
+/* Learn from NET_BATCH samples, one after another in x, and their labels, from 0 on. Bit i of
+ * `blocks`: block i + 1 learns; NET_ALL_BLOCKS: all. `loss` gets a number for every block.
+ * Numbers that are not finite or above 1e9, a rate below 0 or above 1,000, and a label that is no
+ * class are refused, and the weights stay as they were. NET_DIVERGED: a block's output left that
+ * range, and neither it nor a later block learned. */
+int net_step(net_state *s, net_arena *a, const float *x, const uint16_t *labels, float lr,
+             uint32_t blocks, float *loss);
 """
 
 
@@ -230,13 +240,10 @@ def weight_places(recipe: Recipe) -> str:
 
 def _program(recipe: Recipe, places: Layout) -> str:
     """The constants of the net, and the functions of the header."""
-    tables, rows, place, slot = [], [], 0, 0
-    for block in recipe.blocks:
-        measured = bool(block.local and block.local.target)
+    tables, rows = [], []
+    for block, weight, slot in weights_and_slots(recipe):
         tables += block_tables(block)
-        rows.append(block_row(recipe, block, places, place, slot if measured else None))
-        place += block.weights if block.learns else 0
-        slot += measured
+        rows.append(block_row(recipe, block, places, weight, slot))
     return _PROGRAM.format(
         licence=LICENCE,
         tables="\n".join([*tables, initial_numbers(recipe)]),
@@ -283,6 +290,16 @@ int net_step(net_state *s, net_arena *a, const float *x, const uint16_t *labels,
 }}
 
 {lasting}"""
+
+
+def weights_and_slots(recipe: Recipe) -> Iterator[tuple[BlockRecipe, int, int | None]]:
+    """Every block, where its weights begin if they learn, and the slot of its measured gain."""
+    weight = slot = 0
+    for block in recipe.blocks:
+        measured = bool(block.local and block.local.target)
+        yield block, weight if block.learns else 0, slot if measured else None
+        weight += block.weights if block.learns else 0
+        slot += measured
 
 
 def initial_numbers(recipe: Recipe) -> str:

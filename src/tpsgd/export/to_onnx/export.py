@@ -305,6 +305,6 @@ def _differences(
 
 def _close(ours: np.ndarray, exact: np.ndarray, rounded: np.ndarray, moved: float) -> bool:
     """Whether numbers are as near to float64 as torch's float32, but for a factor and rounding."""
-    own = float(np.abs(rounded - exact).max())
-    allowed = 10 * own + 1e-6 * float(np.abs(exact).max()) + 1e-4 * moved
+    torchs = float(np.abs(rounded - exact).max())
+    allowed = 10 * torchs + 1e-6 * float(np.abs(exact).max()) + 1e-4 * moved
     return bool(np.abs(ours - exact).max() <= allowed)

@@ -259,13 +259,18 @@ def _gain(step: Step, block: BlockRecipe, y: str, learn: str) -> float | str:
     assert local is not None
     if local.gain or not local.target:
         return local.gain
-    name = f"gain/{block.number + 1}"
-    gain = step.tensor(name, np.zeros((), np.float32))
+    name, gain = _gain_of_state(step, block)
     f = features(g, local, y)
     measured = calibrated_gain(g, local.target, g.ReduceMean(g.Mul(f, f), keepdims=0))
     first = g.And(learn, g.Equal(gain, 0.0))
     step.new[name] = g.Where(first, measured, gain)
     return step.new[name]
+
+
+def _gain_of_state(step: Step, block: BlockRecipe) -> tuple[str, str]:
+    """The name of a measured gain in the state, and its tensor: 0 before it is measured."""
+    name = f"gain/{block.number + 1}"
+    return name, step.tensor(name, np.zeros((), np.float32))
 
 
 def _cell(
@@ -301,8 +306,7 @@ def _cell_gain(step: Step, block: BlockRecipe, x: str, params: Params, learn: st
     assert local is not None
     if local.gain or not local.target:
         return local.gain
-    name = f"gain/{block.number + 1}"
-    gain = step.tensor(name, np.zeros((), np.float32))
+    name, gain = _gain_of_state(step, block)
     measuring, unchanged = g.inner(), g.inner()
     square = CellScan(measuring, block, x, params).mean_square()
     measured = calibrated_gain(measuring, local.target, square)

@@ -83,8 +83,8 @@ def chosen(data: Data, limit: int, seed: int) -> Samples:
                 f"samples of {train[0].shape[1]:,} numbers are too large for a page: "
                 f"{limit:,} bytes do not hold one of each class"
             )
-        held = max(len(data.classes), int(count * HELD_OUT_SHARE))
-        sets = [_thinned(*pair, n, seed) for pair, n in zip(sets, (count, held), strict=True)]
+        tests = max(len(data.classes), int(count * HELD_OUT_SHARE))
+        sets = [_thinned(*pair, n, seed) for pair, n in zip(sets, (count, tests), strict=True)]
     return Samples(sets[0], sets[1], *grid)
 
 
@@ -110,11 +110,11 @@ def _thinned(x: Array, y: Array, count: int, seed: int) -> tuple[Array, Array]:
 
 def _grid(x: Array, picture: bool) -> tuple[Array, Array, int]:
     """Low ends, widths and the number of levels: for all pixels together, or for each feature."""
-    one = np.ones(1)
+    width = np.ones(1)
     for levels in EXACT_LEVELS if picture else ():
         whole = np.rint(x * levels)
         if whole.min() >= 0 and whole.max() <= levels and np.abs(x * levels - whole).max() < 1e-4:
-            return 0 * one, one, levels
+            return 0 * width, width, levels
     axis = None if picture else 0
     low, high = (np.atleast_1d(np.asarray(v, np.float64)) for v in (x.min(axis), x.max(axis)))
     return low, high - low, 255
