@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, TypeVar
@@ -77,6 +78,7 @@ def origin(name: str, device: str, *words: str) -> Row:
     return {"command": command, "machine": machine(device), "versions": used}
 
 
+@cache
 def commit() -> str | None:
     """The commit of the code: `$TPSGD_COMMIT`, for a copy without its history, or git's."""
     if word := os.environ.get("TPSGD_COMMIT"):
@@ -89,9 +91,10 @@ def commit() -> str | None:
 
 
 def accuracies(shares: Sequence[float]) -> Row:
-    """Test accuracies of the restarts, 0..1, their mean and their standard deviation."""
+    """Test accuracies of the restarts, 0..1, their mean and standard deviation; the commit."""
     deviation = stdev(shares) if len(shares) > 1 else 0.0
-    return {"accuracy": fmean(shares), "deviation": deviation, "accuracies": list(shares)}
+    figures = {"accuracy": fmean(shares), "deviation": deviation, "accuracies": list(shares)}
+    return figures | {"commit": commit()}
 
 
 def best_rate(rates: Iterable[float], score: Callable[[float], float]) -> Row:

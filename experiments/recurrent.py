@@ -161,7 +161,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--sets", nargs="+", default=list(SETS), choices=SETS)
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=SHAPES)
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS))
-    parser.add_argument("--restarts", type=int, default=3)
+    parser.add_argument("--restarts", type=int, default=5)
+    parser.add_argument("--shared", action="store_true", help="other runs go on beside this one")
     parser.add_argument("--max-train", type=int, help="fewer samples, for a quick look")
     options = parser.parse_args()
     if options.smoke:
@@ -181,6 +182,7 @@ class Bench:
     def __init__(self, name: str, options: argparse.Namespace) -> None:
         self.loaded = load(name, options)
         self.device, self.restarts = options.device, options.restarts
+        self.alone = not options.shared
         self.epochs, self.most = (1, 2) if options.smoke else (EPOCHS, None)  # choices of a search
         self.train, self.test = (
             (x.to(self.device), y.to(self.device)) for x, y in (self.loaded.train, self.loaded.test)
@@ -282,6 +284,7 @@ class Bench:
             "sample_passes": run.sample_passes if run else 0,
             "settings": run.settings if run else {},
             "restarts": len(shares),
+            "alone": self.alone,
             "machine": machine(self.device),
         }
 

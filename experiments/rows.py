@@ -7,16 +7,13 @@ row whose settings have changed is measured again. Smoke runs have a file of the
 """
 
 import argparse
-import os
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-from experiments.common import Row, Samples, accuracies, arguments, origin, result_file
+from experiments.common import Row, Samples, accuracies, arguments, commit, origin, result_file
 from tpsgd.comparison.provenance import machine
 from tpsgd.training.restarts import Restarts
 
@@ -39,17 +36,6 @@ def row_arguments(doc: str | None, restarts: int = 5) -> argparse.ArgumentParser
     return parser
 
 
-def commit() -> str | None:
-    """The commit of this code; where there is no repository, that in TPSGD_COMMIT, if any."""
-    folder = Path(__file__).resolve().parent
-    try:
-        command = ["git", "-C", str(folder), "rev-parse", "HEAD"]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("TPSGD_COMMIT")
-    return done.stdout.strip()
-
-
 @dataclass
 class Rows:
     """The rows of one result file, by name."""
@@ -68,16 +54,25 @@ class Rows:
         self.record |= origin(self.name, self.options.device, *words)
         self.record |= {"commit": self.origin["commit"], "settings": self.settings}
         self.rows: dict[str, Row] = self.record.setdefault("rows", {})
+        self.again = set(self.rows) if self.options.again else set()
 
     @property
     def late(self) -> bool:
         """Whether the time of this call is over, so that no row may begin."""
         return time.perf_counter() - self.began > self.options.seconds
 
+    def begun(self, name: str, settings: Row) -> Row:
+        """The row so far; empty if it has other settings, or is to be measured again."""
+        row = self.rows.get(name, {})
+        if name in self.again or row.get("settings") != settings:
+            self.again.discard(name)
+            return {}
+        return row
+
     def measure(self, name: str, settings: Row, compute: Callable[[], Row]) -> Row | None:
         """A row that is computed in one go, unless it is there; None where it is too late."""
-        if self.rows.get(name, {}).get("settings") == settings:
-            return self.rows[name]
+        if row := self.begun(name, settings):
+            return row
         if self.late:
             return None
         began = time.perf_counter()
@@ -89,9 +84,7 @@ class Rows:
 
     def each(self, name: str, settings: Row, compute: Callable[[int], Row]) -> Row | None:
         """A row with a record of each restart, from its seed; those that are there stay."""
-        row = self.rows.get(name, {})
-        if row.get("settings") != settings:
-            row = {"settings": settings, "seeds": [], "each": []}
+        row = self.begun(name, settings) or {"settings": settings, "seeds": [], "each": []}
         for seed in range(len(row["seeds"]), self.options.restarts):
             if self.late:
                 break
@@ -111,9 +104,7 @@ class Rows:
         Restarts are trained one by one. With `stack`, only the first ones are, to have the seconds
         of one, and the others are trained together.
         """
-        row = self.rows.get(name, {})
-        if row.get("settings") != settings:
-            row = {"settings": settings} | {k: [] for k in EACH}
+        row = self.begun(name, settings) or {"settings": settings} | {k: [] for k in EACH}
         while (missing := self.options.restarts - len(row["seeds"])) > 0 and not self.late:
             seed = len(row["seeds"])
             count = missing if stack and seed >= ALONE else 1
