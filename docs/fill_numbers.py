@@ -124,6 +124,7 @@ def notes(rows: dict[str, Any]) -> str:
 
 FORMATS: dict[str, Callable[..., str]] = {
     "percent": percent,
+    "count": lambda listed: str(len(listed)),
     "percent1": lambda values: percent(values, 1),
     "points": lambda values: f"{100 * mean(values):.1f}",
     "gap": gap,

@@ -48,6 +48,8 @@ class Rows:
 
     def __post_init__(self) -> None:
         suffix = "-smoke" if self.options.smoke else ""
+        if self.options.smoke:
+            self.options.restarts = min(self.options.restarts, 2)
         self.record, self.save = result_file(self.options.out, self.name + suffix)
         self.origin = {"machine": machine(self.options.device), "commit": commit()}
         words = (*self.words, *["--smoke"] * self.options.smoke)

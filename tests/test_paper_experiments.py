@@ -78,7 +78,7 @@ def rows_of(experiment, folder, **changes):
     """Empty rows in a folder."""
     options = {"out": folder, "device": "cpu", "restarts": 3, "smoke": False, "shared": False}
     options |= {"seconds": float("inf")} | changes
-    return experiment("rows").Rows("trial", argparse.Namespace(**options))
+    return experiment("rows").Rows("trial", argparse.Namespace(**{"again": False} | options))
 
 
 def test_rows_with_other_settings_are_measured_again(experiment, tmp_path):
@@ -348,3 +348,12 @@ def test_one_frame_and_shuffled_frames_are_what_they_say(experiment):
     assert torch.equal(clips.one_frame(x), x[:, 5:6])
     shuffled = clips.shuffled_frames(x)
     assert not torch.equal(shuffled, x) and torch.equal(shuffled.sort(1).values, x)
+
+
+def test_rows_are_measured_again_when_that_is_asked_for(experiment, tmp_path):
+    first = rows_of(experiment, tmp_path)
+    first.measure("row", {"a": 1}, lambda: {"value": 1})
+    assert first.measure("row", {"a": 1}, lambda: {"value": 2})["value"] == 1
+    second = rows_of(experiment, tmp_path, again=True)
+    assert second.measure("row", {"a": 1}, lambda: {"value": 3})["value"] == 3
+    assert second.measure("row", {"a": 1}, lambda: {"value": 4})["value"] == 3  # once a call

@@ -222,3 +222,11 @@ def test_artificial_samples_have_the_form_of_their_set(name):
     if entry.shape[-1] <= stand_in.PIXELS or len(entry.shape) < 3:
         assert data.shape == entry.shape == tuple(data.train[0].shape[1:])
     assert torch.equal(data.train[0], stand_in.data(name).train[0])
+
+
+def test_rows_of_two_commits_are_not_mixed():
+    old = {"row": {"accuracies": [0.5], "busy": True, "commit": "a"}}
+    new = {"row": {"accuracies": [0.6], "commit": "b"}}
+    assert merge.merged(old, new) == new
+    clocked = {"row": {"accuracies": [0.6], "seconds": 2.0, "commit": "b"}}
+    assert merge.merged(new, {"row": {"seconds": 2.0}}) == clocked
