@@ -60,6 +60,8 @@ def look_up(path: str) -> Any:
 
 def step(value: Any, word: str) -> Any:
     """One step along a path."""
+    if value is None:
+        raise KeyError(word)
     if isinstance(value, dict):
         if word == "seconds" and (value.get("busy") or not value.get("alone", True)):
             raise KeyError("the machine did other work in these seconds")

@@ -3,7 +3,8 @@
 docs/fill_numbers.py calls this. A row of panels has the seconds of a training, another the peak
 memory and, as a line to the right, the inputs that are kept for the next block; a column is a net.
 Restarts that shared a device, or ran on another machine than the rest of their table, have no
-seconds here.
+seconds here; the memory of stacked restarts is divided by their number. A panel needs three arms,
+one of them backprop.
 """
 
 import json
@@ -85,9 +86,13 @@ def values(data: str) -> Record:
     for net, (file, table) in DATA[data].items():
         if not (ROOT / "results" / f"{file}.json").is_file():
             continue
-        arms = {arm: figures_of(row) for arm, row in rows_of(file, table).items()}
-        arms = {arm: row for arm, row in arms.items() if row and (row["seconds"] or row["bytes"])}
-        if arms:
+        rows = {arm: figures_of(row) for arm, row in rows_of(file, table).items()}
+        arms = {arm: row for arm, row in rows.items() if row}
+        for kind in KINDS:
+            shown = [arm for arm, row in arms.items() if row[kind]]
+            if len(shown) < 3 or not any("backprop" in arm for arm in shown):
+                arms = {arm: row | {kind: 0.0} for arm, row in arms.items()}  # nothing to compare
+        if arms := {arm: row for arm, row in arms.items() if row["seconds"] or row["bytes"]}:
             nets[net] = arms
     return nets
 
@@ -111,11 +116,12 @@ def figures_of(row: Record) -> Record | None:
     if not row.get("accuracy") or not (row.get("seconds") or row.get("peak_bytes")):
         return None
     timed = not row.get("busy") and row.get("alone", True)
+    together = len(row["accuracies"]) if row.get("stacked") else 1
     return {
         "accuracy": round(100 * row["accuracy"], 2),
         "deviation": round(100 * row.get("deviation", 0.0), 2),
         "seconds": round(row.get("seconds") or 0.0, 3) if timed else 0.0,
-        "bytes": round((row.get("peak_bytes") or 0) / 2**20, 2),
+        "bytes": round((row.get("peak_bytes") or 0) / 2**20 / together, 2),
         "kept": round((row.get("kept_bytes") or 0) / 2**20, 2),
     }
 
