@@ -157,11 +157,11 @@ class Received(DerivedSource):
 
 
 def labels_alone(source: Arrays | Stream) -> Arrays | Stream:
-    """A source of labels in the same order; samples in arrays are left out."""
+    """A source of labels in the same order; of samples in arrays, a number each is left."""
     if isinstance(source, Stream):
         return source
-    nothing = torch.empty(len(source.y), 0, dtype=source.form.numbers, device=source.y.device)
-    return Arrays(nothing, source.y, source.form, order=source.order)
+    numbers = torch.zeros(len(source.y), 1, dtype=source.form.numbers, device=source.y.device)
+    return Arrays(numbers, source.y, source.form, order=source.order)
 
 
 class Sender(Learner):

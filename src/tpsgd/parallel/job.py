@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from tpsgd.engine.record import Run
-from tpsgd.engine.settings import Settings
+from tpsgd.engine.settings import Schedule, Settings
 from tpsgd.parallel.on_rank import Agreed, Position, RankCheckpoint
 from tpsgd.parallel.ranks import Ranks, joined, local_device
 from tpsgd.saved.checkpoint import Checkpoint
@@ -23,9 +23,17 @@ class Alone:
         """The settings as they are."""
         yield settings
 
+    def planned(self, model: nn.Module, data: Any, method: Any, settings: Settings) -> Settings:
+        """The settings as they are."""
+        return settings
+
     def shared(self, net: Net, models: list[nn.Module]) -> AbstractContextManager[None]:
         """The net as it is."""
         return nullcontext()
+
+    def train(self, schedule: Schedule, net: Net) -> None:
+        """Train the net by its schedule."""
+        schedule(net)
 
     def same_records(self, runs: list[Run]) -> list[Run]:
         """The records as they are."""
@@ -35,8 +43,8 @@ class Alone:
 class Parallel:
     """The work of a net shared among ranks; a way to do it overrides `share`.
 
-    `fit` calls `joined` before it assembles the net, `shared` around the schedule and
-    `same_records` at the end. `share` changes a net (its learners, sources, observers, the wrappers
+    `fit` calls `joined` and `planned` before it assembles the net, `shared` around the schedule,
+    `train` to run it, and `same_records` at the end. `share` changes a net (its learners, sources, observers, the wrappers
     of a step, what passes a frozen block's outputs on) and returns a function for the end, after
     which every rank has the whole trained model.
     """
@@ -58,11 +66,19 @@ class Parallel:
                 settings = replace(settings, progress=False, callbacks=())
             yield settings
 
+    def planned(self, model: nn.Module, data: Any, method: Any, settings: Settings) -> Settings:
+        """The settings that this way needs; what it cannot train is refused."""
+        return settings
+
+    def send_weights(self, models: list[nn.Module]) -> None:
+        """Give every rank the weights of rank 0."""
+        for tensor in (t for m in models for t in (*m.parameters(), *m.buffers())):
+            self.ranks.send_first(tensor)
+
     @contextmanager
     def shared(self, net: Net, models: list[nn.Module]) -> Iterator[None]:
         """A context in which a net is trained by all ranks, from the weights of rank 0."""
-        for tensor in (t for m in models for t in (*m.parameters(), *m.buffers())):
-            self.ranks.send_first(tensor)
+        self.send_weights(models)
         learners, observers = net.learners, net.observers
         net.observers = [Agreed.of(observer, self.ranks) for observer in observers]
         net.observers.append(Position(self.ranks.watch))
@@ -74,6 +90,10 @@ class Parallel:
     def share(self, net: Net, models: list[nn.Module]) -> Callable[[], Any]:
         """Change a net so that this rank does its part; what must be done after the schedule."""
         raise NotImplementedError
+
+    def train(self, schedule: Schedule, net: Net) -> None:
+        """Train the net by its schedule."""
+        schedule(net)
 
     def same_records(self, runs: list[Run]) -> list[Run]:
         """Rank 0's records, with the model of this rank."""

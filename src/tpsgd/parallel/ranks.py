@@ -51,10 +51,14 @@ class Ranks:
 
     def send_first(self, tensor: Tensor) -> None:
         """Write rank 0's numbers into the same tensor of every rank."""
+        self.send_from(0, tensor)
+
+    def send_from(self, rank: int, tensor: Tensor) -> None:
+        """Write a rank's numbers into the same tensor of every rank."""
         import torch.distributed as dist
 
         numbers = tensor.detach().contiguous()
-        dist.broadcast(numbers, src=0)
+        dist.broadcast(numbers, src=rank)
         if numbers.data_ptr() != tensor.data_ptr():
             tensor.detach().copy_(numbers)
 

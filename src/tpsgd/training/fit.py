@@ -194,6 +194,7 @@ def run_training(
     with ExitStack() as stack:
         settings = stack.enter_context(parallel.joined(settings))
         settings = _complete(models[0], data, method, settings)
+        settings = parallel.planned(models[0], data, method, settings)
         keep_inputs = not isinstance(method, Backprop)
         device = stack.enter_context(training_context(models, settings, keep_inputs))
         progress = stack.enter_context(bar_unless(settings.progress))
@@ -215,7 +216,7 @@ def run_training(
             net.observers = meter.around(net.observers)
         with parallel.shared(net, models), _checkpoints(net, models, recorder, meter, settings):
             forget_resident_peak()
-            began, seconds = _train(net, settings, recorder, meter, device)
+            began, seconds = _train(net, settings, parallel, recorder, meter)
         for r, run in enumerate(runs):
             run.seconds, run.setup_seconds = seconds, began - started
             run.settings["memory_budget"] = budget
@@ -272,13 +273,18 @@ def _largest_product(anatomy: Anatomy, data: Any, settings: Settings) -> int:
 
 
 def _train(
-    net: Net, settings: Settings, recorder: Recorder, meter: Meter | None, device: torch.device
+    net: Net,
+    settings: Settings,
+    parallel: Alone | Parallel,
+    recorder: Recorder,
+    meter: Meter | None,
 ) -> tuple[float, float]:
     """Run the schedule: when it began, and its seconds with those before a checkpoint."""
     assert settings.schedule is not None
+    device = net.source.form.device
     with meter or nullcontext(), workers_watched():
         recorder.began = began = time.perf_counter()
-        settings.schedule(net)
+        parallel.train(settings.schedule, net)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
     return began, time.perf_counter() - recorder.began
