@@ -1,6 +1,5 @@
 """What each block takes when it learns from a batch: the costs that a pipeline is balanced by."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +15,6 @@ from tpsgd.parallel.stages import (
     BlockCost,
     PipelinePlan,
     balanced_stages,
-    checked_stages,
     plan_of,
     refuse_unsuited,
 )
@@ -31,21 +29,17 @@ def plan_pipeline(
     rule: Method,
     settings: Settings,
     ranks: int,
-    stages: Sequence[int] | None = None,
 ) -> PipelinePlan:
-    """The blocks of every rank, balanced unless `stages` sets them, and what they take."""
+    """The blocks of every rank, and what they take."""
     if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
         raise TpsgdError(f"ranks must be a whole number, 1 or more, got {ranks!r}")
     blocks = split(model, settings.blocks)
-    refuse_unsuited(blocks, rules_for(rule, blocks, None))
-    if stages is not None:
-        stages = checked_stages(stages, len(blocks), ranks)
+    refuse_unsuited(blocks, rules_for(rule, blocks, None), listed(settings.optimizer))
     settings = replace(settings, schedule=simultaneous)
     settings = with_default_optimizers(rule, model, settings)
     costs, weights = block_costs(model, inputs, rule, settings)
     batches = -(-inputs.samples // settings.batch_size) * max(listed(settings.epochs))
-    counts = balanced_stages(costs, ranks) if stages is None else stages
-    return plan_of(costs, counts, weights, batches or None)
+    return plan_of(costs, balanced_stages(costs, ranks), weights, batches or None)
 
 
 def block_costs(
@@ -56,7 +50,8 @@ def block_costs(
     Each block is rehearsed by itself. Where gradients are summed over micro-batches, or the steps
     of all optimizers are taken in one kernel, they last until the end of the batch.
     """
-    alone = replace(settings, schedule=sequential).within(reuse=True)
+    memory = replace(settings.memory, budget=None, reuse=True)
+    alone = replace(settings, schedule=sequential, memory=memory, augment=None, validation=None)
     rehearsal = rehearse(model, inputs, rule, alone)
     in_the_end = settings.memory.micro_batch or str(settings.device).startswith("cuda")
     samples, costs = settings.memory.micro_batch or settings.batch_size, []

@@ -20,7 +20,7 @@ from tpsgd.engine.batches import Arrays, Batch, DerivedSource, Stream, stored_sa
 from tpsgd.errors import TpsgdError
 from tpsgd.maths.memory_format import channels_last
 from tpsgd.parallel.stages import IN_FLIGHT
-from tpsgd.protocols import Learner, Source
+from tpsgd.protocols import Source
 from tpsgd.rules import Signal
 
 FORMATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64)
@@ -164,16 +164,16 @@ def labels_alone(source: Arrays | Stream) -> Arrays | Stream:
     return Arrays(numbers, source.y, source.form, order=source.order)
 
 
-class Sender(Learner):
-    """Stands after the blocks of a rank: it learns nothing and sends on what reaches it."""
+class Sender:
+    """Stands after the blocks of a rank as a learner that learns nothing: it sends its input on."""
 
     whole_net = grows = learning = waits = trains = False
     signal, epochs, width, version, rate = Signal.LABEL, 0, 0, 0, None
     backend = optimizer = None
-    calibrates = False  # whether a block on a later rank does
 
     def __init__(self, outbox: Outbox, block: Any) -> None:
         self.outbox, self.block = outbox, block  # the last block before it
+        self.calibrates = False  # whether a block on a later rank does
 
     def forward(self, x: Any) -> Any:
         """Send a batch."""
@@ -183,7 +183,8 @@ class Sender(Learner):
         """Send a batch to the blocks that measure the size of their features."""
         self.outbox.send(x)
 
-    def start(self) -> None:
-        """It needs nothing."""
+    def rest(self, *_: Any) -> None:
+        """Do nothing, where a block would start, learn or stop."""
 
-    stop = calibrate = resume = start
+    start = stop = calibrate = resume = finish_update = keep_figures = end_epoch = rest
+    adjust_rate = rest

@@ -57,7 +57,9 @@ class PipelineCheckpoint(RankCheckpoint):
         each = self.ranks.from_all((learners, state["record"]))
         self.written[0] = time.monotonic()
         if self.ranks.first:
-            super().write(state | self._joined(state, each) | ({"position": "finished"} if over else {}))
+            super().write(
+                state | self._joined(state, each) | ({"position": "finished"} if over else {})
+            )
 
     def _joined(self, state: dict[str, Any], each: list[Any]) -> dict[str, Any]:
         """The stages and the record of all ranks."""

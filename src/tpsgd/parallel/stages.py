@@ -14,6 +14,7 @@ from typing import Any
 
 from tpsgd.errors import TpsgdError
 from tpsgd.maths.cuts import TIE, cheapest_cut
+from tpsgd.solvers import Ridge
 
 IN_FLIGHT = 2  # batches that a rank has sent and the next one has not received
 AHEAD = 1  # batches that a rank receives while it learns from another
@@ -96,13 +97,18 @@ def checked_stages(stages: Any, blocks: int, ranks: int) -> list[int]:
     return counts
 
 
-def refuse_unsuited(blocks: Sequence[Any], rules: Sequence[Any]) -> None:
+def refuse_unsuited(blocks: Sequence[Any], rules: Sequence[Any], optimizers: Sequence[Any]) -> None:
     """Refuse what no pipeline can train: forward is the only way that a batch flows."""
+    if any(isinstance(optimizer, Ridge) for optimizer in optimizers):
+        raise TpsgdError(
+            "ridge() cannot solve a block in a pipeline, where its inputs change until the end: "
+            "take an optimizer, or tpsgd.data_parallel() with schedule=tpsgd.sequential"
+        )
     for rule in rules[:-1]:
         if rule.needs_output:
             raise TpsgdError(
-                f"{rule.name} cannot learn in a pipeline: its blocks wait for the error of the net's "
-                "output, which lies on another rank; choose a rule that needs labels alone"
+                f"{rule.name} cannot learn in a pipeline: its blocks wait for the error of the "
+                "net's output, on another rank; choose a rule that needs labels alone"
             )
     for block in blocks:
         if block.recurrent:
