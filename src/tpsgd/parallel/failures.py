@@ -4,6 +4,7 @@ Every rank counts upwards in the store of its process group, a few times a secon
 operation fails, a rank whose counter stands still is dead; one that raised has left its reason.
 """
 
+import itertools
 import re
 import threading
 import time
@@ -16,6 +17,7 @@ SILENCE = 1.5  # seconds without a beat, after which a rank is dead
 OF_COLLECTIVES = re.compile(
     r"gloo|nccl|socket|connection|store|process ?group|broken pipe|timed? ?out", re.IGNORECASE
 )
+_numbers = itertools.count()  # of the jobs that this process was in
 
 
 class Watch:
@@ -26,6 +28,7 @@ class Watch:
 
     def __init__(self, store: Any, rank: int, count: int) -> None:
         self.store, self.rank, self.count, self.place = store, rank, count, ""
+        self.key = f"tpsgd/{next(_numbers)}"  # jobs of one process group share its store
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._beat, args=(store.clone(),), daemon=True)
 
@@ -39,6 +42,7 @@ class Watch:
                 self._explain(error)
         finally:
             self._over.set()
+            self._thread.join(SILENCE)
 
     def _explain(self, error: BaseException) -> None:
         """Tell the others of this rank's error; or raise what became of another rank."""
@@ -48,7 +52,7 @@ class Watch:
             raise TpsgdError(sentence) from error
         reason = str(error) if isinstance(error, TpsgdError) else text
         try:
-            self.store.set(f"tpsgd/failed/{self.rank}", f"{self.place}|{shortened(reason)}")
+            self.store.set(f"{self.key}/failed/{self.rank}", f"{self.place}|{shortened(reason)}")
         except RuntimeError:
             return  # rank 0, which has the store, is gone
 
@@ -58,7 +62,7 @@ class Watch:
             before, end = self._beats(), time.monotonic() + SILENCE
             while time.monotonic() < end:
                 for rank in self._others():
-                    if self.store.check([key := f"tpsgd/failed/{rank}"]):
+                    if self.store.check([key := f"{self.key}/failed/{rank}"]):
                         place, _, reason = self.store.get(key).decode().partition("|")
                         return f"rank {rank} failed{place and f' {place}'}: {reason}"
                 time.sleep(PAUSE / 5)
@@ -77,12 +81,12 @@ class Watch:
 
     def _beats(self) -> dict[int, int]:
         """How often each of the other ranks has counted."""
-        return {rank: self.store.add(f"tpsgd/beats/{rank}", 0) for rank in self._others()}
+        return {rank: self.store.add(f"{self.key}/beats/{rank}", 0) for rank in self._others()}
 
     def _beat(self, store: Any) -> None:
         """Count until the job is over, on a connection of its own."""
         try:
             while not self._over.wait(PAUSE):
-                store.add(f"tpsgd/beats/{self.rank}", 1)
+                store.add(f"{self.key}/beats/{self.rank}", 1)
         except RuntimeError:
             return  # the store is gone: the job is over

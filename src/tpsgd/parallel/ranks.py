@@ -4,8 +4,9 @@ A rank is one process. `torchrun` starts all of them and says in the environment
 them is; torch.distributed carries the tensors, with gloo between CPUs and with NCCL between GPUs.
 """
 
+import atexit
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -75,6 +76,10 @@ class Ranks:
 
         return dist.all_reduce(tensor, async_op=True)
 
+    def device_of(self, tensors: Mapping[str, Tensor]) -> torch.device:
+        """Where some tensors are; the CPU if there are none."""
+        return next((t.device for t in tensors.values()), torch.device("cpu"))
+
     def check_same(self, name: str, value: Any) -> None:
         """Refuse ranks that were started with different data or settings."""
         values = self.from_all(value)
@@ -87,6 +92,7 @@ class Ranks:
 
 
 _joined: list[Ranks] = []  # the job that this process is in
+_groups: list[Any] = []  # the process group, if this module has joined it
 
 
 def under_torchrun() -> bool:
@@ -104,7 +110,9 @@ def local_device(device: Any) -> Any:
 
 @contextmanager
 def joined() -> Iterator[Ranks]:
-    """A context in which this process is a rank; it leaves the group at the end if it joined it.
+    """A context in which this process is a rank.
+
+    It joins the process group, unless the caller has done so, and leaves it when the process ends.
 
     A rank that raises says so to the others. What torch raises on them because a rank failed or
     died is then one sentence, which names that rank.
@@ -116,8 +124,7 @@ def joined() -> Iterator[Ranks]:
 
     if not dist.is_available():
         raise TpsgdError("this build of torch has no torch.distributed: parallel needs it")
-    joins = not dist.is_initialized()
-    if joins:
+    if not dist.is_initialized():
         _join(dist)
     watch = Watch(
         dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size()
@@ -128,10 +135,11 @@ def joined() -> Iterator[Ranks]:
         with watch:
             yield ranks
             dist.barrier()  # a rank that fails at the end still finds the others
+    except BaseException:
+        _leave()  # so that the other ranks do not wait for this one
+        raise
     finally:
         _joined.pop()
-        if joins:
-            dist.destroy_process_group()
 
 
 def _join(dist: Any) -> None:
@@ -144,9 +152,21 @@ def _join(dist: Any) -> None:
         backend = "cpu:gloo,cuda:nccl"
     try:
         dist.init_process_group(backend)
+        _groups.append(dist.group.WORLD)
+        atexit.register(_leave)
     except (RuntimeError, ValueError) as error:
         place = ":".join(os.environ[name] for name in ENVIRONMENT[2:])
         reason = str(error).strip().partition("\n")[0]
         raise TpsgdError(
             f"rank {os.environ['RANK']} cannot join the others at {place}: {reason}"
         ) from error
+
+
+def _leave() -> None:
+    """Leave the process group, if this module has joined it."""
+    if not _groups:
+        return
+    import torch.distributed as dist
+
+    if dist.is_initialized() and dist.group.WORLD is _groups.pop():
+        dist.destroy_process_group()
