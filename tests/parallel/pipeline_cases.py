@@ -1,7 +1,7 @@
 """What the ranks of a pipeline train in the tests, and what one process trains beside them.
 
-`python pipeline_cases.py FOLDER` is a rank: it trains the cases and writes the weights, the record or
-the error of each into FOLDER.
+`python pipeline_cases.py FOLDER` is a rank: it trains the cases and writes the weights, the record
+or the error of each into FOLDER.
 """
 
 import os
@@ -216,8 +216,7 @@ class Deadly(nn.Tanh):
 
 def death():
     """The sentence on other ranks when rank 2 dies."""
-    layers = [nn.Linear(6, 6), Deadly()]
-    model = nn.Sequential(*(m for _ in range(3) for m in layers), nn.Linear(6, 3))
+    model = mlp(6, 6, 6, 6, 3, activation=Deadly)
     try:
         tpsgd.fit(model, points(160), batch_size=16, parallel=tpsgd.pipeline(STAGES[4]))
     except tpsgd.TpsgdError as error:

@@ -7,10 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pipeline_cases as cases
 import pytest
 import torch
 from helpers import same
+from parallel import pipeline_cases as cases
 
 import tpsgd
 from tpsgd.parallel.handover import Layout

@@ -87,6 +87,8 @@ class Pipeline(Parallel):
         refuse_unsuited(blocks, rules_for(method, blocks, None), listed(settings.optimizer))
         if self.asked is not None:
             self.stages = checked_stages(self.asked, len(blocks), count)
+        elif len(blocks) == count:
+            self.stages = [1] * count
         else:
             self.stages = self.ranks.from_first(_chosen(model, data, method, settings, count))
         return settings
