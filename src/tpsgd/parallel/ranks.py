@@ -15,8 +15,8 @@ from torch import Tensor
 
 from tpsgd.errors import TpsgdError
 from tpsgd.parallel.failures import Watch
+from tpsgd.parallel.launch import ENVIRONMENT, under_torchrun
 
-ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # which torchrun sets
 ALONE = (
     "parallel needs the ranks that torchrun starts: torchrun --nproc-per-node 2 FILE.py, or "
     "torchrun --nproc-per-node 2 -m tpsgd train ..."
@@ -95,11 +95,6 @@ _joined: list[Ranks] = []  # the job that this process is in
 _groups: list[Any] = []  # the process group, if this module has joined it
 
 
-def under_torchrun() -> bool:
-    """Whether this process is one of the ranks that torchrun has started."""
-    return all(name in os.environ for name in ENVIRONMENT)
-
-
 def local_device(device: Any) -> Any:
     """The device of this rank: each rank of a machine has a GPU of its own."""
     if torch.device(device or "cpu").type != "cuda" or not torch.cuda.device_count():
@@ -126,18 +121,14 @@ def joined() -> Iterator[Ranks]:
         raise TpsgdError("this build of torch has no torch.distributed: parallel needs it")
     if not dist.is_initialized():
         _join(dist)
-    watch = Watch(
-        dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size()
-    )
+    store = dist.distributed_c10d._get_default_store()
+    watch = Watch(store, dist.get_rank(), dist.get_world_size(), _leave)
     ranks = Ranks(watch.rank, watch.count, watch)
     _joined.append(ranks)
     try:
         with watch:
             yield ranks
             dist.barrier()  # a rank that fails at the end still finds the others
-    except BaseException:
-        _leave()  # so that the other ranks do not wait for this one
-        raise
     finally:
         _joined.pop()
 

@@ -36,10 +36,10 @@ class ShareOfBatch(Batch):
 def span(size: int, ranks: Ranks, least: int = 1) -> slice:
     """Which samples of a batch a rank gets: all ranks about as many, and at least `least` or none.
 
-    Rank 0 gets some of every batch.
+    They are cut as micro-batches are; of a batch with fewer samples the last ranks get none.
     """
     count = max(1, min(ranks.count, size // least))
-    start, stop = (-(-size * min(i, count) // count) for i in (ranks.number, ranks.number + 1))
+    start, stop = (size * min(i, count) // count for i in (ranks.number, ranks.number + 1))
     return slice(start, stop)
 
 
