@@ -17,16 +17,16 @@ from tpsgd.parallel.handover import Layout
 from tpsgd.parallel.stages import IN_FLIGHT
 
 RANK = Path(cases.__file__)
-SEED = {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}
+PLACE = {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}
 
 
 def launched(count: int, folder: Path) -> list[dict]:
-    """What each of so many processes writes; a process may not take more than two minutes."""
+    """What each of so many processes writes; it ends after a minute if they wait for ever."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     paths = os.pathsep.join([str(RANK.parents[1]), str(Path(tpsgd.__file__).parents[1])])
-    shared = os.environ | SEED | {"MASTER_PORT": str(port), "PYTHONPATH": paths}
+    shared = os.environ | PLACE | {"MASTER_PORT": str(port), "PYTHONPATH": paths}
     command = [sys.executable, str(RANK), str(folder)]
     processes = [
         subprocess.Popen(
@@ -37,7 +37,11 @@ def launched(count: int, folder: Path) -> list[dict]:
         )
         for rank in range(count)
     ]
-    errors = [process.communicate(timeout=120)[1] for process in processes]
+    try:
+        errors = [process.communicate(timeout=60)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
     files = [folder / f"{rank}.pt" for rank in range(count)]
     assert all(file.exists() for file in files), "\n".join(errors)
     return [torch.load(file, weights_only=False) for file in files]
