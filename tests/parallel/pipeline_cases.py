@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import time
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -80,6 +81,7 @@ CASES = {word: (deep, POINTS, {"rule": rules.ALL[word].make()}) for word in LOCA
     "cnn, l2": (cnn, IMAGES, {"rule": rules.tpsgd_l2()}),
     "cnn, augmented": (cnn, IMAGES, {"augment": tpsgd.augment.flip(), "optimizer": tpsgd.sgd}),
     "blocks of two layers": (cnn, IMAGES, {"blocks": 2}),
+    "a small second batch": (deep, partial(points, 20), {}),
     "custom modules": (custom, POINTS, {}),
     "validation": (cnn, IMAGES, {"validation": images(24, seed=1)}),
     "early stopping": (
@@ -90,6 +92,11 @@ CASES = {word: (deep, POINTS, {"rule": rules.ALL[word].make()}) for word in LOCA
             "validation": points(20, seed=1),
             "epochs": 4,
         },
+    ),
+    "all blocks stop early": (
+        deep,
+        POINTS,
+        {"early_stopping": [EarlyStopping(n, 9.0) for n in (0, 1, 0, 2)], "epochs": 6},
     ),
     "epochs by block": (deep, POINTS, {"epochs": [1, 3, 2, 0]}),
     "stopped by a callback": (deep, POINTS, {"callbacks": [stop_block_two]}),
@@ -126,7 +133,7 @@ def train_in_stages(name, ranks):
     return train(name, parallel=tpsgd.pipeline(stages))
 
 
-STAGES = {2: [3, 1], 4: [1, 1, 1, 1]}
+STAGES = {2: [2, 2], 4: [1, 1, 1, 1]}
 ON_FOUR_RANKS = ("readout", "cnn", "validation", "early stopping", "stopped by a callback")
 
 
@@ -187,19 +194,33 @@ class Slow(nn.Tanh):
         return super().forward(x)
 
 
-def flights():
-    """How many batches wait to be received after each send to a rank that is slow."""
+@contextmanager
+def noted_sends():
+    """A list of how many batches wait to be received after each send."""
     waiting, send = [], handover.Outbox.send
 
     def noted(outbox, x):
         send(outbox, x)
         waiting.append(len(outbox.sent))
 
-    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), Slow(), nn.Linear(8, 3))
     handover.Outbox.send = noted
-    run = tpsgd.fit(model, points(160), batch_size=16, parallel=tpsgd.pipeline([1, 2]))
+    yield waiting
     handover.Outbox.send = send
+
+
+def flights():
+    """How many batches wait after each send to a rank that is slow, and the ranks' figures."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), Slow(), nn.Linear(8, 3))
+    with noted_sends() as waiting:
+        run = tpsgd.fit(model, points(160), batch_size=16, parallel=tpsgd.pipeline([1, 2]))
     return waiting, run.settings["pipeline"]
+
+
+def sends_until_all_have_stopped():
+    """How many batches are sent until early stopping has ended the last block."""
+    with noted_sends() as waiting:
+        train("all blocks stop early", parallel=tpsgd.pipeline(STAGES[2]))
+    return len(waiting)
 
 
 class Deadly(nn.Tanh):
@@ -236,6 +257,7 @@ def main(folder: Path) -> None:
         if count == 2:
             results["refusals"] = {name: refusal(name) for name in REFUSALS}
             results["flights"] = flights()
+            results["sends"] = sends_until_all_have_stopped()
             train_and_copy(folder / "left", parallel=tpsgd.pipeline([3, 1]))
         torch.save(results, folder / f"{rank}.pt")
     if count == 4:

@@ -21,7 +21,7 @@ PLACE = {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}
 
 
 def launched(count: int, folder: Path) -> list[dict]:
-    """What each of so many processes writes; it ends after a minute if they wait for ever."""
+    """What each of so many processes writes; they end after two minutes if they wait for ever."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -38,7 +38,7 @@ def launched(count: int, folder: Path) -> list[dict]:
         for rank in range(count)
     ]
     try:
-        errors = [process.communicate(timeout=60)[1] for process in processes]
+        errors = [process.communicate(timeout=120)[1] for process in processes]
     finally:
         for process in processes:
             process.kill()
@@ -121,6 +121,12 @@ def test_no_more_batches_than_allowed_wait_for_a_slow_rank(ranks):
     first, second = figures["utilisation"]
     assert first < 0.5 < second <= 1  # the first rank has to wait for the second
     assert figures["busy_seconds"][0] == pytest.approx(first * figures["seconds"])
+
+
+@two
+def test_no_batch_is_sent_once_all_blocks_have_stopped(ranks):
+    batches, epochs, calibration = 4, 3, 1
+    assert ranks[0][0]["sends"] == batches * epochs + calibration
 
 
 @four
