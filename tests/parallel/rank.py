@@ -17,10 +17,24 @@ from parallel.cases import CASES, MLP, OF_SAMPLES_TOGETHER, POINTS, TO_RESUME  #
 
 import tpsgd  # noqa: E402
 
-rank = int(os.environ.get("RANK", "0"))
+rank = 0
+
+
+def begin(count: int, port: str) -> bool:
+    """Become the ranks of a job; whether this is the process that waits for them."""
+    global rank
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(count)}
+    for rank in range(count):
+        if not os.fork():
+            os.environ |= place | {"RANK": str(rank)}
+            return False
+    for _ in range(count):
+        os.wait()
+    return True
 
 
 def main(folder: Path, names: list[str], failing: int, failure: str) -> None:
+    """What a rank does."""
     cases = CASES | OF_SAMPLES_TOGETHER
     shown, results = [], {}
     for name in names:
@@ -86,4 +100,6 @@ def fail(failing: int, failure: str) -> str:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2].split(";"), int(sys.argv[3]), sys.argv[4])
+    folder, count, port, names, failing, failure = sys.argv[1:]
+    if not begin(int(count), port):
+        main(Path(folder), names.split(";"), int(failing), failure)

@@ -30,17 +30,11 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
-def launched(count: int, folder: Path, *words: str) -> list[subprocess.Popen]:
-    """The processes of a job, as torchrun would start them."""
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
-    return [
-        subprocess.Popen(
-            [sys.executable, str(RANK), str(folder), *words],
-            env=os.environ | place | {"RANK": str(r), "WORLD_SIZE": str(count)},
-            stderr=subprocess.PIPE,
-        )
-        for r in range(count)
-    ]
+def launched(count: int, folder: Path, *words: str) -> subprocess.Popen:
+    """A job of some ranks."""
+    command = [sys.executable, str(RANK), str(folder), str(count), str(free_port()), *words]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
 
 
 def checkpoint_of_one(folder: Path) -> None:
@@ -58,19 +52,22 @@ def checkpoint_of_one(folder: Path) -> None:
 def jobs(tmp_path_factory):
     """Of each number of ranks: what every rank has, and its last words; one process meanwhile."""
     plans = {2: ([*CASES, *OF_SAMPLES_TOGETHER], "1", "dies"), 4: (ON_FOUR_RANKS, "2", "raises")}
-    results, alone = {}, {}
+    folders = {count: tmp_path_factory.mktemp(f"ranks-{count}") for count in plans}
+    running = {}
     for count, (names, failing, failure) in plans.items():
-        folder = tmp_path_factory.mktemp(f"ranks-{count}")
-        checkpoint_of_one(folder)
-        processes = launched(count, folder, ";".join(names), failing, failure)
-        if not alone:
-            alone = {name: case.train() for name, case in CASES.items()}
-        errors = [process.communicate(timeout=SECONDS)[1].decode() for process in processes]
-        assert (folder / "0.pt").exists(), errors[0]
-        ranks = [torch.load(folder / f"{r}.pt", weights_only=False) for r in range(count)]
-        words = [file.read_text() if file.exists() else "" for file in last_words(folder, count)]
-        results[count] = ranks, words, folder
-    return results, alone
+        checkpoint_of_one(folders[count])
+        running[count] = launched(count, folders[count], ";".join(names), failing, failure)
+    alone = {name: case.train() for name, case in CASES.items()}
+    return {count: results_of(running[count], folders[count], count) for count in plans}, alone
+
+
+def results_of(job: subprocess.Popen, folder: Path, count: int) -> tuple:
+    """What every rank has, its last words, and the folder of the job."""
+    errors = job.communicate(timeout=SECONDS)[1].decode()
+    assert (folder / "0.pt").exists(), errors
+    ranks = [torch.load(folder / f"{r}.pt", weights_only=False) for r in range(count)]
+    words = [file.read_text() if file.exists() else "" for file in last_words(folder, count)]
+    return ranks, words, folder
 
 
 def last_words(folder: Path, count: int) -> list[Path]:
