@@ -23,6 +23,7 @@ rank = 0
 def begin(count: int, port: str) -> bool:
     """Become the ranks of a job; whether this is the process that waits for them."""
     global rank
+    TO_RESUME.train()  # loads what torch loads when it is needed
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(count)}
     for rank in range(count):
         if not os.fork():
