@@ -1,5 +1,6 @@
 """What is trained on one process and on several: each case is a net, data and settings of `fit`."""
 
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -66,6 +67,18 @@ def loader(n: int = 30, **options: Any) -> DataLoader:
     return DataLoader(TensorDataset(*POINTS(n)), batch_size=11, shuffle=True, **options)
 
 
+def drawing() -> nn.Module:
+    """A net that takes random numbers from torch's generator, on every rank another amount."""
+    model = MLP()
+    count = 1 + int(os.environ.get("RANK", "0"))
+
+    def draw(*_: Any) -> None:
+        torch.rand(count)
+
+    model[0].register_forward_hook(draw)
+    return model
+
+
 def sgd_case(make: Any, data: Any, rule: Any, schedule: Any, **more: Any) -> Case:
     settings = {"rule": rule, "schedule": schedule, "optimizer": momentum}
     return Case(make, data, settings | more)
@@ -112,6 +125,7 @@ def settings_of_fit() -> dict[str, Case]:
         "loader": plain(loader, together),
         "loader, sequential": plain(loader, {}),
         "loader, recomputed": plain(loader, {"memory": Memory(reuse=False)}),
+        "loader, other numbers drawn": Case(drawing, loader, together),
         "ridge head": plain(POINTS, few),
         "ridge of few samples": Case(wide, POINTS, {"optimizer": [momentum, tpsgd.ridge()]}),
         "ridge of a convolution": Case(

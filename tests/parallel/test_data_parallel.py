@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from tpsgd.parallel.shares import span
 from tpsgd.solvers.least_squares import MomentSums
 
 RANK = Path(__file__).with_name("rank.py")
-SECONDS = 120  # a job that hangs fails
+SECONDS = 90  # a job that hangs fails
 
 
 def free_port() -> int:
@@ -34,7 +35,8 @@ def launched(count: int, folder: Path, *words: str) -> subprocess.Popen:
     """A job of some ranks."""
     command = [sys.executable, str(RANK), str(folder), str(count), str(free_port()), *words]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
+    pipe, session = subprocess.PIPE, {"start_new_session": True}
+    return subprocess.Popen(command, env=environment, stderr=pipe, **session)
 
 
 def checkpoint_of_one(folder: Path) -> None:
@@ -63,7 +65,11 @@ def jobs(tmp_path_factory):
 
 def results_of(job: subprocess.Popen, folder: Path, count: int) -> tuple:
     """What every rank has, its last words, and the folder of the job."""
-    errors = job.communicate(timeout=SECONDS)[1].decode()
+    try:
+        errors = job.communicate(timeout=SECONDS)[1].decode()
+    except subprocess.TimeoutExpired:
+        os.killpg(job.pid, signal.SIGKILL)  # the ranks wait for one another
+        raise
     assert (folder / "0.pt").exists(), errors
     ranks = [torch.load(folder / f"{r}.pt", weights_only=False) for r in range(count)]
     words = [file.read_text() if file.exists() else "" for file in last_words(folder, count)]
