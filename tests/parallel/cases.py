@@ -1,5 +1,6 @@
 """What is trained on one process and on several: each case is a net, data and settings of `fit`."""
 
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -24,10 +25,11 @@ class Case(NamedTuple):
     data: Callable[[], Any]
     settings: dict[str, Any]
     backprop: bool = False
+    dtype: torch.dtype = torch.float64
 
     def train(self, **more: Any) -> tuple[dict[str, torch.Tensor], tpsgd.Run]:
         """The weights after training, and the record."""
-        model = seeded(lambda: self.make().double())
+        model = seeded(lambda: self.make().to(self.dtype))
         fit = tpsgd.fit_backprop if self.backprop else tpsgd.fit
         memory = {} if "memory" in self.settings else {"memory": Memory(measure=False)}
         torch.manual_seed(0)  # from which a loader takes its order
@@ -49,9 +51,7 @@ CNN = net(
     lambda: nn.Conv2d(2, 5, 3, padding=1), nn.Tanh, lambda: nn.MaxPool2d(2),
     lambda: nn.Conv2d(5, 4, 2), nn.LeakyReLU, nn.Flatten, lambda: nn.Linear(16, 3),
 )  # fmt: skip
-RNN = net(
-    lambda: Recurrent(4, 6, sequence=True), lambda: Recurrent(6, 5), lambda: nn.Linear(5, 3)
-)
+RNN = net(lambda: Recurrent(4, 6, sequence=True), lambda: Recurrent(6, 5), lambda: nn.Linear(5, 3))
 DIAGONAL = net(lambda: Diagonal(4, 6), lambda: nn.Linear(6, 3))
 RULES = {
     "tpsgd_l1": rules.tpsgd_l1(),
@@ -60,12 +60,23 @@ RULES = {
     "drtp": rules.drtp(),
     "readout": rules.readout(),
     "readout learned": rules.readout(True),
-    "auxiliary": rules.auxiliary(),
 }
 
 
 def loader(n: int = 30, **options: Any) -> DataLoader:
     return DataLoader(TensorDataset(*POINTS(n)), batch_size=11, shuffle=True, **options)
+
+
+def drawing() -> nn.Module:
+    """A net that takes random numbers from torch's generator, on every rank another amount."""
+    model = MLP()
+    count = 1 + int(os.environ.get("RANK", "0"))
+
+    def draw(*_: Any) -> None:
+        torch.rand(count)
+
+    model[0].register_forward_hook(draw)
+    return model
 
 
 def sgd_case(make: Any, data: Any, rule: Any, schedule: Any, **more: Any) -> Case:
@@ -114,6 +125,7 @@ def settings_of_fit() -> dict[str, Case]:
         "loader": plain(loader, together),
         "loader, sequential": plain(loader, {}),
         "loader, recomputed": plain(loader, {"memory": Memory(reuse=False)}),
+        "loader, other numbers drawn": Case(drawing, loader, together),
         "ridge head": plain(POINTS, few),
         "ridge of few samples": Case(wide, POINTS, {"optimizer": [momentum, tpsgd.ridge()]}),
         "ridge of a convolution": Case(
@@ -130,9 +142,30 @@ def settings_of_fit() -> dict[str, Case]:
             POINTS, {"optimizer": momentum, "memory": Memory(micro_batch=4)}, backprop=True
         ),
         "blocks of two layers": plain(POINTS, together | {"blocks": 2}),
+        "float32": plain(points, together | {"optimizer": momentum}, dtype=torch.float32),
         "bce": plain(lambda: (POINTS()[0], nn.functional.one_hot(POINTS()[1], 3).double()),
                      {"loss": tpsgd.bce}),
     }  # fmt: skip
 
 
+def as_micro_batches() -> dict[str, Case]:
+    """What sees the samples of its rank only: as in micro-batches of as many samples."""
+    norm = net(lambda: nn.Linear(6, 9), lambda: nn.BatchNorm1d(9), nn.Tanh, lambda: nn.Linear(9, 3))
+    settings = {"schedule": tpsgd.simultaneous, "optimizer": momentum, "batch_size": 12}
+    of_24 = partial(POINTS, 24)
+    return {
+        "auxiliary": Case(MLP, of_24, settings | {"rule": rules.auxiliary()}),
+        "predsim": Case(MLP, of_24, settings | {"rule": rules.predsim()}),
+        "batch norm": Case(norm, of_24, settings | {"validation": POINTS(19)}),
+    }
+
+
 CASES = nets_and_rules() | settings_of_fit()
+OF_SAMPLES_TOGETHER = as_micro_batches()
+ON_FOUR_RANKS = [
+    "readout sequential", "readout learned simultaneous", "dfa", "cnn readout", "rnn drtp",
+    "fewer samples than ranks", "micro-batches", "validation", "early stopping", "flips", "noise",
+    "loader", "loader, recomputed", "ridge head", "ridge of few samples", "ridge of a convolution",
+    "rls head", "backprop", "one cycle",
+]  # fmt: skip
+TO_RESUME = Case(MLP, POINTS, {"optimizer": momentum, "epochs": 3, "validation": POINTS(19)})

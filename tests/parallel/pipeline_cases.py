@@ -1,7 +1,7 @@
 """What the ranks of a pipeline train in the tests, and what one process trains beside them.
 
-`python pipeline_cases.py FOLDER` is a rank: it trains the cases and writes the weights, the record
-or the error of each into FOLDER.
+`python pipeline_cases.py FOLDER COUNT PORT` forks so many ranks, once torch is loaded. Each trains
+the cases and writes the weights, the record or the error of each into FOLDER.
 """
 
 import os
@@ -264,6 +264,21 @@ def main(folder: Path) -> None:
         (folder / f"{rank}.txt").write_text(death())
 
 
+def fork(count: int, port: str) -> bool:
+    """Become the ranks of a job; whether this is the process that has waited for them."""
+    tpsgd.plan(deep(), (6,), ranks=2, others=False)  # loads what torch loads when it is needed
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(count)}
+    for rank in range(count):
+        if not os.fork():
+            os.environ |= place | {"RANK": str(rank)}
+            return False
+    for _ in range(count):
+        os.wait()
+    return True
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(Path(sys.argv[1]))
+    folder, count, port = sys.argv[1:]
+    if not fork(int(count), port):
+        main(Path(folder))

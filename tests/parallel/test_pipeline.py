@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -17,33 +18,28 @@ from tpsgd.parallel.handover import Layout
 from tpsgd.parallel.stages import IN_FLIGHT
 
 RANK = Path(cases.__file__)
-PLACE = {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}
+SECONDS = 90  # that a job may take
 
 
 def launched(count: int, folder: Path) -> list[dict]:
-    """What each of so many processes writes; they end after two minutes if they wait for ever."""
+    """What each of so many ranks writes; a job that hangs is ended."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     paths = os.pathsep.join([str(RANK.parents[1]), str(Path(tpsgd.__file__).parents[1])])
-    shared = os.environ | PLACE | {"MASTER_PORT": str(port), "PYTHONPATH": paths}
-    command = [sys.executable, str(RANK), str(folder)]
-    processes = [
-        subprocess.Popen(
-            command,
-            env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(count)
-    ]
+    job = subprocess.Popen(
+        [sys.executable, str(RANK), str(folder), str(count), str(port)],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths},
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
     try:
-        errors = [process.communicate(timeout=120)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
+        errors = job.communicate(timeout=SECONDS)[1].decode()
+    except subprocess.TimeoutExpired:
+        os.killpg(job.pid, signal.SIGKILL)  # the ranks wait for one another
+        raise
     files = [folder / f"{rank}.pt" for rank in range(count)]
-    assert all(file.exists() for file in files), "\n".join(errors)
+    assert all(file.exists() for file in files), errors
     return [torch.load(file, weights_only=False) for file in files]
 
 

@@ -18,7 +18,7 @@ from tpsgd.errors import TpsgdError, shortened
 
 PAUSE = 0.25  # seconds between two beats
 SILENCE = 1.5  # seconds without a beat, after which a rank is dead
-PATIENCE = 10.0  # seconds that the rank with the store waits for the others at most
+PATIENCE = 4.0  # seconds that the rank with the store waits for the others at most
 INTERRUPTED = "interrupted"  # in place of a sentence: nothing has failed
 OF_COLLECTIVES = re.compile(
     r"gloo|nccl|socket|connection|store|process ?group|broken pipe|timed? ?out", re.IGNORECASE
