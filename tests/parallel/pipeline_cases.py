@@ -4,11 +4,12 @@
 the cases and writes the weights, the record or the error of each into FOLDER.
 """
 
+import io
 import os
 import shutil
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout, suppress
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from torch import nn
 
 import tpsgd
 from tpsgd import EarlyStopping, Memory, rules
+from tpsgd.cli import app
 from tpsgd.engine.optimizers import adam
 from tpsgd.parallel import handover
 from tpsgd.parallel.ranks import joined
@@ -223,6 +225,16 @@ def sends_until_all_have_stopped():
     return len(waiting)
 
 
+COMMAND = ["train", "--data", "digits", "--model", "mlp:16,16", "--epochs", "1", "--out"]
+
+
+def command_line(folder):
+    """Train from the command line."""
+    sys.argv = ["tpsgd", *COMMAND, str(folder / "command"), "--pipeline"]
+    with suppress(SystemExit), redirect_stdout(io.StringIO()):
+        app.main()
+
+
 class Deadly(nn.Tanh):
     """A layer that ends its process when it has been called a few times while training."""
 
@@ -256,6 +268,7 @@ def main(folder: Path) -> None:
         results["resumed"] = run.model.state_dict(), run.as_dict()
         if count == 2:
             results["refusals"] = {name: refusal(name) for name in REFUSALS}
+            command_line(folder)
             results["flights"] = flights()
             results["sends"] = sends_until_all_have_stopped()
             train_and_copy(folder / "left", parallel=tpsgd.pipeline([3, 1]))

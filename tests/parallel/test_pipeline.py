@@ -1,5 +1,6 @@
 """A pipeline of 2 and of 4 processes learns what `simultaneous` learns in one."""
 
+import json
 import os
 import shutil
 import signal
@@ -158,6 +159,17 @@ def test_a_rank_that_dies_is_named_by_the_others(ranks):
     for rank in (0, 1, 3):
         sentence = (ranks[1] / f"{rank}.txt").read_text()
         assert sentence.startswith("rank 2 died in epoch 1") and "\n" not in sentence
+
+
+@two
+def test_the_command_line_trains_in_a_pipeline(ranks, says, tmp_path):
+    folders = ranks[1] / "command", tmp_path / "one"
+    assert says(*cases.COMMAND, str(folders[1]), "--schedule", "simultaneous")[0] == 0
+    assert same(*(torch.load(folder / "model.pt") for folder in folders))
+    record = json.loads((folders[0] / "run.json").read_text())
+    assert record["settings"]["parallel"] == "pipeline"
+    status, _, errors = says(*cases.COMMAND, str(folders[1]), "--pipeline")
+    assert status == 2 and "--pipeline needs the processes that torchrun starts" in errors
 
 
 def test_one_process_alone_is_refused():

@@ -37,6 +37,10 @@ def train(
     out: Annotated[Path | None, option("Folder for model.pt (a state dict) and run.json.")] = None,
     save: Annotated[Path | None, option("Folder for the trained model: see tpsgd predict.")] = None,
     log: Annotated[Path | None, option("FILE.csv or FILE.jsonl: a line per epoch.")] = None,
+    pipeline: Annotated[
+        bool,
+        option("With torchrun: blocks, not samples, are shared among processes.", "--pipeline"),
+    ] = False,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
@@ -47,7 +51,7 @@ def train(
     outputs = {"out": out, "save": save, "log": log, "checkpoint": resuming.checkpoint}
     options.keep_apart(data.data, model.model, **outputs)
     settings = options.settings_of(training, memory, machine, model, resuming)
-    with _job() as (first, parallel):
+    with _job(pipeline) as (first, parallel):
         samples = data.load(training.seed)
         options.warn_of_loss(training, samples)
         factory, head = model.factory_for(samples)
@@ -80,18 +84,24 @@ def train(
 
 
 @contextmanager
-def _job() -> Iterator[tuple[bool, dict[str, Any]]]:
+def _job(pipeline: bool) -> Iterator[tuple[bool, dict[str, Any]]]:
     """The job of the ranks that torchrun has started: whether this one writes and shows results.
 
     And the setting of `fit` by which the ranks share the work; a process alone has none.
     """
     if not under_torchrun():
+        if pipeline:
+            raise TpsgdError(
+                "--pipeline needs the processes that torchrun starts: torchrun --nproc-per-node 2 "
+                "-m tpsgd train --pipeline"
+            )
         yield True, {}
         return
     from tpsgd.parallel.ranks import joined
 
     with terminable(), joined() as ranks:
-        yield ranks.first, {"parallel": tpsgd.data_parallel()}
+        parallel = tpsgd.pipeline() if pipeline else tpsgd.data_parallel()
+        yield ranks.first, {"parallel": parallel}
 
 
 def _refuse_ranks(rule: str, parallel: dict[str, Any]) -> None:
