@@ -83,6 +83,7 @@ CASES = {word: (deep, POINTS, {"rule": rules.ALL[word].make()}) for word in LOCA
     "cnn, l2": (cnn, IMAGES, {"rule": rules.tpsgd_l2()}),
     "cnn, augmented": (cnn, IMAGES, {"augment": tpsgd.augment.flip(), "optimizer": tpsgd.sgd}),
     "blocks of two layers": (cnn, IMAGES, {"blocks": 2}),
+    "wide": (partial(mlp, 64, 256, 256, 128, 3), partial(points, 50, 64), {}),
     "a small second batch": (deep, partial(points, 20), {}),
     "custom modules": (custom, POINTS, {}),
     "validation": (cnn, IMAGES, {"validation": images(24, seed=1)}),
@@ -128,7 +129,7 @@ def train(name, **more):
 
 def train_in_stages(name, ranks):
     """Train a case in a pipeline; three cases let the plan choose the stages."""
-    stages = None if name in ("readout", "cnn", "micro-batches") else STAGES[ranks]
+    stages = None if name in ("readout", "cnn", "wide") else STAGES[ranks]
     blocks = {"blocks of two layers": 2, "custom modules": 3}.get(name, 4)
     if stages is not None and blocks < 4:
         stages = [1] * (ranks - 1) + [blocks - ranks + 1]

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -67,11 +68,15 @@ def without_seconds(record):
     return [{k: v for k, v in epoch.items() if k != "seconds"} for epoch in record["history"]]
 
 
-def assert_equal_to_one_process(name, result):
-    model, record = result
+@cache
+def in_one_process(name):
     run = cases.train(name, schedule=tpsgd.simultaneous)
-    assert same(model, run.model.state_dict()), name
-    alone = run.as_dict()
+    return run.model.state_dict(), run.as_dict()
+
+
+def assert_equal_to_one_process(name, result):
+    (model, record), (expected, alone) = result, in_one_process(name)
+    assert same(model, expected), name
     assert without_seconds(record) == without_seconds(alone)
     for entry in ("blocks", "sample_passes", "forward_passes"):
         assert record[entry] == alone[entry]
@@ -133,6 +138,16 @@ def test_the_plan_shares_the_blocks_out(ranks):
     assert pipeline["stages"] == [1, 1, 1, 1] and len(pipeline["peak_bytes"]) == 4
     assert max(pipeline["peak_bytes"]) == record["peak_bytes"] > min(pipeline["peak_bytes"]) > 0
     assert record["settings"]["schedule"] == "simultaneous"
+
+
+@two
+def test_ranks_take_the_bytes_that_were_planned(ranks):
+    make, _, _ = cases.CASES["wide"]
+    plan = tpsgd.plan(make(), (64,), ranks=2, samples=50, batch_size=16, others=False)
+    measured = ranks[0][0]["wide"][1]["settings"]["pipeline"]
+    assert plan.pipeline is not None and plan.pipeline.stages == measured["stages"]
+    planned = [rank.peak_bytes for rank in plan.pipeline.ranks]
+    assert measured["peak_bytes"] == pytest.approx(planned, rel=0.02)
 
 
 REASONS = {
