@@ -13,9 +13,9 @@ ROOT = Path(tpsgd.__file__).parent
 LEAVES = ["errors", "units", "files", "output", "figures", "maths"]
 PAPER = ["losses", "projections", "objectives", "rules", "protocols", "train"]
 ORDER = [
-    [*LEAVES, *PAPER], ["nets"], ["solvers", "saved"], ["engine"], ["memory"], ["training"],
-    ["peers", "zoo", "data"], ["comparison", "adapt", "estimators", "streams"], ["export"],
-    ["cli", "__main__"],
+    [*LEAVES, *PAPER], ["nets"], ["solvers", "saved"], ["engine"], ["memory", "parallel"],
+    ["training"], ["peers", "zoo", "data"], ["comparison", "adapt", "estimators", "streams"],
+    ["export"], ["cli", "__main__"],
 ]  # fmt: skip
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 FOR_DATA = {"errors", "units", "files", "nets.padded", "saved.scaling", "data"}

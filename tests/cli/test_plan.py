@@ -144,6 +144,18 @@ def test_blocks_of_several_layers_reach_the_plan(says):
     assert "a layer per block" in [line["name"] for line in record["lines"]]
 
 
+def test_ranks_reach_the_plan(says):
+    words = (*SHAPE, "--samples", "500", "--ranks", "2")
+    record = json.loads(says("plan", *words, "--json")[1])
+    assert same(record, directly(samples=500, ranks=2))
+    assert [rank["blocks"] for rank in record["pipeline"]["ranks"]] == [1, 1]
+    _, out, _ = says("plan", *words)
+    busy = f"{record['pipeline']['utilisation']:.0%}"
+    assert "pipeline: rank" in out and out.splitlines()[-1].split()[-1] == busy
+    code, _, err = says("plan", *SHAPE, "--ranks", "3")
+    assert code == 2 and "needs a block for each of them" in err and err.count("\n") == 1
+
+
 def test_a_solved_head_is_planned_block_by_block(says):
     record = json.loads(says("plan", *SHAPE, "--head", "ridge", "--json")[1])
     wanted = [optimizers.adam, tpsgd.ridge()]

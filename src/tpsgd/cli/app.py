@@ -20,6 +20,7 @@ from tpsgd.cli.terminal import INTERRUPTED, Stopped, grid_of
 from tpsgd.cli.train import train
 from tpsgd.cli.wording import in_options
 from tpsgd.errors import TpsgdError
+from tpsgd.parallel.launch import speaks, under_torchrun
 from tpsgd.training import progress_bar
 from tpsgd.units import columns
 
@@ -74,8 +75,9 @@ def _run() -> int:
 
 
 def _print_error(text: str, code: int = 0) -> int:
-    """Print one line on standard error."""
-    print("tpsgd:", " ".join(text.split()), file=sys.stderr)
+    """Print one line on standard error, if this rank is the one that speaks."""
+    if speaks(text):
+        print("tpsgd:", " ".join(text.split()), file=sys.stderr)
     return code
 
 
@@ -87,11 +89,16 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def _top(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
-    pass
+    if under_torchrun() and context.invoked_subcommand != "train":
+        raise TpsgdError(
+            f"{context.invoked_subcommand} runs in one process: start it without torchrun, which "
+            "is for train"
+        )
 
 
 @app.command()

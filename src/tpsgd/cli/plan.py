@@ -52,6 +52,9 @@ def plan(
     memory: options.Memory,
     machine: options.Machine,
     rule: RuleWord = "readout",
+    ranks: Annotated[
+        int | None, option("Also plan a pipeline over this many processes.", min=1)
+    ] = None,
     plot: Annotated[Path | None, option("Draw it: FILE.png or FILE.svg.")] = None,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
@@ -73,6 +76,7 @@ def plan(
         settings = options.settings_of(training, memory, model) | {"device": machine.device}
         settings = training.complete(settings, subject.shape)
         settings["progress"] = partial(advance, "rehearsing")
+        settings["ranks"] = ranks
         plan = _plan(subject, arm, settings | {"schedule": arm.schedule})
 
     def show(figure: Path | None) -> None:

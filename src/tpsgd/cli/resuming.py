@@ -63,7 +63,7 @@ class Resuming:
         claimed: Any = nullcontext()
         if self.checkpoint is not None:
             claimed = tpsgd.Checkpoint(self.checkpoint).claimed()
-        with _terminable() as signals, claimed:
+        with terminable() as signals, claimed:
             try:
                 yield
             except (KeyboardInterrupt, Stopped) as stopped:
@@ -87,7 +87,7 @@ class Resuming:
 
 
 @contextmanager
-def _terminable() -> Iterator[list[int]]:
+def terminable() -> Iterator[list[int]]:
     """Let SIGTERM end what runs as Ctrl-C does; the list has its number if it came."""
     signals: list[int] = []
 

@@ -107,6 +107,7 @@ def show(comparison: "Comparison", page: Path | None) -> None:
 def show_plan(plan: "Plan") -> None:
     """Print a plan: the settings that fit a budget, the tables, remarks."""
     from tpsgd.engine.settings import Memory
+    from tpsgd.memory.plan import rank_cells
 
     console = Console(highlight=False)
     console.width = min(WIDTH, console.width)
@@ -119,6 +120,10 @@ def show_plan(plan: "Plan") -> None:
     if len(first.blocks) > 1:
         console.print()
         console.print(bytes_table(first.blocks, f"{first.name}: block"))
+    if plan.pipeline is not None:
+        head, *rows = rank_cells(plan.pipeline)
+        console.print()
+        console.print(grid_of(*head, rows=rows, numbers=True))
     for line in plan.remarks:
         console.print(line, style="yellow", markup=False)
 

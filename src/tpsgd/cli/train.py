@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tpsgd
 from tpsgd.cli import options
 from tpsgd.cli.options import AsJson, Overwrite, RuleWord, option
-from tpsgd.cli.resuming import Resuming
+from tpsgd.cli.resuming import Resuming, terminable
 from tpsgd.cli.terminal import live_bar, peak_within, write_then_show
 from tpsgd.errors import TpsgdError
 from tpsgd.files import is_function, write_whole
 from tpsgd.output import output_file, output_folder, write_or_rescue
+from tpsgd.parallel.launch import under_torchrun
 
 if TYPE_CHECKING:
     from tpsgd.engine.record import Run
@@ -36,6 +37,10 @@ def train(
     out: Annotated[Path | None, option("Folder for model.pt (a state dict) and run.json.")] = None,
     save: Annotated[Path | None, option("Folder for the trained model: see tpsgd predict.")] = None,
     log: Annotated[Path | None, option("FILE.csv or FILE.jsonl: a line per epoch.")] = None,
+    pipeline: Annotated[
+        bool,
+        option("With torchrun: blocks, not samples, are shared among processes.", "--pipeline"),
+    ] = False,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
@@ -46,30 +51,63 @@ def train(
     outputs = {"out": out, "save": save, "log": log, "checkpoint": resuming.checkpoint}
     options.keep_apart(data.data, model.model, **outputs)
     settings = options.settings_of(training, memory, machine, model, resuming)
-    samples = data.load(training.seed)
-    options.warn_of_loss(training, samples)
-    factory, head = model.factory_for(samples)
-    model.check_head(training.chosen_schedule)
-    arm = arm_for(rule, training, memory, factory, head)
-    if arm.method:
-        resuming.refuse(rule)
-    settings = training.complete(settings, samples.shape)
-    again = overwrite or resuming.goes_on
-    claimed = _claimed(out, save, again, factory, samples.classes)
-    with claimed, _logged(log, overwrite, resuming.goes_on) as callbacks:
-        settings |= {"callbacks": callbacks} if callbacks else {}
-        with resuming.interruptible(), live_bar() as advance:
-            trained = arm.train(factory, samples.train, progress=partial(advance, rule), **settings)
-            run = trained.runs[0]
-            accuracy = tpsgd.evaluate(trained.models[0], samples.test)
-        run.settings = {**model.record(head), **run.settings}
-        record = {"accuracy": accuracy, **run.as_dict()}
-        record |= options.provenance_of(samples, machine.device)
-        word = model.model if is_function(model.model) and arm.factory is None else None
-        description = {"classes": samples.classes, "inputs": samples.inputs, "factory": word}
-        save_all = partial(_save, run, record, out, save, **description, overwrite=again)
-        as_text = partial(_show, run, accuracy, samples, memory.memory, data.data)
-        write_then_show(save_all, partial(_show_json, record) if as_json else as_text)
+    with _job(pipeline) as (first, parallel):
+        samples = data.load(training.seed)
+        options.warn_of_loss(training, samples)
+        factory, head = model.factory_for(samples)
+        model.check_head(training.chosen_schedule)
+        arm = arm_for(rule, training, memory, factory, head)
+        if arm.method:
+            resuming.refuse(rule)
+            _refuse_ranks(rule, parallel)
+        settings = training.complete(settings, samples.shape) | parallel
+        if not first:
+            arm.train(factory, samples.train, progress=False, **settings)
+            return
+        again = overwrite or resuming.goes_on
+        claimed = _claimed(out, save, again, factory, samples.classes)
+        with claimed, _logged(log, overwrite, resuming.goes_on) as callbacks:
+            settings |= {"callbacks": callbacks} if callbacks else {}
+            with resuming.interruptible(), live_bar() as advance:
+                follow = partial(advance, rule)
+                trained = arm.train(factory, samples.train, progress=follow, **settings)
+                run = trained.runs[0]
+                accuracy = tpsgd.evaluate(trained.models[0], samples.test)
+            run.settings = {**model.record(head), **run.settings}
+            record = {"accuracy": accuracy, **run.as_dict()}
+            record |= options.provenance_of(samples, machine.device)
+            word = model.model if is_function(model.model) and arm.factory is None else None
+            description = {"classes": samples.classes, "inputs": samples.inputs, "factory": word}
+            save_all = partial(_save, run, record, out, save, **description, overwrite=again)
+            as_text = partial(_show, run, accuracy, samples, memory.memory, data.data)
+            write_then_show(save_all, partial(_show_json, record) if as_json else as_text)
+
+
+@contextmanager
+def _job(pipeline: bool) -> Iterator[tuple[bool, dict[str, Any]]]:
+    """The job of the ranks that torchrun has started: whether this one writes and shows results.
+
+    And the setting of `fit` by which the ranks share the work; a process alone has none.
+    """
+    if not under_torchrun():
+        if pipeline:
+            raise TpsgdError(
+                "--pipeline needs the processes that torchrun starts: torchrun --nproc-per-node 2 "
+                "-m tpsgd train --pipeline"
+            )
+        yield True, {}
+        return
+    from tpsgd.parallel.ranks import joined
+
+    with terminable(), joined() as ranks:
+        parallel = tpsgd.pipeline() if pipeline else tpsgd.data_parallel()
+        yield ranks.first, {"parallel": parallel}
+
+
+def _refuse_ranks(rule: str, parallel: dict[str, Any]) -> None:
+    """Refuse to train by a method that knows nothing of ranks."""
+    if parallel:
+        raise TpsgdError(f"{rule} trains in one process: start it without torchrun")
 
 
 def _show_json(record: dict[str, Any], _: list[Path] | None) -> None:

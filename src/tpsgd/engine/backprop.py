@@ -45,7 +45,7 @@ class BackpropLearner(GradientLearner):
             return super()._update(saved, s, labels, output_unused)
         assert isinstance(self.backend, Autograd)
         local = self.backend.backward(self.params, saved, s, self.share)
-        if self.share == 1.0:
+        if self.share == 1.0 and not self.waits:
             self.apply_gradients()
         self.figures.add(local, labels)
 

@@ -124,6 +124,7 @@ class Stage:
     learning: bool = True
     peak: int = 0  # beyond the model
     parts: dict[str, int] = field(default_factory=dict)  # what the peak consists of
+    multiplications: float = 0.0  # of a step for a sample, if they were counted
 
 
 class Meter(Observer):

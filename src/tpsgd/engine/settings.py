@@ -112,6 +112,7 @@ class Settings:
     precision: torch.dtype | None = None
     blocks: Blocks | None = None
     checkpoint: str | Path | Checkpoint | None = None
+    parallel: Any = None  # `tpsgd.parallel.job.Parallel`
 
     @classmethod
     def of(cls, function: str, keywords: Mapping[str, Any]) -> "Settings":
@@ -136,6 +137,11 @@ class Settings:
             raise TpsgdError(
                 "blocks must be a number of blocks, or a list of the numbers of layers in each "
                 f"block, got {self.blocks!r}"
+            )
+        if self.parallel is not None and not hasattr(self.parallel, "share"):
+            raise TpsgdError(
+                "parallel must be tpsgd.data_parallel() or another way to share the work among "
+                f"ranks, or None, got {self.parallel!r}"
             )
         if not isinstance(self.batch_size, int) or self.batch_size < 1:
             raise TpsgdError(f"batch_size must be 1 or more, got {self.batch_size!r}")
@@ -248,6 +254,7 @@ class Settings:
             "validation": self.validation is not None,
             "early_stopping": None if self.early_stopping is None else str(self.early_stopping),
             "lr_schedule": None if self.lr_schedule is None else str(_name(self.lr_schedule)),
+            "parallel": None if self.parallel is None else str(self.parallel),
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
         }

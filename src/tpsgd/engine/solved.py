@@ -73,6 +73,11 @@ class SolvedLearner(BlockLearner):
     def _bias(self) -> Tensor | None:
         return self.params.get(f"{len(self.block.prologue)}.bias")
 
+    @property
+    def has_bias(self) -> bool:
+        """Whether the layer has a bias to solve for."""
+        return self._bias is not None
+
     def _set_weights(self, weight: Tensor, bias: Tensor) -> None:
         parameter = self.params[f"{len(self.block.prologue)}.weight"]
         parameter.copy_(weight.reshape(parameter.shape))
@@ -126,7 +131,7 @@ class RidgeLearner(SolvedLearner):
         for rows in equations.parts(saved, labels):
             if self.sums is None:
                 keeps = keeps_samples(equations.layer, equations.single, self.samples)
-                self.sums = (SampleSums if keeps else MomentSums)(*rows, self._bias is not None)
+                self.sums = (SampleSums if keeps else MomentSums)(*rows, self.has_bias)
             self.sums.add(*rows)
 
     def end_epoch(self, samples: int) -> None:
@@ -171,9 +176,13 @@ class RecursiveLearner(SolvedLearner):
     def update(self, saved: Any, s: Tensor, labels: Tensor, output_unused: bool = False) -> None:
         """Measure the loss on the batch first, then learn from it."""
         self.measure(saved, labels)
+        self.learn(saved.x, labels)
+
+    def learn(self, x: Tensor, labels: Tensor) -> None:
+        """Add the rows of a batch to the sums, and solve for the weights."""
         equations = self.equations = self.equations or self.make_equations()
-        for rows in equations.parts(saved.x, labels):
-            self.sums = self.sums or MomentSums(*rows, self._bias is not None)
+        for rows in equations.parts(x, labels):
+            self.sums = self.sums or MomentSums(*rows, self.has_bias)
             self.sums.add(*rows)
         assert isinstance(self.sums, MomentSums)
         self._set_weights(*self.sums.so_far(self.settings.optimizer.gamma, equations.mixing))

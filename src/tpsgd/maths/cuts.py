@@ -58,7 +58,7 @@ def layers_per_block(
             return math.inf
         return peaks[start][end - start - 1] if peaks else 0.0
 
-    lowest, _ = _cheapest(layers, blocks, peak, max)
+    lowest, _ = cheapest_cut(layers, blocks, peak, max)
     if lowest == math.inf:
         raise TpsgdError(
             f"blocks={blocks} would put a recurrent layer or a frozen backbone into a block with "
@@ -68,7 +68,7 @@ def layers_per_block(
     def unevenness(start: int, end: int) -> float:
         return (end - start) ** 2 if peak(start, end) <= TIE * lowest else math.inf
 
-    return list(_cheapest(layers, blocks, unevenness, lambda a, b: a + b)[1])
+    return list(cheapest_cut(layers, blocks, unevenness, lambda a, b: a + b)[1])
 
 
 def _checked(counts: list[int], layers: int, alone: Sequence[int]) -> list[int]:
@@ -105,7 +105,7 @@ def _peaks(footprints: Sequence[Footprint]) -> list[list[float]]:
     return peaks
 
 
-def _cheapest(
+def cheapest_cut(
     layers: int,
     blocks: int,
     cost: Callable[[int, int], float],

@@ -19,10 +19,12 @@ from tpsgd.engine.optimizers import adam
 from tpsgd.engine.settings import Memory, Settings, listed
 from tpsgd.engine.solved import with_default_optimizers
 from tpsgd.errors import TpsgdError
+from tpsgd.memory.block_costs import plan_pipeline
 from tpsgd.memory.budget import within
 from tpsgd.memory.rehearse import Inputs, Rehearsal, rehearse
 from tpsgd.nets.blocks import split
 from tpsgd.nets.recurrent import tokens_of
+from tpsgd.parallel.stages import PipelinePlan
 from tpsgd.rules import Rule, frozen, readout
 from tpsgd.solvers import SOLVERS
 from tpsgd.train import sequential, simultaneous
@@ -74,6 +76,7 @@ class Plan:
     settings: dict[str, Any] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
     budget: str | int | None = None
+    pipeline: PipelinePlan | None = None  # over the ranks that were asked for
 
     @property
     def peak_bytes(self) -> int:
@@ -88,7 +91,10 @@ class Plan:
         lines = [line.as_dict() for line in self.lines]
         memory = self.settings.get("memory", Memory())
         values = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(memory).items()}
-        return {"lines": lines, "memory": values, "remarks": list(self.remarks)}
+        record = {"lines": lines, "memory": values, "remarks": list(self.remarks)}
+        if self.pipeline is not None:
+            record["pipeline"] = self.pipeline.as_dict()
+        return record
 
     def __str__(self) -> str:
         tables = [table(self.lines, "way to train")]
@@ -96,6 +102,8 @@ class Plan:
             tables.insert(0, f"{Memory(self.budget).budget_in_words}: {self.settings['memory']}")
         if len(self.lines[0].blocks) > 1:
             tables.append(table(self.lines[0].blocks, f"{self.lines[0].name}: block"))
+        if self.pipeline is not None:
+            tables.append(columns(rank_cells(self.pipeline)))
         return "\n\n".join([*tables, *(fill(line, 80) for line in self.remarks)])
 
     def plot(self, file: Path | str) -> Path:
@@ -125,6 +133,18 @@ def cells(lines: Sequence[Line], title: str) -> list[list[str]]:
     return rows
 
 
+def rank_cells(pipeline: PipelinePlan) -> list[list[str]]:
+    """The head and the rows of a table of the ranks of a pipeline, and the last line below it."""
+    rows, block = [["pipeline: rank", "blocks", "multiplications", "total"]], 1
+    for number, rank in enumerate(pipeline.ranks):
+        last = block + rank.blocks - 1
+        span = f"{block}" if rank.blocks == 1 else f"{block} to {last}"
+        products = f"{rank.multiplications:,}"
+        rows.append([str(number), span, products, short(rank.peak_bytes)])
+        block = last + 1
+    return [*rows, ["expected to be busy", "", "", f"{pipeline.utilisation:.0%}"]]
+
+
 def short(count: int) -> str:
     """Bytes in few characters.
 
@@ -144,6 +164,7 @@ def plan(
     samples: int = 0,
     dtype: torch.dtype | None = None,
     others: bool = True,
+    ranks: int | None = None,
     **settings: Any,
 ) -> Plan:
     """Estimate the peak memory of a training run: per block, in total, compared with backprop.
@@ -160,6 +181,9 @@ def plan(
         dtype: of the data; default: float32, or int64 for a model that starts with a look-up.
         others: also plan the other schedule, backprop and its ways to save memory, and training
             only the last layer.
+        ranks: also plan a pipeline over this many ranks: which blocks each of them trains, the
+            multiplications of a step and the bytes that takes, and how much of the time ranks are
+            busy (`plan.pipeline`).
         **settings: those of `fit`. Without a `schedule` both are planned, first the one that `fit`
             takes by default. With `blocks`, the first line is for blocks of several layers, and
             one more for a layer per block. `device="cuda"` works without a GPU, but cuDNN's
@@ -201,7 +225,10 @@ def plan(
         for (name, _, s), rehearsal in zip(ways, rehearsals, strict=True)
     )
     remarks = tuple(_remarks(rehearsals[0], chosen, samples))
-    return Plan(lines, {"memory": chosen.memory}, remarks, budget)
+    pipeline = None
+    if ranks is not None:
+        pipeline = plan_pipeline(model, inputs, rule, replace(chosen, optimizer=asked), ranks)
+    return Plan(lines, {"memory": chosen.memory}, remarks, budget, pipeline)
 
 
 def _check(shape: Any, samples: Any, settings: Settings, recurrent: bool) -> None:

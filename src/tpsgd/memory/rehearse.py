@@ -8,7 +8,7 @@ with the code: it is the code.
 import copy
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
+from torch.utils.flop_counter import flop_registry
 
-from tpsgd.engine.anatomy import Method, dissect, schedule_for
+from tpsgd.engine.anatomy import Anatomy, Method, dissect, schedule_for
 from tpsgd.engine.assemble import GPU_WINDOW, join, make_learners
 from tpsgd.engine.backprop import Backprop
 from tpsgd.engine.batches import Arrays
@@ -37,6 +38,7 @@ from tpsgd.nets.padded import SequenceLayer
 from tpsgd.nets.unrolled import FIRST_FEW
 from tpsgd.nets.unrolled_diagonal import WINDOW, steps_without_traces
 from tpsgd.projections import make_tables
+from tpsgd.rules import Place
 from tpsgd.solvers.equations import keeps_samples
 from tpsgd.train import Net
 
@@ -65,6 +67,7 @@ class Rehearsal:
     kept: int
     names: list[str]  # of the blocks
     varies: tuple[str, ...]  # why micro-batches would change what is learned
+    outputs: list[int]  # bytes of every block's output for a sample
 
     @property
     def peak(self) -> int:
@@ -137,7 +140,8 @@ def _rehearse(model: nn.Module, inputs: Inputs, method: Method, settings: Settin
     if on_gpu and not torch.cuda.is_available():  # on the CPU, with a GPU's default window
         window = settings.window or (GPU_WINDOW if _recurrent(model) else None)
         device, settings = torch.device("cpu"), replace(settings, device="cpu", window=window)
-    live = LiveBytes(CUDA_BLOCK if on_gpu else 1, workspace_bytes if on_gpu else None, detail=True)
+    workspace = workspace_bytes if on_gpu else None
+    live = CountedProducts(CUDA_BLOCK if on_gpu else 1, workspace, detail=True)
     meter = PlanMeter(device, live)
     schedule = schedule_for(method, model, settings)
     settings = replace(settings, schedule=schedule)
@@ -148,7 +152,7 @@ def _rehearse(model: nn.Module, inputs: Inputs, method: Method, settings: Settin
         for module in overwriting(fake):  # as `fit` has it
             module.inplace = False
     with mode, torch.random.fork_rng([]), _fake_tensor_log_disabled():
-        net, names = _fake_net(fake, inputs, method, settings, device)
+        net, anatomy = _fake_net(fake, inputs, method, settings, device)
         net.observers = meter.around([])
         with meter:
             schedule(net)
@@ -158,11 +162,38 @@ def _rehearse(model: nn.Module, inputs: Inputs, method: Method, settings: Settin
             stage.parts["workspace"] += REMAINDER
     input_bytes = meter.kept_bytes * inputs.samples // net.source.samples
     varies = _varies(fake, net.learners)
-    return Rehearsal(tensor_bytes(fake), meter.stages, input_bytes, names, varies)
+    names, itemsize = [str(block) for block in anatomy.layers], anatomy.form.numbers.itemsize
+    outputs = [math.prod(size[Place.END]) * itemsize for size in anatomy.sizes]
+    return Rehearsal(tensor_bytes(fake), meter.stages, input_bytes, names, varies, outputs)
+
+
+class CountedProducts(LiveBytes):
+    """Also counts the multiplications of matrix products and convolutions."""
+
+    products = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        operations = flop_registry.get(func._overloadpacket)
+        if operations is not None:  # a multiplication and an addition are two of them
+            self.products += operations(*args, **(kwargs or {}), out_val=result) // 2
+        return result
 
 
 class PlanMeter(Meter):
-    """A meter that also labels what the bytes are for."""
+    """A meter that also labels what the bytes are for, and notes the products of a step."""
+
+    def __init__(self, device: torch.device, live: CountedProducts) -> None:
+        super().__init__(device, live)
+        self.counted, self.before = live, 0
+
+    def batch(self, learners: Sequence[Any], batch: Any) -> None:
+        """Note the multiplications since the batch before, for a sample."""
+        super().batch(learners, batch)
+        products = self.counted.products - self.before
+        if products:
+            self.stages[-1].multiplications = products / batch.size
+        self.before = self.counted.products
 
     def started(self, learner: Any) -> None:
         """Label the class codes, and gradients and the optimizer's state when a step is taken."""
@@ -197,8 +228,8 @@ def _fake_tensor_log_disabled() -> Iterator[None]:
 
 def _fake_net(
     model: nn.Module, inputs: Inputs, method: Method, settings: Settings, device: torch.device
-) -> tuple[Net, list[str]]:
-    """The net that would be trained, two batches of fake samples, and the names of its blocks."""
+) -> tuple[Net, Anatomy]:
+    """The net that would be trained, with two batches of fake samples."""
     settings = _two_micro_batches(settings, model)
     samples = min(2 * settings.batch_size, inputs.samples or 2 * settings.batch_size)
     x = torch.empty(samples, *inputs.shape, dtype=inputs.dtype, device=device)
@@ -221,7 +252,7 @@ def _fake_net(
         reuse = True
     unlimited = InputReuse(reuse, free_bytes=lambda device: math.inf)
     net = join(learners, Arrays(x, y, form, order=order), None, settings, unlimited)
-    return net, [str(block) for block in anatomy.layers]
+    return net, anatomy
 
 
 def _repeated(source: Any, epoch: int, samples: int) -> Iterator[Any]:

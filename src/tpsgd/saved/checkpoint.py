@@ -88,6 +88,14 @@ class Checkpoint:
         folders.remove_leftovers(CHECKPOINT, self.folder)
         return state
 
+    def begin(self, identity: dict[str, Any]) -> None:
+        """Note that a run has begun in the folder."""
+        begin(self.folder, identity)
+
+    def write(self, state: dict[str, Any]) -> None:
+        """Replace the checkpoint in the folder."""
+        write(self.folder, state)
+
     def remove(self) -> None:
         """Remove a checkpoint that is not needed any more, and its folder if that is empty."""
         folders.remove(CHECKPOINT, self.folder)

@@ -15,6 +15,7 @@ float64.
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -87,6 +88,24 @@ class MomentSums:
         self.x, self.y = self.x + dx * (m / (n + m)), self.y + dy * (m / (n + m))
         return torch.cat([x - mx, weight * dx], -2), torch.cat([y - my, weight * dy], -2)
 
+    @property
+    def sides(self) -> tuple[int, int]:
+        """How many inputs and targets a row has."""
+        return self.xx.shape[-1], self.yy.shape[-1]
+
+    def pool(self, total: Callable[[Tensor], Tensor]) -> None:
+        """Join these sums with those over other samples; `total` adds a tensor of each up.
+
+        Rows are centred about the mean of all: n (x_A - x)(x_A - x)^T more for each of the sums.
+        """
+        n, count = self.count, total(self.x.new_full((1,), self.count))
+        x, y = (total(mean * n) / count for mean in (self.x, self.y))
+        dx, dy = ((self.x - x) * math.sqrt(n), (self.y - y) * math.sqrt(n))
+        for products, a, b in ((self.xx, dx, dx), (self.xy, dx, dy), (self.yy, dy, dy)):
+            _add_product(products, a, b)
+            total(products)
+        self.x, self.y, self.count = x, y, round(float(count))
+
     def solve(self, alpha: float | None, codes: Tensor | None = None) -> Solution:
         """The weights; with `codes`, for the targets y times the codes."""
         n, x, y = self.count, self.x.squeeze(-2), self.y.squeeze(-2)
@@ -111,6 +130,11 @@ class SampleSums:
 
     def __init__(self, x: Tensor, y: Tensor, bias: bool) -> None:
         self.count, self.bias, self.xs, self.ys = 0, bias, [], []
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """How many inputs and targets a row has."""
+        return self.xs[0].shape[-1], self.ys[0].shape[-1]
 
     def add(self, x: Tensor, y: Tensor) -> None:
         """Add a batch."""

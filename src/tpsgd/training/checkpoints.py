@@ -62,7 +62,7 @@ class CheckpointedEpochs:
         meter: Meter | None,
         told: Sequence[Callable[..., Any]] = (),
     ) -> None:
-        self.folder, self.every = checkpoint.folder, checkpoint.every
+        self.checkpoint, self.folder = checkpoint, checkpoint.folder
         self.net, self.recorder, self.meter, self.told = net, recorder, meter, told
         self.tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         self.stages: list[dict[str, Any]] = []  # states of the stages that have begun
@@ -70,7 +70,7 @@ class CheckpointedEpochs:
         self.state = checkpoint.open()  # what to go on from
         self.identity = identity(net, model, recorder.runs[0].settings)
         if self.state is None:
-            checkpoints.begin(self.folder, self.identity)
+            checkpoint.begin(self.identity)
             return
         with checkpoints.readable(self.folder):
             self._go_on(self.state)
@@ -149,7 +149,7 @@ class CheckpointedEpochs:
         """Note the state of a stage that has ended; write a checkpoint if it is time for one."""
         over = not any(learner.learning for learner in learners)
         finished = over and learners[-1] is self.net.learners[-1]
-        due = finished or time.monotonic() - self.written >= self.every
+        due = finished or time.monotonic() - self.written >= self.checkpoint.every
         if not (over or due):
             return
         states = [
@@ -177,10 +177,10 @@ class CheckpointedEpochs:
             "peak": 0,
         }
         if self.meter is None:
-            checkpoints.write(self.folder, state)
+            self.checkpoint.write(state)
             return
         state["peak"] = self.meter.pause()
-        checkpoints.write(self.folder, state)
+        self.checkpoint.write(state)
         self.meter.resume()
 
 

@@ -3,7 +3,7 @@
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from tpsgd.losses import Loss
 from tpsgd.memory.budget import within_budget
 from tpsgd.nets.blocks import overwriting, split
 from tpsgd.nets.modes import modes_restored
+from tpsgd.parallel.job import Alone, Parallel
 from tpsgd.rules import Rule, readout
 from tpsgd.saved.checkpoint import Checkpoint
 from tpsgd.train import Net
@@ -68,6 +69,7 @@ def fit(
     precision: torch.dtype | None = None,
     blocks: int | Sequence[int] | None = None,
     checkpoint: str | Path | Checkpoint | None = None,
+    parallel: Parallel | None = None,
 ) -> Run:
     """Train a model in place without backpropagation. It is never re-initialised.
 
@@ -129,6 +131,10 @@ def fit(
         checkpoint: a folder for the state of training, written after epochs, at most every five
             seconds; or `tpsgd.Checkpoint(folder, every=60, resume=True)`, which goes on from there.
             On a CPU the weights are then those of a run that was never interrupted, bit for bit.
+        parallel: how to share the work among the processes that `torchrun` starts:
+            `tpsgd.data_parallel()` gives each process its share of every batch. Every process calls
+            `fit` with the same arguments and ends with the same model and record. Process 0 alone
+            shows progress, calls the callbacks and writes checkpoints.
 
     Returns:
         The record of the run: history, seconds, sample passes, memory, settings.
@@ -146,7 +152,7 @@ def fit(
         batch_size=batch_size, seed=seed, device=device, validation=validation,
         early_stopping=early_stopping, lr_schedule=lr_schedule, callbacks=callbacks,
         progress=progress, window=window, memory=Memory.of(memory), augment=augment,
-        precision=precision, blocks=blocks, checkpoint=checkpoint,
+        precision=precision, blocks=blocks, checkpoint=checkpoint, parallel=parallel,
     )  # fmt: skip
     return run_training([model], data, readout() if rule is None else rule, settings)[0]
 
@@ -184,10 +190,15 @@ def run_training(
 ) -> list[Run]:
     """Train models by a rule or by backprop; several models are restarts, stacked into one."""
     started, budget = time.perf_counter(), settings.memory.budget
-    settings = _complete(models[0], data, method, settings)
-    context = training_context(models, settings, keep_inputs=not isinstance(method, Backprop))
-    bar, last_good = bar_unless(settings.progress), LastGoodWeights()
-    with context as device, bar as progress, last_good:
+    parallel = settings.parallel or Alone()
+    with ExitStack() as stack:
+        settings = stack.enter_context(parallel.joined(settings))
+        settings = _complete(models[0], data, method, settings)
+        settings = parallel.planned(models[0], data, method, settings)
+        keep_inputs = not isinstance(method, Backprop)
+        device = stack.enter_context(training_context(models, settings, keep_inputs))
+        progress = stack.enter_context(bar_unless(settings.progress))
+        last_good = stack.enter_context(LastGoodWeights())
         net, anatomy = assemble(models, data, method, settings, device)
         refuse_broken_weights(models)
         warn_of_link(anatomy)
@@ -203,22 +214,31 @@ def run_training(
             net.observers += [Progress(progress, net.learners, net.source.samples)]
         if meter is not None:
             net.observers = meter.around(net.observers)
-        checkpoints: AbstractContextManager[None] = nullcontext()
-        if isinstance(settings.checkpoint, Checkpoint):
-            checkpoints = keep_checkpoints(
-                settings.checkpoint, net, models, recorder, meter, settings.callbacks
-            )
-        with checkpoints:
+        with parallel.shared(net, models), _checkpoints(net, models, recorder, meter, settings):
             forget_resident_peak()
-            began, seconds = _train(net, settings, recorder, meter, device)
+            began, seconds = _train(net, settings, parallel, recorder, meter)
         for r, run in enumerate(runs):
             run.seconds, run.setup_seconds = seconds, began - started
             run.settings["memory_budget"] = budget
             _describe(run, r, models, net, anatomy, meter)
+        runs = parallel.same_records(runs)
     _warn_above_budget(runs[0], budget)
     if len(models) > 1:
         unstack(anatomy.cuts, net.learners)
     return runs
+
+
+def _checkpoints(
+    net: Net,
+    models: list[nn.Module],
+    recorder: Recorder,
+    meter: Meter | None,
+    settings: Settings,
+) -> AbstractContextManager[None]:
+    """A context in which the net writes checkpoints, if the settings ask for them."""
+    if not isinstance(settings.checkpoint, Checkpoint):
+        return nullcontext()
+    return keep_checkpoints(settings.checkpoint, net, models, recorder, meter, settings.callbacks)
 
 
 def _complete(model: nn.Module, data: Any, method: Method, settings: Settings) -> Settings:
@@ -253,13 +273,18 @@ def _largest_product(anatomy: Anatomy, data: Any, settings: Settings) -> int:
 
 
 def _train(
-    net: Net, settings: Settings, recorder: Recorder, meter: Meter | None, device: torch.device
+    net: Net,
+    settings: Settings,
+    parallel: Alone | Parallel,
+    recorder: Recorder,
+    meter: Meter | None,
 ) -> tuple[float, float]:
     """Run the schedule: when it began, and its seconds with those before a checkpoint."""
     assert settings.schedule is not None
+    device = net.source.form.device
     with meter or nullcontext(), workers_watched():
         recorder.began = began = time.perf_counter()
-        settings.schedule(net)
+        parallel.train(settings.schedule, net)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
     return began, time.perf_counter() - recorder.began

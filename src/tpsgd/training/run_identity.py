@@ -19,7 +19,13 @@ from tpsgd.saved.expected import OF_DEVICE
 from tpsgd.solvers import SOLVERS
 from tpsgd.train import Net
 
-MAY_DIFFER = ("threads", "torch", "device", "measure")  # settings that do not make another run
+MAY_DIFFER = (
+    "threads",
+    "torch",
+    "device",
+    "measure",
+    "parallel",
+)  # settings that do not make another run
 # of several differences, those that say most come first
 FIRST = (
     "data", "rule", "number of samples (training data)", "shape of samples (training data)",

@@ -1,0 +1,173 @@
+"""Seconds per step on 1, 2 and 4 processes: a local rule's sums hidden behind compute, and DDP.
+
+    python benchmarks/parallel.py --out results/parallel.json [--ranks 1 2 4] [--steps 60] [--quick]
+
+Every process is pinned to a core and has one thread; gloo carries the sums. The batch is that of
+all processes together. `waiting` waits for the sum of each block's gradients at once, so the
+difference to `overlapped` is what the overlap hides. Backprop is torch's own
+`DistributedDataParallel` in a plain loop, with the same optimizer. Figures are medians over turns.
+"""
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+
+import tpsgd
+from tpsgd.parallel.ranks import Ranks, joined
+from tpsgd.parallel.shares import span
+from tpsgd.units import columns
+
+BATCH, FEATURES, CLASSES = 256, 784, 10
+Arm = Callable[[Ranks, int, nn.Module, Any], float]  # seconds per step
+
+
+def mlp(width: int, depth: int) -> nn.Sequential:
+    """An MLP whose layers are equally wide."""
+    widths = [FEATURES, *[width] * depth]
+    layers = [m for a, b in pairwise(widths) for m in (nn.Linear(a, b), nn.ReLU())]
+    return nn.Sequential(*layers, nn.Linear(width, CLASSES))
+
+
+NETS = {"mlp 256 x 4": (256, 4), "mlp 1024 x 4": (1024, 4)}
+
+
+def local(overlap: bool) -> Arm:
+    """Blocks that learn by `readout`, all of them from every batch."""
+
+    def seconds(ranks: Ranks, steps: int, model: nn.Module, data: Any) -> float:
+        run = tpsgd.fit(
+            model, data, batch_size=BATCH, epochs=1, schedule=tpsgd.simultaneous,
+            memory=tpsgd.Memory(measure=False), progress=False,
+            parallel=tpsgd.data_parallel(overlap),
+        )  # fmt: skip
+        return run.seconds / steps
+
+    return seconds
+
+
+def distributed_backprop(ranks: Ranks, steps: int, model: nn.Module, data: Any) -> float:
+    """A plain loop with DistributedDataParallel, each process its share of the same batches."""
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    optimizer, (x, y) = torch.optim.Adam(wrapped.parameters(), fused=True), data
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    began = time.perf_counter()
+    for batch in order.split(BATCH):
+        index = batch[span(len(batch), ranks)]
+        optimizer.zero_grad()
+        F.cross_entropy(wrapped(x[index]), y[index]).backward()
+        optimizer.step()
+    return (time.perf_counter() - began) / steps
+
+
+ARMS: dict[str, Arm] = {
+    "readout, overlapped": local(True),
+    "readout, waiting": local(False),
+    "backprop, DDP": distributed_backprop,
+}
+
+
+def rank_main(steps: int, turns: int, nets: list[str]) -> None:
+    """What one process does; rank 0 prints a row for each net and arm."""
+    torch.set_num_threads(1)
+    number = int(os.environ["RANK"])
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[number % len(cores)]})
+    torch.manual_seed(0)
+    data = torch.randn(steps * BATCH, FEATURES), torch.randint(CLASSES, (steps * BATCH,))
+    few = tuple(t[: 4 * BATCH] for t in data)
+    with joined() as ranks:
+        for net in nets:
+            taken: dict[str, list[float]] = {name: [] for name in ARMS}
+            for turn in range(turns + 1):
+                for name, arm in ARMS.items():
+                    dist.barrier()
+                    warm_up = turn == 0
+                    samples = few if warm_up else data
+                    value = arm(ranks, len(samples[0]) // BATCH, mlp(*NETS[net]), samples)
+                    taken[name] += [] if warm_up else [value]
+            for name, values in taken.items():
+                row = {"net": net, "ranks": ranks.count, "arm": name, "batch": BATCH}
+                row |= {"seconds": statistics.median(values), "turns": values}
+                if ranks.first:
+                    print(json.dumps(row), flush=True)
+
+
+def launch(count: int, words: list[str]) -> list[dict[str, Any]]:
+    """Run a job of some processes; the rows of rank 0."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
+    place |= {"OMP_NUM_THREADS": "1"}
+    jobs = [
+        subprocess.Popen(
+            [sys.executable, __file__, *words],
+            env=os.environ | place | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(count)
+    ]
+    texts = [job.communicate()[0] for job in jobs]
+    if any(job.returncode for job in jobs):
+        raise SystemExit(f"a job of {count} processes failed")
+    return [json.loads(line) for line in texts[0].splitlines()]
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Milliseconds per step: a line for each net and arm, a column for each number of ranks."""
+    counts = sorted({row["ranks"] for row in rows})
+    head = ["net", "arm", *(f"{count} ranks, ms" for count in counts)]
+    lines: dict[tuple[str, str], dict[int, float]] = {}
+    for row in rows:
+        lines.setdefault((row["net"], row["arm"]), {})[row["ranks"]] = row["seconds"]
+    cells = [[*key, *(f"{1e3 * line[c]:.2f}" for c in counts)] for key, line in lines.items()]
+    return columns([head, *cells])
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, help="JSON file for the rows")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="the small net, few steps, one turn")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run the jobs and print a table, or be one of their ranks."""
+    chosen = options()
+    steps, turns = (8, 1) if chosen.quick else (chosen.steps, chosen.turns)
+    nets = list(NETS)[:1] if chosen.quick else list(NETS)
+    if "RANK" in os.environ:
+        rank_main(steps, turns, nets)
+        return
+    rows = [row for count in chosen.ranks for row in launch(count, sys.argv[1:])]
+    print(table(rows))
+    if chosen.out is not None:
+        from tpsgd.comparison.provenance import machine, versions
+
+        content = {"machine": machine(torch.device("cpu")), "versions": versions(), "rows": rows}
+        chosen.out.write_text(json.dumps(content, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Training on several ranks: processes that `torchrun` starts, on one machine or on many."""

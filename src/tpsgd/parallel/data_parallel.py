@@ -1,0 +1,91 @@
+"""`data_parallel`: each rank its share of every batch's samples."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from tpsgd.engine.batches import stored_samples
+from tpsgd.engine.optimizers import follow_curve, has_curve
+from tpsgd.errors import TpsgdError
+from tpsgd.nets.padded import Padded
+from tpsgd.parallel.job import Parallel
+from tpsgd.parallel.shared_learners import shared_learner
+from tpsgd.parallel.shares import RAGGED, shared, whole
+from tpsgd.protocols import Source
+from tpsgd.train import Net, Step
+
+
+def data_parallel(overlap: bool = True) -> "DataParallel":
+    """Train on the processes that `torchrun` starts, each with its share of every batch.
+
+    Every process has the whole model and the whole data set, and calls `fit` with the same
+    arguments; `batch_size` is that of all processes together. A block's gradients are summed over
+    the processes while the batch goes on to the next block. The weights are those of one process
+    with the whole batch, up to the order of sums; `ridge` and `rls` solve the same equations. Batch
+    norm, dropout and losses that are no mean over samples see the samples of their process only,
+    as they do with micro-batches.
+
+    Args:
+        overlap: sum gradients while later blocks compute. False waits for each block's sum at once,
+            to measure what the overlap saves.
+
+    Examples:
+        In a file that `torchrun --nproc-per-node 4 FILE.py` runs:
+
+            run = tpsgd.fit(model, data, parallel=tpsgd.data_parallel())
+    """
+    return DataParallel(overlap)
+
+
+class DataParallel(Parallel):
+    """Each rank its share of every batch's samples."""
+
+    def __init__(self, overlap: bool = True) -> None:
+        self.overlap = overlap
+
+    def share(self, net: Net, models: list[nn.Module]) -> Callable[[], Any]:
+        """Let this rank learn from its share, and sum what it computes with the others."""
+        ranks, pass_on = self.ranks, net.pass_on
+        if len(models) > 1:
+            raise TpsgdError("data_parallel trains one model at a time: leave stacked=None")
+        if isinstance(getattr(stored_samples(net.source), "x", None), Padded):
+            raise TpsgdError(RAGGED)
+        ranks.check_same("number of training samples", net.source.samples)
+        ranks.check_same("batch size", net.source.form.batch_size)
+
+        def passed_on(net: Net, learner: Any, source: Source) -> Source:
+            validation = None if net.validation is None else whole(net.validation)
+            plain = replace(net, source=whole(net.source), validation=validation)
+            return shared(pass_on(plain, learner, whole(source)), ranks)
+
+        net.learners = [shared_learner(x, ranks, self.overlap) for x in net.learners]
+        net.source = shared(net.source, ranks)
+        if net.validation is not None:
+            net.validation = shared(net.validation, ranks)
+        net.wrap, net.pass_on = _wrapped, passed_on
+        tensors = [t for model in models for t in (*model.parameters(), *model.buffers())]
+        return lambda: [ranks.send_first(t) for t in tensors]
+
+    def __str__(self) -> str:
+        return "data_parallel"
+
+
+def _wrapped(step: Step, learners: Sequence[Any], source: Source) -> Step:
+    """The step on shares of batches, without tapes and graphs, which cannot wait for other ranks.
+
+    An optimizer's step may wait until its block reads the next batch, unless its rate changes with
+    every batch.
+    """
+    at_once = any(has_curve(learner) for learner in learners)
+
+    def on_shares(learners: Sequence[Any], batch: Any) -> None:
+        for learner in learners:
+            learner.share, learner.last = batch.share, batch.last
+        step(learners, batch)
+        if at_once:
+            for learner in learners:
+                learner.settle()
+
+    return follow_curve(on_shares, learners, source)

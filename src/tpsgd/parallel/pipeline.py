@@ -1,0 +1,178 @@
+"""`pipeline`: consecutive blocks on different ranks; a batch flows forward only.
+
+Each rank trains its own blocks with the ordinary loop (`train.train`) and sends their outputs to
+the next rank (`stage_net.py`). Blocks learn from labels alone, so no rank waits for anything to
+come back.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import SequentialSampler
+
+from tpsgd.engine.anatomy import rules_for
+from tpsgd.engine.backprop import Backprop
+from tpsgd.engine.batches import Stream, count_samples, first_samples, stored_samples
+from tpsgd.engine.record import Epoch, Run
+from tpsgd.engine.settings import Schedule, Settings, listed
+from tpsgd.errors import TpsgdError
+from tpsgd.memory.block_costs import plan_pipeline
+from tpsgd.memory.rehearse import Inputs
+from tpsgd.nets.blocks import split
+from tpsgd.parallel.job import Parallel
+from tpsgd.parallel.pipeline_checkpoint import PipelineCheckpoint
+from tpsgd.parallel.stage_net import StageNet
+from tpsgd.parallel.stages import checked_stages, refuse_unsuited
+from tpsgd.saved.checkpoint import Checkpoint
+from tpsgd.train import Net, sequential, simultaneous, train
+
+
+def pipeline(stages: Sequence[int] | None = None) -> "Pipeline":
+    """Train consecutive blocks on different ranks, for `fit(..., parallel=tpsgd.pipeline())`.
+
+    A batch flows forward through the ranks, and each of them learns as it passes: nothing ever
+    comes back. The weights are those of `schedule=tpsgd.simultaneous` in one process. Every rank
+    calls `fit` with the same arguments, and ends with the whole trained model and the same record.
+    `run.settings["pipeline"]` tells how long each rank was busy.
+
+    Args:
+        stages: the number of blocks on each rank, `[2, 3, 1]`. Default: chosen from the plan, so
+            that multiplications and bytes balance (`tpsgd.plan(..., ranks=3)` shows them).
+    """
+    return Pipeline(stages)
+
+
+class Pipeline(Parallel):
+    """A net cut into stages of consecutive blocks, one for each rank."""
+
+    def __init__(self, stages: Sequence[int] | None = None) -> None:
+        self.asked = stages
+        self.stages: list[int] = []
+        self.learners: list[Any] = []  # of all ranks
+        self.micro_batch: int | None = None
+        self.busy = self.seconds = 0.0
+
+    def __str__(self) -> str:
+        return "pipeline" if self.asked is None else f"pipeline {list(self.asked)}"
+
+    @contextmanager
+    def joined(self, settings: Settings) -> Iterator[Settings]:
+        """A context in which this process is a rank; all blocks learn from every batch."""
+        if settings.schedule is sequential:
+            raise TpsgdError(
+                "a pipeline trains all blocks at the same time: sequential trains one after "
+                "another; leave schedule out, or take schedule=tpsgd.simultaneous"
+            )
+        with super().joined(replace(settings, schedule=simultaneous)) as settings:
+            if isinstance(settings.checkpoint, Checkpoint):
+                checkpoint = PipelineCheckpoint.of_pipeline(settings.checkpoint, self)
+                settings = replace(settings, checkpoint=checkpoint)
+            self.micro_batch = settings.memory.micro_batch
+            yield settings
+
+    def planned(self, model: nn.Module, data: Any, method: Any, settings: Settings) -> Settings:
+        """Choose the stages; refuse what cannot learn in a pipeline."""
+        if isinstance(method, Backprop):
+            raise TpsgdError(
+                "backprop is no pipeline of blocks that learn by themselves: its gradients come "
+                "back; take tpsgd.data_parallel(), or fit"
+            )
+        count, blocks = self.ranks.count, split(model, settings.blocks)
+        refuse_unsuited(blocks, rules_for(method, blocks, None), listed(settings.optimizer))
+        if self.asked is not None:
+            self.stages = checked_stages(self.asked, len(blocks), count)
+        elif len(blocks) == count:
+            self.stages = [1] * count
+        else:
+            self.stages = self.ranks.from_first(_chosen(model, data, method, settings, count))
+        return settings
+
+    def spans(self) -> list[range]:
+        """The numbers of the blocks on each rank."""
+        ends = accumulate(self.stages)
+        return [range(end - n, end) for end, n in zip(ends, self.stages, strict=True)]
+
+    @contextmanager
+    def shared(self, net: Net, models: list[nn.Module]) -> Iterator[None]:
+        """A context in which all ranks have the weights of rank 0."""
+        if len(models) > 1:
+            raise TpsgdError("a pipeline trains one model: leave stacked=None")
+        for source in filter(None, (net.source, net.validation)):
+            _check_order(stored_samples(source))
+        self.ranks.check_same("number of samples", net.source.samples)
+        self.send_weights(models)
+        yield
+
+    def train(self, schedule: Schedule, net: Net) -> None:
+        """Train the blocks of this rank; afterwards every rank has the weights of all blocks."""
+        blocks = self.spans()[self.ranks.number]
+        stage = StageNet(self.ranks, blocks, net, self.micro_batch)
+        self.learners = net.learners
+        self.ranks.from_all(None)  # all begin at the same time
+        began = time.perf_counter()
+        train(stage.net, stage.net.learners, stage.net.source, stage.net.validation)
+        waited = stage.end()
+        self.seconds = time.perf_counter() - began
+        self.busy = self.seconds - waited
+        self.spread_weights()
+
+    def spread_weights(self) -> None:
+        """Give every rank the weights of the blocks that others have trained."""
+        for rank, span in enumerate(self.spans()):
+            for i in span:
+                for module in self.learners[i].block.modules:
+                    for tensor in (*module.parameters(), *module.buffers()):
+                        self.ranks.send_from(rank, tensor)
+
+    def same_records(self, runs: list[Run]) -> list[Run]:
+        """One record of all ranks: each has the epochs of its own blocks."""
+        (run,) = runs
+        each = self.ranks.from_all((run.as_dict(), self.busy, self.seconds))
+        records = [Run.of(values) for values, _, _ in each]
+        run.history = merged_history([record.history for record in records], self.spans())
+        run.blocks = [records[r].blocks[i] for r, span in enumerate(self.spans()) for i in span]
+        for name in ("sample_passes", "forward_passes"):
+            setattr(run, name, sum(getattr(record, name) for record in records))
+        for name in ("seconds", "setup_seconds", "peak_bytes", "resident_bytes"):
+            setattr(run, name, max(getattr(record, name) for record in records))
+        seconds = max(seconds for _, _, seconds in each)
+        run.settings["pipeline"] = {
+            "stages": self.stages,
+            "seconds": seconds,
+            "busy_seconds": [busy for _, busy, _ in each],
+            "utilisation": [busy / seconds for _, busy, _ in each],
+            "peak_bytes": [record.peak_bytes for record in records],
+        }
+        return runs
+
+
+def _chosen(model: nn.Module, data: Any, method: Any, settings: Settings, ranks: int) -> list[int]:
+    """The stages that the plan balances."""
+    with torch.random.fork_rng():
+        x = first_samples(data)
+    inputs = Inputs(tuple(x.shape[1:]), x.dtype, count_samples(data))
+    return plan_pipeline(model, inputs, method, settings, ranks).stages
+
+
+def merged_history(histories: Sequence[list[Epoch]], spans: Sequence[range]) -> list[Epoch]:
+    """The epochs of all ranks' blocks, as one process would have written them."""
+    pairs = zip(histories, spans, strict=True)
+    epochs = [e for history, span in pairs for e in history if e.block - 1 in span]
+    return sorted(epochs, key=lambda epoch: (epoch.epoch, epoch.block))
+
+
+def _check_order(source: Any) -> None:
+    """Refuse a loader whose order may differ from rank to rank: each reads the labels itself."""
+    if not isinstance(source, Stream) or source.reshuffled:
+        return
+    if not isinstance(source.loader.sampler, SequentialSampler):
+        raise TpsgdError(
+            "every rank of a pipeline reads the labels in the same order, which a DataLoader that "
+            "shuffles chooses by itself: give arrays or a Dataset, which fit shuffles by its seed"
+        )

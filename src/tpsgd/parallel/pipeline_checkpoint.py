@@ -1,0 +1,77 @@
+"""A checkpoint of a pipeline: rank 0 writes the states of all ranks' blocks as one.
+
+The file is that of `simultaneous` in one process, so that a run may go on with other stages, on
+fewer or more ranks, or in one process.
+"""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from tpsgd.parallel.on_rank import RankCheckpoint
+from tpsgd.saved.checkpoint import Checkpoint
+
+ELSEWHERE = {  # the state of a block that another rank trains
+    "mean_square": None, "penalty": None, "tensors": [], "optimizer": None, "batches": None,
+    "patience": None,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PipelineCheckpoint(RankCheckpoint):
+    """A checkpoint that all ranks write together: `every` is 0, and rank 0 says when it is time."""
+
+    pipeline: Any = None
+    seconds: float = 0.0  # that pass at least between two checkpoints
+    written: list[float] = field(default_factory=lambda: [time.monotonic()])
+
+    @classmethod
+    def of_pipeline(cls, checkpoint: Checkpoint, pipeline: Any) -> "PipelineCheckpoint":
+        """The same checkpoint, on a rank of a pipeline."""
+        folder, every, resume = checkpoint.folder, checkpoint.every, checkpoint.resume
+        return cls(folder, 0.0, resume, pipeline.ranks, pipeline, every)
+
+    def open(self) -> dict[str, Any] | None:
+        """The state that rank 0 reads, without what other ranks need."""
+        state = super().open()
+        if state is None or not state["stages"]:
+            return state
+        own = self.pipeline.spans()[self.ranks.number]
+        for i, learner in enumerate(state["stages"][-1]["learners"]):
+            if i not in own:
+                learner.update(ELSEWHERE)
+        record = state["record"]
+        record["history"] = [e for e in record["history"] if e["block"] - 1 in own]
+        if not self.ranks.first:
+            record["sample_passes"] = record["forward_passes"] = 0
+        return state
+
+    def write(self, state: dict[str, Any]) -> None:
+        """Let rank 0 replace the checkpoint, if it is time, by the states of all ranks' blocks."""
+        learners = state["stages"][-1]["learners"]
+        over = not any(learner["learning"] for learner in learners)
+        due = over or time.monotonic() - self.written[0] >= self.seconds
+        if not self.ranks.from_first(due):
+            return
+        self.pipeline.spread_weights()
+        each = self.ranks.from_all((learners, state["record"]))
+        self.written[0] = time.monotonic()
+        if self.ranks.first:
+            super().write(
+                state | self._joined(state, each) | ({"position": "finished"} if over else {})
+            )
+
+    def _joined(self, state: dict[str, Any], each: list[Any]) -> dict[str, Any]:
+        """The stages and the record of all ranks."""
+        spans = self.pipeline.spans()
+        learners = [each[rank][0][i] for rank, span in enumerate(spans) for i in span]
+        records = [record for _, record in each]
+        own = zip(records, spans, strict=True)
+        history = [e for record, span in own for e in record["history"] if e["block"] - 1 in span]
+        history.sort(key=lambda epoch: (epoch["epoch"], epoch["block"]))
+        passes = {
+            name: sum(record[name] for record in records)
+            for name in ("sample_passes", "forward_passes")
+        }
+        stages = [*state["stages"][:-1], state["stages"][-1] | {"learners": learners}]
+        return {"stages": stages, "record": records[0] | passes | {"history": history}}

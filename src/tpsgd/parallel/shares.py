@@ -1,0 +1,106 @@
+"""Every rank's share of a batch: consecutive samples of it, with their share of its gradient."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from tpsgd.engine.augment import Augmented
+from tpsgd.engine.batches import Arrays, Batch, DerivedSource, ThroughBlocks, stored_samples
+from tpsgd.errors import TpsgdError
+from tpsgd.nets.padded import Padded
+from tpsgd.parallel.ranks import Ranks
+from tpsgd.protocols import Source
+
+RAGGED = (
+    "sequences of different lengths cannot be cut into the shares of ranks: leave parallel out, or "
+    "pad them to one length"
+)
+EMPTY: Final = object()  # in place of the samples of a rank that gets none
+
+
+class ShareOfBatch(Batch):
+    """A rank's share of a batch; its `size` is that of the batch, which all ranks learn from."""
+
+    def load(self) -> tuple[Any, Tensor]:
+        """Inputs and labels of the rank's samples."""
+        return self.gather(self.index) if self.share else (EMPTY, torch.empty(0))
+
+    def through(self, function: Callable[[Any], Any]) -> Batch:
+        """The same share with its inputs changed by a function."""
+        return super().through(function) if self.share else self
+
+
+def span(size: int, ranks: Ranks, least: int = 1) -> slice:
+    """Which samples of a batch a rank gets: all ranks about as many, and at least `least` or none.
+
+    They are cut as micro-batches are; of a batch with fewer samples the last ranks get none.
+    """
+    count = max(1, min(ranks.count, size // least))
+    start, stop = (size * min(i, count) // count for i in (ranks.number, ranks.number + 1))
+    return slice(start, stop)
+
+
+@dataclass
+class Shared(DerivedSource):
+    """A source of which a rank gets its share of every batch, in the same order on all ranks."""
+
+    ranks: Ranks
+
+    def __post_init__(self) -> None:
+        augmented = isinstance(self.source, Augmented)
+        unnumbered = augmented and self.source.numbers is None  # type: ignore[attr-defined]
+        in_memory = isinstance(stored_samples(self.source), Arrays)
+        self.by_index = in_memory and not unnumbered  # other batches are loaded, then cut
+
+    def batches(self, block: int = 0, epoch: int | None = None) -> Iterator[Any]:
+        """The rank's share of each batch."""
+        if not self.by_index:  # torch's generator decides, or may do so
+            torch.set_rng_state(self.ranks.from_first(torch.get_rng_state()))
+        least = 2 if self.form.batch_norm else 1
+        for batch in self.source.batches(block, epoch):
+            samples = span(batch.size, self.ranks, least)
+            share = batch.share * (samples.stop - samples.start) / batch.size
+            gather, index = batch.gather, batch.index
+            if self.by_index:
+                index = _cut(index, samples)
+            else:
+                gather = _cut_when_loaded(gather, samples)
+            yield ShareOfBatch(gather, index, batch.size, share, batch.last)
+
+
+def _cut(index: Any, samples: slice) -> Any:
+    """The indices of some samples of a batch, with the random numbers that come with them."""
+    if isinstance(index, tuple):
+        return tuple(_cut(t, samples) for t in index)
+    return index[..., samples]
+
+
+def _cut_when_loaded(
+    gather: Callable[[Any], tuple[Any, Tensor]], samples: slice
+) -> Callable[[Any], tuple[Any, Tensor]]:
+    """Load a whole batch, and take some of its samples."""
+
+    def load(index: Any) -> tuple[Any, Tensor]:
+        x, labels = gather(index)
+        if isinstance(x, Padded):
+            raise TpsgdError(RAGGED)
+        return x[samples], labels[samples]
+
+    return load
+
+
+def shared(source: Source, ranks: Ranks) -> Source:
+    """The source in shares; frozen blocks compute those of their rank alone."""
+    if isinstance(source, ThroughBlocks):
+        return replace(source, source=shared(source.source, ranks))
+    return Shared(source, ranks)
+
+
+def whole(source: Source) -> Source:
+    """The source that `shared` was given."""
+    if isinstance(source, ThroughBlocks):
+        return replace(source, source=whole(source.source))
+    return source.source if isinstance(source, Shared) else source

@@ -1,0 +1,148 @@
+"""Which blocks each rank of a pipeline trains, chosen from what the blocks cost.
+
+All ranks work at the same time, so the slowest sets the pace: the cut makes the multiplications of
+the busiest rank fewest. Among the cuts that are about equal in this, it makes the bytes of the rank
+that needs most memory fewest; among those that are about equal in both, it spreads the
+multiplications most evenly.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+from tpsgd.errors import TpsgdError
+from tpsgd.maths.cuts import TIE, cheapest_cut
+from tpsgd.solvers import Ridge
+
+IN_FLIGHT = 2  # batches that a rank has sent and the next one has not received
+AHEAD = 1  # batches that a rank receives while it learns from another
+
+
+@dataclass(frozen=True)
+class BlockCost:
+    """What a block takes when it learns from a batch."""
+
+    multiplications: int  # of a step
+    lasting: int  # bytes between two steps: the optimizer's state, class codes
+    passing: int  # bytes during its step: activations, gradients
+    outputs: int  # bytes of what it passes on
+
+
+@dataclass(frozen=True)
+class RankCost:
+    """What a rank takes for its blocks; `peak_bytes` includes the weights of the whole model."""
+
+    blocks: int
+    multiplications: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class PipelinePlan:
+    """The costs of every rank, and the share of time that ranks are expected to be busy."""
+
+    ranks: tuple[RankCost, ...]
+    utilisation: float
+
+    @property
+    def stages(self) -> list[int]:
+        """The number of blocks on each rank, for `tpsgd.pipeline(stages=...)`."""
+        return [rank.blocks for rank in self.ranks]
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it as plain values."""
+        return {"ranks": [asdict(rank) for rank in self.ranks], "utilisation": self.utilisation}
+
+
+def balanced_stages(costs: Sequence[BlockCost], ranks: int) -> list[int]:
+    """How many consecutive blocks each rank has.
+
+    Examples:
+        >>> balanced_stages([BlockCost(n, 0, 0, 0) for n in (9, 3, 3, 3)], 2)
+        [1, 3]
+    """
+    if ranks > len(costs):
+        raise TpsgdError(
+            f"a pipeline of {ranks} ranks needs a block for each of them, and this model has "
+            f"{len(costs)}: start fewer processes"
+        )
+
+    def products(start: int, end: int) -> float:
+        return sum(cost.multiplications for cost in costs[start:end])
+
+    fewest, _ = cheapest_cut(len(costs), ranks, products, max)
+
+    def memory(start: int, end: int) -> float:
+        return rank_bytes(costs, start, end) if products(start, end) <= TIE * fewest else math.inf
+
+    lowest, _ = cheapest_cut(len(costs), ranks, memory, max)
+
+    def unevenness(start: int, end: int) -> float:
+        return products(start, end) ** 2 if memory(start, end) <= TIE * lowest else math.inf
+
+    return list(cheapest_cut(len(costs), ranks, unevenness, lambda a, b: a + b)[1])
+
+
+def checked_stages(stages: Any, blocks: int, ranks: int) -> list[int]:
+    """Stages that were set by hand: the numbers of blocks on each rank."""
+    counts = list(stages) if isinstance(stages, (list, tuple)) else []
+    whole = all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in counts)
+    if not counts or not whole or len(counts) != ranks or sum(counts) != blocks:
+        raise TpsgdError(
+            f"stages={stages!r} must be the numbers of blocks on each rank, 1 or more: {ranks} "
+            f"numbers, one for each rank, that add up to the model's {blocks} blocks"
+        )
+    return counts
+
+
+def refuse_unsuited(blocks: Sequence[Any], rules: Sequence[Any], optimizers: Sequence[Any]) -> None:
+    """Refuse what no pipeline can train: forward is the only way that a batch flows."""
+    if any(isinstance(optimizer, Ridge) for optimizer in optimizers):
+        raise TpsgdError(
+            "ridge() cannot solve a block in a pipeline, where its inputs change until the end: "
+            "take an optimizer, or tpsgd.data_parallel() with schedule=tpsgd.sequential"
+        )
+    for rule in rules[:-1]:
+        if rule.needs_output:
+            raise TpsgdError(
+                f"{rule.name} cannot learn in a pipeline: its blocks wait for the error of the "
+                "net's output, on another rank; choose a rule that needs labels alone"
+            )
+    for block in blocks:
+        if block.recurrent:
+            raise TpsgdError(
+                f"block {block.index + 1} ({block}) cannot be part of a pipeline: recurrent layers "
+                "read the one before step by step, in one process; take tpsgd.data_parallel()"
+            )
+
+
+def rank_bytes(costs: Sequence[BlockCost], start: int, end: int) -> int:
+    """The bytes of a rank with the blocks from `start` to `end`, beyond the model's weights."""
+    blocks = costs[start:end]
+    received = AHEAD * costs[start - 1].outputs if start else 0
+    sent = IN_FLIGHT * blocks[-1].outputs if end < len(costs) else 0
+    lasting = sum(cost.lasting for cost in blocks)
+    return lasting + max(cost.passing for cost in blocks) + received + sent
+
+
+def plan_of(
+    costs: Sequence[BlockCost], stages: Sequence[int], weights: int, batches: int | None = None
+) -> PipelinePlan:
+    """What every rank of these stages takes.
+
+    Args:
+        costs: of the model's blocks.
+        stages: the number of blocks on each rank.
+        weights: bytes of the model, which every rank holds.
+        batches: how many go through the pipeline; None: so many that its filling does not count.
+    """
+    ranks = []
+    for start, end in pairwise(accumulate(stages, initial=0)):
+        products = sum(cost.multiplications for cost in costs[start:end])
+        ranks.append(RankCost(end - start, products, weights + rank_bytes(costs, start, end)))
+    busiest = max(rank.multiplications for rank in ranks)
+    mean = sum(rank.multiplications for rank in ranks) / len(ranks)
+    filling = 1.0 if batches is None else batches / (batches + len(ranks) - 1)
+    return PipelinePlan(tuple(ranks), filling * mean / max(1, busiest))

@@ -1,0 +1,106 @@
+"""One rank of a job: trains the cases of a list, writes what it has, and then fails as told.
+
+python rank.py FOLDER CASES FAILING_RANK FAILURE
+"""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+
+torch.set_num_threads(1)
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from parallel.cases import CASES, MLP, OF_SAMPLES_TOGETHER, POINTS, TO_RESUME  # noqa: E402
+
+import tpsgd  # noqa: E402
+
+rank = 0
+
+
+def begin(count: int, port: str) -> bool:
+    """Become the ranks of a job; whether this is the process that waits for them."""
+    global rank
+    TO_RESUME.train()  # loads what torch loads when it is needed
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(count)}
+    for rank in range(count):
+        if not os.fork():
+            os.environ |= place | {"RANK": str(rank)}
+            return False
+    for _ in range(count):
+        os.wait()
+    return True
+
+
+def main(folder: Path, names: list[str], failing: int, failure: str) -> None:
+    """What a rank does."""
+    cases = CASES | OF_SAMPLES_TOGETHER
+    shown, results = [], {}
+    for name in names:
+        weights, run = cases[name].train(
+            parallel=tpsgd.data_parallel(),
+            progress=lambda *numbers: shown.append(numbers),
+            callbacks=[lambda epoch, name=name: shown.append(name)],
+        )
+        results[name] = weights, run.as_dict()
+    results["resumed"] = resume(folder)
+    results["interrupted"] = be_interrupted(folder)
+    results["stopped by rank 0"] = stop_early()
+    torch.save({"results": results, "shown": shown}, folder / f"{rank}.pt")
+    (folder / f"{rank}.txt").write_text(fail(failing, failure))
+
+
+def resume(folder: Path) -> tuple:
+    """Go on from the checkpoint that one process has written."""
+    checkpoint = tpsgd.Checkpoint(folder / "of one", every=0, resume=True)
+    weights, run = TO_RESUME.train(parallel=tpsgd.data_parallel(), checkpoint=checkpoint)
+    return weights, run.as_dict()
+
+
+def be_interrupted(folder: Path) -> tuple:
+    """Leave a checkpoint of the middle of a run, for another number of processes."""
+    checkpoint = tpsgd.Checkpoint(folder / "whole", every=0)
+
+    def copy(epoch):
+        if (epoch.block, epoch.epoch) == (2, 2):
+            shutil.copytree(folder / "whole", folder / "of ranks")
+
+    settings = {"checkpoint": checkpoint, "callbacks": [copy]}
+    weights, run = TO_RESUME.train(parallel=tpsgd.data_parallel(), **settings)
+    return weights, run.as_dict()
+
+
+def stop_early() -> tuple:
+    """A callback of rank 0 alone stops a block on all ranks."""
+    stop = [lambda epoch: rank == 0 and epoch.block == 1]
+    weights, run = TO_RESUME.train(parallel=tpsgd.data_parallel(), callbacks=stop)
+    return weights, run.as_dict()
+
+
+def fail(failing: int, failure: str) -> str:
+    """Train until a rank fails; what the others are told."""
+    model, calls = MLP().double(), iter(range(1000))
+
+    def hook(*_):
+        if next(calls) == 7 and rank == failing:
+            if failure == "dies":
+                os.kill(os.getpid(), 9)
+            raise ValueError("broken on purpose")
+
+    model[0].register_forward_hook(hook)
+    settings = {"epochs": 50, "batch_size": 8, "schedule": tpsgd.simultaneous}
+    try:
+        tpsgd.fit(model, POINTS(), **settings, parallel=tpsgd.data_parallel())
+    except tpsgd.TpsgdError as error:
+        return str(error)
+    except ValueError as error:
+        return f"its own error: {error}"
+    return "nothing"
+
+
+if __name__ == "__main__":
+    folder, count, port, names, failing, failure = sys.argv[1:]
+    if not begin(int(count), port):
+        main(Path(folder), names.split(";"), int(failing), failure)
