@@ -15,9 +15,9 @@ def merged(first: Any, second: Any) -> Any:
     """Both records; dictionaries are joined key by key, but rows of two commits are not mixed."""
     if not isinstance(first, dict) or not isinstance(second, dict):
         return second
-    if "accuracies" in first and "accuracies" in second:
-        if first.get("commit") != second.get("commit"):
-            return second
+    are_rows = "accuracies" in first and "accuracies" in second
+    if are_rows and first.get("commit") != second.get("commit"):
+        return second
     return first | {k: merged(first[k], v) if k in first else v for k, v in second.items()}
 
 
