@@ -33,6 +33,10 @@ OPTIMIZERS: dict[str, Any] = {
     "momentum": lambda params: torch.optim.SGD(params, lr=0.01, momentum=0.9),
     "adam": adam,
 }
+OF_ADAM = (
+    "some gradients of this model may cancel to zero, of which rounding is all that is left, and "
+    "adam divides it by its own size; take optimizer='momentum', or report it, with the model"
+)
 
 
 class Distances(NamedTuple):
@@ -59,9 +63,10 @@ def check(model: nn.Module, recipe: Recipe, schedule: Any, **options: Any) -> st
     texts = (cell_sources if recipe.recurrent else sources)(recipe)
     apart = distances(model, recipe, texts, schedule, **options)
     if not apart.equal:
+        hint = OF_ADAM if recipe.optimizer == "adam" else "please report it, with the model"
         raise TpsgdError(
             f"the C program learned other weights than tpsgd.fit, {apart.ours:.1e} away from them, "
-            "and nothing was written: please report it, with the model"
+            f"and nothing was written: {hint}"
         )
     return (
         f"run beside tpsgd.fit for {STEPS} steps: weights {apart.ours:.0e} from float64, torch's "
