@@ -301,7 +301,7 @@ def test_compare_json_is_one_object(says):
 
 
 def test_compare_fails_after_the_table_if_an_arm_fails(says):
-    words = (*SMALL, "--model", "mlp:4000", "--memory", "9KB", "--restarts", "1", "--epochs", "1")
+    words = (*SMALL, "--model", "mlp:40", "--memory", "2KB", "--restarts", "1", "--epochs", "1")
     code, out, err = says("compare", *words, "--rules", "readout")
     assert (code, err) == (1, "") and "readout failed: a memory budget" in " ".join(out.split())
     assert Path("tpsgd-report/report.html").is_file()
