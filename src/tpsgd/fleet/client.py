@@ -4,10 +4,11 @@
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from torch import nn
 
 from tpsgd.engine.record import Run
 from tpsgd.engine.settings import Settings
@@ -105,77 +106,99 @@ class Device:
 
     def train(self, message: Message, context: Context) -> RecordDict:
         """Learn from the samples for a round: the weights, and how it went."""
-        key, arrays, config = opened(message)
-        seed, classes = int(config["seed"]), list(config["classes"])
-        model = make_model(self.model, context, seed, len(classes))
-        load_arrays(model, arrays)
-        samples = samples_of(self.data(context), classes)
-        metrics, scales = {WEIGHT: samples.count, "loss": 0.0, "memory-bytes": 0}, []
+        task = Task.of(message)
+        model = self.server_model(task, context)
+        samples = samples_of(self.data(context), task.classes)
+        metrics, local = {WEIGHT: samples.count, "loss": 0.0, "memory-bytes": 0}, {}
         if samples.count:
-            settings = self.settings | self.configure(context)
-            run = self._fit(
-                model, in_order_of(samples, seed, config["server-round"]), settings, config
-            )
+            data = in_order_of(samples, task.seed, task.number)
+            run = self.fit(model, data, task, self.settings | self.configure(context))
             metrics |= {"loss": float(run.loss or 0.0), "memory-bytes": run.total_bytes}
-            scales = scales_of(run)
-        local = ConfigRecord({"scales": scales, "new-classes": samples.new})
-        records = {key: arrays_of(model), "metrics": MetricRecord(metrics), "local": local}
-        return RecordDict(records)
+            local["scales"] = scales_of(run)
+        local["new-classes"] = samples.new
+        return RecordDict(
+            {
+                task.key: arrays_of(model),
+                "metrics": MetricRecord(metrics),
+                "local": ConfigRecord({name: each for name, each in local.items() if each}),
+            }
+        )
 
-    def _fit(self, model: Any, data: Any, settings: dict[str, Any], config: ConfigRecord) -> Run:
-        settings = {"progress": False, **settings, "seed": int(config["seed"])}
-        if scales := list(config.get("scales", [])):
-            settings["rule"] = with_scales(settings.get("rule"), scales)
-        if mu := float(config.get("proximal-mu", 0.0)):
-            settings["optimizer"] = near_the_server(settings.get("optimizer"), mu)
-        with warnings.catch_warnings():  # that is the rule in a fleet
+    def fit(self, model: nn.Module, data: Any, task: "Task", settings: dict[str, Any]) -> Run:
+        """Train with the seed, the calibration and the proximal term of the server."""
+        settings = {"progress": False, **settings, "seed": task.seed}
+        if task.scales:
+            settings["rule"] = with_scales(settings.get("rule"), task.scales)
+        if task.mu:
+            settings["optimizer"] = near_the_server(settings.get("optimizer"), task.mu)
+        with warnings.catch_warnings():  # a client need not have samples of every class
             warnings.filterwarnings("ignore", r".* classes have no samples", UserWarning)
             return self.method(model, data, **settings)
 
     def moments(self, message: Message, context: Context) -> RecordDict:
         """The sums over all samples that a ridge head is solved from, new classes included."""
-        _, arrays, config = opened(message)
-        classes, data = list(config["classes"]), self.data(context)
-        model = make_model(self.model, context, int(config["seed"]), len(classes))
-        load_arrays(model, arrays)
-        names = [*classes, *samples_of(data, classes).new]
+        task, data = Task.of(message), self.data(context)
+        model = self.server_model(task, context)
+        new = samples_of(data, task.classes).new
+        names = [*task.classes, *new]
         samples = samples_of(data, names)
         loss = (self.settings | self.configure(context)).get("loss")
         sums = moments.moments_of(model, samples.data, len(names), loss)
-        records = {
-            "moments": moments.as_arrays(sums),
-            "metrics": MetricRecord({WEIGHT: samples.count}),
-            "local": ConfigRecord({"new-classes": names[len(classes) :]}),
-        }
-        return RecordDict(records)
+        return RecordDict(
+            {
+                "moments": moments.as_arrays(sums),
+                "metrics": MetricRecord({WEIGHT: samples.count}),
+                "local": ConfigRecord({"new-classes": new} if new else {}),
+            }
+        )
 
     def evaluate(self, message: Message, context: Context) -> RecordDict:
         """The accuracy of the server's model on this client's samples."""
-        _, arrays, config = opened(message)
-        classes = list(config["classes"])
-        model = make_model(self.model, context, int(config["seed"]), len(classes))
-        load_arrays(model, arrays)
-        metrics = accuracy(model, self.test(context), classes)
-        return RecordDict({"metrics": MetricRecord(metrics)})
+        task = Task.of(message)
+        model = self.server_model(task, context)
+        share, total = accuracy(model, self.test(context), task.classes)
+        return RecordDict({"metrics": MetricRecord({WEIGHT: total, "accuracy": share})})
+
+    def server_model(self, task: "Task", context: Context) -> nn.Module:
+        """The model with the weights of a message."""
+        model = make_model(self.model, context, task.seed, len(task.classes))
+        load_arrays(model, task.arrays)
+        return model
 
 
-def opened(message: Message) -> tuple[str, ArrayRecord, ConfigRecord]:
-    """The arrays of a message with their key, and its configuration."""
-    try:
-        ((key, arrays),) = message.content.array_records.items()
-        (config,) = message.content.config_records.values()
-    except ValueError:
-        raise TpsgdError("a message must have one array record and one config record") from None
-    if missing := {"seed", "classes"} - set(config):
-        raise TpsgdError(
-            f"the server sent no {', '.join(sorted(missing))}: make its app by tpsgd.fleet.server"
-        )
-    return key, arrays, config
+class Task(NamedTuple):
+    """What a message of `tpsgd.fleet.server` asks for."""
+
+    key: str  # of the arrays
+    arrays: ArrayRecord
+    number: int  # of the round, from 1
+    seed: int
+    classes: list[str]
+    scales: list[float]  # of the calibration, one per block; empty in the first round
+    mu: float  # the weight of FedProx's term
+
+    @classmethod
+    def of(cls, message: Message) -> "Task":
+        """The task of a message, or an error that says what is missing in it."""
+        try:
+            ((key, arrays),) = message.content.array_records.items()
+            (record,) = message.content.config_records.values()
+        except ValueError:
+            raise TpsgdError("a message must have one array record and one config record") from None
+        config: dict[str, Any] = dict(record)
+        if missing := {"server-round", "seed", "classes"} - set(config):
+            names = ", ".join(sorted(missing))
+            raise TpsgdError(f"the server sent no {names}: make its app by tpsgd.fleet.server")
+        shared = config["server-round"], config["seed"], list(config["classes"])
+        scales, mu = list(config.get("scales", [])), config.get("proximal-mu", 0.0)
+        return cls(key, arrays, *shared, scales, mu)
 
 
-def accuracy(model: Any, data: Any, classes: list[str]) -> dict[str, float]:
+def accuracy(model: nn.Module, data: Any, classes: list[str]) -> tuple[float, int]:
     """The share of samples that are right, and their number; unknown classes count as wrong."""
     samples = samples_of(data, classes)
     total = len(data[1]) if samples.new else samples.count
+    if not total:
+        raise TpsgdError("there are no samples to evaluate on")
     right = evaluate(model, samples.data) * samples.count if samples.count else 0.0
-    return {WEIGHT: total, "accuracy": right / total if total else 0.0}
+    return right / total, total

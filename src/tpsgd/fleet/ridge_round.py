@@ -2,7 +2,9 @@
 
 # pyright: reportMissingImports=false
 
-from flwr.app import ConfigRecord, Message, RecordDict
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy.strategy_utils import sample_nodes
 from torch import nn
@@ -63,10 +65,11 @@ def why_no_moments(content: RecordDict, width: int, classes: list[str]) -> str |
     shapes = moments.shapes_of(width, len(classes) + len(new))
     if problem := screening.has_arrays(shapes)(content):
         return problem
+    metrics: Any
     (arrays,), (metrics,) = content.array_records.values(), content.metric_records.values()
-    return moments.why_impossible(arrays, int(metrics[screening.WEIGHT]))
+    return moments.why_impossible(arrays, metrics[screening.WEIGHT])
 
 
-def _contents(message: Message) -> tuple[dict, list[str]]:
+def _contents(message: Message) -> tuple[ArrayRecord, list[str]]:
     (arrays,) = message.content.array_records.values()
     return arrays, screening.announced(message.content)

@@ -55,6 +55,7 @@ def has_arrays(shapes: Shapes) -> Check:
 def _metric_problem(content: RecordDict, expected: set[str]) -> str | None:
     if len(content.metric_records) != 1:
         return f"it has {len(content.metric_records)} metric records, not 1"
+    metrics: Any
     (metrics,) = content.metric_records.values()
     if set(metrics) != expected:
         return f"its metrics are {sorted(metrics)}, not {sorted(expected)}"

@@ -139,7 +139,7 @@ def measured(
         if samples is None:
             return None
         grow_and_load(report.model, arrays, len(strategy.classes))
-        share = accuracy(report.model, samples, strategy.classes)["accuracy"]
+        share, _ = accuracy(report.model, samples, strategy.classes)
         target: Any = strategy.rounds[-1] if number else report
         target.accuracy = share
         return MetricRecord({"accuracy": share})

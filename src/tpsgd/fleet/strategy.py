@@ -107,7 +107,7 @@ class LocalLearning(Strategy):
         arrays, metrics = self.strategy.aggregate_train(server_round, learned)
         record = self.rounds[-1]
         if metrics is not None:
-            record.loss = float(metrics["loss"])
+            record.loss = float(metrics["loss"])  # type: ignore[arg-type]
             record.memory_bytes = max(int(_metric(m, "memory-bytes")) for m in learned)
         if not self.scales:
             self.scales = shared_scales(learned)
@@ -169,5 +169,6 @@ def bytes_of(message: Message) -> int:
 
 
 def _metric(message: Message, name: str) -> float:
+    metrics: Any
     (metrics,) = message.content.metric_records.values()
     return metrics[name]
