@@ -110,11 +110,6 @@ def test_a_mistake_on_a_client_is_its_reason():
     assert report.rounds[0].refused == {1: "its app failed: x has 30 samples, but y has 29 labels"}
 
 
-def test_a_budget_that_is_too_small_is_a_reason():
-    report, _ = run(client(PARTS, memory=100), PARTS[:1], rounds=1)
-    assert "budget" in report.rounds[0].refused[0]
-
-
 @pytest.mark.parametrize(
     "case, reason",
     [

@@ -16,6 +16,7 @@ if find_spec("flwr") is None:
 from tpsgd.fleet.client import client
 from tpsgd.fleet.report import Report, Round
 from tpsgd.fleet.server import server
+from tpsgd.fleet.splits import dirichlet
 from tpsgd.fleet.strategy import LocalLearning
 
-__all__ = ["LocalLearning", "Report", "Round", "client", "server"]
+__all__ = ["LocalLearning", "Report", "Round", "client", "dirichlet", "server"]

@@ -49,7 +49,8 @@ def client(
             in every round.
         test: `context -> (x, y)`, for Flower's federated evaluation; default: `data`.
         method: `tpsgd.fit`, or `tpsgd.fit_backprop` to compare with.
-        configure: `context -> settings`, for those that `flwr run --run-config` chooses.
+        configure: `context -> ` more settings, `method` included, for those that
+            `flwr run --run-config` chooses.
         **settings: those of `tpsgd.fit`: `rule`, `epochs`, `batch_size`, `memory="64MB"` ... The
             seed is the server's.
 
@@ -133,7 +134,7 @@ class Device:
             settings["optimizer"] = near_the_server(settings.get("optimizer"), task.mu)
         with warnings.catch_warnings():  # a client need not have samples of every class
             warnings.filterwarnings("ignore", r".* classes have no samples", UserWarning)
-            return self.method(model, data, **settings)
+            return settings.pop("method", self.method)(model, data, **settings)
 
     def moments(self, message: Message, context: Context) -> RecordDict:
         """The sums over all samples that a ridge head is solved from, new classes included."""

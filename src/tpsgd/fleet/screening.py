@@ -29,7 +29,8 @@ def shapes_of(arrays: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 def why_refused(message: Message, checks: Iterable[Check]) -> str | None:
     """Why a reply cannot be used, by the first check that says so, or None."""
     if message.has_error():
-        return f"its app failed: {shortened(message.error.reason, 300)}"
+        reason = str(message.error.reason).strip().splitlines() or ["for no reason"]
+        return f"its app failed: {shortened(reason[-1], 300)}"  # the last line of a traceback
     try:
         return next(filter(None, (check(message.content) for check in checks)), None)
     except Exception as error:  # whatever strange bytes may raise
