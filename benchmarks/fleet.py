@@ -4,7 +4,8 @@
 
 The app is `examples/fleet`: an MLP on MNIST, and an adaptor on VGG16's features of Imagenette
 (1,000 images, 500 to test), split by a Dirichlet distribution of concentration 0.1 and 1. FedAvg of
-all devices, one epoch per round of the MLP and five of the adaptor, Adam at 1e-3, batches of 32.
+all devices, one epoch per round of the MLP and five of the adaptor, Adam at 1e-3, batches of 32;
+local rules keep no inputs for reuse (`Memory(reuse=False)`), which costs time and saves memory.
 Each row runs in a process of its own, with ray. The controls are backprop on the devices, and
 hidden layers that stay random. "ridge" has random hidden layers and one round, compared with the
 same ridge on all samples in one place. A stopped run goes on with the rows that are missing.
@@ -124,7 +125,7 @@ def simulate(setting: dict[str, Any], devices: int, out: Path) -> None:
     from flwr.app import UserConfig
     from flwr.simulation import run_simulation
 
-    from tpsgd import fleet
+    from tpsgd import Memory, fleet
     from tpsgd.fleet import strategy
 
     app = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
@@ -149,8 +150,12 @@ def simulate(setting: dict[str, Any], devices: int, out: Path) -> None:
             "finish": lambda report: out.write_text(json.dumps(figures(report, config, devices))),
         }
 
+    def training(context: Any) -> dict[str, Any]:
+        local = {} if arm["rule"] == "backprop" else {"memory": Memory(reuse=False)}
+        return task.training(context) | local
+
     model, data = configured(task.model), configured(task.client_data)
-    client = fleet.client(model, data, configure=configured(task.training))
+    client = fleet.client(model, data, configure=configured(training))
     server = fleet.server(model, configure=configured(serving))
     resources = {"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": os.cpu_count()}}
     run_simulation(server, client, devices, backend_config=resources)

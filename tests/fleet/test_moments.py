@@ -6,10 +6,10 @@ from torch import nn
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'tpsgd[fleet]'")
 
-from fleet.desk import client, net, run, samples
+from fleet.desk import Desk, average, client, context, net, run, samples
 
 import tpsgd
-from tpsgd import TpsgdError, rules
+from tpsgd import TpsgdError, fleet, rules
 
 COUNTS = 5, 40, 100
 
@@ -84,5 +84,8 @@ def test_a_head_that_cannot_be_solved_is_refused_before_the_rounds():
     def model(context=None):
         return nn.Sequential(nn.Linear(6, 3), nn.Softmax(1))
 
+    desk = Desk(client([samples()], model), 1)
+    app = fleet.server(model, strategy=average(), rounds=1, head=tpsgd.ridge())
     with pytest.raises(TpsgdError, match="cannot solve the last block"):
-        run(client([samples()], model), [samples()], model, rounds=0, head=tpsgd.ridge())
+        app(desk, context(-1))
+    assert not desk.configs
