@@ -18,7 +18,7 @@ from torch import nn
 import tpsgd
 from tpsgd import adapt, fleet
 
-CLIENTS = 20
+CLIENTS, CLASSES = 20, 10
 IMAGES = 1000  # to train the adaptor on: encoding one with VGG16 takes about 0.1 s
 TEST_IMAGES = 500
 UNITS = 256
@@ -54,48 +54,58 @@ def model(context):
     Where hidden layers do not learn, their weights do not travel either: the seed makes them.
     """
     config = context.run_config
-    data = load(config["task"])
-    shape, classes = data.train[0].shape[1:], len(data.classes)
     if config["task"] == "mlp":
-        inputs = shape.numel()
+        inputs = 784 if real("mnist") else 64
         hidden = nn.Linear(inputs, UNITS), nn.ReLU(), nn.Linear(UNITS, UNITS), nn.ReLU()
-        layers = nn.Sequential(nn.Flatten(), *hidden, nn.Linear(UNITS, classes))
+        layers = nn.Sequential(nn.Flatten(), *hidden, nn.Linear(UNITS, CLASSES))
     else:
-        (shape,) = list(encoder().shapes(data.train[0][:1]).values())[-1:]
-        layers = adapt.Layers()(shape, classes)
+        layers = adapt.Layers()(tap_shape(), CLASSES)
     if config["rule"] == "frozen":
         layers[:-1].requires_grad_(False)
     return layers
+
+
+@cache
+def tap_shape():
+    """The shape of an image's features."""
+    image = torch.zeros(1, *((3, 160, 160) if real("vgg16") else (1, 8, 8)))
+    return list(encoder().shapes(image).values())[-1]
 
 
 def client_data(context):
     """The samples of one client; for the adaptor their features, which it computes once."""
     config, number = context.run_config, int(context.node_config["partition-id"])
     clients = int(context.node_config.get("num-partitions", CLIENTS))
-    x, y = load(config["task"]).train
-    split = fleet.dirichlet(y, clients, config["concentration"], seed=config["seed"])[number]
-    if config["task"] == "mlp":
+
+    def samples():
+        x, y = load(config["task"]).train
+        split = fleet.dirichlet(y, clients, config["concentration"], seed=config["seed"])[number]
         return x[split], y[split]
-    name = f"{len(y)}-{clients}-{config['concentration']}-{config['seed']}-{number}"
-    return features(name, x[split], y[split])
+
+    name = f"{clients}-{config['concentration']}-{config['seed']}-{number}"
+    return samples() if config["task"] == "mlp" else features(name, samples)
 
 
 def test_data(context):
     """The server's test samples, or their features."""
+
+    def some():
+        x, y = load("adaptor").test
+        every = max(1, len(y) // TEST_IMAGES)  # they are sorted by class
+        return x[::every], y[::every]
+
     task = context.run_config["task"]
-    x, y = load(task).test
-    every = max(1, len(y) // TEST_IMAGES)  # they are sorted by class
-    return (x, y) if task == "mlp" else features("test", x[::every], y[::every])
+    return load("mlp").test if task == "mlp" else features("test", some)
 
 
-def features(name, x, y):
-    """The encoder's features, from a file in the device's temporary folder from the second time."""
+def features(name, samples):
+    """The features of samples, from a file in the temporary folder once they are computed."""
     kind = "vgg16" if real("vgg16") else "random"
     file = Path(tempfile.gettempdir()) / "tpsgd-fleet" / f"{kind}-{name}.pt"
     if not file.exists():
         file.parent.mkdir(exist_ok=True)
         tap = list(encoder().taps)[-1]
-        torch.save(adapt.encode(encoder(), (x, y), [tap]).at(tap), file)
+        torch.save(adapt.encode(encoder(), samples(), [tap]).at(tap), file)
     return torch.load(file)
 
 
