@@ -5,10 +5,11 @@
 The app is `examples/fleet`: an MLP on MNIST, and an adaptor on VGG16's features of Imagenette
 (1,000 images, 500 to test), split by a Dirichlet distribution of concentration 0.1 and 1. FedAvg of
 all devices, ten rounds of one epoch for the MLP, five of five for the adaptor, Adam at 1e-3,
-batches of 32; local rules keep no inputs for reuse (`Memory(reuse=False)`), which costs time and saves memory.
-Each row runs in a process of its own, with ray. The controls are backprop on the devices, and
-hidden layers that stay random. "ridge" has random hidden layers and one round, compared with the
-same ridge on all samples in one place. A stopped run goes on with the rows that are missing.
+batches of 32. Local rules keep no inputs for reuse (`Memory(reuse=False)`), which takes time and
+saves memory. Each row runs in a process of its own, with ray. The controls are backprop on the
+devices, and hidden layers that stay random. "ridge" is one round, on random hidden layers (MLP) or
+on averages of the encoder's features, compared with the same ridge on all samples in one place. A
+stopped run goes on with the rows that are missing.
 """
 
 import argparse

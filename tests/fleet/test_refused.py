@@ -129,6 +129,23 @@ def test_broken_moments_are_refused(case, reason):
     assert same(report.model, expected.model, 1e-6)
 
 
+def test_other_frozen_weights_than_the_server_s_are_refused():
+    calls = []
+
+    def model(context=None):
+        if calls:
+            torch.rand(1)  # the server calls first: then the seed makes other weights
+        calls.append(1)
+        layers = net()
+        layers[0].requires_grad_(False)
+        return layers
+
+    app = client(PARTS, model, rule=tpsgd.rules.frozen())
+    report, _ = run(app, PARTS, model, rounds=1)
+    assert len(report.rounds[0].refused) == 3
+    assert "frozen weights, which do not travel" in report.rounds[0].refused[0]
+
+
 def test_messages_of_another_server_are_answered_by_a_sentence():
     asked = message(arrays_of(net()))
     asked.content["config"] = ConfigRecord({"server-round": 1})

@@ -41,11 +41,12 @@ def load(task):
 @cache
 def encoder():
     """VGG16, or in its place one convolution with random weights."""
-    if real("vgg16"):
-        return adapt.backbone("vgg16")
-    torch.manual_seed(0)
-    layers = nn.Conv2d(1, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)
-    return adapt.Backbone(nn.Sequential(*layers), ["2"])
+    with torch.random.fork_rng():  # so that the model's weights depend on its seed alone
+        if real("vgg16"):
+            return adapt.backbone("vgg16")
+        torch.manual_seed(0)
+        layers = nn.Conv2d(1, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)
+        return adapt.Backbone(nn.Sequential(*layers), ["2"])
 
 
 def model(context):
@@ -59,7 +60,8 @@ def model(context):
         hidden = nn.Linear(inputs, UNITS), nn.ReLU(), nn.Linear(UNITS, UNITS), nn.ReLU()
         layers = nn.Sequential(nn.Flatten(), *hidden, nn.Linear(UNITS, CLASSES))
     else:
-        layers = adapt.Layers()(tap_shape(), CLASSES)
+        build = adapt.Layers() if config["rounds"] else adapt.Probe()  # a head alone is linear
+        layers = build(tap_shape(), CLASSES)
     if config["rule"] == "frozen":
         layers[:-1].requires_grad_(False)
     return layers

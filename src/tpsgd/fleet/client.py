@@ -18,7 +18,7 @@ from tpsgd.fleet.calibration import scales_of, with_scales
 from tpsgd.fleet.classes import in_order_of, samples_of
 from tpsgd.fleet.proximal import near_the_server
 from tpsgd.fleet.screening import WEIGHT
-from tpsgd.fleet.shared_model import MakeModel, arrays_of, load_arrays, make_model
+from tpsgd.fleet.shared_model import MakeModel, arrays_of, fingerprint, load_arrays, make_model
 from tpsgd.rules import refuse_words
 from tpsgd.training.evaluate import evaluate
 from tpsgd.training.fit import fit
@@ -163,6 +163,11 @@ class Device:
     def server_model(self, task: "Task", context: Context) -> nn.Module:
         """The model with the weights of a message."""
         model = make_model(self.model, context, task.seed, len(task.classes))
+        if fingerprint(model) != task.frozen:
+            raise TpsgdError(
+                "the frozen weights, which do not travel, are not those of the server: the model's "
+                "function must make the same from torch's seed, or load them from the same file"
+            )
         load_arrays(model, task.arrays)
         return model
 
@@ -177,6 +182,7 @@ class Task(NamedTuple):
     classes: list[str]
     scales: list[float]  # of the calibration, one per block; empty in the first round
     mu: float  # the weight of FedProx's term
+    frozen: str  # the fingerprint of the weights that do not travel
 
     @classmethod
     def of(cls, message: Message) -> "Task":
@@ -192,7 +198,7 @@ class Task(NamedTuple):
             raise TpsgdError(f"the server sent no {names}: make its app by tpsgd.fleet.server")
         shared = config["server-round"], config["seed"], list(config["classes"])
         scales, mu = list(config.get("scales", [])), config.get("proximal-mu", 0.0)
-        return cls(key, arrays, *shared, scales, mu)
+        return cls(key, arrays, *shared, scales, mu, config.get("frozen", ""))
 
 
 def accuracy(model: nn.Module, data: Any, classes: list[str]) -> tuple[float, int]:

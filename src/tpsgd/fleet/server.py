@@ -15,7 +15,14 @@ from tpsgd.fleet.client import accuracy
 from tpsgd.fleet.moments import solvable_layer
 from tpsgd.fleet.report import Report
 from tpsgd.fleet.ridge_round import solve_head
-from tpsgd.fleet.shared_model import MakeModel, arrays_of, grow_and_load, head_arrays, make_model
+from tpsgd.fleet.shared_model import (
+    MakeModel,
+    arrays_of,
+    fingerprint,
+    grow_and_load,
+    head_arrays,
+    make_model,
+)
 from tpsgd.fleet.strategy import LocalLearning
 from tpsgd.solvers import Ridge
 from tpsgd.streams.new_classes import outputs_of
@@ -104,7 +111,8 @@ def run(grid: Grid, context: Context, make: MakeModel, settings: dict[str, Any])
             "names of classes"
         )
     inner = FedAvg() if settings["strategy"] is None else deepcopy(settings["strategy"])
-    strategy = LocalLearning(inner, names, head_arrays(model), settings["seed"])
+    seed, frozen = settings["seed"], fingerprint(model)
+    strategy = LocalLearning(inner, names, head_arrays(model), seed, frozen)
     strategy.timeout = f"{settings['timeout']:g} s"
     report = Report(model, names)
     measure = measured(report, strategy, settings["evaluate"], context)

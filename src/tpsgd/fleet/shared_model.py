@@ -2,11 +2,12 @@
 
 The arrays of a message are the parameters that may learn and the buffers. A parameter whose
 `requires_grad` is False stays at home: the function that makes the model is called with the same
-seed everywhere, so that the weights of frozen layers need not be sent.
+seed everywhere, so that the weights of frozen layers need not be sent. Their fingerprint is.
 """
 
 # pyright: reportMissingImports=false
 
+import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -36,6 +37,15 @@ def grow(model: nn.Module, classes: int) -> None:
     """Add outputs that are 0 until the model has one for every class."""
     while outputs_of(model) < classes:
         add_output(model)
+
+
+def fingerprint(model: nn.Module) -> str:
+    """A hash of the weights that do not travel; empty if all do."""
+    frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
+    digest = hashlib.sha256()
+    for name, p in sorted(frozen.items()):
+        digest.update(name.encode() + p.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16] if frozen else ""
 
 
 def travelling(model: nn.Module) -> dict[str, Tensor]:

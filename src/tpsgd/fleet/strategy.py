@@ -35,6 +35,7 @@ class LocalLearning(Strategy):
         classes: the names of the model's outputs.
         head: the names of the arrays with a row for each class.
         seed: of the class codes, the model's initial weights and the order of samples.
+        frozen: the fingerprint of the weights that do not travel.
 
     Attributes:
         rounds: what happened in each round.
@@ -43,9 +44,15 @@ class LocalLearning(Strategy):
     """
 
     def __init__(
-        self, strategy: Strategy, classes: list[str], head: set[str], seed: int = 0
+        self,
+        strategy: Strategy,
+        classes: list[str],
+        head: set[str],
+        seed: int = 0,
+        frozen: str = "",
     ) -> None:
         self.strategy, self.classes, self.head, self.seed = strategy, list(classes), head, seed
+        self.frozen = frozen
         self.rounds: list[Round] = []
         self.scales: list[float] = []
         self.timeout = "the time limit"
@@ -60,7 +67,12 @@ class LocalLearning(Strategy):
     def shared(self) -> dict[str, Any]:
         """What every message's configuration has, so that all clients mean the same."""
         scales = {"scales": self.scales} if self.scales else {}
-        return {"seed": self.seed, "classes": self.classes, **scales}
+        return {
+            "seed": self.seed,
+            "classes": self.classes,
+            "frozen": self.frozen,
+            **scales,
+        }
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
