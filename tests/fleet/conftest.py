@@ -11,4 +11,4 @@ if installed:
         warnings.simplefilter("ignore")
         import flwr.serverapp.strategy  # noqa: F401
 
-collect_ignore = [] if installed else ["desk.py"]
+collect_ignore = [] if installed else ["desk.py", "simulated.py"]
