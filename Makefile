@@ -11,11 +11,12 @@ ARGS ?=
 PY := .venv/bin/python
 RUN := .venv/.installed
 DEV := .venv/.installed-dev
+FLEET := .venv-fleet/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup demo test lint types pytest format docs clean
+.PHONY: help setup demo test lint types pytest fleet format docs clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -40,6 +41,9 @@ types: $(DEV) ## pyright on src
 pytest: $(DEV) ## the tests alone; make pytest ARGS="-k drtp"
 	@$(PY) -m pytest -q -n $(JOBS) --dist worksteal $(ARGS)
 
+fleet: $(FLEET) ## the tests of tpsgd.fleet, in an environment of its own with Flower and ray
+	@.venv-fleet/bin/python -m pytest -q tests/fleet src/tpsgd/fleet $(ARGS)
+
 format: $(DEV) ## let ruff repair what it can
 	@$(PY) -m ruff check --fix .
 	@$(PY) -m ruff format .
@@ -52,7 +56,7 @@ setup: $(DEV) ## make .venv with the development tools and stop there
 	@:
 
 clean: ## remove .venv, caches and everything built; data sets in .data stay
-	rm -rf .venv demo site build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-fleet demo site build dist .pytest_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # pip runs again when a version it reads has changed.
@@ -74,3 +78,11 @@ $(DEV): pyproject.toml constraints.txt | $(PY)
 	@echo "Installing tpsgd and its development tools into .venv ..."
 	@$(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $(RUN) $@
+
+# Flower needs older versions of typer, rich and protobuf than the other tools.
+$(FLEET): pyproject.toml constraints-fleet.txt | $(PY)
+	@echo "Installing tpsgd and Flower into .venv-fleet ..."
+	@"$(PYTHON)" -m venv .venv-fleet
+	@.venv-fleet/bin/python -m pip install -qq --disable-pip-version-check -c constraints-fleet.txt \
+	  -e '.[fleet]' hypothesis pytest
+	@touch $@

@@ -15,11 +15,12 @@ PAPER = ["losses", "projections", "objectives", "rules", "protocols", "train"]
 ORDER = [
     [*LEAVES, *PAPER], ["nets"], ["solvers", "saved"], ["engine"], ["memory", "parallel"],
     ["training"], ["peers", "zoo", "data"], ["comparison", "adapt", "estimators", "streams"],
-    ["export"], ["cli", "__main__"],
+    ["export", "fleet"], ["cli", "__main__"],
 ]  # fmt: skip
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 FOR_DATA = {"errors", "units", "files", "nets.padded", "saved.scaling", "data"}
-PLAIN = {name for name in RANK if name not in ("data", "adapt", "comparison", "estimators", "cli")}
+SHELLS = ("data", "adapt", "comparison", "estimators", "fleet", "cli")
+PLAIN = {name for name in RANK if name not in SHELLS}
 
 FILES = {
     ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file
@@ -59,6 +60,11 @@ def test_data_sets_know_nothing_of_training():
 
 def test_no_module_imports_itself_through_others():
     TopologicalSorter({module: imports(module) for module in FILES}).prepare()
+
+
+def test_only_the_fleet_loads_flower():
+    for module in (m for m in FILES if m.partition(".")[0] != "fleet"):
+        assert "flwr" not in FILES[module].read_text() and "fleet" not in imports(module), module
 
 
 def test_the_core_loads_torch_and_numpy_alone():

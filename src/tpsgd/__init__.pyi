@@ -1,6 +1,7 @@
 from . import adapt as adapt
 from . import data as data
 from . import export as export
+from . import fleet as fleet
 from . import objectives as objectives
 from . import peers as peers
 from . import projections as projections

@@ -434,3 +434,20 @@ def test_two_rates_reach_their_groups():
     for bad in (-1.0, float("inf")):
         with pytest.raises(TpsgdError, match="learning rates must be numbers"):
             tpsgd.two_rates(x=bad, h=1.0)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_merged_sums_are_the_sums_over_all_samples(bias):
+    x, y = X + 1e4, F.one_hot(Y, 3).double()  # means that must not be lost
+    whole = MomentSums(x, y, bias)
+    whole.add(x, y)
+    total, *others = [MomentSums(x, y, bias) for _ in range(3)]
+    for sums, rows in zip(
+        (total, *others), (slice(0, 4), slice(4, 50), slice(50, 90)), strict=True
+    ):
+        sums.add(x[rows], y[rows])
+    for sums in others:
+        total.merge(sums)
+    assert total.count == whole.count
+    for name in ("x", "y", "xx", "xy", "yy"):
+        torch.testing.assert_close(getattr(total, name), getattr(whole, name))

@@ -106,6 +106,23 @@ class MomentSums:
             total(products)
         self.x, self.y, self.count = x, y, round(float(count))
 
+    def merge(self, other: "MomentSums") -> None:
+        """Add the sums over other samples: the sums over both, up to rounding.
+
+        As a batch's sums are added, with one row for the shift of the means.
+        """
+        n, m = self.count, other.count
+        self.count = n + m
+        for name in ("xx", "xy", "yy"):
+            getattr(self, name).add_(getattr(other, name))
+        if not self.bias:
+            return
+        dx, dy, weight = other.x - self.x, other.y - self.y, n * m / (n + m)
+        self.x, self.y = self.x + dx * (m / (n + m)), self.y + dy * (m / (n + m))
+        _add_product(self.xx, dx, weight * dx)
+        _add_product(self.xy, dx, weight * dy)
+        _add_product(self.yy, dy, weight * dy)
+
     def solve(self, alpha: float | None, codes: Tensor | None = None) -> Solution:
         """The weights; with `codes`, for the targets y times the codes."""
         n, x, y = self.count, self.x.squeeze(-2), self.y.squeeze(-2)

@@ -1,0 +1,205 @@
+"""Twenty devices in Flower's simulation: bytes per round, accuracy by round, memory per device.
+
+    TPSGD_DATA=FOLDER python benchmarks/fleet.py --out results/fleet.json
+
+The app is `examples/fleet`: an MLP on MNIST, and an adaptor on VGG16's features of Imagenette
+(1,000 images, 500 to test), split by a Dirichlet distribution of concentration 0.1 and 1. FedAvg of
+all devices, ten rounds of one epoch for the MLP, five of five for the adaptor, Adam at 1e-3,
+batches of 32. Local rules keep no inputs for reuse (`Memory(reuse=False)`), which takes time and
+saves memory. Each row runs in a process of its own, with ray. The controls are backprop on the
+devices, and hidden layers that stay random. "ridge" is one round, on random hidden layers (MLP) or
+on averages of the encoder's features, compared with the same ridge on all samples in one place. A
+stopped run goes on with the rows that are missing.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLE = ROOT / "examples" / "fleet"
+sys.path[:0] = [str(ROOT), str(EXAMPLE)]
+
+OWN = "readout, calibrated by each device"
+ARMS: dict[str, dict[str, Any]] = {
+    "readout": {"rule": "readout"},
+    OWN: {"rule": "readout"},
+    "tpsgd-l2": {"rule": "tpsgd-l2"},
+    "backprop": {"rule": "backprop"},
+    "frozen": {"rule": "frozen"},
+    "ridge": {"rule": "frozen", "rounds": 0, "head": "ridge"},
+}
+EPOCHS = {"mlp": 1, "adaptor": 5}
+SHARE_OF_ROUNDS = {"mlp": 1, "adaptor": 2}
+QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+
+
+def main() -> None:
+    """Run every row that the file does not have yet."""
+    options = arguments()
+    from experiments.common import commit
+    from tpsgd.comparison.provenance import machine, versions
+
+    file: Path = options.out
+    record = json.loads(file.read_text()) if file.exists() and not options.again else {}
+    record |= {
+        "benchmark": "fleet",
+        "command": f"python benchmarks/fleet.py --rounds {options.rounds}",
+        "machine": machine(),
+        "versions": versions()
+        | {"flwr": version("flwr"), "ray": version("ray"), "commit": commit()},
+        "settings": {"devices": options.devices, "strategy": "FedAvg", "epochs": EPOCHS},
+    }
+    rows: list[dict[str, Any]] = record.setdefault("rows", [])
+    for setting in planned(options):
+        if not any(setting.items() <= row.items() for row in rows):
+            began = time.perf_counter()
+            row = setting | measured(setting, options.devices)
+            rows.append(row)
+            file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            print(f"{summary(row)}, {time.perf_counter() - began:.0f} s", flush=True)
+
+
+def arguments() -> argparse.Namespace:
+    """The words of the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="the JSON file")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--devices", type=int, default=20)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--tasks", nargs="+", default=["mlp", "adaptor"], choices=EPOCHS)
+    parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS)
+    parser.add_argument("--again", action="store_true", help="also the rows that are there already")
+    return parser.parse_args()
+
+
+def planned(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The settings of all rows."""
+    return [
+        {
+            "task": task,
+            "concentration": concentration,
+            "arm": arm,
+            "seed": seed,
+            "rounds": ARMS[arm].get("rounds", options.rounds // SHARE_OF_ROUNDS[task]),
+        }
+        for task in options.tasks
+        for concentration in (0.1, 1.0)
+        for seed in range(options.seeds)
+        for arm in options.arms
+    ]
+
+
+def measured(setting: dict[str, Any], devices: int) -> dict[str, Any]:
+    """The result of one row, from a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "row.json"
+        paths = [str(ROOT / "src"), str(EXAMPLE), str(ROOT), os.environ.get("PYTHONPATH", "")]
+        environment = os.environ | QUIET | {"PYTHONPATH": os.pathsep.join(paths)}
+        words = [json.dumps(setting), str(devices), str(out)]
+        call = [sys.executable, __file__, "row", *words]
+        done = subprocess.run(call, env=environment, capture_output=True, text=True)
+        if not out.exists():
+            raise SystemExit(done.stderr[-3000:])
+        return json.loads(out.read_text())
+
+
+def summary(row: dict[str, Any]) -> str:
+    """A row in one line."""
+    name = f"{row['task']} {row['concentration']:g} {row['arm']}"
+    sent = row["sent_bytes_per_round"] + row["received_bytes_per_round"]
+    share, memory = row["accuracy"][-1], row["memory_bytes"] or 0
+    return f"{name}: {share:.2%}, {sent:,} bytes a round, {memory:,} bytes of memory"
+
+
+def simulate(setting: dict[str, Any], devices: int, out: Path) -> None:
+    """One row: the example's app, with these settings."""
+    from fleet_app import task
+    from flwr.app import UserConfig
+    from flwr.simulation import run_simulation
+
+    from tpsgd import Memory, fleet
+    from tpsgd.fleet import strategy
+
+    app = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    arm = ARMS[setting["arm"]]
+    values = {name: setting[name] for name in ("task", "concentration", "seed", "rounds")}
+    values |= arm | {"epochs": EPOCHS[setting["task"]], "memory": "", "out": ""}
+    config = UserConfig(app["config"] | values)
+    if setting["arm"] == OWN:
+        strategy.shared_scales = lambda replies: []  # so that devices measure in every round
+
+    def configured(function: Any) -> Any:
+        def call(context: Any) -> Any:
+            return function(SimpleNamespace(run_config=config, node_config=context.node_config))
+
+        return call
+
+    def serving(context: Any) -> dict[str, Any]:
+        settings = task.serving(context)
+        settings["strategy"].min_available_nodes = devices
+        return settings | {
+            "evaluate": configured(task.test_data),
+            "finish": lambda report: out.write_text(json.dumps(figures(report, config, devices))),
+        }
+
+    def training(context: Any) -> dict[str, Any]:
+        local = {} if arm["rule"] == "backprop" else {"memory": Memory(reuse=False)}
+        return task.training(context) | local
+
+    model, data = configured(task.model), configured(task.client_data)
+    client = fleet.client(model, data, configure=configured(training))
+    server = fleet.server(model, configure=configured(serving))
+    resources = {"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": os.cpu_count()}}
+    run_simulation(server, client, devices, backend_config=resources)
+
+
+def figures(report: Any, config: Any, devices: int) -> dict[str, Any]:
+    """What a row of the file has."""
+    rounds = report.rounds
+    row = {
+        "accuracy": [report.accuracy, *(r.accuracy for r in rounds)],
+        "loss": [r.loss for r in rounds],
+        "sent_bytes_per_round": rounds[0].sent_bytes,
+        "received_bytes_per_round": rounds[0].received_bytes,
+        "memory_bytes": max(r.memory_bytes for r in rounds) or None,  # moments are not measured
+        "refused": [reason for r in rounds for reason in r.refused.values()],
+        "scales": report.scales,
+    }
+    if config["head"] == "ridge":
+        row["difference_to_central"] = difference_to_central(report, config, devices)
+    return row
+
+
+def difference_to_central(report: Any, config: Any, devices: int) -> float:
+    """The largest difference of a weight to a ridge head on all samples in one place."""
+    import torch
+    from fleet_app import task
+
+    import tpsgd
+    from tpsgd.fleet.shared_model import make_model
+
+    nodes = [{"num-partitions": devices, "partition-id": number} for number in range(devices)]
+    contexts: list[Any] = [SimpleNamespace(run_config=config, node_config=node) for node in nodes]
+    parts = [task.client_data(context) for context in contexts]
+    data = tuple(torch.cat(column) for column in zip(*parts, strict=True))
+    model: Any = make_model(task.model, contexts[0], config["seed"])
+    settings = {"optimizer": tpsgd.ridge(), "epochs": 1, "progress": False}
+    tpsgd.fit(model, data, rule=tpsgd.rules.frozen(), **settings)
+    return float((model[-1].weight - report.model[-1].weight).abs().max())
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["row"]:
+        simulate(json.loads(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
+    else:
+        main()
