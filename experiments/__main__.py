@@ -20,10 +20,11 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.merge import join
+from experiments.merge import join, read
 from experiments.registry import EXPERIMENTS, WEIGHTS, Experiment
 from tpsgd import TpsgdError
 from tpsgd.errors import suggestion
+from tpsgd.files import writable_folder
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -98,11 +99,12 @@ def run_all(names: list[str], words: list[str], options: argparse.Namespace) -> 
         folder = Path(scratch) if options.smoke and is_default else options.out
         flags = [f"--{flag}" for flag in ("smoke", "again") if getattr(options, flag)]
         for name in names:
-            if reason := obstacle(name, EXPERIMENTS[name], options.smoke):
+            experiment = EXPERIMENTS[name]
+            if reason := obstacle(name, experiment, options.smoke) or damage(folder, experiment):
                 failed.append(name)
                 print(f"{name}: {reason}", file=sys.stderr, flush=True)
                 continue
-            for program in EXPERIMENTS[name].programs:
+            for program in experiment.programs:
                 print(f"== {name}: {program}", flush=True)
                 if run([*program.split(), "--out", str(folder), *flags, *words]):
                     failed.append(name)
@@ -114,6 +116,18 @@ def run_all(names: list[str], words: list[str], options: argparse.Namespace) -> 
     return int(bool(failed))
 
 
+def damage(folder: Path, experiment: Experiment) -> str | None:
+    """The reason why results cannot be added to a folder, in a sentence."""
+    try:
+        writable_folder(folder)
+        for name in experiment.files:
+            if (file := folder / f"{name}.json").exists():
+                read(file)
+    except TpsgdError as error:
+        return str(error)
+    return None
+
+
 def obstacle(name: str, experiment: Experiment, smoke: bool) -> str | None:
     """The reason why an experiment cannot run here, in a sentence."""
     if experiment.absent:
@@ -122,12 +136,12 @@ def obstacle(name: str, experiment: Experiment, smoke: bool) -> str | None:
     needed = [each for each in missing if each == WEIGHTS]
     if smoke or not (needed or len(missing) == len(experiment.data) > 0):
         return None  # a data set that is missing among others is left out
-    fetch = " and ".join(f"tpsgd data fetch {each}" for each in missing if each != WEIGHTS)
-    how = [f"`{fetch}` says how to get them" * bool(fetch)]
+    fetch = ", ".join(f"`tpsgd data fetch {each}`" for each in missing if each != WEIGHTS)
+    how = [f"{fetch} gets the data or says how" * bool(fetch)]
     how += [f"$TPSGD_DATA/vgg16 is where the {WEIGHTS} are looked for" * bool(needed)]
-    needs = " and ".join(missing)
+    needs = ", ".join(missing)
     return (
-        f"{needs} not here: {'; '.join(filter(None, how))}; without data, "
+        f"not here: {needs}; {'; '.join(filter(None, how))}; without data, "
         f"`python -m experiments {name} --smoke` shows in seconds that it works"
     )
 

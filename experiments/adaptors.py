@@ -294,7 +294,7 @@ def main() -> None:
     parser.add_argument("--max-train", type=int, help="fewer images, for a quick look")
     parser.add_argument("--note", default="", help="how the images were made, for the record")
     options, start = parser.parse_args(), time.perf_counter()
-    record, save = result_file(options.out, "adaptors")
+    record, save = result_file(options, "adaptors")
     bench = built(options, {} if options.again else record.setdefault("rates", {}))
     record |= origin("adaptors", options.device) | {"note": options.note}
     record |= {"restarts": bench.restarts, "rates": bench.rates}

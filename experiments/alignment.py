@@ -174,7 +174,7 @@ def main() -> None:
     options = parser.parse_args()
     nets = SMOKE if options.smoke else NETS
     rows = Rows("alignment", options, {"probes": PROBES, "schedule": "simultaneous"})
-    for name in [options.only] if options.only else list(nets):
+    for name in [options.only] if options.only in nets else list(nets):
         try:
             bench = Bench(nets[name], options.device)
         except TpsgdError as error:

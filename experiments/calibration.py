@@ -128,7 +128,7 @@ def main() -> None:
     options, start = parser.parse_args(), time.perf_counter()
     if options.smoke:
         options.restarts, options.max_train = 1, 60
-    record, save = result_file(options.out, "calibration")
+    record, save = result_file(options, "calibration")
     record |= origin("calibration", options.device)
     for seed in range(options.restarts):
         for name, parts in with_data(options.only, lambda name: load(NETS[name], options)):

@@ -18,7 +18,9 @@ from torch.optim.lr_scheduler import LambdaLR
 
 import tpsgd
 from experiments import stand_in
+from experiments.merge import read
 from tpsgd.comparison.provenance import machine, versions
+from tpsgd.files import writable_folder, write_whole
 
 Row = dict[str, Any]
 Samples = tuple[Tensor, Tensor]
@@ -62,13 +64,16 @@ def is_complete(row: Row | None, restarts: int, options: argparse.Namespace) -> 
     return bool(row) and len(row["accuracies"]) >= restarts and not options.again
 
 
-def result_file(folder: Path, name: str) -> tuple[Row, Callable[[], Any]]:
-    """The record in a file, empty if there is none, and a function that writes it back."""
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"{name}.json"
-    record: Row = json.loads(file.read_text()) if file.exists() else {}
+def result_file(options: argparse.Namespace, name: str) -> tuple[Row, Callable[[], Any]]:
+    """The record in a file, empty if there is none, and a function that writes it back.
+
+    Smoke runs have a file of their own, so that they never mix with results.
+    """
+    name += "-smoke" * options.smoke
+    file = writable_folder(options.out) / f"{name}.json"
+    record: Row = read(file) if file.exists() else {}
     record["experiment"] = name
-    return record, lambda: file.write_text(json.dumps(record, indent=1))
+    return record, lambda: write_whole(file, json.dumps(record, indent=1).encode())
 
 
 def origin(name: str, device: str, *words: str) -> Row:

@@ -180,7 +180,7 @@ def main() -> None:
     options, start = parser.parse_args(), time.perf_counter()
     if options.smoke:
         options.restarts, options.arms, options.max_train = 1, ";".join(SMOKE_ARMS), 16
-    record, save = result_file(options.out, "deep")
+    record, save = result_file(options, "deep")
     record |= origin("deep", options.device) | {"note": options.note}
     images = partial(load_images, folder=options.images, smoke=options.smoke)
     for name, arrays in with_data(options.only, lambda name: images(NETS[name].data)):

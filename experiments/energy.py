@@ -200,7 +200,7 @@ def main() -> None:
     options.device = "cpu"
     nets = SMOKE if options.smoke else NETS
     rows = Rows("energy", options, {"batch_size": BATCH, "optimizer": "Adam", "dtype": "float32"})
-    for name in [options.only] if options.only else list(nets):
+    for name in [options.only] if options.only in nets else list(nets):
         for arm in options.arms or ["backprop", *RULES]:
             measure(rows, name, *nets[name], arm)
 

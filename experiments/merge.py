@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tpsgd import TpsgdError
+from tpsgd.files import writable_folder, write_whole
 
 
 def merged(first: Any, second: Any) -> Any:
@@ -31,15 +32,18 @@ def join(parts: Iterable[Path], folder: Path) -> list[Path]:
         if target not in records:
             records[target] = read(target) if target.exists() else {}
         records[target] = merged(records[target], read(file))
-    folder.mkdir(parents=True, exist_ok=True)
-    for target, record in records.items():
-        target.write_text(json.dumps(record, indent=1))
-    return list(records)
+    if not records:
+        raise TpsgdError("there are no files of results (*.json) in these folders")
+    writable_folder(folder)
+    return [write_whole(t, json.dumps(record, indent=1).encode()) for t, record in records.items()]
 
 
 def read(file: Path) -> Any:
     """The record in a file of results."""
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        record = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise TpsgdError(f"{file} is no file of results: {error}") from error
+    if not isinstance(record, dict):
+        raise TpsgdError(f"{file} is no file of results: it holds no object")
+    return record

@@ -138,7 +138,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.smoke:
         options.restarts = 1
-    record, save = result_file(options.out, "peers")
+    record, save = result_file(options, "peers")
     on_cpu = torch.device(options.device).type == "cpu"
     there: Row = record.setdefault("cpu", {}) if on_cpu else record
     there |= origin("peers", options.device, *["--device cpu --restarts 3"] * on_cpu)

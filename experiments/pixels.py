@@ -95,7 +95,7 @@ def main() -> None:
     """Run what is asked for; the file is written after every arm."""
     options, begin = parse(), time.monotonic()
     torch.set_float32_matmul_precision("high")
-    record, save = result_file(options.out, "pixels")
+    record, save = result_file(options, "pixels")
     settings = {"units": UNITS, "batch_size": BATCH, "rates": RATES, "search": SEARCH}
     record |= origin("pixels", options.device) | {"settings": settings}
     if ("memory" not in record or options.again) and not options.smoke:

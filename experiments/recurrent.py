@@ -128,7 +128,7 @@ def main() -> None:
     """Run what is asked for; the file is written after every arm."""
     options = parse()
     torch.set_float32_matmul_precision("high")
-    record, save = result_file(options.out, "recurrent")
+    record, save = result_file(options, "recurrent")
     settings = {"hidden": HIDDEN, "batch_size": BATCH, "epochs": EPOCHS, "precision": "TF32"}
     record |= origin("recurrent", options.device) | {"settings": settings}
     tables = record.setdefault("tables", {})

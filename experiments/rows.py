@@ -47,10 +47,9 @@ class Rows:
     began: float = field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
-        suffix = "-smoke" if self.options.smoke else ""
         if self.options.smoke:
             self.options.restarts = min(self.options.restarts, 2)
-        self.record, self.save = result_file(self.options.out, self.name + suffix)
+        self.record, self.save = result_file(self.options, self.name)
         self.origin = {"machine": machine(self.options.device), "commit": commit()}
         words = (*self.words, *["--smoke"] * self.options.smoke)
         self.record |= origin(self.name, self.options.device, *words)

@@ -94,7 +94,7 @@ def main() -> None:
     if options.smoke:
         options.quick, options.restarts = True, 1
     on = "cpu" if options.device == "cpu" else "gpu"
-    record, save = result_file(options.out, f"schedules-{on}")
+    record, save = result_file(options, f"schedules-{on}")
     words = [f"--device {options.device}"] if on == "cpu" else []
     words += ["--only", *options.only] if options.only != list(NETS) else []
     record |= origin("schedules", options.device, *words)

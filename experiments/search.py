@@ -27,8 +27,8 @@ def main() -> None:
     options = parser.parse_args()
     samples = load("imagenette", options)
     vgg16 = stand_in.backbone() if options.smoke else adapt.backbone("vgg16", options.weights)
-    record, save = result_file(options.out, "search")
-    trials = options.out / "search"
+    record, save = result_file(options, "search")
+    trials = options.out / ("search" + "-smoke" * options.smoke)
     if options.again:
         shutil.rmtree(trials, ignore_errors=True)
     result = adapt.search(

@@ -106,7 +106,7 @@ def main() -> None:
     if options.smoke:
         options.restarts = 1
     words = [f"--restarts {options.restarts}"] if options.restarts else []
-    record, save = result_file(options.out, "shallow")
+    record, save = result_file(options, "shallow")
     record |= origin("shallow", options.device, *words)
     for name, bench in with_data(options.only, lambda name: Bench(TABLES[name], options)):
         table = bench.table

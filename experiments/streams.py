@@ -234,7 +234,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.smoke:
         options.quick, options.seeds = True, 1
-    record, save = result_file(options.out, "streams")
+    record, save = result_file(options, "streams")
     record |= origin("streams", "cpu")
     rates = RATES[1:2] if options.quick else RATES
     for name in options.only:

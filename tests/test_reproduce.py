@@ -1,5 +1,6 @@
 """`python -m experiments`: every experiment by its name, its smoke run, and results joined."""
 
+import argparse
 import importlib
 import json
 import sys
@@ -106,16 +107,45 @@ def test_a_run_that_was_stopped_goes_on(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(shallow, "ARMS", {k: shallow.ARMS[k] for k in ("backprop", "readout")})
     monkeypatch.setattr(sys, "argv", ["shallow", *options, "--arm", "readout"])
     shallow.main()
-    first = json.loads((tmp_path / "shallow.json").read_text())["tables"]["mnist-mlp"]["arms"]
+    file = tmp_path / "shallow-smoke.json"
+    first = json.loads(file.read_text())["tables"]["mnist-mlp"]["arms"]
     monkeypatch.setattr(sys, "argv", ["shallow", *options])
     capsys.readouterr()
     shallow.main()
-    second = json.loads((tmp_path / "shallow.json").read_text())["tables"]["mnist-mlp"]["arms"]
+    second = json.loads(file.read_text())["tables"]["mnist-mlp"]["arms"]
     assert second["readout"] == first["readout"] and list(second) == ["readout", "backprop"]
     assert "readout" not in capsys.readouterr().out
     monkeypatch.setattr(sys, "argv", ["shallow", *options, "--again"])
     shallow.main()
     assert "readout" in capsys.readouterr().out
+
+
+def test_smoke_runs_have_a_file_of_their_own(tmp_path):
+    for smoke, name in ((True, "deep-smoke"), (False, "deep")):
+        options = argparse.Namespace(out=tmp_path, smoke=smoke)
+        record, save = common.result_file(options, "deep")
+        assert record == {"experiment": name}
+        save()
+        assert common.result_file(options, "deep")[0] == record
+
+
+@pytest.mark.parametrize("content", ["{", "[]"])
+def test_a_file_that_is_no_result_stops_the_run_in_one_sentence(content, started, capsys, tmp_path):
+    (tmp_path / "table1.json").write_text(content)
+    assert reproduce.main(["table1", "--out", str(tmp_path)]) == 1 and not started[0]
+    error = capsys.readouterr().err
+    assert "table1.json is no file of results" in error and error.count("\n") == 1
+    assert (tmp_path / "table1.json").read_text() == content
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(started, capsys, tmp_path):
+    (tmp_path / "file").touch()
+    for words in (["table1"], ["--merge", str(tmp_path / "part")]):
+        (tmp_path / "part").mkdir(exist_ok=True)
+        (tmp_path / "part" / "deep.json").write_text("{}")
+        assert reproduce.main([*words, "--out", str(tmp_path / "file")]) == 1 and not started[0]
+        error = capsys.readouterr().err
+        assert "cannot write to" in error and error.count("\n") == 1
 
 
 def test_names_words_and_flags_reach_the_programs(here, started, tmp_path):
@@ -137,6 +167,13 @@ def test_a_failure_does_not_stop_the_others(here, started, capsys):
     assert reproduce.main(["cnn", "peers"]) == 1
     assert [call[0] for call in calls] == ["shallow", "peers"]
     assert "1 of 2 ran; failed: cnn" in capsys.readouterr().out
+
+
+def test_without_data_every_command_can_be_copied(here, capsys):
+    here()
+    assert reproduce.main(["cnn"]) == 1
+    error = capsys.readouterr().err
+    assert "`tpsgd data fetch mnist`, `tpsgd data fetch cifar10`" in error
 
 
 def test_without_data_a_sentence_names_the_smoke_run(here, started, capsys):
