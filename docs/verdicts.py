@@ -133,10 +133,12 @@ def judge(outcomes: Sequence[str | None], need: int | None = None) -> str | None
 def verdict(claim: dict[str, Any]) -> str:
     """The verdict on a claim, in words."""
     outcomes = []
-    for left, sign, right in claim["compare"]:
+    for left, sign, right, *_ in claim["compare"]:
         a, b = read(left), read(right)
         outcomes.append(None if a is None or b is None else outcome(a, sign, b))
-    return WORDS[judge(outcomes, claim.get("need"))]["ours" in claim]
+    word = WORDS[judge(outcomes, claim.get("need"))]["ours" in claim]
+    ran = len(outcomes) - outcomes.count(None)
+    return f"{word}, on {ran} of {len(outcomes)} rows" if 0 < ran < len(outcomes) else word
 
 
 # ---- the page ------------------------------------------------------------------------------------
@@ -183,13 +185,14 @@ def section(claim: dict[str, Any]) -> str:
 def comparisons(rows: Sequence[Sequence[str]]) -> str:
     """The comparisons of a claim as a table."""
     lines = ["| this | | that | p | |", "|---|---|---|---:|---|"]
-    for left, sign, right in rows:
+    for left, sign, right, *label in rows:
         a, b = read(left), read(right)
         both = None if a is None or b is None else (a, b)
         p = welch(*both) if both else None
         chance = "–" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
         result = outcome(both[0], sign, both[1]) if both else "not run"
-        cells = [cell(left, a), spoken(sign), cell(right, b), chance, result]
+        named = f"{label[0]} – {a}" if label else cell(left, a)
+        cells = [named, spoken(sign), cell(right, b), chance, result]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -38,6 +38,7 @@ from experiments.common import (
     best_rate,
     load_images,
     origin,
+    program,
     result_file,
 )
 from tpsgd import adapt, ridge, rules
@@ -345,4 +346,4 @@ def line(row: Row) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    program(main)

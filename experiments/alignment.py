@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 import tpsgd
-from experiments.common import Row, Samples
+from experiments.common import Row, Samples, program
 from experiments.rows import Rows, leave_out, row_arguments
 from experiments.shallow import standardised
 from tpsgd import Place, TpsgdError, rules
@@ -220,4 +220,4 @@ def _number(angle: float | None) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    program(main)

@@ -20,7 +20,16 @@ import torch
 from torch import nn
 
 import tpsgd
-from experiments.common import Row, Samples, arguments, load_images, origin, result_file, with_data
+from experiments.common import (
+    Row,
+    Samples,
+    arguments,
+    load_images,
+    origin,
+    program,
+    result_file,
+    with_data,
+)
 from experiments.shallow import standardised
 from tpsgd import Recurrent, Rule, inits, rules
 from tpsgd.data.split import stratified
@@ -152,4 +161,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    program(main)

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 import tpsgd
 from benchmarks import ucf101_features
-from experiments.common import Row, Samples
+from experiments.common import Row, Samples, program
 from experiments.rows import Rows, row_arguments, shown
 from tpsgd import Recurrent, rules
 from tpsgd.data.sets.ucf101 import CLASS_LIST, TEST_LIST, TRAIN_LIST
@@ -210,4 +210,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    program(main)

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -59,6 +60,16 @@ def with_data(names: Iterable[str], build: Callable[[str], T]) -> Iterator[tuple
         yield name, built
 
 
+def program(main: Callable[[], None]) -> None:
+    """Run an experiment's `main`; a mistake is one line, and so is Ctrl-C."""
+    try:
+        main()
+    except tpsgd.TpsgdError as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
 def is_complete(row: Row | None, restarts: int, options: argparse.Namespace) -> bool:
     """Whether a row of the file has all its restarts, so that a stopped run goes on after it."""
     return bool(row) and len(row["accuracies"]) >= restarts and not options.again
@@ -95,11 +106,17 @@ def commit() -> str | None:
         return None
 
 
-def accuracies(shares: Sequence[float]) -> Row:
-    """Test accuracies of the restarts, 0..1, their mean and standard deviation; the commit."""
-    deviation = stdev(shares) if len(shares) > 1 else 0.0
-    figures = {"accuracy": fmean(shares), "deviation": deviation, "accuracies": list(shares)}
-    return figures | {"commit": commit()}
+def accuracies(shares: Sequence[float], before: Row | None = None) -> Row:
+    """Test accuracies of the restarts, 0..1, with those of a row; their mean and deviation.
+
+    The commit is that of the last restarts, `commits` has that of each.
+    """
+    row: Row = before or {"accuracies": []}
+    every = [*row["accuracies"], *shares]
+    commits = row.get("commits", [row.get("commit")] * len(row["accuracies"]))
+    deviation = stdev(every) if len(every) > 1 else 0.0
+    figures = {"accuracy": fmean(every), "deviation": deviation, "accuracies": every}
+    return figures | {"commit": commit(), "commits": [*commits, *[commit()] * len(shares)]}
 
 
 def best_rate(rates: Iterable[float], score: Callable[[float], float]) -> Row:

@@ -40,6 +40,7 @@ from experiments.common import (
     best_rate,
     load_images,
     origin,
+    program,
     result_file,
     with_data,
 )
@@ -140,9 +141,10 @@ def restart(net: Net, arm: str, train: Samples, test: Samples, seed: int, row: R
     """Train once more and add the result to the row."""
     curve = test if seed == 0 else None
     model, run = net.fit(arm, train, row["lr"], net.recipe.epochs, seed, curve)
-    shares = [*row.get("accuracies", []), tpsgd.evaluate(model, test, batch_size=256)]
+    share = tpsgd.evaluate(model, test, batch_size=256)
     last = max((e.block for e in run.history), default=0)
-    row |= accuracies(shares) | {"restarts": len(shares), "settings": run.settings}
+    row |= accuracies([share], row if "accuracies" in row else None)
+    row |= {"restarts": len(row["accuracies"]), "settings": run.settings}
     row["cut"] = [b.name for b in run.blocks]
     row["scales"] = [b.scale for b in run.blocks]
     if seed == 0:
@@ -222,4 +224,4 @@ def _shown(row: Row) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    program(main)

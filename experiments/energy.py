@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import tpsgd
-from experiments.common import Row
+from experiments.common import Row, program
 from experiments.operations import COUNTED, OperationCount
 from experiments.rows import Rows, row_arguments
 from experiments.scaling import CIFAR
@@ -231,4 +231,4 @@ def measure(rows: Rows, name: str, shape: tuple[int, ...], make: Make, arm: str)
 
 
 if __name__ == "__main__":
-    main()
+    program(main)

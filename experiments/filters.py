@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 import tpsgd
-from experiments.common import Row
+from experiments.common import Row, program
 from experiments.rows import Rows, leave_out, row_arguments, shown
 from experiments.shallow import standardised
 from tpsgd import Place, Rule, TpsgdError, rules
@@ -113,4 +113,4 @@ def measure(rows: Rows, bench: Bench, name: str, arm: str, filters: int) -> None
 
 
 if __name__ == "__main__":
-    main()
+    program(main)

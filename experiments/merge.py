@@ -14,12 +14,19 @@ from tpsgd.files import writable_folder, write_whole
 
 def merged(first: Any, second: Any) -> Any:
     """Both records; dictionaries are joined key by key, but rows of two commits are not mixed."""
+    if is_words(first) and is_words(second):
+        return list(dict.fromkeys([*first, *second]))
     if not isinstance(first, dict) or not isinstance(second, dict):
         return second
     are_rows = "accuracies" in first and "accuracies" in second
     if are_rows and first.get("commit") != second.get("commit"):
         return second
     return first | {k: merged(first[k], v) if k in first else v for k, v in second.items()}
+
+
+def is_words(value: Any) -> bool:
+    """Whether a value is a list of words, such as the names of what has been measured."""
+    return isinstance(value, list) and bool(value) and all(isinstance(v, str) for v in value)
 
 
 def join(parts: Iterable[Path], folder: Path) -> list[Path]:

@@ -33,6 +33,7 @@ from experiments.common import (
     linear_decay,
     load,
     origin,
+    program,
     result_file,
 )
 from tpsgd import Place, ridge, rules
@@ -133,11 +134,12 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--only", nargs="+", choices=list(NETS), default=list(NETS))
     parser.add_argument("--arm", help="only this one; the others stay")
+    parser.add_argument("--without", default=(), nargs="+", help="arms whose names begin so")
     parser.add_argument("--restarts", type=int, help="fewer, for seconds or a quick look")
     parser.add_argument("--max-train", type=int, help="of the samples, for a quick look")
     options = parser.parse_args()
     if options.smoke:
-        options.restarts = 1
+        options.restarts, options.without = 1, ["dladmm"]  # which has hundreds of iterations
     record, save = result_file(options, "peers")
     on_cpu = torch.device(options.device).type == "cpu"
     there: Row = record.setdefault("cpu", {}) if on_cpu else record
@@ -151,8 +153,8 @@ def main() -> None:
         table = there.setdefault("nets", {}).setdefault(name, {"arms": {}})
         table |= {"width": net.width, "slope": net.slope, "restarts": restarts}
         for arm, every in ways(options.device).items():
-            if options.arm not in (None, arm) or (options.smoke and arm.startswith("dladmm")):
-                continue  # hundreds of iterations
+            if options.arm not in (None, arm) or arm.startswith(tuple(options.without)):
+                continue
             variants = dict(islice(every.items(), 2 if options.smoke else None))
             chosen = None
             if on_cpu:  # the variant that was chosen on the GPU
@@ -216,4 +218,4 @@ def train(
 
 
 if __name__ == "__main__":
-    main()
+    program(main)

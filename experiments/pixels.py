@@ -28,6 +28,7 @@ from experiments.common import (
     best_rate,
     load,
     origin,
+    program,
     result_file,
     with_data,
 )
@@ -233,4 +234,4 @@ def memory(units: int = 64, batch: int = 32, window: int = 16) -> Row:
 
 
 if __name__ == "__main__":
-    main()
+    program(main)

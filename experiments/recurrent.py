@@ -27,6 +27,7 @@ from experiments.common import (
     linear_decay,
     load,
     origin,
+    program,
     result_file,
     with_data,
 )
@@ -342,4 +343,4 @@ def last_of_each_class(data: Samples, samples: int, share: float = 0.2) -> tuple
 
 
 if __name__ == "__main__":
-    main()
+    program(main)

@@ -59,7 +59,10 @@ EXPERIMENTS = {
     ),
     "mlp": Experiment(
         "Table 2: a two-layer MLP on MNIST, ZORB and LM-KARnet",
-        ("shallow --only mnist-mlp mnist-mlp-tanh", "peers --only mlp-256 mlp-256-steep"),
+        (
+            "shallow --only mnist-mlp mnist-mlp-tanh",
+            "peers --only mlp-256 mlp-256-steep --without dladmm",
+        ),
         ("shallow", "peers"), 10, ("mnist",),
     ),
     "cnn": Experiment(

@@ -119,7 +119,7 @@ class Rows:
 def _add(row: Row, many: Restarts, shares: list[float], alone: bool) -> None:
     """Add restarts to a row; its seconds are of restarts that had the device for themselves."""
     row["seeds"] += [run.seed for run in many.runs]
-    row |= accuracies([*row.get("accuracies", []), *shares])
+    row |= accuracies(shares, row if "accuracies" in row else None)
     if not many.stacked:
         row["seconds_each"] += [run.seconds for run in many.runs]
         row["peak_bytes_each"] += [run.peak_bytes for run in many.runs]

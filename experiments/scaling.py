@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 import tpsgd
-from experiments.common import Row
+from experiments.common import Row, program
 from experiments.rows import Rows, leave_out, row_arguments, shown
 from experiments.shallow import standardised
 from tpsgd import Place, Rule, TpsgdError, rules
@@ -130,4 +130,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    program(main)

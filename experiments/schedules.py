@@ -20,7 +20,7 @@ from torch import nn
 
 import tpsgd
 from experiments import common
-from experiments.common import Row, Samples, accuracies, arguments, origin, result_file
+from experiments.common import Row, Samples, accuracies, arguments, origin, program, result_file
 from experiments.shallow import standardised
 from tpsgd import Recurrent, rules
 from tpsgd.data.split import hold_out
@@ -171,4 +171,4 @@ def figures_of(pairs: list[tuple[float, tpsgd.Run]], peer: list[float]) -> Row:
 
 
 if __name__ == "__main__":
-    main()
+    program(main)

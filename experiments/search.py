@@ -11,7 +11,7 @@ import shutil
 
 from experiments import stand_in
 from experiments.adaptors import TAPS
-from experiments.common import arguments, load, origin, result_file
+from experiments.common import arguments, load, origin, program, result_file
 from tpsgd import adapt, rules
 from tpsgd.comparison.provenance import describe
 
@@ -45,4 +45,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    program(main)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import tpsgd
-from experiments.common import Row
+from experiments.common import Row, program
 from experiments.rows import Rows, leave_out, row_arguments
 from tpsgd.data import Data
 from tpsgd.data.registry import path
@@ -92,4 +92,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    program(main)

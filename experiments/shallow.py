@@ -25,6 +25,7 @@ from experiments.common import (
     is_complete,
     load,
     origin,
+    program,
     result_file,
     with_data,
 )
@@ -167,7 +168,7 @@ class Bench:
             return row
         rule, missing = ARMS[arm][row["variant"]], self.restarts - done
         many = self.fit(arm, rule, self.train, missing, None, seed=done)
-        return row | accuracies([*row["accuracies"], *many.evaluate(self.test)])
+        return row | accuracies(many.evaluate(self.test), row)
 
     def fit(
         self,
@@ -202,4 +203,4 @@ def standardised(x: Tensor, x_test: Tensor) -> tuple[Tensor, Tensor]:
 
 
 if __name__ == "__main__":
-    main()
+    program(main)

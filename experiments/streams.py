@@ -37,6 +37,7 @@ from experiments.common import (
     best_rate,
     load,
     origin,
+    program,
     result_file,
 )
 from tpsgd import Rehearsal, Stream, adapt, rules
@@ -248,4 +249,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    program(main)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import tpsgd
-from experiments.common import Row
+from experiments.common import Row, program
 from experiments.rows import Rows, row_arguments
 from tpsgd import rules
 from tpsgd.projections import Key, normal
@@ -179,4 +179,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    program(main)

@@ -31,7 +31,7 @@ def test_the_page_is_what_the_program_writes(verdicts):
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim["title"])
 def test_a_verdict_follows_from_its_numbers(claim, verdicts):
     """Oracle: the criterion once more, on the restarts themselves where the files have them."""
-    outcomes = [again(verdicts, *row) for row in claim["compare"]]
+    outcomes = [again(verdicts, *row[:3]) for row in claim["compare"]]
     ran = [each for each in outcomes if each is not None]
     enough = claim.get("need", len(ran))
     expected = "not run"
@@ -41,6 +41,8 @@ def test_a_verdict_follows_from_its_numbers(claim, verdicts):
             expected = "exceeded"
     if "ours" in claim and ran:
         expected = "does not hold" if expected == "not reproduced" else "holds"
+    if 0 < len(ran) < len(outcomes):
+        expected += f", on {len(ran)} of {len(outcomes)} rows"
     assert verdicts.verdict(claim) == expected
 
 
