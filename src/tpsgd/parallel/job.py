@@ -31,9 +31,9 @@ class Alone:
         """The net as it is."""
         return nullcontext()
 
-    def train(self, schedule: Schedule, net: Net) -> None:
-        """Train the net by its schedule."""
-        schedule(net)
+    def schedule(self, schedule: Schedule) -> Schedule:
+        """The schedule as it is."""
+        return schedule
 
     def same_records(self, runs: list[Run]) -> list[Run]:
         """The records as they are."""
@@ -44,7 +44,7 @@ class Parallel:
     """The work of a net shared among ranks; a way to do it overrides `share`.
 
     `fit` calls `joined` and `planned` before it assembles the net, `shared` around the schedule,
-    `train` to run it, and `same_records` at the end. `share` changes a net (its learners, sources,
+    `schedule` for what runs it, and `same_records` at the end. `share` changes a net (its learners, sources,
     observers, the wrappers of a step, what passes a frozen block's outputs on) and returns a
     function for the end, after which every rank has the whole trained model.
     """
@@ -91,9 +91,9 @@ class Parallel:
         """Change a net so that this rank does its part; what must be done after the schedule."""
         raise NotImplementedError
 
-    def train(self, schedule: Schedule, net: Net) -> None:
-        """Train the net by its schedule."""
-        schedule(net)
+    def schedule(self, schedule: Schedule) -> Schedule:
+        """The schedule as it is."""
+        return schedule
 
     def same_records(self, runs: list[Run]) -> list[Run]:
         """Rank 0's records, with the model of this rank."""

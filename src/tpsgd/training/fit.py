@@ -284,7 +284,7 @@ def _train(
     device = net.source.form.device
     with meter or nullcontext(), workers_watched():
         recorder.began = began = time.perf_counter()
-        parallel.train(settings.schedule, net)
+        parallel.schedule(settings.schedule)(net)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
     return began, time.perf_counter() - recorder.began
