@@ -9,8 +9,9 @@ Backprop: micro-batches go forward through the stages and come back (GPipe: all 
 back; 1F1B: in turns). Gradients are summed in buckets during the last backward pass, as
 DistributedDataParallel does, and the next batch begins when the optimizer has ended.
 
-Every rank has a core, which computes, and a link, which sends one message after another. All
-replicas are equal, so one is simulated (`scale_events.py`). There are no collisions between links.
+Every rank has a core, which computes, and a link, which sends one message after another to the
+ranks before and after, and beside them one sum after another. All replicas are equal, so one is
+simulated (`scale_events.py`). Ranks do not get into each other's way on the net.
 """
 
 import math
@@ -111,9 +112,16 @@ class Place:
     machine: Machine
     link: Link
 
-    def message(self, name: Name, rank: int, seconds: float, after: Name) -> Task:
-        """Something that a rank sends when a task has ended."""
-        core, link = ("core", rank), ("link", rank)
+    def message(self, name: Name, rank: int, count: float, after: Name) -> Task:
+        """Bytes that a rank sends to another when a task has ended."""
+        return self._sent(name, ("messages", rank), self.link.send(count), after)
+
+    def sum(self, name: Name, rank: int, count: float, after: Name, replicas: int) -> Task:
+        """Bytes of gradients that are summed over the replicas when a task has ended."""
+        return self._sent(name, ("sums", rank), self.link.sum(count, replicas), after)
+
+    def _sent(self, name: Name, link: tuple[str, int], seconds: float, after: Name) -> Task:
+        core = "core", link[1]
         return Task(name, link, seconds, (after,), slows=core, share=self.link.host)
 
 
@@ -135,12 +143,12 @@ def local_tasks(
                     after += (("sum", i, batch - 1),)
                 yield Task(("learn", i, batch), ("core", rank), seconds, after)
                 if layout.replicas > 1:
-                    seconds = place.link.sum(NUMBER * block.weights, layout.replicas)
-                    yield place.message(("sum", i, batch), rank, seconds, ("learn", i, batch))
+                    count, learned = NUMBER * block.weights, ("learn", i, batch)
+                    yield place.sum(("sum", i, batch), rank, count, learned, layout.replicas)
             if rank < len(stages) - 1:
                 last, block = stage[-1]
-                seconds = place.link.send(samples * block.outputs)
-                yield place.message(("send", rank, batch), rank, seconds, ("learn", last, batch))
+                count, learned = samples * block.outputs, ("learn", last, batch)
+                yield place.message(("send", rank, batch), rank, count, learned)
 
 
 def local_total(
@@ -217,8 +225,7 @@ def forward_tasks(
     after = (("send", rank - 1, batch),) if rank else ()
     yield Task(name, ("core", rank), seconds, after)
     if rank < len(layout.stages) - 1:
-        seconds = place.link.send(samples * stage[-1][1].outputs)
-        yield place.message(("send", rank, batch), rank, seconds, name)
+        yield place.message(("send", rank, batch), rank, samples * stage[-1][1].outputs, name)
 
 
 def backward_tasks(
@@ -239,12 +246,11 @@ def backward_tasks(
         yield Task(name, ("core", rank), place.machine.backward(block, samples), after)
         after = ()
         if sums and i in summed:
-            seconds = place.link.sum(summed[i], layout.replicas)
-            yield place.message(("sum", i, batch[0]), rank, seconds, name)
+            yield place.sum(("sum", i, batch[0]), rank, summed[i], name, layout.replicas)
     if rank:
         first = stage[0][0]
-        seconds = place.link.send(samples * blocks[first - 1].outputs)
-        yield place.message(("return", rank, batch), rank, seconds, ("backward", first, batch))
+        count = samples * blocks[first - 1].outputs
+        yield place.message(("return", rank, batch), rank, count, ("backward", first, batch))
 
 
 def backprop_seconds(

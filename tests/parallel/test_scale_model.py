@@ -182,6 +182,15 @@ def test_messages_of_a_pipeline_by_hand(model):
     assert model.rank_bytes(blocks, layout, 10, backprop=True) == 30
 
 
+def test_the_first_stage_of_backprop_waits_for_its_sum_alone(model):
+    """Two stages in two replicas: 1 + 1 forward, 2 + 2 back, then the sum of 8; those of the second
+    stage go on at the same time."""
+    blocks = [model.Block(1, 2, 3, 8, 0), model.Block(1, 2, 3, 8, 0)]
+    here, layout = place(model, bandwidth=4.0), model.Layout((1, 1), 2)
+    assert model.backprop_seconds(blocks, layout, 1, here) == 1 + 1 + 2 + 2 + 8
+    assert model.local_seconds(blocks, layout, 1, here) == 3 + 8
+
+
 # ---- links and nets ------------------------------------------------------------------------------
 
 
