@@ -45,9 +45,9 @@ from tpsgd.units import columns, size
 
 RANKS = [1, *(2**n for n in range(3, 13))]
 PLACES = {  # achieved speeds, not those of a data sheet
-    "accelerators, 400 Gb/s, 5 us": Place(Machine(1e14, 1e11), Link(5e-6, 50e9)),
-    "servers, 10 Gb/s, 50 us": Place(Machine(5e11, 4e9), Link(50e-6, 1.25e9)),
-    "small boards, 50 Mb/s, 5 ms": Place(Machine(1e10, 2e8), Link(5e-3, 6.25e6)),
+    "accelerators": Place(Machine(1e14, 1e11), Link(5e-6, 50e9)),
+    "servers": Place(Machine(5e11, 4e9), Link(50e-6, 1.25e9)),
+    "small boards": Place(Machine(1e10, 2e8), Link(5e-3, 6.25e6)),
 }
 Layouts = Callable[[list[Block], int, int], Iterator[Layout]]
 

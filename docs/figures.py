@@ -698,7 +698,9 @@ def draw_many(values: Any, record: Record) -> Figure:
             plain(axes)
         line[0].set_ylabel(SCALED[net], fontsize=11, color=INK)
     for axes, place in zip(panels[0], places, strict=True):
-        axes.set_title(place.replace(" us", " µs"), fontsize=10.5, color=INK)
+        link = record["scale"]["places"][place]["link"]
+        speed = f"{8e-6 * link['bandwidth']:,g} Mb/s, {1e3 * link['latency']:g} ms"
+        axes.set_title(f"{place}: {speed}", fontsize=10.5, color=INK)
     figure.supylabel("samples per second and rank, over backprop on one rank", fontsize=10.5)
     figure.supxlabel("ranks", fontsize=11, color=INK)
     handles = panels[0][0].get_legend_handles_labels()
