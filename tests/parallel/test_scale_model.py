@@ -75,6 +75,7 @@ def test_tasks_that_wait_for_each_other_are_an_error():
         ([2, 3], [4, 5], 9),  # the link is busy all the time
         ([1, 1], [0, 6], 7),  # the last block waits for its own sum
         ([5], [4], 9),  # a single block has nothing to hide behind
+        ([9, 6, 9, 2, 1], [6, 6, 6, 5, 5], 28),  # the link falls behind by one second in a step
     ],
 )
 def test_sums_hide_behind_other_blocks(model, seconds, sums, step):
@@ -189,6 +190,18 @@ def test_the_first_stage_of_backprop_waits_for_its_sum_alone(model):
     here, layout = place(model, bandwidth=4.0), model.Layout((1, 1), 2)
     assert model.backprop_seconds(blocks, layout, 1, here) == 1 + 1 + 2 + 2 + 8
     assert model.local_seconds(blocks, layout, 1, here) == 3 + 8
+
+
+def test_gradients_of_micro_batches_are_summed_when_the_last_has_come_back(model):
+    layout, here = model.Layout((1,), 2, micro_batches=2), place(model, bandwidth=4.0)
+    assert model.backprop_seconds([model.Block(1, 2, 0, 8, 0)], layout, 2, here) == 2 + 4 + 8
+
+
+def test_backprop_also_returns_the_gradients_of_inputs(model):
+    blocks = [model.Block(1, 2, 2, 0, outputs) for outputs in (5, 3, 0)]
+    layout = model.Layout((1, 1, 1))
+    assert model.rank_bytes(blocks, layout, 10, backprop=False) == 50
+    assert model.rank_bytes(blocks, layout, 10, backprop=True) == 30 + 50
 
 
 # ---- links and nets ------------------------------------------------------------------------------
