@@ -85,8 +85,10 @@ ARMS: dict[str, Arm] = {
 def pin() -> int:
     """Let this rank have one thread, on a core of its own if there are enough: their number."""
     torch.set_num_threads(1)
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[int(os.environ["RANK"]) % len(cores)]})
+    cores = list(range(os.cpu_count() or 1))
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[int(os.environ["RANK"]) % len(cores)]})
     return min(len(cores), int(os.environ["WORLD_SIZE"]))
 
 

@@ -107,6 +107,25 @@ def scale_rows(name: str, blocks: list[Block], batch: int, ranks: Sequence[int])
                     yield min(rows, key=lambda row: row["step_seconds"])
 
 
+def leads(rows: Sequence[Row]) -> Row:
+    """How much faster local learning is than backprop: the least and the most, on several ranks.
+
+    `beyond_products` is the most beyond what it gains by fewer multiplications.
+    """
+    speed = {(r["net"], r["place"], r["ranks"], r["way"]): r["relative"] for r in rows}
+    figures = {}
+    for kind in ("data-parallel", "pipelined"):
+        lead, beyond = [], []
+        for *where, ranks, way in speed:
+            if ranks > 1 and way == f"{kind} local":
+                names = [name for name in WAYS if name.startswith(f"{kind} backprop")]
+                best = max(speed[*where, ranks, name] for name in names)
+                lead.append(speed[*where, ranks, way] / best)
+                beyond.append(lead[-1] / speed[*where, 1, "data-parallel local"])
+        figures[kind] = {"least": min(lead), "most": max(lead), "beyond_products": max(beyond)}
+    return figures
+
+
 def check(folder: Path, steps: int, turns: int) -> Row:
     """Calibrate the model on this machine, and set it beside what has been measured here."""
     words = [["--batch-size", str(size)] for size in (64, 128, 256)]
@@ -195,7 +214,7 @@ def main() -> None:
     if chosen.out is not None:
         record |= {"batch": chosen.batch_size, "nets": {k: figures(v) for k, v in nets.items()}}
         record |= {"places": {name: asdict(place) for name, place in PLACES.items()}}
-        write_section(chosen.out, "scale", record | {"rows": rows})
+        write_section(chosen.out, "scale", record | {"leads": leads(rows), "rows": rows})
 
 
 def figures(blocks: Sequence[Block]) -> Row:

@@ -699,7 +699,9 @@ def draw_many(values: Any, record: Record) -> Figure:
         line[0].set_ylabel(SCALED[net], fontsize=11, color=INK)
     for axes, place in zip(panels[0], places, strict=True):
         link = record["scale"]["places"][place]["link"]
-        speed = f"{8e-6 * link['bandwidth']:,g} Mb/s, {1e3 * link['latency']:g} ms"
+        bits, delay = 8 * link["bandwidth"], link["latency"]
+        speed = f"{bits / 1e9:g} Gb/s" if bits >= 1e9 else f"{bits / 1e6:g} Mb/s"
+        speed += f", {delay * 1e6:g} µs" if delay < 1e-3 else f", {delay * 1e3:g} ms"
         axes.set_title(f"{place}: {speed}", fontsize=10.5, color=INK)
     figure.supylabel("samples per second and rank, over backprop on one rank", fontsize=10.5)
     figure.supxlabel("ranks", fontsize=11, color=INK)

@@ -549,6 +549,9 @@ def test_what_the_page_on_many_machines_says_about_scale():
         if net == "vgg11":  # sums are short on few ranks: both hide them
             assert local[1] > 0.98 * local[0] and backprop[1] > 0.98 * backprop[0]
         assert local[2] < 1.1 * backprop[2], "sums are long on many ranks: both wait for them"
-    assert speed["vgg11", "accelerators", 4096, "data-parallel local"] < (
-        speed["vgg11", "accelerators", 4096, "data-parallel backprop"]  # more latencies
+    assert (
+        speed["vgg11", "accelerators", 4096, "data-parallel local"]
+        < (
+            speed["vgg11", "accelerators", 4096, "data-parallel backprop"]  # more latencies
+        )
     )
