@@ -11,7 +11,7 @@ wrong: `cores` is in every row.
 A rank is busy when it does not wait for another (`utilisation`, the filling included);
 `cpu_utilisation` is the share of the time in which its thread had the core. `peak_bytes` counts
 tensors: of a `pipeline` the weights of the whole model, which every rank holds, of the peers those
-of the rank. With --out, the rows go into FOLDER/pipeline.json.
+of the rank. With --out, the rows go into the section "pipeline" of FOLDER/many.json.
 """
 
 import argparse
@@ -27,10 +27,11 @@ from statistics import mean
 from typing import Any
 
 import torch
+from many import write_section
 from torch import nn
 
 import tpsgd
-from tpsgd.comparison.provenance import describe, machine, versions
+from tpsgd.comparison.provenance import describe
 from tpsgd.engine.device import resident
 from tpsgd.parallel.pipeline import Pipeline
 from tpsgd.units import columns, size
@@ -197,11 +198,9 @@ def main() -> None:
         print(json.dumps(rows[-1]), flush=True)
     print(table(rows))
     if options.out is not None:
-        record = {"command": " ".join(["python benchmarks/pipeline.py", *sys.argv[1:]])}
-        record |= {"machine": machine(), "versions": versions(), "data": describe(data)}
-        record |= {"model": options.model, "batch_size": options.batch_size, "rows": rows}
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "pipeline.json").write_text(json.dumps(record, indent=1))
+        record = {"data": describe(data), "model": options.model, "epochs": options.epochs}
+        record |= {"batch_size": options.batch_size, "rows": rows}
+        write_section(options.out, "pipeline", record)
 
 
 if __name__ == "__main__":

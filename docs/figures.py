@@ -656,6 +656,60 @@ def heatmap(axes: Axes, grid: Any, limits: Any, colours: str, below: Any) -> Non
     axes.spines[:].set_visible(False)
 
 
+# ---- many machines -------------------------------------------------------------------------------
+
+RANKED = {  # colour, mark, dash
+    "data-parallel local": (GREEN, "o", "-"),
+    "pipelined local": (GREEN, "^", "--"),
+    "data-parallel backprop": ("#000000", "s", "-"),
+    "pipelined backprop": ("#000000", "v", "--"),
+}
+SCALED = {"mlp": "MLP, 16 layers", "vgg11": "VGG11"}
+
+
+def many_values(record: Record) -> Record:
+    """By net, place and way: ranks, and speed; of two schedules of backprop the better one."""
+    values: Record = {}
+    for row in record["scale"]["rows"]:
+        lines = values.setdefault(row["net"], {}).setdefault(row["place"], {})
+        line = lines.setdefault(row["way"].partition(",")[0], {})
+        line[row["ranks"]] = max(line.get(row["ranks"], 0.0), float(f"{row['relative']:.3g}"))
+    return values
+
+
+def draw_many(values: Any, record: Record) -> Figure:
+    """Speed by ranks: a row per net, a panel per place."""
+    places = list(next(iter(values.values())))
+    figure, panels = plt.subplots(
+        len(values), len(places), figsize=(11, 6.4), layout="constrained", sharex=True, sharey=True
+    )
+    for line, (net, by_place) in zip(panels, values.items(), strict=True):
+        for axes, place in zip(line, places, strict=True):
+            for way, (colour, mark, dashes) in RANKED.items():
+                xs, ys = list(by_place[place][way]), list(by_place[place][way].values())
+                look = {"color": colour, "marker": mark, "ls": dashes, "mec": "white"}
+                axes.plot(xs, ys, label=way, lw=1.5, ms=6.5, **look)
+            axes.set_xscale("log", base=2)
+            axes.set_yscale("log")
+            axes.set(ylim=(0.008, 2), xticks=(1, 8, 64, 512, 4096))
+            for side in (axes.xaxis, axes.yaxis):
+                side.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,g}"))
+            axes.minorticks_off()
+            plain(axes)
+        line[0].set_ylabel(SCALED[net], fontsize=11, color=INK)
+    for axes, place in zip(panels[0], places, strict=True):
+        link = record["scale"]["places"][place]["link"]
+        bits, delay = 8 * link["bandwidth"], link["latency"]
+        speed = f"{bits / 1e9:g} Gb/s" if bits >= 1e9 else f"{bits / 1e6:g} Mb/s"
+        speed += f", {delay * 1e6:g} µs" if delay < 1e-3 else f", {delay * 1e3:g} ms"
+        axes.set_title(f"{place}: {speed}", fontsize=10.5, color=INK)
+    figure.supylabel("samples per second and rank, over backprop on one rank", fontsize=10.5)
+    figure.supxlabel("ranks", fontsize=11, color=INK)
+    handles = panels[0][0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside upper center", ncols=4, frameon=False, fontsize=10.5)
+    return figure
+
+
 FIGURES: dict[str, tuple[str, Callable[..., Any], Callable[..., Figure]]] = {
     "sequences": ("recurrent", sequence_values, draw_sequences),
     "peers": ("peers", peer_values, draw_peers),
@@ -666,4 +720,5 @@ FIGURES: dict[str, tuple[str, Callable[..., Any], Callable[..., Figure]]] = {
     "edge": ("edge", edge_values, draw_edge),
     "filter-sampling": ("filters", filter_values, draw_filters),
     "cifar-scaling": ("scaling", scaling_values, draw_scaling),
+    "many": ("many", many_values, draw_many),
 }

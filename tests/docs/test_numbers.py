@@ -527,3 +527,31 @@ def test_what_the_page_on_sequences_says_about_long_ones():
     assert ours["restarts"] == 3 and ours["peak_bytes"] < 0.5 * theirs["peak_bytes"]
     memory = look_up("pixels/memory")
     assert all(memory[place]["ratio"] <= 1.01 for place in ("last", "mean", "every"))
+
+
+def test_what_the_page_on_many_machines_says_about_scale():
+    """Where this fails after a change of the model: reword docs/many.md."""
+    rows = look_up("many/scale/rows")
+    speed = {(r["net"], r["place"], r["ranks"], r["way"]): r["relative"] for r in rows}
+    pipelines = [key[:3] for key in speed if key[3] == "pipelined local"]
+    leads = {
+        key: speed[*key, "pipelined local"]
+        / max(speed[*key, f"pipelined backprop, {name}"] for name in ("GPipe", "1F1B"))
+        for key in pipelines
+    }
+    assert min(leads.values()) > 0.99, "a local pipeline is nowhere behind"
+    for net, place in {key[:2] for key in pipelines}:
+        assert leads[net, place, 4096] < leads[net, place, 64], "the lead shrinks in the end"
+        local, backprop = (
+            [speed[net, place, n, f"data-parallel {way}"] for n in (1, 8, 4096)]
+            for way in ("local", "backprop")
+        )
+        if net == "vgg11":  # sums are short on few ranks: both hide them
+            assert local[1] > 0.98 * local[0] and backprop[1] > 0.98 * backprop[0]
+        assert local[2] < 1.1 * backprop[2], "sums are long on many ranks: both wait for them"
+    assert (
+        speed["vgg11", "accelerators", 4096, "data-parallel local"]
+        < (
+            speed["vgg11", "accelerators", 4096, "data-parallel backprop"]  # more latencies
+        )
+    )

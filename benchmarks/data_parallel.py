@@ -1,11 +1,12 @@
 """Seconds per step on 1, 2 and 4 processes: a local rule's sums hidden behind compute, and DDP.
 
-    python benchmarks/parallel.py --out results/parallel.json [--ranks 1 2 4] [--steps 60] [--quick]
+    python benchmarks/data_parallel.py --out results [--ranks 1 2 4] [--steps 60] [--quick]
 
 Every process is pinned to a core and has one thread; gloo carries the sums. The batch is that of
 all processes together. `waiting` waits for the sum of each block's gradients at once, so the
 difference to `overlapped` is what the overlap hides. Backprop is torch's own
 `DistributedDataParallel` in a plain loop, with the same optimizer. Figures are medians over turns.
+With --out, the rows go into the section "data_parallel" of FOLDER/many.json.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from many import write_section
 from torch import nn
 from torch.nn import functional as F
 
@@ -31,8 +33,8 @@ from tpsgd.parallel.ranks import Ranks, joined
 from tpsgd.parallel.shares import span
 from tpsgd.units import columns
 
-BATCH, FEATURES, CLASSES = 256, 784, 10
-Arm = Callable[[Ranks, int, nn.Module, Any], float]  # seconds per step
+FEATURES, CLASSES = 784, 10
+Arm = Callable[[Ranks, int, nn.Module, Any], float]  # seconds, with batches of this size
 
 
 def mlp(width: int, depth: int) -> nn.Sequential:
@@ -48,29 +50,29 @@ NETS = {"mlp 256 x 4": (256, 4), "mlp 1024 x 4": (1024, 4)}
 def local(overlap: bool) -> Arm:
     """Blocks that learn by `readout`, all of them from every batch."""
 
-    def seconds(ranks: Ranks, steps: int, model: nn.Module, data: Any) -> float:
+    def seconds(ranks: Ranks, batch_size: int, model: nn.Module, data: Any) -> float:
         run = tpsgd.fit(
-            model, data, batch_size=BATCH, epochs=1, schedule=tpsgd.simultaneous,
+            model, data, batch_size=batch_size, epochs=1, schedule=tpsgd.simultaneous,
             memory=tpsgd.Memory(measure=False), progress=False,
             parallel=tpsgd.data_parallel(overlap),
         )  # fmt: skip
-        return run.seconds / steps
+        return run.seconds
 
     return seconds
 
 
-def distributed_backprop(ranks: Ranks, steps: int, model: nn.Module, data: Any) -> float:
+def distributed_backprop(ranks: Ranks, batch_size: int, model: nn.Module, data: Any) -> float:
     """A plain loop with DistributedDataParallel, each process its share of the same batches."""
     wrapped = nn.parallel.DistributedDataParallel(model)
     optimizer, (x, y) = torch.optim.Adam(wrapped.parameters(), fused=True), data
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
     began = time.perf_counter()
-    for batch in order.split(BATCH):
+    for batch in order.split(batch_size):
         index = batch[span(len(batch), ranks)]
         optimizer.zero_grad()
         F.cross_entropy(wrapped(x[index]), y[index]).backward()
         optimizer.step()
-    return (time.perf_counter() - began) / steps
+    return time.perf_counter() - began
 
 
 ARMS: dict[str, Arm] = {
@@ -80,34 +82,39 @@ ARMS: dict[str, Arm] = {
 }
 
 
-def rank_main(steps: int, turns: int, nets: list[str]) -> None:
-    """What one process does; rank 0 prints a row for each net and arm."""
+def pin() -> int:
+    """Let this rank have one thread, on a core of its own if there are enough: their number."""
     torch.set_num_threads(1)
-    number = int(os.environ["RANK"])
+    cores = list(range(os.cpu_count() or 1))
     if hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cores[number % len(cores)]})
+        os.sched_setaffinity(0, {cores[int(os.environ["RANK"]) % len(cores)]})
+    return min(len(cores), int(os.environ["WORLD_SIZE"]))
+
+
+def rank_main(steps: int, turns: int, batch_size: int, nets: list[str]) -> None:
+    """What one process does; rank 0 prints a row for each net and arm."""
+    cores = pin()
     torch.manual_seed(0)
-    data = torch.randn(steps * BATCH, FEATURES), torch.randint(CLASSES, (steps * BATCH,))
-    few = tuple(t[: 4 * BATCH] for t in data)
+    samples = steps * batch_size
+    data = torch.randn(samples, FEATURES), torch.randint(CLASSES, (samples,))
+    few = tuple(t[: 4 * batch_size] for t in data)
     with joined() as ranks:
         for net in nets:
             taken: dict[str, list[float]] = {name: [] for name in ARMS}
             for turn in range(turns + 1):
                 for name, arm in ARMS.items():
                     dist.barrier()
-                    warm_up = turn == 0
-                    samples = few if warm_up else data
-                    value = arm(ranks, len(samples[0]) // BATCH, mlp(*NETS[net]), samples)
-                    taken[name] += [] if warm_up else [value]
+                    value = arm(ranks, batch_size, mlp(*NETS[net]), data if turn else few)
+                    taken[name] += [value / steps] if turn else []
             for name, values in taken.items():
-                row = {"net": net, "ranks": ranks.count, "arm": name, "batch": BATCH}
-                row |= {"seconds": statistics.median(values), "turns": values}
+                row = {"net": net, "ranks": ranks.count, "arm": name, "batch": batch_size}
+                row |= {"seconds": statistics.median(values), "turns": values, "cores": cores}
                 if ranks.first:
                     print(json.dumps(row), flush=True)
 
 
-def launch(count: int, words: list[str]) -> list[dict[str, Any]]:
+def launch(count: int, words: list[str], script: str = __file__) -> list[dict[str, Any]]:
     """Run a job of some processes; the rows of rank 0."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
@@ -116,7 +123,7 @@ def launch(count: int, words: list[str]) -> list[dict[str, Any]]:
     place |= {"OMP_NUM_THREADS": "1"}
     jobs = [
         subprocess.Popen(
-            [sys.executable, __file__, *words],
+            [sys.executable, script, *words],
             env=os.environ | place | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             text=True,
@@ -144,10 +151,11 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--out", type=Path, help="JSON file for the rows")
+    parser.add_argument("--out", type=Path, help="folder of many.json")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--batch-size", type=int, default=256, help="of all ranks together")
     parser.add_argument("--quick", action="store_true", help="the small net, few steps, one turn")
     return parser.parse_args()
 
@@ -158,15 +166,12 @@ def main() -> None:
     steps, turns = (8, 1) if chosen.quick else (chosen.steps, chosen.turns)
     nets = list(NETS)[:1] if chosen.quick else list(NETS)
     if "RANK" in os.environ:
-        rank_main(steps, turns, nets)
+        rank_main(steps, turns, chosen.batch_size, nets)
         return
     rows = [row for count in chosen.ranks for row in launch(count, sys.argv[1:])]
     print(table(rows))
     if chosen.out is not None:
-        from tpsgd.comparison.provenance import machine, versions
-
-        content = {"machine": machine(torch.device("cpu")), "versions": versions(), "rows": rows}
-        chosen.out.write_text(json.dumps(content, indent=1))
+        write_section(chosen.out, "data_parallel", {"rows": rows})
 
 
 if __name__ == "__main__":

@@ -1,0 +1,276 @@
+"""Seconds and bytes of a training step on many ranks, for local learning and for backprop.
+
+The net is cut into stages of consecutive blocks, one rank each; such a pipeline is there once or
+several times (replicas), each with its share of the batch. One stage is data-parallel training.
+
+Local learning: a block reads a batch, learns and passes it on. The sum of its gradients over the
+replicas begins at once, and is waited for when the block reads its next batch.
+Backprop: micro-batches go forward through the stages and come back (GPipe: all forward, then all
+back; 1F1B: in turns). Gradients are summed in buckets during the last backward pass, as
+DistributedDataParallel does, and the next batch begins when the optimizer has ended.
+
+Every rank has a core, which computes, and a link, which sends one message after another to the
+ranks before and after, and beside them one sum after another. All replicas are equal, so one is
+simulated (`scale_events.py`). Ranks do not get into each other's way on the net.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from scale_events import Name, Task, simulate
+
+NUMBER = 4  # bytes
+BUCKET, FIRST_BUCKET = 25 << 20, 1 << 20  # bytes, the defaults of DistributedDataParallel
+
+
+@dataclass(frozen=True)
+class Block:
+    """What a block takes; multiplications and bytes of outputs are those of one sample."""
+
+    forward: float  # multiplications
+    backward: float  # in backprop: the gradients of its weights and of its inputs
+    local: float  # forward pass and gradients of a block that learns by itself
+    weights: int  # numbers that have gradients
+    outputs: int  # bytes
+
+
+@dataclass(frozen=True)
+class Machine:
+    """How fast a rank computes."""
+
+    products: float  # multiplications per second
+    weights: float  # numbers that the optimizer updates per second
+    overhead: float = 0.0  # seconds for a block and a batch, whatever their size
+
+    def local(self, block: Block, samples: float) -> float:
+        """Seconds in which a block learns from a batch, the optimizer's step included."""
+        return samples * block.local / self.products + self.optimizer(block) + self.overhead
+
+    def forward(self, block: Block, samples: float) -> float:
+        """Seconds of a forward pass in backprop."""
+        return samples * block.forward / self.products + self.overhead / 2
+
+    def backward(self, block: Block, samples: float) -> float:
+        """Seconds of a backward pass."""
+        return samples * block.backward / self.products + self.overhead / 2
+
+    def optimizer(self, block: Block) -> float:
+        """Seconds of the optimizer's step."""
+        return block.weights / self.weights
+
+
+@dataclass(frozen=True)
+class Link:
+    """How fast a rank sends, and how much of its core that takes."""
+
+    latency: float  # seconds
+    bandwidth: float  # bytes per second
+    host: float = 0.0  # the share of the core that is busy while the link is
+
+    def send(self, count: float) -> float:
+        """Seconds until a message of this many bytes has arrived."""
+        return self.latency + count / self.bandwidth
+
+    def sum(self, count: float, ranks: int) -> float:
+        """Seconds of an all-reduce of this many bytes, by recursive halving and doubling.
+
+        A ring sends as many bytes, in 2 (ranks - 1) messages.
+        """
+        if ranks == 1:
+            return 0.0
+        messages = 2 * math.ceil(math.log2(ranks))
+        return messages * self.latency + sum_bytes(count, ranks) / self.bandwidth
+
+
+def sum_bytes(count: float, ranks: int) -> float:
+    """The bytes that each rank sends in an all-reduce."""
+    return 2 * (ranks - 1) / ranks * count
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How ranks share a net and a batch."""
+
+    stages: tuple[int, ...]  # the number of blocks on each rank of a pipeline
+    replicas: int = 1  # of the pipeline
+    micro_batches: int = 1  # of the batch of a replica, in backprop
+    in_turns: bool = False  # 1F1B rather than GPipe
+
+    def of(self, blocks: Sequence[Block]) -> list[list[tuple[int, Block]]]:
+        """The numbered blocks of every stage."""
+        numbered = list(enumerate(blocks))
+        ends = list(accumulate(self.stages))
+        return [numbered[end - n : end] for end, n in zip(ends, self.stages, strict=True)]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A machine, and its link to the others."""
+
+    machine: Machine
+    link: Link
+
+    def message(self, name: Name, rank: int, count: float, after: Name) -> Task:
+        """Bytes that a rank sends to another when a task has ended."""
+        return self._sent(name, ("messages", rank), self.link.send(count), after)
+
+    def sum(self, name: Name, rank: int, count: float, after: Name, replicas: int) -> Task:
+        """Bytes of gradients that are summed over the replicas when a task has ended."""
+        return self._sent(name, ("sums", rank), self.link.sum(count, replicas), after)
+
+    def _sent(self, name: Name, link: tuple[str, int], seconds: float, after: Name) -> Task:
+        core = "core", link[1]
+        return Task(name, link, seconds, (after,), slows=core, share=self.link.host)
+
+
+# ---- local learning ------------------------------------------------------------------------------
+
+
+def local_tasks(
+    blocks: Sequence[Block], layout: Layout, samples: float, place: Place, batches: int
+) -> Iterator[Task]:
+    """What the ranks of a replica do when blocks learn by themselves."""
+    stages = layout.of(blocks)
+    for batch in range(batches):
+        for rank, stage in enumerate(stages):
+            arrived = (("send", rank - 1, batch),) if rank else ()
+            for i, block in stage:
+                seconds = place.machine.local(block, samples)
+                after = arrived if (i, block) == stage[0] else ()
+                if batch and layout.replicas > 1:
+                    after += (("sum", i, batch - 1),)
+                yield Task(("learn", i, batch), ("core", rank), seconds, after)
+                if layout.replicas > 1:
+                    count, learned = NUMBER * block.weights, ("learn", i, batch)
+                    yield place.sum(("sum", i, batch), rank, count, learned, layout.replicas)
+            if rank < len(stages) - 1:
+                last, block = stage[-1]
+                count, learned = samples * block.outputs, ("learn", last, batch)
+                yield place.message(("send", rank, batch), rank, count, learned)
+
+
+def local_total(
+    blocks: Sequence[Block], layout: Layout, samples: float, place: Place, batches: int
+) -> float:
+    """Seconds for some batches, the filling of the pipeline included."""
+    return max(simulate(local_tasks(blocks, layout, samples, place, batches)).values())
+
+
+def local_seconds(blocks: Sequence[Block], layout: Layout, samples: float, place: Place) -> float:
+    """Seconds of a step of a pipeline that is full: those of the core or link that takes longest.
+
+    A core may run ahead of a slower link for some batches, until it has to wait for it.
+    """
+    few = 8
+    batches = 2 * few + 2 * len(layout.stages)  # the first ones fill the pipeline and the links
+    ends = simulate(local_tasks(blocks, layout, samples, place, batches))
+    last = batches - 1
+    steps = [end - ends[kind, i, last - few] for (kind, i, n), end in ends.items() if n == last]
+    return max(steps) / few
+
+
+# ---- backprop ------------------------------------------------------------------------------------
+
+
+def order(rank: int, layout: Layout) -> Iterator[tuple[str, int]]:
+    """The passes of a rank: whether forward or back, and the micro-batch."""
+    count, after = layout.micro_batches, len(layout.stages) - 1 - rank
+    ahead = min(count, after + 1) if layout.in_turns else count
+    yield from (("forward", m) for m in range(ahead))
+    for m in range(count):
+        yield "backward", m
+        if ahead + m < count:
+            yield "forward", ahead + m
+
+
+def buckets(stage: Sequence[tuple[int, Block]]) -> dict[int, int]:
+    """Bytes of gradients that are summed after the backward pass of a block, by its number."""
+    filled, count, limit = {}, 0, FIRST_BUCKET
+    for i, block in reversed(stage):
+        count += NUMBER * block.weights
+        if count >= limit or i == stage[0][0]:
+            filled[i], count, limit = count, 0, BUCKET
+    return filled
+
+
+def backprop_tasks(
+    blocks: Sequence[Block], layout: Layout, samples: float, place: Place, batches: int
+) -> Iterator[Task]:
+    """What the ranks of a replica do in backprop."""
+    for batch in range(batches):
+        for rank, stage in enumerate(layout.of(blocks)):
+            for way, m in order(rank, layout):
+                share = samples / layout.micro_batches
+                passes = forward_tasks if way == "forward" else backward_tasks
+                yield from passes(stage, rank, (batch, m), layout, share, place, blocks)
+            sums = tuple(("sum", i, batch) for i in buckets(stage)) if layout.replicas > 1 else ()
+            seconds = sum(place.machine.optimizer(block) for _, block in stage)
+            yield Task(("step", rank, batch), ("core", rank), seconds, sums)
+
+
+def forward_tasks(
+    stage: Sequence[tuple[int, Block]],
+    rank: int,
+    batch: tuple[int, int],
+    layout: Layout,
+    samples: float,
+    place: Place,
+    blocks: Sequence[Block],
+) -> Iterator[Task]:
+    """A micro-batch goes through a stage, and on to the next one."""
+    name = "forward", rank, batch
+    seconds = sum(place.machine.forward(block, samples) for _, block in stage)
+    after = (("send", rank - 1, batch),) if rank else ()
+    yield Task(name, ("core", rank), seconds, after)
+    if rank < len(layout.stages) - 1:
+        yield place.message(("send", rank, batch), rank, samples * stage[-1][1].outputs, name)
+
+
+def backward_tasks(
+    stage: Sequence[tuple[int, Block]],
+    rank: int,
+    batch: tuple[int, int],
+    layout: Layout,
+    samples: float,
+    place: Place,
+    blocks: Sequence[Block],
+) -> Iterator[Task]:
+    """A micro-batch comes back through a stage; with the last one the gradients are summed."""
+    after = (("return", rank + 1, batch),) if rank < len(layout.stages) - 1 else ()
+    summed = buckets(stage)
+    sums = layout.replicas > 1 and batch[1] == layout.micro_batches - 1
+    for i, block in reversed(stage):
+        name = "backward", i, batch
+        yield Task(name, ("core", rank), place.machine.backward(block, samples), after)
+        after = ()
+        if sums and i in summed:
+            yield place.sum(("sum", i, batch[0]), rank, summed[i], name, layout.replicas)
+    if rank:
+        first = stage[0][0]
+        count = samples * blocks[first - 1].outputs
+        yield place.message(("return", rank, batch), rank, count, ("backward", first, batch))
+
+
+def backprop_seconds(
+    blocks: Sequence[Block], layout: Layout, samples: float, place: Place
+) -> float:
+    """Seconds of a step."""
+    batches = 3
+    ends = simulate(backprop_tasks(blocks, layout, samples, place, batches))
+    return ends["step", 0, batches - 1] - ends["step", 0, batches - 2]
+
+
+# ---- bytes ---------------------------------------------------------------------------------------
+
+
+def rank_bytes(blocks: Sequence[Block], layout: Layout, samples: float, backprop: bool) -> float:
+    """The bytes that the rank which sends most sends in a step."""
+    stages, sent = layout.of(blocks), []
+    for rank, stage in enumerate(stages):
+        gradients = NUMBER * sum(block.weights for _, block in stage)
+        outputs = stage[-1][1].outputs if rank < len(stages) - 1 else 0
+        inputs = blocks[stage[0][0] - 1].outputs if rank and backprop else 0
+        sent.append(sum_bytes(gradients, layout.replicas) + samples * (outputs + inputs))
+    return max(sent)
