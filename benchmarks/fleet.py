@@ -1,6 +1,6 @@
 """Twenty devices in Flower's simulation: bytes per round, accuracy by round, memory per device.
 
-    TPSGD_DATA=FOLDER python benchmarks/fleet.py --out results/fleet.json
+    TPSGD_DATA=FOLDER python benchmarks/fleet.py --out results
 
 The app is `examples/fleet`: an MLP on MNIST, and an adaptor on VGG16's features of Imagenette
 (1,000 images, 500 to test), split by a Dirichlet distribution of concentration 0.1 and 1. FedAvg of
@@ -44,35 +44,26 @@ QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM
 
 
 def main() -> None:
-    """Run every row that the file does not have yet."""
+    """Run every row that the section does not have yet."""
     options = arguments()
-    from experiments.common import commit
-    from tpsgd.comparison.provenance import machine, versions
+    from many import read, write_section
 
-    file: Path = options.out
-    record = json.loads(file.read_text()) if file.exists() and not options.again else {}
-    record |= {
-        "benchmark": "fleet",
-        "command": f"python benchmarks/fleet.py --rounds {options.rounds}",
-        "machine": machine(),
-        "versions": versions()
-        | {"flwr": version("flwr"), "ray": version("ray"), "commit": commit()},
-        "settings": {"devices": options.devices, "strategy": "FedAvg", "epochs": EPOCHS},
-    }
-    rows: list[dict[str, Any]] = record.setdefault("rows", [])
+    rows = [] if options.again else read(options.out).get("fleet", {}).get("rows", [])
+    settings = {"devices": options.devices, "strategy": "FedAvg", "epochs": EPOCHS}
+    settings |= {name: version(name) for name in ("flwr", "ray")}
     for setting in planned(options):
         if not any(setting.items() <= row.items() for row in rows):
             began = time.perf_counter()
             row = setting | measured(setting, options.devices)
-            rows.append(row)
-            file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-            print(f"{summary(row)}, {time.perf_counter() - began:.0f} s", flush=True)
+            rows.append(row | {"seconds": time.perf_counter() - began})
+            write_section(options.out, "fleet", {"settings": settings, "rows": rows})
+            print(f"{summary(row)}, {rows[-1]['seconds']:.0f} s", flush=True)
 
 
 def arguments() -> argparse.Namespace:
     """The words of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="the JSON file")
+    parser.add_argument("--out", type=Path, required=True, help="the folder of many.json")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--devices", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=1)
@@ -117,7 +108,7 @@ def summary(row: dict[str, Any]) -> str:
     """A row in one line."""
     name = f"{row['task']} {row['concentration']:g} {row['arm']}"
     sent = row["sent_bytes_per_round"] + row["received_bytes_per_round"]
-    share, memory = row["accuracy"][-1], row["memory_bytes"] or 0
+    share, memory = row["accuracy"][-1], row.get("memory_bytes", 0)
     return f"{name}: {share:.2%}, {sent:,} bytes a round, {memory:,} bytes of memory"
 
 
@@ -171,10 +162,11 @@ def figures(report: Any, config: Any, devices: int) -> dict[str, Any]:
         "loss": [r.loss for r in rounds],
         "sent_bytes_per_round": rounds[0].sent_bytes,
         "received_bytes_per_round": rounds[0].received_bytes,
-        "memory_bytes": max(r.memory_bytes for r in rounds) or None,  # moments are not measured
         "refused": [reason for r in rounds for reason in r.refused.values()],
         "scales": report.scales,
     }
+    if memory := max(r.memory_bytes for r in rounds):  # that of moments is not measured
+        row["memory_bytes"] = memory
     if config["head"] == "ridge":
         row["difference_to_central"] = difference_to_central(report, config, devices)
     return row

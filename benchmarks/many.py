@@ -11,7 +11,7 @@ from tpsgd.comparison.provenance import machine, versions
 FILE = "many.json"
 ROOT = Path(__file__).resolve().parents[1]
 COMMANDS = "; ".join(
-    f"python benchmarks/{name}.py --out results" for name in ("parallel", "pipeline", "scale")
+    f"python benchmarks/{name}.py --out results" for name in ("data_parallel", "pipeline", "scale", "fleet")
 )
 
 

@@ -2,8 +2,8 @@
 
 A process alone, with batches of several sizes, says how fast it computes; all-reduces of two
 processes say how fast they send. Steps of two and four processes are then predicted, and set beside
-what `data_parallel.py` and `pipeline.py` have measured (of several turns, the fastest: others may have
-wanted the cores). Nothing is fitted to those.
+what `data_parallel.py` and `pipeline.py` have measured (of several turns, the fastest: others may
+have used the cores). Nothing is fitted to those.
 """
 
 import math
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import data_parallel
+import numpy as np
 from scale_model import (
     Block,
     Layout,

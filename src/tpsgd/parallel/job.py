@@ -44,9 +44,9 @@ class Parallel:
     """The work of a net shared among ranks; a way to do it overrides `share`.
 
     `fit` calls `joined` and `planned` before it assembles the net, `shared` around the schedule,
-    `schedule` for what runs it, and `same_records` at the end. `share` changes a net (its learners, sources,
-    observers, the wrappers of a step, what passes a frozen block's outputs on) and returns a
-    function for the end, after which every rank has the whole trained model.
+    `schedule` for what runs it, and `same_records` at the end. `share` changes a net (its learners,
+    sources, observers, the wrappers of a step, what passes a frozen block's outputs on) and returns
+    a function for the end, after which every rank has the whole trained model.
     """
 
     ranks: Ranks
