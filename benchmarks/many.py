@@ -10,9 +10,8 @@ from tpsgd.comparison.provenance import machine, versions
 
 FILE = "many.json"
 ROOT = Path(__file__).resolve().parents[1]
-COMMANDS = "; ".join(
-    f"python benchmarks/{name}.py --out results" for name in ("data_parallel", "pipeline", "scale", "fleet")
-)
+SECTIONS = ("data_parallel", "pipeline", "scale", "fleet")
+COMMANDS = "; ".join(f"python benchmarks/{name}.py --out results" for name in SECTIONS)
 
 
 def write_section(folder: Path, section: str, content: dict[str, Any]) -> None:
