@@ -127,6 +127,7 @@ def notes(rows: dict[str, Any]) -> str:
 FORMATS: dict[str, Callable[..., str]] = {
     "percent": percent,
     "count": lambda listed: str(len(listed)),
+    "largest": lambda values: size(max(values if isinstance(values, list) else [values])),
     "percent1": lambda values: percent(values, 1),
     "points": lambda values: f"{100 * mean(values):.1f}",
     "gap": gap,
