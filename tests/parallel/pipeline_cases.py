@@ -166,6 +166,11 @@ def shuffled():
     return torch.utils.data.DataLoader(Rows(), batch_size=16, shuffle=True)
 
 
+def differing(name, *values):
+    """Settings of which every rank has another."""
+    return lambda: {name: values[int(os.environ["RANK"])]}
+
+
 REFUSALS = {
     "dfa": (deep, POINTS, {"rule": rules.dfa()}),
     "sequential": (deep, POINTS, {"schedule": tpsgd.sequential}),
@@ -175,13 +180,19 @@ REFUSALS = {
     "shuffled loader": (deep, shuffled, {}),
     "ridge": (deep, POINTS, {"optimizer": [adam, adam, adam, tpsgd.ridge()]}),
     "backprop": (deep, POINTS, {"method": tpsgd.fit_backprop}),
+    "other epochs": (deep, POINTS, differing("epochs", 2, 3)),
+    "other batches": (deep, POINTS, differing("batch_size", 16, 8)),
+    "other stages": (deep, POINTS, differing("parallel", tpsgd.pipeline([2, 2]), tpsgd.pipeline())),
+    "other validation": (deep, POINTS, differing("validation", points(16), points(20))),
+    "other labels": (deep, lambda: points(50, seed=int(os.environ["RANK"])), {}),
 }
 
 
 def refusal(name):
     """The sentence by which a case is refused."""
     make, data, settings = REFUSALS[name]
-    settings = {"parallel": tpsgd.pipeline([2, 2])} | settings
+    more = settings() if callable(settings) else settings
+    settings = {"parallel": tpsgd.pipeline([2, 2])} | more
     try:
         settings.pop("method", tpsgd.fit)(make(), data(), **settings)
     except tpsgd.TpsgdError as error:

@@ -52,8 +52,6 @@ class DataParallel(Parallel):
             raise TpsgdError("data_parallel trains one model at a time: leave stacked=None")
         if isinstance(getattr(stored_samples(net.source), "x", None), Padded):
             raise TpsgdError(RAGGED)
-        ranks.check_same("number of training samples", net.source.samples)
-        ranks.check_same("batch size", net.source.form.batch_size)
 
         def passed_on(net: Net, learner: Any, source: Source) -> Source:
             validation = None if net.validation is None else whole(net.validation)

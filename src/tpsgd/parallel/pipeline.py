@@ -59,7 +59,7 @@ class Pipeline(Parallel):
         self.busy = self.seconds = 0.0
 
     def __str__(self) -> str:
-        return "pipeline" if self.asked is None else f"pipeline {list(self.asked)}"
+        return "pipeline" if self.asked is None else f"pipeline {self.asked}"
 
     @contextmanager
     def joined(self, settings: Settings) -> Iterator[Settings]:
@@ -105,7 +105,6 @@ class Pipeline(Parallel):
             raise TpsgdError("a pipeline trains one model: leave stacked=None")
         for source in filter(None, (net.source, net.validation)):
             _check_order(stored_samples(source))
-        self.ranks.check_same("number of samples", net.source.samples)
         self.send_weights(models)
         yield
 
