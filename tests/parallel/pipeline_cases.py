@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from helpers import Residual, images, mlp, points, seeded
 from torch import nn
+from torch.utils.data import BatchSampler, RandomSampler
 
 import tpsgd
 from tpsgd import EarlyStopping, Memory, rules
@@ -166,6 +167,13 @@ def shuffled():
     return torch.utils.data.DataLoader(Rows(), batch_size=16, shuffle=True)
 
 
+def shuffled_batches():
+    """A loader whose batches are chosen by a sampler of their own."""
+    rows = Rows()
+    sampler = BatchSampler(RandomSampler(rows), 16, drop_last=False)
+    return torch.utils.data.DataLoader(rows, batch_sampler=sampler)
+
+
 def differing(name, *values):
     """Settings of which every rank has another."""
     return lambda: {name: values[int(os.environ["RANK"])]}
@@ -178,6 +186,7 @@ REFUSALS = {
     "stages": (deep, POINTS, {"parallel": tpsgd.pipeline([2, 1])}),
     "recurrent": (recurrent, lambda: (torch.zeros(8, 5, 4), torch.arange(8) % 3), {}),
     "shuffled loader": (deep, shuffled, {}),
+    "shuffled batches": (deep, shuffled_batches, {}),
     "ridge": (deep, POINTS, {"optimizer": [adam, adam, adam, tpsgd.ridge()]}),
     "backprop": (deep, POINTS, {"method": tpsgd.fit_backprop}),
     "other epochs": (deep, POINTS, differing("epochs", 2, 3)),

@@ -157,6 +157,7 @@ REASONS = {
     "stages": "stages=[2, 1] must be",
     "recurrent": "recurrent layers read the one before step by step",
     "shuffled loader": "give arrays or a Dataset",
+    "shuffled batches": "give arrays or a Dataset",
     "ridge": "ridge() cannot solve a block in a pipeline",
     "backprop": "backprop is no pipeline",
     "other epochs": "every rank must have the same epochs: rank 0 has 2, rank 1 has 3",

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from tpsgd.engine.anatomy import rules_for
 from tpsgd.engine.backprop import Backprop
@@ -170,8 +170,19 @@ def _check_order(source: Any) -> None:
     """Refuse a loader whose order may differ from rank to rank: each reads the labels itself."""
     if not isinstance(source, Stream) or source.reshuffled:
         return
-    if not isinstance(source.loader.sampler, SequentialSampler):
+    if not _keeps_order(source.loader):
         raise TpsgdError(
             "every rank of a pipeline reads the labels in the same order, which a DataLoader that "
             "shuffles chooses by itself: give arrays or a Dataset, which fit shuffles by its seed"
         )
+
+
+def _keeps_order(loader: DataLoader) -> bool:
+    """Whether a loader reads its data set from the first sample to the last.
+
+    A loader that was given a `batch_sampler` does not use its own `sampler`.
+    """
+    batches: Any = loader.batch_sampler
+    if batches is None:
+        return isinstance(loader.sampler, SequentialSampler)
+    return type(batches) is BatchSampler and isinstance(batches.sampler, SequentialSampler)
