@@ -157,6 +157,20 @@ def resume(folder, **more):
     return train(CHECKPOINTED, checkpoint=tpsgd.Checkpoint(folder, 0, resume=True), **more)
 
 
+class Told:
+    """A callback that notes the epochs of the run that it goes on with."""
+
+    def __init__(self):
+        self.epochs = []
+
+    def __call__(self, epoch):
+        """Let it go on."""
+
+    def resumed(self, history):
+        """Note the epochs so far."""
+        self.epochs += [(e.epoch, e.block) for e in history]
+
+
 def recurrent():
     """A net that no pipeline can train."""
     return nn.Sequential(tpsgd.Recurrent(4, 6), nn.Linear(6, 3))
@@ -285,7 +299,9 @@ def main(folder: Path) -> None:
         for name in CASES if count == 2 else ON_FOUR_RANKS:
             run = train_in_stages(name, count)
             results[name] = run.model.state_dict(), run.as_dict()
-        run = resume(folder / "after two epochs", parallel=tpsgd.pipeline(STAGES[count]))
+        told, parallel = Told(), tpsgd.pipeline(STAGES[count])
+        run = resume(folder / "after two epochs", parallel=parallel, callbacks=[told])
+        results["told"] = told.epochs
         results["resumed"] = run.model.state_dict(), run.as_dict()
         if count == 2:
             results["refusals"] = {name: refusal(name) for name in REFUSALS}

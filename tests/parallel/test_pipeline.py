@@ -102,6 +102,14 @@ def test_two_ranks_go_on_from_a_checkpoint_of_one_process(ranks):
         assert_equal_to_one_process(cases.CHECKPOINTED, results["resumed"])
 
 
+@two
+def test_callbacks_of_rank_0_are_told_of_the_epochs_of_all_blocks(ranks):
+    first, second = ranks[0]
+    history = without_seconds(first["resumed"][1])
+    assert first["told"] == [(e["epoch"], e["block"]) for e in history if e["epoch"] <= 2]
+    assert second["told"] == [] and max(block for _, block in first["told"]) == 4
+
+
 @four
 def test_four_ranks_go_on_from_a_checkpoint_of_one_process(ranks):
     for results in ranks[0]:

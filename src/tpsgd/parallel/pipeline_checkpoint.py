@@ -41,8 +41,8 @@ class PipelineCheckpoint(RankCheckpoint):
             if i not in own:
                 learner.update(ELSEWHERE)
         record = state["record"]
-        record["history"] = [e for e in record["history"] if e["block"] - 1 in own]
-        if not self.ranks.first:
+        if not self.ranks.first:  # which tells callbacks of the epochs of all blocks
+            record["history"] = [e for e in record["history"] if e["block"] - 1 in own]
             record["sample_passes"] = record["forward_passes"] = 0
         return state
 
