@@ -56,6 +56,7 @@ def failed(reply):
 BROKEN = {
     "NaN": (with_array("0.weight", np.full((8, 6), np.nan, "float32")), "0.weight has NaN"),
     "infinity": (with_array("2.bias", np.array([0, np.inf, 0.0])), "2.bias has NaN or infinity"),
+    "too large": (with_array("2.bias", np.array([0, 1e300, 0])), "2.bias has NaN or infinity"),
     "shape": (with_array("0.weight", np.zeros((8, 5))), r"shape \(8, 5\), not \(8, 6\)"),
     "broadcast": (with_array("0.bias", np.zeros(())), r"shape \(\), not \(8,\)"),
     "text": (with_array("0.bias", np.array(["a"] * 8)), "an array of <U1"),
@@ -70,6 +71,7 @@ BROKEN = {
     "no samples": (changed("metrics", **{"num-examples": 0}), "it has no samples"),
     "fewer": (changed("metrics", **{"num-examples": -5}), "it says that it has -5 samples"),
     "scales": (changed("local", scales=[float("nan"), 0.0]), "its scales are"),
+    "tiny scales": (changed("local", scales=[1e-200, 0.0]), "its scales are"),
     "classes": (changed("local", **{"new-classes": ["x" * 1000]}), "short texts"),
     "twice": (changed("local", **{"new-classes": ["a", "a"]}), "announces a class twice"),
     "no list": (changed("local", **{"new-classes": 3}), "cannot be read"),

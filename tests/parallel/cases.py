@@ -72,8 +72,9 @@ def drawing() -> nn.Module:
     model = MLP()
     count = 1 + int(os.environ.get("RANK", "0"))
 
-    def draw(*_: Any) -> None:
-        torch.rand(count)
+    def draw(module: nn.Module, *_: Any) -> None:
+        if module.training:
+            torch.rand(count)
 
     model[0].register_forward_hook(draw)
     return model
@@ -126,6 +127,7 @@ def settings_of_fit() -> dict[str, Case]:
         "loader, sequential": plain(loader, {}),
         "loader, recomputed": plain(loader, {"memory": Memory(reuse=False)}),
         "loader, other numbers drawn": Case(drawing, loader, together),
+        "loader, other numbers drawn, sequential": Case(drawing, loader, {}),
         "ridge head": plain(POINTS, few),
         "ridge of few samples": Case(wide, POINTS, {"optimizer": [momentum, tpsgd.ridge()]}),
         "ridge of a convolution": Case(

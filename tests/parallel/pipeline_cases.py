@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from helpers import Residual, images, mlp, points, seeded
 from torch import nn
+from torch.utils.data import BatchSampler, RandomSampler
 
 import tpsgd
 from tpsgd import EarlyStopping, Memory, rules
@@ -156,6 +157,20 @@ def resume(folder, **more):
     return train(CHECKPOINTED, checkpoint=tpsgd.Checkpoint(folder, 0, resume=True), **more)
 
 
+class Told:
+    """A callback that notes the epochs of the run that it goes on with."""
+
+    def __init__(self):
+        self.epochs = []
+
+    def __call__(self, epoch):
+        """Let it go on."""
+
+    def resumed(self, history):
+        """Note the epochs so far."""
+        self.epochs += [(e.epoch, e.block) for e in history]
+
+
 def recurrent():
     """A net that no pipeline can train."""
     return nn.Sequential(tpsgd.Recurrent(4, 6), nn.Linear(6, 3))
@@ -166,6 +181,18 @@ def shuffled():
     return torch.utils.data.DataLoader(Rows(), batch_size=16, shuffle=True)
 
 
+def shuffled_batches():
+    """A loader whose batches are chosen by a sampler of their own."""
+    rows = Rows()
+    sampler = BatchSampler(RandomSampler(rows), 16, drop_last=False)
+    return torch.utils.data.DataLoader(rows, batch_sampler=sampler)
+
+
+def differing(name, *values):
+    """Settings of which every rank has another."""
+    return lambda: {name: values[int(os.environ["RANK"])]}
+
+
 REFUSALS = {
     "dfa": (deep, POINTS, {"rule": rules.dfa()}),
     "sequential": (deep, POINTS, {"schedule": tpsgd.sequential}),
@@ -173,15 +200,22 @@ REFUSALS = {
     "stages": (deep, POINTS, {"parallel": tpsgd.pipeline([2, 1])}),
     "recurrent": (recurrent, lambda: (torch.zeros(8, 5, 4), torch.arange(8) % 3), {}),
     "shuffled loader": (deep, shuffled, {}),
+    "shuffled batches": (deep, shuffled_batches, {}),
     "ridge": (deep, POINTS, {"optimizer": [adam, adam, adam, tpsgd.ridge()]}),
     "backprop": (deep, POINTS, {"method": tpsgd.fit_backprop}),
+    "other epochs": (deep, POINTS, differing("epochs", 2, 3)),
+    "other batches": (deep, POINTS, differing("batch_size", 16, 8)),
+    "other stages": (deep, POINTS, differing("parallel", tpsgd.pipeline([2, 2]), tpsgd.pipeline())),
+    "other validation": (deep, POINTS, differing("validation", points(16), points(20))),
+    "other labels": (deep, lambda: points(50, seed=int(os.environ["RANK"])), {}),
 }
 
 
 def refusal(name):
     """The sentence by which a case is refused."""
     make, data, settings = REFUSALS[name]
-    settings = {"parallel": tpsgd.pipeline([2, 2])} | settings
+    more = settings() if callable(settings) else settings
+    settings = {"parallel": tpsgd.pipeline([2, 2])} | more
     try:
         settings.pop("method", tpsgd.fit)(make(), data(), **settings)
     except tpsgd.TpsgdError as error:
@@ -265,7 +299,9 @@ def main(folder: Path) -> None:
         for name in CASES if count == 2 else ON_FOUR_RANKS:
             run = train_in_stages(name, count)
             results[name] = run.model.state_dict(), run.as_dict()
-        run = resume(folder / "after two epochs", parallel=tpsgd.pipeline(STAGES[count]))
+        told, parallel = Told(), tpsgd.pipeline(STAGES[count])
+        run = resume(folder / "after two epochs", parallel=parallel, callbacks=[told])
+        results["told"] = told.epochs
         results["resumed"] = run.model.state_dict(), run.as_dict()
         if count == 2:
             results["refusals"] = {name: refusal(name) for name in REFUSALS}

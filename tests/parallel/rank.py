@@ -3,10 +3,13 @@
 python rank.py FOLDER CASES FAILING_RANK FAILURE
 """
 
+import math
 import os
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 
@@ -16,6 +19,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from parallel.cases import CASES, MLP, OF_SAMPLES_TOGETHER, POINTS, TO_RESUME  # noqa: E402
 
 import tpsgd  # noqa: E402
+from tpsgd.engine import assemble  # noqa: E402
+from tpsgd.engine.reuse import InputReuse  # noqa: E402
 
 rank = 0
 
@@ -48,6 +53,7 @@ def main(folder: Path, names: list[str], failing: int, failure: str) -> None:
     results["resumed"] = resume(folder)
     results["interrupted"] = be_interrupted(folder)
     results["stopped by rank 0"] = stop_early()
+    results["unequal memory"] = with_unequal_memory()
     torch.save({"results": results, "shown": shown}, folder / f"{rank}.pt")
     (folder / f"{rank}.txt").write_text(fail(failing, failure))
 
@@ -69,6 +75,14 @@ def be_interrupted(folder: Path) -> tuple:
 
     settings = {"checkpoint": checkpoint, "callbacks": [copy]}
     weights, run = TO_RESUME.train(parallel=tpsgd.data_parallel(), **settings)
+    return weights, run.as_dict()
+
+
+def with_unequal_memory() -> tuple:
+    """Rank 0 alone has room for the inputs of the next block."""
+    free_bytes = lambda device: math.inf if rank == 0 else 0  # noqa: E731
+    with patch.object(assemble, "InputReuse", partial(InputReuse, free_bytes=free_bytes)):
+        weights, run = CASES["loader, sequential"].train(parallel=tpsgd.data_parallel())
     return weights, run.as_dict()
 
 

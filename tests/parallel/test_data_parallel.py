@@ -155,6 +155,12 @@ def test_a_callback_of_rank_0_stops_a_block_on_all_ranks(jobs, count):
 
 
 @pytest.mark.parametrize("count", [2, 4])
+def test_all_ranks_recompute_inputs_if_one_has_no_memory_for_them(jobs, count):
+    results, alone = jobs
+    agree(results[count][0], "unequal memory", *alone["loader, recomputed"])
+
+
+@pytest.mark.parametrize("count", [2, 4])
 def test_rank_0_alone_shows_progress_and_calls_callbacks(jobs, count):
     first, *others = jobs[0][count][0]
     assert first["shown"]

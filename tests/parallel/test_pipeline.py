@@ -102,6 +102,14 @@ def test_two_ranks_go_on_from_a_checkpoint_of_one_process(ranks):
         assert_equal_to_one_process(cases.CHECKPOINTED, results["resumed"])
 
 
+@two
+def test_callbacks_of_rank_0_are_told_of_the_epochs_of_all_blocks(ranks):
+    first, second = ranks[0]
+    history = without_seconds(first["resumed"][1])
+    assert first["told"] == [(e["epoch"], e["block"]) for e in history if e["epoch"] <= 2]
+    assert second["told"] == [] and max(block for _, block in first["told"]) == 4
+
+
 @four
 def test_four_ranks_go_on_from_a_checkpoint_of_one_process(ranks):
     for results in ranks[0]:
@@ -157,8 +165,14 @@ REASONS = {
     "stages": "stages=[2, 1] must be",
     "recurrent": "recurrent layers read the one before step by step",
     "shuffled loader": "give arrays or a Dataset",
+    "shuffled batches": "give arrays or a Dataset",
     "ridge": "ridge() cannot solve a block in a pipeline",
     "backprop": "backprop is no pipeline",
+    "other epochs": "every rank must have the same epochs: rank 0 has 2, rank 1 has 3",
+    "other batches": "every rank must have the same batch_size: rank 0 has 16, rank 1 has 8",
+    "other stages": "the same parallel, but rank 0 has pipeline [2, 2] and rank 1 has pipeline",
+    "other validation": "the same number of samples (validation data): rank 0 has 16, rank 1 has",
+    "other labels": "every rank must have the same checksum (training data)",
 }
 
 

@@ -140,8 +140,8 @@ class Settings:
             )
         if self.parallel is not None and not hasattr(self.parallel, "share"):
             raise TpsgdError(
-                "parallel must be tpsgd.data_parallel() or another way to share the work among "
-                f"ranks, or None, got {self.parallel!r}"
+                "parallel must be tpsgd.data_parallel(), tpsgd.pipeline() or None, "
+                f"got {self.parallel!r}"
             )
         if not isinstance(self.batch_size, int) or self.batch_size < 1:
             raise TpsgdError(f"batch_size must be 1 or more, got {self.batch_size!r}")

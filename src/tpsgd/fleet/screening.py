@@ -15,6 +15,7 @@ from tpsgd.fleet.classes import LONGEST
 WEIGHT = "num-examples"
 TRAIN_METRICS = {WEIGHT, "loss", "memory-bytes"}
 EVALUATE_METRICS = {WEIGHT, "accuracy"}
+TINY, HUGE = 1e-30, 1e30  # of a calibration: their inverse squares are numbers, too
 MOST_NEW = 1000  # classes that one reply may announce
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -83,8 +84,9 @@ def _array_problem(content: RecordDict, shapes: Shapes) -> str | None:
             return f"{name} has the shape {tuple(values.shape)}, not {tuple(shapes[name])}"
         if values.dtype.kind not in "fiu":
             return f"{name} is an array of {values.dtype}"
-        if not np.isfinite(values).all():
-            return f"{name} has NaN or infinity"
+        with np.errstate(over="ignore"):  # 1e300 is finite, but not in a model's float32
+            if not np.isfinite(values.astype(np.float32)).all():
+                return f"{name} has NaN or infinity"
     return None
 
 
@@ -96,7 +98,7 @@ def announces_well(content: RecordDict) -> str | None:
     if len(names) > MOST_NEW or not all(isinstance(n, str) and len(n) <= LONGEST for n in names):
         return f"it announces {len(names)} classes, whose names must be short texts"
     scales = measured_scales(content)
-    if not all(isinstance(s, float) and 0 <= s < math.inf for s in scales):
+    if not all(isinstance(s, float) and (s == 0 or TINY < s < HUGE) for s in scales):
         return f"its scales are {shortened(scales)}"
     return None
 

@@ -8,11 +8,13 @@ from torch import nn
 
 from tpsgd.engine.batches import stored_samples
 from tpsgd.engine.optimizers import follow_curve, has_curve
+from tpsgd.engine.reuse import InputReuse
 from tpsgd.errors import TpsgdError
 from tpsgd.nets.padded import Padded
 from tpsgd.parallel.job import Parallel
+from tpsgd.parallel.ranks import Ranks
 from tpsgd.parallel.shared_learners import shared_learner
-from tpsgd.parallel.shares import RAGGED, shared, whole
+from tpsgd.parallel.shares import RAGGED, share_random_state, shared, whole
 from tpsgd.protocols import Source
 from tpsgd.train import Net, Step
 
@@ -47,15 +49,14 @@ class DataParallel(Parallel):
 
     def share(self, net: Net, models: list[nn.Module]) -> Callable[[], Any]:
         """Let this rank learn from its share, and sum what it computes with the others."""
-        ranks, pass_on = self.ranks, net.pass_on
+        ranks, pass_on = self.ranks, with_memory_of_all(net.pass_on, self.ranks)
         if len(models) > 1:
             raise TpsgdError("data_parallel trains one model at a time: leave stacked=None")
         if isinstance(getattr(stored_samples(net.source), "x", None), Padded):
             raise TpsgdError(RAGGED)
-        ranks.check_same("number of training samples", net.source.samples)
-        ranks.check_same("batch size", net.source.form.batch_size)
 
         def passed_on(net: Net, learner: Any, source: Source) -> Source:
+            share_random_state(ranks)  # a loader shuffles by it
             validation = None if net.validation is None else whole(net.validation)
             plain = replace(net, source=whole(net.source), validation=validation)
             return shared(pass_on(plain, learner, whole(source)), ranks)
@@ -70,6 +71,17 @@ class DataParallel(Parallel):
 
     def __str__(self) -> str:
         return "data_parallel"
+
+
+def with_memory_of_all(pass_on: Any, ranks: Ranks) -> Any:
+    """What passes outputs on, with the free memory of the rank that has least.
+
+    All ranks must keep them, or all compute them again: a loader gives them in another order.
+    """
+    if not isinstance(pass_on, InputReuse):
+        return pass_on
+    free_bytes = pass_on.free_bytes
+    return replace(pass_on, free_bytes=lambda device: min(ranks.from_all(free_bytes(device))))
 
 
 def _wrapped(step: Step, learners: Sequence[Any], source: Source) -> Step:

@@ -58,6 +58,7 @@ class Parallel:
         Rank 0 alone shows progress, calls the callbacks and writes checkpoints.
         """
         with joined() as self.ranks:
+            self.ranks.check_same("parallel", str(self))
             settings = replace(settings, device=local_device(settings.device))
             if isinstance(settings.checkpoint, Checkpoint):
                 checkpoint = RankCheckpoint.of_rank(settings.checkpoint, self.ranks)

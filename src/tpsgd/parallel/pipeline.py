@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from tpsgd.engine.anatomy import rules_for
 from tpsgd.engine.backprop import Backprop
@@ -59,7 +59,7 @@ class Pipeline(Parallel):
         self.busy = self.seconds = 0.0
 
     def __str__(self) -> str:
-        return "pipeline" if self.asked is None else f"pipeline {list(self.asked)}"
+        return "pipeline" if self.asked is None else f"pipeline {self.asked}"
 
     @contextmanager
     def joined(self, settings: Settings) -> Iterator[Settings]:
@@ -105,7 +105,6 @@ class Pipeline(Parallel):
             raise TpsgdError("a pipeline trains one model: leave stacked=None")
         for source in filter(None, (net.source, net.validation)):
             _check_order(stored_samples(source))
-        self.ranks.check_same("number of samples", net.source.samples)
         self.send_weights(models)
         yield
 
@@ -175,8 +174,19 @@ def _check_order(source: Any) -> None:
     """Refuse a loader whose order may differ from rank to rank: each reads the labels itself."""
     if not isinstance(source, Stream) or source.reshuffled:
         return
-    if not isinstance(source.loader.sampler, SequentialSampler):
+    if not _keeps_order(source.loader):
         raise TpsgdError(
             "every rank of a pipeline reads the labels in the same order, which a DataLoader that "
             "shuffles chooses by itself: give arrays or a Dataset, which fit shuffles by its seed"
         )
+
+
+def _keeps_order(loader: DataLoader) -> bool:
+    """Whether a loader reads its data set from the first sample to the last.
+
+    A loader that was given a `batch_sampler` does not use its own `sampler`.
+    """
+    batches: Any = loader.batch_sampler
+    if batches is None:
+        return isinstance(loader.sampler, SequentialSampler)
+    return type(batches) is BatchSampler and isinstance(batches.sampler, SequentialSampler)

@@ -36,13 +36,13 @@ class PipelineCheckpoint(RankCheckpoint):
         state = super().open()
         if state is None or not state["stages"]:
             return state
-        own = self.pipeline.spans()[self.ranks.number]
+        span = self.pipeline.spans()[self.ranks.number]
         for i, learner in enumerate(state["stages"][-1]["learners"]):
-            if i not in own:
+            if i not in span:
                 learner.update(ELSEWHERE)
         record = state["record"]
-        record["history"] = [e for e in record["history"] if e["block"] - 1 in own]
-        if not self.ranks.first:
+        if not self.ranks.first:  # which tells callbacks of the epochs of all blocks
+            record["history"] = [e for e in record["history"] if e["block"] - 1 in span]
             record["sample_passes"] = record["forward_passes"] = 0
         return state
 
@@ -66,8 +66,8 @@ class PipelineCheckpoint(RankCheckpoint):
         spans = self.pipeline.spans()
         learners = [each[rank][0][i] for rank, span in enumerate(spans) for i in span]
         records = [record for _, record in each]
-        own = zip(records, spans, strict=True)
-        history = [e for record, span in own for e in record["history"] if e["block"] - 1 in span]
+        pairs = zip(records, spans, strict=True)
+        history = [e for record, span in pairs for e in record["history"] if e["block"] - 1 in span]
         history.sort(key=lambda epoch: (epoch["epoch"], epoch["block"]))
         passes = {
             name: sum(record[name] for record in records)

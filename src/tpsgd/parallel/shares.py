@@ -58,7 +58,7 @@ class Shared(DerivedSource):
     def batches(self, block: int = 0, epoch: int | None = None) -> Iterator[Any]:
         """The rank's share of each batch."""
         if not self.by_index:  # torch's generator decides, or may do so
-            torch.set_rng_state(self.ranks.from_first(torch.get_rng_state()))
+            share_random_state(self.ranks)
         least = 2 if self.form.batch_norm else 1
         for batch in self.source.batches(block, epoch):
             samples = span(batch.size, self.ranks, least)
@@ -69,6 +69,11 @@ class Shared(DerivedSource):
             else:
                 gather = _cut_when_loaded(gather, samples)
             yield ShareOfBatch(gather, index, batch.size, share, batch.last)
+
+
+def share_random_state(ranks: Ranks) -> None:
+    """Give torch's generator the state that it has on rank 0."""
+    torch.set_rng_state(ranks.from_first(torch.get_rng_state()))
 
 
 def _cut(index: Any, samples: slice) -> Any:

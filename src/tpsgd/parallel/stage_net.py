@@ -25,11 +25,11 @@ class StageNet:
 
     def __init__(self, ranks: Ranks, blocks: range, net: Net, micro_batch: int | None) -> None:
         self.ranks, self.everyone, self.epochs_of_net = ranks, net.learners, net.epochs
-        self.own = [net.learners[i] for i in blocks]
+        self.local = [net.learners[i] for i in blocks]  # that this rank trains
         self.inbox: Inbox | None = None
         self.outbox: Outbox | None = None
         self.sender: Sender | None = None
-        source, validation, learners = net.source, net.validation, [*self.own]
+        source, validation, learners = net.source, net.validation, [*self.local]
         if not ranks.first:
             key = net.learners[0].block.key
             self.inbox = Inbox(ranks.number - 1, net.source.form.device)
@@ -39,7 +39,7 @@ class StageNet:
             torch.manual_seed(int(streams(Key(net.source.form.seeds[0], ranks.number), [0])))
         if ranks.number < ranks.count - 1:
             self.outbox = Outbox(ranks.number + 1)
-            self.sender = Sender(self.outbox, self.own[-1].block)
+            self.sender = Sender(self.outbox, self.local[-1].block)
             learners.append(self.sender)
         observers = self._observers(net)
         wrap = _plain_step(micro_batch)
@@ -54,7 +54,7 @@ class StageNet:
         self.called = self.ranks.from_first(bool(callbacks))
         for observer in observers:
             if isinstance(observer, Progress):
-                observer.total = net.source.samples * sum(x.width * x.epochs for x in self.own)
+                observer.total = net.source.samples * sum(x.width * x.epochs for x in self.local)
         agreement = Agreement(self, recorder, callbacks)
         return [*observers, agreement, Position(self.ranks.watch)]
 
@@ -66,7 +66,7 @@ class StageNet:
 
     def epochs(self, learners: Sequence[Any]) -> Iterator[int]:
         """The numbers of the epochs, until no block learns on any rank."""
-        others = [x for x in self.everyone if x not in self.own]
+        others = [x for x in self.everyone if x not in self.local]
         for learner in others:
             learner.learning = learner.epochs > 0
         for epoch in self.epochs_of_net(self.everyone):
@@ -78,10 +78,10 @@ class StageNet:
 
     def _agree(self) -> None:
         """Learn from the other ranks which of their blocks still learn."""
-        flags = {x.block.index: x.learning for x in self.own}
+        flags = {x.block.index: x.learning for x in self.local}
         for learning in self.ranks.from_all(flags):
             for i, learner in enumerate(self.everyone):
-                if i in learning and learner not in self.own:
+                if i in learning and learner not in self.local:
                     learner.learning = learning[i]
 
     def end(self) -> float:
@@ -113,7 +113,7 @@ class Agreement(Observer):
         stage = self.stage_of_rank
         if learner is not stage.net.learners[-1]:
             return
-        calibrates = stage.ranks.from_all(any(x.calibrates for x in stage.own))
+        calibrates = stage.ranks.from_all(any(x.calibrates for x in stage.local))
         if stage.sender is not None:
             stage.sender.calibrates = any(calibrates[stage.ranks.number + 1 :])
         if isinstance(stage.net.source, Received):
@@ -124,10 +124,10 @@ class Agreement(Observer):
         stage = self.stage_of_rank
         if not stage.called:
             return set()
-        own = {x.block.index + 1 for x in stage.own}
+        numbers = {x.block.index + 1 for x in stage.local}
         written = [e for e in self.recorder.runs[0].history if e.epoch == end.number + 1]
-        records = stage.ranks.from_all([e for e in written if e.block in own])
+        records = stage.ranks.from_all([e for e in written if e.block in numbers])
         records = sorted((e for each in records for e in each), key=lambda e: e.block)
         stopped = [e.block for e in records if any([f(e) is True for f in self.callbacks])]
         stopped = stage.ranks.from_first(stopped)
-        return {x for x in stage.own if x.block.index + 1 in stopped}
+        return {x for x in stage.local if x.block.index + 1 in stopped}

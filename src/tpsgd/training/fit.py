@@ -42,6 +42,7 @@ from tpsgd.training.checkpoints import keep_checkpoints
 from tpsgd.training.last_good import LastGoodWeights
 from tpsgd.training.likely_mistakes import refuse_broken_weights, warn_of_bytes, warn_of_link
 from tpsgd.training.progress_bar import bar_unless
+from tpsgd.training.run_identity import check_same_on_ranks, identity
 from tpsgd.units import as_bytes, size
 
 
@@ -132,9 +133,10 @@ def fit(
             seconds; or `tpsgd.Checkpoint(folder, every=60, resume=True)`, which goes on from there.
             On a CPU the weights are then those of a run that was never interrupted, bit for bit.
         parallel: how to share the work among the processes that `torchrun` starts:
-            `tpsgd.data_parallel()` gives each process its share of every batch. Every process calls
-            `fit` with the same arguments and ends with the same model and record. Process 0 alone
-            shows progress, calls the callbacks and writes checkpoints.
+            `tpsgd.data_parallel()` gives each process its share of every batch, `tpsgd.pipeline()`
+            some of the blocks. Every process calls `fit` with the same arguments and ends with the
+            same model and record. Process 0 alone shows progress, calls the callbacks and writes
+            checkpoints.
 
     Returns:
         The record of the run: history, seconds, sample passes, memory, settings.
@@ -214,6 +216,7 @@ def run_training(
             net.observers += [Progress(progress, net.learners, net.source.samples)]
         if meter is not None:
             net.observers = meter.around(net.observers)
+        _check_ranks(net, models[0], runs[0], settings)
         with parallel.shared(net, models), _checkpoints(net, models, recorder, meter, settings):
             forget_resident_peak()
             began, seconds = _train(net, settings, parallel, recorder, meter)
@@ -226,6 +229,13 @@ def run_training(
     if len(models) > 1:
         unstack(anatomy.cuts, net.learners)
     return runs
+
+
+def _check_ranks(net: Net, model: nn.Module, run: Run, settings: Settings) -> None:
+    """Refuse ranks that were started with different settings, models or data."""
+    if settings.parallel is not None:
+        values = identity(net, model, run.settings)
+        check_same_on_ranks(settings.parallel.ranks.from_all(values))
 
 
 def _checkpoints(

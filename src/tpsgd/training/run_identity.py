@@ -2,7 +2,7 @@
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,24 @@ def check_same_run(folder: Path, before: dict[str, Any], now: dict[str, Any]) ->
         )
 
 
+def check_same_on_ranks(identities: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse ranks with different settings, models or data: they would wait for one another.
+
+    Examples:
+        >>> check_same_on_ranks([{"epochs": [2]}, {"epochs": [3]}])
+        Traceback (most recent call last):
+        ...
+        tpsgd.errors.TpsgdError: every rank must have the same epochs: rank 0 has 2, rank 1 has 3
+    """
+    for rank, identity in enumerate(identities):
+        for name in _differing(identities[0], identity):
+            pair = _where_they_differ(identities[0].get(name), identity.get(name))
+            first, other = map(shortened, pair)
+            raise TpsgdError(
+                f"every rank must have the same {name}: rank 0 has {first}, rank {rank} has {other}"
+            )
+
+
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """How the values of two runs differ, that which matters most first; "" if they do not.
 
@@ -72,15 +90,20 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         >>> difference({"options": ["a"], "seed": 0, "rule": "dfa"}, {"rule": "drtp", "seed": 0})
         "its rule was dfa, and now it is drtp (list of the rules' options: different, too)"
     """
-    names = [name for name in {**now, **before} if before.get(name) != now.get(name)]
+    names = _differing(before, now)
     if not names:
         return ""
-    names.sort(key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
     old, new = _where_they_differ(before.get(names[0]), now.get(names[0]))
     words = list(dict.fromkeys(IN_WORDS.get(name, name) for name in names))
     others = f" ({', '.join(words[1:5])}: different, too)" if words[1:] else ""
     name = words[0] if names[0] == "options" else names[0]
     return f"its {name} was {shortened(old)}, and now it is {shortened(new)}{others}"
+
+
+def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The names of the values that differ, that which matters most first."""
+    names = [name for name in {**now, **before} if before.get(name) != now.get(name)]
+    return sorted(names, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
 
 
 def _where_they_differ(old: Any, new: Any) -> tuple[Any, Any]:
