@@ -3,6 +3,7 @@
 torchrun --nproc-per-node 2 benchmarks/scale_link.py
 """
 
+import argparse
 import json
 import statistics
 import time
@@ -29,6 +30,7 @@ def all_reduce(count: int) -> tuple[float, float]:
 
 def main() -> None:
     """Print a row for each size."""
+    argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
     pin()
     dist.init_process_group("gloo")
     for count in SIZES:

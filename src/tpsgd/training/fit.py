@@ -194,6 +194,7 @@ def run_training(
     started, budget = time.perf_counter(), settings.memory.budget
     parallel = settings.parallel or Alone()
     with ExitStack() as stack:
+        stack.enter_context(workers_watched())
         settings = stack.enter_context(parallel.joined(settings))
         settings = _complete(models[0], data, method, settings)
         settings = parallel.planned(models[0], data, method, settings)
@@ -292,7 +293,7 @@ def _train(
     """Run the schedule: when it began, and its seconds with those before a checkpoint."""
     assert settings.schedule is not None
     device = net.source.form.device
-    with meter or nullcontext(), workers_watched():
+    with meter or nullcontext():
         recorder.began = began = time.perf_counter()
         parallel.schedule(settings.schedule)(net)
         if device.type == "cuda":
