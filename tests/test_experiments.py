@@ -36,7 +36,7 @@ def test_the_script_explains_itself(path, script, monkeypatch, capsys):
         module.main()
     assert end.value.code == 0
     text = capsys.readouterr().out
-    assert any(word in text for word in ("--out", "--save", "--kills", "--cases"))
+    assert any(word in text for word in ("--out", "--save", "--kills", "--cases", "--repeats"))
 
 
 def test_both_schedules_are_measured_on_held_out_samples(script, monkeypatch, tmp_path, capsys):
