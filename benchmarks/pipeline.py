@@ -42,14 +42,14 @@ Row = dict[str, Any]
 
 
 class TimedPipeline(Pipeline):
-    """A pipeline that also knows how long its thread had the core."""
+    """A pipeline that also measures how long its thread had the core."""
 
     cpu_seconds = 0.0
 
-    def train(self, schedule: Any, net: Any) -> None:
+    def train(self, net: Any) -> None:
         """Train, and look at the thread's clock."""
         began = time.thread_time()
-        super().train(schedule, net)
+        super().train(net)
         self.cpu_seconds = time.thread_time() - began
 
 

@@ -202,9 +202,12 @@ def backprop_tasks(
     for batch in range(batches):
         for rank, stage in enumerate(layout.of(blocks)):
             for way, m in order(rank, layout):
-                share = samples / layout.micro_batches
-                passes = forward_tasks if way == "forward" else backward_tasks
-                yield from passes(stage, rank, (batch, m), layout, share, place, blocks)
+                pass_of = stage, rank, (batch, m), layout, samples / layout.micro_batches, place
+                if way == "forward":
+                    yield from forward_tasks(*pass_of)
+                else:
+                    inputs = blocks[stage[0][0] - 1].outputs if rank else 0
+                    yield from backward_tasks(*pass_of, inputs)
             sums = tuple(("sum", i, batch) for i in buckets(stage)) if layout.replicas > 1 else ()
             seconds = sum(place.machine.optimizer(block) for _, block in stage)
             yield Task(("step", rank, batch), ("core", rank), seconds, sums)
@@ -217,7 +220,6 @@ def forward_tasks(
     layout: Layout,
     samples: float,
     place: Place,
-    blocks: Sequence[Block],
 ) -> Iterator[Task]:
     """A micro-batch goes through a stage, and on to the next one."""
     name = "forward", rank, batch
@@ -235,7 +237,7 @@ def backward_tasks(
     layout: Layout,
     samples: float,
     place: Place,
-    blocks: Sequence[Block],
+    inputs: float,
 ) -> Iterator[Task]:
     """A micro-batch comes back through a stage; with the last one the gradients are summed."""
     after = (("return", rank + 1, batch),) if rank < len(layout.stages) - 1 else ()
@@ -248,9 +250,8 @@ def backward_tasks(
         if sums and i in summed:
             yield place.sum(("sum", i, batch[0]), rank, summed[i], name, layout.replicas)
     if rank:
-        first = stage[0][0]
-        count = samples * blocks[first - 1].outputs
-        yield place.message(("return", rank, batch), rank, count, ("backward", first, batch))
+        first = "backward", stage[0][0], batch
+        yield place.message(("return", rank, batch), rank, samples * inputs, first)
 
 
 def backprop_seconds(

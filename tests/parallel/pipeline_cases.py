@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 from helpers import Residual, images, mlp, points, seeded
+from parallel.forked import forked
 from torch import nn
 from torch.utils.data import BatchSampler, RandomSampler
 
@@ -314,21 +315,9 @@ def main(folder: Path) -> None:
         (folder / f"{rank}.txt").write_text(death())
 
 
-def fork(count: int, port: str) -> bool:
-    """Become the ranks of a job; whether this is the process that has waited for them."""
-    tpsgd.plan(deep(), (6,), ranks=2, others=False)  # loads what torch loads when it is needed
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(count)}
-    for rank in range(count):
-        if not os.fork():
-            os.environ |= place | {"RANK": str(rank)}
-            return False
-    for _ in range(count):
-        os.wait()
-    return True
-
-
 if __name__ == "__main__":
     torch.set_num_threads(1)
     folder, count, port = sys.argv[1:]
-    if not fork(int(count), port):
+    tpsgd.plan(deep(), (6,), ranks=2, others=False)  # loads what torch loads when it is needed
+    if not forked(int(count), port):
         main(Path(folder))

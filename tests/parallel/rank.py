@@ -17,30 +17,21 @@ torch.set_num_threads(1)
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from parallel.cases import CASES, MLP, OF_SAMPLES_TOGETHER, POINTS, TO_RESUME  # noqa: E402
+from parallel.forked import forked  # noqa: E402
 
 import tpsgd  # noqa: E402
 from tpsgd.engine import assemble  # noqa: E402
 from tpsgd.engine.reuse import InputReuse  # noqa: E402
 
-rank = 0
 
-
-def begin(count: int, port: str) -> bool:
-    """Become the ranks of a job; whether this is the process that waits for them."""
-    global rank
-    TO_RESUME.train()  # loads what torch loads when it is needed
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(count)}
-    for rank in range(count):
-        if not os.fork():
-            os.environ |= place | {"RANK": str(rank)}
-            return False
-    for _ in range(count):
-        os.wait()
-    return True
+def this_rank() -> int:
+    """The number of this process in its job."""
+    return int(os.environ["RANK"])
 
 
 def main(folder: Path, names: list[str], failing: int, failure: str) -> None:
     """What a rank does."""
+    rank = this_rank()
     cases = CASES | OF_SAMPLES_TOGETHER
     shown, results = [], {}
     for name in names:
@@ -80,7 +71,7 @@ def be_interrupted(folder: Path) -> tuple:
 
 def with_unequal_memory() -> tuple:
     """Rank 0 alone has room for the inputs of the next block."""
-    free_bytes = lambda device: math.inf if rank == 0 else 0  # noqa: E731
+    free_bytes = lambda device: math.inf if this_rank() == 0 else 0  # noqa: E731
     with patch.object(assemble, "InputReuse", partial(InputReuse, free_bytes=free_bytes)):
         weights, run = CASES["loader, sequential"].train(parallel=tpsgd.data_parallel())
     return weights, run.as_dict()
@@ -88,7 +79,7 @@ def with_unequal_memory() -> tuple:
 
 def stop_early() -> tuple:
     """A callback of rank 0 alone stops a block on all ranks."""
-    stop = [lambda epoch: rank == 0 and epoch.block == 1]
+    stop = [lambda epoch: this_rank() == 0 and epoch.block == 1]
     weights, run = TO_RESUME.train(parallel=tpsgd.data_parallel(), callbacks=stop)
     return weights, run.as_dict()
 
@@ -98,7 +89,7 @@ def fail(failing: int, failure: str) -> str:
     model, calls = MLP().double(), iter(range(1000))
 
     def hook(*_):
-        if next(calls) == 7 and rank == failing:
+        if next(calls) == 7 and this_rank() == failing:
             if failure == "dies":
                 os.kill(os.getpid(), 9)
             raise ValueError("broken on purpose")
@@ -116,5 +107,6 @@ def fail(failing: int, failure: str) -> str:
 
 if __name__ == "__main__":
     folder, count, port, names, failing, failure = sys.argv[1:]
-    if not begin(int(count), port):
+    TO_RESUME.train()  # loads what torch loads when it is needed
+    if not forked(int(count), port):
         main(Path(folder), names.split(";"), int(failing), failure)

@@ -179,6 +179,7 @@ REASONS = {
 @two
 def test_what_cannot_learn_in_a_pipeline_is_refused_in_one_sentence(ranks):
     for results in ranks[0]:
+        assert set(results["refusals"]) == set(REASONS)
         for name, sentence in results["refusals"].items():
             assert REASONS[name] in sentence and "\n" not in sentence
 

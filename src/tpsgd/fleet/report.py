@@ -5,6 +5,8 @@ from typing import Any
 
 from torch import nn
 
+from tpsgd.units import columns
+
 
 @dataclass
 class Round:
@@ -61,11 +63,14 @@ class Report:
         }
 
     def __str__(self) -> str:
-        lines = ["round  clients  refused     bytes sent  bytes received    memory  accuracy"]
-        for r in self.rounds:
-            accuracy = "" if r.accuracy is None else f"{r.accuracy:.1%}"
-            lines.append(
-                f"{r.number:5}  {r.clients:7}  {len(r.refused):7}  {r.sent_bytes:13,}  "
-                f"{r.received_bytes:14,}  {r.memory_bytes:8,}  {accuracy:>8}"
-            )
-        return "\n".join(lines)
+        head = ["round", "clients", "refused", "bytes sent", "bytes received", "memory"]
+        lines = [
+            [str(r.number), str(r.clients), str(len(r.refused)), f"{r.sent_bytes:,}"]
+            + [f"{r.received_bytes:,}", f"{r.memory_bytes:,}"]
+            for r in self.rounds
+        ]
+        if any(r.accuracy is not None for r in self.rounds):
+            head.append("accuracy")
+            for line, r in zip(lines, self.rounds, strict=True):
+                line.append("" if r.accuracy is None else f"{r.accuracy:.1%}")
+        return columns([head, *lines])

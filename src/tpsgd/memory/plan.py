@@ -135,7 +135,7 @@ def cells(lines: Sequence[Line], title: str) -> list[list[str]]:
 
 def rank_cells(pipeline: PipelinePlan) -> list[list[str]]:
     """The head and the rows of a table of the ranks of a pipeline, and the last line below it."""
-    rows, block = [["pipeline: rank", "blocks", "multiplications", "total"]], 1
+    rows, block = [["pipeline: rank", "block", "multiplications", "total"]], 1
     for number, rank in enumerate(pipeline.ranks):
         last = block + rank.blocks - 1
         span = f"{block}" if rank.blocks == 1 else f"{block} to {last}"
