@@ -64,11 +64,11 @@ class Report:
 
     def __str__(self) -> str:
         head = ["round", "clients", "refused", "bytes sent", "bytes received", "memory"]
-        lines = [
-            [str(r.number), str(r.clients), str(len(r.refused)), f"{r.sent_bytes:,}"]
-            + [f"{r.received_bytes:,}", f"{r.memory_bytes:,}"]
+        counts = (
+            (r.number, r.clients, len(r.refused), r.sent_bytes, r.received_bytes, r.memory_bytes)
             for r in self.rounds
-        ]
+        )
+        lines = [[f"{count:,}" for count in row] for row in counts]
         if any(r.accuracy is not None for r in self.rounds):
             head.append("accuracy")
             for line, r in zip(lines, self.rounds, strict=True):
