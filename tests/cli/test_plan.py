@@ -151,7 +151,9 @@ def test_ranks_reach_the_plan(says):
     assert [rank["blocks"] for rank in record["pipeline"]["ranks"]] == [1, 1]
     _, out, _ = says("plan", *words)
     busy = f"{record['pipeline']['utilisation']:.0%}"
-    assert "pipeline: rank" in out and out.splitlines()[-1].split()[-1] == busy
+    *_, expected, by_hand = out.splitlines()
+    assert "pipeline: rank" in out and expected.split()[-1] == busy
+    assert by_hand.endswith("tpsgd.pipeline(stages=[1, 1])")
     code, _, err = says("plan", *SHAPE, "--ranks", "3")
     assert code == 2 and "needs a block for each of them" in err and err.count("\n") == 1
 

@@ -103,9 +103,6 @@ def nets_and_rules() -> dict[str, Case]:
 
 def settings_of_fit() -> dict[str, Case]:
     plain, together = partial(Case, MLP), {"schedule": tpsgd.simultaneous}
-    few = {"optimizer": [momentum, momentum, tpsgd.ridge()]}
-    frozen = {"rule": rules.frozen(), "schedule": tpsgd.simultaneous}
-    wide = partial(mlp, 6, 40, 3)
     return {
         "adam": plain(POINTS, together),
         "fewer samples than ranks": plain(partial(POINTS, 24), {"epochs": 1, "batch_size": 23}),
@@ -128,7 +125,19 @@ def settings_of_fit() -> dict[str, Case]:
         "loader, recomputed": plain(loader, {"memory": Memory(reuse=False)}),
         "loader, other numbers drawn": Case(drawing, loader, together),
         "loader, other numbers drawn, sequential": Case(drawing, loader, {}),
-        "ridge head": plain(POINTS, few),
+        "blocks of two layers": plain(POINTS, together | {"blocks": 2}),
+        "float32": plain(points, together | {"optimizer": momentum}, dtype=torch.float32),
+        "bce": plain(lambda: (POINTS()[0], nn.functional.one_hot(POINTS()[1], 3).double()),
+                     {"loss": tpsgd.bce}),
+    }  # fmt: skip
+
+
+def solvers_and_backprop() -> dict[str, Case]:
+    plain, solved_head = partial(Case, MLP), [momentum, momentum, tpsgd.ridge()]
+    frozen = {"rule": rules.frozen(), "schedule": tpsgd.simultaneous}
+    wide = partial(mlp, 6, 40, 3)
+    return {
+        "ridge head": plain(POINTS, {"optimizer": solved_head}),
         "ridge of few samples": Case(wide, POINTS, {"optimizer": [momentum, tpsgd.ridge()]}),
         "ridge of a convolution": Case(
             CNN,
@@ -143,11 +152,7 @@ def settings_of_fit() -> dict[str, Case]:
         "backprop in micro-batches": plain(
             POINTS, {"optimizer": momentum, "memory": Memory(micro_batch=4)}, backprop=True
         ),
-        "blocks of two layers": plain(POINTS, together | {"blocks": 2}),
-        "float32": plain(points, together | {"optimizer": momentum}, dtype=torch.float32),
-        "bce": plain(lambda: (POINTS()[0], nn.functional.one_hot(POINTS()[1], 3).double()),
-                     {"loss": tpsgd.bce}),
-    }  # fmt: skip
+    }
 
 
 def as_micro_batches() -> dict[str, Case]:
@@ -162,7 +167,7 @@ def as_micro_batches() -> dict[str, Case]:
     }
 
 
-CASES = nets_and_rules() | settings_of_fit()
+CASES = nets_and_rules() | settings_of_fit() | solvers_and_backprop()
 OF_SAMPLES_TOGETHER = as_micro_batches()
 ON_FOUR_RANKS = [
     "readout sequential", "readout learned simultaneous", "dfa", "cnn readout", "rnn drtp",

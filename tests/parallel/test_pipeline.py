@@ -161,7 +161,7 @@ def test_ranks_take_the_bytes_that_were_planned(ranks):
 REASONS = {
     "dfa": "dfa cannot learn in a pipeline",
     "sequential": "sequential trains one after another",
-    "too few blocks": "add up to the model's 1 blocks",
+    "too few blocks": "needs a block for each of them, and this model has 1",
     "stages": "stages=[2, 1] must be",
     "recurrent": "recurrent layers read the one before step by step",
     "shuffled loader": "give arrays or a Dataset",

@@ -9,6 +9,10 @@ import pytest
 import torch
 from helpers import close
 
+import tpsgd
+from tpsgd.parallel import launch
+from tpsgd.parallel.ranks import check_gpus
+
 SECONDS = 120
 TRAIN = ("train", "--data", "digits", "--epochs", "2", "--seed", "1")
 DYING = """
@@ -57,6 +61,7 @@ def test_two_ranks_train_the_model_of_one_process(outputs, says):
     records = [json.loads((folder / name / "run.json").read_text()) for name in ("one", "two")]
     assert records[0]["accuracy"] == pytest.approx(records[1]["accuracy"], abs=0.01)
     assert records[1]["settings"]["parallel"] == "data_parallel"
+    assert records[1]["command"].startswith("torchrun --nproc-per-node 2 -m -- tpsgd train --data")
 
 
 def test_results_are_written_and_shown_once(outputs):
@@ -92,3 +97,21 @@ def test_other_commands_are_for_one_process_and_rank_0_says_so(says, a_rank, num
     a_rank(number)
     text = "tpsgd: plan runs in one process: start it without torchrun, which is for train\n"
     assert says("plan", "--data", "digits") == (2, "", text if number == 0 else "")
+
+
+def test_the_command_of_ranks_on_two_machines_names_both(a_rank, monkeypatch):
+    a_rank(0)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    words = ["torchrun", "--nnodes", "2", "--nproc-per-node", "1", "-m", "--", "tpsgd"]
+    assert launch.command_words() == words
+
+
+def test_more_ranks_than_gpus_are_refused(monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "get_backend_config", lambda: "cpu:gloo,cuda:nccl")
+    with pytest.raises(tpsgd.TpsgdError, match="4 ranks on this machine need a GPU each, and it"):
+        check_gpus("cuda")
+    check_gpus("cpu")
+    monkeypatch.setattr(torch.distributed, "get_backend_config", lambda: "cpu:gloo,cuda:gloo")
+    check_gpus("cuda")

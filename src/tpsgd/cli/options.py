@@ -22,6 +22,7 @@ import typer
 import tpsgd
 from tpsgd.cli.terminal import waiting
 from tpsgd.errors import TpsgdError, suggestion
+from tpsgd.parallel.launch import command_words
 
 if TYPE_CHECKING:
     from tpsgd.zoo.words import Factory
@@ -442,7 +443,7 @@ def settings_of(*groups: Any) -> dict[str, Any]:
 
 def command_line() -> str:
     """The command that is running."""
-    return shlex.join(["tpsgd", *sys.argv[1:]])
+    return shlex.join([*command_words(), *sys.argv[1:]])
 
 
 def provenance_of(data: "tpsgd.data.Data", device: str | None) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def plan_pipeline(
     if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
         raise TpsgdError(f"ranks must be a whole number, 1 or more, got {ranks!r}")
     blocks = split(model, settings.blocks)
-    refuse_unsuited(blocks, rules_for(rule, blocks, None), listed(settings.optimizer))
+    refuse_unsuited(blocks, rules_for(rule, blocks, None), listed(settings.optimizer), ranks)
     settings = replace(settings, schedule=simultaneous)
     settings = with_default_optimizers(rule, model, settings)
     costs, weights = block_costs(model, inputs, rule, settings)

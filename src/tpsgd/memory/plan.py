@@ -228,6 +228,7 @@ def plan(
     pipeline = None
     if ranks is not None:
         pipeline = plan_pipeline(model, inputs, rule, replace(chosen, optimizer=asked), ranks)
+        remarks = (*remarks, f"the same by hand: tpsgd.pipeline(stages={pipeline.stages})")
     return Plan(lines, {"memory": chosen.memory}, remarks, budget, pipeline)
 
 

@@ -6,7 +6,6 @@ operation fails, a rank whose counter stands still is dead; one that raised has 
 
 import itertools
 import os
-import re
 import signal
 import threading
 import time
@@ -20,9 +19,6 @@ PAUSE = 0.25  # seconds between two beats
 SILENCE = 1.5  # seconds without a beat, after which a rank is dead
 PATIENCE = 4.0  # seconds that the rank with the store waits for the others at most
 INTERRUPTED = "interrupted"  # in place of a sentence: nothing has failed
-OF_COLLECTIVES = re.compile(
-    r"gloo|nccl|socket|connection|store|process ?group|broken pipe|timed? ?out", re.IGNORECASE
-)
 _numbers = itertools.count()  # of the jobs that this process was in
 
 
@@ -60,7 +56,7 @@ class Watch:
         """
         text = f"{type(error).__name__}: {error}"
         interrupted = isinstance(error, KeyboardInterrupt)
-        collective = isinstance(error, RuntimeError) and OF_COLLECTIVES.search(text)
+        collective = _of_collectives(error)
         if interrupted:
             self._tell(self.rank, INTERRUPTED)
         elif not collective:
@@ -131,6 +127,16 @@ class Watch:
                 store.add(f"{self.key}/beats/{self.rank}", 1)
         except RuntimeError:
             return  # the store is gone: the job is over
+
+
+def _of_collectives(error: BaseException) -> bool:
+    """Whether torch.distributed has raised an error; gloo's have no class of their own."""
+    import torch.distributed as dist
+
+    if isinstance(error, dist.DistError):
+        return True
+    backends = ("/gloo/", "ProcessGroupGloo", "ProcessGroupNCCL", "NCCL error")
+    return isinstance(error, RuntimeError) and any(name in str(error) for name in backends)
 
 
 @contextmanager

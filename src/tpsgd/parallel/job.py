@@ -10,7 +10,7 @@ from torch import nn
 from tpsgd.engine.record import Run
 from tpsgd.engine.settings import Schedule, Settings
 from tpsgd.parallel.on_rank import Agreed, Position, RankCheckpoint
-from tpsgd.parallel.ranks import Ranks, joined, local_device
+from tpsgd.parallel.ranks import Ranks, check_gpus, joined, local_device
 from tpsgd.saved.checkpoint import Checkpoint
 from tpsgd.train import Net
 
@@ -60,6 +60,7 @@ class Parallel:
         with joined() as self.ranks:
             self.ranks.check_same("parallel", str(self))
             settings = replace(settings, device=local_device(settings.device))
+            check_gpus(settings.device)
             if isinstance(settings.checkpoint, Checkpoint):
                 checkpoint = RankCheckpoint.of_rank(settings.checkpoint, self.ranks)
                 settings = replace(settings, checkpoint=checkpoint)

@@ -19,14 +19,14 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 from tpsgd.engine.anatomy import rules_for
 from tpsgd.engine.backprop import Backprop
 from tpsgd.engine.batches import Stream, count_samples, first_samples, stored_samples
-from tpsgd.engine.record import Epoch, Run
+from tpsgd.engine.record import Run
 from tpsgd.engine.settings import Schedule, Settings, listed
 from tpsgd.errors import TpsgdError
 from tpsgd.memory.block_costs import plan_pipeline
 from tpsgd.memory.rehearse import Inputs
 from tpsgd.nets.blocks import split
 from tpsgd.parallel.job import Parallel
-from tpsgd.parallel.pipeline_checkpoint import PipelineCheckpoint
+from tpsgd.parallel.pipeline_checkpoint import PipelineCheckpoint, joined_record
 from tpsgd.parallel.stage_net import StageNet
 from tpsgd.parallel.stages import checked_stages, refuse_unsuited
 from tpsgd.saved.checkpoint import Checkpoint
@@ -84,13 +84,15 @@ class Pipeline(Parallel):
                 "back; take tpsgd.data_parallel(), or fit"
             )
         count, blocks = self.ranks.count, split(model, settings.blocks)
-        refuse_unsuited(blocks, rules_for(method, blocks, None), listed(settings.optimizer))
+        refuse_unsuited(blocks, rules_for(method, blocks, None), listed(settings.optimizer), count)
         if self.asked is not None:
             self.stages = checked_stages(self.asked, len(blocks), count)
         elif len(blocks) == count:
             self.stages = [1] * count
         else:
-            self.stages = self.ranks.from_first(_chosen(model, data, method, settings, count))
+            first = self.ranks.first
+            stages = _chosen(model, data, method, settings, count) if first else None
+            self.stages = self.ranks.from_first(stages)
         return settings
 
     def spans(self) -> list[range]:
@@ -124,6 +126,7 @@ class Pipeline(Parallel):
         self.seconds = time.perf_counter() - began
         self.busy = self.seconds - waited
         self.spread_weights()
+        self.learners = []
 
     def spread_weights(self) -> None:
         """Give every rank the weights of the blocks that others have trained."""
@@ -137,20 +140,19 @@ class Pipeline(Parallel):
         """One record of all ranks: each has the epochs of its own blocks."""
         (run,) = runs
         each = self.ranks.from_all((run.as_dict(), self.busy, self.seconds))
-        records = [Run.of(values) for values, _, _ in each]
-        run.history = merged_history([record.history for record in records], self.spans())
-        run.blocks = [records[r].blocks[i] for r, span in enumerate(self.spans()) for i in span]
-        for name in ("sample_passes", "forward_passes"):
-            setattr(run, name, sum(getattr(record, name) for record in records))
+        records, spans = [record for record, _, _ in each], self.spans()
+        values = joined_record(records, spans)
+        values["blocks"] = [records[r]["blocks"][i] for r, span in enumerate(spans) for i in span]
         for name in ("seconds", "setup_seconds", "peak_bytes", "resident_bytes"):
-            setattr(run, name, max(getattr(record, name) for record in records))
+            values[name] = max(record[name] for record in records)
+        vars(run).update(vars(Run.of(values, run.model)))
         seconds = max(seconds for _, _, seconds in each)
         run.settings["pipeline"] = {
             "stages": self.stages,
             "seconds": seconds,
             "busy_seconds": [busy for _, busy, _ in each],
             "utilisation": [busy / seconds for _, busy, _ in each],
-            "peak_bytes": [record.peak_bytes for record in records],
+            "peak_bytes": [record["peak_bytes"] for record in records],
         }
         return runs
 
@@ -161,13 +163,6 @@ def _chosen(model: nn.Module, data: Any, method: Any, settings: Settings, ranks:
         x = first_samples(data)
     inputs = Inputs(tuple(x.shape[1:]), x.dtype, count_samples(data))
     return plan_pipeline(model, inputs, method, settings, ranks).stages
-
-
-def merged_history(histories: Sequence[list[Epoch]], spans: Sequence[range]) -> list[Epoch]:
-    """The epochs of all ranks' blocks, as one process would have written them."""
-    pairs = zip(histories, spans, strict=True)
-    epochs = [e for history, span in pairs for e in history if e.block - 1 in span]
-    return sorted(epochs, key=lambda epoch: (epoch.epoch, epoch.block))
 
 
 def _check_order(source: Any) -> None:

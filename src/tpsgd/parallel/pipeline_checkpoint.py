@@ -5,6 +5,7 @@ fewer or more ranks, or in one process.
 """
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,13 +66,17 @@ class PipelineCheckpoint(RankCheckpoint):
         """The stages and the record of all ranks."""
         spans = self.pipeline.spans()
         learners = [each[rank][0][i] for rank, span in enumerate(spans) for i in span]
-        records = [record for _, record in each]
-        pairs = zip(records, spans, strict=True)
-        history = [e for record, span in pairs for e in record["history"] if e["block"] - 1 in span]
-        history.sort(key=lambda epoch: (epoch["epoch"], epoch["block"]))
-        passes = {
-            name: sum(record[name] for record in records)
-            for name in ("sample_passes", "forward_passes")
-        }
         stages = [*state["stages"][:-1], state["stages"][-1] | {"learners": learners}]
-        return {"stages": stages, "record": records[0] | passes | {"history": history}}
+        return {"stages": stages, "record": joined_record([record for _, record in each], spans)}
+
+
+def joined_record(records: Sequence[Mapping[str, Any]], spans: Sequence[range]) -> dict[str, Any]:
+    """Rank 0's record with the epochs and passes of all ranks, as one process would write it."""
+    pairs = zip(records, spans, strict=True)
+    history = [e for record, span in pairs for e in record["history"] if e["block"] - 1 in span]
+    history.sort(key=lambda epoch: (epoch["epoch"], epoch["block"]))
+    passes = {
+        name: sum(record[name] for record in records)
+        for name in ("sample_passes", "forward_passes")
+    }
+    return {**records[0], **passes, "history": history}

@@ -103,6 +103,20 @@ def local_device(device: Any) -> Any:
     return torch.device("cuda", number)
 
 
+def check_gpus(device: Any) -> None:
+    """Refuse more ranks than GPUs on a machine, where NCCL would wait or fail without a reason."""
+    count, ranks = torch.cuda.device_count(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if torch.device(device or "cpu").type != "cuda" or not 0 < count < ranks:
+        return
+    import torch.distributed as dist
+
+    if "nccl" in dist.get_backend_config():
+        raise TpsgdError(
+            f"{ranks} ranks on this machine need a GPU each, and it has {count}: start torchrun "
+            f"with --nproc-per-node {count}, or train with device='cpu'"
+        )
+
+
 @contextmanager
 def joined() -> Iterator[Ranks]:
     """A context in which this process is a rank.

@@ -136,7 +136,8 @@ class SharedGradients(SharedLearner):
             return
         self.unsummed = False
         moving = self.learner.moving
-        names = self._names()
+        if not (names := self._names()):
+            return  # nothing of the block learns
         for name in names:
             if moving[name].grad is None:  # the rank has no samples in this batch
                 moving[name].grad = torch.zeros_like(moving[name])

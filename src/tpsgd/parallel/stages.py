@@ -63,11 +63,6 @@ def balanced_stages(costs: Sequence[BlockCost], ranks: int) -> list[int]:
         >>> balanced_stages([BlockCost(n, 0, 0, 0) for n in (9, 3, 3, 3)], 2)
         [1, 3]
     """
-    if ranks > len(costs):
-        raise TpsgdError(
-            f"a pipeline of {ranks} ranks needs a block for each of them, and this model has "
-            f"{len(costs)}: start fewer processes"
-        )
 
     def products(start: int, end: int) -> float:
         return sum(cost.multiplications for cost in costs[start:end])
@@ -97,8 +92,15 @@ def checked_stages(stages: Any, blocks: int, ranks: int) -> list[int]:
     return counts
 
 
-def refuse_unsuited(blocks: Sequence[Any], rules: Sequence[Any], optimizers: Sequence[Any]) -> None:
+def refuse_unsuited(
+    blocks: Sequence[Any], rules: Sequence[Any], optimizers: Sequence[Any], ranks: int
+) -> None:
     """Refuse what no pipeline can train: forward is the only way that a batch flows."""
+    if ranks > len(blocks):
+        raise TpsgdError(
+            f"a pipeline of {ranks} ranks needs a block for each of them, and this model has "
+            f"{len(blocks)}: start fewer processes"
+        )
     if any(isinstance(optimizer, Ridge) for optimizer in optimizers):
         raise TpsgdError(
             "ridge() cannot solve a block in a pipeline, where its inputs change until the end: "
