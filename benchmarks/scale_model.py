@@ -4,7 +4,8 @@ The net is cut into stages of consecutive blocks, one rank each; such a pipeline
 several times (replicas), each with its share of the batch. One stage is data-parallel training.
 
 Local learning: a block reads a batch, learns and passes it on. The sum of its gradients over the
-replicas begins at once, and is waited for when the block reads its next batch.
+replicas begins at once (small blocks share a message), and is waited for when the block reads its
+next batch.
 Backprop: micro-batches go forward through the stages and come back (GPipe: all forward, then all
 back; 1F1B: in turns). Gradients are summed in buckets during the last backward pass, as
 DistributedDataParallel does, and the next batch begins when the optimizer has ended.
@@ -20,6 +21,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from scale_events import Name, Task, simulate
+
+from tpsgd.parallel.gradient_sums import ENOUGH
 
 NUMBER = 4  # bytes
 BUCKET, FIRST_BUCKET = 25 << 20, 1 << 20  # bytes, the defaults of DistributedDataParallel
@@ -128,22 +131,35 @@ class Place:
 # ---- local learning ------------------------------------------------------------------------------
 
 
+def messages(stage: Sequence[tuple[int, Block]]) -> dict[int, list[int]]:
+    """Which blocks' gradients are summed together, by the last of them, as tpsgd does it."""
+    filled, waiting, count = {}, [], 0
+    for i, block in stage:
+        waiting.append(i)
+        count += NUMBER * block.weights
+        if count >= ENOUGH or i == stage[-1][0]:
+            filled[i], waiting, count = waiting, [], 0
+    return filled
+
+
 def local_tasks(
     blocks: Sequence[Block], layout: Layout, samples: float, place: Place, batches: int
 ) -> Iterator[Task]:
     """What the ranks of a replica do when blocks learn by themselves."""
-    stages = layout.of(blocks)
+    stages, shared = layout.of(blocks), layout.replicas > 1
+    message_of = {i: last for stage in stages for last, of in messages(stage).items() for i in of}
     for batch in range(batches):
         for rank, stage in enumerate(stages):
             arrived = (("send", rank - 1, batch),) if rank else ()
             for i, block in stage:
                 seconds = place.machine.local(block, samples)
                 after = arrived if (i, block) == stage[0] else ()
-                if batch and layout.replicas > 1:
-                    after += (("sum", i, batch - 1),)
+                if batch and shared:
+                    after += (("sum", message_of[i], batch - 1),)
                 yield Task(("learn", i, batch), ("core", rank), seconds, after)
-                if layout.replicas > 1:
-                    count, learned = NUMBER * block.weights, ("learn", i, batch)
+                if shared and message_of[i] == i:
+                    count = sum(NUMBER * blocks[k].weights for k in messages(stage)[i])
+                    learned = "learn", i, batch
                     yield place.sum(("sum", i, batch), rank, count, learned, layout.replicas)
             if rank < len(stages) - 1:
                 last, block = stage[-1]

@@ -24,8 +24,11 @@ def scripts(monkeypatch):
 
 
 @pytest.fixture
-def model():
-    return import_module("scale_model")
+def model(monkeypatch):
+    """The model, in which no block's gradients wait for those of others."""
+    module = import_module("scale_model")
+    monkeypatch.setattr(module, "ENOUGH", 0)
+    return module
 
 
 def place(model, latency=0.0, bandwidth=math.inf, weights=math.inf, host=0.0):
@@ -117,6 +120,17 @@ def test_sums_of_backprop_hide_behind_the_backward_pass_alone(model, monkeypatch
     layout, here = model.Layout((3,), 2), place(model, bandwidth=4.0)
     assert step == ddp_step([1] * 3, [2] * 3, sums)
     assert model.backprop_seconds(blocks, layout, 1, here) == step
+
+
+def test_small_blocks_are_summed_in_one_message(model, monkeypatch):
+    blocks, here = learning(model, [2, 3, 4], [1, 4, 2]), place(model, bandwidth=4.0, latency=0.5)
+    numbered = list(enumerate(blocks))
+    assert model.messages(numbered) == {0: [0], 1: [1], 2: [2]}
+    monkeypatch.setattr(model, "ENOUGH", model.NUMBER * 5)
+    assert model.messages(numbered) == {1: [0, 1], 2: [2]}
+    monkeypatch.setattr(model, "ENOUGH", math.inf)
+    seconds = model.local_seconds(blocks, model.Layout((3,), 2), 1, here)
+    assert seconds == 9 + 7 + 2 * 0.5  # all blocks wait for one sum of 28 bytes, in two messages
 
 
 def test_gradients_are_summed_in_buckets(model):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -11,6 +12,7 @@ from tpsgd.engine.optimizers import follow_curve, has_curve
 from tpsgd.engine.reuse import InputReuse
 from tpsgd.errors import TpsgdError
 from tpsgd.nets.padded import Padded
+from tpsgd.parallel.gradient_sums import GradientSums
 from tpsgd.parallel.job import Parallel
 from tpsgd.parallel.ranks import Ranks
 from tpsgd.parallel.shared_learners import shared_learner
@@ -61,11 +63,12 @@ class DataParallel(Parallel):
             plain = replace(net, source=whole(net.source), validation=validation)
             return shared(pass_on(plain, learner, whole(source)), ranks)
 
-        net.learners = [shared_learner(x, ranks, self.overlap) for x in net.learners]
+        sums = GradientSums(ranks)
+        net.learners = [shared_learner(x, sums, self.overlap) for x in net.learners]
         net.source = shared(net.source, ranks)
         if net.validation is not None:
             net.validation = shared(net.validation, ranks)
-        net.wrap, net.pass_on = _wrapped, passed_on
+        net.wrap, net.pass_on = partial(_wrapped, sums), passed_on
         tensors = [t for model in models for t in (*model.parameters(), *model.buffers())]
         return lambda: [ranks.send_first(t) for t in tensors]
 
@@ -84,7 +87,7 @@ def with_memory_of_all(pass_on: Any, ranks: Ranks) -> Any:
     return replace(pass_on, free_bytes=lambda device: min(ranks.from_all(free_bytes(device))))
 
 
-def _wrapped(step: Step, learners: Sequence[Any], source: Source) -> Step:
+def _wrapped(sums: GradientSums, step: Step, learners: Sequence[Any], source: Source) -> Step:
     """The step on shares of batches, without tapes and graphs, which cannot wait for other ranks.
 
     An optimizer's step may wait until its block reads the next batch, unless its rate changes with
@@ -96,6 +99,7 @@ def _wrapped(step: Step, learners: Sequence[Any], source: Source) -> Step:
         for learner in learners:
             learner.share, learner.last = batch.share, batch.last
         step(learners, batch)
+        sums.begin()
         if at_once:
             for learner in learners:
                 learner.settle()

@@ -4,7 +4,6 @@ A block's gradients are ready when the batch has passed it. Their sum over the r
 and waited for before the block reads its next batch: meanwhile the batch goes on to the next block.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from tpsgd.engine.solved import RecursiveLearner, RidgeLearner
 from tpsgd.nets.unrolled import Unrolled
+from tpsgd.parallel.gradient_sums import GradientSums, Message
 from tpsgd.parallel.ranks import Ranks
 from tpsgd.parallel.shares import EMPTY
 from tpsgd.parallel.sums import SummedFigures, gather_rows, join_sums
@@ -96,14 +96,14 @@ class SharedLearner:
 class SharedGradients(SharedLearner):
     """A learner by gradients, which are summed over the ranks before the optimizer's step."""
 
-    _FIELDS = (*SharedLearner._FIELDS, "overlap", "names", "unsummed", "pending_sum")
+    _FIELDS = (*SharedLearner._FIELDS, "sums", "overlap", "names", "unsummed", "message")
 
-    def __init__(self, learner: Any, ranks: Ranks, overlap: bool = True) -> None:
-        super().__init__(learner, ranks)
-        self.overlap = overlap
+    def __init__(self, learner: Any, sums: GradientSums, overlap: bool = True) -> None:
+        super().__init__(learner, sums.ranks)
+        self.sums, self.overlap = sums, overlap
         self.names: list[str] | None = None  # of the parameters that get gradients
-        self.unsummed = False  # whether there are gradients whose sum has not begun
-        self.pending_sum: Callable[[], None] | None = None
+        self.unsummed = False  # whether there are gradients that are in no message
+        self.message: Message | None = None
 
     def start(self) -> None:
         """Begin to learn; the optimizer's steps are taken here."""
@@ -138,29 +138,16 @@ class SharedGradients(SharedLearner):
         moving = self.learner.moving
         if not (names := self._names()):
             return  # nothing of the block learns
-        for name in names:
-            if moving[name].grad is None:  # the rank has no samples in this batch
-                moving[name].grad = torch.zeros_like(moving[name])
-        grads = [moving[name].grad for name in names]
-        total = torch.cat([grad.reshape(-1) for grad in grads])
-        work = self.ranks.begin_sum(total)
-
-        def take_step() -> None:
-            work.wait()
-            sums = total.split([grad.numel() for grad in grads])
-            for grad, values in zip(grads, sums, strict=True):
-                grad.copy_(values.view(grad.shape))
-            self.learner.apply_gradients()
-
-        self.pending_sum = take_step
+        self.message = self.sums.add([moving[name] for name in names])
         if not self.overlap:
             self.settle()
 
     def settle(self) -> None:
         """Wait for the sum of the block's gradients, and take the optimizer's step."""
-        if self.pending_sum is not None:
-            take_step, self.pending_sum = self.pending_sum, None
-            take_step()
+        if self.message is not None:
+            message, self.message = self.message, None
+            self.sums.end(message)
+            self.learner.apply_gradients()
 
     def _names(self) -> list[str]:
         """The parameters that get gradients on any rank: the same list on all ranks."""
@@ -198,10 +185,10 @@ class SharedRecursive(SharedLearner):
         self.learner.learn(x, gather_rows(None if empty else labels, self.ranks))
 
 
-def shared_learner(learner: Any, ranks: Ranks, overlap: bool = True) -> SharedLearner:
+def shared_learner(learner: Any, sums: GradientSums, overlap: bool = True) -> SharedLearner:
     """The learner as one of several ranks has it."""
     if isinstance(learner, RidgeLearner):
-        return SharedRidge(learner, ranks)
+        return SharedRidge(learner, sums.ranks)
     if isinstance(learner, RecursiveLearner):
-        return SharedRecursive(learner, ranks)
-    return SharedGradients(learner, ranks, overlap)
+        return SharedRecursive(learner, sums.ranks)
+    return SharedGradients(learner, sums, overlap)

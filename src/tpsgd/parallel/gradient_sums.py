@@ -1,0 +1,88 @@
+"""Gradients summed over the ranks: small blocks that follow one another share a message.
+
+A message costs time besides that of its bytes. A block's gradients therefore wait for those of the
+next blocks until there are `ENOUGH` bytes, or until the batch has passed all blocks.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tpsgd.parallel.ranks import Ranks
+
+ENOUGH = 1 << 20  # bytes
+
+
+class Message:
+    """Gradients of some parameters that are summed together."""
+
+    def __init__(self) -> None:
+        self.params: list[Tensor] = []
+        self.work: Any = None  # the sum, once it has begun
+        self.total = torch.empty(0)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the gradients."""
+        return sum(p.nbytes for p in self.params)
+
+    def begin(self, ranks: Ranks) -> None:
+        """Begin to sum the gradients with those of the other ranks."""
+        self.total = torch.cat([_gradient(p).reshape(-1) for p in self.params])
+        self.work = ranks.begin_sum(self.total)
+
+    def end(self) -> None:
+        """Wait for the sums, and give them to the parameters; later calls do nothing."""
+        if self.work is None:
+            return
+        self.work.wait()
+        self.work = None
+        sums = self.total.split([p.numel() for p in self.params])
+        for p, values in zip(self.params, sums, strict=True):
+            if p.is_contiguous():
+                p.grad = values.view(p.shape)
+            else:  # fused optimizers need gradients with the strides of the parameter
+                _gradient(p).copy_(values.view(p.shape))
+
+
+class GradientSums:
+    """The messages of a rank; all ranks begin the same ones in the same order."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self.filling: Message | None = None
+
+    def add(self, params: list[Tensor]) -> Message:
+        """Add the gradients of a block to a message, whose sum begins if it has enough bytes."""
+        message = self.filling
+        if message is None or _form(message.params[0]) != _form(params[0]):
+            self.begin()
+            message = self.filling = Message()
+        message.params += params
+        if message.nbytes >= ENOUGH:
+            self.begin()
+        return message
+
+    def begin(self) -> None:
+        """Begin the sum of what waits for more."""
+        if self.filling is not None:
+            message, self.filling = self.filling, None
+            message.begin(self.ranks)
+
+    def end(self, message: Message) -> None:
+        """Wait for the sums of a message."""
+        if message is self.filling:
+            self.begin()
+        message.end()
+
+
+def _form(p: Tensor) -> tuple[Any, ...]:
+    return p.dtype, p.device
+
+
+def _gradient(p: Tensor) -> Tensor:
+    """A parameter's gradient; zeros if the rank has no samples in this batch."""
+    if p.grad is None:
+        p.grad = torch.zeros_like(p)
+    return p.grad
