@@ -5,8 +5,8 @@
 Every arm's learning rate, initial weights and leak are chosen on held-out training samples, all
 candidates of a search side by side as stacked restarts; the choice is then trained afresh on the
 whole training set, several times, and tested. The paper's cell carries the paper's rules and its
-backprop; the leaky cell carries `readout`, backprop through time with the same search, and the
-reservoir control. Matrix products run in TF32 on a GPU.
+backprop; the leaky cell carries `readout` (calibrated, and with a constant set by hand), backprop
+through time with the same search, and the reservoir control. Matrix products run in TF32 on a GPU.
 """
 
 import argparse
@@ -117,6 +117,7 @@ ARMS = {
     "backprop": Arm(None, PAPER_BP, False, head="adam"),
     "reservoir": Arm(rules.frozen(), RESERVOIR, True),
     "readout": Arm(rules.readout(), LEAKY, True, head="adam"),
+    "readout-by-hand": Arm(rules.readout(scale=4.0), LEAKY, True, head="adam"),
     "readout-ridge": Arm(rules.readout(), SOLVED, True),
     "readout-perceptron": Arm(rules.readout(), GENTLE, True, head="adam", perceptron=True),
     "reservoir-perceptron": Arm(rules.frozen(), GENTLE[:1], True, head="adam", perceptron=True),
