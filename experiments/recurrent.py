@@ -116,12 +116,12 @@ ARMS = {
     "tpsgd-l2": Arm(rules.tpsgd_l2(), FAITHFUL, False, search=(100_000, 20)),
     "backprop": Arm(None, PAPER_BP, False, head="adam"),
     "reservoir": Arm(rules.frozen(), RESERVOIR, True),
-    "readout": Arm(rules.readout(), LEAKY, True, head="adam"),
+    "readout": Arm(rules.readout(), LEAKY, True, head="adam", search=(100_000, 20)),
     "readout-by-hand": Arm(rules.readout(scale=4.0), LEAKY, True, head="adam"),
     "readout-ridge": Arm(rules.readout(), SOLVED, True),
     "readout-perceptron": Arm(rules.readout(), GENTLE, True, head="adam", perceptron=True),
     "reservoir-perceptron": Arm(rules.frozen(), GENTLE[:1], True, head="adam", perceptron=True),
-    "backprop-leaky": Arm(None, LEAKY, True, head="adam"),
+    "backprop-leaky": Arm(None, LEAKY, True, head="adam", search=(100_000, 20)),
 }
 EQUAL_TIME = "backprop-leaky in readout's time"
 
