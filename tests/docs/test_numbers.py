@@ -529,6 +529,19 @@ def test_what_the_page_on_sequences_says_about_long_ones():
     assert all(memory[place]["ratio"] <= 1.01 for place in ("last", "mean", "every"))
 
 
+def test_what_the_page_on_many_machines_says_about_processes():
+    """Where this fails after another measurement: reword docs/many.md."""
+    rows = look_up("many/data_parallel/rows")
+    seconds = {(row["net"], row["ranks"], row["arm"]): row["seconds"] for row in rows}
+    arms = ("readout, overlapped", "readout, waiting", "backprop, DDP")
+    for net in ("mlp 256 x 4", "mlp 1024 x 4"):
+        assert seconds[net, 2, arms[0]] < seconds[net, 2, arms[1]], "the overlap saves time"
+        assert all(seconds[net, 2, arm] < seconds[net, 4, arm] for arm in arms)
+    for arm in (arms[0], arms[2]):
+        assert seconds["mlp 1024 x 4", 2, arm] < 0.9 * seconds["mlp 1024 x 4", 1, arm]
+        assert seconds["mlp 256 x 4", 2, arm] > 0.85 * seconds["mlp 256 x 4", 1, arm]
+
+
 def test_what_the_page_on_many_machines_says_about_scale():
     """Where this fails after a change of the model: reword docs/many.md."""
     rows = look_up("many/scale/rows")
@@ -548,7 +561,7 @@ def test_what_the_page_on_many_machines_says_about_scale():
         )
         if net == "vgg11":  # sums are short on few ranks: both hide them
             assert local[1] > 0.98 * local[0] and backprop[1] > 0.98 * backprop[0]
-        assert local[2] < 1.1 * backprop[2], "sums are long on many ranks: both wait for them"
+        assert local[2] < 1.15 * backprop[2], "sums are long on many ranks: both wait for them"
     assert (
         speed["vgg11", "accelerators", 4096, "data-parallel local"]
         < (
