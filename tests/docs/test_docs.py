@@ -3,9 +3,11 @@
 import importlib.util
 import os
 import re
+import shlex
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -47,35 +49,34 @@ def closes(line: str, ticks: str) -> bool:
     return line.strip().startswith(ticks) and not line.strip().strip("`")
 
 
-def run_blocks(page: Path) -> None:
+def run_blocks(page: Path, says: Callable[..., tuple[int, str, str]]) -> None:
     """Execute a page's blocks in order, in one namespace; errors name the page's own lines."""
     namespace = {"__name__": "__main__"}
     for line, language, source in blocks_to_run(page.read_text(encoding="utf-8")):
         if language == "bash":
-            run_commands(source, f"{page}, line {line}")
+            run_commands(source, f"{page}, line {line}", says)
         else:
             exec(compile("\n" * (line - 1) + source, str(page), "exec"), namespace)
 
 
-def run_commands(source: str, where: str) -> None:
-    """Run the commands of a block as a shell would; `tpsgd` is the library that is tested."""
-    command = f'tpsgd() {{ "{sys.executable}" -m tpsgd "$@"; }}; set -e\n{source}'
-    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        ["bash", "-c", command],
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, f"{where}: {done.stderr or done.stdout}"
+def run_commands(source: str, where: str, says: Callable[..., tuple[int, str, str]]) -> None:
+    """Run the commands of a block one by one; `tpsgd` in this process, which has loaded torch."""
+    for command in source.splitlines():
+        words = shlex.split(command)
+        if words[0] == "tpsgd":
+            status, out, errors = says(*words[1:])
+        else:
+            done = subprocess.run(words, capture_output=True, text=True)
+            status, out, errors = done.returncode, done.stdout, done.stderr
+        assert status == 0, f"{where}: {errors or out}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_programs_on_the_page_run(page, tmp_path, monkeypatch):
+def test_programs_on_the_page_run(page, tmp_path, monkeypatch, says):
     monkeypatch.chdir(tmp_path)
     if "photos@160" in page.read_text(encoding="utf-8"):
         make_photos_and_encoder()
-    run_blocks(page)
+    run_blocks(page, says)
 
 
 def make_photos_and_encoder() -> None:
@@ -144,28 +145,28 @@ def test_blocks_are_found_in_order_and_the_marked_one_is_left_out():
     ]  # fmt: skip
 
 
-def test_commands_run_where_they_are_marked(tmp_path, monkeypatch):
+def test_commands_run_where_they_are_marked(tmp_path, monkeypatch, says):
     monkeypatch.chdir(tmp_path)
     page = tmp_path / "page.md"
     page.write_text("```bash\nfalse\n```\n\n<!-- run -->\n\n```bash\ntouch a\n```\n")
-    run_blocks(page)
+    run_blocks(page, says)
     assert (tmp_path / "a").exists()
     page.write_text("<!-- run -->\n\n```bash\ntpsgd train --rule redout\ntouch b\n```\n")
     with pytest.raises(AssertionError, match=r"page.md, line 4: .*did you mean 'readout'"):
-        run_blocks(page)
+        run_blocks(page, says)
     assert not (tmp_path / "b").exists()
 
 
-def test_blocks_of_a_page_share_names(tmp_path):
+def test_blocks_of_a_page_share_names(tmp_path, says):
     page = tmp_path / "page.md"
     page.write_text(PAGE + "\n```python\nassert (a, b, c) == (1, 2, 3)\n```\n")
-    run_blocks(page)
+    run_blocks(page, says)
 
 
-def test_an_error_names_its_line_on_the_page(tmp_path):
+def test_an_error_names_its_line_on_the_page(tmp_path, says):
     page = tmp_path / "page.md"
     page.write_text("# Title\n\n```python\nx = 1\n\n1 / 0\n```\n")
     with pytest.raises(ZeroDivisionError) as caught:
-        run_blocks(page)
+        run_blocks(page, says)
     assert caught.traceback[-1].path == page
     assert caught.traceback[-1].lineno + 1 == 6

@@ -18,6 +18,7 @@ from tpsgd.errors import TpsgdError, shortened
 PAUSE = 0.25  # seconds between two beats
 SILENCE = 1.5  # seconds without a beat, after which a rank is dead
 PATIENCE = 4.0  # seconds that the rank with the store waits for the others at most
+LAST_BEAT = 10.0  # seconds to wait for a beat under way: torch aborts if Python ends within it
 INTERRUPTED = "interrupted"  # in place of a sentence: nothing has failed
 _numbers = itertools.count()  # of the jobs that this process was in
 
@@ -47,7 +48,7 @@ class Watch:
             if error is not None:
                 self._end_with_others()
             self._over.set()
-            self._thread.join(SILENCE)
+            self._thread.join(LAST_BEAT)
 
     def _explain(self, error: BaseException) -> None:
         """Tell the others of this rank's error; or raise what became of another rank.
