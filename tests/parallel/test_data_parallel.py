@@ -13,6 +13,7 @@ import torch
 from helpers import close, mlp, points, ragged, same, sequences
 from parallel.cases import CASES, MLP, OF_SAMPLES_TOGETHER, ON_FOUR_RANKS, POINTS, TO_RESUME
 from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import tpsgd
 from tpsgd import Memory, Recurrent, TpsgdError
@@ -264,6 +265,14 @@ def test_sequences_of_different_lengths_are_refused(one_rank):
     x, y = sequences(12)
     with pytest.raises(TpsgdError, match="different lengths cannot be cut into the shares"):
         tpsgd.fit(model, (ragged(x), y), parallel=tpsgd.data_parallel())
+
+
+def test_a_loader_that_shares_out_its_samples_is_refused(one_rank):
+    data = TensorDataset(*POINTS())
+    sampler = DistributedSampler(data, num_replicas=2, rank=0)
+    with pytest.raises(TpsgdError, match="the same batches, without a DistributedSampler"):
+        loader = DataLoader(data, 10, sampler=sampler)
+        tpsgd.fit(MLP().double(), loader, parallel=tpsgd.data_parallel())
 
 
 def test_stacked_restarts_are_refused(one_rank):

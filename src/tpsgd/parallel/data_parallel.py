@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from torch import nn
+from torch.utils.data import DistributedSampler
 
 from tpsgd.engine.batches import stored_samples
 from tpsgd.engine.optimizers import follow_curve, has_curve
@@ -54,8 +55,8 @@ class DataParallel(Parallel):
         ranks, pass_on = self.ranks, with_memory_of_all(net.pass_on, self.ranks)
         if len(models) > 1:
             raise TpsgdError("data_parallel trains one model at a time: leave stacked=None")
-        if isinstance(getattr(stored_samples(net.source), "x", None), Padded):
-            raise TpsgdError(RAGGED)
+        for source in filter(None, (net.source, net.validation)):
+            check_shareable(stored_samples(source))
 
         def passed_on(net: Net, learner: Any, source: Source) -> Source:
             share_random_state(ranks)  # a loader shuffles by it
@@ -74,6 +75,18 @@ class DataParallel(Parallel):
 
     def __str__(self) -> str:
         return "data_parallel"
+
+
+def check_shareable(source: Any) -> None:
+    """Refuse samples that cannot be cut into shares, or that are shares already."""
+    if isinstance(getattr(source, "x", None), Padded):
+        raise TpsgdError(RAGGED)
+    sampler = getattr(getattr(source, "loader", None), "sampler", None)
+    if isinstance(sampler, DistributedSampler):
+        raise TpsgdError(
+            "data_parallel gives each rank its share of every batch: the DataLoader must give all "
+            "ranks the same batches, without a DistributedSampler"
+        )
 
 
 def with_memory_of_all(pass_on: Any, ranks: Ranks) -> Any:
