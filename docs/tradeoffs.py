@@ -3,8 +3,9 @@
 docs/fill_numbers.py calls this. A row of panels has the seconds of a training, another the peak
 memory and, as a line to the right, the inputs that are kept for the next block; a column is a net.
 Restarts that shared a device, or ran on another machine than the rest of their table, have no
-seconds here; the memory of stacked restarts is divided by their number. A panel needs three arms,
-one of them backprop.
+seconds here, unless the row has those of an earlier run that had the device to itself (`timed`).
+The memory of stacked restarts is divided by their number. A panel needs three arms, one of them
+backprop.
 """
 
 import json
@@ -115,12 +116,13 @@ def figures_of(row: Record) -> Record | None:
     """The numbers of one mark; None for rows without a training."""
     if not row.get("accuracy") or not (row.get("seconds") or row.get("peak_bytes")):
         return None
-    timed = not row.get("busy") and row.get("alone", True)
+    shared = row.get("busy") or not row.get("alone", True)
+    timed = row.get("timed", {} if shared else row)
     together = len(row["accuracies"]) if row.get("stacked") else 1
     return {
         "accuracy": round(100 * row["accuracy"], 2),
         "deviation": round(100 * row.get("deviation", 0.0), 2),
-        "seconds": round(row.get("seconds") or 0.0, 3) if timed else 0.0,
+        "seconds": round(timed.get("seconds") or 0.0, 3),
         "bytes": round((row.get("peak_bytes") or 0) / 2**20 / together, 2),
         "kept": round((row.get("kept_bytes") or 0) / 2**20, 2),
     }
