@@ -640,3 +640,18 @@ def test_what_the_page_on_many_machines_says_about_scale():
             speed["vgg11", "accelerators", 4096, "data-parallel backprop"]  # more latencies
         )
     )
+
+
+def test_what_the_page_on_devices_says_about_a_desk():
+    """Where this fails after another measurement: reword docs/edge.md."""
+    rows = look_up("edge_speed/rows")
+    took = {(row["net"], row["batch"], row["arm"]): row["microseconds"] for row in rows}
+    arms = dict.fromkeys(row["arm"] for row in rows)
+    for net in dict.fromkeys(row["net"] for row in rows):
+        fastest = min(arms, key=lambda arm: took[net, 1, arm])
+        assert fastest == "exported C", net
+        assert 12 < took[net, 16, "exported C"] / took[net, 1, "exported C"] < 20, net
+    for net in ("784-32-10", "head 512-64-10"):
+        assert took[net, 16, "exported C"] > took[net, 16, "backprop, torch"]
+        assert min(arms, key=lambda arm: took[net, 16, arm]) == "exported ONNX"
+    assert all(row["apart"] <= 1e-4 for row in rows)
