@@ -22,6 +22,7 @@ CLIENTS, CLASSES = 20, 10
 IMAGES = 1000  # to train the adaptor on: encoding one with VGG16 takes about 0.1 s
 TEST_IMAGES = 500
 UNITS = 256
+VALIDATION = 5  # every fifth training sample, where a run is measured on those
 
 
 def real(name):
@@ -78,26 +79,30 @@ def client_data(context):
     """The samples of one client; for the adaptor their features, which it computes once."""
     config, number = context.run_config, int(context.node_config["partition-id"])
     clients = int(context.node_config.get("num-partitions", CLIENTS))
+    x, y = load(config["task"]).train
+    indices = fleet.dirichlet(y, clients, config["concentration"], seed=config["seed"])[number]
+    if config["task"] == "mlp":
+        x, y = x[indices], y[indices]
+    else:
+        name = f"{clients}-{config['concentration']}-{config['seed']}-{number}"
+        x, y = features(name, lambda: (x[indices], y[indices]))
+    mine = indices % VALIDATION > 0 if config["measure"] == "validation" else slice(None)
+    return x[mine], y[mine]
 
-    def samples():
-        x, y = load(config["task"]).train
-        split = fleet.dirichlet(y, clients, config["concentration"], seed=config["seed"])[number]
-        return x[split], y[split]
 
-    name = f"{clients}-{config['concentration']}-{config['seed']}-{number}"
-    return samples() if config["task"] == "mlp" else features(name, samples)
+def server_data(context):
+    """The server's samples, or their features: of the test set, or training samples without it.
 
-
-def test_data(context):
-    """The server's test samples, or their features."""
-
-    def some():
-        x, y = load("adaptor").test
-        every = max(1, len(y) // TEST_IMAGES)  # they are sorted by class
-        return x[::every], y[::every]
-
-    task = context.run_config["task"]
-    return load("mlp").test if task == "mlp" else features("test", some)
+    The latter are for choosing settings: clients do not learn from them.
+    """
+    config = context.run_config
+    data = load(config["task"])
+    if config["measure"] == "validation":
+        x, y = (each[::VALIDATION] for each in data.train)
+    else:
+        every = max(1, len(data.test[1]) // TEST_IMAGES) if config["task"] == "adaptor" else 1
+        x, y = (each[::every] for each in data.test)  # images are sorted by class
+    return (x, y) if config["task"] == "mlp" else features(config["measure"], lambda: (x, y))
 
 
 def features(name, samples):
@@ -114,7 +119,8 @@ def features(name, samples):
 def training(context):
     """The settings of a client's `tpsgd.fit`."""
     config = context.run_config
-    settings = {"epochs": config["epochs"], "lr": config["lr"], "batch_size": 32}
+    settings = {"epochs": config["epochs"], "lr": config["lr"], "batch_size": config["batch-size"]}
+    settings["restricted_softmax"] = config["restricted-softmax"]
     if config["rule"] == "backprop":
         return {"method": tpsgd.fit_backprop, **settings}
     budget = {"memory": config["memory"]} if config["memory"] else {}
@@ -132,7 +138,7 @@ def serving(context):
         "strategy": getattr(strategy, config["strategy"])(fraction_evaluate=0.0, **more),
         "rounds": config["rounds"],
         "head": tpsgd.ridge() if config["head"] == "ridge" else None,
-        "evaluate": test_data,
+        "evaluate": server_data,
         "seed": config["seed"],
         "finish": lambda report: finish(report, config["out"]),
     }
