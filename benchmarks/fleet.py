@@ -32,11 +32,11 @@ ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "examples" / "fleet"
 sys.path[:0] = [str(ROOT), str(EXAMPLE)]
 
-OWN = "readout, calibrated by each device"
+PER_DEVICE = "readout, calibrated by each device"
 ARMS: dict[str, dict[str, Any]] = {
     "readout": {"rule": "readout"},
     "readout, restricted softmax": {"rule": "readout", "restricted-softmax": True},
-    OWN: {"rule": "readout"},
+    PER_DEVICE: {"rule": "readout"},
     "tpsgd-l2": {"rule": "tpsgd-l2"},
     "backprop": {"rule": "backprop"},
     "backprop, restricted softmax": {"rule": "backprop", "restricted-softmax": True},
@@ -87,6 +87,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--devices", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--tasks", nargs="+", default=["mlp", "adaptor"], choices=EPOCHS)
+    parser.add_argument("--concentrations", nargs="+", type=float, default=[0.1, 1.0])
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS)
     parser.add_argument("--again", action="store_true", help="also the rows that are there already")
     return parser.parse_args()
@@ -103,7 +104,7 @@ def planned(options: argparse.Namespace) -> list[dict[str, Any]]:
             "rounds": ARMS[arm].get("rounds", options.rounds // SHARE_OF_ROUNDS[task]),
         }
         for task in options.tasks
-        for concentration in (0.1, 1.0)
+        for concentration in options.concentrations
         for seed in range(options.seeds)
         for arm in options.arms
     ]
@@ -163,7 +164,7 @@ def simulate(setting: dict[str, Any], devices: int, out: Path) -> None:
     fixed = {"batch-size": 32, "restricted-softmax": False, "memory": "", "out": ""}
     values = {name: value for name, value in setting.items() if name != "arm"}
     config = UserConfig(app["config"] | fixed | arm | values)
-    if setting["arm"] == OWN:
+    if setting["arm"] == PER_DEVICE:
         strategy.shared_scales = lambda replies: []  # so that devices measure in every round
 
     def configured(function: Any) -> Any:
@@ -181,7 +182,9 @@ def simulate(setting: dict[str, Any], devices: int, out: Path) -> None:
         }
 
     def training(context: Any) -> dict[str, Any]:
-        if arm["rule"] == "backprop" or "measure" in setting:  # memory is not compared in the search
+        if (
+            arm["rule"] == "backprop" or "measure" in setting
+        ):  # memory is not compared in the search
             return task.training(context)
         return task.training(context) | {"memory": Memory(reuse=False)}
 
