@@ -79,40 +79,48 @@ def client_data(context):
     """The samples of one client; for the adaptor their features, which it computes once."""
     config, number = context.run_config, int(context.node_config["partition-id"])
     clients = int(context.node_config.get("num-partitions", CLIENTS))
-    x, y = load(config["task"]).train
-    indices = fleet.dirichlet(y, clients, config["concentration"], seed=config["seed"])[number]
-    if config["task"] == "mlp":
-        x, y = x[indices], y[indices]
-    else:
-        name = f"{clients}-{config['concentration']}-{config['seed']}-{number}"
-        x, y = features(name, lambda: (x[indices], y[indices]))
-    mine = indices % VALIDATION > 0 if config["measure"] == "validation" else slice(None)
-    return x[mine], y[mine]
+
+    def samples():
+        x, y = load(config["task"]).train
+        indices = fleet.dirichlet(y, clients, config["concentration"], seed=config["seed"])[number]
+        return x[indices], y[indices], indices
+
+    name = f"{clients}-{config['concentration']}-{config['seed']}-{number}"
+    x, y, indices = samples() if config["task"] == "mlp" else features(name, samples)
+    if config["measure"] == "test":
+        return x, y
+    training = indices % VALIDATION > 0
+    return x[training], y[training]
 
 
 def server_data(context):
-    """The server's samples, or their features: of the test set, or training samples without it.
+    """The samples that the server measures accuracy on, or their features.
 
-    The latter are for choosing settings: clients do not learn from them.
+    They are test samples, or, to choose settings by, training samples that no client learns from.
     """
     config = context.run_config
-    data = load(config["task"])
-    if config["measure"] == "validation":
-        x, y = (each[::VALIDATION] for each in data.train)
-    else:
-        every = max(1, len(data.test[1]) // TEST_IMAGES) if config["task"] == "adaptor" else 1
-        x, y = (each[::every] for each in data.test)  # images are sorted by class
-    return (x, y) if config["task"] == "mlp" else features(config["measure"], lambda: (x, y))
+
+    def samples():
+        data = load(config["task"])
+        if config["measure"] == "validation":
+            every, (x, y) = VALIDATION, data.train
+        else:  # images are sorted by class
+            (x, y), images = data.test, config["task"] == "adaptor"
+            every = max(1, len(y) // TEST_IMAGES) if images else 1
+        return x[::every], y[::every]
+
+    return samples() if config["task"] == "mlp" else features(config["measure"], samples)
 
 
 def features(name, samples):
-    """The features of samples, from a file in the temporary folder once they are computed."""
+    """Samples with features in place of images, from a file once they are computed."""
     kind = "vgg16" if real("vgg16") else "random"
-    file = Path(tempfile.gettempdir()) / "tpsgd-fleet" / f"{kind}-{name}.pt"
+    file = Path(tempfile.gettempdir()) / "tpsgd-fleet-features" / f"{kind}-{name}.pt"
     if not file.exists():
         file.parent.mkdir(exist_ok=True)
+        x, y, *indices = samples()
         tap = list(encoder().taps)[-1]
-        torch.save(adapt.encode(encoder(), samples(), [tap]).at(tap), file)
+        torch.save((*adapt.encode(encoder(), (x, y), [tap]).at(tap), *indices), file)
     return torch.load(file)
 
 
