@@ -61,11 +61,15 @@ clean: ## remove .venv, caches and everything built; data sets in .data stay
 
 # pip runs again when a version it reads has changed.
 
+define CHECK_PYTHON
+@command -v "$(PYTHON)" >/dev/null || { \
+  echo "tpsgd needs Python 3.11 or newer, and '$(PYTHON)' is not on the PATH. Name one: make PYTHON=python3.12"; exit 1; }
+@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+  echo "tpsgd needs Python 3.11 or newer; '$(PYTHON)' is $$("$(PYTHON)" -V 2>&1). Name another: make PYTHON=python3.12"; exit 1; }
+endef
+
 $(PY):
-	@command -v "$(PYTHON)" >/dev/null || { \
-	  echo "tpsgd needs Python 3.11 or newer, and '$(PYTHON)' is not on the PATH. Name one: make PYTHON=python3.12"; exit 1; }
-	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	  echo "tpsgd needs Python 3.11 or newer; '$(PYTHON)' is $$("$(PYTHON)" -V 2>&1). Name another: make PYTHON=python3.12"; exit 1; }
+	$(CHECK_PYTHON)
 	@echo "Setting up .venv. First time: a minute or two, 2 GB (more where pip takes a CUDA build of torch)."
 	@"$(PYTHON)" -m venv .venv || { rm -rf .venv; exit 1; }
 
@@ -80,8 +84,9 @@ $(DEV): pyproject.toml constraints.txt | $(PY)
 	@touch $(RUN) $@
 
 # Flower needs older versions of typer, rich and protobuf than the other tools.
-$(FLEET): pyproject.toml constraints-fleet.txt | $(PY)
-	@echo "Installing tpsgd and Flower into .venv-fleet ..."
+$(FLEET): pyproject.toml constraints-fleet.txt
+	$(CHECK_PYTHON)
+	@echo "Installing tpsgd and Flower into .venv-fleet: a few minutes, 1.7 GB ..."
 	@"$(PYTHON)" -m venv .venv-fleet
 	@.venv-fleet/bin/python -m pip install -qq --disable-pip-version-check -c constraints-fleet.txt \
 	  -e '.[fleet]' hypothesis pytest

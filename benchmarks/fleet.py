@@ -4,8 +4,10 @@
 
 The app is `examples/fleet`: an MLP on MNIST, and an adaptor on VGG16's features of Imagenette
 (1,000 images, 500 to test), split by a Dirichlet distribution of concentration 0.1 and 1. FedAvg of
-all devices, ten rounds of one epoch for the MLP, five of five for the adaptor, Adam at 1e-3,
-batches of 32. Local rules keep no inputs for reuse (`Memory(reuse=False)`), which takes time and
+all devices, ten rounds for the MLP, five for the adaptor, Adam, batches of 32. The rate and the
+number of local epochs are chosen for each arm, task and split by the accuracy on a fifth of the
+training samples, after three rounds without them: first the rate, then the number of epochs at that
+rate. Local rules keep no inputs for reuse (`Memory(reuse=False)`), which takes time and
 saves memory. Each row runs in a process of its own, with ray. The controls are backprop on the
 devices, and hidden layers that stay random. "ridge" is one round, on random hidden layers (MLP) or
 on averages of the encoder's features, compared with the same ridge on all samples in one place. A
@@ -20,6 +22,7 @@ import sys
 import tempfile
 import time
 import tomllib
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,16 +32,20 @@ ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "examples" / "fleet"
 sys.path[:0] = [str(ROOT), str(EXAMPLE)]
 
-OWN = "readout, calibrated by each device"
+PER_DEVICE = "readout, calibrated by each device"
 ARMS: dict[str, dict[str, Any]] = {
     "readout": {"rule": "readout"},
-    OWN: {"rule": "readout"},
+    "readout, restricted softmax": {"rule": "readout", "restricted-softmax": True},
+    PER_DEVICE: {"rule": "readout"},
     "tpsgd-l2": {"rule": "tpsgd-l2"},
     "backprop": {"rule": "backprop"},
+    "backprop, restricted softmax": {"rule": "backprop", "restricted-softmax": True},
     "frozen": {"rule": "frozen"},
     "ridge": {"rule": "frozen", "rounds": 0, "head": "ridge"},
 }
-EPOCHS = {"mlp": 1, "adaptor": 5}
+RATES = 0.001, 0.003, 0.01
+EPOCHS = {"mlp": (1, 2), "adaptor": (5, 2)}  # rates are compared with the first of them
+ROUNDS_OF_SEARCH = 3
 SHARE_OF_ROUNDS = {"mlp": 1, "adaptor": 2}
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
 
@@ -46,18 +53,30 @@ QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM
 def main() -> None:
     """Run every row that the section does not have yet."""
     options = arguments()
-    from many import read, write_section
+    from many import commit, read, write_section
 
-    rows = [] if options.again else read(options.out).get("fleet", {}).get("rows", [])
-    settings = {"devices": options.devices, "strategy": "FedAvg", "epochs": EPOCHS}
+    before = {} if options.again else read(options.out).get("fleet", {})
+    rows, trials = before.get("rows", []), before.get("trials", [])
+    settings = {"devices": options.devices, "strategy": "FedAvg", "batch_size": 32}
     settings |= {name: version(name) for name in ("flwr", "ray")}
+    section = {"settings": settings, "rows": rows, "trials": trials}
+
+    def measure(setting: dict[str, Any], table: list[dict[str, Any]]) -> dict[str, Any]:
+        """The row of a table with this setting; it is measured and written if it is missing."""
+        for row in table:
+            if setting.items() <= row.items():
+                return row
+        began = time.perf_counter()
+        row = setting | measured(setting, options.devices) | {"commit": commit()}
+        table.append(row | {"seconds": time.perf_counter() - began})
+        write_section(options.out, "fleet", section)
+        print(f"{summary(row)}, {table[-1]['seconds']:.0f} s", flush=True)
+        return row
+
     for setting in planned(options):
         if not any(setting.items() <= row.items() for row in rows):
-            began = time.perf_counter()
-            row = setting | measured(setting, options.devices)
-            rows.append(row | {"seconds": time.perf_counter() - began})
-            write_section(options.out, "fleet", {"settings": settings, "rows": rows})
-            print(f"{summary(row)}, {rows[-1]['seconds']:.0f} s", flush=True)
+            choice = chosen(setting, lambda trial: measure(trial, trials))
+            measure(setting | choice, rows)
 
 
 def arguments() -> argparse.Namespace:
@@ -68,6 +87,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--devices", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--tasks", nargs="+", default=["mlp", "adaptor"], choices=EPOCHS)
+    parser.add_argument("--concentrations", nargs="+", type=float, default=[0.1, 1.0])
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS)
     parser.add_argument("--again", action="store_true", help="also the rows that are there already")
     return parser.parse_args()
@@ -84,10 +104,27 @@ def planned(options: argparse.Namespace) -> list[dict[str, Any]]:
             "rounds": ARMS[arm].get("rounds", options.rounds // SHARE_OF_ROUNDS[task]),
         }
         for task in options.tasks
-        for concentration in (0.1, 1.0)
+        for concentration in options.concentrations
         for seed in range(options.seeds)
         for arm in options.arms
     ]
+
+
+def chosen(
+    setting: dict[str, Any], measure: Callable[[dict[str, Any]], dict[str, Any]]
+) -> dict[str, Any]:
+    """The rate and the number of local epochs that are best on training samples without them."""
+    if not setting["rounds"]:  # a head that is solved has neither
+        return {}
+    trial = setting | {"rounds": ROUNDS_OF_SEARCH, "measure": "validation"}
+    epochs, other_epochs = EPOCHS[setting["task"]]
+    choices = [{"lr": lr, "epochs": epochs} for lr in RATES]
+
+    def validation(choice: dict[str, Any]) -> float:
+        return measure(trial | choice)["accuracy"][-1]
+
+    best = max(choices, key=validation)
+    return max(best, best | {"epochs": other_epochs}, key=validation)
 
 
 def measured(setting: dict[str, Any], devices: int) -> dict[str, Any]:
@@ -107,6 +144,7 @@ def measured(setting: dict[str, Any], devices: int) -> dict[str, Any]:
 def summary(row: dict[str, Any]) -> str:
     """A row in one line."""
     name = f"{row['task']} {row['concentration']:g} {row['arm']}"
+    name += "".join(f", {word} {row[word]}" for word in ("lr", "epochs", "measure") if word in row)
     sent = row["sent_bytes_per_round"] + row["received_bytes_per_round"]
     share, memory = row["accuracy"][-1], row.get("memory_bytes", 0)
     return f"{name}: {share:.2%}, {sent:,} bytes a round, {memory:,} bytes of memory"
@@ -123,10 +161,10 @@ def simulate(setting: dict[str, Any], devices: int, out: Path) -> None:
 
     app = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
     arm = ARMS[setting["arm"]]
-    values = {name: setting[name] for name in ("task", "concentration", "seed", "rounds")}
-    values |= arm | {"epochs": EPOCHS[setting["task"]], "memory": "", "out": ""}
-    config = UserConfig(app["config"] | values)
-    if setting["arm"] == OWN:
+    fixed = {"batch-size": 32, "restricted-softmax": False, "memory": "", "out": ""}
+    values = {name: value for name, value in setting.items() if name != "arm"}
+    config = UserConfig(app["config"] | fixed | arm | values)
+    if setting["arm"] == PER_DEVICE:
         strategy.shared_scales = lambda replies: []  # so that devices measure in every round
 
     def configured(function: Any) -> Any:
@@ -139,13 +177,16 @@ def simulate(setting: dict[str, Any], devices: int, out: Path) -> None:
         settings = task.serving(context)
         settings["strategy"].min_available_nodes = devices
         return settings | {
-            "evaluate": configured(task.test_data),
+            "evaluate": configured(task.server_data),
             "finish": lambda report: out.write_text(json.dumps(figures(report, config, devices))),
         }
 
     def training(context: Any) -> dict[str, Any]:
-        local = {} if arm["rule"] == "backprop" else {"memory": Memory(reuse=False)}
-        return task.training(context) | local
+        if (
+            arm["rule"] == "backprop" or "measure" in setting
+        ):  # memory is not compared in the search
+            return task.training(context)
+        return task.training(context) | {"memory": Memory(reuse=False)}
 
     model, data = configured(task.model), configured(task.client_data)
     client = fleet.client(model, data, configure=configured(training))
@@ -182,8 +223,8 @@ def difference_to_central(report: Any, config: Any, devices: int) -> float:
 
     nodes = [{"num-partitions": devices, "partition-id": number} for number in range(devices)]
     contexts: list[Any] = [SimpleNamespace(run_config=config, node_config=node) for node in nodes]
-    parts = [task.client_data(context) for context in contexts]
-    data = tuple(torch.cat(column) for column in zip(*parts, strict=True))
+    data_of_clients = [task.client_data(context) for context in contexts]
+    data = tuple(torch.cat(column) for column in zip(*data_of_clients, strict=True))
     model: Any = make_model(task.model, contexts[0], config["seed"])
     settings = {"optimizer": tpsgd.ridge(), "epochs": 1, "progress": False}
     tpsgd.fit(model, data, rule=tpsgd.rules.frozen(), **settings)

@@ -51,9 +51,9 @@ class Desk:
         return replies
 
 
-def run(app, parts, model=net, broken=None, strategy=None, **settings):
-    """The report of a server, and the desk it worked on; client i has the samples parts[i]."""
-    reports, desk = [], Desk(app, len(parts), broken)
+def run(app, clients, model=net, broken=None, strategy=None, **settings):
+    """The report of a server, and the desk it worked on; client i has the samples clients[i]."""
+    reports, desk = [], Desk(app, len(clients), broken)
     settings = {"strategy": strategy or average(), "finish": reports.append, **settings}
     fleet.server(model, **settings)(desk, context(-1))
     return reports[0], desk
@@ -65,10 +65,10 @@ def average(kind=FedAvg, **settings):
     return kind(fraction_evaluate=0.0, **least, **settings)
 
 
-def client(parts, model=net, **settings):
-    """A client app whose partition i has the samples parts[i]."""
+def client(clients, model=net, **settings):
+    """A client app whose partition i has the samples clients[i]."""
     settings = {"epochs": 2, "batch_size": 16, **settings}
-    return fleet.client(model, lambda c: parts[c.node_config["partition-id"]], **settings)
+    return fleet.client(model, lambda c: clients[c.node_config["partition-id"]], **settings)
 
 
 def message(arrays, kind="train", **config):

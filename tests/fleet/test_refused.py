@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import FedAdam
 import tpsgd
 from tpsgd.fleet.shared_model import arrays_of
 
-PARTS = [samples(30, seed=i) for i in range(3)]
+CLIENTS = [samples(30, seed=i) for i in range(3)]
 
 
 def changed(record, **values):
@@ -84,8 +84,8 @@ BROKEN = {
 def test_a_broken_update_is_refused_and_the_others_are_averaged(case, caplog):
     change, reason = BROKEN[case]
     with caplog.at_level(logging.WARNING, "flwr"):
-        report, _ = run(client(PARTS), PARTS, broken={1: change}, rounds=1, timeout=7)
-    expected, _ = run(client(PARTS[::2]), PARTS[::2], rounds=1)
+        report, _ = run(client(CLIENTS), CLIENTS, broken={1: change}, rounds=1, timeout=7)
+    expected, _ = run(client(CLIENTS[::2]), CLIENTS[::2], rounds=1)
     assert same(report.model, expected.model)
     assert list(report.rounds[0].refused) == [1]
     assert re.search(reason, report.rounds[0].refused[1])
@@ -94,21 +94,21 @@ def test_a_broken_update_is_refused_and_the_others_are_averaged(case, caplog):
 
 
 def test_a_refused_update_does_not_reach_the_calibration():
-    report, _ = run(client(PARTS), PARTS, broken={1: BROKEN["NaN"][0]}, rounds=1)
-    expected, _ = run(client(PARTS[::2]), PARTS[::2], rounds=1)
+    report, _ = run(client(CLIENTS), CLIENTS, broken={1: BROKEN["NaN"][0]}, rounds=1)
+    expected, _ = run(client(CLIENTS[::2]), CLIENTS[::2], rounds=1)
     assert report.scales == expected.scales
 
 
 def test_a_round_without_any_usable_update_leaves_the_weights_as_they_are():
     change = BROKEN["NaN"][0]
-    report, _ = run(client(PARTS), PARTS, broken={i: change for i in range(3)}, rounds=2)
+    report, _ = run(client(CLIENTS), CLIENTS, broken={i: change for i in range(3)}, rounds=2)
     torch.manual_seed(0)
     assert same(report.model, net()) and len(report.rounds[1].refused) == 3
 
 
 def test_a_mistake_on_a_client_is_its_reason():
-    parts = [PARTS[0], (PARTS[1][0], PARTS[1][1][:-1]), PARTS[2]]
-    report, _ = run(client(parts), parts, rounds=1)
+    clients = [CLIENTS[0], (CLIENTS[1][0], CLIENTS[1][1][:-1]), CLIENTS[2]]
+    report, _ = run(client(clients), clients, rounds=1)
     assert report.rounds[0].refused == {1: "its app failed: x has 30 samples, but y has 29 labels"}
 
 
@@ -125,8 +125,8 @@ def test_a_mistake_on_a_client_is_its_reason():
 )
 def test_broken_moments_are_refused(case, reason):
     settings = {"rounds": 0, "head": tpsgd.ridge(1e-3)}
-    report, _ = run(client(PARTS), PARTS, broken={1: case}, **settings)
-    expected, _ = run(client(PARTS[::2]), PARTS[::2], **settings)
+    report, _ = run(client(CLIENTS), CLIENTS, broken={1: case}, **settings)
+    expected, _ = run(client(CLIENTS[::2]), CLIENTS[::2], **settings)
     assert re.search(reason, report.rounds[0].refused[1])
     assert same(report.model, expected.model, 1e-6)
 
@@ -142,8 +142,8 @@ def test_other_frozen_weights_than_the_server_s_are_refused():
         layers[0].requires_grad_(False)
         return layers
 
-    app = client(PARTS, model, rule=tpsgd.rules.frozen())
-    report, _ = run(app, PARTS, model, rounds=1)
+    app = client(CLIENTS, model, rule=tpsgd.rules.frozen())
+    report, _ = run(app, CLIENTS, model, rounds=1)
     assert len(report.rounds[0].refused) == 3
     assert "frozen weights, which do not travel" in report.rounds[0].refused[0]
 
@@ -151,12 +151,12 @@ def test_other_frozen_weights_than_the_server_s_are_refused():
 def test_messages_of_another_server_are_answered_by_a_sentence():
     asked = message(arrays_of(net()))
     asked.content["config"] = ConfigRecord({"server-round": 1})
-    reply = client(PARTS)(asked, context(0))
+    reply = client(CLIENTS)(asked, context(0))
     assert reply.error.reason.endswith("make its app by tpsgd.fleet.server")
 
 
 def test_fedadam_is_not_harmed_either():
     broken = {1: BROKEN["NaN"][0]}
-    report, _ = run(client(PARTS), PARTS, broken=broken, strategy=average(FedAdam), rounds=2)
+    report, _ = run(client(CLIENTS), CLIENTS, broken=broken, strategy=average(FedAdam), rounds=2)
     assert all(torch.isfinite(p).all() for p in report.model.parameters())
     assert MetricRecord({"loss": report.rounds[1].loss})["loss"] < 2.0

@@ -45,10 +45,10 @@ def test_clients_may_learn_by_backprop_to_compare():
 
 
 def test_clients_are_averaged_by_their_numbers_of_samples():
-    parts = [samples(30, seed=1), samples(90, seed=2)]
-    report, _ = run(client(parts), parts, rounds=1)
+    clients = [samples(30, seed=1), samples(90, seed=2)]
+    report, _ = run(client(clients), clients, rounds=1)
     nets = [initial(), initial()]
-    for each, data in zip(nets, parts, strict=True):
+    for each, data in zip(nets, clients, strict=True):
         tpsgd.fit(each, data, epochs=2, batch_size=16)
     for mean, a, b in zip(*(m.parameters() for m in (report.model, *nets)), strict=True):
         torch.testing.assert_close(mean, 0.25 * a + 0.75 * b, rtol=0, atol=1e-6)
@@ -70,13 +70,13 @@ def test_the_second_round_sees_the_samples_in_another_order_and_the_same_codes()
 
 
 def test_all_clients_share_one_calibration_from_the_second_round_on():
-    parts = [(3 * samples(30, seed=1)[0], samples(30)[1]), samples(60, seed=2)]
-    own = []
-    for data in parts:
-        own.append(tpsgd.fit(initial(), data, epochs=2, batch_size=16).blocks[0].scale)
-    report, desk = run(client(parts), parts, rounds=2)
-    assert own[0] != pytest.approx(own[1], rel=0.05)
-    expected = combined([([own[0], 0.0], 30), ([own[1], 0.0], 60)])
+    clients = [(3 * samples(30, seed=1)[0], samples(30)[1]), samples(60, seed=2)]
+    scales = []
+    for data in clients:
+        scales.append(tpsgd.fit(initial(), data, epochs=2, batch_size=16).blocks[0].scale)
+    report, desk = run(client(clients), clients, rounds=2)
+    assert scales[0] != pytest.approx(scales[1], rel=0.05)
+    expected = combined([([scales[0], 0.0], 30), ([scales[1], 0.0], 60)])
     assert report.scales == pytest.approx(expected)
     sent = [config.get("scales") for config in desk.configs]
     assert sent == [None, None, report.scales, report.scales]
@@ -157,11 +157,11 @@ def test_bytes_are_those_of_the_weights_that_may_learn():
         model[0].requires_grad_(False)
         return model
 
-    parts = [samples(seed=1), samples(seed=2)]
+    clients = [samples(seed=1), samples(seed=2)]
     bytes_sent = []
     for model in (net, half_frozen):
-        app = client(parts, model, rule=rules.frozen())
-        report, _ = run(app, parts, model, rounds=1)
+        app = client(clients, model, rule=rules.frozen())
+        report, _ = run(app, clients, model, rounds=1)
         bytes_sent.append(report.rounds[0].sent_bytes)
         assert same(report.model[0], initial(model)[0])
     numbers = [6 * 8 + 8 + 8 * 3 + 3, 8 * 3 + 3]

@@ -77,8 +77,8 @@ class Configured(Desk):
 def test_the_example_learns(example, task, tmp_path):
     client, server, _ = example
     out = tmp_path / "report.json"
-    values = {"task": task, "rounds": 2, "head": "ridge", "memory": "", "out": str(out)}
-    settings = config(**values, concentration=1.0)
+    values = {"task": task, "rounds": 2, "epochs": 1, "head": "ridge", "out": str(out)}
+    settings = config(**values, concentration=1.0, memory="")
     of_server = context(-1)
     of_server.run_config = settings
     threads = torch.get_num_threads()
@@ -101,3 +101,24 @@ def test_the_example_names_every_rule(example, word):
     settings = task.training(asked)
     assert settings.get("method") is (tpsgd.fit_backprop if word == "backprop" else None)
     assert word == "backprop" or settings["rule"].name == word
+
+
+@pytest.mark.parametrize("task", ["mlp", "adaptor"])
+def test_validation_samples_are_training_samples_that_no_client_has(example, task):
+    _, _, app = example
+    contexts = [context(node) for node in range(20)]
+    rows = {}
+    for measure in ("test", "validation"):
+        for each in contexts:
+            each.run_config = config(task=task, measure=measure)
+        clients = [app.client_data(each) for each in contexts]
+        rows[measure] = torch.cat([x.flatten(1) for x, _ in clients])
+    x, y = app.server_data(contexts[0])
+    everything = torch.cat([rows["validation"], x.flatten(1)])
+    assert len(x) == len(y) == -(-len(rows["test"]) // app.VALIDATION)
+    assert torch.equal(in_order(everything), in_order(rows["test"]))
+
+
+def in_order(rows):
+    """Rows of numbers, sorted."""
+    return torch.stack(sorted(rows, key=lambda row: row.tolist()))

@@ -22,6 +22,7 @@ CLIENTS, CLASSES = 20, 10
 IMAGES = 1000  # to train the adaptor on: encoding one with VGG16 takes about 0.1 s
 TEST_IMAGES = 500
 UNITS = 256
+VALIDATION = 5  # every fifth training sample, where a run is measured on those
 
 
 def real(name):
@@ -81,40 +82,53 @@ def client_data(context):
 
     def samples():
         x, y = load(config["task"]).train
-        split = fleet.dirichlet(y, clients, config["concentration"], seed=config["seed"])[number]
-        return x[split], y[split]
+        indices = fleet.dirichlet(y, clients, config["concentration"], seed=config["seed"])[number]
+        return x[indices], y[indices], indices
 
     name = f"{clients}-{config['concentration']}-{config['seed']}-{number}"
-    return samples() if config["task"] == "mlp" else features(name, samples)
+    x, y, indices = samples() if config["task"] == "mlp" else features(name, samples)
+    if config["measure"] == "test":
+        return x, y
+    training = indices % VALIDATION > 0
+    return x[training], y[training]
 
 
-def test_data(context):
-    """The server's test samples, or their features."""
+def server_data(context):
+    """The samples that the server measures accuracy on, or their features.
 
-    def some():
-        x, y = load("adaptor").test
-        every = max(1, len(y) // TEST_IMAGES)  # they are sorted by class
+    They are test samples, or, to choose settings by, training samples that no client learns from.
+    """
+    config = context.run_config
+
+    def samples():
+        data = load(config["task"])
+        if config["measure"] == "validation":
+            every, (x, y) = VALIDATION, data.train
+        else:  # images are sorted by class
+            (x, y), images = data.test, config["task"] == "adaptor"
+            every = max(1, len(y) // TEST_IMAGES) if images else 1
         return x[::every], y[::every]
 
-    task = context.run_config["task"]
-    return load("mlp").test if task == "mlp" else features("test", some)
+    return samples() if config["task"] == "mlp" else features(config["measure"], samples)
 
 
 def features(name, samples):
-    """The features of samples, from a file in the temporary folder once they are computed."""
+    """Samples with features in place of images, from a file once they are computed."""
     kind = "vgg16" if real("vgg16") else "random"
-    file = Path(tempfile.gettempdir()) / "tpsgd-fleet" / f"{kind}-{name}.pt"
+    file = Path(tempfile.gettempdir()) / "tpsgd-fleet-features" / f"{kind}-{name}.pt"
     if not file.exists():
         file.parent.mkdir(exist_ok=True)
+        x, y, *indices = samples()
         tap = list(encoder().taps)[-1]
-        torch.save(adapt.encode(encoder(), samples(), [tap]).at(tap), file)
+        torch.save((*adapt.encode(encoder(), (x, y), [tap]).at(tap), *indices), file)
     return torch.load(file)
 
 
 def training(context):
     """The settings of a client's `tpsgd.fit`."""
     config = context.run_config
-    settings = {"epochs": config["epochs"], "lr": config["lr"], "batch_size": 32}
+    settings = {"epochs": config["epochs"], "lr": config["lr"], "batch_size": config["batch-size"]}
+    settings["restricted_softmax"] = config["restricted-softmax"]
     if config["rule"] == "backprop":
         return {"method": tpsgd.fit_backprop, **settings}
     budget = {"memory": config["memory"]} if config["memory"] else {}
@@ -132,7 +146,7 @@ def serving(context):
         "strategy": getattr(strategy, config["strategy"])(fraction_evaluate=0.0, **more),
         "rounds": config["rounds"],
         "head": tpsgd.ridge() if config["head"] == "ridge" else None,
-        "evaluate": test_data,
+        "evaluate": server_data,
         "seed": config["seed"],
         "finish": lambda report: finish(report, config["out"]),
     }

@@ -17,6 +17,7 @@ from tpsgd.fleet import moments
 from tpsgd.fleet.calibration import scales_of, with_scales
 from tpsgd.fleet.classes import in_order_of, samples_of
 from tpsgd.fleet.proximal import near_the_server
+from tpsgd.fleet.restricted_softmax import restricted_loss
 from tpsgd.fleet.screening import WEIGHT
 from tpsgd.fleet.shared_model import MakeModel, arrays_of, fingerprint, load_arrays, make_model
 from tpsgd.rules import refuse_words
@@ -32,6 +33,7 @@ def client(
     *,
     test: Callable[[Context], Any] | None = None,
     method: Callable[..., Run] = fit,
+    restricted_softmax: bool = False,
     configure: Callable[[Context], dict[str, Any]] | None = None,
     **settings: Any,
 ) -> ClientApp:
@@ -49,8 +51,11 @@ def client(
             in every round.
         test: `context -> (x, y)`, for Flower's federated evaluation; default: `data`.
         method: `tpsgd.fit`, or `tpsgd.fit_backprop` to compare with.
-        configure: `context -> ` more settings, `method` included, for those that
-            `flwr run --run-config` chooses.
+        restricted_softmax: leave the classes that the device has no samples of out of the
+            cross-entropy, on the last block and in the local classifiers of `readout`. For devices
+            with few classes.
+        configure: `context -> ` more settings, `method` and `restricted_softmax` included, for
+            those that `flwr run --run-config` chooses.
         **settings: those of `tpsgd.fit`: `rule`, `epochs`, `batch_size`, `memory="64MB"` ... The
             seed is the server's.
 
@@ -67,7 +72,8 @@ def client(
         raise TpsgdError("the seed is the server's, the same for all clients: leave out seed=")
     refuse_words(settings.get("rule"))
     Settings.of("fleet.client", {k: v for k, v in settings.items() if k != "rule"})
-    device = Device(model, data, test or data, method, configure or (lambda _: {}), settings)
+    settings |= {"method": method, "restricted_softmax": restricted_softmax}
+    device = Device(model, data, test or data, configure or (lambda _: {}), settings)
     app = ClientApp()
     for register, handler in (
         (app.train(), device.train),
@@ -98,11 +104,10 @@ class Device:
         model: MakeModel,
         data: Callable[[Context], Any],
         test: Callable[[Context], Any],
-        method: Callable[..., Run],
         configure: Callable[[Context], dict[str, Any]],
         settings: dict[str, Any],
     ) -> None:
-        self.model, self.data, self.test, self.method = model, data, test, method
+        self.model, self.data, self.test = model, data, test
         self.configure, self.settings = configure, settings
 
     def train(self, message: Message, context: Context) -> RecordDict:
@@ -128,13 +133,16 @@ class Device:
     def fit(self, model: nn.Module, data: Any, task: "Task", settings: dict[str, Any]) -> Run:
         """Train with the seed, the calibration and the proximal term of the server."""
         settings = {"progress": False, **settings, "seed": task.seed}
+        method = settings.pop("method")
+        if settings.pop("restricted_softmax"):
+            settings["loss"] = restricted_loss(settings.get("loss"), data, len(task.classes))
         if task.scales:
             settings["rule"] = with_scales(settings.get("rule"), task.scales)
         if task.mu:
             settings["optimizer"] = near_the_server(settings.get("optimizer"), task.mu)
         with warnings.catch_warnings():  # a client need not have samples of every class
             warnings.filterwarnings("ignore", r".* classes have no samples", UserWarning)
-            return settings.pop("method", self.method)(model, data, **settings)
+            return method(model, data, **settings)
 
     def moments(self, message: Message, context: Context) -> RecordDict:
         """The sums over all samples that a ridge head is solved from, new classes included."""

@@ -26,8 +26,8 @@ def dirichlet(
         least: samples of the smallest client.
 
     Examples:
-        >>> parts = dirichlet(torch.arange(1000) % 10, 4, 0.1)
-        >>> sorted(torch.cat(parts).tolist()) == list(range(1000))
+        >>> clients = dirichlet(torch.arange(1000) % 10, 4, 0.1)
+        >>> sorted(torch.cat(clients).tolist()) == list(range(1000))
         True
     """
     y = np.asarray(y)
@@ -37,16 +37,16 @@ def dirichlet(
             f"a concentration of {concentration}"
         )
     random = np.random.default_rng(seed)
-    parts: list[list[int]] = [[] for _ in range(clients)]
+    indices: list[list[int]] = [[] for _ in range(clients)]
     for label in np.unique(y):
-        members = random.permutation(np.flatnonzero(y == label))
+        of_class = random.permutation(np.flatnonzero(y == label))
         shares = random.dirichlet(np.full(clients, concentration))
-        ends = (np.cumsum(shares)[:-1] * len(members)).astype(int)
-        for part, indices in zip(parts, np.split(members, ends), strict=True):
-            part += indices.tolist()
-    for part in parts:
-        random.shuffle(part)
-    for part in parts:
-        while len(part) < least:
-            part.append(max(parts, key=len).pop())
-    return [torch.tensor(part) for part in parts]
+        ends = (np.cumsum(shares)[:-1] * len(of_class)).astype(int)
+        for of_client, more in zip(indices, np.split(of_class, ends), strict=True):
+            of_client += more.tolist()
+    for of_client in indices:
+        random.shuffle(of_client)
+    for of_client in indices:
+        while len(of_client) < least:
+            of_client.append(max(indices, key=len).pop())
+    return [torch.tensor(of_client) for of_client in indices]
