@@ -22,7 +22,7 @@ from itertools import accumulate
 
 from scale_events import Name, Task, simulate
 
-from tpsgd.parallel.gradient_sums import ENOUGH
+from tpsgd.parallel.gradient_sums import MESSAGE_BYTES
 
 NUMBER = 4  # bytes
 BUCKET, FIRST_BUCKET = 25 << 20, 1 << 20  # bytes, the defaults of DistributedDataParallel
@@ -137,7 +137,7 @@ def messages(stage: Sequence[tuple[int, Block]]) -> dict[int, list[int]]:
     for i, block in stage:
         waiting.append(i)
         count += NUMBER * block.weights
-        if count >= ENOUGH or i == stage[-1][0]:
+        if count >= MESSAGE_BYTES or i == stage[-1][0]:
             filled[i], waiting, count = waiting, [], 0
     return filled
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from unittest.mock import patch
 
 import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 torch.set_num_threads(1)
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -41,12 +43,43 @@ def main(folder: Path, names: list[str], failing: int, failure: str) -> None:
             callbacks=[lambda epoch, name=name: shown.append(name)],
         )
         results[name] = weights, run.as_dict()
+    refusals = {name: refusal(name, folder) for name in ("checkpoint", "loader", "batches")}
+    results["after refusals"] = TO_RESUME.train(parallel=tpsgd.data_parallel())[0]
     results["resumed"] = resume(folder)
     results["interrupted"] = be_interrupted(folder)
     results["stopped by rank 0"] = stop_early()
     results["unequal memory"] = with_unequal_memory()
-    torch.save({"results": results, "shown": shown}, folder / f"{rank}.pt")
+    results["dropped"] = dropped()
+    record = {"results": results, "shown": shown, "refusals": refusals}
+    torch.save(record, folder / f"{rank}.pt")
     (folder / f"{rank}.txt").write_text(fail(failing, failure))
+
+
+def refusal(name: str, folder: Path) -> str:
+    """The sentence that refuses ranks that differ; afterwards they can train together again."""
+    rank, settings = this_rank(), {}
+    data = TensorDataset(*POINTS())
+    if name == "loader":
+        generator = torch.Generator().manual_seed(rank)
+        data = DataLoader(data, 10, shuffle=True, generator=generator)
+    if name == "batches":
+        data = DataLoader(data, 10 if rank else 15)
+    if name == "checkpoint" and rank == 0:
+        settings = {"checkpoint": folder / "of rank 0"}
+    try:
+        tpsgd.fit(MLP().double(), data, parallel=tpsgd.data_parallel(), epochs=1, **settings)
+    except tpsgd.TpsgdError as error:
+        return str(error)
+    return ""
+
+
+def dropped() -> torch.Tensor:
+    """Which outputs of a dropout are zero in the first batch of an epoch."""
+    seen = []
+    model = nn.Sequential(nn.Linear(6, 64), nn.Dropout(), nn.Linear(64, 3)).double()
+    model[1].register_forward_hook(lambda module, x, y: seen.append(y == 0))
+    tpsgd.fit(model, POINTS(), epochs=1, parallel=tpsgd.data_parallel(), batch_size=12)
+    return seen[-1][:3]
 
 
 def resume(folder: Path) -> tuple:

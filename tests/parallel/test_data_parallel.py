@@ -13,7 +13,7 @@ import torch
 from helpers import close, mlp, points, ragged, same, sequences
 from parallel.cases import CASES, MLP, OF_SAMPLES_TOGETHER, ON_FOUR_RANKS, POINTS, TO_RESUME
 from torch import nn
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
 
 import tpsgd
 from tpsgd import Memory, Recurrent, TpsgdError
@@ -168,6 +168,28 @@ def test_rank_0_alone_shows_progress_and_calls_callbacks(jobs, count):
     assert all(rank["shown"] == [] for rank in others)
 
 
+REASONS = {
+    "checkpoint": "the same setting of checkpoint, but rank 0 has a folder and rank 1 has none",
+    "loader": "the DataLoader gives rank 1 other samples than rank 0",
+    "batches": "every rank must have the same number of batches: rank 0 has 2, rank 1 has 3",
+}
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_ranks_that_differ_are_refused_and_can_train_afterwards(jobs, count):
+    weights, _ = TO_RESUME.train()
+    for rank in jobs[0][count][0]:
+        assert set(rank["refusals"]) == set(REASONS)
+        for name, sentence in rank["refusals"].items():
+            assert REASONS[name] in sentence and "\n" not in sentence
+        close(rank["results"]["after refusals"], weights, rtol=1e-9, atol=1e-10)
+
+
+def test_dropout_drops_other_outputs_on_every_rank(jobs):
+    first, second = (rank["results"]["dropped"] for rank in jobs[0][2][0])
+    assert not torch.equal(first, second)
+
+
 def test_a_rank_that_dies_is_named(jobs):
     words = jobs[0][2][1]
     assert words == ["rank 1 died in epoch 2: the other ranks cannot go on without it", ""]
@@ -273,6 +295,14 @@ def test_a_loader_that_shares_out_its_samples_is_refused(one_rank):
     with pytest.raises(TpsgdError, match="the same batches, without a DistributedSampler"):
         loader = DataLoader(data, 10, sampler=sampler)
         tpsgd.fit(MLP().double(), loader, parallel=tpsgd.data_parallel())
+    with pytest.raises(TpsgdError, match="the same batches, without a DistributedSampler"):
+        loader = DataLoader(data, batch_sampler=BatchSampler(sampler, 10, False))
+        tpsgd.fit(MLP().double(), loader, parallel=tpsgd.data_parallel())
+
+
+def test_a_budget_is_refused(one_rank):
+    with pytest.raises(TpsgdError, match="a memory budget is planned for one process"):
+        tpsgd.fit(MLP(), points(), memory="1MB", parallel=tpsgd.data_parallel())
 
 
 def test_stacked_restarts_are_refused(one_rank):

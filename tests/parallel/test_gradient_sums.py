@@ -1,10 +1,13 @@
 """Which gradients are summed over the ranks in one message, and what comes back."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 
 from tpsgd.parallel import gradient_sums
+from tpsgd.parallel.data_parallel import _wrapped
 from tpsgd.parallel.gradient_sums import GradientSums
 
 
@@ -25,7 +28,7 @@ class Echo:
 
 @pytest.fixture
 def ranks(monkeypatch):
-    monkeypatch.setattr(gradient_sums, "ENOUGH", 4 * 10)
+    monkeypatch.setattr(gradient_sums, "MESSAGE_BYTES", 4 * 10)
     return Echo()
 
 
@@ -39,12 +42,12 @@ def params(*sizes, dtype=torch.float32):
 def test_blocks_wait_for_others_until_there_are_enough_bytes(ranks):
     sums = GradientSums(ranks)
     first, second, third = params(4, 2), params(4), params(3)
-    message = sums.add(first)
+    (message,) = sums.add(first)
     assert ranks.log == []
-    assert sums.add(second) is message
+    assert sums.add(second) == [message]
     assert ranks.log == [10]  # enough now
-    last = sums.add(third)
-    assert last is not message and ranks.log == [10]
+    assert all(p.grad is None for p in first + second)  # their memory is free
+    assert sums.add(third) != [message] and ranks.log == [10]
     sums.begin()  # the batch has passed all blocks
     sums.begin()
     assert ranks.log == [10, 3]
@@ -56,7 +59,7 @@ def test_blocks_wait_for_others_until_there_are_enough_bytes(ranks):
 def test_a_block_that_is_waited_for_begins_its_message(ranks):
     sums = GradientSums(ranks)
     (p,) = params(3)
-    message = sums.add([p])
+    (message,) = sums.add([p])
     sums.end(message)
     sums.end(message)  # by another block in the same message
     assert ranks.log == [3] and torch.equal(p.grad, torch.tensor([0.0, 2.0, 4.0]))
@@ -70,12 +73,31 @@ def test_formats_are_not_mixed_in_a_message(ranks):
     assert ranks.log == [3, 3]
 
 
+def test_a_block_of_two_formats_has_two_messages(ranks):
+    sums = GradientSums(ranks)
+    block = params(3) + params(2, dtype=torch.float64) + params(1)
+    messages = sums.add(block)
+    for message in messages:
+        sums.end(message)
+    assert ranks.log == [3, 2, 1]
+    assert [p.grad.dtype for p in block] == [p.dtype for p in block]
+    assert [p.grad.tolist() for p in block] == [[0, 2, 4], [0, 2], [0]]
+
+
+def test_the_sum_of_the_last_blocks_begins_before_the_next_batch(ranks):
+    sums, (p,) = GradientSums(ranks), params(3)
+    batch = SimpleNamespace(share=1.0, last=True)
+    step = _wrapped(sums, lambda *_: sums.add([p]), [], None)
+    step([], batch)
+    assert ranks.log == [3]
+
+
 def test_gradients_keep_the_strides_of_their_parameter(ranks):
     weight = nn.Parameter(torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last))
     weight.grad = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
     before = weight.grad.clone()
     sums = GradientSums(ranks)
-    sums.end(sums.add([weight]))
+    sums.end(*sums.add([weight]))
     assert torch.equal(weight.grad, 2 * before) and weight.grad.stride() == weight.stride()
 
 
@@ -83,5 +105,5 @@ def test_a_rank_without_samples_adds_zeros(ranks):
     sums = GradientSums(ranks)
     (p,) = params(3)
     p.grad = None
-    sums.end(sums.add([p]))
+    sums.end(*sums.add([p]))
     assert torch.equal(p.grad, torch.zeros(3))

@@ -172,7 +172,7 @@ REASONS = {
     "other batches": "every rank must have the same batch_size: rank 0 has 16, rank 1 has 8",
     "other stages": "the same parallel, but rank 0 has pipeline [2, 2] and rank 1 has pipeline",
     "other validation": "the same number of samples (validation data): rank 0 has 16, rank 1 has",
-    "other labels": "every rank must have the same checksum (training data)",
+    "other labels": "every rank must have the same training data: rank 0 has",
 }
 
 

@@ -27,7 +27,7 @@ def scripts(monkeypatch):
 def model(monkeypatch):
     """The model, in which no block's gradients wait for those of others."""
     module = import_module("scale_model")
-    monkeypatch.setattr(module, "ENOUGH", 0)
+    monkeypatch.setattr(module, "MESSAGE_BYTES", 0)
     return module
 
 
@@ -126,9 +126,9 @@ def test_small_blocks_are_summed_in_one_message(model, monkeypatch):
     blocks, here = learning(model, [2, 3, 4], [1, 4, 2]), place(model, bandwidth=4.0, latency=0.5)
     numbered = list(enumerate(blocks))
     assert model.messages(numbered) == {0: [0], 1: [1], 2: [2]}
-    monkeypatch.setattr(model, "ENOUGH", model.NUMBER * 5)
+    monkeypatch.setattr(model, "MESSAGE_BYTES", model.NUMBER * 5)
     assert model.messages(numbered) == {1: [0, 1], 2: [2]}
-    monkeypatch.setattr(model, "ENOUGH", math.inf)
+    monkeypatch.setattr(model, "MESSAGE_BYTES", math.inf)
     seconds = model.local_seconds(blocks, model.Layout((3,), 2), 1, here)
     assert seconds == 9 + 7 + 2 * 0.5  # all blocks wait for one sum of 28 bytes, in two messages
 

@@ -1,6 +1,7 @@
 """`data_parallel`: each rank its share of every batch's samples."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,6 +12,7 @@ from torch.utils.data import DistributedSampler
 from tpsgd.engine.batches import stored_samples
 from tpsgd.engine.optimizers import follow_curve, has_curve
 from tpsgd.engine.reuse import InputReuse
+from tpsgd.engine.settings import Settings
 from tpsgd.errors import TpsgdError
 from tpsgd.nets.padded import Padded
 from tpsgd.parallel.gradient_sums import GradientSums
@@ -29,8 +31,8 @@ def data_parallel(overlap: bool = True) -> "DataParallel":
     arguments; `batch_size` is that of all processes together. A block's gradients are summed over
     the processes while the batch goes on to the next block. The weights are those of one process
     with the whole batch, up to the order of sums; `ridge` and `rls` solve the same equations. Batch
-    norm, dropout and losses that are no mean over samples see the samples of their process only,
-    as they do with micro-batches.
+    norm and losses that are no mean over samples see the samples of their process only, as they do
+    with micro-batches; dropout draws other numbers on every process.
 
     Args:
         overlap: sum gradients while later blocks compute. False waits for each block's sum at once,
@@ -49,6 +51,17 @@ class DataParallel(Parallel):
 
     def __init__(self, overlap: bool = True) -> None:
         self.overlap = overlap
+
+    @contextmanager
+    def joined(self, settings: Settings) -> Iterator[Settings]:
+        """A context in which this process is a rank; a budget, planned for one, is refused."""
+        if settings.memory.budget is not None:
+            raise TpsgdError(
+                "a memory budget is planned for one process, and data_parallel also keeps the "
+                "gradients that are being summed: leave the budget out, or take tpsgd.pipeline()"
+            )
+        with super().joined(settings) as settings:
+            yield settings
 
     def share(self, net: Net, models: list[nn.Module]) -> Callable[[], Any]:
         """Let this rank learn from its share, and sum what it computes with the others."""
@@ -70,8 +83,7 @@ class DataParallel(Parallel):
         if net.validation is not None:
             net.validation = shared(net.validation, ranks)
         net.wrap, net.pass_on = partial(_wrapped, sums), passed_on
-        tensors = [t for model in models for t in (*model.parameters(), *model.buffers())]
-        return lambda: [ranks.send_first(t) for t in tensors]
+        return partial(self.send_weights, models)
 
     def __str__(self) -> str:
         return "data_parallel"
@@ -81,8 +93,10 @@ def check_shareable(source: Any) -> None:
     """Refuse samples that cannot be cut into shares, or that are shares already."""
     if isinstance(getattr(source, "x", None), Padded):
         raise TpsgdError(RAGGED)
-    sampler = getattr(getattr(source, "loader", None), "sampler", None)
-    if isinstance(sampler, DistributedSampler):
+    loader = getattr(source, "loader", None)
+    batches = getattr(loader, "batch_sampler", None)
+    samplers = batches, getattr(batches, "sampler", None), getattr(loader, "sampler", None)
+    if any(isinstance(sampler, DistributedSampler) for sampler in samplers):
         raise TpsgdError(
             "data_parallel gives each rank its share of every batch: the DataLoader must give all "
             "ranks the same batches, without a DistributedSampler"
@@ -106,14 +120,14 @@ def _wrapped(sums: GradientSums, step: Step, learners: Sequence[Any], source: So
     An optimizer's step may wait until its block reads the next batch, unless its rate changes with
     every batch.
     """
-    at_once = any(has_curve(learner) for learner in learners)
+    waits = any(has_curve(learner) for learner in learners)
 
     def on_shares(learners: Sequence[Any], batch: Any) -> None:
         for learner in learners:
             learner.share, learner.last = batch.share, batch.last
         step(learners, batch)
         sums.begin()
-        if at_once:
+        if waits:
             for learner in learners:
                 learner.settle()
 

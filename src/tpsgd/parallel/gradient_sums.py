@@ -1,9 +1,10 @@
 """Gradients summed over the ranks: small blocks that follow one another share a message.
 
 A message costs time besides that of its bytes. A block's gradients therefore wait for those of the
-next blocks until there are `ENOUGH` bytes, or until the batch has passed all blocks.
+next blocks until there are `MESSAGE_BYTES`, or until the batch has passed all blocks.
 """
 
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from tpsgd.parallel.ranks import Ranks
 
-ENOUGH = 1 << 20  # bytes
+MESSAGE_BYTES = 1 << 20
 
 
 class Message:
@@ -30,6 +31,9 @@ class Message:
     def begin(self, ranks: Ranks) -> None:
         """Begin to sum the gradients with those of the other ranks."""
         self.total = torch.cat([_gradient(p).reshape(-1) for p in self.params])
+        for p in self.params:
+            if p.is_contiguous():
+                p.grad = None  # its memory is free while the sum goes on
         self.work = ranks.begin_sum(self.total)
 
     def end(self) -> None:
@@ -53,14 +57,21 @@ class GradientSums:
         self.ranks = ranks
         self.filling: Message | None = None
 
-    def add(self, params: list[Tensor]) -> Message:
-        """Add the gradients of a block to a message, whose sum begins if it has enough bytes."""
+    def add(self, params: list[Tensor]) -> list[Message]:
+        """Add the gradients of a block to messages; the sum of one with enough bytes begins."""
+        messages = []
+        for _, alike in groupby(params, _dtype_and_device):
+            messages.append(self._add(list(alike)))
+        return messages
+
+    def _add(self, params: list[Tensor]) -> Message:
+        """Add gradients of one number format to the message that is filling, or to a new one."""
         message = self.filling
-        if message is None or _form(message.params[0]) != _form(params[0]):
+        if message is None or _dtype_and_device(message.params[0]) != _dtype_and_device(params[0]):
             self.begin()
             message = self.filling = Message()
         message.params += params
-        if message.nbytes >= ENOUGH:
+        if message.nbytes >= MESSAGE_BYTES:
             self.begin()
         return message
 
@@ -77,7 +88,7 @@ class GradientSums:
         message.end()
 
 
-def _form(p: Tensor) -> tuple[Any, ...]:
+def _dtype_and_device(p: Tensor) -> tuple[Any, ...]:
     return p.dtype, p.device
 
 

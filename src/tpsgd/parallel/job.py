@@ -61,6 +61,8 @@ class Parallel:
             self.ranks.check_same("parallel", str(self))
             settings = replace(settings, device=local_device(settings.device))
             check_gpus(settings.device)
+            written = isinstance(settings.checkpoint, Checkpoint)
+            self.ranks.check_same("setting of checkpoint", "a folder" if written else "none")
             if isinstance(settings.checkpoint, Checkpoint):
                 checkpoint = RankCheckpoint.of_rank(settings.checkpoint, self.ranks)
                 settings = replace(settings, checkpoint=checkpoint)

@@ -171,8 +171,9 @@ def _check_order(source: Any) -> None:
         return
     if not _keeps_order(source.loader):
         raise TpsgdError(
-            "every rank of a pipeline reads the labels in the same order, which a DataLoader that "
-            "shuffles chooses by itself: give arrays or a Dataset, which fit shuffles by its seed"
+            "every rank of a pipeline reads the labels in the same order, and a DataLoader that "
+            "shuffles, or has no data set with numbers, chooses its order by itself: give arrays "
+            "or a Dataset, which fit shuffles by its seed"
         )
 
 

@@ -5,6 +5,7 @@ them is; torch.distributed carries the tensors, with gloo between CPUs and with 
 """
 
 import atexit
+import itertools
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -93,6 +94,8 @@ class Ranks:
 
 _joined: list[Ranks] = []  # the job that this process is in
 _groups: list[Any] = []  # the process group, if this module has joined it
+_meetings: list[Any] = []  # store, rank and number of ranks, where torchrun lets them meet
+_numbers = itertools.count()  # of the process groups that this module has joined
 
 
 def local_device(device: Any) -> Any:
@@ -156,7 +159,11 @@ def _join(dist: Any) -> None:
         torch.cuda.set_device(local_device("cuda"))
         backend = "cpu:gloo,cuda:nccl"
     try:
-        dist.init_process_group(backend)
+        if not _meetings:
+            _meetings.append(next(dist.rendezvous("env://")))
+        store, rank, count = _meetings[0]
+        place = dist.PrefixStore(f"tpsgd/{next(_numbers)}", store)  # without addresses of before
+        dist.init_process_group(backend, store=place, rank=rank, world_size=count)
         _groups.append(dist.group.WORLD)
         atexit.register(_leave)
     except (RuntimeError, ValueError) as error:

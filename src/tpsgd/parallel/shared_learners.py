@@ -96,14 +96,14 @@ class SharedLearner:
 class SharedGradients(SharedLearner):
     """A learner by gradients, which are summed over the ranks before the optimizer's step."""
 
-    _FIELDS = (*SharedLearner._FIELDS, "sums", "overlap", "names", "unsummed", "message")
+    _FIELDS = (*SharedLearner._FIELDS, "sums", "overlap", "names", "unsummed", "messages")
 
     def __init__(self, learner: Any, sums: GradientSums, overlap: bool = True) -> None:
         super().__init__(learner, sums.ranks)
         self.sums, self.overlap = sums, overlap
         self.names: list[str] | None = None  # of the parameters that get gradients
         self.unsummed = False  # whether there are gradients that are in no message
-        self.message: Message | None = None
+        self.messages: list[Message] = []
 
     def start(self) -> None:
         """Begin to learn; the optimizer's steps are taken here."""
@@ -138,15 +138,16 @@ class SharedGradients(SharedLearner):
         moving = self.learner.moving
         if not (names := self._names()):
             return  # nothing of the block learns
-        self.message = self.sums.add([moving[name] for name in names])
+        self.messages = self.sums.add([moving[name] for name in names])
         if not self.overlap:
             self.settle()
 
     def settle(self) -> None:
         """Wait for the sum of the block's gradients, and take the optimizer's step."""
-        if self.message is not None:
-            message, self.message = self.message, None
-            self.sums.end(message)
+        if self.messages:
+            messages, self.messages = self.messages, []
+            for message in messages:
+                self.sums.end(message)
             self.learner.apply_gradients()
 
     def _names(self) -> list[str]:

@@ -1,5 +1,6 @@
 """Every rank's share of a batch: consecutive samples of it, with their share of its gradient."""
 
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -10,6 +11,7 @@ from torch import Tensor
 from tpsgd.engine.augment import Augmented
 from tpsgd.engine.batches import Arrays, Batch, DerivedSource, ThroughBlocks, stored_samples
 from tpsgd.errors import TpsgdError
+from tpsgd.maths.random import Key, streams
 from tpsgd.nets.padded import Padded
 from tpsgd.parallel.ranks import Ranks
 from tpsgd.protocols import Source
@@ -59,8 +61,13 @@ class Shared(DerivedSource):
         """The rank's share of each batch."""
         if not self.by_index:  # torch's generator decides, or may do so
             share_random_state(self.ranks)
+        elif epoch is not None and not self.ranks.first:  # for dropout, of other samples
+            key = Key(self.form.seeds[0], block, epoch)
+            torch.manual_seed(int(streams(key, [-1 - self.ranks.number])))
         least = 2 if self.form.batch_norm else 1
-        for batch in self.source.batches(block, epoch):
+        for number, batch in enumerate(self.source.batches(block, epoch)):
+            if number == 0 and isinstance(batch.index, list):
+                check_same_samples(batch.index[0][1], self.ranks)
             samples = span(batch.size, self.ranks, least)
             share = batch.share * (samples.stop - samples.start) / batch.size
             gather, index = batch.gather, batch.index
@@ -69,6 +76,17 @@ class Shared(DerivedSource):
             else:
                 gather = _cut_when_loaded(gather, samples)
             yield ShareOfBatch(gather, index, batch.size, share, batch.last)
+
+
+def check_same_samples(labels: Tensor, ranks: Ranks) -> None:
+    """Refuse loaders that give ranks other samples, by the labels of a batch."""
+    sums = ranks.from_all(zlib.crc32(labels.cpu().contiguous().numpy().tobytes()))
+    for rank, other in enumerate(sums):
+        if other != sums[0]:
+            raise TpsgdError(
+                f"the DataLoader gives rank {rank} other samples than rank 0: it must give all "
+                "ranks the same batches, from the same seed if it has a generator"
+            )
 
 
 def share_random_state(ranks: Ranks) -> None:

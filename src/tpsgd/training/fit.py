@@ -235,7 +235,7 @@ def run_training(
 def _check_ranks(net: Net, model: nn.Module, run: Run, settings: Settings) -> None:
     """Refuse ranks that were started with different settings, models or data."""
     if settings.parallel is not None:
-        values = identity(net, model, run.settings)
+        values = identity(net, model, run.settings) | {"number of batches": net.source.steps}
         check_same_on_ranks(settings.parallel.ranks.from_all(values))
 
 

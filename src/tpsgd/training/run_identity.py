@@ -78,8 +78,10 @@ def check_same_on_ranks(identities: Sequence[Mapping[str, Any]]) -> None:
         for name in _differing(identities[0], identity):
             pair = _where_they_differ(identities[0].get(name), identity.get(name))
             first, other = map(shortened, pair)
+            words = IN_WORDS.get(name, name)
             raise TpsgdError(
-                f"every rank must have the same {name}: rank 0 has {first}, rank {rank} has {other}"
+                f"every rank must have the same {words}: rank 0 has {first}, rank {rank} has "
+                f"{other}" + (f" ({name})" if words != name else "")
             )
 
 
