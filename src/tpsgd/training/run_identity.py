@@ -79,9 +79,10 @@ def check_same_on_ranks(identities: Sequence[Mapping[str, Any]]) -> None:
             pair = _where_they_differ(identities[0].get(name), identity.get(name))
             first, other = map(shortened, pair)
             words = IN_WORDS.get(name, name)
+            what = "" if words == name else f"{name.partition(' (')[0]} "
             raise TpsgdError(
-                f"every rank must have the same {words}: rank 0 has {first}, rank {rank} has "
-                f"{other}" + (f" ({name})" if words != name else "")
+                f"every rank must have the same {words}: rank 0 has {what}{first}, rank {rank} "
+                f"has {what}{other}"
             )
 
 
