@@ -211,6 +211,45 @@ def buckets(stage: Sequence[tuple[int, Block]]) -> dict[int, int]:
     return filled
 
 
+@dataclass(frozen=True)
+class Pass:
+    """A micro-batch in a stage of backprop."""
+
+    stage: Sequence[tuple[int, Block]]
+    rank: int
+    batch: tuple[int, int]  # the numbers of the batch and of the micro-batch
+    layout: Layout
+    samples: float
+    place: Place
+
+    def forward(self) -> Iterator[Task]:
+        """Through the stage, and on to the next one."""
+        rank, name = self.rank, ("forward", self.rank, self.batch)
+        seconds = sum(self.place.machine.forward(block, self.samples) for _, block in self.stage)
+        after = (("send", rank - 1, self.batch),) if rank else ()
+        yield Task(name, ("core", rank), seconds, after)
+        if rank < len(self.layout.stages) - 1:
+            count = self.samples * self.stage[-1][1].outputs
+            yield self.place.message(("send", rank, self.batch), rank, count, name)
+
+    def backward(self, inputs: float) -> Iterator[Task]:
+        """Back through the stage; with the last micro-batch the gradients are summed."""
+        rank, layout, place = self.rank, self.layout, self.place
+        after = (("return", rank + 1, self.batch),) if rank < len(layout.stages) - 1 else ()
+        summed = buckets(self.stage)
+        sums = layout.replicas > 1 and self.batch[1] == layout.micro_batches - 1
+        for i, block in reversed(self.stage):
+            name = "backward", i, self.batch
+            yield Task(name, ("core", rank), place.machine.backward(block, self.samples), after)
+            after = ()
+            if sums and i in summed:
+                yield place.sum(("sum", i, self.batch[0]), rank, summed[i], name, layout.replicas)
+        if rank:
+            first = "backward", self.stage[0][0], self.batch
+            count = self.samples * inputs
+            yield place.message(("return", rank, self.batch), rank, count, first)
+
+
 def backprop_tasks(
     blocks: Sequence[Block], layout: Layout, samples: float, place: Place, batches: int
 ) -> Iterator[Task]:
@@ -218,56 +257,16 @@ def backprop_tasks(
     for batch in range(batches):
         for rank, stage in enumerate(layout.of(blocks)):
             for way, m in order(rank, layout):
-                pass_of = stage, rank, (batch, m), layout, samples / layout.micro_batches, place
+                share = samples / layout.micro_batches
+                passing = Pass(stage, rank, (batch, m), layout, share, place)
                 if way == "forward":
-                    yield from forward_tasks(*pass_of)
+                    yield from passing.forward()
                 else:
                     inputs = blocks[stage[0][0] - 1].outputs if rank else 0
-                    yield from backward_tasks(*pass_of, inputs)
+                    yield from passing.backward(inputs)
             sums = tuple(("sum", i, batch) for i in buckets(stage)) if layout.replicas > 1 else ()
             seconds = sum(place.machine.optimizer(block) for _, block in stage)
             yield Task(("step", rank, batch), ("core", rank), seconds, sums)
-
-
-def forward_tasks(
-    stage: Sequence[tuple[int, Block]],
-    rank: int,
-    batch: tuple[int, int],
-    layout: Layout,
-    samples: float,
-    place: Place,
-) -> Iterator[Task]:
-    """A micro-batch goes through a stage, and on to the next one."""
-    name = "forward", rank, batch
-    seconds = sum(place.machine.forward(block, samples) for _, block in stage)
-    after = (("send", rank - 1, batch),) if rank else ()
-    yield Task(name, ("core", rank), seconds, after)
-    if rank < len(layout.stages) - 1:
-        yield place.message(("send", rank, batch), rank, samples * stage[-1][1].outputs, name)
-
-
-def backward_tasks(
-    stage: Sequence[tuple[int, Block]],
-    rank: int,
-    batch: tuple[int, int],
-    layout: Layout,
-    samples: float,
-    place: Place,
-    inputs: float,
-) -> Iterator[Task]:
-    """A micro-batch comes back through a stage; with the last one the gradients are summed."""
-    after = (("return", rank + 1, batch),) if rank < len(layout.stages) - 1 else ()
-    summed = buckets(stage)
-    sums = layout.replicas > 1 and batch[1] == layout.micro_batches - 1
-    for i, block in reversed(stage):
-        name = "backward", i, batch
-        yield Task(name, ("core", rank), place.machine.backward(block, samples), after)
-        after = ()
-        if sums and i in summed:
-            yield place.sum(("sum", i, batch[0]), rank, summed[i], name, layout.replicas)
-    if rank:
-        first = "backward", stage[0][0], batch
-        yield place.message(("return", rank, batch), rank, samples * inputs, first)
 
 
 def backprop_seconds(

@@ -169,7 +169,7 @@ def test_rank_0_alone_shows_progress_and_calls_callbacks(jobs, count):
 
 
 REASONS = {
-    "checkpoint": "the same setting of checkpoint, but rank 0 has a folder and rank 1 has none",
+    "checkpoint": "the same setting of checkpoint: rank 0 has a folder, rank 1 has none",
     "loader": "the DataLoader gives rank 1 other samples than rank 0",
     "batches": "every rank must have the same number of batches: rank 0 has 2, rank 1 has 3",
 }

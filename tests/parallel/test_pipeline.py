@@ -170,7 +170,7 @@ REASONS = {
     "backprop": "backprop is no pipeline",
     "other epochs": "every rank must have the same epochs: rank 0 has 2, rank 1 has 3",
     "other batches": "every rank must have the same batch_size: rank 0 has 16, rank 1 has 8",
-    "other stages": "the same parallel, but rank 0 has pipeline [2, 2] and rank 1 has pipeline",
+    "other stages": "the same parallel: rank 0 has pipeline [2, 2], rank 1 has pipeline",
     "other validation": "the same number of samples (validation data): rank 0 has 16, rank 1 has",
     "other labels": "every rank must have the same training data: rank 0 has",
 }

@@ -86,10 +86,14 @@ class Ranks:
         values = self.from_all(value)
         for number, other in enumerate(values):
             if other != values[0]:
-                raise TpsgdError(
-                    f"every rank must have the same {name}, but rank 0 has {values[0]} and rank "
-                    f"{number} has {other}"
-                )
+                raise unlike(name, values[0], number, other)
+
+
+def unlike(name: str, first: Any, rank: int, other: Any) -> TpsgdError:
+    """What refuses a rank that differs from rank 0."""
+    return TpsgdError(
+        f"every rank must have the same {name}: rank 0 has {first}, rank {rank} has {other}"
+    )
 
 
 _joined: list[Ranks] = []  # the job that this process is in

@@ -14,6 +14,7 @@ from tpsgd.engine.batches import Arrays, stored_samples
 from tpsgd.engine.optimizers import make_optimizer
 from tpsgd.errors import TpsgdError, shortened
 from tpsgd.nets.padded import Padded
+from tpsgd.parallel.ranks import unlike
 from tpsgd.protocols import Source
 from tpsgd.saved.expected import OF_DEVICE
 from tpsgd.solvers import SOLVERS
@@ -80,10 +81,7 @@ def check_same_on_ranks(identities: Sequence[Mapping[str, Any]]) -> None:
             first, other = map(shortened, pair)
             words = IN_WORDS.get(name, name)
             what = "" if words == name else f"{name.partition(' (')[0]} "
-            raise TpsgdError(
-                f"every rank must have the same {words}: rank 0 has {what}{first}, rank {rank} "
-                f"has {what}{other}"
-            )
+            raise unlike(words, what + first, rank, what + other)
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
