@@ -627,6 +627,16 @@ def test_what_the_page_on_many_machines_says_about_processes():
         assert seconds["mlp 256 x 4", 2, arm] > 0.85 * seconds["mlp 256 x 4", 1, arm]
 
 
+def test_what_the_page_on_many_machines_says_about_pipelines():
+    """Where this fails after another measurement: reword docs/many.md."""
+    rows = {(row["way"], row["ranks"]): row for row in look_up("many/pipeline/rows")}
+    seconds = {key: row["seconds_per_epoch"] for key, row in rows.items()}
+    assert seconds["pipeline", 2] < seconds["simultaneous", 1]
+    assert rows["pipeline", 2]["accuracy"] == rows["simultaneous", 1]["accuracy"]
+    for way, ranks in ((w, n) for w in ("gpipe", "1f1b") for n in (2, 4)):
+        assert seconds[way, ranks] > seconds["backprop", 1]
+
+
 def test_what_the_page_on_many_machines_says_about_scale():
     """Where this fails after a change of the model: reword docs/many.md."""
     rows = look_up("many/scale/rows")
