@@ -2,7 +2,7 @@
 
     python benchmarks/pipeline.py --data mnist --model mlp:512,512,512,512,512 --out results
 
-Ways to train: `simultaneous` and backprop in one process; `pipeline`, which is `simultaneous` on
+Ways to train: `simultaneous`, backprop and random hidden layers in one process; `pipeline`, which is `simultaneous` on
 several ranks; `gpipe` and `1f1b`, backprop by torch.distributed.pipelining with micro-batches, on
 the same stages. Every rank is a process pinned to a core, with one thread; if there are more ranks
 than cores, several share a core, and what is then measured is not speed but that nothing else goes
@@ -37,7 +37,7 @@ from tpsgd.parallel.pipeline import Pipeline
 from tpsgd.units import columns, size
 from tpsgd.zoo.words import factory
 
-ALONE, TOGETHER = ("simultaneous", "backprop"), ("pipeline", "gpipe", "1f1b")
+ALONE, TOGETHER = ("simultaneous", "backprop", "frozen"), ("pipeline", "gpipe", "1f1b")
 Row = dict[str, Any]
 
 
@@ -74,8 +74,10 @@ def fitted(way: str, model: nn.Module, data: Any, stages: list[int], options: An
     settings = {"epochs": options.epochs, "batch_size": options.batch_size, "seed": options.seed}
     if way == "backprop":
         run = tpsgd.fit_backprop(model, data.train, **settings)
-    elif way == "simultaneous":
-        run = tpsgd.fit(model, data.train, schedule=tpsgd.simultaneous, **settings)
+    elif way in ALONE:
+        rule = tpsgd.rules.frozen() if way == "frozen" else tpsgd.rules.readout()
+        settings["schedule"] = tpsgd.simultaneous
+        run = tpsgd.fit(model, data.train, rule=rule, **settings)
     else:
         parallel = TimedPipeline(stages)
         run = tpsgd.fit(model, data.train, parallel=parallel, **settings)
