@@ -2,11 +2,11 @@
 
     python benchmarks/pipeline.py --data mnist --model mlp:512,512,512,512,512 --out results
 
-Ways to train: `simultaneous`, backprop and random hidden layers in one process; `pipeline`, which is `simultaneous` on
-several ranks; `gpipe` and `1f1b`, backprop by torch.distributed.pipelining with micro-batches, on
-the same stages. Every rank is a process pinned to a core, with one thread; if there are more ranks
-than cores, several share a core, and what is then measured is not speed but that nothing else goes
-wrong: `cores` is in every row.
+Ways to train: `simultaneous`, backprop and random hidden layers in one process; `pipeline`, which is
+`simultaneous` on several ranks; `gpipe` and `1f1b`, backprop by torch.distributed.pipelining with
+micro-batches, on the same stages. Every rank is a process pinned to a core, with one thread; if
+there are more ranks than cores, several share a core, and what is then measured is not speed but
+that nothing else goes wrong: `cores` is in every row.
 
 A rank is busy when it does not wait for another (`utilisation`, the filling included);
 `cpu_utilisation` is the share of the time in which its thread had the core. `peak_bytes` counts
