@@ -2,7 +2,7 @@
 
     python benchmarks/pipeline.py --data mnist --model mlp:512,512,512,512,512 --out results
 
-Ways to train: `simultaneous`, backprop and random hidden layers in one process; `pipeline`, which is
+Ways to train: `simultaneous`, backprop and random hidden layers in one process; `pipeline`, that is
 `simultaneous` on several ranks; `gpipe` and `1f1b`, backprop by torch.distributed.pipelining with
 micro-batches, on the same stages. Every rank is a process pinned to a core, with one thread; if
 there are more ranks than cores, several share a core, and what is then measured is not speed but
