@@ -3,31 +3,38 @@
 #   PYTHON=python3.12   which Python makes .venv (3.11 or newer)
 #   JOBS=2              how many processes pytest uses; 0 keeps it in one, for a debugger
 #   ARGS="-k drtp"      more words for pytest
+#   RULES=all           further rules for the demo: all, or some, as drtp,dfa
 
 PYTHON ?= python3
 JOBS ?= 2
 ARGS ?=
+RULES ?=
 
 PY := .venv/bin/python
 RUN := .venv/.installed
 DEV := .venv/.installed-dev
 FLEET := .venv-fleet/.installed
 
+# For `make units`: tests of what computes, and settings that lower the vector units torch uses.
+CORE := tests/nets tests/maths tests/zoo tests/test_matrix.py tests/test_objectives.py \
+  tests/test_losses.py tests/test_train.py tests/test_locality.py tests/engine/test_replay.py \
+  tests/engine/test_backprop.py tests/saved/test_round_trip.py tests/benchmarks/test_fuzz_layers.py
+AVX2 := ONEDNN_MAX_CPU_ISA=AVX2,ATEN_CPU_CAPABILITY=avx2
+SSE41 := ONEDNN_MAX_CPU_ISA=SSE41,ATEN_CPU_CAPABILITY=default
+UNITS := $(AVX2),TEST_THREADS=1 $(AVX2),TEST_THREADS=2 $(SSE41),TEST_THREADS=1 TEST_THREADS=2
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup demo test lint types pytest fleet format docs clean
+.PHONY: help setup demo test test-all units lint types pytest fleet mutants format docs clean
 
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
 
-demo: $(RUN) ## compare every rule with backprop on the digits, an MLP and a CNN; pages in demo/
-	.venv/bin/tpsgd compare --data digits --model mlp:128,128 --activation tanh --rules all \
-	  --epochs 15 --batch-size 32 --restarts 3 --threads 1 --out demo/mlp --overwrite
-	.venv/bin/tpsgd compare --data digits --model cnn:16x3,32x3 --rules all \
-	  --epochs 10 --batch-size 32 --restarts 3 --threads 1 --out demo/cnn --overwrite
+demo: $(RUN) ## compare local rules with backprop on the digits, with three nets; pages in demo/
+	.venv/bin/tpsgd demo $(if $(RULES),--rules $(RULES)) --out demo --overwrite
 
-test: lint types pytest ## lint, type-check, run every test and docstring example
+test: lint types pytest ## lint, type-check, the quick tests: four minutes on two cores
 
 lint: $(DEV) ## ruff: lint and formatting
 	@echo "ruff"
@@ -38,11 +45,22 @@ types: $(DEV) ## pyright on src
 	@echo "pyright"
 	@$(PY) -m pyright --pythonpath $(PY)
 
-pytest: $(DEV) ## the tests alone; make pytest ARGS="-k drtp"
-	@$(PY) -m pytest -q -n $(JOBS) --dist worksteal $(ARGS)
+pytest: $(DEV) ## the quick tests alone; make pytest ARGS="-k drtp"
+	@$(PY) -m pytest -q -n $(JOBS) --dist worksteal -m "not full" $(ARGS)
+
+test-all: $(DEV) ## the other tests: whole products, emulators, browsers, killed processes, many ranks
+	@$(PY) -m pytest -q -n $(JOBS) --dist worksteal -m full $(ARGS)
+
+units: $(DEV) ## the core tests with the vector units of older CPUs, and with two threads
+	@set -e; for unit in $(UNITS); do echo "$$unit"; \
+	  env $$(echo $$unit | tr , ' ') OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=0 \
+	    $(PY) -m pytest -q -n $(JOBS) --dist worksteal -m "not full" $(CORE) $(ARGS); done
 
 fleet: $(FLEET) ## the tests of tpsgd.fleet, in an environment of its own with Flower and ray
 	@.venv-fleet/bin/python -m pytest -q tests/fleet src/tpsgd/fleet $(ARGS)
+
+mutants: $(DEV) ## whether the tests find small wrong changes of the core; ten minutes
+	@$(PY) tests/mutants/run.py --jobs $(JOBS)
 
 format: $(DEV) ## let ruff repair what it can
 	@$(PY) -m ruff check --fix .

@@ -52,8 +52,8 @@ def local(overlap: bool) -> Arm:
 
     def seconds(ranks: Ranks, batch_size: int, model: nn.Module, data: Any) -> float:
         run = tpsgd.fit(
-            model, data, batch_size=batch_size, epochs=1, schedule=tpsgd.simultaneous,
-            memory=tpsgd.Memory(measure=False), progress=False,
+            model, data, rule=tpsgd.rules.readout(), batch_size=batch_size, epochs=1,
+            schedule=tpsgd.simultaneous, memory=tpsgd.Memory(measure=False), progress=False,
             parallel=tpsgd.data_parallel(overlap),
         )  # fmt: skip
         return run.seconds

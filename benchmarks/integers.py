@@ -31,7 +31,7 @@ from tpsgd import projections, rules
 from tpsgd.comparison.provenance import machine, versions
 from tpsgd.data.sets import eeg
 from tpsgd.export.read_model import read_model
-from tpsgd.export.to_c.integer_check import CompiledIntegers
+from tpsgd.export.to_c.integer_check import accuracy_in_integers
 from tpsgd.export.to_c.integer_scales import integer_net
 from tpsgd.export.to_c.integer_source import places
 from tpsgd.maths.random import Key, permutation
@@ -91,9 +91,7 @@ def integers(numbers: str, nearest: bool = False, rule: tpsgd.Rule = RULE) -> An
     def train(task: Task, train: Samples, test: Samples, rate: float, seed: int) -> Any:
         recipe = read_model(model(task, seed), rule, train[0].shape[1:], seed=seed)
         net = integer_net(recipe, *train, numbers, rate=rate, epochs=EPOCHS)
-        library = CompiledIntegers(net, nearest)
-        library.learn(*train, rate, EPOCHS, seed)
-        accuracy = library.accuracy(*test)
+        accuracy = accuracy_in_integers(net, train, test, rate, EPOCHS, seed, nearest)
         at = places(net)
         points = [layer.weight_point for layer in net.layers]
         return accuracy, {"ram": at.state_bytes + at.arena_bytes, "weight_points": points}

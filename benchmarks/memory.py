@@ -78,12 +78,13 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int, int]] = {
 LOCAL: dict[str, Row] = {
     "sequential": {"memory": Memory(reuse=True)},
     "sequential, recomputed": {"memory": RECOMPUTED},
+    "sequential, micro-batch 8": {"memory": Memory(reuse=False, micro_batch=8)},
     "simultaneous": {"schedule": tpsgd.simultaneous},
 }
-BACKPROP: dict[str, Callable[[int], Row]] = {  # settings by batch size
-    "backprop": lambda batch: {},
-    "backprop, 4 micro-batches": lambda batch: {"memory": Memory(micro_batch=batch // 4)},
-    "backprop, checkpointed": lambda batch: {"checkpoint": True},
+BACKPROP: dict[str, Callable[[Any], Row]] = {  # settings by the line of a plan
+    "backprop": lambda line: {},
+    "backprop, micro-batch 8": lambda line: {"memory": Memory(micro_batch=8)},
+    "backprop, checkpointed": lambda line: {"checkpoint": line.segments},
 }
 
 
@@ -111,7 +112,7 @@ def plan_against_measured(device: str, quick: bool) -> list[Row]:
         planned = tpsgd.plan(make(), shape, **plan)
         for way, settings in BACKPROP.items():
             if way in {line.name for line in planned.lines}:
-                run = tpsgd.fit_backprop(make(), data, **common, **settings(batch))
+                run = tpsgd.fit_backprop(make(), data, **common, **settings(planned[way]))
                 note(way, run, planned[way])
         run = tpsgd.fit(make(), data, rule=rules.frozen(), memory=RECOMPUTED, **common)
         note("last layer alone", run, planned["last layer alone"])

@@ -131,7 +131,8 @@ def _rule(chance: random.Random) -> rules.Rule:
     projection = getattr(projections, chance.choice(PROJECTIONS))(chance.choice((1.0, 0.3)))
     name = chance.choice(("readout", "readout", "l1", "l2", "drtp", "frozen"))
     if name == "readout":
-        return rules.readout(projection=projection, scale=chance.choice((None, 2.0)))
+        learned = chance.random() < 0.5
+        return rules.readout(learned, projection, scale=chance.choice((None, 2.0)))
     make = {"l1": rules.tpsgd_l1, "l2": rules.tpsgd_l2, "drtp": rules.drtp}
     return make[name](projection) if name in make else rules.frozen()
 

@@ -44,14 +44,23 @@ def cpu_contests(quick: bool) -> dict[str, Callable[[], Contest]]:
 def memory_by_depth() -> list[Row]:
     """Peak bytes by depth: flat for a local rule, rising for backprop."""
     data = random_data(512, 3, 32, 32)
-    peaks = []
+    peaks, length = [], {"batch_size": 128, "epochs": 1}
     for depth in (2, 4, 8, 16):
         row: Row = {"depth": depth}
-        row["backprop"] = tpsgd.fit_backprop(plain_cnn(depth), data, epochs=1).peak_bytes
-        for rule in (rules.readout(), rules.tpsgd_l2()):
-            recompute = Memory(reuse=False)
-            run = tpsgd.fit(plain_cnn(depth), data, rule=rule, epochs=1, memory=recompute)
-            row[rule.name] = run.peak_bytes
+        plan = tpsgd.plan(plain_cnn(depth), (3, 32, 32), samples=512, **length)
+        segments = plan["backprop, checkpointed"].segments
+        micro = {"memory": Memory(micro_batch=8, reuse=False)}
+        backprop: dict[str, Row] = {"": {}, ", checkpointed": {"checkpoint": segments}}
+        for form, settings in (backprop | {", micro-batch 8": micro}).items():
+            run = tpsgd.fit_backprop(plain_cnn(depth), data, **length, **settings)
+            row[f"backprop{form}"] = run.peak_bytes
+        whole = {"memory": Memory(reuse=False)}
+        readout, l2 = rules.readout(), rules.tpsgd_l2()
+        for rule, form, settings in (
+            (readout, "", whole), (l2, "", whole), (readout, ", micro-batch 8", micro),
+        ):  # fmt: skip
+            run = tpsgd.fit(plain_cnn(depth), data, rule=rule, **length, **settings)
+            row[f"{rule.name}{form}"] = run.peak_bytes
         peaks.append(row)
         print("  ".join(f"{k} {size(v) if k != 'depth' else v}" for k, v in row.items()))
     return peaks

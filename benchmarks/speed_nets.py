@@ -22,15 +22,17 @@ Ways = dict[str, Settings]
 
 
 def both(name: str, **settings: Any) -> Ways:
-    """A way to train by `fit` under both schedules.
+    """A way to train by `fit` under both schedules; `sequential` keeps inputs.
 
     A sequential run trains each block for all epochs, so the sample passes of a block are equal.
     """
+    settings |= {"memory": "fast"}
     schedules = {"sequential": tpsgd.sequential, "simultaneous": tpsgd.simultaneous}
     return {f"{name}, {word}": settings | {"schedule": s} for word, s in schedules.items()}
 
 
-CONTROL: Ways = {"frozen, sequential": {"rule": rules.frozen()}}
+DEFAULT: Ways = {"default": {}, "default, fast": {"memory": "fast"}}
+CONTROL: Ways = {"frozen, sequential": {"rule": rules.frozen(), "memory": "fast"}}
 READOUT = both("readout", rule=rules.readout())
 PAPER = both("tpsgd-l2", rule=rules.tpsgd_l2())
 STEPWISE = both("readout, window 1", rule=rules.readout(), window=1)
@@ -51,7 +53,7 @@ class Net:
     samples: int
     batch_size: int
     epochs: int
-    ways: Ways = field(default_factory=lambda: READOUT | PAPER | CONTROL)
+    ways: Ways = field(default_factory=lambda: DEFAULT | READOUT | PAPER | CONTROL)
     peers: dict[str, Callable[..., Any]] = field(default_factory=dict)
     settings: Settings = field(default_factory=dict)
     device: str = "cpu"
@@ -89,13 +91,13 @@ def dense(inputs: int, *widths: int, activation: type[nn.Module] = nn.LeakyReLU)
 
 BY_HAND = {WRITTEN_OUT: written_out_mlp}
 BY_HAND_RNN = {WRITTEN_OUT: written_out_rnn}
-OVER_TIME = READOUT | STEPWISE | CONTROL
+OVER_TIME = DEFAULT | READOUT | STEPWISE | CONTROL
 DIGITS_MLP = partial(dense, 64, 128, 128, activation=nn.Tanh)
 DIGITS_CNN = partial(cnn, (1, 8, 8), [(16, 3), (32, 3)], CLASSES, nn.LeakyReLU)
 MNIST_MLP = partial(dense, 784, 256)
 MNIST_CNN = partial(cnn, (1, 28, 28), [(16, 5), (16, 5)], CLASSES, nn.LeakyReLU)
 
-# Name, model, shape of a sample, samples, batch size, epochs: those of the demo, else `fit`'s five.
+# Name, model, shape of a sample, samples, batch size, epochs (`fit`'s are five).
 NETS = [
     Net("784-256-10, batch 128", MNIST_MLP, (784,), 10_000, 128, 5, peers=BY_HAND),
     Net("784-256-10, batch 32", MNIST_MLP, (784,), 5_000, 32, 5, peers=BY_HAND),

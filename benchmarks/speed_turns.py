@@ -87,7 +87,7 @@ def of_runs(runs: list[Run], backprop: list[Run]) -> Row:
         "sample_passes": runs[-1].sample_passes,
     }
     if backprop and runs[-1].peak_bytes:
-        row["memory_ratio"] = runs[-1].peak_bytes / backprop[-1].peak_bytes
+        row["memory_ratio"] = runs[-1].total_bytes / backprop[-1].total_bytes
     return row
 
 

@@ -105,10 +105,12 @@ def sizes(train: Samples) -> list[Row]:
     rows: list[Row] = []
     for title, dense in (("dense 512", (512,)), ("dense 4096, 4096", (4096, 4096))):
         for name, (fit, settings) in arms().items():
-            run = fit(net(dense), few, epochs=1, batch_size=BATCH, **settings)
             how = settings.get("rule") or rules.readout()
             plan = planned(how, dense, settings.get("schedule", tpsgd.sequential))
             line = plan[name] if name in {x.name for x in plan.lines} else plan.lines[0]
+            if line.segments:
+                settings = {"checkpoint": line.segments}
+            run = fit(net(dense), few, epochs=1, batch_size=BATCH, **settings)
             row = {"net": title, "arm": name, "measured": run.peak_bytes, "planned": line.peak}
             rows.append(row | {"ratio": line.peak / run.peak_bytes})
             print(

@@ -136,10 +136,12 @@ FORMATS: dict[str, Callable[..., str]] = {
     "time": relative(lambda v: f"{1000 * v:.0f} ms" if v < 1 else f"{v:#.3g} s"),
     "size": relative(size),
     "total": lambda *values: size(sum(values)),
+    "rate": lambda lr: "–" if lr is None else f"{lr:g}",
     "ratio": lambda value, base=1.0: f"{value / base:.2f}",
     "spread": lambda values: f"{min(values):.3f} to {max(values):.3f}",
     "rank": rank,
     "notes": notes,
+    "highest": lambda rows: f"{100 * max(row['accuracy'] for row in rows.values()):.1f}",
     "best": lambda trials: percent(max(score for _, score in trials), 1),
     "due": lambda due: "due" if due else "not due",
     "text": str,
@@ -225,14 +227,13 @@ def origin(paths: list[str]) -> str:
         where = machine["gpu"] or f"{cpu}, {threads} thread{'s' * (threads > 1)}"
         where += f"; Python {versions['python']}, torch {versions['torch']}"
         commands.setdefault(where, []).append(evaluate(f"command {path}/command"))
-    return " ".join(f"{where}. Made by {' and '.join(each)}." for where, each in commands.items())
+    made = {where: " and ".join(dict.fromkeys(each)) for where, each in commands.items()}
+    return " ".join(f"{where}. Made by {each}." for where, each in made.items())
 
 
 def run(mark: str) -> str:
-    """What `print(run)` shows: the demo's CNN with `readout`."""
-    record = dict(look_up("demo-cnn/readout/restarts/seed=0"))
-    del record["accuracy"]
-    return f"```text\n{Run.of(record)}\n```"
+    """What the README's first program prints: docs/readme_example.py has run it."""
+    return f"```text\n{Run.of(look_up('readme/run'))}\n{look_up('readme/last_line')}\n```"
 
 
 def verdicts(mark: str) -> str:

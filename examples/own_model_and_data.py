@@ -37,11 +37,10 @@ for spec in (folder / "photos", folder / "photos.npz"):
     data = tpsgd.data.load(str(spec))  # 20 % of each class is held out as test data
     torch.manual_seed(0)
     model = cnn(channels=data.shape[0])
-    memory = tpsgd.Memory(reuse=False)  # recompute the inputs of each block
-    run = tpsgd.fit(model, data.train, epochs=8, batch_size=32, memory=memory)
+    run = tpsgd.fit(model, data.train, epochs=8, batch_size=32)
     accuracy = tpsgd.evaluate(model, data.test)
     print(f"{spec.name}: {len(data.train[1])} images of shape {data.shape}, {data.note}")
-    print(f"  {accuracy:.1%} right, {run.seconds:.1f} s, peak {run.peak_bytes:,} bytes")
+    print(f"  {accuracy:.1%} right, {run.seconds:.1f} s, peak {run.total_bytes:,} bytes")
 
 # The model is still a plain torch model: save it, load it, use it.
 torch.save(model.state_dict(), folder / "model.pt")

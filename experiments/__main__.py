@@ -2,14 +2,14 @@
 
     python -m experiments --list
     python -m experiments mlp cnn [--restarts 2] [--device cuda] [--out reproduced]
-    python -m experiments --all --smoke
+    python -m experiments --smoke
     python -m experiments --merge here/deep.json there/deep.json --out results
 
 Each experiment runs in a process of its own. One that fails does not stop the others; the exit
 status is 1 then. A run that was stopped goes on with the same command: finished rows of the files
 in the folder are not measured again (`--again` measures them again). `--smoke` needs no data and
-takes seconds: it shows that an experiment works, its figures mean nothing. Words that are not
-listed here are handed to the experiments.
+takes seconds: it shows that an experiment works, its figures mean nothing; without a name, all run.
+Words that are not listed here are handed to the experiments.
 """
 
 import argparse
@@ -71,8 +71,9 @@ def chosen(options: argparse.Namespace) -> list[str]:
     for name in options.names:
         if name not in EXPERIMENTS:
             raise TpsgdError(f"there is no experiment {name!r}: {suggestion(name, EXPERIMENTS)}")
-    if options.all or options.paper:
-        return [name for name, e in EXPERIMENTS.items() if options.all or e.of_paper]
+    every = options.all or (options.smoke and not options.names and not options.paper)
+    if every or options.paper:
+        return [name for name, e in EXPERIMENTS.items() if every or e.of_paper]
     if not options.names:
         raise TpsgdError("name an experiment; python -m experiments --list has them all")
     return list(dict.fromkeys(options.names))

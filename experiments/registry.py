@@ -141,6 +141,14 @@ EXPERIMENTS = {
         "scale and number of features of readout", ("calibration",), ("calibration",), 20,
         ("mnist", "cifar10", "imagenette", "seq-mnist-rows", "eeg-rows"), of_paper=False,
     ),
+    "default-rule": Experiment(
+        "fixed or learned codes: the default of readout", ("default_rule",), ("default_rule",), 5,
+        ("mnist", "cifar10", "seq-mnist-rows", "eeg-rows", "digits"), of_paper=False,
+    ),
+    "small-data": Experiment(
+        "how long to train on small data, by default", ("small_data",), ("small_data",), 15,
+        gpu=False, of_paper=False,
+    ),
     "schedules": Experiment(
         "both schedules on every kind of net", ("schedules",), ("schedules-gpu",), 3,
         ("mnist", "cifar10", "seq-mnist-rows"), of_paper=False,

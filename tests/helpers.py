@@ -1,15 +1,18 @@
 """What the core tests share: small data, small models, and ways to look at a model."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import fields
 from itertools import pairwise
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from tpsgd import Memory, Padded, Place, losses, projections, rules
 
-torch.set_num_threads(1)  # on tensors this small, threads only wait for one another
+# On tensors this small, threads only wait for one another; `make units` also tries two.
+torch.set_num_threads(int(os.environ.get("TEST_THREADS", "1")))
 
 
 def points(n: int = 48, features: int = 6, classes: int = 3, seed: int = 0, apart: float = 2.0):
@@ -107,6 +110,11 @@ def fixed(codes: dict[int, Tensor]) -> projections.Projection:
 def quartic(y: Tensor, target: Tensor) -> Tensor:
     """A loss that the library does not know: sum (y - t)^4 over units, mean over the batch."""
     return (y - target).pow(4).sum() / len(y)
+
+
+def with_full(values, full) -> list:
+    """Parameters of a test; those in `full` only for make test-all."""
+    return [pytest.param(v, marks=[pytest.mark.full] * (v in full)) for v in values]
 
 
 LOCAL = {

@@ -50,9 +50,19 @@ class Uncounted(Dataset):
 
 
 BAD_DATA = {
-    "x of another width": ((X[:, :5], Y), r"block 1 \(.*\) cannot take .*\(2, 5\)"),
-    "x of one dimension": ((X[:, 0], Y), r"block 1|last block"),
-    "label beyond the classes": ((X, Y + 1), "label 3 is out of range.* 3 outputs.* 0 to 2"),
+    "x of another width": (
+        (X[:, :5], Y),
+        r"block 1 \(.*\) cannot take .*\(batch, 5\): nn\.Linear takes 6 features, got 5$",
+    ),
+    "x of one dimension": (
+        (X[:, 0], Y),
+        r"block 1 .*\(batch,\): x must have shape \(samples, feat",
+    ),
+    "x and y swapped": ((Y, X), r"is data \(y, x\) in place of \(x, y\)\?"),
+    "label beyond the classes": (
+        (X, Y + 1),
+        "label 3 is out of range.* 3 outputs.* 0 to 2; give it 4 outputs, .* from 0: y - 1$",
+    ),
     "negative label": ((X, Y - 1), "label -1 is out of range"),
     "nan": ((NAN, Y), r"NaN or infinity \(first in sample 7\)"),
     "infinity": ((INF, Y), r"NaN or infinity \(first in sample 3\)"),
@@ -77,7 +87,12 @@ BAD_DATA = {
     "a dictionary": ({"x": X, "y": Y}, r"data must be \(x, y\).*dict"),
     "nothing": (None, r"data must be \(x, y\).*NoneType"),
     "words": ((np.array(["a"] * 30), Y), "x must be numbers"),
-    "words for labels": ((X, np.array(["cat"] * 30)), "y must be numbers"),
+    "words for labels": ((X, np.array(["cat"] * 30)), "y must be .* such as 'cat': .*unique"),
+    "a list of words for labels": (
+        (X, ["cat", "dog"] * 15),
+        "y must be .* such as 'cat': .*unique",
+    ),
+    "objects for labels": ((X, np.array([None] * 30)), "y must be numbers, got an array of object"),
     "a number": ((3.0, Y), "x must have samples"),
     "sparse": ((X.to_sparse(), Y), r"x is sparse: give x\.to_dense\(\)"),
     "complex": ((X + 1j, Y), r"x is complex.*torch\.view_as_real\(x\)"),
@@ -134,7 +149,7 @@ def test_several_labels_for_one_yes_or_no_output():
 
 
 def test_one_output_and_two_classes_without_bce_says_what_to_do():
-    refuses("label 1 is out of range.*bce", mlp(6, 5, 1), (X, Y % 2))
+    refuses("label 1 is out of range.* 1 output, which .*bce", mlp(6, 5, 1), (X, Y % 2))
 
 
 def test_an_empty_loader():
@@ -255,12 +270,12 @@ BAD_SEQUENCES = {
     "other features": (
         rnn,
         (X.view(30, 2, 3), Y),
-        r"block 1 \(.*\) cannot take.* steps, 2\).* got \(2, 2, 3\)",
+        r"block 1 \(.*\) cannot take.* steps, 2\).* got \(batch, 2, 3\)",
     ),
     "no time": (rnn, (X, Y), r"takes \(batch, steps, 2\)"),
-    "one dimension more": (rnn, (S[:, None], Y), r"got \(2, 1, 3, 2\)"),
-    "no steps": (rnn, (S[:, :0], Y), r"got \(2, 0, 2\)"),
-    "no tokens": (lambda: rnn(7), (TOKENS[:, :0], Y), r"got \(2, 0\)"),
+    "one dimension more": (rnn, (S[:, None], Y), r"got \(batch, 1, 3, 2\)"),
+    "no steps": (rnn, (S[:, :0], Y), r"got \(batch, 0, 2\)"),
+    "no tokens": (lambda: rnn(7), (TOKENS[:, :0], Y), r"got \(batch, 0\)"),
     "a token too large": (lambda: rnn(6), (TOKENS, Y), "token 6 is out of range.* 0 to 5"),
     "a negative token": (lambda: rnn(7), (NEGATIVE, Y), "token -1 is out of range.* 0 to 6"),
     "nan": (rnn, (nan_at(7), Y), r"NaN or infinity \(first in sample 7\)"),
@@ -294,7 +309,7 @@ def test_a_bad_token_in_the_first_sample(fit):
 
 def test_a_second_recurrent_layer_needs_the_sequence():
     model = nn.Sequential(tpsgd.Recurrent(2, 4), tpsgd.Recurrent(4, 4), nn.Linear(4, 3))
-    refuses(r"block 2 .*got \(2, 4\); the layer before it needs sequence=True", model, (S, Y))
+    refuses(r"block 2 .*got \(batch, 4\); the layer before it needs sequence=True", model, (S, Y))
 
 
 def test_a_model_that_ends_with_a_recurrent_layer():
@@ -356,6 +371,7 @@ def test_backprop_takes_what_local_rules_refuse():
 
 def test_a_model_that_cannot_be_cut_is_named():
     refuses("cannot cut Residual into blocks.*nn.Sequential.*fit_backprop", Residual(6))
+    refuses("any modules without recurrent layers", Hidden(nn.GRU(6, 6)))
 
 
 def test_a_sequential_with_its_own_forward_cannot_be_cut():
@@ -367,7 +383,7 @@ def test_a_sequential_with_its_own_forward_cannot_be_cut():
 
 
 def test_something_that_is_no_model():
-    refuses("cannot cut str", "mlp:8")
+    refuses("a model is an nn.Module, got a str", "mlp:8")
 
 
 @pytest.mark.parametrize("fit", FITS)
@@ -447,7 +463,43 @@ def test_a_lazy_layer():
 
 def test_layers_that_do_not_fit_each_other_are_named():
     model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(4, 3))
-    refuses(r"block 2 \(2: Linear\) cannot take an input of shape \(2, 5\)", model)
+    refuses(r"block 2 \(2: Linear\) cannot take .*\(batch, 5\): nn\.Linear takes 4 feat", model)
+
+
+class Reshaped(nn.Module):
+    def forward(self, x):
+        return x.view(-1, 4)
+
+
+MISFITS = {  # the batch of two samples that was tried is not shown as if it were the user's
+    "flat rows": (
+        [nn.Conv1d(1, 2, 3)],
+        r"takes \(batch, 1, width\), got \(batch, 6\); .*Unflatten",
+    ),
+    "channels": (
+        [nn.Unflatten(1, (3, 2, 1)), nn.Conv2d(1, 2, 1)],
+        r"\(batch, 1, height, width\), got",
+    ),
+    "a large kernel": (
+        [nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 2, 7)],
+        r"Kernel size.*tried with 2 samp",
+    ),
+    "images": (
+        [nn.Unflatten(1, (3, 2)), nn.Linear(6, 5)],
+        r"nn.Linear takes 6 features, got 2; put nn.Flatten before it",
+    ),
+    "a module of one's own": (
+        [nn.Linear(6, 5), Reshaped()],
+        r"turns 2 samples, \(2, 6\)|tried with 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MISFITS)
+@pytest.mark.parametrize("fit", FITS)
+def test_samples_that_do_not_fit_say_what_was_expected(fit, case):
+    modules, match = MISFITS[case]
+    refuses(match, nn.Sequential(*modules, nn.Flatten(), nn.Linear(5, 3)), fit=FITS[fit])
 
 
 @pytest.mark.parametrize("fit", FITS)
@@ -481,11 +533,20 @@ def sgd_then(other):
     return [partial(torch.optim.SGD, lr=0.1), other]
 
 
+def mine():
+    return rules.drtp()
+
+
 BAD_SETTINGS = {
     "too few rules": ({"rule": [rules.drtp()]}, "a list of 2.*got 1.*the blocks are"),
     "too many rules": ({"rule": [rules.drtp()] * 3}, "a list of 2.*got 3"),
     "a rule's name": ({"rule": "drtp"}, "rule must be a tpsgd.rules value"),
-    "a rule not called": ({"rule": rules.drtp}, "rule must be a tpsgd.rules value"),
+    "a rule not called": ({"rule": rules.drtp}, r"write tpsgd\.rules\.drtp\(\), not the function"),
+    "a rule in a list not called": (
+        {"rule": [mine, rules.drtp()]},
+        r"write mine\(\), not the func",
+    ),
+    "a share for validation": ({"validation": 0.2}, r"validation must be .*\(x, y\).* got 0\.2: "),
     "names of rules": ({"rule": ["drtp", "drtp"]}, "rule must be a tpsgd.rules value"),
     "epochs per block": ({"epochs": [1, 2, 3]}, "epochs has 3 entries.* 2 blocks"),
     "lr per block": ({"lr": [0.1]}, "lr has 1 entries.* 2 blocks"),
@@ -620,7 +681,8 @@ BAD_FOR_EVALUATE = {
     "nan": ((NAN, Y), "NaN"),
     "rows of another width": ((X, torch.ones(30, 4)), r"\(samples, 3\), got \(30, 4\)"),
     "label beyond the classes": ((X, Y + 1), "label 3 is out of range.* 3 outputs"),
-    "x of another width": ((X[:, :5], Y), r"cannot take an input of shape \(30, 5\)"),
+    "x of another width": ((X[:, :5], Y), r"\(batch, 5\): nn\.Linear takes 6 features, got 5"),
+    "x and y swapped": ((Y, X), r"is data \(y, x\) in place of \(x, y\)\?"),
 }
 
 

@@ -58,6 +58,7 @@ def test_both_schedules_are_measured_on_held_out_samples(script, monkeypatch, tm
     assert passes == {3 * 540}
 
 
+@pytest.mark.full
 @pytest.mark.real_data("mnist")
 @pytest.mark.parametrize(
     ("name", "where", "words"),
@@ -82,6 +83,7 @@ def test_a_small_run_leaves_a_row(name, where, words, script, monkeypatch, tmp_p
     assert row["seconds"] > 0 and row["peak_bytes"] > 0 and row["settings"]["batch_size"]
 
 
+@pytest.mark.full
 @pytest.mark.real_data("mnist")
 def test_digits_that_come_one_after_another(script, monkeypatch, tmp_path):
     module = script(ROOT / "experiments" / "streams.py")

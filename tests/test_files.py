@@ -3,7 +3,10 @@
 import os
 from pathlib import Path
 
-from tpsgd.files import write_whole
+import pytest
+
+from tpsgd import files
+from tpsgd.files import write_together, write_whole
 
 
 def test_the_content_then_the_name_then_the_folder_go_to_the_disk(tmp_path, monkeypatch):
@@ -31,3 +34,25 @@ def test_the_content_then_the_name_then_the_folder_go_to_the_disk(tmp_path, monk
         monkeypatch.setattr(os, name, function)
     write_whole(tmp_path / "a.json", b"all of it")
     assert events == [("file", b"all of it"), ("name", "a.json"), ("folder", ["a.json"])]
+
+
+@pytest.mark.parametrize("fails", [1, 2, 3, 4])
+def test_files_that_belong_together_are_never_half_old(tmp_path, monkeypatch, fails):
+    """Whatever file is not written any more, the first is there only if all are of one kind."""
+    paths = [tmp_path / name for name in ("net.h", "net.c", "src/more.h")]
+    write_together(dict.fromkeys(paths, b"old"))
+    written = []
+
+    def killed(path, content):
+        written.append(path)
+        if len(written) == fails:
+            raise KeyboardInterrupt
+        return write_whole(path, content)
+
+    monkeypatch.setattr(files, "write_whole", killed)
+    try:
+        assert write_together(dict.fromkeys(paths, b"new")) == tuple(paths) and fails == 4
+    except KeyboardInterrupt:
+        assert not paths[0].exists()
+    else:
+        assert {path.read_bytes() for path in paths} == {b"new"}

@@ -2,6 +2,7 @@
 
 import ast
 import sys
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 import tpsgd
 
 ROOT = Path(tpsgd.__file__).parent
-LEAVES = ["errors", "units", "files", "output", "figures", "maths"]
+LEAVES = ["names", "errors", "units", "files", "output", "figures", "maths"]
 PAPER = ["losses", "projections", "objectives", "rules", "protocols", "train"]
 ORDER = [
     [*LEAVES, *PAPER], ["nets"], ["solvers", "saved"], ["engine"], ["memory", "parallel"],
@@ -18,7 +19,7 @@ ORDER = [
     ["export", "fleet"], ["cli", "__main__"],
 ]  # fmt: skip
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
-FOR_DATA = {"errors", "units", "files", "nets.padded", "saved.scaling", "data"}
+FOR_DATA = {"names", "errors", "units", "files", "nets.padded", "saved.scaling", "data"}
 SHELLS = ("data", "adapt", "comparison", "estimators", "fleet", "cli")
 PLAIN = {name for name in RANK if name not in SHELLS}
 
@@ -29,6 +30,7 @@ FILES = {
 }
 
 
+@cache
 def imports(module: str) -> set[str]:
     """The modules of this library that a module imports anywhere, without `tpsgd.`."""
     targets = set()

@@ -26,6 +26,8 @@ from tpsgd.engine import augment
 from tpsgd.engine.optimizers import adam
 from tpsgd.nets.autograd import Autograd
 
+pytestmark = pytest.mark.usefixtures("unwatched")
+
 SCHEDULES = [tpsgd.sequential, tpsgd.simultaneous]
 MIXED = {"epochs": 2, "batch_size": 16}
 
@@ -69,6 +71,7 @@ def unrolled_net(both_ways=False, between=nn.Identity):
     )
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("both_ways", [False, True])
 @pytest.mark.parametrize(("name", "schedule"), local_runs())
 def test_recurrent_blocks_save_nothing_for_a_backward_pass(name, schedule, both_ways):
@@ -92,6 +95,7 @@ def test_recurrent_blocks_run_with_grad_mode_off(schedule):
     assert set(probe.seen) == {(False, False, None)}
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=by_name)
 @pytest.mark.parametrize("name", LOCAL)
 def test_a_recurrent_layer_does_not_depend_on_what_comes_after_it(name, schedule):
@@ -250,6 +254,7 @@ LATER = {
 }
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=by_name)
 @pytest.mark.parametrize("name", LOCAL)
 def test_earlier_blocks_do_not_depend_on_later_ones(name, schedule):
@@ -350,6 +355,7 @@ def small_pictures() -> tuple[torch.Tensor, torch.Tensor]:
     ) % 3
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=by_name)
 @pytest.mark.parametrize("name", DEEP)
@@ -364,6 +370,7 @@ def test_a_later_convolution_does_not_reach_an_earlier_one(name, schedule, way):
     assert not torch.equal(first[0][0], deep_net()[0].weight)  # it has learned
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", DEEP)
 def test_deep_blocks_in_closed_form_save_nothing_for_a_backward_pass(name, way):

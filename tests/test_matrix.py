@@ -101,6 +101,7 @@ CASES = [
 ]
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(("word", "projection", "kind"), CASES)
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers import with_full
 from torch import nn
 
 import tpsgd
@@ -42,7 +43,7 @@ def smoke(experiment, monkeypatch, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", with_full(NAMES, ["filters", "scaling", "clips"]))
 def test_a_smoke_run_ends_in_seconds_and_says_where_it_comes_from(name, smoke):
     words = {"alignment": ["--arms", "drtp", "readout"], "energy": ["--only", "mlp"]}
     began = time.perf_counter()
@@ -56,6 +57,7 @@ def test_a_smoke_run_ends_in_seconds_and_says_where_it_comes_from(name, smoke):
         assert row["settings"] and row["machine"] and row["commit"] == record["commit"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["filters", "scaling"])
 def test_a_stopped_run_goes_on_with_the_missing_restarts(name, smoke, experiment, monkeypatch):
     first = smoke(name, "--restarts", "1")
@@ -167,6 +169,7 @@ def test_the_grid_has_every_net_once_and_corners_first(experiment):
     assert [rule.options.split()[0] for rule in of_blocks[:3]] == ["per_filter"] * 2 + ["normal"]
 
 
+@pytest.mark.full
 def test_the_figures_are_drawn_from_the_rows(smoke, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     figures = importlib.import_module("figures")

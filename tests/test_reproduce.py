@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from helpers import with_full
 
 from experiments import __main__ as reproduce
 from experiments import common, merge, stand_in
@@ -23,11 +24,14 @@ PROGRAMS = [  # the same program under another name is not run twice
     "adaptors",
     "recurrent --shapes single stacked --sets tweets --arms drtp reservoir readout backprop-leaky",
     "search",
+    "default_rule",
+    "small_data",
     "pixels",
     "streams",
     "calibration --only vgg11 cifar10-cnn mnist-mlp eeg",
     "schedules --only digits-mlp mnist-cnn mnist-rows",
 ]
+LONG = [p for p in PROGRAMS[1:] if p.split()[0] != "streams"]
 # tests/test_paper_experiments.py runs the smoke versions of these
 ELSEWHERE = ["table1", "sets", "filters", "scaling", "alignment", "energy", "clips"]
 PAPER = [
@@ -38,8 +42,9 @@ PAPER = [
 
 
 @pytest.fixture
-def here(monkeypatch):
-    """A function that says which data sets are here."""
+def here(monkeypatch, tmp_path):
+    """A function that says which data sets are here; results go into a temporary folder."""
+    monkeypatch.chdir(tmp_path)
 
     def choose(*names: str) -> None:
         monkeypatch.setattr("experiments.registry.is_here", lambda name: name in names)
@@ -75,7 +80,7 @@ def test_an_entry_names_what_exists(name):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", with_full(PROGRAMS, LONG))
 def test_the_smoke_run_needs_no_data(program, monkeypatch, tmp_path):
     module, *words = program.split()
     try:
@@ -184,6 +189,14 @@ def test_without_data_a_sentence_names_the_smoke_run(here, started, capsys):
     assert error.count("\n") == 1
     assert reproduce.main(["mlp", "--smoke"]) == 0 and len(started[0]) == 2
     assert "--smoke" in started[0][0] and "reproduced" not in started[0][0]
+
+
+def test_a_smoke_run_without_a_name_runs_everything(started, capsys):
+    assert reproduce.main(["--smoke"]) == 0
+    assert f"{len(EXPERIMENTS)} of {len(EXPERIMENTS)} ran" in capsys.readouterr().out
+    calls = len(started[0])
+    assert reproduce.main(["--smoke", "--paper"]) == 0 and calls < len(started[0]) < 2 * calls
+    assert reproduce.main([]) == 1 and "name an experiment" in capsys.readouterr().err
 
 
 def test_a_set_that_is_missing_among_others_is_left_out(here, started, capsys):

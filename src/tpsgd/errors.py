@@ -3,6 +3,8 @@
 import difflib
 from collections.abc import Iterable
 
+from tpsgd.names import printable
+
 LONGEST = 1000  # characters of a message, whatever a file or a user's word has in it
 
 
@@ -10,7 +12,7 @@ class TpsgdError(ValueError):
     """An argument cannot be used; the message says what was expected, in one line."""
 
     def __init__(self, message: str) -> None:
-        text = " ".join(str(message).split())
+        text = printable(" ".join(str(message).split()))
         if len(text) > LONGEST:  # the advice is at the end
             text = f"{text[: LONGEST // 2]} ... {text[-LONGEST // 3 :]}"
         super().__init__(text)

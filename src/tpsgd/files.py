@@ -35,6 +35,21 @@ def write_whole(path: Path, content: bytes) -> Path:
     return path
 
 
+def write_together(contents: dict[Path, bytes]) -> tuple[Path, ...]:
+    """Write files that belong together; the others are of no use without the first.
+
+    The first is removed before they change, and written when they are complete: a process that is
+    killed in between does not leave new files beside old ones that fit them by chance.
+    """
+    first, *_ = contents
+    for path in contents:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    first.unlink(missing_ok=True)
+    for path, content in reversed(contents.items()):
+        write_whole(path, content)
+    return tuple(contents)
+
+
 def _sync(path: Path, mode: int) -> None:
     """Have a file's content, or the names in a folder, on the disk."""
     descriptor = os.open(path, mode)

@@ -12,7 +12,7 @@ of the paper's Table 1.
 
 For the last two, `y` are logits. Labels are class indices `(batch,)`, which are never expanded to
 one-hot rows, or float rows `(batch, classes)`: several labels per sample with `bce`, soft labels
-with `cross_entropy`.
+with `cross_entropy`, any numbers with `mse`.
 """
 
 from collections.abc import Callable
@@ -20,8 +20,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_batchedtensor  # type: ignore[import-not-found]
 from torch.nn import functional as F
+
+from tpsgd.maths.torch_internals import internal
+
+_batched = internal("_C._functorch.is_batchedtensor")
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,11 @@ class Loss:
     link: Callable[[Tensor], Tensor]
     value: Callable[[Tensor, Tensor], Tensor]
 
+    @property
+    def of_numbers(self) -> bool:
+        """Whether it compares the output itself with float rows: any numbers, not classes."""
+        return self.link is torch.clone
+
     def grad(self, y: Tensor, labels: Tensor) -> Tensor:
         """The derivative of each sample's loss with respect to y (not divided by the batch)."""
         return minus_labels(self.link(y), labels)
@@ -44,7 +52,7 @@ def minus_labels(p: Tensor, labels: Tensor) -> Tensor:
     """p - y* in p's memory, without a one-hot matrix when the labels are indices."""
     if labels.is_floating_point():
         return p.sub_(labels)
-    if is_batchedtensor(p):  # vmap cannot write there
+    if _batched is None or _batched(p):  # vmap cannot write there
         return torch.scatter(p, 1, labels[:, None], -1.0, reduce="add")
     p.T.scatter_(0, labels[None], -1.0, reduce="add")
     return p

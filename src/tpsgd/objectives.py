@@ -107,6 +107,7 @@ class Formula:
         grid: the cells that feature maps are averaged over, if they are.
         gain: the factor of readout's logits, before the calibration if there is one.
         loss: of readout's logits.
+        learned: whether the codes learn.
     """
 
     name: str
@@ -114,6 +115,7 @@ class Formula:
     grid: tuple[int, ...] | None = None
     gain: float = 1.0
     loss: Loss | None = None
+    learned: bool = False
 
 
 @dataclass(frozen=True)
@@ -360,8 +362,9 @@ def readout(
     d = site.shape[0] * prod(grid) if grid else prod(site.shape)
     units = site.shape[0] if site.maps else d
     scale = scale / units**0.5 if calibrated else scale
+    drawing, factor = site.drawing(projection, (d,)), scale / d**0.5
     codes, pool = site.draw(projection, (d,)), grid
-    gain = torch.full((), scale / d**0.5, dtype=codes.dtype, device=codes.device)
+    gain = torch.full((), factor, dtype=codes.dtype, device=codes.device)
     if grid is None:
         codes = codes.view(-1, *site.shape)
     elif not learned and codes.device.type == "cpu" and len(codes) * prod(site.shape) <= FEW:
@@ -369,7 +372,6 @@ def readout(
     local = cross_entropy if site.loss is mse else site.loss
     classifier = _Classifier(local, pool, learned)
     measured = Calibration(scale, lambda y: cells(y, grid) if grid else y)
-    formula = Formula("readout", site.drawing(projection, (d,)), grid, scale / d**0.5, local)
     return Objective(
         classifier.loss,
         classifier.closed_form,
@@ -378,7 +380,7 @@ def readout(
         of_logits=local,
         constants=int(learned),
         calibration=measured if calibrated else None,
-        formula=None if learned else formula,
+        formula=Formula("readout", drawing, grid, factor, local, learned),
     )
 
 
@@ -405,12 +407,12 @@ class _Classifier(NamedTuple):
         P = P if self.grid else flat(P, y)
         e = self.local.grad(logits, s)
         e = (e * gain[0] if gain else e).to(y.dtype)
+        dP = scaled_product(1.0 / len(y), e.T, f, P) if self.learned else None
+        del f  # before its derivative is computed
         df = scaled_product(1.0 / len(y), e, P, P)
         dy = back_to_pixels(df, y, self.grid) if self.grid else unflat(df, y)
-        if not self.learned:
-            return LossAndGrads(LATER, dy, (), logits)
-        dP = scaled_product(1.0 / len(y), e.T, f, P)
-        return LossAndGrads(LATER, dy, (dP if self.grid else unflat(dP, y),), logits)
+        dtensors = () if dP is None else (dP if self.grid else unflat(dP, y),)
+        return LossAndGrads(LATER, dy, dtensors, logits)
 
 
 def move(objective: Objective, place: Callable[[Tensor], Tensor]) -> Objective:

@@ -32,6 +32,7 @@ from torch import Tensor
 from tpsgd.errors import TpsgdError
 from tpsgd.maths.random import Key, splitmix64, streams
 
+PIECE, PIECES = 1 << 11, 64  # numbers drawn together, and pieces of a large P
 _BITS = 24  # of each hash, as many as a float32 holds
 _TABLE = 12  # of those, the bits that choose a segment of the normal quantile table
 _FIXED = 16  # binary digits after the point in that table
@@ -204,11 +205,11 @@ def _fill(
     device: torch.device,
     convert: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """A row of integers per class; on the CPU in pieces that fit in the cache."""
+    """A row of integers per class; on the CPU in pieces that take little beyond P."""
     units = prod(shape)
-    P = torch.empty(len(classes), units, device=device)
+    P = torch.empty(len(classes), units, dtype=torch.float32, device=device)
     starts = streams(key, classes, device)
-    piece = max(1, (1 << 16) // len(classes)) if device.type == "cpu" else units
+    piece = max(PIECE // len(classes), units // PIECES, 1) if device.type == "cpu" else units
     for start in range(0, units, piece):
         columns = P[:, start : start + piece]
         counter = torch.arange(start, start + columns.shape[1], device=device)

@@ -23,8 +23,8 @@ The printed table leaves out the input factor x_i^T. `*` and `abs` act on each e
 sums over units and means over the batch. y* - y_N is the negative derivative of the last block's
 loss with respect to the logits, y* - p. With DFA and sDFA no layer can learn before the
 network's output is known; the other rules have no such update locking. `readout` is not from the
-paper: it is the local classifier of Mostafa, Ramesh & Cauwenberghs (2018) with fixed random
-weights, written in the same form.
+paper: it is the local classifier of Mostafa, Ramesh & Cauwenberghs (2018), with fixed random
+weights or learned ones, written in the same form. `default()` is the learned one.
 
 A rule for a whole net also names the loss of its last block, which has no projection: `mse` for the
 tpSGD rules as in the paper, `cross_entropy` for the others. `fit(loss=...)` overrides it.
@@ -90,7 +90,11 @@ class Rule:
     options: str = ""  # the chosen options in words, for the record
     per_step: bool = True  # recurrent blocks: class codes for each time step, or the same for all
     head: bool = True  # whether the last block learns
+    classifies: bool = False  # whether its local loss is a classifier's: no targets but classes
     last: Callable[[Site], Objective] | None = None  # the last block's objective, if not its loss
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.options}, {self.at.value}, {self.loss.name}"
 
     @property
     def needs_output(self) -> bool:
@@ -203,12 +207,13 @@ def readout(
     scale: float | None = None,
     calibrate: bool | None = None,
 ) -> Rule:
-    """Cross-entropy of a local classifier with fixed random weights: the default rule.
+    """Cross-entropy of a local classifier, whose weights are class codes.
 
     After Mostafa, Ramesh & Cauwenberghs (2018); not in the paper. Feature maps are averaged over a
     grid of at most 16 cells, 4 x 4 of a picture, or the finest that leaves at most `features`
-    numbers. With `learned`, the codes are trained by the same local loss. If the last block's loss
-    is `bce`, so is the local one.
+    numbers. The codes are fixed random numbers; with `learned` they start as these and are trained
+    by the same local loss, which is the default rule (`rules.default`). If the last block's loss is
+    `bce`, so is the local one.
 
     Before a block learns, one forward pass of its first batch measures the root mean square of the
     features, and a constant makes it `scale` over the root of the number of units, or filters
@@ -222,24 +227,24 @@ def readout(
     `readout(True, uniform((3 * d) ** -0.5), features=d, scale=d**0.5)` takes exactly its steps,
     with M initialised as torch's linear layers are.
     """
-    if features is not None and features < 1:
-        raise TpsgdError(f"features must be 1 or more, got {features}")
     calibrated = scale is None if calibrate is None else calibrate
-    size = SCALE if scale is None else scale
-    if not 0 < size < inf:
-        raise TpsgdError(f"scale must be a number over 0, got {size}")
-
-    def objective(site: Site) -> Objective:
-        codes = projection or normal()
-        most = CELLS * site.shape[0] if features is None else features
-        return objectives.readout(site, codes, learned, most, size, calibrated)
-
+    local = _Readout(learned, projection, features, SCALE if scale is None else scale, calibrated)
     name = "readout-learned" if learned else "readout"
     about = f"local classifier through {'learned' if learned else 'fixed random'} codes"
-    scaled = f"{'calibrated, ' if calibrated else ''}scale {size:g}"
-    pooled = f", at most {CELLS} cells" if features is None else ""
-    options = f"{_Codes(projection, features)}{pooled}, {scaled}"
-    return Rule(name, objective, at=at, about=about, options=options, per_step=False)
+    options = {"about": about, "options": str(local), "per_step": False, "classifies": True}
+    return Rule(name, local, at=at, **options)
+
+
+def default() -> Rule:
+    """The rule of `fit`, `plan`, `compare`, streams, classifiers and exports, if none is named.
+
+    It is `readout` with learned codes. Chosen on held-out samples: `results/default_rule.json`.
+
+    Examples:
+        >>> default().name
+        'readout-learned'
+    """
+    return readout(learned=True)
 
 
 def predsim(share: float = 0.99, features: int = 2048, convolve: bool = True) -> Rule:
@@ -263,7 +268,7 @@ def predsim(share: float = 0.99, features: int = 2048, convolve: bool = True) ->
     about = "samples of a class alike, and a learned local classifier"
     convolution = "" if convolve else ", no convolution"
     options = f"share {share:g}, at most {features} features{convolution}"
-    return Rule("predsim", objective, at=Place.AFTER, about=about, options=options, per_step=False)
+    return Rule("predsim", objective, about=about, options=options, per_step=False, classifies=True)
 
 
 def auxiliary(
@@ -305,7 +310,9 @@ def auxiliary(
     widths = ", kernel " + " and ".join(map(str, each)) if each else ""
     options = f"{layers}{widths}, at most {side} x {side} cells, share {share:g}"
     about = "samples of a class alike, and a small local net, learned"
-    return Rule("auxiliary", objective, at=at, about=about, options=options, per_step=False)
+    return Rule(
+        "auxiliary", objective, at=at, about=about, options=options, per_step=False, classifies=True
+    )
 
 
 def frozen(loss: Loss = cross_entropy) -> Rule:
@@ -363,6 +370,51 @@ class _Codes:
 
 
 @dataclass(frozen=True)
+class _Readout:
+    """The options of `readout`; called with a block's site, it makes the local classifier."""
+
+    learned: bool
+    projection: Projection | None
+    features: int | None
+    scale: float
+    calibrated: bool
+
+    def __post_init__(self) -> None:
+        if self.features is not None and self.features < 1:
+            raise TpsgdError(f"features must be 1 or more, got {self.features}")
+        if not 0 < self.scale < inf:
+            raise TpsgdError(f"scale must be a number over 0, got {self.scale}")
+
+    def __str__(self) -> str:
+        pooled = f", at most {CELLS} cells" if self.features is None else ""
+        scaled = f"{'calibrated, ' if self.calibrated else ''}scale {self.scale:g}"
+        return f"{_Codes(self.projection, self.features)}{pooled}, {scaled}"
+
+    def __call__(self, site: Site) -> Objective:
+        codes = self.projection or normal()
+        most = CELLS * site.shape[0] if self.features is None else self.features
+        return objectives.readout(site, codes, self.learned, most, self.scale, self.calibrated)
+
+
+def scale_of(rule: Rule | None) -> float | None:
+    """The scale of a readout; None for every other rule."""
+    return rule.objective.scale if rule and isinstance(rule.objective, _Readout) else None
+
+
+def with_scale(rule: Rule, scale: float) -> Rule:
+    """A readout with another scale and all its other settings.
+
+    Examples:
+        >>> with_scale(readout(features=64, at=Place.BEFORE), 3).options
+        'normal codes, std 1, at most 64 features, calibrated, scale 3'
+    """
+    if not isinstance(rule.objective, _Readout):
+        raise TpsgdError(f"{rule.name} has no scale: it is for readout and readout-learned")
+    local = replace(rule.objective, scale=scale)
+    return replace(rule, objective=local, options=str(local))
+
+
+@dataclass(frozen=True)
 class Entry:
     """A word of the command line: what it names, where it comes from, how plots show it.
 
@@ -400,7 +452,7 @@ ALL: dict[str, Entry] = {
 
 
 def refuse_words(rule: Any) -> None:
-    """Refuse a word of the command line, or a list with one, where a rule is expected.
+    """Refuse a word, or a function that makes a rule, where a rule or a list of rules is expected.
 
     Examples:
         >>> refuse_words("drtp")
@@ -408,13 +460,15 @@ def refuse_words(rule: Any) -> None:
             ...
         tpsgd.errors.TpsgdError: rule must be a tpsgd.rules value: write tpsgd.rules.drtp(), not ...
     """
-    words = [r for r in (rule if isinstance(rule, (list, tuple)) else [rule]) if isinstance(r, str)]
-    if not words:
-        return
-    if words[0] not in ALL:
-        hint = suggestion(words[0], ALL)
-        raise TpsgdError(f"rule must be a tpsgd.rules value, and {words[0]!r} is none: {hint}")
-    make: Any = ALL[words[0]].make
-    name, args = (make.func, make.args) if isinstance(make, partial) else (make, ())
-    call = f"tpsgd.rules.{name.__name__}({', '.join(map(repr, args))})"
-    raise TpsgdError(f"rule must be a tpsgd.rules value: write {call}, not {words[0]!r}")
+    for value in rule if isinstance(rule, (list, tuple)) else [rule]:
+        if isinstance(value, str) and value not in ALL:
+            hint = suggestion(value, ALL)
+            raise TpsgdError(f"rule must be a tpsgd.rules value, and {value!r} is none: {hint}")
+        if isinstance(value, str) or callable(value):
+            make: Any = ALL[value].make if isinstance(value, str) else value
+            make, args = (make.func, make.args) if isinstance(make, partial) else (make, ())
+            name = getattr(make, "__name__", type(make).__name__)
+            name = f"tpsgd.rules.{name}" if make is globals().get(name) else name
+            argument = repr(value) if isinstance(value, str) else "the function itself"
+            call = f"{name}({', '.join(map(repr, args))})"
+            raise TpsgdError(f"rule must be a tpsgd.rules value: write {call}, not {argument}")

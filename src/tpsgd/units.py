@@ -4,13 +4,15 @@ import re
 from collections.abc import Sequence
 
 from tpsgd.errors import TpsgdError
+from tpsgd.names import printable
 
 LARGEST = 1e18  # bytes
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of text as aligned columns."""
+    """Rows of text as aligned columns, for a terminal."""
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -67,6 +67,7 @@ def test_arenas_of_a_tiny_cell_by_hand():
     assert cell_layout(longer).ram == cell_layout(recipe).ram
 
 
+@pytest.mark.full
 @pytest.mark.skipif(compiler() is None, reason="no C compiler")
 @pytest.mark.parametrize("build", [convolutions, cell])
 def test_local_arenas_are_those_of_the_compiler(build, tmp_path):
@@ -79,6 +80,7 @@ def test_local_arenas_are_those_of_the_compiler(build, tmp_path):
     assert len(kind(tmp_path).arena) == 4 * edge_split.local_arena(places)
 
 
+@pytest.mark.full
 def test_backprop_learns_within_the_arena_that_is_computed_for_it():
     """Its arena must be enough, and what was stored in it must be gone after the step."""
     model, lr = convolutions(), 0.1
@@ -117,6 +119,7 @@ def test_a_net_of_the_table_has_the_codes_that_it_says():
     assert drawn == CODES
 
 
+@pytest.mark.full
 def test_measured_bytes_are_the_planned_ones_and_bits_are_the_same():
     record = json.loads(RESULTS.read_text(encoding="utf-8"))
     rows = [*record["sizes"]["rows"], *record["digits"]["rows"], *record["digits"]["boards"]]

@@ -31,6 +31,7 @@ def edge_speed(monkeypatch):
     torch.set_num_threads(threads)
 
 
+@pytest.mark.full
 def test_a_small_run_leaves_a_row_for_each_arm(edge_speed, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(edge_speed, "NETS", ("CNN 8x8: 8x3",))
     monkeypatch.setattr(edge_speed, "MOVED", 1e-4)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import with_full
 from PIL import Image
 
 import tpsgd
@@ -24,7 +25,7 @@ import fuzz
 import robustness
 
 
-@pytest.mark.parametrize("name", fuzz.TARGETS)
+@pytest.mark.parametrize("name", with_full(fuzz.TARGETS, ["npz", "checkpoints", "images"]))
 def test_only_tpsgd_errors_come_out(name):
     outcome = fuzz.run(name, cases=80, seed=1)
     assert not outcome.bad
@@ -43,6 +44,7 @@ def test_a_bad_case_is_counted_and_kept(monkeypatch, tmp_path):
     assert len(list(tmp_path.glob("csv-0-0/*.csv"))) == 1
 
 
+@pytest.mark.full
 def test_a_slow_case_is_bad_and_does_not_end_the_process(monkeypatch):
     target = fuzz.TARGETS["words"]
     slow = fuzz.Target(target.seeds, target.change, lambda _: time.sleep(9))
@@ -109,6 +111,7 @@ def test_labels_that_are_no_letters(tmp_path, code):
     refuses("the labels are no text", load, tmp_path / "a.npz")
 
 
+@pytest.mark.full
 def test_small_files_that_would_fill_the_memory(tmp_path):
     np.savez_compressed(tmp_path / "b.npz", x=np.zeros((64, 1024, 1024), "u1"), y=np.arange(64) % 2)
     refuses(r"would become an array of 256", load, tmp_path / "b.npz")
@@ -140,6 +143,7 @@ def taken(read, *args):
     return resident()[1] - before
 
 
+@pytest.mark.full
 def test_an_archive_below_a_megabyte_takes_less_than_256_at_the_limit(tmp_path):
     y = np.arange(40_000) % 2
     for rows, others in ((18_000, 240_000), (40_000, 200_000)):  # 72 and 160 MB
@@ -154,6 +158,7 @@ def test_an_archive_below_a_megabyte_takes_less_than_256_at_the_limit(tmp_path):
     refuses("would become an array of 38.1 MB", load, tmp_path / "two.npz")
 
 
+@pytest.mark.full
 def test_images_below_a_megabyte_take_less_than_256_at_the_limit(tmp_path):
     for i in range(8):  # threads that decode at the same time
         file = tmp_path / "ab"[i % 2] / f"{i}.png"
@@ -166,6 +171,7 @@ def test_images_below_a_megabyte_take_less_than_256_at_the_limit(tmp_path):
     refuses("4900 x 4900 pixels in such a small file", load, f"{tmp_path}@64")
 
 
+@pytest.mark.full
 def test_a_few_small_files_do_not_all_take_the_size_of_a_large_one(tmp_path):
     for i in range(6):
         file = tmp_path / "ab"[i % 2] / f"{i}.png"

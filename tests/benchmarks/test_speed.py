@@ -167,6 +167,7 @@ def test_every_goal_names_a_way_to_train_a_net(scripts):
 SMALLEST = "64-128-128-10, batch 32"
 
 
+@pytest.mark.full
 def test_the_smallest_net_leaves_its_figures(speed, capsys):
     code, record = speed("--quick", "--turns", "1", "--only", "64-128")
     assert code == 0 and list(record["speed"]) == [SMALLEST]
@@ -184,6 +185,7 @@ def test_the_smallest_net_leaves_its_figures(speed, capsys):
     assert sum(line.startswith(SMALLEST) for line in printed) == 2  # as it runs, and at the end
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("goal", "code"), [(1e-3, 1), (1e3, 0)])
 def test_a_missed_goal_is_named_and_fails_the_check(
     speed, scripts, monkeypatch, tmp_path, goal, code

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -57,7 +58,8 @@ def nothing():
 SMALL = ("--backbone", "net.py:make", "--data", "images.npz", "--epochs", "2")
 LIGHT = ("--convs", "0", "--dense", "0", "--no-controls")
 FILES = {"adaptor.json", "adaptor.safetensors", "record.json"}
-ARMS = ["readout", "backprop", "frozen", "linear probe"]
+LEARNED = "readout-learned"
+ARMS = [LEARNED, "backprop", "frozen", "linear probe"]
 TRAIN, TEST = 192, 48  # of the images
 
 
@@ -119,7 +121,7 @@ def tells(says, unplanned):
 
 
 def written(folder: str = "tpsgd-adaptor") -> set[str]:
-    return {path.name for path in Path(folder).iterdir()}
+    return {re.sub("-[0-9a-f]{16}", "", path.name) for path in Path(folder).iterdir()}
 
 
 def loaded(folder: str = "tpsgd-adaptor", net: str = "net.py:make") -> Adaptor:
@@ -160,7 +162,7 @@ def test_the_record_is_all_there_is(tells):
     features = adapt.encode(backbone("net.py:make"), tpsgd.data.load("images.npz", seed=3).train)
     direct = adapt.fit(
         backbone("net.py:make"), features, classes=3, seed=3, epochs=2, batch_size=32,
-        rule=rules.readout(),
+        rule=rules.default(),
     )  # fmt: skip
     for mine, other in zip(loaded().parameters(), direct.parameters(), strict=True):
         torch.testing.assert_close(mine, other)
@@ -171,7 +173,11 @@ def test_the_record_is_all_there_is(tells):
 
 @pytest.mark.parametrize(
     ("words", "numbers"),  # of a sample's features
-    [((), 8 * 2 * 2), (("--tap", "early,late"), 8 * 2 * 2 + 6 * 4 * 4), (("--reuse", "no"), 0)],
+    [
+        (("--tap", "early,late"), 8 * 2 * 2 + 6 * 4 * 4),
+        pytest.param((), 8 * 2 * 2, marks=pytest.mark.full),
+        pytest.param(("--reuse", "no"), 0, marks=pytest.mark.full),
+    ],
 )
 def test_planned_bytes_come_true(says, words, numbers):
     code, out, _ = says(*SMALL, "--rule", "tpsgd-l2", *words)
@@ -211,11 +217,12 @@ def test_a_backbone_that_looks_at_numbers_has_no_plan(says):
     assert record["planned"]["layers"] is None and record["arms"][0]["peak_bytes"]
 
 
+@pytest.mark.full
 def test_a_budget(says):
     words = (*SMALL, "--convs", "0", "--dense", "0")
     code, out, err = says(*words, "--memory", "30MB")
     record = json.loads(Path("tpsgd-adaptor/record.json").read_text())
-    assert (code, err) == (0, "") and list(accuracies(record)) == ["readout", "linear probe"]
+    assert (code, err) == (0, "") and list(accuracies(record)) == [LEARNED, "linear probe"]
     said = "in memory: at most 30.0 MB, including the backbone's 2.4 KB"
     assert out.splitlines()[0] == said
     assert record["arms"][0]["settings"]["memory_budget"] == "30MB"
@@ -288,12 +295,13 @@ def test_rules_that_wait_for_the_output(tells):
 
 def test_fewer_samples(tells):
     record = tells(*SMALL, *LIGHT, "--max-train", "30", "--max-test", "9")
-    assert list(accuracies(record)) == ["readout", "linear probe"]
+    assert list(accuracies(record)) == [LEARNED, "linear probe"]
     assert (record["data"]["train"], record["data"]["test"]) == (30, 9)
     assert "9 of 48 test samples, stratified" in record["data"]["note"]
     assert round(9 * accuracies(record)["linear probe"], 6).is_integer()
 
 
+@pytest.mark.full
 def test_weights_from_files(tells):
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -316,6 +324,7 @@ def test_weights_from_files(tells):
 # ---- shifts --------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_shifts(says, unplanned):
     words = (*SMALL, "--shift", "grey,invert", "--shots", "4", "--replay", "2", "--out", "found")
     code, out, err = says(*words)
@@ -485,22 +494,22 @@ def test_ctrl_c_before_anything_is_done(says, unplanned, monkeypatch, name, more
 def test_ctrl_c_keeps_the_adaptor(says, unplanned, monkeypatch):
     interrupt(monkeypatch, adapt, "fit", 2)
     code, out, err = says(*SMALL, "--out", "found")
-    done = "1 of 4 training runs are done; readout's adaptor and record.json are in found"
+    done = "1 of 4 training runs are done; readout-learned's adaptor and record.json are in found"
     assert (code, err) == (130, f"tpsgd: interrupted; {done}\n") and written("found") == FILES
     record = json.loads(Path("found/record.json").read_text())
-    assert record["interrupted"] and list(accuracies(record)) == ["readout"]
+    assert record["interrupted"] and list(accuracies(record)) == [LEARNED]
     right = loaded("found").evaluate(tpsgd.data.load("images.npz").test)
-    assert accuracies(record)["readout"] == right and f"{right:.2%}" in out
+    assert accuracies(record)[LEARNED] == right and f"{right:.2%}" in out
 
 
 def test_ctrl_c_while_it_is_tested(says, unplanned, monkeypatch):
     interrupt(monkeypatch, Adaptor, "evaluate", 1)
     code, out, err = says(*SMALL, "--json")
-    assert code == 130 and "readout's adaptor and record.json are in tpsgd-adaptor" in err
-    assert accuracies(json.loads(out)) == {"readout": None} and written() == FILES
+    assert code == 130 and "readout-learned's adaptor and record.json are in tpsgd-adaptor" in err
+    assert accuracies(json.loads(out)) == {LEARNED: None} and written() == FILES
     interrupt(monkeypatch, Adaptor, "evaluate", 1)
     out = says(*SMALL)[1]
-    assert out.splitlines()[-3].split()[:2] == ["readout", "-"]
+    assert out.splitlines()[-3].split()[:2] == [LEARNED, "-"]
 
 
 def test_ctrl_c_among_shifts(says, unplanned, monkeypatch):
@@ -508,9 +517,9 @@ def test_ctrl_c_among_shifts(says, unplanned, monkeypatch):
     code, out, err = says(*SMALL, "--shift", "invert")
     done = "1 of 4 training runs are done; record.json and figures are in tpsgd-adaptor"
     assert (code, err) == (130, f"tpsgd: interrupted; {done}\n")
-    assert written() == {"invert.png", "record.json"} and "\nreadout " in out
+    assert written() == {"invert.png", "record.json"} and "\nreadout-learned " in out
     record = json.loads(Path("tpsgd-adaptor/record.json").read_text())
-    assert [row["arm"] for row in record["shifts"]["invert"]["arms"]] == ["readout"]
+    assert [row["arm"] for row in record["shifts"]["invert"]["arms"]] == [LEARNED]
 
 
 # ---- the scale of a backbone's images ------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import errno
 import importlib.util
+import inspect
 import io
 import json
 import os
@@ -20,6 +21,7 @@ from tpsgd.cli import app as cli
 from tpsgd.cli import options, terminal
 from tpsgd.cli.rule_list import LISTED
 from tpsgd.comparison.arms import ALL, arm
+from tpsgd.engine.lengths import batch_size_for, epochs_for
 from tpsgd.nets.inits import BY_NAME
 from tpsgd.training import arm as arm_module
 from tpsgd.zoo import words as models
@@ -62,34 +64,50 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    "words",
-    [(), ("train",), ("compare",), ("plan",), ("adapt",), ("search",), ("predict",), ("rules",)],
-)
-def test_help_and_the_list_of_rules_need_no_torch(words):
-    command = ["tpsgd", *words] if words == ("rules",) else ["tpsgd", *words, "--help"]
+SHOWN = {
+    "": "compare", "train": "--precision", "compare": "--precision", "plan": "--precision",
+    "adapt": "--precision", "search": "--precision", "predict": "--data",
+    "rules": "readout-learned",
+}  # fmt: skip
+
+
+def test_help_and_the_list_of_rules_need_no_torch():
     program = (
-        f"import sys; sys.argv = {command}\n"
+        "import sys\n"
         "from tpsgd.cli.app import main\n"
-        "try: main()\n"
-        "finally: print(sorted({'torch', 'numpy', 'matplotlib'} & set(sys.modules)))"
+        f"for word in {list(SHOWN)}:\n"
+        "    sys.argv = ['tpsgd', *word.split(), *['--help'] * (word != 'rules')]\n"
+        "    try: main()\n"
+        "    except SystemExit as end: assert not end.code\n"
+        "    print(sorted({'torch', 'numpy', 'matplotlib'} & set(sys.modules)))"
     )
     source = os.environ | {"PYTHONPATH": str(Path(tpsgd.__file__).parents[1])}
     call = [sys.executable, "-c", program]
     done = subprocess.run(call, capture_output=True, text=True, env=source)
     assert done.returncode == 0, done.stderr
-    expected = {(): "compare", ("rules",): "readout-learned", ("predict",): "--data"}
-    assert expected.get(words, "--precision") in done.stdout
-    assert done.stdout.endswith("[]\n") and max(map(len, done.stdout.splitlines())) <= 80
+    *texts, rest = done.stdout.split("[]\n")
+    assert rest == "" and max(map(len, done.stdout.splitlines())) <= 80
+    for text, shown in zip(texts, SHOWN.values(), strict=True):
+        assert shown in text
 
 
 def test_every_public_name_loads():
-    optional = {"fleet"} if importlib.util.find_spec("flwr") is None else set()
-    for name in set(tpsgd.__all__) - optional:
-        assert getattr(tpsgd, name) is not None
-    assert set(tpsgd.__all__) <= set(dir(tpsgd))
+    names: dict[str, object] = {}
+    exec("from tpsgd import *", names)
+    assert set(tpsgd.__all__) <= set(names) and None not in [names[n] for n in tpsgd.__all__]
+    assert set(tpsgd.__all__) <= {name for name, _ in inspect.getmembers(tpsgd)}
     with pytest.raises(AttributeError, match="no attribute 'fitt'"):
         tpsgd.fitt  # noqa: B018
+
+
+@pytest.mark.skipif(importlib.util.find_spec("flwr") is not None, reason="Flower is installed")
+def test_the_fleet_says_that_it_needs_flower_where_it_is_used():
+    assert hasattr(tpsgd, "fleet") and not hasattr(tpsgd.fleet, "nothing")
+    assert inspect.getmembers(tpsgd.fleet)
+    with pytest.raises(tpsgd.TpsgdError, match="needs Flower, which is not installed: pip install"):
+        tpsgd.fleet.client  # noqa: B018
+    with pytest.raises(tpsgd.TpsgdError, match="needs Flower"):
+        exec("from tpsgd.fleet import server")
 
 
 def test_version(says):
@@ -105,7 +123,7 @@ def test_no_words_show_the_help(says):
     ("words", "said"),
     [
         ("train --rule reedout", "did you mean 'readout'?"),
-        ("train --rule x", "choose from backprop, tpsgd-l2"),
+        ("train --rule x", "choose from backprop, backprop-checkpointed"),
         ("train --blocks two", "--blocks two: write a number of blocks, 4, or"),
         ("train --model mlp:8 --blocks 5", "blocks must be a number from 1 to 2"),
         ("compare --rules drtp,redout", "unknown rule 'redout': did you mean 'readout'?"),
@@ -116,6 +134,8 @@ def test_no_words_show_the_help(says):
         ("train --loss nll", "choose from mse, cross-entropy, bce"),
         ("train --lr 0", "--lr must be more than 0"),
         ("train --lr nan", "--lr must be more than 0"),
+        ("compare --lr 0", "--lr must be more than 0"),
+        ("compare --lr fast", "--lr takes a number such as 0.003, or search, got 'fast'"),
         ("train --lr 1e9", "--lr must be more than 0 and at most 1000, got 1e+09"),
         ("train --epochs 0", "--epochs"),
         ("train --seed 9223372036854775808", "--seed"),
@@ -134,7 +154,10 @@ def test_no_words_show_the_help(says):
         ("train --micro-batch 0", "--micro-batch"),
         ("train --rule zorb --micro-batch 4", "zorb takes no --micro-batch"),
         ("train --memory 9MB --reuse no", "a memory budget chooses --micro-batch"),
-        ("train --memory 1KB", "an optimizer without state, --optimizer sgd"),
+        pytest.param(
+            *("train --memory 1KB", "an optimizer without state, --optimizer sgd"),
+            marks=pytest.mark.full,
+        ),
         ("trian", "No such command 'trian'"),
         ("train --data diggits", "did you mean 'digits'?"),
         ("train --data none.npz", "there is no none.npz"),
@@ -302,6 +325,7 @@ def test_compare_json_is_one_object(says):
     assert {**on_disk, "report": record["report"]} == record
 
 
+@pytest.mark.full
 def test_compare_fails_after_the_table_if_an_arm_fails(says):
     words = (*SMALL, "--model", "mlp:40", "--memory", "2KB", "--restarts", "1", "--epochs", "1")
     code, out, err = says("compare", *words, "--rules", "backprop")  # the frozen control fails
@@ -408,9 +432,9 @@ STEPS = ("--epochs", "1", "--batch-size", "16", "--restarts", "1")
     "words",
     [
         ("steps.npz", "rnn:4,4+3", "--window", "3", "--leak", "0.5", "--init", "scaled-uniform"),
-        ("tokens.npz", "paper-birnn:4", "--max-train", "20"),
         ("padded.npz", "torch-rnn:4"),
-        ("steps.npz", "own.py:steps"),
+        pytest.param(("tokens.npz", "paper-birnn:4", "--max-train", "20"), marks=pytest.mark.full),
+        pytest.param(("steps.npz", "own.py:steps"), marks=pytest.mark.full),
     ],
 )
 def test_compare_recurrent_nets(says, words):
@@ -418,9 +442,26 @@ def test_compare_recurrent_nets(says, words):
     code, out, err = says("compare", "--data", data, "--model", model, *more, *STEPS)
     lines = out.splitlines()
     assert (code, err) == (0, "") and max(map(len, lines)) <= 80
-    words = {word for word, entry in ALL.items() if entry.recurrent}
+    unsuited = {"backprop-checkpointed"} | ({"backprop-micro"} if data == "padded.npz" else set())
+    words = {word for word, entry in ALL.items() if entry.recurrent} - unsuited
+    assert out.count("is left out:") == len(unsuited)
     assert {line.split()[0] for line in lines[3 : 3 + len(words)]} == words
     assert "failed" not in out and "relative to backprop through time" in out
+
+
+def test_compare_searches_rates(says):
+    words = ("--data", "steps.npz", "--model", "rnn:4", *STEPS, "--rules", "readout")
+    code, out, err = says("compare", *words, "--lr", "search")
+    lines = out.splitlines()
+    assert (code, err) == (0, "") and max(map(len, lines)) <= 80
+    rates = {line.split()[0]: line.split()[2] for line in lines[3:6]}
+    assert float(rates["backprop"]) > 0 and float(rates["readout"]) > 0 and rates["frozen"] == "–"
+    assert "rates: chosen on" in out and "short training runs" in out
+    record = json.loads(Path("tpsgd-report/results.json").read_text())
+    assert record["settings"]["lr"] == "search"
+    readout = record["arms"][1]
+    assert readout["restarts"][0]["settings"]["lr"] == readout["lr"] == float(rates["readout"])
+    assert [block["learning"] for block in readout["restarts"][0]["blocks"]][-1] == "solved"
 
 
 def test_the_record_holds_a_recurrent_nets_settings(says):
@@ -461,6 +502,7 @@ def test_words_of_the_command_line_are_those_of_the_models():
         assert callable(getattr(tpsgd.augment, word.replace("-", "_")))
 
 
+@pytest.mark.full
 @pytest.mark.real_data("mnist")
 def test_rows_of_mnist(says):
     words = ("--data", "seq-mnist-rows", "--model", "rnn:32", "--max-train", "500", "--window", "7")
@@ -530,6 +572,7 @@ def test_options_replace_those_of_a_recipe(says, squares):
     assert {name: settings[name] for name in chosen} == chosen
 
 
+@pytest.mark.full
 def test_compare_and_plan_take_a_recipe(says, squares):
     words = ("--model", "cnn:4x3", "--epochs", "1", "--max-train", "8", "--batch-size", "4")
     words += ("--rules", "readout", "--restarts", "1", "--json")
@@ -538,9 +581,13 @@ def test_compare_and_plan_take_a_recipe(says, squares):
     assert json.loads(says("plan", *squares, "--json")[1])["batch_size"] == 64
 
 
-def test_without_a_recipe_the_defaults_are_those_of_the_help(says):
+def test_without_a_recipe_the_data_decide_how_long_to_train(says):
     record = json.loads(says("train", "--data", "two.npz", "--model", "mlp:4", "--json")[1])
-    assert record["settings"]["epochs"] == 10 and record["settings"]["batch_size"] == 128
+    samples = record["data"]["train"]
+    steps = -(-samples // record["settings"]["batch_size"])
+    assert record["settings"]["batch_size"] == batch_size_for(samples)
+    assert record["settings"]["epochs"] == epochs_for(steps)
+    assert f"{steps * epochs_for(steps):,} steps a block" in record["length"]
     assert record["settings"]["lr_schedule"] is None
 
 
@@ -558,6 +605,7 @@ def test_a_recipe_that_does_not_suit_is_one_sentence(says, words, message):
     assert code and message in f"{out}{err}" and "Traceback" not in err
 
 
+@pytest.mark.full
 def test_compare_at_equal_reads_and_seconds(says):
     words = (*SMALL, "--restarts", "1", "--rules", "readout")
     code, out, _ = says("compare", *words, "--equal", "reads")

@@ -3,6 +3,8 @@
 import json
 import shutil
 import subprocess
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +12,11 @@ import pytest
 import torch
 
 import tpsgd
-from tpsgd.data.scaling import scaled
+from tpsgd import projections, rules
+from tpsgd.cli.exported_model import _saved_rule
 from tpsgd.export.to_c.compiled import CompiledNet, compiler
 from tpsgd.export.to_page import wasm
+from tpsgd.saved.scaling import scaled
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C compiler")
 SMALL = ("--data", "digits", "--model", "mlp:8")
@@ -27,8 +31,8 @@ def folder(tmp_path, monkeypatch):
 def test_c_prints_the_bytes_and_writes_a_net_that_learns(says):
     status, out, _ = says("export", "c", *SMALL, "--ram", "4KB", "--out", "net")
     assert status == 0 and "multiply-adds a step" in out and "run beside tpsgd.fit" in out
-    net = CompiledNet("net")
-    assert f"{net.ram:,} B" in out and net.params == 64 * 8 + 8 + 8 * 10 + 10
+    net, codes = CompiledNet("net"), 10 * 8
+    assert f"{net.ram:,} B" in out and net.params == 64 * 8 + 8 + 8 * 10 + 10 + codes
 
 
 @pytest.mark.parametrize(
@@ -98,6 +102,26 @@ def test_a_saved_model_leaves_with_its_scaling_rule_loss_and_seed(says, table):
         "--out", "again",
     )  # fmt: skip
     assert status == 0 and "rule tpsgd-l1, loss bce, seed 4 (it was trained by tpsgd-l2)" in out
+
+
+@pytest.mark.parametrize(
+    ("rule", "options", "sentence"),
+    [
+        (rules.readout(scale=3, calibrate=True), "calibrated, scale 3", ""),
+        (rules.readout(scale=3), "", "was trained by readout (normal codes, std 1, at most 16"),
+        (rules.readout(features=9), "", "--rule readout exports it with the usual options"),
+        (rules.tpsgd_l2(projections.binary()), "", "was trained by tpsgd-l2 (binary codes"),
+        (replace(rules.drtp(), name="mine"), "", "was trained by mine (normal codes"),
+        (rules.frozen(), "", ""),
+    ],
+)
+def test_the_options_of_a_saved_models_rule_are_restored_or_refused(rule, options, sentence):
+    described = [] if rule.objective is None else [f"{rule.options}, {rule.at.value}"]
+    run = tpsgd.Run(rule.name, 0, {"options": described * 2})
+    word = rules.ALL[rule.name if rule.name in rules.ALL else "readout"].make()
+    with pytest.raises(tpsgd.TpsgdError) if sentence else nullcontext() as error:
+        assert options in _saved_rule("model", run, word).options
+    assert not sentence or sentence in str(error.value)
 
 
 def test_calibration_reads_samples_as_the_model_was_trained(says, table):

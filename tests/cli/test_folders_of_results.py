@@ -15,6 +15,7 @@ from tpsgd.cli.app import app
 from tpsgd.output import output_file, output_folder
 from tpsgd.training import arm as arm_module
 
+pytestmark = pytest.mark.usefixtures("unwatched")
 SMALL = ("--data", "two.npz", "--model", "mlp:4", "--epochs", "1", "--batch-size", "16")
 COMPARE = ("compare", *SMALL, "--restarts", "1", "--rules", "drtp", "--out", "r")
 
@@ -90,6 +91,7 @@ def test_a_folder_of_results_may_have_the_name_of_a_built_in_set(says):
     assert says(*words, "--data", "digits", "--overwrite")[0] == 0
 
 
+@pytest.mark.full
 def test_files_of_plans_and_predictions_are_not_replaced(says):
     assert says("train", *SMALL, "--save", "m")[0] == 0
     for words in (
@@ -135,6 +137,7 @@ def test_a_comparison_on_a_full_disk_shows_and_keeps_its_results(says, monkeypat
     assert json.loads((copy / "results.json").read_text())["finished"] == 3
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("json_too", [(), ("--json",)])
 @pytest.mark.parametrize(
     ("words", "files"),

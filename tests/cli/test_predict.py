@@ -241,3 +241,68 @@ def test_images_in_other_folders_than_classes_are_predicted(says):
 def test_the_help_says_which_command_needs_labels(says):
     text = {word: " ".join(says(word, "--help")[1].split()) for word in ("predict", "evaluate")}
     assert "without" in text["predict"] and "without" not in text["evaluate"]
+
+
+def test_training_goes_on_from_a_saved_model(says):
+    says(*TRAIN)
+    Path("more.csv").write_text(Path("pets.csv").read_text().replace("a,b,c,kind", "a,b,c,type"))
+    words = ("--model", "model", "--label", "type", "--epochs", "1", "--lr", "1e-9")
+    code, out, err = says("train", "--data", "more.csv", *words, "--json", "--save", "again")
+    assert (code, err) == (0, "")
+    first, again = tpsgd.load("model"), tpsgd.load("again")
+    for before, after in zip(first.model.parameters(), again.model.parameters(), strict=True):
+        assert before.allclose(after, atol=1e-6)  # it began with the weights that were saved
+    assert again.inputs == first.inputs | {"label": "type"} and again.classes == first.classes
+    assert json.loads(out)["settings"]["model"] == "model"
+    code, out, _ = says("train", "--data", "more.csv", *words, "--max-train", "10", "--json")
+    assert code == 0 and json.loads(out)["sample_passes"] == 20
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--data digits", "the model in model tells 2 classes apart, cat, dog, ...; those of"),
+        ("--data other.csv", "other.csv has no column 'b', which the model reads"),
+        ("--data cows.csv", "cows.csv has the label 'cow', which is not a class of the model"),
+        ("--data new.csv", "new.csv has no labels to learn from"),
+        ("--data pets.csv --save model", "--save model would write to"),
+        ("--data pets.csv --drop a", "model has its own columns: leave --drop and --impute out"),
+        ("--data pets.csv --scale none", "the model in model has its own scaling"),
+        ("--data pets.csv --activation relu", "the model in model is made: leave --activation out"),
+    ],
+)
+def test_what_a_saved_model_cannot_go_on_with_is_one_line(says, words, message):
+    says(*TRAIN)
+    Path("other.csv").write_text(Path("pets.csv").read_text().replace("a,b,c", "a,d,c"))
+    Path("cows.csv").write_text(Path("pets.csv").read_text().replace("dog", "cow"))
+    code, out, err = says("train", "--model", "model", *words.split())
+    assert (code, out) == (2, "") and message in err and err.count("\n") == 1
+
+
+def test_sensor_tables_from_training_to_prediction(says):
+    rows = [f"{('tap', 'hold')[i % 2]},rec{i},{i % 2 + i / 200},{'' if i == 7 else i % 5}"
+            for i in range(60)]  # fmt: skip
+    Path("s.csv").write_text("\n".join(["gesture,id,ax,ay", *rows]))
+    words = [
+        "--data",
+        "s.csv",
+        "--model",
+        "mlp:8",
+        "--epochs",
+        "20",
+        "--lr",
+        "0.05",
+        "--batch-size",
+        "8",
+        "--save",
+        "m",
+    ]
+    code, _, err = says("train", *words)
+    assert code == 2 and "say --label gesture" in err and "measurements, --drop id." in err
+    chosen = ("--label", "gesture", "--drop", "id", "--impute", "median")
+    assert says("train", *words, *chosen)[0] == 0
+    code, out, _ = says("evaluate", "m", "--data", "s.csv", "--json")
+    assert code == 0 and json.loads(out)["accuracy"] > 0.9
+    Path("t.csv").write_text(Path("s.csv").read_text().replace("gesture", "kind"))
+    code, out, _ = says("evaluate", "m", "--data", "t.csv", "--label", "kind", "--json")
+    assert code == 0 and json.loads(out)["samples"] == 60

@@ -8,11 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers import with_full
 
 import tpsgd
 from tpsgd.saved import checkpoint
 from tpsgd.training import arm as arm_module
 
+pytestmark = pytest.mark.usefixtures("unwatched")
 SMALL = ("--data", "two.npz", "--model", "mlp:4,3", "--epochs", "2", "--batch-size", "16")
 NET = """
 import torch
@@ -127,7 +129,7 @@ def test_resume_begins_where_there_is_no_checkpoint_and_ends_where_it_is_finishe
     ("words", "message"),
     [
         (("--resume",), "--resume goes on from a checkpoint: add --checkpoint FOLDER"),
-        (("--checkpoint", "run", "--epochs", "3", "--resume"), "its epochs was 2, and now it is 3"),
+        (("--checkpoint", "run", "--epochs", "1", "--resume"), "its epochs was 2, and now it is 1"),
         (("--checkpoint", "run"), "run holds a checkpoint (finished): go on from it with"),
         (("--checkpoint", "net.py"), "cannot write to net.py"),
         (("--checkpoint", "new", "--rule", "zorb"), "zorb has no checkpoints"),
@@ -169,6 +171,17 @@ def test_compare_reads_finished_runs_and_goes_on_with_the_others(says, signalled
     assert "run holds a comparison: go on from it" in says(*words, "--out", "other")[2]
 
 
+def test_a_search_for_rates_that_is_interrupted_says_how_to_go_on(says, signalled):
+    words = ("compare", *SMALL, "--rules", "drtp", "--restarts", "1", "--checkpoint", "run")
+    signalled(8, signal.SIGTERM)
+    status, out, err = says(*words, "--lr", "search")
+    assert (status, out) == (143, "") and "to go on: tpsgd compare" in err
+    lines = Path("run/trials.jsonl").read_text().splitlines()
+    assert len(lines) > 1  # what the search is, and trials
+    assert says(*words, "--lr", "search", "--resume")[0] == 0
+    assert Path("run/trials.jsonl").read_text().splitlines()[: len(lines)] == lines
+
+
 def compared(says, *words):
     """A comparison with a checkpoint that begins or goes on: its arms, or the error."""
     words = ("compare", *SMALL, "--restarts", "1", "--checkpoint", "run", "--resume", *words)
@@ -208,6 +221,7 @@ def figures(arms):
     return [(run["accuracy"], [epoch["loss"] for epoch in run["history"]]) for run in runs]
 
 
+@pytest.mark.full
 def test_adapt_goes_on_with_its_arms(says, signalled):
     words = ("adapt", "--backbone", "net.py:make", "--data", "images.npz", "--epochs", "2")
     assert says(*words, "--out", "whole")[0] == 0
@@ -238,7 +252,7 @@ def words_of(command):
     }[command]
 
 
-@pytest.mark.parametrize("command", OUT)
+@pytest.mark.parametrize("command", with_full(OUT, ["adapt", "search", "search --model"]))
 def test_a_run_that_begins_does_not_replace_results_of_another(says, command):
     Path("o").mkdir()
     Path(OUT[command]).write_text("another run's")
@@ -284,6 +298,7 @@ def test_a_log_goes_on_with_its_run(says, signalled, monkeypatch):
 SEARCH = ("search", *SMALL, "--rates", "0.001,0.01", "--scales", "3,12", "--checkpoint", "run")
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("count", [9, 47], ids=["in a trial", "in the test"])
 def test_a_search_of_a_model_goes_on(says, signalled, monkeypatch, number, code, count):

@@ -13,6 +13,8 @@ import tpsgd
 from tpsgd import rules
 from tpsgd.adapt import Search, backbone, search
 from tpsgd.adapt.trials import Judge
+from tpsgd.cli.search_model import SearchedModel, _call
+from tpsgd.comparison.search import Trial
 from tpsgd.data import load
 from tpsgd.engine.meter import tensor_bytes
 
@@ -187,7 +189,8 @@ def test_a_model_is_searched_and_its_command_trains_what_was_tested(says):
     command = next(line for line in lines if line.startswith("to train it: ")).partition(": ")[2]
     assert command == record["command"] and "--readout-scale 12" in command
     trained = json.loads(says(*command.split()[1:], "--json")[1])
-    tested = next(a for a in record["test"]["arms"] if a["name"] == "readout")["restarts"][0]
+    arms = {arm["name"]: arm for arm in record["test"]["arms"]}
+    tested = arms["readout-learned"]["restarts"][0]
     assert trained["accuracy"] == tested["accuracy"]
     assert [e["loss"] for e in trained["history"]] == [e["loss"] for e in tested["history"]]
 
@@ -201,11 +204,24 @@ def test_the_python_call_of_a_searched_model_runs(says):
     names = {"functools": functools, "torch": torch, "tpsgd": tpsgd, "data": load("steps.npz")}
     torch.manual_seed(0)
     run = eval(record["python"], names)
-    tested = next(a for a in record["test"]["arms"] if a["name"] == "readout")["restarts"][0]
+    arms = {arm["name"]: arm for arm in record["test"]["arms"]}
+    tested = arms["readout-learned"]["restarts"][0]
     assert run.history[0].loss == pytest.approx(tested["history"][0]["loss"])
     assert "scale=12.3456789," in record["python"]
     assert run.blocks[-1].learning == "solved" and "leak=" in record["python"]
     assert code == 0 and "--leak " in record["command"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "settings"),
+    [("readout", {"loss": tpsgd.mse}), ("readout", {"optimizer": tpsgd.sgd}), ("backprop", {})],
+)
+def test_a_python_call_that_would_train_otherwise_is_left_out(rule, settings):
+    model, best = SearchedModel("mlp:4"), Trial("readout", {"rate": 0.01})
+    settings = {"epochs": 1, "batch_size": 2, "seed": 0, "memory": tpsgd.Memory(), **settings}
+    assert not _call(model, rule, best, settings, 2, "adam")
+    usual = {name: settings[name] for name in ("epochs", "batch_size", "seed", "memory")}
+    assert "lr=0.01" in _call(model, "readout", best, usual, 2, "adam")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 import functools
 import json
+import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,9 +12,11 @@ import tpsgd
 from tpsgd import Padded, rules
 from tpsgd.comparison import compare as comparing
 from tpsgd.comparison import provenance
-from tpsgd.comparison.arms import arm, reservoir, with_controls
+from tpsgd.comparison.arms import arm, reservoir, suited, with_controls
 from tpsgd.comparison.compare import compare
+from tpsgd.comparison.report import table
 from tpsgd.data import Data
+from tpsgd.engine.settings import Settings
 from tpsgd.training import arm as arm_module
 from tpsgd.training.arm import Arm
 from tpsgd.zoo import words as models
@@ -41,9 +45,147 @@ def test_every_comparison_holds_backprop_and_the_control():
     assert [a.name for a in with_controls(given)] == ["backprop", "readout", "frozen"]
 
 
+@pytest.mark.parametrize(
+    "extra",
+    [
+        Arm("wide", None, factory=models.factory("mlp:50", (6,), 2)),
+        Arm("fast", None, lr=0.1),
+        Arm("random, wide", rules.frozen(), factory=models.factory("mlp:50", (6,), 2)),
+        Arm("random, solved", rules.frozen(), optimizer=tpsgd.ridge()),
+    ],
+    ids=lambda a: a.name,
+)
+def test_an_arm_of_another_model_or_rate_replaces_neither_reference(extra):
+    arms = with_controls([extra, arm(rules.drtp())])
+    assert {"backprop", extra.name, "drtp", "frozen"} == {a.name for a in arms}
+    assert arms[0] == Arm("backprop", None) and [a.reference for a in arms] == [True, *[False] * 3]
+    assert arms[2 + (not extra.control)] == arm(rules.frozen())
+
+
+def test_ratios_are_over_backprop_on_the_shared_model(data, factory):
+    wide = Arm("wide", None, factory=models.factory("mlp:50", (6,), 2))
+    record = compare(data, factory, [wide], epochs=1, restarts=1)
+    assert record.reference is record.results[0]
+    assert [r.arm.name for r in record.ranked] == ["backprop", "wide", "frozen"]
+    sizes = [sum(b.parameters for b in r.runs[0].blocks) for r in record.ranked]
+    assert sizes[1] > sizes[0] == sizes[2]
+    assert "×1.00" in str(record).splitlines()[1]
+
+
+FORMS = ["backprop-micro", "backprop-checkpointed"]
+
+
+def test_forms_of_backprop_are_peers_that_learn_the_same_in_less_memory(data):
+    net = models.factory("mlp:16,16,16,16,16,16,16", (6,), 2)
+    settings = {"restarts": 1, "epochs": 2, "batch_size": 40}
+    record = compare(data, net, ["readout", *FORMS], **settings)
+    plain, *forms, readout, frozen = record.ranked
+    assert record.reference is plain and {r.arm.name for r in forms} == set(FORMS)
+    assert (readout.arm.name, frozen.arm.name) == ("readout", "frozen")
+    losses = [[e.loss for e in r.runs[0].history] for r in (plain, *forms)]
+    assert losses[1] == pytest.approx(losses[0]) and losses[2] == pytest.approx(losses[0])
+    assert all(r.largest.total_bytes < plain.largest.total_bytes for r in forms)
+    assert [r.arm.name for r in record.exemplars] == ["backprop", "readout", "frozen"]
+    micro, checkpointed = (arm(word) for word in FORMS)
+    assert micro.train(net, data.train).runs[0].settings["micro_batch"] == 8
+    given = micro.train(net, data.train, memory=tpsgd.Memory(micro_batch=5))
+    assert given.runs[0].settings["micro_batch"] == 5
+    peaks = {
+        n: tpsgd.fit_backprop(net(), data.train, checkpoint=n, epochs=2, batch_size=40).peak_bytes
+        for n in (2, 4, 8)
+    }
+    best = record.results[3]
+    assert best.arm == replace(checkpointed, checkpointed=min(peaks, key=peaks.get))
+    assert best.largest.peak_bytes == peaks[4] < peaks[8]
+
+
+def test_an_arm_of_a_rule_may_have_its_micro_batch(data, factory):
+    small = Arm("small", rules.readout(), micro_batch=4)
+    assert small.train(factory, data.train, epochs=1).runs[0].settings["micro_batch"] == 4
+    with pytest.raises(tpsgd.TpsgdError, match="a memory budget chooses micro_batch"):
+        small.train(factory, data.train, memory="1MB")
+
+
+class Whole(torch.nn.Module):
+    """A net that is no nn.Sequential."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(6, 2)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (Whole, "pass nn.Sequential"),
+        (models.factory("rnn:4", (5, 3), 2), "without recurrent layers"),
+    ],
+    ids=["not a Sequential", "recurrent"],
+)
+def test_what_cannot_be_checkpointed_is_left_out_with_a_remark(data, make, reason):
+    arms = [arm(word) for word in ("backprop", *FORMS)]
+    allowed, (remark,) = suited(arms, make, data, Settings())
+    assert allowed == arms[:2] and reason in remark
+    assert remark.startswith("backprop-checkpointed is left out: ")
+    x = Padded(torch.zeros(2, 5, 3), torch.tensor([5, 2]))
+    allowed, remarks = suited(arms, make, replace(data, train=(x, data.train[1][:2])), Settings())
+    assert allowed == arms[:1] and "different lengths" in remarks[0] and len(remarks) == 2
+
+
 def test_two_arms_of_one_name_are_refused_rather_than_one_dropped():
     with pytest.raises(tpsgd.TpsgdError, match="two arms are called 'readout'"):
         with_controls([arm(rules.readout()), arm(rules.readout(features=16))])
+    for name in ("backprop", "frozen"):
+        with pytest.raises(tpsgd.TpsgdError, match=f"two arms are called '{name}'"):
+            with_controls([Arm(name, rules.readout())])
+
+
+def by_hand(model, data, epochs, batch_size=1, seed=9):
+    """A method that says nothing about its time."""
+    by_hand.settings = {"epochs": epochs, "batch_size": batch_size, "seed": seed}
+    time.sleep(0.01)
+    return tpsgd.Run("by hand", seed, {})
+
+
+def without_record(model, data, **settings):
+    by_hand(model, data, settings["epochs"], settings["batch_size"], settings["seed"])
+
+
+@pytest.mark.parametrize("method", [by_hand, without_record])
+def test_a_method_gets_the_settings_and_is_timed_from_outside(data, factory, method, tmp_path):
+    mine = Arm("mine", None, method=method)
+    record = compare(data, factory, [mine], restarts=1, epochs=3, batch_size=16, seed=4)
+    assert by_hand.settings == {"epochs": 3, "batch_size": 16, "seed": 4}
+    result = record.results[1]
+    assert result.error is None and 0.01 <= result.seconds < 10 and result.runs[0].seed == 4
+    row = next(line for line in str(record).splitlines() if line.startswith("mine"))
+    assert "0.00" not in row and record.write(tmp_path).exists()
+
+
+def test_what_a_method_takes(data, factory):
+    mine = Arm("mine", None, method=functools.partial(by_hand, batch_size=7))
+    mine.train(factory, data.train, epochs=5, batch_size=16, loss=tpsgd.mse, memory="1MB")
+    assert by_hand.settings == {"epochs": 5, "batch_size": 7, "seed": 0}  # what was fixed stays
+    same = Arm("same", None, method=tpsgd.fit_backprop)
+    settings = {"epochs": 2, "batch_size": 8, "lr": 0.01, "loss": tpsgd.mse}
+    runs = [a.train(factory, data.train, **settings).runs[0] for a in (same, arm("backprop"))]
+    assert [e.loss for e in runs[0].history] == [e.loss for e in runs[1].history]
+    with pytest.raises(tpsgd.TpsgdError, match=r"must return a tpsgd\.Run or None, got a float"):
+        Arm("mine", None, method=lambda model, data: 0.9).train(factory, data.train)
+
+
+def test_a_rule_of_an_arm_is_a_value():
+    with pytest.raises(tpsgd.TpsgdError, match=r"write tpsgd\.rules\.drtp\(\)"):
+        Arm("mine", rules.drtp)
+
+
+def test_a_method_that_fails_is_a_failed_arm_and_the_others_go_on(data, factory):
+    def careless(model, data, lr):
+        pass
+
+    record = compare(data, factory, [Arm("mine", None, method=careless)], restarts=1, epochs=1)
+    assert "missing 1 required positional argument: 'lr'" in str(record.results[1].error)
+    assert record.results[0].counts and "mine failed: TypeError" in str(record)
 
 
 def test_arms_are_words_rules_or_arms(data, factory, tmp_path):
@@ -63,7 +205,8 @@ def test_arms_are_words_rules_or_arms(data, factory, tmp_path):
     ("arms", "settings", "message"),
     [
         (["redout"], {}, "unknown rule 'redout': did you mean 'readout'?"),
-        ([rules.readout], {}, "an arm is a word, a rule or an Arm, not a function"),
+        ([rules.readout], {}, r"write tpsgd\.rules\.readout\(\), not the function itself"),
+        ([3], {}, "an arm is a word, a rule or an Arm, not int"),
         ("readout", {}, r"arms must be a list such as \['readout'\]"),
         ([], {"epoch": 3}, "compare has no argument 'epoch': did you mean 'epochs'?"),
         ([], {"batch_size": 0}, "batch_size must be 1 or more"),
@@ -133,6 +276,7 @@ def test_a_rule_that_fails_does_not_stop_the_others(data, factory):
     record = compare(data, factory, [arm(BROKEN), arm(rules.drtp())], epochs=1, restarts=2)
     broken = next(r for r in record.results if r.arm.rule is BROKEN)
     assert "became nan" in (broken.error or "") and not broken.runs
+    assert str(record).splitlines()[-1] == f"{broken.arm.name} failed: {broken.error}"
     assert all(len(r.runs) == 2 for r in record.results if r is not broken)
     assert (record.finished, record.asked) == (6, 8)
     assert [r.arm.name for r in record.ranked][-2:] == [broken.arm.name, "frozen"]
@@ -143,8 +287,8 @@ def test_an_arm_that_failed_late_shows_no_figures(data, factory, monkeypatch):
     confusion = comparing.confusion
     calls = iter(range(99))
 
-    def failing(*args):  # two arms warm up, then take turns: call 4 is backprop's second restart
-        if next(calls) == 4:
+    def failing(*args):  # the arms take turns: call 2 is backprop's second restart
+        if next(calls) == 2:
             raise tpsgd.TpsgdError("no more")
         return confusion(*args)
 
@@ -221,6 +365,7 @@ def fresh(data: Data, word: str) -> models.Factory:
     return models.factory(word, data.shape, 2, tokens=data.vocabulary)
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("word", ["rnn:5,4+3", "paper-birnn:5", "torch-rnn:5"])
 def test_recurrent_nets(sequences, word):
     make = fresh(sequences, word)
@@ -242,6 +387,15 @@ def test_recurrent_nets(sequences, word):
     assert solved.runs[0].blocks[0].rule == "reservoir"
     assert record.settings["window"] == 3
     json.dumps(record.as_dict())
+
+
+def test_a_form_of_backprop_that_is_left_out_is_in_the_remarks(sequences):
+    record = compare(
+        sequences, fresh(sequences, "rnn:4"), ["backprop-checkpointed"], restarts=1, epochs=1
+    )
+    said = "backprop-checkpointed is left out: checkpoint is for models without recurrent layers"
+    assert [r.arm.name for r in record.results] == ["backprop", "frozen"]
+    assert said in str(record) and said in table.remarks(record)
 
 
 def test_the_random_net_is_the_one_that_training_begins_with(sequences):

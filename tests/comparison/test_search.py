@@ -1,16 +1,21 @@
 """`search`: what is tried for which arm, that the test set has no part in it, and its mistakes."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
 import tpsgd
-from tpsgd import rules
+from tpsgd import Place, projections, rules
 from tpsgd.comparison import search as searching
+from tpsgd.comparison import trials
 from tpsgd.comparison.arms import arm, scaled
 from tpsgd.data import Data
+from tpsgd.training.arm import Arm
 from tpsgd.zoo import words as models
+
+pytestmark = pytest.mark.usefixtures("unwatched")
 
 
 @pytest.fixture
@@ -22,6 +27,7 @@ def data() -> Data:
 
 
 NET = models.factory("mlp:5", (6,), 2)
+LEARNED = "readout-learned"
 
 
 def test_values_are_tried_where_they_matter(data):
@@ -29,27 +35,66 @@ def test_values_are_tried_where_they_matter(data):
     tried = [(t.arm, *t.values.values()) for t in result.trials]
     assert tried == [
         ("backprop", 0.001), ("backprop", 0.05),
-        ("readout", 0.001, 3), ("readout", 0.001, 12), ("readout", 0.05, 3), ("readout", 0.05, 12),
+        *((LEARNED, rate, scale) for rate in (0.001, 0.05) for scale in (3, 12)),
         ("frozen", 0.001), ("frozen", 0.05),
     ]  # fmt: skip
-    assert result.held_out == 16 and result.best is result.chosen["readout"]
+    assert result.held_out == 16 and result.best is result.chosen[LEARNED]
     for name, trial in result.chosen.items():
         assert trial.accuracy == max(t.accuracy for t in result.trials if t.arm == name)
-    assert [r.arm.name for r in result.test.results] == ["backprop", "readout", "frozen"]
+    assert [r.arm.name for r in result.test.results] == ["backprop", LEARNED, "frozen"]
     for row in result.test.results:
         settings, values = row.runs[0].settings, result.chosen[row.arm.name].values
         assert settings["lr"] == values["rate"]
         scale = f"calibrated, scale {values.get('scale')}"
         assert "scale" not in values or scale in settings["options"][0]
-    assert "chosen for readout" in result.test.settings
+    assert f"chosen for {LEARNED}" in result.test.settings
     json.dumps(result.as_dict())
+
+
+READOUT = rules.readout(
+    True, projections.binary(), Place.BEFORE, features=64, scale=16.0, calibrate=True
+)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [READOUT, replace(READOUT, name="mine", loss=tpsgd.mse), rules.readout(scale=2.0, features=8)],
+)
+def test_another_scale_changes_nothing_else_of_a_rule(rule):
+    again = scaled(Arm("a", rule, lr=0.1), 5.0)
+    other = replace(rule, objective=again.rule.objective, options=again.rule.options)
+    assert again == Arm("a", other, lr=0.1)
+    assert again.rule.objective == replace(rule.objective, scale=5.0)
+    assert again.rule.options == rule.options.replace(f"scale {rule.objective.scale:g}", "scale 5")
+    back = scaled(again, rule.objective.scale)
+    assert back == Arm("a", rule, lr=0.1)
+
+
+def test_a_search_trains_the_rule_that_it_was_given(data, monkeypatch):
+    seen, train = [], searching.Arm.train
+
+    def noted(self, factory, samples, **settings):
+        seen.append(self.rule)
+        return train(self, factory, samples, **settings)
+
+    monkeypatch.setattr(searching.Arm, "train", noted)
+    result = tpsgd.search(data, NET, READOUT, rates=[0.01], epochs=1)
+    tried = [t.values["scale"] for t in result.trials if t.arm == READOUT.name]
+    assert tried == [4.0, 16.0, 64.0]  # a fourth, one and four times the rule's own
+    trained = [rule for rule in seen if rule and rule.name == READOUT.name]
+    assert READOUT in trained and {replace(r.objective, scale=16.0) for r in trained} == {
+        READOUT.objective
+    }
+    options = result.test.results[1].runs[0].settings["options"][0]
+    assert options.startswith("binary codes, std 1, at most 64 features, calibrated, scale")
+    assert options.endswith("before the activation")
 
 
 def test_the_test_samples_have_no_part_in_the_choice(data, monkeypatch):
     x, y = data.test
     seen = []
     monkeypatch.setattr(
-        searching, "evaluate", lambda model, held: seen.append(held) or tpsgd.evaluate(model, held)
+        trials, "evaluate", lambda model, held: seen.append(held) or tpsgd.evaluate(model, held)
     )
     noise = Data(data.name, data.train, (x, 1 - y), data.classes, data.shape, "")
     options = {"rates": [0.001, 0.05], "scales": [12], "epochs": 6, "batch_size": 8}
@@ -87,15 +132,16 @@ def test_leaks_reach_the_cells_and_the_solved_head_has_no_rate(data):
     )
     frozen = [t.values for t in result.trials if t.arm == "frozen"]
     assert frozen == [{"leak": 0.2}, {"leak": 1.0}] and set(asked) == {0.2, 1.0}
-    readout = next(r for r in result.test.results if r.arm.name == "readout")
+    readout = next(r for r in result.test.results if r.arm.name == LEARNED)
     assert readout.runs[0].blocks[-1].learning == "solved"
-    assert "{'lr': 0.01}" in str(readout.runs[0].settings["optimizer"])
+    assert readout.runs[0].settings["lr"] == readout.arm.lr == 0.01
 
 
 def test_a_rate_that_fails_is_a_failed_trial(data):
     grid = {"rates": [0.01, 1000.0], "epochs": 20, "batch_size": 8}
     result = tpsgd.search(data, NET, "tpsgd-l2", **grid, optimizer=tpsgd.sgd)
-    assert any(t.error for t in result.trials) and "failed" in str(result)
+    errors = [t.error for t in result.trials if t.error]
+    assert errors and all(f"failed: {error}" in str(result) for error in errors)
     assert result.best.values["rate"] == 0.01
     with pytest.raises(tpsgd.TpsgdError, match="failed with every setting"):
         broken = rules.tpsgd(lambda y, target: (y * float("nan")).sum())
@@ -147,9 +193,10 @@ def test_a_search_in_python_goes_on(data, tmp_path, monkeypatch):
     file.write_text(kept + '{"key": ')  # cut off by a kill
     resumed = tpsgd.search(data, NET, "drtp", **options, checkpoint=saved)
     assert [t.accuracies for t in resumed.trials] == [t.accuracies for t in whole.trials]
-    file.write_text(kept + "7\n")
-    with pytest.raises(tpsgd.TpsgdError, match=r"trials.jsonl was edited or damaged"):
-        tpsgd.search(data, NET, "drtp", **options, checkpoint=saved)
+    for content in (kept + "7\n", kept.replace('"accuracy": 0.', '"accuracy": 1.')):
+        file.write_text(content)
+        with pytest.raises(tpsgd.TpsgdError, match=r"trials.jsonl was edited or damaged"):
+            tpsgd.search(data, NET, "drtp", **options, checkpoint=saved)
 
 
 def test_remarks_name_values_at_the_end_of_what_was_tried(data):
@@ -160,9 +207,9 @@ def test_remarks_name_values_at_the_end_of_what_was_tried(data):
 
 def test_without_values_the_defaults_of_the_optimizer_are_tried(data):
     adam = tpsgd.search(data, NET, "drtp", epochs=1)
-    assert [t.values["rate"] for t in adam.trials if t.arm == "drtp"] == list(searching.RATES)
+    assert [t.values["rate"] for t in adam.trials if t.arm == "drtp"] == list(trials.RATES)
     sgd = tpsgd.search(data, NET, "drtp", epochs=1, optimizer=tpsgd.sgd)
-    assert [t.values["rate"] for t in sgd.trials if t.arm == "drtp"] == list(searching.SGD_RATES)
+    assert [t.values["rate"] for t in sgd.trials if t.arm == "drtp"] == list(trials.SGD_RATES)
 
 
 def test_the_scale_is_that_of_readouts_alone():
@@ -175,6 +222,7 @@ def test_the_scale_is_that_of_readouts_alone():
     ("options", "message"),
     [
         ({"lr": 0.1}, "leave lr out"),
+        ({"rule": "drtp", "scales": [1, 2]}, "scales are for a readout, which drtp is not"),
         ({"rates": "0.1"}, "rates must be a list of numbers above 0"),
         ({"rates": [-1]}, "rates must be a list of numbers above 0"),
         ({"held_out": 1.5}, "held_out must be a share between 0 and 1"),

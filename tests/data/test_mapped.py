@@ -10,6 +10,7 @@ import tracemalloc
 import numpy as np
 import pytest
 import torch
+from helpers import with_full
 from PIL import Image
 from torch import nn
 
@@ -392,6 +393,7 @@ def peak(spec, **options):
     return nbytes
 
 
+@pytest.mark.full
 def test_memory_is_flat_in_the_number_of_images(tmp_path, cache, monkeypatch):
     sample = 3 * 64 * 64 * 4
     monkeypatch.setattr(mapped, "DECODED_BYTES", 4 * sample)
@@ -423,7 +425,7 @@ def test_the_expected_number_of_samples_is_decoded_together(pets, cache, monkeyp
     assert pieces == [1] * 21
 
 
-@pytest.mark.parametrize("of_bytes", [False, True])
+@pytest.mark.parametrize("of_bytes", with_full([False, True], [False]))
 def test_uncompressed_arrays_are_never_in_memory_as_a_whole(tmp_path, cache, monkeypatch, of_bytes):
     monkeypatch.setattr(mapped, "DECODED_BYTES", 2**16)
     monkeypatch.setattr("tpsgd.data.arrays.CHECKED_BYTES", 2**16)

@@ -71,6 +71,15 @@ def test_a_table_of_one_row_and_one_without_a_column(pets):
         new("new.csv", pets)
 
 
+def test_columns_of_one_name_are_refused_if_the_model_reads_them(pets):
+    table("new.csv", [*"abcd", "note", "note"], [[*NUMBERS[0], 1, 2]])
+    assert new("new.csv", pets).x.tolist() == [NUMBERS[0].tolist()]
+    for twice in ("b", "kind"):
+        table("new.csv", [*"abcd", "kind", twice], [[*NUMBERS[0], "owl", "owl"]])
+        with pytest.raises(TpsgdError, match=f"several columns of the name '{twice}'"):
+            new("new.csv", pets)
+
+
 @pytest.mark.parametrize("cell", ["", "nan", "1e99", "word"])
 def test_a_cell_that_is_no_number_is_named(pets, cell):
     table("new.csv", list("abcd"), [NUMBERS[0], [1, cell, 2, 3]])

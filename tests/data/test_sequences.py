@@ -237,7 +237,7 @@ GOOD = "s0,0,1,cat\ns0,1,2,cat\ns1,0,3,dog\ns1,1,4,dog\n"
             "sequence,step,a,y\n" + GOOD + "s1,3,5,dog\n",
             "'s1' goes from 1 to 3; a column time",
         ),
-        ("sequence,step,a,y\n" + GOOD + "s1,2,,dog\n", "line 6, column 'a': '' is no finite"),
+        ("sequence,step,a,y\n" + GOOD + "s1,2,,dog\n", "line 6, column 'a': '' is blank"),
         ("sequence,step,a,y\n" + GOOD + "s1,2,nan,dog\n", "line 6, column 'a': 'nan'"),
         ("sequence,step,a,y\n" + GOOD + "s1,2,1e300,dog\n", "line 6, column 'a': '1e300'"),
         ("sequence,step,a,y\n" + GOOD + "s1,,5,dog\n", "line 6, column 'step': ''"),

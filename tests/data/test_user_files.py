@@ -229,11 +229,17 @@ def test_an_npz_that_does_not_fit_in_memory_is_refused(refused, tmp_path, monkey
 
 @pytest.mark.parametrize(
     ("name", "first", "n"),
-    [("id", 7000, 10), ("PassengerId", 1, 10), ("a", 0, 60), ("row_id", 3, 8)],
+    [
+        ("id", 7000, 10),
+        ("PassengerId", 1, 10),
+        ("a", 0, 60),
+        ("row_id", 3, 8),
+        ("timestamp_ms", 5, 60),
+    ],
 )
 def test_a_column_that_numbers_the_rows_is_a_warning(tmp_path, name, first, n):
     text = f"{name},b,label\n" + "".join(f"{first + i},{i / 7},{i % 2}\n" for i in range(n))
-    with pytest.warns(UserWarning, match=f"the column '{name}' numbers the rows.*remove it"):
+    with pytest.warns(UserWarning, match=f"the column '{name}' numbers the rows.*--drop {name}"):
         data.load(csv(tmp_path, text))
 
 
@@ -263,6 +269,8 @@ def rows(line, n=10):
         '"a","b","y"\n' + rows('"{i}",0.5,"{kind}"'),
         "\ufeffa,b,y\n" + rows("{i},5e-1,{kind}") + "\n\n",
         "0,1,label\n" + rows("{i},0.5,{kind}"),
+        "a;b;y\n" + rows("{i};0,5;{kind}"),
+        "a\tb\ty\n" + rows("{i}\t5,0e-1\t{kind}"),
     ],
 )
 def test_csv_formats_that_are_read(tmp_path, text):
@@ -290,16 +298,26 @@ def test_csv_classes_are_sorted_as_numbers(tmp_path):
         ("1,2,0\n3,4,1\n", "its first line must name the columns"),
         ("5.1,3.5,setosa\n4.9,3.0,setosa\n", "its first line must name the columns"),
         ("label\ncat\n", "has no column of features besides the label 'label'"),
-        ("a,b,y\n1,2,0\n3,nan,1\n", "line 3, column 'b': 'nan' is no finite number"),
-        ("a,b,y\n1,2,0\n\n3,,1\n", "line 4, column 'b': '' is no finite number"),
-        ("a,b,y\n1,2,0\nlow,2,1\n", "line 3, column 'a': 'low' is no finite number"),
-        ("a,b,y\n1,2,0\n1e300,2,1\n", "line 3, column 'a': '1e300' is no finite number"),
+        ("a,b,y\n1,2,0\n3,nan,1\n", "line 3, column 'b': 'nan' is blank; .*impute"),
+        ("a,b,y\n1,2,0\n\n3,,1\n", "line 4, column 'b': '' is blank; .*drop=.'b'."),
+        ("a,b,y\n1,2,0\nlow,2,1\n", "line 3, column 'a': 'low' is not a finite number"),
+        ("a,b,y\n1,2,0\n1e300,2,1\n", "line 3, column 'a': '1e300' is not a finite number"),
         ("a,b,y\n1,2,0\n1,-inf,1\n", "line 3, column 'b': '-inf'"),
+        ("a,b,y\n1,2,0\n7,8,0\n1;2,2,1\n", "'1;2' is not a finite number"),
+        ('a,b,y\n1,2,0\n"1,200",2,1\n', "'1,200' has a comma in it"),
+        ("a,b,y\n1,5,2,5,0\n", "line 2 has 5 cells, .*decimal commas.*semicolons"),
+        ("a;b;y\n1,5;2;0\n1,5,2;2;1\n", "line 3, column 'a': '1,5,2' has a comma"),
+        ("kind,a,y\ncat,1,2.5\ndog,2,3.5\n", "text, not numbers, in 'kind'.*--label kind"),
+        ("a,kind\n1,2.5\n2,3.5\n", "last column, 'kind': name another one"),
         ("a,b,y\n1,2,0\n1,2\n", "line 3 has 2 cells, the header has 3"),
         ("a,b,y\n1,2,0,9\n1,2,1,9\n", "line 2 has 4 cells, the header has 3"),
         ("a,b,y\n1,2,0\n1,2,\n", "line 3 has no text in the column 'y'"),
         ("a,b,y\n1,2,0.5\n1,2,0.25\n", "the label 0.5 is not a"),
         ("a,b,y\n1,2,0\n1,2,0\n", "every label is 0"),
+        ("a,b,b,a,y\n1,2,3,4,0\n", "several columns of the name 'a', 'b', .* rename them"),
+        ("a, y ,y\n1,2,0\n", "several columns of the name 'y'"),
+        (",a,,y\n1,2,3,0\n", "several columns of the name ''"),
+        ("sequence,time,time,y\n1,2,3,0\n", "several columns of the name 'time'"),
         ('a,b,y\n1,2,0\n1,"' + "2" * 200_000, "cannot be read as a table|has 2 cells"),
     ],
 )

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import with_full
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [p for p in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if p.is_file()]
@@ -71,7 +72,13 @@ def run_commands(source: str, where: str, says: Callable[..., tuple[int, str, st
         assert status == 0, f"{where}: {errors or out}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+LONG = ("adapt", "choosing", "deep", "edge", "journey", "memory", "recurrent", "sklearn", "streams")
+LONG = [ROOT / "docs" / f"{name}.md" for name in LONG]
+
+
+@pytest.mark.parametrize(
+    "page", with_full(PAGES, LONG), ids=lambda page: page.relative_to(ROOT).as_posix()
+)
 def test_programs_on_the_page_run(page, tmp_path, monkeypatch, says):
     monkeypatch.chdir(tmp_path)
     if "photos@160" in page.read_text(encoding="utf-8"):
@@ -94,6 +101,7 @@ def make_photos_and_encoder() -> None:
     torch.save(vgg(16, (3, 32, 32), 2).state_dict(), "vgg16.pth")
 
 
+@pytest.mark.full
 def test_site_builds_strictly(tmp_path):
     if importlib.util.find_spec("mkdocs") is None:
         pytest.skip("mkdocs is not installed")

@@ -272,11 +272,41 @@ def test_words_about_peers_are_true(claim):
     assert more > less
 
 
-@pytest.mark.parametrize("net", ["mlp", "cnn"])
+def test_depth_costs_backprop_memory_and_not_the_local_rules():
+    backprop, *ours = (
+        look_up(f"demo-deep/{arm}/summary/total_bytes")
+        for arm in ("backprop", "readout-learned", "tpsgd-l2")
+    )
+    assert max(ours) < 0.5 * backprop
+
+
+@pytest.mark.parametrize("net", ["mlp", "cnn", "deep"])
 def test_words_about_the_demo_are_true(net):
     elm, backprop = (look_up(f"demo-{net}/{arm}/summary") for arm in ("elm", "backprop"))
     assert elm["accuracy"] >= backprop["accuracy"] - 0.002, "reword the README"
-    assert elm["seconds"] < 0.3 * backprop["seconds"]  # "a fraction of the time"
+    assert elm["seconds"] < 0.5 * backprop["seconds"]  # "a fraction of the time"
+
+
+def test_words_about_memory_and_time_in_the_demo_are_true():
+    """Where this fails after a new measurement: reword the limits in the README."""
+    ours, micro = (look_up(f"demo-cnn/{a}/summary") for a in ("readout-learned", "backprop-micro"))
+    assert micro["total_bytes"] < ours["total_bytes"]  # "as in the CNN above"
+    ours, backprop = (look_up(f"demo-deep/{a}/summary") for a in ("readout-learned", "backprop"))
+    assert ours["seconds"] > 1.2 * backprop["seconds"]  # "takes longer"
+
+
+@pytest.mark.parametrize("depth", [2, 4, 8, 16])
+def test_words_about_memory_at_equal_micro_batches_are_true(depth):
+    """Where this fails after a new measurement: reword docs/memory.md and the README."""
+    at = look_up(f"speed/memory/depth={depth}")
+    for cut in ("", ", micro-batch 8"):
+        assert at[f"readout{cut}"] < at[f"backprop{cut}"]
+    assert at["backprop, micro-batch 8"] < at["readout"]
+
+
+def test_the_readme_is_short():
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 130
 
 
 def test_words_about_the_peers_cost_are_true():
@@ -513,9 +543,8 @@ def test_what_the_page_on_deep_nets_says_in_words():
     at = {name: row["accuracy"] for name, row in arms.items() if "accuracy" in row}
     layer_by_layer = {k for k in at if "blocks" not in k} - {"backprop"}
     assert max(layer_by_layer, key=at.__getitem__) == "auxiliary"
-    assert min(at["auxiliary"], at["4 blocks, auxiliary"], at["4 blocks, predsim"]) > at["backprop"]
-    assert max(at["predsim"], at["predsim, no convolution"]) < at["backprop"]
-    assert at["frozen"] + 0.3 < at["readout"] < at["predsim"]  # "far above the controls"
+    assert min(at["auxiliary"], at["4 blocks, auxiliary"]) > at["backprop"]
+    assert at["frozen"] + 0.3 < at["readout"]  # "far above the controls"
     assert at["tpsgd-l2"] > 0.64 > at["frozen"] > 0.12 > at["random"]
     for net in ("vgg8", "resnet18"):
         way = [f"deep/{net}/{arm}" for arm in ("auxiliary", "4 blocks, auxiliary", "backprop")]

@@ -11,6 +11,8 @@ PACKAGE = ROOT / "src" / "tpsgd"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 FILE = re.compile(r"(?<![\w/.:-])((?:[\w-]+/)+[\w-]+\.(?:py|pyi|md|toml|json))\b")
 
+DEFINED = re.compile(r"^ *(?:def |class )?(\w+)(?=[(:]| *=)", re.MULTILINE)
+
 
 def read(page):
     return (ROOT / page).read_text(encoding="utf-8")
@@ -38,6 +40,21 @@ def test_files_named_on_the_page_exist(page):
         if home is not None and "NAME" not in path and not (home / path).is_file():
             missing.append(path)
     assert missing == []
+
+
+def test_the_names_on_the_page_of_the_architecture_exist():
+    """Names in code font, in the code or its tests; in the path of a batch, in their file."""
+    page = read("docs/architecture.md")
+    files = [file for folder in (PACKAGE, ROOT / "tests") for file in folder.rglob("*.py")]
+    defined = {name for file in files for name in DEFINED.findall(file.read_text("utf-8"))}
+    spans = set(re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", page, flags=re.DOTALL)))
+    names = {m[1] for span in spans if (m := re.fullmatch(r"(?:\w+\.)*(\w{2,})(?:\(.*\))?", span))}
+    assert len(names & defined) > 20 and names - defined <= {"md", "py", "Conv3d", "xfail"}
+    assert all((PACKAGE / span).is_file() for span in spans if re.fullmatch(r"\w+\.py", span))
+    path = re.findall(r"^([\w/]+\.py) +(\w+)  ", page, re.MULTILINE)
+    assert len(path) > 3
+    for file, name in path:
+        assert name in DEFINED.findall((PACKAGE / file).read_text("utf-8")), (file, name)
 
 
 def test_the_map_of_the_code_is_complete():

@@ -155,6 +155,19 @@ def test_no_figure_of_ours_is_typed_into_the_claims():
         assert not FIGURE.search(typed), claim["title"]
 
 
+def test_no_verdict_rests_on_a_row_of_another_measurement(verdicts):
+    """Rows of an earlier run, such as one whose test images were scaled otherwise, say so."""
+    assert "earlier run" in verdicts.look_up("deep/vgg11/4 blocks, predsim")["note"]
+    for claim in CLAIMS:
+        for side in (side for left, _, right, *_ in claim["compare"] for side in (left, right)):
+            if verdicts.read(side) is None or "/" not in side:
+                continue
+            row = verdicts.look_up(side)
+            row = row if isinstance(row, dict) else verdicts.look_up(side.rpartition("/")[0])
+            note = row.get("note", "") if isinstance(row, dict) else ""
+            assert "earlier run" not in note, (claim["title"], side)
+
+
 def test_every_claim_is_complete():
     titles = [claim["title"] for claim in CLAIMS]
     assert len(set(titles)) == len(titles)

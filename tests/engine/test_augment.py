@@ -22,6 +22,8 @@ from tpsgd.engine.augment import (
 from tpsgd.engine.batches import BatchForm
 from tpsgd.maths.random import Key
 
+pytestmark = pytest.mark.usefixtures("unwatched")
+
 SCHEDULES = [tpsgd.sequential, tpsgd.simultaneous]
 SHORT = {"epochs": 2, "batch_size": 8}
 EVERY = {

@@ -280,6 +280,58 @@ def test_micro_batch_is_a_whole_number(value):
         tpsgd.fit_backprop(mlp(6, 8, 3), points(), memory=Memory(micro_batch=value))
 
 
+class Last(nn.Module):
+    """The output of a recurrent layer of torch's after the last step."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return self.layer(x)[0][:, -1]
+
+
+class Whole(nn.Module):
+    """A net whose order of layers is in its forward method."""
+
+    def __init__(self, body):
+        super().__init__()
+        self.body, self.head = body, nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+
+GRU, LSTM = (kind(4, 6, batch_first=True) for kind in (nn.GRU, nn.LSTM))
+CELLS = Last(GRU), Last(LSTM), tpsgd.Recurrent(4, 6)
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=["GRU", "LSTM", "Recurrent"])
+def test_what_fit_sends_to_backprop_is_trained_by_it(cell):
+    model, data = Whole(cell), (torch.randn(8, 5, 4), torch.arange(8) % 3)
+    with pytest.raises(TpsgdError, match=r"tpsgd\.fit_backprop"):
+        tpsgd.fit(model, data)
+    assert tpsgd.fit_backprop(model, data, epochs=1).history
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (nn.Sequential(GRU, nn.Linear(6, 3)), "forward calls it and returns one tensor"),
+        (nn.ModuleList([nn.Linear(4, 3)]), "ModuleList has no forward method: pass nn.Sequential"),
+    ],
+)
+def test_what_backprop_cannot_train_as_it_is_is_not_sent_to_it_as_it_is(model, message):
+    with pytest.raises(TpsgdError, match=message):
+        tpsgd.fit(model, (torch.randn(8, 5, 4), torch.arange(8) % 3))
+
+
+def test_a_budget_is_refused_with_what_backprop_takes_instead():
+    with pytest.raises(TpsgdError, match=r"tpsgd\.Memory\(micro_batch=8\)"):
+        tpsgd.fit_backprop(mlp(6, 8, 3), points(), memory="1MB")
+    tpsgd.fit_backprop(mlp(6, 8, 3), points(), epochs=1, memory=Memory(micro_batch=8))
+
+
 def test_only_a_sequential_has_segments():
     class Net(nn.Module):
         def __init__(self):

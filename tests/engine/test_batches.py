@@ -22,6 +22,8 @@ import tpsgd
 from tpsgd import Memory, TpsgdError, bce, cross_entropy, mse, rules
 from tpsgd.engine.batches import Arrays, BatchForm, labels
 
+pytestmark = pytest.mark.usefixtures("unwatched")
+
 SETTINGS = {"epochs": 2, "batch_size": 16}
 
 
@@ -206,6 +208,7 @@ STREAMS = {
 PER_EPOCH = {"DataLoader that drops the rest": 40, "DataLoader that draws more": 80}
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize(
     ("schedule", "reuse"),
     [(tpsgd.sequential, True), (tpsgd.sequential, False), (tpsgd.simultaneous, None)],
@@ -280,6 +283,19 @@ def test_the_order_of_an_epoch_depends_on_seed_block_and_epoch_alone():
     assert len(orders) == 3
 
 
+def test_every_block_has_an_order_of_its_own_in_every_epoch(monkeypatch):
+    orders, batches = [], Arrays.batches
+
+    def noted(self, block=0, epoch=None):
+        orders.append((block, epoch))
+        return batches(self, block, epoch)
+
+    monkeypatch.setattr(Arrays, "batches", noted)
+    tpsgd.fit(mlp(6, 5, 5, 3), (X, Y), rule=rules.tpsgd_l2(), epochs=2)
+    shuffled = [order for order in orders if order[1] is not None]
+    assert shuffled == [(block, epoch) for block in range(3) for epoch in range(2)]
+
+
 # ---- labels --------------------------------------------------------------------------------------
 
 HOT = F.one_hot(Y, 3).float()
@@ -290,6 +306,7 @@ RULES = [(name, tpsgd.sequential) for name in DRAWN if name not in LOCKED] + [
 ]
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("loss", [mse, cross_entropy, bce], ids=lambda x: x.name)
 @pytest.mark.parametrize(("name", "schedule"), RULES)
 def test_one_hot_floats_mean_the_same_as_indices(name, schedule, loss):
@@ -301,6 +318,7 @@ def test_one_hot_floats_mean_the_same_as_indices(name, schedule, loss):
     assert second.loss == pytest.approx(first.loss, rel=1e-5)
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("name", "schedule"), RULES)
 def test_soft_labels(name, schedule, dtype):
@@ -312,6 +330,7 @@ def test_soft_labels(name, schedule, dtype):
     assert run.history[-1].accuracy > 0.8
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("name", "schedule"), RULES)
 def test_several_classes_at_once(name, schedule, dtype):
@@ -376,12 +395,59 @@ def test_rows_for_the_squared_error_may_be_any_numbers():
     assert run.history[-1].loss < 0.05 * run.history[0].loss
 
 
-@pytest.mark.parametrize("name", DRAWN)
-def test_rows_of_any_numbers_leave_the_hidden_rules_finite(name):
-    targets = X[:, :2] * 3
-    settings = {"rule": DRAWN[name](), "schedule": tpsgd.simultaneous, "loss": mse}
-    after, _ = trained((X, targets), mlp(6, 8, 2), **settings)
+CLASSIFY = ("readout", "readout-learned", "predsim", "auxiliary")
+NUMBERS = X[:, :2] * 3
+ROWS = {"arrays": lambda data: data, "a loader": lambda data: DataLoader(TensorDataset(*data), 16)}
+
+
+@pytest.mark.parametrize("form", ROWS)
+@pytest.mark.parametrize("name", rules.ALL)
+def test_targets_that_are_numbers_have_no_accuracy_and_rules_that_classify_refuse_them(name, form):
+    settings = {"rule": rules.ALL[name].make(), "schedule": tpsgd.simultaneous, "loss": mse}
+    data = ROWS[form]((X, NUMBERS))
+    if name in CLASSIFY:
+        several = SEVERAL[:, :2]  # of several classes per sample: also without a floor
+        for bad in (data, (X, several)):
+            with pytest.raises(TpsgdError, match=f"loss of {name} is a classifier's: .*tpsgd_l2"):
+                tpsgd.fit(mlp(6, 8, 2), bad, **settings)
+        return
+    after, run = trained(data, mlp(6, 8, 2), validation=(X, NUMBERS), **settings)
     assert all(torch.isfinite(t).all() for t in after.values())
+    assert all(e.accuracy is None and e.val_accuracy is None for e in run.history)
+    assert "%" not in str(run)
+
+
+def test_targets_that_are_numbers_have_no_accuracy_under_backprop_in_restarts_and_streams():
+    settings = {"loss": mse, "epochs": 1, "validation": (X, NUMBERS)}
+    run = tpsgd.fit_backprop(mlp(6, 8, 2), (X, NUMBERS), **settings)
+    several = tpsgd.fit_many(
+        lambda: mlp(6, 8, 2), (X, NUMBERS), rule=rules.tpsgd_l2(), restarts=2, **settings
+    )
+    for history in (run.history, *(r.history for r in several.runs)):
+        assert history and all(e.accuracy is None and e.val_accuracy is None for e in history)
+    with pytest.raises(TpsgdError, match="loss of readout-learned is a classifier's"):
+        tpsgd.Stream(mlp(6, 8, 2), loss=mse).partial_fit(X, NUMBERS)
+    with pytest.raises(TpsgdError, match="loss of readout-learned is a classifier's"):
+        tpsgd.fit(mlp(6, 8, 2), (X, Y % 2), loss=mse, validation=(X, NUMBERS))
+
+
+@pytest.mark.parametrize("name", CLASSIFY)
+def test_with_another_loss_of_numbers_nothing_is_classified(name):
+    squared = tpsgd.losses.Loss("squared", mse.link, mse.value)
+    settings = {"rule": rules.ALL[name].make(), "epochs": 1, "loss": squared}
+    if name.startswith("readout"):  # which lowers this loss
+        run = tpsgd.fit(mlp(6, 8, 2), (X, NUMBERS), **settings)
+        assert all(e.loss > 0 and e.accuracy is None for e in run.history)
+        return
+    with pytest.raises(TpsgdError, match=f"loss of {name} is a classifier's"):
+        tpsgd.fit(mlp(6, 8, 2), (X, NUMBERS), **settings)
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+@pytest.mark.parametrize("function", [tpsgd.evaluate, tpsgd.confusion])
+def test_numbers_are_not_evaluated_as_classes(function, outputs):
+    with pytest.raises(TpsgdError, match=r"y has float targets from -\d.*mse_loss"):
+        function(mlp(6, 8, outputs), (X, NUMBERS[:, :outputs]))
 
 
 def test_the_rules_that_need_the_error_take_its_derivative():

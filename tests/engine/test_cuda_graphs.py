@@ -20,6 +20,8 @@ from tpsgd.maths.random import Key
 from tpsgd.nets.closed_form import ClosedForm
 from tpsgd.objectives import Site, differentiate
 
+pytestmark = pytest.mark.usefixtures("unwatched")
+
 WHOLE = {  # whose losses look at the whole batch
     "predsim": rules.predsim,
     "auxiliary": rules.auxiliary,
@@ -161,6 +163,7 @@ class Replayed(CapturedStep):
         return SimpleNamespace(replay=lambda: self.step(learners, batch))
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_replays_read_what_differs_between_batches(name, schedule, monkeypatch):

@@ -74,6 +74,7 @@ def test_what_torch_cannot_share_is_copied(mapped):
 # finite
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("at", [0, 41, 42, 63, 64, 900])

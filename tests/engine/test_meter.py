@@ -49,8 +49,9 @@ def test_live_bytes_of_one_linear_step_are_those_counted_by_hand():
 
 
 def test_out_of_place_takes_one_more_batch_for_y_and_one_for_dz():
+    """While dz is computed from y and dy; dy is free when the gradients are allocated."""
     batch = N * UNITS * FLOAT
-    assert step(in_place=False).peak - step(in_place=True).peak == 2 * batch
+    assert step(in_place=False).peak == 4 * batch + FLOAT
 
 
 def test_nothing_is_left_after_the_step():
@@ -128,9 +129,10 @@ def test_the_models_own_bytes_are_part_of_the_peak():
 
 
 def test_adams_state_is_part_of_the_peak():
-    sgd = tpsgd.fit(mlp(6, 500, 3), points(), optimizer=torch.optim.SGD, epochs=1)
-    adam = tpsgd.fit(mlp(6, 500, 3), points(), epochs=1)
-    state_of_block_1 = 2 * (6 * 500 + 500) * FLOAT
+    settings = {"epochs": 1, "batch_size": 8, "memory": "fast"}
+    sgd = tpsgd.fit(mlp(40, 500, 3), points(features=40), optimizer=torch.optim.SGD, **settings)
+    adam = tpsgd.fit(mlp(40, 500, 3), points(features=40), **settings)
+    state_of_block_1 = 2 * (40 * 500 + 500 + 3 * 500) * FLOAT  # weights, biases, class codes
     assert adam.peak_bytes - sgd.peak_bytes == pytest.approx(state_of_block_1, rel=0.05)
 
 
@@ -184,6 +186,7 @@ def growth(fit, kind, **settings):
     return peaks[16] - peaks[2], tensor_bytes(make(16)) - tensor_bytes(make(2)), peaks[2]
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("kind", DEEP)
 @pytest.mark.parametrize("name", LOCAL)
 def test_sequential_training_takes_no_more_memory_in_depth_than_the_model_itself(name, kind):
@@ -242,6 +245,7 @@ def peak_in_time(kind, steps, fit=tpsgd.fit, data=sequences, **settings):
     return peak, x[:8].nbytes
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize(("kind", "name", "schedule", "window", "steps"), IN_TIME)
 def test_memory_does_not_grow_with_the_length_of_sequences(kind, name, schedule, window, steps):
     """Two default windows and a part against many of them.
@@ -286,6 +290,7 @@ def test_each_step_of_a_window_takes_the_memory_of_three_states():
     assert 3 * state <= (many - few) / (8 - 4) < 4 * state
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("schedule", [tpsgd.sequential, tpsgd.simultaneous])
 @pytest.mark.parametrize("kind", ["one layer", "both ways", "two layers"])
 def test_windows_that_are_not_followed_do_not_change_the_peak(kind, schedule, monkeypatch):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import DRAWN, folded, images, mlp, points, same, seeded, sequences, state
+from helpers import DRAWN, folded, images, mlp, points, same, seeded, sequences, state, with_full
 from torch import nn
 
 import tpsgd
@@ -178,7 +178,7 @@ def test_bfloat16_takes_fewer_bytes():
 def test_a_rehearsal_knows_the_precision(fit):
     data, model, inputs = images(64), convnet(nn.BatchNorm2d), Inputs((2, 6, 6), samples=64)
     run = fit(model, data, batch_size=16, epochs=2, precision=HALF)
-    how = rules.readout() if fit is tpsgd.fit else Backprop()
+    how = rules.default() if fit is tpsgd.fit else Backprop()
     found = rehearse(model, inputs, how, Settings(batch_size=16, epochs=2, precision=HALF))
     assert found.peak == pytest.approx(run.peak_bytes, rel=0.05)
     assert found.kept == run.kept_bytes
@@ -255,7 +255,7 @@ def digits():
     return tpsgd.data.load("digits")
 
 
-@pytest.mark.parametrize("kind", ["mlp", "cnn"])
+@pytest.mark.parametrize("kind", with_full(["mlp", "cnn"], ["cnn"]))
 @pytest.mark.usefixtures("unwatched")
 def test_as_good_on_digits(kind, digits):
     def make():

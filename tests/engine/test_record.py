@@ -70,9 +70,11 @@ def test_blocks_say_what_they_are():
 
 
 def test_a_record_prints_as_a_table():
-    run = tpsgd.fit(mlp(6, 8, 3), points(), epochs=2)
-    title, header, *rows = str(run).splitlines()
-    assert title.startswith("readout: ") and "192 sample passes" in title and "peak" in title
+    run = tpsgd.fit(mlp(6, 8, 3), points(), epochs=2, lr=0.05, batch_size=8)
+    title, choice, header, *rows = str(run).splitlines()
+    assert title.startswith("readout-learned: ")
+    assert "192 sample passes" in title and "memory" in title
+    assert choice == run.memory_choice and "inputs" in choice
     assert header.split()[:3] == ["block", "layer", "rule"]
     assert len(rows) == 2 and rows[1].split()[0] == "2" and "closed form" in rows[1]
     assert rows[0].rstrip().endswith("%")  # the readout is a classifier too
@@ -80,12 +82,12 @@ def test_a_record_prints_as_a_table():
 
 def test_a_block_without_epochs_prints_dashes():
     run = tpsgd.fit(mlp(6, 8, 3), points(), rule=rules.frozen(), epochs=1)
-    first = str(run).splitlines()[2]
+    first = str(run).splitlines()[3]
     assert first.split()[-4:] == ["frozen", "0", "-", "-"]
 
 
 def test_backprop_prints_the_whole_nets_epochs_for_every_layer():
-    run = tpsgd.fit_backprop(mlp(6, 8, 3), points(), epochs=3)
+    run = tpsgd.fit_backprop(mlp(6, 8, 3), points(), epochs=3, lr=0.05)
     assert all(row.split()[-3] == "3" for row in str(run).splitlines()[2:])
 
 

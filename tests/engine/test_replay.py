@@ -73,6 +73,7 @@ def build(net, dtype):
     return (x.to(dtype), y), *models
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("net", NETS)
@@ -88,6 +89,7 @@ def test_fit_has_the_weights_of_the_slow_path(net, name, schedule, tapes):
     assert distance(fast, slow) < 1e-9
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("name", ["readout", "tpsgd-l2", "dfa"])
 @pytest.mark.parametrize("net", NETS)
 def test_in_float32_too(net, name, tapes):
@@ -98,13 +100,14 @@ def test_in_float32_too(net, name, tapes):
     assert tapes and distance(fast, slow) < 1e-6
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_every_optimizer_takes_its_own_steps(name, schedule):
     data, fast, slow = build("mlp", torch.float64)
     settings = {"epochs": 5, "batch_size": 8, "optimizer": OPTIMIZERS[name]}
     tpsgd.fit(fast, data, schedule=SCHEDULES[schedule], **settings)
-    slow_fit(slow, data, rules.readout(), SCHEDULES[schedule], **settings)
+    slow_fit(slow, data, rules.default(), SCHEDULES[schedule], **settings)
     assert distance(fast, slow) < 1e-9
 
 
@@ -182,7 +185,7 @@ def test_the_record_is_that_of_the_slow_path():
     data, fast, slow = build("mlp", torch.float64)
     settings = {"epochs": 5, "batch_size": 10, "schedule": tpsgd.simultaneous}
     run = tpsgd.fit(fast, data, **settings)
-    losses = slow_fit(slow, data, rules.readout(), **settings)
+    losses = slow_fit(slow, data, rules.default(), **settings)
     wanted = torch.tensor(losses).view(5, 5).mean(1).tolist()
     found = [e.loss for e in run.history if e.block == 3]
     assert found == pytest.approx(wanted, rel=1e-6)
@@ -272,7 +275,7 @@ def test_restarts_are_recorded_as_one(tapes):
 def test_the_default_is_adam(tapes):
     data, fast, slow = build("mlp", torch.float64)
     tpsgd.fit(fast, data, epochs=4, batch_size=8)
-    slow_fit(slow, data, rules.readout(), tpsgd.sequential, optimizer=ADAM, epochs=4)
+    slow_fit(slow, data, rules.default(), tpsgd.sequential, optimizer=ADAM, epochs=4)
     assert tapes and distance(fast, slow) < 1e-9
 
 

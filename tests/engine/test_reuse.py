@@ -2,6 +2,7 @@
 
 import errno
 import os
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import tpsgd
 from tpsgd import Memory, Recurrent, TpsgdError
 from tpsgd.engine.meter import LiveBytes
-from tpsgd.engine.reuse import DiskRows, InputReuse, default_folder
+from tpsgd.engine.reuse import DiskRows, InputReuse
 from tpsgd.maths.memory_format import channels_last
 
 
@@ -161,10 +162,6 @@ def test_training_that_fails_leaves_no_file(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_usual_folder_can_be_written_to():
-    assert os.access(default_folder(), os.W_OK)
-
-
 @pytest.mark.parametrize("make", [lambda p: p / "none", lambda p: str(p / "none" / "deep")])
 def test_a_folder_that_is_not_there(make, tmp_path):
     folder = make(tmp_path)
@@ -297,6 +294,15 @@ def test_inputs_from_a_file_give_the_weights_of_inputs_in_memory(kind, tmp_path)
     close(trained(tmp_path, micro_batch=16)[0], expected)
 
 
+def test_recomputed_inputs_go_through_every_frozen_block():
+    def trained(reuse):  # of blocks so much alike that one could be left out
+        model, (x, y) = mlp(5, 5, 5, 5, 3).double(), points(40, features=5)
+        tpsgd.fit(model, (x.double(), y), epochs=1, batch_size=8, memory=Memory(reuse=reuse))
+        return state(model)
+
+    close(trained(False), trained(True))
+
+
 def test_inputs_from_a_file_give_the_same_weights_with_validation_data_and_a_loader(tmp_path):
     def run(reuse):
         loader = DataLoader(TensorDataset(*points(40)), batch_size=12)
@@ -328,15 +334,15 @@ def test_a_file_keeps_the_inputs_out_of_memory(tmp_path):
 
 @pytest.mark.parametrize("spare", [0, 2])
 @pytest.mark.parametrize("epochs", [1, 2])
-def test_inputs_are_kept_by_default_if_they_take_less_than_half_of_the_free_memory(epochs, spare):
+def test_fast_keeps_inputs_if_they_take_less_than_half_of_the_free_memory(epochs, spare):
     inputs = 48 * 8 * 4
 
     def schedule(net):
-        assert net.pass_on == InputReuse(None)
-        net.pass_on = InputReuse(None, free_bytes=lambda device: 2 * inputs + spare)
+        assert net.pass_on == InputReuse(None, fast=True)
+        net.pass_on = replace(net.pass_on, free_bytes=lambda device: 2 * inputs + spare)
         tpsgd.sequential(net)
 
-    run = tpsgd.fit(mlp(6, 8, 3), points(48), schedule=schedule, epochs=epochs)
+    run = tpsgd.fit(mlp(6, 8, 3), points(48), schedule=schedule, epochs=epochs, memory="fast")
     kept = spare > 0 and epochs > 1  # inputs that are read only once are not kept
     assert run.kept_bytes == (inputs if kept else 0)
     assert run.forward_passes == (48 if kept else 48 * epochs)

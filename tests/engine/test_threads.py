@@ -29,7 +29,9 @@ def data(samples=64, features=8):
 @pytest.mark.parametrize("fit", [tpsgd.fit, tpsgd.fit_backprop])
 def test_small_nets_take_one_thread_and_large_ones_the_user_s(fit):
     small = fit(net(), data(), epochs=1)
-    large = fit(net(width=2048, features=512), data(samples=32, features=512), epochs=1)
+    large = fit(
+        net(width=2048, features=512), data(samples=32, features=512), epochs=1, batch_size=32
+    )
     assert small.settings["threads"] == 1
     assert large.settings["threads"] == 2
     assert torch.get_num_threads() == 2

@@ -11,6 +11,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import tpsgd
 from tpsgd import TPSGDClassifier, TpsgdError, rules
 
+pytestmark = pytest.mark.usefixtures("unwatched")
+
 X, Y = load_digits(return_X_y=True)
 X = X / 16
 CLASSES = range(10)
@@ -51,6 +53,7 @@ def test_a_pickled_classifier_goes_on_as_if_nothing_had_happened():
     assert np.array_equal(whole.predict_proba(X), halves.predict_proba(X))
 
 
+@pytest.mark.full
 def test_single_samples_and_small_batches_are_learned():
     classifier = TPSGDClassifier((64,), lr=0.003, random_state=0)
     for i in range(1000):

@@ -6,9 +6,9 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from estimators.checks import scikit_learns_checks
 from sklearn.datasets import make_friedman1
 from sklearn.linear_model import Ridge
-from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from tpsgd import TpsgdError, TPSGDRegressor
 from tpsgd.estimators.regressor import squared_error
@@ -16,16 +16,18 @@ from tpsgd.maths.random import Key
 from tpsgd.objectives import Site, differentiate
 from tpsgd.rules import readout
 
+pytestmark = pytest.mark.usefixtures("unwatched")
+
 X, Y = make_friedman1(1000, noise=0.5, random_state=0)
 TRAIN, TEST = slice(0, 700), slice(700, None)
 SMALL = {"hidden": (64,), "epochs": 40, "lr": 0.005, "random_state": 0}
 
 
-@parametrize_with_checks([TPSGDRegressor()])
-def test_scikit_learns_own_checks(estimator, check):
+@pytest.mark.parametrize("check", scikit_learns_checks(TPSGDRegressor()))
+def test_scikit_learns_own_checks(check):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the checks expect warnings, and ask for some
-        check(estimator)
+        check(TPSGDRegressor())
 
 
 def score(regressor):

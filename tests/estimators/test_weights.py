@@ -1,5 +1,7 @@
 """Weights: the closed forms are derivatives, and a weight of 2 is the same as a sample twice."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,8 @@ from tpsgd import TPSGDClassifier, TpsgdError, rules
 from tpsgd.estimators.weights import weighted, weighted_cross_entropy, weighted_rows
 from tpsgd.maths.random import Key
 from tpsgd.objectives import Site, differentiate
+
+pytestmark = pytest.mark.usefixtures("unwatched")
 
 X, Y = load_iris(return_X_y=True)
 WEIGHTS = np.random.default_rng(0).integers(0, 4, len(Y)) * np.array([1.0, 2.0, 5.0])[Y]
@@ -75,9 +79,12 @@ def test_balanced_weights_help_a_rare_class():
     assert balanced[Y == 2].mean() > plain[Y == 2].mean() + 0.2
 
 
-@pytest.mark.parametrize("rule", ["sdfa", "predsim", "auxiliary"])
+@pytest.mark.parametrize(
+    "rule", ["sdfa", "predsim", "auxiliary", replace(rules.predsim(), name="readout-mine")]
+)
 def test_rules_without_weights_are_refused(rule):
-    with pytest.raises(TpsgdError, match=f"dfa and frozen, not with {rule}"):
+    name = getattr(rule, "name", rule)
+    with pytest.raises(TpsgdError, match=f"dfa and frozen, not with {name}"):
         TPSGDClassifier(rule=rule).fit(X, Y, WEIGHTS)
 
 

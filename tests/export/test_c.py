@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import with_full
 from torch import nn
 
 import tpsgd
@@ -20,6 +21,7 @@ from benchmarks import emulated, random_nets
 from tpsgd import projections, rules
 from tpsgd.errors import TpsgdError
 from tpsgd.export.read_model import read_model
+from tpsgd.export.records import fingerprint
 from tpsgd.export.to_c.check import distances, samples
 from tpsgd.export.to_c.codes import drawn, with_codes
 from tpsgd.export.to_c.compiled import CompiledNet, compiler
@@ -52,6 +54,8 @@ NETS = {"mlp": (mlp, (12,)), "cnn": (cnn, (2, 9, 6))}
 RULES = {
     "readout": rules.readout(),
     "readout, fixed scale": rules.readout(scale=3.0, projection=projections.uniform(0.5)),
+    "learned": rules.default(),
+    "learned, fixed scale": rules.readout(True, projections.uniform(0.5), features=20, scale=3.0),
     "l2": rules.tpsgd_l2(),
     "l1": rules.tpsgd_l1(projections.per_filter(0.7)),
     "drtp": rules.drtp(projections.orthogonal(0.2)),
@@ -59,7 +63,7 @@ RULES = {
 }
 
 
-def recipe_of(net="mlp", rule="readout", codes="hash", **options):
+def recipe_of(net="mlp", rule="learned", codes="hash", **options):
     model, shape = NETS[net][0](), NETS[net][1]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -73,6 +77,7 @@ def compiled(tmp_path: Path, recipe, **options) -> CompiledNet:
     return CompiledNet(tmp_path, **options)
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("net", NETS)
 @pytest.mark.parametrize(
@@ -87,10 +92,21 @@ def test_a_net_learns_the_weights_of_fit(net, rule, optimizer, batch, codes, sch
     assert apart.ours < 1e-5
 
 
+def test_convolutions_over_flat_rows_of_sensors_learn_the_weights_of_fit():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Unflatten(1, (3, 16)), nn.Conv1d(3, 6, 3, stride=2), nn.ReLU(), nn.MaxPool1d(2),
+        nn.Unflatten(1, (6, 1)), nn.Conv2d(6, 4, (1, 2)), nn.Tanh(), nn.Flatten(), nn.Linear(8, 4),
+    )  # fmt: skip
+    recipe = read_model(model, RULES["learned"], (48,), batch=4)
+    apart = distances(model, recipe, sources(recipe), tpsgd.simultaneous, 20, rule=RULES["learned"])
+    assert apart.equal and apart.ours < 1e-5
+
+
 @pytest.mark.parametrize("loss", [tpsgd.mse, tpsgd.cross_entropy, tpsgd.bce])
 def test_every_loss_of_the_last_block(loss):
     model, recipe = recipe_of(loss=loss, optimizer="momentum", batch=3)
-    options = {"rule": RULES["readout"], "loss": loss}
+    options = {"rule": RULES["learned"], "loss": loss}
     apart = distances(model, recipe, sources(recipe), tpsgd.simultaneous, 40, **options)
     assert apart.equal and apart.ours < 1e-5
 
@@ -98,8 +114,8 @@ def test_every_loss_of_the_last_block(loss):
 def test_one_output_that_says_yes_or_no():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 1))
-    recipe = read_model(model, rules.readout(), (5,), loss=tpsgd.bce, batch=2)
-    options = {"rule": rules.readout(), "loss": tpsgd.bce}
+    recipe = read_model(model, rules.default(), (5,), loss=tpsgd.bce, batch=2)
+    options = {"rule": rules.default(), "loss": tpsgd.bce}
     apart = distances(model, recipe, sources(recipe), tpsgd.simultaneous, 30, **options)
     assert apart.equal and apart.ours < 1e-5
 
@@ -150,7 +166,7 @@ def test_class_codes_are_those_of_python_bit_for_bit(name, tmp_path):
     assert torch.equal(ours, pythons)
 
 
-@pytest.mark.parametrize("rule", ["readout", "l2"])
+@pytest.mark.parametrize("rule", ["readout", "learned", "l2"])
 def test_a_block_does_not_learn_from_later_blocks(rule, tmp_path):
     _, recipe = recipe_of(rule=rule)
     (x, labels), first = samples(recipe, 4), recipe.blocks[0].weights
@@ -167,7 +183,7 @@ def test_half_a_code_step_is_noticed(tmp_path):
     assert not torch.equal(ours, pythons) and torch.allclose(ours, pythons, atol=1e-3)
 
 
-@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("net", with_full(NETS, ["mlp"]))
 def test_every_compiler_and_level_gives_the_same_bits(net, tmp_path):
     _, recipe = recipe_of(net, optimizer="adam", batch=2)
     (x, labels), weights = samples(recipe, 20), []
@@ -192,13 +208,17 @@ MUTANTS = {
     "padding of the columns": ("left = -(int32_t)c->pad", "left = 1 - (int32_t)c->pad"),
     "derivative of tanh": ("1.0f - y * y", "1.0f - y"),
     "groups that read the first maps": ("x += (int32_t)(unit", "x += 0 * (int32_t)(unit"),
+    "codes that stay": ("learned != TPS_NOWHERE) tps_move_codes", "learned == 0) tps_move_codes"),
+    "codes of the first sample": ("e[n * net->classes + c] * f[n]", "e[c] * f[n]"),
+    "codes that unlearn": ("number + c * b->codes->size, g)", "number + c * b->codes->size, -g)"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
+@pytest.mark.parametrize("mutant", with_full(MUTANTS, list(MUTANTS)[4:]))
 def test_a_mutant_does_not_pass(mutant):
     right, wrong = MUTANTS[mutant]
     cases = [("mlp", "readout", "sgd"), ("cnn", "readout", "sgd"), ("mlp", "readout", "adam")]
+    cases += [("cnn", "learned", "sgd")]
     for net, rule, optimizer in cases:
         model, recipe = recipe_of(net, rule, optimizer=optimizer, batch=2)
         texts = sources(recipe)
@@ -210,8 +230,9 @@ def test_a_mutant_does_not_pass(mutant):
     pytest.fail("no net differs from fit")
 
 
-def test_random_nets_learn_the_weights_of_fit():
-    for seed in range(20):  # benchmarks/random_nets.py draws thousands
+@pytest.mark.parametrize("seeds", with_full([range(4), range(4, 20)], [range(4, 20)]))
+def test_random_nets_learn_the_weights_of_fit(seeds):
+    for seed in seeds:  # benchmarks/random_nets.py draws thousands
         case = random_nets.draw(seed)
         assert random_nets.measure(case).equal, case
 
@@ -229,6 +250,7 @@ def digits(tmp_path: Path, count: int) -> None:
     emulated.write_data(tmp_path, (x, y), (x[:9], y[:9]), **numbers)
 
 
+@pytest.mark.full
 def test_no_sanitizer_complains(tmp_path):
     exported(tmp_path, batch=2, optimizer="adam")
     digits(tmp_path, 40)
@@ -236,6 +258,7 @@ def test_no_sanitizer_complains(tmp_path):
     assert emulated.on_host(tmp_path, "gcc", *flags)["ram"]
 
 
+@pytest.mark.full
 @pytest.mark.skipif(bool(emulated.missing()), reason=str(emulated.missing()))
 @pytest.mark.parametrize("board", ["Cortex-M0", "Cortex-M4F"])
 def test_an_emulated_microcontroller_learns_the_same_bits(board, tmp_path):
@@ -247,31 +270,40 @@ def test_an_emulated_microcontroller_learns_the_same_bits(board, tmp_path):
     assert 100 < int(there["stack"]) < 1024
 
 
-def test_planned_bytes_are_those_of_the_structs(tmp_path):
-    for net in NETS:
-        for options in (
-            {},
-            {"optimizer": "adam", "batch": 3, "spare": 2},
-            {"optimizer": "momentum"},
-        ):
-            _, recipe = recipe_of(net, **options)
-            assert compiled(tmp_path, recipe).ram == layout(recipe).ram_bytes
+@pytest.mark.cover(1)
+@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize(
+    "options", [{}, {"optimizer": "adam", "batch": 3, "spare": 2}, {"optimizer": "momentum"}]
+)
+@pytest.mark.parametrize("rule", ["readout", "learned"])
+def test_planned_bytes_are_those_of_the_structs(net, options, rule, tmp_path):
+    _, recipe = recipe_of(net, rule, **options)
+    assert compiled(tmp_path, recipe).ram == layout(recipe).ram_bytes
 
 
-@pytest.mark.parametrize("number", [float("nan"), float("inf"), 1e30])
-def test_a_bad_number_changes_no_weight(number, tmp_path):
+def test_learned_codes_cost_their_bytes_and_their_moments():
+    for optimizer, times in {"sgd": 1, "momentum": 2, "adam": 3}.items():
+        fixed, learned = (
+            layout(recipe_of(rule=rule, optimizer=optimizer)[1]).ram_bytes
+            for rule in ("readout", "learned")
+        )
+        assert learned - fixed == 4 * times * 4 * (8 + 6)  # four classes, 8 and 6 units
+
+
+def test_a_bad_number_changes_no_weight(tmp_path):
     _, recipe = recipe_of(optimizer="adam")
     net, (x, labels) = compiled(tmp_path, recipe), samples(recipe, 1)
     net.step(x, labels, 0.01)
     before, bad = bytes(net.state), x.clone()
-    bad[0, 3] = number
-    with pytest.raises(TpsgdError, match="BAD_INPUT"):
-        net.step(bad, labels, 0.01)
-    with pytest.raises(TpsgdError, match="BAD_INPUT"):
-        net.forward(bad[0])
-    for rate in (number, -0.1):
-        with pytest.raises(TpsgdError, match="BAD_RATE"):
-            net.step(x, labels, rate)
+    for number in (float("nan"), float("inf"), 1e30):
+        bad[0, 3] = number
+        with pytest.raises(TpsgdError, match="BAD_INPUT"):
+            net.step(bad, labels, 0.01)
+        with pytest.raises(TpsgdError, match="BAD_INPUT"):
+            net.forward(bad[0])
+        for rate in (number, -0.1):
+            with pytest.raises(TpsgdError, match="BAD_RATE"):
+                net.step(x, labels, rate)
     with pytest.raises(TpsgdError, match="BAD_LABEL"):
         net.step(x, labels + 4, 0.01)
     assert bytes(net.state) == before
@@ -301,14 +333,13 @@ def test_a_new_class_changes_no_output_of_the_others(tmp_path):
         net.add_class()
 
 
-def test_a_new_class_learns_as_in_a_stream(tmp_path):
-    model, recipe = recipe_of(rule="readout, fixed scale", spare=1, seed=3)
+@pytest.mark.parametrize("rule", ["readout, fixed scale", "learned, fixed scale"])
+def test_a_new_class_learns_as_in_a_stream(rule, tmp_path):
+    model, recipe = recipe_of(rule=rule, spare=1, seed=3)
     net, (x, labels) = compiled(tmp_path, recipe), samples(recipe, 12)
     labels = labels.clone()
     labels[6:] = 4
-    stream = tpsgd.Stream(
-        model, rule=RULES["readout, fixed scale"], optimizer=tpsgd.sgd, lr=0.01, seed=3
-    )
+    stream = tpsgd.Stream(model, rule=RULES[rule], optimizer=tpsgd.sgd, lr=0.01, seed=3)
     for i, (sample, label) in enumerate(zip(x.split(1), labels.split(1), strict=True)):
         if i == 6:
             net.add_class()
@@ -319,8 +350,9 @@ def test_a_new_class_learns_as_in_a_stream(tmp_path):
         assert torch.allclose(ours, stream.model(x), atol=1e-5)
 
 
-def test_weights_travel_to_a_record_and_back(tmp_path):
-    model, recipe = recipe_of(spare=2)
+@pytest.mark.parametrize("rule", ["readout", "learned"])
+def test_weights_travel_to_a_record_and_back(rule, tmp_path):
+    model, recipe = recipe_of(rule=rule, spare=2)
     net, (x, labels) = compiled(tmp_path, recipe), samples(recipe, 8)
     for sample, label in zip(x.split(1), labels.split(1), strict=True):
         net.step(sample, label, 0.05)
@@ -333,6 +365,7 @@ def test_weights_travel_to_a_record_and_back(tmp_path):
     other = compiled(tmp_path, recipe)
     other.load(record)
     assert other.classes == 5 and torch.equal(other.forward(x[0]), logits)
+    assert torch.equal(other.weights, net.weights)  # class codes that learn are among them
     before = bytes(other.state)
     for damaged in (record[:40] + b"x" + record[41:], b"TPS2" + record[4:], record[:-1] + b"!"):
         with pytest.raises(TpsgdError, match="BAD_RECORD"):
@@ -353,6 +386,8 @@ def test_a_record_of_another_net_is_refused(tmp_path):
             tpsgd.export.read_weights(other, record)
     with pytest.raises(TpsgdError, match="cannot read"):
         tpsgd.export.read_weights(mlp(), tmp_path / "nothing.bin")
+    fixed = recipe_of(rule="readout")[1]
+    assert fingerprint(fixed) != fingerprint(recipe)  # the C refuses it, too
 
 
 def test_frozen_layers_lie_in_flash_and_their_norm_is_folded(tmp_path):
@@ -410,21 +445,18 @@ def forged(record: bytes, **values: int) -> bytes:
     return body + struct.pack("<I", zlib.crc32(body))
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        *({"classes": n} for n in (0, 7, 2**32 - 1)),
-        *({"outputs": n} for n in (0, 2, 2**31)),
-        *({"mask": n} for n in (0, 3, 2**32 - 1)),
-    ],
-)
-def test_a_forged_record_changes_nothing(values, tmp_path):
+FORGED = {"classes": (0, 7, 2**32 - 1), "outputs": (0, 2, 2**31), "mask": (0, 3, 2**32 - 1)}
+
+
+def test_a_forged_record_changes_nothing(tmp_path):
     model, recipe = recipe_of(spare=2)
     before = [p.clone() for p in model.parameters()]
-    record = forged(compiled(tmp_path, recipe).save(), **values)
-    with pytest.raises(TpsgdError):
-        tpsgd.export.read_weights(model, record)
-    assert all(map(torch.equal, before, model.parameters()))
+    record = compiled(tmp_path, recipe).save()
+    for name, values in FORGED.items():
+        for value in values:
+            with pytest.raises(TpsgdError):
+                tpsgd.export.read_weights(model, forged(record, **{name: value}))
+            assert all(map(torch.equal, before, model.parameters()))
 
 
 def test_after_a_load_the_optimizer_begins_anew(tmp_path):
@@ -448,6 +480,7 @@ def test_outputs_that_are_too_large_are_no_answer(tmp_path):
         net.forward(torch.zeros(12))
 
 
+@pytest.mark.full
 @pytest.mark.skipif(bool(emulated.missing()), reason=str(emulated.missing()))
 @pytest.mark.parametrize("level", ["-Os", "-O2", "-O3"])
 def test_the_program_needs_no_library(level, tmp_path):
@@ -469,6 +502,7 @@ def test_a_budget_that_cannot_be_kept_is_refused_with_the_bytes(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.full
 def test_an_earlier_export_is_not_replaced_unasked(tmp_path):
     exported(tmp_path)
     with pytest.raises(TpsgdError, match="already there"):
@@ -509,6 +543,11 @@ REFUSED = {
     "shape": (mlp(), {"shape": ()}, "shape must be"),
     "sizes": (mlp(), {"shape": (11,)}, "block 1 .* cannot take an input of shape"),
     "batch": (mlp(), {"batch": 0, **OF_MLP}, "batch must be"),
+    "steps of flat rows": (
+        nn.Sequential(nn.Unflatten(1, (4, 1)), tpsgd.Recurrent(1, 3), nn.Linear(3, 2)),
+        {},
+        "Unflatten before a recurrent layer is not exported",
+    ),
 }
 
 
@@ -529,7 +568,7 @@ def test_drtp_without_a_bound_warns(tmp_path):
 def test_samples_give_the_gain_of_a_readout(tmp_path):
     model, recipe = recipe_of()
     x = torch.rand(50, 12)
-    measured = read_model(model, rules.readout(), (12,), samples=x)
+    measured = read_model(model, RULES["learned"], (12,), samples=x)
     run = tpsgd.fit(
         mlp(), (x, torch.arange(50) % 4), batch_size=50, epochs=1, schedule=tpsgd.simultaneous
     )

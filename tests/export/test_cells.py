@@ -8,11 +8,12 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from helpers import with_full
 from torch import Tensor, nn
 
 import tpsgd
@@ -24,7 +25,7 @@ from tpsgd.export.recipe import Recipe
 from tpsgd.export.records import read_weights
 from tpsgd.export.to_c.cell_memory import cell_layout
 from tpsgd.export.to_c.cell_source import cell_sources
-from tpsgd.export.to_c.check import OPTIMIZERS
+from tpsgd.export.to_c.check import OPTIMIZERS, keeping_codes
 from tpsgd.export.to_c.compiled import CompiledReader
 from tpsgd.maths.random import Key, permutation
 from tpsgd.nets.blocks import split
@@ -44,7 +45,7 @@ class Case:
     """A net and how it learns."""
 
     layers: Callable[[], list[nn.Module]]
-    rule: Any = field(default_factory=rules.readout)
+    rule: Any = field(default_factory=rules.default)
     lr: float = 0.05
     optimizer: str = "sgd"
     loss: Any = None
@@ -90,8 +91,12 @@ CASES = {
     "frozen": Case(lambda: [Recurrent(3, 9), Linear(9, 4)], rules.frozen()),
     "bce": Case(lambda: [Recurrent(3, 9), Linear(9, 4)], loss=tpsgd.losses.bce),
     "mse": Case(lambda: [Recurrent(3, 9), Linear(9, 4)], loss=tpsgd.losses.mse),
+    "fixed_codes": Case(lambda: [Recurrent(3, 9, leak=0.3), Linear(9, 4)], rules.readout()),
     "diagonal_last": Case(
         lambda: [Diagonal(3, 6, states=5, loss_at="last"), Linear(6, 4)], lr=3e-4
+    ),
+    "diagonal_codes": Case(
+        lambda: [Diagonal(3, 6, states=5, loss_at="every"), Linear(6, 4)], lr=3e-4
     ),
     "diagonal_every": Case(
         lambda: [Diagonal(3, 6, states=5, loss_at="every"), Linear(6, 4)], rules.tpsgd_l2(),
@@ -146,22 +151,29 @@ def run(
     return done.stdout
 
 
-def trained(case: Case, x: Tensor, y: Tensor, dtype: torch.dtype) -> tuple[nn.Sequential, Any]:
-    model = case.model(dtype)
+class Trained(NamedTuple):
+    model: nn.Sequential
+    record: Any
+    codes: dict[int, Tensor]
+
+
+def trained(case: Case, x: Tensor, y: Tensor, dtype: torch.dtype) -> Trained:
+    model, codes = case.model(dtype), {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         record = tpsgd.fit(
-            model, (x.to(dtype), y), rule=case.rule, schedule=tpsgd.simultaneous,
-            optimizer=OPTIMIZERS[case.optimizer], lr=case.lr, epochs=1, batch_size=1,
-            seed=case.seed, loss=case.loss, progress=False,
+            model, (x.to(dtype), y), rule=keeping_codes(case.rule, codes),
+            schedule=tpsgd.simultaneous, optimizer=OPTIMIZERS[case.optimizer], lr=case.lr,
+            epochs=1, batch_size=1, seed=case.seed, loss=case.loss, progress=False,
         )  # fmt: skip
-    return model, record
+    return Trained(model, record, codes)
 
 
-def learned_weights(model: nn.Module, recipe: Recipe) -> Tensor:
-    blocks = zip(split(model), recipe.blocks, strict=True)
-    each = [p.detach().flatten() for b, r in blocks if r.learns for p in b.layer.parameters()]
-    return torch.cat(each).double()
+def learned_numbers(result: Trained, recipe: Recipe) -> Tensor:
+    """Weights, and class codes that learn, as they lie in the state of the C."""
+    blocks = zip(split(result.model), recipe.blocks, strict=True)
+    each = [p for b, r in blocks if r.learns for p in b.layer.parameters()]
+    return torch.cat([p.detach().flatten() for p in (*each, *result.codes.values())]).double()
 
 
 def measures(recipe: Recipe) -> bool:
@@ -173,7 +185,10 @@ def measures(recipe: Recipe) -> bool:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    with_full(CASES, CASES.keys() - {"leaky", "fixed_codes", "paper_drtp", "diagonal_stack"}),
+)
 def test_c_learns_what_fit_learns(name: str, tmp_path: Path) -> None:
     case, (x, y) = CASES[name], samples()
     recipe = case.recipe()
@@ -189,17 +204,16 @@ def test_c_learns_what_fit_learns(name: str, tmp_path: Path) -> None:
     logits, weights = numbers[count * words :].split([16, recipe.learned])
     losses = numbers[: count * words].view(-1, words)[measures(recipe) :, 1:].mean(0)
 
-    (exact, record), (rounded, _) = (
-        trained(case, x, y, dtype) for dtype in (torch.float64, torch.float32)
-    )
-    reference, first = learned_weights(exact, recipe), learned_weights(case.model(), recipe)
-    torchs = (learned_weights(rounded, recipe) - reference).abs().max()
-    assert (reference - first).abs().max() > 0.01  # something was learned
+    exact, rounded = (trained(case, x, y, dtype) for dtype in (torch.float64, torch.float32))
+    reference, first = learned_numbers(exact, recipe), Trained(case.model(), None, {})
+    torchs = (learned_numbers(rounded, recipe) - reference).abs().max()
+    moved = reference[: recipe.parameters] - learned_numbers(first, recipe)
+    assert moved.abs().max() > 0.01  # something was learned
     assert (weights - reference).abs().max() <= max(4 * float(torchs), 2e-6)
     with torch.no_grad():
-        expected = connect(exact.eval())(x[:4].double())
+        expected = connect(exact.model.eval())(x[:4].double())
     assert torch.allclose(logits.view(4, 4).double(), expected, atol=2e-5)
-    recorded = {epoch.block - 1: epoch.loss for epoch in record.history}
+    recorded = {epoch.block - 1: epoch.loss for epoch in exact.record.history}
     for number, loss in recorded.items():
         assert float(losses[number]) == pytest.approx(loss, rel=1e-4, abs=1e-5)
 
@@ -241,11 +255,12 @@ def test_sequences_may_have_any_length(tmp_path: Path) -> None:
     reader = CompiledReader(write(recipe, tmp_path))
     for i in torch.cat(list(permutation(len(x), Key(0, 0, 0)))).tolist():
         reader.step(x[i], y[i], case.lr)
-    exact, _ = trained(case, x, y, torch.float64)
-    assert (reader.weights - learned_weights(exact, recipe)).abs().max() < 5e-6
+    exact = trained(case, x, y, torch.float64)
+    assert (reader.weights - learned_numbers(exact, recipe)).abs().max() < 5e-6
     assert reader.ram == cell_layout(recipe).ram_bytes  # the compiler has checked it, too
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["paper_drtp", "diagonal_stack"])
 def test_same_bits_from_every_compiler(name: str, tmp_path: Path) -> None:
     case, (x, y) = CASES[name], samples(12)
@@ -258,6 +273,7 @@ def test_same_bits_from_every_compiler(name: str, tmp_path: Path) -> None:
     assert len(outs) == 1
 
 
+@pytest.mark.full
 @pytest.mark.skipif(
     not (shutil.which("arm-none-eabi-gcc") and shutil.which("qemu-system-arm")),
     reason="arm-none-eabi-gcc and qemu-system-arm are not installed",
@@ -374,12 +390,14 @@ def test_divergence_of_the_head_is_refused_before_the_cell_learns(tmp_path: Path
 def test_blocks_learn_by_their_bits(tmp_path: Path) -> None:
     recipe, (x, y) = CASES["stack"].recipe(), samples(1)
     reader = CompiledReader(write(recipe, tmp_path))
-    sizes = [block.weights for block in recipe.blocks]
-    for i in range(len(sizes)):
+    sizes = [*(b.weights for b in recipe.blocks), *(4 * b.learned_codes for b in recipe.blocks)]
+    for i in range(len(recipe.blocks)):
         before = reader.weights
         reader.step(x[0], y[0], 0.1, 1 << i)
         pairs = zip(before.split(sizes), reader.weights.split(sizes), strict=True)
-        assert [not torch.equal(a, b) for a, b in pairs] == [j == i for j in range(len(sizes))]
+        moved = [not torch.equal(a, b) for a, b in pairs]
+        blocks = len(recipe.blocks)
+        assert moved == [j % blocks == i and n > 0 for j, n in enumerate(sizes)]
 
 
 def test_a_record_goes_back_into_the_model(tmp_path: Path) -> None:
@@ -421,6 +439,7 @@ def test_a_class_may_come_later(tmp_path: Path) -> None:
         reader.add_class()
 
 
+@pytest.mark.full
 def test_samples_calibrate_readouts_at_export(tmp_path: Path) -> None:
     """With the first sequence as `samples`, the device need not read it twice."""
     for name in ("stack", "diagonal_stack"):

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from export.integer_twin import EXP2, TANH, Twin
+from helpers import with_full
 from torch import nn
 
 import tpsgd
@@ -132,8 +133,9 @@ def floats_of(twin, i):
     return [(np.array(a) * 2.0**-p).astype(np.float32) for a, p in arrays if a is not None]
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("numbers", ["int8", "int16"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", with_full(CASES, list(CASES)[::2]))
 def test_c_takes_the_steps_of_the_twin_bit_for_bit(name, numbers, tmp_path):
     net, x, y = case(name, numbers)
     added = net.recipe.spare
@@ -160,6 +162,7 @@ def test_c_takes_the_steps_of_the_twin_bit_for_bit(name, numbers, tmp_path):
     )
 
 
+@pytest.mark.full
 def test_nearest_rounding_is_that_of_the_twin(tmp_path):
     net, x, y = case("leaky", "int8")
     steps = any_steps(net, x, y, 20)
@@ -170,6 +173,7 @@ def test_nearest_rounding_is_that_of_the_twin(tmp_path):
     assert (read_integer_record(record)[-1][0][0].numpy() == floats_of(twin, 0)[0]).all()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("compiler", ["gcc", "clang"])
 def test_the_bits_are_the_same_with_every_compiler_and_level(compiler, tmp_path):
     if not shutil.which(compiler):
@@ -186,6 +190,7 @@ def test_the_bits_are_the_same_with_every_compiler_and_level(compiler, tmp_path)
     assert set(outputs) == {run(net, build(net, reference), steps)[-1]}
 
 
+@pytest.mark.full
 def test_extreme_weights_inputs_and_rates_do_not_overflow(tmp_path):
     for numbers in ("int8", "int16"):
         net = case("leaky", numbers)[0]
@@ -258,6 +263,7 @@ def learned(name, numbers, folder, added=0):
     return copy.deepcopy(CASES[name][0]), net, program, record
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("numbers", ["int8", "int16"])
 @pytest.mark.parametrize("name", ["leaky", "no bias", "frozen hidden", "head alone"])
 def test_python_reads_the_record_of_a_device(name, numbers, tmp_path):
@@ -555,6 +561,7 @@ def test_c_quantises_numbers_as_python_does(tmp_path):
         assert out == expected.tobytes()
 
 
+@pytest.mark.full
 def test_int8_learns_digits_better_than_with_nearest_rounding(tmp_path):
     data = tpsgd.data.load("digits")
     (x, y), (test_x, test_y) = ((x.flatten(1), y) for x, y in (data.train, data.test))
@@ -588,6 +595,7 @@ def test_what_integers_cannot_do_is_refused_in_one_sentence():
     refused("readout with cross_entropy only", rule=rules.tpsgd_l2())
     refused("readout with cross_entropy only", rule=rules.drtp())
     refused("codes of \\+1 and -1", rule=rules.readout())
+    refused("fixed codes of", rule=rules.readout(True, projections.binary()))
     refused("sigmoid needs floats", small(nn.Sigmoid()))
     refused("slope", small(nn.LeakyReLU(0.0001)))
     convolution = model(nn.Conv1d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(20, 3))
@@ -665,6 +673,7 @@ def test_codes_in_flash_or_by_a_hash_are_refused_with_integers(tmp_path):
     assert not (tmp_path / "net").exists()
 
 
+@pytest.mark.full
 def test_the_program_needs_no_library(tmp_path):
     net, _, _ = case("tanh", "int16")
     build(net, tmp_path)
@@ -685,11 +694,9 @@ def test_the_limit_of_weights_keeps_every_sum_within_30_bits(numbers):
 
 
 def test_the_size_of_codes_is_in_the_gain():
-    x, y = samples()
+    (x, y), net = samples(), small()
     gains = [
-        net_of(small(), x, y, "int8", rules.readout(projection=projections.binary(std)))
-        .layers[0]
-        .gain
+        net_of(net, x, y, "int8", rules.readout(projection=projections.binary(std))).layers[0].gain
         for std in (1.0, 0.5)
     ]
     assert gains[1].mantissa == gains[0].mantissa and gains[1].point == gains[0].point + 1

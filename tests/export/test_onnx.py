@@ -22,6 +22,7 @@ import tpsgd
 from tpsgd import TpsgdError, losses, projections, rules
 from tpsgd.export.read_model import read_model
 from tpsgd.export.recipe import BlockRecipe, Convolution
+from tpsgd.export.to_c.check import keeping_codes
 from tpsgd.export.to_c.codes import drawn as codes_of_classes
 from tpsgd.export.to_onnx import step
 from tpsgd.export.to_onnx.export import onnx as export
@@ -66,6 +67,10 @@ def one_dimension():
     )  # fmt: skip
 
 
+def flat_rows():  # of a table: three sensors, 17 readings each
+    return nn.Sequential(nn.Unflatten(1, (3, 17)), one_dimension())
+
+
 def dense():
     return nn.Sequential(
         nn.Flatten(), nn.Linear(9, 8), nn.Tanh(), nn.Linear(8, 7, bias=False), nn.LeakyReLU(),
@@ -94,6 +99,8 @@ NETS = {
 }  # fmt: skip
 RULES = {
     "readout": rules.readout(),
+    "learned": rules.default(),
+    "learned, by hand": rules.readout(True, projections.uniform(0.5), features=12, scale=4.0),
     "fixed": rules.readout(scale=4.0, projection=projections.binary()),
     "l1": rules.tpsgd_l1(projection=projections.uniform(0.5)),
     "l2": rules.tpsgd_l2(),
@@ -104,6 +111,8 @@ CASES = [  # every net with every rule, every rule with every optimizer, every n
     (net, rule, OPTIMIZERS[(i + j) % 3])
     for (i, net), (j, rule) in product(enumerate(NETS), enumerate(RULES))
 ]
+NETS[flat_rows] = (3 * 17,)
+CASES.append((flat_rows, "readout", "adam"))
 
 
 def session(model):
@@ -172,6 +181,15 @@ def assert_near(state, exact, rounded):
     assert distance(state, exact) <= 4 * own + 2e-7 * max(1.0, largest)
 
 
+def assert_codes_near(state, exact, rounded):
+    """The same for class codes that learn."""
+    learned = [value for name, value in state.items() if name.startswith("codes/")]
+    for value, P, in_float32 in zip(learned, exact, rounded, strict=True):
+        own = (in_float32.double() - P).abs().max()
+        assert np.abs(value - P.detach().numpy()).max() <= 4 * own + 2e-7 * P.abs().max()
+
+
+@pytest.mark.cover(1)
 @pytest.mark.parametrize(("net", "word", "optimizer"), CASES)
 def test_graphs_equal_fit(net, word, optimizer):
     model, shape, rule = seeded(net), NETS[net], RULES[word]
@@ -180,9 +198,11 @@ def test_graphs_equal_fit(net, word, optimizer):
     (step, state), (epoch, _) = step_model(recipe, shape), epoch_model(recipe, shape)
     after = step_by_step(session(step), state, data, optimizer)
     together, _ = take(session(epoch), state, *data, optimizer)
-    exact, _ = fitted(model, data, rule, optimizer)
-    rounded, _ = fitted(model, data, rule, optimizer, torch.float32)
+    codes, in_float32 = {}, {}
+    exact, _ = fitted(model, data, keeping_codes(rule, codes), optimizer)
+    rounded, _ = fitted(model, data, keeping_codes(rule, in_float32), optimizer, torch.float32)
     assert_near(after, exact, rounded)
+    assert_codes_near(after, list(codes.values()), list(in_float32.values()))
     assert distance(state, exact) > 1e-3  # it has learned
     for name, value in after.items():
         np.testing.assert_array_equal(together[name], value, name)
@@ -410,13 +430,14 @@ def test_gradient_of_a_convolutions_weight(layer, batch):
 
 
 def without_torch(file, *words):
-    """Run a program in a Python that has neither torch nor this library."""
+    """Run a program, in its own folder, in a Python that has neither torch nor this library."""
     hidden = "import sys, runpy; sys.modules['torch'] = sys.modules['tpsgd'] = None; "
     start = f"sys.argv = {[str(w) for w in (file, *words)]!r}; "
     run = f"runpy.run_path({str(file)!r}, run_name='__main__')"
     return subprocess.run(
-        [sys.executable, "-c", hidden + start + run], capture_output=True, text=True, timeout=120
-    )
+        [sys.executable, "-c", hidden + start + run],
+        capture_output=True, cwd=file.parent, text=True, timeout=120,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("epoch", "schedule"), [(False, "--sequential"), (True, "")])
@@ -440,6 +461,20 @@ def test_run_py_learns_digits_with_onnxruntime_and_numpy_alone(tmp_path, epoch, 
     assert tpsgd.evaluate(model, (x, y)) > 0.9
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+def test_run_py_learns_digits_by_its_own_settings(tmp_path, optimizer):
+    x, y = tpsgd.data.load("digits").train
+    np.savez(tmp_path / "digits.npz", x=x.numpy(), y=y.numpy())
+    model = seeded(
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.LeakyReLU(), nn.Linear(32, 10))
+    )
+    export(model, tmp_path / "net.onnx", shape=(1, 8, 8), optimizer=optimizer)
+    ended = without_torch(
+        tmp_path / "run.py", tmp_path / "digits.npz", "--out", tmp_path / "trained.npz"
+    )
+    assert float(ended.stdout.splitlines()[-1].split()[2].rstrip("%")) > 85
+
+
 def test_run_py_refuses_labels_that_are_no_classes(tmp_path):
     export(seeded(cells), tmp_path / "net.onnx", shape=NETS[cells])
     for name, y in (("many", np.full(9, CLASSES)), ("few", np.zeros(3))):
@@ -452,12 +487,17 @@ def test_run_py_refuses_labels_that_are_no_classes(tmp_path):
     ("arrays", "words", "sentence"),
     [
         ({"x": np.zeros((9, 2)), "y": np.zeros(9)}, (), "x must have numbers of shape (1, 3, 3)"),
-        ({"x": np.full((9, 9), "a"), "y": np.zeros(9)}, (), "x must have numbers"),
-        ({"x": np.zeros((9, 9))}, (), "must be an .npz file with arrays x and y"),
-        ({"x": np.zeros((9, 9)), "y": np.full(9, "a")}, (), "y must have whole numbers"),
-        ({"x": np.full((9, 9), np.nan), "y": np.zeros(9)}, (), "not finite"),
         ({"x": np.zeros((9, 9)), "y": np.zeros(9)}, ("--batch", "0"), "--batch and --epochs"),
-        ({"x": np.zeros((9, 9)), "y": np.zeros(9)}, ("--lr", "nan"), "--lr above 0"),
+        *(
+            pytest.param(*case, marks=pytest.mark.full)
+            for case in [
+                ({"x": np.full((9, 9), "a"), "y": np.zeros(9)}, (), "x must have numbers"),
+                ({"x": np.zeros((9, 9))}, (), "must be an .npz file with arrays x and y"),
+                ({"x": np.zeros((9, 9)), "y": np.full(9, "a")}, (), "y must have whole numbers"),
+                ({"x": np.full((9, 9), np.nan), "y": np.zeros(9)}, (), "not finite"),
+                ({"x": np.zeros((9, 9)), "y": np.zeros(9)}, ("--lr", "nan"), "--lr above 0"),
+            ]
+        ),
     ],
 )
 def test_run_py_refuses_in_one_sentence(tmp_path, arrays, words, sentence):
@@ -559,7 +599,12 @@ def all_states():
     return nn.Sequential(first, nn.Flatten(), nn.Linear(7 * 8, CLASSES))
 
 
+def steps_of_rows():
+    return nn.Sequential(nn.Unflatten(1, (7, 3)), cells())
+
+
 REFUSED = {
+    "Unflatten before a recurrent layer": (steps_of_rows, (21,), {}),
     "Recurrent and nn.RNN are": (diagonal, (7, 3), {}),
     "reads the states of all time steps": (all_states, (7, 3), {}),
     "needs the error of the output": (dense, (1, 3, 3), {"rule": rules.dfa()}),

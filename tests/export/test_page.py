@@ -30,7 +30,6 @@ from tpsgd.export.to_page.samples import chosen, drawing
 needs_compiler = pytest.mark.skipif(
     wasm.wasm_compiler() is None, reason="no compiler for WebAssembly: clang with lld, or ziglang"
 )
-needs_browser = pytest.mark.skipif(chromium() is None, reason="Chromium is not installed")
 LR = 0.01
 SEVEN = [(0.3, 0.17), (0.5, 0.17), (0.7, 0.17), (0.57, 0.5), (0.45, 0.86)]
 STAR = """[[[.2,.5],[.8,.5]], [[.5,.15],[.5,.85]], [[.28,.26],[.72,.74]], [[.72,.26],[.28,.74]]]
@@ -86,6 +85,12 @@ class Links(HTMLParser):
     def handle_starttag(self, tag, attrs):
         assert tag not in ("iframe", "object", "embed", "img")
         self.links += [value for name, value in attrs if name in ("src", "href", "action")]
+
+
+def needs_browser(test):
+    """Run a test in Chromium where it is installed, and only in make test-all."""
+    absent = pytest.mark.skipif(chromium() is None, reason="Chromium is not installed")
+    return pytest.mark.full(absent(test))
 
 
 # ---- samples ----

@@ -116,9 +116,6 @@ def test_validation_samples_are_training_samples_that_no_client_has(example, tas
     x, y = app.server_data(contexts[0])
     everything = torch.cat([rows["validation"], x.flatten(1)])
     assert len(x) == len(y) == -(-len(rows["test"]) // app.VALIDATION)
-    assert torch.equal(in_order(everything), in_order(rows["test"]))
-
-
-def in_order(rows):
-    """Rows of numbers, sorted."""
-    return torch.stack(sorted(rows, key=lambda row: row.tolist()))
+    nearest = torch.cdist(everything.double(), rows["test"].double()).min(1)
+    assert nearest.values.max() < 1e-4  # features differ in their rounding from batch to batch
+    assert nearest.indices.unique().numel() == len(rows["test"])

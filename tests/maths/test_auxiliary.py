@@ -75,6 +75,7 @@ def equal(objective, y, s):
     return local
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize(
     ("loss", "share"), [(tpsgd.cross_entropy, 0.0), (tpsgd.cross_entropy, 0.6), (tpsgd.bce, 0.9)]
 )

@@ -115,7 +115,7 @@ def test_fit_has_the_weights_of_schedulers_stepped_by_hand(name, schedule, tapes
         **settings,
     )  # fmt: skip
     slow_fit(
-        slow, data, rules.readout(), SCHEDULES[schedule], optimizer=stepped(factory, 35), **settings
+        slow, data, rules.default(), SCHEDULES[schedule], optimizer=stepped(factory, 35), **settings
     )
     assert distance(fast, slow) < 1e-9
     if name in ("rmsprop", "rate in a tensor"):  # their rates are no argument of a kernel

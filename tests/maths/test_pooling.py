@@ -55,6 +55,7 @@ def net(last=3):
     )
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize(("shape", "maps"), SHAPES)
 @pytest.mark.parametrize("name", MAKES)

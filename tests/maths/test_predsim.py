@@ -76,6 +76,7 @@ def reads_once(request, monkeypatch):
     monkeypatch.setattr("tpsgd.maths.predsim._reads_once", lambda z: request.param)
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("convolve", [True, False])
 @pytest.mark.parametrize("features", [1, 16, 100])
 @pytest.mark.parametrize(("shape", "maps"), [*SHAPES, ((4, 6, 4), True), ((2, 3, 2, 4), True)])

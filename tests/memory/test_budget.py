@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import close, folded, images, mlp, points, ragged, seeded, sequences, state
+from helpers import close, folded, images, mlp, points, ragged, seeded, sequences, state, with_full
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -14,6 +14,7 @@ from tpsgd import Memory, Recurrent, TpsgdError, rules, simultaneous
 from tpsgd.engine.meter import LiveBytes, tensor_bytes
 from tpsgd.memory import budget as budget_module
 from tpsgd.memory.budget import SPARE
+from tpsgd.memory.rehearse import Rehearsal
 from tpsgd.units import as_bytes
 
 N, BATCH = 96, 2
@@ -136,7 +137,7 @@ def wide_peak(**memory):
     return tpsgd.plan(wide(), (256, 2), **settings).peak_bytes
 
 
-@pytest.mark.parametrize("micro_batch", [None, 1])
+@pytest.mark.parametrize("micro_batch", with_full([None, 1], [None]))
 def test_a_budget_redraws_class_codes_where_nothing_else_is_enough(micro_batch):
     budget = wide_peak(redraw=True, slices=16, micro_batch=micro_batch) + SPARE
     assert budget < wide_peak(slices=64, micro_batch=1)
@@ -145,12 +146,13 @@ def test_a_budget_redraws_class_codes_where_nothing_else_is_enough(micro_batch):
     assert run.peak_bytes + run.kept_bytes <= budget
 
 
+@pytest.mark.full
 def test_a_budget_that_only_redrawn_class_codes_hold_is_refused_without_them(monkeypatch):
-    def without_redraw(*args, ladders=budget_module._ladders):
-        return (rungs for rungs in ladders(*args) if not rungs[0].memory.redraw)
+    def without_redraw(*args, cuts=budget_module.Search._cuts):
+        return (settings for settings in cuts(*args) if not settings.memory.redraw)
 
     budget = wide_peak(redraw=True, slices=16) + SPARE
-    monkeypatch.setattr(budget_module, "_ladders", without_redraw)
+    monkeypatch.setattr(budget_module.Search, "_cuts", without_redraw)
     with pytest.raises(TpsgdError, match="is too small"):
         tpsgd.fit(wide(), wide_data(), memory=budget, **WIDE)
 
@@ -168,7 +170,8 @@ def test_a_refusal_is_one_sentence_and_leaves_the_model_alone():
 
 
 @pytest.mark.parametrize(
-    "given", [{"micro_batch": 4}, {"slices": 2}, {"redraw": True}, {"reuse": False}, {"reuse": "."}]
+    "given",
+    [{"micro_batch": 4}, {"slices": 2}, {"redraw": True}, {"reuse": False}, {"reuse": True}],
 )
 def test_a_budget_chooses_every_other_memory_setting_itself(given):
     with pytest.raises(
@@ -186,6 +189,54 @@ def test_sequences_of_different_lengths_are_refused():
         tpsgd.fit(model, (ragged(x), y), memory="1GB")
 
 
+# ---- the fastest of those that fit ---------------------------------------------------------------
+
+
+def deep_cnn():
+    convolutions = [
+        m for i in range(7) for m in (nn.Conv2d(4 if i else 2, 4, 3, padding=1), nn.ReLU())
+    ]
+    return nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(144, 3))
+
+
+def deep_total(**memory):
+    """What training `deep_cnn` holds with some memory settings."""
+    settings = {"samples": 640, "batch_size": 128, "others": False, "epochs": 2}
+    return tpsgd.plan(deep_cnn(), (2, 6, 6), memory=Memory(**memory), **settings).peak_bytes
+
+
+@pytest.mark.parametrize("share", with_full([1.1, 0.8, 0.4, 0.3], [1.1, 0.3]))
+def test_a_budget_takes_the_largest_micro_batch_that_fits_in_few_rehearsals(share, monkeypatch):
+    rehearsed = []
+
+    def rehearse(*args, original=budget_module.rehearse):
+        rehearsed.append(args[-1].memory)
+        return original(*args)
+
+    whole = deep_total(reuse=False)
+    budget = int(share * whole)
+    monkeypatch.setattr(budget_module, "rehearse", rehearse)
+    settings = {"samples": 640, "batch_size": 128, "others": False, "epochs": 2}
+    plan = tpsgd.plan(deep_cnn(), (2, 6, 6), memory=budget, **settings)
+    chosen = plan.settings["memory"]
+    assert len(rehearsed) <= 4 and plan.peak_bytes <= budget
+    assert chosen.reuse is False and chosen.slices is None
+    parts = -(-128 // (chosen.micro_batch or 128))
+    assert (parts == 1) is (share > 1)
+    if parts > 2:
+        assert deep_total(reuse=False, micro_batch=-(-128 // (parts - 1))) > budget - SPARE
+
+
+@pytest.mark.parametrize(
+    "memory", [Memory(reuse=False), Memory(reuse=True), Memory(reuse=False, micro_batch=32)]
+)
+def test_equal_blocks_are_counted_once_and_to_the_byte(memory):
+    settings = {"batch_size": 64, "epochs": 2, "memory": memory}
+    plan = tpsgd.plan(deep_cnn(), (2, 6, 6), samples=N, others=False, **settings)
+    run = tpsgd.fit(deep_cnn(), images(N), **settings)
+    assert (run.peak_bytes, run.kept_bytes) == (plan.lines[0].peak, plan.lines[0].kept)
+
+
 # ---- kept inputs ---------------------------------------------------------------------------------
 
 
@@ -196,40 +247,61 @@ def kept(**settings):
     return trained("mlp", budget=budget, **settings)
 
 
-def test_inputs_that_do_not_fit_go_to_a_file(monkeypatch, tmp_path):
-    monkeypatch.setattr("tpsgd.memory.budget.default_folder", lambda: tmp_path)
-    model, run = kept()
-    assert run.settings["reuse"] == str(tmp_path) and run.kept_bytes == 0
-    close(state(model), state(trained("mlp")[0]), rtol=1e-3, atol=1e-5)
-    assert not list(tmp_path.iterdir())
-
-
-def test_inputs_that_do_not_fit_are_computed_again_on_a_full_disk(monkeypatch):
-    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1000))
+def test_inputs_that_do_not_fit_are_computed_again():
     model, run = kept()
     assert run.settings["reuse"] is False and run.kept_bytes == 0
     close(state(model), state(trained("mlp")[0]), rtol=1e-3, atol=1e-5)
 
 
-def test_inputs_that_do_not_fit_are_computed_again_on_a_disk_that_cannot_be_read(monkeypatch):
-    def fail(folder):
-        raise OSError("no such disk")
-
-    monkeypatch.setattr("shutil.disk_usage", fail)
-    assert kept()[1].settings["reuse"] is False
-
-
-def test_a_budget_counts_validation_data(monkeypatch, tmp_path):
+def test_a_budget_counts_validation_data():
     """Its inputs are kept as well: what fits without it does not fit with it."""
-    monkeypatch.setattr("tpsgd.memory.budget.default_folder", lambda: tmp_path)
     plain = trained("mlp", reuse=True)[1]
     budget = plain.peak_bytes + plain.kept_bytes + (20 << 10)
     assert trained("mlp", budget=budget)[1].settings["reuse"] is True
     held_out = points(300, 400, seed=1)
     run = trained("mlp", budget=budget, validation=held_out)[1]
-    assert run.settings["reuse"] == str(tmp_path)
+    assert run.settings["reuse"] is False
     run = trained("mlp", budget=5 * budget, validation=held_out)[1]
     assert run.settings["reuse"] is True and run.kept_bytes == (N + 300) * 12 * 4
+
+
+# ---- files on disk -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def only_files_fit(monkeypatch):
+    """A net that takes less than 100 KB only if its inputs are not computed again."""
+
+    def rehearse(model, inputs, rule, settings):
+        reuse = settings.memory.reuse
+        stage = SimpleNamespace(peak=(50 if reuse else 150) << 10, parts={})
+        kept = (900 << 10) * (reuse is True)
+        return Rehearsal(1 << 10, [stage], kept, [], (), [])  # type: ignore[list-item]
+
+    monkeypatch.setattr(budget_module, "rehearse", rehearse)
+
+
+@pytest.mark.parametrize(
+    ("budget", "free", "chosen"),
+    [("1MB", 1 << 30, True), ("200KB", 1 << 30, False), ("100KB", 1 << 30, "files"),
+     ("100KB", 1 << 20, None), ("40KB", 1 << 30, None)],
+)  # fmt: skip
+def test_files_are_the_last_resort(only_files_fit, monkeypatch, tmp_path, budget, free, chosen):
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=free))
+    if chosen is None:
+        with pytest.raises(TpsgdError, match="is too small"):
+            trained("mlp", budget=budget, reuse=tmp_path)
+        return
+    run = trained("mlp", budget=budget, reuse=tmp_path)[1]
+    assert run.settings["reuse"] == (str(tmp_path) if chosen == "files" else chosen)
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_file_is_written_without_a_folder(only_files_fit, tmp_path):
+    with pytest.raises(TpsgdError, match=r"files on disk, in a folder that you name.*reuse=FOLDER"):
+        trained("mlp", budget="100KB")
+    with pytest.raises(TpsgdError, match="'none' is no folder to keep inputs in"):
+        trained("mlp", budget="1MB", reuse="none")
 
 
 # ---- amounts -------------------------------------------------------------------------------------
@@ -269,7 +341,7 @@ def test_other_amounts_are_refused(text):
 # ---- low memory ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", NETS)
+@pytest.mark.parametrize("kind", with_full(NETS, ["mlp", "recurrent"]))
 def test_low_memory_keeps_no_inputs_and_learns_the_same(kind):
     plain, free = trained(kind, batch_size=64, reuse=True)
     model, run = trained(kind, batch_size=64, budget="low")
@@ -278,13 +350,16 @@ def test_low_memory_keeps_no_inputs_and_learns_the_same(kind):
     close(state(model), state(plain), rtol=1e-3, atol=1e-4)  # in float32, other sums
 
 
+@pytest.mark.full
 def test_low_memory_cuts_batches_only_where_that_saves_memory():
-    plan = tpsgd.plan(cnn(), (2, 6, 6), samples=N, batch_size=64, memory="low")
+    plan = tpsgd.plan(cnn(), (2, 6, 6), samples=N, batch_size=64, memory="low", others=False)
     assert plan.lines[0].kept == 0 and str(plan).startswith("in low memory: Memory(")
     assert plan.settings["memory"].micro_batch == budget_module.SMALLEST
     run = trained("cnn", batch_size=64, memory=plan.settings["memory"])[1]
     assert run.peak_bytes == pytest.approx(plan.lines[0].peak, rel=0.02)
-    wide = tpsgd.plan(mlp(400, 400, 3), (400,), samples=N, batch_size=64, memory="low")
+    wide = tpsgd.plan(
+        mlp(400, 400, 3), (400,), samples=N, batch_size=64, memory="low", others=False
+    )
     assert wide.settings["memory"].micro_batch is None  # gradients to add up would take more
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers import with_full
 from torch import nn
 
 import tpsgd
@@ -19,11 +20,13 @@ def pixels(at, layers, units=16):
     return nn.Sequential(*each, nn.Linear(units, CLASSES))
 
 
-@pytest.mark.parametrize(("at", "layers"), [("last", 1), ("last", 2), ("mean", 2), ("every", 1)])
+@pytest.mark.cover(1)
+@pytest.mark.parametrize("at", ["last", "mean", "every"])
+@pytest.mark.parametrize("layers", with_full([1, 2], [2]))
 def test_memory_is_flat_in_the_length_and_planned(at, layers):
     peaks = []
     settings = {"batch_size": 8, "epochs": 1, "schedule": tpsgd.simultaneous, "window": 7}
-    for steps in (28, 112):
+    for steps in (21, 63):
         x, y = torch.rand(24, steps, 1), torch.arange(24) % CLASSES
         run = tpsgd.fit(pixels(at, layers), (x, y), **settings)
         plan = tpsgd.plan(pixels(at, layers), (steps, 1), samples=24, others=False, **settings)
@@ -32,8 +35,8 @@ def test_memory_is_flat_in_the_length_and_planned(at, layers):
     assert peaks[1] <= 1.03 * peaks[0]
 
 
-@pytest.mark.parametrize(("schedule", "steps"), [("sequential", 20), ("simultaneous", 50)])
-def test_plans_are_what_will_be_measured(schedule, steps):
+@pytest.mark.parametrize("schedule", with_full(SCHEDULES, ["simultaneous"]))
+def test_plans_are_what_will_be_measured(schedule, steps=10):
     x, y = torch.rand(24, steps, 1), torch.arange(24) % CLASSES
     settings = {"batch_size": 8, "epochs": 2, "schedule": SCHEDULES[schedule]}
     settings["memory"] = tpsgd.Memory(reuse=False)
@@ -52,6 +55,7 @@ def diagonal_first(at):
     return Recurrent.diagonal(50, 16, loss_at=at, sequence=True), Recurrent(16, 16)
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("at", ["last", "mean", "every"])
 @pytest.mark.parametrize(
     "layers", [lambda at: [Recurrent.diagonal(50, 16, loss_at=at)], leaky_first, diagonal_first],
@@ -61,15 +65,16 @@ def test_plans_of_tokens_are_what_will_be_measured(at, layers):
     def net():
         return nn.Sequential(*layers(at), nn.Linear(16, CLASSES))
 
-    x, y = torch.arange(24 * 40).view(24, 40) * 7 % 50, torch.arange(24) % CLASSES
+    x, y = torch.arange(24 * 20).view(24, 20) * 7 % 50, torch.arange(24) % CLASSES
     settings = {"batch_size": 8, "epochs": 1}
     run = tpsgd.fit(net(), (x, y), **settings)
-    plan = tpsgd.plan(net(), (40,), dtype=x.dtype, samples=24, others=False, **settings)
+    plan = tpsgd.plan(net(), (20,), dtype=x.dtype, samples=24, others=False, **settings)
     assert plan.lines[0].peak == run.peak_bytes
 
 
+@pytest.mark.full
 def test_a_budget_is_kept():
-    x, y = torch.rand(64, 30, 1), torch.arange(64) % CLASSES
+    x, y = torch.rand(64, 8, 1), torch.arange(64) % CLASSES
     plain = tpsgd.fit(pixels("mean", 1), (x, y), batch_size=32, epochs=1).peak_bytes
     memory = tpsgd.Memory(budget=plain // 2)
     run = tpsgd.fit(pixels("mean", 1), (x, y), batch_size=32, epochs=1, memory=memory)

@@ -64,6 +64,7 @@ def test_a_budget_leaves_random_numbers_alone():
     assert torch.equal(one, other) and torch.equal(after, also)
 
 
+@pytest.mark.full
 def test_a_loaders_batches_are_part_of_the_budget():
     x, y = torch.randn(1024, 500), torch.arange(1024) % 3
     loader = DataLoader(TensorDataset(x, y), batch_size=512)
@@ -93,6 +94,7 @@ def test_validation_is_measured():
     assert run.peak_bytes <= plain.peak_bytes + 8192
 
 
+@pytest.mark.full
 def test_a_budget_that_changes_what_is_learned_warns():
     model = nn.Sequential(nn.Linear(200, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
     data = torch.randn(512, 200), torch.arange(512) % 3

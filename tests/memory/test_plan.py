@@ -2,7 +2,6 @@
 
 import gc
 import json
-import time
 from dataclasses import asdict
 from functools import cache, partial
 
@@ -14,8 +13,12 @@ from torch.nn.functional import one_hot
 
 import tpsgd
 from tpsgd import Memory, Recurrent, TpsgdError, rules, simultaneous
+from tpsgd.engine.backprop import Backprop
 from tpsgd.engine.device import resident
 from tpsgd.engine.meter import LiveBytes, tensor_bytes
+from tpsgd.engine.settings import Settings
+from tpsgd.memory import rehearse
+from tpsgd.memory.segments import best_segments
 
 momentum = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 N, BATCH = 160, 32
@@ -184,8 +187,7 @@ def test_a_plan_is_what_training_takes_if_parameters_may_not_learn():
 
 BACKPROP = {
     "backprop": {},
-    "backprop, 4 micro-batches": {"micro_batch": BATCH // 4},
-    "backprop, checkpointed": {"checkpoint": True},
+    "backprop, micro-batch 8": {"micro_batch": 8},
 }
 
 
@@ -200,18 +202,44 @@ def test_every_line_of_a_plan_is_what_training_takes(kind):
     found = all_of(kind)
     names = [line.name for line in found.lines]
     assert names[:2] == ["sequential", "simultaneous"] and names[-1] == "last layer alone"
-    runs = {
-        name: measured(kind, fit=tpsgd.fit_backprop, **way)
-        for name, way in BACKPROP.items()
-        if kind != "recurrent" or "checkpoint" not in way
-    }
+    segments = found[names[3]].segments
+    assert bool(segments) == (kind != "recurrent") == bool(found.remarks)
+    ways = BACKPROP | ({"backprop, checkpointed": {"checkpoint": segments}} if segments else {})
+    runs = {name: measured(kind, fit=tpsgd.fit_backprop, **way) for name, way in ways.items()}
     runs["sequential"] = measured(kind)
     runs["simultaneous"] = measured(kind, **TOGETHER)
+    runs["sequential, micro-batch 8"] = measured(kind, micro_batch=8, reuse=False)
     runs["last layer alone"] = measured(kind, rule=rules.frozen(), reuse=False)
     assert runs.keys() == set(names)
     for name, run in runs.items():
         assert found[name].peak == pytest.approx(run.peak_bytes, rel=0.01), name
         assert found[name].kept == run.kept_bytes
+
+
+def test_checkpointing_has_the_segments_that_save_most():
+    make, data = partial(mlp, 6, *[16] * 8, 3), points(128, 6)
+    inputs = rehearse.Inputs((6,), torch.float32, 128)
+    best = best_segments(make(), inputs, Settings(batch_size=64))
+    peaks = {
+        n: tpsgd.fit_backprop(make(), data, checkpoint=n, epochs=1, batch_size=64).peak_bytes
+        for n in (1, 2, 3, 4, 5, 9)
+    }
+    assert min(peaks.values()) == peaks[best] < min(peaks[1], peaks[9])
+
+
+def test_backprop_in_the_same_micro_batches_is_next_to_the_planned_run():
+    found = planned("cnn", others=True, micro_batch=4, reuse=False, rule=rules.readout())
+    first, same, *others = found.lines
+    assert (first.name, same.name) == ("sequential", "backprop, micro-batch 4")
+    assert first.total < same.total
+    assert not any("micro-batch" in line.name for line in others)
+    run = measured("cnn", fit=tpsgd.fit_backprop, micro_batch=4)
+    assert same.peak == pytest.approx(run.peak_bytes, rel=0.01)
+
+
+def test_micro_batches_as_large_as_the_batch_have_no_line():
+    names = [line.name for line in planned("mlp", others=True, batch_size=8).lines]
+    assert not any("micro-batch" in name for name in names) and "backprop" in names
 
 
 def test_backprop_has_the_optimizer_that_was_given():
@@ -254,6 +282,15 @@ def test_parts_add_up_and_are_what_they_say(kind):
     assert [block.name for block in first.blocks] == names
 
 
+def test_a_long_sequence_is_planned_from_two_shorter_ones(monkeypatch):
+    monkeypatch.setattr(rehearse, "LONG", 9)
+    model, inputs = recurrent(lambda: Recurrent(3, 64))(), rehearse.Inputs((12, 3), samples=64)
+    settings = Settings(batch_size=8)
+    planned = rehearse.rehearse(model, inputs, Backprop(), settings)
+    whole = rehearse._rehearse(model, inputs, Backprop(), settings)
+    assert planned.peak == pytest.approx(whole.peak, rel=0.01)
+
+
 def test_the_parts_of_a_step_are_those_counted_by_hand():
     """Of a batch of one: at the end of backprop all gradients and all of the state are there."""
     model = mlp(40, 160, 120, 3)
@@ -263,8 +300,10 @@ def test_the_parts_of_a_step_are_those_counted_by_hand():
     assert parts["gradients"] == parts["optimizer"] == learned
     assert parts["projections"] == 0 < found["simultaneous"].parts["projections"]
     first = found["sequential"].blocks[0].parts
-    assert first["gradients"] == first["optimizer"] == 4 * (40 * 160 + 160)
-    assert found["sequential"].kept == 9 * (160 + 120) * 4
+    assert first["gradients"] == first["optimizer"] == 4 * (40 * 160 + 160 + 3 * 160)  # and codes
+    assert found["sequential"].total <= found.backprop == found["backprop"].total
+    fast = tpsgd.plan(model, (40,), batch_size=1, optimizer=momentum, samples=9, memory="fast")
+    assert fast["sequential"].kept == 9 * (160 + 120) * 4
 
 
 @pytest.mark.parametrize("kind", ["mlp", "norm", "recurrent"])
@@ -361,14 +400,13 @@ def test_a_model_that_is_too_large_for_this_machine_can_be_planned():
         model = nn.Sequential(nn.Linear(32_768, 32_768), nn.ReLU(), nn.Linear(32_768, 10))
     assert tensor_bytes(model) > 4 << 30
     tpsgd.plan(mlp(6, 8, 3), (6,), others=False)  # what is loaded once
-    before, began = resident()[0], time.perf_counter()
+    before = resident()[0]
     found = tpsgd.plan(model, (32_768,), batch_size=256, samples=10**6, device="cpu")
-    assert time.perf_counter() - began < 20
     assert resident()[0] - before < 200 << 20
     assert max(map(len, str(found).splitlines())) <= 80, str(found)
     assert found["backprop"].parts["weights"] == tensor_bytes(model)
     assert found["backprop"].peak > 4 * tensor_bytes(model)
-    assert found["sequential"].kept == 10**6 * 32_768 * 4
+    assert found["sequential"].kept == 0 and found["sequential"].total < found.backprop
 
 
 # ---- mistakes ------------------------------------------------------------------------------------
@@ -448,6 +486,7 @@ NETS["stages"] = stages, images
 BLOCKS_OF_LAYERS = [1, 2, 3, [2, 2], [3, 1]]
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("schedule", [tpsgd.sequential, simultaneous], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("rule", [rules.readout, partial(rules.readout, True), rules.predsim])
 @pytest.mark.parametrize("blocks", BLOCKS_OF_LAYERS, ids=str)
@@ -470,6 +509,7 @@ def test_blocks_of_several_layers_in_other_ways(settings):
     agree("stages", **({"blocks": 2, "schedule": tpsgd.sequential} | settings))
 
 
+@pytest.mark.full
 def test_a_plan_of_blocks_also_has_a_layer_per_block():
     plan = tpsgd.plan(stages(), (2, 6, 6), blocks=2, batch_size=BATCH, schedule=simultaneous)
     names = [line.name for line in plan.lines]
@@ -480,6 +520,7 @@ def test_a_plan_of_blocks_also_has_a_layer_per_block():
     assert "a layer per block" not in [line.name for line in per_block.lines]
 
 
+@pytest.mark.full
 def test_a_budget_holds_with_blocks_of_several_layers():
     settings = {"blocks": 2, "epochs": 1, "batch_size": BATCH}
     free = tpsgd.fit(seeded(stages), images(N), **settings)

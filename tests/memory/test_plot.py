@@ -105,6 +105,7 @@ def test_the_unit_fits_the_longest_bar(unit):
     assert panel.get_xlabel() == unit and panel.patches[0].get_width() == 3
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("kept", [0, 3 * MB, 900 * MB])
 @pytest.mark.parametrize("blocks", [1, 2, 10])
 def test_no_text_covers_another_or_leaves_the_figure(kept, blocks):

@@ -281,6 +281,7 @@ NETS = {
 }
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("name", DRAWN)
 @pytest.mark.parametrize("net", NETS)
 @pytest.mark.parametrize("at", [Place.BEFORE, Place.AFTER])
@@ -410,6 +411,7 @@ class Squeeze(nn.Module):
         return self.layer(self.act(x))
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("name", DRAWN)
 @pytest.mark.parametrize(
     "second", [lambda w: nn.Dropout(0.5, inplace=w), lambda w: nn.ReLU6(inplace=w), Squeeze]

@@ -189,6 +189,7 @@ def learner_of(model, data, **settings):
     return learner, *next(kept[0].source.batches()).load()
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize(("steps", "window"), [(7, None), (7, 1), (7, 3), (40, None), (40, 17)])
 @pytest.mark.parametrize("at", PLACES)
 @pytest.mark.parametrize("rule", RULES)
@@ -214,6 +215,7 @@ def test_gradients_are_those_of_autograd_through_time(rule, at, steps, window):
         torch.testing.assert_close(got, right)
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("rule", [rules.dfa, rules.sdfa])
 @pytest.mark.parametrize("at", PLACES)
 def test_errors_of_the_output_teach_it_too(rule, at):
@@ -227,6 +229,7 @@ def test_errors_of_the_output_teach_it_too(rule, at):
 # ---- windows, schedules, and data of all kinds ---------------------------------------------------
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("at", PLACES)
 def test_windows_and_recomputed_inputs_change_nothing(at, schedule):
@@ -272,6 +275,7 @@ def test_ragged_gradients_are_those_of_each_sequence_alone(at):
     close(grads, {f"0.{k}": g for k, g in zip(params, right, strict=True)}, 1e-7, 1e-10)
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("window", [1, 2])
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("at", PLACES)

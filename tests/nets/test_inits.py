@@ -63,6 +63,7 @@ MATRICES = {
 }
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("kind", MATRICES)
 @pytest.mark.parametrize("n", [1, 3, 30, 128])
 def test_the_spectral_radius_is_the_largest_eigenvalue(kind, n):

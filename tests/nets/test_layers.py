@@ -312,6 +312,7 @@ def assert_same(found, wanted, *what):
         assert_close(found[name], wanted[name], name, *what)
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("place", Place, ids=lambda p: p.name)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("kind", KINDS)
@@ -340,6 +341,7 @@ def test_closed_form_is_autograd_is_table_1(kind, activation, place):
                 assert_close(engine.output(saved), end, name, engine)
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("kind", [k for k in KINDS if k.startswith("conv2d")])
 @pytest.mark.parametrize("activation", ["none", "leaky_relu", "tanh", "gelu"])
 def test_memory_layout_does_not_change_the_gradient(kind, activation):
@@ -481,9 +483,10 @@ def test_columns_give_the_convolution_and_its_gradient(options, dtype, samples, 
         grad = kind.weight_gradient(layer, x, dz, weight, None)
         some = kind.weight_gradient(layer, x, dz, weight, slice(3, 7))
     assert len(made) == 3
-    torch.testing.assert_close(found, z)
-    torch.testing.assert_close(grad, layer.weight.grad)
-    torch.testing.assert_close(some, layer.weight.grad[3:7])
+    close = {} if dtype == torch.float64 else {"atol": 1e-4, "rtol": 1e-5}  # sums of 288 terms
+    torch.testing.assert_close(found, z, **close)
+    torch.testing.assert_close(grad, layer.weight.grad, **close)
+    torch.testing.assert_close(some, layer.weight.grad[3:7], **close)
     assert found.is_contiguous(memory_format=torch.channels_last)
     assert grad.stride() == weight.stride()  # an optimizer can take it as it is
 

@@ -56,6 +56,7 @@ def fitted(model, data, fit=tpsgd.fit, **settings):
 # ---- padding never matters -----------------------------------------------------------------------
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("schedule", [tpsgd.sequential, tpsgd.simultaneous])
 @pytest.mark.parametrize("kind", NETS)
 def test_what_lies_in_the_padding_never_matters(kind, schedule):
@@ -105,6 +106,7 @@ def test_padding_beyond_the_longest_sequence(kind):
 # ---- the whole is its sequences ------------------------------------------------------------------
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("kind", ["one layer", "both ways"])
 @pytest.mark.parametrize("name", LOCAL)
 def test_a_step_is_the_mean_over_all_steps_of_all_sequences(name, kind):
@@ -195,6 +197,7 @@ def loader(**options):
     return DataLoader(Pairs(), collate_fn=packed, **options)
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("fit", [tpsgd.fit, tpsgd.fit_backprop])
 @pytest.mark.parametrize("kind", NETS)
 def test_a_loader_of_packed_sequences(kind, fit):

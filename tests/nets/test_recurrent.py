@@ -241,6 +241,7 @@ def test_nn_rnn_inside_a_model_is_the_same_net(case):
     torch.testing.assert_close(out, wanted.detach())
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("case", [k for k in RNNS if k.startswith("tanh")])
 @pytest.mark.parametrize("schedule", [tpsgd.sequential, tpsgd.simultaneous])
 def test_training_changes_torchs_own_parameters(case, schedule):

@@ -261,6 +261,7 @@ def test_learned_codes_follow_their_gradient():
     torch.testing.assert_close(learner.tensors[0].detach(), first - 0.1 * dcodes)
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("loss", [tpsgd.bce, tpsgd.cross_entropy], ids=lambda x: x.name)
 @pytest.mark.parametrize("name", LOCAL)
 def test_rows_of_labels_equal_their_indices(name, loss):
@@ -287,6 +288,7 @@ def up(key):
     return replace(key, block=key.block + 1 if key.block >= 0 else key.block - 1)
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("second", [False, True], ids=["one way", "both ways"])
 @pytest.mark.parametrize("reuse", [True, False])
 @pytest.mark.parametrize("name", LOCAL)
@@ -404,6 +406,7 @@ CHUNKED = [
 ]
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize(("name", "kind", "schedule"), CHUNKED)
 def test_chunked_is_whole(name, kind, schedule):
     layers, units, data = TALL[kind]
@@ -552,6 +555,7 @@ def test_dfa_projects_the_error_at_every_step(name):
         close(state(after[i].cells[0]), wanted)
 
 
+@pytest.mark.full
 @pytest.mark.real_data("mnist")
 def test_readout_beats_its_frozen_control_on_rows_of_mnist():
     data = tpsgd.data.load("mnist", max_train=12_000)

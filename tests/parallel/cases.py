@@ -169,6 +169,12 @@ def as_micro_batches() -> dict[str, Case]:
 
 CASES = nets_and_rules() | settings_of_fit() | solvers_and_backprop()
 OF_SAMPLES_TOGETHER = as_micro_batches()
+ON_TWO_RANKS = [  # in make test; the others in make test-all
+    "readout sequential", "readout learned simultaneous", "quartic sequential", "dfa",
+    "cnn readout", "rnn drtp", "diagonal readout", "fewer samples than ranks", "micro-batches",
+    "early stopping", "one cycle", "flips", "loader, other numbers drawn", "loader, recomputed",
+    "float32", "ridge head", "rls head", "backprop", *OF_SAMPLES_TOGETHER,
+]  # fmt: skip
 ON_FOUR_RANKS = [
     "readout sequential", "readout learned simultaneous", "dfa", "cnn readout", "rnn drtp",
     "fewer samples than ranks", "micro-batches", "validation", "early stopping", "flips", "noise",

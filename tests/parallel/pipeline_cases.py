@@ -1,7 +1,7 @@
 """What the ranks of a pipeline train in the tests, and what one process trains beside them.
 
-`python pipeline_cases.py FOLDER COUNT PORT` forks so many ranks, once torch is loaded. Each trains
-the cases and writes the weights, the record or the error of each into FOLDER.
+`python pipeline_cases.py FOLDER COUNT PORT CASES` forks COUNT ranks, once torch is loaded. Each
+trains the cases and writes the weights, the record or the error of each into FOLDER.
 """
 
 import io
@@ -22,6 +22,7 @@ from torch.utils.data import BatchSampler, RandomSampler
 import tpsgd
 from tpsgd import EarlyStopping, Memory, rules
 from tpsgd.cli import app
+from tpsgd.data import load
 from tpsgd.engine.optimizers import adam
 from tpsgd.parallel import handover
 from tpsgd.parallel.ranks import joined
@@ -139,6 +140,12 @@ def train_in_stages(name, ranks):
 
 
 STAGES = {2: [2, 2], 4: [1, 1, 1, 1]}
+ON_TWO_RANKS = (  # in make test; the others in make test-all
+    *("readout", "readout-learned", "auxiliary", "cnn, l2", "cnn, augmented"),
+    *("blocks of two layers", "wide", "a small second batch", "custom modules", "validation"),
+    *("early stopping", "all blocks stop early", "epochs by block", "micro-batches"),
+    *("one cycle", "recursive head", "data set", "ordered loader"),
+)
 ON_FOUR_RANKS = ("readout", "cnn", "validation", "early stopping", "stopped by a callback")
 
 
@@ -189,9 +196,9 @@ def shuffled_batches():
     return torch.utils.data.DataLoader(rows, batch_sampler=sampler)
 
 
-def differing(name, *values):
+def differing(name, *values, **others):
     """Settings of which every rank has another."""
-    return lambda: {name: values[int(os.environ["RANK"])]}
+    return lambda: {name: values[int(os.environ["RANK"])]} | others
 
 
 REFUSALS = {
@@ -205,7 +212,7 @@ REFUSALS = {
     "ridge": (deep, POINTS, {"optimizer": [adam, adam, adam, tpsgd.ridge()]}),
     "backprop": (deep, POINTS, {"method": tpsgd.fit_backprop}),
     "other epochs": (deep, POINTS, differing("epochs", 2, 3)),
-    "other batches": (deep, POINTS, differing("batch_size", 16, 8)),
+    "other batches": (deep, POINTS, differing("batch_size", 16, 8, epochs=1)),
     "other stages": (deep, POINTS, differing("parallel", tpsgd.pipeline([2, 2]), tpsgd.pipeline())),
     "other validation": (deep, POINTS, differing("validation", points(16), points(20))),
     "other labels": (deep, lambda: points(50, seed=int(os.environ["RANK"])), {}),
@@ -293,18 +300,18 @@ def death():
     return "trained"
 
 
-def main(folder: Path) -> None:
-    """Train on this rank."""
+def main(folder: Path, names: list[str]) -> None:
+    """Train these cases on this rank."""
     results, rank, count = {}, os.environ["RANK"], int(os.environ["WORLD_SIZE"])
     with joined():
-        for name in CASES if count == 2 else ON_FOUR_RANKS:
+        for name in names:
             run = train_in_stages(name, count)
             results[name] = run.model.state_dict(), run.as_dict()
         told, parallel = Told(), tpsgd.pipeline(STAGES[count])
         run = resume(folder / "after two epochs", parallel=parallel, callbacks=[told])
         results["told"] = told.epochs
         results["resumed"] = run.model.state_dict(), run.as_dict()
-        if count == 2:
+        if count == 2 and CHECKPOINTED in names:
             results["refusals"] = {name: refusal(name) for name in REFUSALS}
             command_line(folder)
             results["flights"] = flights()
@@ -317,7 +324,8 @@ def main(folder: Path) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    folder, count, port = sys.argv[1:]
+    folder, count, port, names = sys.argv[1:]
     tpsgd.plan(deep(), (6,), ranks=2, others=False)  # loads what torch loads when it is needed
+    load("digits")  # and scikit-learn
     if not forked(int(count), port):
-        main(Path(folder))
+        main(Path(folder), names.split(";"))

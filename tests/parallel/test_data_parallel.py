@@ -6,12 +6,21 @@ import signal
 import socket
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 from helpers import close, mlp, points, ragged, same, sequences
-from parallel.cases import CASES, MLP, OF_SAMPLES_TOGETHER, ON_FOUR_RANKS, POINTS, TO_RESUME
+from parallel.cases import (
+    CASES,
+    MLP,
+    OF_SAMPLES_TOGETHER,
+    ON_FOUR_RANKS,
+    ON_TWO_RANKS,
+    POINTS,
+    TO_RESUME,
+)
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
 
@@ -23,7 +32,7 @@ from tpsgd.parallel.shares import span
 from tpsgd.solvers.least_squares import MomentSums
 
 RANK = Path(__file__).with_name("rank.py")
-SECONDS = 90  # a job that hangs fails
+SECONDS = 300  # a job that hangs fails; a busy machine is slow
 
 
 def free_port() -> int:
@@ -51,17 +60,47 @@ def checkpoint_of_one(folder: Path) -> None:
     TO_RESUME.train(checkpoint=checkpoint, callbacks=[copy])
 
 
-@pytest.fixture(scope="module")
-def jobs(tmp_path_factory):
-    """Of each number of ranks: what every rank has, and its last words; one process meanwhile."""
-    plans = {2: ([*CASES, *OF_SAMPLES_TOGETHER], "1", "dies"), 4: (ON_FOUR_RANKS, "2", "raises")}
-    folders = {count: tmp_path_factory.mktemp(f"ranks-{count}") for count in plans}
-    running = {}
-    for count, (names, failing, failure) in plans.items():
-        checkpoint_of_one(folders[count])
-        running[count] = launched(count, folders[count], ";".join(names), failing, failure)
-    alone = {name: case.train() for name, case in CASES.items()}
-    return {count: results_of(running[count], folders[count], count) for count in plans}, alone
+@cache
+def alone(name: str) -> tuple:
+    """The weights and the record of one process."""
+    return CASES[name].train()
+
+
+OTHERS = [name for name in CASES if name not in ON_TWO_RANKS]
+JOBS = {
+    "two_ranks": (2, ON_TWO_RANKS, "1", "dies"),
+    "two_ranks_and_other_cases": (2, OTHERS, "1", "dies"),
+    "four_ranks": (4, ON_FOUR_RANKS, "2", "raises"),
+}
+FOUR = pytest.param("four_ranks", marks=pytest.mark.full)
+two = pytest.mark.parametrize("job", ["two_ranks"], indirect=True)
+four = pytest.mark.parametrize("job", [FOUR], indirect=True)
+each_count = pytest.mark.parametrize("job", ["two_ranks", FOUR], indirect=True)
+
+
+def ran(name: str):
+    """A fixture that runs a job: what every rank has, its last words, and the job's folder."""
+
+    @pytest.fixture(scope="session", name=name)
+    def run(tmp_path_factory):
+        count, names, failing, failure = JOBS[name]
+        folder = tmp_path_factory.mktemp("ranks")
+        checkpoint_of_one(folder)
+        job = launched(count, folder, ";".join(names), failing, failure)
+        for case in set(names) & set(CASES):
+            alone(case)  # while the ranks train
+        return results_of(job, folder, count)
+
+    return run
+
+
+two_ranks, more_of_two_ranks, four_ranks = map(ran, JOBS)
+
+
+@pytest.fixture
+def job(request):
+    """The job that the test names."""
+    return request.getfixturevalue(request.param)
 
 
 def results_of(job: subprocess.Popen, folder: Path, count: int) -> tuple:
@@ -102,27 +141,31 @@ def agree(ranks, name, weights, record, rtol=1e-9, atol=1e-10):
 
 
 @pytest.mark.parametrize(
-    "name", [n for n in CASES if n != "float32"], ids=lambda name: name.replace(" ", "-")
+    ("job", "name"),
+    [
+        pytest.param(job, name, id=f"{job}-{name}", marks=[pytest.mark.full] * (job != "two_ranks"))
+        for job, (_, names, _, _) in JOBS.items()
+        for name in names
+        if name in CASES and name != "float32"
+    ],
+    indirect=["job"],
 )
-def test_ranks_learn_what_one_process_learns(jobs, name):
-    results, alone = jobs
-    weights, record = alone[name]
-    case = CASES[name]
-    untrained = case._replace(settings={"epochs": 0}).train()[0]
+def test_ranks_learn_what_one_process_learns(job, name):
+    weights, record = alone(name)
+    untrained = CASES[name]._replace(settings={"epochs": 0}).train()[0]
     assert not same(weights, untrained)
-    for count, (ranks, _, _) in results.items():
-        if count == 2 or name in ON_FOUR_RANKS:
-            agree(ranks, name, weights, record)
+    agree(job[0], name, weights, record)
 
 
-def test_single_precision_agrees_to_a_millionth(jobs):
-    results, alone = jobs
-    agree(results[2][0], "float32", *alone["float32"], rtol=0, atol=1e-6)
+@two
+def test_single_precision_agrees_to_a_millionth(job):
+    agree(job[0], "float32", *alone("float32"), rtol=0, atol=1e-6)
 
 
+@two
 @pytest.mark.parametrize("name", OF_SAMPLES_TOGETHER)
-def test_losses_of_samples_together_are_those_of_micro_batches(jobs, name):
-    ranks = jobs[0][2][0]
+def test_losses_of_samples_together_are_those_of_micro_batches(job, name):
+    ranks = job[0]
     weights, run = ranks[0]["results"][name]
     memory = Memory(measure=False, micro_batch=6)
     expected, record = OF_SAMPLES_TOGETHER[name].train(memory=memory)
@@ -135,9 +178,9 @@ def test_losses_of_samples_together_are_those_of_micro_batches(jobs, name):
     assert run["history"][-1]["loss"] == pytest.approx(record.history[-1].loss, rel=1e-5)
 
 
-@pytest.mark.parametrize("count", [2, 4])
-def test_a_checkpoint_goes_on_with_another_number_of_ranks(jobs, count):
-    ranks, _, folder = jobs[0][count]
+@each_count
+def test_a_checkpoint_goes_on_with_another_number_of_ranks(job):
+    ranks, _, folder = job
     weights, record = TO_RESUME.train()
     agree(ranks, "resumed", weights, record)
     agree(ranks, "interrupted", weights, record)
@@ -148,22 +191,21 @@ def test_a_checkpoint_goes_on_with_another_number_of_ranks(jobs, count):
     close(resumed, weights, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("count", [2, 4])
-def test_a_callback_of_rank_0_stops_a_block_on_all_ranks(jobs, count):
+@each_count
+def test_a_callback_of_rank_0_stops_a_block_on_all_ranks(job):
     weights, record = TO_RESUME.train(callbacks=[lambda epoch: epoch.block == 1])
     assert [e.block for e in record.history] == [1, 2, 2, 2, 3, 3, 3]
-    agree(jobs[0][count][0], "stopped by rank 0", weights, record)
+    agree(job[0], "stopped by rank 0", weights, record)
 
 
-@pytest.mark.parametrize("count", [2, 4])
-def test_all_ranks_recompute_inputs_if_one_has_no_memory_for_them(jobs, count):
-    results, alone = jobs
-    agree(results[count][0], "unequal memory", *alone["loader, recomputed"])
+@each_count
+def test_all_ranks_recompute_inputs_if_one_has_no_memory_for_them(job):
+    agree(job[0], "unequal memory", *alone("loader, recomputed"))
 
 
-@pytest.mark.parametrize("count", [2, 4])
-def test_rank_0_alone_shows_progress_and_calls_callbacks(jobs, count):
-    first, *others = jobs[0][count][0]
+@each_count
+def test_rank_0_alone_shows_progress_and_calls_callbacks(job):
+    first, *others = job[0]
     assert first["shown"]
     assert all(rank["shown"] == [] for rank in others)
 
@@ -171,34 +213,35 @@ def test_rank_0_alone_shows_progress_and_calls_callbacks(jobs, count):
 REASONS = {
     "checkpoint": "the same setting of checkpoint: rank 0 has a folder, rank 1 has none",
     "loader": "the DataLoader gives rank 1 other samples than rank 0",
-    "batches": "every rank must have the same number of batches: rank 0 has 2, rank 1 has 3",
+    "batches": "every rank must have the same batch_size: rank 0 has 15, rank 1 has 10",
 }
 
 
-@pytest.mark.parametrize("count", [2, 4])
-def test_ranks_that_differ_are_refused_and_can_train_afterwards(jobs, count):
+@each_count
+def test_ranks_that_differ_are_refused_and_can_train_afterwards(job):
     weights, _ = TO_RESUME.train()
-    for rank in jobs[0][count][0]:
+    for rank in job[0]:
         assert set(rank["refusals"]) == set(REASONS)
         for name, sentence in rank["refusals"].items():
             assert REASONS[name] in sentence and "\n" not in sentence
         close(rank["results"]["after refusals"], weights, rtol=1e-9, atol=1e-10)
 
 
-def test_dropout_drops_other_outputs_on_every_rank(jobs):
-    first, second = (rank["results"]["dropped"] for rank in jobs[0][2][0])
+@two
+def test_dropout_drops_other_outputs_on_every_rank(job):
+    first, second = (rank["results"]["dropped"] for rank in job[0])
     assert not torch.equal(first, second)
 
 
-def test_a_rank_that_dies_is_named(jobs):
-    words = jobs[0][2][1]
-    assert words == ["rank 1 died in epoch 2: the other ranks cannot go on without it", ""]
+@two
+def test_a_rank_that_dies_is_named(job):
+    assert job[1] == ["rank 1 died in epoch 2: the other ranks cannot go on without it", ""]
 
 
-def test_a_rank_that_raises_is_named_with_its_reason(jobs):
-    words = jobs[0][4][1]
+@four
+def test_a_rank_that_raises_is_named_with_its_reason(job):
     others = "rank 2 failed in epoch 2: ValueError: broken on purpose"
-    assert words == [others, others, "its own error: broken on purpose", others]
+    assert job[1] == [others, others, "its own error: broken on purpose", others]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])

@@ -13,7 +13,7 @@ import tpsgd
 from tpsgd.parallel import launch
 from tpsgd.parallel.ranks import check_gpus
 
-SECONDS = 120
+SECONDS = 300
 TRAIN = ("train", "--data", "digits", "--epochs", "2", "--seed", "1")
 DYING = """
 import os, torch
@@ -52,6 +52,7 @@ def outputs(tmp_path_factory):
     return folder, {name: job.communicate(timeout=SECONDS) for name, job in jobs.items()}
 
 
+@pytest.mark.full
 def test_two_ranks_train_the_model_of_one_process(outputs, says):
     folder, _ = outputs
     status, _, errors = says(*TRAIN, "--model", "mlp:32", "--out", str(folder / "one"))
@@ -64,6 +65,7 @@ def test_two_ranks_train_the_model_of_one_process(outputs, says):
     assert records[1]["command"].startswith("torchrun --nproc-per-node 2 -m -- tpsgd train --data")
 
 
+@pytest.mark.full
 def test_results_are_written_and_shown_once(outputs):
     folder, texts = outputs
     shown, errors = texts["trained"]
@@ -73,6 +75,7 @@ def test_results_are_written_and_shown_once(outputs):
     assert (folder / "state" / "checkpoint.json").exists()
 
 
+@pytest.mark.full
 def test_a_rank_that_dies_is_one_sentence(outputs):
     shown, errors = outputs[1]["dying"]
     (sentence,) = [line for line in errors.splitlines() if line.startswith("tpsgd:")]

@@ -29,6 +29,7 @@ def net(width=24):
     return nn.Sequential(nn.Linear(6, width), nn.LeakyReLU(), nn.Linear(width, 3))
 
 
+@pytest.mark.full
 def test_peers_are_compared_with_backprop_and_the_frozen_control(digits):
     record = compare(
         digits,
@@ -75,6 +76,8 @@ def test_zorb_as_an_arm_starts_from_the_same_weights_as_fit_zorb():
     for p, q in zip(made.models[0].parameters(), model.parameters(), strict=True):
         assert torch.equal(p, q)
     assert made.runs[0].rule == run.rule == "zorb"
+    method = peers.zorb(alpha=0.5).describe()["method"]  # that a resumed comparison has again
+    assert "fit_zorb" in method and "0.5" in method and "0x" not in method
 
 
 def test_a_deep_elm_keeps_all_but_its_head():
@@ -228,3 +231,9 @@ def test_what_later_layers_are_reaches_zorb_and_not_lm_karnet():
             first[name, scale] = made.models[0][0].weight
     assert torch.equal(first["lm-karnet", 1.0], first["lm-karnet", 3.0])
     assert not torch.allclose(first["zorb", 1.0], first["zorb", 3.0])
+
+
+@pytest.mark.parametrize("word", ALL)
+def test_an_arm_is_described_alike_in_every_process(word):
+    """So that a comparison with it can be resumed: no address of a function is in it."""
+    assert "0x" not in json.dumps(arm(word).describe(), default=str)

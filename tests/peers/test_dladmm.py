@@ -130,6 +130,7 @@ def test_hidden_z_by_hand():
     assert hidden_z(m, a, 0.0).tolist() == [2.0, -1.0, 1.0, 0.5]
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("rho", [1e-2, 0.1, 1.0, 10.0])
 @pytest.mark.parametrize("classes", [2, 10])
 def test_fista_finds_the_minimum_that_newton_finds(rho, classes):
@@ -169,6 +170,7 @@ def test_fista_stops_at_the_tolerance_and_at_the_limit():
     assert torch.equal(output_z(*args, most=9, tolerance=math.inf), one)
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("slope", [0.0, 0.1])
 @pytest.mark.parametrize("widths", [(5, 3), (5, 7, 3), (5, 7, 6, 8, 3)])
 @pytest.mark.parametrize("rho", [1e-3, 1.0])
@@ -250,6 +252,7 @@ def test_a_step_of_no_length_is_no_step():
 # --- learning
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("widths", [(6, 3), (6, 20, 3), (6, 20, 20, 3), (6, 24, 24, 24, 3)])
 @pytest.mark.parametrize("slope", [0.0, 0.2])
 def test_it_interpolates_what_can_be_told_apart(widths, slope, unwatched):
@@ -491,6 +494,7 @@ def test_rho_grows_when_the_loss_rises(unwatched, monkeypatch):
 # --- memory
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("widths", [(6, 3), (40, 64, 10), (20, 64, 64, 64, 5), (30, 10, 80, 3)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_plan_is_what_is_held(widths, dtype):

@@ -102,7 +102,7 @@ def test_an_edit_by_hand_is_noticed_and_other_spaces_are_not(saved):
         (b'{"format": 2}', "install a newer tpsgd"),
         (b'{"format": true}', "describes no model of tpsgd"),
         (b'{"format": "1"}', "describes no model of tpsgd"),
-        (b'{"format": 0}', "describes no model of tpsgd"),
+        (b'{"format": 0}', "reads format 1: make the model again"),
         (b'{"format": 1}', "was edited or damaged"),
         (b"\xff\xfe\x00", "is not whole"),
         (b"[" * 200_000, "is not whole"),

@@ -152,7 +152,9 @@ def test_refusals():
     with pytest.raises(TpsgdError, match="got a NoneType"):
         rls(None)
     with pytest.raises(TpsgdError, match=r"became inf .* too large for its equations"):
-        tpsgd.fit(nn.Sequential(nn.Linear(7, 3)).double(), (X * 1e160, Y), optimizer=rls())
+        tpsgd.fit(
+            nn.Sequential(nn.Linear(7, 3)).double(), (X * 1e160, Y), optimizer=rls(), batch_size=128
+        )
     run = tpsgd.fit(net, (X, Y), rule=rules.frozen(), optimizer=rls(2.0))
     assert run.settings["optimizer"] == "rls(2)"
     assert [b.learning for b in run.blocks] == ["frozen", "solved"]

@@ -8,6 +8,8 @@ from torch import nn
 import tpsgd
 from tpsgd import Stream
 
+pytestmark = pytest.mark.usefixtures("unwatched")
+
 
 class Jump:
     """Like a detector of river: a drift is an error far above the mean of the latest ones."""

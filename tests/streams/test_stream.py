@@ -13,6 +13,8 @@ import tpsgd
 from tpsgd import Padded, Recurrent, Stream, TpsgdError, adapt, rules
 from tpsgd.streams.last_good_step import tensors_in
 
+pytestmark = pytest.mark.usefixtures("unwatched")
+
 
 @pytest.mark.parametrize("make", [mlp, cnn, recurrent])
 @pytest.mark.parametrize("word", ["readout", "readout-learned", "tpsgd-l2", "dfa"])
@@ -130,10 +132,15 @@ def test_a_stream_goes_on_in_another_process(make, tmp_path):
 
 
 OTHER_STREAMS = {
-    "rule": (mlp, {"rule": rules.dfa()}, "its rule was readout, and now it is dfa"),
+    "rule": (mlp, {"rule": rules.dfa()}, "its rule was readout-learned, and now it is dfa"),
+    "options": (
+        mlp, {"rule": rules.readout(True, features=9)}, "its list of the rules' options was",
+    ),
     "seed": (mlp, {"seed": 1}, "its seed was 0, and now it is 1"),
     "optimizer": (mlp, {"optimizer": tpsgd.sgd}, "its optimizer was Adam, and now it is SGD"),
-    "solver": (mlp, {"optimizer": tpsgd.rls()}, "its rule was readout, and now it is frozen"),
+    "solver": (
+        mlp, {"optimizer": tpsgd.rls()}, "its rule was readout-learned, and now it is frozen",
+    ),
     "width": (
         lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 9), nn.ReLU(), nn.Linear(9, 10)), {},
         r"its model was 1.weight of shape \(32, 64\), and now it is 1.weight of shape \(9, 64\)",
@@ -186,7 +193,7 @@ BAD = [
     (lambda: (X[:2] * np.nan, Y[:2]), "NaN or infinity"),
     (lambda: (X[:2, :, :4], Y[:2]), "cannot take an input of shape"),
     (lambda: (X[:2], [3, -1]), "out of range"),
-    (lambda: (X[:2], [3, 12]), "label 12 is no class: .* a new class would be 10"),
+    (lambda: (X[:2], [3, 12]), "label 12 skips class 10: .* classes 0 to 9, .* from 10 without"),
     (lambda: (X[:2], ["a", "b"]), "y must be numbers"),
     (lambda: (X[:2], torch.rand(2, 3)), "rows of shape"),
     (lambda: (X[:2].int(), torch.rand(2)), "rows of shape"),

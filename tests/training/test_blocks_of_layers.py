@@ -111,6 +111,7 @@ def orders(samples, block, epoch, batch_size, seed):
     return batches[epoch * (samples // batch_size) :][: samples // batch_size]
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=by_name)
 @pytest.mark.parametrize("name", RULES)
 def test_the_weights_are_those_of_a_plain_loop_with_detached_edges(name, schedule):
@@ -138,6 +139,7 @@ def test_dfa_reaches_every_layer_of_a_block(name):
     assert {f"{i}.weight" for i in (0, 3, 7, 9, 12, 16)} <= changed
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=by_name)
 @pytest.mark.parametrize("name", ["readout", "learned", "predsim", "tpsgd-l2", "frozen"])
 def test_a_block_per_layer_is_the_default(name, schedule):
@@ -165,6 +167,7 @@ def test_one_block_is_backprop(data, micro_batch):
     assert [e.block for e in run.history] == [1, 1]
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=by_name)
 @pytest.mark.parametrize("name", RULES)
 def test_no_graph_leaves_a_block(name, schedule, monkeypatch):
@@ -313,6 +316,7 @@ def transformer():
     )  # fmt: skip
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=by_name)
 @pytest.mark.parametrize("blocks", [None, 2])
 @pytest.mark.parametrize("name", ["readout", "learned", "predsim", "tpsgd-l2"])

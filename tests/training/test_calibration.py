@@ -14,6 +14,8 @@ from tpsgd.maths.random import Key, permutation
 from tpsgd.nets.modes import statistics_restored
 from tpsgd.rules import SCALE
 
+pytestmark = pytest.mark.usefixtures("unwatched")
+
 SCHEDULES = [tpsgd.sequential, tpsgd.simultaneous]
 RULES = {"fixed": rules.readout(), "learned": rules.readout(learned=True)}
 

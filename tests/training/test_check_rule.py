@@ -11,6 +11,8 @@ from tpsgd import Rule, TpsgdError, check_rule, projections, rules
 from tpsgd.objectives import LossAndGrads, Objective, l2
 from tpsgd.rules import Place
 
+pytestmark = pytest.mark.usefixtures("unwatched")
+
 GOOD = {name: make() for name, make in DRAWN.items()} | {
     "frozen": rules.frozen(),
     "smooth l1": rules.tpsgd(F.smooth_l1_loss),
@@ -22,6 +24,7 @@ def test_every_rule_of_ours_passes(name):
     check_rule(GOOD[name])
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("at", PLACES, ids=lambda p: p.name)
 @pytest.mark.parametrize("name", DRAWN)
 def test_every_rule_passes_at_every_place(name, at):

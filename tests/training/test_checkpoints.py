@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import with_full
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
@@ -61,15 +62,15 @@ def step_rate(optimizer):
 
 
 def milestones(optimizer):
-    return torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 2], 0.3)
+    return torch.optim.lr_scheduler.MultiStepLR(optimizer, [2], 0.3)
 
 
 MOMENTUM = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 TOGETHER = {"schedule": tpsgd.simultaneous}
 RUNS = {
-    "readout": (mlp, POINTS, {}),
-    "readout, simultaneous": (mlp, POINTS, TOGETHER),
-    "learned codes": (mlp, POINTS, {"rule": rules.readout(learned=True)}),
+    "default": (mlp, POINTS, {}),
+    "default, simultaneous": (mlp, POINTS, TOGETHER),
+    "fixed codes": (mlp, POINTS, {"rule": rules.readout()}),
     "tpsgd-l2": (plain, POINTS, {"rule": rules.tpsgd_l2()}),
     "drtp, redrawn": (plain, POINTS, {"rule": rules.drtp(), "memory": tpsgd.Memory(redraw=True)}),
     "dfa": (mlp, POINTS, {"rule": rules.dfa()}),
@@ -145,6 +146,12 @@ def compared(run):
     return history, run.blocks, run.sample_passes, run.forward_passes, run.kept_bytes, run.settings
 
 
+LONG = (  # only in make test-all: others are like them
+    *("drtp, redrawn", "cnn, simultaneous, sgd", "own augmentation", "blocks"),
+    *("slices", "recomputed", "dataset", "tpsgd-l2", "diagonal", "all ridge"),
+)
+
+
 @pytest.fixture
 def killed_after_writing(monkeypatch):
     """Every checkpoint that is written is the last thing that a run does."""
@@ -157,7 +164,7 @@ def killed_after_writing(monkeypatch):
     monkeypatch.setattr(checkpoint, "write", write_and_end)
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", with_full(RUNS, LONG))
 def test_a_resumed_run_equals_an_uninterrupted_one(
     name: str, tmp_path: Path, killed_after_writing: None
 ) -> None:
@@ -224,10 +231,60 @@ def begun(folder: Path, monkeypatch, **settings) -> Checkpoint:
     return Checkpoint(folder, every=0, resume=True)
 
 
+@pytest.mark.parametrize(
+    "name", ["default", "default, simultaneous", "ridge head", "backprop", "shuffled loader"]
+)
+def test_a_finished_run_takes_more_epochs(name, tmp_path, monkeypatch):
+    make, data, settings = RUNS[name]
+    first, short = train(make, data, settings | {"checkpoint": tmp_path})
+    longer = settings | {"epochs": 5, "checkpoint": Checkpoint(tmp_path, every=0, resume=True)}
+    with monkeypatch.context() as patch:  # the extended run is interrupted again and again
+        write = checkpoint.write
+
+        def write_and_end(folder, state):
+            write(folder, state)
+            raise Killed
+
+        patch.setattr(checkpoint, "write", write_and_end)
+        for _ in range(20):
+            with suppress(Killed):
+                tensors, run = train(make, data, longer, seed=9)
+                break
+    assert run.history[: len(short.history)] == short.history
+    for block in {epoch.block for epoch in run.history}:
+        numbers = [epoch.epoch for epoch in run.history if epoch.block == block]
+        assert numbers in ([1, 2, 3, 4, 5], [1, 4])  # a solved layer is solved again
+    assert run.sample_passes > short.sample_passes
+    assert not all(torch.equal(first[n], tensors[n]) for n in first)
+    again, repeated = train(make, data, longer, seed=3)
+    assert compared(repeated)[0] == compared(run)[0]
+    assert all(torch.equal(again[n], tensors[n]) for n in again)
+
+
+def test_an_extension_that_is_interrupted_ends_as_one_that_is_not(tmp_path):
+    make, data, settings = RUNS["default"]
+    ended = []
+    for folder, stop in (("whole", ()), ("twice", (4,))):
+        saved = Checkpoint(tmp_path / folder, every=0, resume=True)
+        train(make, data, settings | {"checkpoint": saved})
+
+        def end(epoch, stop=stop):
+            if epoch.block == 2 and epoch.epoch in stop:
+                raise Killed
+
+        longer = settings | {"epochs": 5, "checkpoint": saved}
+        with suppress(Killed):
+            train(make, data, longer | {"callbacks": [end]})
+        ended.append(train(make, data, longer)[0])
+    assert all(torch.equal(ended[0][n], ended[1][n]) for n in ended[0])
+
+
 OTHERS = {
-    "epochs": (plain, POINTS, {"epochs": 4}, "its epochs was 5, and now it is 4"),
+    "epochs": (plain, POINTS, {"epochs": 4}, "its epochs was 166, and now it is 4"),
     "rate": (plain, POINTS, {"lr": 0.1}, "its lr was None, and now it is 0.1"),
-    "rule": (plain, POINTS, {"rule": rules.drtp()}, "its rule was readout, and now it is drtp"),
+    "rule": (
+        plain, POINTS, {"rule": rules.drtp()}, "its rule was readout-learned, and now it is drtp",
+    ),
     "seed": (plain, POINTS, {"seed": 1}, "its seed was 0, and now it is 1"),
     "schedule": (plain, POINTS, TOGETHER, "its schedule was sequential, and now it is simul"),
     "optimizer": (
@@ -264,7 +321,7 @@ def test_of_several_differences_that_which_matters_most_is_named_first(tmp_path,
         r"of another run: its number of samples \(training data\) was 90, and now it is 60 "
         r"\(model, epochs, list of the rules' options, batch_size: different, too\); resume with"
     )
-    settings = {"rule": rules.readout(scale=2.0), "epochs": 4, "batch_size": 7, "seed": 3}
+    settings = {"rule": rules.readout(True, scale=2.0), "epochs": 4, "batch_size": 7, "seed": 3}
     with pytest.raises(TpsgdError, match=expected):
         tpsgd.fit(mlp(), data, checkpoint=saved, **settings)
 
@@ -325,7 +382,7 @@ def test_a_run_without_a_checkpoint_begins_again(tmp_path: Path) -> None:
     other.load_state_dict(model.state_dict())
     run = tpsgd.fit(model, POINTS, seed=1, checkpoint=saved)
     tpsgd.fit(other, POINTS, seed=1)
-    assert len(run.history) == 15
+    assert len(run.history) == 3 * run.settings["epochs"] == 498
     assert all(map(torch.equal, model.parameters(), other.parameters()))
 
 
@@ -435,6 +492,7 @@ def test_an_optimizer_whose_state_is_no_number_is_refused(tmp_path: Path) -> Non
         tpsgd.fit(plain(), POINTS, optimizer=Odd, checkpoint=Checkpoint(tmp_path, every=0))
 
 
+@pytest.mark.full
 def test_killed_processes_are_resumed_with_the_same_weights() -> None:
     script = Path(__file__).resolve().parents[2] / "benchmarks" / "kill_and_resume.py"
     command = [sys.executable, str(script), "--kills", "10"]
@@ -443,7 +501,7 @@ def test_killed_processes_are_resumed_with_the_same_weights() -> None:
     assert int(ended.stdout.split()[0]) >= 10 and ended.stdout.endswith("runs equal\n")
 
 
-@pytest.mark.parametrize("reuse", [True, False])
+@pytest.mark.parametrize("reuse", with_full([True, False], [True]))
 def test_a_resumed_adaptor_equals_an_uninterrupted_one(
     reuse: bool, tmp_path: Path, killed_after_writing: None
 ) -> None:

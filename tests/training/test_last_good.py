@@ -198,6 +198,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.full
 def test_a_worker_that_dies_is_one_sentence():  # in a process: torch raises it anywhere, and later
     source = os.environ | {"PYTHONPATH": str(Path(tpsgd.__file__).parents[1])}
     call = [sys.executable, "-c", DYING]

@@ -13,9 +13,11 @@ from torch.optim.lr_scheduler import ExponentialLR
 import tpsgd
 from tpsgd import EarlyStopping, Place, Recurrent, TpsgdError, bce, cross_entropy, mse, rules
 
+pytestmark = pytest.mark.usefixtures("unwatched")
+
 X, Y = points()
 DATA = X.double(), Y
-SETTINGS = {"restarts": 3, "epochs": 2, "batch_size": 20, "seed": 4}
+SETTINGS = {"restarts": 3, "epochs": 2, "batch_size": 20, "seed": 4, "memory": "fast"}
 
 
 def factory(activation=nn.Tanh):
@@ -71,6 +73,7 @@ WHOLE = {  # losses that look at the whole batch: one restart's, not all of them
 }
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("schedule", [tpsgd.sequential, tpsgd.simultaneous])
 @pytest.mark.parametrize("name", WHOLE)
 def test_stacked_restarts_with_losses_over_the_whole_batch(name, schedule):
@@ -78,6 +81,7 @@ def test_stacked_restarts_with_losses_over_the_whole_batch(name, schedule):
     both(*unrolled("two layers"), rule=WHOLE[name], schedule=schedule, epochs=1, batch_size=7)
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("at", [Place.BEFORE, Place.END], ids=lambda p: p.name)
 @pytest.mark.parametrize("name", ["tpsgd_l1", "dfa", "readout_learned"])
 def test_stacked_restarts_at_every_place(name, at):
@@ -208,6 +212,7 @@ def unrolled(kind):
     return lambda: net().double(), data()
 
 
+@pytest.mark.cover(1)
 @pytest.mark.usefixtures("unwatched")
 @pytest.mark.parametrize("schedule", [tpsgd.sequential, tpsgd.simultaneous])
 @pytest.mark.parametrize("kind", UNROLLED)
@@ -218,6 +223,7 @@ def test_stacked_recurrent_layers(kind, schedule):
         both(make, data, rule=DRAWN[name](), schedule=schedule, **settings)
 
 
+@pytest.mark.cover(1)
 @pytest.mark.usefixtures("unwatched")
 @pytest.mark.parametrize("window", [1, 3])
 @pytest.mark.parametrize("kind", ["two layers", "tokens", "both ways", "one feature"])
@@ -274,7 +280,7 @@ def test_restart_r_is_fit_with_the_seed_plus_r():
     many = tpsgd.fit_many(lambda: factory(), DATA, **SETTINGS)
     for r, (model, run) in enumerate(many):
         alone = seeded(factory, 4 + r)
-        tpsgd.fit(alone, DATA, epochs=2, batch_size=20, seed=4 + r)
+        tpsgd.fit(alone, DATA, epochs=2, batch_size=20, seed=4 + r, memory="fast")
         assert same(state(model), state(alone)) and run.seed == 4 + r
     assert len({tuple(model[0].weight.flatten().tolist()) for model in many.models}) == 3
 

@@ -12,6 +12,8 @@ import tpsgd
 from tpsgd import TpsgdError
 from tpsgd.zoo.recipes import ALL, Recipe, deep
 
+pytestmark = pytest.mark.usefixtures("unwatched")
+
 
 def test_the_recipe_is_read_as_it_is_written():
     assert str(deep) == (
@@ -62,6 +64,7 @@ def test_every_layer_but_the_last_has_its_norm():
     assert not any(isinstance(m, nn.BatchNorm1d) for m in plain.modules())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("train", [tpsgd.fit, tpsgd.fit_backprop])
 def test_local_rules_and_backprop_take_the_same_settings(train):
     x, y = images(24, 2, 16)

@@ -107,6 +107,7 @@ def test_every_block_learns_and_no_graph_leaves_it(rule, schedule, monkeypatch):
     assert not any(torch.equal(p, before[name]) for name, p in net.named_parameters())
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("blocks", [None, 4])
 @pytest.mark.parametrize("rule", [rules.readout(), rules.readout(learned=True), rules.predsim()])
 def test_every_parameter_learns_in_lower_precision(rule, blocks):
@@ -145,6 +146,7 @@ def test_early_stages_do_not_depend_on_later_ones():
     assert same(*found) and not same(found[0], state(tiny().layer1))
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("unwatched")
 def test_both_ways_learn_what_can_be_learned():
     """Stripes: across, down, or none."""

@@ -12,6 +12,8 @@ import tpsgd
 from tpsgd import TpsgdError, rules
 from tpsgd.zoo.vgg import taps, vgg
 
+pytestmark = pytest.mark.usefixtures("unwatched")
+
 LIKE_TORCHVISION = {"dense": (4096, 4096), "dropout": 0.5, "pool": 7}
 
 

@@ -148,6 +148,7 @@ def sequences(tokens: int | None = None, padded: bool = False):
     return Padded(x, torch.tensor([2, 5, 1])) if padded else x
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("tokens", [None, 9])
 @pytest.mark.parametrize("layers", ["6", "6,6", "6,3", "6,3+4"])

@@ -102,7 +102,10 @@ class Adaptor(nn.Module):
 
     def outputs(self, features: dict[str, Tensor]) -> list[Tensor]:
         """The output of each tap's layers."""
-        return [head(features[tap]) for tap, head in self.heads.items()]
+        return [
+            head(features[tap].to(next(head.parameters()).dtype))
+            for tap, head in self.heads.items()
+        ]
 
     @torch.no_grad()
     def predict(self, x: Any, *, batch_size: int | None = None) -> Tensor:
@@ -154,7 +157,7 @@ class Adaptor(nn.Module):
         return x
 
     def save(self, folder: str | Path) -> Path:
-        """Write `adaptor.safetensors` and `adaptor.json`: the layers, and what they belong to."""
+        """Write the layers, and into `adaptor.json` what they belong to."""
         taps = {
             tap: {"module": self.backbone.taps[tap], "shape": self.tap_shapes[tap]}
             for tap in self.taps

@@ -60,8 +60,6 @@ class Backbone(nn.Module):
         self.model = model.requires_grad_(False)
         self.eval()
         self.channels_last = suits_channels_last(model.modules())
-        if self.channels_last:
-            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def like(self, model: nn.Module, name: str) -> "Backbone":
         """Another module with the same taps and image scale, such as a quantised copy."""

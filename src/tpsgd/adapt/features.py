@@ -17,6 +17,7 @@ from tpsgd.engine.device import available
 from tpsgd.engine.inputs import check_finite, inputs, pair, tensor
 from tpsgd.errors import TpsgdError
 from tpsgd.maths.random import Key, shuffled
+from tpsgd.nets.precision import without_autocast
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +55,7 @@ class Features:
 
 
 @torch.no_grad()
+@without_autocast()
 def encode(
     backbone: Backbone,
     data: Any,

@@ -1,4 +1,4 @@
-"""The two files of an adaptor: `adaptor.safetensors` (tensors) and `adaptor.json` (description).
+"""The two files of an adaptor: its tensors, and their description, `adaptor.json`.
 
 The backbone itself is not stored. The files describe it by a hash of its weights and by the output
 of its taps for one sample of reproducible noise. A backbone with other weights is accepted, with a
@@ -20,7 +20,7 @@ from tpsgd.projections import uniform
 from tpsgd.saved import folder as folders
 from tpsgd.saved.folder import Layout
 
-ADAPTOR = Layout("adaptor", 1, sealed=False)
+ADAPTOR = Layout("adaptor", 2)
 ALIKE = 0.1  # relative difference of features up to which a backbone counts as the same one
 
 

@@ -276,7 +276,7 @@ def named(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [named(v) for v in value]
     if isinstance(value, Rule):
-        return f"{value.name}: {value.options}, {value.at.value}, {value.loss.name}"
+        return str(value)
     if isinstance(value, partial):
         arguments = [*value.args, *value.keywords.items()]
         return f"{named(value.func)}({', '.join(str(named(v)) for v in arguments)})"
@@ -303,7 +303,8 @@ class Log:
                 key = _text(values.pop("key"))
                 self.trials[key] = Trial(**values)
             except (KeyError, TypeError):
-                warnings.warn(f"{file}, line {number}: no trial, skipped", stacklevel=3)
+                why = "damaged, or of another version of tpsgd"
+                warnings.warn(f"{file}, line {number}: {why}; trained again", stacklevel=3)
 
     def get(self, key: dict[str, Any]) -> Trial | None:
         """A finished trial, if there is one with this key."""

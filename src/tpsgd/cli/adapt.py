@@ -16,6 +16,7 @@ from tpsgd.cli import adapt_plan, adapt_shift, options
 from tpsgd.cli.adapt_plan import Job
 from tpsgd.cli.options import AsJson, Overwrite, RuleWord, option, setting
 from tpsgd.cli.resuming import Resuming
+from tpsgd.cli.rule_list import DEFAULT
 from tpsgd.cli.terminal import Stopped, grid_of, live_bar, until_interrupted, write_then_show
 from tpsgd.errors import TpsgdError
 from tpsgd.files import write_whole
@@ -143,7 +144,7 @@ def adapt(
     shift: adapt_shift.NewDomain,
     machine: options.Machine,
     resuming: Resuming,
-    rule: RuleWord = "readout",
+    rule: RuleWord = DEFAULT,
     no_controls: Annotated[
         bool, option("Leave backprop and a frozen adaptor out.", "--no-controls")
     ] = False,

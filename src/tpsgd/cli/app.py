@@ -11,6 +11,7 @@ from rich.console import Console
 from tpsgd import __version__
 from tpsgd.cli.adapt import adapt
 from tpsgd.cli.compare import compare
+from tpsgd.cli.demo import demo
 from tpsgd.cli.export import app as export_app
 from tpsgd.cli.plan import plan
 from tpsgd.cli.predict import evaluate, predict
@@ -20,6 +21,7 @@ from tpsgd.cli.terminal import INTERRUPTED, Stopped, grid_of
 from tpsgd.cli.train import train
 from tpsgd.cli.wording import in_options
 from tpsgd.errors import TpsgdError
+from tpsgd.names import printable
 from tpsgd.parallel.launch import speaks, under_torchrun
 from tpsgd.training import progress_bar
 from tpsgd.units import columns
@@ -37,7 +39,7 @@ app = typer.Typer(
 data_app = typer.Typer(help="The built-in data sets.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 app.add_typer(export_app, name="export")
-for command in (train, predict, evaluate, compare, plan, search, adapt):
+for command in (demo, train, predict, evaluate, compare, plan, search, adapt):
     app.command()(command)
 
 
@@ -77,7 +79,7 @@ def _run() -> int:
 def _print_error(text: str, code: int = 0) -> int:
     """Print one line on standard error, if this rank is the one that speaks."""
     if speaks(text):
-        print("tpsgd:", " ".join(text.split()), file=sys.stderr)
+        print("tpsgd:", printable(" ".join(text.split())), file=sys.stderr)
     return code
 
 

@@ -1,6 +1,7 @@
 """`tpsgd compare`: several rules, backprop and controls; a table and a report."""
 
 import json
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 def compare(
     data: options.Data,
     model: options.Model,
-    training: options.FromScratch,
+    training: options.Compared,
     memory: options.Memory,
     machine: options.Machine,
     resuming: Resuming,
@@ -46,8 +47,9 @@ def compare(
 
     If one of them fails, the others go on, and the exit status is 1.
     """
-    from tpsgd.comparison import arms, report
+    from tpsgd.comparison import arms
     from tpsgd.comparison import equal as equally
+    from tpsgd.rules import scale_of
 
     options.check("equal", equal, equally.WAYS)
     if seconds is not None and equal != "seconds":
@@ -65,7 +67,7 @@ def compare(
     settings["schedule"] = training.chosen_schedule
     chosen = [arms.arm(word, settings["schedule"], factory) for word in words]
     if (scale := training.readout_scale) is not None:
-        chosen = [arms.scaled(arm, scale) if "readout" in arm.name else arm for arm in chosen]
+        chosen = [arms.scaled(a, scale) if scale_of(a.rule) else a for a in chosen]
     compared = arms.with_controls(chosen)
     if head == "ridge":
         compared = [arms.with_ridge(arm, factory, settings) for arm in compared]
@@ -73,15 +75,27 @@ def compare(
     settings["command"] = options.command_line()
     settings["notes"] = model.record(head) | {"left_out": left_out}
     again = overwrite or resuming.goes_on
-    with resuming.interruptible(), output_folder(out, report.FILES, again) as folder:
-        record = _compared(folder, samples, factory, compared, **settings)
+    printed = _show_json if as_json else show
+    with resuming.interruptible():
+        record = report_on(out, again, printed, samples, factory, compared, **settings)
+    if any(result.error for result in record.results):
+        raise typer.Exit(1)
+
+
+def report_on(
+    out: Path, overwrite: bool, printed: Callable[..., None], *args: Any, **settings: Any
+) -> "Comparison":
+    """Compare, write the report to a folder, print the record; Ctrl-C ends with what is there."""
+    from tpsgd.comparison import report
+
+    with output_folder(out, report.FILES, overwrite) as folder:
+        record = _compared(folder, *args, **settings)
         write = partial(write_or_rescue, partial(report.write, record), folder)
-        write_then_show(write, partial(_show_json if as_json else show, record))
+        write_then_show(write, partial(printed, record))
         if record.interrupted:
             count = f"{record.finished} of {record.asked} training runs"
             raise Stopped(f"interrupted; {count} are in {folder}")
-    if any(result.error for result in record.results):
-        raise typer.Exit(1)
+    return record
 
 
 def _show_json(record: "Comparison", page: Path | None) -> None:

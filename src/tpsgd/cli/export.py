@@ -33,8 +33,9 @@ def export_c(
     """C99 for a microcontroller: no heap, no library, every byte counted beforehand."""
     from tpsgd import export
 
-    subject = net.subject(samples, rule)
-    x, y = _measured(subject, None if numbers != "float32" else CALIBRATION)
+    floats = numbers == "float32"
+    subject = net.subject(samples, rule, learned_codes=floats)
+    x, y = _measured(subject, CALIBRATION if floats else None)
     with waiting("writing, compiling, and running it beside fit"):
         exported = export.c(
             subject.model, out, shape=subject.shape, batch=batch, codes=codes, ram=ram,

@@ -1,5 +1,6 @@
 """What `tpsgd export` writes: a fresh model, or a saved one with all that it was saved with."""
 
+import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -7,16 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tpsgd
 from tpsgd.cli import options
 from tpsgd.cli.options import option, setting
+from tpsgd.cli.rule_list import DEFAULT
 from tpsgd.cli.terminal import waiting
-from tpsgd.errors import TpsgdError
+from tpsgd.errors import TpsgdError, shortened
+from tpsgd.names import safe
 
 if TYPE_CHECKING:
     from torch import nn
 
 OPTIMIZERS = ("sgd", "momentum", "adam")
+FIXED = "readout"
+READOUTS = (FIXED, "readout-learned")
 RuleWord = Annotated[
     str | None,
-    option("A rule; see: tpsgd rules.", "--rule", show_default="readout, or a saved model's"),
+    option("A rule; see: tpsgd rules.", "--rule", show_default=f"{DEFAULT}, or a saved model's"),
 ]
 
 
@@ -76,10 +81,15 @@ class Net:
         show_default="0, or a saved model's",
     )  # fmt: skip
 
-    def subject(self, samples: Samples, rule: str | None, split: bool = False) -> Subject:
-        """The model and its samples; with `split`, the data set of a page."""
+    def subject(
+        self, samples: Samples, rule: str | None, split: bool = False, learned_codes: bool = True
+    ) -> Subject:
+        """The model and its samples; with `split`, the data set of a page.
+
+        Where codes cannot learn, `readout` replaces `readout-learned`, unless it was asked for.
+        """
         if Path(self.model).is_dir():
-            return self._saved(samples, rule, split)
+            return self._saved(samples, rule, split, learned_codes)
         if ":" not in self.model:
             raise TpsgdError(
                 f"there is no folder {self.model}: --model takes a folder of tpsgd train --save, "
@@ -91,27 +101,34 @@ class Net:
         data = samples.load(seed, samples.scale)
         torch.manual_seed(seed)
         factory, _ = options.Model(self.model, self.activation).factory_for(data)
-        settings = self._settings(rule or "readout", seed, self.loss)
+        word = rule or (DEFAULT if learned_codes else FIXED)
+        settings = self._settings(word, seed, self.loss)
         train, inputs = data.train, data.inputs
         return Subject(factory(), data.shape, train, inputs, data.classes, settings, data=data)
 
-    def _saved(self, samples: Samples, rule: str | None, split: bool) -> Subject:
+    def _saved(
+        self, samples: Samples, rule: str | None, split: bool, learned_codes: bool
+    ) -> Subject:
         from tpsgd import rules
 
         trained = tpsgd.load(self.model)
         run, inputs = trained.run, trained.inputs
         seed = run.seed if self.seed is None else self.seed
-        word = rule or (run.rule if run.rule in rules.ALL else "readout")
+        word = rule or (run.rule if run.rule in rules.ALL else DEFAULT)
+        if rule is None and word == DEFAULT and not learned_codes:
+            rule = word = FIXED
         loss = self.loss or _saved_loss(run.settings.get("loss"))
         settings = self._settings(word, seed, loss)
+        if rule is None and (self.readout_scale is None or word not in READOUTS):
+            settings["rule"] = _saved_rule(self.model, run, settings["rule"])
         note = f"from {self.model}: rule {word}, loss {loss or 'of the rule'}, seed {seed}"
         if word != run.rule:
-            note += f" (it was trained by {run.rule})"
-        data, (x, y) = None, _samples(trained, samples, self.model, split)
+            note += f" (it was trained by {safe(run.rule)})"
+        data, (x, y) = None, samples_for(trained, samples, self.model, split)
         if split:
             data, (x, y) = x, x.train
         shape = inputs.get("shape") or (x is not None and x.shape[1:])
-        if x is None and word == "readout" and not self.readout_scale:
+        if x is None and word in READOUTS and not self.readout_scale:
             note += "; without --data its readouts are calibrated by the first samples they learn"
         if not shape:
             raise TpsgdError(
@@ -129,10 +146,28 @@ class Net:
         entry(rule)
         if rule not in rules.ALL:
             raise TpsgdError(f"{rule} is no local rule with a step: choose readout or tpsgd-l2")
-        scaled = rule == "readout" and self.readout_scale is not None
-        chosen = rules.readout(scale=self.readout_scale) if scaled else rules.ALL[rule].make()
+        make, scaled = rules.ALL[rule].make, rule in READOUTS and self.readout_scale is not None
+        chosen = make(scale=self.readout_scale) if scaled else make()
         function = None if loss is None else getattr(tpsgd, loss.replace("-", "_"))
         return {"rule": chosen, "optimizer": self.optimizer, "loss": function, "seed": seed}
+
+
+def _saved_rule(folder: str, run: "tpsgd.Run", rule: "tpsgd.Rule") -> "tpsgd.Rule":
+    """The rule with the options that it was trained with, as far as a record has them."""
+    from tpsgd.engine.settings import listed
+    from tpsgd.rules import scale_of, with_scale
+
+    options = sorted({str(text) for text in listed(run.settings.get("options") or [])})
+    number = re.search(r", scale (\d+(?:\.\d+)?(?:e[+-]?\d+)?),", options[0]) if options else None
+    if scale_of(rule) and number:
+        rule = with_scale(rule, float(number[1]))
+    if not options or (run.rule == rule.name and options == [f"{rule.options}, {rule.at.value}"]):
+        return rule  # without options, no hidden block had a local loss
+    raise TpsgdError(
+        f"the model in {folder} was trained by {run.rule} ({shortened('; '.join(options), 200)}), "
+        f"which cannot be restored from its folder: --rule {rule.name} exports it with the usual "
+        "options of that rule, and the functions of tpsgd.export take any rule"
+    )
 
 
 def _saved_loss(word: Any) -> str | None:
@@ -141,7 +176,7 @@ def _saved_loss(word: Any) -> str | None:
     return name if name in options.LOSSES else None
 
 
-def _samples(trained: "tpsgd.Trained", samples: Samples, folder: str, split: bool) -> Any:
+def samples_for(trained: "tpsgd.Trained", samples: Samples, folder: str, split: bool) -> Any:
     """Training samples in the form that a saved model takes; with `split`, a whole data set."""
     from tpsgd.data.new_samples import read_new
     from tpsgd.data.registry import DATASETS
@@ -152,14 +187,14 @@ def _samples(trained: "tpsgd.Trained", samples: Samples, folder: str, split: boo
         raise TpsgdError(f"a page has samples in it: name the data of {folder} with --data")
     if samples.scale is not None:
         raise TpsgdError(f"the model in {folder} has its own scaling: leave --scale out")
-    reads_table = samples.data.lower().endswith(".csv")
+    reads_table = samples.data.lower().endswith((".csv", ".tsv"))
     if not trained.inputs or samples.data in DATASETS or (split and not reads_table):
         data = _loaded(trained, samples, folder)
         return (data, None) if split else data.train
     with waiting(f"reading {samples.data}"):
         new = read_new(samples.data, inputs=trained.inputs, classes=trained.classes)
     if split:
-        return _held_out(trained, samples.data, new), None
+        return _held_out(trained, samples, new), None
     return new.x[: samples.max_train], None if new.y is None else new.y[: samples.max_train]
 
 
@@ -167,7 +202,7 @@ def _loaded(trained: "tpsgd.Trained", samples: Samples, folder: str) -> "tpsgd.d
     """A data set with the scaling of the model."""
     import torch
 
-    from tpsgd.data.scaling import scaled
+    from tpsgd.saved.scaling import scaled
 
     scaling = trained.inputs.get("scaling") or {}
     data = samples.load(trained.run.seed, "none" if trained.inputs else samples.scale)
@@ -184,18 +219,21 @@ def _loaded(trained: "tpsgd.Trained", samples: Samples, folder: str) -> "tpsgd.d
     return replace(data, train=train, test=test, reading=data.reading | {"scaling": scaling})
 
 
-def _held_out(trained: "tpsgd.Trained", spec: str, new: Any) -> "tpsgd.data.Data":
-    """A table with the columns, the scaling and the classes of the model, split for a page."""
+def _held_out(trained: "tpsgd.Trained", samples: Samples, new: Any) -> "tpsgd.data.Data":
+    """A table with the columns, the scaling and the classes of the model, split in two."""
     import torch
 
-    from tpsgd.data.split import hold_out_test
+    from tpsgd.data.split import hold_out_test, stratified
 
+    spec, seed = str(samples.data), trained.run.seed
     if new.y is None:
-        raise TpsgdError(f"{spec} has no labels, and a page learns from them")
-    mask, note = hold_out_test(new.y.numpy(), trained.run.seed, spec)
-    train = torch.from_numpy(mask)
+        raise TpsgdError(f"{spec} has no labels to learn from")
+    mask, note = hold_out_test(new.y.numpy(), seed, spec)
+    train, test = map(torch.from_numpy, (mask, ~mask))
+    if samples.max_train is not None and samples.max_train < int(train.sum()):
+        train[mask] = torch.from_numpy(stratified(new.y[train].numpy(), samples.max_train, seed))
     reading = {name: value for name, value in trained.inputs.items() if name != "shape"}
     return tpsgd.data.Data(
-        spec, (new.x[train], new.y[train]), (new.x[~train], new.y[~train]), trained.classes,
+        spec, (new.x[train], new.y[train]), (new.x[test], new.y[test]), trained.classes,
         tuple(new.x.shape[1:]), note, reading=reading,
     )  # fmt: skip

@@ -13,7 +13,7 @@ import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 SCHEDULES = ("sequential", "simultaneous")
 SCALES = ("none", "standard", "minmax")  # `data.scaling.METHODS`, which imports torch
+IMPUTE = ("none", "mean", "median")  # `data.scaling.IMPUTE`
 LOSSES = ("mse", "cross-entropy", "bce")
 INITS = ("zeros", "uniform", "scaled-uniform", "reservoir")
 RECIPES = ("deep",)
@@ -36,7 +37,7 @@ MOST_THREADS = 64  # that a machine with fewer cores may try
 AUGMENT = ("flip", "crop", "cutout", "resized-crop", "jitter")
 DATA = (
     "digits, mnist, cifar10, seq-mnist-rows, eeg, tweets, ... (see: tpsgd data list); FILE.npz, "
-    "FILE.csv, FILE.py:FUNCTION or a folder of images."
+    "FILE.csv, FILE.tsv, FILE.py:FUNCTION or a folder of images."
 )
 MODELS = (
     "mlp:256,256 (widths), cnn:16x5,16x5 (filters x kernel), vgg:8, vgg:11 or vgg:16 (ReLU and "
@@ -147,10 +148,10 @@ class Unscaled:
 
     def load(self, seed: int = 0) -> "tpsgd.data.Data":
         """The data set."""
-        return self._load(seed, "none")
+        return self._load(seed, scale="none")
 
-    def _load(self, seed: int, scale: str | None) -> "tpsgd.data.Data":
-        choices = {"max_train": self.max_train, "on_disk": self.on_disk, "scale": scale}
+    def _load(self, seed: int, **choices: Any) -> "tpsgd.data.Data":
+        choices |= {"max_train": self.max_train, "on_disk": self.on_disk}
         with waiting(f"reading {self.data}"):
             return tpsgd.data.load(self.data, seed=seed, **choices)
 
@@ -166,10 +167,19 @@ class Data(Unscaled):
         choices=SCALES,
         show_default="standard for .csv, else none",
     )
+    label: str | None = setting(
+        None, "FILE.csv: the label column.", show_default="label, y, class, target, or the last"
+    )
+    drop: str | None = setting(None, "FILE.csv: columns to leave out: id,time.")
+    impute: str | None = setting(
+        None, "FILE.csv: fill blank cells by the mean or median of the training samples, or none.",
+        choices=IMPUTE,
+    )  # fmt: skip
 
     def load(self, seed: int = 0) -> "tpsgd.data.Data":
         """The data set."""
-        return self._load(seed, self.scale)
+        columns = {"label": self.label, "drop": self.drop or (), "impute": self.impute}
+        return self._load(seed, scale=self.scale, **columns)
 
 
 @dataclass(frozen=True)
@@ -281,7 +291,7 @@ class Training:
         from tpsgd.engine import optimizers
         from tpsgd.engine.settings import LARGEST_RATE
 
-        if self.lr is not None and not 0 < self.lr <= LARGEST_RATE:
+        if isinstance(self.lr, float) and not 0 < self.lr <= LARGEST_RATE:
             raise TpsgdError(
                 f"--lr must be more than 0 and at most {LARGEST_RATE}, got {self.lr:g}"
             )
@@ -305,10 +315,10 @@ class FromScratch(Training):
     """How to train a whole model: by options, by a recipe, or by both; options go first."""
 
     epochs: int | None = setting(
-        None, "Epochs per block.", show_default="10, or the recipe's", min=1
+        None, "Epochs per block.", show_default="by the data, or the recipe's", min=1
     )
     batch_size: int | None = setting(  # type: ignore[assignment]
-        None, "Samples per step.", show_default="128, or the recipe's", min=1
+        None, "Samples per step.", show_default="by the data, or the recipe's", min=1
     )
     recipe: str | None = setting(
         None,
@@ -330,7 +340,7 @@ class FromScratch(Training):
     def complete(self, settings: dict[str, Any], shape: tuple[int, ...]) -> dict[str, Any]:
         """Settings that were chosen, and the recipe's or the default for all others."""
         if self.recipe is None:
-            return {"epochs": 10, "batch_size": 128} | settings
+            return settings
         from tpsgd.zoo import recipes
 
         recipe = recipes.ALL[self.recipe].settings(shape, settings.get("device"))
@@ -338,6 +348,27 @@ class FromScratch(Training):
         if "optimizer" in settings:
             del recipe["lr"]  # it is Adam's
         return recipe | settings
+
+
+def rate_or_search(word: str) -> float | str:
+    """A learning rate, or the word `search`."""
+    try:
+        return word if word == "search" else float(word)
+    except ValueError:
+        raise TpsgdError(f"--lr takes a number such as 0.003, or search, got {word!r}") from None
+
+
+@dataclass(frozen=True)
+class Compared(FromScratch):
+    """How to train each of several rules."""
+
+    lr: Any = setting(  # noqa: RUF009
+        None,
+        "Learning rate (default: Adam 0.001, SGD 0.1); search: one for each rule, backprop and "
+        "controls too, by the same short runs on held-out training samples.",
+        parser=rate_or_search,
+        metavar="RATE|search",
+    )
 
 
 def block_numbers(text: str) -> int | list[int]:
@@ -374,9 +405,14 @@ class Memory:
     TITLE = "Memory"
 
     memory: str | None = setting(
-        None, "64MB, 1.5GB: the most to use beyond the data set; low: as little as is reasonable."
+        None,
+        "64MB, 1.5GB: the most to use beyond the data set; low: as little as is reasonable; "
+        "fast: keep blocks' inputs. By default no more than backprop would use.",
     )
-    reuse: str | None = setting(None, "Keep blocks' inputs: yes, no (recompute), or a folder.")
+    reuse: str | None = setting(
+        None, "Keep blocks' inputs: yes, no (recompute), or in files in a folder (with --memory: "
+        "only if nothing else fits).",
+    )  # fmt: skip
     micro_batch: int | None = setting(None, "Samples of a batch in memory at a time.", min=1)
 
     def settings(self) -> dict[str, Any]:
@@ -386,7 +422,8 @@ class Memory:
             reuse = Path(reuse).expanduser()
             if not reuse.is_dir():
                 raise TpsgdError(f"--reuse {self.reuse}: write yes, no, or a folder that exists")
-        return {"memory": tpsgd.Memory(self.memory, reuse=reuse, micro_batch=self.micro_batch)}
+        memory = tpsgd.Memory.of(self.memory)
+        return {"memory": replace(memory, reuse=reuse, micro_batch=self.micro_batch)}
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import tpsgd
 from tpsgd import figures
 from tpsgd.cli import options
 from tpsgd.cli.options import AsJson, Overwrite, RuleWord, option, setting
+from tpsgd.cli.rule_list import DEFAULT
 from tpsgd.cli.terminal import live_bar, show_plan, write_then_show
 from tpsgd.cli.train import arm_for
 from tpsgd.errors import TpsgdError
@@ -51,7 +52,7 @@ def plan(
     training: options.FromScratch,
     memory: options.Memory,
     machine: options.Machine,
-    rule: RuleWord = "readout",
+    rule: RuleWord = DEFAULT,
     ranks: Annotated[
         int | None, option("Also plan a pipeline over this many processes.", min=1)
     ] = None,
@@ -61,10 +62,13 @@ def plan(
 ) -> None:
     """Estimate the peak memory of a training run, compared with backprop."""
     from tpsgd.comparison.arms import entry
+    from tpsgd.engine.lengths import batch_size_for
 
     entry(rule)
-    if rule == "backprop":
-        raise TpsgdError("every plan includes backprop: choose a rule to compare with it")
+    if rule.startswith("backprop"):
+        raise TpsgdError(
+            "every plan includes backprop in its forms: choose a rule to compare with it"
+        )
     options.keep_apart(data.data, model.model, plot=plot)
     subject = _subject(data, model)
     if plot is not None:
@@ -75,6 +79,7 @@ def plan(
         arm = arm_for(rule, training, memory, subject.factory, subject.head)
         settings = options.settings_of(training, memory, model) | {"device": machine.device}
         settings = training.complete(settings, subject.shape)
+        settings.setdefault("batch_size", batch_size_for(subject.samples))
         settings["progress"] = partial(advance, "rehearsing")
         settings["ranks"] = ranks
         plan = _plan(subject, arm, settings | {"schedule": arm.schedule})
@@ -120,7 +125,7 @@ def _plan(subject: Subject, arm: "Arm", settings: dict[str, Any]) -> "Plan":
     if arm.epochs is not None:
         settings["epochs"] = arm.epochs
     if arm.optimizer is not None:
-        settings |= {"optimizer": arm.optimizer, "lr": None}
+        settings |= {"optimizer": arm.optimizer, "lr": arm.lr}
     model = (arm.factory or subject.factory)()
     settings |= {"rule": arm.rule, "samples": subject.samples, "dtype": subject.dtype}
     plan = tpsgd.plan(model, subject.shape, **settings)

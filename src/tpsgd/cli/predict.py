@@ -18,6 +18,7 @@ from tpsgd.cli.options import AsJson, Overwrite, option
 from tpsgd.cli.terminal import live_bar, waiting
 from tpsgd.errors import TpsgdError
 from tpsgd.files import write_whole
+from tpsgd.names import printable
 from tpsgd.output import check_new
 
 if TYPE_CHECKING:
@@ -31,6 +32,9 @@ LabelledData = Annotated[str, option(READ.format("with labels"), "--data")]
 ModelFile = Annotated[
     str | None, option("FILE.py:FUNCTION that made the model, if it was your own.", "--model")
 ]
+Label = Annotated[
+    str | None, option("FILE.csv: the label column, if not as in training.", "--label")
+]
 Device = Annotated[str, option("cpu, cuda, cuda:1, ...", "--device")]
 
 
@@ -39,6 +43,7 @@ def predict(
     data: NewData,
     out: Annotated[Path | None, option("CSV file for the predictions (default: print).")] = None,
     model: ModelFile = None,
+    label: Label = None,
     device: Device = "cpu",
     overwrite: Overwrite = False,
 ) -> None:
@@ -49,7 +54,7 @@ def predict(
         if not out.absolute().parent.is_dir():
             raise TpsgdError(f"there is no folder {out.parent} for --out {out.name}")
         check_new(out, overwrite)
-    trained, samples = _load(folder, data, model, device, needs_labels=False)
+    trained, samples = _load(folder, data, model, label, device, needs_labels=False)
     if samples.note:
         print(f"tpsgd: the labels are ignored: {samples.note}", file=sys.stderr)
     with live_bar() as advance:
@@ -58,6 +63,8 @@ def predict(
         )
     text = _table(trained, samples, classes.tolist(), probabilities.tolist())
     if out is None:
+        if sys.stdout.isatty():  # which would obey control characters
+            text = "".join(f"{printable(line)}\n" for line in text.splitlines())
         print(text, end="")
         return
     write_whole(out, text.encode())
@@ -68,6 +75,7 @@ def evaluate(
     folder: Folder,
     data: LabelledData,
     model: ModelFile = None,
+    label: Label = None,
     device: Device = "cpu",
     plot: Annotated[
         Path | None, option("FILE.png or FILE.svg for the confusion matrix as a heat map.")
@@ -78,7 +86,7 @@ def evaluate(
     options.keep_apart(data, model, *folder.expanduser().glob("model*"), plot=plot)
     if plot is not None:
         figures.check_file(plot := plot.expanduser(), "confusion matrix")
-    trained, samples = _load(folder, data, model, device)
+    trained, samples = _load(folder, data, model, label, device)
     if samples.y is None:
         raise TpsgdError(f"{data} has no labels to compare with: use tpsgd predict")
     with waiting("testing"):
@@ -94,7 +102,12 @@ def evaluate(
 
 
 def _load(
-    folder: Path, data: str, model: str | None, device: str, needs_labels: bool = True
+    folder: Path,
+    data: str,
+    model: str | None,
+    label: str | None,
+    device: str,
+    needs_labels: bool = True,
 ) -> "tuple[tpsgd.Trained, NewSamples]":
     """The model, and the samples in the form that it takes."""
     from tpsgd.data.new_samples import read_new
@@ -105,7 +118,8 @@ def _load(
             f"the model in {folder} has no names of classes: save it with "
             "run.save(folder, classes=data.classes, inputs=data.inputs)"
         )
-    reading = {"inputs": trained.inputs, "classes": trained.classes, "seed": trained.run.seed}
+    inputs = trained.inputs | ({} if label is None else {"label": label})
+    reading = {"inputs": inputs, "classes": trained.classes, "seed": trained.run.seed}
     with waiting(f"reading {data}"):
         return trained, read_new(data, needs_labels=needs_labels, **reading)
 

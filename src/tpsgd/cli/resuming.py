@@ -23,7 +23,11 @@ class Resuming:
     TITLE = "Checkpoints"
 
     checkpoint: Path | None = setting(None, "Folder for the state of training after epochs.")  # noqa: RUF009
-    resume: bool = setting(False, "Go on from --checkpoint, or begin if it is empty.", "--resume")
+    resume: bool = setting(
+        False,
+        "Go on from --checkpoint, or begin if it is empty; a finished run takes more --epochs.",
+        "--resume",
+    )
 
     def settings(self) -> dict[str, Any]:
         """The settings of `fit` in this group."""
@@ -79,7 +83,8 @@ class Resuming:
             return f"{'interrupted' if nothing_done else reason}; {otherwise}"
         folder = self.checkpoint.expanduser()
         positions = [position(file.parent) for file in folder.glob("**/checkpoint.json")]
-        if nothing_done and not {*positions} - {BEGUN}:
+        trials = next(folder.glob("**/trials.jsonl"), None)
+        if nothing_done and trials is None and not {*positions} - {BEGUN}:
             return f"interrupted before its first checkpoint; nothing was saved of it in {folder}"
         command = command_line() if self.resume else f"{command_line()} --resume"
         where = f"interrupted {position(folder)}".rstrip() if nothing_done else reason

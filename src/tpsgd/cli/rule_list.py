@@ -1,10 +1,14 @@
 """The words of `--rule` as `tpsgd rules` lists them, without a second of importing torch.
 
-A test holds the list equal to `tpsgd.comparison.arms.ALL`.
+A test holds the list equal to `tpsgd.comparison.arms.ALL`, and the default to `rules.default`.
 """
+
+DEFAULT = "readout-learned"
 
 LISTED = (  # the word, what it does, its source
     ("backprop", "gradients go through the whole net", ""),
+    ("backprop-checkpointed", "backprop with activation checkpointing", "Chen et al. 2016"),
+    ("backprop-micro", "backprop with gradient accumulation over micro-batches", ""),
     ("tpsgd-l2", "squared error to P y*", "Lomnitz et al. 2022"),
     ("tpsgd-l1", "absolute error to P y*", "Lomnitz et al. 2022"),
     ("drtp", "align with P y*", "Frenkel et al. 2021"),

@@ -12,6 +12,7 @@ import tpsgd
 from tpsgd.cli import adapt, options
 from tpsgd.cli.options import AsJson, Overwrite, option, setting
 from tpsgd.cli.resuming import Resuming
+from tpsgd.cli.rule_list import DEFAULT
 from tpsgd.cli.search_model import Searched, SearchedModel, search_model
 from tpsgd.cli.terminal import watched_trials, write_then_show
 from tpsgd.errors import TpsgdError
@@ -27,7 +28,7 @@ TRIALS = "trials.jsonl"  # the finished trials
 
 
 @dataclass(frozen=True)
-class Samples(adapt.Images):
+class Samples(options.Data):
     """Samples to train on."""
 
     data: str = setting(MISSING, f"{adapt.IMAGES} With --model: as for tpsgd train.")
@@ -56,7 +57,7 @@ def search(
     resuming: Resuming,
     rule: Annotated[
         str | None,
-        option("A rule; see: tpsgd rules.", show_default="tpsgd-l2; with --model readout"),
+        option("A rule; see: tpsgd rules.", show_default=f"tpsgd-l2; with --model {DEFAULT}"),
     ] = None,
     convs: Annotated[
         str | None, option("Numbers of convolutions to try.", show_default="0,1,2")
@@ -87,7 +88,7 @@ def search(
         refused = options.changed(backbone) + [name for name in only if only[name] is not None]
         if refused:
             raise TpsgdError(f"--model searches no backbone: leave {', '.join(refused)} out")
-        chosen, groups = rule or "readout", (memory, machine)
+        chosen, groups = rule or DEFAULT, (memory, machine)
         searched = Searched(data, model, training, groups, resuming, chosen, restarts)
         with resuming.interruptible(), output_folder(out, (RESULTS,), again) as folder:
             search_model(searched, folder, as_json)

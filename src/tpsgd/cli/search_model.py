@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tpsgd
-from tpsgd.cli import adapt, options
+from tpsgd.cli import options
 from tpsgd.cli.options import setting
 from tpsgd.cli.resuming import Resuming
 from tpsgd.cli.terminal import watched_trials, write_then_show
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tpsgd.comparison.search import ModelSearch, Trial
 
 OPTIONS = {"rate": "--lr", "scale": "--readout-scale", "leak": "--leak"}
+ONLY_IN_SHELL = ("schedule", "loss", "optimizer", "blocks", "precision", "augment")
 LEAKY = ("rnn", "birnn")  # words of models whose cells leak
 
 
@@ -65,7 +66,7 @@ def numbers(option: str, text: str) -> list[float]:
 class Searched:
     """What the command line asks for: the groups of options, the rule, and how often to train."""
 
-    data: adapt.Images
+    data: options.Data
     model: SearchedModel
     training: options.Training
     groups: tuple[Any, ...]
@@ -101,7 +102,9 @@ def search_model(searched: Searched, folder: Path, as_json: bool) -> None:
         print(f"{result}\n")
         for line in _conclusion(result):
             print(textwrap.fill(line, 80))
-        print(f"to train it: {commands['command']}\nin Python:   {commands['python']}", flush=True)
+        print(f"to train it: {commands['command']}", flush=True)
+        if commands["python"]:
+            print(f"in Python:   {commands['python']}", flush=True)
         if page is not None:
             print(f"search.json, report: {page}", flush=True)
 
@@ -133,7 +136,9 @@ def _search(searched: Searched, settings: dict[str, Any]) -> "tuple[ModelSearch,
         )  # fmt: skip
         if result.test.interrupted:
             raise KeyboardInterrupt
-    groups, rule = (data, model, training, *searched.groups), searched.rule
+    lengths = {name: settings[name] for name in ("epochs", "batch_size")}
+    groups = data, model, replace(training, **lengths), *searched.groups
+    rule = searched.rule
     return result, {
         "command": _command(groups, rule, result.best),
         "python": _call(model, rule, result.best, settings, len(split(make())), head),
@@ -160,7 +165,7 @@ def exact(number: float) -> str:
 def _command(groups: tuple[Any, ...], rule: str, best: "Trial") -> str:
     """`tpsgd train` with the values that were chosen, and with the options of the search."""
     values = {name: value for group in groups for name, value in vars(group).items()}
-    usual = vars(options.Data()) | vars(options.Model()) | vars(options.Training())
+    usual = vars(options.Data()) | vars(options.Model()) | vars(options.FromScratch())
     words = ["tpsgd", "train", "--data", values["data"], "--model", values["model"], "--rule", rule]
     for name, value in best.values.items():
         words += [OPTIONS[name], exact(value)]
@@ -179,7 +184,12 @@ def _call(
     blocks: int,
     head: str,
 ) -> str:
-    """The calls that make and train the model with the values that were chosen."""
+    """The calls that make and train the model with the values that were chosen.
+
+    Empty if the search had other settings, which only the command for the shell has.
+    """
+    if any(settings.get(name) for name in ONLY_IN_SHELL) or rule not in tpsgd.rules.ALL:
+        return ""
     cells = {"init": model.init, "leak": best.values.get("leak", model.leak)}
     named = [f", {name}={value!r}" for name, value in cells.items() if value is not None]
     sizes = f"data.shape, len(data.classes), {model.activation!r}{''.join(named)}"
@@ -192,7 +202,6 @@ def _call(
     words += [f"seed={settings['seed']}"]
     rate = f"lr={exact(best.values['rate'])}" if "rate" in best.values else ""
     if head == "ridge" and rate:
-        hidden = f"functools.partial(torch.optim.Adam, {rate})"
-        rate = f"optimizer=[*[{hidden}] * {blocks - 1}, tpsgd.ridge()]"
+        rate += f", optimizer=[*[torch.optim.Adam] * {blocks - 1}, tpsgd.ridge()]"
     words = [f"rule={name}", *filter(None, [rate]), *words]
     return f"tpsgd.fit({make}, data.train, {', '.join(words)})"

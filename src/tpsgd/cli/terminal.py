@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tpsgd.errors import TpsgdError
+from tpsgd.names import printable
 from tpsgd.units import size
 
 if TYPE_CHECKING:
@@ -68,18 +69,19 @@ def grid_of(*head: str, rows: Iterable[Sequence[Any]] = (), numbers: bool = Fals
         right = numbers and i > 0
         grid.add_column(name, justify="right" if right else "left", no_wrap=right)
     for row in rows:
-        grid.add_row(*row)
+        grid.add_row(*(Text(printable(cell)) for cell in row))
     return grid
 
 
 def table(comparison: "Comparison", width: int = WIDTH) -> Table:
     """A comparison as a table; where the terminal is narrow, the last columns are left out."""
-    from tpsgd.comparison.report.table import HEAD, rows
+    from tpsgd.comparison.report.table import head, rows
 
     def first(count: int) -> Table:
-        return grid_of(*HEAD[:count], rows=[row[:count] for row in cells], numbers=True)
+        return grid_of(*names[:count], rows=[row[:count] for row in cells], numbers=True)
 
-    cells, console, count = rows(comparison), Console(width=1000), len(HEAD)
+    names, cells, console = head(comparison), rows(comparison), Console(width=1000)
+    count = len(names)
     while count > 2 and console.measure(first(count)).maximum > width:
         count -= 1
     return first(count)
@@ -87,21 +89,28 @@ def table(comparison: "Comparison", width: int = WIDTH) -> Table:
 
 def show(comparison: "Comparison", page: Path | None) -> None:
     """Print the table, remarks, and where the report is, if it could be written."""
-    from tpsgd.comparison.report.table import effort, failures, legend, mistakes, remarks, title
+    from tpsgd.comparison.report.table import legend, mistakes, remarks
 
+    show_table(comparison)
     console = Console(highlight=False)
-    console.print(f"{title(comparison)}: {effort(comparison)}", style="bold", markup=False)
-    console.print(table(comparison, console.width))
     console.print(legend(comparison))
-    for line in failures(comparison):
-        console.print(line, style="red", markup=False)
-    for line in remarks(comparison):
-        console.print(line, markup=False)
-    best = [r for r in comparison.exemplars if not r.arm.backprop and not r.arm.control]
-    for line in filter(None, map(mistakes, best)):
-        console.print(line, markup=False)
+    best = [r for r in comparison.exemplars if not r.arm.reference and not r.arm.control]
+    for line in (*remarks(comparison), *filter(None, map(mistakes, best))):
+        console.print(printable(line), markup=False)
     if page is not None:
         console.print(f"report: {page}", soft_wrap=True, markup=False)
+
+
+def show_table(comparison: "Comparison", *_: Any) -> None:
+    """Print what was compared, the table and failures."""
+    from tpsgd.comparison.report.table import effort, failures, title
+
+    console = Console(highlight=False)
+    heading = printable(f"{title(comparison)}: {effort(comparison)}")
+    console.print(heading, style="bold", markup=False)
+    console.print(table(comparison, console.width))
+    for line in failures(comparison):
+        console.print(printable(line), style="red", markup=False)
 
 
 def show_plan(plan: "Plan") -> None:
@@ -133,7 +142,7 @@ def bytes_table(lines: "Sequence[Line]", title: str) -> Table:
     from tpsgd.memory.plan import cells
 
     head, *rows = cells(lines, title)
-    grid = grid_of(*head, rows=[[Text(name), *row] for name, *row in rows], numbers=True)
+    grid = grid_of(*head, rows=rows, numbers=True)
     grid.padding = (0, 0, 0, 0)  # there is a space between columns already
     return grid
 
@@ -150,12 +159,12 @@ def in_words(settings: Mapping[str, Any]) -> str:
     return ", ".join(words)
 
 
-def peak_within(run: "Run", budget: str) -> str:
+def peak_within(run: "Run") -> str:
     """The memory of a run compared with its budget, and the settings that made it fit."""
     from tpsgd.engine.settings import Memory
 
     inputs = f", {size(run.kept_bytes)} of it kept inputs" if run.kept_bytes else ""
-    total, words = size(run.total_bytes), Memory(budget).budget_in_words
+    total, words = size(run.total_bytes), Memory(run.settings["memory_budget"]).budget_in_words
     return f"{words}: {total}{inputs}; {in_words(run.settings)}"
 
 

@@ -4,15 +4,18 @@ import io
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tpsgd
 from tpsgd.cli import options
-from tpsgd.cli.options import AsJson, Overwrite, RuleWord, option
+from tpsgd.cli.exported_model import RuleWord, Samples, samples_for
+from tpsgd.cli.options import AsJson, Overwrite, option, setting
 from tpsgd.cli.resuming import Resuming, terminable
+from tpsgd.cli.rule_list import DEFAULT
 from tpsgd.cli.terminal import live_bar, peak_within, write_then_show
 from tpsgd.errors import TpsgdError
 from tpsgd.files import is_function, write_whole
@@ -24,16 +27,49 @@ if TYPE_CHECKING:
     from tpsgd.training.arm import Arm
     from tpsgd.zoo.words import Factory
 
+FIXED = ("--activation", "--init", "--leak")  # of a model that is new
+
+
+@dataclass(frozen=True)
+class Begun(options.Model):
+    """A new model, or a saved one to go on from."""
+
+    model: str = setting("mlp:256", options.MODELS + " Or a folder of: tpsgd train --save.")
+
+    def saved(self) -> "tpsgd.Trained | None":
+        """The model to go on from; None if there is no such folder."""
+        if not Path(self.model).expanduser().is_dir():
+            return None
+        if refused := [word for word in options.changed(self) if word in FIXED]:
+            raise TpsgdError(f"the model in {self.model} is made: leave {', '.join(refused)} out")
+        return tpsgd.load(self.model)
+
+    def samples_of(self, trained: "tpsgd.Trained", data: options.Data) -> "tpsgd.data.Data":
+        """Samples with the columns, scaling and classes of a saved model."""
+        if data.drop or data.impute:
+            raise TpsgdError(f"{self.model} has its own columns: leave --drop and --impute out")
+        if data.label is not None:
+            trained = replace(trained, inputs=trained.inputs | {"label": data.label})
+        choices = Samples(data.data, data.max_train, data.on_disk, data.scale)
+        return samples_for(trained, choices, self.model, split=True)[0]
+
+    def copies_of(self, trained: "tpsgd.Trained") -> "tuple[Factory, str]":
+        """A factory of models with the weights of a saved one, and how their last layer learns."""
+        from tpsgd.zoo.words import is_recurrent
+
+        head = self.head or ("ridge" if is_recurrent(trained.model) else "adam")
+        return partial(deepcopy, trained.model), head
+
 
 @options.grouped
 def train(
     data: options.Data,
-    model: options.Model,
+    model: Begun,
     training: options.FromScratch,
     memory: options.Memory,
     machine: options.Machine,
     resuming: Resuming,
-    rule: RuleWord = "readout",
+    rule: RuleWord = None,
     out: Annotated[Path | None, option("Folder for model.pt (a state dict) and run.json.")] = None,
     save: Annotated[Path | None, option("Folder for the trained model: see tpsgd predict.")] = None,
     log: Annotated[Path | None, option("FILE.csv or FILE.jsonl: a line per epoch.")] = None,
@@ -44,17 +80,25 @@ def train(
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train one model with one rule and test it."""
-    from tpsgd.comparison.arms import entry
+    """Train one model with one rule and test it; --model FOLDER goes on from a saved model.
 
+    It has the columns, scaling and classes that it was saved with and, unless you choose others,
+    its rule and its seed, by which class codes are drawn.
+    """
+    from tpsgd.comparison.arms import ALL, entry
+
+    if (saved := model.saved()) is not None:
+        training = replace(training, seed=training.seed or saved.run.seed)
+        rule = rule or (saved.run.rule if saved.run.rule in ALL else None)
+    rule = rule or DEFAULT
     entry(rule)
     outputs = {"out": out, "save": save, "log": log, "checkpoint": resuming.checkpoint}
     options.keep_apart(data.data, model.model, **outputs)
     settings = options.settings_of(training, memory, machine, model, resuming)
     with _job(pipeline) as (first, parallel):
-        samples = data.load(training.seed)
+        samples = data.load(training.seed) if saved is None else model.samples_of(saved, data)
         options.warn_of_loss(training, samples)
-        factory, head = model.factory_for(samples)
+        factory, head = model.factory_for(samples) if saved is None else model.copies_of(saved)
         model.check_head(training.chosen_schedule)
         arm = arm_for(rule, training, memory, factory, head)
         if arm.method:
@@ -73,13 +117,14 @@ def train(
                 trained = arm.train(factory, samples.train, progress=follow, **settings)
                 run = trained.runs[0]
                 accuracy = tpsgd.evaluate(trained.models[0], samples.test)
-            run.settings = {**model.record(head), **run.settings}
+            begun = model.record(head) if saved is None else {"model": model.model}
+            run.settings = {**begun, **run.settings}
             record = {"accuracy": accuracy, **run.as_dict()}
             record |= options.provenance_of(samples, machine.device)
             word = model.model if is_function(model.model) and arm.factory is None else None
             description = {"classes": samples.classes, "inputs": samples.inputs, "factory": word}
             save_all = partial(_save, run, record, out, save, **description, overwrite=again)
-            as_text = partial(_show, run, accuracy, samples, memory.memory, data.data)
+            as_text = partial(_show, run, accuracy, samples, data.data)
             write_then_show(save_all, partial(_show_json, record) if as_json else as_text)
 
 
@@ -118,14 +163,13 @@ def _show(
     run: "Run",
     accuracy: float,
     samples: "tpsgd.data.Data",
-    budget: str | None,
     name: str,
     files: list[Path] | None,
 ) -> None:
     """Print the record, what was done to the samples, the accuracy, and what was saved."""
     print(run)
-    if budget:
-        print(peak_within(run, budget))
+    if run.settings["memory_budget"] is not None:
+        print(peak_within(run))
     if samples.note:
         print(f"data: {samples.note}")
     print(f"test accuracy {accuracy:.2%} of {len(samples.test[1]):,} samples ({name})", flush=True)

@@ -16,8 +16,11 @@ def in_options(message: str) -> str:
         'set --reuse no, --micro-batch ... instead'
         >>> in_options("replace it with overwrite=True (--overwrite)")
         'replace it with --overwrite'
+        >>> in_options("leave it out, drop=['id'] (--drop id)")
+        'leave it out, --drop id'
     """
-    message = re.sub(r"[\w.]+(?:=\w+|\([^()]*\)) \((--[\w-]+)\)", r"\1", message)
+    value = r"=(?:\w+|'[^']*'|\[[^\]]*\]|\.{3})"
+    message = re.sub(rf"[\w.]+(?:{value}|\([^()]*\)) \((--[\w-]+[^()]*)\)", r"\1", message)
     message = re.sub(r"\bmemory=(?:tpsgd\.)?Memory\(([^)]*)\)", r"\1", message)
     values = r"\b(loss|schedule|optimizer)=tpsgd\.(\w+)(?:\(\))?"
     message = re.sub(values, lambda m: f"--{m[1]} {m[2].replace('_', '-')}", message)

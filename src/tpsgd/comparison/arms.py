@@ -1,22 +1,27 @@
 """Arms by their words: rules, peers and controls; `ALL` names every one."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-import torch
-
 from tpsgd import rules
-from tpsgd.engine.optimizers import adam, sgd
-from tpsgd.engine.settings import Schedule
+from tpsgd.comparison.rates import SEARCH
+from tpsgd.data import Data
+from tpsgd.engine.backprop import in_segments
+from tpsgd.engine.optimizers import adam
+from tpsgd.engine.settings import Schedule, Settings
 from tpsgd.errors import TpsgdError, suggestion
+from tpsgd.memory.rehearse import Inputs
+from tpsgd.memory.segments import best_segments
 from tpsgd.nets.blocks import split
+from tpsgd.nets.padded import Padded
 from tpsgd.peers import arms as peers
 from tpsgd.rules import Entry, Rule, frozen
 from tpsgd.solvers import ridge
 from tpsgd.train import sequential, simultaneous
-from tpsgd.training.arm import Arm
+from tpsgd.training.arm import BACKPROP, Arm
+from tpsgd.training.restarts import make_model
 from tpsgd.zoo.words import Factory, is_recurrent
 from tpsgd.zoo.words import reservoir as reservoir_like
 
@@ -27,7 +32,19 @@ RESERVOIR = replace(
 
 def backprop() -> Arm:
     """Backpropagation, with which every other arm is compared."""
-    return Arm("backprop", None)
+    return Arm(BACKPROP, None)
+
+
+def backprop_checkpointed() -> Arm:
+    """Backpropagation with activation checkpointing; `compare` has the segments that save most."""
+    about = "backprop with activation checkpointing"
+    return Arm("backprop-checkpointed", None, remark=about, checkpointed=True)
+
+
+def backprop_micro(micro_batch: int = 8) -> Arm:
+    """Backpropagation with gradient accumulation: a batch is processed in micro-batches."""
+    about = "backprop with gradient accumulation over micro-batches"
+    return Arm("backprop-micro", None, remark=about, micro_batch=micro_batch)
 
 
 def reservoir(factory: Factory | None = None) -> Arm:
@@ -45,6 +62,8 @@ def reservoir(factory: Factory | None = None) -> Arm:
 
 ALL: dict[str, Entry] = {
     "backprop": Entry(backprop, "", "#000000", "o"),
+    "backprop-checkpointed": Entry(backprop_checkpointed, "Chen et al. 2016", "#2B2B66", "d", "--"),
+    "backprop-micro": Entry(backprop_micro, "", "#662B2B", "H", ":"),
     **rules.ALL,
     **peers.ALL,
     "reservoir": Entry(reservoir, "Jaeger 2001", "#5C5C5C", "h", "--", feed_forward=False),
@@ -75,8 +94,9 @@ def arm(
         what = make(factory) if what == "reservoir" else make()
     if isinstance(what, Arm):
         return what
+    rules.refuse_words(what)
     if not isinstance(what, Rule):
-        raise TpsgdError(f"an arm is a word, a rule or an Arm, not a {type(what).__name__}")
+        raise TpsgdError(f"an arm is a word, a rule or an Arm, not {type(what).__name__}")
     if not what.head:  # nothing learns
         return Arm(what.name, what, simultaneous, epochs=0)
     return Arm(what.name, what, simultaneous if what.needs_output else schedule)
@@ -92,42 +112,74 @@ def all_words(factory: Factory) -> tuple[list[str], list[str]]:
     return words, [word for word in peers.ALL if word not in words]
 
 
+def suited(
+    arms: Sequence[Arm], factory: Factory, data: Data, settings: Settings
+) -> tuple[list[Arm], list[str]]:
+    """The arms that this net and these data allow, and a remark on each of the others.
+
+    Activations are checkpointed in the number of segments that saves most.
+    """
+    allowed, remarks = [], []
+    for a in arms:
+        try:
+            allowed.append(_fitted(a, factory, data, settings) if a.backprop else a)
+        except TpsgdError as error:
+            remarks.append(f"{a.name} is left out: {error}")
+    return allowed, remarks
+
+
+def _fitted(a: Arm, factory: Factory, data: Data, settings: Settings) -> Arm:
+    """An arm of backprop with its segments; refused if it cannot save memory in its way."""
+    (x, y), micro_batch = data.train, settings.memory.micro_batch
+    if a.micro_batch and isinstance(x, Padded):
+        raise TpsgdError("sequences of different lengths cannot be cut into micro-batches")
+    if a.checkpointed is not True:
+        return a
+    model = make_model(a.factory or factory, 0)
+    in_segments(model, True)
+    plain = Settings(batch_size=micro_batch or settings.batch_size, device=settings.device)
+    with suppress(TpsgdError, RuntimeError):  # a net that cannot be rehearsed: one per block
+        inputs = Inputs(data.shape, x.dtype, len(y))
+        return replace(a, checkpointed=best_segments(model, inputs, plain))
+    return a
+
+
 def with_controls(arms: Sequence[Arm]) -> list[Arm]:
     """Backprop, the arms, the frozen control, then other controls.
 
-    Backprop and the frozen control are added if they are missing.
+    Backprop and the frozen control are added if no arm that is one has its name.
     """
-    names = [a.name for a in arms]
-    if repeated := {name for name in names if names.count(name) > 1}:
-        raise TpsgdError(f"two arms are called {min(repeated)!r}: give each a different name")
-    methods = [a for a in arms if not a.backprop and not a.control]
+    methods = [a for a in arms if not a.reference and not a.control]
     schedule = next((a.schedule for a in methods if a.rule and not a.rule.needs_output), None)
-    first = [a for a in arms if a.backprop] or [backprop()]
-    frozen_arms = [a for a in arms if a.rule and a.rule.name == "frozen"]
+    first = [a for a in arms if a.reference] or [backprop()]
+    frozen_arms = [a for a in arms if a.control and a.name == "frozen"]
     frozen_arms = frozen_arms or [arm(frozen(), schedule)]
-    controls = [a for a in arms if a.control and a not in frozen_arms]
-    return [*first, *methods, *frozen_arms, *controls]
+    controls = [a for a in arms if a.control and a.name != "frozen"]
+    compared = [*first, *methods, *frozen_arms, *controls]
+    names = [a.name for a in compared]
+    if repeated := {name for name in names if names.count(name) > 1}:
+        raise TpsgdError(
+            f"two arms are called {min(repeated)!r}: give each a different name; backprop and "
+            "frozen are in every comparison"
+        )
+    return compared
 
 
 def scaled(arm: Arm, scale: float) -> Arm:
-    """The arm of `readout` or `readout-learned` with another scale, calibrated."""
-    if arm.rule is None or arm.rule.name not in ("readout", "readout-learned"):
+    """The arm of a readout with another scale."""
+    if arm.rule is None:
         raise TpsgdError(f"{arm.name} has no scale: it is for readout and readout-learned")
-    learned = arm.rule.name == "readout-learned"
-    return replace(arm, rule=rules.readout(learned, at=arm.rule.at, scale=scale, calibrate=True))
+    return replace(arm, rule=rules.with_scale(arm.rule, scale))
 
 
 def with_ridge(arm: Arm, factory: Factory, settings: Mapping[str, Any]) -> Arm:
     """The arm with its last block solved in closed form, if it is trained block by block.
 
-    Hidden blocks have the optimizer and the learning rate of the settings.
+    Hidden blocks have the optimizer of the settings, and their learning rate or the arm's.
     """
     free = arm.rule is not None and arm.rule.head and arm.optimizer is None
     if not free or arm.schedule not in (None, sequential):
         return arm
-    hidden = settings.get("optimizer", adam)
-    if "lr" in settings:
-        kinds: dict[Any, Any] = {adam: torch.optim.Adam, sgd: torch.optim.SGD}
-        hidden = partial(kinds[hidden], lr=settings["lr"])
-    blocks = split(factory(), settings.get("blocks"))
-    return replace(arm, optimizer=[*[hidden] * (len(blocks) - 1), ridge()])
+    blocks, lr = split(factory(), settings.get("blocks")), settings.get("lr")
+    optimizers = [*[settings.get("optimizer", adam)] * (len(blocks) - 1), ridge()]
+    return replace(arm, optimizer=optimizers, lr=lr if arm.lr is None and lr != SEARCH else arm.lr)

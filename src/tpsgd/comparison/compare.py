@@ -8,25 +8,30 @@ machine slows all arms alike and an interrupt leaves complete restarts.
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tpsgd.comparison import equal as equally
 from tpsgd.comparison import report
-from tpsgd.comparison.arms import arm, with_controls
+from tpsgd.comparison.arms import arm, suited, with_controls
 from tpsgd.comparison.equal import Allowance
-from tpsgd.comparison.finished_runs import finished_runs
+from tpsgd.comparison.finished_runs import FinishedRuns
 from tpsgd.comparison.provenance import describe, machine
-from tpsgd.comparison.report.table import HEAD, effort, rows
+from tpsgd.comparison.rates import SEARCH, search_rates
+from tpsgd.comparison.report.table import effort, failures, head, rows
 from tpsgd.comparison.results import THROUGH_TIME, Result, Results
+from tpsgd.comparison.trials import FAILURES, reason
 from tpsgd.data import Data
+from tpsgd.engine.lengths import with_lengths
 from tpsgd.engine.record import Run
 from tpsgd.engine.settings import Settings
-from tpsgd.errors import TpsgdError, shortened
+from tpsgd.errors import TpsgdError
 from tpsgd.files import writable_folder
 from tpsgd.losses import cross_entropy
 from tpsgd.rules import Rule
+from tpsgd.saved.checkpoint import claimed
 from tpsgd.training.arm import Arm
 from tpsgd.training.confusion import Confusion, confusion
 from tpsgd.training.evaluate import evaluate
@@ -36,16 +41,17 @@ from tpsgd.units import columns
 from tpsgd.zoo.words import Factory, is_recurrent
 
 MOST_CLASSES = 1000  # with a confusion matrix in the record
-FAILURES = (TpsgdError, RuntimeError, MemoryError)  # of an arm: a GPU without memory left, say
 
 
 class Comparison(Results):
     """The record of a comparison; `print` shows the table, `write` makes a report."""
 
     def __str__(self) -> str:
-        table = columns([HEAD, *rows(self)])
-        equal = self.settings.get("equal", "passes")
-        return table if equal == "passes" else f"{table}\n{effort(self)}"
+        lines = [columns([head(self), *rows(self)]), *failures(self)]
+        lines += self.settings.get("unsuited", [])
+        if self.settings.get("equal", "passes") != "passes":
+            lines.append(effort(self))
+        return "\n".join(lines)
 
     def write(self, folder: Path | str) -> Path:
         """Write `report.html`, its plots and `results.json`; returns the file of the page."""
@@ -81,7 +87,7 @@ def compare(
             training samples as often as the arm that does so most, so that backprop and
             `simultaneous` have an epoch for each epoch of each block that `sequential` trains; or
             "seconds": every arm trains until its time is over, and ends with the epoch in which it
-            is. Solved blocks read the samples once, and methods that are no rules have no epochs.
+            is. Solved blocks read the samples once; an arm with a `method` has its own epochs.
         seconds: with equal "seconds", the time of each training run. Default: that of the slowest
             arm with `epochs` epochs per block.
         notes: more settings for the record, such as the model's name.
@@ -90,12 +96,16 @@ def compare(
         each: called with the record after every training run.
         **settings: those of `fit`. Restart r has the seed `seed + r`; a memory budget does not hold
             for backprop and for methods that are no rules. With `checkpoint`, finished runs are
-            read from their records when the comparison is resumed.
+            read from their records when the comparison is resumed. lr="search" chooses a learning
+            rate for every arm, backprop and controls alike, by short training runs on held-out
+            training samples: five rates for a fifth of the epochs, the best two for all of them.
+            An arm with its own `lr` or optimizer keeps it; solved arms and methods have no rate.
 
     Returns:
         The record: `print` shows a table, `record.write(folder)` writes a report. Ctrl-C ends the
         comparison early: `interrupted` is then True, and the restarts that finished are in the
-        record. An arm that fails has its `error`, and the others go on.
+        record. An arm that fails has its `error`, and the others go on; "backprop-checkpointed" is
+        left out, with a remark, if the net cannot be cut into segments.
 
     Examples:
         >>> import tpsgd
@@ -105,11 +115,14 @@ def compare(
         >>> [result.arm.name for result in record.results]
         ['backprop', 'readout', 'tpsgd-l2', 'frozen']
     """
-    _check(data, arms, restarts)
-    common = Settings.of("compare", settings)
+    check(data, arms, restarts)
+    common = with_lengths(Settings.of("compare", settings), data.train)
+    settings |= {"epochs": common.epochs, "batch_size": common.batch_size}
     equally.check(equal, seconds, common.epochs)
-    settings = {k: v for k, v in settings.items() if k != "checkpoint"}
+    left_out = ("checkpoint", "lr") if common.lr == SEARCH else ("checkpoint",)
+    settings = {k: v for k, v in settings.items() if k not in left_out}
     compared = with_controls([arm(a, common.schedule, factory) for a in arms])
+    compared, unsuited = suited(compared, factory, data, common)
     results = [Result(a) for a in compared]
     described = {
         **(notes or {}),
@@ -119,14 +132,19 @@ def compare(
     }
     record = Comparison(describe(data), described, machine(common.device), results, command)
     identity = _identity(record, factory, data, seconds)
-    with finished_runs(common.checkpoint, identity, compared) as finished:  # type: ignore[arg-type]
+    record.settings |= {"unsuited": unsuited} if unsuited else {}
+    with claimed(common.checkpoint) as checkpoint:
+        finished = FinishedRuns(checkpoint, identity, compared)
         try:
             warm = _warm_up(record, data, factory, settings, common)
             if any(a.name not in finished.allowances for a in compared):
                 if equal == "seconds":
-                    warm = _timed(record, data, factory, settings, progress)
+                    epochs = equally.TIMED_EPOCHS
+                    warm = _short_runs(record, data.train, factory, settings, epochs, progress)
                 finished.begin(*_allowances(compared, warm, equal, seconds, common))
             record.settings |= finished.amount
+            if common.lr == SEARCH:
+                search_rates(record, warm, data, factory, settings, finished, progress)
             for turn in range(restarts * len(results)):
                 r, i = divmod(turn, len(results))
                 result, seed = results[i], common.seed + r
@@ -145,7 +163,8 @@ def compare(
     return record
 
 
-def _check(data: Any, arms: Any, restarts: int) -> None:
+def check(data: Any, arms: Any, restarts: int) -> None:
+    """Refuse what is neither a data set, nor a list of arms, nor a number of restarts."""
     if restarts < 1:
         raise TpsgdError(f"restarts must be 1 or more, got {restarts}")
     if not isinstance(data, Data):
@@ -205,13 +224,6 @@ def _train(result: Result, data: Data, factory: Factory, settings: dict[str, Any
     result.runs.append(replace(trained.runs[0], model=None))  # which would stay in memory
 
 
-def reason(error: Exception) -> str:
-    """Why an arm has failed, in a line."""
-    if isinstance(error, TpsgdError):
-        return str(error)
-    return shortened(f"{type(error).__name__}: {error}", 200)
-
-
 def _test(model: Any, data: Data) -> tuple[float, Confusion | None]:
     """Accuracy and, where samples have one class out of not too many, the confusion matrix."""
     if data.test[1].is_floating_point() or len(data.classes) > MOST_CLASSES:
@@ -222,47 +234,43 @@ def _test(model: Any, data: Data) -> tuple[float, Confusion | None]:
     return matrix.accuracy, matrix
 
 
+def _short_runs(
+    record: Comparison,
+    samples: tuple[Any, Any],
+    factory: Factory,
+    settings: Mapping[str, Any],
+    epochs: int,
+    progress: Progress | None = None,
+) -> list[Run | None]:
+    """Train every arm for few epochs; None for an arm that fails, as training it again will say.
+
+    A method has its own number of epochs, and is trained only where one epoch is asked for.
+    """
+    once = {k: v for k, v in settings.items() if k not in ("callbacks", "early_stopping")}
+    once |= {"epochs": epochs, "progress": False}
+    runs: list[Run | None] = []
+    for result in record.results:
+        run = None
+        if progress is not None:
+            progress(record, result.arm, 0.0)
+        if result.arm.method is None or epochs == 1:
+            with suppress(*FAILURES):
+                trained = result.arm.train(factory, samples, **once)
+                run = replace(trained.runs[0], model=None)  # which would stay in memory
+        runs.append(run)
+    return runs
+
+
 def _warm_up(
-    record: Comparison, data: Data, factory: Factory, settings: dict[str, Any], common: Settings
+    record: Comparison, data: Data, factory: Factory, settings: Mapping[str, Any], common: Settings
 ) -> list[Run | None]:
     """Train every arm on a batch or two, so that no arm's time includes one-time costs."""
     batches = 1 if str(common.device or "cpu") == "cpu" else 2  # GPU: the second may still be slow
     x, y = (t[: batches * common.batch_size] for t in data.train)
-    few = replace(data, train=(x, y), test=(x, y))
-    skipped = ("callbacks", "validation", "early_stopping")
-    once = {k: v for k, v in settings.items() if k not in skipped}
-    once |= {"epochs": 1, "progress": False}
-    runs: list[Run | None] = []
+    once = {k: v for k, v in settings.items() if k != "validation"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about classes that are missing in these few samples
-        for result in record.results:
-            trial = Result(result.arm)
-            _train(trial, few, factory, once)
-            runs.append(next(iter(trial.runs), None))
-    return runs
-
-
-def _timed(
-    record: Comparison,
-    data: Data,
-    factory: Factory,
-    settings: dict[str, Any],
-    progress: Progress | None,
-) -> list[Run | None]:
-    """Train every arm that has epochs for a few of them, to learn how long they take."""
-    once = {k: v for k, v in settings.items() if k not in ("callbacks", "early_stopping")}
-    once |= {"epochs": equally.TIMED_EPOCHS, "progress": False}
-    runs: list[Run | None] = []
-    for result in record.results:
-        if progress is not None:
-            progress(record, result.arm, 0.0)
-        try:
-            untimed = result.arm.method is not None
-            timed = None if untimed else result.arm.train(factory, data.train, **once)
-        except TpsgdError:  # training it again will say why
-            timed = None
-        runs.append(None if timed is None else timed.runs[0])
-    return runs
+        return _short_runs(record, (x, y), factory, once, 1)
 
 
 def _allowances(

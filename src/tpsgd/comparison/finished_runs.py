@@ -1,8 +1,7 @@
 """A comparison that can be interrupted: its allowances, and the records of finished runs."""
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,18 +17,6 @@ from tpsgd.training.confusion import Confusion
 from tpsgd.training.run_identity import check_same_run
 
 COMPARISON = Layout("comparison", 1)
-
-
-@contextmanager
-def finished_runs(
-    checkpoint: Checkpoint | None, identity: dict[str, Any], arms: Sequence[Arm]
-) -> Iterator["FinishedRuns"]:
-    """The finished runs of a comparison; no other comparison uses the folder in the meantime."""
-    if checkpoint is None:
-        yield FinishedRuns(None, identity, arms)
-        return
-    with checkpoint.claimed():
-        yield FinishedRuns(checkpoint, identity, arms)
 
 
 class FinishedRuns:

@@ -2,8 +2,7 @@
 
 import json
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from tpsgd.errors import TpsgdError
@@ -13,18 +12,6 @@ from tpsgd.training.run_identity import check_same_run
 
 FILE = "trials.jsonl"
 Key = Mapping[str, Any]  # the rule, the values and the seed of a training run
-
-
-@contextmanager
-def finished_trials(
-    checkpoint: Checkpoint | None, identity: dict[str, Any]
-) -> Iterator["FinishedTrials"]:
-    """The finished runs of a search; no other search uses the folder in the meantime."""
-    if checkpoint is None:
-        yield FinishedTrials(None, identity)
-        return
-    with checkpoint.claimed():
-        yield FinishedTrials(checkpoint, identity)
 
 
 class FinishedTrials:
@@ -50,7 +37,10 @@ class FinishedTrials:
     def _read(self, checkpoint: Checkpoint, identity: dict[str, Any]) -> None:
         head, *trials = self.lines.objects
         if head is None or None in trials:
-            raise TpsgdError(f"{self.lines.file} was edited or damaged: name another folder")
+            raise TpsgdError(
+                f"{self.lines.file} was edited or damaged, or is of another version of tpsgd: name "
+                "another folder"
+            )
         with readable(checkpoint.folder):
             check_same_run(checkpoint.folder, head["identity"], identity)
             for trial in filter(None, trials):

@@ -6,6 +6,7 @@ from statistics import fmean, median, stdev
 from typing import Any
 
 from tpsgd.comparison.provenance import versions
+from tpsgd.comparison.trials import Trial
 from tpsgd.engine.record import Run
 from tpsgd.training.arm import Arm
 from tpsgd.training.confusion import Confusion
@@ -15,13 +16,17 @@ THROUGH_TIME = "backprop through time: gradients go through all layers and steps
 
 @dataclass
 class Result:
-    """An arm's finished restarts: test accuracies, 0 to 1, and runs; `error` if the arm failed."""
+    """An arm's finished restarts: test accuracies, 0 to 1, and runs; `error` if the arm failed.
+
+    `trials` are the short runs by which its learning rate was chosen.
+    """
 
     arm: Arm
     accuracies: list[float] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
     error: str | None = None
     confusions: list[Confusion] = field(default_factory=list)
+    trials: list[Trial] = field(default_factory=list)
 
     @property
     def counts(self) -> bool:
@@ -63,6 +68,7 @@ class Result:
             for accuracy, run in zip(self.accuracies, self.runs, strict=True)
         ]
         names = {"name": self.arm.name, "about": self.arm.about, "error": self.error}
+        names |= {"lr": self.arm.lr, "trials": [vars(trial) for trial in self.trials]}
         return {**names, "summary": summary, "restarts": restarts}
 
 
@@ -92,14 +98,15 @@ class Results:
     @property
     def reference(self) -> Result | None:
         """Backprop's result, if it has one."""
-        return next((r for r in self.results if r.arm.backprop and r.counts), None)
+        return next((r for r in self.results if r.arm.reference and r.counts), None)
 
     @property
     def ranked(self) -> list[Result]:
-        """Backprop first, the controls last, the others in between by accuracy."""
+        """Backprop first, its other forms next, the controls last; groups by accuracy."""
 
-        def rank(r: Result) -> tuple[int, float]:
-            return r.arm.control - r.arm.backprop, -r.accuracy[0] if r.counts else 1.0
+        def rank(r: Result) -> tuple[int, bool, float]:
+            accuracy = r.accuracy[0] if r.counts else -1.0
+            return r.arm.control - r.arm.backprop, not r.arm.reference, -accuracy
 
         return sorted(self.results, key=rank)
 

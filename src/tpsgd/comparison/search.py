@@ -5,61 +5,30 @@ more was tried for it. The test set is not looked at before every choice is made
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
-from statistics import fmean
 from typing import Any
 
-import torch
 from torch import nn
 
 from tpsgd.comparison.arms import arm as arm_of
 from tpsgd.comparison.arms import scaled, with_controls, with_ridge
-from tpsgd.comparison.compare import (
-    FAILURES,
-    Comparison,
-    compare,
-    model_and_data,
-    reason,
-    shared_settings,
-)
-from tpsgd.comparison.finished_trials import FinishedTrials, finished_trials
+from tpsgd.comparison.compare import Comparison, check, compare, model_and_data, shared_settings
+from tpsgd.comparison.finished_trials import FinishedTrials
+from tpsgd.comparison.trials import Trial, Values, best, rates_of, split_training, try_values
 from tpsgd.data import Data
-from tpsgd.data.split import hold_out
-from tpsgd.engine.optimizers import sgd
+from tpsgd.engine.lengths import with_lengths
 from tpsgd.engine.settings import Settings
 from tpsgd.errors import TpsgdError
-from tpsgd.rules import SCALE, Rule
+from tpsgd.rules import Rule, scale_of
+from tpsgd.saved.checkpoint import claimed
 from tpsgd.training.arm import Arm
-from tpsgd.training.evaluate import evaluate
 from tpsgd.units import columns
 
-RATES = (0.0003, 0.001, 0.003, 0.01, 0.03)  # of Adam
-SGD_RATES = (0.01, 0.03, 0.1, 0.3)
-SCALES = (SCALE / 4, SCALE, SCALE * 4)
+SCALES = (1 / 4, 1, 4)  # times the readout's own
 LEAKS = (0.1, 0.3, 1.0)
-Values = dict[str, float]
 Progress = Callable[[str, float, float], None]
-
-
-@dataclass
-class Trial:
-    """One setting of one arm: its accuracies on the held-out samples, one per restart."""
-
-    arm: str
-    values: Values
-    accuracies: list[float] = field(default_factory=list)
-    seconds: float = 0.0  # of training, over all restarts
-    error: str | None = None
-
-    @property
-    def accuracy(self) -> float | None:
-        """The mean accuracy; None if training failed."""
-        return fmean(self.accuracies) if self.accuracies and self.error is None else None
-
-    def __str__(self) -> str:
-        return ", ".join(f"{name} {value:g}" for name, value in self.values.items())
 
 
 @dataclass
@@ -104,7 +73,8 @@ class ModelSearch:
         names = list(dict.fromkeys(name for t in self.trials for name in t.values))
         rows = [self._row(trial, names) for trial in self.trials]
         table = columns([("rule", *names, "held-out %", "seconds", ""), *rows])
-        return f"{table}\n\ntest samples, with the values chosen (*):\n{self.test}"
+        failed = [f"\n{t.arm} ({t}) failed: {t.error}" for t in self.trials if t.error]
+        return f"{table}{''.join(failed)}\n\ntest samples, with the values chosen (*):\n{self.test}"
 
     def _row(self, trial: Trial, names: list[str]) -> tuple[str, ...]:
         values = [f"{trial.values[n]:g}" if n in trial.values else "–" for n in names]
@@ -116,7 +86,7 @@ class ModelSearch:
 def search(
     data: Data,
     factory: Callable[..., nn.Module],
-    rule: str | Rule | Arm = "readout",
+    rule: str | Rule | Arm = "readout-learned",
     *,
     rates: Sequence[float] | None = None,
     scales: Sequence[float] | None = None,
@@ -139,8 +109,8 @@ def search(
         data: as for `compare`. Part of its training samples are held out.
         factory: makes a fresh model. With `leaks`, it is called with `leak=`, one of them.
         rule: a word of `tpsgd rules`, a rule or an arm.
-        rates: learning rates. Default: 0.0003 to 0.03, and 0.01 to 0.3 for `tpsgd.sgd`.
-        scales: of `readout`, calibrated. Default: a fourth, one and four times its own; `()`: none.
+        rates: learning rates. Default: 0.0003 to 0.03, and 0.01 to 1 for `tpsgd.sgd`.
+        scales: of a readout. Default: a fourth, one and four times the rule's own; `()`: none.
         leaks: of leaky recurrent cells. Default: that of the factory.
         ridge_head: solve the last layer by `tpsgd.ridge`, except under backprop.
         held_out: the share of training samples, or their number, to choose by.
@@ -164,31 +134,38 @@ def search(
     """
     if "lr" in settings:
         raise TpsgdError("a search chooses the learning rate: leave lr out, or give rates=[...]")
-    if restarts < 1:
-        raise TpsgdError(f"restarts must be 1 or more, got {restarts}")
-    common = Settings.of("search", settings)
+    check(data, [rule], restarts)
+    common = with_lengths(Settings.of("search", settings), data.train)
+    settings |= {"epochs": common.epochs, "batch_size": common.batch_size}
     settings = {k: v for k, v in settings.items() if k != "checkpoint"}
     plan = _Plan(factory, bool(leaks), ridge_head, settings)
+    leaks = _numbers("leaks", leaks)
+    searched = arm_of(rule, common.schedule, plan.model(leaks))
+    scale = scale_of(searched.rule)
+    if scales and not scale:
+        raise TpsgdError(f"scales are for a readout, which {searched.name} is not: leave them out")
+    if scales is None:
+        scales = [scale * factor for factor in SCALES] if scale else []
     lists = {
-        "rate": _numbers("rates", _rates(common) if rates is None else rates),
-        "scale": _numbers("scales", SCALES if scales is None else scales),
-        "leak": _numbers("leaks", leaks),
+        "rate": _numbers("rates", rates_of(common.optimizer) if rates is None else rates),
+        "scale": _numbers("scales", scales),
+        "leak": leaks,
     }
-    searched = arm_of(rule, common.schedule, plan.model(lists["leak"]))
     arms = with_controls([searched])
-    train, held = _split(data, held_out, common.seed)
+    samples = split_training(data, held_out, common.seed)
     grid = [(arm, values) for arm in arms for values in plan.grid(arm, lists)]
     trials = []
     identity = _identity(common, arms, plan, lists, data) | {"held_out": held_out}
-    with finished_trials(common.checkpoint, identity) as finished:  # type: ignore[arg-type]
+    with claimed(common.checkpoint) as checkpoint:
+        finished = FinishedTrials(checkpoint, identity)
         for number, (arm, values) in enumerate(grid):
             if progress is not None:
                 progress(arm.name, number, len(grid))
             tried = plan.arm(arm, values)
-            trials.append(_try(tried, values, train, held, restarts, plan, finished))
+            trials.append(try_values(tried, values, samples, factory, restarts, settings, finished))
             if progress is not None:
                 progress(arm.name, number + 1, len(grid))
-        chosen = {arm.name: _best(arm.name, trials) for arm in arms}
+        chosen = {arm.name: best([t for t in trials if t.arm == arm.name]) for arm in arms}
         final = [plan.arm(arm, chosen[arm.name].values) for arm in arms]
         described = {**(notes or {}), **{f"chosen for {n}": str(t) for n, t in chosen.items()}}
         values = {name: trial.values for name, trial in chosen.items()}
@@ -196,7 +173,7 @@ def search(
             data, plan.model(lists["leak"]), final, restarts=restarts, notes=described,
             command=command, **settings, **finished.settings_of_test(values),
         )  # fmt: skip
-    return ModelSearch(trials, chosen, len(held[1]), record, searched.name)
+    return ModelSearch(trials, chosen, len(samples[1][1]), record, searched.name)
 
 
 def _identity(
@@ -229,7 +206,7 @@ class _Plan:
 
     def _matters(self, arm: Arm, name: str) -> bool:
         if name == "scale":
-            return arm.rule is not None and arm.rule.name in ("readout", "readout-learned")
+            return scale_of(arm.rule) is not None
         if name == "leak":
             return self.leaky
         solved = arm.optimizer is not None or (self.ridge_head and arm.control)
@@ -244,68 +221,11 @@ class _Plan:
         if "rate" in values:
             arm = replace(arm, lr=values["rate"])
         if self.ridge_head:
-            rate = {"lr": values["rate"]} if "rate" in values else {}
-            arm = with_ridge(arm, arm.factory or self.factory, {**self.settings, **rate})
+            arm = with_ridge(arm, arm.factory or self.factory, self.settings)
         return arm
-
-
-def _try(
-    arm: Arm,
-    values: Values,
-    train: Any,
-    held: Any,
-    restarts: int,
-    plan: _Plan,
-    finished: FinishedTrials,
-) -> Trial:
-    """Train one arm with one setting, and measure it on the held-out samples."""
-    trial = Trial(arm.name, values)
-    for r in range(restarts):
-        seed = plan.settings.get("seed", 0) + r
-        key = {"rule": arm.name, "values": values, "seed": seed}
-        if (result := finished.get(key)) is None:
-            settings = {**plan.settings, "seed": seed, **finished.settings(key)}
-            try:
-                trained = arm.train(plan.factory, train, **settings)
-                result = evaluate(trained.models[0], held), trained.runs[0].seconds
-            except FAILURES as error:
-                trial.error = reason(error)
-                return trial
-            finished.keep(key, *result)
-        trial.accuracies.append(result[0])
-        trial.seconds += result[1]
-    return trial
-
-
-def _best(name: str, trials: Sequence[Trial]) -> Trial:
-    mine = [trial for trial in trials if trial.arm == name]
-    finished = [trial for trial in mine if trial.accuracy is not None]
-    if not finished:
-        raise TpsgdError(f"{name} failed with every setting: {mine[0].error}")
-    return max(finished, key=lambda trial: trial.accuracy or 0.0)
-
-
-def _rates(settings: Settings) -> Sequence[float]:
-    return SGD_RATES if settings.optimizer is sgd else RATES
 
 
 def _numbers(name: str, values: Sequence[float]) -> list[float]:
     if isinstance(values, str) or not all(isinstance(v, int | float) and v > 0 for v in values):
         raise TpsgdError(f"{name} must be a list of numbers above 0, got {values!r}")
     return list(dict.fromkeys(values))
-
-
-def _split(data: Data, size: float, seed: int) -> tuple[Any, Any]:
-    """Training samples to train on, and those that are held out; classes keep their shares."""
-    if not isinstance(data, Data):
-        raise TpsgdError(
-            f"data must be a data set as from tpsgd.data.load, got a {type(data).__name__}"
-        )
-    x, y = data.train
-    if y.is_floating_point():
-        raise TpsgdError("a search needs one class per sample, as class indices")
-    if not 0 < size < (len(y) if isinstance(size, int) else 1):
-        raise TpsgdError(f"held_out must be a share between 0 and 1, or a number, got {size!r}")
-    mask = torch.from_numpy(hold_out(y.numpy(), size, seed, data.name))
-    rows = [torch.nonzero(m).flatten() for m in (mask, ~mask)]
-    return (x[rows[0]], y[rows[0]]), (x[rows[1]], y[rows[1]])

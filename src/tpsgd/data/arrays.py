@@ -27,11 +27,15 @@ FEW_CLASSES = 20  # up to this number, most samples may have a class of their ow
 
 
 class Arrays(NamedTuple):
-    """Samples, labels and, for sequences of different lengths, the number of steps of each."""
+    """Samples, labels and, for sequences of different lengths, the number of steps of each.
+
+    With `blanks`, samples may be NaN where a value is missing.
+    """
 
     x: Array
     y: Array
     lengths: Array | None = None
+    blanks: bool = False
 
 
 class Samples(NamedTuple):
@@ -134,7 +138,7 @@ def label_values(source: str, y: Array) -> Array:
 
 def _checked(source: str, split: Arrays, are_tokens: bool) -> Arrays:
     """Samples of finite numbers with one label each, and zeros as padding; or an error."""
-    x, y, lengths = split
+    x, y, lengths, blanks = split
     if are_tokens:
         fits, expected = x.ndim == 2 and x.dtype.kind in "iu", "whole numbers (samples, steps)"
     elif lengths is not None:
@@ -158,7 +162,7 @@ def _checked(source: str, split: Arrays, are_tokens: bool) -> Arrays:
         _check_letters(source, y)
     if lengths is not None:
         x = _without_padding(source, x, lengths)
-    if x.dtype.kind == "f":
+    if x.dtype.kind == "f" and not blanks:
         _check_finite(source, x)
     return Arrays(x, y, lengths)
 

@@ -3,58 +3,70 @@
 import csv
 import re
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tpsgd.data.arrays import Arrays, from_arrays
+from tpsgd.data.csv_mistakes import LARGEST, Header, first_mistake, number
 from tpsgd.data.dataset import Array, RawData
-from tpsgd.errors import TpsgdError
+from tpsgd.data.scaling import IMPUTE, check_word
+from tpsgd.errors import TpsgdError, shortened, suggestion
+from tpsgd.names import printable
 from tpsgd.units import size
 
 LABEL_NAMES = ("label", "y", "class", "target")
 SEQUENCE_NAMES = ("sequence", "sequence_id")
 TIME_NAMES = ("time", "step")
 ID_NAME = re.compile(r"(^|[^a-z])(id|index)$|Id$|ID$")
+TIME_NAME = re.compile(r"time|date|^ms$|^t$")
 MANY_ROWS = 50  # of which a column that counts by one is no measurement
 MOST_GROWN, ALWAYS_READ = 50, 2**25  # times a file's size in memory, and bytes always allowed
-LARGEST = float(np.finfo(np.float32).max)
 
 
-class Header(NamedTuple):
-    """The names of the columns, what separates them, and the numbers of the columns by their role.
+class Columns(NamedTuple):
+    """What a user says of the columns of a table; see `tpsgd.data.load`."""
 
-    Only a table of time steps has a column for the sequence, and perhaps one for the time. New
-    samples may have no label.
-    """
+    label: str | None = None
+    drop: tuple[str, ...] = ()
+    impute: str | None = None
 
-    names: list[str]
-    delimiter: str
-    features: list[int]
-    label: int | None
-    sequence: int | None
-    time: int | None
+    @classmethod
+    def of(cls, label: str | None, drop: str | Sequence[str], impute: str | None) -> "Columns":
+        """Names in a list, or in a text with commas; the word none is None."""
+        check_word("impute", impute, IMPUTE)
+        names = drop.split(",") if isinstance(drop, str) else drop
+        names = tuple(name.strip() for name in names if name)
+        return cls(label, names, None if impute == "none" else impute)
 
 
-def read_csv(file: Path) -> RawData:
+def read_csv(file: Path, choices: Columns = Columns()) -> RawData:  # noqa: B008
     """Features, which `load` standardises by default, and labels.
 
-    The label column is `label`, `y`, `class` or `target`, else the last one. A first column
-    without a name has row names and is left out. With a column `sequence` or `sequence_id`, each
-    row is a time step; a column `time`, or `step`, which must count by one, gives the order.
+    The label column is that of the choices, else `label`, `y`, `class` or `target`, else the last
+    one. A first column without a name has row names and is left out. With a column `sequence` or
+    `sequence_id`, each row is a time step; a column `time`, or `step`, which must count by one,
+    gives the order.
     """
     with _readable(file):
-        header = _read_header(file)
-        arrays, _ = _read_arrays(file, header)
+        header = _read_header(file, choices)
+        arrays, _ = _read_arrays(file, header, blanks=choices.impute is not None)
     assert header.label is not None
     if header.sequence is None:
         _warn_of_row_numbers(file, [header.names[i] for i in header.features], arrays.x)
-    raw = from_arrays(str(file), [arrays])
-    note = f"label column '{header.names[header.label]}'"
+    try:
+        raw = from_arrays(str(file), [arrays])
+    except TpsgdError as error:
+        if choices.label or header.names[header.label].lower() in LABEL_NAMES:
+            raise
+        last = f"The label was taken from the last column, '{header.names[header.label]}'"
+        raise TpsgdError(f"{error} {last}: name another one, label=... (--label).") from error
+    note = f"label column '{printable(header.names[header.label])}'"
     columns = [header.names[i] for i in header.features]
     reading = {"columns": columns, "label": header.names[header.label]}
     note = f"{note}, {raw.note}" if raw.note else note
@@ -62,23 +74,25 @@ def read_csv(file: Path) -> RawData:
 
 
 def read_columns(
-    file: Path, columns: list[str], label: str | None
+    file: Path, columns: list[str], label: str | None, blanks: bool
 ) -> tuple[Arrays, list[str], bool]:
     """The features in these columns, the names of the samples, and whether there are labels.
 
-    All other columns are ignored. Samples are named by their sequence, or numbered from 1.
+    All other columns are ignored. Samples are named by their sequence, or numbered from 1. Blank
+    features are NaN if there may be `blanks`.
     """
     with _readable(file):
         names, delimiter = _read_names(file)
         if missing := [name for name in columns if name not in names]:
             raise TpsgdError(f"{file} has no column '{missing[0]}', which the model reads.")
+        _refuse_repeated(file, names, {*columns, label})
         sequence, time = (_column(names, c) for c in (SEQUENCE_NAMES, TIME_NAMES))
         sequence = None if sequence is None or names[sequence] in columns else sequence
         time = None if sequence is None or (time and names[time] in columns) else time
-        number = names.index(label) if label in names else None
+        place = names.index(label) if label in names else None
         features = [names.index(name) for name in columns]
-        header = Header(names, delimiter, features, number, sequence, time)
-        return *_read_arrays(file, header), number is not None
+        header = Header(names, delimiter, features, place, sequence, time)
+        return *_read_arrays(file, header, blanks), place is not None
 
 
 @contextmanager
@@ -89,18 +103,19 @@ def _readable(file: Path) -> Iterator[None]:
         raise TpsgdError(f"{file} cannot be read as UTF-8 text ({error}).") from error
 
 
-def _read_arrays(file: Path, header: Header) -> tuple[Arrays, list[str]]:
+def _read_arrays(file: Path, header: Header, blanks: bool) -> tuple[Arrays, list[str]]:
     """Features and labels, which are empty without a column of labels; and the samples' names."""
-    table, texts = _read_table(file, header)
+    table, texts = _read_table(file, header, blanks)
     x = table[:, header.features].astype(np.float32, copy=False)
     y = np.full(len(x), "") if header.label is None else texts[header.label]
     if header.sequence is None:
-        return Arrays(x, y), [str(number) for number in range(1, len(x) + 1)]
+        return Arrays(x, y, blanks=blanks), [str(row) for row in range(1, len(x) + 1)]
     time = None if header.time is None else table[:, header.time]
     is_counted = header.time is not None and header.names[header.time].lower() == "step"
     sequences = texts[header.sequence]
     names = np.unique(sequences).tolist()
-    return _to_sequences(file, x, y, sequences, time, is_counted), names
+    arrays = _to_sequences(file, x, y, sequences, time, is_counted)
+    return arrays._replace(blanks=blanks), names
 
 
 def _read_names(file: Path) -> tuple[list[str], str]:
@@ -111,25 +126,49 @@ def _read_names(file: Path) -> tuple[list[str], str]:
         raise TpsgdError(f"{file} is empty or starts with an empty line; a header is needed.")
     delimiter = max(",;\t", key=line.count)
     names = [name.strip() for name in next(csv.reader([line], delimiter=delimiter))]
-    numeric = [name for name in names if _number(name) is not None]
+    numeric = [name for name in names if number(name) is not None]
     if numeric == names or not all(name.isdecimal() for name in numeric):
         raise TpsgdError(f"{file} starts with numbers; its first line must name the columns.")
     return names, delimiter
 
 
-def _read_header(file: Path) -> Header:
+def _read_header(file: Path, choices: Columns) -> Header:
     names, delimiter = _read_names(file)
-    label, sequence, time = (_column(names, c) for c in (LABEL_NAMES, SEQUENCE_NAMES, TIME_NAMES))
+    named = [*choices.drop, *([] if choices.label is None else [choices.label])]
+    if missing := [name for name in named if name not in names]:
+        raise TpsgdError(f"{file} has no column '{missing[0]}': {suggestion(missing[0], names)}")
+    if choices.label in choices.drop:
+        raise TpsgdError(f"the column '{choices.label}' cannot be dropped: it is the label.")
+    others = ["" if name in named else name for name in names]
+    label, sequence, time = (_column(others, c) for c in (LABEL_NAMES, SEQUENCE_NAMES, TIME_NAMES))
+    label = label if choices.label is None else names.index(choices.label)
     if sequence is None:
         time = None  # then it is a feature like any other
     elif label is None:
-        raise TpsgdError(f"{file} has sequences but no column label, y, class or target.")
-    label = len(names) - 1 if label is None else label
-    others = {label, sequence, time}
-    features = [i for i in range(len(names)) if i not in others and (i or names[0])]
+        raise TpsgdError(
+            f"{file} has sequences but no column label, y, class or target: name it, label=..."
+            " (--label)."
+        )
+    left = [i for i in range(len(names)) if names[i] not in choices.drop]
+    if not left:
+        raise TpsgdError(f"{file} has no column that was not dropped.")
+    label = left[-1] if label is None else label
+    features = [i for i in left if i not in {label, sequence, time} and (i or names[0])]
     if not features:
         raise TpsgdError(f"{file} has no column of features besides the label '{names[label]}'.")
+    _refuse_repeated(file, names, {names[i] for i in (*features, label)})
     return Header(names, delimiter, features, label, sequence, time)
+
+
+def _refuse_repeated(file: Path, names: list[str], used: Container[str | None]) -> None:
+    """Refuse a name that two columns have: a trained model finds its columns by their names."""
+    counts = Counter(names)
+    if repeated := [name for name in counts if counts[name] > 1 and name in used]:
+        shown = shortened(", ".join(f"'{name}'" for name in repeated))
+        raise TpsgdError(
+            f"{file} has several columns of the name {shown}, and a trained model finds columns by"
+            " their names: rename them."
+        )
 
 
 def _column(names: list[str], choices: tuple[str, ...]) -> int | None:
@@ -137,10 +176,11 @@ def _column(names: list[str], choices: tuple[str, ...]) -> int | None:
     return next((lower.index(name) for name in choices if name in lower), None)
 
 
-def _read_table(file: Path, header: Header) -> tuple[Array, dict[int, Array]]:
+def _read_table(file: Path, header: Header, blanks: bool) -> tuple[Array, dict[int, Array]]:
     """The table as numbers, and the columns of labels and of sequences as text.
 
-    Time steps are read as float64: float32 cannot tell two seconds of a calendar apart.
+    Time steps are read as float64: float32 cannot tell two seconds of a calendar apart. A table
+    that has blanks, or decimal commas and columns separated by something else, is read twice.
     """
     of_text = [column for column in (header.label, header.sequence) if column is not None]
     codes: dict[int, dict[str, int]] = {column: {} for column in of_text}  # each text's number
@@ -152,26 +192,52 @@ def _read_table(file: Path, header: Header) -> tuple[Array, dict[int, Array]]:
     converters |= {column: lambda _: 0.0 for column in unused}
     dtype = np.float32 if header.sequence is None else np.float64
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # an empty table, refused below
-            table = np.loadtxt(
-                file, dtype, None, header.delimiter, converters,
-                skiprows=1, ndmin=2, encoding="utf-8-sig", quotechar='"',
-            )  # fmt: skip
+        table = _numbers(file, header.delimiter, converters, dtype)
     except UnicodeDecodeError:
         raise
     except ValueError as error:
-        raise _first_mistake(file, header) from error
+        if not blanks and header.delimiter == ",":
+            raise first_mistake(file, header) from error
+        try:
+            converters |= dict.fromkeys(header.features, _lenient(header, blanks))
+            table = _numbers(file, header.delimiter, converters, dtype)
+        except ValueError:
+            raise first_mistake(file, header, blanks) from error
     if table.size == 0:
         raise TpsgdError(f"{file} has a header but no rows.")
-    is_finite = (np.abs(table) <= LARGEST).all()  # also as float32
+    is_finite = np.abs(table) <= LARGEST  # also as float32
+    if blanks:
+        is_finite[:, header.features] |= np.isnan(table[:, header.features])
     has_gap = any("" in code for code in codes.values())
-    if table.shape[1] != len(header.names) or has_gap or not is_finite:
-        raise _first_mistake(file, header)
+    if table.shape[1] != len(header.names) or has_gap or not is_finite.all():
+        raise first_mistake(file, header, blanks)
     for column, code in codes.items():
         _check_lengths(file, header.names[column], max(code, key=len), len(table))
     rows = {column: table[:, column].astype(np.int64) for column in codes}
     return table, {column: np.array(list(codes[column]))[i] for column, i in rows.items()}
+
+
+def _numbers(
+    file: Path, delimiter: str, converters: dict[int | str, Callable[[str], float]], dtype: Any
+) -> Array:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # an empty table, refused by the caller
+        return np.loadtxt(
+            file, dtype, None, delimiter, converters,
+            skiprows=1, ndmin=2, encoding="utf-8-sig", quotechar='"',
+        )  # fmt: skip
+
+
+def _lenient(header: Header, blanks: bool) -> Callable[[str], float]:
+    """A converter of cells with decimal commas, or with nothing in them, which is NaN."""
+
+    def convert(text: str) -> float:
+        value = number(text, header.delimiter != ",", np.nan if blanks else None)
+        if value is None:
+            raise ValueError(text)
+        return value
+
+    return convert
 
 
 def _check_lengths(file: Path, name: str, longest: str, rows: int) -> None:
@@ -186,12 +252,13 @@ def _check_lengths(file: Path, name: str, longest: str, rows: int) -> None:
 def _warn_of_row_numbers(file: Path, names: list[str], x: Array) -> None:
     """Warn of columns that number the rows or name them, which say nothing of other rows."""
     for name, column in zip(names, x.T, strict=True):
-        counts = len(column) >= MANY_ROWS and (np.diff(column) == 1).all()
+        steps, is_time = np.diff(column), TIME_NAME.search(name.lower()) is not None
+        counts = len(column) >= MANY_ROWS and (steps > 0 if is_time else steps == 1).all()
         is_id = ID_NAME.search(name) is not None and (column == np.floor(column)).all()
         if counts or (is_id and len(np.unique(column)) > len(column) / 2):
             warnings.warn(
-                f"{file}: the column '{name}' numbers the rows, and is used as a feature: remove "
-                "it from the file if it is an id",
+                f"{file}: the column '{name}' numbers the rows, and is used as a feature: leave "
+                f"it out if it is an id or a time, drop=[{name!r}] (--drop {name})",
                 stacklevel=2,
             )
 
@@ -235,29 +302,3 @@ def _check_times(file: Path, names: Array, time: Array, is_counted: bool) -> Non
             f"{file}: the sequence '{names[i]}' goes from {time[i]:.12g} to {time[i + 1]:.12g}; a"
             " column time must have each time once, and a column step must count by one."
         )
-
-
-def _first_mistake(file: Path, header: Header) -> TpsgdError:
-    """An error that names the first line or cell that cannot be used; slow, so called last."""
-    names, delimiter, features, label, sequence, time = header
-    with suppress(csv.Error), file.open("r", -1, "utf-8-sig", "replace", "") as stream:
-        rows = csv.reader(stream, delimiter=delimiter)
-        next(rows)
-        for row in filter(None, rows):
-            line = f"{file}, line {rows.line_num}"
-            if len(row) != len(names):
-                return TpsgdError(f"{line} has {len(row)} cells, the header has {len(names)}.")
-            for i, cell in enumerate(row):
-                if i in (label, sequence) and not cell.strip():
-                    return TpsgdError(f"{line} has no text in the column '{names[i]}'.")
-                value = _number(cell)
-                if i in (time, *features) and (value is None or not abs(value) <= LARGEST):
-                    return TpsgdError(f"{line}, column '{names[i]}': '{cell}' is no finite number.")
-    return TpsgdError(f"{file} cannot be read as a table.")
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None

@@ -1,6 +1,6 @@
 """`load`: from a name or a path to tensors, by reading, splitting, thinning out and converting."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,18 @@ import torch
 from torch import Tensor
 
 from tpsgd.data import mapped, user_files
+from tpsgd.data.csv_files import Columns
 from tpsgd.data.dataset import Data, RawData
 from tpsgd.data.download import fetch
 from tpsgd.data.registry import DATASETS, find
-from tpsgd.data.scaling import NOTES, check_method, decoded_and_scaled, statistics
+from tpsgd.data.scaling import (
+    METHODS,
+    NOTES,
+    check_word,
+    decoded_as_trained,
+    statistics,
+    typical_values,
+)
 from tpsgd.data.split import Subset, hold_out_test, stratified
 from tpsgd.errors import TpsgdError
 from tpsgd.nets.padded import Padded
@@ -28,6 +36,9 @@ def load(
     max_train: int | None = None,
     on_disk: Path | str | None = None,
     scale: str | None = None,
+    label: str | None = None,
+    drop: str | Sequence[str] = (),
+    impute: str | None = None,
 ) -> Data:
     """Load a built-in data set by name, or your own by path.
 
@@ -41,9 +52,11 @@ def load(
             - `FILE.npz`: arrays x and y, perhaps x_test and y_test. For padded sequences, an array
               lengths (and lengths_test) with their numbers of steps. For tokens, an array tokens
               (and tokens_test) in place of x.
-            - `FILE.csv`: a header, and a column label, y, class or target, else the last column is
-              the label. With a column sequence, each row is a time step, ordered by a column time
-              or step if there is one.
+            - `FILE.csv` or `FILE.tsv`: a header, and columns separated by commas, semicolons or
+              tabs. The label is the column of `label`, else one called label, y, class or target,
+              else the last one. With a column sequence, each row is a time step, ordered by a
+              column time or step if there is one. Without commas between columns, numbers may
+              have decimal commas.
             - `FILE.py:FUNCTION`: it returns (x, y) or ((x, y), (x_test, y_test)); x may be
               `Padded`.
             - `FOLDER` of images in subfolders named after their classes, or `FOLDER@64` to resize
@@ -67,6 +80,11 @@ def load(
             `FILE.csv`, and "none" for everything else: arrays are taken as they are, except that
             bytes (uint8) are pixels and are divided by 255, as `fit` and `evaluate` do. The
             statistics are in `Data.inputs`, which `Run.save` stores with a model.
+        label: the name of a table's label column.
+        drop: the names of a table's columns to leave out: `["id", "time"]`, or "id,time".
+        impute: fill blank cells of a table by the "mean" or the "median" of their column in the
+            training samples; "none", the default, refuses them. The values are in `Data.inputs`
+            too, so that new samples are filled in the same way.
 
     Returns:
         The data; its `note` says how it was split and converted.
@@ -80,20 +98,26 @@ def load(
     """
     if seed < 0 or (max_train is not None and max_train < 1):
         raise TpsgdError(f"seed must be at least 0 and max_train 1, got {seed} and {max_train}.")
-    check_method(scale)
-    user_file = None if spec in DATASETS else user_files.find(spec)
+    check_word("scale", scale, METHODS)
+    columns = Columns.of(label, drop, impute)
+    user_file = None if spec in DATASETS and not any(columns) else user_files.find(spec, columns)
     if on_disk is None:
         raw = _read(spec, user_file)
-        raw, train, test, note = _split_and_scaled(spec, raw, seed, max_train, scale)
+        raw, train, test, note = _split_and_scaled(
+            spec, raw, seed, max_train, scale, columns.impute
+        )
         pairs = _tensors(raw, train), _tensors(raw, test)
         shape = tuple(pairs[0][0].shape[1:])
         return Data(spec, *pairs, raw.classes, shape, note, raw.vocabulary, raw.reading)
-    name = mapped.folder_name(spec, user_file and user_file.path, seed, max_train, scale)
+    choices = seed, max_train, scale, *([columns] if any(columns) else [])
+    name = mapped.folder_name(spec, user_file and user_file.path, *choices)
     folder = Path(on_disk).expanduser() / name
     data = mapped.read(folder) if user_file is None or user_file.is_stable else None
     if data is None:
         raw = _read(spec, user_file)
-        raw, train, test, note = _split_and_scaled(spec, raw, seed, max_train, scale)
+        raw, train, test, note = _split_and_scaled(
+            spec, raw, seed, max_train, scale, columns.impute
+        )
         mapped.write(folder, spec, raw, train, test, note)
         data = mapped.read(folder)
     if data is None:
@@ -125,19 +149,34 @@ def _split(spec: str, raw: RawData, seed: int, max_train: int | None) -> tuple[S
 
 
 def _split_and_scaled(
-    spec: str, raw: RawData, seed: int, max_train: int | None, scale: str | None
+    spec: str,
+    raw: RawData,
+    seed: int,
+    max_train: int | None,
+    scale: str | None,
+    impute: str | None,
 ) -> tuple[RawData, Subset, Subset, str]:
     """The data with scaling as its last step of decoding, the two splits, and the note on both."""
     train, test, note = _split(spec, raw, seed, max_train)
+    if impute:
+        values = typical_values(impute, _decoded(raw, train), raw.reading["columns"])
+        raw = _prepared(raw, "imputation", values)
+        note += f"; blank cells filled with the {impute} of the training samples"
     method = scale or raw.scale
     if method is None or (method == "none" and raw.scale is None):
         return raw, train, test, note
     if method != "none":
         _check_scalable(spec, raw, train)
         scaling = statistics(method, _decoded(raw, train))
-        decode = decoded_and_scaled(raw.decode, scaling)
-        raw = replace(raw, decode=decode, reading=raw.reading | {"scaling": scaling})
+        raw = _prepared(raw, "scaling", scaling)
     return raw, train, test, "; ".join(filter(None, (note, NOTES[method])))
+
+
+def _prepared(raw: RawData, name: str, values: dict[str, Any]) -> RawData:
+    """The data with one more step of decoding, which its `reading` describes."""
+    reading = {name: values}
+    decode = decoded_as_trained(raw.decode, reading)
+    return replace(raw, decode=decode, reading=raw.reading | reading)
 
 
 def _check_scalable(spec: str, raw: RawData, train: Subset) -> None:

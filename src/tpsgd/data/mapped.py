@@ -28,7 +28,7 @@ DECODED_BYTES = 4 * 2**20  # bytes of samples that are decoded together
 
 
 def folder_name(
-    spec: str, path: Path | None, seed: int, max_train: int | None, scale: str | None = None
+    spec: str, path: Path | None, seed: int, max_train: int | None, *scale_and_columns: Any
 ) -> str:
     """A name for the folder of a data set, which changes when the samples may change.
 
@@ -37,7 +37,7 @@ def folder_name(
     built-in set.
     """
     location = "" if path is None else path.resolve()
-    choices = FORMAT, spec, location, seed, max_train, scale
+    choices = FORMAT, spec, location, seed, max_train, *scale_and_columns
     digest = hashlib.blake2b(os.fsencode("\0".join(map(str, choices))))
     for line in _built_in_files(spec) if path is None else _user_files(path):
         digest.update(os.fsencode(f"\n{line}"))

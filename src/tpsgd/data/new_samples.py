@@ -4,6 +4,7 @@ What the model's samples looked like (`Data.inputs`) decides how new ones are re
 table, by name and in any order; the size of images; bytes or numbers; and how they were scaled.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ from tpsgd.data.registry import DATASETS
 from tpsgd.errors import TpsgdError, suggestion
 from tpsgd.files import call_function, is_function
 from tpsgd.nets.padded import Padded
-from tpsgd.saved.scaling import scaled
+from tpsgd.saved.scaling import as_trained
 
 
 class NewSamples(NamedTuple):
@@ -74,9 +75,8 @@ def read_new(
     _check_inputs(inputs)
     samples = _built_in(spec, seed) if spec in DATASETS else _own(spec, inputs, needs_labels)
     _check_shape(spec, samples.x, inputs)
-    x, scaling = samples.x, inputs.get("scaling") or {}
-    if "shift" in scaling:
-        x = scaled(x, scaling) if isinstance(x, Padded) else torch.from_numpy(scaled(x, scaling))
+    x = as_trained(samples.x, inputs)
+    x = x if isinstance(x, Padded) else torch.as_tensor(x)
     y, note = None, samples.note
     try:
         y = None if samples.labels is None else _indices(spec, samples.labels, classes)
@@ -90,15 +90,22 @@ def read_new(
 def _check_inputs(inputs: Mapping[str, Any]) -> None:
     """Refuse values of another kind than `Data.inputs` has: they may come out of any file."""
     shape, columns = inputs.get("shape", []), inputs.get("columns", [])
-    scaling = inputs.get("scaling", {})
+    scaling, imputation = inputs.get("scaling", {}), inputs.get("imputation", {})
     fits = isinstance(shape, list) and all(isinstance(n, int) and n > 0 for n in shape)
     fits &= isinstance(columns, list) and all(isinstance(name, str) for name in columns)
     fits &= isinstance(inputs.get("label", ""), str) and isinstance(scaling, dict)
+    values = imputation.get("values", []) if isinstance(imputation, dict) else None
+    fits &= isinstance(values, list) and all(map(_is_finite, values))
+    fits = fits and len(values or ()) == (len(columns) if imputation else 0)
     if not fits or ("shift" in scaling) != ("scale" in scaling):
         raise TpsgdError(
             "what the model was saved with as inputs does not say how samples look: save it with "
             "inputs=data.inputs"
         )
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def _built_in(spec: str, seed: int) -> _Labelled:
@@ -117,7 +124,7 @@ def _own(spec: str, inputs: Mapping[str, Any], needs_labels: bool) -> _Labelled:
         return _of_function(spec, inputs)
     if file.path.is_dir():
         return _of_images(file.path, inputs)
-    if file.path.suffix.lower() == ".csv":
+    if file.path.suffix.lower() in (".csv", ".tsv"):
         return _of_table(file.path, inputs, needs_labels)
     return _of_arrays(file.path, inputs)
 
@@ -137,13 +144,15 @@ def _of_images(root: Path, inputs: Mapping[str, Any]) -> _Labelled:
 def _of_table(file: Path, inputs: Mapping[str, Any], needs_labels: bool) -> _Labelled:
     if "columns" not in inputs:
         raise TpsgdError(f"the model was not trained on a table: it cannot read {file}.")
-    columns, note = inputs["columns"], ""
+    columns, note, blanks = inputs["columns"], "", bool(inputs.get("imputation"))
     try:
-        arrays, names, labelled = read_columns(file, columns, inputs.get("label"))
+        arrays, names, labelled = read_columns(file, columns, inputs.get("label"), blanks)
     except TpsgdError as error:
         if needs_labels:
             raise
-        arrays, names, labelled = read_columns(file, columns, None)  # if that was the reason
+        arrays, names, labelled = read_columns(
+            file, columns, None, blanks
+        )  # if that was the reason
         note = str(error)
     return _converted(str(file), arrays, names, labelled, False, inputs)._replace(note=note)
 

@@ -13,9 +13,10 @@ import numpy as np
 from tpsgd.data.dataset import Array
 from tpsgd.errors import TpsgdError, suggestion
 from tpsgd.nets.padded import Padded
-from tpsgd.saved.scaling import scaled
+from tpsgd.saved.scaling import as_trained
 
 METHODS = ("none", "standard", "minmax")
+IMPUTE = ("none", "mean", "median")
 NOTES = {
     "none": "features unscaled",
     "standard": "features standardised: mean 0 and deviation 1 in the training samples",
@@ -24,10 +25,10 @@ NOTES = {
 CONSTANT = 1e-6  # deviations below this share of the mean are rounding errors
 
 
-def check_method(scale: str | None) -> None:
+def check_word(kind: str, word: str | None, words: tuple[str, ...]) -> None:
     """Refuse a word that names no method."""
-    if scale is not None and scale not in METHODS:
-        raise TpsgdError(f"unknown scale {scale!r}: {suggestion(str(scale), METHODS)}")
+    if word is not None and word not in words:
+        raise TpsgdError(f"unknown {kind} {word!r}: {suggestion(str(word), words)}")
 
 
 def statistics(method: str, pieces: Iterable[Array | Padded]) -> dict[str, Any]:
@@ -55,6 +56,26 @@ def statistics(method: str, pieces: Iterable[Array | Padded]) -> dict[str, Any]:
     return {"method": method} | {k: v.astype(np.float32).tolist() for k, v in numbers.items()}
 
 
+def typical_values(
+    method: str, pieces: Iterable[Array | Padded], columns: list[str]
+) -> dict[str, Any]:
+    """The mean or the median of each feature in the training samples, for cells that are blank.
+
+    Examples:
+        >>> typical_values("median", [np.array([[1.0], [np.nan], [9.0], [2.0]])], ["a"])
+        {'method': 'median', 'values': [2.0]}
+    """
+    x = np.concatenate([_rows(piece) for piece in pieces])
+    if (blank := np.isnan(x).all(0)).any():
+        name = columns[int(blank.argmax())]
+        raise TpsgdError(
+            f"the column '{name}' is blank in all training samples: leave it out, drop=[{name!r}] "
+            f"(--drop {name})"
+        )
+    values = (np.nanmean if method == "mean" else np.nanmedian)(x, axis=0)
+    return {"method": method, "values": values.astype(np.float32).tolist()}
+
+
 def _rows(x: Array | Padded) -> Array:
     """Samples, or the steps of all series, as rows of features."""
     if isinstance(x, Padded):
@@ -63,8 +84,8 @@ def _rows(x: Array | Padded) -> Array:
     return x.reshape(-1, x.shape[-1]).astype(np.float64)
 
 
-def decoded_and_scaled(
-    decode: Callable[[Any], Any], scaling: Mapping[str, Any]
+def decoded_as_trained(
+    decode: Callable[[Any], Any], inputs: Mapping[str, Any]
 ) -> Callable[[Any], Any]:
-    """A reader's function that decodes samples, with scaling after it."""
-    return lambda x: scaled(decode(x), scaling)
+    """A reader's function that decodes samples, with filling of blanks and scaling after it."""
+    return lambda x: as_trained(decode(x), inputs)

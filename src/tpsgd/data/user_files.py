@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tpsgd.data.arrays import Arrays, from_arrays
-from tpsgd.data.csv_files import read_csv
+from tpsgd.data.csv_files import Columns, read_csv
 from tpsgd.data.dataset import Array, RawData
 from tpsgd.data.images import read_folder
 from tpsgd.data.npz_files import read_npz
@@ -19,7 +19,7 @@ from tpsgd.files import call_function, is_function, user_path
 from tpsgd.nets.padded import Padded
 
 LONGEST_SIZE = 8  # digits of FOLDER@SIZE
-READERS = {".npz": read_npz, ".csv": read_csv}
+READERS = {".npz": read_npz, ".csv": read_csv, ".tsv": read_csv}
 
 
 class UserFile(NamedTuple):
@@ -30,12 +30,17 @@ class UserFile(NamedTuple):
     is_stable: bool = True
 
 
-def find(spec: str) -> UserFile | None:
+def find(spec: str, columns: Columns | None = None) -> UserFile | None:
     """The file or folder that `spec` names, not yet read; None if `spec` does not look like one.
 
-    `FILE.npz`, `FILE.csv`, `FILE.py:FUNCTION`, or `FOLDER` or `FOLDER@SIZE` of images.
+    `FILE.npz`, `FILE.csv`, `FILE.py:FUNCTION`, or `FOLDER` or `FOLDER@SIZE` of images. Only a
+    table has `columns`.
     """
     path = user_path(spec)
+    if (reader := READERS.get(path.suffix.lower())) is read_csv:
+        reader = partial(read_csv, choices=columns or Columns())
+    elif columns and any(columns):
+        raise TpsgdError(f"label, drop and impute are for tables, FILE.csv; {spec} is none.")
     if spec and os.path.isdir(path):
         return UserFile(path, partial(read_folder, path))
     folder, _, size = spec.rpartition("@")
@@ -47,7 +52,6 @@ def find(spec: str) -> UserFile | None:
     if is_function(spec):
         path = user_path(spec.rpartition(":")[0])
         return UserFile(path, partial(read_function, spec), is_stable=False)
-    reader = READERS.get(path.suffix.lower())
     if (is_file := os.path.isfile(path)) and reader:
         return UserFile(path, partial(reader, path))
     if is_file:

@@ -12,7 +12,7 @@ from tpsgd.engine.batches import BatchForm, first_samples, has_lookup, suits_cha
 from tpsgd.engine.learner import BlockSettings
 from tpsgd.engine.settings import Schedule, Settings
 from tpsgd.errors import TpsgdError
-from tpsgd.losses import Loss, cross_entropy
+from tpsgd.losses import Loss, cross_entropy, mse
 from tpsgd.nets.blocks import (
     Block,
     cut,
@@ -25,7 +25,7 @@ from tpsgd.nets.blocks import (
 )
 from tpsgd.nets.padded import Padded, SequenceLayer
 from tpsgd.nets.recurrent import connect
-from tpsgd.rules import Place, Rule, refuse_words
+from tpsgd.rules import Place, Rule, refuse_words, scale_of
 from tpsgd.solvers import SOLVERS
 from tpsgd.train import sequential, simultaneous
 
@@ -59,6 +59,16 @@ class Anatomy:
     def blocks(self) -> list[Block]:
         """The blocks of the first model."""
         return self.cuts[0]
+
+    @property
+    def classifier(self) -> str:
+        """A rule that classifies in hidden blocks, although the loss takes any numbers; or "".
+
+        With a loss other than `mse`, a readout lowers that loss, and nothing is classified.
+        """
+        rules = [r for r in self.rules[:-1] if self.loss is mse or scale_of(r) is None]
+        names = (r.name for r in rules if r.classifies and self.loss.of_numbers)
+        return next(names, "")
 
     @property
     def restarts(self) -> int | None:

@@ -15,7 +15,14 @@ from torch import Tensor, nn
 from tpsgd.engine.anatomy import Anatomy, Method, dissect
 from tpsgd.engine.augment import Augmented
 from tpsgd.engine.backprop import Backprop, BackpropLearner
-from tpsgd.engine.batches import BatchForm, as_source, check_values, first_samples, is_stream
+from tpsgd.engine.batches import (
+    BatchForm,
+    Stream,
+    as_source,
+    check_values,
+    first_samples,
+    is_stream,
+)
 from tpsgd.engine.cuda_graphs import (
     beside,
     can_update_beside,
@@ -23,11 +30,12 @@ from tpsgd.engine.cuda_graphs import (
     library_modules_only,
 )
 from tpsgd.engine.learner import Backend, BlockLearner, GradientLearner, accumulate, together
+from tpsgd.engine.line import Line, line_of
 from tpsgd.engine.optimizers import follow_curve, make_optimizer
 from tpsgd.engine.record import BlockInfo
 from tpsgd.engine.replay import replayed
 from tpsgd.engine.reuse import InputReuse
-from tpsgd.engine.settings import Settings
+from tpsgd.engine.settings import Memory, Settings
 from tpsgd.engine.solved import RecursiveLearner, RidgeLearner, check_solvers
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import Loss, bce, cross_entropy
@@ -60,14 +68,28 @@ def assemble(
     x = first_samples(data)
     anatomy = dissect(models, x, is_stream(data), method, settings, device, check_values)
     form, loss, classes = anatomy.form, anatomy.loss, anatomy.classes
-    source: Source = as_source(data, form, loss, classes, complete=True)
-    learners = make_learners(anatomy, method, settings, source.samples)
+    source: Source = as_source(data, form, loss, classes, True, anatomy.classifier)
+    line = None
+    if not isinstance(source, Stream) or source.loader.batch_size is not None:
+        line = backprop_line(anatomy, method, settings, x, source.samples)
+    learners = make_learners(anatomy, method, settings, source.samples, line)
     validation = None
     if settings.validation is not None:
-        validation = as_source(settings.validation, form, loss, classes)
+        validation = as_source(settings.validation, form, loss, classes, False, anatomy.classifier)
     if settings.augment is not None:
         source = Augmented(source, settings.augment)
-    return join(learners, source, validation, settings), anatomy
+    return join(learners, source, validation, settings, line), anatomy
+
+
+def backprop_line(
+    anatomy: Anatomy, method: Method, settings: Settings, sample: Any, samples: int
+) -> Line | None:
+    """What backprop would take, where blocks learn one after another and may stay under it."""
+    kept = settings.memory.reuse is not None or settings.memory.fast
+    if settings.schedule is not sequential or isinstance(method, Backprop) or kept:
+        return None
+    params = [parameters(i, anatomy.cuts[:1]) for i in range(len(anatomy.blocks))]
+    return line_of(anatomy, params, sample, samples)
 
 
 def join(
@@ -75,6 +97,7 @@ def join(
     source: Source,
     validation: Source | None,
     settings: Settings,
+    line: Line | None = None,
     pass_on: InputReuse | None = None,
 ) -> Net:
     """Learners and sources as a net, with the wrappers of a step that the settings ask for."""
@@ -91,24 +114,29 @@ def join(
         return follow_curve(step, learners, source)
 
     reuse = settings.memory.reuse if settings.augment is None else False
-    return Net(learners, source, validation, [], wrap, pass_on or InputReuse(reuse))
+    pass_on = pass_on or InputReuse(reuse, settings.memory.fast, line)
+    return Net(learners, source, validation, [], wrap, pass_on)
 
 
 def make_learners(
-    anatomy: Anatomy, method: Method, settings: Settings, samples: int
+    anatomy: Anatomy, method: Method, settings: Settings, samples: int, line: Line | None = None
 ) -> list[BlockLearner]:
     """Every block with its objective and its gradients; what cannot be trained is refused."""
     if isinstance(method, Backprop):
         return [_backprop_learner(anatomy)]
     learners = []
     for i, block in enumerate(anatomy.blocks):
-        make_learner = _recurrent_learner if block.recurrent else _block_learner
-        learners.append(make_learner(i, anatomy, settings, samples))
+        if block.recurrent:
+            learners.append(_recurrent_learner(i, anatomy, settings, samples))
+        else:
+            learners.append(_block_learner(i, anatomy, settings, samples, line))
     check_solvers(learners, anatomy, settings.schedule is sequential, samples)
     return learners
 
 
-def _block_learner(i: int, anatomy: Anatomy, settings: Settings, samples: int) -> BlockLearner:
+def _block_learner(
+    i: int, anatomy: Anatomy, settings: Settings, samples: int, line: Line | None
+) -> BlockLearner:
     """Block i of every restart."""
     block, rule, form, size = anatomy.blocks[i], anatomy.rules[i], anatomy.form, anatomy.sizes[i]
     last = i == len(anatomy.blocks) - 1
@@ -131,10 +159,16 @@ def _block_learner(i: int, anatomy: Anatomy, settings: Settings, samples: int) -
         ragged = form.ragged and any(b.recurrent for b in anatomy.blocks[i:])
         kind = ClosedForm if block.closed_form(at) and not ragged else Autograd
         backend = kind(block, at, fixed, precision=form.precision)
+    slices = _slices(block, math.prod(size[Place.BEFORE]), form, settings)
+    codes_first = False
+    if line is not None and settings.memory == Memory(measure=settings.memory.measure):
+        least, codes_first = line.slices(i)
+        slices = slices if block.maps else max(slices, least)
     return _learner(
         *(i, anatomy, samples, backend, draw),
         learns=rule.head if last else rule.objective is not None,
-        slices=_slices(block, math.prod(size[Place.BEFORE]), form, settings),
+        slices=slices,
+        codes_first=codes_first,
         signal=Signal.LABEL if last else rule.signal,
         widest=max(map(math.prod, size.values())) * form.numbers.itemsize,
     )
@@ -213,6 +247,7 @@ def _learner(
     draw: Callable[[], Objective],
     learns: bool,
     slices: int = 1,
+    codes_first: bool = False,
     **options: Any,
 ) -> BlockLearner:
     """The kind of learner that the block's optimizer, or solver, asks for."""
@@ -224,7 +259,7 @@ def _learner(
         return RidgeLearner(*arguments, samples=samples, **options)
     if isinstance(settings.optimizer, Recursive):
         return RecursiveLearner(*arguments, samples=samples, **options)
-    return GradientLearner(*arguments, slices=slices, **options)
+    return GradientLearner(*arguments, slices=slices, codes_first=codes_first, **options)
 
 
 def _backprop_learner(anatomy: Anatomy) -> BackpropLearner:

@@ -23,12 +23,13 @@ from torch.utils.data import (
     default_collate,
 )
 
-from tpsgd.engine.inputs import check_finite, inputs, labels, pair, tensor
+from tpsgd.engine.inputs import check_finite, inputs, labels, pair, refuse_numbers, tensor
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import Loss
 from tpsgd.maths.memory_format import channels_last, like, rows
 from tpsgd.maths.random import Key, permutation, shuffled, streams
 from tpsgd.nets.padded import Padded, as_pixels
+from tpsgd.nets.strided import unsafe_channels_last
 from tpsgd.protocols import Source
 
 RAGGED_UNCUT = (
@@ -112,7 +113,8 @@ def suits_channels_last(modules: Iterable[nn.Module]) -> bool:
     A user's module may rely on `view`, so only torch's and this library's get that memory format.
     """
     modules = list(modules)
-    return any(isinstance(m, nn.Conv2d) for m in modules) and all(map(is_library_module, modules))
+    safe = all(is_library_module(m) and not unsafe_channels_last(m) for m in modules)
+    return safe and any(isinstance(m, nn.Conv2d) for m in modules)
 
 
 def is_library_module(module: nn.Module) -> bool:
@@ -473,12 +475,18 @@ def depth(source: Source) -> int:
 
 
 def as_source(
-    data: Any, form: BatchForm, loss: Loss | None, classes: int | None, complete: bool = False
+    data: Any,
+    form: BatchForm,
+    loss: Loss | None,
+    classes: int | None,
+    complete: bool = False,
+    classifier: str = "",
 ) -> Arrays | Stream:
     """A source from arrays `(x, y)`, a `Dataset` or a `DataLoader`, with its labels checked.
 
     Without a loss the labels are not checked (evaluation looks at the output first). `complete`:
-    these are all samples to learn from, so a class without samples gives a warning.
+    these are all samples to learn from, so a class without samples gives a warning. `classifier`:
+    the name of a rule that learns from classes alone, so that other targets are refused.
     """
     if isinstance(data, TensorDataset) and len(data.tensors) == 2:
         data = data.tensors
@@ -487,6 +495,8 @@ def as_source(
         if loss is None:
             return y
         y = labels(y, loss, classes, complete)
+        if classifier and y.is_floating_point():
+            refuse_numbers(y, classifier)
         return y.to(form.dtype) if y.is_floating_point() else y
 
     if isinstance(data, DataLoader):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from tpsgd.errors import TpsgdError
+from tpsgd.errors import TpsgdError, shortened
 from tpsgd.losses import Loss, bce, cross_entropy
 from tpsgd.nets.padded import Padded
 
@@ -39,8 +39,11 @@ def labels(y: Tensor, loss: Loss | None, classes: int | None, complete: bool = T
     if not torch.isfinite(y).all():
         raise TpsgdError("the labels contain NaN or infinity")
     if loss in (bce, cross_entropy) and ((y < 0).any() or (y > 1).any()):
-        raise TpsgdError(f"float labels for {loss.name} must lie between 0 and 1")  # type: ignore
-    if complete and loss is not None:
+        raise TpsgdError(
+            f"float labels for {loss.name} must lie between 0 and 1; for targets of any size use "  # type: ignore
+            "loss=tpsgd.mse and a rule such as tpsgd.rules.tpsgd_l2()"
+        )
+    if complete and loss is not None and not loss.of_numbers:
         _warn_missing((y.sum(0) == 0).nonzero().flatten().tolist(), y.shape[1])
     if loss is cross_entropy and not torch.allclose(y.sum(1), torch.ones(()).to(y), atol=1e-3):
         raise TpsgdError(
@@ -48,6 +51,17 @@ def labels(y: Tensor, loss: Loss | None, classes: int | None, complete: bool = T
             "sample use loss=tpsgd.bce"
         )
     return y
+
+
+def refuse_numbers(y: Tensor, rule: str) -> None:
+    """Refuse targets that are not probabilities of classes, if a rule's local loss classifies."""
+    if (y < 0).any() or not torch.allclose(y.sum(1), torch.ones(()).to(y), atol=1e-3):
+        raise TpsgdError(
+            "y has float targets that are not probabilities of classes (rows that sum to 1), and "
+            f"the local loss of {rule} is a classifier's: for float targets take rule=tpsgd.rules."
+            "tpsgd_l2(), tpsgd_l1(), tpsgd(), drtp(), dfa(), sdfa() or frozen(), or "
+            "tpsgd.TPSGDRegressor"
+        )
 
 
 def _indices(y: Tensor, classes: int | None, complete: bool) -> Tensor:
@@ -86,9 +100,16 @@ def _check_range(y: Tensor, classes: int | None) -> None:
     label = f"label {low if low < 0 else high} is out of range: "
     if classes is None:
         raise TpsgdError(label + "classes are counted from 0")
+    if classes == 1:
+        raise TpsgdError(
+            f"{label}the model's last block has 1 output, which tells no classes apart: give it an "
+            "output for each class, or use loss=tpsgd.bce for one yes-or-no output"
+        )
+    advice = f"; give it {high + 1} outputs" if low >= 0 else ""
+    advice += f", or count classes from 0: y - {low}" if low > 0 else ""
     raise TpsgdError(
-        f"{label}the model's last block has {classes} outputs, so labels go from 0 to {classes - 1}"
-        + ("; for one yes-or-no output use loss=tpsgd.bce" if classes == 1 else "")
+        f"{label}the model's last block has {classes} outputs, so labels go from 0 to "
+        f"{classes - 1}{advice}"
     )
 
 
@@ -144,7 +165,14 @@ def _from_numpy(values: Any, name: str) -> Tensor:
             "the number of steps"
         ) from None
     if array.dtype.kind not in "biuf":
-        raise TpsgdError(f"{name} must be numbers, got an array of {array.dtype}")
+        text = next((v for v in array.flat if isinstance(v, str)), None)
+        if name != "y" or text is None:
+            raise TpsgdError(f"{name} must be numbers, got an array of {array.dtype}")
+        raise TpsgdError(
+            f"y must be numbers, got names such as {shortened(text)!r}: number the classes from 0, "
+            "as numpy.unique(y, return_inverse=True)[1] does; tpsgd.data.load, TPSGDClassifier and "
+            "Stream(classes=[...]) take names"
+        )
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         array = array.astype(np.int64)
     if any(s < 0 for s in array.strides):

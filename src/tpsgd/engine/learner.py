@@ -6,6 +6,7 @@ block solved by least squares is in `solved.py`, a whole net under backprop in `
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -207,13 +208,16 @@ class BlockLearner(Learner):
 class GradientLearner(BlockLearner):
     """A block that takes an optimizer's steps on its local loss.
 
-    The gradient of its weight may be computed in `slices`, each applied before the next is made.
+    The gradient of its weight may be computed in `slices`, each applied before the next is made;
+    with `codes_first`, learned codes take their step before any of them.
     `share` < 1 belongs to micro-batches: gradients are summed, and `apply_gradients` comes later.
     """
 
-    def __init__(self, *args: Any, slices: int = 1, **options: Any) -> None:
+    def __init__(
+        self, *args: Any, slices: int = 1, codes_first: bool = False, **options: Any
+    ) -> None:
         super().__init__(*args, **options)
-        self.slices, self.share = slices, 1.0
+        self.slices, self.codes_first, self.share = slices, codes_first, 1.0
         self.optimizer: Optimizer | None = None
         self.quick: Callable[[], None] | None = None  # its step, where there is a quicker way
         self.scheduler: LRScheduler | None = None
@@ -255,6 +259,7 @@ class GradientLearner(BlockLearner):
         self.optimizer = make_optimizer(factory, self.moving, lr)
         whole = type(self.optimizer) not in ELEMENTWISE or getattr(factory, "by_name", False)
         whole = whole or hooked(self.optimizer)  # a hook may need the whole gradient
+        self.codes_first = self.codes_first and not whole
         if self.moving is not self.params and whole:
             self.moving, self.optimizer = self.params, make_optimizer(factory, self.params, lr)
         if isinstance(self.backend, ClosedForm):
@@ -291,6 +296,9 @@ class GradientLearner(BlockLearner):
     def _update(self, saved: Any, s: Tensor, labels: Tensor, output_unused: bool) -> None:
         local, slices = self.backend.gradients(self.params, saved, s, self.tensors, output_unused)
         of_objective = {f"objective.{i}": grad for i, grad in enumerate(local.dtensors)}
+        local = local._replace(dtensors=())  # whose memory is free once they are used
+        if self.codes_first and self.share == 1.0 and not self.waits and of_objective:
+            slices = chain([{}], slices)
         for grads in slices:
             grads |= of_objective
             of_objective = {}

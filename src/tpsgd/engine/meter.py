@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from tpsgd.engine.cuda_graphs import side_stream, update_stream
+from tpsgd.maths.torch_internals import internal
 from tpsgd.nets.unrolled import Unrolled
 from tpsgd.protocols import EpochEnd, Observer
 
@@ -194,7 +195,8 @@ class Meter(Observer):
 
     def _skip(self, alike: bool) -> None:
         """Pause where the windows of a sequence repeat the memory of those before them."""
-        if alike and self._watching and _get_current_dispatch_mode() is self._live:
+        current = internal("utils._python_dispatch._get_current_dispatch_mode")
+        if alike and self._watching and current is not None and current() is self._live:
             self._watch(False)
             self._skipping = True
         elif not alike and self._skipping:

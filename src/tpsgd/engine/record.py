@@ -13,6 +13,7 @@ from torch import Tensor
 from tpsgd.engine.batches import depth
 from tpsgd.engine.learner import EarlyStopping
 from tpsgd.errors import TpsgdError
+from tpsgd.names import printable, safe
 from tpsgd.protocols import EpochEnd, Learner, Observer
 from tpsgd.rules import Signal
 from tpsgd.saved import trained
@@ -63,6 +64,9 @@ class Run:
     included, and `kept_bytes`, the inputs kept for reuse (0: not measured). `resident_bytes` is the
     peak of the whole process, Python, torch and the data set included; 0 where the system does not
     tell.
+    `memory_choice` says how `fit` kept its memory below backprop's, or why it could not.
+    `length` says how long it trained, if that was chosen from the data.
+    `hint` is a sentence on a last block that is no better than guessing, usually empty.
     `model` is the model that was trained.
     """
 
@@ -78,6 +82,9 @@ class Run:
     peak_bytes: int = 0
     kept_bytes: int = 0
     resident_bytes: int = 0
+    memory_choice: str = ""
+    length: str = ""
+    hint: str = ""
     model: Any = field(default=None, repr=False, compare=False)
 
     @property
@@ -145,7 +152,7 @@ class Run:
             ...     _ = run.save(folder, classes=["left", "right"])
             ...     trained = tpsgd.load(folder)
             >>> trained.classes, trained.run.rule
-            (('left', 'right'), 'readout')
+            (('left', 'right'), 'readout-learned')
         """
         if self.model is None:
             raise TpsgdError("this record has no model to save: it was not returned by fit")
@@ -163,7 +170,7 @@ class Run:
         return f"{words} ({'; '.join(pieces)})" if pieces else words
 
     def __str__(self) -> str:
-        title = f"{self.rule}: {self.seconds:.2f} s"
+        title = f"{safe(self.rule)}: {self.seconds:.2f} s"
         if self.setup_seconds > 1:
             title += f" after {self.setup_seconds:.1f} s of preparing"
         title += f", {self.sample_passes:,} sample passes"
@@ -178,7 +185,10 @@ class Run:
             shown = "-" if accuracy is None else f"{accuracy:.1%}"
             info = block.name, block.rule, f"{block.parameters:,}", block.learning
             rows.append((str(number), *info, str(len(epochs)), loss, shown))
-        return f"{title}\n{columns(rows)}"
+        notes = printable(self.length), printable(self.memory_choice)
+        lines = [title, *notes, columns(rows)]
+        lines += [f"hint: {printable(self.hint)}"] if self.hint else []
+        return "\n".join(filter(None, lines))
 
 
 class Recorder(Observer):

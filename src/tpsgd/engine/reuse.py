@@ -1,6 +1,5 @@
 """The inputs of the next block: kept in memory or in a file, or recomputed for every epoch."""
 
-import os
 import shutil
 import tempfile
 import weakref
@@ -23,6 +22,7 @@ from tpsgd.engine.batches import (
     stored_samples,
 )
 from tpsgd.engine.device import available
+from tpsgd.engine.line import Line
 from tpsgd.errors import TpsgdError
 from tpsgd.maths.memory_format import channels_last, like
 from tpsgd.maths.random import permutation
@@ -40,7 +40,11 @@ class InputReuse:
     """How the next block gets its inputs; see `tpsgd.Memory.reuse`."""
 
     reuse: bool | str | Path | None = None
+    fast: bool = False  # keep inputs where they fit into half of what is free
+    line: Line | None = None  # under which inputs are kept otherwise
     free_bytes: Callable[[torch.device], float] = available
+    samples: int | None = None  # how many there will be, if a source has fewer: in a rehearsal
+    through: Callable[..., ThroughBlocks] = ThroughBlocks
 
     @torch.no_grad()
     def __call__(self, net: Net, learner: Any, source: Source) -> Source:
@@ -55,21 +59,27 @@ class InputReuse:
         at_a_time = _samples_at_a_time(learner, source.form)
         sample = _first_output(source, function)
         later = net.learners[net.learners.index(learner) + 1 :]
-        keep = self._keep(sample, source, later)
+        keep = self._keep(net, sample, source, later)
         if keep is False:
-            return _through(source, function, at_a_time)
+            return self._through(source, function, at_a_time)
+        again = keep is True and _same_rows(net, source, sample)
         for observer in net.observers:
             observer.computed(source.samples, 1 + depth(source))
-            if keep is True:
-                observer.kept(sample.nbytes * source.samples, _released(net, source))
-        rows = _allocate(sample, source) if keep is True else DiskRows(sample, source.samples, keep)
+            if keep is True and not again:
+                observer.kept(sample.nbytes * source.samples, _kept_by(net, source))
+        if again:
+            rows: Any = source.x  # type: ignore[attr-defined]  # inputs make room for outputs
+        elif keep is True:
+            rows = _allocate(sample, source)
+        else:
+            rows = DiskRows(sample, source.samples, keep)
 
         def outputs(x: Any) -> Any:
             return in_parts((lambda x: computed(function(x)),), x, at_a_time)
 
         return _collect(source, outputs, rows, net.observers)
 
-    def _keep(self, sample: Any, source: Source, later: list[Any]) -> bool | str | Path:
+    def _keep(self, net: Net, sample: Any, source: Source, later: list[Any]) -> bool | str | Path:
         """Where to keep the outputs: True for memory, a folder, or False to recompute them."""
         below = stored_samples(source)
         any_length = isinstance(below, Stream) and any(x.block.recurrent for x in later)
@@ -79,25 +89,45 @@ class InputReuse:
         if keep is None:
             # no point in keeping inputs that are read only once
             once = len(later) == 1 and later[0].settings.epochs <= 1
-            fits = sample.nbytes * source.samples < self.free_bytes(source.form.device) / 2
-            keep = fits and not once
+            keep = not once and self._fits(net, sample, source)
         if isinstance(sample, Padded) and keep is not True:  # a file has rows of one size
             return False
         return keep
 
+    def _through(self, source: Source, function: Any, at_a_time: int | None) -> Source:
+        """A source whose batches go through one more frozen block."""
+        if isinstance(source, ThroughBlocks):
+            at_a_time = min(filter(None, (source.at_a_time, at_a_time)), default=None)
+            return self.through(source.source, (*source.functions, function), at_a_time)
+        return self.through(source, (function,), at_a_time)
 
-def _released(net: Net, source: Source) -> int:
-    """Bytes of kept inputs that are released once the next block's are kept."""
-    from_user = source is net.source or source is net.validation
-    return source.x.nbytes if isinstance(source, Arrays) and not from_user else 0
+    def _fits(self, net: Net, sample: Any, source: Source) -> bool:
+        """Whether there is room for the inputs of a block: under the line, or in the machine."""
+        if self.fast or source.form.stacked:
+            return sample.nbytes * source.samples < self.free_bytes(source.form.device) / 2
+        if self.line is None:
+            return False
+        others = 0 if net.validation is None else net.validation.samples
+        samples = net.source.samples + others if self.samples is None else self.samples
+        before = 0 if _same_rows(net, source, sample) else _kept_by(net, source) / source.samples
+        return samples > 0 and (before + sample.nbytes) * samples <= self.line.room()
 
 
-def _through(source: Source, function: Callable[[Any], Any], at_a_time: int | None) -> Source:
-    """A source whose batches go through one more frozen block."""
-    if isinstance(source, ThroughBlocks):
-        at_a_time = min(filter(None, (source.at_a_time, at_a_time)), default=None)
-        return ThroughBlocks(source.source, (*source.functions, function), at_a_time)
-    return ThroughBlocks(source, (function,), at_a_time)
+def _kept_by(net: Net, source: Source) -> int:
+    """Bytes of kept inputs that a source reads."""
+    users = [stored_samples(s) for s in (net.source, net.validation) if s is not None]
+    below = stored_samples(source)
+    from_user = any(below is samples for samples in users)
+    return below.x.nbytes if isinstance(below, Arrays) and not from_user else 0
+
+
+def _same_rows(net: Net, source: Source, sample: Any) -> bool:
+    """Whether outputs can be written over the kept inputs that they are computed from."""
+    if not isinstance(source, Arrays) or type(source.x) is not Tensor or not _kept_by(net, source):
+        return False
+    lead = int(source.form.stacked)
+    shapes = (t.shape[lead + 1 :] for t in (source.x, sample))
+    return len(set(shapes)) == 1 and source.x.dtype == sample.dtype
 
 
 def _samples_at_a_time(learner: Any, form: BatchForm) -> int | None:
@@ -168,14 +198,6 @@ def _collect(
     x = Padded(x, torch.cat(lengths)) if lengths else x
     order = below.order if isinstance(below, Arrays) else permutation
     return Arrays(x, labels, form, per_restart=form.stacked, order=order)
-
-
-def default_folder() -> Path:
-    """The folder for temporary files: on a disk, which /tmp may not be."""
-    folder = Path("/var/tmp")
-    if "TMPDIR" in os.environ or not os.access(folder, os.W_OK):
-        return Path(tempfile.gettempdir())
-    return folder
 
 
 class DiskRows:

@@ -25,6 +25,7 @@ from tpsgd.units import as_bytes, size
 
 Schedule = Callable[[Net], None]
 LOW = "low"  # in place of a memory budget: as little memory as is reasonable
+FAST = "fast"  # in place of a memory budget: whatever keeping inputs takes
 LARGEST_RATE = 1000  # no sensible learning rate comes near it: 1e9 was meant to be 1e-9, say
 
 
@@ -35,20 +36,25 @@ class Memory:
     Args:
         budget: "64MB", or bytes: the most that training may hold beyond the data set, the model and
             reused inputs included. `fit` then chooses the other settings by `tpsgd.plan`. If the
-            budget is too small, it raises an error that names the smallest feasible one. "low" is
-            no amount: no inputs are kept, and gradients in slices or micro-batches of 8 samples or
-            more are chosen if they need less memory and change nothing that is learned.
+            budget is too small, it raises an error that names the smallest feasible one. Files are
+            written only where nothing else fits, in a folder that is named, `Memory("64MB",
+            reuse=folder)`. "low" is no amount: no inputs are kept, and gradients in slices or
+            micro-batches of 8 samples or more are chosen if they need less memory and change
+            nothing that is learned.
         reuse: where the inputs of each block come from after the first epoch: kept in memory
             (True), kept in a temporary file in a folder (its path), recomputed (False), or kept in
-            memory if they take less than half of what is free (None). Kept inputs are those of one
-            pass over the data: with random augmentation in a `Dataset` or `DataLoader`, blocks
-            after the first see one version of each sample unless `reuse=False`.
+            memory as far as training then takes no more of it than backprop would (None). Kept
+            inputs are those of one pass over the data: with random augmentation in a `Dataset` or
+            `DataLoader`, blocks after the first see one version of each sample unless
+            `reuse=False`.
         micro_batch: process at most this many samples at a time; gradients are summed, so that a
             step equals that of the whole batch (except for batch normalisation, dropout and losses
             that are no mean over samples).
         slices: compute the gradient of a weight in this many slices, each applied before the next
             is computed (by default a few slices for large weights).
         redraw: regenerate the class codes for every batch instead of storing them.
+        fast: keep inputs in memory if they take less than half of what is free, and compute each
+            gradient whole, which may take more memory than backprop; `memory="fast"`.
         measure: measure the memory of the run (`run.total_bytes`).
     """
 
@@ -57,6 +63,7 @@ class Memory:
     micro_batch: int | None = None
     slices: int | None = None
     redraw: bool = False
+    fast: bool = False
     measure: bool = True
 
     def __post_init__(self) -> None:
@@ -66,14 +73,17 @@ class Memory:
                 raise TpsgdError(f"{name} must be a whole number, 1 or more, got {value!r}")
         if self.reuse is not None and not isinstance(self.reuse, (bool, str, Path)):
             raise TpsgdError(f"reuse must be True, False, None or a folder, got {self.reuse!r}")
+        if self.fast and (self.budget is not None or self.reuse is not None):
+            raise TpsgdError("memory='fast' keeps inputs in memory: leave reuse and the budget out")
         if self.budget is None:
             return
         if self.budget != LOW:
             as_bytes(self.budget)
-        if self.micro_batch or self.slices or self.redraw or self.reuse is not None:
+        folder = isinstance(self.reuse, (str, Path)) and self.budget != LOW
+        if self.micro_batch or self.slices or self.redraw or not (self.reuse is None or folder):
             raise TpsgdError(
                 "a memory budget chooses micro_batch, slices, redraw and reuse itself: leave them "
-                "out, or the budget"
+                "out, or the budget; only a folder, reuse=FOLDER, may go with an amount"
             )
 
     @property
@@ -85,8 +95,10 @@ class Memory:
 
     @classmethod
     def of(cls, memory: "str | int | Memory | None") -> "Memory":
-        """Settings as they are; anything else is a budget."""
-        return memory if isinstance(memory, Memory) else cls(budget=memory)
+        """Settings as they are; "fast"; anything else is a budget."""
+        if isinstance(memory, Memory):
+            return memory
+        return cls(fast=True) if memory == FAST else cls(budget=memory)
 
 
 @dataclass(frozen=True)
@@ -97,8 +109,8 @@ class Settings:
     loss: Loss | None = None
     optimizer: OptimizerFactory | Sequence[OptimizerFactory] | None = None
     lr: float | Sequence[float] | None = None
-    epochs: int | Sequence[int] = 5
-    batch_size: int = 128
+    epochs: Any = 5  # a number, a list for the blocks, or None: `lengths` chooses it
+    batch_size: Any = 128  # a number, or None: `lengths` chooses it
     seed: int = 0
     device: torch.device | str | None = None
     validation: Any = None
@@ -116,12 +128,15 @@ class Settings:
 
     @classmethod
     def of(cls, function: str, keywords: Mapping[str, Any]) -> "Settings":
-        """The settings that a function was called with; a name that does not exist is an error."""
+        """The settings that a function was called with; a name that does not exist is an error.
+
+        Without epochs or a batch size, the data decide.
+        """
         names = [field.name for field in fields(cls)]
         for name in keywords:
             if name not in names:
                 raise TpsgdError(f"{function} has no argument {name!r}: {suggestion(name, names)}")
-        return cls(**keywords)
+        return cls(**{"epochs": None, "batch_size": None, **keywords})
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "memory", Memory.of(self.memory))
@@ -143,7 +158,8 @@ class Settings:
                 "parallel must be tpsgd.data_parallel(), tpsgd.pipeline() or None, "
                 f"got {self.parallel!r}"
             )
-        if not isinstance(self.batch_size, int) or self.batch_size < 1:
+        size = self.batch_size
+        if size is not None and (not isinstance(size, int) or size < 1):
             raise TpsgdError(f"batch_size must be 1 or more, got {self.batch_size!r}")
         if self.window is not None and (not isinstance(self.window, int) or self.window < 1):
             raise TpsgdError(f"window must be 1 time step or more, got {self.window!r}")
@@ -164,6 +180,12 @@ class Settings:
             raise TpsgdError(
                 "lr_schedule must be tpsgd.one_cycle(), or a function optimizer -> "
                 f"torch.optim.lr_scheduler, got {self.lr_schedule!r}"
+            )
+        if isinstance(self.validation, (int, float, str)):
+            raise TpsgdError(
+                "validation must be held-out samples, (x, y), a Dataset or a DataLoader, got "
+                f"{self.validation!r}: split the samples yourself, for example by "
+                "sklearn.model_selection.train_test_split(x, y, test_size=0.2)"
             )
         if self.loss is not None and not isinstance(self.loss, Loss):
             raise TpsgdError(
@@ -232,8 +254,8 @@ class Settings:
             "rule": rule,
             "options": [f"{r.options}, {r.at.value}" for r in rules if r.objective is not None],
             "loss": loss.name,
-            "schedule": None if self.schedule is None else str(_name(self.schedule)),
-            "optimizer": str(_name(self.optimizer or adam)),
+            "schedule": None if self.schedule is None else str(name_of(self.schedule)),
+            "optimizer": str(name_of(self.optimizer or adam)),
             "lr": self.lr if self.lr is None or isinstance(self.lr, float) else str(self.lr),
             "epochs": self.epochs if isinstance(self.epochs, int) else list(self.epochs),
             "batch_size": self.batch_size,
@@ -248,12 +270,13 @@ class Settings:
             "micro_batch": self.memory.micro_batch,
             "slices": self.memory.slices,
             "redraw": self.memory.redraw,
+            "fast": self.memory.fast,
             "measure": self.memory.measure,
             "precision": None if self.precision is None else str(self.precision)[6:],
-            "augment": None if self.augment is None else str(_name(self.augment)),
+            "augment": None if self.augment is None else str(name_of(self.augment)),
             "validation": self.validation is not None,
             "early_stopping": None if self.early_stopping is None else str(self.early_stopping),
-            "lr_schedule": None if self.lr_schedule is None else str(_name(self.lr_schedule)),
+            "lr_schedule": None if self.lr_schedule is None else str(name_of(self.lr_schedule)),
             "parallel": None if self.parallel is None else str(self.parallel),
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
@@ -265,12 +288,18 @@ def listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def _name(factory: Any) -> Any:
+def name_of(factory: Any) -> Any:
+    """A function by its name, and what a partial function has besides; the same in every process.
+
+    Examples:
+        >>> name_of(partial(listed, value=3))
+        "listed {'value': 3}"
+    """
     if isinstance(factory, (list, tuple)):
-        return [_name(f) for f in factory]
+        return [name_of(f) for f in factory]
     if isinstance(factory, partial):
-        keywords = {k: _name(v) if callable(v) else v for k, v in factory.keywords.items()}
-        return " ".join(map(str, (_name(factory.func), *factory.args, keywords)))
+        keywords = {k: name_of(v) if callable(v) else v for k, v in factory.keywords.items()}
+        return " ".join(map(str, (name_of(factory.func), *factory.args, keywords)))
     if isinstance(factory, (Augmentation, RateCurve)):
         return factory.name
     return getattr(factory, "__name__", type(factory).__name__)

@@ -15,6 +15,7 @@ from sklearn.utils.validation import _check_sample_weight, validate_data
 from torch import Tensor
 
 from tpsgd.engine.inputs import tensor
+from tpsgd.engine.lengths import LARGEST
 from tpsgd.engine.optimizers import OptimizerFactory, adam
 from tpsgd.errors import TpsgdError
 from tpsgd.estimators.patience import StreamPatience
@@ -38,8 +39,10 @@ class TPSGDClassifier(ClassifierMixin, Perceptron):
             that returns one, such as `functools.partial(tpsgd.rules.readout, scale=2.0)`. Words and
             such functions can be pickled, values cannot.
         activation: of the hidden layers: relu, leaky-relu, tanh, sigmoid, gelu, silu or softplus.
-        epochs: the most passes over the samples for each layer; early stopping may end them.
-        batch_size: samples per step.
+        epochs: the most passes over the samples for each layer; early stopping may end them. None:
+            as many as make 1,000 steps, and at least 5.
+        batch_size: samples per step. None: the power of two nearest to the root of the number of
+            samples, 8 to 128; in `partial_fit` 128.
         optimizer: a factory, `params -> torch.optim.Optimizer`, such as `tpsgd.sgd`; default Adam.
         lr: the learning rate; None is the optimizer's own, 1e-3 for Adam.
         tol: a layer stops when its loss has not improved by this much for `n_iter_no_change`
@@ -78,11 +81,11 @@ class TPSGDClassifier(ClassifierMixin, Perceptron):
     def __init__(
         self,
         hidden: int | Sequence[int] = (256,),
-        rule: str | Rule | Callable[[], Rule] = "readout",
+        rule: str | Rule | Callable[[], Rule] = "readout-learned",
         *,
         activation: str = "relu",
-        epochs: int = 200,
-        batch_size: int = 128,
+        epochs: int | None = None,
+        batch_size: int | None = None,
         optimizer: OptimizerFactory | None = None,
         lr: float | None = None,
         tol: float | None = 1e-4,
@@ -150,7 +153,7 @@ class TPSGDClassifier(ClassifierMixin, Perceptron):
             parts, validation = split[::2], self._data(*split[1::2])
         self._train(
             self._data(*parts), weights is not None, optimizer=self.optimizer or adam,
-            epochs=int(self.epochs), validation=validation, early_stopping=self._stopping(),
+            validation=validation, early_stopping=self._stopping(),
         )  # fmt: skip
         self._open_stream()
         return self
@@ -242,8 +245,8 @@ class TPSGDClassifier(ClassifierMixin, Perceptron):
             self._stream = Stream(
                 self.model_, rule=weighted(self._rule()) if has_weights else self._rule(),
                 loss=weighted_cross_entropy if has_weights else cross_entropy,
-                optimizer=self.optimizer or adam, lr=self.lr, batch_size=self.batch_size,
-                seed=self._seed, progress=bool(self.verbose),
+                optimizer=self.optimizer or adam, lr=self.lr, seed=self._seed,
+                batch_size=int(self.batch_size or LARGEST), progress=bool(self.verbose),
             )  # fmt: skip
             if self._stream_state is not None:
                 self._stream.load_state_dict(self._stream_state)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from tpsgd.engine.device import resolve_device
 from tpsgd.engine.inputs import tensor
 from tpsgd.engine.learner import EarlyStopping
+from tpsgd.engine.lengths import batch_size_for, epochs_for
 from tpsgd.engine.record import Run
 from tpsgd.engine.settings import Memory
 from tpsgd.errors import TpsgdError, suggestion
@@ -22,6 +23,7 @@ from tpsgd.training.fit import fit
 from tpsgd.zoo.words import ACTIVATIONS, mlp
 
 AT_A_TIME = 1 << 13  # samples whose outputs are computed together
+STEPS = 1000  # of a layer: half of those of `fit`, which gain little on tables
 NUMBERS = (np.float64, np.float32, np.uint8)  # what X may be of; all else becomes the first
 
 
@@ -31,8 +33,8 @@ class Perceptron(BaseEstimator):
     hidden: Any
     rule: Any
     activation: str
-    epochs: int
-    batch_size: int
+    epochs: int | None
+    batch_size: int | None
     lr: float | None
     tol: float | None
     n_iter_no_change: int
@@ -52,8 +54,10 @@ class Perceptron(BaseEstimator):
         if self.activation not in ACTIVATIONS:
             hint = suggestion(str(self.activation), ACTIVATIONS)
             raise TpsgdError(f"unknown activation {self.activation!r}: {hint}")
-        if not isinstance(self.epochs, (int, np.integer)) or self.epochs < 1:
-            raise TpsgdError(f"epochs must be a whole number, 1 or more, got {self.epochs!r}")
+        for name in ("epochs", "batch_size"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, (int, np.integer)) or value < 1):
+                raise TpsgdError(f"{name} must be a whole number, 1 or more, got {value!r}")
         if not isinstance(self.n_iter_no_change, int) or self.n_iter_no_change < 1:
             raise TpsgdError(f"n_iter_no_change must be 1 or more, got {self.n_iter_no_change!r}")
         if self.early_stopping and not 0 < self.validation_fraction < 1:
@@ -109,12 +113,15 @@ class Perceptron(BaseEstimator):
 
     def _run(self, data: Any, rule: Rule, loss: Loss, **settings: Any) -> None:
         """Train the net."""
+        samples = len(data[1])
+        batch_size = int(self.batch_size or batch_size_for(samples))
+        epochs = int(self.epochs or epochs_for(-(-samples // batch_size), STEPS))
         with warnings.catch_warnings():  # a class may be missing in a call, or weigh nothing
             warnings.filterwarnings("ignore", r"\d+ of \d+ classes have no samples", UserWarning)
             self.run_ = fit(
-                self.model_, data, rule=rule, loss=loss, lr=self.lr, batch_size=self.batch_size,
-                seed=self._seed, memory=Memory(measure=False), progress=bool(self.verbose),
-                **settings,
+                self.model_, data, rule=rule, loss=loss, lr=self.lr, epochs=epochs,
+                batch_size=batch_size, seed=self._seed, memory=Memory(measure=False),
+                progress=bool(self.verbose), **settings,
             )  # fmt: skip
         self.n_iter_ = max((e.epoch for e in self.run_.history), default=0)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import Loss, cross_entropy
 from tpsgd.objectives import Calibration, LossAndGrads, Objective, Site
-from tpsgd.rules import Rule, Signal
+from tpsgd.rules import Rule, Signal, scale_of
 
 DEGREES = {"tpsgd-l1": 1, "tpsgd-l2": 2, "drtp": 2}  # by which a common factor leaves the loss
 
@@ -79,7 +79,7 @@ def weighted(rule: Rule) -> Rule:
     if make is None or rule.signal is Signal.ERROR:  # the signal has the weight as a factor
         return rule
     degree = DEGREES.get(rule.name)
-    if degree is None and not rule.name.startswith("readout"):
+    if degree is None and scale_of(rule) is None:
         raise TpsgdError(
             "weights of samples or classes work with the rules readout, readout-learned, "
             f"{', '.join(DEGREES)}, dfa and frozen, not with {rule.name}"

@@ -29,11 +29,13 @@ from tpsgd.export.recipe import (
 from tpsgd.losses import Loss, bce, cross_entropy, mse
 from tpsgd.maths.pooling import cells
 from tpsgd.maths.random import Key, streams
+from tpsgd.names import safe
 from tpsgd.nets import diagonal
-from tpsgd.nets.blocks import Block, shapes, split
+from tpsgd.nets.blocks import Block, hooked, shapes, split
 from tpsgd.nets.layers import zero_padding
 from tpsgd.nets.modes import modes_restored
 from tpsgd.nets.padded import Padded
+from tpsgd.nets.precision import without_autocast
 from tpsgd.nets.recurrent import Recurrent
 from tpsgd.objectives import Site
 from tpsgd.projections import Redrawn
@@ -54,6 +56,7 @@ RESHAPING = (nn.Flatten, nn.Identity, nn.Unflatten)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 
 
+@without_autocast()
 def read_model(
     model: nn.Module,
     rule: Rule | Sequence[Rule],
@@ -85,7 +88,7 @@ def read_model(
     blocks = split(model)
     _check_model(model, blocks)
     with modes_restored(*(m for block in blocks for m in block.modules)):
-        sizes = shapes(blocks, torch.zeros(2, *shape))
+        sizes = shapes(blocks, torch.zeros(2, *shape, dtype=torch.float32))
         rules = rules_for(rule, blocks, None)
         loss = loss or rules[-1].loss
         if loss not in LOSSES:
@@ -103,8 +106,8 @@ def read_model(
         inputs = [tuple(shape), *(size[Place.END] for size in sizes[:-1])]
         records = [reader.block(*each) for each in zip(blocks, rules, inputs, sizes, strict=True)]
         recipe = Recipe(
-            tuple(records), rules[0].name, _one_step(blocks, tuple(shape)), classes, spare, batch,
-            optimizer, LOSSES[loss], seed, _link(blocks[-1]),
+            tuple(records), safe(rules[0].name), _one_step(blocks, tuple(shape)), classes, spare,
+            batch, optimizer, LOSSES[loss], seed, _link(blocks[-1]),
         )  # fmt: skip
         if not any(block.learns for block in records):
             raise TpsgdError(f"{rules[0].name} trains nothing: there is no step to export")
@@ -181,6 +184,11 @@ def _check_model(model: nn.Module, blocks: list[Block]) -> None:
     if others:
         word = str(others.pop()).removeprefix("torch.")
         raise TpsgdError(f"the model is in {word}: convert it with model.float()")
+    if any(map(hooked, model.modules())):
+        raise TpsgdError(
+            "the model has hooks, as weight_norm and pruning set them, which an export would leave "
+            "out: remove them"
+        )
     if len(blocks) > MOST_BLOCKS:
         raise TpsgdError(f"{len(blocks)} blocks are not exported; up to {MOST_BLOCKS} are")
 
@@ -259,7 +267,7 @@ class _Reader:
         parameters = _parameters(who, block, learns)
         if last and self.spare:
             parameters = {name: _with_rows(p, self.spare) for name, p in parameters.items()}
-        layer = _layer(who, block, shape, after)
+        layer = _layer(who, block, _reshaped(block, shape), after)
         if last:
             layer = replace(layer, outputs=self.classes + self.spare)
             after = (self.classes + self.spare,)
@@ -319,7 +327,7 @@ class _Reader:
         assert formula.loss is not None
         return replace(
             local, grid=grid, gain=0.0 if target else formula.gain, target=target,
-            loss=LOSSES[formula.loss],
+            loss=LOSSES[formula.loss], learned=formula.learned,
         )  # fmt: skip
 
 
@@ -343,6 +351,14 @@ def _codes(who: str, drawn: Tensor | Redrawn, site: Site, per_step: bool) -> Cod
             "others, such as projection=tpsgd.projections.binary()"
         )
     return Codes(size, "table", table=drawn.flatten(1).float().cpu())
+
+
+def _reshaped(block: Block, shape: Shape) -> Shape:
+    """The shape in which a block's layer reads a sample, after the modules that reshape it."""
+    x = torch.empty(1, *shape, device="meta")
+    for module in block.prologue:
+        x = module(x)
+    return tuple(x.shape[1:])
 
 
 def _layer(who: str, block: Block, shape: Shape, after: Shape) -> Layer:
@@ -503,6 +519,12 @@ def _refuse_prologue(who: str, block: Block) -> None:
         if not isinstance(module, RESHAPING):
             raise TpsgdError(
                 f"{who}: {type(module).__name__} before a layer is not exported; leave it out"
+            )
+        if block.recurrent:
+            raise TpsgdError(
+                f"{who}: {type(module).__name__} before a recurrent layer is not exported, because "
+                "the program reads one time step after another; leave it out and give the shape "
+                "(steps, features)"
             )
 
 

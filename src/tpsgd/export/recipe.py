@@ -114,6 +114,7 @@ class LocalLoss:
         gain: the factor of a readout's logits; 0 before it is calibrated.
         target: over the root mean square of the features in the first batch: the calibrated gain.
         loss: of a readout's logits: cross_entropy or bce.
+        learned: whether a readout's codes learn with the block.
     """
 
     name: str
@@ -123,6 +124,7 @@ class LocalLoss:
     gain: float = 1.0
     target: float = 0.0
     loss: str = "cross_entropy"
+    learned: bool = False
 
 
 @dataclass(frozen=True)
@@ -166,6 +168,11 @@ class BlockRecipe:
         """Whether it reads one time step after another."""
         return isinstance(self.layer, (Cell, Diagonal))
 
+    @property
+    def learned_codes(self) -> int:
+        """Numbers of a class code that learns."""
+        return self.local.codes.size if self.local and self.local.learned else 0
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -201,9 +208,15 @@ class Recipe:
         return self.blocks[0].recurrent
 
     @property
-    def learned(self) -> int:
+    def parameters(self) -> int:
         """How many parameters learn."""
         return sum(block.weights for block in self.blocks if block.learns)
+
+    @property
+    def learned(self) -> int:
+        """How many numbers learn: parameters, and the class codes of learned readouts."""
+        codes = sum(block.learned_codes for block in self.blocks)
+        return self.parameters + self.outputs * codes
 
     @property
     def all_weights(self) -> int:

@@ -1,7 +1,8 @@
 """Records: the weights of an exported net as bytes with a checksum, and back into a model.
 
     "TPS1", fingerprint of the layers, which blocks learn (a bit each), outputs, classes so far,
-    the weights of the blocks that learn as float32, measured gains, CRC-32 of all before it
+    the weights of the blocks that learn as float32, class codes that learn, measured gains,
+    CRC-32 of all before it
 
 All numbers have 4 bytes, the lowest first.
 """
@@ -37,15 +38,17 @@ class Record(NamedTuple):
 
 
 def fingerprint(recipe: Recipe) -> int:
-    """A number for the layers of a net that learn, whatever its number of classes."""
+    """A number for the layers and class codes that learn, whatever the number of classes."""
     shapes = [[tuple(p.shape) for p in b.parameters.values()] for b in recipe.blocks]
-    return _fingerprint(shapes, learning_mask(recipe))
+    codes = sum(block.learned_codes for block in recipe.blocks)
+    return _fingerprint(shapes, learning_mask(recipe), codes)
 
 
-def _fingerprint(shapes: list[list[tuple[int, ...]]], mask: int) -> int:
+def _fingerprint(shapes: list[list[tuple[int, ...]]], mask: int, codes: int = 0) -> int:
+    """`codes`: numbers of a class code that learn, in all blocks."""
     *hidden, last = shapes
     rows = [*hidden, [shape[1:] for shape in last]]
-    return zlib.crc32(json.dumps([r for i, r in enumerate(rows) if mask >> i & 1]).encode())
+    return zlib.crc32(json.dumps([r for i, r in enumerate(rows) if mask >> i & 1]).encode(), codes)
 
 
 def learning_mask(recipe: Recipe) -> int:
@@ -79,8 +82,7 @@ def read_weights(model: nn.Module, record: str | Path | bytes) -> int:
     data = bytes(record) if isinstance(record, (bytes, bytearray)) else _read(Path(record))
     content, blocks = parse(data), split(model)
     shapes = [[tuple(p.shape) for p in block.layer.parameters()] for block in blocks]
-    _check_head(content, shapes)
-    values = _by_block(content, shapes)
+    values = _by_block(content, shapes, _checked_codes(content, shapes))
     if any(not p.isfinite().all() for tensors in values.values() for p in tensors):
         raise TpsgdError("the record has weights that are not finite")
     while len(next(split(model)[-1].layer.parameters())) < content.classes:
@@ -92,10 +94,13 @@ def read_weights(model: nn.Module, record: str | Path | bytes) -> int:
     return content.classes
 
 
-def _check_head(content: Record, shapes: list[list[tuple[int, ...]]]) -> None:
-    """Refuse the record of another net, before anything changes."""
+def _checked_codes(content: Record, shapes: list[list[tuple[int, ...]]]) -> int:
+    """Numbers of a class code that learn; the record of another net is refused."""
     mask, outputs = content.mask, shapes[-1][0][0]
-    if not 0 < mask < 1 << len(shapes) or content.fingerprint != _fingerprint(shapes, mask):
+    known = 0 < mask < 1 << len(shapes)
+    possible = _possible_codes(content, shapes) if known else []
+    counts = [c for c in possible if content.fingerprint == _fingerprint(shapes, mask, c)]
+    if not counts:
         raise TpsgdError("the record belongs to a net with other layers")
     if not outputs <= content.classes <= content.outputs:
         raise TpsgdError(
@@ -104,6 +109,27 @@ def _check_head(content: Record, shapes: list[list[tuple[int, ...]]]) -> None:
         )
     if content.classes > outputs and not mask >> len(shapes) - 1:
         raise TpsgdError("the record has new classes, but no weights of the last layer")
+    return counts[0]
+
+
+def _possible_codes(content: Record, shapes: list[list[tuple[int, ...]]]) -> list[int]:
+    """Numbers of a class code that may learn, by the length of the record."""
+    if isinstance(content.numbers, dict):
+        return [0]
+    full = _full_shapes(content, shapes)
+    rest = len(content.numbers) - sum(torch.Size(s).numel() for each in full.values() for s in each)
+    outputs = max(content.outputs, 1)
+    gains = range(len(full) + 1)  # one for each block, at most
+    return [0, *((rest - n) // outputs for n in gains if rest > n and not (rest - n) % outputs)]
+
+
+def _full_shapes(
+    content: Record, shapes: list[list[tuple[int, ...]]]
+) -> dict[int, list[tuple[int, ...]]]:
+    """The shapes of a record's weights, by the block: the last layer has rows to spare."""
+    last = len(shapes) - 1
+    rows = {last: [(content.outputs, *shape[1:]) for shape in shapes[last]]}
+    return {i: rows.get(i, shapes[i]) for i in range(len(shapes)) if content.mask >> i & 1}
 
 
 def _read(path: Path) -> bytes:
@@ -113,20 +139,22 @@ def _read(path: Path) -> bytes:
         raise TpsgdError(f"cannot read {path}: {error.strerror}") from error
 
 
-def _by_block(content: Record, shapes: list[list[tuple[int, ...]]]) -> dict[int, list[Tensor]]:
-    """The weights of the blocks that learn."""
+def _by_block(
+    content: Record, shapes: list[list[tuple[int, ...]]], codes: int
+) -> dict[int, list[Tensor]]:
+    """The weights of the blocks that learn; `codes`: numbers of a class code that learn."""
     if isinstance(content.numbers, dict):
         return fitting(content.numbers, content.outputs, shapes)
-    last, values, place = len(shapes) - 1, {}, 0
-    for i in (i for i in range(len(shapes)) if content.mask >> i & 1):
+    values, place = {}, 0
+    for i, each in _full_shapes(content, shapes).items():
         values[i] = []
-        for shape in shapes[i]:
-            full = (content.outputs, *shape[1:]) if i == last else shape
-            count = torch.Size(full).numel()
+        for shape in each:
+            count = torch.Size(shape).numel()
             if place + count > len(content.numbers):
                 raise TpsgdError("the record has fewer weights than the model")
-            values[i].append(content.numbers[place : place + count].view(-1, *full[1:]))
+            values[i].append(content.numbers[place : place + count].view(-1, *shape[1:]))
             place += count
-    if len(content.numbers) - place > len(values):  # a gain for each block, at most
+    rest = len(content.numbers) - place - codes * content.outputs
+    if rest > len(values):  # a gain for each block, at most
         raise TpsgdError("the record has more weights than the model")
     return values

@@ -7,16 +7,21 @@ in one round. It imports the engine, training and streams; nothing imports it.
 """
 
 from importlib.util import find_spec
+from typing import Any
 
 from tpsgd.errors import TpsgdError
 
-if find_spec("flwr") is None:
-    raise TpsgdError("tpsgd.fleet needs Flower, which is not installed: pip install 'tpsgd[fleet]'")
-
-from tpsgd.fleet.client import client
-from tpsgd.fleet.report import Report, Round
-from tpsgd.fleet.server import server
-from tpsgd.fleet.splits import dirichlet
-from tpsgd.fleet.strategy import LocalLearning
-
 __all__ = ["LocalLearning", "Report", "Round", "client", "dirichlet", "server"]
+
+if find_spec("flwr") is not None:
+    from tpsgd.fleet.client import client
+    from tpsgd.fleet.report import Report, Round
+    from tpsgd.fleet.server import server
+    from tpsgd.fleet.splits import dirichlet
+    from tpsgd.fleet.strategy import LocalLearning
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'tpsgd.fleet' has no attribute {name!r}")
+    raise TpsgdError("tpsgd.fleet needs Flower, which is not installed: pip install 'tpsgd[fleet]'")

@@ -40,8 +40,9 @@ def client(
     """A Flower app of a device that learns with any rule, on samples that never leave it.
 
     In every round it takes the weights of the server, trains with `tpsgd.fit` and sends its weights
-    back. Optimizers start anew in every round. A mistake in the settings or the data is sent to the
-    server as one sentence; the round goes on without this client.
+    back. Optimizers, and class codes that learn, start anew in every round. A mistake in the
+    settings or the data is sent to the server as one sentence; the round goes on without this
+    client.
 
     Args:
         model: `context -> nn.Module`; the same function as the server's.
@@ -57,7 +58,7 @@ def client(
         configure: `context -> ` more settings, `method` and `restricted_softmax` included, for
             those that `flwr run --run-config` chooses.
         **settings: those of `tpsgd.fit`: `rule`, `epochs`, `batch_size`, `memory="64MB"` ... The
-            seed is the server's.
+            seed is the server's, and a round has 5 epochs by default.
 
     Examples:
         >>> import torch
@@ -72,6 +73,7 @@ def client(
         raise TpsgdError("the seed is the server's, the same for all clients: leave out seed=")
     refuse_words(settings.get("rule"))
     Settings.of("fleet.client", {k: v for k, v in settings.items() if k != "rule"})
+    settings = {"epochs": 5, **settings}
     settings |= {"method": method, "restricted_softmax": restricted_softmax}
     device = Device(model, data, test or data, configure or (lambda _: {}), settings)
     app = ClientApp()

@@ -36,6 +36,11 @@ class Figures:
         """Add a batch, or leave it for `keep`."""
         raise NotImplementedError
 
+    def _of_classes(self, labels: Tensor) -> bool:
+        """Whether labels are of classes, so that there is an accuracy."""
+        numbers = self.of_logits is not None and self.of_logits.of_numbers
+        return not (numbers and labels.is_floating_point())
+
     def keep(self) -> None:
         """Store what a step has left."""
 
@@ -66,7 +71,7 @@ class RestartFigures(Figures):
             loss = torch.vmap(self.of_logits.value)(local.logits, labels)
         self.loss.add_(loss, alpha=labels.shape[1])
         if local.logits is not None:
-            self.classifies = True
+            self.classifies = self._of_classes(labels)
             self.correct.add_(hits(local.logits, labels, self.multi_label))
 
 
@@ -100,7 +105,7 @@ class StoredFigures(Figures):
             self.loss.add_(batch.loss, alpha=len(batch.labels))
         if batch.logits is None:
             return False
-        self.classifies = True
+        self.classifies = self._of_classes(batch.labels)
         large = self._is_large(batch.logits)
         if not self.room and not large:
             self._make_room(batch.logits, batch.labels)

@@ -7,14 +7,14 @@ The state stays in the optimizer, so its state dict is torch's.
 
 from collections.abc import Callable, Sequence
 from inspect import unwrap
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from tpsgd.maths.torch_internals import fused_kernel, internal
+
 REAL = (torch.float32, torch.float64)
-_TORCH: Any = torch  # its fused kernels have no public name
 QuickStep = Callable[[], None]
 
 
@@ -45,7 +45,8 @@ ELEMENTWISE = (  # each number is updated by itself
 
 def hooked(optimizer: Optimizer) -> bool:
     """Whether hooks run when it steps."""
-    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+    names = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
+    return any(getattr(optimizer, name, True) for name in names)
 
 
 def prefer_fused(optimizer: Optimizer) -> None:
@@ -108,13 +109,18 @@ def _adam_step(optimizers: Sequence[Optimizer]) -> QuickStep | None:
     params, states = [p for p, _ in pairs], [state for _, state in pairs]
     first, second, counts = ([s[k] for s in states] for k in ("exp_avg", "exp_avg_sq", "step"))
     decoupled = group.get("decoupled_weight_decay", False)
-    kernel = _TORCH._fused_adamw_ if decoupled else _TORCH._fused_adam_
+    numbers = {"lr": 0.0, "beta1": 0.0, "beta2": 0.0, "weight_decay": 0.0, "eps": 0.0}
+    name = "_fused_adamw_" if decoupled else "_fused_adam_"
+    kernel = fused_kernel(name, 6, **numbers, amsgrad=False, maximize=False)
     on_gpu = params[0].is_cuda
+    add = internal("_foreach_add_") if on_gpu else None
+    if kernel is None or (on_gpu and add is None):
+        return None
 
     def step() -> None:
         (beta1, beta2), grads = group["betas"], [p.grad for p in params]
-        if on_gpu:
-            _TORCH._foreach_add_(counts, 1)
+        if add is not None:
+            add(counts, 1)
         else:  # few: faster than torch's own loop over a list
             for count in counts:
                 count.add_(1)
@@ -134,9 +140,14 @@ def _sgd_step(optimizer: Optimizer) -> QuickStep | None:
     if group["momentum"] and None in momenta:
         return None
     momenta = momenta if group["momentum"] else []
+    numbers = {"weight_decay": 0.0, "momentum": 0.0, "lr": 0.0, "dampening": 0.0}
+    flags = {"nesterov": False, "maximize": False, "is_first_step": False}
+    kernel = fused_kernel("_fused_sgd_", 3, **numbers, **flags)
+    if kernel is None:
+        return None
 
     def step() -> None:
-        _TORCH._fused_sgd_(
+        kernel(
             *(params, [p.grad for p in params], momenta),
             weight_decay=group["weight_decay"], momentum=group["momentum"], lr=group["lr"],
             dampening=group["dampening"], nesterov=group["nesterov"], maximize=group["maximize"],

@@ -24,8 +24,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_C: Any = torch._C
-_BINDINGS = _C._VariableFunctions, _C.TensorBase  # where Python finds operators
+from tpsgd.maths.torch_internals import internal
+
+_BINDINGS = "_C._VariableFunctions", "_C.TensorBase"  # where Python finds operators
 VALUES_MATTER = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
@@ -173,7 +174,7 @@ def _run(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """Call an operator by its quickest way from Python: that way, and what it returned."""
     name = func._schema.name.removeprefix("aten::")
     for home in _BINDINGS:
-        run = getattr(home, name, None)
+        run = getattr(internal(home), name, None)
         if run is not None:
             try:
                 out = run(*args, **kwargs)

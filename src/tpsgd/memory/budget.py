@@ -7,7 +7,7 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -15,8 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from tpsgd.engine.batches import RAGGED_UNCUT, count_samples, first_samples, is_stream
-from tpsgd.engine.reuse import default_folder
-from tpsgd.engine.settings import LOW, Settings, listed
+from tpsgd.engine.settings import LOW, Memory, Settings, listed
 from tpsgd.errors import TpsgdError
 from tpsgd.memory.rehearse import Inputs, Rehearsal, rehearse
 from tpsgd.nets.padded import Padded
@@ -24,7 +23,9 @@ from tpsgd.solvers import SOLVERS
 from tpsgd.train import sequential
 from tpsgd.units import as_bytes, size
 
-FINE = 16  # slices of a weight's gradient
+SLICES = 2, 4, 8  # of a weight's gradient
+FINE = 16
+DEEP = 4  # blocks; a deeper net keeps inputs even at the cost of micro-batches
 SMALLEST = 8  # samples of a micro-batch in low memory: fewer save little and take much time
 SPARE = 16 << 10  # bytes for what a rehearsal cannot know, such as where a shuffled part ends
 
@@ -64,9 +65,11 @@ def within(
 ) -> Settings:
     """The settings that keep within the budget at the least cost of time.
 
-    Whole batches are tried first, then gradients in fine slices, then micro-batches, then class
-    codes regenerated for every batch. Inputs are reused from memory if they fit, otherwise from a
-    file if that fits, otherwise recomputed. `reserved` bytes are used by others, such as a loader.
+    Whole batches are tried first, then the gradients of large matrices in slices, then the largest
+    micro-batches that fit, then all gradients in slices, then class codes regenerated for every
+    batch. Inputs are kept in memory if there is room, otherwise recomputed; where nothing fits,
+    they go to files, if the settings name a folder for them.
+    `reserved` bytes are used by others, such as a loader.
     """
     assert settings.memory.budget is not None
     if settings.memory.budget == LOW:
@@ -75,24 +78,25 @@ def within(
     device = settings.device if settings.device is not None else next(model.parameters()).device
     on_gpu = torch.device(device).type == "cuda"  # whose allocator rounds, and keeps, unseen bytes
     spare = reserved + max(SPARE, budget // 20 if on_gpu else 0)
-    search = Search(model, inputs, rule, budget - spare)
-    for coarse, *finer in _ladders(settings.within(budget=None), search):
-        chosen = search.fitting(coarse)
-        if chosen is None and finer:
-            chosen = search.coarsest_fitting(finer)
-        if chosen is not None:
-            if chosen.memory.micro_batch is not None and search.varies:
-                warnings.warn(
-                    "within this budget batches are cut into micro-batches, which changes what is "
-                    f"learned: {', '.join(search.varies)} in this model",
-                    stacklevel=5,
-                )
-            return chosen
+    folder = settings.memory.reuse
+    search = Search(model, inputs, rule, budget - spare, folder)
+    chosen = search.first_fitting(settings.within(budget=None, reuse=None))
+    if chosen is not None:
+        if chosen.memory.micro_batch is not None and search.varies:
+            warnings.warn(
+                "within this budget batches are cut into micro-batches, which changes what is "
+                f"learned: {', '.join(search.varies)} in this model",
+                stacklevel=5,
+            )
+        return chosen
     smallest = search.smallest
     assert smallest is not None
-    need = (smallest.peak + spare) * (21 if on_gpu else 20) // 20
+    need = (search.total(smallest) + spare) * (21 if on_gpu else 20) // 20
     optimizer = max(smallest.stages, key=lambda stage: stage.peak).parts.get("optimizer", 0)
     advice = ["a smaller batch_size"] if settings.batch_size > 1 else []
+    if search.on_disk is not None:
+        named = "in a folder that you name, tpsgd.Memory(..., reuse=FOLDER) (--reuse FOLDER)"
+        advice.insert(0, f"inputs in files on disk, {named},")
     if optimizer > smallest.weights // 10:
         advice.append("an optimizer without state, optimizer=tpsgd.sgd")
     if any(isinstance(o, SOLVERS) for o in listed(settings.optimizer)):
@@ -113,81 +117,156 @@ def in_low_memory(model: nn.Module, inputs: Inputs, rule: Any, settings: Setting
     """
     best = settings.within(budget=None, reuse=False)
     first = rehearse(model, inputs, rule, best)
-    finer, samples, peak = [best.within(slices=FINE)], settings.batch_size, first.peak
-    while samples >= 2 * SMALLEST and not first.varies:
-        samples = -(-samples // 2)
-        finer += [best.within(micro_batch=samples), best.within(micro_batch=samples, slices=FINE)]
-    for candidate in finer:
-        rehearsal = rehearse(model, inputs, rule, candidate)
-        if rehearsal.peak < 0.9 * peak:
-            best, peak = candidate, rehearsal.peak
+    peak, samples = first.peak, settings.batch_size
+    if _matrix_bytes(model) > 0.05 * peak:
+        sliced = rehearse(model, inputs, rule, best.within(slices=FINE))
+        if sliced.peak < 0.9 * peak:
+            best, peak = best.within(slices=FINE), sliced.peak
+    if first.varies or samples < 2 * SMALLEST:
+        return best
+    smallest = _even(samples, SMALLEST)
+    cut = rehearse(model, inputs, rule, best.within(micro_batch=smallest)).peak
+    each = (peak - cut) / (samples - smallest)  # bytes of a sample
+    while samples >= 2 * SMALLEST and (half := cut + each * (samples / 2 - smallest)) < 0.9 * peak:
+        samples = _even(settings.batch_size, max(SMALLEST, samples // 2))
+        best, peak = best.within(micro_batch=samples), half
     return best
 
 
 class Search:
     """Rehearsals with different settings; it remembers the one with the smallest peak."""
 
-    def __init__(self, model: nn.Module, inputs: Inputs, rule: Any, budget: int) -> None:
+    def __init__(
+        self, model: nn.Module, inputs: Inputs, rule: Any, budget: int, folder: Any = None
+    ) -> None:
         self.model, self.inputs, self.rule, self.budget = model, inputs, rule, budget
+        self.folder = folder  # for files
         self.smallest: Rehearsal | None = None
+        self.on_disk: Settings | None = None  # the first that would fit with inputs in files
         self.varies: tuple[str, ...] = ()  # why micro-batches would change what is learned
+        self.known: dict[Memory, Rehearsal] = {}
 
-    def coarsest_fitting(self, finer: list[Settings]) -> Settings | None:
-        """The coarsest of these settings that fits, if the finest does; by bisection."""
-        best = self.fitting(finer[-1])
-        low, high = 0, len(finer) - 1
-        while best is not None and low < high:
-            middle = (low + high) // 2
-            chosen = self.fitting(finer[middle])
-            low, high = (low, middle) if chosen is not None else (middle + 1, high)
-            best = chosen or best
-        return best
+    def first_fitting(self, settings: Settings) -> Settings | None:
+        """The settings that fit at the least cost of time; inputs go to files only as the last."""
+        in_turn = settings.schedule is sequential
+        recomputing = settings.within(reuse=False) if in_turn else settings
+        for cut in self._cuts(recomputing):
+            if self.rehearse(cut).peak <= self.budget:
+                return self._keeping(self._larger(cut)) if in_turn else self._larger(cut)
+        for cut in [s.within(reuse=True) for s in self._cuts(recomputing)] if in_turn else []:
+            rehearsal = self.rehearse(cut)
+            if self._keeps(rehearsal):
+                return cut
+            if rehearsal.peak <= self.budget and _fits_on_disk(rehearsal.kept, self.folder):
+                self.on_disk = cut.within(reuse=self.folder)
+                return self.on_disk if self.folder else None
+        return None
 
-    def fitting(self, settings: Settings) -> Settings | None:
-        """These settings, with a way to reuse inputs that keeps within the budget, or None."""
-        if settings.schedule is not sequential:
-            return settings if self._rehearse(settings).peak <= self.budget else None
-        reusing = settings.within(reuse=True)
-        rehearsal = self._rehearse(reusing)
-        if rehearsal.peak <= self.budget and self.inputs.samples:
-            if rehearsal.peak + rehearsal.kept <= self.budget:
-                return reusing
-            if _fits_on_disk(rehearsal.kept, folder := default_folder()):
-                return settings.within(reuse=folder)
-        recomputing = settings.within(reuse=False)
-        return recomputing if self._rehearse(recomputing).peak <= self.budget else None
+    def _cuts(self, whole: Settings) -> Iterator[Settings]:
+        """Ways to save memory that take more and more time; the caller stops at one that fits.
 
-    def _rehearse(self, settings: Settings) -> Rehearsal:
-        rehearsal = rehearse(self.model, self.inputs, self.rule, settings)
-        self.varies = rehearsal.varies
-        if self.smallest is None or rehearsal.peak < self.smallest.peak:
-            self.smallest = rehearsal
-        return rehearsal
+        Slices of a convolution's gradient take as long as all of it, those of a matrix do not.
+        Micro-batches come last where they change what is learned.
+        """
+        sliced = whole.within(slices=FINE)
+        yield whole
+        need, gradient = self.rehearse(whole).peak - self.budget, _matrix_bytes(self.model)
+        if need < 2 * gradient:  # there may be a second copy
+            yield whole.within(
+                slices=next((n for n in SLICES if need < gradient - gradient // n), FINE)
+            )
+            yield sliced
+        if not self.varies:
+            yield from self._micro_batches(whole)
+        yield sliced
+        yield whole.within(slices=4 * FINE)
+        if not self.varies:
+            yield from self._micro_batches(sliced)
+        yield sliced.within(redraw=True)
+        if self.varies:
+            yield from self._micro_batches(whole)
+            yield from self._micro_batches(sliced)
+        yield from self._micro_batches(sliced.within(redraw=True))
+
+    def _micro_batches(self, whole: Settings, kept: int = 0) -> Iterator[Settings]:
+        """Smaller and smaller micro-batches, each as large as the one before lets expect to fit."""
+        samples, cut = whole.batch_size, whole
+        while samples > 1:
+            samples = _even(whole.batch_size, min(self._expected(cut, kept), samples - 1))
+            cut = whole.within(micro_batch=samples)
+            yield cut
+
+    def _expected(self, settings: Settings, kept: int = 0) -> int:
+        """How many samples at a time may fit, if activations grow linearly with them."""
+        rehearsal = self.rehearse(settings)
+        activations = max(rehearsal.stages, key=lambda stage: stage.peak).parts.get("", 0)
+        room = self.budget - kept - (rehearsal.peak - activations)
+        samples = settings.memory.micro_batch or settings.batch_size
+        return max(1, samples * room // max(1, activations))
+
+    def _larger(self, cut: Settings) -> Settings:
+        """The same with larger micro-batches, if those fit too."""
+        samples = cut.memory.micro_batch
+        if samples is None:
+            return cut
+        larger = cut.within(micro_batch=_even(cut.batch_size, self._expected(cut)))
+        grows = samples * 1.1 < (larger.memory.micro_batch or 0) < cut.batch_size
+        return larger if grows and self.rehearse(larger).peak <= self.budget else cut
+
+    def _keeping(self, cut: Settings) -> Settings:
+        """The same with inputs kept in memory, if they fit and are read more than once.
+
+        A deep net takes longer to recompute them than to learn from micro-batches.
+        """
+        rehearsal = self.rehearse(cut)
+        blocks = len(rehearsal.names)
+        if blocks == 2 and cut.per_block(blocks)[-1].epochs <= 1:
+            return cut
+        least = max(rehearsal.outputs[:-1], default=0) * self.inputs.samples
+        cuttable = blocks > DEEP and cut.memory.micro_batch is None and not self.varies
+        if not self.inputs.samples or (0 if cuttable else rehearsal.peak) + least > self.budget:
+            return cut
+        keeping = cut.within(reuse=True)
+        rehearsal = self.rehearse(keeping)
+        fits = cuttable and rehearsal.kept < self.budget
+        smaller = self._micro_batches(keeping, rehearsal.kept) if fits else ()
+        for candidate in chain([keeping], islice(smaller, 2)):
+            if self._keeps(self.rehearse(candidate)):
+                return candidate
+        return cut
+
+    def _keeps(self, rehearsal: Rehearsal) -> bool:
+        """Whether there is room for kept inputs."""
+        return self.inputs.samples > 0 and rehearsal.peak + rehearsal.kept <= self.budget
+
+    def total(self, rehearsal: Rehearsal) -> int:
+        """The bytes that a run takes, with inputs in files if there is a folder for them."""
+        return rehearsal.peak + (0 if self.folder else rehearsal.kept)
+
+    def rehearse(self, settings: Settings) -> Rehearsal:
+        """A rehearsal, once for the same settings."""
+        if settings.memory not in self.known:
+            rehearsal = rehearse(self.model, self.inputs, self.rule, settings)
+            self.known[settings.memory], self.varies = rehearsal, rehearsal.varies
+            if self.smallest is None or self.total(rehearsal) < self.total(self.smallest):
+                self.smallest = rehearsal
+        return self.known[settings.memory]
 
 
-def _ladders(settings: Settings, search: Search) -> Iterator[list[Settings]]:
-    """Ways to save memory, each from coarse to fine: within one, every step saves more.
-
-    Micro-batches come last where they change what is learned.
-    """
-    sliced = settings.within(slices=FINE)
-    sizes, samples = [], settings.batch_size
-    while samples > 1:
-        samples = -(-samples // 2)
-        sizes.append(samples)
-    micro_batches = [sliced.within(micro_batch=m) for m in sizes]
-    yield [settings]
-    yield [sliced, settings.within(slices=4 * FINE)]
-    if sizes and not search.varies:
-        yield micro_batches
-    yield [sliced.within(redraw=True)]
-    if sizes and search.varies:
-        yield micro_batches
-    if sizes:
-        yield [s.within(redraw=True) for s in micro_batches]
+def _even(batch_size: int, samples: int) -> int:
+    """The size of micro-batches, at most this large, when a batch is cut evenly."""
+    return -(-batch_size // -(-batch_size // samples))
 
 
-def _fits_on_disk(nbytes: int, folder: Path) -> bool:
+def _matrix_bytes(model: nn.Module) -> int:
+    """The bytes of the largest matrix, whose gradient may come in slices."""
+    return max((p.nbytes for p in model.parameters() if p.dim() == 2), default=0)
+
+
+def _fits_on_disk(nbytes: int, folder: Any) -> bool:
+    """Whether a folder has the room; True if none was named."""
+    if folder is None:
+        return True
     try:
         return 2 * nbytes < shutil.disk_usage(folder).free
     except OSError:

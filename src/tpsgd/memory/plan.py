@@ -14,18 +14,20 @@ from tpsgd.engine.anatomy import schedule_for
 from tpsgd.engine.backprop import Backprop
 from tpsgd.engine.batches import has_lookup
 from tpsgd.engine.device import available, resolve_device
+from tpsgd.engine.lengths import with_lengths_for
 from tpsgd.engine.meter import Stage
 from tpsgd.engine.optimizers import adam
-from tpsgd.engine.settings import Memory, Settings, listed
+from tpsgd.engine.settings import Memory, Settings, listed, name_of
 from tpsgd.engine.solved import with_default_optimizers
 from tpsgd.errors import TpsgdError
 from tpsgd.memory.block_costs import plan_pipeline
 from tpsgd.memory.budget import within
 from tpsgd.memory.rehearse import Inputs, Rehearsal, rehearse
+from tpsgd.memory.segments import best_segments
 from tpsgd.nets.blocks import split
 from tpsgd.nets.recurrent import tokens_of
 from tpsgd.parallel.stages import PipelinePlan
-from tpsgd.rules import Rule, frozen, readout
+from tpsgd.rules import Rule, default, frozen
 from tpsgd.solvers import SOLVERS
 from tpsgd.train import sequential, simultaneous
 from tpsgd.units import columns, size
@@ -39,6 +41,8 @@ PARTS = {
     "workspace": "cuDNN",
 }
 
+MICRO_BATCH = 8  # samples, unless the planned run has another micro-batch
+
 
 @dataclass(frozen=True)
 class Line:
@@ -48,6 +52,7 @@ class Line:
     parts: dict[str, int]
     kept: int = 0  # inputs kept for reuse, which are added to the peak
     blocks: tuple["Line", ...] = ()
+    segments: int = 0  # of a net whose activations are checkpointed
 
     @property
     def peak(self) -> int:
@@ -82,6 +87,13 @@ class Plan:
     def peak_bytes(self) -> int:
         """The first line's total, kept inputs included."""
         return self.lines[0].total
+
+    @property
+    def backprop(self) -> int:
+        """The bytes that backprop would take: same net, batch and optimizer."""
+        if all(line.name != "backprop" for line in self.lines):
+            raise TpsgdError("backprop was not planned: leave others=False out")
+        return self["backprop"].total
 
     def __getitem__(self, name: str) -> Line:
         return {line.name: line for line in self.lines}[name]
@@ -176,11 +188,14 @@ def plan(
     Args:
         model: as for `fit`. It is not changed.
         input_shape: of one sample.
-        rule: default: `rules.readout()`.
-        samples: number of samples, validation included; reused inputs are counted from it.
+        rule: default: `rules.default()`.
+        samples: number of samples, validation included; reused inputs are counted from it, and the
+            default batch size follows from it (0: unknown, 128).
         dtype: of the data; default: float32, or int64 for a model that starts with a look-up.
-        others: also plan the other schedule, backprop and its ways to save memory, and training
-            only the last layer.
+        others: also plan the other schedule, backprop, backprop with activation checkpointing (in
+            the number of segments that saves most), backprop and this way in micro-batches of 8
+            (this way without kept inputs), and training only the last layer. If this way has
+            micro-batches, the line after it is for backprop in the same micro-batches.
         ranks: also plan a pipeline over this many ranks: which blocks each of them trains, the
             multiplications of a step and the bytes that takes, and how much of the time ranks are
             busy (`plan.pipeline`).
@@ -200,10 +215,11 @@ def plan(
         >>> small["sequential"].parts["weights"] == 4 * (784 * 256 + 256 + 256 * 10 + 10)
         True
     """
-    rule = readout() if rule is None else rule
+    rule = default() if rule is None else rule
     chosen, blocks = Settings.of("plan", settings), split(model)
     recurrent = any(block.recurrent for block in blocks)
     _check(input_shape, samples, chosen, recurrent)
+    chosen = with_lengths_for(chosen, samples)
     inputs = Inputs(tuple(input_shape), dtype or _dtype(model, input_shape), samples)
     both, schedule = chosen.schedule is None, schedule_for(rule, model, chosen)
     chosen, asked = replace(chosen, schedule=schedule), chosen.optimizer
@@ -215,16 +231,18 @@ def plan(
     if others:
         for name, method, other in _other_ways(rule, chosen, both, recurrent, asked):
             ways.append((name, method, with_default_optimizers(method, model, other)))
-    rehearsals = []
-    for done, (_, method, way) in enumerate(ways):
+    rehearsals, lines = [], ()
+    for done, (name, method, way) in enumerate(ways):
         if callable(chosen.progress):
             chosen.progress(done, len(ways))
+        segments = 0
+        if isinstance(method, Backprop) and method.checkpoint:
+            segments = best_segments(model, inputs, way)
+            method = Backprop(segments)
         rehearsals.append(rehearse(model, inputs, method, way))
-    lines = tuple(
-        line_of(name, rehearsal, s.memory.reuse)
-        for (name, _, s), rehearsal in zip(ways, rehearsals, strict=True)
-    )
+        lines += (line_of(name, rehearsals[-1], way.memory.reuse, segments),)
     remarks = tuple(_remarks(rehearsals[0], chosen, samples))
+    remarks += tuple(f"{w.name}: {w.segments} segments save most" for w in lines if w.segments)
     pipeline = None
     if ranks is not None:
         pipeline = plan_pipeline(model, inputs, rule, replace(chosen, optimizer=asked), ranks)
@@ -249,26 +267,33 @@ def _check(shape: Any, samples: Any, settings: Settings, recurrent: bool) -> Non
 def _other_ways(
     rule: Any, settings: Settings, both: bool, recurrent: bool, asked: Any
 ) -> Iterator[tuple[str, Any, Settings]]:
-    """What a plan compares with: the other schedule, backprop, training only the last layer.
+    """What a plan compares with: the other schedule, three forms of backprop, the last layer.
 
     `asked` is the optimizer that was asked for; without one, the other schedule has its default.
     """
     optimizers = [o for o in listed(settings.optimizer) if not isinstance(o, SOLVERS)]
     locked = any(r.needs_output for r in listed(rule))
+    plain = replace(
+        settings, schedule=sequential, optimizer=[*optimizers, adam][0], lr=None, epochs=2,
+        blocks=None, window=None, memory=Memory(), early_stopping=None,
+    )  # fmt: skip
+    samples = settings.memory.micro_batch or MICRO_BATCH
+    cut, name = samples < settings.batch_size, f"backprop, micro-batch {samples}"
+    in_micro_batches = name, Backprop(), plain.within(micro_batch=samples)
+    if cut and settings.memory.micro_batch is not None:
+        yield in_micro_batches
     if both and not locked and (asked is None or len(optimizers) == len(listed(asked))):
         other = simultaneous if settings.schedule is sequential else sequential
         yield other.__name__, rule, replace(settings, schedule=other, optimizer=asked)
     if settings.blocks is not None and not _per_block(rule, settings):
         yield "a layer per block", rule, replace(settings, blocks=None)
-    plain = replace(
-        settings, schedule=sequential, optimizer=[*optimizers, adam][0], lr=None, epochs=1,
-        blocks=None, window=None, memory=Memory(), early_stopping=None,
-    )  # fmt: skip
-    quarter = max(1, settings.batch_size // 4)
     yield "backprop", Backprop(), plain
-    yield "backprop, 4 micro-batches", Backprop(), plain.within(micro_batch=quarter)
     if not recurrent:
         yield "backprop, checkpointed", Backprop(checkpoint=True), plain
+    if cut and settings.memory.micro_batch is None:
+        name = f"{name_of(settings.schedule)}, micro-batch {samples}"
+        yield name, rule, settings.within(micro_batch=samples, reuse=False)
+        yield in_micro_batches
     last = plain.within(reuse=False)
     yield "last layer alone", frozen(), last if asked else replace(last, optimizer=None)
 
@@ -279,7 +304,7 @@ def _per_block(rule: Any, settings: Settings) -> bool:
     return any(isinstance(value, (list, tuple)) for value in values)
 
 
-def line_of(name: str, rehearsal: Rehearsal, reuse: Any) -> Line:
+def line_of(name: str, rehearsal: Rehearsal, reuse: Any, segments: int = 0) -> Line:
     """A rehearsal as a line: the highest of all stages, and the highest of each block."""
     blocks = []
     for i, block in enumerate(rehearsal.names):
@@ -289,7 +314,7 @@ def line_of(name: str, rehearsal: Rehearsal, reuse: Any) -> Line:
             blocks.append(Line(f"{i + 1}: {block.partition(': ')[2]}", parts))
     in_file = isinstance(reuse, (str, Path))  # which takes no memory
     peak = _highest(rehearsal.stages, rehearsal.weights)
-    return Line(name, peak, 0 if in_file else rehearsal.kept, tuple(blocks))
+    return Line(name, peak, 0 if in_file else rehearsal.kept, tuple(blocks), segments)
 
 
 def _highest(stages: list[Stage], weights: int) -> dict[str, int]:

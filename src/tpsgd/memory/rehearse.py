@@ -18,29 +18,32 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
-from torch.utils.flop_counter import flop_registry
 
 from tpsgd.engine.anatomy import Anatomy, Method, dissect, schedule_for
-from tpsgd.engine.assemble import GPU_WINDOW, join, make_learners
+from tpsgd.engine.assemble import CPU_WINDOW, GPU_WINDOW, backprop_line, join, make_learners
 from tpsgd.engine.backprop import Backprop
 from tpsgd.engine.batches import Arrays
-from tpsgd.engine.meter import CUDA_BLOCK, LiveBytes, Meter, Stage, tensor_bytes
+from tpsgd.engine.meter import CUDA_BLOCK, Meter, Stage, tensor_bytes
 from tpsgd.engine.reuse import InputReuse
 from tpsgd.engine.settings import Settings
 from tpsgd.engine.solved import RidgeLearner
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import bce
 from tpsgd.maths.random import SORTED, Key, mixed, permutation
+from tpsgd.memory.alike import in_turn
 from tpsgd.memory.cudnn import workspace_bytes
+from tpsgd.memory.fake_tensors import CountedProducts, QuickFakeMode
+from tpsgd.memory.replayed import Replayed, through_blocks
 from tpsgd.nets.blocks import has_batch_norm, overwriting
 from tpsgd.nets.diagonal import Diagonal
 from tpsgd.nets.padded import SequenceLayer
+from tpsgd.nets.precision import without_autocast
 from tpsgd.nets.unrolled import FIRST_FEW
 from tpsgd.nets.unrolled_diagonal import WINDOW, steps_without_traces
 from tpsgd.projections import make_tables
 from tpsgd.rules import Place
 from tpsgd.solvers.equations import keeps_samples
-from tpsgd.train import Net
+from tpsgd.train import Net, sequential
 
 MANY = 1 << 20  # samples, where their number is unknown
 LONG = 96  # time steps that are worth going through one by one
@@ -75,6 +78,7 @@ class Rehearsal:
         return self.weights + max(stage.peak for stage in self.stages)
 
 
+@without_autocast()
 def rehearse(model: nn.Module, inputs: Inputs, method: Method, settings: Settings) -> Rehearsal:
     """Go through a run without its numbers; of long sequences, through two shorter lengths.
 
@@ -112,6 +116,9 @@ def _two_lengths(
         short = max(steps_without_traces(m, settings.window) for m in diagonal)
         windows = max(-(-short // span), FIRST_FEW) + 1
         lengths = tuple(n * span + steps % span for n in (windows, windows + 1))
+    elif not isinstance(method, Backprop) and settings.window is None:
+        gpu = torch.device(settings.device or next(model.parameters()).device).type == "cuda"
+        lengths = tuple(n * (GPU_WINDOW if gpu else CPU_WINDOW) for n in (2, 4))
     return lengths if recurrent and steps > max(LONG, lengths[1]) else None  # type: ignore[return-value]
 
 
@@ -146,16 +153,19 @@ def _rehearse(model: nn.Module, inputs: Inputs, method: Method, settings: Settin
     schedule = schedule_for(method, model, settings)
     settings = replace(settings, schedule=schedule)
     make_tables()  # they must be real tensors
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = QuickFakeMode(allow_non_fake_inputs=True)
     fake = _faked(model, mode, device)
     if not isinstance(method, Backprop):
         for module in overwriting(fake):  # as `fit` has it
             module.inplace = False
     with mode, torch.random.fork_rng([]), _fake_tensor_log_disabled():
-        net, anatomy = _fake_net(fake, inputs, method, settings, device)
+        net, anatomy = _fake_net(fake, inputs, method, settings, device, live)
         net.observers = meter.around([])
         with meter:
-            schedule(net)
+            if schedule is sequential:
+                in_turn(net, anatomy, meter)
+            else:
+                schedule(net)
     for stage in meter.stages if on_gpu else []:
         if stage.peak > FEW_LARGE:
             stage.peak += REMAINDER
@@ -165,19 +175,6 @@ def _rehearse(model: nn.Module, inputs: Inputs, method: Method, settings: Settin
     names, itemsize = [str(block) for block in anatomy.layers], anatomy.form.numbers.itemsize
     outputs = [math.prod(size[Place.END]) * itemsize for size in anatomy.sizes]
     return Rehearsal(tensor_bytes(fake), meter.stages, input_bytes, names, varies, outputs)
-
-
-class CountedProducts(LiveBytes):
-    """Also counts the multiplications of matrix products and convolutions."""
-
-    products = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = super().__torch_dispatch__(func, types, args, kwargs)
-        operations = flop_registry.get(func._overloadpacket)
-        if operations is not None:  # a multiplication and an addition are two of them
-            self.products += operations(*args, **(kwargs or {}), out_val=result) // 2
-        return result
 
 
 class PlanMeter(Meter):
@@ -227,7 +224,12 @@ def _fake_tensor_log_disabled() -> Iterator[None]:
 
 
 def _fake_net(
-    model: nn.Module, inputs: Inputs, method: Method, settings: Settings, device: torch.device
+    model: nn.Module,
+    inputs: Inputs,
+    method: Method,
+    settings: Settings,
+    device: torch.device,
+    live: CountedProducts,
 ) -> tuple[Net, Anatomy]:
     """The net that would be trained, with two batches of fake samples."""
     settings = _two_micro_batches(settings, model)
@@ -238,7 +240,8 @@ def _fake_net(
     epochs = 2 if samples <= settings.batch_size else 1  # two batches show what all do
     shorter = [replace(s, epochs=min(s.epochs, epochs)) for s in anatomy.block_settings]
     anatomy = replace(anatomy, block_settings=shorter)
-    learners = make_learners(anatomy, method, settings, inputs.samples)
+    line = backprop_line(anatomy, method, settings, x, inputs.samples)
+    learners = make_learners(anatomy, method, settings, inputs.samples, line)
     for learner in learners:
         solved, layer = isinstance(learner, RidgeLearner), learner.block.layer
         if solved and keeps_samples(layer, True, inputs.samples):  # its memory grows with each
@@ -248,10 +251,14 @@ def _fake_net(
     y = torch.empty(shape, dtype=dtype if loss is bce else torch.long, device=device)
     order = partial(_blank_order, expected=max(inputs.samples or MANY, samples))
     reuse = settings.memory.reuse
-    if reuse is not False and not (reuse is None and once):
-        reuse = True
-    unlimited = InputReuse(reuse, free_bytes=lambda device: math.inf)
-    net = join(learners, Arrays(x, y, form, order=order), None, settings, unlimited)
+    if reuse is None:
+        reuse = False if once else True if settings.memory.fast else None
+    reuse = bool(reuse) if reuse is not None else None
+    through = partial(through_blocks, live=live)
+    pass_on = InputReuse(reuse, line=line, samples=inputs.samples, through=through)
+    source = Arrays(x, y, form, order=order)
+    source.take = Replayed(source.take, live)  # type: ignore[method-assign]
+    net = join(learners, source, None, settings, line, pass_on)
     return net, anatomy
 
 

@@ -16,6 +16,7 @@ from tpsgd.nets.closed_form import Gradients, Params
 from tpsgd.nets.padded import through
 from tpsgd.nets.precision import lowered, rounded
 from tpsgd.nets.stacked import over_dimension
+from tpsgd.nets.strided import reading_pixels_first, skips_pixels
 from tpsgd.objectives import IDLE, LossAndGrads, Objective
 from tpsgd.rules import Place
 
@@ -39,6 +40,8 @@ class Autograd:
         self.block, self.at, self.objective = block, at, objective
         self.stacked, self.precision = stacked, precision
         self.functions = block.functions(at)  # from the block's input to there
+        modules = (m for module in block.modules for m in module.modules())
+        self.strided = list(filter(skips_pixels, modules))
 
     def set_objective(self, objective: Objective) -> None:
         """Follow this objective from now on."""
@@ -46,7 +49,8 @@ class Autograd:
 
     def forward(self, params: Params, x: Tensor) -> dict[Place, Tensor]:
         """What the objective looks at; the graph starts here while the block learns."""
-        with torch.set_grad_enabled(self.block.layer.training):
+        learning = torch.set_grad_enabled(self.block.layer.training)
+        with learning, reading_pixels_first(self.strided):
             if self.stacked:
                 return torch.vmap(self._outputs_with)(dict(params), x.detach())
             with lowered(x.device, self.precision):
@@ -89,7 +93,8 @@ class Autograd:
             del saved[self.at]
         start, local = _graph_of(y, local)
         del y
-        grads = torch.autograd.grad(start, [params[n] for n in names], allow_unused=True)
+        with reading_pixels_first(self.strided):  # checkpointed segments compute again
+            grads = torch.autograd.grad(start, [params[n] for n in names], allow_unused=True)
         return local, [{n: g for n, g in zip(names, grads, strict=True) if g is not None}]
 
     def backward(
@@ -99,7 +104,8 @@ class Autograd:
         local = self._local(saved, s, ())
         dy = local.dy if share == 1.0 else local.dy * share
         start, local = _graph_of(saved[self.at], local._replace(dy=dy))
-        torch.autograd.backward(start, inputs=list(params.values()))
+        with reading_pixels_first(self.strided):
+            torch.autograd.backward(start, inputs=list(params.values()))
         return local
 
     def _local(

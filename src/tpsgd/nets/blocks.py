@@ -19,10 +19,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from tpsgd.errors import TpsgdError
 from tpsgd.maths.cuts import Blocks, Footprint, layers_per_block
 from tpsgd.maths.rectified import chain, without_indices
+from tpsgd.names import safe
 from tpsgd.nets.activations import derivative_known
 from tpsgd.nets.layers import LAYERS, gives_maps, layer_kind
 from tpsgd.nets.modes import modes_restored
@@ -42,6 +44,10 @@ _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 _ATTENTION = (nn.MultiheadAttention, nn.TransformerDecoderLayer)  # have several inputs
 _ENCODERS = (nn.TransformerEncoderLayer, nn.TransformerEncoder)
 _SHAPE_ONLY = (nn.Flatten, nn.Unflatten, nn.Identity)
+SWAPPED = (
+    "x must have shape (samples, features): is data (y, x) in place of (x, y)? A single sample or "
+    "feature is a dimension of size 1"
+)
 _POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
 
 
@@ -66,9 +72,10 @@ class Block:
                 for name, run in groupby(type(m).__name__ for m in self.layers)
             ]
             named = " + ".join(f"{count} x {name}" if count > 1 else name for name, count in runs)
-            return f"{self.name}: {named}"
+            return safe(f"{self.name}: {named}")
         parts = [self.layer, *self.between, self.activation, *self.tail]
-        return f"{self.name}: " + " + ".join(type(m).__name__ for m in parts if m is not None)
+        named = " + ".join(type(m).__name__ for m in parts if m is not None)
+        return safe(f"{self.name}: {named}")
 
     @property
     def modules(self) -> list[nn.Module]:
@@ -166,6 +173,7 @@ class Block:
             and derivative_known(self.activation)
             and not any(p.requires_grad for m in self.prologue for p in m.parameters())
             and not any(hooked(m) for m in self.modules)
+            and not any(p._backward_hooks for p in self.named_parameters().values())
             and (at is not Place.END or self.only_reshapes)
         )
 
@@ -275,7 +283,7 @@ def _refuse_shared(blocks: list[Block]) -> None:
 def whole(model: nn.Module) -> Block:
     """The model as one block, whose local gradient is the whole gradient: backprop."""
     name = type(model).__name__
-    if isinstance(model, nn.Sequential) and len(model) > 1 and _is_activation(model[-1]):
+    if isinstance(model, nn.Sequential) and len(model) > 1 and _ends_in_activation(model):
         return Block(0, name, model[:-1], activation=model[-1])
     return Block(0, name, model)
 
@@ -285,17 +293,29 @@ def leaves_of(
 ) -> Iterator[tuple[str, nn.Module]]:
     """The modules of nested `nn.Sequential`s by name, in the order in which data meets them."""
     if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
-        if hooked(module) and not top:
+        if hooked(module) and top:
+            raise TpsgdError(
+                "the model has hooks, which blocks that learn one by one would not run: put them "
+                "on its layers, or train it whole with tpsgd.fit_backprop"
+            )
+        if hooked(module):
             yield name, module
             return
         for child_name, child in module._modules.items():  # a module used twice comes twice
             if child is not None:
                 yield from leaves_of(child, f"{name}.{child_name}" if name else child_name, False)
+    elif not isinstance(module, nn.Module):
+        raise TpsgdError(f"a model is an nn.Module, got a {type(module).__name__}")
+    elif type(module).forward is nn.Module.forward:  # nn.ModuleList
+        raise TpsgdError(
+            f"{type(module).__name__} has no forward method: pass nn.Sequential of its modules"
+        )
     elif top and not isinstance(module, (*LAYERS, nn.RNNBase, SequenceLayer)):
         raise TpsgdError(
             f"cannot cut {type(module).__name__} into blocks: the order of its layers is hidden in "
-            "its forward method; pass nn.Sequential of its stages (a stage may be any module), "
-            "or train it whole with tpsgd.fit_backprop"
+            "its forward method; pass nn.Sequential of its stages (any modules without recurrent "
+            "layers; tpsgd.Recurrent and nn.RNN are stages themselves), or train it whole with "
+            "tpsgd.fit_backprop"
         )
     elif not isinstance(module, nn.Identity):
         yield name or type(module).__name__, module
@@ -305,6 +325,8 @@ def _opened(leaves: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
     """The leaves with every `nn.RNN` replaced by its layers, which share its parameters."""
     opened: list[tuple[str, nn.Module]] = []
     for i, (name, module) in enumerate(leaves):
+        if isinstance(module, (nn.RNN, SequenceLayer)):
+            _refuse_changed(name, module)
         if type(module) is nn.RNN:
             sequence = feeds_recurrent([m for _, m in leaves[i + 1 :]])
             layers = list(views(module, sequence))
@@ -313,6 +335,20 @@ def _opened(leaves: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
         else:
             opened.append((name, module))
     return opened
+
+
+def _refuse_changed(name: str, module: nn.Module) -> None:
+    """Refuse hooks on a recurrent layer, and weights that are computed from others.
+
+    Its gradients are written out, and would pass them by.
+    """
+    hooks = any(hooked(m) or is_parametrized(m) for m in module.modules())
+    if hooks or any(p._backward_hooks for p in module.parameters()):
+        raise TpsgdError(
+            f"{type(module).__name__} (module {name!r}) has hooks or a parametrization, such as "
+            "weight_norm, which the gradients of recurrent layers do not know: remove them, or "
+            "train the model with tpsgd.fit_backprop"
+        )
 
 
 def _refuse(name: str, module: nn.Module) -> None:
@@ -331,8 +367,8 @@ def _refuse(name: str, module: nn.Module) -> None:
             raise TpsgdError(
                 f"{type(m).__name__} (module {where!r}) is not supported: its gradient would run "
                 "through time, which is not local; use tpsgd.Recurrent or nn.RNN, straight in the "
-                "nn.Sequential, compute its outputs once and fit on those, or train a module that "
-                "holds it with tpsgd.fit_backprop"
+                "nn.Sequential, compute its outputs once and fit on those, or train a module whose "
+                "forward calls it and returns one tensor with tpsgd.fit_backprop"
             )
         if isinstance(module, _ENCODERS) and not getattr(m, "batch_first", True):
             raise TpsgdError(
@@ -353,6 +389,11 @@ def _is_layer(module: nn.Module) -> bool:
 
 def _is_activation(module: nn.Module) -> bool:
     return type(module).__module__ == nn.ReLU.__module__ or derivative_known(module)
+
+
+def _ends_in_activation(model: nn.Sequential) -> bool:
+    """Whether its activation can be cut off, as no hook of the model looks at both parts."""
+    return _is_activation(model[-1]) and not hooked(model)
 
 
 def _around_activation(
@@ -395,8 +436,9 @@ def has_batch_norm(modules: Iterable[nn.Module]) -> bool:
 
 
 def hooked(module: nn.Module) -> bool:
-    """Whether hooks run, besides its forward, when the module is called."""
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+    """Whether hooks run when the module is called, or another forward than that of its class."""
+    forward = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+    return bool(forward or module._backward_hooks or module._backward_pre_hooks)
 
 
 def shapes(blocks: list[Block], x: Tensor) -> list[dict[Place, tuple[int, ...]]]:
@@ -412,21 +454,55 @@ def shapes(blocks: list[Block], x: Tensor) -> list[dict[Place, tuple[int, ...]]]
             with torch.no_grad():
                 outputs = block.outputs(x)
         except Exception as error:  # whatever a custom module may raise
-            reason = (str(error) or type(error).__name__).splitlines()[0]
-            raise TpsgdError(
-                f"{who} cannot take an input of shape {tuple(x.shape)}: {reason}"
-            ) from error
+            raise misfit(who, block.modules, x, error) from error
         for y in outputs.values():
             if not isinstance(y, (Tensor, Padded)):
                 raise TpsgdError(f"{who} must give one tensor, but gives a {type(y).__name__}")
             if y.shape[:1] != x.shape[:1]:
                 raise TpsgdError(
-                    f"{who} turns a batch of shape {tuple(x.shape)} into {tuple(y.shape)}: the "
-                    "first dimension must stay the batch"
+                    f"{who} turns {len(x)} samples, {tuple(x.shape)}, into {tuple(y.shape)}: "
+                    + ("the first dimension must stay the batch" if x.dim() > 1 else SWAPPED)
                 )
         sizes.append({place: tuple(y.shape[1:]) for place, y in outputs.items()})
         x = outputs[Place.END]
     return sizes
+
+
+def misfit(who: str, modules: list[nn.Module], x: Any, error: Exception) -> TpsgdError:
+    """The error of modules that cannot take a batch, whose size is the library's choice."""
+    reason = _misfit_of_layer(modules, x) if x.dim() > 1 else SWAPPED
+    if not reason:
+        first = (str(error) or type(error).__name__).splitlines()[0]
+        reason = first.replace(str(tuple(x.shape)), _of_any_batch(x))
+        reason += f" (tried with {len(x)} samples)" * (reason == first)
+    return TpsgdError(f"{who} cannot take an input of shape {_of_any_batch(x)}: {reason}")
+
+
+def _misfit_of_layer(modules: list[nn.Module], x: Any) -> str:
+    """What the first layer that cannot take its input expects; "" if that is another reason."""
+    for _, module in leaves_of(nn.Sequential(*modules)):
+        name = type(module).__name__
+        if isinstance(module, nn.Linear) and x.shape[-1] != module.in_features:
+            advice = "; put nn.Flatten before it" * (x[0].numel() == module.in_features)
+            return f"nn.{name} takes {module.in_features} features, got {x.shape[-1]}{advice}"
+        convolution = isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
+        dims = len(module.kernel_size) + 2 if convolution else 0
+        if dims and (x.dim() != dims or x.shape[1] != module.in_channels):
+            sizes = ", ".join(("depth", "height", "width")[5 - dims :])
+            advice = "; for flat rows put nn.Unflatten before it" if x.dim() == 2 else ""
+            expected = f"nn.{name} takes (batch, {module.in_channels}, {sizes})"
+            return f"{expected}, got {_of_any_batch(x)}{advice}"
+        try:
+            with torch.no_grad():
+                x = through(module, x)
+        except Exception:  # whatever a custom module may raise
+            return ""
+    return ""
+
+
+def _of_any_batch(x: Any) -> str:
+    """The shape of a batch, whatever its size."""
+    return f"(batch, {', '.join(map(str, x.shape[1:]))})" if x.dim() > 1 else "(batch,)"
 
 
 def footprints(blocks: list[Block], x: Tensor) -> list[Footprint]:

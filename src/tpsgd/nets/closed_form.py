@@ -18,7 +18,7 @@ from tpsgd.nets.activations import activation
 from tpsgd.nets.blocks import Block
 from tpsgd.nets.layers import layer_kind
 from tpsgd.nets.precision import apply, rounded
-from tpsgd.objectives import IDLE, LossAndGrads, Objective
+from tpsgd.objectives import IDLE, LATER, LossAndGrads, Objective
 from tpsgd.rules import Place
 
 Params = Mapping[str, Tensor]
@@ -119,10 +119,9 @@ class ClosedForm:
         """
         y = self.objective_input(saved)
         local = self.objective.coarse(*rounded(self.precision, y, s, tensors))
-        dy = local.dy.to(y.dtype)
-        local = local._replace(dy=dy)
         unused = output_unused and local.logits is not saved.y  # which the record still reads
-        return local, self._parameter_gradients(params, saved, dy, unused)
+        grads = self._parameter_gradients(params, saved, [local.dy.to(y.dtype)], unused)
+        return local._replace(dy=LATER), grads  # dy is freed once it has gone through sigma'
 
     def measure(
         self, params: Params, saved: Saved, s: Tensor, tensors: tuple[Tensor, ...]
@@ -152,14 +151,17 @@ class ClosedForm:
         return params.get(key + "weight", getattr(module, "weight", None)), bias  # type: ignore
 
     def _parameter_gradients(
-        self, params: Params, saved: Saved, dy: Tensor, output_unused: bool
+        self, params: Params, saved: Saved, holder: list[Tensor], output_unused: bool
     ) -> Iterator[dict[str, Tensor]]:
+        """The gradients; `holder` has dy, and is emptied so that nobody else keeps it alive."""
+        dy = holder.pop()
         if self.at is Place.END and dy.dim() != saved.y.dim():
             dy = dy.reshape(saved.y.shape)
         if self.at is Place.BEFORE or self.act is None:
             dz = full(dy, saved.z)
         else:
             dz = self._through_activation(saved, dy, self.in_place and output_unused)
+        del dy
         grads: dict[str, Tensor] = {}
         if self.norm is not None:
             dz = self._norm_gradients(grads, params, saved, dz)
@@ -178,7 +180,7 @@ class ClosedForm:
         value = saved.y if self.act.from_output else saved.z
         if dy.shape == value.shape:
             dense = any((dy.is_contiguous(), dy.mT.is_contiguous(), channels_last(dy)))
-            into = dy if dense else saved.y if output_unused else None
+            into = saved.y if output_unused else dy if dense else None
             return self.act.backward(dy, value, into if self.in_place else None)
         if self.pools and not output_unused:
             self.output(saved)  # nothing else reads y then

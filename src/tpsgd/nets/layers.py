@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tpsgd.maths.memory_format import channels_last, sum_of_rows
+from tpsgd.nets.strided import pixels_read, skips_pixels
 
 FEW_OUTPUTS = 17  # of a linear layer on a CPU; and of a batch that is larger
 COLUMNS = 1 << 18  # bytes of columns up to which multiplying them is faster than convolving
@@ -121,7 +122,10 @@ def _convolution_weight_gradient(
     layer: Any, x: Tensor, dz: Tensor, weight: Tensor, rows: slice | None
 ) -> Tensor:
     dz, weight = (dz, weight) if rows is None else (dz[:, rows], weight[rows])
-    how = (layer.stride, zero_padding(layer), layer.dilation, False, [0] * len(layer.stride))
+    stride = layer.stride
+    if skips_pixels(layer) and not x.is_cuda:
+        x, stride = pixels_read(layer, x), [1] * len(stride)
+    how = (stride, zero_padding(layer), layer.dilation, False, [0] * len(stride))
     _, dw, _ = torch.ops.aten.convolution_backward(
         dz, x, weight.to(x.dtype), None, *how, layer.groups, (False, True, False)
     )

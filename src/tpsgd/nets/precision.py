@@ -4,8 +4,8 @@ Parameters, and what an objective learns, stay as they are and are rounded where
 their gradients have the precision in which they were computed.
 """
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -15,6 +15,17 @@ from torch import Tensor, nn
 def lowered(device: torch.device, precision: torch.dtype | None) -> AbstractContextManager[Any]:
     """A context in which modules compute in this precision; None changes nothing."""
     return nullcontext() if precision is None else torch.autocast(device.type, precision)
+
+
+@contextmanager
+def without_autocast() -> Iterator[None]:
+    """A context in which a `torch.autocast` around it has no effect, as decorator too.
+
+    Without its cache, which outlives every context inside this one: it would keep old weights.
+    """
+    off: Any = {"enabled": False, "cache_enabled": False}
+    with torch.autocast("cpu", **off), torch.autocast("cuda", **off):
+        yield
 
 
 def apply(modules: Iterable[nn.Module], x: Tensor, precision: torch.dtype | None) -> Tensor:

@@ -38,7 +38,7 @@ class Stacked:
             return _without_none(local), grads
 
         local, grads = torch.vmap(one_restart)(params, saved, s, tensors)
-        return LossAndGrads(**{"loss": LATER, **local}), [grads]
+        return LossAndGrads(**{"loss": LATER, "dy": LATER, **local}), [grads]
 
     def measure(
         self, params: Params, saved: Saved, s: Tensor, tensors: tuple[Tensor, ...]

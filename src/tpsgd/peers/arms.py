@@ -11,12 +11,14 @@ rule=[frozen(), before, frozen(), before, ...] with before = rules.tpsgd_l2(at=P
 optimizer=ridge().
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from torch import nn
 
+from tpsgd.engine.record import Run
 from tpsgd.engine.solved import unsolvable
 from tpsgd.errors import TpsgdError
 from tpsgd.nets.blocks import split
@@ -28,6 +30,8 @@ from tpsgd.projections import Projection
 from tpsgd.rules import Entry, Place, frozen, tpsgd_l2
 from tpsgd.solvers import ridge
 from tpsgd.training.arm import Arm
+
+SHARED = ("seed", "device", "progress", "validation", "callbacks")  # settings of all arms
 
 
 def lm_karnet(alpha: float | None = None, projection: Projection | None = None) -> Arm:
@@ -66,13 +70,22 @@ def elm(alpha: float | None = None) -> Arm:
 def zorb(**options: Any) -> Arm:
     """ZORB as an arm; `options` are those of `fit_zorb`."""
     about = "least squares to labels propagated back through the net"
-    return Arm("zorb", None, method=partial(fit_zorb, **options), remark=about)
+    return Arm("zorb", None, method=partial(_train, by=fit_zorb, options=options), remark=about)
 
 
 def dladmm(**options: Any) -> Arm:
     """dlADMM as an arm; `options` are those of `fit_dladmm`."""
     about = "alternating updates of all layers, full batch"
-    return Arm("dladmm", None, method=partial(fit_dladmm, **options), remark=about)
+    method = partial(_train, by=fit_dladmm, options=options)
+    return Arm("dladmm", None, method=method, remark=about)
+
+
+def _train(
+    model: nn.Module, data: Any, *, by: Callable[..., Run], options: dict[str, Any], **settings: Any
+) -> Run:
+    """Train by a peer, which has no epochs, rates or batches of the size that other arms have."""
+    shared = {name: value for name, value in settings.items() if name in SHARED}
+    return by(model, data, **(shared | options))
 
 
 ALL = {

@@ -31,6 +31,7 @@ from tpsgd.errors import TpsgdError
 from tpsgd.losses import mse
 from tpsgd.nets.blocks import Block, leaves_of, shapes, split
 from tpsgd.nets.modes import evaluating
+from tpsgd.nets.precision import without_autocast
 from tpsgd.objectives import Objective, Site, l2
 from tpsgd.peers.inverses import BOUNDED, Unscale, check_invertible, inverse
 from tpsgd.peers.settings import peer_settings
@@ -83,7 +84,7 @@ def fit_zorb(
     )  # fmt: skip
     started, blocks = time.perf_counter(), split(model)
     like = next(model.parameters())
-    with evaluating(model):
+    with evaluating(model), without_autocast():
         codes, scales = targets(blocks, first_samples(data)[:1].to(like.device, like.dtype))
     seconds = time.perf_counter() - started
     undo = _append_scales(model, scales) if unscale else []

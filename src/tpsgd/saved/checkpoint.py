@@ -7,7 +7,7 @@ it is read.
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,8 @@ class Checkpoint:
         every: seconds that pass at least between two checkpoints; 0: one after every epoch of a
             block. The end of a run is always written.
         resume: go on from the checkpoint in the folder; if it has none, begin. Without it, a
-            folder with a checkpoint is refused.
+            folder with a checkpoint is refused. A run that has finished may be given more epochs:
+            every block then goes on from its weights, with a new optimizer.
 
     Examples:
         >>> Checkpoint("runs/digits", every=60).within("readout").folder.as_posix()
@@ -129,7 +130,7 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def readable(folder: Path) -> Iterator[None]:
+def readable(folder: Path, noun: str = "checkpoint") -> Iterator[None]:
     """A context in which a state that has not what it must have is refused in one sentence."""
     try:
         yield
@@ -137,7 +138,14 @@ def readable(folder: Path) -> Iterator[None]:
         raise
     except UNFIT as error:
         reason = shortened(f"{type(error).__name__}: {error}")
-        raise TpsgdError(f"the checkpoint in {folder} makes no sense: {reason}") from error
+        raise TpsgdError(f"the {noun} in {folder} makes no sense: {reason}") from error
+
+
+@contextmanager
+def claimed(checkpoint: Any) -> Iterator[Checkpoint | None]:
+    """A checkpoint whose folder is for this run alone; None where there is no checkpoint."""
+    with nullcontext() if checkpoint is None else checkpoint.claimed():
+        yield checkpoint
 
 
 def position(folder: Path) -> str:

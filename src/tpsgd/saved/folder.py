@@ -1,9 +1,9 @@
 """A folder with a description in JSON and tensors in safetensors: written whole, read with checks.
 
-The description is the point of commitment. It has the checksum of the tensors and, if the layout
-is `sealed`, a checksum of itself, and the tensors' file is named after its content. New tensors are
-written beside old ones, then the description is replaced, then the old tensors are removed: a
-process that is killed at any moment leaves the old content or the new.
+The description is the point of commitment. It has the checksum of the tensors and a checksum of
+itself, and the tensors' file is named after its content. New tensors are written beside old ones,
+then the description is replaced, then the old tensors are removed: a process that is killed at any
+moment leaves the old content or the new.
 """
 
 import contextlib
@@ -33,13 +33,10 @@ class Layout:
     Args:
         name: "model", "adaptor": the noun in errors, and how the files' names begin.
         format: the number of the format that is written and read.
-        sealed: the description has a checksum of itself, and the tensors' file is named after its
-            content. Adaptors, which are older, have neither.
     """
 
     name: str
     format: int
-    sealed: bool = True
 
     def description(self, folder: Path) -> Path:
         """The file of the description."""
@@ -47,8 +44,7 @@ class Layout:
 
     def tensors(self, folder: Path, checksum: Any) -> Path:
         """The file of the tensors with this checksum."""
-        suffix = f"-{str(checksum)[:16]}" if self.sealed else ""
-        return folder / f"{self.name}{suffix}.safetensors"
+        return folder / f"{self.name}-{str(checksum)[:16]}.safetensors"
 
 
 def write(
@@ -59,8 +55,7 @@ def write(
     checksum = hashlib.sha256(content).hexdigest()
     description = {"format": layout.format, **description, WEIGHTS: checksum}
     try:
-        if layout.sealed:
-            description[SEAL] = _seal(description)
+        description[SEAL] = _seal(description)
         text = json.dumps(description, indent=1)
     except (TypeError, ValueError) as error:
         raise TpsgdError(f"a {layout.name} is described by plain values: {error}") from error
@@ -71,12 +66,11 @@ def write(
     try:
         write_whole(layout.description(folder), text.encode())
     except OSError:
-        _remove_unless(file, old if layout.sealed else file)
+        _remove_unless(file, old)
         raise
     if old is not None:
         _remove_unless(old, file)
-    if layout.sealed:
-        _remove_orphans(layout, folder, file, LEFT_OVER)
+    _remove_orphans(layout, folder, file, LEFT_OVER)
     return folder
 
 
@@ -113,14 +107,15 @@ def read_description(layout: Layout, folder: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise TpsgdError(f"{file} is not whole: {error}") from error
     version = description.get("format") if isinstance(description, dict) else None
-    if type(version) is int and version > layout.format:
+    if type(version) is not int:
+        raise TpsgdError(f"{file} describes no {noun} of tpsgd")
+    if version != layout.format:
+        advice = "install a newer tpsgd" if version > layout.format else f"make the {noun} again"
         raise TpsgdError(
-            f"{file} has format {version}, this version of tpsgd reads formats up to "
-            f"{layout.format}: install a newer tpsgd"
+            f"{file} has format {version}, this version of tpsgd reads format {layout.format}: "
+            + advice
         )
-    if type(version) is not int or version != layout.format:
-        raise TpsgdError(f"{file} describes no {noun} of tpsgd in format {layout.format}")
-    if layout.sealed and description.pop(SEAL, None) != _seal(description):
+    if description.pop(SEAL, None) != _seal(description):
         raise TpsgdError(
             f"{file} was edited or damaged: its checksum does not fit; save the {noun} again"
         )

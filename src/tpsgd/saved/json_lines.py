@@ -1,16 +1,19 @@
-"""Values in a file, one per line, on the disk as soon as they are added."""
+"""Values in a file, one per line with a checksum, on the disk as soon as they are added."""
 
 import json
 import os
+import zlib
 from pathlib import Path
 from typing import Any
+
+CHECKSUM = "crc32"
 
 
 class JsonLines:
     """A file of JSON objects that only grows; an incomplete last line is dropped when it is read.
 
     Attributes:
-        objects: those that the file had, in their order; None for a line that is no object.
+        objects: those that the file had, in their order; None for a line that is damaged.
     """
 
     def __init__(self, file: Path) -> None:
@@ -27,7 +30,7 @@ class JsonLines:
     def add(self, values: dict[str, Any]) -> None:
         """Append an object to the file."""
         with self.file.open("a") as file:
-            file.write(json.dumps(values) + "\n")
+            file.write(json.dumps(values | {CHECKSUM: _checksum(values)}) + "\n")
             file.flush()
             os.fsync(file.fileno())
 
@@ -37,4 +40,9 @@ def _object(line: bytes) -> dict[str, Any] | None:
         values = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return values if isinstance(values, dict) else None
+    whole = isinstance(values, dict) and values.pop(CHECKSUM, None) == _checksum(values)
+    return values if whole else None
+
+
+def _checksum(values: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(values).encode())

@@ -8,6 +8,7 @@ memory, on torch's meta device; `trained` puts the stored tensors in.
 """
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -48,6 +49,8 @@ UNDESCRIBED = (
     "self", "device", "dtype", "args", "kwargs", "recompute_scale_factor", "min_value", "max_value",
 )  # fmt: skip
 MOST_LAYERS = 1000  # of an nn.RNN
+LONGEST_NAME = 100
+NAME = re.compile(rf"(?!__)\w{{1,{LONGEST_NAME}}}")  # of a module; Python reads __NAME__ itself
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,7 @@ def _describe(module: nn.Module, path: str) -> Description:
     if hooked(module):
         raise _not_plain(f"{name} (module {path!r}) has hooks, which are code")
     if type(module) is nn.Sequential:
-        children = {k: m for k, m in module._modules.items() if m is not None}
+        children = {_checked(k): m for k, m in module._modules.items() if m is not None}
         below = {k: _describe(m, f"{path}.{k}".lstrip(".")) for k, m in children.items()}
         return {"type": "Sequential", "modules": below}
     if name in OWN and type(module) is _own_type(name):
@@ -168,7 +171,7 @@ def _build(description: Any) -> nn.Module:
     if name == "Sequential" and description.keys() == {"type", "modules"}:
         net = nn.Sequential()
         for key, child in _mapping(description["modules"]).items():
-            net.add_module(key, _build(child))
+            net.add_module(_checked(key), _build(child))
         return net
     if description.keys() != {"type", "arguments"} or name not in TORCH | OWN.keys():
         raise TpsgdError(f"{_quoted(name)} is no type of module that this version of tpsgd loads")
@@ -237,6 +240,16 @@ def _from_json(value: Any) -> Any:
     if isinstance(value, dict):
         raise TpsgdError(f"a module's argument is {_quoted(value)}: expected a number or a word")
     return value
+
+
+def _checked(name: str) -> str:
+    """The name of a module, if it is one: it gets into messages, tables and exported files."""
+    if not NAME.fullmatch(name):
+        raise TpsgdError(
+            f"a module is called {_quoted(name)}: names in a saved model have letters, digits "
+            f"and _, at most {LONGEST_NAME}; rename it and save the model again"
+        )
+    return name
 
 
 def _own_type(name: str) -> Any:

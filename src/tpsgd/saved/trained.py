@@ -56,25 +56,49 @@ def write(
     path = check_free(folder, overwrite)
     classes = _class_names(content.classes)
     check_classes(content.model, classes)
-    model = modules.describe(content.model) if factory is None else _describe_factory(factory)
-    tensors = {}
-    for name, tensor in content.model.state_dict(keep_vars=True).items():
-        if not isinstance(tensor, Tensor) or isinstance(tensor, nn.UninitializedParameter):
-            raise TpsgdError(f"the model's state {name!r} is no tensor: it cannot be saved")
-        tensors[name] = tensor.detach()
-    learns = {name for name, p in content.model.named_parameters() if p.requires_grad}
-    parameters = dict(content.model.named_parameters())
+    model, tensors = describe(content.model, factory)
     versions = {"python": platform.python_version(), "torch": torch.__version__}
     description = {
-        "model": model,
-        "tensors": {name: _form(tensor) for name, tensor in tensors.items()},
-        "frozen": sorted(parameters.keys() - learns),
+        **model,
         "classes": classes,
         "inputs": content.inputs,
         "run": content.run,
         "versions": versions | {"tpsgd": __version__},
     }
     return folders.write(MODEL, path, description, tensors)
+
+
+def describe(
+    model: nn.Module, factory: str | None = None
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """A model in plain values, and its tensors by name."""
+    modules_of_model = modules.describe(model) if factory is None else _describe_factory(factory)
+    tensors = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if not isinstance(tensor, Tensor) or isinstance(tensor, nn.UninitializedParameter):
+            raise TpsgdError(f"the model's state {name!r} is not a tensor: it cannot be saved")
+        tensors[name] = tensor.detach()
+    description = {
+        "model": modules_of_model,
+        "tensors": {name: _form(tensor) for name, tensor in tensors.items()},
+        "frozen": sorted(name for name, p in model.named_parameters() if not p.requires_grad),
+    }
+    return description, tensors
+
+
+def rebuild(
+    path: Path,
+    description: Mapping[str, Any],
+    tensors: dict[str, Tensor],
+    factory: str | None = None,
+) -> nn.Module:
+    """The model that `describe` has described."""
+    model = _model(path, description["model"], factory)
+    _check(path, model, description["tensors"], tensors)
+    _fill(model, tensors)
+    for name in description["frozen"]:
+        model.get_parameter(name).requires_grad_(False)
+    return model
 
 
 def read(folder: str | Path, factory: str | None = None) -> Content:
@@ -86,11 +110,7 @@ def read(folder: str | Path, factory: str | None = None) -> Content:
         names = shortened(", ".join(sorted(map(repr, description.keys() ^ expected))))
         raise TpsgdError(f"{path} holds no model of format {MODEL.format}: it differs in {names}")
     try:
-        model = _model(path, description["model"], factory)
-        _check(path, model, description["tensors"], tensors)
-        _fill(model, tensors)
-        for name in description["frozen"]:
-            model.get_parameter(name).requires_grad_(False)
+        model = rebuild(path, description, tensors, factory)
         classes = _class_names(description["classes"])
         run, inputs, versions = (dict(description[key]) for key in ("run", "inputs", "versions"))
     except TpsgdError:

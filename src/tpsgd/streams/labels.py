@@ -71,9 +71,11 @@ class Classes:
         new = sorted({int(label) for label in index.unique() if label >= len(self)})
         for position, label in enumerate(new):
             if label != len(self) + position:
+                classes = f"classes 0 to {len(self) - 1}" if len(self) > 1 else "one class, 0"
                 raise TpsgdError(
-                    f"label {label} is no class: labels go from 0 to {len(self) - 1}, and a new "
-                    f"class would be {len(self) + position}"
+                    f"label {label} skips class {len(self) + position}: the stream has {classes}, "
+                    f"and new ones count on from {len(self)} without a gap; to use labels of any "
+                    "kind, name the classes, Stream(model, classes=[...])"
                 )
         return new
 

@@ -23,6 +23,7 @@ from tpsgd.errors import TpsgdError
 from tpsgd.losses import bce
 from tpsgd.nets.padded import Padded
 from tpsgd.rules import Rule, Signal
+from tpsgd.saved.expected import check_number, check_tensor, checked_state
 from tpsgd.solvers import SOLVERS, Recursive, Ridge
 from tpsgd.solvers.least_squares import MomentSums
 from tpsgd.streams.new_classes import enlarged, overlay, with_targets
@@ -75,6 +76,21 @@ class OnlineNet:
             with torch.no_grad():
                 take_step(self.learners, self._batch(x, labels))
             return self._broken_loss(len(x))
+
+    def check_state(self, x: Any) -> None:
+        """Refuse a state, out of a file, that learners of samples like x cannot go on from."""
+        state, random = self.state, self.random
+        if state is None:
+            return
+        try:
+            with self._training() as device:
+                learners = self._assemble(x, device)
+                for learner, of_block in zip(learners, state["blocks"], strict=True):
+                    learner.start()
+                    _check_block(learner, of_block)
+                    _restore(learner, of_block)
+        finally:
+            self.state, self.random = state, random
 
     def release(self) -> None:
         """Let go of the learners, but for their state: the next batch makes new ones."""
@@ -131,7 +147,8 @@ class OnlineNet:
 
     def _arrays(self, x: Any, labels: Tensor) -> Arrays:
         anatomy = self.anatomy
-        source = as_source((x, labels), anatomy.form, anatomy.loss, anatomy.classes)
+        expected = anatomy.form, anatomy.loss, anatomy.classes, False, anatomy.classifier
+        source = as_source((x, labels), *expected)
         assert isinstance(source, Arrays)
         return source
 
@@ -179,7 +196,7 @@ def _state_of(learner: Any) -> State:
     state: State = {"codes": learner.tensors, "mean_square": learner.mean_square}
     if learner.optimizer is not None:
         each = learner.optimizer.state
-        state["shapes"] = {name: p.shape for name, p in learner.params.items()}
+        state["shapes"] = {name: tuple(p.shape) for name, p in learner.params.items()}
         state["optimizer"] = {name: dict(each[p]) for name, p in learner.params.items()}
     if getattr(learner, "sums", None) is not None:
         state["sums"] = dict(vars(learner.sums))
@@ -197,15 +214,37 @@ def _restore(learner: Any, state: State) -> None:
     for new, old in zip(learner.tensors, state["codes"], strict=True):
         overlay(new, old)
     if "optimizer" in state:
-        for name, values in state["optimizer"].items():
-            p, before = learner.params[name], state["shapes"][name]
-            learner.optimizer.state[p] = {k: enlarged(v, p, before) for k, v in values.items()}
+        for name in state["optimizer"]:
+            learner.optimizer.state[learner.params[name]] = _optimizer_state(learner, name, state)
     if "sums" in state:
         sums = MomentSums.__new__(MomentSums)
         vars(sums).update(state["sums"])
         equations = learner.make_equations()
         targets = equations.classes if equations.single else sums.y.shape[-1]
         learner.sums = with_targets(sums, targets, -1.0 if equations.signed else 0.0)
+
+
+def _check_block(learner: Any, state: State) -> None:
+    """Refuse shapes that a learner cannot go on from, before it has them: kernels trust them."""
+    if "optimizer" in state:
+        states = {i: _optimizer_state(learner, n, state) for i, n in enumerate(learner.params)}
+        groups = learner.optimizer.state_dict()["param_groups"]
+        checked_state(learner.optimizer, {"state": states, "param_groups": groups})
+    if "sums" in state:
+        sums = state["sums"]
+        (_, d), (_, k) = sums["x"].shape, sums["y"].shape
+        shapes = {"x": (1, d), "y": (1, k), "xx": (d, d), "xy": (d, k), "yy": (k, k)}
+        for name, shape in shapes.items():
+            check_tensor(name, sums[name], torch.empty(shape, dtype=torch.float64, device="meta"))
+        if sums.keys() != {*shapes, "count", "bias"} or type(sums["bias"]) is not bool:
+            raise ValueError(f"sums have {list(sums)}")
+        check_number("count", sums["count"], least=0, whole=True)
+
+
+def _optimizer_state(learner: Any, name: str, state: State) -> State:
+    """What an optimizer has for a parameter, with zeros for rows that it has got since."""
+    values, before = state["optimizer"][name], state["shapes"][name]
+    return {k: enlarged(v, learner.params[name], before) for k, v in values.items()}
 
 
 def _get_random(device: torch.device) -> tuple[Tensor, ...]:

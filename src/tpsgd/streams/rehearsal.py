@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tpsgd.errors import TpsgdError
+from tpsgd.saved.expected import check_number
 from tpsgd.units import as_bytes, size
 
 LABEL = torch.long.itemsize
@@ -123,10 +124,16 @@ class Rehearsal:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with what `state_dict` returned."""
-        if state["x"].nbytes + state["y"].nbytes > self.limit:
+        x, y, seen = state["x"], state["y"], dict(state["seen"])
+        if x.nbytes + y.nbytes > self.limit:
             raise TpsgdError(f"the stored samples take more than {size(self.limit)}")
-        self.x, self.y = state["x"].clone(), state["y"].clone()
-        self.stored, self.seen = state["stored"], dict(state["seen"])
+        stored = check_number("stored", state["stored"], least=0, whole=True)
+        labels = set(y[:stored].tolist())
+        if len(x) != len(y) or stored > len(x) or not labels <= seen.keys():
+            raise TpsgdError("the stored samples and labels do not belong together")
+        for label, count in seen.items():
+            check_number("seen", min(label, count), least=0, whole=True)
+        self.x, self.y, self.stored, self.seen = x.clone(), y.clone(), stored, seen
         self._counts = dict(Counter(self.y[: self.stored].tolist()))
         self.random.set_state(state["random"])
 

@@ -3,6 +3,7 @@
 import operator
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from copy import deepcopy
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,8 +17,9 @@ from tpsgd.errors import TpsgdError
 from tpsgd.losses import Loss, bce
 from tpsgd.maths.random import Key, permutation
 from tpsgd.nets.blocks import has_batch_norm
-from tpsgd.rules import Rule, frozen, readout, refuse_words
+from tpsgd.rules import Rule, default, frozen, refuse_words
 from tpsgd.solvers import Recursive
+from tpsgd.streams import saved_stream
 from tpsgd.streams.labels import Classes, is_rows, plain
 from tpsgd.streams.last_good_step import LastGoodStep
 from tpsgd.streams.online import OnlineNet
@@ -46,7 +48,7 @@ class Stream:
 
     Args:
         model: an `nn.Sequential`, or an adaptor (`tpsgd.adapt`), whose layers learn.
-        rule: as for `tpsgd.fit`. Default: `rules.readout()`; with `rls()`, `rules.frozen()`.
+        rule: as for `tpsgd.fit`. Default: `rules.default()`; with `rls()`, `rules.frozen()`.
         loss: as for `tpsgd.fit`.
         optimizer: as for `tpsgd.fit`, or one per block. `tpsgd.rls()` solves the last layer after
             every batch, on the features of hidden layers that stay as they are.
@@ -222,6 +224,31 @@ class Stream:
         self.samples, self._calls = state["samples"], state["calls"]
         self.drifts = list(state["drifts"])
 
+    def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
+        """Write the model and all that goes on from call to call into a folder, for `Stream.load`.
+
+        Rule, loss, optimizer, rates, classes and the rehearsal buffer go with it; a detector of
+        drifts does not. The model may be one that `Run.save` can save; an adaptor has its own
+        `save`.
+
+        Args:
+            folder: made if it does not exist.
+            overwrite: replace a stream that the folder holds. A process that is killed meanwhile
+                leaves the old stream or the new one.
+        """
+        return saved_stream.write(self, folder, overwrite)
+
+    @classmethod
+    def load(cls, folder: str | Path, **settings: Any) -> "Stream":
+        """A stream that `save` has written, to go on with bit for bit; no code is run.
+
+        Args:
+            folder: where the stream was saved.
+            settings: as for `Stream`: a detector of drifts, a device, another learning rate; and
+                the rule, the optimizer or the loss if they are your own.
+        """
+        return saved_stream.read(cls, folder, settings)
+
     def _identity(self) -> dict[str, Any]:
         return stream_identity(self._subject.nets, self._rule, self._settings)
 
@@ -305,7 +332,7 @@ class Stream:
 
 def _default_rule(optimizer: Any) -> Rule:
     """A layer that is solved needs inputs that stay as they are."""
-    return frozen() if isinstance(optimizer, Recursive) else readout()
+    return frozen() if isinstance(optimizer, Recursive) else default()
 
 
 def _samples(x: Any, y: Any) -> tuple[Any, Any]:

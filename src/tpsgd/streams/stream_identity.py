@@ -18,6 +18,7 @@ def stream_identity(models: Sequence[nn.Module], rule: Any, settings: Settings) 
     tensors = [(name, t) for model in models for name, t in model.state_dict().items()]
     return {
         "rule": [getattr(r, "name", str(r)) for r in listed(rule)],
+        "options": [str(r) for r in listed(rule)],
         "optimizer": [_optimizer(factory) for factory in listed(settings.optimizer)],
         "seed": settings.seed,
         "model": [f"{name} of shape {tuple(t.shape)}" for name, t in tensors],

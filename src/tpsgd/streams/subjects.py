@@ -42,7 +42,7 @@ class Model:
     def check(self, x: Any) -> None:
         """Refuse samples that it cannot take; one of a shape that is new goes through it."""
         check_values(x, form_for(self.model, EXAMPLES))
-        form = type(x), x.shape[1:], x.is_floating_point()
+        form = type(x), x.shape[1:], x.dtype
         if form != self.form:
             all_outputs(self.model, x[:EXAMPLES], EXAMPLES)
             self.form = form

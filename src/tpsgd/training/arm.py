@@ -1,20 +1,25 @@
 """`Arm`: one way to train, as a value that `compare` can train next to others."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from inspect import Parameter, signature
 from typing import Any
 
 import torch
 from torch import nn
 
+from tpsgd.engine.backprop import Backprop
+from tpsgd.engine.lengths import with_lengths
 from tpsgd.engine.optimizers import OptimizerFactory
 from tpsgd.engine.record import Run
-from tpsgd.engine.settings import Memory, Schedule, listed
-from tpsgd.rules import Rule
+from tpsgd.engine.settings import Memory, Schedule, Settings, listed, name_of
+from tpsgd.errors import TpsgdError
+from tpsgd.rules import Rule, refuse_words
 from tpsgd.training.restarts import Restarts, fit_many, make_model
 from tpsgd.training.run_identity import describe_optimizer
 
-METHOD_SETTINGS = ("seed", "device", "progress", "validation", "callbacks")
+BACKPROP = "backprop"  # the name of the arm with which the others are compared
 
 
 @dataclass(frozen=True)
@@ -22,7 +27,7 @@ class Arm:
     """A rule with its schedule, or a `method`; backpropagation if it has neither.
 
     Args:
-        name: unique in a comparison.
+        name: unique in a comparison; the arm "backprop" is the one that others are compared with.
         rule: as for `fit`.
         schedule: as for `fit`.
         optimizer: as for `fit`, instead of the one that all arms share (and its learning rate).
@@ -30,7 +35,11 @@ class Arm:
         epochs: as for `fit`, instead of the number that all arms share.
         remark: what the arm does, instead of the rule's description.
         lr: as for `fit`, instead of the learning rate that all arms share.
-        method: a function such as `tpsgd.peers.fit_zorb`, without epochs, batches or rates.
+        method: a function `(model, data, **settings)` that trains the model in place and returns a
+            `Run` or nothing; its time is measured from outside. It is called with the settings of
+            `fit` that are set, `epochs`, `batch_size` and `seed` always, as far as it takes them.
+        checkpointed: as `checkpoint` of `fit_backprop`: a number of segments, or one per block.
+        micro_batch: as in `tpsgd.Memory`, if the arms do not share one.
     """
 
     name: str
@@ -40,13 +49,23 @@ class Arm:
     factory: Callable[[], nn.Module] | None = None
     epochs: int | None = None
     remark: str = ""
-    method: Callable[..., Run] | None = None
+    method: Callable[..., Run | None] | None = None
     lr: float | None = None
+    checkpointed: int | bool = False
+    micro_batch: int | None = None
+
+    def __post_init__(self) -> None:
+        refuse_words(self.rule)
 
     @property
     def backprop(self) -> bool:
-        """Whether this is backpropagation, with which the other arms are compared."""
+        """Whether it is trained by backpropagation."""
         return self.rule is None and self.method is None
+
+    @property
+    def reference(self) -> bool:
+        """Whether the other arms are compared with it; an arm may be backprop on another model."""
+        return self.backprop and self.name == BACKPROP
 
     @property
     def control(self) -> bool:
@@ -72,12 +91,14 @@ class Arm:
         """
         rule, optimizers = self.rule, None if self.optimizer is None else listed(self.optimizer)
         return {
-            "rule": rule and f"{rule.name}, {rule.options}, {rule.at.value}, {rule.loss.name}",
+            "rule": rule and str(rule),
             "schedule": getattr(self.schedule, "__name__", None),
             "optimizer": optimizers and [_optimizer(factory) for factory in optimizers],
             "lr": self.lr,
             "epochs": self.epochs,
-            "method": getattr(self.method, "__name__", self.method and str(self.method)),
+            "method": self.method and name_of(self.method),
+            "checkpointed": self.checkpointed,
+            "micro_batch": self.micro_batch,
             "model": self.factory and str(make_model(self.factory, 0)).splitlines(),
         }
 
@@ -89,17 +110,52 @@ class Arm:
         if self.lr is not None:
             settings["lr"] = self.lr
         if self.optimizer is not None:
-            settings |= {"optimizer": self.optimizer, "lr": None}
+            settings |= {"optimizer": self.optimizer, "lr": self.lr}
         if not self.budgeted and "memory" in settings:
             settings["memory"] = replace(Memory.of(settings["memory"]), budget=None)
+        if self.micro_batch is not None:
+            memory = Memory.of(settings.get("memory"))
+            micro_batch = memory.micro_batch or self.micro_batch
+            settings["memory"] = replace(memory, micro_batch=micro_batch)
         make = self.factory or factory
         if self.method is None:
-            return fit_many(
-                make, data, restarts=1, rule=self.rule, backprop=self.backprop, **settings
-            )
+            backprop = self.backprop and Backprop(self.checkpointed)
+            return fit_many(make, data, restarts=1, rule=self.rule, backprop=backprop, **settings)
         model = make_model(make, settings.get("seed", 0))
-        shared = {name: settings[name] for name in METHOD_SETTINGS if name in settings}
-        return Restarts([model], [self.method(model, data, **shared)], False)
+        return Restarts([model], [self._by_method(self.method, model, data, settings)], False)
+
+    def _by_method(
+        self, method: Callable[..., Run | None], model: nn.Module, data: Any, settings: Any
+    ) -> Run:
+        """Train by a method, and measure its time."""
+        common = with_lengths(Settings.of(self.name, settings), data)
+        parameters = signature(method).parameters
+        always = {name: getattr(common, name) for name in ("epochs", "batch_size", "seed")}
+        fixed = getattr(method, "keywords", {})  # by functools.partial
+        takes_all = any(p.kind is Parameter.VAR_KEYWORD for p in parameters.values())
+        settings = {
+            name: value
+            for name, value in (settings | always).items()
+            if value is not None and name not in fixed and (takes_all or name in parameters)
+        }
+        began = time.perf_counter()
+        try:
+            run = method(model, data, **settings)
+        except TpsgdError:
+            raise
+        except Exception as error:  # whatever a user's function may raise
+            raise TpsgdError(f"{type(error).__name__}: {error}") from error
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        seconds = time.perf_counter() - began
+        run = Run(self.name, common.seed, {}) if run is None else run
+        if not isinstance(run, Run):
+            raise TpsgdError(
+                f"the method of the arm {self.name} must return a tpsgd.Run or None, got a "
+                f"{type(run).__name__}"
+            )
+        run.seconds = seconds - run.setup_seconds
+        return run
 
 
 def _optimizer(factory: Any) -> str:
@@ -107,4 +163,4 @@ def _optimizer(factory: Any) -> str:
     try:
         return describe_optimizer(factory, {"weight": nn.Parameter(torch.zeros(1))})
     except Exception:  # a factory of the user's, which training will call again
-        return str(getattr(factory, "__name__", factory))
+        return str(name_of(factory))

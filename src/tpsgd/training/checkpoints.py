@@ -3,7 +3,9 @@
 `keep_checkpoints` wraps the epochs of a net (`train.Net.epochs`); the loop itself does not know of
 it. A stage is one call of `train`: a block of the paper's schedule, or all blocks together. In a
 run that is resumed, stages that had ended are skipped, so that the schedule computes the inputs of
-the next block again; the stage that was interrupted goes on with its next epoch.
+the next block again; the stage that was interrupted goes on with its next epoch. A run that had
+finished is extended by the epochs that it is now asked for: all blocks learn again, from the
+weights that they have.
 """
 
 import math
@@ -66,6 +68,7 @@ class CheckpointedEpochs:
         self.net, self.recorder, self.meter, self.told = net, recorder, meter, told
         self.tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         self.stages: list[dict[str, Any]] = []  # states of the stages that have begun
+        self.first = 0  # epochs of every stage before the run was extended
         self.written = time.monotonic()
         self.state = checkpoint.open()  # what to go on from
         self.identity = identity(net, model, recorder.runs[0].settings)
@@ -89,7 +92,11 @@ class CheckpointedEpochs:
 
     def _go_on(self, state: dict[str, Any]) -> None:
         """Compare the checkpoint with this run, then give the model its weights."""
-        check_same_run(self.folder, state["identity"], self.identity)
+        before = state["identity"]
+        extended = _is_extended(state, self.identity)
+        same_epochs = {"epochs": self.identity["epochs"]} if extended else {}
+        check_same_run(self.folder, before | same_epochs, self.identity)
+        self.first = check_number("first epoch", state.get("first", 0), least=0, whole=True)
         if not state["stages"]:  # it was interrupted before it had a checkpoint
             self.state = None
             self._tell()
@@ -102,12 +109,15 @@ class CheckpointedEpochs:
         if self.meter is not None:
             peak = check_number("peak", state["peak"], least=0, whole=True)
             self.meter.stages.append(Stage((), peak=peak))
+        if extended:
+            self.first, self.state = before["epochs"], None
+            self._restore_record(state)
 
     def _restore(self, learners: Sequence[Any]) -> int:
         """Bring a stage to where it was; the number of epochs that it has had."""
         state, number = self.state, len(self.stages) - 1
         if state is None:
-            return 0
+            return self.first
         stage = state["stages"][number]
         pairs = list(zip(learners, stage["learners"], strict=True))
         for learner, saved in pairs:
@@ -172,6 +182,7 @@ class CheckpointedEpochs:
             "identity": self.identity,
             "model": self.tensors,
             "stages": self.stages,
+            "first": self.first,
             "record": self.recorder.runs[0].as_dict(),
             "seconds": time.perf_counter() - self.recorder.began,
             "peak": 0,
@@ -182,6 +193,13 @@ class CheckpointedEpochs:
         state["peak"] = self.meter.pause()
         self.checkpoint.write(state)
         self.meter.resume()
+
+
+def _is_extended(state: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Whether a run that had finished is asked for more epochs, at rates that need no total."""
+    before, epochs = state["identity"].get("epochs"), now["epochs"]
+    counts = type(before) is int and type(epochs) is int and 0 < before < epochs
+    return counts and state["position"] == "finished" and now.get("lr_schedule") is None
 
 
 def check_record(run: Run) -> None:

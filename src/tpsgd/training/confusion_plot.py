@@ -6,6 +6,7 @@ from typing import Any
 
 from tpsgd import figures
 from tpsgd.figures import LOOK
+from tpsgd.names import printable
 
 NUMBERED = 15  # so many classes at most have their numbers in the cells
 NAMED = 40  # and so many their names at the axes
@@ -26,7 +27,7 @@ def write(confusion: Any, file: Path) -> Path:
 
 def heat_map(axes: Any, confusion: Any, title: str = "") -> None:
     """Draw the matrix into axes; numbers are per cent of the true class."""
-    counts, names = confusion.counts, confusion.classes
+    counts, names = confusion.counts, [printable(name) for name in confusion.classes]
     shares = [[100 * count / (sum(row) or 1) for count in row] for row in counts]
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=100)
     axes.grid(False)

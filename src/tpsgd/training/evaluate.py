@@ -17,6 +17,7 @@ from tpsgd.engine.inputs import inputs, labels
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import bce
 from tpsgd.maths.epoch_figures import hits
+from tpsgd.nets.blocks import misfit
 from tpsgd.nets.modes import modes_restored
 from tpsgd.nets.recurrent import connect, tokens_of
 from tpsgd.training.progress_bar import Progress
@@ -63,6 +64,7 @@ def answers(model: nn.Module, data: Any, batch_size: int) -> Iterator[tuple[Tens
         for batch in as_source(data, form, None, None).batches():
             x, y = batch.load()
             out = output(net, x)
+            _refuse_numbers(y)
             samples += len(y)
             has_nan = has_nan | out.isnan().any()
             if out.shape[1] == 1:
@@ -73,6 +75,16 @@ def answers(model: nn.Module, data: Any, batch_size: int) -> Iterator[tuple[Tens
         raise TpsgdError("the data is empty: there is nothing to evaluate on")
     if has_nan:
         raise not_a_number(model)
+
+
+def _refuse_numbers(y: Tensor) -> None:
+    """Refuse targets that are not labels."""
+    if y.is_floating_point() and y.numel() and (y.min() < 0 or y.max() > 1):
+        raise TpsgdError(
+            f"y has float targets from {float(y.min()):.4g} to {float(y.max()):.4g}, and accuracy "
+            "is for classes: compute a loss of the outputs, for example "
+            "torch.nn.functional.mse_loss(model(x), y)"
+        )
 
 
 def form_for(model: nn.Module, batch_size: int) -> BatchForm:
@@ -97,10 +109,7 @@ def output(model: nn.Module, x: Any) -> Tensor:
     try:
         out = model(x)
     except Exception as error:  # whatever a custom module may raise
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise TpsgdError(
-            f"{type(model).__name__} cannot take an input of shape {tuple(x.shape)}: {reason}"
-        ) from error
+        raise misfit(type(model).__name__, [model], x, error) from error
     if not isinstance(out, Tensor) or out.dim() != 2:
         shape = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise TpsgdError(f"the model must give (batch, classes), one number per class, got {shape}")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tpsgd.engine.anatomy import Anatomy, Method, rules_for, schedule_for
 from tpsgd.engine.assemble import assemble, block_infos, check_optimizers, unstack
 from tpsgd.engine.backprop import Backprop
-from tpsgd.engine.batches import workers_watched
+from tpsgd.engine.batches import stored_samples, workers_watched
 from tpsgd.engine.device import (
     forget_resident_peak,
     limit_threads,
@@ -24,6 +24,7 @@ from tpsgd.engine.device import (
     with_threads,
 )
 from tpsgd.engine.learner import EarlyStopping
+from tpsgd.engine.lengths import length_in_words, with_lengths
 from tpsgd.engine.meter import Meter, tensor_bytes
 from tpsgd.engine.optimizers import LRSchedule, OptimizerFactory
 from tpsgd.engine.record import Epoch, Progress, Recorder, Run
@@ -34,13 +35,21 @@ from tpsgd.losses import Loss
 from tpsgd.memory.budget import within_budget
 from tpsgd.nets.blocks import overwriting, split
 from tpsgd.nets.modes import modes_restored
+from tpsgd.nets.precision import without_autocast
 from tpsgd.parallel.job import Alone, Parallel
-from tpsgd.rules import Rule, readout
+from tpsgd.rules import Rule, default
 from tpsgd.saved.checkpoint import Checkpoint
 from tpsgd.train import Net
+from tpsgd.training.changes import Changes
 from tpsgd.training.checkpoints import keep_checkpoints
 from tpsgd.training.last_good import LastGoodWeights
-from tpsgd.training.likely_mistakes import refuse_broken_weights, warn_of_bytes, warn_of_link
+from tpsgd.training.likely_mistakes import (
+    hint_for,
+    refuse_broken_weights,
+    warn_of_bytes,
+    warn_of_link,
+)
+from tpsgd.training.memory_choice import memory_choice
 from tpsgd.training.progress_bar import bar_unless
 from tpsgd.training.run_identity import check_same_on_ranks, identity
 from tpsgd.units import as_bytes, size
@@ -55,8 +64,8 @@ def fit(
     loss: Loss | None = None,
     optimizer: OptimizerFactory | Sequence[OptimizerFactory] | None = None,
     lr: float | Sequence[float] | None = None,
-    epochs: int | Sequence[int] = 5,
-    batch_size: int = 128,
+    epochs: int | Sequence[int] | None = None,
+    batch_size: int | None = None,
     seed: int = 0,
     device: torch.device | str | None = None,
     validation: Any = None,
@@ -80,13 +89,15 @@ def fit(
     Args:
         model: an `nn.Sequential`, cut into blocks by `tpsgd.split`.
         data: `(x, y)` as tensors or numpy arrays, a `Dataset` or a `DataLoader`. Labels are class
-            indices, or float rows: several classes with `bce`, soft labels with `cross_entropy`.
+            indices, or float rows: several classes with `bce`, soft labels with `cross_entropy`,
+            any numbers with `mse` (then the record has no accuracy, and the rule must not have a
+            local classifier, as the default has).
             Sequences are (samples, steps, features), tokens (samples, steps) in whole numbers;
             those of different lengths come as `tpsgd.Padded`, a `PackedSequence` or a list. Bytes
             (uint8) that are no tokens are pixels: they are divided by 255, in `evaluate`,
             `tpsgd.data.load` and `tpsgd.adapt` too. All other numbers are taken as they are.
         rule: one rule for the net, or a list with one per block, the last included (which only
-            lends its loss). Default: `rules.readout()`.
+            lends its loss). Default: `rules.default()`.
         schedule: `tpsgd.sequential` (the paper's) or `tpsgd.simultaneous`. Default: the one that
             suits the net: `simultaneous` if the rule needs the net's output (DFA, sDFA), or if five
             blocks or more of a net with batch norm learn, none is solved, and no budget or reuse of
@@ -96,10 +107,12 @@ def fit(
             last layer of a recurrent net is solved by `tpsgd.ridge()` under `sequential`, unless it
             cannot be, because Adam needs many more epochs for it (`run.settings["optimizer"]`).
         lr: overrides the optimizer's learning rate.
-        epochs: passes over the data *per block*.
+        epochs: passes over the data *per block*. Default: as many as make 2,000 steps a block, and
+            at least 5 (`run.length`).
         early_stopping: `tpsgd.EarlyStopping(patience, min_delta)`.
             `optimizer`, `lr`, `epochs` and `early_stopping` may be lists, one entry per block.
-        batch_size: samples per step, unless a `DataLoader` sets it. A last batch of one sample is
+        batch_size: samples per step, unless a `DataLoader` sets it. Default: the power of two
+            nearest to the root of the number of samples, 8 to 128. A last batch of one sample is
             left out when the model has batch normalisation, which cannot take it.
         seed: of the projections, the order of samples and dropout.
         device: where to train; default: where the model is.
@@ -107,13 +120,17 @@ def fit(
         lr_schedule: `tpsgd.one_cycle()`, which changes the rate with every batch; or
             `optimizer -> torch.optim.lr_scheduler`, stepped once per epoch.
         callbacks: called with an `Epoch` after every epoch of a block; `True` stops that block.
+            They may change numbers of the model in place, but replace nothing in it; modules that
+            they put into evaluation or training mode get their mode back.
         progress: called with (sample passes done, total) every few batches. Without a function, a
             terminal shows a bar with the time left after two seconds; False shows none.
         window: recurrent layers: read sequences, the input too, in chunks of this many time steps.
             It changes memory and speed, not what is learned. Default: sequences are gathered whole
             and read 8 steps at a time (16 on a GPU).
-        memory: a budget, "64MB" or bytes; "low", the least that is reasonable; or settings:
-            `tpsgd.Memory(reuse=False, micro_batch=32)`.
+        memory: by default training takes no more than backprop would, and inputs of a block are
+            kept only as far as they fit under that (`run.memory_choice`). "fast" keeps them where
+            the machine has room; "low" is the least that is reasonable; "64MB", or bytes, a budget;
+            or settings: `tpsgd.Memory(reuse=False, micro_batch=32)`.
         augment: a random change of every batch that is learned from, on the device: one of
             `tpsgd.augment`, or any `x -> x` of the same shape. Every epoch of every block then sees
             new versions of the samples, so inputs are recomputed (`reuse=False`). `ridge` and
@@ -122,7 +139,8 @@ def fit(
         precision: `torch.bfloat16`: samples, activations, gradients and kept inputs in half the
             bytes. Parameters, the optimizer's state, batch norm's statistics and learned readouts
             stay in float32. Faster where the hardware multiplies in it (GPUs, CPUs with AMX),
-            slower elsewhere. Not for recurrent layers, solvers and stacked restarts.
+            slower elsewhere. Not for recurrent layers, solvers and stacked restarts. A
+            `torch.autocast` around `fit` has no effect.
         blocks: train blocks of several layers: gradients flow inside each block, and stop at its
             input. A number of blocks, the last layer in the last one, or a list of the numbers of
             layers in each. With a number, the cut makes the memory of the largest block smallest;
@@ -156,7 +174,7 @@ def fit(
         progress=progress, window=window, memory=Memory.of(memory), augment=augment,
         precision=precision, blocks=blocks, checkpoint=checkpoint, parallel=parallel,
     )  # fmt: skip
-    return run_training([model], data, readout() if rule is None else rule, settings)[0]
+    return run_training([model], data, default() if rule is None else rule, settings)[0]
 
 
 def fit_backprop(
@@ -191,7 +209,7 @@ def run_training(
     models: list[nn.Module], data: Any, method: Method, settings: Settings
 ) -> list[Run]:
     """Train models by a rule or by backprop; several models are restarts, stacked into one."""
-    started, budget = time.perf_counter(), settings.memory.budget
+    started, budget, asked = time.perf_counter(), settings.memory.budget, settings
     parallel = settings.parallel or Alone()
     with ExitStack() as stack:
         stack.enter_context(workers_watched())
@@ -206,13 +224,17 @@ def run_training(
         refuse_broken_weights(models)
         warn_of_link(anatomy)
         warn_of_bytes(net.source)
+        samples = stored_samples(net.source)
         check_optimizers(net.learners)
         threads = limit_threads(device, _largest_product(anatomy, data, settings))
         runs = _new_runs(method, anatomy, settings, len(models))
-        callbacks = [with_threads(threads, f) for f in settings.callbacks]
+        modes = modes_restored(*models)  # a callback may evaluate the model
+        callbacks = [modes(with_threads(threads, f)) for f in settings.callbacks]
         recorder = Recorder(runs, callbacks, last_good.restore)
         meter = Meter(device) if settings.memory.measure else None
         net.observers = [recorder, last_good]
+        if callbacks and settings.parallel is None:
+            net.observers.insert(1, Changes(models[0], net))
         if progress is not None:
             net.observers += [Progress(progress, net.learners, net.source.samples)]
         if meter is not None:
@@ -225,7 +247,11 @@ def run_training(
             run.seconds, run.setup_seconds = seconds, began - started
             run.settings["memory_budget"] = budget
             _describe(run, r, models, net, anatomy, meter)
+            run.memory_choice = memory_choice(run, models[r], net, settings)
         runs = parallel.same_records(runs)
+        for run in runs:
+            run.hint = hint_for(run, samples, anatomy)
+            run.length = length_in_words(asked, run, samples)
     _warn_above_budget(runs[0], budget)
     if len(models) > 1:
         unstack(anatomy.cuts, net.learners)
@@ -257,6 +283,7 @@ def _complete(model: nn.Module, data: Any, method: Method, settings: Settings) -
 
     That is before the model is moved to another device.
     """
+    settings = with_lengths(settings, data)
     if isinstance(method, Backprop):  # what needs blocks does not apply, and is not recorded
         memory = Memory(settings.memory.budget, None, settings.memory.micro_batch)
         memory = replace(memory, measure=settings.memory.measure)
@@ -267,13 +294,16 @@ def _complete(model: nn.Module, data: Any, method: Method, settings: Settings) -
         settings.per_block(len(blocks))
     schedule = schedule_for(method, model, settings)
     settings = with_default_optimizers(method, model, replace(settings, schedule=schedule))
-    if settings.memory.budget is not None:
-        if isinstance(method, Backprop):
-            raise TpsgdError("backprop takes no memory budget: it cannot train block by block")
-        settings = within_budget(model, data, method, settings)
     folder = settings.memory.reuse
     if isinstance(folder, (str, Path)) and not Path(folder).expanduser().is_dir():
         raise TpsgdError(f"reuse={str(folder)!r} is no folder to keep inputs in")
+    if settings.memory.budget is not None:
+        if isinstance(method, Backprop):
+            raise TpsgdError(
+                "backprop takes no memory budget, because it cannot train block by block: leave it "
+                "out, or take memory=tpsgd.Memory(micro_batch=8), which needs less"
+            )
+        settings = within_budget(model, data, method, settings)
     return settings
 
 
@@ -360,7 +390,7 @@ def training_context(
         model.to(device)
     writers = [m for model in models if keep_inputs for m in overwriting(model)]
     random = torch.random.fork_rng([device] if device.type == "cuda" else [])
-    with random, modes_restored(*models), threads_restored():
+    with random, modes_restored(*models), threads_restored(), without_autocast():
         if seeded:
             torch.manual_seed(settings.seed)
         try:

@@ -26,7 +26,7 @@ from tpsgd.nets.blocks import Block, split
 from tpsgd.nets.layers import layer_kind
 from tpsgd.nets.padded import Padded
 from tpsgd.objectives import Site
-from tpsgd.rules import Place, Rule, readout
+from tpsgd.rules import Place, Rule, default
 from tpsgd.saved.checkpoint import Checkpoint
 from tpsgd.solvers import SOLVERS
 from tpsgd.training.evaluate import evaluate
@@ -64,7 +64,7 @@ def fit_many(
     *,
     restarts: int = 25,
     rule: Rule | Sequence[Rule] | None = None,
-    backprop: bool = False,
+    backprop: bool | Backprop = False,
     stacked: bool | None = None,
     **settings: Any,
 ) -> Restarts:
@@ -75,7 +75,8 @@ def fit_many(
         data: as for `fit`.
         restarts: how many.
         rule: as for `fit`.
-        backprop: train with backpropagation instead of a rule.
+        backprop: train with backpropagation instead of a rule; `Backprop(checkpoint=True)` of
+            `tpsgd.engine.backprop`: with activation checkpointing.
         stacked: train all together (True) or one by one (False); None stacks MLPs and recurrent
             nets on a GPU, where that is faster.
         **settings: everything else that `fit` takes.
@@ -91,7 +92,7 @@ def fit_many(
     if restarts < 1:
         raise TpsgdError(f"restarts must be 1 or more, got {restarts}")
     chosen = Settings.of("fit_many", settings)
-    rule = readout() if rule is None else rule
+    rule = default() if rule is None else rule
     models = [make_model(factory, chosen.seed + r) for r in range(restarts)]
     if len({id(model) for model in models}) < restarts:
         raise TpsgdError("the factory must make a new model each time, but gave one twice")
@@ -100,7 +101,7 @@ def fit_many(
     obstacle = stacking_obstacle(models[0], data, chosen, rule, backprop) if possible else None
     if stacked and obstacle:
         raise TpsgdError(f"these restarts cannot be stacked: {obstacle}; leave stacked=None")
-    method = Backprop() if backprop else rule
+    method = Backprop() if backprop is True else backprop or rule
     if possible and obstacle is None and restarts > 1:
         return Restarts(models, run_training(models, data, method, chosen), True)
     alone = [_restart(chosen, r, restarts) for r in range(restarts)]
@@ -133,7 +134,7 @@ def make_model(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
 
 
 def stacking_obstacle(
-    model: nn.Module, data: Any, settings: Settings, rule: Rule | Sequence[Rule], backprop: bool
+    model: nn.Module, data: Any, settings: Settings, rule: Rule | Sequence[Rule], backprop: Any
 ) -> str | None:
     """The reason why restarts of this model cannot be stacked, or None."""
     for samples in (data, settings.validation):
@@ -144,6 +145,8 @@ def stacking_obstacle(
             return "sequences of different lengths end at different times in each restart"
     if not all(map(_elementwise, listed(settings.optimizer))):
         return "the optimizer must act on each number by itself"
+    if isinstance(backprop, Backprop) and backprop.checkpoint:
+        return "activation checkpointing is for one model at a time"
     if backprop and any(isinstance(m, nn.RNN) for m in model.modules()):
         return "torch's nn.RNN computes one model at a time; take tpsgd.Recurrent"
     if settings.memory.budget is not None or isinstance(settings.memory.reuse, (str, Path)):

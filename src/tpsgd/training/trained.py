@@ -13,7 +13,7 @@ from tpsgd.engine.record import Run
 from tpsgd.errors import TpsgdError, shortened
 from tpsgd.nets.padded import Padded, as_pixels
 from tpsgd.saved import trained
-from tpsgd.saved.scaling import scaled
+from tpsgd.saved.scaling import as_trained
 from tpsgd.training.confusion import Confusion, confusion
 from tpsgd.training.evaluate import all_outputs, evaluate, last_module
 from tpsgd.training.progress_bar import Progress
@@ -44,8 +44,8 @@ class Trained:
         """Samples as they were before `tpsgd.data.load` scaled them, scaled in the same way.
 
         `inputs`, which `run.save(inputs=data.inputs)` stores, says how: bytes are divided by 255,
-        tables and series get the shift and the scale of the training samples. Without scaling, x is
-        returned as it is.
+        tables and series get the shift and the scale of the training samples, and blank cells
+        (NaN), if the model was trained with some, their values. Otherwise x is returned as it is.
 
         Examples:
             >>> scaling = {"method": "standard", "shift": [10.0], "scale": [2.0]}
@@ -63,10 +63,8 @@ class Trained:
                     "the model was trained on bytes (uint8), divided by 255: give bytes"
                 )
             return as_pixels(samples, samples.to(samples.device, torch.float32))
-        if "shift" not in scaling:
-            return samples
-        new = scaled(samples, scaling)
-        return new if isinstance(new, Padded) else torch.from_numpy(new)
+        new = as_trained(samples, self.inputs)
+        return new if isinstance(new, Padded) else torch.as_tensor(new)
 
     def outputs(
         self, x: Any, *, batch_size: int = 1024, progress: Progress | None = None

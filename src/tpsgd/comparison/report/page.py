@@ -9,6 +9,7 @@ from tpsgd.comparison.report.table import (
     LISTED,
     effort,
     failures,
+    head,
     mistakes,
     per_class,
     remarks,
@@ -16,6 +17,7 @@ from tpsgd.comparison.report.table import (
     title,
 )
 from tpsgd.comparison.results import Results
+from tpsgd.names import printable
 
 HEAD = (
     "rule", "test accuracy (%)", "seconds", "over backprop", "memory", "over backprop",
@@ -68,11 +70,12 @@ pre { background: #f5f5f5; padding: .8rem 1rem; white-space: pre-wrap; border-ra
 
 def render(comparison: Results, images: Mapping[str, bytes]) -> str:
     """The page, with the plots inside."""
-    name, data = escape(title(comparison)), comparison.data
+    name, data = _text(title(comparison)), comparison.data
     figures = {key: _figure(image, CAPTIONS[key]) for key, image in images.items()}
+    columns = head(comparison, HEAD, "learning rate")
     lines = {"bad": failures(comparison), "quiet": remarks(comparison)}
     notes = "".join(
-        f'<p class="{look}">{escape(line)}</p>' for look in lines for line in lines[look]
+        f'<p class="{look}">{_text(line)}</p>' for look in lines for line in lines[look]
     )
     return f"""<!doctype html>
 <html lang="en">
@@ -86,7 +89,7 @@ def render(comparison: Results, images: Mapping[str, bytes]) -> str:
 <h1>{name}: learning without backpropagation</h1>
 <p class="quiet">{effort(comparison)}; {data["train"]:,} training and {data["test"]:,} test
 samples.</p>
-{notes}<div class="wide">{_table(HEAD, _cells(comparison))}</div>
+{notes}<div class="wide">{_table(columns, _cells(comparison))}</div>
 <p class="quiet">{NOTES}</p>
 <h2>Accuracy against cost</h2>
 <div class="pair">{figures["memory"]}{figures["time"]}</div>
@@ -97,8 +100,8 @@ samples.</p>
 <h2>Settings</h2>
 {_plain(_settings(comparison))}
 <h2>Reproduce</h2>
-<pre>{escape(comparison.command or "results.json holds every setting")}</pre>
-<p class="quiet">Made {escape(comparison.date)}. All numbers are in results.json.</p>
+<pre>{_text(comparison.command or "results.json holds every setting")}</pre>
+<p class="quiet">Made {_text(comparison.date)}. All numbers are in results.json.</p>
 </body>
 </html>
 """
@@ -106,16 +109,16 @@ samples.</p>
 
 def _classes(comparison: Results, figures: Mapping[str, str]) -> str:
     """Figures per class: heat maps, the pairs that are confused most, the recall of each class."""
-    head, *body = per_class(comparison) or [()]
+    names, *body = per_class(comparison) or [()]
     if not body:
         return ""
-    lines = [escape(line) for r in comparison.exemplars if (line := mistakes(r))]
+    lines = [_text(line) for r in comparison.exemplars if (line := mistakes(r))]
     said = "".join(f"<p>{line[0].upper()}{line[1:]}.</p>\n" for line in lines)
     about = "Recall in per cent: the accuracy on the test samples of each class."
     if len(body) == LISTED:
         about += f" Of all classes, the {LISTED} with the least recall in the first column."
-    rows = [[escape(cell) for cell in row] for row in body]
-    names = [escape(name) for name in head]
+    rows = [[_text(cell) for cell in row] for row in body]
+    names = [_text(name) for name in names]
     return f"""<h2>Classes</h2>
 <div class="wide curves">{figures.get("confusion", "")}</div>
 {said}<div class="wide">{_table(names, rows)}</div>
@@ -125,7 +128,7 @@ def _classes(comparison: Results, figures: Mapping[str, str]) -> str:
 
 def _cells(comparison: Results) -> list[list[str]]:
     looks = styles(comparison)
-    table = [[escape(cell) for cell in row] for row in rows(comparison)]
+    table = [[_text(cell) for cell in row] for row in rows(comparison)]
     for row, result in zip(table, comparison.ranked, strict=True):
         colour = looks[result.arm.name].colour
         row[0] = f'<span class="dot" style="background:{colour}"></span>{row[0]}'
@@ -154,8 +157,13 @@ def _table(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
 
 
 def _plain(pairs: Iterable[tuple[str, str]]) -> str:
-    rows = "".join(f"<tr><td>{escape(a)}</td><td>{escape(b)}</td></tr>\n" for a, b in pairs)
+    rows = "".join(f"<tr><td>{_text(a)}</td><td>{_text(b)}</td></tr>\n" for a, b in pairs)
     return f'<table class="plain"><tbody>{rows}</tbody></table>'
+
+
+def _text(line: str) -> str:
+    """A line of the page. All names get into it through here: nothing in them is a tag."""
+    return escape(printable(line))
 
 
 def _figure(image: bytes, caption: str) -> str:

@@ -97,18 +97,20 @@ def scatter(
         if least is not None and least(result) < x:
             axes.plot([least(result), x], [y, y], "|-", color=look.colour, lw=0.8, zorder=1)
             medians.append(least(result))
-        if result.arm.backprop:
+        if result.arm.reference:
             axes.axvline(x, color="#000000", linewidth=0.8, linestyle=(0, (2, 4)), zorder=0)
         medians.append(x)
         accuracies.append(y)
         highest = max(highest, y + dy)
-    if medians and 0 < 30 * min(medians) < max(medians):
+    if medians and 0 < 10 * min(medians) < max(medians):
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
         axes.set_xlim(min(medians) / 2, 2 * max(medians))
     else:
         axes.set_xlim(0, 1.1 * max(medians, default=1.0))
     _scale(axes, accuracies, highest)
-    figure.legend(loc="outside lower center", ncols=3)
+    longest = max((len(result.arm.name) for result in comparison.results), default=0)
+    figure.legend(loc="outside lower center", ncols=3 if longest < 18 else 2)
     return figure
 
 

@@ -1,7 +1,9 @@
 """The table of a comparison as text, for the terminal and for the page."""
 
 from collections import Counter
+from collections.abc import Sequence
 
+from tpsgd.comparison.rates import SEARCH
 from tpsgd.comparison.results import THROUGH_TIME, Result, Results
 from tpsgd.engine.settings import Memory
 from tpsgd.training.confusion import ClassFigures
@@ -13,8 +15,16 @@ LISTED = 30  # so many classes at most have a row
 
 
 def rows(comparison: Results) -> list[tuple[str, ...]]:
-    """A row per arm, as in `HEAD`; an unnamed column is the one before it relative to backprop."""
-    return [_row(result, comparison) for result in comparison.ranked]
+    """A row per arm, as in `head`; an unnamed column is the one before it relative to backprop."""
+    return [
+        head(comparison, _row(r, comparison), NONE if r.arm.lr is None else f"{r.arm.lr:g}")
+        for r in comparison.ranked
+    ]
+
+
+def head(comparison: Results, names: Sequence[str] = HEAD, rate: str = "rate") -> tuple[str, ...]:
+    """The names of the columns, with one for the learning rates if they were searched."""
+    return (*names[:2], rate, *names[2:]) if comparison.settings.get("lr") == SEARCH else (*names,)
 
 
 def failures(comparison: Results) -> list[str]:
@@ -28,8 +38,8 @@ def failures(comparison: Results) -> list[str]:
 
 
 def remarks(comparison: Results) -> list[str]:
-    """What the table does not show: solved heads, iterations, budgets, arms left out."""
-    lines = []
+    """What the table does not show: searches, solved heads, iterations, budgets, arms left out."""
+    lines = [*comparison.settings.get("unsuited", []), *_search(comparison)]
     if comparison.settings.get("head") == "ridge":
         arms = [r.arm for r in comparison.ranked]
         trained = [a.name for a in arms if a.optimizer is None and a.method is None]
@@ -49,6 +59,20 @@ def remarks(comparison: Results) -> list[str]:
     if left := comparison.settings.get("left_out"):
         lines.append(f"not trained: {', '.join(left)}; name them in --rules to train them")
     return lines
+
+
+def _search(comparison: Results) -> list[str]:
+    """How learning rates were chosen, and whose is the smallest or the largest that was tried."""
+    trials = [trial for result in comparison.results for trial in result.trials]
+    if not trials:
+        return []
+    runs = f"{len(trials)} short training runs, {sum(t.seconds for t in trials):.2g} s"
+    samples = f"{comparison.settings['held_out']:,} held-out training samples"
+    line = f"rates: chosen on {samples} by {runs} that the seconds do not include"
+    rates = sorted({trial.values["rate"] for trial in trials})
+    ends = [r.arm.name for r in comparison.ranked if r.arm.lr in (rates[0], rates[-1])]
+    outside = f"better rates may lie outside of those tried: {', '.join(ends)}"
+    return [line, outside] if ends else [line]
 
 
 def per_class(comparison: Results) -> list[tuple[str, ...]]:

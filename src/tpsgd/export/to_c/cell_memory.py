@@ -34,7 +34,9 @@ def cell_layout(recipe: Recipe) -> CellLayout:
     """Where the numbers of a recurrent net lie; what cannot learn step by step is refused."""
     _check(recipe)
     following = [*(block.recurrent for block in recipe.blocks[1:]), False]
-    sizes = tuple(map(_sizes, recipe.blocks, following))
+    sizes = tuple(
+        _sizes(*pair, recipe.outputs) for pair in zip(recipe.blocks, following, strict=True)
+    )
     places, end = [], 0
     for each in sizes:
         places.append({})
@@ -44,7 +46,7 @@ def cell_layout(recipe: Recipe) -> CellLayout:
     readouts = any(block.local and block.local.name == "readout" for block in recipe.blocks)
     logits = recipe.outputs if readouts else 0
     dz = end + scratch
-    sums = sum(each.get("sums", 0) for each in sizes)
+    sums = sum(each.get("sums", 0) + each.get("sums of codes", 0) for each in sizes)
     ram = lasting_ram(recipe) | {
         "arena: sums of gradients": FLOAT * sums,
         "arena: states and outputs": FLOAT * (end - sums),
@@ -57,20 +59,22 @@ def cell_layout(recipe: Recipe) -> CellLayout:
     )  # fmt: skip
 
 
-def _sizes(block: BlockRecipe, feeds: bool) -> dict[str, int]:
-    """Numbers of the arena that a block needs for itself."""
+def _sizes(block: BlockRecipe, feeds: bool, classes: int) -> dict[str, int]:
+    """Numbers of the arena that a block needs for itself; the sums of codes follow the others."""
     layer: Any = block.layer
+    codes = {"sums of codes": classes * block.learned_codes}
     if isinstance(layer, Dense):
         return {"output": layer.outputs}
     if isinstance(layer, Cell):
         sums = block.weights - layer.outputs * ("cells.0.bias_h" in block.parameters)  # of both
-        return {"output": layer.outputs} | ({"sums": sums} if block.learns else {})
+        return {"output": layer.outputs} | ({"sums": sums} | codes if block.learns else {})
     sizes = {"output": layer.outputs, "x": layer.inputs, "h": 2 * layer.states}
     sizes["lambda"] = 3 * layer.states
     if layer.loss_at == "mean" and not feeds:
         sizes["mean"] = layer.outputs
     if block.learns:
-        sizes |= {"traces": 2 * layer.states * (1 + layer.inputs), "sums": block.weights}
+        traces = 2 * layer.states * (1 + layer.inputs)
+        sizes |= {"traces": traces, "sums": block.weights} | codes
     return sizes
 
 
@@ -92,7 +96,7 @@ def _operations(recipe: Recipe) -> int:
         if block.recurrent:
             total += block.weights * (1 + block.learns)
             if block.local and block.local.name == "readout":
-                total += 2 * recipe.outputs * block.local.codes.size
+                total += (2 + block.local.learned) * recipe.outputs * block.local.codes.size
     return total
 
 

@@ -10,14 +10,16 @@ from tpsgd.export.to_c.cell_memory import CellLayout, cell_layout
 from tpsgd.export.to_c.source import (
     ERRORS,
     LICENCE,
+    LastingPlaces,
     block_row,
     block_tables,
+    comment,
     header,
     initial_numbers,
     kernels,
     lasting_functions,
+    lasting_places,
     number,
-    weights_and_slots,
 )
 
 ANSWERS = (*ERRORS, "MEASURED", "BAD_ORDER")
@@ -82,14 +84,14 @@ int net_logits(const net_state *s, net_arena *a, float *logits);
 def _program(recipe: Recipe, places: CellLayout) -> str:
     """The constants of the net, and the functions of the header."""
     tables, rows, layers = [], [], []
-    for block, weight, slot in weights_and_slots(recipe):
+    for block, at in lasting_places(recipe):
         tables += block_tables(block)
         if block.recurrent:
-            rows.append(_row(block, places, weight, slot))
-            layers.append(_layer(block, places, weight))
+            rows.append(_row(block, places, at))
+            layers.append(_layer(block, places, at.weight))
             tables += _diagonal(block, places)
         else:
-            rows.append(block_row(recipe, block, places, weight, slot))
+            rows.append(block_row(recipe, block, places, at))
     return _PROGRAM.format(
         licence=LICENCE,
         tables="\n".join([*tables, initial_numbers(recipe)]),
@@ -166,21 +168,21 @@ int net_logits(const net_state *s, net_arena *a, float *logits)
 {lasting}"""
 
 
-def _row(block: BlockRecipe, places: CellLayout, weight: int, slot: int | None) -> str:
+def _row(block: BlockRecipe, places: CellLayout, at: LastingPlaces) -> str:
     """A recurrent block's entry in the table of blocks: a unit is one number."""
     i, layer, local = block.number, block.layer, block.local
     measured = (number(local.gain), number(local.target)) if local else ("1.0f", "0.0f")
     fields = [
         *(layer.inputs, layer.outputs, 1, layer.inputs),
-        *(weight, _place(block, weight, "cells.0.bias_x")),
+        *(at.weight, _place(block, at.weight, "cells.0.bias_x")),
         *("0" if block.learns else f"fixed{i}", places.outputs[i], layer.outputs),
         f"TPS_{block.activation.upper()}",
         f"TPS_{local.name.upper()}" if local else "TPS_FROZEN",
         f"TPS_{local.loss.upper()}" if local else "TPS_CROSS_ENTROPY",
         *(0, number(block.slope), 0, 0, f"&codes{i}" if local else "0"),
-        *(1, 1, 1, 1, *measured, "TPS_NOWHERE" if slot is None else slot),
+        *(1, 1, 1, 1, *measured, at.gain, at.codes),
     ]
-    return f"    /* {block.name} */\n    {{{', '.join(map(str, fields))}}}"
+    return f"    {comment(block.name)}\n    {{{', '.join(map(str, fields))}}}"
 
 
 def _layer(block: BlockRecipe, places: CellLayout, weight: int) -> str:

@@ -1,11 +1,12 @@
-"""Exported C, compiled for this machine and called from Python."""
+"""Exported C, compiled for this machine: as a program of its own, or called from Python."""
 
 import ctypes
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ DIVERGED = ERRORS.index("DIVERGED")
 TOO_LARGE = ", outputs too large for float32: scale the weights or the inputs down"
 MEASURED = ERRORS.index("MEASURED")
 FLAGS = ("-std=c99", "-O2", "-ffp-contract=off")
+LONGEST_TRIAL = 600  # seconds
 PROBE = """
 #include "net.h"
 const unsigned long probe_sizes[] = {sizeof(net_state), sizeof(net_arena), NET_PARAMS,
@@ -43,20 +45,63 @@ def compiled_library(
     folder: Path, command: Sequence[str] | None = None, flags: Sequence[str] = FLAGS
 ) -> ctypes.CDLL:
     """`net.c` and `probe.c` of a folder, compiled and loaded."""
+    with tempfile.TemporaryDirectory() as place:  # a system loads one library of a name only
+        library = Path(place, "net.so")
+        _compile(folder, library, [*flags, "-shared", "-fPIC"], command)
+        return ctypes.CDLL(str(library))  # which stays in memory
+
+
+def run_program(
+    texts: Mapping[str, str], main: str, content: bytes, flags: Sequence[str] = FLAGS
+) -> bytes:
+    """Compile the files of a net with a `main`, and run them in a process of their own.
+
+    The process reads `content` from the file that is its first argument, and writes what is
+    returned into its second; its exit status is an error of the net. A process that dies is an
+    error here, and nothing more.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        program, source, target = (folder / name for name in ("trial", "input", "output"))
+        for name, text in {**texts, "probe.c": main}.items():
+            (folder / name).write_text(text, encoding="utf-8")
+        _compile(folder, program, flags)
+        source.write_bytes(content)
+        command = list(map(str, (program, source, target)))
+        try:
+            status = subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True, timeout=LONGEST_TRIAL
+            ).returncode
+        except subprocess.TimeoutExpired:
+            raise _died(f"took more than {LONGEST_TRIAL} seconds") from None
+        if status < 0:
+            raise _died(f"was ended by {signal.Signals(-status).name}")
+        if status >= len(ERRORS):
+            raise _died(f"ended with status {status}")
+        _raise(status)
+        return target.read_bytes()
+
+
+def _died(how: str) -> TpsgdError:
+    return TpsgdError(
+        f"the exported program {how} in its trial run, and nothing was written: please report it, "
+        "with the model"
+    )
+
+
+def _compile(
+    folder: Path, target: Path, flags: Sequence[str], command: Sequence[str] | None = None
+) -> None:
+    """Compile `net.c` and `probe.c` of a folder."""
     command = command or compiler()
     if command is None:
         raise TpsgdError("there is no C compiler here: install gcc or clang, or pip's ziglang")
-    with tempfile.TemporaryDirectory() as place:  # a system loads one library of a name only
-        library = Path(place, "net.so")
-        sources = [str(folder / name) for name in ("net.c", "probe.c")]
-        done = subprocess.run(
-            [*command, *flags, "-shared", "-fPIC", *sources, "-o", str(library)],
-            capture_output=True,
-            text=True,
-        )
-        if done.returncode:
-            raise TpsgdError(f"the C compiler refused the net: {done.stderr.strip()[:500]}")
-        return ctypes.CDLL(str(library))  # which stays in memory
+    sources = [str(folder / name) for name in ("net.c", "probe.c")]
+    done = subprocess.run(
+        [*command, *flags, *sources, "-o", str(target)], capture_output=True, text=True
+    )
+    if done.returncode:
+        raise TpsgdError(f"the C compiler refused the net: {done.stderr.strip()[:500]}")
 
 
 class CompiledNet:
@@ -119,13 +164,13 @@ class CompiledNet:
 
     def forward(self, x: Any) -> Tensor:
         """The logits of one sample."""
-        x, logits = self._numbers(x, self.inputs), torch.zeros(self.classes)
+        x, logits = self._numbers(x, self.inputs), _zeros(self.classes)
         _raise(self.net.net_forward(self.state, self.arena, _pointer(x), _pointer(logits)))
         return logits
 
     def step(self, x: Any, labels: Any, lr: float, blocks: int = -1) -> Tensor:
         """Learn from a batch; the losses of the blocks come back."""
-        x, loss = self._numbers(x, self.batch * self.inputs), torch.zeros(self.blocks)
+        x, loss = self._numbers(x, self.batch * self.inputs), _zeros(self.blocks)
         labels = self._labels(labels).to(torch.uint16).contiguous()
         mask = (1 << self.blocks) - 1 if blocks < 0 else blocks
         arguments = _pointer(x), _pointer(labels), lr, mask, _pointer(loss)
@@ -176,7 +221,7 @@ class CompiledReader(CompiledNet):
 
     def forward(self, x: Any) -> Tensor:
         """The logits after a sequence."""
-        x, logits = self._sequence(x), torch.zeros(self.classes)
+        x, logits = self._sequence(x), _zeros(self.classes)
         state, arena, look = self.state, self.arena, self.net.net_look
         self.net.net_start(arena)
         for at in _steps(x):
@@ -189,7 +234,7 @@ class CompiledReader(CompiledNet):
 
         A sequence that was measured is read again, so that the weights become those of `fit`.
         """
-        x, loss = self._sequence(x), torch.zeros(self.blocks)
+        x, loss = self._sequence(x), _zeros(self.blocks)
         label, mask = int(self._labels(labels)), (1 << self.blocks) - 1 if blocks < 0 else blocks
         state, arena, read = self.state, self.arena, self.net.net_read
         answer = MEASURED
@@ -217,6 +262,11 @@ def _as_tensor(values: Any, dtype: torch.dtype, name: str) -> Tensor:
         return torch.as_tensor(values).detach().cpu().to(dtype)
     except (TypeError, ValueError, RuntimeError):
         raise TpsgdError(f"{name} must be a tensor or an array of numbers") from None
+
+
+def _zeros(count: int) -> Tensor:
+    """Numbers for the C to write."""
+    return torch.zeros(count, dtype=torch.float32)
 
 
 def _steps(x: Tensor) -> range:

@@ -24,10 +24,10 @@ from tpsgd.export.to_c.integer_scales import integer_net
 from tpsgd.export.to_c.integer_source import integer_layout, integer_source
 from tpsgd.export.to_c.memory import FLOAT, Layout, layout
 from tpsgd.export.to_c.source import sources, summary
-from tpsgd.files import write_whole
+from tpsgd.files import write_together
 from tpsgd.losses import Loss
 from tpsgd.output import check_new, output_folder
-from tpsgd.rules import Rule, readout
+from tpsgd.rules import Rule, default, readout
 from tpsgd.train import simultaneous
 from tpsgd.units import as_bytes, size
 
@@ -65,7 +65,8 @@ def c(
             Flatten; recurrent layers. A batch norm of a layer that does not learn is folded.
         folder: where the files go.
         shape: of one sample; of sequences (steps, inputs), of which any number may come.
-        rule: as for `fit`: `readout`, `tpsgd_l2`, `tpsgd_l1`, `drtp` or `frozen`.
+        rule: as for `fit`: `readout`, `tpsgd_l2`, `tpsgd_l1`, `drtp` or `frozen`. Default:
+            `rules.default()`; for integers, whose codes cannot learn, `readout()`.
         batch: samples of a step.
         optimizer: "sgd", "momentum" (0.9) or "adam".
         codes: class codes by "hash" or from "flash"; "auto": from flash if they are few; "binary":
@@ -91,7 +92,7 @@ def c(
         >>> model = nn.Sequential(nn.Linear(64, 32), nn.LeakyReLU(), nn.Linear(32, 10))
         >>> exported = c(model, tempfile.mkdtemp(), shape=(64,), ram="16KB")
         >>> exported.memory.ram_bytes
-        9856
+        11136
     """
     check_kind(codes)
     check_word("files", files, ("plain", "arduino"))
@@ -100,7 +101,8 @@ def c(
         raise TpsgdError(
             f"codes={codes!r} is for floats: {numbers} has codes of -1 and +1, a bit each, in flash"
         )
-    rule = readout() if rule is None else rule
+    if rule is None:
+        rule = default() if numbers == "float32" else readout()
     rule = with_binary_codes(rule) if codes == "binary" or numbers != "float32" else rule
     recipe = read_model(
         model, rule, shape, batch=batch, optimizer=optimizer, loss=loss, seed=seed, spare=spare,
@@ -121,12 +123,9 @@ def c(
     check_new(Path(folder), overwrite, *texts)
     checked = program.check()
     with output_folder(Path(folder), tuple(texts), overwrite) as path:
-        paths = []
-        for name, text in texts.items():
-            (path / name).parent.mkdir(parents=True, exist_ok=True)
-            paths.append(write_whole(path / name, text.encode()))
+        paths = write_together({path / name: text.encode() for name, text in texts.items()})
     note = meaning.note("net_scale")
-    return Exported(tuple(paths), checked, memory=program.memory, note=note)
+    return Exported(paths, checked, memory=program.memory, note=note)
 
 
 class _Program(NamedTuple):

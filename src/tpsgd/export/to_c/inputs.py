@@ -1,13 +1,12 @@
 """The header's words on inputs and classes, and `net_scale`, for a net that is written as C."""
 
-import re
 from textwrap import wrap
 
 from tpsgd.export.inputs import Inputs
 from tpsgd.export.recipe import Recipe
-from tpsgd.export.to_c.source import array, number
+from tpsgd.export.to_c.source import array, comment, number
 
-LONGEST_NAME = 60
+LONGEST = 60  # characters of a name
 END_OF_FUNCTIONS = "#ifdef __cplusplus\n}\n"  # in net.h
 
 _DECLARATION = """/* x <- (x - shift) / scale for the NET_INPUT numbers of {what}, in place: from
@@ -30,7 +29,8 @@ def with_inputs(texts: dict[str, str], inputs: Inputs, recipe: Recipe) -> dict[s
     """The files of a net with what its inputs and classes mean."""
     header, program = _comment(inputs), ""
     if recipe.link:
-        header += f"/* The outputs are logits; the model's {recipe.link} is left out. */\n\n"
+        left_out = f"The outputs are logits; the model's {recipe.link} is left out."
+        header += f"{comment(left_out)}\n\n"
     if inputs.shift:
         header += _DECLARATION.format(what="a time step" if recipe.recurrent else "a sample")
         tables = [
@@ -52,7 +52,7 @@ def _comment(inputs: Inputs) -> str:
         lines.append("Inputs in their order, with shift and scale:")
         rows = zip(inputs.columns, inputs.shift, inputs.scale, strict=True)
         lines += [
-            f"  x[{i}] {_safe(name)}: {shift:.7g}, {scale:.7g}"
+            f"  x[{i}] {name[:LONGEST]}: {shift:.7g}, {scale:.7g}"
             for i, (name, shift, scale) in enumerate(rows)
         ]
     elif inputs.columns:
@@ -63,15 +63,9 @@ def _comment(inputs: Inputs) -> str:
         lines += wrap(", ".join(f"({a:.7g} {b:.7g})" for a, b in pairs), 94)
     if inputs.classes:
         lines += ["Classes by their labels:", *_listed(inputs.classes)]
-    return "/* " + "\n * ".join(lines) + " */\n\n" if lines else ""
+    return f"{comment(*lines)}\n\n" if lines else ""
 
 
 def _listed(names: tuple[str, ...]) -> list[str]:
-    words = ", ".join(f"{i} {_safe(name)}" for i, name in enumerate(names))
+    words = ", ".join(f"{i} {name[:LONGEST]}" for i, name in enumerate(names))
     return wrap(words, 94, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
-
-
-def _safe(name: str) -> str:
-    """A name that ends no comment, begins none and stays on its line."""
-    text = re.sub(r"[\x00-\x1f\x7f\u2028\u2029\ud800-\udfff\\]|\*(?=/)|/(?=\*)", " ", name)
-    return text[:LONGEST_NAME]

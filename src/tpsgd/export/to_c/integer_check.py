@@ -1,10 +1,7 @@
 """A net of integers in C, compiled for this machine, and its accuracy beside that of floats."""
 
 import copy
-import ctypes
-import tempfile
 import warnings
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +10,7 @@ from torch import Tensor, nn
 
 from tpsgd.engine.optimizers import sgd
 from tpsgd.errors import TpsgdError
-from tpsgd.export.to_c.compiled import FLAGS, compiled_library, compiler
+from tpsgd.export.to_c.compiled import FLAGS, compiler, run_program
 from tpsgd.export.to_c.integer_scales import IntegerNet
 from tpsgd.export.to_c.integer_source import integer_source
 from tpsgd.maths.random import Key, permutation
@@ -24,69 +21,61 @@ from tpsgd.training.fit import fit
 EPOCHS = 5
 MOST = 1000  # samples of the check
 WORSE = 0.05  # accuracy that integers may lose there
-DRIVER = r"""
+Samples = tuple[Tensor, Tensor]
+MAIN = """
+#include <stdio.h>
 #include "net.h"
 static net_state state;
 static net_arena arena;
-void begin(void) { net_begin(&state); }
-int epoch(const net_input *x, const uint16_t *labels, const int32_t *order, int count, int rate,
-          int blocks)
-{
-    int i;
-    for (i = 0; i < count; i++)
-        if (net_step(&state, &arena, x + order[i] * NET_INPUT, labels + order[i], (uint16_t)rate,
-                     (uint32_t)blocks, 0)) return 1;
-    return 0;
-}
-int right(const net_input *x, const uint16_t *labels, int count)
-{
-    int i, c, best, sum = 0;
-    int32_t z[NET_CLASSES];
-    for (i = 0; i < count; i++) {
-        net_forward(&state, &arena, x + i * NET_INPUT, z);
-        for (c = 1, best = 0; c < (int)net_classes(&state); c++) best = z[c] > z[best] ? c : best;
-        sum += best == labels[i];
-    }
-    return sum;
-}
+static net_input x[NET_INPUT];
+static uint16_t label;
+static int32_t logits[NET_CLASSES];
+static int sample(FILE *in)
+{{
+    return fread(x, sizeof x, 1, in) == 1 && fread(&label, 2, 1, in) == 1;
+}}
+int main(int count, char **files)
+{{
+    FILE *in = fopen(files[count - 2], "rb"), *out = fopen(files[count - 1], "wb");
+    int i, c, best, error, right = 0;
+    net_begin(&state);
+    for (i = 0; i < {steps}; i++) {{
+        if (!sample(in)) return 100;
+        if ((error = net_step(&state, &arena, x, &label, {rate}, NET_ALL_BLOCKS, 0))) return error;
+    }}
+    while (sample(in)) {{
+        net_forward(&state, &arena, x, logits);
+        for (c = 1, best = 0; c < (int)net_classes(&state); c++)
+            best = logits[c] > logits[best] ? c : best;
+        right += best == label;
+    }}
+    return fprintf(out, "%d", right) < 0 || fclose(out) ? 100 : 0;
+}}
 """
 
 
-class CompiledIntegers:
-    """The C of a net of integers, which learns whole epochs.
+def accuracy_in_integers(
+    net: IntegerNet, train: Samples, test: Samples, rate: float, epochs: int, seed: int = 0,
+    nearest: bool = False,
+) -> float:  # fmt: skip
+    """The share of test samples that the C program gets right after some epochs.
 
-    `nearest` rounds to the nearest integer instead of at random: a control, which learns less.
+    Each epoch has another order, that of `fit` with this seed. `nearest` rounds to the nearest
+    integer instead of at random: a control, which learns less.
     """
-
-    def __init__(self, net: IntegerNet, nearest: bool = False) -> None:
-        self.net, self.blocks = net, (1 << len(net.layers)) - 1
-        with tempfile.TemporaryDirectory() as folder:
-            for name, text in (integer_source(net) | {"probe.c": DRIVER}).items():
-                Path(folder, name).write_text(text, encoding="utf-8")
-            flags = (*FLAGS, "-DTPS_ROUND_TO_NEAREST") if nearest else FLAGS
-            self.library: Any = compiled_library(Path(folder), flags=flags)
-        self.library.begin()
-
-    def learn(self, x: Tensor, labels: Tensor, rate: float, epochs: int, seed: int = 0) -> None:
-        """Some epochs, each in another order, that of `fit` with this seed."""
-        samples, classes = self.net.quantised(x), labels.numpy().astype(np.uint16)
-        for epoch in range(epochs):
-            drawn = torch.cat(list(permutation(len(samples), Key(seed, 0, epoch))))
-            order = drawn.numpy().astype(np.int32)
-            addresses = [_address(a) for a in (samples, classes, order)]
-            fraction = min(round(rate * 65536), 65535)  # NET_RATE
-            if self.library.epoch(*addresses, len(order), fraction, self.blocks):
-                raise TpsgdError(f"the exported net refused a step at the rate {rate:g}")
-
-    def accuracy(self, x: Tensor, labels: Tensor) -> float:
-        """The share of samples that are classified correctly."""
-        samples, classes = self.net.quantised(x), labels.numpy().astype(np.uint16)
-        right = self.library.right(_address(samples), _address(classes), len(samples))
-        return right / len(samples)
+    rows, tests = (_rows(net, *samples) for samples in (train, test))
+    orders = [torch.cat(list(permutation(len(rows), Key(seed, 0, e)))) for e in range(epochs)]
+    content = b"".join([*(rows[order].tobytes() for order in orders), tests.tobytes()])
+    fraction = min(round(rate * 65536), 65535)  # NET_RATE
+    main = MAIN.format(steps=epochs * len(rows), rate=fraction)
+    flags = (*FLAGS, "-DTPS_ROUND_TO_NEAREST") if nearest else FLAGS
+    return int(run_program(integer_source(net), main, content, flags)) / len(tests)
 
 
-def _address(values: Any) -> ctypes.c_void_p:
-    return ctypes.c_void_p(values.ctypes.data)
+def _rows(net: IntegerNet, x: Tensor, labels: Tensor) -> Any:
+    """Samples as bytes, a row each, with their labels at the end."""
+    classes = labels.numpy().astype(np.uint16)[:, None].view(np.uint8)
+    return np.concatenate([net.quantised(x).view(np.uint8), classes], 1)
 
 
 def check_integers(
@@ -99,8 +88,7 @@ def check_integers(
     if compiler() is None:
         return "not run: there is no C compiler here (install gcc or clang, or pip's ziglang)"
     x, labels = x[:MOST], labels[:MOST]
-    integers = CompiledIntegers(net)
-    integers.learn(x, labels, rate, EPOCHS)
+    ours = accuracy_in_integers(net, (x, labels), (x, labels), rate, EPOCHS)
     floats = copy.deepcopy(model)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -108,7 +96,7 @@ def check_integers(
             floats, (x, labels), lr=rate, epochs=EPOCHS, batch_size=1, optimizer=sgd,
             schedule=simultaneous, progress=False, **options,
         )  # fmt: skip
-    ours, theirs = integers.accuracy(x, labels), evaluate(floats, (x, labels))
+    theirs = evaluate(floats, (x, labels))
     if ours < theirs - WORSE:
         raise TpsgdError(
             f"in {net.numbers} the net gets {ours:.1%} of your samples right after {EPOCHS} "

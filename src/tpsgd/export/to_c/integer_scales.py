@@ -172,10 +172,10 @@ def _refuse_local(who: str, block: BlockRecipe) -> None:
             f"{who}: integers learn by readout with cross_entropy only (int8 weights under other "
             "rules lose many points); use readout, or export floats"
         )
-    if local.codes.distribution != "binary":
+    if local.codes.distribution != "binary" or local.learned:
         raise TpsgdError(
-            f"{who}: integers take codes of +1 and -1, which need no multiplication; use "
-            "rules.readout(projection=tpsgd.projections.binary())"
+            f"{who}: integers take fixed codes of +1 and -1, which need no multiplication; use "
+            "rules.readout(projection=tpsgd.projections.binary()) (--rule readout)"
         )
 
 
@@ -251,8 +251,8 @@ def _rehearse(
     """How large the weights and the outputs of each block become when it learns in float."""
     blocks = [_FloatBlock(b, g, rate) for b, g in zip(recipe.blocks, gains, strict=True)]
     order = np.random.default_rng(recipe.seed)
-    for _ in range(epochs):
-        for i in order.permutation(len(x)):
+    with np.errstate(invalid="ignore"):  # OpenBLAS computes on unused lanes of short vectors
+        for i in (i for _ in range(epochs) for i in order.permutation(len(x))):
             y = x[i]
             for block in blocks:
                 y = block.step(y, int(labels[i]))

@@ -2,7 +2,8 @@
 
 The outputs of a block and of the next lie at the two ends of one arena. Behind them are the
 derivatives of one unit, or of one feature map, for every sample of a batch, and the logits of a
-readout. Nothing stores a gradient.
+readout. Nothing stores a gradient. Class codes that learn lie behind the weights, measured gains
+behind them.
 """
 
 from dataclasses import dataclass
@@ -94,7 +95,9 @@ def gains(recipe: Recipe) -> int:
 
 def lasting_ram(recipe: Recipe) -> dict[str, int]:
     """Bytes of what lasts between steps."""
-    ram = {"weights": FLOAT * recipe.learned}
+    ram = {"weights": FLOAT * recipe.parameters}
+    if codes := recipe.learned - recipe.parameters:
+        ram["class codes that learn"] = FLOAT * codes
     if moments := MOMENTS[recipe.optimizer]:
         ram["moments of the optimizer"] = FLOAT * moments * recipe.learned
     small = gains(recipe) + (2 * len(recipe.blocks) if recipe.optimizer == "adam" else 0)
@@ -119,11 +122,11 @@ def flash(recipe: Recipe) -> dict[str, int]:
 
 
 def _operations(recipe: Recipe) -> int:
-    """Multiply-adds of a step: forward, update, and readouts there and back."""
+    """Multiply-adds of a step: forward, update, readouts there and back, and their update."""
     total = 0
     for block in recipe.blocks:
         products = block.size * fan_in(block)
         total += products * (1 + block.learns)
         if block.local and block.local.name == "readout":
-            total += 2 * recipe.outputs * block.local.codes.size
+            total += (2 + block.local.learned) * recipe.outputs * block.local.codes.size
     return total * recipe.batch

@@ -6,6 +6,8 @@ declarations, and calls.
 
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.resources import files
+from textwrap import wrap
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +16,7 @@ from torch import Tensor
 from tpsgd.export.recipe import BlockRecipe, Codes, Convolution, Diagonal, LocalLoss, Recipe
 from tpsgd.export.records import fingerprint, learning_mask
 from tpsgd.export.to_c.memory import MOMENTS, Layout, fan_in, gains, layout, pixels
+from tpsgd.names import SIGNS, safe
 from tpsgd.projections import make_tables
 
 FRAGMENTS = (
@@ -72,6 +75,8 @@ def needs(recipe: Recipe) -> set[str]:
             chosen.add("readout" if block.local.name == "readout" else "targets")
             if block.local.codes.distribution == "normal":
                 chosen.add("quantiles")
+            if block.local.learned:
+                chosen.add("learned_codes")
         if "bce" in (recipe.loss, block.local and block.local.loss):
             chosen.add("sigmoid")
     return chosen
@@ -121,8 +126,8 @@ def header(recipe: Recipe, places: Layout, errors: Iterable[str], words: Mapping
     """
     return _HEADER.format(
         licence=LICENCE,
-        summary=summary(recipe),
-        places=weight_places(recipe),
+        summary=comment(*wrap(summary(recipe), 94)),
+        places=comment("Weights, which can be read and written:", *weight_places(recipe)),
         codes=error_codes(errors),
         numbers_in=recipe.inputs,
         classes=recipe.outputs,
@@ -157,7 +162,7 @@ def state_members(recipe: Recipe) -> str:
 
 SCRATCH = "/* scratch: nothing in it lasts */"
 _HEADER = """{licence}
-/* {summary} */
+{summary}
 #ifndef NET_H
 #define NET_H
 
@@ -175,8 +180,7 @@ _HEADER = """{licence}
 /* What a function returns */
 {codes}
 
-/* Weights, which can be read and written:
-{places} */
+{places}
 typedef struct {{
     {members}
 }} net_state;
@@ -223,27 +227,36 @@ int net_step(net_state *s, net_arena *a, const float *x, const uint16_t *labels,
 """
 
 
+def comment(*lines: str) -> str:
+    """A comment of C. All names get into the C through here: nothing in them can end it."""
+    return "/* " + "\n * ".join(safe(line, SIGNS + "[]") for line in lines) + " */"
+
+
 def summary(recipe: Recipe) -> str:
-    layers = ", ".join(block.name for block in recipe.blocks).replace("*/", "* /")
-    return f"{recipe.rule}, {recipe.optimizer}, loss {recipe.loss}: {layers}"
+    layers = ", ".join(block.name for block in recipe.blocks)
+    return safe(f"{recipe.rule}, {recipe.optimizer}, loss {recipe.loss}: {layers}")
 
 
-def weight_places(recipe: Recipe) -> str:
+def weight_places(recipe: Recipe) -> list[str]:
     lines, place = [], 0
     for block in (b for b in recipe.blocks if b.learns):
         for name, p in block.parameters.items():
             shape = " x ".join(map(str, p.shape))
-            lines.append(f" * weights[{place}]: block {block.number + 1}, {name}, {shape}")
+            lines.append(f"weights[{place}]: block {block.number + 1}, {name}, {shape}")
             place += p.numel()
-    return "\n".join(lines)
+    for block in (b for b in recipe.blocks if b.learned_codes):
+        shape = f"{recipe.outputs} x {block.learned_codes}"
+        lines.append(f"weights[{place}]: block {block.number + 1}, class codes that learn, {shape}")
+        place += recipe.outputs * block.learned_codes
+    return lines
 
 
 def _program(recipe: Recipe, places: Layout) -> str:
     """The constants of the net, and the functions of the header."""
     tables, rows = [], []
-    for block, weight, slot in weights_and_slots(recipe):
+    for block, at in lasting_places(recipe):
         tables += block_tables(block)
-        rows.append(block_row(recipe, block, places, weight, slot))
+        rows.append(block_row(recipe, block, places, at))
     return _PROGRAM.format(
         licence=LICENCE,
         tables="\n".join([*tables, initial_numbers(recipe)]),
@@ -292,31 +305,48 @@ int net_step(net_state *s, net_arena *a, const float *x, const uint16_t *labels,
 {lasting}"""
 
 
-def weights_and_slots(recipe: Recipe) -> Iterator[tuple[BlockRecipe, int, int | None]]:
-    """Every block, where its weights begin if they learn, and the slot of its measured gain."""
-    weight = slot = 0
+class LastingPlaces(NamedTuple):
+    """Where the numbers of a block lie that last between steps."""
+
+    weight: int  # 0, if the block does not learn
+    gain: int | str  # the slot of a measured gain, or TPS_NOWHERE
+    codes: int | str  # of class codes that learn, or TPS_NOWHERE
+
+
+def lasting_places(recipe: Recipe) -> Iterator[tuple[BlockRecipe, LastingPlaces]]:
+    """Every block, and where its numbers lie: weights, then codes that learn, then gains."""
+    weight, slot, codes = 0, 0, recipe.parameters
     for block in recipe.blocks:
         measured = bool(block.local and block.local.target)
-        yield block, weight if block.learns else 0, slot if measured else None
+        yield (
+            block,
+            LastingPlaces(
+                weight if block.learns else 0,
+                slot if measured else "TPS_NOWHERE",
+                codes if block.learned_codes else "TPS_NOWHERE",
+            ),
+        )
         weight += block.weights if block.learns else 0
         slot += measured
+        codes += recipe.outputs * block.learned_codes
 
 
 def initial_numbers(recipe: Recipe) -> str:
     """The weights that learn and the gains, as the model came with them."""
-    learned = [p for block in recipe.blocks if block.learns for p in block.parameters.values()]
+    parameters = [p for block in recipe.blocks if block.learns for p in block.parameters.values()]
     gain = [
         torch.tensor([block.local.gain])
         for block in recipe.blocks
         if block.local and block.local.target
     ]
-    return floats("initial", [*learned, *gain])
+    return floats("initial", [*parameters, *gain])
 
 
 def lasting_functions(recipe: Recipe) -> str:
     """The functions for what lasts: begin, classes, save and load."""
     return _LASTING.format(
         numbers=recipe.learned + gains(recipe),
+        initial=_initial(recipe),
         classes="s->classes" if recipe.spare else f"{recipe.classes}u",
         forget=_forget(recipe),
         add=_add_class(recipe),
@@ -336,8 +366,7 @@ static void net_forget(net_state *s)
 void net_begin(net_state *s)
 {{
     uint32_t i;
-    for (i = 0; i < {numbers}u; i++) s->weights[i] = initial[i];
-{begun}    net_forget(s);
+{initial}{begun}    net_forget(s);
 }}
 
 uint32_t net_classes(const net_state *s)
@@ -362,6 +391,20 @@ int net_load(net_state *s, const uint8_t *record)
     return NET_OK;
 }}
 """
+
+
+def _initial(recipe: Recipe) -> str:
+    """How the numbers get their first values: codes that learn are drawn."""
+    parameters, behind = recipe.parameters, recipe.learned - recipe.parameters
+    count = parameters + gains(recipe)
+    place = f"i < {parameters}u ? i : i + {behind}u" if behind else "i"
+    lines = [f"for (i = 0; i < {count}u; i++) s->weights[{place}] = initial[i];"]
+    for block, at in lasting_places(recipe):
+        if block.learned_codes:
+            lines.append(
+                f"tps_draw_codes(&codes{block.number}, NET_CLASSES, s->weights + {at.codes});"
+            )
+    return "".join(f"    {line}\n" for line in lines)
 
 
 def _forget(recipe: Recipe) -> str:
@@ -425,12 +468,9 @@ def _codes(i: int, codes: Codes) -> list[str]:
     return [*texts, f"static const tps_codes codes{i} = {row};"]
 
 
-def block_row(
-    recipe: Recipe, block: BlockRecipe, places: Layout, place: int, slot: int | None
-) -> str:
+def block_row(recipe: Recipe, block: BlockRecipe, places: Layout, at: LastingPlaces) -> str:
     """A block's entry in the table of blocks."""
     i, last = block.number, block.number == len(recipe.blocks) - 1
-    begin = place if block.learns else 0
     weight, bias = block.parameters["weight"], block.parameters.get("bias")
     units = weight.shape[0]
     local = block.local
@@ -440,7 +480,7 @@ def block_row(
     grid = (local.grid or (1, 1)) if local else (1, 1)
     fields = [
         *(block.layer.inputs, units, pixels(block), fan_in(block)),
-        *(begin, "TPS_NOWHERE" if bias is None else begin + weight.numel()),
+        *(at.weight, "TPS_NOWHERE" if bias is None else at.weight + weight.numel()),
         *("0" if block.learns else f"fixed{i}", places.outputs[i], block.pooled),
         *(f"TPS_{block.activation.upper()}", f"TPS_{kind}", f"TPS_{loss}", len(block.pools)),
         number(block.slope),
@@ -448,11 +488,9 @@ def block_row(
         f"pools{i}" if block.pools else "0",
         f"&codes{i}" if local else "0",
         *(rows, columns, *grid),
-        *_gain(local),
-        "TPS_NOWHERE" if slot is None else slot,
+        *(*_gain(local), at.gain, at.codes),
     ]
-    name = block.name.replace("*/", "* /")
-    return f"    /* {name} */\n    {{{', '.join(map(str, fields))}}}"
+    return f"    {comment(block.name)}\n    {{{', '.join(map(str, fields))}}}"
 
 
 def _gain(local: LocalLoss | None) -> tuple[str, str]:

@@ -27,10 +27,11 @@ from tpsgd.export.read_model import as_samples, check_shape, read_model
 from tpsgd.export.recipe import Recipe, Shape
 from tpsgd.export.to_onnx.graph import count_nodes
 from tpsgd.export.to_onnx.step import MOMENTUM, epoch_model, predict_model, step_model
-from tpsgd.files import writable_folder, write_whole
+from tpsgd.files import writable_folder, write_together
 from tpsgd.losses import Loss
+from tpsgd.nets.precision import without_autocast
 from tpsgd.nets.recurrent import connect
-from tpsgd.rules import Rule, readout
+from tpsgd.rules import Rule, default
 from tpsgd.train import simultaneous
 from tpsgd.training.fit import fit
 
@@ -40,7 +41,7 @@ LONGEST = 8  # time steps of its sequences
 RATE = 1e-3  # its learning rate
 DRAWS = 2  # of other samples, where a sample was at a jump of a derivative
 MARK = b"ritten by tpsgd.export.onnx"  # in the first bytes of every file but the weights
-RATES = {"sgd": 0.01, "momentum": 0.001, "adam": 0.001}  # that run.py begins with
+RATES = {"sgd": 0.1, "momentum": 0.01, "adam": 0.003}  # that run.py begins with
 
 STEP_BATCHES = "    return np.split(samples, range(options.batch, len(samples), options.batch))"
 EPOCH_BATCHES = '''\
@@ -81,7 +82,7 @@ def onnx(
         model: as for `tpsgd.fit`; it stays as it is.
         file: of the graph, `step.onnx` for example.
         shape: of one sample, such as (64,) or (1, 28, 28); of sequences, (steps, features).
-        rule: one rule, or one for each block. Default: `rules.readout()`.
+        rule: one rule, or one for each block. Default: `rules.default()`.
         optimizer: sgd, momentum (0.9) or adam.
         epoch: write the steps of many batches as one graph: `x` and `labels` have a dimension of
             batches before the others. Its weights are those of step after step, bit for bit.
@@ -96,7 +97,7 @@ def onnx(
     Returns:
         The paths, the number of nodes, and how the graph was checked.
     """
-    path, rule = _graph_path(file, overwrite), readout() if rule is None else rule
+    path, rule = _graph_path(file, overwrite), default() if rule is None else rule
     sample: Shape = check_shape(shape)
     recipe = read_model(
         model, rule, sample, optimizer=optimizer, loss=loss, seed=seed, samples=samples
@@ -122,7 +123,7 @@ def onnx(
         path.with_name(f"{path.stem}.weights.npz"): weights.getvalue(),
         path.with_name("run.py"): _program(path, recipe, sample, epoch, meaning).encode(),
     }
-    paths = tuple(write_whole(name, content) for name, content in contents.items())
+    paths = write_together(contents)
     note = meaning.note("run.py")
     return Exported(paths, checked, count_nodes(written.graph), note=note)
 
@@ -192,7 +193,8 @@ def _batches(sample: Shape, recipe: Recipe, samples: Tensor | None) -> list[_Bat
     shape = (min(sample[0], LONGEST), *sample[1:]) if recipe.recurrent else sample
     for _ in range(DRAWS):
         if samples is None:
-            x = torch.randn(STEPS, SAMPLES, *shape, generator=random)
+            sizes = STEPS, SAMPLES, *shape
+            x = torch.randn(sizes, generator=random, dtype=torch.float32)
         else:
             x = samples.float().expand(STEPS, *samples.shape)
         labels = torch.randint(0, recipe.outputs, x.shape[:2], generator=random)
@@ -269,7 +271,7 @@ def _check(
 
 def _logits(model: nn.Module, x: Tensor) -> np.ndarray:
     dtype = next(model.parameters()).dtype
-    with torch.no_grad():
+    with torch.no_grad(), without_autocast():
         return connect(model)(x.to(dtype)).numpy()
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tpsgd.errors import TpsgdError
+from tpsgd.names import safe
 
 OPSET, IR_VERSION = 17, 8
 LARGEST = 1 << 30  # bytes of constants; a file of 2 GB cannot be written
@@ -33,6 +34,13 @@ class Port:
     name: str
     dims: Dims
     dtype: type = np.float32
+
+    def __post_init__(self) -> None:
+        if safe(self.name) != self.name:
+            raise TpsgdError(
+                f"{self.name!r} cannot name a tensor of an ONNX graph: name the modules with "
+                "letters, digits and _"
+            )
 
 
 class Graph:

@@ -24,6 +24,7 @@ from tpsgd.export.to_onnx.graph import Dims, Graph, Port
 
 Params = Mapping[str, str]
 Grads = dict[str, str]
+CODES = "codes"  # in place of a parameter's name: class codes that learn
 
 
 @dataclass(frozen=True)
@@ -180,25 +181,26 @@ def features(g: Graph, local: LocalLoss, y: str) -> str:
 
 def local_loss(
     g: Graph, local: LocalLoss, y: str, labels: Labels, P: str, gain: Any = 1.0
-) -> tuple[str, str]:
-    """A local loss of the output y, and dL/dy; P has the output's shape, or a readout's."""
+) -> "Local":
+    """A local loss of the output y; P has the output's shape, or a readout's."""
     if local.name == "readout":
-        logits = g.Mul(g.Gemm(features(g, local, y), P, transB=1), gain)
-        value, error = head_loss(g, local.loss, logits, labels)
-        df = g.MatMul(g.Mul(error, gain), P)
+        f = features(g, local, y)
+        value, error = head_loss(g, local.loss, g.Mul(g.Gemm(f, P, transB=1), gain), labels)
+        error = g.Mul(error, gain)
+        df, codes = g.MatMul(error, P), g.Gemm(error, f, transA=1) if local.learned else ""
         if local.grid is None:
-            return value, df
+            return Local(value, df, codes)
         cells = g.Reshape(df, [0, local.shape[0], *local.grid])
-        return value, _back_to_pixels(g, cells, _size(local), local.grid)
+        return Local(value, _back_to_pixels(g, cells, _size(local), local.grid), codes)
     aim = g.Gather(P, labels.indices, axis=0)
     if local.name == "inner":
         dy = g.Mul(aim, g.Neg(labels.share))
-        return g.ReduceSum(g.Mul(dy, y), keepdims=0), dy
+        return Local(g.ReduceSum(g.Mul(dy, y), keepdims=0), dy)
     rest = g.Sub(y, aim)
     if local.name == "l2":
-        return _half_square(g, rest, labels), g.Mul(rest, labels.share)
+        return Local(_half_square(g, rest, labels), g.Mul(rest, labels.share))
     value = g.Mul(g.ReduceSum(g.Abs(rest), keepdims=0), labels.share)
-    return value, g.Mul(g.Sign(rest), labels.share)
+    return Local(value, g.Mul(g.Sign(rest), labels.share))
 
 
 def _size(local: LocalLoss) -> Pair:
@@ -211,6 +213,14 @@ def calibrated_gain(g: Graph, target: float, mean_square: str) -> str:
     """The gain that makes the root mean square of the features `target`; of zeros, it is 1."""
     rms = g.Sqrt(mean_square)
     return g.Div(target, g.Where(g.Greater(rms, 0.0), rms, 1.0))
+
+
+class Local(NamedTuple):
+    """A local loss, dL/dy, and of a learned readout dL/dP."""
+
+    value: str
+    dy: str
+    codes: str = ""
 
 
 class Carried(NamedTuple):
@@ -261,7 +271,7 @@ class CellScan:
         return g.Div(results[1], self._steps())
 
     def learn(
-        self, local: LocalLoss, labels: Labels, P: str, gain: Any, all_states: bool
+        self, local: LocalLoss, labels: Labels, P: str, gain: Any, all_states: bool, classes: int
     ) -> tuple[str, str, Grads]:
         """As `read`; and the local loss, a mean over all steps, with the summed gradients.
 
@@ -272,31 +282,39 @@ class CellScan:
         codes = body.name("P") if local.codes.per_step else P
         each = replace(labels, share=g.Div(labels.share, self._steps()))
         new, c = self._step(body, x, h)
-        value, dy = local_loss(body, local, new, each, codes, gain)
-        dz = times_derivative(body, self.block, body.Mul(dy, layer.leak), c)
+        at_step = local_loss(body, local, new, each, codes, gain)
+        dz = times_derivative(body, self.block, body.Mul(at_step.dy, layer.leak), c)
+        terms = self._terms(body, x, h, dz)
+        if at_step.codes:
+            terms[CODES] = at_step.codes, (classes, layer.outputs)
         carried = {
             h: Carried(self.start, new, ("batch", layer.outputs)),
-            loss: Carried(g.constant(0.0), body.Add(loss, value), ()),
-            **self._sums(body, x, h, dz),
+            loss: Carried(g.constant(0.0), body.Add(loss, at_step.value), ()),
+            **self._sums(body, terms),
         }
         scanned = {x: self.x} | ({codes: self._codes_of_steps(P)} if local.codes.per_step else {})
         states = new if all_states else None
         (last, value, *sums), states = self._scan(body, carried, scanned, states)
-        dx, dh, bias = sums
-        of_word = {"weight_x": dx, "weight_h": dh, "bias_x": bias, "bias_h": bias}
-        grads = {name: of_word[name.removeprefix("cells.0.")] for name in self.params}
+        of_word = dict(zip(terms, sums, strict=True))
+        words = [(name, name.removeprefix("cells.0.")) for name in self.params]
+        grads = {name: of_word["bias" if "bias" in word else word] for name, word in words}
+        if at_step.codes:
+            grads[CODES] = of_word[CODES]
         return (states if all_states else last), value, grads
 
-    def _sums(self, body: Graph, x: str, h: str, dz: str) -> dict[str, Carried]:
-        """The gradients of W_X, W_H and the biases, summed over the steps."""
+    def _terms(self, body: Graph, x: str, h: str, dz: str) -> dict[str, tuple[str, Shape]]:
+        """What a step adds to the gradients of W_X, W_H and the biases, and their shapes."""
         units, inputs = self.layer.outputs, self.layer.inputs
-        terms = (
-            (body.Gemm(dz, x, transA=1), (units, inputs)),
-            (body.Gemm(dz, h, transA=1), (units, units)),
-            (body.ReduceSum(dz, [0], keepdims=0), (units,)),
-        )
+        return {
+            "weight_x": (body.Gemm(dz, x, transA=1), (units, inputs)),
+            "weight_h": (body.Gemm(dz, h, transA=1), (units, units)),
+            "bias": (body.ReduceSum(dz, [0], keepdims=0), (units,)),
+        }
+
+    def _sums(self, body: Graph, terms: Mapping[str, tuple[str, Shape]]) -> dict[str, Carried]:
+        """The terms, summed over the steps."""
         sums = {}
-        for term, shape in terms:
+        for term, shape in terms.values():
             total, zeros = body.name("sum"), self.g.constant(np.zeros(shape, np.float32))
             sums[total] = Carried(zeros, body.Add(total, term), shape)
         return sums

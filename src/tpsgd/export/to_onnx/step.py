@@ -1,9 +1,10 @@
 """A recipe as three ONNX models: a training step, an epoch of steps, a prediction.
 
 A step reads a batch, the learning rate, which blocks learn, and the *state*: parameters by their
-names in the torch model, what the optimizer keeps of them (`m/...`, `v/...`, `momentum/...`), and
-for each block Adam's 1 - beta^t (`q1/...`, `q2/...`) and the gain of a calibrated readout
-(`gain/...`, 0 before the first batch). It gives the state after the step under `new/...`.
+names in the torch model, class codes that learn (`codes/1` of block 1), what the optimizer keeps of
+them (`m/...`, `v/...`, `momentum/...`), and for each block Adam's 1 - beta^t (`q1/...`, `q2/...`)
+and the gain of a calibrated readout (`gain/...`, 0 before the first batch). It gives the state
+after the step under `new/...`.
 """
 
 from dataclasses import dataclass, field
@@ -12,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from tpsgd.errors import TpsgdError
-from tpsgd.export.recipe import BlockRecipe, Diagonal, LocalLoss, Recipe, Shape
+from tpsgd.export.recipe import BlockRecipe, Diagonal, Recipe, Shape
 from tpsgd.export.to_c.codes import drawn
 from tpsgd.export.to_onnx.graph import LARGEST, Dims, Graph, Port, as_model
 from tpsgd.export.to_onnx.layers import (
+    CODES,
     CellScan,
     Grads,
     Labels,
@@ -232,24 +234,29 @@ def _layer(
     step: Step, block: BlockRecipe, x: str, params: Params, labels: Labels, learn: str
 ) -> tuple[str, Grads]:
     """A block's output before its pools, and the gradients of its parameters if it learns."""
-    g, y = step.g, forward(step.g, block, x, params)
+    g, y, codes = step.g, forward(step.g, block, x, params), ""
     if not block.learns:
         return y, {}
     if block.local is None:
         loss, dz = head_loss(g, step.recipe.loss, y, labels)
     else:
-        local, gain = block.local, _gain(step, block, y, learn)
-        loss, dy = local_loss(g, local, y, labels, _codes(step, local, block.shape), gain)
+        gain = _gain(step, block, y, learn)
+        loss, dy, codes = local_loss(g, block.local, y, labels, _codes(step, block), gain)
         dz = times_derivative(g, block, dy, y)
     step.losses.append(loss)
-    return y, gradients(g, block, x, dz)
+    grads = gradients(g, block, x, dz)
+    return y, grads | ({CODES: codes} if codes else {})
 
 
-def _codes(step: Step, local: LocalLoss, shape: Shape) -> str:
-    """The class codes as a constant: of a readout's features, or of the output's shape."""
+def _codes(step: Step, block: BlockRecipe) -> str:
+    """The class codes of a readout's features, or of the output's shape; state if they learn."""
+    local = block.local
+    assert local is not None
     P = drawn(local.codes, step.recipe.outputs).numpy()
-    if local.name != "readout" and len(shape) > 1:
-        P = P.reshape(-1, *as_maps(shape))
+    if local.learned:
+        return step.tensor(f"codes/{block.number + 1}", P)
+    if local.name != "readout" and len(block.shape) > 1 and not block.recurrent:
+        P = P.reshape(-1, *as_maps(block.shape))
     return step.g.constant(P)
 
 
@@ -282,16 +289,18 @@ def _cell(
     if local is None:
         return cell.read(all_states), {}
     gain = _cell_gain(step, block, x, params, learn)
-    y, loss, grads = cell.learn(local, labels, _cell_codes(step, local), gain, all_states)
+    codes, classes = _cell_codes(step, block), step.recipe.outputs
+    y, loss, grads = cell.learn(local, labels, codes, gain, all_states, classes)
     step.losses.append(loss)
     return y, grads
 
 
-def _cell_codes(step: Step, local: LocalLoss) -> str:
+def _cell_codes(step: Step, block: BlockRecipe) -> str:
     """The class codes of a recurrent block, of all time steps if each has its own."""
-    classes, steps = step.recipe.outputs, step.sample[0]
+    local, classes, steps = block.local, step.recipe.outputs, step.sample[0]
+    assert local is not None
     if not local.codes.per_step:
-        return step.g.constant(drawn(local.codes, classes).numpy())
+        return _codes(step, block)
     if (size := 4 * steps * classes * local.codes.size) > LARGEST:
         raise TpsgdError(
             f"class codes for each of {steps:,} time steps would take {size:,} bytes; use "
@@ -322,10 +331,13 @@ def _update(step: Step, block: BlockRecipe, params: Params, grads: Grads, learn:
     """The optimizer's step of a block's parameters; a block that does not learn stays as it is."""
     optimizers = {"sgd": _Sgd, "momentum": _Momentum, "adam": _Adam}
     optimizer = optimizers[step.recipe.optimizer](step, f"{block.number + 1}", learn)
-    for key, value in block.parameters.items():
-        name, zeros = block.names[key], np.zeros(tuple(value.shape), np.float32)
-        change = optimizer.change(name, grads[key], zeros)
-        step.new[name] = step.g.Sub(params[key], change)
+    tensors = {key: (block.names[key], params[key]) for key in block.parameters}
+    if block.learned_codes:
+        name = f"codes/{block.number + 1}"
+        tensors[CODES] = name, step.g.prefix + name
+    for key, (name, tensor) in tensors.items():
+        change = optimizer.change(name, grads[key], np.zeros_like(step.state[name]))
+        step.new[name] = step.g.Sub(tensor, change)
 
 
 class _Sgd:

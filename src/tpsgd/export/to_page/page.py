@@ -25,8 +25,9 @@ from tpsgd.export.to_page import wasm
 from tpsgd.export.to_page.samples import Samples, chosen, drawing
 from tpsgd.files import write_whole
 from tpsgd.losses import Loss
+from tpsgd.names import printable, safe
 from tpsgd.output import check_new
-from tpsgd.rules import Rule, readout
+from tpsgd.rules import Rule, default
 from tpsgd.train import simultaneous
 
 FOLDER = Path(__file__).with_name("static")
@@ -63,7 +64,8 @@ def page(
         data: from `tpsgd.data.load`. The page has as many of its samples as fit into about
             300 kB; pixels may get coarser for it.
         file: the page, such as `learns.html`.
-        rule: as for `fit`: `readout`, `tpsgd_l2`, `tpsgd_l1`, `drtp` or `frozen`.
+        rule: as for `fit`: `readout`, `tpsgd_l2`, `tpsgd_l1`, `drtp` or `frozen`. Default:
+            `rules.default()`.
         lr: the learning rate at first; the visitor may change it.
         optimizer: "sgd", "momentum" (0.9) or "adam".
         loss: of the last block, if not the rule's own.
@@ -74,7 +76,7 @@ def page(
     path = _html_file(file)
     check_new(path, overwrite)
     _check(data, lr)
-    rule = readout() if rule is None else rule
+    rule = default() if rule is None else rule
     recipe = read_model(
         model, rule, data.shape, optimizer=optimizer, loss=loss, seed=seed, spare=spare,
         samples=torch.as_tensor(data.train[0][:CALIBRATION]),
@@ -158,14 +160,14 @@ def _inputs(data: Data, samples: Samples) -> dict[str, Any]:
     few = len(data.shape) == 1 and data.shape[0] <= MOST_SLIDERS
     kind = "draw" if grey else "picture" if len(data.shape) == 3 else "table" if few else "series"
     return {
-        "name": Path(data.name).stem,
-        "classes": list(data.classes),
+        "name": safe(Path(data.name).stem),
+        "classes": [printable(name) for name in data.classes],
         "shape": list(data.shape),
         "kind": kind,
         "noun": "digit" if list(data.classes) == list("0123456789") else "picture",
         "drawing": drawing(samples.numbers(samples.train[0]), data.shape) if grey
         else None,
-        "columns": list(columns) if few else [],
+        "columns": [printable(name) for name in columns] if few else [],
         "shift": scaling.get("shift", [0.0]) if few else [0.0],
         "scale": scaling.get("scale", [1.0]) if few else [1.0],
     }  # fmt: skip

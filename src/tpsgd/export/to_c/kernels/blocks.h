@@ -35,7 +35,18 @@ typedef struct {
     uint16_t rows, columns, grid_rows, grid_columns; /* of a map, and of the cells of a readout */
     float gain, target; /* of a readout's logits; gain 0: target over the size of its features */
     uint32_t slot;      /* of a measured gain, or TPS_NOWHERE */
+    uint32_t learned;   /* place of codes that learn among the weights, or TPS_NOWHERE */
 } tps_block;
+
+/* Number i of the code of a class, as it was drawn or as it has been learned */
+TPS_FN float tps_code_now(const tps_block *b, const float *weights, uint32_t member, uint32_t i)
+{
+#ifdef TPS_WITH_LEARNED_CODES
+    if (b->learned != TPS_NOWHERE) return weights[b->learned + member * b->codes->size + i];
+#endif
+    (void)weights;
+    return tps_code(b->codes, member, i);
+}
 
 TPS_FN float tps_activate(const tps_block *b, float z)
 {

@@ -69,18 +69,40 @@ TPS_FN void tps_calibrate(const tps_block *b, float *gains, float mean_square)
 typedef struct {
     const tps_block *block;
     tps_codes codes; /* of this step; `label`: the row of the class in them */
+    const float *weights;
     uint32_t label, classes;
     uint64_t stream;
     float *e, loss;
 } tps_local;
 
+/* Numbers of a layer's codes that learn; their sums of gradients lie behind the others. */
+TPS_FN uint32_t tps_learned_codes(const tps_layer *layer, uint32_t classes)
+{
+#ifdef TPS_WITH_LEARNED_CODES
+    if (layer->block->learned != TPS_NOWHERE) return classes * layer->block->units;
+#endif
+    (void)layer;
+    (void)classes;
+    return 0;
+}
+
+/* Adds this step's e y^T to the sums. */
+TPS_FN void tps_sum_codes(const tps_layer *layer, const tps_local *l, const float *y, float *sums)
+{
+    uint32_t c, k;
+    if (!tps_learned_codes(layer, l->classes)) return;
+    for (sums += layer->summed, c = 0; c < l->classes; c++)
+        for (k = 0; k < layer->block->units; k++) *sums++ += l->e[c] * y[k];
+}
+
 /* The local loss of y; readouts put the derivatives of their logits into l->e. */
-TPS_FN void tps_look_at(tps_local *l, const tps_reader *r, const tps_layer *layer, const float *gains,
-                        const float *y, uint32_t label, uint32_t step)
+TPS_FN void tps_look_at(tps_local *l, const tps_reader *r, const tps_layer *layer, const float *weights,
+                        const float *gains, const float *y, uint32_t label, uint32_t step)
 {
     const tps_block *b = layer->block;
     l->block = b;
     l->codes = *b->codes;
+    l->weights = weights;
     l->label = label;
     l->classes = r->head.classes;
     l->e = r->head.arena + r->head.logits;
@@ -93,10 +115,11 @@ TPS_FN void tps_look_at(tps_local *l, const tps_reader *r, const tps_layer *laye
 #ifdef TPS_WITH_READOUT
     if (b->local == TPS_READOUT) {
         float gain = tps_gain(b, gains);
-        tps_read_out(b, gain, y, l->e, l->classes);
+        tps_read_out(b, weights, gain, y, l->e, l->classes);
         l->loss = tps_loss(b->loss, l->e, l->classes, label, gain);
     }
 #endif
+    (void)weights;
     (void)gains;
     (void)y;
 }
@@ -107,7 +130,7 @@ TPS_FN float tps_pull(tps_local *l, uint32_t i, float y)
     float dy = 0.0f, code, rest;
     if (l->block->local == TPS_READOUT) {
         uint32_t c;
-        for (c = 0; c < l->classes; c++) dy += l->e[c] * tps_code(&l->codes, c, i);
+        for (c = 0; c < l->classes; c++) dy += l->e[c] * tps_code_now(l->block, l->weights, c, i);
         return dy;
     }
     code = tps_code(&l->codes, l->label, i);
@@ -158,5 +181,6 @@ TPS_FN void tps_cell_learn(const tps_layer *layer, tps_local *l, const float *x,
         for (k = 0; k < b->units; k++) of_h[k] += d * h[k];
         if (b->bias != TPS_NOWHERE) of_bias[unit] += d;
     }
+    tps_sum_codes(layer, l, new_h, sums);
 }
 #endif

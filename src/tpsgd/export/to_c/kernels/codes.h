@@ -54,3 +54,13 @@ TPS_FN float tps_code(const tps_codes *p, uint32_t member, uint32_t i)
     if (p->filters) number *= (float)(i / (p->size / p->filters) + 1) / (float)p->filters;
     return number * p->std;
 }
+
+#ifdef TPS_WITH_LEARNED_CODES
+/* The codes that learning begins with */
+TPS_FN void tps_draw_codes(const tps_codes *p, uint32_t classes, float *codes)
+{
+    uint32_t c, i;
+    for (c = 0; c < classes; c++)
+        for (i = 0; i < p->size; i++) *codes++ = tps_code(p, c, i);
+}
+#endif

@@ -255,8 +255,9 @@ TPS_FN float tps_diagonal_learn(const tps_reader *r, const tps_layer *layer, con
     const float *y = arena + layer->block->output;
     uint32_t j;
     tps_local l;
-    tps_look_at(&l, r, layer, gains, y, label, 0);
+    tps_look_at(&l, r, layer, w - layer->block->weight, gains, y, label, 0);
     for (j = 0; j < layer->block->units; j++) f.dy[j] = tps_pull(&l, j, y[j]);
+    tps_sum_codes(layer, &l, y, sums);
     tps_through_features(layer, w, arena + d->h, arena + d->x, f, sums);
     tps_through_traces(layer, f.g, arena + d->traces, sums);
     return l.loss;

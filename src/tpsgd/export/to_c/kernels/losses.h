@@ -100,7 +100,8 @@ TPS_FN float tps_mean_square(const tps_block *b, const float *y, uint32_t batch)
 }
 
 /* e: the logits of one sample, gain * P f(y) */
-TPS_FN void tps_read_out(const tps_block *b, float gain, const float *y, float *e, uint32_t classes)
+TPS_FN void tps_read_out(const tps_block *b, const float *weights, float gain, const float *y, float *e,
+                         uint32_t classes)
 {
     uint32_t unit, i, j, c, n = 0;
     for (c = 0; c < classes; c++) e[c] = 0.0f;
@@ -108,14 +109,14 @@ TPS_FN void tps_read_out(const tps_block *b, float gain, const float *y, float *
         for (i = 0; i < b->grid_rows; i++)
             for (j = 0; j < b->grid_columns; j++, n++) {
                 float f = tps_mean(b, y, tps_cell_of(b, i, j));
-                for (c = 0; c < classes; c++) e[c] += f * tps_code(b->codes, c, n);
+                for (c = 0; c < classes; c++) e[c] += f * tps_code_now(b, weights, c, n);
             }
     for (c = 0; c < classes; c++) e[c] *= gain;
 }
 
 /* dz of one unit of one sample, from e, the derivative with respect to P f(y) */
-TPS_FN void tps_read_back(const tps_block *b, const float *e, uint32_t unit, const float *y, float *dz,
-                          uint32_t classes)
+TPS_FN void tps_read_back(const tps_block *b, const float *weights, const float *e, uint32_t unit,
+                          const float *y, float *dz, uint32_t classes)
 {
     uint32_t i, j, k, l, c, n = unit * b->grid_rows * b->grid_columns;
     for (i = 0; i < b->pixels; i++) dz[i] = 0.0f;
@@ -123,7 +124,7 @@ TPS_FN void tps_read_back(const tps_block *b, const float *e, uint32_t unit, con
         for (j = 0; j < b->grid_columns; j++, n++) {
             tps_cell cell = tps_cell_of(b, i, j);
             float df = 0.0f;
-            for (c = 0; c < classes; c++) df += e[c] * tps_code(b->codes, c, n);
+            for (c = 0; c < classes; c++) df += e[c] * tps_code_now(b, weights, c, n);
             if (b->pixels > 1) df /= (float)((cell.bottom - cell.top) * (cell.right - cell.left));
             for (k = cell.top; k < cell.bottom; k++)
                 for (l = cell.left; l < cell.right; l++) dz[k * b->columns + l] += df;

@@ -29,7 +29,7 @@ TPS_FN void tps_cell_step(const tps_reader *r, const tps_layer *layer, const flo
         *loss += tps_square_mean(new_h, b->units);
     } else if (learns) {
         tps_local l;
-        tps_look_at(&l, r, layer, gains, new_h, p->label, p->steps);
+        tps_look_at(&l, r, layer, weights, gains, new_h, p->label, p->steps);
         tps_cell_learn(layer, &l, x, h, c, new_h, r->head.arena + layer->sums);
         *loss += l.loss;
     }
@@ -146,12 +146,14 @@ TPS_FN int tps_measured(const tps_reader *r, float *gains, const tps_progress *p
 
 /* A layer's weights move by the means over time of its gradients. */
 TPS_FN void tps_move_layer(const tps_layer *layer, const tps_rate *r, float *weights, const float *sums,
-                           float share)
+                           uint32_t codes, float share)
 {
     uint32_t i, shared = layer->params - layer->summed; /* both biases of a cell have one sum */
     for (i = 0; i < layer->params; i++)
         tps_move(r, weights, layer->block->weight + i,
                  sums[i < layer->summed ? i : i - shared] * share);
+    for (i = 0; i < codes; i++)
+        tps_move(r, weights, layer->block->learned + i, sums[layer->summed + i] * share);
 }
 
 /* Gradients of all layers that learn, in their sums; whether all numbers can be used */
@@ -161,6 +163,7 @@ TPS_FN int tps_gradients(const tps_reader *r, const float *weights, float *gains
     uint32_t i;
     for (i = 0; i < r->count; i++) {
         const tps_layer *layer = r->layers + i;
+        uint32_t codes = tps_learned_codes(layer, r->head.classes);
         if (layer->block->local == TPS_FROZEN || !(p->blocks >> i & 1u)) continue;
 #ifdef TPS_WITH_DIAGONAL
         if (layer->diagonal) {
@@ -169,7 +172,7 @@ TPS_FN int tps_gradients(const tps_reader *r, const float *weights, float *gains
         }
 #endif
         if (!layer->diagonal || layer->diagonal->loss_at == TPS_EVERY) loss[i] /= (float)p->steps;
-        if (!tps_usable(r->head.arena + layer->sums, layer->summed)) return 0;
+        if (!tps_usable(r->head.arena + layer->sums, layer->summed + codes)) return 0;
     }
     (void)weights;
     (void)gains;
@@ -203,7 +206,8 @@ TPS_FN void tps_move_layers(const tps_reader *r, float *weights, float *moments,
 #else
             tps_rate rate = {lr, 1.0f, moments, r->head.params};
 #endif
-            tps_move_layer(layer, &rate, weights, r->head.arena + layer->sums, share);
+            tps_move_layer(layer, &rate, weights, r->head.arena + layer->sums,
+                           tps_learned_codes(layer, r->head.classes), share);
         }
     }
     (void)ticks;

@@ -67,8 +67,8 @@ TPS_FN int tps_forward(const tps_net *net, const float *weights, const float *x,
 
 #ifdef TPS_WITH_READOUT
 /* Derivatives of every sample's logits, in the arena; the loss comes back. */
-TPS_FN float tps_readout(const tps_net *net, const tps_block *b, float *gains, const float *y,
-                         const uint16_t *labels)
+TPS_FN float tps_readout(const tps_net *net, const tps_block *b, const float *weights, float *gains,
+                         const float *y, const uint16_t *labels)
 {
     float *e = net->arena + net->logits, gain = b->gain, loss = 0.0f, share = 1.0f / (float)net->batch;
     uint32_t n;
@@ -80,16 +80,37 @@ TPS_FN float tps_readout(const tps_net *net, const tps_block *b, float *gains, c
         gain = gains[b->slot];
     }
     for (n = 0; n < net->batch; n++, e += net->classes) {
-        tps_read_out(b, gain, y + n * b->units * b->pixels, e, net->classes);
+        tps_read_out(b, weights, gain, y + n * b->units * b->pixels, e, net->classes);
         loss += tps_loss(b->loss, e, net->classes, labels[n], gain * share) * share;
     }
     return loss;
 }
 #endif
 
+#ifdef TPS_WITH_LEARNED_CODES
+/* Codes move by the batch's sum of e f^T. The features lie where dz did: all units have moved. */
+TPS_FN void tps_move_codes(const tps_net *net, const tps_block *b, const tps_rate *r, float *weights,
+                           const float *y)
+{
+    const float *e = net->arena + net->logits;
+    float *f = net->arena + net->dz, g;
+    uint32_t unit, i, j, c, n, number = b->learned;
+    for (unit = 0; unit < b->units; unit++, y += b->pixels)
+        for (i = 0; i < b->grid_rows; i++)
+            for (j = 0; j < b->grid_columns; j++, number++) {
+                for (n = 0; n < net->batch; n++)
+                    f[n] = tps_mean(b, y + n * b->units * b->pixels, tps_cell_of(b, i, j));
+                for (c = 0; c < net->classes; c++) {
+                    for (g = 0.0f, n = 0; n < net->batch; n++) g += e[n * net->classes + c] * f[n];
+                    tps_move(r, weights, number + c * b->codes->size, g);
+                }
+            }
+}
+#endif
+
 /* dz of one unit for every sample; the loss of targets comes back. */
-TPS_FN float tps_unit(const tps_net *net, const tps_block *b, const float *y, const uint16_t *labels,
-                      uint32_t unit)
+TPS_FN float tps_unit(const tps_net *net, const tps_block *b, const float *weights, const float *y,
+                      const uint16_t *labels, uint32_t unit)
 {
     float *dz = net->arena + net->dz, loss = 0.0f;
     uint32_t n, numbers = b->units * b->pixels;
@@ -98,13 +119,15 @@ TPS_FN float tps_unit(const tps_net *net, const tps_block *b, const float *y, co
         if (b->local == TPS_HEAD) *dz = *own;
 #ifdef TPS_WITH_READOUT
         else if (b->local == TPS_READOUT)
-            tps_read_back(b, net->arena + net->logits + n * net->classes, unit, own, dz, net->classes);
+            tps_read_back(b, weights, net->arena + net->logits + n * net->classes, unit, own, dz,
+                          net->classes);
 #endif
 #ifdef TPS_WITH_TARGETS
         else loss += tps_towards_code(b, labels[n], unit, own, 1.0f / (float)net->batch, dz);
 #endif
     }
     (void)labels;
+    (void)weights;
     return loss;
 }
 
@@ -118,11 +141,11 @@ TPS_FN float tps_learn(const tps_net *net, const tps_block *b, const tps_rate *r
         for (n = 0; n < net->batch; n++)
             loss += tps_loss(b->loss, y + n * b->units, net->classes, labels[n], share) * share;
 #ifdef TPS_WITH_READOUT
-    if (b->local == TPS_READOUT) loss = tps_readout(net, b, gains, y, labels);
+    if (b->local == TPS_READOUT) loss = tps_readout(net, b, weights, gains, y, labels);
 #endif
     (void)gains;
     for (unit = 0; unit < (b->local == TPS_HEAD ? net->classes : b->units); unit++) {
-        loss += tps_unit(net, b, y, labels, unit);
+        loss += tps_unit(net, b, weights, y, labels, unit);
 #ifdef TPS_WITH_CONVOLUTIONS
         if (b->convolution)
             tps_move_filter(b, r, weights, unit, x, net->arena + net->dz, net->batch);
@@ -130,6 +153,9 @@ TPS_FN float tps_learn(const tps_net *net, const tps_block *b, const tps_rate *r
 #endif
             tps_move_dense(b, r, weights, unit, x, net->arena + net->dz, net->batch);
     }
+#ifdef TPS_WITH_LEARNED_CODES
+    if (b->learned != TPS_NOWHERE) tps_move_codes(net, b, r, weights, y);
+#endif
     return loss;
 }
 

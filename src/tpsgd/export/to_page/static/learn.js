@@ -253,6 +253,7 @@ class Page {
 
 const HOW = {
   readout: "Every hidden layer has a small classifier of its own, with fixed random weights, and learns to make that classifier right.",
+  "readout-learned": "Every hidden layer has a small classifier of its own, and both learn to make that classifier right.",
   "tpsgd-l2": "Every class has a fixed random code in each hidden layer, and the layer learns to come close to the code of the sample’s class.",
   "tpsgd-l1": "Every class has a fixed random code in each hidden layer, and the layer learns to come close to the code of the sample’s class.",
   drtp: "The label, through fixed random weights, tells every hidden layer which way to go.",

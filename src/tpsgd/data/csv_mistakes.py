@@ -1,0 +1,117 @@
+"""What is wrong with a table that cannot be read: the first line or column, and what to do."""
+
+import csv
+import shlex
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from tpsgd.errors import TpsgdError, shortened
+
+LARGEST = float(np.finfo(np.float32).max)
+BLANKS = {"", "nan", "na", "n/a", "null", "none", "?"}  # how programs write that a value is missing
+MOST_CLASSES = 20  # different texts in a column that looks like the label
+
+
+class Header(NamedTuple):
+    """The names of the columns, what separates them, and the numbers of the columns by their role.
+
+    Only a table of time steps has a column for the sequence, and perhaps one for the time. New
+    samples may have no label.
+    """
+
+    names: list[str]
+    delimiter: str
+    features: list[int]
+    label: int | None
+    sequence: int | None
+    time: int | None
+
+
+def number(text: str, comma: bool = False, blank: float | None = None) -> float | None:
+    """The number in a cell, perhaps with a decimal comma; None if there is none.
+
+    Examples:
+        >>> number("1,5", comma=True), number("n/a", blank=0.0), number("low")
+        (1.5, 0.0, None)
+    """
+    if text.strip().lower() in BLANKS:
+        return blank
+    try:
+        return float(text.replace(",", ".") if comma else text)
+    except ValueError:
+        return None
+
+
+def first_mistake(file: Path, header: Header, blanks: bool = False) -> TpsgdError:
+    """An error that names the first line or cell that cannot be used; slow, so called last."""
+    names, comma = header.names, header.delimiter != ","
+    with suppress(csv.Error), file.open("r", -1, "utf-8-sig", "replace", "") as stream:
+        rows = csv.reader(stream, delimiter=header.delimiter)
+        next(rows)
+        for row in filter(None, rows):
+            line = f"{file}, line {rows.line_num}"
+            if len(row) != len(names):
+                hint = "; with decimal commas, columns need semicolons between them"
+                hint = hint if len(row) > len(names) and not comma else ""
+                return TpsgdError(
+                    f"{line} has {len(row)} cells, the header has {len(names)}{hint}."
+                )
+            for i, cell in enumerate(row):
+                if i in (header.label, header.sequence) and not cell.strip():
+                    return TpsgdError(f"{line} has no text in the column '{names[i]}'.")
+                if i not in (header.time, *header.features):
+                    continue
+                value = number(cell, comma, 0.0 if blanks and i != header.time else None)
+                if value is None or not abs(value) <= LARGEST:
+                    return _cell_mistake(file, header, line, i, cell)
+    return TpsgdError(f"{file} cannot be read as a table.")
+
+
+def _cell_mistake(file: Path, header: Header, line: str, column: int, cell: str) -> TpsgdError:
+    """What is wrong with a cell that must be a number; a column of texts is described as such."""
+    name = header.names[column]
+    if cell.strip().lower() in BLANKS and column != header.time:
+        return TpsgdError(
+            f"{line}, column '{name}': '{cell}' is blank; to fill blank cells, train with"
+            f" impute='median' (--impute median), or leave the column out, {_drop([name])}."
+        )
+    if number(cell.replace(",", "")) is not None and "," in cell:
+        return TpsgdError(
+            f"{line}, column '{name}': '{cell}' has a comma in it; write a number as 1234.5."
+        )
+    texts = _texts(file, header)
+    if column not in texts:
+        return TpsgdError(f"{line}, column '{name}': '{shortened(cell)}' is not a finite number.")
+    labels = {i: values for i, values in texts.items() if 1 < len(values) <= MOST_CLASSES}
+    likely = min(labels, key=lambda i: len(labels[i]), default=None)
+    advice = []
+    if likely is not None:
+        shown, label = shortened(", ".join(sorted(labels[likely])), 40), header.names[likely]
+        option = f"label={label!r} (--label {shlex.quote(label)})"
+        advice.append(f"if '{label}' ({shown}) is the label, say {option}")
+    others = [header.names[i] for i in texts if i != likely] or [header.names[i] for i in texts]
+    advice.append(f"leave out columns that are no measurements, {_drop(others)}")
+    words = ", ".join(f"'{header.names[i]}'" for i in texts)
+    return TpsgdError(f"{file} has text, not numbers, in {shortened(words)}: {'; '.join(advice)}.")
+
+
+def _drop(names: list[str]) -> str:
+    return f"drop={names} (--drop {shlex.quote(','.join(names))})"
+
+
+def _texts(file: Path, header: Header) -> dict[int, set[str]]:
+    """The different texts of each column of features in which most cells are texts."""
+    texts: dict[int, list[str]] = {i: [] for i in header.features}
+    count = 0
+    with suppress(csv.Error), file.open("r", -1, "utf-8-sig", "replace", "") as stream:
+        rows = csv.reader(stream, delimiter=header.delimiter)
+        next(rows)
+        for row in rows:
+            count += len(row) == len(header.names)
+            for i in texts if len(row) == len(header.names) else ():
+                if row[i].strip().lower() not in BLANKS and number(row[i], comma=True) is None:
+                    texts[i].append(row[i].strip())
+    return {i: set(values) for i, values in texts.items() if 2 * len(values) > count}

@@ -1,0 +1,57 @@
+"""Fake tensors for a rehearsal, and a count of what they would have taken."""
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils.flop_counter import flop_registry
+
+from tpsgd.engine.meter import LiveBytes
+
+
+class CountedProducts(LiveBytes):
+    """Also counts the multiplications of matrix products and convolutions."""
+
+    products, watching = 0, False
+
+    def __enter__(self) -> Any:
+        self.watching = True
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self.watching = False
+        super().__exit__(*error)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = _written(func, args, kwargs or {})
+        if result is None:
+            result = super().__torch_dispatch__(func, types, args, kwargs)
+        operations = flop_registry.get(func._overloadpacket)
+        if operations is not None:  # a multiplication and an addition are two of them
+            self.products += operations(*args, **(kwargs or {}), out_val=result) // 2
+        return result
+
+
+class QuickFakeMode(FakeTensorMode):
+    """Fake tensors; operators that write into an argument return it without a look at the rest."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        written = _written(func, args, kwargs or {})
+        return super().__torch_dispatch__(func, types, args, kwargs) if written is None else written
+
+
+def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """The fake tensor that an operator writes into, or its device; None for other operators."""
+    if func is torch.ops.prim.device.default:
+        return getattr(args[0], "fake_device", None)
+    target = kwargs.get("out") if "out" in kwargs else args[0] if _in_place(func) else None
+    return target if isinstance(target, FakeTensor) and target.numel() else None
+
+
+@cache
+def _in_place(func: Any) -> bool:
+    """Whether an operator changes the values of its first argument and nothing else."""
+    name = func._schema.name
+    plain = name.endswith("_") and not name.endswith("__")
+    return plain and torch.Tag.inplace_view not in func.tags and len(func._schema.returns) == 1

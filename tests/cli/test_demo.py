@@ -1,0 +1,160 @@
+"""`tpsgd demo`: its reports, its three lines, and what it refuses; on tiny nets."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import tpsgd
+from tpsgd.cli import demo as demo_module
+from tpsgd.cli.demo import ARMS, NETS
+from tpsgd.cli.demo_summary import RULE, summary, versus
+from tpsgd.comparison.arms import all_words, arm
+from tpsgd.comparison.results import Result, Results
+from tpsgd.engine.record import Run
+from tpsgd.training import arm as arm_module
+
+
+@pytest.fixture(autouse=True)
+def tiny(tmp_path, monkeypatch):
+    """One epoch and one restart of small nets on 80 digits, and a search over two rates."""
+    monkeypatch.setattr("tpsgd.comparison.trials.RATES", (0.001, 0.01))
+    data = tpsgd.data.load("digits", max_train=80)
+    monkeypatch.setattr(tpsgd.data, "load", lambda name: data)
+    nets = {"mlp": NETS["mlp"]._replace(model="mlp:4", epochs=1)}
+    nets["cnn"] = NETS["cnn"]._replace(model="mlp:3", epochs=1)
+    monkeypatch.setattr(demo_module, "NETS", nets)
+    monkeypatch.setattr(demo_module, "RESTARTS", 1)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_demo_has_a_report_per_net_and_ends_with_three_lines(says):
+    code, out, err = says("demo")
+    lines = out.splitlines()
+    assert (code, err) == (0, "") and max(map(len, lines)) <= 80
+    assert lines[-1] == f"reports: {Path('demo/index.html')}"
+    text = " ".join(out.split())
+    for start in ("accuracy: level with backprop on", "memory: less than backprop's on", "time: "):
+        assert start in text
+    assert "both in micro-batches: MLP ×" in text
+    page = Path("demo/index.html").read_text()
+    for net in ("mlp", "cnn"):
+        record = json.loads(Path(f"demo/{net}/results.json").read_text())
+        assert {a["name"] for a in record["arms"]} == set(ARMS)
+        assert record["settings"]["lr"] == "search" and record["command"] == "tpsgd demo"
+        assert {r["kept_bytes"] for a in record["arms"] for r in a["restarts"]} == {0}
+        assert f'<a href="{net}/report.html">' in page and Path(f"demo/{net}/report.html").is_file()
+        assert f'src="{net}/memory.png"' in page
+    memory = next(line for line in out.splitlines() if line.startswith("memory: "))
+    assert memory in page.replace("&#x27;", "'")
+
+
+def test_further_rules_are_trained_where_they_are_named(says, monkeypatch):
+    monkeypatch.setattr(demo_module, "NETS", {"mlp": demo_module.NETS["mlp"]})
+    words, _ = all_words(tpsgd.zoo.words.factory("mlp:4", (1, 8, 8), 10))
+    for rules, names in (("drtp", ["drtp"]), ("all", words)):
+        assert says("demo", "--rules", rules, "--overwrite")[0] == 0
+        record = json.loads(Path("demo/mlp/results.json").read_text())
+        assert {a["name"] for a in record["arms"]} == {*ARMS, *names}
+
+
+def test_what_the_demo_refuses_it_refuses_before_training(says, monkeypatch):
+    monkeypatch.setattr(tpsgd, "compare", None)
+    Path("demo/cnn").mkdir(parents=True)
+    Path("demo/cnn/results.json").write_text("precious")
+    for words, text in (
+        ((), "results.json is already there, from an earlier run"),
+        (("--rules", "redout", "--overwrite"), "unknown rule 'redout': did you mean 'readout'?"),
+        (("--out", "demo/cnn/results.json/x"), "cannot write to"),
+    ):
+        code, out, err = says("demo", *words)
+        assert (code, out) == (2, "") and err.count("\n") == 1 and text in err
+    assert Path("demo/cnn/results.json").read_text() == "precious"
+    assert not Path("demo/mlp").exists()
+
+
+def test_an_interrupt_leaves_the_nets_before_it_and_the_runs_that_finished(says, monkeypatch):
+    fit_many, count = arm_module.fit_many, len(ARMS)
+
+    def interrupted(make, *args, **options):
+        control = options["rule"] is not None and options["rule"].name == "frozen"
+        if control and Path("demo/cnn/results.json").exists():
+            raise KeyboardInterrupt
+        return fit_many(make, *args, **options)
+
+    monkeypatch.setattr(arm_module, "fit_many", interrupted)
+    code, out, err = says("demo")
+    assert code == 130 and err.count("\n") == 1
+    assert f"of {count} training runs are in {Path('demo/cnn')}" in err
+    record = json.loads(Path("demo/mlp/results.json").read_text())
+    assert record["finished"] == count and Path("demo/mlp/report.html").is_file()
+    record = json.loads(Path("demo/cnn/results.json").read_text())
+    assert record["interrupted"] and 0 < record["finished"] < count
+    assert not Path("demo/index.html").exists() and "accuracy: level" not in out
+
+
+def test_an_arm_that_fails_does_not_hide_the_others(says, monkeypatch):
+    fit_many = arm_module.fit_many
+
+    def failing(make, *args, **options):
+        if options["rule"] is not None and options["rule"].name == RULE:
+            raise tpsgd.TpsgdError("it diverged")
+        return fit_many(make, *args, **options)
+
+    monkeypatch.setattr(arm_module, "fit_many", failing)
+    code, out, _ = says("demo")
+    assert code == 1 and f"{RULE} failed: it diverged" in out and "accuracy: level" not in out
+    assert Path("demo/index.html").is_file()
+
+
+def result(word, accuracies, seconds=1.0, peak=100, error=None):
+    """An arm's result, with a run for each accuracy."""
+    runs = [Run(word, 0, {}, seconds=seconds, peak_bytes=peak) for _ in accuracies]
+    return Result(arm(word), list(accuracies), runs, error)
+
+
+def lines(*nets):
+    """The lines about nets A, B, ..., of results each; the rule's planned memory is 30 bytes."""
+    records = [Results({}, {}, {}, list(results)) for results in nets]
+    values = {name: versus(record, 30) for name, record in zip("ABC", records, strict=False)}
+    return summary({name: v for name, v in values.items() if v is not None})
+
+
+BACKPROP = result("backprop", [0.95, 0.95])
+MICRO = result("backprop-micro", [0.95, 0.95], 3.0, 60)
+
+
+def test_lines_where_the_rule_is_ahead():
+    ours = result(RULE, [0.97, 0.97], 0.5, 40)
+    title, accuracy, memory, time = lines([BACKPROP, MICRO, ours, result("elm", [0.93, 0.95])])
+    assert title.startswith(f"{RULE} against backprop")
+    assert accuracy == (
+        "accuracy: level with backprop on 0 of 1 nets, ahead on 1, behind on 0 "
+        "(A +2.0 points; random layers at best −1.0)"
+    )
+    assert memory == (
+        "memory: less than backprop's on 1 of 1 nets (A ×0.40); both in micro-batches: A ×0.50"
+    )
+    assert time == "time: less than backprop's on 1 of 1 nets (A ×0.50)"
+
+
+def test_lines_where_the_rule_is_behind_or_level_and_controls_are_ahead():
+    behind, level = result(RULE, [0.9, 0.9], 2.0, 150), result(RULE, [0.945, 0.945], 0.998, 99.9)
+    spread = result(RULE, [0.99, 0.95], 1.0, 100)  # ahead by less than its restarts differ
+    controls = [result("frozen", [0.5, 0.5]), result("elm", [0.97, 0.97])]
+    _, accuracy, memory, time = lines(
+        [BACKPROP, behind, *controls], [BACKPROP, level, *controls], [BACKPROP, spread, *controls]
+    )
+    assert accuracy == (
+        "accuracy: level with backprop on 2 of 3 nets, ahead on 0, behind on 1 "
+        "(A −5.0, B −0.5, C +2.0 points; random layers at best +2.0, +2.0, +2.0)"
+    )
+    assert memory == "memory: less than backprop's on 0 of 3 nets (A ×1.50, B ×1.00, C ×1.00)"
+    assert time == "time: less than backprop's on 0 of 3 nets (A ×2.00, B ×1.00, C ×1.00)"
+
+
+def test_nets_without_a_result_of_both_are_left_out():
+    failed = result(RULE, [0.9], error="it diverged")
+    assert lines([BACKPROP, failed]) == lines([result(RULE, [0.9])]) == []
+    _, accuracy, *_ = lines([BACKPROP, failed], [BACKPROP, result(RULE, [0.95])])
+    assert "on 1 of 1 nets" in accuracy and "B +0.0" in accuracy and "A" not in accuracy
