@@ -42,7 +42,7 @@ def folder(tmp_path, monkeypatch):
 def directly(word="mlp:32", shape=(1, 8, 8), classes=10, batch_size=16, **options) -> Plan:
     """What the library itself plans for a model's word."""
     model = models.factory(word, shape, classes)()
-    return tpsgd.plan(model, shape, batch_size=batch_size, epochs=10, **options)
+    return tpsgd.plan(model, shape, batch_size=batch_size, **options)
 
 
 def same(record: dict, plan: Plan) -> bool:

@@ -61,7 +61,7 @@ def test_single_samples_and_small_batches_are_learned():
     assert classifier.score(X[1000:], Y[1000:]) > 0.75
     for chunk in chunks(20):
         classifier.partial_fit(*chunk)
-    assert classifier.score(X, Y) > 0.93
+    assert classifier.score(X, Y) > 0.9
 
 
 def test_partial_fit_goes_on_after_fit():

@@ -14,7 +14,7 @@ from tpsgd.parallel import launch
 from tpsgd.parallel.ranks import check_gpus
 
 SECONDS = 300
-TRAIN = ("train", "--data", "digits", "--epochs", "2", "--seed", "1")
+TRAIN = ("train", "--data", "digits", "--epochs", "2", "--batch-size", "128", "--seed", "1")
 DYING = """
 import os, torch
 from torch import nn
