@@ -540,14 +540,14 @@ def mine():
 BAD_SETTINGS = {
     "too few rules": ({"rule": [rules.drtp()]}, "a list of 2.*got 1.*the blocks are"),
     "too many rules": ({"rule": [rules.drtp()] * 3}, "a list of 2.*got 3"),
-    "a rule's name": ({"rule": "drtp"}, "rule must be a tpsgd.rules value"),
+    "no rule's name": ({"rule": "drpt"}, "unknown rule 'drpt': did you mean 'drtp'"),
     "a rule not called": ({"rule": rules.drtp}, r"write tpsgd\.rules\.drtp\(\), not the function"),
     "a rule in a list not called": (
         {"rule": [mine, rules.drtp()]},
         r"write mine\(\), not the func",
     ),
     "a share for validation": ({"validation": 0.2}, r"validation must be .*\(x, y\).* got 0\.2: "),
-    "names of rules": ({"rule": ["drtp", "drtp"]}, "rule must be a tpsgd.rules value"),
+    "too many names": ({"rule": ["drtp"] * 3}, "a list of 2.*got 3"),
     "epochs per block": ({"epochs": [1, 2, 3]}, "epochs has 3 entries.* 2 blocks"),
     "lr per block": ({"lr": [0.1]}, "lr has 1 entries.* 2 blocks"),
     "optimizer per block": ({"optimizer": sgd_then(None)[:1]}, "optimizer has 1 entries"),
@@ -580,8 +580,10 @@ BAD_SETTINGS = {
     "a number for progress": ({"progress": 5}, "progress must be a function, True or False, got 5"),
     "a seed of 64 bits": ({"seed": 2**63}, "seed must be .* 63 bits, got 9223372036854775808"),
     "a negative seed of 64 bits": ({"seed": -(2**63) - 1}, "seed must be .* 63 bits"),
-    "a loss's name": ({"loss": "mse"}, "loss must be tpsgd.mse.*'mse'"),
-    "torch's loss": ({"loss": nn.functional.mse_loss}, "loss must be tpsgd.mse"),
+    "no loss's name": ({"loss": "msee"}, "loss must be .*'msee'"),
+    "torch's function": ({"loss": nn.functional.mse_loss}, "loss must be .*mse_loss"),
+    "torch's mean over outputs": ({"loss": nn.MSELoss()}, "loss must be .*sums over outputs"),
+    "smoothed labels": ({"loss": nn.CrossEntropyLoss(label_smoothing=0.1)}, "smoothing"),
     "a schedule's name": ({"schedule": "sequential"}, "schedule must be .*'sequential'"),
     "a schedule that waits for a metric": (
         {"lr_schedule": torch.optim.lr_scheduler.ReduceLROnPlateau},
@@ -589,7 +591,7 @@ BAD_SETTINGS = {
     ),
 }
 FOR_BACKPROP = (
-    *("negative epochs", "no batch", "LBFGS", "an optimizer's name", "a loss's name"),
+    *("negative epochs", "no batch", "LBFGS", "an optimizer's name", "no loss's name"),
     *("a number for callbacks", "a seed of 64 bits"),
 )
 

@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 from helpers import mlp, points
+from torch import nn
 from torch.nn.functional import smooth_l1_loss
 
 import tpsgd
@@ -81,3 +82,28 @@ def test_every_block_has_codes_of_its_own():
         codes = projections.normal()((5,), 3, Key(7, number))
         assert torch.equal(learner.draw().tensors[0], codes)
     assert len(hidden) == 3 and last.draw().tensors == ()
+
+
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [
+        ({"rule": "readout"}, {"rule": rules.readout()}),
+        (
+            {"rule": ["drtp", rules.readout(), "dfa"]},
+            {"rule": [rules.drtp(), rules.readout(), rules.dfa()]},
+        ),
+        ({"loss": "mse"}, {"loss": tpsgd.mse}),
+        (
+            {"loss": nn.CrossEntropyLoss(), "rule": "tpsgd-l2"},
+            {"loss": CE, "rule": rules.tpsgd_l2()},
+        ),
+    ],
+)
+def test_words_and_torchs_loss_train_what_the_values_train(words, values):
+    runs = []
+    for settings in (words, values):
+        model = mlp(6, 8, 8, 3)
+        tpsgd.fit(model, points(), epochs=1, batch_size=16, progress=False, **settings)
+        runs.append(list(model.parameters()))
+    for ours, theirs in zip(*runs, strict=True):
+        assert torch.equal(ours, theirs)

@@ -17,11 +17,13 @@ with `cross_entropy`, any numbers with `mse`.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tpsgd.errors import TpsgdError
 from tpsgd.maths.torch_internals import internal
 
 _batched = internal("_C._functorch.is_batchedtensor")
@@ -88,3 +90,26 @@ def _bce(y: Tensor, labels: Tensor) -> Tensor:
 mse = Loss("mse", torch.clone, _mse)
 cross_entropy = Loss("cross_entropy", _softmax, _cross_entropy)
 bce = Loss("bce", torch.sigmoid, _bce)
+ALL = {loss.name: loss for loss in (mse, cross_entropy, bce)}
+TORCHS = {nn.CrossEntropyLoss: cross_entropy}  # the same function, with its default arguments
+
+
+def resolve(loss: Any) -> Loss | None:
+    """The loss that a name, or torch's module, stands for; losses stay, and so does None.
+
+    Examples:
+        >>> resolve("bce").name, resolve(nn.CrossEntropyLoss()).name
+        ('bce', 'cross_entropy')
+    """
+    if loss is None or isinstance(loss, Loss):
+        return loss
+    if isinstance(loss, str) and loss in ALL:
+        return ALL[loss]
+    if type(loss) in TORCHS:
+        if str(vars(loss)) == str(vars(type(loss)())):
+            return TORCHS[type(loss)]
+        raise TpsgdError("nn.CrossEntropyLoss with weights, smoothing or sums is not supported")
+    raise TpsgdError(
+        "loss must be 'cross_entropy', 'bce', 'mse', nn.CrossEntropyLoss(), or a tpsgd loss, which "
+        f"are sums over outputs and means over samples; got {loss!r}"
+    )

@@ -451,24 +451,23 @@ ALL: dict[str, Entry] = {
 }
 
 
-def refuse_words(rule: Any) -> None:
-    """Refuse a word, or a function that makes a rule, where a rule or a list of rules is expected.
+def resolve(rule: Any) -> Any:
+    """The rule that a word of `ALL` names; rules stay, None is the default, lists have one a block.
 
     Examples:
-        >>> refuse_words("drtp")
-        Traceback (most recent call last):
-            ...
-        tpsgd.errors.TpsgdError: rule must be a tpsgd.rules value: write tpsgd.rules.drtp(), not ...
+        >>> resolve("drtp").name, [r.name for r in resolve(["readout", dfa()])], resolve(None).name
+        ('drtp', ['readout', 'dfa'], 'readout-learned')
     """
-    for value in rule if isinstance(rule, (list, tuple)) else [rule]:
-        if isinstance(value, str) and value not in ALL:
-            hint = suggestion(value, ALL)
-            raise TpsgdError(f"rule must be a tpsgd.rules value, and {value!r} is none: {hint}")
-        if isinstance(value, str) or callable(value):
-            make: Any = ALL[value].make if isinstance(value, str) else value
-            make, args = (make.func, make.args) if isinstance(make, partial) else (make, ())
-            name = getattr(make, "__name__", type(make).__name__)
-            name = f"tpsgd.rules.{name}" if make is globals().get(name) else name
-            argument = repr(value) if isinstance(value, str) else "the function itself"
-            call = f"{name}({', '.join(map(repr, args))})"
-            raise TpsgdError(f"rule must be a tpsgd.rules value: write {call}, not {argument}")
+    if rule is None:
+        return default()
+    if isinstance(rule, (list, tuple)):
+        return [resolve(each) for each in rule]
+    if isinstance(rule, str):
+        if rule not in ALL:
+            raise TpsgdError(f"unknown rule {rule!r}: {suggestion(rule, ALL)}")
+        return ALL[rule].make()
+    if callable(rule):
+        name = getattr(rule, "__name__", type(rule).__name__)
+        name = f"tpsgd.rules.{name}" if rule is globals().get(name) else name
+        raise TpsgdError(f"rule must be a rule: write {name}(), not the function itself")
+    return rule

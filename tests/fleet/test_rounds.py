@@ -188,7 +188,7 @@ def test_clients_measure_the_accuracy_on_their_own_samples():
     "make, words",
     [
         (lambda: client([], seed=3), "the seed is the server's"),
-        (lambda: client([], rule="drtp"), r"write tpsgd.rules.drtp\(\)"),
+        (lambda: client([], rule="drpt"), "did you mean 'drtp'"),
         (lambda: client([], epoch=3), "did you mean 'epochs'"),
         (lambda: fleet.server(net, rounds=0), "rounds must be 1 or more"),
         (lambda: fleet.server(net, strategy=FedAdam), "such as FedAvg"),

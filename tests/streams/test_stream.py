@@ -1,7 +1,6 @@
 """Many calls of `partial_fit` are one training run for every net; bad calls lose nothing."""
 
 import copy
-import re
 
 import numpy as np
 import pytest
@@ -170,10 +169,8 @@ def test_a_stream_may_go_on_with_another_learning_rate_and_batch_size():
 
 
 def test_words_in_place_of_rules_and_of_labels():
-    for word, call in (("readout", "readout()"), ("readout-learned", "readout(True)")):
-        with pytest.raises(TpsgdError, match=re.escape(f"write tpsgd.rules.{call}, not '{word}'")):
-            Stream(mlp(), rule=word)
-    with pytest.raises(TpsgdError, match="'reedout' is none: did you mean 'readout'"):
+    assert Stream(mlp(), rule="readout")._rule == rules.readout()
+    with pytest.raises(TpsgdError, match="unknown rule 'reedout': did you mean 'readout'"):
         Stream(mlp(), rule=[rules.readout(), "reedout"])
     with pytest.raises(TpsgdError, match="y must be the labels of x, got None"):
         Stream(mlp()).partial_fit(X[:2], None)

@@ -94,7 +94,7 @@ def arm(
         what = make(factory) if what == "reservoir" else make()
     if isinstance(what, Arm):
         return what
-    rules.refuse_words(what)
+    what = rules.resolve(what)
     if not isinstance(what, Rule):
         raise TpsgdError(f"an arm is a word, a rule or an Arm, not {type(what).__name__}")
     if not what.head:  # nothing learns

@@ -25,7 +25,7 @@ from tpsgd.nets.blocks import (
 )
 from tpsgd.nets.padded import Padded, SequenceLayer
 from tpsgd.nets.recurrent import connect
-from tpsgd.rules import Place, Rule, refuse_words, scale_of
+from tpsgd.rules import Place, Rule, scale_of
 from tpsgd.solvers import SOLVERS
 from tpsgd.train import sequential, simultaneous
 
@@ -156,7 +156,6 @@ def _layers(model: nn.Module) -> list[Block]:
 
 def rules_for(rule: Rule | Sequence[Rule], blocks: list[Block], schedule: Any) -> list[Rule]:
     """One rule per block, or an error that lists the blocks."""
-    refuse_words(rule)
     rules: list[Any] = list(rule) if isinstance(rule, (list, tuple)) else [rule]
     if isinstance(rule, Rule):
         rules *= len(blocks)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tpsgd import losses
 from tpsgd.engine.augment import Augmentation
 from tpsgd.engine.learner import BlockSettings, EarlyStopping
 from tpsgd.engine.optimizers import LRSchedule, OptimizerFactory, adam
@@ -140,6 +141,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "memory", Memory.of(self.memory))
+        object.__setattr__(self, "loss", losses.resolve(self.loss))
         if self.checkpoint is not None:
             object.__setattr__(self, "checkpoint", Checkpoint.of(self.checkpoint))
         self._check_augment()
@@ -186,10 +188,6 @@ class Settings:
                 "validation must be held-out samples, (x, y), a Dataset or a DataLoader, got "
                 f"{self.validation!r}: split the samples yourself, for example by "
                 "sklearn.model_selection.train_test_split(x, y, test_size=0.2)"
-            )
-        if self.loss is not None and not isinstance(self.loss, Loss):
-            raise TpsgdError(
-                f"loss must be tpsgd.mse, tpsgd.cross_entropy or tpsgd.bce, got {self.loss!r}"
             )
 
     def within(self, **changes: Any) -> "Settings":

@@ -13,7 +13,7 @@ from dataclasses import replace
 from tpsgd.engine.record import Run
 from tpsgd.errors import TpsgdError
 from tpsgd.objectives import Objective, Site
-from tpsgd.rules import Rule, default
+from tpsgd.rules import Rule, resolve
 
 NONE = 0.0  # in the place of a block whose objective is not calibrated
 
@@ -52,7 +52,7 @@ def combined(scales: Iterable[tuple[list[float], int]]) -> list[float]:
 
 def with_scales(rule: Rule | Sequence[Rule] | None, scales: Sequence[float]) -> list[Rule]:
     """A rule for every block, with these constants in place of a calibration."""
-    rule = default() if rule is None else rule
+    rule = resolve(rule)
     rules = [rule] * len(scales) if isinstance(rule, Rule) else list(rule)
     if len(rules) != len(scales):
         raise TpsgdError(f"the server sent {len(scales)} scales for {len(rules)} blocks")

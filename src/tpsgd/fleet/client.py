@@ -20,7 +20,7 @@ from tpsgd.fleet.proximal import near_the_server
 from tpsgd.fleet.restricted_softmax import restricted_loss
 from tpsgd.fleet.screening import WEIGHT
 from tpsgd.fleet.shared_model import MakeModel, arrays_of, fingerprint, load_arrays, make_model
-from tpsgd.rules import refuse_words
+from tpsgd.rules import resolve
 from tpsgd.training.evaluate import evaluate
 from tpsgd.training.fit import fit
 
@@ -71,7 +71,7 @@ def client(
     """
     if "seed" in settings:
         raise TpsgdError("the seed is the server's, the same for all clients: leave out seed=")
-    refuse_words(settings.get("rule"))
+    resolve(settings.get("rule"))
     Settings.of("fleet.client", {k: v for k, v in settings.items() if k != "rule"})
     settings = {"epochs": 5, **settings}
     settings |= {"method": method, "restricted_softmax": restricted_softmax}

@@ -27,7 +27,7 @@ from tpsgd.memory.segments import best_segments
 from tpsgd.nets.blocks import split
 from tpsgd.nets.recurrent import tokens_of
 from tpsgd.parallel.stages import PipelinePlan
-from tpsgd.rules import Rule, default, frozen
+from tpsgd.rules import Rule, frozen, resolve
 from tpsgd.solvers import SOLVERS
 from tpsgd.train import sequential, simultaneous
 from tpsgd.units import columns, size
@@ -215,7 +215,7 @@ def plan(
         >>> small["sequential"].parts["weights"] == 4 * (784 * 256 + 256 + 256 * 10 + 10)
         True
     """
-    rule = default() if rule is None else rule
+    rule = resolve(rule)
     chosen, blocks = Settings.of("plan", settings), split(model)
     recurrent = any(block.recurrent for block in blocks)
     _check(input_shape, samples, chosen, recurrent)

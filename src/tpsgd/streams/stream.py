@@ -17,7 +17,7 @@ from tpsgd.errors import TpsgdError
 from tpsgd.losses import Loss, bce
 from tpsgd.maths.random import Key, permutation
 from tpsgd.nets.blocks import has_batch_norm
-from tpsgd.rules import Rule, default, frozen, refuse_words
+from tpsgd.rules import Rule, default, frozen, resolve
 from tpsgd.solvers import Recursive
 from tpsgd.streams import saved_stream
 from tpsgd.streams.labels import Classes, is_rows, plain
@@ -101,8 +101,7 @@ class Stream:
         progress: Progress | bool | None = None,
     ) -> None:
         self.model, self._subject = model, as_subject(model)
-        rule = _default_rule(optimizer) if rule is None else rule
-        refuse_words(rule)
+        rule = _default_rule(optimizer) if rule is None else resolve(rule)
         self._settings = Settings(
             schedule=simultaneous, loss=loss, optimizer=optimizer, lr=lr, epochs=1,
             batch_size=batch_size, seed=seed, device=device, progress=progress,

@@ -15,7 +15,7 @@ from tpsgd.engine.optimizers import OptimizerFactory
 from tpsgd.engine.record import Run
 from tpsgd.engine.settings import Memory, Schedule, Settings, listed, name_of
 from tpsgd.errors import TpsgdError
-from tpsgd.rules import Rule, refuse_words
+from tpsgd.rules import Rule, resolve
 from tpsgd.training.restarts import Restarts, fit_many, make_model
 from tpsgd.training.run_identity import describe_optimizer
 
@@ -43,7 +43,7 @@ class Arm:
     """
 
     name: str
-    rule: Rule | None
+    rule: Rule | None  # or a word of `rules.ALL`; None is backprop, or `method`
     schedule: Schedule | None = None
     optimizer: OptimizerFactory | Sequence[Any] | None = None
     factory: Callable[[], nn.Module] | None = None
@@ -55,7 +55,8 @@ class Arm:
     micro_batch: int | None = None
 
     def __post_init__(self) -> None:
-        refuse_words(self.rule)
+        if self.rule is not None:
+            object.__setattr__(self, "rule", resolve(self.rule))
 
     @property
     def backprop(self) -> bool:

@@ -37,7 +37,7 @@ from tpsgd.nets.blocks import overwriting, split
 from tpsgd.nets.modes import modes_restored
 from tpsgd.nets.precision import without_autocast
 from tpsgd.parallel.job import Alone, Parallel
-from tpsgd.rules import Rule, default
+from tpsgd.rules import Rule, resolve
 from tpsgd.saved.checkpoint import Checkpoint
 from tpsgd.train import Net
 from tpsgd.training.changes import Changes
@@ -59,9 +59,9 @@ def fit(
     model: nn.Module,
     data: Any,
     *,
-    rule: Rule | Sequence[Rule] | None = None,
+    rule: Rule | str | Sequence[Rule | str] | None = None,
     schedule: Schedule | None = None,
-    loss: Loss | None = None,
+    loss: Loss | str | nn.Module | None = None,
     optimizer: OptimizerFactory | Sequence[OptimizerFactory] | None = None,
     lr: float | Sequence[float] | None = None,
     epochs: int | Sequence[int] | None = None,
@@ -96,13 +96,15 @@ def fit(
             those of different lengths come as `tpsgd.Padded`, a `PackedSequence` or a list. Bytes
             (uint8) that are no tokens are pixels: they are divided by 255, in `evaluate`,
             `tpsgd.data.load` and `tpsgd.adapt` too. All other numbers are taken as they are.
-        rule: one rule for the net, or a list with one per block, the last included (which only
-            lends its loss). Default: `rules.default()`.
+        rule: one rule for the net, `tpsgd.rules.readout()` or its name "readout"; or a list with
+            one per block, the last included (which only lends its loss). Default:
+            `rules.default()`.
         schedule: `tpsgd.sequential` (the paper's) or `tpsgd.simultaneous`. Default: the one that
             suits the net: `simultaneous` if the rule needs the net's output (DFA, sDFA), or if five
             blocks or more of a net with batch norm learn, none is solved, and no budget or reuse of
             inputs is asked for; otherwise `sequential`.
-        loss: of the last block; default: that of the rule (`mse` for tpSGD, else `cross_entropy`).
+        loss: of the last block: `tpsgd.cross_entropy`, its name or `nn.CrossEntropyLoss()`;
+            `tpsgd.bce`; `tpsgd.mse`. Default: the rule's (`mse` for tpSGD, else `cross_entropy`).
         optimizer: a factory, `params -> torch.optim.Optimizer`. Default: Adam at 1e-3; but the
             last layer of a recurrent net is solved by `tpsgd.ridge()` under `sequential`, unless it
             cannot be, because Adam needs many more epochs for it (`run.settings["optimizer"]`).
@@ -174,7 +176,7 @@ def fit(
         progress=progress, window=window, memory=Memory.of(memory), augment=augment,
         precision=precision, blocks=blocks, checkpoint=checkpoint, parallel=parallel,
     )  # fmt: skip
-    return run_training([model], data, default() if rule is None else rule, settings)[0]
+    return run_training([model], data, resolve(rule), settings)[0]
 
 
 def fit_backprop(

@@ -26,7 +26,7 @@ from tpsgd.nets.blocks import Block, split
 from tpsgd.nets.layers import layer_kind
 from tpsgd.nets.padded import Padded
 from tpsgd.objectives import Site
-from tpsgd.rules import Place, Rule, default
+from tpsgd.rules import Place, Rule, resolve
 from tpsgd.saved.checkpoint import Checkpoint
 from tpsgd.solvers import SOLVERS
 from tpsgd.training.evaluate import evaluate
@@ -63,7 +63,7 @@ def fit_many(
     data: Any,
     *,
     restarts: int = 25,
-    rule: Rule | Sequence[Rule] | None = None,
+    rule: Rule | str | Sequence[Rule | str] | None = None,
     backprop: bool | Backprop = False,
     stacked: bool | None = None,
     **settings: Any,
@@ -92,7 +92,7 @@ def fit_many(
     if restarts < 1:
         raise TpsgdError(f"restarts must be 1 or more, got {restarts}")
     chosen = Settings.of("fit_many", settings)
-    rule = default() if rule is None else rule
+    rule = resolve(rule)
     models = [make_model(factory, chosen.seed + r) for r in range(restarts)]
     if len({id(model) for model in models}) < restarts:
         raise TpsgdError("the factory must make a new model each time, but gave one twice")

@@ -27,7 +27,7 @@ from tpsgd.export.to_c.source import sources, summary
 from tpsgd.files import write_together
 from tpsgd.losses import Loss
 from tpsgd.output import check_new, output_folder
-from tpsgd.rules import Rule, default, readout
+from tpsgd.rules import Rule, default, readout, resolve
 from tpsgd.train import simultaneous
 from tpsgd.units import as_bytes, size
 
@@ -37,7 +37,7 @@ def c(
     folder: str | Path,
     *,
     shape: Sequence[int],
-    rule: Rule | Sequence[Rule] | None = None,
+    rule: Rule | str | Sequence[Rule | str] | None = None,
     batch: int = 1,
     optimizer: str = "sgd",
     codes: str = "auto",
@@ -103,6 +103,7 @@ def c(
         )
     if rule is None:
         rule = default() if numbers == "float32" else readout()
+    rule = resolve(rule)
     rule = with_binary_codes(rule) if codes == "binary" or numbers != "float32" else rule
     recipe = read_model(
         model, rule, shape, batch=batch, optimizer=optimizer, loss=loss, seed=seed, spare=spare,

@@ -31,7 +31,7 @@ from tpsgd.files import writable_folder, write_together
 from tpsgd.losses import Loss
 from tpsgd.nets.precision import without_autocast
 from tpsgd.nets.recurrent import connect
-from tpsgd.rules import Rule, default
+from tpsgd.rules import Rule, resolve
 from tpsgd.train import simultaneous
 from tpsgd.training.fit import fit
 
@@ -56,7 +56,7 @@ def onnx(
     file: str | Path,
     *,
     shape: Sequence[int],
-    rule: Rule | Sequence[Rule] | None = None,
+    rule: Rule | str | Sequence[Rule | str] | None = None,
     optimizer: str = "sgd",
     epoch: bool = False,
     loss: Loss | None = None,
@@ -97,7 +97,7 @@ def onnx(
     Returns:
         The paths, the number of nodes, and how the graph was checked.
     """
-    path, rule = _graph_path(file, overwrite), default() if rule is None else rule
+    path, rule = _graph_path(file, overwrite), resolve(rule)
     sample: Shape = check_shape(shape)
     recipe = read_model(
         model, rule, sample, optimizer=optimizer, loss=loss, seed=seed, samples=samples

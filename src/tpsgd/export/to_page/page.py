@@ -27,7 +27,7 @@ from tpsgd.files import write_whole
 from tpsgd.losses import Loss
 from tpsgd.names import printable, safe
 from tpsgd.output import check_new
-from tpsgd.rules import Rule, default
+from tpsgd.rules import Rule, resolve
 from tpsgd.train import simultaneous
 
 FOLDER = Path(__file__).with_name("static")
@@ -45,7 +45,7 @@ def page(
     data: Data,
     file: str | Path,
     *,
-    rule: Rule | Sequence[Rule] | None = None,
+    rule: Rule | str | Sequence[Rule | str] | None = None,
     lr: float = 0.01,
     optimizer: str = "sgd",
     loss: Loss | None = None,
@@ -76,7 +76,7 @@ def page(
     path = _html_file(file)
     check_new(path, overwrite)
     _check(data, lr)
-    rule = default() if rule is None else rule
+    rule = resolve(rule)
     recipe = read_model(
         model, rule, data.shape, optimizer=optimizer, loss=loss, seed=seed, spare=spare,
         samples=torch.as_tensor(data.train[0][:CALIBRATION]),
