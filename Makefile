@@ -17,7 +17,7 @@ FLEET := .venv-fleet/.installed
 
 # For `make units`: tests of what computes, and settings that lower the vector units torch uses.
 CORE := tests/nets tests/maths tests/zoo tests/test_matrix.py tests/test_objectives.py \
-  tests/test_losses.py tests/test_train.py tests/test_locality.py tests/engine/test_replay.py \
+  tests/test_losses.py tests/test_train.py tests/test_locality.py tests/fast \
   tests/engine/test_backprop.py tests/saved/test_round_trip.py tests/benchmarks/test_fuzz_layers.py
 AVX2 := ONEDNN_MAX_CPU_ISA=AVX2,ATEN_CPU_CAPABILITY=avx2
 SSE41 := ONEDNN_MAX_CPU_ISA=SSE41,ATEN_CPU_CAPABILITY=default

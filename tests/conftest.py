@@ -175,7 +175,7 @@ def says(monkeypatch, capsys, _commands):
 @pytest.fixture
 def tapes(monkeypatch: pytest.MonkeyPatch) -> list:
     """The tapes of recorded steps; `count` says how often each is replayed."""
-    from tpsgd.engine import replay
+    from tpsgd.fast import replay
 
     tapes = []
 

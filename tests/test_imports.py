@@ -14,7 +14,7 @@ ROOT = Path(tpsgd.__file__).parent
 LEAVES = ["names", "errors", "units", "files", "output", "figures", "maths"]
 PAPER = ["losses", "projections", "objectives", "rules", "protocols", "train"]
 ORDER = [
-    [*LEAVES, *PAPER], ["nets"], ["solvers", "saved"], ["engine"], ["memory", "parallel"],
+    [*LEAVES, *PAPER], ["nets"], ["solvers", "saved"], ["engine"], ["fast"], ["memory", "parallel"],
     ["training"], ["peers", "zoo", "data"], ["comparison", "adapt", "estimators", "streams"],
     ["export", "fleet"], ["cli", "__main__"],
 ]  # fmt: skip

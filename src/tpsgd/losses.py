@@ -91,7 +91,7 @@ mse = Loss("mse", torch.clone, _mse)
 cross_entropy = Loss("cross_entropy", _softmax, _cross_entropy)
 bce = Loss("bce", torch.sigmoid, _bce)
 ALL = {loss.name: loss for loss in (mse, cross_entropy, bce)}
-TORCHS = {nn.CrossEntropyLoss: cross_entropy}  # the same function, with its default arguments
+TORCHS: dict[Any, Loss] = {nn.CrossEntropyLoss: cross_entropy}  # with its default arguments
 
 
 def resolve(loss: Any) -> Loss | None:

@@ -451,7 +451,7 @@ ALL: dict[str, Entry] = {
 }
 
 
-def resolve(rule: Any) -> Any:
+def resolve(rule: Any) -> Rule | list[Rule]:
     """The rule that a word of `ALL` names; rules stay, None is the default, lists have one a block.
 
     Examples:
@@ -461,7 +461,7 @@ def resolve(rule: Any) -> Any:
     if rule is None:
         return default()
     if isinstance(rule, (list, tuple)):
-        return [resolve(each) for each in rule]
+        return [resolve(each) for each in rule]  # type: ignore[misc]
     if isinstance(rule, str):
         if rule not in ALL:
             raise TpsgdError(f"unknown rule {rule!r}: {suggestion(rule, ALL)}")

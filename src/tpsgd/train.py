@@ -8,7 +8,7 @@
 A *learner* is a block with its objective and its optimizer (`engine/learner.py`). A *source* yields
 the batches of an epoch (`engine/batches.py`). An *observer* is told what happens: it keeps the
 record, measures memory, shows progress, stops blocks early (`protocols.py` has all four). Tapes
-(`engine/replay.py`), CUDA graphs, micro-batches and the memory meter wrap `step` or observe it;
+and CUDA graphs (`fast/`), micro-batches and the memory meter wrap `step` or observe it;
 none of them is needed to understand this file.
 """
 
@@ -23,6 +23,7 @@ from tpsgd.protocols import Batch, EpochEnd, Learner, Observer, Source
 from tpsgd.rules import Signal
 
 Step = Callable[[Sequence[Any], Any], None]
+Wrap = Callable[[Step, Sequence[Any], Source], Step]
 
 
 def until_stopped(learners: Sequence[Learner]) -> Iterator[int]:
@@ -41,7 +42,7 @@ class Net:
     source: Source
     validation: Source | None
     observers: list[Observer]
-    wrap: Callable[[Step, Sequence[Any], Source], Step]
+    wrap: Wrap
     pass_on: Callable[["Net", Any, Source], Source]  # a frozen block's outputs, as a source
     epochs: Callable[[Sequence[Any]], Iterator[int]] = until_stopped  # of blocks that have started
 

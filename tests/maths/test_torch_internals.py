@@ -50,8 +50,8 @@ def absent(name):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_absent_name_costs_time_only(name, monkeypatch):
     expected = weights(OPTIMIZERS[name])
-    for module in ("torch_internals", "fused_optimizers", "tape"):
-        monkeypatch.setattr(f"tpsgd.maths.{module}.internal", absent(name))
+    for module in ("maths.torch_internals", "fast.optimizer_steps", "fast.tape"):
+        monkeypatch.setattr(f"tpsgd.{module}.internal", absent(name))
     with pytest.warns(UserWarning, match=name.split(".")[-1]) as caught:
         changed = weights(OPTIMIZERS[name])
     assert len(caught) == 1
@@ -92,7 +92,8 @@ def test_labels_are_subtracted_without_a_test_for_vmap(monkeypatch):
 def test_an_optimizer_without_lists_of_hooks_steps_by_itself(monkeypatch):
     expected = weights(torch.optim.Adam)
     monkeypatch.delattr(torch.optim.Optimizer, "_optimizer_step_pre_hooks", raising=False)
-    from tpsgd.maths.fused_optimizers import hooked, quick_step
+    from tpsgd.fast.optimizer_steps import quick_step
+    from tpsgd.maths.fused_optimizers import hooked
 
     optimizer = torch.optim.Adam([nn.Parameter(torch.ones(2))], lr=0.1, fused=True)
     assert not hooked(optimizer)

@@ -16,7 +16,7 @@ from torch.nn.utils import weight_norm as weight_norm_by_hook
 
 import tpsgd
 from tpsgd import TpsgdError, rules
-from tpsgd.engine import replay
+from tpsgd.fast import replay
 
 X, Y = points(256)
 IMAGES = torch.randn(96, 1, 6, 6, generator=torch.Generator().manual_seed(0)), torch.arange(96) % 3

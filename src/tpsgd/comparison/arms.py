@@ -94,12 +94,12 @@ def arm(
         what = make(factory) if what == "reservoir" else make()
     if isinstance(what, Arm):
         return what
-    what = rules.resolve(what)
-    if not isinstance(what, Rule):
-        raise TpsgdError(f"an arm is a word, a rule or an Arm, not {type(what).__name__}")
-    if not what.head:  # nothing learns
-        return Arm(what.name, what, simultaneous, epochs=0)
-    return Arm(what.name, what, simultaneous if what.needs_output else schedule)
+    rule = rules.resolve(what)
+    if not isinstance(rule, Rule):
+        raise TpsgdError(f"an arm is a word, a rule or an Arm, not {type(rule).__name__}")
+    if not rule.head:  # nothing learns
+        return Arm(rule.name, rule, simultaneous, epochs=0)
+    return Arm(rule.name, rule, simultaneous if rule.needs_output else schedule)
 
 
 def all_words(factory: Factory) -> tuple[list[str], list[str]]:

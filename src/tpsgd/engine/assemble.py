@@ -23,17 +23,10 @@ from tpsgd.engine.batches import (
     first_samples,
     is_stream,
 )
-from tpsgd.engine.cuda_graphs import (
-    beside,
-    can_update_beside,
-    captured,
-    library_modules_only,
-)
-from tpsgd.engine.learner import Backend, BlockLearner, GradientLearner, accumulate, together
+from tpsgd.engine.learner import Backend, BlockLearner, GradientLearner, accumulate
 from tpsgd.engine.line import Line, line_of
 from tpsgd.engine.optimizers import follow_curve, make_optimizer
 from tpsgd.engine.record import BlockInfo
-from tpsgd.engine.replay import replayed
 from tpsgd.engine.reuse import InputReuse
 from tpsgd.engine.settings import Memory, Settings
 from tpsgd.engine.solved import RecursiveLearner, RidgeLearner, check_solvers
@@ -53,7 +46,7 @@ from tpsgd.objectives import IDLE, Objective, Site, move, output
 from tpsgd.protocols import Source
 from tpsgd.rules import Place, Signal
 from tpsgd.solvers import SOLVERS, Recursive, Ridge
-from tpsgd.train import Net, Step, sequential, simultaneous
+from tpsgd.train import Net, Step, Wrap, sequential, simultaneous
 
 SLICE = 1 << 20  # bytes of a weight's gradient worth computing apart
 SLICES = 8  # at most, unless more are asked for
@@ -62,7 +55,12 @@ GPU_WINDOW = 16  # time steps computed together where launching one takes longer
 
 
 def assemble(
-    models: list[nn.Module], data: Any, method: Method, settings: Settings, device: torch.device
+    models: list[nn.Module],
+    data: Any,
+    method: Method,
+    settings: Settings,
+    device: torch.device,
+    faster: Callable[[Sequence[Any]], Wrap],
 ) -> tuple[Net, Anatomy]:
     """A net that is ready to be trained; several models are restarts, stacked into one."""
     x = first_samples(data)
@@ -78,7 +76,7 @@ def assemble(
         validation = as_source(settings.validation, form, loss, classes, False, anatomy.classifier)
     if settings.augment is not None:
         source = Augmented(source, settings.augment)
-    return join(learners, source, validation, settings, line), anatomy
+    return join(learners, source, validation, settings, faster, line), anatomy
 
 
 def backprop_line(
@@ -97,21 +95,18 @@ def join(
     source: Source,
     validation: Source | None,
     settings: Settings,
+    faster: Callable[[Sequence[Any]], Wrap],
     line: Line | None = None,
     pass_on: InputReuse | None = None,
 ) -> Net:
-    """Learners and sources as a net, with the wrappers of a step that the settings ask for."""
-    ours = all(map(library_modules_only, learners))
+    """Learners and sources as a net; `faster` makes the wrapper of a step that speeds it up."""
     for learner in learners:
         learner.watched = bool(settings.callbacks)
+    accelerate = faster(learners)
 
     def wrap(step: Step, learners: Sequence[Any], source: Source) -> Step:
         step = step if settings.memory.micro_batch is None else accumulate(step)
-        if len(learners) > 1 and source.form.device.type == "cuda":
-            small = can_update_beside(learners, source.form)
-            step = beside(step, source.form.device) if small else together(step)
-        step = captured(replayed(step, learners, source, ours), learners, source, ours)
-        return follow_curve(step, learners, source)
+        return follow_curve(accelerate(step, learners, source), learners, source)
 
     reuse = settings.memory.reuse if settings.augment is None else False
     pass_on = pass_on or InputReuse(reuse, settings.memory.fast, line)

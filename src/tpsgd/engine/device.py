@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -108,3 +109,15 @@ def with_threads(threads: int, function: Callable[..., Any]) -> Callable[..., An
             return function(*args)
 
     return call
+
+
+@cache
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream on which steps are captured."""
+    return torch.cuda.Stream(device)
+
+
+@cache
+def update_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of updates that run beside later blocks' forward passes."""
+    return torch.cuda.Stream(device)

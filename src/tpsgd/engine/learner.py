@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from tpsgd.engine.optimizers import LRSchedule, OptimizerFactory, make_optimizer
 from tpsgd.errors import TpsgdError
 from tpsgd.maths.epoch_figures import figures_for
-from tpsgd.maths.fused_optimizers import ELEMENTWISE, hooked, joint_step, quick_step, rate_of
+from tpsgd.maths.fused_optimizers import ELEMENTWISE, hooked, rate_of
 from tpsgd.maths.learning_rates import BatchRates, RateCurve
 from tpsgd.nets.autograd import Autograd
 from tpsgd.nets.blocks import Block
@@ -219,7 +219,8 @@ class GradientLearner(BlockLearner):
         super().__init__(*args, **options)
         self.slices, self.codes_first, self.share = slices, codes_first, 1.0
         self.optimizer: Optimizer | None = None
-        self.quick: Callable[[], None] | None = None  # its step, where there is a quicker way
+        self.quick_step: Callable[[Optimizer], Callable[[], None] | None] = lambda optimizer: None
+        self.quick: Callable[[], None] | None = None  # the optimizer's step, by `quick_step`
         self.scheduler: LRScheduler | None = None
         self.batch_rates: BatchRates | None = None  # where its rate changes with every batch
         self.moving: dict[str, Tensor] = {}  # what the optimizer has: parameters, or slices
@@ -319,7 +320,7 @@ class GradientLearner(BlockLearner):
             self.quick()
         else:
             self.optimizer.step()
-            self.quick = quick_step(self.optimizer)
+            self.quick = self.quick_step(self.optimizer)
             if self.constants is None:  # its state exists now
                 self.rate = rate_of(self.optimizer)
                 self.constants = self._constants()
@@ -390,36 +391,3 @@ def accumulate(step: Step) -> Step:
             learner.share = 1.0
 
     return accumulated
-
-
-def together(step: Step) -> Step:
-    """The step with one kernel for the optimizers of all blocks, once all have their gradients.
-
-    On a GPU, a kernel for a single block leaves most of the device idle.
-    """
-
-    def with_joint_optimizers(learners: Sequence[Any], batch: Any) -> None:
-        waiting = [x for x in learners if x.learning and getattr(x, "slices", 0) == 1]
-        for learner in waiting:
-            learner.waits = True
-        step(learners, batch)
-        for learner in waiting:
-            learner.waits = False
-        if batch.last:
-            _step_together(waiting)
-
-    return with_joint_optimizers
-
-
-def _step_together(learners: Sequence[Any]) -> None:
-    """Take the steps of several optimizers, in one kernel where they have the same settings."""
-    ready = [x for x in learners if all(p.grad is not None for p in x.moving.values())]
-    alike = [x for x in ready if x.settings == ready[0].settings]
-    step = joint_step([x.optimizer for x in alike])
-    if step is not None:
-        step()
-        for learner in alike:
-            learner.drop_gradients()
-    for learner in learners:
-        if step is None or learner not in alike:
-            learner.apply_gradients()

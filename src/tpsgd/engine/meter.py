@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from tpsgd.engine.cuda_graphs import side_stream, update_stream
+from tpsgd.engine.device import side_stream, update_stream
 from tpsgd.maths.torch_internals import internal
 from tpsgd.nets.unrolled import Unrolled
 from tpsgd.protocols import EpochEnd, Observer

@@ -107,7 +107,7 @@ class Settings:
     """What `fit`, `fit_many`, `plan`, `compare` and `adapt.fit` take by keyword; see `fit`."""
 
     schedule: Schedule | None = None
-    loss: Loss | None = None
+    loss: Any = None  # a Loss, or what `losses.resolve` takes
     optimizer: OptimizerFactory | Sequence[OptimizerFactory] | None = None
     lr: float | Sequence[float] | None = None
     epochs: Any = 5  # a number, a list for the blocks, or None: `lengths` chooses it

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tpsgd.engine.anatomy import Anatomy
 from tpsgd.engine.batches import ThroughBlocks, depth, stored_samples
-from tpsgd.engine.cuda_graphs import library_modules_only
+from tpsgd.fast.cuda_graphs import library_modules_only
 from tpsgd.rules import Place
 from tpsgd.train import Net, train
 

@@ -28,6 +28,7 @@ from tpsgd.engine.reuse import InputReuse
 from tpsgd.engine.settings import Settings
 from tpsgd.engine.solved import RidgeLearner
 from tpsgd.errors import TpsgdError
+from tpsgd.fast.wrapper import wrapper
 from tpsgd.losses import bce
 from tpsgd.maths.random import SORTED, Key, mixed, permutation
 from tpsgd.memory.alike import in_turn
@@ -258,7 +259,7 @@ def _fake_net(
     pass_on = InputReuse(reuse, line=line, samples=inputs.samples, through=through)
     source = Arrays(x, y, form, order=order)
     source.take = Replayed(source.take, live)  # type: ignore[method-assign]
-    net = join(learners, source, None, settings, line, pass_on)
+    net = join(learners, source, None, settings, wrapper, line, pass_on)
     return net, anatomy
 
 

@@ -497,7 +497,7 @@ def _misfit_of_layer(modules: list[nn.Module], x: Any) -> str:
                 x = through(module, x)
         except Exception:  # whatever a custom module may raise
             return ""
-        if not isinstance(x, (Tensor, Padded)):
+        if not hasattr(x, "shape"):
             return f"nn.{name} gives a {type(x).__name__}, and the next module takes one tensor"
     return ""
 

@@ -20,6 +20,7 @@ from tpsgd.engine.device import limit_threads
 from tpsgd.engine.record import LOWER_RATE, SCALE_INPUTS
 from tpsgd.engine.settings import Settings
 from tpsgd.errors import TpsgdError
+from tpsgd.fast.wrapper import quicken
 from tpsgd.losses import bce
 from tpsgd.nets.padded import Padded
 from tpsgd.rules import Rule, Signal
@@ -143,6 +144,7 @@ class OnlineNet:
         _check_solvers(self.anatomy)
         learners = make_learners(self.anatomy, self.rule, self.settings, samples=0)
         check_optimizers(learners)
+        quicken(learners)
         return learners
 
     def _arrays(self, x: Any, labels: Tensor) -> Arrays:

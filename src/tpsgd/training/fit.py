@@ -31,6 +31,7 @@ from tpsgd.engine.record import Epoch, Progress, Recorder, Run
 from tpsgd.engine.settings import LOW, Memory, Schedule, Settings
 from tpsgd.engine.solved import with_default_optimizers
 from tpsgd.errors import TpsgdError
+from tpsgd.fast.wrapper import wrapper
 from tpsgd.losses import Loss
 from tpsgd.memory.budget import within_budget
 from tpsgd.nets.blocks import overwriting, split
@@ -222,7 +223,7 @@ def run_training(
         device = stack.enter_context(training_context(models, settings, keep_inputs))
         progress = stack.enter_context(bar_unless(settings.progress))
         last_good = stack.enter_context(LastGoodWeights())
-        net, anatomy = assemble(models, data, method, settings, device)
+        net, anatomy = assemble(models, data, method, settings, device, wrapper)
         refuse_broken_weights(models)
         warn_of_link(anatomy)
         warn_of_bytes(net.source)

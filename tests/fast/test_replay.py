@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 
 import tpsgd
 from tpsgd import Recurrent, rules
-from tpsgd.engine import assemble
+from tpsgd.fast import wrapper
 
 RULES = {
     "readout": rules.readout(),
@@ -315,7 +315,7 @@ def test_other_layers_have_the_weights_of_plain_steps(net, schedule, tapes, monk
     samples, models = data(), []
     for replays in (True, False):
         if not replays:
-            monkeypatch.setattr(assemble, "replayed", lambda step, *_: step)
+            monkeypatch.setattr(wrapper, "replayed", lambda step, *_: step)
         model = seeded(lambda: nn.Sequential(*make()).double())
         settings = {"epochs": 4, "batch_size": 8, "schedule": SCHEDULES[schedule]}
         tpsgd.fit(model, samples, **settings)

@@ -1,4 +1,4 @@
-"""A step on a CPU as a tape, recorded once and replayed for every batch; see `maths.tape`.
+"""A step on a CPU as a tape, recorded once and replayed for every batch; see `tape`.
 
 In a small net most of a step is Python. A step can be replayed if it reads its samples by indices,
 its gradients are written out and its optimizer is one of torch's own.
@@ -11,11 +11,11 @@ from typing import Any
 from torch import Tensor
 
 from tpsgd.engine.batches import Arrays, Batch, ThroughBlocks
-from tpsgd.engine.cuda_graphs import library_modules_only
 from tpsgd.engine.optimizers import has_curve
+from tpsgd.fast.cuda_graphs import library_modules_only
+from tpsgd.fast.tape import Record, Tape, record
 from tpsgd.losses import bce, cross_entropy, mse
 from tpsgd.maths.fused_optimizers import ELEMENTWISE, hooked, rate_of
-from tpsgd.maths.tape import Record, Tape, record
 from tpsgd.nets.autograd import Autograd
 from tpsgd.protocols import Source
 from tpsgd.train import Step

@@ -12,10 +12,10 @@ from torch.utils._pytree import tree_leaves
 
 import tpsgd
 from tpsgd import rules, split
-from tpsgd.engine import assemble, cuda_graphs
 from tpsgd.engine.augment import Draws, chain, crop, cutout, flip, jitter, resized_crop
-from tpsgd.engine.cuda_graphs import CapturedStep, _can_capture, _capturable, can_update_beside
 from tpsgd.engine.learner import BlockSettings, GradientLearner
+from tpsgd.fast import cuda_graphs, wrapper
+from tpsgd.fast.cuda_graphs import CapturedStep, _can_capture, _capturable, can_update_beside
 from tpsgd.maths.random import Key
 from tpsgd.nets.closed_form import ClosedForm
 from tpsgd.objectives import Site, differentiate
@@ -238,7 +238,7 @@ def both(monkeypatch):
             first = trained(rule, schedule, **settings)
         assert bool(made) is captures
         with monkeypatch.context() as patch:
-            patch.setattr("tpsgd.engine.assemble.captured", lambda step, *_: step)
+            patch.setattr("tpsgd.fast.wrapper.captured", lambda step, *_: step)
             return first, trained(rule, schedule, **settings)
 
     return call
@@ -288,7 +288,7 @@ def test_and_in_a_lower_precision(name, schedule, both):
 @pytest.mark.parametrize("beside", [True, False])
 @pytest.mark.parametrize("name", ["readout", "l2", "predsim", "auxiliary", "sdfa"])
 def test_and_with_updates_beside_later_blocks_or_together(name, beside, both, monkeypatch):
-    monkeypatch.setattr(assemble, "can_update_beside", lambda *_: beside)
+    monkeypatch.setattr(wrapper, "can_update_beside", lambda *_: beside)
     settings = {"epochs": 20, "batch_size": 8}
     close(*both(RULES[name](), "simultaneous", **settings), rtol=1e-3, atol=1e-4)
 
@@ -328,7 +328,7 @@ def test_predsims_derivative_is_the_losss_there_too(features, convolve):
 def test_backprop_in_micro_batches_is_captured(monkeypatch):
     weights = []
     for capture in (cuda_graphs.captured, lambda step, *_: step):
-        monkeypatch.setattr("tpsgd.engine.assemble.captured", capture)
+        monkeypatch.setattr("tpsgd.fast.wrapper.captured", capture)
         model, settings = convnet(), folded(micro_batch=3, epochs=2, batch_size=8, device="cuda")
         tpsgd.fit_backprop(model, images(75), **settings)
         weights.append(state(model))
@@ -342,7 +342,7 @@ def test_backprop_in_micro_batches_is_captured(monkeypatch):
 @pytest.mark.parametrize("norm", [True, False])
 def test_weights_are_those_of_a_cpu(norm, name, schedule, beside, monkeypatch):
     """A convolution with its ReLU, optimizers together, figures: each has another path there."""
-    monkeypatch.setattr(assemble, "can_update_beside", lambda *_: beside)
+    monkeypatch.setattr(wrapper, "can_update_beside", lambda *_: beside)
     runs, models = [], []
     for device in ("cpu", "cuda"):
 

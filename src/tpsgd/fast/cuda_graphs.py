@@ -9,7 +9,6 @@ two can run at the same time. On a CPU nothing changes.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from tpsgd.engine.batches import (
     ThroughBlocks,
     is_library_module,
 )
+from tpsgd.engine.device import side_stream, update_stream
 from tpsgd.nets.closed_form import ClosedForm
 from tpsgd.nets.stacked import Stacked
 from tpsgd.projections import Redrawn
@@ -32,18 +32,6 @@ from tpsgd.train import Step
 
 SMALL = 32 << 20  # bytes of all blocks' outputs that may be kept until every update has ended
 WARM_UP = 1  # real batches before the capture, which itself computes nothing
-
-
-@cache
-def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream on which steps are captured."""
-    return torch.cuda.Stream(device)
-
-
-@cache
-def update_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream of updates that run beside later blocks' forward passes."""
-    return torch.cuda.Stream(device)
 
 
 def captured(step: Step, learners: Sequence[Any], source: Source, library_only: bool) -> Step:

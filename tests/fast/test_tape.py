@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from tpsgd.engine.meter import LiveBytes
-from tpsgd.maths.tape import Tape, record
+from tpsgd.fast.tape import Tape, record
 
 W, DATA = torch.randn(4, 3), torch.randn(20, 4)
 
