@@ -24,7 +24,7 @@ from tpsgd.engine.batches import (
     is_stream,
 )
 from tpsgd.engine.learner import Backend, BlockLearner, GradientLearner, accumulate
-from tpsgd.engine.line import Line, line_of
+from tpsgd.engine.line import BackpropLine, line_of
 from tpsgd.engine.optimizers import follow_curve, make_optimizer
 from tpsgd.engine.record import BlockInfo
 from tpsgd.engine.reuse import InputReuse
@@ -81,7 +81,7 @@ def assemble(
 
 def backprop_line(
     anatomy: Anatomy, method: Method, settings: Settings, sample: Any, samples: int
-) -> Line | None:
+) -> BackpropLine | None:
     """What backprop would take, where blocks learn one after another and may stay under it."""
     kept = settings.memory.reuse is not None or settings.memory.fast
     if settings.schedule is not sequential or isinstance(method, Backprop) or kept:
@@ -96,7 +96,7 @@ def join(
     validation: Source | None,
     settings: Settings,
     faster: Callable[[Sequence[Any]], Wrap],
-    line: Line | None = None,
+    line: BackpropLine | None = None,
     pass_on: InputReuse | None = None,
 ) -> Net:
     """Learners and sources as a net; `faster` makes the wrapper of a step that speeds it up."""
@@ -114,7 +114,11 @@ def join(
 
 
 def make_learners(
-    anatomy: Anatomy, method: Method, settings: Settings, samples: int, line: Line | None = None
+    anatomy: Anatomy,
+    method: Method,
+    settings: Settings,
+    samples: int,
+    line: BackpropLine | None = None,
 ) -> list[BlockLearner]:
     """Every block with its objective and its gradients; what cannot be trained is refused."""
     if isinstance(method, Backprop):
@@ -130,7 +134,7 @@ def make_learners(
 
 
 def _block_learner(
-    i: int, anatomy: Anatomy, settings: Settings, samples: int, line: Line | None
+    i: int, anatomy: Anatomy, settings: Settings, samples: int, line: BackpropLine | None
 ) -> BlockLearner:
     """Block i of every restart."""
     block, rule, form, size = anatomy.blocks[i], anatomy.rules[i], anatomy.form, anatomy.sizes[i]

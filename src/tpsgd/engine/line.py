@@ -52,7 +52,7 @@ class Need:
 
 
 @dataclass(frozen=True)
-class Line:
+class BackpropLine:
     """The bytes that backprop takes at least, without the model's, and what the blocks need."""
 
     backprop: int
@@ -112,7 +112,7 @@ class Layer:
 
 def line_of(
     anatomy: Anatomy, params: Sequence[dict[str, Tensor]], sample: Any, samples: int
-) -> Line | None:
+) -> BackpropLine | None:
     """The line for a net whose blocks learn one after another; None where it is not counted.
 
     `params` are those of each block that may learn, `sample` is one of `samples` (0: unknown).
@@ -127,7 +127,7 @@ def line_of(
     # autograd stores nothing before the first layer that learns
     stored = sum(layer.stored for layer in layers[first:-1])
     held = max(weights + layers[first].before, stored)
-    return Line(weights * _moments_of_net(anatomy, layers) + layers[0].input + held, needs)
+    return BackpropLine(weights * _moments_of_net(anatomy, layers) + layers[0].input + held, needs)
 
 
 def _layers(

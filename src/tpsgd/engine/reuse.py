@@ -22,7 +22,7 @@ from tpsgd.engine.batches import (
     stored_samples,
 )
 from tpsgd.engine.device import available
-from tpsgd.engine.line import Line
+from tpsgd.engine.line import BackpropLine
 from tpsgd.errors import TpsgdError
 from tpsgd.maths.memory_format import channels_last, like
 from tpsgd.maths.random import permutation
@@ -41,7 +41,7 @@ class InputReuse:
 
     reuse: bool | str | Path | None = None
     fast: bool = False  # keep inputs where they fit into half of what is free
-    line: Line | None = None  # under which inputs are kept otherwise
+    line: BackpropLine | None = None  # under which inputs are kept otherwise
     free_bytes: Callable[[torch.device], float] = available
     samples: int | None = None  # how many there will be, if a source has fewer: in a rehearsal
     through: Callable[..., ThroughBlocks] = ThroughBlocks

@@ -13,7 +13,7 @@ from torch import Tensor
 from tpsgd.engine.batches import Arrays, Batch, ThroughBlocks
 from tpsgd.engine.optimizers import has_curve
 from tpsgd.fast.cuda_graphs import library_modules_only
-from tpsgd.fast.tape import Record, Tape, record
+from tpsgd.fast.tape import Recording, Tape, record
 from tpsgd.losses import bce, cross_entropy, mse
 from tpsgd.maths.fused_optimizers import ELEMENTWISE, hooked, rate_of
 from tpsgd.nets.autograd import Autograd
@@ -44,7 +44,7 @@ class ReplayedStep:
         self.constant = True  # whether the step has been the same each time
         self.warmed_up = 0
         self.tape: Tape | None = None
-        self.record: Record | None = None  # of the step before, if this one is to be compared
+        self.record: Recording | None = None  # of the step before, if this one is to be compared
 
     def __call__(self, learners: Sequence[Any], batch: Batch) -> None:
         """Learn from a batch."""

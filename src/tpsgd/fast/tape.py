@@ -67,7 +67,7 @@ class Call(NamedTuple):
     several: bool  # it returns a tuple or a list
 
 
-class Record(NamedTuple):
+class Recording(NamedTuple):
     """What a function has called, and the values of its results."""
 
     calls: list[Call]
@@ -192,7 +192,7 @@ def _same_memory(a: Tensor, b: Tensor) -> bool:
 
 def record(
     function: Callable[[], Any], arguments: Sequence[Tensor], results: Callable[[], list[Any]]
-) -> Record | None:
+) -> Recording | None:
     """Call a function and note its operators; None if it reads the value of a tensor.
 
     Args:
@@ -204,13 +204,13 @@ def record(
     with recording:
         function()
     names = [None if t is None else recording.name(t) for t in results()]
-    return Record(recording.calls, names) if recording.constant else None
+    return Recording(recording.calls, names) if recording.constant else None
 
 
 class Tape:
     """A record as a function of its arguments, which returns a list of its results."""
 
-    def __init__(self, record: Record, arguments: int) -> None:
+    def __init__(self, record: Recording, arguments: int) -> None:
         self.rates: list[float] = []
         self.places: dict[int, int] = {}  # of a rate among them, by its first parameter's address
         self.names: dict[str, Any] = {"rates": self.rates}
@@ -222,7 +222,7 @@ class Tape:
         # without its own name, so that it does not keep itself alive
         self.replay: Callable[..., list[Any]] = self.names.pop("replay")
 
-    def _lines(self, record: Record, arguments: int) -> list[str]:
+    def _lines(self, record: Recording, arguments: int) -> list[str]:
         """One line for each call, and one for what nothing needs any more."""
         calls = _needed(record)
         last_use: dict[int, int] = {}
@@ -301,7 +301,7 @@ class Tape:
         return name
 
 
-def _needed(record: Record) -> list[Call]:
+def _needed(record: Recording) -> list[Call]:
     """The calls that change a tensor, draw random numbers or make what another one needs."""
     needed, calls = set(_numbers(record.results)), []
     for call in reversed(record.calls):

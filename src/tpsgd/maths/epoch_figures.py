@@ -14,7 +14,7 @@ from tpsgd.losses import Loss
 from tpsgd.objectives import LATER, LossAndGrads
 
 
-class Batch(NamedTuple):
+class StoredBatch(NamedTuple):
     """What the figures need from a batch; the loss may be `LATER`: that of the logits."""
 
     loss: Any
@@ -98,7 +98,7 @@ class StoredFigures(Figures):
             self.stored = 0
             self._count(self.logits[:n], self.labels[:n])
 
-    def _to_store(self, batch: Batch) -> bool:
+    def _to_store(self, batch: StoredBatch) -> bool:
         """Add a batch's loss; whether its logits are to be stored, and then there is room."""
         self.loss_is_later = batch.loss is LATER
         if batch.loss is not LATER:
@@ -148,7 +148,7 @@ class CpuFigures(StoredFigures):
 
     def add(self, local: LossAndGrads, labels: Tensor) -> None:
         """Leave a batch for `keep`; one of many classes is looked at in the step."""
-        batch = Batch(local.loss, local.logits, labels)
+        batch = StoredBatch(local.loss, local.logits, labels)
         if self._is_large(local.logits):
             self._to_store(batch)
         else:
@@ -158,7 +158,7 @@ class CpuFigures(StoredFigures):
         """Store the batch that a step has left."""
         if self.unstored is None:
             return
-        batch, self.unstored = Batch(*self.unstored), None
+        batch, self.unstored = StoredBatch(*self.unstored), None
         if self._to_store(batch):
             logits, labels = self.room[self.stored]
             logits.copy_(batch.logits)  # type: ignore[arg-type]
@@ -180,7 +180,7 @@ class GpuFigures(StoredFigures):
 
     def add(self, local: LossAndGrads, labels: Tensor) -> None:
         """Store a batch at the place that the counter says."""
-        if self._to_store(Batch(local.loss, local.logits, labels)):
+        if self._to_store(StoredBatch(local.loss, local.logits, labels)):
             shape = len(self.room), *labels.shape
             logits = self.logits.view(*shape[:2], -1)
             logits.index_copy_(0, self.place, local.logits[None])  # type: ignore[index]

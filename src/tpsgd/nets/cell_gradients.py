@@ -22,7 +22,7 @@ from tpsgd.nets.activations import Activation
 from tpsgd.objectives import LossAndGrads
 
 
-class Weights(NamedTuple):
+class CellWeights(NamedTuple):
     """One cell's weights; `bias` is b_X + b_H."""
 
     x: Tensor
@@ -32,7 +32,7 @@ class Weights(NamedTuple):
     act: Activation
 
 
-class Window(NamedTuple):
+class StepWindow(NamedTuple):
     """Some steps of a batch: `(..., steps, rows, features)`, or tokens `(..., steps, rows)`."""
 
     start: int
@@ -106,7 +106,7 @@ class CellGradients:
 
     def __init__(
         self,
-        weights: Weights,
+        weights: CellWeights,
         shape: tuple[int, ...],
         objective: Callable[[int, Steps], WindowLoss] | None = None,
         learns: bool = False,
@@ -124,7 +124,7 @@ class CellGradients:
         self.dtensors: list[Tensor] = []
         self.logits: Tensor | None = None  # of the last step
 
-    def read(self, window: Window) -> Tensor:
+    def read(self, window: StepWindow) -> Tensor:
         """The states after each step of a window, until the next window is read."""
         x = window.values
         tokens = not x.is_floating_point()

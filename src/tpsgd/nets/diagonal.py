@@ -49,7 +49,7 @@ class LossAt(Enum):
     EVERY = "every"
 
 
-class Weights(NamedTuple):
+class DiagonalWeights(NamedTuple):
     """A layer's weights as they are used; all may have a leading dimension of restarts."""
 
     nu: Tensor  # lambda = exp(-nu + i theta)
@@ -64,7 +64,7 @@ class Weights(NamedTuple):
     norm_bias: Tensor
 
     @classmethod
-    def of(cls, params: Mapping[str, Tensor]) -> "Weights":
+    def of(cls, params: Mapping[str, Tensor]) -> "DiagonalWeights":
         """From a layer's parameters."""
         gamma = params["gamma_log"].exp()
         return cls(
@@ -81,7 +81,7 @@ class Weights(NamedTuple):
         )
 
 
-def driven(W: Weights, x: Tensor) -> Tensor:
+def driven(W: DiagonalWeights, x: Tensor) -> Tensor:
     """gamma B x `(..., 2 states, samples)` of inputs `(..., samples, inputs)`, or of tokens."""
     if x.is_floating_point():
         return W.drive @ _turned(x)
@@ -91,7 +91,7 @@ def driven(W: Weights, x: Tensor) -> Tensor:
 Features = dict[str, Tensor]
 
 
-def features(W: Weights, h: Tensor, x: Tensor, learns: bool = True) -> Features:
+def features(W: DiagonalWeights, h: Tensor, x: Tensor, learns: bool = True) -> Features:
     """y = norm(gate(gelu(Re(C h) + D x))) of states `(..., 2 states, samples)`, a row per sample.
 
     And what lies between, unless it `learns` nothing: u, v = gelu(u), the gate's input z and output
@@ -243,7 +243,7 @@ class Diagonal(SequenceLayer):
         self, x: Tensor, state: Tensor | None, lengths: Tensor | None, keep: bool
     ) -> tuple[Tensor, Tensor]:
         """All outputs, or what is made of them, and the state after them."""
-        W, steps = Weights.of({k: getattr(self, k) for k in PARAMETERS}), int(x.shape[1])
+        W, steps = DiagonalWeights.of({k: getattr(self, k) for k in PARAMETERS}), int(x.shape[1])
         span = steps if torch.is_grad_enabled() else min(steps, READ_TOGETHER)
         h = None if state is None else state.permute(1, 2, 0)
         outputs, scan = [], Scan(W.nu, W.theta, span)
@@ -272,7 +272,7 @@ class Diagonal(SequenceLayer):
         return torch.stack(outputs).sum(0) / count, state
 
     def _states(
-        self, W: Weights, scan: Scan, x: Tensor, h: Tensor | None, inside: Tensor | None
+        self, W: DiagonalWeights, scan: Scan, x: Tensor, h: Tensor | None, inside: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """The states of some steps `(steps, rows, inputs)`, and these steps as samples."""
         if inside is not None and x.is_floating_point():

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tpsgd.maths.scan import Scan, as_matrix, powers
-from tpsgd.nets.diagonal import Features, Weights, driven, features
+from tpsgd.nets.diagonal import DiagonalWeights, Features, driven, features
 
 aten = torch.ops.aten
 
@@ -35,7 +35,7 @@ class Onward(NamedTuple):
     sums: Tensor  # of inputs: into the state, and below it into the trace F
 
     @classmethod
-    def over(cls, W: Weights, steps: int) -> "Onward":
+    def over(cls, W: DiagonalWeights, steps: int) -> "Onward":
         """For this many steps."""
         re, im = powers(W.nu, W.theta, steps + 1)
         turn = as_matrix(re[..., -1:, None], im[..., -1:, None])
@@ -46,7 +46,7 @@ class Onward(NamedTuple):
         return cls(turn, torch.stack((re, im), -2).flatten(-3, -2), sums)
 
 
-class Window(NamedTuple):
+class DiagonalWindow(NamedTuple):
     """Some steps of a batch in a layer."""
 
     x: Tensor  # `(..., steps, rows, inputs)`, or tokens `(..., steps, rows)`
@@ -61,7 +61,7 @@ class DiagonalGradients:
     `traces`: it learns from more than one window.
     """
 
-    def __init__(self, W: Weights, traces: bool = False) -> None:
+    def __init__(self, W: DiagonalWeights, traces: bool = False) -> None:
         self.W, self.traces = W, traces
         self.state: Tensor | None = None  # before the next window
         self.trace_of_log: Tensor | None = None  # F
@@ -73,7 +73,7 @@ class DiagonalGradients:
         self._scans: dict[int, Scan] = {}
         self._onwards: dict[int, Onward] = {}
 
-    def window(self, x: Tensor, inside: Tensor | None) -> Window:
+    def window(self, x: Tensor, inside: Tensor | None) -> DiagonalWindow:
         """A window's inputs, driven into the states."""
         tokens = not x.is_floating_point()
         if inside is not None and not tokens:
@@ -82,25 +82,25 @@ class DiagonalGradients:
         steps, rows = x.shape[-2:] if tokens else x.shape[-3:-1]
         b = driven(self.W, samples).unflatten(-1, (steps, rows)).unflatten(-3, (-1, 2))
         b = b * inside if tokens and inside is not None else b
-        return Window(x, samples, b, inside)
+        return DiagonalWindow(x, samples, b, inside)
 
-    def states(self, window: Window) -> Tensor:
+    def states(self, window: DiagonalWindow) -> Tensor:
         """The states of all steps of a window."""
         steps = window.b.shape[-2]
         if steps not in self._scans:
             self._scans[steps] = Scan(self.W.nu, self.W.theta, steps)
         return self._scans[steps].states(window.b, self.state)
 
-    def features(self, window: Window, h: Tensor, learns: bool) -> Features:
+    def features(self, window: DiagonalWindow, h: Tensor, learns: bool) -> Features:
         """The outputs of all steps of a window."""
         return features(self.W, h.flatten(-4, -3).flatten(-2), window.samples, learns)
 
-    def at_end(self, window: Window) -> Features:
+    def at_end(self, window: DiagonalWindow) -> Features:
         """The outputs after the last window, once the state has gone on."""
         assert self.state is not None
         return features(self.W, self.state.flatten(-3, -2), _last(window))
 
-    def go_on(self, window: Window) -> None:
+    def go_on(self, window: DiagonalWindow) -> None:
         """Carry the state, and the traces, to the end of a window."""
         steps = window.b.shape[-2]
         onward = self._onward(steps)
@@ -119,7 +119,7 @@ class DiagonalGradients:
             self._onwards[steps] = Onward.over(self.W, steps)
         return self._onwards[steps]
 
-    def _filter(self, onward: Onward, window: Window) -> None:
+    def _filter(self, onward: Onward, window: DiagonalWindow) -> None:
         """Carry the trace E of the input's weights to the end of a window."""
         x = window.x
         if not x.is_floating_point():  # tokens, whose padding is a token, too
@@ -131,7 +131,7 @@ class DiagonalGradients:
             new.flatten(0, -3).baddbmm_(*matrices)
         self.trace_of_drive = new
 
-    def learn(self, window: Window, h: Tensor, f: Features, dy: Tensor) -> None:
+    def learn(self, window: DiagonalWindow, h: Tensor, f: Features, dy: Tensor) -> None:
         """Add the gradients of a window's losses, whose derivatives are dy, before it goes on.
 
         It takes the memory of h, f and dy.
@@ -144,7 +144,7 @@ class DiagonalGradients:
         if self.state is not None and self.trace_of_log is not None:
             self._through_traces(start)
 
-    def learn_at_end(self, window: Window, f: Features, dy: Tensor) -> None:
+    def learn_at_end(self, window: DiagonalWindow, f: Features, dy: Tensor) -> None:
         """Add the gradients of a loss of the last outputs alone."""
         assert self.state is not None and self.trace_of_log is not None
         shape = self.state.shape
@@ -236,7 +236,7 @@ class DiagonalGradients:
         }
 
 
-def _last(window: Window) -> Tensor:
+def _last(window: DiagonalWindow) -> Tensor:
     """The last inputs of a window."""
     tokens = not window.x.is_floating_point()
     return window.x.select(-2 if tokens else -3, -1)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tpsgd.nets.activations import activation
 from tpsgd.nets.blocks import Block
-from tpsgd.nets.cell_gradients import CellGradients, Steps, Weights, Window, WindowLoss
+from tpsgd.nets.cell_gradients import CellGradients, CellWeights, Steps, StepWindow, WindowLoss
 from tpsgd.nets.closed_form import Params
 from tpsgd.nets.padded import Padded, Sequences, as_sequences, through
 from tpsgd.nets.stacked import over_dimension
@@ -58,7 +58,7 @@ class UnrolledBatch:
             return self.x.shape
         return tuple(self.x.shape[: self.source.lead + 2])
 
-    def windows(self) -> Iterator[Window]:
+    def windows(self) -> Iterator[StepWindow]:
         """Its states, window by window; with `learns`, gradients are summed on the way.
 
         All windows are in the same memory: read one before the next comes.
@@ -121,13 +121,13 @@ class Unrolled:
             x = x.unsqueeze(-1)
         return UnrolledBatch(self, params, x)
 
-    def run(self, saved: UnrolledBatch, out: Tensor | None = None) -> Iterator[Window]:
+    def run(self, saved: UnrolledBatch, out: Tensor | None = None) -> Iterator[StepWindow]:
         """Read the sequences to their ends; yields forward states, and writes all into `out`."""
         saved.cells = [self._cell(saved, way) for way in range(len(self.layer.cells))]
         below = saved.x
         inputs = self._pulled(below) if isinstance(below, UnrolledBatch) else self._cut(below)
         for window in inputs:
-            states = Window(window.start, saved.cells[0].read(window))
+            states = StepWindow(window.start, saved.cells[0].read(window))
             self._write(out, states, 0)
             yield states
         saved.cells[0].finish()
@@ -135,7 +135,7 @@ class Unrolled:
             assert not isinstance(below, UnrolledBatch)
             for window in self._cut(below, backwards=True):
                 states = cell.read(window).flip(-3)
-                self._write(out, Window(window.start, states), way)
+                self._write(out, StepWindow(window.start, states), way)
             cell.finish()
         last = [cell.h for cell in saved.cells]
         saved.last = last[0] if len(last) == 1 else torch.cat(last, -1)
@@ -203,7 +203,7 @@ class Unrolled:
         for _ in self.run(saved, out):
             pass
 
-    def _weights(self, params: Params, way: int) -> Weights:
+    def _weights(self, params: Params, way: int) -> CellWeights:
         """A cell's weights: those given, or the module's own if they do not learn."""
         cell: Any = self.layer.cells[way]
         key = f"{len(self.block.prologue)}.cells.{way}."
@@ -214,7 +214,7 @@ class Unrolled:
         bias = None if bias_x is None else bias_x.detach() + bias_h.detach()
         act = activation(self.layer.activation)
         assert act is not None
-        return Weights(x.detach(), h.detach(), bias, self.layer.leak, act)
+        return CellWeights(x.detach(), h.detach(), bias, self.layer.leak, act)
 
     def _cell(self, saved: UnrolledBatch, way: int) -> CellGradients:
         weights, before = self._weights(saved.params, way), self.at is Place.BEFORE
@@ -271,13 +271,13 @@ class Unrolled:
         """Steps that can be processed together: one if autograd differentiates the objective."""
         return self.window if self.objective is IDLE or self.objective.closed_form else 1
 
-    def _pulled(self, x: UnrolledBatch) -> Iterator[Window]:
+    def _pulled(self, x: UnrolledBatch) -> Iterator[StepWindow]:
         """The windows of the layer below, cut to the length that this layer can take."""
         for window in x.windows():
             for i, values in enumerate(window.values.split(self.span, self.lead)):
-                yield Window(window.start + i * self.span, values)
+                yield StepWindow(window.start + i * self.span, values)
 
-    def _cut(self, x: Sequences, backwards: bool = False) -> Iterator[Window]:
+    def _cut(self, x: Sequences, backwards: bool = False) -> Iterator[StepWindow]:
         """A batch in windows of time; no sequence ends within a window.
 
         Unless lengths differ or codes are stored, all but the first few and the last are alike.
@@ -292,9 +292,9 @@ class Unrolled:
             steps = data.narrow(dim, start, stop - start)
             steps = steps if rows is None else steps.narrow(dim - 1, 0, rows)
             steps = steps.flip(dim) if backwards and stop - start > 1 else steps
-            yield Window(start, steps.transpose(dim - 1, dim))
+            yield StepWindow(start, steps.transpose(dim - 1, dim))
 
-    def _write(self, out: Tensor | None, window: Window, way: int) -> None:
+    def _write(self, out: Tensor | None, window: StepWindow, way: int) -> None:
         """Write a window's states to their place in `(..., rows, steps, units)`."""
         if out is None:
             return

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from tpsgd.nets.blocks import Block
-from tpsgd.nets.cell_gradients import Window as Steps
-from tpsgd.nets.diagonal import Diagonal, LossAt, Weights
-from tpsgd.nets.diagonal_gradients import DiagonalGradients, Window
+from tpsgd.nets.cell_gradients import StepWindow
+from tpsgd.nets.diagonal import Diagonal, DiagonalWeights, LossAt
+from tpsgd.nets.diagonal_gradients import DiagonalGradients, DiagonalWindow
 from tpsgd.nets.padded import Padded, aligned_at_end, aligned_at_start, steps_inside
 from tpsgd.nets.stacked import over_dimension
 from tpsgd.nets.unrolled import FIRST_FEW, Repeated, Unrolled, UnrolledBatch, over, padded
@@ -54,7 +54,7 @@ class UnrolledDiagonal(Unrolled):
         super().__init__(block, Place.AFTER, None, window or WINDOW, lazy, stacked=stacked)
         self.whole = steps_without_traces(self.layer, window)
 
-    def run(self, saved: UnrolledBatch, out: Tensor | None = None) -> Iterator[Steps]:
+    def run(self, saved: UnrolledBatch, out: Tensor | None = None) -> Iterator[StepWindow]:
         """Read the sequences to their ends; yields outputs, and writes all into `out`."""
         batch = _Reading(self, saved)
         saved.cells = [batch.cell]
@@ -63,8 +63,8 @@ class UnrolledDiagonal(Unrolled):
             y = batch.read(start, x)
             del x
             if y is not None:
-                self._write(out, Steps(start, y), 0)
-                yield Steps(start, y)
+                self._write(out, StepWindow(start, y), 0)
+                yield StepWindow(start, y)
             del y
         batch.finish()
         saved.last, saved.states = batch.last, out
@@ -99,18 +99,18 @@ class UnrolledDiagonal(Unrolled):
         cell = saved.cells[0]
         return LossAndGrads(cell.loss, cell.loss, tuple(cell.dtensors), cell.logits)
 
-    def weights(self, saved: UnrolledBatch) -> Weights:
+    def weights(self, saved: UnrolledBatch) -> DiagonalWeights:
         """The layer's weights: those given, or the module's own if they do not learn."""
         key = f"{len(self.block.prologue)}."
         names = self.layer.named_parameters()
-        return Weights.of({k: saved.params.get(key + k, p).detach() for k, p in names})
+        return DiagonalWeights.of({k: saved.params.get(key + k, p).detach() for k, p in names})
 
     def steps_of(self, saved: UnrolledBatch) -> int:
         """Time steps of the longest sequence."""
         return saved.shape[-1] if saved.lengths is None else int(saved.lengths.max())
 
     def span_of(self, saved: UnrolledBatch, steps: int) -> int:
-        """Steps that are computed together: all, if they are few or tokens, or a window."""
+        """StepWindow that are computed together: all, if they are few or tokens, or a window."""
         if self.layer.loss_at is LossAt.EVERY and self.span == 1:
             return 1
         tokens = not isinstance(saved.x, UnrolledBatch) and not saved.x.is_floating_point()
@@ -135,7 +135,7 @@ class _Reading:
         self.total: Tensor | None = None  # of outputs over time
         self.dy: Tensor | None = None  # the derivative with respect to the mean, once it is known
         self.last: Tensor | None = None  # what a layer without `sequence` returns
-        self.end: Window | None = None
+        self.end: DiagonalWindow | None = None
         if saved.s is not None and self.at is LossAt.EVERY:
             self.repeated = Repeated(saved.s, self.lead)
             self.count = saved.shape[-2] * self.steps
@@ -217,7 +217,7 @@ class _Reading:
         stop = min(start + self.span, self.steps)
         return steps_inside(self.lengths, start, stop, x.device)
 
-    def _derivative(self, y: Tensor, window: Window) -> Tensor | None:
+    def _derivative(self, y: Tensor, window: DiagonalWindow) -> Tensor | None:
         """The derivative of the loss with respect to the outputs of a window, if it is known."""
         if self.at is LossAt.EVERY and self.saved.s is not None:
             return self._of_every_step(y, window)
@@ -232,7 +232,7 @@ class _Reading:
         share = self.dy / self.lengths.to(y.device).unsqueeze(-1)
         return (window.inside.unsqueeze(-1) * share).flatten(-3, -2)
 
-    def _of_every_step(self, y: Tensor, window: Window) -> Tensor | None:
+    def _of_every_step(self, y: Tensor, window: DiagonalWindow) -> Tensor | None:
         """Add the loss of a window's steps, each a sample; its derivative, to learn from."""
         (steps, rows), tensors = window.b.shape[-2:], self.saved.tensors
         s, inside = self.repeated(steps, rows), window.inside
@@ -249,7 +249,7 @@ class _Reading:
             return None
         return torch.zeros_like(y).index_copy_(0, chosen, local.dy.reshape(len(chosen), -1) * share)
 
-    def _add_to_mean(self, y: Tensor, window: Window) -> None:
+    def _add_to_mean(self, y: Tensor, window: DiagonalWindow) -> None:
         y = y.unflatten(-2, window.b.shape[-2:])
         y = y if window.inside is None else y * window.inside.unsqueeze(-1)
         total = y.sum(-3)
