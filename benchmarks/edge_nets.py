@@ -20,7 +20,7 @@ import tpsgd
 from tpsgd import rules
 from tpsgd.data.split import hold_out
 from tpsgd.export.read_model import read_model
-from tpsgd.export.recipe import Recipe
+from tpsgd.export.recipe import StepRecipe
 from tpsgd.export.to_c.codes import with_binary_codes, with_codes
 from tpsgd.export.to_c.memory import FLOAT, layout
 from tpsgd.export.to_c.source import sources
@@ -85,7 +85,7 @@ class Case:
     batch: int = 1
     optimizer: str = "sgd"
 
-    def recipe(self, seed: int = 0) -> Recipe:
+    def recipe(self, seed: int = 0) -> StepRecipe:
         """Its training step."""
         build, shape = NETS[self.net]
         torch.manual_seed(seed)

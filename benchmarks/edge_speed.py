@@ -39,7 +39,7 @@ from torch.nn import functional as F
 import tpsgd
 from tpsgd.comparison.provenance import machine, versions
 from tpsgd.export.read_model import read_model
-from tpsgd.export.recipe import Recipe
+from tpsgd.export.recipe import StepRecipe
 from tpsgd.export.to_c.codes import with_codes
 from tpsgd.export.to_c.compiled import compiled_library, compiler
 from tpsgd.export.to_c.source import sources
@@ -94,7 +94,7 @@ class Task:
         torch.manual_seed(0)
         return edge_nets.NETS[self.net][0]()
 
-    def recipe(self) -> Recipe:
+    def recipe(self) -> StepRecipe:
         """Its training step as `tpsgd.export` reads it."""
         shape = edge_nets.NETS[self.net][1]
         return with_codes(read_model(self.model(), RULE, shape, batch=self.batch), "auto")

@@ -19,9 +19,8 @@ from torch import nn
 import tpsgd
 from tpsgd import projections, rules
 from tpsgd.export.read_model import read_model
-from tpsgd.export.recipe import BlockRecipe, Cell, Convolution, Recipe
-from tpsgd.export.to_c.cell_memory import cell_layout
-from tpsgd.export.to_c.memory import FLOAT, Layout, layout
+from tpsgd.export.recipe import BlockRecipe, CellLayer, Convolution, StepRecipe
+from tpsgd.export.to_c.memory import FLOAT, MemoryMap, layout, summed
 
 DEPTHS, LENGTHS, BATCHES = (1, 2, 4, 8, 12), (1, 3, 10, 30, 100, 300, 1000), (1, 16)
 UNITS = 32  # of the recurrent cell
@@ -56,7 +55,7 @@ def stored(block: BlockRecipe) -> int:
     return block.size + (block.pooled if block.pools else 0)
 
 
-def derivatives(recipe: Recipe) -> int:
+def derivatives(recipe: StepRecipe) -> int:
     """Numbers of a sample's derivatives that have no place among the outputs yet."""
     layers = [block.layer for block in recipe.blocks[1:]]
     maps = [
@@ -65,12 +64,12 @@ def derivatives(recipe: Recipe) -> int:
     return max(maps, default=1)
 
 
-def backprop_arena(recipe: Recipe) -> int:
+def backprop_arena(recipe: StepRecipe) -> int:
     """Numbers of fused backprop: the outputs of all blocks, and one map of derivatives."""
     return recipe.batch * (sum(map(stored, recipe.blocks)) + derivatives(recipe))
 
 
-def recomputing_arena(recipe: Recipe) -> int:
+def recomputing_arena(recipe: StepRecipe) -> int:
     """The same with the outputs of every k-th block, and those between them computed twice."""
     sizes = [stored(block) for block in recipe.blocks]
 
@@ -82,7 +81,7 @@ def recomputing_arena(recipe: Recipe) -> int:
     return recipe.batch * (least + derivatives(recipe))
 
 
-def local_arena(places: Layout) -> int:
+def local_arena(places: MemoryMap) -> int:
     """Numbers of the arena that the exported C has."""
     return sum(count for name, count in places.ram.items() if name.startswith("arena")) // FLOAT
 
@@ -103,7 +102,7 @@ def by_depth() -> list[Row]:
     return rows
 
 
-def compared(recipe: Recipe, local: int, backprop: int, recomputing: int) -> Row:
+def compared(recipe: StepRecipe, local: int, backprop: int, recomputing: int) -> Row:
     """Bytes of the weights and of arenas of so many numbers, and what is saved."""
     weights = FLOAT * recipe.learned
     return {
@@ -121,15 +120,15 @@ def compared(recipe: Recipe, local: int, backprop: int, recomputing: int) -> Row
 # ---- length --------------------------------------------------------------------------------------
 
 
-def through_time_arena(recipe: Recipe, steps: int, states: int) -> int:
+def through_time_arena(recipe: StepRecipe, steps: int, states: int) -> int:
     """Numbers of backprop through time for a cell and a head that stores so many states.
 
     Sums of gradients as in the local step, the states, the inputs of all steps, the derivatives of
     a state and of z, and the logits. Of a leaky cell, sigma(z) follows from two states.
     """
     cell, head = recipe.blocks
-    assert isinstance(cell.layer, Cell)
-    sums, units = cell_layout(recipe).sizes[0]["sums"], cell.layer.outputs
+    assert isinstance(cell.layer, CellLayer)
+    sums, units = summed(cell), cell.layer.outputs
     return sums + states * units + steps * cell.layer.inputs + 2 * units + head.size
 
 
@@ -148,7 +147,7 @@ def by_length() -> list[Row]:
             through_time_arena(recipe, steps, states)
             for states in (steps, recomputed_states(steps))
         ]
-        row = compared(recipe, local_arena(cell_layout(recipe)), *arenas)
+        row = compared(recipe, local_arena(layout(recipe)), *arenas)
         # all time steps have the same weights: of the cell, sums of gradients are stored
         row["fused_update_saves_bytes"] = FLOAT * recipe.blocks[-1].weights
         rows.append({"net": f"cell 1-{UNITS}-2", "steps": steps} | row)

@@ -44,7 +44,6 @@ from torch import nn
 import tpsgd
 from tpsgd import TpsgdError, units
 from tpsgd.adapt import weights
-from tpsgd.cli import adapt as adapt_options
 from tpsgd.cli import options
 from tpsgd.comparison import arms
 from tpsgd.data.new_samples import read_new
@@ -503,7 +502,6 @@ WORDS: dict[str, tuple[tuple[str, ...], Read]] = {
     "blocks": (("4", "2,2,4"), options.block_numbers),
     "memory": (("64MB", "1.5GB", "100"), units.as_bytes),
     "data": (("digits", "photos@64", "own.npz", "x.py:f", "~/x.csv", "a/b.csv"), find),
-    "channels": (("0.5,0.5,0.5",), lambda word: adapt_options._per_channel("--mean", word)),
 }
 
 

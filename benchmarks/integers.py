@@ -31,9 +31,9 @@ from tpsgd import projections, rules
 from tpsgd.comparison.provenance import machine, versions
 from tpsgd.data.sets import eeg
 from tpsgd.export.read_model import read_model
-from tpsgd.export.to_c.integer_check import accuracy_in_integers
+from tpsgd.export.to_c.check import accuracy_in_integers
 from tpsgd.export.to_c.integer_scales import integer_net
-from tpsgd.export.to_c.integer_source import places
+from tpsgd.export.to_c.integer_source import integer_source, places
 from tpsgd.maths.random import Key, permutation
 from tpsgd.units import columns
 
@@ -91,7 +91,9 @@ def integers(numbers: str, nearest: bool = False, rule: tpsgd.Rule = RULE) -> An
     def train(task: Task, train: Samples, test: Samples, rate: float, seed: int) -> Any:
         recipe = read_model(model(task, seed), rule, train[0].shape[1:], seed=seed)
         net = integer_net(recipe, *train, numbers, rate=rate, epochs=EPOCHS)
-        accuracy = accuracy_in_integers(net, train, test, rate, EPOCHS, seed, nearest)
+        accuracy = accuracy_in_integers(
+            net, integer_source(net), train, test, rate, EPOCHS, seed, nearest
+        )
         at = places(net)
         points = [layer.weight_point for layer in net.layers]
         return accuracy, {"ram": at.state_bytes + at.arena_bytes, "weight_points": points}

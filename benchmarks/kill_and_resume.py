@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 import tpsgd
 from tpsgd.files import write_whole
-from tpsgd.saved.tensors import from_bytes, to_bytes
+from tpsgd.saved.folder import from_bytes, to_bytes
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a fork cannot use the GPU of its parent
 RESULT = "weights.safetensors"

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 import tpsgd
-from experiments import stand_in
+from experiments import corruptions, stand_in
 from experiments.common import (
     Row,
     accuracies,
@@ -41,6 +41,8 @@ from experiments.common import (
     program,
     result_file,
 )
+from experiments.hyperdimensional import auroc, hyperdimensional
+from experiments.recovery import Domain, recover
 from tpsgd import adapt, ridge, rules
 from tpsgd.adapt.adaptor import fit_weights
 from tpsgd.units import size
@@ -193,7 +195,7 @@ def few(bench: Bench) -> Iterator[Row]:
 
 def shifted(bench: Bench) -> Iterator[Row]:
     """Every shift, 10 labelled images per class, with and without 10 old ones among them."""
-    taps, shifts = ("pool5",), adapt.corruptions.SHIFTS
+    taps, shifts = ("pool5",), corruptions.SHIFTS
     arms = {arm: {"taps": "pool5", **bench.settings(arm)} for arm in MAIN}
     tests = {
         word: adapt.encode(bench.backbone, (shift(bench.x_test), bench.y_test), taps)
@@ -204,14 +206,14 @@ def shifted(bench: Bench) -> Iterator[Row]:
         chosen = adapt.shots(bench.y, 10, seed).cpu()
         labels, first = bench.y[chosen], len(bench.x_test)  # other noise than the test images'
         new = {
-            word: adapt.Domain(
+            word: Domain(
                 adapt.encode(bench.backbone, (shift(bench.x[chosen], first), labels), taps),
                 tests[word],
             )
             for word, shift in shifts.items()
         }
         for replay in (0, 10) if not seed else (0,):
-            rows = adapt.recover(
+            rows = recover(
                 bench.backbone, bench.train, bench.test, new, arms, replay=replay,
                 epochs=bench.few_fitting["epochs"], seed=seed,
             )  # fmt: skip
@@ -221,14 +223,14 @@ def shifted(bench: Bench) -> Iterator[Row]:
 def detect(bench: Bench, new: dict[str, adapt.Features]) -> Iterator[Row]:
     """How well each detector tells shifted images from clean ones."""
     part, last = adapt.hold_out(bench.train, 0)
-    for name in ("mahalanobis", "hyperdimensional"):
-        detector = getattr(adapt.novelty, name)(part.at("pool5")[0], part.y)
+    for fitted in (adapt.novelty.mahalanobis, hyperdimensional):
+        detector = fitted(part.at("pool5")[0], part.y)
         detector.calibrate(last.at("pool5")[0])
         clean = detector.score(bench.test.at("pool5")[0])
         for word, test in {"none": bench.test, **new}.items():
             features = test.at("pool5")[0]
-            auroc = adapt.novelty.auroc(clean, detector.score(features))
-            row = {"detector": name, "shift": word, "auroc": auroc}
+            area = auroc(clean, detector.score(features))
+            row = {"detector": fitted.__name__, "shift": word, "auroc": area}
             yield row | detector.due(features)._asdict()
 
 

@@ -63,6 +63,11 @@ BAD_DATA = {
         (X, Y + 1),
         "label 3 is out of range.* 3 outputs.* 0 to 2; give it 4 outputs, .* from 0: y - 1$",
     ),
+    "labels with gaps": (
+        (X, 4 * Y + 1),
+        r"label 9 .* give it 10 outputs, or number .*: np.unique\(y, return_inverse=True\)\[1\]$",
+    ),
+    "too many classes": ((X, torch.arange(30) % 5), "label 4 is out .*; give it 5 outputs$"),
     "negative label": ((X, Y - 1), "label -1 is out of range"),
     "nan": ((NAN, Y), r"NaN or infinity \(first in sample 7\)"),
     "infinity": ((INF, Y), r"NaN or infinity \(first in sample 3\)"),

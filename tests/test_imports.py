@@ -76,3 +76,12 @@ def test_the_core_loads_torch_and_numpy_alone():
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
             assert {name.partition(".")[0] for name in names} <= known, module
+
+
+def test_a_class_name_is_used_once():
+    homes: dict[str, str] = {}
+    for module, file in FILES.items():
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ClassDef):
+                before = homes.setdefault(node.name, module)
+                assert before == module, f"{before} and {module} both have a class {node.name}"

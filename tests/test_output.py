@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from tpsgd import TpsgdError, output
 from tpsgd.files import write_whole
@@ -106,13 +107,13 @@ def test_a_kill_frees_a_folder_though_a_worker_lives_on(tmp_path):
 
 
 def test_results_that_another_process_wrote_in_the_meantime_are_refused(tmp_path, monkeypatch):
-    real = output._locked_file
+    real = FileLock.acquire
 
-    def lock_later(file):
+    def lock_later(lock):
         (tmp_path / "run.json").write_text("{}")  # by the process that had the folder before
-        return real(file)
+        return real(lock)
 
-    monkeypatch.setattr(output, "_locked_file", lock_later)
+    monkeypatch.setattr(FileLock, "acquire", lock_later)
     with (
         pytest.raises(TpsgdError, match=r"run.json is already there"),
         output_folder(tmp_path, ("run.json",), overwrite=False),

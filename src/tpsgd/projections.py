@@ -32,7 +32,7 @@ from torch import Tensor
 from tpsgd.errors import TpsgdError
 from tpsgd.maths.random import Key, splitmix64, streams
 
-PIECE, PIECES = 1 << 11, 64  # numbers drawn together, and pieces of a large P
+PIECE, PIECES = 1 << 9, 64  # numbers drawn together, and pieces of a large P
 _BITS = 24  # of each hash, as many as a float32 holds
 _TABLE = 12  # of those, the bits that choose a segment of the normal quantile table
 _FIXED = 16  # binary digits after the point in that table

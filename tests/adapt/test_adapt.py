@@ -10,8 +10,9 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import tpsgd
+from experiments.recovery import Domain, recover
 from tpsgd import Memory, TpsgdError, adapt, rules
-from tpsgd.adapt import Backbone, Domain, Layers, Probe, recover, shots
+from tpsgd.adapt import Backbone, Layers, Probe, shots
 from tpsgd.adapt import backbone as named_backbone
 from tpsgd.adapt.adaptor import fit_weights
 from tpsgd.adapt.backbone import Tap
@@ -182,6 +183,14 @@ def test_features_that_do_not_fit_are_refused(monkeypatch):
         adapt.encode(
             Backbone(nn.Sequential(nn.ReLU()), ["0"]), (torch.ones(20, 3), torch.zeros(20).long())
         )
+
+
+def test_an_adaptor_is_not_evaluated_on_nothing():
+    backbone = frozen()
+    features = adapt.encode(backbone, pictures())
+    probe = adapt.probe(backbone, features)
+    with pytest.raises(TpsgdError, match="the data is empty"):
+        probe.evaluate(features[:0])
 
 
 def test_shots_are_equally_many_samples_of_every_class():

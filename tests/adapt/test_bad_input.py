@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 import tpsgd
+from experiments.corruptions import noise
 from tpsgd import Memory, TpsgdError, adapt, rules
 from tpsgd.adapt import Backbone, Layers, novelty, search, shots
 from tpsgd.adapt.backbone import Tap
-from tpsgd.adapt.corruptions import noise
 from tpsgd.engine import augment
 from tpsgd.saved import folder
 

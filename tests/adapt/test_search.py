@@ -13,8 +13,9 @@ from torch import nn
 from tpsgd import Memory, TpsgdError, rules
 from tpsgd.adapt import Backbone, Features, Layers, Probe, encode, figures, fit, probe
 from tpsgd.adapt.quantize import weight_bytes
-from tpsgd.adapt.search import Search, search
-from tpsgd.adapt.trials import FILE, Judge, Row
+from tpsgd.adapt.search import AdaptorSearch, search
+from tpsgd.adapt.trials import Candidate, Judge
+from tpsgd.comparison.finished_runs import TRIALS as FILE
 from tpsgd.data.split import stratified
 
 SMALL = Layers(filters=3, kernel=3, width=8)
@@ -53,7 +54,7 @@ def quick(monkeypatch):
     return trained
 
 
-def plain(search: Search) -> list:
+def plain(search: AdaptorSearch) -> list:
     """What a search has found, less its times."""
     return [(r.tap, r.layers, r.score, r.accuracies, r.skipped) for r in search.rows]
 
@@ -237,18 +238,22 @@ def test_progress_goes_from_nothing_to_all(quick):
     assert "maps 1+0" in {what for what, _, _ in told}
 
 
-def row(tap="pool4", convs=0, dense=0, planned=1000, score=None, accuracies=(), **more) -> Row:
-    return Row(tap, Layers(convs, dense), 500, planned, score, accuracies, 1.0, planned, **more)
+def row(
+    tap="pool4", convs=0, dense=0, planned=1000, score=None, accuracies=(), **more
+) -> Candidate:
+    return Candidate(
+        tap, Layers(convs, dense), 500, planned, score, accuracies, 1.0, planned, **more
+    )
 
 
-MADE = Search(
+MADE = AdaptorSearch(
     (
-        Row("pool4", Probe(), 40, 900, None, (0.7,), 0.5, 900),
+        Candidate("pool4", Probe(), 40, 900, None, (0.7,), 0.5, 900),
         row(accuracies=(0.5, 0.6)),
         row(convs=1, planned=2000, score=10.0, accuracies=(0.75, 1.0)),
         row(dense=1, planned=1500, score=-math.inf, accuracies=(0.875, 0.875)),
         row(convs=1, dense=1, planned=2 << 40, score=30.0, skipped="over budget"),
-        Row("a.very.long.name", Probe(), 40, 900, None, (0.9,), 12345.0, 900),
+        Candidate("a.very.long.name", Probe(), 40, 900, None, (0.9,), 12345.0, 900),
         row("a.very.long.name", 1, 1, 1 << 40, 98765.4321, (0.123, 0.456, 0.789)),
         row("a.very.long.name", 0, 1, 1 << 30, 20.0, skipped="left out"),
     ),

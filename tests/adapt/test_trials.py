@@ -132,15 +132,15 @@ def test_what_is_planned_is_what_is_held():
     found, layers = known(rule=rules.tpsgd_l2()), Layers(0, 0)
     head = found.head("maps", layers)
     trial = found.trial("maps", layers, 0)
-    assert found.planned("maps", head, layers) == trial.peak_bytes
-    assert 0 <= trial.accuracy <= 1 and trial.seconds > 0
+    assert found.planned("maps", head, layers) == trial["peak_bytes"]
+    assert 0 <= trial["accuracy"] <= 1 and trial["seconds"] > 0
 
 
 def test_backprop_is_planned_as_backprop():
     layers, local = Layers(1, 1, 3, 3, 8), known(rule=rules.tpsgd_l2())
     found = known(method=tpsgd.fit_backprop, loss=losses.mse)
     planned = found.planned("maps", found.head("maps", layers), layers)
-    assert planned == pytest.approx(found.trial("maps", layers, 0).peak_bytes, rel=1e-3)
+    assert planned == pytest.approx(found.trial("maps", layers, 0)["peak_bytes"], rel=1e-3)
     assert planned > local.planned("maps", local.head("maps", layers), layers)
     in_pieces = known(method=tpsgd.fit_backprop, memory=Memory(micro_batch=4))
     assert in_pieces.planned("maps", found.head("maps", layers), layers) < planned

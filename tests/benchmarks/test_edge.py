@@ -11,8 +11,6 @@ from torch.nn import functional as F
 
 import tpsgd
 from tpsgd.export.read_model import read_model
-from tpsgd.export.to_c.cell_memory import cell_layout
-from tpsgd.export.to_c.cell_source import cell_sources
 from tpsgd.export.to_c.compiled import CompiledNet, CompiledReader, compiler
 from tpsgd.export.to_c.memory import layout
 from tpsgd.export.to_c.source import sources
@@ -64,7 +62,7 @@ def test_arenas_of_a_tiny_cell_by_hand():
     assert arena == sums + states + inputs + both_derivatives + logits
     assert [edge_split.recomputed_states(steps) for steps in (1, 9, 100)] == [1, 5, 19]
     longer = read_model(cell(), edge_split.RULE, (700, 2))
-    assert cell_layout(longer).ram == cell_layout(recipe).ram
+    assert layout(longer).ram == layout(recipe).ram
 
 
 @pytest.mark.full
@@ -73,8 +71,8 @@ def test_arenas_of_a_tiny_cell_by_hand():
 def test_local_arenas_are_those_of_the_compiler(build, tmp_path):
     recurrent = build is cell
     recipe = read_model(build(), edge_split.RULE, (7, 2) if recurrent else (1, 4, 4))
-    places = (cell_layout if recurrent else layout)(recipe)
-    for name, text in (cell_sources if recurrent else sources)(recipe).items():
+    places = layout(recipe)
+    for name, text in sources(recipe).items():
         (tmp_path / name).write_text(text)
     kind = CompiledReader if recurrent else CompiledNet
     assert len(kind(tmp_path).arena) == 4 * edge_split.local_arena(places)

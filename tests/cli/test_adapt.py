@@ -16,14 +16,11 @@ import tpsgd
 from tpsgd import adapt, rules
 from tpsgd.adapt import Adaptor, backbone
 from tpsgd.adapt.features import fingerprint
-from tpsgd.adapt.figures import draw_recovery
 from tpsgd.adapt.quantize import int8, weight_bytes
-from tpsgd.adapt.recovery import Recovery
 from tpsgd.cli import adapt_plan
 from tpsgd.units import size
 from tpsgd.zoo import vgg
 
-domains = sys.modules["tpsgd.adapt.recovery"]
 NET = """
 import torch
 from torch import nn
@@ -48,9 +45,6 @@ class Odd(nn.Module):
 
 def odd():
     return make(Odd())
-
-def flat():
-    return Backbone(nn.Sequential(nn.Linear(3, 4), nn.ReLU()), ["1"])
 
 def nothing():
     return 7
@@ -294,11 +288,10 @@ def test_rules_that_wait_for_the_output(tells):
 
 
 def test_fewer_samples(tells):
-    record = tells(*SMALL, *LIGHT, "--max-train", "30", "--max-test", "9")
+    record = tells(*SMALL, *LIGHT, "--max-train", "30")
     assert list(accuracies(record)) == [LEARNED, "linear probe"]
-    assert (record["data"]["train"], record["data"]["test"]) == (30, 9)
-    assert "9 of 48 test samples, stratified" in record["data"]["note"]
-    assert round(9 * accuracies(record)["linear probe"], 6).is_integer()
+    assert (record["data"]["train"], record["data"]["test"]) == (30, TEST)
+    assert round(TEST * accuracies(record)["linear probe"], 6).is_integer()
 
 
 @pytest.mark.full
@@ -321,61 +314,6 @@ def test_weights_from_files(tells):
     assert found[0] == found[1] == found[2]
 
 
-# ---- shifts --------------------------------------------------------------------------------------
-
-
-@pytest.mark.full
-def test_shifts(says, unplanned):
-    words = (*SMALL, "--shift", "grey,invert", "--shots", "4", "--replay", "2", "--out", "found")
-    code, out, err = says(*words)
-    assert (code, err) == (0, "") and max(map(len, out.splitlines())) <= 80
-    assert "\ngrey: adaptation is due (p " in out and "\ninvert: adaptation is due (p " in out
-    after = "4 labelled samples and 2 old ones a class"
-    assert f"\nafter: learned from {after}\n" in out
-    assert written("found") == {"grey.png", "invert.png", "record.json"}
-    assert all(Path(f"found/{w}.png").read_bytes()[:4] == b"\x89PNG" for w in ("grey", "invert"))
-    record = json.loads(Path("found/record.json").read_text())
-    assert record["planned"]["samples"] == TRAIN + TEST + 2 * (4 * 3 + TEST)
-    for found in record["shifts"].values():
-        rows = {row["arm"]: row for row in found["arms"]}
-        assert list(rows) == ARMS and found["detector"]["auroc"] > 0.7
-        for row in rows.values():
-            assert row["forgotten"] == row["known_before"] - row["known_after"]
-    rows = {row["arm"]: row for row in record["shifts"]["invert"]["arms"]}
-    assert rows["linear probe"]["new_before"] < 0.5 < rows["linear probe"]["new_after"]
-    plain = json.loads(says(*SMALL, "--json")[1])
-    assert {name: row["known_before"] for name, row in rows.items()} == accuracies(plain)
-
-
-def test_a_shift_of_few_samples_has_no_verdict(says, unplanned, monkeypatch):
-    fit, combined = domains.fit, []
-    monkeypatch.setattr(
-        domains, "fit", lambda *a, **k: combined.append(k["combine"]) or fit(*a, **k)
-    )
-    words = (*SMALL, *LIGHT, "--max-train", "30", "--shift", "dim", "--shots", "2")
-    code, out, _ = says(*words, "--tap", "early,late", "--combine", "learned")
-    assert code == 0 and "dim: too few samples to say whether it is new" in out
-    assert combined == [adapt.learned] * 4  # two arms, before and after
-
-
-def test_old_samples_among_the_few_are_not_forgotten(tells):
-    words = (*SMALL, *LIGHT, "--shift", "invert", "--shots", "3", "--replay")
-    rows = [tells(*words, replay)["shifts"]["invert"]["arms"][-1] for replay in ("0", "9")]
-    assert rows[0]["known_after"] < 0.7 and rows[1]["known_after"] > 0.9
-    assert rows[0]["known_before"] == rows[1]["known_before"]
-
-
-def test_figures_have_room(tmp_path):
-    """Nothing of the legend or the title is cut off, however few arms there are."""
-    row = Recovery("tpsgd-l2", "grey", 1.0, 1.0, 1.0, 1.0, 1.0, 1, 1)
-    for arms in (1, 2, 4):
-        file = draw_recovery([row] * arms, tmp_path / "a.png", "grey: 10 labelled samples a class")
-        pixels = np.asarray(Image.open(file).convert("L"))
-        edge = np.concatenate([pixels[:3].ravel(), pixels[:, :3].ravel(), pixels[:, -3:].ravel()])
-        assert (edge == 255).all()
-        file.unlink()
-
-
 # ---- mistakes ------------------------------------------------------------------------------------
 
 
@@ -387,14 +325,6 @@ def test_figures_have_room(tmp_path):
         ("--rule reservoir", "not by reservoir"),
         ("--combine learnt", "did you mean 'learned'?"),
         ("--quantize int4", "did you mean 'int8'?"),
-        ("--shift gray", "did you mean 'grey'?"),
-        ("--shift grey,grey", "--shift grey,grey: name each shift once"),
-        ("--shift grey --reuse no", "leave --reuse out"),
-        ("--shift grey --augment flip", "leave --augment out"),
-        ("--shift grey --memory 9MB", "leave --memory out"),
-        ("--shift grey --shots 99", "fewer than 99"),
-        ("--shift grey --shots 2 --replay 99", "fewer than 99"),
-        ("--shift grey --shots 0", "--shots"),
         ("--memory apples", "'apples' is no amount of memory"),
         ("--memory 9MB --reuse no", "leave them out, or the budget"),
         ("--memory 9MB --rule backprop", "backprop takes no --memory"),
@@ -418,7 +348,6 @@ def test_figures_have_room(tmp_path):
         ("--data diggits", "did you mean 'digits'?"),
         ("--data nowhere/photos", "nowhere/photos"),
         ("--data vectors.npz", "tiny reads images (samples, 3, height, width)"),
-        ("--data vectors.npz --shift grey --shots 2 --backbone net.py:flat", "images"),
         ("--data alike.npz", "classes"),
     ],
 )
@@ -478,11 +407,10 @@ def interrupt(monkeypatch, where, name: str, at: int) -> None:
     monkeypatch.setattr(where, name, function)
 
 
-@pytest.mark.parametrize("more", [(), ("--shift", "grey"), ("--json",)])
+@pytest.mark.parametrize("more", [(), ("--json",)])
 @pytest.mark.parametrize("name", ["encode", "fit"])
 def test_ctrl_c_before_anything_is_done(says, unplanned, monkeypatch, name, more):
-    where = domains if name == "fit" and "--shift" in more else adapt
-    interrupt(monkeypatch, where, name, 1)
+    interrupt(monkeypatch, adapt, name, 1)
     code, out, err = says(*SMALL, *more)
     said = "interrupted before the first training run was done; nothing was written"
     assert (code, err) == (130, f"tpsgd: {said}\n") and not written()
@@ -510,38 +438,3 @@ def test_ctrl_c_while_it_is_tested(says, unplanned, monkeypatch):
     interrupt(monkeypatch, Adaptor, "evaluate", 1)
     out = says(*SMALL)[1]
     assert out.splitlines()[-3].split()[:2] == [LEARNED, "-"]
-
-
-def test_ctrl_c_among_shifts(says, unplanned, monkeypatch):
-    interrupt(monkeypatch, domains, "fit", 3)  # the second arm's first
-    code, out, err = says(*SMALL, "--shift", "invert")
-    done = "1 of 4 training runs are done; record.json and figures are in tpsgd-adaptor"
-    assert (code, err) == (130, f"tpsgd: interrupted; {done}\n")
-    assert written() == {"invert.png", "record.json"} and "\nreadout-learned " in out
-    record = json.loads(Path("tpsgd-adaptor/record.json").read_text())
-    assert [row["arm"] for row in record["shifts"]["invert"]["arms"]] == [LEARNED]
-
-
-# ---- the scale of a backbone's images ------------------------------------------------------------
-
-
-def test_a_plain_module_gets_its_mean_and_std(tells):
-    words = ("--backbone", "net.py:plain", "--tap", "5", "--data", "images.npz", "--epochs", "2")
-    scale = ("--mean", "0.5,0.5,0.5", "--std", "0.25,0.25,0.25")
-    own = accuracies(tells(*SMALL, "--tap", "late"))
-    assert accuracies(tells(*words, *scale)) == own
-    assert accuracies(tells(*words)) != own  # ImageNet's
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("net.py:plain", "--mean", "0.5,half"), "--mean 0.5,half: write a number per channel"),
-        (("net.py:plain", "--mean", "0.5,0.5,0.5"), "mean and std go together"),
-        (("net.py:make", "--mean", "0,0,0", "--std", "1,1,1"), "has its own mean and std"),
-        (("vgg16", "--mean", "0,0,0", "--std", "1,1,1"), "ImageNet's mean and std: leave them out"),
-    ],
-)
-def test_a_scale_that_cannot_be_used_is_one_sentence(says, words, said):
-    code, out, err = says("--data", "images.npz", "--tap", "5", "--backbone", *words)
-    assert (code, out) == (2, "") and err.count("\n") == 1 and said in err

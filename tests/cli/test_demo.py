@@ -7,8 +7,7 @@ import pytest
 
 import tpsgd
 from tpsgd.cli import demo as demo_module
-from tpsgd.cli.demo import ARMS, NETS
-from tpsgd.cli.demo_summary import RULE, summary, versus
+from tpsgd.cli.demo import ARMS, NETS, RULE, summary, versus
 from tpsgd.comparison.arms import all_words, arm
 from tpsgd.comparison.results import Result, Results
 from tpsgd.engine.record import Run

@@ -10,8 +10,7 @@ import torch
 
 import tpsgd
 from tpsgd import Padded, rules
-from tpsgd.comparison import compare as comparing
-from tpsgd.comparison import provenance
+from tpsgd.comparison import provenance, session
 from tpsgd.comparison.arms import arm, reservoir, suited, with_controls
 from tpsgd.comparison.compare import compare
 from tpsgd.comparison.report import table
@@ -60,6 +59,13 @@ def test_an_arm_of_another_model_or_rate_replaces_neither_reference(extra):
     assert {"backprop", extra.name, "drtp", "frozen"} == {a.name for a in arms}
     assert arms[0] == Arm("backprop", None) and [a.reference for a in arms] == [True, *[False] * 3]
     assert arms[2 + (not extra.control)] == arm(rules.frozen())
+
+
+def test_backprop_on_another_model_is_no_reference():
+    other = Arm("backprop", None, factory=models.factory("mlp:50", (6,), 2))
+    assert not other.reference
+    with pytest.raises(tpsgd.TpsgdError, match="two arms are called 'backprop'"):
+        with_controls([other])
 
 
 def test_ratios_are_over_backprop_on_the_shared_model(data, factory):
@@ -284,7 +290,7 @@ def test_a_rule_that_fails_does_not_stop_the_others(data, factory):
 
 
 def test_an_arm_that_failed_late_shows_no_figures(data, factory, monkeypatch):
-    confusion = comparing.confusion
+    confusion = session.confusion
     calls = iter(range(99))
 
     def failing(*args):  # the arms take turns: call 2 is backprop's second restart
@@ -292,7 +298,7 @@ def test_an_arm_that_failed_late_shows_no_figures(data, factory, monkeypatch):
             raise tpsgd.TpsgdError("no more")
         return confusion(*args)
 
-    monkeypatch.setattr(comparing, "confusion", failing)
+    monkeypatch.setattr(session, "confusion", failing)
     record = compare(data, factory, [], epochs=1, restarts=3)
     backprop = record.as_dict()["arms"][0]
     assert backprop["error"] == "no more" and len(backprop["restarts"]) == 1
@@ -338,7 +344,7 @@ def test_time_is_the_median_and_accuracy_the_mean():
     def run(seconds):
         return tpsgd.Run("x", 0, {}, seconds=seconds, peak_bytes=int(seconds))
 
-    result = comparing.Result(Arm("x", None), [0.5, 0.7, 0.6], [run(1.0), run(99.0), run(2.0)])
+    result = session.Result(Arm("x", None), [0.5, 0.7, 0.6], [run(1.0), run(99.0), run(2.0)])
     assert result.seconds == 2.0 and result.largest.total_bytes == 99
     assert result.accuracy == pytest.approx((0.6, 0.1))
 

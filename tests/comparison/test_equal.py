@@ -169,7 +169,8 @@ def test_by_default_the_slowest_arm_sets_the_time(data):
     ("settings", "message"),
     [
         ({"equal": "time"}, "equal cannot be 'time': choose from passes, reads, seconds"),
-        ({"equal": "reads", "epochs": [1, 2, 3]}, "equal reads need one number of epochs"),
+        ({"epochs": [1, 2, 3], "lr": "search"}, "one number of epochs, not a list"),
+        ({"equal": "reads", "epochs": [1, 2, 3]}, "one number of epochs, not a list"),
         ({"seconds": 3.0}, "seconds=3.0 needs equal='seconds', not 'passes'"),
         ({"equal": "seconds", "seconds": 0.0}, "must be more than 0, got 0.0"),
         ({"equal": "seconds", "seconds": float("nan")}, "must be more than 0, got nan"),

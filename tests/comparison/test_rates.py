@@ -13,9 +13,9 @@ from tpsgd.comparison import trials as trials_module
 from tpsgd.comparison.arms import arm, with_ridge
 from tpsgd.comparison.compare import compare
 from tpsgd.comparison.equal import Allowance
-from tpsgd.comparison.rates import epochs_of, halve, has_rate
 from tpsgd.comparison.report.table import remarks
-from tpsgd.comparison.trials import RATES, SGD_RATES, Trial, best
+from tpsgd.comparison.session import epochs_of, has_rate
+from tpsgd.comparison.trials import RATES, SGD_RATES, Trial, best, halve
 from tpsgd.data import Data
 from tpsgd.engine.record import BlockInfo, Run
 from tpsgd.engine.settings import Settings

@@ -12,8 +12,9 @@ from matplotlib import rc_context
 from tpsgd import figures, files, rules
 from tpsgd.comparison import report
 from tpsgd.comparison.arms import ALL, arm
-from tpsgd.comparison.compare import THROUGH_TIME, Comparison, Result
+from tpsgd.comparison.compare import Comparison
 from tpsgd.comparison.report import plots, table
+from tpsgd.comparison.results import THROUGH_TIME, Result
 from tpsgd.engine.record import BlockInfo, Epoch, Run
 from tpsgd.errors import TpsgdError
 from tpsgd.training.confusion import Confusion

@@ -71,6 +71,12 @@ def test_a_table_of_one_row_and_one_without_a_column(pets):
         new("new.csv", pets)
 
 
+def test_a_table_with_other_separators_is_refused_with_those_that_are_read(pets):
+    Path("new.csv").write_text("a|b|c|d\n1|2|3|4\n")
+    with pytest.raises(TpsgdError, match="'a', which the model reads: columns are separated by"):
+        new("new.csv", pets)
+
+
 def test_columns_of_one_name_are_refused_if_the_model_reads_them(pets):
     table("new.csv", [*"abcd", "note", "note"], [[*NUMBERS[0], 1, 2]])
     assert new("new.csv", pets).x.tolist() == [NUMBERS[0].tolist()]

@@ -144,6 +144,54 @@ def test_statistics_do_not_depend_on_the_pieces():
     assert abs(scaled(x.astype("float32"), pieces).mean()) < 1e-2
 
 
+def places(n=400):
+    """Columns so far from 0 that float32 has none of the digits that tell their classes apart."""
+    labels = np.arange(n) % 3
+    x = np.stack([525_200_000 + 20 * labels, -1.7e12 + 1000 * labels], 1).astype(float)
+    return x + RNG.uniform(-4, 4, x.shape).round(3), labels
+
+
+def as_pairs(*sets):
+    return sorted(
+        (int(label), *row) for x, y in sets for row, label in zip(x.tolist(), y, strict=True)
+    )
+
+
+def test_a_column_far_from_0_keeps_its_digits():
+    x, labels = places()
+    loaded = data.load(table(x, labels))
+    scaling = loaded.inputs["scaling"]
+    expected = (x - scaling["shift"]) / scaling["scale"]
+    sets = as_pairs(loaded.train, loaded.test)
+    np.testing.assert_allclose(sets, as_pairs((expected, labels)), atol=1e-6)
+    new = read_new(table(x, labels), inputs=loaded.inputs, classes=loaded.classes)
+    np.testing.assert_allclose(new.x, expected, atol=1e-6)
+    saved = tpsgd.Trained(torch.nn.Linear(2, 3), tpsgd.Run("readout", 0, {}), (), loaded.inputs)
+    assert torch.equal(saved.scaled(x), new.x)
+    np.savez("own.npz", x=x, y=labels)
+    arrays = data.load("own.npz", scale="standard")
+    np.testing.assert_allclose(as_pairs(arrays.train, arrays.test), sets, atol=1e-6)
+    assert arrays.train[0].dtype == loaded.train[0].dtype == new.x.dtype == torch.float32
+
+
+def test_series_and_filled_cells_far_from_0_keep_their_digits():
+    x, labels = places(60)
+    lines = ["sequence,step,a,b,label"]
+    for i, (row, kind) in enumerate(zip(x, labels, strict=True)):
+        lines += [f"s{i:02},{t},{row[0]},{row[1] + t},{kind}" for t in range(2 + i % 2)]
+    Path("far.csv").write_text("\n".join(lines))
+    loaded = data.load("far.csv")
+    new = read_new("far.csv", inputs=loaded.inputs, classes=loaded.classes)
+    scaling = loaded.inputs["scaling"]
+    expected = (x - scaling["shift"]) / scaling["scale"]
+    assert isinstance(new.x, Padded) and new.x.dtype == loaded.train[0].dtype == torch.float32
+    np.testing.assert_allclose(new.x.data[:, 0], expected, atol=1e-5)
+    Path("blank.csv").write_text(Path(table(x, labels)).read_text() + "\n,0,0")
+    filled = data.load("blank.csv", impute="mean")
+    everything = torch.cat([filled.train[0], filled.test[0]])[:, 0]
+    assert len(everything.unique()) > 55
+
+
 def test_a_table_of_features_of_different_sizes_is_learned():
     """Wine: about 65 % as stored, 95 % and more standardised."""
     x, y = load_wine(return_X_y=True)
@@ -156,4 +204,4 @@ def test_a_table_of_features_of_different_sizes_is_learned():
         accuracies[scale] = tpsgd.evaluate(run.model, wine.test)
     assert accuracies[None] > 0.94 > accuracies["none"] + 0.1
     run.save("model", classes=wine.classes, inputs=wine.inputs)
-    assert trained.read("model").inputs["scaling"]["method"] == "standard"
+    assert trained.read("model")[1]["inputs"]["scaling"]["method"] == "standard"

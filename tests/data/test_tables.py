@@ -40,6 +40,19 @@ def test_a_sensor_file_is_refused_with_what_to_do(tmp_path, refused, choices, me
     refused(table(tmp_path / "own.csv", blank=(3,)), message, **choices)
 
 
+@pytest.mark.parametrize("none", ["none", "NA", "null"])
+@pytest.mark.parametrize("impute", [None, "median"])
+def test_a_class_with_the_name_of_a_blank_is_no_blank(tmp_path, refused, none, impute):
+    kinds = [none, none, "tap", none, "swipe"]  # most rows have no gesture, and the first one too
+    rows = [f"{kinds[i % 5]},{i % 7},{i % 3}" for i in range(40)]
+    file = tmp_path / "own.csv"
+    file.write_text("\n".join(["gesture,ax,ay", *rows]))
+    listed = ", ".join(sorted({none, "swipe", "tap"}))
+    message = rf"if 'gesture' \({listed}\) is the label, say label='gesture' \(--label gesture"
+    refused(file, message, impute=impute)
+    assert data.load(str(file), label="gesture").classes == tuple(sorted({none, "swipe", "tap"}))
+
+
 def test_a_label_in_first_place_an_id_a_time_and_blank_cells_are_read(tmp_path):
     file = table(tmp_path / "own.csv", blank=(3, 8))
     choices = {"label": "gesture", "drop": "rec,clock", "scale": "none"}
@@ -50,7 +63,9 @@ def test_a_label_in_first_place_an_id_a_time_and_blank_cells_are_read(tmp_path):
     value = loaded.inputs["imputation"]["values"][1]
     train = [row[1] for row in loaded.train[0].tolist() if round(row[0], 2) not in (1.03, 0.08)]
     assert value == pytest.approx(np.median(train))
-    assert [row[1] for row in x.tolist() if round(row[0], 2) in (1.03, 0.08)] == [value, value]
+    assert [row[1] for row in x.tolist() if round(row[0], 2) in (1.03, 0.08)] == pytest.approx(
+        [value, value]
+    )
     assert "blank cells filled with the median of the training samples" in loaded.note
     on_disk = data.load(file, impute="median", on_disk=tmp_path / "decoded", **choices)
     assert torch.equal(on_disk.train[0], loaded.train[0])

@@ -238,9 +238,40 @@ def test_an_npz_that_does_not_fit_in_memory_is_refused(refused, tmp_path, monkey
     ],
 )
 def test_a_column_that_numbers_the_rows_is_a_warning(tmp_path, name, first, n):
-    text = f"{name},b,label\n" + "".join(f"{first + i},{i / 7},{i % 2}\n" for i in range(n))
+    text = f"{name},b,label\n" + "".join(f"{first + i},{i % 7},{i % 2}\n" for i in range(n))
     with pytest.warns(UserWarning, match=f"the column '{name}' numbers the rows.*--drop {name}"):
         data.load(csv(tmp_path, text))
+
+
+@pytest.mark.parametrize("name", ["t", "clock", "stamp"])
+@pytest.mark.parametrize(
+    "of_row",
+    [
+        lambda i: 1_700_000_000 + i,
+        lambda i: 1_700_000_000 + 0.5 * i,
+        lambda i: 1_700_000_000_000 + 20 * i,
+        lambda i: 1_700_000_000 + i // 2,
+        lambda i: round(0.02 * (i // 2), 2),
+    ],
+)
+def test_a_time_is_a_warning_whatever_its_name_and_its_unit(tmp_path, name, of_row):
+    text = f"a,{name},label\n" + "".join(f"{i % 7},{of_row(i)},{i % 2}\n" for i in range(200))
+    match = f"the column '{name}' (numbers the rows|never falls from row to row), .*--drop {name}"
+    with pytest.warns(UserWarning, match=match) as seen:
+        data.load(csv(tmp_path, text))
+    assert len(seen) == 1
+
+
+def test_a_time_with_many_rows_at_once_is_known_by_its_name(tmp_path):
+    text = "a,time_s,label\n" + "".join(f"{i % 7},{i // 5},{i % 2}\n" for i in range(200))
+    with pytest.warns(UserWarning, match="the column 'time_s' never falls"):
+        data.load(csv(tmp_path, text))
+
+
+def test_a_sorted_feature_of_few_values_is_no_warning(tmp_path):
+    ages = sorted(18 + i * i % 60 for i in range(200))
+    rows = "".join(f"{a},{1e9 + i % 2},{i // 50},{i % 2}\n" for i, a in enumerate(ages))
+    data.load(csv(tmp_path, f"age,place,time_of_day,label\n{rows}"))
 
 
 def test_columns_that_do_not_number_the_rows_are_no_warning(tmp_path):
@@ -298,6 +329,9 @@ def test_csv_classes_are_sorted_as_numbers(tmp_path):
         ("1,2,0\n3,4,1\n", "its first line must name the columns"),
         ("5.1,3.5,setosa\n4.9,3.0,setosa\n", "its first line must name the columns"),
         ("label\ncat\n", "has no column of features besides the label 'label'"),
+        ("ax|ay|label\n1|2|a\n", "'ax.ay.label': columns are separated by commas, semicolons or"),
+        ("# sensor v1\nax,ay,label\n1,2,a\n", "'# sensor v1': .*and line 1 must be the header"),
+        ("# v1, Oslo\nax,ay,label\n1,2,a\n", "line 2 has 3 cells.*line 1 must be the header"),
         ("a,b,y\n1,2,0\n3,nan,1\n", "line 3, column 'b': 'nan' is blank; .*impute"),
         ("a,b,y\n1,2,0\n\n3,,1\n", "line 4, column 'b': '' is blank; .*drop=.'b'."),
         ("a,b,y\n1,2,0\nlow,2,1\n", "line 3, column 'a': 'low' is not a finite number"),

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import tpsgd
 from tpsgd import Memory, Recurrent, TpsgdError
-from tpsgd.engine.batches import Arrays, BatchForm
+from tpsgd.engine.batches import ArraySource, BatchForm
 
 momentum = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 
@@ -142,7 +142,7 @@ def test_the_weights_are_those_of_a_loop_by_hand(way):
     x = x.double()
     model = seeded(make).double()
     optimizer = momentum(model.parameters())
-    order = Arrays(x, y, BatchForm(torch.device("cpu"), torch.float64, 11, (3,)))
+    order = ArraySource(x, y, BatchForm(torch.device("cpu"), torch.float64, 11, (3,)))
     for epoch in range(1):
         for index in order.indices(0, epoch):
             optimizer.zero_grad()

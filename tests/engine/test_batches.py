@@ -20,7 +20,7 @@ from torch.utils.data import (
 
 import tpsgd
 from tpsgd import Memory, TpsgdError, bce, cross_entropy, mse, rules
-from tpsgd.engine.batches import Arrays, BatchForm, labels
+from tpsgd.engine.batches import ArraySource, BatchForm, labels
 
 pytestmark = pytest.mark.usefixtures("unwatched")
 
@@ -154,7 +154,7 @@ def test_bytes_are_evaluated_as_they_are_learned():
 def test_large_batches_of_bytes_in_another_memory_format_are_divided_once():
     x = torch.randint(0, 256, (130, 3, 64, 64), dtype=torch.uint8)
     form = BatchForm(torch.device("cpu"), torch.float32, 130, (0,), channels_last=True)
-    batch, _ = Arrays(x, torch.zeros(130, dtype=torch.long), form).take(torch.arange(130))
+    batch, _ = ArraySource(x, torch.zeros(130, dtype=torch.long), form).take(torch.arange(130))
     assert torch.equal(batch, x.float() / 255)
 
 
@@ -277,20 +277,20 @@ def test_a_length_that_is_not_true_is_an_error_of_one_sentence():
 def test_the_order_of_an_epoch_depends_on_seed_block_and_epoch_alone():
     form = BatchForm(torch.device("cpu"), torch.float32, 16, (3,))
     orders = {
-        tuple(torch.cat(list(Arrays(X, Y, form).indices(block, epoch))).tolist())
+        tuple(torch.cat(list(ArraySource(X, Y, form).indices(block, epoch))).tolist())
         for block, epoch in ((0, 0), (0, 1), (1, 0), (0, 0))
     }
     assert len(orders) == 3
 
 
 def test_every_block_has_an_order_of_its_own_in_every_epoch(monkeypatch):
-    orders, batches = [], Arrays.batches
+    orders, batches = [], ArraySource.batches
 
     def noted(self, block=0, epoch=None):
         orders.append((block, epoch))
         return batches(self, block, epoch)
 
-    monkeypatch.setattr(Arrays, "batches", noted)
+    monkeypatch.setattr(ArraySource, "batches", noted)
     tpsgd.fit(mlp(6, 5, 5, 3), (X, Y), rule=rules.tpsgd_l2(), epochs=2)
     shuffled = [order for order in orders if order[1] is not None]
     assert shuffled == [(block, epoch) for block in range(3) for epoch in range(2)]

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from tpsgd.engine import learner
 from tpsgd.engine.optimizers import TwoRates, adam, make_optimizer, sgd, two_rates
+from tpsgd.fast import optimizer_steps
 from tpsgd.maths.fused_optimizers import Adam
 
 TORCH = {
@@ -71,10 +71,10 @@ def test_every_block_takes_its_step_together_or_alone(joint, monkeypatch):
     def joint_step(optimizers):
         return (lambda: steps.append(optimizers)) if joint else None
 
-    monkeypatch.setattr(learner, "joint_step", joint_step)
+    monkeypatch.setattr(optimizer_steps, "joint_step", joint_step)
     blocks = [Waiting("a", True), Waiting("a", False), Waiting("b", True), Waiting("a", True)]
-    learner._step_together(blocks)
+    optimizer_steps._step_together(blocks)
     assert [b.applied for b in blocks] == ([0, 1, 1, 0] if joint else [1, 1, 1, 1])
     assert [b.dropped for b in blocks] == ([1, 0, 0, 1] if joint else [0, 0, 0, 0])
     assert len(steps) == joint
-    learner._step_together([])
+    optimizer_steps._step_together([])

@@ -188,7 +188,7 @@ def test_before_fit():
         ({"epochs": 0}, "epochs must be a whole number, 1 or more, got 0"),
         ({"hidden": (10**11,)}, r"a net with hidden=\(100000000000,\) does not fit in memory"),
         ({"hidden": (10**30,)}, "does not fit in memory"),
-        ({"n_iter_no_change": 0}, "n_iter_no_change must be 1 or more, got 0"),
+        ({"n_iter_no_change": 0}, "n_iter_no_change must be a whole number, 1 or more, got 0"),
         (
             {"early_stopping": True, "validation_fraction": 2},
             "validation_fraction must be a number between 0 and 1, got 2",

@@ -511,7 +511,7 @@ def test_an_earlier_export_is_not_replaced_unasked(tmp_path):
 
 
 def test_what_differs_from_fit_is_not_left_on_disk(tmp_path, monkeypatch):
-    from tpsgd.export.to_c import check
+    from tpsgd.export.to_c import export
 
     def wrong(recipe):
         texts = sources(recipe)
@@ -519,7 +519,7 @@ def test_what_differs_from_fit_is_not_left_on_disk(tmp_path, monkeypatch):
             "tpsgd.h": texts["tpsgd.h"].replace("weights[i] -= r->lr", "weights[i] += r->lr")
         }
 
-    monkeypatch.setattr(check, "sources", wrong)
+    monkeypatch.setattr(export, "sources", wrong)
     with pytest.raises(TpsgdError, match="learned other weights"):
         exported(tmp_path)
     assert not list(tmp_path.glob("net.*"))

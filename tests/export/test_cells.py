@@ -21,12 +21,12 @@ import tpsgd.export
 from tpsgd import projections, rules
 from tpsgd.errors import TpsgdError
 from tpsgd.export.read_model import read_model
-from tpsgd.export.recipe import Recipe
+from tpsgd.export.recipe import StepRecipe
 from tpsgd.export.records import read_weights
-from tpsgd.export.to_c.cell_memory import cell_layout
-from tpsgd.export.to_c.cell_source import cell_sources
 from tpsgd.export.to_c.check import OPTIMIZERS, keeping_codes
 from tpsgd.export.to_c.compiled import CompiledReader
+from tpsgd.export.to_c.memory import layout
+from tpsgd.export.to_c.source import sources
 from tpsgd.maths.random import Key, permutation
 from tpsgd.nets.blocks import split
 from tpsgd.nets.recurrent import connect
@@ -55,7 +55,7 @@ class Case:
         torch.manual_seed(5)
         return nn.Sequential(*self.layers()).to(dtype)
 
-    def recipe(self) -> Recipe:
+    def recipe(self) -> StepRecipe:
         return read_model(
             self.model(), self.rule, (7, 3), optimizer=self.optimizer, loss=self.loss,
             seed=self.seed,
@@ -121,9 +121,9 @@ def samples(count: int = 30, steps: int = 7) -> tuple[Tensor, Tensor]:
     return x + 0.5 * y[:, None, None], y
 
 
-def write(recipe: Recipe, folder: Path) -> Path:
+def write(recipe: StepRecipe, folder: Path) -> Path:
     folder.mkdir(exist_ok=True, parents=True)
-    for name, text in cell_sources(recipe).items():
+    for name, text in sources(recipe).items():
         (folder / name).write_text(text)
     return folder
 
@@ -169,14 +169,14 @@ def trained(case: Case, x: Tensor, y: Tensor, dtype: torch.dtype) -> Trained:
     return Trained(model, record, codes)
 
 
-def learned_numbers(result: Trained, recipe: Recipe) -> Tensor:
+def learned_numbers(result: Trained, recipe: StepRecipe) -> Tensor:
     """Weights, and class codes that learn, as they lie in the state of the C."""
     blocks = zip(split(result.model), recipe.blocks, strict=True)
     each = [p for b, r in blocks if r.learns for p in b.layer.parameters()]
     return torch.cat([p.detach().flatten() for p in (*each, *result.codes.values())]).double()
 
 
-def measures(recipe: Recipe) -> bool:
+def measures(recipe: StepRecipe) -> bool:
     """Whether the first sequence only sets the size of a readout."""
     return any(
         block.local is not None and block.local.target > 0 and block.recurrent
@@ -257,7 +257,7 @@ def test_sequences_may_have_any_length(tmp_path: Path) -> None:
         reader.step(x[i], y[i], case.lr)
     exact = trained(case, x, y, torch.float64)
     assert (reader.weights - learned_numbers(exact, recipe)).abs().max() < 5e-6
-    assert reader.ram == cell_layout(recipe).ram_bytes  # the compiler has checked it, too
+    assert reader.ram == layout(recipe).ram_bytes  # the compiler has checked it, too
 
 
 @pytest.mark.full
@@ -467,7 +467,7 @@ def test_samples_calibrate_readouts_at_export(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_read_step_by_step_is_refused(layers: list[Any], message: str) -> None:
     with pytest.raises(TpsgdError, match=message):
-        cell_layout(read_model(nn.Sequential(*layers), rules.readout(), (7, 3)))
+        layout(read_model(nn.Sequential(*layers), rules.readout(), (7, 3)))
 
 
 def test_orthogonal_codes_of_every_step_are_refused() -> None:

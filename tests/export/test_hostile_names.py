@@ -20,11 +20,10 @@ from tpsgd import TpsgdError, rules
 from tpsgd.cli.terminal import grid_of
 from tpsgd.comparison.report.page import _text
 from tpsgd.engine.record import BlockInfo, Run
-from tpsgd.export.inputs import Inputs
+from tpsgd.export.inputs import SampleFormat
 from tpsgd.export.read_model import read_model
-from tpsgd.export.to_c import check, compiled
+from tpsgd.export.to_c import compiled, export
 from tpsgd.export.to_c.arduino import as_library
-from tpsgd.export.to_c.cell_source import cell_sources
 from tpsgd.export.to_c.inputs import with_inputs
 from tpsgd.export.to_c.integer_scales import integer_net
 from tpsgd.export.to_c.integer_source import integer_source
@@ -63,13 +62,13 @@ def written(name: str) -> dict[str, str]:
     rule = replace(rules.readout(projection=tpsgd.projections.binary()), name=name)
     mlp = read_model(model(name, nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), rule, (4,))
     cells = read_model(model(name, tpsgd.Recurrent(4, 3), nn.Linear(3, 2)), rule, (5, 4))
-    inputs = Inputs((name, "b", "c", name), (0.0,) * 4, (1.0,) * 4, (name, "no"), name)
+    inputs = SampleFormat((name, "b", "c", name), (0.0,) * 4, (1.0,) * 4, (name, "no"), name)
     texts = with_inputs(sources(mlp), inputs, mlp)
     x, y = torch.arange(32.0).view(8, 4) / 32, torch.arange(8) % 2
     integers = integer_net(mlp, x, y, "int8", rate=0.01, epochs=1)
     return {
         **as_library(texts, mlp, summary(mlp), 1),
-        **{f"cells/{k}": v for k, v in cell_sources(cells).items()},
+        **{f"cells/{k}": v for k, v in sources(cells).items()},
         **{f"integers/{k}": v for k, v in integer_source(integers).items()},
     }
 
@@ -230,7 +229,7 @@ def test_a_program_that_dies_in_its_trial_ends_no_other(how, tmp_path, monkeypat
         begin = "void net_begin(net_state *s)\n{"
         return texts | {"net.c": texts["net.c"].replace(begin, begin + DEATHS[how])}
 
-    monkeypatch.setattr(check, "sources", dying)
+    monkeypatch.setattr(export, "sources", dying)
     monkeypatch.setattr(compiled, "LONGEST_TRIAL", 0.2)
     with pytest.raises(TpsgdError, match=rf"program {how} in its trial run, and nothing was writ"):
         tpsgd.export.c(evil_model("a"), tmp_path / "net", shape=(4,))

@@ -44,7 +44,8 @@ def test_net_scale_is_the_scaling_of_training(tmp_path, numbers):
     assert written.memory and written.memory.flash["shift and scale of the inputs"] == 24
     if numbers == "float32":
         raw = np.array([111.0, 2e-3, 400.0], np.float32)
-        assert CompiledNet(tmp_path).scale(raw).numpy().tolist() == scaled(raw, SCALING).tolist()
+        on_device = CompiledNet(tmp_path).scale(raw).numpy()
+        np.testing.assert_allclose(on_device, scaled(raw, SCALING), rtol=1e-6)
 
 
 def test_pixels_that_were_bytes_are_divided(tmp_path):
@@ -60,7 +61,15 @@ def test_each_time_step_of_a_series_is_scaled(tmp_path):
     model = nn.Sequential(tpsgd.Recurrent(3, 4), nn.Linear(4, 2))
     exported(tmp_path, model, (5, 3), inputs={"shape": [5, 3], "scaling": SCALING})
     raw = np.array([1.0, 2.0, 3.0], np.float32)
-    assert CompiledReader(tmp_path).scale(raw).tolist() == scaled(raw, SCALING).tolist()
+    np.testing.assert_allclose(CompiledReader(tmp_path).scale(raw), scaled(raw, SCALING), rtol=1e-6)
+
+
+def test_a_feature_that_float32_has_no_digits_for_is_a_warning(tmp_path):
+    far = {"method": "standard", "shift": [525_200_020.0, 0.0, 1e3], "scale": [16.0, 1.0, 1.0]}
+    inputs = {"shape": [3], "columns": ["gps", "b", "c"], "scaling": far}
+    with pytest.warns(UserWarning, match=r"lie 32 apart near 525200020, and 'gps' varies") as seen:
+        exported(tmp_path / "net", mlp(3, 4, 3), (3,), inputs=inputs)
+    assert sum("net_scale takes" in str(w.message) for w in seen) == 1
 
 
 @pytest.mark.parametrize(

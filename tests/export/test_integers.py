@@ -21,7 +21,7 @@ from torch import nn
 import tpsgd
 from tpsgd import projections, rules
 from tpsgd.errors import TpsgdError
-from tpsgd.export.integer_records import HEAD, ROW, Row, packed_head, read_integer_record
+from tpsgd.export.integer_records import HEAD, ROW, RecordRow, packed_head, read_integer_record
 from tpsgd.export.read_model import read_model
 from tpsgd.export.to_c.compiled import CompiledNet
 from tpsgd.export.to_c.integer_scales import code_bits, factor, integer_net
@@ -382,7 +382,7 @@ def test_records_of_swapped_or_missing_sizes_are_refused(tmp_path):
 
 
 def test_outputs_of_a_last_layer_that_does_not_learn_are_limited():
-    net, row = small(), Row(12, 7, 1, 0, 3)
+    net, row = small(), RecordRow(12, 7, 1, 0, 3)
     first = zlib.crc32(json.dumps([[tuple(p.shape) for p in net[0].parameters()]]).encode())
     for outputs, sentence in ((3, ""), (1003, ""), (1004, "new classes"), (65535, "new classes")):
         head = packed_head(first, 1, outputs, 8, [row]) + bytes(range(84)) + bytes(28)
@@ -608,9 +608,9 @@ def test_what_integers_cannot_do_is_refused_in_one_sentence():
 def test_calibration_samples_are_checked():
     x, y = samples()
     refused("samples of 12 numbers", x=x[:, :5])
-    refused("samples of 12 numbers", y=y[:5])
+    refused("for each of the samples", y=y[:5])
     refused("not finite", x=x / 0)
-    refused("classes from 0 to 2", y=y + 1)
+    refused("a class from 0 to 2", y=y + 1)
     refused("divide them", x=x * 1e4)
 
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tpsgd.engine.batches import Arrays, BatchForm
+from tpsgd.engine.batches import ArraySource, BatchForm
 from tpsgd.engine.meter import LiveBytes
 from tpsgd.maths.random import ROUNDS, Key, permutation, shuffled, splitmix64, streams
 
@@ -129,7 +129,7 @@ def test_an_order_takes_the_memory_of_a_part_of_it(n):
 
 def arrays(n, batch_size, seeds=(0,)):
     form = BatchForm(torch.device("cpu"), torch.float32, batch_size, seeds)
-    return Arrays(torch.arange(n, dtype=torch.float32)[:, None], torch.arange(n), form)
+    return ArraySource(torch.arange(n, dtype=torch.float32)[:, None], torch.arange(n), form)
 
 
 @settings(max_examples=25)

@@ -1,5 +1,7 @@
 """A torch without one of its internals trains the same weights, with one warning for each."""
 
+import subprocess
+import sys
 import warnings
 from functools import partial
 
@@ -100,3 +102,35 @@ def test_an_optimizer_without_lists_of_hooks_steps_by_itself(monkeypatch):
     del optimizer._optimizer_step_pre_hooks
     assert hooked(optimizer) and quick_step(optimizer) is None
     torch.testing.assert_close(weights(torch.optim.Adam), expected)
+
+
+WITHOUT = """
+import torch, torch._subclasses.fake_tensor as fakes, torch.utils._python_dispatch as modes
+from torch import nn
+hidden = {"FakeTensor": fakes, "FakeTensorMode": fakes, "_disable_current_modes": modes}
+values = {name: vars(module).pop(name) for name, module in hidden.items()}
+del torch._foreach_copy_
+import tpsgd.memory.plan
+from tpsgd.peers import fit_dladmm
+for name, module in hidden.items():  # torch itself needs them
+    setattr(module, name, values[name])
+x, y = torch.randn(40, 6), torch.arange(40) % 3
+model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+print(tpsgd.fit(model, (x, y), epochs=2).memory_choice)
+fit_dladmm(model, (x, y), iterations=2)
+for refused in (lambda: tpsgd.plan(model, (6,)), lambda: tpsgd.fit(model, (x, y), memory="1MB")):
+    try:
+        refused()
+    except tpsgd.TpsgdError as error:
+        print(error)
+"""
+
+
+def test_a_torch_without_fake_tensors_trains_and_does_not_plan():
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", WITHOUT], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    choice, *refusals = done.stdout.splitlines()
+    assert "inputs are recomputed" in choice and len(refusals) == 2
+    assert all("memory cannot be planned, nor kept within a budget" in r for r in refusals)

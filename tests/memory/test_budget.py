@@ -14,7 +14,7 @@ from tpsgd import Memory, Recurrent, TpsgdError, rules, simultaneous
 from tpsgd.engine.meter import LiveBytes, tensor_bytes
 from tpsgd.memory import budget as budget_module
 from tpsgd.memory.budget import SPARE
-from tpsgd.memory.rehearse import Rehearsal
+from tpsgd.memory.rehearse import MemoryProfile
 from tpsgd.units import as_bytes
 
 N, BATCH = 96, 2
@@ -112,6 +112,34 @@ def test_a_loader_and_a_dataset_are_counted():
         budget = 400_000
         run = tpsgd.fit(mlp(400, 12, 3), data, epochs=1, batch_size=BATCH, memory=budget)
         assert run.peak_bytes + run.kept_bytes <= budget
+
+
+def edge(*widths):
+    """A net for a small device, its data, and the memory it takes by default."""
+    data = points(200, widths[0], widths[-1])
+    run = tpsgd.fit(mlp(*widths), data, epochs=2, batch_size=16)
+    return mlp(*widths), data, run.total_bytes
+
+
+@pytest.mark.parametrize("widths", [(4, 16, 3), (8, 8, 10), (64, 32, 10), (13, 24, 24, 3)])
+def test_what_a_small_run_takes_by_default_is_a_budget_that_is_accepted(widths):
+    model, data, total = edge(*widths)
+    budget = f"{-(-total // 1024)}KB"
+    run = tpsgd.fit(model, data, epochs=2, batch_size=16, memory=budget)
+    assert run.total_bytes <= as_bytes(budget) and run.settings["micro_batch"] is None
+
+
+@pytest.mark.parametrize("widths", [(4, 16, 3), (64, 32, 10)])
+def test_the_named_budget_is_the_smallest_and_the_advice_is_true(widths):
+    model, data, _ = edge(*widths)
+    settings = {"epochs": 2, "batch_size": 16}
+    with pytest.raises(TpsgdError, match="is too small") as caught:
+        tpsgd.fit(model, data, memory="1KB", **settings)
+    named = int(re.findall(r"\((\d+) bytes\)", str(caught.value))[0])
+    run = tpsgd.fit(model, data, memory=named, **settings)
+    assert 0.9 * named < run.total_bytes <= named
+    if "smaller batch_size" in str(caught.value):
+        tpsgd.fit(model, data, memory=named - 1, **(settings | {"batch_size": 2}))
 
 
 # ---- class codes that take more than the budget --------------------------------------------------
@@ -243,7 +271,7 @@ def test_equal_blocks_are_counted_once_and_to_the_byte(memory):
 def kept(**settings):
     """How much fits but for kept inputs, and a run with a budget so large."""
     plain = trained("mlp", reuse=True)[1]
-    budget = plain.peak_bytes + plain.kept_bytes // 2 + (16 << 10)
+    budget = plain.peak_bytes + plain.kept_bytes // 2
     return trained("mlp", budget=budget, **settings)
 
 
@@ -256,7 +284,7 @@ def test_inputs_that_do_not_fit_are_computed_again():
 def test_a_budget_counts_validation_data():
     """Its inputs are kept as well: what fits without it does not fit with it."""
     plain = trained("mlp", reuse=True)[1]
-    budget = plain.peak_bytes + plain.kept_bytes + (20 << 10)
+    budget = plain.peak_bytes + plain.kept_bytes + (4 << 10)
     assert trained("mlp", budget=budget)[1].settings["reuse"] is True
     held_out = points(300, 400, seed=1)
     run = trained("mlp", budget=budget, validation=held_out)[1]
@@ -276,7 +304,7 @@ def only_files_fit(monkeypatch):
         reuse = settings.memory.reuse
         stage = SimpleNamespace(peak=(50 if reuse else 150) << 10, parts={})
         kept = (900 << 10) * (reuse is True)
-        return Rehearsal(1 << 10, [stage], kept, [], (), [])  # type: ignore[list-item]
+        return MemoryProfile(1 << 10, [stage], kept, [], (), [])  # type: ignore[list-item]
 
     monkeypatch.setattr(budget_module, "rehearse", rehearse)
 
@@ -353,7 +381,7 @@ def test_low_memory_keeps_no_inputs_and_learns_the_same(kind):
 @pytest.mark.full
 def test_low_memory_cuts_batches_only_where_that_saves_memory():
     plan = tpsgd.plan(cnn(), (2, 6, 6), samples=N, batch_size=64, memory="low", others=False)
-    assert plan.lines[0].kept == 0 and str(plan).startswith("in low memory: Memory(")
+    assert plan.lines[0].kept == 0 and str(plan).startswith("in low memory: micro-batches of 8")
     assert plan.settings["memory"].micro_batch == budget_module.SMALLEST
     run = trained("cnn", batch_size=64, memory=plan.settings["memory"])[1]
     assert run.peak_bytes == pytest.approx(plan.lines[0].peak, rel=0.02)

@@ -413,8 +413,8 @@ def test_a_model_that_is_too_large_for_this_machine_can_be_planned():
 
 WRONG = {
     "schedule": ({"schedule": "sequential"}, "schedule must be tpsgd.sequential"),
-    "rule": ({"rule": rules.readout}, "rule must be a tpsgd.rules value"),
-    "a word for a rule": ({"rule": "readout"}, "rule must be a tpsgd.rules value"),
+    "rule": ({"rule": rules.readout}, r"write tpsgd.rules.readout\(\)"),
+    "no rule's word": ({"rule": "redout"}, "unknown rule 'redout': did you mean 'readout'"),
     "rules": ({"rule": [rules.readout()] * 2}, "list of 3, one per block, got 2"),
     "optimizers": ({"optimizer": [tpsgd.sgd]}, "optimizer has 1 entries"),
     "optimizer": ({"optimizer": "adam"}, "optimizer must be a factory"),
@@ -428,7 +428,7 @@ WRONG = {
         {"rule": rules.dfa(), "schedule": tpsgd.sequential},
         "use schedule=tpsgd.simultaneous",
     ),
-    "loss": ({"loss": "mse"}, "loss must be"),
+    "loss": ({"loss": "msee"}, "loss must be"),
     "budget": ({"budget": "4 apples"}, "no amount of memory"),
     "epochs": ({"epochs": -1}, "epochs must be a whole number"),
     "solver": ({"optimizer": tpsgd.ridge()}, "ridge.* cannot solve block 1"),
@@ -528,3 +528,14 @@ def test_a_budget_holds_with_blocks_of_several_layers():
         budget = int(0.8 * (free.peak_bytes + free.kept_bytes))
         run = tpsgd.fit(seeded(stages), images(N), memory=budget, **settings)
     assert run.peak_bytes + run.kept_bytes <= budget
+
+
+def test_memory_that_is_fast_is_planned():
+    settings = {"samples": 400, "batch_size": 32, "memory": "fast"}
+    plan = tpsgd.plan(mlp(6, 50, 3), (6,), **settings)
+    assert plan.lines[0].kept == 400 * 50 * 4 and plan["sequential, micro-batch 8"].kept == 0
+
+
+def test_a_plan_within_a_budget_prints_its_settings_in_words():
+    plan = tpsgd.plan(mlp(6, 50, 3), (6,), samples=40, memory="4MB")
+    assert str(plan).startswith("within 4.0 MB: whole batches, inputs reused from memory\n")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import shutil
 import signal
 import socket
@@ -16,7 +17,7 @@ from helpers import same
 from parallel import pipeline_cases as cases
 
 import tpsgd
-from tpsgd.parallel.handover import Layout
+from tpsgd.parallel.handover import BatchFormat
 from tpsgd.parallel.stages import IN_FLIGHT
 
 RANK = Path(cases.__file__)
@@ -231,9 +232,9 @@ def test_a_batch_arrives_in_its_number_format_and_memory_format(shape, dtype):
     x = torch.arange(torch.tensor(shape).prod()).view(shape).to(dtype)
     if x.dim() == 4:
         x = x.contiguous(memory_format=torch.channels_last)
-    layout = Layout.read(Layout.of(x).numbers())
-    packed = layout.packed(x)
-    arrived = layout.buffer(len(x), x.device).copy_(packed)
-    assert packed.is_contiguous() and arrived.shape == packed.shape
-    y = layout.unpacked(arrived)
+    format = pickle.loads(pickle.dumps(BatchFormat.of(x)))
+    y = format.empty(len(x), x.device)
+    sent, arriving = format.flat(x), format.flat(y)
+    assert sent.is_contiguous() and arriving.is_contiguous() and arriving.shape == sent.shape
+    arriving.copy_(sent)
     assert torch.equal(x, y) and x.stride() == y.stride() and x.dtype is y.dtype

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 import tpsgd
 from tpsgd import Padded, TpsgdError
 from tpsgd.peers import admm
-from tpsgd.peers.admm import Steps, activated, begin, hidden_z, output_z
+from tpsgd.peers.admm import StepSizes, activated, begin, hidden_z, output_z
 from tpsgd.peers.dladmm import fit_dladmm
 
 dladmm = import_module("tpsgd.peers.dladmm")  # the module, not the arm of the same name
@@ -135,7 +135,7 @@ def test_hidden_z_by_hand():
 @pytest.mark.parametrize("classes", [2, 10])
 def test_fista_finds_the_minimum_that_newton_finds(rho, classes):
     p = problem(5, classes, n=30)
-    z = output_z(p, Steps(rho), most=2000, tolerance=0.0)
+    z = output_z(p, StepSizes(rho), most=2000, tolerance=0.0)
     best, y_star = p.m[0], F.one_hot(p.labels, classes).double()
     for _ in range(300):  # Newton's steps, none longer than 1
         q = F.softmax(best, 1)
@@ -154,7 +154,7 @@ def test_fista_with_the_authors_step_need_not_converge(rho):
     p.u = -torch.rand(200, 1).double() * (F.softmax(p.m[0], 1) - F.one_hot(p.labels, 2))
     left = []
     for step in (2.0, 4.0):
-        steps = Steps(rho, fista_step=step)
+        steps = StepSizes(rho, fista_step=step)
         z = output_z(p, steps, most=2000, tolerance=0.0)
         g = F.softmax(z, 1) - F.one_hot(p.labels, 2) + p.u + rho * (z - p.m[0])
         left.append(float(g.norm()))
@@ -163,7 +163,7 @@ def test_fista_with_the_authors_step_need_not_converge(rho):
 
 def test_fista_stops_at_the_tolerance_and_at_the_limit():
     p = problem(5, 3)
-    args = (p, Steps(0.1))
+    args = (p, StepSizes(0.1))
     assert torch.equal(output_z(*args, most=0), p.z[0])
     one, two = (output_z(*args, most=k, tolerance=0.0) for k in (1, 2))
     assert not torch.equal(one, two)
@@ -176,7 +176,7 @@ def test_fista_stops_at_the_tolerance_and_at_the_limit():
 @pytest.mark.parametrize("rho", [1e-3, 1.0])
 @pytest.mark.parametrize("bias", [True, False])
 def test_no_update_raises_the_lagrangian(widths, slope, rho, bias):
-    p, steps = problem(*widths, slope=slope, bias=bias), Steps(rho, theta=1e-6, tau=1e-6)
+    p, steps = problem(*widths, slope=slope, bias=bias), StepSizes(rho, theta=1e-6, tau=1e-6)
     updates = [admm.update_z, admm.update_b, admm.update_W, admm.update_a]
     value, lowered = float(lagrangian(p, rho)), set()
     for _ in range(3):
@@ -197,13 +197,13 @@ def test_no_update_raises_the_lagrangian(widths, slope, rho, bias):
 def test_what_a_layer_gives_is_kept_up_to_date():
     p = problem(5, 7, 6, 3)
     for _ in range(3):
-        dladmm.iterate(p, Steps(0.1))
+        dladmm.iterate(p, StepSizes(0.1))
     for i in range(3):
         torch.testing.assert_close(p.m[i], F.linear(p.a[i], p.W[i], p.b[i]))
 
 
 def test_the_bias_is_the_minimum():
-    p, steps = problem(5, 7, 3), Steps(0.3)
+    p, steps = problem(5, 7, 3), StepSizes(0.3)
     for i in range(2):
         admm.update_b(p, i, steps)
         b = p.b[i].clone().requires_grad_()
@@ -229,7 +229,7 @@ def test_steps_are_those_of_a_literal_search(first, which):
     g, theta, doublings = torch.func.grad(value)(x), first, 0
     while value(x - g / theta) > value(x) - g.square().sum() / theta / 2:
         theta, doublings = 2 * theta, doublings + 1
-    steps = Steps(rho, theta=first, tau=first)
+    steps = StepSizes(rho, theta=first, tau=first)
     (admm.update_W if which == "W" else admm.update_a)(p, i, steps)
     torch.testing.assert_close((p.W if which == "W" else p.a)[i], x - g / theta)
     assert (doublings > 0) == (first == 1e-4 or (first == 1.0 and which == "W"))
@@ -242,7 +242,7 @@ def test_doubling_is_bounded():
 
 def test_a_step_of_no_length_is_no_step():
     """Where the gradient is 0 nothing moves, and nothing becomes NaN."""
-    p, steps = problem(5, 3), Steps(1.0)
+    p, steps = problem(5, 3), StepSizes(1.0)
     p.z[0], p.u = p.m[0].clone(), torch.zeros_like(p.u)
     before = p.W[0]
     admm.update_W(p, 0, steps)

@@ -279,9 +279,71 @@ def test_an_extension_that_is_interrupted_ends_as_one_that_is_not(tmp_path):
     assert all(torch.equal(ended[0][n], ended[1][n]) for n in ended[0])
 
 
+STOPS = {
+    "validation": (POINTS[0][:20], POINTS[1][:20]),
+    "early_stopping": tpsgd.EarlyStopping(2, 0.05),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("default, simultaneous", {}),
+        ("leaky, simultaneous", {}),
+        ("cnn, simultaneous, sgd", {"optimizer": MOMENTUM}),
+        ("shuffled loader", TOGETHER),
+        ("backprop", {}),
+        ("slices", TOGETHER),
+        ("default, simultaneous", {**STOPS, "epochs": 6}),
+    ],
+)
+def test_more_epochs_under_simultaneous_equal_a_longer_run(name, settings, tmp_path):
+    make, data, own = RUNS[name]
+    settings = own | settings
+    longer = settings | {"epochs": settings["epochs"] + 3}
+    tensors, run = train(make, data, longer)
+    train(make, data, settings | {"checkpoint": tmp_path})
+    saved = Checkpoint(tmp_path, resume=True)
+    extended, record = train(make, data, longer | {"checkpoint": saved}, seed=8)
+    assert [replace(epoch, seconds=0.0) for epoch in record.history] == compared(run)[0]
+    assert all(torch.equal(tensors[n], extended[n]) for n in tensors)
+
+
+def test_more_epochs_begin_with_the_codes_the_gain_and_the_optimizer_of_each_block(tmp_path):
+    digits = tpsgd.data.load("digits", max_train=500)
+    make = tpsgd.zoo.words.factory("mlp:64", digits.shape, 10)
+    settings = {"batch_size": 32, "schedule": tpsgd.sequential}
+    accuracies = []
+    for epochs in (30, 31):
+        saved = Checkpoint(tmp_path, resume=True)
+        torch.manual_seed(0)
+        run = tpsgd.fit(make(), digits.train, epochs=epochs, checkpoint=saved, **settings)
+        accuracies.append(tpsgd.evaluate(run.model, digits.test))
+    losses = {(epoch.block, epoch.epoch): epoch.loss for epoch in run.history}
+    for block in (1, 2):
+        assert losses[block, 31] < 1.1 * losses[block, 30]
+    assert accuracies[1] > accuracies[0] - 0.01
+
+
+def test_a_block_that_had_stopped_early_goes_on_only_if_its_inputs_change(tmp_path):
+    def first_block(epoch):
+        return epoch.block == 1 and epoch.epoch == 2
+
+    def second_block(epoch):
+        return epoch.block == 2 and epoch.epoch == 2
+
+    for stop, expected in ((first_block, [2, 5, 5]), (second_block, [5, 4, 5])):
+        saved = Checkpoint(tmp_path / stop.__name__, resume=True)
+        settings = {"batch_size": 16, "checkpoint": saved, "callbacks": [stop]}
+        tpsgd.fit(plain(), POINTS, epochs=3, **settings)
+        run = tpsgd.fit(plain(), POINTS, epochs=5, **settings)
+        counts = [sum(epoch.block == block for epoch in run.history) for block in (1, 2, 3)]
+        assert counts == expected
+
+
 OTHERS = {
-    "epochs": (plain, POINTS, {"epochs": 4}, "its epochs was 166, and now it is 4"),
-    "rate": (plain, POINTS, {"lr": 0.1}, "its lr was None, and now it is 0.1"),
+    "epochs": (plain, POINTS, {"epochs": 4}, r"began with 166 epochs, not 4: .*--epochs 166\);"),
+    "rate": (plain, POINTS, {"lr": 0.1}, "its lr was not set, and now it is 0.1"),
     "rule": (
         plain, POINTS, {"rule": rules.drtp()}, "its rule was readout-learned, and now it is drtp",
     ),
@@ -312,6 +374,23 @@ def test_a_checkpoint_of_another_run_is_refused(name: str, tmp_path: Path, monke
     with pytest.raises(TpsgdError, match=message):
         tpsgd.fit(model, data, checkpoint=saved, **settings)
     assert all(map(torch.equal, before, model.parameters()))  # nothing was done to it
+
+
+@pytest.mark.parametrize(
+    ("epochs", "settings", "message"),
+    [
+        (1, {}, r"has 2 epochs already: epochs \(--epochs\) must be 2 or more, not 1$"),
+        ([2, 1, 1], {}, r"2 epochs already: .* must be 2 or more, not \[2, 1, 1\]$"),
+        (3, {"lr_schedule": tpsgd.one_cycle()}, r"rate for 2 epochs, not 3: .* \(--epochs 2\), or"),
+    ],
+)
+def test_other_epochs_of_a_finished_run_are_refused_with_those_it_takes(
+    tmp_path, epochs, settings, message
+):
+    settings = {"checkpoint": Checkpoint(tmp_path, resume=True), **settings}
+    tpsgd.fit(plain(), POINTS, epochs=2, **settings)
+    with pytest.raises(TpsgdError, match=message):
+        tpsgd.fit(plain(), POINTS, epochs=epochs, **settings)
 
 
 def test_of_several_differences_that_which_matters_most_is_named_first(tmp_path, monkeypatch):

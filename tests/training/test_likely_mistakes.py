@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import tpsgd
 from tpsgd import Run, bce, cross_entropy, mse
-from tpsgd.engine.batches import Arrays, BatchForm, Stream
+from tpsgd.engine.batches import ArraySource, BatchForm, LoaderSource
 from tpsgd.engine.record import BlockInfo, Epoch
 from tpsgd.training.likely_mistakes import hint_for
 
@@ -57,10 +57,10 @@ def record(losses, learning="closed form"):
 def test_a_last_block_that_has_learned_nothing_gets_a_hint(case):
     losses, loss, y, x, expected = CASES[case]
     anatomy = SimpleNamespace(loss=loss, classes=y.shape[1] if y.dim() > 1 else 3)
-    hint = hint_for(record(losses), Arrays(x, y, FORM), anatomy)
+    hint = hint_for(record(losses), ArraySource(x, y, FORM), anatomy)
     assert re.search(expected, hint) if expected else hint == ""
-    assert not hint_for(record(losses, "solved"), Arrays(x, y, FORM), anatomy)
-    assert not hint_for(record([]), Arrays(x, y, FORM), anatomy)
+    assert not hint_for(record(losses, "solved"), ArraySource(x, y, FORM), anatomy)
+    assert not hint_for(record([]), ArraySource(x, y, FORM), anatomy)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_last_block_that_has_learned_nothing_gets_a_hint(case):
     ],
 )
 def test_the_labels_of_a_loader_are_unknown(losses, loss, expected):
-    loader = Stream(DataLoader(TensorDataset(X, Y)), FORM, lambda y: y)
+    loader = LoaderSource(DataLoader(TensorDataset(X, Y)), FORM, lambda y: y)
     hint = hint_for(record(losses), loader, SimpleNamespace(loss=loss, classes=3))
     assert re.search(expected, hint) if expected else hint == ""
 

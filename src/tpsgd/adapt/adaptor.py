@@ -26,6 +26,7 @@ from tpsgd.engine.inputs import inputs, labels
 from tpsgd.engine.record import Run
 from tpsgd.errors import TpsgdError
 from tpsgd.nets.modes import evaluating
+from tpsgd.saved import folder as folders
 from tpsgd.training.evaluate import not_a_number
 
 CHUNK = 512  # stored features that are evaluated together
@@ -120,17 +121,14 @@ class Adaptor(nn.Module):
     @torch.no_grad()
     def evaluate(self, data: Any, *, batch_size: int | None = None) -> float:
         """The share of samples that are classified correctly; `data` may be `Features`."""
-        right = total = 0
-        has_nan = False
+        hits = []
         with evaluating(self):
             for features, y in self.features_of(data, batch_size):
                 out = self.from_features(features)
-                has_nan |= bool(out.isnan().any())
-                right += int((out.argmax(1) == class_indices(y)).sum())
-                total += len(y)
-        if has_nan:
-            raise not_a_number(self)
-        return right / total
+                if out.isnan().any():
+                    raise not_a_number(self)
+                hits.append(out.argmax(1) == class_indices(y))
+        return float(torch.cat(hits).double().mean())
 
     def features_of(
         self, data: Any, batch_size: int | None = None
@@ -151,19 +149,15 @@ class Adaptor(nn.Module):
         """The samples, if they are like those of the training."""
         check_samples(self.backbone, x)
         if (shape := tuple(x.shape[1:])) != self.shape:
-            raise TpsgdError(
-                f"the adaptor was trained on samples of shape {self.shape}, these have {shape}"
-            )
+            trained = f"the adaptor was trained on samples of shape {self.shape}"
+            raise TpsgdError(f"{trained}, these have {shape}")
         return x
 
     def save(self, folder: str | Path) -> Path:
         """Write the layers, and into `adaptor.json` what they belong to."""
-        taps = {
-            tap: {"module": self.backbone.taps[tap], "shape": self.tap_shapes[tap]}
-            for tap in self.taps
-        }
+        modules, shapes = self.backbone.taps, self.tap_shapes
         description = {
-            "taps": taps,
+            "taps": {t: {"module": modules[t], "shape": shapes[t]} for t in self.taps},
             "shape": self.shape,
             "classes": self.classes,
             "layers": recipe(self.build),
@@ -183,7 +177,7 @@ def load(folder: str | Path, backbone: Backbone, layers: Build | None = None) ->
         backbone: must have the same taps, with the same outputs.
         layers: the function that made the layers, if it was not `Layers` or `Probe`.
     """
-    description, tensors = files.read(Path(folder))
+    description, tensors = folders.read(files.ADAPTOR, Path(folder))
     try:
         files.check_backbone(folder, backbone, description, tensors)
         shapes = {tap: tuple(entry["shape"]) for tap, entry in description["taps"].items()}

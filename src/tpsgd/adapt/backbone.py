@@ -77,15 +77,15 @@ class Backbone(nn.Module):
 
     def prepare(self, x: Tensor) -> Tensor:
         """Samples as the network takes them: bytes become numbers up to 1, then mean and std."""
+        if not isinstance(x, Tensor):
+            raise TpsgdError("a backbone takes samples of one shape, not of different lengths")
         original = x
         x = x.to(self.device, non_blocking=True)
         x = x.float().div_(255) if x.dtype is torch.uint8 else x
         if self.mean:
             if not x.is_floating_point() or x.dim() != 4 or x.shape[1] != len(self.mean):
-                raise TpsgdError(
-                    f"{self.name} reads images (samples, {len(self.mean)}, height, width), bytes "
-                    f"(uint8) or numbers from 0 to 1; got {tuple(x.shape)} of {x.dtype}"
-                )
+                images = f"images (samples, {len(self.mean)}, height, width), bytes or 0 to 1"
+                raise TpsgdError(f"{self.name} reads {images}; got {tuple(x.shape)} of {x.dtype}")
             x = (x - self.centre) / self.spread
         if x.is_floating_point():
             floats = (p for p in self.model.parameters() if p.is_floating_point())
@@ -119,9 +119,8 @@ class Backbone(nn.Module):
         except TpsgdError:
             raise
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            reason, shape = str(error).partition("\n")[0], tuple(x.shape[1:])
-            message = f"{self.name} cannot take samples of shape {shape}: {reason}"
-            raise TpsgdError(message) from error
+            problem = f"{self.name} cannot take samples of shape {tuple(x.shape[1:])}"
+            raise TpsgdError(f"{problem}: {str(error).splitlines()[0]}") from error
         return {tap: tuple(y.shape[1:]) for tap, y in outputs.items()}
 
 
@@ -154,10 +153,8 @@ def _recording(model: nn.Module, paths: Mapping[str, str]) -> Iterator[dict[str,
                 return
             if not isinstance(y, Tensor) or y.dim() < 2:
                 kind = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
-                raise TpsgdError(
-                    f"tap {tap!r} ({type(module).__name__}) must give one tensor (samples, ...), "
-                    f"gives {kind}: tap a module inside it"
-                )
+                name = f"tap {tap!r} ({type(module).__name__})"
+                raise TpsgdError(f"{name} gives {kind}, not one tensor: tap a module inside it")
             outputs[tap] = y
             if len(outputs) == len(paths):
                 raise _AllTapsRead

@@ -101,10 +101,8 @@ def _allocate(outputs: dict[str, Tensor], samples: int) -> dict[str, Tensor]:
     device = next(iter(outputs.values())).device
     device = device if need < available(device) / 2 else torch.device("cpu")
     if need > available(device):
-        raise TpsgdError(
-            f"the features of {samples:,} samples take {need:,} bytes, more than there is: give "
-            "fewer samples, tap a deeper module, or set memory=tpsgd.Memory(reuse=False)"
-        )
+        problem = f"the features of {samples:,} samples take {need:,} bytes, more than there is"
+        raise TpsgdError(f"{problem}: set memory=tpsgd.Memory(reuse=False), or give fewer samples")
     return {tap: torch.empty((samples, *y.shape[1:]), device=device) for tap, y in outputs.items()}
 
 
@@ -136,18 +134,16 @@ def batches(data: Any, batch_size: int) -> Iterator[tuple[Any, Tensor]]:
 
 
 def check_samples(backbone: Backbone, x: Any) -> None:
-    """Refuse sequences, NaN, and images with numbers below 0 or up to 255."""
-    if not isinstance(x, Tensor):
-        raise TpsgdError("a backbone takes samples of one shape, not sequences of any length")
+    """Refuse NaN, and images with numbers below 0 or up to 255."""
+    if not isinstance(x, Tensor):  # which the backbone refuses
+        return
     check_finite(x)
     if not backbone.mean or not x.is_floating_point():
         return
     least, most = x.aminmax()
     if least < 0 or most > 16:
-        raise TpsgdError(
-            f"images must be bytes (uint8), or numbers from 0 to 1; these go from {least:g} to "
-            f"{most:g}: divide them by 255, or give them unscaled, as the backbone scales them"
-        )
+        bounds = f"these go from {least:g} to {most:g}: divide them by 255, or give bytes"
+        raise TpsgdError(f"images must be bytes (uint8), or numbers from 0 to 1; {bounds}")
 
 
 def count(data: Any) -> int:
@@ -199,8 +195,9 @@ def pooled(x: Tensor) -> Tensor:
 
     Vectors (n, d) stay as they are.
     """
-    over = {2: (), 3: (1,)}.get(x.dim(), tuple(range(2, x.dim())))
-    return x.mean(over) if over else x
+    if x.dim() == 2:
+        return x
+    return x.mean(1 if x.dim() == 3 else tuple(range(2, x.dim())))
 
 
 def fingerprint(model: nn.Module) -> str:

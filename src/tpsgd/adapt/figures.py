@@ -1,30 +1,19 @@
-"""The results of a search and of an adaptation as figures. Only drawing needs matplotlib."""
+"""The results of a search as heatmaps. Only drawing needs matplotlib."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tpsgd import figures
-from tpsgd.adapt.recovery import Recovery
-from tpsgd.adapt.trials import Row
+from tpsgd.adapt.trials import Candidate
 from tpsgd.units import size
 
 CHOSEN, GREY = "#00a651", "#e6e6e6"
 HATCH: dict[str, Any] = {"edgecolor": "#c4c4c4", "hatch": "////"}
-BARS = (
-    ("known domain, before", "known_before", "#9aa5b1"),
-    ("new domain, before", "new_before", "#d1495b"),
-    ("new domain, after", "new_after", "#2a9d8f"),
-    ("known domain, after", "known_after", "#5f6c7b"),
-)
-LEGEND_WIDTH = 6.8  # inches, in which the legend of the bars fits in one line
-
-
-# ---- a search: accuracy and memory by numbers of layers ------------------------------------------
 
 
 def draw_heatmaps(
-    rows: Sequence[Row], best: Mapping[str, Row], budget: int | None, file: Path
+    rows: Sequence[Candidate], best: Mapping[str, Candidate], budget: int | None, file: Path
 ) -> Path:
     """Write the heatmaps of a search, as a PNG or an SVG by the suffix of the file name."""
     from matplotlib import rc_context
@@ -34,7 +23,7 @@ def draw_heatmaps(
         return figures.write(heatmaps(rows, best, budget), file)
 
 
-def heatmaps(rows: Sequence[Row], best: Mapping[str, Row], budget: int | None) -> Any:
+def heatmaps(rows: Sequence[Candidate], best: Mapping[str, Candidate], budget: int | None) -> Any:
     """Two heatmaps for every tap, with a green frame around its best layers.
 
     The heatmaps of a column share their scale of colours.
@@ -70,9 +59,9 @@ def heatmaps(rows: Sequence[Row], best: Mapping[str, Row], budget: int | None) -
 
 def _panel(
     axes: Any,
-    cells: Sequence[tuple[Row, float | None, str]],
+    cells: Sequence[tuple[Candidate, float | None, str]],
     shade: Callable[[float], Any],
-    best: Row | None,
+    best: Candidate | None,
 ) -> None:
     """A cell with a number for every configuration."""
     from matplotlib.patches import Rectangle
@@ -122,13 +111,13 @@ def _legend(reasons: set[str], budget: int | None) -> list[Any]:
     return patches
 
 
-def _counts(rows: list[Row]) -> tuple[list[int], list[int]]:
+def _counts(rows: list[Candidate]) -> tuple[list[int], list[int]]:
     """The numbers of convolutions and of dense layers that occur."""
     convs, dense = ({getattr(row.layers, name) for row in rows} for name in ("convs", "dense"))
     return sorted(convs), sorted(dense)
 
 
-def _percent(row: Row) -> str:
+def _percent(row: Candidate) -> str:
     if row.accuracy is None:
         return ""
     spread = f"\n± {100 * row.std:.1f}" if len(row.accuracies) > 1 else ""
@@ -138,30 +127,3 @@ def _percent(row: Row) -> str:
 def short_name(tap: str) -> str:
     """A tap's name in at most twelve characters."""
     return tap if len(tap) <= 12 else f"…{tap[-11:]}"
-
-
-# ---- adapting: accuracy on the known and the new domain ------------------------------------------
-
-
-def draw_recovery(rows: Sequence[Recovery], file: Path, title: str) -> Path:
-    """Write a PNG file with four bars for each arm."""
-    from matplotlib.figure import Figure
-
-    inches = (max(LEGEND_WIDTH, 1.6 + 1.75 * len(rows)), 3.6)
-    plot = Figure(figsize=inches, layout="constrained")
-    axes = plot.add_subplot()
-    width = 0.2
-    for i, (label, name, colour) in enumerate(BARS):
-        places = [k + (i - 1.5) * width for k in range(len(rows))]
-        heights = [100 * getattr(row, name) for row in rows]
-        bars = axes.bar(places, heights, width * 0.92, label=label, color=colour)
-        axes.bar_label(bars, fmt="%.0f", fontsize=7, padding=1)
-    axes.set_xticks(range(len(rows)), [row.arm for row in rows])
-    margin = max(0.0, (3 - len(rows)) / 2)  # so that few arms do not get wider bars
-    axes.set(xlim=(-0.6 - margin, len(rows) - 0.4 + margin), ylim=(0, 112))
-    axes.set(yticks=range(0, 101, 20), ylabel="test accuracy (%)")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title(title, fontsize=10, loc="left", pad=24)
-    axes.legend(ncols=4, fontsize=7, frameon=False, loc="lower left", bbox_to_anchor=(0, 1.0),
-                borderaxespad=0.2, columnspacing=1.0, handlelength=1.0)  # fmt: skip
-    return figures.write(plot, file)

@@ -1,8 +1,8 @@
 """The two files of an adaptor: its tensors, and their description, `adaptor.json`.
 
-The backbone itself is not stored. The files describe it by a hash of its weights and by the output
-of its taps for one sample of reproducible noise. A backbone with other weights is accepted, with a
-warning, only if its taps give nearly the same output (for example the same backbone in int8).
+They describe the backbone by a hash of its weights and by the output of its taps for one sample of
+reproducible noise. Other weights are accepted, with a warning, only if the output is nearly the
+same (for example of the same backbone in int8).
 """
 
 import warnings
@@ -18,9 +18,9 @@ from tpsgd.errors import TpsgdError
 from tpsgd.maths.random import Key
 from tpsgd.projections import uniform
 from tpsgd.saved import folder as folders
-from tpsgd.saved.folder import Layout
+from tpsgd.saved.folder import FolderFormat
 
-ADAPTOR = Layout("adaptor", 2)
+ADAPTOR = FolderFormat("adaptor", 2)
 ALIKE = 0.1  # relative difference of features up to which a backbone counts as the same one
 
 
@@ -42,47 +42,35 @@ def write(
     return folders.write(ADAPTOR, folder, description, tensors)
 
 
-def read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The description and the tensors, if the files are whole and belong together."""
-    return folders.read(ADAPTOR, folder)
-
-
 def check_backbone(
     folder: Any, backbone: Backbone, description: dict[str, Any], tensors: dict[str, Tensor]
 ) -> None:
     """Refuse a backbone whose taps give other features than the adaptor was trained on."""
+    adaptor = f"the adaptor in {folder}"
     modules = {tap: entry["module"] for tap, entry in description["taps"].items()}
     if not modules.items() <= backbone.taps.items():
-        raise TpsgdError(
-            f"the adaptor in {folder} reads the taps {modules}, this backbone has the taps "
-            f"{backbone.taps}"
-        )
-    scale = {k: tuple(v) for k, v in description["preprocessing"].items()}
-    if scale != {"mean": backbone.mean, "std": backbone.std}:
-        raise TpsgdError(
-            f"the adaptor in {folder} was trained on images scaled by {scale}, the backbone scales "
-            f"them by mean {backbone.mean} and std {backbone.std}"
-        )
+        taps = f"this backbone has the taps {backbone.taps}"
+        raise TpsgdError(f"{adaptor} reads the taps {modules}, {taps}")
+    trained = {k: tuple(v) for k, v in description["preprocessing"].items()}
+    if trained != (scale := {"mean": backbone.mean, "std": backbone.std}):
+        images = f"images scaled by {trained}, the backbone scales them by {scale}"
+        raise TpsgdError(f"{adaptor} was trained on {images}")
     expected = {tap: tuple(entry["shape"]) for tap, entry in description["taps"].items()}
     shapes = backbone.shapes(torch.zeros(1, *description["shape"]), list(expected))
     if shapes != expected:
-        raise TpsgdError(
-            f"the adaptor in {folder} was trained on taps of shape {expected}, this backbone's "
-            f"have {shapes}: it is another one"
-        )
+        taps = f"taps of shape {expected}, this backbone's have {shapes}"
+        raise TpsgdError(f"{adaptor} was trained on {taps}: it is another one")
     gaps = []
     for name, output in _reference_outputs(backbone, description).items():
         stored = tensors[name].to(output.device)
         gaps.append(float((output - stored).norm() / stored.norm().clamp(min=1e-12)))
     if not all(gap <= ALIKE for gap in gaps):
-        raise TpsgdError(
-            f"the adaptor in {folder} belongs to another backbone: the features of this one differ "
-            f"by {max(gaps):.0%} from those it was trained on"
-        )
+        gap = f"the features of this one differ by {max(gaps):.0%} from those it was trained on"
+        raise TpsgdError(f"{adaptor} belongs to another backbone: {gap}")
     if description.get("backbone_sha256") != fingerprint(backbone.model):
         warnings.warn(
-            f"the backbone's weights are not those that the adaptor in {folder} was trained on, "
-            f"but its features are within {max(gaps):.1%} of them",
+            f"the backbone's weights are not those that {adaptor} was trained on, but its features "
+            f"are within {max(gaps):.1%} of them",
             stacklevel=3,
         )
 

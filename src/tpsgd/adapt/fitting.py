@@ -91,7 +91,8 @@ def fit(
     held_out = checked.validation
     if learns_weights and held_out is None:
         data, held_out = hold_out(data, checked.seed)
-    _check_images(data, checked)
+    if checked.augment is not None and isinstance(data, Features):
+        raise TpsgdError("augment changes the images: their features cannot be kept")
     shapes, shape = _shapes(backbone, data, names)
     if not isinstance(data, Features) and _keep_in_memory(checked, data, shapes, backbone):
         data = encode(backbone, data, names, progress=progress and partial(progress, "features"))
@@ -157,12 +158,6 @@ def _taps(backbone: Backbone, taps: str | Sequence[str] | None) -> tuple[str, ..
     return tuple(names)
 
 
-def _check_images(data: Any, settings: Settings) -> None:
-    """Refuse augmentation of images that only their features are kept of."""
-    if settings.augment is not None and isinstance(data, Features):
-        raise TpsgdError("augment changes the images: their features cannot be kept")
-
-
 def _shapes(backbone: Backbone, data: Any, taps: tuple[str, ...]) -> tuple[Shapes, tuple[int, ...]]:
     """The shape of a sample at each tap, and that of the sample itself."""
     if isinstance(data, Features):
@@ -224,8 +219,8 @@ def _copy_weights(start: Adaptor, adaptor: Adaptor) -> None:
         try:
             head.load_state_dict(start.heads[tap].state_dict())
         except (KeyError, RuntimeError) as error:
-            message = f"the adaptor to start from has other layers at tap {tap!r}"
-            raise TpsgdError(message) from error
+            problem = f"has other layers at tap {tap!r}"
+            raise TpsgdError(f"the adaptor to start from {problem}") from error
 
 
 # ---- training one tap's layers -------------------------------------------------------------------

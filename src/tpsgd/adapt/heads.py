@@ -103,10 +103,8 @@ KINDS: dict[str, type[Layers] | type[Probe]] = {"layers": Layers, "probe": Probe
 
 def recipe(build: Any) -> dict[str, Any] | None:
     """`Layers` or a `Probe` as plain values; None for a function of the user."""
-    for kind, cls in KINDS.items():
-        if type(build) is cls:
-            return {"kind": kind, **asdict(build)}
-    return None
+    kind = next((kind for kind, cls in KINDS.items() if type(build) is cls), None)
+    return None if kind is None else {"kind": kind, **asdict(build)}
 
 
 def from_recipe(values: dict[str, Any]) -> Build:

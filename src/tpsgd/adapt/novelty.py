@@ -1,7 +1,6 @@
-"""Is adaptation due? Detectors of new data, fitted on the tap features of known data.
+"""Is adaptation due? A detector of new data, fitted on the tap features of known data.
 
-`mahalanobis` scores a sample by its squared distance to the nearest class mean (Lee et al. 2018),
-`hyperdimensional` by 1 - its largest cosine with the classes' codes (Wilson et al. 2023).
+`mahalanobis` scores a sample by its squared distance to the nearest class mean (Lee et al. 2018).
 
 Features are those of one tap, (n, d) or maps (n, c, h, w), which are averaged over space; or a dict
 of several taps, by name. Each sample's features are scaled to unit length, tap by tap (Müller &
@@ -10,7 +9,6 @@ Hein 2025), unless `unit=False`: a net has weak features for unknown samples, cl
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from math import ceil, inf
 from typing import NamedTuple
 
@@ -20,12 +18,9 @@ from torch.nn import functional as F
 
 from tpsgd.adapt.features import pooled
 from tpsgd.errors import TpsgdError
-from tpsgd.maths.random import Key
-from tpsgd.projections import binary
 
 Features = Tensor | Mapping[str, Tensor]
 CHUNK = 512  # samples that are scored together
-PROJECTION, SIGNS = -3, -4  # blocks of the keys that no block of a net has
 
 
 class Due(NamedTuple):
@@ -59,11 +54,13 @@ class Detector:
 
     def score(self, features: Features) -> Tensor:
         """How new each sample is: (n,)."""
-        taps = _taps(features, self.unit)
+        taps = checked_taps(features, self.unit)
         if (widths := {k: x.shape[1] for k, x in taps.items()}) != self.widths:
             raise TpsgdError(f"the detector was fitted on features {self.widths}, got {widths}")
         chunks = zip(*(x.split(CHUNK) for x in taps.values()), strict=True)
-        return torch.cat([self._score(dict(zip(taps, chunk, strict=True))) for chunk in chunks])
+        return torch.cat(
+            [self.score_chunk(dict(zip(taps, chunk, strict=True))) for chunk in chunks]
+        )
 
     def calibrate(self, features: Features, quantile: float = 0.95) -> "Detector":
         """Set the threshold so that this share of known samples, not those fitted on, is below it.
@@ -99,28 +96,10 @@ class Detector:
         share_new, expected = float(new.double().mean()), self.beyond / (self.calibrated + 1)
         return Due(share_new >= share and p_value <= level, share_new, expected, p_value)
 
-    def _score(self, taps: dict[str, Tensor]) -> Tensor:
-        if "means" in self.tensors:
-            W, means = self.tensors["whitening"], self.tensors["means"]
-            return torch.cdist(torch.cat(list(taps.values()), 1).to(W) @ W.T, means).amin(1) ** 2
-        cosines = F.normalize(self.encode(taps)) @ F.normalize(self.tensors["bundles"]).T
-        return 1 - cosines.amax(1)
-
-    def encode(self, taps: dict[str, Tensor]) -> Tensor:
-        """sum over taps t of s_t * (x_t - centre_t) P: (n, dimensions), P of -1 and 1."""
-        seed, bundles = int(self.tensors["seed"]), self.tensors["bundles"]
-        size, device = bundles.shape[1], bundles.device
-        P = _projection(size, max(self.widths.values()), seed, device)
-        signs = binary()((size,), len(taps), Key(seed, SIGNS), device)
-        codes = torch.zeros(len(next(iter(taps.values()))), size, device=device)
-        for x, s, centre in zip(taps.values(), signs, self.tensors["centres"], strict=True):
-            codes.addcmul_((x.to(device).float() - centre) @ P[: x.shape[1]], s)
-        return codes
-
-
-@lru_cache(maxsize=1)
-def _projection(size: int, width: int, seed: int, device: torch.device) -> Tensor:
-    return binary()((size,), width, Key(seed, PROJECTION), device)
+    def score_chunk(self, taps: dict[str, Tensor]) -> Tensor:
+        """The scores of a few samples."""
+        W, means = self.tensors["whitening"], self.tensors["means"]
+        return torch.cdist(torch.cat(list(taps.values()), 1).to(W) @ W.T, means).amin(1) ** 2
 
 
 def mahalanobis(features: Features, labels: Tensor | None = None, unit: bool = True) -> Detector:
@@ -135,9 +114,9 @@ def mahalanobis(features: Features, labels: Tensor | None = None, unit: bool = T
         >>> bool(detector.due(-x))
         True
     """
-    taps = _taps(features, unit)
+    taps = checked_taps(features, unit)
     x = torch.cat(list(taps.values()), 1)
-    means, y = _class_means(x, labels)
+    means, y = class_means(x, labels)
     W = torch.linalg.inv(torch.linalg.cholesky(ledoit_wolf(x - means[y])))
     widths = {k: x.shape[1] for k, x in taps.items()}
     return Detector(widths, {"means": means @ W.T, "whitening": W}, unit)
@@ -154,25 +133,6 @@ def ledoit_wolf(x: Tensor) -> Tensor:
     a = float((noise / (square - d * mean**2)).nan_to_num(1.0).clamp(1e-6, 1))
     S.mul_(1 - a).diagonal().add_(a * mean)
     return S
-
-
-def hyperdimensional(
-    features: Features, labels: Tensor, dimensions: int = 2048, seed: int = 0, unit: bool = True
-) -> Detector:
-    """Hyperdimensional feature fusion (Wilson et al. 2023): one code per class.
-
-    A sample's code is a random projection of its features, less their tap's mean, times a random
-    sign vector per tap (binding), summed over taps; a class's is the sum of its samples' (bundling)
-    over their number. The signs come from a hash: they are the same on every machine and not
-    stored.
-    """
-    taps = _taps(features, unit)
-    means = {name: _class_means(x, labels)[0] for name, x in taps.items()}
-    mid = torch.stack([x.mean() for x in taps.values()]).float()
-    tensors = {"centres": mid, "bundles": mid.new_empty(0, dimensions), "seed": torch.tensor(seed)}
-    detector = Detector({k: x.shape[1] for k, x in taps.items()}, tensors, unit)
-    tensors["bundles"] = detector.encode(means)  # a code is linear: the mean's is the codes' mean
-    return detector
 
 
 def tail(hits: int, n: int, beyond: int, calibrated: int) -> float:
@@ -192,19 +152,7 @@ def tail(hits: int, n: int, beyond: int, calibrated: int) -> float:
     return min(1.0, float(terms.logsumexp(0).exp()) / (n + 1))
 
 
-def auroc(known_scores: Tensor, new_scores: Tensor) -> float:
-    """The probability that a new sample scores above a known one, ties counting half.
-
-    Examples:
-        >>> auroc(torch.tensor([1.0, 2.0]), torch.tensor([2.0, 3.0]))
-        0.875
-    """
-    known, new = known_scores.double().sort().values, new_scores.to(known_scores.device).double()
-    below = torch.searchsorted(known, new) + torch.searchsorted(known, new, right=True)
-    return float(below.double().mean() / (2 * len(known)))
-
-
-def _taps(features: Features, unit: bool) -> dict[str, Tensor]:
+def checked_taps(features: Features, unit: bool) -> dict[str, Tensor]:
     """Checked features of each tap, (n, d) in float64, in the order of their names."""
     features = features if isinstance(features, Mapping) else {"": features}
     taps: dict[str, Tensor] = {}
@@ -222,7 +170,7 @@ def _taps(features: Features, unit: bool) -> dict[str, Tensor]:
     return taps
 
 
-def _class_means(x: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor]:
+def class_means(x: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor]:
     """Each class's mean, and each sample's class, counted from 0."""
     if labels is None:
         return x.mean(0, keepdim=True), torch.zeros(len(x), dtype=torch.long, device=x.device)

@@ -1,7 +1,6 @@
 """Backbones by name: a VGG or a ResNet with a file of weights, or a function in a Python file."""
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,35 +17,22 @@ NAMES = ("vgg11", "vgg16", "vgg11-bn", "vgg16-bn", "resnet18", "resnet34")
 MEAN, STD = IMAGENET
 
 
-def backbone(
-    name: str,
-    file: str | Path | None = None,
-    taps: tuple[str, ...] = (),
-    *,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-) -> Backbone:
+def backbone(name: str, file: str | Path | None = None, taps: tuple[str, ...] = ()) -> Backbone:
     """A backbone by its name, with the weights in a file.
 
     Args:
         name: vgg11, vgg16 (taps pool1 to pool5), either with -bn; resnet18, resnet34 (taps layer1
-            to layer4); or `FILE.py:FUNCTION`, which returns a `Backbone` or any `nn.Module`.
+            to layer4); or `FILE.py:FUNCTION`, which returns a `Backbone` or any `nn.Module`, whose
+            images then get ImageNet's mean and standard deviation.
         file: `.pth`, `.safetensors` or `.npz`, with torchvision's names; the classifier's weights
             may be missing. If `file` is missing, vgg16's are taken from `$TPSGD_DATA/vgg16`.
         taps: submodules to read from, if the function returns a plain module.
-        mean: of the images that such a module was trained on, as for `Backbone`; default: that of
-            ImageNet. 0 and a std of 1, for each channel, leave images as they are, from 0 to 1.
-        std: their standard deviation.
     """
-    scale = (mean, std)
     if is_function(name):
-        return _from_function(name, file, taps, scale)
-    if scale != (None, None):
-        raise TpsgdError(f"{name} was trained with ImageNet's mean and std: leave them out")
+        return _from_function(name, file, taps)
     if name not in NAMES:
-        raise TpsgdError(
-            f"unknown backbone {name!r}: {suggestion(name, NAMES)} (or give FILE.py:FUNCTION)"
-        )
+        hint = suggestion(name, NAMES)
+        raise TpsgdError(f"unknown backbone {name!r}: {hint} (or give FILE.py:FUNCTION)")
     model, paths = _body(name)
     needed = tuple(child for child, module in model.named_children() if list(module.parameters()))
     weights.put(model, weights.load(_weights_file(name, file)), needed)
@@ -80,29 +66,21 @@ def _weights_file(name: str, file: str | Path | None) -> Path:
     stored = Path(os.environ.get("TPSGD_DATA", "")) / name / f"{name}_features.npz"
     if "TPSGD_DATA" in os.environ and stored.is_file():
         return stored
-    raise TpsgdError(
-        f"{name} needs a file of weights: .pth, .safetensors or .npz with torchvision's names, "
-        "such as those listed at docs.pytorch.org/vision/stable/models"
-    )
+    kinds = ".pth, .safetensors or .npz with torchvision's names"
+    raise TpsgdError(f"{name} needs a file of weights, {kinds}; see pytorch.org/vision")
 
 
-def _from_function(
-    spec: str, file: str | Path | None, taps: tuple[str, ...], scale: tuple[Any, Any]
-) -> Backbone:
+def _from_function(spec: str, file: str | Path | None, taps: tuple[str, ...]) -> Backbone:
     """The module that a function in a Python file returns, with weights if a file is named."""
     result: Any = call_function(spec)
     model = result.model if isinstance(result, Backbone) else result
     if not isinstance(model, nn.Module):
-        raise TpsgdError(
-            f"{spec} must return an nn.Module or Backbone, got {type(result).__name__}"
-        )
+        kind = type(result).__name__
+        raise TpsgdError(f"{spec} must return an nn.Module or Backbone, got {kind}")
     if file is not None:
         weights.put(model, weights.load(file))
     if isinstance(result, Backbone):
-        if scale != (None, None):
-            raise TpsgdError(f"{spec} returns a Backbone, which has its own mean and std")
         return result
     if not taps:
         raise TpsgdError(f"{spec} returns a plain module: name the submodule to read from (taps)")
-    mean, std = IMAGENET if scale == (None, None) else scale
-    return Backbone(model, taps, mean=mean, std=std, name=spec.rpartition(":")[2])
+    return Backbone(model, taps, mean=MEAN, std=STD, name=spec.rpartition(":")[2])

@@ -30,10 +30,8 @@ def int8(model: nn.Module) -> nn.Module:
         m for m in light.modules() if type(m) in LAYERS and "weight" in m._parameters
     ]
     if not layers:
-        raise TpsgdError(
-            f"{type(model).__name__} has no Conv1d, Conv2d or Linear whose weights could be stored "
-            "in int8: give the float model"
-        )
+        kind = type(model).__name__
+        raise TpsgdError(f"{kind} has no Conv1d, Conv2d or Linear for int8: give the float model")
     for layer in layers:
         weight = layer.weight.detach()
         if not weight.isfinite().all():

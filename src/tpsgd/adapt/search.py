@@ -2,8 +2,10 @@
 
 import math
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, product
 from pathlib import Path
 from statistics import correlation, fmean
 from typing import Any
@@ -12,11 +14,14 @@ from tpsgd.adapt import figures
 from tpsgd.adapt.backbone import Backbone
 from tpsgd.adapt.heads import Layers, Probe
 from tpsgd.adapt.quantize import weight_bytes
-from tpsgd.adapt.trials import Judge, Log, Progress, Row, Trial, judge
+from tpsgd.adapt.trials import Candidate, Judge, Progress, judge
+from tpsgd.comparison.finished_runs import FinishedRuns
 from tpsgd.engine.record import Run
 from tpsgd.engine.settings import Memory
 from tpsgd.errors import TpsgdError
+from tpsgd.files import writable_folder
 from tpsgd.memory.plan import short
+from tpsgd.saved.checkpoint import Checkpoint
 from tpsgd.training.fit import fit as fit_locally
 from tpsgd.units import as_bytes, columns, size
 
@@ -25,14 +30,14 @@ OF_ONE_TRIAL = ("tap", "seed", "split", "data")  # in a trial's key, not setting
 
 
 @dataclass(frozen=True)
-class Search:
+class AdaptorSearch:
     """The result of a search; `print` it, `plot` it."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[Candidate, ...]
     settings: dict[str, Any] = field(default_factory=dict)
     memory_budget: int | None = None
 
-    def best(self, memory: str | int | None = None, tap: str | None = None) -> Row:
+    def best(self, memory: str | int | None = None, tap: str | None = None) -> Candidate:
         """The most accurate layers that plan within a memory budget; of equal ones, the smallest.
 
         Linear probes are controls and cannot be chosen: see `control`.
@@ -46,7 +51,7 @@ class Search:
             raise TpsgdError(f"nothing was trained{within}: the smallest plans {size(least)}")
         return max(inside, key=lambda r: (r.accuracy or 0.0, -r.planned_bytes))
 
-    def control(self, tap: str | None = None) -> Row | None:
+    def control(self, tap: str | None = None) -> Candidate | None:
         """The best linear probe."""
         probes = [r for r in self.rows if r.control and r.accuracies and tap in (None, r.tap)]
         return max(probes, key=lambda r: r.accuracy or 0.0, default=None)
@@ -78,7 +83,7 @@ class Search:
         return "\n".join([table, *(textwrap.fill(line, 80) for line in failed)])
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: Candidate) -> tuple[str, ...]:
     """A row of the table."""
     layers = row.layers
     counts = ("probe", "") if isinstance(layers, Probe) else (str(layers.convs), str(layers.dense))
@@ -117,11 +122,11 @@ def search(
     held_out: float = 0.2,
     memory: str | int | Memory | None = None,
     top: int | None = None,
-    folder: str | Path | None = None,
+    folder: str | Path | Checkpoint | None = None,
     progress: Progress | None = None,
     seed: int = 0,
     **settings: Any,
-) -> Search:
+) -> AdaptorSearch:
     """Train every number of convolutions and dense layers on every tap, and a linear probe of each.
 
     Args:
@@ -141,7 +146,8 @@ def search(
         top: train only this many per tap, those with the best score (scores of different taps
             do not compare); layers without a rectifier have no score and come last.
         folder: finished trials are stored there, in trials.jsonl, and not repeated by a later
-            search. Functions of the user, such as an optimizer factory, are identified by name.
+            search; `tpsgd.Checkpoint(folder)` refuses a folder that holds some. Functions of the
+            user, such as an optimizer factory, are identified by name.
         progress: called with (what is being done, done, total).
         seed: of the split, the weights, the projections and the order of samples.
         **settings: those of `adapt.fit`: rule, epochs, lr, ...
@@ -160,18 +166,20 @@ def search(
     budget = Memory.of(memory).budget
     limit = None if budget is None else as_bytes(budget)
     settings |= {"memory": memory} if isinstance(memory, Memory) and budget is None else {}
-    log = Log(folder)
+    if folder is not None and not isinstance(folder, Checkpoint):
+        folder = Checkpoint(writable_folder(Path(folder).expanduser()), resume=True)
+    finished = FinishedRuns(folder)
     trials = judge(
         backbone, data, names, classes=classes, method=method, settings=settings,
         held_out=held_out, seed=seed, progress=progress,
     )  # fmt: skip
-    rows = _plan(trials, list(_grid(trials, names, convs, dense, layers)), progress)
-    rows = _train(trials, _choose(rows, limit, top), restarts, log, progress)
+    rows = _candidates(trials, names, convs, dense, layers, progress)
+    rows = _train(trials, _choose(rows, limit, top), restarts, finished, progress)
     record = {"taps": names, "convs": list(convs), "dense": list(dense), "restarts": restarts}
     record |= {"top": top, "seed": seed, "held_out_share": held_out}
     key = trials.key(names[0], layers, seed)
     record |= {k: v for k, v in key.items() if k not in OF_ONE_TRIAL}
-    return Search(tuple(rows), record, limit)
+    return AdaptorSearch(tuple(rows), record, limit)
 
 
 def _check(backbone: Backbone, grid: dict[str, Any], restarts: int, top: int | None) -> None:
@@ -185,81 +193,85 @@ def _check(backbone: Backbone, grid: dict[str, Any], restarts: int, top: int | N
             raise TpsgdError(f"{name} must be a whole number, 1 or more, got {value!r}")
 
 
-def _grid(
-    trials: Judge, taps: list[str], convs: Sequence[int], dense: Sequence[int], layers: Layers
-) -> Iterator[tuple[str, Layers | Probe]]:
-    """Every configuration, tap by tap, its probe first."""
+def _candidates(
+    trials: Judge,
+    taps: list[str],
+    convs: Sequence[int],
+    dense: Sequence[int],
+    layers: Layers,
+    progress: Progress | None,
+) -> list[Candidate]:
+    """Every configuration, tap by tap, its probe first, with its memory and its score."""
+    grid: list[tuple[str, Layers | Probe]] = []
     for tap in taps:
-        yield tap, Probe()
-        for c in convs if trials.train.x[tap].dim() > 2 else (0,):
-            for d in dense:
-                yield tap, replace(layers, convs=c, dense=d)
-
-
-def _plan(
-    trials: Judge, grid: list[tuple[str, Layers | Probe]], progress: Progress | None
-) -> list[Row]:
-    """A row for every configuration, with its memory and its score."""
-    rows = []
-    for i, (tap, layers) in enumerate(grid):
+        numbers = product(convs if trials.train.x[tap].dim() > 2 else (0,), dense)
+        grid += [(tap, Probe()), *((tap, replace(layers, convs=c, dense=d)) for c, d in numbers)]
+    candidates = []
+    for i, (tap, choice) in enumerate(grid):
         if progress is not None:
             progress("planning", i, len(grid))
-        head = trials.head(tap, layers)
-        planned, score = trials.planned(tap, head, layers), trials.score(tap, head)
-        rows.append(Row(tap, layers, weight_bytes(head), planned, score))
-    return rows
+        head = trials.head(tap, choice)
+        planned, score = trials.planned(tap, head, choice), trials.score(tap, head)
+        candidates.append(Candidate(tap, choice, weight_bytes(head), planned, score))
+    return candidates
 
 
-def _choose(rows: list[Row], limit: int | None, top: int | None) -> list[Row]:
+def _choose(rows: list[Candidate], limit: int | None, top: int | None) -> list[Candidate]:
     """The rows, with the reason why some are not to be trained."""
 
-    def rank(row: Row) -> tuple[bool, float]:
+    def rank(row: Candidate) -> tuple[bool, float]:
         return row.score is not None, row.score or 0.0
 
-    if limit is not None:
-        rows = [replace(r, skipped="over budget") if r.planned_bytes > limit else r for r in rows]
-    able = [r for r in rows if not (r.control or r.skipped)]
-    best = []
-    for tap in {row.tap for row in able}:
-        best += sorted((r for r in able if r.tap == tap), key=rank, reverse=True)[:top]
-    return [replace(r, skipped="left out") if r in able and r not in best else r for r in rows]
+    chosen, counts = {}, Counter()
+    for row in sorted(rows, key=rank, reverse=True):
+        above = limit is not None and row.planned_bytes > limit
+        counts[row.tap] += not (row.control or above)
+        left_out = not row.control and top is not None and counts[row.tap] > top
+        reason = "over budget" if above else "left out" if left_out else ""
+        chosen[row.tap, row.layers] = replace(row, skipped=reason)
+    return [chosen[row.tap, row.layers] for row in rows]
 
 
 def _train(
-    trials: Judge, rows: list[Row], restarts: int, log: Log, progress: Progress | None
-) -> list[Row]:
+    trials: Judge,
+    rows: list[Candidate],
+    restarts: int,
+    finished: FinishedRuns,
+    progress: Progress | None,
+) -> list[Candidate]:
     """The rows with their results; if one fails, the others are trained all the same."""
     counts = [0 if row.skipped else 1 if row.control else restarts for row in rows]
-    done, results = 0, []
 
-    def report(row: Row, finished: int) -> None:
-        if progress is not None:
-            progress(_brief(row), finished, sum(counts))
+    def trained(row: Candidate, done: int, count: int) -> Candidate:
+        def train(seed: int, _: Any) -> dict[str, Any]:
+            return trials.trial(row.tap, row.layers, seed)
 
-    def train_once(row: Row, restart: int) -> Trial:
-        report(row, done + restart)
-        seed = trials.seed + restart
-        key = trials.key(row.tap, row.layers, seed)
-        trial = log.get(key)
-        if trial is None:
-            trial = trials.trial(row.tap, row.layers, seed)
-            log.add(key, trial)
-        report(row, done + restart + 1)
-        return trial
+        def report(results: int) -> None:
+            if progress is not None:
+                progress(_brief(row), done + results, sum(counts))
 
-    for row, count in zip(rows, counts, strict=True):
-        try:
-            results.append(row.with_trials([train_once(row, r) for r in range(count)]))
-        except TpsgdError as error:
-            results.append(replace(row, skipped="failed", error=str(error)))
-        done += count
-    errors = [row.error for row in results if row.error]
-    if errors and not any(row.accuracies for row in results if not row.control):
+        report(0)
+        first, key = trials.seed, trials.key(row.tap, row.layers, trials.seed)
+        seeds = range(first, first + count)
+        results, error = finished.train_missing(key, seeds, train, report)
+        if error is not None:
+            return replace(row, skipped="failed", error=error)
+        return replace(
+            row,
+            accuracies=tuple(r["accuracy"] for r in results),
+            seconds=fmean(r["seconds"] for r in results),
+            peak_bytes=max(r["peak_bytes"] for r in results),
+        )
+
+    before = accumulate(counts, initial=0)
+    table = [trained(r, n, c) if c else r for r, n, c in zip(rows, before, counts, strict=False)]
+    errors = [row.error for row in table if row.error]
+    if errors and not any(row.accuracies for row in table if not row.control):
         raise TpsgdError(errors[-1])
-    return results
+    return table
 
 
-def _brief(row: Row) -> str:
+def _brief(row: Candidate) -> str:
     """Tap, convolutions and dense layers, in few characters."""
     layers = row.layers
     return f"{row.tap} {'probe' if isinstance(layers, Probe) else f'{layers.convs}+{layers.dense}'}"

@@ -1,12 +1,9 @@
-"""Trials of a search: planned memory, score and held-out accuracy of layers, kept in a file."""
+"""Trials of a search: planned memory, score and held-out accuracy of layers on a tap."""
 
-import json
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
@@ -25,17 +22,14 @@ from tpsgd.engine.inputs import labels, tensor
 from tpsgd.engine.record import Run
 from tpsgd.engine.settings import Settings
 from tpsgd.errors import TpsgdError
-from tpsgd.files import writable_folder
 from tpsgd.memory.plan import plan
 from tpsgd.memory.rehearse import Inputs, rehearse
 from tpsgd.nets.modes import evaluating
 from tpsgd.rules import Rule
-from tpsgd.saved.json_lines import JsonLines
 from tpsgd.solvers import ridge
 from tpsgd.training.fit import fit as fit_locally
 from tpsgd.training.fit import fit_backprop
 
-FILE = "trials.jsonl"
 SCORED = 128  # samples, as in the article
 RECTIFIERS = (nn.ReLU, nn.LeakyReLU, nn.PReLU)
 NOT_IN_KEY = ("device", "progress", "callbacks", "seed")  # the seed has its own entry
@@ -79,17 +73,8 @@ def activation_overlap(model: nn.Module, x: Tensor) -> float | None:
 
 
 @dataclass(frozen=True)
-class Trial:
-    """The result of training one configuration once."""
-
-    accuracy: float  # on the held-out samples
-    seconds: float
-    peak_bytes: int
-
-
-@dataclass(frozen=True)
-class Row:
-    """One configuration: layers on a tap, their cost and their results.
+class Candidate:
+    """Layers on a tap, their cost and their results.
 
     Attributes:
         planned_bytes: the peak of training, without features and kept inputs.
@@ -124,14 +109,6 @@ class Row:
     def std(self) -> float:
         """The standard deviation over restarts."""
         return stdev(self.accuracies) if len(self.accuracies) > 1 else 0.0
-
-    def with_trials(self, trials: list[Trial]) -> "Row":
-        """The same row with the results of its trials, if there are any."""
-        if not trials:
-            return self
-        accuracies, seconds = tuple(t.accuracy for t in trials), fmean(t.seconds for t in trials)
-        peak = max(t.peak_bytes for t in trials)
-        return replace(self, accuracies=accuracies, seconds=seconds, peak_bytes=peak)
 
     def as_dict(self) -> dict[str, Any]:
         """All of it as plain values."""
@@ -184,8 +161,8 @@ class Judge:
         some = x[order[:SCORED].sort().values.to(x.device)]
         return activation_overlap(head, some.to(self.backbone.device))
 
-    def trial(self, tap: str, layers: Layers | Probe, seed: int) -> Trial:
-        """Train once and classify the held-out samples."""
+    def trial(self, tap: str, layers: Layers | Probe, seed: int) -> dict[str, Any]:
+        """Train once and classify the held-out samples: accuracy, seconds and peak_bytes."""
         options = self._settings(layers) | {"taps": tap, "classes": self.classes, "seed": seed}
         if isinstance(layers, Probe):
             adaptor = probe(self.backbone, self.train, **options)
@@ -193,7 +170,8 @@ class Judge:
             options |= {"layers": layers, "method": self.method}
             adaptor = fit(self.backbone, self.train, **options)
         run = adaptor.runs[tap]
-        return Trial(adaptor.evaluate(self.held_out), run.seconds, run.peak_bytes)
+        accuracy = adaptor.evaluate(self.held_out)
+        return {"accuracy": accuracy, "seconds": run.seconds, "peak_bytes": run.peak_bytes}
 
     def key(self, tap: str, layers: Layers | Probe, seed: int) -> dict[str, Any]:
         """Everything that decides a trial, as plain values.
@@ -282,40 +260,3 @@ def named(value: Any) -> Any:
         return f"{named(value.func)}({', '.join(str(named(v)) for v in arguments)})"
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
     return str(name or getattr(value, "name", value))
-
-
-class Log:
-    """Finished trials in a file, one per line, so that a search can be continued.
-
-    An incomplete last line is dropped.
-    """
-
-    def __init__(self, folder: str | Path | None) -> None:
-        self.lines: JsonLines | None = None
-        self.trials: dict[str, Trial] = {}
-        if folder is None:
-            return
-        file = writable_folder(Path(folder).expanduser()) / FILE
-        self.lines = JsonLines(file)
-        for number, values in enumerate(self.lines.objects, 1):
-            try:
-                values = dict(values or {})
-                key = _text(values.pop("key"))
-                self.trials[key] = Trial(**values)
-            except (KeyError, TypeError):
-                why = "damaged, or of another version of tpsgd"
-                warnings.warn(f"{file}, line {number}: {why}; trained again", stacklevel=3)
-
-    def get(self, key: dict[str, Any]) -> Trial | None:
-        """A finished trial, if there is one with this key."""
-        return self.trials.get(_text(key))
-
-    def add(self, key: dict[str, Any], trial: Trial) -> None:
-        """Append a trial to the file."""
-        self.trials[_text(key)] = trial
-        if self.lines is not None:
-            self.lines.add({"key": key, **asdict(trial)})
-
-
-def _text(key: Any) -> str:
-    return json.dumps(key, sort_keys=True)

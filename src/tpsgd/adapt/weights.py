@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from tpsgd.errors import TpsgdError
-from tpsgd.saved.tensors import library
 
 State = dict[str, Tensor]
 
@@ -41,9 +40,8 @@ def load(file: str | Path) -> State:
         raise
     except Exception as error:  # a damaged file makes its reader raise anything
         raise TpsgdError(
-            f"{path} is empty, damaged, or holds Python objects, which could run any code when "
-            "they are loaded, and are refused: download it again, or save the tensors alone with "
-            "torch.save(model.state_dict(), 'weights.pth')"
+            f"{path} is empty, damaged, or holds Python objects, which could run any code and are "
+            "refused: download it again, or save model.state_dict() alone"
         ) from error
     return _tensors(path, content)
 
@@ -74,10 +72,8 @@ def put(
     if missing := [k for k in names if k not in source and not k.endswith(UNCOUNTED)]:
         raise TpsgdError(f"the weights lack {_some(missing)}, which the model has")
     if needed is None and (extra := [k for k in source if k not in target]):
-        raise TpsgdError(
-            f"the model lacks {_some(extra)}, which the weights hold; name what must fit, such as "
-            "needed='features', to leave the rest out"
-        )
+        hint = "name what must fit, such as needed='features'"
+        raise TpsgdError(f"the model lacks {_some(extra)}, which the weights hold; {hint}")
     converted = {k: _converted(k, source[k], target[k]) for k in names if k in source}
     with torch.no_grad():
         for name, value in converted.items():
@@ -91,13 +87,11 @@ def _check_size(file: Path) -> None:
     """Refuse a small file that would fill the memory: weights are hardly compressible."""
     if not zipfile.is_zipfile(file):
         return
+    packed = file.stat().st_size
     with zipfile.ZipFile(file) as archive:
         unpacked = sum(info.file_size for info in archive.infolist())
-    if unpacked > max(LEAST_UNPACKED, MOST_PACKED * file.stat().st_size):
-        raise TpsgdError(
-            f"{file} has {file.stat().st_size:,} bytes and would unpack to {unpacked:,}: no "
-            "file of trained weights does; it is refused"
-        )
+    if unpacked > max(LEAST_UNPACKED, MOST_PACKED * packed):
+        raise TpsgdError(f"{file} of {packed:,} bytes would unpack to {unpacked:,}, and is refused")
 
 
 def _torch(file: Path) -> Any:
@@ -119,7 +113,9 @@ def _check_sums(file: Path) -> None:
 
 
 def _safetensors(file: Path) -> Any:
-    return library().torch.load_file(file)
+    from safetensors.torch import load_file
+
+    return load_file(file)
 
 
 def _npz(file: Path) -> Any:

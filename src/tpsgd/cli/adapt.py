@@ -1,9 +1,9 @@
-"""`tpsgd adapt`: layers on a frozen backbone, and `--shift`: how they adapt to a new domain."""
+"""`tpsgd adapt`: train layers on a frozen backbone."""
 
 import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import MISSING, dataclass, replace
+from dataclasses import MISSING, dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.console import Console
 
 import tpsgd
-from tpsgd.cli import adapt_plan, adapt_shift, options
+from tpsgd.cli import adapt_plan, options
 from tpsgd.cli.adapt_plan import Job
 from tpsgd.cli.options import AsJson, Overwrite, RuleWord, option, setting
 from tpsgd.cli.resuming import Resuming
@@ -37,32 +37,9 @@ COMBINE = ("summed", "averaged", "learned")
 
 @dataclass(frozen=True)
 class Images(options.Unscaled):
-    """Images to train on."""
-
-    data: str = setting(MISSING, IMAGES)
-
-
-@dataclass(frozen=True)
-class TestedImages(Images):
     """Images to train and to test on."""
 
-    max_test: int | None = setting(None, "Use only this many test samples.", min=1)
-
-    def load(self, seed: int = 0) -> "tpsgd.data.Data":
-        """The data set, with fewer test samples if so chosen; classes keep their shares."""
-        import torch
-
-        from tpsgd.data.split import stratified
-
-        data = super().load(seed)
-        x, y = data.test
-        if isinstance(x, tpsgd.Padded) or isinstance(data.train[0], tpsgd.Padded):
-            raise TpsgdError("a backbone takes samples of one shape, not of different lengths")
-        if self.max_test is None or self.max_test >= len(y):
-            return data
-        chosen = torch.from_numpy(stratified(y.numpy(), self.max_test, seed))
-        note = f"{data.note}; {self.max_test} of {len(y)} test samples, stratified, seed {seed}"
-        return replace(data, test=(x[chosen], y[chosen]), note=note)
+    data: str = setting(MISSING, IMAGES)
 
 
 @dataclass(frozen=True)
@@ -78,11 +55,6 @@ class BackboneAtTaps:
         None, "Make the backbone smaller: bf16 or int8.", choices=("bf16", "int8")
     )
 
-    mean: str | None = setting(
-        None, "FILE.py: mean of its images per channel, 0 to 1: 0.5,0.5,0.5 (default: ImageNet's)."
-    )
-    std: str | None = setting(None, "FILE.py: their standard deviation per channel.")
-
     def load(self, machine: options.Machine) -> "tuple[Backbone, tuple[str, ...]]":
         """The backbone on its device, and the taps; by default the last one."""
         from tpsgd import adapt
@@ -91,19 +63,11 @@ class BackboneAtTaps:
         if len(set(taps)) < len(taps):
             raise TpsgdError(f"--tap {self.taps}: name each tap once")
         device = machine.settings()["device"] or "cpu"
-        scale = {"mean": _per_channel("--mean", self.mean), "std": _per_channel("--std", self.std)}
-        net = adapt.backbone(self.backbone, self.weights, taps, **scale)
+        net = adapt.backbone(self.backbone, self.weights, taps)
         if self.quantize is not None:
             light = getattr(adapt.quantize, self.quantize)(net.model)
             net = net.like(light, f"{net.name} in {self.quantize}")
         return net.to(device), taps or tuple(net.taps)[-1:]
-
-
-def _per_channel(option: str, text: str | None) -> list[float] | None:
-    try:
-        return None if text is None else [float(word) for word in options.listed(text)]
-    except ValueError:
-        raise TpsgdError(f"{option} {text}: write a number per channel, 0.5,0.5,0.5") from None
 
 
 @dataclass(frozen=True)
@@ -114,16 +78,9 @@ class AdaptorLayers:
 
     convs: int = setting(1, "Number of convolutions.", min=0)
     dense: int = setting(1, "Number of hidden dense layers.", min=0)
-    filters: int = setting(64, "Filters of each convolution.", min=1)
-    kernel: int = setting(5, "Size of each convolution; odd.", min=1)
-    width: int = setting(256, "Units of each dense layer.", min=1)
     combine: str = setting(
         "averaged", f"Outputs of several taps: {', '.join(COMBINE)}.", choices=COMBINE
     )
-
-    def layers(self) -> Any:
-        """A function that makes the layers of one tap."""
-        return tpsgd.adapt.Layers(self.convs, self.dense, self.filters, self.kernel, self.width)
 
 
 @dataclass(frozen=True)
@@ -136,12 +93,11 @@ class AdaptorTraining(options.Training):
 
 @options.grouped
 def adapt(
-    data: TestedImages,
+    data: Images,
     backbone: BackboneAtTaps,
     adaptor: AdaptorLayers,
     training: AdaptorTraining,
-    memory: options.Memory,
-    shift: adapt_shift.NewDomain,
+    memory: options.MemoryOptions,
     machine: options.Machine,
     resuming: Resuming,
     rule: RuleWord = DEFAULT,
@@ -152,56 +108,43 @@ def adapt(
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train an adaptor on a frozen backbone, or test how one adapts to a shifted domain."""
+    """Train an adaptor on a frozen backbone, with backprop, a frozen one and a linear probe."""
     check_rule(rule)
     read = (data.data, backbone.backbone, backbone.weights)
     options.keep_apart(*read, out=out, checkpoint=resuming.checkpoint)
     checkpoints = resuming.settings()
-    if shifts := shift.words():
-        resuming.refuse("--shift")
-        if refused := options.chosen(memory) + ["--augment"] * bool(training.augment):
-            raise TpsgdError(f"--shift keeps features in memory: leave {', '.join(refused)} out")
-    elif find_spec("safetensors") is None:  # before training, not after it
+    if find_spec("safetensors") is None:  # before training, not after it
         raise TpsgdError("to save and load adaptors, run: pip install safetensors")
     if memory.memory and rule == "backprop":
         raise TpsgdError("backprop takes no --memory: leave it out")
     settings = options.settings_of(training, memory)
     settings["combine"] = tpsgd.adapt.COMBINATIONS[adaptor.combine]
-    arms = _arms(rule, adaptor.layers(), training, not no_controls and not memory.memory)
+    layers = tpsgd.adapt.Layers(adaptor.convs, adaptor.dense)
+    arms = _arms(rule, layers, training, not no_controls and not memory.memory)
     again = overwrite or resuming.goes_on
     with resuming.interruptible(), output_folder(out, ("adaptor.json", RECORD), again) as folder:
         net, taps = backbone.load(machine)
         job = Job(net, taps, data.load(training.seed), settings, arms)
         options.warn_of_loss(training, job.data)
-        more = len(shifts) * (shift.few * len(job.data.classes) + len(job.data.test[1]))
-        planned = adapt_plan.planned(job, more)
+        planned = adapt_plan.planned(job)
         if not as_json:
             adapt_plan.show(planned, rule)
-        results, write = (
-            adapt_shift.recover(job, shift) if shifts else _fit(job, folder, checkpoints)
-        )
+        results, save = _fit(job, folder, checkpoints)
         record = {"planned": planned, **results, "backbone": net.name, "taps": list(taps)}
         record |= {"backbone_bytes": planned["backbone_bytes"], "quantize": backbone.quantize}
         record |= {"out": str(folder), **options.provenance_of(job.data, machine.device)}
-        show = partial(_show_json, record) if as_json else partial(_show, record, job)
-        write_then_show(partial(write_or_rescue, partial(_write, record, write), folder), show)
+        write = partial(write_or_rescue, partial(_write, record, save), folder)
+        write_then_show(write, partial(_show, record, job, as_json))
         if record["interrupted"]:
-            rows = record.get("arms") or next(iter(record["shifts"].values()))["arms"]
-            adaptor_too = f"{rows[0]['arm']}'s adaptor and record.json"
-            files = "record.json and figures" if shifts else adaptor_too
-            done = f"{len(rows)} of {len(job.arms)} training runs are done"
-            raise Stopped(f"interrupted; {done}; {files} are in {folder}")
+            done = f"{len(record['arms'])} of {len(arms)} training runs are done"
+            raise Stopped(f"interrupted; {done}; {rule}'s adaptor and {RECORD} are in {folder}")
 
 
-def _write(record: dict[str, Any], write: Callable[[Path], Any], folder: Path) -> Path:
-    """Write the record, and the adaptor or the figures."""
-    write(folder)
+def _write(record: dict[str, Any], save: Callable[[Path], Any], folder: Path) -> Path:
+    """Write the adaptor and the record."""
+    save(folder)
     write_whole(folder / RECORD, json.dumps(record, indent=1).encode())
     return folder
-
-
-def _show_json(record: dict[str, Any], _: Path | None) -> None:
-    print(json.dumps(record), flush=True)
 
 
 def check_rule(word: str) -> None:
@@ -286,15 +229,15 @@ def _row(name: str, adaptor: "Adaptor") -> dict[str, Any]:
     }
 
 
-def _show(record: dict[str, Any], job: Job, folder: Path | None) -> None:
+def _show(record: dict[str, Any], job: Job, as_json: bool, folder: Path | None) -> None:
     """Print the tables, and where the files are if they could be written."""
+    if as_json:
+        print(json.dumps(record), flush=True)
+        return
     console = Console(highlight=False)
     heading = f"{record['backbone']} ({size(record['backbone_bytes'])}, frozen)"
     heading += f" at {' and '.join(job.taps)}: {job.data.name}"
     console.print(heading, style="bold", markup=False)
-    if "shifts" in record:
-        adapt_shift.show(console, record, folder)
-        return
     grid = grid_of("arm", "test accuracy", "trained", "peak", "seconds", numbers=True)
     for row in record["arms"]:
         inputs = f" + {size(row['kept_bytes'])}" if row["kept_bytes"] else ""

@@ -36,11 +36,8 @@ class Job:
         return not in_memory or "augment" in self.settings
 
 
-def planned(job: Job, more: int) -> dict[str, Any]:
-    """The planned bytes; those of the layers are the largest of all taps.
-
-    `more` is the number of samples, in addition to those of the data set, whose features are kept.
-    """
+def planned(job: Job) -> dict[str, Any]:
+    """The planned bytes; those of the layers are the largest of all taps."""
     from tpsgd.adapt import quantize
 
     (x, y), (_, y_test) = job.data.train, job.data.test
@@ -49,7 +46,7 @@ def planned(job: Job, more: int) -> dict[str, Any]:
         return plan | {"memory_budget": as_bytes(job.memory.budget)}
     with waiting("planning"):
         shapes = job.backbone.shapes(x, job.taps)
-        plan["samples"] = 0 if job.streamed else len(y) + len(y_test) + more
+        plan["samples"] = 0 if job.streamed else len(y) + len(y_test)
         plan["features_bytes"] = plan["samples"] * 4 * sum(map(prod, shapes.values()))
         try:
             taps = [_rehearsed(job, tap, shape) for tap, shape in shapes.items()]

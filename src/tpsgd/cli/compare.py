@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 @options.grouped
 def compare(
-    data: options.Data,
+    data: options.DataOptions,
     model: options.Model,
     training: options.Compared,
-    memory: options.Memory,
+    memory: options.MemoryOptions,
     machine: options.Machine,
     resuming: Resuming,
     rules: Annotated[str, option("all, or some: readout,drtp. See: tpsgd rules.")] = "all",
@@ -51,7 +51,7 @@ def compare(
     from tpsgd.comparison import equal as equally
     from tpsgd.rules import scale_of
 
-    options.check("equal", equal, equally.WAYS)
+    options.check("equal", equal, equally.AMOUNTS)
     if seconds is not None and equal != "seconds":
         raise TpsgdError("--seconds is the time of each run for --equal seconds: add that")
     options.keep_apart(data.data, model.model, out=out, checkpoint=resuming.checkpoint)

@@ -1,6 +1,10 @@
-"""`tpsgd demo`: three nets on the digits under backprop, local rules and controls; a page each."""
+"""`tpsgd demo`: three nets on the digits under backprop, local rules and controls; a page each.
 
-from collections.abc import Mapping
+The summary is computed from the comparisons, and says so where the rule is behind.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from textwrap import fill
@@ -12,7 +16,6 @@ from rich.console import Console
 import tpsgd
 from tpsgd.cli import options
 from tpsgd.cli.compare import report_on
-from tpsgd.cli.demo_summary import RULE, summary, versus
 from tpsgd.cli.options import Overwrite, option
 from tpsgd.cli.terminal import show_table
 from tpsgd.files import write_whole
@@ -22,13 +25,16 @@ if TYPE_CHECKING:
     from torch import nn
 
     from tpsgd.comparison.compare import Comparison
+    from tpsgd.comparison.results import Result, Results
     from tpsgd.zoo.words import Factory
 
+RULE = "readout-learned"
+LEVEL = 1.0  # points of accuracy within which two arms are level, unless their restarts differ more
 ARMS = ("backprop", "backprop-checkpointed", "backprop-micro", RULE, "tpsgd-l2", "frozen", "elm")
 BATCH_SIZE, RESTARTS = 32, 3
 
 
-class Net(NamedTuple):
+class DemoNet(NamedTuple):
     """A net, by its word or its description, and the epochs that all rules train it for."""
 
     title: str
@@ -39,9 +45,9 @@ class Net(NamedTuple):
 
 DEEP = "8-layer CNN, 16x3 each"
 NETS = {  # by the folder of the report
-    "mlp": Net("MLP", "mlp:128,128", "tanh", 10),
-    "cnn": Net("CNN", "cnn:16x3,32x3", "leaky-relu", 6),
-    "deep": Net("deep CNN", DEEP, "leaky-relu", 4),
+    "mlp": DemoNet("MLP", "mlp:128,128", "tanh", 10),
+    "cnn": DemoNet("CNN", "cnn:16x3,32x3", "leaky-relu", 6),
+    "deep": DemoNet("deep CNN", DEEP, "leaky-relu", 4),
 }
 
 
@@ -94,7 +100,7 @@ def deep_cnn() -> "nn.Module":
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(16 * 4 * 4, 10))
 
 
-def _factory(net: Net, data: "tpsgd.data.Data") -> "Factory":
+def _factory(net: DemoNet, data: "tpsgd.data.Data") -> "Factory":
     from tpsgd.zoo.words import factory
 
     if net.model == DEEP:
@@ -119,7 +125,7 @@ def _summary(records: "Mapping[str, Comparison]", data: "tpsgd.data.Data") -> li
 
 def _index(lines: list[str]) -> str:
     """A page with the summary, the first plot of each net, and links to the reports."""
-    from tpsgd.comparison.report.page import STYLE
+    from tpsgd.comparison.report.page import document
 
     plots = "".join(
         f'<figure><h2><a href="{name}/report.html">{net.title}</a></h2>'
@@ -128,20 +134,80 @@ def _index(lines: list[str]) -> str:
         for name, net in NETS.items()
     )
     paragraphs = "".join(f"<p>{escape(line)}</p>\n" for line in lines)
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>tpsgd demo</title>
-<style>{STYLE}</style>
-</head>
-<body>
-<h1>Three nets on the digits, without backpropagation</h1>
-{paragraphs}<div class="pair">
+    body = f"""{paragraphs}<div class="pair">
 {plots}</div>
 <p class="quiet">Each point is the mean of {RESTARTS} restarts; the dotted line is
 backprop's memory. The links lead to tables, learning curves and settings.</p>
-</body>
-</html>
 """
+    return document("tpsgd demo", "Three nets on the digits, without backpropagation", body)
+
+
+@dataclass(frozen=True)
+class Versus:
+    """The rule, backprop and the most accurate control on one net, which all were trained."""
+
+    ours: "Result"
+    backprop: "Result"
+    control: "Result | None"
+    in_micro_batches: float | None = None  # memory over backprop's, both in equal micro-batches
+
+    def points(self, result: "Result") -> float:
+        """How many points of accuracy a result is ahead of backprop."""
+        return 100 * (result.accuracy[0] - self.backprop.accuracy[0])
+
+    @property
+    def verdict(self) -> str:
+        """`level`, `ahead` or `behind`."""
+        spread = 100 * max(self.ours.accuracy[1], self.backprop.accuracy[1])
+        gap = self.points(self.ours)
+        return "level" if abs(gap) <= max(LEVEL, spread) else "ahead" if gap > 0 else "behind"
+
+
+def versus(record: "Results", micro_batch_bytes: int) -> Versus | None:
+    """The rule and backprop in a comparison; None if one of them failed.
+
+    `micro_batch_bytes` is the memory of the rule in the micro-batches of `backprop-micro`.
+    """
+    done = {result.arm.name: result for result in record.ranked if result.counts}
+    if RULE not in done or "backprop" not in done:
+        return None
+    control = next((result for result in done.values() if result.arm.control), None)
+    micro = done.get("backprop-micro")
+    ratio = micro and micro_batch_bytes / micro.largest.total_bytes
+    return Versus(done[RULE], done["backprop"], control, ratio)
+
+
+def summary(nets: Mapping[str, Versus]) -> list[str]:
+    """A title and three lines about nets, by their names; nothing if there are none."""
+    if not nets:
+        return []
+    micro = {name: v.in_micro_batches for name, v in nets.items() if v.in_micro_batches}
+    equal = f"; both in micro-batches: {_listed(micro)}" if micro else ""
+    return [
+        f"{RULE} against backprop, at rates searched on held-out samples:",
+        f"accuracy: {_accuracy(nets)}",
+        f"memory: {_less(nets, lambda result: result.largest.total_bytes)}{equal}",
+        f"time: {_less(nets, lambda result: result.seconds)}",
+    ]
+
+
+def _accuracy(nets: Mapping[str, Versus]) -> str:
+    """On how many nets the rule is level with backprop, ahead or behind, and by how many points."""
+    verdicts = [v.verdict for v in nets.values()]
+    level, ahead, behind = (verdicts.count(word) for word in ("level", "ahead", "behind"))
+    points = ", ".join(f"{name} {v.points(v.ours):+.1f}" for name, v in nets.items())
+    controls = ", ".join(f"{v.points(v.control):+.1f}" for v in nets.values() if v.control)
+    random = f"; random layers at best {controls}" if controls else ""
+    counts = f"level with backprop on {level} of {len(nets)} nets, ahead on {ahead}, behind on"
+    return f"{counts} {behind} ({points} points{random})".replace("-", "\N{MINUS SIGN}")
+
+
+def _less(nets: Mapping[str, Versus], cost: "Callable[[Result], float]") -> str:
+    """On how many nets the rule takes less than backprop, and its costs over backprop's."""
+    ratios = {name: cost(v.ours) / cost(v.backprop) for name, v in nets.items()}
+    less = sum(round(ratio, 2) < 1 for ratio in ratios.values())
+    return f"less than backprop's on {less} of {len(nets)} nets ({_listed(ratios)})"
+
+
+def _listed(ratios: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} ×{ratio:.2f}" for name, ratio in ratios.items())

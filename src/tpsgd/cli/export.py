@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from tpsgd.cli import options
-from tpsgd.cli.exported_model import Net, RuleWord, Samples, Subject
+from tpsgd.cli.exported_model import CalibrationData, ModelToExport, NetToExport, RuleWord
 from tpsgd.cli.options import Overwrite, option
 from tpsgd.cli.terminal import waiting
 from tpsgd.output import check_new
@@ -18,8 +18,8 @@ app = typer.Typer(help="Write the training step as C, a page or ONNX.", no_args_
 @app.command("c")
 @options.grouped
 def export_c(
-    samples: Samples,
-    net: Net,
+    samples: CalibrationData,
+    net: NetToExport,
     out: Annotated[Path, option("Folder for net.h, net.c and tpsgd.h.")],
     rule: RuleWord = None,
     batch: Annotated[int, option("Samples of a step.", min=1)] = 1,
@@ -34,38 +34,38 @@ def export_c(
     from tpsgd import export
 
     floats = numbers == "float32"
-    subject = net.subject(samples, rule, learned_codes=floats)
-    x, y = _measured(subject, CALIBRATION if floats else None)
+    exporting = net.read(samples, rule, learned_codes=floats)
+    x, y = _measured(exporting, CALIBRATION if floats else None)
     with waiting("writing, compiling, and running it beside fit"):
         exported = export.c(
-            subject.model, out, shape=subject.shape, batch=batch, codes=codes, ram=ram,
+            exporting.model, out, shape=exporting.shape, batch=batch, codes=codes, ram=ram,
             numbers=numbers, spare=spare, files=files, overwrite=overwrite, samples=x, labels=y,
-            inputs=subject.inputs, classes=subject.classes, **subject.settings,
+            inputs=exporting.inputs, classes=exporting.classes, **exporting.settings,
         )  # fmt: skip
-    _say(subject, exported)
+    _say(exporting, exported)
 
 
-def _measured(subject: Subject, count: int | None) -> tuple[Any, Any]:
+def _measured(exporting: ModelToExport, count: int | None) -> tuple[Any, Any]:
     """Samples for calibration, and their labels; sequences of different lengths are left out."""
     from tpsgd.nets.padded import Padded
 
-    x, y = subject.train
+    x, y = exporting.train
     if x is None or isinstance(x, Padded):
         return None, None
     return x[:count], None if y is None else y[:count]
 
 
-def _say(subject: Subject, exported: Any) -> None:
-    if subject.note:
-        print(subject.note)
+def _say(exporting: ModelToExport, exported: Any) -> None:
+    if exporting.note:
+        print(exporting.note)
     print(exported)
 
 
 @app.command("page")
 @options.grouped
 def export_page(
-    samples: Samples,
-    net: Net,
+    samples: CalibrationData,
+    net: NetToExport,
     out: Annotated[Path, option("The page, such as learns.html.")],
     rule: RuleWord = None,
     lr: Annotated[float, option("Learning rate at first.")] = 0.01,
@@ -76,21 +76,21 @@ def export_page(
     from tpsgd import export
 
     check_new(out, overwrite)
-    subject = net.subject(samples, rule, split=True)
-    assert subject.data is not None
+    exporting = net.read(samples, rule, split=True)
+    assert exporting.data is not None
     with waiting("writing, compiling, and running it beside fit"):
         exported = export.page(
-            subject.model, subject.data, out, lr=lr, spare=spare, overwrite=overwrite,
-            **subject.settings,
+            exporting.model, exporting.data, out, lr=lr, spare=spare, overwrite=overwrite,
+            **exporting.settings,
         )  # fmt: skip
-    _say(subject, exported)
+    _say(exporting, exported)
 
 
 @app.command("onnx")
 @options.grouped
 def export_onnx(
-    samples: Samples,
-    net: Net,
+    samples: CalibrationData,
+    net: NetToExport,
     out: Annotated[Path, option("The graph, such as step.onnx.")],
     rule: RuleWord = None,
     epoch: Annotated[bool, option("A whole epoch in one graph.", "--epoch")] = False,
@@ -100,11 +100,11 @@ def export_onnx(
     from tpsgd import export
 
     check_new(out, overwrite)
-    subject = net.subject(samples, rule)
-    x, _ = _measured(subject, CALIBRATION)
+    exporting = net.read(samples, rule)
+    x, _ = _measured(exporting, CALIBRATION)
     with waiting("writing the graph, and running it beside fit"):
         exported = export.onnx(
-            subject.model, out, shape=subject.shape, epoch=epoch, samples=x,
-            inputs=subject.inputs, overwrite=overwrite, **subject.settings,
+            exporting.model, out, shape=exporting.shape, epoch=epoch, samples=x,
+            inputs=exporting.inputs, overwrite=overwrite, **exporting.settings,
         )  # fmt: skip
-    _say(subject, exported)
+    _say(exporting, exported)

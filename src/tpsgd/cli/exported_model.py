@@ -26,7 +26,7 @@ RuleWord = Annotated[
 
 
 @dataclass(frozen=True)
-class Samples:
+class CalibrationData:
     """Samples that readouts are calibrated with; a saved model needs none."""
 
     TITLE = "Data"
@@ -43,11 +43,13 @@ class Samples:
 
     def load(self, seed: int, scale: str | None) -> "tpsgd.data.Data":
         """The data set."""
-        return options.Data(self.data or "digits", self.max_train, self.on_disk, scale).load(seed)
+        return options.DataOptions(self.data or "digits", self.max_train, self.on_disk, scale).load(
+            seed
+        )
 
 
 @dataclass(frozen=True)
-class Subject:
+class ModelToExport:
     """A model, its samples and how it learns."""
 
     model: "nn.Module"
@@ -61,7 +63,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Net:
+class NetToExport:
     """The net that leaves, and how it learns."""
 
     TITLE = "Net"
@@ -81,9 +83,13 @@ class Net:
         show_default="0, or a saved model's",
     )  # fmt: skip
 
-    def subject(
-        self, samples: Samples, rule: str | None, split: bool = False, learned_codes: bool = True
-    ) -> Subject:
+    def read(
+        self,
+        samples: CalibrationData,
+        rule: str | None,
+        split: bool = False,
+        learned_codes: bool = True,
+    ) -> ModelToExport:
         """The model and its samples; with `split`, the data set of a page.
 
         Where codes cannot learn, `readout` replaces `readout-learned`, unless it was asked for.
@@ -104,11 +110,13 @@ class Net:
         word = rule or (DEFAULT if learned_codes else FIXED)
         settings = self._settings(word, seed, self.loss)
         train, inputs = data.train, data.inputs
-        return Subject(factory(), data.shape, train, inputs, data.classes, settings, data=data)
+        return ModelToExport(
+            factory(), data.shape, train, inputs, data.classes, settings, data=data
+        )
 
     def _saved(
-        self, samples: Samples, rule: str | None, split: bool, learned_codes: bool
-    ) -> Subject:
+        self, samples: CalibrationData, rule: str | None, split: bool, learned_codes: bool
+    ) -> ModelToExport:
         from tpsgd import rules
 
         trained = tpsgd.load(self.model)
@@ -117,7 +125,8 @@ class Net:
         word = rule or (run.rule if run.rule in rules.ALL else DEFAULT)
         if rule is None and word == DEFAULT and not learned_codes:
             rule = word = FIXED
-        loss = self.loss or _saved_loss(run.settings.get("loss"))
+        saved_loss = str(run.settings.get("loss")).replace("_", "-")
+        loss = self.loss or (saved_loss if saved_loss in options.LOSSES else None)
         settings = self._settings(word, seed, loss)
         if rule is None and (self.readout_scale is None or word not in READOUTS):
             settings["rule"] = _saved_rule(self.model, run, settings["rule"])
@@ -134,7 +143,7 @@ class Net:
             raise TpsgdError(
                 f"the model in {self.model} was saved without inputs: name its data with --data"
             )
-        return Subject(
+        return ModelToExport(
             trained.model, tuple(shape), (x, y), inputs, trained.classes, settings, note, data
         )
 
@@ -170,13 +179,9 @@ def _saved_rule(folder: str, run: "tpsgd.Run", rule: "tpsgd.Rule") -> "tpsgd.Rul
     )
 
 
-def _saved_loss(word: Any) -> str | None:
-    """The loss that a record names, if it is exported."""
-    name = str(word).replace("_", "-")
-    return name if name in options.LOSSES else None
-
-
-def samples_for(trained: "tpsgd.Trained", samples: Samples, folder: str, split: bool) -> Any:
+def samples_for(
+    trained: "tpsgd.Trained", samples: CalibrationData, folder: str, split: bool
+) -> Any:
     """Training samples in the form that a saved model takes; with `split`, a whole data set."""
     from tpsgd.data.new_samples import read_new
     from tpsgd.data.registry import DATASETS
@@ -198,7 +203,7 @@ def samples_for(trained: "tpsgd.Trained", samples: Samples, folder: str, split: 
     return new.x[: samples.max_train], None if new.y is None else new.y[: samples.max_train]
 
 
-def _loaded(trained: "tpsgd.Trained", samples: Samples, folder: str) -> "tpsgd.data.Data":
+def _loaded(trained: "tpsgd.Trained", samples: CalibrationData, folder: str) -> "tpsgd.data.Data":
     """A data set with the scaling of the model."""
     import torch
 
@@ -219,7 +224,7 @@ def _loaded(trained: "tpsgd.Trained", samples: Samples, folder: str) -> "tpsgd.d
     return replace(data, train=train, test=test, reading=data.reading | {"scaling": scaling})
 
 
-def _held_out(trained: "tpsgd.Trained", samples: Samples, new: Any) -> "tpsgd.data.Data":
+def _held_out(trained: "tpsgd.Trained", samples: CalibrationData, new: Any) -> "tpsgd.data.Data":
     """A table with the columns, the scaling and the classes of the model, split in two."""
     import torch
 

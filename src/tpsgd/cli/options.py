@@ -140,7 +140,7 @@ def changed(group: Any) -> list[str]:
 class Unscaled:
     """Samples to train and to test on, as they are stored."""
 
-    TITLE = "Data"
+    TITLE = "DataOptions"
 
     data: str = setting("digits", DATA)
     max_train: int | None = setting(None, "Use only this many training samples.", min=1)
@@ -157,7 +157,7 @@ class Unscaled:
 
 
 @dataclass(frozen=True)
-class Data(Unscaled):
+class DataOptions(Unscaled):
     """What to train and to test on."""
 
     scale: str | None = setting(
@@ -399,10 +399,10 @@ def augmentation(text: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryOptions:
     """How to save memory."""
 
-    TITLE = "Memory"
+    TITLE = "MemoryOptions"
 
     memory: str | None = setting(
         None,

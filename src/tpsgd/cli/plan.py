@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Samples(options.Data):
+class PlannedData(options.DataOptions):
     """A data set, or the shape of its samples."""
 
     data: str | None = setting(None, options.DATA)  # type: ignore[assignment]
@@ -47,10 +47,10 @@ class Subject:
 
 @options.grouped
 def plan(
-    data: Samples,
+    data: PlannedData,
     model: options.Model,
     training: options.FromScratch,
-    memory: options.Memory,
+    memory: options.MemoryOptions,
     machine: options.Machine,
     rule: RuleWord = DEFAULT,
     ranks: Annotated[
@@ -98,7 +98,7 @@ def plan(
     write_then_show(lambda: plot and plan.plot(plot), show)
 
 
-def _subject(data: Samples, model: options.Model) -> Subject:
+def _subject(data: PlannedData, model: options.Model) -> Subject:
     if data.shape is None:
         if (data.classes, data.samples) != (None, None):
             raise TpsgdError("--classes and --samples go with --shape: a data set has its own")

@@ -13,7 +13,7 @@ from tpsgd.cli.terminal import NOTHING_DONE, Stopped
 from tpsgd.errors import TpsgdError
 
 TERMINATED = 143  # the exit status after SIGTERM
-RECORDS = ("checkpoint.json", "comparison.json", "trials.jsonl")  # of runs that have begun
+RECORDS = ("checkpoint.json", "comparison.jsonl", "trials.jsonl")  # of runs that have begun
 
 
 @dataclass(frozen=True)

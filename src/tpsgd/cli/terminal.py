@@ -149,14 +149,9 @@ def bytes_table(lines: "Sequence[Line]", title: str) -> Table:
 
 def in_words(settings: Mapping[str, Any]) -> str:
     """The memory settings of a run in words."""
-    micro_batch, slices, reuse = (settings[k] for k in ("micro_batch", "slices", "reuse"))
-    words = [f"micro-batches of {micro_batch}" if micro_batch else "whole batches"]
-    words += [f"gradients in {slices} slices"] if slices else []
-    words += ["codes redrawn"] if settings["redraw"] else []
-    if reuse is not None:
-        place = "memory" if reuse is True else f"a file in {reuse}"
-        words.append(f"inputs reused from {place}" if reuse else "inputs recomputed")
-    return ", ".join(words)
+    from tpsgd.engine.settings import memory_in_words
+
+    return memory_in_words(settings)
 
 
 def peak_within(run: "Run") -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tpsgd
 from tpsgd.cli import options
-from tpsgd.cli.exported_model import RuleWord, Samples, samples_for
+from tpsgd.cli.exported_model import CalibrationData, RuleWord, samples_for
 from tpsgd.cli.options import AsJson, Overwrite, option, setting
 from tpsgd.cli.resuming import Resuming, terminable
 from tpsgd.cli.rule_list import DEFAULT
@@ -44,13 +44,13 @@ class Begun(options.Model):
             raise TpsgdError(f"the model in {self.model} is made: leave {', '.join(refused)} out")
         return tpsgd.load(self.model)
 
-    def samples_of(self, trained: "tpsgd.Trained", data: options.Data) -> "tpsgd.data.Data":
+    def samples_of(self, trained: "tpsgd.Trained", data: options.DataOptions) -> "tpsgd.data.Data":
         """Samples with the columns, scaling and classes of a saved model."""
         if data.drop or data.impute:
             raise TpsgdError(f"{self.model} has its own columns: leave --drop and --impute out")
         if data.label is not None:
             trained = replace(trained, inputs=trained.inputs | {"label": data.label})
-        choices = Samples(data.data, data.max_train, data.on_disk, data.scale)
+        choices = CalibrationData(data.data, data.max_train, data.on_disk, data.scale)
         return samples_for(trained, choices, self.model, split=True)[0]
 
     def copies_of(self, trained: "tpsgd.Trained") -> "tuple[Factory, str]":
@@ -63,10 +63,10 @@ class Begun(options.Model):
 
 @options.grouped
 def train(
-    data: options.Data,
+    data: options.DataOptions,
     model: Begun,
     training: options.FromScratch,
-    memory: options.Memory,
+    memory: options.MemoryOptions,
     machine: options.Machine,
     resuming: Resuming,
     rule: RuleWord = None,
@@ -232,7 +232,11 @@ def _logged(file: Path | None, overwrite: bool, append: bool) -> Iterator[list[A
 
 
 def arm_for(
-    rule: str, training: options.FromScratch, memory: options.Memory, factory: "Factory", head: str
+    rule: str,
+    training: options.FromScratch,
+    memory: options.MemoryOptions,
+    factory: "Factory",
+    head: str,
 ) -> "Arm":
     """The arm to train or to plan, with the schedule and the head that were chosen."""
     from tpsgd.comparison import arms

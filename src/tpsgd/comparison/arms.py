@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from tpsgd import rules
-from tpsgd.comparison.rates import SEARCH
+from tpsgd.comparison.trials import SEARCH
 from tpsgd.data import Data
 from tpsgd.engine.backprop import in_segments
 from tpsgd.engine.optimizers import adam

@@ -5,27 +5,21 @@ never trained. Restarts take turns (all arms with one seed, then all with the ne
 machine slows all arms alike and an interrupt leaves complete restarts.
 """
 
-import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tpsgd.comparison import equal as equally
 from tpsgd.comparison import report
 from tpsgd.comparison.arms import arm, suited, with_controls
-from tpsgd.comparison.equal import Allowance
-from tpsgd.comparison.finished_runs import FinishedRuns
+from tpsgd.comparison.finished_runs import COMPARISON, FinishedRuns
 from tpsgd.comparison.provenance import describe, machine
-from tpsgd.comparison.rates import SEARCH, search_rates
 from tpsgd.comparison.report.table import effort, failures, head, rows
-from tpsgd.comparison.results import THROUGH_TIME, Result, Results
-from tpsgd.comparison.trials import FAILURES, reason
+from tpsgd.comparison.results import Result, Results
+from tpsgd.comparison.session import Session
+from tpsgd.comparison.trials import SEARCH
 from tpsgd.data import Data
 from tpsgd.engine.lengths import with_lengths
-from tpsgd.engine.record import Run
 from tpsgd.engine.settings import Settings
 from tpsgd.errors import TpsgdError
 from tpsgd.files import writable_folder
@@ -33,14 +27,10 @@ from tpsgd.losses import cross_entropy
 from tpsgd.rules import Rule
 from tpsgd.saved.checkpoint import claimed
 from tpsgd.training.arm import Arm
-from tpsgd.training.confusion import Confusion, confusion
-from tpsgd.training.evaluate import evaluate
 from tpsgd.training.restarts import make_model
 from tpsgd.training.run_identity import checksum
 from tpsgd.units import columns
-from tpsgd.zoo.words import Factory, is_recurrent
-
-MOST_CLASSES = 1000  # with a confusion matrix in the record
+from tpsgd.zoo.words import Factory
 
 
 class Comparison(Results):
@@ -123,39 +113,28 @@ def compare(
     settings = {k: v for k, v in settings.items() if k not in left_out}
     compared = with_controls([arm(a, common.schedule, factory) for a in arms])
     compared, unsuited = suited(compared, factory, data, common)
+    described = {**(notes or {}), **shared_settings(common, compared)}
+    described |= {"restarts": restarts, "equal": equal}
     results = [Result(a) for a in compared]
-    described = {
-        **(notes or {}),
-        **shared_settings(common, compared),
-        "restarts": restarts,
-        "equal": equal,
-    }
     record = Comparison(describe(data), described, machine(common.device), results, command)
     identity = _identity(record, factory, data, seconds)
     record.settings |= {"unsuited": unsuited} if unsuited else {}
     with claimed(common.checkpoint) as checkpoint:
-        finished = FinishedRuns(checkpoint, identity, compared)
+        finished = FinishedRuns(checkpoint, COMPARISON, identity, "a comparison")
+        for a in compared:
+            values = {f"{name} of {a.name}": value for name, value in a.describe().items()}
+            finished.check_same({"arm": a.name}, values)
+        session = Session(record, data, factory, settings, common, finished, progress)
         try:
-            warm = _warm_up(record, data, factory, settings, common)
-            if any(a.name not in finished.allowances for a in compared):
-                if equal == "seconds":
-                    epochs = equally.TIMED_EPOCHS
-                    warm = _short_runs(record, data.train, factory, settings, epochs, progress)
-                finished.begin(*_allowances(compared, warm, equal, seconds, common))
-            record.settings |= finished.amount
+            allowances, runs = session.allowances(session.warm_up(), equal, seconds)
             if common.lr == SEARCH:
-                search_rates(record, warm, data, factory, settings, finished, progress)
+                session.search_rates(runs, allowances)
             for turn in range(restarts * len(results)):
                 r, i = divmod(turn, len(results))
-                result, seed = results[i], common.seed + r
-                if result.error is None and not finished.restore(result, seed):
-                    share = _share(record, turn, result.arm, progress)
-                    once = {**settings, "seed": seed, "progress": share}
-                    once = finished.allowances[result.arm.name].within(once)
-                    _train(result, data, factory, once | finished.settings(result, seed))
-                    finished.keep(result, seed)
-                    if each is not None:
-                        each(record)
+                allowance = allowances[results[i].arm.name]
+                session.train(results[i], turn, common.seed + r, allowance)
+                if each is not None:
+                    each(record)
         except KeyboardInterrupt:
             record.interrupted = True
     if not record.finished and not record.interrupted:
@@ -207,104 +186,3 @@ def model_and_data(factory: Factory, data: Data) -> dict[str, Any]:
     return {"model": str(model).splitlines(), "data": describe(data)} | {
         name: checksum(*pair) for name, pair in samples.items()
     }
-
-
-def _train(result: Result, data: Data, factory: Factory, settings: dict[str, Any]) -> None:
-    """One restart of one arm: train, then test."""
-    try:
-        trained = result.arm.train(factory, data.train, **settings)
-        accuracy, matrix = _test(trained.models[0], data)
-    except FAILURES as error:
-        result.error = reason(error)
-        return
-    if result.arm.backprop and not result.arm.remark and is_recurrent(trained.models[0]):
-        result.arm = replace(result.arm, remark=THROUGH_TIME)
-    result.accuracies.append(accuracy)
-    result.confusions += [] if matrix is None else [matrix]
-    result.runs.append(replace(trained.runs[0], model=None))  # which would stay in memory
-
-
-def _test(model: Any, data: Data) -> tuple[float, Confusion | None]:
-    """Accuracy and, where samples have one class out of not too many, the confusion matrix."""
-    if data.test[1].is_floating_point() or len(data.classes) > MOST_CLASSES:
-        return evaluate(model, data.test), None
-    matrix = confusion(model, data.test)
-    if len(matrix.classes) == len(data.classes):  # a model may have more outputs than classes
-        matrix = replace(matrix, classes=data.classes)
-    return matrix.accuracy, matrix
-
-
-def _short_runs(
-    record: Comparison,
-    samples: tuple[Any, Any],
-    factory: Factory,
-    settings: Mapping[str, Any],
-    epochs: int,
-    progress: Progress | None = None,
-) -> list[Run | None]:
-    """Train every arm for few epochs; None for an arm that fails, as training it again will say.
-
-    A method has its own number of epochs, and is trained only where one epoch is asked for.
-    """
-    once = {k: v for k, v in settings.items() if k not in ("callbacks", "early_stopping")}
-    once |= {"epochs": epochs, "progress": False}
-    runs: list[Run | None] = []
-    for result in record.results:
-        run = None
-        if progress is not None:
-            progress(record, result.arm, 0.0)
-        if result.arm.method is None or epochs == 1:
-            with suppress(*FAILURES):
-                trained = result.arm.train(factory, samples, **once)
-                run = replace(trained.runs[0], model=None)  # which would stay in memory
-        runs.append(run)
-    return runs
-
-
-def _warm_up(
-    record: Comparison, data: Data, factory: Factory, settings: Mapping[str, Any], common: Settings
-) -> list[Run | None]:
-    """Train every arm on a batch or two, so that no arm's time includes one-time costs."""
-    batches = 1 if str(common.device or "cpu") == "cpu" else 2  # GPU: the second may still be slow
-    x, y = (t[: batches * common.batch_size] for t in data.train)
-    once = {k: v for k, v in settings.items() if k != "validation"}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about classes that are missing in these few samples
-        return _short_runs(record, (x, y), factory, once, 1)
-
-
-def _allowances(
-    arms: Sequence[Arm],
-    runs: list[Run | None],
-    equal: str,
-    seconds: float | None,
-    common: Settings,
-) -> tuple[dict[str, Any], dict[str, Allowance]]:
-    """What is equal, for the record, and what each arm may use, by its name."""
-    names, epochs = [a.name for a in arms], common.epochs
-    runs = [run if a.epochs is None else None for run, a in zip(runs, arms, strict=True)]
-    if equal == "passes" or not isinstance(epochs, int):
-        return {}, {name: Allowance() for name in names}
-    if equal == "reads":
-        amount, allowances = equally.equal_reads(runs, epochs)
-    else:
-        amount, allowances = equally.equal_seconds(
-            runs, epochs, seconds, exactly=common.lr_schedule is not None
-        )
-    return {equal: amount}, dict(zip(names, allowances, strict=True))
-
-
-def _share(
-    record: Comparison, before: int, arm: Arm, progress: Progress | None
-) -> Callable[[int, int], None] | None:
-    """`fit`'s progress, of samples or of time, as a share of the whole comparison."""
-    if progress is None:
-        return None
-    progress(record, arm, before / record.asked)
-    began, seconds = time.perf_counter(), record.settings.get("seconds")
-
-    def share(done: int, total: int) -> None:
-        passed = min(1.0, (time.perf_counter() - began) / seconds) if seconds else done / total
-        progress(record, arm, (before + passed) / record.asked)
-
-    return share

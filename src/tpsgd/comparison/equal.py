@@ -16,9 +16,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tpsgd.engine.record import Epoch, Run
+from tpsgd.engine.settings import Settings
 from tpsgd.errors import TpsgdError, suggestion
+from tpsgd.training.arm import Arm
 
-WAYS = ("passes", "reads", "seconds")
+AMOUNTS = ("passes", "reads", "seconds")
 TIMED_EPOCHS = 2  # the first epoch also has one-time costs; the second shows what each more takes
 MORE = 100  # times the epochs that should fit into the time: the time ends them
 
@@ -42,9 +44,9 @@ class Allowance:
 
     def deadline(self, epoch: Epoch) -> bool:
         """Whether the time of a block is over."""
-        return self.seconds is not None and (
-            epoch.seconds >= self.ends.get(epoch.block, self.seconds)
-        )
+        if self.seconds is None:
+            return False
+        return epoch.seconds >= self.ends.get(epoch.block, self.seconds)
 
     def within(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """The settings of `fit` with this allowance."""
@@ -55,7 +57,7 @@ class Allowance:
 
 
 @dataclass(frozen=True)
-class Stage:
+class LearningStage:
     """Blocks that learn at the same time: all, or one of them; a solved block takes one epoch."""
 
     block: int  # counted from 1; 0: all
@@ -66,17 +68,19 @@ class Stage:
 
 def check(equal: str, seconds: float | None, epochs: Any) -> None:
     """Refuse an unknown word, and amounts that do not belong together."""
-    if equal not in WAYS:
-        raise TpsgdError(f"equal cannot be {equal!r}: {suggestion(str(equal), WAYS)}")
-    if equal != "passes" and not isinstance(epochs, int):
-        raise TpsgdError(f"equal {equal} need one number of epochs, not a list for the blocks")
+    if equal not in AMOUNTS:
+        raise TpsgdError(f"equal cannot be {equal!r}: {suggestion(str(equal), AMOUNTS)}")
+    if not isinstance(epochs, int):
+        raise TpsgdError(
+            "a comparison needs one number of epochs, not a list for the blocks: backprop has none"
+        )
     if seconds is not None and equal != "seconds":
         raise TpsgdError(f"seconds={seconds} needs equal='seconds', not {equal!r}")
-    if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
+    if seconds is not None and not 0 < seconds < math.inf:
         raise TpsgdError(f"the seconds of each arm must be more than 0, got {seconds!r}")
 
 
-def stages(run: Run) -> list[Stage]:
+def stages(run: Run) -> list[LearningStage]:
     """The stages of a short run, in their order; none if nothing learned, or no epochs count."""
     if not run.history:
         return []
@@ -88,8 +92,29 @@ def stages(run: Run) -> list[Stage]:
     for number, seconds in times.items():
         ends = sorted(set(seconds))
         solved = number > 0 and run.blocks[number - 1].learning == "solved"
-        blocks.append(Stage(number, solved, 0.0 if solved else ends[-1] - ends[0], ends[-1]))
+        blocks.append(
+            LearningStage(number, solved, 0.0 if solved else ends[-1] - ends[0], ends[-1])
+        )
     return blocks
+
+
+def allowances(
+    arms: Sequence[Arm],
+    runs: Sequence[Run | None],
+    equal: str,
+    seconds: float | None,
+    common: Settings,
+) -> tuple[dict[str, Any], dict[str, Allowance]]:
+    """What is equal, for the record, and what each arm may use, by its name."""
+    names, epochs = [a.name for a in arms], common.epochs
+    if equal == "passes" or not isinstance(epochs, int):
+        return {}, {name: Allowance() for name in names}
+    runs = [run if a.epochs is None else None for run, a in zip(runs, arms, strict=True)]
+    if equal == "reads":
+        amount, each = equal_reads(runs, epochs)
+    else:
+        amount, each = equal_seconds(runs, epochs, seconds, common.lr_schedule is not None)
+    return {equal: amount}, dict(zip(names, each, strict=True))
 
 
 def equal_reads(runs: Sequence[Run | None], epochs: int) -> tuple[int, list[Allowance]]:
@@ -103,7 +128,7 @@ def equal_reads(runs: Sequence[Run | None], epochs: int) -> tuple[int, list[Allo
     return most, [_read(plan, run, most) for plan, run in zip(plans, runs, strict=True)]
 
 
-def _read(plan: list[Stage], run: Run | None, reads: int) -> Allowance:
+def _read(plan: list[LearningStage], run: Run | None, reads: int) -> Allowance:
     free = [stage for stage in plan if not stage.solved]
     if run is None or not free:
         return Allowance()
@@ -139,7 +164,7 @@ def equal_seconds(
     return seconds, [_timed(plan, run, seconds, exactly) for plan, run in pairs]
 
 
-def _timed(plan: list[Stage], run: Run | None, seconds: float, exactly: bool) -> Allowance:
+def _timed(plan: list[LearningStage], run: Run | None, seconds: float, exactly: bool) -> Allowance:
     ends: dict[int, float] = {}
     each = sum(stage.epoch for stage in plan)
     if run is None or not each:

@@ -1,117 +1,132 @@
-"""A comparison that can be interrupted: its allowances, and the records of finished runs."""
+"""Training runs that have finished, in a file: a comparison or a search repeats none of them."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tpsgd.comparison.equal import Allowance
-from tpsgd.comparison.results import Result
-from tpsgd.engine.record import Run
-from tpsgd.saved import folder as folders
+from tpsgd.errors import TpsgdError, shortened
 from tpsgd.saved.checkpoint import Checkpoint, readable, refuse_to_replace
-from tpsgd.saved.folder import Layout
-from tpsgd.training.arm import Arm
-from tpsgd.training.confusion import Confusion
+from tpsgd.saved.json_lines import JsonLines
 from tpsgd.training.run_identity import check_same_run
 
-COMPARISON = Layout("comparison", 1)
+FAILURES = (TpsgdError, RuntimeError, MemoryError)  # of an arm: a GPU without memory left, say
+TRIALS, COMPARISON = "trials.jsonl", "comparison.jsonl"
+Key = Mapping[str, Any]  # what tells a run from others, such as its rule, its values and its seed
+Values = dict[str, Any]
 
 
 class FinishedRuns:
-    """The finished runs of a comparison by arm and seed, in a folder if there is a checkpoint.
+    """Results by key, in a file of the checkpoint's folder; none if there is no checkpoint.
 
-    Attributes:
-        amount: what all arms have in equal amounts, for the record: {"seconds": 1.5}.
-        allowances: what each arm may use, by its name; empty if the comparison begins.
+    With an `identity`, the first line of the file is what a run that goes on must have in common
+    with this one, and a damaged line is refused. Without one, the keys say everything, and a
+    damaged line is a run to repeat.
     """
 
     def __init__(
-        self, checkpoint: Checkpoint | None, identity: dict[str, Any], arms: Sequence[Arm]
+        self,
+        checkpoint: Checkpoint | None,
+        file: str = TRIALS,
+        identity: Values | None = None,
+        content: str = "the trials of a search",
     ) -> None:
-        self.checkpoint = checkpoint
-        self.identity = _plain(identity)
-        self.arms: dict[str, Any] = {}
-        self.runs: dict[str, dict[str, Any]] = {}
-        self.amount: dict[str, Any] = {}
-        self.allowances: dict[str, Allowance] = {}
+        self.checkpoint, self.identity = checkpoint, _plain(identity)
+        self.folder = Path() if checkpoint is None else checkpoint.folder
+        self._results: dict[str, Values] = {}
         if checkpoint is None:
             return
-        described = {arm.name: _plain(arm.describe()) for arm in arms}
-        if folders.holds(COMPARISON, checkpoint.folder):
-            if not checkpoint.resume:
-                refuse_to_replace(checkpoint.folder, "a comparison")
-            self._read(checkpoint.folder, described)
-        self.arms |= described
+        self._lines = JsonLines(self.folder / file)
+        lines = self._lines.objects
+        if lines and not checkpoint.resume:
+            refuse_to_replace(self.folder, content)
+        if identity is not None and not lines:
+            self._lines.add({"identity": self.identity})
+        elif identity is not None:
+            lines = self._of_same_run(lines)
+        for number, values in enumerate(lines, 1):
+            if values is None or "key" not in values:
+                problem = "damaged, or of another version of tpsgd; trained again"
+                warnings.warn(f"{self._lines.file}, line {number}: {problem}", stacklevel=3)
+            else:
+                self._results[_text(values.pop("key"))] = values
 
-    def _read(self, folder: Path, arms: dict[str, Any]) -> None:
-        """Read what an earlier process has left, if its comparison was the same."""
-        description, _ = folders.read(COMPARISON, folder)
-        with readable(folder):
-            check_same_run(folder, description["identity"], self.identity)
-            self.arms, self.runs = dict(description["arms"]), dict(description["runs"])
-            for name in arms.keys() & self.arms.keys():
-                pair = (
-                    {f"{k} of {name}": v for k, v in d[name].items()} for d in (self.arms, arms)
-                )
-                check_same_run(folder, *pair)
-            self.amount = dict(description["amount"])
-            stored = description["allowances"].items()
-            self.allowances = {name: Allowance.of(values) for name, values in stored}
+    def _of_same_run(self, lines: list[Any]) -> list[Any]:
+        """The lines after the first, which is the identity of a run that must be the same."""
+        if None in lines:
+            raise TpsgdError(
+                f"{self._lines.file} was edited or damaged, or is of another version of tpsgd: "
+                "name another folder"
+            )
+        with readable(self.folder):
+            check_same_run(self.folder, lines[0]["identity"], self.identity)
+        return lines[1:]
 
-    def begin(self, amount: dict[str, Any], allowances: dict[str, Allowance]) -> None:
-        """Note what each arm may use, before the first is trained."""
-        self.amount, self.allowances = amount, self.allowances | allowances
-        self._write()
+    def get(self, key: Key) -> Values | None:
+        """The result of a run that has finished; None if it has not."""
+        return self._results.get(_text(key))
 
-    def restore(self, result: Result, seed: int) -> bool:
-        """Put a run that has finished into a result; whether there is one."""
-        if self.checkpoint is None or (values := self.runs.get(_key(result, seed))) is None:
-            return False
-        with readable(self.checkpoint.folder):
-            run, accuracy = Run.of(values["run"]), float(values["accuracy"])
-            matrices = [Confusion(tuple(map(tuple, m["counts"])), tuple(m["classes"]))
-                        for m in values["confusion"]]  # fmt: skip
-        result.runs.append(run)
-        result.accuracies.append(accuracy)
-        result.confusions += matrices
-        return True
-
-    def settings(self, result: Result, seed: int) -> dict[str, Any]:
-        """The setting of `fit` that lets a run be interrupted."""
+    def add(self, key: Key, values: Values) -> None:
+        """Write the result of a run down; its own checkpoint is not needed any more."""
         if self.checkpoint is None:
+            return
+        self._results[_text(key)] = values
+        self._lines.add({"key": key, **values})
+        for checkpoint in self.settings(key).values():
+            checkpoint.remove()
+
+    def check_same(self, key: Key, values: Values) -> None:
+        """Refuse values that differ from those that were added under this key, or add them."""
+        if (before := self.get(key)) is None:
+            self.add(key, _plain(values))
+        else:
+            check_same_run(self.folder, before, _plain(values))
+
+    def settings(self, key: Key) -> dict[str, Checkpoint]:
+        """The setting of `fit` that lets a run be interrupted, if its key has a rule and values."""
+        if self.checkpoint is None or "values" not in key:
             return {}
-        return {"checkpoint": self.checkpoint.within(_key(result, seed))}
+        words = [key["rule"], *(f"{k} {v}" for k, v in key["values"].items())]
+        return {"checkpoint": self.checkpoint.within(" ".join([*words, f"seed {key['seed']}"]))}
 
-    def keep(self, result: Result, seed: int) -> None:
-        """Write the last run of a result down; its checkpoint is not needed any more."""
-        if self.checkpoint is None or result.error is not None:
-            return
-        values = {"accuracy": result.accuracies[-1], "run": result.runs[-1].as_dict()}
-        last = result.confusions[-1:]  # none of samples that have several labels
-        values["confusion"] = [{"counts": m.counts, "classes": m.classes} for m in last]
-        self.runs[_key(result, seed)] = values
-        self._write()
-        self.checkpoint.within(_key(result, seed)).remove()
+    def train_missing(
+        self,
+        key: Key,
+        seeds: Iterable[int],
+        train: Callable[[int, Values], Values],
+        report: Callable[[int], None] | None = None,
+    ) -> tuple[list[Values], str | None]:
+        """The results with all seeds, and None; or those before training failed, and why it did.
 
-    def _write(self) -> None:
-        if self.checkpoint is None:
-            return
-        description = {
-            "identity": self.identity,
-            "arms": self.arms,
-            "amount": self.amount,
-            "allowances": {name: asdict(a) for name, a in self.allowances.items()},
-            "runs": self.runs,
-        }
-        folders.write(COMPARISON, Path(self.checkpoint.folder), description, {})
+        `train(seed, settings)` is called where there is no result yet, `report` after each seed.
+        """
+        results: list[Values] = []
+        for seed in seeds:
+            with_seed = {**key, "seed": seed}
+            if (result := self.get(with_seed)) is None:
+                try:
+                    result = train(seed, self.settings(with_seed))
+                except FAILURES as error:
+                    return results, reason(error)
+                self.add(with_seed, result)
+            results.append(result)
+            if report is not None:
+                report(len(results))
+        return results, None
 
 
-def _plain(values: dict[str, Any]) -> dict[str, Any]:
+def reason(error: Exception) -> str:
+    """Why training has failed, in a line."""
+    if isinstance(error, TpsgdError):
+        return str(error)
+    return shortened(f"{type(error).__name__}: {error}", 200)
+
+
+def _plain(values: Any) -> Any:
     """Values as JSON has them."""
     return json.loads(json.dumps(values, default=str))
 
 
-def _key(result: Result, seed: int) -> str:
-    return f"{result.arm.name} seed {seed}"
+def _text(key: Any) -> str:
+    return json.dumps(key, sort_keys=True)

@@ -1,5 +1,6 @@
 """What a comparison records: the restarts of each arm, and the circumstances of all."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from statistics import fmean, median, stdev
@@ -27,6 +28,16 @@ class Result:
     error: str | None = None
     confusions: list[Confusion] = field(default_factory=list)
     trials: list[Trial] = field(default_factory=list)
+
+    def add(self, values: Mapping[str, Any]) -> None:
+        """Add a restart: its run, accuracy and confusion matrix as plain values, as in a file."""
+        matrices = [
+            Confusion(tuple(map(tuple, m["counts"])), tuple(m["classes"]))
+            for m in values["confusion"]
+        ]
+        self.runs.append(Run.of(values["run"]))
+        self.accuracies.append(float(values["accuracy"]))
+        self.confusions += matrices
 
     @property
     def counts(self) -> bool:

@@ -4,6 +4,8 @@ Backprop and the frozen control are searched in the same way, so that no arm is 
 more was tried for it. The test set is not looked at before every choice is made.
 """
 
+import json
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -15,15 +17,15 @@ from torch import nn
 from tpsgd.comparison.arms import arm as arm_of
 from tpsgd.comparison.arms import scaled, with_controls, with_ridge
 from tpsgd.comparison.compare import Comparison, check, compare, model_and_data, shared_settings
-from tpsgd.comparison.finished_trials import FinishedTrials
-from tpsgd.comparison.trials import Trial, Values, best, rates_of, split_training, try_values
+from tpsgd.comparison.finished_runs import FinishedRuns, Values
+from tpsgd.comparison.trials import Trial, best, rates_of, split_training, try_values
 from tpsgd.data import Data
 from tpsgd.engine.lengths import with_lengths
 from tpsgd.engine.settings import Settings
 from tpsgd.errors import TpsgdError
 from tpsgd.rules import Rule, scale_of
 from tpsgd.saved.checkpoint import claimed
-from tpsgd.training.arm import Arm
+from tpsgd.training.arm import BACKPROP, Arm
 from tpsgd.units import columns
 
 SCALES = (1 / 4, 1, 4)  # times the readout's own
@@ -138,79 +140,68 @@ def search(
     common = with_lengths(Settings.of("search", settings), data.train)
     settings |= {"epochs": common.epochs, "batch_size": common.batch_size}
     settings = {k: v for k, v in settings.items() if k != "checkpoint"}
-    plan = _Plan(factory, bool(leaks), ridge_head, settings)
     leaks = _numbers("leaks", leaks)
-    searched = arm_of(rule, common.schedule, plan.model(leaks))
+    make = partial(factory, leak=leaks[0]) if leaks else factory
+    searched = arm_of(rule, common.schedule, make)
     scale = scale_of(searched.rule)
     if scales and not scale:
         raise TpsgdError(f"scales are for a readout, which {searched.name} is not: leave them out")
     if scales is None:
         scales = [scale * factor for factor in SCALES] if scale else []
-    lists = {
-        "rate": _numbers("rates", rates_of(common.optimizer) if rates is None else rates),
-        "scale": _numbers("scales", scales),
-        "leak": leaks,
-    }
+    rates = _numbers("rates", rates_of(common.optimizer) if rates is None else rates)
+    lists = {"rate": rates, "scale": _numbers("scales", scales), "leak": leaks}
+    candidates = _Candidates(factory, lists, ridge_head, settings)
     arms = with_controls([searched])
     samples = split_training(data, held_out, common.seed)
-    grid = [(arm, values) for arm in arms for values in plan.grid(arm, lists)]
+    grid = [(arm, values) for arm in arms for values in candidates.grid(arm)]
+    identity = shared_settings(common, arms) | {"ridge_head": ridge_head, "held_out": held_out}
+    identity |= model_and_data(make, data) | {f"rule {a.name}": a.describe() for a in arms}
     trials = []
-    identity = _identity(common, arms, plan, lists, data) | {"held_out": held_out}
     with claimed(common.checkpoint) as checkpoint:
-        finished = FinishedTrials(checkpoint, identity)
+        finished = FinishedRuns(checkpoint, identity=identity)
         for number, (arm, values) in enumerate(grid):
             if progress is not None:
                 progress(arm.name, number, len(grid))
-            tried = plan.arm(arm, values)
+            tried = candidates.arm(arm, values)
             trials.append(try_values(tried, values, samples, factory, restarts, settings, finished))
             if progress is not None:
                 progress(arm.name, number + 1, len(grid))
         chosen = {arm.name: best([t for t in trials if t.arm == arm.name]) for arm in arms}
-        final = [plan.arm(arm, chosen[arm.name].values) for arm in arms]
+        final = [candidates.arm(arm, chosen[arm.name].values) for arm in arms]
+        if leaks:  # backprop, with which the others are compared, has the model of all arms
+            make = partial(factory, leak=chosen[BACKPROP].values["leak"])
+            final = [replace(a, factory=None) if a.name == BACKPROP else a for a in final]
         described = {**(notes or {}), **{f"chosen for {n}": str(t) for n, t in chosen.items()}}
-        values = {name: trial.values for name, trial in chosen.items()}
+        if checkpoint is not None:
+            values = {name: trial.values for name, trial in chosen.items()}
+            code = zlib.crc32(json.dumps(values, sort_keys=True).encode())
+            settings["checkpoint"] = checkpoint.within(f"test-{code:08x}")
         record = compare(
-            data, plan.model(lists["leak"]), final, restarts=restarts, notes=described,
-            command=command, **settings, **finished.settings_of_test(values),
-        )  # fmt: skip
+            data, make, final, restarts=restarts, notes=described, command=command, **settings
+        )
     return ModelSearch(trials, chosen, len(samples[1][1]), record, searched.name)
 
 
-def _identity(
-    common: Settings, arms: Sequence[Arm], plan: "_Plan", lists: Mapping[str, Any], data: Data
-) -> dict[str, Any]:
-    """What a search that is resumed must have in common; it may try more values, more often."""
-    described = shared_settings(common, arms) | {"ridge_head": plan.ridge_head}
-    described |= model_and_data(plan.model(lists["leak"]), data)
-    return described | {f"rule {arm.name}": arm.describe() for arm in arms}
-
-
 @dataclass(frozen=True)
-class _Plan:
-    """How values become arms."""
+class _Candidates:
+    """The values to try for each arm, and the arm with some of them."""
 
     factory: Callable[..., nn.Module]
-    leaky: bool
+    lists: Mapping[str, Sequence[float]]
     ridge_head: bool
     settings: Mapping[str, Any]
 
-    def model(self, leaks: Sequence[float]) -> Callable[[], nn.Module]:
-        """A factory without arguments."""
-        return partial(self.factory, leak=leaks[0]) if leaks else self.factory
-
-    def grid(self, arm: Arm, lists: Mapping[str, Sequence[float]]) -> Iterator[Values]:
+    def grid(self, arm: Arm) -> Iterator[Values]:
         """All combinations of the values that make a difference to an arm."""
-        names = [name for name in lists if lists[name] and self._matters(arm, name)]
-        for values in product(*(lists[name] for name in names)):
-            yield dict(zip(names, values, strict=True))
-
-    def _matters(self, arm: Arm, name: str) -> bool:
-        if name == "scale":
-            return scale_of(arm.rule) is not None
-        if name == "leak":
-            return self.leaky
         solved = arm.optimizer is not None or (self.ridge_head and arm.control)
-        return not solved and arm.method is None
+        matters = {
+            "rate": not solved and arm.method is None,
+            "scale": scale_of(arm.rule) is not None,
+            "leak": True,
+        }
+        names = [name for name, values in self.lists.items() if values and matters[name]]
+        for values in product(*(self.lists[name] for name in names)):
+            yield dict(zip(names, values, strict=True))
 
     def arm(self, arm: Arm, values: Values) -> Arm:
         """The arm with these values."""

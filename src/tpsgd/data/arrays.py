@@ -26,7 +26,7 @@ LAST_LETTER, SURROGATES = 0x10FFFF, 0xD800 >> 11  # in Unicode
 FEW_CLASSES = 20  # up to this number, most samples may have a class of their own
 
 
-class Arrays(NamedTuple):
+class RawArrays(NamedTuple):
     """Samples, labels and, for sequences of different lengths, the number of steps of each.
 
     With `blanks`, samples may be NaN where a value is missing.
@@ -49,7 +49,7 @@ class Samples(NamedTuple):
     reading: dict[str, Any]
 
 
-def from_arrays(source: str, splits: Sequence[Arrays], are_tokens: bool = False) -> RawData:
+def from_arrays(source: str, splits: Sequence[RawArrays], are_tokens: bool = False) -> RawData:
     """Check the training arrays and, if there are any, the test arrays, and name the classes.
 
     Bytes are taken as pixels, unless they are tokens.
@@ -60,7 +60,7 @@ def from_arrays(source: str, splits: Sequence[Arrays], are_tokens: bool = False)
     return RawData(*encode(source, *pairs), *samples[2:], "none" if unscaled else None)
 
 
-def check_arrays(source: str, splits: Sequence[Arrays], are_tokens: bool = False) -> Samples:
+def check_arrays(source: str, splits: Sequence[RawArrays], are_tokens: bool = False) -> Samples:
     """Check arrays and bring them into one form, whatever their labels are."""
     splits = [_checked(source, split, are_tokens) for split in splits]
     samples: list[Any] = [split.x for split in splits]
@@ -80,8 +80,9 @@ def check_arrays(source: str, splits: Sequence[Arrays], are_tokens: bool = False
         decode, reading = pixels, BYTES
         notes.append("bytes divided by 255")
     if lengths:
-        samples, note = _pad_to_longest([decode(x) for x in samples], lengths)
-        decode = converted
+        if decode is not numbers:  # those may be scaled before they are rounded
+            samples, decode = [decode(x) for x in samples], converted
+        samples, note = _pad_to_longest(samples, lengths)
         notes.append(note)
     elif not are_tokens:
         samples = [_with_channels(x) for x in samples] if reading else samples
@@ -136,7 +137,7 @@ def label_values(source: str, y: Array) -> Array:
     return whole if y.dtype.kind == "f" or (whole.astype(str) == y).all() else y.astype(str)
 
 
-def _checked(source: str, split: Arrays, are_tokens: bool) -> Arrays:
+def _checked(source: str, split: RawArrays, are_tokens: bool) -> RawArrays:
     """Samples of finite numbers with one label each, and zeros as padding; or an error."""
     x, y, lengths, blanks = split
     if are_tokens:
@@ -164,7 +165,7 @@ def _checked(source: str, split: Arrays, are_tokens: bool) -> Arrays:
         x = _without_padding(source, x, lengths)
     if x.dtype.kind == "f" and not blanks:
         _check_finite(source, x)
-    return Arrays(x, y, lengths)
+    return RawArrays(x, y, lengths)
 
 
 def _check_letters(source: str, y: Array) -> None:

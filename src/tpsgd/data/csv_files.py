@@ -8,11 +8,11 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from tpsgd.data.arrays import Arrays, from_arrays
+from tpsgd.data.arrays import RawArrays, from_arrays
 from tpsgd.data.csv_mistakes import LARGEST, Header, first_mistake, number
 from tpsgd.data.dataset import Array, RawData
 from tpsgd.data.scaling import IMPUTE, check_word
@@ -25,7 +25,10 @@ SEQUENCE_NAMES = ("sequence", "sequence_id")
 TIME_NAMES = ("time", "step")
 ID_NAME = re.compile(r"(^|[^a-z])(id|index)$|Id$|ID$")
 TIME_NAME = re.compile(r"time|date|^ms$|^t$")
-MANY_ROWS = 50  # of which a column that counts by one is no measurement
+MANY_ROWS = 50  # of which a column that never falls is no measurement
+# the least share of different values in such a column, and in one with the name of a time
+MANY_VALUES, MANY_TIMES = 0.5, 0.1
+HINT = "columns are separated by commas, semicolons or tabs, and line 1 must be the header"
 MOST_GROWN, ALWAYS_READ = 50, 2**25  # times a file's size in memory, and bytes always allowed
 
 
@@ -75,7 +78,7 @@ def read_csv(file: Path, choices: Columns = Columns()) -> RawData:  # noqa: B008
 
 def read_columns(
     file: Path, columns: list[str], label: str | None, blanks: bool
-) -> tuple[Arrays, list[str], bool]:
+) -> tuple[RawArrays, list[str], bool]:
     """The features in these columns, the names of the samples, and whether there are labels.
 
     All other columns are ignored. Samples are named by their sequence, or numbered from 1. Blank
@@ -84,7 +87,8 @@ def read_columns(
     with _readable(file):
         names, delimiter = _read_names(file)
         if missing := [name for name in columns if name not in names]:
-            raise TpsgdError(f"{file} has no column '{missing[0]}', which the model reads.")
+            hint = f": {HINT}" if len(names) == 1 else ""
+            raise TpsgdError(f"{file} has no column '{missing[0]}', which the model reads{hint}.")
         _refuse_repeated(file, names, {*columns, label})
         sequence, time = (_column(names, c) for c in (SEQUENCE_NAMES, TIME_NAMES))
         sequence = None if sequence is None or names[sequence] in columns else sequence
@@ -103,13 +107,15 @@ def _readable(file: Path) -> Iterator[None]:
         raise TpsgdError(f"{file} cannot be read as UTF-8 text ({error}).") from error
 
 
-def _read_arrays(file: Path, header: Header, blanks: bool) -> tuple[Arrays, list[str]]:
+def _read_arrays(file: Path, header: Header, blanks: bool) -> tuple[RawArrays, list[str]]:
     """Features and labels, which are empty without a column of labels; and the samples' names."""
     table, texts = _read_table(file, header, blanks)
-    x = table[:, header.features].astype(np.float32, copy=False)
+    first, last = header.features[0], header.features[-1]
+    beside = header.features == list(range(first, last + 1))  # then nothing is copied
+    x = table[:, slice(first, last + 1) if beside else header.features]
     y = np.full(len(x), "") if header.label is None else texts[header.label]
     if header.sequence is None:
-        return Arrays(x, y, blanks=blanks), [str(row) for row in range(1, len(x) + 1)]
+        return RawArrays(x, y, blanks=blanks), [str(row) for row in range(1, len(x) + 1)]
     time = None if header.time is None else table[:, header.time]
     is_counted = header.time is not None and header.names[header.time].lower() == "step"
     sequences = texts[header.sequence]
@@ -134,6 +140,10 @@ def _read_names(file: Path) -> tuple[list[str], str]:
 
 def _read_header(file: Path, choices: Columns) -> Header:
     names, delimiter = _read_names(file)
+    if len(names) == 1:
+        raise TpsgdError(
+            f"{file} has no column of features besides the label '{shortened(names[0])}': {HINT}."
+        )
     named = [*choices.drop, *([] if choices.label is None else [choices.label])]
     if missing := [name for name in named if name not in names]:
         raise TpsgdError(f"{file} has no column '{missing[0]}': {suggestion(missing[0], names)}")
@@ -179,8 +189,9 @@ def _column(names: list[str], choices: tuple[str, ...]) -> int | None:
 def _read_table(file: Path, header: Header, blanks: bool) -> tuple[Array, dict[int, Array]]:
     """The table as numbers, and the columns of labels and of sequences as text.
 
-    Time steps are read as float64: float32 cannot tell two seconds of a calendar apart. A table
-    that has blanks, or decimal commas and columns separated by something else, is read twice.
+    They are float64: float32 cannot tell two seconds of a calendar apart, nor two places on a map.
+    A table that has blanks, or decimal commas and columns separated by something else, is read
+    twice.
     """
     of_text = [column for column in (header.label, header.sequence) if column is not None]
     codes: dict[int, dict[str, int]] = {column: {} for column in of_text}  # each text's number
@@ -190,9 +201,8 @@ def _read_table(file: Path, header: Header, blanks: bool) -> tuple[Array, dict[i
     }
     unused = set(range(len(header.names))) - {*header.features, *of_text, header.time}
     converters |= {column: lambda _: 0.0 for column in unused}
-    dtype = np.float32 if header.sequence is None else np.float64
     try:
-        table = _numbers(file, header.delimiter, converters, dtype)
+        table = _numbers(file, header.delimiter, converters)
     except UnicodeDecodeError:
         raise
     except ValueError as error:
@@ -200,17 +210,20 @@ def _read_table(file: Path, header: Header, blanks: bool) -> tuple[Array, dict[i
             raise first_mistake(file, header) from error
         try:
             converters |= dict.fromkeys(header.features, _lenient(header, blanks))
-            table = _numbers(file, header.delimiter, converters, dtype)
+            table = _numbers(file, header.delimiter, converters)
         except ValueError:
             raise first_mistake(file, header, blanks) from error
     if table.size == 0:
         raise TpsgdError(f"{file} has a header but no rows.")
-    is_finite = np.abs(table) <= LARGEST  # also as float32
-    if blanks:
-        is_finite[:, header.features] |= np.isnan(table[:, header.features])
     has_gap = any("" in code for code in codes.values())
-    if table.shape[1] != len(header.names) or has_gap or not is_finite.all():
+    if table.shape[1] != len(header.names) or has_gap:
         raise first_mistake(file, header, blanks)
+    for column, values in enumerate(table.T):
+        is_finite = np.abs(values) <= LARGEST  # also as float32
+        if blanks and column in header.features:
+            is_finite |= np.isnan(values)
+        if not is_finite.all():
+            raise first_mistake(file, header, blanks)
     for column, code in codes.items():
         _check_lengths(file, header.names[column], max(code, key=len), len(table))
     rows = {column: table[:, column].astype(np.int64) for column in codes}
@@ -218,12 +231,12 @@ def _read_table(file: Path, header: Header, blanks: bool) -> tuple[Array, dict[i
 
 
 def _numbers(
-    file: Path, delimiter: str, converters: dict[int | str, Callable[[str], float]], dtype: Any
+    file: Path, delimiter: str, converters: dict[int | str, Callable[[str], float]]
 ) -> Array:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # an empty table, refused by the caller
         return np.loadtxt(
-            file, dtype, None, delimiter, converters,
+            file, np.float64, None, delimiter, converters,
             skiprows=1, ndmin=2, encoding="utf-8-sig", quotechar='"',
         )  # fmt: skip
 
@@ -252,12 +265,18 @@ def _check_lengths(file: Path, name: str, longest: str, rows: int) -> None:
 def _warn_of_row_numbers(file: Path, names: list[str], x: Array) -> None:
     """Warn of columns that number the rows or name them, which say nothing of other rows."""
     for name, column in zip(names, x.T, strict=True):
+        column = column[~np.isnan(column)]
         steps, is_time = np.diff(column), TIME_NAME.search(name.lower()) is not None
-        counts = len(column) >= MANY_ROWS and (steps > 0 if is_time else steps == 1).all()
+        rises = len(column) >= MANY_ROWS and (steps >= 0).all()
         is_id = ID_NAME.search(name) is not None and (column == np.floor(column)).all()
-        if counts or (is_id and len(np.unique(column)) > len(column) / 2):
+        if not (rises or is_id):
+            continue
+        least = MANY_TIMES if rises and is_time else MANY_VALUES
+        if len(np.unique(column)) >= least * len(column):
+            numbers = is_id or (steps == 1).all()
+            how = "numbers the rows" if numbers else "never falls from row to row"
             warnings.warn(
-                f"{file}: the column '{name}' numbers the rows, and is used as a feature: leave "
+                f"{file}: the column '{name}' {how}, and is used as a feature: leave "
                 f"it out if it is an id or a time, drop=[{name!r}] (--drop {name})",
                 stacklevel=2,
             )
@@ -265,7 +284,7 @@ def _warn_of_row_numbers(file: Path, names: list[str], x: Array) -> None:
 
 def _to_sequences(
     file: Path, x: Array, y: Array, names: Array, time: Array | None, is_counted: bool
-) -> Arrays:
+) -> RawArrays:
     """One sample for each name, with its steps ordered by time or as in the file."""
     unique, number = np.unique(names, return_inverse=True)
     order = np.lexsort((number,) if time is None else (time, number))
@@ -278,9 +297,9 @@ def _to_sequences(
         _check_times(file, unique[number], time[order], is_counted)
     _check_padding(file, 4 * len(lengths) * int(lengths.max()) * x.shape[1], lengths)
     is_step = np.arange(lengths.max()) < lengths[:, None]
-    steps = np.zeros((*is_step.shape, x.shape[1]), np.float32)
+    steps = np.zeros((*is_step.shape, x.shape[1]))
     steps[is_step] = x
-    return Arrays(steps, y[first], lengths)
+    return RawArrays(steps, y[first], lengths)
 
 
 def _check_padding(file: Path, nbytes: int, lengths: Array) -> None:

@@ -56,6 +56,8 @@ def first_mistake(file: Path, header: Header, blanks: bool = False) -> TpsgdErro
             if len(row) != len(names):
                 hint = "; with decimal commas, columns need semicolons between them"
                 hint = hint if len(row) > len(names) and not comma else ""
+                if names[0].startswith("#"):
+                    hint = f"; line 1 must be the header, and is '{shortened(names[0])}'"
                 return TpsgdError(
                     f"{line} has {len(row)} cells, the header has {len(names)}{hint}."
                 )
@@ -72,8 +74,8 @@ def first_mistake(file: Path, header: Header, blanks: bool = False) -> TpsgdErro
 
 def _cell_mistake(file: Path, header: Header, line: str, column: int, cell: str) -> TpsgdError:
     """What is wrong with a cell that must be a number; a column of texts is described as such."""
-    name = header.names[column]
-    if cell.strip().lower() in BLANKS and column != header.time:
+    name, texts = header.names[column], _texts(file, header)
+    if cell.strip().lower() in BLANKS and column != header.time and column not in texts:
         return TpsgdError(
             f"{line}, column '{name}': '{cell}' is blank; to fill blank cells, train with"
             f" impute='median' (--impute median), or leave the column out, {_drop([name])}."
@@ -82,7 +84,6 @@ def _cell_mistake(file: Path, header: Header, line: str, column: int, cell: str)
         return TpsgdError(
             f"{line}, column '{name}': '{cell}' has a comma in it; write a number as 1234.5."
         )
-    texts = _texts(file, header)
     if column not in texts:
         return TpsgdError(f"{line}, column '{name}': '{shortened(cell)}' is not a finite number.")
     labels = {i: values for i, values in texts.items() if 1 < len(values) <= MOST_CLASSES}
@@ -103,15 +104,21 @@ def _drop(names: list[str]) -> str:
 
 
 def _texts(file: Path, header: Header) -> dict[int, set[str]]:
-    """The different texts of each column of features in which most cells are texts."""
-    texts: dict[int, list[str]] = {i: [] for i in header.features}
-    count = 0
+    """The different texts of each column of features that has more texts than numbers.
+
+    Words for blanks, such as none, are among them: there they may be the name of a class.
+    """
+    texts: dict[int, set[str]] = {i: set() for i in header.features}
+    surplus = dict.fromkeys(texts, 0)  # of texts over numbers
     with suppress(csv.Error), file.open("r", -1, "utf-8-sig", "replace", "") as stream:
         rows = csv.reader(stream, delimiter=header.delimiter)
         next(rows)
         for row in rows:
-            count += len(row) == len(header.names)
             for i in texts if len(row) == len(header.names) else ():
-                if row[i].strip().lower() not in BLANKS and number(row[i], comma=True) is None:
-                    texts[i].append(row[i].strip())
-    return {i: set(values) for i, values in texts.items() if 2 * len(values) > count}
+                cell = row[i].strip()
+                if number(cell, comma=True) is not None:
+                    surplus[i] -= 1
+                elif cell:
+                    texts[i].add(cell)
+                    surplus[i] += cell.lower() not in BLANKS
+    return {i: values for i, values in texts.items() if surplus[i] > 0}

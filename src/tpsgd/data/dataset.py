@@ -101,8 +101,10 @@ def pixels(x: Array) -> Array:
     return np.divide(x, np.float32(255), dtype=np.float32, order="C")
 
 
-def numbers(x: Array) -> Array:
+def numbers(x: Any) -> Any:
     """Real numbers as float32, unscaled; float32 arrays are not copied."""
+    if isinstance(x, Padded):
+        return Padded(x.data.float(), x.lengths)
     return np.require(x, np.float32, ["C", "W"])
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tpsgd.data import mapped, user_files
 from tpsgd.data.csv_files import Columns
-from tpsgd.data.dataset import Data, RawData
+from tpsgd.data.dataset import Data, RawData, converted, numbers
 from tpsgd.data.download import fetch
 from tpsgd.data.registry import DATASETS, find
 from tpsgd.data.scaling import (
@@ -25,6 +25,7 @@ from tpsgd.data.scaling import (
 from tpsgd.data.split import Subset, hold_out_test, stratified
 from tpsgd.errors import TpsgdError
 from tpsgd.nets.padded import Padded
+from tpsgd.saved.scaling import filled
 
 AT_A_TIME = 1 << 12  # samples whose statistics are added together
 
@@ -158,25 +159,27 @@ def _split_and_scaled(
 ) -> tuple[RawData, Subset, Subset, str]:
     """The data with scaling as its last step of decoding, the two splits, and the note on both."""
     train, test, note = _split(spec, raw, seed, max_train)
+    exact = replace(raw, decode=converted if raw.decode is numbers else raw.decode)
+    values: dict[str, Any] = {}
     if impute:
-        values = typical_values(impute, _decoded(raw, train), raw.reading["columns"])
-        raw = _prepared(raw, "imputation", values)
+        values = typical_values(impute, _decoded(exact, train), raw.reading["columns"])
+        raw = _prepared(raw, exact, {"imputation": values})
         note += f"; blank cells filled with the {impute} of the training samples"
     method = scale or raw.scale
     if method is None or (method == "none" and raw.scale is None):
         return raw, train, test, note
     if method != "none":
         _check_scalable(spec, raw, train)
-        scaling = statistics(method, _decoded(raw, train))
-        raw = _prepared(raw, "scaling", scaling)
+        scaling = statistics(method, (filled(x, values) for x in _decoded(exact, train)))
+        raw = _prepared(raw, exact, {"imputation": values, "scaling": scaling})
     return raw, train, test, "; ".join(filter(None, (note, NOTES[method])))
 
 
-def _prepared(raw: RawData, name: str, values: dict[str, Any]) -> RawData:
-    """The data with one more step of decoding, which its `reading` describes."""
-    reading = {name: values}
-    decode = decoded_as_trained(raw.decode, reading)
-    return replace(raw, decode=decode, reading=raw.reading | reading)
+def _prepared(raw: RawData, exact: RawData, steps: dict[str, Any]) -> RawData:
+    """The data with more steps of decoding, which its `reading` describes, before any rounding."""
+    steps = {name: values for name, values in steps.items() if values}
+    decode = decoded_as_trained(exact.decode, steps)
+    return replace(raw, decode=decode, reading=raw.reading | steps)
 
 
 def _check_scalable(spec: str, raw: RawData, train: Subset) -> None:
@@ -200,6 +203,12 @@ def _decoded(raw: RawData, samples: Subset) -> Iterator[Any]:
 
 
 def _tensors(raw: RawData, samples: Subset) -> tuple[Tensor | Padded, Tensor]:
-    x = raw.decode(samples.take(slice(None)))
+    if getattr(samples.x, "dtype", None) == np.float64:  # rounded piece by piece: half the memory
+        pieces = _decoded(raw, samples)
+        x = np.empty((len(samples.y), *raw.decode(samples.take(slice(1))).shape[1:]), np.float32)
+        for start, piece in zip(range(0, len(x), AT_A_TIME), pieces, strict=True):
+            x[start : start + AT_A_TIME] = piece
+    else:
+        x = raw.decode(samples.take(slice(None)))
     y = torch.from_numpy(samples.y.astype(np.int64, copy=False))
     return x if isinstance(x, Padded) else torch.from_numpy(x), y

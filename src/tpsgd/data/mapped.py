@@ -23,7 +23,7 @@ from tpsgd.data.split import Subset
 from tpsgd.errors import TpsgdError
 from tpsgd.nets.padded import Padded
 
-FORMAT = 4  # raise it when the same source files give different samples, or other files
+FORMAT = 5  # raise it when the same source files give different samples, or other files
 DECODED_BYTES = 4 * 2**20  # bytes of samples that are decoded together
 
 

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from tpsgd.data import user_files
-from tpsgd.data.arrays import Arrays, check_arrays, label_values
+from tpsgd.data.arrays import RawArrays, check_arrays, label_values
 from tpsgd.data.csv_files import read_columns
 from tpsgd.data.dataset import BYTES, Array
 from tpsgd.data.images import decode_images, new_images
 from tpsgd.data.loading import load
 from tpsgd.data.npz_files import read_arrays
 from tpsgd.data.registry import DATASETS
+from tpsgd.data.scaling import unrounded
 from tpsgd.errors import TpsgdError, suggestion
 from tpsgd.files import call_function, is_function
 from tpsgd.nets.padded import Padded
@@ -165,7 +166,7 @@ def _of_arrays(file: Path, inputs: Mapping[str, Any]) -> _Labelled:
         raise TpsgdError(f"{file} holds {', '.join(names) or 'nothing'}; expected x, or tokens.")
     y, lengths = (arrays.get(name + suffix) for name in ("y", "lengths"))
     labels = np.zeros(len(x) if x.ndim else 0) if y is None else y
-    samples = Arrays(x, labels, lengths)
+    samples = RawArrays(x, labels, lengths)
     return _converted(str(file), samples, None, y is not None, kind == "tokens", inputs)
 
 
@@ -176,7 +177,7 @@ def _of_function(spec: str, inputs: Mapping[str, Any]) -> _Labelled:
 
 def _converted(
     source: str,
-    arrays: Arrays,
+    arrays: RawArrays,
     names: list[str] | None,
     labelled: bool,
     tokens: bool,
@@ -192,8 +193,7 @@ def _converted(
             f"{source}: the samples are {new}, but the model was trained on {trained}: convert "
             f"them as for training (bytes, uint8, are divided by 255)."
         )
-    x = samples.decode(x)
-    x = x if isinstance(x, Padded) else torch.from_numpy(x)
+    x = unrounded(samples.decode, inputs)(x)
     return _Labelled(x, names or _numbered(x), y if labelled else None)
 
 

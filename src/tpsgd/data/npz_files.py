@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tpsgd.data.arrays import Arrays, from_arrays
+from tpsgd.data.arrays import RawArrays, from_arrays
 from tpsgd.data.dataset import Array, RawData
 from tpsgd.errors import TpsgdError
 from tpsgd.units import size
@@ -39,7 +39,7 @@ def read_npz(file: Path) -> RawData:
             " lengths_test for the test set)."
         )
     splits = [
-        Arrays(arrays[x + suffix], arrays["y" + suffix], arrays.get("lengths" + suffix))
+        RawArrays(arrays[x + suffix], arrays["y" + suffix], arrays.get("lengths" + suffix))
         for suffix in ("", "_test")
         if "y" + suffix in arrays
     ]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tpsgd.data.dataset import Array
+from tpsgd.data.dataset import Array, Decoder, converted, numbers
 from tpsgd.errors import TpsgdError, suggestion
 from tpsgd.nets.padded import Padded
 from tpsgd.saved.scaling import as_trained
@@ -22,7 +22,8 @@ NOTES = {
     "standard": "features standardised: mean 0 and deviation 1 in the training samples",
     "minmax": "features scaled to 0..1 in the training samples",
 }
-CONSTANT = 1e-6  # deviations below this share of the mean are rounding errors
+# deviations below this share of the mean are rounding errors, of float32 and of other numbers
+CONSTANT_32, CONSTANT = 1e-6, 1e-12
 
 
 def check_word(kind: str, word: str | None, words: tuple[str, ...]) -> None:
@@ -42,18 +43,20 @@ def statistics(method: str, pieces: Iterable[Array | Padded]) -> dict[str, Any]:
     """
     count, mean, squares = 0, np.zeros(1), np.zeros(1)
     low, high = np.full(1, np.inf), np.full(1, -np.inf)
+    rounding = CONSTANT
     for piece in pieces:
         x = _rows(piece)
+        rounding = CONSTANT_32 if str(piece.dtype).endswith(("float16", "float32")) else CONSTANT
         total = count + len(x)
         distance = x.mean(0) - mean
         squares = squares + ((x - x.mean(0)) ** 2).sum(0) + distance**2 * count * len(x) / total
         mean, count = mean + distance * len(x) / total, total
         low, high = np.minimum(low, x.min(0)), np.maximum(high, x.max(0))
+    mean = np.where(low == high, low, mean)  # else it may be off by a rounding error
     deviation = np.sqrt(squares / count)
     shift, scale = (mean, deviation) if method == "standard" else (low, high - low)
-    scale = np.where(deviation <= CONSTANT * np.abs(mean), 1.0, scale)
-    numbers = {"shift": shift, "scale": scale}
-    return {"method": method} | {k: v.astype(np.float32).tolist() for k, v in numbers.items()}
+    scale = np.where(deviation <= rounding * np.abs(mean), 1.0, scale)
+    return {"method": method, "shift": shift.tolist(), "scale": scale.tolist()}
 
 
 def typical_values(
@@ -73,7 +76,7 @@ def typical_values(
             f"(--drop {name})"
         )
     values = (np.nanmean if method == "mean" else np.nanmedian)(x, axis=0)
-    return {"method": method, "values": values.astype(np.float32).tolist()}
+    return {"method": method, "values": values.tolist()}
 
 
 def _rows(x: Array | Padded) -> Array:
@@ -88,4 +91,14 @@ def decoded_as_trained(
     decode: Callable[[Any], Any], inputs: Mapping[str, Any]
 ) -> Callable[[Any], Any]:
     """A reader's function that decodes samples, with filling of blanks and scaling after it."""
+    decode = unrounded(decode, inputs)
     return lambda x: as_trained(decode(x), inputs)
+
+
+def unrounded(decode: Decoder, inputs: Mapping[str, Any]) -> Decoder:
+    """The same without rounding to float32 where `as_trained` fills or scales, then rounds.
+
+    A place on a map or a time is so far from 0 that float32 has none of the digits that differ.
+    """
+    rounds_later = bool(inputs.get("imputation")) or "shift" in (inputs.get("scaling") or {})
+    return converted if decode is numbers and rounds_later else decode

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tpsgd.data.arrays import Arrays, from_arrays
+from tpsgd.data.arrays import RawArrays, from_arrays
 from tpsgd.data.csv_files import Columns, read_csv
 from tpsgd.data.dataset import Array, RawData
 from tpsgd.data.images import read_folder
@@ -74,7 +74,7 @@ def read_function(spec: str) -> RawData:
     return from_arrays(spec, splits, are_tokens(splits[0]))
 
 
-def function_arrays(spec: str, result: Any) -> list[Arrays]:
+def function_arrays(spec: str, result: Any) -> list[RawArrays]:
     """The arrays of each split in what a user's function returned."""
     is_nested = isinstance(result, tuple) and bool(result) and isinstance(result[0], tuple)
     pairs = list(result) if is_nested else [result]
@@ -83,19 +83,19 @@ def function_arrays(spec: str, result: Any) -> list[Arrays]:
     return [_arrays(spec, *pair) for pair in pairs]
 
 
-def are_tokens(arrays: Arrays) -> bool:
+def are_tokens(arrays: RawArrays) -> bool:
     """Whether sequences of different lengths have one whole number a step."""
     return arrays.lengths is not None and arrays.x.ndim == 2 and arrays.x.dtype.kind in "iu"
 
 
-def _arrays(source: str, x: Any, y: Any) -> Arrays:
+def _arrays(source: str, x: Any, y: Any) -> RawArrays:
     lengths = None
     if isinstance(x, list) and len({len(row) for row in x if hasattr(row, "__len__")}) > 1:
         with suppress(ValueError, TypeError):  # _array refuses what cannot be padded
             x = Padded.of(x)
     if isinstance(x, Padded):
         x, lengths = x.data, _array(source, x.lengths)
-    return Arrays(_array(source, x), _array(source, y), lengths)
+    return RawArrays(_array(source, x), _array(source, y), lengths)
 
 
 def _array(source: str, values: Any) -> Array:

@@ -54,6 +54,7 @@ class Anatomy:
     sizes: list[dict[Place, tuple[int, ...]]]
     classes: int
     largest_product: int  # multiply-adds of one sample in the largest layer, of all restarts
+    sample: tuple[tuple[int, ...], torch.dtype] | None = None  # None: sequences differ in length
 
     @property
     def blocks(self) -> list[Block]:
@@ -113,7 +114,9 @@ def dissect(
         sizes = sizes_of(cuts[0], x, settings, form)
     classes = classes_of(sizes[-1][Place.END], cuts[0][-1])
     largest = max(products, default=0) * len(models)
-    return Anatomy(cuts, layers, rules, block_settings, loss, form, sizes, classes, largest)
+    sample = None if isinstance(x, Padded) else (tuple(x.shape[1:]), x.dtype)
+    found = cuts, layers, rules, block_settings, loss, form, sizes, classes, largest, sample
+    return Anatomy(*found)
 
 
 def _one_block(settings: Settings, layers: list[Block]) -> bool:

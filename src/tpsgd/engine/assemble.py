@@ -17,7 +17,7 @@ from tpsgd.engine.augment import Augmented
 from tpsgd.engine.backprop import Backprop, BackpropLearner
 from tpsgd.engine.batches import (
     BatchForm,
-    Stream,
+    LoaderSource,
     as_source,
     check_values,
     first_samples,
@@ -28,7 +28,7 @@ from tpsgd.engine.line import BackpropLine, line_of
 from tpsgd.engine.optimizers import follow_curve, make_optimizer
 from tpsgd.engine.record import BlockInfo
 from tpsgd.engine.reuse import InputReuse
-from tpsgd.engine.settings import Memory, Settings
+from tpsgd.engine.settings import Settings
 from tpsgd.engine.solved import RecursiveLearner, RidgeLearner, check_solvers
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import Loss, bce, cross_entropy
@@ -68,7 +68,7 @@ def assemble(
     form, loss, classes = anatomy.form, anatomy.loss, anatomy.classes
     source: Source = as_source(data, form, loss, classes, True, anatomy.classifier)
     line = None
-    if not isinstance(source, Stream) or source.loader.batch_size is not None:
+    if not isinstance(source, LoaderSource) or source.loader.batch_size is not None:
         line = backprop_line(anatomy, method, settings, x, source.samples)
     learners = make_learners(anatomy, method, settings, source.samples, line)
     validation = None
@@ -83,7 +83,7 @@ def backprop_line(
     anatomy: Anatomy, method: Method, settings: Settings, sample: Any, samples: int
 ) -> BackpropLine | None:
     """What backprop would take, where blocks learn one after another and may stay under it."""
-    kept = settings.memory.reuse is not None or settings.memory.fast
+    kept = settings.memory.reuse not in (None, False) or settings.memory.fast
     if settings.schedule is not sequential or isinstance(method, Backprop) or kept:
         return None
     params = [parameters(i, anatomy.cuts[:1]) for i in range(len(anatomy.blocks))]
@@ -160,9 +160,10 @@ def _block_learner(
         backend = kind(block, at, fixed, precision=form.precision)
     slices = _slices(block, math.prod(size[Place.BEFORE]), form, settings)
     codes_first = False
-    if line is not None and settings.memory == Memory(measure=settings.memory.measure):
+    if line is not None and settings.memory.micro_batch is None:
         least, codes_first = line.slices(i)
-        slices = slices if block.maps else max(slices, least)
+        chosen = block.maps or settings.memory.slices is not None
+        slices = slices if chosen else max(slices, least)
     return _learner(
         *(i, anatomy, samples, backend, draw),
         learns=rule.head if last else rule.objective is not None,
@@ -191,7 +192,7 @@ def _recurrent_learner(i: int, anatomy: Anatomy, settings: Settings, samples: in
             block,
             Place.BEFORE if rule.at is Place.BEFORE else Place.AFTER,
             codes.of_step if rule.per_step and rule.objective else None,
-            settings.window or (GPU_WINDOW if on_gpu else CPU_WINDOW),
+            settings.window or (GPU_WINDOW if on_gpu else _cpu_window(anatomy)),
             lazy=lazy,
             keep_codes=on_gpu,
             stacked=stacked,
@@ -236,6 +237,12 @@ class _RecurrentCodes:
         assert make is not None
         number = -1 - number if direction else number  # so that directions have different codes
         return _draw(make, (self.layer.hidden,), self.anatomy, number, step, recurrent=True)
+
+
+def _cpu_window(anatomy: Anatomy) -> int:
+    """Time steps computed together: of short sequences half, to hold less than backprop does."""
+    steps = 0 if anatomy.sample is None else anatomy.sample[0][0]
+    return min(CPU_WINDOW, steps // 2 if steps > 3 else CPU_WINDOW)
 
 
 def _learner(

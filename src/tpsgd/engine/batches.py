@@ -128,7 +128,7 @@ def has_lookup(modules: Iterable[nn.Module]) -> bool:
 
 
 @dataclass(slots=True)
-class Batch:
+class SampleBatch:
     """Samples at some indices, gathered when they are loaded.
 
     A micro-batch is a `share` of a batch; `last` says that it is the batch's last one.
@@ -144,7 +144,7 @@ class Batch:
         """Inputs and labels on the device."""
         return self.gather(self.index)
 
-    def through(self, function: Callable[[Any], Any]) -> "Batch":
+    def through(self, function: Callable[[Any], Any]) -> "SampleBatch":
         """The same batch with its inputs changed by a function."""
 
         def gather(index: Any) -> tuple[Any, Tensor]:
@@ -154,11 +154,11 @@ class Batch:
         return replace(self, gather=gather)
 
 
-Batches = Iterator[Batch]
+Batches = Iterator[SampleBatch]
 
 
 @dataclass
-class Arrays:
+class ArraySource:
     """Samples in memory, or in a file. `per_restart`: x has a leading dimension of restarts."""
 
     x: Any  # a tensor, Padded sequences, or rows in a file (reuse.DiskRows)
@@ -236,12 +236,12 @@ class Arrays:
             if epoch is not None and self.form.skips(size):
                 continue
             if self.form.micro_batch is None:
-                yield Batch(self.take, index, size)
+                yield SampleBatch(self.take, index, size)
                 continue
             for span in self.form.cut(size):
                 samples = span.stop - span.start
                 share, last = samples / size, span.stop == size
-                yield Batch(self.take, index[..., span], samples, share, last)
+                yield SampleBatch(self.take, index[..., span], samples, share, last)
 
 
 def _gathered(x: Tensor, index: Tensor, form: BatchForm) -> Tensor:
@@ -315,7 +315,7 @@ class LazySequences:
 
 
 @dataclass
-class Stream:
+class LoaderSource:
     """Batches from a loader, in whatever order and size it gives them."""
 
     loader: DataLoader
@@ -355,7 +355,7 @@ class Stream:
             for span in self.form.cut(len(x)):
                 arrived = [(self.form(x[span]), y[span].to(self.form.device))]
                 samples = span.stop - span.start
-                yield Batch(list.pop, arrived, samples, samples / len(x), span.stop == len(x))
+                yield SampleBatch(list.pop, arrived, samples, samples / len(x), span.stop == len(x))
 
     def _name(self, batch: int, place: int) -> str:
         """What to call a sample by its batch and its place in it."""
@@ -462,9 +462,9 @@ def in_parts(functions: Sequence[Callable[[Any], Any]], x: Any, at_a_time: int |
     return out
 
 
-def stored_samples(source: Source) -> Arrays | Stream:
+def stored_samples(source: Source) -> ArraySource | LoaderSource:
     """The arrays or the loader below frozen blocks and augmentation."""
-    while not isinstance(source, (Arrays, Stream)):
+    while not isinstance(source, (ArraySource, LoaderSource)):
         source = source.source  # type: ignore[attr-defined]
     return source
 
@@ -481,7 +481,7 @@ def as_source(
     classes: int | None,
     complete: bool = False,
     classifier: str = "",
-) -> Arrays | Stream:
+) -> ArraySource | LoaderSource:
     """A source from arrays `(x, y)`, a `Dataset` or a `DataLoader`, with its labels checked.
 
     Without a loss the labels are not checked (evaluation looks at the output first). `complete`:
@@ -500,14 +500,14 @@ def as_source(
         return y.to(form.dtype) if y.is_floating_point() else y
 
     if isinstance(data, DataLoader):
-        return Stream(data, form, checked)
+        return LoaderSource(data, form, checked)
     if isinstance(data, Dataset):
         _check_sized(data)
         generator = torch.Generator()
         sampler = None if isinstance(data, IterableDataset) else _NotedOrder(data, generator)
         options: Any = {"generator": generator, "collate_fn": _collate, "sampler": sampler}
         loader = DataLoader(data, form.batch_size, **options)
-        return Stream(loader, form, checked, reshuffled=True)
+        return LoaderSource(loader, form, checked, reshuffled=True)
     x, y = pair(data)
     x, y = inputs(x), tensor(y, "y")
     if len(x) != len(y):
@@ -518,7 +518,7 @@ def as_source(
     y = checked(y, complete)
     if form.device.type == "cuda" and x.nbytes < torch.cuda.mem_get_info(form.device)[0] / 2:
         x, y = x.to(form.device), y.to(form.device)
-    return Arrays(x, y, form)
+    return ArraySource(x, y, form)
 
 
 def count_samples(data: Any) -> int:

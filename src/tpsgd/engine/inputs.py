@@ -106,7 +106,10 @@ def _check_range(y: Tensor, classes: int | None) -> None:
             "output for each class, or use loss=tpsgd.bce for one yes-or-no output"
         )
     advice = f"; give it {high + 1} outputs" if low >= 0 else ""
-    advice += f", or count classes from 0: y - {low}" if low > 0 else ""
+    if low > 0 and high - low < classes:
+        advice += f", or count classes from 0: y - {low}"
+    elif low >= 0 and len(torch.unique(y)) <= classes:
+        advice += ", or number the classes from 0: np.unique(y, return_inverse=True)[1]"
     raise TpsgdError(
         f"{label}the model's last block has {classes} outputs, so labels go from 0 to "
         f"{classes - 1}{advice}"

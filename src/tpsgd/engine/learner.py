@@ -86,6 +86,7 @@ class BlockLearner(Learner):
         self.epochs = settings.epochs if trains else 0
         self.width = len(block.layers)  # how many layers learn in it
         self.before_solving: Callable[[int], None] = lambda workspace: None
+        self.before_stopping: Callable[[Any], None] | None = None  # told of it, while it has all
         self.learning = False
         self.objective: Objective = IDLE  # without its tensors
         self.tensors: tuple[Tensor, ...] = ()
@@ -162,6 +163,9 @@ class BlockLearner(Learner):
 
     def stop(self) -> None:
         """Freeze the block and drop its class codes."""
+        told, self.before_stopping = self.before_stopping, None
+        if told is not None:
+            told(self)
         self.learning = False
         self.version += 1
         self.figures.free()
@@ -221,6 +225,7 @@ class GradientLearner(BlockLearner):
         self.optimizer: Optimizer | None = None
         self.quick_step: Callable[[Optimizer], Callable[[], None] | None] = lambda optimizer: None
         self.quick: Callable[[], None] | None = None  # the optimizer's step, by `quick_step`
+        self.plain = True  # whether `quick_step` has not been asked yet
         self.scheduler: LRScheduler | None = None
         self.batch_rates: BatchRates | None = None  # where its rate changes with every batch
         self.moving: dict[str, Tensor] = {}  # what the optimizer has: parameters, or slices
@@ -274,6 +279,7 @@ class GradientLearner(BlockLearner):
         """Freeze the block; drop the optimizer's state and the class codes."""
         super().stop()
         self.optimizer = self.scheduler = self.quick = self.batch_rates = self.constants = None
+        self.plain = True
         self.moving = {}
 
     def update(self, saved: Any, s: Tensor, labels: Tensor, output_unused: bool = False) -> None:
@@ -320,8 +326,9 @@ class GradientLearner(BlockLearner):
             self.quick()
         else:
             self.optimizer.step()
-            self.quick = self.quick_step(self.optimizer)
-            if self.constants is None:  # its state exists now
+            if self.plain:  # its state exists now
+                self.quick, self.plain = self.quick_step(self.optimizer), False
+            if self.constants is None:
                 self.rate = rate_of(self.optimizer)
                 self.constants = self._constants()
         self.drop_gradients()
@@ -339,7 +346,7 @@ class GradientLearner(BlockLearner):
         before, self.constants = self.constants, self._constants()
         if before != self.constants:
             self.version += 1
-            self.quick = None
+            self.quick, self.plain = None, True
 
     def _constants(self) -> Any:
         """What a quick or recorded step takes as given: memory of parameters, the optimizer."""

@@ -23,8 +23,9 @@ from tpsgd.rules import Place
 from tpsgd.solvers import SOLVERS
 
 SLICES = 2, 4, 8, 16  # of a weight's gradient
-WORTH_SLICING = 64 << 10  # bytes of weights; slices of fewer take more time than they save memory
-TEMPORARY = 2  # outputs of a block, beyond one, that may be alive together; one more with a norm
+WORTH_SLICING = 64 << 10  # bytes of weights; more than two slices of fewer take too much time
+WORTH_HALVING = 8 << 10
+TEMPORARY = 2  # outputs of a block, beyond one, that may be alive together
 INPUT = nn.GELU, nn.SiLU, nn.Softplus  # whose derivative needs their input
 BOTH = nn.LeakyReLU, *INPUT  # of which autograd stores input and output
 CELLS = 16  # that a classifier averages feature maps over
@@ -41,7 +42,7 @@ class Need:
     learned: int  # bytes of the codes that learn
     moments: int  # bytes of the optimizer's state for each byte that learns
     activations: int
-    temporary: int  # activations that may be alive with those for a moment
+    temporary: float  # activations that may be alive with those for a moment; inf: unknown
 
     def peak(self, slices: int = 1, codes_first: bool = False) -> int:
         """The most at one time; gradients of codes that learn first are not there with others."""
@@ -63,9 +64,11 @@ class BackpropLine:
         need = self.needs[block]
         if need is None or need.peak() <= self.backprop:
             return 1, False
-        counts = SLICES if need.weights >= WORTH_SLICING else ()
-        fitting = (s for s in (1, *counts) if need.peak(s, codes_first=True) <= self.backprop)
-        return next(fitting, 1), True
+        most = 16 if need.weights >= WORTH_SLICING else 2 if need.weights >= WORTH_HALVING else 1
+        counts = [s for s in (1, *SLICES) if s <= most and need.temporary < inf] or [1]
+        peaks = {s: need.peak(s, codes_first=True) for s in counts}
+        fitting = (s for s in counts if peaks[s] <= self.backprop)
+        return next(fitting, min(peaks, key=lambda s: peaks[s])), True
 
     def room(self) -> int:
         """Bytes of inputs that may be kept for a block.
@@ -94,7 +97,8 @@ class Layer:
     @property
     def learning(self) -> int:
         """Activations that are alive while it learns."""
-        return self.input + self.widest * (1 + isinstance(self.block.activation, INPUT))
+        stored = 1 + isinstance(self.block.activation, INPUT) + len(self.block.between)
+        return self.input + self.widest * stored
 
     @property
     def stored(self) -> int:
@@ -103,9 +107,9 @@ class Layer:
 
     def need(self, activations: int) -> Need | None:
         """What it needs, with activations of blocks before it."""
-        if self.moments is None or not self.closed_form:
+        if self.moments is None:
             return None
-        temporary = (TEMPORARY + len(self.block.between)) * self.widest
+        temporary = TEMPORARY * self.widest if self.closed_form else inf  # autograd: unknown
         sizes = self.weights, self.codes, self.learned
         return Need(*sizes, self.moments, activations, temporary)
 

@@ -64,7 +64,8 @@ class Run:
     included, and `kept_bytes`, the inputs kept for reuse (0: not measured). `resident_bytes` is the
     peak of the whole process, Python, torch and the data set included; 0 where the system does not
     tell.
-    `memory_choice` says how `fit` kept its memory below backprop's, or why it could not.
+    `memory_choice` says how `fit` kept its memory below backprop's, or why it could not; `memory`
+    is the same without backprop's bytes, which take a moment to count.
     `length` says how long it trained, if that was chosen from the data.
     `hint` is a sentence on a last block that is no better than guessing, usually empty.
     `model` is the model that was trained.
@@ -82,10 +83,19 @@ class Run:
     peak_bytes: int = 0
     kept_bytes: int = 0
     resident_bytes: int = 0
-    memory_choice: str = ""
+    memory: str = ""
     length: str = ""
     hint: str = ""
     model: Any = field(default=None, repr=False, compare=False)
+    backprop: Callable[[], str] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def memory_choice(self) -> str:
+        """`memory`, and what backprop would take, counted when it is first asked for."""
+        count, self.backprop = self.backprop, None
+        if count is not None:
+            self.memory = "; ".join(filter(None, (self.memory, count())))
+        return self.memory
 
     @property
     def loss(self) -> float | None:
@@ -101,9 +111,9 @@ class Run:
 
     def as_dict(self) -> dict[str, Any]:
         """All of it but the model as plain values, ready for JSON."""
-        values = asdict(replace(self, model=None))
-        del values["model"]
-        return values | {"total_bytes": self.total_bytes}
+        values = asdict(replace(self, model=None, backprop=None))
+        del values["model"], values["backprop"]
+        return values | {"memory_choice": values.pop("memory"), "total_bytes": self.total_bytes}
 
     @classmethod
     def of(cls, values: Mapping[str, Any], model: Any = None) -> "Run":
@@ -113,6 +123,7 @@ class Run:
             "history": [Epoch(**epoch) for epoch in values["history"]],
         }
         fields = {name: value for name, value in values.items() if name != "total_bytes"}
+        fields["memory"] = fields.pop("memory_choice", "")
         run = cls(**{**fields, **lists}, model=model)
         if isinstance(alphas := run.settings.get("alphas"), dict):  # JSON's keys are text
             numbers = {int(k) if str(k).isdecimal() else k: v for k, v in alphas.items()}
@@ -156,8 +167,8 @@ class Run:
         """
         if self.model is None:
             raise TpsgdError("this record has no model to save: it was not returned by fit")
-        content = trained.Content(self.model, self.as_dict(), classes, dict(inputs or {}))
-        return trained.write(folder, content, factory, overwrite)
+        content = {"classes": classes, "inputs": dict(inputs or {}), "run": self.as_dict()}
+        return trained.write(folder, self.model, content, factory, overwrite)
 
     def _memory(self) -> str:
         """The memory of training in words, with what it consists of."""

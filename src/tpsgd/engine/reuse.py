@@ -13,9 +13,9 @@ from torch import Tensor
 
 from tpsgd.engine.batches import (
     WORTH_CUTTING,
-    Arrays,
+    ArraySource,
     BatchForm,
-    Stream,
+    LoaderSource,
     ThroughBlocks,
     depth,
     in_parts,
@@ -82,7 +82,7 @@ class InputReuse:
     def _keep(self, net: Net, sample: Any, source: Source, later: list[Any]) -> bool | str | Path:
         """Where to keep the outputs: True for memory, a folder, or False to recompute them."""
         below = stored_samples(source)
-        any_length = isinstance(below, Stream) and any(x.block.recurrent for x in later)
+        any_length = isinstance(below, LoaderSource) and any(x.block.recurrent for x in later)
         if not source.samples or any_length:
             return False
         keep = self.reuse
@@ -118,12 +118,16 @@ def _kept_by(net: Net, source: Source) -> int:
     users = [stored_samples(s) for s in (net.source, net.validation) if s is not None]
     below = stored_samples(source)
     from_user = any(below is samples for samples in users)
-    return below.x.nbytes if isinstance(below, Arrays) and not from_user else 0
+    return below.x.nbytes if isinstance(below, ArraySource) and not from_user else 0
 
 
 def _same_rows(net: Net, source: Source, sample: Any) -> bool:
     """Whether outputs can be written over the kept inputs that they are computed from."""
-    if not isinstance(source, Arrays) or type(source.x) is not Tensor or not _kept_by(net, source):
+    if (
+        not isinstance(source, ArraySource)
+        or type(source.x) is not Tensor
+        or not _kept_by(net, source)
+    ):
         return False
     lead = int(source.form.stacked)
     shapes = (t.shape[lead + 1 :] for t in (source.x, sample))
@@ -161,7 +165,7 @@ def _collect(
     function: Callable[[Any], Any],
     rows: "Tensor | DiskRows",
     observers: list[Observer],
-) -> Arrays:
+) -> ArraySource:
     """The outputs of all samples, written into memory or into a file."""
     form, n, lead = source.form, source.samples, int(source.form.stacked)
     ys, lengths, start, largest, batch_size = [], [], 0, 1, 0
@@ -190,14 +194,14 @@ def _collect(
         observer.computing(False)
     x: Any = rows.first(start) if isinstance(rows, DiskRows) else rows.narrow(lead, 0, start)
     below = source.source if isinstance(source, ThroughBlocks) else source
-    if isinstance(source, Arrays) and not isinstance(source.x, Padded):
+    if isinstance(source, ArraySource) and not isinstance(source.x, Padded):
         labels = source.y
     else:
         labels = torch.cat(ys)  # a loader's, or sorted by length
     form = replace(form, batch_size=largest, in_chunks=False)  # a loader has its batch size
     x = Padded(x, torch.cat(lengths)) if lengths else x
-    order = below.order if isinstance(below, Arrays) else permutation
-    return Arrays(x, labels, form, per_restart=form.stacked, order=order)
+    order = below.order if isinstance(below, ArraySource) else permutation
+    return ArraySource(x, labels, form, per_restart=form.stacked, order=order)
 
 
 class DiskRows:

@@ -47,7 +47,8 @@ class Memory:
             memory as far as training then takes no more of it than backprop would (None). Kept
             inputs are those of one pass over the data: with random augmentation in a `Dataset` or
             `DataLoader`, blocks after the first see one version of each sample unless
-            `reuse=False`.
+            `reuse=False`. A `DataLoader`'s samples come in the library's order where they are kept,
+            which is shuffled anew for every epoch, and in the loader's where they are recomputed.
         micro_batch: process at most this many samples at a time; gradients are summed, so that a
             step equals that of the whole batch (except for batch normalisation, dropout and losses
             that are no mean over samples).
@@ -100,6 +101,18 @@ class Memory:
         if isinstance(memory, Memory):
             return memory
         return cls(fast=True) if memory == FAST else cls(budget=memory)
+
+
+def memory_in_words(settings: Mapping[str, Any]) -> str:
+    """The memory settings of a run in words, from a mapping of their names."""
+    micro_batch, slices, reuse = (settings[k] for k in ("micro_batch", "slices", "reuse"))
+    words = [f"micro-batches of {micro_batch}" if micro_batch else "whole batches"]
+    words += [f"gradients in {slices} slices"] if slices else []
+    words += ["codes redrawn"] if settings["redraw"] else []
+    if reuse is not None:
+        place = "memory" if reuse is True else f"a file in {reuse}"
+        words.append(f"inputs reused from {place}" if reuse else "inputs recomputed")
+    return ", ".join(words)
 
 
 @dataclass(frozen=True)

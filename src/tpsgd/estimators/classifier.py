@@ -8,20 +8,19 @@ from zlib import crc32
 import numpy as np
 import torch
 from sklearn.base import ClassifierMixin
-from sklearn.model_selection import train_test_split
 from sklearn.utils import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets, unique_labels
-from sklearn.utils.validation import _check_sample_weight, validate_data
+from sklearn.utils.validation import _check_sample_weight
 from torch import Tensor
 
 from tpsgd.engine.inputs import tensor
 from tpsgd.engine.lengths import LARGEST
 from tpsgd.engine.optimizers import OptimizerFactory, adam
+from tpsgd.engine.record import Patience
 from tpsgd.errors import TpsgdError
-from tpsgd.estimators.patience import StreamPatience
-from tpsgd.estimators.perceptron import NUMBERS, Perceptron
+from tpsgd.estimators.perceptron import Perceptron
 from tpsgd.estimators.weights import weighted, weighted_cross_entropy, weighted_rows
-from tpsgd.losses import cross_entropy
+from tpsgd.losses import Loss, cross_entropy
 from tpsgd.rules import Rule
 from tpsgd.streams.stream import Stream
 
@@ -78,6 +77,8 @@ class TPSGDClassifier(ClassifierMixin, Perceptron):
         True
     """
 
+    class_weight: dict[Any, float] | str | None
+
     def __init__(
         self,
         hidden: int | Sequence[int] = (256,),
@@ -98,22 +99,7 @@ class TPSGDClassifier(ClassifierMixin, Perceptron):
         device: torch.device | str = "cpu",
         verbose: bool = False,
     ) -> None:
-        self.hidden = hidden
-        self.rule = rule
-        self.activation = activation
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.optimizer = optimizer
-        self.lr = lr
-        self.tol = tol
-        self.n_iter_no_change = n_iter_no_change
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.class_weight = class_weight
-        self.warm_start = warm_start
-        self.random_state = random_state
-        self.device = device
-        self.verbose = verbose
+        self._store(locals())
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "TPSGDClassifier":
         """Train a new net (with `warm_start`, the net of the last `fit`).
@@ -141,20 +127,16 @@ class TPSGDClassifier(ClassifierMixin, Perceptron):
             heavy = weights > 0
             X, y, weights = X[heavy], y[heavy], weights[heavy]
             weights /= weights.mean() if len(y) else 1.0
-        _refuse_one_class(y)
+        present = np.unique(y)
+        if len(present) < 2:
+            raise TpsgdError(
+                f"a classifier needs samples of at least 2 classes, but y has {len(present)} class"
+                + (f": {present[0]}" if len(present) else "")
+            )
         if not warm:
             self._start(len(classes), X.dtype)
-        parts: Any = [X, y] if weights is None else [X, y, weights]
-        validation = None
-        if self.early_stopping:
-            split: Any = train_test_split(
-                *parts, test_size=self.validation_fraction, random_state=self._seed, stratify=y
-            )
-            parts, validation = split[::2], self._data(*split[1::2])
-        self._train(
-            self._data(*parts), weights is not None, optimizer=self.optimizer or adam,
-            validation=validation, early_stopping=self._stopping(),
-        )  # fmt: skip
+        arrays = [X, y] if weights is None else [X, y, weights]
+        self._train(arrays, *self._rule_and_loss(weights is not None), stratify=y)
         self._open_stream()
         return self
 
@@ -183,30 +165,28 @@ class TPSGDClassifier(ClassifierMixin, Perceptron):
             return self
         weights = self._weights(X, y, sample_weight)
         learned = np.ones(len(y), bool) if weights is None else weights > 0
-        held_out = np.zeros(len(y), bool)
-        if self.early_stopping:
-            held_out = learned & self._held_out(X)
-        self._learn_pass(X, y, weights, learned & ~held_out)
+        held_out = learned & self._held_out(X) if self.early_stopping else np.zeros_like(learned)
+        if (rows := learned & ~held_out).any():
+            arrays = [array[rows] for array in (X, y, weights) if array is not None]
+            self._stream_for(weights is not None).partial_fit(*self._data(*arrays))
+            self.n_iter_ = 1
         if held_out.any():
-            self._patience_of_stream.watch(self._loss(X[held_out], y[held_out]), self._patience())
-            self.stopped_early_ = self._patience_of_stream.spent
+            self._watch(X[held_out], y[held_out])
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """The probability of each class, (samples, classes), in the order of `classes_`."""
-        return torch.softmax(self._outputs(self._inputs(X)), 1).numpy()
+        return torch.softmax(self._predictions(X), 1).numpy()
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class of each sample."""
-        best = self._outputs(self._inputs(X)).argmax(1).numpy()
+        best = self._predictions(X).argmax(1).numpy()
         return self.classes_[best]
 
-    def _samples(self, X: Any, y: Any, first: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Samples and labels as arrays, checked as scikit-learn does."""
-        X, y = validate_data(self, X, y, dtype=NUMBERS, order="C", reset=first)
+    def _samples(self, X: Any, y: Any, first: bool, **checks: Any) -> tuple[np.ndarray, np.ndarray]:
+        X, y = super()._samples(X, y, first, **checks)
         check_classification_targets(y)
-        self._check_settings(first)
-        return self._numbers(X, first), y
+        return X, y
 
     def _classes_of_stream(self, y: np.ndarray, classes: Any, first: bool) -> np.ndarray:
         """The classes of all calls of `partial_fit`."""
@@ -232,7 +212,8 @@ class TPSGDClassifier(ClassifierMixin, Perceptron):
         self._stream: Stream | None = None
         self._stream_state: dict[str, Any] | None = None
         self._stream_settings: tuple[Any, ...] = ()
-        self._patience_of_stream = StreamPatience()
+        self._mean_loss: float | None = None  # of held-out samples, over the latest calls
+        self._waiting: Patience | None = None
         self.stopped_early_ = False
 
     def _stream_for(self, has_weights: bool) -> Stream:
@@ -242,11 +223,11 @@ class TPSGDClassifier(ClassifierMixin, Perceptron):
             self._stream_state = self._stream.state_dict()
             self._stream = None
         if self._stream is None:
+            rule, loss = self._rule_and_loss(has_weights)
             self._stream = Stream(
-                self.model_, rule=weighted(self._rule()) if has_weights else self._rule(),
-                loss=weighted_cross_entropy if has_weights else cross_entropy,
-                optimizer=self.optimizer or adam, lr=self.lr, seed=self._seed,
-                batch_size=int(self.batch_size or LARGEST), progress=bool(self.verbose),
+                self.model_, rule=rule, loss=loss, optimizer=self.optimizer or adam, lr=self.lr,
+                seed=self._seed, batch_size=int(self.batch_size or LARGEST),
+                progress=bool(self.verbose),
             )  # fmt: skip
             if self._stream_state is not None:
                 self._stream.load_state_dict(self._stream_state)
@@ -272,45 +253,33 @@ class TPSGDClassifier(ClassifierMixin, Perceptron):
             weights *= of_class[np.searchsorted(self.classes_, y)]
         return None if (weights == 1).all() else weights
 
-    def _data(self, X: np.ndarray, y: np.ndarray, weights: Any = None) -> tuple[Tensor, Tensor]:
+    def _rule_and_loss(self, has_weights: bool) -> tuple[Rule, Loss]:
+        rule = self._rule()
+        return (weighted(rule), weighted_cross_entropy) if has_weights else (rule, cross_entropy)
+
+    def _data(self, *arrays: Any) -> tuple[Tensor, Tensor]:
         """Samples and labels as tensors; with weights, the labels are rows that carry them."""
-        dtype = self._layers()[-1].weight.dtype
-        labels = torch.from_numpy(np.searchsorted(self.classes_, y))
-        if weights is not None:
-            weights = torch.from_numpy(weights).to(dtype)
-            labels = weighted_rows(labels, weights, len(self.classes_))
-        return tensor(X, "X").to(dtype), labels
-
-    def _train(self, data: Any, has_weights: bool, **more: Any) -> None:
-        """Train the net by its rule."""
-        rule = weighted(self._rule()) if has_weights else self._rule()
-        self._run(data, rule, weighted_cross_entropy if has_weights else cross_entropy, **more)
-
-    def _learn_pass(self, X: Any, y: Any, weights: Any, learned: np.ndarray) -> None:
-        """One pass over some of the samples."""
-        if not learned.any():
-            return
-        parts = [X, y] if weights is None else [X, y, weights]
-        if not learned.all():
-            parts = [part[learned] for part in parts]
-        self._stream_for(weights is not None).partial_fit(*self._data(*parts))
-        self.n_iter_ = 1
+        dtype, labels = self._layers()[-1].weight.dtype, np.searchsorted(self.classes_, arrays[1])
+        y = torch.from_numpy(labels)
+        if len(arrays) == 3:
+            weights = torch.from_numpy(arrays[2]).to(dtype)
+            y = weighted_rows(y, weights, len(self.classes_))
+        return tensor(arrays[0], "X").to(dtype), y
 
     def _held_out(self, X: np.ndarray) -> np.ndarray:
         """Which samples early stopping holds out, by a hash of their numbers."""
         hashes = np.fromiter((crc32(sample.tobytes(), self._seed) for sample in X), np.uint32)
         return hashes < self.validation_fraction * 2**32
 
-    def _loss(self, X: np.ndarray, y: np.ndarray) -> float:
-        """The mean cross-entropy of the net's output."""
+    def _watch(self, X: np.ndarray, y: np.ndarray) -> None:
+        """Stop learning if the mean loss of held-out samples has not improved for long enough.
+
+        It is an exponential mean over about as many calls as the patience has.
+        """
         loss = float(cross_entropy.value(self._outputs(X), self._data(X, y)[1]))
-        return loss if math.isfinite(loss) else math.inf
-
-
-def _refuse_one_class(y: np.ndarray) -> None:
-    present = np.unique(y)
-    if len(present) < 2:
-        raise TpsgdError(
-            f"a classifier needs samples of at least 2 classes, but y has {len(present)} class"
-            + (f": {present[0]}" if len(present) else "")
-        )
+        loss = loss if math.isfinite(loss) else math.inf
+        stopping = self._patience()
+        self._waiting = self._waiting or Patience(stopping)
+        before = loss if self._mean_loss is None else self._mean_loss
+        self._mean_loss = before + (loss - before) * 2 / (stopping.patience + 1)
+        self.stopped_early_ = self._waiting.spent(self._mean_loss)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator
+from sklearn.model_selection import train_test_split
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from tpsgd.engine.device import resolve_device
 from tpsgd.engine.inputs import tensor
 from tpsgd.engine.learner import EarlyStopping
 from tpsgd.engine.lengths import batch_size_for, epochs_for
+from tpsgd.engine.optimizers import adam
 from tpsgd.engine.record import Run
 from tpsgd.engine.settings import Memory
 from tpsgd.errors import TpsgdError, suggestion
@@ -35,11 +37,13 @@ class Perceptron(BaseEstimator):
     activation: str
     epochs: int | None
     batch_size: int | None
+    optimizer: Any
     lr: float | None
     tol: float | None
     n_iter_no_change: int
     early_stopping: bool
     validation_fraction: float
+    warm_start: bool
     random_state: Any
     device: Any
     verbose: bool
@@ -49,22 +53,29 @@ class Perceptron(BaseEstimator):
     n_iter_: int
     _of_bytes: bool
 
+    def _store(self, settings: dict[str, Any]) -> None:
+        """Keep the arguments of `__init__` as they are, under their names."""
+        for name in self._get_param_names():
+            setattr(self, name, settings[name])
+
+    def _samples(self, X: Any, y: Any, first: bool, **checks: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Samples and labels as arrays, checked as scikit-learn does; and the settings."""
+        X, y = validate_data(self, X, y, dtype=NUMBERS, order="C", reset=first, **checks)
+        self._check_settings(first)
+        return self._numbers(X, first), y
+
     def _check_settings(self, first: bool) -> None:
         """Refuse settings that the library does not check itself."""
         if self.activation not in ACTIVATIONS:
             hint = suggestion(str(self.activation), ACTIVATIONS)
             raise TpsgdError(f"unknown activation {self.activation!r}: {hint}")
-        for name in ("epochs", "batch_size"):
+        for name in ("epochs", "batch_size", "n_iter_no_change"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, (int, np.integer)) or value < 1):
+            by_the_data = value is None and name != "n_iter_no_change"
+            if not by_the_data and (not isinstance(value, (int, np.integer)) or value < 1):
                 raise TpsgdError(f"{name} must be a whole number, 1 or more, got {value!r}")
-        if not isinstance(self.n_iter_no_change, int) or self.n_iter_no_change < 1:
-            raise TpsgdError(f"n_iter_no_change must be 1 or more, got {self.n_iter_no_change!r}")
-        if self.early_stopping and not 0 < self.validation_fraction < 1:
-            raise TpsgdError(
-                "validation_fraction must be a number between 0 and 1, got "
-                f"{self.validation_fraction!r}"
-            )
+        if self.early_stopping and not 0 < (share := self.validation_fraction) < 1:
+            raise TpsgdError(f"validation_fraction must be a number between 0 and 1, got {share!r}")
         if not isinstance(self.verbose, bool | int):
             raise TpsgdError(f"verbose must be True or False, got {self.verbose!r}")
         self._rule()
@@ -111,30 +122,37 @@ class Perceptron(BaseEstimator):
                     "widths"
                 ) from error
 
-    def _run(self, data: Any, rule: Rule, loss: Loss, **settings: Any) -> None:
-        """Train the net."""
-        samples = len(data[1])
+    def _data(self, *arrays: Any) -> tuple[Tensor, Tensor]:
+        """Samples and labels as tensors."""
+        raise NotImplementedError
+
+    def _train(self, arrays: list[Any], rule: Rule, loss: Loss, stratify: Any = None) -> None:
+        """Train the net; early stopping holds a share of the samples out."""
+        validation = None
+        if self.early_stopping:
+            split: Any = train_test_split(
+                *arrays, test_size=self.validation_fraction, random_state=self._seed,
+                stratify=stratify,
+            )  # fmt: skip
+            arrays, validation = split[::2], self._data(*split[1::2])
+        samples = len(arrays[0])
         batch_size = int(self.batch_size or batch_size_for(samples))
-        epochs = int(self.epochs or epochs_for(-(-samples // batch_size), STEPS))
         with warnings.catch_warnings():  # a class may be missing in a call, or weigh nothing
             warnings.filterwarnings("ignore", r"\d+ of \d+ classes have no samples", UserWarning)
             self.run_ = fit(
-                self.model_, data, rule=rule, loss=loss, lr=self.lr, epochs=epochs,
-                batch_size=batch_size, seed=self._seed, memory=Memory(measure=False),
-                progress=bool(self.verbose), **settings,
+                self.model_, self._data(*arrays), rule=rule, loss=loss, lr=self.lr,
+                epochs=int(self.epochs or epochs_for(-(-samples // batch_size), STEPS)),
+                batch_size=batch_size, optimizer=self.optimizer or adam, validation=validation,
+                early_stopping=self._early_stopping(),
+                seed=self._seed, memory=Memory(measure=False), progress=bool(self.verbose),
             )  # fmt: skip
         self.n_iter_ = max((e.epoch for e in self.run_.history), default=0)
 
-    def _stopping(self) -> EarlyStopping | None:
+    def _early_stopping(self) -> EarlyStopping | None:
         return None if self.tol is None and not self.early_stopping else self._patience()
 
     def _patience(self) -> EarlyStopping:
         return EarlyStopping(self.n_iter_no_change, self.tol or 0.0)
-
-    def _inputs(self, X: Any) -> np.ndarray:
-        """Samples of a trained net as an array, checked as scikit-learn does."""
-        check_is_fitted(self, "model_")
-        return self._numbers(validate_data(self, X, dtype=NUMBERS, order="C", reset=False), False)
 
     def _numbers(self, X: Any, first: bool) -> np.ndarray:
         """Bytes as pixels, divided by 255; all samples of a net must be bytes, or none."""
@@ -148,6 +166,12 @@ class Perceptron(BaseEstimator):
                 "convert X as for training"
             )
         return np.divide(X, 255, dtype=np.float32) if of_bytes else X
+
+    def _predictions(self, X: Any) -> Tensor:
+        """The outputs of a trained net for samples that scikit-learn checks."""
+        check_is_fitted(self, "model_")
+        X = validate_data(self, X, dtype=NUMBERS, order="C", reset=False)
+        return self._outputs(self._numbers(X, False))
 
     @torch.no_grad()
     def _outputs(self, X: np.ndarray) -> Tensor:

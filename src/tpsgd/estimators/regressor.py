@@ -6,14 +6,12 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.base import RegressorMixin
-from sklearn.model_selection import train_test_split
-from sklearn.utils.validation import validate_data
 from torch import Tensor
 
 from tpsgd.engine.inputs import tensor
-from tpsgd.engine.optimizers import OptimizerFactory, adam
+from tpsgd.engine.optimizers import OptimizerFactory
 from tpsgd.errors import TpsgdError
-from tpsgd.estimators.perceptron import NUMBERS, Perceptron
+from tpsgd.estimators.perceptron import Perceptron
 from tpsgd.losses import Loss, mse
 from tpsgd.rules import Rule
 
@@ -83,21 +81,7 @@ class TPSGDRegressor(RegressorMixin, Perceptron):
         device: torch.device | str = "cpu",
         verbose: bool = False,
     ) -> None:
-        self.hidden = hidden
-        self.rule = rule
-        self.activation = activation
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.optimizer = optimizer
-        self.lr = lr
-        self.tol = tol
-        self.n_iter_no_change = n_iter_no_change
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.warm_start = warm_start
-        self.random_state = random_state
-        self.device = device
-        self.verbose = verbose
+        self._store(locals())
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -112,14 +96,10 @@ class TPSGDRegressor(RegressorMixin, Perceptron):
             y: their targets, (samples,) or (samples, targets).
         """
         warm = self.warm_start and hasattr(self, "model_")
-        samples: Any = validate_data(
-            self, X, y, dtype=NUMBERS, order="C", reset=not warm, multi_output=True, y_numeric=True
-        )
-        X, y = self._numbers(samples[0], not warm), samples[1].astype(np.float64)
-        self._check_settings(first=not warm)
+        X, y = self._samples(X, y, not warm, multi_output=True, y_numeric=True)
         if (rule := self._rule()).name in OF_CLASSES:
             raise TpsgdError(f"{rule.name} needs classes: choose another rule, such as readout")
-        rows = y.reshape(len(y), -1)
+        rows = y.astype(np.float64).reshape(len(y), -1)
         if warm and rows.shape[1] != self._layers()[-1].out_features:
             raise TpsgdError("y has another number of targets than before: set warm_start=False")
         if not warm:
@@ -128,27 +108,18 @@ class TPSGDRegressor(RegressorMixin, Perceptron):
             self._start(rows.shape[1], X.dtype)
         elif (rows != self.mean_)[:, self.scale_ == 0].any():
             raise TpsgdError("y had the same value in all samples before: set warm_start=False")
-        parts: Any = [X, (rows - self.mean_) / np.where(self.scale_ > 0, self.scale_, 1.0)]
-        validation = None
-        if self.early_stopping:
-            share = self.validation_fraction
-            split: Any = train_test_split(*parts, test_size=share, random_state=self._seed)
-            parts, validation = split[::2], self._data(*split[1::2])
-        self._run(
-            self._data(*parts), rule, squared_error, optimizer=self.optimizer or adam,
-            validation=validation, early_stopping=self._stopping(),
-        )  # fmt: skip
+        rows = (rows - self.mean_) / np.where(self.scale_ > 0, self.scale_, 1.0)
+        self._train([X, rows], rule, squared_error)
         return self
 
     def predict(self, X: Any) -> np.ndarray:
         """The target of each sample."""
-        outputs = self._outputs(self._inputs(X)).numpy() * self.scale_ + self.mean_
+        outputs = self._predictions(X).numpy() * self.scale_ + self.mean_
         return outputs[:, 0] if self._one_target else outputs
 
-    def _data(self, X: np.ndarray, rows: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Samples and scaled targets as tensors."""
+    def _data(self, *arrays: Any) -> tuple[Tensor, Tensor]:
         dtype = self._layers()[-1].weight.dtype
-        return tensor(X, "X").to(dtype), torch.from_numpy(rows).to(dtype)
+        return tensor(arrays[0], "X").to(dtype), torch.from_numpy(arrays[1]).to(dtype)
 
 
 def _mean_and_scale(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

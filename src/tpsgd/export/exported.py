@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpsgd.export.to_c.memory import Layout
+from tpsgd.export.to_c.memory import MemoryMap
 from tpsgd.units import size
 
 
@@ -22,7 +22,7 @@ class Exported:
     paths: tuple[Path, ...]
     checked: str
     nodes: int = 0
-    memory: Layout | None = None
+    memory: MemoryMap | None = None
     note: str = ""
 
     @property

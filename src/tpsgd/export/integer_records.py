@@ -11,7 +11,7 @@ bias has the point of sums.
 
 import struct
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -26,13 +26,11 @@ ROW = struct.Struct("<5I")
 CLASSES, RANDOM = 4, 6  # the words of the head that change on the device
 MOST_UNITS = 65_535  # inputs or outputs of a layer: uint16_t in C
 MOST_POINT = 24
-MOST_SPARE = 1_000
 
-Shape = tuple[int, ...]
 Tensors = dict[int, list[Tensor]]
 
 
-class Row(NamedTuple):
+class RecordRow(NamedTuple):
     """A layer that learns, as the record describes it."""
 
     inputs: int
@@ -42,7 +40,9 @@ class Row(NamedTuple):
     sum_point: int
 
 
-def packed_head(fingerprint: int, mask: int, outputs: int, bits: int, rows: Iterable[Row]) -> bytes:
+def packed_head(
+    fingerprint: int, mask: int, outputs: int, bits: int, rows: Iterable[RecordRow]
+) -> bytes:
     """The head of a record and its rows; the classes and the random state are 0."""
     head = HEAD.pack(MAGIC, fingerprint, mask, outputs, 0, bits, 0)
     return head + b"".join(ROW.pack(*row) for row in rows)
@@ -61,55 +61,36 @@ def read_integer_record(data: bytes) -> tuple[int, int, int, int, Tensors]:
         raise TpsgdError("the record of weights is damaged: its checksum does not fit")
     _, fingerprint, mask, outputs, classes, bits, random = HEAD.unpack_from(data)
     end = HEAD.size + ROW.size * mask.bit_count()
-    rows = [Row(*row) for row in ROW.iter_unpack(data[HEAD.size : end])] if end < len(data) else []
+    table = data[HEAD.size : end] if end < len(data) else b""
+    rows = [RecordRow(*row) for row in ROW.iter_unpack(table)]
     whole = bits in (8, 16) and random and 1 <= classes <= outputs <= MOST_UNITS
     if not (whole and rows and all(_possible(row) for row in rows)):
-        raise TpsgdError(
-            "the record of weights contradicts itself: no net of integers has written it"
-        )
+        raise TpsgdError("the record of weights contradicts itself: no net of integers wrote it")
     weights = sum(row.inputs * row.outputs for row in rows) * bits // 8
     biases = sum(row.outputs for row in rows if row.biases) * 4
-    if len(data) != end + weights + biases + 4:
-        raise TpsgdError(
-            f"the record describes {end + weights + biases + 4:,} bytes and has {len(data):,}"
-        )
+    if len(data) != (described := end + weights + biases + 4):
+        raise TpsgdError(f"the record describes {described:,} bytes and has {len(data):,}")
     W = np.frombuffer(data, f"<i{bits // 8}", offset=end, count=weights * 8 // bits)
     b = np.frombuffer(data, "<i4", offset=end + weights, count=biases // 4)
     blocks = [i for i in range(32) if mask >> i & 1]
     return fingerprint, mask, outputs, classes, dict(zip(blocks, _tensors(rows, W, b), strict=True))
 
 
-def fitting(
-    tensors: Mapping[int, list[Tensor]], outputs: int, shapes: Sequence[Sequence[Shape]]
-) -> Tensors:
-    """The tensors of a record, if they have the shapes of the blocks of a model."""
-    last = len(shapes) - 1
-    expected = {
-        i: [(outputs, *shape[1:]) if i == last else shape for shape in shapes[i]]
-        for i in tensors
-        if i <= last
-    }
-    most = outputs if last in tensors else shapes[last][0][0] + MOST_SPARE
-    if outputs > most or expected != {i: [tuple(t.shape) for t in ts] for i, ts in tensors.items()}:
-        raise TpsgdError("the record has layers of other shapes than the model")
-    return dict(tensors)
-
-
-def _possible(row: Row) -> bool:
+def _possible(row: RecordRow) -> bool:
     sizes = 1 <= row.inputs <= MOST_UNITS and 1 <= row.outputs <= MOST_UNITS
     return sizes and row.biases in (0, 1) and row.weight_point <= row.sum_point <= MOST_POINT
 
 
-def _tensors(rows: Sequence[Row], W: np.ndarray, b: np.ndarray) -> list[list[Tensor]]:
-    tensors, place, start = [], 0, 0
+def _tensors(rows: Sequence[RecordRow], W: np.ndarray, b: np.ndarray) -> list[list[Tensor]]:
+    """The weight and the bias of each row, from all weights and all biases."""
+    tensors = []
     for row in rows:
-        size = row.inputs * row.outputs
-        weight = W[place : place + size].reshape(row.outputs, row.inputs)
+        count = row.inputs * row.outputs
+        weight, W = W[:count].reshape(row.outputs, row.inputs), W[count:]
         tensors.append([_floats(weight, row.weight_point)])
         if row.biases:
-            tensors[-1].append(_floats(b[start : start + row.outputs], row.sum_point))
-            start += row.outputs
-        place += size
+            tensors[-1].append(_floats(b[: row.outputs], row.sum_point))
+            b = b[row.outputs :]
     return tensors
 
 

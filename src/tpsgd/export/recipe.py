@@ -1,7 +1,7 @@
 """A training step in plain numbers: layers, activations, local objectives, class codes.
 
-`read_model` makes a `Recipe` of a torch model and a rule; the writers of C and ONNX read nothing
-else. A picture's shape is (channels, height, width); a `Conv1d` has height 1.
+`read_model` makes a `StepRecipe` of a torch model and a rule; the writers of C and ONNX read no
+more than that. A picture's shape is (channels, height, width); a `Conv1d` has height 1.
 """
 
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ class Convolution:
 
 
 @dataclass(frozen=True)
-class Cell:
+class CellLayer:
     """H <- (1 - leak) H + leak sigma(W_X x + b_X + W_H H + b_H), once for every time step."""
 
     inputs: int
@@ -57,7 +57,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Diagonal:
+class DiagonalLayer:
     """A diagonal linear recurrence, `tpsgd.nets.diagonal`; `loss_at`: last, mean or every."""
 
     inputs: int
@@ -66,7 +66,7 @@ class Diagonal:
     loss_at: str
 
 
-Layer = Dense | Convolution | Cell | Diagonal
+Layer = Dense | Convolution | CellLayer | DiagonalLayer
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,6 @@ class BlockRecipe:
     local: LocalLoss | None  # None: the last block, or a hidden block that does not learn
     learns: bool
     parameters: Mapping[str, Tensor] = field(repr=False)
-    module: str = ""  # of the layer in the model, for names of weights
     names: Mapping[str, str] = field(default_factory=dict, repr=False)  # of parameters in the model
 
     @property
@@ -166,7 +165,7 @@ class BlockRecipe:
     @property
     def recurrent(self) -> bool:
         """Whether it reads one time step after another."""
-        return isinstance(self.layer, (Cell, Diagonal))
+        return isinstance(self.layer, (CellLayer, DiagonalLayer))
 
     @property
     def learned_codes(self) -> int:
@@ -175,7 +174,7 @@ class BlockRecipe:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class StepRecipe:
     """A net, its rule, its optimizer and the size of a batch.
 
     `classes` is how many there are at first, `spare` how many may come later.

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from tpsgd.engine.augment import Augmented
 from tpsgd.engine.batches import (
-    Arrays,
-    Batch,
+    ArraySource,
     BatchForm,
     DerivedSource,
+    SampleBatch,
     ThroughBlocks,
     is_library_module,
 )
@@ -57,7 +57,7 @@ class CapturedStep:
         self.warmed_up = 0
         self.begins = self.whole = True  # whether a batch begins, and whether it is a whole one
 
-    def __call__(self, learners: Sequence[Any], batch: Batch) -> None:
+    def __call__(self, learners: Sequence[Any], batch: SampleBatch) -> None:
         """Learn from a batch."""
         first, self.begins = self.begins, batch.last
         if first:
@@ -81,14 +81,14 @@ class CapturedStep:
             for learner, unstored in zip(learners, figures, strict=True):
                 learner.figures.unstored = unstored
 
-    def _begin(self, learners: Sequence[Any], batch: Batch) -> None:
+    def _begin(self, learners: Sequence[Any], batch: SampleBatch) -> None:
         """Before a batch: see whether it is whole, and whether the step is still the same."""
         self.whole = round(batch.size / batch.share) == self.form.batch_size
         learning = [learner.learning for learner in learners]
         if learning != self.learning:
             self.learning, self.graphs, self.warmed_up = learning, {}, 0
 
-    def _warm_up(self, learners: Sequence[Any], batch: Batch) -> None:
+    def _warm_up(self, learners: Sequence[Any], batch: SampleBatch) -> None:
         """A plain step on the stream of the capture, where libraries allocate what they keep."""
         stream, current = side_stream(self.form.device), torch.cuda.current_stream()
         stream.wait_stream(current)
@@ -96,7 +96,7 @@ class CapturedStep:
             self.step(learners, batch)
         current.wait_stream(stream)
 
-    def _capture(self, learners: Sequence[Any], batch: Batch) -> Any:
+    def _capture(self, learners: Sequence[Any], batch: SampleBatch) -> Any:
         """The step as a graph.
 
         `torch.cuda.graph` would wait for the device and empty the allocator's cache each time,
@@ -123,7 +123,7 @@ class CapturedStep:
 def beside(step: Step, device: torch.device) -> Step:
     """The step with each block's update beside the forward passes of the blocks after it."""
 
-    def run(learners: Sequence[Any], batch: Batch) -> None:
+    def run(learners: Sequence[Any], batch: SampleBatch) -> None:
         stream = update_stream(device) if torch.cuda.is_available() else None  # a plan has none
         *earlier, last = learners
         wrapped = [UpdateBeside(learner, stream) for learner in earlier]
@@ -188,7 +188,7 @@ def _can_capture(learners: Sequence[Any], source: Source, library_only: bool) ->
         below = below.source
     learning = [learner for learner in learners if learner.learning]
     return (
-        isinstance(below, Arrays)
+        isinstance(below, ArraySource)
         and isinstance(below.x, Tensor)  # sequences of different lengths change their shapes
         and form.device.type == "cuda"
         and below.x.device == form.device

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tpsgd.engine.batches import Arrays, Batch, ThroughBlocks
+from tpsgd.engine.batches import ArraySource, SampleBatch, ThroughBlocks
 from tpsgd.engine.optimizers import has_curve
 from tpsgd.fast.cuda_graphs import library_modules_only
 from tpsgd.fast.tape import Recording, Tape, record
@@ -46,7 +46,7 @@ class ReplayedStep:
         self.tape: Tape | None = None
         self.record: Recording | None = None  # of the step before, if this one is to be compared
 
-    def __call__(self, learners: Sequence[Any], batch: Batch) -> None:
+    def __call__(self, learners: Sequence[Any], batch: SampleBatch) -> None:
         """Learn from a batch."""
         versions = [learner.version for learner in learners]
         if versions != self.versions:
@@ -75,7 +75,7 @@ class ReplayedStep:
                 if not self.tape.set_rate(first, learner.rate):
                     self.tape = self.record = None
 
-    def _record(self, learners: Sequence[Any], batch: Batch) -> None:
+    def _record(self, learners: Sequence[Any], batch: SampleBatch) -> None:
         """Take a step, and note what it does; from the second time on it can be replayed."""
         index = batch.index.clone()  # a tensor of its own: its address is no constant
 
@@ -98,7 +98,7 @@ def _can_replay(learners: Sequence[Any], source: Source, library_only: bool) -> 
     learning = [learner for learner in learners if learner.learning]
     steps = max((x.epochs for x in learning), default=0) * source.samples // form.batch_size
     return (
-        isinstance(below, Arrays)
+        isinstance(below, ArraySource)
         and type(below.x) is Tensor  # sequences of different lengths change their shapes
         and form.device.type == below.x.device.type == "cpu"
         and form.micro_batch is None

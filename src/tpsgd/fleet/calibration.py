@@ -1,10 +1,9 @@
 """One calibration for the whole fleet.
 
-`readout` divides its logits by the size that a block's features have in the first batch. Measured
-by each client in each round, that would be another loss on every client, and another one in every
-round, because features grow as they learn. So the clients measure in the first round only, each
-before its blocks learn, as `fit` does. The server combines the mean squares, weighted by samples,
-and sends a constant for every block, which all clients use from then on. New clients use it too.
+`readout` divides its logits by the size that a block's features have in the first batch. If every
+client measured it in every round, each would minimise another loss. So clients measure in the first
+round only, before their blocks learn. The server combines the mean squares, weighted by samples,
+and sends a constant for every block, which all clients use from then on.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,8 +26,7 @@ def scales_of(run: Run) -> list[float]:
 def combined(scales: Iterable[tuple[list[float], int]]) -> list[float]:
     """One constant per block, of the constants of clients and their numbers of samples.
 
-    A constant is c / rms. The mean square of all clients' features is the mean of their mean
-    squares, so the inverse squares are averaged.
+    A constant is c / rms, and mean squares are averaged: so are the inverse squares of constants.
 
     Examples:
         >>> combined([([1.0, 0.0], 10), ([1.0, 0.0], 30)])
@@ -36,17 +34,14 @@ def combined(scales: Iterable[tuple[list[float], int]]) -> list[float]:
         >>> combined([([1.0], 1), ([0.5], 1)])  # mean squares 1 and 4
         [0.6324555320336759]
     """
-    measured = [(each, samples) for each, samples in scales if each]
-    if not measured:
-        return []
+    measured = [(constants, samples) for constants, samples in scales if constants]
     total = sum(samples for _, samples in measured)
-    blocks = zip(*(each for each, _ in measured), strict=True)
     weights = [samples / total for _, samples in measured]
     return [
         sum(w * scale**-2 for w, scale in zip(weights, column, strict=True)) ** -0.5
         if all(column)
         else NONE
-        for column in blocks
+        for column in zip(*(constants for constants, _ in measured), strict=True)
     ]
 
 
@@ -56,12 +51,12 @@ def with_scales(rule: Rule | Sequence[Rule] | None, scales: Sequence[float]) -> 
     rules = [rule] * len(scales) if isinstance(rule, Rule) else list(rule)
     if len(rules) != len(scales):
         raise TpsgdError(f"the server sent {len(scales)} scales for {len(rules)} blocks")
-    return [_scaled(rule, scale) if scale else rule for rule, scale in zip(rules, scales)]  # noqa: B905
+    return [_scaled(rule, scale) for rule, scale in zip(rules, scales, strict=True)]
 
 
 def _scaled(rule: Rule, scale: float) -> Rule:
     draw = rule.objective
-    if draw is None:
+    if draw is None or not scale:
         return rule
 
     def objective(site: Site) -> Objective:

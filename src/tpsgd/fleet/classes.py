@@ -1,8 +1,8 @@
 """Classes by their names: the labels of a client as indices that mean the same on all clients.
 
-The server has the list of names. A label that is not on it is a new class: the client announces the
-name and leaves these samples out. After the round the class has its row in the last layer and its
-class codes on every client, and all learn it from the next round on.
+The server has the list of names. A client announces labels that are not on it as new classes, and
+leaves their samples out. After the round each new class has a row in the last layer and class codes
+on every client, and is learned from the next round on.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ LONGEST = 100  # characters of a class's name
 
 
 @dataclass(frozen=True)
-class Samples:
+class LocalSamples:
     """What a client can learn from in a round, and the classes that it has to announce."""
 
     data: Any
@@ -41,7 +41,7 @@ def indices(y: Any, names: list[str]) -> Tensor:
     return torch.tensor([position.get(str(label), -1) for label in plain(y)], dtype=torch.long)
 
 
-def samples_of(data: Any, names: list[str]) -> Samples:
+def samples_of(data: Any, names: list[str]) -> LocalSamples:
     """Data with class indices in place of names, without the samples of classes not on the list.
 
     Rows of numbers (soft labels, several classes), data sets and loaders are taken as they are:
@@ -49,30 +49,30 @@ def samples_of(data: Any, names: list[str]) -> Samples:
     """
     if not isinstance(data, (tuple, list)):
         try:
-            return Samples(data, len(getattr(data, "dataset", data)), [])
+            return LocalSamples(data, len(getattr(data, "dataset", data)), [])
         except TypeError:
             raise TpsgdError("a client's data needs a length (__len__): give (x, y)") from None
     x, y = pair(data)
     x = inputs(x)
     if is_rows(y):
-        return Samples((x, torch.as_tensor(y)), len(x), [])
+        return LocalSamples((x, torch.as_tensor(y)), len(x), [])
     index = indices(y, names)
     if len(index) != len(x):
         raise TpsgdError(f"x has {len(x)} samples, but y has {len(index)} labels")
-    mine = (index >= 0).nonzero().flatten()
-    if len(mine) == len(index):
-        return Samples((x, index), len(index), [])
+    on_list = (index >= 0).nonzero().flatten()
+    if len(on_list) == len(index):
+        return LocalSamples((x, index), len(index), [])
     new = sorted({str(label) for label in plain(y)} - set(names))
-    return Samples((x[mine], index[mine]), len(mine), new)
+    return LocalSamples((x[on_list], index[on_list]), len(on_list), new)
 
 
-def in_order_of(samples: Samples, seed: int, server_round: int) -> Any:
-    """The data of a round. `fit` shuffles by the seed alone, which is the same in all rounds.
+def shuffled(data: Any, seed: int, server_round: int) -> Any:
+    """The data of a round: from the second round on, arrays are put into another order.
 
-    So arrays are put in another order from the second round on; the first round is `fit`'s own.
+    The shuffling of `fit` depends on the seed alone, which is the same in all rounds.
     """
-    if server_round <= 1 or not isinstance(samples.data, tuple):
-        return samples.data
-    x, y = samples.data
+    if server_round <= 1 or not isinstance(data, tuple):
+        return data
+    x, y = data
     order = torch.cat(list(permutation(len(y), Key(seed, -1, server_round))))
     return x[order], y[order]

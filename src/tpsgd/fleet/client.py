@@ -4,7 +4,8 @@
 
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -13,17 +14,18 @@ from torch import nn
 from tpsgd.engine.record import Run
 from tpsgd.engine.settings import Settings
 from tpsgd.errors import TpsgdError
-from tpsgd.fleet import moments
 from tpsgd.fleet.calibration import scales_of, with_scales
-from tpsgd.fleet.classes import in_order_of, samples_of
+from tpsgd.fleet.classes import samples_of, shuffled
 from tpsgd.fleet.proximal import near_the_server
 from tpsgd.fleet.restricted_softmax import restricted_loss
+from tpsgd.fleet.ridge_head import moments_of
 from tpsgd.fleet.screening import WEIGHT
 from tpsgd.fleet.shared_model import MakeModel, arrays_of, fingerprint, load_arrays, make_model
 from tpsgd.rules import resolve
 from tpsgd.training.evaluate import evaluate
 from tpsgd.training.fit import fit
 
+Config = dict[str, Any]
 REFUSED = 100  # Flower's codes of errors are smaller
 
 
@@ -73,16 +75,12 @@ def client(
         raise TpsgdError("the seed is the server's, the same for all clients: leave out seed=")
     resolve(settings.get("rule"))
     Settings.of("fleet.client", {k: v for k, v in settings.items() if k != "rule"})
-    settings = {"epochs": 5, **settings}
-    settings |= {"method": method, "restricted_softmax": restricted_softmax}
-    device = Device(model, data, test or data, configure or (lambda _: {}), settings)
+    fixed = {"epochs": 5, "method": method, "restricted_softmax": restricted_softmax, **settings}
+    device = Device(model, data, test or data, configure or (lambda context: {}), fixed)
     app = ClientApp()
-    for register, handler in (
-        (app.train(), device.train),
-        (app.train("moments"), device.moments),
-        (app.evaluate(), device.evaluate),
-    ):
-        register(answering(handler))
+    app.train()(answering(device.train))
+    app.train("moments")(answering(device.moments))
+    app.evaluate()(answering(device.evaluate))
     return app
 
 
@@ -98,117 +96,91 @@ def answering(handler: Callable[[Message, Context], RecordDict]) -> Callable[...
     return answer
 
 
+@dataclass(frozen=True)
 class Device:
-    """What a client does with each kind of message."""
+    """What a client does with each kind of message; the fields are arguments of `client`."""
 
-    def __init__(
-        self,
-        model: MakeModel,
-        data: Callable[[Context], Any],
-        test: Callable[[Context], Any],
-        configure: Callable[[Context], dict[str, Any]],
-        settings: dict[str, Any],
-    ) -> None:
-        self.model, self.data, self.test = model, data, test
-        self.configure, self.settings = configure, settings
+    model: MakeModel
+    data: Callable[[Context], Any]
+    test: Callable[[Context], Any]
+    configure: Callable[[Context], dict[str, Any]]
+    settings: dict[str, Any]
 
     def train(self, message: Message, context: Context) -> RecordDict:
         """Learn from the samples for a round: the weights, and how it went."""
-        task = Task.of(message)
-        model = self.server_model(task, context)
-        samples = samples_of(self.data(context), task.classes)
-        metrics, local = {WEIGHT: samples.count, "loss": 0.0, "memory-bytes": 0}, {}
+        key, arrays, config = task_of(message)
+        model = self.server_model(arrays, config, context)
+        samples = samples_of(self.data(context), config["classes"])
+        metrics, scales = {WEIGHT: samples.count, "loss": 0.0, "memory-bytes": 0}, []
         if samples.count:
-            data = in_order_of(samples, task.seed, task.number)
-            run = self.fit(model, data, task, self.settings | self.configure(context))
+            data = shuffled(samples.data, config["seed"], config["server-round"])
+            run = self.fit(model, data, config, self.settings | self.configure(context))
             metrics |= {"loss": float(run.loss or 0.0), "memory-bytes": run.total_bytes}
-            local["scales"] = scales_of(run)
-        local["new-classes"] = samples.new
-        return RecordDict(
-            {
-                task.key: arrays_of(model),
-                "metrics": MetricRecord(metrics),
-                "local": ConfigRecord({name: each for name, each in local.items() if each}),
-            }
-        )
+            scales = scales_of(run)
+        return reply(key, arrays_of(model), metrics, samples.new, scales)
 
-    def fit(self, model: nn.Module, data: Any, task: "Task", settings: dict[str, Any]) -> Run:
+    def fit(self, model: nn.Module, data: Any, config: Config, settings: Config) -> Run:
         """Train with the seed, the calibration and the proximal term of the server."""
-        settings = {"progress": False, **settings, "seed": task.seed}
+        settings = {"progress": False, **settings, "seed": config["seed"]}
         method = settings.pop("method")
         if settings.pop("restricted_softmax"):
-            settings["loss"] = restricted_loss(settings.get("loss"), data, len(task.classes))
-        if task.scales:
-            settings["rule"] = with_scales(settings.get("rule"), task.scales)
-        if task.mu:
-            settings["optimizer"] = near_the_server(settings.get("optimizer"), task.mu)
+            settings["loss"] = restricted_loss(settings.get("loss"), data, len(config["classes"]))
+        if scales := config.get("scales"):
+            settings["rule"] = with_scales(settings.get("rule"), list(scales))
+        if mu := config.get("proximal-mu"):
+            settings["optimizer"] = near_the_server(settings.get("optimizer"), mu)
         with warnings.catch_warnings():  # a client need not have samples of every class
             warnings.filterwarnings("ignore", r".* classes have no samples", UserWarning)
             return method(model, data, **settings)
 
     def moments(self, message: Message, context: Context) -> RecordDict:
         """The sums over all samples that a ridge head is solved from, new classes included."""
-        task, data = Task.of(message), self.data(context)
-        model = self.server_model(task, context)
-        new = samples_of(data, task.classes).new
-        names = [*task.classes, *new]
+        _, arrays, config = task_of(message)
+        model, data = self.server_model(arrays, config, context), self.data(context)
+        new = samples_of(data, config["classes"]).new
+        names = [*config["classes"], *new]
         samples = samples_of(data, names)
         loss = (self.settings | self.configure(context)).get("loss")
-        sums = moments.moments_of(model, samples.data, len(names), loss)
-        return RecordDict(
-            {
-                "moments": moments.as_arrays(sums),
-                "metrics": MetricRecord({WEIGHT: samples.count}),
-                "local": ConfigRecord({"new-classes": new} if new else {}),
-            }
-        )
+        sums = moments_of(model, samples.data, len(names), loss)
+        return reply("moments", sums, {WEIGHT: samples.count}, new)
 
     def evaluate(self, message: Message, context: Context) -> RecordDict:
         """The accuracy of the server's model on this client's samples."""
-        task = Task.of(message)
-        model = self.server_model(task, context)
-        share, total = accuracy(model, self.test(context), task.classes)
+        _, arrays, config = task_of(message)
+        model = self.server_model(arrays, config, context)
+        share, total = accuracy(model, self.test(context), config["classes"])
         return RecordDict({"metrics": MetricRecord({WEIGHT: total, "accuracy": share})})
 
-    def server_model(self, task: "Task", context: Context) -> nn.Module:
+    def server_model(self, arrays: ArrayRecord, config: Config, context: Context) -> nn.Module:
         """The model with the weights of a message."""
-        model = make_model(self.model, context, task.seed, len(task.classes))
-        if fingerprint(model) != task.frozen:
+        model = make_model(self.model, context, config["seed"], len(config["classes"]))
+        if fingerprint(model) != config.get("frozen", ""):
             raise TpsgdError(
                 "the frozen weights, which do not travel, are not those of the server: the model's "
                 "function must make the same from torch's seed, or load them from the same file"
             )
-        load_arrays(model, task.arrays)
+        load_arrays(model, arrays)
         return model
 
 
-class Task(NamedTuple):
-    """What a message of `tpsgd.fleet.server` asks for."""
+def reply(
+    key: str, arrays: ArrayRecord, metrics: dict[str, Any], new: list[str], scales: Any = ()
+) -> RecordDict:
+    """The arrays and metrics of a client, the classes that it announces and its calibration."""
+    local = {name: values for name, values in (("new-classes", new), ("scales", scales)) if values}
+    records = {"metrics": MetricRecord(metrics), "local": ConfigRecord(local)}
+    return RecordDict({key: arrays, **records})
 
-    key: str  # of the arrays
-    arrays: ArrayRecord
-    number: int  # of the round, from 1
-    seed: int
-    classes: list[str]
-    scales: list[float]  # of the calibration, one per block; empty in the first round
-    mu: float  # the weight of FedProx's term
-    frozen: str  # the fingerprint of the weights that do not travel
 
-    @classmethod
-    def of(cls, message: Message) -> "Task":
-        """The task of a message, or an error that says what is missing in it."""
-        try:
-            ((key, arrays),) = message.content.array_records.items()
-            (record,) = message.content.config_records.values()
-        except ValueError:
-            raise TpsgdError("a message must have one array record and one config record") from None
-        config: dict[str, Any] = dict(record)
-        if missing := {"server-round", "seed", "classes"} - set(config):
-            names = ", ".join(sorted(missing))
-            raise TpsgdError(f"the server sent no {names}: make its app by tpsgd.fleet.server")
-        shared = config["server-round"], config["seed"], list(config["classes"])
-        scales, mu = list(config.get("scales", [])), config.get("proximal-mu", 0.0)
-        return cls(key, arrays, *shared, scales, mu, config.get("frozen", ""))
+def task_of(message: Message) -> tuple[str, ArrayRecord, Config]:
+    """The key of the arrays in a message of `tpsgd.fleet.server`, the arrays, the configuration."""
+    records, configs = message.content.array_records, message.content.config_records
+    config = {name: value for each in configs.values() for name, value in each.items()}
+    if len(records) != 1 or not {"server-round", "seed", "classes"} <= set(config):
+        problem = "the server's message lacks weights, a seed or classes"
+        raise TpsgdError(f"{problem}: make its app by tpsgd.fleet.server")
+    ((key, arrays),) = records.items()
+    return key, arrays, config
 
 
 def accuracy(model: nn.Module, data: Any, classes: list[str]) -> tuple[float, int]:

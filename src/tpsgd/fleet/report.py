@@ -55,12 +55,9 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """All of it but the model as plain values, ready for JSON."""
-        return {
-            "classes": self.classes,
-            "scales": self.scales,
-            "accuracy": self.accuracy,
-            "rounds": [asdict(each) for each in self.rounds],
-        }
+        rounds = [asdict(each) for each in self.rounds]
+        values = {"classes": self.classes, "scales": self.scales, "accuracy": self.accuracy}
+        return {**values, "rounds": rounds}
 
     def __str__(self) -> str:
         head = ["round", "clients", "refused", "bytes sent", "bytes received", "memory"]
@@ -70,7 +67,7 @@ class Report:
         )
         lines = [[f"{count:,}" for count in row] for row in counts]
         if any(r.accuracy is not None for r in self.rounds):
+            shares = ["" if r.accuracy is None else f"{r.accuracy:.1%}" for r in self.rounds]
             head.append("accuracy")
-            for line, r in zip(lines, self.rounds, strict=True):
-                line.append("" if r.accuracy is None else f"{r.accuracy:.1%}")
+            lines = [[*line, share] for line, share in zip(lines, shares, strict=True)]
         return columns([head, *lines])

@@ -1,11 +1,9 @@
 """Restricted softmax: a client's cross-entropy compares the classes that the client has.
 
 A client with few classes would lower the logits of all others in every step, and nothing on the
-client pulls them up again: the rows of the absent classes drift on every client in another way,
-and hidden blocks that learn by `readout` turn all features towards the codes of the local classes.
-With the absent classes left out of the softmax, their logits have no gradient. The idea is that of
-FedRS (Li & Zhan 2021, "FedRS: Federated learning with restricted softmax for label distribution
-non-IID data"), which scales the logits of absent classes down; here they are left out.
+client raises them again. Here absent classes are left out of the softmax, so their logits have no
+gradient. FedRS (Li & Zhan 2021, "FedRS: Federated learning with restricted softmax for label
+distribution non-IID data") scales them down instead.
 """
 
 import math
@@ -39,7 +37,7 @@ def restricted_to(y: Tensor, classes: int) -> Loss:
 
 
 def restricted_loss(loss: Loss | None, data: Any, classes: int) -> Loss:
-    """The restricted loss of a client's data, or an error that says why there is none."""
+    """The restricted loss of a client's data; other losses and labels are refused."""
     if loss not in (None, cross_entropy):
         raise TpsgdError(f"restricted_softmax=True needs loss=tpsgd.cross_entropy, got {loss.name}")
     if not isinstance(data, tuple) or data[1].is_floating_point():

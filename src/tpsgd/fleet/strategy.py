@@ -22,6 +22,7 @@ from flwr.serverapp.strategy import Strategy
 from tpsgd.fleet import screening
 from tpsgd.fleet.calibration import combined
 from tpsgd.fleet.report import Round
+from tpsgd.fleet.screening import WEIGHT, metrics_of
 from tpsgd.fleet.shared_model import with_rows
 
 log = logging.getLogger("flwr")
@@ -51,8 +52,8 @@ class LocalLearning(Strategy):
         seed: int = 0,
         frozen: str = "",
     ) -> None:
-        self.strategy, self.classes, self.head, self.seed = strategy, list(classes), head, seed
-        self.frozen = frozen
+        self.strategy, self.classes, self.head = strategy, list(classes), head
+        self.seed, self.frozen = seed, frozen
         self.rounds: list[Round] = []
         self.scales: list[float] = []
         self.timeout = "the time limit"
@@ -66,13 +67,8 @@ class LocalLearning(Strategy):
 
     def shared(self) -> dict[str, Any]:
         """What every message's configuration has, so that all clients mean the same."""
-        scales = {"scales": self.scales} if self.scales else {}
-        return {
-            "seed": self.seed,
-            "classes": self.classes,
-            "frozen": self.frozen,
-            **scales,
-        }
+        settings = {"seed": self.seed, "classes": self.classes, "frozen": self.frozen}
+        return settings | ({"scales": self.scales} if self.scales else {})
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -86,24 +82,21 @@ class LocalLearning(Strategy):
     def open_round(self, number: int, arrays: ArrayRecord, messages: list[Message]) -> None:
         """Begin the record of a round whose messages are ready to be sent."""
         self.sent, self.asked = arrays, [m.metadata.dst_node_id for m in messages]
-        sent_bytes = sum(bytes_of(message) for message in messages)
-        self.rounds.append(Round(number, len(messages), sent_bytes))
+        self.rounds.append(Round(number, len(messages), sum(map(array_bytes, messages))))
 
     def screened(self, replies: Iterable[Message], *checks: screening.Check) -> list[Message]:
         """The replies that can be used; the log and the record have the reasons for the others."""
-        record, usable = self.rounds[-1], []
-        replies = list(replies)
-        refused = screening.why_silent(self.asked, replies, self.timeout)
-        for message in replies:
-            record.received_bytes += bytes_of(message)
-            if reason := screening.why_refused(message, checks):
-                refused[message.metadata.src_node_id] = reason
-            else:
-                usable.append(message)
+        record, by_node = self.rounds[-1], {m.metadata.src_node_id: m for m in replies}
+        record.received_bytes += sum(map(array_bytes, by_node.values()))
+        silent = set(self.asked) - set(by_node)
+        refused = {node: f"no reply within {self.timeout}" for node in self.asked if node in silent}
+        for node, message in by_node.items():
+            if reason := screening.refusal(message, checks):
+                refused[node] = reason
         for node, reason in refused.items():
             log.warning("refused: node %s in round %s: %s", node, record.number, reason)
         record.refused = refused
-        return sorted(usable, key=lambda message: message.metadata.src_node_id)
+        return [by_node[node] for node in sorted(by_node) if node not in refused]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -111,16 +104,16 @@ class LocalLearning(Strategy):
         """The strategy's average of the usable replies, with rows for new classes."""
         usable = self.screened(
             replies,
-            screening.has_metrics(screening.TRAIN_METRICS),
-            screening.has_arrays(screening.shapes_of(self.sent)),
+            screening.has_metrics("loss", "memory-bytes"),
+            screening.has_arrays({name: array.shape for name, array in self.sent.items()}),
             screening.announces_well,
         )
-        learned = [m for m in usable if _metric(m, screening.WEIGHT) > 0]
+        learned = [m for m in usable if metrics_of(m.content)[WEIGHT] > 0]
         arrays, metrics = self.strategy.aggregate_train(server_round, learned)
         record = self.rounds[-1]
         if metrics is not None:
             record.loss = float(metrics["loss"])  # type: ignore[arg-type]
-            record.memory_bytes = max(int(_metric(m, "memory-bytes")) for m in learned)
+            record.memory_bytes = max(int(metrics_of(m.content)["memory-bytes"]) for m in learned)
         if not self.scales:
             self.scales = shared_scales(learned)
         names = (name for m in usable for name in screening.announced(m.content))
@@ -151,36 +144,26 @@ class LocalLearning(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """The strategy's mean of the usable accuracies."""
-        usable, check = [], screening.has_metrics(screening.EVALUATE_METRICS)
+        usable, checks = [], [screening.has_metrics("accuracy")]
         for message in replies:
-            reason = screening.why_refused(message, [check])
-            if reason is None:
-                usable.append(message)
-            else:
+            if reason := screening.refusal(message, checks):
                 node = message.metadata.src_node_id
                 log.warning("evaluation of node %s is left out: %s", node, reason)
+            else:
+                usable.append(message)
         return self.strategy.aggregate_evaluate(server_round, usable)
 
 
 def shared_scales(replies: list[Message]) -> list[float]:
     """One calibration, of the clients that measured the most common number of blocks."""
-    pairs = [
-        (screening.measured_scales(m.content), int(_metric(m, screening.WEIGHT))) for m in replies
-    ]
+    contents = [message.content for message in replies]
+    pairs = [(screening.measured_scales(c), int(metrics_of(c)[WEIGHT])) for c in contents]
     lengths = [len(scales) for scales, _ in pairs]
     common = max(lengths, key=lengths.count, default=0)
     return combined(pair for pair in pairs if len(pair[0]) == common)
 
 
-def bytes_of(message: Message) -> int:
+def array_bytes(message: Message) -> int:
     """The bytes of a message's arrays; its few numbers and names are not counted."""
-    if not message.has_content():
-        return 0
-    records = message.content.array_records.values()
+    records = message.content.array_records.values() if message.has_content() else ()
     return sum(len(array.data) for arrays in records for array in arrays.values())
-
-
-def _metric(message: Message, name: str) -> float:
-    metrics: Any
-    (metrics,) = message.content.metric_records.values()
-    return metrics[name]

@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader
 from tpsgd.engine.batches import RAGGED_UNCUT, count_samples, first_samples, is_stream
 from tpsgd.engine.settings import LOW, Memory, Settings, listed
 from tpsgd.errors import TpsgdError
-from tpsgd.memory.rehearse import Inputs, Rehearsal, rehearse
+from tpsgd.maths.random import SORTED
+from tpsgd.memory.rehearse import Inputs, MemoryProfile, rehearse, two_lengths
 from tpsgd.nets.padded import Padded
 from tpsgd.solvers import SOLVERS
 from tpsgd.train import sequential
@@ -27,7 +28,7 @@ SLICES = 2, 4, 8  # of a weight's gradient
 FINE = 16
 DEEP = 4  # blocks; a deeper net keeps inputs even at the cost of micro-batches
 SMALLEST = 8  # samples of a micro-batch in low memory: fewer save little and take much time
-SPARE = 16 << 10  # bytes for what a rehearsal cannot know, such as where a shuffled part ends
+SPARE = 16 << 10  # bytes of a GPU for what a rehearsal cannot know
 
 
 def within_budget(model: nn.Module, data: Any, rule: Any, settings: Settings) -> Settings:
@@ -77,10 +78,13 @@ def within(
     budget = as_bytes(settings.memory.budget)
     device = settings.device if settings.device is not None else next(model.parameters()).device
     on_gpu = torch.device(device).type == "cuda"  # whose allocator rounds, and keeps, unseen bytes
-    spare = reserved + max(SPARE, budget // 20 if on_gpu else 0)
+    spare = max(SPARE, budget // 20) if on_gpu else 0
+    if not on_gpu and (reserved or not _to_the_byte(model, inputs, rule, settings)):
+        spare = budget // 50
     folder = settings.memory.reuse
-    search = Search(model, inputs, rule, budget - spare, folder)
-    chosen = search.first_fitting(settings.within(budget=None, reuse=None))
+    search = Search(model, inputs, rule, budget - reserved - spare, folder)
+    free = settings.within(budget=None, reuse=None)
+    chosen = search.first_fitting(free)
     if chosen is not None:
         if chosen.memory.micro_batch is not None and search.varies:
             warnings.warn(
@@ -91,10 +95,15 @@ def within(
         return chosen
     smallest = search.smallest
     assert smallest is not None
-    need = (search.total(smallest) + spare) * (21 if on_gpu else 20) // 20
+    on_disk, least = search.on_disk, search.least(free) + reserved
+    need = (least + spare) * 21 // 20 if on_gpu else -(-least * 50 // 49) if spare else least
     optimizer = max(smallest.stages, key=lambda stage: stage.peak).parts.get("optimizer", 0)
-    advice = ["a smaller batch_size"] if settings.batch_size > 1 else []
-    if search.on_disk is not None:
+    advice = []
+    # micro-batches add up whole gradients, a small batch applies theirs in slices
+    two = replace(free, batch_size=2).within(slices=4 * FINE, redraw=True, reuse=False)
+    if settings.batch_size > 2 and rehearse(model, inputs, rule, two).peak < search.total(smallest):
+        advice = ["a smaller batch_size"]
+    if on_disk is not None:
         named = "in a folder that you name, tpsgd.Memory(..., reuse=FOLDER) (--reuse FOLDER)"
         advice.insert(0, f"inputs in files on disk, {named},")
     if optimizer > smallest.weights // 10:
@@ -112,25 +121,33 @@ def within(
 def in_low_memory(model: nn.Module, inputs: Inputs, rule: Any, settings: Settings) -> Settings:
     """Settings that take little memory: no inputs kept, and the cut of a batch that saves most.
 
-    A finer cut, which takes more time, must save a tenth. Batches stay whole where micro-batches
-    would change what is learned.
+    A finer cut, which takes more time, must save a tenth; micro-batches are halved until the
+    smallest would save no more than that. Batches stay whole where micro-batches would change what
+    is learned. Where a few kept inputs take less than to recompute them, they are kept.
     """
-    best = settings.within(budget=None, reuse=False)
-    first = rehearse(model, inputs, rule, best)
+    default, best = settings.within(budget=None), settings.within(budget=None, reuse=False)
+    free, first = (rehearse(model, inputs, rule, way) for way in (default, best))
     peak, samples = first.peak, settings.batch_size
     if _matrix_bytes(model) > 0.05 * peak:
         sliced = rehearse(model, inputs, rule, best.within(slices=FINE))
         if sliced.peak < 0.9 * peak:
             best, peak = best.within(slices=FINE), sliced.peak
-    if first.varies or samples < 2 * SMALLEST:
-        return best
-    smallest = _even(samples, SMALLEST)
-    cut = rehearse(model, inputs, rule, best.within(micro_batch=smallest)).peak
-    each = (peak - cut) / (samples - smallest)  # bytes of a sample
-    while samples >= 2 * SMALLEST and (half := cut + each * (samples / 2 - smallest)) < 0.9 * peak:
-        samples = _even(settings.batch_size, max(SMALLEST, samples // 2))
-        best, peak = best.within(micro_batch=samples), half
-    return best
+    if not first.varies and samples >= 2 * SMALLEST:
+        smallest = _even(samples, SMALLEST)
+        cut = rehearse(model, inputs, rule, best.within(micro_batch=smallest)).peak
+        each = (peak - cut) / (samples - smallest)  # bytes of a sample
+        while samples > smallest and cut < 0.9 * (cut + each * (samples - smallest)):
+            samples = _even(settings.batch_size, max(smallest, samples // 2))
+            best = best.within(micro_batch=samples)
+        peak = cut if samples == smallest else rehearse(model, inputs, rule, best).peak
+    return best if peak <= free.peak + free.kept else default
+
+
+def _to_the_byte(model: nn.Module, inputs: Inputs, rule: Any, settings: Settings) -> bool:
+    """Whether a rehearsal on a CPU counts exactly what the run will hold."""
+    plain = settings.validation is None and settings.augment is None
+    sorted_order = 0 < inputs.samples <= SORTED
+    return plain and sorted_order and two_lengths(model, inputs, rule, settings) is None
 
 
 class Search:
@@ -141,10 +158,10 @@ class Search:
     ) -> None:
         self.model, self.inputs, self.rule, self.budget = model, inputs, rule, budget
         self.folder = folder  # for files
-        self.smallest: Rehearsal | None = None
+        self.smallest: MemoryProfile | None = None
         self.on_disk: Settings | None = None  # the first that would fit with inputs in files
         self.varies: tuple[str, ...] = ()  # why micro-batches would change what is learned
-        self.known: dict[Memory, Rehearsal] = {}
+        self.known: dict[Memory, MemoryProfile] = {}
 
     def first_fitting(self, settings: Settings) -> Settings | None:
         """The settings that fit at the least cost of time; inputs go to files only as the last."""
@@ -161,6 +178,14 @@ class Search:
                 self.on_disk = cut.within(reuse=self.folder)
                 return self.on_disk if self.folder else None
         return None
+
+    def least(self, settings: Settings) -> int:
+        """The smallest budget for which settings are found, after none was."""
+        assert self.smallest is not None
+        self.budget = self.total(self.smallest)
+        while self.first_fitting(settings) is None:  # its steps follow from the budget
+            self.budget += self.budget // 50 + 1
+        return self.budget
 
     def _cuts(self, whole: Settings) -> Iterator[Settings]:
         """Ways to save memory that take more and more time; the caller stops at one that fits.
@@ -209,9 +234,13 @@ class Search:
         samples = cut.memory.micro_batch
         if samples is None:
             return cut
-        larger = cut.within(micro_batch=_even(cut.batch_size, self._expected(cut)))
-        grows = samples * 1.1 < (larger.memory.micro_batch or 0) < cut.batch_size
-        return larger if grows and self.rehearse(larger).peak <= self.budget else cut
+        parts = -(-cut.batch_size // samples)
+        for count in (self._expected(cut), -(-cut.batch_size // max(1, parts - 1))):
+            larger = cut.within(micro_batch=_even(cut.batch_size, count))
+            grows = samples * 1.1 < (larger.memory.micro_batch or 0) < cut.batch_size
+            if grows and self.rehearse(larger).peak <= self.budget:
+                return larger
+        return cut
 
     def _keeping(self, cut: Settings) -> Settings:
         """The same with inputs kept in memory, if they fit and are read more than once.
@@ -235,15 +264,15 @@ class Search:
                 return candidate
         return cut
 
-    def _keeps(self, rehearsal: Rehearsal) -> bool:
+    def _keeps(self, rehearsal: MemoryProfile) -> bool:
         """Whether there is room for kept inputs."""
         return self.inputs.samples > 0 and rehearsal.peak + rehearsal.kept <= self.budget
 
-    def total(self, rehearsal: Rehearsal) -> int:
+    def total(self, rehearsal: MemoryProfile) -> int:
         """The bytes that a run takes, with inputs in files if there is a folder for them."""
         return rehearsal.peak + (0 if self.folder else rehearsal.kept)
 
-    def rehearse(self, settings: Settings) -> Rehearsal:
+    def rehearse(self, settings: Settings) -> MemoryProfile:
         """A rehearsal, once for the same settings."""
         if settings.memory not in self.known:
             rehearsal = rehearse(self.model, self.inputs, self.rule, settings)

@@ -4,10 +4,15 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils.flop_counter import flop_registry
 
 from tpsgd.engine.meter import LiveBytes
+from tpsgd.errors import TpsgdError
+
+try:
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+except ImportError:  # they are not public: then nothing can be planned, and training goes on
+    FakeTensor = FakeTensorMode = None
 
 
 class CountedProducts(LiveBytes):
@@ -33,7 +38,16 @@ class CountedProducts(LiveBytes):
         return result
 
 
-class QuickFakeMode(FakeTensorMode):
+def need_fake_tensors() -> None:
+    """Refuse to plan where this torch has no fake tensors."""
+    if FakeTensorMode is None:
+        raise TpsgdError(
+            f"torch {torch.__version__} has no fake tensors of the kind this version of tpsgd "
+            "knows: memory cannot be planned, nor kept within a budget"
+        )
+
+
+class QuickFakeMode(FakeTensorMode or object):  # type: ignore[misc]
     """Fake tensors; operators that write into an argument return it without a look at the rest."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -46,7 +60,9 @@ def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if func is torch.ops.prim.device.default:
         return getattr(args[0], "fake_device", None)
     target = kwargs.get("out") if "out" in kwargs else args[0] if _in_place(func) else None
-    return target if isinstance(target, FakeTensor) and target.numel() else None
+    if FakeTensor is None or not isinstance(target, FakeTensor):
+        return None
+    return target if target.numel() else None
 
 
 @cache

@@ -16,13 +16,12 @@ from tpsgd.engine.batches import has_lookup
 from tpsgd.engine.device import available, resolve_device
 from tpsgd.engine.lengths import with_lengths_for
 from tpsgd.engine.meter import Stage
-from tpsgd.engine.optimizers import adam
-from tpsgd.engine.settings import Memory, Settings, listed, name_of
+from tpsgd.engine.settings import Memory, Settings, listed, memory_in_words, name_of
 from tpsgd.engine.solved import with_default_optimizers
 from tpsgd.errors import TpsgdError
 from tpsgd.memory.block_costs import plan_pipeline
 from tpsgd.memory.budget import within
-from tpsgd.memory.rehearse import Inputs, Rehearsal, rehearse
+from tpsgd.memory.rehearse import Inputs, MemoryProfile, rehearse, settings_of_backprop
 from tpsgd.memory.segments import best_segments
 from tpsgd.nets.blocks import split
 from tpsgd.nets.recurrent import tokens_of
@@ -111,7 +110,8 @@ class Plan:
     def __str__(self) -> str:
         tables = [table(self.lines, "way to train")]
         if self.budget is not None:
-            tables.insert(0, f"{Memory(self.budget).budget_in_words}: {self.settings['memory']}")
+            chosen = memory_in_words(asdict(self.settings["memory"]))
+            tables.insert(0, f"{Memory(self.budget).budget_in_words}: {chosen}")
         if len(self.lines[0].blocks) > 1:
             tables.append(table(self.lines[0].blocks, f"{self.lines[0].name}: block"))
         if self.pipeline is not None:
@@ -273,10 +273,7 @@ def _other_ways(
     """
     optimizers = [o for o in listed(settings.optimizer) if not isinstance(o, SOLVERS)]
     locked = any(r.needs_output for r in listed(rule))
-    plain = replace(
-        settings, schedule=sequential, optimizer=[*optimizers, adam][0], lr=None, epochs=2,
-        blocks=None, window=None, memory=Memory(), early_stopping=None,
-    )  # fmt: skip
+    plain = settings_of_backprop(settings)
     samples = settings.memory.micro_batch or MICRO_BATCH
     cut, name = samples < settings.batch_size, f"backprop, micro-batch {samples}"
     in_micro_batches = name, Backprop(), plain.within(micro_batch=samples)
@@ -292,7 +289,7 @@ def _other_ways(
         yield "backprop, checkpointed", Backprop(checkpoint=True), plain
     if cut and settings.memory.micro_batch is None:
         name = f"{name_of(settings.schedule)}, micro-batch {samples}"
-        yield name, rule, settings.within(micro_batch=samples, reuse=False)
+        yield name, rule, settings.within(micro_batch=samples, reuse=False, fast=False)
         yield in_micro_batches
     last = plain.within(reuse=False)
     yield "last layer alone", frozen(), last if asked else replace(last, optimizer=None)
@@ -304,7 +301,7 @@ def _per_block(rule: Any, settings: Settings) -> bool:
     return any(isinstance(value, (list, tuple)) for value in values)
 
 
-def line_of(name: str, rehearsal: Rehearsal, reuse: Any, segments: int = 0) -> Line:
+def line_of(name: str, rehearsal: MemoryProfile, reuse: Any, segments: int = 0) -> Line:
     """A rehearsal as a line: the highest of all stages, and the highest of each block."""
     blocks = []
     for i, block in enumerate(rehearsal.names):
@@ -326,7 +323,7 @@ def _highest(stages: list[Stage], weights: int) -> dict[str, int]:
     return parts
 
 
-def _remarks(rehearsal: Rehearsal, settings: Settings, samples: int) -> Iterator[str]:
+def _remarks(rehearsal: MemoryProfile, settings: Settings, samples: int) -> Iterator[str]:
     memory, input_size = settings.memory, size(rehearsal.kept)
     if not samples and settings.schedule is sequential and memory.reuse is not False:
         yield (

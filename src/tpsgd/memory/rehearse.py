@@ -16,16 +16,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
 
 from tpsgd.engine.anatomy import Anatomy, Method, dissect, schedule_for
 from tpsgd.engine.assemble import CPU_WINDOW, GPU_WINDOW, backprop_line, join, make_learners
 from tpsgd.engine.backprop import Backprop
-from tpsgd.engine.batches import Arrays
+from tpsgd.engine.batches import ArraySource
 from tpsgd.engine.meter import CUDA_BLOCK, Meter, Stage, tensor_bytes
+from tpsgd.engine.optimizers import adam
 from tpsgd.engine.reuse import InputReuse
-from tpsgd.engine.settings import Settings
+from tpsgd.engine.settings import Memory, Settings, listed
 from tpsgd.engine.solved import RidgeLearner
 from tpsgd.errors import TpsgdError
 from tpsgd.fast.wrapper import wrapper
@@ -33,7 +33,7 @@ from tpsgd.losses import bce
 from tpsgd.maths.random import SORTED, Key, mixed, permutation
 from tpsgd.memory.alike import in_turn
 from tpsgd.memory.cudnn import workspace_bytes
-from tpsgd.memory.fake_tensors import CountedProducts, QuickFakeMode
+from tpsgd.memory.fake_tensors import CountedProducts, QuickFakeMode, need_fake_tensors
 from tpsgd.memory.replayed import Replayed, through_blocks
 from tpsgd.nets.blocks import has_batch_norm, overwriting
 from tpsgd.nets.diagonal import Diagonal
@@ -43,6 +43,7 @@ from tpsgd.nets.unrolled import FIRST_FEW
 from tpsgd.nets.unrolled_diagonal import WINDOW, steps_without_traces
 from tpsgd.projections import make_tables
 from tpsgd.rules import Place
+from tpsgd.solvers import SOLVERS
 from tpsgd.solvers.equations import keeps_samples
 from tpsgd.train import Net, sequential
 
@@ -63,7 +64,7 @@ class Inputs:
 
 
 @dataclass(frozen=True)
-class Rehearsal:
+class MemoryProfile:
     """Every stage's peak beyond the model, and the bytes of inputs kept for reuse."""
 
     weights: int
@@ -79,14 +80,24 @@ class Rehearsal:
         return self.weights + max(stage.peak for stage in self.stages)
 
 
+def settings_of_backprop(settings: Settings) -> Settings:
+    """Those of backprop with the same batch, and the first optimizer that is no solver."""
+    optimizers = [o for o in listed(settings.optimizer) if not isinstance(o, SOLVERS)]
+    return replace(
+        settings, schedule=sequential, optimizer=[*optimizers, adam][0], lr=None, epochs=2,
+        blocks=None, window=None, memory=Memory(), early_stopping=None,
+    )  # fmt: skip
+
+
 @without_autocast()
-def rehearse(model: nn.Module, inputs: Inputs, method: Method, settings: Settings) -> Rehearsal:
+def rehearse(model: nn.Module, inputs: Inputs, method: Method, settings: Settings) -> MemoryProfile:
     """Go through a run without its numbers; of long sequences, through two shorter lengths.
 
     Beyond a few dozen time steps, and where a diagonal recurrence needs traces, memory grows
     linearly with their number.
     """
-    lengths = _two_lengths(model, inputs, method, settings)
+    need_fake_tensors()
+    lengths = two_lengths(model, inputs, method, settings)
     if lengths is None:
         return _rehearse(model, inputs, method, settings)
     try:
@@ -99,7 +110,7 @@ def rehearse(model: nn.Module, inputs: Inputs, method: Method, settings: Setting
     return _extrapolated(first, second, (inputs.shape[0] - lengths[1]) / (lengths[1] - lengths[0]))
 
 
-def _two_lengths(
+def two_lengths(
     model: nn.Module, inputs: Inputs, method: Method, settings: Settings
 ) -> tuple[int, int] | None:
     """The lengths that show how memory grows up to these steps; None if that length itself does."""
@@ -127,7 +138,7 @@ def _recurrent(model: nn.Module) -> bool:
     return any(isinstance(m, (SequenceLayer, nn.RNN)) for m in model.modules())
 
 
-def _extrapolated(short: Rehearsal, long: Rehearsal, times: float) -> Rehearsal:
+def _extrapolated(short: MemoryProfile, long: MemoryProfile, times: float) -> MemoryProfile:
     """The line through two rehearsals, `times` their distance beyond the second."""
 
     def beyond(a: int, b: int) -> int:
@@ -141,7 +152,9 @@ def _extrapolated(short: Rehearsal, long: Rehearsal, times: float) -> Rehearsal:
     return replace(long, stages=stages, kept=beyond(short.kept, long.kept))
 
 
-def _rehearse(model: nn.Module, inputs: Inputs, method: Method, settings: Settings) -> Rehearsal:
+def _rehearse(
+    model: nn.Module, inputs: Inputs, method: Method, settings: Settings
+) -> MemoryProfile:
     first = next(model.parameters())
     device = torch.device(settings.device if settings.device is not None else first.device)
     on_gpu = device.type == "cuda"
@@ -175,7 +188,7 @@ def _rehearse(model: nn.Module, inputs: Inputs, method: Method, settings: Settin
     varies = _varies(fake, net.learners)
     names, itemsize = [str(block) for block in anatomy.layers], anatomy.form.numbers.itemsize
     outputs = [math.prod(size[Place.END]) * itemsize for size in anatomy.sizes]
-    return Rehearsal(tensor_bytes(fake), meter.stages, input_bytes, names, varies, outputs)
+    return MemoryProfile(tensor_bytes(fake), meter.stages, input_bytes, names, varies, outputs)
 
 
 class PlanMeter(Meter):
@@ -257,7 +270,7 @@ def _fake_net(
     reuse = bool(reuse) if reuse is not None else None
     through = partial(through_blocks, live=live)
     pass_on = InputReuse(reuse, line=line, samples=inputs.samples, through=through)
-    source = Arrays(x, y, form, order=order)
+    source = ArraySource(x, y, form, order=order)
     source.take = Replayed(source.take, live)  # type: ignore[method-assign]
     net = join(learners, source, None, settings, wrapper, line, pass_on)
     return net, anatomy
@@ -283,7 +296,7 @@ def _two_micro_batches(settings: Settings, model: nn.Module) -> Settings:
     return replace(settings, batch_size=batch_size).within(micro_batch=largest)
 
 
-def _faked(model: nn.Module, mode: FakeTensorMode, device: torch.device) -> nn.Module:
+def _faked(model: nn.Module, mode: Any, device: torch.device) -> nn.Module:
     """A copy of a model whose parameters and buffers take no memory."""
     memo: dict[int, Any] = {}
     with mode:

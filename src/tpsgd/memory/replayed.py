@@ -13,7 +13,7 @@ from tpsgd.protocols import Source
 
 
 @dataclass(frozen=True)
-class Call:
+class RecordedCall:
     """What a call returned, and the most bytes that were alive in it beyond those before it."""
 
     outputs: list[tuple[Any, ...]]  # shape, strides, type and device of each
@@ -27,7 +27,7 @@ class Replayed:
 
     def __init__(self, function: Callable[[Any], Any], live: CountedProducts) -> None:
         self.function, self.live = function, live
-        self.calls: dict[Any, Call] = {}
+        self.calls: dict[Any, RecordedCall] = {}
 
     def __call__(self, x: Any) -> Any:
         """What the function returns."""
@@ -54,10 +54,10 @@ class Replayed:
         outputs = result if isinstance(result, tuple) else (result,)
         if all(isinstance(t, Tensor) and not _same_storage(t, x) for t in outputs):
             layouts = [_layout(t) for t in outputs]
-            self.calls[key] = Call(layouts, rise, workspace, live.products - products)
+            self.calls[key] = RecordedCall(layouts, rise, workspace, live.products - products)
         return result
 
-    def _replay(self, call: Call) -> Any:
+    def _replay(self, call: RecordedCall) -> Any:
         live = self.live
         start = live.live
         outputs = tuple(

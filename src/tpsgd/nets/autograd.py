@@ -5,6 +5,7 @@ next block's input. Activations are freed layer by layer as the backward pass le
 block's own output and the derivative with respect to it too.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -83,7 +84,10 @@ class Autograd:
         tensors: tuple[Tensor, ...],
         output_unused: bool = False,
     ) -> Gradients:
-        """The local loss of a batch and the gradients of the block's parameters."""
+        """The local loss of a batch and the gradients of the block's parameters.
+
+        These are computed when they are read, so that class codes can learn before.
+        """
         local = self._local(saved, s, tensors)
         names = [name for name in params if not name.startswith("objective.")]
         y = saved[self.at]
@@ -93,9 +97,17 @@ class Autograd:
             del saved[self.at]
         start, local = _graph_of(y, local)
         del y
+        return local, self._parameter_gradients(params, names, [start])
+
+    def _parameter_gradients(
+        self, params: Params, names: list[str], start: list[Tensor]
+    ) -> Iterator[dict[str, Tensor]]:
         with reading_pixels_first(self.strided):  # checkpointed segments compute again
-            grads = torch.autograd.grad(start, [params[n] for n in names], allow_unused=True)
-        return local, [{n: g for n, g in zip(names, grads, strict=True) if g is not None}]
+            values = [params[n] for n in names]
+            grads = torch.autograd.grad(start.pop(), values, allow_unused=True)
+        found = {n: g for n, g in zip(names, grads, strict=True) if g is not None}
+        del grads  # the reader takes them out one by one
+        yield found
 
     def backward(
         self, params: Params, saved: dict[Place, Tensor], s: Tensor, share: float

@@ -1,6 +1,6 @@
 """`data_parallel`: each rank its share of every batch's samples."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -47,7 +47,7 @@ def data_parallel(overlap: bool = True) -> "DataParallel":
 
 
 class DataParallel(Parallel):
-    """Each rank its share of every batch's samples."""
+    """A run whose ranks have their shares of every batch's samples."""
 
     def __init__(self, overlap: bool = True) -> None:
         self.overlap = overlap
@@ -63,7 +63,7 @@ class DataParallel(Parallel):
         with super().joined(settings) as settings:
             yield settings
 
-    def share(self, net: Net, models: list[nn.Module]) -> Callable[[], Any]:
+    def share(self, net: Net, models: list[nn.Module]) -> None:
         """Let this rank learn from its share, and sum what it computes with the others."""
         ranks, pass_on = self.ranks, with_memory_of_all(net.pass_on, self.ranks)
         if len(models) > 1:
@@ -83,7 +83,6 @@ class DataParallel(Parallel):
         if net.validation is not None:
             net.validation = shared(net.validation, ranks)
         net.wrap, net.pass_on = partial(_wrapped, sums), passed_on
-        return partial(self.send_weights, models)
 
     def __str__(self) -> str:
         return "data_parallel"

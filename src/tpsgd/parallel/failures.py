@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import torch.distributed as dist
+
 from tpsgd.errors import TpsgdError, shortened
 
 PAUSE = 0.25  # seconds between two beats
@@ -55,13 +57,13 @@ class Watch:
 
         torchrun interrupts the other ranks once one has failed.
         """
-        text = f"{type(error).__name__}: {error}"
         interrupted = isinstance(error, KeyboardInterrupt)
         collective = _of_collectives(error)
         if interrupted:
             self._tell(self.rank, INTERRUPTED)
         elif not collective:
-            reason = shortened(str(error) if isinstance(error, TpsgdError) else text)
+            kind = "" if isinstance(error, TpsgdError) else f"{type(error).__name__}: "
+            reason = shortened(f"{kind}{error}")
             self._tell(self.rank, f"rank {self.rank} failed{self._where()}: {reason}")
         self.leave()
         if interrupted or collective:
@@ -86,9 +88,11 @@ class Watch:
 
     def _unread(self) -> bool:
         """Whether a rank that has not died may still be waiting for this one."""
-        names = ("ended", "failed")
-        keys = [[f"{self.key}/{name}/{rank}" for name in names] for rank in self._others()]
-        return not all(any(self.store.check([key]) for key in either) for either in keys)
+        return not all(
+            self.store.check([f"{self.key}/ended/{rank}"])
+            or self.store.check([f"{self.key}/failed/{rank}"])
+            for rank in self._others()
+        )
 
     def _of_another(self) -> str:
         """What became of another rank, in a sentence; "" if all are alive or interrupted."""
@@ -132,8 +136,6 @@ class Watch:
 
 def _of_collectives(error: BaseException) -> bool:
     """Whether torch.distributed has raised an error; gloo's have no class of their own."""
-    import torch.distributed as dist
-
     if isinstance(error, dist.DistError):
         return True
     backends = ("/gloo/", "ProcessGroupGloo", "ProcessGroupNCCL", "NCCL error")

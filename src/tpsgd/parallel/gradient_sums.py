@@ -23,11 +23,6 @@ class Message:
         self.work: Any = None  # the sum, once it has begun
         self.total = torch.empty(0)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the gradients."""
-        return sum(p.nbytes for p in self.params)
-
     def begin(self, ranks: Ranks) -> None:
         """Begin to sum the gradients with those of the other ranks."""
         self.total = torch.cat([_gradient(p).reshape(-1) for p in self.params])
@@ -60,26 +55,21 @@ class GradientSums:
     def add(self, params: list[Tensor]) -> list[Message]:
         """Add the gradients of a block to messages; the sum of one with enough bytes begins."""
         messages = []
-        for _, alike in groupby(params, _dtype_and_device):
-            messages.append(self._add(list(alike)))
+        for form, group in groupby(params, _form):  # one number format in a message
+            if self.filling is None or _form(self.filling.params[0]) != form:
+                self.begin()
+                self.filling = Message()
+            messages.append(self.filling)
+            self.filling.params += group
+            if sum(p.nbytes for p in self.filling.params) >= MESSAGE_BYTES:
+                self.begin()
         return messages
-
-    def _add(self, params: list[Tensor]) -> Message:
-        """Add gradients of one number format to the message that is filling, or to a new one."""
-        message = self.filling
-        if message is None or _dtype_and_device(message.params[0]) != _dtype_and_device(params[0]):
-            self.begin()
-            message = self.filling = Message()
-        message.params += params
-        if message.nbytes >= MESSAGE_BYTES:
-            self.begin()
-        return message
 
     def begin(self) -> None:
         """Begin the sum of what waits for more."""
         if self.filling is not None:
-            message, self.filling = self.filling, None
-            message.begin(self.ranks)
+            self.filling.begin(self.ranks)
+            self.filling = None
 
     def end(self, message: Message) -> None:
         """Wait for the sums of a message."""
@@ -88,7 +78,7 @@ class GradientSums:
         message.end()
 
 
-def _dtype_and_device(p: Tensor) -> tuple[Any, ...]:
+def _form(p: Tensor) -> tuple[torch.dtype, torch.device]:
     return p.dtype, p.device
 
 

@@ -8,89 +8,97 @@ back.
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from tpsgd.engine.batches import Arrays, Batch, DerivedSource, Stream, stored_samples
+from tpsgd.engine.batches import (
+    ArraySource,
+    DerivedSource,
+    LoaderSource,
+    SampleBatch,
+    stored_samples,
+)
 from tpsgd.errors import TpsgdError
 from tpsgd.maths.memory_format import channels_last
 from tpsgd.parallel.stages import IN_FLIGHT
 from tpsgd.protocols import Source
 from tpsgd.rules import Signal
 
-FORMATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64)
-DIMENSIONS = 8  # of a sample, at most
+CPU = torch.device("cpu")
 
 
-@dataclass(frozen=True)
-class Layout:
+class BatchFormat(NamedTuple):
     """What the outputs of a block look like: a sample's shape, number format and memory format."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    channels_last: bool
+    memory_format: torch.memory_format
 
     @classmethod
-    def of(cls, x: Tensor) -> "Layout":
-        """The layout of a batch."""
-        return cls(tuple(x.shape[1:]), x.dtype, x.dim() == 4 and channels_last(x))
+    def of(cls, x: Tensor) -> "BatchFormat":
+        last = x.dim() == 4 and channels_last(x)
+        return cls(x.shape[1:], x.dtype, torch.channels_last if last else torch.contiguous_format)
 
-    @classmethod
-    def read(cls, numbers: list[int]) -> "Layout":
-        """The layout that `numbers` stand for."""
-        number_format, is_last, count, *sizes = numbers
-        return cls(tuple(sizes[:count]), FORMATS[number_format], bool(is_last))
+    def empty(self, samples: int, device: torch.device) -> Tensor:
+        """A batch to be filled."""
+        format = self.memory_format
+        size = samples, *self.shape
+        return torch.empty(size, dtype=self.dtype, device=device, memory_format=format)
 
-    def numbers(self) -> list[int]:
-        """The layout as whole numbers, always as many."""
-        sizes = [*self.shape, *[0] * (DIMENSIONS - len(self.shape))]
-        return [FORMATS.index(self.dtype), self.channels_last, len(self.shape), *sizes]
-
-    def packed(self, x: Tensor) -> Tensor:
-        """A batch in the order of its memory."""
-        x = x.detach()
-        return x.permute(0, 2, 3, 1).contiguous() if self.channels_last else x.contiguous()
-
-    def buffer(self, samples: int, device: torch.device) -> Tensor:
-        """Room for a packed batch."""
-        shape = self.shape
-        if self.channels_last:
-            shape = (*shape[1:], shape[0])
-        return torch.empty(samples, *shape, dtype=self.dtype, device=device)
-
-    def unpacked(self, buffer: Tensor) -> Tensor:
-        """A packed batch as it was."""
-        return buffer.permute(0, 3, 1, 2) if self.channels_last else buffer
+    def flat(self, x: Tensor) -> Tensor:
+        """A batch in the order of its memory, as torch sends and receives it."""
+        x = x.detach().contiguous(memory_format=self.memory_format)
+        return x.permute(0, 2, 3, 1) if self.memory_format is torch.channels_last else x
 
 
 class Outbox:
-    """Sends batches to the next rank; at most `IN_FLIGHT` of them wait to be received."""
+    """Sends batches to the next rank; at most `IN_FLIGHT` of them wait to be received.
 
-    def __init__(self, rank: int) -> None:
-        self.rank, self.waited = rank, 0.0  # seconds
-        self.layout: Layout | None = None
+    It stands after the blocks of a rank as a learner that learns nothing.
+    """
+
+    whole_net = grows = learning = waits = trains = False
+    signal, epochs, width, version, rate = Signal.LABEL, 0, 0, 0, None
+    backend = optimizer = None
+
+    def __init__(self, rank: int, block: Any) -> None:
+        self.rank, self.block = rank, block  # the last block before it
+        self.waited = 0.0  # seconds
+        self.calibrates = False  # whether a block on a later rank does
+        self.format: Any = None
         self.sent: deque[tuple[Any, Tensor]] = deque()
 
     def send(self, x: Tensor) -> None:
         """Begin to send a batch."""
-        import torch.distributed as dist
-
-        if self.layout is None:
-            self.layout = Layout.of(x)
-            dist.send(torch.tensor(self.layout.numbers(), device=x.device), self.rank)
-        if tuple(x.shape[1:]) != self.layout.shape:
+        if self.format is None:
+            self.format = BatchFormat.of(x)
+            dist.send_object_list([self.format], self.rank, device=CPU)
+        if x.shape[1:] != self.format.shape:
             raise TpsgdError(
                 f"a batch of samples of shape {tuple(x.shape[1:])} follows one of "
-                f"{self.layout.shape}: in a pipeline all samples must have the same shape"
+                f"{tuple(self.format.shape)}: in a pipeline all samples must have the same shape"
             )
         self.wait_until(IN_FLIGHT - 1)
-        packed = self.layout.packed(x)
-        self.sent.append((dist.isend(packed, self.rank), packed))
+        flat = self.format.flat(x)
+        self.sent.append((dist.isend(flat, self.rank), flat))
+
+    def forward(self, x: Any) -> None:
+        self.send(x)
+
+    def gauge(self, x: Any, labels: Tensor, share: float) -> None:
+        """Send a batch to the blocks that measure the size of their features."""
+        self.send(x)
+
+    def rest(self, *_: Any) -> None:
+        """Do nothing, where a block would start, learn or stop."""
+
+    start = stop = calibrate = resume = finish_update = keep_figures = end_epoch = rest
+    adjust_rate = rest
 
     def wait_until(self, unreceived: int) -> None:
         """Wait until at most this many batches have not been received."""
@@ -105,7 +113,7 @@ class Inbox:
 
     def __init__(self, rank: int, device: torch.device) -> None:
         self.rank, self.device, self.waited = rank, device, 0.0  # seconds
-        self.layout: Layout | None = None
+        self.format: Any = None
         self.arriving: deque[tuple[Any, Tensor]] = deque()
 
     def receive(self, samples: int, following: int | None) -> Tensor:
@@ -115,23 +123,19 @@ class Inbox:
             self._expect(samples)
         if following is not None:
             self._expect(following)
-        work, buffer = self.arriving.popleft()
+        work, x = self.arriving.popleft()
         work.wait()
         self.waited += time.perf_counter() - began
-        assert self.layout is not None
-        return self.layout.unpacked(buffer)
+        return x
 
     def _expect(self, samples: int) -> None:
         """Begin to receive a batch of so many samples."""
-        import torch.distributed as dist
-
-        if self.layout is None:
-            numbers = torch.empty(3 + DIMENSIONS, dtype=torch.long, device=self.device)
-            dist.recv(numbers, self.rank)
-            self.layout = Layout.read(numbers.tolist())
-        buffer = self.layout.buffer(samples, self.device)
-        work: Any = dist.irecv(buffer, self.rank)
-        self.arriving.append((work, buffer))
+        if self.format is None:
+            formats: list[Any] = [None]
+            dist.recv_object_list(formats, self.rank, device=CPU)
+            self.format = formats[0]
+        x = self.format.empty(samples, self.device)
+        self.arriving.append((dist.irecv(self.format.flat(x), self.rank), x))
 
 
 class Received(DerivedSource):
@@ -142,7 +146,7 @@ class Received(DerivedSource):
         self.inbox, self.key, self.validation = inbox, key, validation
         self.calibrating = False  # whether the next pass ends after its first batch
 
-    def batches(self, block: int = 0, epoch: int | None = None) -> Iterator[Batch]:
+    def batches(self, block: int = 0, epoch: int | None = None) -> Iterator[SampleBatch]:
         """The batches of an epoch, in the order of the pipeline's first block."""
         if epoch is None and not self.validation:
             return  # they are sent once, in the order of an epoch
@@ -156,35 +160,9 @@ class Received(DerivedSource):
         return self.inbox.receive(samples, following)
 
 
-def labels_alone(source: Arrays | Stream) -> Arrays | Stream:
+def labels_alone(source: ArraySource | LoaderSource) -> ArraySource | LoaderSource:
     """A source of labels in the same order; of samples in arrays, a number each is left."""
-    if isinstance(source, Stream):
+    if isinstance(source, LoaderSource):
         return source
     numbers = torch.zeros(len(source.y), 1, dtype=source.form.numbers, device=source.y.device)
-    return Arrays(numbers, source.y, source.form, order=source.order)
-
-
-class Sender:
-    """Stands after the blocks of a rank as a learner that learns nothing: it sends its input on."""
-
-    whole_net = grows = learning = waits = trains = False
-    signal, epochs, width, version, rate = Signal.LABEL, 0, 0, 0, None
-    backend = optimizer = None
-
-    def __init__(self, outbox: Outbox, block: Any) -> None:
-        self.outbox, self.block = outbox, block  # the last block before it
-        self.calibrates = False  # whether a block on a later rank does
-
-    def forward(self, x: Any) -> Any:
-        """Send a batch."""
-        self.outbox.send(x)
-
-    def gauge(self, x: Any, labels: Tensor, share: float) -> Any:
-        """Send a batch to the blocks that measure the size of their features."""
-        self.outbox.send(x)
-
-    def rest(self, *_: Any) -> None:
-        """Do nothing, where a block would start, learn or stop."""
-
-    start = stop = calibrate = resume = finish_update = keep_figures = end_epoch = rest
-    adjust_rate = rest
+    return ArraySource(numbers, source.y, source.form, order=source.order)

@@ -20,21 +20,13 @@ class Agreed(Observer):
     observer: Recorder
     ranks: Ranks
 
-    @classmethod
-    def of(cls, observer: Observer, ranks: Ranks) -> Observer:
-        """A recorder that agrees with the others; other observers as they are."""
-        return cls(observer, ranks) if isinstance(observer, Recorder) else observer
-
     def started(self, learner: Learner) -> None:
-        """Tell the recorder."""
         self.observer.started(learner)
 
     def computed(self, samples: int, blocks: int) -> None:
-        """Tell the recorder."""
         self.observer.computed(samples, blocks)
 
     def epoch(self, end: EpochEnd) -> set[Learner]:
-        """The learners that rank 0 stops."""
         stopping = self.observer.epoch(end)
         learners = [i for i, x in enumerate(end.learners) if x in stopping]
         return {end.learners[i] for i in self.ranks.from_first(learners)}
@@ -47,13 +39,11 @@ class Position(Observer):
         self.watch = watch
 
     def stage(self, learners: Sequence[Any], learning: bool = True) -> None:
-        """The first epoch of some blocks begins, or their outputs are computed."""
-        self.watch.place = "in epoch 1" if learning else ""
-        if len(learners) == 1 and not learners[0].whole_net:
-            self.watch.place += f" of block {learners[0].block.index + 1}" if learning else ""
+        alone = len(learners) == 1 and not learners[0].whole_net
+        block = f" of block {learners[0].block.index + 1}" if alone else ""
+        self.watch.place = f"in epoch 1{block}" if learning else ""
 
     def epoch(self, end: EpochEnd) -> set[Learner]:
-        """The next epoch begins."""
         before, after = f"epoch {end.number + 1}", f"epoch {end.number + 2}"
         self.watch.place = self.watch.place.replace(before, after)
         return set()
@@ -71,19 +61,15 @@ class RankCheckpoint(Checkpoint):
         return cls(*(getattr(checkpoint, f.name) for f in fields(Checkpoint)), ranks=ranks)
 
     def claimed(self) -> AbstractContextManager[Path]:
-        """The folder, claimed by rank 0."""
         return super().claimed() if self.ranks.first else nullcontext(self.folder)
 
     def open(self) -> dict[str, Any] | None:
-        """The state that rank 0 reads."""
         return self.ranks.from_first(super().open() if self.ranks.first else None)
 
     def begin(self, identity: dict[str, Any]) -> None:
-        """Let rank 0 note that the run has begun."""
         if self.ranks.first:
             super().begin(identity)
 
     def write(self, state: dict[str, Any]) -> None:
-        """Let rank 0 replace the checkpoint."""
         if self.ranks.first:
             super().write(state)

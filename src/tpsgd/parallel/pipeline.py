@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+from torch.utils.data import BatchSampler, SequentialSampler
 
 from tpsgd.engine.anatomy import rules_for
 from tpsgd.engine.backprop import Backprop
-from tpsgd.engine.batches import Stream, count_samples, first_samples, stored_samples
+from tpsgd.engine.batches import LoaderSource, count_samples, first_samples, stored_samples
 from tpsgd.engine.record import Run
 from tpsgd.engine.settings import Schedule, Settings, listed
 from tpsgd.errors import TpsgdError
@@ -76,7 +76,7 @@ class Pipeline(Parallel):
             self.micro_batch = settings.memory.micro_batch
             yield settings
 
-    def planned(self, model: nn.Module, data: Any, method: Any, settings: Settings) -> Settings:
+    def plan(self, model: nn.Module, data: Any, method: Any, settings: Settings) -> None:
         """Choose the stages; refuse what cannot learn in a pipeline."""
         if isinstance(method, Backprop):
             raise TpsgdError(
@@ -93,7 +93,6 @@ class Pipeline(Parallel):
             first = self.ranks.first
             stages = _chosen(model, data, method, settings, count) if first else None
             self.stages = self.ranks.from_first(stages)
-        return settings
 
     def spans(self) -> list[range]:
         """The numbers of the blocks on each rank."""
@@ -134,7 +133,7 @@ class Pipeline(Parallel):
             for i in span:
                 for module in self.learners[i].block.modules:
                     for tensor in (*module.parameters(), *module.buffers()):
-                        self.ranks.send_from(rank, tensor)
+                        self.ranks.send(tensor, rank)
 
     def same_records(self, runs: list[Run]) -> list[Run]:
         """One record of all ranks: each has the epochs of its own blocks."""
@@ -166,23 +165,17 @@ def _chosen(model: nn.Module, data: Any, method: Any, settings: Settings, ranks:
 
 
 def _check_order(source: Any) -> None:
-    """Refuse a loader whose order may differ from rank to rank: each reads the labels itself."""
-    if not isinstance(source, Stream) or source.reshuffled:
+    """Refuse a loader whose order may differ from rank to rank: each reads the labels itself.
+
+    A loader that was given a `batch_sampler` does not use its own `sampler`.
+    """
+    if not isinstance(source, LoaderSource) or source.reshuffled:
         return
-    if not _keeps_order(source.loader):
+    batches, sampler = source.loader.batch_sampler, source.loader.sampler
+    plain = batches is None or type(batches) is BatchSampler
+    if not plain or not isinstance(getattr(batches, "sampler", sampler), SequentialSampler):
         raise TpsgdError(
             "every rank of a pipeline reads the labels in the same order, and a DataLoader that "
             "shuffles, or has no data set with numbers, chooses its order by itself: give arrays "
             "or a Dataset, which fit shuffles by its seed"
         )
-
-
-def _keeps_order(loader: DataLoader) -> bool:
-    """Whether a loader reads its data set from the first sample to the last.
-
-    A loader that was given a `batch_sampler` does not use its own `sampler`.
-    """
-    batches: Any = loader.batch_sampler
-    if batches is None:
-        return isinstance(loader.sampler, SequentialSampler)
-    return type(batches) is BatchSampler and isinstance(batches.sampler, SequentialSampler)

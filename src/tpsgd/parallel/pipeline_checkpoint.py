@@ -49,25 +49,21 @@ class PipelineCheckpoint(RankCheckpoint):
 
     def write(self, state: dict[str, Any]) -> None:
         """Let rank 0 replace the checkpoint, if it is time, by the states of all ranks' blocks."""
-        learners = state["stages"][-1]["learners"]
-        over = not any(learner["learning"] for learner in learners)
+        *ended, stage = state["stages"]
+        over = not any(learner["learning"] for learner in stage["learners"])
         due = over or time.monotonic() - self.written[0] >= self.seconds
         if not self.ranks.from_first(due):
             return
         self.pipeline.spread_weights()
-        each = self.ranks.from_all((learners, state["record"]))
+        each = self.ranks.from_all((stage["learners"], state["record"]))
         self.written[0] = time.monotonic()
-        if self.ranks.first:
-            super().write(
-                state | self._joined(state, each) | ({"position": "finished"} if over else {})
-            )
-
-    def _joined(self, state: dict[str, Any], each: list[Any]) -> dict[str, Any]:
-        """The stages and the record of all ranks."""
         spans = self.pipeline.spans()
         learners = [each[rank][0][i] for rank, span in enumerate(spans) for i in span]
-        stages = [*state["stages"][:-1], state["stages"][-1] | {"learners": learners}]
-        return {"stages": stages, "record": joined_record([record for _, record in each], spans)}
+        joined = {
+            "stages": [*ended, stage | {"learners": learners}],
+            "record": joined_record([record for _, record in each], spans),
+        }
+        super().write(state | joined | ({"position": "finished"} if over else {}))
 
 
 def joined_record(records: Sequence[Mapping[str, Any]], spans: Sequence[range]) -> dict[str, Any]:

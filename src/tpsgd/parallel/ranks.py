@@ -7,11 +7,13 @@ them is; torch.distributed carries the tensors, with gloo between CPUs and with 
 import atexit
 import itertools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from tpsgd.errors import TpsgdError
@@ -37,28 +39,18 @@ class Ranks:
 
     def from_first(self, value: Any) -> Any:
         """Rank 0's value, on every rank; plain values and tensors on the CPU."""
-        import torch.distributed as dist
-
         values = [value if self.first else None]
         dist.broadcast_object_list(values, src=0, device=torch.device("cpu"))
         return values[0]
 
     def from_all(self, value: Any) -> list[Any]:
         """Every rank's value, in the order of the ranks, on every rank."""
-        import torch.distributed as dist
-
         values: list[Any] = [None] * self.count
         dist.all_gather_object(values, value)
         return values
 
-    def send_first(self, tensor: Tensor) -> None:
-        """Write rank 0's numbers into the same tensor of every rank."""
-        self.send_from(0, tensor)
-
-    def send_from(self, rank: int, tensor: Tensor) -> None:
+    def send(self, tensor: Tensor, rank: int = 0) -> None:
         """Write a rank's numbers into the same tensor of every rank."""
-        import torch.distributed as dist
-
         numbers = tensor.detach().contiguous()
         dist.broadcast(numbers, src=rank)
         if numbers.data_ptr() != tensor.data_ptr():
@@ -66,20 +58,12 @@ class Ranks:
 
     def add_up(self, tensor: Tensor) -> Tensor:
         """The sum of every rank's tensor, in place."""
-        import torch.distributed as dist
-
         dist.all_reduce(tensor)
         return tensor
 
     def begin_sum(self, tensor: Tensor) -> Any:
         """Begin to sum every rank's tensor in place; the result's `wait` ends it."""
-        import torch.distributed as dist
-
         return dist.all_reduce(tensor, async_op=True)
-
-    def device_of(self, tensors: Mapping[str, Tensor]) -> torch.device:
-        """Where some tensors are; the CPU if there are none."""
-        return next((t.device for t in tensors.values()), torch.device("cpu"))
 
     def check_same(self, name: str, value: Any) -> None:
         """Refuse ranks that were started with different data or settings."""
@@ -98,7 +82,6 @@ def unlike(name: str, first: Any, rank: int, other: Any) -> TpsgdError:
 
 _joined: list[Ranks] = []  # the job that this process is in
 _groups: list[Any] = []  # the process group, if this module has joined it
-_meetings: list[Any] = []  # store, rank and number of ranks, where torchrun lets them meet
 _numbers = itertools.count()  # of the process groups that this module has joined
 
 
@@ -113,11 +96,8 @@ def local_device(device: Any) -> Any:
 def check_gpus(device: Any) -> None:
     """Refuse more ranks than GPUs on a machine, where NCCL would wait or fail without a reason."""
     count, ranks = torch.cuda.device_count(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if torch.device(device or "cpu").type != "cuda" or not 0 < count < ranks:
-        return
-    import torch.distributed as dist
-
-    if "nccl" in dist.get_backend_config():
+    on_gpus = torch.device(device or "cpu").type == "cuda"
+    if on_gpus and 0 < count < ranks and "nccl" in dist.get_backend_config():
         raise TpsgdError(
             f"{ranks} ranks on this machine need a GPU each, and it has {count}: start torchrun "
             f"with --nproc-per-node {count}, or train with device='cpu'"
@@ -136,12 +116,10 @@ def joined() -> Iterator[Ranks]:
     if _joined:  # by the command line, say
         yield _joined[-1]
         return
-    import torch.distributed as dist
-
     if not dist.is_available():
         raise TpsgdError("this build of torch has no torch.distributed: parallel needs it")
     if not dist.is_initialized():
-        _join(dist)
+        _join()
     store = dist.distributed_c10d._get_default_store()
     watch = Watch(store, dist.get_rank(), dist.get_world_size(), _leave)
     ranks = Ranks(watch.rank, watch.count, watch)
@@ -154,7 +132,13 @@ def joined() -> Iterator[Ranks]:
         _joined.pop()
 
 
-def _join(dist: Any) -> None:
+@cache
+def _meeting() -> tuple[Any, int, int]:
+    """Store, rank and number of ranks, where torchrun lets them meet: once for a process."""
+    return next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
+
+
+def _join() -> None:
     """Join the ranks that torchrun has started."""
     if not under_torchrun():
         raise TpsgdError(ALONE)
@@ -163,10 +147,9 @@ def _join(dist: Any) -> None:
         torch.cuda.set_device(local_device("cuda"))
         backend = "cpu:gloo,cuda:nccl"
     try:
-        if not _meetings:
-            _meetings.append(next(dist.rendezvous("env://")))
-        store, rank, count = _meetings[0]
-        place = dist.PrefixStore(f"tpsgd/{next(_numbers)}", store)  # without addresses of before
+        store, rank, count = _meeting()
+        without_old_addresses = f"tpsgd/{next(_numbers)}"
+        place = dist.PrefixStore(without_old_addresses, store)  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=place, rank=rank, world_size=count)
         _groups.append(dist.group.WORLD)
         atexit.register(_leave)
@@ -180,9 +163,5 @@ def _join(dist: Any) -> None:
 
 def _leave() -> None:
     """Leave the process group, if this module has joined it."""
-    if not _groups:
-        return
-    import torch.distributed as dist
-
-    if dist.is_initialized() and dist.group.WORLD is _groups.pop():
+    if _groups and dist.is_initialized() and dist.group.WORLD is _groups.pop():
         dist.destroy_process_group()

@@ -4,6 +4,8 @@ A block's gradients are ready when the batch has passed it. Their sum over the r
 and waited for before the block reads its next batch: meanwhile the batch goes on to the next block.
 """
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +16,37 @@ from tpsgd.nets.unrolled import Unrolled
 from tpsgd.parallel.gradient_sums import GradientSums, Message
 from tpsgd.parallel.ranks import Ranks
 from tpsgd.parallel.shares import EMPTY
-from tpsgd.parallel.sums import SummedFigures, gather_rows, join_sums
+from tpsgd.solvers.least_squares import MomentSums, SampleSums
+
+
+class SummedFigures:
+    """The figures of a learner, summed over the ranks when they are collected."""
+
+    def __init__(self, figures: Any, ranks: Ranks) -> None:
+        self.figures, self.ranks = figures, ranks
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.figures, name)
+
+    def collect(self, samples: int) -> tuple[list[float], list[float] | None]:
+        """Mean loss and accuracy over the samples of all ranks."""
+        figures = self.figures
+        figures.count_stored()
+        classifies = torch.tensor(float(figures.classifies), device=figures.loss.device)
+        sums = torch.stack([t.double() for t in (figures.loss, figures.correct, classifies)])
+        loss, correct, classifying = self.ranks.add_up(sums)
+        figures.loss.copy_(loss)
+        figures.correct.copy_(correct)
+        figures.classifies = bool(classifying > 0)
+        return figures.collect(samples)
+
+
+OF_SAMPLES = ("forward", "output", "error", "update", "measure", "gauge")
+
+
+def _unless_empty(method: Any, x: Any, *others: Any, **more: Any) -> Any:
+    """What a method of a learner does with samples; a rank that got none passes that on."""
+    return x if x is EMPTY else method(x, *others, **more)
 
 
 class SharedLearner:
@@ -27,7 +59,8 @@ class SharedLearner:
         self.last = True  # whether the batch is whole with this micro-batch
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.learner, name)
+        value = getattr(self.learner, name)
+        return partial(_unless_empty, value) if name in OF_SAMPLES else value
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self._FIELDS:
@@ -37,34 +70,7 @@ class SharedLearner:
 
     @property
     def figures(self) -> SummedFigures:
-        """Losses and hits of all ranks."""
         return SummedFigures(self.learner.figures, self.ranks)
-
-    def forward(self, x: Any) -> Any:
-        """The block's values for the rank's share of a batch."""
-        return x if x is EMPTY else self.learner.forward(x)
-
-    def output(self, saved: Any) -> Any:
-        """What the next block receives."""
-        return saved if saved is EMPTY else self.learner.output(saved)
-
-    def error(self, saved: Any, labels: Tensor) -> Tensor:
-        """Of the rank's samples."""
-        return labels if saved is EMPTY else self.learner.error(saved, labels)
-
-    def update(self, saved: Any, s: Tensor, labels: Tensor, output_unused: bool = False) -> None:
-        """Learn from the rank's samples."""
-        if saved is not EMPTY:
-            self.learner.update(saved, s, labels, output_unused)
-
-    def measure(self, saved: Any, labels: Tensor) -> None:
-        """Add the loss of the rank's samples to the figures."""
-        if saved is not EMPTY:
-            self.learner.measure(saved, labels)
-
-    def gauge(self, x: Any, labels: Tensor, share: float) -> Any:
-        """The block's output for the rank's samples, whose features are measured."""
-        return x if x is EMPTY else self.learner.gauge(x, labels, share)
 
     def calibrate(self) -> None:
         """Fit the objective to the features of all ranks."""
@@ -82,13 +88,9 @@ class SharedLearner:
         """End the epoch with the same weights and statistics on all ranks."""
         self.settle()
         self.learner.end_epoch(samples)
-        self._average_statistics()
-
-    def _average_statistics(self) -> None:
-        """Batch norms have seen other samples on every rank."""
         modules = [m for top in self.learner.block.modules for m in top.modules()]
         for norm in (m for m in modules if isinstance(m, nn.modules.batchnorm._BatchNorm)):
-            for statistic in (norm.running_mean, norm.running_var):
+            for statistic in (norm.running_mean, norm.running_var):  # each rank has seen others
                 if statistic is not None and self.learner.learning:
                     self.ranks.add_up(statistic).div_(self.ranks.count)
 
@@ -106,28 +108,25 @@ class SharedGradients(SharedLearner):
         self.messages: list[Message] = []
 
     def start(self) -> None:
-        """Begin to learn; the optimizer's steps are taken here."""
         self.learner.start()
         self.learner.waits, self.names = True, None
 
     def forward(self, x: Any) -> Any:
-        """The block's values, after its step on the batch before."""
         self.settle()
-        return super().forward(x)
+        return _unless_empty(self.learner.forward, x)
 
     def update(self, saved: Any, s: Tensor, labels: Tensor, output_unused: bool = False) -> None:
         """Compute the gradients, and begin to sum them with those of the other ranks.
 
         A recurrent block whose states the next block reads step by step has them later.
         """
-        super().update(saved, s, labels, output_unused)
+        _unless_empty(self.learner.update, saved, s, labels, output_unused)
         self.unsummed = self.last
         backend = self.learner.backend
         if not (isinstance(backend, Unrolled) and backend.lazy):
             self._begin_sum()
 
     def finish_update(self) -> None:
-        """The gradients of recurrent blocks are ready now."""
         self.learner.finish_update()
         self._begin_sum()
 
@@ -135,10 +134,7 @@ class SharedGradients(SharedLearner):
         if not self.unsummed:
             return
         self.unsummed = False
-        moving = self.learner.moving
-        if not (names := self._names()):
-            return  # nothing of the block learns
-        self.messages = self.sums.add([moving[name] for name in names])
+        self.messages = self.sums.add([self.learner.moving[name] for name in self._names()])
         if not self.overlap:
             self.settle()
 
@@ -154,9 +150,8 @@ class SharedGradients(SharedLearner):
         """The parameters that get gradients on any rank: the same list on all ranks."""
         if self.names is None:
             moving = self.learner.moving
-            flags = torch.tensor([float(p.grad is not None) for p in moving.values()])
-            flags = self.ranks.add_up(flags.to(self.ranks.device_of(moving))).tolist()
-            self.names = [name for name, flag in zip(moving, flags, strict=True) if flag]
+            flags = self.ranks.from_all([p.grad is not None for p in moving.values()])
+            self.names = [name for name, *each in zip(moving, *flags, strict=True) if any(each)]
         return self.names
 
 
@@ -167,10 +162,10 @@ class SharedRidge(SharedLearner):
         """Join the sums of all ranks, and solve for the weights."""
         learner = self.learner
         if learner.learning:
-            join_sums(learner, self.ranks)
+            _join_sums(learner, self.ranks)
             super().end_epoch(samples)
             for p in learner.params.values():
-                self.ranks.send_first(p)
+                self.ranks.send(p)
             if not self.ranks.first:
                 learner.figures.loss.zero_()  # that of all samples, on every rank
 
@@ -181,9 +176,36 @@ class SharedRecursive(SharedLearner):
     def update(self, saved: Any, s: Tensor, labels: Tensor, output_unused: bool = False) -> None:
         """Measure the loss of the rank's samples, then learn from those of all ranks."""
         self.measure(saved, labels)
-        empty = saved is EMPTY
-        x = gather_rows(None if empty else saved.x, self.ranks)
-        self.learner.learn(x, gather_rows(None if empty else labels, self.ranks))
+        rows = None if saved is EMPTY else (saved.x, labels)
+        self.learner.learn(*_gathered(rows, self.learner, self.ranks))
+
+
+def _gathered(rows: Sequence[Tensor] | None, learner: Any, ranks: Ranks) -> list[Tensor]:
+    """Inputs and targets of all ranks, in their order; a rank without samples gives None."""
+    everyone = ranks.from_all(None if rows is None else [t.cpu() for t in rows])
+    device = next(iter(learner.params.values())).device
+    pairs = zip(*(each for each in everyone if each is not None), strict=True)
+    return [torch.cat(tensors).to(device) for tensors in pairs]
+
+
+def _join_sums(learner: Any, ranks: Ranks) -> None:
+    """Join the sums that the ranks have of a block's equations; exact in float64."""
+    sums: MomentSums | SampleSums | None = learner.sums
+    form = None if sums is None else (isinstance(sums, SampleSums), *sums.sides)
+    stores, *sides = next(f for f in ranks.from_all(form) if f is not None)
+    if learner.equations is None:
+        learner.equations = learner.make_equations()
+    if stores:
+        rows = (torch.cat(sums.xs), torch.cat(sums.ys)) if isinstance(sums, SampleSums) else None
+        x, y = _gathered(rows, learner, ranks)
+        learner.sums = SampleSums(x, y, learner.has_bias)
+        learner.sums.add(x, y)
+        return
+    if not isinstance(sums, MomentSums):  # the rank has no samples
+        device = next(iter(learner.params.values())).device
+        x, y = (torch.empty(0, side, device=device) for side in sides)
+        sums = learner.sums = MomentSums(x, y, learner.has_bias)
+    sums.pool(ranks.add_up)
 
 
 def shared_learner(learner: Any, sums: GradientSums, overlap: bool = True) -> SharedLearner:

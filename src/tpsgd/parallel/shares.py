@@ -3,13 +3,20 @@
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from tpsgd.engine.augment import Augmented
-from tpsgd.engine.batches import Arrays, Batch, DerivedSource, ThroughBlocks, stored_samples
+from tpsgd.engine.batches import (
+    ArraySource,
+    DerivedSource,
+    SampleBatch,
+    ThroughBlocks,
+    stored_samples,
+)
 from tpsgd.errors import TpsgdError
 from tpsgd.maths.random import Key, streams
 from tpsgd.nets.padded import Padded
@@ -20,18 +27,16 @@ RAGGED = (
     "sequences of different lengths cannot be cut into the shares of ranks: leave parallel out, or "
     "pad them to one length"
 )
-EMPTY: Final = object()  # in place of the samples of a rank that gets none
+EMPTY: Final = torch.empty(0)  # in place of the samples, and labels, of a rank that gets none
 
 
-class ShareOfBatch(Batch):
+class ShareOfBatch(SampleBatch):
     """A rank's share of a batch; its `size` is that of the batch, which all ranks learn from."""
 
     def load(self) -> tuple[Any, Tensor]:
-        """Inputs and labels of the rank's samples."""
-        return self.gather(self.index) if self.share else (EMPTY, torch.empty(0))
+        return self.gather(self.index) if self.share else (EMPTY, EMPTY)
 
-    def through(self, function: Callable[[Any], Any]) -> Batch:
-        """The same share with its inputs changed by a function."""
+    def through(self, function: Callable[[Any], Any]) -> SampleBatch:
         return super().through(function) if self.share else self
 
 
@@ -54,11 +59,10 @@ class Shared(DerivedSource):
     def __post_init__(self) -> None:
         augmented = isinstance(self.source, Augmented)
         unnumbered = augmented and self.source.numbers is None  # type: ignore[attr-defined]
-        in_memory = isinstance(stored_samples(self.source), Arrays)
+        in_memory = isinstance(stored_samples(self.source), ArraySource)
         self.by_index = in_memory and not unnumbered  # other batches are loaded, then cut
 
     def batches(self, block: int = 0, epoch: int | None = None) -> Iterator[Any]:
-        """The rank's share of each batch."""
         if not self.by_index:  # torch's generator decides, or may do so
             share_random_state(self.ranks)
         elif epoch is not None and not self.ranks.first:  # for dropout, of other samples
@@ -74,7 +78,7 @@ class Shared(DerivedSource):
             if self.by_index:
                 index = _cut(index, samples)
             else:
-                gather = _cut_when_loaded(gather, samples)
+                gather = partial(_load_and_cut, gather, samples)
             yield ShareOfBatch(gather, index, batch.size, share, batch.last)
 
 
@@ -101,18 +105,14 @@ def _cut(index: Any, samples: slice) -> Any:
     return index[..., samples]
 
 
-def _cut_when_loaded(
-    gather: Callable[[Any], tuple[Any, Tensor]], samples: slice
-) -> Callable[[Any], tuple[Any, Tensor]]:
+def _load_and_cut(
+    gather: Callable[[Any], tuple[Any, Tensor]], samples: slice, index: Any
+) -> tuple[Any, Tensor]:
     """Load a whole batch, and take some of its samples."""
-
-    def load(index: Any) -> tuple[Any, Tensor]:
-        x, labels = gather(index)
-        if isinstance(x, Padded):
-            raise TpsgdError(RAGGED)
-        return x[samples], labels[samples]
-
-    return load
+    x, labels = gather(index)
+    if isinstance(x, Padded):
+        raise TpsgdError(RAGGED)
+    return x[samples], labels[samples]
 
 
 def shared(source: Source, ranks: Ranks) -> Source:

@@ -46,7 +46,7 @@ TOLERANCE = 1e-3  # FISTA ends when a step changes the sum over all samples by l
 
 
 @dataclass(frozen=True)
-class Steps:
+class StepSizes:
     """The numbers that decide the size of an update; see `fit_dladmm`."""
 
     rho: float = 1.0
@@ -109,7 +109,7 @@ def begin(
 
 
 @torch.no_grad()
-def iterate(p: Problem, steps: Steps) -> None:
+def iterate(p: Problem, steps: StepSizes) -> None:
     """One iteration: layers from last to first, layers from first to last, the dual variable."""
     for i in reversed(range(len(p.W))):
         p.m[i] = F.linear(p.a[i], p.W[i], p.b[i])  # afresh: rounding errors do not add up
@@ -127,7 +127,7 @@ def iterate(p: Problem, steps: Steps) -> None:
     p.u = p.u + steps.rho * (p.z[-1] - p.m[-1])
 
 
-def update_b(p: Problem, i: int, steps: Steps) -> None:
+def update_b(p: Problem, i: int, steps: StepSizes) -> None:
     """The bias that minimises the Lagrangian."""
     if (bias := p.b[i]) is not None:
         more = p.force(i, steps.rho).mean(0) / steps.rho
@@ -135,7 +135,7 @@ def update_b(p: Problem, i: int, steps: Steps) -> None:
         p.m[i] = p.m[i] + more
 
 
-def update_W(p: Problem, i: int, steps: Steps) -> None:
+def update_W(p: Problem, i: int, steps: StepSizes) -> None:
     """W + G / theta, G = (rho (z - m) + u)' a."""
     G, norm = direction(p.force(i, steps.rho).mT @ p.a[i])
     along = p.a[i] @ G.mT
@@ -144,7 +144,7 @@ def update_W(p: Problem, i: int, steps: Steps) -> None:
     p.m[i] = p.m[i] + along.mul_(length)
 
 
-def update_a(p: Problem, i: int, steps: Steps) -> None:
+def update_a(p: Problem, i: int, steps: StepSizes) -> None:
     """The inputs of layer i: a + G / tau, G = (rho (z - m) + u) W - rho (a - f(z before))."""
     rho, y = steps.rho, activated(p.z[i - 1], p.slopes[i - 1])
     G, norm = direction(p.force(i, rho) @ p.W[i] - rho * (p.a[i] - y))
@@ -154,7 +154,7 @@ def update_a(p: Problem, i: int, steps: Steps) -> None:
     p.m[i] = p.m[i] + along.mul_(length)
 
 
-def update_z(p: Problem, i: int, steps: Steps) -> None:
+def update_z(p: Problem, i: int, steps: StepSizes) -> None:
     """The z of layer i that minimises the Lagrangian."""
     if i < p.last:
         p.z[i] = hidden_z(p.m[i], p.a[i + 1], p.slopes[i])
@@ -188,7 +188,9 @@ def hidden_z(m: Tensor, a: Tensor, slope: float) -> Tensor:
     return torch.where(value(below, slope * below) > value(above, above), above, below)
 
 
-def output_z(p: Problem, steps: Steps, most: int = FISTA, tolerance: float = TOLERANCE) -> Tensor:
+def output_z(
+    p: Problem, steps: StepSizes, most: int = FISTA, tolerance: float = TOLERANCE
+) -> Tensor:
     """The last z that minimises sum CE(z) + <u, z - m> + rho/2 |z - m|^2, by FISTA from p's z.
 
     A gradient step on the cross-entropy, then the exact minimum of the rest, from a point that is

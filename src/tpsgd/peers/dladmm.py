@@ -2,9 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -15,9 +14,9 @@ from torch.nn import functional as F
 from tpsgd.engine.anatomy import dissect
 from tpsgd.engine.assemble import count as count_parameters
 from tpsgd.engine.batches import (
-    Arrays,
+    ArraySource,
     BatchForm,
-    Stream,
+    LoaderSource,
     as_source,
     check_values,
     first_samples,
@@ -29,9 +28,10 @@ from tpsgd.engine.record import BlockInfo, Epoch, Run
 from tpsgd.engine.settings import Settings
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import cross_entropy
+from tpsgd.maths.torch_internals import internal
 from tpsgd.nets.blocks import Block, hooked, split
 from tpsgd.nets.padded import Padded
-from tpsgd.peers.admm import Problem, Steps, begin, iterate, outputs
+from tpsgd.peers.admm import Problem, StepSizes, begin, iterate, outputs
 from tpsgd.peers.settings import peer_settings
 from tpsgd.rules import frozen
 from tpsgd.training.fit import training_context
@@ -92,7 +92,7 @@ def fit_dladmm(
         40000
     """
     started = time.perf_counter()
-    steps = Steps(rho, theta, tau, fista_step, max_rho)
+    steps = StepSizes(rho, theta, tau, fista_step, max_rho)
     if not isinstance(iterations, int) or iterations < 1:
         raise TpsgdError(f"iterations must be a whole number, 1 or more, got {iterations!r}")
     chosen = peer_settings(
@@ -108,13 +108,12 @@ def fit_dladmm(
                 "tpsgd.fit with a recurrent layer"
             )
         net = dissect([model], first, is_stream(data), frozen(), chosen, device, check_values)
-        form, classes = net.form, net.classes
-        held_out = None
+        form, held_out = net.form, None
         if chosen.validation is not None:
-            held_out = as_source(chosen.validation, form, cross_entropy, classes)
-        if isinstance(held_out, Arrays):
+            held_out = as_source(chosen.validation, form, cross_entropy, net.classes)
+        if isinstance(held_out, ArraySource):
             class_indices(held_out.y)
-        source = as_source(data, form, cross_entropy, classes, complete=True)
+        source = as_source(data, form, cross_entropy, net.classes, complete=True)
         run = Run("dladmm", chosen.seed, described(chosen, steps), model=model)
         for block in blocks:
             parameters = count_parameters(block.named_parameters())
@@ -122,8 +121,7 @@ def fit_dladmm(
         layers: list[Any] = [block.layer for block in blocks]
         slopes = [float(getattr(b.activation, "negative_slope", 0.0)) for b in blocks[:-1]]
         with Meter(device) as meter:
-            fits = partial(check_room, layers=layers, form=form)
-            x, labels = gathered(source, form, meter, fits)
+            x, labels = gathered(source, layers, form, meter)
             for module in blocks[0].prologue:
                 x = module(x)
             run.setup_seconds = time.perf_counter() - started
@@ -137,8 +135,8 @@ def fit_dladmm(
 def train(
     model: nn.Module,
     p: Problem,
-    steps: Steps,
-    held_out: Arrays | Stream | None,
+    steps: StepSizes,
+    held_out: ArraySource | LoaderSource | None,
     settings: Settings,
     run: Run,
     meter: Meter,
@@ -159,7 +157,8 @@ def train(
             )
         # in one call, so that an interruption leaves the weights of a whole iteration
         with torch.no_grad():
-            torch._foreach_copy_(parameters, p.parameters())  # type: ignore[attr-defined]
+            copy = internal("_foreach_copy_")
+            (copy or _copy_each)(parameters, p.parameters())
         losses.append(loss)
         run.sample_passes += passes
         if callable(settings.progress):
@@ -177,6 +176,11 @@ def train(
     run.seconds = time.perf_counter() - began
 
 
+def _copy_each(into: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    for t, value in zip(into, values, strict=True):
+        t.copy_(value)
+
+
 @torch.no_grad()
 def loss_and_accuracy(p: Problem) -> tuple[float, float]:
     """The net's mean cross-entropy and accuracy; waits for the GPU."""
@@ -187,7 +191,7 @@ def loss_and_accuracy(p: Problem) -> tuple[float, float]:
 
 
 @torch.no_grad()
-def measured(model: nn.Module, held_out: Arrays | Stream) -> tuple[float, float]:
+def measured(model: nn.Module, held_out: ArraySource | LoaderSource) -> tuple[float, float]:
     """Mean cross-entropy and accuracy of the model on held-out data."""
     sums, samples = [], 0
     for batch in held_out.batches():
@@ -202,26 +206,24 @@ def measured(model: nn.Module, held_out: Arrays | Stream) -> tuple[float, float]
 
 
 def gathered(
-    source: Arrays | Stream, form: BatchForm, meter: Meter, check: Callable[[int], None]
+    source: ArraySource | LoaderSource, layers: list[Any], form: BatchForm, meter: Meter
 ) -> tuple[Tensor, Tensor]:
-    """All inputs and labels of a source, on the device; `check` refuses too many samples."""
-    if isinstance(source, Arrays):
-        check(source.samples)
-        x, labels = form(source.x), class_indices(source.y.to(form.device))
-        copied = x is not source.x
+    """All inputs and labels of a source, on the device; too many samples are refused."""
+    if isinstance(source, ArraySource):
+        check_room(source.samples, layers, form)
+        x, y = form(source.x), source.y.to(form.device)
     else:
         batches, count = [], 0
         for batch in source.batches(0, 0):
             count += batch.size
-            check(max(count, source.samples))
+            check_room(max(count, source.samples), layers, form)
             batches.append(batch.load())
         if not batches:
             raise TpsgdError("the data is empty: the loader gives no batch")
-        x = torch.cat([x for x, _ in batches])
-        labels, copied = class_indices(torch.cat([y for _, y in batches])), True
-    if copied:
+        x, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    if not isinstance(source, ArraySource) or x is not source.x:
         meter.kept(x.nbytes, 0)
-    return x, labels
+    return x, class_indices(y)
 
 
 def class_indices(labels: Tensor) -> Tensor:
@@ -263,30 +265,25 @@ def check_room(samples: int, layers: list[Any], form: BatchForm) -> None:
 def check_model(blocks: list[Block]) -> None:
     """An error that says why dlADMM cannot train a model, if it cannot."""
     for block in blocks:
-        who, last = f"block {block.index + 1} ({block})", block is blocks[-1]
-        if odd := misfit(block, last):
+        name = f"block {block.index + 1} ({block})"
+        if odd := misfit(block, block is blocks[-1]):
             raise TpsgdError(
                 "dlADMM knows nn.Linear layers, ReLU or LeakyReLU between them and nn.Flatten "
-                f"before the first, but {who} has {odd}: use tpsgd.fit or tpsgd.fit_backprop"
+                f"before the first, but {name} has {odd}: use tpsgd.fit or tpsgd.fit_backprop"
             )
         if any(not p.requires_grad for p in block.layer.parameters()):
             raise TpsgdError(
-                f"{who} is frozen, and dlADMM trains all layers together: call "
+                f"{name} is frozen, and dlADMM trains all layers together: call "
                 "requires_grad_(True) on it, or compute its outputs and train the rest on those"
             )
         if any(hooked(module) for module in block.modules):
-            raise TpsgdError(f"{who} has hooks, which dlADMM would pass by: remove them")
+            raise TpsgdError(f"{name} has hooks, which dlADMM would pass by: remove them")
     layer: Any = blocks[-1].layer
     if layer.out_features < 2:
-        raise TpsgdError(
-            "dlADMM tells classes apart by one output each, and the last layer has 1: give it 2 "
-            "for a yes-or-no question"
-        )
+        raise TpsgdError("dlADMM needs one output per class, and the last layer has 1: give it 2")
     if layer.weight.dtype not in (torch.float32, torch.float64):
-        raise TpsgdError(
-            f"dlADMM computes in float32 or float64, and the model is in {layer.weight.dtype}: "
-            "call model.float()"
-        )
+        kind = layer.weight.dtype
+        raise TpsgdError(f"dlADMM computes in float32 or float64, not in {kind}: model.float()")
 
 
 def misfit(block: Block, last: bool) -> str | None:
@@ -303,7 +300,7 @@ def misfit(block: Block, last: bool) -> str | None:
     return "no activation" if block.activation is None and not last else None
 
 
-def described(settings: Settings, steps: Steps) -> dict[str, Any]:
+def described(settings: Settings, steps: StepSizes) -> dict[str, Any]:
     """The settings as plain values, for the record."""
     record = settings.describe("dladmm", cross_entropy)
     shared = ("rule", "loss", "seed", "device", "validation", "threads", "torch")

@@ -90,9 +90,9 @@ def _convolution(module: Any, y: Tensor, shape: torch.Size) -> Tensor:
         size, kernel, pads = (1, *size), (1, *kernel), [0, *pads]
         dilation, stride = (1, *dilation), (1, *stride)
     patches = pseudo_inverse(module.weight.flatten(1)) @ _less_bias(module, y, 1).flatten(2)
-    how = (tuple(size), kernel, dilation, tuple(pads), stride)
-    overlaps = F.fold(torch.ones_like(patches[:1]), *how)
-    return (F.fold(patches, *how) / overlaps.clamp(min=1)).view(len(y), *shape)
+    geometry = (tuple(size), kernel, dilation, tuple(pads), stride)
+    overlaps = F.fold(torch.ones_like(patches[:1]), *geometry)
+    return (F.fold(patches, *geometry) / overlaps.clamp(min=1)).view(len(y), *shape)
 
 
 def _less_bias(module: Any, y: Tensor, dim: int) -> Tensor:

@@ -18,9 +18,9 @@ from tpsgd.errors import TpsgdError, shortened
 from tpsgd.files import writable_folder
 from tpsgd.output import output_folder
 from tpsgd.saved import folder as folders
-from tpsgd.saved.folder import Layout
+from tpsgd.saved.folder import FolderFormat
 
-CHECKPOINT = Layout("checkpoint", 1)
+CHECKPOINT = FolderFormat("checkpoint", 1)
 BEGUN = "before its first checkpoint"  # the position of a run that has begun
 UNFIT = ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError
 PLAIN = (bool, int, float, str, type(None))
@@ -39,7 +39,7 @@ class Checkpoint:
             block. The end of a run is always written.
         resume: go on from the checkpoint in the folder; if it has none, begin. Without it, a
             folder with a checkpoint is refused. A run that has finished may be given more epochs:
-            every block then goes on from its weights, with a new optimizer.
+            every block then goes on with its weights, its class codes and its optimizer.
 
     Examples:
         >>> Checkpoint("runs/digits", every=60).within("readout").folder.as_posix()
@@ -55,10 +55,8 @@ class Checkpoint:
             raise TpsgdError(
                 f"checkpoint must be a folder or tpsgd.Checkpoint(folder), got {self.folder!r}"
             )
-        if isinstance(self.every, bool) or not isinstance(self.every, (int, float)):
-            raise TpsgdError(f"every must be a number of seconds, got {self.every!r}")
-        if not self.every >= 0:
-            raise TpsgdError(f"every must be 0 seconds or more, got {self.every!r}")
+        if type(self.every) not in (int, float) or not self.every >= 0:
+            raise TpsgdError(f"every must be a number of seconds, 0 or more, got {self.every!r}")
         object.__setattr__(self, "folder", Path(self.folder).expanduser())
 
     @classmethod
@@ -77,21 +75,21 @@ class Checkpoint:
 
     def open(self) -> dict[str, Any] | None:
         """The state to go on from, or None at the beginning; the folder can then be written to."""
-        if not folders.holds(CHECKPOINT, self.folder):
-            writable_folder(self.folder)
-            return None
-        if not self.resume:
-            if (reached := position(self.folder)) != BEGUN:
+        state = None
+        if folders.holds(CHECKPOINT, self.folder):
+            if self.resume:
+                state = read(self.folder)
+            elif (reached := position(self.folder)) != BEGUN:
                 refuse_to_replace(self.folder, f"a checkpoint ({reached})")
-            return None
-        state = read(self.folder)
         writable_folder(self.folder)
-        folders.remove_leftovers(CHECKPOINT, self.folder)
+        if state is not None:
+            folders.remove_leftovers(CHECKPOINT, self.folder)
         return state
 
     def begin(self, identity: dict[str, Any]) -> None:
-        """Note that a run has begun in the folder."""
-        begin(self.folder, identity)
+        """Note that a run has begun in the folder: what it writes elsewhere is its own."""
+        state = {"position": BEGUN, "identity": identity, "stages": []}
+        folders.write(CHECKPOINT, self.folder, {"state": state}, {})
 
     def write(self, state: dict[str, Any]) -> None:
         """Replace the checkpoint in the folder."""
@@ -114,12 +112,6 @@ def write(folder: Path, state: dict[str, Any]) -> None:
     """Replace the checkpoint in a folder."""
     tensors: dict[str, Tensor] = {}
     folders.write(CHECKPOINT, folder, {"state": pack(state, tensors)}, tensors)
-
-
-def begin(folder: Path, identity: dict[str, Any]) -> None:
-    """Note that a run has begun in a folder: what it writes elsewhere is its own."""
-    state = {"position": BEGUN, "identity": identity, "stages": []}
-    folders.write(CHECKPOINT, folder, {"state": state}, {})
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -180,9 +172,8 @@ def pack(value: Any, tensors: dict[str, Tensor], name: str = "") -> Any:
             return {key: pack(item, tensors, f"{prefix}{key}") for key, item in value.items()}
         pairs = enumerate(value.items())
         return {PAIRS: [pack(list(pair), tensors, f"{prefix}{i}") for i, pair in pairs]}
-    raise TpsgdError(
-        f"a checkpoint holds numbers, words and tensors, but {name} is a {type(value).__name__}"
-    )
+    kind = type(value).__name__
+    raise TpsgdError(f"a checkpoint holds numbers, words and tensors, but {name} is a {kind}")
 
 
 def unpack(value: Any, tensors: dict[str, Tensor]) -> Any:

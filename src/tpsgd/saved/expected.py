@@ -39,9 +39,8 @@ def check_tensor(name: str, value: Any, like: Tensor) -> Tensor:
     """The value, if it is a tensor with the shape and the number format of another one."""
     if not isinstance(value, Tensor) or (value.shape, value.dtype) != (like.shape, like.dtype):
         form = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
-        raise ValueError(
-            f"{name} is {shortened(form)} in place of {like.dtype} {tuple(like.shape)}"
-        )
+        expected = f"{like.dtype} {tuple(like.shape)}"
+        raise ValueError(f"{name} is {shortened(form)} in place of {expected}")
     return value
 
 
@@ -98,24 +97,22 @@ def state_after_a_step(optimizer: Optimizer, parameter: Tensor) -> dict[str, Any
 
 
 def _check_setting(name: str, value: Any, fresh: Any) -> None:
-    """Refuse a setting of another kind; numbers may differ, since learning rates change."""
-    value, fresh = _plain(value), _plain(fresh)
-    if isinstance(fresh, (list, tuple)):
-        if type(value) is not type(fresh) or len(value) != len(fresh):
-            raise ValueError(f"{name} of an optimizer cannot be {shortened(repr(value))}")
-        for inner, of_fresh in zip(value, fresh, strict=True):
-            _check_setting(name, inner, of_fresh)
-    elif type(fresh) in (int, float):
+    """Refuse a setting of another kind; numbers may differ, since learning rates change.
+
+    A learning rate may be a tensor on one device and a number on another.
+    """
+    value, fresh = (v.item() if isinstance(v, Tensor) else v for v in (value, fresh))
+    if type(fresh) in (int, float):
         check_number(name, value, least=0 if fresh >= 0 else -math.inf)
         if 0 <= fresh < 1 <= value and "lr" not in name:
             raise ValueError(f"{name} of an optimizer must be less than 1, got {value}")
-    elif type(value) is not type(fresh) or value != fresh:
+    elif type(value) is not type(fresh):
         raise ValueError(f"{name} of an optimizer cannot be {shortened(repr(value))}")
-
-
-def _plain(value: Any) -> Any:
-    """A learning rate that is a tensor on one device and a number on another, as a number."""
-    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+    elif isinstance(fresh, (list, tuple)):
+        for inner, of_fresh in zip(value, fresh, strict=True):
+            _check_setting(name, inner, of_fresh)
+    elif value != fresh:
+        raise ValueError(f"{name} of an optimizer cannot be {shortened(repr(value))}")
 
 
 def _check_state(name: str, value: Any, parameter: Tensor, fresh: Any) -> None:

@@ -9,32 +9,45 @@ import torch
 from tpsgd.errors import TpsgdError
 from tpsgd.nets.padded import Padded
 
+AT_A_TIME = 1 << 12  # samples that are scaled together, in float64
+
 
 def as_trained(x: Any, inputs: Mapping[str, Any]) -> Any:
     """Samples with blanks (NaN) filled and features scaled as `Data.inputs` says."""
     imputation, scaling = inputs.get("imputation") or {}, inputs.get("scaling") or {}
-    x = filled(x, imputation) if imputation else x
-    return scaled(x, scaling) if "shift" in scaling else x
+    x = filled(x, imputation)
+    if "shift" in scaling:
+        return scaled(x, scaling)
+    return _of_features(_rounded, x) if imputation else x
 
 
 def filled(x: Any, imputation: Mapping[str, Any]) -> Any:
-    """x in float32, with the value of its feature wherever it is NaN."""
+    """x in float64, with the value of its feature wherever it is NaN."""
+    if not imputation:
+        return x
 
     def fill(data: Any) -> Any:
-        values = np.array(imputation["values"], np.float32)
-        return np.require(np.where(np.isnan(data), values, data), np.float32, ["C", "W"])
+        return np.where(np.isnan(data), np.array(imputation["values"], np.float64), data)
 
     return _of_features(fill, x)
 
 
 def scaled(x: Any, scaling: Mapping[str, Any]) -> Any:
-    """(x - shift) / scale of each feature, in float32; the padding of series stays 0."""
+    """(x - shift) / scale of each feature, rounded to float32; the padding of series stays 0."""
 
     def scale(data: Any) -> Any:
-        shift, factor = (np.array(scaling[key], np.float32) for key in ("shift", "scale"))
-        return np.require((data - shift) / factor, np.float32, ["C", "W"])
+        shift, factor = (np.array(scaling[key], np.float64) for key in ("shift", "scale"))
+        result = np.empty(data.shape, np.float32)
+        for start in range(0, len(data), AT_A_TIME):
+            piece = slice(start, start + AT_A_TIME)
+            result[piece] = (data[piece] - shift) / factor
+        return result
 
     return _of_features(scale, x)
+
+
+def _rounded(data: Any) -> Any:
+    return np.require(data, np.float32, ["C", "W"])
 
 
 def _of_features(function: Callable[[Any], Any], x: Any) -> Any:
@@ -46,7 +59,6 @@ def _of_features(function: Callable[[Any], Any], x: Any) -> Any:
     try:
         return function(np.asarray(x))
     except (KeyError, TypeError, ValueError) as error:
-        raise TpsgdError(
-            f"samples of shape {tuple(x.shape[1:])} cannot be scaled as those that the"
-            f" model was trained on ({error})."
-        ) from error
+        shape = f"samples of shape {tuple(x.shape[1:])}"
+        problem = "cannot be scaled as those that the model was trained on"
+        raise TpsgdError(f"{shape} {problem} ({error}).") from error

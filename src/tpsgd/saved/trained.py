@@ -7,7 +7,6 @@ A model is described by its modules (`modules`). A model that a user's function 
 import hashlib
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,10 @@ from tpsgd.errors import TpsgdError, shortened
 from tpsgd.files import call_function, is_function, named_folder
 from tpsgd.saved import folder as folders
 from tpsgd.saved import modules
-from tpsgd.saved.folder import Layout
+from tpsgd.saved.checkpoint import readable
+from tpsgd.saved.folder import FolderFormat
 
-MODEL = Layout("model", 1)
+MODEL = FolderFormat("model", 1)
 CHANNELS_LAST = "channels-last"
 KEEP_OUTPUTS = ("torch.nn.modules.activation", "torch.nn.modules.dropout")  # as many as before
 KEYS = {"model", "tensors", "frozen", "run", "classes", "inputs", "versions"}
@@ -30,41 +30,20 @@ DTYPES = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Content:
-    """A model and what belongs to it, in the types that JSON has.
-
-    Args:
-        model: the model.
-        run: the record of its training.
-        classes: the names of the classes, or nothing.
-        inputs: what a sample must look like: its shape, columns, how it was scaled.
-        versions: of Python, torch and tpsgd when it was saved.
-    """
-
-    model: nn.Module
-    run: dict[str, Any]
-    classes: Sequence[str] = ()
-    inputs: dict[str, Any] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
-
-
 def write(
-    folder: str | Path, content: Content, factory: str | None = None, overwrite: bool = False
+    folder: str | Path,
+    model: nn.Module,
+    content: Mapping[str, Any],
+    factory: str | None = None,
+    overwrite: bool = False,
 ) -> Path:
-    """Write a model into a folder; see `Run.save`."""
+    """Write a model, its `run`, `classes` and `inputs` into a folder; see `Run.save`."""
     path = check_free(folder, overwrite)
-    classes = _class_names(content.classes)
-    check_classes(content.model, classes)
-    model, tensors = describe(content.model, factory)
+    classes = _class_names(content["classes"])
+    check_classes(model, classes)
+    description, tensors = describe(model, factory)
     versions = {"python": platform.python_version(), "torch": torch.__version__}
-    description = {
-        **model,
-        "classes": classes,
-        "inputs": content.inputs,
-        "run": content.run,
-        "versions": versions | {"tpsgd": __version__},
-    }
+    description |= {**content, "classes": classes, "versions": versions | {"tpsgd": __version__}}
     return folders.write(MODEL, path, description, tensors)
 
 
@@ -72,14 +51,17 @@ def describe(
     model: nn.Module, factory: str | None = None
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """A model in plain values, and its tensors by name."""
-    modules_of_model = modules.describe(model) if factory is None else _describe_factory(factory)
     tensors = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         if not isinstance(tensor, Tensor) or isinstance(tensor, nn.UninitializedParameter):
             raise TpsgdError(f"the model's state {name!r} is not a tensor: it cannot be saved")
         tensors[name] = tensor.detach()
     description = {
-        "model": modules_of_model,
+        "model": (
+            modules.describe(model)
+            if factory is None
+            else {"factory": factory, "sha256": _checksum(factory)}
+        ),
         "tensors": {name: _form(tensor) for name, tensor in tensors.items()},
         "frozen": sorted(name for name, p in model.named_parameters() if not p.requires_grad),
     }
@@ -101,34 +83,26 @@ def rebuild(
     return model
 
 
-def read(folder: str | Path, factory: str | None = None) -> Content:
-    """The content of a folder; no code is run, except for the file of a `factory`."""
+def read(folder: str | Path, factory: str | None = None) -> tuple[nn.Module, dict[str, Any]]:
+    """A model, its `run`, `classes`, `inputs` and the `versions` that it was saved with.
+
+    No code is run, except for the file of a `factory`.
+    """
     path = named_folder(folder, "of a trained model")
     description, tensors = folders.read(MODEL, path)
     expected = KEYS | {"format", folders.WEIGHTS}
     if description.keys() != expected:
         names = shortened(", ".join(sorted(map(repr, description.keys() ^ expected))))
         raise TpsgdError(f"{path} holds no model of format {MODEL.format}: it differs in {names}")
-    try:
+    with readable(path, "model"):
         model = rebuild(path, description, tensors, factory)
-        classes = _class_names(description["classes"])
-        run, inputs, versions = (dict(description[key]) for key in ("run", "inputs", "versions"))
-    except TpsgdError:
-        raise
-    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-        raise TpsgdError(f"the model in {path} makes no sense: {shortened(error)}") from error
-    return Content(model, run, classes, inputs, versions)
+        content = {key: dict(description[key]) for key in ("run", "inputs", "versions")}
+        return model, content | {"classes": _class_names(description["classes"])}
 
 
 def check_free(folder: str | Path, overwrite: bool) -> Path:
     """The folder, if it holds no model or if that may be replaced."""
-    path = named_folder(folder, "to save the model in")
-    if folders.holds(MODEL, path) and not overwrite:
-        raise TpsgdError(
-            f"{path} already holds a model: name another folder, or replace it with overwrite=True "
-            "(--overwrite)"
-        )
-    return path
+    return folders.check_free(MODEL, folder, overwrite)
 
 
 def check_classes(model: nn.Module, classes: Sequence[str]) -> None:
@@ -140,19 +114,14 @@ def check_classes(model: nn.Module, classes: Sequence[str]) -> None:
         return
     count = max(2, leaves[-1].out_features)  # one output is a yes or a no
     if len(classes) != count:
-        raise TpsgdError(
-            f"the model tells {count} classes apart, but classes has {len(classes)} names"
-        )
-
-
-def _describe_factory(factory: str) -> dict[str, str]:
-    if not is_function(factory):
-        raise TpsgdError(f"factory must be 'FILE.py:FUNCTION', got {factory!r}")
-    return {"factory": factory, "sha256": _checksum(factory)}
+        names = f"classes has {len(classes)} names"
+        raise TpsgdError(f"the model tells {count} classes apart, but {names}")
 
 
 def _checksum(factory: str) -> str:
     """Of the file of `FILE.py:FUNCTION`."""
+    if not is_function(factory):
+        raise TpsgdError(f"factory must be 'FILE.py:FUNCTION', got {factory!r}")
     file = Path(factory.rpartition(":")[0]).expanduser()
     if not file.is_file():
         raise TpsgdError(f"there is no file {file}")
@@ -171,9 +140,7 @@ def _model(folder: Path, description: Any, factory: str | None) -> nn.Module:
             f"the model in {folder} is made by {word}: name that file to have it run, with "
             f"tpsgd.load(folder, factory={word!r}) or --model {word}"
         )
-    if not is_function(factory):
-        raise TpsgdError(f"factory must be 'FILE.py:FUNCTION', got {factory!r}")
-    if factory.rpartition(":")[2] != word.rpartition(":")[2] or _checksum(factory) != checksum:
+    if _checksum(factory) != checksum or factory.rpartition(":")[2] != word.rpartition(":")[2]:
         raise TpsgdError(
             f"{factory} is not what the model in {folder} was made by, {word} with the SHA-256 "
             f"{checksum[:16]}...: the file has changed, or is another one"
@@ -202,20 +169,15 @@ def _check(
     state = model.state_dict()
     if names := forms.keys() ^ tensors.keys() | state.keys() ^ tensors.keys():
         listed = shortened(", ".join(sorted(map(repr, names))))
-        raise TpsgdError(
-            f"the tensors in {folder} are not those of the model that it describes: {listed}"
-        )
+        problem = "are not those of the model that it describes"
+        raise TpsgdError(f"the tensors in {folder} {problem}: {listed}")
     for name, tensor in tensors.items():
+        place = f"{name!r} in {folder} is {_form(tensor)}"
         if forms[name].removesuffix(f" {CHANNELS_LAST}") != _form(tensor):
-            described = shortened(repr(forms[name]))
-            raise TpsgdError(
-                f"{name!r} in {folder} is {_form(tensor)}, and {described} by its description"
-            )
+            raise TpsgdError(f"{place}, and {shortened(repr(forms[name]))} by its description")
         same_kind = tensor.is_floating_point() == state[name].is_floating_point()
         if tensor.shape != state[name].shape or not same_kind:
-            raise TpsgdError(
-                f"{name!r} in {folder} is {_form(tensor)}, the model needs {_form(state[name])}"
-            )
+            raise TpsgdError(f"{place}, the model needs {_form(state[name])}")
         if forms[name].endswith(CHANNELS_LAST) and tensor.dim() == 4:
             tensors[name] = tensor.contiguous(memory_format=torch.channels_last)
 
@@ -230,8 +192,7 @@ def _fill(model: nn.Module, tensors: dict[str, Tensor]) -> None:
 
 
 def _class_names(classes: Any) -> list[str]:
-    names: list[Any] = list(classes) if isinstance(classes, (list, tuple)) else [classes]
-    is_list = isinstance(classes, (list, tuple)) and all(isinstance(n, str) for n in names)
-    if not is_list or len(set(names)) < len(names):
+    is_list = isinstance(classes, (list, tuple)) and all(isinstance(name, str) for name in classes)
+    if not is_list or len(set(classes)) < len(classes):
         raise TpsgdError("classes must be a list of different names, in the order of the outputs")
-    return names
+    return list(classes)

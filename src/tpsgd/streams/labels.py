@@ -30,12 +30,16 @@ class Classes:
         if isinstance(names, str) or len(set(self.names)) < len(self.names):
             raise TpsgdError(f"classes must be a list of different names, got {names!r}")
         if len(self.names) != outputs:
-            raise TpsgdError(
-                f"the model has {outputs} outputs, but classes has {len(self.names)} names"
-            )
+            names = f"classes has {len(self.names)} names"
+            raise TpsgdError(f"the model has {outputs} outputs, but {names}")
 
     def __len__(self) -> int:
         return len(self.names)
+
+    @property
+    def described(self) -> list[Any] | int:
+        """The names, or how many classes without names there are."""
+        return list(self.names) if self.named else len(self)
 
     def add(self, name: Hashable = None) -> None:
         """One more class."""
@@ -69,13 +73,13 @@ class Classes:
             return [self.check_new(label) for label in new]
         index = labels(tensor(y, "y"), None, None)
         new = sorted({int(label) for label in index.unique() if label >= len(self)})
-        for position, label in enumerate(new):
-            if label != len(self) + position:
+        for expected, label in enumerate(new, len(self)):
+            if label != expected:
                 classes = f"classes 0 to {len(self) - 1}" if len(self) > 1 else "one class, 0"
                 raise TpsgdError(
-                    f"label {label} skips class {len(self) + position}: the stream has {classes}, "
-                    f"and new ones count on from {len(self)} without a gap; to use labels of any "
-                    "kind, name the classes, Stream(model, classes=[...])"
+                    f"label {label} skips class {expected}: the stream has {classes}, and new ones "
+                    f"count on from {len(self)} without a gap; to use labels of any kind, name the "
+                    "classes, Stream(model, classes=[...])"
                 )
         return new
 

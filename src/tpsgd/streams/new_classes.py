@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from tpsgd.errors import TpsgdError
 from tpsgd.nets.blocks import Block, split
 from tpsgd.nets.layers import LAYERS, layer_kind
-from tpsgd.solvers.least_squares import MomentSums
 
 
 def last_block(model: nn.Module) -> Block:
@@ -27,26 +26,26 @@ def outputs_of(model: nn.Module) -> int:
     return 0 if weight is None else len(weight)
 
 
-def why_not(block: Block) -> str | None:
-    """Why a block cannot get another output, or None."""
+def check_new_output(model: nn.Module) -> Any:
+    """The layer with the outputs, if it can get another one."""
+    block = last_block(model)
     layer: Any = block.layer
-    kind = LAYERS.get(type(layer))
+    kind, reason = LAYERS.get(type(layer)), ""
     if kind is None or layer_kind(layer) is None or not kind.dense(layer):
-        return "only an nn.Linear or a convolution without groups can have a new output"
-    after = block.modules[block.modules.index(layer) + 1 :]
-    for module in after:
-        if any(True for _ in module.parameters()) or any(True for _ in module.buffers()):
-            return f"{type(module).__name__} after its layer has a number for each output"
-    return None
+        reason = "only an nn.Linear or a convolution without groups can have a new output"
+    else:
+        for module in block.modules[block.modules.index(layer) + 1 :]:
+            if [*module.parameters(), *module.buffers()]:
+                reason = f"{type(module).__name__} after its layer has a number for each output"
+    if reason:
+        raise TpsgdError(f"the last block ({block}) cannot get a new class: {reason}")
+    return layer
 
 
 @torch.no_grad()
 def add_output(model: nn.Module) -> None:
     """One more output, which is 0; the rows of the others stay as they are, bit for bit."""
-    block = last_block(model)
-    if reason := why_not(block):
-        raise TpsgdError(f"the last block ({block}) cannot get a new class: {reason}")
-    layer: Any = block.layer
+    layer = check_new_output(model)
     for parameter in layer.parameters(recurse=False):
         parameter.data = torch.cat([parameter.data, torch.zeros_like(parameter.data[:1])])
         parameter.grad = None
@@ -77,17 +76,3 @@ def enlarged(value: Any, parameter: Tensor, before: torch.Size) -> Any:
     if isinstance(value, Tensor) and value.shape == before != parameter.shape:
         return overlay(torch.zeros_like(parameter), value)
     return value
-
-
-def with_targets(sums: MomentSums, count: int, absent: float) -> MomentSums:
-    """Sums over samples for more targets, which were `absent` in all samples so far.
-
-    Other numbers than 0 need sums with a bias, about the running means.
-    """
-    more = count - sums.y.shape[-1]
-    if not more:
-        return sums
-    pad = nn.functional.pad
-    sums.y, sums.xy = pad(sums.y, (0, more), value=absent), pad(sums.xy, (0, more))
-    sums.yy = pad(sums.yy, (0, more, 0, more))
-    return sums

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from tpsgd.engine.anatomy import Anatomy, dissect
 from tpsgd.engine.assemble import check_optimizers, make_learners
-from tpsgd.engine.batches import Arrays, Batch, as_source, check_values
+from tpsgd.engine.batches import ArraySource, SampleBatch, as_source, check_values
 from tpsgd.engine.device import limit_threads
 from tpsgd.engine.record import LOWER_RATE, SCALE_INPUTS
 from tpsgd.engine.settings import Settings
@@ -24,12 +24,13 @@ from tpsgd.fast.wrapper import quicken
 from tpsgd.losses import bce
 from tpsgd.nets.padded import Padded
 from tpsgd.rules import Rule, Signal
-from tpsgd.saved.expected import check_number, check_tensor, checked_state
+from tpsgd.saved.expected import check_number, check_tensor
 from tpsgd.solvers import SOLVERS, Recursive, Ridge
 from tpsgd.solvers.least_squares import MomentSums
-from tpsgd.streams.new_classes import enlarged, overlay, with_targets
+from tpsgd.streams.new_classes import add_output, check_new_output, enlarged, overlay
 from tpsgd.train import calibrate, step, step_on_error
 from tpsgd.training.fit import training_context
+from tpsgd.training.learner_state import random_state, restore_optimizer, set_random
 
 State = dict[str, Any]
 
@@ -43,10 +44,6 @@ class OnlineNet:
         self.state: State | None = None  # of earlier learners, to go on with
         self.random: tuple[Tensor, ...] | None = None  # generators after the latest batch
 
-    def tensors(self) -> list[Tensor]:
-        """The parameters and buffers of the model."""
-        return [*self.model.parameters(), *self.model.buffers()]
-
     def check(self, x: Any) -> None:
         """Refuse samples that no learners can be made for, if there are none yet."""
         if not self.learners and self.state is None:
@@ -54,13 +51,17 @@ class OnlineNet:
                 self._assemble(x, device)
 
     def check_new_class(self) -> None:
-        """Refuse a new class that the sums of `rls()` have no room for."""
+        """Refuse a new class that the last layer, or the sums of `rls()`, have no room for."""
+        check_new_output(self.model)
         state = self.current_state()
         sums = state["blocks"][-1].get("sums") if state else None
         if sums is not None and not sums["bias"] and self.settings.loss is bce:
-            raise TpsgdError(
-                "rls() with tpsgd.bce needs a bias in the last layer to get a new class"
-            )
+            raise TpsgdError("for a new class, rls() with tpsgd.bce needs a bias in the last layer")
+
+    def add_class(self) -> None:
+        """One more output; the next batch makes new learners, which go on from the state."""
+        self.state, self.learners = self.current_state(), []
+        add_output(self.model)
 
     def learn(self, x: Any, labels: Tensor) -> str:
         """One step of every block; what is wrong with a loss, in words, or "".
@@ -73,9 +74,12 @@ class OnlineNet:
             limit_threads(device, self.anatomy.largest_product * len(x))
             for learner in self.learners:
                 learner.resume()
-            take_step = step_on_error if self.waits_for_output else step
+            waits = any(x.learning and x.signal is not Signal.LABEL for x in self.learners)
+            take_step = step_on_error if waits else step
+            arrays = self._arrays(x, labels)
+            batch = SampleBatch(arrays.take, torch.arange(len(x), device=arrays.x.device), len(x))
             with torch.no_grad():
-                take_step(self.learners, self._batch(x, labels))
+                take_step(self.learners, batch)
             return self._broken_loss(len(x))
 
     def check_state(self, x: Any) -> None:
@@ -85,19 +89,9 @@ class OnlineNet:
             return
         try:
             with self._training() as device:
-                learners = self._assemble(x, device)
-                for learner, of_block in zip(learners, state["blocks"], strict=True):
-                    learner.start()
-                    _check_block(learner, of_block)
-                    _restore(learner, of_block)
+                self._go_on(self._assemble(x, device), state)
         finally:
             self.state, self.random = state, random
-
-    def release(self) -> None:
-        """Let go of the learners, but for their state: the next batch makes new ones."""
-        if self.learners:
-            self.state = self.current_state()
-            self.learners = []
 
     def current_state(self) -> State | None:
         """What goes on from batch to batch besides the weights; tensors are not copied."""
@@ -105,20 +99,15 @@ class OnlineNet:
             return self.state
         return {"blocks": [_state_of(x) for x in self.learners], "random": self.random}
 
-    @property
-    def waits_for_output(self) -> bool:
-        """Whether a block learns from the error of the net's output."""
-        return any(x.learning and x.signal is not Signal.LABEL for x in self.learners)
-
     @contextmanager
     def _training(self) -> Iterator[torch.device]:
         """As in `fit`, with the random numbers going on from the batch before."""
         random = self.random if self.learners else (self.state or {}).get("random")
         with training_context([self.model], self.settings, seeded=random is None) as device:
             if random is not None:
-                _set_random(device, random)
+                set_random(device, dict(zip(("torch", "cuda"), random, strict=False)))
             yield device
-            self.random = _get_random(device)
+            self.random = tuple(random_state(device).values())
 
     def _make_learners(self, x: Any, labels: Tensor, device: torch.device) -> None:
         """Learners for a batch like this one, calibrated to it or with the state of earlier ones.
@@ -126,20 +115,19 @@ class OnlineNet:
         Later batches may have sequences of other lengths.
         """
         learners = self._assemble(x, device)
-        for learner in learners:
-            learner.start()
-        if self.state is None:
-            calibrate(learners, self._arrays(x, labels))
+        if self.state is not None:
+            self._go_on(learners, self.state)
         else:
-            for learner, state in zip(learners, self.state["blocks"], strict=True):
-                _restore(learner, state)
+            for learner in learners:
+                learner.start()
+            calibrate(learners, self._arrays(x, labels))
         self.learners, self.state = learners, None
 
     def _assemble(self, x: Any, device: torch.device) -> list[Any]:
         """Learners that have not started."""
-        model, ragged = self.model, isinstance(x, Padded)
+        ragged = isinstance(x, Padded)
         self.anatomy = dissect(
-            [model], x[:2], ragged, self.rule, self.settings, device, check_values
+            [self.model], x[:2], ragged, self.rule, self.settings, device, check_values
         )
         _check_solvers(self.anatomy)
         learners = make_learners(self.anatomy, self.rule, self.settings, samples=0)
@@ -147,17 +135,18 @@ class OnlineNet:
         quicken(learners)
         return learners
 
-    def _arrays(self, x: Any, labels: Tensor) -> Arrays:
+    def _go_on(self, learners: list[Any], state: State) -> None:
+        """Start learners, and let them go on from a state."""
+        for learner, of_block in zip(learners, state["blocks"], strict=True):
+            learner.start()
+            _restore(learner, of_block)
+
+    def _arrays(self, x: Any, labels: Tensor) -> ArraySource:
         anatomy = self.anatomy
         expected = anatomy.form, anatomy.loss, anatomy.classes, False, anatomy.classifier
         source = as_source((x, labels), *expected)
-        assert isinstance(source, Arrays)
+        assert isinstance(source, ArraySource)
         return source
-
-    def _batch(self, x: Any, labels: Tensor) -> Batch:
-        """All of these samples as one batch."""
-        arrays = self._arrays(x, labels)
-        return Batch(arrays.take, torch.arange(len(x), device=arrays.x.device), len(x))
 
     def _broken_loss(self, samples: int) -> str:
         """Which loss is not a number, and why; "" if all are finite."""
@@ -216,45 +205,31 @@ def _restore(learner: Any, state: State) -> None:
     for new, old in zip(learner.tensors, state["codes"], strict=True):
         overlay(new, old)
     if "optimizer" in state:
-        for name in state["optimizer"]:
-            learner.optimizer.state[learner.params[name]] = _optimizer_state(learner, name, state)
+        states = {}
+        for number, (name, parameter) in enumerate(learner.params.items()):
+            values, before = state["optimizer"][name], state["shapes"][name]
+            states[number] = {k: enlarged(v, parameter, before) for k, v in values.items()}
+        restore_optimizer(learner.optimizer, learner.optimizer.state_dict() | {"state": states})
     if "sums" in state:
-        sums = MomentSums.__new__(MomentSums)
-        vars(sums).update(state["sums"])
-        equations = learner.make_equations()
-        targets = equations.classes if equations.single else sums.y.shape[-1]
-        learner.sums = with_targets(sums, targets, -1.0 if equations.signed else 0.0)
+        learner.sums = _sums(learner.make_equations(), state["sums"])
 
 
-def _check_block(learner: Any, state: State) -> None:
-    """Refuse shapes that a learner cannot go on from, before it has them: kernels trust them."""
-    if "optimizer" in state:
-        states = {i: _optimizer_state(learner, n, state) for i, n in enumerate(learner.params)}
-        groups = learner.optimizer.state_dict()["param_groups"]
-        checked_state(learner.optimizer, {"state": states, "param_groups": groups})
-    if "sums" in state:
-        sums = state["sums"]
-        (_, d), (_, k) = sums["x"].shape, sums["y"].shape
-        shapes = {"x": (1, d), "y": (1, k), "xx": (d, d), "xy": (d, k), "yy": (k, k)}
-        for name, shape in shapes.items():
-            check_tensor(name, sums[name], torch.empty(shape, dtype=torch.float64, device="meta"))
-        if sums.keys() != {*shapes, "count", "bias"} or type(sums["bias"]) is not bool:
-            raise ValueError(f"sums have {list(sums)}")
-        check_number("count", sums["count"], least=0, whole=True)
+def _sums(equations: Any, values: State) -> MomentSums:
+    """Sums over samples; classes that are new were absent from all samples so far.
 
-
-def _optimizer_state(learner: Any, name: str, state: State) -> State:
-    """What an optimizer has for a parameter, with zeros for rows that it has got since."""
-    values, before = state["optimizer"][name], state["shapes"][name]
-    return {k: enlarged(v, learner.params[name], before) for k, v in values.items()}
-
-
-def _get_random(device: torch.device) -> tuple[Tensor, ...]:
-    states = (torch.get_rng_state(),)
-    return (*states, torch.cuda.get_rng_state(device)) if device.type == "cuda" else states
-
-
-def _set_random(device: torch.device, states: tuple[Tensor, ...]) -> None:
-    torch.set_rng_state(states[0])
-    if device.type == "cuda" and len(states) > 1:
-        torch.cuda.set_rng_state(states[1], device)
+    To be absent is -1 for yes-or-no outputs, which need sums with a bias, about the running means.
+    """
+    (_, d), (_, k) = values["x"].shape, values["y"].shape
+    shapes = {"x": (1, d), "y": (1, k), "xx": (d, d), "xy": (d, k), "yy": (k, k)}
+    for name, shape in shapes.items():
+        check_tensor(name, values[name], torch.empty(shape, dtype=torch.float64, device="meta"))
+    if values.keys() != {*shapes, "count", "bias"} or type(values["bias"]) is not bool:
+        raise ValueError(f"sums have {list(values)}")
+    check_number("count", values["count"], least=0, whole=True)
+    sums = MomentSums.__new__(MomentSums)
+    vars(sums).update(values)
+    if more := equations.classes - k if equations.single else 0:
+        absent, pad = -1.0 if equations.signed else 0.0, nn.functional.pad
+        sums.y, sums.xy = pad(sums.y, (0, more), value=absent), pad(sums.xy, (0, more))
+        sums.yy = pad(sums.yy, (0, more, 0, more))
+    return sums

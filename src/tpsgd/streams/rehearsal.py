@@ -7,7 +7,6 @@ class replaces one of its own class with the probability stored / seen. So every
 about equally many samples, and those of a class are a random choice of all that came.
 """
 
-from collections import Counter
 from typing import Any
 
 import torch
@@ -16,8 +15,6 @@ from torch import Tensor
 from tpsgd.errors import TpsgdError
 from tpsgd.saved.expected import check_number
 from tpsgd.units import as_bytes, size
-
-LABEL = torch.long.itemsize
 
 
 class Rehearsal:
@@ -52,10 +49,8 @@ class Rehearsal:
         if not isinstance(replayed, (int, float)) or not 0 < replayed < 1000:
             raise TpsgdError(f"replayed must be a number above 0, got {replayed!r}")
         self.random = torch.Generator().manual_seed(seed)
-        self.x = self.y = torch.empty(0)
-        self.stored = 0
+        self.x, self.y, self.stored = torch.empty(0), torch.empty(0, dtype=torch.long), 0
         self.seen: dict[int, int] = {}  # of each class, all samples that came
-        self._counts: dict[int, int] = {}  # of each class, the samples that are stored
 
     def __len__(self) -> int:
         return self.stored
@@ -67,22 +62,18 @@ class Rehearsal:
 
     def counts(self) -> dict[int, int]:
         """How many samples of each class are stored."""
-        return dict(sorted(self._counts.items()))
+        counts = enumerate(self.y[: self.stored].bincount().tolist())
+        return {label: count for label, count in counts if count}
 
     def check(self, x: Any, rows: bool = False) -> None:
         """Refuse samples that cannot be stored; `rows`: their labels are rows of numbers."""
         if not isinstance(x, Tensor):
-            raise TpsgdError(
-                "a rehearsal buffer stores samples of one shape: pad the sequences to one length"
-            )
+            raise TpsgdError("a rehearsal buffer stores samples of one shape: pad the sequences")
         if rows:
             raise TpsgdError("a rehearsal buffer stores class labels, not rows of numbers")
-        sample_bytes = x[0].numel() * x.itemsize + LABEL
-        if sample_bytes > self.limit:
-            raise TpsgdError(
-                f"a rehearsal buffer of {size(self.limit)} has no room for a single sample of "
-                f"{size(sample_bytes)}"
-            )
+        if (nbytes := _bytes_of_sample(x)) > self.limit:
+            room = f"no room for a single sample of {size(nbytes)}"
+            raise TpsgdError(f"a rehearsal buffer of {size(self.limit)} has {room}")
         if len(self.x) and (x.shape[1:], x.dtype) != (self.x.shape[1:], self.x.dtype):
             raise TpsgdError(
                 f"the rehearsal buffer has samples of shape {tuple(self.x.shape[1:])} in "
@@ -93,14 +84,12 @@ class Rehearsal:
         """Store samples, or some of them in the place of others."""
         self.check(x, y.is_floating_point())
         if not len(self.x):
-            room = self.limit // (x[0].numel() * x.itemsize + LABEL)
+            room = self.limit // _bytes_of_sample(x)
             self.x = x.new_empty(room, *x.shape[1:])
             self.y = torch.empty(room, dtype=torch.long)
         for sample, label in zip(x, y.tolist(), strict=True):
             self.seen[label] = self.seen.get(label, 0) + 1
-            place = self._place(label)
-            if place is not None:
-                self._counts[label] = self._counts.get(label, 0) + 1
+            if (place := self._place(label)) is not None:
                 self.x[place], self.y[place] = sample, label
 
     def draw(self, count: int) -> tuple[Tensor, Tensor]:
@@ -133,8 +122,7 @@ class Rehearsal:
             raise TpsgdError("the stored samples and labels do not belong together")
         for label, count in seen.items():
             check_number("seen", min(label, count), least=0, whole=True)
-        self.x, self.y, self.stored, self.seen = x.clone(), y.clone(), stored, seen
-        self._counts = dict(Counter(self.y[: self.stored].tolist()))
+        self.x, self.y, self.stored, self.seen = x.clone(), y.long().clone(), stored, seen
         self.random.set_state(state["random"])
 
     def _place(self, label: int) -> int | None:
@@ -144,7 +132,7 @@ class Rehearsal:
             return self.stored - 1
         if not self.balanced:
             place = self._below(sum(self.seen.values()))
-            return self._emptied(place) if place < self.stored else None
+            return place if place < self.stored else None
         counts = self.counts()
         largest, own = max(counts.values()), counts.get(label, 0)
         if own < largest:
@@ -153,15 +141,11 @@ class Rehearsal:
         elif self._below(self.seen[label]) >= own:
             return None
         places = (self.y == label).nonzero().flatten()
-        return self._emptied(int(places[self._below(len(places))]))
-
-    def _emptied(self, place: int) -> int:
-        """A place whose sample is about to be replaced."""
-        label = int(self.y[place])
-        self._counts[label] -= 1
-        if not self._counts[label]:
-            del self._counts[label]
-        return place
+        return int(places[self._below(len(places))])
 
     def _below(self, bound: int) -> int:
         return int(torch.randint(bound, (), generator=self.random))
+
+
+def _bytes_of_sample(x: Tensor) -> int:
+    return x[0].numel() * x.itemsize + torch.long.itemsize

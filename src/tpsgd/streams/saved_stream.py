@@ -20,13 +20,13 @@ from tpsgd.saved import folder as folders
 from tpsgd.saved import trained
 from tpsgd.saved.checkpoint import pack, readable, unpack
 from tpsgd.saved.expected import check_number
-from tpsgd.saved.folder import Layout
+from tpsgd.saved.folder import FolderFormat
 from tpsgd.solvers import Recursive
 from tpsgd.solvers.recursive import rls
+from tpsgd.streams.readers import EXAMPLES, AdaptorReader
 from tpsgd.streams.rehearsal import Rehearsal
-from tpsgd.streams.subjects import EXAMPLES, Layers
 
-STREAM = Layout("stream", 1)
+STREAM = FolderFormat("stream", 1)
 OPTIMIZERS = {"adam": adam, "sgd": sgd}
 LOSSES = {loss.name: loss for loss in (mse, cross_entropy, bce)}
 MODEL = "model/"  # before the names of the model's tensors
@@ -36,12 +36,8 @@ LARGEST_SAMPLE = 1 << 28  # numbers
 
 def write(stream: Any, folder: str | Path, overwrite: bool) -> Path:
     """Write a stream into a folder; see `Stream.save`."""
-    path = named_folder(folder, "to save the stream in")
-    if folders.holds(STREAM, path) and not overwrite:
-        raise TpsgdError(
-            f"{path} already holds a stream: name another folder, or replace it with overwrite=True"
-        )
-    if isinstance(stream._subject, Layers):
+    path = folders.check_free(STREAM, folder, overwrite)
+    if isinstance(stream._reader, AdaptorReader):
         raise TpsgdError("the stream of an adaptor: use adaptor.save and stream.state_dict()")
     description, weights = trained.describe(stream.model)
     tensors = {MODEL + name: tensor for name, tensor in weights.items()}
@@ -55,11 +51,7 @@ def read(make: Any, folder: str | Path, settings: dict[str, Any]) -> Any:
     path = named_folder(folder, "of a stream")
     description, tensors = folders.read(STREAM, path)
     with readable(path, "stream"):
-        weights = {
-            name.removeprefix(MODEL): tensor
-            for name, tensor in tensors.items()
-            if name.startswith(MODEL)
-        }
+        weights = {n.removeprefix(MODEL): t for n, t in tensors.items() if n.startswith(MODEL)}
         model = trained.rebuild(path, description, weights)
         content = unpack(description["stream"], tensors)
         state, saved = content["state"], content["settings"]
@@ -76,46 +68,41 @@ def read(make: Any, folder: str | Path, settings: dict[str, Any]) -> Any:
 
 def _settings(stream: Any) -> dict[str, Any]:
     """The settings of a stream as plain values."""
-    settings, rehearsal, rule = stream._settings, stream.rehearsal, stream._rule
-    words = [word for word in ALL if str(ALL[word].make()) == str(rule)]
-    optimizer = settings.optimizer
+    settings, buffer, rule = stream._settings, stream.rehearsal, stream._rule
+    optimizer, loss, form = settings.optimizer, settings.loss, stream._reader.form
+    words = [word for word in ALL if isinstance(rule, Rule) and str(ALL[word].make()) == str(rule)]
+    named = [word for word, factory in OPTIMIZERS.items() if factory is optimizer]
     if isinstance(optimizer, Recursive):
-        optimizer = optimizer.gamma
-    else:
-        named = [word for word, factory in OPTIMIZERS.items() if factory is optimizer]
-        optimizer = named[0] if named else OWN
-    loss, form = settings.loss, stream._subject.form
-    buffer = rehearsal and {"memory": rehearsal.limit, "balanced": rehearsal.balanced}
-    return {
-        "rule": words[0] if words and isinstance(rule, Rule) else OWN,
-        "optimizer": optimizer,
-        "loss": loss and (loss.name if LOSSES.get(loss.name) is loss else OWN),
-        "lr": settings.lr,
-        "batch_size": settings.batch_size,
-        "seed": settings.seed,
-        "rehearsal": rehearsal and {**buffer, "replayed": rehearsal.replayed},
-        "sample": form and [form[0] is Padded, list(form[1]), str(form[2]).removeprefix("torch.")],
-    }
+        named = [optimizer.gamma]
+    values = {"lr": settings.lr, "batch_size": settings.batch_size, "seed": settings.seed}
+    values["rule"], values["optimizer"] = next(iter(words), OWN), next(iter(named), OWN)
+    values["loss"] = loss and (loss.name if LOSSES.get(loss.name) is loss else OWN)
+    values["rehearsal"] = None
+    if buffer is not None:
+        options = {"memory": buffer.limit, "balanced": buffer.balanced}
+        values["rehearsal"] = options | {"replayed": buffer.replayed}
+    dtype = form and str(form[2]).removeprefix("torch.")
+    return values | {"sample": form and [form[0] is Padded, list(form[1]), dtype]}
 
 
 def _values(path: Path, saved: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a stream: those that it was saved with, or others in their place."""
     values = saved | settings
-    for name in ("rule", "optimizer", "loss"):
-        if name not in settings and saved[name] == OWN:
+    for name in ("rule", "optimizer", "loss", "rehearsal"):
+        word = saved[name]
+        if name in settings or word is None:
+            continue
+        if word == OWN:
             raise TpsgdError(
                 f"the stream in {path} has its own {name}, which is code: pass it again, "
                 f"Stream.load(folder, {name}=...)"
             )
-    if "rule" not in settings:
-        values["rule"] = ALL[saved["rule"]].make()
-    if "optimizer" not in settings:
-        word = saved["optimizer"]
-        values["optimizer"] = OPTIMIZERS[word] if isinstance(word, str) else rls(word)
-    if "loss" not in settings and saved["loss"] is not None:
-        values["loss"] = LOSSES[saved["loss"]]
-    if "rehearsal" not in settings and saved["rehearsal"] is not None:
-        values["rehearsal"] = Rehearsal(**saved["rehearsal"])
+        if name == "rule":
+            values[name] = ALL[word].make()
+        elif name == "optimizer":
+            values[name] = OPTIMIZERS[word] if isinstance(word, str) else rls(word)
+        else:
+            values[name] = LOSSES[word] if name == "loss" else Rehearsal(**word)
     return values
 
 
@@ -130,11 +117,11 @@ def _like(padded: bool, shape: list[int], dtype: str) -> Any:
 
 def _check_state(stream: Any, x: Any) -> None:
     """Refuse a state that does not fit learners, or samples and labels of the buffer."""
-    stream._subject.check(x)
-    for net, seen in zip(stream._nets, stream._subject.inputs(x), strict=True):
+    stream._reader.check(x)
+    for net, seen in zip(stream._nets, stream._reader.inputs(x), strict=True):
         net.check_state(seen)
     buffer = stream.rehearsal
     if buffer is not None and len(buffer):
         buffer.check(x)
-        if buffer.y.dtype != torch.long or max(buffer.counts()) >= len(stream.classes):
+        if buffer.y[: len(buffer)].max() >= len(stream.classes):
             raise ValueError("stored labels are no classes of the stream")

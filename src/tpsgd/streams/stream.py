@@ -1,6 +1,7 @@
 """`Stream`: a model that goes on learning, from a few samples at a time."""
 
 import operator
+import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -10,24 +11,28 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tpsgd.adapt.adaptor import Adaptor
 from tpsgd.engine.inputs import inputs, tensor
 from tpsgd.engine.optimizers import adam
-from tpsgd.engine.settings import Memory, Settings
+from tpsgd.engine.settings import Memory, Settings, listed
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import Loss, bce
+from tpsgd.maths.epoch_figures import hits
 from tpsgd.maths.random import Key, permutation
 from tpsgd.nets.blocks import has_batch_norm
 from tpsgd.rules import Rule, default, frozen, resolve
 from tpsgd.solvers import Recursive
 from tpsgd.streams import saved_stream
 from tpsgd.streams.labels import Classes, is_rows, plain
-from tpsgd.streams.last_good_step import LastGoodStep
+from tpsgd.streams.new_classes import outputs_of
 from tpsgd.streams.online import OnlineNet
+from tpsgd.streams.readers import EXAMPLES, AdaptorReader, ModelReader
 from tpsgd.streams.rehearsal import Rehearsal
-from tpsgd.streams.stream_identity import check_same_stream, stream_identity
-from tpsgd.streams.subjects import EXAMPLES, as_subject
 from tpsgd.train import simultaneous
+from tpsgd.training.evaluate import evaluate, last_module
+from tpsgd.training.last_good import LastGood
 from tpsgd.training.progress_bar import Progress, bar_unless
+from tpsgd.training.run_identity import describe_optimizer, difference
 
 
 class DriftDetector(Protocol):
@@ -100,23 +105,26 @@ class Stream:
         device: torch.device | str | None = None,
         progress: Progress | bool | None = None,
     ) -> None:
-        self.model, self._subject = model, as_subject(model)
-        rule = _default_rule(optimizer) if rule is None else resolve(rule)
+        if not isinstance(model, nn.Module):
+            raise TpsgdError(f"a stream needs an nn.Sequential, got {type(model).__name__}")
+        _check_options(rehearsal, drift, on_drift)
         self._settings = Settings(
             schedule=simultaneous, loss=loss, optimizer=optimizer, lr=lr, epochs=1,
             batch_size=batch_size, seed=seed, device=device, progress=progress,
             memory=Memory(slices=1, measure=False),
         )  # fmt: skip
-        self._rule = rule
-        self._nets = [OnlineNet(net, rule, self._settings) for net in self._subject.nets]
-        names = self._subject.names if classes is None else classes
-        self._classes = Classes(names, self._subject.classes)
+        if rule is None:  # a layer that is solved needs inputs that stay as they are
+            rule = frozen() if isinstance(optimizer, Recursive) else default()
+        rule = resolve(rule)
+        self.model, self._rule = model, rule
+        self._reader = AdaptorReader(model) if isinstance(model, Adaptor) else ModelReader(model)
+        self._nets = [OnlineNet(net, rule, self._settings) for net in self._reader.nets]
+        names = self._reader.names if classes is None else classes
+        self._classes = Classes(names, outputs_of(self._reader.nets[0]))
         self.rehearsal, self.drift, self.on_drift = rehearsal, drift, on_drift
-        _check_options(rehearsal, drift, on_drift)
-        self._last_good = LastGoodStep(self._nets)
-        self.samples, self.drifts = 0, list[int]()
-        self._calls = 0
-        self._has_batch_norm = any(has_batch_norm(net.modules()) for net in self._subject.nets)
+        self._last_good = LastGood()
+        self.samples, self.drifts, self._calls = 0, list[int](), 0
+        self._has_batch_norm = any(has_batch_norm(net.modules()) for net in self._reader.nets)
 
     @property
     def classes(self) -> tuple[Any, ...]:
@@ -139,8 +147,8 @@ class Stream:
         new = self._classes.new(y)
         labels = self._classes.indices(y, self._settings.loss, new)
         if new:
-            self._check_new_class()
-            for net, seen in zip(self._nets, self._subject.inputs(x[:EXAMPLES]), strict=True):
+            for net, seen in zip(self._nets, self._reader.inputs(x[:EXAMPLES]), strict=True):
+                net.check_new_class()
                 net.check(seen)
         for name in new:
             self.add_class(name)
@@ -160,16 +168,18 @@ class Stream:
         `partial_fit` does it for a label that is new. Without names, the class gets the next index.
         """
         name = self._classes.check_new(name)
-        self._check_new_class()
-        self._last_good.forget()
         for net in self._nets:
-            net.release()
-        self._subject.add_class(name)
+            net.check_new_class()
+        self._last_good.drop()
+        for net in self._nets:
+            net.add_class()
+        if isinstance(self.model, Adaptor):
+            self.model.classes = (*self.model.classes, str(name))
         self._classes.add(name)
 
     def outputs(self, x: Any, *, batch_size: int = 1024) -> Tensor:
         """One number per class for each sample."""
-        return self._subject.outputs(inputs(x), batch_size)
+        return self._reader.outputs(inputs(x), batch_size)
 
     def predict(self, x: Any, *, batch_size: int = 1024) -> list[Any]:
         """The class of each sample, as labels are passed to `partial_fit`."""
@@ -179,17 +189,16 @@ class Stream:
     def evaluate(self, data: Any, *, batch_size: int = 1024) -> float:
         """The share of samples of `(x, y)` whose class is predicted; a new class is an error."""
         x, y = _samples(*data)
-        if len(x) != len(y):
-            raise TpsgdError(f"x has {len(x):,} samples but y has {len(y):,} labels")
         if is_rows(y):
-            return self._subject.evaluate(x, tensor(y, "y"))
+            rows, model = (x, tensor(y, "y")), self.model
+            return model.evaluate(rows) if isinstance(model, Adaptor) else evaluate(model, rows)
         predicted = self.predict(x, batch_size=batch_size)
         return sum(map(operator.eq, predicted, plain(y))) / len(y)
 
     def state_dict(self) -> dict[str, Any]:
         """What goes on from call to call besides the weights, `model.state_dict()`, as copies."""
         state = {
-            "classes": list(self._classes.names) if self._classes.named else len(self._classes),
+            "classes": self._classes.described,
             "identity": self._identity(),
             "samples": self.samples,
             "calls": self._calls,
@@ -207,19 +216,18 @@ class Stream:
         """
         if not isinstance(state, dict) or set(state) != set(self.state_dict()):
             raise TpsgdError("this is no state of a stream: pass what state_dict() returned")
-        now = list(self._classes.names) if self._classes.named else len(self._classes)
-        if state["classes"] != now:
-            raise TpsgdError(f"the state is of classes {state['classes']}, the stream has {now}")
-        check_same_stream(state["identity"], self._identity())
+        before, now = state["classes"], self._classes.described
+        if before != now:
+            raise TpsgdError(f"the state is of classes {before}, the stream has {now}")
+        if problem := difference(state["identity"], self._identity()):
+            raise TpsgdError(f"the state is of another stream: {problem}")
         if (state["rehearsal"] is None) != (self.rehearsal is None):
             raise TpsgdError("the state and the stream must both have a rehearsal buffer, or none")
-        if len(state["nets"]) != len(self._nets):
-            raise TpsgdError("the state is of an adaptor with other taps")
         if self.rehearsal is not None:
             self.rehearsal.load_state_dict(state["rehearsal"])
         for net, of_net in zip(self._nets, state["nets"], strict=True):
             net.learners, net.state = [], deepcopy(of_net)
-        self._last_good.forget()
+        self._last_good.drop()
         self.samples, self._calls = state["samples"], state["calls"]
         self.drifts = list(state["drifts"])
 
@@ -249,21 +257,24 @@ class Stream:
         return saved_stream.read(cls, folder, settings)
 
     def _identity(self) -> dict[str, Any]:
-        return stream_identity(self._subject.nets, self._rule, self._settings)
-
-    def _check_new_class(self) -> None:
-        """Refuse a new class that a net, or the sums over its samples, cannot get."""
-        self._subject.check_new_class()
-        for net in self._nets:
-            net.check_new_class()
+        """What a stream that goes on from the state must have in common with this one."""
+        rules, one = listed(self._rule), {"weight": torch.zeros(1)}
+        factories = listed(self._settings.optimizer)
+        optimizers = ["none" if f is None else describe_optimizer(f, one) for f in factories]
+        tensors = [pair for net in self._reader.nets for pair in net.state_dict().items()]
+        return {
+            "rule": [getattr(rule, "name", str(rule)) for rule in rules],
+            "options": [str(rule) for rule in rules],
+            "optimizer": [re.split(r"\W", words)[0] for words in optimizers],
+            "seed": self._settings.seed,
+            "model": [f"{name} of shape {tuple(t.shape)}" for name, t in tensors],
+        }
 
     def _check(self, x: Any, y: Any) -> None:
         """Refuse samples before anything changes."""
-        if len(x) != len(y):
-            raise TpsgdError(f"x has {len(x):,} samples but y has {len(y):,} labels")
         if not len(x):
             raise TpsgdError("there are no samples to learn from")
-        self._subject.check(x)
+        self._reader.check(x)
         if self._settings.loss is bce and len(self._classes) == 1 and not is_rows(y):
             raise TpsgdError(
                 "a single yes-or-no output cannot tell classes apart in a stream: give the model "
@@ -288,34 +299,52 @@ class Stream:
 
     def _learn(self, x: Any, labels: Tensor) -> None:
         """Learn from a batch, with earlier samples if there are some."""
-        if self.drift is not None:
-            self._watch(x, labels)
-        batch = (x, labels)
-        if self.rehearsal is not None:
-            batch = self.rehearsal.mixed(x, labels)
-        self._step(*batch)
+        self._watch(x, labels)
+        buffer = self.rehearsal
+        self._step(*(x, labels) if buffer is None else buffer.mixed(x, labels))
         self.samples += len(x)
-        if self.rehearsal is not None:
-            self.rehearsal.add(x, labels)
+        if buffer is not None:
+            buffer.add(x, labels)
 
     def _step(self, x: Any, labels: Tensor) -> None:
         """One step of every net; after a loss that is not finite, back to the last good weights."""
-        self._last_good.keep()
+        copies, states = self._last_good.copies, [net.current_state() for net in self._nets]
+        self._last_good.keep(None, self._tensors(), states)
         try:
-            nets = zip(self._nets, self._subject.inputs(x), strict=True)
+            nets = zip(self._nets, self._reader.inputs(x), strict=True)
             problems = [net.learn(seen, labels) for net, seen in nets]
         except BaseException:
-            self._last_good.undo()
+            if copies:
+                self._go_back(-1)
+                copies.pop()
             raise
         if problem := next(filter(None, problems), ""):
-            raise TpsgdError(f"{problem}; {self._last_good.restore()}")
-        self._last_good.confirm()
+            where = "the weights are lost (those of more than 64 MB are not copied)"
+            if copies:
+                when = "the step before" if len(copies) > 1 else "this step"
+                where = f"the model and the stream are as they were before {when}"
+                self._go_back(0)
+            self._last_good.drop()
+            raise TpsgdError(f"{problem}; {where}")
+
+    def _tensors(self) -> list[Tensor]:
+        return [t for net in self._nets for t in (*net.model.parameters(), *net.model.buffers())]
+
+    def _go_back(self, number: int) -> None:
+        """Put the weights and the states of a copy back."""
+        _, states = self._last_good.restore(number, self._tensors())
+        for net, state in zip(self._nets, states, strict=True):
+            net.learners, net.state = [], state
 
     def _watch(self, x: Any, labels: Tensor) -> None:
         """Tell the detector which samples of a batch the model, before it learns, gets wrong."""
-        assert self.drift is not None
+        if self.drift is None:
+            return
         drifted = False
-        errors = list(self._subject.wrong(x, labels, self._settings.loss is bce))
+        cut = 0.5 if isinstance(last_module(self._reader.nets[0]), nn.Sigmoid) else 0.0
+        out = self.outputs(x, batch_size=len(x)) - cut
+        y, multi_label = labels.to(out.device), self._settings.loss is bce
+        errors = (1 - hits(out[:, None], y[:, None], multi_label)).tolist()
         try:
             for wrong in errors:
                 self.drift.update(wrong)
@@ -329,11 +358,6 @@ class Stream:
                 self.on_drift(self)
 
 
-def _default_rule(optimizer: Any) -> Rule:
-    """A layer that is solved needs inputs that stay as they are."""
-    return frozen() if isinstance(optimizer, Recursive) else default()
-
-
 def _samples(x: Any, y: Any) -> tuple[Any, Any]:
     """Several samples and labels, of which there may be one."""
     if y is None:
@@ -341,7 +365,10 @@ def _samples(x: Any, y: Any) -> tuple[Any, Any]:
     single = isinstance(y, str) or not hasattr(y, "__len__") or getattr(y, "ndim", 1) == 0
     if single:
         x, y = tensor(x, "x")[None], y.reshape(1) if isinstance(y, (Tensor, np.ndarray)) else [y]
-    return inputs(x), y
+    x = inputs(x)
+    if len(x) != len(y):
+        raise TpsgdError(f"x has {len(x):,} samples but y has {len(y):,} labels")
+    return x, y
 
 
 def _check_options(rehearsal: Any, drift: Any, on_drift: Any) -> None:

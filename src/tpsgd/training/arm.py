@@ -20,6 +20,7 @@ from tpsgd.training.restarts import Restarts, fit_many, make_model
 from tpsgd.training.run_identity import describe_optimizer
 
 BACKPROP = "backprop"  # the name of the arm with which the others are compared
+ALWAYS = ("epochs", "batch_size", "seed")  # settings that every method is called with
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Arm:
     @property
     def reference(self) -> bool:
         """Whether the other arms are compared with it; an arm may be backprop on another model."""
-        return self.backprop and self.name == BACKPROP
+        return self.backprop and self.name == BACKPROP and self.factory is None
 
     @property
     def control(self) -> bool:
@@ -106,18 +107,17 @@ class Arm:
     def train(self, factory: Callable[[], nn.Module], data: Any, **settings: Any) -> Restarts:
         """Train one model by `fit_many`; the arm's settings replace those of `fit`."""
         settings["schedule"] = self.schedule
-        if self.epochs is not None:
-            settings["epochs"] = self.epochs
-        if self.lr is not None:
-            settings["lr"] = self.lr
         if self.optimizer is not None:
-            settings |= {"optimizer": self.optimizer, "lr": self.lr}
-        if not self.budgeted and "memory" in settings:
-            settings["memory"] = replace(Memory.of(settings["memory"]), budget=None)
-        if self.micro_batch is not None:
-            memory = Memory.of(settings.get("memory"))
-            micro_batch = memory.micro_batch or self.micro_batch
-            settings["memory"] = replace(memory, micro_batch=micro_batch)
+            settings |= {"optimizer": self.optimizer, "lr": None}
+        own = {"epochs": self.epochs, "lr": self.lr}
+        settings |= {name: value for name, value in own.items() if value is not None}
+        memory = Memory.of(settings.get("memory"))
+        if not self.budgeted:
+            memory = replace(memory, budget=None)
+        if memory.micro_batch is None:
+            memory = replace(memory, micro_batch=self.micro_batch)
+        if "memory" in settings or self.micro_batch is not None:
+            settings["memory"] = memory
         make = self.factory or factory
         if self.method is None:
             backprop = self.backprop and Backprop(self.checkpointed)
@@ -131,12 +131,12 @@ class Arm:
         """Train by a method, and measure its time."""
         common = with_lengths(Settings.of(self.name, settings), data)
         parameters = signature(method).parameters
-        always = {name: getattr(common, name) for name in ("epochs", "batch_size", "seed")}
-        fixed = getattr(method, "keywords", {})  # by functools.partial
         takes_all = any(p.kind is Parameter.VAR_KEYWORD for p in parameters.values())
+        fixed = getattr(method, "keywords", {})  # by functools.partial
+        settings = settings | {name: getattr(common, name) for name in ALWAYS}
         settings = {
             name: value
-            for name, value in (settings | always).items()
+            for name, value in settings.items()
             if value is not None and name not in fixed and (takes_all or name in parameters)
         }
         began = time.perf_counter()

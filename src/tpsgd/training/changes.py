@@ -6,7 +6,6 @@ replaced, frozen, converted or got hooks are refused; memory that was replaced i
 change of a block that has learned already is refused if later blocks learn from its kept outputs.
 """
 
-import zlib
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from tpsgd.errors import TpsgdError
 from tpsgd.nets.blocks import hooked
 from tpsgd.protocols import EpochEnd, Learner, Observer
 from tpsgd.train import Net
+from tpsgd.training.run_identity import checksum_of
 
 
 class Changes(Observer):
@@ -25,7 +25,7 @@ class Changes(Observer):
     def __init__(self, model: nn.Module, net: Net) -> None:
         self.model, self.net = model, net
         self.structure, self.memory = _structure(model), _memory(model)
-        self.frozen: dict[Any, int] = {}  # checksums of blocks before those that learn
+        self.frozen: dict[Any, str] = {}  # checksums of blocks before those that learn
 
     def stage(self, learners: Any, learning: bool = True) -> None:
         """Note the numbers of the blocks that have learned already."""
@@ -73,12 +73,7 @@ def _memory(model: nn.Module) -> list[int]:
     return [t.untyped_storage()._cdata for t in tensors if type(t.data) is torch.Tensor]
 
 
-def _checksum(block: Any) -> int:
-    """Of the numbers of a block, wherever they lie."""
-    checksum = 0
-    for module in block.modules:
-        for t in module.state_dict().values():
-            if isinstance(t, torch.Tensor) and t.layout is torch.strided:
-                content = t.detach().reshape(-1).cpu().contiguous().view(torch.uint8)
-                checksum = zlib.crc32(content.numpy(), checksum)  # type: ignore[arg-type]
-    return checksum
+def _checksum(block: Any) -> str:
+    tensors = [t for module in block.modules for t in module.state_dict().values()]
+    plain = [t for t in tensors if isinstance(t, torch.Tensor) and t.layout is torch.strided]
+    return checksum_of(plain)

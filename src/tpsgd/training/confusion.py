@@ -3,19 +3,21 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from tpsgd import figures
 from tpsgd.errors import TpsgdError
-from tpsgd.training import confusion_plot
+from tpsgd.names import printable
 from tpsgd.training.evaluate import answers, last_module
 from tpsgd.units import columns
 
-SEVERAL = "a sample has several classes: a confusion matrix needs one class per sample"
-NONE = "–"
 LISTED = 30  # so many classes at most have a line
+NUMBERED = 15  # so many have their numbers in the cells of a heat map
+NAMED = 40  # and so many their names at its axes
 
 
 class Mistake(NamedTuple):
@@ -65,17 +67,13 @@ class Confusion:
     @property
     def per_class(self) -> list[ClassFigures]:
         """The figures of each class, in the order of the classes."""
-        predictions = [sum(column) for column in zip(*self.counts, strict=True)]
-        return [
-            ClassFigures(
-                name,
-                sum(row),
-                predictions[i],
-                row[i] / sum(row) if any(row) else None,
-                row[i] / predictions[i] if predictions[i] else None,
-            )
-            for i, (name, row) in enumerate(zip(self.classes, self.counts, strict=True))
-        ]
+        rows = []
+        for i, (name, row) in enumerate(zip(self.classes, self.counts, strict=True)):
+            samples, predictions = sum(row), sum(other[i] for other in self.counts)
+            recall = row[i] / samples if samples else None
+            precision = row[i] / predictions if predictions else None
+            rows.append(ClassFigures(name, samples, predictions, recall, precision))
+        return rows
 
     def mistakes(self, most: int | None = None) -> list[Mistake]:
         """Pairs of classes that are confused, by the number of samples; at most so many."""
@@ -105,40 +103,39 @@ class Confusion:
 
     def plot(self, file: Path | str) -> Path:
         """Draw a heat map, as a PNG or an SVG by the suffix of the file name."""
-        return confusion_plot.write(self, Path(file))
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+
+        figures.check_file(file := Path(file), "confusion matrix")
+        side = min(12.0, max(4.0, 1.8 + 0.42 * len(self.classes)))
+        with rc_context(figures.LOOK):
+            figure = Figure(figsize=(side, side), layout="constrained")
+            heat_map(figure.add_subplot(), self)
+            return figures.write(figure, file)
 
     def __str__(self) -> str:
         return self.text()
 
     def text(self, width: int = 80) -> str:
         """The figures per class, and the matrix if it is narrow enough, else the worst pairs."""
-        figures = columns([("class", "samples", "recall", "precision"), *self._figures()])
-        if len(self.classes) > LISTED:
-            figures = (
-                f"the {LISTED} of {len(self.classes):,} classes with the least recall:\n{figures}"
-            )
-        tables = [figures]
-        matrix = columns([("true \\ predicted", *self.classes), *self._matrix()])
+        rows, head = self.per_class, ""
+        if len(rows) > LISTED:
+            rows = sorted(rows, key=lambda c: 2 if c.recall is None else c.recall)[:LISTED]
+            head = f"the {LISTED} of {len(self.classes):,} classes with the least recall:\n"
+        lines = [
+            (c.name, f"{c.samples:,}", _percent(c.recall), _percent(c.precision)) for c in rows
+        ]
+        tables = [head + columns([("class", "samples", "recall", "precision"), *lines])]
+        counts = zip(self.classes, self.counts, strict=True)
+        cells = [(name, *(str(count or "·") for count in row)) for name, row in counts]
+        matrix = columns([("true \\ predicted", *self.classes), *cells])
         if max(map(len, matrix.splitlines())) <= width:
             tables.append(matrix)
         elif mistakes := self.mistakes(10):
-            rows = [(p.true, p.predicted, str(p.samples), f"{p.share:.1%}") for p in mistakes]
-            head = ("true class", "predicted as", "samples", "of the class")
-            tables.append("most confused:\n" + columns([head, *rows]))
+            pairs = [(p.true, p.predicted, str(p.samples), f"{p.share:.1%}") for p in mistakes]
+            names = ("true class", "predicted as", "samples", "of the class")
+            tables.append("most confused:\n" + columns([names, *pairs]))
         return "\n\n".join(tables)
-
-    def _figures(self) -> list[tuple[str, ...]]:
-        """A row per class; of many classes those that the model does worst on."""
-        classes = self.per_class
-        if len(classes) > LISTED:
-            classes = sorted(classes, key=lambda c: 2 if c.recall is None else c.recall)[:LISTED]
-        return [
-            (c.name, f"{c.samples:,}", _percent(c.recall), _percent(c.precision)) for c in classes
-        ]
-
-    def _matrix(self) -> list[tuple[str, ...]]:
-        rows = zip(self.classes, self.counts, strict=True)
-        return [(name, *(str(count or "·") for count in row)) for name, row in rows]
 
 
 @torch.no_grad()
@@ -191,9 +188,34 @@ def _class_numbers(y: Tensor) -> Tensor:
     if y.shape[1] == 1:
         return (y[:, 0] > 0.5).long()
     if not bool(((y.sum(1) - 1).abs() < 1e-3).all()):
-        raise TpsgdError(SEVERAL)
+        raise TpsgdError(
+            "a sample has several classes: a confusion matrix needs one class per sample"
+        )
     return y.max(1).indices
 
 
 def _percent(share: float | None) -> str:
-    return NONE if share is None else f"{100 * share:.1f} %"
+    return "–" if share is None else f"{100 * share:.1f} %"
+
+
+def heat_map(axes: Any, confusion: Confusion, title: str = "") -> None:
+    """Draw a matrix into axes: each row is the shares of one true class, in per cent."""
+    counts, names = confusion.counts, [printable(name) for name in confusion.classes]
+    shares = [[100 * count / (sum(row) or 1) for count in row] for row in counts]
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=100)
+    axes.grid(False)
+    axes.set(title=title, xlabel="predicted class", ylabel="true class")
+    if len(names) <= NAMED:
+        ticks, words = range(len(names)), [shorten(name, 16, placeholder="…") for name in names]
+        turned = 90 if max(map(len, words)) > 2 else 0
+        plain = {"fontsize": 9 if len(names) <= NUMBERED else 6, "parse_math": False}
+        axes.set_xticks(ticks, words, rotation=turned, **plain)
+        axes.set_yticks(ticks, words, **plain)
+    if len(names) > NUMBERED:
+        return
+    for i, row in enumerate(shares):
+        for j, share in enumerate(row):
+            if counts[i][j]:
+                colour = "white" if share > 60 else "#333333"
+                text = "<1" if share < 0.5 else f"{share:.0f}"
+                axes.text(j, i, text, ha="center", va="center", color=colour, fontsize=7)

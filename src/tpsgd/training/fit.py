@@ -37,7 +37,7 @@ from tpsgd.memory.budget import within_budget
 from tpsgd.nets.blocks import overwriting, split
 from tpsgd.nets.modes import modes_restored
 from tpsgd.nets.precision import without_autocast
-from tpsgd.parallel.job import Alone, Parallel
+from tpsgd.parallel.job import Parallel, SingleProcess
 from tpsgd.rules import Rule, resolve
 from tpsgd.saved.checkpoint import Checkpoint
 from tpsgd.train import Net
@@ -213,12 +213,12 @@ def run_training(
 ) -> list[Run]:
     """Train models by a rule or by backprop; several models are restarts, stacked into one."""
     started, budget, asked = time.perf_counter(), settings.memory.budget, settings
-    parallel = settings.parallel or Alone()
+    parallel = settings.parallel or SingleProcess()
     with ExitStack() as stack:
         stack.enter_context(workers_watched())
         settings = stack.enter_context(parallel.joined(settings))
         settings = _complete(models[0], data, method, settings)
-        settings = parallel.planned(models[0], data, method, settings)
+        parallel.plan(models[0], data, method, settings)
         keep_inputs = not isinstance(method, Backprop)
         device = stack.enter_context(training_context(models, settings, keep_inputs))
         progress = stack.enter_context(bar_unless(settings.progress))
@@ -250,11 +250,12 @@ def run_training(
             run.seconds, run.setup_seconds = seconds, began - started
             run.settings["memory_budget"] = budget
             _describe(run, r, models, net, anatomy, meter)
-            run.memory_choice = memory_choice(run, models[r], net, settings)
         runs = parallel.same_records(runs)
         for run in runs:
             run.hint = hint_for(run, samples, anatomy)
             run.length = length_in_words(asked, run, samples)
+    for run, model in zip(runs, models, strict=True):
+        run.memory, run.backprop = memory_choice(run, model, net, anatomy, settings, meter)
     _warn_above_budget(runs[0], budget)
     if len(models) > 1:
         unstack(anatomy.cuts, net.learners)
@@ -319,7 +320,7 @@ def _largest_product(anatomy: Anatomy, data: Any, settings: Settings) -> int:
 def _train(
     net: Net,
     settings: Settings,
-    parallel: Alone | Parallel,
+    parallel: SingleProcess,
     recorder: Recorder,
     meter: Meter | None,
 ) -> tuple[float, float]:

@@ -1,4 +1,8 @@
-"""`LastGoodWeights`: what a block's weights were before the epoch in which its loss broke."""
+"""The last good weights: what a model goes back to when a loss breaks.
+
+A finite loss says that an epoch, or a step of a stream, began with good weights: its last update
+may still have broken them. So there are two copies, of which the older one is certainly good.
+"""
 
 import math
 import tempfile
@@ -12,31 +16,65 @@ from torch import Tensor
 from tpsgd.engine.batches import DerivedSource
 from tpsgd.protocols import EpochEnd, Learner, Observer
 from tpsgd.train import validate
+from tpsgd.training.run_identity import bytes_of
 
-IN_MEMORY = 1 << 20  # bytes; larger weights are kept in a temporary file
-MOST = 64 << 20  # bytes; larger weights are not kept: writing them would slow training down
+IN_MEMORY = 1 << 20  # bytes; more are written into a temporary file
+MOST = 64 << 20  # bytes; of more there is no copy, which would slow training down
+
+
+class LastGood:
+    """The latest two copies of tensors, each with a label and other state; the newest last.
+
+    Args:
+        in_files: the copies are temporary files without names, so that the memory of training does
+            not grow. Otherwise they stay on the device, which is faster.
+    """
+
+    def __init__(self, in_files: bool = False) -> None:
+        self.in_files = in_files
+        self.copies: list[tuple[Any, Any, Any]] = []  # label, values of the tensors, state
+
+    def keep(self, label: Any, tensors: Sequence[Tensor], state: Any = None) -> None:
+        """Copy tensors and a state, in place of the older copy."""
+        self.drop(slice(0, -1))
+        if sum(t.nbytes for t in (*tensors, *tensors_in(state))) > MOST:
+            self.drop()
+        else:
+            values = _written(tensors) if self.in_files else copied(list(tensors))
+            self.copies.append((label, values, copied(state)))
+
+    @torch.no_grad()
+    def restore(self, number: int, tensors: Sequence[Tensor]) -> tuple[Any, Any]:
+        """Put the values of a copy back into the tensors; its label and its state."""
+        label, values, state = self.copies[number]
+        values = _read(values, tensors) if self.in_files else values
+        for tensor, value in zip(tensors, values, strict=True):
+            tensor.copy_(value)
+        return label, state
+
+    def drop(self, which: slice = slice(None)) -> None:
+        """Remove copies: all of them, if the tensors have other shapes now."""
+        for _, values, _ in self.copies[which] if self.in_files else ():
+            values.close()
+        del self.copies[which]
 
 
 class LastGoodWeights(Observer):
     """Keeps the weights of the blocks that learn, as they were after their last two epochs.
 
-    A finite loss says that an epoch began with good weights: its last step may still have broken
-    them. So the weights of the epoch before are kept too. They are written once an epoch, when the
-    device has to be waited for anyway, into temporary files without names: the memory of training
-    does not grow. Use it as a context manager.
+    They are written once an epoch, when the device has to be waited for anyway. Use it as a context
+    manager.
     """
 
     def __init__(self) -> None:
         self._tensors: list[Tensor] = []
-        self._files: list[Any] = []  # two that take turns
-        self._kept: list[tuple[int, Any]] = []  # epochs and their files, the newest last
+        self._last_good = LastGood(in_files=True)
 
     def __enter__(self) -> "LastGoodWeights":
         return self
 
     def __exit__(self, *_: Any) -> None:
-        for file in self._files:
-            file.close()
+        self._last_good.drop()
 
     def stage(self, learners: Sequence[Learner], learning: bool = True) -> None:
         """Keep the weights that these blocks begin with."""
@@ -44,9 +82,7 @@ class LastGoodWeights(Observer):
             modules = [m for x in learners if x.epochs for m in x.block.modules]
             tensors = [t for m in modules for t in (*m.parameters(), *m.buffers())]
             self._tensors = list({id(t): t for t in tensors}.values())
-            if sum(t.nbytes for t in self._tensors) > MOST:
-                self._tensors = []
-            self._kept = []
+            self._last_good.drop()
             self._keep(0)
 
     def epoch(self, end: EpochEnd) -> set[Learner]:
@@ -58,8 +94,8 @@ class LastGoodWeights(Observer):
     def restore(self, end: EpochEnd) -> str:
         """Put the newest weights back that give a finite loss; says in words which they are."""
         words = "its weights are lost (a checkpoint, checkpoint=FOLDER, keeps them)"
-        for epoch, file in reversed(self._kept):
-            self._read(file)
+        for number in reversed(range(len(self._last_good.copies))):
+            epoch, _ = self._last_good.restore(number, self._tensors)
             when = f"after epoch {epoch}" if epoch else "before training"
             words = f"its weights are those {when}"
             if gives_numbers(end):
@@ -68,27 +104,10 @@ class LastGoodWeights(Observer):
 
     def _keep(self, epoch: int) -> None:
         """Write the weights; a temporary folder that is full does not end the training."""
-        if not self._tensors:
-            return
-        self._kept = self._kept[-1:]
         try:
-            if len(self._files) < 2:
-                self._files.append(tempfile.SpooledTemporaryFile(IN_MEMORY))  # noqa: SIM115
-            newest = self._kept[0][1] if self._kept else None
-            file = next(file for file in reversed(self._files) if file is not newest)
-            file.seek(0)
-            for tensor in self._tensors:
-                file.write(_flat(tensor).cpu().view(torch.uint8).numpy())
+            self._last_good.keep(epoch, self._tensors)
         except OSError:
             return
-        self._kept.append((epoch, file))
-
-    def _read(self, file: Any) -> None:
-        file.seek(0)
-        for tensor in self._tensors:
-            flat = _flat(tensor)
-            if content := bytearray(file.read(flat.nbytes)):
-                flat.copy_(torch.frombuffer(content, dtype=flat.dtype))
 
 
 class _FirstBatch(DerivedSource):
@@ -109,8 +128,40 @@ def gives_numbers(end: EpochEnd) -> bool:
     return all(map(math.isfinite, losses))
 
 
-def _flat(tensor: Tensor) -> Tensor:
-    """All numbers of a tensor in the order of its memory; a view, unless the tensor has gaps."""
-    tensor = tensor.detach()
-    order = sorted(range(tensor.dim()), key=lambda d: -tensor.stride(d))
-    return tensor.permute(order).reshape(-1)
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors in nested dictionaries, lists and tuples."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (dict, list, tuple)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from tensors_in(item)
+
+
+def copied(value: Any) -> Any:
+    """Nested dictionaries, lists and tuples with copies of the tensors in them."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {key: copied(item) for key, item in value.items()}
+    return type(value)(map(copied, value)) if type(value) in (list, tuple) else value
+
+
+def _written(tensors: Sequence[Tensor]) -> Any:
+    """A temporary file with the numbers of tensors."""
+    file = tempfile.SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115
+    try:
+        for tensor in tensors:
+            file.write(bytes_of(tensor))
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+def _read(file: Any, tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+    """The values of tensors like these."""
+    file.seek(0)
+    for tensor in tensors:
+        content = bytearray(file.read(tensor.nbytes))
+        values = torch.frombuffer(content, dtype=tensor.dtype) if content else torch.empty(0)
+        yield values.view(tensor.shape)

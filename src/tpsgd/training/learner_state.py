@@ -6,13 +6,15 @@ and a user's own functions take numbers from.
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tpsgd.engine.batches import Stream, stored_samples
+from tpsgd.engine.batches import LoaderSource, stored_samples
+from tpsgd.errors import TpsgdError
+from tpsgd.saved.checkpoint import pack, unpack
 from tpsgd.saved.expected import (
     OF_DEVICE,
     check_counter,
@@ -21,6 +23,8 @@ from tpsgd.saved.expected import (
     checked_state,
 )
 from tpsgd.train import Net
+
+Generators = Iterable[tuple[str, torch.Generator]]
 
 
 def state_of(learner: Any) -> dict[str, Any]:
@@ -34,6 +38,19 @@ def state_of(learner: Any) -> dict[str, Any]:
         "optimizer": None if learner.optimizer is None else learner.optimizer.state_dict(),
         "batches": None if rates is None else rates.step,
     }
+
+
+def ended_state(learner: Any) -> dict[str, Any] | None:
+    """A learner that is about to stop, for a run that is extended later; on the CPU.
+
+    None for an optimizer with a state that no checkpoint can hold.
+    """
+    tensors: dict[str, Tensor] = {}
+    try:
+        state = pack(state_of(learner) | {"learning": False}, tensors)
+    except TpsgdError:
+        return None
+    return unpack(state, {name: t.detach().cpu() for name, t in tensors.items()})
 
 
 def set_batches(learner: Any, saved: dict[str, Any]) -> None:
@@ -59,10 +76,9 @@ def restore(learner: Any, saved: dict[str, Any], epochs: int) -> None:
             if isinstance(tensor, Tensor):
                 tensor.copy_(check_tensor("class codes", value, tensor))
         if learner.optimizer is not None:
-            states = checked_state(learner.optimizer, saved["optimizer"])
             if learner.scheduler is not None:
                 _advance(learner.scheduler, epochs)
-            _restore_optimizer(learner.optimizer, saved["optimizer"] | {"state": states})
+            restore_optimizer(learner.optimizer, saved["optimizer"])
 
 
 def _advance(scheduler: Any, epochs: int) -> None:
@@ -73,8 +89,9 @@ def _advance(scheduler: Any, epochs: int) -> None:
             scheduler.step()
 
 
-def _restore_optimizer(optimizer: Any, saved: dict[str, Any]) -> None:
-    """Write into an optimizer's groups, which others refer to, and give it its state."""
+def restore_optimizer(optimizer: Any, saved: dict[str, Any]) -> None:
+    """Write a state dict that fits into an optimizer's groups, which others refer to."""
+    states = checked_state(optimizer, saved)
     for group, before in zip(optimizer.param_groups, saved["param_groups"], strict=True):
         for name, value in before.items():
             if name in OF_DEVICE:
@@ -84,7 +101,7 @@ def _restore_optimizer(optimizer: Any, saved: dict[str, Any]) -> None:
             else:
                 group[name] = value.item() if isinstance(value, Tensor) else value
     pairs = [(p, group) for group in optimizer.param_groups for p in group["params"]]
-    for number, values in saved["state"].items():
+    for number, values in states.items():
         p, group = pairs[number]
         optimizer.state[p] = {k: _placed(v, k, p, group) for k, v in values.items()}
 
@@ -99,29 +116,30 @@ def _placed(value: Any, name: str, p: Tensor, group: dict[str, Any]) -> Any:
     return value.clone() if counts_on_cpu else value.to(p.device, copy=True)
 
 
-def random_state(net: Net) -> dict[str, Tensor]:
-    """The state of all generators that torch uses in this run."""
-    device, states = net.source.form.device, {"torch": torch.get_rng_state()}
+def random_state(device: torch.device, generators: Generators = ()) -> dict[str, Tensor]:
+    """The state of torch's own generators, and of others by their names."""
+    states = {"torch": torch.get_rng_state()}
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)
-    return states | {name: generator.get_state() for name, generator in _generators(net)}
+    return states | {name: generator.get_state() for name, generator in generators}
 
 
-def set_random(net: Net, states: dict[str, Tensor]) -> None:
+def set_random(
+    device: torch.device, states: dict[str, Tensor], generators: Generators = ()
+) -> None:
     """Put all generators where they were; a device that is not there any more has none."""
-    device = net.source.form.device
     torch.set_rng_state(states["torch"])
     if device.type == "cuda" and "cuda" in states:
         torch.cuda.set_rng_state(states["cuda"], device)
-    for name, generator in _generators(net):
+    for name, generator in generators:
         generator.set_state(states[name])
 
 
-def _generators(net: Net) -> Iterator[tuple[str, torch.Generator]]:
+def loader_generators(net: Net) -> Generators:
     """The generators that loaders have for themselves."""
     for name, source in (("data", net.source), ("validation", net.validation)):
         stored = None if source is None else stored_samples(source)
-        if not isinstance(stored, Stream):
+        if not isinstance(stored, LoaderSource):
             continue
         loader: Any = stored.loader
         batches = getattr(loader, "batch_sampler", None)

@@ -10,7 +10,7 @@ from torch.special import entr
 
 from tpsgd.engine.anatomy import Anatomy
 from tpsgd.engine.assemble import place_of
-from tpsgd.engine.batches import Arrays, Stream, stored_samples
+from tpsgd.engine.batches import ArraySource, LoaderSource, stored_samples
 from tpsgd.engine.record import LARGE_INPUT, Run
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import Loss, bce, cross_entropy, mse
@@ -73,7 +73,7 @@ def warn_of_link(anatomy: Anatomy) -> None:
 def warn_of_bytes(source: Source) -> None:
     """Warn of bytes that are no pixels: 0 and 1, which would be divided by 255."""
     samples = stored_samples(source)
-    if not isinstance(samples, Arrays) or samples.form.looks_up(samples.x):
+    if not isinstance(samples, ArraySource) or samples.form.looks_up(samples.x):
         return
     x = samples.x.data if isinstance(samples.x, Padded) else samples.x
     if x.dtype is torch.uint8 and x.numel() and int(x.max()) <= 1:
@@ -84,7 +84,7 @@ def warn_of_bytes(source: Source) -> None:
         )
 
 
-def hint_for(run: Run, samples: Arrays | Stream, anatomy: Anatomy) -> str:
+def hint_for(run: Run, samples: ArraySource | LoaderSource, anatomy: Anatomy) -> str:
     """Why the last block is no better than guessing, in a sentence; "" if it has learned."""
     losses = [e.loss for e in run.history if e.block in (0, len(run.blocks))]
     if not losses or run.blocks[-1].learning == "solved":
@@ -106,7 +106,7 @@ def hint_for(run: Run, samples: Arrays | Stream, anatomy: Anatomy) -> str:
 
 
 def _losses_without_inputs(
-    samples: Arrays | Stream, loss: Loss, classes: int
+    samples: ArraySource | LoaderSource, loss: Loss, classes: int
 ) -> tuple[float, float]:
     """The loss of outputs that are all 0, and of the best that are equal for all samples.
 
@@ -114,7 +114,7 @@ def _losses_without_inputs(
     Infinity if nothing is known.
     """
     of_zeros = {cross_entropy: log(classes), bce: classes * log(2)}.get(loss, inf)
-    if not isinstance(samples, Arrays) or loss not in PREVENTED:
+    if not isinstance(samples, ArraySource) or loss not in PREVENTED:
         return of_zeros, of_zeros
     y, square = samples.y, 1.0
     if y.is_floating_point():
@@ -126,9 +126,9 @@ def _losses_without_inputs(
     return of_zeros, float((entr(mean) + (entr(1 - mean) if loss is bce else 0)).sum())
 
 
-def _unscaled(samples: Arrays | Stream) -> str:
+def _unscaled(samples: ArraySource | LoaderSource) -> str:
     """What to do about inputs that are much smaller or larger than 1; "" if they are not."""
-    if isinstance(samples, Stream) or not isinstance(samples.x, (Tensor, Padded)):
+    if isinstance(samples, LoaderSource) or not isinstance(samples.x, (Tensor, Padded)):
         return ""
     if samples.form.looks_up(samples.x):
         return ""

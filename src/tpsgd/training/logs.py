@@ -5,39 +5,40 @@
 `csv` and `json_lines` need nothing else; `tensorboard` and `mlflow` need these packages.
 """
 
-import csv as csv_format
-import io
 import json
 import math
 import os
 import warnings
+from collections.abc import Callable
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tpsgd.engine.record import Epoch
 from tpsgd.errors import TpsgdError
 from tpsgd.files import write_whole
 from tpsgd.output import check_new
 
-COLUMNS = tuple(field.name for field in fields(Epoch))
 FIGURES = ("loss", "accuracy", "val_loss", "val_accuracy")
-
-
-class Log(Protocol):
-    """A callback of `fit`."""
-
-    def __call__(self, epoch: Epoch) -> None: ...
 
 
 class FileLog:
     """A log in a text file: a line per block and epoch, in the file as soon as it is known.
 
     A disk that is full does not end the training: there is one warning, and the `error` is kept.
+
+    Lines begin with block and epoch, and have commas between their values.
     """
 
-    def __init__(self, file: str | Path, append: bool, overwrite: bool) -> None:
-        self.path = Path(file).expanduser()
+    def __init__(
+        self,
+        file: str | Path,
+        append: bool,
+        overwrite: bool,
+        line: Callable[[dict[str, Any]], str],
+        header: str = "",
+    ) -> None:
+        self.path, self.line = Path(file).expanduser(), line
         self.error: OSError | None = None
         self._before: list[Epoch] | None = None  # a resumed run: the epochs of its record
         if not append:
@@ -47,7 +48,7 @@ class FileLog:
                 content = self.path.read_bytes()
                 os.truncate(self.path, content.rfind(b"\n") + 1)  # a kill may cut a line off
             with self.path.open("a" if append else "w", encoding="utf-8") as stream:
-                stream.write("" if stream.tell() else self.header())
+                stream.write("" if stream.tell() else header)
         except OSError as error:
             reason = error.strerror or error
             raise TpsgdError(f"cannot write the log {file} ({reason})") from error
@@ -62,12 +63,10 @@ class FileLog:
             with self.path.open("a", encoding="utf-8", newline="") as stream:
                 stream.write(self.line(asdict(epoch)))
         except OSError as error:
-            self.error, reason = (
-                OSError(error.errno, error.strerror, str(self.path)),
-                error.strerror,
-            )
+            self.error = OSError(error.errno, error.strerror, str(self.path))
             warnings.warn(
-                f"the log {self.path} is not written any further ({reason}); training goes on",
+                f"the log {self.path} is not written any further ({error.strerror}); training goes "
+                "on",
                 stacklevel=2,
             )
 
@@ -79,53 +78,10 @@ class FileLog:
         """Drop what the interrupted run wrote about this epoch and those after it."""
         self._before = None
         lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
-        start = self.beginning(epoch)
-        numbers = [i for i, line in enumerate(lines) if line.startswith(start)]
-        if not numbers:
-            return
-        same_run = not before or lines[numbers[-1] - 1] == self.line(asdict(before[-1]))
-        if same_run:
-            write_whole(self.path, "".join(lines[: numbers[-1]]).encode())
-
-    def header(self) -> str:
-        """The first line of a new file, if it has one."""
-        return ""
-
-    def beginning(self, epoch: Epoch) -> str:
-        """How the line of this block and this epoch begins, in every run."""
-        raise NotImplementedError
-
-    def line(self, values: dict[str, Any]) -> str:
-        """The line of an epoch."""
-        raise NotImplementedError
-
-
-class CsvLog(FileLog):
-    """Columns as in `Epoch`; an unknown value is empty."""
-
-    def header(self) -> str:
-        """The names of the columns."""
-        return _row(COLUMNS)
-
-    def beginning(self, epoch: Epoch) -> str:
-        """The first two columns."""
-        return f"{epoch.block},{epoch.epoch},"
-
-    def line(self, values: dict[str, Any]) -> str:
-        """A row of the table."""
-        return _row(values.values())
-
-
-class JsonLinesLog(FileLog):
-    """A JSON object per line, with the keys of `Epoch`; NaN and infinity are null."""
-
-    def beginning(self, epoch: Epoch) -> str:
-        """The first two keys."""
-        return json.dumps({"block": epoch.block, "epoch": epoch.epoch})[:-1] + ","
-
-    def line(self, values: dict[str, Any]) -> str:
-        """An object."""
-        return json.dumps({name: _finite(value) for name, value in values.items()}) + "\n"
+        block_and_epoch = self.line(asdict(epoch)).split(",")[:2]
+        same = [i for i, line in enumerate(lines) if line.split(",")[:2] == block_and_epoch]
+        if same and (not before or lines[same[-1] - 1] == self.line(asdict(before[-1]))):
+            write_whole(self.path, "".join(lines[: same[-1]]).encode())
 
 
 def csv(file: str | Path, *, append: bool = False, overwrite: bool = False) -> FileLog:
@@ -148,7 +104,8 @@ def csv(file: str | Path, *, append: bool = False, overwrite: bool = False) -> F
         >>> lines[0], len(lines)
         ('block,epoch,loss,accuracy,val_loss,val_accuracy,seconds', 3)
     """
-    return CsvLog(file, append, overwrite)
+    names = [field.name for field in fields(Epoch)]
+    return FileLog(file, append, overwrite, _row, ",".join(names) + "\n")
 
 
 def json_lines(file: str | Path, *, append: bool = False, overwrite: bool = False) -> FileLog:
@@ -160,7 +117,7 @@ def json_lines(file: str | Path, *, append: bool = False, overwrite: bool = Fals
             checkpoint, the lines of epochs that are trained again are replaced.
         overwrite: replace a file that exists.
     """
-    return JsonLinesLog(file, append, overwrite)
+    return FileLog(file, append, overwrite, _json_line)
 
 
 BY_SUFFIX = {".csv": csv, ".jsonl": json_lines}
@@ -174,7 +131,7 @@ def file(file: str | Path, *, append: bool = False, overwrite: bool = False) -> 
     return make(file, append=append, overwrite=overwrite)
 
 
-def tensorboard(folder: str | Path) -> Log:
+def tensorboard(folder: str | Path) -> Callable[[Epoch], None]:
     """A callback of `fit` that writes the figures of every block for TensorBoard.
 
     Args:
@@ -194,7 +151,7 @@ def tensorboard(folder: str | Path) -> Log:
     return log
 
 
-def mlflow() -> Log:
+def mlflow() -> Callable[[Epoch], None]:
     """A callback of `fit` that logs the figures of every block as metrics of MLflow's active run.
 
     Without an active run, MLflow starts one.
@@ -217,11 +174,13 @@ def _figures(epoch: Epoch) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _row(values: dict[str, Any]) -> str:
+    """A row of a table; an unknown value is empty."""
+    return ",".join("" if value is None else str(value) for value in values.values()) + "\n"
 
 
-def _row(cells: Any) -> str:
-    stream = io.StringIO()
-    csv_format.writer(stream, lineterminator="\n").writerow(cells)
-    return stream.getvalue()
+def _json_line(values: dict[str, Any]) -> str:
+    """A JSON object; NaN and infinity are null."""
+    finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v
+              for k, v in values.items()}  # fmt: skip
+    return json.dumps(finite) + "\n"

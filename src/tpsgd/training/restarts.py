@@ -48,9 +48,9 @@ class Restarts:
         return iter(zip(self.models, self.runs, strict=True))
 
     def __str__(self) -> str:
-        how = "stacked" if self.stacked else "one by one"
+        order = "stacked" if self.stacked else "one by one"
         seeds = f"seeds {self.runs[0].seed} to {self.runs[-1].seed}"
-        title = f"{len(self)} restarts of {self.runs[0].rule}, {how}, {seeds}; the first:"
+        title = f"{len(self)} restarts of {self.runs[0].rule}, {order}, {seeds}; the first:"
         return f"{title}\n{self.runs[0]}"
 
     def evaluate(self, data: Any) -> list[float]:
@@ -104,20 +104,14 @@ def fit_many(
     method = Backprop() if backprop is True else backprop or rule
     if possible and obstacle is None and restarts > 1:
         return Restarts(models, run_training(models, data, method, chosen), True)
-    alone = [_restart(chosen, r, restarts) for r in range(restarts)]
-    runs = [
-        run_training([model], data, method, settings)[0]
-        for model, settings in zip(models, alone, strict=True)
-    ]
+    runs = []
+    for seed, model in enumerate(models, chosen.seed):
+        checkpoint = chosen.checkpoint
+        if isinstance(checkpoint, Checkpoint) and restarts > 1:
+            checkpoint = checkpoint.within(f"seed-{seed}")
+        alone = replace(chosen, seed=seed, checkpoint=checkpoint)
+        runs += run_training([model], data, method, alone)
     return Restarts(models, runs, False)
-
-
-def _restart(settings: Settings, number: int, restarts: int) -> Settings:
-    """The settings of one restart of several: its seed, and the folder of its checkpoint."""
-    seed, checkpoint = settings.seed + number, settings.checkpoint
-    if isinstance(checkpoint, Checkpoint) and restarts > 1:
-        checkpoint = checkpoint.within(f"seed-{seed}")
-    return replace(settings, seed=seed, checkpoint=checkpoint)
 
 
 def make_model(factory: Callable[[], nn.Module], seed: int) -> nn.Module:

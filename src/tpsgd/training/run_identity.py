@@ -2,7 +2,7 @@
 
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tpsgd.engine.batches import Arrays, stored_samples
+from tpsgd.engine.batches import ArraySource, stored_samples
 from tpsgd.engine.optimizers import make_optimizer
 from tpsgd.errors import TpsgdError, shortened
 from tpsgd.nets.padded import Padded
@@ -20,13 +20,7 @@ from tpsgd.saved.expected import OF_DEVICE
 from tpsgd.solvers import SOLVERS
 from tpsgd.train import Net
 
-MAY_DIFFER = (
-    "threads",
-    "torch",
-    "device",
-    "measure",
-    "parallel",
-)  # settings that do not make another run
+MAY_DIFFER = ("threads", "torch", "device", "measure", "parallel")  # which make no other run
 # of several differences, those that say most come first
 FIRST = (
     "data", "rule", "number of samples (training data)", "shape of samples (training data)",
@@ -46,11 +40,20 @@ COMPARED = 64  # samples whose numbers are compared; of the labels all are
 def identity(net: Net, model: nn.Module, settings: dict[str, Any]) -> dict[str, Any]:
     """What a later run must have in common with this one, by name."""
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    forms = [f"{name} {t.dtype} {tuple(t.shape)}" for name, t in tensors.items()]
-    values = {name: value for name, value in settings.items() if name not in MAY_DIFFER}
-    values |= {"model": str(model).splitlines(), "list of tensors": forms}
-    values |= {"list of optimizers": [_optimizer(learner) for learner in net.learners]}
-    values |= _backbones(model)
+    optimizers = [
+        describe_optimizer(x.settings.optimizer, x.params, x.settings.lr) if x.trains else "none"
+        for x in net.learners
+    ]
+    values = {name: value for name, value in settings.items() if name not in MAY_DIFFER} | {
+        "model": str(model).splitlines(),
+        "list of tensors": [f"{name} {t.dtype} {tuple(t.shape)}" for name, t in tensors.items()],
+        "list of optimizers": optimizers,
+    }
+    # Unlike other weights, those of a frozen backbone are not replaced by a checkpoint. An adaptor
+    # that recomputes its features has its backbone, a `Tap`, as the first module.
+    taps = [module for module in model.modules() if getattr(module, "is_tap", False)]
+    if frozen := [t for tap in taps for t in (*tap.parameters(), *tap.buffers())]:
+        values["checksum of the backbone"] = checksum_of(frozen)
     values |= _samples("training data", net.source)
     if net.validation is not None:
         values |= _samples("validation data", net.validation)
@@ -77,11 +80,10 @@ def check_same_on_ranks(identities: Sequence[Mapping[str, Any]]) -> None:
     """
     for rank, identity in enumerate(identities):
         for name in _differing(identities[0], identity):
-            pair = _where_they_differ(identities[0].get(name), identity.get(name))
-            first, other = map(shortened, pair)
+            first, other = _where_they_differ(identities[0].get(name), identity.get(name))
             words = IN_WORDS.get(name, name)
-            what = "" if words == name else f"{name.partition(' (')[0]} "
-            raise unlike(words, what + first, rank, what + other)
+            noun = "" if words == name else f"{name.partition(' (')[0]} "
+            raise unlike(words, noun + first, rank, noun + other)
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
@@ -90,6 +92,8 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     Examples:
         >>> difference({"options": ["a"], "seed": 0, "rule": "dfa"}, {"rule": "drtp", "seed": 0})
         "its rule was dfa, and now it is drtp (list of the rules' options: different, too)"
+        >>> difference({"epochs": 2}, {"epochs": [1, 2]}), difference({"lr": None}, {"lr": 0.1})
+        ('its epochs were 2, and now they are [1, 2]', 'its lr was not set, and now it is 0.1')
     """
     names = _differing(before, now)
     if not names:
@@ -98,7 +102,10 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     words = list(dict.fromkeys(IN_WORDS.get(name, name) for name in names))
     others = f" ({', '.join(words[1:5])}: different, too)" if words[1:] else ""
     name = words[0] if names[0] == "options" else names[0]
-    return f"its {name} was {shortened(old)}, and now it is {shortened(new)}{others}"
+    many = name.isalpha() and name.endswith("s") and not name.endswith("ss")  # one word
+    was, now_is = ("were", "now they are") if many else ("was", "now it is")
+    old, new = ("not set" if value in (None, "None") else value for value in (old, new))
+    return f"its {name} {was} {old}, and {now_is} {new}{others}"
 
 
 def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -107,19 +114,12 @@ def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return sorted(names, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
 
 
-def _where_they_differ(old: Any, new: Any) -> tuple[Any, Any]:
-    """Two values, or of two lists the first entries that differ."""
-    if not (isinstance(old, list) and isinstance(new, list)):
-        return old, new
-    pairs = zip_longest(old, new, fillvalue="nothing")
-    return next((str(a).strip(), str(b).strip()) for a, b in pairs if a != b)
-
-
-def _optimizer(learner: Any) -> str:
-    """The optimizer that a block begins with, and its settings."""
-    if not learner.trains:
-        return "none"
-    return describe_optimizer(learner.settings.optimizer, learner.params, learner.settings.lr)
+def _where_they_differ(old: Any, new: Any) -> tuple[str, str]:
+    """Two values in words, or of two lists the first entries that differ."""
+    if isinstance(old, list) and isinstance(new, list):
+        pairs = zip_longest(old, new, fillvalue="nothing")
+        old, new = next((a, b) for a, b in pairs if a != b)
+    return shortened(old), shortened(new)
 
 
 def describe_optimizer(factory: Any, params: Mapping[str, Tensor], lr: float | None = None) -> str:
@@ -140,23 +140,11 @@ def describe_optimizer(factory: Any, params: Mapping[str, Tensor], lr: float | N
     return f"{type(optimizer).__name__} {groups}"
 
 
-def _backbones(model: nn.Module) -> dict[str, Any]:
-    """A checksum of frozen backbones inside a model: unlike other weights, they are not replaced.
-
-    An adaptor that recomputes its features has its backbone, a `Tap`, as the first module.
-    """
-    taps = [module for module in model.modules() if getattr(module, "is_tap", False)]
-    code = 0
-    for tensor in (t for tap in taps for t in (*tap.parameters(), *tap.buffers())):
-        code = zlib.crc32(_bytes(tensor), code)
-    return {"checksum of the backbone": f"{code:08x}"} if taps else {}
-
-
 def _samples(name: str, source: Source) -> dict[str, Any]:
     """How many samples there are, what they look like, and a checksum of some numbers."""
     stored = stored_samples(source)
     values: dict[str, Any] = {f"number of samples ({name})": source.samples}
-    if not isinstance(stored, Arrays):
+    if not isinstance(stored, ArraySource):
         return values
     values[f"shape of samples ({name})"] = f"{tuple(stored.x.shape[1:])} {stored.x.dtype}"
     return values | {f"checksum ({name})": checksum(stored.x, stored.y)}
@@ -172,8 +160,17 @@ def checksum(x: Tensor | Padded, y: Tensor) -> str:
     """
     x = x.data if isinstance(x, Padded) else x
     some = torch.linspace(0, len(x) - 1, min(COMPARED, len(x)), device=x.device).long()
-    return f"{zlib.crc32(_bytes(x[some]), zlib.crc32(_bytes(y))):08x}"
+    return checksum_of([y, x[some]])
 
 
-def _bytes(t: Tensor) -> Any:
+def checksum_of(tensors: Iterable[Tensor]) -> str:
+    """A checksum of the numbers of tensors, wherever they lie."""
+    code = 0
+    for tensor in tensors:
+        code = zlib.crc32(bytes_of(tensor), code)
+    return f"{code:08x}"
+
+
+def bytes_of(t: Tensor) -> Any:
+    """The numbers of a tensor as an array of bytes."""
     return t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from tpsgd.engine.device import resolve_device
 from tpsgd.engine.inputs import inputs as as_inputs
 from tpsgd.engine.record import Run
-from tpsgd.errors import TpsgdError, shortened
+from tpsgd.errors import TpsgdError
 from tpsgd.nets.padded import Padded, as_pixels
 from tpsgd.saved import trained
+from tpsgd.saved.checkpoint import readable
 from tpsgd.saved.scaling import as_trained
 from tpsgd.training.confusion import Confusion, confusion
 from tpsgd.training.evaluate import all_outputs, evaluate, last_module
@@ -60,7 +61,7 @@ class Trained:
         if scaling.get("method") == "bytes":
             if samples.dtype is not torch.uint8:
                 raise TpsgdError(
-                    "the model was trained on bytes (uint8), divided by 255: give bytes"
+                    "the model was trained on bytes (uint8), divided by 255: pass them"
                 )
             return as_pixels(samples, samples.to(samples.device, torch.float32))
         new = as_trained(samples, self.inputs)
@@ -76,10 +77,8 @@ class Trained:
         outputs = all_outputs(self.model, x, batch_size, progress)
         count = max(2, outputs.shape[1])  # one output is a yes or a no
         if self.classes and len(self.classes) != count:
-            raise TpsgdError(
-                f"the model tells {count} classes apart, but was saved with "
-                f"{len(self.classes)} names of classes"
-            )
+            names = f"was saved with {len(self.classes)} names of classes"
+            raise TpsgdError(f"the model tells {count} classes apart, but {names}")
         return outputs
 
     def probabilities(
@@ -142,16 +141,13 @@ def load(
         >>> torch.equal(trained.model(x), run.model(x))
         True
     """
-    content = trained.read(folder, factory)
-    model = content.model.to(resolve_device(device)).eval()
-    try:
-        run = Run.of(content.run, model)
+    model, content = trained.read(folder, factory)
+    model = model.to(resolve_device(device)).eval()
+    with readable(Path(folder), "record of the model"):
+        run = Run.of(content["run"], model)
         if not isinstance(run.settings, dict) or not isinstance(run.seed, int):
             raise TypeError("settings or seed")
-    except (KeyError, TypeError, AttributeError) as error:
-        reason = shortened(error)
-        raise TpsgdError(f"the record of the model in {folder} makes no sense: {reason}") from error
-    return Trained(model, run, tuple(content.classes), content.inputs, content.versions)
+    return Trained(model, run, tuple(content["classes"]), content["inputs"], content["versions"])
 
 
 def _probabilities(outputs: Tensor, model: nn.Module, run: Run) -> Tensor:

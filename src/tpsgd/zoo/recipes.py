@@ -83,9 +83,9 @@ class Recipe:
             chain(flip(0.5), crop(4, reflect))
         """
         if len(shape) != 3:
+            images = "images, (channels, height, width)"
             raise TpsgdError(
-                "this recipe is for images, (channels, height, width), not for samples of shape "
-                f"{tuple(shape)}"
+                f"this recipe is for {images}, not for samples of shape {tuple(shape)}"
             )
         side = min(shape[1:])
         shift = max(round(self.shift * side), min(LEAST_SHIFT, side // 8)) if self.shift else 0

@@ -50,10 +50,8 @@ def vgg(
     halved = 2 ** len(taps(depth))
     height, width = (n // halved for n in shape[1:])
     if not height or not width:
-        raise TpsgdError(
-            f"images of {shape[1]} x {shape[2]} are too small for VGG{depth}, which halves them "
-            f"{len(taps(depth))} times: give {halved} x {halved} or more"
-        )
+        image = f"images of {shape[1]} x {shape[2]} are too small for VGG{depth}"
+        raise TpsgdError(f"{image}: give {halved} x {halved} or more")
     net = nn.Sequential()
     net.add_module("features", _features(depth, shape[0], batch_norm))
     if pool is not None:
@@ -117,8 +115,7 @@ def _classifier(
 def check_image(shape: Sequence[int], classes: int) -> None:
     """Refuse a shape that is not an image's, and a number of classes below 1."""
     if len(shape) != 3 or not all(isinstance(n, int) and n > 0 for n in shape):
-        raise TpsgdError(
-            f"shape must be an image's (channels, height, width), such as (3, 32, 32), got {shape}"
-        )
+        expected = "an image's (channels, height, width), such as (3, 32, 32)"
+        raise TpsgdError(f"shape must be {expected}, got {shape}")
     if not isinstance(classes, int) or classes < 1:
         raise TpsgdError(f"classes must be a whole number, 1 or more, got {classes!r}")

@@ -76,31 +76,30 @@ def factory(
         ['Recurrent', 'Recurrent', 'Linear', 'LeakyReLU', 'Linear']
     """
     if activation not in ACTIVATIONS:
-        raise TpsgdError(
-            f"unknown activation {activation!r}: {suggestion(activation, ACTIVATIONS)}"
-        )
+        hint = suggestion(activation, ACTIVATIONS)
+        raise TpsgdError(f"unknown activation {activation!r}: {hint}")
     act = ACTIVATIONS[activation]
     kind, _, text = word.partition(":")
     if kind in CELLS:
         like = "units like rnn:512 or rnn:512,512+256 (a perceptron after the +)"
         _check_text(word, text, rf"{NUMBERS}(\+{NUMBERS})?", like)
-        sizes, _, widths = text.partition("+")
+        sizes, widths = map(_numbers, (text + "+").split("+")[:2])
         cell = _cell(word, kind, init, leak)
         inputs = _features(word, shape, tokens)
-        _check_memory(word, [inputs, *_numbers(sizes), *_numbers(widths), classes], squares=True)
-        return lambda: rnn(cell, inputs, _numbers(sizes), _numbers(widths), classes, act)
+        _check_memory(word, [inputs, *sizes, *widths, classes], squares=True)
+        return lambda: rnn(cell, inputs, sizes, widths, classes, act)
     if init is not None or leak is not None:
         raise TpsgdError(f"init and leak are for recurrent models such as rnn:512, not for {word}")
     if kind in ("mlp", "cnn", "vgg") and tokens is not None:
         raise TpsgdError(f"{word} cannot read tokens, numbers of words: choose rnn:512")
     if kind == "mlp":
         _check_text(word, text, NUMBERS, "widths like mlp:256,128")
-        _check_memory(word, [math.prod(shape), *_numbers(text), classes])
-        return lambda: mlp(shape, _numbers(text), classes, act)
+        widths = _numbers(text)
+        _check_memory(word, [math.prod(shape), *widths, classes])
+        return lambda: mlp(shape, widths, classes, act)
     if kind == "cnn":
         _check_text(word, text, rf"{LAYERS}(,{LAYERS})*", "layers like cnn:16x5 (filters x kernel)")
-        pairs = [layer.partition("x") for layer in text.split(",")]
-        layers = [(int(filters), int(kernel)) for filters, _, kernel in pairs]
+        layers = [(int(n), int(k)) for n, k in (layer.split("x") for layer in text.split(","))]
         _check_images(word, shape, layers)
         _check_memory(word, [shape[0], *(n for n, _ in layers), classes], layers[0][1] ** 2)
         return lambda: cnn(shape, layers, classes, act)
@@ -111,11 +110,9 @@ def factory(
         return lambda: vgg.vgg(int(text), shape, classes, batch_norm=True, dense_norm=True)
     if is_function(word):
         return from_file(word)
-    raise TpsgdError(
-        f"unknown model {word!r}: {suggestion(kind, ('mlp', 'cnn', 'vgg', *CELLS))}; write "
-        "mlp:256,256 (widths), cnn:16x5,16x5 (filters x kernel), vgg:11, rnn:512 or lru:256 "
-        "(units), FILE.py:FUNCTION"
-    )
+    hint = suggestion(kind, ("mlp", "cnn", "vgg", *CELLS))
+    words = "mlp:256,256 (widths), cnn:16x5,16x5 (filters x kernel), vgg:11, rnn:512 or lru:256"
+    raise TpsgdError(f"unknown model {word!r}: {hint}; write {words} (units), FILE.py:FUNCTION")
 
 
 def is_recurrent(model: nn.Module) -> bool:
@@ -142,14 +139,14 @@ def rnn(
     directions = 1 + cell.keywords.get("bidirectional", False)
     if cell.func is nn.RNN and len(set(sizes)) == 1:
         layers = [cell(inputs, sizes[0], len(sizes))]
-        inputs = sizes[0] * directions
     else:
         layers = []
         for number, hidden in enumerate(sizes, 1):
             states = {} if cell.func is nn.RNN else {"sequence": number < len(sizes)}
             layers.append(cell(inputs, hidden, **states))
             inputs = hidden * directions
-    return nn.Sequential(*layers, *_perceptron(inputs, widths, classes, activation))
+    units = sizes[-1] * directions
+    return nn.Sequential(*layers, *_perceptron(units, widths, classes, activation))
 
 
 def reservoir(make: Factory) -> Factory:
@@ -161,10 +158,8 @@ def reservoir(make: Factory) -> Factory:
     layers: list[Any] = [b.layer for b in blocks if isinstance(b.layer, SequenceLayer)]
     head = blocks[-1].layer
     if not layers or blocks[0].layer is not layers[0] or not isinstance(head, nn.Linear):
-        raise TpsgdError(
-            "reservoir is a control for models that begin with a recurrent layer and end with an "
-            "nn.Linear, such as rnn:512"
-        )
+        models = "models that begin with a recurrent layer and end with an nn.Linear"
+        raise TpsgdError(f"reservoir is a control for {models}, such as rnn:512")
     units, classes = layers[-1].hidden * (1 + layers[-1].bidirectional), head.out_features
     first = inits.reservoir(x=0.3 * min(1.0, 32 / layers[0].inputs))
 
@@ -173,10 +168,9 @@ def reservoir(make: Factory) -> Factory:
         for layer in layers:
             leak = getattr(layer, "leak", 1.0)
             options: dict[str, Any] = {"leak": leak} if leak < 1 else {}
-            options["init"] = first if layer is layers[0] else None
-            options["sequence"] = layer is not layers[-1]
-            both_ways = layer.bidirectional
-            copies.append(Recurrent(layer.inputs, layer.hidden, bidirectional=both_ways, **options))
+            options |= {"init": first if layer is layers[0] else None}
+            options |= {"sequence": layer is not layers[-1], "bidirectional": layer.bidirectional}
+            copies.append(Recurrent(layer.inputs, layer.hidden, **options))
         return nn.Sequential(*copies, nn.Linear(units, classes))
 
     return build
@@ -236,10 +230,8 @@ def _check_memory(word: str, sizes: list[int], times: int = 1, squares: bool = F
     """
     nbytes = 4 * times * sum(a * b + squares * b * b for a, b in pairwise(sizes))
     if nbytes > (free := available(torch.device("cpu"))):
-        raise TpsgdError(
-            f"{word} has weights of {size(nbytes)}, and {size(free)} of memory are free: choose "
-            "smaller layers"
-        )
+        weights = f"weights of {size(nbytes)}, and {size(free)} of memory are free"
+        raise TpsgdError(f"{word} has {weights}: choose smaller layers")
 
 
 def _numbers(text: str) -> list[int]:
@@ -275,18 +267,15 @@ def _features(word: str, shape: tuple[int, ...], tokens: int | None) -> int:
         return shape[1]
     images = "; seq-mnist-rows has MNIST's images as sequences of rows" * (len(shape) == 3)
     table = "; x[..., None] makes each number a time step" * (len(shape) == 1)
-    raise TpsgdError(
-        f"{word} needs sequences (steps, features), not samples of shape {shape}{images}{table}"
-    )
+    problem = f"not samples of shape {shape}{images}{table}"
+    raise TpsgdError(f"{word} needs sequences (steps, features), {problem}")
 
 
 def _check_images(word: str, shape: tuple[int, ...], layers: list[tuple[int, int]]) -> None:
     if len(shape) != 3:
         raise TpsgdError(f"{word} needs images (channels, height, width), not {shape}")
     if shape[2] <= 4 < shape[0]:
-        raise TpsgdError(
-            f"images of shape {shape} look like (height, width, channels); {word} needs the "
-            "channels first: x.transpose(0, 3, 1, 2)"
-        )
+        problem = f"images of shape {shape} look like (height, width, channels)"
+        raise TpsgdError(f"{problem}; {word} needs channels first: x.transpose(0, 3, 1, 2)")
     if min(shape[1:]) <= sum(kernel - 1 for _, kernel in layers):
         raise TpsgdError(f"{word} leaves nothing of images of {shape[1]} x {shape[2]} pixels")

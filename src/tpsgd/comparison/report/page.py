@@ -68,27 +68,35 @@ pre { background: #f5f5f5; padding: .8rem 1rem; white-space: pre-wrap; border-ra
 """
 
 
+def document(title: str, heading: str, body: str) -> str:
+    """A page with its style inside; title and heading are text, the body is HTML."""
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{_text(title)}</title>
+<style>{STYLE}</style>
+</head>
+<body>
+<h1>{_text(heading)}</h1>
+{body}</body>
+</html>
+"""
+
+
 def render(comparison: Results, images: Mapping[str, bytes]) -> str:
     """The page, with the plots inside."""
-    name, data = _text(title(comparison)), comparison.data
+    data = comparison.data
     figures = {key: _figure(image, CAPTIONS[key]) for key, image in images.items()}
     columns = head(comparison, HEAD, "learning rate")
     lines = {"bad": failures(comparison), "quiet": remarks(comparison)}
     notes = "".join(
         f'<p class="{look}">{_text(line)}</p>' for look in lines for line in lines[look]
     )
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{name}: learning without backpropagation</title>
-<style>{STYLE}</style>
-</head>
-<body>
-<h1>{name}: learning without backpropagation</h1>
-<p class="quiet">{effort(comparison)}; {data["train"]:,} training and {data["test"]:,} test
-samples.</p>
+    heading = f"{title(comparison)}: learning without backpropagation"
+    body = f"""<p class="quiet">{effort(comparison)}; {data["train"]:,} training and
+{data["test"]:,} test samples.</p>
 {notes}<div class="wide">{_table(columns, _cells(comparison))}</div>
 <p class="quiet">{NOTES}</p>
 <h2>Accuracy against cost</h2>
@@ -102,9 +110,8 @@ samples.</p>
 <h2>Reproduce</h2>
 <pre>{_text(comparison.command or "results.json holds every setting")}</pre>
 <p class="quiet">Made {_text(comparison.date)}. All numbers are in results.json.</p>
-</body>
-</html>
 """
+    return document(heading, heading, body)
 
 
 def _classes(comparison: Results, figures: Mapping[str, str]) -> str:
@@ -113,15 +120,14 @@ def _classes(comparison: Results, figures: Mapping[str, str]) -> str:
     if not body:
         return ""
     lines = [_text(line) for r in comparison.exemplars if (line := mistakes(r))]
-    said = "".join(f"<p>{line[0].upper()}{line[1:]}.</p>\n" for line in lines)
+    pairs = "".join(f"<p>{line[0].upper()}{line[1:]}.</p>\n" for line in lines)
     about = "Recall in per cent: the accuracy on the test samples of each class."
     if len(body) == LISTED:
         about += f" Of all classes, the {LISTED} with the least recall in the first column."
     rows = [[_text(cell) for cell in row] for row in body]
-    names = [_text(name) for name in names]
     return f"""<h2>Classes</h2>
 <div class="wide curves">{figures.get("confusion", "")}</div>
-{said}<div class="wide">{_table(names, rows)}</div>
+{pairs}<div class="wide">{_table(map(_text, names), rows)}</div>
 <p class="quiet">{about}</p>
 """
 
@@ -150,7 +156,7 @@ def _settings(comparison: Results) -> list[tuple[str, str]]:
     return [(k.replace("_", " "), str(v)) for k, v in rows.items() if v not in (None, "", [])]
 
 
-def _table(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
+def _table(head: Iterable[str], body: Iterable[Sequence[str]]) -> str:
     first = "".join(f"<th>{cell}</th>" for cell in head)
     rest = "".join("<tr>" + "".join(f"<td>{c}</td>" for c in row) + "</tr>\n" for row in body)
     return f"<table><thead><tr>{first}</tr></thead>\n<tbody>{rest}</tbody></table>"

@@ -13,7 +13,7 @@ from tpsgd import figures
 from tpsgd.comparison.arms import ALL
 from tpsgd.comparison.results import Result, Results
 from tpsgd.figures import LOOK
-from tpsgd.training.confusion_plot import heat_map
+from tpsgd.training.confusion import heat_map
 
 OTHER_COLOURS = (  # of arms without a word; no word has one of them
     *("#1B9E77", "#B2182B", "#4D4DFF", "#B8860B", "#C71585", "#2F6F2F", "#008B8B", "#A0522D"),
@@ -35,24 +35,23 @@ def draw(comparison: Results) -> dict[str, bytes]:
     """Every plot as a PNG, by name."""
     from matplotlib import rc_context
 
+    def seconds(result: Result) -> list[float]:
+        return [run.seconds for run in result.runs]
+
     def megabytes(result: Result) -> list[float]:
         return [result.largest.total_bytes / 2**20]
 
     def peak(result: Result) -> float:
         return result.largest.peak_bytes / 2**20
 
-    def seconds(result: Result) -> list[float]:
-        return [run.seconds for run in result.runs]
-
     with rc_context(LOOK):
         plots = {
             "memory": scatter(comparison, "memory (MB)", megabytes, peak),
             "time": scatter(comparison, "training time (s)", seconds),
             "curves": curves(comparison),
+            "confusion": confusions(comparison),
         }
-        if heat_maps := confusions(comparison):
-            plots["confusion"] = heat_maps
-        return {name: figures.as_bytes(plot) for name, plot in plots.items()}
+        return {name: figures.as_bytes(plot) for name, plot in plots.items() if plot is not None}
 
 
 def styles(comparison: Results) -> dict[str, Style]:
@@ -136,10 +135,9 @@ def _scale(axes: Any, values: Sequence[float], top: float) -> None:
 def curves(comparison: Results) -> Any:
     """Training accuracy per block if the block has a classifier, else its scaled local loss."""
     from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
     from matplotlib.ticker import MaxNLocator
 
-    panels, looks = _panels(comparison), styles(comparison)
+    panels, looks, handles = _panels(comparison), styles(comparison), {}
     # a method may have hundreds of iterations: the epochs of the rules set the scale
     iterative = {r.arm.name for r in comparison.results if r.arm.method}
     panels = {title: lines for title, lines in panels.items() if set(lines) - iterative}
@@ -148,21 +146,18 @@ def curves(comparison: Results) -> Any:
     for number, (title, lines) in enumerate(panels.items(), 1):
         axes = figure.add_subplot(rows, 3, number)
         longest = max(len(line) for name, line in lines.items() if name not in iterative)
-        lines = {name: line[:longest] for name, line in lines.items()}
         axes.set(title=title, xlabel="epoch", xlim=(0.5, longest + 0.5))
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
         for name, line in lines.items():
-            epochs, look = range(1, len(line) + 1), looks[name]
-            mean, least, most = zip(*line, strict=True)
-            axes.plot(epochs, mean, color=look.colour, linewidth=1.6, **_mark(look, len(line)))
+            look, (mean, least, most) = looks[name], zip(*line[:longest], strict=True)
+            epochs = range(1, len(mean) + 1)
+            mark: dict[str, Any] = {"color": look.colour, "linewidth": 1.6, "linestyle": look.dash}
+            if len(mean) == 1:
+                mark |= {"marker": look.marker, "linestyle": ""}
+            (handles[name],) = axes.plot(epochs, mean, label=name, **mark)
             axes.fill_between(epochs, least, most, color=look.colour, alpha=0.12, linewidth=0)
-    epochs = {name: len(line) for lines in panels.values() for name, line in lines.items()}
-    handles = [
-        Line2D([], [], color=look.colour, linewidth=1.6, label=name, **_mark(look, epochs[name]))
-        for name, look in looks.items()
-        if name in epochs
-    ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=5)
+    ordered = [handles[name] for name in looks if name in handles]
+    figure.legend(handles=ordered, loc="outside lower center", ncols=5)
     return figure
 
 
@@ -175,15 +170,11 @@ def confusions(comparison: Results) -> Any:
         return None
     figure = Figure(figsize=(9.3, 3.6), layout="constrained")
     for axes, result in zip(figure.subplots(1, 3, squeeze=False)[0], shown, strict=False):
-        heat_map(axes, result.confusion, result.arm.name)
+        if (matrix := result.confusion) is not None:
+            heat_map(axes, matrix, result.arm.name)
     for axes in figure.axes[len(shown) :]:
         axes.remove()
     return figure
-
-
-def _mark(look: Style, epochs: int) -> dict[str, Any]:
-    """A line, or for a single epoch a point."""
-    return {"marker": look.marker, "linestyle": ""} if epochs == 1 else {"linestyle": look.dash}
 
 
 def _panels(comparison: Results) -> dict[str, dict[str, Line]]:

@@ -3,15 +3,14 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from tpsgd.comparison.rates import SEARCH
 from tpsgd.comparison.results import THROUGH_TIME, Result, Results
+from tpsgd.comparison.trials import SEARCH
 from tpsgd.engine.settings import Memory
-from tpsgd.training.confusion import ClassFigures
+from tpsgd.training.confusion import LISTED
 from tpsgd.units import size
 
 HEAD = ("rule", "accuracy %", "seconds", "", "memory", "", "kept", "passes")
 NONE = "–"
-LISTED = 30  # so many classes at most have a row
 
 
 def rows(comparison: Results) -> list[tuple[str, ...]]:
@@ -31,32 +30,32 @@ def failures(comparison: Results) -> list[str]:
     """What went wrong: failed arms, and whether the comparison was interrupted."""
     lines = [f"{r.arm.name} failed: {r.error}" for r in comparison.ranked if r.error]
     if comparison.interrupted:
-        lines.append(
-            f"interrupted: {comparison.finished} of {comparison.asked} training runs finished"
-        )
+        count = f"{comparison.finished} of {comparison.asked}"
+        lines.append(f"interrupted: {count} training runs finished")
     return lines
 
 
 def remarks(comparison: Results) -> list[str]:
     """What the table does not show: searches, solved heads, iterations, budgets, arms left out."""
-    lines = [*comparison.settings.get("unsuited", []), *_search(comparison)]
-    if comparison.settings.get("head") == "ridge":
-        arms = [r.arm for r in comparison.ranked]
-        trained = [a.name for a in arms if a.optimizer is None and a.method is None]
-        lines.append(f"last layers are solved in closed form, except of {', '.join(trained)}")
-    once = [r.arm.name for r in comparison.ranked if r.counts and _in_one_pass(r)]
-    if once:
+    settings, ranked = comparison.settings, comparison.ranked
+    trained = [r for r in ranked if r.counts]
+    lines = [*settings.get("unsuited", []), *_search(comparison)]
+    if settings.get("head") == "ridge":
+        arms = [r.arm for r in ranked if r.arm.optimizer is None and r.arm.method is None]
+        names = ", ".join(arm.name for arm in arms)
+        lines.append(f"last layers are solved in closed form, except of {names}")
+    if once := [r.arm.name for r in trained if _in_one_pass(r)]:
         lines.append(f"solved in one pass, without epochs: {', '.join(once)}")
-    if comparison.settings.get("equal", "passes") != "passes":
-        arms = [f"{r.arm.name} {epochs}" for r in comparison.ranked if (epochs := _epochs(r))]
+    if settings.get("equal", "passes") != "passes":
+        arms = [f"{r.arm.name} {_epochs(r)}" for r in trained if not r.arm.method and _epochs(r)]
         lines.append(f"epochs of the blocks: {', '.join(arms)}")
-    for r in comparison.ranked:
-        if r.counts and (count := r.runs[0].settings.get("iterations")):
+    for r in trained:
+        if count := r.runs[0].settings.get("iterations"):
             lines.append(f"{r.arm.name}: {count} iterations over all samples, not epochs")
-    if (free := comparison.settings.get("without_budget")) is not None:
-        budget = Memory(comparison.settings["memory_budget"]).budget_in_words
+    if (free := settings.get("without_budget")) is not None:
+        budget = Memory(settings["memory_budget"]).budget_in_words
         lines.append(f"each training run {budget}, except for {free}")
-    if left := comparison.settings.get("left_out"):
+    if left := settings.get("left_out"):
         lines.append(f"not trained: {', '.join(left)}; name them in --rules to train them")
     return lines
 
@@ -83,28 +82,23 @@ def per_class(comparison: Results) -> list[tuple[str, ...]]:
     table = [row for row in table if row[0].samples]
     if len(table) > LISTED:
         table = sorted(table, key=lambda row: row[0].recall)[:LISTED]
-    rows = [
-        (row[0].name, f"{row[0].samples // len(arms[0].runs):,}", *(_recall(c) for c in row))
-        for row in table
-    ]
+    rows = []
+    for row in table:
+        samples = f"{row[0].samples // len(arms[0].runs):,}"
+        recalls = [NONE if c.recall is None else f"{100 * c.recall:.1f}" for c in row]
+        rows.append((row[0].name, samples, *recalls))
     return [("class", "test samples", *(r.arm.name for r in arms)), *rows] if rows else []
-
-
-def _recall(figures: ClassFigures) -> str:
-    return NONE if figures.recall is None else f"{100 * figures.recall:.1f}"
 
 
 def mistakes(result: Result, most: int = 3) -> str:
     """The pairs of classes that an arm confuses most, in one line; empty if there are none."""
     pairs = result.confusion.mistakes(most) if result.confusion else []
-    said = [f"{p.true} as {p.predicted} ({p.share:.1%} of {p.true})" for p in pairs]
-    return f"most confused by {result.arm.name}: {', '.join(said)}" if said else ""
+    words = [f"{p.true} as {p.predicted} ({p.share:.1%} of {p.true})" for p in pairs]
+    return f"most confused by {result.arm.name}: {', '.join(words)}" if words else ""
 
 
 def _epochs(result: Result) -> str:
     """The epochs of each block that was trained, in the first restart: 10+10, or 20 for all."""
-    if not result.counts or result.arm.method:
-        return ""
     counts = Counter(epoch.block for epoch in result.runs[0].history)
     sequential = result.runs[0].settings.get("schedule") == "sequential"
     each = [str(counts[block]) for block in sorted(counts)]
@@ -112,9 +106,7 @@ def _epochs(result: Result) -> str:
 
 
 def _in_one_pass(result: Result) -> bool:
-    """Whether every trained block was solved."""
-    ways = {block.learning for block in result.runs[0].blocks} - {"frozen"}
-    return ways == {"solved"}
+    return {block.learning for block in result.runs[0].blocks} - {"frozen"} == {"solved"}
 
 
 def title(comparison: Results) -> str:

@@ -14,14 +14,16 @@ from torch.utils.data import DataLoader, TensorDataset
 from tpsgd.engine.optimizers import adam, sgd
 from tpsgd.engine.settings import Memory
 from tpsgd.errors import TpsgdError
-from tpsgd.export.recipe import BlockRecipe, Recipe
-from tpsgd.export.to_c.cell_source import cell_sources
-from tpsgd.export.to_c.compiled import FLAGS, MEASURED, compiler, run_program
-from tpsgd.export.to_c.source import number, sources
+from tpsgd.export.recipe import StepRecipe
+from tpsgd.export.to_c.compiled import FLAGS, compiler, run_program
+from tpsgd.export.to_c.integer_scales import IntegerNet
+from tpsgd.export.to_c.source import number, read_text
+from tpsgd.maths.random import Key, permutation
 from tpsgd.nets.blocks import split
 from tpsgd.objectives import Objective, Site
 from tpsgd.rules import Rule
-from tpsgd.train import sequential
+from tpsgd.train import sequential, simultaneous
+from tpsgd.training.evaluate import evaluate
 from tpsgd.training.fit import fit
 
 STEPS = 8
@@ -34,47 +36,14 @@ OPTIMIZERS: dict[str, Any] = {
     "momentum": lambda params: torch.optim.SGD(params, lr=0.01, momentum=0.9),
     "adam": adam,
 }
-MAIN = """
-#include <stdio.h>
-#include "net.h"
-#define COUNT {count}
-#define RATE {rate}
-static net_state state;
-static net_arena arena;
-static float x[COUNT], loss[NET_BLOCKS];
-static uint16_t labels[NET_BATCH];
-static int step(uint32_t blocks)
-{{
-{step}}}
-int main(int count, char **files)
-{{
-    FILE *in = fopen(files[count - 2], "rb"), *out = fopen(files[count - 1], "wb");
-    uint32_t blocks;
-    int error = 0;
-    net_begin(&state);
-    while (!error && fread(&blocks, 4, 1, in) == 1) {{
-        if (fread(x, 4, COUNT, in) != COUNT || fread(labels, 2, NET_BATCH, in) != NET_BATCH)
-            return 100;
-        error = step(blocks);
-    }}
-    return fwrite(state.weights, 4, NET_PARAMS, out) != NET_PARAMS || fclose(out) ? 100 : error;
-}}
-"""
-STEP = """    return net_step(&state, &arena, x, labels, RATE, blocks, loss);
-"""
-READ = """    int i, error = {measured};
-    while (error == {measured}) {{
-        net_start(&arena);
-        for (i = 0, error = 0; !error && i < COUNT; i += NET_INPUT)
-            error = net_read(&state, &arena, x + i, labels[0], blocks);
-        if (!error) error = net_finish(&state, &arena, labels[0], RATE, blocks, loss);
-    }}
-    return error;
-"""
+NOT_RUN = "not run: there is no C compiler here (install gcc or clang, or pip's ziglang)"
 OF_ADAM = (
     "some gradients of this model may cancel to zero, of which rounding is all that is left, and "
     "adam divides it by its own size; take optimizer='momentum', or report it, with the model"
 )
+EPOCHS = 5  # of integers
+MOST = 1000  # samples that integers learn
+WORSE = 0.05  # accuracy that integers may lose there
 
 
 class Distances(NamedTuple):
@@ -90,15 +59,15 @@ class Distances(NamedTuple):
         return self.ours <= max(TIMES * self.torchs, ROUNDING * self.largest)
 
 
-def check(model: nn.Module, recipe: Recipe, schedule: Any, **options: Any) -> str:
+def check(
+    model: nn.Module, recipe: StepRecipe, texts: dict[str, str], schedule: Any, **options: Any
+) -> str:
     """Run the C of a recipe beside `fit`, and say in a sentence how far they are apart.
 
     `options` are the rule and the loss of `fit`. Without a C compiler nothing runs.
     """
     if compiler() is None:
-        return "not run: there is no C compiler here (install gcc or clang, or pip's ziglang)"
-    recipe = unmeasured(recipe)
-    texts = (cell_sources if recipe.recurrent else sources)(recipe)
+        return NOT_RUN
     apart = distances(model, recipe, texts, schedule, **options)
     if not apart.equal:
         hint = OF_ADAM if recipe.optimizer == "adam" else "please report it, with the model"
@@ -114,7 +83,7 @@ def check(model: nn.Module, recipe: Recipe, schedule: Any, **options: Any) -> st
 
 def distances(
     model: nn.Module,
-    recipe: Recipe,
+    recipe: StepRecipe,
     texts: dict[str, str],
     schedule: Any,
     steps: int = STEPS,
@@ -123,7 +92,7 @@ def distances(
 ) -> Distances:
     """How far the C program and `fit` in float32 are from `fit` in float64 after some steps."""
     x, labels = samples(recipe, steps)
-    learned = run(texts, recipe, schedule, x, labels, flags)
+    learned = _learned_by_c(texts, recipe, schedule, x, labels, flags)
     exact, rounded = (
         trained(model, recipe, x.to(dtype), labels, schedule=schedule, **options)
         for dtype in (torch.float64, torch.float32)
@@ -132,23 +101,22 @@ def distances(
     return Distances(ours, theirs, float(exact.abs().max()))
 
 
-def unmeasured(recipe: Recipe) -> Recipe:
-    """The recipe with gains that its first batch measures, as `fit` does."""
-    return replace(recipe, blocks=tuple(map(_unmeasured, recipe.blocks)))
+def samples(recipe: StepRecipe, steps: int = STEPS) -> tuple[Tensor, Tensor]:
+    """Random samples for some steps, with every class among their labels if they are enough."""
+    count = steps * recipe.batch
+    sequence = (SEQUENCE,) if recipe.recurrent else ()
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(count, *sequence, recipe.inputs, generator=generator, dtype=torch.float32)
+    return x.view(count, *sequence, *recipe.shape), torch.arange(count) % max(2, recipe.classes)
 
 
-def _unmeasured(block: BlockRecipe) -> BlockRecipe:
-    local = block.local
-    return replace(block, local=replace(local, gain=0.0)) if local and local.target else block
-
-
-def run(
+def _learned_by_c(
     texts: dict[str, str],
-    recipe: Recipe,
+    recipe: StepRecipe,
     schedule: Any,
     x: Tensor,
     labels: Tensor,
-    flags: Sequence[str] = FLAGS,
+    flags: Sequence[str],
 ) -> Tensor:
     """The weights and class codes that the C program learns from the samples in their order."""
     learning = [1 << block.number for block in recipe.blocks if block.learns]
@@ -158,38 +126,53 @@ def run(
         for mask in (learning if schedule is sequential else [sum(learning)])
         for batch, label in batches
     ]
-    main = MAIN.format(
-        step=READ.format(measured=MEASURED) if recipe.recurrent else STEP,
-        count=batches[0][0].numel(), rate=number(LR[recipe.optimizer]),
-    )  # fmt: skip
+    rate, count = number(LR[recipe.optimizer]), batches[0][0].numel()
+    defined = f"#define COUNT {count}\n#define RATE {rate}\n"
+    defined += "#define SEQUENCES\n" * recipe.recurrent
+    main = defined + read_text("templates/trial.c")
     written = run_program(texts, main, b"".join(steps), flags)
+    shapes = [
+        (p.shape, block is recipe.blocks[-1])
+        for block in recipe.blocks
+        if block.learns
+        for p in block.parameters.values()
+    ]
+    shapes += [((recipe.outputs, b.learned_codes), True) for b in recipe.blocks if b.learned_codes]
     weights = torch.frombuffer(bytearray(written), dtype=torch.float32)
-    values, place, last = [], 0, recipe.blocks[-1]
-    for block in (b for b in recipe.blocks if b.learns):
-        for p in block.parameters.values():
-            rows = weights[place : place + p.numel()].view(p.shape)
-            values.append(rows[: recipe.classes] if block is last else rows)
-            place += p.numel()
-    for block in recipe.blocks:
-        count = recipe.outputs * block.learned_codes
-        values.append(weights[place : place + count].view(recipe.outputs, -1)[: recipe.classes])
-        place += count
-    return torch.cat([v.flatten() for v in values])
+    each = weights.split([torch.Size(shape).numel() for shape, _ in shapes])
+    return torch.cat(
+        [
+            numbers.view(shape)[: recipe.classes if by_class else None].flatten()
+            for numbers, (shape, by_class) in zip(each, shapes, strict=True)
+        ]
+    )
 
 
-def samples(recipe: Recipe, steps: int = STEPS) -> tuple[Tensor, Tensor]:
-    """Random samples for some steps, with every class among their labels if they are enough."""
-    count = steps * recipe.batch
-    generator = torch.Generator().manual_seed(1)
-    steps_of_sequences = (SEQUENCE,) if recipe.recurrent else ()
-    sizes = count, *steps_of_sequences, recipe.inputs
-    x = torch.randn(sizes, generator=generator, dtype=torch.float32)
-    x = x.view(count, *steps_of_sequences, *recipe.shape)
-    classes = 2 if recipe.classes == 1 else recipe.classes
-    return x, torch.arange(count).remainder(classes)
+def trained(
+    model: nn.Module, recipe: StepRecipe, x: Tensor, labels: Tensor, *, rule: Any, **options: Any
+) -> Tensor:
+    """The weights and class codes that `fit` learns from the samples in their order."""
+    codes: dict[int, Tensor] = {}
+    net = _without_norms(copy.deepcopy(model), recipe).to(x.dtype)
+    loader = DataLoader(TensorDataset(x, labels), batch_size=recipe.batch)
+    _fit(
+        net, loader, rule=keeping_codes(rule, codes), epochs=1, lr=LR[recipe.optimizer],
+        seed=recipe.seed, optimizer=OPTIMIZERS[recipe.optimizer],
+        memory=Memory(reuse=False),  # later blocks get the samples in their order, too
+        **options,
+    )  # fmt: skip
+    blocks = [block for block, r in zip(split(net), recipe.blocks, strict=True) if r.learns]
+    parameters = [p for block in blocks for p in block.layer.parameters()]
+    return torch.cat([p.detach().flatten() for p in (*parameters, *codes.values())])
 
 
-def without_norms(model: nn.Module, recipe: Recipe) -> nn.Module:
+def _fit(*arguments: Any, **options: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fit(*arguments, progress=False, **options)
+
+
+def _without_norms(model: nn.Module, recipe: StepRecipe) -> nn.Module:
     """The model with the norms of frozen layers folded into their weights, as in the recipe."""
     norms = []
     for block, record in zip(split(model), recipe.blocks, strict=True):
@@ -204,33 +187,10 @@ def without_norms(model: nn.Module, recipe: Recipe) -> nn.Module:
     return model
 
 
-def trained(
-    model: nn.Module, recipe: Recipe, x: Tensor, labels: Tensor, *, rule: Any, **options: Any
-) -> Tensor:
-    """The weights and class codes that `fit` learns from the samples in their order."""
-    codes: dict[int, Tensor] = {}
-    rule = (
-        keeping_codes(rule, codes)
-        if isinstance(rule, Rule)
-        else [keeping_codes(each, codes) for each in rule]
-    )
-    net = without_norms(copy.deepcopy(model), recipe).to(x.dtype)
-    loader = DataLoader(TensorDataset(x, labels), batch_size=recipe.batch)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        fit(
-            net, loader, rule=rule, epochs=1, lr=LR[recipe.optimizer], seed=recipe.seed,
-            optimizer=OPTIMIZERS[recipe.optimizer], progress=False,
-            memory=Memory(reuse=False),  # later blocks get the samples in their order, too
-            **options,
-        )  # fmt: skip
-    blocks = [block for block, r in zip(split(net), recipe.blocks, strict=True) if r.learns]
-    parameters = [p.detach().flatten() for b in blocks for p in b.layer.parameters()]
-    return torch.cat([*parameters, *(P.detach().flatten() for P in codes.values())])
-
-
-def keeping_codes(rule: Rule, codes: dict[int, Tensor]) -> Rule:
-    """The rule; the class codes that its blocks learn are put into `codes`, in their order."""
+def keeping_codes(rule: Any, codes: dict[int, Tensor]) -> Any:
+    """The rule, or rules; the class codes that blocks learn are put into `codes`, in order."""
+    if not isinstance(rule, Rule):
+        return [keeping_codes(each, codes) for each in rule]
     make = rule.objective
     if make is None:
         return rule
@@ -242,3 +202,71 @@ def keeping_codes(rule: Rule, codes: dict[int, Tensor]) -> Rule:
         return drawn
 
     return replace(rule, objective=objective)
+
+
+Labelled = tuple[Tensor, Tensor]
+
+
+def check_integers(
+    model: nn.Module,
+    net: IntegerNet,
+    texts: dict[str, str],
+    labelled: Labelled,
+    rate: float,
+    **options: Any,
+) -> str:
+    """Learn the calibration samples in integers and with `fit` in floats; say how many are right.
+
+    Integers that lose more than a few points are refused. `options` are the rule and the seed.
+    """
+    if compiler() is None:
+        return NOT_RUN
+    x, labels = (values[:MOST] for values in labelled)
+    ours = accuracy_in_integers(net, texts, (x, labels), (x, labels), rate, EPOCHS)
+    floats = copy.deepcopy(model)
+    _fit(
+        floats, (x, labels), lr=rate, epochs=EPOCHS, batch_size=1, optimizer=sgd,
+        schedule=simultaneous, **options,
+    )  # fmt: skip
+    theirs = evaluate(floats, (x, labels))
+    if ours < theirs - WORSE:
+        raise TpsgdError(
+            f"in {net.numbers} the net gets {ours:.1%} of your samples right after {EPOCHS} "
+            f"epochs, in float32 {theirs:.1%}: nothing was written; export it with int16 or "
+            "float32"
+        )
+    return (
+        f"run beside tpsgd.fit on {len(x):,} of your samples, {EPOCHS} epochs: {ours:.1%} of them "
+        f"right, float32 {theirs:.1%}"
+    )
+
+
+def accuracy_in_integers(
+    net: IntegerNet,
+    texts: dict[str, str],
+    train: Labelled,
+    test: Labelled,
+    rate: float,
+    epochs: int,
+    seed: int = 0,
+    nearest: bool = False,
+) -> float:
+    """The share of test samples that the C program gets right after some epochs.
+
+    Each epoch has another order, that of `fit` with this seed. `nearest` rounds to the nearest
+    integer instead of at random: a control, which learns less.
+    """
+    rows, tests = (_rows(net, *labelled) for labelled in (train, test))
+    orders = [torch.cat(list(permutation(len(rows), Key(seed, 0, e)))) for e in range(epochs)]
+    content = b"".join([*(rows[order].tobytes() for order in orders), tests.tobytes()])
+    fraction = min(round(rate * 65536), 65535)  # NET_RATE
+    defined = f"#define STEPS {epochs * len(rows)}\n#define RATE {fraction}\n"
+    flags = (*FLAGS, "-DTPS_ROUND_TO_NEAREST") if nearest else FLAGS
+    main = defined + read_text("templates/integer_trial.c")
+    return int(run_program(texts, main, content, flags)) / len(tests)
+
+
+def _rows(net: IntegerNet, x: Tensor, labels: Tensor) -> Any:
+    """Samples as bytes, a row each, with their labels at the end."""
+    classes = labels.numpy().astype(np.uint16)[:, None].view(np.uint8)
+    return np.concatenate([net.quantised(x).view(np.uint8), classes], 1)

@@ -15,22 +15,28 @@ import torch
 from torch import Tensor
 
 from tpsgd.errors import TpsgdError
+from tpsgd.export.to_c.source import SEQUENCE_ERRORS
 
 COMPILERS = ("cc", "gcc", "clang")
-ERRORS = (
-    *("", "BAD_INPUT", "BAD_RATE", "BAD_LABEL", "DIVERGED", "NO_SPACE", "BAD_RECORD"),
-    *("MEASURED", "BAD_ORDER"),
-)
-DIVERGED = ERRORS.index("DIVERGED")
-TOO_LARGE = ", outputs too large for float32: scale the weights or the inputs down"
-MEASURED = ERRORS.index("MEASURED")
 FLAGS = ("-std=c99", "-O2", "-ffp-contract=off")
 LONGEST_TRIAL = 600  # seconds
+TOO_LARGE = ", outputs too large for float32: scale the weights or the inputs down"
+MEASURED = SEQUENCE_ERRORS.index("MEASURED")
 PROBE = """
 #include "net.h"
 const unsigned long probe_sizes[] = {sizeof(net_state), sizeof(net_arena), NET_PARAMS,
     NET_CLASSES, NET_BATCH, NET_BLOCKS, NET_RECORD_BYTES, NET_RAM_BYTES, NET_INPUT};
 """
+_P, _LABEL, _RATE, _MASK = ctypes.c_void_p, ctypes.c_uint16, ctypes.c_float, ctypes.c_uint32
+SIGNATURES = {
+    "net_scale": [_P],
+    "net_forward": [_P, _P, _P, _P],
+    "net_step": [_P, _P, _P, _P, _RATE, _MASK, _P],
+    "net_look": [_P, _P, _P],
+    "net_logits": [_P, _P, _P],
+    "net_read": [_P, _P, _P, _LABEL, _MASK],
+    "net_finish": [_P, _P, _LABEL, _RATE, _MASK, _P],
+}
 
 
 def compiler() -> list[str] | None:
@@ -76,15 +82,15 @@ def run_program(
             raise _died(f"took more than {LONGEST_TRIAL} seconds") from None
         if status < 0:
             raise _died(f"was ended by {signal.Signals(-status).name}")
-        if status >= len(ERRORS):
+        if status >= len(SEQUENCE_ERRORS):
             raise _died(f"ended with status {status}")
         _raise(status)
         return target.read_bytes()
 
 
-def _died(how: str) -> TpsgdError:
+def _died(end: str) -> TpsgdError:
     return TpsgdError(
-        f"the exported program {how} in its trial run, and nothing was written: please report it, "
+        f"the exported program {end} in its trial run, and nothing was written: please report it, "
         "with the model"
     )
 
@@ -129,16 +135,12 @@ class CompiledNet:
             self.net: Any = compiled_library(Path(copy), command, flags)
         sizes = list((ctypes.c_ulong * 9).in_dll(self.net, "probe_sizes"))
         state, arena, self.params, self.capacity, self.batch, self.blocks, *sizes = sizes
-        record, self.ram, self.inputs = sizes
-        self._declare()
+        self.record_bytes, self.ram, self.inputs = sizes
+        for name, types in SIGNATURES.items():
+            if hasattr(self.net, name):
+                getattr(self.net, name).argtypes = types
         self.state, self.arena = (ctypes.create_string_buffer(n) for n in (state, arena))
-        self.record_bytes = record
         self.net.net_begin(self.state)
-
-    def _declare(self) -> None:
-        """Tell ctypes of arguments that are not whole numbers or pointers."""
-        pointer = ctypes.c_void_p
-        self.net.net_step.argtypes = [*[pointer] * 4, ctypes.c_float, ctypes.c_uint32, pointer]
 
     @property
     def weights(self) -> Tensor:
@@ -159,21 +161,20 @@ class CompiledNet:
         if not hasattr(self.net, "net_scale"):
             raise TpsgdError("the net was exported without a scaling of its inputs")
         x = self._numbers(x, self.inputs).clone()
-        self.net.net_scale(_pointer(x))
+        self.net.net_scale(x.data_ptr())
         return x
 
     def forward(self, x: Any) -> Tensor:
         """The logits of one sample."""
-        x, logits = self._numbers(x, self.inputs), _zeros(self.classes)
-        _raise(self.net.net_forward(self.state, self.arena, _pointer(x), _pointer(logits)))
+        x, logits = self._numbers(x, self.inputs), torch.zeros(self.classes, dtype=torch.float32)
+        _raise(self.net.net_forward(self.state, self.arena, x.data_ptr(), logits.data_ptr()))
         return logits
 
     def step(self, x: Any, labels: Any, lr: float, blocks: int = -1) -> Tensor:
         """Learn from a batch; the losses of the blocks come back."""
-        x, loss = self._numbers(x, self.batch * self.inputs), _zeros(self.blocks)
-        labels = self._labels(labels).to(torch.uint16).contiguous()
-        mask = (1 << self.blocks) - 1 if blocks < 0 else blocks
-        arguments = _pointer(x), _pointer(labels), lr, mask, _pointer(loss)
+        x, labels = self._numbers(x, self.batch * self.inputs), self._labels(labels)
+        loss = torch.zeros(self.blocks, dtype=torch.float32)
+        arguments = x.data_ptr(), labels.data_ptr(), lr, self._mask(blocks), loss.data_ptr()
         _raise(self.net.net_step(self.state, self.arena, *arguments))
         return loss
 
@@ -182,7 +183,7 @@ class CompiledNet:
         numbers = _as_tensor(x, torch.float32, "x")
         if numbers.numel() != count:
             raise TpsgdError(f"x must have {count:,} numbers, got {numbers.numel():,}")
-        return numbers.contiguous()
+        return numbers
 
     def _labels(self, labels: Any) -> Tensor:
         """A label for each sample of a batch."""
@@ -191,7 +192,11 @@ class CompiledNet:
             raise TpsgdError(
                 f"labels must have {self.batch} whole numbers from 0 on, got {values.tolist()[:8]}"
             )
-        return values.to(torch.int32)
+        return values.to(torch.uint16)
+
+    def _mask(self, blocks: int) -> int:
+        """The blocks that learn, a bit each; below 0, all of them."""
+        return (1 << self.blocks) - 1 if blocks < 0 else blocks
 
     def save(self) -> bytes:
         """The weights as a record."""
@@ -211,22 +216,13 @@ class CompiledNet:
 class CompiledReader(CompiledNet):
     """A recurrent net in C, which reads sequences `(steps, inputs)` of any length."""
 
-    def _declare(self) -> None:
-        pointer, blocks = ctypes.c_void_p, ctypes.c_uint32
-        self.net.net_finish.argtypes = [
-            pointer, pointer, ctypes.c_uint16, ctypes.c_float, blocks, pointer,
-        ]  # fmt: skip
-        self.net.net_read.argtypes = [pointer, pointer, pointer, ctypes.c_uint16, blocks]
-        self.net.net_look.argtypes = [pointer] * 3
-
     def forward(self, x: Any) -> Tensor:
         """The logits after a sequence."""
-        x, logits = self._sequence(x), _zeros(self.classes)
-        state, arena, look = self.state, self.arena, self.net.net_look
-        self.net.net_start(arena)
-        for at in _steps(x):
-            _raise(look(state, arena, at))
-        _raise(self.net.net_logits(state, arena, _pointer(logits)))
+        x, logits = self._sequence(x), torch.zeros(self.classes, dtype=torch.float32)
+        self.net.net_start(self.arena)
+        for time_step in _addresses(x):
+            _raise(self.net.net_look(self.state, self.arena, time_step))
+        _raise(self.net.net_logits(self.state, self.arena, logits.data_ptr()))
         return logits
 
     def step(self, x: Any, labels: Any, lr: float, blocks: int = -1) -> Tensor:
@@ -234,15 +230,15 @@ class CompiledReader(CompiledNet):
 
         A sequence that was measured is read again, so that the weights become those of `fit`.
         """
-        x, loss = self._sequence(x), _zeros(self.blocks)
-        label, mask = int(self._labels(labels)), (1 << self.blocks) - 1 if blocks < 0 else blocks
-        state, arena, read = self.state, self.arena, self.net.net_read
+        x, loss = self._sequence(x), torch.zeros(self.blocks, dtype=torch.float32)
+        label, mask = int(self._labels(labels)), self._mask(blocks)
+        state, arena = self.state, self.arena
         answer = MEASURED
         while answer == MEASURED:
             self.net.net_start(arena)
-            for at in _steps(x):
-                _raise(read(state, arena, at, label, mask))
-            answer = self.net.net_finish(state, arena, label, lr, mask, _pointer(loss))
+            for time_step in _addresses(x):
+                _raise(self.net.net_read(state, arena, time_step, label, mask))
+            answer = self.net.net_finish(state, arena, label, lr, mask, loss.data_ptr())
         _raise(answer)
         return loss
 
@@ -254,32 +250,23 @@ class CompiledReader(CompiledNet):
                 f"x must have {self.inputs:,} numbers for each time step, got shape "
                 f"{tuple(numbers.shape)}"
             )
-        return numbers.reshape(-1, self.inputs).contiguous()
+        return numbers.reshape(-1, self.inputs)
+
+
+def _addresses(rows: Tensor) -> range:
+    return range(rows.data_ptr(), rows.data_ptr() + rows.nbytes, rows[0].nbytes)
 
 
 def _as_tensor(values: Any, dtype: torch.dtype, name: str) -> Tensor:
     try:
-        return torch.as_tensor(values).detach().cpu().to(dtype)
+        return torch.as_tensor(values).detach().cpu().to(dtype).contiguous()
     except (TypeError, ValueError, RuntimeError):
         raise TpsgdError(f"{name} must be a tensor or an array of numbers") from None
 
 
-def _zeros(count: int) -> Tensor:
-    """Numbers for the C to write."""
-    return torch.zeros(count, dtype=torch.float32)
-
-
-def _steps(x: Tensor) -> range:
-    """The addresses of the time steps of a sequence."""
-    first, size = x.data_ptr(), x.element_size() * x.shape[-1]
-    return range(first, first + size * len(x), size)
-
-
-def _pointer(tensor: Tensor) -> ctypes.c_void_p:
-    return ctypes.c_void_p(tensor.data_ptr())
-
-
 def _raise(code: int) -> None:
     if code:
-        reason = TOO_LARGE if code == DIVERGED else ""
-        raise TpsgdError(f"the exported net refused: NET_{ERRORS[code]}{reason}")
+        name = SEQUENCE_ERRORS[code]
+        raise TpsgdError(
+            f"the exported net refused: NET_{name}{TOO_LARGE if name == 'DIVERGED' else ''}"
+        )

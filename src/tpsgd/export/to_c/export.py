@@ -3,31 +3,27 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tpsgd.errors import TpsgdError
 from tpsgd.export.exported import Exported
-from tpsgd.export.inputs import Inputs, read_inputs
+from tpsgd.export.inputs import read_inputs
 from tpsgd.export.read_model import as_samples, check_shape, read_model
-from tpsgd.export.recipe import Recipe
 from tpsgd.export.to_c.arduino import as_library
-from tpsgd.export.to_c.cell_memory import cell_layout
-from tpsgd.export.to_c.cell_source import cell_sources
-from tpsgd.export.to_c.check import check
-from tpsgd.export.to_c.codes import check_kind, check_word, with_binary_codes, with_codes
+from tpsgd.export.to_c.check import EPOCHS, check, check_integers
+from tpsgd.export.to_c.codes import with_binary_codes, with_codes
 from tpsgd.export.to_c.inputs import with_inputs
-from tpsgd.export.to_c.integer_check import EPOCHS, check_integers
 from tpsgd.export.to_c.integer_scales import integer_net
 from tpsgd.export.to_c.integer_source import integer_layout, integer_source
-from tpsgd.export.to_c.memory import FLOAT, Layout, layout
+from tpsgd.export.to_c.memory import FLOAT, MemoryMap, layout
 from tpsgd.export.to_c.source import sources, summary
 from tpsgd.files import write_together
 from tpsgd.losses import Loss
 from tpsgd.output import check_new, output_folder
-from tpsgd.rules import Rule, default, readout, resolve
+from tpsgd.rules import Rule, readout, resolve
 from tpsgd.train import simultaneous
 from tpsgd.units import as_bytes, size
 
@@ -94,107 +90,67 @@ def c(
         >>> exported.memory.ram_bytes
         11136
     """
-    check_kind(codes)
+    check_word("codes", codes, ("auto", "hash", "flash", "binary"))
     check_word("files", files, ("plain", "arduino"))
     check_word("numbers", numbers, ("float32", "int8", "int16"))
-    if numbers != "float32" and codes not in ("auto", "binary"):
+    floats = numbers == "float32"
+    if not floats and codes not in ("auto", "binary"):
         raise TpsgdError(
             f"codes={codes!r} is for floats: {numbers} has codes of -1 and +1, a bit each, in flash"
         )
-    if rule is None:
-        rule = default() if numbers == "float32" else readout()
-    rule = resolve(rule)
-    rule = with_binary_codes(rule) if codes == "binary" or numbers != "float32" else rule
+    learning: Any = readout() if rule is None and not floats else resolve(rule)
+    if codes == "binary" or not floats:
+        learning = with_binary_codes(learning)
     recipe = read_model(
-        model, rule, shape, batch=batch, optimizer=optimizer, loss=loss, seed=seed, spare=spare,
+        model, learning, shape, batch=batch, optimizer=optimizer, loss=loss, seed=seed, spare=spare,
         samples=samples,
     )  # fmt: skip
-    if samples is not None:
-        samples = as_samples(samples, check_shape(shape), recipe.recurrent)
-    if numbers == "float32":
-        program = _floats(model, with_codes(recipe, codes), schedule, rule=rule, loss=loss)
+    net = None
+    if floats:
+        recipe = with_codes(recipe, codes)
+        texts, memory = sources(recipe), layout(recipe)
     else:
-        program = _integers(model, recipe, samples, labels, numbers, rate, rule=rule, seed=seed)
-    _keep_within(ram, program.memory)
+        if samples is None or labels is None:
+            raise TpsgdError(
+                f"{numbers} needs samples= and labels=, a few hundred like those of the device: "
+                "its binary points come from them"
+            )
+        samples = as_samples(samples, check_shape(shape), recipe.recurrent)
+        net = integer_net(recipe, samples, labels, numbers, rate=rate, epochs=EPOCHS)
+        texts, memory = integer_source(net), integer_layout(net)
+    _keep_within(ram, memory)
     meaning = read_inputs(inputs, classes, recipe)
-    program = program.with_inputs(meaning, recipe)
-    texts = program.texts
+    meaning.warn_of_lost_digits()
+    texts = with_inputs(texts, meaning, recipe)
+    if meaning.shift:
+        scaling = {"shift and scale of the inputs": 2 * FLOAT * len(meaning.shift)}
+        memory = replace(memory, flash=memory.flash | scaling)
+    written = texts
     if files == "arduino":
-        texts = _library(program, recipe, numbers)
-    check_new(Path(folder), overwrite, *texts)
-    checked = program.check()
-    with output_folder(Path(folder), tuple(texts), overwrite) as path:
-        paths = write_together({path / name: text.encode() for name, text in texts.items()})
-    note = meaning.note("net_scale")
-    return Exported(paths, checked, memory=program.memory, note=note)
+        if recipe.recurrent or recipe.batch > 1 or not floats:
+            raise TpsgdError(
+                "files='arduino' has a sketch that learns one sample at a time, in floats: export "
+                "a net that is not recurrent, with batch=1 and numbers='float32', or plain files"
+            )
+        written = as_library(texts, recipe, summary(recipe), memory.ram_bytes)
+    check_new(Path(folder), overwrite, *written)
+    if net is None:
+        checked = check(model, recipe, texts, schedule, rule=learning, loss=loss)
+    else:
+        labelled = samples, torch.as_tensor(labels).flatten().long()
+        checked = check_integers(model, net, texts, labelled, rate, rule=learning, seed=seed)
+    with output_folder(Path(folder), tuple(written), overwrite) as path:
+        paths = write_together({path / name: text.encode() for name, text in written.items()})
+    return Exported(paths, checked, memory=memory, note=meaning.note("net_scale"))
 
 
-class _Program(NamedTuple):
-    """Files in C, their bytes, and how they are run beside `fit`."""
-
-    texts: dict[str, str]
-    memory: Layout
-    check: Callable[[], str]
-
-    def with_inputs(self, inputs: Inputs, recipe: Recipe) -> "_Program":
-        """The same with what the inputs mean, and `net_scale`."""
-        texts, flash = with_inputs(self.texts, inputs, recipe), self.memory.flash
-        if inputs.shift:
-            flash = flash | {"shift and scale of the inputs": 2 * FLOAT * len(inputs.shift)}
-        return self._replace(texts=texts, memory=replace(self.memory, flash=flash))
+def check_word(name: str, word: str, words: Sequence[str]) -> None:
+    """Refuse a word that is none of these."""
+    if word not in words:
+        raise TpsgdError(f"{name} must be one of {', '.join(words)}, got {word!r}")
 
 
-def _floats(model: nn.Module, recipe: Recipe, schedule: Any, **options: Any) -> _Program:
-    places = (cell_layout if recipe.recurrent else layout)(recipe)
-    texts = (cell_sources if recipe.recurrent else sources)(recipe)
-    return _Program(texts, places, lambda: check(model, recipe, schedule, **options))
-
-
-def _integers(
-    model: nn.Module,
-    recipe: Recipe,
-    samples: Tensor | None,
-    labels: Any,
-    numbers: str,
-    rate: float,
-    **options: Any,
-) -> _Program:
-    if samples is None or labels is None:
-        raise TpsgdError(
-            f"{numbers} needs samples= and labels=, a few hundred like those of the device: its "
-            "binary points come from them"
-        )
-    labels = _as_labels(labels, len(samples), recipe.classes)
-    net = integer_net(recipe, samples, labels, numbers, rate=rate, epochs=EPOCHS)
-    return _Program(
-        integer_source(net),
-        integer_layout(net),
-        lambda: check_integers(model, net, samples, labels, rate, **options),
-    )
-
-
-def _as_labels(labels: Any, count: int, classes: int) -> Tensor:
-    try:
-        values = torch.as_tensor(labels).flatten().long()
-    except (TypeError, ValueError, RuntimeError):
-        values = torch.zeros(0)
-    if len(values) != count or not ((values >= 0) & (values < classes)).all():
-        raise TpsgdError(
-            f"labels must have a class from 0 to {classes - 1} for each of the samples"
-        )
-    return values
-
-
-def _library(program: _Program, recipe: Recipe, numbers: str) -> dict[str, str]:
-    if recipe.recurrent or recipe.batch > 1 or numbers != "float32":
-        raise TpsgdError(
-            "files='arduino' has a sketch that learns one sample at a time, in floats: export a "
-            "net that is not recurrent, with batch=1 and numbers='float32', or the plain files"
-        )
-    return as_library(program.texts, recipe, summary(recipe), program.memory.ram_bytes)
-
-
-def _keep_within(ram: str | int | None, memory: Layout) -> None:
+def _keep_within(ram: str | int | None, memory: MemoryMap) -> None:
     if ram is None or memory.ram_bytes <= as_bytes(ram):
         return
     amounts = ", ".join(f"{name} {count:,} B" for name, count in memory.ram.items())

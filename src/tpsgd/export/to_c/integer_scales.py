@@ -1,4 +1,4 @@
-"""From a `Recipe` and labelled calibration samples to a net of integers with its binary points.
+"""From a `StepRecipe` and labelled calibration samples to a net of integers with its binary points.
 
 A number v with binary point p is v / 2^p. The input's point is the one with the smallest mean
 square error on the samples. A rehearsal of the training in float, on the same samples, shows how
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tpsgd.errors import TpsgdError
-from tpsgd.export.recipe import BlockRecipe, Codes, Dense, Recipe
+from tpsgd.export.recipe import BlockRecipe, Codes, Dense, StepRecipe
 from tpsgd.maths.random import Key, splitmix64, streams
 
 Array = NDArray[np.generic]
@@ -72,7 +72,7 @@ class IntegerLayer:
 class IntegerNet:
     """A net of integers; `random` is where its xorshift32 starts."""
 
-    recipe: Recipe
+    recipe: StepRecipe
     numbers: str  # int8 or int16
     layers: tuple[IntegerLayer, ...]
     signed: bool  # the input: int8, or uint8
@@ -90,7 +90,7 @@ class IntegerNet:
 
 
 def integer_net(
-    recipe: Recipe,
+    recipe: StepRecipe,
     samples: Tensor | Array,
     labels: Tensor | Array,
     numbers: str = "int8",
@@ -115,12 +115,10 @@ def integer_net(
         raise TpsgdError(f"rate must be between 0 and 1 and epochs at least 1: {rate}, {epochs}")
     signed = bool((x < 0).any())
     point = _input_point(x, signed)
-    gains = _gains(recipe, x)
-    sizes = _rehearse(recipe, gains, x, y, rate, epochs)
     layers, at = [], point
-    for i, (block, gain, size) in enumerate(zip(recipe.blocks, gains, sizes, strict=True)):
+    for i, block in enumerate(_rehearsed(recipe, x, y, rate, epochs)):
         widest = ACTIVATION_LIMIT if i else input_range(signed)[1] + 1
-        layers.append(_layer(block, BITS[numbers], at, widest, gain, size))
+        layers.append(_layer(block, BITS[numbers], at, widest))
         at = layers[-1].output_point
     start = int(streams(Key(recipe.seed, len(layers)), [0]))
     return IntegerNet(recipe, numbers, tuple(layers), signed, point, start % 2**32 or 1)
@@ -140,7 +138,7 @@ def factor(value: float) -> Factor:
     return Factor(mantissa, 14 - exponent) if mantissa < 1 << 14 else Factor(1 << 13, 13 - exponent)
 
 
-def _refuse(recipe: Recipe, numbers: str) -> None:
+def _refuse(recipe: StepRecipe, numbers: str) -> None:
     if numbers not in BITS:
         raise TpsgdError(f"numbers must be int8 or int16, got {numbers!r}")
     if recipe.optimizer != "sgd" or recipe.batch != 1:
@@ -158,41 +156,37 @@ def _refuse(recipe: Recipe, numbers: str) -> None:
             )
         if block.activation == "leaky_relu" and not SMALLEST_SLOPE <= block.slope <= 1:
             raise TpsgdError(f"{who}: a slope of {block.slope:g} is outside of 2^-10 to 1")
-        if block.local is not None:
-            _refuse_local(who, block)
+        local = block.local
+        if local and (local.name != "readout" or local.loss != "cross_entropy"):
+            raise TpsgdError(
+                f"{who}: integers learn by readout with cross_entropy only (int8 weights under "
+                "other rules lose many points); use readout, or export floats"
+            )
+        if local and (local.codes.distribution != "binary" or local.learned):
+            raise TpsgdError(
+                f"{who}: integers take fixed codes of +1 and -1, which need no multiplication; use "
+                "rules.readout(projection=tpsgd.projections.binary()) (--rule readout)"
+            )
     if recipe.loss != "cross_entropy":
         raise TpsgdError(f"a net of integers ends in cross_entropy; {recipe.loss} needs floats")
 
 
-def _refuse_local(who: str, block: BlockRecipe) -> None:
-    local = block.local
-    assert local is not None
-    if local.name != "readout" or local.loss != "cross_entropy":
-        raise TpsgdError(
-            f"{who}: integers learn by readout with cross_entropy only (int8 weights under other "
-            "rules lose many points); use readout, or export floats"
-        )
-    if local.codes.distribution != "binary" or local.learned:
-        raise TpsgdError(
-            f"{who}: integers take fixed codes of +1 and -1, which need no multiplication; use "
-            "rules.readout(projection=tpsgd.projections.binary()) (--rule readout)"
-        )
-
-
 def _calibration(
-    recipe: Recipe, samples: Tensor | Array, labels: Tensor | Array
+    recipe: StepRecipe, samples: Tensor | Array, labels: Tensor | Array
 ) -> tuple[Floats, NDArray[np.int64]]:
     """Calibration samples as rows of float32, with their classes."""
-    x, y = np.asarray(samples, np.float32), np.asarray(labels)
-    if x.ndim < 2 or prod(x.shape[1:]) != recipe.inputs or y.shape != x.shape[:1] or not len(x):
+    x, y = np.asarray(samples, np.float32), np.asarray(labels).ravel()
+    if x.ndim < 2 or prod(x.shape[1:]) != recipe.inputs or not len(x):
         raise TpsgdError(
-            f"calibration needs samples of {recipe.inputs} numbers and a label for each, got "
-            f"shapes {x.shape} and {y.shape}"
+            f"calibration needs samples of {recipe.inputs} numbers, got shape {x.shape}"
         )
     if not np.isfinite(x).all():
         raise TpsgdError("calibration samples have numbers that are not finite")
-    if not np.issubdtype(y.dtype, np.integer) or y.min() < 0 or y.max() >= recipe.classes:
-        raise TpsgdError(f"labels must be classes from 0 to {recipe.classes - 1}")
+    whole = y.dtype.kind in "buif" and len(y) == len(x)
+    if not whole or not (y.min() >= 0 and y.max() < recipe.classes):
+        raise TpsgdError(
+            f"labels must have a class from 0 to {recipe.classes - 1} for each of the samples"
+        )
     return x.reshape(len(x), -1), y.astype(np.int64)
 
 
@@ -212,32 +206,6 @@ def _input_point(x: Floats, signed: bool) -> int:
     return point
 
 
-def _gains(recipe: Recipe, x: Floats) -> list[float]:
-    """The factor of each block's logits; a calibrated readout measures the samples."""
-    gains = []
-    for block in recipe.blocks:
-        x = _activate(block, _sums(block, x))
-        gain = 1.0
-        if block.local is not None:
-            rms = float(np.sqrt(np.square(x).mean())) or 1.0
-            gain = block.local.target / rms if block.local.target else block.local.gain
-            gain *= block.local.codes.std
-        gains.append(gain)
-    return gains
-
-
-def _sums(block: BlockRecipe, x: Floats) -> Floats:
-    z = x @ block.parameters["weight"].numpy().T
-    return z + block.parameters["bias"].numpy() if "bias" in block.parameters else z
-
-
-def _activate(block: BlockRecipe, z: Floats) -> Floats:
-    if block.activation == "tanh":
-        return np.tanh(z)
-    slope = 1.0 if block.activation == "none" else block.slope
-    return np.where(z > 0, z, np.float32(slope) * z)
-
-
 def code_bits(codes: Codes) -> NDArray[np.uint8]:
     """A row of bits for each class: 1 where its code is +1."""
     signed = [[s - 2**64 if s >= 2**63 else s] for s in codes.streams]
@@ -245,87 +213,97 @@ def code_bits(codes: Codes) -> NDArray[np.uint8]:
     return (hashes < 0).numpy().astype(np.uint8)
 
 
-def _rehearse(
-    recipe: Recipe, gains: list[float], x: Floats, labels: Array, rate: float, epochs: int
-) -> list[tuple[float, float]]:
-    """How large the weights and the outputs of each block become when it learns in float."""
-    blocks = [_FloatBlock(b, g, rate) for b, g in zip(recipe.blocks, gains, strict=True)]
+def _rehearsed(
+    recipe: StepRecipe, x: Floats, labels: NDArray[np.int64], rate: float, epochs: int
+) -> "list[_FloatBlock]":
+    """The blocks after they have learned from the samples in float."""
+    blocks, y = [], x
+    for block in recipe.blocks:
+        blocks.append(_FloatBlock(block, y))
+        y = blocks[-1].output(y)
     order = np.random.default_rng(recipe.seed)
     with np.errstate(invalid="ignore"):  # OpenBLAS computes on unused lanes of short vectors
         for i in (i for _ in range(epochs) for i in order.permutation(len(x))):
             y = x[i]
             for block in blocks:
-                y = block.step(y, int(labels[i]))
-    return [(block.largest_weight(), block.largest_output) for block in blocks]
+                y = block.step(y, labels[i], np.float32(rate))
+    return blocks
 
 
 class _FloatBlock:
-    """A block that learns in float32, sample by sample."""
+    """A block that learns in float32, and how large its numbers become.
 
-    def __init__(self, block: BlockRecipe, gain: float, rate: float) -> None:
-        self.block, self.rate, self.largest_output = block, np.float32(rate), 0.0
+    `gain` is the factor of its logits; a calibrated readout measures the samples for it.
+    """
+
+    def __init__(self, block: BlockRecipe, samples: Floats) -> None:
+        self.block, self.largest_output = block, 0.0
+        self.slope = np.float32(1.0 if block.activation == "none" else block.slope)
         self.W = block.parameters["weight"].numpy().copy()
-        bias = block.parameters.get("bias")
-        self.b = np.zeros(len(self.W), np.float32) if bias is None else bias.numpy().copy()
-        self.fixed = bias is None
         self.W0 = np.abs(self.W)
-        if block.local is not None:
-            signs = code_bits(block.local.codes).astype(np.float32) * 2 - 1
-            self.P: Floats | None = signs * np.float32(gain)
-        else:
-            self.P = None
+        bias = block.parameters.get("bias")
+        self.b = None if bias is None else bias.numpy().copy()
+        self.gain, self.P = 1.0, None
+        if local := block.local:
+            rms = float(np.sqrt(np.square(self.output(samples)).mean())) or 1.0
+            gain = local.target / rms if local.target else local.gain
+            self.gain = gain * local.codes.std
+            signs = code_bits(local.codes).astype(np.float32) * 2 - 1
+            self.P = signs * np.float32(self.gain)
 
-    def step(self, x: Floats, label: int) -> Floats:
+    def output(self, x: Floats) -> Floats:
+        """Of one sample, or of several."""
+        z = x @ self.W.T
+        if self.b is not None:
+            z = z + self.b
+        return np.tanh(z) if self.block.activation == "tanh" else np.where(z > 0, z, self.slope * z)
+
+    def step(self, x: Floats, label: int, rate: np.float32) -> Floats:
         """Forward, update, and the output from before the update."""
-        z = self.W @ x + self.b
-        y = _activate(self.block, z)
+        y = self.output(x)
         self.largest_output = max(self.largest_output, float(np.abs(y).max()))
         if self.block.learns:
             logits = y if self.P is None else self.P @ y
             e = np.exp(logits - logits.max())
             e /= e.sum()
             e[label] -= 1
-            dz = e if self.P is None else (e @ self.P) * self._slope(y)
-            self.W -= np.outer(self.rate * dz, x)
-            if not self.fixed:
-                self.b -= self.rate * dz
+            dz = e if self.P is None else (e @ self.P) * self._derivative(y)
+            self.W -= np.outer(rate * dz, x)
+            if self.b is not None:
+                self.b -= rate * dz
         return y
 
-    def _slope(self, y: Floats) -> Floats:
+    def _derivative(self, y: Floats) -> Floats:
         if self.block.activation == "tanh":
             return 1 - y * y
-        slope = 1.0 if self.block.activation == "none" else self.block.slope
-        return np.where(y > 0, np.float32(1), np.float32(slope))
+        return np.where(y > 0, np.float32(1), self.slope)
 
     def largest_weight(self) -> float:
         """The size of the largest weights at the beginning and at the end, but for a few."""
         return max(float(np.quantile(np.abs(W), 1 - SATURATED)) for W in (self.W0, self.W))
 
 
-def _layer(
-    block: BlockRecipe, bits: int, input_point: int, widest: int, gain: float,
-    size: tuple[float, float],
-) -> IntegerLayer:  # fmt: skip
-    """A block in integers."""
-    layer = block.layer
-    assert isinstance(layer, Dense)
+def _layer(rehearsed: _FloatBlock, bits: int, input_point: int, widest: int) -> IntegerLayer:
+    """A block in integers; `widest` is the size of its largest input."""
+    block, gain = rehearsed.block, rehearsed.gain
+    layer, who = block.layer, f"block {block.number + 1} ({block.name})"
     limit = min((1 << (bits - 1)) - 1, SUM_LIMIT // (layer.inputs * widest))
     if limit < 63 or layer.inputs > 65535:
         raise TpsgdError(
-            f"block {block.number + 1} ({block.name}): sums over {layer.inputs} inputs leave 32 "
-            "bits; make it narrower, or export floats"
+            f"{who}: sums over {layer.inputs} inputs leave 32 bits; make it narrower, or export "
+            "floats"
         )
-    weight_point = min(_point(limit, size[0]), SUM_POINT - input_point)
+    weight_point = min(_point(limit, rehearsed.largest_weight()), SUM_POINT - input_point)
     sum_point = weight_point + input_point
-    output_point = min(_point(ACTIVATION_LIMIT, size[1]), sum_point)
+    output_point = min(_point(ACTIVATION_LIMIT, rehearsed.largest_output), sum_point)
     if block.activation == "tanh":
         output_point = TANH_POINT
     logits_at = output_point if block.local is not None else sum_point
     log_gain = factor(gain * log2(np.e) * 2.0 ** (LOG_POINT - logits_at))
     if not 0 <= log_gain.point <= 40:
         raise TpsgdError(
-            f"block {block.number + 1} ({block.name}): logits with a gain of {gain:.3g} do not fit "
-            "into integers; leave scale= of the readout to its calibration"
+            f"{who}: logits with a gain of {gain:.3g} do not fit into integers; leave scale= of "
+            "the readout to its calibration"
         )
     slope = 1.0 if block.activation in ("none", "tanh") else block.slope
     bias = block.parameters.get("bias")

@@ -1,21 +1,41 @@
-"""A feed-forward recipe as C: `net.h`, `net.c` and the kernels that it needs, in `tpsgd.h`.
+"""A recipe as C: `net.h`, `net.c` and the kernels that it needs, in `tpsgd.h`.
 
-The kernels in `kernels/` are written by hand. What is written here is tables of constants, the
-declarations, and calls.
+The kernels in `kernels/` and the frames in `templates/` are written by hand; tables of constants
+and what fills the frames are written here. A feed-forward net learns from samples (`net_step`). A
+recurrent net reads one time step at a time, and learns meanwhile (`net_start`, `net_read`,
+`net_finish`, and without learning `net_look`, `net_logits`).
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.resources import files
+from string import Template
 from textwrap import wrap
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tpsgd.export.recipe import BlockRecipe, Codes, Convolution, Diagonal, LocalLoss, Recipe
+from tpsgd.export.recipe import (
+    BlockRecipe,
+    CellLayer,
+    Codes,
+    Convolution,
+    DiagonalLayer,
+    StepRecipe,
+)
 from tpsgd.export.records import fingerprint, learning_mask
-from tpsgd.export.to_c.memory import MOMENTS, Layout, fan_in, gains, layout, pixels
+from tpsgd.export.to_c.memory import (
+    CODES,
+    GAIN,
+    MOMENTS,
+    MemoryMap,
+    fan_in,
+    layout,
+    pixels,
+    summed,
+)
 from tpsgd.names import SIGNS, safe
 from tpsgd.projections import make_tables
 
@@ -31,36 +51,58 @@ ONLY_FOR = {  # fragments that few nets need
 }
 LICENCE = "/* Written by tpsgd.export for its user, who may do with it what they like. */"
 ERRORS = ("OK", "BAD_INPUT", "BAD_RATE", "BAD_LABEL", "DIVERGED", "NO_SPACE", "BAD_RECORD")
+SEQUENCE_ERRORS = (*ERRORS, "MEASURED", "BAD_ORDER")
+NOWHERE = "TPS_NOWHERE"
+CONDITION = re.compile(r"@(?P<no>!?)(?P<word>\w+) ")  # of a line of a template
 
 
-def sources(recipe: Recipe) -> dict[str, str]:
+def sources(recipe: StepRecipe) -> dict[str, str]:
     """The files of a net by their names."""
-    places = layout(recipe)
+    words = _words(recipe, layout(recipe))
+    program = filled("read.c" if recipe.recurrent else "learn.c", words)
     return {
-        "net.h": _header(recipe, places),
-        "net.c": _program(recipe, places),
+        "net.h": filled("net.h", words),
+        "net.c": program + filled("lasting.c", words),
         "tpsgd.h": kernels(recipe),
     }
 
 
-def kernels(recipe: Recipe) -> str:
+def read_text(path: str) -> str:
+    """A file of this package."""
+    return files("tpsgd.export.to_c").joinpath(path).read_text(encoding="utf-8")
+
+
+def filled(template: str, words: Mapping[str, Any]) -> str:
+    """A file of `templates/` with its $words replaced.
+
+    A line that begins with `@word ` is left out if the word is 0 or empty, with `@!word ` if not.
+    """
+    lines = []
+    for line in read_text(f"templates/{template}").splitlines(keepends=True):
+        condition = CONDITION.match(line)
+        if condition is None:
+            lines.append(line)
+        elif bool(words[condition["word"]]) != bool(condition["no"]):
+            lines.append(line[condition.end() :])
+    return Template("".join(lines)).substitute(words)
+
+
+def kernels(recipe: StepRecipe) -> str:
     """One header with the kernels that the net needs."""
-    switches = [f"#define TPS_WITH_{name.upper()}" for name in sorted(needs(recipe))]
+    chosen = _needs(recipe)
+    switches = [f"#define TPS_WITH_{name.upper()}" for name in sorted(chosen)]
     if recipe.optimizer != "sgd":
         switches.append(f"#define TPS_{recipe.optimizer.upper()}")
-    chosen = needs(recipe)
-    fragments = [f for f in FRAGMENTS if f not in ONLY_FOR or ONLY_FOR[f] in chosen]
-    texts = {
-        name: files("tpsgd.export.to_c").joinpath(f"kernels/{name}.h").read_text()
-        for name in fragments
-    }
-    if "quantiles" in needs(recipe):
-        texts["codes"] = _quantiles() + texts["codes"]
+    names = [name for name in FRAGMENTS if ONLY_FOR.get(name, "") in {"", *chosen}]
+    texts = {name: read_text(f"kernels/{name}.h") for name in names}
+    if "quantiles" in chosen:  # of k / 4096 from k = 2048 on; the others follow by symmetry
+        table = map(str, make_tables()[2048:].tolist())
+        texts["codes"] = array("int32_t", "tps_quantiles", table) + "\n" + texts["codes"]
     guard = ["#ifndef TPSGD_H", "#define TPSGD_H", "", *switches, ""]
     return "\n".join([LICENCE, *guard, *texts.values(), "#endif", ""])
 
 
-def needs(recipe: Recipe) -> set[str]:
+def _needs(recipe: StepRecipe) -> set[str]:
     """The kernels that are left out unless a block needs them."""
     chosen = set()
     for block in recipe.blocks:
@@ -68,7 +110,10 @@ def needs(recipe: Recipe) -> set[str]:
         if isinstance(block.layer, Convolution):
             chosen.add("convolutions")
         if block.recurrent:
-            chosen |= {"sequences", "diagonal" if isinstance(block.layer, Diagonal) else "cells"}
+            chosen |= {
+                "sequences",
+                "diagonal" if isinstance(block.layer, DiagonalLayer) else "cells",
+            }
         if block.pools:
             chosen.add("pools")
         if block.local:
@@ -80,12 +125,6 @@ def needs(recipe: Recipe) -> set[str]:
         if "bce" in (recipe.loss, block.local and block.local.loss):
             chosen.add("sigmoid")
     return chosen
-
-
-def _quantiles() -> str:
-    """Normal quantiles of k / 4096 from k = 2048 on; the others follow by symmetry."""
-    table = make_tables()[2048:].tolist()
-    return array("int32_t", "tps_quantiles", map(str, table)) + "\n"
 
 
 def number(value: float) -> str:
@@ -112,33 +151,14 @@ def floats(name: str, tensors: Iterable[Tensor]) -> str:
     return array("float", name, map(number, numbers.numpy()))
 
 
-def _header(recipe: Recipe, places: Layout) -> str:
-    """The declarations of a feed-forward net."""
-    sizes = {"inputs": "of a sample", "batch": f"{recipe.batch} /* samples of a step */"}
-    arena = f"typedef struct {{ float numbers[{places.arena}]; }} net_arena; {SCRATCH}"
-    return header(recipe, places, ERRORS, sizes | {"arena": arena, "learning": _LEARNING})
+def comment(*lines: str) -> str:
+    """A comment of C. All names get into the C through here: nothing in them can end it."""
+    return "/* " + "\n * ".join(safe(line, SIGNS + "[]") for line in lines) + " */"
 
 
-def header(recipe: Recipe, places: Layout, errors: Iterable[str], words: Mapping[str, str]) -> str:
-    """The declarations: sizes, the two structs and what can be called.
-
-    `words` say what NET_INPUT and NET_BATCH are, and have the arena and the functions that learn.
-    """
-    return _HEADER.format(
-        licence=LICENCE,
-        summary=comment(*wrap(summary(recipe), 94)),
-        places=comment("Weights, which can be read and written:", *weight_places(recipe)),
-        codes=error_codes(errors),
-        numbers_in=recipe.inputs,
-        classes=recipe.outputs,
-        blocks=len(recipe.blocks),
-        params=recipe.learned,
-        numbers=recipe.learned + gains(recipe),
-        all_blocks=f"{(1 << len(recipe.blocks)) - 1}u",
-        ram=places.ram_bytes,
-        members=state_members(recipe),
-        **words,
-    )
+def row(*fields: Any) -> str:
+    """The fields of a struct."""
+    return f"{{{', '.join(map(str, fields))}}}"
 
 
 def error_codes(names: Iterable[str]) -> str:
@@ -146,352 +166,154 @@ def error_codes(names: Iterable[str]) -> str:
     return "\n".join(f"#define NET_{name} {i}" for i, name in enumerate(names))
 
 
-def state_members(recipe: Recipe) -> str:
-    """What lasts between steps."""
-    count = gains(recipe)
-    note = " /* the last ones: measured gains of readouts */" if count else ""
-    members = [f"float weights[{recipe.learned + count}];{note}"]
-    if moments := MOMENTS[recipe.optimizer] * recipe.learned:
-        members.append(f"float moments[{moments}];")
-    if recipe.optimizer == "adam":
-        members.append(f"float ticks[{2 * len(recipe.blocks)}];")
-    if recipe.spare:
-        members.append("uint32_t classes; /* that have come so far */")
-    return "\n    ".join(members)
-
-
-SCRATCH = "/* scratch: nothing in it lasts */"
-_HEADER = """{licence}
-{summary}
-#ifndef NET_H
-#define NET_H
-
-#include <stdint.h>
-
-#define NET_INPUT {numbers_in} /* numbers {inputs} */
-#define NET_CLASSES {classes} /* at most */
-#define NET_BATCH {batch}
-#define NET_BLOCKS {blocks}
-#define NET_ALL_BLOCKS {all_blocks}
-#define NET_PARAMS {params}
-#define NET_RECORD_BYTES (24ul + 4ul * {numbers}ul)
-#define NET_RAM_BYTES {ram} /* of net_state and net_arena */
-
-/* What a function returns */
-{codes}
-
-{places}
-typedef struct {{
-    {members}
-}} net_state;
-
-{arena}
-
-/* A compiler refuses this line if the bytes are not those that were planned. */
-typedef char net_ram_is_as_planned[sizeof(net_state) + sizeof(net_arena) == NET_RAM_BYTES ? 1 : -1];
-
-#ifdef __cplusplus
-extern "C" {{
-#endif
-
-/* The weights that the model came with. Call it first. */
-void net_begin(net_state *s);
-
-{learning}
-/* How many classes there are now, and one more, up to NET_CLASSES: NET_NO_SPACE. The new class
- * changes no output of the others. */
-uint32_t net_classes(const net_state *s);
-int net_add_class(net_state *s);
-
-/* The weights as NET_RECORD_BYTES bytes with a checksum, for flash, a card or Python
- * (tpsgd.export.read_weights), and back; a record of another net, or a damaged one, is refused.
- * The record has no moments: after net_load the optimizer begins anew. */
-void net_save(const net_state *s, uint8_t *record);
-int net_load(net_state *s, const uint8_t *record);
-
-#ifdef __cplusplus
-}}
-#endif
-#endif
-"""
-_LEARNING = """/* Logits of one sample, as many as there are classes now. */
-int net_forward(const net_state *s, net_arena *a, const float *x, float *logits);
-
-/* Learn from NET_BATCH samples, one after another in x, and their labels, from 0 on. Bit i of
- * `blocks`: block i + 1 learns; NET_ALL_BLOCKS: all. `loss` gets a number for every block.
- * Numbers that are not finite or above 1e9, a rate below 0 or above 1,000, and a label that is no
- * class are refused, and the weights stay as they were. NET_DIVERGED: a block's output left that
- * range, and neither it nor a later block learned. */
-int net_step(net_state *s, net_arena *a, const float *x, const uint16_t *labels, float lr,
-             uint32_t blocks, float *loss);
-"""
-
-
-def comment(*lines: str) -> str:
-    """A comment of C. All names get into the C through here: nothing in them can end it."""
-    return "/* " + "\n * ".join(safe(line, SIGNS + "[]") for line in lines) + " */"
-
-
-def summary(recipe: Recipe) -> str:
+def summary(recipe: StepRecipe) -> str:
+    """Rule, optimizer, loss and layers in a line."""
     layers = ", ".join(block.name for block in recipe.blocks)
     return safe(f"{recipe.rule}, {recipe.optimizer}, loss {recipe.loss}: {layers}")
 
 
-def weight_places(recipe: Recipe) -> list[str]:
-    lines, place = [], 0
-    for block in (b for b in recipe.blocks if b.learns):
-        for name, p in block.parameters.items():
-            shape = " x ".join(map(str, p.shape))
-            lines.append(f"weights[{place}]: block {block.number + 1}, {name}, {shape}")
-            place += p.numel()
-    for block in (b for b in recipe.blocks if b.learned_codes):
-        shape = f"{recipe.outputs} x {block.learned_codes}"
-        lines.append(f"weights[{place}]: block {block.number + 1}, class codes that learn, {shape}")
-        place += recipe.outputs * block.learned_codes
-    return lines
+def _weight_places(recipe: StepRecipe, memory: MemoryMap) -> Iterator[str]:
+    learned = [b for b in recipe.blocks if b.learns]
+    shapes = [(b, name, p.shape) for b in learned for name, p in b.parameters.items()]
+    shapes += [(b, CODES, (recipe.outputs, b.learned_codes)) for b in learned if b.learned_codes]
+    for block, name, shape in shapes:
+        sizes = " x ".join(map(str, shape))
+        place = memory.lasting[block.number][name]
+        yield f"weights[{place}]: block {block.number + 1}, {name}, {sizes}"
 
 
-def _program(recipe: Recipe, places: Layout) -> str:
-    """The constants of the net, and the functions of the header."""
-    tables, rows = [], []
-    for block, at in lasting_places(recipe):
-        tables += block_tables(block)
-        rows.append(block_row(recipe, block, places, at))
-    return _PROGRAM.format(
-        licence=LICENCE,
-        tables="\n".join([*tables, initial_numbers(recipe)]),
-        rows=",\n".join(rows),
-        params=recipe.learned,
-        count=len(recipe.blocks),
-        batch=recipe.batch,
-        dz=places.dz,
-        logits=places.logits,
-        moments="s->moments" if recipe.optimizer != "sgd" else "0",
-        ticks="s->ticks" if recipe.optimizer == "adam" else "0",
-        gains=f"s->weights + {recipe.learned}",
-        lasting=lasting_functions(recipe),
-    )
-
-
-_PROGRAM = """{licence}
-#include "net.h"
-#include "tpsgd.h"
-
-{tables}
-static const tps_block blocks[NET_BLOCKS] = {{
-{rows}}};
-
-static tps_net net_of(float *arena, uint32_t classes)
-{{
-    tps_net net = {{blocks, {count}, {batch}, 0, {params}, 0, {dz}, {logits}}};
-    net.classes = classes;
-    net.arena = arena;
-    return net;
-}}
-
-int net_forward(const net_state *s, net_arena *a, const float *x, float *logits)
-{{
-    tps_net net = net_of(a->numbers, net_classes(s));
-    return tps_forward(&net, s->weights, x, logits);
-}}
-
-int net_step(net_state *s, net_arena *a, const float *x, const uint16_t *labels, float lr,
-             uint32_t learns, float *loss)
-{{
-    tps_net net = net_of(a->numbers, net_classes(s));
-    return tps_step(&net, s->weights, {moments}, {ticks}, {gains}, x, labels, lr, learns, loss);
-}}
-
-{lasting}"""
-
-
-class LastingPlaces(NamedTuple):
-    """Where the numbers of a block lie that last between steps."""
-
-    weight: int  # 0, if the block does not learn
-    gain: int | str  # the slot of a measured gain, or TPS_NOWHERE
-    codes: int | str  # of class codes that learn, or TPS_NOWHERE
-
-
-def lasting_places(recipe: Recipe) -> Iterator[tuple[BlockRecipe, LastingPlaces]]:
-    """Every block, and where its numbers lie: weights, then codes that learn, then gains."""
-    weight, slot, codes = 0, 0, recipe.parameters
+def _words(recipe: StepRecipe, memory: MemoryMap) -> dict[str, Any]:
+    """What the frames are filled with."""
+    tables, rows, layers = [], [], []
     for block in recipe.blocks:
-        measured = bool(block.local and block.local.target)
-        yield (
-            block,
-            LastingPlaces(
-                weight if block.learns else 0,
-                slot if measured else "TPS_NOWHERE",
-                codes if block.learned_codes else "TPS_NOWHERE",
-            ),
-        )
-        weight += block.weights if block.learns else 0
-        slot += measured
-        codes += recipe.outputs * block.learned_codes
+        tables += _block_tables(block, memory)
+        rows.append(f"    {comment(block.name)}\n    {_block_row(recipe, block, memory)}")
+        if block.recurrent:
+            layers.append(f"    {_layer_row(block, memory)}")
+    measured = [b.local.gain for b in recipe.blocks if b.local and b.local.target]
+    weights = [p for b in recipe.blocks if b.learns for p in b.parameters.values()]
+    tables.append(floats("initial", [*weights, torch.tensor(measured)]))
+    draw = "    tps_draw_codes(&codes{}, NET_CLASSES, s->weights + {});"
+    drawn = [draw.format(i, at[CODES]) for i, at in enumerate(memory.lasting) if CODES in at]
+    adam, count = recipe.optimizer == "adam", len(recipe.blocks)
+    return {
+        "licence": LICENCE,
+        "summary": comment(*wrap(summary(recipe), 94)),
+        "places": comment(
+            "Weights, which can be read and written:", *_weight_places(recipe, memory)
+        ),
+        "errors": error_codes(SEQUENCE_ERRORS if recipe.recurrent else ERRORS),
+        "functions": read_text(f"templates/{'read' if recipe.recurrent else 'learn'}.h"),
+        "recurrent": recipe.recurrent,
+        "inputs": recipe.inputs,
+        "outputs": recipe.outputs,
+        "classes": recipe.classes,
+        "spare": recipe.spare,
+        "batch": recipe.batch,
+        "blocks": count,
+        "all_blocks": f"{(1 << count) - 1}u",
+        "parameters": recipe.parameters,
+        "codes": recipe.learned - recipe.parameters,
+        "params": recipe.learned,
+        "gains": len(measured),
+        "gains_at": f"s->weights + {recipe.learned}",
+        "numbers": recipe.learned + len(measured),
+        "initial": recipe.parameters + len(measured),
+        "draw_codes": "\n".join(drawn),
+        "moments": MOMENTS[recipe.optimizer] * recipe.learned,
+        "moments_at": "0" if recipe.optimizer == "sgd" else "s->moments",
+        "ticks": 2 * count * adam,
+        "ticks_at": "s->ticks" if adam else "0",
+        "tables": "\n".join(tables),
+        "rows": ",\n".join(rows),
+        "layers": ",\n".join(layers),
+        "layer_count": len(layers),
+        "ram": memory.ram_bytes,
+        "scratch": memory.scratch,
+        "dz": memory.dz,
+        "logits": memory.logits,
+        "arena": memory.arena,
+        "fingerprint": f"0x{fingerprint(recipe):08X}u",
+        "mask": f"{learning_mask(recipe)}u",
+    }
 
 
-def initial_numbers(recipe: Recipe) -> str:
-    """The weights that learn and the gains, as the model came with them."""
-    parameters = [p for block in recipe.blocks if block.learns for p in block.parameters.values()]
-    gain = [
-        torch.tensor([block.local.gain])
-        for block in recipe.blocks
-        if block.local and block.local.target
-    ]
-    return floats("initial", [*parameters, *gain])
-
-
-def lasting_functions(recipe: Recipe) -> str:
-    """The functions for what lasts: begin, classes, save and load."""
-    return _LASTING.format(
-        numbers=recipe.learned + gains(recipe),
-        initial=_initial(recipe),
-        classes="s->classes" if recipe.spare else f"{recipe.classes}u",
-        forget=_forget(recipe),
-        add=_add_class(recipe),
-        fingerprint=f"0x{fingerprint(recipe):08X}u",
-        mask=f"{learning_mask(recipe)}u",
-        begun=f"    s->classes = {recipe.classes}u;\n" if recipe.spare else "",
-        loaded="    s->classes = classes;\n" if recipe.spare else "",
-        least=recipe.classes,
-    )
-
-
-_LASTING = """/* The optimizer begins anew. */
-static void net_forget(net_state *s)
-{{
-{forget}}}
-
-void net_begin(net_state *s)
-{{
-    uint32_t i;
-{initial}{begun}    net_forget(s);
-}}
-
-uint32_t net_classes(const net_state *s)
-{{
-    (void)s;
-    return {classes};
-}}
-
-{add}
-void net_save(const net_state *s, uint8_t *record)
-{{
-    const uint32_t head[3] = {{{fingerprint}, {mask}, NET_CLASSES}};
-    tps_save(record, head, net_classes(s), s->weights, {numbers});
-}}
-
-int net_load(net_state *s, const uint8_t *record)
-{{
-    const uint32_t head[3] = {{{fingerprint}, {mask}, NET_CLASSES}};
-    uint32_t classes = tps_load(record, head, {least}, s->weights, {numbers});
-    if (!classes) return NET_BAD_RECORD;
-{loaded}    net_forget(s);
-    return NET_OK;
-}}
-"""
-
-
-def _initial(recipe: Recipe) -> str:
-    """How the numbers get their first values: codes that learn are drawn."""
-    parameters, behind = recipe.parameters, recipe.learned - recipe.parameters
-    count = parameters + gains(recipe)
-    place = f"i < {parameters}u ? i : i + {behind}u" if behind else "i"
-    lines = [f"for (i = 0; i < {count}u; i++) s->weights[{place}] = initial[i];"]
-    for block, at in lasting_places(recipe):
-        if block.learned_codes:
-            lines.append(
-                f"tps_draw_codes(&codes{block.number}, NET_CLASSES, s->weights + {at.codes});"
-            )
-    return "".join(f"    {line}\n" for line in lines)
-
-
-def _forget(recipe: Recipe) -> str:
-    members = {"sgd": (), "momentum": ("moments",), "adam": ("moments", "ticks")}
-    lines = [
-        f"for (i = 0; i < sizeof s->{name} / sizeof(float); i++) s->{name}[i] = 0.0f;"
-        for name in members[recipe.optimizer]
-    ]
-    lines = ["uint32_t i;", *lines] if lines else ["(void)s;"]
-    return "".join(f"    {line}\n" for line in lines)
-
-
-def _add_class(recipe: Recipe) -> str:
-    lines = ["(void)s;", "return NET_NO_SPACE;"]
-    if recipe.spare:
-        full = "if (s->classes >= NET_CLASSES) return NET_NO_SPACE;"
-        lines = [full, "s->classes++;", "return NET_OK;"]
-    body = "\n    ".join(lines)
-    return f"int net_add_class(net_state *s)\n{{\n    {body}\n}}\n"
-
-
-def block_tables(block: BlockRecipe) -> list[str]:
-    """The constants that a block's row points to."""
-    i, texts = block.number, []
-    if isinstance(block.layer, Convolution):
-        numbers = ", ".join(map(str, _convolution(block.layer)))
-        texts.append(f"static const tps_convolution convolution{i} = {{{numbers}}};")
+def _block_tables(block: BlockRecipe, memory: MemoryMap) -> Iterator[str]:
+    """The constants that the rows of a block point to."""
+    i, layer = block.number, block.layer
+    if isinstance(layer, Convolution):
+        sizes = (layer.channels, *layer.size, *layer.out, *layer.kernel)
+        fields = row(*sizes, *layer.stride, *layer.padding, *layer.dilation, layer.groups)
+        yield f"static const tps_convolution convolution{i} = {fields};"
     if block.pools:
-        rows = ", ".join(
-            f"{{TPS_POOL_{p.kind.upper()}, {p.channels}, "
-            + ", ".join(map(str, (*p.size, *p.out, *p.kernel, *p.stride)))
-            + "}"
-            for p in block.pools
+        rows = row(
+            *(
+                row(f"TPS_POOL_{p.kind.upper()}", p.channels, *p.size, *p.out, *p.kernel, *p.stride)
+                for p in block.pools
+            )
         )
-        texts.append(f"static const tps_pool pools{i}[{len(block.pools)}] = {{{rows}}};")
+        yield f"static const tps_pool pools{i}[{len(block.pools)}] = {rows};"
     if block.local:
-        texts += _codes(i, block.local.codes)
+        yield from _code_tables(i, block.local.codes)
     if not block.learns:
-        texts.append(floats(f"fixed{i}", block.parameters.values()))
-    return texts
+        yield floats(f"fixed{i}", block.parameters.values())
+    if isinstance(layer, DiagonalLayer):
+        names = ("x", "h", "traces", "lambda", "mean")
+        at = [memory.blocks[i].get(name, NOWHERE) for name in names]
+        feeds = int(len(block.shape) == 2)
+        fields = row(layer.states, f"TPS_{layer.loss_at.upper()}", feeds, *at)
+        yield f"static const tps_diagonal diagonal{i} = {fields};"
 
 
-def _convolution(layer: Convolution) -> tuple[int, ...]:
-    sizes = (layer.channels, *layer.size, *layer.out, *layer.kernel)
-    return (*sizes, *layer.stride, *layer.padding, *layer.dilation, layer.groups)
-
-
-def _codes(i: int, codes: Codes) -> list[str]:
-    texts = []
+def _code_tables(i: int, codes: Codes) -> Iterator[str]:
+    streams = table = "0"  # as with codes of every time step
     if codes.table is not None:
-        texts.append(floats(f"codes_of_classes{i}", [codes.table]))
-        streams, table = "0", f"codes_of_classes{i}"
+        table = f"codes_of_classes{i}"
+        yield floats(table, [codes.table])
     elif codes.streams:
-        hashes = (f"UINT64_C(0x{s:016X})" for s in codes.streams)
-        texts.append(array("uint64_t", f"streams{i}", hashes))
-        streams, table = f"streams{i}", "0"
-    else:
-        streams, table = "0", "0"  # every time step has its own
-    numbers = f"TPS_{codes.distribution.upper()}, {codes.size}, {streams}, {table}"
-    row = f"{{{numbers}, {number(codes.std)}, {codes.filters}}}"
-    return [*texts, f"static const tps_codes codes{i} = {row};"]
+        streams = f"streams{i}"
+        yield array("uint64_t", streams, (f"UINT64_C(0x{s:016X})" for s in codes.streams))
+    kind = f"TPS_{codes.distribution.upper()}"
+    fields = row(kind, codes.size, streams, table, number(codes.std), codes.filters)
+    yield f"static const tps_codes codes{i} = {fields};"
 
 
-def block_row(recipe: Recipe, block: BlockRecipe, places: Layout, at: LastingPlaces) -> str:
-    """A block's entry in the table of blocks."""
-    i, last = block.number, block.number == len(recipe.blocks) - 1
-    weight, bias = block.parameters["weight"], block.parameters.get("bias")
-    units = weight.shape[0]
-    local = block.local
-    kind = "HEAD" if last and block.learns else local.name.upper() if local else "FROZEN"
-    loss = (local.loss if local else recipe.loss).upper()
-    rows, columns = (1, *block.shape[1:])[-2:] if len(block.shape) > 1 else (1, 1)
-    grid = (local.grid or (1, 1)) if local else (1, 1)
-    fields = [
-        *(block.layer.inputs, units, pixels(block), fan_in(block)),
-        *(at.weight, "TPS_NOWHERE" if bias is None else at.weight + weight.numel()),
-        *("0" if block.learns else f"fixed{i}", places.outputs[i], block.pooled),
-        *(f"TPS_{block.activation.upper()}", f"TPS_{kind}", f"TPS_{loss}", len(block.pools)),
-        number(block.slope),
-        f"&convolution{i}" if isinstance(block.layer, Convolution) else "0",
+def _block_row(recipe: StepRecipe, block: BlockRecipe, memory: MemoryMap) -> str:
+    """A block's entry in the table of blocks; a unit of a recurrent one is one number."""
+    i, layer, local = block.number, block.layer, block.local
+    shape = (layer.outputs,) if block.recurrent else block.shape
+    rows, columns = (1, *shape[1:])[-2:] if len(shape) > 1 else (1, 1)
+    kind = local.name if local else "head" if block.learns else "frozen"
+    loss = local.loss if local else recipe.loss
+    at = memory.lasting[i]
+    return row(
+        *(layer.inputs, layer.filters if isinstance(layer, Convolution) else layer.outputs),
+        *(pixels(block), fan_in(block), next(iter(at.values()))),
+        at.get("cells.0.bias_x" if block.recurrent else "bias", NOWHERE),
+        "0" if block.learns else f"fixed{i}",
+        *(memory.blocks[i]["output"], layer.outputs if block.recurrent else block.pooled),
+        *(f"TPS_{word.upper()}" for word in (block.activation, kind, loss)),
+        *(len(block.pools), number(block.slope)),
+        f"&convolution{i}" if isinstance(layer, Convolution) else "0",
         f"pools{i}" if block.pools else "0",
         f"&codes{i}" if local else "0",
-        *(rows, columns, *grid),
-        *(*_gain(local), at.gain, at.codes),
-    ]
-    return f"    {comment(block.name)}\n    {{{', '.join(map(str, fields))}}}"
+        *(rows, columns, *((local and local.grid) or (1, 1))),
+        *(number(local.gain if local else 1.0), number(local.target if local else 0.0)),
+        *(at.get(GAIN, NOWHERE), at.get(CODES, NOWHERE)),
+    )
 
 
-def _gain(local: LocalLoss | None) -> tuple[str, str]:
-    return (number(local.gain), number(local.target)) if local else ("1.0f", "0.0f")
+def _layer_row(block: BlockRecipe, memory: MemoryMap) -> str:
+    """An entry in the table of recurrent layers."""
+    at = memory.lasting[block.number]
+    layer, codes = block.layer, block.local.codes if block.local else None
+    per_step = codes is not None and codes.per_step
+    key = (codes.seed, codes.block) if codes and per_step else (0, 0)
+    return row(
+        f"blocks_of_net + {block.number}",
+        *(at.get(name, NOWHERE) for name in ("cells.0.weight_h", "cells.0.bias_h")),
+        *(block.weights, summed(block), memory.blocks[block.number].get("sums", 0)),
+        *(number(layer.leak if isinstance(layer, CellLayer) else 1.0), int(per_step)),
+        *(f"UINT64_C({n})" for n in key),
+        f"&diagonal{block.number}" if isinstance(layer, DiagonalLayer) else "0",
+    )

@@ -22,11 +22,12 @@ from torch.utils.data import DataLoader, TensorDataset
 from tpsgd.engine.settings import Memory
 from tpsgd.errors import TpsgdError
 from tpsgd.export.exported import Exported
-from tpsgd.export.inputs import Inputs, read_inputs
+from tpsgd.export.inputs import SampleFormat, read_inputs
 from tpsgd.export.read_model import as_samples, check_shape, read_model
-from tpsgd.export.recipe import Recipe, Shape
+from tpsgd.export.recipe import Shape, StepRecipe
+from tpsgd.export.to_c.check import LR, OPTIMIZERS, keeping_codes
 from tpsgd.export.to_onnx.graph import count_nodes
-from tpsgd.export.to_onnx.step import MOMENTUM, epoch_model, predict_model, step_model
+from tpsgd.export.to_onnx.step import epoch_model, predict_model, step_model
 from tpsgd.files import writable_folder, write_together
 from tpsgd.losses import Loss
 from tpsgd.nets.precision import without_autocast
@@ -38,8 +39,8 @@ from tpsgd.training.fit import fit
 State = dict[str, np.ndarray]
 STEPS, SAMPLES = 3, 6  # of the check: steps, and samples of a batch
 LONGEST = 8  # time steps of its sequences
-RATE = 1e-3  # its learning rate
 DRAWS = 2  # of other samples, where a sample was at a jump of a derivative
+LOGITS = "logits of predict.onnx"
 MARK = b"ritten by tpsgd.export.onnx"  # in the first bytes of every file but the weights
 RATES = {"sgd": 0.1, "momentum": 0.01, "adam": 0.003}  # that run.py begins with
 
@@ -98,7 +99,7 @@ def onnx(
         The paths, the number of nodes, and how the graph was checked.
     """
     path, rule = _graph_path(file, overwrite), resolve(rule)
-    sample: Shape = check_shape(shape)
+    sample = check_shape(shape)
     recipe = read_model(
         model, rule, sample, optimizer=optimizer, loss=loss, seed=seed, samples=samples
     )
@@ -106,34 +107,33 @@ def onnx(
         raise TpsgdError(
             "a single yes-or-no output is not exported to ONNX: give the last layer two outputs"
         )
+    scaling = read_inputs(inputs, None, recipe)
+    step, state = (epoch_model if epoch else step_model)(recipe, sample)
+    graphs = [each.SerializeToString() for each in (step, predict_model(recipe, sample))]
     samples = None if samples is None else as_samples(samples, sample, recipe.recurrent)
-    meaning = read_inputs(inputs, None, recipe)
-    written, state = (epoch_model if epoch else step_model)(recipe, sample)
-    graph = written.SerializeToString()
-    prediction = predict_model(recipe, sample)
-    files = _Files(graph, prediction.SerializeToString(), epoch)
-    reference = _Reference(model, rule, loss, optimizer, seed)
-    checked = _check(files, recipe, state, reference, _batches(sample, recipe, samples))
+    trial = _Trial(graphs, epoch, recipe, state, model, rule, loss)
+    checked = trial.check(sample, samples)
     writable_folder(path.parent)
     weights = io.BytesIO()
-    np.savez_compressed(weights, **state, **_scaling(meaning))  # type: ignore[arg-type]
-    contents = {
-        path: graph,
-        path.with_name("predict.onnx"): files.prediction,
-        path.with_name(f"{path.stem}.weights.npz"): weights.getvalue(),
-        path.with_name("run.py"): _program(path, recipe, sample, epoch, meaning).encode(),
-    }
+    np.savez_compressed(weights, **state, **_shift_and_scale(scaling))  # type: ignore[arg-type]
+    program = _program(path, recipe, sample, epoch, scaling)
+    contents = dict(zip(_files(path), (*graphs, weights.getvalue(), program.encode()), strict=True))
     paths = write_together(contents)
-    note = meaning.note("run.py")
-    return Exported(paths, checked, count_nodes(written.graph), note=note)
+    return Exported(paths, checked, count_nodes(step.graph), note=scaling.note("run.py"))
 
 
-def _scaling(inputs: Inputs) -> State:
+def _shift_and_scale(scaling: SampleFormat) -> State:
     """Shift and scale of each feature for `run.py`, which divides bytes by 255 itself."""
-    if not inputs.shift or inputs.method == "bytes":
+    if not scaling.shift or scaling.method == "bytes":
         return {}
-    pair = {"inputs/shift": inputs.shift, "inputs/scale": inputs.scale}
-    return {name: np.array(values, np.float32) for name, values in pair.items()}
+    pair = {"inputs/shift": scaling.shift, "inputs/scale": scaling.scale}
+    return {name: np.array(values) for name, values in pair.items()}
+
+
+def _files(path: Path) -> list[Path]:
+    """The graph and the files beside it."""
+    names = "predict.onnx", f"{path.stem}.weights.npz", "run.py"
+    return [path, *map(path.with_name, names)]
 
 
 def _graph_path(file: str | Path, overwrite: bool) -> Path:
@@ -144,13 +144,12 @@ def _graph_path(file: str | Path, overwrite: bool) -> Path:
             "the file must end with .onnx, without quotes in its name, and predict.onnx will lie "
             f"beside it; got {path.name}"
         )
-    weights = path.with_name(f"{path.stem}.weights.npz")
-    for other in (path, path.with_name("predict.onnx"), path.with_name("run.py"), weights):
-        if other.exists() and other != weights and MARK not in other.read_bytes()[:1000]:
+    for other in filter(Path.exists, _files(path)):
+        if other.suffix != ".npz" and MARK not in other.read_bytes()[:1000]:
             raise TpsgdError(
                 f"{other} exists and was not written by export.onnx; name a file in another folder"
             )
-        if other.exists() and not overwrite:
+        if not overwrite:
             raise TpsgdError(
                 f"{other} is already there, from an earlier export: name a file in another folder, "
                 "or replace it with overwrite=True (--overwrite)"
@@ -158,155 +157,112 @@ def _graph_path(file: str | Path, overwrite: bool) -> Path:
     return path
 
 
-def _program(path: Path, recipe: Recipe, sample: Shape, epoch: bool, inputs: Inputs) -> str:
+def _program(
+    path: Path, recipe: StepRecipe, sample: Shape, epoch: bool, scaling: SampleFormat
+) -> str:
     """The text of run.py."""
-    scaled = "as it was measured, " if _scaling(inputs) else ""
+    measured = "as it was measured, " if _shift_and_scale(scaling) else ""
     text = package_files("tpsgd.export.to_onnx").joinpath("run.txt").read_text(encoding="utf-8")
     return Template(text).substitute(
         file=path.name, weights=f"{path.stem}.weights.npz", shape=sample,
         reshaped=(-1, *sample[1:]) if recipe.recurrent else sample, last=recipe.outputs - 1,
         rate=RATES[recipe.optimizer], blocks=sum(block.learns for block in recipe.blocks),
-        batches=EPOCH_BATCHES if epoch else STEP_BATCHES, measured=scaled,
+        batches=EPOCH_BATCHES if epoch else STEP_BATCHES, measured=measured,
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class _Files:
-    """What will be written, in bytes."""
+class _Trial:
+    """Graphs that are about to be written, beside `fit`."""
 
-    graph: bytes
-    prediction: bytes
+    graphs: list[bytes]  # of the step, or epoch, and of the prediction
     epoch: bool
-
-
-@dataclass(frozen=True)
-class _Batches:
-    """Samples and labels of a few steps, `(steps, batch, ...)`."""
-
-    x: Tensor
-    labels: Tensor
-
-
-def _batches(sample: Shape, recipe: Recipe, samples: Tensor | None) -> list[_Batches]:
-    """What the check learns from: `samples`, if readouts have measured them, in every batch."""
-    draws, random = [], torch.Generator().manual_seed(0)
-    shape = (min(sample[0], LONGEST), *sample[1:]) if recipe.recurrent else sample
-    for _ in range(DRAWS):
-        if samples is None:
-            sizes = STEPS, SAMPLES, *shape
-            x = torch.randn(sizes, generator=random, dtype=torch.float32)
-        else:
-            x = samples.float().expand(STEPS, *samples.shape)
-        labels = torch.randint(0, recipe.outputs, x.shape[:2], generator=random)
-        draws.append(_Batches(x, labels))
-    return draws
-
-
-@dataclass(frozen=True)
-class _Reference:
-    """`tpsgd.fit` on the same batches."""
-
+    recipe: StepRecipe
+    state: State
     model: nn.Module
     rule: Rule | Sequence[Rule]
     loss: Loss | None
-    optimizer: str
-    seed: int
 
-    def trained(self, data: _Batches, rate: float, dtype: torch.dtype) -> nn.Module:
-        """A copy of the model after a step for each batch."""
-        model = copy.deepcopy(self.model).cpu().float().to(dtype)
-        batches = TensorDataset(data.x.flatten(0, 1).to(dtype), data.labels.flatten())
-        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-            warnings.simplefilter("ignore")
-            fit(
-                model, DataLoader(batches, data.x.shape[1]), rule=self.rule, loss=self.loss,
-                schedule=simultaneous, optimizer=self._optimizer(rate), epochs=1, seed=self.seed,
-                progress=False, memory=Memory(measure=False),
-            )  # fmt: skip
-        return model.eval()
+    def check(self, shape: Shape, samples: Tensor | None) -> str:
+        """Take a few steps, and say in one sentence that they are those of `fit`.
 
-    def _optimizer(self, rate: float) -> Any:
-        if self.optimizer == "adam":
-            return lambda params: torch.optim.Adam(params, lr=rate)
-        momentum = MOMENTUM if self.optimizer == "momentum" else 0.0
-        return lambda params: torch.optim.SGD(params, lr=rate, momentum=momentum)
+        If readouts have measured `samples`, every batch consists of these.
+        """
+        try:
+            import onnxruntime
+        except ImportError:
+            return "Not checked against tpsgd.fit, because onnxruntime is not installed."
+        settings = onnxruntime.SessionOptions()
+        settings.log_severity_level, settings.intra_op_num_threads = 3, 1
+        step, predict = (
+            onnxruntime.InferenceSession(graph, settings, ["CPUExecutionProvider"])
+            for graph in self.graphs
+        )
+        if self.recipe.recurrent:
+            shape = min(shape[0], LONGEST), *shape[1:]
+        size, far = SAMPLES if samples is None else len(samples), list[str]()
+        for seed in range(DRAWS):
+            random = torch.Generator().manual_seed(seed)
+            x = torch.randn(STEPS, size, *shape, generator=random, dtype=torch.float32)
+            x = x if samples is None else samples.expand(STEPS, *samples.shape)
+            labels = torch.randint(0, self.recipe.outputs, (STEPS, size), generator=random)
+            far = self._differences(step, predict, x, labels)
+            if not far:
+                version, steps = onnxruntime.__version__, f"{STEPS} steps of {size} samples"
+                return f"Checked in onnxruntime {version} against tpsgd.fit: {steps}."
+        raise TpsgdError(
+            f"the graph was not written, because it differs from tpsgd.fit in {', '.join(far)}; "
+            "please report the model and the rule"
+        )
 
-
-def _check(
-    files: _Files, recipe: Recipe, state: State, reference: _Reference, draws: list[_Batches]
-) -> str:
-    """Compare the graph with `fit` over a few steps; how, in one sentence."""
-    try:
-        import onnxruntime
-    except ImportError:
-        return "Not checked against tpsgd.fit, because onnxruntime is not installed."
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level, options.intra_op_num_threads = 3, 1
-    step, predict = (
-        onnxruntime.InferenceSession(content, options, ["CPUExecutionProvider"])
-        for content in (files.graph, files.prediction)
-    )
-    far: list[str] = []
-    for data in draws:
-        new, logits = _run(step, predict, state, data, files.epoch)
-        if not np.isfinite(logits).all():
+    def _differences(self, step: Any, predict: Any, x: Tensor, labels: Tensor) -> list[str]:
+        """The tensors that are further from float64 than float32 can explain."""
+        names = [port.name for port in predict.get_inputs() if port.name != "x"]
+        (logits,) = predict.run(None, {"x": x[0].numpy()} | {n: self.state[n] for n in names})
+        new = {LOGITS: logits, **self._by_graph(step, x.numpy(), labels.numpy())}
+        if not all(np.isfinite(values).all() for values in new.values()):
             raise TpsgdError(
                 "the outputs are too large for float32, and the graph was not written: scale the "
                 "weights or the inputs down"
             )
-        exact, rounded = (
-            reference.trained(data, RATE, dtype) for dtype in (torch.float64, torch.float32)
-        )
-        far = _differences(state, new, *(dict(m.named_parameters()) for m in (exact, rounded)))
-        if not _close(logits, *(_logits(m, data.x[0]) for m in (exact, rounded)), moved=0.0):
-            far.append("logits of predict.onnx")
-        if not far:
-            steps = f"{STEPS} steps of {data.x.shape[1]} samples"
-            return f"Checked in onnxruntime {onnxruntime.__version__} against tpsgd.fit: {steps}."
-    raise TpsgdError(
-        f"the graph was not written, because it differs from tpsgd.fit in {', '.join(far)}; "
-        "please report the model and the rule"
-    )
-
-
-def _logits(model: nn.Module, x: Tensor) -> np.ndarray:
-    dtype = next(model.parameters()).dtype
-    with torch.no_grad(), without_autocast():
-        return connect(model)(x.to(dtype)).numpy()
-
-
-def _run(
-    step: Any, predict: Any, state: State, data: _Batches, epoch: bool
-) -> tuple[State, np.ndarray]:
-    """The state after all batches, and the logits of the first."""
-    names = [output.name for output in step.get_outputs()]
-    (learn,) = (port.shape for port in step.get_inputs() if port.name == "learn")
-    settings = {"lr": np.array(RATE, np.float32), "learn": np.ones(learn, bool)}
-    x, labels = data.x.numpy(), data.labels.numpy()
-    for i in range(1 if epoch else len(x)):
-        batch = {"x": x, "labels": labels} if epoch else {"x": x[i], "labels": labels[i]}
-        results = dict(zip(names, step.run(None, batch | settings | state), strict=True))
-        state = {name: results[f"new/{name}"] for name in state}
-    weights = {p.name: state[p.name] for p in predict.get_inputs() if p.name != "x"}
-    return state, predict.run(None, {"x": x[0], **weights})[0]
-
-
-def _differences(
-    start: State, new: State, exact: Mapping[str, Tensor], rounded: Mapping[str, Tensor]
-) -> list[str]:
-    """The parameters that are further from float64 than float32 can explain."""
-    far = []
-    for name, p in exact.items():
-        if name in start:
-            reference = p.detach().numpy()
-            moved = float(np.abs(reference - start[name]).max())
-            if not _close(new[name], reference, rounded[name].detach().numpy(), moved):
+        exact, rounded = (self._by_fit(x.to(t), labels) for t in (torch.float64, torch.float32))
+        far = []
+        for name, values in exact.items():
+            moved = np.abs(values - self.state.get(name, values).ravel()).max()
+            rounding = np.abs(rounded[name] - values).max()
+            allowed = 10 * rounding + 1e-6 * np.abs(values).max() + 1e-4 * moved
+            if np.abs(new[name].ravel() - values).max() > allowed:
                 far.append(name)
-    return far
+        return far
 
+    def _by_graph(self, step: Any, x: np.ndarray, labels: np.ndarray) -> State:
+        """The state after all batches."""
+        names, state = [output.name for output in step.get_outputs()], self.state
+        (blocks,) = (port.shape for port in step.get_inputs() if port.name == "learn")
+        rate = np.array(LR[self.recipe.optimizer], np.float32)
+        for batch in [(x, labels)] if self.epoch else zip(x, labels, strict=True):
+            feed = {"x": batch[0], "labels": batch[1], "lr": rate, "learn": np.ones(blocks, bool)}
+            results = dict(zip(names, step.run(None, feed | state), strict=True))
+            state = {name: results[f"new/{name}"] for name in state}
+        return state
 
-def _close(ours: np.ndarray, exact: np.ndarray, rounded: np.ndarray, moved: float) -> bool:
-    """Whether numbers are as near to float64 as torch's float32, but for a factor and rounding."""
-    torchs = float(np.abs(rounded - exact).max())
-    allowed = 10 * torchs + 1e-6 * float(np.abs(exact).max()) + 1e-4 * moved
-    return bool(np.abs(ours - exact).max() <= allowed)
+    def _by_fit(self, x: Tensor, labels: Tensor) -> State:
+        """What `fit` learns from all batches, and the logits of the first before: flat."""
+        model, codes = copy.deepcopy(self.model).cpu().to(x.dtype).eval(), dict[int, Tensor]()
+        with torch.no_grad(), without_autocast():
+            logits = connect(model)(x[0])
+        rules = [self.rule] * len(self.recipe.blocks) if isinstance(self.rule, Rule) else self.rule
+        batches = DataLoader(TensorDataset(x.flatten(0, 1), labels.flatten()), x.shape[1])
+        optimizer = self.recipe.optimizer
+        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+            warnings.simplefilter("ignore")
+            fit(
+                model, batches, rule=[keeping_codes(rule, codes) for rule in rules],
+                loss=self.loss, schedule=simultaneous, optimizer=OPTIMIZERS[optimizer],
+                lr=LR[optimizer], epochs=1, seed=self.recipe.seed, progress=False,
+                memory=Memory(measure=False),
+            )  # fmt: skip
+        learned = {name: p for name, p in model.named_parameters() if name in self.state}
+        names = [name for name in self.state if name.startswith("codes/")]
+        learned |= dict(zip(names, codes.values(), strict=True)) | {LOGITS: logits}
+        return {name: tensor.detach().flatten().numpy() for name, tensor in learned.items()}

@@ -16,6 +16,7 @@ from tpsgd.names import safe
 OPSET, IR_VERSION = 17, 8
 LARGEST = 1 << 30  # bytes of constants; a file of 2 GB cannot be written
 Dims = Sequence[int | str]  # a dimension with a name is free
+Tensors = Sequence[tuple[str, Dims]]  # names in the graph, and shapes
 
 
 def onnx_package() -> Any:
@@ -67,8 +68,7 @@ class Graph:
         """Append a node; the name of its output, or a list of so many names."""
         names = [x if isinstance(x, str) else self.constant(x) for x in inputs]
         results = [self.name(operator) for _ in range(outputs or 1)]
-        node = self.onnx.helper.make_node(operator, names, results, **attributes)
-        self.nodes.append(node)
+        self.nodes.append(self.onnx.helper.make_node(operator, names, results, **attributes))
         return results if outputs else results[0]
 
     def name(self, word: str) -> str:
@@ -79,11 +79,9 @@ class Graph:
     def constant(self, value: Any) -> str:
         """The name of a constant; real numbers are float32, whole numbers int64."""
         array = np.asarray(value)
-        array = array.astype(np.float32 if array.dtype.kind == "f" else array.dtype)
-        array = np.ascontiguousarray(array.astype(np.int64) if array.dtype.kind == "i" else array)
-        array = array.reshape(np.shape(value))  # a number has no dimension
-        key = array.dtype.str, array.shape, array.tobytes()
-        constants = self.root.constants
+        dtype = {"f": np.float32, "i": np.int64}.get(array.dtype.kind, array.dtype)
+        array = np.array(array, dtype, order="C")
+        key, constants = (array.dtype.str, array.shape, array.tobytes()), self.root.constants
         if key not in constants:
             constants[key] = self.onnx.numpy_helper.from_array(array, self.name("constant"))
         return constants[key].name
@@ -91,6 +89,30 @@ class Graph:
     def inner(self) -> "Graph":
         """A graph inside this one, for the body of a Scan or the branch of an If."""
         return Graph(outer=self)
+
+    def scan(
+        self,
+        carried: Tensors,
+        sequences: Tensors,
+        body: Callable[["Graph", list[str], list[str]], tuple[list[str], Tensors]],
+    ) -> list[str]:
+        """Run a body over the second dimension of the sequences.
+
+        The body gets a graph, the carried tensors and the slices of a step. It returns the carried
+        tensors after the step, and tensors that are stacked to sequences. So does the scan.
+        """
+        inner, inputs = self.inner(), [*carried, *sequences]
+        ports = [Port(inner.name("step"), dims) for _, dims in inputs]
+        names = [port.name for port in ports]
+        new, stacked = body(inner, names[: len(carried)], names[len(carried) :])
+        after = [*zip(new, (dims for _, dims in carried), strict=True), *stacked]
+        outputs = [Port(inner.Identity(tensor), dims) for tensor, dims in after]
+        axes = {"scan_input_axes": [1] * len(sequences), "scan_output_axes": [1] * len(stacked)}
+        return self.Scan(
+            *(tensor for tensor, _ in inputs), outputs=len(outputs),
+            body=inner.proto("cell", ports, outputs), num_scan_inputs=len(sequences),
+            **{name: values for name, values in axes.items() if values},
+        )  # fmt: skip
 
     def proto(self, name: str, inputs: Sequence[Port], outputs: Sequence[Port]) -> Any:
         """The graph; the constants are in the root."""

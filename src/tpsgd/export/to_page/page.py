@@ -15,14 +15,14 @@ from tpsgd.data.dataset import Data
 from tpsgd.errors import TpsgdError
 from tpsgd.export.exported import Exported
 from tpsgd.export.read_model import read_model
-from tpsgd.export.recipe import Convolution, Dense, Recipe
+from tpsgd.export.recipe import Convolution, StepRecipe
 from tpsgd.export.records import learning_mask
 from tpsgd.export.to_c.check import check
 from tpsgd.export.to_c.codes import with_codes
 from tpsgd.export.to_c.memory import layout
 from tpsgd.export.to_c.source import sources
 from tpsgd.export.to_page import wasm
-from tpsgd.export.to_page.samples import Samples, chosen, drawing
+from tpsgd.export.to_page.samples import PageSamples, chosen, drawing
 from tpsgd.files import write_whole
 from tpsgd.losses import Loss
 from tpsgd.names import printable, safe
@@ -73,19 +73,17 @@ def page(
         seed: of the class codes and of the choice of samples.
         overwrite: replace an earlier page.
     """
-    path = _html_file(file)
+    path, rule = Path(file), resolve(rule)
+    _check(path, data, lr)
     check_new(path, overwrite)
-    _check(data, lr)
-    rule = resolve(rule)
     recipe = read_model(
         model, rule, data.shape, optimizer=optimizer, loss=loss, seed=seed, spare=spare,
         samples=torch.as_tensor(data.train[0][:CALIBRATION]),
     )  # fmt: skip
     recipe = with_codes(recipe, "auto")
-    if recipe.classes != len(data.classes):
-        raise TpsgdError(
-            f"the model has {recipe.classes} outputs, and the data {len(data.classes)} classes"
-        )
+    outputs, classes = recipe.classes, len(data.classes)
+    if outputs != classes:
+        raise TpsgdError(f"the model has {outputs} outputs, and the data {classes} classes")
     if recipe.recurrent:
         raise TpsgdError("a recurrent net has no page; tpsgd.export.c writes it as C")
     wrapper = FOLDER.joinpath("wasm.c").read_text(encoding="utf-8")
@@ -99,29 +97,22 @@ def page(
         "wasm": b64encode(program).decode(),
         "wasmBytes": len(program),
     }
-    checked = check(model, recipe, simultaneous, rule=rule, loss=loss)
+    checked = check(model, recipe, sources(recipe), simultaneous, rule=rule, loss=loss)
     return Exported((write_whole(path, _filled(record).encode()),), checked, memory=layout(recipe))
 
 
-def _check(data: Any, lr: Any) -> None:
-    if not isinstance(data, Data):
-        raise TpsgdError(
-            f"data must be a data set, tpsgd.data.load(...), not {type(data).__name__}"
-        )
-    if not isinstance(lr, (int, float)) or not 0 < lr <= LARGEST_RATE:
-        raise TpsgdError(f"lr must be above 0 and at most {LARGEST_RATE:,}, got {lr}")
-
-
-def _html_file(file: str | Path) -> Path:
-    path = Path(file)
+def _check(path: Path, data: Any, lr: Any) -> None:
     if path.suffix.lower() not in (".html", ".htm"):
         raise TpsgdError(f"a page is a file such as learns.html, not {path}")
     if not path.parent.is_dir():
         raise TpsgdError(f"cannot write {path}: there is no folder {path.parent}")
-    return path
+    if not isinstance(data, Data):
+        raise TpsgdError(f"data must be a data set of tpsgd.data.load, not {type(data).__name__}")
+    if not isinstance(lr, (int, float)) or not 0 < lr <= LARGEST_RATE:
+        raise TpsgdError(f"lr must be above 0 and at most {LARGEST_RATE:,}, got {lr}")
 
 
-def _net(recipe: Recipe, lr: float) -> dict[str, Any]:
+def _net(recipe: StepRecipe, lr: float) -> dict[str, Any]:
     """The net in plain values: sizes, masks of the blocks that learn, first layer."""
     mask = learning_mask(recipe)
     head = 1 << recipe.blocks[-1].number
@@ -139,20 +130,18 @@ def _net(recipe: Recipe, lr: float) -> dict[str, Any]:
     }
 
 
-def _first_weights(recipe: Recipe) -> dict[str, int] | None:
+def _first_weights(recipe: StepRecipe) -> dict[str, int] | None:
     """Where the weights of the first layer lie, if they look like small grey pictures."""
-    block = recipe.blocks[0]
-    layer, channels = block.layer, recipe.shape[0]
-    if len(recipe.blocks) < 2 or len(recipe.shape) != 3 or channels != 1 or not block.learns:
+    block, *later = recipe.blocks
+    layer, (channels, *space) = block.layer, recipe.shape
+    if not later or len(space) != 2 or channels != 1 or not block.learns:
         return None
-    if isinstance(layer, Dense):
-        return {"units": layer.outputs, "rows": recipe.shape[1], "columns": recipe.shape[2]}
     if isinstance(layer, Convolution):
         return {"units": layer.filters, "rows": layer.kernel[0], "columns": layer.kernel[1]}
-    return None
+    return {"units": layer.outputs, "rows": space[0], "columns": space[1]}
 
 
-def _inputs(data: Data, samples: Samples) -> dict[str, Any]:
+def _inputs(data: Data, samples: PageSamples) -> dict[str, Any]:
     """What a sample looks like, and how a visitor may change it."""
     grey = len(data.shape) == 3 and data.shape[0] == 1
     columns = data.inputs.get("columns") or [f"x{i + 1}" for i in range(samples.train[0].shape[1])]
@@ -165,22 +154,24 @@ def _inputs(data: Data, samples: Samples) -> dict[str, Any]:
         "shape": list(data.shape),
         "kind": kind,
         "noun": "digit" if list(data.classes) == list("0123456789") else "picture",
-        "drawing": drawing(samples.numbers(samples.train[0]), data.shape) if grey
-        else None,
+        "drawing": drawing(samples.numbers(samples.train[0]), data.shape) if grey else None,
         "columns": [printable(name) for name in columns] if few else [],
         "shift": scaling.get("shift", [0.0]) if few else [0.0],
         "scale": scaling.get("scale", [1.0]) if few else [1.0],
-    }  # fmt: skip
+    }
+
+
+def _read(name: str) -> str:
+    return FOLDER.joinpath(name).read_text(encoding="utf-8")
 
 
 def _filled(record: dict[str, Any]) -> str:
     """The template with the style, the scripts and the record in it."""
-    read = {name: FOLDER.joinpath(name).read_text(encoding="utf-8") for name in SCRIPTS}
     values = {
         "title": html.escape(f"{record['name']}: a neural net that learns in this page"),
-        "style": FOLDER.joinpath("style.css").read_text(encoding="utf-8"),
+        "style": _read("style.css"),
         "record": json.dumps(record, separators=(",", ":")).replace("<", "\\u003c"),
-        "script": "\n".join(read[name] for name in SCRIPTS),
+        "script": "\n".join(map(_read, SCRIPTS)),
     }
-    text = FOLDER.joinpath("template.html").read_text(encoding="utf-8")
-    return re.sub(r"<!--(\w+)-->|/\*(\w+)\*/", lambda m: values[m[1] or m[2]], text)
+    template = _read("template.html")
+    return re.sub(r"<!--(\w+)-->|/\*(\w+)\*/", lambda m: values[m[1] or m[2]], template)

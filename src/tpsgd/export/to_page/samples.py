@@ -23,14 +23,12 @@ HELD_OUT_SHARE = 0.25  # of the training samples, at most, where the file is ful
 COARSE = 15  # levels of pixels above 0, where the file is full
 EXACT_LEVELS = (1, 16, 255)  # of binary pictures, the digits of scikit-learn, and bytes
 PATH = 2.4  # length of the strokes of a written sign, over its height
-SAME_INK = (
-    0.2  # short strokes are thicker than long ones if the ink of a sign varies less than this
-)
+SAME_INK = 0.2  # short strokes are thicker if the ink of signs varies less than this
 SAME_SIZE = 0.12  # signs of a set were scaled to a frame if their heights vary less than this
 
 
 @dataclass(frozen=True)
-class Samples:
+class PageSamples:
     """Training and held-out samples as bytes of shape (samples, features), with their labels."""
 
     train: tuple[Array, Array]
@@ -59,14 +57,8 @@ def text(values: Array) -> str:
     return b64encode(zlib.compress(np.ascontiguousarray(values).tobytes(), 9)).decode()
 
 
-def chosen(data: Data, limit: int, seed: int) -> Samples:
-    """As many samples of the data as `limit` bytes of the page can hold; classes keep their shares.
-
-    Args:
-        data: the data set.
-        limit: bytes of the page that samples may take.
-        seed: of the choice.
-    """
+def chosen(data: Data, limit: int, seed: int) -> PageSamples:
+    """As many samples as `limit` bytes of the page can hold; classes keep their shares."""
     train, held_out = (_rows(*pair) for pair in (data.train, data.test))
     train = _thinned(*train, MOST_TRAIN, seed)
     held_out = _thinned(*held_out, MOST_HELD_OUT, seed)
@@ -85,7 +77,7 @@ def chosen(data: Data, limit: int, seed: int) -> Samples:
             )
         tests = max(len(data.classes), int(count * HELD_OUT_SHARE))
         sets = [_thinned(*pair, n, seed) for pair, n in zip(sets, (count, tests), strict=True)]
-    return Samples(sets[0], sets[1], *grid)
+    return PageSamples(sets[0], sets[1], *grid)
 
 
 def _length(sets: list[tuple[Array, Array]]) -> int:
@@ -156,12 +148,9 @@ def drawing(x: Array, shape: tuple[int, ...]) -> dict[str, Any]:
     }
 
 
-def _extents(cover: Array) -> tuple[Array, Array, Array, Array]:
+def _extents(cover: Array) -> list[Array]:
     """First and last rows and columns with ink (the last ones exclusive), for each picture."""
-    some = cover > 0.1
-    return *_ends(np.asarray(some.any(2))), *_ends(np.asarray(some.any(1)))
-
-
-def _ends(lines: Array) -> tuple[Array, Array]:
-    """Where the first True of each row is, and where the last one ends."""
-    return lines.argmax(1), lines.shape[1] - lines[:, ::-1].argmax(1)
+    ends = []
+    for lines in (np.asarray((cover > 0.1).any(axis)) for axis in (2, 1)):
+        ends += [lines.argmax(1), lines.shape[1] - lines[:, ::-1].argmax(1)]
+    return ends

@@ -38,17 +38,12 @@ def compiled(sources: Mapping[str, str]) -> bytes:
 
 def wasm_compiler() -> list[str] | None:
     """The words that start a compiler for WebAssembly; None if none is installed."""
-    clang = shutil.which("clang")
-    if clang and shutil.which("wasm-ld") and "wasm32" in _targets(clang):
-        return [clang, "--target=wasm32"]
+    if (clang := shutil.which("clang")) and shutil.which("wasm-ld"):  # Apple's has no WebAssembly
+        targets = subprocess.run([clang, "--print-targets"], capture_output=True, text=True)
+        if "wasm32" in targets.stdout:
+            return [clang, "--target=wasm32"]
     if importlib.util.find_spec("ziglang"):
         return [sys.executable, "-m", "ziglang", "cc", "-target", "wasm32-freestanding"]
     if zig := shutil.which("zig"):
         return [zig, "cc", "-target", "wasm32-freestanding"]
     return None
-
-
-def _targets(clang: str) -> str:
-    """The machines that a clang compiles for; Apple's has no WebAssembly."""
-    run = subprocess.run([clang, "--print-targets"], capture_output=True, text=True)
-    return run.stdout

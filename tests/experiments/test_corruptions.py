@@ -7,8 +7,8 @@ import pytest
 import torch
 from scipy import ndimage
 
-from tpsgd.adapt import corruptions as shifts
-from tpsgd.adapt.corruptions import SHIFTS, blur, dim, edges, grey, invert, noise
+from experiments import corruptions as shifts
+from experiments.corruptions import SHIFTS, blur, dim, edges, grey, invert, noise
 from tpsgd.errors import TpsgdError
 
 EVERY = pytest.mark.parametrize("shift", SHIFTS.values(), ids=SHIFTS)

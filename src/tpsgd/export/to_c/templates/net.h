@@ -1,0 +1,70 @@
+$licence
+$summary
+#ifndef NET_H
+#define NET_H
+
+#include <stdint.h>
+
+@recurrent #define NET_INPUT $inputs /* numbers of a time step */
+@!recurrent #define NET_INPUT $inputs /* numbers of a sample */
+#define NET_CLASSES $outputs /* at most */
+@recurrent #define NET_BATCH 1 /* sequence at a time, of any number of steps */
+@!recurrent #define NET_BATCH $batch /* samples of a step */
+#define NET_BLOCKS $blocks
+#define NET_ALL_BLOCKS $all_blocks
+#define NET_PARAMS $params
+#define NET_RECORD_BYTES (24ul + 4ul * ${numbers}ul)
+#define NET_RAM_BYTES $ram /* of net_state and net_arena */
+
+/* What a function returns */
+$errors
+
+$places
+typedef struct {
+@gains     float weights[$numbers]; /* the last ones: measured gains of readouts */
+@!gains     float weights[$numbers];
+@moments     float moments[$moments];
+@ticks     float ticks[$ticks];
+@spare     uint32_t classes; /* that have come so far */
+} net_state;
+
+@recurrent #ifndef TPS_PROGRESS
+@recurrent #define TPS_PROGRESS
+@recurrent typedef struct { /* how far a sequence has been read */
+@recurrent     uint32_t mode, steps, label, blocks, error, measures;
+@recurrent } tps_progress;
+@recurrent #endif
+@recurrent 
+@recurrent typedef struct { /* of one sequence, however long it is: nothing in it lasts */
+@recurrent     float numbers[$arena];
+@recurrent     float loss[NET_BLOCKS];
+@recurrent     tps_progress progress;
+@recurrent } net_arena;
+@!recurrent typedef struct { float numbers[$arena]; } net_arena; /* scratch: nothing in it lasts */
+
+/* A compiler refuses this line if the bytes are not those that were planned. */
+typedef char net_ram_is_as_planned[sizeof(net_state) + sizeof(net_arena) == NET_RAM_BYTES ? 1 : -1];
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The weights that the model came with. Call it first. */
+void net_begin(net_state *s);
+
+$functions
+/* How many classes there are now, and one more, up to NET_CLASSES: NET_NO_SPACE. The new class
+ * changes no output of the others. */
+uint32_t net_classes(const net_state *s);
+int net_add_class(net_state *s);
+
+/* The weights as NET_RECORD_BYTES bytes with a checksum, for flash, a card or Python
+ * (tpsgd.export.read_weights), and back; a record of another net, or a damaged one, is refused.
+ * The record has no moments: after net_load the optimizer begins anew. */
+void net_save(const net_state *s, uint8_t *record);
+int net_load(net_state *s, const uint8_t *record);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
