@@ -134,7 +134,7 @@ def test_lines_where_the_rule_is_ahead():
     assert memory == (
         "memory: less than backprop's on 1 of 1 nets (A ×0.40); both in micro-batches: A ×0.50"
     )
-    assert time == "time: less than backprop's on 1 of 1 nets (A ×0.50)"
+    assert time == "time: less than backprop's on 1 of 1 nets, level (within 20%) on 0 (A ×0.50)"
 
 
 def test_lines_where_the_rule_is_behind_or_level_and_controls_are_ahead():
@@ -149,7 +149,8 @@ def test_lines_where_the_rule_is_behind_or_level_and_controls_are_ahead():
         "(A −5.0, B −0.5, C +2.0 points; random layers at best +2.0, +2.0, +2.0)"
     )
     assert memory == "memory: less than backprop's on 0 of 3 nets (A ×1.50, B ×1.00, C ×1.00)"
-    assert time == "time: less than backprop's on 0 of 3 nets (A ×2.00, B ×1.00, C ×1.00)"
+    counts = "less than backprop's on 0 of 3 nets, level (within 20%) on 2"
+    assert time == f"time: {counts} (A ×2.00, B ×1.00, C ×1.00)"
 
 
 def test_nets_without_a_result_of_both_are_left_out():

@@ -85,7 +85,7 @@ def scatter(
 
     figure = Figure(figsize=(5.2, 5.0), layout="constrained")
     axes = figure.add_subplot(xlabel=label, ylabel="test accuracy (%)")
-    looks, medians, accuracies, highest = styles(comparison), [], [], 0.0
+    looks, medians, accuracies, highest, right = styles(comparison), [], [], 0.0, 0.0
     for result in [r for r in comparison.ranked if r.counts]:
         cost, look = costs(result), looks[result.arm.name]
         x, (y, dy) = float(np.median(cost)), (100 * a for a in result.accuracy)
@@ -100,13 +100,13 @@ def scatter(
             axes.axvline(x, color="#000000", linewidth=0.8, linestyle=(0, (2, 4)), zorder=0)
         medians.append(x)
         accuracies.append(y)
-        highest = max(highest, y + dy)
+        highest, right = max(highest, y + dy), max(right, *cost)
     if medians and 0 < 10 * min(medians) < max(medians):
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:g}")
-        axes.set_xlim(min(medians) / 2, 2 * max(medians))
+        axes.set_xlim(min(medians) / 2, max(2 * max(medians), 1.1 * right))
     else:
-        axes.set_xlim(0, 1.1 * max(medians, default=1.0))
+        axes.set_xlim(0, 1.1 * (right or 1.0))
     _scale(axes, accuracies, highest)
     longest = max((len(result.arm.name) for result in comparison.results), default=0)
     figure.legend(loc="outside lower center", ncols=3 if longest < 18 else 2)
