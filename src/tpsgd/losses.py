@@ -103,8 +103,8 @@ def resolve(loss: Any) -> Loss | None:
     """
     if loss is None or isinstance(loss, Loss):
         return loss
-    if isinstance(loss, str) and loss in ALL:
-        return ALL[loss]
+    if isinstance(loss, str) and (name := loss.replace("-", "_")) in ALL:  # as in the shell
+        return ALL[name]
     if type(loss) in TORCHS:
         if str(vars(loss)) == str(vars(type(loss)())):
             return TORCHS[type(loss)]

@@ -1,6 +1,9 @@
 """The record of a run: what it holds, and how it prints."""
 
+import gc
 import json
+import pickle
+import weakref
 from dataclasses import replace
 from functools import partial
 
@@ -117,3 +120,15 @@ def test_memory_is_the_peak_and_the_kept_inputs():
     )
     assert ", memory not measured" in str(Run("drtp", 0, {}))
     assert Run.of(run.as_dict()) == run
+
+
+def test_a_record_without_its_model_lets_the_model_go_and_can_be_pickled():
+    model = mlp(6, 8, 3)
+    run = tpsgd.fit(model, points(), epochs=2, optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
+    record, gone = run.without_model(), weakref.ref(model)
+    assert record == run and pickle.loads(pickle.dumps(record)) == record
+    assert "tpsgd.plan counts" in run.as_dict()["memory_choice"]
+    assert "tpsgd.plan counts" in pickle.loads(pickle.dumps(run)).memory
+    del model, run
+    gc.collect()
+    assert gone() is None

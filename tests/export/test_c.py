@@ -577,3 +577,10 @@ def test_samples_give_the_gain_of_a_readout(tmp_path):
         assert block.local.gain == pytest.approx(info.scale / block.local.codes.size**0.5, rel=1e-4)
     assert recipe.blocks[0].local.gain == 0.0
     assert replace(measured, blocks=recipe.blocks) == recipe
+
+
+@pytest.mark.parametrize("loss", ["cross-entropy", "cross_entropy", nn.CrossEntropyLoss()])
+def test_a_loss_by_name_is_exported(loss, tmp_path):
+    model = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))
+    tpsgd.export.c(model, tmp_path / "net", shape=(6,), loss=loss, rule="readout")
+    assert (tmp_path / "net" / "net.c").exists()

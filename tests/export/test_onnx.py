@@ -212,7 +212,8 @@ def test_graphs_equal_fit(net, word, optimizer):
     with torch.no_grad():
         expected = connect(exact.eval())(data[0][0].double()).numpy()
         usual = connect(rounded.eval())(data[0][0]).numpy()
-    assert np.abs(logits - expected).max() <= 4 * np.abs(usual - expected).max() + 1e-6
+    factor = 16 if optimizer == "adam" else 4  # which divides rounding by itself at first
+    assert np.abs(logits - expected).max() <= factor * np.abs(usual - expected).max() + 1e-6
 
 
 def test_learning_one_block_after_another_is_the_sequential_schedule():

@@ -146,9 +146,9 @@ def test_a_budget_is_kept_and_reported():
     data = samples(300)
     budget, fast = (
         run(client([data], memory=memory), [data], rounds=1)[0].rounds[0].memory_bytes
-        for memory in ("30KB", "fast")
+        for memory in ("16KB", "fast")
     )
-    assert 0 < budget < fast and budget <= 30 * 1024
+    assert 0 < budget < fast and budget <= 16 * 1024
 
 
 def test_bytes_are_those_of_the_weights_that_may_learn():

@@ -621,3 +621,13 @@ def test_a_checkpoint_of_another_backbone_is_refused(reuse: bool, tmp_path: Path
     name = "training data" if reuse else "checksum of the backbone"
     with pytest.raises(TpsgdError, match=f"of another run: its .*{name}.* was"):
         fit(1)
+
+
+def test_a_budget_is_kept_with_a_checkpoint_too(tmp_path):
+    digits = tpsgd.data.load("digits", max_train=500)
+    taken = []
+    for settings in ({}, {"checkpoint": Checkpoint(tmp_path, every=0)}):
+        model = tpsgd.zoo.words.factory("mlp:64,64", digits.shape, 10)()
+        run = tpsgd.fit(model, digits.train, epochs=2, memory="150KB", batch_size=32, **settings)
+        taken.append(run.total_bytes)
+    assert taken[1] == taken[0] <= 150 * 1024

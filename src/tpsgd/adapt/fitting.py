@@ -118,7 +118,7 @@ def fit(
             if checkpoint is not None:
                 options |= {"checkpoint": checkpoint.within(tap)}
             run = _train(method, adaptor, tap, data, options)
-            adaptor.runs[tap] = replace(run, model=None)  # the adaptor is the model
+            adaptor.runs[tap] = run.without_model()  # the adaptor is the model
     if learns_weights:
         fit_weights(adaptor, held_out)
     return adaptor.eval()

@@ -3,7 +3,7 @@
 A command takes a group as one argument; `grouped` turns the group into its options:
 
     @grouped
-    def train(data: options.Data, training: options.Training, ...) -> None: ...
+    def train(data: options.DataOptions, training: options.Training, ...) -> None: ...
 """
 
 import inspect
@@ -140,7 +140,7 @@ def changed(group: Any) -> list[str]:
 class Unscaled:
     """Samples to train and to test on, as they are stored."""
 
-    TITLE = "DataOptions"
+    TITLE = "Data"
 
     data: str = setting("digits", DATA)
     max_train: int | None = setting(None, "Use only this many training samples.", min=1)
@@ -402,7 +402,7 @@ def augmentation(text: str) -> Any:
 class MemoryOptions:
     """How to save memory."""
 
-    TITLE = "MemoryOptions"
+    TITLE = "Memory"
 
     memory: str | None = setting(
         None,

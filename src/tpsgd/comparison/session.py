@@ -67,7 +67,7 @@ class Session:
             if result.arm.method is None or epochs == 1:
                 with suppress(*FAILURES):
                     trained = result.arm.train(self.factory, samples, **once)
-                    runs[-1] = replace(trained.runs[0], model=None)  # which would stay in memory
+                    runs[-1] = trained.runs[0].without_model()  # which would stay in memory
         return runs
 
     def allowances(

@@ -295,7 +295,7 @@ def _to_sequences(
         raise TpsgdError(f"{file}: the sequence '{unique[number[change][0]]}' has two labels.")
     if time is not None:
         _check_times(file, unique[number], time[order], is_counted)
-    _check_padding(file, 4 * len(lengths) * int(lengths.max()) * x.shape[1], lengths)
+    _check_padding(file, 8 * len(lengths) * int(lengths.max()) * x.shape[1], lengths)
     is_step = np.arange(lengths.max()) < lengths[:, None]
     steps = np.zeros((*is_step.shape, x.shape[1]))
     steps[is_step] = x

@@ -26,6 +26,7 @@ SCALE_INPUTS = (
     "its inputs or targets are too large for its equations: scale them, or raise the penalty"
 )
 LARGE_INPUT = 1e3  # of a block whose loss broke: the likely reason
+COUNTED = "tpsgd.plan counts backprop's memory"
 Values = tuple[list[float], list[float] | None]  # losses and accuracies, one per restart
 
 
@@ -83,7 +84,7 @@ class Run:
     peak_bytes: int = 0
     kept_bytes: int = 0
     resident_bytes: int = 0
-    memory: str = ""
+    memory: str = field(default="", compare=False)
     length: str = ""
     hint: str = ""
     model: Any = field(default=None, repr=False, compare=False)
@@ -111,9 +112,18 @@ class Run:
 
     def as_dict(self) -> dict[str, Any]:
         """All of it but the model as plain values, ready for JSON."""
-        values = asdict(replace(self, model=None, backprop=None))
+        values = asdict(self.without_model())
         del values["model"], values["backprop"]
         return values | {"memory_choice": values.pop("memory"), "total_bytes": self.total_bytes}
+
+    def without_model(self) -> "Run":
+        """The record alone, which keeps no model in memory; backprop's bytes are not counted."""
+        parts = self.memory, COUNTED if self.backprop else ""
+        return replace(self, model=None, backprop=None, memory="; ".join(filter(None, parts)))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a pickle has: no function that counts."""
+        return vars(self) | {"memory": self.without_model().memory, "backprop": None}
 
     @classmethod
     def of(cls, values: Mapping[str, Any], model: Any = None) -> "Run":

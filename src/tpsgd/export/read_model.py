@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
+from tpsgd import losses
 from tpsgd.engine.anatomy import rules_for
 from tpsgd.errors import TpsgdError
 from tpsgd.export.recipe import (
@@ -95,7 +96,7 @@ def read_model(
     with modes_restored(*(m for block in blocks for m in block.modules)):
         sizes = shapes(blocks, torch.zeros(2, *shape, dtype=torch.float32))
         rules = rules_for(rule, blocks, None)
-        loss = loss or rules[-1].loss
+        loss = losses.resolve(loss) or rules[-1].loss
         classes = _classes(blocks[-1], sizes[-1][Place.END], spare, loss)
         names = {id(p): name for name, p in model.named_parameters()}
         net = _NetReader(len(blocks), classes, spare, seed, loss, names)

@@ -11,6 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricR
 from flwr.clientapp import ClientApp
 from torch import nn
 
+from tpsgd import losses
 from tpsgd.engine.record import Run
 from tpsgd.engine.settings import Settings
 from tpsgd.errors import TpsgdError
@@ -140,7 +141,7 @@ class Device:
         new = samples_of(data, config["classes"]).new
         names = [*config["classes"], *new]
         samples = samples_of(data, names)
-        loss = (self.settings | self.configure(context)).get("loss")
+        loss = losses.resolve((self.settings | self.configure(context)).get("loss"))
         sums = moments_of(model, samples.data, len(names), loss)
         return reply("moments", sums, {WEIGHT: samples.count}, new)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tpsgd.errors import TpsgdError
-from tpsgd.losses import Loss, cross_entropy
+from tpsgd.losses import Loss, cross_entropy, resolve
 
 
 def restricted_to(y: Tensor, classes: int) -> Loss:
@@ -38,6 +38,7 @@ def restricted_to(y: Tensor, classes: int) -> Loss:
 
 def restricted_loss(loss: Loss | None, data: Any, classes: int) -> Loss:
     """The restricted loss of a client's data; other losses and labels are refused."""
+    loss = resolve(loss)
     if loss not in (None, cross_entropy):
         raise TpsgdError(f"restricted_softmax=True needs loss=tpsgd.cross_entropy, got {loss.name}")
     if not isinstance(data, tuple) or data[1].is_floating_point():

@@ -9,7 +9,6 @@ import itertools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import torch
@@ -82,6 +81,7 @@ def unlike(name: str, first: Any, rank: int, other: Any) -> TpsgdError:
 
 _joined: list[Ranks] = []  # the job that this process is in
 _groups: list[Any] = []  # the process group, if this module has joined it
+_meetings: list[Any] = []  # store, rank and number of ranks, where torchrun lets them meet
 _numbers = itertools.count()  # of the process groups that this module has joined
 
 
@@ -132,12 +132,6 @@ def joined() -> Iterator[Ranks]:
         _joined.pop()
 
 
-@cache
-def _meeting() -> tuple[Any, int, int]:
-    """Store, rank and number of ranks, where torchrun lets them meet: once for a process."""
-    return next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
-
-
 def _join() -> None:
     """Join the ranks that torchrun has started."""
     if not under_torchrun():
@@ -147,7 +141,9 @@ def _join() -> None:
         torch.cuda.set_device(local_device("cuda"))
         backend = "cpu:gloo,cuda:nccl"
     try:
-        store, rank, count = _meeting()
+        if not _meetings:
+            _meetings.append(next(dist.rendezvous("env://")))  # type: ignore[attr-defined]
+        store, rank, count = _meetings[0]
         without_old_addresses = f"tpsgd/{next(_numbers)}"
         place = dist.PrefixStore(without_old_addresses, store)  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=place, rank=rank, world_size=count)

@@ -55,7 +55,8 @@ class Checkpoint:
             raise TpsgdError(
                 f"checkpoint must be a folder or tpsgd.Checkpoint(folder), got {self.folder!r}"
             )
-        if type(self.every) not in (int, float) or not self.every >= 0:
+        number = isinstance(self.every, (int, float)) and not isinstance(self.every, bool)
+        if not number or not self.every >= 0:
             raise TpsgdError(f"every must be a number of seconds, 0 or more, got {self.every!r}")
         object.__setattr__(self, "folder", Path(self.folder).expanduser())
 

@@ -148,11 +148,15 @@ def to_bytes(tensors: Mapping[str, Tensor]) -> bytes:
     """The content of a .safetensors file; tensors that share memory are written separately."""
     import safetensors.torch
 
-    copies = {
-        name: t.detach().cpu().clone(memory_format=torch.contiguous_format)
-        for name, t in tensors.items()
-    }
-    return safetensors.torch.save(copies)
+    try:
+        copies = {
+            name: t.detach().cpu().clone(memory_format=torch.contiguous_format)
+            for name, t in tensors.items()
+        }
+        return safetensors.torch.save(copies)
+    except (KeyError, RuntimeError, ValueError) as error:
+        kinds = ", ".join(sorted({str(t.dtype).removeprefix("torch.") for t in tensors.values()}))
+        raise TpsgdError(f"safetensors cannot hold tensors of type {kinds} ({error})") from error
 
 
 def from_bytes(content: bytes, source: Any) -> dict[str, Tensor]:

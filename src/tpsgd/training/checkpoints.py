@@ -37,6 +37,7 @@ def keep_checkpoints(
     recorder: Recorder,
     meter: Meter | None,
     callbacks: Sequence[Callable[..., Any]] = (),
+    keeps_ended: bool = True,
 ) -> Iterator[None]:
     """A context in which a net writes checkpoints after its epochs, the folder its own.
 
@@ -46,7 +47,9 @@ def keep_checkpoints(
     if len(models) > 1:
         raise TpsgdError("a checkpoint holds one model: leave stacked=None")
     with checkpoint.claimed():
-        net.epochs = CheckpointedEpochs(checkpoint, net, models[0], recorder, meter, callbacks)
+        epochs = CheckpointedEpochs(checkpoint, net, models[0], recorder, meter, callbacks)
+        epochs.keeps_ended = keeps_ended
+        net.epochs = epochs
         yield
 
 
@@ -72,6 +75,7 @@ class CheckpointedEpochs:
         self.moved = False  # whether a stage has learned since then
         self.ended: dict[Any, dict[str, Any]] = {}  # states of learners that have stopped
         self.epoch = 0  # that is being trained
+        self.keeps_ended = True  # whether states of learners that have stopped are kept
         self.written = time.monotonic()
         self.state = checkpoint.open()  # what to go on from
         self.identity = identity(net, model, self.run.settings)
@@ -184,7 +188,12 @@ class CheckpointedEpochs:
             self.recorder.patience[learner] = patience
 
     def _keep(self, learner: Any) -> None:
-        """Keep what a learner has before it stops: a later run may ask for more epochs."""
+        """Keep what a learner has before it stops: a later run may ask for more epochs.
+
+        Not within a memory budget, which has no room for it.
+        """
+        if not self.keeps_ended:
+            return
         if (state := learner_state.ended_state(learner)) is not None:
             patience = self.recorder.patience.get(learner)
             spent = patience is not None and patience.waited >= patience.rule.patience

@@ -243,7 +243,10 @@ def run_training(
         if meter is not None:
             net.observers = meter.around(net.observers)
         _check_ranks(net, models[0], runs[0], settings)
-        with parallel.shared(net, models), _checkpoints(net, models, recorder, meter, settings):
+        with (
+            parallel.shared(net, models),
+            _checkpoints(net, models, recorder, meter, settings, budget is None),
+        ):
             forget_resident_peak()
             began, seconds = _train(net, settings, parallel, recorder, meter)
         for r, run in enumerate(runs):
@@ -275,11 +278,14 @@ def _checkpoints(
     recorder: Recorder,
     meter: Meter | None,
     settings: Settings,
+    keeps_ended: bool,
 ) -> AbstractContextManager[None]:
     """A context in which the net writes checkpoints, if the settings ask for them."""
     if not isinstance(settings.checkpoint, Checkpoint):
         return nullcontext()
-    return keep_checkpoints(settings.checkpoint, net, models, recorder, meter, settings.callbacks)
+    return keep_checkpoints(
+        settings.checkpoint, net, models, recorder, meter, settings.callbacks, keeps_ended
+    )
 
 
 def _complete(model: nn.Module, data: Any, method: Method, settings: Settings) -> Settings:

@@ -7,6 +7,7 @@ and a user's own functions take numbers from.
 
 import warnings
 from collections.abc import Iterable
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -35,9 +36,14 @@ def state_of(learner: Any) -> dict[str, Any]:
         "mean_square": learner.mean_square,
         "penalty": getattr(learner, "penalty", None),
         "tensors": [t if isinstance(t, Tensor) else None for t in learner.tensors],
-        "optimizer": None if learner.optimizer is None else learner.optimizer.state_dict(),
+        "optimizer": None if learner.optimizer is None else _state_dict(learner.optimizer),
         "batches": None if rates is None else rates.step,
     }
+
+
+def _state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Without torch's decorator, which loads its compiler (seconds) when it is first called."""
+    return unwrap(type(optimizer).state_dict)(optimizer)
 
 
 def ended_state(learner: Any) -> dict[str, Any] | None:

@@ -12,15 +12,13 @@ from tpsgd.engine.anatomy import Anatomy
 from tpsgd.engine.backprop import Backprop
 from tpsgd.engine.batches import LoaderSource, stored_samples
 from tpsgd.engine.meter import Meter, tensor_bytes
-from tpsgd.engine.record import Run
+from tpsgd.engine.record import COUNTED, Run
 from tpsgd.engine.reuse import InputReuse
 from tpsgd.engine.settings import Memory, Settings
 from tpsgd.memory.rehearse import Inputs, rehearse, settings_of_backprop
 from tpsgd.rules import Signal
 from tpsgd.train import Net, sequential
 from tpsgd.units import size
-
-COUNTED = "tpsgd.plan counts backprop's memory"
 
 
 def memory_choice(
@@ -49,7 +47,8 @@ def memory_choice(
     if run.total_bytes <= limit:
         how.append(f"backprop takes at least {size(limit)}")
     elif case := _case(net, anatomy, settings):
-        count = partial(_compared, model, *case, run.total_bytes, _why(net, in_turn, meter))
+        reason = _why(net, in_turn, meter, settings)
+        count = partial(_compared, model, *case, run.total_bytes, reason)
     elif not anatomy.restarts:
         how.append(COUNTED)
     return "; ".join(how), count
@@ -106,7 +105,7 @@ def _less(count: int, total: int) -> str:
     return f"{share} %" if share else "under 1 %"
 
 
-def _why(net: Net, in_turn: bool, meter: Meter) -> str:
+def _why(net: Net, in_turn: bool, meter: Meter, settings: Settings) -> str:
     """Why a run took more memory than backprop: what is there at its peak."""
     if not in_turn:
         waits = any(x.signal is not Signal.LABEL for x in net.learners)
@@ -120,4 +119,6 @@ def _why(net: Net, in_turn: bool, meter: Meter) -> str:
         return "a solved layer's sums are in memory"
     if learner.block.recurrent:
         return f"block {number + 1} has class codes, and derivatives of several time steps"
-    return f"block {number + 1} has class codes, and their optimizer state"
+    kept = settings.checkpoint and number
+    more = "; a checkpoint keeps the state of earlier blocks" if kept else ""
+    return f"block {number + 1} has class codes, and their optimizer state{more}"
