@@ -117,7 +117,7 @@ def test_small_files_that_would_fill_the_memory(tmp_path):
     refuses(r"would become an array of 256", load, tmp_path / "b.npz")
     long, short = ["0,1,a"] * 60_000, [f"{i},1,{'ab'[i % 2]}" for i in range(1, 20_000)]
     (tmp_path / "s.csv").write_text("\n".join(["sequence,x,label", *long, *short]))
-    refuses(r"20,000 sequences, padded to the 60,000 steps .* 4.47 GB", load, tmp_path / "s.csv")
+    refuses(r"20,000 sequences, padded to the 60,000 steps .* 8.94 GB", load, tmp_path / "s.csv")
     rows = [f"{i},{'ab'[i % 2]}" for i in range(40_000)]
     (tmp_path / "l.csv").write_text("\n".join(["x,label", *rows, "1," + "c" * 100_000]))
     refuses(r"has 100,000 characters and is no name of a class", load, tmp_path / "l.csv")
