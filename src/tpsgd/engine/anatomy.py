@@ -115,8 +115,8 @@ def dissect(
     classes = classes_of(sizes[-1][Place.END], cuts[0][-1])
     largest = max(products, default=0) * len(models)
     sample = None if isinstance(x, Padded) else (tuple(x.shape[1:]), x.dtype)
-    found = cuts, layers, rules, block_settings, loss, form, sizes, classes, largest, sample
-    return Anatomy(*found)
+    parts = cuts, layers, rules, block_settings, loss, form, sizes, classes, largest, sample
+    return Anatomy(*parts)
 
 
 def _one_block(settings: Settings, layers: list[Block]) -> bool:

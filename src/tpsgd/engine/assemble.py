@@ -83,8 +83,8 @@ def backprop_line(
     anatomy: Anatomy, method: Method, settings: Settings, sample: Any, samples: int
 ) -> BackpropLine | None:
     """What backprop would take, where blocks learn one after another and may stay under it."""
-    kept = settings.memory.reuse not in (None, False) or settings.memory.fast
-    if settings.schedule is not sequential or isinstance(method, Backprop) or kept:
+    keeps_inputs = settings.memory.reuse not in (None, False) or settings.memory.fast
+    if settings.schedule is not sequential or isinstance(method, Backprop) or keeps_inputs:
         return None
     params = [parameters(i, anatomy.cuts[:1]) for i in range(len(anatomy.blocks))]
     return line_of(anatomy, params, sample, samples)

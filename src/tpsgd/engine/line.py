@@ -130,8 +130,8 @@ def line_of(
     first = next((i for i, layer in enumerate(layers) if layer.weights), 0)
     # autograd stores nothing before the first layer that learns
     stored = sum(layer.stored for layer in layers[first:-1])
-    held = max(weights + layers[first].before, stored)
-    return BackpropLine(weights * _moments_of_net(anatomy, layers) + layers[0].input + held, needs)
+    peak = max(weights + layers[first].before, stored)
+    return BackpropLine(weights * _moments_of_net(anatomy, layers) + layers[0].input + peak, needs)
 
 
 def _layers(

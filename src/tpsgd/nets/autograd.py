@@ -105,9 +105,9 @@ class Autograd:
         with reading_pixels_first(self.strided):  # checkpointed segments compute again
             values = [params[n] for n in names]
             grads = torch.autograd.grad(start.pop(), values, allow_unused=True)
-        found = {n: g for n, g in zip(names, grads, strict=True) if g is not None}
+        gradients = {n: g for n, g in zip(names, grads, strict=True) if g is not None}
         del grads  # the reader takes them out one by one
-        yield found
+        yield gradients
 
     def backward(
         self, params: Params, saved: dict[Place, Tensor], s: Tensor, share: float

@@ -109,8 +109,8 @@ class Arm:
         settings["schedule"] = self.schedule
         if self.optimizer is not None:
             settings |= {"optimizer": self.optimizer, "lr": None}
-        own = {"epochs": self.epochs, "lr": self.lr}
-        settings |= {name: value for name, value in own.items() if value is not None}
+        of_arm = {"epochs": self.epochs, "lr": self.lr}
+        settings |= {name: value for name, value in of_arm.items() if value is not None}
         memory = Memory.of(settings.get("memory"))
         if not self.budgeted:
             memory = replace(memory, budget=None)

@@ -119,6 +119,6 @@ def _why(net: Net, in_turn: bool, meter: Meter, settings: Settings) -> str:
         return "a solved layer's sums are in memory"
     if learner.block.recurrent:
         return f"block {number + 1} has class codes, and derivatives of several time steps"
-    kept = settings.checkpoint and number
-    more = "; a checkpoint keeps the state of earlier blocks" if kept else ""
+    earlier_blocks = settings.checkpoint and number
+    more = "; a checkpoint keeps the state of earlier blocks" if earlier_blocks else ""
     return f"block {number + 1} has class codes, and their optimizer state{more}"
