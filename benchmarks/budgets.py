@@ -24,7 +24,7 @@ import tpsgd
 from tpsgd import Memory, rules
 from tpsgd.comparison.provenance import machine, versions
 from tpsgd.engine.settings import Settings
-from tpsgd.engine.solved import with_default_optimizers
+from tpsgd.engine.spec import completed
 from tpsgd.memory.budget import within
 from tpsgd.memory.rehearse import Inputs
 
@@ -59,14 +59,14 @@ class Trial:
     def plan(self, memory: Any, others: bool = False) -> Any:
         """The plan with these memory settings, or with a budget."""
         options: Row = self.settings | {"memory": memory, "others": others}
-        model, options["schedule"] = self.net.model(), tpsgd.sequential
+        model, options["order"] = self.net.model(), tpsgd.sequential
         return tpsgd.plan(model, self.net.shape, samples=self.samples, **options)
 
     def choose(self, budget: int) -> tuple[float, Memory]:
         """Seconds of planning, and the settings that a budget chooses."""
         model, rule = self.net.model(), rules.default()
-        settings = Settings(schedule=tpsgd.sequential, memory=Memory(budget), **self.settings)
-        settings = with_default_optimizers(rule, model, settings)
+        settings = Settings(order=tpsgd.sequential, memory=Memory(budget), **self.settings)
+        settings = completed(rule, tpsgd.split(model), settings)
         inputs = Inputs(self.net.shape, samples=self.samples)
         took, chosen = seconds(lambda: within(model, inputs, rule, settings))
         return took, chosen.memory
@@ -75,7 +75,7 @@ class Trial:
         """Seconds of training."""
         torch.manual_seed(0)
         model = self.net.model()
-        settings: Row = self.settings | {"schedule": tpsgd.sequential}
+        settings: Row = self.settings | {"order": tpsgd.sequential}
         run = lambda: tpsgd.fit(model, self.data, memory=memory, **settings)  # noqa: E731
         return seconds(run)[0]
 

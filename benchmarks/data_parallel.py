@@ -27,10 +27,10 @@ import torch.distributed as dist
 from many import write_section
 from torch import nn
 from torch.nn import functional as F
+from tpsgd_parallel.ranks import Ranks, joined
+from tpsgd_parallel.shares import span
 
 import tpsgd
-from tpsgd.parallel.ranks import Ranks, joined
-from tpsgd.parallel.shares import span
 from tpsgd.units import columns
 
 FEATURES, CLASSES = 784, 10
@@ -53,7 +53,7 @@ def local(overlap: bool) -> Arm:
     def seconds(ranks: Ranks, batch_size: int, model: nn.Module, data: Any) -> float:
         run = tpsgd.fit(
             model, data, rule=tpsgd.rules.readout(), batch_size=batch_size, epochs=1,
-            schedule=tpsgd.simultaneous, memory=tpsgd.Memory(measure=False), progress=False,
+            order=tpsgd.simultaneous, memory=tpsgd.Memory(measure=False), progress=False,
             parallel=tpsgd.data_parallel(overlap),
         )  # fmt: skip
         return run.seconds

@@ -162,7 +162,7 @@ def by_fit(task: Task) -> Arm:
 
     def arm(model: nn.Module) -> tpsgd.Run:
         return tpsgd.fit(
-            model, (x, y), rule=RULE, schedule=tpsgd.simultaneous, optimizer=tpsgd.sgd, lr=RATE,
+            model, (x, y), rule=RULE, order=tpsgd.simultaneous, optimizer=tpsgd.sgd, lr=RATE,
             epochs=1, batch_size=task.batch, seed=0, progress=False,
         )  # fmt: skip
 

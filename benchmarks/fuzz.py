@@ -407,7 +407,7 @@ def _small_net() -> nn.Module:
 
 RESUMED: dict[str, dict[str, Any]] = {
     "adam": {"lr_schedule": _step_rate, "early_stopping": tpsgd.EarlyStopping(3)},
-    "cycle": {"schedule": tpsgd.simultaneous, "lr_schedule": tpsgd.one_cycle()},
+    "cycle": {"order": tpsgd.simultaneous, "lr_schedule": tpsgd.one_cycle()},
     "momentum": {"optimizer": partial(torch.optim.SGD, lr=0.05, momentum=0.9)},
     "solved": {"rule": tpsgd.rules.readout(learned=True), "optimizer": [tpsgd.sgd, tpsgd.rls()]},
 }

@@ -174,7 +174,7 @@ def difference(case: Case) -> float:
         slow = nn.Sequential(Unknown(*slow[:count]), *slow[count:])
     before = [p.detach().double() for p in fast.parameters()]
     options: dict[str, Any] = {"optimizer": tpsgd.sgd, "lr": 1.0, "epochs": 1, "batch_size": 64}
-    options |= {"rule": case.rule, "schedule": tpsgd.simultaneous}
+    options |= {"rule": case.rule, "order": tpsgd.simultaneous}
     tpsgd.fit(fast, (case.x, labels), **options)
     tpsgd.fit(slow, (case.x.double().contiguous(), labels), **options)
     worst = 0.0

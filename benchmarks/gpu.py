@@ -32,8 +32,8 @@ def model() -> nn.Module:
 
 
 def train(samples: Samples, **settings: Any) -> Restarts:
-    """Restarts with every block learning from each batch, the fastest schedule here."""
-    return tpsgd.fit_many(model, samples, schedule=tpsgd.simultaneous, **settings)
+    """Restarts with every block learning from each batch, the fastest order here."""
+    return tpsgd.fit_many(model, samples, order=tpsgd.simultaneous, **settings)
 
 
 def restarts_against_one(train_set: Samples, test_set: Samples) -> list[dict[str, Any]]:

@@ -121,7 +121,7 @@ def floats(backprop: bool = False, every_sample: bool = False) -> Any:
             tpsgd.fit_backprop(net, train, **settings)
         else:
             rule = measured(net, train[0]) if every_sample else RULE
-            tpsgd.fit(net, train, rule=rule, schedule=tpsgd.simultaneous, **settings)
+            tpsgd.fit(net, train, rule=rule, order=tpsgd.simultaneous, **settings)
         return tpsgd.evaluate(net, test), {}
 
     return train

@@ -89,7 +89,7 @@ FLAT, SERIES = (256, 12), (128, 9, 3)
 RUNS: dict[str, Callable[[Any], Tensors]] = {
     "sequential, Adam": lambda kept: train(mlp, FLAT, kept, epochs=3),
     "simultaneous, momentum": lambda kept: train(
-        mlp, FLAT, kept, schedule=tpsgd.simultaneous, optimizer=MOMENTUM, epochs=[4, 6, 5],
+        mlp, FLAT, kept, order=tpsgd.simultaneous, optimizer=MOMENTUM, epochs=[4, 6, 5],
         lr_schedule=tpsgd.one_cycle(),
     ),
     "learned codes, ridge head": lambda kept: train(
@@ -98,7 +98,7 @@ RUNS: dict[str, Callable[[Any], Tensors]] = {
     ),
     "recurrent": lambda kept: train(recurrent, SERIES, kept, epochs=3),
     "recurrent, simultaneous": lambda kept: train(
-        recurrent, SERIES, kept, epochs=3, schedule=tpsgd.simultaneous
+        recurrent, SERIES, kept, epochs=3, order=tpsgd.simultaneous
     ),
     "compare": compare,
 }  # fmt: skip

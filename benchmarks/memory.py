@@ -79,12 +79,12 @@ LOCAL: dict[str, Row] = {
     "sequential": {"memory": Memory(reuse=True)},
     "sequential, recomputed": {"memory": RECOMPUTED},
     "sequential, micro-batch 8": {"memory": Memory(reuse=False, micro_batch=8)},
-    "simultaneous": {"schedule": tpsgd.simultaneous},
+    "simultaneous": {"order": tpsgd.simultaneous},
 }
 BACKPROP: dict[str, Callable[[Any], Row]] = {  # settings by the line of a plan
     "backprop": lambda line: {},
     "backprop, micro-batch 8": lambda line: {"memory": Memory(micro_batch=8)},
-    "backprop, checkpointed": lambda line: {"checkpoint": line.segments},
+    "backprop, checkpointed": lambda line: {"segments": line.segments},
 }
 
 
@@ -106,7 +106,7 @@ def plan_against_measured(device: str, quick: bool) -> list[Row]:
         plan = {"samples": len(data[1]), **common}
         for rule in (rules.readout(), rules.tpsgd_l2()):
             for way, settings in LOCAL.items():
-                own = {"schedule": tpsgd.sequential, "rule": rule, **settings}
+                own = {"order": tpsgd.sequential, "rule": rule, **settings}
                 line = tpsgd.plan(make(), shape, others=False, **plan, **own).lines[0]
                 note(f"{rule.name}, {way}", tpsgd.fit(make(), data, **common, **own), line)
         planned = tpsgd.plan(make(), shape, **plan)
@@ -188,7 +188,7 @@ def small(quick: bool) -> list[Row]:
         """What plain SGD with gradients in fine slices is planned to hold."""
         return tpsgd.plan(
             mlp(), shape, batch_size=batch, optimizer=tpsgd.sgd, others=False,
-            memory=Memory(slices=16, reuse=False), schedule=tpsgd.sequential,
+            memory=Memory(slices=16, reuse=False), order=tpsgd.sequential,
             samples=len(data.train[1]),
         ).peak_bytes  # fmt: skip
 

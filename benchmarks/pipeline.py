@@ -29,11 +29,11 @@ from typing import Any
 import torch
 from many import write_section
 from torch import nn
+from tpsgd_parallel.pipeline import Pipeline
 
 import tpsgd
 from tpsgd.comparison.provenance import describe
 from tpsgd.engine.device import resident
-from tpsgd.parallel.pipeline import Pipeline
 from tpsgd.units import columns, size
 from tpsgd.zoo.words import factory
 
@@ -76,7 +76,7 @@ def fitted(way: str, model: nn.Module, data: Any, stages: list[int], options: An
         run = tpsgd.fit_backprop(model, data.train, **settings)
     elif way in ALONE:
         rule = tpsgd.rules.frozen() if way == "frozen" else tpsgd.rules.readout()
-        settings["schedule"] = tpsgd.simultaneous
+        settings["order"] = tpsgd.simultaneous
         run = tpsgd.fit(model, data.train, rule=rule, **settings)
     else:
         parallel = TimedPipeline(stages)

@@ -48,7 +48,7 @@ class Case:
     loss: Any
     options: dict[str, Any]
     codes: str
-    schedule: Any
+    order: Any
 
     def __str__(self) -> str:
         loss = self.loss.name if self.loss else "own"
@@ -75,12 +75,12 @@ def draw(seed: int) -> Case:
     }
     losses = (None, tpsgd.mse, tpsgd.cross_entropy, tpsgd.bce)
     codes = chance.choice(("hash", "flash", "auto", "binary"))
-    schedule = chance.choice((tpsgd.simultaneous, tpsgd.sequential))
+    order = chance.choice((tpsgd.simultaneous, tpsgd.sequential))
     model = nn.Sequential(*layers)
     for layer in model:
         if chance.random() < 0.1 and layer is not layers[-1]:
             layer.requires_grad_(False)
-    return Case(model, shape, _rule(chance), chance.choice(losses), options, codes, schedule)
+    return Case(model, shape, _rule(chance), chance.choice(losses), options, codes, order)
 
 
 def _hidden(chance: random.Random) -> tuple[tuple[int, ...], list[nn.Module]]:
@@ -146,7 +146,7 @@ def measure(case: Case, flags: tuple[str, ...] = FLAGS) -> Distances:
     recipe = with_codes(recipe, case.codes)
     texts = sources(recipe)
     options = {"rule": rule, "loss": case.loss}
-    return distances(case.model, recipe, texts, case.schedule, STEPS, flags, **options)
+    return distances(case.model, recipe, texts, case.order, STEPS, flags, **options)
 
 
 def main() -> int:

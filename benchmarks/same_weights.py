@@ -1,7 +1,7 @@
 """Whether two versions of the library train to the same weights, bit for bit.
 
 A refactoring must change no result. This trains a small model for every cell of rule x layers x
-schedule, and for the options of `fit` and its siblings, from fixed seeds on one thread. Of each it
+order, and for the options of `fit` and its siblings, from fixed seeds on one thread. Of each it
 notes the losses and accuracies, and a SHA-256 of every parameter and buffer. Two versions:
 
     PYTHONPATH=OLD/src python benchmarks/same_weights.py --save old.json
@@ -221,8 +221,8 @@ def values_of(setting: str, values: dict[str, Any]) -> Axis:
     return {label: {setting: value} for label, value in values.items()}
 
 
-SCHEDULES = values_of("schedule", {f.__name__: f for f in (tpsgd.sequential, tpsgd.simultaneous)})
-TOGETHER = SCHEDULES["simultaneous"]
+ORDERS = values_of("order", {f.__name__: f for f in (tpsgd.sequential, tpsgd.simultaneous)})
+TOGETHER = ORDERS["simultaneous"]
 TARGETS = {"l2": rules.tpsgd_l2, "l1": rules.tpsgd_l1, "drtp": rules.drtp}
 TARGETS["any loss"] = partial(rules.tpsgd, F.smooth_l1_loss)
 DRAWN = TARGETS | {"dfa": rules.dfa, "sdfa": rules.sdfa, "readout": rules.readout}
@@ -287,29 +287,29 @@ CHANGES = {
 
 def of_rules() -> Cells:
     """Rules and their variants."""
-    yield from grid("rules", SMALL, RULES, SCHEDULES)
+    yield from grid("rules", SMALL, RULES, ORDERS)
     yield from grid("large", LARGE, MAIN)
     codes = [getattr(projections, p) for p in ("uniform", "binary", "orthogonal", "per_filter")]
     each = product(DRAWN.items(), codes)
     drawn = {f"{name}, {code.__name__}": make(projection=code(2.0)) for (name, make), code in each}
     yield from grid("projections", THREE, values_of("rule", drawn), {"at once": TOGETHER})
     seen = {f"{n}, {place.name}": make(at=place) for n, make in DRAWN.items() for place in Place}
-    yield from grid("places", THREE, values_of("rule", seen), SCHEDULES)
+    yield from grid("places", THREE, values_of("rule", seen), ORDERS)
     options = ({"features": 12}, {"standardise": True}, {"features": 5, "standardise": True})
     deep = {f"{n}, {option}": make(**option) for n, make in TARGETS.items() for option in options}
     deep["readout of 5"] = rules.readout(features=5, scale=2.0)
     deep["predsim of 5"] = rules.predsim(share=0.6, features=5)
     deep["one each"] = [rules.drtp(), rules.readout(True), rules.frozen(tpsgd.mse)]
-    yield from grid("variants", (*THREE, "mlp batch norm"), values_of("rule", deep), SCHEDULES)
+    yield from grid("variants", (*THREE, "mlp batch norm"), values_of("rule", deep), ORDERS)
 
 
 def of_options() -> Cells:
-    """What `fit` takes beside a rule and a schedule."""
+    """What `fit` takes beside a rule and an order."""
     yield from grid("optimizers", THREE, values_of("optimizer", OPTIMIZERS), MAIN)
     linear = values_of("rule", {"l2": rules.tpsgd_l2(at=Place.BEFORE), "frozen": rules.frozen()})
     solvers = {solver.__name__: solver for solver in (ridge(), ridge(0.1), ridge(0.0), rls())}
     kinds = ("mlp Tanh", "over steps", "conv1d", "stacked", "padded", "wide", "large maps")
-    yield from grid("solvers", kinds, linear, values_of("optimizer", solvers), SCHEDULES)
+    yield from grid("solvers", kinds, linear, values_of("optimizer", solvers), ORDERS)
     yield from grid("courses", THREE, COURSES, MAIN)
     losses = {loss.name: loss for loss in (tpsgd.mse, tpsgd.cross_entropy, tpsgd.bce)}
     yield from grid("losses", THREE, values_of("loss", losses), values_of("form", LABELS), MAIN)
@@ -327,7 +327,7 @@ def of_siblings() -> Cells:
     """The other ways to train."""
     train = partial(trained, method=tpsgd.fit_backprop)
     ways = {"plain": {}, "pieces": memory_arguments(micro_batch=5)}
-    ways |= {"checkpoint": {"checkpoint": True}, "two segments": {"checkpoint": 2}}
+    ways |= {"checkpoint": {"segments": True}, "two segments": {"segments": 2}}
     ways |= {name: COURSES[name] for name in ("validation", "bfloat16", "float64 model")}
     ways |= values_of("augment", CHANGES)
     yield from grid("backprop", LARGE, {"plain": {}}, train=train)
@@ -344,7 +344,7 @@ def of_siblings() -> Cells:
     more = {name: COURSES[name] for name in ("falling rates", "rates and epochs")}
     more |= {"backprop": {"backprop": True}, "ridge head": {"optimizer": OPTIMIZERS["ridge head"]}}
     kinds = ("mlp Tanh", "stacked")
-    yield from grid("restarts", kinds, ways, RULES | more, SCHEDULES, train=restarted)
+    yield from grid("restarts", kinds, ways, RULES | more, ORDERS, train=restarted)
     streamed = memory_arguments(reuse=False) if hasattr(tpsgd, "Memory") else {"keep": False}
     ways = {"plain": {}, "two taps": {"taps": ["1", "3"]}, "streamed": streamed} | MAIN
     ways |= {c.name: {"taps": ["1", "3"], "combine": c} for c in (adapt.summed, adapt.learned)}

@@ -21,8 +21,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from scale_events import Name, Task, simulate
-
-from tpsgd.parallel.gradient_sums import MESSAGE_BYTES
+from tpsgd_parallel.gradient_sums import MESSAGE_BYTES
 
 NUMBER = 4  # bytes
 BUCKET, FIRST_BUCKET = 25 << 20, 1 << 20  # bytes, the defaults of DistributedDataParallel

@@ -12,7 +12,7 @@ import tpsgd
 from tpsgd.engine.settings import Settings
 from tpsgd.memory.block_costs import block_costs
 from tpsgd.memory.rehearse import Inputs
-from tpsgd.parallel.stages import BlockCost, balanced_stages
+from tpsgd.memory.stages import BlockCost, balanced_stages
 from tpsgd.zoo.words import factory
 
 SAMPLES = 32  # of the rehearsal; costs are divided by it

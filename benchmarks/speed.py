@@ -50,7 +50,7 @@ def memory_by_depth() -> list[Row]:
         plan = tpsgd.plan(plain_cnn(depth), (3, 32, 32), samples=512, **length)
         segments = plan["backprop, checkpointed"].segments
         micro = {"memory": Memory(micro_batch=8, reuse=False)}
-        backprop: dict[str, Row] = {"": {}, ", checkpointed": {"checkpoint": segments}}
+        backprop: dict[str, Row] = {"": {}, ", checkpointed": {"segments": segments}}
         for form, settings in (backprop | {", micro-batch 8": micro}).items():
             run = tpsgd.fit_backprop(plain_cnn(depth), data, **length, **settings)
             row[f"backprop{form}"] = run.peak_bytes

@@ -35,7 +35,7 @@ from tpsgd.zoo.words import cnn
 IMAGE = (3, 160, 160)
 CIFAR_CNN = partial(cnn, (3, 32, 32), [(16, 5), (16, 5)], CLASSES, nn.LeakyReLU)
 VGG11, VGG11_BN = (partial(vgg, 11, IMAGE, CLASSES, batch_norm=norm) for norm in (False, True))
-TOGETHER = {"schedule": tpsgd.simultaneous}
+TOGETHER = {"order": tpsgd.simultaneous}
 POOLED = {"rule": rules.tpsgd_l2(features=256, standardise=True), "loss": tpsgd.cross_entropy}
 DEEP: Ways = {
     "readout, simultaneous": {"rule": rules.readout()} | TOGETHER,

@@ -27,8 +27,8 @@ def both(name: str, **settings: Any) -> Ways:
     A sequential run trains each block for all epochs, so the sample passes of a block are equal.
     """
     settings |= {"memory": "fast"}
-    schedules = {"sequential": tpsgd.sequential, "simultaneous": tpsgd.simultaneous}
-    return {f"{name}, {word}": settings | {"schedule": s} for word, s in schedules.items()}
+    orders = {"sequential": tpsgd.sequential, "simultaneous": tpsgd.simultaneous}
+    return {f"{name}, {word}": settings | {"order": s} for word, s in orders.items()}
 
 
 DEFAULT: Ways = {"default": {}, "default, fast": {"memory": "fast"}}

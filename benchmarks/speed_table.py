@@ -2,13 +2,13 @@
 
 from speed_turns import FIT_BACKPROP, PLAIN, WRITTEN_OUT, Row
 
-SCHEDULES = ("sequential", "simultaneous")
+ORDERS = ("sequential", "simultaneous")
 PAIRS = ("ratio", "goal", "memory")
 WIDTHS = "{:24}{:18}{:>7}{:>7}{:>6}" + "  {:>5}{:>5}" * len(PAIRS)
 
 
 def table(speed: dict[str, Row], goals: dict[str, dict[str, Row]]) -> str:
-    """Every net: its fastest peer's seconds, and ratios to those under both schedules."""
+    """Every net: its fastest peer's seconds, and ratios to those under both orders."""
     top = WIDTHS.format("", "", "peer's", "fit_bp", "by", *(w for p in PAIRS for w in (p, "")))
     title = WIDTHS.format("net", "rule", "s", "/plain", "hand", *("seq.", "sim.") * len(PAIRS))
     lines = [top, title]
@@ -24,8 +24,8 @@ def rows(net: str, arms: dict[str, Row], goals: dict[str, Row]) -> list[str]:
     by_hand = arms.get(WRITTEN_OUT, {}).get("ratio")
     first = [net, f"{fastest:.3g}", ratio(over_plain), ratio(by_hand)]
     lines = []
-    for rule in dict.fromkeys(a.rpartition(", ")[0] for a in arms if a.endswith(SCHEDULES)):
-        both = [f"{rule}, {schedule}" for schedule in SCHEDULES]
+    for rule in dict.fromkeys(a.rpartition(", ")[0] for a in arms if a.endswith(ORDERS)):
+        both = [f"{rule}, {order}" for order in ORDERS]
         cells = [arms.get(arm, {}).get("ratio") for arm in both]
         cells += [goals.get(arm, {}).get("ratio") for arm in both]
         cells += [arms.get(arm, {}).get("memory_ratio") for arm in both]

@@ -45,10 +45,10 @@ Fit = Callable[..., Run]
 
 def arms() -> dict[str, tuple[Fit, Row]]:
     """Every arm of VGG11: the function and its settings."""
-    local = {"schedule": tpsgd.sequential, "memory": Memory(reuse=False)}
+    local = {"order": tpsgd.sequential, "memory": Memory(reuse=False)}
     return {
         "backprop": (tpsgd.fit_backprop, {}),
-        "backprop, checkpointed": (tpsgd.fit_backprop, {"checkpoint": True}),
+        "backprop, checkpointed": (tpsgd.fit_backprop, {"segments": True}),
         "readout": (tpsgd.fit, {"rule": rules.readout(), **local}),
         "predsim": (tpsgd.fit, {"rule": rules.predsim(), **local}),
         "frozen": (tpsgd.fit, {"rule": rules.frozen(), **local}),
@@ -91,10 +91,10 @@ def deep(train: Samples, test: Samples, epochs: dict[str, int]) -> list[Row]:
     return rows
 
 
-def planned(rule: rules.Rule, dense: tuple[int, ...], schedule: Any) -> Any:
+def planned(rule: rules.Rule, dense: tuple[int, ...], order: Any) -> Any:
     """The plan of VGG11 on this GPU."""
     return tpsgd.plan(
-        net(dense), SHAPE, batch_size=BATCH, rule=rule, schedule=schedule, epochs=1, device="cuda",
+        net(dense), SHAPE, batch_size=BATCH, rule=rule, order=order, epochs=1, device="cuda",
         memory=Memory(reuse=False),
     )  # fmt: skip
 
@@ -106,10 +106,10 @@ def sizes(train: Samples) -> list[Row]:
     for title, dense in (("dense 512", (512,)), ("dense 4096, 4096", (4096, 4096))):
         for name, (fit, settings) in arms().items():
             how = settings.get("rule") or rules.readout()
-            plan = planned(how, dense, settings.get("schedule", tpsgd.sequential))
+            plan = planned(how, dense, settings.get("order", tpsgd.sequential))
             line = plan[name] if name in {x.name for x in plan.lines} else plan.lines[0]
             if line.segments:
-                settings = {"checkpoint": line.segments}
+                settings = {"segments": line.segments}
             run = fit(net(dense), few, epochs=1, batch_size=BATCH, **settings)
             row = {"net": title, "arm": name, "measured": run.peak_bytes, "planned": line.peak}
             rows.append(row | {"ratio": line.peak / run.peak_bytes})

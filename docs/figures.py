@@ -668,7 +668,7 @@ SCALED = {"mlp": "MLP, 16 layers", "vgg11": "VGG11"}
 
 
 def many_values(record: Record) -> Record:
-    """By net, place and way: ranks, and speed; of two schedules of backprop the better one."""
+    """By net, place and way: ranks, and speed; of two orders of backprop the better one."""
     values: Record = {}
     for row in record["scale"]["rows"]:
         lines = values.setdefault(row["net"], {}).setdefault(row["place"], {})

@@ -25,7 +25,7 @@ Layers = list[tuple[Tensor, Tensor]]  # weight (outputs, inputs) and bias of eac
 
 
 def train(layers: Layers, x: Tensor, labels: Tensor, rule: str, eta=0.05, epochs=5, batch=32):
-    """The paper's schedule: train a layer, freeze it, pass its outputs on to the next."""
+    """The paper's order: train a layer, freeze it, pass its outputs on to the next."""
     y_star = torch.eye(len(layers[-1][1]))  # one-hot labels: the last layer's targets
     for i, (W, b) in enumerate(layers):
         last = i == len(layers) - 1

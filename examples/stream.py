@@ -41,7 +41,7 @@ run = tpsgd.fit(
     Camera(),
     rule=rules.frozen(),  # the hidden layer stays as it is
     optimizer=rls(gamma=1.0),  # the head is solved anew after every batch
-    schedule=tpsgd.simultaneous,
+    order=tpsgd.simultaneous,
     batch_size=10,
 )
 print(f"upside down, after {run.sample_passes} images: {tpsgd.evaluate(model, test):.1%}")

@@ -75,7 +75,7 @@ class Angles(Observer):
         self.points.append({"epoch": end.number + 1} | angles(end.learners, *self.probes))
         return set()
 
-    def schedule(self, net: Net) -> None:
+    def order(self, net: Net) -> None:
         """`simultaneous`, watched; the memory meter, first and last of the observers, sees none."""
         net.observers.insert(1, self)
         simultaneous(net)
@@ -160,7 +160,7 @@ class Bench:
         model = make_model(lambda: self.setting.model(self.shape), seed).to(self.device)
         run = tpsgd.fit(
             model, self.train, rule=rules.ALL[rule].make(), loss=tpsgd.cross_entropy,
-            schedule=watch.schedule, epochs=self.setting.epochs, seed=seed,
+            order=watch.order, epochs=self.setting.epochs, seed=seed,
         )  # fmt: skip
         figures = {"accuracy": tpsgd.evaluate(model, self.test), "peak_bytes": run.peak_bytes}
         return figures | {"train_seconds": run.seconds, "points": watch.points}
@@ -173,7 +173,7 @@ def main() -> None:
     parser.add_argument("--arms", nargs="+", choices=RULES, default=RULES)
     options = parser.parse_args()
     nets = SMOKE if options.smoke else NETS
-    rows = Rows("alignment", options, {"probes": PROBES, "schedule": "simultaneous"})
+    rows = Rows("alignment", options, {"probes": PROBES, "order": "simultaneous"})
     for name in [options.only] if options.only in nets else list(nets):
         try:
             bench = Bench(nets[name], options.device)

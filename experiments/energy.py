@@ -53,7 +53,7 @@ def samples(shape: tuple[int, ...], steps: int) -> tuple[Tensor, Tensor]:
     return x, torch.randint(10, (BATCH * steps,), generator=generator)
 
 
-class CountedSchedule:
+class CountedOrder:
     """`simultaneous` whose third step is counted, by block and phase."""
 
     def __init__(self) -> None:
@@ -113,12 +113,12 @@ class Loaded:
 
 def local_step(make: Make, shape: tuple[int, ...], rule: str) -> OperationCount:
     """A step of all blocks by a rule."""
-    schedule = CountedSchedule()
+    order = CountedOrder()
     tpsgd.fit(
         make(), samples(shape, COUNTED_STEP), rule=rules.ALL[rule].make(), epochs=1,
-        schedule=schedule, batch_size=BATCH, memory=tpsgd.Memory(measure=False),
+        order=order, batch_size=BATCH, memory=tpsgd.Memory(measure=False),
     )  # fmt: skip
-    return schedule.count
+    return order.count
 
 
 def backprop_step(make: Make, shape: tuple[int, ...]) -> OperationCount:

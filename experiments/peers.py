@@ -113,7 +113,7 @@ def quick(*epochs: int) -> dict[str, Way]:
     """Large batches, `simultaneous`, a rate that falls from epoch to epoch."""
     return {
         f"batches of {batch}, rate {lr:g}, {count} epochs": fit(
-            rules.tpsgd_l2(), schedule=tpsgd.simultaneous, batch_size=batch, lr=lr, epochs=count,
+            rules.tpsgd_l2(), order=tpsgd.simultaneous, batch_size=batch, lr=lr, epochs=count,
             lr_schedule=linear_decay(count),
         )
         for batch in (512, 1024, 2048)

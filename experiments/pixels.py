@@ -188,7 +188,7 @@ class Bench:
             lambda: model(arm, self.features, self.classes).to(self.device), samples,
             restarts=restarts, rule=arm.rule, backprop=arm.rule is None, epochs=epochs, lr=lr,
             batch_size=BATCH, lr_schedule=tpsgd.one_cycle(0.3),
-            schedule=None if arm.rule is None else tpsgd.simultaneous,
+            order=None if arm.rule is None else tpsgd.simultaneous,
             window=None if arm.rule is None else self.window,
         )  # fmt: skip
 
@@ -215,7 +215,7 @@ def sequences(x: torch.Tensor, pixels: bool) -> torch.Tensor:
 def memory(units: int = 64, batch: int = 32, window: int = 16) -> Row:
     """Planned and measured peaks for 49 and 784 steps, of two layers, and their ratios."""
     peaks: Row = {"units": units, "batch_size": batch, "window": window}
-    settings = {"batch_size": batch, "epochs": 1, "schedule": tpsgd.simultaneous, "window": window}
+    settings = {"batch_size": batch, "epochs": 1, "order": tpsgd.simultaneous, "window": window}
     for place in PLACES:
         planned, measured = [], []
         for steps in (49, 784):

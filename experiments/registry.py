@@ -150,7 +150,7 @@ EXPERIMENTS = {
         gpu=False, of_paper=False,
     ),
     "schedules": Experiment(
-        "both schedules on every kind of net", ("schedules",), ("schedules-gpu",), 3,
+        "both orders on every kind of net", ("schedules",), ("schedules-gpu",), 3,
         ("mnist", "cifar10", "seq-mnist-rows"), of_paper=False,
     ),
 }  # fmt: skip

@@ -1,9 +1,9 @@
-"""Which schedule suits which net: both schedules on every kind of net, at equal sample passes.
+"""Which order suits which net: both orders on every kind of net, at equal sample passes.
 
     python -m experiments.schedules --out results [--device cuda] [--only mnist-mlp] [--quick]
 
 Every arm has Adam at 1e-3, the same batches and the same epochs per block. The library's default
-schedule is chosen on these figures, so the test set is never read: accuracies are those of a tenth
+order is chosen on these figures, so the test set is never read: accuracies are those of a tenth
 of the training samples, which no arm is trained on. Arms take turns, so that a busy machine slows
 all of them alike; a ratio is the median of an arm's seconds over those of backprop in its turn.
 The file is schedules-cpu.json or schedules-gpu.json. A data set that is not here is left out.
@@ -32,11 +32,11 @@ WARM = 4  # batches that every arm is warmed up with
 ARMS: dict[str, Row | None] = {
     "backprop": None,
     **{
-        f"{word}, {schedule.__name__}": {"rule": rule, "schedule": schedule}
+        f"{word}, {order.__name__}": {"rule": rule, "order": order}
         for word, rule in (("readout", rules.readout()), ("tpsgd-l2", rules.tpsgd_l2()))
-        for schedule in (tpsgd.sequential, tpsgd.simultaneous)
+        for order in (tpsgd.sequential, tpsgd.simultaneous)
     },
-    "frozen": {"rule": rules.frozen(), "schedule": tpsgd.sequential},
+    "frozen": {"rule": rules.frozen(), "order": tpsgd.sequential},
 }
 
 

@@ -187,7 +187,7 @@ class Bench:
             restarts=restarts,
             rule=rule,
             backprop=rule is None,
-            schedule=tpsgd.simultaneous if waits else tpsgd.sequential,
+            order=tpsgd.simultaneous if waits else tpsgd.sequential,
             epochs=self.table.epochs_of(arm),
             stacked=stacked,
             seed=seed,

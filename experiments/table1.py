@@ -71,7 +71,7 @@ def step_of_fit(model: nn.Sequential, rule: str, x: Tensor, labels: Tensor, seed
     """The change of every weight and bias by one step of `fit`, and where it came from."""
     before = [p.detach().clone() for p in model.parameters()]
     run = tpsgd.fit(
-        model, (x, labels), rule=RULES[rule](), schedule=simultaneous, epochs=1, seed=seed,
+        model, (x, labels), rule=RULES[rule](), order=simultaneous, epochs=1, seed=seed,
         batch_size=len(x), optimizer=torch.optim.SGD, lr=ETA, loss=tpsgd.cross_entropy,
     )  # fmt: skip
     after = [p.detach() for p in model.parameters()]

@@ -106,7 +106,7 @@ def error(y, labels, loss):
 
 
 def slow_fit(
-    model, data, rule, schedule, loss=None, optimizer=ADAM, epochs=2, batch_size=8, seed=0
+    model, data, rule, order, loss=None, optimizer=ADAM, epochs=2, batch_size=8, seed=0
 ):  # fmt: skip
     """What `fit` does, as plainly as possible; the last block's loss of every batch."""
     x, y = data
@@ -126,7 +126,7 @@ def slow_fit(
     for b in blocks:
         for module in b.block.modules:
             module.train(b.learns)
-    stages = [[b] for b in blocks] if schedule is tpsgd.sequential else [blocks]
+    stages = [[b] for b in blocks] if order is tpsgd.sequential else [blocks]
     frozen, losses = [], []
     for stage in stages:
         order = torch.cat(list(permutation(len(x), Key(seed, stage[0].block.key, 0))))

@@ -338,7 +338,7 @@ def test_a_sequence_straight_into_a_classifier():
 @pytest.mark.parametrize("name", ["dfa", "sdfa"])
 def test_dfa_and_recurrent_layers(name):
     rule = getattr(rules, name)()
-    one_by_one = {"rule": rule, "schedule": tpsgd.sequential}
+    one_by_one = {"rule": rule, "order": tpsgd.sequential}
     refuses(f"^{name} cannot learn block by block", rnn(), (S, Y), **one_by_one)
     run = tpsgd.fit(rnn(), (S, Y), rule=rule, epochs=1)
     assert [b.learning for b in run.blocks] == ["closed form"] * 2
@@ -589,8 +589,8 @@ BAD_SETTINGS = {
     "torch's function": ({"loss": nn.functional.mse_loss}, "loss must be .*mse_loss"),
     "torch's mean over outputs": ({"loss": nn.MSELoss()}, "loss must be .*sums over outputs"),
     "smoothed labels": ({"loss": nn.CrossEntropyLoss(label_smoothing=0.1)}, "smoothing"),
-    "a schedule's name": ({"schedule": "sequential"}, "schedule must be .*'sequential'"),
-    "a schedule that waits for a metric": (
+    "an order's name": ({"order": "sequential"}, "order must be .*'sequential'"),
+    "an order that waits for a metric": (
         {"lr_schedule": torch.optim.lr_scheduler.ReduceLROnPlateau},
         "ReduceLROnPlateau",
     ),
@@ -615,7 +615,7 @@ def test_bad_settings_for_backprop(case):
 
 @pytest.mark.parametrize("rule", [rules.dfa(), rules.sdfa()], ids=lambda r: r.name)
 def test_sequential_refuses_rules_that_need_the_output(rule):
-    asked = {"schedule": tpsgd.sequential}
+    asked = {"order": tpsgd.sequential}
     says = f"^{rule.name} cannot learn block by block.*simultaneous"
     refuses(says, mlp(6, 5, 3), rule=rule, **asked)
     refuses(says, mlp(6, 5, 5, 3), rule=[rules.drtp(), rule, rules.drtp()], **asked)
@@ -634,8 +634,8 @@ def test_a_device_that_is_not_there(fit):
 
 
 @pytest.mark.parametrize("loss", [mse, cross_entropy])
-@pytest.mark.parametrize("schedule", [tpsgd.sequential, tpsgd.simultaneous])
-def test_a_loss_that_explodes_names_the_block_and_what_to_do(loss, schedule):
+@pytest.mark.parametrize("order", [tpsgd.sequential, tpsgd.simultaneous])
+def test_a_loss_that_explodes_names_the_block_and_what_to_do(loss, order):
     model = mlp(6, 5, 3, activation=nn.ReLU)
     with pytest.raises(
         TpsgdError, match=r"loss of block 1 .*Linear.* became (inf|nan) in epoch"
@@ -645,7 +645,7 @@ def test_a_loss_that_explodes_names_the_block_and_what_to_do(loss, schedule):
             (X, Y),
             rule=rules.tpsgd_l2(),
             loss=loss,
-            schedule=schedule,
+            order=order,
             optimizer=EXPLODES,
             epochs=20,
             batch_size=8,

@@ -52,7 +52,7 @@ def test_both_schedules_are_measured_on_held_out_samples(script, monkeypatch, tm
     assert (net["settings"]["samples"], net["settings"]["held_out"]) == (540, 60)
     local = {arm: row for arm, row in net["arms"].items() if ", " in arm}
     for arm, row in local.items():
-        assert row["settings"]["schedule"] == arm.partition(", ")[2]
+        assert row["settings"]["order"] == arm.partition(", ")[2]
         assert len(row["accuracies"]) == 2 and row["ratio"] > 0 and row["peak_bytes"] > 0
     passes = {row["sample_passes"] for row in [net["arms"]["backprop"], *local.values()]}
     assert passes == {3 * 540}

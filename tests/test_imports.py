@@ -11,12 +11,12 @@ import pytest
 import tpsgd
 
 ROOT = Path(tpsgd.__file__).parent
-LEAVES = ["names", "errors", "units", "files", "output", "figures", "maths"]
+LEAVES = ["plugins", "names", "errors", "units", "files", "output", "figures", "maths"]
 PAPER = ["losses", "projections", "objectives", "rules", "protocols", "train"]
 ORDER = [
-    [*LEAVES, *PAPER], ["nets"], ["solvers", "saved"], ["engine"], ["fast"], ["memory", "parallel"],
-    ["training"], ["peers", "zoo", "data"], ["comparison", "adapt", "estimators", "streams"],
-    ["export", "fleet"], ["cli", "__main__"],
+    [*LEAVES, *PAPER], ["nets"], ["solvers", "saved"], ["engine"], ["fast"], ["memory"],
+    ["training"], ["peers", "zoo", "data"],
+    ["comparison", "adapt", "estimators", "streams"], ["export", "fleet"], ["cli", "__main__"],
 ]  # fmt: skip
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 FOR_DATA = {"names", "errors", "units", "files", "nets.padded", "saved.scaling", "data"}

@@ -28,7 +28,7 @@ from tpsgd.nets.autograd import Autograd
 
 pytestmark = pytest.mark.usefixtures("unwatched")
 
-SCHEDULES = [tpsgd.sequential, tpsgd.simultaneous]
+ORDERS = [tpsgd.sequential, tpsgd.simultaneous]
 MIXED = {"epochs": 2, "batch_size": 16}
 
 
@@ -37,21 +37,21 @@ def by_name(f):
 
 
 def local_runs():
-    """Every rule under every schedule that it can follow."""
-    return [(name, s) for name in LOCAL for s in SCHEDULES] + [
+    """Every rule under every order that it can follow."""
+    return [(name, s) for name in LOCAL for s in ORDERS] + [
         (name, tpsgd.simultaneous) for name in LOCKED
     ]
 
 
-@pytest.mark.parametrize(("name", "schedule"), local_runs())
-def test_closed_form_blocks_save_nothing_for_a_backward_pass(name, schedule):
+@pytest.mark.parametrize(("name", "order"), local_runs())
+def test_closed_form_blocks_save_nothing_for_a_backward_pass(name, order):
     """Autograd would pack tensors into its graph.
 
     `tpsgd` alone differentiates the loss that it is given, with respect to the block's output.
     """
     packed = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):
-        run = tpsgd.fit(mlp(6, 8, 8, 3), points(), rule=DRAWN[name](), schedule=schedule, **MIXED)
+        run = tpsgd.fit(mlp(6, 8, 8, 3), points(), rule=DRAWN[name](), order=order, **MIXED)
     assert [b.learning for b in run.blocks] == ["closed form"] * 3
     if name == "tpsgd":
         assert all(leaf.shape[1:] == (8,) for t in packed for leaf in leaves(t))
@@ -73,11 +73,11 @@ def unrolled_net(both_ways=False, between=nn.Identity):
 
 @pytest.mark.cover(1)
 @pytest.mark.parametrize("both_ways", [False, True])
-@pytest.mark.parametrize(("name", "schedule"), local_runs())
-def test_recurrent_blocks_save_nothing_for_a_backward_pass(name, schedule, both_ways):
+@pytest.mark.parametrize(("name", "order"), local_runs())
+def test_recurrent_blocks_save_nothing_for_a_backward_pass(name, order, both_ways):
     """`tpsgd` differentiates its loss with respect to one step's states at a time."""
     packed = []
-    settings = folded(rule=DRAWN[name](), schedule=schedule, reuse=False) | {"optimizer": adam}
+    settings = folded(rule=DRAWN[name](), order=order, reuse=False) | {"optimizer": adam}
     with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):
         run = tpsgd.fit(unrolled_net(both_ways), sequences(), window=3, **(MIXED | settings))
     assert [b.learning for b in run.blocks] == ["closed form"] * 3
@@ -87,24 +87,24 @@ def test_recurrent_blocks_save_nothing_for_a_backward_pass(name, schedule, both_
         assert all(leaf.shape[1:] in ((6,), (8,)) and leaf.dim() == 2 for leaf in leaves(t))
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=by_name)
-def test_recurrent_blocks_run_with_grad_mode_off(schedule):
+@pytest.mark.parametrize("order", ORDERS, ids=by_name)
+def test_recurrent_blocks_run_with_grad_mode_off(order):
     probe = Probe(lambda x: (torch.is_grad_enabled(), x.requires_grad, x.grad_fn))
     model = unrolled_net(between=lambda: probe)
-    tpsgd.fit(model, sequences(), schedule=schedule, **MIXED)
+    tpsgd.fit(model, sequences(), order=order, **MIXED)
     assert set(probe.seen) == {(False, False, None)}
 
 
 @pytest.mark.cover(1)
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=by_name)
+@pytest.mark.parametrize("order", ORDERS, ids=by_name)
 @pytest.mark.parametrize("name", LOCAL)
-def test_a_recurrent_layer_does_not_depend_on_what_comes_after_it(name, schedule):
+def test_a_recurrent_layer_does_not_depend_on_what_comes_after_it(name, order):
     found = []
     for seed, later in ((0, 8), (1, 8), (0, 5)):
         model = unrolled_net()
         upper = seeded(lambda n=later: [Recurrent(6, n), nn.Linear(n, 3)], seed)
         model = nn.Sequential(model[0], *upper).double()
-        tpsgd.fit(model, sequences(), rule=LOCAL[name](), schedule=schedule, **MIXED)
+        tpsgd.fit(model, sequences(), rule=LOCAL[name](), order=order, **MIXED)
         found.append(state(model[0]))
     assert same(found[0], found[1]) and same(found[0], found[2])
     assert not same(found[0], state(unrolled_net()[0]))
@@ -120,7 +120,7 @@ def test_a_step_does_not_depend_on_the_steps_after_it(name):
     for data in (x, other):
         model, seen = unrolled_net(), []
         kept = []
-        settings = {"schedule": kept.append, "batch_size": 100, "window": 1}
+        settings = {"order": kept.append, "batch_size": 100, "window": 1}
         tpsgd.fit(model, (data, y), rule=LOCAL[name](), **settings)
         learner = kept[0].learners[0]
         learner.start()
@@ -157,11 +157,11 @@ def test_saved_tensors_hooks_do_see_backprops_graph():
     assert packed
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=by_name)
-def test_closed_form_blocks_run_with_grad_mode_off(schedule):
+@pytest.mark.parametrize("order", ORDERS, ids=by_name)
+def test_closed_form_blocks_run_with_grad_mode_off(order):
     probe = Probe(lambda x: (torch.is_grad_enabled(), x.requires_grad, x.grad_fn))
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), probe, nn.Linear(8, 3))
-    run = tpsgd.fit(model, points(), schedule=schedule, **MIXED)
+    run = tpsgd.fit(model, points(), order=order, **MIXED)
     assert run.blocks[0].learning == "closed form"
     assert set(probe.seen) == {(False, False, None)}
 
@@ -172,8 +172,8 @@ def residual_net():
     )
 
 
-@pytest.mark.parametrize(("name", "schedule"), local_runs())
-def test_a_traced_blocks_graph_ends_at_its_own_parameters(name, schedule, monkeypatch):
+@pytest.mark.parametrize(("name", "order"), local_runs())
+def test_a_traced_blocks_graph_ends_at_its_own_parameters(name, order, monkeypatch):
     graphs = []
 
     def watched(self, params, x, forward=Autograd.forward):
@@ -186,7 +186,7 @@ def test_a_traced_blocks_graph_ends_at_its_own_parameters(name, schedule, monkey
         return saved
 
     monkeypatch.setattr(Autograd, "forward", watched)
-    run = tpsgd.fit(seeded(residual_net), points(), rule=DRAWN[name](), schedule=schedule, **MIXED)
+    run = tpsgd.fit(seeded(residual_net), points(), rule=DRAWN[name](), order=order, **MIXED)
     assert [b.learning for b in run.blocks] == ["autograd", "autograd", "closed form"]
     assert set(graphs) == {0, 1}
 
@@ -207,9 +207,9 @@ def walled_net():
     )
 
 
-@pytest.mark.parametrize(("name", "schedule"), local_runs())
-def test_no_gradient_crosses_a_wall_between_blocks(name, schedule):
-    tpsgd.fit(seeded(walled_net), points(), rule=DRAWN[name](), schedule=schedule, **MIXED)
+@pytest.mark.parametrize(("name", "order"), local_runs())
+def test_no_gradient_crosses_a_wall_between_blocks(name, order):
+    tpsgd.fit(seeded(walled_net), points(), rule=DRAWN[name](), order=order, **MIXED)
 
 
 def test_backprop_runs_into_the_wall():
@@ -233,8 +233,8 @@ def early(model):
     return state(model[:4])
 
 
-def trained(model, rule, schedule, **settings):
-    tpsgd.fit(model, points(), rule=rule, schedule=schedule, **(MIXED | settings))
+def trained(model, rule, order, **settings):
+    tpsgd.fit(model, points(), rule=rule, order=order, **(MIXED | settings))
     return early(model)
 
 
@@ -255,25 +255,25 @@ LATER = {
 
 
 @pytest.mark.cover(1)
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=by_name)
+@pytest.mark.parametrize("order", ORDERS, ids=by_name)
 @pytest.mark.parametrize("name", LOCAL)
-def test_earlier_blocks_do_not_depend_on_later_ones(name, schedule):
+def test_earlier_blocks_do_not_depend_on_later_ones(name, order):
     rule = LOCAL[name]()
     before = early(tower())
-    first = trained(tower(), rule, schedule)
+    first = trained(tower(), rule, order)
     assert not same(first, before)
     for what, change in LATER.items():
-        assert same(trained(tower(**change), rule, schedule), first), what
+        assert same(trained(tower(**change), rule, order), first), what
     for other in (rules.frozen(), rules.readout(), rules.tpsgd_l1()):
-        assert same(trained(tower(), [rule, rule, other, other], schedule), first), other.name
-    longer = trained(tower(), rule, schedule, epochs=[2, 2, 4, 3], lr=[1e-3, 1e-3, 0.1, 0.2])
+        assert same(trained(tower(), [rule, rule, other, other], order), first), other.name
+    longer = trained(tower(), rule, order, epochs=[2, 2, 4, 3], lr=[1e-3, 1e-3, 0.1, 0.2])
     assert same(longer, first)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=by_name)
+@pytest.mark.parametrize("order", ORDERS, ids=by_name)
 @pytest.mark.parametrize("name", ["readout", "tpsgd_l2", "drtp"])
-def test_nor_in_steps_that_are_replayed(name, schedule, tapes):
-    settings = {"schedule": schedule, "epochs": 10, "batch_size": 8}
+def test_nor_in_steps_that_are_replayed(name, order, tapes):
+    settings = {"order": order, "epochs": 10, "batch_size": 8}
     first = trained(tower(), LOCAL[name](), **settings)
     for change in ({"later_seed": 1}, {"last_width": 9}):
         assert same(trained(tower(**change), LOCAL[name](), **settings), first)
@@ -284,7 +284,7 @@ def test_nor_in_steps_that_are_replayed(name, schedule, tapes):
 @pytest.mark.parametrize("change", ["other weights", "another width"])
 def test_under_dfa_earlier_blocks_do_depend_on_later_ones(name, change):
     """With the squared error: cross-entropy's error has the signs of the labels, whatever y is."""
-    rule, settings = LOCKED[name](), {"loss": tpsgd.mse, "schedule": tpsgd.simultaneous}
+    rule, settings = LOCKED[name](), {"loss": tpsgd.mse, "order": tpsgd.simultaneous}
     first = trained(tower(), rule, **settings)
     assert not same(trained(tower(**LATER[change]), rule, **settings), first)
 
@@ -297,11 +297,11 @@ def test_a_local_block_below_a_dfa_block_stays_local():
     assert not torch.equal(first["2.weight"], second["2.weight"])
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=by_name)
-def test_the_frozen_control_leaves_hidden_blocks_alone(schedule):
+@pytest.mark.parametrize("order", ORDERS, ids=by_name)
+def test_the_frozen_control_leaves_hidden_blocks_alone(order):
     model = tower()
     before = state(model[:-1])
-    tpsgd.fit(model, points(), rule=rules.frozen(), schedule=schedule, **MIXED)
+    tpsgd.fit(model, points(), rule=rules.frozen(), order=order, **MIXED)
     assert same(state(model[:-1]), before)
 
 
@@ -357,13 +357,13 @@ def small_pictures() -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.cover(2)
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=by_name)
+@pytest.mark.parametrize("order", ORDERS, ids=by_name)
 @pytest.mark.parametrize("name", DEEP)
-def test_a_later_convolution_does_not_reach_an_earlier_one(name, schedule, way):
+def test_a_later_convolution_does_not_reach_an_earlier_one(name, order, way):
     first = []
     for last in (1.0, -3.0):
         net = deep_net(last)
-        options = WAYS[way] | {"schedule": schedule, "epochs": 2, "batch_size": 20}
+        options = WAYS[way] | {"order": order, "epochs": 2, "batch_size": 20}
         tpsgd.fit(net, small_pictures(), rule=DEEP[name](), **options)
         first.append([t.clone() for t in (*net[0].parameters(), *net[1].state_dict().values())])
     assert all(torch.equal(a, b) for a, b in zip(*first, strict=True))

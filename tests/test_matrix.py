@@ -1,4 +1,4 @@
-"""One contract for rule x block x projection x schedule; the rules are those of `rules.ALL`."""
+"""One contract for rule x block x projection x order; the rules are those of `rules.ALL`."""
 
 import copy
 import inspect
@@ -14,7 +14,7 @@ import tpsgd
 from tpsgd import Recurrent, TpsgdError, projections, rules
 from tpsgd.engine.optimizers import adam
 
-SCHEDULES = {"sequential": tpsgd.sequential, "simultaneous": tpsgd.simultaneous}
+ORDERS = {"sequential": tpsgd.sequential, "simultaneous": tpsgd.simultaneous}
 PROJECTIONS = ["normal", "uniform", "binary", "orthogonal", "per_filter"]
 RULES = {word: entry.make for word, entry in rules.ALL.items()}
 RULES["tpsgd"] = lambda projection: rules.tpsgd(quartic, projection)  # any other loss
@@ -102,10 +102,10 @@ CASES = [
 
 
 @pytest.mark.cover(2)
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(("word", "projection", "kind"), CASES)
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
-def test_every_rule_trains_every_block_and_leaves_the_model_clean(word, projection, kind, schedule):
+def test_every_rule_trains_every_block_and_leaves_the_model_clean(word, projection, kind, order):
     data, make = BLOCKS[kind]
     x, y = data()
     model = build(make, x)
@@ -114,11 +114,11 @@ def test_every_rule_trains_every_block_and_leaves_the_model_clean(word, projecti
     rule = RULES[word](**options)
 
     def train():
-        how = {"schedule": SCHEDULES[schedule], "epochs": EPOCHS, "batch_size": 16, "lr": 0.01}
+        how = {"order": ORDERS[order], "epochs": EPOCHS, "batch_size": 16, "lr": 0.01}
         how["optimizer"] = adam  # for the last layer of recurrent nets too
         return tpsgd.fit(model, (x, y), rule=rule, **how)
 
-    if rule.needs_output and schedule == "sequential":
+    if rule.needs_output and order == "sequential":
         with pytest.raises(TpsgdError, match=f"^{rule.name} cannot learn block by block"):
             train()
         return
@@ -167,12 +167,12 @@ def test_every_rule_trains_every_block_and_leaves_the_model_clean(word, projecti
     assert state(copy.deepcopy(model)).keys() == before.keys()
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_different_blocks_may_have_different_rules(schedule):
+@pytest.mark.parametrize("order", ORDERS)
+def test_different_blocks_may_have_different_rules(order):
     x, y = points()
     model = build(BLOCKS["linear"][1], x)
     mixed = [rules.drtp(), rules.readout(learned=True), rules.tpsgd_l2()]
-    run = tpsgd.fit(model, (x, y), rule=mixed, schedule=SCHEDULES[schedule], epochs=1)
+    run = tpsgd.fit(model, (x, y), rule=mixed, order=ORDERS[order], epochs=1)
     assert [b.rule for b in run.blocks] == ["drtp", "readout-learned", "head"]
     assert run.settings["loss"] == "mse"
     assert run.rule == "drtp + readout-learned + tpsgd-l2"
@@ -185,5 +185,5 @@ def test_all_kinds_of_signal_in_one_net():
     )
     before = state(model)
     mixed = [rules.dfa(), rules.readout(), rules.sdfa(), rules.frozen()]
-    tpsgd.fit(model, (x, y), rule=mixed, schedule=tpsgd.simultaneous, epochs=1)
+    tpsgd.fit(model, (x, y), rule=mixed, order=tpsgd.simultaneous, epochs=1)
     assert all(not torch.equal(before[k], v) for k, v in state(model).items())

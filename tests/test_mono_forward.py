@@ -55,7 +55,7 @@ def test_mono_forward_is_the_learned_readout(kind):
     mono_forward(models[0], x.double(), y, optimizer)
     tpsgd.fit(
         models[1], (x.double(), y), rule=[*map(as_a_readout, WIDTHS[1:-1]), rules.readout()],
-        schedule=tpsgd.simultaneous, optimizer=optimizer, epochs=STEPS, batch_size=len(x),
+        order=tpsgd.simultaneous, optimizer=optimizer, epochs=STEPS, batch_size=len(x),
         seed=SEED,
     )  # fmt: skip
     assert not torch.equal(models[0][0].weight, mlp(*WIDTHS).double()[0].weight)

@@ -197,7 +197,7 @@ def test_dfa_with_the_weights_of_the_head_is_backprop(sign, angle, experiment):
     x, labels = torch.randn(40, 6), torch.arange(40) % 4
     watch = experiment("alignment").Angles((x, labels))
     tpsgd.fit(
-        model, (x, labels), rule=rules.dfa(codes), schedule=watch.schedule, epochs=2, batch_size=20,
+        model, (x, labels), rule=rules.dfa(codes), order=watch.order, epochs=2, batch_size=20,
         optimizer=torch.optim.SGD, lr=0.0,
     )  # fmt: skip
     assert [point["epoch"] for point in watch.points] == [0, 1, 2]
@@ -212,10 +212,10 @@ def test_watching_the_angles_does_not_change_the_training(experiment):
     for watched in (False, True):
         torch.manual_seed(0)
         model = mlp((1, 8, 8), [16, 16], 3, nn.Tanh)
-        schedule = tpsgd.simultaneous
+        order = tpsgd.simultaneous
         if watched:
-            schedule = experiment("alignment").Angles((x, labels)).schedule
-        run = tpsgd.fit(model, (x, labels), schedule=schedule, epochs=2, batch_size=20)
+            order = experiment("alignment").Angles((x, labels)).order
+        run = tpsgd.fit(model, (x, labels), order=order, epochs=2, batch_size=20)
         weights.append((model[1].weight.detach().clone(), run.peak_bytes))
     assert torch.equal(weights[0][0], weights[1][0])
     assert weights[0][1] == weights[1][1]

@@ -116,7 +116,7 @@ def test_one_step_is_the_reference_programs(case, mode):
             data,
             rule=rule(codes),
             loss=loss,
-            schedule=tpsgd.simultaneous,
+            order=tpsgd.simultaneous,
             optimizer=STEP,
             epochs=1,
             batch_size=n,
@@ -129,7 +129,7 @@ def test_one_step_is_the_reference_programs(case, mode):
 
 
 def test_drtp_takes_the_same_steps_block_by_block_from_the_same_inputs(case):
-    """The first block sees the same inputs under both schedules, so its step is the same."""
+    """The first block sees the same inputs under both orders, so its step is the same."""
     numbers, model, layers, loss, _ = case
     codes = fixed({i: -numbers[f"{i}.B"] for i in range(len(layers) - 1)})
     data, n = (numbers["x"], numbers["labels"]), len(numbers["x"])
@@ -175,7 +175,7 @@ def test_the_opposite_sign_would_be_noticed(case):
             (numbers["x"], numbers["labels"]),
             rule=rules.drtp(codes),
             loss=loss,
-            schedule=tpsgd.simultaneous,
+            order=tpsgd.simultaneous,
             optimizer=STEP,
             epochs=1,
             batch_size=n,

@@ -10,9 +10,9 @@ from torch.nn.functional import smooth_l1_loss
 
 import tpsgd
 from tpsgd import Place, losses, projections, rules
-from tpsgd.engine.anatomy import dissect
 from tpsgd.engine.assemble import make_learners
 from tpsgd.engine.settings import Settings
+from tpsgd.engine.spec import request, specify
 from tpsgd.maths.random import Key
 from tpsgd.objectives import Site
 from tpsgd.rules import Signal
@@ -75,9 +75,9 @@ def test_codes_are_drawn_from_the_rules_projection(rule, recurrent, expected):
 
 def test_every_block_has_codes_of_its_own():
     model, (x, _), rule = mlp(6, 5, 5, 5, 3), points(), rules.tpsgd_l2()
-    settings = Settings(seed=7, schedule=tpsgd.sequential)
-    anatomy = dissect([model], x[:2], False, rule, settings, torch.device("cpu"))
-    *hidden, last = make_learners(anatomy, rule, settings, len(x))
+    settings = Settings(seed=7, order=tpsgd.sequential)
+    spec = specify(request([model], None, rule, settings), x[:2], False, torch.device("cpu"))
+    *hidden, last = make_learners(spec, rule, settings, len(x))
     for number, learner in enumerate(hidden):
         codes = projections.normal()((5,), 3, Key(7, number))
         assert torch.equal(learner.draw().tensors[0], codes)

@@ -17,7 +17,7 @@ images = torch.randn(64, 1, 4, 4), data[1]
 cnn = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2))
 rnn = nn.Sequential(tpsgd.Recurrent(4, 8), nn.Linear(8, 2))
 tpsgd.fit(model, data, epochs=2, validation=data)
-tpsgd.fit(model, data, epochs=2, schedule=tpsgd.simultaneous, optimizer=tpsgd.sgd)
+tpsgd.fit(model, data, epochs=2, order=tpsgd.simultaneous, optimizer=tpsgd.sgd)
 tpsgd.fit(cnn, images, epochs=2, rule=tpsgd.rules.tpsgd_l2())
 tpsgd.fit(rnn, (images[0][:, 0], data[1]), epochs=2, optimizer=tpsgd.two_rates(x=0.1, h=0.1))
 lru = nn.Sequential(tpsgd.Recurrent.diagonal(4, 8), nn.Linear(8, 2))

@@ -324,7 +324,7 @@ def test_validation_measures_blocks_that_learn_from_labels_and_changes_none():
     ]  # fmt: skip
 
 
-# ---- schedules -----------------------------------------------------------------------------------
+# ---- orders -----------------------------------------------------------------------------------
 
 
 def test_sequential_trains_a_block_freezes_it_and_passes_its_outputs_on():
@@ -354,23 +354,23 @@ def test_a_users_schedule():
         train(net, [first], net.source)
         train(net, others, net.pass_on(net, first, net.source))
 
-    models = {schedule: mlp(6, 8, 7, 3) for schedule in (first_alone, sequential)}
+    models = {order: mlp(6, 8, 7, 3) for order in (first_alone, sequential)}
     runs = [
-        tpsgd.fit(model, points(), schedule=schedule, epochs=2, batch_size=16)
-        for schedule, model in models.items()
+        tpsgd.fit(model, points(), order=order, epochs=2, batch_size=16)
+        for order, model in models.items()
     ]
     assert [(e.block, e.epoch) for e in runs[0].history] == [
         (1, 1), (1, 2), (2, 1), (3, 1), (2, 2), (3, 2),
     ]  # fmt: skip
-    assert runs[0].settings["schedule"] == "first_alone"
+    assert runs[0].settings["order"] == "first_alone"
     one, other = map(state, models.values())
     assert same({k: one[k] for k in one if k < "3"}, {k: other[k] for k in other if k < "3"})
     assert not torch.equal(one["4.weight"], other["4.weight"])  # its inputs changed as it learned
 
 
-@pytest.mark.parametrize("schedule", [sequential, simultaneous])
-def test_memory_that_is_not_measured_costs_nothing(schedule, monkeypatch):
-    settings = {"schedule": schedule, "epochs": 2, "batch_size": 16, "validation": points(seed=1)}
+@pytest.mark.parametrize("order", [sequential, simultaneous])
+def test_memory_that_is_not_measured_costs_nothing(order, monkeypatch):
+    settings = {"order": order, "epochs": 2, "batch_size": 16, "validation": points(seed=1)}
     measured, plain = mlp(6, 8, 3), mlp(6, 8, 3)
     assert tpsgd.fit(measured, points(), **settings).peak_bytes > 0
 

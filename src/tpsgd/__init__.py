@@ -1,7 +1,8 @@
 """Train neural networks without backpropagation: target-projection SGD and its relatives.
 
 The public names and their homes are written once, in `__init__.pyi`. A name is loaded, and torch
-with it, when it is first used, so that `tpsgd --help` need not wait.
+with it, when it is first used, so that `tpsgd --help` need not wait. Other names are those of
+plug-ins, which are looked for when one is used.
 """
 
 import ast
@@ -25,7 +26,7 @@ __all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        raise AttributeError(f"module 'tpsgd' has no attribute {name!r}")
+        return import_module("tpsgd.plugins").attribute(name)
     home = f"tpsgd.{_HOMES[name]}".removesuffix(".")
     if home != "tpsgd" and hasattr(module := import_module(home), name):
         return getattr(module, name)
@@ -33,4 +34,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    plugins = import_module("tpsgd.plugins")
+    return sorted({*globals(), *__all__, *plugins.names(plugins.ATTRIBUTES)})

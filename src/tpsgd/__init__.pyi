@@ -27,8 +27,6 @@ from .nets import inits as inits
 from .nets.blocks import split as split
 from .nets.padded import Padded as Padded
 from .nets.recurrent import Recurrent as Recurrent
-from .parallel.data_parallel import data_parallel as data_parallel
-from .parallel.pipeline import pipeline as pipeline
 from .rules import Place as Place
 from .rules import Rule as Rule
 from .saved.checkpoint import Checkpoint as Checkpoint
@@ -50,3 +48,5 @@ from .training.trained import Trained as Trained
 from .training.trained import load as load
 
 __version__: str
+
+def __getattr__(name: str): ...  # of plug-ins

@@ -2,7 +2,7 @@
 
     step           one batch: every block learns as the batch reaches it
     train          epochs of steps over a source of batches
-    sequential     the paper's schedule: train a block, freeze it, go on to the next
+    sequential     the paper's order: train a block, freeze it, go on to the next
     simultaneous   every batch trains every block
 
 A *learner* is a block with its objective and its optimizer (`engine/learner.py`). A *source* yields
@@ -13,7 +13,8 @@ none of them is needed to understand this file.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ def until_stopped(learners: Sequence[Learner]) -> Iterator[int]:
 
 @dataclass
 class Net:
-    """A model ready to be trained; `engine.assemble` makes it, a schedule takes it."""
+    """A model ready to be trained; `engine.assemble` makes it, an order takes it."""
 
     learners: list[Any]
     source: Source
@@ -45,6 +46,11 @@ class Net:
     wrap: Wrap
     pass_on: Callable[["Net", Any, Source], Source]  # a frozen block's outputs, as a source
     epochs: Callable[[Sequence[Any]], Iterator[int]] = until_stopped  # of blocks that have started
+    order: Any = None  # `sequential` or `simultaneous`
+    models: Sequence[Any] = ()  # one, or restarts that are stacked
+    spec: Any = None  # the specification of the run
+    recorder: Any = None  # writes its records
+    measured: Any = field(default_factory=nullcontext)  # a context around the training
 
 
 def step(learners: Sequence[Learner], batch: Batch) -> None:
@@ -173,7 +179,7 @@ def validate(net: Net, learners: Sequence[Learner], source: Source) -> int:
 
 
 def sequential(net: Net) -> None:
-    """The paper's schedule: train a block, freeze it, pass its outputs on to the next.
+    """The paper's order: train a block, freeze it, pass its outputs on to the next.
 
     Each block's inputs are computed once and reused in all its epochs where memory allows.
     """

@@ -268,12 +268,12 @@ def test_an_adaptor_is_what_fit_makes_of_the_features(rule):
     torch.testing.assert_close(made(x), head(backbone(x)["late"]))
 
 
-@pytest.mark.parametrize("schedule", [tpsgd.sequential, tpsgd.simultaneous])
+@pytest.mark.parametrize("order", [tpsgd.sequential, tpsgd.simultaneous])
 @pytest.mark.parametrize("bytes_given", [False, True])
-def test_recomputed_features_train_the_same_adaptor(schedule, bytes_given, tmp_path):
+def test_recomputed_features_train_the_same_adaptor(order, bytes_given, tmp_path):
     backbone, (x, y) = frozen(), pictures()
     x = (x * 255).to(torch.uint8) if bytes_given else x
-    options = {"rule": rules.tpsgd_l2(), "epochs": 2, "batch_size": 16, "schedule": schedule}
+    options = {"rule": rules.tpsgd_l2(), "epochs": 2, "batch_size": 16, "order": order}
     kept = adapt.fit(backbone, (x, y), memory=Memory(reuse=True), **options)
     for reuse in (False, tmp_path):
         again = adapt.fit(backbone, (x, y), memory=Memory(reuse=reuse), **options)
@@ -425,7 +425,7 @@ def test_recover_reports_the_known_and_the_new_domain():
         ({"memory_budget": "1MB"}, "adapt.fit has no argument 'memory_budget'"),
         ({"memory": Memory(reuse="nowhere-at-all")}, "is no folder"),
         ({"layers": lambda shape, classes: nn.Linear(3, 2)}, "nn.Sequential"),
-        ({"rule": rules.dfa(), "schedule": tpsgd.sequential}, "simultaneous"),
+        ({"rule": rules.dfa(), "order": tpsgd.sequential}, "simultaneous"),
     ],
 )
 def test_mistakes_about_adaptors_are_named(options, words):

@@ -4,7 +4,7 @@ import inspect
 from importlib import import_module
 from pathlib import Path
 
-from tpsgd.parallel.pipeline import Pipeline
+from tpsgd_parallel.pipeline import Pipeline
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 

@@ -270,11 +270,11 @@ def test_where_features_are_kept_changes_no_result(tells):
 
 
 def test_settings_of_fit(tells):
-    words = ("--loss", "mse", "--optimizer", "sgd", "--schedule", "simultaneous")
+    words = ("--loss", "mse", "--optimizer", "sgd", "--order", "simultaneous")
     words += ("--precision", "bf16", "--micro-batch", "8", "--augment", "flip,crop:1")
     record = tells(*SMALL, *LIGHT, *words)
     settings, probe = (row["settings"] for row in record["arms"])
-    named = {"loss": "mse", "optimizer": "sgd", "schedule": "simultaneous", "micro_batch": 8}
+    named = {"loss": "mse", "optimizer": "sgd", "order": "simultaneous", "micro_batch": 8}
     named |= {"precision": "bfloat16", "augment": "chain(flip(0.5), crop(1))"}
     assert named.items() <= settings.items() and not record["features_bytes"]
     assert probe["optimizer"] != "sgd" and probe["precision"] is None

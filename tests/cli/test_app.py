@@ -128,9 +128,9 @@ def test_no_words_show_the_help(says):
         ("train --model mlp:8 --blocks 5", "blocks must be a number from 1 to 2"),
         ("compare --rules drtp,redout", "unknown rule 'redout': did you mean 'readout'?"),
         ("compare --rules ,", "unknown rule ''"),
-        ("train --schedule sequental", "did you mean 'sequential'?"),
-        ("train --rule sdfa --schedule sequential", "sdfa cannot learn block by block"),
-        ("train --rule dfa --schedule sequential", "trained yet; use --schedule simultaneous"),
+        ("train --order sequental", "did you mean 'sequential'?"),
+        ("train --rule sdfa --order sequential", "sdfa cannot learn block by block"),
+        ("train --rule dfa --order sequential", "trained yet; use --order simultaneous"),
         ("train --loss nll", "choose from mse, cross-entropy, bce"),
         ("train --lr 0", "--lr must be more than 0"),
         ("train --lr nan", "--lr must be more than 0"),
@@ -183,8 +183,8 @@ def test_no_words_show_the_help(says):
         ("train --data tokens.npz", "mlp:256 cannot read tokens"),
         ("train --data tokens.npz --model cnn:4x3", "cnn:4x3 cannot read tokens"),
         ("compare --data padded.npz", "mlp:256 cannot read sequences of different lengths"),
-        ("train --data steps.npz --model rnn:4 --rule reservoir --schedule simultaneous", "ridge"),
-        ("train --head ridge --schedule simultaneous", "choose --schedule sequential"),
+        ("train --data steps.npz --model rnn:4 --rule reservoir --order simultaneous", "ridge"),
+        ("train --head ridge --order simultaneous", "choose --order sequential"),
         ("train --device gpu", "unknown device 'gpu'"),
         ("train --out two.npz/here", "cannot write to two.npz/here"),
         ("compare --out two.npz/here", "cannot write to two.npz/here"),
@@ -559,15 +559,15 @@ def test_a_recipe_sets_what_was_not_chosen(says, squares):
     assert settings["epochs"] == 1 and settings["batch_size"] == recipe.batch_size
     assert (settings["lr"], settings["lr_schedule"]) == (recipe.lr, str(recipe.lr_schedule))
     assert settings["augment"] == str(recipe.augmentation((1, 16, 16)))
-    assert settings["schedule"] == "simultaneous" and settings["precision"] is None
+    assert settings["order"] == "simultaneous" and settings["precision"] is None
     assert settings["model"] == "vgg:8" and "activation" not in settings
 
 
 def test_options_replace_those_of_a_recipe(says, squares):
     words = ("--epochs", "1", "--max-train", "8", "--batch-size", "4", "--augment", "flip")
-    words += ("--schedule", "sequential", "--optimizer", "sgd", "--model", "cnn:4x3", "--json")
+    words += ("--order", "sequential", "--optimizer", "sgd", "--model", "cnn:4x3", "--json")
     settings = json.loads(says("train", *squares, *words)[1])["settings"]
-    chosen = {"batch_size": 4, "augment": "flip(0.5)", "schedule": "sequential"}
+    chosen = {"batch_size": 4, "augment": "flip(0.5)", "order": "sequential"}
     chosen |= {"optimizer": "sgd", "lr": None, "lr_schedule": "one_cycle(0.2)"}
     assert {name: settings[name] for name in chosen} == chosen
 

@@ -74,7 +74,7 @@ def same(record: dict, plan: Plan) -> bool:
         ("--shape 8 --classes 2 --rule dladmm", "dladmm cannot be planned"),
         ("--shape 8 --classes 2 --rule redout", "did you mean 'readout'?"),
         ("--shape 8 --classes 2 --rule elm --optimizer sgd", "elm takes no --optimizer"),
-        ("--shape 8 --classes 2 --rule dfa --schedule sequential", "dfa cannot learn block by"),
+        ("--shape 8 --classes 2 --rule dfa --order sequential", "dfa cannot learn block by"),
         ("--shape 8 --classes 2 --optimizer sdg", "did you mean 'sgd'?"),
         ("--shape 8 --classes 2 --head rigde", "did you mean 'ridge'?"),
         ("--shape 8 --classes 2 --device gpu", "unknown device 'gpu'"),
@@ -116,10 +116,10 @@ def test_what_fit_does_not_train_has_no_budget(says, rule):
 
 @pytest.mark.full
 def test_a_budget_that_cannot_be_held_gives_the_librarys_sentence(says):
-    words = ("--schedule", "simultaneous", "--memory", "2KB")
+    words = ("--order", "simultaneous", "--memory", "2KB")
     code, out, err = says("plan", *SHAPE, *words)
     with pytest.raises(tpsgd.TpsgdError) as caught:
-        directly(schedule=tpsgd.simultaneous, memory="2KB")
+        directly(order=tpsgd.simultaneous, memory="2KB")
     assert (code, out, err) == (2, "", f"tpsgd: {in_options(str(caught.value))}\n")
     assert "smaller --batch-size" not in err  # micro-batches of one sample are as small
 
@@ -134,9 +134,9 @@ def test_the_record_is_the_librarys_plan(says):
 
 
 def test_every_option_reaches_the_plan(says):
-    words = ("--optimizer", "sgd", "--schedule", "simultaneous", "--rule", "tpsgd-l2")
+    words = ("--optimizer", "sgd", "--order", "simultaneous", "--rule", "tpsgd-l2")
     record = json.loads(says("plan", *SHAPE, *words, "--json")[1])
-    wanted = {"rule": rules.tpsgd_l2(), "schedule": tpsgd.simultaneous, "optimizer": tpsgd.sgd}
+    wanted = {"rule": rules.tpsgd_l2(), "order": tpsgd.simultaneous, "optimizer": tpsgd.sgd}
     assert same(record, directly(**wanted))
 
 
@@ -164,7 +164,7 @@ def test_ranks_reach_the_plan(says):
 def test_a_solved_head_is_planned_block_by_block(says):
     record = json.loads(says("plan", *SHAPE, "--head", "ridge", "--json")[1])
     wanted = [optimizers.adam, tpsgd.ridge()]
-    assert same(record, directly(optimizer=wanted, schedule=tpsgd.sequential))
+    assert same(record, directly(optimizer=wanted, order=tpsgd.sequential))
     assert record["lines"][0]["name"] == "sequential" and record["lines"][1]["name"] == "backprop"
 
 
@@ -284,7 +284,7 @@ def test_training_within_a_budget(says):
 
 @pytest.mark.full
 def test_a_budget_out_of_reach_ends_training(says):
-    words = (*SMALL, "--schedule", "simultaneous", "--memory", "2KB")
+    words = (*SMALL, "--order", "simultaneous", "--memory", "2KB")
     code, out, err = says("train", *words)
     assert (code, out) == (2, "") and "a memory budget of 2.0 KB" in err
 

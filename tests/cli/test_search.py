@@ -125,7 +125,7 @@ def test_backprop_and_rules_that_wait_for_the_output(says):
         words = (*SMALL, "--taps", "flat", "--dense", "1", "--rule", word, "--json", "--overwrite")
         record = json.loads(says("search", *words)[1])
         assert record["settings"]["method"] == method and record["rows"][1]["accuracies"]
-    assert "schedule" not in record["settings"]  # that of the rule
+    assert "order" not in record["settings"]  # that of the rule
 
 
 def test_the_last_tap_is_searched_if_none_is_named(says):

@@ -97,7 +97,7 @@ def test_forms_of_backprop_are_peers_that_learn_the_same_in_less_memory(data):
     given = micro.train(net, data.train, memory=tpsgd.Memory(micro_batch=5))
     assert given.runs[0].settings["micro_batch"] == 5
     peaks = {
-        n: tpsgd.fit_backprop(net(), data.train, checkpoint=n, epochs=2, batch_size=40).peak_bytes
+        n: tpsgd.fit_backprop(net(), data.train, segments=n, epochs=2, batch_size=40).peak_bytes
         for n in (2, 4, 8)
     }
     best = record.results[3]
@@ -196,11 +196,11 @@ def test_a_method_that_fails_is_a_failed_arm_and_the_others_go_on(data, factory)
 
 def test_arms_are_words_rules_or_arms(data, factory, tmp_path):
     arms = ["tpsgd-l2", rules.readout(), tpsgd.peers.zorb()]
-    record = tpsgd.compare(data, factory, arms, restarts=1, epochs=1, schedule=tpsgd.simultaneous)
+    record = tpsgd.compare(data, factory, arms, restarts=1, epochs=1, order=tpsgd.simultaneous)
     assert [r.arm.name for r in record.results] == [
         "backprop", "tpsgd-l2", "readout", "zorb", "frozen",
     ]  # fmt: skip
-    assert record.results[1].arm.schedule is tpsgd.simultaneous
+    assert record.results[1].arm.order is tpsgd.simultaneous
     table = str(record).splitlines()
     assert [line.split()[0] for line in table] == ["rule", *(r.arm.name for r in record.ranked)]
     assert all(r.counts for r in record.results)
@@ -241,11 +241,11 @@ def test_settings_of_fit_reach_every_rule_and_the_record(data, factory):
 
 def test_schedules_of_the_arms():
     chosen = tpsgd.simultaneous
-    assert arm(rules.readout()).schedule is None  # `fit` chooses
-    assert arm(rules.readout(), chosen).schedule is chosen
-    assert arm(rules.dfa(), tpsgd.sequential).schedule is chosen
-    assert with_controls([arm(rules.readout(), chosen)])[-1].schedule is chosen
-    assert with_controls([arm(rules.dfa())])[-1].schedule is None
+    assert arm(rules.readout()).order is None  # `fit` chooses
+    assert arm(rules.readout(), chosen).order is chosen
+    assert arm(rules.dfa(), tpsgd.sequential).order is chosen
+    assert with_controls([arm(rules.readout(), chosen)])[-1].order is chosen
+    assert with_controls([arm(rules.dfa())])[-1].order is None
 
 
 def test_the_record(data, factory):
@@ -399,7 +399,7 @@ def test_a_form_of_backprop_that_is_left_out_is_in_the_remarks(sequences):
     record = compare(
         sequences, fresh(sequences, "rnn:4"), ["backprop-checkpointed"], restarts=1, epochs=1
     )
-    said = "backprop-checkpointed is left out: checkpoint is for models without recurrent layers"
+    said = "backprop-checkpointed is left out: segments are for models without recurrent layers"
     assert [r.arm.name for r in record.results] == ["backprop", "frozen"]
     assert said in str(record) and said in table.remarks(record)
 
@@ -427,7 +427,7 @@ def test_controls_do_not_replace_the_frozen_one():
     given = [arm(rules.untrained()), arm(rules.readout(), tpsgd.simultaneous)]
     arms = with_controls(given)
     assert [a.name for a in arms] == ["backprop", "readout", "frozen", "random"]
-    assert arms[2].schedule is tpsgd.simultaneous
+    assert arms[2].order is tpsgd.simultaneous
     net = models.factory("rnn:4", (5, 3), 2)
     assert [a.name for a in with_controls([reservoir(net)])] == [
         "backprop", "frozen", "reservoir",

@@ -92,18 +92,18 @@ def test_one_solved_head_among_recurrent_nets(data):
     assert counts["reservoir"] == {2: 1}
 
 
-def run(schedule: str, learning: list[str], each: float = 1.0, setup: float = 0.5) -> Run:
+def run(order: str, learning: list[str], each: float = 1.0, setup: float = 0.5) -> Run:
     """A short run of two epochs per block, each of `each` seconds; the first has `setup` more."""
     blocks = [BlockInfo(str(i), "", 1, how) for i, how in enumerate(learning)]
     history, now = [], 0.0
-    groups = [[i] for i in range(len(blocks))] if schedule == "sequential" else [range(len(blocks))]
+    groups = [[i] for i in range(len(blocks))] if order == "sequential" else [range(len(blocks))]
     for group in groups:
         if blocks[group[0]].learning == "frozen":
             continue
         for number in range(1, 2 if blocks[group[0]].learning == "solved" else 3):
             now += each + setup * (number == 1)
             history += [Epoch(i + 1, number, 0.0, seconds=now) for i in group]
-    return Run("", 0, {"schedule": schedule}, blocks, history, seconds=now)
+    return Run("", 0, {"order": order}, blocks, history, seconds=now)
 
 
 def test_seconds_become_epochs_and_deadlines():

@@ -24,7 +24,7 @@ from tpsgd.maths.random import Key
 
 pytestmark = pytest.mark.usefixtures("unwatched")
 
-SCHEDULES = [tpsgd.sequential, tpsgd.simultaneous]
+ORDERS = [tpsgd.sequential, tpsgd.simultaneous]
 SHORT = {"epochs": 2, "batch_size": 8}
 EVERY = {
     "flip": flip(),
@@ -187,31 +187,31 @@ def convnet():
     )  # fmt: skip
 
 
-def trained(schedule=tpsgd.sequential, **settings):
+def trained(order=tpsgd.sequential, **settings):
     model = convnet()
-    tpsgd.fit(model, images(), schedule=schedule, **folded(**(SHORT | settings)))
+    tpsgd.fit(model, images(), order=order, **folded(**(SHORT | settings)))
     return state(model)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda f: f.__name__)
-def test_the_seed_decides_what_augmentation_draws(schedule):
+@pytest.mark.parametrize("order", ORDERS, ids=lambda f: f.__name__)
+def test_the_seed_decides_what_augmentation_draws(order):
     both = chain(flip(), crop(1))
-    first = trained(schedule, augment=both)
-    assert same(first, trained(schedule, augment=both))
-    assert not same(first, trained(schedule))
-    assert not same(first, trained(schedule, augment=both, seed=1))
+    first = trained(order, augment=both)
+    assert same(first, trained(order, augment=both))
+    assert not same(first, trained(order))
+    assert not same(first, trained(order, augment=both, seed=1))
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda f: f.__name__)
-def test_nothing_changes_with_a_function_that_changes_nothing(schedule):
+@pytest.mark.parametrize("order", ORDERS, ids=lambda f: f.__name__)
+def test_nothing_changes_with_a_function_that_changes_nothing(order):
     """Kept inputs and those that are computed again are the same; so are numbers for dropout."""
-    assert same(trained(schedule), trained(schedule, augment=lambda x: x))
+    assert same(trained(order), trained(order, augment=lambda x: x))
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda f: f.__name__)
-def test_micro_batches_see_the_same_pictures(schedule):
+@pytest.mark.parametrize("order", ORDERS, ids=lambda f: f.__name__)
+def test_micro_batches_see_the_same_pictures(order):
     settings = {"augment": chain(flip(), crop(1)), "optimizer": tpsgd.sgd, "lr": 0.1}
-    whole, pieces = trained(schedule, **settings), trained(schedule, micro_batch=3, **settings)
+    whole, pieces = trained(order, **settings), trained(order, micro_batch=3, **settings)
     for name in whole:
         torch.testing.assert_close(whole[name], pieces[name], rtol=1e-4, atol=1e-5)
 

@@ -78,10 +78,10 @@ WAYS = {
     "pieces": {"micro_batch": 4},
     "pieces of 1": {"micro_batch": 1},
     "a piece larger than the batch": {"micro_batch": 99},
-    "checkpoint": {"checkpoint": True},
-    "one segment": {"checkpoint": 1},
-    "two segments": {"checkpoint": 2},
-    "pieces, checkpoint": {"micro_batch": 4, "checkpoint": True},
+    "checkpoint": {"segments": True},
+    "one segment": {"segments": 1},
+    "two segments": {"segments": 2},
+    "pieces, checkpoint": {"micro_batch": 4, "segments": True},
 }
 PLAIN = {"epochs": 1, "batch_size": 11, "seed": 3}
 
@@ -107,7 +107,7 @@ ALL = [
     (kind, way)
     for kind in NETS
     for way in WAYS
-    if kind not in ("recurrent", "nn.RNN") or "checkpoint" not in WAYS[way]
+    if kind not in ("recurrent", "nn.RNN") or "segments" not in WAYS[way]
 ]
 
 
@@ -154,7 +154,7 @@ def test_the_weights_are_those_of_a_loop_by_hand(way):
 @pytest.mark.usefixtures("unwatched")
 @pytest.mark.parametrize("segments", [True, 1, 2, 3])
 def test_dropout_drops_the_same_when_it_is_computed_again(segments):
-    agree(with_dropout, points(30), {"checkpoint": segments})
+    agree(with_dropout, points(30), {"segments": segments})
 
 
 @pytest.mark.usefixtures("unwatched")
@@ -176,7 +176,7 @@ def test_batch_norm_with_checkpoints_is_the_same():
     def make():
         return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
 
-    agree(make, points(30), {"checkpoint": True}, optimizer=tpsgd.sgd)
+    agree(make, points(30), {"segments": True}, optimizer=tpsgd.sgd)
 
 
 @pytest.mark.usefixtures("unwatched")
@@ -223,9 +223,9 @@ def test_the_model_is_itself_afterwards(way):
 
 def test_the_record_says_how():
     run = tpsgd.fit_backprop(
-        mlp(6, 8, 3), points(), epochs=1, checkpoint=2, memory=Memory(micro_batch=3)
+        mlp(6, 8, 3), points(), epochs=1, segments=2, memory=Memory(micro_batch=3)
     )
-    assert run.settings["checkpoint"] == 2 and run.settings["micro_batch"] == 3
+    assert run.settings["segments"] == 2 and run.settings["micro_batch"] == 3
 
 
 # ---- memory --------------------------------------------------------------------------------------
@@ -257,9 +257,7 @@ def test_checkpoints_hold_one_activation_a_segment():
         layers = [m for _ in range(8) for m in (nn.Linear(24, 24), nn.Tanh(), nn.Sigmoid())]
         return seeded(lambda: nn.Sequential(*layers, nn.Linear(24, 3)))
 
-    plain, segments, two = (
-        peak(wide(), **s) for s in ({}, {"checkpoint": True}, {"checkpoint": 3})
-    )
+    plain, segments, two = (peak(wide(), **s) for s in ({}, {"segments": True}, {"segments": 3}))
     one = 128 * 24 * 4
     assert plain - segments > 6 * one
     assert plain - two > 6 * one
@@ -270,8 +268,8 @@ def test_checkpoints_hold_one_activation_a_segment():
 
 @pytest.mark.parametrize("count", [-1, 4, 100])
 def test_there_are_no_more_segments_than_blocks(count):
-    with pytest.raises(TpsgdError, match="checkpoint must be between 1 and 3 segments"):
-        tpsgd.fit_backprop(mlp(6, 8, 7, 3), points(), checkpoint=count)
+    with pytest.raises(TpsgdError, match="segments must be between 1 and 3"):
+        tpsgd.fit_backprop(mlp(6, 8, 7, 3), points(), segments=count)
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5])
@@ -342,7 +340,7 @@ def test_only_a_sequential_has_segments():
             return self.layer(x)
 
     with pytest.raises(TpsgdError):
-        tpsgd.fit_backprop(Net(), points(), checkpoint=2)
+        tpsgd.fit_backprop(Net(), points(), segments=2)
     tpsgd.fit_backprop(Net(), points(), epochs=1, memory=Memory(micro_batch=5))
 
 
@@ -355,5 +353,5 @@ def test_sequences_of_different_lengths_are_not_cut():
 
 @pytest.mark.parametrize("layer", [Recurrent(4, 5), nn.RNN(4, 5, batch_first=True)])
 def test_recurrent_layers_have_no_segments(layer):
-    with pytest.raises(TpsgdError, match="checkpoint is for models without recurrent layers"):
-        tpsgd.fit_backprop(nn.Sequential(layer, nn.Linear(5, 3)), sequences(), checkpoint=True)
+    with pytest.raises(TpsgdError, match="segments are for models without recurrent layers"):
+        tpsgd.fit_backprop(nn.Sequential(layer, nn.Linear(5, 3)), sequences(), segments=True)

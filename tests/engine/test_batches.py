@@ -102,8 +102,8 @@ def layouts(x):
 
 
 @pytest.mark.parametrize("form", layouts(images()[0]))
-@pytest.mark.parametrize("schedule", [tpsgd.sequential, tpsgd.simultaneous])
-def test_images_may_lie_in_memory_as_they_like(form, schedule):
+@pytest.mark.parametrize("order", [tpsgd.sequential, tpsgd.simultaneous])
+def test_images_may_lie_in_memory_as_they_like(form, order):
     x, y = images()
     x = (x * 10).round()
 
@@ -113,8 +113,8 @@ def test_images_may_lie_in_memory_as_they_like(form, schedule):
         )
 
     given = layouts(x / 10)[form] if form == "whole numbers" else layouts(x)[form]
-    found = trained((given, y), cnn(), schedule=schedule)[0]
-    assert same(found, trained((x, y), cnn(), schedule=schedule)[0])
+    found = trained((given, y), cnn(), order=order)[0]
+    assert same(found, trained((x, y), cnn(), order=order)[0])
 
 
 @pytest.mark.parametrize("dtype", [torch.int16, torch.int64, torch.bool])
@@ -210,16 +210,16 @@ PER_EPOCH = {"DataLoader that drops the rest": 40, "DataLoader that draws more":
 
 @pytest.mark.cover(1)
 @pytest.mark.parametrize(
-    ("schedule", "reuse"),
+    ("order", "reuse"),
     [(tpsgd.sequential, True), (tpsgd.sequential, False), (tpsgd.simultaneous, None)],
 )
 @pytest.mark.parametrize("stream", [s for s in STREAMS if "workers" not in s])
-def test_streams(stream, schedule, reuse):
+def test_streams(stream, order, reuse):
     model = mlp(6, 8, 3)
     run = tpsgd.fit(
         model,
         STREAMS[stream](),
-        schedule=schedule,
+        order=order,
         memory=Memory(reuse=reuse),
         epochs=6,
         batch_size=16,
@@ -308,9 +308,9 @@ RULES = [(name, tpsgd.sequential) for name in DRAWN if name not in LOCKED] + [
 
 @pytest.mark.cover(2)
 @pytest.mark.parametrize("loss", [mse, cross_entropy, bce], ids=lambda x: x.name)
-@pytest.mark.parametrize(("name", "schedule"), RULES)
-def test_one_hot_floats_mean_the_same_as_indices(name, schedule, loss):
-    settings = {"rule": DRAWN[name](), "schedule": schedule, "loss": loss}
+@pytest.mark.parametrize(("name", "order"), RULES)
+def test_one_hot_floats_mean_the_same_as_indices(name, order, loss):
+    settings = {"rule": DRAWN[name](), "order": order, "loss": loss}
     by_index, first = trained((X.double(), Y), mlp(6, 8, 3).double(), **settings)
     by_row, second = trained((X.double(), HOT), mlp(6, 8, 3).double(), **settings)
     for key in by_index:
@@ -320,10 +320,10 @@ def test_one_hot_floats_mean_the_same_as_indices(name, schedule, loss):
 
 @pytest.mark.cover(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(("name", "schedule"), RULES)
-def test_soft_labels(name, schedule, dtype):
+@pytest.mark.parametrize(("name", "order"), RULES)
+def test_soft_labels(name, order, dtype):
     model = mlp(6, 16, 3).to(dtype)
-    settings = {"rule": DRAWN[name](), "schedule": schedule, "loss": cross_entropy}
+    settings = {"rule": DRAWN[name](), "order": order, "loss": cross_entropy}
     _, run = trained((X, SOFT), model, epochs=8, lr=0.03, **settings)
     assert tpsgd.evaluate(model, (X, SOFT)) > 0.9
     assert tpsgd.evaluate(model, (X, SOFT)) == tpsgd.evaluate(model, (X, Y))
@@ -332,10 +332,10 @@ def test_soft_labels(name, schedule, dtype):
 
 @pytest.mark.cover(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(("name", "schedule"), RULES)
-def test_several_classes_at_once(name, schedule, dtype):
+@pytest.mark.parametrize(("name", "order"), RULES)
+def test_several_classes_at_once(name, order, dtype):
     model = mlp(6, 32, 3).to(dtype)
-    settings = {"rule": DRAWN[name](), "schedule": schedule, "loss": bce}
+    settings = {"rule": DRAWN[name](), "order": order, "loss": bce}
     _, run = trained((X, SEVERAL), model, epochs=15, lr=0.03, batch_size=8, **settings)
     subset = ((model(X.to(dtype)) > 0) == (SEVERAL > 0.5)).all(1).double().mean().item()
     assert tpsgd.evaluate(model, (X, SEVERAL)) == pytest.approx(subset)
@@ -403,7 +403,7 @@ ROWS = {"arrays": lambda data: data, "a loader": lambda data: DataLoader(TensorD
 @pytest.mark.parametrize("form", ROWS)
 @pytest.mark.parametrize("name", rules.ALL)
 def test_targets_that_are_numbers_have_no_accuracy_and_rules_that_classify_refuse_them(name, form):
-    settings = {"rule": rules.ALL[name].make(), "schedule": tpsgd.simultaneous, "loss": mse}
+    settings = {"rule": rules.ALL[name].make(), "order": tpsgd.simultaneous, "loss": mse}
     data = ROWS[form]((X, NUMBERS))
     if name in CLASSIFY:
         several = SEVERAL[:, :2]  # of several classes per sample: also without a floor
@@ -458,7 +458,7 @@ def test_the_rules_that_need_the_error_take_its_derivative():
         model,
         (x, s),
         rule=rules.dfa(),
-        schedule=tpsgd.simultaneous,
+        order=tpsgd.simultaneous,
         optimizer=torch.optim.SGD,
         lr=1.0,
         epochs=1,

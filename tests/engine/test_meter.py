@@ -98,7 +98,7 @@ def test_what_is_freed_outside_is_noticed():
 
 
 FITS = {name: (tpsgd.fit, {"rule": make()}) for name, make in LOCAL.items()} | {
-    "dfa": (tpsgd.fit, {"rule": rules.dfa(), "schedule": tpsgd.simultaneous}),
+    "dfa": (tpsgd.fit, {"rule": rules.dfa(), "order": tpsgd.simultaneous}),
     "backprop": (tpsgd.fit_backprop, {}),
 }
 
@@ -112,7 +112,7 @@ def test_nothing_is_left_after_a_run(how, monkeypatch):
             super().__init__(device)
             meters.append(self)
 
-    monkeypatch.setattr("tpsgd.training.fit.Meter", Kept)
+    monkeypatch.setattr("tpsgd.training.features.Meter", Kept)
     fit, settings = FITS[how]
     model = seeded(lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), Residual(8), nn.Linear(8, 3)))
     run = fit(model, points(), epochs=2, batch_size=16, **settings)
@@ -246,13 +246,13 @@ def peak_in_time(kind, steps, fit=tpsgd.fit, data=sequences, **settings):
 
 
 @pytest.mark.cover(1)
-@pytest.mark.parametrize(("kind", "name", "schedule", "window", "steps"), IN_TIME)
-def test_memory_does_not_grow_with_the_length_of_sequences(kind, name, schedule, window, steps):
+@pytest.mark.parametrize(("kind", "name", "order", "window", "steps"), IN_TIME)
+def test_memory_does_not_grow_with_the_length_of_sequences(kind, name, order, window, steps):
     """Two default windows and a part against many of them.
 
     Without `window` the batch itself is gathered, and left out here.
     """
-    settings = {"rule": LOCAL[name](), "schedule": schedule, "reuse": False, "window": window}
+    settings = {"rule": LOCAL[name](), "order": order, "reuse": False, "window": window}
     (short, few), (long, many) = (peak_in_time(kind, n, **settings) for n in (20, steps))
     if window is None:
         short, long = short - few, long - many
@@ -264,9 +264,9 @@ def test_memory_does_not_grow_with_the_number_of_tokens():
     assert abs(long - short) <= 0.03 * short
 
 
-@pytest.mark.parametrize("schedule", [tpsgd.sequential, tpsgd.simultaneous])
+@pytest.mark.parametrize("order", [tpsgd.sequential, tpsgd.simultaneous])
 @pytest.mark.parametrize("kind", ["both ways", "two layers"])
-def test_a_batch_is_let_go_without_waiting_for_the_garbage_collector(kind, schedule, monkeypatch):
+def test_a_batch_is_let_go_without_waiting_for_the_garbage_collector(kind, order, monkeypatch):
     batches = []
 
     def watched(self, params, x, forward=Unrolled.forward):
@@ -277,7 +277,7 @@ def test_a_batch_is_let_go_without_waiting_for_the_garbage_collector(kind, sched
     monkeypatch.setattr(Unrolled, "forward", watched)
     gc.disable()
     try:
-        peak_in_time(kind, 3, schedule=schedule, reuse=False)
+        peak_in_time(kind, 3, order=order, reuse=False)
         assert batches and not any(batch() for batch in batches)
     finally:
         gc.enable()
@@ -291,11 +291,11 @@ def test_each_step_of_a_window_takes_the_memory_of_three_states():
 
 
 @pytest.mark.cover(1)
-@pytest.mark.parametrize("schedule", [tpsgd.sequential, tpsgd.simultaneous])
+@pytest.mark.parametrize("order", [tpsgd.sequential, tpsgd.simultaneous])
 @pytest.mark.parametrize("kind", ["one layer", "both ways", "two layers"])
-def test_windows_that_are_not_followed_do_not_change_the_peak(kind, schedule, monkeypatch):
+def test_windows_that_are_not_followed_do_not_change_the_peak(kind, order, monkeypatch):
     """Of sequences whose last window is a shorter one, forwards and backwards."""
-    settings = {"schedule": schedule, "reuse": False, "window": 4}
+    settings = {"order": order, "reuse": False, "window": 4}
     some = peak_in_time(kind, 58, **settings)
     monkeypatch.setattr(Meter, "_skip", lambda self, alike: None)
     assert some == peak_in_time(kind, 58, **settings)
@@ -325,8 +325,8 @@ def test_backprop_through_time_does_grow(kind):
 def test_nothing_is_left_of_a_run_over_time():
     live = LiveBytes()
     with live:
-        for schedule in (tpsgd.sequential, tpsgd.simultaneous):
-            peak_in_time("two layers", 5, schedule=schedule, reuse=False)
+        for order in (tpsgd.sequential, tpsgd.simultaneous):
+            peak_in_time("two layers", 5, order=order, reuse=False)
     gc.collect()
     assert live.live == 0
 
@@ -339,12 +339,12 @@ def test_a_projection_lives_while_its_block_learns():
             alive.append([bool(x.tensors) for x in end.net.learners])
             return set()
 
-    def schedule(net):
+    def order(net):
         net.observers.append(Look())
         tpsgd.sequential(net)
         alive.append([bool(x.tensors) for x in net.learners])
 
-    tpsgd.fit(mlp(6, 8, 8, 3), points(), schedule=schedule, rule=rules.tpsgd_l2(), epochs=1)
+    tpsgd.fit(mlp(6, 8, 8, 3), points(), order=order, rule=rules.tpsgd_l2(), epochs=1)
     assert alive == [[True, False, False], [False, True, False], [False] * 3, [False] * 3]
 
 
@@ -360,7 +360,7 @@ def test_engines_without_an_objective_have_no_codes():
 
 @pytest.mark.parametrize("name", DRAWN)
 def test_the_peak_is_the_same_from_run_to_run(name):
-    settings = {"rule": DRAWN[name](), "schedule": tpsgd.simultaneous, "epochs": 1}
+    settings = {"rule": DRAWN[name](), "order": tpsgd.simultaneous, "epochs": 1}
     peaks = {tpsgd.fit(mlp(6, 8, 3), points(), **settings).peak_bytes for _ in range(3)}
     assert len(peaks) == 1
 

@@ -145,21 +145,21 @@ def test_less_memory_the_same_weights(kind, how):
 @pytest.mark.parametrize("name", LOCAL)
 def test_less_memory_the_same_weights_for_every_rule(name, kind):
     together = kind in ("conv1d", "residual")
-    schedule = tpsgd.simultaneous if together else tpsgd.sequential
-    agree(kind, ALL, rule=LOCAL[name](), schedule=schedule)
+    order = tpsgd.simultaneous if together else tpsgd.sequential
+    agree(kind, ALL, rule=LOCAL[name](), order=order)
 
 
 @pytest.mark.parametrize("kind", ["mlp", "conv2d", "residual", "recurrent"])
 @pytest.mark.parametrize("name", LOCKED)
 def test_less_memory_the_same_weights_for_rules_that_wait_for_the_output(name, kind):
-    agree(kind, ALL, rule=LOCKED[name](), schedule=tpsgd.simultaneous)
+    agree(kind, ALL, rule=LOCKED[name](), order=tpsgd.simultaneous)
 
 
 @pytest.mark.cover(1)
 @pytest.mark.parametrize("at", [tpsgd.Place.BEFORE, tpsgd.Place.END])
 @pytest.mark.parametrize("name", DRAWN)
 def test_less_memory_the_same_weights_at_every_place(name, at):
-    agree("conv2d", ALL, rule=DRAWN[name](at=at), schedule=tpsgd.simultaneous)
+    agree("conv2d", ALL, rule=DRAWN[name](at=at), order=tpsgd.simultaneous)
 
 
 OPTIMIZERS = {
@@ -178,7 +178,7 @@ OPTIMIZERS = {
 def test_less_memory_the_same_weights_for_every_optimizer(name, kind):
     settings = {"optimizer": OPTIMIZERS[name]}
     agree(kind, {"slices": 2}, rule=rules.tpsgd_l2(), **settings)
-    agree(kind, ALL, schedule=tpsgd.simultaneous, **settings)
+    agree(kind, ALL, order=tpsgd.simultaneous, **settings)
 
 
 class Sorted(torch.optim.SGD):
@@ -277,7 +277,7 @@ def test_less_memory_the_same_weights_for_rows_of_labels(name, labels):
     kind = "recurrent" if name in ("readout", "tpsgd_l1") else "conv2d"
     make, loss = LABELS[labels]
     x, y = given_to(kind)
-    settings = {"data": (x, make(len(y))), "loss": loss, "schedule": tpsgd.simultaneous}
+    settings = {"data": (x, make(len(y))), "loss": loss, "order": tpsgd.simultaneous}
     agree(kind, ALL, rule=DRAWN[name](), **settings)
 
 
@@ -288,11 +288,11 @@ def test_less_memory_the_same_weights_with_a_solved_head(kind):
     agree(kind, ALL, optimizer=optimizer, rtol=1e-8)
 
 
-@pytest.mark.parametrize("schedule", [tpsgd.sequential, tpsgd.simultaneous])
+@pytest.mark.parametrize("order", [tpsgd.sequential, tpsgd.simultaneous])
 @pytest.mark.parametrize("kind", ["mlp", "conv2d", "recurrent"])
-def test_less_memory_the_same_weights_with_a_head_that_learns_from_a_stream(kind, schedule):
+def test_less_memory_the_same_weights_with_a_head_that_learns_from_a_stream(kind, order):
     """Its loss is that of samples it has not learned from yet, which depends on the pieces."""
-    frozen = {"rule": rules.frozen(), "schedule": schedule, "optimizer": tpsgd.rls()}
+    frozen = {"rule": rules.frozen(), "order": order, "optimizer": tpsgd.rls()}
     agree(kind, {"micro_batch": 4}, rtol=1e-7, history=False, **frozen)
 
 
@@ -301,14 +301,14 @@ def test_less_memory_the_same_weights_with_all_blocks_solved():
     agree("mlp", ALL, rule=before, optimizer=tpsgd.ridge(0.1), rtol=1e-8)
 
 
-@pytest.mark.parametrize("schedule", [tpsgd.sequential, tpsgd.simultaneous])
+@pytest.mark.parametrize("order", [tpsgd.sequential, tpsgd.simultaneous])
 @pytest.mark.parametrize("kind", ["mlp", "conv2d", "recurrent"])
-def test_less_memory_the_same_weights_from_a_loader_whose_batches_are_cut(kind, schedule):
+def test_less_memory_the_same_weights_from_a_loader_whose_batches_are_cut(kind, order):
     def loader():
         return DataLoader(TensorDataset(*given_to(kind)), batch_size=7)
 
-    expected, plain = trained(kind, data=loader(), schedule=schedule)
-    found, run = trained(kind, data=loader(), schedule=schedule, **ALL)
+    expected, plain = trained(kind, data=loader(), order=order)
+    found, run = trained(kind, data=loader(), order=order, **ALL)
     close(found, expected)
     assert run.loss == pytest.approx(plain.loss, rel=2e-6)
 
@@ -416,7 +416,7 @@ def test_batch_norm_never_sees_one_sample(n, micro_batch):
         ).double()
     )
     x, y = points(n)
-    settings = {"batch_size": 11, "epochs": 1, "schedule": tpsgd.simultaneous}
+    settings = {"batch_size": 11, "epochs": 1, "order": tpsgd.simultaneous}
     rule, memory = rules.readout(scale=4.0), Memory(micro_batch=micro_batch)
     tpsgd.fit(model, (x.double(), y), rule=rule, memory=memory, **settings)
     learned = [size for size, training in probe.seen if training]

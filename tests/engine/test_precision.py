@@ -41,7 +41,7 @@ def first_step(make, rule, precision, flat, **settings):
     kept: list = []
     x = x.flatten(1) if flat else x
     tpsgd.fit(
-        make(), (x, y), rule=rule, schedule=kept.append, batch_size=64, precision=precision,
+        make(), (x, y), rule=rule, order=kept.append, batch_size=64, precision=precision,
         **settings,
     )  # fmt: skip
     learner = kept[0].learners[0]
@@ -105,15 +105,15 @@ def test_every_activation_and_place(act, at):
 
 
 @pytest.mark.parametrize(
-    ("name", "schedule"),
+    ("name", "order"),
     [("tpsgd_l2", tpsgd.sequential), ("predsim", tpsgd.simultaneous), ("dfa", tpsgd.simultaneous)],
 )
-def test_the_model_stays_in_float32_and_the_seed_decides(name, schedule):
+def test_the_model_stays_in_float32_and_the_seed_decides(name, order):
     found = []
     for precision in (HALF, HALF, None):
         model = convnet(nn.BatchNorm2d)  # its num_batches_tracked is a whole number
         run = tpsgd.fit(
-            model, images(), rule=RULES[name](), schedule=schedule, precision=precision,
+            model, images(), rule=RULES[name](), order=order, precision=precision,
             validation=images(seed=1), **SHORT,
         )  # fmt: skip
         kinds = {t.dtype for t in model.state_dict().values()}
@@ -125,9 +125,7 @@ def test_the_model_stays_in_float32_and_the_seed_decides(name, schedule):
 
 def test_optimizer_state_and_learned_codes_stay_in_float32():
     kept: list = []
-    tpsgd.fit(
-        convnet(), images(), rule=rules.predsim(), schedule=kept.append, precision=HALF, **SHORT
-    )
+    tpsgd.fit(convnet(), images(), rule=rules.predsim(), order=kept.append, precision=HALF, **SHORT)
     learner = kept[0].learners[0]
     learner.start()
     batch, labels = next(kept[0].source.batches()).load()
@@ -142,7 +140,7 @@ def test_optimizer_state_and_learned_codes_stay_in_float32():
 def test_codes_of_feature_maps_are_rounded_once():
     kept: list = []
     tpsgd.fit(
-        convnet(), images(), rule=rules.tpsgd_l2(), schedule=kept.append, precision=HALF, **SHORT
+        convnet(), images(), rule=rules.tpsgd_l2(), order=kept.append, precision=HALF, **SHORT
     )
     learner = kept[0].learners[0]
     learner.start()
@@ -164,7 +162,7 @@ def test_bfloat16_takes_fewer_bytes():
     ways = [
         (tpsgd.fit, {"rule": rules.tpsgd_l2()}),
         (tpsgd.fit, {"rule": rules.readout()}),
-        (tpsgd.fit, {"rule": rules.predsim(), "schedule": tpsgd.simultaneous}),
+        (tpsgd.fit, {"rule": rules.predsim(), "order": tpsgd.simultaneous}),
     ]
     for fit, how in [*ways, (tpsgd.fit_backprop, {})]:
         full, half = (
@@ -191,7 +189,7 @@ def test_a_plan_with_fewer_activations():
             model,
             (2, 6, 6),
             batch_size=64,
-            schedule=tpsgd.sequential,
+            order=tpsgd.sequential,
             precision=p,
             others=False,
             samples=128,
@@ -228,7 +226,7 @@ def test_bfloat16_with_every_other_way_to_save_memory(settings, tmp_path):
     assert losses[1] == pytest.approx(losses[0], rel=0.03)
 
 
-@pytest.mark.parametrize("settings", [{}, {"checkpoint": True}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"segments": True}], ids=str)
 def test_backprop_in_bfloat16(settings):
     found = []
     for precision in (None, HALF):

@@ -23,7 +23,7 @@ def test_settings_say_how_it_was_made():
         mlp(6, 8, 3),
         points(),
         rule=rules.drtp(),
-        schedule=tpsgd.simultaneous,
+        order=tpsgd.simultaneous,
         optimizer=partial(torch.optim.SGD, momentum=0.9),
         lr=0.05,
         epochs=[1, 2],
@@ -33,7 +33,7 @@ def test_settings_say_how_it_was_made():
     wanted = {
         "rule": "drtp",
         "loss": "cross_entropy",
-        "schedule": "simultaneous",
+        "order": "simultaneous",
         "optimizer": "SGD {'momentum': 0.9}",
         "lr": 0.05,
         "epochs": [1, 2],

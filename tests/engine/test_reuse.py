@@ -337,12 +337,12 @@ def test_a_file_keeps_the_inputs_out_of_memory(tmp_path):
 def test_fast_keeps_inputs_if_they_take_less_than_half_of_the_free_memory(epochs, spare):
     inputs = 48 * 8 * 4
 
-    def schedule(net):
+    def order(net):
         assert net.pass_on == InputReuse(None, fast=True)
         net.pass_on = replace(net.pass_on, free_bytes=lambda device: 2 * inputs + spare)
         tpsgd.sequential(net)
 
-    run = tpsgd.fit(mlp(6, 8, 3), points(48), schedule=schedule, epochs=epochs, memory="fast")
+    run = tpsgd.fit(mlp(6, 8, 3), points(48), order=order, epochs=epochs, memory="fast")
     kept = spare > 0 and epochs > 1  # inputs that are read only once are not kept
     assert run.kept_bytes == (inputs if kept else 0)
     assert run.forward_passes == (48 if kept else 48 * epochs)

@@ -1,4 +1,4 @@
-"""The schedule that `fit` takes if none is asked for: by the kind of net and by the rule."""
+"""The order that `fit` takes if none is asked for: by the kind of net and by the rule."""
 
 from copy import deepcopy
 
@@ -8,10 +8,11 @@ from torch import nn
 
 import tpsgd
 from tpsgd import ridge, rls, rules, sequential, simultaneous
-from tpsgd.engine.anatomy import schedule_for
 from tpsgd.engine.backprop import Backprop
 from tpsgd.engine.optimizers import adam
 from tpsgd.engine.settings import Settings
+from tpsgd.engine.spec import completed
+from tpsgd.nets.blocks import split
 
 X, Y = torch.randn(40, 6), torch.arange(40) % 3
 
@@ -25,7 +26,11 @@ def net(blocks: int, norm: bool = True) -> nn.Sequential:
 
 
 def default(blocks: int, rule=None, norm: bool = True, **settings):
-    return schedule_for(rule or rules.readout(), net(blocks, norm), Settings(**settings))
+    return order_of(net(blocks, norm), rule or rules.readout(), **settings)
+
+
+def order_of(model: nn.Module, rule, **settings):
+    return completed(rule, split(model), Settings(**settings)).order
 
 
 @pytest.mark.parametrize(("blocks", "expected"), [(1, sequential), (4, sequential)])
@@ -78,22 +83,22 @@ def test_blocks_that_do_not_learn_are_not_counted(rule, epochs):
 def test_blocks_whose_parameters_may_not_learn_are_not_counted():
     model = net(8)
     model[:12].requires_grad_(False)
-    assert schedule_for(rules.readout(), model, Settings()) is sequential
+    assert order_of(model, rules.readout()) is sequential
 
 
 @pytest.mark.parametrize("asked", [sequential, simultaneous])
 @pytest.mark.parametrize("blocks", [2, 8])
 def test_what_is_asked_for_is_taken(asked, blocks):
-    assert default(blocks, schedule=asked) is asked
+    assert default(blocks, order=asked) is asked
 
 
 def test_dfa_is_refused_block_by_block_if_that_is_asked_for():
-    with pytest.raises(tpsgd.TpsgdError, match=r"use schedule=tpsgd\.simultaneous"):
-        tpsgd.fit(net(2), (X, Y), rule=rules.dfa(), schedule=sequential)
+    with pytest.raises(tpsgd.TpsgdError, match=r"use order=tpsgd\.simultaneous"):
+        tpsgd.fit(net(2), (X, Y), rule=rules.dfa(), order=sequential)
 
 
 def test_backprop_has_one_block():
-    assert schedule_for(Backprop(), nn.LSTM(2, 2), Settings()) is sequential
+    assert completed(Backprop(), [], Settings()).order is sequential
 
 
 @pytest.mark.parametrize(
@@ -106,22 +111,22 @@ def test_backprop_has_one_block():
 )
 def test_records_plans_and_arms_have_the_same_schedule(blocks, rule, name):
     run = tpsgd.fit(net(blocks), (X, Y), rule=rule, epochs=1)
-    assert run.settings["schedule"] == name
+    assert run.settings["order"] == name
     plan = tpsgd.plan(net(blocks), (6,), rule=rule, others=False)
     assert plan.lines[0].name == name
     many = tpsgd.fit_many(lambda: net(blocks), (X, Y), rule=rule, restarts=2, epochs=1)
-    assert {r.settings["schedule"] for r in many.runs} == {name}
+    assert {r.settings["order"] for r in many.runs} == {name}
     data = tpsgd.data.Data("few", (X, Y), (X, Y), ("a", "b", "c"), (6,), "")
     record = tpsgd.compare(data, lambda: net(blocks), [rule], restarts=1, epochs=1)
-    assert record.settings["schedule"] == "by the net and the rule"
-    assert record.results[1].runs[0].settings["schedule"] == name
-    assert record.results[-1].runs[0].settings["schedule"] == "sequential"  # of the control
+    assert record.settings["order"] == "by the net and the rule"
+    assert record.results[1].runs[0].settings["order"] == name
+    assert record.results[-1].runs[0].settings["order"] == "sequential"  # of the control
 
 
 @pytest.mark.full
 def test_a_plan_within_a_budget_keeps_its_schedule():
     planned = tpsgd.plan(net(8), (6,), samples=40, memory="1MB", others=False)
     run = tpsgd.fit(net(8), (X, Y), epochs=2, **planned.settings)
-    assert run.settings["schedule"] == planned.lines[0].name == "sequential"
+    assert run.settings["order"] == planned.lines[0].name == "sequential"
     within = tpsgd.fit(net(8), (X, Y), epochs=2, memory="1MB")
-    assert within.settings["schedule"] == "sequential"
+    assert within.settings["order"] == "sequential"

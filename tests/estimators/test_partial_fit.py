@@ -35,7 +35,7 @@ def test_calls_on_chunks_are_one_run_over_a_loader(word):
     loader = DataLoader(TensorDataset(*map(torch.from_numpy, (X[:1700], Y[:1700]))), 100)
     rule = rules.ALL[word].make()
     tpsgd.fit(
-        model, loader, rule=rule, loss=tpsgd.cross_entropy, schedule=tpsgd.simultaneous,
+        model, loader, rule=rule, loss=tpsgd.cross_entropy, order=tpsgd.simultaneous,
         epochs=1, seed=seed,
     )  # fmt: skip
     for ours, theirs in zip(stream.model_.parameters(), model.parameters(), strict=True):

@@ -81,13 +81,13 @@ def compiled(tmp_path: Path, recipe, **options) -> CompiledNet:
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("net", NETS)
 @pytest.mark.parametrize(
-    "optimizer, batch, codes, schedule",
+    "optimizer, batch, codes, order",
     [("sgd", 1, "hash", tpsgd.simultaneous), ("adam", 4, "flash", tpsgd.sequential)],
 )
-def test_a_net_learns_the_weights_of_fit(net, rule, optimizer, batch, codes, schedule):
+def test_a_net_learns_the_weights_of_fit(net, rule, optimizer, batch, codes, order):
     model, recipe = recipe_of(net, rule, codes, optimizer=optimizer, batch=batch, seed=7)
     steps = 60 if net == "mlp" else 20
-    apart = distances(model, recipe, sources(recipe), schedule, steps, rule=RULES[rule])
+    apart = distances(model, recipe, sources(recipe), order, steps, rule=RULES[rule])
     assert apart.equal, apart
     assert apart.ours < 1e-5
 
@@ -126,7 +126,7 @@ def test_losses_are_those_of_the_objectives(tmp_path):
     losses = net.step(x, labels, 0.0)
     run = tpsgd.fit(
         model, (x, labels), rule=RULES["l2"], lr=1e-12, epochs=1, batch_size=4, seed=0,
-        optimizer=tpsgd.sgd, schedule=tpsgd.simultaneous,
+        optimizer=tpsgd.sgd, order=tpsgd.simultaneous,
     )  # fmt: skip
     expected = [epoch.loss for epoch in run.history]
     assert torch.allclose(losses, torch.tensor(expected, dtype=torch.float32), rtol=1e-5)
@@ -570,7 +570,7 @@ def test_samples_give_the_gain_of_a_readout(tmp_path):
     x = torch.rand(50, 12)
     measured = read_model(model, RULES["learned"], (12,), samples=x)
     run = tpsgd.fit(
-        mlp(), (x, torch.arange(50) % 4), batch_size=50, epochs=1, schedule=tpsgd.simultaneous
+        mlp(), (x, torch.arange(50) % 4), batch_size=50, epochs=1, order=tpsgd.simultaneous
     )
     for block, info in zip(measured.blocks[:2], run.blocks, strict=False):
         assert block.local is not None and info.scale is not None

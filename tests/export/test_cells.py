@@ -163,7 +163,7 @@ def trained(case: Case, x: Tensor, y: Tensor, dtype: torch.dtype) -> Trained:
         warnings.simplefilter("ignore")
         record = tpsgd.fit(
             model, (x.to(dtype), y), rule=keeping_codes(case.rule, codes),
-            schedule=tpsgd.simultaneous, optimizer=OPTIMIZERS[case.optimizer], lr=case.lr,
+            order=tpsgd.simultaneous, optimizer=OPTIMIZERS[case.optimizer], lr=case.lr,
             epochs=1, batch_size=1, seed=case.seed, loss=case.loss, progress=False,
         )  # fmt: skip
     return Trained(model, record, codes)

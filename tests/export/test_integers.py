@@ -489,7 +489,7 @@ def test_int16_follows_float_over_a_few_steps(tmp_path):
     x = torch.tensor(q * 2.0**-integers.input_point, dtype=torch.float32)  # the same inputs
     before = {name: p.detach().clone() for name, p in net.named_parameters()}
     tpsgd.fit(
-        net, (x, y), rule=rule, schedule=tpsgd.simultaneous, optimizer=torch.optim.SGD,
+        net, (x, y), rule=rule, order=tpsgd.simultaneous, optimizer=torch.optim.SGD,
         lr=2.0**-6, epochs=1, batch_size=1, seed=0, progress=False,
     )  # fmt: skip
     order = torch.cat(list(permutation(len(x), Key(0, 0, 0)))).tolist()
@@ -515,7 +515,7 @@ def test_int8_moves_as_float_on_average():
     one = torch.tensor(q[:1] * 2.0**-integers.input_point, dtype=torch.float32)
     before = [net[0].weight.detach().clone(), net[2].weight.detach().clone()]
     tpsgd.fit(
-        net, (one, y[:1]), rule=rule, schedule=tpsgd.simultaneous, optimizer=torch.optim.SGD,
+        net, (one, y[:1]), rule=rule, order=tpsgd.simultaneous, optimizer=torch.optim.SGD,
         lr=2.0**-5, epochs=1, batch_size=1, progress=False,
     )  # fmt: skip
     sums, runs = [0.0, 0.0], 1500

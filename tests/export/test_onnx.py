@@ -140,7 +140,7 @@ def fitted(model, data, rule, optimizer, dtype=torch.float64, **settings):
     """A copy of the model after `fit` on these batches, in their order; and the record."""
     model, (x, labels) = copy.deepcopy(model).to(dtype), data
     batches = TensorDataset(x.flatten(0, 1).to(dtype), labels.flatten())
-    settings = {"schedule": tpsgd.simultaneous, "epochs": 1} | settings
+    settings = {"order": tpsgd.simultaneous, "epochs": 1} | settings
     loader = DataLoader(batches, x.shape[1])
     run = tpsgd.fit(model, loader, rule=rule, optimizer=factory(optimizer), **settings)
     return model, run
@@ -228,7 +228,7 @@ def test_learning_one_block_after_another_is_the_sequential_schedule():
             name = recipe.blocks[block].names["weight"]
             for key in (name, f"m/{name}", f"v/{name}", f"q1/{block + 1}", f"q2/{block + 1}"):
                 assert np.array_equal(before[key], state[key]) != learns
-    settings = {"schedule": tpsgd.sequential, "memory": tpsgd.Memory(reuse=False)}  # no shuffling
+    settings = {"order": tpsgd.sequential, "memory": tpsgd.Memory(reuse=False)}  # no shuffling
     exact, _ = fitted(model, data, rule, optimizer, **settings)
     rounded, _ = fitted(model, data, rule, optimizer, torch.float32, **settings)
     assert_near(state, exact, rounded)
@@ -441,8 +441,8 @@ def without_torch(file, *words):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("epoch", "schedule"), [(False, "--sequential"), (True, "")])
-def test_run_py_learns_digits_with_onnxruntime_and_numpy_alone(tmp_path, epoch, schedule):
+@pytest.mark.parametrize(("epoch", "order"), [(False, "--sequential"), (True, "")])
+def test_run_py_learns_digits_with_onnxruntime_and_numpy_alone(tmp_path, epoch, order):
     x, y = tpsgd.data.load("digits").train
     np.savez(tmp_path / "digits.npz", x=x.numpy(), y=y.numpy())
     model = seeded(
@@ -451,11 +451,11 @@ def test_run_py_learns_digits_with_onnxruntime_and_numpy_alone(tmp_path, epoch, 
     file = tmp_path / "net.onnx"
     written = export(model, file, shape=(1, 8, 8), optimizer="adam", epoch=epoch)
     program, trained = written.paths[3], tmp_path / "trained.npz"
-    words = [tmp_path / "digits.npz", "--lr", "0.01", "--epochs", "5", "--out", trained, schedule]
+    words = [tmp_path / "digits.npz", "--lr", "0.01", "--epochs", "5", "--out", trained, order]
     ended = without_torch(program, *filter(None, words))
     assert not ended.returncode, ended.stderr
     lines = ended.stdout.splitlines()
-    assert len(lines) == (10 if schedule else 5)
+    assert len(lines) == (10 if order else 5)
     assert float(lines[-1].split()[2].rstrip("%")) > 90
     learned = {name: torch.tensor(value) for name, value in np.load(trained).items()}
     model.load_state_dict({name: learned[name] for name, _ in model.named_parameters()})

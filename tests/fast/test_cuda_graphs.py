@@ -126,7 +126,7 @@ RULES = {
     "predsim, no convolution": lambda: rules.predsim(convolve=False),
     "sdfa": rules.sdfa,
 }
-SCHEDULES = {f.__name__: f for f in (tpsgd.sequential, tpsgd.simultaneous)}
+ORDERS = {f.__name__: f for f in (tpsgd.sequential, tpsgd.simultaneous)}
 
 
 def convnet(norm: bool = False):
@@ -140,11 +140,11 @@ def convnet(norm: bool = False):
     return seeded(make)
 
 
-def trained(rule, schedule, norm=False, **settings):
+def trained(rule, order, norm=False, **settings):
     """Weights after two epochs of nine batches and a smaller one."""
     settings = folded(**({"epochs": 2, "batch_size": 8} | settings))
     model = convnet(norm)
-    tpsgd.fit(model, images(75), rule=rule, schedule=SCHEDULES[schedule], **settings)
+    tpsgd.fit(model, images(75), rule=rule, order=ORDERS[order], **settings)
     return state(model)
 
 
@@ -164,17 +164,17 @@ class Replayed(CapturedStep):
 
 
 @pytest.mark.cover(1)
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", SETTINGS)
-def test_replays_read_what_differs_between_batches(name, schedule, monkeypatch):
+def test_replays_read_what_differs_between_batches(name, order, monkeypatch):
     settings = SETTINGS[name]
-    plain = trained(rules.readout(), schedule, **settings)
+    plain = trained(rules.readout(), order, **settings)
     monkeypatch.setattr(cuda_graphs, "_can_capture", lambda *arguments: True)
     monkeypatch.setattr(cuda_graphs, "CapturedStep", Replayed)
     monkeypatch.setattr(Replayed, "captures", 0)
-    close(plain, trained(rules.readout(), schedule, **settings))
+    close(plain, trained(rules.readout(), order, **settings))
     parts = 3 if settings.get("micro_batch") in (2, 3) else 2 if "micro_batch" in settings else 1
-    assert Replayed.captures == parts * (3 if schedule == "sequential" else 1)
+    assert Replayed.captures == parts * (3 if order == "sequential" else 1)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -182,7 +182,7 @@ def test_which_sources_are_captured(name, monkeypatch):
     """On a net whose device is said to be a GPU."""
     nets = []
     settings = folded(**(SETTINGS[name] | {"batch_size": 8}))
-    tpsgd.fit(convnet(), images(75), schedule=nets.append, **settings)
+    tpsgd.fit(convnet(), images(75), order=nets.append, **settings)
     form = nets[0].source.form
     gpu = SimpleNamespace(type="cuda")
 
@@ -198,7 +198,7 @@ def test_which_sources_are_captured(name, monkeypatch):
 
     assert asked(nets[0], nets[0].source)
     for own in (lambda x: x, chain(flip(), lambda x: x)):
-        tpsgd.fit(convnet(), images(75), schedule=nets.append, augment=own, batch_size=8)
+        tpsgd.fit(convnet(), images(75), order=nets.append, augment=own, batch_size=8)
         assert not asked(nets[-1], nets[-1].source)
 
 
@@ -207,7 +207,7 @@ def test_updates_run_beside_later_blocks_where_outputs_are_small():
         nets = []
         settings = folded(**({"batch_size": 8} | settings))
         model = model or convnet()
-        tpsgd.fit(model, images(75), schedule=nets.append, **settings)
+        tpsgd.fit(model, images(75), order=nets.append, **settings)
         return can_update_beside(nets[0].learners, nets[0].source.form)
 
     assert asked()
@@ -228,60 +228,60 @@ def both(monkeypatch):
     """Train on a GPU with steps captured and with plain ones."""
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
 
-    def call(rule, schedule, captures=True, **settings):
+    def call(rule, order, captures=True, **settings):
         made = []
         capture = CapturedStep._capture
         settings |= {"device": "cuda"}
         with monkeypatch.context() as patch:
             watched = lambda *a: made.append(1) or capture(*a)  # noqa: E731
             patch.setattr(CapturedStep, "_capture", watched)
-            first = trained(rule, schedule, **settings)
+            first = trained(rule, order, **settings)
         assert bool(made) is captures
         with monkeypatch.context() as patch:
             patch.setattr("tpsgd.fast.wrapper.captured", lambda step, *_: step)
-            return first, trained(rule, schedule, **settings)
+            return first, trained(rule, order, **settings)
 
     return call
 
 
 @on_gpu
 @pytest.mark.parametrize("norm", [False, True], ids=["", "batch norm"])
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", RULES)
-def test_captured_steps_learn_what_plain_ones_do(name, schedule, norm, both):
-    if name == "sdfa" and schedule == "sequential":
+def test_captured_steps_learn_what_plain_ones_do(name, order, norm, both):
+    if name == "sdfa" and order == "sequential":
         pytest.skip("it needs the error of the net's output")
-    close(*both(RULES[name](), schedule, norm=norm), rtol=1e-4, atol=1e-5)
+    close(*both(RULES[name](), order, norm=norm), rtol=1e-4, atol=1e-5)
 
 
 @on_gpu
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("rule", ["readout", "l2"])
-def test_and_so_they_do_with_every_setting(rule, name, schedule, both):
-    close(*both(RULES[rule](), schedule, **SETTINGS[name]), rtol=1e-4, atol=1e-5)
+def test_and_so_they_do_with_every_setting(rule, name, order, both):
+    close(*both(RULES[rule](), order, **SETTINGS[name]), rtol=1e-4, atol=1e-5)
 
 
 @on_gpu
 @pytest.mark.parametrize("precision", [None, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("blocks", [1, 2])
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", ["readout", "predsim"])
-def test_and_in_blocks_of_several_layers(name, schedule, blocks, precision, both):
+def test_and_in_blocks_of_several_layers(name, order, blocks, precision, both):
     settings = {"blocks": blocks, "precision": precision, "norm": True}
     rtol, atol = (1e-4, 1e-5) if precision is None else (1e-2, 1e-3)
-    close(*both(RULES[name](), schedule, **settings), rtol=rtol, atol=atol)
+    close(*both(RULES[name](), order, **settings), rtol=rtol, atol=atol)
 
 
 @on_gpu
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(
     "name",
     ["readout", "predsim", "predsim, no convolution", "auxiliary", "auxiliary, as published"],
 )
-def test_and_in_a_lower_precision(name, schedule, both):
+def test_and_in_a_lower_precision(name, order, both):
     settings = {"precision": torch.bfloat16, "augment": chain(flip(), crop(1, reflect=True))}
-    close(*both(RULES[name](), schedule, norm=True, **settings), rtol=1e-2, atol=1e-3)
+    close(*both(RULES[name](), order, norm=True, **settings), rtol=1e-2, atol=1e-3)
 
 
 @on_gpu
@@ -337,10 +337,10 @@ def test_backprop_in_micro_batches_is_captured(monkeypatch):
 
 @on_gpu
 @pytest.mark.parametrize("beside", [True, False])
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", ["readout", "l2"])
 @pytest.mark.parametrize("norm", [True, False])
-def test_weights_are_those_of_a_cpu(norm, name, schedule, beside, monkeypatch):
+def test_weights_are_those_of_a_cpu(norm, name, order, beside, monkeypatch):
     """A convolution with its ReLU, optimizers together, figures: each has another path there."""
     monkeypatch.setattr(wrapper, "can_update_beside", lambda *_: beside)
     runs, models = [], []
@@ -354,7 +354,7 @@ def test_weights_are_those_of_a_cpu(norm, name, schedule, beside, monkeypatch):
 
         model = seeded(whole)
         settings = {"epochs": 3, "batch_size": 8, "loss": tpsgd.cross_entropy, "device": device}
-        settings["schedule"] = SCHEDULES[schedule]
+        settings["order"] = ORDERS[order]
         runs.append(tpsgd.fit(model, images(100), rule=RULES[name](), **settings))
         models.append(model.cpu())
     close(*map(state, models), rtol=1e-3, atol=1e-4)

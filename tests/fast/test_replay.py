@@ -45,7 +45,7 @@ NETS = {
         ],
     ),
 }
-SCHEDULES = {"sequential": tpsgd.sequential, "simultaneous": tpsgd.simultaneous}
+ORDERS = {"sequential": tpsgd.sequential, "simultaneous": tpsgd.simultaneous}
 OPTIMIZERS = {
     "adam": partial(torch.optim.Adam, lr=2e-3),
     "adamw": partial(torch.optim.AdamW, lr=2e-3, weight_decay=0.1),
@@ -74,17 +74,17 @@ def build(net, dtype):
 
 
 @pytest.mark.cover(2)
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("net", NETS)
-def test_fit_has_the_weights_of_the_slow_path(net, name, schedule, tapes):
+def test_fit_has_the_weights_of_the_slow_path(net, name, order, tapes):
     rule = RULES[name]
-    if rule.needs_output and schedule == "sequential":
+    if rule.needs_output and order == "sequential":
         pytest.skip("it needs the net's output")
     data, fast, slow = build(net, torch.float64)
     settings = {"epochs": 5, "batch_size": 8, "loss": tpsgd.cross_entropy}
-    tpsgd.fit(fast, data, rule=rule, schedule=SCHEDULES[schedule], **settings)
-    slow_fit(slow, data, rule, SCHEDULES[schedule], **settings)
+    tpsgd.fit(fast, data, rule=rule, order=ORDERS[order], **settings)
+    slow_fit(slow, data, rule, ORDERS[order], **settings)
     assert tapes
     assert distance(fast, slow) < 1e-9
 
@@ -95,19 +95,19 @@ def test_fit_has_the_weights_of_the_slow_path(net, name, schedule, tapes):
 def test_in_float32_too(net, name, tapes):
     data, fast, slow = build(net, torch.float32)
     settings = {"epochs": 5, "batch_size": 8, "loss": tpsgd.cross_entropy}
-    tpsgd.fit(fast, data, rule=RULES[name], schedule=tpsgd.simultaneous, **settings)
+    tpsgd.fit(fast, data, rule=RULES[name], order=tpsgd.simultaneous, **settings)
     slow_fit(slow, data, RULES[name], tpsgd.simultaneous, **settings)
     assert tapes and distance(fast, slow) < 1e-6
 
 
 @pytest.mark.cover(1)
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_every_optimizer_takes_its_own_steps(name, schedule):
+@pytest.mark.parametrize("order", ORDERS)
+def test_every_optimizer_takes_its_own_steps(name, order):
     data, fast, slow = build("mlp", torch.float64)
     settings = {"epochs": 5, "batch_size": 8, "optimizer": OPTIMIZERS[name]}
-    tpsgd.fit(fast, data, schedule=SCHEDULES[schedule], **settings)
-    slow_fit(slow, data, rules.default(), SCHEDULES[schedule], **settings)
+    tpsgd.fit(fast, data, order=ORDERS[order], **settings)
+    slow_fit(slow, data, rules.default(), ORDERS[order], **settings)
     assert distance(fast, slow) < 1e-9
 
 
@@ -129,7 +129,7 @@ def test_a_learning_rate_that_changes_is_followed(kind, count, tapes):
     own = type("Own", (kind,), {})  # of the user's own: never recorded
     data, fast, slow = build("mlp", torch.float64)
     settings = {"epochs": 6, "batch_size": 8, "lr_schedule": partial(ExponentialLR, gamma=0.5)}
-    settings["schedule"] = tpsgd.simultaneous
+    settings["order"] = tpsgd.simultaneous
     tpsgd.fit(fast, data, optimizer=partial(kind, lr=0.02), **settings)
     assert len(tapes) == count
     tapes.clear()
@@ -173,7 +173,7 @@ def test_what_a_callback_changes_is_followed(change, tapes):
             if record.epoch == 2 and record.block == 1:
                 change(model, optimizers[-2])
 
-        settings = {"schedule": tpsgd.simultaneous, "epochs": 4, "batch_size": 8}
+        settings = {"order": tpsgd.simultaneous, "epochs": 4, "batch_size": 8}
         tpsgd.fit(model, (x.double(), y), callbacks=[callback], optimizer=factory, **settings)
         assert bool(tapes) is (kind is torch.optim.SGD)
         tapes.clear()
@@ -183,14 +183,14 @@ def test_what_a_callback_changes_is_followed(change, tapes):
 
 def test_the_record_is_that_of_the_slow_path():
     data, fast, slow = build("mlp", torch.float64)
-    settings = {"epochs": 5, "batch_size": 10, "schedule": tpsgd.simultaneous}
+    settings = {"epochs": 5, "batch_size": 10, "order": tpsgd.simultaneous}
     run = tpsgd.fit(fast, data, **settings)
     losses = slow_fit(slow, data, rules.default(), **settings)
     wanted = torch.tensor(losses).view(5, 5).mean(1).tolist()
     found = [e.loss for e in run.history if e.block == 3]
     assert found == pytest.approx(wanted, rel=1e-6)
     accuracy = (slow(data[0]).argmax(1) == data[1]).double().mean()
-    again = tpsgd.fit(fast, data, epochs=1, lr=0.0, schedule=tpsgd.simultaneous)
+    again = tpsgd.fit(fast, data, epochs=1, lr=0.0, order=tpsgd.simultaneous)
     assert again.history[-1].accuracy == pytest.approx(float(accuracy))
 
 
@@ -215,7 +215,7 @@ def test_a_rule_of_the_users_own_is_not_replayed(tapes):
 
     rule = replace(rules.readout(), objective=objective)
     data, model, _ = build("mlp", torch.float64)
-    tpsgd.fit(model, data, rule=rule, epochs=5, batch_size=8, schedule=tpsgd.simultaneous)
+    tpsgd.fit(model, data, rule=rule, epochs=5, batch_size=8, order=tpsgd.simultaneous)
     assert not tapes and len(calls) == 2 * 5 * 7
 
 
@@ -264,7 +264,7 @@ def test_restarts_are_recorded_as_one(tapes):
     def make():
         return nn.Sequential(*NETS["mlp"][1]()).double()
 
-    settings = {"epochs": 5, "batch_size": 8, "schedule": tpsgd.simultaneous}
+    settings = {"epochs": 5, "batch_size": 8, "order": tpsgd.simultaneous}
     many = tpsgd.fit_many(make, data, restarts=2, **settings)
     assert tapes
     for seed, model in enumerate(many.models):
@@ -307,9 +307,9 @@ OTHER_NETS = {
 }
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("net", OTHER_NETS)
-def test_other_layers_have_the_weights_of_plain_steps(net, schedule, tapes, monkeypatch):
+def test_other_layers_have_the_weights_of_plain_steps(net, order, tapes, monkeypatch):
     data, make = OTHER_NETS[net]
     torch.manual_seed(3)
     samples, models = data(), []
@@ -317,7 +317,7 @@ def test_other_layers_have_the_weights_of_plain_steps(net, schedule, tapes, monk
         if not replays:
             monkeypatch.setattr(wrapper, "replayed", lambda step, *_: step)
         model = seeded(lambda: nn.Sequential(*make()).double())
-        settings = {"epochs": 4, "batch_size": 8, "schedule": SCHEDULES[schedule]}
+        settings = {"epochs": 4, "batch_size": 8, "order": ORDERS[order]}
         tpsgd.fit(model, samples, **settings)
         assert bool(tapes) is replays
         tapes.clear()

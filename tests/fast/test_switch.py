@@ -3,7 +3,7 @@
 import pytest
 import torch
 from helpers import close, state
-from test_matrix import BLOCKS, RULES, SCHEDULES, build
+from test_matrix import BLOCKS, ORDERS, RULES, build
 
 import tpsgd
 from tpsgd.errors import TpsgdError
@@ -11,17 +11,17 @@ from tpsgd.errors import TpsgdError
 
 @pytest.mark.cover(2)
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("kind", BLOCKS)
 @pytest.mark.parametrize("word", [word for word in RULES if word != "tpsgd"])
-def test_plain_steps_train_the_same(word, kind, schedule, monkeypatch):
+def test_plain_steps_train_the_same(word, kind, order, monkeypatch):
     data, make = BLOCKS[kind]
     x, y = data()
     weights = []
     for fast in ("1", "0"):
         monkeypatch.setenv("TPSGD_FAST", fast)
         model = build(make, x)
-        settings = {"schedule": SCHEDULES[schedule], "epochs": 12, "batch_size": 8}
+        settings = {"order": ORDERS[order], "epochs": 12, "batch_size": 8}
         try:
             tpsgd.fit(model, (x, y), rule=word, progress=False, **settings)
         except TpsgdError:

@@ -19,7 +19,7 @@ from tpsgd.adapt import Backbone
 from tpsgd.maths.learning_rates import BatchRates, RateCurve
 from tpsgd.maths.random import Key, permutation
 
-SCHEDULES = {"sequential": tpsgd.sequential, "simultaneous": tpsgd.simultaneous}
+ORDERS = {"sequential": tpsgd.sequential, "simultaneous": tpsgd.simultaneous}
 OPTIMIZERS = {
     "adam": partial(torch.optim.Adam, lr=0.02),
     "adamw": partial(torch.optim.AdamW, lr=0.02, weight_decay=0.1),
@@ -104,24 +104,22 @@ def test_a_curve_is_read_by_its_name():
 # ---- the weights of a loop with torch's schedulers -----------------------------------------------
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_fit_has_the_weights_of_schedulers_stepped_by_hand(name, schedule, tapes):
+def test_fit_has_the_weights_of_schedulers_stepped_by_hand(name, order, tapes):
     (x, y), fast, slow = points(50), mlp(6, 8, 8, 3).double(), mlp(6, 8, 8, 3).double()
     settings = {"epochs": 5, "batch_size": 8}  # seven batches an epoch, the last of two samples
     data, factory = (x.double(), y), OPTIMIZERS[name]
     tpsgd.fit(
-        fast, data, schedule=SCHEDULES[schedule], optimizer=factory, lr_schedule=one_cycle(),
+        fast, data, order=ORDERS[order], optimizer=factory, lr_schedule=one_cycle(),
         **settings,
     )  # fmt: skip
-    slow_fit(
-        slow, data, rules.default(), SCHEDULES[schedule], optimizer=stepped(factory, 35), **settings
-    )
+    slow_fit(slow, data, rules.default(), ORDERS[order], optimizer=stepped(factory, 35), **settings)
     assert distance(fast, slow) < 1e-9
     if name in ("rmsprop", "rate in a tensor"):  # their rates are no argument of a kernel
         assert not tapes
     else:  # recorded once, whatever the rate; two steps to warm up, two to record
-        assert len(tapes) == (3 if schedule == "sequential" else 1)
+        assert len(tapes) == (3 if order == "sequential" else 1)
         assert all(tape.count == 30 - 4 for tape in tapes)
 
 
@@ -133,7 +131,7 @@ def test_a_tape_follows_the_rates_of_blocks_that_go_on_after_others(lr_schedule,
         model = mlp(6, 8, 8, 3).double()
         tpsgd.fit(
             model, (x.double(), y), optimizer=partial(kind, lr=0.02), epochs=[2, 6, 4],
-            batch_size=8, schedule=tpsgd.simultaneous, lr_schedule=lr_schedule,
+            batch_size=8, order=tpsgd.simultaneous, lr_schedule=lr_schedule,
         )  # fmt: skip
         models.append(model)
     assert len(tapes) == 3 and all(tape.count > 30 for tape in tapes)
@@ -155,11 +153,11 @@ def test_backprop_has_the_weights_of_a_plain_torch_loop():
 # ---- the rates one by one ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_each_block_has_the_whole_curve_of_its_epochs_and_its_rate(schedule, noting):
+@pytest.mark.parametrize("order", ORDERS)
+def test_each_block_has_the_whole_curve_of_its_epochs_and_its_rate(order, noting):
     tpsgd.fit(
         mlp(6, 8, 8, 3), points(48), optimizer=noting, lr=[0.5, 0.25, 0.125], epochs=[2, 4, 3],
-        batch_size=16, schedule=SCHEDULES[schedule], lr_schedule=one_cycle(),
+        batch_size=16, order=ORDERS[order], lr_schedule=one_cycle(),
     )  # fmt: skip
     blocks = [r for r in noting.made if r]  # `fit` makes each optimizer once more, to check it
     assert blocks == [rates(6), rates(12, lr=0.25), rates(9, lr=0.125)]
@@ -178,7 +176,7 @@ def test_a_block_that_stops_early_has_the_beginning_of_the_curve(noting):
     tpsgd.fit(
         mlp(6, 8, 3), points(48), optimizer=noting, epochs=5, batch_size=16,
         early_stopping=EarlyStopping(patience=2, min_delta=100.0), lr_schedule=one_cycle(),
-        schedule=tpsgd.simultaneous,
+        order=tpsgd.simultaneous,
     )  # fmt: skip
     assert [r for r in noting.made if r] == [rates(15, taken=9)] * 2
 
@@ -195,7 +193,7 @@ def test_the_curve_goes_on_when_the_net_s_output_is_no_longer_waited_for(noting)
 def test_batch_norm_s_batch_of_one_sample_is_no_step(noting):
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
     settings = {"optimizer": noting, "epochs": 2, "batch_size": 16, "lr_schedule": one_cycle()}
-    tpsgd.fit(model, points(49), schedule=tpsgd.simultaneous, **settings)
+    tpsgd.fit(model, points(49), order=tpsgd.simultaneous, **settings)
     assert [r for r in noting.made if r] == [rates(6)] * 2
 
 
@@ -243,10 +241,10 @@ SOURCES = {
 
 
 @pytest.mark.parametrize("name", SOURCES)
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_a_stream_that_knows_its_length(schedule, name, noting):
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_stream_that_knows_its_length(order, name, noting):
     settings = {"optimizer": noting, "epochs": 2, "batch_size": 16, "lr_schedule": one_cycle()}
-    tpsgd.fit(mlp(6, 8, 3), SOURCES[name](), schedule=SCHEDULES[schedule], **settings)
+    tpsgd.fit(mlp(6, 8, 3), SOURCES[name](), order=ORDERS[order], **settings)
     assert [r for r in noting.made if r] == [rates(6)] * 2
 
 
@@ -272,13 +270,13 @@ def test_more_batches_than_the_data_said_stay_at_the_last_rate(noting):
 # ---- what else trains ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_stacked_restarts_have_the_weights_of_single_ones(schedule):
+@pytest.mark.parametrize("order", ORDERS)
+def test_stacked_restarts_have_the_weights_of_single_ones(order):
     settings = {"epochs": 3, "batch_size": 16, "lr_schedule": one_cycle(), "lr": 0.02}
     one, other = (
         tpsgd.fit_many(
             lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), points(48),
-            restarts=2, stacked=stacked, schedule=SCHEDULES[schedule], **settings,
+            restarts=2, stacked=stacked, order=ORDERS[order], **settings,
         )
         for stacked in (True, False)
     )  # fmt: skip

@@ -192,7 +192,7 @@ def test_the_local_loss_does_not_see_dropout_after_the_activation(rule):
             return nn.Sequential(*first, nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
 
         model = seeded(make)
-        settings = {"schedule": tpsgd.simultaneous, "epochs": 2, "batch_size": 16}
+        settings = {"order": tpsgd.simultaneous, "epochs": 2, "batch_size": 16}
         run = tpsgd.fit(model, points(), rule=rule, **settings)
         assert run.blocks[0].learning == "closed form"
         weights.append([model[i].weight.detach().clone() for i in (0, 3)])
@@ -219,8 +219,8 @@ def test_samples_that_are_alike_have_a_cosine_of_one():
     assert float(similarity(z)[0, 2]) < 0
 
 
-@pytest.mark.parametrize("schedule", [tpsgd.sequential, tpsgd.simultaneous])
-def test_it_learns_and_later_blocks_do_not_reach_earlier_ones(schedule):
+@pytest.mark.parametrize("order", [tpsgd.sequential, tpsgd.simultaneous])
+def test_it_learns_and_later_blocks_do_not_reach_earlier_ones(order):
     def net(last):
         model = seeded(
             lambda: nn.Sequential(
@@ -239,7 +239,7 @@ def test_it_learns_and_later_blocks_do_not_reach_earlier_ones(schedule):
     models = [net(1.0), net(5.0)]
     for model in models:
         before = model[0].weight.clone()
-        tpsgd.fit(model, images(), rule=rules.predsim(), schedule=schedule, epochs=2, batch_size=16)
+        tpsgd.fit(model, images(), rule=rules.predsim(), order=order, epochs=2, batch_size=16)
         assert not torch.equal(before, model[0].weight)
     assert torch.equal(models[0][0].weight, models[1][0].weight)
 

@@ -59,7 +59,7 @@ def least(kind, **settings):
 
 # ---- it is held ----------------------------------------------------------------------------------
 
-KINDS = [("mlp", {"schedule": simultaneous, "rule": rules.dfa()})]
+KINDS = [("mlp", {"order": simultaneous, "rule": rules.dfa()})]
 
 
 @pytest.mark.parametrize(("kind", "settings"), KINDS)

@@ -9,7 +9,7 @@ import tpsgd
 from tpsgd import Recurrent
 
 CLASSES = 3
-SCHEDULES = {"sequential": tpsgd.sequential, "simultaneous": tpsgd.simultaneous}
+ORDERS = {"sequential": tpsgd.sequential, "simultaneous": tpsgd.simultaneous}
 
 
 def pixels(at, layers, units=16):
@@ -25,7 +25,7 @@ def pixels(at, layers, units=16):
 @pytest.mark.parametrize("layers", with_full([1, 2], [2]))
 def test_memory_is_flat_in_the_length_and_planned(at, layers):
     peaks = []
-    settings = {"batch_size": 8, "epochs": 1, "schedule": tpsgd.simultaneous, "window": 7}
+    settings = {"batch_size": 8, "epochs": 1, "order": tpsgd.simultaneous, "window": 7}
     for steps in (21, 63):
         x, y = torch.rand(24, steps, 1), torch.arange(24) % CLASSES
         run = tpsgd.fit(pixels(at, layers), (x, y), **settings)
@@ -35,10 +35,10 @@ def test_memory_is_flat_in_the_length_and_planned(at, layers):
     assert peaks[1] <= 1.03 * peaks[0]
 
 
-@pytest.mark.parametrize("schedule", with_full(SCHEDULES, ["simultaneous"]))
-def test_plans_are_what_will_be_measured(schedule, steps=10):
+@pytest.mark.parametrize("order", with_full(ORDERS, ["simultaneous"]))
+def test_plans_are_what_will_be_measured(order, steps=10):
     x, y = torch.rand(24, steps, 1), torch.arange(24) % CLASSES
-    settings = {"batch_size": 8, "epochs": 2, "schedule": SCHEDULES[schedule]}
+    settings = {"batch_size": 8, "epochs": 2, "order": ORDERS[order]}
     settings["memory"] = tpsgd.Memory(reuse=False)
     run = tpsgd.fit(pixels("mean", 2), (x, y), **settings)
     plan = tpsgd.plan(pixels("mean", 2), (steps, 1), samples=24, **settings)

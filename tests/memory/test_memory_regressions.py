@@ -112,7 +112,7 @@ def test_a_block_that_pools_learns_in_the_memory_of_its_output():
             nn.Flatten(), nn.Linear(16 * 32 * 32 // 4 ** len(pool), 3),
         )  # fmt: skip
         settings = {"rule": rules.readout(features=64), "batch_size": 32, "samples": 64}
-        settings |= {"schedule": tpsgd.simultaneous, "others": False}
+        settings |= {"order": tpsgd.simultaneous, "others": False}
         plan = tpsgd.plan(model, (3, 32, 32), **settings)
         return plan.lines[0].parts["activations"]
 

@@ -115,7 +115,7 @@ def agree(kind, n=N, slack=0, **settings):
     assert line.kept == run.kept_bytes
 
 
-TOGETHER = {"schedule": simultaneous}
+TOGETHER = {"order": simultaneous}
 SAVING = {"micro_batch": 8, "redraw": True, "slices": 4}
 HEAD = [tpsgd.sgd, tpsgd.sgd, tpsgd.ridge()]
 GRID = [
@@ -204,7 +204,7 @@ def test_every_line_of_a_plan_is_what_training_takes(kind):
     assert names[:2] == ["sequential", "simultaneous"] and names[-1] == "last layer alone"
     segments = found[names[3]].segments
     assert bool(segments) == (kind != "recurrent") == bool(found.remarks)
-    ways = BACKPROP | ({"backprop, checkpointed": {"checkpoint": segments}} if segments else {})
+    ways = BACKPROP | ({"backprop, checkpointed": {"segments": segments}} if segments else {})
     runs = {name: measured(kind, fit=tpsgd.fit_backprop, **way) for name, way in ways.items()}
     runs["sequential"] = measured(kind)
     runs["simultaneous"] = measured(kind, **TOGETHER)
@@ -221,7 +221,7 @@ def test_checkpointing_has_the_segments_that_save_most():
     inputs = rehearse.Inputs((6,), torch.float32, 128)
     best = best_segments(make(), inputs, Settings(batch_size=64))
     peaks = {
-        n: tpsgd.fit_backprop(make(), data, checkpoint=n, epochs=1, batch_size=64).peak_bytes
+        n: tpsgd.fit_backprop(make(), data, segments=n, epochs=1, batch_size=64).peak_bytes
         for n in (1, 2, 3, 4, 5, 9)
     }
     assert min(peaks.values()) == peaks[best] < min(peaks[1], peaks[9])
@@ -412,7 +412,7 @@ def test_a_model_that_is_too_large_for_this_machine_can_be_planned():
 # ---- mistakes ------------------------------------------------------------------------------------
 
 WRONG = {
-    "schedule": ({"schedule": "sequential"}, "schedule must be tpsgd.sequential"),
+    "order": ({"order": "sequential"}, "order must be tpsgd.sequential"),
     "rule": ({"rule": rules.readout}, r"write tpsgd.rules.readout\(\)"),
     "no rule's word": ({"rule": "redout"}, "unknown rule 'redout': did you mean 'readout'"),
     "rules": ({"rule": [rules.readout()] * 2}, "list of 3, one per block, got 2"),
@@ -425,8 +425,8 @@ WRONG = {
         "plan has no argument 'bach_size'.*batch_size",
     ),
     "waiting": (
-        {"rule": rules.dfa(), "schedule": tpsgd.sequential},
-        "use schedule=tpsgd.simultaneous",
+        {"rule": rules.dfa(), "order": tpsgd.sequential},
+        "use order=tpsgd.simultaneous",
     ),
     "loss": ({"loss": "msee"}, "loss must be"),
     "budget": ({"budget": "4 apples"}, "no amount of memory"),
@@ -487,11 +487,11 @@ BLOCKS_OF_LAYERS = [1, 2, 3, [2, 2], [3, 1]]
 
 
 @pytest.mark.cover(1)
-@pytest.mark.parametrize("schedule", [tpsgd.sequential, simultaneous], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("order", [tpsgd.sequential, simultaneous], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("rule", [rules.readout, partial(rules.readout, True), rules.predsim])
 @pytest.mark.parametrize("blocks", BLOCKS_OF_LAYERS, ids=str)
-def test_blocks_of_several_layers(blocks, rule, schedule):
-    agree("stages", blocks=blocks, rule=rule(), schedule=schedule)
+def test_blocks_of_several_layers(blocks, rule, order):
+    agree("stages", blocks=blocks, rule=rule(), order=order)
 
 
 @pytest.mark.parametrize(
@@ -501,20 +501,20 @@ def test_blocks_of_several_layers(blocks, rule, schedule):
         {"reuse": False},
         {"precision": torch.bfloat16, "slack": 64},
         {"optimizer": momentum},
-        {"rule": rules.dfa(), "schedule": simultaneous},
+        {"rule": rules.dfa(), "order": simultaneous},
     ],
     ids=" and ".join,
 )
 def test_blocks_of_several_layers_in_other_ways(settings):
-    agree("stages", **({"blocks": 2, "schedule": tpsgd.sequential} | settings))
+    agree("stages", **({"blocks": 2, "order": tpsgd.sequential} | settings))
 
 
 @pytest.mark.full
 def test_a_plan_of_blocks_also_has_a_layer_per_block():
-    plan = tpsgd.plan(stages(), (2, 6, 6), blocks=2, batch_size=BATCH, schedule=simultaneous)
+    plan = tpsgd.plan(stages(), (2, 6, 6), blocks=2, batch_size=BATCH, order=simultaneous)
     names = [line.name for line in plan.lines]
     assert names[:2] == ["simultaneous", "a layer per block"] and "backprop" in names
-    alone = tpsgd.plan(stages(), (2, 6, 6), batch_size=BATCH, schedule=simultaneous)
+    alone = tpsgd.plan(stages(), (2, 6, 6), batch_size=BATCH, order=simultaneous)
     assert plan["a layer per block"].peak == alone["simultaneous"].peak
     per_block = tpsgd.plan(stages(), (2, 6, 6), blocks=2, epochs=[1, 2], others=True)
     assert "a layer per block" not in [line.name for line in per_block.lines]

@@ -303,7 +303,7 @@ def test_training_by_the_fallback_equals_training_in_closed_form(net, name, at):
             model,
             (x, y),
             rule=DRAWN[name](at=at),
-            schedule=tpsgd.simultaneous,
+            order=tpsgd.simultaneous,
             epochs=2,
             batch_size=16,
         )
@@ -347,14 +347,14 @@ FALLBACK = {
 }
 
 
-@pytest.mark.parametrize("schedule", [tpsgd.sequential, tpsgd.simultaneous])
+@pytest.mark.parametrize("order", [tpsgd.sequential, tpsgd.simultaneous])
 @pytest.mark.parametrize("name", FALLBACK)
-def test_the_fallback_says_so_and_moves_every_parameter(name, schedule):
+def test_the_fallback_says_so_and_moves_every_parameter(name, order):
     x, y = images()
     model = seeded(lambda: nn.Sequential(*FALLBACK[name](), nn.LazyLinear(3)))
     model(x)
     before = state(model)
-    run = tpsgd.fit(model, (x, y), rule=rules.readout(), schedule=schedule, epochs=2, batch_size=8)
+    run = tpsgd.fit(model, (x, y), rule=rules.readout(), order=order, epochs=2, batch_size=8)
     assert [b.learning for b in run.blocks] == ["autograd", "closed form"]
     for p_name, p in model.named_parameters():
         assert not torch.equal(p, before[p_name]), p_name
@@ -363,11 +363,11 @@ def test_the_fallback_says_so_and_moves_every_parameter(name, schedule):
 
 
 @pytest.mark.parametrize("norm", [nn.LayerNorm, nn.BatchNorm1d])
-@pytest.mark.parametrize("schedule", [tpsgd.sequential, tpsgd.simultaneous])
-def test_a_norm_after_the_activation_learns_with_the_next_block(norm, schedule):
+@pytest.mark.parametrize("order", [tpsgd.sequential, tpsgd.simultaneous])
+def test_a_norm_after_the_activation_learns_with_the_next_block(norm, order):
     model = seeded(lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), norm(8), nn.Linear(8, 3)))
     before = state(model)
-    run = tpsgd.fit(model, points(), schedule=schedule, epochs=[0, 2], batch_size=16)
+    run = tpsgd.fit(model, points(), order=order, epochs=[0, 2], batch_size=16)
     assert [b.learning for b in run.blocks] == ["closed form", "autograd"]
     moved = {k for k, p in model.named_parameters() if not torch.equal(p, before[k])}
     assert moved == {"2.weight", "2.bias", "3.weight", "3.bias"}
@@ -435,7 +435,7 @@ def test_a_module_in_place_does_not_spoil_an_earlier_blocks_output(second, name)
             model,
             points(),
             rule=DRAWN[name](),
-            schedule=tpsgd.simultaneous,
+            order=tpsgd.simultaneous,
             epochs=2,
             batch_size=16,
         )

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("unwatched")
 
 CLASSES, UNITS = 3, 5
 PLACES = ("last", "mean", "every")
-SCHEDULES = {"sequential": tpsgd.sequential, "simultaneous": tpsgd.simultaneous}
+ORDERS = {"sequential": tpsgd.sequential, "simultaneous": tpsgd.simultaneous}
 SGD = {"optimizer": torch.optim.SGD, "lr": 0.01}
 RULES = {
     "readout": rules.readout,
@@ -183,7 +183,7 @@ def learner_of(model, data, **settings):
     """The first block with its objective drawn, and all samples as one batch."""
     kept = []
     settings = {"optimizer": tpsgd.sgd, "lr": 0.1, "batch_size": 1000} | settings
-    tpsgd.fit(model, data, schedule=kept.append, **settings)
+    tpsgd.fit(model, data, order=kept.append, **settings)
     learner = kept[0].learners[0]
     learner.start()
     return learner, *next(kept[0].source.batches()).load()
@@ -226,15 +226,15 @@ def test_errors_of_the_output_teach_it_too(rule, at):
     assert not same(state(before[0]), state(after[0]))
 
 
-# ---- windows, schedules, and data of all kinds ---------------------------------------------------
+# ---- windows, orders, and data of all kinds ---------------------------------------------------
 
 
 @pytest.mark.cover(1)
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("at", PLACES)
-def test_windows_and_recomputed_inputs_change_nothing(at, schedule):
+def test_windows_and_recomputed_inputs_change_nothing(at, order):
     x, y = sequences(steps=11)
-    settings = {"schedule": SCHEDULES[schedule]}
+    settings = {"order": ORDERS[order]}
     right = state(fitted(stack(at), (x, y), **settings))
     for window in (1, 3, 50):
         close(state(fitted(stack(at), (x, y), window=window, **settings)), right)
@@ -242,11 +242,11 @@ def test_windows_and_recomputed_inputs_change_nothing(at, schedule):
     close(state(fitted(stack(at), (x, y), **settings)), right)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("at", PLACES)
-def test_padding_does_not_count(at, schedule):
+def test_padding_does_not_count(at, order):
     x, y = sequences(steps=11)
-    settings = {"schedule": SCHEDULES[schedule]}
+    settings = {"order": ORDERS[order]}
     padded = ragged(x)
     junk = Padded(padded.data.clone(), padded.lengths)
     for row, n in zip(junk.data, junk.lengths, strict=True):
@@ -323,7 +323,7 @@ def test_nothing_passes_between_layers():
     other = stack("mean")
     for p in other[1:].parameters():
         p.data.add_(1.0)
-    settings = {"schedule": tpsgd.simultaneous, "epochs": 1}
+    settings = {"order": tpsgd.simultaneous, "epochs": 1}
     a, b = (fitted(model, (x, y), **settings) for model in (stack("mean"), other))
     assert same(state(a[0]), state(b[0]))
     assert not same(state(a[1]), state(b[1]))
@@ -373,7 +373,7 @@ def test_a_step_is_recorded_as_a_tape(monkeypatch):
     monkeypatch.setattr(replay, "Tape", lambda *a: tapes.append(tape(*a)) or tapes[-1])
     x, y = torch.rand(320, 20, 1), torch.arange(320) % CLASSES
     model = pixels("mean", 2)
-    tpsgd.fit(model, (x, y), batch_size=8, epochs=1, schedule=tpsgd.simultaneous)
+    tpsgd.fit(model, (x, y), batch_size=8, epochs=1, order=tpsgd.simultaneous)
     assert len(tapes) == 1
     assert all(p.isfinite().all() for p in model.parameters())
 

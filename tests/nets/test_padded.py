@@ -57,11 +57,11 @@ def fitted(model, data, fit=tpsgd.fit, **settings):
 
 
 @pytest.mark.cover(1)
-@pytest.mark.parametrize("schedule", [tpsgd.sequential, tpsgd.simultaneous])
+@pytest.mark.parametrize("order", [tpsgd.sequential, tpsgd.simultaneous])
 @pytest.mark.parametrize("kind", NETS)
-def test_what_lies_in_the_padding_never_matters(kind, schedule):
+def test_what_lies_in_the_padding_never_matters(kind, order):
     for name in ("drtp", "tpsgd", "readout_learned") if kind == "one layer" else ("tpsgd_l1",):
-        settings = {"rule": LOCAL[name](), "schedule": schedule, "epochs": 2, "batch_size": 7}
+        settings = {"rule": LOCAL[name](), "order": order, "epochs": 2, "batch_size": 7}
         settings["validation"] = (filled(RAGGED, -1e9), Y)
         wanted = fitted(net(kind), (filled(RAGGED, 0.0), Y), **settings)
         assert same(fitted(net(kind), (filled(RAGGED, 1e9), Y), **settings), wanted)
@@ -98,8 +98,8 @@ def test_nor_for_tokens():
 @pytest.mark.parametrize("kind", NETS)
 def test_padding_beyond_the_longest_sequence(kind):
     longer = Padded(torch.cat([RAGGED.data, torch.full((12, 3, 4), 1e9)], 1), RAGGED.lengths)
-    for schedule in (tpsgd.sequential, tpsgd.simultaneous):
-        found = [fitted(net(kind), (x, Y), schedule=schedule) for x in (RAGGED, longer)]
+    for order in (tpsgd.sequential, tpsgd.simultaneous):
+        found = [fitted(net(kind), (x, Y), order=order) for x in (RAGGED, longer)]
         close(*found)
 
 
@@ -126,8 +126,8 @@ def test_a_step_is_the_mean_over_all_steps_of_all_sequences(name, kind):
 @pytest.mark.parametrize("kind", NETS)
 def test_equal_lengths_are_a_plain_tensor(kind):
     full = Padded(X, torch.full((12,), 5))
-    for schedule in (tpsgd.sequential, tpsgd.simultaneous):
-        settings = {"schedule": schedule, "epochs": 2, "batch_size": 5}
+    for order in (tpsgd.sequential, tpsgd.simultaneous):
+        settings = {"order": order, "epochs": 2, "batch_size": 5}
         close(fitted(net(kind), (full, Y), **settings), fitted(net(kind), (X, Y), **settings))
 
 
@@ -201,7 +201,7 @@ def loader(**options):
 @pytest.mark.parametrize("fit", [tpsgd.fit, tpsgd.fit_backprop])
 @pytest.mark.parametrize("kind", NETS)
 def test_a_loader_of_packed_sequences(kind, fit):
-    settings = {} if fit is tpsgd.fit_backprop else {"schedule": tpsgd.simultaneous}
+    settings = {} if fit is tpsgd.fit_backprop else {"order": tpsgd.simultaneous}
     found = fitted(net(kind), loader(batch_size=12), fit, **settings)
     close(found, fitted(net(kind), (RAGGED, Y), fit, **settings))
     assert tpsgd.evaluate(net(kind), loader(batch_size=5)) == tpsgd.evaluate(net(kind), (RAGGED, Y))

@@ -233,7 +233,7 @@ def test_nn_rnn_inside_a_model_is_the_same_net(case):
         out = block(out)
     torch.testing.assert_close(out, wanted)
     kept = []
-    tpsgd.fit(model, (X, Y), schedule=kept.append, batch_size=100)
+    tpsgd.fit(model, (X, Y), order=kept.append, batch_size=100)
     out = next(kept[0].source.batches()).load()[0]
     with torch.no_grad():
         for learner in kept[0].learners:
@@ -243,12 +243,12 @@ def test_nn_rnn_inside_a_model_is_the_same_net(case):
 
 @pytest.mark.cover(1)
 @pytest.mark.parametrize("case", [k for k in RNNS if k.startswith("tanh")])
-@pytest.mark.parametrize("schedule", [tpsgd.sequential, tpsgd.simultaneous])
-def test_training_changes_torchs_own_parameters(case, schedule):
+@pytest.mark.parametrize("order", [tpsgd.sequential, tpsgd.simultaneous])
+def test_training_changes_torchs_own_parameters(case, order):
     model = with_head(torchs(**RNNS[case]))
     rnn, before, names = model[0], state(model), list(model.state_dict())
     held = {name: p for name, p in model.named_parameters()}
-    run = tpsgd.fit(model, (X, Y), schedule=schedule, epochs=1)
+    run = tpsgd.fit(model, (X, Y), order=order, epochs=1)
     assert model[0] is rnn and list(model.state_dict()) == names
     assert all(p is held[name] for name, p in model.named_parameters())
     assert all(not torch.equal(before[k], v) for k, v in state(model).items())
@@ -376,9 +376,9 @@ def test_a_recurrent_layer_after_and_before_other_layers():
         nn.ReLU(), nn.Linear(8, 3),
     ).double()  # fmt: skip
     before = state(model)
-    for schedule in (tpsgd.sequential, tpsgd.simultaneous):
-        run = tpsgd.fit(model, (X, Y), schedule=schedule, epochs=1)
-        last = "solved" if schedule is tpsgd.sequential else "closed form"
+    for order in (tpsgd.sequential, tpsgd.simultaneous):
+        run = tpsgd.fit(model, (X, Y), order=order, epochs=1)
+        last = "solved" if order is tpsgd.sequential else "closed form"
         assert [b.learning for b in run.blocks] == [*["closed form"] * 3, last]
     assert all(not torch.equal(before[k], v) for k, v in state(model).items())
 

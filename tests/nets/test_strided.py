@@ -116,7 +116,7 @@ def net():
         tpsgd.fit,
         lambda *a, **k: tpsgd.fit(*a, rule=tpsgd.rules.auxiliary(), blocks=2, **k),
         tpsgd.fit_backprop,
-        lambda *a, **k: tpsgd.fit_backprop(*a, checkpoint=True, **k),
+        lambda *a, **k: tpsgd.fit_backprop(*a, segments=True, **k),
     ],
     ids=["fit", "blocks", "backprop", "checkpointed"],
 )

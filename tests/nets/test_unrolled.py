@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("unwatched")
 CLASSES, HIDDEN = 3, 5
 SGD = {"optimizer": torch.optim.SGD, "lr": 0.5}
 RECOMPUTED = tpsgd.Memory(reuse=False)
-SCHEDULES = {"sequential": tpsgd.sequential, "simultaneous": tpsgd.simultaneous}
+ORDERS = {"sequential": tpsgd.sequential, "simultaneous": tpsgd.simultaneous}
 ANY = {**LOCAL, "tpsgd_smooth_l1": lambda **k: rules.tpsgd(F.smooth_l1_loss, **k)}
 
 
@@ -110,16 +110,16 @@ def naive(layer, way, x, y, d, codes):
 NAMES = ("weight_x", "weight_h", "bias_x", "bias_h")
 
 
-@pytest.mark.parametrize(("both_ways", "schedule"), [(False, "sequential"), (True, "simultaneous")])
+@pytest.mark.parametrize(("both_ways", "order"), [(False, "sequential"), (True, "simultaneous")])
 @pytest.mark.parametrize("name", D)
-def test_one_step_is_the_papers_sum_written_out(name, both_ways, schedule):
+def test_one_step_is_the_papers_sum_written_out(name, both_ways, order):
     make, projection, d = D[name]
     x, y = sequences(n=6, steps=4)
     layer = wide(lambda init: Recurrent.paper(4, HIDDEN, init=init, bidirectional=both_ways))
     model = net(layer, units=HIDDEN * (1 + both_ways))
     for p in model[0].parameters():
         nn.init.normal_(p, generator=torch.Generator().manual_seed(1))
-    after = fitted(model, (x, y), rule=make(), seed=7, schedule=SCHEDULES[schedule])
+    after = fitted(model, (x, y), rule=make(), seed=7, order=ORDERS[order])
     for way in range(1 + both_ways):
         codes = [projection()((HIDDEN,), CLASSES, Key(7, -1 if way else 0, t)) for t in range(4)]
         step = naive(model[0], way, x, y, d, codes)
@@ -150,7 +150,7 @@ def first_learner(model, data, **settings):
     """The first block with its objective drawn, and all samples as one batch."""
     kept = []
     settings |= {"optimizer": tpsgd.sgd, "lr": 0.1}
-    tpsgd.fit(model, data, schedule=kept.append, batch_size=1000, **settings)
+    tpsgd.fit(model, data, order=kept.append, batch_size=1000, **settings)
     learner = kept[0].learners[0]
     learner.start()
     return learner, *next(kept[0].source.batches()).load()
@@ -313,7 +313,7 @@ def test_simultaneous_updates_of_a_stack_are_those_of_its_parts_on_the_old_state
     lower = cell(sequence=True, bidirectional=first)
     stack = net(lower, cell(HIDDEN * (1 + first), 6), units=6)
     codes = projections.normal()
-    settings = {"rule": LOCAL[name](projection=codes), "schedule": tpsgd.simultaneous}
+    settings = {"rule": LOCAL[name](projection=codes), "order": tpsgd.simultaneous}
     whole = fitted(stack, (x, y), **settings)
     with torch.no_grad():
         states = stack[0](x)
@@ -333,8 +333,8 @@ def test_three_layers_in_lockstep_equal_three_with_something_between_them():
         parts = (cell(sequence=True), cell(HIDDEN, 6, sequence=True), cell(6, HIDDEN))
         return net(parts[0], *between, parts[1], *between, parts[2])
 
-    for schedule, name in product(SCHEDULES.values(), ("tpsgd", "readout")):
-        settings = {"rule": LOCAL[name](), "schedule": schedule, "epochs": 2, "memory": RECOMPUTED}
+    for order, name in product(ORDERS.values(), ("tpsgd", "readout")):
+        settings = {"rule": LOCAL[name](), "order": order, "epochs": 2, "memory": RECOMPUTED}
         pulled = fitted(made(), (x, y), window=2, **settings)
         kept = fitted(made(lambda: nn.Dropout(0.0)), (x, y), **settings)
         for p, q in zip(pulled.parameters(), kept.parameters(), strict=True):
@@ -399,18 +399,18 @@ TALL = {
 
 
 CHUNKED = [
-    (name, kind, schedule)
-    for name, kind, schedule in product(LOCAL, TALL, SCHEDULES)
-    if (schedule == "sequential" or len(TALL[kind][0]) > 1)
+    (name, kind, order)
+    for name, kind, order in product(LOCAL, TALL, ORDERS)
+    if (order == "sequential" or len(TALL[kind][0]) > 1)
     and (kind == "two layers" or name in ("tpsgd_l1", "readout_learned"))
 ]
 
 
 @pytest.mark.cover(2)
-@pytest.mark.parametrize(("name", "kind", "schedule"), CHUNKED)
-def test_chunked_is_whole(name, kind, schedule):
+@pytest.mark.parametrize(("name", "kind", "order"), CHUNKED)
+def test_chunked_is_whole(name, kind, order):
     layers, units, data = TALL[kind]
-    settings = {"rule": LOCAL[name](), "schedule": SCHEDULES[schedule], "batch_size": 4}
+    settings = {"rule": LOCAL[name](), "order": ORDERS[order], "batch_size": 4}
     whole = fitted(net(*layers, units=units), data(), memory=RECOMPUTED, **settings)
     assert not same(state(whole), state(net(*layers, units=units)))
     for window in (1, 3, 7, 100) if len(layers) > 1 else (1, 3):
@@ -535,7 +535,7 @@ def test_the_same_code_at_each_step_is_a_property_of_the_rule():
 def test_dfa_projects_the_error_at_every_step(name):
     x, y = sequences()
     model = net(cell(sequence=True), cell(HIDDEN, 6), units=6)
-    after = fitted(model, (x, y), rule=LOCKED[name](), schedule=tpsgd.simultaneous)
+    after = fitted(model, (x, y), rule=LOCKED[name](), order=tpsgd.simultaneous)
     with torch.no_grad():
         states = model[0](x)
         error = F.one_hot(y, 3).double() - model(x).softmax(1)

@@ -80,16 +80,16 @@ def drawing() -> nn.Module:
     return model
 
 
-def sgd_case(make: Any, data: Any, rule: Any, schedule: Any, **more: Any) -> Case:
-    settings = {"rule": rule, "schedule": schedule, "optimizer": momentum}
+def sgd_case(make: Any, data: Any, rule: Any, order: Any, **more: Any) -> Case:
+    settings = {"rule": rule, "order": order, "optimizer": momentum}
     return Case(make, data, settings | more)
 
 
 def nets_and_rules() -> dict[str, Case]:
     cases = {}
     for name, rule in RULES.items():
-        for schedule in (tpsgd.sequential, tpsgd.simultaneous):
-            cases[f"{name} {schedule.__name__}"] = sgd_case(MLP, POINTS, rule, schedule)
+        for order in (tpsgd.sequential, tpsgd.simultaneous):
+            cases[f"{name} {order.__name__}"] = sgd_case(MLP, POINTS, rule, order)
     for name, rule in (("dfa", rules.dfa()), ("sdfa", rules.sdfa())):
         cases[name] = sgd_case(MLP, POINTS, rule, None)
     images_30, steps_30 = (lambda: doubled(images(30))), (lambda: sequences(30, 3))
@@ -102,7 +102,7 @@ def nets_and_rules() -> dict[str, Case]:
 
 
 def settings_of_fit() -> dict[str, Case]:
-    plain, together = partial(Case, MLP), {"schedule": tpsgd.simultaneous}
+    plain, together = partial(Case, MLP), {"order": tpsgd.simultaneous}
     return {
         "adam": plain(POINTS, together),
         "fewer samples than ranks": plain(partial(POINTS, 24), {"epochs": 1, "batch_size": 23}),
@@ -134,7 +134,7 @@ def settings_of_fit() -> dict[str, Case]:
 
 def solvers_and_backprop() -> dict[str, Case]:
     plain, solved_head = partial(Case, MLP), [momentum, momentum, tpsgd.ridge()]
-    frozen = {"rule": rules.frozen(), "schedule": tpsgd.simultaneous}
+    frozen = {"rule": rules.frozen(), "order": tpsgd.simultaneous}
     wide = partial(mlp, 6, 40, 3)
     return {
         "ridge head": plain(POINTS, {"optimizer": solved_head}),
@@ -158,7 +158,7 @@ def solvers_and_backprop() -> dict[str, Case]:
 def as_micro_batches() -> dict[str, Case]:
     """What sees the samples of its rank only: as in micro-batches of as many samples."""
     norm = net(lambda: nn.Linear(6, 9), lambda: nn.BatchNorm1d(9), nn.Tanh, lambda: nn.Linear(9, 3))
-    settings = {"schedule": tpsgd.simultaneous, "optimizer": momentum, "batch_size": 12}
+    settings = {"order": tpsgd.simultaneous, "optimizer": momentum, "batch_size": 12}
     of_24 = partial(POINTS, 24)
     return {
         "auxiliary": Case(MLP, of_24, settings | {"rule": rules.auxiliary()}),

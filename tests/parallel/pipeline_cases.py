@@ -18,14 +18,14 @@ from helpers import Residual, images, mlp, points, seeded
 from parallel.forked import forked
 from torch import nn
 from torch.utils.data import BatchSampler, RandomSampler
+from tpsgd_parallel import handover
+from tpsgd_parallel.ranks import joined
 
 import tpsgd
 from tpsgd import EarlyStopping, Memory, rules
 from tpsgd.cli import app
 from tpsgd.data import load
 from tpsgd.engine.optimizers import adam
-from tpsgd.parallel import handover
-from tpsgd.parallel.ranks import joined
 
 LOCAL = [word for word, entry in rules.ALL.items() if word not in ("dfa", "sdfa", "random")]
 STEPPED = partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5)
@@ -203,7 +203,7 @@ def differing(name, *values, **others):
 
 REFUSALS = {
     "dfa": (deep, POINTS, {"rule": rules.dfa()}),
-    "sequential": (deep, POINTS, {"schedule": tpsgd.sequential}),
+    "sequential": (deep, POINTS, {"order": tpsgd.sequential}),
     "too few blocks": (lambda: nn.Sequential(nn.Linear(6, 3)), POINTS, {}),
     "stages": (deep, POINTS, {"parallel": tpsgd.pipeline([2, 1])}),
     "recurrent": (recurrent, lambda: (torch.zeros(8, 5, 4), torch.arange(8) % 3), {}),

@@ -128,7 +128,7 @@ def fail(failing: int, failure: str) -> str:
             raise ValueError("broken on purpose")
 
     model[0].register_forward_hook(hook)
-    settings = {"epochs": 50, "batch_size": 8, "schedule": tpsgd.simultaneous}
+    settings = {"epochs": 50, "batch_size": 8, "order": tpsgd.simultaneous}
     try:
         tpsgd.fit(model, POINTS(), **settings, parallel=tpsgd.data_parallel())
     except tpsgd.TpsgdError as error:

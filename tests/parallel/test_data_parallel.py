@@ -23,12 +23,12 @@ from parallel.cases import (
 )
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
+from tpsgd_parallel import ranks as ranks_module
+from tpsgd_parallel.ranks import Ranks
+from tpsgd_parallel.shares import span
 
 import tpsgd
 from tpsgd import Memory, Recurrent, TpsgdError
-from tpsgd.parallel import ranks as ranks_module
-from tpsgd.parallel.ranks import Ranks
-from tpsgd.parallel.shares import span
 from tpsgd.solvers.least_squares import MomentSums
 
 RANK = Path(__file__).with_name("rank.py")

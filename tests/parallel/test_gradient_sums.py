@@ -5,10 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
-
-from tpsgd.parallel import gradient_sums
-from tpsgd.parallel.data_parallel import _wrapped
-from tpsgd.parallel.gradient_sums import GradientSums
+from tpsgd_parallel import gradient_sums
+from tpsgd_parallel.data_parallel import _wrapped
+from tpsgd_parallel.gradient_sums import GradientSums
 
 
 class Echo:

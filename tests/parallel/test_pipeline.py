@@ -15,10 +15,10 @@ import pytest
 import torch
 from helpers import same
 from parallel import pipeline_cases as cases
+from tpsgd_parallel.handover import BatchFormat
 
 import tpsgd
-from tpsgd.parallel.handover import BatchFormat
-from tpsgd.parallel.stages import IN_FLIGHT
+from tpsgd.memory.stages import IN_FLIGHT
 
 RANK = Path(cases.__file__)
 SECONDS = 300  # a job that hangs fails; a busy machine is slow
@@ -61,7 +61,7 @@ four = pytest.mark.parametrize("ranks", [FOUR], indirect=True)
 def checkpoint(tmp_path_factory):
     """A checkpoint that one process has left after two epochs."""
     folder = tmp_path_factory.mktemp("one")
-    cases.train_and_copy(folder, schedule=tpsgd.simultaneous)
+    cases.train_and_copy(folder, order=tpsgd.simultaneous)
     return folder / "after two epochs"
 
 
@@ -93,7 +93,7 @@ def without_seconds(record):
 
 @cache
 def in_one_process(name):
-    run = cases.train(name, schedule=tpsgd.simultaneous)
+    run = cases.train(name, order=tpsgd.simultaneous)
     return run.model.state_dict(), run.as_dict()
 
 
@@ -138,7 +138,7 @@ def test_callbacks_of_rank_0_are_told_of_the_epochs_of_all_blocks(ranks):
 @two
 def test_one_process_goes_on_from_a_checkpoint_of_two_ranks(ranks):
     folder = ranks[1] / "left" / "after two epochs"
-    run = cases.resume(folder, schedule=tpsgd.simultaneous)
+    run = cases.resume(folder, order=tpsgd.simultaneous)
     result = run.model.state_dict(), run.as_dict()
     assert_equal_to_one_process(cases.CHECKPOINTED, result)
 
@@ -164,7 +164,7 @@ def test_the_plan_shares_the_blocks_out(ranks):
     pipeline = record["settings"]["pipeline"]
     assert pipeline["stages"] == [1, 1, 1, 1] and len(pipeline["peak_bytes"]) == 4
     assert max(pipeline["peak_bytes"]) == record["peak_bytes"] > min(pipeline["peak_bytes"]) > 0
-    assert record["settings"]["schedule"] == "simultaneous"
+    assert record["settings"]["order"] == "simultaneous"
 
 
 @two
@@ -213,7 +213,7 @@ def test_a_rank_that_dies_is_named_by_the_others(ranks):
 @two
 def test_the_command_line_trains_in_a_pipeline(ranks, says, tmp_path):
     folders = ranks[1] / "command", tmp_path / "one"
-    assert says(*cases.COMMAND, str(folders[1]), "--schedule", "simultaneous")[0] == 0
+    assert says(*cases.COMMAND, str(folders[1]), "--order", "simultaneous")[0] == 0
     assert same(*(torch.load(folder / "model.pt") for folder in folders))
     record = json.loads((folders[0] / "run.json").read_text())
     assert record["settings"]["parallel"] == "pipeline"

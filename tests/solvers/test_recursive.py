@@ -128,7 +128,7 @@ def test_a_model_can_be_used_while_it_learns_from_a_stream():
         stream = Live(model, times)
         run = tpsgd.fit(
             model, stream, rule=rules.frozen(), optimizer=rls(1e-3), epochs=3, batch_size=8,
-            schedule=tpsgd.simultaneous,
+            order=tpsgd.simultaneous,
         )  # fmt: skip
         assert stream.seen[-1] > 0.9 > stream.seen[0]
         assert run.sample_passes == 120 * times  # once, whatever the epochs
@@ -148,7 +148,7 @@ def test_refusals():
     hidden = nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 3)).double()
     for optimizer in ([torch.optim.Adam, rls()], rls()):
         with pytest.raises(TpsgdError, match="its inputs change while it is solved"):
-            tpsgd.fit(hidden, (X, Y), rule=BEFORE, optimizer=optimizer, schedule=tpsgd.simultaneous)
+            tpsgd.fit(hidden, (X, Y), rule=BEFORE, optimizer=optimizer, order=tpsgd.simultaneous)
     with pytest.raises(TpsgdError, match="got a NoneType"):
         rls(None)
     with pytest.raises(TpsgdError, match=r"became inf .* too large for its equations"):

@@ -187,7 +187,7 @@ BEFORE = rules.tpsgd_l2(at=Place.BEFORE)
         (two_layers(), {}, "readout-learned does not lower a squared error"),
         (two_layers(), {"rule": rules.tpsgd_l1(at=Place.BEFORE)}, "does not lower a squared error"),
         (two_layers(), {"rule": rules.tpsgd_l2()}, "looks beyond the activation; take at="),
-        (two_layers(), {"rule": BEFORE, "schedule": tpsgd.simultaneous}, "use schedule=tpsgd.seq"),
+        (two_layers(), {"rule": BEFORE, "order": tpsgd.simultaneous}, "use order=tpsgd.seq"),
         (nn.Sequential(nn.Linear(6, 3), nn.Tanh()).double(), {}, "after the last layer"),
         (nn.Sequential(nn.Linear(6, 3), nn.Softmax(1)).double(), {}, "after the last layer"),
         (

@@ -21,7 +21,7 @@ def test_calls_are_one_run_over_a_loader(make, word):
     rule, model, other = rules.ALL[word].make(), make(), make()
     learn(Stream(model, rule=rule))
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X[:300], Y[:300]), 25)
-    tpsgd.fit(other, loader, rule=rule, schedule=tpsgd.simultaneous, epochs=1)
+    tpsgd.fit(other, loader, rule=rule, order=tpsgd.simultaneous, epochs=1)
     for ours, theirs in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-6)
 
@@ -29,7 +29,7 @@ def test_calls_are_one_run_over_a_loader(make, word):
 def test_a_long_call_is_one_epoch_of_fit():
     model, other = mlp(), mlp()
     Stream(model).partial_fit(X, Y)
-    tpsgd.fit(other, (X, Y), schedule=tpsgd.simultaneous, epochs=1, batch_size=32)
+    tpsgd.fit(other, (X, Y), order=tpsgd.simultaneous, epochs=1, batch_size=32)
     for ours, theirs in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-6)
 
@@ -62,7 +62,7 @@ def test_sums_of_rls_go_on_from_call_to_call():
     learn(stream, samples=750, size=50)
     tpsgd.fit(
         whole, (X[:750], Y[:750]), rule=rules.frozen(), optimizer=tpsgd.rls(), batch_size=50,
-        schedule=tpsgd.simultaneous,
+        order=tpsgd.simultaneous,
     )  # fmt: skip
     assert torch.allclose(calls[-1].weight, whole[-1].weight, atol=1e-4)
     assert tpsgd.evaluate(calls, (X, Y)) == pytest.approx(tpsgd.evaluate(whole, (X, Y)), abs=0.01)

@@ -14,7 +14,7 @@ from tpsgd.maths.random import Key
 from tpsgd.nets.autograd import Autograd
 from tpsgd.objectives import Site, output
 
-SCHEDULES = [tpsgd.sequential, tpsgd.simultaneous]
+ORDERS = [tpsgd.sequential, tpsgd.simultaneous]
 sgd = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 READOUT = partial(rules.readout, scale=4.0)  # by hand: the plain loop does not calibrate
 RULES = {
@@ -46,7 +46,7 @@ def net():
     )  # fmt: skip
 
 
-def by_hand(model, data, rule, counts, schedule, epochs, batch_size, seed=0):
+def by_hand(model, data, rule, counts, order, epochs, batch_size, seed=0):
     """A plain loop: blocks of these numbers of layers, with a detach between them."""
     x, y = data
     blocks = split(model, counts)
@@ -87,7 +87,7 @@ def by_hand(model, data, rule, counts, schedule, epochs, batch_size, seed=0):
                 optimizers[i].step()
 
     stages = [[i] for i in range(len(blocks))]
-    for stage in stages if schedule is tpsgd.sequential else [list(range(len(blocks)))]:
+    for stage in stages if order is tpsgd.sequential else [list(range(len(blocks)))]:
         for epoch in range(epochs):
             for order in orders(len(y), stage[0], epoch, batch_size, seed):
                 step(stage, order)
@@ -105,23 +105,23 @@ def orders(samples, block, epoch, batch_size, seed):
         nn.init.zeros_(layer.bias)
     tpsgd.fit(
         model, (numbered, torch.arange(samples) % 3), rule=rules.frozen(), epochs=epoch + 1,
-        schedule=tpsgd.sequential, batch_size=batch_size, seed=seed, memory=Memory(reuse=False),
+        order=tpsgd.sequential, batch_size=batch_size, seed=seed, memory=Memory(reuse=False),
     )  # fmt: skip
     batches = [order for order in source if len(order) == batch_size]
     return batches[epoch * (samples // batch_size) :][: samples // batch_size]
 
 
 @pytest.mark.cover(1)
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=by_name)
+@pytest.mark.parametrize("order", ORDERS, ids=by_name)
 @pytest.mark.parametrize("name", RULES)
-def test_the_weights_are_those_of_a_plain_loop_with_detached_edges(name, schedule):
+def test_the_weights_are_those_of_a_plain_loop_with_detached_edges(name, order):
     x, y = images(32)
     data = x.double(), y
     rule = RULES[name]()
     ours, theirs = seeded(net).double(), seeded(net).double()
-    settings = {"rule": rule, "schedule": schedule, "epochs": 2, "batch_size": 16}
+    settings = {"rule": rule, "order": order, "epochs": 2, "batch_size": 16}
     run = tpsgd.fit(ours, data, blocks=CUT, optimizer=sgd, **settings)
-    by_hand(theirs, data, rule, CUT, schedule, 2, 16)
+    by_hand(theirs, data, rule, CUT, order, 2, 16)
     close(state(ours), state(theirs), rtol=1e-8, atol=1e-10)
     assert not same(state(ours), state(seeded(net).double()))
     assert [b.name.partition(": ")[2] for b in run.blocks] == [
@@ -134,19 +134,19 @@ def test_dfa_reaches_every_layer_of_a_block(name):
     model = seeded(net)
     before = state(model)
     run = tpsgd.fit(model, images(), rule=rules.ALL[name].make(), blocks=CUT, epochs=1)
-    assert run.settings["schedule"] == "simultaneous"
+    assert run.settings["order"] == "simultaneous"
     changed = {k for k, t in state(model).items() if not torch.equal(t, before[k])}
     assert {f"{i}.weight" for i in (0, 3, 7, 9, 12, 16)} <= changed
 
 
 @pytest.mark.cover(1)
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=by_name)
+@pytest.mark.parametrize("order", ORDERS, ids=by_name)
 @pytest.mark.parametrize("name", ["readout", "learned", "predsim", "tpsgd-l2", "frozen"])
-def test_a_block_per_layer_is_the_default(name, schedule):
+def test_a_block_per_layer_is_the_default(name, order):
     states = []
     for blocks in (None, 7, [1] * 7):
         model = seeded(net)
-        settings = {"rule": RULES[name](), "schedule": schedule, "epochs": 2, "batch_size": 16}
+        settings = {"rule": RULES[name](), "order": order, "epochs": 2, "batch_size": 16}
         tpsgd.fit(model, images(), blocks=blocks, **settings)
         states.append(state(model))
     assert same(states[0], states[1]) and same(states[0], states[2])
@@ -168,9 +168,9 @@ def test_one_block_is_backprop(data, micro_batch):
 
 
 @pytest.mark.cover(1)
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=by_name)
+@pytest.mark.parametrize("order", ORDERS, ids=by_name)
 @pytest.mark.parametrize("name", RULES)
-def test_no_graph_leaves_a_block(name, schedule, monkeypatch):
+def test_no_graph_leaves_a_block(name, order, monkeypatch):
     graphs = set()
 
     def watched(self, params, x, forward=Autograd.forward):
@@ -182,7 +182,7 @@ def test_no_graph_leaves_a_block(name, schedule, monkeypatch):
         return saved
 
     monkeypatch.setattr(Autograd, "forward", watched)
-    settings = {"rule": RULES[name](), "schedule": schedule, "epochs": 1, "batch_size": 16}
+    settings = {"rule": RULES[name](), "order": order, "epochs": 1, "batch_size": 16}
     tpsgd.fit(seeded(net), images(), blocks=CUT, **settings)
     assert graphs == ({2} if name == "frozen" else {0, 1, 2})
 
@@ -193,10 +193,10 @@ def walled(edge):
     return nn.Sequential(*layers[: 2 * edge], Wall(), *layers[2 * edge :], nn.Linear(6, 3))
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=by_name)
+@pytest.mark.parametrize("order", ORDERS, ids=by_name)
 @pytest.mark.parametrize("edge", [1, 2, 3, 4])
-def test_gradients_stop_at_the_edges_of_blocks_and_nowhere_else(edge, schedule):
-    settings = {"blocks": [2, 3], "schedule": schedule, "epochs": 1}
+def test_gradients_stop_at_the_edges_of_blocks_and_nowhere_else(edge, order):
+    settings = {"blocks": [2, 3], "order": order, "epochs": 1}
     if edge == 2:
         tpsgd.fit(seeded(lambda: walled(edge)), points(), **settings)
         return
@@ -204,16 +204,16 @@ def test_gradients_stop_at_the_edges_of_blocks_and_nowhere_else(edge, schedule):
         tpsgd.fit(seeded(lambda: walled(edge)), points(), **settings)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=by_name)
+@pytest.mark.parametrize("order", ORDERS, ids=by_name)
 @pytest.mark.parametrize("name", ["readout", "learned", "predsim", "tpsgd-l2"])
-def test_earlier_blocks_do_not_depend_on_later_ones(name, schedule):
+def test_earlier_blocks_do_not_depend_on_later_ones(name, order):
     first = []
     for scale in (1.0, -3.0):
         model = seeded(net)
         with torch.no_grad():
             for p in model[7:].parameters():
                 p.mul_(scale)
-        settings = {"rule": RULES[name](), "schedule": schedule, "epochs": 1, "batch_size": 16}
+        settings = {"rule": RULES[name](), "order": order, "epochs": 1, "batch_size": 16}
         tpsgd.fit(model, images(), blocks=CUT, **settings)
         first.append(state(model[:7]))
     assert same(*first) and not same(first[0], state(seeded(net)[:7]))
@@ -236,7 +236,7 @@ def test_lists_have_an_entry_per_block():
     chosen = [rules.readout(), rules.frozen(), rules.readout()]
     run = tpsgd.fit(
         model, images(), blocks=CUT, rule=chosen, epochs=[2, 1, 3], lr=[1e-3, 1e-3, 1e-2],
-        schedule=tpsgd.sequential,
+        order=tpsgd.sequential,
     )  # fmt: skip
     assert [b.rule for b in run.blocks] == ["readout", "frozen", "head"]
     assert [e.block for e in run.history] == [1, 1, 3, 3, 3]
@@ -247,13 +247,13 @@ def test_lists_have_an_entry_per_block():
         tpsgd.fit(model, images(), blocks=3, rule=[rules.readout()] * 7)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=by_name)
-def test_lower_precision_and_augmentation(schedule):
+@pytest.mark.parametrize("order", ORDERS, ids=by_name)
+def test_lower_precision_and_augmentation(order):
     for name in ("readout", "learned", "predsim"):
         model = seeded(net)
         before = state(model)
         run = tpsgd.fit(
-            model, images(), rule=RULES[name](), blocks=3, schedule=schedule, epochs=1,
+            model, images(), rule=RULES[name](), blocks=3, order=order, epochs=1,
             precision=torch.bfloat16, augment=augment.flip(),
         )  # fmt: skip
         after = state(model)
@@ -263,7 +263,7 @@ def test_lower_precision_and_augmentation(schedule):
 
 def test_a_deep_net_with_batch_norm_trains_its_few_blocks_together():
     run = tpsgd.fit(seeded(net), images(), blocks=2, epochs=1)
-    assert run.settings["schedule"] == "simultaneous" and run.settings["blocks"] == "2"
+    assert run.settings["order"] == "simultaneous" and run.settings["blocks"] == "2"
 
 
 def test_it_learns():
@@ -274,7 +274,7 @@ def test_it_learns():
 
 @pytest.mark.parametrize("solver", [tpsgd.ridge, tpsgd.rls])
 def test_a_solver_refuses_a_block_of_several_layers(solver):
-    settings = {"optimizer": [tpsgd.sgd, solver()], "schedule": tpsgd.sequential}
+    settings = {"optimizer": [tpsgd.sgd, solver()], "order": tpsgd.sequential}
     with pytest.raises(TpsgdError, match="several layers, and a solver needs a block of one"):
         tpsgd.fit(mlp(6, 8, 8, 3), points(), blocks=[1, 2], loss=tpsgd.mse, **settings)
     run = tpsgd.fit(mlp(6, 8, 8, 3), points(), blocks=[2, 1], loss=tpsgd.mse, **settings)
@@ -317,14 +317,14 @@ def transformer():
 
 
 @pytest.mark.cover(1)
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=by_name)
+@pytest.mark.parametrize("order", ORDERS, ids=by_name)
 @pytest.mark.parametrize("blocks", [None, 2])
 @pytest.mark.parametrize("name", ["readout", "learned", "predsim", "tpsgd-l2"])
-def test_attention_learns_inside_a_block(name, blocks, schedule):
+def test_attention_learns_inside_a_block(name, blocks, order):
     x, y = points(30, 30)
     data, model = (x.view(30, 5, 6), y), seeded(transformer)
     before = state(model)
-    settings = {"rule": RULES[name](), "schedule": schedule, "epochs": 2, "batch_size": 10}
+    settings = {"rule": RULES[name](), "order": order, "epochs": 2, "batch_size": 10}
     run = tpsgd.fit(model, data, blocks=blocks, **settings)
     after = state(model)
     assert not any(torch.equal(after[k], before[k]) for k in after if k.endswith("weight"))
@@ -344,7 +344,7 @@ def test_an_encoder_layer_learns_as_a_plain_loop_does():
     x, y = points(20, 30)
     data = x.view(20, 5, 6).double(), y
     ours, theirs = seeded(transformer).double(), seeded(transformer).double()
-    settings = {"rule": READOUT(), "schedule": tpsgd.simultaneous}
+    settings = {"rule": READOUT(), "order": tpsgd.simultaneous}
     tpsgd.fit(ours, data, blocks=[2, 1, 1], optimizer=sgd, epochs=2, batch_size=10, **settings)
     by_hand(theirs, data, READOUT(), [2, 1, 1], tpsgd.simultaneous, 2, 10)
     close(state(ours), state(theirs), rtol=1e-8, atol=1e-10)

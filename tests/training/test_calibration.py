@@ -16,7 +16,7 @@ from tpsgd.rules import SCALE
 
 pytestmark = pytest.mark.usefixtures("unwatched")
 
-SCHEDULES = [tpsgd.sequential, tpsgd.simultaneous]
+ORDERS = [tpsgd.sequential, tpsgd.simultaneous]
 RULES = {"fixed": rules.readout(), "learned": rules.readout(learned=True)}
 
 
@@ -88,7 +88,7 @@ def test_features_of_the_first_batch_have_the_size_of_the_scale(rule):
         hidden = model[:2](first_batch(x, 16))
         numbers = [expected(hidden, 8), expected(model[2:4](hidden), 8)]
     run = tpsgd.fit(
-        model, (x, y), rule=RULES[rule], schedule=tpsgd.simultaneous, epochs=1, batch_size=16
+        model, (x, y), rule=RULES[rule], order=tpsgd.simultaneous, epochs=1, batch_size=16
     )
     assert scales(run)[:2] == pytest.approx(numbers, rel=1e-9) and run.blocks[2].scale is None
 
@@ -102,7 +102,7 @@ def test_block_by_block_a_block_is_measured_when_its_turn_comes():
         kept.append(state(model))
 
     run = tpsgd.fit(
-        model, (x, y), schedule=tpsgd.sequential, epochs=1, batch_size=16, callbacks=[look]
+        model, (x, y), order=tpsgd.sequential, epochs=1, batch_size=16, callbacks=[look]
     )
     before = mlp()
     before.load_state_dict(kept[0])  # the first block has learned, the second has not
@@ -121,7 +121,7 @@ def test_a_block_that_learns_twice_is_measured_twice():
             tpsgd.train.train(net, net.learners[:1], net.source)
             found.append(net.learners[0].scale(0))
 
-    tpsgd.fit(model, (x, y), schedule=twice, epochs=2, batch_size=16, lr=0.1)
+    tpsgd.fit(model, (x, y), order=twice, epochs=2, batch_size=16, lr=0.1)
     for before, scale in zip(kept, found, strict=True):
         model.load_state_dict(before)
         with torch.no_grad():
@@ -137,18 +137,18 @@ def test_feature_maps_are_averaged_over_cells_first():
         maps = model[:3](first_batch(x, 20))
         cells = nn.functional.adaptive_avg_pool2d(maps, 3)
     rule = rules.readout(features=4 * 3 * 3)
-    run = tpsgd.fit(model, (x, y), rule=rule, schedule=tpsgd.simultaneous, epochs=1, batch_size=20)
+    run = tpsgd.fit(model, (x, y), rule=rule, order=tpsgd.simultaneous, epochs=1, batch_size=20)
     assert run.blocks[0].scale == pytest.approx(expected(cells, 4), rel=1e-9)
     assert rms(cells) != pytest.approx(rms(maps), rel=0.05)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(("net", "make"), [(mlp, data), (cnn, pictures), (both_ways, series)])
-def test_the_recorded_number_by_hand_is_the_same_training(net, make, rule, schedule):
+def test_the_recorded_number_by_hand_is_the_same_training(net, make, rule, order):
     """So the number is constant, and the pass that measures it leaves no trace."""
     samples = make()
-    settings = {"schedule": schedule, "epochs": 2, "batch_size": 16}
+    settings = {"order": order, "epochs": 2, "batch_size": 16}
     calibrated, by_hand = net(), net()
     run = tpsgd.fit(calibrated, samples, rule=RULES[rule], **settings)
     each = [rules.readout(rule == "learned", scale=block.scale) for block in run.blocks]
@@ -157,12 +157,12 @@ def test_the_recorded_number_by_hand_is_the_same_training(net, make, rule, sched
         torch.testing.assert_close(state(by_hand)[name], value, rtol=1e-7, atol=1e-9)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("rule", RULES)
-def test_micro_batches_measure_the_whole_batch(rule, schedule):
+def test_micro_batches_measure_the_whole_batch(rule, order):
     runs = [
         tpsgd.fit(
-            mlp(), data(), rule=RULES[rule], schedule=schedule, epochs=2, batch_size=16,
+            mlp(), data(), rule=RULES[rule], order=order, epochs=2, batch_size=16,
             memory=Memory(micro_batch=size, slices=1),
         )
         for size in (None, 5, 16)
@@ -202,7 +202,7 @@ def test_recurrent_states_of_all_steps_and_directions_count(rule, both_ways):
     )
     with torch.no_grad():
         states = model[0](first_batch(x, 16))
-    settings = {"epochs": 1, "batch_size": 16, "schedule": tpsgd.simultaneous}
+    settings = {"epochs": 1, "batch_size": 16, "order": tpsgd.simultaneous}
     run = tpsgd.fit(model, (x, y), rule=RULES[rule], **settings)
     assert run.blocks[0].scale == pytest.approx(expected(states, 6), rel=1e-9)
 
@@ -252,7 +252,7 @@ def test_the_outputs_of_every_step_are_measured_whatever_the_window():
     def measured(window):
         layers = Recurrent.diagonal(4, 5, loss_at="every", sequence=True), Recurrent(5, 6)
         model = seeded(lambda: nn.Sequential(*layers, nn.Linear(6, 3)).double())
-        settings = {"epochs": 1, "batch_size": 8, "schedule": tpsgd.simultaneous}
+        settings = {"epochs": 1, "batch_size": 8, "order": tpsgd.simultaneous}
         return scales(tpsgd.fit(model, (x.double(), y), window=window, **settings))[:2]
 
     torch.manual_seed(0)
@@ -282,7 +282,7 @@ class Counting(nn.Module):
 def test_a_buffer_that_a_module_replaces_gets_its_value_back():
     model = nn.Sequential(Counting(), nn.Tanh(), *mlp())
     calibrated, by_hand = copy.deepcopy(model), copy.deepcopy(model)
-    settings = {"schedule": tpsgd.simultaneous, "epochs": 1, "batch_size": 20}
+    settings = {"order": tpsgd.simultaneous, "epochs": 1, "batch_size": 20}
     tpsgd.fit(calibrated, data(), **settings)
     tpsgd.fit(by_hand, data(), rule=rules.readout(scale=1.0), **settings)
     assert calibrated[0].count == by_hand[0].count > 0

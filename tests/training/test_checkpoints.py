@@ -66,7 +66,7 @@ def milestones(optimizer):
 
 
 MOMENTUM = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
-TOGETHER = {"schedule": tpsgd.simultaneous}
+TOGETHER = {"order": tpsgd.simultaneous}
 RUNS = {
     "default": (mlp, POINTS, {}),
     "default, simultaneous": (mlp, POINTS, TOGETHER),
@@ -312,7 +312,7 @@ def test_more_epochs_under_simultaneous_equal_a_longer_run(name, settings, tmp_p
 def test_more_epochs_begin_with_the_codes_the_gain_and_the_optimizer_of_each_block(tmp_path):
     digits = tpsgd.data.load("digits", max_train=500)
     make = tpsgd.zoo.words.factory("mlp:64", digits.shape, 10)
-    settings = {"batch_size": 32, "schedule": tpsgd.sequential}
+    settings = {"batch_size": 32, "order": tpsgd.sequential}
     accuracies = []
     for epochs in (30, 31):
         saved = Checkpoint(tmp_path, resume=True)
@@ -348,7 +348,7 @@ OTHERS = {
         plain, POINTS, {"rule": rules.drtp()}, "its rule was readout-learned, and now it is drtp",
     ),
     "seed": (plain, POINTS, {"seed": 1}, "its seed was 0, and now it is 1"),
-    "schedule": (plain, POINTS, TOGETHER, "its schedule was sequential, and now it is simul"),
+    "order": (plain, POINTS, TOGETHER, "its order was sequential, and now it is simul"),
     "optimizer": (
         plain, POINTS, {"optimizer": lambda p: torch.optim.SGD(p, lr=0.1)}, "its optimizer was",
     ),

@@ -27,7 +27,7 @@ def learning(model, **settings):
 
 def test_the_classifier_of_a_recurrent_net_is_solved():
     assert learning(net()) == ([CLOSED, SOLVED], "['adam', 'ridge()']")
-    assert learning(net(), schedule=sequential)[0][-1] == SOLVED
+    assert learning(net(), order=sequential)[0][-1] == SOLVED
     assert learning(net(), lr=0.01)[0][-1] == SOLVED
     assert learning(net(), rule=rules.frozen())[0] == ["frozen", SOLVED]
     both = nn.Sequential(nn.RNN(4, 8, batch_first=True), nn.Linear(8, 3)).double()
@@ -40,7 +40,7 @@ def test_the_classifier_of_a_recurrent_net_is_solved():
         ({"optimizer": adam}, "adam"),
         ({"optimizer": tpsgd.sgd}, "sgd"),
         ({"optimizer": partial(torch.optim.SGD, lr=0.1)}, "SGD {'lr': 0.1}"),
-        ({"schedule": simultaneous}, "adam"),
+        ({"order": simultaneous}, "adam"),
         ({"rule": rules.dfa()}, "adam"),
         ({"rule": rules.untrained()}, "adam"),
     ],

@@ -15,11 +15,11 @@ import tpsgd
 from tpsgd import EarlyStopping, Memory, bce, cross_entropy, mse, rules
 
 SGD = partial(torch.optim.SGD, lr=0.05)
-SCHEDULES = [tpsgd.sequential, tpsgd.simultaneous]
+ORDERS = [tpsgd.sequential, tpsgd.simultaneous]
 FITS = {
     "sequential": tpsgd.fit,
-    "simultaneous": partial(tpsgd.fit, schedule=tpsgd.simultaneous),
-    "dfa": partial(tpsgd.fit, schedule=tpsgd.simultaneous, rule=rules.dfa()),
+    "simultaneous": partial(tpsgd.fit, order=tpsgd.simultaneous),
+    "dfa": partial(tpsgd.fit, order=tpsgd.simultaneous, rule=rules.dfa()),
     "backprop": tpsgd.fit_backprop,
 }
 
@@ -43,16 +43,16 @@ def cnn():
 
 
 @pytest.mark.parametrize(
-    ("name", "schedule"),
-    [(name, s) for name in (*LOCAL, "frozen") for s in SCHEDULES]
+    ("name", "order"),
+    [(name, s) for name in (*LOCAL, "frozen") for s in ORDERS]
     + [(name, tpsgd.simultaneous) for name in LOCKED],
 )
-def test_clouds_that_lie_apart_are_learned(name, schedule):
+def test_clouds_that_lie_apart_are_learned(name, order):
     rule = rules.frozen() if name == "frozen" else DRAWN[name]()
     x, y = points(n=240, features=10, apart=3.0)
     model = mlp(10, 32, 3)
     before = tpsgd.evaluate(model, (x, y))
-    tpsgd.fit(model, (x, y), rule=rule, schedule=schedule, epochs=12, batch_size=24, lr=0.01)
+    tpsgd.fit(model, (x, y), rule=rule, order=order, epochs=12, batch_size=24, lr=0.01)
     assert tpsgd.evaluate(model, (x, y)) > max(0.9, before)
 
 
@@ -273,11 +273,11 @@ def test_the_recorded_loss_and_accuracy_are_those_of_the_epoch():
 # ---- epochs, rates, optimizers -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_epochs_per_block(schedule):
+@pytest.mark.parametrize("order", ORDERS)
+def test_epochs_per_block(order):
     model = mlp(6, 8, 7, 3)
     before = state(model)
-    run = tpsgd.fit(model, points(), schedule=schedule, epochs=[2, 0, 3])
+    run = tpsgd.fit(model, points(), order=order, epochs=[2, 0, 3])
     assert [e.block for e in run.history].count(1) == 2
     assert [e.block for e in run.history].count(3) == 3
     assert 2 not in {e.block for e in run.history}
@@ -299,7 +299,7 @@ def test_a_block_stops_learning_when_its_epochs_are_over():
     tpsgd.fit(
         model,
         points(),
-        schedule=tpsgd.simultaneous,
+        order=tpsgd.simultaneous,
         epochs=[1, 3],
         callbacks=[lambda e: seen.append((e.block, e.epoch, model[0].weight.clone()))],
     )
@@ -307,11 +307,11 @@ def test_a_block_stops_learning_when_its_epochs_are_over():
     assert torch.equal(seen[0][2], seen[-1][2])
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_rates_per_block(schedule):
+@pytest.mark.parametrize("order", ORDERS)
+def test_rates_per_block(order):
     model = mlp(6, 8, 7, 3)
     before = state(model)
-    tpsgd.fit(model, points(), schedule=schedule, optimizer=SGD, lr=[0.0, 0.1, 0.0], epochs=1)
+    tpsgd.fit(model, points(), order=order, optimizer=SGD, lr=[0.0, 0.1, 0.0], epochs=1)
     moved = {k for k, v in state(model).items() if not torch.equal(v, before[k])}
     assert moved == {"2.weight", "2.bias"}
 
@@ -405,12 +405,12 @@ def test_callbacks_get_every_record_in_order():
     assert seen == run.history and len(seen) == 6
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_a_callback_that_says_true_stops_its_block_alone(schedule):
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_callback_that_says_true_stops_its_block_alone(order):
     run = tpsgd.fit(
         mlp(6, 8, 3),
         points(),
-        schedule=schedule,
+        order=order,
         epochs=4,
         callbacks=[lambda e: e.block == 1 and e.epoch == 2],
     )
@@ -495,7 +495,7 @@ def test_dfas_blocks_stop_by_the_networks_loss():
         mlp(6, 8, 3),
         points(),
         rule=rules.dfa(),
-        schedule=tpsgd.simultaneous,
+        order=tpsgd.simultaneous,
         optimizer=SGD,
         lr=0.0,
         epochs=9,
@@ -584,7 +584,7 @@ def test_kept_inputs_are_reported_where_there_are_any():
     # block 1's outputs (4, 2, 2), then with them block 2's (4,), 32 samples of float32
     assert kept.kept_bytes == 32 * 4 * (16 + 4)
     assert tpsgd.fit(tower(), images(), epochs=2, memory=Memory(reuse=False)).kept_bytes == 0
-    assert tpsgd.fit(tower(), images(), schedule=tpsgd.simultaneous).kept_bytes == 0
+    assert tpsgd.fit(tower(), images(), order=tpsgd.simultaneous).kept_bytes == 0
     assert tpsgd.fit_backprop(tower(), images()).kept_bytes == 0
     assert "+ kept inputs " in str(kept)
 
@@ -606,7 +606,7 @@ def test_forward_passes_count_what_it_takes_to_make_inputs():
     made = tpsgd.fit(tower(), images(), epochs=epochs, memory=Memory(reuse=False))
     assert made.forward_passes == epochs * n * (1 + 2)
     assert kept.sample_passes == made.sample_passes == 3 * epochs * n
-    assert tpsgd.fit(tower(), images(), schedule=tpsgd.simultaneous).forward_passes == 0
+    assert tpsgd.fit(tower(), images(), order=tpsgd.simultaneous).forward_passes == 0
 
 
 def test_a_blocks_inputs_are_computed_in_evaluation_mode():
@@ -744,7 +744,7 @@ def test_fit_takes_any_shapes_and_labels(n, widths, classes, batch_size, seed, r
         model,
         (x, y),
         rule=DRAWN[rule](),
-        schedule=tpsgd.simultaneous,
+        order=tpsgd.simultaneous,
         epochs=1,
         batch_size=batch_size,
         seed=seed,
@@ -812,6 +812,6 @@ def test_the_record_tells_variants_of_a_rule_apart():
 def test_the_runs_loss_is_the_last_blocks_even_when_it_stopped_first():
     model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
     data = torch.randn(16, 4), torch.arange(16) % 2
-    run = tpsgd.fit(model, data, schedule=tpsgd.simultaneous, epochs=[3, 1])
+    run = tpsgd.fit(model, data, order=tpsgd.simultaneous, epochs=[3, 1])
     assert run.history[-1].block == 1
     assert run.loss == next(e.loss for e in run.history if e.block == 2)

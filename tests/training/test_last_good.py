@@ -56,17 +56,17 @@ def model_with_norm():
 
 
 @pytest.mark.parametrize("make", [lambda: mlp(6, 8, 3), model_with_norm])
-@pytest.mark.parametrize("schedule", [tpsgd.sequential, tpsgd.simultaneous])
-def test_weights_are_those_after_the_last_good_epoch(make, schedule):
-    settings = {"schedule": schedule, "rule": rules.tpsgd_l2()}
+@pytest.mark.parametrize("order", [tpsgd.sequential, tpsgd.simultaneous])
+def test_weights_are_those_after_the_last_good_epoch(make, order):
+    settings = {"order": order, "rule": rules.tpsgd_l2()}
     good = weights_after(2, make(), optimizer=explodes(99), **settings)
     net = make()
     with pytest.raises(
         TpsgdError, match=r"block 1 .* in epoch 3: .*; its weights .* after epoch 2$"
     ):
         tpsgd.fit(net, (X, Y), epochs=5, batch_size=20, optimizer=explodes(7), **settings)
-    expected = good[1] if schedule is tpsgd.sequential else good[-1]
-    names = [k for k in expected if k[0] < "3"] if schedule is tpsgd.sequential else expected
+    expected = good[1] if order is tpsgd.sequential else good[-1]
+    names = [k for k in expected if k[0] < "3"] if order is tpsgd.sequential else expected
     assert same({k: state(net)[k] for k in names}, {k: expected[k] for k in names})
     assert all(torch.isfinite(t).all() for t in state(net).values())
 
@@ -134,8 +134,7 @@ def test_nothing_is_counted_as_memory_of_training():
     before = tpsgd.fit(mlp(6, 8, 3), (X, Y), epochs=2).peak_bytes
     assert tpsgd.fit(mlp(6, 8, 3), (X, Y), epochs=6).peak_bytes == before
     assert (
-        before
-        == tpsgd.plan(mlp(6, 8, 3), (6,), samples=60, schedule=tpsgd.sequential).lines[0].peak
+        before == tpsgd.plan(mlp(6, 8, 3), (6,), samples=60, order=tpsgd.sequential).lines[0].peak
     )
 
 

@@ -56,11 +56,11 @@ def record(losses, learning="closed form"):
 @pytest.mark.parametrize("case", CASES)
 def test_a_last_block_that_has_learned_nothing_gets_a_hint(case):
     losses, loss, y, x, expected = CASES[case]
-    anatomy = SimpleNamespace(loss=loss, classes=y.shape[1] if y.dim() > 1 else 3)
-    hint = hint_for(record(losses), ArraySource(x, y, FORM), anatomy)
+    spec = SimpleNamespace(loss=loss, classes=y.shape[1] if y.dim() > 1 else 3)
+    hint = hint_for(record(losses), ArraySource(x, y, FORM), spec)
     assert re.search(expected, hint) if expected else hint == ""
-    assert not hint_for(record(losses, "solved"), ArraySource(x, y, FORM), anatomy)
-    assert not hint_for(record([]), ArraySource(x, y, FORM), anatomy)
+    assert not hint_for(record(losses, "solved"), ArraySource(x, y, FORM), spec)
+    assert not hint_for(record([]), ArraySource(x, y, FORM), spec)
 
 
 @pytest.mark.parametrize(

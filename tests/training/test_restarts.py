@@ -51,17 +51,17 @@ def both(make=factory, data=DATA, **settings):
 
 
 RUNS = [
-    (name, schedule)
+    (name, order)
     for name in [*DRAWN, "frozen"]
-    for schedule in (tpsgd.sequential, tpsgd.simultaneous)
-    if name != "tpsgd" and not (name in LOCKED and schedule is tpsgd.sequential)
+    for order in (tpsgd.sequential, tpsgd.simultaneous)
+    if name != "tpsgd" and not (name in LOCKED and order is tpsgd.sequential)
 ]
 
 
-@pytest.mark.parametrize(("name", "schedule"), RUNS)
-def test_stacked_equals_one_by_one(name, schedule):
+@pytest.mark.parametrize(("name", "order"), RUNS)
+def test_stacked_equals_one_by_one(name, order):
     rule = rules.frozen() if name == "frozen" else DRAWN[name]()
-    both(rule=rule, schedule=schedule)
+    both(rule=rule, order=order)
 
 
 WHOLE = {  # losses that look at the whole batch: one restart's, not all of them
@@ -74,25 +74,25 @@ WHOLE = {  # losses that look at the whole batch: one restart's, not all of them
 
 
 @pytest.mark.cover(1)
-@pytest.mark.parametrize("schedule", [tpsgd.sequential, tpsgd.simultaneous])
+@pytest.mark.parametrize("order", [tpsgd.sequential, tpsgd.simultaneous])
 @pytest.mark.parametrize("name", WHOLE)
-def test_stacked_restarts_with_losses_over_the_whole_batch(name, schedule):
-    both(rule=WHOLE[name], schedule=schedule)
-    both(*unrolled("two layers"), rule=WHOLE[name], schedule=schedule, epochs=1, batch_size=7)
+def test_stacked_restarts_with_losses_over_the_whole_batch(name, order):
+    both(rule=WHOLE[name], order=order)
+    both(*unrolled("two layers"), rule=WHOLE[name], order=order, epochs=1, batch_size=7)
 
 
 @pytest.mark.cover(1)
 @pytest.mark.parametrize("at", [Place.BEFORE, Place.END], ids=lambda p: p.name)
 @pytest.mark.parametrize("name", ["tpsgd_l1", "dfa", "readout_learned"])
 def test_stacked_restarts_at_every_place(name, at):
-    both(rule=DRAWN[name](at=at), schedule=tpsgd.simultaneous)
+    both(rule=DRAWN[name](at=at), order=tpsgd.simultaneous)
 
 
 @pytest.mark.parametrize(
     "activation", [nn.LeakyReLU, nn.ReLU, nn.Sigmoid, nn.GELU, nn.SiLU, nn.Softplus]
 )
 def test_stacked_restarts_for_every_activation(activation):
-    both(lambda: factory(activation), schedule=tpsgd.simultaneous)
+    both(lambda: factory(activation), order=tpsgd.simultaneous)
 
 
 @pytest.mark.parametrize("loss", [mse, cross_entropy, bce], ids=lambda x: x.name)
@@ -101,7 +101,7 @@ def test_stacked_restarts_for_every_loss_and_kind_of_label(loss):
     for rule in (rules.readout(learned=True), rules.tpsgd_l2()):
         both(rule=rule, loss=loss)
         both(rule=rule, loss=loss, data=(DATA[0], 0.9 * hot + 0.1 / 3))
-    both(rule=rules.dfa(), schedule=tpsgd.simultaneous, loss=loss, data=(DATA[0], hot))
+    both(rule=rules.dfa(), order=tpsgd.simultaneous, loss=loss, data=(DATA[0], hot))
 
 
 @pytest.mark.parametrize("reuse", [True, False])
@@ -113,7 +113,7 @@ def test_stacked_restarts_with_a_rule_per_block_and_epochs_per_block():
     both(
         rule=[rules.drtp(), rules.readout(learned=True), rules.tpsgd_l2()],
         epochs=[1, 0, 3],
-        schedule=tpsgd.simultaneous,
+        order=tpsgd.simultaneous,
     )
 
 
@@ -131,10 +131,10 @@ def test_stacked_restarts_with_other_optimizers(kind):
     both(optimizer=partial(getattr(torch.optim, kind), lr=0.01, weight_decay=0.01))
 
 
-@pytest.mark.parametrize("schedule", [tpsgd.sequential, tpsgd.simultaneous])
-def test_stacked_restarts_with_validation(schedule):
+@pytest.mark.parametrize("order", [tpsgd.sequential, tpsgd.simultaneous])
+def test_stacked_restarts_with_validation(order):
     x, y = points(seed=1)
-    together, apart = both(validation=(x.double(), y), schedule=schedule)
+    together, apart = both(validation=(x.double(), y), order=order)
     for first, second in zip(together.runs, apart.runs, strict=True):
         for e, f in zip(first.history, second.history, strict=True):
             assert e.val_loss == pytest.approx(f.val_loss, rel=1e-5)
@@ -159,11 +159,11 @@ def test_stacked_restarts_with_no_bias_and_a_batch_larger_than_the_data():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
-@pytest.mark.parametrize(("name", "schedule"), RUNS)
-def test_stacked_on_a_gpu_equals_one_by_one_on_the_cpu(name, schedule):
+@pytest.mark.parametrize(("name", "order"), RUNS)
+def test_stacked_on_a_gpu_equals_one_by_one_on_the_cpu(name, order):
     """With small batches, so that steps are captured and replayed."""
     rule = rules.frozen() if name == "frozen" else DRAWN[name]()
-    settings = SETTINGS | {"rule": rule, "schedule": schedule, "batch_size": 4, "epochs": 3}
+    settings = SETTINGS | {"rule": rule, "order": order, "batch_size": 4, "epochs": 3}
     there = tpsgd.fit_many(factory, DATA, device="cuda", **settings)
     here = tpsgd.fit_many(factory, DATA, device="cpu", **settings)
     assert there.stacked and not here.stacked
@@ -214,13 +214,13 @@ def unrolled(kind):
 
 @pytest.mark.cover(1)
 @pytest.mark.usefixtures("unwatched")
-@pytest.mark.parametrize("schedule", [tpsgd.sequential, tpsgd.simultaneous])
+@pytest.mark.parametrize("order", [tpsgd.sequential, tpsgd.simultaneous])
 @pytest.mark.parametrize("kind", UNROLLED)
-def test_stacked_recurrent_layers(kind, schedule):
+def test_stacked_recurrent_layers(kind, order):
     make, data = unrolled(kind)
-    for name in ("readout", "drtp" if schedule is tpsgd.sequential else "tpsgd_l1"):
+    for name in ("readout", "drtp" if order is tpsgd.sequential else "tpsgd_l1"):
         settings = {"epochs": 1, "batch_size": 7, "restarts": 2}
-        both(make, data, rule=DRAWN[name](), schedule=schedule, **settings)
+        both(make, data, rule=DRAWN[name](), order=order, **settings)
 
 
 @pytest.mark.cover(1)
@@ -239,14 +239,14 @@ def test_stacked_recurrent_layers_in_chunks(kind, window):
 def test_stacked_recurrent_layers_at_other_places_and_under_dfa(at):
     make, data = unrolled("two layers")
     for name in ("tpsgd_l1", "dfa", "readout_learned"):
-        both(make, data, rule=DRAWN[name](at=at), schedule=tpsgd.simultaneous, restarts=2)
+        both(make, data, rule=DRAWN[name](at=at), order=tpsgd.simultaneous, restarts=2)
 
 
 def test_stacked_recurrent_layers_with_validation():
     make, data = unrolled("two layers")
     x, y = sequences(steps=9, seed=1)
-    for schedule in (tpsgd.sequential, tpsgd.simultaneous):
-        together, apart = both(make, data, validation=(x, y), schedule=schedule, restarts=2)
+    for order in (tpsgd.sequential, tpsgd.simultaneous):
+        together, apart = both(make, data, validation=(x, y), order=order, restarts=2)
         for e, f in zip(together.runs[1].history, apart.runs[1].history, strict=True):
             assert e.val_loss == pytest.approx(f.val_loss, rel=1e-5)
 

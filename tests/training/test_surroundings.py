@@ -34,7 +34,7 @@ def recurrent() -> nn.Sequential:
 
 CASES = {
     "mlp": (lambda: mlp(6, 8, 8, 3), (X, Y), {}),
-    "simultaneous": (lambda: mlp(6, 8, 8, 3), (X, Y), {"schedule": tpsgd.simultaneous}),
+    "simultaneous": (lambda: mlp(6, 8, 8, 3), (X, Y), {"order": tpsgd.simultaneous}),
     "ridge": (lambda: mlp(6, 8, 3), (X, Y), {"optimizer": [tpsgd.sgd, tpsgd.ridge()]}),
     "dfa": (lambda: mlp(6, 8, 3), (X, Y), {"rule": rules.dfa()}),
     "predsim": (cnn, IMAGES, {"rule": rules.predsim()}),
@@ -280,7 +280,7 @@ def test_a_layer_that_was_changed_is_not_exported(change, tmp_path):
     [
         (tpsgd.fit, {}),
         (tpsgd.fit, {"memory": tpsgd.Memory(reuse=False)}),
-        (tpsgd.fit, {"schedule": tpsgd.simultaneous}),
+        (tpsgd.fit, {"order": tpsgd.simultaneous}),
         (tpsgd.fit_backprop, {}),
     ],
 )
@@ -355,10 +355,10 @@ def fit_and_change(change, layer, block, **settings):
 
 
 @pytest.mark.parametrize("layer", [0, 2])
-@pytest.mark.parametrize("schedule", [tpsgd.sequential, tpsgd.simultaneous])
-def test_numbers_that_a_callback_changes_are_followed(layer, schedule, tapes, monkeypatch):
+@pytest.mark.parametrize("order", [tpsgd.sequential, tpsgd.simultaneous])
+def test_numbers_that_a_callback_changes_are_followed(layer, order, tapes, monkeypatch):
     """In the block that learns, and where nothing is kept, in blocks before it."""
-    settings = {"schedule": schedule, "memory": tpsgd.Memory(reuse=False)}
+    settings = {"order": order, "memory": tpsgd.Memory(reuse=False)}
     quick = [fit_and_change(change, layer, 2, **settings) for change in NUMBERS]
     assert len(tapes) >= len(NUMBERS)
     monkeypatch.setattr(replay, "_can_replay", lambda *_: False)

@@ -76,14 +76,14 @@ def test_a_run_without_a_meter_says_that_nothing_was_measured():
 
 
 def test_backprop_records_only_what_it_does():
-    settings = {"schedule": tpsgd.simultaneous, "memory": Memory(reuse=False, slices=3)}
+    settings = {"order": tpsgd.simultaneous, "memory": Memory(reuse=False, slices=3)}
     run = tpsgd.fit_backprop(mlp(6, 8, 3), points(), epochs=1, **settings)
-    names = ("schedule", "reuse", "slices")
+    names = ("order", "reuse", "slices")
     assert [run.settings[name] for name in names] == ["sequential", None, None]
 
 
 def test_a_wrong_rule_is_found_before_the_model_is_moved(monkeypatch):
-    monkeypatch.setattr("tpsgd.training.fit.training_context", lambda *_: pytest.fail("moved"))
+    monkeypatch.setattr("tpsgd.engine.run.training_context", lambda *_: pytest.fail("moved"))
     with pytest.raises(TpsgdError, match="one per block"):
         tpsgd.fit(mlp(6, 8, 3), points(), rule=[rules.readout()])
     with pytest.raises(TpsgdError, match="epochs has 1 entries"):
@@ -105,5 +105,5 @@ def test_a_block_that_is_trained_again_has_its_patience_back():
 
     model = nn.Sequential(nn.Linear(6, 3))
     stopping = tpsgd.EarlyStopping(patience=2, min_delta=1e9)
-    run = tpsgd.fit(model, points(), schedule=twice, epochs=9, early_stopping=stopping)
+    run = tpsgd.fit(model, points(), order=twice, epochs=9, early_stopping=stopping)
     assert [e.epoch for e in run.history] == [1, 2, 3, 1, 2, 3]

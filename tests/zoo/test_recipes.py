@@ -73,5 +73,5 @@ def test_local_rules_and_backprop_take_the_same_settings(train):
     assert run.settings["lr_schedule"] == "one_cycle(0.2)"
     assert run.settings["augment"] == "chain(flip(0.5), crop(2, reflect))"
     if train is tpsgd.fit:
-        assert run.settings["schedule"] == "simultaneous"
+        assert run.settings["order"] == "simultaneous"
         assert [b.learning for b in run.blocks] == ["closed form"] * 8

@@ -11,7 +11,7 @@ from tpsgd.engine.batches import suits_channels_last
 from tpsgd.nets.autograd import Autograd
 from tpsgd.zoo.resnet import LAYERS, Residual, resnet
 
-SCHEDULES = [tpsgd.sequential, tpsgd.simultaneous]
+ORDERS = [tpsgd.sequential, tpsgd.simultaneous]
 RULES = {"readout": rules.readout, "predsim": rules.predsim}
 SHORT = {"epochs": 1, "batch_size": 8}
 
@@ -85,9 +85,9 @@ def test_a_block_for_the_stem_each_residual_and_the_classes():
     assert [type(b.layer) for b in blocks] == [nn.Conv2d, *[Residual] * 8, nn.Linear]
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("order", ORDERS, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("rule", RULES)
-def test_every_block_learns_and_no_graph_leaves_it(rule, schedule, monkeypatch):
+def test_every_block_learns_and_no_graph_leaves_it(rule, order, monkeypatch):
     graphs = set()
 
     def watched(self, params, x, forward=Autograd.forward):
@@ -101,7 +101,7 @@ def test_every_block_learns_and_no_graph_leaves_it(rule, schedule, monkeypatch):
     monkeypatch.setattr(Autograd, "forward", watched)
     net = tiny()
     before = {name: p.clone() for name, p in net.named_parameters()}
-    run = tpsgd.fit(net, images(16, 2, 16), rule=RULES[rule](), schedule=schedule, **SHORT)
+    run = tpsgd.fit(net, images(16, 2, 16), rule=RULES[rule](), order=order, **SHORT)
     assert [b.learning for b in run.blocks] == ["closed form", *["autograd"] * 8, "closed form"]
     assert graphs >= set(range(1, 9))
     assert not any(torch.equal(p, before[name]) for name, p in net.named_parameters())
@@ -114,7 +114,7 @@ def test_every_parameter_learns_in_lower_precision(rule, blocks):
     net, data = tiny(), images(16, 2, 16)
     assert suits_channels_last(list(net.modules()))
     before = {name: p.clone() for name, p in net.named_parameters()}
-    settings = {"precision": torch.bfloat16, "schedule": tpsgd.simultaneous, "blocks": blocks}
+    settings = {"precision": torch.bfloat16, "order": tpsgd.simultaneous, "blocks": blocks}
     run = tpsgd.fit(net, data, rule=rule, **settings, **SHORT)
     assert not any(torch.equal(p, before[name]) for name, p in net.named_parameters())
     assert all(e.loss == e.loss for e in run.history)
@@ -125,13 +125,13 @@ def test_every_parameter_learns_in_lower_precision(rule, blocks):
     assert 0 <= run.peak_bytes - plan.lines[0].peak <= 2 * 2 * most
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda f: f.__name__)
-def test_no_gradient_crosses_a_wall_between_residual_blocks(schedule):
+@pytest.mark.parametrize("order", ORDERS, ids=lambda f: f.__name__)
+def test_no_gradient_crosses_a_wall_between_residual_blocks(order):
     def walled():
         blocks = [part for _ in range(2) for part in (Wall(), Residual(2, 2))]
         return nn.Sequential(*blocks, Wall(), nn.Flatten(), nn.Linear(72, 3))
 
-    tpsgd.fit(seeded(walled), images(16), schedule=schedule, **SHORT)
+    tpsgd.fit(seeded(walled), images(16), order=order, **SHORT)
     with pytest.raises(AssertionError, match="crossed from one block into another"):
         tpsgd.fit_backprop(seeded(walled), images(16), **SHORT)
 
@@ -141,7 +141,7 @@ def test_early_stages_do_not_depend_on_later_ones():
     for seed in (1, 2):
         net = tiny()
         net.layer2.load_state_dict(tiny(seed).layer2.state_dict())
-        tpsgd.fit(net, images(16, 2, 16), schedule=tpsgd.simultaneous, **SHORT)
+        tpsgd.fit(net, images(16, 2, 16), order=tpsgd.simultaneous, **SHORT)
         found.append(state(net.layer1))
     assert same(*found) and not same(found[0], state(tiny().layer1))
 
@@ -153,7 +153,7 @@ def test_both_ways_learn_what_can_be_learned():
     x, y = torch.randn(48, 2, 16, 16, generator=torch.Generator().manual_seed(0)), images(48)[1]
     stripes = (torch.arange(16) % 4 < 2).float().expand(16, 16)
     data = x + 2 * torch.stack([stripes, stripes.T, torch.zeros(16, 16)])[y, None], y
-    local = {"rule": rules.predsim(), "schedule": tpsgd.simultaneous}
+    local = {"rule": rules.predsim(), "order": tpsgd.simultaneous}
     for fit, how in ((tpsgd.fit, local), (tpsgd.fit_backprop, {})):
         net = tiny()
         assert tpsgd.evaluate(net, data) < 0.5

@@ -162,7 +162,7 @@ def settings_of_rule(word: str, training: options.Training) -> dict[str, Any]:
     if word == "backprop":
         return {"method": tpsgd.fit_backprop}
     rule = tpsgd.rules.ALL[word].make()
-    return {"rule": rule, "schedule": training.chosen_schedule}
+    return {"rule": rule, "order": training.chosen_order}
 
 
 def _arms(

@@ -68,7 +68,7 @@ def _rehearsed(job: Job, tap: str, shape: tuple[int, ...]) -> dict[str, Any]:
     if job.streamed:
         model, shape, dtype = nn.Sequential(Tap(job.backbone, tap), *model), x.shape[1:], x.dtype
         memory = replace(memory, reuse=memory.reuse or False)  # the features are not in memory
-    names = ("batch_size", "optimizer", "loss", "precision", "rule", "schedule")
+    names = ("batch_size", "optimizer", "loss", "precision", "rule", "order")
     chosen = {name: value for name, value in (job.settings | arm).items() if name in names}
     epochs = epochs_for(len(x), chosen["batch_size"], job.settings.get("epochs"))
     plan_of_tap = tpsgd.plan(

@@ -18,11 +18,11 @@ from tpsgd.cli.predict import evaluate, predict
 from tpsgd.cli.rule_list import LISTED
 from tpsgd.cli.search import search
 from tpsgd.cli.terminal import INTERRUPTED, Stopped, grid_of
+from tpsgd.cli.torchrun import speaks, under_torchrun
 from tpsgd.cli.train import train
 from tpsgd.cli.wording import in_options
 from tpsgd.errors import TpsgdError
 from tpsgd.names import printable
-from tpsgd.parallel.launch import speaks, under_torchrun
 from tpsgd.training import progress_bar
 from tpsgd.units import columns
 

@@ -64,8 +64,8 @@ def compare(
     settings = training.complete(settings, samples.shape)
     factory, head = model.factory_for(samples)
     words, left_out = (named, []) if named else arms.all_words(factory)
-    settings["schedule"] = training.chosen_schedule
-    chosen = [arms.arm(word, settings["schedule"], factory) for word in words]
+    settings["order"] = training.chosen_order
+    chosen = [arms.arm(word, settings["order"], factory) for word in words]
     if (scale := training.readout_scale) is not None:
         chosen = [arms.scaled(a, scale) if scale_of(a.rule) else a for a in chosen]
     compared = arms.with_controls(chosen)

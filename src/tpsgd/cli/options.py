@@ -21,13 +21,13 @@ import typer
 
 import tpsgd
 from tpsgd.cli.terminal import waiting
+from tpsgd.cli.torchrun import command_words
 from tpsgd.errors import TpsgdError, suggestion
-from tpsgd.parallel.launch import command_words
 
 if TYPE_CHECKING:
     from tpsgd.zoo.words import Factory
 
-SCHEDULES = ("sequential", "simultaneous")
+ORDERS = ("sequential", "simultaneous")
 SCALES = ("none", "standard", "minmax")  # `data.scaling.METHODS`, which imports torch
 IMPUTE = ("none", "mean", "median")  # `data.scaling.IMPUTE`
 LOSSES = ("mse", "cross-entropy", "bce")
@@ -226,12 +226,12 @@ class Model:
             )
         return make, self.head or "adam"
 
-    def check_head(self, schedule: Any) -> None:
+    def check_head(self, order: Any) -> None:
         """Refuse a solved last layer that was asked for where no block is ever finished."""
-        if self.head == "ridge" and schedule is tpsgd.simultaneous:
+        if self.head == "ridge" and order is tpsgd.simultaneous:
             raise TpsgdError(
                 "--head ridge solves the last layer once those before it have learned: choose "
-                "--schedule sequential"
+                "--order sequential"
             )
 
     def settings(self) -> dict[str, Any]:
@@ -262,8 +262,8 @@ class Training:
     batch_size: int = setting(128, "Samples per step.", min=1)
     lr: float | None = setting(None, "Learning rate (default: Adam 0.001, SGD 0.1).")
     seed: int = setting(0, "Seed of weights, class codes and sample order.", min=0, max=2**63 - 1)
-    schedule: str | None = setting(
-        None, "sequential or simultaneous (default: by the net and the rule).", choices=SCHEDULES
+    order: str | None = setting(
+        None, "sequential or simultaneous (default: by the net and the rule).", choices=ORDERS
     )
     loss: str | None = setting(None, f"Last layer: {', '.join(LOSSES)}.", choices=LOSSES)
     optimizer: str | None = setting(
@@ -280,12 +280,12 @@ class Training:
     )
 
     @property
-    def chosen_schedule(self) -> Any:
-        """The schedule that was chosen, if any."""
-        return getattr(tpsgd, self.schedule) if self.schedule else None
+    def chosen_order(self) -> Any:
+        """The order that was chosen, if any."""
+        return getattr(tpsgd, self.order) if self.order else None
 
     def settings(self) -> dict[str, Any]:
-        """The settings of `fit` that were chosen in this group, except for the schedule."""
+        """The settings of `fit` that were chosen in this group, except for the order."""
         import torch
 
         from tpsgd.engine import optimizers
@@ -322,7 +322,7 @@ class FromScratch(Training):
     )
     recipe: str | None = setting(
         None,
-        "deep, for images: --schedule simultaneous, Adam 0.001 with a rate that rises for a fifth "
+        "deep, for images: --order simultaneous, Adam 0.001 with a rate that rises for a fifth "
         "of the steps and falls to 0, 12 epochs, batches of 64, flips and mirrored shifts, bf16 on "
         "a GPU. Options that you give replace the recipe's.",
         choices=RECIPES,
@@ -332,10 +332,10 @@ class FromScratch(Training):
     )
 
     @property
-    def chosen_schedule(self) -> Any:
-        """The schedule that was chosen, or that of the recipe."""
-        schedule = super().chosen_schedule
-        return tpsgd.simultaneous if self.recipe and schedule is None else schedule
+    def chosen_order(self) -> Any:
+        """The order that was chosen, or that of the recipe."""
+        order = super().chosen_order
+        return tpsgd.simultaneous if self.recipe and order is None else order
 
     def complete(self, settings: dict[str, Any], shape: tuple[int, ...]) -> dict[str, Any]:
         """Settings that were chosen, and the recipe's or the default for all others."""
@@ -344,7 +344,7 @@ class FromScratch(Training):
         from tpsgd.zoo import recipes
 
         recipe = recipes.ALL[self.recipe].settings(shape, settings.get("device"))
-        del recipe["schedule"]  # the arm has `chosen_schedule`
+        del recipe["order"]  # the arm has `chosen_order`
         if "optimizer" in settings:
             del recipe["lr"]  # it is Adam's
         return recipe | settings

@@ -75,14 +75,14 @@ def plan(
         figures.check_file(plot, "plan")
         check_new(plot, overwrite)
     with live_bar() as advance:
-        model.check_head(training.chosen_schedule)
+        model.check_head(training.chosen_order)
         arm = arm_for(rule, training, memory, subject.factory, subject.head)
         settings = options.settings_of(training, memory, model) | {"device": machine.device}
         settings = training.complete(settings, subject.shape)
         settings.setdefault("batch_size", batch_size_for(subject.samples))
         settings["progress"] = partial(advance, "rehearsing")
         settings["ranks"] = ranks
-        plan = _plan(subject, arm, settings | {"schedule": arm.schedule})
+        plan = _plan(subject, arm, settings | {"order": arm.order})
 
     def show(figure: Path | None) -> None:
         if not as_json:

@@ -17,10 +17,10 @@ from tpsgd.cli.options import AsJson, Overwrite, option, setting
 from tpsgd.cli.resuming import Resuming, terminable
 from tpsgd.cli.rule_list import DEFAULT
 from tpsgd.cli.terminal import live_bar, peak_within, write_then_show
+from tpsgd.cli.torchrun import under_torchrun
 from tpsgd.errors import TpsgdError
 from tpsgd.files import is_function, write_whole
 from tpsgd.output import output_file, output_folder, write_or_rescue
-from tpsgd.parallel.launch import under_torchrun
 
 if TYPE_CHECKING:
     from tpsgd.engine.record import Run
@@ -99,7 +99,7 @@ def train(
         samples = data.load(training.seed) if saved is None else model.samples_of(saved, data)
         options.warn_of_loss(training, samples)
         factory, head = model.factory_for(samples) if saved is None else model.copies_of(saved)
-        model.check_head(training.chosen_schedule)
+        model.check_head(training.chosen_order)
         arm = arm_for(rule, training, memory, factory, head)
         if arm.method:
             resuming.refuse(rule)
@@ -142,10 +142,8 @@ def _job(pipeline: bool) -> Iterator[tuple[bool, dict[str, Any]]]:
             )
         yield True, {}
         return
-    from tpsgd.parallel.ranks import joined
-
-    with terminable(), joined() as ranks:
-        parallel = tpsgd.pipeline() if pipeline else tpsgd.data_parallel()
+    parallel = (tpsgd.pipeline if pipeline else tpsgd.data_parallel)()
+    with terminable(), parallel.process_group() as ranks:
         yield ranks.first, {"parallel": parallel}
 
 
@@ -238,12 +236,12 @@ def arm_for(
     factory: "Factory",
     head: str,
 ) -> "Arm":
-    """The arm to train or to plan, with the schedule and the head that were chosen."""
+    """The arm to train or to plan, with the order and the head that were chosen."""
     from tpsgd.comparison import arms
     from tpsgd.peers.arms import ALL as PEERS
 
-    schedule = training.chosen_schedule
-    arm = arms.arm(rule, schedule, factory)
+    order = training.chosen_order
+    arm = arms.arm(rule, order, factory)
     refused = options.chosen(training) if rule in PEERS else []
     if arm.method:
         refused += options.chosen(memory)
@@ -253,8 +251,8 @@ def arm_for(
         raise TpsgdError(f"{rule} takes no {', '.join(refused)}: leave them out")
     if training.readout_scale is not None:
         arm = arms.scaled(arm, training.readout_scale)
-    if schedule and arm.rule and arm.rule.head:
-        arm = replace(arm, schedule=schedule)  # `fit` refuses a schedule that the rule cannot have
+    if order and arm.rule and arm.rule.head:
+        arm = replace(arm, order=order)  # `fit` refuses an order that the rule cannot have
     return arms.with_ridge(arm, factory, training.settings()) if head == "ridge" else arm
 
 

@@ -10,8 +10,8 @@ def in_options(message: str) -> str:
     """The message with options in place of Python arguments.
 
     Examples:
-        >>> in_options("use schedule=tpsgd.simultaneous and a smaller batch_size")
-        'use --schedule simultaneous and a smaller --batch-size'
+        >>> in_options("use order=tpsgd.simultaneous and a smaller batch_size")
+        'use --order simultaneous and a smaller --batch-size'
         >>> in_options("set memory=tpsgd.Memory(reuse=False, micro_batch=...) instead")
         'set --reuse no, --micro-batch ... instead'
         >>> in_options("replace it with overwrite=True (--overwrite)")
@@ -22,7 +22,7 @@ def in_options(message: str) -> str:
     value = r"=(?:\w+|'[^']*'|\[[^\]]*\]|\.{3})"
     message = re.sub(rf"[\w.]+(?:{value}|\([^()]*\)) \((--[\w-]+[^()]*)\)", r"\1", message)
     message = re.sub(r"\bmemory=(?:tpsgd\.)?Memory\(([^)]*)\)", r"\1", message)
-    values = r"\b(loss|schedule|optimizer)=tpsgd\.(\w+)(?:\(\))?"
+    values = r"\b(loss|order|optimizer)=tpsgd\.(\w+)(?:\(\))?"
     message = re.sub(values, lambda m: f"--{m[1]} {m[2].replace('_', '-')}", message)
     message = re.sub(r"\breuse=(\w+)", lambda m: f"--reuse {WORDS.get(m[1], m[1])}", message)
     named = rf"(?<![\w-])({OPTIONS})\b(=?)"

@@ -10,7 +10,7 @@ from tpsgd.comparison.trials import SEARCH
 from tpsgd.data import Data
 from tpsgd.engine.backprop import in_segments
 from tpsgd.engine.optimizers import adam
-from tpsgd.engine.settings import Schedule, Settings
+from tpsgd.engine.settings import Order, Settings
 from tpsgd.errors import TpsgdError, suggestion
 from tpsgd.memory.rehearse import Inputs
 from tpsgd.memory.segments import best_segments
@@ -77,16 +77,14 @@ def entry(word: str) -> Entry:
     return ALL[word]
 
 
-def arm(
-    what: str | Rule | Arm, schedule: Schedule | None = None, factory: Factory | None = None
-) -> Arm:
+def arm(what: str | Rule | Arm, order: Order | None = None, factory: Factory | None = None) -> Arm:
     """The arm of a word or a rule; an arm is returned as it is.
 
-    Rules that need the network's output learn simultaneously, whatever the schedule. The factory is
+    Rules that need the network's output learn simultaneously, whatever the order. The factory is
     that of the models to compare, which the reservoir depends on.
 
     Examples:
-        >>> arm(rules.dfa()).schedule.__name__, arm("elm").about
+        >>> arm(rules.dfa()).order.__name__, arm("elm").about
         ('simultaneous', 'control: random hidden layers, head by ridge')
     """
     if isinstance(what, str):
@@ -99,7 +97,7 @@ def arm(
         raise TpsgdError(f"an arm is a word, a rule or an Arm, not {type(rule).__name__}")
     if not rule.head:  # nothing learns
         return Arm(rule.name, rule, simultaneous, epochs=0)
-    return Arm(rule.name, rule, simultaneous if rule.needs_output else schedule)
+    return Arm(rule.name, rule, simultaneous if rule.needs_output else order)
 
 
 def all_words(factory: Factory) -> tuple[list[str], list[str]]:
@@ -150,10 +148,10 @@ def with_controls(arms: Sequence[Arm]) -> list[Arm]:
     Backprop and the frozen control are added if no arm that is one has its name.
     """
     methods = [a for a in arms if not a.reference and not a.control]
-    schedule = next((a.schedule for a in methods if a.rule and not a.rule.needs_output), None)
+    order = next((a.order for a in methods if a.rule and not a.rule.needs_output), None)
     first = [a for a in arms if a.reference] or [backprop()]
     frozen_arms = [a for a in arms if a.control and a.name == "frozen"]
-    frozen_arms = frozen_arms or [arm(frozen(), schedule)]
+    frozen_arms = frozen_arms or [arm(frozen(), order)]
     controls = [a for a in arms if a.control and a.name != "frozen"]
     compared = [*first, *methods, *frozen_arms, *controls]
     names = [a.name for a in compared]
@@ -178,7 +176,7 @@ def with_ridge(arm: Arm, factory: Factory, settings: Mapping[str, Any]) -> Arm:
     Hidden blocks have the optimizer of the settings, and their learning rate or the arm's.
     """
     free = arm.rule is not None and arm.rule.head and arm.optimizer is None
-    if not free or arm.schedule not in (None, sequential):
+    if not free or arm.order not in (None, sequential):
         return arm
     blocks, lr = split(factory(), settings.get("blocks")), settings.get("lr")
     optimizers = [*[settings.get("optimizer", adam)] * (len(blocks) - 1), ridge()]

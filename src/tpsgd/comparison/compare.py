@@ -111,7 +111,7 @@ def compare(
     equally.check(equal, seconds, common.epochs)
     left_out = ("checkpoint", "lr") if common.lr == SEARCH else ("checkpoint",)
     settings = {k: v for k, v in settings.items() if k not in left_out}
-    compared = with_controls([arm(a, common.schedule, factory) for a in arms])
+    compared = with_controls([arm(a, common.order, factory) for a in arms])
     compared, unsuited = suited(compared, factory, data, common)
     described = {**(notes or {}), **shared_settings(common, compared)}
     described |= {"restarts": restarts, "equal": equal}
@@ -160,7 +160,7 @@ def shared_settings(settings: Settings, arms: Sequence[Arm]) -> dict[str, Any]:
     values = settings.describe("", settings.loss or cross_entropy)
     for name in ("rule", "options", "threads", "torch", *([] if settings.loss else ["loss"])):
         del values[name]  # different for each arm, or in the record already
-    values["schedule"] = values["schedule"] or "by the net and the rule"
+    values["order"] = values["order"] or "by the net and the rule"
     if settings.memory.budget is not None:
         values["without_budget"] = ", ".join(a.name for a in arms if not a.budgeted)
     return {name: value for name, value in values.items() if value is not None}

@@ -84,7 +84,7 @@ def stages(run: Run) -> list[LearningStage]:
     """The stages of a short run, in their order; none if nothing learned, or no epochs count."""
     if not run.history:
         return []
-    together = run.settings.get("schedule") != "sequential" or run.history[0].block == 0
+    together = run.settings.get("order") != "sequential" or run.history[0].block == 0
     times: dict[int, list[float]] = {}
     for epoch in run.history:
         times.setdefault(0 if together else epoch.block, []).append(epoch.seconds)

@@ -142,7 +142,7 @@ def search(
     settings = {k: v for k, v in settings.items() if k != "checkpoint"}
     leaks = _numbers("leaks", leaks)
     make = partial(factory, leak=leaks[0]) if leaks else factory
-    searched = arm_of(rule, common.schedule, make)
+    searched = arm_of(rule, common.order, make)
     scale = scale_of(searched.rule)
     if scales and not scale:
         raise TpsgdError(f"scales are for a readout, which {searched.name} is not: leave them out")

@@ -1,7 +1,7 @@
 """From a model, data and a rule to a net that is ready to be trained.
 
 `assemble` is the one way there for `fit`, backprop and ZORB; the memory plan takes the same steps
-(`dissect`, `make_learners`, `join`) with samples that have no numbers, dlADMM the first of them.
+(`specify`, `make_learners`, `join`) with samples that have no numbers, dlADMM the first of them.
 """
 
 import math
@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tpsgd.engine.anatomy import Anatomy, Method, dissect
 from tpsgd.engine.augment import Augmented
 from tpsgd.engine.backprop import Backprop, BackpropLearner
 from tpsgd.engine.batches import (
@@ -30,6 +29,7 @@ from tpsgd.engine.record import BlockInfo
 from tpsgd.engine.reuse import InputReuse
 from tpsgd.engine.settings import Settings
 from tpsgd.engine.solved import RecursiveLearner, RidgeLearner, check_solvers
+from tpsgd.engine.spec import Method, RunRequest, RunSpec, specify
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import Loss, bce, cross_entropy
 from tpsgd.maths.random import Key
@@ -48,46 +48,45 @@ from tpsgd.rules import Place, Signal
 from tpsgd.solvers import SOLVERS, Recursive, Ridge
 from tpsgd.train import Net, Step, Wrap, sequential, simultaneous
 
+Faster = Callable[[Sequence[Any]], Wrap]
 SLICE = 1 << 20  # bytes of a weight's gradient worth computing apart
 SLICES = 8  # at most, unless more are asked for
 CPU_WINDOW = 8  # time steps computed together: more takes memory, and hardly less time
 GPU_WINDOW = 16  # time steps computed together where launching one takes longer than computing it
 
 
-def assemble(
-    models: list[nn.Module],
-    data: Any,
-    method: Method,
-    settings: Settings,
-    device: torch.device,
-    faster: Callable[[Sequence[Any]], Wrap],
-) -> tuple[Net, Anatomy]:
-    """A net that is ready to be trained; several models are restarts, stacked into one."""
+def assemble(asked: RunRequest, device: torch.device, faster: Faster | None = None) -> Net:
+    """A net that is ready to be trained; several models are restarts, stacked into one.
+
+    `faster` makes the wrapper of a step that speeds it up.
+    """
+    data, settings = asked.data, asked.settings
     x = first_samples(data)
-    anatomy = dissect(models, x, is_stream(data), method, settings, device, check_values)
-    form, loss, classes = anatomy.form, anatomy.loss, anatomy.classes
-    source: Source = as_source(data, form, loss, classes, True, anatomy.classifier)
+    spec = specify(asked, x, is_stream(data), device, check_values)
+    labelled = spec.form, spec.loss, spec.classes
+    source: Source = as_source(data, *labelled, True, spec.classifier)
     line = None
     if not isinstance(source, LoaderSource) or source.loader.batch_size is not None:
-        line = backprop_line(anatomy, method, settings, x, source.samples)
-    learners = make_learners(anatomy, method, settings, source.samples, line)
+        line = backprop_line(spec, x, source.samples)
+    learners = make_learners(spec, asked.method, settings, source.samples, line)
     validation = None
     if settings.validation is not None:
-        validation = as_source(settings.validation, form, loss, classes, False, anatomy.classifier)
+        validation = as_source(settings.validation, *labelled, False, spec.classifier)
     if settings.augment is not None:
         source = Augmented(source, settings.augment)
-    return join(learners, source, validation, settings, faster, line), anatomy
+    net = join(learners, source, validation, settings, faster, line)
+    net.spec, net.models, net.order = spec, asked.models, settings.order
+    return net
 
 
-def backprop_line(
-    anatomy: Anatomy, method: Method, settings: Settings, sample: Any, samples: int
-) -> BackpropLine | None:
+def backprop_line(spec: RunSpec, sample: Any, samples: int) -> BackpropLine | None:
     """What backprop would take, where blocks learn one after another and may stay under it."""
+    settings = spec.settings
     keeps_inputs = settings.memory.reuse not in (None, False) or settings.memory.fast
-    if settings.schedule is not sequential or isinstance(method, Backprop) or keeps_inputs:
+    if settings.order is not sequential or isinstance(spec.method, Backprop) or keeps_inputs:
         return None
-    params = [parameters(i, anatomy.cuts[:1]) for i in range(len(anatomy.blocks))]
-    return line_of(anatomy, params, sample, samples)
+    params = [parameters(i, spec.cuts[:1]) for i in range(len(spec.blocks))]
+    return line_of(spec, params, sample, samples)
 
 
 def join(
@@ -95,18 +94,19 @@ def join(
     source: Source,
     validation: Source | None,
     settings: Settings,
-    faster: Callable[[Sequence[Any]], Wrap],
+    faster: Faster | None = None,
     line: BackpropLine | None = None,
     pass_on: InputReuse | None = None,
 ) -> Net:
     """Learners and sources as a net; `faster` makes the wrapper of a step that speeds it up."""
     for learner in learners:
         learner.watched = bool(settings.callbacks)
-    accelerate = faster(learners)
+    accelerate = None if faster is None else faster(learners)
 
     def wrap(step: Step, learners: Sequence[Any], source: Source) -> Step:
         step = step if settings.memory.micro_batch is None else accumulate(step)
-        return follow_curve(accelerate(step, learners, source), learners, source)
+        step = step if accelerate is None else accelerate(step, learners, source)
+        return follow_curve(step, learners, source)
 
     reuse = settings.memory.reuse if settings.augment is None else False
     pass_on = pass_on or InputReuse(reuse, settings.memory.fast, line)
@@ -114,7 +114,7 @@ def join(
 
 
 def make_learners(
-    anatomy: Anatomy,
+    spec: RunSpec,
     method: Method,
     settings: Settings,
     samples: int,
@@ -122,40 +122,40 @@ def make_learners(
 ) -> list[BlockLearner]:
     """Every block with its objective and its gradients; what cannot be trained is refused."""
     if isinstance(method, Backprop):
-        return [_backprop_learner(anatomy)]
+        return [_backprop_learner(spec)]
     learners = []
-    for i, block in enumerate(anatomy.blocks):
+    for i, block in enumerate(spec.blocks):
         if block.recurrent:
-            learners.append(_recurrent_learner(i, anatomy, settings, samples))
+            learners.append(_recurrent_learner(i, spec, settings, samples))
         else:
-            learners.append(_block_learner(i, anatomy, settings, samples, line))
-    check_solvers(learners, anatomy, settings.schedule is sequential, samples)
+            learners.append(_block_learner(i, spec, settings, samples, line))
+    check_solvers(learners, spec, settings.order is sequential, samples)
     return learners
 
 
 def _block_learner(
-    i: int, anatomy: Anatomy, settings: Settings, samples: int, line: BackpropLine | None
+    i: int, spec: RunSpec, settings: Settings, samples: int, line: BackpropLine | None
 ) -> BlockLearner:
     """Block i of every restart."""
-    block, rule, form, size = anatomy.blocks[i], anatomy.rules[i], anatomy.form, anatomy.sizes[i]
-    last = i == len(anatomy.blocks) - 1
+    block, rule, form, size = spec.blocks[i], spec.rules[i], spec.form, spec.sizes[i]
+    last = i == len(spec.blocks) - 1
     make, at = (rule.last if last else rule.objective), rule.at
     if last and make is None:
-        at = place_of(block, anatomy.loss)
-    fixed = output(anatomy.loss) if last else IDLE
-    maps, stacked = len(size[at]) > 1, bool(anatomy.restarts)
+        at = place_of(block, spec.loss)
+    fixed = output(spec.loss) if last else IDLE
+    maps, stacked = len(size[at]) > 1, bool(spec.restarts)
 
     def draw() -> Objective:
         if make is None:
             return fixed
         options = {"maps": block.maps and maps, "redraw": settings.memory.redraw and not stacked}
-        objective = _draw(make, size[at], anatomy, block.key, **options)
+        objective = _draw(make, size[at], spec, block.key, **options)
         return objective if stacked else _in_form(objective, form, maps)
 
     if stacked:
         backend: Backend = Stacked(ClosedForm(block, at, fixed, in_place=False))
     else:
-        ragged = form.ragged and any(b.recurrent for b in anatomy.blocks[i:])
+        ragged = form.ragged and any(b.recurrent for b in spec.blocks[i:])
         kind = ClosedForm if block.closed_form(at) and not ragged else Autograd
         backend = kind(block, at, fixed, precision=form.precision)
     slices = _slices(block, math.prod(size[Place.BEFORE]), form, settings)
@@ -165,7 +165,7 @@ def _block_learner(
         chosen = block.maps or settings.memory.slices is not None
         slices = slices if chosen else max(slices, least)
     return _learner(
-        *(i, anatomy, samples, backend, draw),
+        *(i, spec, samples, backend, draw),
         learns=rule.head if last else rule.objective is not None,
         slices=slices,
         codes_first=codes_first,
@@ -174,17 +174,17 @@ def _block_learner(
     )
 
 
-def _recurrent_learner(i: int, anatomy: Anatomy, settings: Settings, samples: int) -> BlockLearner:
+def _recurrent_learner(i: int, spec: RunSpec, settings: Settings, samples: int) -> BlockLearner:
     """A recurrent block: an objective for each direction, drawn once or for each time step."""
-    block, rule, on_gpu = anatomy.blocks[i], anatomy.rules[i], anatomy.form.device.type == "cuda"
+    block, rule, on_gpu = spec.blocks[i], spec.rules[i], spec.form.device.type == "cuda"
     assert isinstance(block.layer, SequenceLayer)
-    if i == len(anatomy.blocks) - 1:
+    if i == len(spec.blocks) - 1:
         raise TpsgdError(
             f"the model ends with {block}, which gives states, not classes: add a classifier, "
             "nn.Linear(units, classes) for example"
         )
-    codes = _RecurrentCodes(i, anatomy)
-    lazy, stacked = _pulled(anatomy.blocks, i), bool(anatomy.restarts)
+    codes = _RecurrentCodes(i, spec)
+    lazy, stacked = _pulled(spec.blocks, i), bool(spec.restarts)
     if isinstance(block.layer, Diagonal):
         backend: Unrolled = UnrolledDiagonal(block, settings.window, lazy, stacked)
     else:
@@ -192,21 +192,21 @@ def _recurrent_learner(i: int, anatomy: Anatomy, settings: Settings, samples: in
             block,
             Place.BEFORE if rule.at is Place.BEFORE else Place.AFTER,
             codes.of_step if rule.per_step and rule.objective else None,
-            settings.window or (GPU_WINDOW if on_gpu else _cpu_window(anatomy)),
+            settings.window or (GPU_WINDOW if on_gpu else _cpu_window(spec)),
             lazy=lazy,
             keep_codes=on_gpu,
             stacked=stacked,
         )
     learns = rule.objective is not None
-    return _learner(i, anatomy, samples, backend, codes.draw, learns, signal=rule.signal)
+    return _learner(i, spec, samples, backend, codes.draw, learns, signal=rule.signal)
 
 
 class _RecurrentCodes:
     """The codes of a recurrent block: of both directions, and of all time steps or of each."""
 
-    def __init__(self, i: int, anatomy: Anatomy) -> None:
-        self.number, self.anatomy, self.rule = i, anatomy, anatomy.rules[i]
-        self.layer: Any = anatomy.blocks[i].layer
+    def __init__(self, i: int, spec: RunSpec) -> None:
+        self.number, self.spec, self.rule = i, spec, spec.rules[i]
+        self.layer: Any = spec.blocks[i].layer
         self.diagonal = isinstance(self.layer, Diagonal)
         if self.diagonal and self.rule.at is Place.BEFORE:
             raise TpsgdError(
@@ -236,18 +236,18 @@ class _RecurrentCodes:
         make, number = self.rule.objective, self.number
         assert make is not None
         number = -1 - number if direction else number  # so that directions have different codes
-        return _draw(make, (self.layer.hidden,), self.anatomy, number, step, recurrent=True)
+        return _draw(make, (self.layer.hidden,), self.spec, number, step, recurrent=True)
 
 
-def _cpu_window(anatomy: Anatomy) -> int:
+def _cpu_window(spec: RunSpec) -> int:
     """Time steps computed together: of short sequences half, to hold less than backprop does."""
-    steps = 0 if anatomy.sample is None else anatomy.sample[0][0]
+    steps = 0 if spec.sample is None else spec.sample[0][0]
     return min(CPU_WINDOW, steps // 2 if steps > 3 else CPU_WINDOW)
 
 
 def _learner(
     i: int,
-    anatomy: Anatomy,
+    spec: RunSpec,
     samples: int,
     backend: Backend,
     draw: Callable[[], Objective],
@@ -257,9 +257,9 @@ def _learner(
     **options: Any,
 ) -> BlockLearner:
     """The kind of learner that the block's optimizer, or solver, asks for."""
-    settings, params = anatomy.block_settings[i], parameters(i, anatomy.cuts)
-    arguments = anatomy.blocks[i], backend, draw, settings, params
-    options |= {"multi_label": anatomy.loss is bce, "restarts": anatomy.restarts}
+    settings, params = spec.block_settings[i], parameters(i, spec.cuts)
+    arguments = spec.blocks[i], backend, draw, settings, params
+    options |= {"multi_label": spec.loss is bce, "restarts": spec.restarts}
     options["trains"] = learns and bool(params)
     if isinstance(settings.optimizer, Ridge):
         return RidgeLearner(*arguments, samples=samples, **options)
@@ -268,19 +268,19 @@ def _learner(
     return GradientLearner(*arguments, slices=slices, codes_first=codes_first, **options)
 
 
-def _backprop_learner(anatomy: Anatomy) -> BackpropLearner:
+def _backprop_learner(spec: RunSpec) -> BackpropLearner:
     """The whole net as one learner."""
-    block, form, loss = anatomy.blocks[0], anatomy.form, anatomy.loss
-    objective, stacked = output(loss), bool(anatomy.restarts)
+    block, form, loss = spec.blocks[0], spec.form, spec.loss
+    objective, stacked = output(loss), bool(spec.restarts)
     return BackpropLearner(
         block,
         Autograd(block, place_of(block, loss), objective, stacked, form.precision),
         lambda: objective,
-        anatomy.block_settings[0],
-        parameters(0, anatomy.cuts),
+        spec.block_settings[0],
+        parameters(0, spec.cuts),
         multi_label=loss is bce,
-        restarts=anatomy.restarts,
-        width=len(anatomy.layers),
+        restarts=spec.restarts,
+        width=len(spec.layers),
         accumulates=form.micro_batch is not None,
     )
 
@@ -288,17 +288,17 @@ def _backprop_learner(anatomy: Anatomy) -> BackpropLearner:
 def _draw(
     make: Callable[[Site], Objective],
     shape: tuple[int, ...],
-    anatomy: Anatomy,
+    spec: RunSpec,
     block: int,
     step: int = 0,
     **options: bool,
 ) -> Objective:
     """An objective for outputs of this shape; the tensors of several restarts are stacked."""
-    form = anatomy.form
-    options |= {"loss": anatomy.loss, "device": form.device, "dtype": form.dtype}  # type: ignore
+    form = spec.form
+    options |= {"loss": spec.loss, "device": form.device, "dtype": form.dtype}  # type: ignore
     keys = [Key(seed, block, step) for seed in form.seeds]
-    objectives = [make(Site(shape, anatomy.classes, key, **options)) for key in keys]  # type: ignore
-    if not anatomy.restarts:
+    objectives = [make(Site(shape, spec.classes, key, **options)) for key in keys]  # type: ignore
+    if not spec.restarts:
         return objectives[0]
     columns = zip(*(objective.tensors for objective in objectives), strict=True)
     return replace(objectives[0], tensors=tuple(torch.stack(column) for column in columns))
@@ -330,7 +330,7 @@ def _slices(block: Block, outputs: int, form: BatchForm, settings: Settings) -> 
         return settings.memory.slices
     if kind.maps:
         return 1  # a convolution takes about as long for a slice of its filters as for all
-    if form.device.type == "cuda" and settings.schedule is simultaneous:
+    if form.device.type == "cuda" and settings.order is simultaneous:
         return 1  # one kernel for the optimizers of all blocks: `learner.together`
     batch = (form.micro_batch or form.batch_size) * outputs * form.numbers.itemsize
     least = SLICE if form.micro_batch is None else 0  # micro-batches sum the whole gradient anyway
@@ -379,14 +379,14 @@ def check_optimizers(learners: list[Any]) -> None:
             make_optimizer(learner.settings.optimizer, learner.params, learner.settings.lr)
 
 
-def block_infos(learners: list[Any], anatomy: Anatomy, restart: int = 0) -> list[BlockInfo]:
+def block_infos(learners: list[Any], spec: RunSpec, restart: int = 0) -> list[BlockInfo]:
     """How each block was trained, for the record."""
-    if not anatomy.rules:
+    if not spec.rules:
         return [
             BlockInfo(str(b), "backprop", count(b.named_parameters()), "autograd")
-            for b in anatomy.layers
+            for b in spec.layers
         ]
-    names = [*(rule.name for rule in anatomy.rules[:-1]), "head"]
+    names = [*(rule.name for rule in spec.rules[:-1]), "head"]
     return [
         BlockInfo(str(x.block), name, count(x.block.named_parameters()), x.how, x.scale(restart))
         for x, name in zip(learners, names, strict=True)

@@ -22,7 +22,7 @@ from tpsgd.nets.padded import SequenceLayer
 class Backprop:
     """In place of a rule: train the whole net by backprop, see `fit_backprop`."""
 
-    checkpoint: int | bool = False
+    segments: int | bool = False  # of activation checkpointing
     name = "backprop"
 
 
@@ -85,13 +85,13 @@ def in_segments(model: nn.Module, segments: int | bool) -> nn.Module:
     if not segments:
         return model
     if not isinstance(segments, int):
-        raise TpsgdError(f"checkpoint must be True or a number of segments, got {segments!r}")
+        raise TpsgdError(f"segments must be True or a number, got {segments!r}")
     if any(isinstance(m, (SequenceLayer, nn.RNN)) for m in model.modules()):
-        raise TpsgdError("checkpoint is for models without recurrent layers")
+        raise TpsgdError("segments are for models without recurrent layers")
     blocks = split(model)
     count = len(blocks) if segments is True else segments
     if not 1 <= count <= len(blocks):
-        raise TpsgdError(f"checkpoint must be between 1 and {len(blocks)} segments, got {count}")
+        raise TpsgdError(f"segments must be between 1 and {len(blocks)}, got {count}")
     ends = [len(blocks) * i // count for i in range(count + 1)]
     groups = [blocks[a:b] for a, b in pairwise(ends)]
     return Segments(*(nn.Sequential(*(m for b in group for m in b.modules)) for group in groups))

@@ -239,10 +239,10 @@ class GradientLearner(BlockLearner):
         if not self.learning:
             return
         self._make_optimizer(self.settings.optimizer, self.settings.lr)
-        schedule, self.batch_rates = self.settings.lr_schedule, None
-        if schedule is not None and not isinstance(schedule, RateCurve):
+        curve, self.batch_rates = self.settings.lr_schedule, None
+        if curve is not None and not isinstance(curve, RateCurve):
             assert self.optimizer is not None
-            self.scheduler = schedule(self.optimizer)
+            self.scheduler = curve(self.optimizer)
             if isinstance(self.scheduler, ReduceLROnPlateau):
                 raise TpsgdError(
                     "lr_schedule cannot be ReduceLROnPlateau, which waits for a metric; choose "

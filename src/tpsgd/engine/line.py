@@ -9,16 +9,14 @@ both exactly, by a rehearsal, which takes longer than this.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from math import inf, prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn, optim
 
-from tpsgd.engine.anatomy import Anatomy
 from tpsgd.engine.optimizers import make_optimizer
-from tpsgd.nets.blocks import Block
+from tpsgd.engine.spec import RunSpec
 from tpsgd.rules import Place
 from tpsgd.solvers import SOLVERS
 
@@ -79,104 +77,58 @@ class BackpropLine:
         return int(max(0, self.backprop - max(most)))
 
 
-@dataclass(frozen=True)
-class Layer:
-    """A block as the line sees it: the bytes of a batch in it, and of its weights and codes."""
-
-    block: Block
-    input: int
-    before: int  # the layer's output, before the activation
-    output: int
-    widest: int
-    weights: int
-    codes: int
-    learned: int
-    moments: int | None  # None: unknown, or solved
-    closed_form: bool
-
-    @property
-    def learning(self) -> int:
-        """Activations that are alive while it learns."""
-        stored = 1 + isinstance(self.block.activation, INPUT) + len(self.block.between)
-        return self.input + self.widest * stored
-
-    @property
-    def stored(self) -> int:
-        """Activations that autograd stores for it, at least."""
-        return self.output + self.widest * isinstance(self.block.activation, BOTH)
-
-    def need(self, activations: int) -> Need | None:
-        """What it needs, with activations of blocks before it."""
-        if self.moments is None:
-            return None
-        temporary = TEMPORARY * self.widest if self.closed_form else inf  # autograd: unknown
-        sizes = self.weights, self.codes, self.learned
-        return Need(*sizes, self.moments, activations, temporary)
-
-
 def line_of(
-    anatomy: Anatomy, params: Sequence[dict[str, Tensor]], sample: Any, samples: int
+    spec: RunSpec, params: Sequence[dict[str, Tensor]], sample: Any, samples: int
 ) -> BackpropLine | None:
     """The line for a net whose blocks learn one after another; None where it is not counted.
 
     `params` are those of each block that may learn, `sample` is one of `samples` (0: unknown).
     """
-    if anatomy.form.stacked or any(block.recurrent for block in anatomy.blocks):
+    form, shape = spec.form, tuple(sample.shape[1:])
+    if form.stacked or any(block.recurrent for block in spec.blocks):
         return None
-    layers = _layers(anatomy, params, sample, samples)
-    activations = accumulate((layer.learning for layer in layers), max)
-    needs = [layer.need(a) for layer, a in zip(layers, activations, strict=True)]
-    weights = sum(layer.weights for layer in layers)
-    first = next((i for i, layer in enumerate(layers) if layer.weights), 0)
-    # autograd stores nothing before the first layer that learns
-    stored = sum(layer.stored for layer in layers[first:-1])
-    peak = max(weights + layers[first].before, stored)
-    return BackpropLine(weights * _moments_of_net(anatomy, layers) + layers[0].input + peak, needs)
-
-
-def _layers(
-    anatomy: Anatomy, params: Sequence[dict[str, Tensor]], sample: Any, samples: int
-) -> list[Layer]:
-    form, shape = anatomy.form, tuple(sample.shape[1:])
     most = form.micro_batch or form.batch_size
     batch = min(most, samples or most) * form.numbers.itemsize
-    layers = []
-    for i, block in enumerate(anatomy.blocks):
-        size, rule = anatomy.sizes[i], anatomy.rules[i]
-        codes, learn = (0, False) if block is anatomy.blocks[-1] else _codes(anatomy, i)
-        layers.append(
-            Layer(
-                block,
-                input=batch * prod(shape),
-                before=batch * prod(size[Place.BEFORE]),
-                output=batch * prod(size[Place.END]),
-                widest=batch * max(map(prod, size.values())),
-                weights=sum(p.nbytes for p in params[i].values()),
-                codes=codes,
-                learned=codes * learn,
-                moments=_moments(anatomy.block_settings[i].optimizer, params[i]),
-                closed_form=block.closed_form(rule.at),
-            )
-        )
-        shape = size[Place.END]
-    return layers
+    needs, weights, stored, activations, before_first = [], 0, 0, 0, 0
+    for i, block in enumerate(spec.blocks):
+        size, act, last = spec.sizes[i], block.activation, block is spec.blocks[-1]
+        widest, received = batch * max(map(prod, size.values())), batch * prod(shape)
+        held = widest * (1 + isinstance(act, INPUT) + len(block.between))
+        activations = max(activations, received + held)
+        of_block = sum(p.nbytes for p in params[i].values())
+        codes, learned = (0, 0) if last else _codes(spec, i)
+        moments = _moments(spec.block_settings[i].optimizer, params[i])
+        temporary = TEMPORARY * widest if block.closed_form(spec.rules[i].at) else inf
+        need = of_block, codes, learned, moments, activations, temporary
+        needs.append(None if moments is None else Need(*need))  # type: ignore[arg-type]
+        if of_block and not weights:  # autograd stores nothing before the first that learns
+            before_first, stored = batch * prod(size[Place.BEFORE]), 0
+        if not last:
+            stored += batch * prod(size[Place.END]) + widest * isinstance(act, BOTH)
+        weights, shape = weights + of_block, size[Place.END]
+    if not weights:
+        before_first = batch * prod(spec.sizes[0][Place.BEFORE])
+    peak = max(weights + before_first, stored)
+    inputs = batch * prod(sample.shape[1:])
+    return BackpropLine(weights * _moments_of_net(spec, needs) + inputs + peak, needs)
 
 
-def _codes(anatomy: Anatomy, i: int) -> tuple[int, bool]:
-    """Bytes of a block's class codes, at most, and whether they learn."""
-    block, rule = anatomy.blocks[i], anatomy.rules[i]
-    filters, *pixels = anatomy.sizes[i][rule.at]
+def _codes(spec: RunSpec, i: int) -> tuple[int, int]:
+    """Bytes of a block's class codes, at most, and of those that learn."""
+    block, rule = spec.blocks[i], spec.rules[i]
+    filters, *pixels = spec.sizes[i][rule.at]
     cells = min(prod(pixels), CELLS) if block.maps and rule.classifies else prod(pixels)
-    numbers = filters * cells * anatomy.classes if rule.objective is not None else 0
+    numbers = filters * cells * spec.classes if rule.objective is not None else 0
     learn = getattr(rule.objective, "learned", rule.classifies)
-    return numbers * anatomy.form.dtype.itemsize, learn
+    nbytes = numbers * spec.form.dtype.itemsize
+    return nbytes, nbytes * learn
 
 
-def _moments_of_net(anatomy: Anatomy, layers: list[Layer]) -> int:
+def _moments_of_net(spec: RunSpec, needs: Sequence[Need | None]) -> int:
     """What one optimizer for the whole net stores: that of the first block without a solver."""
-    for settings, layer in zip(anatomy.block_settings, layers, strict=True):
+    for settings, need in zip(spec.block_settings, needs, strict=True):
         if not isinstance(settings.optimizer, SOLVERS):
-            return layer.moments or 0
+            return need.moments if need else 0
     return ADAM
 
 

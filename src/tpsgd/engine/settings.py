@@ -1,6 +1,6 @@
 """The settings of `fit` and of everything that trains like it, with their checks."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -24,9 +24,14 @@ from tpsgd.solvers import SOLVERS
 from tpsgd.train import Net
 from tpsgd.units import as_bytes, size
 
-Schedule = Callable[[Net], None]
+Order = Callable[[Net], None]
 LOW = "low"  # in place of a memory budget: as little memory as is reasonable
 FAST = "fast"  # in place of a memory budget: whatever keeping inputs takes
+RENAMED = {  # names of version 0.2, for one more version
+    "schedule": "it is order= now, as order=tpsgd.simultaneous",
+    "checkpoint": "checkpoint must be a folder or tpsgd.Checkpoint; activation checkpointing is "
+    "fit_backprop(segments=...)",
+}
 LARGEST_RATE = 1000  # no sensible learning rate comes near it: 1e9 was meant to be 1e-9, say
 
 
@@ -119,7 +124,7 @@ def memory_in_words(settings: Mapping[str, Any]) -> str:
 class Settings:
     """What `fit`, `fit_many`, `plan`, `compare` and `adapt.fit` take by keyword; see `fit`."""
 
-    schedule: Schedule | None = None
+    order: Order | None = None
     loss: Any = None  # a Loss, or what `losses.resolve` takes
     optimizer: OptimizerFactory | Sequence[OptimizerFactory] | None = None
     lr: float | Sequence[float] | None = None
@@ -138,7 +143,7 @@ class Settings:
     precision: torch.dtype | None = None
     blocks: Blocks | None = None
     checkpoint: str | Path | Checkpoint | None = None
-    parallel: Any = None  # `tpsgd.parallel.job.Parallel`
+    parallel: Any = None  # an `engine.extension.Extension`
 
     @classmethod
     def of(cls, function: str, keywords: Mapping[str, Any]) -> "Settings":
@@ -146,14 +151,21 @@ class Settings:
 
         Without epochs or a batch size, the data decide.
         """
-        names = [field.name for field in fields(cls)]
-        for name in keywords:
-            if name not in names:
-                raise TpsgdError(f"{function} has no argument {name!r}: {suggestion(name, names)}")
+        cls.refuse_unknown(function, keywords)
         return cls(**{"epochs": None, "batch_size": None, **keywords})
+
+    @classmethod
+    def refuse_unknown(cls, function: str, keywords: Iterable[str]) -> None:
+        """Refuse names that are no settings; a name of the last version says what it is now."""
+        names = [field.name for field in fields(cls)]
+        for name in (name for name in keywords if name not in names):
+            advice = RENAMED.get(name) or suggestion(name, names)
+            raise TpsgdError(f"{function} has no argument {name!r}: {advice}")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "memory", Memory.of(self.memory))
+        if isinstance(self.checkpoint, int):
+            raise TpsgdError(RENAMED["checkpoint"])
         object.__setattr__(self, "loss", losses.resolve(self.loss))
         if self.checkpoint is not None:
             object.__setattr__(self, "checkpoint", Checkpoint.of(self.checkpoint))
@@ -168,7 +180,7 @@ class Settings:
                 "blocks must be a number of blocks, or a list of the numbers of layers in each "
                 f"block, got {self.blocks!r}"
             )
-        if self.parallel is not None and not hasattr(self.parallel, "share"):
+        if self.parallel is not None and not hasattr(self.parallel, "around"):
             raise TpsgdError(
                 "parallel must be tpsgd.data_parallel(), tpsgd.pipeline() or None, "
                 f"got {self.parallel!r}"
@@ -186,10 +198,10 @@ class Settings:
             )
         if not (callable(self.progress) or isinstance(self.progress, bool | None)):
             raise TpsgdError(f"progress must be a function, True or False, got {self.progress!r}")
-        if self.schedule is not None and not callable(self.schedule):
+        if self.order is not None and not callable(self.order):
             raise TpsgdError(
-                "schedule must be tpsgd.sequential or tpsgd.simultaneous, the function itself, or "
-                f"None, got {self.schedule!r}"
+                "order must be tpsgd.sequential or tpsgd.simultaneous, the function itself, or "
+                f"None, got {self.order!r}"
             )
         if not (callable(self.lr_schedule) or isinstance(self.lr_schedule, RateCurve | None)):
             raise TpsgdError(
@@ -265,7 +277,7 @@ class Settings:
             "rule": rule,
             "options": [f"{r.options}, {r.at.value}" for r in rules if r.objective is not None],
             "loss": loss.name,
-            "schedule": None if self.schedule is None else str(name_of(self.schedule)),
+            "order": None if self.order is None else str(name_of(self.order)),
             "optimizer": str(name_of(self.optimizer or adam)),
             "lr": self.lr if self.lr is None or isinstance(self.lr, float) else str(self.lr),
             "epochs": self.epochs if isinstance(self.epochs, int) else list(self.epochs),

@@ -2,33 +2,24 @@
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
-from tpsgd.engine.anatomy import Anatomy, Method, rules_for
-from tpsgd.engine.backprop import Backprop
 from tpsgd.engine.device import available
 from tpsgd.engine.learner import BlockLearner
-from tpsgd.engine.optimizers import adam
-from tpsgd.engine.settings import Settings
 from tpsgd.errors import TpsgdError
-from tpsgd.maths.random import Key
-from tpsgd.nets.blocks import Block, hooked, split
 from tpsgd.nets.closed_form import ClosedForm
-from tpsgd.nets.layers import LAYERS, layer_kind
 from tpsgd.nets.stacked import Stacked
-from tpsgd.objectives import Site
 from tpsgd.projections import Redrawn
 from tpsgd.protocols import Source
-from tpsgd.rules import Place, Rule, Signal
+from tpsgd.rules import Place
 from tpsgd.solvers import SOLVERS, Recursive, Ridge
 from tpsgd.solvers.equations import Equations, bytes_to_solve, inputs_of, keeps_samples
 from tpsgd.solvers.least_squares import MomentSums, SampleSums, workspace
-from tpsgd.train import sequential
+from tpsgd.solvers.solvable import unsolvable
 from tpsgd.units import size
 
 SOLVED_BY_STREAMS: WeakSet[nn.Module] = WeakSet()  # layers whose sums over a stream are gone
@@ -188,13 +179,11 @@ class RecursiveLearner(SolvedLearner):
         self._set_weights(*self.sums.so_far(self.settings.optimizer.gamma, equations.mixing))
 
 
-def check_solvers(
-    learners: list[BlockLearner], anatomy: Anatomy, one_by_one: bool, samples: int
-) -> None:
+def check_solvers(learners: list[BlockLearner], spec: Any, one_by_one: bool, samples: int) -> None:
     """Refuse blocks that their solver cannot solve, before any block has learned."""
     together = not one_by_one and len(learners) > 1
-    need, learned, form = 0, False, anatomy.form
-    for learner, rule, shape_at in zip(learners, anatomy.rules, anatomy.sizes, strict=True):
+    need, learned, form = 0, False, spec.form
+    for learner, rule, shape_at in zip(learners, spec.rules, spec.sizes, strict=True):
         block, solver = learner.block, learner.settings.optimizer
         if learner.epochs and isinstance(solver, SOLVERS):
             last = learner is learners[-1]
@@ -203,8 +192,8 @@ def check_solvers(
             if isinstance(solver, Recursive) and not closed_form:
                 reason = reason or "its gradients have no closed form; take ridge()"
             if together and (isinstance(solver, Ridge) or learned):
-                reason = "its inputs change while it is solved; use schedule=tpsgd.sequential"
-                if any(r.needs_output for r in anatomy.rules[:-1]):
+                reason = "its inputs change while it is solved; use order=tpsgd.sequential"
+                if any(r.needs_output for r in spec.rules[:-1]):
                     reason = "its inputs change while it is solved, as the other blocks' rule needs"
             name = f"block {block.index + 1} ({block})"
             if reason:
@@ -220,51 +209,3 @@ def check_solvers(
                     f"{size(free)} are free; pool its inputs first, or train it with an optimizer"
                 )
         learned = learned or learner.trains
-
-
-def with_default_optimizers(method: Method, model: nn.Module, settings: Settings) -> Settings:
-    """The settings with an optimizer for every block, if none was chosen.
-
-    That is Adam; but the classifier of a recurrent net that learns block by block is solved by
-    `ridge`, if it can be: on short data sets Adam's few steps leave it far from that solution.
-    """
-    if settings.optimizer is not None:
-        return settings
-    if isinstance(method, Backprop) or settings.schedule is not sequential:
-        return replace(settings, optimizer=adam)
-    blocks = split(model, settings.blocks)
-    rules, last = rules_for(method, blocks, None), blocks[-1]
-    solved = any(block.recurrent for block in blocks) and rules[-1].head
-    if not solved or last.recurrent or unsolvable(last, rules[-1], True) is not None:
-        return replace(settings, optimizer=adam)
-    return replace(settings, optimizer=[*[adam] * (len(blocks) - 1), Ridge()])
-
-
-def unsolvable(block: Block, rule: Rule, last: bool) -> str | None:
-    """Why a block's weights are no solution of linear equations, or None."""
-    layer, make = block.layer, rule.last if last else rule.objective
-    kind = LAYERS.get(type(layer))
-    if block.earlier:
-        return "it has several layers, and a solver needs a block of one; change blocks"
-    if kind is None or kind.equations is None:
-        return "only nn.Linear, nn.Conv1d and nn.Conv2d are linear in their weights"
-    if layer_kind(layer) is None or not kind.dense(layer):
-        return "its convolution has groups, or is not padded with zeros"
-    if block.between:
-        return f"{type(block.between[0]).__name__} lies between the layer and its activation"
-    if any(hooked(m) for m in block.modules):
-        return "one of its modules has a hook"
-    if any(p.requires_grad for m in block.prologue for p in m.parameters()):
-        return "a module before the layer learns too"
-    if not all(p.requires_grad for p in layer.parameters()):
-        return "its weight or its bias may not learn (requires_grad is False)"
-    if make is None:
-        bare = block.modules[-1] is layer
-        return None if bare else "a module after the last layer is not linear"
-    if rule.signal is not Signal.LABEL or not make(Site((2,), 2, Key())).squared:
-        return f"{rule.name} does not lower a squared error to the projected label"
-    if rule.at is not Place.BEFORE and block.activation is not None:
-        return f"{rule.name} looks beyond the activation; take at=tpsgd.Place.BEFORE"
-    if rule.at is Place.END and block.tail:
-        return f"{rule.name} looks at the block's end; take at=tpsgd.Place.BEFORE"
-    return None

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from tpsgd import losses
-from tpsgd.engine.anatomy import rules_for
+from tpsgd.engine.spec import rules_for
 from tpsgd.errors import TpsgdError
 from tpsgd.export.recipe import (
     BlockRecipe,

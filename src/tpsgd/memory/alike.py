@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpsgd.engine.anatomy import Anatomy
 from tpsgd.engine.batches import ThroughBlocks, depth, stored_samples
+from tpsgd.engine.spec import RunSpec
 from tpsgd.fast.cuda_graphs import library_modules_only
 from tpsgd.rules import Place
 from tpsgd.train import Net, train
@@ -14,16 +14,17 @@ from tpsgd.train import Net, train
 LEFT_OVER = 0  # a storage's number, in place of the few bytes that learned blocks leave
 
 
-def in_turn(net: Net, anatomy: Anatomy, meter: Any) -> None:
+def in_turn(net: Net, meter: Any) -> None:
     """`tpsgd.sequential`; a block like one before it, with inputs like its, need not learn.
 
     Its multiplications are then those of the other, which may have recomputed fewer blocks.
     """
+    spec: RunSpec = net.spec
     source, live, counted = net.source, meter.counted, {}
     kinds: list[Any] = []
     left_over: list[Tensor] = []
     for i, learner in enumerate(net.learners):
-        kinds.append(_kind(i, learner, anatomy))
+        kinds.append(_kind(i, learner, spec))
         case, start = (kinds[-1], _inputs(source, kinds[:-1])), live.live
         if case in counted:
             before, after, peak, at_peak, extra, multiplications = counted[case]
@@ -40,25 +41,25 @@ def in_turn(net: Net, anatomy: Anatomy, meter: Any) -> None:
             source = net.pass_on(net, learner, source)
 
 
-def _kind(i: int, learner: Any, anatomy: Anatomy) -> Any:
+def _kind(i: int, learner: Any, spec: RunSpec) -> Any:
     """All that the memory of a block depends on, its inputs left out."""
     if learner.whole_net or learner.block.recurrent or not library_modules_only(learner):
         return i
-    size = anatomy.sizes[i]
+    size = spec.sizes[i]
     return (
         *(
             type(learner),
             repr(learner.settings),
-            id(anatomy.rules[i]),
+            id(spec.rules[i]),
             learner.trains,
             learner.widest,
         ),
         *(getattr(learner, "slices", 1), getattr(learner, "codes_first", False)),
         tuple(size.items()),
-        tuple(anatomy.sizes[i - 1][Place.END]) if i else None,
+        tuple(spec.sizes[i - 1][Place.END]) if i else None,
         tuple((k, p.shape, p.stride(), p.dtype) for k, p in learner.params.items()),
         repr(learner.block.layers),
-        i == len(anatomy.blocks) - 1,
+        i == len(spec.blocks) - 1,
     )
 
 

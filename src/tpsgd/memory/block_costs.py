@@ -5,19 +5,18 @@ from typing import Any
 
 from torch import nn
 
-from tpsgd.engine.anatomy import rules_for
 from tpsgd.engine.settings import Settings, listed
-from tpsgd.engine.solved import with_default_optimizers
+from tpsgd.engine.spec import completed, rules_for
 from tpsgd.errors import TpsgdError
 from tpsgd.memory.rehearse import Inputs, rehearse
-from tpsgd.nets.blocks import split
-from tpsgd.parallel.stages import (
+from tpsgd.memory.stages import (
     BlockCost,
     PipelinePlan,
     balanced_stages,
     plan_of,
     refuse_unsuited,
 )
+from tpsgd.nets.blocks import split
 from tpsgd.train import sequential, simultaneous
 
 Method = Any  # a rule, or a list with one per block
@@ -35,8 +34,7 @@ def plan_pipeline(
         raise TpsgdError(f"ranks must be a whole number, 1 or more, got {ranks!r}")
     blocks = split(model, settings.blocks)
     refuse_unsuited(blocks, rules_for(rule, blocks, None), listed(settings.optimizer), ranks)
-    settings = replace(settings, schedule=simultaneous)
-    settings = with_default_optimizers(rule, model, settings)
+    settings = completed(rule, split(model), replace(settings, order=simultaneous))
     costs, weights = block_costs(model, inputs, rule, settings)
     batches = -(-inputs.samples // settings.batch_size) * max(listed(settings.epochs))
     return plan_of(costs, balanced_stages(costs, ranks), weights, batches or None)
@@ -51,7 +49,7 @@ def block_costs(
     of all optimizers are taken in one kernel, they last until the end of the batch.
     """
     memory = replace(settings.memory, budget=None, reuse=True)
-    alone = replace(settings, schedule=sequential, memory=memory, augment=None, validation=None)
+    alone = replace(settings, order=sequential, memory=memory, augment=None, validation=None)
     rehearsal = rehearse(model, inputs, rule, alone)
     in_the_end = settings.memory.micro_batch or str(settings.device).startswith("cuda")
     samples, costs = settings.memory.micro_batch or settings.batch_size, []

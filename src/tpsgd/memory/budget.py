@@ -165,7 +165,7 @@ class Search:
 
     def first_fitting(self, settings: Settings) -> Settings | None:
         """The settings that fit at the least cost of time; inputs go to files only as the last."""
-        in_turn = settings.schedule is sequential
+        in_turn = settings.order is sequential
         recomputing = settings.within(reuse=False) if in_turn else settings
         for cut in self._cuts(recomputing):
             if self.rehearse(cut).peak <= self.budget:

@@ -18,15 +18,7 @@ except ImportError:  # they are not public: then nothing can be planned, and tra
 class CountedProducts(LiveBytes):
     """Also counts the multiplications of matrix products and convolutions."""
 
-    products, watching = 0, False
-
-    def __enter__(self) -> Any:
-        self.watching = True
-        return super().__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        self.watching = False
-        super().__exit__(*error)
+    products = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = _written(func, args, kwargs or {})

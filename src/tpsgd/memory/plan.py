@@ -10,22 +10,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from tpsgd.engine.anatomy import schedule_for
 from tpsgd.engine.backprop import Backprop
 from tpsgd.engine.batches import has_lookup
 from tpsgd.engine.device import available, resolve_device
 from tpsgd.engine.lengths import with_lengths_for
 from tpsgd.engine.meter import Stage
 from tpsgd.engine.settings import Memory, Settings, listed, memory_in_words, name_of
-from tpsgd.engine.solved import with_default_optimizers
+from tpsgd.engine.spec import completed
 from tpsgd.errors import TpsgdError
 from tpsgd.memory.block_costs import plan_pipeline
 from tpsgd.memory.budget import within
 from tpsgd.memory.rehearse import Inputs, MemoryProfile, rehearse, settings_of_backprop
 from tpsgd.memory.segments import best_segments
+from tpsgd.memory.stages import PipelinePlan
 from tpsgd.nets.blocks import split
 from tpsgd.nets.recurrent import tokens_of
-from tpsgd.parallel.stages import PipelinePlan
 from tpsgd.rules import Rule, frozen, resolve
 from tpsgd.solvers import SOLVERS
 from tpsgd.train import sequential, simultaneous
@@ -192,14 +191,14 @@ def plan(
         samples: number of samples, validation included; reused inputs are counted from it, and the
             default batch size follows from it (0: unknown, 128).
         dtype: of the data; default: float32, or int64 for a model that starts with a look-up.
-        others: also plan the other schedule, backprop, backprop with activation checkpointing (in
+        others: also plan the other order, backprop, backprop with activation checkpointing (in
             the number of segments that saves most), backprop and this way in micro-batches of 8
             (this way without kept inputs), and training only the last layer. If this way has
             micro-batches, the line after it is for backprop in the same micro-batches.
         ranks: also plan a pipeline over this many ranks: which blocks each of them trains, the
             multiplications of a step and the bytes that takes, and how much of the time ranks are
             busy (`plan.pipeline`).
-        **settings: those of `fit`. Without a `schedule` both are planned, first the one that `fit`
+        **settings: those of `fit`. Without an `order` both are planned, first the one that `fit`
             takes by default. With `blocks`, the first line is for blocks of several layers, and
             one more for a layer per block. `device="cuda"` works without a GPU, but cuDNN's
             workspaces are only measured with one. `progress` is called with (ways planned, total).
@@ -221,22 +220,21 @@ def plan(
     _check(input_shape, samples, chosen, recurrent)
     chosen = with_lengths_for(chosen, samples)
     inputs = Inputs(tuple(input_shape), dtype or _dtype(model, input_shape), samples)
-    both, schedule = chosen.schedule is None, schedule_for(rule, model, chosen)
-    chosen, asked = replace(chosen, schedule=schedule), chosen.optimizer
-    chosen = with_default_optimizers(rule, model, chosen)
+    both, asked = chosen.order is None, chosen.optimizer
+    chosen = completed(rule, blocks, chosen)
     budget = chosen.memory.budget
     if budget is not None:
         chosen = within(model, inputs, rule, chosen)
-    ways = [(schedule.__name__, rule, chosen)]
+    ways = [(name_of(chosen.order), rule, chosen)]
     if others:
         for name, method, other in _other_ways(rule, chosen, both, recurrent, asked):
-            ways.append((name, method, with_default_optimizers(method, model, other)))
+            ways.append((name, method, completed(method, blocks, other)))
     rehearsals, lines = [], ()
     for done, (name, method, way) in enumerate(ways):
         if callable(chosen.progress):
             chosen.progress(done, len(ways))
         segments = 0
-        if isinstance(method, Backprop) and method.checkpoint:
+        if isinstance(method, Backprop) and method.segments:
             segments = best_segments(model, inputs, way)
             method = Backprop(segments)
         rehearsals.append(rehearse(model, inputs, method, way))
@@ -267,9 +265,9 @@ def _check(shape: Any, samples: Any, settings: Settings, recurrent: bool) -> Non
 def _other_ways(
     rule: Any, settings: Settings, both: bool, recurrent: bool, asked: Any
 ) -> Iterator[tuple[str, Any, Settings]]:
-    """What a plan compares with: the other schedule, three forms of backprop, the last layer.
+    """What a plan compares with: the other order, three forms of backprop, the last layer.
 
-    `asked` is the optimizer that was asked for; without one, the other schedule has its default.
+    `asked` is the optimizer that was asked for; without one, the other order has its default.
     """
     optimizers = [o for o in listed(settings.optimizer) if not isinstance(o, SOLVERS)]
     locked = any(r.needs_output for r in listed(rule))
@@ -280,15 +278,15 @@ def _other_ways(
     if cut and settings.memory.micro_batch is not None:
         yield in_micro_batches
     if both and not locked and (asked is None or len(optimizers) == len(listed(asked))):
-        other = simultaneous if settings.schedule is sequential else sequential
-        yield other.__name__, rule, replace(settings, schedule=other, optimizer=asked)
+        other = simultaneous if settings.order is sequential else sequential
+        yield other.__name__, rule, replace(settings, order=other, optimizer=asked)
     if settings.blocks is not None and not _per_block(rule, settings):
         yield "a layer per block", rule, replace(settings, blocks=None)
     yield "backprop", Backprop(), plain
     if not recurrent:
-        yield "backprop, checkpointed", Backprop(checkpoint=True), plain
+        yield "backprop, checkpointed", Backprop(segments=True), plain
     if cut and settings.memory.micro_batch is None:
-        name = f"{name_of(settings.schedule)}, micro-batch {samples}"
+        name = f"{name_of(settings.order)}, micro-batch {samples}"
         yield name, rule, settings.within(micro_batch=samples, reuse=False, fast=False)
         yield in_micro_batches
     last = plain.within(reuse=False)
@@ -325,7 +323,7 @@ def _highest(stages: list[Stage], weights: int) -> dict[str, int]:
 
 def _remarks(rehearsal: MemoryProfile, settings: Settings, samples: int) -> Iterator[str]:
     memory, input_size = settings.memory, size(rehearsal.kept)
-    if not samples and settings.schedule is sequential and memory.reuse is not False:
+    if not samples and settings.order is sequential and memory.reuse is not False:
         yield (
             "samples= is not given: inputs kept for reuse are not counted, and the order of the "
             "samples is counted as if there were a million"

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from tpsgd.engine.anatomy import Anatomy, Method, dissect, schedule_for
 from tpsgd.engine.assemble import CPU_WINDOW, GPU_WINDOW, backprop_line, join, make_learners
 from tpsgd.engine.backprop import Backprop
 from tpsgd.engine.batches import ArraySource
@@ -27,6 +26,7 @@ from tpsgd.engine.optimizers import adam
 from tpsgd.engine.reuse import InputReuse
 from tpsgd.engine.settings import Memory, Settings, listed
 from tpsgd.engine.solved import RidgeLearner
+from tpsgd.engine.spec import Method, RunRequest, request, specify
 from tpsgd.errors import TpsgdError
 from tpsgd.fast.wrapper import wrapper
 from tpsgd.losses import bce
@@ -34,7 +34,6 @@ from tpsgd.maths.random import SORTED, Key, mixed, permutation
 from tpsgd.memory.alike import in_turn
 from tpsgd.memory.cudnn import workspace_bytes
 from tpsgd.memory.fake_tensors import CountedProducts, QuickFakeMode, need_fake_tensors
-from tpsgd.memory.replayed import Replayed, through_blocks
 from tpsgd.nets.blocks import has_batch_norm, overwriting
 from tpsgd.nets.diagonal import Diagonal
 from tpsgd.nets.padded import SequenceLayer
@@ -84,7 +83,7 @@ def settings_of_backprop(settings: Settings) -> Settings:
     """Those of backprop with the same batch, and the first optimizer that is no solver."""
     optimizers = [o for o in listed(settings.optimizer) if not isinstance(o, SOLVERS)]
     return replace(
-        settings, schedule=sequential, optimizer=[*optimizers, adam][0], lr=None, epochs=2,
+        settings, order=sequential, optimizer=[*optimizers, adam][0], lr=None, epochs=2,
         blocks=None, window=None, memory=Memory(), early_stopping=None,
     )  # fmt: skip
 
@@ -164,30 +163,30 @@ def _rehearse(
     workspace = workspace_bytes if on_gpu else None
     live = CountedProducts(CUDA_BLOCK if on_gpu else 1, workspace, detail=True)
     meter = PlanMeter(device, live)
-    schedule = schedule_for(method, model, settings)
-    settings = replace(settings, schedule=schedule)
     make_tables()  # they must be real tensors
     mode = QuickFakeMode(allow_non_fake_inputs=True)
     fake = _faked(model, mode, device)
-    if not isinstance(method, Backprop):
-        for module in overwriting(fake):  # as `fit` has it
+    asked = request([fake], None, method, settings)
+    if asked.local:
+        for module in overwriting(fake, asked.layers[0]):  # as `fit` has it
             module.inplace = False
     with mode, torch.random.fork_rng([]), _fake_tensor_log_disabled():
-        net, anatomy = _fake_net(fake, inputs, method, settings, device, live)
+        net = _fake_net(asked, inputs, device)
         net.observers = meter.around([])
         with meter:
-            if schedule is sequential:
-                in_turn(net, anatomy, meter)
+            if asked.settings.order is sequential:
+                in_turn(net, meter)
             else:
-                schedule(net)
+                net.order(net)
     for stage in meter.stages if on_gpu else []:
         if stage.peak > FEW_LARGE:
             stage.peak += REMAINDER
             stage.parts["workspace"] += REMAINDER
     input_bytes = meter.kept_bytes * inputs.samples // net.source.samples
     varies = _varies(fake, net.learners)
-    names, itemsize = [str(block) for block in anatomy.layers], anatomy.form.numbers.itemsize
-    outputs = [math.prod(size[Place.END]) * itemsize for size in anatomy.sizes]
+    spec = net.spec
+    names, itemsize = [str(block) for block in spec.layers], spec.form.numbers.itemsize
+    outputs = [math.prod(size[Place.END]) * itemsize for size in spec.sizes]
     return MemoryProfile(tensor_bytes(fake), meter.stages, input_bytes, names, varies, outputs)
 
 
@@ -237,43 +236,35 @@ def _fake_tensor_log_disabled() -> Iterator[None]:
         log.disabled = before
 
 
-def _fake_net(
-    model: nn.Module,
-    inputs: Inputs,
-    method: Method,
-    settings: Settings,
-    device: torch.device,
-    live: CountedProducts,
-) -> tuple[Net, Anatomy]:
+def _fake_net(asked: RunRequest, inputs: Inputs, device: torch.device) -> Net:
     """The net that would be trained, with two batches of fake samples."""
-    settings = _two_micro_batches(settings, model)
+    model, settings = asked.model, _two_micro_batches(asked.settings, asked.model)
     samples = min(2 * settings.batch_size, inputs.samples or 2 * settings.batch_size)
     x = torch.empty(samples, *inputs.shape, dtype=inputs.dtype, device=device)
-    anatomy = dissect([model], x[:2], False, method, settings, device)
-    once = anatomy.block_settings[-1].epochs <= 1
+    spec = specify(replace(asked, settings=settings), x[:2], False, device)
+    once = spec.block_settings[-1].epochs <= 1
     epochs = 2 if samples <= settings.batch_size else 1  # two batches show what all do
-    shorter = [replace(s, epochs=min(s.epochs, epochs)) for s in anatomy.block_settings]
-    anatomy = replace(anatomy, block_settings=shorter)
-    line = backprop_line(anatomy, method, settings, x, inputs.samples)
-    learners = make_learners(anatomy, method, settings, inputs.samples, line)
+    shorter = [replace(s, epochs=min(s.epochs, epochs)) for s in spec.block_settings]
+    spec = replace(spec, block_settings=shorter)
+    line = backprop_line(spec, x, inputs.samples)
+    learners = make_learners(spec, asked.method, settings, inputs.samples, line)
     for learner in learners:
         solved, layer = isinstance(learner, RidgeLearner), learner.block.layer
         if solved and keeps_samples(layer, True, inputs.samples):  # its memory grows with each
             learner.batches = partial(_repeated, samples=inputs.samples)
-    loss, dtype, form = anatomy.loss, next(model.parameters()).dtype, anatomy.form
-    shape = (samples, anatomy.classes) if loss is bce else (samples,)
+    loss, dtype, form = spec.loss, next(model.parameters()).dtype, spec.form
+    shape = (samples, spec.classes) if loss is bce else (samples,)
     y = torch.empty(shape, dtype=dtype if loss is bce else torch.long, device=device)
     order = partial(_blank_order, expected=max(inputs.samples or MANY, samples))
     reuse = settings.memory.reuse
     if reuse is None:
         reuse = False if once else True if settings.memory.fast else None
     reuse = bool(reuse) if reuse is not None else None
-    through = partial(through_blocks, live=live)
-    pass_on = InputReuse(reuse, line=line, samples=inputs.samples, through=through)
+    pass_on = InputReuse(reuse, line=line, samples=inputs.samples)
     source = ArraySource(x, y, form, order=order)
-    source.take = Replayed(source.take, live)  # type: ignore[method-assign]
     net = join(learners, source, None, settings, wrapper, line, pass_on)
-    return net, anatomy
+    net.spec, net.order = spec, settings.order
+    return net
 
 
 def _repeated(source: Any, epoch: int, samples: int) -> Iterator[Any]:

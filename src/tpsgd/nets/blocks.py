@@ -415,13 +415,12 @@ def _plain_between(between: list[nn.Module]) -> bool:
     return usual and norm.affine and norm.track_running_stats and norm.momentum is not None
 
 
-def overwriting(model: nn.Module) -> list[Any]:
+def overwriting(model: nn.Module, blocks: list[Block]) -> list[Any]:
     """The modules with `inplace=True` that may overwrite what a block has yet to learn from.
 
     An activation right after a layer of a known kind overwrites that layer's own output: no other
     block reads it, and `Autograd` and `ClosedForm` know when the objective does.
     """
-    blocks = split(model)
     plain = {b.activation for b in blocks if b.between or type(b.layer) in LAYERS}
     others = {
         m for b in blocks for top in b.modules if top is not b.activation for m in top.modules()

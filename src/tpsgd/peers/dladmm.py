@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tpsgd.engine.anatomy import dissect
 from tpsgd.engine.assemble import count as count_parameters
 from tpsgd.engine.batches import (
     ArraySource,
@@ -25,16 +24,17 @@ from tpsgd.engine.batches import (
 from tpsgd.engine.device import available
 from tpsgd.engine.meter import Meter, tensor_bytes
 from tpsgd.engine.record import BlockInfo, Epoch, Run
+from tpsgd.engine.run import training_context
 from tpsgd.engine.settings import Settings
+from tpsgd.engine.spec import request, specify
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import cross_entropy
 from tpsgd.maths.torch_internals import internal
-from tpsgd.nets.blocks import Block, hooked, split
+from tpsgd.nets.blocks import Block, hooked, overwriting, split
 from tpsgd.nets.padded import Padded
 from tpsgd.peers.admm import Problem, StepSizes, begin, iterate, outputs
 from tpsgd.peers.settings import peer_settings
 from tpsgd.rules import frozen
-from tpsgd.training.fit import training_context
 from tpsgd.units import size
 
 RISES = 3  # in a row, of the loss, before rho grows
@@ -100,14 +100,15 @@ def fit_dladmm(
     )
     blocks = split(model)
     check_model(blocks)
-    with training_context([model], chosen) as device:
+    with training_context([model], chosen, overwriting(model, blocks)) as device:
         first = first_samples(data)
         if isinstance(first, Padded):
             raise TpsgdError(
                 "dlADMM takes samples of one shape, got sequences of different lengths: use "
                 "tpsgd.fit with a recurrent layer"
             )
-        net = dissect([model], first, is_stream(data), frozen(), chosen, device, check_values)
+        asked = request([model], data, frozen(), chosen)
+        net = specify(asked, first, is_stream(data), device, check_values)
         form, held_out = net.form, None
         if chosen.validation is not None:
             held_out = as_source(chosen.validation, form, cross_entropy, net.classes)

@@ -24,9 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tpsgd.engine.anatomy import classes_of
 from tpsgd.engine.batches import first_samples
 from tpsgd.engine.record import Run
+from tpsgd.engine.spec import classes_of
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import mse
 from tpsgd.nets.blocks import Block, leaves_of, shapes, split
@@ -37,7 +37,7 @@ from tpsgd.peers.inverses import BOUNDED, Unscale, check_invertible, inverse
 from tpsgd.peers.settings import peer_settings
 from tpsgd.rules import Place, Rule
 from tpsgd.solvers.ridge import ridge
-from tpsgd.training.fit import run_training
+from tpsgd.training.fit import fit_models
 
 ABOUT = "least squares to labels taken back through the random net"
 _LINKS = (nn.Softmax, nn.LogSoftmax)  # at the output they do not change the order of the classes
@@ -91,7 +91,7 @@ def fit_zorb(
     last = split(model)[-1]
     curved = last.modules[-1] is not last.layer
     try:
-        (run,) = run_training([model], data, [_rule(c, curved) for c in codes], chosen)
+        (run,) = fit_models([model], data, [_rule(c, curved) for c in codes], chosen)
     except BaseException:
         for holder, name, module in undo:
             setattr(holder, name, module)

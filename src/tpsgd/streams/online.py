@@ -13,15 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tpsgd.engine.anatomy import Anatomy, dissect
 from tpsgd.engine.assemble import check_optimizers, make_learners
 from tpsgd.engine.batches import ArraySource, SampleBatch, as_source, check_values
 from tpsgd.engine.device import limit_threads
 from tpsgd.engine.record import LOWER_RATE, SCALE_INPUTS
+from tpsgd.engine.run import training_context
 from tpsgd.engine.settings import Settings
+from tpsgd.engine.spec import RunSpec, request, specify
 from tpsgd.errors import TpsgdError
 from tpsgd.fast.wrapper import quicken
 from tpsgd.losses import bce
+from tpsgd.nets.blocks import overwriting, split
 from tpsgd.nets.padded import Padded
 from tpsgd.rules import Rule, Signal
 from tpsgd.saved.expected import check_number, check_tensor
@@ -29,7 +31,6 @@ from tpsgd.solvers import SOLVERS, Recursive, Ridge
 from tpsgd.solvers.least_squares import MomentSums
 from tpsgd.streams.new_classes import add_output, check_new_output, enlarged, overlay
 from tpsgd.train import calibrate, step, step_on_error
-from tpsgd.training.fit import training_context
 from tpsgd.training.learner_state import random_state, restore_optimizer, set_random
 
 State = dict[str, Any]
@@ -71,7 +72,7 @@ class OnlineNet:
         with self._training() as device:
             if not self.learners:
                 self._make_learners(x, labels, device)
-            limit_threads(device, self.anatomy.largest_product * len(x))
+            limit_threads(device, self.spec.largest_product * len(x))
             for learner in self.learners:
                 learner.resume()
             waits = any(x.learning and x.signal is not Signal.LABEL for x in self.learners)
@@ -103,7 +104,9 @@ class OnlineNet:
     def _training(self) -> Iterator[torch.device]:
         """As in `fit`, with the random numbers going on from the batch before."""
         random = self.random if self.learners else (self.state or {}).get("random")
-        with training_context([self.model], self.settings, seeded=random is None) as device:
+        writers = overwriting(self.model, split(self.model))
+        seeded = random is None
+        with training_context([self.model], self.settings, writers, seeded) as device:
             if random is not None:
                 set_random(device, dict(zip(("torch", "cuda"), random, strict=False)))
             yield device
@@ -126,11 +129,10 @@ class OnlineNet:
     def _assemble(self, x: Any, device: torch.device) -> list[Any]:
         """Learners that have not started."""
         ragged = isinstance(x, Padded)
-        self.anatomy = dissect(
-            [self.model], x[:2], ragged, self.rule, self.settings, device, check_values
-        )
-        _check_solvers(self.anatomy)
-        learners = make_learners(self.anatomy, self.rule, self.settings, samples=0)
+        asked = request([self.model], None, self.rule, self.settings)
+        self.spec = specify(asked, x[:2], ragged, device, check_values)
+        _check_solvers(self.spec)
+        learners = make_learners(self.spec, self.rule, self.settings, samples=0)
         check_optimizers(learners)
         quicken(learners)
         return learners
@@ -142,8 +144,8 @@ class OnlineNet:
             _restore(learner, of_block)
 
     def _arrays(self, x: Any, labels: Tensor) -> ArraySource:
-        anatomy = self.anatomy
-        expected = anatomy.form, anatomy.loss, anatomy.classes, False, anatomy.classifier
+        spec = self.spec
+        expected = spec.form, spec.loss, spec.classes, False, spec.classifier
         source = as_source((x, labels), *expected)
         assert isinstance(source, ArraySource)
         return source
@@ -164,12 +166,10 @@ class OnlineNet:
         return ""
 
 
-def _check_solvers(anatomy: Anatomy) -> None:
+def _check_solvers(spec: RunSpec) -> None:
     """Refuse blocks that cannot be solved while a stream goes on."""
     learned = False
-    for block, rule, settings in zip(
-        anatomy.blocks, anatomy.rules, anatomy.block_settings, strict=True
-    ):
+    for block, rule, settings in zip(spec.blocks, spec.rules, spec.block_settings, strict=True):
         if isinstance(settings.optimizer, Ridge):
             raise TpsgdError("ridge() needs all samples at once: in a stream, take tpsgd.rls()")
         if isinstance(settings.optimizer, Recursive) and learned:

@@ -109,7 +109,7 @@ class Stream:
             raise TpsgdError(f"a stream needs an nn.Sequential, got {type(model).__name__}")
         _check_options(rehearsal, drift, on_drift)
         self._settings = Settings(
-            schedule=simultaneous, loss=loss, optimizer=optimizer, lr=lr, epochs=1,
+            order=simultaneous, loss=loss, optimizer=optimizer, lr=lr, epochs=1,
             batch_size=batch_size, seed=seed, device=device, progress=progress,
             memory=Memory(slices=1, measure=False),
         )  # fmt: skip

@@ -13,7 +13,7 @@ from tpsgd.engine.backprop import Backprop
 from tpsgd.engine.lengths import with_lengths
 from tpsgd.engine.optimizers import OptimizerFactory
 from tpsgd.engine.record import Run
-from tpsgd.engine.settings import Memory, Schedule, Settings, listed, name_of
+from tpsgd.engine.settings import Memory, Order, Settings, listed, name_of
 from tpsgd.errors import TpsgdError
 from tpsgd.rules import Rule, resolve
 from tpsgd.training.restarts import Restarts, fit_many, make_model
@@ -25,12 +25,12 @@ ALWAYS = ("epochs", "batch_size", "seed")  # settings that every method is calle
 
 @dataclass(frozen=True)
 class Arm:
-    """A rule with its schedule, or a `method`; backpropagation if it has neither.
+    """A rule with its order, or a `method`; backpropagation if it has neither.
 
     Args:
         name: unique in a comparison; the arm "backprop" is the one that others are compared with.
         rule: as for `fit`.
-        schedule: as for `fit`.
+        order: as for `fit`.
         optimizer: as for `fit`, instead of the one that all arms share (and its learning rate).
         factory: makes the models, instead of the factory that all arms share.
         epochs: as for `fit`, instead of the number that all arms share.
@@ -39,13 +39,13 @@ class Arm:
         method: a function `(model, data, **settings)` that trains the model in place and returns a
             `Run` or nothing; its time is measured from outside. It is called with the settings of
             `fit` that are set, `epochs`, `batch_size` and `seed` always, as far as it takes them.
-        checkpointed: as `checkpoint` of `fit_backprop`: a number of segments, or one per block.
+        checkpointed: as `segments` of `fit_backprop`: a number, or one per block.
         micro_batch: as in `tpsgd.Memory`, if the arms do not share one.
     """
 
     name: str
     rule: Rule | None  # or a word of `rules.ALL`; None is backprop, or `method`
-    schedule: Schedule | None = None
+    order: Order | None = None
     optimizer: OptimizerFactory | Sequence[Any] | None = None
     factory: Callable[[], nn.Module] | None = None
     epochs: int | None = None
@@ -94,7 +94,7 @@ class Arm:
         rule, optimizers = self.rule, None if self.optimizer is None else listed(self.optimizer)
         return {
             "rule": rule and str(rule),
-            "schedule": getattr(self.schedule, "__name__", None),
+            "order": getattr(self.order, "__name__", None),
             "optimizer": optimizers and [_optimizer(factory) for factory in optimizers],
             "lr": self.lr,
             "epochs": self.epochs,
@@ -106,7 +106,7 @@ class Arm:
 
     def train(self, factory: Callable[[], nn.Module], data: Any, **settings: Any) -> Restarts:
         """Train one model by `fit_many`; the arm's settings replace those of `fit`."""
-        settings["schedule"] = self.schedule
+        settings["order"] = self.order
         if self.optimizer is not None:
             settings |= {"optimizer": self.optimizer, "lr": None}
         of_arm = {"epochs": self.epochs, "lr": self.lr}

@@ -81,7 +81,7 @@ def _train(rule: Rule) -> list[Tensor]:
         model = nn.Sequential(*convolution, nn.Linear(48, 6), nn.Tanh(), nn.Linear(6, 4))
         x, y = torch.randn(32, 1, 6, 6), torch.arange(32) % 4
     before = [p.clone() for p in split(model)[0].named_parameters().values()]
-    fit(model, (x, y), rule=rule, schedule=simultaneous, epochs=1, batch_size=8)
+    fit(model, (x, y), rule=rule, order=simultaneous, epochs=1, batch_size=8)
     after = list(split(model)[0].named_parameters().values())
     moved = not all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     if moved is (rule.objective is None):

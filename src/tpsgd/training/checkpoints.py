@@ -1,8 +1,8 @@
 """A training run that can be interrupted: its state after epochs, and how a later run goes on.
 
 `keep_checkpoints` wraps the epochs of a net (`train.Net.epochs`); the loop itself does not know of
-it. A stage is one call of `train`: a block of the paper's schedule, or all blocks together. In a
-run that is resumed, stages that had ended are skipped, so that the schedule computes the inputs of
+it. A stage is one call of `train`: a block in `sequential` order, or all blocks together. In a
+run that is resumed, stages that had ended are skipped, so that the loop computes the inputs of
 the next block again; the stage that was interrupted goes on with its next epoch. A run that had
 finished is extended by the epochs that it is now asked for: all blocks learn again, from the
 weights, class codes and optimizers that they had. So a checkpoint has those of blocks that have

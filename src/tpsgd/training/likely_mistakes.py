@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.special import entr
 
-from tpsgd.engine.anatomy import Anatomy
 from tpsgd.engine.assemble import place_of
 from tpsgd.engine.batches import ArraySource, LoaderSource, stored_samples
 from tpsgd.engine.record import LARGE_INPUT, Run
+from tpsgd.engine.spec import RunSpec
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import Loss, bce, cross_entropy, mse
 from tpsgd.nets.padded import Padded
@@ -49,14 +49,14 @@ def refuse_broken_weights(models: Sequence[nn.Module]) -> None:
             )
 
 
-def warn_of_link(anatomy: Anatomy) -> None:
+def warn_of_link(spec: RunSpec) -> None:
     """Warn if the model ends in a function that the loss has already, or has no use for.
 
     `place_of` lets a loss look at the logits before its own function where it can.
     """
-    block, loss = anatomy.blocks[-1], anatomy.loss
+    block, loss = spec.blocks[-1], spec.loss
     link = type(last_module(block.modules[-1]))
-    solved = isinstance(anatomy.block_settings[-1].optimizer, SOLVERS)
+    solved = isinstance(spec.block_settings[-1].optimizer, SOLVERS)
     if solved or place_of(block, loss) is not Place.END or loss not in PREVENTED:
         return
     reason, links = PREVENTED[loss]
@@ -84,14 +84,14 @@ def warn_of_bytes(source: Source) -> None:
         )
 
 
-def hint_for(run: Run, samples: ArraySource | LoaderSource, anatomy: Anatomy) -> str:
+def hint_for(run: Run, samples: ArraySource | LoaderSource, spec: RunSpec) -> str:
     """Why the last block is no better than guessing, in a sentence; "" if it has learned."""
     losses = [e.loss for e in run.history if e.block in (0, len(run.blocks))]
     if not losses or run.blocks[-1].learning == "solved":
         return ""
     last, rate = losses[-1], run.settings["lr"]
     lower = "lower the learning rate" + ("" if rate is None else f", lr={rate}")
-    of_zeros, guessed = _losses_without_inputs(samples, anatomy.loss, anatomy.classes)
+    of_zeros, guessed = _losses_without_inputs(samples, spec.loss, spec.classes)
     if of_zeros == inf:
         rose = f"the last block's loss rose from {losses[0]:.3g} to {last:.3g}: {lower}"
         return rose if last > 1.1 * losses[0] else ""

@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import nn
 
-from tpsgd.engine.anatomy import Anatomy
 from tpsgd.engine.backprop import Backprop
 from tpsgd.engine.batches import LoaderSource, stored_samples
 from tpsgd.engine.meter import Meter, tensor_bytes
 from tpsgd.engine.record import COUNTED, Run
 from tpsgd.engine.reuse import InputReuse
 from tpsgd.engine.settings import Memory, Settings
+from tpsgd.engine.spec import RunSpec
 from tpsgd.memory.rehearse import Inputs, rehearse, settings_of_backprop
 from tpsgd.rules import Signal
 from tpsgd.train import Net, sequential
@@ -25,7 +25,7 @@ def memory_choice(
     run: Run,
     model: nn.Module,
     net: Net,
-    anatomy: Anatomy,
+    spec: RunSpec,
     settings: Settings,
     meter: Meter | None,
 ) -> tuple[str, Callable[[], str] | None]:
@@ -36,7 +36,7 @@ def memory_choice(
     chosen = settings.memory == Memory(measure=settings.memory.measure)
     if not chosen or meter is None or net.learners[0].whole_net or settings.parallel:
         return "", None
-    in_turn = settings.schedule is sequential
+    in_turn = settings.order is sequential
     if in_turn and len(net.learners) == 1:
         return "", None
     how = [_inputs(run, net) if in_turn else "all blocks learn together, no inputs are kept"]
@@ -46,10 +46,10 @@ def memory_choice(
     limit, count = 0 if line is None else tensor_bytes(model) + line.backprop, None
     if run.total_bytes <= limit:
         how.append(f"backprop takes at least {size(limit)}")
-    elif case := _case(net, anatomy, settings):
+    elif case := _case(net, spec, settings):
         reason = _why(net, in_turn, meter, settings)
         count = partial(_compared, model, *case, run.total_bytes, reason)
-    elif not anatomy.restarts:
+    elif not spec.restarts:
         how.append(COUNTED)
     return "; ".join(how), count
 
@@ -74,14 +74,14 @@ def _inputs(run: Run, net: Net) -> str:
     return "inputs are recomputed (memory='fast' keeps them)" if read > 1 else "no inputs are kept"
 
 
-def _case(net: Net, anatomy: Anatomy, settings: Settings) -> tuple[Inputs, Settings] | None:
+def _case(net: Net, spec: RunSpec, settings: Settings) -> tuple[Inputs, Settings] | None:
     """What backprop's bytes, as `tpsgd.plan` counts them, depend on; None where they are not.
 
     That is on a GPU, whose convolutions would have to run, for restarts that are stacked, and for
     samples or batches of different lengths.
     """
-    source, form = net.source, anatomy.form
-    if form.device.type == "cuda" or anatomy.restarts or anatomy.sample is None:
+    source, form = net.source, spec.form
+    if form.device.type == "cuda" or spec.restarts or spec.sample is None:
         return None
     samples = sum(s.samples for s in (source, net.validation) if s is not None)
     below = stored_samples(source)
@@ -91,7 +91,7 @@ def _case(net: Net, anatomy: Anatomy, settings: Settings) -> tuple[Inputs, Setti
             return None
         settings, samples = replace(settings, batch_size=batch_size), 2 * batch_size
     plain = replace(settings, validation=None, callbacks=(), progress=None, checkpoint=None)
-    return Inputs(*anatomy.sample, samples), settings_of_backprop(plain)
+    return Inputs(*spec.sample, samples), settings_of_backprop(plain)
 
 
 def _less(count: int, total: int) -> str:

@@ -30,7 +30,7 @@ from tpsgd.rules import Place, Rule, resolve
 from tpsgd.saved.checkpoint import Checkpoint
 from tpsgd.solvers import SOLVERS
 from tpsgd.training.evaluate import evaluate
-from tpsgd.training.fit import run_training
+from tpsgd.training.fit import fit_models
 
 
 @dataclass
@@ -75,7 +75,7 @@ def fit_many(
         data: as for `fit`.
         restarts: how many.
         rule: as for `fit`.
-        backprop: train with backpropagation instead of a rule; `Backprop(checkpoint=True)` of
+        backprop: train with backpropagation instead of a rule; `Backprop(segments=True)` of
             `tpsgd.engine.backprop`: with activation checkpointing.
         stacked: train all together (True) or one by one (False); None stacks MLPs and recurrent
             nets on a GPU, where that is faster.
@@ -103,14 +103,14 @@ def fit_many(
         raise TpsgdError(f"these restarts cannot be stacked: {obstacle}; leave stacked=None")
     method = Backprop() if backprop is True else backprop or rule
     if possible and obstacle is None and restarts > 1:
-        return Restarts(models, run_training(models, data, method, chosen), True)
+        return Restarts(models, fit_models(models, data, method, chosen), True)
     runs = []
     for seed, model in enumerate(models, chosen.seed):
         checkpoint = chosen.checkpoint
         if isinstance(checkpoint, Checkpoint) and restarts > 1:
             checkpoint = checkpoint.within(f"seed-{seed}")
         alone = replace(chosen, seed=seed, checkpoint=checkpoint)
-        runs += run_training([model], data, method, alone)
+        runs += fit_models([model], data, method, alone)
     return Restarts(models, runs, False)
 
 
@@ -139,7 +139,7 @@ def stacking_obstacle(
             return "sequences of different lengths end at different times in each restart"
     if not all(map(_elementwise, listed(settings.optimizer))):
         return "the optimizer must act on each number by itself"
-    if isinstance(backprop, Backprop) and backprop.checkpoint:
+    if isinstance(backprop, Backprop) and backprop.segments:
         return "activation checkpointing is for one model at a time"
     if backprop and any(isinstance(m, nn.RNN) for m in model.modules()):
         return "torch's nn.RNN computes one model at a time; take tpsgd.Recurrent"

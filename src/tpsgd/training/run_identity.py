@@ -14,7 +14,6 @@ from tpsgd.engine.batches import ArraySource, stored_samples
 from tpsgd.engine.optimizers import make_optimizer
 from tpsgd.errors import TpsgdError, shortened
 from tpsgd.nets.padded import Padded
-from tpsgd.parallel.ranks import unlike
 from tpsgd.protocols import Source
 from tpsgd.saved.expected import OF_DEVICE
 from tpsgd.solvers import SOLVERS
@@ -84,6 +83,13 @@ def check_same_on_ranks(identities: Sequence[Mapping[str, Any]]) -> None:
             words = IN_WORDS.get(name, name)
             noun = "" if words == name else f"{name.partition(' (')[0]} "
             raise unlike(words, noun + first, rank, noun + other)
+
+
+def unlike(name: str, first: Any, rank: int, other: Any) -> TpsgdError:
+    """What refuses a rank that differs from rank 0."""
+    return TpsgdError(
+        f"every rank must have the same {name}: rank 0 has {first}, rank {rank} has {other}"
+    )
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

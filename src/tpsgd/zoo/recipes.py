@@ -62,7 +62,7 @@ class Recipe:
             chain(flip(0.5), crop(12, reflect)) one_cycle(0.2) 30
         """
         settings = {
-            "schedule": simultaneous,
+            "order": simultaneous,
             "lr": self.lr,
             "lr_schedule": self.lr_schedule,
             "epochs": self.epochs,

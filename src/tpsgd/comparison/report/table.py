@@ -100,7 +100,7 @@ def mistakes(result: Result, most: int = 3) -> str:
 def _epochs(result: Result) -> str:
     """The epochs of each block that was trained, in the first restart: 10+10, or 20 for all."""
     counts = Counter(epoch.block for epoch in result.runs[0].history)
-    sequential = result.runs[0].settings.get("schedule") == "sequential"
+    sequential = result.runs[0].settings.get("order") == "sequential"
     each = [str(counts[block]) for block in sorted(counts)]
     return "+".join(each if sequential else each[:1])
 

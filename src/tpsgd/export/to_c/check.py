@@ -60,7 +60,7 @@ class Distances(NamedTuple):
 
 
 def check(
-    model: nn.Module, recipe: StepRecipe, texts: dict[str, str], schedule: Any, **options: Any
+    model: nn.Module, recipe: StepRecipe, texts: dict[str, str], order: Any, **options: Any
 ) -> str:
     """Run the C of a recipe beside `fit`, and say in a sentence how far they are apart.
 
@@ -68,7 +68,7 @@ def check(
     """
     if compiler() is None:
         return NOT_RUN
-    apart = distances(model, recipe, texts, schedule, **options)
+    apart = distances(model, recipe, texts, order, **options)
     if not apart.equal:
         hint = OF_ADAM if recipe.optimizer == "adam" else "please report it, with the model"
         raise TpsgdError(
@@ -85,16 +85,16 @@ def distances(
     model: nn.Module,
     recipe: StepRecipe,
     texts: dict[str, str],
-    schedule: Any,
+    order: Any,
     steps: int = STEPS,
     flags: Sequence[str] = FLAGS,
     **options: Any,
 ) -> Distances:
     """How far the C program and `fit` in float32 are from `fit` in float64 after some steps."""
     x, labels = samples(recipe, steps)
-    learned = _learned_by_c(texts, recipe, schedule, x, labels, flags)
+    learned = _learned_by_c(texts, recipe, order, x, labels, flags)
     exact, rounded = (
-        trained(model, recipe, x.to(dtype), labels, schedule=schedule, **options)
+        trained(model, recipe, x.to(dtype), labels, order=order, **options)
         for dtype in (torch.float64, torch.float32)
     )
     ours, theirs = (float((w.double() - exact).abs().max()) for w in (learned, rounded))
@@ -113,7 +113,7 @@ def samples(recipe: StepRecipe, steps: int = STEPS) -> tuple[Tensor, Tensor]:
 def _learned_by_c(
     texts: dict[str, str],
     recipe: StepRecipe,
-    schedule: Any,
+    order: Any,
     x: Tensor,
     labels: Tensor,
     flags: Sequence[str],
@@ -123,7 +123,7 @@ def _learned_by_c(
     batches = list(zip(x.split(recipe.batch), labels.split(recipe.batch), strict=True))
     steps = [
         np.uint32(mask).tobytes() + batch.numpy().tobytes() + label.numpy().astype("u2").tobytes()
-        for mask in (learning if schedule is sequential else [sum(learning)])
+        for mask in (learning if order is sequential else [sum(learning)])
         for batch, label in batches
     ]
     rate, count = number(LR[recipe.optimizer]), batches[0][0].numel()
@@ -226,7 +226,7 @@ def check_integers(
     floats = copy.deepcopy(model)
     _fit(
         floats, (x, labels), lr=rate, epochs=EPOCHS, batch_size=1, optimizer=sgd,
-        schedule=simultaneous, **options,
+        order=simultaneous, **options,
     )  # fmt: skip
     theirs = evaluate(floats, (x, labels))
     if ours < theirs - WORSE:

@@ -37,7 +37,7 @@ def c(
     batch: int = 1,
     optimizer: str = "sgd",
     codes: str = "auto",
-    schedule: Callable[..., Any] = simultaneous,
+    order: Callable[..., Any] = simultaneous,
     ram: str | int | None = None,
     seed: int = 0,
     loss: Loss | None = None,
@@ -67,7 +67,7 @@ def c(
         optimizer: "sgd", "momentum" (0.9) or "adam".
         codes: class codes by "hash" or from "flash"; "auto": from flash if they are few; "binary":
             codes of -1 and +1 by hash, whatever the rule's. Integers have those, in flash.
-        schedule: how the check trains; on the device, the caller says which blocks learn.
+        order: how the check trains; on the device, the caller says which blocks learn.
         ram: a budget such as "16KB", for the weights, the optimizer and the arena.
         seed: of the class codes.
         loss: of the last block, if not the rule's own.
@@ -135,7 +135,7 @@ def c(
         written = as_library(texts, recipe, summary(recipe), memory.ram_bytes)
     check_new(Path(folder), overwrite, *written)
     if net is None:
-        checked = check(model, recipe, texts, schedule, rule=learning, loss=loss)
+        checked = check(model, recipe, texts, order, rule=learning, loss=loss)
     else:
         labelled = samples, torch.as_tensor(labels).flatten().long()
         checked = check_integers(model, net, texts, labelled, rate, rule=learning, seed=seed)

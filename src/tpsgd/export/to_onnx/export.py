@@ -258,7 +258,7 @@ class _Trial:
             warnings.simplefilter("ignore")
             fit(
                 model, batches, rule=[keeping_codes(rule, codes) for rule in rules],
-                loss=self.loss, schedule=simultaneous, optimizer=OPTIMIZERS[optimizer],
+                loss=self.loss, order=simultaneous, optimizer=OPTIMIZERS[optimizer],
                 lr=LR[optimizer], epochs=1, seed=self.recipe.seed, progress=False,
                 memory=Memory(measure=False),
             )  # fmt: skip

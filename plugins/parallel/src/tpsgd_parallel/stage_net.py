@@ -16,11 +16,11 @@ from tpsgd.engine.learner import accumulate
 from tpsgd.engine.optimizers import follow_curve
 from tpsgd.engine.record import Progress, Recorder
 from tpsgd.maths.random import Key, streams
-from tpsgd.parallel.handover import Inbox, Outbox, Received
-from tpsgd.parallel.on_rank import Position
-from tpsgd.parallel.ranks import Ranks
 from tpsgd.protocols import EpochEnd, Learner, Observer
 from tpsgd.train import Net, Step
+from tpsgd_parallel.handover import Inbox, Outbox, Received
+from tpsgd_parallel.on_rank import Position
+from tpsgd_parallel.ranks import Ranks
 
 
 class StageNet(Observer):

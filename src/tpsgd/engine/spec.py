@@ -1,7 +1,13 @@
-"""A model as its learners see it: blocks, a rule for each, output shapes, the form of a batch."""
+"""The specification of a run: all that is decided before the first batch, in one frozen value.
+
+`RunRequest` has what a model and its settings decide: the layers, the order, the optimizers, the
+length. `RunSpec` adds what a few samples decide: the cut into blocks, a rule for each, output
+shapes, the form of a batch. A model is cut once on the way; everything downstream reads the spec.
+"""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,7 +16,9 @@ from torch import nn
 from tpsgd.engine.backprop import Backprop, in_segments
 from tpsgd.engine.batches import BatchForm, first_samples, has_lookup, suits_channels_last
 from tpsgd.engine.learner import BlockSettings
-from tpsgd.engine.settings import Schedule, Settings
+from tpsgd.engine.lengths import with_lengths
+from tpsgd.engine.optimizers import adam
+from tpsgd.engine.settings import Order, Settings
 from tpsgd.errors import TpsgdError
 from tpsgd.losses import Loss, cross_entropy, mse
 from tpsgd.nets.blocks import (
@@ -26,7 +34,8 @@ from tpsgd.nets.blocks import (
 from tpsgd.nets.padded import Padded, SequenceLayer
 from tpsgd.nets.recurrent import connect
 from tpsgd.rules import Place, Rule, scale_of
-from tpsgd.solvers import SOLVERS
+from tpsgd.solvers import SOLVERS, Ridge
+from tpsgd.solvers.solvable import unsolvable
 from tpsgd.train import sequential, simultaneous
 
 Method = Rule | Sequence[Rule] | Backprop
@@ -39,12 +48,68 @@ NOTHING_LEARNS = (
 
 
 @dataclass(frozen=True)
-class Anatomy:
-    """A model as the learners see it: blocks, rules, output shapes, and the form of a batch.
+class RunRequest:
+    """Models, data, a rule or backprop, and the settings with everything chosen that was left out.
+
+    `layers` are the models' blocks of one trainable layer each; backprop of any module has one.
+    """
+
+    models: list[nn.Module]
+    data: Any
+    method: Method
+    settings: Settings
+    layers: list[list[Block]] = field(repr=False)
+
+    @property
+    def model(self) -> nn.Module:
+        """The model, or the first of several restarts."""
+        return self.models[0]
+
+    @property
+    def local(self) -> bool:
+        """Whether blocks learn by themselves, not by backprop."""
+        return not isinstance(self.method, Backprop)
+
+
+def request(models: list[nn.Module], data: Any, method: Method, settings: Settings) -> RunRequest:
+    """Cut the models, and choose order and optimizers; mistakes in the settings are refused.
+
+    That is before a model is moved to another device.
+    """
+    local, settings = not isinstance(method, Backprop), with_lengths(settings, data)
+    layers = [split(model) if local else _layers(model) for model in models]
+    if not local:  # what needs blocks does not apply, and is not recorded
+        memory = replace(settings.memory, reuse=None, slices=None, redraw=False, fast=False)
+        settings = replace(settings, order=None, window=None, memory=memory, blocks=None)
+    settings = completed(method, layers[0], settings)
+    folder = settings.memory.reuse
+    if isinstance(folder, (str, Path)) and not Path(folder).expanduser().is_dir():
+        raise TpsgdError(f"reuse={str(folder)!r} is no folder to keep inputs in")
+    return RunRequest(models, data, method, settings, layers)
+
+
+def completed(method: Method, layers: list[Block], settings: Settings) -> Settings:
+    """The settings with the order and the optimizers that were left out."""
+    if isinstance(method, Backprop):
+        return replace(settings, order=sequential, optimizer=settings.optimizer or adam)
+    blocks = layers if settings.blocks is None else joined(layers, cut(layers, settings.blocks))
+    rules = rules_for(method, blocks, settings.order)
+    each = settings.per_block(len(blocks))
+    settings = replace(settings, order=settings.order or _order(blocks, rules, each, settings))
+    if settings.optimizer is not None:
+        return settings
+    return replace(settings, optimizer=_optimizers(blocks, rules, settings.order))
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """A run as the learners see it: blocks, rules, output shapes, and the form of a batch.
 
     With several models, restarts that are stacked, `cuts` has the blocks of each.
     """
 
+    method: Method
+    settings: Settings
     cuts: list[list[Block]]
     layers: list[Block]  # for the record: the blocks, also under backprop, which has one
     rules: list[Rule]
@@ -77,24 +142,19 @@ class Anatomy:
         return len(self.cuts) if len(self.cuts) > 1 else None
 
 
-def dissect(
-    models: list[nn.Module],
+def specify(
+    request: RunRequest,
     x: Any,
     stream: bool,
-    method: Method,
-    settings: Settings,
     device: torch.device,
     check: Callable[[Any, BatchForm], None] | None = None,
-) -> Anatomy:
+) -> RunSpec:
     """The blocks of the models, their rules and the shapes that a few samples x take in them."""
-    local = not isinstance(method, Backprop)
-    layers = split(models[0]) if local else _layers(models[0])
+    models, method, settings = request.models, request.method, request.settings
+    layers, local = request.layers[0], request.local
     if not any(block.named_parameters() for block in layers):
         raise TpsgdError(NOTHING_LEARNS.format(type(models[0]).__name__))
-    if not local:
-        _refuse_solver(settings)
-        settings = replace(settings, window=None)
-    elif settings.window is not None and not any(block.recurrent for block in layers):
+    if local and settings.window is not None and not any(block.recurrent for block in layers):
         raise TpsgdError("window is for models with recurrent layers, and there is none")
     form = form_for(models, layers, x, stream, settings, device)
     if (not local or _one_block(settings, layers)) and _small_pictures(x, device):
@@ -102,12 +162,16 @@ def dissect(
     if check is not None:
         check(x, form)
     if isinstance(method, Backprop):
-        cuts = [[whole(in_segments(connect(model), method.checkpoint))] for model in models]
+        _refuse_solver(settings)
+        cuts = [[whole(in_segments(connect(model), method.segments))] for model in models]
         rules, loss = [], settings.loss or cross_entropy
     else:
-        cuts = _cut(models, layers, x, settings, form)
+        counts = [1] * len(layers)
+        if settings.blocks is not None:
+            counts = cut(layers, settings.blocks, replace(form, precision=None)(x))
+        cuts = [joined(each, counts) for each in request.layers]
         layers = cuts[0]
-        rules = rules_for(method, layers, settings.schedule)
+        rules = rules_for(method, layers, settings.order)
         loss = settings.loss or rules[-1].loss
     block_settings = settings.per_block(len(cuts[0]))
     with products_of_layers() as products:
@@ -116,22 +180,12 @@ def dissect(
     largest = max(products, default=0) * len(models)
     sample = None if isinstance(x, Padded) else (tuple(x.shape[1:]), x.dtype)
     parts = cuts, layers, rules, block_settings, loss, form, sizes, classes, largest, sample
-    return Anatomy(*parts)
+    return RunSpec(method, settings, *parts)
 
 
 def _one_block(settings: Settings, layers: list[Block]) -> bool:
     """Whether all layers, several, are one block."""
     return len(layers) > 1 and settings.blocks in (1, [len(layers)], (len(layers),))
-
-
-def _cut(
-    models: list[nn.Module], layers: list[Block], x: Any, settings: Settings, form: BatchForm
-) -> list[list[Block]]:
-    """Every model's blocks: a layer each, or cut where a few samples say that memory is least."""
-    counts = [1] * len(layers)
-    if settings.blocks is not None:
-        counts = cut(layers, settings.blocks, replace(form, precision=None)(x))
-    return [joined(split(model), counts) for model in models]
 
 
 def _small_pictures(x: Any, device: torch.device) -> bool:
@@ -157,7 +211,7 @@ def _layers(model: nn.Module) -> list[Block]:
         return [whole(connect(model))]
 
 
-def rules_for(rule: Rule | Sequence[Rule], blocks: list[Block], schedule: Any) -> list[Rule]:
+def rules_for(rule: Rule | Sequence[Rule], blocks: list[Block], order: Any) -> list[Rule]:
     """One rule per block, or an error that lists the blocks."""
     rules: list[Any] = list(rule) if isinstance(rule, (list, tuple)) else [rule]
     if isinstance(rule, Rule):
@@ -169,16 +223,18 @@ def rules_for(rule: Rule | Sequence[Rule], blocks: list[Block], schedule: Any) -
             f"are {'; '.join(map(str, blocks))}"
         )
     for r in rules[:-1]:
-        if r.needs_output and schedule is sequential:
+        if r.needs_output and order is sequential:
             raise TpsgdError(
                 f"{r.name} cannot learn block by block: its signal is the error of the whole net's "
-                "output, which is not trained yet; use schedule=tpsgd.simultaneous"
+                "output, which is not trained yet; use order=tpsgd.simultaneous"
             )
     return rules
 
 
-def schedule_for(method: Method, model: nn.Module, settings: Settings) -> Schedule:
-    """The schedule that was asked for; by default the one that suits the kind of net.
+def _order(
+    blocks: list[Block], rules: list[Rule], each: list[BlockSettings], settings: Settings
+) -> Order:
+    """The order that suits the kind of net, where none was asked for.
 
     - `simultaneous` if a block learns from the error of the net's output (DFA, sDFA);
     - `sequential` if a block is solved, because its inputs must not change meanwhile;
@@ -189,24 +245,34 @@ def schedule_for(method: Method, model: nn.Module, settings: Settings) -> Schedu
       it, deep nets are much more accurate block by block;
     - `sequential`, the paper's, for every other net.
     """
-    if settings.schedule is not None:
-        return settings.schedule
-    if isinstance(method, Backprop):
-        return sequential  # of one block
-    blocks = split(model, settings.blocks)
-    rules = rules_for(method, blocks, None)
     if any(r.needs_output for r in rules[:-1]):
         return simultaneous
-    each, memory = settings.per_block(len(blocks)), settings.memory
-    if any(isinstance(s.optimizer, SOLVERS) for s in each):
-        return sequential
-    if memory.budget is not None or memory.reuse is not None:
+    saves = settings.memory.budget is not None or settings.memory.reuse is not None
+    if saves or any(isinstance(s.optimizer, SOLVERS) for s in each):
         return sequential
     taught = [r.objective is not None for r in rules[:-1]] + [True]
     columns = zip(blocks, taught, each, strict=True)
     learning = [b for b, has_rule, s in columns if has_rule and s.epochs and b.named_parameters()]
-    deep = sum(len(b.layers) for b in learning) >= DEEP and has_batch_norm(model.modules())
+    deep = sum(len(b.layers) for b in learning) >= DEEP and has_batch_norm(modules_of(blocks))
     return simultaneous if deep else sequential
+
+
+def _optimizers(blocks: list[Block], rules: list[Rule], order: Order | None) -> Any:
+    """Adam; but the classifier of a recurrent net that learns block by block is solved.
+
+    `ridge` does that, if it can: on short data sets Adam's few steps leave a classifier far from
+    that solution.
+    """
+    last, in_turn = blocks[-1], order is sequential
+    recurrent = in_turn and any(block.recurrent for block in blocks) and not last.recurrent
+    if not recurrent or not rules[-1].head or unsolvable(last, rules[-1], True) is not None:
+        return adam
+    return [*[adam] * (len(blocks) - 1), Ridge()]
+
+
+def modules_of(blocks: list[Block]) -> list[nn.Module]:
+    """All modules in these blocks, those inside of others too."""
+    return [m for block in blocks for top in block.modules for m in top.modules()]
 
 
 def sizes_of(
@@ -234,7 +300,7 @@ def sizes_of(
 
 def _refuse_unread(blocks: list[Block], x: Any) -> None:
     """Only recurrent layers can read sequences of different lengths."""
-    modules = [m for block in blocks for top in block.modules for m in top.modules()]
+    modules = modules_of(blocks)
     if isinstance(x, Padded) and not any(hasattr(m, "reads_sequences") for m in modules):
         raise TpsgdError(
             "the samples differ in length, and the model has no recurrent layer to read them: pad "
@@ -271,7 +337,7 @@ def form_for(
     device: torch.device,
 ) -> BatchForm:
     """How batches must look for these blocks."""
-    modules = [m for block in blocks for top in block.modules for m in top.modules()]
+    modules = modules_of(blocks)
     dtype = next(models[0].parameters()).dtype
     if settings.precision is not None:
         _check_precision(modules, dtype, settings.precision)

@@ -25,7 +25,7 @@ from tpsgd.engine.batches import (
 )
 from tpsgd.errors import TpsgdError
 from tpsgd.maths.memory_format import channels_last
-from tpsgd.parallel.stages import IN_FLIGHT
+from tpsgd.memory.stages import IN_FLIGHT
 from tpsgd.protocols import Source
 from tpsgd.rules import Signal
 

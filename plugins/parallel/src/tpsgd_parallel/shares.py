@@ -20,8 +20,8 @@ from tpsgd.engine.batches import (
 from tpsgd.errors import TpsgdError
 from tpsgd.maths.random import Key, streams
 from tpsgd.nets.padded import Padded
-from tpsgd.parallel.ranks import Ranks
 from tpsgd.protocols import Source
+from tpsgd_parallel.ranks import Ranks
 
 RAGGED = (
     "sequences of different lengths cannot be cut into the shares of ranks: leave parallel out, or "

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from tpsgd.engine.record import Recorder
-from tpsgd.parallel.failures import Watch
-from tpsgd.parallel.ranks import Ranks
 from tpsgd.protocols import EpochEnd, Learner, Observer
 from tpsgd.saved.checkpoint import Checkpoint
+from tpsgd_parallel.failures import Watch
+from tpsgd_parallel.ranks import Ranks
 
 
 @dataclass

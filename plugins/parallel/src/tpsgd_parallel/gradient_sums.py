@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpsgd.parallel.ranks import Ranks
+from tpsgd_parallel.ranks import Ranks
 
 MESSAGE_BYTES = 1 << 20
 

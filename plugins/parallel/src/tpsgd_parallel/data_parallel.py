@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from torch import nn
 from torch.utils.data import DistributedSampler
 
 from tpsgd.engine.batches import stored_samples
@@ -15,13 +14,13 @@ from tpsgd.engine.reuse import InputReuse
 from tpsgd.engine.settings import Settings
 from tpsgd.errors import TpsgdError
 from tpsgd.nets.padded import Padded
-from tpsgd.parallel.gradient_sums import GradientSums
-from tpsgd.parallel.job import Parallel
-from tpsgd.parallel.ranks import Ranks
-from tpsgd.parallel.shared_learners import shared_learner
-from tpsgd.parallel.shares import RAGGED, share_random_state, shared, whole
 from tpsgd.protocols import Source
 from tpsgd.train import Net, Step
+from tpsgd_parallel.gradient_sums import GradientSums
+from tpsgd_parallel.job import Parallel
+from tpsgd_parallel.ranks import Ranks
+from tpsgd_parallel.shared_learners import shared_learner
+from tpsgd_parallel.shares import RAGGED, share_random_state, shared, whole
 
 
 def data_parallel(overlap: bool = True) -> "DataParallel":
@@ -53,20 +52,20 @@ class DataParallel(Parallel):
         self.overlap = overlap
 
     @contextmanager
-    def joined(self, settings: Settings) -> Iterator[Settings]:
+    def enter(self, settings: Settings) -> Iterator[Settings]:
         """A context in which this process is a rank; a budget, planned for one, is refused."""
         if settings.memory.budget is not None:
             raise TpsgdError(
                 "a memory budget is planned for one process, and data_parallel also keeps the "
                 "gradients that are being summed: leave the budget out, or take tpsgd.pipeline()"
             )
-        with super().joined(settings) as settings:
+        with super().enter(settings) as settings:
             yield settings
 
-    def share(self, net: Net, models: list[nn.Module]) -> None:
+    def share(self, net: Net) -> None:
         """Let this rank learn from its share, and sum what it computes with the others."""
         ranks, pass_on = self.ranks, with_memory_of_all(net.pass_on, self.ranks)
-        if len(models) > 1:
+        if len(net.models) > 1:
             raise TpsgdError("data_parallel trains one model at a time: leave stacked=None")
         for source in filter(None, (net.source, net.validation)):
             check_shareable(stored_samples(source))

@@ -104,7 +104,7 @@ def refuse_unsuited(
     if any(isinstance(optimizer, Ridge) for optimizer in optimizers):
         raise TpsgdError(
             "ridge() cannot solve a block in a pipeline, where its inputs change until the end: "
-            "take an optimizer, or tpsgd.data_parallel() with schedule=tpsgd.sequential"
+            "take an optimizer, or tpsgd.data_parallel() with order=tpsgd.sequential"
         )
     for rule in rules[:-1]:
         if rule.needs_output:

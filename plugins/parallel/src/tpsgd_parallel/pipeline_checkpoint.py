@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tpsgd.parallel.on_rank import RankCheckpoint
 from tpsgd.saved.checkpoint import Checkpoint
+from tpsgd_parallel.on_rank import RankCheckpoint
 
 ELSEWHERE = {  # the state of a block that another rank trains
     "mean_square": None, "penalty": None, "tensors": [], "optimizer": None, "batches": None,

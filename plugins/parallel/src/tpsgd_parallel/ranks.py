@@ -15,9 +15,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tpsgd.cli.torchrun import ENVIRONMENT, under_torchrun
 from tpsgd.errors import TpsgdError
-from tpsgd.parallel.failures import Watch
-from tpsgd.parallel.launch import ENVIRONMENT, under_torchrun
+from tpsgd.training.run_identity import unlike
+from tpsgd_parallel.failures import Watch
 
 ALONE = (
     "parallel needs the ranks that torchrun starts: torchrun --nproc-per-node 2 FILE.py, or "
@@ -70,13 +71,6 @@ class Ranks:
         for number, other in enumerate(values):
             if other != values[0]:
                 raise unlike(name, values[0], number, other)
-
-
-def unlike(name: str, first: Any, rank: int, other: Any) -> TpsgdError:
-    """What refuses a rank that differs from rank 0."""
-    return TpsgdError(
-        f"every rank must have the same {name}: rank 0 has {first}, rank {rank} has {other}"
-    )
 
 
 _joined: list[Ranks] = []  # the job that this process is in

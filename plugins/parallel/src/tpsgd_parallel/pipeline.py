@@ -13,31 +13,29 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils.data import BatchSampler, SequentialSampler
 
-from tpsgd.engine.anatomy import rules_for
-from tpsgd.engine.backprop import Backprop
 from tpsgd.engine.batches import LoaderSource, count_samples, first_samples, stored_samples
 from tpsgd.engine.record import Run
-from tpsgd.engine.settings import Schedule, Settings, listed
+from tpsgd.engine.settings import Settings, listed
+from tpsgd.engine.spec import RunRequest, rules_for
 from tpsgd.errors import TpsgdError
 from tpsgd.memory.block_costs import plan_pipeline
 from tpsgd.memory.rehearse import Inputs
+from tpsgd.memory.stages import checked_stages, refuse_unsuited
 from tpsgd.nets.blocks import split
-from tpsgd.parallel.job import Parallel
-from tpsgd.parallel.pipeline_checkpoint import PipelineCheckpoint, joined_record
-from tpsgd.parallel.stage_net import StageNet
-from tpsgd.parallel.stages import checked_stages, refuse_unsuited
 from tpsgd.saved.checkpoint import Checkpoint
 from tpsgd.train import Net, sequential, simultaneous, train
+from tpsgd_parallel.job import Parallel
+from tpsgd_parallel.pipeline_checkpoint import PipelineCheckpoint, joined_record
+from tpsgd_parallel.stage_net import StageNet
 
 
 def pipeline(stages: Sequence[int] | None = None) -> "Pipeline":
     """Train consecutive blocks on different ranks, for `fit(..., parallel=tpsgd.pipeline())`.
 
     A batch flows forward through the ranks, and each of them learns as it passes: nothing ever
-    comes back. The weights are those of `schedule=tpsgd.simultaneous` in one process. Every rank
+    comes back. The weights are those of `order=tpsgd.simultaneous` in one process. Every rank
     calls `fit` with the same arguments, and ends with the whole trained model and the same record.
     `run.settings["pipeline"]` tells how long each rank was busy.
 
@@ -62,37 +60,39 @@ class Pipeline(Parallel):
         return "pipeline" if self.asked is None else f"pipeline {self.asked}"
 
     @contextmanager
-    def joined(self, settings: Settings) -> Iterator[Settings]:
+    def enter(self, settings: Settings) -> Iterator[Settings]:
         """A context in which this process is a rank; all blocks learn from every batch."""
-        if settings.schedule is sequential:
+        if settings.order is sequential:
             raise TpsgdError(
                 "a pipeline trains all blocks at the same time: sequential trains one after "
-                "another; leave schedule out, or take schedule=tpsgd.simultaneous"
+                "another; leave order out, or take order=tpsgd.simultaneous"
             )
-        with super().joined(replace(settings, schedule=simultaneous)) as settings:
+        with super().enter(replace(settings, order=simultaneous)) as settings:
             if isinstance(settings.checkpoint, Checkpoint):
                 checkpoint = PipelineCheckpoint.of_pipeline(settings.checkpoint, self)
                 settings = replace(settings, checkpoint=checkpoint)
             self.micro_batch = settings.memory.micro_batch
             yield settings
 
-    def plan(self, model: nn.Module, data: Any, method: Any, settings: Settings) -> None:
+    def prepare(self, request: RunRequest) -> RunRequest:
         """Choose the stages; refuse what cannot learn in a pipeline."""
-        if isinstance(method, Backprop):
+        if not request.local:
             raise TpsgdError(
                 "backprop is no pipeline of blocks that learn by themselves: its gradients come "
                 "back; take tpsgd.data_parallel(), or fit"
             )
-        count, blocks = self.ranks.count, split(model, settings.blocks)
-        refuse_unsuited(blocks, rules_for(method, blocks, None), listed(settings.optimizer), count)
+        settings, count = request.settings, self.ranks.count
+        blocks = split(request.model, settings.blocks)
+        rules: Any = rules_for(request.method, blocks, None)  # type: ignore[arg-type]
+        refuse_unsuited(blocks, rules, listed(settings.optimizer), count)
         if self.asked is not None:
             self.stages = checked_stages(self.asked, len(blocks), count)
         elif len(blocks) == count:
             self.stages = [1] * count
         else:
-            first = self.ranks.first
-            stages = _chosen(model, data, method, settings, count) if first else None
+            stages = _chosen(request, count) if self.ranks.first else None
             self.stages = self.ranks.from_first(stages)
+        return request
 
     def spans(self) -> list[range]:
         """The numbers of the blocks on each rank."""
@@ -100,18 +100,16 @@ class Pipeline(Parallel):
         return [range(end - n, end) for end, n in zip(ends, self.stages, strict=True)]
 
     @contextmanager
-    def shared(self, net: Net, models: list[nn.Module]) -> Iterator[None]:
+    def around(self, net: Net) -> Iterator[None]:
         """A context in which all ranks have the weights of rank 0."""
-        if len(models) > 1:
+        self.check_ranks(net)
+        if len(net.models) > 1:
             raise TpsgdError("a pipeline trains one model: leave stacked=None")
         for source in filter(None, (net.source, net.validation)):
             _check_order(stored_samples(source))
-        self.send_weights(models)
+        self.send_weights(net.models)
+        net.order = self.train  # in place of `simultaneous`, which trains all blocks on one rank
         yield
-
-    def schedule(self, schedule: Schedule) -> Schedule:
-        """In place of `simultaneous`, which trains all blocks on one rank."""
-        return self.train
 
     def train(self, net: Net) -> None:
         """Train the blocks of this rank; afterwards every rank has the weights of all blocks."""
@@ -135,7 +133,7 @@ class Pipeline(Parallel):
                     for tensor in (*module.parameters(), *module.buffers()):
                         self.ranks.send(tensor, rank)
 
-    def same_records(self, runs: list[Run]) -> list[Run]:
+    def finish(self, net: Net, runs: list[Run]) -> list[Run]:
         """One record of all ranks: each has the epochs of its own blocks."""
         (run,) = runs
         each = self.ranks.from_all((run.as_dict(), self.busy, self.seconds))
@@ -156,12 +154,12 @@ class Pipeline(Parallel):
         return runs
 
 
-def _chosen(model: nn.Module, data: Any, method: Any, settings: Settings, ranks: int) -> list[int]:
+def _chosen(request: RunRequest, ranks: int) -> list[int]:
     """The stages that the plan balances."""
     with torch.random.fork_rng():
-        x = first_samples(data)
-    inputs = Inputs(tuple(x.shape[1:]), x.dtype, count_samples(data))
-    return plan_pipeline(model, inputs, method, settings, ranks).stages
+        x = first_samples(request.data)
+    inputs = Inputs(tuple(x.shape[1:]), x.dtype, count_samples(request.data))
+    return plan_pipeline(request.model, inputs, request.method, request.settings, ranks).stages
 
 
 def _check_order(source: Any) -> None:

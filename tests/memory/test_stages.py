@@ -14,7 +14,7 @@ from tpsgd.engine.settings import Settings
 from tpsgd.maths.cuts import TIE
 from tpsgd.memory.block_costs import block_costs
 from tpsgd.memory.rehearse import Inputs
-from tpsgd.parallel.stages import (
+from tpsgd.memory.stages import (
     AHEAD,
     IN_FLIGHT,
     BlockCost,

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from tpsgd.engine.solved import RecursiveLearner, RidgeLearner
 from tpsgd.nets.unrolled import Unrolled
-from tpsgd.parallel.gradient_sums import GradientSums, Message
-from tpsgd.parallel.ranks import Ranks
-from tpsgd.parallel.shares import EMPTY
 from tpsgd.solvers.least_squares import MomentSums, SampleSums
+from tpsgd_parallel.gradient_sums import GradientSums, Message
+from tpsgd_parallel.ranks import Ranks
+from tpsgd_parallel.shares import EMPTY
 
 
 class SummedFigures:
