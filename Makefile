@@ -14,10 +14,11 @@ PY := .venv/bin/python
 RUN := .venv/.installed
 DEV := .venv/.installed-dev
 FLEET := .venv-fleet/.installed
+PLUGINS := $(foreach name,export parallel peers sklearn,-e plugins/$(name))
 
 # For `make units`: tests of what computes, and settings that lower the vector units torch uses.
 CORE := tests/nets tests/maths tests/zoo tests/test_matrix.py tests/test_objectives.py \
-  tests/test_losses.py tests/test_train.py tests/test_locality.py tests/fast \
+  tests/test_losses.py tests/test_train.py tests/test_locality.py tests/engine/fast \
   tests/engine/test_backprop.py tests/saved/test_round_trip.py tests/benchmarks/test_fuzz_layers.py
 AVX2 := ONEDNN_MAX_CPU_ISA=AVX2,ATEN_CPU_CAPABILITY=avx2
 SSE41 := ONEDNN_MAX_CPU_ISA=SSE41,ATEN_CPU_CAPABILITY=default
@@ -57,7 +58,7 @@ units: $(DEV) ## the core tests with the vector units of older CPUs, and with tw
 	    $(PY) -m pytest -q -n $(JOBS) --dist worksteal -m "not full" $(CORE) $(ARGS); done
 
 fleet: $(FLEET) ## the tests of tpsgd.fleet, in an environment of its own with Flower and ray
-	@.venv-fleet/bin/python -m pytest -q tests/fleet src/tpsgd/fleet $(ARGS)
+	@.venv-fleet/bin/python -m pytest -q tests/fleet plugins/fleet $(ARGS)
 
 mutants: $(DEV) ## whether the tests find small wrong changes of the core; ten minutes
 	@$(PY) tests/mutants/run.py --jobs $(JOBS)
@@ -91,21 +92,21 @@ $(PY):
 	@echo "Setting up .venv. First time: a minute or two, 2 GB (more where pip takes a CUDA build of torch)."
 	@"$(PYTHON)" -m venv .venv || { rm -rf .venv; exit 1; }
 
-$(RUN): pyproject.toml constraints.txt | $(PY)
+$(RUN): pyproject.toml plugins/*/pyproject.toml constraints.txt | $(PY)
 	@echo "Installing tpsgd into .venv ..."
-	@$(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt -e .
+	@$(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt -e . $(PLUGINS)
 	@touch $@
 
-$(DEV): pyproject.toml constraints.txt | $(PY)
+$(DEV): pyproject.toml plugins/*/pyproject.toml constraints.txt | $(PY)
 	@echo "Installing tpsgd and its development tools into .venv ..."
-	@$(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]' $(PLUGINS)
 	@touch $(RUN) $@
 
 # Flower needs older versions of typer, rich and protobuf than the other tools.
-$(FLEET): pyproject.toml constraints-fleet.txt
+$(FLEET): pyproject.toml plugins/fleet/pyproject.toml constraints-fleet.txt
 	$(CHECK_PYTHON)
 	@echo "Installing tpsgd and Flower into .venv-fleet: a few minutes, 1.7 GB ..."
 	@"$(PYTHON)" -m venv .venv-fleet
 	@.venv-fleet/bin/python -m pip install -qq --disable-pip-version-check -c constraints-fleet.txt \
-	  -e '.[fleet]' hypothesis pytest
+	  -e . -e plugins/fleet hypothesis pytest
 	@touch $@

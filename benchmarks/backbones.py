@@ -27,10 +27,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tpsgd.adapt import IMAGENET, quantize, weights
+from tpsgd.common.errors import TpsgdError
+from tpsgd.common.units import size
 from tpsgd.comparison.provenance import machine, versions
 from tpsgd.data.images import image_files
-from tpsgd.errors import TpsgdError
-from tpsgd.units import size
 from tpsgd.zoo.vgg import vgg
 
 SHAPE, TAP = (3, 160, 160), "features.30"

@@ -27,11 +27,11 @@ import torch.distributed as dist
 from many import write_section
 from torch import nn
 from torch.nn import functional as F
-from tpsgd_parallel.ranks import Ranks, joined
-from tpsgd_parallel.shares import span
 
 import tpsgd
-from tpsgd.units import columns
+from tpsgd.common.units import columns
+from tpsgd_parallel.ranks import Ranks, joined
+from tpsgd_parallel.shares import span
 
 FEATURES, CLASSES = 784, 10
 Arm = Callable[[Ranks, int, nn.Module, Any], float]  # seconds, with batches of this size

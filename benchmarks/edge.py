@@ -33,8 +33,8 @@ import emulated
 import torch
 from robustness import commit
 
+from tpsgd.common.units import columns
 from tpsgd.comparison.provenance import machine, versions
-from tpsgd.units import columns
 
 COMMAND = "python benchmarks/edge.py --out results"
 SECTIONS = ("sizes", "digits", "split", "adaptor")

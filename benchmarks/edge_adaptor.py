@@ -26,10 +26,10 @@ from tpsgd.adapt import shots
 from tpsgd.adapt.pretrained import backbone
 from tpsgd.data.images import decode_images, image_files
 from tpsgd.data.split import hold_out
-from tpsgd.export.read_model import read_model
-from tpsgd.export.to_c.compiled import CompiledNet
-from tpsgd.export.to_c.source import sources
 from tpsgd.maths.random import Key, permutation
+from tpsgd_export.read_model import read_model
+from tpsgd_export.to_c.compiled import CompiledNet
+from tpsgd_export.to_c.source import sources
 
 PIXELS, CLASSES, TRAIN, TEST = 128, 10, 80, 40  # photos of a class
 FEATURES, HIDDEN, SEEDS = 512, 64, 5

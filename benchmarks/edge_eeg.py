@@ -22,14 +22,13 @@ import torch
 from torch import Tensor, nn
 
 import tpsgd
-import tpsgd.export
 from tpsgd import projections, rules
+from tpsgd.common.files import write_whole
+from tpsgd.common.units import columns
 from tpsgd.comparison.provenance import machine, versions
 from tpsgd.data.sets.eeg import ROWS
-from tpsgd.export.to_c.compiled import CompiledReader
-from tpsgd.files import write_whole
 from tpsgd.maths.random import Key, permutation
-from tpsgd.units import columns
+from tpsgd_export.to_c.compiled import CompiledReader
 
 UNITS, LEAK, EPOCHS, SEEDS = 32, 0.3, 5, (0, 1, 2)
 RATES = (0.003, 0.01, 0.03, 0.1)

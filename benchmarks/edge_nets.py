@@ -19,12 +19,12 @@ from torch import Tensor, nn
 import tpsgd
 from tpsgd import rules
 from tpsgd.data.split import hold_out
-from tpsgd.export.read_model import read_model
-from tpsgd.export.recipe import StepRecipe
-from tpsgd.export.to_c.codes import with_binary_codes, with_codes
-from tpsgd.export.to_c.memory import FLOAT, layout
-from tpsgd.export.to_c.source import sources
 from tpsgd.maths.random import Key, permutation
+from tpsgd_export.read_model import read_model
+from tpsgd_export.recipe import StepRecipe
+from tpsgd_export.to_c.codes import with_binary_codes, with_codes
+from tpsgd_export.to_c.memory import FLOAT, layout
+from tpsgd_export.to_c.source import sources
 
 EPOCHS, SEEDS, SEARCH_SEEDS = 5, 5, 3
 RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)

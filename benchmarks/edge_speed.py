@@ -37,15 +37,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tpsgd
+from tpsgd.common.units import columns
 from tpsgd.comparison.provenance import machine, versions
-from tpsgd.export.read_model import read_model
-from tpsgd.export.recipe import StepRecipe
-from tpsgd.export.to_c.codes import with_codes
-from tpsgd.export.to_c.compiled import compiled_library, compiler
-from tpsgd.export.to_c.source import sources
-from tpsgd.export.to_onnx.step import step_model
 from tpsgd.maths.random import Key, permutation
-from tpsgd.units import columns
+from tpsgd_export.read_model import read_model
+from tpsgd_export.recipe import StepRecipe
+from tpsgd_export.to_c.codes import with_codes
+from tpsgd_export.to_c.compiled import compiled_library, compiler
+from tpsgd_export.to_c.source import sources
+from tpsgd_export.to_onnx.step import step_model
 
 NETS = ("64-32-10", "784-32-10", "head 512-64-10", "CNN 8x8: 8x3")
 BATCHES = (1, 16)

@@ -18,9 +18,9 @@ from torch import nn
 
 import tpsgd
 from tpsgd import projections, rules
-from tpsgd.export.read_model import read_model
-from tpsgd.export.recipe import BlockRecipe, CellLayer, Convolution, StepRecipe
-from tpsgd.export.to_c.memory import FLOAT, MemoryMap, layout, summed
+from tpsgd_export.read_model import read_model
+from tpsgd_export.recipe import BlockRecipe, CellLayer, Convolution, StepRecipe
+from tpsgd_export.to_c.memory import FLOAT, MemoryMap, layout, summed
 
 DEPTHS, LENGTHS, BATCHES = (1, 2, 4, 8, 12), (1, 3, 10, 30, 100, 300, 1000), (1, 16)
 UNITS = 32  # of the recurrent cell

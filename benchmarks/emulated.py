@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from tpsgd.export.to_c.source import array
+from tpsgd_export.to_c.source import array
 
 PROGRAM = Path(__file__).parent.parent / "examples" / "edge" / "cortex_m"
 STRICT = ("-std=c99", "-pedantic", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror")

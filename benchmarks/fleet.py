@@ -157,7 +157,7 @@ def simulate(setting: dict[str, Any], devices: int, out: Path) -> None:
     from flwr.simulation import run_simulation
 
     from tpsgd import Memory, fleet
-    from tpsgd.fleet import strategy
+    from tpsgd_fleet import strategy
 
     app = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
     arm = ARMS[setting["arm"]]
@@ -219,7 +219,7 @@ def difference_to_central(report: Any, config: Any, devices: int) -> float:
     from fleet_app import task
 
     import tpsgd
-    from tpsgd.fleet.shared_model import make_model
+    from tpsgd_fleet.shared_model import make_model
 
     nodes = [{"num-partitions": devices, "partition-id": number} for number in range(devices)]
     contexts: list[Any] = [SimpleNamespace(run_config=config, node_config=node) for node in nodes]

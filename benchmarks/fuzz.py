@@ -42,9 +42,10 @@ from robustness import add_figures
 from torch import nn
 
 import tpsgd
-from tpsgd import TpsgdError, units
+from tpsgd import TpsgdError
 from tpsgd.adapt import weights
 from tpsgd.cli import options
+from tpsgd.common import units
 from tpsgd.comparison import arms
 from tpsgd.data.new_samples import read_new
 from tpsgd.data.user_files import find

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import tpsgd
 from tpsgd.comparison.provenance import machine, versions
-from tpsgd.training.restarts import Restarts
+from tpsgd.engine.restarts import Restarts
 
 PAPER = 0.883
 REPEATS = 5

@@ -28,14 +28,14 @@ from torch import Tensor, nn
 
 import tpsgd
 from tpsgd import projections, rules
+from tpsgd.common.units import columns
 from tpsgd.comparison.provenance import machine, versions
 from tpsgd.data.sets import eeg
-from tpsgd.export.read_model import read_model
-from tpsgd.export.to_c.check import accuracy_in_integers
-from tpsgd.export.to_c.integer_scales import integer_net
-from tpsgd.export.to_c.integer_source import integer_source, places
 from tpsgd.maths.random import Key, permutation
-from tpsgd.units import columns
+from tpsgd_export.read_model import read_model
+from tpsgd_export.to_c.check import accuracy_in_integers
+from tpsgd_export.to_c.integer_scales import integer_net
+from tpsgd_export.to_c.integer_source import integer_source, places
 
 EPOCHS, HIDDEN, SEEDS, SEARCH_SEEDS = 5, 32, 10, 4
 RATES = [2.0**-k for k in (5, 6, 7, 8)]

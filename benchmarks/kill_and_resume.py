@@ -28,7 +28,7 @@ from robustness import add_figures
 from torch import Tensor, nn
 
 import tpsgd
-from tpsgd.files import write_whole
+from tpsgd.common.files import write_whole
 from tpsgd.saved.folder import from_bytes, to_bytes
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a fork cannot use the GPU of its parent

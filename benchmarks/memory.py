@@ -27,8 +27,8 @@ from torch import nn
 
 import tpsgd
 from tpsgd import Memory, Run, rules
+from tpsgd.common.units import as_bytes, size
 from tpsgd.comparison.provenance import machine, versions
-from tpsgd.units import as_bytes, size
 from tpsgd.zoo.vgg import vgg
 
 CLASSES = 10
@@ -179,8 +179,8 @@ def small(quick: bool) -> list[Row]:
     """The MLP under budgets: accuracy, measured bytes, what was chosen."""
     data = tpsgd.data.load("mnist", max_train=5000 if quick else None)
     rows = [
-        _small(data, "4MB", 128, 5, tpsgd.engine.optimizers.adam, (None,)),
-        _small(data, None, 128, 5, tpsgd.engine.optimizers.adam, (None,)),
+        _small(data, "4MB", 128, 5, tpsgd.engine.learners.optimizers.adam, (None,)),
+        _small(data, None, 128, 5, tpsgd.engine.learners.optimizers.adam, (None,)),
     ]
     shape = tuple(data.train[0].shape[1:])
 
@@ -241,7 +241,7 @@ def _small(
 # ---- the process itself --------------------------------------------------------------------------
 
 CHILD = """
-import sys, torch, tpsgd, tpsgd.engine.optimizers
+import sys, torch, tpsgd, tpsgd.engine.learners.optimizers
 from tpsgd.engine.device import resident
 from torch import nn
 data = tpsgd.data.load("mnist").train
@@ -249,7 +249,7 @@ data[0][:256].double() @ torch.zeros(1, 28, 4).double()  # what a first product 
 if sys.argv[1] != "data":
     torch.manual_seed(0)
     net = nn.Sequential(nn.Flatten(), nn.Linear(784, 256), nn.LeakyReLU(), nn.Linear(256, 10))
-    opt = tpsgd.sgd if sys.argv[1] == "sgd" else tpsgd.engine.optimizers.adam
+    opt = tpsgd.sgd if sys.argv[1] == "sgd" else tpsgd.engine.learners.optimizers.adam
     if sys.argv[1] == "optimizer":
         opt(list(net.parameters()))
     elif sys.argv[1] == "backprop":

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from tpsgd.errors import TpsgdError
+from tpsgd.common.errors import TpsgdError
 
 OPSET, IR_VERSION = 17, 8  # old enough for any onnxruntime of today
 TOLERANCE = 1e-3  # of the largest feature, between the model and its translation

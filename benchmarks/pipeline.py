@@ -29,13 +29,13 @@ from typing import Any
 import torch
 from many import write_section
 from torch import nn
-from tpsgd_parallel.pipeline import Pipeline
 
 import tpsgd
+from tpsgd.common.units import columns, size
 from tpsgd.comparison.provenance import describe
 from tpsgd.engine.device import resident
-from tpsgd.units import columns, size
 from tpsgd.zoo.words import factory
+from tpsgd_parallel.pipeline import Pipeline
 
 ALONE, TOGETHER = ("simultaneous", "backprop", "frozen"), ("pipeline", "gpipe", "1f1b")
 Row = dict[str, Any]

@@ -17,7 +17,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.nn import functional as F
 
 import tpsgd
-from tpsgd.engine.meter import LiveBytes, tensor_bytes
+from tpsgd.memory.meter import LiveBytes, tensor_bytes
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 

@@ -21,13 +21,13 @@ from torch import nn
 
 import tpsgd
 from tpsgd import projections, rules
+from tpsgd.common.errors import TpsgdError
+from tpsgd.common.files import write_whole
 from tpsgd.comparison.provenance import machine, versions
-from tpsgd.errors import TpsgdError
-from tpsgd.export.read_model import read_model
-from tpsgd.export.to_c.check import Distances, distances
-from tpsgd.export.to_c.codes import with_binary_codes, with_codes
-from tpsgd.export.to_c.source import sources
-from tpsgd.files import write_whole
+from tpsgd_export.read_model import read_model
+from tpsgd_export.to_c.check import Distances, distances
+from tpsgd_export.to_c.codes import with_binary_codes, with_codes
+from tpsgd_export.to_c.source import sources
 
 FLAGS = (
     *("-std=c99", "-pedantic", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror", "-O0"),

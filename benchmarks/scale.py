@@ -41,7 +41,7 @@ from scale_model import (
 )
 from scale_nets import NETS, net, stages_of
 
-from tpsgd.units import columns, size
+from tpsgd.common.units import columns, size
 
 RANKS = [1, *(2**n for n in range(3, 13))]
 PLACES = {  # achieved speeds, not those of a data sheet

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from scale_events import Name, Task, simulate
+
 from tpsgd_parallel.gradient_sums import MESSAGE_BYTES
 
 NUMBER = 4  # bytes

@@ -18,8 +18,8 @@ from torch import nn
 
 import tpsgd
 from tpsgd import Memory, Run, rules
+from tpsgd.common.units import size
 from tpsgd.comparison.provenance import machine, versions
-from tpsgd.units import size
 
 FEATURES, HIDDEN, BATCH, CLASSES = 16, 256, 64, 10
 ARMS = {"readout": rules.readout(), "tpsgd-l1": rules.tpsgd_l1(), "drtp": rules.drtp()}

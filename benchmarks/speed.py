@@ -29,8 +29,8 @@ from speed_turns import Contest, Row, compete, cpu_clock, gpu_clock, missed
 
 import tpsgd
 from tpsgd import Memory, rules
+from tpsgd.common.units import size
 from tpsgd.comparison.provenance import machine, versions
-from tpsgd.units import size
 
 GOALS = Path(__file__).with_name("speed_goals.toml")
 DEPTHS = "memory by depth"

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from tpsgd import TpsgdError
+from tpsgd.common.files import call_function, is_function
 from tpsgd.data.images import SUFFIXES
 from tpsgd.data.sets.ucf101 import STEPS, evenly
-from tpsgd.files import call_function, is_function
 
 Array = NDArray[Any]
 VIDEO_SUFFIXES = {".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm"}

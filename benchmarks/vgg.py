@@ -25,8 +25,8 @@ from torch import Tensor, nn
 
 import tpsgd
 from tpsgd import Memory, Run, rules
+from tpsgd.common.units import size
 from tpsgd.comparison.provenance import machine, versions
-from tpsgd.units import size
 from tpsgd.zoo.vgg import vgg
 
 BATCH, SHAPE, CLASSES = 64, (3, 160, 160), 10

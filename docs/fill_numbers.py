@@ -30,8 +30,8 @@ from typing import Any
 
 from scipy.stats import spearmanr
 
+from tpsgd.common.units import size
 from tpsgd.engine.record import Run
-from tpsgd.units import size
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"

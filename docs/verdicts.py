@@ -24,7 +24,7 @@ from typing import Any
 from fill_numbers import look_up, unbroken, written
 from scipy.stats import ttest_ind_from_stats
 
-from tpsgd.units import size
+from tpsgd.common.units import size
 
 CLAIMS = Path(__file__).with_name("claims.toml")
 LEVEL = 0.05  # of significance

@@ -23,8 +23,8 @@ from pathlib import Path
 from experiments.merge import join, read
 from experiments.registry import EXPERIMENTS, WEIGHTS, Experiment
 from tpsgd import TpsgdError
-from tpsgd.errors import suggestion
-from tpsgd.files import writable_folder
+from tpsgd.common.errors import suggestion
+from tpsgd.common.files import writable_folder
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -26,10 +26,9 @@ from experiments.common import Row, Samples, program
 from experiments.rows import Rows, leave_out, row_arguments
 from experiments.shallow import standardised
 from tpsgd import Place, TpsgdError, rules
-from tpsgd.protocols import Batch, EpochEnd, Learner, Observer
+from tpsgd.engine.restarts import make_model
 from tpsgd.rules import Signal
-from tpsgd.train import Net, simultaneous
-from tpsgd.training.restarts import make_model
+from tpsgd.train import Batch, EpochEnd, Learner, Net, Observer, simultaneous
 from tpsgd.zoo.words import cnn, mlp
 
 PROBES = 512  # samples on which both gradients are computed

@@ -35,7 +35,7 @@ from experiments.common import Row, Samples, program
 from experiments.rows import Rows, row_arguments, shown
 from tpsgd import Recurrent, rules
 from tpsgd.data.sets.ucf101 import CLASS_LIST, TEST_LIST, TRAIN_LIST
-from tpsgd.training.restarts import Restarts
+from tpsgd.engine.restarts import Restarts
 
 Array = NDArray[Any]
 MOTIONS = {"Left": (0, -1), "Right": (0, 1), "Up": (-1, 0)}  # rows and columns

@@ -20,8 +20,8 @@ from torch.optim.lr_scheduler import LambdaLR
 import tpsgd
 from experiments import stand_in
 from experiments.merge import read
+from tpsgd.common.files import writable_folder, write_whole
 from tpsgd.comparison.provenance import machine, versions
-from tpsgd.files import writable_folder, write_whole
 
 Row = dict[str, Any]
 Samples = tuple[Tensor, Tensor]

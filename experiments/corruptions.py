@@ -16,7 +16,7 @@ from math import exp, prod
 import torch
 from torch import Tensor
 
-from tpsgd.errors import TpsgdError
+from tpsgd.common.errors import TpsgdError
 from tpsgd.maths.random import Key
 from tpsgd.projections import normal
 

@@ -45,8 +45,8 @@ from experiments.common import (
     with_data,
 )
 from tpsgd import rules
+from tpsgd.common.units import size
 from tpsgd.data.split import stratified
-from tpsgd.units import size
 from tpsgd.zoo.recipes import Recipe, deep
 from tpsgd.zoo.resnet import resnet
 

@@ -21,8 +21,8 @@ from experiments.common import Row, program
 from experiments.rows import Rows, leave_out, row_arguments, shown
 from experiments.shallow import standardised
 from tpsgd import Place, Rule, TpsgdError, rules
+from tpsgd.engine.restarts import Restarts
 from tpsgd.projections import normal, per_filter
-from tpsgd.training.restarts import Restarts
 from tpsgd.zoo.words import cnn
 
 FILTERS = (1, 2, 4, 8, 16, 32, 64, 128)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tpsgd import TpsgdError
-from tpsgd.files import writable_folder, write_whole
+from tpsgd.common.files import writable_folder, write_whole
 
 
 def merged(first: Any, second: Any) -> Any:

@@ -37,9 +37,9 @@ from experiments.common import (
     result_file,
 )
 from tpsgd import Place, ridge, rules
-from tpsgd.engine.optimizers import adam
+from tpsgd.common.units import size
+from tpsgd.engine.learners.optimizers import adam
 from tpsgd.projections import normal
-from tpsgd.units import size
 from tpsgd.zoo.words import mlp
 
 HELD_OUT = 10_000

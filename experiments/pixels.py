@@ -35,7 +35,7 @@ from experiments.common import (
 from experiments.recurrent import last_of_each_class
 from tpsgd import Recurrent, Rule, rules
 from tpsgd.comparison.provenance import machine
-from tpsgd.training.restarts import Restarts
+from tpsgd.engine.restarts import Restarts
 
 UNITS, BATCH = 256, 128
 RATES = (1e-3, 2e-3, 4e-3, 8e-3)

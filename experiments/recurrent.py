@@ -34,7 +34,7 @@ from experiments.common import (
 from experiments.rated import Rates
 from tpsgd import Recurrent, Rule, TpsgdError, inits, mse, ridge, rules
 from tpsgd.comparison.provenance import machine
-from tpsgd.training.restarts import Restarts
+from tpsgd.engine.restarts import Restarts
 
 HIDDEN, BATCH, EPOCHS = 512, 128, 20
 SMALL = 5_000  # a set with no more samples than this is searched with all epochs

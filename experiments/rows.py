@@ -15,7 +15,7 @@ from typing import Any
 
 from experiments.common import Row, Samples, accuracies, arguments, commit, origin, result_file
 from tpsgd.comparison.provenance import machine
-from tpsgd.training.restarts import Restarts
+from tpsgd.engine.restarts import Restarts
 
 ALONE = 2  # restarts that are trained one by one, for the seconds, before others are stacked
 EACH = ("seeds", "seconds_each", "alone_each", "peak_bytes_each")

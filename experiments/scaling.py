@@ -25,8 +25,8 @@ from experiments.common import Row, program
 from experiments.rows import Rows, leave_out, row_arguments, shown
 from experiments.shallow import standardised
 from tpsgd import Place, Rule, TpsgdError, rules
+from tpsgd.engine.restarts import Restarts
 from tpsgd.projections import normal, per_filter
-from tpsgd.training.restarts import Restarts
 
 ARMS = ("tpsgd-l2", "backprop", "frozen", "readout")
 

@@ -23,8 +23,8 @@ from experiments import common
 from experiments.common import Row, Samples, accuracies, arguments, origin, program, result_file
 from experiments.shallow import standardised
 from tpsgd import Recurrent, rules
+from tpsgd.common.units import size
 from tpsgd.data.split import hold_out
-from tpsgd.units import size
 from tpsgd.zoo.words import cnn, mlp
 
 QUICK = 600  # samples of a quick look

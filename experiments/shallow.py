@@ -31,8 +31,8 @@ from experiments.common import (
 )
 from tpsgd import Place, Rule, rules
 from tpsgd.comparison.provenance import machine
+from tpsgd.engine.restarts import Restarts
 from tpsgd.projections import binary, normal, per_filter
-from tpsgd.training.restarts import Restarts
 from tpsgd.zoo.words import cnn, mlp
 
 HELD_OUT = 10_000

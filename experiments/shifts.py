@@ -22,8 +22,8 @@ from experiments.corruptions import SHIFTS
 from experiments.hyperdimensional import auroc
 from experiments.recovery import Domain, Recovery, draw_recovery, recover
 from tpsgd import TpsgdError, adapt
-from tpsgd.errors import suggestion
-from tpsgd.files import writable_folder
+from tpsgd.common.errors import suggestion
+from tpsgd.common.files import writable_folder
 
 LEAST_HELD_OUT = 19  # samples, to set a detector's threshold
 

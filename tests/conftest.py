@@ -130,7 +130,7 @@ def _real_data(request: pytest.FixtureRequest) -> None:
 @pytest.fixture
 def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory is not looked at: on nets this small that takes longer than learning."""
-    monkeypatch.setattr("tpsgd.engine.meter.Meter._watch", lambda self, on: None)
+    monkeypatch.setattr("tpsgd.memory.meter.Meter._watch", lambda self, on: None)
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def says(monkeypatch, capsys, _commands):
 @pytest.fixture
 def tapes(monkeypatch: pytest.MonkeyPatch) -> list:
     """The tapes of recorded steps; `count` says how often each is replayed."""
-    from tpsgd.fast import replay
+    from tpsgd.engine.fast import replay
 
     tapes = []
 

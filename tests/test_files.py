@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tpsgd import files
-from tpsgd.files import write_together, write_whole
+from tpsgd.common import files
+from tpsgd.common.files import write_together, write_whole
 
 
 def test_the_content_then_the_name_then_the_folder_go_to_the_disk(tmp_path, monkeypatch):

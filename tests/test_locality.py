@@ -22,8 +22,8 @@ from torch import nn
 
 import tpsgd
 from tpsgd import Recurrent, adapt, rules
-from tpsgd.engine import augment
-from tpsgd.engine.optimizers import adam
+from tpsgd.engine.learners.optimizers import adam
+from tpsgd.engine.sources import augment
 from tpsgd.nets.autograd import Autograd
 
 pytestmark = pytest.mark.usefixtures("unwatched")

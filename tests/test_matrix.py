@@ -12,7 +12,7 @@ from torch import nn
 
 import tpsgd
 from tpsgd import Recurrent, TpsgdError, projections, rules
-from tpsgd.engine.optimizers import adam
+from tpsgd.engine.learners.optimizers import adam
 
 ORDERS = {"sequential": tpsgd.sequential, "simultaneous": tpsgd.simultaneous}
 PROJECTIONS = ["normal", "uniform", "binary", "orthogonal", "per_filter"]

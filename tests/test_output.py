@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from tpsgd import TpsgdError, output
-from tpsgd.files import write_whole
-from tpsgd.output import LOCK, check_new, output_folder, write_or_rescue
+from tpsgd import TpsgdError
+from tpsgd.common import output
+from tpsgd.common.files import write_whole
+from tpsgd.common.output import LOCK, check_new, output_folder, write_or_rescue
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from tpsgd.output import output_folder
+from tpsgd.common.output import output_folder
 with output_folder(Path(sys.argv[1])):
     print("locked", flush=True)
     time.sleep(60)
@@ -83,7 +84,7 @@ def test_a_folder_has_one_thread(tmp_path):
 FORKED = """
 import os, sys, time
 from pathlib import Path
-from tpsgd.output import output_folder
+from tpsgd.common.output import output_folder
 with output_folder(Path(sys.argv[1])):
     if not os.fork():
         print(os.getpid(), flush=True)  # by the worker, which has let go of the lock by now

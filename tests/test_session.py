@@ -52,7 +52,7 @@ def test_skipped_tests_are_counted_by_reason_with_what_to_install():
         "could not import 'pandas': No module named 'pandas'", "pandas is not installed",
         "could not import 'PIL.Image': No module named 'PIL'", "there is no GPU here",
         "arm-none-eabi-gcc not installed", "onnxruntime runs the graphs", "g++ is not installed",
-        "Flower is not installed: pip install 'tpsgd[fleet]'", "TPSGD_DATA has no mnist",
+        "Flower is not installed: pip install tpsgd-fleet", "TPSGD_DATA has no mnist",
         "no compiler for WebAssembly: clang with lld, or ziglang", "not for recurrent nets",
     ]  # fmt: skip
     reports = [SimpleNamespace(longrepr=("a.py", 1, f"Skipped: {reason}")) for reason in reasons]

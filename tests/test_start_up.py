@@ -46,7 +46,7 @@ def loaded(*codes: str) -> list[set[str]]:
 def test_training_loads_no_compiler_no_plots_and_no_command_line():
     after_import, after_training, after_autograd = loaded("import tpsgd\n", TRAINING, AUTOGRAD)
     assert not after_import & {"torch", "numpy"}
-    assert "tpsgd.training.fit" in after_training
+    assert "tpsgd.engine.fit" in after_training
     others = {"sympy", "matplotlib", "sklearn", "scipy", "PIL", "pooch", "rich", "typer"}
     assert not after_training & (COMPILER | others)
     assert not after_autograd & (COMPILER | others - {"sympy"})  # torch.autograd loads sympy

@@ -9,10 +9,18 @@ from helpers import mlp, points, same, state
 
 import tpsgd
 from tpsgd import Memory, TpsgdError
-from tpsgd.engine.meter import LiveBytes
-from tpsgd.protocols import Observer
+from tpsgd.memory.meter import LiveBytes
 from tpsgd.rules import Signal
-from tpsgd.train import Net, sequential, simultaneous, step, step_on_error, train, validate
+from tpsgd.train import (
+    Net,
+    Observer,
+    sequential,
+    simultaneous,
+    step,
+    step_on_error,
+    train,
+    validate,
+)
 
 LABELS = torch.tensor([0, 1])
 ERROR = torch.tensor([[0.5, -2.0]])

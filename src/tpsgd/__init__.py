@@ -26,7 +26,7 @@ __all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        return import_module("tpsgd.plugins").attribute(name)
+        return import_module("tpsgd.common.plugins").attribute(name)
     home = f"tpsgd.{_HOMES[name]}".removesuffix(".")
     if home != "tpsgd" and hasattr(module := import_module(home), name):
         return getattr(module, name)
@@ -34,5 +34,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    plugins = import_module("tpsgd.plugins")
+    plugins = import_module("tpsgd.common.plugins")
     return sorted({*globals(), *__all__, *plugins.names(plugins.ATTRIBUTES)})

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tpsgd.errors import TpsgdError
-from tpsgd.maths.torch_internals import internal
+from tpsgd.common.errors import TpsgdError
+from tpsgd.maths.kernels.torch_internals import internal
 
 _batched = internal("_C._functorch.is_batchedtensor")
 

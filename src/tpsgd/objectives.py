@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tpsgd.errors import TpsgdError
+from tpsgd.common.errors import TpsgdError
 from tpsgd.losses import Loss, cross_entropy, mse
-from tpsgd.maths.memory_format import flat, full, rows, unflat
+from tpsgd.maths.kernels.memory_format import flat, full, rows, unflat
 from tpsgd.maths.pooling import back_to_pixels, cells, grid_for, pixel_codes
 from tpsgd.maths.random import Key
 from tpsgd.projections import Projection, Redrawn

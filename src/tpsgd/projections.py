@@ -29,7 +29,7 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
-from tpsgd.errors import TpsgdError
+from tpsgd.common.errors import TpsgdError
 from tpsgd.maths.random import Key, splitmix64, streams
 
 PIECE, PIECES = 1 << 9, 64  # numbers drawn together, and pieces of a large P

@@ -48,7 +48,7 @@ from typing import Any
 from torch import Tensor
 
 from tpsgd import objectives
-from tpsgd.errors import TpsgdError, suggestion
+from tpsgd.common.errors import TpsgdError, suggestion
 from tpsgd.losses import Loss, cross_entropy, mse
 from tpsgd.maths import auxiliary as auxiliary_net
 from tpsgd.maths import pooled_objectives
@@ -428,6 +428,9 @@ class Entry:
     dash: str = "-"
     feed_forward: bool = True  # part of `--rules all` for feed-forward nets
     recurrent: bool = True  # part of `--rules all` for recurrent nets
+    suits: Callable[[Any], bool] | None = (
+        None  # of a method that is no rule: whether it takes a model
+    )
 
 
 # The colours are those of Okabe and Ito, which colour-blind readers can tell apart; controls are

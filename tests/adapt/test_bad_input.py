@@ -12,7 +12,7 @@ from experiments.corruptions import noise
 from tpsgd import Memory, TpsgdError, adapt, rules
 from tpsgd.adapt import Backbone, Layers, novelty, search, shots
 from tpsgd.adapt.backbone import Tap
-from tpsgd.engine import augment
+from tpsgd.engine.sources import augment
 from tpsgd.saved import folder
 
 SMALL = Layers(0, 1, width=8)

@@ -10,7 +10,7 @@ from sklearn import covariance, metrics
 
 from experiments.hyperdimensional import auroc, hyperdimensional
 from tpsgd.adapt.novelty import ledoit_wolf, mahalanobis, tail
-from tpsgd.errors import TpsgdError
+from tpsgd.common.errors import TpsgdError
 from tpsgd.maths.random import Key
 from tpsgd.projections import binary
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tpsgd.adapt import quantize
-from tpsgd.errors import TpsgdError
+from tpsgd.common.errors import TpsgdError
 
 
 def net() -> nn.Sequential:

@@ -50,7 +50,7 @@ def quick(monkeypatch):
 
     monkeypatch.setattr(Judge, "planned", lambda self, tap, head, layers: 3 * weight_bytes(head))
     monkeypatch.setattr(Judge, "trial", trial)
-    monkeypatch.setattr("tpsgd.engine.meter.Meter._watch", lambda self, on: None)
+    monkeypatch.setattr("tpsgd.memory.meter.Meter._watch", lambda self, on: None)
     return trained
 
 

@@ -15,7 +15,7 @@ from torch.nn.utils import prune
 from torch.utils.serialization import config
 
 from tpsgd.adapt import weights
-from tpsgd.errors import TpsgdError
+from tpsgd.common.errors import TpsgdError
 
 
 def net() -> nn.Module:

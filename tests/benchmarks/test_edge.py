@@ -10,10 +10,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import tpsgd
-from tpsgd.export.read_model import read_model
-from tpsgd.export.to_c.compiled import CompiledNet, CompiledReader, compiler
-from tpsgd.export.to_c.memory import layout
-from tpsgd.export.to_c.source import sources
+from tpsgd_export.read_model import read_model
+from tpsgd_export.to_c.compiled import CompiledNet, CompiledReader, compiler
+from tpsgd_export.to_c.memory import layout
+from tpsgd_export.to_c.source import sources
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 

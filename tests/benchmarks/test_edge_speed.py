@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tpsgd.export.to_c.compiled import compiler
+from tpsgd_export.to_c.compiled import compiler
 
 pytest.importorskip("onnx", reason="onnx writes the graphs, and is not installed")
 pytest.importorskip("onnxruntime", reason="onnxruntime runs the graphs")

@@ -186,7 +186,7 @@ def test_a_few_small_files_do_not_all_take_the_size_of_a_large_one(tmp_path):
         (block_numbers, ",", "write a number of blocks"),
         (block_numbers, "9" * 5000, "write a number of blocks"),
         (block_numbers, "2\n3", "write a number of blocks"),
-        (tpsgd.units.as_bytes, "9" * 400 + "MB", "is no amount of memory"),
+        (tpsgd.common.units.as_bytes, "9" * 400 + "MB", "is no amount of memory"),
         (find, "photos@" + "9" * 5000, "asks for images that are too large"),
         (find, "a/" + "x" * 5000 + ".csv", "there is no a/x"),
         (find, "~nobody-of-that-name/x.csv", "there is no ~nobody"),

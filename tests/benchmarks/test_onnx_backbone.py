@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from benchmarks.onnx_backbone import file_bytes, onnx_int8
 from tpsgd.adapt import quantize
-from tpsgd.errors import TpsgdError
+from tpsgd.common.errors import TpsgdError
 
 
 def net() -> nn.Sequential:

@@ -18,7 +18,7 @@ from tpsgd.adapt import Adaptor, backbone
 from tpsgd.adapt.features import fingerprint
 from tpsgd.adapt.quantize import int8, weight_bytes
 from tpsgd.cli import adapt_plan
-from tpsgd.units import size
+from tpsgd.common.units import size
 from tpsgd.zoo import vgg
 
 NET = """

@@ -21,9 +21,9 @@ from tpsgd.cli import app as cli
 from tpsgd.cli import options, terminal
 from tpsgd.cli.rule_list import LISTED
 from tpsgd.comparison.arms import ALL, arm
+from tpsgd.engine import arm as arm_module
 from tpsgd.engine.lengths import batch_size_for, epochs_for
 from tpsgd.nets.inits import BY_NAME
-from tpsgd.training import arm as arm_module
 from tpsgd.zoo import words as models
 
 SMALL = ("--data", "two.npz", "--model", "mlp:4", "--epochs", "1", "--batch-size", "16")
@@ -107,7 +107,7 @@ def test_the_fleet_says_that_it_needs_flower_where_it_is_used():
     with pytest.raises(tpsgd.TpsgdError, match="needs Flower, which is not installed: pip install"):
         tpsgd.fleet.client  # noqa: B018
     with pytest.raises(tpsgd.TpsgdError, match="needs Flower"):
-        exec("from tpsgd.fleet import server")
+        exec("from tpsgd_fleet import server")
 
 
 def test_version(says):

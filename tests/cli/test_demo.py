@@ -10,8 +10,8 @@ from tpsgd.cli import demo as demo_module
 from tpsgd.cli.demo import ARMS, NETS, RULE, summary, versus
 from tpsgd.comparison.arms import all_words, arm
 from tpsgd.comparison.results import Result, Results
+from tpsgd.engine import arm as arm_module
 from tpsgd.engine.record import Run
-from tpsgd.training import arm as arm_module
 
 
 @pytest.fixture(autouse=True)

@@ -13,10 +13,10 @@ import torch
 
 import tpsgd
 from tpsgd import projections, rules
-from tpsgd.cli.exported_model import _saved_rule
-from tpsgd.export.to_c.compiled import CompiledNet, compiler
-from tpsgd.export.to_page import wasm
 from tpsgd.saved.scaling import scaled
+from tpsgd_export.exported_model import _saved_rule
+from tpsgd_export.to_c.compiled import CompiledNet, compiler
+from tpsgd_export.to_page import wasm
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C compiler")
 SMALL = ("--data", "digits", "--model", "mlp:8")

@@ -12,8 +12,8 @@ import torch
 
 import tpsgd
 from tpsgd.cli.app import app
-from tpsgd.output import output_file, output_folder
-from tpsgd.training import arm as arm_module
+from tpsgd.common.output import output_file, output_folder
+from tpsgd.engine import arm as arm_module
 
 pytestmark = pytest.mark.usefixtures("unwatched")
 SMALL = ("--data", "two.npz", "--model", "mlp:4", "--epochs", "1", "--batch-size", "16")
@@ -47,7 +47,7 @@ def test_a_second_run_is_refused_until_it_may_overwrite(says, words):
 )
 def test_two_processes_do_not_share_a_folder(says, monkeypatch, words):
     with output_folder(Path("r")):
-        monkeypatch.setattr("tpsgd.output._writers", {})  # as another process would have it
+        monkeypatch.setattr("tpsgd.common.output._writers", {})  # as another process would have it
         assert refuses(says(*words), "another process is writing to") == ""
 
 
@@ -208,7 +208,7 @@ def test_a_log_has_one_writer(says, monkeypatch):
         Path("log.csv").write_text("rows of another run")
         words = ("train", *SMALL, "--log", "log.csv", "--overwrite")
         with monkeypatch.context() as patch:
-            patch.setattr("tpsgd.output._writers", {})  # as another process would have it
+            patch.setattr("tpsgd.common.output._writers", {})  # as another process would have it
             refuses(says(*words), "another process is writing to")
     assert Path("log.csv").read_text() == "rows of another run"
     assert says(*words)[0] == 0 and not list(Path().glob(".*"))

@@ -13,10 +13,10 @@ import tpsgd
 from tpsgd import rules
 from tpsgd.cli import terminal
 from tpsgd.cli.wording import in_options
+from tpsgd.common.units import as_bytes, size
 from tpsgd.comparison.arms import arm
-from tpsgd.engine import optimizers
+from tpsgd.engine.learners import optimizers
 from tpsgd.memory.plan import PARTS, Line, Plan
-from tpsgd.units import as_bytes, size
 from tpsgd.zoo import words as models
 
 SHAPE = ("--shape", "1x8x8", "--classes", "10", "--model", "mlp:32", "--batch-size", "16")

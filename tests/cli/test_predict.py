@@ -135,7 +135,7 @@ def test_a_model_is_not_replaced_unless_asked_and_that_is_said_before_training(s
     assert says(*TRAIN)[0] == 0
     before = Path("model/model.json").read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr("tpsgd.training.arm.Arm.train", lambda *_, **__: pytest.fail("it trained"))
+        patch.setattr("tpsgd.engine.arm.Arm.train", lambda *_, **__: pytest.fail("it trained"))
         code, _, err = says(*TRAIN)
     assert code == 2 and "already holds a model" in err and err.count("\n") == 1
     assert Path("model/model.json").read_bytes() == before

@@ -11,8 +11,8 @@ import torch
 from helpers import with_full
 
 import tpsgd
+from tpsgd.engine import arm as arm_module
 from tpsgd.saved import checkpoint
-from tpsgd.training import arm as arm_module
 
 pytestmark = pytest.mark.usefixtures("unwatched")
 SMALL = ("--data", "two.npz", "--model", "mlp:4,3", "--epochs", "2", "--batch-size", "16")
@@ -276,7 +276,7 @@ def test_a_run_that_begins_does_not_replace_results_of_another(says, command):
 @pytest.mark.parametrize("command", ["train", "compare", "adapt", "search", "search --model"])
 def test_two_processes_do_not_share_a_checkpoint(says, monkeypatch, command):
     with checkpoint.Checkpoint("run").claimed():
-        monkeypatch.setattr("tpsgd.output._writers", {})  # as another process would have it
+        monkeypatch.setattr("tpsgd.common.output._writers", {})  # as another process would have it
         status, out, err = says(*words_of(command), "--checkpoint", "run", "--resume")
     assert (status, out) == (2, "") and "another process is writing to" in err
 
@@ -368,6 +368,6 @@ def test_a_search_on_a_backbone_goes_on_from_its_checkpoint(says, signalled, mon
 
 
 def backbone():
-    from tpsgd.files import call_function
+    from tpsgd.common.files import call_function
 
     return call_function("net.py:make")

@@ -16,7 +16,7 @@ from tpsgd.adapt.trials import Judge
 from tpsgd.cli.search import SearchedModel, _python_call
 from tpsgd.comparison.search import Trial
 from tpsgd.data import load
-from tpsgd.engine.meter import tensor_bytes
+from tpsgd.memory.meter import tensor_bytes
 
 NET = """
 import torch

@@ -15,9 +15,9 @@ from tpsgd.comparison.arms import arm, reservoir, suited, with_controls
 from tpsgd.comparison.compare import compare
 from tpsgd.comparison.report import table
 from tpsgd.data import Data
+from tpsgd.engine import arm as arm_module
+from tpsgd.engine.arm import Arm
 from tpsgd.engine.settings import Settings
-from tpsgd.training import arm as arm_module
-from tpsgd.training.arm import Arm
 from tpsgd.zoo import words as models
 
 

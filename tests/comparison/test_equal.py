@@ -13,8 +13,8 @@ from tpsgd.comparison.arms import arm
 from tpsgd.comparison.compare import compare
 from tpsgd.comparison.report import table
 from tpsgd.data import Data
+from tpsgd.engine.arm import Arm
 from tpsgd.engine.record import BlockInfo, Epoch, Run
-from tpsgd.training.arm import Arm
 from tpsgd.zoo import words as models
 
 

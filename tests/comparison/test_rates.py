@@ -17,9 +17,9 @@ from tpsgd.comparison.report.table import remarks
 from tpsgd.comparison.session import epochs_of, has_rate
 from tpsgd.comparison.trials import RATES, SGD_RATES, Trial, best, halve
 from tpsgd.data import Data
+from tpsgd.engine.arm import Arm
 from tpsgd.engine.record import BlockInfo, Run
 from tpsgd.engine.settings import Settings
-from tpsgd.training.arm import Arm
 from tpsgd.zoo import words as models
 
 NET = models.factory("mlp:5", (6,), 2)

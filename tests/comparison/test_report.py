@@ -9,16 +9,17 @@ import pytest
 from helpers import with_full
 from matplotlib import rc_context
 
-from tpsgd import figures, files, rules
+from tpsgd import rules
+from tpsgd.common import figures, files
+from tpsgd.common.errors import TpsgdError
+from tpsgd.common.units import size
 from tpsgd.comparison import report
 from tpsgd.comparison.arms import ALL, arm
 from tpsgd.comparison.compare import Comparison
 from tpsgd.comparison.report import plots, table
 from tpsgd.comparison.results import THROUGH_TIME, Result
+from tpsgd.engine.confusion import Confusion
 from tpsgd.engine.record import BlockInfo, Epoch, Run
-from tpsgd.errors import TpsgdError
-from tpsgd.training.confusion import Confusion
-from tpsgd.units import size
 
 RULES = (
     "backprop", rules.tpsgd_l2(), rules.tpsgd_l1(), rules.drtp(), rules.dfa(), rules.sdfa(),

@@ -12,7 +12,7 @@ from tpsgd.comparison import search as searching
 from tpsgd.comparison import trials
 from tpsgd.comparison.arms import arm, scaled
 from tpsgd.data import Data
-from tpsgd.training.arm import Arm
+from tpsgd.engine.arm import Arm
 from tpsgd.zoo import words as models
 
 pytestmark = pytest.mark.usefixtures("unwatched")

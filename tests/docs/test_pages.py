@@ -33,7 +33,7 @@ def test_concepts_shows_the_program_of_the_paper():
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_files_named_on_the_page_exist(page):
-    """Paths start at the root of the repository, or in the package: `engine/learner.py`."""
+    """Paths start at the root of the repository, or in the package: `engine/run.py`."""
     missing = []
     for path in sorted(set(FILE.findall(read(page)))):
         home = next((h for h in (ROOT, PACKAGE) if (h / path.split("/")[0]).is_dir()), None)

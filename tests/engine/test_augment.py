@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import tpsgd
 from tpsgd import Recurrent, TpsgdError
-from tpsgd.engine.augment import (
+from tpsgd.engine.sources.augment import (
     Draws,
     NumbersAhead,
     chain,
@@ -19,7 +19,7 @@ from tpsgd.engine.augment import (
     jitter,
     resized_crop,
 )
-from tpsgd.engine.batches import BatchForm
+from tpsgd.engine.sources.batches import BatchForm
 from tpsgd.maths.random import Key
 
 pytestmark = pytest.mark.usefixtures("unwatched")
@@ -301,7 +301,7 @@ def test_numbers_drawn_ahead_are_those_drawn_one_by_one():
     for together in (1, 300, 1 << 16):
         ahead = NumbersAhead(Key(5, 1, -3), 3, form)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("tpsgd.engine.augment.AT_A_TIME", together)
+            patch.setattr("tpsgd.engine.sources.augment.AT_A_TIME", together)
             for batch, start, size in ((0, 0, 40), (1, 0, 16), (1, 16, 24), (2, 0, 9), (3, 0, 50)):
                 draws, x = Draws(Key(5, 1, -3), batch, start), torch.empty(size, 1)
                 wanted = torch.cat([draws(x, 2), draws(x, 1)])

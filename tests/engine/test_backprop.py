@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import tpsgd
 from tpsgd import Memory, Recurrent, TpsgdError
-from tpsgd.engine.batches import ArraySource, BatchForm
+from tpsgd.engine.sources.batches import ArraySource, BatchForm
 
 momentum = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 

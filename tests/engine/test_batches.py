@@ -20,7 +20,7 @@ from torch.utils.data import (
 
 import tpsgd
 from tpsgd import Memory, TpsgdError, bce, cross_entropy, mse, rules
-from tpsgd.engine.batches import ArraySource, BatchForm, labels
+from tpsgd.engine.sources.batches import ArraySource, BatchForm, labels
 
 pytestmark = pytest.mark.usefixtures("unwatched")
 

@@ -10,8 +10,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tpsgd
-from tpsgd.engine.inputs import PART, check_finite, labels, tensor
-from tpsgd.errors import TpsgdError
+from tpsgd.common.errors import TpsgdError
+from tpsgd.engine.sources.inputs import PART, check_finite, labels, tensor
 from tpsgd.losses import bce, cross_entropy
 
 RNG = np.random.default_rng(0)

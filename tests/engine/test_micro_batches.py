@@ -33,8 +33,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import tpsgd
 from tpsgd import Memory, Recurrent, TpsgdError, rules
-from tpsgd.engine.batches import BatchForm
-from tpsgd.engine.learner import GradientLearner
+from tpsgd.engine.learners.learner import GradientLearner
+from tpsgd.engine.sources.batches import BatchForm
 from tpsgd.nets.closed_form import sliced
 from tpsgd.objectives import Site
 from tpsgd.projections import Redrawn
@@ -163,7 +163,7 @@ def test_less_memory_the_same_weights_at_every_place(name, at):
 
 
 OPTIMIZERS = {
-    "adam": tpsgd.engine.optimizers.adam,
+    "adam": tpsgd.engine.learners.optimizers.adam,
     "torch's adam": partial(torch.optim.Adam, weight_decay=0.1),
     "sgd": tpsgd.sgd,
     "momentum": momentum,

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from tpsgd.engine.optimizers import TwoRates, adam, make_optimizer, sgd, two_rates
-from tpsgd.fast import optimizer_steps
-from tpsgd.maths.fused_optimizers import Adam
+from tpsgd.engine.fast import optimizer_steps
+from tpsgd.engine.learners.optimizers import TwoRates, adam, make_optimizer, sgd, two_rates
+from tpsgd.maths.kernels.fused_optimizers import Adam
 
 TORCH = {
     adam: partial(torch.optim.Adam, lr=1e-3, fused=True),

@@ -7,9 +7,9 @@ from torch import nn
 
 import tpsgd
 from tpsgd import Place, Recurrent, TpsgdError, rules
-from tpsgd.engine.augment import flip
-from tpsgd.engine.backprop import Backprop
+from tpsgd.engine.learners.backprop import Backprop
 from tpsgd.engine.settings import Settings
+from tpsgd.engine.sources.augment import flip
 from tpsgd.memory.rehearse import Inputs, rehearse
 from tpsgd.zoo.resnet import Residual
 

@@ -14,8 +14,8 @@ from torch import nn
 
 import tpsgd
 from tpsgd import Run, rules
+from tpsgd.common.units import columns, size
 from tpsgd.engine.record import Epoch
-from tpsgd.units import columns, size
 
 
 def test_settings_say_how_it_was_made():

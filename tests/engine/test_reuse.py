@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import tpsgd
 from tpsgd import Memory, Recurrent, TpsgdError
-from tpsgd.engine.meter import LiveBytes
-from tpsgd.engine.reuse import DiskRows, InputReuse
-from tpsgd.maths.memory_format import channels_last
+from tpsgd.engine.sources.reuse import DiskRows, InputReuse
+from tpsgd.maths.kernels.memory_format import channels_last
+from tpsgd.memory.meter import LiveBytes
 
 
 def random(shape, dtype):

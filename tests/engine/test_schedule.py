@@ -8,8 +8,8 @@ from torch import nn
 
 import tpsgd
 from tpsgd import ridge, rls, rules, sequential, simultaneous
-from tpsgd.engine.backprop import Backprop
-from tpsgd.engine.optimizers import adam
+from tpsgd.engine.learners.backprop import Backprop
+from tpsgd.engine.learners.optimizers import adam
 from tpsgd.engine.settings import Settings
 from tpsgd.engine.spec import completed
 from tpsgd.nets.blocks import split

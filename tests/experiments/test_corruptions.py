@@ -9,7 +9,7 @@ from scipy import ndimage
 
 from experiments import corruptions as shifts
 from experiments.corruptions import SHIFTS, blur, dim, edges, grey, invert, noise
-from tpsgd.errors import TpsgdError
+from tpsgd.common.errors import TpsgdError
 
 EVERY = pytest.mark.parametrize("shift", SHIFTS.values(), ids=SHIFTS)
 

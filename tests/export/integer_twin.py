@@ -5,7 +5,7 @@ Every result that C keeps in an int32 is checked to fit into it.
 
 from math import tanh
 
-from tpsgd.export.to_c.integer_scales import Factor, IntegerLayer, IntegerNet
+from tpsgd_export.to_c.integer_scales import Factor, IntegerLayer, IntegerNet
 
 BIAS_LIMIT = 2**30 - 1
 EXP2 = [round(2 ** (15 - k / 32)) for k in range(33)]

@@ -16,17 +16,16 @@ from helpers import with_full
 from torch import nn
 
 import tpsgd
-import tpsgd.export
 from benchmarks import emulated, random_nets
 from tpsgd import projections, rules
-from tpsgd.errors import TpsgdError
-from tpsgd.export.read_model import read_model
-from tpsgd.export.records import fingerprint
-from tpsgd.export.to_c.check import distances, samples
-from tpsgd.export.to_c.codes import drawn, with_codes
-from tpsgd.export.to_c.compiled import CompiledNet, compiler
-from tpsgd.export.to_c.memory import layout
-from tpsgd.export.to_c.source import kernels, sources
+from tpsgd.common.errors import TpsgdError
+from tpsgd_export.read_model import read_model
+from tpsgd_export.records import fingerprint
+from tpsgd_export.to_c.check import distances, samples
+from tpsgd_export.to_c.codes import drawn, with_codes
+from tpsgd_export.to_c.compiled import CompiledNet, compiler
+from tpsgd_export.to_c.memory import layout
+from tpsgd_export.to_c.source import kernels, sources
 
 pytestmark = [
     pytest.mark.skipif(compiler() is None, reason="no C compiler"),
@@ -511,7 +510,7 @@ def test_an_earlier_export_is_not_replaced_unasked(tmp_path):
 
 
 def test_what_differs_from_fit_is_not_left_on_disk(tmp_path, monkeypatch):
-    from tpsgd.export.to_c import export
+    from tpsgd_export.to_c import export
 
     def wrong(recipe):
         texts = sources(recipe)

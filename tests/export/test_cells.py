@@ -17,19 +17,18 @@ from helpers import with_full
 from torch import Tensor, nn
 
 import tpsgd
-import tpsgd.export
 from tpsgd import projections, rules
-from tpsgd.errors import TpsgdError
-from tpsgd.export.read_model import read_model
-from tpsgd.export.recipe import StepRecipe
-from tpsgd.export.records import read_weights
-from tpsgd.export.to_c.check import OPTIMIZERS, keeping_codes
-from tpsgd.export.to_c.compiled import CompiledReader
-from tpsgd.export.to_c.memory import layout
-from tpsgd.export.to_c.source import sources
+from tpsgd.common.errors import TpsgdError
 from tpsgd.maths.random import Key, permutation
 from tpsgd.nets.blocks import split
 from tpsgd.nets.recurrent import connect
+from tpsgd_export.read_model import read_model
+from tpsgd_export.recipe import StepRecipe
+from tpsgd_export.records import read_weights
+from tpsgd_export.to_c.check import OPTIMIZERS, keeping_codes
+from tpsgd_export.to_c.compiled import CompiledReader
+from tpsgd_export.to_c.memory import layout
+from tpsgd_export.to_c.source import sources
 
 HARNESS = Path(__file__).with_name("sequences.c")
 STRICT = ["-std=c99", "-pedantic", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror"]

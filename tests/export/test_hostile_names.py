@@ -15,26 +15,26 @@ from hypothesis import strategies as st
 from rich.console import Console
 from torch import nn
 
-import tpsgd.export
+import tpsgd
 from tpsgd import TpsgdError, rules
 from tpsgd.cli.terminal import grid_of
+from tpsgd.common.names import printable, safe
 from tpsgd.comparison.report.page import _text
+from tpsgd.engine.confusion import Confusion
 from tpsgd.engine.record import BlockInfo, Run
-from tpsgd.export.inputs import SampleFormat
-from tpsgd.export.read_model import read_model
-from tpsgd.export.to_c import compiled, export
-from tpsgd.export.to_c.arduino import as_library
-from tpsgd.export.to_c.inputs import with_inputs
-from tpsgd.export.to_c.integer_scales import integer_net
-from tpsgd.export.to_c.integer_source import integer_source
-from tpsgd.export.to_c.source import sources, summary
-from tpsgd.export.to_onnx.step import step_model
-from tpsgd.export.to_page.page import _filled, _inputs
-from tpsgd.export.to_page.samples import chosen
-from tpsgd.names import printable, safe
 from tpsgd.nets.blocks import split
 from tpsgd.saved import modules
-from tpsgd.training.confusion import Confusion
+from tpsgd_export.inputs import SampleFormat
+from tpsgd_export.read_model import read_model
+from tpsgd_export.to_c import compiled, export
+from tpsgd_export.to_c.arduino import as_library
+from tpsgd_export.to_c.inputs import with_inputs
+from tpsgd_export.to_c.integer_scales import integer_net
+from tpsgd_export.to_c.integer_source import integer_source
+from tpsgd_export.to_c.source import sources, summary
+from tpsgd_export.to_onnx.step import step_model
+from tpsgd_export.to_page.page import _filled, _inputs
+from tpsgd_export.to_page.samples import chosen
 
 COMMAND = 'int system(const char*); __attribute__((constructor)) void go(void){system("%s");}'
 SPLICED = f"a *\\\n/\n#ifndef GO\n#define GO\n{COMMAND}\n#endif\n/* b"  # a joined end of a comment

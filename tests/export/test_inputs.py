@@ -9,10 +9,10 @@ import torch
 from helpers import with_full
 from torch import nn
 
-import tpsgd.export
-from tpsgd.errors import TpsgdError
-from tpsgd.export.to_c.compiled import CompiledNet, CompiledReader, compiler
+import tpsgd
+from tpsgd.common.errors import TpsgdError
 from tpsgd.saved.scaling import scaled
+from tpsgd_export.to_c.compiled import CompiledNet, CompiledReader, compiler
 
 pytestmark = [
     pytest.mark.skipif(compiler() is None, reason="no C compiler"),

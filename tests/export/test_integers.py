@@ -20,14 +20,14 @@ from torch import nn
 
 import tpsgd
 from tpsgd import projections, rules
-from tpsgd.errors import TpsgdError
-from tpsgd.export.integer_records import HEAD, ROW, RecordRow, packed_head, read_integer_record
-from tpsgd.export.read_model import read_model
-from tpsgd.export.to_c.compiled import CompiledNet
-from tpsgd.export.to_c.integer_scales import code_bits, factor, integer_net
-from tpsgd.export.to_c.integer_source import integer_source, places, record_head
-from tpsgd.export.to_c.source import sources
+from tpsgd.common.errors import TpsgdError
 from tpsgd.maths.random import Key, permutation
+from tpsgd_export.integer_records import HEAD, ROW, RecordRow, packed_head, read_integer_record
+from tpsgd_export.read_model import read_model
+from tpsgd_export.to_c.compiled import CompiledNet
+from tpsgd_export.to_c.integer_scales import code_bits, factor, integer_net
+from tpsgd_export.to_c.integer_source import integer_source, places, record_head
+from tpsgd_export.to_c.source import sources
 
 BINARY = rules.readout(projection=projections.binary())
 STRICT = ["-std=c99", "-pedantic", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror"]

@@ -20,16 +20,16 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import tpsgd
 from tpsgd import TpsgdError, losses, projections, rules
-from tpsgd.export.read_model import read_model
-from tpsgd.export.recipe import BlockRecipe, Convolution
-from tpsgd.export.to_c.check import keeping_codes
-from tpsgd.export.to_c.codes import drawn as codes_of_classes
-from tpsgd.export.to_onnx import step
-from tpsgd.export.to_onnx.export import onnx as export
-from tpsgd.export.to_onnx.graph import Graph, Port, as_model
-from tpsgd.export.to_onnx.layers import gradients
-from tpsgd.export.to_onnx.step import epoch_model, predict_model, step_model
 from tpsgd.nets.recurrent import connect
+from tpsgd_export.read_model import read_model
+from tpsgd_export.recipe import BlockRecipe, Convolution
+from tpsgd_export.to_c.check import keeping_codes
+from tpsgd_export.to_c.codes import drawn as codes_of_classes
+from tpsgd_export.to_onnx import step
+from tpsgd_export.to_onnx.export import onnx as export
+from tpsgd_export.to_onnx.graph import Graph, Port, as_model
+from tpsgd_export.to_onnx.layers import gradients
+from tpsgd_export.to_onnx.step import epoch_model, predict_model, step_model
 
 pytest.importorskip("onnx", reason="onnx writes the graphs, and is not installed")
 onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime runs the graphs")
@@ -643,6 +643,6 @@ def test_files_of_the_user_stay(tmp_path, name):
 
 
 def test_constants_that_no_file_can_have_are_refused(monkeypatch):
-    monkeypatch.setattr("tpsgd.export.to_onnx.graph.LARGEST", 1000)
+    monkeypatch.setattr("tpsgd_export.to_onnx.graph.LARGEST", 1000)
     with pytest.raises(TpsgdError, match="more than an ONNX file can have"):
         step_model(read_model(seeded(cnn), rules.tpsgd_l2(), NETS[cnn]), NETS[cnn])

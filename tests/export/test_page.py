@@ -16,16 +16,16 @@ from torch import nn
 
 import tpsgd
 from tpsgd import rules
+from tpsgd.common.errors import TpsgdError
 from tpsgd.data.dataset import Data
-from tpsgd.errors import TpsgdError
-from tpsgd.export.read_model import read_model
-from tpsgd.export.records import read_weights
-from tpsgd.export.to_c.codes import with_codes
-from tpsgd.export.to_c.compiled import CompiledNet, compiler
-from tpsgd.export.to_c.source import sources
-from tpsgd.export.to_page import wasm
-from tpsgd.export.to_page.page import CALIBRATION, page
-from tpsgd.export.to_page.samples import chosen, drawing
+from tpsgd_export.read_model import read_model
+from tpsgd_export.records import read_weights
+from tpsgd_export.to_c.codes import with_codes
+from tpsgd_export.to_c.compiled import CompiledNet, compiler
+from tpsgd_export.to_c.source import sources
+from tpsgd_export.to_page import wasm
+from tpsgd_export.to_page.page import CALIBRATION, page
+from tpsgd_export.to_page.samples import chosen, drawing
 
 needs_compiler = pytest.mark.skipif(
     wasm.wasm_compiler() is None, reason="no compiler for WebAssembly: clang with lld, or ziglang"

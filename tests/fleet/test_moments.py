@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'tpsgd[fleet]'")
+pytest.importorskip("flwr", reason="Flower is not installed: pip install tpsgd-fleet")
 
 from fleet.desk import Desk, average, client, context, net, run, samples
 

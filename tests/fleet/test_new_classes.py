@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'tpsgd[fleet]'")
+pytest.importorskip("flwr", reason="Flower is not installed: pip install tpsgd-fleet")
 
 from fleet.desk import average, client, context, message, net, run, samples
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import FedAdam
 
 import tpsgd
-from tpsgd.fleet.classes import samples_of
-from tpsgd.fleet.shared_model import arrays_of, with_rows
+from tpsgd_fleet.classes import samples_of
+from tpsgd_fleet.shared_model import arrays_of, with_rows
 
 CLIENTS = [samples(60, seed=1), samples(80, seed=2, classes=4)]  # the second has class 3
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'tpsgd[fleet]'")
+pytest.importorskip("flwr", reason="Flower is not installed: pip install tpsgd-fleet")
 
 from fleet.desk import average, client, context, message, net, run, same, samples, with_array
 from flwr.app import Array, ConfigRecord, Error, Message, MetricRecord
 from flwr.serverapp.strategy import FedAdam
 
 import tpsgd
-from tpsgd.fleet.shared_model import arrays_of
+from tpsgd_fleet.shared_model import arrays_of
 
 CLIENTS = [samples(30, seed=i) for i in range(3)]
 
@@ -152,7 +152,7 @@ def test_messages_of_another_server_are_answered_by_a_sentence():
     asked = message(arrays_of(net()))
     asked.content["config"] = ConfigRecord({"server-round": 1})
     reply = client(CLIENTS)(asked, context(0))
-    assert reply.error.reason.endswith("make its app by tpsgd.fleet.server")
+    assert reply.error.reason.endswith("make its app by tpsgd_fleet.server")
 
 
 def test_fedadam_is_not_harmed_either():

@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'tpsgd[fleet]'")
+pytest.importorskip("flwr", reason="Flower is not installed: pip install tpsgd-fleet")
 
 from fleet.desk import client, context, message, net, run, same, samples
 
 import tpsgd
-from tpsgd.fleet.restricted_softmax import restricted_to
-from tpsgd.fleet.shared_model import arrays_of
+from tpsgd_fleet.restricted_softmax import restricted_to
+from tpsgd_fleet.shared_model import arrays_of
 
 TWO_CLASSES = samples(60, classes=2)  # of the model's three
 

@@ -4,15 +4,15 @@ import pytest
 import torch
 from torch import nn
 
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'tpsgd[fleet]'")
+pytest.importorskip("flwr", reason="Flower is not installed: pip install tpsgd-fleet")
 
 from fleet.desk import average, client, context, message, net, run, same, samples
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedProx
 
 import tpsgd
 from tpsgd import TpsgdError, fleet, rules
-from tpsgd.fleet.calibration import combined
-from tpsgd.fleet.shared_model import arrays_of
+from tpsgd_fleet.calibration import combined
+from tpsgd_fleet.shared_model import arrays_of
 
 RULES = {
     "readout": rules.readout(), "tpsgd-l2": rules.tpsgd_l2(), "frozen": rules.frozen(),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-pytest.importorskip("flwr", reason="Flower is not installed: pip install 'tpsgd[fleet]'")
+pytest.importorskip("flwr", reason="Flower is not installed: pip install tpsgd-fleet")
 
 from fleet.desk import Desk, context
 from flwr.app import UserConfig
@@ -21,7 +21,7 @@ EXAMPLE = HERE.parents[1] / "examples" / "fleet"
 
 
 def test_a_simulation_goes_on_without_broken_devices(tmp_path):
-    pytest.importorskip("ray", reason="ray is not installed: pip install 'tpsgd[fleet]'")
+    pytest.importorskip("ray", reason="ray is not installed: pip install tpsgd-fleet")
     file = tmp_path / "rounds.json"
     paths = [str(HERE.parents[1] / "src"), str(HERE), os.environ.get("PYTHONPATH", "")]
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}

@@ -7,9 +7,9 @@ from torch import nn
 
 import tpsgd
 from tpsgd import TpsgdError, check_rule, rules
-from tpsgd.engine.meter import LiveBytes
 from tpsgd.maths.auxiliary import cells_a_side
 from tpsgd.maths.random import Key
+from tpsgd.memory.meter import LiveBytes
 from tpsgd.objectives import Site, differentiate
 
 SHAPES = [((6,), False), ((2, 3), False), ((4, 5), True), ((4, 6, 6), True), ((3, 1, 1), True)]

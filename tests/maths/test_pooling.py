@@ -9,7 +9,7 @@ from torch import nn
 
 import tpsgd
 from tpsgd import Place, TpsgdError, check_rule, projections, ridge, rules
-from tpsgd.maths.memory_format import full
+from tpsgd.maths.kernels.memory_format import full
 from tpsgd.maths.pooling import back_to_pixels, cells, grid_for
 from tpsgd.maths.random import Key
 from tpsgd.objectives import Site, differentiate

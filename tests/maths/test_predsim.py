@@ -7,10 +7,10 @@ from torch import nn
 
 import tpsgd
 from tpsgd import TpsgdError, check_rule, rules
-from tpsgd.engine.meter import LiveBytes
 from tpsgd.maths.pooling import cells, grid_for
 from tpsgd.maths.predsim import labels_alike, similarity
 from tpsgd.maths.random import Key
+from tpsgd.memory.meter import LiveBytes
 from tpsgd.objectives import Site, differentiate
 from tpsgd.zoo.vgg import vgg
 

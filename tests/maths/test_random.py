@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tpsgd.engine.batches import ArraySource, BatchForm
-from tpsgd.engine.meter import LiveBytes
+from tpsgd.engine.sources.batches import ArraySource, BatchForm
 from tpsgd.maths.random import ROUNDS, Key, permutation, shuffled, splitmix64, streams
+from tpsgd.memory.meter import LiveBytes
 
 keys = st.builds(Key, st.integers(0, 2**63 - 1), st.integers(-5, 50), st.integers(0, 200))
 

@@ -5,15 +5,15 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tpsgd.engine.meter import LiveBytes
-from tpsgd.maths import rectified as module
-from tpsgd.maths.rectified import (
+from tpsgd.maths.kernels import rectified as module
+from tpsgd.maths.kernels.rectified import (
     chain,
     rectified,
     rectified_and_pooled,
     tiled_max,
     without_indices,
 )
+from tpsgd.memory.meter import LiveBytes
 from tpsgd.nets.blocks import hooked
 
 FORMATS = {"contiguous": torch.contiguous_format, "channels last": torch.channels_last}

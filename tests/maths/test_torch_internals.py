@@ -12,8 +12,8 @@ from torch import nn
 
 import tpsgd
 from tpsgd import losses
-from tpsgd.maths import torch_internals
-from tpsgd.maths.torch_internals import fused_kernel, internal
+from tpsgd.maths.kernels import torch_internals
+from tpsgd.maths.kernels.torch_internals import fused_kernel, internal
 
 OPTIMIZERS = {
     "_fused_adam_": torch.optim.Adam,
@@ -94,8 +94,8 @@ def test_labels_are_subtracted_without_a_test_for_vmap(monkeypatch):
 def test_an_optimizer_without_lists_of_hooks_steps_by_itself(monkeypatch):
     expected = weights(torch.optim.Adam)
     monkeypatch.delattr(torch.optim.Optimizer, "_optimizer_step_pre_hooks", raising=False)
-    from tpsgd.fast.optimizer_steps import quick_step
-    from tpsgd.maths.fused_optimizers import hooked
+    from tpsgd.engine.fast.optimizer_steps import quick_step
+    from tpsgd.maths.kernels.fused_optimizers import hooked
 
     optimizer = torch.optim.Adam([nn.Parameter(torch.ones(2))], lr=0.1, fused=True)
     assert not hooked(optimizer)
@@ -111,7 +111,7 @@ hidden = {"FakeTensor": fakes, "FakeTensorMode": fakes, "_disable_current_modes"
 values = {name: vars(module).pop(name) for name, module in hidden.items()}
 del torch._foreach_copy_
 import tpsgd.memory.plan
-from tpsgd.peers import fit_dladmm
+from tpsgd_peers import fit_dladmm
 for name, module in hidden.items():  # torch itself needs them
     setattr(module, name, values[name])
 x, y = torch.randn(40, 6), torch.arange(40) % 3

@@ -11,11 +11,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import tpsgd
 from tpsgd import Memory, Recurrent, TpsgdError, rules, simultaneous
-from tpsgd.engine.meter import LiveBytes, tensor_bytes
+from tpsgd.common.units import as_bytes
 from tpsgd.memory import budget as budget_module
 from tpsgd.memory.budget import SPARE
+from tpsgd.memory.meter import LiveBytes, tensor_bytes
 from tpsgd.memory.rehearse import MemoryProfile
-from tpsgd.units import as_bytes
 
 N, BATCH = 96, 2
 

@@ -11,7 +11,7 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, Tensor
 
 import tpsgd
 from tpsgd import Recurrent, rules
-from tpsgd.units import size
+from tpsgd.common.units import size
 
 
 def cnn():

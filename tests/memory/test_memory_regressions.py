@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import tpsgd
 from tpsgd import Memory, TpsgdError, rules
-from tpsgd.engine.meter import LiveBytes, tensor_bytes
+from tpsgd.memory.meter import LiveBytes, tensor_bytes
 
 
 def weights(model):

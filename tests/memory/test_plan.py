@@ -13,11 +13,11 @@ from torch.nn.functional import one_hot
 
 import tpsgd
 from tpsgd import Memory, Recurrent, TpsgdError, rules, simultaneous
-from tpsgd.engine.backprop import Backprop
 from tpsgd.engine.device import resident
-from tpsgd.engine.meter import LiveBytes, tensor_bytes
+from tpsgd.engine.learners.backprop import Backprop
 from tpsgd.engine.settings import Settings
 from tpsgd.memory import rehearse
+from tpsgd.memory.meter import LiveBytes, tensor_bytes
 from tpsgd.memory.segments import best_segments
 
 momentum = partial(torch.optim.SGD, lr=0.05, momentum=0.9)

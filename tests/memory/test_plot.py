@@ -7,10 +7,10 @@ from matplotlib import rc_context
 from matplotlib.colors import to_hex
 
 import tpsgd
-from tpsgd.figures import COLOURS, LOOK
+from tpsgd.common.figures import COLOURS, LOOK
+from tpsgd.common.units import size
 from tpsgd.memory import plot
 from tpsgd.memory.plan import PARTS, Line, Plan
-from tpsgd.units import size
 from tpsgd.zoo import words as models
 
 MB = 1 << 20

@@ -9,7 +9,7 @@ from torch import nn
 
 import tpsgd
 from tpsgd import Memory, TpsgdError, rules
-from tpsgd.engine.optimizers import adam
+from tpsgd.engine.learners.optimizers import adam
 from tpsgd.engine.settings import Settings
 from tpsgd.maths.cuts import TIE
 from tpsgd.memory.block_costs import block_costs

@@ -23,8 +23,18 @@ def test_mutants_have_different_names_and_cover_the_core():
     assert files >= {
         *("rules.py", "objectives.py", "losses.py", "projections.py", "train.py"),
         *("nets/layers.py", "nets/closed_form.py", "nets/cell_gradients.py", "nets/unrolled.py"),
-        *("engine/batches.py", "engine/reuse.py", "engine/learner.py", "memory/plan.py"),
-        *("memory/rehearse.py", "training/checkpoints.py", "training/learner_state.py"),
+        *(
+            "engine/sources/batches.py",
+            "engine/sources/reuse.py",
+            "engine/learners/learner.py",
+            "memory/plan.py",
+        ),
+        *(
+            "memory/plan.py",
+            "memory/rehearse.py",
+            "features/checkpoints.py",
+            "features/learner_state.py",
+        ),
     }
 
 

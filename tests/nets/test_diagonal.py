@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import tpsgd
 from tpsgd import Padded, Recurrent, TpsgdError, rules
-from tpsgd.maths import scan
+from tpsgd.maths.kernels import scan
 from tpsgd.nets.unrolled_diagonal import WINDOW, steps_without_traces
 from tpsgd.objectives import Objective
 
@@ -366,7 +366,7 @@ def pixels(at, layers, units=16):
 
 
 def test_a_step_is_recorded_as_a_tape(monkeypatch):
-    from tpsgd.fast import replay
+    from tpsgd.engine.fast import replay
 
     tapes = []
     tape = replay.Tape

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 import tpsgd
 from tpsgd import rules, split
+from tpsgd.engine.solvers.equations import inputs_of
 from tpsgd.maths.random import Key
 from tpsgd.nets import layers
 from tpsgd.nets.autograd import Autograd
@@ -26,7 +27,6 @@ from tpsgd.nets.layers import LAYERS, convolution, gives_maps, layer_kind
 from tpsgd.objectives import Site, move
 from tpsgd.projections import normal
 from tpsgd.rules import Place, Signal
-from tpsgd.solvers.equations import inputs_of
 
 CLASSES = 3
 LABELS = torch.tensor([0, 2, 1, 1, 0])

@@ -18,14 +18,14 @@ from helpers import Residual, images, mlp, points, seeded
 from parallel.forked import forked
 from torch import nn
 from torch.utils.data import BatchSampler, RandomSampler
-from tpsgd_parallel import handover
-from tpsgd_parallel.ranks import joined
 
 import tpsgd
 from tpsgd import EarlyStopping, Memory, rules
 from tpsgd.cli import app
 from tpsgd.data import load
-from tpsgd.engine.optimizers import adam
+from tpsgd.engine.learners.optimizers import adam
+from tpsgd_parallel import handover
+from tpsgd_parallel.ranks import joined
 
 LOCAL = [word for word, entry in rules.ALL.items() if word not in ("dfa", "sdfa", "random")]
 STEPPED = partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5)

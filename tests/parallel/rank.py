@@ -23,7 +23,7 @@ from parallel.forked import forked  # noqa: E402
 
 import tpsgd  # noqa: E402
 from tpsgd.engine import assemble  # noqa: E402
-from tpsgd.engine.reuse import InputReuse  # noqa: E402
+from tpsgd.engine.sources.reuse import InputReuse  # noqa: E402
 
 
 def this_rank() -> int:

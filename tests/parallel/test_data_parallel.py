@@ -23,13 +23,13 @@ from parallel.cases import (
 )
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
-from tpsgd_parallel import ranks as ranks_module
-from tpsgd_parallel.ranks import Ranks
-from tpsgd_parallel.shares import span
 
 import tpsgd
 from tpsgd import Memory, Recurrent, TpsgdError
-from tpsgd.solvers.least_squares import MomentSums
+from tpsgd.engine.solvers.least_squares import MomentSums
+from tpsgd_parallel import ranks as ranks_module
+from tpsgd_parallel.ranks import Ranks
+from tpsgd_parallel.shares import span
 
 RANK = Path(__file__).with_name("rank.py")
 SECONDS = 300  # a job that hangs fails; a busy machine is slow

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+
 from tpsgd_parallel import gradient_sums
 from tpsgd_parallel.data_parallel import _wrapped
 from tpsgd_parallel.gradient_sums import GradientSums

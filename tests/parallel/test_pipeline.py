@@ -15,10 +15,10 @@ import pytest
 import torch
 from helpers import same
 from parallel import pipeline_cases as cases
-from tpsgd_parallel.handover import BatchFormat
 
 import tpsgd
 from tpsgd.memory.stages import IN_FLIGHT
+from tpsgd_parallel.handover import BatchFormat
 
 RANK = Path(cases.__file__)
 SECONDS = 300  # a job that hangs fails; a busy machine is slow

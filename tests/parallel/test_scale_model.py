@@ -10,7 +10,7 @@ import pytest
 from helpers import mlp
 
 import tpsgd
-from tpsgd.engine.backprop import Backprop
+from tpsgd.engine.learners.backprop import Backprop
 from tpsgd.engine.settings import Settings
 from tpsgd.memory.rehearse import Inputs, rehearse
 

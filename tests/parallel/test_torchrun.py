@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import close
-from tpsgd_parallel.ranks import check_gpus
 
 import tpsgd
 from tpsgd.cli import torchrun as launch
+from tpsgd_parallel.ranks import check_gpus
 
 SECONDS = 300
 TRAIN = ("train", "--data", "digits", "--epochs", "2", "--batch-size", "128", "--seed", "1")

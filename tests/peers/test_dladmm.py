@@ -20,11 +20,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import tpsgd
 from tpsgd import Padded, TpsgdError
-from tpsgd.peers import admm
-from tpsgd.peers.admm import StepSizes, activated, begin, hidden_z, output_z
-from tpsgd.peers.dladmm import fit_dladmm
+from tpsgd_peers import admm
+from tpsgd_peers.admm import StepSizes, activated, begin, hidden_z, output_z
+from tpsgd_peers.dladmm import fit_dladmm
 
-dladmm = import_module("tpsgd.peers.dladmm")  # the module, not the arm of the same name
+dladmm = import_module("tpsgd_peers.dladmm")  # the module, not the arm of the same name
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "dladmm_relu.npz"
 PUBLISHED = {"theta": 1.0, "tau": 1.0, "fista_step": 4.0}
 

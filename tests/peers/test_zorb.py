@@ -9,8 +9,8 @@ from torch import nn
 
 import tpsgd
 from tpsgd import Place, TpsgdError, ridge, rules
-from tpsgd.peers import fit_zorb
-from tpsgd.peers.inverses import EPSILON, inverse, pseudo_inverse
+from tpsgd_peers import fit_zorb
+from tpsgd_peers.inverses import EPSILON, inverse, pseudo_inverse
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 torch.manual_seed(0)
@@ -240,7 +240,7 @@ def test_bad_data_and_a_memory_that_is_too_small(monkeypatch):
         fit_zorb(model, (X, Y.clamp(min=0) + 3))
     with pytest.raises(TpsgdError, match="empty"):
         fit_zorb(model, (X[:0], Y[:0]))
-    monkeypatch.setattr("tpsgd.engine.solved.available", lambda device: 100)
+    monkeypatch.setattr("tpsgd.engine.learners.solved.available", lambda device: 100)
     with pytest.raises(TpsgdError, match=r"block 1 .* cannot be solved here"):
         fit_zorb(model, (X, Y))
 

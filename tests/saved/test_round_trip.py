@@ -205,7 +205,7 @@ def other():
 def own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("own.py").write_text(OWN)
-    model = tpsgd.files.load_function("own.py:net")()
+    model = tpsgd.common.files.load_function("own.py:net")()
     return tpsgd.fit_backprop(model, FLAT, epochs=1)
 
 

@@ -19,7 +19,7 @@ def bytes_held(buffer):
 @pytest.mark.parametrize("balanced", [True, False])
 def test_bytes_are_counted_truly(memory, dtype, balanced):
     buffer = Rehearsal(memory, balanced=balanced)
-    limit = tpsgd.units.as_bytes(memory)
+    limit = tpsgd.common.units.as_bytes(memory)
     one = 64 * dtype.itemsize + 8
     for start in range(0, 600, 100):
         buffer.add((16 * X[start : start + 100]).to(dtype), Y[start : start + 100])

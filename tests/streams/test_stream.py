@@ -10,7 +10,7 @@ from torch import nn
 
 import tpsgd
 from tpsgd import Padded, Recurrent, Stream, TpsgdError, adapt, rules
-from tpsgd.training.last_good import tensors_in
+from tpsgd.features.last_good import tensors_in
 
 pytestmark = pytest.mark.usefixtures("unwatched")
 
@@ -316,7 +316,7 @@ def test_a_step_that_raises_is_undone(monkeypatch):
 
 
 def test_weights_that_are_too_large_to_be_copied_in_every_step_are_lost(monkeypatch):
-    monkeypatch.setattr(tpsgd.training.last_good, "MOST", 100)
+    monkeypatch.setattr(tpsgd.features.last_good, "MOST", 100)
     with pytest.raises(TpsgdError, match="the weights are lost"):
         learn(Stream(mlp())).partial_fit(HUGE, Y[:4])
 

@@ -7,7 +7,7 @@ from torch import nn
 
 import tpsgd
 from tpsgd import TpsgdError, rules
-from tpsgd.engine.batches import suits_channels_last
+from tpsgd.engine.sources.batches import suits_channels_last
 from tpsgd.nets.autograd import Autograd
 from tpsgd.zoo.resnet import LAYERS, Residual, resnet
 

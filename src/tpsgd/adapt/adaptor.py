@@ -22,12 +22,12 @@ from tpsgd.adapt.features import (
 from tpsgd.adapt.heads import Build, from_recipe, recipe
 from tpsgd.adapt.quantize import weight_bytes
 from tpsgd.adapt.weights import put
-from tpsgd.engine.inputs import inputs, labels
+from tpsgd.common.errors import TpsgdError
+from tpsgd.engine.evaluate import not_a_number
 from tpsgd.engine.record import Run
-from tpsgd.errors import TpsgdError
+from tpsgd.engine.sources.inputs import inputs, labels
 from tpsgd.nets.modes import evaluating
 from tpsgd.saved import folder as folders
-from tpsgd.training.evaluate import not_a_number
 
 CHUNK = 512  # stored features that are evaluated together
 SAVED = ("layers", "weights")  # what `save` writes of an adaptor

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tpsgd.engine.batches import suits_channels_last
-from tpsgd.errors import TpsgdError, suggestion
+from tpsgd.common.errors import TpsgdError, suggestion
+from tpsgd.engine.sources.batches import suits_channels_last
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and deviation of its images
 

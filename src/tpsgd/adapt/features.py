@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from tpsgd.adapt.backbone import Backbone
+from tpsgd.common.errors import TpsgdError
 from tpsgd.data import split
-from tpsgd.engine.batches import count_samples, is_stream
 from tpsgd.engine.device import available
-from tpsgd.engine.inputs import check_finite, inputs, pair, tensor
-from tpsgd.errors import TpsgdError
+from tpsgd.engine.sources.batches import count_samples, is_stream
+from tpsgd.engine.sources.inputs import check_finite, inputs, pair, tensor
 from tpsgd.maths.random import Key, shuffled
 from tpsgd.nets.precision import without_autocast
 

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tpsgd import figures
 from tpsgd.adapt.trials import Candidate
-from tpsgd.units import size
+from tpsgd.common import figures
+from tpsgd.common.units import size
 
 CHOSEN, GREY = "#00a651", "#e6e6e6"
 HATCH: dict[str, Any] = {"edgecolor": "#c4c4c4", "hatch": "////"}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tpsgd.adapt.backbone import Backbone
 from tpsgd.adapt.features import fingerprint, pooled
-from tpsgd.errors import TpsgdError
+from tpsgd.common.errors import TpsgdError
 from tpsgd.maths.random import Key
 from tpsgd.projections import uniform
 from tpsgd.saved import folder as folders

@@ -14,18 +14,18 @@ from tpsgd.adapt.adaptor import Adaptor, Combination, averaged, fit_weights, lea
 from tpsgd.adapt.backbone import Backbone, Tap
 from tpsgd.adapt.features import Features, check_samples, count, encode, fingerprint, hold_out
 from tpsgd.adapt.heads import Build, Layers, Probe
-from tpsgd.engine.batches import first_samples, is_stream
+from tpsgd.common.errors import TpsgdError
 from tpsgd.engine.device import available
-from tpsgd.engine.inputs import labels, tensor
-from tpsgd.engine.optimizers import adam
+from tpsgd.engine.fit import fit as fit_locally
+from tpsgd.engine.learners.optimizers import adam
 from tpsgd.engine.record import Run
 from tpsgd.engine.settings import Memory, Settings
-from tpsgd.errors import TpsgdError
+from tpsgd.engine.solvers import SOLVERS, ridge
+from tpsgd.engine.sources.batches import first_samples, is_stream
+from tpsgd.engine.sources.inputs import labels, tensor
 from tpsgd.nets.blocks import split
 from tpsgd.rules import Rule, frozen
 from tpsgd.saved.checkpoint import Checkpoint
-from tpsgd.solvers import SOLVERS, ridge
-from tpsgd.training.fit import fit as fit_locally
 
 Method = Callable[..., Run]
 Shapes = dict[str, tuple[int, ...]]

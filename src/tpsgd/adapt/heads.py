@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tpsgd.errors import TpsgdError
+from tpsgd.common.errors import TpsgdError
 
 Build = Callable[[tuple[int, ...], int], nn.Sequential]  # (shape of the tap, classes) -> layers
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tpsgd.adapt.features import pooled
-from tpsgd.errors import TpsgdError
+from tpsgd.common.errors import TpsgdError
 
 Features = Tensor | Mapping[str, Tensor]
 CHUNK = 512  # samples that are scored together

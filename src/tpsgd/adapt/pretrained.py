@@ -8,8 +8,8 @@ from torch import nn
 
 from tpsgd.adapt import weights
 from tpsgd.adapt.backbone import IMAGENET, Backbone
-from tpsgd.errors import TpsgdError, suggestion
-from tpsgd.files import call_function, is_function
+from tpsgd.common.errors import TpsgdError, suggestion
+from tpsgd.common.files import call_function, is_function
 from tpsgd.zoo import vgg
 from tpsgd.zoo.resnet import resnet
 

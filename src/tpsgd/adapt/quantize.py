@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from tpsgd.errors import TpsgdError
+from tpsgd.common.errors import TpsgdError
 
 LAYERS = (nn.Conv1d, nn.Conv2d, nn.Linear)
 

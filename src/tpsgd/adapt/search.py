@@ -15,15 +15,15 @@ from tpsgd.adapt.backbone import Backbone
 from tpsgd.adapt.heads import Layers, Probe
 from tpsgd.adapt.quantize import weight_bytes
 from tpsgd.adapt.trials import Candidate, Judge, Progress, judge
+from tpsgd.common.errors import TpsgdError
+from tpsgd.common.files import writable_folder
+from tpsgd.common.units import as_bytes, columns, size
 from tpsgd.comparison.finished_runs import FinishedRuns
+from tpsgd.engine.fit import fit as fit_locally
 from tpsgd.engine.record import Run
 from tpsgd.engine.settings import Memory
-from tpsgd.errors import TpsgdError
-from tpsgd.files import writable_folder
 from tpsgd.memory.plan import short
 from tpsgd.saved.checkpoint import Checkpoint
-from tpsgd.training.fit import fit as fit_locally
-from tpsgd.units import as_bytes, columns, size
 
 HEAD = ("tap", "conv", "dense", "weights", "planned", "peak", "score", "held-out %", "s")
 OF_ONE_TRIAL = ("tap", "seed", "split", "data")  # in a trial's key, not settings of the search

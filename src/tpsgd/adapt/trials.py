@@ -16,19 +16,19 @@ from tpsgd.adapt.backbone import Backbone
 from tpsgd.adapt.features import Features, class_indices, digest, encode, fingerprint
 from tpsgd.adapt.fitting import BATCH, epochs_for, fit, make_heads, name_classes, probe
 from tpsgd.adapt.heads import Layers, Probe, recipe
+from tpsgd.common.errors import TpsgdError
 from tpsgd.data.split import hold_out
-from tpsgd.engine.backprop import Backprop
-from tpsgd.engine.inputs import labels, tensor
+from tpsgd.engine.fit import fit as fit_locally
+from tpsgd.engine.fit import fit_backprop
+from tpsgd.engine.learners.backprop import Backprop
 from tpsgd.engine.record import Run
 from tpsgd.engine.settings import Settings
-from tpsgd.errors import TpsgdError
+from tpsgd.engine.solvers import ridge
+from tpsgd.engine.sources.inputs import labels, tensor
 from tpsgd.memory.plan import plan
 from tpsgd.memory.rehearse import Inputs, rehearse
 from tpsgd.nets.modes import evaluating
 from tpsgd.rules import Rule
-from tpsgd.solvers import ridge
-from tpsgd.training.fit import fit as fit_locally
-from tpsgd.training.fit import fit_backprop
 
 SCORED = 128  # samples, as in the article
 RECTIFIERS = (nn.ReLU, nn.LeakyReLU, nn.PReLU)

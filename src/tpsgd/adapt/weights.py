@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tpsgd.errors import TpsgdError
+from tpsgd.common.errors import TpsgdError
 
 State = dict[str, Tensor]
 

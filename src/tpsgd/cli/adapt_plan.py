@@ -8,7 +8,7 @@ from rich.console import Console
 
 import tpsgd
 from tpsgd.cli.terminal import waiting
-from tpsgd.units import as_bytes, size
+from tpsgd.common.units import as_bytes, size
 
 if TYPE_CHECKING:
     from tpsgd.adapt import Backbone

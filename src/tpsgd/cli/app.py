@@ -12,7 +12,6 @@ from tpsgd import __version__
 from tpsgd.cli.adapt import adapt
 from tpsgd.cli.compare import compare
 from tpsgd.cli.demo import demo
-from tpsgd.cli.export import app as export_app
 from tpsgd.cli.plan import plan
 from tpsgd.cli.predict import evaluate, predict
 from tpsgd.cli.rule_list import LISTED
@@ -21,10 +20,11 @@ from tpsgd.cli.terminal import INTERRUPTED, Stopped, grid_of
 from tpsgd.cli.torchrun import speaks, under_torchrun
 from tpsgd.cli.train import train
 from tpsgd.cli.wording import in_options
-from tpsgd.errors import TpsgdError
-from tpsgd.names import printable
-from tpsgd.training import progress_bar
-from tpsgd.units import columns
+from tpsgd.common.errors import TpsgdError
+from tpsgd.common.names import printable
+from tpsgd.common.plugins import add_commands
+from tpsgd.common.units import columns
+from tpsgd.features import progress_bar
 
 SetName = Annotated[
     str, typer.Argument(metavar="NAME", help="digits, mnist, seq-mnist-rows, ...; see: list.")
@@ -38,9 +38,9 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="The built-in data sets.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
-app.add_typer(export_app, name="export")
 for command in (demo, train, predict, evaluate, compare, plan, search, adapt):
     app.command()(command)
+add_commands(app)
 
 
 def main() -> NoReturn:

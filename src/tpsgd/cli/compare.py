@@ -14,8 +14,8 @@ from tpsgd.cli import options
 from tpsgd.cli.options import AsJson, Overwrite, option
 from tpsgd.cli.resuming import Resuming
 from tpsgd.cli.terminal import NOTHING_DONE, Stopped, live_bar, show, write_then_show
-from tpsgd.errors import TpsgdError
-from tpsgd.output import output_folder, write_or_rescue
+from tpsgd.common.errors import TpsgdError
+from tpsgd.common.output import output_folder, write_or_rescue
 
 if TYPE_CHECKING:
     from tpsgd.comparison.compare import Comparison

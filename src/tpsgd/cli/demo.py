@@ -18,8 +18,8 @@ from tpsgd.cli import options
 from tpsgd.cli.compare import report_on
 from tpsgd.cli.options import Overwrite, option
 from tpsgd.cli.terminal import show_table
-from tpsgd.files import write_whole
-from tpsgd.output import output_folder
+from tpsgd.common.files import write_whole
+from tpsgd.common.output import output_folder
 
 if TYPE_CHECKING:
     from torch import nn

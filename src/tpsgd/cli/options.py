@@ -22,7 +22,7 @@ import typer
 import tpsgd
 from tpsgd.cli.terminal import waiting
 from tpsgd.cli.torchrun import command_words
-from tpsgd.errors import TpsgdError, suggestion
+from tpsgd.common.errors import TpsgdError, suggestion
 
 if TYPE_CHECKING:
     from tpsgd.zoo.words import Factory
@@ -209,7 +209,7 @@ class Model:
         self, shape: tuple[int, ...], classes: int, tokens: int | None = None, padded: bool = False
     ) -> "tuple[Factory, str]":
         """A factory of models for samples of this shape, and how their last layer learns."""
-        from tpsgd.files import is_function
+        from tpsgd.common.files import is_function
         from tpsgd.zoo.words import factory, is_recurrent
 
         cells = {"init": self.init, "leak": self.leak}
@@ -288,7 +288,7 @@ class Training:
         """The settings of `fit` that were chosen in this group, except for the order."""
         import torch
 
-        from tpsgd.engine import optimizers
+        from tpsgd.engine.learners import optimizers
         from tpsgd.engine.settings import LARGEST_RATE
 
         if isinstance(self.lr, float) and not 0 < self.lr <= LARGEST_RATE:
@@ -455,9 +455,9 @@ class Machine:
 
 def keep_apart(*inputs: str | Path | None, **outputs: Path | None) -> None:
     """Refuse results in place of the data, or of a user's file, that a command reads."""
+    from tpsgd.common.files import path_in
+    from tpsgd.common.output import check_apart
     from tpsgd.data.registry import DATASETS
-    from tpsgd.files import path_in
-    from tpsgd.output import check_apart
 
     words = [str(word) for word in inputs if word is not None]
     check_apart([path_in(word) for word in words if word not in DATASETS], **outputs)

@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tpsgd
-from tpsgd import figures
 from tpsgd.cli import options
 from tpsgd.cli.options import AsJson, Overwrite, RuleWord, option, setting
 from tpsgd.cli.rule_list import DEFAULT
 from tpsgd.cli.terminal import live_bar, show_plan, write_then_show
 from tpsgd.cli.train import arm_for
-from tpsgd.errors import TpsgdError
-from tpsgd.output import check_new
+from tpsgd.common import figures
+from tpsgd.common.errors import TpsgdError
+from tpsgd.common.output import check_new
 
 if TYPE_CHECKING:
+    from tpsgd.engine.arm import Arm
     from tpsgd.memory.plan import Plan
-    from tpsgd.training.arm import Arm
     from tpsgd.zoo.words import Factory
 
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import tpsgd
-from tpsgd import figures
 from tpsgd.cli import options
 from tpsgd.cli.options import AsJson, Overwrite, option
 from tpsgd.cli.terminal import live_bar, waiting
-from tpsgd.errors import TpsgdError
-from tpsgd.files import write_whole
-from tpsgd.names import printable
-from tpsgd.output import check_new
+from tpsgd.common import figures
+from tpsgd.common.errors import TpsgdError
+from tpsgd.common.files import write_whole
+from tpsgd.common.names import printable
+from tpsgd.common.output import check_new
 
 if TYPE_CHECKING:
     from tpsgd.data.new_samples import NewSamples

@@ -10,7 +10,7 @@ from typing import Any
 import tpsgd
 from tpsgd.cli.options import command_line, setting
 from tpsgd.cli.terminal import NOTHING_DONE, Stopped
-from tpsgd.errors import TpsgdError
+from tpsgd.common.errors import TpsgdError
 
 TERMINATED = 143  # the exit status after SIGTERM
 RECORDS = ("checkpoint.json", "comparison.jsonl", "trials.jsonl")  # of runs that have begun

@@ -15,10 +15,10 @@ from tpsgd.cli.options import AsJson, Overwrite, option, setting
 from tpsgd.cli.resuming import Resuming
 from tpsgd.cli.rule_list import DEFAULT
 from tpsgd.cli.terminal import watched_trials, write_then_show
-from tpsgd.errors import TpsgdError
-from tpsgd.files import write_whole
-from tpsgd.output import output_folder, write_or_rescue
-from tpsgd.units import size
+from tpsgd.common.errors import TpsgdError
+from tpsgd.common.files import write_whole
+from tpsgd.common.output import output_folder, write_or_rescue
+from tpsgd.common.units import size
 
 if TYPE_CHECKING:
     from tpsgd.adapt import AdaptorSearch

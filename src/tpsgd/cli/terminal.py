@@ -10,9 +10,9 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from tpsgd.errors import TpsgdError
-from tpsgd.names import printable
-from tpsgd.units import size
+from tpsgd.common.errors import TpsgdError
+from tpsgd.common.names import printable
+from tpsgd.common.units import size
 
 if TYPE_CHECKING:
     from tpsgd.comparison.compare import Comparison

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tpsgd
 from tpsgd.cli import options
-from tpsgd.cli.exported_model import CalibrationData, RuleWord, samples_for
 from tpsgd.cli.options import AsJson, Overwrite, option, setting
 from tpsgd.cli.resuming import Resuming, terminable
 from tpsgd.cli.rule_list import DEFAULT
+from tpsgd.cli.samples import CalibrationData, RuleWord, samples_for
 from tpsgd.cli.terminal import live_bar, peak_within, write_then_show
 from tpsgd.cli.torchrun import under_torchrun
-from tpsgd.errors import TpsgdError
-from tpsgd.files import is_function, write_whole
-from tpsgd.output import output_file, output_folder, write_or_rescue
+from tpsgd.common.errors import TpsgdError
+from tpsgd.common.files import is_function, write_whole
+from tpsgd.common.output import output_file, output_folder, write_or_rescue
 
 if TYPE_CHECKING:
+    from tpsgd.engine.arm import Arm
     from tpsgd.engine.record import Run
-    from tpsgd.training.arm import Arm
     from tpsgd.zoo.words import Factory
 
 FIXED = ("--activation", "--init", "--leak")  # of a model that is new
@@ -199,7 +199,7 @@ def _claimed(
 
     A model with other classes, which could not be saved, is refused before it is trained.
     """
-    from tpsgd.engine.meter import tensor_bytes
+    from tpsgd.memory.meter import tensor_bytes
     from tpsgd.saved.trained import check_classes, check_free
 
     with ExitStack() as stack:
@@ -238,11 +238,10 @@ def arm_for(
 ) -> "Arm":
     """The arm to train or to plan, with the order and the head that were chosen."""
     from tpsgd.comparison import arms
-    from tpsgd.peers.arms import ALL as PEERS
 
     order = training.chosen_order
     arm = arms.arm(rule, order, factory)
-    refused = options.chosen(training) if rule in PEERS else []
+    refused = options.chosen(training) if arms.ALL[arm.name].suits else []
     if arm.method:
         refused += options.chosen(memory)
     elif memory.memory and not arm.budgeted:

@@ -6,22 +6,23 @@ from dataclasses import replace
 from typing import Any
 
 from tpsgd import rules
+from tpsgd.common import plugins
+from tpsgd.common.errors import TpsgdError, suggestion
+from tpsgd.comparison import closed_forms
 from tpsgd.comparison.trials import SEARCH
 from tpsgd.data import Data
-from tpsgd.engine.backprop import in_segments
-from tpsgd.engine.optimizers import adam
+from tpsgd.engine.arm import BACKPROP, Arm
+from tpsgd.engine.learners.backprop import in_segments
+from tpsgd.engine.learners.optimizers import adam
+from tpsgd.engine.restarts import make_model
 from tpsgd.engine.settings import Order, Settings
-from tpsgd.errors import TpsgdError, suggestion
+from tpsgd.engine.solvers import ridge
 from tpsgd.memory.rehearse import Inputs
 from tpsgd.memory.segments import best_segments
 from tpsgd.nets.blocks import split
 from tpsgd.nets.padded import Padded
-from tpsgd.peers import arms as peers
 from tpsgd.rules import Entry, Rule, frozen
-from tpsgd.solvers import ridge
 from tpsgd.train import sequential, simultaneous
-from tpsgd.training.arm import BACKPROP, Arm
-from tpsgd.training.restarts import make_model
 from tpsgd.zoo.words import Factory, is_recurrent
 from tpsgd.zoo.words import reservoir as reservoir_like
 
@@ -65,7 +66,8 @@ ALL: dict[str, Entry] = {
     "backprop-checkpointed": Entry(backprop_checkpointed, "Chen et al. 2016", "#2B2B66", "d", "--"),
     "backprop-micro": Entry(backprop_micro, "", "#662B2B", "H", ":"),
     **rules.ALL,
-    **peers.ALL,
+    **closed_forms.ALL,
+    **plugins.load_all(plugins.ARMS),
     "reservoir": Entry(reservoir, "Jaeger 2001", "#5C5C5C", "h", "--", feed_forward=False),
 }
 
@@ -73,7 +75,9 @@ ALL: dict[str, Entry] = {
 def entry(word: str) -> Entry:
     """The entry of a word; an unknown word is an error that names the closest one."""
     if word not in ALL:
-        raise TpsgdError(f"unknown rule {word!r}: {suggestion(word, ALL)}")
+        raise TpsgdError(
+            plugins.absent(plugins.ARMS, word) or f"unknown rule {word!r}: {suggestion(word, ALL)}"
+        )
     return ALL[word]
 
 
@@ -106,8 +110,9 @@ def all_words(factory: Factory) -> tuple[list[str], list[str]]:
     if is_recurrent(model):
         return [word for word, entry in ALL.items() if entry.recurrent], []
     words = [word for word, entry in ALL.items() if entry.feed_forward]
-    words = [word for word in words if word not in peers.ALL or peers.suits(word, model)]
-    return words, [word for word in peers.ALL if word not in words]
+    methods = {word: entry.suits for word, entry in ALL.items() if entry.suits}
+    words = [word for word in words if word not in methods or methods[word](model)]
+    return words, [word for word in methods if word not in words]
 
 
 def suited(

@@ -9,6 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tpsgd.common.errors import TpsgdError
+from tpsgd.common.files import writable_folder
+from tpsgd.common.units import columns
 from tpsgd.comparison import equal as equally
 from tpsgd.comparison import report
 from tpsgd.comparison.arms import arm, suited, with_controls
@@ -19,17 +22,14 @@ from tpsgd.comparison.results import Result, Results
 from tpsgd.comparison.session import Session
 from tpsgd.comparison.trials import SEARCH
 from tpsgd.data import Data
+from tpsgd.engine.arm import Arm
 from tpsgd.engine.lengths import with_lengths
+from tpsgd.engine.restarts import make_model
 from tpsgd.engine.settings import Settings
-from tpsgd.errors import TpsgdError
-from tpsgd.files import writable_folder
+from tpsgd.features.run_identity import checksum
 from tpsgd.losses import cross_entropy
 from tpsgd.rules import Rule
 from tpsgd.saved.checkpoint import claimed
-from tpsgd.training.arm import Arm
-from tpsgd.training.restarts import make_model
-from tpsgd.training.run_identity import checksum
-from tpsgd.units import columns
 from tpsgd.zoo.words import Factory
 
 

@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tpsgd.common.errors import TpsgdError, suggestion
+from tpsgd.engine.arm import Arm
 from tpsgd.engine.record import Epoch, Run
 from tpsgd.engine.settings import Settings
-from tpsgd.errors import TpsgdError, suggestion
-from tpsgd.training.arm import Arm
 
 AMOUNTS = ("passes", "reads", "seconds")
 TIMED_EPOCHS = 2  # the first epoch also has one-time costs; the second shows what each more takes

@@ -8,9 +8,9 @@ from typing import Any
 
 from tpsgd.comparison.provenance import versions
 from tpsgd.comparison.trials import Trial
+from tpsgd.engine.arm import Arm
+from tpsgd.engine.confusion import Confusion
 from tpsgd.engine.record import Run
-from tpsgd.training.arm import Arm
-from tpsgd.training.confusion import Confusion
 
 THROUGH_TIME = "backprop through time: gradients go through all layers and steps"
 

@@ -14,19 +14,19 @@ from typing import Any
 
 from torch import nn
 
+from tpsgd.common.errors import TpsgdError
+from tpsgd.common.units import columns
 from tpsgd.comparison.arms import arm as arm_of
 from tpsgd.comparison.arms import scaled, with_controls, with_ridge
 from tpsgd.comparison.compare import Comparison, check, compare, model_and_data, shared_settings
 from tpsgd.comparison.finished_runs import FinishedRuns, Values
 from tpsgd.comparison.trials import Trial, best, rates_of, split_training, try_values
 from tpsgd.data import Data
+from tpsgd.engine.arm import BACKPROP, Arm
 from tpsgd.engine.lengths import with_lengths
 from tpsgd.engine.settings import Settings
-from tpsgd.errors import TpsgdError
 from tpsgd.rules import Rule, scale_of
 from tpsgd.saved.checkpoint import claimed
-from tpsgd.training.arm import BACKPROP, Arm
-from tpsgd.units import columns
 
 SCALES = (1 / 4, 1, 4)  # times the readout's own
 LEAKS = (0.1, 0.3, 1.0)

@@ -8,21 +8,21 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
+from tpsgd.common.errors import TpsgdError
 from tpsgd.comparison import equal as equally
 from tpsgd.comparison.equal import Allowance
 from tpsgd.comparison.finished_runs import FAILURES, FinishedRuns, Values
 from tpsgd.comparison.results import THROUGH_TIME, Result, Results
 from tpsgd.comparison.trials import Trial, best, halve, rates_of, split_training, try_values
 from tpsgd.data import Data
-from tpsgd.engine.optimizers import adam, sgd
+from tpsgd.engine.arm import Arm
+from tpsgd.engine.confusion import confusion
+from tpsgd.engine.evaluate import evaluate
+from tpsgd.engine.learners.optimizers import adam, sgd
 from tpsgd.engine.record import Run
 from tpsgd.engine.settings import Settings, listed
-from tpsgd.errors import TpsgdError
+from tpsgd.engine.solvers import SOLVERS
 from tpsgd.saved.checkpoint import readable
-from tpsgd.solvers import SOLVERS
-from tpsgd.training.arm import Arm
-from tpsgd.training.confusion import confusion
-from tpsgd.training.evaluate import evaluate
 from tpsgd.zoo.words import Factory, is_recurrent
 
 HELD_OUT = 0.2

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from tpsgd.common.errors import TpsgdError
 from tpsgd.comparison.finished_runs import FinishedRuns, Values
 from tpsgd.data import Data
 from tpsgd.data.split import hold_out
-from tpsgd.engine.optimizers import sgd
+from tpsgd.engine.arm import Arm
+from tpsgd.engine.evaluate import evaluate
+from tpsgd.engine.learners.optimizers import sgd
 from tpsgd.engine.settings import listed
-from tpsgd.errors import TpsgdError
-from tpsgd.training.arm import Arm
-from tpsgd.training.evaluate import evaluate
 
 RATES = (0.0003, 0.001, 0.003, 0.01, 0.03)  # of Adam
 SGD_RATES = (0.01, 0.03, 0.1, 0.3, 1.0)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from tpsgd.common.errors import TpsgdError
 from tpsgd.data.dataset import (
     BYTES,
     Array,
@@ -17,7 +18,6 @@ from tpsgd.data.dataset import (
     pixels,
     tokens,
 )
-from tpsgd.errors import TpsgdError
 from tpsgd.nets.padded import Padded
 
 CHECKED_BYTES = 2**20  # bytes of x that are checked together

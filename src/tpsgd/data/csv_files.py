@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tpsgd.common.errors import TpsgdError, shortened, suggestion
+from tpsgd.common.names import printable
+from tpsgd.common.units import size
 from tpsgd.data.arrays import RawArrays, from_arrays
 from tpsgd.data.csv_mistakes import LARGEST, Header, first_mistake, number
 from tpsgd.data.dataset import Array, RawData
 from tpsgd.data.scaling import IMPUTE, check_word
-from tpsgd.errors import TpsgdError, shortened, suggestion
-from tpsgd.names import printable
-from tpsgd.units import size
 
 LABEL_NAMES = ("label", "y", "class", "target")
 SEQUENCE_NAMES = ("sequence", "sequence_id")

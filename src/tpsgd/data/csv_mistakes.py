@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tpsgd.errors import TpsgdError, shortened
+from tpsgd.common.errors import TpsgdError, shortened
 
 LARGEST = float(np.finfo(np.float32).max)
 BLANKS = {"", "nan", "na", "n/a", "null", "none", "?"}  # how programs write that a value is missing

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tpsgd.common.errors import TpsgdError
+from tpsgd.common.files import write_whole
 from tpsgd.data.dataset import Dataset
 from tpsgd.data.registry import cache_root, data_root, find, missing, path
-from tpsgd.errors import TpsgdError
-from tpsgd.files import write_whole
 
 
 def fetch(name: str) -> Path:

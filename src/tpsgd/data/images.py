@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from tpsgd.common.errors import TpsgdError
+from tpsgd.common.units import size as in_units
 from tpsgd.data.arrays import encode
 from tpsgd.data.dataset import BYTES, Array, Pair, RawData
-from tpsgd.errors import TpsgdError
-from tpsgd.units import size as in_units
 
 PIXEL = 4  # bytes of a decoded pixel
 MOST_RESIZED = 1000  # times the files' size, for all images with the size of the first

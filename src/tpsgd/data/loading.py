@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tpsgd.common.errors import TpsgdError
 from tpsgd.data import mapped, user_files
 from tpsgd.data.csv_files import Columns
 from tpsgd.data.dataset import Data, RawData, converted, numbers
@@ -23,7 +24,6 @@ from tpsgd.data.scaling import (
     typical_values,
 )
 from tpsgd.data.split import Subset, hold_out_test, stratified
-from tpsgd.errors import TpsgdError
 from tpsgd.nets.padded import Padded
 from tpsgd.saved.scaling import filled
 

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tpsgd.common.errors import TpsgdError
 from tpsgd.data.dataset import Data, RawData
 from tpsgd.data.download import fetch
 from tpsgd.data.images import image_files
 from tpsgd.data.registry import find
 from tpsgd.data.split import Subset
-from tpsgd.errors import TpsgdError
 from tpsgd.nets.padded import Padded
 
 FORMAT = 5  # raise it when the same source files give different samples, or other files

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tpsgd.common.errors import TpsgdError, suggestion
+from tpsgd.common.files import call_function, is_function
 from tpsgd.data import user_files
 from tpsgd.data.arrays import RawArrays, check_arrays, label_values
 from tpsgd.data.csv_files import read_columns
@@ -22,8 +24,6 @@ from tpsgd.data.loading import load
 from tpsgd.data.npz_files import read_arrays
 from tpsgd.data.registry import DATASETS
 from tpsgd.data.scaling import unrounded
-from tpsgd.errors import TpsgdError, suggestion
-from tpsgd.files import call_function, is_function
 from tpsgd.nets.padded import Padded
 from tpsgd.saved.scaling import as_trained
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from tpsgd.common.errors import TpsgdError
+from tpsgd.common.units import size
 from tpsgd.data.arrays import RawArrays, from_arrays
 from tpsgd.data.dataset import Array, RawData
-from tpsgd.errors import TpsgdError
-from tpsgd.units import size
 
 MAPPED = "save it with numpy.savez, without compression, and it is mapped instead of read"
 NAMES = {kind + suffix for kind in ("x", "tokens", "y", "lengths") for suffix in ("", "_test")}

@@ -5,9 +5,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+from tpsgd.common.errors import TpsgdError, suggestion
 from tpsgd.data.dataset import Dataset
 from tpsgd.data.sets import cifar10, digits, eeg, imagenette, mnist, tweets, ucf101
-from tpsgd.errors import TpsgdError, suggestion
 
 DATASETS: dict[str, Dataset] = {
     entry.name: entry

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from tpsgd.common.errors import TpsgdError, suggestion
 from tpsgd.data.dataset import Array, Decoder, converted, numbers
-from tpsgd.errors import TpsgdError, suggestion
 from tpsgd.nets.padded import Padded
 from tpsgd.saved.scaling import as_trained
 

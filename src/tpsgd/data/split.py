@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from tpsgd.common.errors import TpsgdError
 from tpsgd.data.dataset import Array
-from tpsgd.errors import TpsgdError
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tpsgd.common.errors import TpsgdError
+from tpsgd.common.files import call_function, is_function, user_path
 from tpsgd.data.arrays import RawArrays, from_arrays
 from tpsgd.data.csv_files import Columns, read_csv
 from tpsgd.data.dataset import Array, RawData
 from tpsgd.data.images import read_folder
 from tpsgd.data.npz_files import read_npz
-from tpsgd.errors import TpsgdError
-from tpsgd.files import call_function, is_function, user_path
 from tpsgd.nets.padded import Padded
 
 LONGEST_SIZE = 8  # digits of FOLDER@SIZE

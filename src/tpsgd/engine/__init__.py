@@ -1,4 +1,4 @@
-"""The machinery behind `fit`: settings, batches, learners, observers; `assemble` joins them.
+"""Training: settings, the specification of a run, batches, learners, and `fit`.
 
-May import the paper's files, maths, nets and solvers.
+It knows no feature: checkpoints, memory budgets, logs and ranks are extensions around a run.
 """

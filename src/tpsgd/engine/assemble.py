@@ -12,9 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tpsgd.engine.augment import Augmented
-from tpsgd.engine.backprop import Backprop, BackpropLearner
-from tpsgd.engine.batches import (
+from tpsgd.common.errors import TpsgdError
+from tpsgd.engine.learners.backprop import Backprop, BackpropLearner
+from tpsgd.engine.learners.learner import Backend, BlockLearner, GradientLearner, accumulate
+from tpsgd.engine.learners.optimizers import follow_curve, make_optimizer
+from tpsgd.engine.learners.solved import RecursiveLearner, RidgeLearner, check_solvers
+from tpsgd.engine.line import BackpropLine, line_of
+from tpsgd.engine.record import BlockInfo
+from tpsgd.engine.settings import Settings
+from tpsgd.engine.solvers import SOLVERS, Recursive, Ridge
+from tpsgd.engine.sources.augment import Augmented
+from tpsgd.engine.sources.batches import (
     BatchForm,
     LoaderSource,
     as_source,
@@ -22,15 +30,8 @@ from tpsgd.engine.batches import (
     first_samples,
     is_stream,
 )
-from tpsgd.engine.learner import Backend, BlockLearner, GradientLearner, accumulate
-from tpsgd.engine.line import BackpropLine, line_of
-from tpsgd.engine.optimizers import follow_curve, make_optimizer
-from tpsgd.engine.record import BlockInfo
-from tpsgd.engine.reuse import InputReuse
-from tpsgd.engine.settings import Settings
-from tpsgd.engine.solved import RecursiveLearner, RidgeLearner, check_solvers
+from tpsgd.engine.sources.reuse import InputReuse
 from tpsgd.engine.spec import Method, RunRequest, RunSpec, specify
-from tpsgd.errors import TpsgdError
 from tpsgd.losses import Loss, bce, cross_entropy
 from tpsgd.maths.random import Key
 from tpsgd.nets.autograd import Autograd
@@ -43,10 +44,8 @@ from tpsgd.nets.stacked import Stacked
 from tpsgd.nets.unrolled import Unrolled
 from tpsgd.nets.unrolled_diagonal import UnrolledDiagonal
 from tpsgd.objectives import IDLE, Objective, Site, move, output
-from tpsgd.protocols import Source
 from tpsgd.rules import Place, Signal
-from tpsgd.solvers import SOLVERS, Recursive, Ridge
-from tpsgd.train import Net, Step, Wrap, sequential, simultaneous
+from tpsgd.train import Net, Source, Step, Wrap, sequential, simultaneous
 
 Faster = Callable[[Sequence[Any]], Wrap]
 SLICE = 1 << 20  # bytes of a weight's gradient worth computing apart

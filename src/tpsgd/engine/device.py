@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tpsgd.errors import TpsgdError
+from tpsgd.common.errors import TpsgdError
 
 # Multiply-adds of a batch in a net's largest layer from which more threads than one save time. Two
 # threads took, of the time of one (fastest steps on two cores that had other work; readout and

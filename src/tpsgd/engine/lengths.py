@@ -12,10 +12,10 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from tpsgd.engine.batches import count_samples
 from tpsgd.engine.record import Run
 from tpsgd.engine.settings import Settings
-from tpsgd.protocols import Source
+from tpsgd.engine.sources.batches import count_samples
+from tpsgd.train import Source
 
 STEPS = 2000  # that a block takes, at least FEWEST_EPOCHS
 FEWEST_EPOCHS = 5

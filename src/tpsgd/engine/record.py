@@ -10,16 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpsgd.engine.batches import depth
-from tpsgd.engine.learner import EarlyStopping
-from tpsgd.errors import TpsgdError
-from tpsgd.names import printable, safe
-from tpsgd.protocols import EpochEnd, Learner, Observer
+from tpsgd.common.errors import TpsgdError
+from tpsgd.common.names import printable, safe
+from tpsgd.common.units import columns, size
+from tpsgd.engine.learners.learner import EarlyStopping
+from tpsgd.engine.solvers import SOLVERS
+from tpsgd.engine.sources.batches import depth
 from tpsgd.rules import Signal
 from tpsgd.saved import trained
-from tpsgd.solvers import SOLVERS
-from tpsgd.train import validate
-from tpsgd.units import columns, size
+from tpsgd.train import EpochEnd, Learner, Observer, validate
 
 LOWER_RATE = "lower its learning rate or bound its activation"
 SCALE_INPUTS = (

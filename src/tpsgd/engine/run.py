@@ -10,8 +10,6 @@ import torch
 from torch import nn
 
 from tpsgd.engine.assemble import Faster, assemble, block_infos, check_optimizers, unstack
-from tpsgd.engine.backprop import Backprop
-from tpsgd.engine.batches import workers_watched
 from tpsgd.engine.device import (
     forget_resident_peak,
     limit_threads,
@@ -21,8 +19,10 @@ from tpsgd.engine.device import (
     with_threads,
 )
 from tpsgd.engine.extension import Extension
+from tpsgd.engine.learners.backprop import Backprop
 from tpsgd.engine.record import Recorder, Run
 from tpsgd.engine.settings import Settings
+from tpsgd.engine.sources.batches import workers_watched
 from tpsgd.engine.spec import Method, RunRequest, RunSpec, request
 from tpsgd.nets.blocks import overwriting
 from tpsgd.nets.modes import modes_restored

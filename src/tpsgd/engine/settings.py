@@ -10,21 +10,22 @@ import torch
 from torch import Tensor
 
 from tpsgd import losses
-from tpsgd.engine.augment import Augmentation
-from tpsgd.engine.learner import BlockSettings, EarlyStopping
-from tpsgd.engine.optimizers import LRSchedule, OptimizerFactory, adam
+from tpsgd.common.errors import TpsgdError, suggestion
+from tpsgd.common.units import as_bytes, size
+from tpsgd.engine.learners.learner import BlockSettings, EarlyStopping
+from tpsgd.engine.learners.optimizers import LRSchedule, OptimizerFactory, adam
 from tpsgd.engine.record import Epoch
-from tpsgd.errors import TpsgdError, suggestion
+from tpsgd.engine.solvers import SOLVERS
+from tpsgd.engine.sources.augment import Augmentation
 from tpsgd.losses import Loss
 from tpsgd.maths.cuts import Blocks
 from tpsgd.maths.learning_rates import RateCurve
 from tpsgd.rules import Rule
 from tpsgd.saved.checkpoint import Checkpoint
-from tpsgd.solvers import SOLVERS
 from tpsgd.train import Net
-from tpsgd.units import as_bytes, size
 
 Order = Callable[[Net], None]
+ProgressFunction = Callable[[int, int], None]  # called with what is done and the total
 LOW = "low"  # in place of a memory budget: as little memory as is reasonable
 FAST = "fast"  # in place of a memory budget: whatever keeping inputs takes
 RENAMED = {  # names of version 0.2, for one more version

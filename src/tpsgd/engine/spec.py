@@ -13,13 +13,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from tpsgd.engine.backprop import Backprop, in_segments
-from tpsgd.engine.batches import BatchForm, first_samples, has_lookup, suits_channels_last
-from tpsgd.engine.learner import BlockSettings
+from tpsgd.common.errors import TpsgdError
+from tpsgd.engine.learners.backprop import Backprop, in_segments
+from tpsgd.engine.learners.learner import BlockSettings
+from tpsgd.engine.learners.optimizers import adam
 from tpsgd.engine.lengths import with_lengths
-from tpsgd.engine.optimizers import adam
 from tpsgd.engine.settings import Order, Settings
-from tpsgd.errors import TpsgdError
+from tpsgd.engine.solvers import SOLVERS, Ridge
+from tpsgd.engine.solvers.solvable import unsolvable
+from tpsgd.engine.sources.batches import BatchForm, first_samples, has_lookup, suits_channels_last
 from tpsgd.losses import Loss, cross_entropy, mse
 from tpsgd.nets.blocks import (
     Block,
@@ -34,8 +36,6 @@ from tpsgd.nets.blocks import (
 from tpsgd.nets.padded import Padded, SequenceLayer
 from tpsgd.nets.recurrent import connect
 from tpsgd.rules import Place, Rule, scale_of
-from tpsgd.solvers import SOLVERS, Ridge
-from tpsgd.solvers.solvable import unsolvable
 from tpsgd.train import sequential, simultaneous
 
 Method = Rule | Sequence[Rule] | Backprop

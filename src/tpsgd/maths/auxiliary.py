@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tpsgd.losses import Loss, bce, cross_entropy
-from tpsgd.maths.memory_format import full
+from tpsgd.maths.kernels.memory_format import full
 from tpsgd.maths.pooling import averages, back_to_pixels, cells, wide
 from tpsgd.maths.predsim import (
     dissimilarity,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from tpsgd.errors import TpsgdError
+from tpsgd.common.errors import TpsgdError
 
 Blocks = int | Sequence[int]  # how many blocks, or how many layers each of them has
 TIE = 1.1  # peaks that differ by less than this factor count as equal

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from tpsgd.errors import TpsgdError
+from tpsgd.common.errors import TpsgdError
 
 
 @dataclass(frozen=True, repr=False)

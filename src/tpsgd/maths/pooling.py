@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tpsgd.maths.memory_format import full
+from tpsgd.maths.kernels.memory_format import full
 
 _POOL = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tpsgd.losses import bce, cross_entropy, minus_labels
-from tpsgd.maths.memory_format import bands, channels_last, spread
+from tpsgd.maths.kernels.memory_format import bands, channels_last, spread
 from tpsgd.maths.pooling import back_to_pixels, cells, grid_for, wide
 from tpsgd.maths.random import Key
 from tpsgd.objectives import LossAndGrads, Objective, Site

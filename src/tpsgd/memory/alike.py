@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpsgd.engine.batches import ThroughBlocks, depth, stored_samples
+from tpsgd.engine.fast.cuda_graphs import library_modules_only
+from tpsgd.engine.sources.batches import ThroughBlocks, depth, stored_samples
 from tpsgd.engine.spec import RunSpec
-from tpsgd.fast.cuda_graphs import library_modules_only
 from tpsgd.rules import Place
 from tpsgd.train import Net, train
 

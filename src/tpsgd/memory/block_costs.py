@@ -5,9 +5,9 @@ from typing import Any
 
 from torch import nn
 
+from tpsgd.common.errors import TpsgdError
 from tpsgd.engine.settings import Settings, listed
 from tpsgd.engine.spec import completed, rules_for
-from tpsgd.errors import TpsgdError
 from tpsgd.memory.rehearse import Inputs, rehearse
 from tpsgd.memory.stages import (
     BlockCost,

@@ -14,15 +14,15 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from tpsgd.engine.batches import RAGGED_UNCUT, count_samples, first_samples, is_stream
+from tpsgd.common.errors import TpsgdError
+from tpsgd.common.units import as_bytes, size
 from tpsgd.engine.settings import LOW, Memory, Settings, listed
-from tpsgd.errors import TpsgdError
+from tpsgd.engine.solvers import SOLVERS
+from tpsgd.engine.sources.batches import RAGGED_UNCUT, count_samples, first_samples, is_stream
 from tpsgd.maths.random import SORTED
 from tpsgd.memory.rehearse import Inputs, MemoryProfile, rehearse, two_lengths
 from tpsgd.nets.padded import Padded
-from tpsgd.solvers import SOLVERS
 from tpsgd.train import sequential
-from tpsgd.units import as_bytes, size
 
 SLICES = 2, 4, 8  # of a weight's gradient
 FINE = 16

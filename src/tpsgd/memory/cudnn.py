@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpsgd.maths.torch_internals import internal
+from tpsgd.maths.kernels.torch_internals import internal
 
 aten = torch.ops.aten
 CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)

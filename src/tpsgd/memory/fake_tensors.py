@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from tpsgd.engine.meter import LiveBytes
-from tpsgd.errors import TpsgdError
+from tpsgd.common.errors import TpsgdError
+from tpsgd.memory.meter import LiveBytes
 
 try:
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode

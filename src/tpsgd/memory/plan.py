@@ -10,25 +10,25 @@ from typing import Any
 import torch
 from torch import nn
 
-from tpsgd.engine.backprop import Backprop
-from tpsgd.engine.batches import has_lookup
+from tpsgd.common.errors import TpsgdError
+from tpsgd.common.units import columns, size
 from tpsgd.engine.device import available, resolve_device
+from tpsgd.engine.learners.backprop import Backprop
 from tpsgd.engine.lengths import with_lengths_for
-from tpsgd.engine.meter import Stage
 from tpsgd.engine.settings import Memory, Settings, listed, memory_in_words, name_of
+from tpsgd.engine.solvers import SOLVERS
+from tpsgd.engine.sources.batches import has_lookup
 from tpsgd.engine.spec import completed
-from tpsgd.errors import TpsgdError
 from tpsgd.memory.block_costs import plan_pipeline
 from tpsgd.memory.budget import within
+from tpsgd.memory.meter import Stage
 from tpsgd.memory.rehearse import Inputs, MemoryProfile, rehearse, settings_of_backprop
 from tpsgd.memory.segments import best_segments
 from tpsgd.memory.stages import PipelinePlan
 from tpsgd.nets.blocks import split
 from tpsgd.nets.recurrent import tokens_of
 from tpsgd.rules import Rule, frozen, resolve
-from tpsgd.solvers import SOLVERS
 from tpsgd.train import sequential, simultaneous
-from tpsgd.units import columns, size
 
 PARTS = {
     "weights": "weights",

@@ -5,9 +5,9 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from tpsgd import figures
-from tpsgd.figures import COLOURS, LOOK
-from tpsgd.units import UNITS, size
+from tpsgd.common import figures
+from tpsgd.common.figures import COLOURS, LOOK
+from tpsgd.common.units import UNITS, size
 
 KEPT = "kept inputs"
 LABELS = {

@@ -18,22 +18,24 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from tpsgd.common.errors import TpsgdError
 from tpsgd.engine.assemble import CPU_WINDOW, GPU_WINDOW, backprop_line, join, make_learners
-from tpsgd.engine.backprop import Backprop
-from tpsgd.engine.batches import ArraySource
-from tpsgd.engine.meter import CUDA_BLOCK, Meter, Stage, tensor_bytes
-from tpsgd.engine.optimizers import adam
-from tpsgd.engine.reuse import InputReuse
+from tpsgd.engine.fast.wrapper import wrapper
+from tpsgd.engine.learners.backprop import Backprop
+from tpsgd.engine.learners.optimizers import adam
+from tpsgd.engine.learners.solved import RidgeLearner
 from tpsgd.engine.settings import Memory, Settings, listed
-from tpsgd.engine.solved import RidgeLearner
+from tpsgd.engine.solvers import SOLVERS
+from tpsgd.engine.solvers.equations import keeps_samples
+from tpsgd.engine.sources.batches import ArraySource
+from tpsgd.engine.sources.reuse import InputReuse
 from tpsgd.engine.spec import Method, RunRequest, request, specify
-from tpsgd.errors import TpsgdError
-from tpsgd.fast.wrapper import wrapper
 from tpsgd.losses import bce
 from tpsgd.maths.random import SORTED, Key, mixed, permutation
 from tpsgd.memory.alike import in_turn
 from tpsgd.memory.cudnn import workspace_bytes
 from tpsgd.memory.fake_tensors import CountedProducts, QuickFakeMode, need_fake_tensors
+from tpsgd.memory.meter import CUDA_BLOCK, Meter, Stage, tensor_bytes
 from tpsgd.nets.blocks import has_batch_norm, overwriting
 from tpsgd.nets.diagonal import Diagonal
 from tpsgd.nets.padded import SequenceLayer
@@ -42,8 +44,6 @@ from tpsgd.nets.unrolled import FIRST_FEW
 from tpsgd.nets.unrolled_diagonal import WINDOW, steps_without_traces
 from tpsgd.projections import make_tables
 from tpsgd.rules import Place
-from tpsgd.solvers import SOLVERS
-from tpsgd.solvers.equations import keeps_samples
 from tpsgd.train import Net, sequential
 
 MANY = 1 << 20  # samples, where their number is unknown

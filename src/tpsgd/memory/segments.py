@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from tpsgd.engine.backprop import Backprop
+from tpsgd.engine.learners.backprop import Backprop
 from tpsgd.engine.settings import Settings
 from tpsgd.memory.rehearse import Inputs, rehearse
 from tpsgd.nets.blocks import split

@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
-from tpsgd.errors import TpsgdError
+from tpsgd.common.errors import TpsgdError
+from tpsgd.engine.solvers import Ridge
 from tpsgd.maths.cuts import TIE, cheapest_cut
-from tpsgd.solvers import Ridge
 
 IN_FLIGHT = 2  # batches that a rank has sent and the next one has not received
 AHEAD = 1  # batches that a rank receives while it learns from another

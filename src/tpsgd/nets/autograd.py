@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpsgd.maths.memory_format import full
+from tpsgd.maths.kernels.memory_format import full
 from tpsgd.nets.blocks import Block
 from tpsgd.nets.closed_form import Gradients, Params
 from tpsgd.nets.padded import through

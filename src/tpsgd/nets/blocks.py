@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from tpsgd.errors import TpsgdError
+from tpsgd.common.errors import TpsgdError
+from tpsgd.common.names import safe
 from tpsgd.maths.cuts import Blocks, Footprint, layers_per_block
-from tpsgd.maths.rectified import chain, without_indices
-from tpsgd.names import safe
+from tpsgd.maths.kernels.rectified import chain, without_indices
 from tpsgd.nets.activations import derivative_known
 from tpsgd.nets.layers import LAYERS, gives_maps, layer_kind
 from tpsgd.nets.modes import modes_restored

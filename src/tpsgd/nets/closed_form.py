@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tpsgd.maths.memory_format import bands, channels_last, full, spread
+from tpsgd.maths.kernels.memory_format import bands, channels_last, full, spread
 from tpsgd.nets.activations import activation
 from tpsgd.nets.blocks import Block
 from tpsgd.nets.layers import layer_kind

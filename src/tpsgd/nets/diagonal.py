@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
-from tpsgd.errors import TpsgdError
-from tpsgd.maths.scan import Scan
+from tpsgd.common.errors import TpsgdError
+from tpsgd.maths.kernels.scan import Scan
 from tpsgd.nets.padded import (
     Padded,
     SequenceLayer,

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tpsgd.maths.scan import Scan, as_matrix, powers
+from tpsgd.maths.kernels.scan import Scan, as_matrix, powers
 from tpsgd.nets.diagonal import DiagonalWeights, Features, driven, features
 
 aten = torch.ops.aten

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from tpsgd.errors import TpsgdError
+from tpsgd.common.errors import TpsgdError
 
 Init = Callable[[Tensor, Tensor], None]  # fills W_X (hidden, inputs) and W_H (hidden, hidden)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tpsgd.maths.memory_format import channels_last, sum_of_rows
+from tpsgd.maths.kernels.memory_format import channels_last, sum_of_rows
 from tpsgd.nets.strided import pixels_read, skips_pixels
 
 FEW_OUTPUTS = 17  # of a linear layer on a CPU; and of a batch that is larger

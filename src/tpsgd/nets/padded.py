@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence, pad_sequence
 
-from tpsgd.errors import TpsgdError
+from tpsgd.common.errors import TpsgdError
 
 
 class Padded:

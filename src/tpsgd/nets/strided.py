@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tpsgd.maths.memory_format import channels_last
+from tpsgd.maths.kernels.memory_format import channels_last
 
 
 def skips_pixels(module: nn.Module) -> bool:

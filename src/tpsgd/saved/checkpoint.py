@@ -14,9 +14,9 @@ from typing import Any
 
 from torch import Tensor
 
-from tpsgd.errors import TpsgdError, shortened
-from tpsgd.files import writable_folder
-from tpsgd.output import output_folder
+from tpsgd.common.errors import TpsgdError, shortened
+from tpsgd.common.files import writable_folder
+from tpsgd.common.output import output_folder
 from tpsgd.saved import folder as folders
 from tpsgd.saved.folder import FolderFormat
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from tpsgd.errors import shortened
+from tpsgd.common.errors import shortened
 
 OF_DEVICE = ("params", "fused", "foreach", "capturable")  # what an optimizer has for its device
 

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpsgd.errors import TpsgdError
-from tpsgd.files import named_folder, writable_folder, write_whole
+from tpsgd.common.errors import TpsgdError
+from tpsgd.common.files import named_folder, writable_folder, write_whole
 
 LARGEST_DESCRIPTION = 1 << 26  # bytes; a description of a thousand modules has 200 KB
 LEFT_OVER = 3600  # seconds after which no process is still between the two files

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tpsgd.errors import TpsgdError, shortened
+from tpsgd.common.errors import TpsgdError, shortened
 from tpsgd.nets.activations import derivative_known
 from tpsgd.nets.blocks import hooked
 from tpsgd.nets.recurrent import Recurrent

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tpsgd.errors import TpsgdError
+from tpsgd.common.errors import TpsgdError
 from tpsgd.nets.padded import Padded
 
 AT_A_TIME = 1 << 12  # samples that are scaled together, in float64

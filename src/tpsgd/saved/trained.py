@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from tpsgd import __version__
-from tpsgd.errors import TpsgdError, shortened
-from tpsgd.files import call_function, is_function, named_folder
+from tpsgd.common.errors import TpsgdError, shortened
+from tpsgd.common.files import call_function, is_function, named_folder
 from tpsgd.saved import folder as folders
 from tpsgd.saved import modules
 from tpsgd.saved.checkpoint import readable

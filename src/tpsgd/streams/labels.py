@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tpsgd.engine.inputs import labels, tensor
-from tpsgd.errors import TpsgdError, shortened
+from tpsgd.common.errors import TpsgdError, shortened
+from tpsgd.engine.sources.inputs import labels, tensor
 from tpsgd.losses import Loss
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tpsgd.errors import TpsgdError
+from tpsgd.common.errors import TpsgdError
 from tpsgd.nets.blocks import Block, split
 from tpsgd.nets.layers import LAYERS, layer_kind
 

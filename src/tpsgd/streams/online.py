@@ -13,25 +13,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tpsgd.common.errors import TpsgdError
 from tpsgd.engine.assemble import check_optimizers, make_learners
-from tpsgd.engine.batches import ArraySource, SampleBatch, as_source, check_values
 from tpsgd.engine.device import limit_threads
+from tpsgd.engine.fast.wrapper import quicken
 from tpsgd.engine.record import LOWER_RATE, SCALE_INPUTS
 from tpsgd.engine.run import training_context
 from tpsgd.engine.settings import Settings
+from tpsgd.engine.solvers import SOLVERS, Recursive, Ridge
+from tpsgd.engine.solvers.least_squares import MomentSums
+from tpsgd.engine.sources.batches import ArraySource, SampleBatch, as_source, check_values
 from tpsgd.engine.spec import RunSpec, request, specify
-from tpsgd.errors import TpsgdError
-from tpsgd.fast.wrapper import quicken
+from tpsgd.features.learner_state import random_state, restore_optimizer, set_random
 from tpsgd.losses import bce
 from tpsgd.nets.blocks import overwriting, split
 from tpsgd.nets.padded import Padded
 from tpsgd.rules import Rule, Signal
 from tpsgd.saved.expected import check_number, check_tensor
-from tpsgd.solvers import SOLVERS, Recursive, Ridge
-from tpsgd.solvers.least_squares import MomentSums
 from tpsgd.streams.new_classes import add_output, check_new_output, enlarged, overlay
 from tpsgd.train import calibrate, step, step_on_error
-from tpsgd.training.learner_state import random_state, restore_optimizer, set_random
 
 State = dict[str, Any]
 

@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 from tpsgd.adapt.adaptor import Adaptor
 from tpsgd.adapt.features import check_samples
-from tpsgd.engine.batches import check_values
-from tpsgd.errors import TpsgdError
+from tpsgd.common.errors import TpsgdError
+from tpsgd.engine.evaluate import all_outputs, form_for
+from tpsgd.engine.sources.batches import check_values
 from tpsgd.nets.modes import evaluating
-from tpsgd.training.evaluate import all_outputs, form_for
 
 EXAMPLES = 2  # samples that show whether a model can take them
 

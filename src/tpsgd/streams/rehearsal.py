@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpsgd.errors import TpsgdError
+from tpsgd.common.errors import TpsgdError
+from tpsgd.common.units import as_bytes, size
 from tpsgd.saved.expected import check_number
-from tpsgd.units import as_bytes, size
 
 
 class Rehearsal:

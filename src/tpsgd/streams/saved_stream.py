@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 
-from tpsgd.engine.optimizers import adam, sgd
-from tpsgd.errors import TpsgdError
-from tpsgd.files import named_folder
+from tpsgd.common.errors import TpsgdError
+from tpsgd.common.files import named_folder
+from tpsgd.engine.learners.optimizers import adam, sgd
+from tpsgd.engine.solvers import Recursive
+from tpsgd.engine.solvers.recursive import rls
 from tpsgd.losses import bce, cross_entropy, mse
 from tpsgd.nets.padded import Padded
 from tpsgd.rules import ALL, Rule
@@ -21,8 +23,6 @@ from tpsgd.saved import trained
 from tpsgd.saved.checkpoint import pack, readable, unpack
 from tpsgd.saved.expected import check_number
 from tpsgd.saved.folder import FolderFormat
-from tpsgd.solvers import Recursive
-from tpsgd.solvers.recursive import rls
 from tpsgd.streams.readers import EXAMPLES, AdaptorReader
 from tpsgd.streams.rehearsal import Rehearsal
 

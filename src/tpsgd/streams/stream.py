@@ -12,16 +12,20 @@ import torch
 from torch import Tensor, nn
 
 from tpsgd.adapt.adaptor import Adaptor
-from tpsgd.engine.inputs import inputs, tensor
-from tpsgd.engine.optimizers import adam
+from tpsgd.common.errors import TpsgdError
+from tpsgd.engine.evaluate import evaluate, last_module
+from tpsgd.engine.learners.optimizers import adam
 from tpsgd.engine.settings import Memory, Settings, listed
-from tpsgd.errors import TpsgdError
+from tpsgd.engine.solvers import Recursive
+from tpsgd.engine.sources.inputs import inputs, tensor
+from tpsgd.features.last_good import LastGood
+from tpsgd.features.progress_bar import Progress, bar_unless
+from tpsgd.features.run_identity import describe_optimizer, difference
 from tpsgd.losses import Loss, bce
-from tpsgd.maths.epoch_figures import hits
+from tpsgd.maths.kernels.epoch_figures import hits
 from tpsgd.maths.random import Key, permutation
 from tpsgd.nets.blocks import has_batch_norm
 from tpsgd.rules import Rule, default, frozen, resolve
-from tpsgd.solvers import Recursive
 from tpsgd.streams import saved_stream
 from tpsgd.streams.labels import Classes, is_rows, plain
 from tpsgd.streams.new_classes import outputs_of
@@ -29,10 +33,6 @@ from tpsgd.streams.online import OnlineNet
 from tpsgd.streams.readers import EXAMPLES, AdaptorReader, ModelReader
 from tpsgd.streams.rehearsal import Rehearsal
 from tpsgd.train import simultaneous
-from tpsgd.training.evaluate import evaluate, last_module
-from tpsgd.training.last_good import LastGood
-from tpsgd.training.progress_bar import Progress, bar_unless
-from tpsgd.training.run_identity import describe_optimizer, difference
 
 
 class DriftDetector(Protocol):

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tpsgd.engine import augment
-from tpsgd.errors import TpsgdError
+from tpsgd.common.errors import TpsgdError
+from tpsgd.engine.sources import augment
 from tpsgd.maths.learning_rates import RateCurve, one_cycle
 from tpsgd.train import simultaneous
 from tpsgd.zoo import vgg

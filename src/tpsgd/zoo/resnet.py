@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from tpsgd.errors import TpsgdError
+from tpsgd.common.errors import TpsgdError
 from tpsgd.zoo.vgg import check_image
 
 LAYERS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}

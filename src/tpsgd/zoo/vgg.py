@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from tpsgd.errors import TpsgdError
+from tpsgd.common.errors import TpsgdError
 
 # The widths of the convolutions; 0 is a max pooling, which halves the image.
 LAYERS = {

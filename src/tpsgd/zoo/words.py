@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from tpsgd.common.errors import TpsgdError, suggestion
+from tpsgd.common.files import is_function, load_function
+from tpsgd.common.units import size
 from tpsgd.engine.device import available
-from tpsgd.errors import TpsgdError, suggestion
-from tpsgd.files import is_function, load_function
 from tpsgd.nets import inits
 from tpsgd.nets.blocks import split
 from tpsgd.nets.padded import SequenceLayer
 from tpsgd.nets.recurrent import Recurrent
-from tpsgd.units import size
 from tpsgd.zoo import vgg
 
 Factory = Callable[[], nn.Module]

@@ -8,14 +8,13 @@ from typing import Any
 
 from torch.utils.data import DistributedSampler
 
-from tpsgd.engine.batches import stored_samples
-from tpsgd.engine.optimizers import follow_curve, has_curve
-from tpsgd.engine.reuse import InputReuse
+from tpsgd.common.errors import TpsgdError
+from tpsgd.engine.learners.optimizers import follow_curve, has_curve
 from tpsgd.engine.settings import Settings
-from tpsgd.errors import TpsgdError
+from tpsgd.engine.sources.batches import stored_samples
+from tpsgd.engine.sources.reuse import InputReuse
 from tpsgd.nets.padded import Padded
-from tpsgd.protocols import Source
-from tpsgd.train import Net, Step
+from tpsgd.train import Net, Source, Step
 from tpsgd_parallel.gradient_sums import GradientSums
 from tpsgd_parallel.job import Parallel
 from tpsgd_parallel.ranks import Ranks

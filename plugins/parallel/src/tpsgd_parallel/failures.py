@@ -15,7 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from tpsgd.errors import TpsgdError, shortened
+from tpsgd.common.errors import TpsgdError, shortened
 
 PAUSE = 0.25  # seconds between two beats
 SILENCE = 1.5  # seconds without a beat, after which a rank is dead

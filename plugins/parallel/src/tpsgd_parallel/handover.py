@@ -16,18 +16,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpsgd.engine.batches import (
+from tpsgd.common.errors import TpsgdError
+from tpsgd.engine.sources.batches import (
     ArraySource,
     DerivedSource,
     LoaderSource,
     SampleBatch,
     stored_samples,
 )
-from tpsgd.errors import TpsgdError
-from tpsgd.maths.memory_format import channels_last
+from tpsgd.maths.kernels.memory_format import channels_last
 from tpsgd.memory.stages import IN_FLIGHT
-from tpsgd.protocols import Source
 from tpsgd.rules import Signal
+from tpsgd.train import Source
 
 CPU = torch.device("cpu")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tpsgd.engine.record import Recorder
-from tpsgd.protocols import EpochEnd, Learner, Observer
 from tpsgd.saved.checkpoint import Checkpoint
+from tpsgd.train import EpochEnd, Learner, Observer
 from tpsgd_parallel.failures import Watch
 from tpsgd_parallel.ranks import Ranks
 

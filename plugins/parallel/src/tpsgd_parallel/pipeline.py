@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, SequentialSampler
 
-from tpsgd.engine.batches import LoaderSource, count_samples, first_samples, stored_samples
+from tpsgd.common.errors import TpsgdError
 from tpsgd.engine.record import Run
 from tpsgd.engine.settings import Settings, listed
+from tpsgd.engine.sources.batches import LoaderSource, count_samples, first_samples, stored_samples
 from tpsgd.engine.spec import RunRequest, rules_for
-from tpsgd.errors import TpsgdError
 from tpsgd.memory.block_costs import plan_pipeline
 from tpsgd.memory.rehearse import Inputs
 from tpsgd.memory.stages import checked_stages, refuse_unsuited

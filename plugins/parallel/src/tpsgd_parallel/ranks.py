@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpsgd.cli.torchrun import ENVIRONMENT, under_torchrun
-from tpsgd.errors import TpsgdError
-from tpsgd.training.run_identity import unlike
+from tpsgd.common.errors import TpsgdError
+from tpsgd.features.run_identity import unlike
 from tpsgd_parallel.failures import Watch
 
 ALONE = (

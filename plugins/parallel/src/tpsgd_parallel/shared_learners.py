@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tpsgd.engine.solved import RecursiveLearner, RidgeLearner
+from tpsgd.engine.learners.solved import RecursiveLearner, RidgeLearner
+from tpsgd.engine.solvers.least_squares import MomentSums, SampleSums
 from tpsgd.nets.unrolled import Unrolled
-from tpsgd.solvers.least_squares import MomentSums, SampleSums
 from tpsgd_parallel.gradient_sums import GradientSums, Message
 from tpsgd_parallel.ranks import Ranks
 from tpsgd_parallel.shares import EMPTY

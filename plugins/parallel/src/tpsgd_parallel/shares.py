@@ -9,18 +9,18 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from tpsgd.engine.augment import Augmented
-from tpsgd.engine.batches import (
+from tpsgd.common.errors import TpsgdError
+from tpsgd.engine.sources.augment import Augmented
+from tpsgd.engine.sources.batches import (
     ArraySource,
     DerivedSource,
     SampleBatch,
     ThroughBlocks,
     stored_samples,
 )
-from tpsgd.errors import TpsgdError
 from tpsgd.maths.random import Key, streams
 from tpsgd.nets.padded import Padded
-from tpsgd.protocols import Source
+from tpsgd.train import Source
 from tpsgd_parallel.ranks import Ranks
 
 RAGGED = (

@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 
-from tpsgd.engine.learner import accumulate
-from tpsgd.engine.optimizers import follow_curve
+from tpsgd.engine.learners.learner import accumulate
+from tpsgd.engine.learners.optimizers import follow_curve
 from tpsgd.engine.record import Progress, Recorder
 from tpsgd.maths.random import Key, streams
-from tpsgd.protocols import EpochEnd, Learner, Observer
-from tpsgd.train import Net, Step
+from tpsgd.train import EpochEnd, Learner, Net, Observer, Step
 from tpsgd_parallel.handover import Inbox, Outbox, Received
 from tpsgd_parallel.on_rank import Position
 from tpsgd_parallel.ranks import Ranks

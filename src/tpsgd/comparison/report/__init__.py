@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
+from tpsgd.common.files import write_whole
 from tpsgd.comparison.report import page, plots
 from tpsgd.comparison.results import Results
-from tpsgd.files import write_whole
 
 __all__ = ["FILES", "save", "write"]
 

@@ -4,6 +4,7 @@ from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
+from tpsgd.common.names import printable
 from tpsgd.comparison.report.plots import styles
 from tpsgd.comparison.report.table import (
     LISTED,
@@ -17,7 +18,6 @@ from tpsgd.comparison.report.table import (
     title,
 )
 from tpsgd.comparison.results import Results
-from tpsgd.names import printable
 
 HEAD = (
     "rule", "test accuracy (%)", "seconds", "over backprop", "memory", "over backprop",

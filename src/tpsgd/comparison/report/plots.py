@@ -9,11 +9,11 @@ from zlib import crc32
 
 import numpy as np
 
-from tpsgd import figures
+from tpsgd.common import figures
+from tpsgd.common.figures import LOOK
 from tpsgd.comparison.arms import ALL
 from tpsgd.comparison.results import Result, Results
-from tpsgd.figures import LOOK
-from tpsgd.training.confusion import heat_map
+from tpsgd.engine.confusion import heat_map
 
 OTHER_COLOURS = (  # of arms without a word; no word has one of them
     *("#1B9E77", "#B2182B", "#4D4DFF", "#B8860B", "#C71585", "#2F6F2F", "#008B8B", "#A0522D"),

@@ -3,11 +3,11 @@
 from collections import Counter
 from collections.abc import Sequence
 
+from tpsgd.common.units import size
 from tpsgd.comparison.results import THROUGH_TIME, Result, Results
 from tpsgd.comparison.trials import SEARCH
+from tpsgd.engine.confusion import LISTED
 from tpsgd.engine.settings import Memory
-from tpsgd.training.confusion import LISTED
-from tpsgd.units import size
 
 HEAD = ("rule", "accuracy %", "seconds", "", "memory", "", "kept", "passes")
 NONE = "–"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from tpsgd.common.errors import TpsgdError
 from tpsgd.data.dataset import BYTES, Dataset, Pair, RawData, check_labels, pixels
-from tpsgd.errors import TpsgdError
 
 FILES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
 PER_FILE = 10_000

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
+from tpsgd.common.errors import TpsgdError
 from tpsgd.data.dataset import Array, Dataset, RawData
 from tpsgd.data.split import hold_out
-from tpsgd.errors import TpsgdError
 
 SAMPLES = 178  # of a row
 ROWS = 23  # of a recording

@@ -7,9 +7,9 @@ terms for the photographs.
 from dataclasses import replace
 from pathlib import Path
 
+from tpsgd.common.errors import TpsgdError
 from tpsgd.data.dataset import Dataset, RawData
 from tpsgd.data.images import read_folder
-from tpsgd.errors import TpsgdError
 
 
 def read(folder: Path, entry: Dataset) -> RawData:

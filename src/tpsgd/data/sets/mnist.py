@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from tpsgd.common.errors import TpsgdError
 from tpsgd.data.dataset import BYTES, Array, Dataset, Decoder, RawData, check_labels, pixels
-from tpsgd.errors import TpsgdError
 
 FILES = tuple(
     f"{split}-{kind}-ubyte.gz"

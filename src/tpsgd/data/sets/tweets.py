@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
+from tpsgd.common.errors import TpsgdError
 from tpsgd.data.dataset import Array, Dataset, Pair, RawData, tokens
 from tpsgd.data.split import hold_out
-from tpsgd.errors import TpsgdError
 
 STEPS = 15
 VOCABULARY = 1000  # token 0 is padding, the others are the most frequent words

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from tpsgd.common.errors import TpsgdError
 from tpsgd.data.dataset import Array, Dataset, Pair, RawData
-from tpsgd.errors import TpsgdError
 
 STEPS = 10
 CLASS_LIST, TRAIN_LIST, TEST_LIST = "classInd.txt", "trainlist01.txt", "testlist01.txt"

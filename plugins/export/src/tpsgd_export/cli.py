@@ -1,0 +1,111 @@
+"""`tpsgd export c | page | onnx`: a training step that leaves Python."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tpsgd.cli import options
+from tpsgd.cli.options import Overwrite, option
+from tpsgd.cli.samples import CalibrationData, RuleWord
+from tpsgd.cli.terminal import waiting
+from tpsgd.common.output import check_new
+from tpsgd_export.exported_model import ModelToExport, NetToExport
+
+CALIBRATION = 256  # training samples that calibrated readouts measure
+app = typer.Typer(help="Write the training step as C, a page or ONNX.", no_args_is_help=True)
+
+
+@app.command("c")
+@options.grouped
+def export_c(
+    samples: CalibrationData,
+    net: NetToExport,
+    out: Annotated[Path, option("Folder for net.h, net.c and tpsgd.h.")],
+    rule: RuleWord = None,
+    batch: Annotated[int, option("Samples of a step.", min=1)] = 1,
+    codes: Annotated[str, option("Class codes: auto, hash, flash or binary.")] = "auto",
+    ram: Annotated[str | None, option("Budget for weights and scratch, such as 16KB.")] = None,
+    numbers: Annotated[str, option("float32, int16 or int8.")] = "float32",
+    spare: Annotated[int, option("Classes that may come later.", min=0)] = 0,
+    files: Annotated[str, option("plain, or arduino: a library with a sketch.")] = "plain",
+    overwrite: Overwrite = False,
+) -> None:
+    """C99 for a microcontroller: no heap, no library, every byte counted beforehand."""
+    from tpsgd import export
+
+    floats = numbers == "float32"
+    exporting = net.read(samples, rule, learned_codes=floats)
+    x, y = _measured(exporting, CALIBRATION if floats else None)
+    with waiting("writing, compiling, and running it beside fit"):
+        exported = export.c(
+            exporting.model, out, shape=exporting.shape, batch=batch, codes=codes, ram=ram,
+            numbers=numbers, spare=spare, files=files, overwrite=overwrite, samples=x, labels=y,
+            inputs=exporting.inputs, classes=exporting.classes, **exporting.settings,
+        )  # fmt: skip
+    _say(exporting, exported)
+
+
+def _measured(exporting: ModelToExport, count: int | None) -> tuple[Any, Any]:
+    """Samples for calibration, and their labels; sequences of different lengths are left out."""
+    from tpsgd.nets.padded import Padded
+
+    x, y = exporting.train
+    if x is None or isinstance(x, Padded):
+        return None, None
+    return x[:count], None if y is None else y[:count]
+
+
+def _say(exporting: ModelToExport, exported: Any) -> None:
+    if exporting.note:
+        print(exporting.note)
+    print(exported)
+
+
+@app.command("page")
+@options.grouped
+def export_page(
+    samples: CalibrationData,
+    net: NetToExport,
+    out: Annotated[Path, option("The page, such as learns.html.")],
+    rule: RuleWord = None,
+    lr: Annotated[float, option("Learning rate at first.")] = 0.01,
+    spare: Annotated[int, option("Classes that a visitor may add.", min=0)] = 3,
+    overwrite: Overwrite = False,
+) -> None:
+    """One HTML file that learns in the browser, from the same C as WebAssembly."""
+    from tpsgd import export
+
+    check_new(out, overwrite)
+    exporting = net.read(samples, rule, split=True)
+    assert exporting.data is not None
+    with waiting("writing, compiling, and running it beside fit"):
+        exported = export.page(
+            exporting.model, exporting.data, out, lr=lr, spare=spare, overwrite=overwrite,
+            **exporting.settings,
+        )  # fmt: skip
+    _say(exporting, exported)
+
+
+@app.command("onnx")
+@options.grouped
+def export_onnx(
+    samples: CalibrationData,
+    net: NetToExport,
+    out: Annotated[Path, option("The graph, such as step.onnx.")],
+    rule: RuleWord = None,
+    epoch: Annotated[bool, option("A whole epoch in one graph.", "--epoch")] = False,
+    overwrite: Overwrite = False,
+) -> None:
+    """A training step that stock onnxruntime runs, with predict.onnx and run.py beside it."""
+    from tpsgd import export
+
+    check_new(out, overwrite)
+    exporting = net.read(samples, rule)
+    x, _ = _measured(exporting, CALIBRATION)
+    with waiting("writing the graph, and running it beside fit"):
+        exported = export.onnx(
+            exporting.model, out, shape=exporting.shape, epoch=epoch, samples=x,
+            inputs=exporting.inputs, overwrite=overwrite, **exporting.settings,
+        )  # fmt: skip
+    _say(exporting, exported)

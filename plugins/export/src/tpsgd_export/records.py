@@ -1,0 +1,131 @@
+"""Records: the weights of an exported net as bytes with a checksum, and back into a model.
+
+    "TPS1", fingerprint of the layers, which blocks learn (a bit each), outputs, classes so far,
+    the weights of the blocks that learn as float32, class codes that learn, measured gains,
+    CRC-32 of all before it
+
+All numbers have 4 bytes, the lowest first.
+"""
+
+import json
+import struct
+import zlib
+from math import prod
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from tpsgd.common.errors import TpsgdError
+from tpsgd.nets.blocks import split
+from tpsgd.streams.new_classes import add_output
+from tpsgd_export.integer_records import MAGIC as INTEGERS
+from tpsgd_export.integer_records import read_integer_record
+from tpsgd_export.recipe import Shape, StepRecipe
+
+MAGIC = 0x31535054
+HEAD = struct.Struct("<5I")
+
+
+class WeightRecord(NamedTuple):
+    """What a record holds."""
+
+    fingerprint: int
+    mask: int  # bit i: block i + 1 learns
+    outputs: int  # rows of the last layer
+    classes: int  # of which have come so far
+    numbers: Tensor | dict[int, list[Tensor]]  # integers: by the block
+
+
+def fingerprint(recipe: StepRecipe) -> int:
+    """A number for the layers and class codes that learn, whatever the number of classes."""
+    shapes = [[tuple(p.shape) for p in b.parameters.values()] for b in recipe.blocks]
+    codes = sum(block.learned_codes for block in recipe.blocks)
+    return _fingerprint(shapes, learning_mask(recipe), codes)
+
+
+def _fingerprint(shapes: list[list[Shape]], mask: int, codes: int = 0) -> int:
+    """`codes`: numbers of a class code that learn, in all blocks."""
+    *hidden, last = shapes
+    rows = [*hidden, [shape[1:] for shape in last]]
+    return zlib.crc32(json.dumps([r for i, r in enumerate(rows) if mask >> i & 1]).encode(), codes)
+
+
+def learning_mask(recipe: StepRecipe) -> int:
+    """Bit i: block i + 1 learns."""
+    return sum(1 << block.number for block in recipe.blocks if block.learns)
+
+
+def parse(data: bytes) -> WeightRecord:
+    """The contents of a record; a damaged one is refused."""
+    if data[:4] == INTEGERS:
+        return WeightRecord(*read_integer_record(data))
+    if len(data) < HEAD.size + 4 or len(data) % 4 or HEAD.unpack_from(data)[0] != MAGIC:
+        raise TpsgdError("this is no record of weights of an exported net")
+    if zlib.crc32(data[:-4]) != int.from_bytes(data[-4:], "little"):
+        raise TpsgdError("the record of weights is damaged: its checksum does not fit")
+    _, layers, mask, outputs, classes = HEAD.unpack_from(data)
+    numbers = torch.frombuffer(bytearray(data[HEAD.size : -4]), dtype=torch.float32)
+    return WeightRecord(layers, mask, outputs, classes, numbers)
+
+
+def read_weights(model: nn.Module, record: str | Path | bytes) -> int:
+    """Write the weights that a device has learned into the model that was exported.
+
+    The record is a file, or the bytes, that the C function `net_save` or the page wrote. Blocks
+    that do not learn keep their weights. If the device has learned new classes, the last layer
+    gets as many outputs.
+
+    Returns:
+        How many classes there are.
+    """
+    if isinstance(record, (str, Path)):
+        try:
+            record = Path(record).read_bytes()
+        except OSError as error:
+            raise TpsgdError(f"cannot read {record}: {error.strerror}") from error
+    content = parse(bytes(record))
+    shapes = [[tuple(p.shape) for p in block.layer.parameters()] for block in split(model)]
+    values = _by_block(content, shapes)
+    if any(not p.isfinite().all() for tensors in values.values() for p in tensors):
+        raise TpsgdError("the record has weights that are not finite")
+    while len(next(split(model)[-1].layer.parameters())) < content.classes:
+        add_output(model)
+    with torch.no_grad():
+        for i, tensors in values.items():
+            for p, value in zip(split(model)[i].layer.parameters(), tensors, strict=True):
+                p.copy_(value[: len(p)])
+    return content.classes
+
+
+def _by_block(content: WeightRecord, shapes: list[list[Shape]]) -> dict[int, list[Tensor]]:
+    """The weights of the blocks that learn, of whose last layer all rows are in the record.
+
+    The record of another net is refused. After the weights of floats come class codes that learn,
+    and a gain for each block at most: their lengths follow from that of the record.
+    """
+    numbers, last, outputs = content.numbers, len(shapes) - 1, shapes[-1][0][0]
+    rows = [*shapes[:-1], [(content.outputs, *shape[1:]) for shape in shapes[-1]]]
+    full = {i: each for i, each in enumerate(rows) if content.mask >> i & 1}
+    sizes, codes = [prod(shape) for each in full.values() for shape in each], {0}
+    if isinstance(numbers, Tensor):
+        rest, n = len(numbers) - sum(sizes), max(content.outputs, 1)
+        gains = range(min(len(full), rest) + 1)
+        codes = {(rest - gain) // n for gain in gains if not (rest - gain) % n}
+    prints = {_fingerprint(shapes, content.mask, count) for count in codes}
+    if not 0 < content.mask < 1 << len(shapes) or content.fingerprint not in prints:
+        raise TpsgdError("the record belongs to a net with other layers")
+    if not outputs <= content.classes <= content.outputs:
+        raise TpsgdError(
+            f"the record has {content.classes} classes of at most {content.outputs}, the model "
+            f"{outputs} outputs"
+        )
+    if content.classes > outputs and last not in full:
+        raise TpsgdError("the record has new classes, but no weights of the last layer")
+    if isinstance(numbers, Tensor):
+        tensors = iter(numbers[: sum(sizes)].split(sizes))
+        return {i: [next(tensors).view(shape) for shape in each] for i, each in full.items()}
+    if full != {i: [tuple(tensor.shape) for tensor in each] for i, each in numbers.items()}:
+        raise TpsgdError("the record has layers of other shapes than the model")
+    return numbers

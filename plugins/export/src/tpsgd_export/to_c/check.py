@@ -1,0 +1,272 @@
+"""Exported C against `tpsgd.fit`, before it is left on disk."""
+
+import copy
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from tpsgd.common.errors import TpsgdError
+from tpsgd.engine.evaluate import evaluate
+from tpsgd.engine.fit import fit
+from tpsgd.engine.learners.optimizers import adam, sgd
+from tpsgd.engine.settings import Memory
+from tpsgd.maths.random import Key, permutation
+from tpsgd.nets.blocks import split
+from tpsgd.objectives import Objective, Site
+from tpsgd.rules import Rule
+from tpsgd.train import sequential, simultaneous
+from tpsgd_export.recipe import StepRecipe
+from tpsgd_export.to_c.compiled import FLAGS, compiler, run_program
+from tpsgd_export.to_c.integer_scales import IntegerNet
+from tpsgd_export.to_c.source import number, read_text
+
+STEPS = 8
+SEQUENCE = 6  # time steps of a sequence
+LR = {"sgd": 0.01, "momentum": 0.003, "adam": 0.001}
+TIMES = 8.0  # of torch's own distance from float64
+ROUNDING = 1e-5  # of the largest weight: a distance that is none
+OPTIMIZERS: dict[str, Any] = {
+    "sgd": sgd,
+    "momentum": lambda params: torch.optim.SGD(params, lr=0.01, momentum=0.9),
+    "adam": adam,
+}
+NOT_RUN = "not run: there is no C compiler here (install gcc or clang, or pip's ziglang)"
+OF_ADAM = (
+    "some gradients of this model may cancel to zero, of which rounding is all that is left, and "
+    "adam divides it by its own size; take optimizer='momentum', or report it, with the model"
+)
+EPOCHS = 5  # of integers
+MOST = 1000  # samples that integers learn
+WORSE = 0.05  # accuracy that integers may lose there
+
+
+class Distances(NamedTuple):
+    """The largest difference of a weight from those that `fit` learns in float64."""
+
+    ours: float  # of the C program
+    torchs: float  # of `fit` in float32
+    largest: float  # weight
+
+    @property
+    def equal(self) -> bool:
+        """Whether the difference is rounding."""
+        return self.ours <= max(TIMES * self.torchs, ROUNDING * self.largest)
+
+
+def check(
+    model: nn.Module, recipe: StepRecipe, texts: dict[str, str], order: Any, **options: Any
+) -> str:
+    """Run the C of a recipe beside `fit`, and say in a sentence how far they are apart.
+
+    `options` are the rule and the loss of `fit`. Without a C compiler nothing runs.
+    """
+    if compiler() is None:
+        return NOT_RUN
+    apart = distances(model, recipe, texts, order, **options)
+    if not apart.equal:
+        hint = OF_ADAM if recipe.optimizer == "adam" else "please report it, with the model"
+        raise TpsgdError(
+            f"the C program learned other weights than tpsgd.fit, {apart.ours:.1e} away from them, "
+            f"and nothing was written: {hint}"
+        )
+    return (
+        f"run beside tpsgd.fit for {STEPS} steps: weights {apart.ours:.0e} from float64, torch's "
+        f"float32 {apart.torchs:.0e}"
+    )
+
+
+def distances(
+    model: nn.Module,
+    recipe: StepRecipe,
+    texts: dict[str, str],
+    order: Any,
+    steps: int = STEPS,
+    flags: Sequence[str] = FLAGS,
+    **options: Any,
+) -> Distances:
+    """How far the C program and `fit` in float32 are from `fit` in float64 after some steps."""
+    x, labels = samples(recipe, steps)
+    learned = _learned_by_c(texts, recipe, order, x, labels, flags)
+    exact, rounded = (
+        trained(model, recipe, x.to(dtype), labels, order=order, **options)
+        for dtype in (torch.float64, torch.float32)
+    )
+    ours, theirs = (float((w.double() - exact).abs().max()) for w in (learned, rounded))
+    return Distances(ours, theirs, float(exact.abs().max()))
+
+
+def samples(recipe: StepRecipe, steps: int = STEPS) -> tuple[Tensor, Tensor]:
+    """Random samples for some steps, with every class among their labels if they are enough."""
+    count = steps * recipe.batch
+    sequence = (SEQUENCE,) if recipe.recurrent else ()
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(count, *sequence, recipe.inputs, generator=generator, dtype=torch.float32)
+    return x.view(count, *sequence, *recipe.shape), torch.arange(count) % max(2, recipe.classes)
+
+
+def _learned_by_c(
+    texts: dict[str, str],
+    recipe: StepRecipe,
+    order: Any,
+    x: Tensor,
+    labels: Tensor,
+    flags: Sequence[str],
+) -> Tensor:
+    """The weights and class codes that the C program learns from the samples in their order."""
+    learning = [1 << block.number for block in recipe.blocks if block.learns]
+    batches = list(zip(x.split(recipe.batch), labels.split(recipe.batch), strict=True))
+    steps = [
+        np.uint32(mask).tobytes() + batch.numpy().tobytes() + label.numpy().astype("u2").tobytes()
+        for mask in (learning if order is sequential else [sum(learning)])
+        for batch, label in batches
+    ]
+    rate, count = number(LR[recipe.optimizer]), batches[0][0].numel()
+    defined = f"#define COUNT {count}\n#define RATE {rate}\n"
+    defined += "#define SEQUENCES\n" * recipe.recurrent
+    main = defined + read_text("templates/trial.c")
+    written = run_program(texts, main, b"".join(steps), flags)
+    shapes = [
+        (p.shape, block is recipe.blocks[-1])
+        for block in recipe.blocks
+        if block.learns
+        for p in block.parameters.values()
+    ]
+    shapes += [((recipe.outputs, b.learned_codes), True) for b in recipe.blocks if b.learned_codes]
+    weights = torch.frombuffer(bytearray(written), dtype=torch.float32)
+    each = weights.split([torch.Size(shape).numel() for shape, _ in shapes])
+    return torch.cat(
+        [
+            numbers.view(shape)[: recipe.classes if by_class else None].flatten()
+            for numbers, (shape, by_class) in zip(each, shapes, strict=True)
+        ]
+    )
+
+
+def trained(
+    model: nn.Module, recipe: StepRecipe, x: Tensor, labels: Tensor, *, rule: Any, **options: Any
+) -> Tensor:
+    """The weights and class codes that `fit` learns from the samples in their order."""
+    codes: dict[int, Tensor] = {}
+    net = _without_norms(copy.deepcopy(model), recipe).to(x.dtype)
+    loader = DataLoader(TensorDataset(x, labels), batch_size=recipe.batch)
+    _fit(
+        net, loader, rule=keeping_codes(rule, codes), epochs=1, lr=LR[recipe.optimizer],
+        seed=recipe.seed, optimizer=OPTIMIZERS[recipe.optimizer],
+        memory=Memory(reuse=False),  # later blocks get the samples in their order, too
+        **options,
+    )  # fmt: skip
+    blocks = [block for block, r in zip(split(net), recipe.blocks, strict=True) if r.learns]
+    parameters = [p for block in blocks for p in block.layer.parameters()]
+    return torch.cat([p.detach().flatten() for p in (*parameters, *codes.values())])
+
+
+def _fit(*arguments: Any, **options: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fit(*arguments, progress=False, **options)
+
+
+def _without_norms(model: nn.Module, recipe: StepRecipe) -> nn.Module:
+    """The model with the norms of frozen layers folded into their weights, as in the recipe."""
+    norms = []
+    for block, record in zip(split(model), recipe.blocks, strict=True):
+        if block.between:
+            norms += block.between
+            block.layer.weight = nn.Parameter(record.parameters["weight"], requires_grad=False)
+            block.layer.bias = nn.Parameter(record.parameters["bias"], requires_grad=False)
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if any(child is norm for norm in norms):
+                setattr(module, name, nn.Identity())
+    return model
+
+
+def keeping_codes(rule: Any, codes: dict[int, Tensor]) -> Any:
+    """The rule, or rules; the class codes that blocks learn are put into `codes`, in order."""
+    if not isinstance(rule, Rule):
+        return [keeping_codes(each, codes) for each in rule]
+    make = rule.objective
+    if make is None:
+        return rule
+
+    def objective(site: Site) -> Objective:
+        drawn = make(site)
+        if drawn.learned:
+            codes[site.key.block] = drawn.tensors[0]
+        return drawn
+
+    return replace(rule, objective=objective)
+
+
+Labelled = tuple[Tensor, Tensor]
+
+
+def check_integers(
+    model: nn.Module,
+    net: IntegerNet,
+    texts: dict[str, str],
+    labelled: Labelled,
+    rate: float,
+    **options: Any,
+) -> str:
+    """Learn the calibration samples in integers and with `fit` in floats; say how many are right.
+
+    Integers that lose more than a few points are refused. `options` are the rule and the seed.
+    """
+    if compiler() is None:
+        return NOT_RUN
+    x, labels = (values[:MOST] for values in labelled)
+    ours = accuracy_in_integers(net, texts, (x, labels), (x, labels), rate, EPOCHS)
+    floats = copy.deepcopy(model)
+    _fit(
+        floats, (x, labels), lr=rate, epochs=EPOCHS, batch_size=1, optimizer=sgd,
+        order=simultaneous, **options,
+    )  # fmt: skip
+    theirs = evaluate(floats, (x, labels))
+    if ours < theirs - WORSE:
+        raise TpsgdError(
+            f"in {net.numbers} the net gets {ours:.1%} of your samples right after {EPOCHS} "
+            f"epochs, in float32 {theirs:.1%}: nothing was written; export it with int16 or "
+            "float32"
+        )
+    return (
+        f"run beside tpsgd.fit on {len(x):,} of your samples, {EPOCHS} epochs: {ours:.1%} of them "
+        f"right, float32 {theirs:.1%}"
+    )
+
+
+def accuracy_in_integers(
+    net: IntegerNet,
+    texts: dict[str, str],
+    train: Labelled,
+    test: Labelled,
+    rate: float,
+    epochs: int,
+    seed: int = 0,
+    nearest: bool = False,
+) -> float:
+    """The share of test samples that the C program gets right after some epochs.
+
+    Each epoch has another order, that of `fit` with this seed. `nearest` rounds to the nearest
+    integer instead of at random: a control, which learns less.
+    """
+    rows, tests = (_rows(net, *labelled) for labelled in (train, test))
+    orders = [torch.cat(list(permutation(len(rows), Key(seed, 0, e)))) for e in range(epochs)]
+    content = b"".join([*(rows[order].tobytes() for order in orders), tests.tobytes()])
+    fraction = min(round(rate * 65536), 65535)  # NET_RATE
+    defined = f"#define STEPS {epochs * len(rows)}\n#define RATE {fraction}\n"
+    flags = (*FLAGS, "-DTPS_ROUND_TO_NEAREST") if nearest else FLAGS
+    main = defined + read_text("templates/integer_trial.c")
+    return int(run_program(texts, main, content, flags)) / len(tests)
+
+
+def _rows(net: IntegerNet, x: Tensor, labels: Tensor) -> Any:
+    """Samples as bytes, a row each, with their labels at the end."""
+    classes = labels.numpy().astype(np.uint16)[:, None].view(np.uint8)
+    return np.concatenate([net.quantised(x).view(np.uint8), classes], 1)

@@ -1,0 +1,160 @@
+"""`export.c`: a training step as C files in a folder."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tpsgd.common.errors import TpsgdError
+from tpsgd.common.files import write_together
+from tpsgd.common.output import check_new, output_folder
+from tpsgd.common.units import as_bytes, size
+from tpsgd.losses import Loss
+from tpsgd.rules import Rule, readout, resolve
+from tpsgd.train import simultaneous
+from tpsgd_export.exported import Exported
+from tpsgd_export.inputs import read_inputs
+from tpsgd_export.read_model import as_samples, check_shape, read_model
+from tpsgd_export.to_c.arduino import as_library
+from tpsgd_export.to_c.check import EPOCHS, check, check_integers
+from tpsgd_export.to_c.codes import with_binary_codes, with_codes
+from tpsgd_export.to_c.inputs import with_inputs
+from tpsgd_export.to_c.integer_scales import integer_net
+from tpsgd_export.to_c.integer_source import integer_layout, integer_source
+from tpsgd_export.to_c.memory import FLOAT, MemoryMap, layout
+from tpsgd_export.to_c.source import sources, summary
+
+
+def c(
+    model: nn.Module,
+    folder: str | Path,
+    *,
+    shape: Sequence[int],
+    rule: Rule | str | Sequence[Rule | str] | None = None,
+    batch: int = 1,
+    optimizer: str = "sgd",
+    codes: str = "auto",
+    order: Callable[..., Any] = simultaneous,
+    ram: str | int | None = None,
+    seed: int = 0,
+    loss: Loss | None = None,
+    samples: Any = None,
+    labels: Any = None,
+    numbers: str = "float32",
+    rate: float = 2.0**-7,
+    spare: int = 0,
+    files: str = "plain",
+    inputs: Mapping[str, Any] | None = None,
+    classes: Sequence[str] | None = None,
+    overwrite: bool = False,
+) -> Exported:
+    """Write a model and its training step as C99: no heap, no library, all bytes set beforehand.
+
+    The folder gets `net.h`, which explains what can be called, `net.c` and `tpsgd.h`. Before they
+    are written they are compiled and run beside `tpsgd.fit`, if there is a C compiler.
+
+    Args:
+        model: as for `fit`: Linear, Conv1d, Conv2d; ReLU, LeakyReLU, Tanh, Sigmoid; pools and
+            Flatten; recurrent layers. A batch norm of a layer that does not learn is folded.
+        folder: where the files go.
+        shape: of one sample; of sequences (steps, inputs), of which any number may come.
+        rule: as for `fit`: `readout`, `tpsgd_l2`, `tpsgd_l1`, `drtp` or `frozen`. Default:
+            `rules.default()`; for integers, whose codes cannot learn, `readout()`.
+        batch: samples of a step.
+        optimizer: "sgd", "momentum" (0.9) or "adam".
+        codes: class codes by "hash" or from "flash"; "auto": from flash if they are few; "binary":
+            codes of -1 and +1 by hash, whatever the rule's. Integers have those, in flash.
+        order: how the check trains; on the device, the caller says which blocks learn.
+        ram: a budget such as "16KB", for the weights, the optimizer and the arena.
+        seed: of the class codes.
+        loss: of the last block, if not the rule's own.
+        samples: inputs to calibrate readouts with; without them, the first batch does it.
+        labels: of the samples; integers need them.
+        numbers: "float32", or "int8" or "int16": dense nets under `readout` with binary codes,
+            whose weights move by stochastic rounding. Binary points come from the samples.
+        rate: the learning rate that the binary points of integers leave room for.
+        spare: classes that may come later.
+        files: "plain", or "arduino": a library of the Arduino IDE, with a sketch.
+        inputs: `data.inputs`: the header names the columns in their order, and if they were scaled
+            for training, `net_scale` does the same on the device.
+        classes: `data.classes`, the names of the labels, for the header.
+        overwrite: replace an earlier export.
+
+    Examples:
+        >>> import tempfile
+        >>> model = nn.Sequential(nn.Linear(64, 32), nn.LeakyReLU(), nn.Linear(32, 10))
+        >>> exported = c(model, tempfile.mkdtemp(), shape=(64,), ram="16KB")
+        >>> exported.memory.ram_bytes
+        11136
+    """
+    check_word("codes", codes, ("auto", "hash", "flash", "binary"))
+    check_word("files", files, ("plain", "arduino"))
+    check_word("numbers", numbers, ("float32", "int8", "int16"))
+    floats = numbers == "float32"
+    if not floats and codes not in ("auto", "binary"):
+        raise TpsgdError(
+            f"codes={codes!r} is for floats: {numbers} has codes of -1 and +1, a bit each, in flash"
+        )
+    learning: Any = readout() if rule is None and not floats else resolve(rule)
+    if codes == "binary" or not floats:
+        learning = with_binary_codes(learning)
+    recipe = read_model(
+        model, learning, shape, batch=batch, optimizer=optimizer, loss=loss, seed=seed, spare=spare,
+        samples=samples,
+    )  # fmt: skip
+    net = None
+    if floats:
+        recipe = with_codes(recipe, codes)
+        texts, memory = sources(recipe), layout(recipe)
+    else:
+        if samples is None or labels is None:
+            raise TpsgdError(
+                f"{numbers} needs samples= and labels=, a few hundred like those of the device: "
+                "its binary points come from them"
+            )
+        samples = as_samples(samples, check_shape(shape), recipe.recurrent)
+        net = integer_net(recipe, samples, labels, numbers, rate=rate, epochs=EPOCHS)
+        texts, memory = integer_source(net), integer_layout(net)
+    _keep_within(ram, memory)
+    meaning = read_inputs(inputs, classes, recipe)
+    meaning.warn_of_lost_digits()
+    texts = with_inputs(texts, meaning, recipe)
+    if meaning.shift:
+        scaling = {"shift and scale of the inputs": 2 * FLOAT * len(meaning.shift)}
+        memory = replace(memory, flash=memory.flash | scaling)
+    written = texts
+    if files == "arduino":
+        if recipe.recurrent or recipe.batch > 1 or not floats:
+            raise TpsgdError(
+                "files='arduino' has a sketch that learns one sample at a time, in floats: export "
+                "a net that is not recurrent, with batch=1 and numbers='float32', or plain files"
+            )
+        written = as_library(texts, recipe, summary(recipe), memory.ram_bytes)
+    check_new(Path(folder), overwrite, *written)
+    if net is None:
+        checked = check(model, recipe, texts, order, rule=learning, loss=loss)
+    else:
+        labelled = samples, torch.as_tensor(labels).flatten().long()
+        checked = check_integers(model, net, texts, labelled, rate, rule=learning, seed=seed)
+    with output_folder(Path(folder), tuple(written), overwrite) as path:
+        paths = write_together({path / name: text.encode() for name, text in written.items()})
+    return Exported(paths, checked, memory=memory, note=meaning.note("net_scale"))
+
+
+def check_word(name: str, word: str, words: Sequence[str]) -> None:
+    """Refuse a word that is none of these."""
+    if word not in words:
+        raise TpsgdError(f"{name} must be one of {', '.join(words)}, got {word!r}")
+
+
+def _keep_within(ram: str | int | None, memory: MemoryMap) -> None:
+    if ram is None or memory.ram_bytes <= as_bytes(ram):
+        return
+    amounts = ", ".join(f"{name} {count:,} B" for name, count in memory.ram.items())
+    raise TpsgdError(
+        f"the net needs {memory.ram_bytes:,} B of RAM ({amounts}), and ram={size(as_bytes(ram))} "
+        f"is {as_bytes(ram):,} B: take fewer units, a smaller batch or optimizer='sgd'"
+    )

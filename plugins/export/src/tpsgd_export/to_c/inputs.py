@@ -1,0 +1,50 @@
+"""The header's words on inputs and classes, and `net_scale`, for a net that is written as C."""
+
+from textwrap import wrap
+
+from tpsgd_export.inputs import SampleFormat
+from tpsgd_export.recipe import StepRecipe
+from tpsgd_export.to_c.source import array, comment, filled, number
+
+LONGEST = 60  # characters of a name
+END_OF_FUNCTIONS = "#ifdef __cplusplus\n}\n"  # in net.h
+
+
+def with_inputs(texts: dict[str, str], inputs: SampleFormat, recipe: StepRecipe) -> dict[str, str]:
+    """The files of a net with what its inputs and classes mean."""
+    header, program = _comment(inputs), ""
+    if recipe.link:
+        left_out = f"The outputs are logits; the model's {recipe.link} is left out."
+        header += f"{comment(left_out)}\n\n"
+    if inputs.shift:
+        header += filled("scale.h", {"what": "a time step" if recipe.recurrent else "a sample"})
+        tables = array("float", "net_shift", map(number, inputs.shift))
+        tables += array("float", "net_scales", map(number, inputs.scale))
+        count = len(inputs.shift)
+        index = "i" if count == recipe.inputs else f"i % {count}u"
+        program = filled("scale.c", {"tables": tables, "index": index})
+    front, end, rest = texts["net.h"].rpartition(END_OF_FUNCTIONS)
+    return texts | {"net.h": front + header + end + rest, "net.c": texts["net.c"] + program}
+
+
+def _comment(inputs: SampleFormat) -> str:
+    """The columns with their scaling, and the classes, in a comment of C."""
+    lines, scaling = [], list(zip(inputs.shift, inputs.scale, strict=True))
+    if scaling and len(scaling) == len(inputs.columns):
+        lines.append("SampleFormat in their order, with shift and scale:")
+        for i, (name, (shift, scale)) in enumerate(zip(inputs.columns, scaling, strict=True)):
+            lines.append(f"  x[{i}] {name[:LONGEST]}: {shift:.7g}, {scale:.7g}")
+    else:
+        if inputs.columns:
+            lines += ["SampleFormat in their order:", *_listed(inputs.columns)]
+        if scaling:
+            lines.append("Scaling of the inputs, shift and scale of each feature:")
+            lines += wrap(", ".join(f"({a:.7g} {b:.7g})" for a, b in scaling), 94)
+    if inputs.classes:
+        lines += ["Classes by their labels:", *_listed(inputs.classes)]
+    return f"{comment(*lines)}\n\n" if lines else ""
+
+
+def _listed(names: tuple[str, ...]) -> list[str]:
+    words = ", ".join(f"{i} {name[:LONGEST]}" for i, name in enumerate(names))
+    return wrap(words, 94, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)

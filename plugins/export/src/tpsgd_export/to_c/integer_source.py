@@ -1,0 +1,218 @@
+"""C of a net that learns in integers: net.h, net.c and the kernels, from an `IntegerNet`.
+
+The numbers of the layers lie in flash; the weights, the biases and the state of the random numbers
+in `net_state`. RAM is a constant that the compiler checks.
+"""
+
+import struct
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+from textwrap import wrap
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tpsgd_export.integer_records import CLASSES, RANDOM, RecordRow, packed_head
+from tpsgd_export.records import fingerprint, learning_mask
+from tpsgd_export.to_c.integer_scales import BITS, IntegerLayer, IntegerNet, input_range
+from tpsgd_export.to_c.memory import MemoryMap
+from tpsgd_export.to_c.source import ERRORS, LICENCE, error_codes, filled, read_text, row
+
+WIDTH = 96  # of a line of numbers
+
+
+class IntegerPlaces(NamedTuple):
+    """Offsets of each layer's weights, biases and outputs, how many there are, and bytes."""
+
+    weights: tuple[int, ...]
+    biases: tuple[int, ...]
+    outputs: tuple[int, ...]
+    weight_count: int
+    bias_count: int
+    padded_weights: int  # up to a whole number of words
+    padded_outputs: int  # of hidden layers, in pairs
+    weight_bytes: int
+    state_bytes: int  # biases, random state and number of classes, weights
+    arena_bytes: int  # errors of the classes, and the outputs of two layers
+    record_bytes: int  # a saved net: its head, weights, biases, CRC
+
+
+def places(net: IntegerNet) -> IntegerPlaces:
+    """Offsets and bytes of a net; layers that do not learn take no RAM."""
+    weights = [layer.weights.size * layer.learns for layer in net.layers]
+    biases = [0 if la.biases is None else la.biases.size * la.learns for la in net.layers]
+    hidden = [layer.outputs for layer in net.layers[:-1]]
+    even, odd = (max(hidden[first::2], default=0) for first in (0, 1))
+    size, weight_count, bias_count = BITS[net.numbers] // 8, sum(weights), sum(biases)
+    padded_weights = weight_count + -weight_count % (4 // size)
+    padded_outputs = even + odd + (even + odd) % 2
+    return IntegerPlaces(
+        tuple(accumulate([0, *weights[:-1]])),
+        tuple(accumulate([0, *biases[:-1]])),
+        tuple(even * (i % 2) for i in range(len(hidden))),
+        *(weight_count, bias_count, padded_weights, padded_outputs, size),
+        state_bytes=4 * bias_count + 8 + size * padded_weights,
+        arena_bytes=4 * net.recipe.outputs + 2 * padded_outputs,
+        record_bytes=len(record_head(net)) + 4 + size * weight_count + 4 * bias_count,
+    )
+
+
+def integer_layout(net: IntegerNet) -> MemoryMap:
+    """The bytes of a net by what they hold."""
+    at = places(net)
+    ram = {
+        "weights": at.weight_bytes * at.padded_weights,
+        "biases": 4 * at.bias_count,
+        "random state, number of classes": 8,
+        "arena: errors of the classes, outputs": at.arena_bytes,
+    }
+    products = sum(layer.weights.size for layer in net.layers)
+    codes = sum(-(-layer.codes.size // 8) for layer in net.layers if layer.codes is not None)
+    flash = {"initial weights": products * at.weight_bytes + 4 * at.bias_count, "codes": codes}
+    return MemoryMap(ram, flash, products + at.weight_count)
+
+
+def record_head(net: IntegerNet) -> bytes:
+    """What the records of a net begin with; the classes and the random state are 0."""
+    rows = [
+        RecordRow(la.inputs, la.outputs, int(la.biases is not None), la.weight_point, la.sum_point)
+        for la in net.layers
+        if la.learns
+    ]
+    recipe, bits = net.recipe, BITS[net.numbers]
+    return packed_head(fingerprint(recipe), learning_mask(recipe), recipe.outputs, bits, rows)
+
+
+def integer_source(net: IntegerNet) -> dict[str, str]:
+    """The files of a net that learns in integers, by their names."""
+    words = _words(net, places(net))
+    kernels = f"#include <stdint.h>\n\n{read_text('kernels/integer.h')}\n#endif\n"
+    return {
+        "net.h": filled("integer_net.h", words),
+        "net.c": filled("integer_net.c", words),
+        "tpsgd.h": f"#ifndef TPSGD_H\n#define TPSGD_H\n\n{kernels}",
+    }
+
+
+def _words(net: IntegerNet, at: IntegerPlaces) -> dict[str, Any]:
+    """What the frames are filled with."""
+    recipe, layers = net.recipe, net.layers
+    head = [number for (number,) in struct.iter_unpack("<I", record_head(net))]
+    low, high = input_range(net.signed)
+    forward, step = _steps(net, at)
+    return at._asdict() | {
+        "licence": LICENCE,
+        "errors": error_codes(ERRORS),
+        "sizes": "-".join(map(str, [layers[0].inputs, *(layer.outputs for layer in layers)])),
+        "numbers": net.numbers,
+        "kind": "int8_t" if net.signed else "uint8_t",
+        "rule": recipe.rule,
+        "inputs": layers[0].inputs,
+        "input_point": net.input_point,
+        "scale": float(2**net.input_point),
+        "low": low,
+        "high": high,
+        "outputs": recipe.outputs,
+        "classes": recipe.classes,
+        "blocks": len(layers),
+        "all_blocks": f"{(1 << len(layers)) - 1}u",
+        "hidden": len(layers) > 1,
+        "parameters": at.weight_count + at.bias_count,
+        "logit_point": layers[-1].sum_point,
+        "ram": at.state_bytes + at.arena_bytes,
+        "tables": "".join(f"{table}\n" for table in _tables(net)),
+        "rows": ",\n".join(f"    {_row(i, layer)}" for i, layer in enumerate(layers)),
+        "first": _first_values(net),
+        "random": net.random,
+        "forward": forward,
+        "step": step,
+        "head": _table("uint32_t", "net_head", head, "u"),
+        "words": len(head),
+        "start": 4 * len(head),
+        "class_bytes": 4 * CLASSES,
+        "random_bytes": 4 * RANDOM,
+        "loops": _loaded_weights(net, at),
+    }
+
+
+def _tables(net: IntegerNet) -> Iterator[str]:
+    """The codes of all layers, and the weights of those that do not learn."""
+    for i, layer in enumerate(net.layers):
+        if layer.codes is not None:
+            bits = np.packbits(layer.codes.ravel(), bitorder="little")
+            yield _table("uint8_t", f"net_codes_{i}", bits)
+        if not layer.learns:
+            yield _table(f"{net.numbers}_t", f"net_weights_{i}", layer.weights.ravel())
+            if layer.biases is not None:
+                yield _table("int32_t", f"net_biases_{i}", layer.biases)
+
+
+def _table(kind: str, name: str, values: Iterable[int], suffix: str = "") -> str:
+    numbers = [f"{int(v)}{suffix}" for v in values]
+    lines = "\n    ".join(wrap(", ".join(numbers), WIDTH))
+    return f"static const {kind} {name}[{len(numbers)}] = {{\n    {lines}}};\n"
+
+
+def _row(i: int, layer: IntegerLayer) -> str:
+    factors = (row(f.mantissa, f.point) for f in (layer.slope, layer.gain, layer.log_gain))
+    return row(
+        *(layer.inputs, layer.outputs, layer.limit, layer.activation),
+        *(layer.weight_point, layer.input_point, layer.output_point, *factors),
+        "0" if layer.codes is None else f"net_codes_{i}",
+    )
+
+
+def _first_values(net: IntegerNet) -> str:
+    """The weights and the biases that learn, as the model came with them."""
+    learned = [layer for layer in net.layers if layer.learns]
+    weights = np.concatenate([layer.weights.ravel() for layer in learned])
+    biases = [layer.biases for layer in learned if layer.biases is not None]
+    text = _table(f"{net.numbers}_t", "net_weights_at_first", weights)
+    if biases:
+        text += "\n" + _table("int32_t", "net_biases_at_first", np.concatenate(biases))
+    return text
+
+
+def _steps(net: IntegerNet, at: IntegerPlaces) -> tuple[str, str]:
+    """Inference and the training step: one call after another."""
+    forward, step = [], []
+    last = len(net.layers) - 1
+    for i, layer in enumerate(net.layers):
+        source = f"net_units(a->y + {at.outputs[i - 1]})" if i else "net_bytes(x)"
+        call = f"(&net_layers[{i}], {_weights_and_biases(i, layer, at)}, {source}, "
+        if i == last:
+            forward.append(f"    tps_int_logits{call}s->classes, logits);")
+            step.append(f"    tps_int_logits{call}s->classes, a->e);")
+            kernel, outputs = "tps_int_learn_head", ""
+        else:
+            forward.append(f"    tps_int_forward{call}a->y + {at.outputs[i]});")
+            step.append(forward[-1])
+            kernel, outputs = "tps_int_learn_hidden", f"a->y + {at.outputs[i]}, "
+        if layer.learns:
+            step.append(
+                f"    if (blocks & UINT32_C({1 << i})) {{\n"
+                f"        value = {kernel}{call}{outputs}s->classes,\n"
+                "            *labels, rate, a->e, &s->random);\n"
+                f"        if (loss) loss[{i}] = value;\n    }}"
+            )
+    return "\n".join(forward), "\n".join(step)
+
+
+def _weights_and_biases(i: int, layer: IntegerLayer, at: IntegerPlaces) -> str:
+    """Where they lie."""
+    weights, biases = f"net_weights_{i}", f"net_biases_{i}"
+    if layer.learns:
+        weights, biases = f"s->weights + {at.weights[i]}", f"s->biases + {at.biases[i]}"
+    return f"{weights}, {'0' if layer.biases is None else biases}"
+
+
+def _loaded_weights(net: IntegerNet, at: IntegerPlaces) -> str:
+    """Loops that read the weights of a record, each within its layer's limit."""
+    size = at.weight_bytes
+    return "\n".join(
+        f"    for (i = {start}; i < {start + layer.weights.size}; i++, p += {size})\n"
+        f"        s->weights[i] = (TPS_WEIGHT)tps_clip(tps_get_signed(p, {size}), "
+        f"net_layers[{i}].limit);"
+        for i, (layer, start) in enumerate(zip(net.layers, at.weights, strict=True))
+        if layer.learns
+    )

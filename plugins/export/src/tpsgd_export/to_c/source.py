@@ -1,0 +1,319 @@
+"""A recipe as C: `net.h`, `net.c` and the kernels that it needs, in `tpsgd.h`.
+
+The kernels in `kernels/` and the frames in `templates/` are written by hand; tables of constants
+and what fills the frames are written here. A feed-forward net learns from samples (`net_step`). A
+recurrent net reads one time step at a time, and learns meanwhile (`net_start`, `net_read`,
+`net_finish`, and without learning `net_look`, `net_logits`).
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.resources import files
+from string import Template
+from textwrap import wrap
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tpsgd.common.names import SIGNS, safe
+from tpsgd.projections import make_tables
+from tpsgd_export.recipe import (
+    BlockRecipe,
+    CellLayer,
+    Codes,
+    Convolution,
+    DiagonalLayer,
+    StepRecipe,
+)
+from tpsgd_export.records import fingerprint, learning_mask
+from tpsgd_export.to_c.memory import (
+    CODES,
+    GAIN,
+    MOMENTS,
+    MemoryMap,
+    fan_in,
+    layout,
+    pixels,
+    summed,
+)
+
+FRAGMENTS = (
+    *("numbers", "codes", "optimizers", "blocks", "maps", "losses", "step", "records"),
+    *("cells", "diagonal", "sequences"),
+)
+ONLY_FOR = {  # fragments that few nets need
+    "maps": "convolutions",
+    "cells": "sequences",
+    "diagonal": "diagonal",
+    "sequences": "sequences",
+}
+LICENCE = "/* Written by tpsgd.export for its user, who may do with it what they like. */"
+ERRORS = ("OK", "BAD_INPUT", "BAD_RATE", "BAD_LABEL", "DIVERGED", "NO_SPACE", "BAD_RECORD")
+SEQUENCE_ERRORS = (*ERRORS, "MEASURED", "BAD_ORDER")
+NOWHERE = "TPS_NOWHERE"
+CONDITION = re.compile(r"@(?P<no>!?)(?P<word>\w+) ")  # of a line of a template
+
+
+def sources(recipe: StepRecipe) -> dict[str, str]:
+    """The files of a net by their names."""
+    words = _words(recipe, layout(recipe))
+    program = filled("read.c" if recipe.recurrent else "learn.c", words)
+    return {
+        "net.h": filled("net.h", words),
+        "net.c": program + filled("lasting.c", words),
+        "tpsgd.h": kernels(recipe),
+    }
+
+
+def read_text(path: str) -> str:
+    """A file of this package."""
+    return files("tpsgd_export.to_c").joinpath(path).read_text(encoding="utf-8")
+
+
+def filled(template: str, words: Mapping[str, Any]) -> str:
+    """A file of `templates/` with its $words replaced.
+
+    A line that begins with `@word ` is left out if the word is 0 or empty, with `@!word ` if not.
+    """
+    lines = []
+    for line in read_text(f"templates/{template}").splitlines(keepends=True):
+        condition = CONDITION.match(line)
+        if condition is None:
+            lines.append(line)
+        elif bool(words[condition["word"]]) != bool(condition["no"]):
+            lines.append(line[condition.end() :])
+    return Template("".join(lines)).substitute(words)
+
+
+def kernels(recipe: StepRecipe) -> str:
+    """One header with the kernels that the net needs."""
+    chosen = _needs(recipe)
+    switches = [f"#define TPS_WITH_{name.upper()}" for name in sorted(chosen)]
+    if recipe.optimizer != "sgd":
+        switches.append(f"#define TPS_{recipe.optimizer.upper()}")
+    names = [name for name in FRAGMENTS if ONLY_FOR.get(name, "") in {"", *chosen}]
+    texts = {name: read_text(f"kernels/{name}.h") for name in names}
+    if "quantiles" in chosen:  # of k / 4096 from k = 2048 on; the others follow by symmetry
+        table = map(str, make_tables()[2048:].tolist())
+        texts["codes"] = array("int32_t", "tps_quantiles", table) + "\n" + texts["codes"]
+    guard = ["#ifndef TPSGD_H", "#define TPSGD_H", "", *switches, ""]
+    return "\n".join([LICENCE, *guard, *texts.values(), "#endif", ""])
+
+
+def _needs(recipe: StepRecipe) -> set[str]:
+    """The kernels that are left out unless a block needs them."""
+    chosen = set()
+    for block in recipe.blocks:
+        chosen |= {block.activation} & {"tanh", "sigmoid"}
+        if isinstance(block.layer, Convolution):
+            chosen.add("convolutions")
+        if block.recurrent:
+            chosen |= {
+                "sequences",
+                "diagonal" if isinstance(block.layer, DiagonalLayer) else "cells",
+            }
+        if block.pools:
+            chosen.add("pools")
+        if block.local:
+            chosen.add("readout" if block.local.name == "readout" else "targets")
+            if block.local.codes.distribution == "normal":
+                chosen.add("quantiles")
+            if block.local.learned:
+                chosen.add("learned_codes")
+        if "bce" in (recipe.loss, block.local and block.local.loss):
+            chosen.add("sigmoid")
+    return chosen
+
+
+def number(value: float) -> str:
+    """A float32 as C writes it, exactly.
+
+    Examples:
+        >>> number(0.1), number(3), number(1e-30)
+        ('0.1f', '3.0f', '1e-30f')
+    """
+    return f"{np.float32(value)!s}f"
+
+
+def array(kind: str, name: str, values: Iterable[str]) -> str:
+    """A constant array, a few numbers on each line."""
+    values = list(values)
+    lines = [", ".join(values[i : i + 8]) for i in range(0, len(values), 8)]
+    body = ",\n    ".join(lines)
+    return f"static const {kind} {name}[{len(values)}] = {{\n    {body}}};\n"
+
+
+def floats(name: str, tensors: Iterable[Tensor]) -> str:
+    """A constant array of the numbers of some tensors."""
+    numbers = torch.cat([t.detach().flatten().float() for t in tensors])
+    return array("float", name, map(number, numbers.numpy()))
+
+
+def comment(*lines: str) -> str:
+    """A comment of C. All names get into the C through here: nothing in them can end it."""
+    return "/* " + "\n * ".join(safe(line, SIGNS + "[]") for line in lines) + " */"
+
+
+def row(*fields: Any) -> str:
+    """The fields of a struct."""
+    return f"{{{', '.join(map(str, fields))}}}"
+
+
+def error_codes(names: Iterable[str]) -> str:
+    """What a function can return."""
+    return "\n".join(f"#define NET_{name} {i}" for i, name in enumerate(names))
+
+
+def summary(recipe: StepRecipe) -> str:
+    """Rule, optimizer, loss and layers in a line."""
+    layers = ", ".join(block.name for block in recipe.blocks)
+    return safe(f"{recipe.rule}, {recipe.optimizer}, loss {recipe.loss}: {layers}")
+
+
+def _weight_places(recipe: StepRecipe, memory: MemoryMap) -> Iterator[str]:
+    learned = [b for b in recipe.blocks if b.learns]
+    shapes = [(b, name, p.shape) for b in learned for name, p in b.parameters.items()]
+    shapes += [(b, CODES, (recipe.outputs, b.learned_codes)) for b in learned if b.learned_codes]
+    for block, name, shape in shapes:
+        sizes = " x ".join(map(str, shape))
+        place = memory.lasting[block.number][name]
+        yield f"weights[{place}]: block {block.number + 1}, {name}, {sizes}"
+
+
+def _words(recipe: StepRecipe, memory: MemoryMap) -> dict[str, Any]:
+    """What the frames are filled with."""
+    tables, rows, layers = [], [], []
+    for block in recipe.blocks:
+        tables += _block_tables(block, memory)
+        rows.append(f"    {comment(block.name)}\n    {_block_row(recipe, block, memory)}")
+        if block.recurrent:
+            layers.append(f"    {_layer_row(block, memory)}")
+    measured = [b.local.gain for b in recipe.blocks if b.local and b.local.target]
+    weights = [p for b in recipe.blocks if b.learns for p in b.parameters.values()]
+    tables.append(floats("initial", [*weights, torch.tensor(measured)]))
+    draw = "    tps_draw_codes(&codes{}, NET_CLASSES, s->weights + {});"
+    drawn = [draw.format(i, at[CODES]) for i, at in enumerate(memory.lasting) if CODES in at]
+    adam, count = recipe.optimizer == "adam", len(recipe.blocks)
+    return {
+        "licence": LICENCE,
+        "summary": comment(*wrap(summary(recipe), 94)),
+        "places": comment(
+            "Weights, which can be read and written:", *_weight_places(recipe, memory)
+        ),
+        "errors": error_codes(SEQUENCE_ERRORS if recipe.recurrent else ERRORS),
+        "functions": read_text(f"templates/{'read' if recipe.recurrent else 'learn'}.h"),
+        "recurrent": recipe.recurrent,
+        "inputs": recipe.inputs,
+        "outputs": recipe.outputs,
+        "classes": recipe.classes,
+        "spare": recipe.spare,
+        "batch": recipe.batch,
+        "blocks": count,
+        "all_blocks": f"{(1 << count) - 1}u",
+        "parameters": recipe.parameters,
+        "codes": recipe.learned - recipe.parameters,
+        "params": recipe.learned,
+        "gains": len(measured),
+        "gains_at": f"s->weights + {recipe.learned}",
+        "numbers": recipe.learned + len(measured),
+        "initial": recipe.parameters + len(measured),
+        "draw_codes": "\n".join(drawn),
+        "moments": MOMENTS[recipe.optimizer] * recipe.learned,
+        "moments_at": "0" if recipe.optimizer == "sgd" else "s->moments",
+        "ticks": 2 * count * adam,
+        "ticks_at": "s->ticks" if adam else "0",
+        "tables": "\n".join(tables),
+        "rows": ",\n".join(rows),
+        "layers": ",\n".join(layers),
+        "layer_count": len(layers),
+        "ram": memory.ram_bytes,
+        "scratch": memory.scratch,
+        "dz": memory.dz,
+        "logits": memory.logits,
+        "arena": memory.arena,
+        "fingerprint": f"0x{fingerprint(recipe):08X}u",
+        "mask": f"{learning_mask(recipe)}u",
+    }
+
+
+def _block_tables(block: BlockRecipe, memory: MemoryMap) -> Iterator[str]:
+    """The constants that the rows of a block point to."""
+    i, layer = block.number, block.layer
+    if isinstance(layer, Convolution):
+        sizes = (layer.channels, *layer.size, *layer.out, *layer.kernel)
+        fields = row(*sizes, *layer.stride, *layer.padding, *layer.dilation, layer.groups)
+        yield f"static const tps_convolution convolution{i} = {fields};"
+    if block.pools:
+        rows = row(
+            *(
+                row(f"TPS_POOL_{p.kind.upper()}", p.channels, *p.size, *p.out, *p.kernel, *p.stride)
+                for p in block.pools
+            )
+        )
+        yield f"static const tps_pool pools{i}[{len(block.pools)}] = {rows};"
+    if block.local:
+        yield from _code_tables(i, block.local.codes)
+    if not block.learns:
+        yield floats(f"fixed{i}", block.parameters.values())
+    if isinstance(layer, DiagonalLayer):
+        names = ("x", "h", "traces", "lambda", "mean")
+        at = [memory.blocks[i].get(name, NOWHERE) for name in names]
+        feeds = int(len(block.shape) == 2)
+        fields = row(layer.states, f"TPS_{layer.loss_at.upper()}", feeds, *at)
+        yield f"static const tps_diagonal diagonal{i} = {fields};"
+
+
+def _code_tables(i: int, codes: Codes) -> Iterator[str]:
+    streams = table = "0"  # as with codes of every time step
+    if codes.table is not None:
+        table = f"codes_of_classes{i}"
+        yield floats(table, [codes.table])
+    elif codes.streams:
+        streams = f"streams{i}"
+        yield array("uint64_t", streams, (f"UINT64_C(0x{s:016X})" for s in codes.streams))
+    kind = f"TPS_{codes.distribution.upper()}"
+    fields = row(kind, codes.size, streams, table, number(codes.std), codes.filters)
+    yield f"static const tps_codes codes{i} = {fields};"
+
+
+def _block_row(recipe: StepRecipe, block: BlockRecipe, memory: MemoryMap) -> str:
+    """A block's entry in the table of blocks; a unit of a recurrent one is one number."""
+    i, layer, local = block.number, block.layer, block.local
+    shape = (layer.outputs,) if block.recurrent else block.shape
+    rows, columns = (1, *shape[1:])[-2:] if len(shape) > 1 else (1, 1)
+    kind = local.name if local else "head" if block.learns else "frozen"
+    loss = local.loss if local else recipe.loss
+    at = memory.lasting[i]
+    return row(
+        *(layer.inputs, layer.filters if isinstance(layer, Convolution) else layer.outputs),
+        *(pixels(block), fan_in(block), next(iter(at.values()))),
+        at.get("cells.0.bias_x" if block.recurrent else "bias", NOWHERE),
+        "0" if block.learns else f"fixed{i}",
+        *(memory.blocks[i]["output"], layer.outputs if block.recurrent else block.pooled),
+        *(f"TPS_{word.upper()}" for word in (block.activation, kind, loss)),
+        *(len(block.pools), number(block.slope)),
+        f"&convolution{i}" if isinstance(layer, Convolution) else "0",
+        f"pools{i}" if block.pools else "0",
+        f"&codes{i}" if local else "0",
+        *(rows, columns, *((local and local.grid) or (1, 1))),
+        *(number(local.gain if local else 1.0), number(local.target if local else 0.0)),
+        *(at.get(GAIN, NOWHERE), at.get(CODES, NOWHERE)),
+    )
+
+
+def _layer_row(block: BlockRecipe, memory: MemoryMap) -> str:
+    """An entry in the table of recurrent layers."""
+    at = memory.lasting[block.number]
+    layer, codes = block.layer, block.local.codes if block.local else None
+    per_step = codes is not None and codes.per_step
+    key = (codes.seed, codes.block) if codes and per_step else (0, 0)
+    return row(
+        f"blocks_of_net + {block.number}",
+        *(at.get(name, NOWHERE) for name in ("cells.0.weight_h", "cells.0.bias_h")),
+        *(block.weights, summed(block), memory.blocks[block.number].get("sums", 0)),
+        *(number(layer.leak if isinstance(layer, CellLayer) else 1.0), int(per_step)),
+        *(f"UINT64_C({n})" for n in key),
+        f"&diagonal{block.number}" if isinstance(layer, DiagonalLayer) else "0",
+    )

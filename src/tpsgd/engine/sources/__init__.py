@@ -1,0 +1,1 @@
+"""Where batches come from: arrays, loaders, augmentation, the outputs of frozen blocks."""

@@ -1,0 +1,140 @@
+"""What is probably not meant so: an error or a warning before training, a hint after it."""
+
+import warnings
+from collections.abc import Sequence
+from math import inf, log
+
+import torch
+from torch import Tensor, nn
+from torch.special import entr
+
+from tpsgd.common.errors import TpsgdError
+from tpsgd.engine.assemble import place_of
+from tpsgd.engine.evaluate import last_module
+from tpsgd.engine.record import LARGE_INPUT, Run
+from tpsgd.engine.solvers import SOLVERS
+from tpsgd.engine.sources.batches import ArraySource, LoaderSource, stored_samples
+from tpsgd.engine.spec import RunSpec
+from tpsgd.losses import Loss, bce, cross_entropy, mse
+from tpsgd.nets.padded import Padded
+from tpsgd.rules import Place
+from tpsgd.train import Source
+
+# what a loss expects of the output, and the functions at the end of a model that prevent it
+PREVENTED: dict[Loss, tuple[str, tuple[type[nn.Module], ...]]] = {
+    cross_entropy: ("applies a softmax itself", (nn.Softmax, nn.Sigmoid)),
+    bce: ("applies a sigmoid itself", (nn.Softmax, nn.LogSoftmax, nn.Sigmoid)),
+    mse: ("compares the output with 0 and 1", (nn.LogSoftmax,)),
+}
+SMALL_INPUT = 0.01  # standard deviation of x below which a net hardly sees its inputs
+INPUTS = 1000  # samples that are looked at
+SUITABLE = {nn.Softmax: cross_entropy, nn.LogSoftmax: cross_entropy, nn.Sigmoid: bce}
+
+
+def refuse_broken_weights(models: Sequence[nn.Module]) -> None:
+    """Refuse a model that no training can mend: one with weights that are NaN or infinite.
+
+    And one whose weights have hooks that no training here would run.
+    """
+    for name, p in (pair for model in models for pair in model.named_parameters()):
+        if p._post_accumulate_grad_hooks:
+            raise TpsgdError(
+                f"{name} has a hook that waits for gradients to be accumulated, which is never "
+                "done here: remove it, or change gradients with register_hook"
+            )
+        has_numbers = p.is_floating_point() and p.numel() and not p.is_meta
+        if has_numbers and not torch.isfinite(torch.stack(p.detach().aminmax())).all():
+            raise TpsgdError(
+                f"the model has NaN or infinity in {name} before training: make it anew"
+            )
+
+
+def warn_of_link(spec: RunSpec) -> None:
+    """Warn if the model ends in a function that the loss has already, or has no use for.
+
+    `place_of` lets a loss look at the logits before its own function where it can.
+    """
+    block, loss = spec.blocks[-1], spec.loss
+    link = type(last_module(block.modules[-1]))
+    solved = isinstance(spec.block_settings[-1].optimizer, SOLVERS)
+    if solved or place_of(block, loss) is not Place.END or loss not in PREVENTED:
+        return
+    reason, links = PREVENTED[loss]
+    if link in links:
+        other = SUITABLE[link]
+        advice = f"leave nn.{link.__name__} out"
+        advice += f", or use loss=tpsgd.{other.name}" if other is not loss else ""
+        warnings.warn(
+            f"the model ends in nn.{link.__name__}, but {loss.name} {reason}: {advice}",
+            stacklevel=4,
+        )
+
+
+def warn_of_bytes(source: Source) -> None:
+    """Warn of bytes that are no pixels: 0 and 1, which would be divided by 255."""
+    samples = stored_samples(source)
+    if not isinstance(samples, ArraySource) or samples.form.looks_up(samples.x):
+        return
+    x = samples.x.data if isinstance(samples.x, Padded) else samples.x
+    if x.dtype is torch.uint8 and x.numel() and int(x.max()) <= 1:
+        warnings.warn(
+            "x is of bytes (uint8), which are taken as pixels and divided by 255, but has none "
+            "above 1: give x as bool or float if it holds yes and no",
+            stacklevel=4,
+        )
+
+
+def hint_for(run: Run, samples: ArraySource | LoaderSource, spec: RunSpec) -> str:
+    """Why the last block is no better than guessing, in a sentence; "" if it has learned."""
+    losses = [e.loss for e in run.history if e.block in (0, len(run.blocks))]
+    if not losses or run.blocks[-1].learning == "solved":
+        return ""
+    last, rate = losses[-1], run.settings["lr"]
+    lower = "lower the learning rate" + ("" if rate is None else f", lr={rate}")
+    of_zeros, guessed = _losses_without_inputs(samples, spec.loss, spec.classes)
+    if of_zeros == inf:
+        rose = f"the last block's loss rose from {losses[0]:.3g} to {last:.3g}: {lower}"
+        return rose if last > 1.1 * losses[0] else ""
+    diverged = last > 2 * of_zeros
+    if guessed < 1e-6 * of_zeros or not (diverged or (len(losses) > 1 and last > 0.98 * guessed)):
+        return ""
+    longer = "train longer (more epochs, or a smaller batch_size) or raise the learning rate"
+    cause = _unscaled(samples) or (lower if diverged else longer)
+    level = "far above" if diverged else "no better than"
+    guessing = f"{level} the loss of guessing, {guessed:.3g}"
+    return f"the last block's loss, {last:.3g}, is {guessing}: {cause}"
+
+
+def _losses_without_inputs(
+    samples: ArraySource | LoaderSource, loss: Loss, classes: int
+) -> tuple[float, float]:
+    """The loss of outputs that are all 0, and of the best that are equal for all samples.
+
+    A loader's labels are not stored, so there both are of classes with equal numbers of samples.
+    Infinity if nothing is known.
+    """
+    of_zeros = {cross_entropy: log(classes), bce: classes * log(2)}.get(loss, inf)
+    if not isinstance(samples, ArraySource) or loss not in PREVENTED:
+        return of_zeros, of_zeros
+    y, square = samples.y, 1.0
+    if y.is_floating_point():
+        mean, square = y.double().mean(0), float(y.double().square().sum(1).mean())
+    else:
+        mean = torch.bincount(y.long(), minlength=classes).double() / len(y)
+    if loss is mse:
+        return square / 2, (square - float(mean.square().sum())) / 2
+    return of_zeros, float((entr(mean) + (entr(1 - mean) if loss is bce else 0)).sum())
+
+
+def _unscaled(samples: ArraySource | LoaderSource) -> str:
+    """What to do about inputs that are much smaller or larger than 1; "" if they are not."""
+    if isinstance(samples, LoaderSource) or not isinstance(samples.x, (Tensor, Padded)):
+        return ""
+    if samples.form.looks_up(samples.x):
+        return ""
+    x = samples.form(samples.x[:INPUTS])
+    x = x.data if isinstance(x, Padded) else x
+    spread, largest = float(x.float().std(correction=0)), float(x.abs().max())
+    if spread < SMALL_INPUT:
+        return f"x has a standard deviation of {spread:.2g}, scale it to about 1"
+    return f"x reaches {largest:.2g}, scale it to about 1" if largest > LARGE_INPUT else ""

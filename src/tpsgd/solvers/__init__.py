@@ -1,8 +1,0 @@
-"""Least squares instead of an optimizer: `ridge` and `rls`. Imports nets and below."""
-
-from tpsgd.solvers.recursive import Recursive, rls
-from tpsgd.solvers.ridge import Ridge, ridge
-
-SOLVERS = (Ridge, Recursive)
-
-__all__ = ["SOLVERS", "Recursive", "Ridge", "ridge", "rls"]
