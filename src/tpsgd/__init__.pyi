@@ -13,9 +13,9 @@ from .engine.confusion import confusion as confusion
 from .engine.evaluate import evaluate as evaluate
 from .engine.fit import fit as fit
 from .engine.fit import fit_backprop as fit_backprop
-from .engine.learners.learner import EarlyStopping as EarlyStopping
 from .engine.learners.optimizers import sgd as sgd
 from .engine.learners.optimizers import two_rates as two_rates
+from .engine.learners.updaters import EarlyStopping as EarlyStopping
 from .engine.record import Run as Run
 from .engine.restarts import fit_many as fit_many
 from .engine.settings import Memory as Memory

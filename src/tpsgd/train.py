@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from tpsgd.common.errors import TpsgdError
-from tpsgd.rules import Signal
 
 
 class Batch(Protocol):
@@ -53,38 +52,31 @@ class Learner(Protocol):
     """A block that can learn, or the whole net under backprop."""
 
     block: Any
-    signal: Signal  # what its objective receives: the label, or the error of the net's output
     epochs: int
-    width: int  # how many layers learn in it
     learning: bool
 
-    @property
-    def calibrates(self) -> bool: ...
-    def start(self) -> None: ...
-    def stop(self) -> None: ...
-    def batches(self, source: Source, epoch: int) -> Iterator[Any]: ...
-    def forward(self, x: Any) -> Any: ...
-    def output(self, saved: Any) -> Any: ...
-    def error(self, saved: Any, labels: Tensor) -> Tensor: ...
+    def start(self) -> None:
+        """Draw the objective and make the optimizer."""
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Set the mode and the learning rate of an epoch."""
+
+    def forward(self, x: Any) -> Any:
+        """The values of the block for a batch."""
+
+    def output(self, saved: Any) -> Any:
+        """What the next block receives."""
+
     def update(
-        self, saved: Any, s: Tensor, labels: Tensor, output_unused: bool = False
-    ) -> None: ...
-    def measure(self, saved: Any, labels: Tensor) -> None: ...
-    def gauge(self, x: Any, labels: Tensor, share: float) -> Any: ...
-    def calibrate(self) -> None: ...
-    def resume(self) -> None: ...
-
-    def finish_update(self) -> None:
-        """End an update that had to wait for the next block."""
-
-    def keep_figures(self) -> None:
-        """Note the loss and the accuracy of the batch that the block has learned from."""
+        self, saved: Any, labels: Tensor, error: Tensor | None = None, output_unused: bool = False
+    ) -> None:
+        """Learn from a batch: from the labels, or from the error of the net's output."""
 
     def end_epoch(self, samples: int) -> None:
         """All batches of an epoch have been learned from."""
 
-    def adjust_rate(self) -> None:
-        """Let the learning rate follow its schedule, once the epoch has been recorded."""
+    def stop(self) -> None:
+        """Freeze the block, and drop its objective and its optimizer."""
 
 
 class Observer:
@@ -146,6 +138,9 @@ class Net:
     observers: list[Observer]
     wrap: Wrap
     pass_on: Callable[["Net", Any, Source], Source]  # a frozen block's outputs, as a source
+    step: Step  # on a batch; `wrap` makes it faster, or sums the gradients of micro-batches
+    batches: Callable[[Sequence[Any], Source, int], Iterator[Any]]  # of an epoch
+    calibrate: Callable[[Sequence[Any], Source, Any], None]  # fit objectives to the first batch
     epochs: Callable[[Sequence[Any]], Iterator[int]] = until_stopped  # of blocks that have started
     order: Any = None  # `sequential` or `simultaneous`
     models: Sequence[Any] = ()  # one, or restarts that are stacked
@@ -161,28 +156,10 @@ def step(learners: Sequence[Learner], batch: Batch) -> None:
         saved = learner.forward(x)
         last = learner is learners[-1]
         if learner.learning:
-            learner.update(saved, labels, labels, output_unused=last)  # signal and labels: the same
+            learner.update(saved, labels, output_unused=last)
         if not last:
             x = learner.output(saved)  # of the weights before the update
         del saved  # before the next block computes its own
-    for learner in learners:
-        learner.finish_update()  # of recurrent blocks, whose states the next block had to read
-
-
-def step_on_error(learners: Sequence[Learner], batch: Batch) -> None:
-    """The same for DFA and sDFA, where no block can learn before the net's output is known."""
-    x, labels = batch.load()
-    values = []
-    for learner in learners:
-        values.append(learner.forward(x))
-        x = learner.output(values[-1])
-    error = learners[-1].error(values[-1], labels)
-    signals = {Signal.LABEL: labels, Signal.ERROR: error, Signal.ERROR_SIGN: error.sign()}
-    for learner, saved in zip(learners, values, strict=True):
-        if learner.learning:
-            learner.update(saved, signals[learner.signal], labels)
-    for learner in learners:
-        learner.finish_update()
 
 
 def train(
@@ -195,18 +172,17 @@ def train(
         learner.start()
         for observer in net.observers:
             observer.started(learner)
-    calibrate(learners, source)
-    on_labels, on_error = (net.wrap(f, learners, source) for f in (step, step_on_error))
+    net.calibrate(learners, source, net.batches)
+    take_step = net.wrap(net.step, learners, source)
     followers = [x for x in net.observers if type(x).batch is not Observer.batch]
     for epoch in net.epochs(learners):
-        waiting = any(x.learning and x.signal is not Signal.LABEL for x in learners)
-        take_step, samples = on_error if waiting else on_labels, 0
+        for learner in learners:
+            learner.begin_epoch(epoch)
+        samples = 0
         with torch.no_grad():
-            for batch in learners[0].batches(source, epoch):
+            for batch in net.batches(learners, source, epoch):
                 take_step(learners, batch)
                 samples += batch.size
-                for learner in learners:
-                    learner.keep_figures()
                 for observer in followers:
                     observer.batch(learners, batch)
                 del batch  # its indices are free before anything is solved or validated
@@ -217,66 +193,8 @@ def train(
         end = EpochEnd(net, learners, epoch, samples, source, validation)
         stopping = set().union(*(observer.epoch(end) for observer in net.observers))
         for learner in learners:
-            learner.adjust_rate()
             if learner.learning and (epoch + 1 >= learner.epochs or learner in stopping):
                 learner.stop()
-
-
-@torch.no_grad()
-def calibrate(learners: Sequence[Learner], source: Source) -> None:
-    """Fit the objectives that ask for it to the size of their features in the first batch.
-
-    One forward pass through the blocks as they are before they learn. It leaves no trace in them,
-    nor in torch's random generators; a loader is asked for one batch more.
-    """
-    count = max((i for i, x in enumerate(learners, 1) if x.calibrates), default=0)
-    if not count:
-        return
-    device = source.form.device
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        for batch in learners[0].batches(source, 0):
-            x, labels = batch.load()
-            for learner in learners[:count]:
-                x = learner.gauge(x, labels, batch.share)
-            if batch.last:
-                break
-        else:
-            raise TpsgdError(source.form.no_batches)
-    for learner in learners[:count]:
-        if learner.calibrates:
-            learner.calibrate()
-
-
-def measure(learners: Sequence[Learner], batch: Batch) -> None:
-    """One batch of other data: the losses of learning blocks, without learning from it."""
-    x, labels = batch.load()
-    for learner in learners:
-        saved = learner.forward(x)
-        if learner.learning and learner.signal is Signal.LABEL:
-            learner.measure(saved, labels)
-        if learner is not learners[-1]:
-            x = learner.output(saved)
-        del saved
-
-
-@torch.no_grad()
-def validate(net: Net, learners: Sequence[Learner], source: Source) -> int:
-    """Measure the losses of learning blocks on other data: the number of samples."""
-    samples = 0
-    for observer in net.observers:
-        observer.computing(True)
-    for learner in learners:
-        learner.block.train(False)
-    for batch in source.batches():
-        measure(learners, batch)
-        samples += batch.size
-        for observer in net.observers:
-            observer.batch((), batch)
-    for observer in net.observers:
-        observer.computing(False)
-    for learner in learners:
-        learner.resume()
-    return samples
 
 
 def sequential(net: Net) -> None:

@@ -19,6 +19,7 @@ from helpers import with_full
 from torch import nn
 
 import tpsgd
+import tpsgd_export
 from tpsgd import projections, rules
 from tpsgd.common.errors import TpsgdError
 from tpsgd.maths.random import Key, permutation
@@ -448,7 +449,7 @@ def test_stochastic_rounding_is_right_on_average(tmp_path):
 
 
 def test_tables_of_exp_and_tanh_are_those_of_their_formulas():
-    text = (Path(tpsgd.__file__).parent / "export/to_c/kernels/integer.h").read_text()
+    text = (Path(tpsgd_export.__file__).parent / "to_c/kernels/integer.h").read_text()
     for name, values in (("tps_exp2_table", EXP2), ("tps_tanh_table", TANH)):
         numbers = text.split(f"{name}[", 1)[1].split("{", 1)[1].split("}", 1)[0]
         assert [int(n) for n in numbers.split(",")] == values

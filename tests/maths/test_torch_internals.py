@@ -52,7 +52,11 @@ def absent(name):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_absent_name_costs_time_only(name, monkeypatch):
     expected = weights(OPTIMIZERS[name])
-    for module in ("maths.torch_internals", "fast.optimizer_steps", "fast.tape"):
+    for module in (
+        "maths.kernels.torch_internals",
+        "engine.fast.optimizer_steps",
+        "engine.fast.tape",
+    ):
         monkeypatch.setattr(f"tpsgd.{module}.internal", absent(name))
     with pytest.warns(UserWarning, match=name.split(".")[-1]) as caught:
         changed = weights(OPTIMIZERS[name])

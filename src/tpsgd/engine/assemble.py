@@ -5,7 +5,7 @@
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,10 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from tpsgd.common.errors import TpsgdError
-from tpsgd.engine.learners.backprop import Backprop, BackpropLearner
-from tpsgd.engine.learners.learner import Backend, BlockLearner, GradientLearner, accumulate
+from tpsgd.engine.learners.backprop import Backprop
+from tpsgd.engine.learners.learner import (
+    BlockLearner,
+    Gradient,
+    accumulate,
+    calibrate,
+    step_on_error,
+    with_figures,
+    with_pending_updates,
+)
 from tpsgd.engine.learners.optimizers import follow_curve, make_optimizer
-from tpsgd.engine.learners.solved import RecursiveLearner, RidgeLearner, check_solvers
+from tpsgd.engine.learners.solved import RecursiveSolver, RidgeSolver, check_solvers
+from tpsgd.engine.learners.updaters import BackwardSteps, OptimizerSteps, Updater
 from tpsgd.engine.line import BackpropLine, line_of
 from tpsgd.engine.record import BlockInfo
 from tpsgd.engine.settings import Settings
@@ -45,7 +54,7 @@ from tpsgd.nets.unrolled import Unrolled
 from tpsgd.nets.unrolled_diagonal import UnrolledDiagonal
 from tpsgd.objectives import IDLE, Objective, Site, move, output
 from tpsgd.rules import Place, Signal
-from tpsgd.train import Net, Source, Step, Wrap, sequential, simultaneous
+from tpsgd.train import Net, Source, Step, Wrap, sequential, step
 
 Faster = Callable[[Sequence[Any]], Wrap]
 SLICE = 1 << 20  # bytes of a weight's gradient worth computing apart
@@ -99,17 +108,28 @@ def join(
 ) -> Net:
     """Learners and sources as a net; `faster` makes the wrapper of a step that speeds it up."""
     for learner in learners:
-        learner.watched = bool(settings.callbacks)
+        learner.updater.watched = bool(settings.callbacks)
     accelerate = None if faster is None else faster(learners)
 
     def wrap(step: Step, learners: Sequence[Any], source: Source) -> Step:
+        if any(getattr(x.gradient, "lazy", False) for x in learners):
+            step = with_pending_updates(step)
         step = step if settings.memory.micro_batch is None else accumulate(step)
         step = step if accelerate is None else accelerate(step, learners, source)
-        return follow_curve(step, learners, source)
+        return with_figures(follow_curve(step, learners, source))
 
     reuse = settings.memory.reuse if settings.augment is None else False
     pass_on = pass_on or InputReuse(reuse, settings.memory.fast, line)
-    return Net(learners, source, validation, [], wrap, pass_on)
+    waits = any(x.signal is not Signal.LABEL for x in learners if x.trains)
+    plain = step_on_error if waits else step
+    return Net(learners, source, validation, [], wrap, pass_on, plain, batches_for, calibrate)
+
+
+def batches_for(learners: Sequence[Any], source: Source, epoch: int) -> Iterator[Any]:
+    """The batches of an epoch, in the random order of the first block; a solver's as stored."""
+    if learners[0].updater.in_stored_order:
+        return source.batches()
+    return source.batches(learners[0].block.key, epoch)
 
 
 def make_learners(
@@ -121,7 +141,7 @@ def make_learners(
 ) -> list[BlockLearner]:
     """Every block with its objective and its gradients; what cannot be trained is refused."""
     if isinstance(method, Backprop):
-        return [_backprop_learner(spec)]
+        return [_whole_net(spec)]
     learners = []
     for i, block in enumerate(spec.blocks):
         if block.recurrent:
@@ -152,11 +172,11 @@ def _block_learner(
         return objective if stacked else _in_form(objective, form, maps)
 
     if stacked:
-        backend: Backend = Stacked(ClosedForm(block, at, fixed, in_place=False))
+        gradient: Gradient = Stacked(ClosedForm(block, at, fixed, in_place=False))
     else:
         ragged = form.ragged and any(b.recurrent for b in spec.blocks[i:])
         kind = ClosedForm if block.closed_form(at) and not ragged else Autograd
-        backend = kind(block, at, fixed, precision=form.precision)
+        gradient = kind(block, at, fixed, precision=form.precision)
     slices = _slices(block, math.prod(size[Place.BEFORE]), form, settings)
     codes_first = False
     if line is not None and settings.memory.micro_batch is None:
@@ -164,7 +184,7 @@ def _block_learner(
         chosen = block.maps or settings.memory.slices is not None
         slices = slices if chosen else max(slices, least)
     return _learner(
-        *(i, spec, samples, backend, draw),
+        *(i, spec, samples, gradient, draw),
         learns=rule.head if last else rule.objective is not None,
         slices=slices,
         codes_first=codes_first,
@@ -185,9 +205,9 @@ def _recurrent_learner(i: int, spec: RunSpec, settings: Settings, samples: int) 
     codes = _RecurrentCodes(i, spec)
     lazy, stacked = _pulled(spec.blocks, i), bool(spec.restarts)
     if isinstance(block.layer, Diagonal):
-        backend: Unrolled = UnrolledDiagonal(block, settings.window, lazy, stacked)
+        gradient: Unrolled = UnrolledDiagonal(block, settings.window, lazy, stacked)
     else:
-        backend = Unrolled(
+        gradient = Unrolled(
             block,
             Place.BEFORE if rule.at is Place.BEFORE else Place.AFTER,
             codes.of_step if rule.per_step and rule.objective else None,
@@ -197,7 +217,7 @@ def _recurrent_learner(i: int, spec: RunSpec, settings: Settings, samples: int) 
             stacked=stacked,
         )
     learns = rule.objective is not None
-    return _learner(i, spec, samples, backend, codes.draw, learns, signal=rule.signal)
+    return _learner(i, spec, samples, gradient, codes.draw, learns, signal=rule.signal)
 
 
 class _RecurrentCodes:
@@ -248,39 +268,42 @@ def _learner(
     i: int,
     spec: RunSpec,
     samples: int,
-    backend: Backend,
+    gradient: Gradient,
     draw: Callable[[], Objective],
     learns: bool,
     slices: int = 1,
     codes_first: bool = False,
     **options: Any,
 ) -> BlockLearner:
-    """The kind of learner that the block's optimizer, or solver, asks for."""
+    """Block i with the updater that its optimizer, or solver, asks for."""
     settings, params = spec.block_settings[i], parameters(i, spec.cuts)
-    arguments = spec.blocks[i], backend, draw, settings, params
-    options |= {"multi_label": spec.loss is bce, "restarts": spec.restarts}
-    options["trains"] = learns and bool(params)
     if isinstance(settings.optimizer, Ridge):
-        return RidgeLearner(*arguments, samples=samples, **options)
-    if isinstance(settings.optimizer, Recursive):
-        return RecursiveLearner(*arguments, samples=samples, **options)
-    return GradientLearner(*arguments, slices=slices, codes_first=codes_first, **options)
+        updater: Updater = RidgeSolver(samples)
+    elif isinstance(settings.optimizer, Recursive):
+        updater = RecursiveSolver(samples)
+    else:
+        updater = OptimizerSteps(slices, codes_first)
+    options |= {"multi_label": spec.loss is bce, "restarts": spec.restarts}
+    trains = learns and bool(params)
+    parts = spec.blocks[i], gradient, updater, draw, settings, params
+    return BlockLearner(*parts, trains=trains, **options)
 
 
-def _backprop_learner(spec: RunSpec) -> BackpropLearner:
-    """The whole net as one learner."""
+def _whole_net(spec: RunSpec) -> BlockLearner:
+    """Backprop: the whole net is one block, so its local gradient is the gradient of the net."""
     block, form, loss = spec.blocks[0], spec.form, spec.loss
     objective, stacked = output(loss), bool(spec.restarts)
-    return BackpropLearner(
+    return BlockLearner(
         block,
         Autograd(block, place_of(block, loss), objective, stacked, form.precision),
+        OptimizerSteps() if form.micro_batch is None else BackwardSteps(),
         lambda: objective,
         spec.block_settings[0],
         parameters(0, spec.cuts),
         multi_label=loss is bce,
         restarts=spec.restarts,
-        width=len(spec.layers),
-        accumulates=form.micro_batch is not None,
+        layers=len(spec.layers),
+        whole_net=True,
     )
 
 
@@ -329,8 +352,6 @@ def _slices(block: Block, outputs: int, form: BatchForm, settings: Settings) -> 
         return settings.memory.slices
     if kind.maps:
         return 1  # a convolution takes about as long for a slice of its filters as for all
-    if form.device.type == "cuda" and settings.order is simultaneous:
-        return 1  # one kernel for the optimizers of all blocks: `learner.together`
     batch = (form.micro_batch or form.batch_size) * outputs * form.numbers.itemsize
     least = SLICE if form.micro_batch is None else 0  # micro-batches sum the whole gradient anyway
     return min(SLICES, max(1, layer.weight.nbytes // max(least, batch)))
@@ -387,7 +408,7 @@ def block_infos(learners: list[Any], spec: RunSpec, restart: int = 0) -> list[Bl
         ]
     names = [*(rule.name for rule in spec.rules[:-1]), "head"]
     return [
-        BlockInfo(str(x.block), name, count(x.block.named_parameters()), x.how, x.scale(restart))
+        BlockInfo(str(x.block), name, count(x.block.named_parameters()), x.label, x.scale(restart))
         for x, name in zip(learners, names, strict=True)
     ]
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from tpsgd.engine.extension import Extension
 from tpsgd.engine.fast.wrapper import wrapper
 from tpsgd.engine.learners.backprop import Backprop
-from tpsgd.engine.learners.learner import EarlyStopping
 from tpsgd.engine.learners.optimizers import LRSchedule, OptimizerFactory
+from tpsgd.engine.learners.updaters import EarlyStopping
 from tpsgd.engine.record import Epoch, Run
 from tpsgd.engine.run import run_training
 from tpsgd.engine.settings import Memory, Order, Settings

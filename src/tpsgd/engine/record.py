@@ -13,12 +13,13 @@ from torch import Tensor
 from tpsgd.common.errors import TpsgdError
 from tpsgd.common.names import printable, safe
 from tpsgd.common.units import columns, size
-from tpsgd.engine.learners.learner import EarlyStopping
+from tpsgd.engine.learners.learner import validate
+from tpsgd.engine.learners.updaters import EarlyStopping
 from tpsgd.engine.solvers import SOLVERS
 from tpsgd.engine.sources.batches import depth
 from tpsgd.rules import Signal
 from tpsgd.saved import trained
-from tpsgd.train import EpochEnd, Learner, Observer, validate
+from tpsgd.train import EpochEnd, Learner, Observer
 
 LOWER_RATE = "lower its learning rate or bound its activation"
 SCALE_INPUTS = (
@@ -238,12 +239,12 @@ class Recorder(Observer):
         """Write the epoch down; return the blocks whose callback or early stopping says stop."""
         learning: list[Any] = [x for x in end.learners if x.learning]
         for run in self.runs:
-            run.sample_passes += end.samples * sum(x.width for x in learning)
+            run.sample_passes += end.samples * sum(x.layers for x in learning)
         self.computed(end.samples, depth(end.source))
         figures = {x: x.figures.collect(end.samples) for x in learning}
         checks: dict[Any, Values] = {}
         if end.validation is not None:
-            samples = validate(end.net, end.learners, end.validation)
+            samples = validate(end.learners, end.validation, end.net.observers)
             checked = [x for x in learning if x.signal is Signal.LABEL]
             checks = {x: x.figures.collect(samples) for x in checked}
         seconds = time.perf_counter() - self.began
@@ -335,13 +336,13 @@ class Progress(Observer):
         self, progress: Callable[[int, int], None], learners: Sequence[Any], samples: int
     ) -> None:
         self.progress, self.done, self.batches = progress, 0, 0
-        self.total = samples * sum(x.width * x.epochs for x in learners)
+        self.total = samples * sum(x.layers * x.epochs for x in learners)
 
-    def batch(self, learners: Sequence[Learner], batch: Any) -> None:
+    def batch(self, learners: Sequence[Any], batch: Any) -> None:
         """Count the samples of a batch, once for every layer that learned from it."""
         if not learners:
             return
-        self.done += batch.size * sum(x.width for x in learners if x.learning)
+        self.done += batch.size * sum(x.layers for x in learners if x.learning)
         if self.batches % 8 == 0:
             self.progress(self.done, self.total)
         self.batches += 1

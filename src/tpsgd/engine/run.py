@@ -118,8 +118,8 @@ def _describe(run: Run, restart: int, net: Net) -> None:
     """Write blocks and penalties into the record of a restart."""
     run.resident_bytes = resident()[1]
     run.blocks = block_infos(net.learners, net.spec, restart)
-    if solved := [x for x in net.learners if x.penalties]:
-        run.settings["alphas"] = {x.block.index + 1: x.penalties[restart] for x in solved}
+    if solved := [x for x in net.learners if x.updater.penalties]:
+        run.settings["alphas"] = {x.block.index + 1: x.updater.penalties[restart] for x in solved}
 
 
 @contextmanager

@@ -12,8 +12,9 @@ from torch import Tensor
 from tpsgd import losses
 from tpsgd.common.errors import TpsgdError, suggestion
 from tpsgd.common.units import as_bytes, size
-from tpsgd.engine.learners.learner import BlockSettings, EarlyStopping
+from tpsgd.engine.learners.learner import BlockSettings
 from tpsgd.engine.learners.optimizers import LRSchedule, OptimizerFactory, adam
+from tpsgd.engine.learners.updaters import EarlyStopping
 from tpsgd.engine.record import Epoch
 from tpsgd.engine.solvers import SOLVERS
 from tpsgd.engine.sources.augment import Augmentation

@@ -161,7 +161,7 @@ class CheckpointedEpochs:
         if len(self.stages) == 1:
             self._set_random(self.before[-1]["random"])
         for learner, saved in zip(learners, states, strict=True):
-            if learner.optimizer is None or saved["optimizer"] is None:
+            if learner.updater.optimizer is None or saved["optimizer"] is None:
                 continue  # it is solved again, or was trained by a version that kept nothing
             stays = saved["early"] is True and not self.moved
             learner_state.restore(learner, saved | {"learning": not stays}, self.first)

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tpsgd.engine.learners.learner import validate
 from tpsgd.engine.sources.batches import DerivedSource
 from tpsgd.features.run_identity import bytes_of
-from tpsgd.train import EpochEnd, Learner, Observer, validate
+from tpsgd.train import EpochEnd, Learner, Observer
 
 IN_MEMORY = 1 << 20  # bytes; more are written into a temporary file
 MOST = 64 << 20  # bytes; of more there is no copy, which would slow training down
@@ -122,7 +123,7 @@ def gives_numbers(end: EpochEnd) -> bool:
     learners: list[Any] = [x for x in end.learners if x.learning]
     for learner in learners:
         learner.figures.collect(1)
-    samples = validate(end.net, end.learners, _FirstBatch(end.source))
+    samples = validate(end.learners, _FirstBatch(end.source), end.net.observers)
     losses = [loss for x in learners for loss in x.figures.collect(max(1, samples))[0]]
     return all(map(math.isfinite, losses))
 

@@ -30,14 +30,14 @@ Generators = Iterable[tuple[str, torch.Generator]]
 
 def state_of(learner: Any) -> dict[str, Any]:
     """A learner between two epochs; one that has stopped has no optimizer and no codes."""
-    rates = getattr(learner, "batch_rates", None)
+    updater = learner.updater
     return {
         "learning": learner.learning,
         "mean_square": learner.mean_square,
-        "penalty": getattr(learner, "penalty", None),
+        "penalty": getattr(updater, "penalty", None),
         "tensors": [t if isinstance(t, Tensor) else None for t in learner.tensors],
-        "optimizer": None if learner.optimizer is None else _state_dict(learner.optimizer),
-        "batches": None if rates is None else rates.step,
+        "optimizer": None if updater.optimizer is None else _state_dict(updater.optimizer),
+        "batches": None if updater.batch_rates is None else updater.batch_rates.step,
     }
 
 
@@ -62,15 +62,16 @@ def ended_state(learner: Any) -> dict[str, Any] | None:
 def set_batches(learner: Any, saved: dict[str, Any]) -> None:
     """Put a learning rate that changes with every batch where it was."""
     if saved["batches"] is not None:
-        learner.batch_rates.step = check_number("batches", saved["batches"], least=0, whole=True)
+        rates = learner.updater.batch_rates
+        rates.step = check_number("batches", saved["batches"], least=0, whole=True)
 
 
 def restore(learner: Any, saved: dict[str, Any], epochs: int) -> None:
     """A learner as it was, after it has been started anew; its weights are in place already."""
     device = next(iter(learner.params.values()), torch.empty(0)).device
-    for name in ("mean_square", "penalty"):
+    for owner, name in ((learner, "mean_square"), (learner.updater, "penalty")):
         if saved[name] is not None:
-            setattr(learner, name, check_counter(name, saved[name]).to(device))
+            setattr(owner, name, check_counter(name, saved[name]).to(device))
     if saved["learning"] is not True:
         if learner.learning:
             learner.stop()
@@ -81,18 +82,20 @@ def restore(learner: Any, saved: dict[str, Any], epochs: int) -> None:
         for tensor, value in zip(learner.tensors, saved["tensors"], strict=True):
             if isinstance(tensor, Tensor):
                 tensor.copy_(check_tensor("class codes", value, tensor))
-        if learner.optimizer is not None:
-            if learner.scheduler is not None:
-                _advance(learner.scheduler, epochs)
-            restore_optimizer(learner.optimizer, saved["optimizer"])
+        updater = learner.updater
+        if updater.optimizer is not None:
+            if updater.scheduler is not None:
+                _advance(updater, epochs - 1)  # the next epoch steps it once more
+            restore_optimizer(updater.optimizer, saved["optimizer"])
 
 
-def _advance(scheduler: Any, epochs: int) -> None:
+def _advance(updater: Any, epochs: int) -> None:
     """Step a schedule of learning rates; torch warns that its optimizer has not stepped."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for _ in range(epochs):
-            scheduler.step()
+            updater.scheduler.step()
+            updater.scheduled += 1
 
 
 def restore_optimizer(optimizer: Any, saved: dict[str, Any]) -> None:

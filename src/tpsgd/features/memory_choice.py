@@ -40,7 +40,7 @@ def memory_choice(
     if in_turn and len(net.learners) == 1:
         return "", None
     how = [_inputs(run, net) if in_turn else "all blocks learn together, no inputs are kept"]
-    if in_turn and (slices := max(getattr(x, "slices", 1) for x in net.learners) - 1):
+    if in_turn and (slices := max(getattr(x.updater, "slices", 1) for x in net.learners) - 1):
         how.append(f"gradients of large weights in up to {slices + 1} slices")
     line = net.pass_on.line if in_turn and isinstance(net.pass_on, InputReuse) else None
     limit, count = 0 if line is None else tensor_bytes(model) + line.backprop, None
@@ -115,7 +115,7 @@ def _why(net: Net, in_turn: bool, meter: Meter, settings: Settings) -> str:
         return "its peak came before the checkpoint that it goes on from"
     number = blocks[0]
     learner = next(x for x in net.learners if x.block.index == number)
-    if learner.penalties:
+    if learner.updater.penalties:
         return "a solved layer's sums are in memory"
     if learner.block.recurrent:
         return f"block {number + 1} has class codes, and derivatives of several time steps"

@@ -48,13 +48,13 @@ def _kind(i: int, learner: Any, spec: RunSpec) -> Any:
     size = spec.sizes[i]
     return (
         *(
-            type(learner),
+            type(learner.updater),
             repr(learner.settings),
             id(spec.rules[i]),
             learner.trains,
             learner.widest,
         ),
-        *(getattr(learner, "slices", 1), getattr(learner, "codes_first", False)),
+        *(getattr(learner.updater, name, None) for name in ("slices", "codes_first")),
         tuple(size.items()),
         tuple(spec.sizes[i - 1][Place.END]) if i else None,
         tuple((k, p.shape, p.stride(), p.dtype) for k, p in learner.params.items()),

@@ -189,9 +189,9 @@ class Meter(Observer):
 
     def started(self, learner: Any) -> None:
         """Also follow the solution of a block that is solved; skip windows that are alike."""
-        learner.before_solving = self._before_solving
-        if isinstance(learner.backend, Unrolled):
-            learner.backend.windows_repeat = self._skip
+        learner.updater.before_solving = self._before_solving
+        if isinstance(learner.gradient, Unrolled):
+            learner.gradient.windows_repeat = self._skip
 
     def _skip(self, alike: bool) -> None:
         """Pause where the windows of a sequence repeat the memory of those before them."""
@@ -219,7 +219,7 @@ class Meter(Observer):
             self._computed += batch.last
         else:
             self._steps += batch.last
-            self._grows = any(learner.grows for learner in learners)
+            self._grows = any(learner.updater.grows for learner in learners)
 
     def epoch(self, end: EpochEnd) -> set[Any]:
         """Pause while the epoch is recorded."""

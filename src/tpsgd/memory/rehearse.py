@@ -19,11 +19,18 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tpsgd.common.errors import TpsgdError
-from tpsgd.engine.assemble import CPU_WINDOW, GPU_WINDOW, backprop_line, join, make_learners
+from tpsgd.engine.assemble import (
+    CPU_WINDOW,
+    GPU_WINDOW,
+    backprop_line,
+    batches_for,
+    join,
+    make_learners,
+)
 from tpsgd.engine.fast.wrapper import wrapper
 from tpsgd.engine.learners.backprop import Backprop
 from tpsgd.engine.learners.optimizers import adam
-from tpsgd.engine.learners.solved import RidgeLearner
+from tpsgd.engine.learners.solved import RidgeSolver
 from tpsgd.engine.settings import Memory, Settings, listed
 from tpsgd.engine.solvers import SOLVERS
 from tpsgd.engine.solvers.equations import keeps_samples
@@ -209,7 +216,7 @@ class PlanMeter(Meter):
         """Label the class codes, and gradients and the optimizer's state when a step is taken."""
         super().started(learner)
         self._live.label("projections", learner.tensors)
-        optimizer = learner.optimizer
+        optimizer = learner.updater.optimizer
         if optimizer is None:
             return
 
@@ -248,10 +255,6 @@ def _fake_net(asked: RunRequest, inputs: Inputs, device: torch.device) -> Net:
     spec = replace(spec, block_settings=shorter)
     line = backprop_line(spec, x, inputs.samples)
     learners = make_learners(spec, asked.method, settings, inputs.samples, line)
-    for learner in learners:
-        solved, layer = isinstance(learner, RidgeLearner), learner.block.layer
-        if solved and keeps_samples(layer, True, inputs.samples):  # its memory grows with each
-            learner.batches = partial(_repeated, samples=inputs.samples)
     loss, dtype, form = spec.loss, next(model.parameters()).dtype, spec.form
     shape = (samples, spec.classes) if loss is bce else (samples,)
     y = torch.empty(shape, dtype=dtype if loss is bce else torch.long, device=device)
@@ -264,11 +267,17 @@ def _fake_net(asked: RunRequest, inputs: Inputs, device: torch.device) -> Net:
     source = ArraySource(x, y, form, order=order)
     net = join(learners, source, None, settings, wrapper, line, pass_on)
     net.spec, net.order = spec, settings.order
+    net.batches = partial(_batches, samples=inputs.samples)
     return net
 
 
-def _repeated(source: Any, epoch: int, samples: int) -> Iterator[Any]:
-    """The first batch of a source, repeated until there are this many samples."""
+def _batches(learners: Sequence[Any], source: Any, epoch: int, samples: int) -> Iterator[Any]:
+    """The batches of an epoch; where memory grows with each, the first for all samples."""
+    first = learners[0]
+    solved = isinstance(first.updater, RidgeSolver)
+    if not solved or not keeps_samples(first.block.layer, True, samples):
+        yield from batches_for(learners, source, epoch)
+        return
     (batch, *_) = source.batches()
     for start in range(0, samples, batch.size):
         count = min(batch.size, samples - start)

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from tpsgd.common.errors import TpsgdError
-from tpsgd.engine.assemble import check_optimizers, make_learners
+from tpsgd.engine.assemble import batches_for, check_optimizers, make_learners
 from tpsgd.engine.device import limit_threads
 from tpsgd.engine.fast.wrapper import quicken
+from tpsgd.engine.learners.learner import calibrate, step_on_error, with_pending_updates
 from tpsgd.engine.record import LOWER_RATE, SCALE_INPUTS
 from tpsgd.engine.run import training_context
 from tpsgd.engine.settings import Settings
@@ -31,7 +32,7 @@ from tpsgd.nets.padded import Padded
 from tpsgd.rules import Rule, Signal
 from tpsgd.saved.expected import check_number, check_tensor
 from tpsgd.streams.new_classes import add_output, check_new_output, enlarged, overlay
-from tpsgd.train import calibrate, step, step_on_error
+from tpsgd.train import step
 
 State = dict[str, Any]
 
@@ -74,9 +75,9 @@ class OnlineNet:
                 self._make_learners(x, labels, device)
             limit_threads(device, self.spec.largest_product * len(x))
             for learner in self.learners:
-                learner.resume()
+                learner.set_mode()
             waits = any(x.learning and x.signal is not Signal.LABEL for x in self.learners)
-            take_step = step_on_error if waits else step
+            take_step = with_pending_updates(step_on_error if waits else step)
             arrays = self._arrays(x, labels)
             batch = SampleBatch(arrays.take, torch.arange(len(x), device=arrays.x.device), len(x))
             with torch.no_grad():
@@ -123,7 +124,7 @@ class OnlineNet:
         else:
             for learner in learners:
                 learner.start()
-            calibrate(learners, self._arrays(x, labels))
+            calibrate(learners, self._arrays(x, labels), batches_for)
         self.learners, self.state = learners, None
 
     def _assemble(self, x: Any, device: torch.device) -> list[Any]:
@@ -155,7 +156,7 @@ class OnlineNet:
         for learner in self.learners:
             if not learner.learning:
                 continue
-            learner.keep_figures()
+            learner.figures.keep()
             loss = learner.figures.collect(samples)[0][0]
             if not math.isfinite(loss):
                 solved = isinstance(learner.settings.optimizer, SOLVERS)
@@ -185,12 +186,12 @@ def _state_of(learner: Any) -> State:
     if not learner.learning:
         return {}
     state: State = {"codes": learner.tensors, "mean_square": learner.mean_square}
-    if learner.optimizer is not None:
-        each = learner.optimizer.state
+    if (optimizer := learner.updater.optimizer) is not None:
+        each = optimizer.state
         state["shapes"] = {name: tuple(p.shape) for name, p in learner.params.items()}
         state["optimizer"] = {name: dict(each[p]) for name, p in learner.params.items()}
-    if getattr(learner, "sums", None) is not None:
-        state["sums"] = dict(vars(learner.sums))
+    if getattr(learner.updater, "sums", None) is not None:
+        state["sums"] = dict(vars(learner.updater.sums))
     return state
 
 
@@ -209,9 +210,10 @@ def _restore(learner: Any, state: State) -> None:
         for number, (name, parameter) in enumerate(learner.params.items()):
             values, before = state["optimizer"][name], state["shapes"][name]
             states[number] = {k: enlarged(v, parameter, before) for k, v in values.items()}
-        restore_optimizer(learner.optimizer, learner.optimizer.state_dict() | {"state": states})
+        optimizer = learner.updater.optimizer
+        restore_optimizer(optimizer, optimizer.state_dict() | {"state": states})
     if "sums" in state:
-        learner.sums = _sums(learner.make_equations(), state["sums"])
+        learner.updater.sums = _sums(learner.updater.make_equations(), state["sums"])
 
 
 def _sums(equations: Any, values: State) -> MomentSums:

@@ -9,6 +9,7 @@ from typing import Any
 from torch.utils.data import DistributedSampler
 
 from tpsgd.common.errors import TpsgdError
+from tpsgd.engine.learners.learner import with_figures
 from tpsgd.engine.learners.optimizers import follow_curve, has_curve
 from tpsgd.engine.settings import Settings
 from tpsgd.engine.sources.batches import stored_samples
@@ -121,11 +122,13 @@ def _wrapped(sums: GradientSums, step: Step, learners: Sequence[Any], source: So
 
     def on_shares(learners: Sequence[Any], batch: Any) -> None:
         for learner in learners:
-            learner.share, learner.last = batch.share, batch.last
+            learner.updater.share, learner.last = batch.share, batch.last
         step(learners, batch)
+        for learner in learners:
+            learner.finish()
         sums.begin()
         if waits:
             for learner in learners:
                 learner.settle()
 
-    return follow_curve(on_shares, learners, source)
+    return with_figures(follow_curve(on_shares, learners, source))

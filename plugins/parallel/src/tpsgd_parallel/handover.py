@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpsgd.common.errors import TpsgdError
+from tpsgd.engine.learners.updaters import Updater
 from tpsgd.engine.sources.batches import (
     ArraySource,
     DerivedSource,
@@ -24,6 +25,7 @@ from tpsgd.engine.sources.batches import (
     SampleBatch,
     stored_samples,
 )
+from tpsgd.maths.kernels.epoch_figures import Figures
 from tpsgd.maths.kernels.memory_format import channels_last
 from tpsgd.memory.stages import IN_FLIGHT
 from tpsgd.rules import Signal
@@ -62,12 +64,13 @@ class Outbox:
     It stands after the blocks of a rank as a learner that learns nothing.
     """
 
-    whole_net = grows = learning = waits = trains = False
-    signal, epochs, width, version, rate = Signal.LABEL, 0, 0, 0, None
-    backend = optimizer = None
+    whole_net = learning = trains = False
+    signal, epochs, layers, version = Signal.LABEL, 0, 0, 0
+    gradient = None
 
     def __init__(self, rank: int, block: Any) -> None:
         self.rank, self.block = rank, block  # the last block before it
+        self.updater, self.figures = Updater(), Figures(CPU)
         self.waited = 0.0  # seconds
         self.calibrates = False  # whether a block on a later rank does
         self.format: Any = None
@@ -90,15 +93,14 @@ class Outbox:
     def forward(self, x: Any) -> None:
         self.send(x)
 
-    def gauge(self, x: Any, labels: Tensor, share: float) -> None:
+    def measure_features(self, x: Any, labels: Tensor, share: float) -> None:
         """Send a batch to the blocks that measure the size of their features."""
         self.send(x)
 
     def rest(self, *_: Any) -> None:
         """Do nothing, where a block would start, learn or stop."""
 
-    start = stop = calibrate = resume = finish_update = keep_figures = end_epoch = rest
-    adjust_rate = rest
+    start = stop = calibrate = begin_epoch = end_epoch = rest
 
     def wait_until(self, unreceived: int) -> None:
         """Wait until at most this many batches have not been received."""

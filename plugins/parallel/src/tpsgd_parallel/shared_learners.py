@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tpsgd.engine.learners.solved import RecursiveLearner, RidgeLearner
+from tpsgd.engine.learners.solved import RecursiveSolver, RidgeSolver
 from tpsgd.engine.solvers.least_squares import MomentSums, SampleSums
-from tpsgd.nets.unrolled import Unrolled
 from tpsgd_parallel.gradient_sums import GradientSums, Message
 from tpsgd_parallel.ranks import Ranks
 from tpsgd_parallel.shares import EMPTY
@@ -41,7 +40,7 @@ class SummedFigures:
         return figures.collect(samples)
 
 
-OF_SAMPLES = ("forward", "output", "error", "update", "measure", "gauge")
+OF_SAMPLES = ("forward", "output", "update", "measure", "measure_features")
 
 
 def _unless_empty(method: Any, x: Any, *others: Any, **more: Any) -> Any:
@@ -81,6 +80,10 @@ class SharedLearner:
         self.ranks.add_up(learner.mean_square)
         learner.calibrate()
 
+    def finish(self) -> None:
+        """Learn from a batch whose states the next block had to read first."""
+        self.learner.updater.finish()
+
     def settle(self) -> None:
         """Take the step that waits for the sums over the ranks."""
 
@@ -109,32 +112,33 @@ class SharedGradients(SharedLearner):
 
     def start(self) -> None:
         self.learner.start()
-        self.learner.waits, self.names = True, None
+        self.learner.updater.waits, self.names = True, None
 
     def forward(self, x: Any) -> Any:
         self.settle()
         return _unless_empty(self.learner.forward, x)
 
-    def update(self, saved: Any, s: Tensor, labels: Tensor, output_unused: bool = False) -> None:
+    def update(
+        self, saved: Any, labels: Tensor, error: Tensor | None = None, output_unused: bool = False
+    ) -> None:
         """Compute the gradients, and begin to sum them with those of the other ranks.
 
         A recurrent block whose states the next block reads step by step has them later.
         """
-        _unless_empty(self.learner.update, saved, s, labels, output_unused)
+        _unless_empty(self.learner.update, saved, labels, error, output_unused)
         self.unsummed = self.last
-        backend = self.learner.backend
-        if not (isinstance(backend, Unrolled) and backend.lazy):
+        if not getattr(self.learner.gradient, "lazy", False):
             self._begin_sum()
 
-    def finish_update(self) -> None:
-        self.learner.finish_update()
+    def finish(self) -> None:
+        super().finish()
         self._begin_sum()
 
     def _begin_sum(self) -> None:
         if not self.unsummed:
             return
         self.unsummed = False
-        self.messages = self.sums.add([self.learner.moving[name] for name in self._names()])
+        self.messages = self.sums.add([self.learner.updater.moving[name] for name in self._names()])
         if not self.overlap:
             self.settle()
 
@@ -144,12 +148,12 @@ class SharedGradients(SharedLearner):
             messages, self.messages = self.messages, []
             for message in messages:
                 self.sums.end(message)
-            self.learner.apply_gradients()
+            self.learner.updater.step_optimizer()
 
     def _names(self) -> list[str]:
         """The parameters that get gradients on any rank: the same list on all ranks."""
         if self.names is None:
-            moving = self.learner.moving
+            moving = self.learner.updater.moving
             flags = self.ranks.from_all([p.grad is not None for p in moving.values()])
             self.names = [name for name, *each in zip(moving, *flags, strict=True) if any(each)]
         return self.names
@@ -173,11 +177,13 @@ class SharedRidge(SharedLearner):
 class SharedRecursive(SharedLearner):
     """A block solved after every batch, from the rows of all ranks."""
 
-    def update(self, saved: Any, s: Tensor, labels: Tensor, output_unused: bool = False) -> None:
+    def update(
+        self, saved: Any, labels: Tensor, error: Tensor | None = None, output_unused: bool = False
+    ) -> None:
         """Measure the loss of the rank's samples, then learn from those of all ranks."""
         self.measure(saved, labels)
         rows = None if saved is EMPTY else (saved.x, labels)
-        self.learner.learn(*_gathered(rows, self.learner, self.ranks))
+        self.learner.updater.learn(*_gathered(rows, self.learner, self.ranks))
 
 
 def _gathered(rows: Sequence[Tensor] | None, learner: Any, ranks: Ranks) -> list[Tensor]:
@@ -190,28 +196,29 @@ def _gathered(rows: Sequence[Tensor] | None, learner: Any, ranks: Ranks) -> list
 
 def _join_sums(learner: Any, ranks: Ranks) -> None:
     """Join the sums that the ranks have of a block's equations; exact in float64."""
-    sums: MomentSums | SampleSums | None = learner.sums
+    solver = learner.updater
+    sums: MomentSums | SampleSums | None = solver.sums
     form = None if sums is None else (isinstance(sums, SampleSums), *sums.sides)
     stores, *sides = next(f for f in ranks.from_all(form) if f is not None)
-    if learner.equations is None:
-        learner.equations = learner.make_equations()
+    if solver.equations is None:
+        solver.equations = solver.make_equations()
     if stores:
         rows = (torch.cat(sums.xs), torch.cat(sums.ys)) if isinstance(sums, SampleSums) else None
         x, y = _gathered(rows, learner, ranks)
-        learner.sums = SampleSums(x, y, learner.has_bias)
-        learner.sums.add(x, y)
+        solver.sums = SampleSums(x, y, solver.has_bias)
+        solver.sums.add(x, y)
         return
     if not isinstance(sums, MomentSums):  # the rank has no samples
         device = next(iter(learner.params.values())).device
         x, y = (torch.empty(0, side, device=device) for side in sides)
-        sums = learner.sums = MomentSums(x, y, learner.has_bias)
+        sums = solver.sums = MomentSums(x, y, solver.has_bias)
     sums.pool(ranks.add_up)
 
 
 def shared_learner(learner: Any, sums: GradientSums, overlap: bool = True) -> SharedLearner:
     """The learner as one of several ranks has it."""
-    if isinstance(learner, RidgeLearner):
+    if isinstance(learner.updater, RidgeSolver):
         return SharedRidge(learner, sums.ranks)
-    if isinstance(learner, RecursiveLearner):
+    if isinstance(learner.updater, RecursiveSolver):
         return SharedRecursive(learner, sums.ranks)
     return SharedGradients(learner, sums, overlap)

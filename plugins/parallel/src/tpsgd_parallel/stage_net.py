@@ -6,13 +6,14 @@ its own outputs on (`handover.Outbox`).
 
 from collections import ChainMap
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any
 
 import torch
 
-from tpsgd.engine.learners.learner import accumulate
+from tpsgd.engine.learners.learner import accumulate, with_figures
 from tpsgd.engine.learners.optimizers import follow_curve
 from tpsgd.engine.record import Progress, Recorder
 from tpsgd.maths.random import Key, streams
@@ -48,7 +49,10 @@ class StageNet(Observer):
         self._take_over(net)
         observers = [*net.observers, self, Position(ranks.watch)]
         wrap = partial(_plain_step, micro_batch)
-        self.net = Net(learners, source, validation, observers, wrap, net.pass_on, self.epochs)
+        self.net = replace(
+            net, learners=learners, source=source, validation=validation, observers=observers,
+            wrap=wrap, epochs=self.epochs,
+        )  # fmt: skip
 
     def _take_over(self, net: Net) -> None:
         """Call the callbacks here, with the epochs of all blocks; a broken loss is not repaired."""
@@ -58,7 +62,7 @@ class StageNet(Observer):
         self.called = self.ranks.from_first(bool(self.callbacks))
         for observer in net.observers:
             if isinstance(observer, Progress):
-                observer.total = net.source.samples * sum(x.width * x.epochs for x in self.local)
+                observer.total = net.source.samples * sum(x.layers * x.epochs for x in self.local)
 
     def epochs(self, learners: Sequence[Any]) -> Iterator[int]:
         """The numbers of the epochs, until no block learns on any rank."""
@@ -110,4 +114,5 @@ class StageNet(Observer):
 
 def _plain_step(micro_batch: int | None, step: Step, learners: Sequence[Any], source: Any) -> Step:
     """The step on batches that arrive from elsewhere: no tape and no CUDA graph."""
-    return follow_curve(accumulate(step) if micro_batch else step, learners, source)
+    step = accumulate(step) if micro_batch else step
+    return with_figures(follow_curve(step, learners, source))

@@ -2,9 +2,9 @@
 
 On a GPU a small net's step is mostly launch latency. A step can be captured if it always has the
 same shapes, does not wait for the device and reads what differs between batches (sample indices,
-random numbers of augmentation) from the same tensors. In a small net, a block's update is captured
-beside the forward passes of the blocks after it, which do not depend on it: with local losses the
-two can run at the same time. On a CPU nothing changes.
+random numbers of augmentation) from the same tensors. In a small net, a block's update runs while
+the blocks after it compute forward, which do not depend on it: with local losses the two can run at
+the same time. On a CPU nothing changes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -119,49 +119,33 @@ class CapturedStep:
         return graph
 
 
-def beside(step: Step, device: torch.device) -> Step:
-    """The step with each block's update beside the forward passes of the blocks after it."""
-
-    def run(learners: Sequence[Any], batch: SampleBatch) -> None:
-        stream = update_stream(device) if torch.cuda.is_available() else None  # a plan has none
-        *earlier, last = learners
-        wrapped = [UpdateBeside(learner, stream) for learner in earlier]
-        step([*wrapped, last], batch)
-        if stream is not None and any(learner.operands for learner in wrapped):
-            torch.cuda.current_stream().wait_stream(stream)  # before what updates read is freed
-
-    return run
-
-
-class UpdateBeside:
-    """A learner whose update runs on another stream, and which holds what the update reads."""
-
-    def __init__(self, learner: Any, stream: torch.cuda.Stream | None) -> None:
-        self.learner, self.stream = learner, stream
-        self.operands: Any = None  # of the update
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.learner, name)
-
-    def update(self, saved: Any, s: Tensor, labels: Tensor, output_unused: bool = False) -> None:
-        """As the learner's; the next block's input is computed before, on its stream."""
-        if isinstance(self.learner.backend, ClosedForm) and self.learner.backend.pools:
-            self.learner.output(saved)
-        self.operands = saved, s, labels
-        if self.stream is not None:
-            self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
-            self.learner.update(saved, s, labels, output_unused)
+def step_on_two_streams(learners: Sequence[Any], batch: SampleBatch) -> None:
+    """`train.step` with the updates on a second stream, while later blocks compute forward."""
+    x, labels = batch.load()
+    stream = update_stream(labels.device) if torch.cuda.is_available() else None  # a plan has none
+    operands = []  # of updates that may not have ended
+    for learner in learners:
+        saved, last = learner.forward(x), learner is learners[-1]
+        x = None if last else learner.output(saved)
+        if stream is not None and not last:
+            stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(None if last else stream):
+            if learner.learning:
+                learner.update(saved, labels, output_unused=last)
+        operands.append(saved)
+    if stream is not None:
+        torch.cuda.current_stream().wait_stream(stream)
 
 
-def can_update_beside(learners: Sequence[Any], form: BatchForm) -> bool:
+def suits_two_streams(learners: Sequence[Any], form: BatchForm) -> bool:
     """Whether several blocks learn by closed forms, and their outputs take little memory."""
     outputs = sum(learner.widest for learner in learners) * form.batch_size * len(form.seeds)
     return (
-        len(learners) > 1
+        form.device.type == "cuda"
+        and len(learners) > 1
         and form.micro_batch is None
         and outputs <= SMALL
-        and all(isinstance(learner.backend, (ClosedForm, Stacked)) for learner in learners)
+        and all(isinstance(learner.gradient, (ClosedForm, Stacked)) for learner in learners)
     )
 
 
@@ -199,7 +183,7 @@ def _can_capture(learners: Sequence[Any], source: Source, library_only: bool) ->
 
 def _capturable(learner: Any) -> bool:
     """Whether the learner's step waits for nothing: torch's modules, a written-out objective."""
-    optimizer = learner.optimizer
+    optimizer = learner.updater.optimizer
     if optimizer is None or any(isinstance(t, Redrawn) for t in learner.tensors):
         return False  # a solver counts its samples; redrawn codes begin on the CPU
     for group in optimizer.param_groups:

@@ -50,7 +50,7 @@ class ReplayedStep:
         versions = [learner.version for learner in learners]
         if versions != self.versions:
             self.versions, self.tape, self.record, self.constant = versions, None, None, True
-        rates = [learner.rate for learner in learners]
+        rates = [learner.updater.rate for learner in learners]
         if rates != self.rates:
             self.rates = rates
             self._set_rates(learners)
@@ -69,9 +69,10 @@ class ReplayedStep:
     def _set_rates(self, learners: Sequence[Any]) -> None:
         """Let the tape follow the learning rates, or record another one."""
         for learner in learners:
-            if self.tape is not None and learner.rate is not None and learner.learning:
-                first = learner.optimizer.param_groups[0]["params"][0]
-                if not self.tape.set_rate(first, learner.rate):
+            updater = learner.updater
+            if self.tape is not None and updater.rate is not None and learner.learning:
+                first = updater.optimizer.param_groups[0]["params"][0]
+                if not self.tape.set_rate(first, updater.rate):
                     self.tape = self.record = None
 
     def _record(self, learners: Sequence[Any], batch: SampleBatch) -> None:
@@ -113,11 +114,12 @@ def _replayable(learner: Any) -> bool:
 
     A user's own objective may do anything in Python, which a tape would not repeat.
     """
-    if type(learner.optimizer) not in ELEMENTWISE or hooked(learner.optimizer):
+    optimizer = learner.updater.optimizer
+    if type(optimizer) not in ELEMENTWISE or hooked(optimizer):
         return False
-    if has_curve(learner) and rate_of(learner.optimizer) is None:
+    if has_curve(learner) and rate_of(optimizer) is None:
         return False  # its rate would be a constant of the tape
     closed_form = learner.objective.closed_form or learner.objective.closed_form_of_batch
     if closed_form is None or not closed_form.__module__.startswith("tpsgd."):
         return False
-    return learner.objective.of_logits in LOSSES and not isinstance(learner.backend, Autograd)
+    return learner.objective.of_logits in LOSSES and not isinstance(learner.gradient, Autograd)

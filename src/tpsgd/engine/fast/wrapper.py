@@ -4,10 +4,15 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from tpsgd.engine.fast.cuda_graphs import beside, can_update_beside, captured, library_modules_only
-from tpsgd.engine.fast.optimizer_steps import quick_step, together
+from tpsgd.engine.fast.cuda_graphs import (
+    captured,
+    library_modules_only,
+    step_on_two_streams,
+    suits_two_streams,
+)
+from tpsgd.engine.fast.optimizer_steps import quick_step
 from tpsgd.engine.fast.replay import replayed
-from tpsgd.train import Source, Step, Wrap
+from tpsgd.train import Source, Step, Wrap, step
 
 
 def enabled() -> bool:
@@ -19,7 +24,7 @@ def quicken(learners: Sequence[Any]) -> None:
     """Let optimizers take their steps by torch's kernels alone."""
     if enabled():
         for learner in learners:
-            learner.quick_step = quick_step
+            learner.updater.quick_step = quick_step
 
 
 def wrapper(learners: Sequence[Any]) -> Wrap:
@@ -29,11 +34,10 @@ def wrapper(learners: Sequence[Any]) -> Wrap:
     quicken(learners)
     library_only = all(map(library_modules_only, learners))
 
-    def wrap(step: Step, learners: Sequence[Any], source: Source) -> Step:
-        if len(learners) > 1 and source.form.device.type == "cuda":
-            small = can_update_beside(learners, source.form)
-            step = beside(step, source.form.device) if small else together(step)
-        step = replayed(step, learners, source, library_only)
-        return captured(step, learners, source, library_only)
+    def wrap(take_step: Step, learners: Sequence[Any], source: Source) -> Step:
+        if take_step is step and suits_two_streams(learners, source.form):
+            take_step = step_on_two_streams
+        take_step = replayed(take_step, learners, source, library_only)
+        return captured(take_step, learners, source, library_only)
 
     return wrap

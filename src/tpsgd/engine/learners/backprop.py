@@ -1,4 +1,4 @@
-"""Backpropagation as a learner: the whole net is one block; and activation checkpointing."""
+"""Backpropagation, for which the whole net is one block, and activation checkpointing."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as checkpointed
 
 from tpsgd.common.errors import TpsgdError
-from tpsgd.engine.learners.learner import GradientLearner
-from tpsgd.nets.autograd import Autograd
 from tpsgd.nets.blocks import split
 from tpsgd.nets.padded import SequenceLayer
 
@@ -24,30 +22,6 @@ class Backprop:
 
     segments: int | bool = False  # of activation checkpointing
     name = "backprop"
-
-
-class BackpropLearner(GradientLearner):
-    """The whole net as one block, which makes its local gradient the gradient of the net.
-
-    `width` counts its layers. With micro-batches autograd adds the gradients up itself.
-    """
-
-    whole_net = True
-
-    def __init__(
-        self, *args: Any, width: int = 1, accumulates: bool = False, **options: Any
-    ) -> None:
-        super().__init__(*args, **options)
-        self.width, self.accumulates = width, accumulates
-
-    def _update(self, saved: Any, s: Tensor, labels: Tensor, output_unused: bool) -> None:
-        if not self.accumulates:
-            return super()._update(saved, s, labels, output_unused)
-        assert isinstance(self.backend, Autograd)
-        local = self.backend.backward(self.params, saved, s, self.share)
-        if self.share == 1.0 and not self.waits:
-            self.apply_gradients()
-        self.figures.add(local, labels)
 
 
 class Segments(nn.Sequential):

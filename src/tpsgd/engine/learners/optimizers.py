@@ -131,30 +131,29 @@ def two_rates(x: float, h: float) -> Any:
 
 def follow_curve(step: Step, learners: Sequence[Any], source: Source) -> Step:
     """The step with learning rates that change before every batch, where blocks have a curve."""
-    following = [x for x in learners if x.learning and has_curve(x)]
+    following = [x.updater for x in learners if x.learning and has_curve(x)]
     if not following:
         return step
-    curve, batches = following[0].settings.lr_schedule, source.steps
+    batches, block_epochs = source.steps, [x.epochs for x in learners if x.updater in following]
+    curve = following[0].learner.settings.lr_schedule
     if not batches:
         raise TpsgdError(
             f"{curve} needs the number of batches in an epoch, which this data does not tell: give "
             "it a length (__len__), or take an lr_schedule that is stepped by the epoch"
         )
-    rates = following[0].batch_rates  # the same for the two kinds of steps
-    if rates is None:
-        steps = [learner.epochs * batches for learner in following]
-        rates = BatchRates(curve, [learner.optimizer for learner in following], steps)
-        for learner in following:
-            learner.batch_rates = rates
-    advance = rates.advance
-    on_tapes = [x for x in following if rate_of(x.optimizer) is not None]
-    groups = [(x, x.optimizer.param_groups[0]) for x in on_tapes]
+    optimizers = [updater.optimizer for updater in following]
+    rates = BatchRates(curve, optimizers, [epochs * batches for epochs in block_epochs])
+    for updater in following:
+        updater.batch_rates = rates
+    groups = [
+        (x, x.optimizer.param_groups[0]) for x in following if rate_of(x.optimizer) is not None
+    ]
 
     def at_its_rate(learners: Sequence[Any], batch: Any) -> None:
         if batch.last:  # the optimizers' steps are taken in it
-            advance()
-            for learner, group in groups:
-                learner.rate = group["lr"]
+            rates.advance()
+            for updater, group in groups:
+                updater.rate = group["lr"]
         step(learners, batch)
 
     return at_its_rate
@@ -162,4 +161,5 @@ def follow_curve(step: Step, learners: Sequence[Any], source: Source) -> Step:
 
 def has_curve(learner: Any) -> bool:
     """Whether an optimizer's learning rate changes with every batch; solvers have none."""
-    return learner.optimizer is not None and isinstance(learner.settings.lr_schedule, RateCurve)
+    curve = isinstance(learner.settings.lr_schedule, RateCurve)
+    return learner.updater.optimizer is not None and curve

@@ -1,17 +1,17 @@
 """Blocks solved by least squares: in one pass (`ridge`), or again after every batch (`rls`)."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
 
-import torch
 from torch import Tensor, nn
 
 from tpsgd.common.errors import TpsgdError
 from tpsgd.common.units import size
 from tpsgd.engine.device import available
 from tpsgd.engine.learners.learner import BlockLearner
+from tpsgd.engine.learners.updaters import Updater
 from tpsgd.engine.solvers import SOLVERS, Recursive, Ridge
 from tpsgd.engine.solvers.equations import Equations, bytes_to_solve, inputs_of, keeps_samples
 from tpsgd.engine.solvers.least_squares import MomentSums, SampleSums, workspace
@@ -20,103 +20,82 @@ from tpsgd.nets.closed_form import ClosedForm
 from tpsgd.nets.stacked import Stacked
 from tpsgd.projections import Redrawn
 from tpsgd.rules import Place
-from tpsgd.train import Source
 
 SOLVED_BY_STREAMS: WeakSet[nn.Module] = WeakSet()  # layers whose sums over a stream are gone
 
 
-class SolvedLearner(BlockLearner):
-    """A block whose weights solve linear equations; its sums over samples live while it learns."""
+class Solver(Updater):
+    """Weights that solve linear equations; the sums over samples live while the block learns.
 
-    def __init__(self, *args: Any, samples: int = 0, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.samples = samples  # how many there are; 0 if unknown
+    `samples` is how many there are; 0 if that is unknown.
+    """
+
+    label = "solved"
+
+    def __init__(self, samples: int = 0) -> None:
+        self.samples = samples
         self.sums: MomentSums | SampleSums | None = None
         self.equations: Equations | None = None
 
-    @property
-    def how(self) -> str:
-        """Where its weights come from, in words."""
-        return "solved" if self.trains else "frozen"
-
-    def start(self) -> None:
-        """Draw the objective; the block stays in evaluation mode."""
-        super().start()
-        self.resume()
-
     def stop(self) -> None:
-        """Freeze the block and drop its sums."""
+        """Drop the sums."""
+        figures = self.learner.figures
+        figures.loss = figures.loss.float()
         super().stop()
         self.sums = self.equations = None
-        self.figures.loss = self.figures.loss.float()
 
     def make_equations(self) -> Equations:
         """What the layer's weights must solve, once the objective is drawn."""
-        layer: Any = self.block.layer
-        codes: Any = self.tensors[0] if self.tensors else None
+        learner = self.learner
+        layer: Any = learner.block.layer
+        codes: Any = learner.tensors[0] if learner.tensors else None
         if isinstance(codes, Redrawn):
             codes = codes.whole()
-        classes = layer.weight.shape[0] if codes is None else codes.shape[1 if self.restarts else 0]
-        signed = self.multi_label and codes is None
-        return Equations(layer, classes, codes, signed, bool(self.restarts))
+        stacked = bool(learner.restarts)
+        classes = layer.weight.shape[0] if codes is None else codes.shape[1 if stacked else 0]
+        signed = learner.multi_label and codes is None
+        return Equations(layer, classes, codes, signed, stacked)
 
-    @property
-    def _bias(self) -> Tensor | None:
-        return self.params.get(f"{len(self.block.prologue)}.bias")
+    def _parameter(self, name: str) -> Tensor | None:
+        return self.learner.params.get(f"{len(self.learner.block.prologue)}.{name}")
 
     @property
     def has_bias(self) -> bool:
         """Whether the layer has a bias to solve for."""
-        return self._bias is not None
+        return self._parameter("bias") is not None
 
     def _set_weights(self, weight: Tensor, bias: Tensor) -> None:
-        parameter = self.params[f"{len(self.block.prologue)}.weight"]
-        parameter.copy_(weight.reshape(parameter.shape))
-        if self._bias is not None:
-            self._bias.copy_(bias)
+        for name, values in (("weight", weight), ("bias", bias)):
+            if (parameter := self._parameter(name)) is not None:
+                parameter.copy_(values.reshape(parameter.shape))
 
 
-class RidgeLearner(SolvedLearner):
-    """A block solved after one pass over the samples, in their stored order."""
+class RidgeSolver(Solver):
+    """Least squares after one pass over the samples, in their stored order."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.collecting = False
+    in_stored_order = True
+
+    def __init__(self, samples: int = 0) -> None:
+        super().__init__(samples)
         self.penalty: Tensor | None = None  # of each restart
+        self.before_solving: Callable[[int], None] = lambda workspace: None
 
     @property
-    def penalties(self) -> list[float]:
+    def penalties(self) -> tuple[float, ...]:
         """The penalty that was used, for each restart."""
-        return [] if self.penalty is None else self.penalty.reshape(-1).tolist()
+        return () if self.penalty is None else tuple(self.penalty.reshape(-1).tolist())
 
     @property
     def grows(self) -> bool:
         """Whether its memory grows with every batch, because samples are kept."""
         return self.collecting and isinstance(self.sums, SampleSums)
 
-    def start(self) -> None:
-        """Draw the objective and begin to collect the equations."""
-        super().start()
-        self.collecting = self.learning
+    def start(self, learner: Any) -> None:
+        """Begin to collect the equations."""
+        super().start(learner)
+        self.collecting = True
 
-    def stop(self) -> None:
-        """Freeze the block, also if it was solved in an earlier run."""
-        super().stop()
-        self.collecting = False
-
-    def batches(self, source: Source, epoch: int) -> Iterator[Any]:
-        """Every sample once, in the stored order and without augmentation."""
-        return source.batches()
-
-    def forward(self, x: Any) -> Any:
-        """The block's values; while equations are collected, the layer's inputs are enough."""
-        if not self.collecting:
-            return super().forward(x)
-        for module in self.block.prologue:
-            x = torch.vmap(module)(x) if self.restarts else module(x)
-        return x
-
-    def update(self, saved: Any, s: Tensor, labels: Tensor, output_unused: bool = False) -> None:
+    def apply(self, saved: Any, s: Tensor, labels: Tensor, output_unused: bool) -> None:
         """Add a batch to the sums."""
         equations = self.equations = self.equations or self.make_equations()
         for rows in equations.parts(saved, labels):
@@ -125,48 +104,46 @@ class RidgeLearner(SolvedLearner):
                 self.sums = (SampleSums if keeps else MomentSums)(*rows, self.has_bias)
             self.sums.add(*rows)
 
-    def end_epoch(self, samples: int) -> None:
+    def end_epoch(self) -> None:
         """Solve for the weight and the bias."""
-        if not self.learning:
-            return
         assert self.sums is not None and self.equations is not None
+        learner = self.learner
         self.before_solving(workspace(self.sums))
         try:
-            solution = self.sums.solve(self.settings.optimizer.alpha, self.equations.mixing)
+            solution = self.sums.solve(learner.settings.optimizer.alpha, self.equations.mixing)
         except RuntimeError:  # of the eigenvectors
             raise TpsgdError(
-                f"block {self.block.index + 1} ({self.block}) has inputs too large or too unlike "
-                "one another for its equations to be solved: scale them to about 1"
+                f"block {learner.block.index + 1} ({learner.block}) has inputs too large or too "
+                "unlike one another for its equations to be solved: scale them to about 1"
             ) from None
         self._set_weights(solution.weight, solution.bias)
         self.penalty = solution.alpha
-        self.figures.loss = solution.loss * self.sums.count  # rows: one or more for each sample
+        learner.figures.loss = solution.loss * self.sums.count  # rows: one or more for each sample
+        self.collecting = False
+
+    def stop(self) -> None:
+        """Drop the sums, also if the block was solved in an earlier run."""
+        super().stop()
         self.collecting = False
 
 
-class RecursiveLearner(SolvedLearner):
-    """A block solved after every batch, from the sums over all samples so far."""
+class RecursiveSolver(Solver):
+    """Least squares after every batch, from the sums over all samples so far."""
 
-    def start(self) -> None:
+    def start(self, learner: Any) -> None:
         """Begin with no samples, and say so if the layer was solved before."""
-        super().start()
-        if self.learning and self.block.layer in SOLVED_BY_STREAMS:
+        super().start(learner)
+        if learner.block.layer in SOLVED_BY_STREAMS:
             warnings.warn(
-                f"rls() starts from no samples: block {self.block.index + 1} ({self.block}) "
+                f"rls() starts from no samples: block {learner.block.index + 1} ({learner.block}) "
                 "forgets the samples of an earlier call; to go on with them, take one tpsgd.Stream "
                 "and call its partial_fit",
                 stacklevel=2,
             )
 
-    def stop(self) -> None:
-        """Freeze the block; the sums over its samples are gone."""
-        if self.learning and self.sums is not None:
-            SOLVED_BY_STREAMS.add(self.block.layer)
-        super().stop()
-
-    def update(self, saved: Any, s: Tensor, labels: Tensor, output_unused: bool = False) -> None:
+    def apply(self, saved: Any, s: Tensor, labels: Tensor, output_unused: bool) -> None:
         """Measure the loss on the batch first, then learn from it."""
-        self.measure(saved, labels)
+        self.learner.measure(saved, labels)
         self.learn(saved.x, labels)
 
     def learn(self, x: Tensor, labels: Tensor) -> None:
@@ -176,7 +153,14 @@ class RecursiveLearner(SolvedLearner):
             self.sums = self.sums or MomentSums(*rows, self.has_bias)
             self.sums.add(*rows)
         assert isinstance(self.sums, MomentSums)
-        self._set_weights(*self.sums.so_far(self.settings.optimizer.gamma, equations.mixing))
+        gamma = self.learner.settings.optimizer.gamma
+        self._set_weights(*self.sums.so_far(gamma, equations.mixing))
+
+    def stop(self) -> None:
+        """Drop the sums over the samples."""
+        if self.sums is not None:
+            SOLVED_BY_STREAMS.add(self.learner.block.layer)
+        super().stop()
 
 
 def check_solvers(learners: list[BlockLearner], spec: Any, one_by_one: bool, samples: int) -> None:
@@ -188,7 +172,7 @@ def check_solvers(learners: list[BlockLearner], spec: Any, one_by_one: bool, sam
         if learner.epochs and isinstance(solver, SOLVERS):
             last = learner is learners[-1]
             reason = unsolvable(block, rule, last)
-            closed_form = isinstance(learner.backend, (ClosedForm, Stacked))
+            closed_form = isinstance(learner.gradient, (ClosedForm, Stacked))
             if isinstance(solver, Recursive) and not closed_form:
                 reason = reason or "its gradients have no closed form; take ridge()"
             if together and (isinstance(solver, Ridge) or learned):

@@ -116,7 +116,7 @@ class CompiledNet:
     Examples:
         >>> import tempfile
         >>> from torch import nn
-        >>> import tpsgd_export
+        >>> import tpsgd
         >>> folder = tempfile.mkdtemp()
         >>> _ = tpsgd.export.c(nn.Linear(4, 2), folder, shape=(4,))
         >>> CompiledNet(folder).forward(torch.zeros(4)).shape
