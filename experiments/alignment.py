@@ -106,7 +106,7 @@ def local_gradients(
     pairs = []
     for learner, x_i in zip(learners[:-1], inputs, strict=False):
         outputs = learner.block.outputs(x_i)
-        y, signal = outputs[learner.backend.at], signals[learner.signal]
+        y, signal = outputs[learner.gradient.at], signals[learner.signal]
         loss = learner.objective.loss(y, signal, *learner.tensors)
         pairs.append(_gradients(loss, learner, outputs))
     return pairs

@@ -62,9 +62,10 @@ class CountedOrder:
     def __call__(self, net: Net) -> None:
         """Take the steps of all blocks, without recordings of them."""
         for i, learner in enumerate(net.learners):
-            for method, phase in PHASES.items():
-                if hasattr(learner, method):
-                    setattr(learner, method, self._labelled(getattr(learner, method), (i, phase)))
+            for owner in (learner, learner.gradient, learner.updater):
+                for name in PHASES.keys() & set(dir(owner)):
+                    method = self._labelled(getattr(owner, name), (i, PHASES[name]))
+                    setattr(owner, name, method)
         net.wrap = lambda step, learners, source: self._counted(step)
         simultaneous(net)
 
@@ -93,8 +94,8 @@ PHASES = {
     "output": "forward",
     "error": "gradients",
     "update": "gradients",
-    "finish_update": "gradients",
-    "apply_gradients": "optimizer",
+    "finish": "gradients",
+    "step_optimizer": "optimizer",
 }
 
 

@@ -127,7 +127,7 @@ def test_a_step_does_not_depend_on_the_steps_after_it(name):
         batch, labels = next(kept[0].source.batches()).load()
         with torch.no_grad():
             saved = learner.forward(batch)
-            learner.backend.prepare_gradients(saved, labels, learner.tensors)
+            learner.gradient.prepare_gradients(saved, labels, learner.tensors)
             for window in saved.windows():
                 seen.append({k: g.clone() for k, g in saved.cells[0].gradients().items()})
                 assert window.values.shape[0] == 1

@@ -9,18 +9,16 @@ from helpers import mlp, points, same, state
 
 import tpsgd
 from tpsgd import Memory, TpsgdError
+from tpsgd.engine.learners.learner import (
+    BlockLearner,
+    calibrate,
+    step_on_error,
+    validate,
+    with_pending_updates,
+)
 from tpsgd.memory.meter import LiveBytes
 from tpsgd.rules import Signal
-from tpsgd.train import (
-    Net,
-    Observer,
-    sequential,
-    simultaneous,
-    step,
-    step_on_error,
-    train,
-    validate,
-)
+from tpsgd.train import Net, Observer, sequential, simultaneous, step, train
 
 LABELS = torch.tensor([0, 1])
 ERROR = torch.tensor([[0.5, -2.0]])
@@ -50,13 +48,13 @@ class Batches:
 class Block:
     """A learner that writes down what it is asked to do; its output is its name after its input."""
 
-    width = 1
-
     def __init__(self, log, name, epochs=1, signal=Signal.LABEL, calibrates=False):
         self.log, self.name, self.epochs, self.signal = log, name, epochs, signal
         self.calibrates = calibrates
         self.learning, self.updates = epochs > 0, []
         self.block = SimpleNamespace(train=lambda mode: log.append(f"{name} train({mode})"))
+        self.gradient = SimpleNamespace(error=self.error)
+        self.updater = SimpleNamespace(finish=lambda: self.note("finish"), apply=self.apply)
 
     def note(self, what):
         self.log.append(f"{self.name} {what}")
@@ -69,12 +67,8 @@ class Block:
         self.learning = False
         self.note("stop")
 
-    def keep_figures(self):
-        pass
-
-    def batches(self, source, epoch):
+    def begin_epoch(self, epoch):
         self.note(f"epoch {epoch}")
-        return source.batches(0, epoch)
 
     def forward(self, x):
         self.note(f"forward {x}")
@@ -88,34 +82,28 @@ class Block:
         self.note("error")
         return ERROR
 
-    def update(self, saved, s, labels, output_unused=False):
+    def update(self, *args, **options):
+        BlockLearner.update(self, *args, **options)
+
+    def apply(self, saved, s, labels, output_unused):
         self.note("update")
         self.updates.append((s, output_unused))
         assert labels is LABELS
 
-    def finish_update(self):
-        self.note("finish")
-
     def end_epoch(self, samples):
         self.note(f"end of {samples}")
-
-    def adjust_rate(self):
-        self.note("rate")
 
     def measure(self, saved, labels):
         self.note("measure")
 
-    def gauge(self, x, labels, share):
-        self.note(f"gauge {share:g} of {x}")
+    def measure_features(self, x, labels, share):
+        self.note(f"measure {share:g} of {x}")
         assert labels is LABELS and not torch.is_grad_enabled()
         torch.rand(1)
         return f"{x}{self.name}"
 
     def calibrate(self):
         self.note("calibrate")
-
-    def resume(self):
-        self.note("resume")
 
 
 class Notes(Observer):
@@ -150,8 +138,12 @@ def net_of(log, *learners, observers=(), batches=2, validation=None):
         log.append("wrap")
         return step
 
+    def batches_of(learners, source, epoch):
+        return source.batches(0, epoch)
+
     source = Batches(log, batches)
-    return Net(list(learners), source, validation, list(observers), wrap, pass_on)
+    parts = list(learners), source, validation, list(observers), wrap, pass_on
+    return Net(*parts, step_on_error, batches_of, calibrate)
 
 
 def told(log, *words):
@@ -165,7 +157,7 @@ def told(log, *words):
 def test_a_block_learns_before_the_next_one_sees_the_batch():
     log = []
     a, b, c = (Block(log, name) for name in "abc")
-    step([a, b, c], next(Batches(log).batches()))
+    with_pending_updates(step)([a, b, c], next(Batches(log).batches()))
     assert log == [
         "load 0",
         "a forward 0", "a update", "a output",
@@ -193,7 +185,7 @@ def test_a_step_on_the_error_updates_no_block_before_the_output_is_known():
     log = []
     kinds = {"a": Signal.ERROR, "b": Signal.ERROR_SIGN, "c": Signal.LABEL, "d": Signal.LABEL}
     blocks = [Block(log, name, signal=signal) for name, signal in kinds.items()]
-    step_on_error(blocks, next(Batches(log).batches()))
+    with_pending_updates(step_on_error)(blocks, next(Batches(log).batches()))
     assert told(log, "forward", "error", "update", "finish") == [
         "a forward 0", "b forward 0a", "c forward 0ab", "d forward 0abc", "d error",
         "a update", "b update", "c update", "d update",
@@ -223,11 +215,10 @@ def test_the_events_of_training_come_in_order():
     net = net_of(log, block, observers=[Notes(log)], batches=1)
     train(net, [block], net.source)
     epoch = [
-        "load 0", "a forward 0", "a update", "a finish", "batch of 2 by a",
-        "a end of 2", "epoch {0} of 2", "a rate",
+        "load 0", "a forward 0", "a update", "batch of 2 by a", "a end of 2", "epoch {0} of 2",
     ]  # fmt: skip
     assert log == [
-        "stage a", "a start", "a started", "wrap", "wrap",
+        "stage a", "a start", "a started", "wrap",
         "a epoch 0", *(event.format(0) for event in epoch),
         "a epoch 1", *(event.format(1) for event in epoch), "a stop",
     ]  # fmt: skip
@@ -239,8 +230,9 @@ def test_an_observer_stops_a_block_and_the_others_go_on():
     net = net_of(log, *blocks, observers=[Notes(log), Notes([], stops={"a": 1})])
     train(net, blocks, net.source)
     assert told(log, "epoch", "stop") == [
-        "a epoch 0", "epoch 0 of 4", "a epoch 1", "epoch 1 of 4", "a stop",
-        "a epoch 2", "epoch 2 of 4", "b stop",
+        "a epoch 0", "b epoch 0", "epoch 0 of 4",
+        "a epoch 1", "b epoch 1", "epoch 1 of 4", "a stop",
+        "a epoch 2", "b epoch 2", "epoch 2 of 4", "b stop",
     ]  # fmt: skip
     assert [len(block.updates) for block in blocks] == [4, 6]
 
@@ -268,10 +260,10 @@ def test_blocks_are_calibrated_on_the_first_batch_before_a_step_is_wrapped():
     train(net, blocks, net.source)
     first = log[log.index("e started") + 1 : log.index("wrap")]
     assert first == [
-        "a epoch 0", "load 0", "a gauge 1 of 0", "b gauge 1 of 0a", "c gauge 1 of 0ab",
-        "d gauge 1 of 0abc", "b calibrate", "d calibrate",
+        "load 0", "a measure 1 of 0", "b measure 1 of 0a", "c measure 1 of 0ab",
+        "d measure 1 of 0abc", "b calibrate", "d calibrate",
     ]  # fmt: skip
-    assert not told(log[log.index("wrap") :], "gauge", "calibrate")
+    assert not told(log[log.index("wrap") :], "measure", "calibrate")
     drawn = torch.rand(1)
     torch.manual_seed(0)
     assert torch.equal(drawn, torch.rand(1))  # numbers that the measurement drew are given back
@@ -282,8 +274,8 @@ def test_all_parts_of_the_first_batch_are_measured_before_a_block_is_calibrated(
     net = net_of(log, Block(log, "a", calibrates=True))
     train(net, net.learners, Batches(log, 4, parts=2))
     first = log[: log.index("wrap")]
-    assert told(first, "gauge", "calibrate") == [
-        "a gauge 0.5 of 0", "a gauge 0.5 of 1", "a calibrate",
+    assert told(first, "measure", "calibrate") == [
+        "a measure 0.5 of 0", "a measure 0.5 of 1", "a calibrate",
     ]  # fmt: skip
 
 
@@ -324,11 +316,11 @@ def test_validation_measures_blocks_that_learn_from_labels_and_changes_none():
     log = []
     blocks = [Block(log, "a", signal=Signal.ERROR), Block(log, "b", epochs=0), Block(log, "c")]
     net = net_of(log, *blocks, observers=[Notes(log)])
-    assert validate(net, blocks, Batches(log, 1)) == 2
+    assert validate(blocks, Batches(log, 1), net.observers) == 2
     assert log == [
         "computing True", "a train(False)", "b train(False)", "c train(False)",
         "load 0", "a forward 0", "a output", "b forward 0a", "b output", "c forward 0ab",
-        "c measure", "batch of 2 by nobody", "computing False", "a resume", "b resume", "c resume",
+        "c measure", "batch of 2 by nobody", "computing False",
     ]  # fmt: skip
 
 

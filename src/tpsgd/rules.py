@@ -428,9 +428,7 @@ class Entry:
     dash: str = "-"
     feed_forward: bool = True  # part of `--rules all` for feed-forward nets
     recurrent: bool = True  # part of `--rules all` for recurrent nets
-    suits: Callable[[Any], bool] | None = (
-        None  # of a method that is no rule: whether it takes a model
-    )
+    suits: Callable[[Any], bool] | None = None  # of a method without a rule: whether a model fits
 
 
 # The colours are those of Okabe and Ito, which colour-blind readers can tell apart; controls are

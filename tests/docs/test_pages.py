@@ -22,7 +22,10 @@ def test_the_api_page_has_every_public_name_and_no_other():
     stub = ast.parse(read("src/tpsgd/__init__.pyi"))
     imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
     public = {alias.name for node in imports for alias in node.names}
-    assert set(re.findall(r"^::: tpsgd\.(\w+)", read("docs/api.md"), re.MULTILINE)) == public
+    page = read("docs/api.md")
+    assert set(re.findall(r"^::: tpsgd\.(\w+)", page, re.MULTILINE)) == public
+    plugins = {folder.name for folder in (ROOT / "plugins").iterdir() if folder.is_dir()}
+    assert set(re.findall(r"^::: tpsgd_(\w+)", page, re.MULTILINE)) == plugins
 
 
 def test_concepts_shows_the_program_of_the_paper():
@@ -45,7 +48,8 @@ def test_files_named_on_the_page_exist(page):
 def test_the_names_on_the_page_of_the_architecture_exist():
     """Names in code font, in the code or its tests; in the path of a batch, in their file."""
     page = read("docs/architecture.md")
-    files = [file for folder in (PACKAGE, ROOT / "tests") for file in folder.rglob("*.py")]
+    folders = PACKAGE, ROOT / "tests", ROOT / "plugins"
+    files = [file for folder in folders for file in folder.rglob("*.py")]
     defined = {name for file in files for name in DEFINED.findall(file.read_text("utf-8"))}
     spans = set(re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", page, flags=re.DOTALL)))
     names = {m[1] for span in spans if (m := re.fullmatch(r"(?:\w+\.)*(\w{2,})(?:\(.*\))?", span))}

@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import tpsgd
 from tpsgd import Memory, Recurrent, TpsgdError, rules
-from tpsgd.engine.learners.learner import GradientLearner
+from tpsgd.engine.learners.updaters import OptimizerSteps
 from tpsgd.engine.sources.batches import BatchForm
 from tpsgd.nets.closed_form import sliced
 from tpsgd.objectives import Site
@@ -206,11 +206,11 @@ def test_slices_are_what_an_optimizer_gets(monkeypatch):
     """Otherwise nothing above has tested them."""
     seen = []
 
-    def step(self, apply=GradientLearner.apply_gradients):
+    def step(self, apply=OptimizerSteps.step_optimizer):
         seen.append([p.grad is not None for p in self.moving.values()])
         return apply(self)
 
-    monkeypatch.setattr(GradientLearner, "apply_gradients", step)
+    monkeypatch.setattr(OptimizerSteps, "step_optimizer", step)
     trained("mlp", slices=3, epochs=1, batch_size=30)
     sizes = [len(one) for one in seen]  # a bias, 3 slices, and in two blocks codes; 3 steps each
     assert sizes == [5] * 6 + [4] * 3
@@ -221,11 +221,11 @@ def test_slices_are_what_an_optimizer_gets(monkeypatch):
 def test_a_step_is_taken_once_a_batch(monkeypatch):
     steps = []
 
-    def step(self, apply=GradientLearner.apply_gradients):
+    def step(self, apply=OptimizerSteps.step_optimizer):
         steps.append(1)
         return apply(self)
 
-    monkeypatch.setattr(GradientLearner, "apply_gradients", step)
+    monkeypatch.setattr(OptimizerSteps, "step_optimizer", step)
     trained("mlp", micro_batch=2, epochs=1)
     assert len(steps) == 3 * 3  # blocks x batches
 

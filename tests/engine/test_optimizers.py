@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from tpsgd.engine.fast import optimizer_steps
 from tpsgd.engine.learners.optimizers import TwoRates, adam, make_optimizer, sgd, two_rates
 from tpsgd.maths.kernels.fused_optimizers import Adam
 
@@ -46,35 +45,3 @@ def test_an_optimizer_s_state_can_be_saved_and_loaded():
     second.load_state_dict(first.state_dict())
     assert isinstance(second, Adam)
     assert torch.equal(second.state[layer.weight]["exp_avg"], first.state[layer.weight]["exp_avg"])
-
-
-class Waiting:
-    """A learner with a gradient, or without."""
-
-    def __init__(self, settings, grad):
-        p = nn.Parameter(torch.zeros(2))
-        p.grad = torch.ones(2) if grad else None
-        self.settings, self.moving, self.optimizer = settings, {"p": p}, object()
-        self.applied = self.dropped = 0
-
-    def apply_gradients(self):
-        self.applied += 1
-
-    def drop_gradients(self):
-        self.dropped += 1
-
-
-@pytest.mark.parametrize("joint", [True, False])
-def test_every_block_takes_its_step_together_or_alone(joint, monkeypatch):
-    steps = []
-
-    def joint_step(optimizers):
-        return (lambda: steps.append(optimizers)) if joint else None
-
-    monkeypatch.setattr(optimizer_steps, "joint_step", joint_step)
-    blocks = [Waiting("a", True), Waiting("a", False), Waiting("b", True), Waiting("a", True)]
-    optimizer_steps._step_together(blocks)
-    assert [b.applied for b in blocks] == ([0, 1, 1, 0] if joint else [1, 1, 1, 1])
-    assert [b.dropped for b in blocks] == ([1, 0, 0, 1] if joint else [0, 0, 0, 0])
-    assert len(steps) == joint
-    optimizer_steps._step_together([])

@@ -53,10 +53,10 @@ def first_step(make, rule, precision, flat, **settings):
     with torch.no_grad():
         saved = learner.forward(batch)
         out = learner.output(saved)
-        local, parts = learner.backend.gradients(learner.params, saved, s, learner.tensors)
+        local, parts = learner.gradient.gradients(learner.params, saved, s, learner.tensors)
         grads = {k: g for part in parts for k, g in part.items()}
     grads |= {f"objective.{i}": g for i, g in enumerate(local.dtensors)}
-    return learner.backend.objective.loss_of(local, s), grads, batch, out
+    return learner.gradient.objective.loss_of(local, s), grads, batch, out
 
 
 def near(found, wanted, share):
@@ -132,7 +132,7 @@ def test_optimizer_state_and_learned_codes_stay_in_float32():
     with torch.no_grad():
         learner.update(learner.forward(batch), labels, labels)
     assert {t.dtype for t in learner.tensors} == {torch.float32}
-    states = learner.optimizer.state.values()
+    states = learner.updater.optimizer.state.values()
     assert {t.dtype for s in states for t in s.values()} == {torch.float32}
     assert len(states) == len(learner.params)
 

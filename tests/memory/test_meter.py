@@ -11,7 +11,8 @@ from torch import nn
 import tpsgd
 from tpsgd import rules, split
 from tpsgd.engine.device import available
-from tpsgd.engine.learners.learner import BlockSettings, GradientLearner
+from tpsgd.engine.learners.learner import BlockLearner, BlockSettings
+from tpsgd.engine.learners.updaters import OptimizerSteps
 from tpsgd.memory.meter import LiveBytes, Meter, tensor_bytes
 from tpsgd.nets.autograd import Autograd
 from tpsgd.nets.closed_form import ClosedForm
@@ -28,9 +29,10 @@ def step(in_place: bool):
     layer = nn.Linear(INPUTS, UNITS)
     block = split(nn.Sequential(layer, nn.ReLU(), nn.Linear(UNITS, 3)))[0]
     P, x, y = torch.randn(3, UNITS), torch.randn(N, INPUTS), torch.arange(N) % 3
-    learner = GradientLearner(
+    learner = BlockLearner(
         block,
         ClosedForm(block, tpsgd.Place.AFTER, in_place=in_place),
+        OptimizerSteps(),
         lambda: l2(P),
         BlockSettings(1, torch.optim.SGD, 0.1),
         block.named_parameters(),
@@ -38,7 +40,7 @@ def step(in_place: bool):
     learner.start()
     live = LiveBytes()
     with torch.no_grad(), live:
-        learner.update(learner.forward(x), y, y)
+        learner.update(learner.forward(x), y)
     return live
 
 

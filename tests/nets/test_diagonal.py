@@ -199,8 +199,8 @@ def test_gradients_are_those_of_autograd_through_time(rule, at, steps, window):
     learner, batch, labels = learner_of(net(made), (x, y), rule=RULES[rule](), window=window)
     with torch.no_grad():
         saved = learner.forward(batch)
-        local, (grads,) = learner.backend.gradients(learner.params, saved, labels, learner.tensors)
-    objective, outputs = learner.backend.objective, published(made, x)
+        local, (grads,) = learner.gradient.gradients(learner.params, saved, labels, learner.tensors)
+    objective, outputs = learner.gradient.objective, published(made, x)
     codes = [P.detach().requires_grad_() for P in learner.tensors]
     if at == "every":  # a mean over time of each step's loss
         each = [objective.loss(out, y, *codes) for out in outputs.unbind(1)]
@@ -263,8 +263,8 @@ def test_ragged_gradients_are_those_of_each_sequence_alone(at):
     learner, batch, labels = learner_of(net(made), (padded, y), window=3)
     with torch.no_grad():
         saved = learner.forward(batch)
-        _, (grads,) = learner.backend.gradients(learner.params, saved, labels, learner.tensors)
-    objective, losses = learner.backend.objective, []
+        _, (grads,) = learner.gradient.gradients(learner.params, saved, labels, learner.tensors)
+    objective, losses = learner.gradient.objective, []
     for row, n, label in zip(x, padded.lengths.tolist(), y, strict=True):
         outputs = published(made, row[None, :n])
         seen = outputs[0] if at == "every" else of_place(outputs, at)

@@ -226,7 +226,7 @@ def test_gradients_are_autograds_on_one_step_with_the_states_cut_off(how, kind):
         learner, x, y = first_learner(model, data(), rule=rule, window=len(name) % 3 + 1)
         with torch.no_grad():
             saved = learner.forward(x)
-            local, (grads,) = learner.backend.gradients(learner.params, saved, y, learner.tensors)
+            local, (grads,) = learner.gradient.gradients(learner.params, saved, y, learner.tensors)
         loss, wanted, dcodes = by_autograd(model[0], *data(), rule)
         wanted |= dict(enumerate(dcodes))
         grads |= dict(enumerate(local.dtensors))
@@ -246,7 +246,7 @@ def test_a_cell_without_biases_has_no_gradients_for_them():
         learner, x, y = first_learner(model, (x, y), rule=make())
         with torch.no_grad():
             saved = learner.forward(x)
-            _, (grads,) = learner.backend.gradients(learner.params, saved, y, learner.tensors)
+            _, (grads,) = learner.gradient.gradients(learner.params, saved, y, learner.tensors)
         close(grads, by_autograd(learner.block.layer, x, y, make())[1])
 
 
@@ -526,7 +526,7 @@ def test_the_same_code_at_each_step_is_a_property_of_the_rule():
     learner, x, y = first_learner(net(cell()), (x, y), rule=once)
     with torch.no_grad():
         saved = learner.forward(x)
-        local, (grads,) = learner.backend.gradients(learner.params, saved, y, learner.tensors)
+        local, (grads,) = learner.gradient.gradients(learner.params, saved, y, learner.tensors)
     close(grads, wanted)
     assert float(local.loss) == pytest.approx(loss)
 

@@ -43,7 +43,7 @@ def test_rows_codes_and_optimizers_are_unchanged(make, word):
         pytest.skip("not for recurrent nets")
     stream = Stream(make(5), rule=rules.ALL[word].make())
     stream.partial_fit(*few(5))
-    before = [(weights(stream.model), x.tensors, x.params, x.optimizer) for x in learners(stream)]
+    before = [(weights(stream.model), x.tensors, x.params, x.updater.optimizer) for x in learners(stream)]
     stream.add_class()
     rebuild(stream)
     after = learners(stream)
@@ -57,7 +57,7 @@ def test_rows_codes_and_optimizers_are_unchanged(make, word):
             assert old.dim() == 0 or new.shape == old.shape or len(new) == len(old) + 1
         for name, p in params.items() if optimizer is not None else ():
             for key, old in optimizer.state[p].items():
-                new = learner.optimizer.state[learner.params[name]][key]
+                new = learner.updater.optimizer.state[learner.params[name]][key]
                 assert torch.equal(new[tuple(map(slice, old.shape))], old)
     last = stream.model[-1]
     assert last.out_features == 6 and not last.weight[5].any() and last.bias[5] == 0

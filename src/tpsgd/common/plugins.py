@@ -57,8 +57,8 @@ def absent(group: str, name: str) -> str:
     if (folder := FOLDERS[group].get(name)) is None:
         return ""
     return (
-        f"{name} is in the plug-in tpsgd-{folder}, which is not installed: pip install "
-        f"tpsgd-{folder}, or pip install -e plugins/{folder} in a checkout of tpsgd"
+        f"{name} is in the plug-in tpsgd-{folder}, which is not installed: pip install -c "
+        f"constraints.txt -e plugins/{folder}, in a checkout of tpsgd"
     )
 
 

@@ -13,8 +13,9 @@ from torch.utils._pytree import tree_leaves
 import tpsgd
 from tpsgd import rules, split
 from tpsgd.engine.fast import cuda_graphs, wrapper
-from tpsgd.engine.fast.cuda_graphs import CapturedStep, _can_capture, _capturable, can_update_beside
-from tpsgd.engine.learners.learner import BlockSettings, GradientLearner
+from tpsgd.engine.fast.cuda_graphs import CapturedStep, _can_capture, _capturable, suits_two_streams
+from tpsgd.engine.learners.learner import BlockLearner, BlockSettings
+from tpsgd.engine.learners.updaters import OptimizerSteps
 from tpsgd.engine.sources.augment import Draws, chain, crop, cutout, flip, jitter, resized_crop
 from tpsgd.maths.random import Key
 from tpsgd.nets.closed_form import ClosedForm
@@ -48,9 +49,8 @@ def learner(rule, site):
     block = split(net)[0]
     settings = BlockSettings(1, torch.optim.SGD, 0.1)
     params = {f"0.{name}": p for name, p in block.layer.named_parameters()}
-    made = GradientLearner(
-        block, ClosedForm(block, rule.at), lambda: rule.objective(site), settings, params
-    )
+    gradient, updater = ClosedForm(block, rule.at), OptimizerSteps()
+    made = BlockLearner(block, gradient, updater, lambda: rule.objective(site), settings, params)
     made.start()
     return made
 
@@ -202,13 +202,14 @@ def test_which_sources_are_captured(name, monkeypatch):
         assert not asked(nets[-1], nets[-1].source)
 
 
-def test_updates_run_beside_later_blocks_where_outputs_are_small():
+def test_updates_run_on_a_second_stream_where_outputs_are_small():
     def asked(model=None, **settings):
         nets = []
         settings = folded(**({"batch_size": 8} | settings))
         model = model or convnet()
         tpsgd.fit(model, images(75), order=nets.append, **settings)
-        return can_update_beside(nets[0].learners, nets[0].source.form)
+        form = replace(nets[0].source.form, device=torch.device("cuda"))
+        return suits_two_streams(nets[0].learners, form)
 
     assert asked()
     assert not asked(micro_batch=4)
@@ -285,10 +286,10 @@ def test_and_in_a_lower_precision(name, order, both):
 
 
 @on_gpu
-@pytest.mark.parametrize("beside", [True, False])
+@pytest.mark.parametrize("two_streams", [True, False])
 @pytest.mark.parametrize("name", ["readout", "l2", "predsim", "auxiliary", "sdfa"])
-def test_and_with_updates_beside_later_blocks_or_together(name, beside, both, monkeypatch):
-    monkeypatch.setattr(wrapper, "can_update_beside", lambda *_: beside)
+def test_and_with_updates_on_a_second_stream(name, two_streams, both, monkeypatch):
+    monkeypatch.setattr(wrapper, "suits_two_streams", lambda *_: two_streams)
     settings = {"epochs": 20, "batch_size": 8}
     close(*both(RULES[name](), "simultaneous", **settings), rtol=1e-3, atol=1e-4)
 
@@ -336,13 +337,13 @@ def test_backprop_in_micro_batches_is_captured(monkeypatch):
 
 
 @on_gpu
-@pytest.mark.parametrize("beside", [True, False])
+@pytest.mark.parametrize("two_streams", [True, False])
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", ["readout", "l2"])
 @pytest.mark.parametrize("norm", [True, False])
-def test_weights_are_those_of_a_cpu(norm, name, order, beside, monkeypatch):
-    """A convolution with its ReLU, optimizers together, figures: each has another path there."""
-    monkeypatch.setattr(wrapper, "can_update_beside", lambda *_: beside)
+def test_weights_are_those_of_a_cpu(norm, name, order, two_streams, monkeypatch):
+    """A convolution with its ReLU, two streams, figures: each has another path there."""
+    monkeypatch.setattr(wrapper, "suits_two_streams", lambda *_: two_streams)
     runs, models = [], []
     for device in ("cpu", "cuda"):
 

@@ -23,7 +23,7 @@ from tpsgd.nets.stacked import Stacked
 from tpsgd.nets.unrolled import Unrolled
 from tpsgd.objectives import IDLE, Objective
 from tpsgd.rules import Signal
-from tpsgd.train import Batch, Learner, Source, Step
+from tpsgd.train import Batch, Learner, Source, Step, step
 
 Gradient = ClosedForm | Autograd | Stacked | Unrolled
 
@@ -227,6 +227,8 @@ def calibrate(learners: Sequence[Any], source: Source, batches: Any) -> None:
 
 def step_on_error(learners: Sequence[Any], batch: Batch) -> None:
     """`train.step` for DFA and sDFA, where no block can learn before the net's output is known."""
+    if not any(x.learning and x.signal is not Signal.LABEL for x in learners):
+        return step(learners, batch)
     x, labels = batch.load()
     values = []
     for learner in learners:
