@@ -172,50 +172,40 @@ class Settings:
         if self.checkpoint is not None:
             object.__setattr__(self, "checkpoint", Checkpoint.of(self.checkpoint))
         self._check_augment()
-        if self.precision not in (None, torch.bfloat16):
-            raise TpsgdError(
-                f"precision must be torch.bfloat16 or None, got {self.precision!r}; float16 needs "
-                "its loss scaled against underflow: use torch.bfloat16"
-            )
-        if not isinstance(self.blocks, (int, list, tuple, type(None))):
-            raise TpsgdError(
-                "blocks must be a number of blocks, or a list of the numbers of layers in each "
-                f"block, got {self.blocks!r}"
-            )
-        if self.parallel is not None and not hasattr(self.parallel, "around"):
-            raise TpsgdError(
-                "parallel must be tpsgd.data_parallel(), tpsgd.pipeline() or None, "
-                f"got {self.parallel!r}"
-            )
-        size = self.batch_size
-        if size is not None and (not isinstance(size, int) or size < 1):
-            raise TpsgdError(f"batch_size must be 1 or more, got {self.batch_size!r}")
-        if self.window is not None and (not isinstance(self.window, int) or self.window < 1):
-            raise TpsgdError(f"window must be 1 time step or more, got {self.window!r}")
-        if not isinstance(self.seed, int) or not -(2**63) <= self.seed < 2**63:
-            raise TpsgdError(f"seed must be a whole number of up to 63 bits, got {self.seed!r}")
-        if not isinstance(self.callbacks, (list, tuple)) or not all(map(callable, self.callbacks)):
-            raise TpsgdError(
-                f"callbacks must be a list of functions of an Epoch, got {self.callbacks!r}"
-            )
-        if not (callable(self.progress) or isinstance(self.progress, bool | None)):
-            raise TpsgdError(f"progress must be a function, True or False, got {self.progress!r}")
-        if self.order is not None and not callable(self.order):
-            raise TpsgdError(
-                "order must be tpsgd.sequential or tpsgd.simultaneous, the function itself, or "
-                f"None, got {self.order!r}"
-            )
-        if not (callable(self.lr_schedule) or isinstance(self.lr_schedule, RateCurve | None)):
-            raise TpsgdError(
-                "lr_schedule must be tpsgd.one_cycle(), or a function optimizer -> "
-                f"torch.optim.lr_scheduler, got {self.lr_schedule!r}"
-            )
-        if isinstance(self.validation, (int, float, str)):
-            raise TpsgdError(
-                "validation must be held-out samples, (x, y), a Dataset or a DataLoader, got "
-                f"{self.validation!r}: split the samples yourself, for example by "
-                "sklearn.model_selection.train_test_split(x, y, test_size=0.2)"
-            )
+        for name, fits, expected in self._expectations():
+            if not fits:
+                raise TpsgdError(f"{name} must be {expected}, got {getattr(self, name)!r}")
+
+    def _expectations(self) -> list[tuple[str, bool, str]]:
+        """Settings, whether each has a value that it may have, and what it must be."""
+
+        def positive(number: Any) -> bool:
+            return number is None or (isinstance(number, int) and number >= 1)
+
+        functions = isinstance(self.callbacks, (list, tuple)) and all(map(callable, self.callbacks))
+        curve = callable(self.lr_schedule) or isinstance(self.lr_schedule, RateCurve | None)
+        seed = isinstance(self.seed, int) and -(2**63) <= self.seed < 2**63
+        blocks = isinstance(self.blocks, (int, list, tuple, type(None)))
+        progress = callable(self.progress) or isinstance(self.progress, bool | None)
+        parallel = self.parallel is None or hasattr(self.parallel, "around")
+        return [
+            ("batch_size", positive(self.batch_size), "1 or more"),
+            ("window", positive(self.window), "1 time step or more"),
+            ("seed", seed, "a whole number of up to 63 bits"),
+            ("precision", self.precision in (None, torch.bfloat16),
+             "torch.bfloat16 or None (float16 needs its loss scaled against underflow)"),
+            ("blocks", blocks,
+             "a number of blocks, or a list of the numbers of layers in each block"),
+            ("parallel", parallel, "tpsgd.data_parallel(), tpsgd.pipeline() or None"),
+            ("callbacks", functions, "a list of functions of an Epoch"),
+            ("progress", progress, "a function, True or False"),
+            ("order", self.order is None or callable(self.order),
+             "tpsgd.sequential or tpsgd.simultaneous, the function itself, or None"),
+            ("lr_schedule", curve,
+             "tpsgd.one_cycle(), or a function optimizer -> torch.optim.lr_scheduler"),
+            ("validation", not isinstance(self.validation, (int, float, str)),
+             "held-out samples, (x, y), a Dataset or a DataLoader, which you split off yourself"),
+        ]  # fmt: skip
 
     def within(self, **changes: Any) -> "Settings":
         """The same settings with other memory settings."""
