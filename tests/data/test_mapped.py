@@ -146,7 +146,7 @@ def test_a_later_call_uses_the_files_and_decodes_nothing(pets, npz, cache, monke
     readers = (
         "images._open",
         "images.decode_images",
-        "npz_files.read_array",
+        "npz_files._read_arrays",
         "sets.digits.hold_out_test",
     )
     for reader in readers:

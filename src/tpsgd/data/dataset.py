@@ -1,6 +1,8 @@
 """The records of this package: a built-in set, what a reader returns, and what `load` returns."""
 
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,21 +15,22 @@ from tpsgd.common.errors import TpsgdError
 from tpsgd.nets.padded import Padded
 
 Array = NDArray[Any]
-Pair = tuple[Any, Array]  # samples (an array, or `Padded`) and their labels
+Pair = tuple[Any, Any]  # samples (an array, or `Padded`) and their labels (an array, or None)
 Decoder = Callable[[Any], Array | Padded]
 BYTES = {"scaling": {"method": "bytes"}}  # of samples that were bytes, and were divided by 255
 
 
 @dataclass(frozen=True)
 class RawData:
-    """Samples as they are stored, with class indices; not yet split, thinned out or converted.
+    """Samples as they are stored, and their labels; not yet split, thinned out or converted.
 
+    Labels are indices into `classes`; new samples have none, or have labels as they are stored.
     `decode` converts samples to float32 (tokens to int64): it divides pixels by 255, reads image
     files and so on. It is called only for samples that are used. `test` is None for data without
     a test set. `vocabulary` is the number of different tokens, for samples that are tokens.
     `reading` says in plain values how a reader made samples of the file: `scaling`, `columns`.
-    `scale` is the scaling of these samples that `load` chooses if its caller does not; None for
-    samples that have their scale, or none.
+    `scale` is the scaling that `load` chooses if its caller does not; None for samples that are
+    never scaled by default.
     """
 
     classes: tuple[str, ...]
@@ -38,6 +41,14 @@ class RawData:
     vocabulary: int | None = None
     reading: dict[str, Any] = field(default_factory=dict)
     scale: str | None = None
+
+    @property
+    def decode_exactly(self) -> Decoder:
+        """`decode` without rounding to float32, for samples that are scaled before that.
+
+        A place on a map or a time is so far from 0 that float32 has none of the digits that differ.
+        """
+        return converted if self.decode is numbers else self.decode
 
 
 @dataclass(frozen=True)
@@ -94,6 +105,17 @@ class Data:
         if self.vocabulary is not None:
             sample["vocabulary"] = self.vocabulary
         return sample | self.reading
+
+
+@contextmanager
+def readable(file: Path, kind: str, advice: str) -> Iterator[None]:
+    """One sentence for whatever the reader of a missing or damaged file raises."""
+    try:
+        yield
+    except TpsgdError:
+        raise
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise TpsgdError(f"{file} cannot be read as {kind} ({error}); {advice}.") from error
 
 
 def pixels(x: Array) -> Array:
