@@ -13,6 +13,7 @@ from tpsgd.nets.padded import Padded
 
 CHECKED_BYTES = 2**20  # bytes of x that are checked at a time: x may be a mapped file
 MOST_SINGLE_CLASSES = 20  # up to this number, most samples may be the only one of their class
+LAST_LETTER, SURROGATES = 0x10FFFF, 0xD800 >> 11  # in Unicode
 TABLES = "(samples, features), (samples, steps, features) or (samples, channels, height, width)"
 
 
@@ -107,21 +108,12 @@ def label_values(source: str, y: Array) -> Array:
         return y
     try:
         real = y.astype(np.float64)
-    except (SystemError, TypeError, ValueError):
-        return _text(source, y)
+    except (TypeError, ValueError):
+        return y.astype(str)
     if (fraction := ~np.isfinite(real) | (real != np.floor(real))).any():
         raise TpsgdError(f"{source}: the label {y[fraction][0]} is not a whole number or a name.")
     whole = real.astype(np.int64)
     return whole if y.dtype.kind == "f" or (whole.astype(str) == y).all() else y.astype(str)
-
-
-def _text(source: str, y: Array) -> Array:
-    try:
-        y = y.astype(str)
-        "".join(y.tolist()).encode()
-    except (SystemError, ValueError) as error:  # a damaged file has numbers that are no letters
-        raise TpsgdError(f"{source}: the labels are no text; save them again.") from error
-    return y
 
 
 def _checked(source: str, split: RawArrays) -> RawArrays:
@@ -143,6 +135,10 @@ def _checked(source: str, split: RawArrays) -> RawArrays:
                 f"{source}: y has the shape {y.shape}; expected one label for each of the {len(x)}"
                 " samples (for one-hot rows, give y.argmax(1))."
             )
+        if y.dtype.kind == "U":  # a damaged file may have numbers in it that are no letters
+            code = np.ascontiguousarray(y).view(np.dtype(np.uint32).newbyteorder(y.dtype.byteorder))
+            if (code > LAST_LETTER).any() or ((code >> 11) == SURROGATES).any():
+                raise TpsgdError(f"{source}: the labels are no text; save them again.")
     if x.size == 0:
         raise TpsgdError(f"{source}: x is empty, of shape {x.shape}.")
     if lengths is not None:

@@ -133,7 +133,7 @@ def decode_images(files: Array, shape: tuple[int, int]) -> Array:
 
     with ThreadPoolExecutor() as pool:
         decoded = list(pool.map(decode, range(len(files))))
-    for i in np.flatnonzero(~np.array(decoded, bool)):  # in this thread, which frees its memory
+    for i in [i for i, done in enumerate(decoded) if not done]:  # this thread frees its memory
         decode(i, bulky=True)
     return x
 

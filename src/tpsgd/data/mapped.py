@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ def folder_name(
     location = "" if path is None else path.resolve()
     choices = FORMAT, spec, location, seed, max_train, *scale_and_columns
     digest = hashlib.blake2b(os.fsencode("\0".join(map(str, choices))))
-    for line in _built_in_files(spec) if path is None else _user_files(path):
+    for line in _source_files(spec, path):
         digest.update(os.fsencode(f"\n{line}"))
     word = re.sub(r"[^\w-]+", "_", Path(spec).name)[:40]
     return f"{word}-{digest.hexdigest()[:32]}"
@@ -62,8 +62,8 @@ def write(folder: Path, spec: str, raw: RawData, train: Subset, test: Subset, no
     """Decode the samples, a few at a time, into a folder for `read`; an error leaves no folder."""
     sample = _sample_type(spec, raw, train)
     needed = (len(train.y) + len(test.y)) * (sample.itemsize + np.dtype(np.int64).itemsize)
-    about = {"data": spec, "classes": raw.classes, "note": note, "vocabulary": raw.vocabulary}
-    about["reading"] = raw.reading
+    about = {"data": spec, "classes": raw.classes, "note": note}
+    about |= {"vocabulary": raw.vocabulary, "reading": raw.reading}
     unfinished = folder.with_name(f"{folder.name}.{os.getpid()}.part")
     try:
         unfinished.mkdir(parents=True, exist_ok=True)
@@ -85,23 +85,21 @@ def write(folder: Path, spec: str, raw: RawData, train: Subset, test: Subset, no
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _built_in_files(name: str) -> Iterable[str]:
-    """Names and sizes of the published files; features that the user made have a time as well."""
-    folder, entry = fetch(name), find(name)
-    yield from (f"{file}\0{(folder / file).stat().st_size}" for file in entry.files)
-    if entry.files:
-        yield from map(_stamp, sorted(folder.glob("features/**/*.npy")))
-
-
-def _user_files(path: Path) -> Iterable[str]:
-    if path.is_dir():
-        return map(_stamp, image_files(path))
-    return [_stamp(path)] if path.is_file() else []
-
-
-def _stamp(file: Path) -> str:
-    status = file.stat()
-    return f"{file}\0{status.st_size}\0{status.st_mtime_ns}"
+def _source_files(spec: str, path: Path | None) -> Iterator[str]:
+    """Names, sizes and times of a user's files; names and sizes of published files."""
+    files: Iterable[Path] = []
+    if path is None:
+        folder, entry = fetch(spec), find(spec)
+        yield from (f"{file}\0{(folder / file).stat().st_size}" for file in entry.files)
+        if entry.files:  # features that the user made
+            files = sorted(folder.glob("features/**/*.npy"))
+    elif path.is_dir():
+        files = image_files(path)
+    elif path.is_file():
+        files = [path]
+    for file in files:
+        status = file.stat()
+        yield f"{file}\0{status.st_size}\0{status.st_mtime_ns}"
 
 
 def _sample_type(spec: str, raw: RawData, samples: Subset) -> np.dtype[Any]:
