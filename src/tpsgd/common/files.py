@@ -106,8 +106,8 @@ def is_function(word: str) -> bool:
     return word.rpartition(":")[0].endswith(".py")
 
 
-def load_function(word: str) -> Callable[..., Any]:
-    """The function that `FILE.py:FUNCTION` names; the file is run."""
+def load_function(word: str) -> Callable[[], Any]:
+    """The function that `FILE.py:FUNCTION` names, of no arguments; the file is run."""
     text, _, name = word.rpartition(":")
     path = user_path(text)
     if not os.path.isfile(path):
@@ -125,13 +125,16 @@ def load_function(word: str) -> Callable[..., Any]:
     function = getattr(module, name, None)
     if not callable(function):
         raise TpsgdError(f"{path} has no function {name!r}")
-    return function
+
+    def call() -> Any:
+        try:
+            return function()
+        except (Exception, SystemExit) as error:
+            raise TpsgdError(f"{word} failed with {type(error).__name__}: {error}") from error
+
+    return call
 
 
 def call_function(word: str) -> Any:
-    """What the function that `FILE.py:FUNCTION` names returns; it is called without arguments."""
-    function = load_function(word)
-    try:
-        return function()
-    except (Exception, SystemExit) as error:
-        raise TpsgdError(f"{word} failed with {type(error).__name__}: {error}") from error
+    """The result of the function that `FILE.py:FUNCTION` names."""
+    return load_function(word)()
