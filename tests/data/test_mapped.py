@@ -162,7 +162,7 @@ def test_files_are_named_after_their_data_and_described(pets, cache):
     [about] = cache.glob("*/about.json")
     assert about.parent.name.startswith("pets_3-") and about.stat().st_size < 1000
     content = json.loads(about.read_text())
-    assert content["data"] == f"{pets}@3" and content["classes"] == ["cat", "dog"]
+    assert content["name"] == f"{pets}@3" and content["classes"] == ["cat", "dog"]
     assert names(about.parent) == sorted([*ARRAYS, "about.json"])
 
 

@@ -16,8 +16,7 @@ from tpsgd.common.errors import TpsgdError
 def write_whole(path: Path, content: bytes) -> Path:
     """Write a file under another name, then rename it, so that `path` is never incomplete.
 
-    The content is on the disk before the file gets its name, so that a power cut cannot leave an
-    empty file under it.
+    The content is on the disk before that: a power cut cannot leave an empty file.
     """
     writer = f"{os.getpid()}-{threading.get_ident()}"
     temporary = path.with_name(f".{path.name}.{writer}.part")
@@ -36,10 +35,10 @@ def write_whole(path: Path, content: bytes) -> Path:
 
 
 def write_together(contents: dict[Path, bytes]) -> tuple[Path, ...]:
-    """Write files that belong together; the others are of no use without the first.
+    """Write files of which the others are of no use without the first.
 
-    The first is removed before they change, and written when they are complete: a process that is
-    killed in between does not leave new files beside old ones that fit them by chance.
+    The first is removed before they change, and written last: a process that is killed in between
+    does not leave new files next to old ones that fit them by chance.
     """
     first, *_ = contents
     for path in contents:
@@ -66,18 +65,13 @@ def writable_folder(folder: Path) -> Path:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"x")
     except OSError as error:
-        why = error.strerror or error
-        raise TpsgdError(f"cannot write to {folder} ({why}); name another folder") from error
+        reason = error.strerror or error
+        raise TpsgdError(f"cannot write to {folder} ({reason}); name another folder") from error
     return folder
 
 
 def named_folder(folder: Any, purpose: str) -> Path:
-    """A folder as a path, ~ included; what is no name of a folder is refused.
-
-    Examples:
-        >>> named_folder("models/digits", "of a model").as_posix()
-        'models/digits'
-    """
+    """A folder as a path, ~ included; anything that is not the name of a folder is refused."""
     if not isinstance(folder, (str, Path)) or folder == "":
         raise TpsgdError(f"the folder {purpose} must be a path, got {folder!r}")
     return Path(folder).expanduser()

@@ -118,8 +118,11 @@ def _read_header(file: Path, choices: Columns) -> Header:
         raise TpsgdError(f"{file} has no column '{missing[0]}'{reads}: {hint}")
     if choices.label in choices.drop:
         raise TpsgdError(f"the column '{choices.label}' cannot be dropped: it is the label.")
-    others = ["" if name in named else name for name in names]
-    label, sequence, time = (_column(others, c) for c in (LABEL_NAMES, SEQUENCE_NAMES, TIME_NAMES))
+    others = ["" if name in named else name.lower() for name in names]
+    label, sequence, time = (
+        next((others.index(name) for name in choices if name in others), None)
+        for choices in (LABEL_NAMES, SEQUENCE_NAMES, TIME_NAMES)
+    )
     time = None if sequence is None else time  # without sequences it is a feature like any other
     if is_new or choices.label is not None:
         label = names.index(choices.label) if choices.label in names else None
@@ -144,11 +147,6 @@ def _read_header(file: Path, choices: Columns) -> Header:
             " their names: rename them."
         )
     return Header(names, delimiter, features, label, sequence, time)
-
-
-def _column(names: list[str], choices: tuple[str, ...]) -> int | None:
-    lower = [name.lower() for name in names]
-    return next((lower.index(name) for name in choices if name in lower), None)
 
 
 def _read_cells(file: Path, header: Header, blanks: bool) -> tuple[Array, dict[int | None, Array]]:

@@ -16,7 +16,7 @@ from tpsgd.nets.padded import Padded
 
 Array = NDArray[Any]
 Pair = tuple[Any, Any]  # samples (an array, or `Padded`) and their labels (an array, or None)
-Decoder = Callable[[Any], Array | Padded]
+Decoder = Callable[[Any], Any]  # from samples as they are stored
 BYTES = {"scaling": {"method": "bytes"}}  # of samples that were bytes, and were divided by 255
 
 
@@ -24,13 +24,11 @@ BYTES = {"scaling": {"method": "bytes"}}  # of samples that were bytes, and were
 class RawData:
     """Samples as they are stored, and their labels; not yet split, thinned out or converted.
 
-    Labels are indices into `classes`; new samples have none, or have labels as they are stored.
-    `decode` converts samples to float32 (tokens to int64): it divides pixels by 255, reads image
-    files and so on. It is called only for samples that are used. `test` is None for data without
-    a test set. `vocabulary` is the number of different tokens, for samples that are tokens.
-    `reading` says in plain values how a reader made samples of the file: `scaling`, `columns`.
-    `scale` is the scaling that `load` chooses if its caller does not; None for samples that are
-    never scaled by default.
+    Labels are indices into `classes`; without classes, they are as stored. `decode` converts
+    samples to float32, or tokens to int64: it divides pixels by 255, reads image files and so on.
+    `test` is None for data without a test set, `vocabulary` the number of different tokens.
+    `reading` is the part of `Data.inputs` that the reader knows. `scale` is the scaling that `load`
+    chooses if its caller does not; None for samples that are not scaled.
     """
 
     classes: tuple[str, ...]
@@ -56,9 +54,8 @@ class Dataset:
     """The registry entry of a built-in set; its module's docstring has the source and the licence.
 
     `train` and `test` are numbers of samples. `files` must all be in `folder`. `downloads` lists
-    the published files with their published checksums; a set without downloads has `by_hand`,
-    which says where to get the files. If only those files name the classes, `classes` is empty
-    and `class_count` is their number.
+    the published files with their published checksums; without downloads, `by_hand` says where to
+    get the files. If only those files name the classes, `classes` is empty.
     """
 
     name: str
@@ -136,7 +133,7 @@ def tokens(x: Array) -> Array:
 
 
 def converted(x: Any) -> Any:
-    """Samples that the reader has converted."""
+    """Samples that are converted already."""
     return x
 
 

@@ -31,11 +31,11 @@ def read_folder(root: Path, size: int | None = None) -> RawData:
     if size == 0:
         raise TpsgdError(f"{root}@0 asks for images of size 0; give a size such as {root}@64.")
     skipped: list[str] = []  # the suffixes of files that are no images
-    if (train := _pair(_labelled_images(train_folder, skipped))) is None:
+    if not len((train := _labelled_images(train_folder, skipped))[0]):
         raise TpsgdError(f"{train_folder} has no images in subfolders of classes, CLASS/IMAGE.png.")
     shape = (size, size) if size else _size_of_first(root, train[0])
-    pairs = (_pair(_labelled_images(folder, skipped)) for folder in test_folders)
-    test = next((pair for pair in pairs if pair), None)
+    tests = (_labelled_images(folder, skipped) for folder in test_folders)
+    test = next((pair for pair in tests if len(pair[0])), None)
     note = f"images as RGB, {shape[0]} x {shape[1]} pixels"
     if skipped:
         kinds = ", ".join(sorted(set(skipped)))
@@ -47,21 +47,20 @@ def read_folder(root: Path, size: int | None = None) -> RawData:
 def image_files(root: Path) -> Iterator[Path]:
     """The image files of all classes, for training and for testing, in order."""
     for folder in _split_folders(root):
-        yield from (file for _, file in _labelled_images(folder))
+        yield from _labelled_images(folder)[0]
 
 
-def new_images(root: Path) -> tuple[list[Path], Array | None]:
+def new_images(root: Path) -> Pair:
     """All image files below a folder, and their classes if each is in a subfolder of a class.
 
     Below `train/` and `test/` or `val/`, those for testing.
     """
     folder = _split_folders(root)[-1]
-    labelled = _labelled_images(folder)
-    if not (files := [file for file in _visible_files(folder) if _is_image(file)]):
+    files = [file for file in _visible_files(folder) if _is_image(file)]
+    if not files:
         raise TpsgdError(f"{folder} has no images.")
-    if len(labelled) < len(files):
-        return files, None
-    return [file for _, file in labelled], np.array([label for label, _ in labelled])
+    labelled = _labelled_images(folder)
+    return labelled if len(labelled[0]) == len(files) else (np.array(files, dtype=object), None)
 
 
 def _split_folders(root: Path) -> list[Path]:
@@ -82,8 +81,8 @@ def _is_image(file: Path) -> bool:
     return file.suffix.lower() in SUFFIXES
 
 
-def _labelled_images(folder: Path, skipped: list[str] | None = None) -> list[tuple[str, Path]]:
-    """The images below the folders of the classes, each with its class.
+def _labelled_images(folder: Path, skipped: list[str] | None = None) -> Pair:
+    """The images below the folders of the classes, and their classes.
 
     The suffixes of other files are added to `skipped`.
     """
@@ -91,14 +90,8 @@ def _labelled_images(folder: Path, skipped: list[str] | None = None) -> list[tup
     files = [(path.name, file) for path in classes for file in _visible_files(path)]
     if skipped is not None:
         skipped += [file.suffix or file.name for _, file in files if not _is_image(file)]
-    return [(label, file) for label, file in files if _is_image(file)]
-
-
-def _pair(images: list[tuple[str, Path]]) -> Pair | None:
-    if not images:
-        return None
-    labels, files = zip(*images, strict=True)
-    return np.array([str(file) for file in files], dtype=object), np.array(labels)
+    images = [(file, label) for label, file in files if _is_image(file)]
+    return np.array([f for f, _ in images], dtype=object), np.array([label for _, label in images])
 
 
 def _size_of_first(root: Path, files: Array) -> tuple[int, int]:
@@ -138,7 +131,7 @@ def decode_images(files: Array, shape: tuple[int, int]) -> Array:
     return x
 
 
-def _open(file: str, shape: tuple[int, int] | None = None, bulky: bool = True) -> Array | None:
+def _open(file: Path, shape: tuple[int, int] | None = None, bulky: bool = True) -> Array | None:
     """An image as RGB bytes, (3, height, width); None for a bulky one, unless it may be one."""
     from PIL import Image
 

@@ -1,6 +1,6 @@
 """`load`: from a name or a path to tensors, by reading, splitting, thinning out and converting."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from tpsgd.common.errors import TpsgdError
 from tpsgd.common.files import is_function
 from tpsgd.data import mapped, user_files
 from tpsgd.data.csv_files import Columns
-from tpsgd.data.dataset import Data, Decoder, RawData
+from tpsgd.data.dataset import Data, RawData
 from tpsgd.data.download import fetch
 from tpsgd.data.registry import DATASETS, find
 from tpsgd.data.scaling import METHODS, NOTES, check_word, statistics, typical_values
@@ -64,13 +64,12 @@ def load(
         max_train: use at most this number of training samples; the class shares are kept.
         on_disk: a folder for the decoded samples, for data that does not fit in memory. The samples
             are decoded a few MB at a time into `.npy` files in a subfolder, and mapped read-only
-            (see `Data`); they are the same, bit for bit, as without it. A later call uses these
-            files again, unless the source files (their names, sizes or times; of built-in sets:
-            sizes), the seed or max_train have changed. You may delete old subfolders, and those
-            that end in `.part`, which a killed process leaves. The result of a function is written
-            on every call. Images, functions that return a mapped array, and uncompressed `.npz`
-            files (`numpy.savez`) are never in memory as a whole; other formats are when they are
-            first read. Sequences of different lengths are refused.
+            (see `Data`), the same bit for bit. A later call uses these files again, unless an
+            argument or the source files have changed; the result of a function is written on every
+            call. You may delete old subfolders, and those that end in `.part`, which a killed
+            process leaves. Images, mapped arrays of a function and uncompressed `.npz` files
+            (`numpy.savez`) are never in memory as a whole; other formats are when they are first
+            read. Sequences of different lengths are refused.
         scale: of each feature of a table or of series, with statistics of the training samples:
             "standard" (mean 0, deviation 1), "minmax" (0 to 1) or "none". Default: "standard" for
             `FILE.csv`, and "none" for everything else: arrays are taken as they are, except that
@@ -137,14 +136,14 @@ def _prepare(
         train = train.keep(stratified(train.y, max_train, seed))
     decode, steps = raw.decode_exactly, dict[str, Any]()
     if impute:
-        columns = raw.reading["columns"]
-        steps["imputation"] = typical_values(impute, _decoded(decode, train), columns)
+        pieces, columns = map(decode, train.pieces(AT_A_TIME)), raw.reading["columns"]
+        steps["imputation"] = typical_values(impute, pieces, columns)
         notes.append(f"blank cells filled with the {impute} of the training samples")
     method = scale or raw.scale
     if method not in (None, "none"):
         _check_scalable(spec, raw, train)
-        values = steps.get("imputation", {})
-        pieces = (filled(x, values) for x in _decoded(decode, train))
+        imputation = steps.get("imputation", {})
+        pieces = (filled(decode(x), imputation) for x in train.pieces(AT_A_TIME))
         steps["scaling"] = statistics(method, pieces)
     if method is not None and (method != "none" or raw.scale is not None):
         notes.append(NOTES[method])
@@ -156,29 +155,19 @@ def _prepare(
 
 def _check_scalable(spec: str, raw: RawData, train: Subset) -> None:
     """Refuse to scale samples that are no table and no series of numbers."""
-    shape = raw.decode(train.take(slice(1))).shape[1:]
-    if "scaling" in raw.reading:
-        kind = "bytes, which are divided by 255"
-    elif raw.vocabulary is not None:
-        kind = "tokens"
-    elif len(shape) not in (1, 2):
-        kind = f"samples of shape {tuple(shape)}"
-    else:
-        return
-    raise TpsgdError(f"{spec} has {kind}; only tables and series of numbers can be scaled.")
-
-
-def _decoded(decode: Decoder, samples: Subset) -> Iterator[Any]:
-    """The samples, a few at a time."""
-    for start in range(0, len(samples.y), AT_A_TIME):
-        yield decode(samples.take(slice(start, start + AT_A_TIME)))
+    shape = tuple(raw.decode(train.take(slice(1))).shape[1:])
+    kind = "" if len(shape) in (1, 2) else f"samples of shape {shape}"
+    kind = "tokens" if raw.vocabulary is not None else kind
+    kind = "bytes, which are divided by 255" if "scaling" in raw.reading else kind
+    if kind:
+        raise TpsgdError(f"{spec} has {kind}; only tables and series of numbers can be scaled.")
 
 
 def _tensors(raw: RawData, samples: Subset) -> tuple[Tensor | Padded, Tensor]:
     if getattr(samples.x, "dtype", None) == np.float64:  # rounded piece by piece: half the memory
         x = np.empty((len(samples.y), *raw.decode(samples.take(slice(1))).shape[1:]), np.float32)
-        for i, piece in enumerate(_decoded(raw.decode, samples)):
-            x[i * AT_A_TIME : (i + 1) * AT_A_TIME] = piece
+        for i, piece in enumerate(samples.pieces(AT_A_TIME)):
+            x[i * AT_A_TIME : (i + 1) * AT_A_TIME] = raw.decode(piece)
     else:
         x = raw.decode(samples.take(slice(None)))
     y = torch.from_numpy(samples.y.astype(np.int64, copy=False))

@@ -73,7 +73,12 @@ def read_new(
     else:
         raw, names, note = _read_user_file(spec, inputs, needs_labels)
     x, labels = raw.decode_exactly(raw.train[0]), raw.train[1]
-    _check_shape(spec, x, inputs)
+    trained, new = tuple(inputs.get("shape", ())), tuple(x.shape[1:])
+    varies = len(trained) == 2 or "vocabulary" in inputs  # the number of steps
+    if trained and (len(new) != len(trained) or new[varies:] != trained[varies:]):
+        raise TpsgdError(
+            f"{spec} has samples of shape {new}, the model was trained on shape {trained}."
+        )
     x = as_trained(x, inputs)
     x = numbers(x) if raw.decode is numbers else x
     y = None
@@ -154,19 +159,8 @@ def _read_images(root: Path, inputs: Mapping[str, Any]) -> tuple[RawData, list[s
         raise TpsgdError(
             f"the model takes samples of shape {shape}, not images in colour as {root}."
         )
-    decode = partial(decode_images, shape=shape[1:])
-    pair = np.array([str(file) for file in files], dtype=object), labels
-    return RawData((), pair, None, decode, ""), [str(file.relative_to(root)) for file in files]
-
-
-def _check_shape(spec: str, x: Any, inputs: Mapping[str, Any]) -> None:
-    """Sequences may have another number of steps; everything else must agree."""
-    trained, new = tuple(inputs.get("shape", ())), tuple(x.shape[1:])
-    varies = len(trained) == 2 or "vocabulary" in inputs
-    if trained and (len(new) != len(trained) or new[varies:] != trained[varies:]):
-        raise TpsgdError(
-            f"{spec} has samples of shape {new}, the model was trained on shape {trained}."
-        )
+    raw = RawData((), (files, labels), None, partial(decode_images, shape=shape[1:]), "")
+    return raw, [str(file.relative_to(root)) for file in files]
 
 
 def _indices(spec: str, labels: Array, classes: Sequence[str]) -> Tensor:
