@@ -146,7 +146,7 @@ def test_a_later_call_uses_the_files_and_decodes_nothing(pets, npz, cache, monke
     readers = (
         "images._open",
         "images.decode_images",
-        "npz_files.read_array",
+        "npz_files._read_arrays",
         "sets.digits.hold_out_test",
     )
     for reader in readers:
@@ -162,7 +162,7 @@ def test_files_are_named_after_their_data_and_described(pets, cache):
     [about] = cache.glob("*/about.json")
     assert about.parent.name.startswith("pets_3-") and about.stat().st_size < 1000
     content = json.loads(about.read_text())
-    assert content["data"] == f"{pets}@3" and content["classes"] == ["cat", "dog"]
+    assert content["name"] == f"{pets}@3" and content["classes"] == ["cat", "dog"]
     assert names(about.parent) == sorted([*ARRAYS, "about.json"])
 
 

@@ -116,7 +116,7 @@ def test_arrays_with_and_without_labels_and_their_test_part():
     samples = new("new.npz", train)
     assert samples.y.tolist() == [0] and len(samples.x) == 1
     np.savez("new.npz", z=NUMBERS)
-    with pytest.raises(TpsgdError, match="holds z; expected x, or tokens"):
+    with pytest.raises(TpsgdError, match=r"holds z; expected x and y.*tokens in place of x"):
         new("new.npz", train)
 
 

@@ -32,7 +32,7 @@ def table(file, n=40, header=NAMES, blank=(), order=(0, 1, 2, 3, 4)):
         ({"label": "gestures"}, "no column 'gestures': did you mean 'gesture'"),
         ({"drop": "rec,klock"}, "no column 'klock': did you mean 'clock'"),
         ({"label": "ax", "drop": "ax"}, "'ax' cannot be dropped: it is the label"),
-        ({"drop": NAMES}, "has no column that was not dropped"),
+        ({"drop": NAMES}, "has no column of features besides the label"),
         ({"impute": "mode"}, "unknown impute 'mode'"),
     ],
 )

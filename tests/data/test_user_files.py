@@ -328,7 +328,7 @@ def test_csv_classes_are_sorted_as_numbers(tmp_path):
         ("a,b,label\n", "has a header but no rows"),
         ("1,2,0\n3,4,1\n", "its first line must name the columns"),
         ("5.1,3.5,setosa\n4.9,3.0,setosa\n", "its first line must name the columns"),
-        ("label\ncat\n", "has no column of features besides the label 'label'"),
+        ("label\ncat\n", "has no column of features besides the label in 'label': columns"),
         ("ax|ay|label\n1|2|a\n", "'ax.ay.label': columns are separated by commas, semicolons or"),
         ("# sensor v1\nax,ay,label\n1,2,a\n", "'# sensor v1': .*and line 1 must be the header"),
         ("# v1, Oslo\nax,ay,label\n1,2,a\n", "line 2 has 3 cells.*line 1 must be the header"),

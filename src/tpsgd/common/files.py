@@ -16,8 +16,7 @@ from tpsgd.common.errors import TpsgdError
 def write_whole(path: Path, content: bytes) -> Path:
     """Write a file under another name, then rename it, so that `path` is never incomplete.
 
-    The content is on the disk before the file gets its name, so that a power cut cannot leave an
-    empty file under it.
+    The content is on the disk before that: a power cut cannot leave an empty file.
     """
     writer = f"{os.getpid()}-{threading.get_ident()}"
     temporary = path.with_name(f".{path.name}.{writer}.part")
@@ -36,10 +35,10 @@ def write_whole(path: Path, content: bytes) -> Path:
 
 
 def write_together(contents: dict[Path, bytes]) -> tuple[Path, ...]:
-    """Write files that belong together; the others are of no use without the first.
+    """Write files of which the others are of no use without the first.
 
-    The first is removed before they change, and written when they are complete: a process that is
-    killed in between does not leave new files beside old ones that fit them by chance.
+    The first is removed before they change, and written last: a process that is killed in between
+    does not leave new files next to old ones that fit them by chance.
     """
     first, *_ = contents
     for path in contents:
@@ -66,18 +65,13 @@ def writable_folder(folder: Path) -> Path:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"x")
     except OSError as error:
-        why = error.strerror or error
-        raise TpsgdError(f"cannot write to {folder} ({why}); name another folder") from error
+        reason = error.strerror or error
+        raise TpsgdError(f"cannot write to {folder} ({reason}); name another folder") from error
     return folder
 
 
 def named_folder(folder: Any, purpose: str) -> Path:
-    """A folder as a path, ~ included; what is no name of a folder is refused.
-
-    Examples:
-        >>> named_folder("models/digits", "of a model").as_posix()
-        'models/digits'
-    """
+    """A folder as a path, ~ included; anything that is not the name of a folder is refused."""
     if not isinstance(folder, (str, Path)) or folder == "":
         raise TpsgdError(f"the folder {purpose} must be a path, got {folder!r}")
     return Path(folder).expanduser()
@@ -106,8 +100,8 @@ def is_function(word: str) -> bool:
     return word.rpartition(":")[0].endswith(".py")
 
 
-def load_function(word: str) -> Callable[..., Any]:
-    """The function that `FILE.py:FUNCTION` names; the file is run."""
+def load_function(word: str) -> Callable[[], Any]:
+    """The function that `FILE.py:FUNCTION` names, of no arguments; the file is run."""
     text, _, name = word.rpartition(":")
     path = user_path(text)
     if not os.path.isfile(path):
@@ -125,13 +119,16 @@ def load_function(word: str) -> Callable[..., Any]:
     function = getattr(module, name, None)
     if not callable(function):
         raise TpsgdError(f"{path} has no function {name!r}")
-    return function
+
+    def call() -> Any:
+        try:
+            return function()
+        except (Exception, SystemExit) as error:
+            raise TpsgdError(f"{word} failed with {type(error).__name__}: {error}") from error
+
+    return call
 
 
 def call_function(word: str) -> Any:
-    """What the function that `FILE.py:FUNCTION` names returns; it is called without arguments."""
-    function = load_function(word)
-    try:
-        return function()
-    except (Exception, SystemExit) as error:
-        raise TpsgdError(f"{word} failed with {type(error).__name__}: {error}") from error
+    """The result of the function that `FILE.py:FUNCTION` names."""
+    return load_function(word)()

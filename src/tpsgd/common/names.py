@@ -1,6 +1,6 @@
 """Names out of files (of modules, classes, columns), as programs and terminals may read them."""
 
-import unicodedata
+from unicodedata import category
 
 SIGNS = " _-+.,:;/()=%#@&'"  # none of them ends a comment, joins two lines or begins a tag
 
@@ -15,7 +15,7 @@ def safe(text: object, signs: str = SIGNS) -> str:
         >>> safe("size */ \x1b[31m"), safe("Größe (mm)")
         ('size _/ __31m', 'Größe (mm)')
     """
-    return "".join(c if c in signs or _of_a_word(c) else "_" for c in str(text))
+    return "".join(c if c in signs or category(c)[0] in "LMN" else "_" for c in str(text))
 
 
 def printable(text: object) -> str:
@@ -26,7 +26,3 @@ def printable(text: object) -> str:
         '<b>_'
     """
     return "".join(c if c.isprintable() else "_" for c in str(text))
-
-
-def _of_a_word(character: str) -> bool:
-    return unicodedata.category(character)[0] in "LMN"

@@ -55,8 +55,7 @@ def output_folder(
     if it holds results with these `names` that are not to be overwritten.
     """
     path = writable_folder(folder)
-    free = shutil.disk_usage(path).free
-    if free < nbytes:
+    if (free := shutil.disk_usage(path).free) < nbytes:
         room = f"{size(free)} left on its disk, and the results need {size(nbytes)}"
         raise TpsgdError(f"{path} has {room}; name another folder")
     with _lock(path.resolve(), path.resolve() / LOCK):
@@ -68,8 +67,7 @@ def output_folder(
 def output_file(file: Path) -> Iterator[Path]:
     """A file to write to, which no other process and no other thread writes to in the meantime.
 
-    Without a folder for it, or without the right to write there, it is not locked: the error is
-    that of the writer.
+    It is not locked where nothing can be written: the writer then raises the error.
     """
     path = file.expanduser().resolve()
     writable = os.access(path.parent, os.W_OK)
@@ -79,10 +77,7 @@ def output_file(file: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _lock(path: Path, file: Path) -> Iterator[None]:
-    """Lock a folder or a file by another file; the system unlocks it if this process is killed.
-
-    A thread that has the lock already may enter it again.
-    """
+    """Lock a folder or a file by another file; the system unlocks it if this process is killed."""
     from filelock import FileLock, Timeout
 
     writer = "thread" if path in _writers else "process"

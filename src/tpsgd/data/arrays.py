@@ -1,116 +1,94 @@
-"""Arrays that a user gives, in a file or by a function: checked and brought into one form."""
+"""Arrays of a user, from a file or a function: checked and brought into one form."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from tpsgd.common.errors import TpsgdError
-from tpsgd.data.dataset import (
-    BYTES,
-    Array,
-    Decoder,
-    Pair,
-    RawData,
-    converted,
-    numbers,
-    pixels,
-    tokens,
-)
+from tpsgd.data.dataset import BYTES, Array, RawData, converted, numbers, pixels, tokens
 from tpsgd.nets.padded import Padded
 
-CHECKED_BYTES = 2**20  # bytes of x that are checked together
-CHANNELS_FIRST = "axes put in the order channels, height, width"
+CHECKED_BYTES = 2**20  # bytes of x that are checked at a time: x may be a mapped file
+MOST_SINGLE_CLASSES = 20  # up to this number, most samples may be the only one of their class
 LAST_LETTER, SURROGATES = 0x10FFFF, 0xD800 >> 11  # in Unicode
-FEW_CLASSES = 20  # up to this number, most samples may have a class of their own
+TABLES = "(samples, features), (samples, steps, features) or (samples, channels, height, width)"
 
 
 class RawArrays(NamedTuple):
-    """Samples, labels and, for sequences of different lengths, the number of steps of each.
+    """Samples of one split; labels and, for sequences of different lengths, numbers of steps.
 
-    With `blanks`, samples may be NaN where a value is missing.
+    `y` is None for new samples without labels. With `blanks`, samples are NaN where a value is
+    missing. `names` are those of the sequences in a table.
     """
 
     x: Array
-    y: Array
+    y: Array | None
     lengths: Array | None = None
+    are_tokens: bool = False
     blanks: bool = False
+    names: list[str] | None = None
 
 
-class Samples(NamedTuple):
-    """Checked samples of each split, how to convert them, and what was done to them."""
-
-    x: list[Any]
-    y: list[Array]
-    decode: Decoder
-    note: str
-    vocabulary: int | None
-    reading: dict[str, Any]
+def from_arrays(source: str, splits: Sequence[RawArrays]) -> RawData:
+    """Check the training arrays and, if there are any, the test arrays, and number the classes."""
+    return encode(source, check_arrays(source, splits))
 
 
-def from_arrays(source: str, splits: Sequence[RawArrays], are_tokens: bool = False) -> RawData:
-    """Check the training arrays and, if there are any, the test arrays, and name the classes.
-
-    Bytes are taken as pixels, unless they are tokens.
-    """
-    samples = check_arrays(source, splits, are_tokens)
-    pairs = zip(samples.x, samples.y, strict=True)
-    unscaled = not (are_tokens or samples.reading) and len(samples.x[0].shape) in (2, 3)
-    return RawData(*encode(source, *pairs), *samples[2:], "none" if unscaled else None)
-
-
-def check_arrays(source: str, splits: Sequence[RawArrays], are_tokens: bool = False) -> Samples:
-    """Check arrays and bring them into one form, whatever their labels are."""
-    splits = [_checked(source, split, are_tokens) for split in splits]
+def check_arrays(source: str, splits: Sequence[RawArrays]) -> RawData:
+    """Check arrays and bring them into one form, whatever their labels are: bytes are pixels."""
+    splits = [_checked(source, split) for split in splits]
     samples: list[Any] = [split.x for split in splits]
+    are_tokens = splits[0].are_tokens
     lengths = [split.lengths for split in splits if split.lengths is not None]
-    of_bytes = {not are_tokens and x.dtype == np.uint8 for x in samples}
+    kinds = {(s.are_tokens, s.lengths is None, s.x.dtype == np.uint8) for s in splits}
     shapes = {x.shape[2 if lengths else 1 :] for x in samples}  # only lengths may differ
-    if len(of_bytes) > 1 or len(shapes) > 1:
+    if len(kinds) > 1 or len(shapes) > 1:
         raise TpsgdError(
             f"{source}: the training samples are {samples[0].dtype} of shape {samples[0].shape},"
             f" the test samples {samples[1].dtype} of shape {samples[1].shape}; they must match"
-            " (give lengths and lengths_test for sequences of different lengths)."
+            " (give lengths and lengths_test, or Padded, for sequences of different lengths)."
         )
-    decode, reading = tokens if are_tokens else numbers, {}
+    of_bytes = not are_tokens and samples[0].dtype == np.uint8
+    decode = tokens if are_tokens else pixels if of_bytes else numbers
     vocabulary = _vocabulary(source, samples) if are_tokens else None
-    notes = []
-    if True in of_bytes:
-        decode, reading = pixels, BYTES
-        notes.append("bytes divided by 255")
+    notes = ["bytes divided by 255"] if of_bytes else []
     if lengths:
         if decode is not numbers:  # those may be scaled before they are rounded
             samples, decode = [decode(x) for x in samples], converted
         samples, note = _pad_to_longest(samples, lengths)
         notes.append(note)
     elif not are_tokens:
-        samples = [_with_channels(x) for x in samples] if reading else samples
-        if _is_channels_last(samples[0].shape):
+        if of_bytes and samples[0].ndim == 3:
+            samples = [x[:, None] for x in samples]  # grey images
+        shape = samples[0].shape
+        if len(shape) == 4 and shape[-1] in (1, 3, 4) and min(shape[1:3]) > 4:
             samples = [np.moveaxis(x, -1, 1) for x in samples]
-            notes.append(CHANNELS_FIRST)
-    labels = [split.y for split in splits]
-    return Samples(samples, labels, decode, ", ".join(notes), vocabulary, reading)
+            notes.append("axes put in the order channels, height, width")
+    scale = None if are_tokens or of_bytes or len(samples[0].shape) > 3 else "none"
+    train, test = [*zip(samples, (split.y for split in splits), strict=True), None][:2]
+    reading = BYTES if of_bytes else {}
+    return RawData((), train, test, decode, ", ".join(notes), vocabulary, reading, scale)
 
 
-def encode(
-    source: str, train: Pair, test: Pair | None = None
-) -> tuple[tuple[str, ...], Pair, Pair | None]:
+def encode(source: str, raw: RawData) -> RawData:
     """Name the classes of the training set, and number them from 0 in sorted order.
 
     Examples:
-        >>> x = np.zeros((3, 2))
-        >>> classes, (_, y), _ = encode("pets.csv", (x, np.array(["dog", "cat", "dog"])))
-        >>> classes, y
+        >>> x, y = np.zeros((3, 2)), np.array(["dog", "cat", "dog"])
+        >>> pets = encode("pets.csv", RawData((), (x, y), None, numbers, ""))
+        >>> pets.classes, pets.train[1]
         (('cat', 'dog'), array([1, 0, 1]))
     """
-    y, y_test = (label_values(source, pair[1]) for pair in (train, test or train))
+    y, y_test = (label_values(source, pair[1]) for pair in (raw.train, raw.test or raw.train))
     if "U" in y.dtype.kind + y_test.dtype.kind:
         y, y_test = y.astype(str), y_test.astype(str)
     values, index = np.unique(y, return_inverse=True)
     if len(values) < 2:
         raise TpsgdError(f"{source}: every label is {values[0]}; at least two classes are needed.")
-    if len(values) > max(FEW_CLASSES, len(y) / 2):
+    if len(values) > max(MOST_SINGLE_CLASSES, len(y) / 2):
         raise TpsgdError(
             f"{source}: {len(y):,} labels have {len(values):,} different values, the first is"
             f" {y[0]}; a label must be the class of its sample, and classes need several samples."
@@ -120,7 +98,8 @@ def encode(
         raise TpsgdError(
             f"{source}: no training sample of the test set's class {y_test[unknown][0]}."
         )
-    return tuple(map(str, values)), (train[0], index), test and (test[0], index_test)
+    train, test = (raw.train[0], index), raw.test and (raw.test[0], index_test)
+    return replace(raw, classes=tuple(map(str, values)), train=train, test=test)
 
 
 def label_values(source: str, y: Array) -> Array:
@@ -137,42 +116,36 @@ def label_values(source: str, y: Array) -> Array:
     return whole if y.dtype.kind == "f" or (whole.astype(str) == y).all() else y.astype(str)
 
 
-def _checked(source: str, split: RawArrays, are_tokens: bool) -> RawArrays:
+def _checked(source: str, split: RawArrays) -> RawArrays:
     """Samples of finite numbers with one label each, and zeros as padding; or an error."""
-    x, y, lengths, blanks = split
+    x, y, lengths, are_tokens = split[:4]
     if are_tokens:
         fits, expected = x.ndim == 2 and x.dtype.kind in "iu", "whole numbers (samples, steps)"
     elif lengths is not None:
         fits, expected = x.ndim > 2 and x.dtype.kind in "iuf", "numbers (samples, steps, features)"
     else:
-        fits = x.ndim > 1 and x.dtype.kind in "biuf"
-        expected = "numbers (samples, features), (samples, steps, features) or (samples, channels,"
-        expected += " height, width)"
+        fits, expected = x.ndim > 1 and x.dtype.kind in "biuf", f"numbers {TABLES}"
     if not fits:
         name = "tokens" if are_tokens else "x"
         raise TpsgdError(f"{source}: {name} is {x.dtype} of shape {x.shape}; expected {expected}.")
-    y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
-    if y.shape != x.shape[:1]:
-        raise TpsgdError(
-            f"{source}: y has the shape {y.shape}; expected one label for each of the {len(x)}"
-            " samples (for one-hot rows, give y.argmax(1))."
-        )
+    if y is not None:
+        y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
+        if y.shape != x.shape[:1]:
+            raise TpsgdError(
+                f"{source}: y has the shape {y.shape}; expected one label for each of the {len(x)}"
+                " samples (for one-hot rows, give y.argmax(1))."
+            )
+        if y.dtype.kind == "U":  # a damaged file may have numbers in it that are no letters
+            code = np.ascontiguousarray(y).view(np.dtype(np.uint32).newbyteorder(y.dtype.byteorder))
+            if (code > LAST_LETTER).any() or ((code >> 11) == SURROGATES).any():
+                raise TpsgdError(f"{source}: the labels are no text; save them again.")
     if x.size == 0:
         raise TpsgdError(f"{source}: x is empty, of shape {x.shape}.")
-    if y.dtype.kind == "U":
-        _check_letters(source, y)
     if lengths is not None:
         x = _without_padding(source, x, lengths)
-    if x.dtype.kind == "f" and not blanks:
+    if x.dtype.kind == "f" and not split.blanks:
         _check_finite(source, x)
-    return RawArrays(x, y, lengths)
-
-
-def _check_letters(source: str, y: Array) -> None:
-    """Refuse names with numbers in them that are no letters, which a damaged file may have."""
-    codes = np.ascontiguousarray(y).view(np.dtype(np.uint32).newbyteorder(y.dtype.byteorder))
-    if (codes > LAST_LETTER).any() or ((codes >> 11) == SURROGATES).any():
-        raise TpsgdError(f"{source}: the labels are no text; save them again.")
+    return split._replace(x=x, y=y)
 
 
 def _without_padding(source: str, x: Array, lengths: Array) -> Array:
@@ -186,7 +159,6 @@ def _without_padding(source: str, x: Array, lengths: Array) -> Array:
 
 
 def _check_finite(source: str, x: Array) -> None:
-    """Check a few samples at a time, because x may be a mapped file larger than memory."""
     step = max(1, CHECKED_BYTES * len(x) // x.nbytes)
     for start in range(0, len(x), step):
         if not (finite := np.isfinite(x[start : start + step])).all():
@@ -195,16 +167,6 @@ def _check_finite(source: str, x: Array) -> None:
             raise TpsgdError(
                 f"{source}: x{i} is {x[tuple(i)]}; replace it by a number or drop sample {i[0]}."
             )
-
-
-def _with_channels(x: Array) -> Array:
-    """Images with an axis for channels: grey images get one."""
-    return x[:, None] if x.ndim == 3 else x
-
-
-def _is_channels_last(shape: tuple[int, ...]) -> bool:
-    """Whether samples look like images (height, width, channels)."""
-    return len(shape) == 4 and shape[-1] in (1, 3, 4) and min(shape[1:3]) > 4
 
 
 def _pad_to_longest(samples: Sequence[Array], lengths: Sequence[Array]) -> tuple[list[Any], str]:

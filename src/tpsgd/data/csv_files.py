@@ -4,8 +4,8 @@ import csv
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from tpsgd.common.names import printable
 from tpsgd.common.units import size
 from tpsgd.data.arrays import RawArrays, from_arrays
 from tpsgd.data.csv_mistakes import LARGEST, Header, first_mistake, number
-from tpsgd.data.dataset import Array, RawData
+from tpsgd.data.dataset import Array, RawData, readable
 from tpsgd.data.scaling import IMPUTE, check_word
 
 LABEL_NAMES = ("label", "y", "class", "target")
@@ -33,11 +33,15 @@ MOST_GROWN, ALWAYS_READ = 50, 2**25  # times a file's size in memory, and bytes 
 
 
 class Columns(NamedTuple):
-    """What a user says of the columns of a table; see `tpsgd.data.load`."""
+    """The columns of a table that a user names; see `tpsgd.data.load`.
+
+    `features` are the columns of the samples that a model was trained on, for new samples.
+    """
 
     label: str | None = None
     drop: tuple[str, ...] = ()
     impute: str | None = None
+    features: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, label: str | None, drop: str | Sequence[str], impute: str | None) -> "Columns":
@@ -49,79 +53,44 @@ class Columns(NamedTuple):
 
 
 def read_csv(file: Path, choices: Columns = Columns()) -> RawData:  # noqa: B008
-    """Features, which `load` standardises by default, and labels.
+    """A table to train on: features, which `load` standardises by default, and labels."""
+    arrays, header = read_table(file, choices)
+    features = [header.names[i] for i in header.features]
+    assert header.label is not None
+    label = header.names[header.label]
+    if header.sequence is None:
+        _warn_of_row_numbers(file, features, arrays.x)
+    try:
+        raw = from_arrays(str(file), [arrays])
+    except TpsgdError as error:
+        if choices.label or label.lower() in LABEL_NAMES:
+            raise
+        last = f"The label was taken from the last column, '{label}'"
+        raise TpsgdError(f"{error} {last}: name another one, label=... (--label).") from error
+    note = ", ".join(filter(None, (f"label column '{printable(label)}'", raw.note)))
+    return replace(raw, note=note, reading={"columns": features, "label": label}, scale="standard")
+
+
+def read_table(file: Path, choices: Columns) -> tuple[RawArrays, Header]:
+    """The features and the labels of a table.
 
     The label column is that of the choices, else `label`, `y`, `class` or `target`, else the last
     one. A first column without a name has row names and is left out. With a column `sequence` or
     `sequence_id`, each row is a time step; a column `time`, or `step`, which must count by one,
-    gives the order.
+    gives the order. New samples have the columns of the trained model, in any order, and perhaps
+    labels.
     """
-    with _readable(file):
+    with readable(file, "UTF-8 text", "save it as UTF-8"):
         header = _read_header(file, choices)
-        arrays, _ = _read_arrays(file, header, blanks=choices.impute is not None)
-    assert header.label is not None
-    if header.sequence is None:
-        _warn_of_row_numbers(file, [header.names[i] for i in header.features], arrays.x)
-    try:
-        raw = from_arrays(str(file), [arrays])
-    except TpsgdError as error:
-        if choices.label or header.names[header.label].lower() in LABEL_NAMES:
-            raise
-        last = f"The label was taken from the last column, '{header.names[header.label]}'"
-        raise TpsgdError(f"{error} {last}: name another one, label=... (--label).") from error
-    note = f"label column '{printable(header.names[header.label])}'"
-    columns = [header.names[i] for i in header.features]
-    reading = {"columns": columns, "label": header.names[header.label]}
-    note = f"{note}, {raw.note}" if raw.note else note
-    return replace(raw, note=note, reading=reading, scale="standard")
-
-
-def read_columns(
-    file: Path, columns: list[str], label: str | None, blanks: bool
-) -> tuple[RawArrays, list[str], bool]:
-    """The features in these columns, the names of the samples, and whether there are labels.
-
-    All other columns are ignored. Samples are named by their sequence, or numbered from 1. Blank
-    features are NaN if there may be `blanks`.
-    """
-    with _readable(file):
-        names, delimiter = _read_names(file)
-        if missing := [name for name in columns if name not in names]:
-            hint = f": {HINT}" if len(names) == 1 else ""
-            raise TpsgdError(f"{file} has no column '{missing[0]}', which the model reads{hint}.")
-        _refuse_repeated(file, names, {*columns, label})
-        sequence, time = (_column(names, c) for c in (SEQUENCE_NAMES, TIME_NAMES))
-        sequence = None if sequence is None or names[sequence] in columns else sequence
-        time = None if sequence is None or (time and names[time] in columns) else time
-        place = names.index(label) if label in names else None
-        features = [names.index(name) for name in columns]
-        header = Header(names, delimiter, features, place, sequence, time)
-        return *_read_arrays(file, header, blanks), place is not None
-
-
-@contextmanager
-def _readable(file: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, UnicodeDecodeError) as error:
-        raise TpsgdError(f"{file} cannot be read as UTF-8 text ({error}).") from error
-
-
-def _read_arrays(file: Path, header: Header, blanks: bool) -> tuple[RawArrays, list[str]]:
-    """Features and labels, which are empty without a column of labels; and the samples' names."""
-    table, texts = _read_table(file, header, blanks)
+        table, texts = _read_cells(file, header, blanks=choices.impute is not None)
     first, last = header.features[0], header.features[-1]
-    beside = header.features == list(range(first, last + 1))  # then nothing is copied
-    x = table[:, slice(first, last + 1) if beside else header.features]
-    y = np.full(len(x), "") if header.label is None else texts[header.label]
-    if header.sequence is None:
-        return RawArrays(x, y, blanks=blanks), [str(row) for row in range(1, len(x) + 1)]
-    time = None if header.time is None else table[:, header.time]
-    is_counted = header.time is not None and header.names[header.time].lower() == "step"
-    sequences = texts[header.sequence]
-    names = np.unique(sequences).tolist()
-    arrays = _to_sequences(file, x, y, sequences, time, is_counted)
-    return arrays._replace(blanks=blanks), names
+    adjacent = header.features == list(range(first, last + 1))  # then nothing is copied
+    x = table[:, slice(first, last + 1) if adjacent else header.features]
+    arrays = RawArrays(x, texts.get(header.label), blanks=choices.impute is not None)
+    if header.sequence is not None:
+        time = None if header.time is None else table[:, header.time]
+        arrays = _to_sequences(file, header, arrays, texts[header.sequence], time)
+    return arrays, header
 
 
 def _read_names(file: Path) -> tuple[list[str], str]:
@@ -140,100 +109,95 @@ def _read_names(file: Path) -> tuple[list[str], str]:
 
 def _read_header(file: Path, choices: Columns) -> Header:
     names, delimiter = _read_names(file)
-    if len(names) == 1:
-        raise TpsgdError(
-            f"{file} has no column of features besides the label '{shortened(names[0])}': {HINT}."
-        )
-    named = [*choices.drop, *([] if choices.label is None else [choices.label])]
+    is_new = bool(choices.features)
+    named = [*choices.features, *choices.drop]
+    named += [] if is_new or choices.label is None else [choices.label]
     if missing := [name for name in named if name not in names]:
-        raise TpsgdError(f"{file} has no column '{missing[0]}': {suggestion(missing[0], names)}")
+        hint = HINT if len(names) == 1 else suggestion(missing[0], names)
+        reads = ", which the model reads" if is_new else ""
+        raise TpsgdError(f"{file} has no column '{missing[0]}'{reads}: {hint}")
     if choices.label in choices.drop:
         raise TpsgdError(f"the column '{choices.label}' cannot be dropped: it is the label.")
-    others = ["" if name in named else name for name in names]
-    label, sequence, time = (_column(others, c) for c in (LABEL_NAMES, SEQUENCE_NAMES, TIME_NAMES))
-    label = label if choices.label is None else names.index(choices.label)
-    if sequence is None:
-        time = None  # then it is a feature like any other
-    elif label is None:
-        raise TpsgdError(
-            f"{file} has sequences but no column label, y, class or target: name it, label=..."
-            " (--label)."
-        )
-    left = [i for i in range(len(names)) if names[i] not in choices.drop]
-    if not left:
-        raise TpsgdError(f"{file} has no column that was not dropped.")
-    label = left[-1] if label is None else label
-    features = [i for i in left if i not in {label, sequence, time} and (i or names[0])]
+    others = ["" if name in named else name.lower() for name in names]
+    label, sequence, time = (
+        next((others.index(name) for name in choices if name in others), None)
+        for choices in (LABEL_NAMES, SEQUENCE_NAMES, TIME_NAMES)
+    )
+    time = None if sequence is None else time  # without sequences it is a feature like any other
+    if is_new or choices.label is not None:
+        label = names.index(choices.label) if choices.label in names else None
+    features = [names.index(name) for name in choices.features]
+    if not is_new:
+        if sequence is not None and label is None:
+            raise TpsgdError(
+                f"{file} has sequences but no column label, y, class or target: name it, label=..."
+                " (--label)."
+            )
+        left = [i for i, name in enumerate(names) if name not in choices.drop]
+        label = left[-1] if label is None and left else label
+        features = [i for i in left if i not in (label, sequence, time) and (i or names[0])]
     if not features:
-        raise TpsgdError(f"{file} has no column of features besides the label '{names[label]}'.")
-    _refuse_repeated(file, names, {names[i] for i in (*features, label)})
+        problem = f"has no column of features besides the label in '{shortened(', '.join(names))}'"
+        raise TpsgdError(f"{file} {problem}: {HINT}.")
+    used = {names[i] for i in (*features, label) if i is not None}
+    if repeated := [name for name, n in Counter(names).items() if n > 1 and name in used]:
+        listed = shortened(", ".join(f"'{name}'" for name in repeated))
+        raise TpsgdError(
+            f"{file} has several columns of the name {listed}, and a trained model finds columns by"
+            " their names: rename them."
+        )
     return Header(names, delimiter, features, label, sequence, time)
 
 
-def _refuse_repeated(file: Path, names: list[str], used: Container[str | None]) -> None:
-    """Refuse a name that two columns have: a trained model finds its columns by their names."""
-    counts = Counter(names)
-    if repeated := [name for name in counts if counts[name] > 1 and name in used]:
-        shown = shortened(", ".join(f"'{name}'" for name in repeated))
-        raise TpsgdError(
-            f"{file} has several columns of the name {shown}, and a trained model finds columns by"
-            " their names: rename them."
-        )
-
-
-def _column(names: list[str], choices: tuple[str, ...]) -> int | None:
-    lower = [name.lower() for name in names]
-    return next((lower.index(name) for name in choices if name in lower), None)
-
-
-def _read_table(file: Path, header: Header, blanks: bool) -> tuple[Array, dict[int, Array]]:
+def _read_cells(file: Path, header: Header, blanks: bool) -> tuple[Array, dict[int | None, Array]]:
     """The table as numbers, and the columns of labels and of sequences as text.
 
     They are float64: float32 cannot tell two seconds of a calendar apart, nor two places on a map.
     A table that has blanks, or decimal commas and columns separated by something else, is read
     twice.
     """
-    of_text = [column for column in (header.label, header.sequence) if column is not None]
-    codes: dict[int, dict[str, int]] = {column: {} for column in of_text}  # each text's number
-    converters: dict[int | str, Callable[[str], float]] = {
-        column: lambda text, code=code: code.setdefault(text.strip(), len(code))
-        for column, code in codes.items()
-    }
-    unused = set(range(len(header.names))) - {*header.features, *of_text, header.time}
-    converters |= {column: lambda _: 0.0 for column in unused}
-    try:
+    has_commas = header.delimiter != ","
+    codes: dict[int, dict[str, int]]  # the number of each text in a column of texts
+    codes = {column: {} for column in (header.label, header.sequence) if column is not None}
+    used = {*header.features, *codes, header.time}
+    converters: dict[int | str, Callable[[str], float]]
+    converters = {i: lambda _: 0.0 for i in range(len(header.names)) if i not in used}
+    for column, code in codes.items():
+        converters[column] = lambda text, code=code: code.setdefault(text.strip(), len(code))
+
+    def lenient(text: str) -> float:
+        value = number(text, has_commas, np.nan if blanks else None)
+        return np.inf if value is None else value  # refused below
+
+    table = _numbers(file, header.delimiter, converters)
+    if table is None and (blanks or has_commas):
+        converters |= dict.fromkeys(header.features, lenient)
         table = _numbers(file, header.delimiter, converters)
-    except UnicodeDecodeError:
-        raise
-    except ValueError as error:
-        if not blanks and header.delimiter == ",":
-            raise first_mistake(file, header) from error
-        try:
-            converters |= dict.fromkeys(header.features, _lenient(header, blanks))
-            table = _numbers(file, header.delimiter, converters)
-        except ValueError:
-            raise first_mistake(file, header, blanks) from error
+    if table is None:
+        raise first_mistake(file, header, blanks)
     if table.size == 0:
         raise TpsgdError(f"{file} has a header but no rows.")
-    has_gap = any("" in code for code in codes.values())
-    if table.shape[1] != len(header.names) or has_gap:
-        raise first_mistake(file, header, blanks)
+    fits = table.shape[1] == len(header.names) and not any("" in code for code in codes.values())
     for column, values in enumerate(table.T):
-        is_finite = np.abs(values) <= LARGEST  # also as float32
-        if blanks and column in header.features:
-            is_finite |= np.isnan(values)
-        if not is_finite.all():
-            raise first_mistake(file, header, blanks)
+        is_blank = np.isnan(values) if blanks and column in header.features else False
+        fits = fits and ((np.abs(values) <= LARGEST) | is_blank).all()  # also as float32
+    if not fits:
+        raise first_mistake(file, header, blanks)
+    texts: dict[int | None, Array] = {}
     for column, code in codes.items():
-        _check_lengths(file, header.names[column], max(code, key=len), len(table))
-    rows = {column: table[:, column].astype(np.int64) for column in codes}
-    return table, {column: np.array(list(codes[column]))[i] for column, i in rows.items()}
+        longest = max(code, key=len)
+        problem = f", column '{header.names[column]}': the text '{longest[:20]}...' has"
+        problem += f" {len(longest):,} characters and is no name of a class or of a sequence"
+        _check_memory(file, 4 * len(longest) * len(table), problem)
+        texts[column] = np.array(list(code))[table[:, column].astype(np.int64)]
+    return table, texts
 
 
 def _numbers(
     file: Path, delimiter: str, converters: dict[int | str, Callable[[str], float]]
-) -> Array:
-    with warnings.catch_warnings():
+) -> Array | None:
+    """The cells of a table; None if one cannot be converted, or if the lengths of rows differ."""
+    with warnings.catch_warnings(), suppress(ValueError):
         warnings.simplefilter("ignore", UserWarning)  # an empty table, refused by the caller
         return np.loadtxt(
             file, np.float64, None, delimiter, converters,
@@ -241,25 +205,10 @@ def _numbers(
         )  # fmt: skip
 
 
-def _lenient(header: Header, blanks: bool) -> Callable[[str], float]:
-    """A converter of cells with decimal commas, or with nothing in them, which is NaN."""
-
-    def convert(text: str) -> float:
-        value = number(text, header.delimiter != ",", np.nan if blanks else None)
-        if value is None:
-            raise ValueError(text)
-        return value
-
-    return convert
-
-
-def _check_lengths(file: Path, name: str, longest: str, rows: int) -> None:
-    """Refuse a text so long that a column of texts as long would fill the memory."""
-    if 4 * len(longest) * rows > max(ALWAYS_READ, MOST_GROWN * file.stat().st_size):
-        raise TpsgdError(
-            f"{file}, column '{name}': the text '{longest[:20]}...' has {len(longest):,} characters"
-            " and is no name of a class or of a sequence."
-        )
+def _check_memory(file: Path, nbytes: int, problem: str) -> None:
+    """Refuse a table that would take much more memory than its file takes on the disk."""
+    if nbytes > max(ALWAYS_READ, MOST_GROWN * file.stat().st_size):
+        raise TpsgdError(f"{file}{problem}.")
 
 
 def _warn_of_row_numbers(file: Path, names: list[str], x: Array) -> None:
@@ -269,55 +218,48 @@ def _warn_of_row_numbers(file: Path, names: list[str], x: Array) -> None:
         steps, is_time = np.diff(column), TIME_NAME.search(name.lower()) is not None
         rises = len(column) >= MANY_ROWS and (steps >= 0).all()
         is_id = ID_NAME.search(name) is not None and (column == np.floor(column)).all()
-        if not (rises or is_id):
-            continue
         least = MANY_TIMES if rises and is_time else MANY_VALUES
-        if len(np.unique(column)) >= least * len(column):
+        if (rises or is_id) and len(np.unique(column)) >= least * len(column):
             numbers = is_id or (steps == 1).all()
-            how = "numbers the rows" if numbers else "never falls from row to row"
+            problem = "numbers the rows" if numbers else "never falls from row to row"
             warnings.warn(
-                f"{file}: the column '{name}' {how}, and is used as a feature: leave "
+                f"{file}: the column '{name}' {problem}, and is used as a feature: leave "
                 f"it out if it is an id or a time, drop=[{name!r}] (--drop {name})",
                 stacklevel=2,
             )
 
 
 def _to_sequences(
-    file: Path, x: Array, y: Array, names: Array, time: Array | None, is_counted: bool
+    file: Path, header: Header, rows: RawArrays, sequence_names: Array, time: Array | None
 ) -> RawArrays:
     """One sample for each name, with its steps ordered by time or as in the file."""
-    unique, number = np.unique(names, return_inverse=True)
+    names, number = np.unique(sequence_names, return_inverse=True)
     order = np.lexsort((number,) if time is None else (time, number))
-    x, y, number = x[order], y[order], number[order]
+    x, y, number = rows.x[order], rows.y, number[order]
     lengths = np.bincount(number)
     first = np.cumsum(lengths) - lengths
-    if (change := y != y[first][number]).any():
-        raise TpsgdError(f"{file}: the sequence '{unique[number[change][0]]}' has two labels.")
-    if time is not None:
-        _check_times(file, unique[number], time[order], is_counted)
-    _check_padding(file, 8 * len(lengths) * int(lengths.max()) * x.shape[1], lengths)
-    is_step = np.arange(lengths.max()) < lengths[:, None]
+    if y is not None:
+        y = y[order]
+        if (change := y != y[first][number]).any():
+            raise TpsgdError(f"{file}: the sequence '{names[number[change][0]]}' has two labels.")
+        y = y[first]
+    if time is not None and header.time is not None:
+        time, is_counted = time[order], header.names[header.time].lower() == "step"
+        difference = np.diff(time)
+        wrong = difference != 1 if is_counted else difference == 0
+        if (wrong := wrong & (number[1:] == number[:-1])).any():
+            i = int(wrong.argmax())
+            raise TpsgdError(
+                f"{file}: the sequence '{names[number[i]]}' goes from {time[i]:.12g} to"
+                f" {time[i + 1]:.12g}; a column time must have each time once, and a column step"
+                " must count by one."
+            )
+    longest = int(lengths.max())
+    nbytes = 8 * len(lengths) * longest * x.shape[1]
+    problem = f": {len(lengths):,} sequences, padded to the {longest:,} steps of the longest one,"
+    problem += f" would take {size(nbytes)}; cut long sequences into several"
+    _check_memory(file, nbytes, problem)
+    is_step = np.arange(longest) < lengths[:, None]
     steps = np.zeros((*is_step.shape, x.shape[1]))
     steps[is_step] = x
-    return RawArrays(steps, y[first], lengths)
-
-
-def _check_padding(file: Path, nbytes: int, lengths: Array) -> None:
-    """Refuse sequences so different in length that padding to the longest would fill the memory."""
-    if nbytes > max(ALWAYS_READ, MOST_GROWN * file.stat().st_size):
-        raise TpsgdError(
-            f"{file}: {len(lengths):,} sequences, padded to the {lengths.max():,} steps of the"
-            f" longest one, would take {size(nbytes)}; cut long sequences into several."
-        )
-
-
-def _check_times(file: Path, names: Array, time: Array, is_counted: bool) -> None:
-    """Refuse two steps of a sequence at the same time and, if steps are counted, a gap."""
-    difference, same_sequence = np.diff(time), names[1:] == names[:-1]
-    wrong = same_sequence & (difference != 1 if is_counted else difference == 0)
-    if wrong.any():
-        i = int(wrong.argmax())
-        raise TpsgdError(
-            f"{file}: the sequence '{names[i]}' goes from {time[i]:.12g} to {time[i + 1]:.12g}; a"
-            " column time must have each time once, and a column step must count by one."
-        )
+    return rows._replace(x=steps, y=y, lengths=lengths, names=names.tolist())

@@ -2,6 +2,7 @@
 
 import csv
 import shlex
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -45,58 +46,61 @@ def number(text: str, comma: bool = False, blank: float | None = None) -> float 
         return None
 
 
-def first_mistake(file: Path, header: Header, blanks: bool = False) -> TpsgdError:
+def first_mistake(file: Path, header: Header, blanks: bool) -> TpsgdError:
     """An error that names the first line or cell that cannot be used; slow, so called last."""
     names, comma = header.names, header.delimiter != ","
-    with suppress(csv.Error), file.open("r", -1, "utf-8-sig", "replace", "") as stream:
-        rows = csv.reader(stream, delimiter=header.delimiter)
-        next(rows)
-        for row in filter(None, rows):
-            line = f"{file}, line {rows.line_num}"
-            if len(row) != len(names):
-                hint = "; with decimal commas, columns need semicolons between them"
-                hint = hint if len(row) > len(names) and not comma else ""
-                if names[0].startswith("#"):
-                    hint = f"; line 1 must be the header, and is '{shortened(names[0])}'"
-                return TpsgdError(
-                    f"{line} has {len(row)} cells, the header has {len(names)}{hint}."
-                )
-            for i, cell in enumerate(row):
-                if i in (header.label, header.sequence) and not cell.strip():
-                    return TpsgdError(f"{line} has no text in the column '{names[i]}'.")
-                if i not in (header.time, *header.features):
-                    continue
+    for line, row in _rows(file, header):
+        if len(row) != len(names):
+            hint = "; with decimal commas, columns need semicolons between them"
+            hint = hint if len(row) > len(names) and not comma else ""
+            if names[0].startswith("#"):
+                hint = f"; line 1 must be the header, and is '{shortened(names[0])}'"
+            return TpsgdError(f"{line} has {len(row)} cells, the header has {len(names)}{hint}.")
+        for i, cell in enumerate(row):
+            if i in (header.label, header.sequence) and not cell.strip():
+                return TpsgdError(f"{line} has no text in the column '{names[i]}'.")
+            if i in (header.time, *header.features):
                 value = number(cell, comma, 0.0 if blanks and i != header.time else None)
                 if value is None or not abs(value) <= LARGEST:
                     return _cell_mistake(file, header, line, i, cell)
     return TpsgdError(f"{file} cannot be read as a table.")
 
 
+def _rows(file: Path, header: Header) -> Iterator[tuple[str, list[str]]]:
+    """The rows below the header as text, each with its place in the file."""
+    with suppress(csv.Error), file.open(encoding="utf-8-sig", newline="") as stream:
+        rows = csv.reader(stream, delimiter=header.delimiter)
+        next(rows)
+        for row in filter(None, rows):
+            yield f"{file}, line {rows.line_num}", row
+
+
 def _cell_mistake(file: Path, header: Header, line: str, column: int, cell: str) -> TpsgdError:
     """What is wrong with a cell that must be a number; a column of texts is described as such."""
-    name, texts = header.names[column], _texts(file, header)
+    place, texts = f"{line}, column '{header.names[column]}'", _texts(file, header)
     if cell.strip().lower() in BLANKS and column != header.time and column not in texts:
         return TpsgdError(
-            f"{line}, column '{name}': '{cell}' is blank; to fill blank cells, train with"
-            f" impute='median' (--impute median), or leave the column out, {_drop([name])}."
+            f"{place}: '{cell}' is blank; to fill blank cells, train with impute='median' (--impute"
+            f" median), or leave the column out, {_drop([header.names[column]])}."
         )
     if number(cell.replace(",", "")) is not None and "," in cell:
-        return TpsgdError(
-            f"{line}, column '{name}': '{cell}' has a comma in it; write a number as 1234.5."
-        )
+        return TpsgdError(f"{place}: '{cell}' has a comma in it; write a number as 1234.5.")
     if column not in texts:
-        return TpsgdError(f"{line}, column '{name}': '{shortened(cell)}' is not a finite number.")
+        return TpsgdError(f"{place}: '{shortened(cell)}' is not a finite number.")
+    names = {i: header.names[i] for i in texts}
     labels = {i: values for i, values in texts.items() if 1 < len(values) <= MOST_CLASSES}
     likely = min(labels, key=lambda i: len(labels[i]), default=None)
-    advice = []
+    advice = ""
     if likely is not None:
-        shown, label = shortened(", ".join(sorted(labels[likely])), 40), header.names[likely]
+        shown, label = shortened(", ".join(sorted(labels[likely])), 40), names[likely]
         option = f"label={label!r} (--label {shlex.quote(label)})"
-        advice.append(f"if '{label}' ({shown}) is the label, say {option}")
-    others = [header.names[i] for i in texts if i != likely] or [header.names[i] for i in texts]
-    advice.append(f"leave out columns that are no measurements, {_drop(others)}")
-    words = ", ".join(f"'{header.names[i]}'" for i in texts)
-    return TpsgdError(f"{file} has text, not numbers, in {shortened(words)}: {'; '.join(advice)}.")
+        advice = f"if '{label}' ({shown}) is the label, say {option}; "
+    others = [name for i, name in names.items() if i != likely] or list(names.values())
+    words = shortened(", ".join(f"'{name}'" for name in names.values()))
+    return TpsgdError(
+        f"{file} has text, not numbers, in {words}: {advice}leave out columns that are no"
+        f" measurements, {_drop(others)}."
+    )
 
 
 def _drop(names: list[str]) -> str:
@@ -110,15 +114,12 @@ def _texts(file: Path, header: Header) -> dict[int, set[str]]:
     """
     texts: dict[int, set[str]] = {i: set() for i in header.features}
     surplus = dict.fromkeys(texts, 0)  # of texts over numbers
-    with suppress(csv.Error), file.open("r", -1, "utf-8-sig", "replace", "") as stream:
-        rows = csv.reader(stream, delimiter=header.delimiter)
-        next(rows)
-        for row in rows:
-            for i in texts if len(row) == len(header.names) else ():
-                cell = row[i].strip()
-                if number(cell, comma=True) is not None:
-                    surplus[i] -= 1
-                elif cell:
-                    texts[i].add(cell)
-                    surplus[i] += cell.lower() not in BLANKS
+    for _, row in _rows(file, header):
+        for i in texts if len(row) == len(header.names) else ():
+            cell = row[i].strip()
+            if number(cell, comma=True) is not None:
+                surplus[i] -= 1
+            elif cell:
+                texts[i].add(cell)
+                surplus[i] += cell.lower() not in BLANKS
     return {i: values for i, values in texts.items() if surplus[i] > 0}

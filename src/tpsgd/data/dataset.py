@@ -1,6 +1,8 @@
 """The records of this package: a built-in set, what a reader returns, and what `load` returns."""
 
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,21 +15,20 @@ from tpsgd.common.errors import TpsgdError
 from tpsgd.nets.padded import Padded
 
 Array = NDArray[Any]
-Pair = tuple[Any, Array]  # samples (an array, or `Padded`) and their labels
-Decoder = Callable[[Any], Array | Padded]
+Pair = tuple[Any, Any]  # samples (an array, or `Padded`) and their labels (an array, or None)
+Decoder = Callable[[Any], Any]  # from samples as they are stored
 BYTES = {"scaling": {"method": "bytes"}}  # of samples that were bytes, and were divided by 255
 
 
 @dataclass(frozen=True)
 class RawData:
-    """Samples as they are stored, with class indices; not yet split, thinned out or converted.
+    """Samples as they are stored, and their labels; not yet split, thinned out or converted.
 
-    `decode` converts samples to float32 (tokens to int64): it divides pixels by 255, reads image
-    files and so on. It is called only for samples that are used. `test` is None for data without
-    a test set. `vocabulary` is the number of different tokens, for samples that are tokens.
-    `reading` says in plain values how a reader made samples of the file: `scaling`, `columns`.
-    `scale` is the scaling of these samples that `load` chooses if its caller does not; None for
-    samples that have their scale, or none.
+    Labels are indices into `classes`; without classes, they are as stored. `decode` converts
+    samples to float32, or tokens to int64: it divides pixels by 255, reads image files and so on.
+    `test` is None for data without a test set, `vocabulary` the number of different tokens.
+    `reading` is the part of `Data.inputs` that the reader knows. `scale` is the scaling that `load`
+    chooses if its caller does not; None for samples that are not scaled.
     """
 
     classes: tuple[str, ...]
@@ -39,15 +40,22 @@ class RawData:
     reading: dict[str, Any] = field(default_factory=dict)
     scale: str | None = None
 
+    @property
+    def decode_exactly(self) -> Decoder:
+        """`decode` without rounding to float32, for samples that are scaled before that.
+
+        A place on a map or a time is so far from 0 that float32 has none of the digits that differ.
+        """
+        return converted if self.decode is numbers else self.decode
+
 
 @dataclass(frozen=True)
 class Dataset:
     """The registry entry of a built-in set; its module's docstring has the source and the licence.
 
     `train` and `test` are numbers of samples. `files` must all be in `folder`. `downloads` lists
-    the published files with their published checksums; a set without downloads has `by_hand`,
-    which says where to get the files. If only those files name the classes, `classes` is empty
-    and `class_count` is their number.
+    the published files with their published checksums; without downloads, `by_hand` says where to
+    get the files. If only those files name the classes, `classes` is empty.
     """
 
     name: str
@@ -96,6 +104,17 @@ class Data:
         return sample | self.reading
 
 
+@contextmanager
+def readable(file: Path, kind: str, advice: str) -> Iterator[None]:
+    """One sentence for whatever the reader of a missing or damaged file raises."""
+    try:
+        yield
+    except TpsgdError:
+        raise
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise TpsgdError(f"{file} cannot be read as {kind} ({error}); {advice}.") from error
+
+
 def pixels(x: Array) -> Array:
     """Bytes from 0 to 255 as float32 in [0, 1]."""
     return np.divide(x, np.float32(255), dtype=np.float32, order="C")
@@ -114,7 +133,7 @@ def tokens(x: Array) -> Array:
 
 
 def converted(x: Any) -> Any:
-    """Samples that the reader has converted."""
+    """Samples that are converted already."""
     return x
 
 

@@ -8,6 +8,7 @@ import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from tpsgd.common.errors import TpsgdError
@@ -36,8 +37,7 @@ def fetch(name: str) -> Path:
 
 
 def _download(entry: Dataset) -> Path:
-    cache = cache_root()
-    folder = cache / entry.folder
+    folder = (cache := cache_root()) / entry.folder
     is_archive = len(entry.downloads) == 1
     try:
         for file, checksum in entry.downloads:
@@ -95,29 +95,12 @@ def _unpack(archive: Path, entry: Dataset, folder: Path) -> None:
 @contextlib.contextmanager
 def _progress_bar(label: str) -> Iterator[Any]:
     """The `progressbar` argument of pooch: a bar drawn by rich, or False without a terminal."""
-    if not sys.stderr.isatty():
-        yield False
-        return
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        yield _RichBar(progress, label)
-
-
-class _RichBar:
-    """The methods that pooch calls on a progress bar, for rich."""
-
-    total: int | None = None  # bytes of the file; pooch sets it
-
-    def __init__(self, progress: Any, label: str) -> None:
-        self.progress, self.task = progress, progress.add_task(label, total=None)
-
-    def update(self, n: int) -> None:
-        self.progress.update(self.task, advance=n, total=self.total)
-
-    def reset(self) -> None:
-        self.progress.update(self.task, completed=0)
-
-    def close(self) -> None:
-        self.progress.stop_task(self.task)
+    console, hidden = Console(stderr=True), not sys.stderr.isatty()
+    with Progress(console=console, transient=True, disable=hidden) as progress:
+        task = progress.add_task(label, total=None)
+        bar = SimpleNamespace(reset=lambda: progress.reset(task), close=lambda: None)
+        bar.update = lambda n: progress.update(task, advance=n, total=bar.total)  # pooch sets total
+        yield False if hidden else bar

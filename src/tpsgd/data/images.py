@@ -16,7 +16,7 @@ from tpsgd.data.dataset import BYTES, Array, Pair, RawData
 
 PIXEL = 4  # bytes of a decoded pixel
 MOST_RESIZED = 1000  # times the files' size, for all images with the size of the first
-FEW = 2**20  # bytes of files, below which that is no reason for many
+SMALL_FILES = 2**20  # bytes of all files, below which MOST_RESIZED does not count
 MOST_SHRUNK, ALWAYS_READ = 80, 2**26  # times a file's size, and bytes that are always decoded
 BULKY = 20  # times a file's size, and more than a megabyte: such images are decoded one by one
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
@@ -27,22 +27,71 @@ def read_folder(root: Path, size: int | None = None) -> RawData:
 
     Only the names of the files are read here; `decode` reads the images.
     """
-    if not os.path.isdir(root):
-        raise TpsgdError(f"{root} is not a folder; expected a folder of images, CLASS/IMAGE.png.")
     train_folder, *test_folders = _split_folders(root)
-    skipped: list[str] = []  # the suffixes of files that are no images
-    if (train := _list(train_folder, skipped)) is None:
-        raise TpsgdError(f"{train_folder} has no images in subfolders of classes, CLASS/IMAGE.png.")
     if size == 0:
         raise TpsgdError(f"{root}@0 asks for images of size 0; give a size such as {root}@64.")
-    height, width = (size, size) if size else _size_of_first(root, train[0])
-    test = next((pair for folder in test_folders if (pair := _list(folder, skipped))), None)
-    note = f"images as RGB, {height} x {width} pixels"
+    skipped: list[str] = []  # the suffixes of files that are no images
+    if not len((train := _labelled_images(train_folder, skipped))[0]):
+        raise TpsgdError(f"{train_folder} has no images in subfolders of classes, CLASS/IMAGE.png.")
+    shape = (size, size) if size else _size_of_first(root, train[0])
+    tests = (_labelled_images(folder, skipped) for folder in test_folders)
+    test = next((pair for pair in tests if len(pair[0])), None)
+    note = f"images as RGB, {shape[0]} x {shape[1]} pixels"
     if skipped:
         kinds = ", ".join(sorted(set(skipped)))
         note += f", other files skipped: {len(skipped)} ({kinds})"
-    decode = partial(decode_images, shape=(height, width))
-    return RawData(*encode(str(root), train, test), decode, note, reading=BYTES)
+    decode = partial(decode_images, shape=shape)
+    return encode(str(root), RawData((), train, test, decode, note, reading=BYTES))
+
+
+def image_files(root: Path) -> Iterator[Path]:
+    """The image files of all classes, for training and for testing, in order."""
+    for folder in _split_folders(root):
+        yield from _labelled_images(folder)[0]
+
+
+def new_images(root: Path) -> Pair:
+    """All image files below a folder, and their classes if each is in a subfolder of a class.
+
+    Below `train/` and `test/` or `val/`, those for testing.
+    """
+    folder = _split_folders(root)[-1]
+    files = [file for file in _visible_files(folder) if _is_image(file)]
+    if not files:
+        raise TpsgdError(f"{folder} has no images.")
+    labelled = _labelled_images(folder)
+    return labelled if len(labelled[0]) == len(files) else (np.array(files, dtype=object), None)
+
+
+def _split_folders(root: Path) -> list[Path]:
+    """The folder to train on, then the folders that may have test images."""
+    if not os.path.isdir(root):
+        raise TpsgdError(f"{root} is not a folder; expected a folder of images, CLASS/IMAGE.png.")
+    if not (root / "train").is_dir():
+        return [root]
+    return [root / name for name in ("train", "test", "val") if (root / name).is_dir()]
+
+
+def _visible_files(folder: Path) -> list[Path]:
+    """Files without those that macOS hides on disks of other systems, such as `._NAME.png`."""
+    return sorted(f for f in folder.rglob("*") if f.name[0] != "." and f.is_file())
+
+
+def _is_image(file: Path) -> bool:
+    return file.suffix.lower() in SUFFIXES
+
+
+def _labelled_images(folder: Path, skipped: list[str] | None = None) -> Pair:
+    """The images below the folders of the classes, and their classes.
+
+    The suffixes of other files are added to `skipped`.
+    """
+    classes = sorted(p for p in folder.iterdir() if p.is_dir() and p.name[0] != ".")
+    files = [(path.name, file) for path in classes for file in _visible_files(path)]
+    if skipped is not None:
+        skipped += [file.suffix or file.name for _, file in files if not _is_image(file)]
+    images = [(file, label) for label, file in files if _is_image(file)]
+    return np.array([f for f, _ in images], dtype=object), np.array([label for _, label in images])
 
 
 def _size_of_first(root: Path, files: Array) -> tuple[int, int]:
@@ -51,70 +100,12 @@ def _size_of_first(root: Path, files: Array) -> tuple[int, int]:
     assert first is not None
     _, height, width = first.shape
     nbytes, stored = len(files) * 3 * height * width * PIXEL, sum(map(os.path.getsize, files))
-    if nbytes > max(ALWAYS_READ, MOST_RESIZED * stored if stored > FEW else 0):
+    if nbytes > max(ALWAYS_READ, MOST_RESIZED * stored if stored > SMALL_FILES else 0):
         raise TpsgdError(
             f"{files[0]} has {width} x {height} pixels, and {len(files)} images of that size would"
             f" take {in_units(nbytes)}; give a size such as {root}@64."
         )
     return height, width
-
-
-def image_files(root: Path) -> Iterator[Path]:
-    """The image files of all classes, for training and for testing, in order."""
-    files = (file for folder in _split_folders(root) for _, file in _labelled_files(folder))
-    return filter(_is_image, files)
-
-
-def new_images(root: Path) -> tuple[list[Path], list[str] | None]:
-    """All image files below a folder, and their classes if each is in a subfolder of a class.
-
-    Below `train/` and `test/` or `val/`, those for testing.
-    """
-    folder = _split_folders(root)[-1]
-    labelled = [(label, file) for label, file in _labelled_files(folder) if _is_image(file)]
-    visible = (f for f in folder.rglob("*") if f.name[0] != "." and f.is_file())
-    files = sorted(filter(_is_image, visible))
-    if not files:
-        raise TpsgdError(f"{folder} has no images.")
-    if len(labelled) < len(files):
-        return files, None
-    return [file for _, file in labelled], [label for label, _ in labelled]
-
-
-def _split_folders(root: Path) -> list[Path]:
-    """The folder to train on, then the folders that may have test images."""
-    if not (root / "train").is_dir():
-        return [root]
-    return [root / name for name in ("train", "test", "val") if (root / name).is_dir()]
-
-
-def _labelled_files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """The files below the folders of the classes, each with its class; not the hidden ones.
-
-    macOS writes a hidden file ._NAME.png beside NAME.png on disks of other systems.
-    """
-    for class_folder in sorted(p for p in folder.iterdir() if p.is_dir() and p.name[0] != "."):
-        for file in sorted(class_folder.rglob("*")):
-            if file.name[0] != "." and file.is_file():
-                yield class_folder.name, file
-
-
-def _is_image(file: Path) -> bool:
-    return file.suffix.lower() in SUFFIXES
-
-
-def _list(folder: Path, skipped: list[str]) -> Pair | None:
-    """The names of the image files and their classes, or None if there are no images.
-
-    The suffixes of other files are added to `skipped`.
-    """
-    labelled = list(_labelled_files(folder))
-    skipped += [file.suffix or file.name for _, file in labelled if not _is_image(file)]
-    images = [(label, str(file)) for label, file in labelled if _is_image(file)]
-    if not images:
-        return None
-    labels, names = zip(*images, strict=True)
-    return np.array(names, dtype=object), np.array(labels)
 
 
 def decode_images(files: Array, shape: tuple[int, int]) -> Array:
@@ -135,12 +126,12 @@ def decode_images(files: Array, shape: tuple[int, int]) -> Array:
 
     with ThreadPoolExecutor() as pool:
         decoded = list(pool.map(decode, range(len(files))))
-    for i in (i for i, done in enumerate(decoded) if not done):
+    for i in [i for i, done in enumerate(decoded) if not done]:  # this thread frees its memory
         decode(i, bulky=True)
     return x
 
 
-def _open(file: str, shape: tuple[int, int] | None = None, bulky: bool = True) -> Array | None:
+def _open(file: Path, shape: tuple[int, int] | None = None, bulky: bool = True) -> Array | None:
     """An image as RGB bytes, (3, height, width); None for a bulky one, unless it may be one."""
     from PIL import Image
 

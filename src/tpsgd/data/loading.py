@@ -1,7 +1,8 @@
 """`load`: from a name or a path to tensors, by reading, splitting, thinning out and converting."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +11,16 @@ import torch
 from torch import Tensor
 
 from tpsgd.common.errors import TpsgdError
+from tpsgd.common.files import is_function
 from tpsgd.data import mapped, user_files
 from tpsgd.data.csv_files import Columns
-from tpsgd.data.dataset import Data, RawData, converted, numbers
+from tpsgd.data.dataset import Data, RawData
 from tpsgd.data.download import fetch
 from tpsgd.data.registry import DATASETS, find
-from tpsgd.data.scaling import (
-    METHODS,
-    NOTES,
-    check_word,
-    decoded_as_trained,
-    statistics,
-    typical_values,
-)
+from tpsgd.data.scaling import METHODS, NOTES, check_word, statistics, typical_values
 from tpsgd.data.split import Subset, hold_out_test, stratified
 from tpsgd.nets.padded import Padded
-from tpsgd.saved.scaling import filled
+from tpsgd.saved.scaling import as_trained, filled
 
 AT_A_TIME = 1 << 12  # samples whose statistics are added together
 
@@ -69,13 +64,12 @@ def load(
         max_train: use at most this number of training samples; the class shares are kept.
         on_disk: a folder for the decoded samples, for data that does not fit in memory. The samples
             are decoded a few MB at a time into `.npy` files in a subfolder, and mapped read-only
-            (see `Data`); they are the same, bit for bit, as without it. A later call uses these
-            files again, unless the source files (their names, sizes or times; of built-in sets:
-            sizes), the seed or max_train have changed. You may delete old subfolders, and those
-            that end in `.part`, which a killed process leaves. The result of a function is written
-            on every call. Images, functions that return a mapped array, and uncompressed `.npz`
-            files (`numpy.savez`) are never in memory as a whole; other formats are when they are
-            first read. Sequences of different lengths are refused.
+            (see `Data`), the same bit for bit. A later call uses these files again, unless an
+            argument or the source files have changed; the result of a function is written on every
+            call. You may delete old subfolders, and those that end in `.part`, which a killed
+            process leaves. Images, mapped arrays of a function and uncompressed `.npz` files
+            (`numpy.savez`) are never in memory as a whole; other formats are when they are first
+            read. Sequences of different lengths are refused.
         scale: of each feature of a table or of series, with statistics of the training samples:
             "standard" (mean 0, deviation 1), "minmax" (0 to 1) or "none". Default: "standard" for
             `FILE.csv`, and "none" for everything else: arrays are taken as they are, except that
@@ -102,41 +96,35 @@ def load(
     check_word("scale", scale, METHODS)
     columns = Columns.of(label, drop, impute)
     user_file = None if spec in DATASETS and not any(columns) else user_files.find(spec, columns)
+    prepare = partial(_prepare, spec, user_file, seed, max_train, scale, columns.impute)
     if on_disk is None:
-        raw = _read(spec, user_file)
-        raw, train, test, note = _split_and_scaled(
-            spec, raw, seed, max_train, scale, columns.impute
-        )
+        raw, train, test, note = prepare()
         pairs = _tensors(raw, train), _tensors(raw, test)
         shape = tuple(pairs[0][0].shape[1:])
         return Data(spec, *pairs, raw.classes, shape, note, raw.vocabulary, raw.reading)
     choices = seed, max_train, scale, *([columns] if any(columns) else [])
     name = mapped.folder_name(spec, user_file and user_file.path, *choices)
     folder = Path(on_disk).expanduser() / name
-    data = mapped.read(folder) if user_file is None or user_file.is_stable else None
+    data = None if is_function(spec) else mapped.read(folder)
     if data is None:
-        raw = _read(spec, user_file)
-        raw, train, test, note = _split_and_scaled(
-            spec, raw, seed, max_train, scale, columns.impute
-        )
-        mapped.write(folder, spec, raw, train, test, note)
+        mapped.write(folder, spec, *prepare())
         data = mapped.read(folder)
     if data is None:
         raise TpsgdError(f"the files of {spec} in {folder} were changed just now; try again.")
     return data
 
 
-def _read(spec: str, user_file: user_files.UserFile | None) -> RawData:
-    if user_file is not None:
-        return user_file.read()
-    entry = find(spec)
-    return entry.read(fetch(spec), entry)
-
-
-def _split(spec: str, raw: RawData, seed: int, max_train: int | None) -> tuple[Subset, Subset, str]:
-    """The training samples, the test samples, and the note on how they were chosen."""
-    notes = [raw.note] if raw.note else []
-    train = Subset(*raw.train)
+def _prepare(
+    spec: str,
+    user_file: user_files.UserFile | None,
+    seed: int,
+    max_train: int | None,
+    scale: str | None,
+    impute: str | None,
+) -> tuple[RawData, Subset, Subset, str]:
+    """The data with scaling as its last step of decoding, the two splits, and the note on both."""
+    raw = find(spec).read(fetch(spec), find(spec)) if user_file is None else user_file.read()
+    notes, train = [raw.note], Subset(*raw.train)
     if raw.test is None:
         mask, note = hold_out_test(train.y, seed, spec)
         train, test = train.keep(mask), train.keep(~mask)
@@ -146,68 +134,40 @@ def _split(spec: str, raw: RawData, seed: int, max_train: int | None) -> tuple[S
     if max_train is not None and max_train < len(train.y):
         notes.append(f"{max_train} of {len(train.y)} training samples, stratified, seed {seed}")
         train = train.keep(stratified(train.y, max_train, seed))
-    return train, test, "; ".join(notes)
-
-
-def _split_and_scaled(
-    spec: str,
-    raw: RawData,
-    seed: int,
-    max_train: int | None,
-    scale: str | None,
-    impute: str | None,
-) -> tuple[RawData, Subset, Subset, str]:
-    """The data with scaling as its last step of decoding, the two splits, and the note on both."""
-    train, test, note = _split(spec, raw, seed, max_train)
-    exact = replace(raw, decode=converted if raw.decode is numbers else raw.decode)
-    values: dict[str, Any] = {}
+    decode, steps = raw.decode_exactly, dict[str, Any]()
     if impute:
-        values = typical_values(impute, _decoded(exact, train), raw.reading["columns"])
-        raw = _prepared(raw, exact, {"imputation": values})
-        note += f"; blank cells filled with the {impute} of the training samples"
+        pieces, columns = map(decode, train.pieces(AT_A_TIME)), raw.reading["columns"]
+        steps["imputation"] = typical_values(impute, pieces, columns)
+        notes.append(f"blank cells filled with the {impute} of the training samples")
     method = scale or raw.scale
-    if method is None or (method == "none" and raw.scale is None):
-        return raw, train, test, note
-    if method != "none":
+    if method not in (None, "none"):
         _check_scalable(spec, raw, train)
-        scaling = statistics(method, (filled(x, values) for x in _decoded(exact, train)))
-        raw = _prepared(raw, exact, {"imputation": values, "scaling": scaling})
-    return raw, train, test, "; ".join(filter(None, (note, NOTES[method])))
-
-
-def _prepared(raw: RawData, exact: RawData, steps: dict[str, Any]) -> RawData:
-    """The data with more steps of decoding, which its `reading` describes, before any rounding."""
-    steps = {name: values for name, values in steps.items() if values}
-    decode = decoded_as_trained(exact.decode, steps)
-    return replace(raw, decode=decode, reading=raw.reading | steps)
+        imputation = steps.get("imputation", {})
+        pieces = (filled(decode(x), imputation) for x in train.pieces(AT_A_TIME))
+        steps["scaling"] = statistics(method, pieces)
+    if method is not None and (method != "none" or raw.scale is not None):
+        notes.append(NOTES[method])
+    if steps:
+        reading = raw.reading | steps
+        raw = replace(raw, decode=lambda x: as_trained(decode(x), steps), reading=reading)
+    return raw, train, test, "; ".join(filter(None, notes))
 
 
 def _check_scalable(spec: str, raw: RawData, train: Subset) -> None:
     """Refuse to scale samples that are no table and no series of numbers."""
-    shape = raw.decode(train.take(slice(1))).shape[1:]
-    if "scaling" in raw.reading:
-        kind = "bytes, which are divided by 255"
-    elif raw.vocabulary is not None:
-        kind = "tokens"
-    elif len(shape) not in (1, 2):
-        kind = f"samples of shape {tuple(shape)}"
-    else:
-        return
-    raise TpsgdError(f"{spec} has {kind}; only tables and series of numbers can be scaled.")
-
-
-def _decoded(raw: RawData, samples: Subset) -> Iterator[Any]:
-    """The samples, a few at a time."""
-    for start in range(0, len(samples.y), AT_A_TIME):
-        yield raw.decode(samples.take(slice(start, start + AT_A_TIME)))
+    shape = tuple(raw.decode(train.take(slice(1))).shape[1:])
+    kind = "" if len(shape) in (1, 2) else f"samples of shape {shape}"
+    kind = "tokens" if raw.vocabulary is not None else kind
+    kind = "bytes, which are divided by 255" if "scaling" in raw.reading else kind
+    if kind:
+        raise TpsgdError(f"{spec} has {kind}; only tables and series of numbers can be scaled.")
 
 
 def _tensors(raw: RawData, samples: Subset) -> tuple[Tensor | Padded, Tensor]:
     if getattr(samples.x, "dtype", None) == np.float64:  # rounded piece by piece: half the memory
-        pieces = _decoded(raw, samples)
         x = np.empty((len(samples.y), *raw.decode(samples.take(slice(1))).shape[1:]), np.float32)
-        for start, piece in zip(range(0, len(x), AT_A_TIME), pieces, strict=True):
-            x[start : start + AT_A_TIME] = piece
+        for i, piece in enumerate(samples.pieces(AT_A_TIME)):
+            x[i * AT_A_TIME : (i + 1) * AT_A_TIME] = raw.decode(piece)
     else:
         x = raw.decode(samples.take(slice(None)))
     y = torch.from_numpy(samples.y.astype(np.int64, copy=False))

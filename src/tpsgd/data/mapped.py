@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from tpsgd.data.registry import find
 from tpsgd.data.split import Subset
 from tpsgd.nets.padded import Padded
 
-FORMAT = 5  # raise it when the same source files give different samples, or other files
+FORMAT = 6  # raise it when the same source files give different samples, or other files
 DECODED_BYTES = 4 * 2**20  # bytes of samples that are decoded together
 
 
@@ -32,14 +32,12 @@ def folder_name(
 ) -> str:
     """A name for the folder of a data set, which changes when the samples may change.
 
-    It depends on the names and sizes of the source files, on the split and the scaling, and on the
-    times at which the user's files were changed. `path` is the user's file or folder, None for a
-    built-in set.
+    `path` is the user's file or folder, None for a built-in set.
     """
     location = "" if path is None else path.resolve()
     choices = FORMAT, spec, location, seed, max_train, *scale_and_columns
     digest = hashlib.blake2b(os.fsencode("\0".join(map(str, choices))))
-    for line in _built_in_files(spec) if path is None else _user_files(path):
+    for line in _source_files(spec, path):
         digest.update(os.fsencode(f"\n{line}"))
     word = re.sub(r"[^\w-]+", "_", Path(spec).name)[:40]
     return f"{word}-{digest.hexdigest()[:32]}"
@@ -50,20 +48,22 @@ def read(folder: Path) -> Data | None:
     try:
         about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
         train, test = _map(folder, "train"), _map(folder, "test")
-        note = "; ".join(filter(None, (about["note"], "read from disk")))
-        classes, shape = tuple(about["classes"]), tuple(train[0].shape[1:])
-        vocabulary, reading = about["vocabulary"], about["reading"]
-        return Data(about["data"], train, test, classes, shape, note, vocabulary, reading)
+        about["note"] = "; ".join(filter(None, (about["note"], "read from disk")))
+        about["classes"], about["shape"] = tuple(about["classes"]), tuple(train[0].shape[1:])
+        return Data(train=train, test=test, **about)
     except (OSError, EOFError, ValueError, KeyError, TypeError):
         return None
 
 
 def write(folder: Path, spec: str, raw: RawData, train: Subset, test: Subset, note: str) -> None:
     """Decode the samples, a few at a time, into a folder for `read`; an error leaves no folder."""
-    sample = _sample_type(spec, raw, train)
+    first = raw.decode(train.take(slice(1)))
+    if isinstance(first, Padded):
+        raise TpsgdError(f"{spec} has sequences of different lengths; load it without on_disk.")
+    sample = np.dtype((first.dtype, first.shape[1:]))
     needed = (len(train.y) + len(test.y)) * (sample.itemsize + np.dtype(np.int64).itemsize)
-    about = {"data": spec, "classes": raw.classes, "note": note, "vocabulary": raw.vocabulary}
-    about["reading"] = raw.reading
+    about = {"name": spec, "classes": raw.classes, "note": note}
+    about |= {"vocabulary": raw.vocabulary, "reading": raw.reading}
     unfinished = folder.with_name(f"{folder.name}.{os.getpid()}.part")
     try:
         unfinished.mkdir(parents=True, exist_ok=True)
@@ -85,46 +85,32 @@ def write(folder: Path, spec: str, raw: RawData, train: Subset, test: Subset, no
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _built_in_files(name: str) -> Iterable[str]:
-    """Names and sizes of the published files; features that the user made have a time as well."""
-    folder, entry = fetch(name), find(name)
-    yield from (f"{file}\0{(folder / file).stat().st_size}" for file in entry.files)
-    if entry.files:
-        yield from map(_stamp, sorted(folder.glob("features/**/*.npy")))
-
-
-def _user_files(path: Path) -> Iterable[str]:
-    if path.is_dir():
-        return map(_stamp, image_files(path))
-    return [_stamp(path)] if path.is_file() else []
-
-
-def _stamp(file: Path) -> str:
-    status = file.stat()
-    return f"{file}\0{status.st_size}\0{status.st_mtime_ns}"
-
-
-def _sample_type(spec: str, raw: RawData, samples: Subset) -> np.dtype[Any]:
-    """The dtype of one decoded sample, shape included; all samples have that of the first."""
-    first = raw.decode(samples.take(slice(1)))
-    if isinstance(first, Padded):
-        raise TpsgdError(f"{spec} has sequences of different lengths; load it without on_disk.")
-    return np.dtype((first.dtype, first.shape[1:]))
+def _source_files(spec: str, path: Path | None) -> Iterator[str]:
+    """Names, sizes and times of a user's files; names and sizes of published files."""
+    files: Iterable[Path] = []
+    if path is None:
+        folder, entry = fetch(spec), find(spec)
+        yield from (f"{file}\0{(folder / file).stat().st_size}" for file in entry.files)
+        if entry.files:  # features that the user made
+            files = sorted(folder.glob("features/**/*.npy"))
+    elif path.is_dir():
+        files = image_files(path)
+    elif path.is_file():
+        files = [path]
+    for file in files:
+        status = file.stat()
+        yield f"{file}\0{status.st_size}\0{status.st_mtime_ns}"
 
 
 def _save(file: Path, raw: RawData, samples: Subset, sample: np.dtype[Any]) -> None:
-    """Decode and write a .npy file, not through a map: on a full disk, that would end the process.
-
-    A few samples are in memory at a time.
-    """
+    """Write a .npy file, not through a map: on a full disk, that would end the process."""
     count, step = len(samples.y), max(1, DECODED_BYTES // sample.itemsize)
     with file.open("wb") as stream:
         descr = np.lib.format.dtype_to_descr(sample.base)
         header = {"descr": descr, "fortran_order": False, "shape": (count, *sample.shape)}
         np.lib.format.write_array_header_1_0(stream, header)
-        for start in range(0, count, step):
-            decoded = raw.decode(samples.take(slice(start, start + step)))
-            stream.write(np.ascontiguousarray(decoded, sample.base).data)
+        for piece in samples.pieces(step):
+            stream.write(np.ascontiguousarray(raw.decode(piece), sample.base).data)
         stream.flush()
         os.fsync(stream.fileno())
 

@@ -4,8 +4,8 @@ What the model's samples looked like (`Data.inputs`) decides how new ones are re
 table, by name and in any order; the size of images; bytes or numbers; and how they were scaled.
 """
 
-import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,16 +14,15 @@ import torch
 from torch import Tensor
 
 from tpsgd.common.errors import TpsgdError, suggestion
-from tpsgd.common.files import call_function, is_function
+from tpsgd.common.files import is_function
 from tpsgd.data import user_files
 from tpsgd.data.arrays import RawArrays, check_arrays, label_values
-from tpsgd.data.csv_files import read_columns
-from tpsgd.data.dataset import BYTES, Array
+from tpsgd.data.csv_files import Columns, read_table
+from tpsgd.data.dataset import BYTES, Array, RawData, converted, numbers
 from tpsgd.data.images import decode_images, new_images
 from tpsgd.data.loading import load
-from tpsgd.data.npz_files import read_arrays
+from tpsgd.data.npz_files import read_npz
 from tpsgd.data.registry import DATASETS
-from tpsgd.data.scaling import unrounded
 from tpsgd.nets.padded import Padded
 from tpsgd.saved.scaling import as_trained
 
@@ -37,13 +36,6 @@ class NewSamples(NamedTuple):
     x: Tensor | Padded
     names: list[str]
     y: Tensor | None
-    note: str = ""
-
-
-class _Labelled(NamedTuple):
-    x: Any
-    names: list[str]
-    labels: Array | None
     note: str = ""
 
 
@@ -74,141 +66,101 @@ def read_new(
         (torch.Size([359, 1, 8, 8]), ['1', '2'])
     """
     _check_inputs(inputs)
-    samples = _built_in(spec, seed) if spec in DATASETS else _own(spec, inputs, needs_labels)
-    _check_shape(spec, samples.x, inputs)
-    x = as_trained(samples.x, inputs)
-    x = x if isinstance(x, Padded) else torch.as_tensor(x)
-    y, note = None, samples.note
+    if spec in DATASETS:
+        data = load(spec, seed=seed)
+        labels = np.array(data.classes)[data.test[1].numpy()]
+        raw, names, note = RawData((), (data.test[0], labels), None, converted, ""), None, ""
+    else:
+        raw, names, note = _read_user_file(spec, inputs, needs_labels)
+    x, labels = raw.decode_exactly(raw.train[0]), raw.train[1]
+    trained, new = tuple(inputs.get("shape", ())), tuple(x.shape[1:])
+    varies = len(trained) == 2 or "vocabulary" in inputs  # the number of steps
+    if trained and (len(new) != len(trained) or new[varies:] != trained[varies:]):
+        raise TpsgdError(
+            f"{spec} has samples of shape {new}, the model was trained on shape {trained}."
+        )
+    x = as_trained(x, inputs)
+    x = numbers(x) if raw.decode is numbers else x
+    y = None
     try:
-        y = None if samples.labels is None else _indices(spec, samples.labels, classes)
+        y = None if labels is None else _indices(spec, labels, classes)
     except TpsgdError as error:
         if needs_labels:
             raise
         note = str(error)
-    return NewSamples(x, samples.names, y, note)
+    names = names or [str(number) for number in range(1, len(x) + 1)]
+    return NewSamples(x if isinstance(x, Padded) else torch.as_tensor(x), names, y, note)
 
 
 def _check_inputs(inputs: Mapping[str, Any]) -> None:
     """Refuse values of another kind than `Data.inputs` has: they may come out of any file."""
     shape, columns = inputs.get("shape", []), inputs.get("columns", [])
     scaling, imputation = inputs.get("scaling", {}), inputs.get("imputation", {})
-    fits = isinstance(shape, list) and all(isinstance(n, int) and n > 0 for n in shape)
-    fits &= isinstance(columns, list) and all(isinstance(name, str) for name in columns)
-    fits &= isinstance(inputs.get("label", ""), str) and isinstance(scaling, dict)
-    values = imputation.get("values", []) if isinstance(imputation, dict) else None
-    fits &= isinstance(values, list) and all(map(_is_finite, values))
-    fits = fits and len(values or ()) == (len(columns) if imputation else 0)
-    if not fits or ("shift" in scaling) != ("scale" in scaling):
+    try:
+        values = np.array(imputation.get("values", []), np.float64)
+        fits = all(n > 0 for n in shape) and all(isinstance(name, str) for name in columns)
+        fits &= isinstance(inputs.get("label", ""), str)
+        fits &= ("shift" in scaling) == ("scale" in scaling) and isinstance(scaling, dict)
+        fits &= values.shape == (len(columns) if imputation else 0,)
+        fits &= bool(np.isfinite(values).all())
+    except (AttributeError, TypeError, ValueError):
+        fits = False
+    if not fits:
         raise TpsgdError(
             "what the model was saved with as inputs does not say how samples look: save it with "
             "inputs=data.inputs"
         )
 
 
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
-
-
-def _built_in(spec: str, seed: int) -> _Labelled:
-    data = load(spec, seed=seed)
-    x, y = data.test
-    return _Labelled(x, _numbered(x), np.array(data.classes)[y.numpy()])
-
-
-def _own(spec: str, inputs: Mapping[str, Any], needs_labels: bool) -> _Labelled:
-    file = user_files.find(spec)
-    if file is None:
+def _read_user_file(
+    spec: str, inputs: Mapping[str, Any], needs_labels: bool
+) -> tuple[RawData, list[str] | None, str]:
+    """The samples as they are stored, their names, and why labels of a table were ignored."""
+    if (file := user_files.find(spec)) is None:
         raise TpsgdError(
             f"there is no {spec!r}: give a file, a folder or {suggestion(spec, DATASETS)}"
         )
+    note, suffix = "", file.path.suffix.lower()
     if is_function(spec):
-        return _of_function(spec, inputs)
-    if file.path.is_dir():
-        return _of_images(file.path, inputs)
-    if file.path.suffix.lower() in (".csv", ".tsv"):
-        return _of_table(file.path, inputs, needs_labels)
-    return _of_arrays(file.path, inputs)
+        arrays = user_files.read_function(spec)[-1]
+    elif suffix in user_files.TABLES:
+        arrays, note = _read_table(file.path, inputs, needs_labels)
+    elif suffix == ".npz":
+        arrays = read_npz(file.path, labelled=False)[-1]
+    else:
+        return *_read_images(file.path, inputs), ""
+    raw = check_arrays(spec, [arrays])
+    if (raw.reading == BYTES) != (inputs.get("scaling", {}).get("method") == "bytes"):
+        trained, new = ("numbers", "bytes") if raw.reading == BYTES else ("bytes", "numbers")
+        raise TpsgdError(
+            f"{spec}: the samples are {new}, but the model was trained on {trained}: convert "
+            f"them as for training (bytes, uint8, are divided by 255)."
+        )
+    return raw, arrays.names, note
 
 
-def _of_images(root: Path, inputs: Mapping[str, Any]) -> _Labelled:
+def _read_table(file: Path, inputs: Mapping[str, Any], needs_labels: bool) -> tuple[RawArrays, str]:
+    if not inputs.get("columns"):
+        raise TpsgdError(f"the model was not trained on a table: it cannot read {file}.")
+    impute = "values" if inputs.get("imputation") else None
+    columns = Columns(inputs.get("label"), (), impute, tuple(inputs["columns"]))
+    try:
+        return read_table(file, columns)[0], ""
+    except TpsgdError as error:
+        if needs_labels:
+            raise
+        return read_table(file, columns._replace(label=None))[0], str(error)
+
+
+def _read_images(root: Path, inputs: Mapping[str, Any]) -> tuple[RawData, list[str]]:
     files, labels = new_images(root)
     shape = tuple(inputs.get("shape", ()))
     if len(shape) != 3 or shape[0] != 3:
         raise TpsgdError(
             f"the model takes samples of shape {shape}, not images in colour as {root}."
         )
-    x = decode_images(np.array([str(file) for file in files], dtype=object), shape[1:])
-    names = [str(file.relative_to(root)) for file in files]
-    return _Labelled(torch.from_numpy(x), names, None if labels is None else np.array(labels))
-
-
-def _of_table(file: Path, inputs: Mapping[str, Any], needs_labels: bool) -> _Labelled:
-    if "columns" not in inputs:
-        raise TpsgdError(f"the model was not trained on a table: it cannot read {file}.")
-    columns, note, blanks = inputs["columns"], "", bool(inputs.get("imputation"))
-    try:
-        arrays, names, labelled = read_columns(file, columns, inputs.get("label"), blanks)
-    except TpsgdError as error:
-        if needs_labels:
-            raise
-        arrays, names, labelled = read_columns(
-            file, columns, None, blanks
-        )  # if that was the reason
-        note = str(error)
-    return _converted(str(file), arrays, names, labelled, False, inputs)._replace(note=note)
-
-
-def _of_arrays(file: Path, inputs: Mapping[str, Any]) -> _Labelled:
-    arrays, names = read_arrays(file)
-    kind = "tokens" if "tokens" in arrays else "x"
-    suffix = "_test" if f"{kind}_test" in arrays else ""
-    if (x := arrays.get(kind + suffix)) is None:
-        raise TpsgdError(f"{file} holds {', '.join(names) or 'nothing'}; expected x, or tokens.")
-    y, lengths = (arrays.get(name + suffix) for name in ("y", "lengths"))
-    labels = np.zeros(len(x) if x.ndim else 0) if y is None else y
-    samples = RawArrays(x, labels, lengths)
-    return _converted(str(file), samples, None, y is not None, kind == "tokens", inputs)
-
-
-def _of_function(spec: str, inputs: Mapping[str, Any]) -> _Labelled:
-    arrays = user_files.function_arrays(spec, call_function(spec))[-1]
-    return _converted(spec, arrays, None, True, user_files.are_tokens(arrays), inputs)
-
-
-def _converted(
-    source: str,
-    arrays: RawArrays,
-    names: list[str] | None,
-    labelled: bool,
-    tokens: bool,
-    inputs: Mapping[str, Any],
-) -> _Labelled:
-    """Arrays in the form of the samples that the model was trained on."""
-    samples = check_arrays(source, [arrays], tokens)
-    (x,), (y,) = samples.x, samples.y
-    scaling = inputs.get("scaling") or {}
-    if (samples.reading == BYTES) != (scaling.get("method") == "bytes"):
-        trained, new = ("bytes", "numbers") if samples.reading != BYTES else ("numbers", "bytes")
-        raise TpsgdError(
-            f"{source}: the samples are {new}, but the model was trained on {trained}: convert "
-            f"them as for training (bytes, uint8, are divided by 255)."
-        )
-    x = unrounded(samples.decode, inputs)(x)
-    return _Labelled(x, names or _numbered(x), y if labelled else None)
-
-
-def _numbered(x: Any) -> list[str]:
-    return [str(number) for number in range(1, len(x) + 1)]
-
-
-def _check_shape(spec: str, x: Any, inputs: Mapping[str, Any]) -> None:
-    """Sequences may have another number of steps; everything else must agree."""
-    trained, new = tuple(inputs.get("shape", ())), tuple(x.shape[1:])
-    varies = len(trained) == 2 or "vocabulary" in inputs
-    if trained and (len(new) != len(trained) or new[varies:] != trained[varies:]):
-        raise TpsgdError(
-            f"{spec} has samples of shape {new}, the model was trained on shape {trained}."
-        )
+    raw = RawData((), (files, labels), None, partial(decode_images, shape=shape[1:]), "")
+    return raw, [str(file.relative_to(root)) for file in files]
 
 
 def _indices(spec: str, labels: Array, classes: Sequence[str]) -> Tensor:

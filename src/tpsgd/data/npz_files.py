@@ -1,7 +1,6 @@
 """Read `.npz` files; their arrays are mapped into memory if they are not compressed."""
 
 import math
-import os
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -10,50 +9,47 @@ import numpy as np
 
 from tpsgd.common.errors import TpsgdError
 from tpsgd.common.units import size
-from tpsgd.data.arrays import RawArrays, from_arrays
-from tpsgd.data.dataset import Array, RawData
+from tpsgd.data.arrays import RawArrays
+from tpsgd.data.dataset import Array
 
 MAPPED = "save it with numpy.savez, without compression, and it is mapped instead of read"
 NAMES = {kind + suffix for kind in ("x", "tokens", "y", "lengths") for suffix in ("", "_test")}
 MOST_SHRUNK = 80  # times, since arrays are copied twice: hardly any real data is compressed better
 ALWAYS_READ = 2**26  # bytes of arrays that may be compressed even better
-HEADERS = {
-    (1, 0): np.lib.format.read_array_header_1_0,
-    (2, 0): np.lib.format.read_array_header_2_0,
-}
 
 
-def read_npz(file: Path) -> RawData:
-    """Arrays `x` and `y`, and perhaps `x_test` and `y_test`.
+def read_npz(file: Path, labelled: bool = True) -> list[RawArrays]:
+    """Arrays `x` and `y`, and perhaps `x_test` and `y_test`; new samples need no `y`.
 
     Arrays `tokens` in place of `x` are whole numbers for an embedding; `lengths` are the numbers
     of steps of padded sequences.
     """
-    arrays, names = read_arrays(file)
+    arrays, names = _read_arrays(file)
     x = "tokens" if "tokens" in arrays else "x"
+    suffixes = [suffix for suffix in ("", "_test") if x + suffix in arrays]
     needed = {x, "y"} | ({"lengths"} & arrays.keys())
-    if arrays.keys() not in (needed, needed | {f"{name}_test" for name in needed}):
+    complete = arrays.keys() in (needed, needed | {f"{name}_test" for name in needed})
+    if not suffixes or (labelled and not complete):
         raise TpsgdError(
             f"{file} holds {', '.join(names) or 'nothing'}; expected x and y, and x_test and y_test"
             " both or neither (tokens in place of x and lengths for sequences, tokens_test and"
             " lengths_test for the test set)."
         )
-    splits = [
-        RawArrays(arrays[x + suffix], arrays["y" + suffix], arrays.get("lengths" + suffix))
-        for suffix in ("", "_test")
-        if "y" + suffix in arrays
+    return [
+        RawArrays(arrays[x + s], arrays.get("y" + s), arrays.get("lengths" + s), x == "tokens")
+        for s in suffixes
     ]
-    return from_arrays(str(file), splits, are_tokens=x == "tokens")
 
 
-def read_arrays(file: Path) -> tuple[dict[str, Array], list[str]]:
+def _read_arrays(file: Path) -> tuple[dict[str, Array], list[str]]:
     """The arrays with names that mean something here, and the names of all arrays."""
     try:
         with file.open("rb") as stream, np.load(stream) as archive:
             names = sorted(archive.files)
-            samples = NAMES.intersection(names)
-            _check_size(file, archive, samples)
-            arrays = {name: read_array(file, archive, name) for name in samples}
+            mapped = {name: _mapped(file, archive.zip, name) for name in NAMES.intersection(names)}
+            packed = [name for name, array in mapped.items() if array is None]
+            _check_size(file, archive.zip, packed)
+            return mapped | {name: archive[name] for name in packed}, names
     except TpsgdError:
         raise
     except MemoryError as error:
@@ -64,55 +60,48 @@ def read_arrays(file: Path) -> tuple[dict[str, Array], list[str]]:
         else:
             problem = "is not a complete .npz file; save it again with numpy.savez"
         raise TpsgdError(f"{file} {problem}.") from error
-    return arrays, names
 
 
-def read_array(file: Path, archive: Any, name: str) -> Array:
-    """An array of an open .npz file: mapped read-only if it is stored uncompressed, else read."""
-    info = archive.zip.NameToInfo.get(f"{name}.npy")
-    if info is None:
-        return archive[name]
-    if info.compress_type != zipfile.ZIP_STORED:
-        return archive[name]
+def _header(content: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """The shape, the order of the axes and the dtype of an array, from the start of its file."""
+    np.lib.format.read_magic(content)  # version 1, except for arrays of records
+    return np.lib.format.read_array_header_1_0(content)
+
+
+def _mapped(file: Path, archive: zipfile.ZipFile, name: str) -> Any:
+    """An array that is stored uncompressed, mapped read-only; None for any other array."""
+    info = archive.getinfo(f"{name}.npy")
+    with archive.open(info) as content:
+        shape, is_fortran, dtype = _header(content)
+        stored = info.compress_type == zipfile.ZIP_STORED
+        if not stored or dtype.hasobject or not math.prod(shape):
+            return None
+        start = content.tell()
+        while content.read(2**18):  # to the end, where the checksum is compared
+            pass
     with file.open("rb") as stream:
         stream.seek(info.header_offset + 26)  # the lengths of the two fields before the content
         lengths = stream.read(2), stream.read(2)
-        stream.seek(sum(int.from_bytes(n, "little") for n in lengths), os.SEEK_CUR)
-        if (read_header := HEADERS.get(np.lib.format.read_magic(stream))) is None:
-            return archive[name]
-        shape, fortran, dtype = read_header(stream)
-        if dtype.hasobject or not math.prod(shape):
-            return archive[name]
-        with archive.zip.open(info) as content:  # its end is reached: the checksum is compared
-            while content.read(2**18):
-                pass
-        order = "F" if fortran else "C"
-        return np.asarray(np.memmap(stream, dtype, "r", stream.tell(), shape, order))
+        start += stream.tell() + sum(int.from_bytes(n, "little") for n in lengths)
+        order = "F" if is_fortran else "C"
+        return np.asarray(np.memmap(stream, dtype, "r", start, shape, order))
 
 
-def _check_size(file: Path, archive: Any, names: set[str]) -> None:
+def _check_size(file: Path, archive: zipfile.ZipFile, names: list[str]) -> None:
     """Refuse compressed arrays whose headers, or whose zeros, ask for much more than is stored."""
-    infos = [archive.zip.NameToInfo.get(f"{name}.npy") for name in names]
-    packed = [i for i in infos if i is not None and i.compress_type != zipfile.ZIP_STORED]
-    arrays = {info: _shape_and_bytes(archive, info) for info in packed}
-    total, stored = sum(n for _, n in arrays.values()), sum(i.compress_size for i in packed)
-    if total > max(ALWAYS_READ, MOST_SHRUNK * stored):
-        largest = max(packed, key=lambda info: arrays[info][1])
-        shape, nbytes = arrays[largest]
-        raise TpsgdError(
-            f"{file}: {size(largest.compress_size)} would become an array of {size(nbytes)},"
-            f" {largest.filename[:-4]} of shape {shape}; if it is right, {MAPPED}."
-        )
-
-
-def _shape_and_bytes(archive: Any, info: zipfile.ZipInfo) -> tuple[tuple[int, ...], int]:
-    """The shape of a compressed array by its header, and the bytes that it takes here."""
-    with archive.zip.open(info) as stream:
-        if (read_header := HEADERS.get(np.lib.format.read_magic(stream))) is None:
-            return (), info.file_size
-        shape, _, dtype = read_header(stream)
-    count = math.prod(shape)
-    if count * dtype.itemsize > info.file_size and not dtype.hasobject:
-        raise ValueError("the array ends early")
-    nbytes = count * max(dtype.itemsize, 4)  # bytes become float32
-    return shape, nbytes * (2 if dtype.kind == "U" else 1)  # text is copied once more
+    arrays: list[tuple[int, str]] = []
+    stored = 0
+    for name in names:
+        info = archive.getinfo(f"{name}.npy")
+        with archive.open(info) as content:
+            shape, _, dtype = _header(content)
+        count = math.prod(shape)
+        if count * dtype.itemsize > info.file_size and not dtype.hasobject:
+            raise ValueError("the array ends early")
+        # bytes become float32, and text is copied once more
+        nbytes = count * max(dtype.itemsize, 4) * (2 if dtype.kind == "U" else 1)
+        became = f"{size(info.compress_size)} would become an array of {size(nbytes)}"
+        arrays.append((nbytes, f"{became}, {name} of shape {shape}"))
+        stored += info.compress_size
+    if sum(nbytes for nbytes, _ in arrays) > max(ALWAYS_READ, MOST_SHRUNK * stored):
+        raise TpsgdError(f"{file}: {max(arrays)[1]}; if it is right, {MAPPED}.")

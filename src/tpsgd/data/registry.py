@@ -53,7 +53,15 @@ def describe() -> list[Row]:
         >>> describe()[0][:4]
         ('digits', '1438 + 359', '1 x 8 x 8', '10')
     """
-    return [_row(entry) for entry in DATASETS.values()]
+    rows = []
+    for name, entry in DATASETS.items():
+        where = str(path(name) or f"not here: tpsgd data fetch {name}")
+        where = where if entry.files else "comes with scikit-learn"
+        shape = " x ".join(map(str, entry.shape))
+        shape += f" of {entry.vocabulary}" if entry.vocabulary else ""
+        classes = str(len(entry.classes) or entry.class_count)
+        rows.append(Row(name, f"{entry.train} + {entry.test}", shape, classes, where))
+    return rows
 
 
 def data_root() -> Path | None:
@@ -78,15 +86,3 @@ def cache_root() -> Path:
 def missing(entry: Dataset, folder: Path) -> list[str]:
     """The files of a set that are not in the folder."""
     return [file for file in entry.files if not (folder / file).exists()]
-
-
-def _row(entry: Dataset) -> Row:
-    folder = path(entry.name)
-    where = str(folder) if folder else f"not here: tpsgd data fetch {entry.name}"
-    if not entry.files:
-        where = "comes with scikit-learn"
-    shape = " x ".join(map(str, entry.shape))
-    if entry.vocabulary:
-        shape += f" of {entry.vocabulary}"
-    classes = str(len(entry.classes) or entry.class_count)
-    return Row(entry.name, f"{entry.train} + {entry.test}", shape, classes, where)

@@ -5,15 +5,14 @@ features)`, over all of their steps. The statistics are plain values, so that th
 model and new samples are scaled as those that it was trained on (`saved.scaling`).
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from tpsgd.common.errors import TpsgdError, suggestion
-from tpsgd.data.dataset import Array, Decoder, converted, numbers
+from tpsgd.data.dataset import Array
 from tpsgd.nets.padded import Padded
-from tpsgd.saved.scaling import as_trained
 
 METHODS = ("none", "standard", "minmax")
 IMPUTE = ("none", "mean", "median")
@@ -85,20 +84,3 @@ def _rows(x: Array | Padded) -> Array:
         data = x.data.numpy()
         return data[np.arange(data.shape[1]) < x.lengths.numpy()[:, None]].astype(np.float64)
     return x.reshape(-1, x.shape[-1]).astype(np.float64)
-
-
-def decoded_as_trained(
-    decode: Callable[[Any], Any], inputs: Mapping[str, Any]
-) -> Callable[[Any], Any]:
-    """A reader's function that decodes samples, with filling of blanks and scaling after it."""
-    decode = unrounded(decode, inputs)
-    return lambda x: as_trained(decode(x), inputs)
-
-
-def unrounded(decode: Decoder, inputs: Mapping[str, Any]) -> Decoder:
-    """The same without rounding to float32 where `as_trained` fills or scales, then rounds.
-
-    A place on a map or a time is so far from 0 that float32 has none of the digits that differ.
-    """
-    rounds_later = bool(inputs.get("imputation")) or "shift" in (inputs.get("scaling") or {})
-    return converted if decode is numbers and rounds_later else decode

@@ -1,5 +1,6 @@
 """Choosing samples: with a seed, keeping the share of each class, without copying the samples."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,10 @@ class Subset:
     def take(self, piece: slice) -> Any:
         """The samples at these positions of the subset, as they are stored."""
         return self.x[piece] if self.rows is None else self.x[self.rows[piece]]
+
+    def pieces(self, count: int) -> Iterator[Any]:
+        """All samples as they are stored, a few at a time."""
+        return (self.take(slice(i, i + count)) for i in range(0, len(self.y), count))
 
 
 def stratified(y: Array, k: int, seed: int) -> Array:

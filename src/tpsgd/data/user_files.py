@@ -19,15 +19,14 @@ from tpsgd.data.npz_files import read_npz
 from tpsgd.nets.padded import Padded
 
 LONGEST_SIZE = 8  # digits of FOLDER@SIZE
-READERS = {".npz": read_npz, ".csv": read_csv, ".tsv": read_csv}
+TABLES = (".csv", ".tsv")
 
 
 class UserFile(NamedTuple):
-    """A file or folder, its reader, and whether it reads the same until the file changes."""
+    """A file or folder, and the function that reads it to train on it."""
 
     path: Path
     read: Callable[[], RawData]
-    is_stable: bool = True
 
 
 def find(spec: str, columns: Columns | None = None) -> UserFile | None:
@@ -36,10 +35,9 @@ def find(spec: str, columns: Columns | None = None) -> UserFile | None:
     `FILE.npz`, `FILE.csv`, `FILE.py:FUNCTION`, or `FOLDER` or `FOLDER@SIZE` of images. Only a
     table has `columns`.
     """
-    path = user_path(spec)
-    if (reader := READERS.get(path.suffix.lower())) is read_csv:
-        reader = partial(read_csv, choices=columns or Columns())
-    elif columns and any(columns):
+    path, columns = user_path(spec), columns or Columns()
+    suffix = path.suffix.lower()
+    if any(columns) and suffix not in TABLES:
         raise TpsgdError(f"label, drop and impute are for tables, FILE.csv; {spec} is none.")
     if spec and os.path.isdir(path):
         return UserFile(path, partial(read_folder, path))
@@ -51,31 +49,25 @@ def find(spec: str, columns: Columns | None = None) -> UserFile | None:
         return UserFile(path, partial(read_folder, path, int(size)))
     if is_function(spec):
         path = user_path(spec.rpartition(":")[0])
-        return UserFile(path, partial(read_function, spec), is_stable=False)
-    if (is_file := os.path.isfile(path)) and reader:
-        return UserFile(path, partial(reader, path))
-    if is_file:
-        raise TpsgdError(f"{path} is not one of FILE.npz, FILE.csv, FILE.py:FUNCTION, FOLDER.")
-    if reader or len(path.parts) > 1:
-        raise TpsgdError(f"there is no {path}; check the name, or give the full path.")
-    return None
+        return UserFile(path, lambda: from_arrays(spec, read_function(spec)))
+    if not os.path.isfile(path):
+        if suffix in (*TABLES, ".npz") or len(path.parts) > 1:
+            raise TpsgdError(f"there is no {path}; check the name, or give the full path.")
+        return None
+    if suffix in TABLES:
+        return UserFile(path, partial(read_csv, path, columns))
+    if suffix == ".npz":
+        return UserFile(path, lambda: from_arrays(str(path), read_npz(path)))
+    raise TpsgdError(f"{path} is not one of FILE.npz, FILE.csv, FILE.py:FUNCTION, FOLDER.")
 
 
-def read_function(spec: str) -> RawData:
+def read_function(spec: str) -> list[RawArrays]:
     """Call the function FILE.py:FUNCTION: it returns (x, y), or ((x, y), (x_test, y_test)).
 
     x may be `Padded`, or a list of sequences of different lengths. Such sequences are tokens if
     they have one whole number a step.
     """
-    splits = function_arrays(spec, call_function(spec))
-    are_padded = {split.lengths is not None for split in splits}
-    if len(are_padded) > 1:
-        raise TpsgdError(f"{spec}: only one of x and x_test is Padded; they must match.")
-    return from_arrays(spec, splits, are_tokens(splits[0]))
-
-
-def function_arrays(spec: str, result: Any) -> list[RawArrays]:
-    """The arrays of each split in what a user's function returned."""
+    result = call_function(spec)
     is_nested = isinstance(result, tuple) and bool(result) and isinstance(result[0], tuple)
     pairs = list(result) if is_nested else [result]
     if len(pairs) > 2 or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
@@ -83,19 +75,15 @@ def function_arrays(spec: str, result: Any) -> list[RawArrays]:
     return [_arrays(spec, *pair) for pair in pairs]
 
 
-def are_tokens(arrays: RawArrays) -> bool:
-    """Whether sequences of different lengths have one whole number a step."""
-    return arrays.lengths is not None and arrays.x.ndim == 2 and arrays.x.dtype.kind in "iu"
-
-
 def _arrays(source: str, x: Any, y: Any) -> RawArrays:
-    lengths = None
     if isinstance(x, list) and len({len(row) for row in x if hasattr(row, "__len__")}) > 1:
         with suppress(ValueError, TypeError):  # _array refuses what cannot be padded
             x = Padded.of(x)
-    if isinstance(x, Padded):
-        x, lengths = x.data, _array(source, x.lengths)
-    return RawArrays(_array(source, x), _array(source, y), lengths)
+    if not isinstance(x, Padded):
+        return RawArrays(_array(source, x), _array(source, y))
+    data, lengths = _array(source, x.data), _array(source, x.lengths)
+    are_tokens = data.ndim == 2 and data.dtype.kind in "iu"
+    return RawArrays(data, _array(source, y), lengths, are_tokens)
 
 
 def _array(source: str, values: Any) -> Array:

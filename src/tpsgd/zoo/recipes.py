@@ -1,10 +1,9 @@
-"""Recipes: all settings of `fit` that go together for one kind of net, as a value.
+"""Recipes: the settings of `fit` for one kind of net, as a value; local rules and backprop take it.
 
     net = recipes.deep.vgg(11, (3, 160, 160), 10)
     tpsgd.fit(net, data, **recipes.deep.settings((3, 160, 160), device="cuda"))
 
-`tpsgd train --recipe deep` takes the same value. The recipe says nothing about the rule: local
-rules and `fit_backprop` take the same settings.
+`tpsgd train --recipe deep` takes the same value.
 """
 
 from collections.abc import Sequence
@@ -83,16 +82,13 @@ class Recipe:
             chain(flip(0.5), crop(4, reflect))
         """
         if len(shape) != 3:
-            images = "images, (channels, height, width)"
-            raise TpsgdError(
-                f"this recipe is for {images}, not for samples of shape {tuple(shape)}"
-            )
+            problem = f"not for samples of shape {tuple(shape)}"
+            raise TpsgdError(f"this recipe is for images, (channels, height, width), {problem}")
         side = min(shape[1:])
         shift = max(round(self.shift * side), min(LEAST_SHIFT, side // 8)) if self.shift else 0
         functions = [augment.flip(self.flip)] if self.flip else []
         functions += [augment.crop(shift, reflect=True)] if shift else []
-        size = round(self.cutout * side)
-        functions += [augment.cutout(size)] if size else []
+        functions += [augment.cutout(size)] if (size := round(self.cutout * side)) else []
         return augment.chain(*functions)
 
     def vgg(self, depth: int, shape: Sequence[int], classes: int, **options: Any) -> nn.Sequential:

@@ -4,6 +4,7 @@
 its input) and of the classifier. Features can be read at `layer1` to `layer4`.
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 from torch import Tensor, nn
@@ -30,7 +31,6 @@ class Residual(nn.Module):
             self.downsample = nn.Sequential(shortcut, nn.BatchNorm2d(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """relu(x + f(x))."""
         out = self.relu(self.bn1(self.conv1(x)))
         out = self.bn2(self.conv2(out))
         out += x if self.downsample is None else self.downsample(x)
@@ -60,27 +60,24 @@ def resnet(
     check_image(shape, classes)
     if not isinstance(width, int) or width < 1:
         raise TpsgdError(f"width must be a whole number of filters, 1 or more, got {width!r}")
-    net, channels = nn.Sequential(), width
-    net.add_module("conv1", _stem(shape[0], width, small))
-    net.add_module("bn1", nn.BatchNorm2d(width))
-    net.add_module("relu", nn.ReLU(inplace=True))
-    net.add_module("maxpool", nn.Identity() if small else nn.MaxPool2d(3, 2, padding=1))
+    kernel, stride = (3, 1) if small else (7, 2)
+    layers: dict[str, nn.Module] = {
+        "conv1": nn.Conv2d(shape[0], width, kernel, stride, padding=kernel // 2, bias=False),
+        "bn1": nn.BatchNorm2d(width),
+        "relu": nn.ReLU(inplace=True),
+        "maxpool": nn.Identity() if small else nn.MaxPool2d(3, 2, padding=1),
+    }
+    channels = width
     for i, count in enumerate(LAYERS[depth]):
         filters = width << i
         first = Residual(channels, filters, stride=1 if i == 0 else 2)
         others = [Residual(filters, filters) for _ in range(count - 1)]
-        net.add_module(f"layer{i + 1}", nn.Sequential(first, *others))
+        layers[f"layer{i + 1}"] = nn.Sequential(first, *others)
         channels = filters
-    net.add_module("avgpool", nn.AdaptiveAvgPool2d(1))
-    net.add_module("flatten", nn.Flatten())
-    net.add_module("fc", nn.Linear(channels, classes))
+    layers |= {"avgpool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
+    layers |= {"fc": nn.Linear(channels, classes)}
+    net = nn.Sequential(OrderedDict(layers))
     for module in net.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
     return net
-
-
-def _stem(channels: int, width: int, small: bool) -> nn.Conv2d:
-    if small:
-        return nn.Conv2d(channels, width, 3, padding=1, bias=False)
-    return nn.Conv2d(channels, width, 7, 2, padding=3, bias=False)

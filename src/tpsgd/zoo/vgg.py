@@ -4,6 +4,7 @@ VGG8 is the VGG8b of Nøkland & Eidnes (2019). With `dense=(4096, 4096)`, `pool=
 VGG11 and VGG16 load torchvision's weights for images of any size.
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 from torch import nn
@@ -52,15 +53,14 @@ def vgg(
     if not height or not width:
         image = f"images of {shape[1]} x {shape[2]} are too small for VGG{depth}"
         raise TpsgdError(f"{image}: give {halved} x {halved} or more")
-    net = nn.Sequential()
-    net.add_module("features", _features(depth, shape[0], batch_norm))
+    layers: dict[str, nn.Module] = {"features": _features(depth, shape[0], batch_norm)}
     if pool is not None:
-        net.add_module("avgpool", nn.AdaptiveAvgPool2d(pool))
+        layers["avgpool"] = nn.AdaptiveAvgPool2d(pool)
         height = width = pool
-    net.add_module("flatten", nn.Flatten())
     widths = DENSE[depth] if dense is None else dense
     inputs = LAYERS[depth][-2] * height * width
-    net.add_module("classifier", _classifier(inputs, widths, classes, dropout, dense_norm))
+    classifier = _classifier(inputs, widths, classes, dropout, dense_norm)
+    net = nn.Sequential(OrderedDict(layers, flatten=nn.Flatten(), classifier=classifier))
     for module in net.modules():
         if isinstance(module, nn.Conv2d) and module.bias is not None:
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -85,7 +85,6 @@ def taps(depth: int, batch_norm: bool = False) -> dict[str, str]:
 def _features(
     depth: int, channels: int, batch_norm: bool, device: str | None = None
 ) -> nn.Sequential:
-    """The convolutions and poolings."""
     features: list[nn.Module] = []
     for width in LAYERS[depth]:
         if not width:

@@ -39,7 +39,14 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 CELLS = ("rnn", "birnn", "paper-rnn", "paper-birnn", "torch-rnn", "torch-birnn", "lru")
 NUMBER = r"[1-9]\d{0,8}"
 NUMBERS = rf"{NUMBER}(,{NUMBER})*"
-LAYERS = rf"{NUMBER}x{NUMBER}"
+LAYERS = rf"{NUMBER}x{NUMBER}(,{NUMBER}x{NUMBER})*"
+UNITS = "units like rnn:512 or rnn:512,512+256 (a perceptron after the +)"
+FORMS = {  # the pattern of the text after the colon, and an example
+    "mlp": (NUMBERS, "widths like mlp:256,128"),
+    "cnn": (LAYERS, "layers like cnn:16x5 (filters x kernel)"),
+    "vgg": ("|".join(map(str, vgg.LAYERS)), "vgg:8, vgg:11 or vgg:16"),
+    **dict.fromkeys(CELLS, (rf"{NUMBERS}(\+{NUMBERS})?", UNITS)),
+}
 
 
 def factory(
@@ -80,9 +87,9 @@ def factory(
         raise TpsgdError(f"unknown activation {activation!r}: {hint}")
     act = ACTIVATIONS[activation]
     kind, _, text = word.partition(":")
+    if kind in FORMS and not re.fullmatch(FORMS[kind][0], text, re.ASCII):
+        raise TpsgdError(f"cannot read {word!r}: write {FORMS[kind][1]}")
     if kind in CELLS:
-        like = "units like rnn:512 or rnn:512,512+256 (a perceptron after the +)"
-        _check_text(word, text, rf"{NUMBERS}(\+{NUMBERS})?", like)
         sizes, widths = map(_numbers, (text + "+").split("+")[:2])
         cell = _cell(word, kind, init, leak)
         inputs = _features(word, shape, tokens)
@@ -90,29 +97,26 @@ def factory(
         return lambda: rnn(cell, inputs, sizes, widths, classes, act)
     if init is not None or leak is not None:
         raise TpsgdError(f"init and leak are for recurrent models such as rnn:512, not for {word}")
-    if kind in ("mlp", "cnn", "vgg") and tokens is not None:
+    if kind in FORMS and tokens is not None:
         raise TpsgdError(f"{word} cannot read tokens, numbers of words: choose rnn:512")
     if kind == "mlp":
-        _check_text(word, text, NUMBERS, "widths like mlp:256,128")
         widths = _numbers(text)
         _check_memory(word, [math.prod(shape), *widths, classes])
         return lambda: mlp(shape, widths, classes, act)
     if kind == "cnn":
-        _check_text(word, text, rf"{LAYERS}(,{LAYERS})*", "layers like cnn:16x5 (filters x kernel)")
         layers = [(int(n), int(k)) for n, k in (layer.split("x") for layer in text.split(","))]
         _check_images(word, shape, layers)
         _check_memory(word, [shape[0], *(n for n, _ in layers), classes], layers[0][1] ** 2)
         return lambda: cnn(shape, layers, classes, act)
     if kind == "vgg":
-        _check_text(word, text, "|".join(map(str, vgg.LAYERS)), "vgg:8, vgg:11 or vgg:16")
         if activation not in ("leaky-relu", "relu"):  # the first is the default of other models
             raise TpsgdError(f"{word} has ReLUs: leave the activation {activation!r} out")
         return lambda: vgg.vgg(int(text), shape, classes, batch_norm=True, dense_norm=True)
     if is_function(word):
-        return from_file(word)
-    hint = suggestion(kind, ("mlp", "cnn", "vgg", *CELLS))
+        return _from_file(word)
     words = "mlp:256,256 (widths), cnn:16x5,16x5 (filters x kernel), vgg:11, rnn:512 or lru:256"
-    raise TpsgdError(f"unknown model {word!r}: {hint}; write {words} (units), FILE.py:FUNCTION")
+    hint = f"{suggestion(kind, FORMS)}; write {words} (units), FILE.py:FUNCTION"
+    raise TpsgdError(f"unknown model {word!r}: {hint}")
 
 
 def is_recurrent(model: nn.Module) -> bool:
@@ -166,10 +170,9 @@ def reservoir(make: Factory) -> Factory:
     def build() -> nn.Module:
         copies = []
         for layer in layers:
-            leak = getattr(layer, "leak", 1.0)
-            options: dict[str, Any] = {"leak": leak} if leak < 1 else {}
-            options |= {"init": first if layer is layers[0] else None}
+            options: dict[str, Any] = {"init": first if layer is layers[0] else None}
             options |= {"sequence": layer is not layers[-1], "bidirectional": layer.bidirectional}
+            options |= {"leak": layer.leak} if getattr(layer, "leak", 1.0) < 1 else {}
             copies.append(Recurrent(layer.inputs, layer.hidden, **options))
         return nn.Sequential(*copies, nn.Linear(units, classes))
 
@@ -202,25 +205,15 @@ def cnn(
     return nn.Sequential(*modules, nn.Flatten(), nn.Linear(channels * height * width, classes))
 
 
-def from_file(word: str) -> Factory:
-    """The factory that `FILE.py:FUNCTION` names."""
+def _from_file(word: str) -> Factory:
     function = load_function(word)
 
     def build() -> nn.Module:
-        try:
-            model = function()
-        except (Exception, SystemExit) as error:
-            raise TpsgdError(f"{word} failed with {type(error).__name__}: {error}") from error
-        if not isinstance(model, nn.Module):
+        if not isinstance(model := function(), nn.Module):
             raise TpsgdError(f"{word} returned a {type(model).__name__}, not an nn.Module")
         return model
 
     return build
-
-
-def _check_text(word: str, text: str, pattern: str, like: str) -> None:
-    if not re.fullmatch(pattern, text, re.ASCII):
-        raise TpsgdError(f"cannot read {word!r}: write {like}")
 
 
 def _check_memory(word: str, sizes: list[int], times: int = 1, squares: bool = False) -> None:
@@ -241,19 +234,17 @@ def _numbers(text: str) -> list[int]:
 def _cell(word: str, kind: str, init: str | None, leak: float | None) -> partial[nn.Module]:
     """A function that makes a recurrent layer: of inputs and units."""
     style = kind.rpartition("-")[0]
+    if kind == "lru" and not (init is leak is None):
+        raise TpsgdError(f"init and leak are not for {word}, whose states keep their own pace")
+    if style == "torch" and init is not None:
+        raise TpsgdError(f"init is not for {word}, which begins as torch has it")
+    if style and leak is not None:
+        raise TpsgdError(f"leak is not for {word}, whose cells do not leak")
     if kind == "lru":
-        if init is not None or leak is not None:
-            raise TpsgdError(f"init and leak are not for {word}, whose states keep their own pace")
         return partial(Recurrent.diagonal)
     options: dict[str, Any] = {"bidirectional": kind.endswith("birnn")}
-    if init is not None:
-        options["init"] = inits.named(init)
-        if style == "torch":
-            raise TpsgdError(f"init is not for {word}, which begins as torch has it")
-    if leak is not None:
-        options["leak"] = leak
-        if style:
-            raise TpsgdError(f"leak is not for {word}, whose cells do not leak")
+    options |= {} if init is None else {"init": inits.named(init)}
+    options |= {} if leak is None else {"leak": leak}
     if style == "torch":
         return partial(nn.RNN, batch_first=True, **options)
     return partial(Recurrent.paper if style == "paper" else Recurrent, **options)
@@ -265,9 +256,11 @@ def _features(word: str, shape: tuple[int, ...], tokens: int | None) -> int:
         return tokens
     if len(shape) == 2 and tokens is None:
         return shape[1]
-    images = "; seq-mnist-rows has MNIST's images as sequences of rows" * (len(shape) == 3)
-    table = "; x[..., None] makes each number a time step" * (len(shape) == 1)
-    problem = f"not samples of shape {shape}{images}{table}"
+    hints = {
+        1: "; x[..., None] makes each number a time step",
+        3: "; seq-mnist-rows has MNIST's images as sequences of rows",
+    }
+    problem = f"not samples of shape {shape}{hints.get(len(shape), '')}"
     raise TpsgdError(f"{word} needs sequences (steps, features), {problem}")
 
 

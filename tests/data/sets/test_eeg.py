@@ -73,18 +73,18 @@ def test_eeg_needs_row_names_that_tell_recordings_apart(refused, root, change):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda lines: lines[0].pop(), "not UCI's table .its columns are not the row's name"),
+        (lambda lines: lines[0].pop(), "as UCI's table .its columns are not the row's name"),
         (
             lambda lines: lines[3].__setitem__(9, "nan"),
-            "not UCI's table .a number is missing or not finite",
+            "as UCI's table .a number is missing or not finite",
         ),
-        (lambda lines: lines[3].__setitem__(9, "abc"), "not UCI's table .could not convert string"),
-        (lambda lines: lines[3].pop(), "not UCI's table .the number of columns changed"),
+        (lambda lines: lines[3].__setitem__(9, "abc"), "as UCI's table .could not convert string"),
+        (lambda lines: lines[3].pop(), "as UCI's table .the number of columns changed"),
         (
             lambda lines: lines.__delitem__(slice(30, None)),
             "no rows with y = 1, or none with y = 5",
         ),
-        (lambda lines: lines.clear(), "not UCI's table .its columns are not"),
+        (lambda lines: lines.clear(), "as UCI's table .its columns are not"),
     ],
 )
 def test_eeg_tables_that_are_wrong_are_refused(refused, root, change, message):

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from tpsgd.common.errors import TpsgdError
-from tpsgd.data.dataset import BYTES, Dataset, Pair, RawData, check_labels, pixels
+from tpsgd.data.dataset import BYTES, Dataset, Pair, RawData, check_labels, pixels, readable
 
 FILES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
 PER_FILE = 10_000
@@ -27,10 +27,8 @@ def _read_files(folder: Path, names: tuple[str, ...], entry: Dataset) -> Pair:
     records = np.empty((len(names), PER_FILE, record), np.uint8)
     for batch, name in zip(records, names, strict=True):
         file = folder / name
-        try:
+        with readable(file, "a batch of CIFAR-10", "fetch it again"):
             content = np.fromfile(file, np.uint8)
-        except OSError as error:
-            raise TpsgdError(f"{file} cannot be read ({error}); fetch it again.") from error
         if content.size != batch.size:
             raise TpsgdError(f"{file} has {content.size} bytes, not {batch.size}; fetch it again.")
         batch[:] = content.reshape(batch.shape)

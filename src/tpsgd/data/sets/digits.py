@@ -25,12 +25,5 @@ def _scaled(x: Array) -> Array:
     return (x / 16).astype(np.float32)
 
 
-DIGITS = Dataset(
-    name="digits",
-    classes=tuple("0123456789"),
-    shape=(1, 8, 8),
-    train=1438,
-    test=359,
-    read=read,
-)
-ENTRIES = (DIGITS,)
+DIGITS = tuple("0123456789")
+ENTRIES = (Dataset("digits", DIGITS, shape=(1, 8, 8), train=1438, test=359, read=read),)

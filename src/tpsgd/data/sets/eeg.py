@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from tpsgd.common.errors import TpsgdError
-from tpsgd.data.dataset import Array, Dataset, RawData
+from tpsgd.data.dataset import Array, Dataset, RawData, readable
 from tpsgd.data.split import hold_out
 
 SAMPLES = 178  # of a row
@@ -62,17 +62,15 @@ def read_table(file: Path) -> tuple[Array, Array, Array]:
     def recording(row_name: str) -> int:
         return recordings.setdefault(row_name.strip().partition(".")[2], len(recordings))
 
-    try:
-        with file.open(encoding="utf-8-sig", newline="") as stream:
-            if next(csv.reader(stream), [])[1:] != COLUMNS:
-                raise ValueError(f"its columns are not the row's name, X1 to X{SAMPLES} and y")
-            table = np.loadtxt(
-                stream, np.float32, None, ",", {0: recording}, ndmin=2, quotechar='"'
-            )
+    with (
+        readable(file, "UCI's table", "get it again"),
+        file.open(encoding="utf-8-sig", newline="") as stream,
+    ):
+        if next(csv.reader(stream), [])[1:] != COLUMNS:
+            raise ValueError(f"its columns are not the row's name, X1 to X{SAMPLES} and y")
+        table = np.loadtxt(stream, np.float32, None, ",", {0: recording}, ndmin=2, quotechar='"')
         if table.shape[1] != len(COLUMNS) + 1 or not np.isfinite(table).all():
             raise ValueError("a number is missing or not finite")
-    except (OSError, ValueError) as error:
-        raise TpsgdError(f"{file} is not UCI's table ({error}); get it again.") from error
     return table[:, 1:-1], table[:, -1], table[:, 0].astype(np.int64)
 
 

@@ -6,7 +6,7 @@ Fashion-MNIST: Xiao, Rasul and Vollgraf, arXiv:1708.07747, 2017; MIT.
 
 import gzip
 import math
-import zlib
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from tpsgd.common.errors import TpsgdError
-from tpsgd.data.dataset import BYTES, Array, Dataset, Decoder, RawData, check_labels, pixels
+from tpsgd.data.dataset import BYTES, Array, Dataset, RawData, check_labels, pixels, readable
 
 FILES = tuple(
     f"{split}-{kind}-ubyte.gz"
@@ -43,18 +43,17 @@ def read_idx(file: Path, shape: tuple[int, ...]) -> Array:
     The format: a magic number (0, 0, 8 for bytes, the number of dimensions), each dimension as a
     big-endian 32-bit number, then the bytes.
     """
-    try:
-        with gzip.open(file) as stream:
-            content = stream.read()
-    except (OSError, EOFError, zlib.error) as error:
-        raise TpsgdError(f"{file} cannot be read ({error}); fetch it again.") from error
+    with readable(file, "a gzip file", "fetch it again"), gzip.open(file) as stream:
+        content = stream.read()
     header = bytes((0, 0, 8, len(shape))) + b"".join(n.to_bytes(4, "big") for n in shape)
     if not content.startswith(header) or len(content) != len(header) + math.prod(shape):
         raise TpsgdError(f"{file} is not a complete idx file of shape {shape}; fetch it again.")
     return np.frombuffer(content, np.uint8, offset=len(header)).reshape(shape)
 
 
-def read(folder: Path, entry: Dataset, decode: Decoder = with_channel, order: str = "") -> RawData:
+def read(
+    folder: Path, entry: Dataset, decode: Callable[..., Array] = with_channel, order: str = ""
+) -> RawData:
     """Images (samples, 28, 28) and labels, for training and for testing."""
     images, labels, test_images, test_labels = (folder / file for file in FILES)
     train, test = (

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from tpsgd.common.errors import TpsgdError
-from tpsgd.data.dataset import Array, Dataset, Pair, RawData
+from tpsgd.data.dataset import Array, Dataset, Pair, RawData, readable
 
 STEPS = 10
 CLASS_LIST, TRAIN_LIST, TEST_LIST = "classInd.txt", "trainlist01.txt", "testlist01.txt"
@@ -25,8 +25,7 @@ def read(folder: Path, entry: Dataset) -> RawData:
     classes = _read_classes(folder / CLASS_LIST)
     train, test = (_read_list(folder, name, classes) for name in (TRAIN_LIST, TEST_LIST))
     files = np.concatenate([train[0], test[0]])
-    missing = [file for file in files if not file.is_file()]
-    if missing:
+    if missing := [file for file in files if not file.is_file()]:
         raise TpsgdError(
             f"{len(missing)} of {len(files)} feature files are missing, the first is"
             f" {missing[0]}; {MAKE}."
@@ -70,10 +69,8 @@ def _read_list(folder: Path, name: str, classes: tuple[str, ...]) -> Pair:
 
 
 def _lines(file: Path) -> list[str]:
-    try:
+    with readable(file, "UTF-8 text", "get it again"):
         return [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise TpsgdError(f"{file} cannot be read ({error}); get it again.") from error
 
 
 def _decode(files: Array, width: int) -> Array:
@@ -90,10 +87,8 @@ def _decode(files: Array, width: int) -> Array:
 
 def _frames(file: Path) -> Array:
     """The features of a video, (frames, features); mapped, so that only some are read."""
-    try:
+    with readable(file, "a .npy file", "make it again"):
         frames = np.load(file, mmap_mode="r", allow_pickle=False)
-    except (OSError, EOFError, ValueError) as error:
-        raise TpsgdError(f"{file} cannot be read as a .npy file; make it again.") from error
     if getattr(frames, "ndim", 0) != 2 or not frames.size or frames.dtype.kind not in "fiu":
         raise TpsgdError(f"{file} must have numbers of shape (frames, features); make it again.")
     return frames
