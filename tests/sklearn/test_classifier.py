@@ -14,7 +14,7 @@ import joblib
 import numpy as np
 import pytest
 import torch
-from estimators.checks import scikit_learns_checks
+from tests.sklearn.checks import scikit_learns_checks
 from scipy.sparse import csr_matrix
 from sklearn.base import clone
 from sklearn.datasets import load_digits, load_iris

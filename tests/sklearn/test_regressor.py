@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from estimators.checks import scikit_learns_checks
+from tests.sklearn.checks import scikit_learns_checks
 from sklearn.datasets import make_friedman1
 from sklearn.linear_model import Ridge
 
