@@ -22,7 +22,9 @@ from tpsgd.engine.run import training_context
 from tpsgd.engine.settings import Settings
 from tpsgd.engine.solvers import SOLVERS, Recursive, Ridge
 from tpsgd.engine.solvers.least_squares import MomentSums
-from tpsgd.engine.sources.batches import ArraySource, SampleBatch, as_source, check_values
+from tpsgd.engine.sources.batches import ArraySource, SampleBatch
+from tpsgd.engine.sources.inputs import check_values
+from tpsgd.engine.sources.loaders import as_source
 from tpsgd.engine.spec import RunSpec, request, specify
 from tpsgd.features.learner_state import random_state, restore_optimizer, set_random
 from tpsgd.losses import bce

@@ -9,7 +9,7 @@ from tpsgd.adapt.adaptor import Adaptor
 from tpsgd.adapt.features import check_samples
 from tpsgd.common.errors import TpsgdError
 from tpsgd.engine.evaluate import all_outputs, form_for
-from tpsgd.engine.sources.batches import check_values
+from tpsgd.engine.sources.inputs import check_values
 from tpsgd.nets.modes import evaluating
 
 EXAMPLES = 2  # samples that show whether a model can take them
