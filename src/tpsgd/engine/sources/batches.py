@@ -84,7 +84,6 @@ class BatchForm:
         return as_pixels(x, x.to(self.device, self.numbers, **options))
 
     def first(self, x: Any) -> Any:
-        """The first sample of a batch."""
         return x[:, :1] if self.stacked else x[:1]
 
 

@@ -54,7 +54,6 @@ class DiskRows:
         return self.samples
 
     def write(self, start: int, rows: Tensor) -> None:
-        """Put rows at their place."""
         try:
             self.file.seek(start * self.sample.nbytes)
             remaining = self._bytes(rows.cpu())

@@ -213,9 +213,9 @@ def _loader(data: Dataset, batch_size: int, generator: torch.Generator | None = 
             f"{type(data).__name__} has no __len__, so its samples cannot be shuffled: add it, or "
             "make it an IterableDataset"
         )
-    shuffles = generator is not None and not iterable
-    sampler: Any = _NotedOrder(data, generator=generator) if shuffles else None  # type: ignore
-    options: Any = {"generator": generator, "collate_fn": _collate, "sampler": sampler}
+    options: Any = {"generator": generator, "collate_fn": _collate}
+    if generator is not None and not iterable:
+        options["sampler"] = _NotedOrder(data, generator=generator)  # type: ignore[arg-type]
     return DataLoader(data, batch_size, **options)
 
 
