@@ -14,16 +14,7 @@ from tpsgd.losses import Loss
 
 
 class Classes:
-    """Labels as they come, which are names or indices.
-
-    Examples:
-        >>> classes = Classes(["cat", "dog"], 2)
-        >>> classes.new(["dog", "cow", "cow"])
-        ['cow']
-        >>> classes.add("cow")
-        >>> classes.indices(["dog", "cow", "cow"])
-        tensor([1, 2, 2])
-    """
+    """The classes of a stream by their names, or by their indices if they have none."""
 
     def __init__(self, names: Sequence[Hashable] | None, outputs: int) -> None:
         self.named, self.names = names is not None, list(range(outputs) if names is None else names)
@@ -84,10 +75,7 @@ class Classes:
         return new
 
     def indices(self, y: Any, loss: Loss | None = None, new: Sequence[Any] = ()) -> Tensor:
-        """The index of each label, once classes are added for the new ones.
-
-        Rows of numbers are returned as they are, checked for the loss.
-        """
+        """The index of each label, with the new classes after the old ones; float rows, checked."""
         if is_rows(y) or not self.named:
             return labels(tensor(y, "y"), loss, len(self) + len(new), complete=False)
         position = {name: i for i, name in enumerate([*self.names, *new])}

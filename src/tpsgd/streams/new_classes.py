@@ -58,12 +58,6 @@ def overlay(new: Tensor, old: Tensor) -> Tensor:
 
     Codes whose form changes with the number of classes (`objectives.FEW`) are drawn anew: they are
     the same codes.
-
-    Examples:
-        >>> overlay(torch.zeros(3, 2), torch.ones(2, 2))
-        tensor([[1., 1.],
-                [1., 1.],
-                [0., 0.]])
     """
     if new.dim() == old.dim() and all(map(int.__ge__, new.shape, old.shape)):
         new[tuple(map(slice, old.shape))].copy_(old)

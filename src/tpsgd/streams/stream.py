@@ -154,8 +154,8 @@ class Stream:
                 net.check(seen)
         for name in new:
             self.add_class(name)
+        done = 0
         with bar_unless(self._settings.progress) as show:
-            done = 0
             for index in self._batches(len(x)):
                 self._learn(x[index], labels[index])
                 done += len(index)
