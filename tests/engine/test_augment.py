@@ -10,8 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import tpsgd
 from tpsgd import Recurrent, TpsgdError
 from tpsgd.engine.sources.augment import (
-    Draws,
-    NumbersAhead,
+    RandomNumbers,
     chain,
     crop,
     cutout,
@@ -19,7 +18,6 @@ from tpsgd.engine.sources.augment import (
     jitter,
     resized_crop,
 )
-from tpsgd.engine.sources.batches import BatchForm
 from tpsgd.maths.random import Key
 
 pytestmark = pytest.mark.usefixtures("unwatched")
@@ -41,15 +39,20 @@ def pictures(n=6, channels=3, height=8, width=10):
     return torch.randn(n, channels, height, width, generator=torch.Generator().manual_seed(0))
 
 
-def draws(seed=0):
-    return Draws(Key(seed))
+def changed(change, x, key=Key(), batch=0, start=0):  # noqa: B008
+    """Images changed with the random numbers that they get in an epoch of `fit`."""
+    return change(x, random_numbers(key, change.numbers, batch, start, len(x)))
+
+
+def random_numbers(key, count, batch, start, size):
+    return RandomNumbers(key, count, 1, torch.device("cpu"))(batch, start, size)
 
 
 # ---- each function -------------------------------------------------------------------------------
 
 
 def test_numbers_are_uniform_and_different():
-    u = draws()(torch.empty(20_000, 1), 2)
+    u = random_numbers(Key(), 2, 0, 0, 20_000)
     assert float(u.min()) >= 0 and float(u.max()) < 1
     shares = torch.histc(u[0], 10, 0, 1) / 20_000
     assert torch.allclose(shares, torch.full((10,), 0.1), atol=0.01)
@@ -60,7 +63,7 @@ def test_flip():
     x = pictures()
     assert torch.equal(flip(1.0)(x), x.flip(-1)) and torch.equal(flip(0.0)(x), x)
     x = pictures(400, 1, 2, 2)
-    made = flip(0.25)(x, draws())
+    made = changed(flip(0.25), x)
     flipped = (made == x.flip(-1)).flatten(1).all(1)
     assert 0.2 < float(flipped.float().mean()) < 0.3
     assert torch.equal(made[~flipped], x[~flipped])
@@ -70,7 +73,7 @@ def test_flip():
 def test_crop_is_a_window_of_the_padded_picture(reflect):
     """numpy pads; the window that fits is looked for, and every shift is met."""
     x, padding = pictures(200, 2, 5, 6), 2
-    made = crop(padding, reflect)(x, draws())
+    made = changed(crop(padding, reflect), x)
     mode = "reflect" if reflect else "constant"
     padded = np.pad(x.numpy(), ((0, 0), (0, 0), (padding, padding), (padding, padding)), mode)
     met = set()
@@ -88,7 +91,7 @@ def test_crop_is_a_window_of_the_padded_picture(reflect):
 
 def test_cutout_is_a_square_inside():
     x = pictures(300, 2, 7, 9).abs() + 1
-    made, met = cutout(3)(x, draws()), set()
+    made, met = changed(cutout(3), x), set()
     for before, after in zip(x, made, strict=True):
         rows, columns = (after[0] == 0).nonzero(as_tuple=True)
         top, left = int(rows.min()), int(columns.min())
@@ -101,14 +104,14 @@ def test_cutout_is_a_square_inside():
 
 def test_a_resized_crop_of_everything_is_the_picture():
     x = pictures()
-    torch.testing.assert_close(resized_crop((1.0, 1.0))(x, draws()), x, rtol=0, atol=1e-5)
+    torch.testing.assert_close(changed(resized_crop((1.0, 1.0)), x), x, rtol=0, atol=1e-5)
 
 
 def test_a_resized_crop_of_a_ramp_is_a_part_of_it():
     """A picture whose value is its place: a crop of a quarter has half of the slope, each way."""
     down, across = torch.linspace(0, 1, 40)[:, None], torch.linspace(0, 1, 60)[None]
     x = torch.stack([down.expand(40, 60), across.expand(40, 60)]).expand(50, 2, 40, 60)
-    made = resized_crop((0.25, 0.25))(x, draws())[:, :, 1:-1, 1:-1]
+    made = changed(resized_crop((0.25, 0.25)), x)[:, :, 1:-1, 1:-1]
     slopes = made[:, 0].diff(dim=1), made[:, 1].diff(dim=2)
     for slope, whole in zip(slopes, (1 / 39, 1 / 59), strict=True):
         torch.testing.assert_close(slope, torch.full_like(slope, whole / 2), rtol=1e-3, atol=1e-6)
@@ -120,14 +123,14 @@ def test_the_ratio_of_a_resized_crop():
     """Twice as wide as high, an eighth of the area: a quarter of the height, half of the width."""
     down, across = torch.linspace(0, 1, 40)[:, None], torch.linspace(0, 1, 40)[None]
     x = torch.stack([down.expand(40, 40), across.expand(40, 40)]).expand(5, 2, 40, 40)
-    made = resized_crop((0.125, 0.125), ratio=(2.0, 2.0))(x, draws())[:, :, 2:-2, 2:-2]
+    made = changed(resized_crop((0.125, 0.125), ratio=(2.0, 2.0)), x)[:, :, 2:-2, 2:-2]
     assert float(made[:, 0].diff(dim=1).mean()) == pytest.approx(1 / 39 / 4, rel=1e-2)
     assert float(made[:, 1].diff(dim=2).mean()) == pytest.approx(1 / 39 / 2, rel=1e-2)
 
 
 def test_jitter_is_affine_about_the_mean():
     x = 5 + 3 * pictures(200)
-    made = jitter(0.3, 0.1)(x, draws())
+    made = changed(jitter(0.3, 0.1), x)
     mean, std = x.mean((1, 2, 3)), x.std((1, 2, 3), correction=0)
     gain = made.std((1, 2, 3), correction=0) / std
     moved = (made.mean((1, 2, 3)) - mean) / std
@@ -144,20 +147,20 @@ def test_jitter_is_affine_about_the_mean():
 def test_type_layout_and_input_stay(name, layout, dtype):
     plain = pictures().to(dtype)
     x = plain.to(memory_format=layout)
-    made = EVERY[name](x, draws())
+    made = changed(EVERY[name], x)
     assert made.dtype is dtype and made.stride() == x.stride() and torch.equal(x, plain)
-    assert torch.allclose(made.float(), EVERY[name](plain, draws()).float(), rtol=2e-2, atol=1e-2)
+    assert torch.allclose(made.float(), changed(EVERY[name], plain).float(), rtol=2e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize("name", EVERY)
 def test_the_same_key_gives_the_same_pictures_in_pieces_too(name):
     x, change = pictures(), EVERY[name]
-    whole = change(x, draws(1))
-    assert torch.equal(whole, change(x, draws(1)))
-    parts = [change(x[:2], Draws(Key(1))), change(x[2:], Draws(Key(1), start=2))]
+    whole = changed(change, x, Key(1))
+    assert torch.equal(whole, changed(change, x, Key(1)))
+    parts = [changed(change, x[:2], Key(1)), changed(change, x[2:], Key(1), start=2)]
     torch.testing.assert_close(whole, torch.cat(parts))
-    others = (draws(2), Draws(Key(1), batch=1), Draws(Key(1, 1)), Draws(Key(1, 0, 1)))
-    assert not any(torch.equal(whole, change(x, other)) for other in others)
+    others = ((Key(2), 0), (Key(1), 1), (Key(1, 1), 0), (Key(1, 0, 1), 0))
+    assert not any(torch.equal(whole, changed(change, x, *other)) for other in others)
 
 
 def test_without_a_key_torchs_generator_decides():
@@ -170,8 +173,9 @@ def test_without_a_key_torchs_generator_decides():
 
 
 def test_a_chain_is_its_parts_one_after_another():
-    x, both = pictures(), draws(4)
-    assert torch.equal(chain(flip(), crop(2))(x, draws(4)), crop(2)(flip()(x, both), both))
+    x, u = pictures(), torch.rand(3, 6)
+    assert torch.equal(chain(flip(), crop(2))(x, u), crop(2)(flip()(x, u[:1]), u[1:]))
+    assert torch.equal(chain(flip(), lambda x: -x, crop(2))(x, u), -chain(flip(), crop(2))(x, u))
     assert torch.equal(chain(flip(1.0), lambda x: -x)(x), -x.flip(-1))
 
 
@@ -295,26 +299,23 @@ def test_restarts_are_augmented_one_by_one():
         tpsgd.fit_many(flat, images(), restarts=2, augment=flip(), stacked=True, **SHORT)
 
 
-def test_numbers_drawn_ahead_are_those_drawn_one_by_one():
+def test_numbers_computed_for_several_batches_are_those_of_single_ones():
     """Two batches and a part of a third, cut into micro-batches or not; more than are kept."""
-    form = BatchForm(torch.device("cpu"), torch.float32, 40, (0,))
-    for together in (1, 300, 1 << 16):
-        ahead = NumbersAhead(Key(5, 1, -3), 3, form)
+    key = Key(5, 1, -3)
+    for at_a_time in (1, 300, 1 << 16):
+        several = RandomNumbers(key, 3, 40, torch.device("cpu"))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("tpsgd.engine.sources.augment.AT_A_TIME", together)
+            patch.setattr("tpsgd.engine.sources.augment.AT_A_TIME", at_a_time)
             for batch, start, size in ((0, 0, 40), (1, 0, 16), (1, 16, 24), (2, 0, 9), (3, 0, 50)):
-                draws, x = Draws(Key(5, 1, -3), batch, start), torch.empty(size, 1)
-                wanted = torch.cat([draws(x, 2), draws(x, 1)])
-                assert torch.equal(ahead(batch, start, size), wanted)
+                wanted = random_numbers(key, 3, batch, start, size)
+                assert torch.equal(several(batch, start, size), wanted)
+                assert torch.equal(wanted[:2], random_numbers(key, 2, batch, start, size))
 
 
-def test_an_augmentation_says_how_many_numbers_it_draws():
-    x = pictures()
-    for change in EVERY.values():
-        asked = draws()
-        change(x, asked)
-        assert asked.next == change.numbers
-    assert chain(flip(), lambda x: x).numbers is None
+def test_a_chain_knows_its_numbers_and_whether_it_has_a_function_of_the_users():
+    library, own = chain(flip(), crop(1)), chain(flip(), lambda x: x, chain(crop(1)))
+    assert library.numbers == own.numbers == 3
+    assert library.library_only and not own.library_only and not chain(own, flip()).library_only
 
 
 # ---- what is refused -----------------------------------------------------------------------------

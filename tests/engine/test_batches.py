@@ -20,7 +20,8 @@ from torch.utils.data import (
 
 import tpsgd
 from tpsgd import Memory, TpsgdError, bce, cross_entropy, mse, rules
-from tpsgd.engine.sources.batches import ArraySource, BatchForm, labels
+from tpsgd.engine.sources.batches import ArraySource, BatchForm
+from tpsgd.engine.sources.inputs import labels
 
 pytestmark = pytest.mark.usefixtures("unwatched")
 

@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import tpsgd
 from tpsgd import Memory, Recurrent, TpsgdError
-from tpsgd.engine.sources.reuse import DiskRows, InputReuse
+from tpsgd.engine.sources.disk_rows import DiskRows
+from tpsgd.engine.sources.reuse import InputReuse
 from tpsgd.maths.kernels.memory_format import channels_last
 from tpsgd.memory.meter import LiveBytes
 
@@ -35,7 +36,7 @@ def test_rows_come_back_bit_for_bit(dtype, shape, tmp_path):
     for start in (0, 8, 16):
         stored.write(start, rows[start : start + 8])
     index = torch.tensor([19, 0, 7, 7, 8, 3])
-    found = stored.rows(index)
+    found = stored[index]
     assert found.dtype == dtype and torch.equal(found, rows[index])
     assert stored.shape == rows.shape and len(stored) == 20
     assert stored.nbytes == rows.nbytes and stored.dtype == dtype
@@ -45,7 +46,7 @@ def test_numbers_that_are_none_come_back_too(tmp_path):
     rows = torch.tensor([[float("nan"), float("inf"), -0.0], [-float("inf"), 1e-45, 0.0]])
     stored = DiskRows(rows, 2, tmp_path)
     stored.write(0, rows)
-    assert torch.equal(stored.rows(torch.arange(2)).view(torch.int32), rows.view(torch.int32))
+    assert torch.equal(stored[torch.arange(2)].view(torch.int32), rows.view(torch.int32))
 
 
 @pytest.mark.parametrize("shape", [(4, 3, 5), (1, 3, 5), (4, 1, 1), (4, 1, 3)])
@@ -60,7 +61,7 @@ def test_feature_maps_keep_their_layout(shape, written, tmp_path):
         part = part.contiguous(memory_format=layout)
         stored.write(start, part)
     index = torch.tensor([8, 1, 1, 5])
-    found = stored.rows(index)
+    found = stored[index]
     assert torch.equal(found, rows[index])
     assert channels_last(found) == (min(shape[0], shape[1] * shape[2]) > 1)
 
@@ -70,7 +71,7 @@ def test_rows_that_are_views_are_written_as_they_read(tmp_path):
     rows = wide[:, ::2]
     stored = DiskRows(rows.contiguous(), 10, tmp_path)
     stored.write(0, rows)
-    assert torch.equal(stored.rows(torch.arange(10)), rows)
+    assert torch.equal(stored[torch.arange(10)], rows)
 
 
 def test_rows_may_be_written_in_any_order_and_again(tmp_path):
@@ -79,16 +80,16 @@ def test_rows_may_be_written_in_any_order_and_again(tmp_path):
     stored.write(3, rows[3:])
     stored.write(0, torch.zeros(3, 3))
     stored.write(0, rows[:3])
-    assert torch.equal(stored.rows(torch.arange(6)), rows)
+    assert torch.equal(stored[torch.arange(6)], rows)
 
 
 def test_the_last_rows_may_be_missing(tmp_path):
     rows = torch.randn(4, 3)
     stored = DiskRows(rows, 6, tmp_path)
     stored.write(0, rows)
-    stored = stored.first(4)
+    stored.samples = 4
     assert len(stored) == 4 and stored.shape == (4, 3) and stored.nbytes == rows.nbytes
-    assert torch.equal(stored.rows(torch.arange(4)), rows)
+    assert torch.equal(stored[torch.arange(4)], rows)
 
 
 def test_reading_takes_the_memory_of_what_is_read(tmp_path):
@@ -97,7 +98,7 @@ def test_reading_takes_the_memory_of_what_is_read(tmp_path):
     stored.write(0, rows)
     index, live = torch.arange(0, 4000, 100), LiveBytes()
     with live:
-        found = stored.rows(index)
+        found = stored[index]
     assert live.peak <= found.nbytes
 
 
@@ -226,7 +227,7 @@ def test_a_short_write_is_continued(at_once, tmp_path):
     stored.file = Disk(stored.file, at_once=at_once)
     stored.write(0, rows)
     assert stored.file.writes == -(-rows.nbytes // at_once)
-    assert torch.equal(stored.rows(torch.arange(10)), rows)
+    assert torch.equal(stored[torch.arange(10)], rows)
 
 
 @pytest.mark.parametrize("room", [0, 100])

@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import tpsgd
 from tpsgd import Run, bce, cross_entropy, mse
 from tpsgd.engine.record import BlockInfo, Epoch
-from tpsgd.engine.sources.batches import ArraySource, BatchForm, LoaderSource
+from tpsgd.engine.sources.batches import ArraySource, BatchForm
+from tpsgd.engine.sources.loaders import LoaderSource
 from tpsgd.features.likely_mistakes import hint_for
 
 X, Y = points(n=120)

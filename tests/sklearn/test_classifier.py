@@ -14,7 +14,6 @@ import joblib
 import numpy as np
 import pytest
 import torch
-from estimators.checks import scikit_learns_checks
 from scipy.sparse import csr_matrix
 from sklearn.base import clone
 from sklearn.datasets import load_digits, load_iris
@@ -24,6 +23,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import tpsgd
+from tests.sklearn.checks import scikit_learns_checks
 from tpsgd import TPSGDClassifier, TpsgdError, rules
 from tpsgd.features import progress_bar
 

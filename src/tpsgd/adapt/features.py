@@ -14,8 +14,8 @@ from tpsgd.adapt.backbone import Backbone
 from tpsgd.common.errors import TpsgdError
 from tpsgd.data import split
 from tpsgd.engine.device import available
-from tpsgd.engine.sources.batches import count_samples, is_stream
 from tpsgd.engine.sources.inputs import check_finite, inputs, pair, tensor
+from tpsgd.engine.sources.loaders import count_samples, is_stream
 from tpsgd.maths.random import Key, shuffled
 from tpsgd.nets.precision import without_autocast
 

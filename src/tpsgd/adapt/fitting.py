@@ -21,8 +21,8 @@ from tpsgd.engine.learners.optimizers import adam
 from tpsgd.engine.record import Run
 from tpsgd.engine.settings import Memory, Settings
 from tpsgd.engine.solvers import SOLVERS, ridge
-from tpsgd.engine.sources.batches import first_samples, is_stream
 from tpsgd.engine.sources.inputs import labels, tensor
+from tpsgd.engine.sources.loaders import first_samples, is_stream
 from tpsgd.nets.blocks import split
 from tpsgd.rules import Rule, frozen
 from tpsgd.saved.checkpoint import Checkpoint

@@ -31,14 +31,9 @@ from tpsgd.engine.record import BlockInfo
 from tpsgd.engine.settings import Settings
 from tpsgd.engine.solvers import SOLVERS, Recursive, Ridge
 from tpsgd.engine.sources.augment import Augmented
-from tpsgd.engine.sources.batches import (
-    BatchForm,
-    LoaderSource,
-    as_source,
-    check_values,
-    first_samples,
-    is_stream,
-)
+from tpsgd.engine.sources.batches import BatchForm
+from tpsgd.engine.sources.inputs import check_values
+from tpsgd.engine.sources.loaders import LoaderSource, as_source, first_samples, is_stream
 from tpsgd.engine.sources.reuse import InputReuse
 from tpsgd.engine.spec import Method, RunRequest, RunSpec, specify
 from tpsgd.losses import Loss, bce, cross_entropy

@@ -8,14 +8,9 @@ from torch import Tensor, nn
 
 from tpsgd.common.errors import TpsgdError
 from tpsgd.engine.settings import ProgressFunction
-from tpsgd.engine.sources.batches import (
-    BatchForm,
-    as_source,
-    check_values,
-    has_lookup,
-    suits_channels_last,
-)
-from tpsgd.engine.sources.inputs import inputs, labels
+from tpsgd.engine.sources.batches import BatchForm, has_lookup, suits_channels_last
+from tpsgd.engine.sources.inputs import check_values, inputs, labels
+from tpsgd.engine.sources.loaders import as_source
 from tpsgd.losses import bce
 from tpsgd.maths.kernels.epoch_figures import hits
 from tpsgd.nets.blocks import misfit

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from tpsgd.engine.record import Run
 from tpsgd.engine.settings import Settings
-from tpsgd.engine.sources.batches import count_samples
+from tpsgd.engine.sources.loaders import count_samples
 from tpsgd.train import Source
 
 STEPS = 2000  # that a block takes, at least FEWEST_EPOCHS

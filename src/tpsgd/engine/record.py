@@ -95,15 +95,14 @@ class Run:
         """`memory`, and what backprop would take, counted when it is first asked for."""
         count, self.backprop = self.backprop, None
         if count is not None:
-            self.memory = "; ".join(filter(None, (self.memory, count())))
+            self.memory = _joined(self.memory, count())
         return self.memory
 
     @property
     def loss(self) -> float | None:
         """The last block's last training loss."""
         last = max((e.block for e in self.history), default=0)
-        losses = [e.loss for e in self.history if e.block == last]
-        return losses[-1] if losses else None
+        return next((e.loss for e in reversed(self.history) if e.block == last), None)
 
     @property
     def total_bytes(self) -> int:
@@ -118,8 +117,8 @@ class Run:
 
     def without_model(self) -> "Run":
         """The record alone, which keeps no model in memory; backprop's bytes are not counted."""
-        parts = self.memory, COUNTED if self.backprop else ""
-        return replace(self, model=None, backprop=None, memory="; ".join(filter(None, parts)))
+        memory = _joined(self.memory, COUNTED if self.backprop else "")
+        return replace(self, model=None, backprop=None, memory=memory)
 
     def __getstate__(self) -> dict[str, Any]:
         """What a pickle has: no function that counts."""
@@ -128,17 +127,14 @@ class Run:
     @classmethod
     def of(cls, values: Mapping[str, Any], model: Any = None) -> "Run":
         """The record that `as_dict` made these plain values of."""
-        lists = {
-            "blocks": [BlockInfo(**block) for block in values["blocks"]],
-            "history": [Epoch(**epoch) for epoch in values["history"]],
-        }
         fields = {name: value for name, value in values.items() if name != "total_bytes"}
         fields["memory"] = fields.pop("memory_choice", "")
-        run = cls(**{**fields, **lists}, model=model)
-        if isinstance(alphas := run.settings.get("alphas"), dict):  # JSON's keys are text
+        fields["blocks"] = [BlockInfo(**block) for block in values["blocks"]]
+        fields["history"] = [Epoch(**epoch) for epoch in values["history"]]
+        if isinstance(alphas := values["settings"].get("alphas"), dict):  # JSON's keys are text
             numbers = {int(k) if str(k).isdecimal() else k: v for k, v in alphas.items()}
-            run.settings = run.settings | {"alphas": numbers}
-        return run
+            fields["settings"] = values["settings"] | {"alphas": numbers}
+        return cls(**fields, model=model)
 
     def save(
         self,
@@ -180,36 +176,41 @@ class Run:
         content = {"classes": classes, "inputs": dict(inputs or {}), "run": self.as_dict()}
         return trained.write(folder, self.model, content, factory, overwrite)
 
-    def _memory(self) -> str:
-        """The memory of training in words, with what it consists of."""
-        words = f"memory {size(self.total_bytes)}" if self.peak_bytes else "memory not measured"
-        pieces = []
-        if self.kept_bytes:
-            pieces += [f"peak {size(self.peak_bytes)} + kept inputs {size(self.kept_bytes)}"]
-        if self.resident_bytes:
-            pieces += [f"process {size(self.resident_bytes)}"]
-        return f"{words} ({'; '.join(pieces)})" if pieces else words
-
     def __str__(self) -> str:
         title = f"{safe(self.rule)}: {self.seconds:.2f} s"
         if self.setup_seconds > 1:
             title += f" after {self.setup_seconds:.1f} s of preparing"
-        title += f", {self.sample_passes:,} sample passes"
-        title += f", {self._memory()}"
-        rows: list[Sequence[str]] = [
-            ("block", "layer", "rule", "parameters", "learning", "epochs", "loss", "accuracy")
-        ]
-        for number, block in enumerate(self.blocks, 1):
-            epochs = [e for e in self.history if e.block in (0, number)]
-            loss = f"{epochs[-1].loss:.4g}" if epochs else "-"
-            accuracy = epochs[-1].accuracy if epochs else None
-            shown = "-" if accuracy is None else f"{accuracy:.1%}"
-            info = block.name, block.rule, f"{block.parameters:,}", block.learning
-            rows.append((str(number), *info, str(len(epochs)), loss, shown))
+        title += f", {self.sample_passes:,} sample passes, {_memory_in_words(self)}"
+        hint = f"hint: {printable(self.hint)}" if self.hint else ""
         notes = printable(self.length), printable(self.memory_choice)
-        lines = [title, *notes, columns(rows)]
-        lines += [f"hint: {printable(self.hint)}"] if self.hint else []
-        return "\n".join(filter(None, lines))
+        return "\n".join(filter(None, (title, *notes, columns(_table(self)), hint)))
+
+
+def _memory_in_words(run: Run) -> str:
+    words = f"memory {size(run.total_bytes)}" if run.peak_bytes else "memory not measured"
+    kept = f"peak {size(run.peak_bytes)} + kept inputs {size(run.kept_bytes)}"
+    process = f"process {size(run.resident_bytes)}" if run.resident_bytes else ""
+    details = _joined(kept if run.kept_bytes else "", process)
+    return f"{words} ({details})" if details else words
+
+
+def _table(run: Run) -> list[Sequence[str]]:
+    """A row for each block of a run."""
+    rows: list[Sequence[str]] = [
+        ("block", "layer", "rule", "parameters", "learning", "epochs", "loss", "accuracy")
+    ]
+    for number, block in enumerate(run.blocks, 1):
+        epochs = [e for e in run.history if e.block in (0, number)]
+        loss = f"{epochs[-1].loss:.4g}" if epochs else "-"
+        accuracy = epochs[-1].accuracy if epochs else None
+        shown = "-" if accuracy is None else f"{accuracy:.1%}"
+        info = block.name, block.rule, f"{block.parameters:,}", block.learning
+        rows.append((str(number), *info, str(len(epochs)), loss, shown))
+    return rows
+
+
+def _joined(*notes: str) -> str:
+    return "; ".join(filter(None, notes))
 
 
 class Recorder(Observer):
@@ -227,7 +228,6 @@ class Recorder(Observer):
         self.patience: dict[Learner, Patience] = {}
 
     def started(self, learner: Learner) -> None:
-        """Early stopping begins anew for a block."""
         self.patience.pop(learner, None)
 
     def computed(self, samples: int, blocks: int) -> None:
@@ -280,15 +280,11 @@ class Recorder(Observer):
         """What happened, the likely reason, and which weights the model has now."""
         on_validation = math.isfinite(record.loss)
         loss = record.val_loss if on_validation else record.loss
-        solved = isinstance(learner.settings.optimizer, SOLVERS)
-        reason, weights = SCALE_INPUTS if solved else LOWER_RATE, self.restore(end)
-        if not solved and (size := _largest_input(end)) > LARGE_INPUT:
-            reason = f"its inputs reach {size:.2g}: scale them to about 1"
-        return TpsgdError(
-            f"the {'validation ' * on_validation}loss of block {learner.block.index + 1} "
-            f"({learner.block}) became {loss} in epoch {record.epoch}: {reason}"
-            f"{weights and f'; {weights}'}"
-        )
+        weights, advice = self.restore(end), ""
+        if (size := _largest_input(end)) > LARGE_INPUT:
+            advice = f"its inputs reach {size:.2g}: scale them to about 1"
+        problem = broken_loss(learner, f"{loss} in epoch {record.epoch}", advice)
+        return TpsgdError(_joined(f"the {'validation ' * on_validation}{problem}", weights))
 
     def _out_of_patience(self, end: EpochEnd, values: dict[Any, Values]) -> set[Learner]:
         """Blocks whose loss has not improved for long enough."""
@@ -303,6 +299,14 @@ class Recorder(Observer):
             if patience.spent(losses[last if follows_output else learner]):
                 stopping.add(learner)
         return stopping
+
+
+def broken_loss(learner: Any, loss: Any, advice: str = "") -> str:
+    """A loss that is not a number, and what to do about it."""
+    if isinstance(learner.settings.optimizer, SOLVERS):
+        advice = SCALE_INPUTS
+    block = f"block {learner.block.index + 1} ({learner.block})"
+    return f"loss of {block} became {loss}: {advice or LOWER_RATE}"
 
 
 @torch.no_grad()
@@ -348,7 +352,6 @@ class Progress(Observer):
         self.batches += 1
 
     def epoch(self, end: EpochEnd) -> set[Learner]:
-        """Say how far the run is at the end of every epoch."""
         self.batches = 0
         self.progress(self.done, self.total)
         return set()

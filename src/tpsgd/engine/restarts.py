@@ -22,7 +22,7 @@ from tpsgd.engine.learners.optimizers import TwoRates
 from tpsgd.engine.record import Run
 from tpsgd.engine.settings import Settings, listed
 from tpsgd.engine.solvers import SOLVERS
-from tpsgd.engine.sources.batches import is_stream
+from tpsgd.engine.sources.loaders import is_stream
 from tpsgd.maths.kernels.fused_optimizers import ELEMENTWISE
 from tpsgd.maths.random import Key
 from tpsgd.nets.blocks import Block, split

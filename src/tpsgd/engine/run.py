@@ -22,7 +22,7 @@ from tpsgd.engine.extension import Extension
 from tpsgd.engine.learners.backprop import Backprop
 from tpsgd.engine.record import Recorder, Run
 from tpsgd.engine.settings import Settings
-from tpsgd.engine.sources.batches import workers_watched
+from tpsgd.engine.sources.loaders import workers_watched
 from tpsgd.engine.spec import Method, RunRequest, RunSpec, request
 from tpsgd.nets.blocks import overwriting
 from tpsgd.nets.modes import modes_restored

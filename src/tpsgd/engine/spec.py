@@ -21,7 +21,8 @@ from tpsgd.engine.lengths import with_lengths
 from tpsgd.engine.settings import Order, Settings
 from tpsgd.engine.solvers import SOLVERS, Ridge
 from tpsgd.engine.solvers.solvable import unsolvable
-from tpsgd.engine.sources.batches import BatchForm, first_samples, has_lookup, suits_channels_last
+from tpsgd.engine.sources.batches import BatchForm, has_lookup, suits_channels_last
+from tpsgd.engine.sources.loaders import first_samples
 from tpsgd.losses import Loss, cross_entropy, mse
 from tpsgd.nets.blocks import (
     Block,

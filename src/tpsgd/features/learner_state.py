@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from tpsgd.common.errors import TpsgdError
-from tpsgd.engine.sources.batches import LoaderSource, stored_samples
+from tpsgd.engine.sources.batches import stored_samples
+from tpsgd.engine.sources.loaders import LoaderSource
 from tpsgd.saved.checkpoint import pack, unpack
 from tpsgd.saved.expected import (
     OF_DEVICE,

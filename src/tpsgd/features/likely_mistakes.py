@@ -13,7 +13,8 @@ from tpsgd.engine.assemble import place_of
 from tpsgd.engine.evaluate import last_module
 from tpsgd.engine.record import LARGE_INPUT, Run
 from tpsgd.engine.solvers import SOLVERS
-from tpsgd.engine.sources.batches import ArraySource, LoaderSource, stored_samples
+from tpsgd.engine.sources.batches import ArraySource, stored_samples
+from tpsgd.engine.sources.loaders import LoaderSource
 from tpsgd.engine.spec import RunSpec
 from tpsgd.losses import Loss, bce, cross_entropy, mse
 from tpsgd.nets.padded import Padded

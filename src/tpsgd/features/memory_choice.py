@@ -12,7 +12,8 @@ from tpsgd.common.units import size
 from tpsgd.engine.learners.backprop import Backprop
 from tpsgd.engine.record import COUNTED, Run
 from tpsgd.engine.settings import Memory, Settings
-from tpsgd.engine.sources.batches import LoaderSource, stored_samples
+from tpsgd.engine.sources.batches import stored_samples
+from tpsgd.engine.sources.loaders import LoaderSource
 from tpsgd.engine.sources.reuse import InputReuse
 from tpsgd.engine.spec import RunSpec
 from tpsgd.memory.meter import Meter, tensor_bytes

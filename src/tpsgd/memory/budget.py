@@ -18,7 +18,7 @@ from tpsgd.common.errors import TpsgdError
 from tpsgd.common.units import as_bytes, size
 from tpsgd.engine.settings import LOW, Memory, Settings, listed
 from tpsgd.engine.solvers import SOLVERS
-from tpsgd.engine.sources.batches import RAGGED_UNCUT, count_samples, first_samples, is_stream
+from tpsgd.engine.sources.loaders import RAGGED_UNCUT, count_samples, first_samples, is_stream
 from tpsgd.maths.random import SORTED
 from tpsgd.memory.rehearse import Inputs, MemoryProfile, rehearse, two_lengths
 from tpsgd.nets.padded import Padded

@@ -14,16 +14,7 @@ from tpsgd.losses import Loss
 
 
 class Classes:
-    """Labels as they come, which are names or indices.
-
-    Examples:
-        >>> classes = Classes(["cat", "dog"], 2)
-        >>> classes.new(["dog", "cow", "cow"])
-        ['cow']
-        >>> classes.add("cow")
-        >>> classes.indices(["dog", "cow", "cow"])
-        tensor([1, 2, 2])
-    """
+    """The classes of a stream by their names, or by their indices if they have none."""
 
     def __init__(self, names: Sequence[Hashable] | None, outputs: int) -> None:
         self.named, self.names = names is not None, list(range(outputs) if names is None else names)
@@ -38,34 +29,35 @@ class Classes:
 
     @property
     def described(self) -> list[Any] | int:
-        """The names, or how many classes without names there are."""
+        """The names, or the number of classes if they have none."""
         return list(self.names) if self.named else len(self)
 
     def add(self, name: Hashable = None) -> None:
-        """One more class."""
         self.names.append(self.check_new(name))
 
     def check_new(self, name: Any) -> Any:
-        """The name, if a class may be added by it."""
+        """The name of a new class, if it can be one; the next index if classes have no names."""
         _check_name(name)
-        if self.named and name is None:
+        if not self.named:
+            if name not in (None, len(self)):
+                raise TpsgdError(
+                    f"label {name!r} is not a new class: the classes have no names "
+                    f"(classes=[...]), so the next one is {len(self)}"
+                )
+            return len(self)
+        if name is None:
             raise TpsgdError("the classes have names: add_class needs one for the new class")
-        if self.named and self.names and _kind(name) not in set(map(_kind, self.names)):
+        if name in self.names:
+            raise TpsgdError(f"there is a class {name!r} already")
+        if self.names and isinstance(name, str) not in {isinstance(n, str) for n in self.names}:
             raise TpsgdError(
-                f"label {name!r} is {_kind(name)}, but the classes have names such as "
+                f"label {name!r} is a {type(name).__name__}, but the classes have names such as "
                 f"{self.names[0]!r}: pass labels by their names"
             )
-        if self.named and name in self.names:
-            raise TpsgdError(f"there is a class {name!r} already")
-        if not self.named and name not in (None, len(self)):
-            raise TpsgdError(
-                f"label {name!r} is no new class: the classes have no names (classes=[...]), so "
-                f"the next one is {len(self)}"
-            )
-        return len(self) if name is None else name
+        return name
 
     def new(self, y: Any) -> list[Any]:
-        """The labels among y that are no class yet, in the order in which they come."""
+        """The labels in y that are not a class yet, in the order in which they come."""
         if is_rows(y):
             return []
         if self.named:
@@ -75,19 +67,15 @@ class Classes:
         new = sorted({int(label) for label in index.unique() if label >= len(self)})
         for expected, label in enumerate(new, len(self)):
             if label != expected:
-                classes = f"classes 0 to {len(self) - 1}" if len(self) > 1 else "one class, 0"
                 raise TpsgdError(
-                    f"label {label} skips class {expected}: the stream has {classes}, and new ones "
-                    f"count on from {len(self)} without a gap; to use labels of any kind, name the "
-                    "classes, Stream(model, classes=[...])"
+                    f"label {label} skips class {expected}: the stream has classes 0 to "
+                    f"{len(self) - 1}, and new ones count on from {len(self)} without a gap; to "
+                    "use labels of any kind, name the classes, Stream(model, classes=[...])"
                 )
         return new
 
     def indices(self, y: Any, loss: Loss | None = None, new: Sequence[Any] = ()) -> Tensor:
-        """The index of each label, once classes are added for the new ones.
-
-        Rows of numbers are returned as they are, checked for the loss.
-        """
+        """The index of each label, with the new classes after the old ones; float rows, checked."""
         if is_rows(y) or not self.named:
             return labels(tensor(y, "y"), loss, len(self) + len(new), complete=False)
         position = {name: i for i, name in enumerate([*self.names, *new])}
@@ -110,13 +98,6 @@ def plain(y: Any) -> list[Any]:
 
 
 def _check_name(value: Any) -> None:
-    """Refuse what cannot name a class; NaN, a missing label in a table, equals nothing."""
+    """Refuse what cannot name a class: lists, and NaN (a missing label), which equals nothing."""
     if not isinstance(value, Hashable) or (isinstance(value, float) and math.isnan(value)):
         raise TpsgdError(f"a label is the name of a class, got {shortened(repr(value))}")
-
-
-def _kind(name: Any) -> str:
-    """What a name is, in words: a number is no name beside texts."""
-    if isinstance(name, str):
-        return "a text"
-    return "a number" if isinstance(name, (int, float)) else f"a {type(name).__name__}"

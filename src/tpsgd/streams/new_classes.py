@@ -1,4 +1,4 @@
-"""A new class: one more row of the last layer, of the class codes and of what belongs to them.
+"""A new class: one more row of the last layer, of the class codes and of the optimizer's state.
 
 Row c of P is a pure function of the seed, the block and the class (`projections`), so that a larger
 P has the old rows in it. Rows that were learned, or scaled, are copied. The new row of the last
@@ -12,16 +12,15 @@ from torch import Tensor, nn
 
 from tpsgd.common.errors import TpsgdError
 from tpsgd.nets.blocks import Block, split
-from tpsgd.nets.layers import LAYERS, layer_kind
+from tpsgd.nets.layers import layer_kind
 
 
 def last_block(model: nn.Module) -> Block:
-    """The block with the outputs."""
     return split(model)[-1]
 
 
 def outputs_of(model: nn.Module) -> int:
-    """How many classes a model tells apart: the outputs of its last layer."""
+    """The number of outputs of a model's last layer; 0 if it has no weights."""
     weight = getattr(last_block(model).layer, "weight", None)
     return 0 if weight is None else len(weight)
 
@@ -30,15 +29,15 @@ def check_new_output(model: nn.Module) -> Any:
     """The layer with the outputs, if it can get another one."""
     block = last_block(model)
     layer: Any = block.layer
-    kind, reason = LAYERS.get(type(layer)), ""
-    if kind is None or layer_kind(layer) is None or not kind.dense(layer):
-        reason = "only an nn.Linear or a convolution without groups can have a new output"
+    kind, problem = layer_kind(layer), ""
+    if kind is None or not kind.dense(layer):
+        problem = "only an nn.Linear or a convolution without groups can have a new output"
     else:
         for module in block.modules[block.modules.index(layer) + 1 :]:
             if [*module.parameters(), *module.buffers()]:
-                reason = f"{type(module).__name__} after its layer has a number for each output"
-    if reason:
-        raise TpsgdError(f"the last block ({block}) cannot get a new class: {reason}")
+                problem = f"{type(module).__name__} after its layer has a number for each output"
+    if problem:
+        raise TpsgdError(f"the last block ({block}) cannot get a new class: {problem}")
     return layer
 
 
@@ -59,12 +58,6 @@ def overlay(new: Tensor, old: Tensor) -> Tensor:
 
     Codes whose form changes with the number of classes (`objectives.FEW`) are drawn anew: they are
     the same codes.
-
-    Examples:
-        >>> overlay(torch.zeros(3, 2), torch.ones(2, 2))
-        tensor([[1., 1.],
-                [1., 1.],
-                [0., 0.]])
     """
     if new.dim() == old.dim() and all(map(int.__ge__, new.shape, old.shape)):
         new[tuple(map(slice, old.shape))].copy_(old)

@@ -1,6 +1,6 @@
-"""A net whose learners live on: optimizers, class codes and sums go from batch to batch.
+"""A net whose learners stay: optimizers, class codes and sums go on from batch to batch.
 
-`fit` makes learners, trains them and lets go of them. Here they are made of the first batch, by the
+`fit` makes learners, trains them and drops them. Here they are made for the first batch, by the
 same functions, and stay; a batch is one `train.step`. Where they must be made again, for a new
 class or in another process, `state` has all that they have learned besides the weights.
 """
@@ -18,12 +18,14 @@ from tpsgd.engine.assemble import batches_for, check_optimizers, make_learners
 from tpsgd.engine.device import limit_threads
 from tpsgd.engine.fast.wrapper import quicken
 from tpsgd.engine.learners.learner import calibrate, step_on_error, with_pending_updates
-from tpsgd.engine.record import LOWER_RATE, SCALE_INPUTS
+from tpsgd.engine.record import broken_loss
 from tpsgd.engine.run import training_context
 from tpsgd.engine.settings import Settings
-from tpsgd.engine.solvers import SOLVERS, Recursive, Ridge
+from tpsgd.engine.solvers import Recursive, Ridge
 from tpsgd.engine.solvers.least_squares import MomentSums
-from tpsgd.engine.sources.batches import ArraySource, SampleBatch, as_source, check_values
+from tpsgd.engine.sources.batches import ArraySource, SampleBatch
+from tpsgd.engine.sources.inputs import check_values
+from tpsgd.engine.sources.loaders import as_source
 from tpsgd.engine.spec import RunSpec, request, specify
 from tpsgd.features.learner_state import random_state, restore_optimizer, set_random
 from tpsgd.losses import bce
@@ -66,10 +68,7 @@ class OnlineNet:
         add_output(self.model)
 
     def learn(self, x: Any, labels: Tensor) -> str:
-        """One step of every block; what is wrong with a loss, in words, or "".
-
-        The loss is that of the weights before the step.
-        """
+        """One step of every block; a sentence if a loss (before the step) is not finite, or ""."""
         with self._training() as device:
             if not self.learners:
                 self._make_learners(x, labels, device)
@@ -114,10 +113,7 @@ class OnlineNet:
             self.random = tuple(random_state(device).values())
 
     def _make_learners(self, x: Any, labels: Tensor, device: torch.device) -> None:
-        """Learners for a batch like this one, calibrated to it or with the state of earlier ones.
-
-        Later batches may have sequences of other lengths.
-        """
+        """Learners for such batches, calibrated to this one or with the state of earlier ones."""
         learners = self._assemble(x, device)
         if self.state is not None:
             self._go_on(learners, self.state)
@@ -139,7 +135,6 @@ class OnlineNet:
         return learners
 
     def _go_on(self, learners: list[Any], state: State) -> None:
-        """Start learners, and let them go on from a state."""
         for learner, of_block in zip(learners, state["blocks"], strict=True):
             learner.start()
             _restore(learner, of_block)
@@ -152,18 +147,13 @@ class OnlineNet:
         return source
 
     def _broken_loss(self, samples: int) -> str:
-        """Which loss is not a number, and why; "" if all are finite."""
         for learner in self.learners:
             if not learner.learning:
                 continue
             learner.figures.keep()
             loss = learner.figures.collect(samples)[0][0]
             if not math.isfinite(loss):
-                solved = isinstance(learner.settings.optimizer, SOLVERS)
-                return (
-                    f"the loss of block {learner.block.index + 1} ({learner.block}) became {loss}: "
-                    f"{SCALE_INPUTS if solved else LOWER_RATE}"
-                )
+                return f"the {broken_loss(learner, loss)}"
         return ""
 
 

@@ -9,25 +9,19 @@ from tpsgd.adapt.adaptor import Adaptor
 from tpsgd.adapt.features import check_samples
 from tpsgd.common.errors import TpsgdError
 from tpsgd.engine.evaluate import all_outputs, form_for
-from tpsgd.engine.sources.batches import check_values
+from tpsgd.engine.sources.inputs import check_values
 from tpsgd.nets.modes import evaluating
 
 EXAMPLES = 2  # samples that show whether a model can take them
 
 
 class ModelReader:
-    """Samples of a model that learns as a whole.
-
-    Attributes:
-        nets: those that learn.
-        names: of the classes, if the model has any.
-        form: the type, shape and number format of the samples so far.
-    """
+    """Samples of a model that learns as a whole."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.model, self.nets = model, [model]
-        self.names: list[str] | None = None
-        self.form: Any = None
+        self.model, self.nets = model, [model]  # the nets that learn
+        self.names: list[str] | None = None  # of the classes, if the model has any
+        self.form: Any = None  # type, shape and number format of the samples so far
 
     def inputs(self, x: Any) -> list[Any]:
         """What each net sees of some samples."""
@@ -55,19 +49,18 @@ class AdaptorReader(ModelReader):
         self.names = list(adaptor.classes)
 
     def inputs(self, x: Tensor) -> list[Tensor]:
-        """The features of each tap."""
         return list(self.adaptor.backbone(x, self.adaptor.taps).values())
 
     def check(self, x: Any) -> None:
         """Refuse samples that are not like those of the adaptor's training."""
-        if not isinstance(x, Tensor) or tuple(x.shape[1:]) != self.adaptor.shape:
-            shapes = f"{self.adaptor.shape}, not {tuple(x.shape[1:])}"
-            raise TpsgdError(f"the adaptor was trained on samples of shape {shapes}")
+        shape = tuple(x.shape[1:])
+        if not isinstance(x, Tensor) or shape != self.adaptor.shape:
+            was = self.adaptor.shape
+            raise TpsgdError(f"the adaptor was trained on samples of shape {was}, not {shape}")
         check_samples(self.adaptor.backbone, x)
 
     @torch.no_grad()
     def outputs(self, x: Any, batch_size: int) -> Tensor:
-        """One number per class for each sample."""
         self.check(x)
         with evaluating(self.adaptor):
             return torch.cat([self.adaptor(few) for few in x.split(batch_size)])

@@ -18,7 +18,7 @@ from tpsgd.saved.expected import check_number
 
 
 class Rehearsal:
-    """Earlier samples of a stream, in as many bytes as they come in: `Rehearsal("100KB")`.
+    """Earlier samples of a stream, in a bounded number of bytes: `Rehearsal("100KB")`.
 
     Samples are stored as they are passed to `partial_fit`, so bytes (uint8) take a quarter of the
     memory of floats. All memory is taken when the first sample comes.
@@ -38,12 +38,7 @@ class Rehearsal:
     """
 
     def __init__(
-        self,
-        memory: str | int,
-        *,
-        balanced: bool = True,
-        replayed: float = 1.0,
-        seed: int = 0,
+        self, memory: str | int, *, balanced: bool = True, replayed: float = 1.0, seed: int = 0
     ) -> None:
         self.limit, self.balanced, self.replayed = as_bytes(memory), balanced, replayed
         if not isinstance(replayed, (int, float)) or not 0 < replayed < 1000:
@@ -74,11 +69,9 @@ class Rehearsal:
         if (nbytes := _bytes_of_sample(x)) > self.limit:
             room = f"no room for a single sample of {size(nbytes)}"
             raise TpsgdError(f"a rehearsal buffer of {size(self.limit)} has {room}")
-        if len(self.x) and (x.shape[1:], x.dtype) != (self.x.shape[1:], self.x.dtype):
-            raise TpsgdError(
-                f"the rehearsal buffer has samples of shape {tuple(self.x.shape[1:])} in "
-                f"{self.x.dtype}, not of shape {tuple(x.shape[1:])} in {x.dtype}"
-            )
+        new, stored = (f"shape {tuple(t.shape[1:])} in {t.dtype}" for t in (x, self.x))
+        if len(self.x) and new != stored:
+            raise TpsgdError(f"the rehearsal buffer has samples of {stored}, not of {new}")
 
     def add(self, x: Tensor, y: Tensor) -> None:
         """Store samples, or some of them in the place of others."""
@@ -117,8 +110,7 @@ class Rehearsal:
         if x.nbytes + y.nbytes > self.limit:
             raise TpsgdError(f"the stored samples take more than {size(self.limit)}")
         stored = check_number("stored", state["stored"], least=0, whole=True)
-        labels = set(y[:stored].tolist())
-        if len(x) != len(y) or stored > len(x) or not labels <= seen.keys():
+        if len(x) != len(y) or stored > len(x) or not set(y[:stored].tolist()) <= seen.keys():
             raise TpsgdError("the stored samples and labels do not belong together")
         for label, count in seen.items():
             check_number("seen", min(label, count), least=0, whole=True)
@@ -136,8 +128,8 @@ class Rehearsal:
         counts = self.counts()
         largest, own = max(counts.values()), counts.get(label, 0)
         if own < largest:
-            of_class = [c for c, n in counts.items() if n == largest]
-            label = of_class[self._below(len(of_class))]
+            largest_classes = [c for c, n in counts.items() if n == largest]
+            label = largest_classes[self._below(len(largest_classes))]
         elif self._below(self.seen[label]) >= own:
             return None
         places = (self.y == label).nonzero().flatten()

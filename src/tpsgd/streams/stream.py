@@ -107,7 +107,10 @@ class Stream:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TpsgdError(f"a stream needs an nn.Sequential, got {type(model).__name__}")
-        _check_options(rehearsal, drift, on_drift)
+        if rehearsal is not None and not isinstance(rehearsal, Rehearsal):
+            raise TpsgdError(f'rehearsal must be tpsgd.Rehearsal("100KB"), got {rehearsal!r}')
+        if on_drift is not None and drift is None:
+            raise TpsgdError("on_drift, a function of the stream, needs a detector, drift=")
         self._settings = Settings(
             order=simultaneous, loss=loss, optimizer=optimizer, lr=lr, epochs=1,
             batch_size=batch_size, seed=seed, device=device, progress=progress,
@@ -115,10 +118,9 @@ class Stream:
         )  # fmt: skip
         if rule is None:  # a layer that is solved needs inputs that stay as they are
             rule = frozen() if isinstance(optimizer, Recursive) else default()
-        rule = resolve(rule)
-        self.model, self._rule = model, rule
+        self.model, self._rule = model, resolve(rule)
         self._reader = AdaptorReader(model) if isinstance(model, Adaptor) else ModelReader(model)
-        self._nets = [OnlineNet(net, rule, self._settings) for net in self._reader.nets]
+        self._nets = [OnlineNet(net, self._rule, self._settings) for net in self._reader.nets]
         names = self._reader.names if classes is None else classes
         self._classes = Classes(names, outputs_of(self._reader.nets[0]))
         self.rehearsal, self.drift, self.on_drift = rehearsal, drift, on_drift
@@ -152,8 +154,8 @@ class Stream:
                 net.check(seen)
         for name in new:
             self.add_class(name)
+        done = 0
         with bar_unless(self._settings.progress) as show:
-            done = 0
             for index in self._batches(len(x)):
                 self._learn(x[index], labels[index])
                 done += len(index)
@@ -202,22 +204,21 @@ class Stream:
             "identity": self._identity(),
             "samples": self.samples,
             "calls": self._calls,
-            "drifts": list(self.drifts),
+            "drifts": self.drifts,
             "nets": [net.current_state() for net in self._nets],
             "rehearsal": None if self.rehearsal is None else self.rehearsal.state_dict(),
         }
         return deepcopy(state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where another stream of such a model was; its model has as many outputs.
+        """Go on where another stream of such a model was, with the same classes.
 
         Rule, optimizer, seed and the shapes of the weights must be the same; the learning rate, the
         size of batches and the detector of drifts need not be.
         """
         if not isinstance(state, dict) or set(state) != set(self.state_dict()):
             raise TpsgdError("this is no state of a stream: pass what state_dict() returned")
-        before, now = state["classes"], self._classes.described
-        if before != now:
+        if (before := state["classes"]) != (now := self._classes.described):
             raise TpsgdError(f"the state is of classes {before}, the stream has {now}")
         if problem := difference(state["identity"], self._identity()):
             raise TpsgdError(f"the state is of another stream: {problem}")
@@ -263,7 +264,7 @@ class Stream:
         optimizers = ["none" if f is None else describe_optimizer(f, one) for f in factories]
         tensors = [pair for net in self._reader.nets for pair in net.state_dict().items()]
         return {
-            "rule": [getattr(rule, "name", str(rule)) for rule in rules],
+            "rule": [rule.name for rule in rules],
             "options": [str(rule) for rule in rules],
             "optimizer": [re.split(r"\W", words)[0] for words in optimizers],
             "seed": self._settings.seed,
@@ -282,8 +283,7 @@ class Stream:
             )
         if self.rehearsal is not None:
             self.rehearsal.check(x, is_rows(y))
-        stored = 0 if self.rehearsal is None else len(self.rehearsal)
-        if len(x) == 1 and not stored and self._has_batch_norm:
+        if len(x) == 1 and not self.rehearsal and self._has_batch_norm:  # none, or an empty one
             raise TpsgdError(
                 "batch normalisation needs at least 2 samples in a step: pass more than one, or "
                 "build the model with nn.GroupNorm"
@@ -299,7 +299,8 @@ class Stream:
 
     def _learn(self, x: Any, labels: Tensor) -> None:
         """Learn from a batch, with earlier samples if there are some."""
-        self._watch(x, labels)
+        if self.drift is not None:
+            self._watch(self.drift, x, labels)
         buffer = self.rehearsal
         self._step(*(x, labels) if buffer is None else buffer.mixed(x, labels))
         self.samples += len(x)
@@ -331,26 +332,22 @@ class Stream:
         return [t for net in self._nets for t in (*net.model.parameters(), *net.model.buffers())]
 
     def _go_back(self, number: int) -> None:
-        """Put the weights and the states of a copy back."""
         _, states = self._last_good.restore(number, self._tensors())
         for net, state in zip(self._nets, states, strict=True):
             net.learners, net.state = [], state
 
-    def _watch(self, x: Any, labels: Tensor) -> None:
+    def _watch(self, detector: DriftDetector, x: Any, labels: Tensor) -> None:
         """Tell the detector which samples of a batch the model, before it learns, gets wrong."""
-        if self.drift is None:
-            return
         drifted = False
         cut = 0.5 if isinstance(last_module(self._reader.nets[0]), nn.Sigmoid) else 0.0
         out = self.outputs(x, batch_size=len(x)) - cut
         y, multi_label = labels.to(out.device), self._settings.loss is bce
-        errors = (1 - hits(out[:, None], y[:, None], multi_label)).tolist()
         try:
-            for wrong in errors:
-                self.drift.update(wrong)
-                drifted = drifted or self.drift.drift_detected
+            for wrong in (1 - hits(out[:, None], y[:, None], multi_label)).tolist():
+                detector.update(wrong)
+                drifted = drifted or detector.drift_detected
         except Exception as error:
-            kind, reason = type(self.drift).__name__, f"{type(error).__name__}: {error}"
+            kind, reason = type(detector).__name__, f"{type(error).__name__}: {error}"
             raise TpsgdError(f"the drift detector {kind} failed with {reason}") from error
         if drifted:
             self.drifts.append(self.samples)
@@ -359,7 +356,7 @@ class Stream:
 
 
 def _samples(x: Any, y: Any) -> tuple[Any, Any]:
-    """Several samples and labels, of which there may be one."""
+    """Samples and labels; a single sample as one of several."""
     if y is None:
         raise TpsgdError("y must be the labels of x, got None: a stream learns from labels")
     single = isinstance(y, str) or not hasattr(y, "__len__") or getattr(y, "ndim", 1) == 0
@@ -369,15 +366,3 @@ def _samples(x: Any, y: Any) -> tuple[Any, Any]:
     if len(x) != len(y):
         raise TpsgdError(f"x has {len(x):,} samples but y has {len(y):,} labels")
     return x, y
-
-
-def _check_options(rehearsal: Any, drift: Any, on_drift: Any) -> None:
-    if rehearsal is not None and not isinstance(rehearsal, Rehearsal):
-        raise TpsgdError(f'rehearsal must be tpsgd.Rehearsal("100KB"), got {rehearsal!r}')
-    if drift is not None and not (hasattr(drift, "update") and hasattr(drift, "drift_detected")):
-        raise TpsgdError(
-            "drift must be a detector with update(value) and drift_detected, such as "
-            f"river.drift.ADWIN(), got {type(drift).__name__}"
-        )
-    if on_drift is not None and (drift is None or not callable(on_drift)):
-        raise TpsgdError("on_drift must be a function of the stream, and needs a detector, drift=")

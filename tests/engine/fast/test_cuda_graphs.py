@@ -16,7 +16,15 @@ from tpsgd.engine.fast import cuda_graphs, wrapper
 from tpsgd.engine.fast.cuda_graphs import CapturedStep, _can_capture, _capturable, suits_two_streams
 from tpsgd.engine.learners.learner import BlockLearner, BlockSettings
 from tpsgd.engine.learners.updaters import OptimizerSteps
-from tpsgd.engine.sources.augment import Draws, chain, crop, cutout, flip, jitter, resized_crop
+from tpsgd.engine.sources.augment import (
+    RandomNumbers,
+    chain,
+    crop,
+    cutout,
+    flip,
+    jitter,
+    resized_crop,
+)
 from tpsgd.maths.random import Key
 from tpsgd.nets.closed_form import ClosedForm
 from tpsgd.objectives import Site, differentiate
@@ -304,8 +312,11 @@ def test_augmentation_by_a_function_of_ones_own_is_not_captured(both):
 @pytest.mark.parametrize("augment", [EVERY, chain(flip(), crop(2, reflect=True))])
 def test_pictures_are_the_same_on_every_device(augment):
     x = images(20)[0]
-    there = augment(x.cuda(), Draws(Key(3), 5)).cpu()
-    torch.testing.assert_close(there, augment(x, Draws(Key(3), 5)), rtol=1e-4, atol=1e-4)
+    there, here = (
+        augment(x.to(device), RandomNumbers(Key(3), augment.numbers, 20, device)(5, 0, 20))
+        for device in (torch.device("cuda"), torch.device("cpu"))
+    )
+    torch.testing.assert_close(there.cpu(), here, rtol=1e-4, atol=1e-4)
 
 
 @on_gpu

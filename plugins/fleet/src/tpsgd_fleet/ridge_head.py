@@ -22,7 +22,7 @@ from tpsgd.engine.evaluate import form_for
 from tpsgd.engine.learners.solved import unsolvable
 from tpsgd.engine.solvers.equations import Equations, inputs_of
 from tpsgd.engine.solvers.least_squares import MomentSums
-from tpsgd.engine.sources.batches import as_source
+from tpsgd.engine.sources.loaders import as_source
 from tpsgd.losses import Loss, bce
 from tpsgd.nets.modes import modes_restored
 from tpsgd.nets.recurrent import connect

@@ -18,13 +18,8 @@ from torch import Tensor
 
 from tpsgd.common.errors import TpsgdError
 from tpsgd.engine.learners.updaters import Updater
-from tpsgd.engine.sources.batches import (
-    ArraySource,
-    DerivedSource,
-    LoaderSource,
-    SampleBatch,
-    stored_samples,
-)
+from tpsgd.engine.sources.batches import ArraySource, DerivedSource, SampleBatch, stored_samples
+from tpsgd.engine.sources.loaders import LoaderSource
 from tpsgd.maths.kernels.epoch_figures import Figures
 from tpsgd.maths.kernels.memory_format import channels_last
 from tpsgd.memory.stages import IN_FLIGHT

@@ -18,7 +18,8 @@ from torch.utils.data import BatchSampler, SequentialSampler
 from tpsgd.common.errors import TpsgdError
 from tpsgd.engine.record import Run
 from tpsgd.engine.settings import Settings, listed
-from tpsgd.engine.sources.batches import LoaderSource, count_samples, first_samples, stored_samples
+from tpsgd.engine.sources.batches import stored_samples
+from tpsgd.engine.sources.loaders import LoaderSource, count_samples, first_samples
 from tpsgd.engine.spec import RunRequest, rules_for
 from tpsgd.memory.block_costs import plan_pipeline
 from tpsgd.memory.rehearse import Inputs

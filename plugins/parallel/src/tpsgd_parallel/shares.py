@@ -57,10 +57,9 @@ class Shared(DerivedSource):
     ranks: Ranks
 
     def __post_init__(self) -> None:
-        augmented = isinstance(self.source, Augmented)
-        unnumbered = augmented and self.source.numbers is None  # type: ignore[attr-defined]
         in_memory = isinstance(stored_samples(self.source), ArraySource)
-        self.by_index = in_memory and not unnumbered  # other batches are loaded, then cut
+        others = isinstance(self.source, Augmented) and not self.source.library_only
+        self.by_index = in_memory and not others  # other batches are loaded, then cut
 
     def batches(self, block: int = 0, epoch: int | None = None) -> Iterator[Any]:
         if not self.by_index:  # torch's generator decides, or may do so
@@ -70,8 +69,9 @@ class Shared(DerivedSource):
             torch.manual_seed(int(streams(key, [-1 - self.ranks.number])))
         least = 2 if self.form.batch_norm else 1
         for number, batch in enumerate(self.source.batches(block, epoch)):
-            if number == 0 and isinstance(batch.index, list):
-                check_same_samples(batch.index[0][1], self.ranks)
+            arrived = batch.index[0] if isinstance(batch.index, tuple) else batch.index
+            if number == 0 and isinstance(arrived, list):
+                check_same_samples(arrived[0][1], self.ranks)
             samples = span(batch.size, self.ranks, least)
             share = batch.share * (samples.stop - samples.start) / batch.size
             gather, index = batch.gather, batch.index

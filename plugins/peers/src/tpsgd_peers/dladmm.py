@@ -18,15 +18,9 @@ from tpsgd.engine.device import available
 from tpsgd.engine.record import BlockInfo, Epoch, Run
 from tpsgd.engine.run import training_context
 from tpsgd.engine.settings import Settings
-from tpsgd.engine.sources.batches import (
-    ArraySource,
-    BatchForm,
-    LoaderSource,
-    as_source,
-    check_values,
-    first_samples,
-    is_stream,
-)
+from tpsgd.engine.sources.batches import ArraySource, BatchForm
+from tpsgd.engine.sources.inputs import check_values
+from tpsgd.engine.sources.loaders import LoaderSource, as_source, first_samples, is_stream
 from tpsgd.engine.spec import request, specify
 from tpsgd.losses import cross_entropy
 from tpsgd.maths.kernels.torch_internals import internal

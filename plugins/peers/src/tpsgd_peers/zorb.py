@@ -28,7 +28,7 @@ from tpsgd.common.errors import TpsgdError
 from tpsgd.engine.fit import fit_models
 from tpsgd.engine.record import Run
 from tpsgd.engine.solvers.ridge import ridge
-from tpsgd.engine.sources.batches import first_samples
+from tpsgd.engine.sources.loaders import first_samples
 from tpsgd.engine.spec import classes_of
 from tpsgd.losses import mse
 from tpsgd.nets.blocks import Block, leaves_of, shapes, split

@@ -21,7 +21,7 @@ from tpsgd.engine.record import Run
 from tpsgd.engine.settings import Memory
 from tpsgd.engine.sources.inputs import tensor
 from tpsgd.losses import Loss
-from tpsgd.rules import ALL, Rule
+from tpsgd.rules import Rule, resolve
 from tpsgd.zoo.words import ACTIVATIONS, mlp
 
 AT_A_TIME = 1 << 13  # samples whose outputs are computed together
@@ -96,12 +96,7 @@ class Perceptron(BaseEstimator):
         return [m for m in self.model_ if isinstance(m, nn.Linear)]
 
     def _rule(self) -> Rule:
-        rule = self.rule
-        if isinstance(rule, str):
-            if rule not in ALL:
-                raise TpsgdError(f"unknown rule {rule!r}: {suggestion(rule, ALL)}")
-            return ALL[rule].make()
-        rule = rule() if callable(rule) else rule
+        rule = self.rule() if callable(self.rule) else resolve(self.rule)
         if not isinstance(rule, Rule):
             raise TpsgdError(f"rule must be a word or a tpsgd.rules value, got {self.rule!r}")
         return rule

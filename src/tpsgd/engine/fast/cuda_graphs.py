@@ -166,7 +166,7 @@ def _can_capture(learners: Sequence[Any], source: Source, library_only: bool) ->
     while isinstance(below, DerivedSource):
         if isinstance(below, ThroughBlocks) and not library_only:
             return False
-        if isinstance(below, Augmented) and below.numbers is None:
+        if isinstance(below, Augmented) and not below.library_only:
             return False
         below = below.source
     learning = [learner for learner in learners if learner.learning]

@@ -10,10 +10,117 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from tpsgd.common.errors import TpsgdError, shortened
+from tpsgd.engine.sources.batches import BatchForm
 from tpsgd.losses import Loss, bce, cross_entropy
 from tpsgd.nets.padded import Padded
 
-PART = 256 * 2**10  # bytes of x that are checked together
+PART = 256 * 2**10  # bytes of x that are checked in one call
+FEW_OPERATIONS = (torch.uint16, torch.uint32, torch.uint64)  # types that torch hardly supports
+
+
+def pair(data: Any) -> Sequence[Any]:
+    """The x and y of arrays or of a batch."""
+    if isinstance(data, Sequence) and len(data) == 2:
+        return data
+    raise TpsgdError(
+        f"data must be (x, y), a Dataset or a DataLoader of such pairs, got {type(data).__name__}"
+        + (f" of {len(data)}" if isinstance(data, Sequence) else "")
+    )
+
+
+def inputs(values: Any) -> Tensor | Padded:
+    """Samples: numbers in an array, or sequences of different lengths."""
+    if isinstance(values, Padded):
+        return values.checked().with_finite_padding()
+    ragged = isinstance(values, list) and len({len(v) for v in values if hasattr(v, "__len__")}) > 1
+    if ragged or isinstance(values, PackedSequence):
+        return Padded.of(values)
+    return tensor(values, "x")
+
+
+def tensor(values: Any, name: str) -> Tensor:
+    """Numbers as a tensor that shares their memory, which may be a read-only file.
+
+    Nothing may write into it; batches are gathered from it, that is, copied.
+    """
+    numbers = values.detach() if isinstance(values, Tensor) else _from_numpy(values, name)
+    problem = ""
+    if numbers.layout is not torch.strided:
+        problem = f"is sparse: give {name}.to_dense()"
+    elif numbers.is_complex():
+        problem = (
+            "is complex: give its real and imaginary parts as features, for example "
+            f"torch.view_as_real({name}).flatten(1)"
+        )
+    elif numbers.is_meta:
+        problem = "is on the meta device, where tensors have no numbers"
+    elif not numbers.dim():
+        problem = "must have samples as its first dimension, got a single number"
+    if problem:
+        raise TpsgdError(f"{name} {problem}")
+    return numbers.long() if numbers.dtype in FEW_OPERATIONS else numbers
+
+
+def _from_numpy(values: Any, name: str) -> Tensor:
+    if hasattr(values, "toarray"):  # a matrix of scipy
+        raise TpsgdError(f"{name} is sparse: give {name}.toarray()")
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        raise TpsgdError(
+            f"{name} has samples of different shapes; only sequences (steps, ...) may differ, in "
+            "the number of steps"
+        ) from None
+    if array.dtype.kind not in "biuf":
+        text = next((v for v in array.flat if isinstance(v, str)), None)
+        if name != "y" or text is None:
+            raise TpsgdError(f"{name} must be numbers, got an array of {array.dtype}")
+        raise TpsgdError(
+            f"y must be numbers, got names such as {shortened(text)!r}: number the classes from 0, "
+            "as numpy.unique(y, return_inverse=True)[1] does; tpsgd.data.load, TPSGDClassifier and "
+            "Stream(classes=[...]) take names"
+        )
+    if any(s < 0 for s in array.strides):
+        array = array.copy()
+    if array.flags.writeable:
+        return torch.from_numpy(array)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
+        return torch.from_numpy(array)
+
+
+def check_values(
+    x: Tensor | Padded, form: BatchForm, name: Callable[[int], str] = "sample {}".format
+) -> None:
+    """Refuse NaN and infinity, and tokens outside the vocabulary.
+
+    `name` is what a sample is called by its place in x.
+    """
+    x = x.data if isinstance(x, Padded) else x
+    check_finite(x, name)
+    if form.tokens > 1 and form.looks_up(x) and x.numel():
+        low, high = int(x.min()), int(x.max())
+        if low < 0 or high >= form.tokens:
+            raise TpsgdError(
+                f"token {low if low < 0 else high} is out of range: the first layer has "
+                f"{form.tokens} inputs, so tokens go from 0 to {form.tokens - 1}"
+            )
+
+
+def check_finite(x: Tensor, name: Callable[[int], str] = "sample {}".format) -> None:
+    """Refuse NaN and infinity, part by part: a file that is mapped need not fit into memory.
+
+    The smallest and the largest number of a part are enough (NaN is both).
+    """
+    if not x.is_floating_point() or not x.numel():
+        return
+    nbytes = PART if x.device.type == "cpu" else 64 * PART  # a GPU is waited for after each part
+    step = max(1, nbytes * len(x) // x.nbytes)
+    for start, samples in zip(range(0, len(x), step), x.split(step), strict=True):
+        if not torch.isfinite(torch.stack(samples.aminmax())).all():
+            finite = torch.isfinite(samples).reshape(len(samples), -1).all(1)
+            first = start + int((~finite).nonzero()[0])
+            raise TpsgdError(f"x contains NaN or infinity (first in {name(first)})")
 
 
 def labels(y: Tensor, loss: Loss | None, classes: int | None, complete: bool = True) -> Tensor:
@@ -44,8 +151,8 @@ def labels(y: Tensor, loss: Loss | None, classes: int | None, complete: bool = T
             "loss=tpsgd.mse and a rule such as tpsgd.rules.tpsgd_l2()"
         )
     if complete and loss is not None and not loss.of_numbers:
-        _warn_missing((y.sum(0) == 0).nonzero().flatten().tolist(), y.shape[1])
-    if loss is cross_entropy and not torch.allclose(y.sum(1), torch.ones(()).to(y), atol=1e-3):
+        _warn_missing(y.sum(0) == 0)
+    if loss is cross_entropy and not _sum_to_one(y):
         raise TpsgdError(
             "soft labels for cross_entropy must sum to 1 in each row; for several classes per "
             "sample use loss=tpsgd.bce"
@@ -53,9 +160,13 @@ def labels(y: Tensor, loss: Loss | None, classes: int | None, complete: bool = T
     return y
 
 
+def _sum_to_one(y: Tensor) -> bool:
+    return torch.allclose(y.sum(1), torch.ones(()).to(y), atol=1e-3)
+
+
 def refuse_numbers(y: Tensor, rule: str) -> None:
     """Refuse targets that are not probabilities of classes, if a rule's local loss classifies."""
-    if (y < 0).any() or not torch.allclose(y.sum(1), torch.ones(()).to(y), atol=1e-3):
+    if (y < 0).any() or not _sum_to_one(y):
         raise TpsgdError(
             "y has float targets that are not probabilities of classes (rows that sum to 1), and "
             f"the local loss of {rule} is a classifier's: for float targets take rule=tpsgd.rules."
@@ -73,132 +184,39 @@ def _indices(y: Tensor, classes: int | None, complete: bool) -> Tensor:
             "rows of several labels must be floats, with loss=tpsgd.bce"
         )
     y = y.view(torch.uint8) if y.dtype is torch.bool else y
-    if y.dtype in (torch.uint16, torch.uint32, torch.uint64):  # types with few operations in torch
-        y = y.long()
-    _check_range(y, classes)
+    low, high = int(y.min()), int(y.max())
+    if low < 0 or (classes is not None and high >= classes):
+        label, reason = low if low < 0 else high, _out_of_range(y, low, high, classes)
+        raise TpsgdError(f"label {label} is out of range: {reason}")
     if complete and classes is not None:
-        absent = torch.bincount(y, minlength=classes) == 0
-        _warn_missing(absent.nonzero().flatten().tolist(), classes, int(y.max()))
+        _warn_missing(torch.bincount(y, minlength=classes) == 0, high)
     return y
 
 
-def _warn_missing(missing: list[int], classes: int, largest: int | None = None) -> None:
-    if missing:
-        shown = ", ".join(map(str, missing[:5])) + (" ..." if len(missing) > 5 else "")
-        cause = ""
-        if largest is not None and missing[0] == largest + 1:
-            cause = f"; labels end at {largest}, so {largest + 1} outputs are enough"
-        warnings.warn(
-            f"{len(missing)} of {classes} classes have no samples: {shown}{cause}", stacklevel=2
-        )
-
-
-def _check_range(y: Tensor, classes: int | None) -> None:
-    low, high = int(y.min()), int(y.max())
-    if low >= 0 and (classes is None or high < classes):
-        return
-    label = f"label {low if low < 0 else high} is out of range: "
+def _out_of_range(y: Tensor, low: int, high: int, classes: int | None) -> str:
+    """The labels that are possible, and what to do about the others."""
     if classes is None:
-        raise TpsgdError(label + "classes are counted from 0")
+        return "classes are counted from 0"
     if classes == 1:
-        raise TpsgdError(
-            f"{label}the model's last block has 1 output, which tells no classes apart: give it an "
-            "output for each class, or use loss=tpsgd.bce for one yes-or-no output"
+        return (
+            "the model's last block has 1 output, which tells no classes apart: give it an output "
+            "for each class, or use loss=tpsgd.bce for one yes-or-no output"
         )
     advice = f"; give it {high + 1} outputs" if low >= 0 else ""
     if low > 0 and high - low < classes:
         advice += f", or count classes from 0: y - {low}"
     elif low >= 0 and len(torch.unique(y)) <= classes:
         advice += ", or number the classes from 0: np.unique(y, return_inverse=True)[1]"
-    raise TpsgdError(
-        f"{label}the model's last block has {classes} outputs, so labels go from 0 to "
-        f"{classes - 1}{advice}"
-    )
+    outputs = f"the model's last block has {classes} outputs"
+    return f"{outputs}, so labels go from 0 to {classes - 1}{advice}"
 
 
-def pair(data: Any) -> Sequence[Any]:
-    """The x and y of arrays or of a batch."""
-    if isinstance(data, Sequence) and len(data) == 2:
-        return data
-    raise TpsgdError(
-        f"data must be (x, y), a Dataset or a DataLoader of such pairs, got {type(data).__name__}"
-        + (f" of {len(data)}" if isinstance(data, Sequence) else "")
-    )
-
-
-def inputs(values: Any) -> Tensor | Padded:
-    """Samples: numbers in an array, or sequences of different lengths."""
-    if isinstance(values, Padded):
-        return values.checked().with_finite_padding()
-    if isinstance(values, PackedSequence):
-        return Padded.of(values)
-    if isinstance(values, list) and len({len(v) for v in values if hasattr(v, "__len__")}) > 1:
-        return Padded.of(values)
-    return tensor(values, "x")
-
-
-def tensor(values: Any, name: str) -> Tensor:
-    """Numbers as a tensor that shares their memory, which may be a read-only file.
-
-    Nothing may write into it; batches are gathered from it, that is, copied.
-    """
-    numbers = values.detach() if isinstance(values, Tensor) else _from_numpy(values, name)
-    if numbers.layout is not torch.strided:
-        raise TpsgdError(f"{name} is sparse: give {name}.to_dense()")
-    if numbers.is_complex():
-        raise TpsgdError(
-            f"{name} is complex: give its real and imaginary parts as features, for example "
-            f"torch.view_as_real({name}).flatten(1)"
+def _warn_missing(absent: Tensor, largest: int | None = None) -> None:
+    if missing := absent.nonzero().flatten().tolist():
+        shown = ", ".join(map(str, missing[:5])) + (" ..." if len(missing) > 5 else "")
+        cause = ""
+        if largest is not None and missing[0] == largest + 1:
+            cause = f"; labels end at {largest}, so {largest + 1} outputs are enough"
+        warnings.warn(
+            f"{len(missing)} of {len(absent)} classes have no samples: {shown}{cause}", stacklevel=2
         )
-    if numbers.is_meta:
-        raise TpsgdError(f"{name} is on the meta device, where tensors have no numbers")
-    if not numbers.dim():
-        raise TpsgdError(f"{name} must have samples as its first dimension, got a single number")
-    return numbers
-
-
-def _from_numpy(values: Any, name: str) -> Tensor:
-    if hasattr(values, "toarray"):  # a matrix of scipy
-        raise TpsgdError(f"{name} is sparse: give {name}.toarray()")
-    try:
-        array = np.asarray(values)
-    except ValueError:
-        raise TpsgdError(
-            f"{name} has samples of different shapes; only sequences (steps, ...) may differ, in "
-            "the number of steps"
-        ) from None
-    if array.dtype.kind not in "biuf":
-        text = next((v for v in array.flat if isinstance(v, str)), None)
-        if name != "y" or text is None:
-            raise TpsgdError(f"{name} must be numbers, got an array of {array.dtype}")
-        raise TpsgdError(
-            f"y must be numbers, got names such as {shortened(text)!r}: number the classes from 0, "
-            "as numpy.unique(y, return_inverse=True)[1] does; tpsgd.data.load, TPSGDClassifier and "
-            "Stream(classes=[...]) take names"
-        )
-    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
-        array = array.astype(np.int64)
-    if any(s < 0 for s in array.strides):
-        array = array.copy()
-    if array.flags.writeable:
-        return torch.from_numpy(array)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
-        return torch.from_numpy(array)
-
-
-def check_finite(x: Tensor, name: Callable[[int], str] = "sample {}".format) -> None:
-    """Refuse NaN and infinity, part by part: a file that is mapped need not fit into memory.
-
-    The smallest and the largest number of a part are enough (NaN is both). `name` is what a sample
-    is called by its place in x.
-    """
-    if not x.is_floating_point() or not x.numel():
-        return
-    nbytes = PART if x.device.type == "cpu" else 64 * PART  # a GPU is waited for after each part
-    step = max(1, nbytes * len(x) // x.nbytes)
-    for start, samples in zip(range(0, len(x), step), x.split(step), strict=True):
-        if not torch.isfinite(torch.stack(samples.aminmax())).all():
-            finite = torch.isfinite(samples).reshape(len(samples), -1).all(1)
-            first = start + int((~finite).nonzero()[0])
-            raise TpsgdError(f"x contains NaN or infinity (first in {name(first)})")

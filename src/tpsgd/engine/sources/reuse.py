@@ -1,8 +1,5 @@
 """The inputs of the next block: kept in memory or in a file, or recomputed for every epoch."""
 
-import shutil
-import tempfile
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,20 +9,18 @@ import torch
 from torch import Tensor
 
 from tpsgd.common.errors import TpsgdError
-from tpsgd.common.units import size
 from tpsgd.engine.device import available
 from tpsgd.engine.line import BackpropLine
 from tpsgd.engine.sources.batches import (
     WORTH_CUTTING,
     ArraySource,
     BatchForm,
-    LoaderSource,
     ThroughBlocks,
     depth,
     in_parts,
     stored_samples,
 )
-from tpsgd.maths.kernels.memory_format import channels_last, like
+from tpsgd.engine.sources.disk_rows import DiskRows
 from tpsgd.maths.random import permutation
 from tpsgd.nets.padded import Padded
 from tpsgd.nets.unrolled import UnrolledBatch, computed
@@ -43,7 +38,6 @@ class InputReuse:
     line: BackpropLine | None = None  # under which inputs are kept otherwise
     free_bytes: Callable[[torch.device], float] = available
     samples: int | None = None  # how many there will be, if a source has fewer: in a rehearsal
-    through: Callable[..., ThroughBlocks] = ThroughBlocks
 
     @torch.no_grad()
     def __call__(self, net: Net, learner: Any, source: Source) -> Source:
@@ -52,53 +46,41 @@ class InputReuse:
         def function(x: Any) -> Any:
             return learner.output(learner.forward(x))
 
+        def outputs(x: Any) -> Any:
+            return in_parts((lambda x: computed(function(x)),), x, at_a_time)
+
         learner.block.train(False)
         for observer in net.observers:
             observer.stage([learner], learning=False)
         at_a_time = _samples_at_a_time(learner, source.form)
         sample = _first_output(source, function)
-        later = net.learners[net.learners.index(learner) + 1 :]
-        keep = self._keep(net, sample, source, later)
+        keep = self._keep(net, sample, source, net.learners[net.learners.index(learner) + 1 :])
         if keep is False:
-            return self._through(source, function, at_a_time)
-        again = keep is True and _same_rows(net, source, sample)
+            return _through(source, function, at_a_time)
+        overwrites = keep is True and _same_rows(net, source, sample)
         for observer in net.observers:
             observer.computed(source.samples, 1 + depth(source))
-            if keep is True and not again:
-                observer.kept(sample.nbytes * source.samples, _kept_by(net, source))
-        if again:
-            rows: Any = source.x  # type: ignore[attr-defined]  # inputs make room for outputs
+            if keep is True and not overwrites:
+                observer.kept(sample.nbytes * source.samples, _kept_bytes(net, source))
+        if overwrites:
+            rows: Any = source.x  # type: ignore[attr-defined]
         elif keep is True:
             rows = _allocate(sample, source)
         else:
             rows = DiskRows(sample, source.samples, keep)
-
-        def outputs(x: Any) -> Any:
-            return in_parts((lambda x: computed(function(x)),), x, at_a_time)
-
         return _collect(source, outputs, rows, net.observers)
 
     def _keep(self, net: Net, sample: Any, source: Source, later: list[Any]) -> bool | str | Path:
         """Where to keep the outputs: True for memory, a folder, or False to recompute them."""
-        below = stored_samples(source)
-        any_length = isinstance(below, LoaderSource) and any(x.block.recurrent for x in later)
-        if not source.samples or any_length:
-            return False
+        from_loader = not isinstance(stored_samples(source), ArraySource)
+        if not source.samples or (from_loader and any(x.block.recurrent for x in later)):
+            return False  # so many samples, or steps of a sequence, that nobody knows
         keep = self.reuse
-        if keep is None:
-            # no point in keeping inputs that are read only once
+        if keep is None:  # no point in keeping inputs that are read only once
             once = len(later) == 1 and later[0].settings.epochs <= 1
             keep = not once and self._fits(net, sample, source)
-        if isinstance(sample, Padded) and keep is not True:  # a file has rows of one size
-            return False
-        return keep
-
-    def _through(self, source: Source, function: Any, at_a_time: int | None) -> Source:
-        """A source whose batches go through one more frozen block."""
-        if isinstance(source, ThroughBlocks):
-            at_a_time = min(filter(None, (source.at_a_time, at_a_time)), default=None)
-            return self.through(source.source, (*source.functions, function), at_a_time)
-        return self.through(source, (function,), at_a_time)
+        in_file = keep is not True  # with rows of one size
+        return False if in_file and isinstance(sample, Padded) else keep
 
     def _fits(self, net: Net, sample: Any, source: Source) -> bool:
         """Whether there is room for the inputs of a block: under the line, or in the machine."""
@@ -106,31 +88,37 @@ class InputReuse:
             return sample.nbytes * source.samples < self.free_bytes(source.form.device) / 2
         if self.line is None:
             return False
-        others = 0 if net.validation is None else net.validation.samples
-        samples = net.source.samples + others if self.samples is None else self.samples
-        before = 0 if _same_rows(net, source, sample) else _kept_by(net, source) / source.samples
-        return samples > 0 and (before + sample.nbytes) * samples <= self.line.room()
+        held_out = 0 if net.validation is None else net.validation.samples
+        samples = net.source.samples + held_out if self.samples is None else self.samples
+        replaced = 0 if _same_rows(net, source, sample) else _kept_bytes(net, source)
+        nbytes = replaced / source.samples + sample.nbytes
+        return samples > 0 and nbytes * samples <= self.line.room()
 
 
-def _kept_by(net: Net, source: Source) -> int:
-    """Bytes of kept inputs that a source reads."""
+def _through(source: Source, function: Any, at_a_time: int | None) -> Source:
+    """A source whose batches go through one more frozen block."""
+    if isinstance(source, ThroughBlocks):
+        at_a_time = min(filter(None, (source.at_a_time, at_a_time)), default=None)
+        return ThroughBlocks(source.source, (*source.functions, function), at_a_time)
+    return ThroughBlocks(source, (function,), at_a_time)
+
+
+def _kept_bytes(net: Net, source: Source) -> int:
+    """Bytes of kept inputs that a source reads, the user's samples left out."""
+    stored = stored_samples(source)
     users = [stored_samples(s) for s in (net.source, net.validation) if s is not None]
-    below = stored_samples(source)
-    from_user = any(below is samples for samples in users)
-    return below.x.nbytes if isinstance(below, ArraySource) and not from_user else 0
+    if not isinstance(stored, ArraySource) or any(stored is samples for samples in users):
+        return 0
+    return stored.x.nbytes
 
 
 def _same_rows(net: Net, source: Source, sample: Any) -> bool:
     """Whether outputs can be written over the kept inputs that they are computed from."""
-    if (
-        not isinstance(source, ArraySource)
-        or type(source.x) is not Tensor
-        or not _kept_by(net, source)
-    ):
+    if not isinstance(source, ArraySource) or type(source.x) is not Tensor:
         return False
     lead = int(source.form.stacked)
-    shapes = (t.shape[lead + 1 :] for t in (source.x, sample))
-    return len(set(shapes)) == 1 and source.x.dtype == sample.dtype
+    same_shape = source.x.shape[lead + 1 :] == sample.shape[lead + 1 :]
+    return same_shape and source.x.dtype == sample.dtype and _kept_bytes(net, source) > 0
 
 
 def _samples_at_a_time(learner: Any, form: BatchForm) -> int | None:
@@ -142,12 +130,13 @@ def _samples_at_a_time(learner: Any, form: BatchForm) -> int | None:
 
 def _first_output(source: Source, function: Callable[[Any], Any]) -> Any:
     """The output of one sample."""
-    for batch in source.batches():
-        x, _ = batch.load()
-        if isinstance(x, UnrolledBatch):
-            return source.form.first(computed(function(x)))
-        return computed(function(source.form.first(x)))
-    raise TpsgdError("the data is empty: the loader gives no batch")
+    batch = next(iter(source.batches()), None)
+    if batch is None:
+        raise TpsgdError("the data is empty: the loader gives no batch")
+    x, _ = batch.load()
+    if isinstance(x, UnrolledBatch):
+        return source.form.first(computed(function(x)))
+    return computed(function(source.form.first(x)))
 
 
 def _allocate(sample: Any, source: Source) -> Tensor:
@@ -162,7 +151,7 @@ def _allocate(sample: Any, source: Source) -> Tensor:
 def _collect(
     source: Source,
     function: Callable[[Any], Any],
-    rows: "Tensor | DiskRows",
+    rows: Tensor | DiskRows,
     observers: list[Observer],
 ) -> ArraySource:
     """The outputs of all samples, written into memory or into a file."""
@@ -191,85 +180,15 @@ def _collect(
             observer.batch((), batch)
     for observer in observers:
         observer.computing(False)
-    x: Any = rows.first(start) if isinstance(rows, DiskRows) else rows.narrow(lead, 0, start)
-    below = source.source if isinstance(source, ThroughBlocks) else source
-    if isinstance(source, ArraySource) and not isinstance(source.x, Padded):
-        labels = source.y
+    if isinstance(rows, DiskRows):
+        rows.samples = start
+        x: Any = rows
     else:
-        labels = torch.cat(ys)  # a loader's, or sorted by length
-    form = replace(form, batch_size=largest, in_chunks=False)  # a loader has its batch size
+        x = rows.narrow(lead, 0, start)
     x = Padded(x, torch.cat(lengths)) if lengths else x
-    order = below.order if isinstance(below, ArraySource) else permutation
+    in_order = isinstance(source, ArraySource) and not isinstance(source.x, Padded)
+    labels = source.y if in_order else torch.cat(ys)  # type: ignore[attr-defined]
+    stored = source.source if isinstance(source, ThroughBlocks) else source
+    order = stored.order if isinstance(stored, ArraySource) else permutation
+    form = replace(form, batch_size=largest, in_chunks=False)  # a loader has its batch size
     return ArraySource(x, labels, form, per_restart=form.stacked, order=order)
-
-
-class DiskRows:
-    """Rows of the same shape in a nameless temporary file, which is deleted with this object.
-
-    They are read, not mapped, so that they do not count as memory of the process.
-    """
-
-    def __init__(self, sample: Any, samples: int, folder: Path | str) -> None:
-        self.sample, self.samples = sample[:1].cpu(), samples
-        self.device, self.dtype = torch.device("cpu"), sample.dtype
-        self.maps = channels_last(self.sample)
-        folder = Path(folder).expanduser()
-        try:
-            free = shutil.disk_usage(folder).free
-            if self.nbytes > free:
-                raise TpsgdError(self._no_room(folder, f"{size(free)} are free"))
-            self.file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise TpsgdError(f"inputs cannot be kept in {folder}: {reason}") from None
-        self.folder = folder
-        weakref.finalize(self, self.file.close)
-
-    def _no_room(self, folder: Path, why: str) -> str:
-        return (
-            f"a block's inputs need {size(self.nbytes)} in {folder}, and {why}; name another "
-            "folder with memory=tpsgd.Memory(reuse=FOLDER), or recompute them with reuse=False"
-        )
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """As if it were a tensor."""
-        return (self.samples, *self.sample.shape[1:])
-
-    @property
-    def nbytes(self) -> int:
-        """The size of the file."""
-        return self.samples * self.sample.nbytes
-
-    def __len__(self) -> int:
-        return self.samples
-
-    def first(self, samples: int) -> "DiskRows":
-        """Itself, cut to the rows that were written."""
-        self.samples = samples
-        return self
-
-    def write(self, start: int, rows: Tensor) -> None:
-        """Put rows at their place."""
-        try:
-            self.file.seek(start * self.sample.nbytes)
-            remaining = memoryview(_bytes(rows.cpu(), self.maps)).cast("B")
-            while remaining:
-                remaining = remaining[self.file.write(remaining) :]
-        except OSError as error:
-            raise TpsgdError(self._no_room(self.folder, error.strerror or str(error))) from None
-
-    def rows(self, index: Tensor) -> Tensor:
-        """The rows at these indices."""
-        rows = like(self.sample, len(index))
-        content, step = memoryview(_bytes(rows, self.maps)).cast("B"), self.sample.nbytes
-        for i, number in enumerate(index.tolist()):
-            self.file.seek(number * step)
-            self.file.readinto(content[i * step : (i + 1) * step])  # type: ignore[attr-defined]
-        return rows
-
-
-def _bytes(rows: Tensor, maps: bool) -> bytes:
-    """The numbers of rows as bytes, feature maps with their channels last."""
-    flat = rows.permute(0, 2, 3, 1) if maps else rows
-    return flat.contiguous().view(-1).view(torch.uint8).numpy()  # type: ignore[return-value]
