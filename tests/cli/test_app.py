@@ -1,7 +1,6 @@
 """The command line: what it prints and where, its exit status, and that a mistake is one line."""
 
 import errno
-import importlib.util
 import inspect
 import io
 import json
@@ -18,8 +17,8 @@ from rich.console import Console
 
 import tpsgd
 from tpsgd.cli import app as cli
-from tpsgd.cli import options, terminal
-from tpsgd.cli.rule_list import LISTED
+from tpsgd.cli import options, rule_list, terminal
+from tpsgd.common import plugins
 from tpsgd.comparison.arms import ALL, arm
 from tpsgd.engine import arm as arm_module
 from tpsgd.engine.lengths import batch_size_for, epochs_for
@@ -66,7 +65,7 @@ def folder(tmp_path, monkeypatch):
 
 SHOWN = {
     "": "compare", "train": "--precision", "compare": "--precision", "plan": "--precision",
-    "adapt": "--precision", "search": "--rates", "predict": "--data",
+    "adapt": "--precision", "search": "--rates", "predict": "--data", "export c": "--ram",
     "rules": "readout-learned",
 }  # fmt: skip
 
@@ -81,9 +80,9 @@ def test_help_and_the_list_of_rules_need_no_torch():
         "    except SystemExit as end: assert not end.code\n"
         "    print(sorted({'torch', 'numpy', 'matplotlib'} & set(sys.modules)))"
     )
-    source = os.environ | {"PYTHONPATH": str(Path(tpsgd.__file__).parents[1])}
+    places = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     call = [sys.executable, "-c", program]
-    done = subprocess.run(call, capture_output=True, text=True, env=source)
+    done = subprocess.run(call, capture_output=True, text=True, env=places)
     assert done.returncode == 0, done.stderr
     *texts, rest = done.stdout.split("[]\n")
     assert rest == "" and max(map(len, done.stdout.splitlines())) <= 80
@@ -100,14 +99,15 @@ def test_every_public_name_loads():
         tpsgd.fitt  # noqa: B018
 
 
-@pytest.mark.skipif(importlib.util.find_spec("flwr") is not None, reason="Flower is installed")
-def test_the_fleet_says_that_it_needs_flower_where_it_is_used():
-    assert hasattr(tpsgd, "fleet") and not hasattr(tpsgd.fleet, "nothing")
-    assert inspect.getmembers(tpsgd.fleet)
-    with pytest.raises(tpsgd.TpsgdError, match="needs Flower, which is not installed: pip install"):
-        tpsgd.fleet.client  # noqa: B018
-    with pytest.raises(tpsgd.TpsgdError, match="needs Flower"):
-        exec("from tpsgd_fleet import server")
+@pytest.mark.skipif(
+    "fleet" in plugins.names(plugins.ATTRIBUTES), reason="the plug-in tpsgd-fleet is installed"
+)
+def test_a_plug_in_that_is_not_installed_says_how_to_install_it():
+    assert not hasattr(tpsgd, "fleet")
+    with pytest.raises(
+        AttributeError, match=r"in the plug-in tpsgd-fleet, .*: pip install tpsgd-f"
+    ):
+        tpsgd.fleet  # noqa: B018
 
 
 def test_version(says):
@@ -406,10 +406,17 @@ def test_a_terminal_gets_a_live_bar(says, monkeypatch):
 
 
 def test_rules_lists_every_word_and_its_source(says):
-    assert list(LISTED) == [(word, arm(word).about, entry.source) for word, entry in ALL.items()]
+    rows = [(word, arm(word).about, entry.source) for word, entry in ALL.items()]
+    assert rule_list.rule_list() == rows
     code, out, _ = says("rules")
     assert code == 0 and max(map(len, out.splitlines())) <= 80
     assert all(word in out for word in ALL) and "Mostafa et al. 2018" in out
+
+
+def test_rules_of_plug_ins_are_listed_where_they_are_installed(says, monkeypatch):
+    monkeypatch.setattr(plugins, "names", lambda group: {"zorb", "somebodys"})
+    out = says("rules")[1]
+    assert "zorb" in out and "dladmm" not in out and "of a plug-in" in out
 
 
 def test_data_commands(says, monkeypatch, tmp_path):

@@ -14,7 +14,7 @@ from tpsgd.cli.compare import compare
 from tpsgd.cli.demo import demo
 from tpsgd.cli.plan import plan
 from tpsgd.cli.predict import evaluate, predict
-from tpsgd.cli.rule_list import LISTED
+from tpsgd.cli.rule_list import rule_list
 from tpsgd.cli.search import search
 from tpsgd.cli.terminal import INTERRUPTED, Stopped, grid_of
 from tpsgd.cli.torchrun import speaks, under_torchrun
@@ -106,7 +106,7 @@ def _top(
 @app.command()
 def rules() -> None:
     """List the rules, other methods and controls."""
-    Console().print(grid_of("rule", "what it does", "source", rows=LISTED))
+    Console().print(grid_of("rule", "what it does", "source", rows=rule_list()))
 
 
 @data_app.command("list")
