@@ -37,11 +37,6 @@ class Resuming:
             return {}
         return {"checkpoint": tpsgd.Checkpoint(self.checkpoint, resume=self.resume)}
 
-    def refuse(self, what: str) -> None:
-        """Refuse a checkpoint of something that has none."""
-        if self.checkpoint is not None:
-            raise TpsgdError(f"{what} has no checkpoints: leave --checkpoint out")
-
     @property
     def goes_on(self) -> bool:
         """Whether there is a run to go on with, whose results are replaced by more complete ones.

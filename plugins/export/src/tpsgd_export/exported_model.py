@@ -9,7 +9,7 @@ import tpsgd
 from tpsgd.cli import options
 from tpsgd.cli.options import setting
 from tpsgd.cli.rule_list import DEFAULT
-from tpsgd.cli.samples import CalibrationData, samples_for
+from tpsgd.cli.samples import CalibrationData, calibration_samples, data_for
 from tpsgd.common.errors import TpsgdError, shortened
 from tpsgd.common.names import safe
 
@@ -77,7 +77,7 @@ class NetToExport:
         import torch
 
         seed = self.seed or 0
-        data = samples.load(seed, samples.scale)
+        data = samples.load(seed)
         torch.manual_seed(seed)
         factory, _ = options.Model(self.model, self.activation).factory_for(data)
         word = rule or (DEFAULT if learned_codes else FIXED)
@@ -106,9 +106,10 @@ class NetToExport:
         note = f"from {self.model}: rule {word}, loss {loss or 'of the rule'}, seed {seed}"
         if word != run.rule:
             note += f" (it was trained by {safe(run.rule)})"
-        data, (x, y) = None, samples_for(trained, samples, self.model, split)
-        if split:
-            data, (x, y) = x, x.train
+        if split and samples.data is None:
+            raise TpsgdError(f"a page has samples in it: name the data of {self.model} with --data")
+        data = data_for(trained, samples, self.model) if split else None
+        x, y = data.train if data else calibration_samples(trained, samples, self.model)
         shape = inputs.get("shape") or (x is not None and x.shape[1:])
         if x is None and word in READOUTS and not self.readout_scale:
             note += "; without --data its readouts are calibrated by the first samples they learn"
