@@ -84,8 +84,8 @@ def train(
         rule = rule or (saved.run.rule if saved.run.rule in ALL else None)
     rule = rule or DEFAULT
     entry(rule)
-    outputs = {"out": out, "save": save, "log": log, "checkpoint": resuming.checkpoint}
-    options.keep_apart(data.data, model.model, **outputs)
+    places = {"out": out, "save": save, "log": log, "checkpoint": resuming.checkpoint}
+    options.keep_apart(data.data, model.model, **places)
     settings = options.settings_of(training, memory, machine, model, resuming)
     with _job(pipeline) as (first, parallel):
         if saved is None:
@@ -106,9 +106,9 @@ def train(
         if not first:
             arm.train(factory, samples.train, progress=False, **settings)
             return
-        again = overwrite or resuming.goes_on
-        claimed = _claimed(out, save, again, factory, samples.classes)
-        with claimed, _logged(log, overwrite, resuming.goes_on) as callbacks:
+        goes_on = resuming.goes_on
+        outputs = _outputs(out, save, log, overwrite, goes_on, factory, samples.classes)
+        with outputs as callbacks:
             settings |= {"callbacks": callbacks} if callbacks else {}
             with resuming.interruptible(), live_bar() as advance:
                 follow = partial(advance, rule)
@@ -118,16 +118,17 @@ def train(
             run.settings = {**notes, **run.settings}
             record = {"accuracy": accuracy, **run.as_dict()}
             record |= options.provenance_of(samples, machine.device)
+            own = is_function(model.model) and arm.factory is None
+            description = {"classes": samples.classes, "inputs": samples.inputs}
+            description |= {"factory": model.model if own else None}
 
             def write() -> list[Path]:
                 files: list[Path] = []
                 if out is not None:
                     files += write_or_rescue(partial(_write, run.model, record), out)
                 if save is not None:
-                    own = is_function(model.model) and arm.factory is None
-                    description = {"classes": samples.classes, "inputs": samples.inputs}
-                    description |= {"factory": model.model if own else None, "overwrite": again}
-                    files.append(write_or_rescue(partial(run.save, **description), save))
+                    save_run = partial(run.save, **description, overwrite=overwrite or goes_on)
+                    files.append(write_or_rescue(save_run, save))
                 return files
 
             def show(files: list[Path] | None) -> None:
@@ -163,46 +164,40 @@ def _job(pipeline: bool) -> Iterator[tuple[bool, dict[str, Any]]]:
 
 
 @contextmanager
-def _claimed(
+def _outputs(
     out: Path | None,
     save: Path | None,
+    log: Path | None,
     overwrite: bool,
+    goes_on: bool,
     factory: "Factory",
     classes: tuple[str, ...],
-) -> Iterator[None]:
-    """The folders of both options for this process alone, with room for the model.
+) -> Iterator[list[Any]]:
+    """The folders and the log for this process alone: the callbacks that write the log.
 
-    A model with other classes, which could not be saved, is refused before it is trained.
+    A folder has room for the model, and a model that is saved the classes of the data. An error
+    of the log's disk is raised when all else is done.
     """
+    from tpsgd import logs
     from tpsgd.memory.meter import tensor_bytes
     from tpsgd.saved.trained import check_classes, check_free
 
-    if out is None and save is None:
-        yield
-        return
-    nbytes = tensor_bytes(model := factory())
+    nbytes, again, callbacks = 0, overwrite or goes_on, []
+    if out is not None or save is not None:
+        nbytes = tensor_bytes(model := factory())
+        check_classes(model, () if save is None else classes)
+        del model
     with ExitStack() as stack:
         if out is not None:
-            stack.enter_context(output_folder(out, ("model.pt", "run.json"), overwrite, nbytes))
+            stack.enter_context(output_folder(out, ("model.pt", "run.json"), again, nbytes))
         if save is not None:
-            check_classes(model, classes)
-            stack.enter_context(output_folder(check_free(save, overwrite), nbytes=nbytes))
-        yield
-
-
-@contextmanager
-def _logged(file: Path | None, overwrite: bool, append: bool) -> Iterator[list[Any]]:
-    """The callbacks that write a log; an error of the disk is raised when all else is done."""
-    if file is None:
-        yield []
-        return
-    from tpsgd import logs
-
-    with output_file(file):
-        log = logs.file(file, overwrite=overwrite, append=append)
-        yield [log]
-    if log.error is not None:
-        raise log.error
+            stack.enter_context(output_folder(check_free(save, again), nbytes=nbytes))
+        if log is not None:
+            stack.enter_context(output_file(log))
+            callbacks.append(logs.file(log, overwrite=overwrite, append=goes_on))
+        yield callbacks
+    if callbacks and callbacks[0].error is not None:
+        raise callbacks[0].error
 
 
 def arm_for(
