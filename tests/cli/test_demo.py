@@ -32,20 +32,17 @@ def test_the_demo_has_a_report_per_net_and_ends_with_a_line_per_net(says):
     code, out, err = says("demo")
     lines = out.splitlines()
     assert (code, err) == (0, "") and max(map(len, lines)) <= 80
-    assert lines[-1] == f"reports: {Path('demo/index.html')}"
     text = " ".join(out.split())
     for net in ("MLP", "CNN"):
         (numbers,) = re.findall(rf" {net}: accuracy (.*?), time ×", text)
         assert "random layers at best" in numbers and "both in micro-batches ×" in numbers
-    page = Path("demo/index.html").read_text()
+    assert text.endswith("reports: demo/mlp/report.html, demo/cnn/report.html")
     for net in ("mlp", "cnn"):
         record = json.loads(Path(f"demo/{net}/results.json").read_text())
         assert {a["name"] for a in record["arms"]} == set(ARMS)
         assert record["settings"]["lr"] == "search" and record["command"] == "tpsgd demo"
         assert {r["kept_bytes"] for a in record["arms"] for r in a["restarts"]} == {0}
-        assert f'<a href="{net}/report.html">' in page and Path(f"demo/{net}/report.html").is_file()
-        assert f'src="{net}/memory.png"' in page
-        assert f"<p>{demo_module.NETS[net].title}: accuracy " in page
+        assert Path(f"demo/{net}/report.html").is_file()
 
 
 def test_further_rules_are_trained_where_they_are_named(says, monkeypatch):
@@ -89,7 +86,7 @@ def test_an_interrupt_leaves_the_nets_before_it_and_the_runs_that_finished(says,
     assert record["finished"] == count and Path("demo/mlp/report.html").is_file()
     record = json.loads(Path("demo/cnn/results.json").read_text())
     assert record["interrupted"] and 0 < record["finished"] < count
-    assert not Path("demo/index.html").exists() and "MLP: accuracy" not in out
+    assert "MLP: accuracy" not in out
 
 
 def test_an_arm_that_fails_does_not_hide_the_others(says, monkeypatch):
@@ -103,7 +100,7 @@ def test_an_arm_that_fails_does_not_hide_the_others(says, monkeypatch):
     monkeypatch.setattr(arm_module, "fit_many", failing)
     code, out, _ = says("demo")
     assert code == 1 and f"{RULE} failed: it diverged" in out and "MLP: accuracy" not in out
-    assert Path("demo/index.html").is_file()
+    assert Path("demo/cnn/report.html").is_file()
 
 
 def result(word, accuracies, seconds=1.0, peak=100, error=None):

@@ -98,10 +98,10 @@ def test_a_saved_model_leaves_with_its_scaling_rule_loss_and_seed(says, table):
     x = torch.from_numpy(scaled(table, trained.inputs["scaling"]))
     assert torch.allclose(logits, trained.outputs(x), atol=1e-5)
     status, out, _ = says(
-        "export", "c", "--model", "model", "--rule", "tpsgd-l1", "--loss", "bce", "--seed", "4",
+        "export", "c", "--model", "model", "--rule", "tpsgd-l1", "--seed", "4",
         "--out", "again",
     )  # fmt: skip
-    assert status == 0 and "rule tpsgd-l1, loss bce, seed 4 (it was trained by tpsgd-l2)" in out
+    assert status == 0 and "rule tpsgd-l1, loss mse, seed 4 (it was trained by tpsgd-l2)" in out
 
 
 @pytest.mark.parametrize(

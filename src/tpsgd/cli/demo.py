@@ -1,6 +1,5 @@
 """`tpsgd demo`: three nets on the digits under backprop, local rules and controls; a page each."""
 
-from html import escape
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -13,7 +12,6 @@ from tpsgd.cli import options
 from tpsgd.cli.compare import report_on
 from tpsgd.cli.options import Overwrite, option
 from tpsgd.cli.terminal import show_table
-from tpsgd.common.files import write_whole
 from tpsgd.common.output import output_folder
 
 if TYPE_CHECKING:
@@ -62,7 +60,7 @@ def demo(
         arms.entry(word)
     machine = options.Machine(threads=1).settings()
     data = tpsgd.data.load("digits")
-    names = ("index.html", *(f"{net}/{file}" for net in NETS for file in report.FILES))
+    names = tuple(f"{net}/{file}" for net in NETS for file in report.FILES)
     lines, failed = [HEADING], False
     with output_folder(out, names, overwrite) as folder:
         for name, net in NETS.items():
@@ -76,9 +74,9 @@ def demo(
             )  # fmt: skip
             lines += summary(net.title, record, _micro_batch_bytes(make(), data))
             failed = failed or any(result.error for result in record.results)
-        page = write_whole(folder / "index.html", _index(lines).encode())
+    lines.append(f"reports: {', '.join(str(folder / net / 'report.html') for net in NETS)}")
     print()
-    for line in (*lines, f"reports: {page}"):
+    for line in lines:
         print(fill(line, Console().width, subsequent_indent="  ", break_on_hyphens=False))
     if failed:
         raise typer.Exit(1)
@@ -127,22 +125,3 @@ def summary(title: str, record: "Results", micro_batch_bytes: int) -> list[str]:
         memory += f" (both in micro-batches ×{micro_batch_bytes / micro.largest.total_bytes:.2f})"
     time = f"×{rule.seconds / backprop.seconds:.2f}"
     return [f"{title}: accuracy {accuracy}, memory {memory}, time {time}"]
-
-
-def _index(lines: list[str]) -> str:
-    """A page with the summary, the first plot of each net, and links to the reports."""
-    from tpsgd.comparison.report.page import document
-
-    plots = "".join(
-        f'<figure><h2><a href="{name}/report.html">{net.title}</a></h2>'
-        f'<img alt="Test accuracy against memory" src="{name}/memory.png">'
-        f"<figcaption>{escape(net.model)}</figcaption></figure>\n"
-        for name, net in NETS.items()
-    )
-    paragraphs = "".join(f"<p>{escape(line)}</p>\n" for line in lines)
-    body = f"""{paragraphs}<div class="pair">
-{plots}</div>
-<p class="quiet">Each point is the mean of {RESTARTS} restarts; the dotted line is
-backprop's memory. The links lead to tables, learning curves and settings.</p>
-"""
-    return document("tpsgd demo", "Three nets on the digits, without backpropagation", body)

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from tpsgd.zoo.words import Factory
 
-LOSSES = ("mse", "cross-entropy", "bce")
 MOST_THREADS = max(64, os.cpu_count() or 1)
 DATA = (
     "digits, mnist, cifar10, seq-mnist-rows, eeg, tweets, ... (see: tpsgd data list); FILE.npz, "

@@ -57,23 +57,6 @@ pre { background: #f5f5f5; padding: .8rem 1rem; white-space: pre-wrap; border-ra
 """
 
 
-def document(title: str, heading: str, body: str) -> str:
-    """A page with its style inside; title and heading are text, the body is HTML."""
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{_text(title)}</title>
-<style>{STYLE}</style>
-</head>
-<body>
-<h1>{_text(heading)}</h1>
-{body}</body>
-</html>
-"""
-
-
 def render(comparison: Results, images: Mapping[str, bytes]) -> str:
     """The page, with the plots inside."""
     data = comparison.data
@@ -82,8 +65,18 @@ def render(comparison: Results, images: Mapping[str, bytes]) -> str:
     lines = [("bad", line) for line in table.failures(comparison)]
     lines += [("quiet", line) for line in table.remarks(comparison)]
     notes = "".join(f'<p class="{look}">{_text(line)}</p>' for look, line in lines)
-    heading = f"{table.title(comparison)}: learning without backpropagation"
-    body = f"""<p class="quiet">{table.effort(comparison)}; {data["train"]:,} training and
+    heading = _text(f"{table.title(comparison)}: learning without backpropagation")
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{heading}</title>
+<style>{STYLE}</style>
+</head>
+<body>
+<h1>{heading}</h1>
+<p class="quiet">{table.effort(comparison)}; {data["train"]:,} training and
 {data["test"]:,} test samples.</p>
 {notes}<div class="wide">{_table(columns, _cells(comparison))}</div>
 <p class="quiet">{NOTES}</p>
@@ -98,8 +91,9 @@ def render(comparison: Results, images: Mapping[str, bytes]) -> str:
 <h2>Reproduce</h2>
 <pre>{_text(comparison.command or "results.json holds every setting")}</pre>
 <p class="quiet">Made {_text(comparison.date)}. All numbers are in results.json.</p>
+</body>
+</html>
 """
-    return document(heading, heading, body)
 
 
 def _classes(comparison: Results, figures: Mapping[str, str]) -> str:
