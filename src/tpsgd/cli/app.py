@@ -26,10 +26,6 @@ from tpsgd.common.plugins import add_commands
 from tpsgd.common.units import columns
 from tpsgd.features import progress_bar
 
-SetName = Annotated[
-    str, typer.Argument(metavar="NAME", help="digits, mnist, seq-mnist-rows, ...; see: list.")
-]
-
 app = typer.Typer(
     help="Train neural networks without backpropagation.",
     add_completion=False,
@@ -123,18 +119,10 @@ def data_list() -> None:
 
 
 @data_app.command("fetch")
-def data_fetch(name: SetName) -> None:
-    """Download a data set, unless it is already there."""
+def data_fetch(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="digits, mnist, ...; see: list.")],
+) -> None:
+    """Download a data set, unless it is already there, and print its folder."""
     from tpsgd.data import fetch
 
     print(fetch(name))
-
-
-@data_app.command("path")
-def data_path(name: SetName) -> None:
-    """Print the folder of a data set."""
-    from tpsgd.data import path
-
-    if (place := path(name)) is None:
-        raise TpsgdError(f"{name} is not here; run: tpsgd data fetch {name}")
-    print(place)

@@ -97,7 +97,7 @@ def report_on(
         with live_bar() as advance:
 
             def progress(record: "Comparison", arm: "Arm", share: float) -> None:
-                advance(arm.name, share, 1.0, record)
+                advance(arm.name, share, 1.0)
 
             record = tpsgd.compare(*args, progress=progress, each=save, **settings)
         if not record.finished:

@@ -129,8 +129,7 @@ class DataOptions(Unscaled):
 
     scale: str | None = setting(
         None,
-        "Features of tables and series: none, standard or minmax, with statistics of the training "
-        "samples.",
+        "Features of tables and series: none, standard or minmax.",
         show_default="standard for .csv, else none",
     )
     label: str | None = setting(
@@ -155,18 +154,15 @@ class Model:
     TITLE = "Model"
 
     model: str = setting("mlp:256", MODELS)
-    activation: str = setting(
-        "leaky-relu", "leaky-relu, relu, tanh, sigmoid, gelu, silu, softplus."
-    )
+    activation: str = setting("leaky-relu", "Or relu, tanh, sigmoid, gelu, silu, softplus.")
     init: str | None = setting(
         None, "rnn: initial weights: zeros, uniform, scaled-uniform or reservoir."
     )
     leak: float | None = setting(None, "rnn: the share of the state that a step renews, up to 1.")
     window: int | None = setting(None, "rnn: time steps computed together; more is faster.", min=1)
     head: str | None = setting(
-        None, "Last layer: adam, or ridge, solved by least squares (rnn: the default).",
-        choices=("adam", "ridge"),
-    )  # fmt: skip
+        None, "Last layer; ridge: by least squares (rnn: the default).", choices=("adam", "ridge")
+    )
 
     def factory_for(self, data: "tpsgd.data.Data") -> "tuple[Factory, str]":
         """`factory` for a data set."""
@@ -189,20 +185,14 @@ class Model:
         return self.head or ("ridge" if is_recurrent(model) else "adam")
 
     def settings(self) -> dict[str, Any]:
-        """The settings of `fit` in this group."""
         return {} if self.window is None else {"window": self.window}
 
     def record(self, head: str) -> dict[str, Any]:
         """The model as plain values; an activation that it does not have is left out."""
         only_cells = ("rnn:" in self.model or "lru:" in self.model) and "+" not in self.model
         fixed = only_cells or self.model.startswith("vgg:")
-        values = {
-            "model": self.model,
-            "activation": None if fixed else self.activation,
-            "init": self.init,
-            "leak": self.leak,
-            "head": None if head == "adam" else head,
-        }
+        values = {"model": self.model, "activation": None if fixed else self.activation}
+        values |= {"init": self.init, "leak": self.leak, "head": None if head == "adam" else head}
         return {name: value for name, value in values.items() if value is not None}
 
 
@@ -261,9 +251,8 @@ class FromScratch(Training):
     )
     recipe: str | None = setting(
         None,
-        "deep, for images: --order simultaneous, Adam 0.001 with a rate that rises for a fifth "
-        "of the steps and falls to 0, 12 epochs, batches of 64, flips and mirrored shifts, bf16 on "
-        "a GPU. Options that you give replace the recipe's.",
+        "For images: simultaneous, Adam at a rate that rises to 0.001 and falls to 0, 12 epochs, "
+        "batches of 64, flips and shifts, bf16 on a GPU. Other options replace the recipe's.",
         choices=("deep",),
     )
     readout_scale: float | None = setting(
@@ -272,7 +261,6 @@ class FromScratch(Training):
 
     @property
     def chosen_order(self) -> Any:
-        """The order that was chosen, or that of the recipe."""
         order = super().chosen_order
         return tpsgd.simultaneous if self.recipe and order is None else order
 
@@ -333,13 +321,11 @@ class MemoryOptions:
         "fast: keep blocks' inputs. By default no more than backprop would use.",
     )
     reuse: str | None = setting(
-        None, "Keep blocks' inputs: yes, no (recompute), or in files in a folder (with --memory: "
-        "only if nothing else fits).",
-    )  # fmt: skip
+        None, "Keep blocks' inputs: yes, no (recompute), or in files in this folder."
+    )
     micro_batch: int | None = setting(None, "Samples of a batch in memory at a time.", min=1)
 
     def settings(self) -> dict[str, Any]:
-        """The settings of `fit` in this group."""
         reuse: Any = {"yes": True, "no": False}.get(str(self.reuse), self.reuse)
         if isinstance(reuse, str):
             reuse = Path(reuse).expanduser()
@@ -361,7 +347,6 @@ class Machine:
     )
 
     def settings(self) -> dict[str, Any]:
-        """The settings of `fit` in this group; the number of threads is set."""
         import torch
 
         from tpsgd.engine.device import resolve_device

@@ -30,7 +30,6 @@ class Resuming:
     )
 
     def settings(self) -> dict[str, Any]:
-        """The settings of `fit` in this group."""
         if self.checkpoint is None:
             if self.resume:
                 raise TpsgdError("--resume goes on from a checkpoint: add --checkpoint FOLDER")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich import box
-from rich.console import Console, Group
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -108,27 +108,20 @@ def show_table(comparison: "Comparison", *_: Any) -> None:
 
 
 @contextmanager
-def live_bar() -> Iterator[Callable[..., None]]:
-    """A progress bar on a terminal, as a function `advance(task, done, total, comparison)`."""
+def live_bar() -> Iterator[Callable[[str, float, float], None]]:
+    """A progress bar on a terminal, as a function `advance(task, done, total)`."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda *_: None
         return
-    from rich.live import Live
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    columns = (TextColumn("{task.description:15}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, refresh_per_second=2) as bar:
+        row = bar.add_task("warming up", total=1.0)
 
-    bar = Progress(TextColumn("{task.description:15}"), BarColumn(), TimeRemainingColumn())
-    row, shown = bar.add_task("warming up", total=1.0), 0
-    with Live(bar, console=console, transient=True, refresh_per_second=2) as live:
-
-        def advance(
-            task: str, done: float, total: float, comparison: "Comparison | None" = None
-        ) -> None:
-            nonlocal shown
+        def advance(task: str, done: float, total: float) -> None:
             bar.update(row, description=task, completed=done, total=total)
-            if comparison is not None and comparison.finished != shown:
-                shown = comparison.finished
-                live.update(Group(table(comparison, console.width), "", bar))
 
         yield advance
 
