@@ -496,10 +496,6 @@ WORDS: dict[str, tuple[tuple[str, ...], Read]] = {
     ),
     "activation": (("relu", "tanh"), lambda word: factory("mlp:4", (6,), 2, word)()),
     "rule": ((*arms.ALL, "all"), arms.entry),
-    "augment": (
-        ("flip", "crop:4", "cutout:8", "flip,crop:4", "resized-crop", "jitter:0.5"),
-        options.augmentation,
-    ),
     "blocks": (("4", "2,2,4"), options.block_numbers),
     "memory": (("64MB", "1.5GB", "100"), units.as_bytes),
     "data": (("digits", "photos@64", "own.npz", "x.py:f", "~/x.csv", "a/b.csv"), find),

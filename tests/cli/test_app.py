@@ -1,7 +1,6 @@
 """The command line: what it prints and where, its exit status, and that a mistake is one line."""
 
 import errno
-import importlib.util
 import inspect
 import io
 import json
@@ -18,8 +17,8 @@ from rich.console import Console
 
 import tpsgd
 from tpsgd.cli import app as cli
-from tpsgd.cli import options, terminal
-from tpsgd.cli.rule_list import LISTED
+from tpsgd.cli import options, rule_list, terminal
+from tpsgd.common import plugins
 from tpsgd.comparison.arms import ALL, arm
 from tpsgd.engine import arm as arm_module
 from tpsgd.engine.lengths import batch_size_for, epochs_for
@@ -65,8 +64,8 @@ def folder(tmp_path, monkeypatch):
 
 
 SHOWN = {
-    "": "compare", "train": "--precision", "compare": "--precision", "plan": "--precision",
-    "adapt": "--precision", "search": "--rates", "predict": "--data",
+    "": "compare", "train": "--optimizer", "compare": "--optimizer", "plan": "--optimizer",
+    "adapt": "--optimizer", "search": "--rates", "predict": "--data", "export c": "--ram",
     "rules": "readout-learned",
 }  # fmt: skip
 
@@ -81,9 +80,9 @@ def test_help_and_the_list_of_rules_need_no_torch():
         "    except SystemExit as end: assert not end.code\n"
         "    print(sorted({'torch', 'numpy', 'matplotlib'} & set(sys.modules)))"
     )
-    source = os.environ | {"PYTHONPATH": str(Path(tpsgd.__file__).parents[1])}
+    places = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     call = [sys.executable, "-c", program]
-    done = subprocess.run(call, capture_output=True, text=True, env=source)
+    done = subprocess.run(call, capture_output=True, text=True, env=places)
     assert done.returncode == 0, done.stderr
     *texts, rest = done.stdout.split("[]\n")
     assert rest == "" and max(map(len, done.stdout.splitlines())) <= 80
@@ -100,14 +99,15 @@ def test_every_public_name_loads():
         tpsgd.fitt  # noqa: B018
 
 
-@pytest.mark.skipif(importlib.util.find_spec("flwr") is not None, reason="Flower is installed")
-def test_the_fleet_says_that_it_needs_flower_where_it_is_used():
-    assert hasattr(tpsgd, "fleet") and not hasattr(tpsgd.fleet, "nothing")
-    assert inspect.getmembers(tpsgd.fleet)
-    with pytest.raises(tpsgd.TpsgdError, match="needs Flower, which is not installed: pip install"):
-        tpsgd.fleet.client  # noqa: B018
-    with pytest.raises(tpsgd.TpsgdError, match="needs Flower"):
-        exec("from tpsgd_fleet import server")
+@pytest.mark.skipif(
+    "fleet" in plugins.names(plugins.ATTRIBUTES), reason="the plug-in tpsgd-fleet is installed"
+)
+def test_a_plug_in_that_is_not_installed_says_how_to_install_it():
+    assert not hasattr(tpsgd, "fleet")
+    with pytest.raises(
+        AttributeError, match=r"in the plug-in tpsgd-fleet, .*: pip install tpsgd-f"
+    ):
+        tpsgd.fleet  # noqa: B018
 
 
 def test_version(says):
@@ -128,28 +128,20 @@ def test_no_words_show_the_help(says):
         ("train --model mlp:8 --blocks 5", "blocks must be a number from 1 to 2"),
         ("compare --rules drtp,redout", "unknown rule 'redout': did you mean 'readout'?"),
         ("compare --rules ,", "unknown rule ''"),
-        ("train --order sequental", "did you mean 'sequential'?"),
+        ("train --order sequental", "not one of 'sequential', 'simultaneous'"),
         ("train --rule sdfa --order sequential", "sdfa cannot learn block by block"),
         ("train --rule dfa --order sequential", "trained yet; use --order simultaneous"),
-        ("train --loss nll", "choose from mse, cross-entropy, bce"),
-        ("train --lr 0", "--lr must be more than 0"),
         ("train --lr nan", "--lr must be more than 0"),
         ("compare --lr 0", "--lr must be more than 0"),
         ("compare --lr fast", "--lr takes a number such as 0.003, or search, got 'fast'"),
-        ("train --lr 1e9", "--lr must be more than 0 and at most 1000, got 1e+09"),
+        ("train --lr 1e9", "--lr must be more than 0, at most 1000, got 1e+09"),
         ("train --epochs 0", "--epochs"),
         ("train --seed 9223372036854775808", "--seed"),
-        ("train --threads 100000", "--threads 100000 is too much for"),
+        ("train --threads 100000", "'--threads': "),
         ("train --model own.py:leaves", "own.py:leaves failed with SystemExit: 0"),
         ("train --epochs many", "--epochs"),
         ("compare --restarts 0", "--restarts"),
         ("train --nothing", "No such option: --nothing"),
-        ("train --precision fp16", "unknown precision 'fp16': did you mean 'bf16'?"),
-        ("train --augment flop", "unknown augmentation 'flop': did you mean 'flip'?"),
-        ("train --augment cutout", "cutout needs a size in pixels: cutout:8"),
-        ("train --augment crop:x", "'crop:x' is no augmentation: write crop or crop:4"),
-        ("train --augment flip --reuse yes", "--reuse yes keeps one version of each sample"),
-        ("train --augment flip --memory 9MB", "set --reuse no, --micro-batch ... instead"),
         ("train --reuse nowhere", "--reuse nowhere: write yes, no, or a folder that exists"),
         ("train --micro-batch 0", "--micro-batch"),
         ("train --rule zorb --micro-batch 4", "zorb takes no --micro-batch"),
@@ -171,26 +163,28 @@ def test_no_words_show_the_help(says):
         ("train --rule reservior", "did you mean 'reservoir'?"),
         ("train --rule reservoir", "begin with a recurrent layer"),
         ("compare --rules readout,reservoir", "begin with a recurrent layer"),
-        ("train --window 4", "--window is for recurrent models such as rnn:512, not for mlp:256"),
+        ("train --window 4", "window is for models with recurrent layers"),
         ("compare --window 0", "--window"),
         ("train --init zeros", "init and leak are for recurrent models"),
         ("compare --leak 0.5", "not for mlp:256"),
-        ("train --data steps.npz --model rnn:4 --init zeroes", "did you mean 'zeros'?"),
+        (
+            "train --data steps.npz --model rnn:4 --init zeroes",
+            "unknown init 'zeroes': choose zeros, uniform",
+        ),
         ("train --data steps.npz --model rnn:4 --leak nan", "leak must be over 0"),
         ("train --data steps.npz --model rnm:4", "did you mean 'rnn'?"),
         ("train --data images.npz --model rnn:4", "seq-mnist-rows"),
         ("train --model rnn:4", "needs sequences (steps, features), not samples of shape (6,)"),
         ("train --data tokens.npz", "mlp:256 cannot read tokens"),
         ("train --data tokens.npz --model cnn:4x3", "cnn:4x3 cannot read tokens"),
-        ("compare --data padded.npz", "mlp:256 cannot read sequences of different lengths"),
+        ("compare --data padded.npz", "the model has no recurrent layer to read them"),
         ("train --data steps.npz --model rnn:4 --rule reservoir --order simultaneous", "ridge"),
         ("train --head ridge --order simultaneous", "choose --order sequential"),
         ("train --device gpu", "unknown device 'gpu'"),
         ("train --out two.npz/here", "cannot write to two.npz/here"),
         ("compare --out two.npz/here", "cannot write to two.npz/here"),
-        ("data path nothing", "not a built-in data set"),
         ("data fetch nothing", "not a built-in data set"),
-        ("data path", "Missing argument"),
+        ("data fetch", "Missing argument"),
     ],
 )
 def test_a_mistake_is_one_line(says, words, said):
@@ -238,16 +232,15 @@ def test_train_saves_a_state_dict_that_loads(says):
 
 
 @pytest.mark.parametrize("command", ["train", "compare"])
-def test_every_setting_of_fit_has_its_option(says, command):
+def test_options_become_settings_of_fit(says, command):
     words = ("--data", "images.npz", "--model", "cnn:4x2", "--epochs", "1", "--batch-size", "16")
-    words += ("--augment", "flip,crop:1,cutout:1", "--precision", "bf16", "--micro-batch", "4")
+    words += ("--optimizer", "sgd", "--seed", "3", "--micro-batch", "4")
     words += ("--rule", "readout") if command == "train" else ("--rules", "readout")
     record = json.loads(says(command, *words, "--reuse", "no", "--json")[1])
     runs = [record] if command == "train" else [arm["restarts"][0] for arm in record["arms"]]
     for run in runs:
         settings = run["settings"]
-        assert settings["augment"] == "chain(flip(0.5), crop(1), cutout(1))"
-        assert (settings["precision"], settings["micro_batch"]) == ("bfloat16", 4)
+        assert (settings["optimizer"], run["seed"], settings["micro_batch"]) == ("sgd", 3, 4)
         assert settings["reuse"] is False or run["rule"] == "backprop"  # which has no blocks
 
 
@@ -270,8 +263,8 @@ def test_reuse_from_a_folder_gives_the_same_model(says):
 
 def test_own_model_and_fewer_samples(says):
     words = ("--data", "two.npz", "--model", "own.py:good", "--epochs", "1", "--max-train", "20")
-    record = json.loads(says("train", *words, "--loss", "mse", "--json")[1])
-    assert record["data"]["train"] == 20 and record["settings"]["loss"] == "mse"
+    record = json.loads(says("train", *words, "--json")[1])
+    assert record["data"]["train"] == 20
 
 
 def test_threads(says):
@@ -382,17 +375,6 @@ def test_a_warning_is_one_line_and_not_on_standard_output(says, monkeypatch):
         assert says() == (0, "", "tpsgd: warning: a b\n")
 
 
-@pytest.mark.parametrize(("data", "warned"), [("digits", True), ("two.npz", False)])
-def test_bce_for_several_classes_is_a_warning(says, data, warned):
-    with cli.warnings.catch_warnings():
-        cli.warnings.simplefilter("default")
-        words = ("--data", data, "--max-train", "50", "--epochs", "1", "--model", "mlp:4")
-        code, _, err = says("train", *words, "--loss", "bce")
-    assert code == 0
-    assert ("--loss bce asks yes or no for each of 10 classes" in err) == warned
-    assert err.count("\n") == warned
-
-
 def test_a_terminal_gets_a_live_bar(says, monkeypatch):
     screen = io.StringIO()
 
@@ -402,14 +384,21 @@ def test_a_terminal_gets_a_live_bar(says, monkeypatch):
     monkeypatch.setattr(terminal, "Console", console)
     code, out, _ = says("compare", *SMALL, "--restarts", "1", "--rules", "drtp", "--json")
     assert code == 0 and json.loads(out)
-    assert "warming up" in screen.getvalue() and "drtp" in screen.getvalue()
+    assert "warming up" in screen.getvalue() and "frozen" in screen.getvalue()  # first and last
 
 
 def test_rules_lists_every_word_and_its_source(says):
-    assert list(LISTED) == [(word, arm(word).about, entry.source) for word, entry in ALL.items()]
+    rows = [(word, arm(word).about, entry.source) for word, entry in ALL.items()]
+    assert rule_list.rule_list() == rows
     code, out, _ = says("rules")
     assert code == 0 and max(map(len, out.splitlines())) <= 80
     assert all(word in out for word in ALL) and "Mostafa et al. 2018" in out
+
+
+def test_rules_of_plug_ins_are_listed_where_they_are_installed(says, monkeypatch):
+    monkeypatch.setattr(plugins, "names", lambda group: {"zorb", "somebodys"})
+    out = says("rules")[1]
+    assert "zorb" in out and "dladmm" not in out and "of a plug-in" in out
 
 
 def test_data_commands(says, monkeypatch, tmp_path):
@@ -418,11 +407,8 @@ def test_data_commands(says, monkeypatch, tmp_path):
     code, out, _ = says("data", "list")
     assert code == 0 and out.splitlines()[1].startswith("digits")
     assert max(map(len, out.splitlines())) <= 80 and "tweets-vectors-holdout" in out
-    code, out, err = says("data", "path", "mnist")
-    assert (code, out) == (2, "") and "run: tpsgd data fetch mnist" in err
-    for verb in ("path", "fetch"):
-        code, out, _ = says("data", verb, "digits")
-        assert code == 0 and Path(out.strip()).is_dir()
+    code, out, _ = says("data", "fetch", "digits")
+    assert code == 0 and Path(out.strip()).is_dir()
 
 
 STEPS = ("--epochs", "1", "--batch-size", "16", "--restarts", "1")
@@ -496,10 +482,8 @@ def test_the_random_control_is_there_for_other_models_by_name(says):
 
 def test_words_of_the_command_line_are_those_of_the_models():
     helps = {f.name: f.metadata["option"].help for f in fields(options.Model)}
-    assert {word.replace("-", "_") for word in options.INITS} == set(BY_NAME)
-    assert all(word in helps["activation"] for word in models.ACTIVATIONS)
-    for word in options.AUGMENT:
-        assert callable(getattr(tpsgd.augment, word.replace("-", "_")))
+    assert all(word.replace("_", "-") in helps["init"] for word in BY_NAME)
+    assert all(word in helps["activation"] for word in {*models.ACTIVATIONS} - {"leaky-relu"})
 
 
 @pytest.mark.full
@@ -531,7 +515,7 @@ def test_peers_by_their_words(says):
     assert "dladmm: 300 iterations over all samples, not epochs" in " ".join(out.split())
     for word, *more in (
         ("zorb", "--lr", "5"),
-        ("elm", "--loss", "mse"),
+        ("elm", "--blocks", "1"),
         ("lm-karnet", "--lr", "1"),
     ):
         code, _, err = says("train", *SMALL, "--rule", word, *more)
@@ -564,10 +548,10 @@ def test_a_recipe_sets_what_was_not_chosen(says, squares):
 
 
 def test_options_replace_those_of_a_recipe(says, squares):
-    words = ("--epochs", "1", "--max-train", "8", "--batch-size", "4", "--augment", "flip")
+    words = ("--epochs", "1", "--max-train", "8", "--batch-size", "4")
     words += ("--order", "sequential", "--optimizer", "sgd", "--model", "cnn:4x3", "--json")
     settings = json.loads(says("train", *squares, *words)[1])["settings"]
-    chosen = {"batch_size": 4, "augment": "flip(0.5)", "order": "sequential"}
+    chosen = {"batch_size": 4, "order": "sequential"}
     chosen |= {"optimizer": "sgd", "lr": None, "lr_schedule": "one_cycle(0.2)"}
     assert {name: settings[name] for name in chosen} == chosen
 
@@ -594,7 +578,7 @@ def test_without_a_recipe_the_data_decide_how_long_to_train(says):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--recipe deeper", "unknown recipe 'deeper': did you mean 'deep'"),
+        ("--recipe deeper", "'deeper' is not one of 'deep'"),
         ("--recipe deep", "this recipe is for images"),
         ("--recipe deep --rule elm", "elm takes no --recipe"),
         ("--model vgg:12", "write vgg:8, vgg:11 or vgg:16"),
@@ -616,10 +600,9 @@ def test_compare_at_equal_reads_and_seconds(says):
     record = json.loads(out)
     assert code == 0 and record["settings"]["seconds"] == 0.2
     assert all(row["restarts"][0]["seconds"] > 0.15 for row in record["arms"])
-    assert says("compare", *words, "--seconds", "1")[::2] == (
-        2, "tpsgd: --seconds is the time of each run for --equal seconds: add that\n",
-    )  # fmt: skip
-    assert "unknown equal 'read'" in says("compare", *words, "--equal", "read")[2]
+    code, _, err = says("compare", *words, "--seconds", "1", "--overwrite")
+    assert code == 2 and "seconds=1.0 needs equal='seconds'" in err
+    assert "'read' is not one of 'passes', 'reads'" in says("compare", *words, "--equal", "read")[2]
 
 
 def test_the_scale_of_readout_is_an_option(says):

@@ -266,9 +266,12 @@ def test_training_goes_on_from_a_saved_model(says):
         ("--data cows.csv", "cows.csv has the label 'cow', which is not a class of the model"),
         ("--data new.csv", "new.csv has no labels to learn from"),
         ("--data pets.csv --save model", "--save model would write to"),
-        ("--data pets.csv --drop a", "model has its own columns: leave --drop and --impute out"),
-        ("--data pets.csv --scale none", "the model in model has its own scaling"),
-        ("--data pets.csv --activation relu", "the model in model is made: leave --activation out"),
+        (
+            "--data pets.csv --drop a",
+            "model in model has its own columns, scaling and layers: leave --drop out",
+        ),
+        ("--data pets.csv --scale none", "layers: leave --scale out"),
+        ("--data pets.csv --activation relu", "layers: leave --activation out"),
     ],
 )
 def test_what_a_saved_model_cannot_go_on_with_is_one_line(says, words, message):

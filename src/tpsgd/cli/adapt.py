@@ -125,7 +125,6 @@ def adapt(
     with resuming.interruptible(), output_folder(out, ("adaptor.json", RECORD), again) as folder:
         net, taps = backbone.load(machine)
         job = Job(net, taps, data.load(training.seed), settings, arms)
-        options.warn_of_loss(training, job.data)
         planned = adapt_plan.planned(job)
         if not as_json:
             adapt_plan.show(planned, rule)

@@ -14,7 +14,7 @@ from tpsgd.cli.compare import compare
 from tpsgd.cli.demo import demo
 from tpsgd.cli.plan import plan
 from tpsgd.cli.predict import evaluate, predict
-from tpsgd.cli.rule_list import LISTED
+from tpsgd.cli.rule_list import rule_list
 from tpsgd.cli.search import search
 from tpsgd.cli.terminal import INTERRUPTED, Stopped, grid_of
 from tpsgd.cli.torchrun import speaks, under_torchrun
@@ -25,10 +25,6 @@ from tpsgd.common.names import printable
 from tpsgd.common.plugins import add_commands
 from tpsgd.common.units import columns
 from tpsgd.features import progress_bar
-
-SetName = Annotated[
-    str, typer.Argument(metavar="NAME", help="digits, mnist, seq-mnist-rows, ...; see: list.")
-]
 
 app = typer.Typer(
     help="Train neural networks without backpropagation.",
@@ -106,7 +102,7 @@ def _top(
 @app.command()
 def rules() -> None:
     """List the rules, other methods and controls."""
-    Console().print(grid_of("rule", "what it does", "source", rows=LISTED))
+    Console().print(grid_of("rule", "what it does", "source", rows=rule_list()))
 
 
 @data_app.command("list")
@@ -123,18 +119,10 @@ def data_list() -> None:
 
 
 @data_app.command("fetch")
-def data_fetch(name: SetName) -> None:
-    """Download a data set, unless it is already there."""
+def data_fetch(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="digits, mnist, ...; see: list.")],
+) -> None:
+    """Download a data set, unless it is already there, and print its folder."""
     from tpsgd.data import fetch
 
     print(fetch(name))
-
-
-@data_app.command("path")
-def data_path(name: SetName) -> None:
-    """Print the folder of a data set."""
-    from tpsgd.data import path
-
-    if (place := path(name)) is None:
-        raise TpsgdError(f"{name} is not here; run: tpsgd data fetch {name}")
-    print(place)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -14,11 +14,11 @@ from tpsgd.cli import options
 from tpsgd.cli.options import AsJson, Overwrite, option
 from tpsgd.cli.resuming import Resuming
 from tpsgd.cli.terminal import NOTHING_DONE, Stopped, live_bar, show, write_then_show
-from tpsgd.common.errors import TpsgdError
 from tpsgd.common.output import output_folder, write_or_rescue
 
 if TYPE_CHECKING:
     from tpsgd.comparison.compare import Comparison
+    from tpsgd.engine.arm import Arm
 
 
 @options.grouped
@@ -32,8 +32,8 @@ def compare(
     rules: Annotated[str, option("all, or some: readout,drtp. See: tpsgd rules.")] = "all",
     restarts: Annotated[int, option("Models to train with each rule.", min=1)] = 3,
     equal: Annotated[
-        str,
-        option("Equal for all rules: passes (epochs per block), reads (of the data), or seconds."),
+        Literal["passes", "reads", "seconds"],
+        option("Equal for all rules: epochs per block, reads of the data, or seconds."),
     ] = "passes",
     seconds: Annotated[
         float | None,
@@ -48,34 +48,32 @@ def compare(
     If one of them fails, the others go on, and the exit status is 1.
     """
     from tpsgd.comparison import arms
-    from tpsgd.comparison import equal as equally
     from tpsgd.rules import scale_of
 
-    options.check("equal", equal, equally.AMOUNTS)
-    if seconds is not None and equal != "seconds":
-        raise TpsgdError("--seconds is the time of each run for --equal seconds: add that")
     options.keep_apart(data.data, model.model, out=out, checkpoint=resuming.checkpoint)
     named = [] if rules == "all" else list(dict.fromkeys(options.listed(rules)))
     for word in named:
         arms.entry(word)
     settings = options.settings_of(training, memory, machine, model, resuming)
     samples = data.load(training.seed)
-    options.warn_of_loss(training, samples)
     settings = training.complete(settings, samples.shape)
     factory, head = model.factory_for(samples)
     words, left_out = (named, []) if named else arms.all_words(factory)
     settings["order"] = training.chosen_order
-    chosen = [arms.arm(word, settings["order"], factory) for word in words]
+    compared = [arms.arm(word, settings["order"], factory) for word in words]
     if (scale := training.readout_scale) is not None:
-        chosen = [arms.scaled(a, scale) if scale_of(a.rule) else a for a in chosen]
-    compared = arms.with_controls(chosen)
+        compared = [arms.scaled(a, scale) if scale_of(a.rule) else a for a in compared]
+    compared = arms.with_controls(compared)
     if head == "ridge":
         compared = [arms.with_ridge(arm, factory, settings) for arm in compared]
     settings |= {"restarts": restarts, "equal": equal, "seconds": seconds}
     settings["command"] = options.command_line()
     settings["notes"] = model.record(head) | {"left_out": left_out}
-    again = overwrite or resuming.goes_on
-    printed = _show_json if as_json else show
+
+    def show_json(record: "Comparison", page: Path | None) -> None:
+        print(json.dumps({**record.as_dict(), "report": page and str(page)}), flush=True)
+
+    again, printed = overwrite or resuming.goes_on, show_json if as_json else show
     with resuming.interruptible():
         record = report_on(out, again, printed, samples, factory, compared, **settings)
     if any(result.error for result in record.results):
@@ -85,37 +83,28 @@ def compare(
 def report_on(
     out: Path, overwrite: bool, printed: Callable[..., None], *args: Any, **settings: Any
 ) -> "Comparison":
-    """Compare, write the report to a folder, print the record; Ctrl-C ends with what is there."""
+    """Compare, write the report to a folder, print the record; Ctrl-C ends with what is there.
+
+    A progress bar shows the results so far, and `results.json` has them after every run.
+    """
     from tpsgd.comparison import report
 
+    def save(record: "Comparison") -> None:
+        with suppress(OSError):  # a full disk: the end of the comparison tries again, and says so
+            report.save(record, folder)
+
     with output_folder(out, report.FILES, overwrite) as folder:
-        record = _compared(folder, *args, **settings)
+        with live_bar() as advance:
+
+            def progress(record: "Comparison", arm: "Arm", share: float) -> None:
+                advance(arm.name, share, 1.0)
+
+            record = tpsgd.compare(*args, progress=progress, each=save, **settings)
+        if not record.finished:
+            raise Stopped(NOTHING_DONE)
         write = partial(write_or_rescue, partial(report.write, record), folder)
         write_then_show(write, partial(printed, record))
         if record.interrupted:
             count = f"{record.finished} of {record.asked} training runs"
             raise Stopped(f"interrupted; {count} are in {folder}")
-    return record
-
-
-def _show_json(record: "Comparison", page: Path | None) -> None:
-    print(json.dumps({**record.as_dict(), "report": page and str(page)}), flush=True)
-
-
-def _compared(folder: Path, *args: Any, **settings: Any) -> "Comparison":
-    """Compare with a progress bar; the results so far are in the folder after every run."""
-    from tpsgd.comparison import report
-
-    def save(record: Any) -> None:
-        with suppress(OSError):  # a full disk: the end of the comparison tries again, and says so
-            report.save(record, folder)
-
-    with live_bar() as advance:
-
-        def progress(record: Any, arm: Any, share: float) -> None:
-            advance(arm.name, share, 1.0, record)
-
-        record = tpsgd.compare(*args, progress=progress, each=save, **settings)
-    if not record.finished:
-        raise Stopped(NOTHING_DONE)
     return record

@@ -5,49 +5,42 @@ import re
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import tpsgd
 from tpsgd.cli import options
 from tpsgd.cli.options import AsJson, Overwrite, RuleWord, option, setting
 from tpsgd.cli.rule_list import DEFAULT
-from tpsgd.cli.terminal import live_bar, show_plan, write_then_show
+from tpsgd.cli.terminal import live_bar, write_then_show
 from tpsgd.cli.train import arm_for
 from tpsgd.common import figures
 from tpsgd.common.errors import TpsgdError
 from tpsgd.common.output import check_new
 
-if TYPE_CHECKING:
-    from tpsgd.engine.arm import Arm
-    from tpsgd.memory.plan import Plan
-    from tpsgd.zoo.words import Factory
-
 
 @dataclass(frozen=True)
-class PlannedData(options.DataOptions):
+class DataOrShape(options.DataOptions):
     """A data set, or the shape of its samples."""
 
-    data: str | None = setting(None, options.DATA)  # type: ignore[assignment]
+    data: str | None = setting(None, options.DATA, show_default="digits")  # type: ignore[assignment]
     shape: str | None = setting(None, "Instead of data: shape of a sample, 1x28x28 or 784.")
     classes: int | None = setting(None, "With --shape: number of classes.", min=1)
     samples: int | None = setting(None, "With --shape: number of samples.", min=1)
 
-
-@dataclass(frozen=True)
-class Subject:
-    """A model, and the samples that it is to be trained on."""
-
-    factory: "Factory"
-    head: str
-    shape: tuple[int, ...]
-    samples: int
-    dtype: Any = None
-    padded: bool = False
+    def read_shape(self) -> tuple[tuple[int, ...], int]:
+        """The shape of a sample and the number of classes."""
+        named = set(options.changed(self)) - {"--shape", "--classes", "--samples"}
+        if named or self.classes is None:
+            leave = f" without {', '.join(sorted(named))}" if named else ""
+            raise TpsgdError(f"--shape is for a plan without data: it goes with --classes{leave}")
+        if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", str(self.shape).lower()):
+            raise TpsgdError(f"{self.shape!r} is no shape of a sample: write 1x28x28 or 784")
+        return tuple(map(int, str(self.shape).lower().split("x"))), self.classes
 
 
 @options.grouped
 def plan(
-    data: PlannedData,
+    data: DataOrShape,
     model: options.Model,
     training: options.FromScratch,
     memory: options.MemoryOptions,
@@ -70,66 +63,50 @@ def plan(
             "every plan includes backprop in its forms: choose a rule to compare with it"
         )
     options.keep_apart(data.data, model.model, plot=plot)
-    subject = _subject(data, model)
     if plot is not None:
         figures.check_file(plot, "plan")
         check_new(plot, overwrite)
-    with live_bar() as advance:
-        model.check_head(training.chosen_order)
-        arm = arm_for(rule, training, memory, subject.factory, subject.head)
-        settings = options.settings_of(training, memory, model) | {"device": machine.device}
-        settings = training.complete(settings, subject.shape)
-        settings.setdefault("batch_size", batch_size_for(subject.samples))
-        settings["progress"] = partial(advance, "rehearsing")
-        settings["ranks"] = ranks
-        plan = _plan(subject, arm, settings | {"order": arm.order})
-
-    def show(figure: Path | None) -> None:
-        if not as_json:
-            show_plan(plan)
-            print("" if figure is None else f"figure: {figure}\n", end="", flush=True)
-            return
-        record = {"command": options.command_line(), "model": model.model, "rule": rule}
-        record |= {"head": subject.head, "batch_size": settings["batch_size"]}
-        record |= {"memory_budget": memory.memory, "shape": list(subject.shape)}
-        record |= {"samples": subject.samples, "plot": figure and str(figure)}
-        print(json.dumps(record | plan.as_dict()), flush=True)
-
-    write_then_show(lambda: plot and plan.plot(plot), show)
-
-
-def _subject(data: PlannedData, model: options.Model) -> Subject:
-    if data.shape is None:
-        if (data.classes, data.samples) != (None, None):
-            raise TpsgdError("--classes and --samples go with --shape: a data set has its own")
-        samples = replace(data, data=data.data or "digits").load()
-        x, y = samples.train
-        padded = isinstance(x, tpsgd.Padded)
-        dtype = None if padded else x.dtype
-        return Subject(*model.factory_for(samples), samples.shape, len(y), dtype, padded)
-    if (data.data, data.max_train, data.on_disk, data.scale) != (None,) * 4:
-        raise TpsgdError("--shape is for a plan without data: leave --data and its options out")
-    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", data.shape.lower()):
-        raise TpsgdError(f"{data.shape!r} is no shape of a sample: write 1x28x28 or 784")
-    if data.classes is None:
-        raise TpsgdError("--shape needs --classes too: how many there are, such as 10")
-    shape = tuple(map(int, data.shape.lower().split("x")))
-    return Subject(*model.factory(shape, data.classes), shape, data.samples or 0)
-
-
-def _plan(subject: Subject, arm: "Arm", settings: dict[str, Any]) -> "Plan":
-    if arm.method is not None:
-        raise TpsgdError(f"{arm.name} cannot be planned: it is not trained by fit")
-    if subject.padded and settings["memory"].budget is not None:
+    settings = options.settings_of(training, memory, model) | {"device": machine.device}
+    padded = False
+    if data.shape is not None:
+        (shape, classes), count = data.read_shape(), data.samples or 0
+        factory, head = model.factory(shape, classes)
+    elif (data.classes, data.samples) != (None, None):
+        raise TpsgdError("--classes and --samples go with --shape: a data set has its own")
+    else:
+        samples = data.load()
+        (x, y), shape = samples.train, samples.shape
+        factory, head = model.factory_for(samples)
+        count, padded = len(y), isinstance(x, tpsgd.Padded)
+        settings["dtype"] = None if padded else x.dtype
+    if padded and memory.memory is not None:
         raise TpsgdError("sequences of different lengths cannot be planned within a memory budget")
+    arm = arm_for(rule, model, training, memory, factory, head)
+    if arm.method is not None:
+        raise TpsgdError(f"{rule} cannot be planned: it is not trained by fit")
+    settings = training.complete(settings, shape)
+    settings.setdefault("batch_size", batch_size_for(count))
+    settings |= {"rule": arm.rule, "order": arm.order, "samples": count, "ranks": ranks}
     if arm.epochs is not None:
         settings["epochs"] = arm.epochs
     if arm.optimizer is not None:
         settings |= {"optimizer": arm.optimizer, "lr": arm.lr}
-    model = (arm.factory or subject.factory)()
-    settings |= {"rule": arm.rule, "samples": subject.samples, "dtype": subject.dtype}
-    plan = tpsgd.plan(model, subject.shape, **settings)
-    if not subject.padded:
-        return plan
-    longest = f"sequences differ in length: all are planned as {subject.shape[0]} steps long"
-    return replace(plan, remarks=(*plan.remarks, longest))
+    with live_bar() as advance:
+        progress = partial(advance, "rehearsing")
+        plan = tpsgd.plan((arm.factory or factory)(), shape, progress=progress, **settings)
+    if padded:
+        longest = f"sequences differ in length: all are planned as {shape[0]} steps long"
+        plan = replace(plan, remarks=(*plan.remarks, longest))
+
+    def show(figure: Path | None) -> None:
+        if not as_json:
+            print(plan)
+            print("" if figure is None else f"figure: {figure}\n", end="", flush=True)
+            return
+        record: dict[str, Any] = {"command": options.command_line(), "model": model.model}
+        record |= {"rule": rule, "head": head, "batch_size": settings["batch_size"]}
+        record |= {"memory_budget": memory.memory, "shape": list(shape), "samples": count}
+        record |= {"plot": figure and str(figure)}
+        print(json.dumps(record | plan.as_dict()), flush=True)
+
+    write_then_show(lambda: plot and plan.plot(plot), show)

@@ -30,17 +30,11 @@ class Resuming:
     )
 
     def settings(self) -> dict[str, Any]:
-        """The settings of `fit` in this group."""
         if self.checkpoint is None:
             if self.resume:
                 raise TpsgdError("--resume goes on from a checkpoint: add --checkpoint FOLDER")
             return {}
         return {"checkpoint": tpsgd.Checkpoint(self.checkpoint, resume=self.resume)}
-
-    def refuse(self, what: str) -> None:
-        """Refuse a checkpoint of something that has none."""
-        if self.checkpoint is not None:
-            raise TpsgdError(f"{what} has no checkpoints: leave --checkpoint out")
 
     @property
     def goes_on(self) -> bool:

@@ -3,9 +3,10 @@
 A test holds the list equal to `tpsgd.comparison.arms.ALL`, and the default to `rules.default`.
 """
 
-DEFAULT = "readout-learned"
+from tpsgd.common import plugins
 
-LISTED = (  # the word, what it does, its source
+DEFAULT = "readout-learned"
+RULES = (  # the word, what it does, its source
     ("backprop", "gradients go through the whole net", ""),
     ("backprop-checkpointed", "backprop with activation checkpointing", "Chen et al. 2016"),
     ("backprop-micro", "backprop with gradient accumulation over micro-batches", ""),
@@ -32,13 +33,21 @@ LISTED = (  # the word, what it does, its source
     ),
     ("frozen", "control: hidden blocks stay random", ""),
     ("random", "control: nothing is trained, not even the head", ""),
-    (
-        "zorb",
+    ("lm-karnet", "least squares to P y* before the activation", "Zhuang et al. 2019"),
+    ("elm", "control: random hidden layers, head by ridge", "Huang et al. 2006"),
+)
+PEERS = {  # of the plug-in tpsgd-peers
+    "dladmm": ("alternating updates of all layers, full batch", "Wang et al. 2019"),
+    "zorb": (
         "least squares to labels propagated back through the net",
         "Ranganathan & Lewandowski 2020",
     ),
-    ("lm-karnet", "least squares to P y* before the activation", "Zhuang et al. 2019"),
-    ("dladmm", "alternating updates of all layers, full batch", "Wang et al. 2019"),
-    ("elm", "control: random hidden layers, head by ridge", "Huang et al. 2006"),
-    ("reservoir", "control: random leaky cells, head by least squares", "Jaeger 2001"),
-)
+}
+RESERVOIR = ("reservoir", "control: random leaky cells, head by least squares", "Jaeger 2001")
+
+
+def rule_list() -> list[tuple[str, str, str]]:
+    """The word, the description and the source of every rule, those of installed plug-ins too."""
+    words = sorted(plugins.names(plugins.ARMS))
+    of_plugins = [(word, *PEERS.get(word, ("of a plug-in", ""))) for word in words]
+    return [*RULES, *of_plugins, RESERVOIR]

@@ -1,8 +1,7 @@
-"""Samples for a model that exists already: to calibrate it, or to go on with its training."""
+"""Samples for a saved model: to calibrate it, or to go on with its training."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tpsgd
 from tpsgd.cli import options
@@ -11,6 +10,9 @@ from tpsgd.cli.rule_list import DEFAULT
 from tpsgd.cli.terminal import waiting
 from tpsgd.common.errors import TpsgdError
 
+if TYPE_CHECKING:
+    from tpsgd.data.new_samples import NewSamples
+
 RuleWord = Annotated[
     str | None,
     option("A rule; see: tpsgd rules.", "--rule", show_default=f"{DEFAULT}, or a saved model's"),
@@ -18,88 +20,75 @@ RuleWord = Annotated[
 
 
 @dataclass(frozen=True)
-class CalibrationData:
+class CalibrationData(options.Unscaled):
     """Samples that readouts are calibrated with; a saved model needs none."""
 
-    TITLE = "Data"
-
-    data: str | None = setting(None, options.DATA, show_default="digits; of a saved model, none")
-    max_train: int | None = setting(None, "Use only this many training samples.", min=1)
-    on_disk: Path | None = setting(None, "Keep the decoded data in this folder, not in memory.")  # noqa: RUF009
-    scale: str | None = setting(
-        None,
-        "Features of tables and series: none, standard or minmax.",
-        choices=options.SCALES,
-        show_default="standard for .csv, else none; of a saved model, its own",
+    data: str | None = setting(  # type: ignore[assignment]
+        None, options.DATA, show_default="digits; of a saved model, none"
     )
 
-    def load(self, seed: int, scale: str | None) -> "tpsgd.data.Data":
-        """The data set."""
-        return options.DataOptions(self.data or "digits", self.max_train, self.on_disk, scale).load(
-            seed
-        )
+    def load(self, seed: int = 0, **choices: Any) -> "tpsgd.data.Data":
+        """The data set, a table standardised."""
+        return super().load(seed, **({"scale": None} | choices))
 
 
-def samples_for(
-    trained: "tpsgd.Trained", samples: CalibrationData, folder: str, split: bool
-) -> Any:
-    """Training samples in the form that a saved model takes; with `split`, a whole data set."""
-    from tpsgd.data.new_samples import read_new
+def calibration_samples(
+    trained: "tpsgd.Trained", samples: CalibrationData, folder: str
+) -> tuple[Any, Any]:
+    """Training samples in the form that a saved model takes, and labels if there are any."""
     from tpsgd.data.registry import DATASETS
 
-    if samples.data is None and not split:
-        return None, None
     if samples.data is None:
-        raise TpsgdError(f"a page has samples in it: name the data of {folder} with --data")
-    if samples.scale is not None:
-        raise TpsgdError(f"the model in {folder} has its own scaling: leave --scale out")
-    reads_table = samples.data.lower().endswith((".csv", ".tsv"))
-    if not trained.inputs or samples.data in DATASETS or (split and not reads_table):
-        data = _loaded(trained, samples, folder)
-        return (data, None) if split else data.train
-    with waiting(f"reading {samples.data}"):
-        new = read_new(samples.data, inputs=trained.inputs, classes=trained.classes)
-    if split:
-        return _held_out(trained, samples, new), None
-    return new.x[: samples.max_train], None if new.y is None else new.y[: samples.max_train]
+        return None, None
+    if not trained.inputs or samples.data in DATASETS:
+        return data_for(trained, samples, folder).train
+    new, count = _read(trained, samples.data), samples.max_train
+    return new.x[:count], None if new.y is None else new.y[:count]
 
 
-def _loaded(trained: "tpsgd.Trained", samples: CalibrationData, folder: str) -> "tpsgd.data.Data":
-    """A data set with the scaling of the model."""
+def data_for(trained: "tpsgd.Trained", samples: options.Unscaled, folder: str) -> "tpsgd.data.Data":
+    """A data set with the columns, the scaling and the classes of a saved model."""
     import torch
 
     from tpsgd.saved.scaling import scaled
 
-    scaling = trained.inputs.get("scaling") or {}
-    data = samples.load(trained.run.seed, "none" if trained.inputs else samples.scale)
+    if trained.inputs and samples.data.lower().endswith((".csv", ".tsv")):
+        return _split_table(trained, samples)
+    data = samples.load(trained.run.seed, **({"scale": "none"} if trained.inputs else {}))
     if trained.classes and tuple(trained.classes) != tuple(data.classes):
         raise TpsgdError(
             f"the model in {folder} tells {len(trained.classes)} classes apart, "
             f"{', '.join(map(str, trained.classes[:5]))}, ...; those of the data differ"
         )
+    scaling = trained.inputs.get("scaling") or {}
     if "shift" not in scaling:
         return data
-    train, test = (
-        (torch.as_tensor(scaled(x, scaling)), y) for x, y in (data.train, data.test)
-    )  # fmt: skip
+    train, test = ((torch.as_tensor(scaled(x, scaling)), y) for x, y in (data.train, data.test))
     return replace(data, train=train, test=test, reading=data.reading | {"scaling": scaling})
 
 
-def _held_out(trained: "tpsgd.Trained", samples: CalibrationData, new: Any) -> "tpsgd.data.Data":
-    """A table with the columns, the scaling and the classes of the model, split in two."""
+def _split_table(trained: "tpsgd.Trained", samples: options.Unscaled) -> "tpsgd.data.Data":
+    """A table as the model reads it, with a part held out for the test."""
     import torch
 
     from tpsgd.data.split import hold_out_test, stratified
 
-    spec, seed = str(samples.data), trained.run.seed
+    new, seed = _read(trained, samples.data), trained.run.seed
     if new.y is None:
-        raise TpsgdError(f"{spec} has no labels to learn from")
-    mask, note = hold_out_test(new.y.numpy(), seed, spec)
+        raise TpsgdError(f"{samples.data} has no labels to learn from")
+    mask, note = hold_out_test(new.y.numpy(), seed, samples.data)
     train, test = map(torch.from_numpy, (mask, ~mask))
     if samples.max_train is not None and samples.max_train < int(train.sum()):
         train[mask] = torch.from_numpy(stratified(new.y[train].numpy(), samples.max_train, seed))
     reading = {name: value for name, value in trained.inputs.items() if name != "shape"}
     return tpsgd.data.Data(
-        spec, (new.x[train], new.y[train]), (new.x[test], new.y[test]), trained.classes,
+        samples.data, (new.x[train], new.y[train]), (new.x[test], new.y[test]), trained.classes,
         tuple(new.x.shape[1:]), note, reading=reading,
     )  # fmt: skip
+
+
+def _read(trained: "tpsgd.Trained", spec: str) -> "NewSamples":
+    from tpsgd.data.new_samples import read_new
+
+    with waiting(f"reading {spec}"):
+        return read_new(spec, inputs=trained.inputs, classes=trained.classes)

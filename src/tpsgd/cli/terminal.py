@@ -1,25 +1,21 @@
 """What the commands print: tables, progress bars, and `Stopped` for Ctrl-C."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich import box
-from rich.console import Console, Group
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from tpsgd.common.errors import TpsgdError
 from tpsgd.common.names import printable
-from tpsgd.common.units import size
 
 if TYPE_CHECKING:
     from tpsgd.comparison.compare import Comparison
-    from tpsgd.engine.record import Run
-    from tpsgd.memory.plan import Line, Plan
 
-WIDTH = 80
 NOTHING_DONE = "interrupted before the first training run was done; nothing was written"
 INTERRUPTED = 130  # the exit status after Ctrl-C
 T = TypeVar("T")
@@ -73,7 +69,7 @@ def grid_of(*head: str, rows: Iterable[Sequence[Any]] = (), numbers: bool = Fals
     return grid
 
 
-def table(comparison: "Comparison", width: int = WIDTH) -> Table:
+def table(comparison: "Comparison", width: int) -> Table:
     """A comparison as a table; where the terminal is narrow, the last columns are left out."""
     from tpsgd.comparison.report.table import head, rows
 
@@ -81,10 +77,8 @@ def table(comparison: "Comparison", width: int = WIDTH) -> Table:
         return grid_of(*names[:count], rows=[row[:count] for row in cells], numbers=True)
 
     names, cells, console = head(comparison), rows(comparison), Console(width=1000)
-    count = len(names)
-    while count > 2 and console.measure(first(count)).maximum > width:
-        count -= 1
-    return first(count)
+    counts = range(len(names), 2, -1)
+    return first(next((n for n in counts if console.measure(first(n)).maximum <= width), 2))
 
 
 def show(comparison: "Comparison", page: Path | None) -> None:
@@ -113,78 +107,21 @@ def show_table(comparison: "Comparison", *_: Any) -> None:
         console.print(printable(line), style="red", markup=False)
 
 
-def show_plan(plan: "Plan") -> None:
-    """Print a plan: the settings that fit a budget, the tables, remarks."""
-    from tpsgd.engine.settings import Memory
-    from tpsgd.memory.plan import rank_cells
-
-    console = Console(highlight=False)
-    console.width = min(WIDTH, console.width)
-    if plan.budget is not None:
-        settings = in_words(vars(plan.settings["memory"]))
-        budget = Memory(plan.budget).budget_in_words
-        console.print(f"{budget}: {settings}", style="bold")
-    first = plan.lines[0]
-    console.print(bytes_table(plan.lines, "way to train"))
-    if len(first.blocks) > 1:
-        console.print()
-        console.print(bytes_table(first.blocks, f"{first.name}: block"))
-    if plan.pipeline is not None:
-        head, *rows = rank_cells(plan.pipeline)
-        console.print()
-        console.print(grid_of(*head, rows=rows, numbers=True))
-    for line in plan.remarks:
-        console.print(line, style="yellow", markup=False)
-
-
-def bytes_table(lines: "Sequence[Line]", title: str) -> Table:
-    """The lines of a plan as a table of at most 80 columns; long names are wrapped."""
-    from tpsgd.memory.plan import cells
-
-    head, *rows = cells(lines, title)
-    grid = grid_of(*head, rows=rows, numbers=True)
-    grid.padding = (0, 0, 0, 0)  # there is a space between columns already
-    return grid
-
-
-def in_words(settings: Mapping[str, Any]) -> str:
-    """The memory settings of a run in words."""
-    from tpsgd.engine.settings import memory_in_words
-
-    return memory_in_words(settings)
-
-
-def peak_within(run: "Run") -> str:
-    """The memory of a run compared with its budget, and the settings that made it fit."""
-    from tpsgd.engine.settings import Memory
-
-    inputs = f", {size(run.kept_bytes)} of it kept inputs" if run.kept_bytes else ""
-    total, words = size(run.total_bytes), Memory(run.settings["memory_budget"]).budget_in_words
-    return f"{words}: {total}{inputs}; {in_words(run.settings)}"
-
-
 @contextmanager
-def live_bar() -> Iterator[Callable[..., None]]:
-    """A progress bar on a terminal, as a function `advance(task, done, total, comparison)`."""
+def live_bar() -> Iterator[Callable[[str, float, float], None]]:
+    """A progress bar on a terminal, as a function `advance(task, done, total)`."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda *_: None
         return
-    from rich.live import Live
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    columns = (TextColumn("{task.description:15}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, refresh_per_second=2) as bar:
+        row = bar.add_task("warming up", total=1.0)
 
-    bar = Progress(TextColumn("{task.description:15}"), BarColumn(), TimeRemainingColumn())
-    row, shown = bar.add_task("warming up", total=1.0), 0
-    with Live(bar, console=console, transient=True, refresh_per_second=2) as live:
-
-        def advance(
-            task: str, done: float, total: float, comparison: "Comparison | None" = None
-        ) -> None:
-            nonlocal shown
+        def advance(task: str, done: float, total: float) -> None:
             bar.update(row, description=task, completed=done, total=total)
-            if comparison is not None and comparison.finished != shown:
-                shown = comparison.finished
-                live.update(Group(table(comparison, console.width), "", bar))
 
         yield advance
 

@@ -15,56 +15,48 @@ from tpsgd.cli import options
 from tpsgd.cli.options import AsJson, Overwrite, option, setting
 from tpsgd.cli.resuming import Resuming, terminable
 from tpsgd.cli.rule_list import DEFAULT
-from tpsgd.cli.samples import CalibrationData, RuleWord, samples_for
-from tpsgd.cli.terminal import live_bar, peak_within, write_then_show
+from tpsgd.cli.samples import RuleWord, data_for
+from tpsgd.cli.terminal import live_bar, write_then_show
 from tpsgd.cli.torchrun import under_torchrun
 from tpsgd.common.errors import TpsgdError
 from tpsgd.common.files import is_function, write_whole
 from tpsgd.common.output import output_file, output_folder, write_or_rescue
+from tpsgd.common.units import size
 
 if TYPE_CHECKING:
     from tpsgd.engine.arm import Arm
     from tpsgd.engine.record import Run
     from tpsgd.zoo.words import Factory
 
-FIXED = ("--activation", "--init", "--leak")  # of a model that is new
+OF_NEW_MODELS = ("--activation", "--init", "--leak", "--scale", "--drop", "--impute")
+OF_ALL_ARMS = ("--epochs", "--batch-size", "--seed")
 
 
 @dataclass(frozen=True)
-class Begun(options.Model):
+class NewOrSaved(options.Model):
     """A new model, or a saved one to go on from."""
 
     model: str = setting("mlp:256", options.MODELS + " Or a folder of: tpsgd train --save.")
 
-    def saved(self) -> "tpsgd.Trained | None":
+    def saved(self, data: options.DataOptions) -> "tpsgd.Trained | None":
         """The model to go on from; None if there is no such folder."""
         if not Path(self.model).expanduser().is_dir():
             return None
-        if refused := [word for word in options.changed(self) if word in FIXED]:
-            raise TpsgdError(f"the model in {self.model} is made: leave {', '.join(refused)} out")
-        return tpsgd.load(self.model)
-
-    def samples_of(self, trained: "tpsgd.Trained", data: options.DataOptions) -> "tpsgd.data.Data":
-        """Samples with the columns, scaling and classes of a saved model."""
-        if data.drop or data.impute:
-            raise TpsgdError(f"{self.model} has its own columns: leave --drop and --impute out")
-        if data.label is not None:
-            trained = replace(trained, inputs=trained.inputs | {"label": data.label})
-        choices = CalibrationData(data.data, data.max_train, data.on_disk, data.scale)
-        return samples_for(trained, choices, self.model, split=True)[0]
-
-    def copies_of(self, trained: "tpsgd.Trained") -> "tuple[Factory, str]":
-        """A factory of models with the weights of a saved one, and how their last layer learns."""
-        from tpsgd.zoo.words import is_recurrent
-
-        head = self.head or ("ridge" if is_recurrent(trained.model) else "adam")
-        return partial(deepcopy, trained.model), head
+        chosen = [*options.changed(self), *options.changed(data)]
+        if refused := [word for word in chosen if word in OF_NEW_MODELS]:
+            raise TpsgdError(
+                f"the model in {self.model} has its own columns, scaling and layers: leave "
+                f"{', '.join(refused)} out"
+            )
+        trained = tpsgd.load(self.model)
+        label = {} if data.label is None else {"label": data.label}
+        return replace(trained, inputs=trained.inputs | label)
 
 
 @options.grouped
 def train(
     data: options.DataOptions,
-    model: Begun,
+    model: NewOrSaved,
     training: options.FromScratch,
     memory: options.MemoryOptions,
     machine: options.Machine,
@@ -87,52 +79,76 @@ def train(
     """
     from tpsgd.comparison.arms import ALL, entry
 
-    if (saved := model.saved()) is not None:
+    if (saved := model.saved(data)) is not None:
         training = replace(training, seed=training.seed or saved.run.seed)
         rule = rule or (saved.run.rule if saved.run.rule in ALL else None)
     rule = rule or DEFAULT
     entry(rule)
-    outputs = {"out": out, "save": save, "log": log, "checkpoint": resuming.checkpoint}
-    options.keep_apart(data.data, model.model, **outputs)
+    places = {"out": out, "save": save, "log": log, "checkpoint": resuming.checkpoint}
+    options.keep_apart(data.data, model.model, **places)
     settings = options.settings_of(training, memory, machine, model, resuming)
     with _job(pipeline) as (first, parallel):
-        samples = data.load(training.seed) if saved is None else model.samples_of(saved, data)
-        options.warn_of_loss(training, samples)
-        factory, head = model.factory_for(samples) if saved is None else model.copies_of(saved)
-        model.check_head(training.chosen_order)
-        arm = arm_for(rule, training, memory, factory, head)
-        if arm.method:
-            resuming.refuse(rule)
-            _refuse_ranks(rule, parallel)
+        if saved is None:
+            samples = data.load(training.seed)
+            factory, head = model.factory_for(samples)
+            notes = model.record(head)
+        else:
+            samples = data_for(saved, data, model.model)
+            factory, head = partial(deepcopy, saved.model), model.head_of(saved.model)
+            notes = {"model": model.model}
+        arm = arm_for(rule, model, training, memory, factory, head)
+        if arm.method and (parallel or resuming.checkpoint):
+            raise TpsgdError(
+                f"{rule} has no checkpoints and trains in one process: leave --checkpoint and "
+                "torchrun out"
+            )
         settings = training.complete(settings, samples.shape) | parallel
         if not first:
             arm.train(factory, samples.train, progress=False, **settings)
             return
-        again = overwrite or resuming.goes_on
-        claimed = _claimed(out, save, again, factory, samples.classes)
-        with claimed, _logged(log, overwrite, resuming.goes_on) as callbacks:
+        goes_on = resuming.goes_on
+        outputs = _outputs(out, save, log, overwrite, goes_on, factory, samples.classes)
+        with outputs as callbacks:
             settings |= {"callbacks": callbacks} if callbacks else {}
             with resuming.interruptible(), live_bar() as advance:
                 follow = partial(advance, rule)
                 trained = arm.train(factory, samples.train, progress=follow, **settings)
                 run = trained.runs[0]
                 accuracy = tpsgd.evaluate(trained.models[0], samples.test)
-            begun = model.record(head) if saved is None else {"model": model.model}
-            run.settings = {**begun, **run.settings}
+            run.settings = {**notes, **run.settings}
             record = {"accuracy": accuracy, **run.as_dict()}
             record |= options.provenance_of(samples, machine.device)
-            word = model.model if is_function(model.model) and arm.factory is None else None
-            description = {"classes": samples.classes, "inputs": samples.inputs, "factory": word}
-            save_all = partial(_save, run, record, out, save, **description, overwrite=again)
-            as_text = partial(_show, run, accuracy, samples, data.data)
-            write_then_show(save_all, partial(_show_json, record) if as_json else as_text)
+            own = is_function(model.model) and arm.factory is None
+            description = {"classes": samples.classes, "inputs": samples.inputs}
+            description |= {"factory": model.model if own else None}
+
+            def write() -> list[Path]:
+                files: list[Path] = []
+                if out is not None:
+                    files += write_or_rescue(partial(_write, run.model, record), out)
+                if save is not None:
+                    save_run = partial(run.save, **description, overwrite=overwrite or goes_on)
+                    files.append(write_or_rescue(save_run, save))
+                return files
+
+            def show(files: list[Path] | None) -> None:
+                if as_json:
+                    print(json.dumps(record), flush=True)
+                    return
+                _show(run, samples)
+                tested = f"{len(samples.test[1]):,} samples ({data.data})"
+                print(f"test accuracy {accuracy:.2%} of {tested}", flush=True)
+                if files:
+                    print(f"saved {' and '.join(map(str, files))}", flush=True)
+
+            write_then_show(write, show)
 
 
 @contextmanager
 def _job(pipeline: bool) -> Iterator[tuple[bool, dict[str, Any]]]:
-    """The job of the ranks that torchrun has started: whether this one writes and shows results.
+    """Whether this process writes and shows results, and the setting of `fit` for several ranks.
 
-    And the setting of `fit` by which the ranks share the work; a process alone has none.
+    Ranks are the processes that torchrun has started; a process alone has no such setting.
     """
     if not under_torchrun():
         if pipeline:
@@ -147,90 +163,46 @@ def _job(pipeline: bool) -> Iterator[tuple[bool, dict[str, Any]]]:
         yield ranks.first, {"parallel": parallel}
 
 
-def _refuse_ranks(rule: str, parallel: dict[str, Any]) -> None:
-    """Refuse to train by a method that knows nothing of ranks."""
-    if parallel:
-        raise TpsgdError(f"{rule} trains in one process: start it without torchrun")
-
-
-def _show_json(record: dict[str, Any], _: list[Path] | None) -> None:
-    print(json.dumps(record), flush=True)
-
-
-def _show(
-    run: "Run",
-    accuracy: float,
-    samples: "tpsgd.data.Data",
-    name: str,
-    files: list[Path] | None,
-) -> None:
-    """Print the record, what was done to the samples, the accuracy, and what was saved."""
-    print(run)
-    if run.settings["memory_budget"] is not None:
-        print(peak_within(run))
-    if samples.note:
-        print(f"data: {samples.note}")
-    print(f"test accuracy {accuracy:.2%} of {len(samples.test[1]):,} samples ({name})", flush=True)
-    if files:
-        print(f"saved {' and '.join(map(str, files))}", flush=True)
-
-
-def _save(
-    run: "Run", record: dict[str, Any], out: Path | None, save: Path | None, **description: Any
-) -> list[Path]:
-    """Write the files of --out and of --save; those that were written."""
-    files: list[Path] = []
-    if out is not None:
-        files += write_or_rescue(partial(_write, run.model, record), out)
-    if save is not None:
-        files.append(write_or_rescue(partial(run.save, **description), save))
-    return files
-
-
 @contextmanager
-def _claimed(
+def _outputs(
     out: Path | None,
     save: Path | None,
+    log: Path | None,
     overwrite: bool,
+    goes_on: bool,
     factory: "Factory",
     classes: tuple[str, ...],
-) -> Iterator[None]:
-    """The folders of both options for this process alone, with room for the model.
+) -> Iterator[list[Any]]:
+    """The folders and the log for this process alone: the callbacks that write the log.
 
-    A model with other classes, which could not be saved, is refused before it is trained.
+    A folder has room for the model, and a model that is saved the classes of the data. An error
+    of the log's disk is raised when all else is done.
     """
+    from tpsgd import logs
     from tpsgd.memory.meter import tensor_bytes
     from tpsgd.saved.trained import check_classes, check_free
 
+    nbytes, again, callbacks = 0, overwrite or goes_on, []
+    if out is not None or save is not None:
+        nbytes = tensor_bytes(model := factory())
+        check_classes(model, () if save is None else classes)
+        del model
     with ExitStack() as stack:
-        nbytes = 0
-        if out is not None or save is not None:
-            nbytes = tensor_bytes(model := factory())
-            check_classes(model, classes if save is not None else ())
         if out is not None:
-            stack.enter_context(output_folder(out, ("model.pt", "run.json"), overwrite, nbytes))
+            stack.enter_context(output_folder(out, ("model.pt", "run.json"), again, nbytes))
         if save is not None:
-            stack.enter_context(output_folder(check_free(save, overwrite), nbytes=nbytes))
-        yield
-
-
-@contextmanager
-def _logged(file: Path | None, overwrite: bool, append: bool) -> Iterator[list[Any]]:
-    """The callbacks that write a log; an error of the disk is raised when all else is done."""
-    if file is None:
-        yield []
-        return
-    from tpsgd import logs
-
-    with output_file(file):
-        log = logs.file(file, overwrite=overwrite, append=append)
-        yield [log]
-    if log.error is not None:
-        raise log.error
+            stack.enter_context(output_folder(check_free(save, again), nbytes=nbytes))
+        if log is not None:
+            stack.enter_context(output_file(log))
+            callbacks.append(logs.file(log, overwrite=overwrite, append=goes_on))
+        yield callbacks
+    if callbacks and callbacks[0].error is not None:
+        raise callbacks[0].error
 
 
 def arm_for(
     rule: str,
+    model: options.Model,
     training: options.FromScratch,
     memory: options.MemoryOptions,
     factory: "Factory",
@@ -240,10 +212,16 @@ def arm_for(
     from tpsgd.comparison import arms
 
     order = training.chosen_order
+    if model.head == "ridge" and order is tpsgd.simultaneous:
+        raise TpsgdError(
+            "--head ridge solves the last layer once those before it have learned: choose --order "
+            "sequential"
+        )
     arm = arms.arm(rule, order, factory)
-    refused = options.chosen(training) if arms.ALL[arm.name].suits else []
+    refused = options.changed(training) if arms.ALL[arm.name].suits else []
+    refused = [word for word in refused if word not in OF_ALL_ARMS]
     if arm.method:
-        refused += options.chosen(memory)
+        refused += options.changed(memory)
     elif memory.memory and not arm.budgeted:
         refused.append("--memory")
     if refused:
@@ -266,3 +244,16 @@ def _write(model: Any, record: dict[str, Any], folder: Path) -> list[Path]:
         write_whole(folder / "model.pt", file.getvalue()),
         write_whole(folder / "run.json", description),
     ]
+
+
+def _show(run: "Run", samples: "tpsgd.data.Data") -> None:
+    """Print the record, the memory compared with its budget, and what was done to the samples."""
+    from tpsgd.engine.settings import Memory, memory_in_words
+
+    print(run)
+    if (budget := run.settings["memory_budget"]) is not None:
+        inputs = f", {size(run.kept_bytes)} of it kept inputs" if run.kept_bytes else ""
+        words = f"{size(run.total_bytes)}{inputs}; {memory_in_words(run.settings)}"
+        print(f"{Memory(budget).budget_in_words}: {words}")
+    if samples.note:
+        print(f"data: {samples.note}")

@@ -22,7 +22,7 @@ def in_options(message: str) -> str:
     value = r"=(?:\w+|'[^']*'|\[[^\]]*\]|\.{3})"
     message = re.sub(rf"[\w.]+(?:{value}|\([^()]*\)) \((--[\w-]+[^()]*)\)", r"\1", message)
     message = re.sub(r"\bmemory=(?:tpsgd\.)?Memory\(([^)]*)\)", r"\1", message)
-    values = r"\b(loss|order|optimizer)=tpsgd\.(\w+)(?:\(\))?"
+    values = r"\b(order|optimizer)=tpsgd\.(\w+)(?:\(\))?"
     message = re.sub(values, lambda m: f"--{m[1]} {m[2].replace('_', '-')}", message)
     message = re.sub(r"\breuse=(\w+)", lambda m: f"--reuse {WORDS.get(m[1], m[1])}", message)
     named = rf"(?<![\w-])({OPTIONS})\b(=?)"

@@ -24,7 +24,6 @@ def export_c(
     out: Annotated[Path, option("Folder for net.h, net.c and tpsgd.h.")],
     rule: RuleWord = None,
     batch: Annotated[int, option("Samples of a step.", min=1)] = 1,
-    codes: Annotated[str, option("Class codes: auto, hash, flash or binary.")] = "auto",
     ram: Annotated[str | None, option("Budget for weights and scratch, such as 16KB.")] = None,
     numbers: Annotated[str, option("float32, int16 or int8.")] = "float32",
     spare: Annotated[int, option("Classes that may come later.", min=0)] = 0,
@@ -36,30 +35,14 @@ def export_c(
 
     floats = numbers == "float32"
     exporting = net.read(samples, rule, learned_codes=floats)
-    x, y = _measured(exporting, CALIBRATION if floats else None)
+    x, y = _calibration(exporting, CALIBRATION if floats else None)
     with waiting("writing, compiling, and running it beside fit"):
         exported = export.c(
-            exporting.model, out, shape=exporting.shape, batch=batch, codes=codes, ram=ram,
-            numbers=numbers, spare=spare, files=files, overwrite=overwrite, samples=x, labels=y,
+            exporting.model, out, shape=exporting.shape, batch=batch, ram=ram, numbers=numbers,
+            spare=spare, files=files, overwrite=overwrite, samples=x, labels=y,
             inputs=exporting.inputs, classes=exporting.classes, **exporting.settings,
         )  # fmt: skip
-    _say(exporting, exported)
-
-
-def _measured(exporting: ModelToExport, count: int | None) -> tuple[Any, Any]:
-    """Samples for calibration, and their labels; sequences of different lengths are left out."""
-    from tpsgd.nets.padded import Padded
-
-    x, y = exporting.train
-    if x is None or isinstance(x, Padded):
-        return None, None
-    return x[:count], None if y is None else y[:count]
-
-
-def _say(exporting: ModelToExport, exported: Any) -> None:
-    if exporting.note:
-        print(exporting.note)
-    print(exported)
+    _print(exporting, exported)
 
 
 @app.command("page")
@@ -69,8 +52,6 @@ def export_page(
     net: NetToExport,
     out: Annotated[Path, option("The page, such as learns.html.")],
     rule: RuleWord = None,
-    lr: Annotated[float, option("Learning rate at first.")] = 0.01,
-    spare: Annotated[int, option("Classes that a visitor may add.", min=0)] = 3,
     overwrite: Overwrite = False,
 ) -> None:
     """One HTML file that learns in the browser, from the same C as WebAssembly."""
@@ -78,13 +59,11 @@ def export_page(
 
     check_new(out, overwrite)
     exporting = net.read(samples, rule, split=True)
-    assert exporting.data is not None
     with waiting("writing, compiling, and running it beside fit"):
         exported = export.page(
-            exporting.model, exporting.data, out, lr=lr, spare=spare, overwrite=overwrite,
-            **exporting.settings,
-        )  # fmt: skip
-    _say(exporting, exported)
+            exporting.model, exporting.data, out, overwrite=overwrite, **exporting.settings
+        )
+    _print(exporting, exported)
 
 
 @app.command("onnx")
@@ -94,7 +73,6 @@ def export_onnx(
     net: NetToExport,
     out: Annotated[Path, option("The graph, such as step.onnx.")],
     rule: RuleWord = None,
-    epoch: Annotated[bool, option("A whole epoch in one graph.", "--epoch")] = False,
     overwrite: Overwrite = False,
 ) -> None:
     """A training step that stock onnxruntime runs, with predict.onnx and run.py beside it."""
@@ -102,10 +80,24 @@ def export_onnx(
 
     check_new(out, overwrite)
     exporting = net.read(samples, rule)
-    x, _ = _measured(exporting, CALIBRATION)
+    x, _ = _calibration(exporting, CALIBRATION)
     with waiting("writing the graph, and running it beside fit"):
         exported = export.onnx(
-            exporting.model, out, shape=exporting.shape, epoch=epoch, samples=x,
-            inputs=exporting.inputs, overwrite=overwrite, **exporting.settings,
+            exporting.model, out, shape=exporting.shape, samples=x, inputs=exporting.inputs,
+            overwrite=overwrite, **exporting.settings,
         )  # fmt: skip
-    _say(exporting, exported)
+    _print(exporting, exported)
+
+
+def _calibration(exporting: ModelToExport, count: int | None) -> tuple[Any, Any]:
+    """Samples for calibration, and their labels; sequences of different lengths are left out."""
+    from tpsgd.nets.padded import Padded
+
+    x, y = exporting.train
+    if x is None or isinstance(x, Padded):
+        return None, None
+    return x[:count], None if y is None else y[:count]
+
+
+def _print(exporting: ModelToExport, exported: Any) -> None:
+    print(*filter(None, [exporting.note, exported]), sep="\n")

@@ -9,14 +9,14 @@ import tpsgd
 from tpsgd.cli import options
 from tpsgd.cli.options import setting
 from tpsgd.cli.rule_list import DEFAULT
-from tpsgd.cli.samples import CalibrationData, samples_for
+from tpsgd.cli.samples import CalibrationData, calibration_samples, data_for
 from tpsgd.common.errors import TpsgdError, shortened
 from tpsgd.common.names import safe
 
 if TYPE_CHECKING:
     from torch import nn
 
-OPTIMIZERS = ("sgd", "momentum", "adam")
+LOSSES = ("mse", "cross_entropy", "bce")
 FIXED = "readout"
 READOUTS = (FIXED, "readout-learned")
 
@@ -43,11 +43,9 @@ class NetToExport:
 
     model: str = setting("mlp:32", options.MODELS + " Or a folder of: tpsgd train --save.")
     activation: str = setting("leaky-relu", "leaky-relu, relu, tanh, sigmoid.")
-    optimizer: str = setting("sgd", "sgd, momentum (0.9) or adam.", choices=OPTIMIZERS)
-    loss: str | None = setting(
-        None, "Last layer: mse, cross-entropy or bce.", choices=options.LOSSES,
-        show_default="the rule's, or a saved model's",
-    )  # fmt: skip
+    optimizer: str = setting(
+        "sgd", "sgd, momentum (0.9) or adam.", choices=("sgd", "momentum", "adam")
+    )
     readout_scale: float | None = setting(
         None, "readout: factor of the logits, not measured.", min=0
     )
@@ -77,11 +75,11 @@ class NetToExport:
         import torch
 
         seed = self.seed or 0
-        data = samples.load(seed, samples.scale)
+        data = samples.load(seed)
         torch.manual_seed(seed)
         factory, _ = options.Model(self.model, self.activation).factory_for(data)
         word = rule or (DEFAULT if learned_codes else FIXED)
-        settings = self._settings(word, seed, self.loss)
+        settings = self._settings(word, seed)
         train, inputs = data.train, data.inputs
         return ModelToExport(
             factory(), data.shape, train, inputs, data.classes, settings, data=data
@@ -98,17 +96,18 @@ class NetToExport:
         word = rule or (run.rule if run.rule in rules.ALL else DEFAULT)
         if rule is None and word == DEFAULT and not learned_codes:
             rule = word = FIXED
-        saved_loss = str(run.settings.get("loss")).replace("_", "-")
-        loss = self.loss or (saved_loss if saved_loss in options.LOSSES else None)
+        loss = str(run.settings.get("loss")).replace("-", "_")
+        loss = loss if loss in LOSSES else None
         settings = self._settings(word, seed, loss)
         if rule is None and (self.readout_scale is None or word not in READOUTS):
             settings["rule"] = _saved_rule(self.model, run, settings["rule"])
         note = f"from {self.model}: rule {word}, loss {loss or 'of the rule'}, seed {seed}"
         if word != run.rule:
             note += f" (it was trained by {safe(run.rule)})"
-        data, (x, y) = None, samples_for(trained, samples, self.model, split)
-        if split:
-            data, (x, y) = x, x.train
+        if split and samples.data is None:
+            raise TpsgdError(f"a page has samples in it: name the data of {self.model} with --data")
+        data = data_for(trained, samples, self.model) if split else None
+        x, y = data.train if data else calibration_samples(trained, samples, self.model)
         shape = inputs.get("shape") or (x is not None and x.shape[1:])
         if x is None and word in READOUTS and not self.readout_scale:
             note += "; without --data its readouts are calibrated by the first samples they learn"
@@ -120,7 +119,7 @@ class NetToExport:
             trained.model, tuple(shape), (x, y), inputs, trained.classes, settings, note, data
         )
 
-    def _settings(self, rule: str, seed: int, loss: str | None) -> dict[str, Any]:
+    def _settings(self, rule: str, seed: int, loss: str | None = None) -> dict[str, Any]:
         """The arguments that all three exports take."""
         from tpsgd import rules
         from tpsgd.comparison.arms import entry
@@ -130,7 +129,7 @@ class NetToExport:
             raise TpsgdError(f"{rule} is no local rule with a step: choose readout or tpsgd-l2")
         make, scaled = rules.ALL[rule].make, rule in READOUTS and self.readout_scale is not None
         chosen = make(scale=self.readout_scale) if scaled else make()
-        function = None if loss is None else getattr(tpsgd, loss.replace("-", "_"))
+        function = None if loss is None else getattr(tpsgd, loss)
         return {"rule": chosen, "optimizer": self.optimizer, "loss": function, "seed": seed}
 
 

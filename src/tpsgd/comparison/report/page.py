@@ -5,18 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 from tpsgd.common.names import printable
-from tpsgd.comparison.report.plots import styles
-from tpsgd.comparison.report.table import (
-    LISTED,
-    effort,
-    failures,
-    head,
-    mistakes,
-    per_class,
-    remarks,
-    rows,
-    title,
-)
+from tpsgd.comparison.report import table
+from tpsgd.comparison.report.plots import style
 from tpsgd.comparison.results import Results
 
 HEAD = (
@@ -25,23 +15,22 @@ HEAD = (
 )  # fmt: skip
 CAPTIONS = {
     "memory": "Test accuracy against the memory of one training run: model, optimizer, "
-    "activations, class codes and the inputs kept for reuse, without the data set. Thin lines lead "
-    "to the peak without kept inputs.",
+    "activations, class codes and the inputs kept for reuse, without the data set.",
     "time": "Test accuracy against training time: median and range over the restarts; vertical "
     "bars are standard deviations, the dotted line is backprop.",
     "curves": "Learning curves per block: training accuracy if the block has a classifier, else "
     "its local loss, scaled to 0..1 because the losses of different rules have different units. "
     "Lines are means, bands the range over the restarts. Backprop and dlADMM train all blocks "
-    "together and are shown with the last block; iterations of dlADMM are shown up to the number "
+    "at once and are shown with the last block; iterations of dlADMM are shown up to the number "
     "of epochs of the other rules. DFA, sDFA and solved blocks have no local loss to show.",
-    "confusion": "What test samples of each class (rows) are predicted as (columns), in per cent "
-    "of the class, over all restarts: backprop, the best rule and the best control.",
+    "confusion": "How test samples of each class (rows) are predicted (columns), in per cent of "
+    "the class, over all restarts: backprop, the best rule and the best control.",
 }
 NOTES = (
     "Accuracy (mean ± standard deviation), time (median) and memory (peak) of a row come from the "
-    "same training runs. A sample pass is one sample that one block learns from: as many for every "
-    "rule at equal epochs, fewer for solved blocks, which read each sample once, and for the "
-    "controls, which train the head only, or nothing. Kept inputs are the inputs of each block, "
+    "same training runs. A sample pass is one sample that one block learns from: every rule has "
+    "the same number at equal epochs; solved blocks, which read each sample once, and controls, "
+    "which train the head only, or nothing, have fewer. Kept inputs are the inputs of each block, "
     "computed once and kept in memory for all of its epochs; memory includes them. Without them "
     "training takes longer: --memory low, or --reuse no."
 )
@@ -68,34 +57,26 @@ pre { background: #f5f5f5; padding: .8rem 1rem; white-space: pre-wrap; border-ra
 """
 
 
-def document(title: str, heading: str, body: str) -> str:
-    """A page with its style inside; title and heading are text, the body is HTML."""
+def render(comparison: Results, images: Mapping[str, bytes]) -> str:
+    """The page, with the plots inside."""
+    data = comparison.data
+    figures = {key: _figure(image, CAPTIONS[key]) for key, image in images.items()}
+    columns = table.head(comparison, HEAD, "learning rate")
+    lines = [("bad", line) for line in table.failures(comparison)]
+    lines += [("quiet", line) for line in table.remarks(comparison)]
+    notes = "".join(f'<p class="{look}">{_text(line)}</p>' for look, line in lines)
+    heading = _text(f"{table.title(comparison)}: learning without backpropagation")
     return f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{_text(title)}</title>
+<title>{heading}</title>
 <style>{STYLE}</style>
 </head>
 <body>
-<h1>{_text(heading)}</h1>
-{body}</body>
-</html>
-"""
-
-
-def render(comparison: Results, images: Mapping[str, bytes]) -> str:
-    """The page, with the plots inside."""
-    data = comparison.data
-    figures = {key: _figure(image, CAPTIONS[key]) for key, image in images.items()}
-    columns = head(comparison, HEAD, "learning rate")
-    lines = {"bad": failures(comparison), "quiet": remarks(comparison)}
-    notes = "".join(
-        f'<p class="{look}">{_text(line)}</p>' for look in lines for line in lines[look]
-    )
-    heading = f"{title(comparison)}: learning without backpropagation"
-    body = f"""<p class="quiet">{effort(comparison)}; {data["train"]:,} training and
+<h1>{heading}</h1>
+<p class="quiet">{table.effort(comparison)}; {data["train"]:,} training and
 {data["test"]:,} test samples.</p>
 {notes}<div class="wide">{_table(columns, _cells(comparison))}</div>
 <p class="quiet">{NOTES}</p>
@@ -110,37 +91,30 @@ def render(comparison: Results, images: Mapping[str, bytes]) -> str:
 <h2>Reproduce</h2>
 <pre>{_text(comparison.command or "results.json holds every setting")}</pre>
 <p class="quiet">Made {_text(comparison.date)}. All numbers are in results.json.</p>
+</body>
+</html>
 """
-    return document(heading, heading, body)
 
 
 def _classes(comparison: Results, figures: Mapping[str, str]) -> str:
-    """Figures per class: heat maps, the pairs that are confused most, the recall of each class."""
-    names, *body = per_class(comparison) or [()]
-    if not body:
+    """Heat maps, and the pairs of classes that are confused most."""
+    lines = [_text(line) for r in comparison.exemplars if (line := table.mistakes(r))]
+    if not lines:
         return ""
-    lines = [_text(line) for r in comparison.exemplars if (line := mistakes(r))]
     pairs = "".join(f"<p>{line[0].upper()}{line[1:]}.</p>\n" for line in lines)
-    about = "Recall in per cent: the accuracy on the test samples of each class."
-    if len(body) == LISTED:
-        about += f" Of all classes, the {LISTED} with the least recall in the first column."
-    rows = [[_text(cell) for cell in row] for row in body]
     return f"""<h2>Classes</h2>
 <div class="wide curves">{figures.get("confusion", "")}</div>
-{pairs}<div class="wide">{_table(map(_text, names), rows)}</div>
-<p class="quiet">{about}</p>
-"""
+{pairs}"""
 
 
 def _cells(comparison: Results) -> list[list[str]]:
-    looks = styles(comparison)
-    table = [[_text(cell) for cell in row] for row in rows(comparison)]
-    for row, result in zip(table, comparison.ranked, strict=True):
-        colour = looks[result.arm.name].colour
+    rows = [[_text(cell) for cell in row] for row in table.rows(comparison)]
+    for row, result in zip(rows, comparison.ranked, strict=True):
+        colour = style(result.arm.name).colour
         row[0] = f'<span class="dot" style="background:{colour}"></span>{row[0]}'
         if result.counts:
             row[-1] = f"{result.runs[-1].sample_passes:,}"
-    return table
+    return rows
 
 
 def _settings(comparison: Results) -> list[tuple[str, str]]:

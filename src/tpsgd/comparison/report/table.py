@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from tpsgd.common.units import size
 from tpsgd.comparison.results import THROUGH_TIME, Result, Results
 from tpsgd.comparison.trials import SEARCH
-from tpsgd.engine.confusion import LISTED
 from tpsgd.engine.settings import Memory
 
 HEAD = ("rule", "accuracy %", "seconds", "", "memory", "", "kept", "passes")
@@ -72,22 +71,6 @@ def _search(comparison: Results) -> list[str]:
     ends = [r.arm.name for r in comparison.ranked if r.arm.lr in (rates[0], rates[-1])]
     outside = f"better rates may lie outside of those tried: {', '.join(ends)}"
     return [line, outside] if ends else [line]
-
-
-def per_class(comparison: Results) -> list[tuple[str, ...]]:
-    """The recall of each class under each arm, in per cent, after a head; of many the worst."""
-    arms = [r for r in comparison.ranked if r.counts and r.confusions]
-    arms = [r for r in arms if r.confusions[0].classes == arms[0].confusions[0].classes]
-    table = list(zip(*(r.confusion.per_class for r in arms if r.confusion), strict=True))
-    table = [row for row in table if row[0].samples]
-    if len(table) > LISTED:
-        table = sorted(table, key=lambda row: row[0].recall)[:LISTED]
-    rows = []
-    for row in table:
-        samples = f"{row[0].samples // len(arms[0].runs):,}"
-        recalls = [NONE if c.recall is None else f"{100 * c.recall:.1f}" for c in row]
-        rows.append((row[0].name, samples, *recalls))
-    return [("class", "test samples", *(r.arm.name for r in arms)), *rows] if rows else []
 
 
 def mistakes(result: Result, most: int = 3) -> str:
