@@ -116,7 +116,6 @@ def show_table(comparison: "Comparison", *_: Any) -> None:
 def show_plan(plan: "Plan") -> None:
     """Print a plan: the settings that fit a budget, the tables, remarks."""
     from tpsgd.engine.settings import Memory
-    from tpsgd.memory.plan import rank_cells
 
     console = Console(highlight=False)
     console.width = min(WIDTH, console.width)
@@ -130,7 +129,7 @@ def show_plan(plan: "Plan") -> None:
         console.print()
         console.print(bytes_table(first.blocks, f"{first.name}: block"))
     if plan.pipeline is not None:
-        head, *rows = rank_cells(plan.pipeline)
+        head, *rows = plan.pipeline.cells()
         console.print()
         console.print(grid_of(*head, rows=rows, numbers=True))
     for line in plan.remarks:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tpsgd.common import plugins
 from tpsgd.common.errors import TpsgdError
 from tpsgd.common.units import columns, size
 from tpsgd.engine.device import available, resolve_device
@@ -19,12 +20,10 @@ from tpsgd.engine.settings import Memory, Settings, listed, memory_in_words, nam
 from tpsgd.engine.solvers import SOLVERS
 from tpsgd.engine.sources.batches import has_lookup
 from tpsgd.engine.spec import completed
-from tpsgd.memory.block_costs import plan_pipeline
 from tpsgd.memory.budget import within
 from tpsgd.memory.meter import Stage
 from tpsgd.memory.rehearse import Inputs, MemoryProfile, rehearse, settings_of_backprop
 from tpsgd.memory.segments import best_segments
-from tpsgd.memory.stages import PipelinePlan
 from tpsgd.nets.blocks import split
 from tpsgd.nets.recurrent import tokens_of
 from tpsgd.rules import Rule, frozen, resolve
@@ -79,7 +78,7 @@ class Plan:
     settings: dict[str, Any] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
     budget: str | int | None = None
-    pipeline: PipelinePlan | None = None  # over the ranks that were asked for
+    pipeline: Any = None  # a `PipelinePlan` of the plug-in tpsgd-parallel, if ranks were asked for
 
     @property
     def peak_bytes(self) -> int:
@@ -114,7 +113,7 @@ class Plan:
         if len(self.lines[0].blocks) > 1:
             tables.append(table(self.lines[0].blocks, f"{self.lines[0].name}: block"))
         if self.pipeline is not None:
-            tables.append(columns(rank_cells(self.pipeline)))
+            tables.append(columns(self.pipeline.cells()))
         return "\n\n".join([*tables, *(fill(line, 80) for line in self.remarks)])
 
     def plot(self, file: Path | str) -> Path:
@@ -142,18 +141,6 @@ def cells(lines: Sequence[Line], title: str) -> list[list[str]]:
         counts += [line.kept, line.total] if inputs else [line.total]
         rows.append([line.name, *map(short, counts)])
     return rows
-
-
-def rank_cells(pipeline: PipelinePlan) -> list[list[str]]:
-    """The head and the rows of a table of the ranks of a pipeline, and the last line below it."""
-    rows, block = [["pipeline: rank", "block", "multiplications", "total"]], 1
-    for number, rank in enumerate(pipeline.ranks):
-        last = block + rank.blocks - 1
-        span = f"{block}" if rank.blocks == 1 else f"{block} to {last}"
-        products = f"{rank.multiplications:,}"
-        rows.append([str(number), span, products, short(rank.peak_bytes)])
-        block = last + 1
-    return [*rows, ["expected to be busy", "", "", f"{pipeline.utilisation:.0%}"]]
 
 
 def short(count: int) -> str:
@@ -197,7 +184,7 @@ def plan(
             micro-batches, the line after it is for backprop in the same micro-batches.
         ranks: also plan a pipeline over this many ranks: which blocks each of them trains, the
             multiplications of a step and the bytes that takes, and how much of the time ranks are
-            busy (`plan.pipeline`).
+            busy (`plan.pipeline`). Needs the plug-in tpsgd-parallel.
         **settings: those of `fit`. Without an `order` both are planned, first the one that `fit`
             takes by default. With `blocks`, the first line is for blocks of several layers, and
             one more for a layer per block. `device="cuda"` works without a GPU, but cuDNN's
@@ -243,7 +230,8 @@ def plan(
     remarks += tuple(f"{w.name}: {w.segments} segments save most" for w in lines if w.segments)
     pipeline = None
     if ranks is not None:
-        pipeline = plan_pipeline(model, inputs, rule, replace(chosen, optimizer=asked), ranks)
+        arguments = model, inputs, rule, replace(chosen, optimizer=asked), ranks
+        pipeline = plugins.attribute("pipeline")().plan(*arguments)
         remarks = (*remarks, f"the same by hand: tpsgd.pipeline(stages={pipeline.stages})")
     return Plan(lines, {"memory": chosen.memory}, remarks, budget, pipeline)
 

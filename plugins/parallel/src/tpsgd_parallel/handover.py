@@ -25,9 +25,9 @@ from tpsgd.engine.sources.batches import (
     stored_samples,
 )
 from tpsgd.maths.kernels.memory_format import channels_last
-from tpsgd.memory.stages import IN_FLIGHT
 from tpsgd.rules import Signal
 from tpsgd.train import Source
+from tpsgd_parallel.stages import IN_FLIGHT
 
 CPU = torch.device("cpu")
 
