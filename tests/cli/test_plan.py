@@ -16,7 +16,8 @@ from tpsgd.cli.wording import in_options
 from tpsgd.common.units import as_bytes, size
 from tpsgd.comparison.arms import arm
 from tpsgd.engine.learners import optimizers
-from tpsgd.memory.plan import PARTS, Line, Plan
+from tpsgd.memory.meter import PARTS
+from tpsgd.memory.plan import Line, Plan
 from tpsgd.zoo import words as models
 
 SHAPE = ("--shape", "1x8x8", "--classes", "10", "--model", "mlp:32", "--batch-size", "16")

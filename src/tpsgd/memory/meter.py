@@ -22,6 +22,14 @@ from tpsgd.nets.unrolled import Unrolled
 from tpsgd.train import EpochEnd, Observer
 
 CUDA_BLOCK = 512  # a GPU's allocator rounds up to a multiple of this many bytes
+PARTS = {  # what bytes are for, in the head of a table's column and in a legend
+    "weights": ("weights", "weights"),
+    "gradients": ("grads", "gradients"),
+    "optimizer": ("optim.", "optimizer state"),
+    "activations": ("activ.", "activations"),
+    "projections": ("codes", "class codes"),
+    "workspace": ("cuDNN", "cuDNN workspace"),
+}
 
 
 class LiveBytes(TorchDispatchMode):
@@ -125,7 +133,7 @@ class Stage:
     blocks: tuple[int, ...]
     learning: bool = True
     peak: int = 0  # beyond the model
-    parts: dict[str, int] = field(default_factory=dict)  # what the peak consists of
+    parts: dict[str, int] = field(default_factory=dict)  # of the peak; "" are activations
     multiplications: float = 0.0  # of a step for a sample, if they were counted
 
 

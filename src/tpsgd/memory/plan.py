@@ -21,7 +21,7 @@ from tpsgd.engine.solvers import SOLVERS
 from tpsgd.engine.sources.batches import has_lookup
 from tpsgd.engine.spec import completed
 from tpsgd.memory.budget import within
-from tpsgd.memory.meter import Stage
+from tpsgd.memory.meter import PARTS, Stage
 from tpsgd.memory.rehearse import (
     Inputs,
     MemoryProfile,
@@ -33,15 +33,6 @@ from tpsgd.nets.blocks import split
 from tpsgd.nets.recurrent import tokens_of
 from tpsgd.rules import Rule, frozen, resolve
 from tpsgd.train import sequential, simultaneous
-
-PARTS = {  # what bytes are for, and the head of the column in a table
-    "weights": "weights",
-    "gradients": "grads",
-    "optimizer": "optim.",
-    "activations": "activ.",
-    "projections": "codes",
-    "workspace": "cuDNN",
-}
 
 MICRO_BATCH = 8  # samples, unless the planned run has another micro-batch
 
@@ -137,7 +128,7 @@ def cells(lines: Sequence[Line], title: str) -> list[list[str]]:
     """The head and the rows of a table of bytes; parts that no line has are left out."""
     shown = [part for part in PARTS if any(line.parts.get(part) for line in lines)]
     inputs = ["inputs"] if any(line.kept for line in lines) else []
-    rows = [[title, *(PARTS[part] for part in shown), *inputs, "total"]]
+    rows = [[title, *(PARTS[part][0] for part in shown), *inputs, "total"]]
     for line in lines:
         counts = [line.parts.get(part, 0) for part in shown]
         counts += [line.kept, line.total] if inputs else [line.total]
@@ -206,7 +197,7 @@ def plan(
     rule = resolve(rule)
     chosen, blocks = Settings.of("plan", settings), split(model)
     recurrent = any(block.recurrent for block in blocks)
-    _check(input_shape, samples, chosen, recurrent)
+    _check(input_shape, samples, chosen)
     chosen = with_lengths_for(chosen, samples)
     inputs = Inputs(tuple(input_shape), dtype or _dtype(model, input_shape), samples)
     both, asked = chosen.order is None, chosen.optimizer
@@ -237,15 +228,13 @@ def plan(
     return Plan(tuple(lines), {"memory": chosen.memory}, tuple(remarks), budget, pipeline)
 
 
-def _check(shape: Any, samples: Any, settings: Settings, recurrent: bool) -> None:
+def _check(shape: Any, samples: Any, settings: Settings) -> None:
     """Refuse mistakes that `fit` would learn of from its data."""
     if not isinstance(shape, Sequence) or not all(isinstance(n, int) and n > 0 for n in shape):
         text = shorten(repr(shape), 40)
         raise TpsgdError(f"input_shape must be one sample's sizes, such as (1, 28, 28), got {text}")
     if not isinstance(samples, int) or samples < 0:
         raise TpsgdError(f"samples must be a whole number, 0 or more, got {samples!r}")
-    if settings.window is not None and not recurrent:
-        raise TpsgdError("window is for models with recurrent layers, and there is none")
     if settings.device is not None and not str(settings.device).startswith("cuda"):
         resolve_device(settings.device)
 
