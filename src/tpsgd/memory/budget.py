@@ -73,13 +73,9 @@ def within(
     budget = as_bytes(settings.memory.budget)
     device = settings.device if settings.device is not None else next(model.parameters()).device
     on_gpu = torch.device(device).type == "cuda"
-    plain = settings.validation is None and settings.augment is None and not reserved
-    if on_gpu:  # its allocator rounds and caches
-        spare = max(SPARE, budget // 20)
-    elif plain and 0 < inputs.samples <= SORTED:  # a rehearsal counts every byte
-        spare = 0 if two_lengths(model, inputs, rule, settings) is None else budget // 50
-    else:
-        spare = budget // 50
+    exact = settings.validation is None and settings.augment is None and not reserved
+    exact &= 0 < inputs.samples <= SORTED and two_lengths(model, inputs, rule, settings) is None
+    spare = max(SPARE, budget // 20) if on_gpu else 0 if exact else budget // 50
     search = Search(model, inputs, rule, budget - reserved - spare, settings.memory.reuse)
     free = settings.within(budget=None, reuse=None)
     chosen = search.first_fitting(free)
