@@ -10,10 +10,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import tpsgd
 from tpsgd.engine.settings import Settings
-from tpsgd.memory.block_costs import block_costs
 from tpsgd.memory.rehearse import Inputs
-from tpsgd.memory.stages import BlockCost, balanced_stages
 from tpsgd.zoo.words import factory
+from tpsgd_parallel.stages import BlockCost, balanced_stages, block_costs
 
 SAMPLES = 32  # of the rehearsal; costs are divided by it
 NETS: dict[str, tuple[str, tuple[int, ...]]] = {  # by name: a word for the model, a sample's shape

@@ -120,7 +120,7 @@ def test_nothing_is_left_after_a_run(how, monkeypatch):
     run = fit(model, points(), epochs=2, batch_size=16, **settings)
     gc.collect()
     assert run.peak_bytes > tensor_bytes(model)
-    assert meters[0]._live.live == 0
+    assert meters[0].live.live == 0
 
 
 def test_the_models_own_bytes_are_part_of_the_peak():

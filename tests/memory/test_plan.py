@@ -18,7 +18,6 @@ from tpsgd.engine.learners.backprop import Backprop
 from tpsgd.engine.settings import Settings
 from tpsgd.memory import rehearse
 from tpsgd.memory.meter import LiveBytes, tensor_bytes
-from tpsgd.memory.segments import best_segments
 
 momentum = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 N, BATCH = 160, 32
@@ -219,7 +218,7 @@ def test_every_line_of_a_plan_is_what_training_takes(kind):
 def test_checkpointing_has_the_segments_that_save_most():
     make, data = partial(mlp, 6, *[16] * 8, 3), points(128, 6)
     inputs = rehearse.Inputs((6,), torch.float32, 128)
-    best = best_segments(make(), inputs, Settings(batch_size=64))
+    best = rehearse.best_segments(make(), inputs, Settings(batch_size=64))
     peaks = {
         n: tpsgd.fit_backprop(make(), data, segments=n, epochs=1, batch_size=64).peak_bytes
         for n in (1, 2, 3, 4, 5, 9)

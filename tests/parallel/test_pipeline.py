@@ -17,8 +17,9 @@ from helpers import same
 from parallel import pipeline_cases as cases
 
 import tpsgd
-from tpsgd.memory.stages import IN_FLIGHT
+from tpsgd_parallel import handover
 from tpsgd_parallel.handover import BatchFormat
+from tpsgd_parallel.stages import IN_FLIGHT
 
 RANK = Path(cases.__file__)
 SECONDS = 300  # a job that hangs fails; a busy machine is slow
@@ -29,7 +30,8 @@ def launched(count: int, folder: Path, names: tuple[str, ...]) -> list[dict]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    paths = os.pathsep.join([str(RANK.parents[1]), str(Path(tpsgd.__file__).parents[1])])
+    sources = [Path(module.__file__ or "").parents[1] for module in (tpsgd, handover)]
+    paths = os.pathsep.join(map(str, [RANK.parents[1], *sources]))
     job = subprocess.Popen(
         [sys.executable, str(RANK), str(folder), str(count), str(port), ";".join(names)],
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths},

@@ -44,7 +44,9 @@ def test_rows_codes_and_optimizers_are_unchanged(make, word):
         pytest.skip("not for recurrent nets")
     stream = Stream(make(5), rule=rules.ALL[word].make())
     stream.partial_fit(*few(5))
-    before = [(weights(stream.model), x.tensors, x.params, x.updater.optimizer) for x in learners(stream)]
+    before = [
+        (weights(stream.model), x.tensors, x.params, x.updater.optimizer) for x in learners(stream)
+    ]
     stream.add_class()
     rebuild(stream)
     after = learners(stream)

@@ -26,6 +26,10 @@ FOLDERS = {  # in plugins/, for a sentence on how to install what is not there
 }  # fmt: skip
 
 
+class PluginMissing(TpsgdError, AttributeError):
+    """An attribute of `tpsgd` that a plug-in would provide, which is not installed."""
+
+
 def names(group: str) -> set[str]:
     """The names of a group that installed plug-ins provide."""
     return {point.name for point in entry_points(group=group)}
@@ -49,7 +53,9 @@ def attribute(name: str) -> Any:
     """What a plug-in provides as `tpsgd.NAME`."""
     if not name.startswith("_") and name in names(ATTRIBUTES):
         return load(ATTRIBUTES, name)
-    raise AttributeError(absent(ATTRIBUTES, name) or f"module 'tpsgd' has no attribute {name!r}")
+    if sentence := absent(ATTRIBUTES, name):
+        raise PluginMissing(sentence)
+    raise AttributeError(f"module 'tpsgd' has no attribute {name!r}")
 
 
 def absent(group: str, name: str) -> str:

@@ -17,8 +17,7 @@ from tpsgd.engine.learners.optimizers import adam
 from tpsgd.engine.restarts import make_model
 from tpsgd.engine.settings import Order, Settings
 from tpsgd.engine.solvers import ridge
-from tpsgd.memory.rehearse import Inputs
-from tpsgd.memory.segments import best_segments
+from tpsgd.memory.rehearse import Inputs, best_segments
 from tpsgd.nets.blocks import split
 from tpsgd.nets.padded import Padded
 from tpsgd.rules import Entry, Rule, frozen

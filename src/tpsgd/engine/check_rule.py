@@ -1,12 +1,13 @@
 """`check_rule`: the contract that every rule keeps, for people who write rules."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 
 from tpsgd.common.errors import TpsgdError
 from tpsgd.engine.fit import fit
 from tpsgd.maths.random import Key
-from tpsgd.nets.blocks import split
 from tpsgd.objectives import Objective, Site, differentiate
 from tpsgd.rules import Rule
 from tpsgd.train import simultaneous
@@ -27,64 +28,62 @@ def check_rule(rule: Rule) -> None:
     """
     if not isinstance(rule, Rule):
         raise TpsgdError(f"check_rule takes a Rule, got {type(rule).__name__}")
-    if rule.objective is not None:
-        for shape, maps in (((6,), False), ((3, 4, 4), True), ((3, 5), True)):
-            _check_objective(rule, shape, maps)
-    weights = [_train(rule), _train(rule)]
-    if not all(torch.equal(a, b) for a, b in zip(*weights, strict=True)):
-        raise TpsgdError(f"{rule.name}: two runs with the same seed gave different weights")
+    for problem in _problems(rule):
+        raise TpsgdError(f"{rule.name}: {problem}")
 
 
-def _check_objective(rule: Rule, shape: tuple[int, ...], maps: bool) -> None:
-    assert rule.objective is not None
-    site = Site(shape, 4, Key(seed=1), maps, rule.loss, dtype=torch.float64)
-    objective, again = rule.objective(site), rule.objective(site)
-    if not all(map(torch.equal, objective.tensors, again.tensors)):
-        raise TpsgdError(f"{rule.name}: the same key gave two different objectives for {shape}")
-    generator = torch.Generator().manual_seed(0)
-    y = torch.randn(5, *shape, generator=generator, dtype=torch.float64)
-    s = torch.tensor([0, 1, 2, 3, 1])
-    if rule.needs_output:
-        s = torch.randn(5, 4, generator=generator, dtype=torch.float64)
-    _check_gradient(rule, objective, y, s)
+def _problems(rule: Rule) -> Iterator[str]:
+    for shape, maps in (((6,), False), ((3, 4, 4), True), ((3, 5), True)):
+        if rule.objective is not None:
+            site = Site(shape, 4, Key(seed=1), maps, rule.loss, dtype=torch.float64)
+            objective, again = rule.objective(site), rule.objective(site)
+            if not all(map(torch.equal, objective.tensors, again.tensors)):
+                yield f"the same key gave two different objectives for {shape}"
+            generator = torch.Generator().manual_seed(0)
+            y = torch.randn(5, *shape, generator=generator, dtype=torch.float64)
+            s = torch.tensor([0, 1, 2, 3, 1])
+            if rule.needs_output:
+                s = torch.randn(5, 4, generator=generator, dtype=torch.float64)
+            yield from _problems_of_gradient(objective, y, s)
+    moved, weights = _train(rule)
+    if moved is (rule.objective is None):
+        state = "moved a block that it should leave alone" if moved else "left a block untouched"
+        yield f"training {state}"
+    if not all(torch.equal(a, b) for a, b in zip(weights, _train(rule)[1], strict=True)):
+        yield "two runs with the same seed gave different weights"
 
 
-def _check_gradient(rule: Rule, objective: Objective, y: Tensor, s: Tensor) -> None:
+def _problems_of_gradient(objective: Objective, y: Tensor, s: Tensor) -> Iterator[str]:
     inputs = (y, s, *objective.tensors)
     before = [t.clone() for t in inputs]
     local, again = objective(y, s), objective(y, s)
     if not all(map(torch.equal, before, inputs)):
-        raise TpsgdError(f"{rule.name}: its objective changes its inputs")
+        yield "its objective changes its inputs"
     if not (torch.isfinite(local.loss) and torch.isfinite(local.dy).all()):
-        raise TpsgdError(f"{rule.name}: its loss or derivative is not finite for ordinary numbers")
+        yield "its loss or derivative is not finite for ordinary numbers"
     if not (torch.equal(local.loss, again.loss) and torch.equal(local.dy, again.dy)):
-        raise TpsgdError(f"{rule.name}: its objective gives other numbers for the same inputs")
+        yield "its objective gives other numbers for the same inputs"
     if any(local.dy.untyped_storage().data_ptr() == t.untyped_storage().data_ptr() for t in inputs):
-        raise TpsgdError(f"{rule.name}: dL/dy shares memory with an input; return a new tensor")
+        yield "dL/dy shares memory with an input; return a new tensor"
     learned = len(objective.learned_tensors)
     expected = differentiate(objective.loss, y, s, objective.tensors, learned)
     names = ["the loss", "dL/dy", *(f"dL/dtensor {i}" for i in range(len(local.dtensors)))]
     values = local.loss, local.dy, *local.dtensors
     autograd = expected.loss, expected.dy, *expected.dtensors
-    for what, a, b in zip(names, values, autograd, strict=True):
+    for name, a, b in zip(names, values, autograd, strict=True):
         if a.shape != b.shape or not torch.allclose(a, b, rtol=1e-9, atol=1e-12):
-            raise TpsgdError(
-                f"{rule.name}: {what} in closed form differs from autograd's for an output of "
-                f"shape {tuple(y.shape)}"
-            )
+            shape = tuple(y.shape)
+            yield f"{name} in closed form differs from autograd's for an output of shape {shape}"
 
 
-def _train(rule: Rule) -> list[Tensor]:
+def _train(rule: Rule) -> tuple[bool, list[Tensor]]:
+    """Whether training changes the first block of a small model, and the weights at its end."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         convolution = nn.Conv2d(1, 3, 3), nn.Tanh(), nn.Flatten()
         model = nn.Sequential(*convolution, nn.Linear(48, 6), nn.Tanh(), nn.Linear(6, 4))
         x, y = torch.randn(32, 1, 6, 6), torch.arange(32) % 4
-    before = [p.clone() for p in split(model)[0].named_parameters().values()]
+    before = [p.clone() for p in model[0].parameters()]
     fit(model, (x, y), rule=rule, order=simultaneous, epochs=1, batch_size=8)
-    after = list(split(model)[0].named_parameters().values())
-    moved = not all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-    if moved is (rule.objective is None):
-        state = "moved a block that it should leave alone" if moved else "left a block untouched"
-        raise TpsgdError(f"{rule.name}: training {state}")
-    return [p.detach() for p in model.parameters()]
+    moved = not all(map(torch.equal, before, model[0].parameters()))
+    return moved, [p.detach() for p in model.parameters()]

@@ -13,15 +13,14 @@ from tpsgd.common import figures
 from tpsgd.common.errors import TpsgdError
 from tpsgd.common.names import printable
 from tpsgd.common.units import columns
-from tpsgd.engine.evaluate import answers, last_module
+from tpsgd.engine.evaluate import answers, cut_of
 
-LISTED = 30  # so many classes at most have a line
-NUMBERED = 15  # so many have their numbers in the cells of a heat map
-NAMED = 40  # and so many their names at its axes
+# The most classes that have a line in a table, numbers in a heat map, and names at its axes.
+LISTED, NUMBERED, NAMED = 30, 15, 40
 
 
 class Mistake(NamedTuple):
-    """Samples of one class that were taken for another; `share` is that of the true class."""
+    """Samples of one class that were predicted as another; `share` of the true class's samples."""
 
     true: str
     predicted: str
@@ -30,11 +29,10 @@ class Mistake(NamedTuple):
 
 
 class ClassFigures(NamedTuple):
-    """One class: how many samples it has and how many were predicted; recall and precision.
+    """Samples, predictions, recall and precision of one class.
 
-    Recall is the share of its samples that were predicted right, which is the accuracy on this
-    class; precision is the share of the predictions of this class that are right. They are None
-    for a class without samples, or without predictions.
+    Recall is the share of the class's samples that were predicted right; precision is the share of
+    the predictions of the class that are right. Each is None where it would be 0 / 0.
     """
 
     name: str
@@ -56,12 +54,11 @@ class Confusion:
 
     @property
     def samples(self) -> int:
-        """The number of samples."""
         return sum(map(sum, self.counts))
 
     @property
     def accuracy(self) -> float:
-        """The share of samples that are predicted right, as by `tpsgd.evaluate`."""
+        """The share of samples that are predicted right."""
         return sum(row[i] for i, row in enumerate(self.counts)) / self.samples
 
     @property
@@ -76,7 +73,7 @@ class Confusion:
         return rows
 
     def mistakes(self, most: int | None = None) -> list[Mistake]:
-        """Pairs of classes that are confused, by the number of samples; at most so many."""
+        """Pairs of classes that are confused, by the number of samples; at most `most` pairs."""
         pairs = [
             Mistake(self.classes[i], self.classes[j], count, count / sum(row))
             for i, row in enumerate(self.counts)
@@ -86,7 +83,6 @@ class Confusion:
         return sorted(pairs, key=lambda pair: -pair.samples)[:most]
 
     def __add__(self, other: "Confusion") -> "Confusion":
-        """The sum over two sets of samples, or over two models."""
         if self.classes != other.classes:
             raise TpsgdError("confusion matrices of different classes cannot be added")
         rows = zip(self.counts, other.counts, strict=True)
@@ -113,22 +109,19 @@ class Confusion:
             heat_map(figure.add_subplot(), self)
             return figures.write(figure, file)
 
-    def __str__(self) -> str:
-        return self.text()
-
     def text(self, width: int = 80) -> str:
-        """The figures per class, and the matrix if it is narrow enough, else the worst pairs."""
+        """The figures per class, and the matrix if it fits the width, else the worst pairs."""
         rows, head = self.per_class, ""
         if len(rows) > LISTED:
             rows = sorted(rows, key=lambda c: 2 if c.recall is None else c.recall)[:LISTED]
             head = f"the {LISTED} of {len(self.classes):,} classes with the least recall:\n"
-        lines = [
-            (c.name, f"{c.samples:,}", _percent(c.recall), _percent(c.precision)) for c in rows
-        ]
-        tables = [head + columns([("class", "samples", "recall", "precision"), *lines])]
-        counts = zip(self.classes, self.counts, strict=True)
-        cells = [(name, *(str(count or "·") for count in row)) for name, row in counts]
-        matrix = columns([("true \\ predicted", *self.classes), *cells])
+        lines = [("class", "samples", "recall", "precision")]
+        for c in rows:
+            lines.append((c.name, f"{c.samples:,}", _percent(c.recall), _percent(c.precision)))
+        tables, cells = [head + columns(lines)], [("true \\ predicted", *self.classes)]
+        for name, row in zip(self.classes, self.counts, strict=True):
+            cells.append((name, *(str(count or "·") for count in row)))
+        matrix = columns(cells)
         if max(map(len, matrix.splitlines())) <= width:
             tables.append(matrix)
         elif mistakes := self.mistakes(10):
@@ -136,6 +129,8 @@ class Confusion:
             names = ("true class", "predicted as", "samples", "of the class")
             tables.append("most confused:\n" + columns([names, *pairs]))
         return "\n\n".join(tables)
+
+    __str__ = text
 
 
 @torch.no_grad()
@@ -168,8 +163,7 @@ def confusion(
         a                 2  ·
         b                 1  1
     """
-    cut = 0.5 if isinstance(last_module(model), nn.Sigmoid) else 0.0
-    total: Any = 0
+    total, cut = torch.zeros((), dtype=torch.long), cut_of(model)
     for out, y in answers(model, data, batch_size):
         predicted = out.max(1).indices if out.shape[1] > 1 else (out[:, 0] > cut).long()
         count = max(2, out.shape[1])
@@ -182,7 +176,6 @@ def confusion(
 
 
 def _class_numbers(y: Tensor) -> Tensor:
-    """The number of each sample's class."""
     if not y.is_floating_point():
         return y.long()
     if y.shape[1] == 1:

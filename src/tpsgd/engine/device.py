@@ -1,20 +1,18 @@
 """The device to train on, its free memory, the memory of the process, and its CPU threads."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from tpsgd.common.errors import TpsgdError
 
-# Multiply-adds of a batch in a net's largest layer from which more threads than one save time. Two
-# threads took, of the time of one (fastest steps on two cores that had other work; readout and
-# backprop): in MLPs of 0.5, 6 and 26 million 1.2 - 1.4, 1.7 - 2.1 and 0.7 - 0.8; in CNNs of 2 and
-# 10 million 1.2 and 0.9 - 1.1. Small layers leave threads waiting for one another, and a thread
-# whose core has other work makes all of them wait, so the bound is on the high side.
+# Multiply-adds of a batch in a net's largest layer from which two threads are faster than one. Two
+# threads took 1.2 - 2.1 times as long as one in MLPs of 0.5 and 6 million, 0.7 - 0.8 in an MLP of
+# 26 million, and 0.9 - 1.1 in a CNN of 10 million. A thread whose core has other work makes the
+# others wait, so the bound is on the high side.
 WORTH_SHARING = 16_000_000
 
 
@@ -41,10 +39,7 @@ def available(device: torch.device) -> int:
         return 1 << 50  # a plan for a GPU of another machine
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    try:
-        free = _kernel_bytes("/proc/meminfo", "MemAvailable")[0]
-    except (OSError, KeyError, ValueError):
-        free = 4 << 30
+    (free,) = _kernel_bytes("/proc/meminfo", "MemAvailable") or [4 << 30]
     try:
         files = [Path("/sys/fs/cgroup", name) for name in ("memory.max", "memory.current")]
         limit, used = (int(file.read_text()) for file in files)
@@ -54,10 +49,13 @@ def available(device: torch.device) -> int:
 
 
 def _kernel_bytes(file: str, *names: str) -> list[int]:
-    """Numbers that the kernel gives in kilobytes, as bytes."""
-    lines = Path(file).read_text().splitlines()
-    fields = dict(line.split(":", 1) for line in lines if ":" in line)
-    return [int(fields[name].split()[0]) << 10 for name in names]
+    """Numbers that the kernel gives in kilobytes, as bytes; [] where it does not give them."""
+    try:
+        lines = Path(file).read_text().splitlines()
+        fields = dict(line.split(":", 1) for line in lines if ":" in line)
+        return [int(fields[name].split()[0]) << 10 for name in names]
+    except (OSError, KeyError, ValueError):
+        return []
 
 
 def resident() -> tuple[int, int]:
@@ -65,10 +63,7 @@ def resident() -> tuple[int, int]:
 
     They include the interpreter, torch, the data set and mapped files.
     """
-    try:
-        now, peak = _kernel_bytes("/proc/self/status", "VmRSS", "VmHWM")
-    except (OSError, KeyError, ValueError):
-        return 0, 0
+    now, peak = _kernel_bytes("/proc/self/status", "VmRSS", "VmHWM") or (0, 0)
     return now, peak
 
 
@@ -79,9 +74,9 @@ def forget_resident_peak() -> None:
 
 
 def limit_threads(device: torch.device, multiply_adds: int) -> int:
-    """Compute with one thread where layers are too small to share; the number before that.
+    """Compute with one thread where layers are small; returns the number of threads before.
 
-    `multiply_adds`: of a batch, in the largest layer.
+    `multiply_adds` are those of a batch in the largest layer.
     """
     threads = torch.get_num_threads()
     if device.type == "cpu" and multiply_adds < WORTH_SHARING:
@@ -91,7 +86,7 @@ def limit_threads(device: torch.device, multiply_adds: int) -> int:
 
 @contextmanager
 def threads_restored(threads: int | None = None) -> Iterator[None]:
-    """Give the process its number of threads back at the end; in between it may have another."""
+    """A context, or decorator, with this number of threads, after which it is as before."""
     before = torch.get_num_threads()
     try:
         if threads is not None:
@@ -99,16 +94,6 @@ def threads_restored(threads: int | None = None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def with_threads(threads: int, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, run with this number of threads."""
-
-    def call(*args: Any) -> Any:
-        with threads_restored(threads):
-            return function(*args)
-
-    return call
 
 
 @cache

@@ -35,7 +35,7 @@ def evaluate(
         >>> evaluate(model, (torch.eye(2), torch.tensor([0, 1])))
         1.0
     """
-    cut = 0.5 if isinstance(last_module(model), nn.Sigmoid) else 0.0
+    cut = cut_of(model)
     samples, right_largest, right_everywhere, soft = 0, 0, 0, True  # by largest or every entry
     for out, y in answers(model, data, batch_size):
         samples += len(y)
@@ -73,7 +73,6 @@ def answers(model: nn.Module, data: Any, batch_size: int) -> Iterator[tuple[Tens
 
 
 def _refuse_numbers(y: Tensor) -> None:
-    """Refuse targets that are not labels."""
     if y.is_floating_point() and y.numel() and (y.min() < 0 or y.max() > 1):
         raise TpsgdError(
             f"y has float targets from {float(y.min()):.4g} to {float(y.max()):.4g}, and accuracy "
@@ -83,7 +82,7 @@ def _refuse_numbers(y: Tensor) -> None:
 
 
 def form_for(model: nn.Module, batch_size: int) -> BatchForm:
-    """What a batch must look like to be evaluated by a model."""
+    """The form of batches that a model evaluates."""
     if batch_size < 1:
         raise TpsgdError(f"batch_size must be 1 or more, got {batch_size}")
     first = next(model.parameters(), torch.empty(0))
@@ -139,6 +138,11 @@ def not_a_number(model: nn.Module) -> TpsgdError:
         f"the model's output is NaN, because {names[0]} has NaN or infinity: train it again from "
         "new weights with a lower learning rate"
     )
+
+
+def cut_of(model: nn.Module) -> float:
+    """The output from which a yes-or-no answer is yes: 0.5 after a Sigmoid, else 0."""
+    return 0.5 if isinstance(last_module(model), nn.Sigmoid) else 0.0
 
 
 def last_module(module: nn.Module) -> nn.Module:

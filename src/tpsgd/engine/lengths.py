@@ -8,6 +8,7 @@ is held out: on small sets that costs more accuracy than stopping early gains
 
 import math
 from dataclasses import replace
+from operator import length_hint
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -44,18 +45,18 @@ def epochs_for(steps: int, of_block: int = STEPS) -> int:
 
 
 def with_lengths(settings: Settings, data: Any) -> Settings:
-    """The settings with the epochs and the batch size that were left to the data."""
+    """The settings, with epochs and a batch size from the data where they are None."""
     if not isinstance(data, DataLoader):
         if settings.epochs is not None and settings.batch_size is not None:
             return settings
         return with_lengths_for(settings, count_samples(data))
     batch_size = data.batch_size or settings.batch_size or LARGEST
     settings = replace(settings, batch_size=batch_size)
-    return settings if settings.epochs is not None else _with_epochs(settings, _batches(data))
+    return settings if settings.epochs is not None else _with_epochs(settings, length_hint(data))
 
 
 def with_lengths_for(settings: Settings, samples: int) -> Settings:
-    """The same for a number of samples; 0 if it is unknown."""
+    """As `with_lengths`, for a number of samples; 0 if it is unknown."""
     batch_size = settings.batch_size or batch_size_for(samples)
     return _with_epochs(replace(settings, batch_size=batch_size), -(-samples // batch_size))
 
@@ -64,16 +65,8 @@ def _with_epochs(settings: Settings, steps: int) -> Settings:
     return settings if settings.epochs is not None else replace(settings, epochs=epochs_for(steps))
 
 
-def _batches(loader: DataLoader) -> int:
-    """How many batches a loader has; 0 if it does not know."""
-    try:
-        return len(loader)
-    except TypeError:
-        return 0
-
-
 def length_in_words(asked: Settings, run: Run, source: Source) -> str:
-    """How long a run took, in a line; "" if its epochs were not chosen from the data."""
+    """The steps and epochs of a run, in a line; "" if its epochs were not chosen from the data."""
     if asked.epochs is not None:
         return ""
     epochs, most = max((e.epoch for e in run.history), default=0), run.settings["epochs"]

@@ -1,10 +1,10 @@
 """The memory of backprop as a line that training stays under, counted from shapes alone.
 
 Backprop holds the gradients, the optimizer's state and the outputs of all layers. A block that
-learns by itself holds its own, and its class codes. Where one layer has nearly all weights, that is
-about the same: then codes learn before the weight's gradient is computed, or the gradient comes in
-slices. Where it is less, inputs of the block are kept in the room that is left. `tpsgd.plan` counts
-both exactly, by a rehearsal, which takes longer than this.
+learns by itself holds only its gradients, state and outputs, and its class codes. Where one layer
+has nearly all weights, that is about the same: then codes learn before the weight's gradient is
+computed, or the gradient comes in slices. Where it is less, inputs of the block are kept in the
+rest. `tpsgd.plan` counts both exactly, by a rehearsal, which takes longer than this.
 """
 
 from collections.abc import Sequence
@@ -24,11 +24,11 @@ SLICES = 2, 4, 8, 16  # of a weight's gradient
 WORTH_SLICING = 64 << 10  # bytes of weights; more than two slices of fewer take too much time
 WORTH_HALVING = 8 << 10
 TEMPORARY = 2  # outputs of a block, beyond one, that may be alive together
-INPUT = nn.GELU, nn.SiLU, nn.Softplus  # whose derivative needs their input
-BOTH = nn.LeakyReLU, *INPUT  # of which autograd stores input and output
+NEED_INPUT = nn.GELU, nn.SiLU, nn.Softplus  # activations whose derivative needs their input
+STORE_BOTH = nn.LeakyReLU, *NEED_INPUT  # activations whose input and output autograd stores
 CELLS = 16  # that a classifier averages feature maps over
-FEW = 8  # numbers of a parameter to try an optimizer on
-ADAM = 2  # numbers that it stores for each that learns
+TRIAL = 8  # numbers of a parameter to try an optimizer on
+ADAM = 2  # numbers that it stores for each number that learns
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Need:
     temporary: float  # activations that may be alive with those for a moment; inf: unknown
 
     def peak(self, slices: int = 1, codes_first: bool = False) -> int:
-        """The most at one time; gradients of codes that learn first are not there with others."""
+        """The most at one time; codes that learn first free their gradients before the weights'."""
         both = self.weights // slices, self.learned
         gradients = max(both) if codes_first else sum(both)
         states = self.moments * (self.weights + self.learned)
@@ -80,9 +80,9 @@ class BackpropLine:
 def line_of(
     spec: RunSpec, params: Sequence[dict[str, Tensor]], sample: Any, samples: int
 ) -> BackpropLine | None:
-    """The line for a net whose blocks learn one after another; None where it is not counted.
+    """The line for a net whose blocks learn one after another; None if it cannot be counted.
 
-    `params` are those of each block that may learn, `sample` is one of `samples` (0: unknown).
+    `params` are the parameters of each block that may learn, `samples` is a number (0: unknown).
     """
     form, shape = spec.form, tuple(sample.shape[1:])
     if form.stacked or any(block.recurrent for block in spec.blocks):
@@ -93,7 +93,7 @@ def line_of(
     for i, block in enumerate(spec.blocks):
         size, act, last = spec.sizes[i], block.activation, block is spec.blocks[-1]
         widest, received = batch * max(map(prod, size.values())), batch * prod(shape)
-        held = widest * (1 + isinstance(act, INPUT) + len(block.between))
+        held = widest * (1 + isinstance(act, NEED_INPUT) + len(block.between))
         activations = max(activations, received + held)
         of_block = sum(p.nbytes for p in params[i].values())
         codes, learned = (0, 0) if last else _codes(spec, i)
@@ -104,7 +104,7 @@ def line_of(
         if of_block and not weights:  # autograd stores nothing before the first that learns
             before_first, stored = batch * prod(size[Place.BEFORE]), 0
         if not last:
-            stored += batch * prod(size[Place.END]) + widest * isinstance(act, BOTH)
+            stored += batch * prod(size[Place.END]) + widest * isinstance(act, STORE_BOTH)
         weights, shape = weights + of_block, size[Place.END]
     if not weights:
         before_first = batch * prod(spec.sizes[0][Place.BEFORE])
@@ -125,7 +125,7 @@ def _codes(spec: RunSpec, i: int) -> tuple[int, int]:
 
 
 def _moments_of_net(spec: RunSpec, needs: Sequence[Need | None]) -> int:
-    """What one optimizer for the whole net stores: that of the first block without a solver."""
+    """What one optimizer for the whole net stores, from the first block without a solver."""
     for settings, need in zip(spec.block_settings, needs, strict=True):
         if not isinstance(settings.optimizer, SOLVERS):
             return need.moments if need else 0
@@ -133,7 +133,10 @@ def _moments_of_net(spec: RunSpec, needs: Sequence[Need | None]) -> int:
 
 
 def _moments(factory: Any, params: dict[str, Tensor]) -> int | None:
-    """How many numbers an optimizer stores for each that learns; None if that is unknown."""
+    """The numbers that an optimizer stores for each that learns; None if that is unknown.
+
+    An optimizer that is not Adam or SGD takes a step on one small parameter.
+    """
     if isinstance(factory, SOLVERS):
         return None
     if not params:
@@ -143,17 +146,11 @@ def _moments(factory: Any, params: dict[str, Tensor]) -> int | None:
         return ADAM + any(group["amsgrad"] for group in optimizer.param_groups)
     if isinstance(optimizer, optim.SGD):
         return int(any(group["momentum"] for group in optimizer.param_groups))
-    return _stored(optimizer)
-
-
-def _stored(optimizer: optim.Optimizer) -> int | None:
-    """As `_moments`, for an optimizer of another kind: it takes a step on one small parameter."""
-    p = torch.zeros(FEW, requires_grad=True)
+    p = torch.zeros(TRIAL, requires_grad=True)
     p.grad = torch.ones_like(p)
     try:
         trial: Any = type(optimizer)([p], **optimizer.defaults)
         trial.step()
     except (TypeError, ValueError, RuntimeError):  # a user's own, or one of matrices alone
         return None
-    sizes = [t.numel() for t in trial.state[p].values() if isinstance(t, Tensor)]
-    return sum(n // FEW for n in sizes)
+    return sum(t.numel() // TRIAL for t in trial.state[p].values() if isinstance(t, Tensor))

@@ -16,7 +16,6 @@ from tpsgd.engine.device import (
     resident,
     resolve_device,
     threads_restored,
-    with_threads,
 )
 from tpsgd.engine.extension import Extension
 from tpsgd.engine.learners.backprop import Backprop
@@ -85,7 +84,7 @@ def _callbacks(net: Net, models: list[nn.Module], data: Any) -> list[Any]:
     products = spec.largest_product * (batch_size or spec.settings.batch_size)
     threads = limit_threads(spec.form.device, products)
     modes = modes_restored(*models)  # a callback may evaluate the model
-    return [modes(with_threads(threads, f)) for f in spec.settings.callbacks]
+    return [modes(threads_restored(threads)(f)) for f in spec.settings.callbacks]
 
 
 def _train(net: Net) -> float:

@@ -1,4 +1,4 @@
-"""Blocks that learn in turn in a rehearsal; what equal blocks take is counted once."""
+"""A rehearsal of blocks that learn one after another; equal blocks are counted once."""
 
 from typing import Any
 
@@ -15,16 +15,15 @@ LEFT_OVER = 0  # a storage's number, in place of the few bytes that learned bloc
 
 
 def in_turn(net: Net, meter: Any) -> None:
-    """`tpsgd.sequential`; a block like one before it, with inputs like its, need not learn.
+    """`tpsgd.sequential`; a block equal to an earlier one, with equal inputs, does not learn.
 
-    Its multiplications are then those of the other, which may have recomputed fewer blocks.
+    It gets the multiplications of the earlier block, which may have recomputed fewer blocks.
     """
-    spec: RunSpec = net.spec
-    source, live, counted = net.source, meter.counted, {}
+    source, live, counted = net.source, meter.live, {}
     kinds: list[Any] = []
     left_over: list[Tensor] = []
     for i, learner in enumerate(net.learners):
-        kinds.append(_kind(i, learner, spec))
+        kinds.append(_kind(i, learner, net.spec))
         case, start = (kinds[-1], _inputs(source, kinds[:-1])), live.live
         if case in counted:
             before, after, peak, at_peak, extra, multiplications = counted[case]
@@ -42,31 +41,23 @@ def in_turn(net: Net, meter: Any) -> None:
 
 
 def _kind(i: int, learner: Any, spec: RunSpec) -> Any:
-    """All that the memory of a block depends on, its inputs left out."""
+    """All that the memory of a block depends on, except for its inputs."""
     if learner.whole_net or learner.block.recurrent or not library_modules_only(learner):
         return i
-    size = spec.sizes[i]
     return (
-        *(
-            type(learner.updater),
-            repr(learner.settings),
-            id(spec.rules[i]),
-            learner.trains,
-            learner.widest,
-        ),
+        *(type(learner.updater), learner.trains, learner.widest),
         *(getattr(learner.updater, name, None) for name in ("slices", "codes_first")),
-        tuple(size.items()),
+        *(repr(learner.settings), repr(learner.block.layers), id(spec.rules[i])),
+        tuple(spec.sizes[i].items()),
         tuple(spec.sizes[i - 1][Place.END]) if i else None,
         tuple((k, p.shape, p.stride(), p.dtype) for k, p in learner.params.items()),
-        repr(learner.block.layers),
         i == len(spec.blocks) - 1,
     )
 
 
 def _inputs(source: Any, kinds: list[Any]) -> Any:
-    """Where a block's inputs come from: samples in memory, and the frozen blocks above them."""
-    below: Any = stored_samples(source)
-    x, count = below.x, depth(source)
-    through = kinds[len(kinds) - count :]
+    """Where a block's inputs come from: samples in memory, and frozen blocks that they pass."""
+    x = stored_samples(source).x  # type: ignore[union-attr]
+    through = kinds[len(kinds) - depth(source) :]
     at_a_time = source.at_a_time if isinstance(source, ThroughBlocks) else None
     return tuple(x.shape), x.stride(), x.dtype, frozenset(through), tuple(through[-1:]), at_a_time

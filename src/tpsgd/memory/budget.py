@@ -1,12 +1,9 @@
-"""Training within a memory budget: the fastest settings that keep to it, or an error.
-
-And training in low memory: settings that take little, whatever that is.
-"""
+"""Memory settings by a budget: the fastest ones within it, or an error; and low memory."""
 
 import shutil
 import warnings
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import Any
 
@@ -28,7 +25,7 @@ SLICES = 2, 4, 8  # of a weight's gradient
 FINE = 16
 DEEP = 4  # blocks; a deeper net keeps inputs even at the cost of micro-batches
 SMALLEST = 8  # samples of a micro-batch in low memory: fewer save little and take much time
-SPARE = 16 << 10  # bytes of a GPU for what a rehearsal cannot know
+SPARE = 16 << 10  # bytes of a GPU that a rehearsal may miss
 
 
 def within_budget(model: nn.Module, data: Any, rule: Any, settings: Settings) -> Settings:
@@ -47,18 +44,17 @@ def within_budget(model: nn.Module, data: Any, rule: Any, settings: Settings) ->
 
 
 def _peek(data: Any, batch_size: int) -> tuple[Any, int]:
-    """A few samples and the size of a batch; the state of random generators does not change."""
-    if not isinstance(data, DataLoader):
-        with torch.random.fork_rng():
-            return first_samples(data), batch_size
-    state = None if data.generator is None else data.generator.get_state()
+    """Two samples and the size of a batch; the state of random generators does not change."""
+    loader = isinstance(data, DataLoader)
+    generator = data.generator if loader else None
+    state = None if generator is None else generator.get_state()
     try:
         with torch.random.fork_rng():
-            x = first_samples(data, count=1 << 30)
-        return x[:2], len(x)
+            x = first_samples(data, 1 << 30 if loader else 2)  # of a loader, the first batch
     finally:
-        if state is not None:
-            data.generator.set_state(state)  # type: ignore[union-attr]
+        if generator is not None:
+            generator.set_state(state)
+    return x[:2], len(x) if loader else batch_size
 
 
 def within(
@@ -69,20 +65,18 @@ def within(
     Whole batches are tried first, then the gradients of large matrices in slices, then the largest
     micro-batches that fit, then all gradients in slices, then class codes regenerated for every
     batch. Inputs are kept in memory if there is room, otherwise recomputed; where nothing fits,
-    they go to files, if the settings name a folder for them.
-    `reserved` bytes are used by others, such as a loader.
+    they go to files, if the settings name a folder for them. A loader needs the `reserved` bytes.
     """
     assert settings.memory.budget is not None
     if settings.memory.budget == LOW:
         return in_low_memory(model, inputs, rule, settings)
     budget = as_bytes(settings.memory.budget)
     device = settings.device if settings.device is not None else next(model.parameters()).device
-    on_gpu = torch.device(device).type == "cuda"  # whose allocator rounds, and keeps, unseen bytes
-    spare = max(SPARE, budget // 20) if on_gpu else 0
-    if not on_gpu and (reserved or not _to_the_byte(model, inputs, rule, settings)):
-        spare = budget // 50
-    folder = settings.memory.reuse
-    search = Search(model, inputs, rule, budget - reserved - spare, folder)
+    on_gpu = torch.device(device).type == "cuda"
+    exact = settings.validation is None and settings.augment is None and not reserved
+    exact &= 0 < inputs.samples <= SORTED and two_lengths(model, inputs, rule, settings) is None
+    spare = max(SPARE, budget // 20) if on_gpu else 0 if exact else budget // 50
+    search = Search(model, inputs, rule, budget - reserved - spare, settings.memory.reuse)
     free = settings.within(budget=None, reuse=None)
     chosen = search.first_fitting(free)
     if chosen is not None:
@@ -93,9 +87,9 @@ def within(
                 stacklevel=5,
             )
         return chosen
-    smallest = search.smallest
+    smallest, on_disk = search.smallest, search.on_disk
     assert smallest is not None
-    on_disk, least = search.on_disk, search.least(free) + reserved
+    least = search.least(free) + reserved
     need = (least + spare) * 21 // 20 if on_gpu else -(-least * 50 // 49) if spare else least
     optimizer = max(smallest.stages, key=lambda stage: stage.peak).parts.get("optimizer", 0)
     advice = []
@@ -119,11 +113,11 @@ def within(
 
 
 def in_low_memory(model: nn.Module, inputs: Inputs, rule: Any, settings: Settings) -> Settings:
-    """Settings that take little memory: no inputs kept, and the cut of a batch that saves most.
+    """Settings that take little memory: no inputs kept, gradients in slices, micro-batches.
 
-    A finer cut, which takes more time, must save a tenth; micro-batches are halved until the
-    smallest would save no more than that. Batches stay whole where micro-batches would change what
-    is learned. Where a few kept inputs take less than to recompute them, they are kept.
+    Slices must save a tenth of the peak; micro-batches are halved until the smallest would save no
+    more than that. Batches stay whole where micro-batches would change what is learned. If the
+    default settings take no more, they stay.
     """
     default, best = settings.within(budget=None), settings.within(budget=None, reuse=False)
     free, first = (rehearse(model, inputs, rule, way) for way in (default, best))
@@ -135,7 +129,7 @@ def in_low_memory(model: nn.Module, inputs: Inputs, rule: Any, settings: Setting
     if not first.varies and samples >= 2 * SMALLEST:
         smallest = _even(samples, SMALLEST)
         cut = rehearse(model, inputs, rule, best.within(micro_batch=smallest)).peak
-        each = (peak - cut) / (samples - smallest)  # bytes of a sample
+        each = (peak - cut) / (samples - smallest)  # bytes per sample
         while samples > smallest and cut < 0.9 * (cut + each * (samples - smallest)):
             samples = _even(settings.batch_size, max(smallest, samples // 2))
             best = best.within(micro_batch=samples)
@@ -143,28 +137,22 @@ def in_low_memory(model: nn.Module, inputs: Inputs, rule: Any, settings: Setting
     return best if peak <= free.peak + free.kept else default
 
 
-def _to_the_byte(model: nn.Module, inputs: Inputs, rule: Any, settings: Settings) -> bool:
-    """Whether a rehearsal on a CPU counts exactly what the run will hold."""
-    plain = settings.validation is None and settings.augment is None
-    sorted_order = 0 < inputs.samples <= SORTED
-    return plain and sorted_order and two_lengths(model, inputs, rule, settings) is None
-
-
+@dataclass
 class Search:
     """Rehearsals with different settings; it remembers the one with the smallest peak."""
 
-    def __init__(
-        self, model: nn.Module, inputs: Inputs, rule: Any, budget: int, folder: Any = None
-    ) -> None:
-        self.model, self.inputs, self.rule, self.budget = model, inputs, rule, budget
-        self.folder = folder  # for files
-        self.smallest: MemoryProfile | None = None
-        self.on_disk: Settings | None = None  # the first that would fit with inputs in files
-        self.varies: tuple[str, ...] = ()  # why micro-batches would change what is learned
-        self.known: dict[Memory, MemoryProfile] = {}
+    model: nn.Module
+    inputs: Inputs
+    rule: Any
+    budget: int
+    folder: Any = None  # for files
+    smallest: MemoryProfile | None = None
+    on_disk: Settings | None = None  # the first that would fit with inputs in files
+    varies: tuple[str, ...] = ()  # why micro-batches would change what is learned
+    known: dict[Memory, MemoryProfile] = field(default_factory=dict)
 
     def first_fitting(self, settings: Settings) -> Settings | None:
-        """The settings that fit at the least cost of time; inputs go to files only as the last."""
+        """The settings that fit at the least cost of time; inputs in files are the last resort."""
         in_turn = settings.order is sequential
         recomputing = settings.within(reuse=False) if in_turn else settings
         for cut in self._cuts(recomputing):
@@ -180,15 +168,15 @@ class Search:
         return None
 
     def least(self, settings: Settings) -> int:
-        """The smallest budget for which settings are found, after none was."""
+        """The smallest budget that some settings fit, after `first_fitting` has found none."""
         assert self.smallest is not None
         self.budget = self.total(self.smallest)
-        while self.first_fitting(settings) is None:  # its steps follow from the budget
+        while self.first_fitting(settings) is None:  # it tries other settings for other budgets
             self.budget += self.budget // 50 + 1
         return self.budget
 
     def _cuts(self, whole: Settings) -> Iterator[Settings]:
-        """Ways to save memory that take more and more time; the caller stops at one that fits.
+        """Settings that take less memory and more time each; the caller stops when one fits.
 
         Slices of a convolution's gradient take as long as all of it, those of a matrix do not.
         Micro-batches come last where they change what is learned.
@@ -197,9 +185,8 @@ class Search:
         yield whole
         need, gradient = self.rehearse(whole).peak - self.budget, _matrix_bytes(self.model)
         if need < 2 * gradient:  # there may be a second copy
-            yield whole.within(
-                slices=next((n for n in SLICES if need < gradient - gradient // n), FINE)
-            )
+            slices = (n for n in SLICES if need < gradient - gradient // n)
+            yield whole.within(slices=next(slices, FINE))
             yield sliced
         if not self.varies:
             yield from self._micro_batches(whole)
@@ -214,7 +201,7 @@ class Search:
         yield from self._micro_batches(sliced.within(redraw=True))
 
     def _micro_batches(self, whole: Settings, kept: int = 0) -> Iterator[Settings]:
-        """Smaller and smaller micro-batches, each as large as the one before lets expect to fit."""
+        """Smaller and smaller micro-batches, each of the size that is expected to fit."""
         samples, cut = whole.batch_size, whole
         while samples > 1:
             samples = _even(whole.batch_size, min(self._expected(cut, kept), samples - 1))
@@ -222,7 +209,7 @@ class Search:
             yield cut
 
     def _expected(self, settings: Settings, kept: int = 0) -> int:
-        """How many samples at a time may fit, if activations grow linearly with them."""
+        """The number of samples in a micro-batch that fits, if activations grow linearly."""
         rehearsal = self.rehearse(settings)
         activations = max(rehearsal.stages, key=lambda stage: stage.peak).parts.get("", 0)
         room = self.budget - kept - (rehearsal.peak - activations)
@@ -265,15 +252,13 @@ class Search:
         return cut
 
     def _keeps(self, rehearsal: MemoryProfile) -> bool:
-        """Whether there is room for kept inputs."""
         return self.inputs.samples > 0 and rehearsal.peak + rehearsal.kept <= self.budget
 
     def total(self, rehearsal: MemoryProfile) -> int:
-        """The bytes that a run takes, with inputs in files if there is a folder for them."""
+        """The bytes of a run, without kept inputs if there is a folder for them."""
         return rehearsal.peak + (0 if self.folder else rehearsal.kept)
 
     def rehearse(self, settings: Settings) -> MemoryProfile:
-        """A rehearsal, once for the same settings."""
         if settings.memory not in self.known:
             rehearsal = rehearse(self.model, self.inputs, self.rule, settings)
             self.known[settings.memory], self.varies = rehearsal, rehearsal.varies
@@ -283,7 +268,7 @@ class Search:
 
 
 def _even(batch_size: int, samples: int) -> int:
-    """The size of micro-batches, at most this large, when a batch is cut evenly."""
+    """The size of micro-batches of at most `samples`, when a batch is cut evenly."""
     return -(-batch_size // -(-batch_size // samples))
 
 
@@ -293,7 +278,7 @@ def _matrix_bytes(model: nn.Module) -> int:
 
 
 def _fits_on_disk(nbytes: int, folder: Any) -> bool:
-    """Whether a folder has the room; True if none was named."""
+    """Whether a folder has room for twice the bytes; True without a folder."""
     if folder is None:
         return True
     try:

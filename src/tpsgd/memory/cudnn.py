@@ -13,10 +13,7 @@ _measured: dict[Any, int] = {}
 
 
 def workspace_bytes(func: Any, args: Any) -> int:
-    """The bytes that an operation takes in addition to its results.
-
-    Each convolution is run once, on real tensors of the same shapes.
-    """
+    """The bytes that an operation takes beyond its results; each convolution is run once."""
     if func not in CONVOLUTIONS or not torch.cuda.is_available():
         return 0
     real_tensors = internal("utils._python_dispatch._disable_current_modes")

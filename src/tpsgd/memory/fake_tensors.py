@@ -18,8 +18,6 @@ except ImportError:  # they are not public: then nothing can be planned, and tra
 class CountedProducts(LiveBytes):
     """Also counts the multiplications of matrix products and convolutions."""
 
-    products = 0
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = _written(func, args, kwargs or {})
         if result is None:

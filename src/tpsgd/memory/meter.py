@@ -22,15 +22,25 @@ from tpsgd.nets.unrolled import Unrolled
 from tpsgd.train import EpochEnd, Observer
 
 CUDA_BLOCK = 512  # a GPU's allocator rounds up to a multiple of this many bytes
+PARTS = {  # what bytes are for, in the head of a table's column and in a legend
+    "weights": ("weights", "weights"),
+    "gradients": ("grads", "gradients"),
+    "optimizer": ("optim.", "optimizer state"),
+    "activations": ("activ.", "activations"),
+    "projections": ("codes", "class codes"),
+    "workspace": ("cuDNN", "cuDNN workspace"),
+}
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of storages made while it is active, until they are freed.
+    """Counts the bytes of storages that are allocated while it is active, until they are freed.
 
     `block` rounds each storage up, as an allocator may. `workspace(func, args)` gives the bytes
     that an operation takes for a moment in addition to its results. With `detail`, `at_peak` holds
     the sizes of the storages that were alive at the peak, and `labels` the names from `label`.
     """
+
+    products = 0  # multiplications, if they are counted
 
     def __init__(
         self,
@@ -65,7 +75,7 @@ class LiveBytes(TorchDispatchMode):
         return result
 
     def label(self, name: str, tensors: Iterable[Tensor]) -> None:
-        """Name the storages of these tensors."""
+        """Name the storages of tensors; other values are left out."""
         for tensor in _tensors(tensors):
             entry = self._storages.get(tensor.untyped_storage()._cdata)
             if entry is not None:
@@ -92,7 +102,6 @@ class LiveBytes(TorchDispatchMode):
         return parts
 
     def _add(self, storage: torch.UntypedStorage) -> None:
-        """Count a new storage until it is freed."""
         key, size = storage._cdata, -(-storage.nbytes() // self.block) * self.block
         number = self._count = self._count + 1
 
@@ -108,7 +117,7 @@ class LiveBytes(TorchDispatchMode):
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
-    """The tensors among an operation's arguments or results, lists of them included."""
+    """The tensors among an operation's arguments or results, and in lists of them."""
     for value in values:
         if isinstance(value, Tensor):
             if value.layout is torch.strided:
@@ -119,21 +128,21 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 
 @dataclass
 class Stage:
-    """Part of a run: blocks learn, or their outputs are computed. Kept inputs are not counted."""
+    """A stage of a run: blocks learn, or compute outputs for the next. Kept inputs do not count."""
 
     blocks: tuple[int, ...]
     learning: bool = True
     peak: int = 0  # beyond the model
-    parts: dict[str, int] = field(default_factory=dict)  # what the peak consists of
+    parts: dict[str, int] = field(default_factory=dict)  # of the peak; "" are activations
     multiplications: float = 0.0  # of a step for a sample, if they were counted
 
 
 class Meter(Observer):
     """The peak memory of a run: the model's bytes and all that training adds to them.
 
-    The data set is not counted; inputs kept for reuse are counted apart, in `kept_bytes`. Use it as
-    a context manager around the run, and give the net `meter.around(observers)`: while the other
-    observers and the caller's functions run, nothing is counted.
+    The data set is not counted; inputs kept for reuse are counted apart, in `kept_bytes`. The meter
+    is a context manager around the run, and the net's observers are `meter.around(observers)`:
+    while the other observers and the caller's functions run, nothing is counted.
     """
 
     WATCHED = 2  # batches of a stage that are followed on a CPU
@@ -146,14 +155,13 @@ class Meter(Observer):
         self._kept_now = self._released = self._start = 0
         self._steps = self._computed = 0  # batches of the stage, and since `computing(True)`
         self._grows = self._computing = self._watching = self._skipping = False
-        self._live = live or LiveBytes()
+        self.live = live or LiveBytes()
 
     def around(self, observers: Sequence[Observer]) -> list[Observer]:
         """The observers between the meter's pause and its resumption."""
         return [self, *observers, _Resume(self)]
 
     def __enter__(self) -> "Meter":
-        """Count from here: the model and the data are in place."""
         self.stages.append(Stage(()))
         if self.on_gpu:
             take_cublas_workspaces(self.device)
@@ -171,49 +179,43 @@ class Meter(Observer):
             return
         self._watching = on
         if on:
-            self._live.__enter__()
+            self.live.__enter__()
         else:
-            self._live.__exit__(None, None, None)
+            self.live.__exit__(None, None, None)
 
     def stage(self, learners: Sequence[Any], learning: bool = True) -> None:
-        """Look for the peak of another stage; its first batches are followed."""
         self._close()
         self._kept_now, self._released = self._kept_now - self._released, 0
         self.stages.append(Stage(tuple(x.block.index for x in learners), learning))
         if self.on_gpu:
             torch.cuda.reset_peak_memory_stats(self.device)
         else:
-            self._live.begin()
+            self.live.begin()
         self._steps, self._grows, self._computing = 0, False, False
         self._watch(True)
 
     def started(self, learner: Any) -> None:
-        """Also follow the solution of a block that is solved; skip windows that are alike."""
         learner.updater.before_solving = self._before_solving
         if isinstance(learner.gradient, Unrolled):
             learner.gradient.windows_repeat = self._skip
 
     def _skip(self, alike: bool) -> None:
-        """Pause where the windows of a sequence repeat the memory of those before them."""
+        """Pause while the windows of a sequence take the same memory as the windows before them."""
         current = internal("utils._python_dispatch._get_current_dispatch_mode")
-        if alike and self._watching and current is not None and current() is self._live:
-            self._watch(False)
-            self._skipping = True
-        elif not alike and self._skipping:
-            self._watch(True)
-            self._skipping = False
+        innermost = current is not None and current() is self.live
+        if (alike and self._watching and innermost) or (not alike and self._skipping):
+            self._watch(not alike)
+            self._skipping = alike
 
     def _before_solving(self, workspace: int) -> None:
         self._watch(True)
-        self._live.note(workspace)
+        self.live.note(workspace)
 
     def computing(self, active: bool) -> None:
-        """Follow the first batches of validation data, or of inputs that will be kept."""
         self._computing, self._computed = active, 0
         self._watch(active)
 
     def batch(self, learners: Sequence[Any], batch: Any) -> None:
-        """Pause; the first batches of a stage are followed, and all if memory grows with them."""
         self._watch(False)
         if self._computing:
             self._computed += batch.last
@@ -222,56 +224,51 @@ class Meter(Observer):
             self._grows = any(learner.updater.grows for learner in learners)
 
     def epoch(self, end: EpochEnd) -> set[Any]:
-        """Pause while the epoch is recorded."""
         self._watch(False)
         return set()
 
     def pause(self) -> int:
-        """Count nothing until `resume`; the peak so far, the model left out."""
+        """Count nothing until `resume`; the peak so far, without the model."""
         self._watch(False)
         self._close()
         return max(stage.peak for stage in self.stages)
 
     def resume(self) -> None:
-        """Go on watching if there is more to see."""
+        """Follow the first batches of a stage, and all batches if memory grows with them."""
         batches = self._computed if self._computing else self._steps
         self._watch(batches < self.WATCHED or self._grows)
 
     def kept(self, size: int, released: int) -> None:
-        """Note inputs that are kept for reuse, and those that are released after this stage."""
+        """Count inputs that are kept for reuse, and those that are released after this stage."""
         self._watch(False)
         self._kept_now += size
         self.kept_bytes = max(self.kept_bytes, self._kept_now)
         self._released += released
 
     def peak(self, model_bytes: int) -> int:
-        """The most bytes at any time, the model included, kept inputs left out."""
+        """The most bytes at any time, with the model, without kept inputs."""
         return model_bytes + max(stage.peak for stage in self.stages)
 
     def _close(self) -> None:
-        """Write down the peak of the stage that ends."""
-        if not self.stages:
-            return
+        """Store the peak of the stage that ends."""
         stage = self.stages[-1]
         if self.on_gpu:
             grown = torch.cuda.max_memory_allocated(self.device) - self._start - self._kept_now
             stage.peak = max(stage.peak, grown)
         else:
-            stage.peak, stage.parts = self._live.peak, self._live.parts()
+            stage.peak, stage.parts = self.live.peak, self.live.parts()
 
 
 class _Resume(Observer):
-    """The last observer: the meter goes on where the first one has paused it."""
+    """The last observer: the meter goes on after the other observers."""
 
     def __init__(self, meter: Meter) -> None:
         self.meter = meter
 
     def batch(self, learners: Sequence[Any], batch: Any) -> None:
-        """Go on after a batch."""
         self.meter.resume()
 
     def epoch(self, end: EpochEnd) -> set[Any]:
-        """Go on after an epoch."""
         self.meter.resume()
         return set()
 

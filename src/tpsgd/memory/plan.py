@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tpsgd.common import plugins
 from tpsgd.common.errors import TpsgdError
 from tpsgd.common.units import columns, size
 from tpsgd.engine.device import available, resolve_device
@@ -19,67 +20,59 @@ from tpsgd.engine.settings import Memory, Settings, listed, memory_in_words, nam
 from tpsgd.engine.solvers import SOLVERS
 from tpsgd.engine.sources.batches import has_lookup
 from tpsgd.engine.spec import completed
-from tpsgd.memory.block_costs import plan_pipeline
 from tpsgd.memory.budget import within
-from tpsgd.memory.meter import Stage
-from tpsgd.memory.rehearse import Inputs, MemoryProfile, rehearse, settings_of_backprop
-from tpsgd.memory.segments import best_segments
-from tpsgd.memory.stages import PipelinePlan
+from tpsgd.memory.meter import PARTS, Stage
+from tpsgd.memory.rehearse import (
+    Inputs,
+    MemoryProfile,
+    best_segments,
+    rehearse,
+    settings_of_backprop,
+)
 from tpsgd.nets.blocks import split
 from tpsgd.nets.recurrent import tokens_of
 from tpsgd.rules import Rule, frozen, resolve
 from tpsgd.train import sequential, simultaneous
-
-PARTS = {
-    "weights": "weights",
-    "gradients": "gradients",
-    "optimizer": "optimizer",
-    "activations": "activations",
-    "projections": "codes",
-    "workspace": "cuDNN",
-}
 
 MICRO_BATCH = 8  # samples, unless the planned run has another micro-batch
 
 
 @dataclass(frozen=True)
 class Line:
-    """The bytes of one way to train at its peak, by what they are for."""
+    """The bytes of one way to train at its peak, by what they are for.
+
+    `peak` is the later `Run.peak_bytes`; `total` adds the inputs that are `kept` for reuse.
+    """
 
     name: str
     parts: dict[str, int]
-    kept: int = 0  # inputs kept for reuse, which are added to the peak
+    kept: int = 0
     blocks: tuple["Line", ...] = ()
     segments: int = 0  # of a net whose activations are checkpointed
 
     @property
     def peak(self) -> int:
-        """As `Run.peak_bytes` will have it: without kept inputs."""
         return sum(self.parts.values())
 
     @property
     def total(self) -> int:
-        """Kept inputs included."""
         return self.peak + self.kept
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it as plain values."""
+        """The line as plain values."""
         blocks = [block.as_dict() for block in self.blocks]
         return asdict(self) | {"peak": self.peak, "total": self.total, "blocks": blocks}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A line for every way to train, the first for the one that was asked for.
-
-    `settings` are those that `fit` needs to keep to it.
-    """
+    """A line for every way to train, first the one that was asked for, and settings for `fit`."""
 
     lines: tuple[Line, ...]
     settings: dict[str, Any] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
     budget: str | int | None = None
-    pipeline: PipelinePlan | None = None  # over the ranks that were asked for
+    pipeline: Any = None  # a `PipelinePlan` of the plug-in tpsgd-parallel, if ranks were asked for
 
     @property
     def peak_bytes(self) -> int:
@@ -97,7 +90,7 @@ class Plan:
         return {line.name: line for line in self.lines}[name]
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it as plain values, ready for JSON."""
+        """The plan as plain values, ready for JSON."""
         lines = [line.as_dict() for line in self.lines]
         memory = self.settings.get("memory", Memory())
         values = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(memory).items()}
@@ -114,7 +107,7 @@ class Plan:
         if len(self.lines[0].blocks) > 1:
             tables.append(table(self.lines[0].blocks, f"{self.lines[0].name}: block"))
         if self.pipeline is not None:
-            tables.append(columns(rank_cells(self.pipeline)))
+            tables.append(columns(self.pipeline.cells()))
         return "\n\n".join([*tables, *(fill(line, 80) for line in self.remarks)])
 
     def plot(self, file: Path | str) -> Path:
@@ -133,10 +126,9 @@ def table(lines: Sequence[Line], title: str) -> str:
 
 def cells(lines: Sequence[Line], title: str) -> list[list[str]]:
     """The head and the rows of a table of bytes; parts that no line has are left out."""
-    brief = PARTS | {"gradients": "grads", "optimizer": "optim.", "activations": "activ."}
     shown = [part for part in PARTS if any(line.parts.get(part) for line in lines)]
     inputs = ["inputs"] if any(line.kept for line in lines) else []
-    rows = [[title, *(brief[part] for part in shown), *inputs, "total"]]
+    rows = [[title, *(PARTS[part][0] for part in shown), *inputs, "total"]]
     for line in lines:
         counts = [line.parts.get(part, 0) for part in shown]
         counts += [line.kept, line.total] if inputs else [line.total]
@@ -144,20 +136,8 @@ def cells(lines: Sequence[Line], title: str) -> list[list[str]]:
     return rows
 
 
-def rank_cells(pipeline: PipelinePlan) -> list[list[str]]:
-    """The head and the rows of a table of the ranks of a pipeline, and the last line below it."""
-    rows, block = [["pipeline: rank", "block", "multiplications", "total"]], 1
-    for number, rank in enumerate(pipeline.ranks):
-        last = block + rank.blocks - 1
-        span = f"{block}" if rank.blocks == 1 else f"{block} to {last}"
-        products = f"{rank.multiplications:,}"
-        rows.append([str(number), span, products, short(rank.peak_bytes)])
-        block = last + 1
-    return [*rows, ["expected to be busy", "", "", f"{pipeline.utilisation:.0%}"]]
-
-
 def short(count: int) -> str:
-    """Bytes in few characters.
+    """Bytes as a short text, for a table.
 
     Examples:
         >>> short(1536), short(0)
@@ -197,7 +177,7 @@ def plan(
             micro-batches, the line after it is for backprop in the same micro-batches.
         ranks: also plan a pipeline over this many ranks: which blocks each of them trains, the
             multiplications of a step and the bytes that takes, and how much of the time ranks are
-            busy (`plan.pipeline`).
+            busy (`plan.pipeline`). Needs the plug-in tpsgd-parallel.
         **settings: those of `fit`. Without an `order` both are planned, first the one that `fit`
             takes by default. With `blocks`, the first line is for blocks of several layers, and
             one more for a layer per block. `device="cuda"` works without a GPU, but cuDNN's
@@ -217,7 +197,7 @@ def plan(
     rule = resolve(rule)
     chosen, blocks = Settings.of("plan", settings), split(model)
     recurrent = any(block.recurrent for block in blocks)
-    _check(input_shape, samples, chosen, recurrent)
+    _check(input_shape, samples, chosen)
     chosen = with_lengths_for(chosen, samples)
     inputs = Inputs(tuple(input_shape), dtype or _dtype(model, input_shape), samples)
     both, asked = chosen.order is None, chosen.optimizer
@@ -229,7 +209,7 @@ def plan(
     if others:
         for name, method, other in _other_ways(rule, chosen, both, recurrent, asked):
             ways.append((name, method, completed(method, blocks, other)))
-    rehearsals, lines = [], ()
+    profiles, lines, pipeline = [], [], None
     for done, (name, method, way) in enumerate(ways):
         if callable(chosen.progress):
             chosen.progress(done, len(ways))
@@ -237,29 +217,26 @@ def plan(
         if isinstance(method, Backprop) and method.segments:
             segments = best_segments(model, inputs, way)
             method = Backprop(segments)
-        rehearsals.append(rehearse(model, inputs, method, way))
-        lines += (line_of(name, rehearsals[-1], way.memory.reuse, segments),)
-    remarks = tuple(_remarks(rehearsals[0], chosen, samples))
-    remarks += tuple(f"{w.name}: {w.segments} segments save most" for w in lines if w.segments)
-    pipeline = None
+        profiles.append(rehearse(model, inputs, method, way))
+        lines.append(line_of(name, profiles[-1], way.memory.reuse, segments))
+    remarks = [*_remarks(profiles[0], chosen, samples)]
+    remarks += [f"{x.name}: {x.segments} segments save most" for x in lines if x.segments]
     if ranks is not None:
-        pipeline = plan_pipeline(model, inputs, rule, replace(chosen, optimizer=asked), ranks)
-        remarks = (*remarks, f"the same by hand: tpsgd.pipeline(stages={pipeline.stages})")
-    return Plan(lines, {"memory": chosen.memory}, remarks, budget, pipeline)
+        arguments = model, inputs, rule, replace(chosen, optimizer=asked), ranks
+        pipeline = plugins.attribute("pipeline")().plan(*arguments)
+        remarks.append(f"the same by hand: tpsgd.pipeline(stages={pipeline.stages})")
+    return Plan(tuple(lines), {"memory": chosen.memory}, tuple(remarks), budget, pipeline)
 
 
-def _check(shape: Any, samples: Any, settings: Settings, recurrent: bool) -> None:
-    """Refuse what `fit` would find out from its data."""
+def _check(shape: Any, samples: Any, settings: Settings) -> None:
+    """Refuse mistakes that `fit` would learn of from its data."""
     if not isinstance(shape, Sequence) or not all(isinstance(n, int) and n > 0 for n in shape):
         text = shorten(repr(shape), 40)
         raise TpsgdError(f"input_shape must be one sample's sizes, such as (1, 28, 28), got {text}")
     if not isinstance(samples, int) or samples < 0:
         raise TpsgdError(f"samples must be a whole number, 0 or more, got {samples!r}")
-    if settings.window is not None and not recurrent:
-        raise TpsgdError("window is for models with recurrent layers, and there is none")
-    device = settings.device
-    if device is not None and not str(device).startswith("cuda"):
-        resolve_device(device)
+    if settings.device is not None and not str(settings.device).startswith("cuda"):
+        resolve_device(settings.device)
 
 
 def _other_ways(
@@ -280,7 +257,9 @@ def _other_ways(
     if both and not locked and (asked is None or len(optimizers) == len(listed(asked))):
         other = simultaneous if settings.order is sequential else sequential
         yield other.__name__, rule, replace(settings, order=other, optimizer=asked)
-    if settings.blocks is not None and not _per_block(rule, settings):
+    of_blocks = rule, settings.optimizer, settings.lr, settings.epochs, settings.early_stopping
+    lists = any(isinstance(value, (list, tuple)) for value in of_blocks)  # an entry for each block
+    if settings.blocks is not None and not lists:
         yield "a layer per block", rule, replace(settings, blocks=None)
     yield "backprop", Backprop(), plain
     if not recurrent:
@@ -293,36 +272,25 @@ def _other_ways(
     yield "last layer alone", frozen(), last if asked else replace(last, optimizer=None)
 
 
-def _per_block(rule: Any, settings: Settings) -> bool:
-    """Whether the rule or a setting is a list with an entry for each block."""
-    values = rule, settings.optimizer, settings.lr, settings.epochs, settings.early_stopping
-    return any(isinstance(value, (list, tuple)) for value in values)
+def line_of(name: str, profile: MemoryProfile, reuse: Any, segments: int = 0) -> Line:
+    """A line from a rehearsal: the highest of all stages, and the highest of each block."""
 
+    def parts_of(stages: list[Stage]) -> dict[str, int]:
+        parts = dict.fromkeys(PARTS, 0) | {"weights": profile.weights}
+        for part, count in max(stages, key=lambda stage: stage.peak).parts.items():
+            parts[part or "activations"] += count
+        return parts
 
-def line_of(name: str, rehearsal: MemoryProfile, reuse: Any, segments: int = 0) -> Line:
-    """A rehearsal as a line: the highest of all stages, and the highest of each block."""
     blocks = []
-    for i, block in enumerate(rehearsal.names):
-        stages = [stage for stage in rehearsal.stages if stage.blocks == (i,)]
-        if stages and len(rehearsal.names) > 1:
-            parts = _highest(stages, rehearsal.weights)
-            blocks.append(Line(f"{i + 1}: {block.partition(': ')[2]}", parts))
-    in_file = isinstance(reuse, (str, Path))  # which takes no memory
-    peak = _highest(rehearsal.stages, rehearsal.weights)
-    return Line(name, peak, 0 if in_file else rehearsal.kept, tuple(blocks), segments)
+    for i, block in enumerate(profile.names if len(profile.names) > 1 else []):
+        if stages := [stage for stage in profile.stages if stage.blocks == (i,)]:
+            blocks.append(Line(f"{i + 1}: {block.partition(': ')[2]}", parts_of(stages)))
+    kept = 0 if isinstance(reuse, (str, Path)) else profile.kept  # a file takes no memory
+    return Line(name, parts_of(profile.stages), kept, tuple(blocks), segments)
 
 
-def _highest(stages: list[Stage], weights: int) -> dict[str, int]:
-    """What the bytes of the highest stage are for."""
-    stage = max(stages, key=lambda stage: stage.peak)
-    parts = {"weights": weights} | dict.fromkeys(list(PARTS)[1:], 0)
-    for name, count in stage.parts.items():
-        parts[name or "activations"] += count
-    return parts
-
-
-def _remarks(rehearsal: MemoryProfile, settings: Settings, samples: int) -> Iterator[str]:
-    memory, input_size = settings.memory, size(rehearsal.kept)
+def _remarks(profile: MemoryProfile, settings: Settings, samples: int) -> Iterator[str]:
+    memory, input_size = settings.memory, size(profile.kept)
     if not samples and settings.order is sequential and memory.reuse is not False:
         yield (
             "samples= is not given: inputs kept for reuse are not counted, and the order of the "
@@ -330,9 +298,9 @@ def _remarks(rehearsal: MemoryProfile, settings: Settings, samples: int) -> Iter
         )
     if isinstance(memory.reuse, (str, Path)):
         yield f"{input_size} of inputs for reuse lie in a file in {memory.reuse}"
-    if memory.micro_batch is not None and rehearsal.varies:
-        yield f"micro-batches change what is learned: {', '.join(rehearsal.varies)} in this model"
-    if memory.reuse is None and rehearsal.kept > available(torch.device("cpu")) / 2:
+    if memory.micro_batch is not None and profile.varies:
+        yield f"micro-batches change what is learned: {', '.join(profile.varies)} in this model"
+    if memory.reuse is None and profile.kept > available(torch.device("cpu")) / 2:
         yield (
             f"{input_size} of inputs are more than half of the free memory here: fit would "
             "recompute them; memory=Memory(reuse=False) plans that"

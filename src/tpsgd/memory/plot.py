@@ -8,19 +8,12 @@ from typing import Any
 from tpsgd.common import figures
 from tpsgd.common.figures import COLOURS, LOOK
 from tpsgd.common.units import UNITS, size
+from tpsgd.memory.meter import PARTS
 
 KEPT = "kept inputs"
-LABELS = {
-    "weights": "weights",
-    "gradients": "gradients",
-    "optimizer": "optimizer state",
-    "activations": "activations",
-    "projections": "class codes",
-    "workspace": "cuDNN workspace",
-    KEPT: KEPT,
-}
+LABELS = {part: label for part, (_, label) in PARTS.items()} | {KEPT: KEPT}
 SHADES = dict(zip(LABELS, (*(COLOURS[i] for i in (0, 1, 5, 2, 3, 6)), "#b8b8b8"), strict=True))
-CUT_ABOVE = 5  # kept inputs that are more than this many times the rest are cut
+CUT_ABOVE = 5  # kept inputs that are more than this many times the rest are cut, and hatched
 CUT_TO = 0.3  # of the highest peak
 
 
@@ -61,46 +54,33 @@ def figure(plan: Any) -> Any:
 
 def _pieces(line: Any) -> dict[str, int]:
     """The pieces of a bar in order, without empty ones."""
-    parts = {**{part: line.parts.get(part, 0) for part in LABELS if part != KEPT}, KEPT: line.kept}
-    return {part: count for part, count in parts.items() if count}
+    parts = line.parts | {KEPT: line.kept}
+    return {part: parts[part] for part in LABELS if parts.get(part)}
 
 
 def _bars(axes: Any, lines: Sequence[Any], title: str) -> None:
-    """One panel: a bar for every line, from top to bottom, with its bytes at the end."""
-    highest = max(line.peak for line in lines)
-    shown = [_shown(line, highest) for line in lines]
-    unit, step = _unit(max(sum(pieces.values()) for pieces in shown))
-    for y, (line, pieces) in enumerate(zip(lines, shown, strict=True)):
+    """One panel: a bar for every line, from top to bottom, with its bytes at the end.
+
+    Kept inputs are cut where the other pieces would be too small to see.
+    """
+    highest, bars = max(line.peak for line in lines), list(map(_pieces, lines))
+    cut = [line.kept > max(CUT_ABOVE * line.peak, highest) for line in lines]
+    for pieces in (bars[y] for y in range(len(lines)) if cut[y]):
+        pieces[KEPT] = int(CUT_TO * highest)
+    unit, step = _unit(max(sum(pieces.values()) for pieces in bars))
+    for y, (line, pieces) in enumerate(zip(lines, bars, strict=True)):
         left = 0.0
         for part, count in pieces.items():
-            width = count / step
-            axes.barh(y, width, 0.66, left, color=SHADES[part], edgecolor="white", linewidth=0.5)
-            left += width
-        cut = pieces.get(KEPT, 0) < line.kept
-        if cut:
-            _mark_cut(axes, left - pieces[KEPT] / step / 2, y, 0.012 * highest / step)
-        text = f"{size(line.total)}, {size(line.kept)} kept" if cut else size(line.total)
+            look = {"color": SHADES[part], "hatch": "///" if part == KEPT and cut[y] else None}
+            axes.barh(y, count / step, 0.66, left, edgecolor="white", linewidth=0.5, **look)
+            left += count / step
+        text = f"{size(line.total)}, {size(line.kept)} kept" if cut[y] else size(line.total)
         axes.annotate(text, (left, y), (4, 0), textcoords="offset points", va="center", fontsize=9)
     names = [shorten(line.name, 34, placeholder=" …") for line in lines]
     axes.set_yticks(range(len(lines)), names)
     axes.set(title=title, xlabel=unit, ylim=(len(lines) - 0.4, -0.6))
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
-
-
-def _shown(line: Any, highest: int) -> dict[str, int]:
-    """The pieces of a bar; kept inputs are cut if the other pieces would be too small to see."""
-    pieces = _pieces(line)
-    if line.kept > CUT_ABOVE * line.peak and line.kept > highest:
-        pieces[KEPT] = int(CUT_TO * highest)
-    return pieces
-
-
-def _mark_cut(axes: Any, x: float, y: float, half: float) -> None:
-    """Two white strokes across a bar that is cut."""
-    for shift in (-1.5, 1.5):
-        ends = [x + (shift - 1) * half, x + (shift + 1) * half]
-        axes.plot(ends, [y + 0.4, y - 0.4], color="white", linewidth=2, solid_capstyle="butt")
 
 
 def _unit(most: float) -> tuple[str, int]:

@@ -1,8 +1,8 @@
 """A rehearsal of training: the same code on tensors that have a shape but no memory.
 
 A model's parameters are replaced by torch's fake tensors, and two batches go through every block
-while `LiveBytes` counts what would have been allocated. So a plan is no formula that must keep up
-with the code: it is the code.
+while `LiveBytes` counts what would have been allocated. So a change of the training code changes
+the plan too.
 """
 
 import copy
@@ -43,7 +43,7 @@ from tpsgd.memory.alike import in_turn
 from tpsgd.memory.cudnn import workspace_bytes
 from tpsgd.memory.fake_tensors import CountedProducts, QuickFakeMode, need_fake_tensors
 from tpsgd.memory.meter import CUDA_BLOCK, Meter, Stage, tensor_bytes
-from tpsgd.nets.blocks import has_batch_norm, overwriting
+from tpsgd.nets.blocks import has_batch_norm, overwriting, split
 from tpsgd.nets.diagonal import Diagonal
 from tpsgd.nets.padded import SequenceLayer
 from tpsgd.nets.precision import without_autocast
@@ -66,7 +66,7 @@ class Inputs:
 
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
-    samples: int = 0
+    samples: int = 0  # 0: unknown
 
 
 @dataclass(frozen=True)
@@ -82,12 +82,12 @@ class MemoryProfile:
 
     @property
     def peak(self) -> int:
-        """The most bytes at any time, the model included, kept inputs left out."""
+        """The most bytes at any time, with the model, without kept inputs."""
         return self.weights + max(stage.peak for stage in self.stages)
 
 
 def settings_of_backprop(settings: Settings) -> Settings:
-    """Those of backprop with the same batch, and the first optimizer that is no solver."""
+    """The settings of backprop with the same batch size, and the first optimizer, or Adam."""
     optimizers = [o for o in listed(settings.optimizer) if not isinstance(o, SOLVERS)]
     return replace(
         settings, order=sequential, optimizer=[*optimizers, adam][0], lr=None, epochs=2,
@@ -97,10 +97,10 @@ def settings_of_backprop(settings: Settings) -> Settings:
 
 @without_autocast()
 def rehearse(model: nn.Module, inputs: Inputs, method: Method, settings: Settings) -> MemoryProfile:
-    """Go through a run without its numbers; of long sequences, through two shorter lengths.
+    """Train on fake tensors, and count the bytes; of long sequences, rehearse two shorter lengths.
 
     Beyond a few dozen time steps, and where a diagonal recurrence needs traces, memory grows
-    linearly with their number.
+    linearly with the number of steps.
     """
     need_fake_tensors()
     lengths = two_lengths(model, inputs, method, settings)
@@ -119,17 +119,16 @@ def rehearse(model: nn.Module, inputs: Inputs, method: Method, settings: Setting
 def two_lengths(
     model: nn.Module, inputs: Inputs, method: Method, settings: Settings
 ) -> tuple[int, int] | None:
-    """The lengths that show how memory grows up to these steps; None if that length itself does."""
+    """Two lengths from which memory is extrapolated; None if the sequences are short enough."""
     steps = inputs.shape[0] if inputs.shape else 0
-    recurrent = [m for m in model.modules() if isinstance(m, (SequenceLayer, nn.RNN))]
+    recurrent = recurrent_layers(model)
     diagonal = [m for m in recurrent if isinstance(m, Diagonal)]
     lengths = LONG // 3, 2 * LONG // 3
-    by_tokens = not inputs.dtype.is_floating_point
-    if diagonal and by_tokens and isinstance(recurrent[0], Diagonal):
-        return None  # it reads all of them as one window
-    if diagonal and isinstance(method, Backprop):  # as many operators for any length
+    if diagonal and recurrent[0] is diagonal[0] and not inputs.dtype.is_floating_point:
+        return None  # it reads all tokens as one window
+    if diagonal and isinstance(method, Backprop):  # the number of operators is the same
         lengths = lengths if len(diagonal) < len(recurrent) else (steps, steps)
-    elif diagonal:  # a few windows, and the same last one
+    elif diagonal:  # a few whole windows, and the last one
         span = settings.window or WINDOW
         short = max(steps_without_traces(m, settings.window) for m in diagonal)
         windows = max(-(-short // span), FIRST_FEW) + 1
@@ -140,12 +139,24 @@ def two_lengths(
     return lengths if recurrent and steps > max(LONG, lengths[1]) else None  # type: ignore[return-value]
 
 
-def _recurrent(model: nn.Module) -> bool:
-    return any(isinstance(m, (SequenceLayer, nn.RNN)) for m in model.modules())
+def recurrent_layers(model: nn.Module) -> list[nn.Module]:
+    return [m for m in model.modules() if isinstance(m, (SequenceLayer, nn.RNN))]
+
+
+def best_segments(model: nn.Module, inputs: Inputs, settings: Settings) -> int:
+    """The number of checkpointed segments with the lowest peak of backprop; of equals the fewest.
+
+    Segments of 1, 2, 3, ... blocks are rehearsed. A segment per block stores every input, a few
+    long segments store all activations of one of them: the best number lies in between.
+    """
+    blocks = len(split(model))
+    counts = {-(-blocks // length) for length in range(1, max(2, blocks))}
+    peaks = {n: rehearse(model, inputs, Backprop(n), settings).peak for n in sorted(counts)}
+    return min(peaks, key=lambda n: peaks[n])
 
 
 def _extrapolated(short: MemoryProfile, long: MemoryProfile, times: float) -> MemoryProfile:
-    """The line through two rehearsals, `times` their distance beyond the second."""
+    """A linear extrapolation, by `times` the distance of two rehearsals beyond the second."""
 
     def beyond(a: int, b: int) -> int:
         return b + int(max(0, b - a) * times)
@@ -165,18 +176,16 @@ def _rehearse(
     device = torch.device(settings.device if settings.device is not None else first.device)
     on_gpu = device.type == "cuda"
     if on_gpu and not torch.cuda.is_available():  # on the CPU, with a GPU's default window
-        window = settings.window or (GPU_WINDOW if _recurrent(model) else None)
+        window = settings.window or (GPU_WINDOW if recurrent_layers(model) else None)
         device, settings = torch.device("cpu"), replace(settings, device="cpu", window=window)
-    workspace = workspace_bytes if on_gpu else None
-    live = CountedProducts(CUDA_BLOCK if on_gpu else 1, workspace, detail=True)
-    meter = PlanMeter(device, live)
+    block, workspace = (CUDA_BLOCK, workspace_bytes) if on_gpu else (1, None)
+    meter = PlanMeter(device, CountedProducts(block, workspace, detail=True))
     make_tables()  # they must be real tensors
     mode = QuickFakeMode(allow_non_fake_inputs=True)
     fake = _faked(model, mode, device)
     asked = request([fake], None, method, settings)
-    if asked.local:
-        for module in overwriting(fake, asked.layers[0]):  # as `fit` has it
-            module.inplace = False
+    for module in overwriting(fake, asked.layers[0]) if asked.local else []:  # as in `fit`
+        module.inplace = False
     with mode, torch.random.fork_rng([]), _fake_tensor_log_disabled():
         net = _fake_net(asked, inputs, device)
         net.observers = meter.around([])
@@ -189,52 +198,44 @@ def _rehearse(
         if stage.peak > FEW_LARGE:
             stage.peak += REMAINDER
             stage.parts["workspace"] += REMAINDER
-    input_bytes = meter.kept_bytes * inputs.samples // net.source.samples
-    varies = _varies(fake, net.learners)
-    spec = net.spec
-    names, itemsize = [str(block) for block in spec.layers], spec.form.numbers.itemsize
-    outputs = [math.prod(size[Place.END]) * itemsize for size in spec.sizes]
-    return MemoryProfile(tensor_bytes(fake), meter.stages, input_bytes, names, varies, outputs)
+    spec, itemsize = net.spec, net.spec.form.numbers.itemsize
+    return MemoryProfile(
+        tensor_bytes(fake),
+        meter.stages,
+        kept=meter.kept_bytes * inputs.samples // net.source.samples,
+        names=[str(block) for block in spec.layers],
+        varies=_varies(fake, net.learners),
+        outputs=[math.prod(size[Place.END]) * itemsize for size in spec.sizes],
+    )
 
 
 class PlanMeter(Meter):
     """A meter that also labels what the bytes are for, and notes the products of a step."""
 
-    def __init__(self, device: torch.device, live: CountedProducts) -> None:
-        super().__init__(device, live)
-        self.counted, self.before = live, 0
-
     def batch(self, learners: Sequence[Any], batch: Any) -> None:
-        """Note the multiplications since the batch before, for a sample."""
         super().batch(learners, batch)
-        products = self.counted.products - self.before
+        products, self.live.products = self.live.products, 0
         if products:
             self.stages[-1].multiplications = products / batch.size
-        self.before = self.counted.products
 
     def started(self, learner: Any) -> None:
-        """Label the class codes, and gradients and the optimizer's state when a step is taken."""
         super().started(learner)
-        self._live.label("projections", learner.tensors)
-        optimizer = learner.updater.optimizer
-        if optimizer is None:
-            return
+        self.live.label("projections", learner.tensors)
+        if (optimizer := learner.updater.optimizer) is not None:
+            optimizer.register_step_pre_hook(self._label_gradients)
+            optimizer.register_step_post_hook(self._label_state)
 
-        def before(optimizer: Optimizer, *_: Any) -> None:
-            grads = (p.grad for g in optimizer.param_groups for p in g["params"])
-            self._live.label("gradients", [g for g in grads if g is not None])
+    def _label_gradients(self, optimizer: Optimizer, *_: Any) -> None:
+        self.live.label("gradients", (p.grad for g in optimizer.param_groups for p in g["params"]))
 
-        def after(optimizer: Optimizer, *_: Any) -> None:
-            states = (t for state in optimizer.state.values() for t in state.values())
-            self._live.label("optimizer", states)
-
-        optimizer.register_step_pre_hook(before)
-        optimizer.register_step_post_hook(after)
+    def _label_state(self, optimizer: Optimizer, *_: Any) -> None:
+        states = (t for state in optimizer.state.values() for t in state.values())
+        self.live.label("optimizer", states)
 
 
 @contextmanager
 def _fake_tensor_log_disabled() -> Iterator[None]:
-    """Without torch's log lines about inputs that a model cannot take: an error tells the user."""
+    """No log lines of torch about inputs that a model cannot take, which raise an error too."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     before, log.disabled = log.disabled, True
     try:
@@ -259,10 +260,10 @@ def _fake_net(asked: RunRequest, inputs: Inputs, device: torch.device) -> Net:
     shape = (samples, spec.classes) if loss is bce else (samples,)
     y = torch.empty(shape, dtype=dtype if loss is bce else torch.long, device=device)
     order = partial(_blank_order, expected=max(inputs.samples or MANY, samples))
-    reuse = settings.memory.reuse
-    if reuse is None:
-        reuse = False if once else True if settings.memory.fast else None
-    reuse = bool(reuse) if reuse is not None else None
+    memory = settings.memory
+    reuse = None if memory.reuse is None else bool(memory.reuse)
+    if reuse is None and (once or memory.fast):
+        reuse = not once
     pass_on = InputReuse(reuse, line=line, samples=inputs.samples)
     source = ArraySource(x, y, form, order=order)
     net = join(learners, source, None, settings, wrapper, line, pass_on)
@@ -285,7 +286,7 @@ def _batches(learners: Sequence[Any], source: Any, epoch: int, samples: int) -> 
 
 
 def _two_micro_batches(settings: Settings, model: nn.Module) -> Settings:
-    """A batch of two micro-batches, which show what all of them do."""
+    """A batch of two micro-batches: the others take the same memory."""
     if settings.memory.micro_batch is None:
         return settings
     count = -(-settings.batch_size // settings.memory.micro_batch)
@@ -314,7 +315,7 @@ def _faked(model: nn.Module, mode: Any, device: torch.device) -> nn.Module:
 
 
 def _blank_order(n: int, key: Key, device: Any, expected: int) -> Iterator[Tensor]:
-    """An order of n samples that takes the memory of an order of the expected number."""
+    """An order of n samples that takes as much memory as an order of the expected number."""
     chunk: Tensor | None = None
     chunks = (permutation if expected <= SORTED else mixed)(expected, key, device)
     order = next(chunks)

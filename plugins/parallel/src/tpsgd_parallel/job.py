@@ -9,7 +9,7 @@ from torch import nn
 from tpsgd.engine.extension import Extension
 from tpsgd.engine.record import Recorder, Run
 from tpsgd.engine.settings import Settings
-from tpsgd.features.run_identity import check_same_on_ranks, identity
+from tpsgd.features.run_identity import identity
 from tpsgd.saved.checkpoint import Checkpoint
 from tpsgd.train import Net
 from tpsgd_parallel.on_rank import Agreed, Position, RankCheckpoint
@@ -32,12 +32,11 @@ class Parallel(Extension):
         Rank 0 alone shows progress, calls the callbacks and writes checkpoints.
         """
         with joined() as self.ranks:
-            self.ranks.check_same("parallel", str(self))
+            checkpoint = settings.checkpoint
+            folder = "a folder" if isinstance(checkpoint, Checkpoint) else "none"
+            self.ranks.check_same({"parallel": str(self), "setting of checkpoint": folder})
             settings = replace(settings, device=local_device(settings.device))
             check_gpus(settings.device)
-            checkpoint = settings.checkpoint
-            written = "a folder" if isinstance(checkpoint, Checkpoint) else "none"
-            self.ranks.check_same("setting of checkpoint", written)
             if isinstance(checkpoint, Checkpoint):
                 checkpoint = RankCheckpoint.of_rank(checkpoint, self.ranks)
                 settings = replace(settings, checkpoint=checkpoint)
@@ -58,7 +57,7 @@ class Parallel(Extension):
         """Refuse ranks that were started with different settings, models or data."""
         values = identity(net, net.models[0], net.recorder.runs[0].settings)
         values |= {"number of batches": net.source.steps}
-        check_same_on_ranks(self.ranks.from_all(values))
+        self.ranks.check_same(values)
 
     @contextmanager
     def around(self, net: Net) -> Iterator[None]:

@@ -21,15 +21,14 @@ from tpsgd.engine.settings import Settings, listed
 from tpsgd.engine.sources.batches import stored_samples
 from tpsgd.engine.sources.loaders import LoaderSource, count_samples, first_samples
 from tpsgd.engine.spec import RunRequest, rules_for
-from tpsgd.memory.block_costs import plan_pipeline
 from tpsgd.memory.rehearse import Inputs
-from tpsgd.memory.stages import checked_stages, refuse_unsuited
 from tpsgd.nets.blocks import split
 from tpsgd.saved.checkpoint import Checkpoint
 from tpsgd.train import Net, sequential, simultaneous, train
 from tpsgd_parallel.job import Parallel
 from tpsgd_parallel.pipeline_checkpoint import PipelineCheckpoint, joined_record
 from tpsgd_parallel.stage_net import StageNet
+from tpsgd_parallel.stages import checked_stages, plan_pipeline, refuse_unsuited
 
 
 def pipeline(stages: Sequence[int] | None = None) -> "Pipeline":
@@ -49,6 +48,8 @@ def pipeline(stages: Sequence[int] | None = None) -> "Pipeline":
 
 class Pipeline(Parallel):
     """A net cut into stages of consecutive blocks, one for each rank."""
+
+    plan = staticmethod(plan_pipeline)  # for `tpsgd.plan(ranks=...)`
 
     def __init__(self, stages: Sequence[int] | None = None) -> None:
         self.asked = stages

@@ -8,13 +8,21 @@ multiplications most evenly.
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any
 
+from torch import nn
+
 from tpsgd.common.errors import TpsgdError
+from tpsgd.engine.settings import Settings, listed
 from tpsgd.engine.solvers import Ridge
+from tpsgd.engine.spec import completed, rules_for
 from tpsgd.maths.cuts import TIE, cheapest_cut
+from tpsgd.memory.plan import short
+from tpsgd.memory.rehearse import Inputs, rehearse
+from tpsgd.nets.blocks import split
+from tpsgd.train import sequential, simultaneous
 
 IN_FLIGHT = 2  # batches that a rank has sent and the next one has not received
 AHEAD = 1  # batches that a rank receives while it learns from another
@@ -54,6 +62,15 @@ class PipelinePlan:
     def as_dict(self) -> dict[str, Any]:
         """All of it as plain values."""
         return {"ranks": [asdict(rank) for rank in self.ranks], "utilisation": self.utilisation}
+
+    def cells(self) -> list[list[str]]:
+        """The plan as a table: the head, a row for each rank, and the utilisation."""
+        rows = [["pipeline: rank", "block", "multiplications", "total"]]
+        for number, (start, end) in enumerate(pairwise(accumulate(self.stages, initial=0))):
+            span = f"{end}" if end - start == 1 else f"{start + 1} to {end}"
+            rank = self.ranks[number]
+            rows.append([f"{number}", span, f"{rank.multiplications:,}", short(rank.peak_bytes)])
+        return [*rows, ["expected to be busy", "", "", f"{self.utilisation:.0%}"]]
 
 
 def balanced_stages(costs: Sequence[BlockCost], ranks: int) -> list[int]:
@@ -148,3 +165,40 @@ def plan_of(
     mean = sum(rank.multiplications for rank in ranks) / len(ranks)
     filling = 1.0 if batches is None else batches / (batches + len(ranks) - 1)
     return PipelinePlan(tuple(ranks), filling * mean / max(1, busiest))
+
+
+def plan_pipeline(
+    model: nn.Module, inputs: Inputs, rule: Any, settings: Settings, ranks: int
+) -> PipelinePlan:
+    """The blocks of every rank, and what they cost; `rule` may be a list with one per block."""
+    if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
+        raise TpsgdError(f"ranks must be a whole number, 1 or more, got {ranks!r}")
+    blocks = split(model, settings.blocks)
+    refuse_unsuited(blocks, rules_for(rule, blocks, None), listed(settings.optimizer), ranks)
+    settings = completed(rule, split(model), replace(settings, order=simultaneous))
+    costs, weights = block_costs(model, inputs, rule, settings)
+    batches = -(-inputs.samples // settings.batch_size) * max(listed(settings.epochs))
+    return plan_of(costs, balanced_stages(costs, ranks), weights, batches or None)
+
+
+def block_costs(
+    model: nn.Module, inputs: Inputs, rule: Any, settings: Settings
+) -> tuple[list[BlockCost], int]:
+    """The costs of every block, and the bytes of the model's weights.
+
+    Each block is rehearsed by itself. Where gradients are summed over micro-batches, or the steps
+    of all optimizers are taken in one kernel, they last until the end of the batch.
+    """
+    memory = replace(settings.memory, budget=None, reuse=True)
+    alone = replace(settings, order=sequential, memory=memory, augment=None, validation=None)
+    rehearsal = rehearse(model, inputs, rule, alone)
+    in_the_end = settings.memory.micro_batch or str(settings.device).startswith("cuda")
+    samples, costs = settings.memory.micro_batch or settings.batch_size, []
+    for i, outputs in enumerate(rehearsal.outputs):
+        stages = [s for s in rehearsal.stages if s.blocks == (i,)]
+        stage = max(stages, key=lambda stage: stage.peak)  # of a frozen block, its forward pass
+        lasting = ["optimizer", "projections", *["gradients"] * bool(in_the_end)]
+        between = sum(stage.parts.get(name, 0) for name in lasting)
+        products = round(stage.multiplications * settings.batch_size)
+        costs.append(BlockCost(products, between, stage.peak - between, samples * outputs))
+    return costs, rehearsal.weights

@@ -12,13 +12,13 @@ from tpsgd import Memory, TpsgdError, rules
 from tpsgd.engine.learners.optimizers import adam
 from tpsgd.engine.settings import Settings
 from tpsgd.maths.cuts import TIE
-from tpsgd.memory.block_costs import block_costs
 from tpsgd.memory.rehearse import Inputs
-from tpsgd.memory.stages import (
+from tpsgd_parallel.stages import (
     AHEAD,
     IN_FLIGHT,
     BlockCost,
     balanced_stages,
+    block_costs,
     checked_stages,
     plan_of,
     rank_bytes,
@@ -158,6 +158,13 @@ def test_a_plan_has_the_ranks_that_were_asked_for():
     assert max(map(len, lines)) <= 80
     without = tpsgd.plan(model, (6,), others=False)
     assert without.pipeline is None and "pipeline" not in without.as_dict()
+
+
+def test_without_the_plug_in_ranks_are_refused_in_one_sentence(monkeypatch):
+    monkeypatch.setattr("tpsgd.common.plugins.entry_points", lambda **_: [])
+    with pytest.raises(TpsgdError, match="pip install tpsgd-parallel"):
+        tpsgd.plan(mlp(6, 8, 3), (6,), ranks=2, others=False)
+    assert not hasattr(tpsgd, "pipeline")
 
 
 @pytest.mark.parametrize(
