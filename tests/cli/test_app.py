@@ -66,7 +66,7 @@ def folder(tmp_path, monkeypatch):
 
 SHOWN = {
     "": "compare", "train": "--precision", "compare": "--precision", "plan": "--precision",
-    "adapt": "--precision", "search": "--rates", "predict": "--data",
+    "adapt": "--combine", "search": "--rates", "predict": "--data",
     "rules": "readout-learned",
 }  # fmt: skip
 

@@ -1,40 +1,41 @@
-"""Trials of a search: planned memory, score and held-out accuracy of layers on a tap."""
+"""Trials of a search for layers: planned memory, score and held-out accuracy of layers on a tap."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from statistics import fmean, stdev
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from tpsgd import __version__
 from tpsgd.adapt.backbone import Backbone
 from tpsgd.adapt.features import Features, class_indices, digest, encode, fingerprint
 from tpsgd.adapt.fitting import BATCH, epochs_for, fit, make_heads, name_classes, probe
 from tpsgd.adapt.heads import Layers, Probe, recipe
 from tpsgd.common.errors import TpsgdError
-from tpsgd.data.split import hold_out
+from tpsgd.comparison.trials import Progress, TrialResult, measured, split_rows
 from tpsgd.engine.fit import fit as fit_locally
 from tpsgd.engine.fit import fit_backprop
 from tpsgd.engine.learners.backprop import Backprop
 from tpsgd.engine.record import Run
-from tpsgd.engine.settings import Settings
+from tpsgd.engine.settings import Settings, listed, name_of
 from tpsgd.engine.solvers import ridge
 from tpsgd.engine.sources.inputs import labels, tensor
+from tpsgd.features.run_identity import MAY_DIFFER
+from tpsgd.losses import cross_entropy
 from tpsgd.memory.plan import plan
 from tpsgd.memory.rehearse import Inputs, rehearse
 from tpsgd.nets.modes import evaluating
-from tpsgd.rules import Rule
 
 SCORED = 128  # samples, as in the article
 RECTIFIERS = (nn.ReLU, nn.LeakyReLU, nn.PReLU)
-NOT_IN_KEY = ("device", "progress", "callbacks", "seed")  # the seed has its own entry
-OF_A_PROBE = ("batch_size", "device")
-Progress = Callable[[str, float, float], None]
+OF_A_PROBE = ("batch_size", "device")  # the settings that a linear probe takes
+REFUSED = {
+    "validation": "a search has no validation: it holds out samples itself",
+    "checkpoint": "a search keeps its finished trials in folder=: leave checkpoint out",
+}
 
 
 @torch.no_grad()
@@ -72,16 +73,14 @@ def activation_overlap(model: nn.Module, x: Tensor) -> float | None:
     return float(torch.linalg.slogdet(K).logabsdet)
 
 
-@dataclass(frozen=True)
-class Candidate:
+@dataclass
+class Candidate(TrialResult):
     """Layers on a tap, their cost and their results.
 
     Attributes:
         planned_bytes: the peak of training, without features and kept inputs.
         score: see `activation_overlap`; None without a rectifier.
-        accuracies: on the held-out samples, one per restart; empty if it was not trained.
-        peak_bytes: as measured.
-        skipped: why it was not trained.
+        skipped: why it was not trained, or "failed".
     """
 
     tap: str
@@ -89,11 +88,7 @@ class Candidate:
     trainable_bytes: int
     planned_bytes: int
     score: float | None
-    accuracies: tuple[float, ...] = ()
-    seconds: float | None = None
-    peak_bytes: int | None = None
     skipped: str = ""
-    error: str = ""
 
     @property
     def control(self) -> bool:
@@ -101,14 +96,10 @@ class Candidate:
         return isinstance(self.layers, Probe)
 
     @property
-    def accuracy(self) -> float | None:
-        """The mean over restarts."""
-        return fmean(self.accuracies) if self.accuracies else None
-
-    @property
-    def std(self) -> float:
-        """The standard deviation over restarts."""
-        return stdev(self.accuracies) if len(self.accuracies) > 1 else 0.0
+    def label(self) -> str:
+        """Tap, convolutions and dense layers, in few characters."""
+        layers: Any = self.layers
+        return f"{self.tap} {'probe' if self.control else f'{layers.convs}+{layers.dense}'}"
 
     def as_dict(self) -> dict[str, Any]:
         """All of it as plain values."""
@@ -126,7 +117,8 @@ class Candidate:
 class Judge:
     """Samples to train on, held-out samples to judge by, and how layers are trained.
 
-    `settings` are those of `adapt.fit`, the rule included.
+    `settings` are those of `adapt.fit`, the rule included; `identity` is what a search that goes on
+    must have in common with this one, as plain values.
     """
 
     backbone: Backbone
@@ -136,12 +128,16 @@ class Judge:
     method: Callable[..., Run] = fit_locally
     settings: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
-    digest: str = ""  # of backbone and samples
+    identity: dict[str, Any] = field(default_factory=dict)
 
-    def head(self, tap: str, layers: Layers | Probe) -> nn.Sequential:
-        """The layers with their initial weights."""
-        shape, device = tuple(self.train.x[tap].shape[1:]), self.backbone.device
-        return make_heads(layers, {tap: shape}, len(self.classes), self.seed, device)[tap]
+    def candidate(self, tap: str, layers: Layers | Probe) -> Candidate:
+        """Layers on a tap with their planned memory and their score, before any training."""
+        shape = tuple(self.train.x[tap].shape[1:])
+        head = make_heads(layers, {tap: shape}, len(self.classes), self.seed, self.backbone.device)[
+            tap
+        ]
+        size = sum(t.nbytes for t in (*head.parameters(), *head.buffers()))
+        return Candidate(tap, layers, size, self.planned(tap, head, layers), self.score(tap, head))
 
     def planned(self, tap: str, head: nn.Sequential, layers: Layers | Probe) -> int:
         """The peak bytes of training."""
@@ -162,43 +158,18 @@ class Judge:
         return activation_overlap(head, some.to(self.backbone.device))
 
     def trial(self, tap: str, layers: Layers | Probe, seed: int) -> dict[str, Any]:
-        """Train once and classify the held-out samples: accuracy, seconds and peak_bytes."""
+        """Train once and classify the held-out samples."""
         options = self._settings(layers) | {"taps": tap, "classes": self.classes, "seed": seed}
         if isinstance(layers, Probe):
             adaptor = probe(self.backbone, self.train, **options)
         else:
             options |= {"layers": layers, "method": self.method}
             adaptor = fit(self.backbone, self.train, **options)
-        run = adaptor.runs[tap]
-        accuracy = adaptor.evaluate(self.held_out)
-        return {"accuracy": accuracy, "seconds": run.seconds, "peak_bytes": run.peak_bytes}
-
-    def key(self, tap: str, layers: Layers | Probe, seed: int) -> dict[str, Any]:
-        """Everything that decides a trial, as plain values.
-
-        Functions of the user go by their names: after a change inside one, use another folder.
-        """
-        settings = self._settings(layers)
-        if not isinstance(layers, Probe):
-            settings["method"] = self.method
-        names = [k for k, v in settings.items() if v is not None and k not in NOT_IN_KEY]
-        return {
-            "tap": tap,
-            "layers": recipe(layers),
-            "classes": len(self.classes),
-            **{k: named(settings[k]) for k in sorted(names)},
-            "seed": seed,
-            "split": self.seed,
-            "samples": len(self.train),
-            "held_out": len(self.held_out),
-            "data": self.digest,
-            "version": __version__,
-        }
+        return measured(adaptor.runs[tap], adaptor.evaluate(self.held_out))
 
     def _settings(self, layers: Layers | Probe) -> dict[str, Any]:
-        """The settings for these layers; a probe takes few of them."""
-        few = isinstance(layers, Probe)
-        return {k: v for k, v in self.settings.items() if not few or k in OF_A_PROBE}
+        probed = isinstance(layers, Probe)
+        return {k: v for k, v in self.settings.items() if not probed or k in OF_A_PROBE}
 
 
 def judge(
@@ -216,25 +187,33 @@ def judge(
     """Compute the features of a data set, and hold out a share of every class."""
     if method not in (fit_locally, fit_backprop):
         raise TpsgdError("a search plans memory: its method is tpsgd.fit or tpsgd.fit_backprop")
-    if "validation" in settings:
-        raise TpsgdError("a search has no validation: it holds out samples itself")
-    if "checkpoint" in settings:
-        raise TpsgdError("a search keeps its finished trials in folder=: leave checkpoint out")
-    if not 0 < held_out < 1:
-        raise TpsgdError(f"held_out must be a share between 0 and 1, got {held_out!r}")
+    if refused := next((name for name in REFUSED if name in settings), None):
+        raise TpsgdError(REFUSED[refused])
     settings = settings | {"batch_size": settings.get("batch_size") or BATCH}
-    Settings.of("adapt.search", {k: v for k, v in settings.items() if k != "rule"})
-    whole = data
+    checked = Settings.of("adapt.search", {k: v for k, v in settings.items() if k != "rule"})
+    features = data
     if not isinstance(data, Features):
         report = progress and partial(progress, "features")
-        whole = encode(backbone, data, taps, progress=report)
-    names, origin = name_classes(classes, whole), _digest(backbone, data, whole)
-    y = class_indices(labels(whole.y, None, len(names))).cpu().numpy()
-    mask = torch.from_numpy(hold_out(y, held_out, seed)).to(whole.y.device)
-    features = replace(whole, x={tap: whole.at(tap)[0] for tap in taps})
-    train, test = features[mask], features[~mask]
-    settings["epochs"] = epochs_for(len(train), settings["batch_size"], settings.get("epochs"))
-    return Judge(backbone, train, test, names, method, settings, seed, origin)
+        features = encode(backbone, data, taps, progress=report)
+    names = name_classes(classes, features)
+    y = class_indices(labels(features.y, None, len(names)))
+    origin = _digest(backbone, data, features)
+    features = replace(features, x={tap: features.at(tap)[0] for tap in taps})
+    train, test = (features[rows] for rows in split_rows(y, held_out, seed))
+    settings["epochs"] = epochs_for(len(train), settings["batch_size"], checked.epochs)
+    values = replace(checked, epochs=settings["epochs"], seed=seed).describe(
+        "", checked.loss or cross_entropy
+    )
+    identity = {k: v for k, v in values.items() if v is not None and k not in MAY_DIFFER} | {
+        "rule": [str(rule) for rule in listed(settings.get("rule"))],
+        "optimizer": [getattr(o, "name", name_of(o)) for o in listed(checked.optimizer)],
+        "method": method.__name__,
+        "classes": len(names),
+        "samples": len(train),
+        "held_out": len(test),
+        "data": origin,
+    }
+    return Judge(backbone, train, test, names, method, settings, seed, identity)
 
 
 def _digest(backbone: Backbone, data: Any, features: Features) -> str:
@@ -245,18 +224,3 @@ def _digest(backbone: Backbone, data: Any, features: Features) -> str:
     arrays = not isinstance(data, (Features, Dataset, DataLoader))
     x = {"x": tensor(data[0], "x")} if arrays else features.x
     return f"{fingerprint(backbone.model)[:16]} {digest({**x, 'y': features.y})[:16]}"
-
-
-def named(value: Any) -> Any:
-    """A value as plain JSON: a rule by its options, a function by its qualified name."""
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, (list, tuple)):
-        return [named(v) for v in value]
-    if isinstance(value, Rule):
-        return str(value)
-    if isinstance(value, partial):
-        arguments = [*value.args, *value.keywords.items()]
-        return f"{named(value.func)}({', '.join(str(named(v)) for v in arguments)})"
-    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
-    return str(name or getattr(value, "name", value))

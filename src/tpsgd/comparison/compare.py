@@ -120,7 +120,7 @@ def compare(
     identity = _identity(record, factory, data, seconds)
     record.settings |= {"unsuited": unsuited} if unsuited else {}
     with claimed(common.checkpoint) as checkpoint:
-        finished = FinishedRuns(checkpoint, COMPARISON, identity, "a comparison")
+        finished = FinishedRuns(checkpoint, identity, COMPARISON, "a comparison")
         for a in compared:
             values = {f"{name} of {a.name}": value for name, value in a.describe().items()}
             finished.check_same({"arm": a.name}, values)
