@@ -14,7 +14,7 @@ from torch import nn
 import tpsgd
 from tpsgd import Memory, TpsgdError, losses, rules
 from tpsgd.adapt import Backbone, Features, Layers, Probe
-from tpsgd.adapt.fitting import make_heads
+from tpsgd.adapt.heads import make_heads
 from tpsgd.adapt.search import spearman
 from tpsgd.adapt.trials import activation_overlap, judge
 

@@ -134,7 +134,6 @@ class Tap(nn.Module):
         self.backbone, self.tap = backbone, tap
 
     def forward(self, x: Tensor) -> Tensor:
-        """The tap's output."""
         return self.backbone(x, (self.tap,))[self.tap]
 
 

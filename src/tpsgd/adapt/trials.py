@@ -12,8 +12,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from tpsgd.adapt.backbone import Backbone
 from tpsgd.adapt.features import Features, class_indices, digest, encode, fingerprint
-from tpsgd.adapt.fitting import BATCH, epochs_for, fit, make_heads, name_classes, probe
-from tpsgd.adapt.heads import Layers, Probe, recipe
+from tpsgd.adapt.fitting import BATCH, epochs_for, fit, name_classes, probe
+from tpsgd.adapt.heads import Layers, Probe, make_heads, recipe
+from tpsgd.adapt.quantize import weight_bytes
 from tpsgd.common.errors import TpsgdError
 from tpsgd.comparison.trials import Progress, TrialResult, measured, split_rows
 from tpsgd.engine.fit import fit as fit_locally
@@ -136,8 +137,8 @@ class Judge:
         head = make_heads(layers, {tap: shape}, len(self.classes), self.seed, self.backbone.device)[
             tap
         ]
-        size = sum(t.nbytes for t in (*head.parameters(), *head.buffers()))
-        return Candidate(tap, layers, size, self.planned(tap, head, layers), self.score(tap, head))
+        planned, score = self.planned(tap, head, layers), self.score(tap, head)
+        return Candidate(tap, layers, weight_bytes(head), planned, score)
 
     def planned(self, tap: str, head: nn.Sequential, layers: Layers | Probe) -> int:
         """The peak bytes of training."""
