@@ -1,6 +1,5 @@
 """`search`: which layers, on which tap? A grid, trained and judged by held-out samples."""
 
-import math
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -13,11 +12,11 @@ from typing import Any
 from tpsgd.adapt import figures
 from tpsgd.adapt.backbone import Backbone
 from tpsgd.adapt.heads import Layers, Probe, recipe
-from tpsgd.adapt.trials import Candidate, Judge, judge
+from tpsgd.adapt.trials import Candidate, judge
 from tpsgd.common.errors import TpsgdError
 from tpsgd.common.units import as_bytes, columns, size
 from tpsgd.comparison.finished_runs import FinishedRuns
-from tpsgd.comparison.trials import Progress, Task, best, run_trials
+from tpsgd.comparison.trials import Progress, best, run_trials
 from tpsgd.engine.fit import fit as fit_locally
 from tpsgd.engine.record import Run
 from tpsgd.engine.settings import Memory
@@ -36,19 +35,15 @@ class AdaptorSearch:
     memory_budget: int | None = None
 
     def best(self, memory: str | int | None = None, tap: str | None = None) -> Candidate:
-        """The most accurate layers that plan within a memory budget; of equal ones, the smallest.
-
-        Linear probes are controls and cannot be chosen: see `control`.
-        """
+        """The most accurate layers (no probe) that plan within a budget; of equal, the smallest."""
         limit = self.memory_budget if memory is None else as_bytes(memory)
         rows = [r for r in self.rows if not r.control and tap in (None, r.tap)]
         rows.sort(key=lambda r: r.planned_bytes)
-        row = best(r for r in rows if r.planned_bytes <= (limit or math.inf))
-        if row is None:
-            least = rows[0].planned_bytes if rows else 0
-            within = "" if limit is None else f" within {size(limit)}"
-            raise TpsgdError(f"nothing was trained{within}: the smallest plans {size(least)}")
-        return row
+        if row := best(r for r in rows if limit is None or r.planned_bytes <= limit):
+            return row
+        least = rows[0].planned_bytes if rows else 0
+        within = "" if limit is None else f" within {size(limit)}"
+        raise TpsgdError(f"nothing was trained{within}: the smallest plans {size(least)}")
 
     def control(self, tap: str | None = None) -> Candidate | None:
         """The best linear probe."""
@@ -58,7 +53,7 @@ class AdaptorSearch:
         """Spearman's, of score and held-out accuracy; None if there is too little to compare."""
         rows = [r for r in self.rows if r.accuracy is not None and tap in (None, r.tap)]
         pairs = [(r.score, r.accuracy or 0.0) for r in rows if r.score is not None]
-        return spearman([s for s, _ in pairs], [a for _, a in pairs])
+        return spearman(*zip(*pairs, strict=True)) if pairs else None
 
     def as_dict(self) -> dict[str, Any]:
         """All of it as plain values, ready for JSON."""
@@ -82,13 +77,11 @@ class AdaptorSearch:
 
 
 def _cells(row: Candidate) -> tuple[str, ...]:
-    """A row of the table."""
     layers = row.layers
     counts = ("probe", "") if isinstance(layers, Probe) else (str(layers.convs), str(layers.dense))
     sizes = (row.trainable_bytes, row.planned_bytes, row.peak_bytes)
     score = "-" if row.score is None else f"{row.score:.1f}"
-    result = row.skipped or f"{100 * (row.accuracy or 0):.1f}"
-    result += f" ± {100 * row.std:.1f}" if len(row.accuracies) > 1 else ""
+    result = row.skipped or figures.percent(row).replace("\n", " ")
     seconds = f"{row.seconds:.{0 if row.seconds >= 100 else 1}f}" if row.accuracies else "-"
     return (figures.short_name(row.tap), *counts, *map(short, sizes), score, result, seconds)
 
@@ -175,15 +168,21 @@ def search(
         grid: list[tuple[str, Layers | Probe]] = []
         for tap in names:
             numbers = product(convs if trials.train.x[tap].dim() > 2 else (0,), dense)
-            grid.append((tap, Probe()))
-            grid += [(tap, replace(layers, convs=c, dense=d)) for c, d in numbers]
+            choices = (replace(layers, convs=c, dense=d) for c, d in numbers)
+            grid += [(tap, Probe()), *((tap, choice) for choice in choices)]
         rows = []
         for i, choice in enumerate(grid):
             if progress is not None:
                 progress("planning", i, len(grid))
             rows.append(trials.candidate(*choice))
         _skip(rows, limit, top)
-        _train(trials, rows, restarts, finished, progress)
+        tasks = [trials.task(row, restarts) for row in rows if not row.skipped]
+        run_trials(tasks, finished, progress)
+    failed = [row for row in rows if row.error]
+    for row in failed:
+        row.skipped = "failed"
+    if failed and not any(row.accuracy is not None for row in rows if not row.control):
+        raise TpsgdError(str(failed[-1].error))
     record = {"taps": names, "convs": list(convs), "dense": list(dense), "restarts": restarts}
     record |= {"top": top, "held_out_share": held_out, "layers": recipe(layers)}
     return AdaptorSearch(tuple(rows), record | trials.identity, limit)
@@ -208,28 +207,3 @@ def _skip(rows: list[Candidate], limit: int | None, top: int | None) -> None:
         counts[row.tap] += not (row.control or above)
         left_out = not row.control and top is not None and counts[row.tap] > top
         row.skipped = "over budget" if above else "left out" if left_out else ""
-
-
-def _train(
-    trials: Judge,
-    rows: list[Candidate],
-    restarts: int,
-    finished: FinishedRuns,
-    progress: Progress | None,
-) -> None:
-    """Train the rows that are not skipped; a probe, which is solved, once."""
-    tasks = []
-    for row in (row for row in rows if not row.skipped):
-        key = {"tap": row.tap, "layers": recipe(row.layers)}
-        seeds = range(trials.seed, trials.seed + (1 if row.control else restarts))
-
-        def train(seed: int, _: Any, row: Candidate = row) -> dict[str, Any]:
-            return trials.trial(row.tap, row.layers, seed)
-
-        tasks.append(Task(row, row.label, key, seeds, train))
-    run_trials(tasks, finished, progress)
-    for row in (row for row in rows if row.error):
-        row.skipped = "failed"
-    errors = [row.error for row in rows if row.error]
-    if errors and not any(row.accuracies for row in rows if not row.control):
-        raise TpsgdError(errors[-1])

@@ -16,7 +16,7 @@ from tpsgd.adapt.fitting import BATCH, epochs_for, fit, name_classes, probe
 from tpsgd.adapt.heads import Layers, Probe, make_heads, recipe
 from tpsgd.adapt.quantize import weight_bytes
 from tpsgd.common.errors import TpsgdError
-from tpsgd.comparison.trials import Progress, TrialResult, measured, split_rows
+from tpsgd.comparison.trials import Progress, Task, TrialResult, measured, split_rows
 from tpsgd.engine.fit import fit as fit_locally
 from tpsgd.engine.fit import fit_backprop
 from tpsgd.engine.learners.backprop import Backprop
@@ -96,12 +96,6 @@ class Candidate(TrialResult):
         """Whether it is a linear probe."""
         return isinstance(self.layers, Probe)
 
-    @property
-    def label(self) -> str:
-        """Tap, convolutions and dense layers, in few characters."""
-        layers: Any = self.layers
-        return f"{self.tap} {'probe' if self.control else f'{layers.convs}+{layers.dense}'}"
-
     def as_dict(self) -> dict[str, Any]:
         """All of it as plain values."""
         score = None if self.score == -math.inf else self.score  # JSON has no infinity
@@ -167,6 +161,14 @@ class Judge:
             options |= {"layers": layers, "method": self.method}
             adaptor = fit(self.backbone, self.train, **options)
         return measured(adaptor.runs[tap], adaptor.evaluate(self.held_out))
+
+    def task(self, row: Candidate, restarts: int) -> Task[Candidate]:
+        """How a row is trained; a probe, which is solved, once."""
+        layers: Any = row.layers
+        label = f"{row.tap} {'probe' if row.control else f'{layers.convs}+{layers.dense}'}"
+        seeds = range(self.seed, self.seed + (1 if row.control else restarts))
+        key = {"tap": row.tap, "layers": recipe(layers)}
+        return Task(row, label, key, seeds, lambda seed, _: self.trial(row.tap, layers, seed))
 
     def _settings(self, layers: Layers | Probe) -> dict[str, Any]:
         probed = isinstance(layers, Probe)
