@@ -247,7 +247,7 @@ def test_other_samples_are_another_search(tmp_path):
     options = {"taps": "3", "convs": (0,), "dense": (0,), "epochs": 4, "folder": tmp_path}
     search(backbone, (x, y), **options)
     shuffled = x[torch.from_numpy(np.random.default_rng(0).permutation(80))]
-    with pytest.raises(TpsgdError, match="is of another run: its data was"):
+    with pytest.raises(TpsgdError, match="is of another run: its training data was"):
         search(backbone, (shuffled, y), **options)
 
 

@@ -1,7 +1,7 @@
 """The outputs of a backbone's taps for a data set, computed once and kept."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -195,14 +195,8 @@ def pooled(x: Tensor) -> Tensor:
 
 def fingerprint(model: nn.Module) -> str:
     """A hash of a model's weights: names, types, shapes and bytes."""
-    state = model.state_dict()
-    return digest({name: state[name] for name in sorted(state)})
-
-
-def digest(tensors: Mapping[str, Any]) -> str:
-    """A hash of tensors in their order: names, types, shapes and bytes."""
     sha = hashlib.sha256()
-    for name, value in tensors.items():
+    for name, value in sorted(model.state_dict().items()):
         if isinstance(value, Tensor):
             sha.update(f"{name} {value.dtype} {tuple(value.shape)};".encode())
             for piece in value.detach().contiguous().view(-1).split(1 << 20):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from tpsgd.adapt.backbone import Backbone
-from tpsgd.adapt.features import Features, class_indices, digest, encode, fingerprint
+from tpsgd.adapt.features import Features, class_indices, encode, fingerprint
 from tpsgd.adapt.fitting import BATCH, epochs_for, fit, name_classes, probe
 from tpsgd.adapt.heads import Layers, Probe, make_heads, recipe
 from tpsgd.adapt.quantize import weight_bytes
@@ -24,7 +24,7 @@ from tpsgd.engine.record import Run
 from tpsgd.engine.settings import Settings, listed, name_of
 from tpsgd.engine.solvers import ridge
 from tpsgd.engine.sources.inputs import labels, tensor
-from tpsgd.features.run_identity import MAY_DIFFER
+from tpsgd.features.run_identity import MAY_DIFFER, checksum
 from tpsgd.losses import cross_entropy
 from tpsgd.memory.plan import plan
 from tpsgd.memory.rehearse import Inputs, rehearse
@@ -200,9 +200,10 @@ def judge(
         features = encode(backbone, data, taps, progress=report)
     names = name_classes(classes, features)
     y = class_indices(labels(features.y, None, len(names)))
-    origin = _digest(backbone, data, features)
     features = replace(features, x={tap: features.at(tap)[0] for tap in taps})
     train, test = (features[rows] for rows in split_rows(y, held_out, seed))
+    arrays = not isinstance(data, (Features, Dataset, DataLoader))
+    x = tensor(data[0], "x") if arrays else features.x[taps[0]]
     settings["epochs"] = epochs_for(len(train), settings["batch_size"], checked.epochs)
     values = replace(checked, epochs=settings["epochs"], seed=seed).describe(
         "", checked.loss or cross_entropy
@@ -214,16 +215,7 @@ def judge(
         "classes": len(names),
         "samples": len(train),
         "held_out": len(test),
-        "data": origin,
+        "backbone": fingerprint(backbone.model),
+        "training data": checksum(x, features.y),
     }
     return Judge(backbone, train, test, names, method, settings, seed, identity)
-
-
-def _digest(backbone: Backbone, data: Any, features: Features) -> str:
-    """A hash of the backbone and the samples, or of the features if there are no arrays.
-
-    Features differ a little from machine to machine, and so does their hash.
-    """
-    arrays = not isinstance(data, (Features, Dataset, DataLoader))
-    x = {"x": tensor(data[0], "x")} if arrays else features.x
-    return f"{fingerprint(backbone.model)[:16]} {digest({**x, 'y': features.y})[:16]}"

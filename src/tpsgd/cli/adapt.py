@@ -17,14 +17,7 @@ from tpsgd.cli import options
 from tpsgd.cli.options import AsJson, Overwrite, RuleWord, option, setting
 from tpsgd.cli.resuming import Resuming
 from tpsgd.cli.rule_list import DEFAULT
-from tpsgd.cli.terminal import (
-    Stopped,
-    grid_of,
-    live_bar,
-    until_interrupted,
-    waiting,
-    write_then_show,
-)
+from tpsgd.cli.terminal import Stopped, grid_of, live_bar, until_interrupted, write_then_show
 from tpsgd.common.errors import TpsgdError
 from tpsgd.common.files import write_whole
 from tpsgd.common.output import output_folder, write_or_rescue
@@ -202,11 +195,10 @@ def _planned(job: Job) -> dict[str, Any]:
     plan: dict[str, Any] = {"backbone_bytes": tpsgd.adapt.quantize.weight_bytes(job.backbone.model)}
     if job.budget is not None:
         return plan | {"memory_budget": as_bytes(job.budget)}
-    with waiting("planning"):
-        shapes = job.backbone.shapes(x, job.taps)
-        plan["samples"] = len(y) + len(y_test)
-        plan["features_bytes"] = plan["samples"] * 4 * sum(map(prod, shapes.values()))
-        taps = [_rehearsed(job, tap, shape) for tap, shape in shapes.items()]
+    shapes = job.backbone.shapes(x, job.taps)
+    plan["samples"] = len(y) + len(y_test)
+    plan["features_bytes"] = plan["samples"] * 4 * sum(map(prod, shapes.values()))
+    taps = [_rehearsed(job, tap, shape) for tap, shape in shapes.items()]
     return plan | {"layers": max(taps, key=lambda tap: tap["peak_bytes"] + tap["kept_bytes"])}
 
 
@@ -227,20 +219,17 @@ def _rehearsed(job: Job, tap: str, shape: tuple[int, ...]) -> dict[str, Any]:
 
 
 def _show_plan(plan: dict[str, Any], rule: str) -> None:
-    """Print the planned bytes."""
-    console = Console(highlight=False)
     backbone = size(plan["backbone_bytes"])
     if "memory_budget" in plan:
         budget = size(plan["memory_budget"])
-        console.print(f"in memory: at most {budget}, including the backbone's {backbone}")
+        print(f"in memory: at most {budget}, including the backbone's {backbone}")
         return
     features = f"features of {plan['samples']:,} samples {size(plan['features_bytes'])}"
-    console.print(f"in memory: backbone {backbone}, {features}")
     layers = plan["layers"]
     peak = f"{rule} {size(layers['peak_bytes'])}"
     peak += f" + {size(layers['kept_bytes'])}" if layers["kept_bytes"] else ""
     peak += "" if rule == "backprop" else f", backprop {size(layers['backprop_bytes'])}"
-    console.print(f"planned peak of training: {peak}")
+    print(f"in memory: backbone {backbone}, {features}\nplanned peak of training: {peak}")
 
 
 def _fit(job: Job, folder: Path, checkpoints: dict[str, Any]) -> "tuple[dict[str, Any], Adaptor]":
@@ -272,7 +261,16 @@ def _fit(job: Job, folder: Path, checkpoints: dict[str, Any]) -> "tuple[dict[str
                     adaptors.append(adaptor)
                     with suppress(OSError, TpsgdError):  # a full disk: the end tries again
                         adaptor.save(folder)
-                row = _row(name, adaptor)
+                runs = list(adaptor.runs.values())
+                row = {
+                    "arm": name,
+                    "accuracy": None,
+                    "trained_bytes": adaptor.nbytes,
+                    "peak_bytes": max(run.peak_bytes for run in runs),
+                    "kept_bytes": max(run.kept_bytes for run in runs),
+                    "seconds": sum(run.seconds for run in runs),
+                    "settings": runs[0].settings,
+                }
                 yield row  # in the record even if the test is interrupted
                 row["accuracy"] = adaptor.evaluate(test)
 
@@ -280,19 +278,6 @@ def _fit(job: Job, folder: Path, checkpoints: dict[str, Any]) -> "tuple[dict[str
     features = 0 if job.budget else train.nbytes + test.nbytes
     record = {"arms": arms, "features_bytes": features, "adaptor": str(folder)}
     return record | {"interrupted": interrupted}, adaptors[0]
-
-
-def _row(name: str, adaptor: "Adaptor") -> dict[str, Any]:
-    runs = list(adaptor.runs.values())
-    return {
-        "arm": name,
-        "accuracy": None,
-        "trained_bytes": adaptor.nbytes,
-        "peak_bytes": max(run.peak_bytes for run in runs),
-        "kept_bytes": max(run.kept_bytes for run in runs),
-        "seconds": sum(run.seconds for run in runs),
-        "settings": runs[0].settings,
-    }
 
 
 def _show(record: dict[str, Any], job: Job, as_json: bool, folder: Path | None) -> None:

@@ -53,8 +53,8 @@ class Session:
 
     def warm_up(self) -> list[Run | None]:
         """Train every arm on a batch or two, so that no arm's time includes one-time costs."""
-        on_cpu = str(self.common.device or "cpu") == "cpu"  # GPU: the second may still be slow
-        x, y = (t[: (1 if on_cpu else 2) * self.common.batch_size] for t in self.data.train)
+        batches = 1 if str(self.common.device or "cpu") == "cpu" else 2  # GPU: the second is slow
+        x, y = (t[: batches * self.common.batch_size] for t in self.data.train)
         settings = {k: v for k, v in self.settings.items() if k != "validation"}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about classes that are missing in these few samples
@@ -187,10 +187,7 @@ def has_rate(arm: Arm, run: Run | None) -> bool:
 
 
 def without_savings(arm: Arm) -> Arm:
-    """The arm without its name and its memory settings, which change no gradient.
-
-    (Except with batch norm, whose statistics are those of a micro-batch.)
-    """
+    """The arm without name and memory settings, which change no gradient except of batch norm."""
     return replace(arm, name="", remark="", checkpointed=False, micro_batch=None)
 
 
