@@ -343,7 +343,7 @@ def test_a_figure_that_cannot_be_written_is_refused(tmp_path, name):
     ("given", "said"),
     [
         ({"taps": "nowhere"}, "has no tap 'nowhere'"),
-        ({"taps": ()}, "taps must be different values, at least one"),
+        ({"taps": ()}, "name each tap once, and at least one"),
         ({"convs": ()}, "convs must be different values"),
         ({"dense": (1, 1)}, "dense must be different values"),
         ({"convs": (-1,)}, "convs must be a whole number, 0 or more"),

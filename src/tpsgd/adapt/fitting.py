@@ -79,7 +79,7 @@ def fit(
         torch.Size([20, 2])
     """
     checked = Settings.of("adapt.fit", {"batch_size": batch_size, **settings})
-    names = _taps(backbone, taps)
+    names = tap_names(backbone, taps)
     if combine is None:
         combine = averaged if start is None else start.combine
     if not isinstance(combine, Combination):
@@ -136,18 +136,14 @@ def probe(backbone: Backbone, data: Any, *, alpha: float | None = None, **option
     return fit(backbone, data, layers=Probe(), optimizer=ridge(alpha), epochs=1, **options)
 
 
-# ---- before training -----------------------------------------------------------------------------
-
-
-def _taps(backbone: Backbone, taps: str | Sequence[str] | None) -> tuple[str, ...]:
+def tap_names(backbone: Backbone, taps: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The taps to train on; by default the last one."""
     if not isinstance(backbone, Backbone):
         raise TpsgdError("the first argument is an adapt.Backbone: adapt.Backbone(module, taps)")
     names = list(backbone.taps)[-1:] if taps is None else [taps] if isinstance(taps, str) else taps
-    for tap in names:
-        backbone.path(tap)
     if not names or len(set(names)) < len(names):
         raise TpsgdError(f"name each tap once, and at least one: {list(names)}")
-    return tuple(names)
+    return tuple(tap for tap in names if backbone.path(tap))
 
 
 def _shapes(backbone: Backbone, data: Any, taps: tuple[str, ...]) -> tuple[Shapes, tuple[int, ...]]:
@@ -176,8 +172,7 @@ def name_classes(classes: int | Sequence[str] | None, data: Any) -> tuple[str, .
     if classes is None:
         if not isinstance(data, Features) and is_stream(data):
             raise TpsgdError("say how many classes there are (classes=10), or keep the features")
-        y = data.y if isinstance(data, Features) else tensor(data[1], "y")
-        y = labels(y, None, None)
+        y = labels(data.y if isinstance(data, Features) else tensor(data[1], "y"), None, None)
         classes = y.shape[1] if y.dim() == 2 else int(y.max()) + 1
     names = tuple(map(str, range(classes) if isinstance(classes, int) else classes))
     if len(names) < 2:
@@ -198,11 +193,7 @@ def _copy_weights(start: Adaptor, adaptor: Adaptor) -> None:
         try:
             head.load_state_dict(start.heads[tap].state_dict())
         except (KeyError, RuntimeError) as error:
-            problem = f"has other layers at tap {tap!r}"
-            raise TpsgdError(f"the adaptor to start from {problem}") from error
-
-
-# ---- training one tap's layers -------------------------------------------------------------------
+            raise TpsgdError(f"the adaptor to start from has other layers at {tap!r}") from error
 
 
 def _train(method: Method, adaptor: Adaptor, tap: str, data: Any, settings: dict[str, Any]) -> Run:

@@ -11,6 +11,7 @@ from typing import Any
 
 from tpsgd.adapt import figures
 from tpsgd.adapt.backbone import Backbone
+from tpsgd.adapt.fitting import tap_names
 from tpsgd.adapt.heads import Layers, Probe, recipe
 from tpsgd.adapt.trials import Candidate, judge
 from tpsgd.common.errors import TpsgdError
@@ -152,8 +153,13 @@ def search(
         >>> [row.layers.dense for row in result.rows if not row.control]
         [0, 1]
     """
-    names = [taps] if isinstance(taps, str) else list(taps)
-    _check(backbone, {"taps": names, "convs": convs, "dense": dense}, restarts, top)
+    names = tap_names(backbone, taps)
+    for name, values in {"convs": convs, "dense": dense}.items():
+        if not len(values) or len(set(values)) < len(values):
+            raise TpsgdError(f"{name} must be different values, at least one, got {list(values)}")
+    for name, value in {"restarts": restarts, "top": top}.items():
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise TpsgdError(f"{name} must be a whole number, 1 or more, got {value!r}")
     budget = Memory.of(memory).budget
     limit = None if budget is None else as_bytes(budget)
     settings |= {"memory": memory} if isinstance(memory, Memory) and budget is None else {}
@@ -183,20 +189,9 @@ def search(
         row.skipped = "failed"
     if failed and not any(row.accuracy is not None for row in rows if not row.control):
         raise TpsgdError(str(failed[-1].error))
-    record = {"taps": names, "convs": list(convs), "dense": list(dense), "restarts": restarts}
+    record = {"taps": list(names), "convs": list(convs), "dense": list(dense), "restarts": restarts}
     record |= {"top": top, "held_out_share": held_out, "layers": recipe(layers)}
     return AdaptorSearch(tuple(rows), record | trials.identity, limit)
-
-
-def _check(backbone: Backbone, grid: dict[str, Any], restarts: int, top: int | None) -> None:
-    for tap in grid["taps"]:
-        backbone.path(tap)
-    for name, values in grid.items():
-        if not len(values) or len(set(values)) < len(values):
-            raise TpsgdError(f"{name} must be different values, at least one, got {list(values)}")
-    for name, value in {"restarts": restarts, "top": top}.items():
-        if value is not None and (not isinstance(value, int) or value < 1):
-            raise TpsgdError(f"{name} must be a whole number, 1 or more, got {value!r}")
 
 
 def _skip(rows: list[Candidate], limit: int | None, top: int | None) -> None:
