@@ -168,14 +168,11 @@ def joined(
 ) -> adapt.Adaptor:
     """Adaptors of single taps as one."""
     first = next(iter(each.values()))
-    heads: Any = {tap: one.layers[0] for tap, one in each.items()}
     shapes = {tap: one.tap_shapes[tap] for tap, one in each.items()}
-    made = adapt.Adaptor(
-        backbone, heads, first.classes, build=first.build, shape=first.shape, tap_shapes=shapes,
-        combine=how,
-    )  # fmt: skip
+    made = adapt.Adaptor(backbone, first.build, shapes, first.classes, first.shape, how)
+    for tap, head in made.heads.items():
+        head.load_state_dict(each[tap].heads[tap].state_dict())
     made.runs = {tap: one.runs[tap] for tap, one in each.items()}
-    made.to(backbone.device)
     if how is adapt.learned:
         fit_weights(made, last)
     return made

@@ -1,7 +1,6 @@
 """The score of untrained layers, rank correlation, and the judge of trials."""
 
 import math
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,8 +14,9 @@ from torch import nn
 import tpsgd
 from tpsgd import Memory, TpsgdError, losses, rules
 from tpsgd.adapt import Backbone, Features, Layers, Probe
+from tpsgd.adapt.heads import make_heads
 from tpsgd.adapt.search import spearman
-from tpsgd.adapt.trials import activation_overlap, judge, named
+from tpsgd.adapt.trials import activation_overlap, judge
 
 SCIPY: Any = spearmanr
 
@@ -113,6 +113,11 @@ def known(n: int = 60, held_out: float = 0.2, seed: int = 0, data=None, **option
     )  # fmt: skip
 
 
+def head(layers: Any) -> Any:
+    """The layers on the small net's tap, with their initial weights."""
+    return make_heads(layers, {"maps": (4, 6, 6)}, 3, 0, torch.device("cpu"))["maps"]
+
+
 def test_samples_are_learned_from_or_judged_by():
     x, y = images(60)
     found = known(data=(x + 10 * torch.arange(60.0).view(-1, 1, 1, 1), y))
@@ -130,30 +135,27 @@ def test_features_that_were_given_stay_whole():
 
 def test_what_is_planned_is_what_is_held():
     found, layers = known(rule=rules.tpsgd_l2()), Layers(0, 0)
-    head = found.head("maps", layers)
     trial = found.trial("maps", layers, 0)
-    assert found.planned("maps", head, layers) == trial["peak_bytes"]
+    assert found.planned("maps", head(layers), layers) == trial["peak_bytes"]
     assert 0 <= trial["accuracy"] <= 1 and trial["seconds"] > 0
 
 
 def test_backprop_is_planned_as_backprop():
     layers, local = Layers(1, 1, 3, 3, 8), known(rule=rules.tpsgd_l2())
     found = known(method=tpsgd.fit_backprop, loss=losses.mse)
-    planned = found.planned("maps", found.head("maps", layers), layers)
+    planned = found.planned("maps", head(layers), layers)
     assert planned == pytest.approx(found.trial("maps", layers, 0)["peak_bytes"], rel=1e-3)
-    assert planned > local.planned("maps", local.head("maps", layers), layers)
+    assert planned > local.planned("maps", head(layers), layers)
     in_pieces = known(method=tpsgd.fit_backprop, memory=Memory(micro_batch=4))
-    assert in_pieces.planned("maps", found.head("maps", layers), layers) < planned
+    assert in_pieces.planned("maps", head(layers), layers) < planned
 
 
 def test_the_score_is_that_of_the_layers_at_the_start():
     found, layers = known(), Layers(1, 0, 3, 3)
     torch.manual_seed(0)
-    head = layers((4, 6, 6), 3)
-    assert found.score("maps", found.head("maps", layers)) == activation_overlap(
-        head, found.train.x["maps"]
-    )
-    assert found.score("maps", found.head("maps", Probe())) is None
+    score = activation_overlap(layers((4, 6, 6), 3), found.train.x["maps"])
+    assert found.score("maps", head(layers)) == score
+    assert found.score("maps", head(Probe())) is None
 
 
 @pytest.mark.parametrize(
@@ -173,36 +175,20 @@ def test_the_score_is_that_of_the_layers_at_the_start():
         {"data": (images(60)[0], images(60)[1].flip(0))},
     ],
 )
-def test_a_key_changes_with_every_setting_that_changes_the_result(other):
-    one = known().key("maps", Layers(), 0)
-    assert known().key("maps", Layers(), 0) == one
-    assert known(**other).key("maps", Layers(), 0) != one
+def test_a_search_is_another_with_every_setting_that_changes_the_result(other):
+    assert known().identity == known().identity != known(**other).identity
 
 
-def test_a_key_knows_layers_seed_and_backbone_but_not_the_device():
-    found = known()
-    one = found.key("maps", Layers(), 0)
-    assert one != found.key("maps", Layers(2), 0) and one != found.key("maps", Layers(), 1)
-    assert known(device="cpu").key("maps", Layers(), 0) == one
+def test_a_search_is_another_with_another_backbone_but_not_on_another_device():
+    one = known().identity
+    assert known(device="cpu").identity == one
     with torch.no_grad():
         NET[0].weight[0, 0, 0, 0] += 1e-4
     try:
-        assert known().key("maps", Layers(), 0) != one
+        assert known().identity != one
     finally:
         with torch.no_grad():
             NET[0].weight[0, 0, 0, 0] -= 1e-4
-
-
-def test_a_probe_does_not_depend_on_the_rule():
-    found = known()
-    other = replace(found, settings=found.settings | {"epochs": 7, "rule": rules.drtp()})
-    assert found.key("maps", Probe(), 0) == other.key("maps", Probe(), 0)
-    assert found.key("maps", Layers(), 0) != other.key("maps", Layers(), 0)
-
-
-def test_names_of_values():
-    given = [partial(torch.optim.SGD, momentum=0.9), tpsgd.ridge(0.5), losses.mse, tpsgd.sequential]
-    assert named(given) == ["SGD(['momentum', 0.9])", "ridge(0.5)", "mse", "sequential"]
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def folder(tmp_path, monkeypatch):
 
 SHOWN = {
     "": "compare", "train": "--optimizer", "compare": "--optimizer", "plan": "--optimizer",
-    "adapt": "--optimizer", "search": "--rates", "predict": "--data", "export c": "--ram",
+    "adapt": "--combine", "search": "--rates", "predict": "--data", "export c": "--ram",
     "rules": "readout-learned",
 }  # fmt: skip
 

@@ -358,7 +358,7 @@ def test_a_search_on_a_backbone_goes_on_from_its_checkpoint(says, signalled, mon
     )
     status, out, err = says(*words, "--checkpoint", "run", "--resume")
     assert (status, err) == (0, "") and len(trials) == 4  # the third again
-    assert len(Path("run/trials.jsonl").read_text().splitlines()) == 3
+    assert len(Path("run/trials.jsonl").read_text().splitlines()) == 4  # and what was searched
     assert not Path("o/trials.jsonl").exists()
     trials.clear()
     status, _, err = says(*words[:-1], "other")  # without a checkpoint, its own folder has them

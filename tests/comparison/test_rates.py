@@ -15,7 +15,7 @@ from tpsgd.comparison.compare import compare
 from tpsgd.comparison.equal import Allowance
 from tpsgd.comparison.report.table import remarks
 from tpsgd.comparison.session import epochs_of, has_rate
-from tpsgd.comparison.trials import RATES, SGD_RATES, Trial, best, halve
+from tpsgd.comparison.trials import RATES, SGD_RATES, Trial, best_of_arm, halve
 from tpsgd.data import Data
 from tpsgd.engine.arm import Arm
 from tpsgd.engine.record import BlockInfo, Run
@@ -62,11 +62,12 @@ def test_the_best_rates_are_tried_for_all_epochs(accuracies, epochs, rounds):
     def attempt(rate, epochs):
         accuracy = accuracies[rate - 1]
         error = "it diverged" if accuracy is None else None
-        return Trial("a", {"rate": rate, "epochs": epochs}, [accuracy or 0.0], error=error)
+        values = {"rate": rate, "epochs": epochs}
+        return Trial("a", values, accuracies=[accuracy or 0.0], error=error)
 
     tried = halve([1, 2, 3, 4, 5], epochs, attempt)
     assert rounds == [(r[0].values["epochs"], [t.values["rate"] for t in r]) for r in tried]
-    assert best(tried[-1]) is tried[-1][0]
+    assert best_of_arm(tried[-1]) is tried[-1][0]
 
 
 CLOSED, SOLVED, FROZEN = "closed form", "solved", "frozen"
@@ -124,7 +125,9 @@ def test_every_arm_has_the_same_search_and_then_trains_on_all_samples(data, trai
             continue
         assert of_arm[1:6] == [(r, 64, 1) for r in RATES]
         assert [run[1:] for run in of_arm[6:-1]] == [(64, 5)] * 2 and len(of_arm) == 9
-        assert result.runs[0].settings["lr"] == rate == best(result.trials[5:]).values["rate"]
+        assert (
+            result.runs[0].settings["lr"] == rate == best_of_arm(result.trials[5:]).values["rate"]
+        )
     table = {line.split()[0]: line.split()[2] for line in str(record).splitlines()[1:]}
     rates = {r.arm.name: "–" if r.arm.lr is None else f"{r.arm.lr:g}" for r in record.results}
     assert table == rates and "accuracy %  rate" in str(record)

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 import tpsgd
 from tpsgd import Place, TpsgdError, ridge, rules
 from tpsgd.comparison.arms import ALL, arm
+from tpsgd.comparison.closed_forms import elm, lm_karnet
 from tpsgd.comparison.compare import compare
 from tpsgd.zoo.words import factory
 from tpsgd_peers import arms as peers
@@ -184,7 +185,7 @@ def test_a_peer_suits_a_model_that_it_can_train(model, able):
 
 def test_a_peer_that_cannot_train_a_model_says_why_and_the_others_go_on(digits):
     record = compare(
-        digits, factory("cnn:4x3", digits.shape, 10), [peers.dladmm(), peers.elm()], epochs=1,
+        digits, factory("cnn:4x3", digits.shape, 10), [peers.dladmm(), elm()], epochs=1,
         restarts=1,
     )  # fmt: skip
     errors = {r.arm.name: r.error for r in record.results}
@@ -214,7 +215,7 @@ def test_the_head_in_one_pass_on_learned_features(digits):
 
 def test_refusals_of_options():
     with pytest.raises(TpsgdError, match="alpha must be"):
-        peers.lm_karnet(alpha=-1.0)
+        lm_karnet(alpha=-1.0)
 
 
 def test_what_later_layers_are_reaches_zorb_and_not_lm_karnet():

@@ -1,9 +1,8 @@
 """Adaptors: a few layers, trained without backpropagation, on the taps of a frozen backbone.
 
 `backbone` and `features` read the taps, `heads` and `adaptor` hold the layers, `fitting` trains
-them. `search` and `trials` choose layers, `figures` draws the choice; `novelty` says when a domain
-is new; `weights`, `pretrained` and `quantize` make backbones. The package imports the engine, the
-memory planner, the data sets, the model zoo and, of `comparison`, the file of finished runs.
+them. `search` and `trials` choose layers by the engine of `comparison.trials`, `figures` draws the
+choice; `novelty` says when a domain is new; `weights`, `pretrained` and `quantize` make backbones.
 """
 
 from tpsgd.adapt import novelty, quantize, weights

@@ -1,5 +1,11 @@
-"""A frozen backbone with trained layers on its taps: one classifier, to use, save and load."""
+"""A frozen backbone with trained layers on its taps: one classifier, to use, save and load.
 
+The saved files describe the backbone by a hash of its weights and by the output of its taps for one
+sample of reproducible noise. Other weights are accepted, with a warning, only if the output is
+nearly the same (for example of the same backbone in int8).
+"""
+
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tpsgd.adapt import files
 from tpsgd.adapt.backbone import Backbone
 from tpsgd.adapt.features import (
     Features,
@@ -18,19 +23,26 @@ from tpsgd.adapt.features import (
     class_indices,
     count,
     default_batch,
+    fingerprint,
+    pooled,
 )
-from tpsgd.adapt.heads import Build, from_recipe, recipe
+from tpsgd.adapt.heads import Build, Shapes, from_recipe, make_heads, recipe
 from tpsgd.adapt.quantize import weight_bytes
 from tpsgd.adapt.weights import put
 from tpsgd.common.errors import TpsgdError
 from tpsgd.engine.evaluate import not_a_number
 from tpsgd.engine.record import Run
 from tpsgd.engine.sources.inputs import inputs, labels
+from tpsgd.maths.random import Key
 from tpsgd.nets.modes import evaluating
+from tpsgd.projections import uniform
 from tpsgd.saved import folder as folders
+from tpsgd.saved.folder import FolderFormat
 
 CHUNK = 512  # stored features that are evaluated together
-SAVED = ("layers", "weights")  # what `save` writes of an adaptor
+SAVED = ("layers", "weights")  # the tensors of an adaptor that `save` writes
+ADAPTOR = FolderFormat("adaptor", 2)
+ALIKE = 0.1  # relative difference of features up to which a backbone counts as the same one
 
 
 @dataclass(frozen=True)
@@ -64,16 +76,15 @@ class Adaptor(nn.Module):
     def __init__(
         self,
         backbone: Backbone,
-        heads: dict[str, nn.Sequential],
-        classes: Sequence[str],
-        *,
         build: Build,
+        tap_shapes: Shapes,
+        classes: Sequence[str],
         shape: tuple[int, ...],
-        tap_shapes: dict[str, tuple[int, ...]],
         combine: Combination = averaged,
         seed: int = 0,
     ) -> None:
         super().__init__()
+        heads = make_heads(build, tap_shapes, len(classes), seed, backbone.device)
         self.backbone, self.taps, self.classes = backbone, tuple(heads), tuple(map(str, classes))
         self.layers = nn.ModuleList(heads.values())  # a list, because a tap's name may have dots
         self.build, self.shape, self.tap_shapes = build, shape, tap_shapes
@@ -81,6 +92,7 @@ class Adaptor(nn.Module):
         self.register_buffer("weights", combine.initial(len(heads)))
         self.weights: Tensor
         self.runs: dict[str, Run] = {}
+        self.to(backbone.device)
 
     @property
     def heads(self) -> dict[str, nn.Module]:
@@ -154,10 +166,13 @@ class Adaptor(nn.Module):
         return x
 
     def save(self, folder: str | Path) -> Path:
-        """Write the layers, and into `adaptor.json` what they belong to."""
-        modules, shapes = self.backbone.taps, self.tap_shapes
+        """Write the layers, and their description into `adaptor.json`, each file completely."""
+        backbone, taps = self.backbone, self.backbone.taps
         description = {
-            "taps": {t: {"module": modules[t], "shape": shapes[t]} for t in self.taps},
+            "backbone": backbone.name,
+            "backbone_sha256": fingerprint(backbone.model),
+            "preprocessing": {"mean": backbone.mean, "std": backbone.std},
+            "taps": {t: {"module": taps[t], "shape": self.tap_shapes[t]} for t in self.taps},
             "shape": self.shape,
             "classes": self.classes,
             "layers": recipe(self.build),
@@ -166,7 +181,8 @@ class Adaptor(nn.Module):
             "training": {tap: run.settings for tap, run in self.runs.items()},
         }
         tensors = {k: v for k, v in self.state_dict().items() if k.split(".")[0] in SAVED}
-        return files.write(Path(folder), self.backbone, description, tensors)
+        tensors |= _reference_outputs(backbone, description)
+        return folders.write(ADAPTOR, Path(folder), description, tensors)
 
 
 def load(folder: str | Path, backbone: Backbone, layers: Build | None = None) -> Adaptor:
@@ -177,9 +193,9 @@ def load(folder: str | Path, backbone: Backbone, layers: Build | None = None) ->
         backbone: must have the same taps, with the same outputs.
         layers: the function that made the layers, if it was not `Layers` or `Probe`.
     """
-    description, tensors = folders.read(files.ADAPTOR, Path(folder))
+    description, tensors = folders.read(ADAPTOR, Path(folder))
     try:
-        files.check_backbone(folder, backbone, description, tensors)
+        _check_backbone(folder, backbone, description, tensors)
         shapes = {tap: tuple(entry["shape"]) for tap, entry in description["taps"].items()}
         shape, classes = tuple(description["shape"]), list(description["classes"])
         build = layers if description["layers"] is None else from_recipe(description["layers"])
@@ -189,13 +205,49 @@ def load(folder: str | Path, backbone: Backbone, layers: Build | None = None) ->
         raise TpsgdError(f"the adaptor in {folder} is not whole: {reason} {error}") from error
     if build is None:
         raise TpsgdError(f"{folder} has layers that a function made: pass that function as layers=")
-    heads = {tap: build(shapes[tap], len(classes)) for tap in shapes}
-    adaptor = Adaptor(
-        backbone, heads, classes, build=build, shape=shape, tap_shapes=shapes, combine=combine,
-        seed=seed,
-    )  # fmt: skip
+    adaptor = Adaptor(backbone, build, shapes, classes, shape, combine, seed)
     put(adaptor, tensors, needed=SAVED)
-    return adaptor.to(backbone.device).eval()
+    return adaptor.eval()
+
+
+def _check_backbone(
+    folder: Any, backbone: Backbone, description: dict[str, Any], tensors: dict[str, Tensor]
+) -> None:
+    """Refuse a backbone whose taps give other features than the adaptor was trained on."""
+    adaptor = f"the adaptor in {folder}"
+    modules = {tap: entry["module"] for tap, entry in description["taps"].items()}
+    if not modules.items() <= backbone.taps.items():
+        taps = f"this backbone has the taps {backbone.taps}"
+        raise TpsgdError(f"{adaptor} reads the taps {modules}, {taps}")
+    trained = {k: tuple(v) for k, v in description["preprocessing"].items()}
+    if trained != (scale := {"mean": backbone.mean, "std": backbone.std}):
+        images = f"images scaled by {trained}, the backbone scales them by {scale}"
+        raise TpsgdError(f"{adaptor} was trained on {images}")
+    expected = {tap: tuple(entry["shape"]) for tap, entry in description["taps"].items()}
+    shapes = backbone.shapes(torch.zeros(1, *description["shape"]), list(expected))
+    if shapes != expected:
+        taps = f"taps of shape {expected}, this backbone's have {shapes}"
+        raise TpsgdError(f"{adaptor} was trained on {taps}: it is another one")
+    gaps = []
+    for name, output in _reference_outputs(backbone, description).items():
+        stored = tensors[name].to(output.device)
+        gaps.append(float((output - stored).norm() / stored.norm().clamp(min=1e-12)))
+    if not all(gap <= ALIKE for gap in gaps):
+        gap = f"the features of this one differ by {max(gaps):.0%} from those it was trained on"
+        raise TpsgdError(f"{adaptor} belongs to another backbone: {gap}")
+    if description.get("backbone_sha256") != fingerprint(backbone.model):
+        warnings.warn(
+            f"the backbone's weights are not those that {adaptor} was trained on, but its features "
+            f"are within {max(gaps):.1%} of them",
+            stacklevel=3,
+        )
+
+
+def _reference_outputs(backbone: Backbone, description: dict[str, Any]) -> dict[str, Tensor]:
+    """Each tap's output for noise that is the same on every machine, averaged over space."""
+    x = uniform(3**-0.5)(tuple(description["shape"]), 1, Key(0, 0), "cpu").abs()  # from 0 to 1
+    outputs = backbone(x.to(backbone.device), list(description["taps"]))
+    return {f"probe.{i}": pooled(y)[0] for i, y in enumerate(outputs.values())}
 
 
 @torch.no_grad()

@@ -16,10 +16,9 @@ IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and deviation 
 class Backbone(nn.Module):
     """Any module, frozen, with names for the submodules to read from (the taps).
 
-    The module stays in evaluation mode and without gradients; its convolutions compute with the
-    channels last in memory where that is safe. A forward pass ends at the last tap that is needed.
-    If a submodule runs more than once, its first output counts. Outputs are float32, whatever type
-    the backbone computes in.
+    The module stays in evaluation mode and without gradients. A forward pass ends at the last tap
+    that is needed; if a submodule runs more than once, its first output counts. Outputs are
+    float32, whatever type the backbone computes in.
 
     Args:
         model: any `nn.Module`, for example one of torchvision or timm.
@@ -115,13 +114,12 @@ class Backbone(nn.Module):
     def shapes(self, x: Tensor, taps: Sequence[str] | None = None) -> dict[str, tuple[int, ...]]:
         """The shape of each tap's output for one of these samples."""
         try:
-            outputs = self(x[:1], taps)
+            return {tap: tuple(y.shape[1:]) for tap, y in self(x[:1], taps).items()}
         except TpsgdError:
             raise
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             problem = f"{self.name} cannot take samples of shape {tuple(x.shape[1:])}"
             raise TpsgdError(f"{problem}: {str(error).splitlines()[0]}") from error
-        return {tap: tuple(y.shape[1:]) for tap, y in outputs.items()}
 
 
 class Tap(nn.Module):
@@ -134,7 +132,6 @@ class Tap(nn.Module):
         self.backbone, self.tap = backbone, tap
 
     def forward(self, x: Tensor) -> Tensor:
-        """The tap's output."""
         return self.backbone(x, (self.tap,))[self.tap]
 
 

@@ -1,7 +1,7 @@
 """The outputs of a backbone's taps for a data set, computed once and kept."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -44,7 +44,6 @@ class Features:
         return self.x[tap], self.y
 
     def __getitem__(self, index: Any) -> "Features":
-        """Some of the samples."""
         x = {tap: x[index] for tap, x in self.x.items()}
         return Features(x, self.y[index], self.shape, self.made_by)
 
@@ -125,11 +124,10 @@ def batches(data: Any, batch_size: int) -> Iterator[tuple[Any, Tensor]]:
             raise TpsgdError(f"x has {len(samples):,} samples but y has {len(classes):,} labels")
         slices = (slice(i, i + batch_size) for i in range(0, len(samples), batch_size))
         pairs = ((samples[piece], classes[piece]) for piece in slices)
-    empty = True
+    x = None
     for x, y in pairs:
-        empty = False
         yield inputs(x), tensor(y, "y")
-    if empty:
+    if x is None:
         raise TpsgdError("the data is empty: there are no samples")
 
 
@@ -147,7 +145,7 @@ def check_samples(backbone: Backbone, x: Any) -> None:
 
 
 def count(data: Any) -> int:
-    """The number of samples."""
+    """The number of samples; at least one."""
     samples = len(data) if isinstance(data, Features) else count_samples(data)
     if not samples:
         raise TpsgdError("the data is empty, or does not say how many samples it has")
@@ -191,25 +189,14 @@ def class_indices(y: Tensor) -> Tensor:
 
 
 def pooled(x: Tensor) -> Tensor:
-    """One tap's features averaged over tokens (n, tokens, d) or space (n, c, h, w): (n, features).
-
-    Vectors (n, d) stay as they are.
-    """
-    if x.dim() == 2:
-        return x
-    return x.mean(1 if x.dim() == 3 else tuple(range(2, x.dim())))
+    """Features averaged over tokens (n, tokens, d) or space (n, c, h, w); vectors (n, d) stay."""
+    return x if x.dim() == 2 else x.mean(1 if x.dim() == 3 else tuple(range(2, x.dim())))
 
 
 def fingerprint(model: nn.Module) -> str:
     """A hash of a model's weights: names, types, shapes and bytes."""
-    state = model.state_dict()
-    return digest({name: state[name] for name in sorted(state)})
-
-
-def digest(tensors: Mapping[str, Any]) -> str:
-    """A hash of tensors in their order: names, types, shapes and bytes."""
     sha = hashlib.sha256()
-    for name, value in tensors.items():
+    for name, value in sorted(model.state_dict().items()):
         if isinstance(value, Tensor):
             sha.update(f"{name} {value.dtype} {tuple(value.shape)};".encode())
             for piece in value.detach().contiguous().view(-1).split(1 << 20):

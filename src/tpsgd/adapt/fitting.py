@@ -1,7 +1,6 @@
 """`tpsgd.adapt.fit`: train layers on the taps of a frozen backbone without backpropagation."""
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -13,7 +12,7 @@ from torch import nn
 from tpsgd.adapt.adaptor import Adaptor, Combination, averaged, fit_weights, learned
 from tpsgd.adapt.backbone import Backbone, Tap
 from tpsgd.adapt.features import Features, check_samples, count, encode, fingerprint, hold_out
-from tpsgd.adapt.heads import Build, Layers, Probe
+from tpsgd.adapt.heads import Build, Layers, Probe, Shapes
 from tpsgd.common.errors import TpsgdError
 from tpsgd.engine.device import available
 from tpsgd.engine.fit import fit as fit_locally
@@ -25,10 +24,9 @@ from tpsgd.engine.sources.inputs import labels, tensor
 from tpsgd.engine.sources.loaders import first_samples, is_stream
 from tpsgd.nets.blocks import split
 from tpsgd.rules import Rule, frozen
-from tpsgd.saved.checkpoint import Checkpoint
+from tpsgd.saved.checkpoint import claimed
 
 Method = Callable[..., Run]
-Shapes = dict[str, tuple[int, ...]]
 BATCH = 32
 LEAST_EPOCHS, LEAST_STEPS = 8, 150  # of every block, by default
 
@@ -70,8 +68,7 @@ def fit(
             are: in memory (True), in a file in a folder (its path), recomputed in every epoch
             (False), or in memory if they take less than half of what is free (None). A budget,
             `memory="64MB"`, counts the backbone too (with `Features` the layers alone) and decides
-            what is kept. With `augment`, which
-            changes the images, features are recomputed.
+            what is kept. With `augment`, which changes the images, features are recomputed.
 
     Examples:
         >>> from tpsgd.adapt import Backbone
@@ -82,7 +79,7 @@ def fit(
         torch.Size([20, 2])
     """
     checked = Settings.of("adapt.fit", {"batch_size": batch_size, **settings})
-    names = _taps(backbone, taps)
+    names = tap_names(backbone, taps)
     if combine is None:
         combine = averaged if start is None else start.combine
     if not isinstance(combine, Combination):
@@ -101,18 +98,13 @@ def fit(
     if classes is None and start is not None:
         classes = start.classes
     class_names = name_classes(classes, data)
-    heads = make_heads(layers, shapes, len(class_names), checked.seed, backbone.device)
-    adaptor = Adaptor(
-        backbone, heads, class_names, build=layers, shape=shape, tap_shapes=shapes,
-        combine=combine, seed=checked.seed,
-    ).to(backbone.device)  # fmt: skip
+    adaptor = Adaptor(backbone, layers, shapes, class_names, shape, combine, checked.seed)
     if start is not None:
         _copy_weights(start, adaptor)
     settings |= {} if rule is None else {"rule": rule}
     settings |= {"epochs": epochs_for(count(data), batch_size, epochs), "batch_size": batch_size}
     settings |= {} if checked.validation is None else {"validation": held_out}
-    checkpoint = checked.checkpoint if isinstance(checked.checkpoint, Checkpoint) else None
-    with nullcontext() if checkpoint is None else checkpoint.claimed():
+    with claimed(checked.checkpoint) as checkpoint:
         for tap in names:
             options = settings | {"progress": progress and partial(progress, tap)}
             if checkpoint is not None:
@@ -144,18 +136,14 @@ def probe(backbone: Backbone, data: Any, *, alpha: float | None = None, **option
     return fit(backbone, data, layers=Probe(), optimizer=ridge(alpha), epochs=1, **options)
 
 
-# ---- before training -----------------------------------------------------------------------------
-
-
-def _taps(backbone: Backbone, taps: str | Sequence[str] | None) -> tuple[str, ...]:
+def tap_names(backbone: Backbone, taps: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The taps to train on; by default the last one."""
     if not isinstance(backbone, Backbone):
         raise TpsgdError("the first argument is an adapt.Backbone: adapt.Backbone(module, taps)")
     names = list(backbone.taps)[-1:] if taps is None else [taps] if isinstance(taps, str) else taps
-    for tap in names:
-        backbone.path(tap)
     if not names or len(set(names)) < len(names):
         raise TpsgdError(f"name each tap once, and at least one: {list(names)}")
-    return tuple(names)
+    return tuple(tap for tap in names if backbone.path(tap))
 
 
 def _shapes(backbone: Backbone, data: Any, taps: tuple[str, ...]) -> tuple[Shapes, tuple[int, ...]]:
@@ -184,8 +172,7 @@ def name_classes(classes: int | Sequence[str] | None, data: Any) -> tuple[str, .
     if classes is None:
         if not isinstance(data, Features) and is_stream(data):
             raise TpsgdError("say how many classes there are (classes=10), or keep the features")
-        y = data.y if isinstance(data, Features) else tensor(data[1], "y")
-        y = labels(y, None, None)
+        y = labels(data.y if isinstance(data, Features) else tensor(data[1], "y"), None, None)
         classes = y.shape[1] if y.dim() == 2 else int(y.max()) + 1
     names = tuple(map(str, range(classes) if isinstance(classes, int) else classes))
     if len(names) < 2:
@@ -193,19 +180,6 @@ def name_classes(classes: int | Sequence[str] | None, data: Any) -> tuple[str, .
     if repeated := [name for name in names if names.count(name) > 1]:
         raise TpsgdError(f"two classes are called {repeated[0]!r}: give each a name of its own")
     return names
-
-
-def make_heads(
-    layers: Build, shapes: Shapes, classes: int, seed: int, device: torch.device
-) -> dict[str, nn.Sequential]:
-    """The layers of each tap, with the initial weights of a seed."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        heads = {tap: layers(shape, classes) for tap, shape in shapes.items()}
-    for head in heads.values():
-        if not isinstance(head, nn.Sequential):
-            raise TpsgdError(f"layers must make an nn.Sequential, made {type(head).__name__}")
-    return {tap: head.to(device) for tap, head in heads.items()}
 
 
 def _copy_weights(start: Adaptor, adaptor: Adaptor) -> None:
@@ -219,11 +193,7 @@ def _copy_weights(start: Adaptor, adaptor: Adaptor) -> None:
         try:
             head.load_state_dict(start.heads[tap].state_dict())
         except (KeyError, RuntimeError) as error:
-            problem = f"has other layers at tap {tap!r}"
-            raise TpsgdError(f"the adaptor to start from {problem}") from error
-
-
-# ---- training one tap's layers -------------------------------------------------------------------
+            raise TpsgdError(f"the adaptor to start from has other layers at {tap!r}") from error
 
 
 def _train(method: Method, adaptor: Adaptor, tap: str, data: Any, settings: dict[str, Any]) -> Run:

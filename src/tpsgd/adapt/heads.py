@@ -5,11 +5,13 @@ from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from tpsgd.common.errors import TpsgdError
 
 Build = Callable[[tuple[int, ...], int], nn.Sequential]  # (shape of the tap, classes) -> layers
+Shapes = dict[str, tuple[int, ...]]  # of a sample at each tap
 
 
 @dataclass(frozen=True)
@@ -86,16 +88,27 @@ class Average(nn.Module):
     """The mean over space or tokens: (samples, channels, ...) to (samples, channels)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """The mean of each channel."""
         return x.flatten(2).mean(2)
 
 
 class FeaturesFirst(nn.Module):
-    """Features before tokens, as convolutions need them."""
+    """(samples, tokens, features) to (samples, features, tokens), as convolutions need them."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(samples, tokens, features) to (samples, features, tokens)."""
         return x.transpose(1, 2)
+
+
+def make_heads(
+    layers: Build, shapes: Shapes, classes: int, seed: int, device: torch.device
+) -> dict[str, nn.Sequential]:
+    """The layers of each tap, with the initial weights of a seed."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        heads = {tap: layers(shape, classes) for tap, shape in shapes.items()}
+    for head in heads.values():
+        if not isinstance(head, nn.Sequential):
+            raise TpsgdError(f"layers must make an nn.Sequential, made {type(head).__name__}")
+    return {tap: head.to(device) for tap, head in heads.items()}
 
 
 KINDS: dict[str, type[Layers] | type[Probe]] = {"layers": Layers, "probe": Probe}

@@ -40,9 +40,8 @@ class Detector:
     """Scores samples, and says which are new once `calibrate` has set the threshold.
 
     `widths` are the taps' names and numbers of features, `tensors` what was fitted, `calibrated`
-    the number of samples it was calibrated on, `beyond` how many of them reach the threshold. All
-    are plain values or tensors: save `vars(detector)` with `torch.save`, load it with
-    `Detector(**torch.load(file))`.
+    the number of samples it was calibrated on, `beyond` how many of them reach the threshold. To
+    save it: `torch.save(vars(detector), file)`; to load it: `Detector(**torch.load(file))`.
     """
 
     widths: dict[str, int]
@@ -58,9 +57,7 @@ class Detector:
         if (widths := {k: x.shape[1] for k, x in taps.items()}) != self.widths:
             raise TpsgdError(f"the detector was fitted on features {self.widths}, got {widths}")
         chunks = zip(*(x.split(CHUNK) for x in taps.values()), strict=True)
-        return torch.cat(
-            [self.score_chunk(dict(zip(taps, chunk, strict=True))) for chunk in chunks]
-        )
+        return torch.cat([self.score_chunk(dict(zip(taps, c, strict=True))) for c in chunks])
 
     def calibrate(self, features: Features, quantile: float = 0.95) -> "Detector":
         """Set the threshold so that this share of known samples, not those fitted on, is below it.

@@ -46,7 +46,6 @@ class PerChannel(nn.Module):
     """Weights as the product of whole numbers and a scale per output channel."""
 
     def forward(self, q: Tensor, scale: Tensor) -> Tensor:
-        """The weights."""
         return q * scale
 
     def right_inverse(self, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,8 +68,10 @@ def bf16(model: nn.Module) -> nn.Module:
     """
     light = copy.deepcopy(model).bfloat16()
     for module in light.modules():  # each of them may be called by itself
-        module.register_forward_pre_hook(_to_bf16, with_kwargs=True)
-    light.register_forward_hook(_to_float32)
+        module.register_forward_pre_hook(
+            lambda _, *arguments: _cast(arguments, torch.bfloat16), with_kwargs=True
+        )
+    light.register_forward_hook(lambda _, inputs, output: _cast(output, torch.float32))
     return light
 
 
@@ -82,14 +83,6 @@ def weight_bytes(model: nn.Module) -> int:
         32
     """
     return sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
-
-
-def _to_bf16(_: nn.Module, args: Any, kwargs: Any) -> Any:
-    return _cast(args, torch.bfloat16), _cast(kwargs, torch.bfloat16)
-
-
-def _to_float32(_: nn.Module, args: Any, output: Any) -> Any:
-    return _cast(output, torch.float32)
 
 
 def _cast(x: Any, dtype: torch.dtype) -> Any:

@@ -1,32 +1,30 @@
 """`search`: which layers, on which tap? A grid, trained and judged by held-out samples."""
 
-import math
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, product
+from itertools import product
 from pathlib import Path
-from statistics import correlation, fmean
+from statistics import correlation
 from typing import Any
 
 from tpsgd.adapt import figures
 from tpsgd.adapt.backbone import Backbone
-from tpsgd.adapt.heads import Layers, Probe
-from tpsgd.adapt.quantize import weight_bytes
-from tpsgd.adapt.trials import Candidate, Judge, Progress, judge
+from tpsgd.adapt.fitting import tap_names
+from tpsgd.adapt.heads import Layers, Probe, recipe
+from tpsgd.adapt.trials import Candidate, judge
 from tpsgd.common.errors import TpsgdError
-from tpsgd.common.files import writable_folder
 from tpsgd.common.units import as_bytes, columns, size
 from tpsgd.comparison.finished_runs import FinishedRuns
+from tpsgd.comparison.trials import Progress, best, run_trials
 from tpsgd.engine.fit import fit as fit_locally
 from tpsgd.engine.record import Run
 from tpsgd.engine.settings import Memory
 from tpsgd.memory.plan import short
-from tpsgd.saved.checkpoint import Checkpoint
+from tpsgd.saved.checkpoint import Checkpoint, claimed
 
 HEAD = ("tap", "conv", "dense", "weights", "planned", "peak", "score", "held-out %", "s")
-OF_ONE_TRIAL = ("tap", "seed", "split", "data")  # in a trial's key, not settings of the search
 
 
 @dataclass(frozen=True)
@@ -38,29 +36,25 @@ class AdaptorSearch:
     memory_budget: int | None = None
 
     def best(self, memory: str | int | None = None, tap: str | None = None) -> Candidate:
-        """The most accurate layers that plan within a memory budget; of equal ones, the smallest.
-
-        Linear probes are controls and cannot be chosen: see `control`.
-        """
+        """The most accurate layers (no probe) that plan within a budget; of equal, the smallest."""
         limit = self.memory_budget if memory is None else as_bytes(memory)
         rows = [r for r in self.rows if not r.control and tap in (None, r.tap)]
-        inside = [r for r in rows if r.accuracies and r.planned_bytes <= (limit or math.inf)]
-        if not inside:
-            least = min((r.planned_bytes for r in rows), default=0)
-            within = "" if limit is None else f" within {size(limit)}"
-            raise TpsgdError(f"nothing was trained{within}: the smallest plans {size(least)}")
-        return max(inside, key=lambda r: (r.accuracy or 0.0, -r.planned_bytes))
+        rows.sort(key=lambda r: r.planned_bytes)
+        if row := best(r for r in rows if limit is None or r.planned_bytes <= limit):
+            return row
+        least = rows[0].planned_bytes if rows else 0
+        within = "" if limit is None else f" within {size(limit)}"
+        raise TpsgdError(f"nothing was trained{within}: the smallest plans {size(least)}")
 
     def control(self, tap: str | None = None) -> Candidate | None:
         """The best linear probe."""
-        probes = [r for r in self.rows if r.control and r.accuracies and tap in (None, r.tap)]
-        return max(probes, key=lambda r: r.accuracy or 0.0, default=None)
+        return best(r for r in self.rows if r.control and tap in (None, r.tap))
 
     def rank_correlation(self, tap: str | None = None) -> float | None:
         """Spearman's, of score and held-out accuracy; None if there is too little to compare."""
-        rows = [r for r in self.rows if r.accuracies and tap in (None, r.tap)]
-        pairs = [(r.score, fmean(r.accuracies)) for r in rows if r.score is not None]
-        return spearman([s for s, _ in pairs], [a for _, a in pairs])
+        rows = [r for r in self.rows if r.accuracy is not None and tap in (None, r.tap)]
+        pairs = [(r.score, r.accuracy or 0.0) for r in rows if r.score is not None]
+        return spearman(*zip(*pairs, strict=True)) if pairs else None
 
     def as_dict(self) -> dict[str, Any]:
         """All of it as plain values, ready for JSON."""
@@ -73,7 +67,7 @@ class AdaptorSearch:
 
     def plot(self, file: Path | str) -> Path:
         """Heatmaps of accuracy and memory for each tap, as FILE.png or FILE.svg."""
-        taps = {row.tap for row in self.rows if row.accuracies and not row.control}
+        taps = {row.tap for row in self.rows if row.accuracy is not None and not row.control}
         best = {tap: self.best(tap=tap) for tap in taps}
         return figures.draw_heatmaps(self.rows, best, self.memory_budget, Path(file))
 
@@ -84,14 +78,12 @@ class AdaptorSearch:
 
 
 def _cells(row: Candidate) -> tuple[str, ...]:
-    """A row of the table."""
     layers = row.layers
     counts = ("probe", "") if isinstance(layers, Probe) else (str(layers.convs), str(layers.dense))
-    sizes = (row.trainable_bytes, row.planned_bytes, row.peak_bytes or 0)
+    sizes = (row.trainable_bytes, row.planned_bytes, row.peak_bytes)
     score = "-" if row.score is None else f"{row.score:.1f}"
-    result = row.skipped or f"{100 * (row.accuracy or 0):.1f}"
-    result += f" ± {100 * row.std:.1f}" if len(row.accuracies) > 1 else ""
-    seconds = "-" if row.seconds is None else f"{row.seconds:.{0 if row.seconds >= 100 else 1}f}"
+    result = row.skipped or figures.percent(row).replace("\n", " ")
+    seconds = f"{row.seconds:.{0 if row.seconds >= 100 else 1}f}" if row.accuracies else "-"
     return (figures.short_name(row.tap), *counts, *map(short, sizes), score, result, seconds)
 
 
@@ -131,7 +123,7 @@ def search(
 
     Args:
         backbone: see `Backbone`.
-        data: what to train on, as for `adapt.fit`, or `Features`. A part of it is held out to judge
+        data: what to train on, as for `adapt.fit`, or `Features`. Some of it is held out to judge
             by, so that no test set is needed.
         taps: which of the backbone's.
         convs: numbers of convolutions to try. A tap of plain vectors has none.
@@ -146,8 +138,8 @@ def search(
         top: train only this many per tap, those with the best score (scores of different taps
             do not compare); layers without a rectifier have no score and come last.
         folder: finished trials are stored there, in trials.jsonl, and not repeated by a later
-            search; `tpsgd.Checkpoint(folder)` refuses a folder that holds some. Functions of the
-            user, such as an optimizer factory, are identified by name.
+            search of the same data with the same settings, which may try more taps, layers and
+            restarts; `tpsgd.Checkpoint(folder)` refuses a folder that holds some.
         progress: called with (what is being done, done, total).
         seed: of the split, the weights, the projections and the order of samples.
         **settings: those of `adapt.fit`: rule, epochs, lr, ...
@@ -161,117 +153,52 @@ def search(
         >>> [row.layers.dense for row in result.rows if not row.control]
         [0, 1]
     """
-    names = [taps] if isinstance(taps, str) else list(taps)
-    _check(backbone, {"taps": names, "convs": convs, "dense": dense}, restarts, top)
-    budget = Memory.of(memory).budget
-    limit = None if budget is None else as_bytes(budget)
-    settings |= {"memory": memory} if isinstance(memory, Memory) and budget is None else {}
-    if folder is not None and not isinstance(folder, Checkpoint):
-        folder = Checkpoint(writable_folder(Path(folder).expanduser()), resume=True)
-    finished = FinishedRuns(folder)
-    trials = judge(
-        backbone, data, names, classes=classes, method=method, settings=settings,
-        held_out=held_out, seed=seed, progress=progress,
-    )  # fmt: skip
-    rows = _candidates(trials, names, convs, dense, layers, progress)
-    rows = _train(trials, _choose(rows, limit, top), restarts, finished, progress)
-    record = {"taps": names, "convs": list(convs), "dense": list(dense), "restarts": restarts}
-    record |= {"top": top, "seed": seed, "held_out_share": held_out}
-    key = trials.key(names[0], layers, seed)
-    record |= {k: v for k, v in key.items() if k not in OF_ONE_TRIAL}
-    return AdaptorSearch(tuple(rows), record, limit)
-
-
-def _check(backbone: Backbone, grid: dict[str, Any], restarts: int, top: int | None) -> None:
-    for tap in grid["taps"]:
-        backbone.path(tap)
-    for name, values in grid.items():
+    names = tap_names(backbone, taps)
+    for name, values in {"convs": convs, "dense": dense}.items():
         if not len(values) or len(set(values)) < len(values):
             raise TpsgdError(f"{name} must be different values, at least one, got {list(values)}")
     for name, value in {"restarts": restarts, "top": top}.items():
         if value is not None and (not isinstance(value, int) or value < 1):
             raise TpsgdError(f"{name} must be a whole number, 1 or more, got {value!r}")
+    budget = Memory.of(memory).budget
+    limit = None if budget is None else as_bytes(budget)
+    settings |= {"memory": memory} if isinstance(memory, Memory) and budget is None else {}
+    if folder is not None and not isinstance(folder, Checkpoint):
+        folder = Checkpoint(Path(folder), resume=True)
+    with claimed(folder) as checkpoint:
+        trials = judge(
+            backbone, data, names, classes=classes, method=method, settings=settings,
+            held_out=held_out, seed=seed, progress=progress,
+        )  # fmt: skip
+        finished = FinishedRuns(checkpoint, trials.identity)
+        grid: list[tuple[str, Layers | Probe]] = []
+        for tap in names:
+            numbers = product(convs if trials.train.x[tap].dim() > 2 else (0,), dense)
+            choices = (replace(layers, convs=c, dense=d) for c, d in numbers)
+            grid += [(tap, Probe()), *((tap, choice) for choice in choices)]
+        rows = []
+        for i, choice in enumerate(grid):
+            if progress is not None:
+                progress("planning", i, len(grid))
+            rows.append(trials.candidate(*choice))
+        _skip(rows, limit, top)
+        tasks = [trials.task(row, restarts) for row in rows if not row.skipped]
+        run_trials(tasks, finished, progress)
+    failed = [row for row in rows if row.error]
+    for row in failed:
+        row.skipped = "failed"
+    if failed and not any(row.accuracy is not None for row in rows if not row.control):
+        raise TpsgdError(str(failed[-1].error))
+    record = {"taps": list(names), "convs": list(convs), "dense": list(dense), "restarts": restarts}
+    record |= {"top": top, "held_out_share": held_out, "layers": recipe(layers)}
+    return AdaptorSearch(tuple(rows), record | trials.identity, limit)
 
 
-def _candidates(
-    trials: Judge,
-    taps: list[str],
-    convs: Sequence[int],
-    dense: Sequence[int],
-    layers: Layers,
-    progress: Progress | None,
-) -> list[Candidate]:
-    """Every configuration, tap by tap, its probe first, with its memory and its score."""
-    grid: list[tuple[str, Layers | Probe]] = []
-    for tap in taps:
-        numbers = product(convs if trials.train.x[tap].dim() > 2 else (0,), dense)
-        grid += [(tap, Probe()), *((tap, replace(layers, convs=c, dense=d)) for c, d in numbers)]
-    candidates = []
-    for i, (tap, choice) in enumerate(grid):
-        if progress is not None:
-            progress("planning", i, len(grid))
-        head = trials.head(tap, choice)
-        planned, score = trials.planned(tap, head, choice), trials.score(tap, head)
-        candidates.append(Candidate(tap, choice, weight_bytes(head), planned, score))
-    return candidates
-
-
-def _choose(rows: list[Candidate], limit: int | None, top: int | None) -> list[Candidate]:
-    """The rows, with the reason why some are not to be trained."""
-
-    def rank(row: Candidate) -> tuple[bool, float]:
-        return row.score is not None, row.score or 0.0
-
-    chosen, counts = {}, Counter()
-    for row in sorted(rows, key=rank, reverse=True):
+def _skip(rows: list[Candidate], limit: int | None, top: int | None) -> None:
+    """Note on some of the rows the reason why they are not to be trained."""
+    counts = Counter()
+    for row in sorted(rows, key=lambda r: (r.score is not None, r.score or 0.0), reverse=True):
         above = limit is not None and row.planned_bytes > limit
         counts[row.tap] += not (row.control or above)
         left_out = not row.control and top is not None and counts[row.tap] > top
-        reason = "over budget" if above else "left out" if left_out else ""
-        chosen[row.tap, row.layers] = replace(row, skipped=reason)
-    return [chosen[row.tap, row.layers] for row in rows]
-
-
-def _train(
-    trials: Judge,
-    rows: list[Candidate],
-    restarts: int,
-    finished: FinishedRuns,
-    progress: Progress | None,
-) -> list[Candidate]:
-    """The rows with their results; if one fails, the others are trained all the same."""
-    counts = [0 if row.skipped else 1 if row.control else restarts for row in rows]
-
-    def trained(row: Candidate, done: int, count: int) -> Candidate:
-        def train(seed: int, _: Any) -> dict[str, Any]:
-            return trials.trial(row.tap, row.layers, seed)
-
-        def report(results: int) -> None:
-            if progress is not None:
-                progress(_brief(row), done + results, sum(counts))
-
-        report(0)
-        first, key = trials.seed, trials.key(row.tap, row.layers, trials.seed)
-        seeds = range(first, first + count)
-        results, error = finished.train_missing(key, seeds, train, report)
-        if error is not None:
-            return replace(row, skipped="failed", error=error)
-        return replace(
-            row,
-            accuracies=tuple(r["accuracy"] for r in results),
-            seconds=fmean(r["seconds"] for r in results),
-            peak_bytes=max(r["peak_bytes"] for r in results),
-        )
-
-    before = accumulate(counts, initial=0)
-    table = [trained(r, n, c) if c else r for r, n, c in zip(rows, before, counts, strict=False)]
-    errors = [row.error for row in table if row.error]
-    if errors and not any(row.accuracies for row in table if not row.control):
-        raise TpsgdError(errors[-1])
-    return table
-
-
-def _brief(row: Candidate) -> str:
-    """Tap, convolutions and dense layers, in few characters."""
-    layers = row.layers
-    return f"{row.tap} {'probe' if isinstance(layers, Probe) else f'{layers.convs}+{layers.dense}'}"
+        row.skipped = "over budget" if above else "left out" if left_out else ""

@@ -1,40 +1,42 @@
-"""Trials of a search: planned memory, score and held-out accuracy of layers on a tap."""
+"""Trials of a search for layers: planned memory, score and held-out accuracy of layers on a tap."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from statistics import fmean, stdev
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from tpsgd import __version__
 from tpsgd.adapt.backbone import Backbone
-from tpsgd.adapt.features import Features, class_indices, digest, encode, fingerprint
-from tpsgd.adapt.fitting import BATCH, epochs_for, fit, make_heads, name_classes, probe
-from tpsgd.adapt.heads import Layers, Probe, recipe
+from tpsgd.adapt.features import Features, class_indices, encode, fingerprint
+from tpsgd.adapt.fitting import BATCH, epochs_for, fit, name_classes, probe
+from tpsgd.adapt.heads import Layers, Probe, make_heads, recipe
+from tpsgd.adapt.quantize import weight_bytes
 from tpsgd.common.errors import TpsgdError
-from tpsgd.data.split import hold_out
+from tpsgd.comparison.trials import Progress, Task, TrialResult, measured, split_rows
 from tpsgd.engine.fit import fit as fit_locally
 from tpsgd.engine.fit import fit_backprop
 from tpsgd.engine.learners.backprop import Backprop
 from tpsgd.engine.record import Run
-from tpsgd.engine.settings import Settings
+from tpsgd.engine.settings import Settings, listed, name_of
 from tpsgd.engine.solvers import ridge
 from tpsgd.engine.sources.inputs import labels, tensor
+from tpsgd.features.run_identity import MAY_DIFFER, checksum
+from tpsgd.losses import cross_entropy
 from tpsgd.memory.plan import plan
 from tpsgd.memory.rehearse import Inputs, rehearse
 from tpsgd.nets.modes import evaluating
-from tpsgd.rules import Rule
 
 SCORED = 128  # samples, as in the article
 RECTIFIERS = (nn.ReLU, nn.LeakyReLU, nn.PReLU)
-NOT_IN_KEY = ("device", "progress", "callbacks", "seed")  # the seed has its own entry
-OF_A_PROBE = ("batch_size", "device")
-Progress = Callable[[str, float, float], None]
+OF_A_PROBE = ("batch_size", "device")  # the settings that a linear probe takes
+REFUSED = {
+    "validation": "a search has no validation: it holds out samples itself",
+    "checkpoint": "a search keeps its finished trials in folder=: leave checkpoint out",
+}
 
 
 @torch.no_grad()
@@ -72,16 +74,14 @@ def activation_overlap(model: nn.Module, x: Tensor) -> float | None:
     return float(torch.linalg.slogdet(K).logabsdet)
 
 
-@dataclass(frozen=True)
-class Candidate:
+@dataclass
+class Candidate(TrialResult):
     """Layers on a tap, their cost and their results.
 
     Attributes:
         planned_bytes: the peak of training, without features and kept inputs.
         score: see `activation_overlap`; None without a rectifier.
-        accuracies: on the held-out samples, one per restart; empty if it was not trained.
-        peak_bytes: as measured.
-        skipped: why it was not trained.
+        skipped: why it was not trained, or "failed".
     """
 
     tap: str
@@ -89,26 +89,12 @@ class Candidate:
     trainable_bytes: int
     planned_bytes: int
     score: float | None
-    accuracies: tuple[float, ...] = ()
-    seconds: float | None = None
-    peak_bytes: int | None = None
     skipped: str = ""
-    error: str = ""
 
     @property
     def control(self) -> bool:
         """Whether it is a linear probe."""
         return isinstance(self.layers, Probe)
-
-    @property
-    def accuracy(self) -> float | None:
-        """The mean over restarts."""
-        return fmean(self.accuracies) if self.accuracies else None
-
-    @property
-    def std(self) -> float:
-        """The standard deviation over restarts."""
-        return stdev(self.accuracies) if len(self.accuracies) > 1 else 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """All of it as plain values."""
@@ -126,7 +112,8 @@ class Candidate:
 class Judge:
     """Samples to train on, held-out samples to judge by, and how layers are trained.
 
-    `settings` are those of `adapt.fit`, the rule included.
+    `settings` are those of `adapt.fit`, the rule included; `identity` is what a search that goes on
+    must have in common with this one, as plain values.
     """
 
     backbone: Backbone
@@ -136,12 +123,16 @@ class Judge:
     method: Callable[..., Run] = fit_locally
     settings: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
-    digest: str = ""  # of backbone and samples
+    identity: dict[str, Any] = field(default_factory=dict)
 
-    def head(self, tap: str, layers: Layers | Probe) -> nn.Sequential:
-        """The layers with their initial weights."""
-        shape, device = tuple(self.train.x[tap].shape[1:]), self.backbone.device
-        return make_heads(layers, {tap: shape}, len(self.classes), self.seed, device)[tap]
+    def candidate(self, tap: str, layers: Layers | Probe) -> Candidate:
+        """Layers on a tap with their planned memory and their score, before any training."""
+        shape = tuple(self.train.x[tap].shape[1:])
+        head = make_heads(layers, {tap: shape}, len(self.classes), self.seed, self.backbone.device)[
+            tap
+        ]
+        planned, score = self.planned(tap, head, layers), self.score(tap, head)
+        return Candidate(tap, layers, weight_bytes(head), planned, score)
 
     def planned(self, tap: str, head: nn.Sequential, layers: Layers | Probe) -> int:
         """The peak bytes of training."""
@@ -162,43 +153,26 @@ class Judge:
         return activation_overlap(head, some.to(self.backbone.device))
 
     def trial(self, tap: str, layers: Layers | Probe, seed: int) -> dict[str, Any]:
-        """Train once and classify the held-out samples: accuracy, seconds and peak_bytes."""
+        """Train once and classify the held-out samples."""
         options = self._settings(layers) | {"taps": tap, "classes": self.classes, "seed": seed}
         if isinstance(layers, Probe):
             adaptor = probe(self.backbone, self.train, **options)
         else:
             options |= {"layers": layers, "method": self.method}
             adaptor = fit(self.backbone, self.train, **options)
-        run = adaptor.runs[tap]
-        accuracy = adaptor.evaluate(self.held_out)
-        return {"accuracy": accuracy, "seconds": run.seconds, "peak_bytes": run.peak_bytes}
+        return measured(adaptor.runs[tap], adaptor.evaluate(self.held_out))
 
-    def key(self, tap: str, layers: Layers | Probe, seed: int) -> dict[str, Any]:
-        """Everything that decides a trial, as plain values.
-
-        Functions of the user go by their names: after a change inside one, use another folder.
-        """
-        settings = self._settings(layers)
-        if not isinstance(layers, Probe):
-            settings["method"] = self.method
-        names = [k for k, v in settings.items() if v is not None and k not in NOT_IN_KEY]
-        return {
-            "tap": tap,
-            "layers": recipe(layers),
-            "classes": len(self.classes),
-            **{k: named(settings[k]) for k in sorted(names)},
-            "seed": seed,
-            "split": self.seed,
-            "samples": len(self.train),
-            "held_out": len(self.held_out),
-            "data": self.digest,
-            "version": __version__,
-        }
+    def task(self, row: Candidate, restarts: int) -> Task[Candidate]:
+        """How a row is trained; a probe, which is solved, once."""
+        layers: Any = row.layers
+        label = f"{row.tap} {'probe' if row.control else f'{layers.convs}+{layers.dense}'}"
+        seeds = range(self.seed, self.seed + (1 if row.control else restarts))
+        key = {"tap": row.tap, "layers": recipe(layers)}
+        return Task(row, label, key, seeds, lambda seed, _: self.trial(row.tap, layers, seed))
 
     def _settings(self, layers: Layers | Probe) -> dict[str, Any]:
-        """The settings for these layers; a probe takes few of them."""
-        few = isinstance(layers, Probe)
-        return {k: v for k, v in self.settings.items() if not few or k in OF_A_PROBE}
+        probed = isinstance(layers, Probe)
+        return {k: v for k, v in self.settings.items() if not probed or k in OF_A_PROBE}
 
 
 def judge(
@@ -216,47 +190,32 @@ def judge(
     """Compute the features of a data set, and hold out a share of every class."""
     if method not in (fit_locally, fit_backprop):
         raise TpsgdError("a search plans memory: its method is tpsgd.fit or tpsgd.fit_backprop")
-    if "validation" in settings:
-        raise TpsgdError("a search has no validation: it holds out samples itself")
-    if "checkpoint" in settings:
-        raise TpsgdError("a search keeps its finished trials in folder=: leave checkpoint out")
-    if not 0 < held_out < 1:
-        raise TpsgdError(f"held_out must be a share between 0 and 1, got {held_out!r}")
+    if refused := next((name for name in REFUSED if name in settings), None):
+        raise TpsgdError(REFUSED[refused])
     settings = settings | {"batch_size": settings.get("batch_size") or BATCH}
-    Settings.of("adapt.search", {k: v for k, v in settings.items() if k != "rule"})
-    whole = data
+    checked = Settings.of("adapt.search", {k: v for k, v in settings.items() if k != "rule"})
+    features = data
     if not isinstance(data, Features):
         report = progress and partial(progress, "features")
-        whole = encode(backbone, data, taps, progress=report)
-    names, origin = name_classes(classes, whole), _digest(backbone, data, whole)
-    y = class_indices(labels(whole.y, None, len(names))).cpu().numpy()
-    mask = torch.from_numpy(hold_out(y, held_out, seed)).to(whole.y.device)
-    features = replace(whole, x={tap: whole.at(tap)[0] for tap in taps})
-    train, test = features[mask], features[~mask]
-    settings["epochs"] = epochs_for(len(train), settings["batch_size"], settings.get("epochs"))
-    return Judge(backbone, train, test, names, method, settings, seed, origin)
-
-
-def _digest(backbone: Backbone, data: Any, features: Features) -> str:
-    """A hash of the backbone and the samples, or of the features if there are no arrays.
-
-    Features differ a little from machine to machine, and so does their hash.
-    """
+        features = encode(backbone, data, taps, progress=report)
+    names = name_classes(classes, features)
+    y = class_indices(labels(features.y, None, len(names)))
+    features = replace(features, x={tap: features.at(tap)[0] for tap in taps})
+    train, test = (features[rows] for rows in split_rows(y, held_out, seed))
     arrays = not isinstance(data, (Features, Dataset, DataLoader))
-    x = {"x": tensor(data[0], "x")} if arrays else features.x
-    return f"{fingerprint(backbone.model)[:16]} {digest({**x, 'y': features.y})[:16]}"
-
-
-def named(value: Any) -> Any:
-    """A value as plain JSON: a rule by its options, a function by its qualified name."""
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, (list, tuple)):
-        return [named(v) for v in value]
-    if isinstance(value, Rule):
-        return str(value)
-    if isinstance(value, partial):
-        arguments = [*value.args, *value.keywords.items()]
-        return f"{named(value.func)}({', '.join(str(named(v)) for v in arguments)})"
-    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
-    return str(name or getattr(value, "name", value))
+    x = tensor(data[0], "x") if arrays else features.x[taps[0]]
+    settings["epochs"] = epochs_for(len(train), settings["batch_size"], checked.epochs)
+    values = replace(checked, epochs=settings["epochs"], seed=seed).describe(
+        "", checked.loss or cross_entropy
+    )
+    identity = {k: v for k, v in values.items() if v is not None and k not in MAY_DIFFER} | {
+        "rule": [str(rule) for rule in listed(settings.get("rule"))],
+        "optimizer": [getattr(o, "name", name_of(o)) for o in listed(checked.optimizer)],
+        "method": method.__name__,
+        "classes": len(names),
+        "samples": len(train),
+        "held_out": len(test),
+        "backbone": fingerprint(backbone.model),
+        "training data": checksum(x, features.y),
+    }
+    return Judge(backbone, train, test, names, method, settings, seed, identity)

@@ -34,7 +34,8 @@ def load(file: str | Path) -> State:
     if not path.is_file():
         raise TpsgdError(f"{path} does not exist, or is a folder: give a file of weights")
     try:
-        _check_size(path)
+        if zipfile.is_zipfile(path):
+            _check_archive(path)
         content = read(path)
     except (TpsgdError, PermissionError):
         raise
@@ -80,36 +81,29 @@ def put(
             target[name].copy_(value)
 
 
-# ---- reading -------------------------------------------------------------------------------------
+def _check_archive(file: Path) -> None:
+    """Refuse a small file that would fill the memory, since weights are hardly compressible.
 
-
-def _check_size(file: Path) -> None:
-    """Refuse a small file that would fill the memory: weights are hardly compressible."""
-    if not zipfile.is_zipfile(file):
-        return
+    And compare the checksums, which torch.load ignores; 0 means that there is none.
+    """
     packed = file.stat().st_size
     with zipfile.ZipFile(file) as archive:
         unpacked = sum(info.file_size for info in archive.infolist())
-    if unpacked > max(LEAST_UNPACKED, MOST_PACKED * packed):
-        raise TpsgdError(f"{file} of {packed:,} bytes would unpack to {unpacked:,}, and is refused")
-
-
-def _torch(file: Path) -> Any:
-    """A file of torch.save, by torch's reader of plain values."""
-    if zipfile.is_zipfile(file):
-        _check_sums(file)
-    with warnings.catch_warnings(), torch.sparse.check_sparse_tensor_invariants():
-        warnings.simplefilter("ignore")
-        return torch.load(file, map_location="cpu", weights_only=True)
-
-
-def _check_sums(file: Path) -> None:
-    """Compare the checksums, which torch.load ignores; 0 means that there is none."""
-    with zipfile.ZipFile(file) as archive:
+        if unpacked > max(LEAST_UNPACKED, MOST_PACKED * packed):
+            raise TpsgdError(
+                f"{file} of {packed:,} bytes would unpack to {unpacked:,}, and is refused"
+            )
         for info in archive.infolist():
             with archive.open(info) as content:
                 while info.CRC and content.read(2**20):
                     pass
+
+
+def _torch(file: Path) -> Any:
+    """A file of torch.save, by torch's reader of plain values."""
+    with warnings.catch_warnings(), torch.sparse.check_sparse_tensor_invariants():
+        warnings.simplefilter("ignore")
+        return torch.load(file, map_location="cpu", weights_only=True)
 
 
 def _safetensors(file: Path) -> Any:
@@ -121,9 +115,8 @@ def _safetensors(file: Path) -> Any:
 def _npz(file: Path) -> Any:
     """The arrays of an .npz file, in this machine's byte order."""
     with file.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-        arrays = {k: archive[k] for k in archive.files}
-    native = {k: np.asarray(v, v.dtype.newbyteorder("=")) for k, v in arrays.items()}
-    return {k: torch.from_numpy(v) for k, v in native.items()}
+        arrays = [(k, archive[k]) for k in archive.files]
+    return {k: torch.from_numpy(np.asarray(v, v.dtype.newbyteorder("="))) for k, v in arrays}
 
 
 READERS: dict[str, Callable[[Path], Any]] = {
@@ -139,20 +132,15 @@ def _tensors(file: Path, content: Any) -> State:
     for key in WRAPPERS:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
-    problem = ""
-    if not isinstance(content, Mapping) or not content:
-        problem = "nothing" if isinstance(content, Mapping) else f"one {type(content).__name__}"
-    else:
-        for key, value in content.items():
-            if not isinstance(key, str) or not isinstance(value, Tensor):
-                problem = f"{key!r}, of type {type(value).__name__}"
+    problem = "" if content else "nothing"
+    problem = problem if isinstance(content, Mapping) else f"one {type(content).__name__}"
+    for key, value in content.items() if isinstance(content, Mapping) else ():
+        if not isinstance(key, str) or not isinstance(value, Tensor):
+            problem = f"{key!r}, of type {type(value).__name__}"
     if problem:
         raise TpsgdError(f"{file} holds {problem}: expected tensors by name, as of a state_dict()")
     prefix = "module." if all(k.startswith("module.") for k in content) else ""
     return {k.removeprefix(prefix): v.detach() for k, v in content.items()}
-
-
-# ---- copying into a model ------------------------------------------------------------------------
 
 
 def _below(target: State, needed: str | tuple[str, ...]) -> list[str]:

@@ -1,19 +1,19 @@
 """`tpsgd adapt`: train layers on a frozen backbone."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import MISSING, dataclass
 from functools import partial
 from importlib.util import find_spec
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
 
 import tpsgd
-from tpsgd.cli import adapt_plan, options
-from tpsgd.cli.adapt_plan import Job
+from tpsgd.cli import options
 from tpsgd.cli.options import AsJson, Overwrite, RuleWord, option, setting
 from tpsgd.cli.resuming import Resuming
 from tpsgd.cli.rule_list import DEFAULT
@@ -21,7 +21,7 @@ from tpsgd.cli.terminal import Stopped, grid_of, live_bar, until_interrupted, wr
 from tpsgd.common.errors import TpsgdError
 from tpsgd.common.files import write_whole
 from tpsgd.common.output import output_folder, write_or_rescue
-from tpsgd.common.units import size
+from tpsgd.common.units import as_bytes, size
 
 if TYPE_CHECKING:
     from tpsgd.adapt import Adaptor, Backbone
@@ -84,11 +84,34 @@ class AdaptorLayers:
 
 
 @dataclass(frozen=True)
-class AdaptorTraining(options.Training):
-    """How to train layers on features: by default with smaller batches, and more epochs if few."""
+class LayerTraining:
+    """How to train layers on features."""
 
-    epochs: int | None = setting(None, "Epochs per block; default: 8, more for few samples.", min=1)
-    batch_size: int = setting(32, "Samples per step.", min=1)
+    TITLE = "Training"
+
+    epochs: int | None = setting(
+        None, "Epochs per block.", show_default="8, more for few samples", min=1
+    )
+    batch_size: int | None = setting(None, "Samples per step.", show_default="32", min=1)
+    lr: float | None = setting(None, "Learning rate.", show_default="0.001")
+    seed: int = setting(0, "Seed of weights, class codes and sample order.", min=0, max=2**63 - 1)
+
+    def settings(self, epochs: int | None = None, batch_size: int = 32) -> dict[str, Any]:
+        """The settings of `fit`, with these defaults."""
+        size = self.batch_size or batch_size
+        return options.Training(self.epochs or epochs, size, self.lr, self.seed).settings()
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be trained; with a memory budget, the backbone runs again in every epoch."""
+
+    backbone: "Backbone"
+    taps: tuple[str, ...]
+    data: "tpsgd.data.Data"
+    settings: dict[str, Any]  # of `adapt.fit`, for all arms
+    arms: dict[str, dict[str, Any]]  # more settings for each arm; the first is the chosen rule
+    budget: str | None
 
 
 @options.grouped
@@ -96,11 +119,13 @@ def adapt(
     data: Images,
     backbone: BackboneAtTaps,
     adaptor: AdaptorLayers,
-    training: AdaptorTraining,
-    memory: options.MemoryOptions,
+    training: LayerTraining,
     machine: options.Machine,
     resuming: Resuming,
     rule: RuleWord = DEFAULT,
+    memory: Annotated[
+        str | None, option("64MB, 1.5GB: the most to use, with the backbone, beyond the data set.")
+    ] = None,
     no_controls: Annotated[
         bool, option("Leave backprop and a frozen adaptor out.", "--no-controls")
     ] = False,
@@ -109,75 +134,106 @@ def adapt(
     as_json: AsJson = False,
 ) -> None:
     """Train an adaptor on a frozen backbone, with backprop, a frozen one and a linear probe."""
-    check_rule(rule)
+    arms = _arms(rule, adaptor, controls=not no_controls and not memory)
     read = (data.data, backbone.backbone, backbone.weights)
     options.keep_apart(*read, out=out, checkpoint=resuming.checkpoint)
     checkpoints = resuming.settings()
     if find_spec("safetensors") is None:  # before training, not after it
         raise TpsgdError("to save and load adaptors, run: pip install safetensors")
-    if memory.memory and rule == "backprop":
+    if memory and rule == "backprop":
         raise TpsgdError("backprop takes no --memory: leave it out")
-    settings = options.settings_of(training, memory)
-    settings["combine"] = tpsgd.adapt.COMBINATIONS[adaptor.combine]
-    layers = tpsgd.adapt.Layers(adaptor.convs, adaptor.dense)
-    arms = _arms(rule, layers, training, not no_controls and not memory.memory)
+    settings = training.settings() | {"combine": tpsgd.adapt.COMBINATIONS[adaptor.combine]}
+    settings |= {"memory": memory} if memory else {}
     again = overwrite or resuming.goes_on
     with resuming.interruptible(), output_folder(out, ("adaptor.json", RECORD), again) as folder:
         net, taps = backbone.load(machine)
-        job = Job(net, taps, data.load(training.seed), settings, arms)
-        planned = adapt_plan.planned(job)
+        job = Job(net, taps, data.load(training.seed), settings, arms, memory)
+        planned = _planned(job)
         if not as_json:
-            adapt_plan.show(planned, rule)
-        results, save = _fit(job, folder, checkpoints)
+            _show_plan(planned, rule)
+        results, trained = _fit(job, folder, checkpoints)
         record = {"planned": planned, **results, "backbone": net.name, "taps": list(taps)}
         record |= {"backbone_bytes": planned["backbone_bytes"], "quantize": backbone.quantize}
         record |= {"out": str(folder), **options.provenance_of(job.data, machine.device)}
-        write = partial(write_or_rescue, partial(_write, record, save), folder)
-        write_then_show(write, partial(_show, record, job, as_json))
+
+        def write(folder: Path) -> Path:
+            trained.save(folder)
+            return write_whole(folder / RECORD, json.dumps(record, indent=1).encode()).parent
+
+        write_then_show(
+            partial(write_or_rescue, write, folder), partial(_show, record, job, as_json)
+        )
         if record["interrupted"]:
             done = f"{len(record['arms'])} of {len(arms)} training runs are done"
             raise Stopped(f"interrupted; {done}; {rule}'s adaptor and {RECORD} are in {folder}")
 
 
-def _write(record: dict[str, Any], save: Callable[[Path], Any], folder: Path) -> Path:
-    """Write the adaptor and the record."""
-    save(folder)
-    write_whole(folder / RECORD, json.dumps(record, indent=1).encode())
-    return folder
-
-
-def check_rule(word: str) -> None:
-    """Refuse a word that is neither a rule that trains nor backprop."""
+def settings_of_rule(word: str) -> dict[str, Any]:
+    """The settings of `adapt.fit` that train by a rule or by backprop; other words are refused."""
     from tpsgd.comparison.arms import entry
 
     entry(word)
-    rules = tpsgd.rules.ALL
-    if word != "backprop" and (word not in rules or not rules[word].make().head):
-        raise TpsgdError(f"an adaptor is trained by a rule or by backprop, not by {word}")
-
-
-def settings_of_rule(word: str, training: options.Training) -> dict[str, Any]:
-    """The settings of `adapt.fit` that train by a rule or by backprop."""
     if word == "backprop":
         return {"method": tpsgd.fit_backprop}
-    rule = tpsgd.rules.ALL[word].make()
-    return {"rule": rule, "order": training.chosen_order}
+    if word not in tpsgd.rules.ALL or not (rule := tpsgd.rules.ALL[word].make()).head:
+        raise TpsgdError(f"an adaptor is trained by a rule or by backprop, not by {word}")
+    return {"rule": rule}
 
 
-def _arms(
-    rule: str, layers: Any, training: options.Training, controls: bool
-) -> dict[str, dict[str, Any]]:
+def _arms(rule: str, adaptor: AdaptorLayers, controls: bool) -> dict[str, dict[str, Any]]:
     """The settings of the rule, of the controls, and of a linear probe."""
+    layers = tpsgd.adapt.Layers(adaptor.convs, adaptor.dense)
     words = dict.fromkeys([rule, *(("backprop", "frozen") if controls else ())])
-    arms = {word: {"layers": layers, **settings_of_rule(word, training)} for word in words}
-    solved = {"optimizer": tpsgd.ridge(), "lr": None, "loss": None, "precision": None}
-    return arms | {"linear probe": {"layers": tpsgd.adapt.Probe(), **solved}}
+    arms = {word: {"layers": layers, **settings_of_rule(word)} for word in words}
+    solved = {"layers": tpsgd.adapt.Probe(), "optimizer": tpsgd.ridge(), "lr": None}
+    return arms | {"linear probe": solved}
 
 
-def _fit(
-    job: Job, folder: Path, checkpoints: dict[str, Any]
-) -> tuple[dict[str, Any], Callable[[Path], Any]]:
-    """Train all arms, with checkpoints if asked for: the record, and what saves the first."""
+def _planned(job: Job) -> dict[str, Any]:
+    """The planned bytes; those of the layers are the largest of all taps."""
+    (x, y), (_, y_test) = job.data.train, job.data.test
+    plan: dict[str, Any] = {"backbone_bytes": tpsgd.adapt.quantize.weight_bytes(job.backbone.model)}
+    if job.budget is not None:
+        return plan | {"memory_budget": as_bytes(job.budget)}
+    shapes = job.backbone.shapes(x, job.taps)
+    plan["samples"] = len(y) + len(y_test)
+    plan["features_bytes"] = plan["samples"] * 4 * sum(map(prod, shapes.values()))
+    taps = [_rehearsed(job, tap, shape) for tap, shape in shapes.items()]
+    return plan | {"layers": max(taps, key=lambda tap: tap["peak_bytes"] + tap["kept_bytes"])}
+
+
+def _rehearsed(job: Job, tap: str, shape: tuple[int, ...]) -> dict[str, Any]:
+    """The planned bytes of training one tap's layers, with the first arm and with backprop."""
+    from tpsgd.adapt.fitting import epochs_for
+
+    arm, samples = next(iter(job.arms.values())), len(job.data.train[1])
+    model = arm["layers"](shape, len(job.data.classes)).to(job.backbone.device)
+    batch_size = job.settings["batch_size"]
+    epochs = epochs_for(samples, batch_size, job.settings.get("epochs"))
+    chosen = {"rule": arm["rule"]} if "rule" in arm else {}
+    plan = tpsgd.plan(model, shape, samples=samples, epochs=epochs, batch_size=batch_size, **chosen)
+    backprop = plan["backprop"]
+    line = plan.lines[0] if chosen else backprop
+    sizes = {"peak_bytes": line.peak, "kept_bytes": line.kept, "backprop_bytes": backprop.peak}
+    return {"tap": tap, **sizes}
+
+
+def _show_plan(plan: dict[str, Any], rule: str) -> None:
+    backbone = size(plan["backbone_bytes"])
+    if "memory_budget" in plan:
+        budget = size(plan["memory_budget"])
+        print(f"in memory: at most {budget}, including the backbone's {backbone}")
+        return
+    features = f"features of {plan['samples']:,} samples {size(plan['features_bytes'])}"
+    layers = plan["layers"]
+    peak = f"{rule} {size(layers['peak_bytes'])}"
+    peak += f" + {size(layers['kept_bytes'])}" if layers["kept_bytes"] else ""
+    peak += "" if rule == "backprop" else f", backprop {size(layers['backprop_bytes'])}"
+    print(f"in memory: backbone {backbone}, {features}\nplanned peak of training: {peak}")
+
+
+def _fit(job: Job, folder: Path, checkpoints: dict[str, Any]) -> "tuple[dict[str, Any], Adaptor]":
+    """Train all arms, with checkpoints if asked for: the record, and the adaptor of the first."""
     from tpsgd import adapt
 
     train: Any = job.data.train
@@ -187,7 +243,7 @@ def _fit(
     def rows() -> Iterator[dict[str, Any]]:
         nonlocal train, test
         with live_bar() as advance:
-            if not job.streamed:
+            if job.budget is None:
                 encode = partial(adapt.encode, job.backbone, taps=job.taps)
                 train = encode(train, progress=partial(advance, "features"))
                 test = encode(test, progress=partial(advance, "test features"))
@@ -205,27 +261,23 @@ def _fit(
                     adaptors.append(adaptor)
                     with suppress(OSError, TpsgdError):  # a full disk: the end tries again
                         adaptor.save(folder)
-                row = _row(name, adaptor)
+                runs = list(adaptor.runs.values())
+                row = {
+                    "arm": name,
+                    "accuracy": None,
+                    "trained_bytes": adaptor.nbytes,
+                    "peak_bytes": max(run.peak_bytes for run in runs),
+                    "kept_bytes": max(run.kept_bytes for run in runs),
+                    "seconds": sum(run.seconds for run in runs),
+                    "settings": runs[0].settings,
+                }
                 yield row  # in the record even if the test is interrupted
                 row["accuracy"] = adaptor.evaluate(test)
 
     arms, interrupted = until_interrupted(rows())
-    features = 0 if job.streamed else train.nbytes + test.nbytes
+    features = 0 if job.budget else train.nbytes + test.nbytes
     record = {"arms": arms, "features_bytes": features, "adaptor": str(folder)}
-    return record | {"interrupted": interrupted}, adaptors[0].save
-
-
-def _row(name: str, adaptor: "Adaptor") -> dict[str, Any]:
-    runs = list(adaptor.runs.values())
-    return {
-        "arm": name,
-        "accuracy": None,
-        "trained_bytes": adaptor.nbytes,
-        "peak_bytes": max(run.peak_bytes for run in runs),
-        "kept_bytes": max(run.kept_bytes for run in runs),
-        "seconds": sum(run.seconds for run in runs),
-        "settings": runs[0].settings,
-    }
+    return record | {"interrupted": interrupted}, adaptors[0]
 
 
 def _show(record: dict[str, Any], job: Job, as_json: bool, folder: Path | None) -> None:
@@ -245,9 +297,9 @@ def _show(record: dict[str, Any], job: Job, as_json: bool, folder: Path | None) 
         grid.add_row(row["arm"], accuracy, *sizes, f"{row['seconds']:.1f}")
     console.print(grid)
     features = size(record["features_bytes"])
-    which = "including the backbone" if job.streamed else f"without the features ({features})"
+    which = "including the backbone" if job.budget else f"without the features ({features})"
     console.print(f"peak: training the layers, + kept inputs; {which}")
-    if job.memory.budget is not None:
+    if job.budget:
         console.print("within a memory budget, backprop and a frozen adaptor are not trained")
     if folder is not None:
         saved = f"{record['arms'][0]['arm']}'s adaptor and record.json"

@@ -25,9 +25,8 @@ from tpsgd.train import sequential, simultaneous
 from tpsgd.zoo.words import Factory, is_recurrent
 from tpsgd.zoo.words import reservoir as reservoir_like
 
-RESERVOIR = replace(
-    frozen(), name="reservoir", about="control: random leaky cells, head by least squares"
-)
+CELLS = "control: random leaky cells, head by least squares"
+RESERVOIR = replace(frozen(), name="reservoir", about=CELLS)
 
 
 def backprop() -> Arm:
@@ -48,10 +47,10 @@ def backprop_micro(micro_batch: int = 8) -> Arm:
 
 
 def reservoir(factory: Factory | None = None) -> Arm:
-    """A control for recurrent nets: random leaky cells of the same sizes, and a solved head.
+    """A control for recurrent nets: random, well scaled leaky cells, and a solved head.
 
-    The cells are well scaled, whatever cells the net has. A perceptron between the recurrent layers
-    and the classifier is left out. Without a factory the arm can be described but not trained.
+    A perceptron between the recurrent layers and the classifier is left out. Without a factory the
+    arm can be described but not trained.
     """
     if factory is None:
         return Arm("reservoir", RESERVOIR)
@@ -117,10 +116,7 @@ def all_words(factory: Factory) -> tuple[list[str], list[str]]:
 def suited(
     arms: Sequence[Arm], factory: Factory, data: Data, settings: Settings
 ) -> tuple[list[Arm], list[str]]:
-    """The arms that this net and these data allow, and a remark on each of the others.
-
-    Activations are checkpointed in the number of segments that saves most.
-    """
+    """The arms that this net and these data allow, and a remark on each of the others."""
     allowed, remarks = [], []
     for a in arms:
         try:
@@ -131,7 +127,7 @@ def suited(
 
 
 def _fitted(a: Arm, factory: Factory, data: Data, settings: Settings) -> Arm:
-    """An arm of backprop with its segments; refused if it cannot save memory in its way."""
+    """An arm of backprop with the number of segments that saves most; refused if it saves none."""
     (x, y), micro_batch = data.train, settings.memory.micro_batch
     if a.micro_batch and isinstance(x, Padded):
         raise TpsgdError("sequences of different lengths cannot be cut into micro-batches")
@@ -154,16 +150,13 @@ def with_controls(arms: Sequence[Arm]) -> list[Arm]:
     methods = [a for a in arms if not a.reference and not a.control]
     order = next((a.order for a in methods if a.rule and not a.rule.needs_output), None)
     first = [a for a in arms if a.reference] or [backprop()]
-    frozen_arms = [a for a in arms if a.control and a.name == "frozen"]
-    frozen_arms = frozen_arms or [arm(frozen(), order)]
+    frozen_arms = [a for a in arms if a.control and a.name == "frozen"] or [arm(frozen(), order)]
     controls = [a for a in arms if a.control and a.name != "frozen"]
     compared = [*first, *methods, *frozen_arms, *controls]
     names = [a.name for a in compared]
-    if repeated := {name for name in names if names.count(name) > 1}:
-        raise TpsgdError(
-            f"two arms are called {min(repeated)!r}: give each a different name; backprop and "
-            "frozen are in every comparison"
-        )
+    if repeated := [name for name in names if names.count(name) > 1]:
+        advice = "give each a different name; backprop and frozen are in every comparison"
+        raise TpsgdError(f"two arms are called {repeated[0]!r}: {advice}")
     return compared
 
 

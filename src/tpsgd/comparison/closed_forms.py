@@ -26,22 +26,14 @@ def lm_karnet(alpha: float | None = None, projection: Projection | None = None) 
     """Low-memory kernel-and-range net: every block is solved, hidden blocks for projected labels.
 
     Zhuang, Lin & Toh, "A low-memory learning formulation for a kernel-and-range network" (2019).
-    Their program is not public. We read the method as Lomnitz et al. (2022) do, who compare with
-    it: "LM-KARnet replaces target propagation in ZORB with random projection". A hidden layer is
+    Their program is not public. We read the method as Lomnitz et al. (2022) do: a hidden layer is
     the least-squares map from its inputs to P y*, before its activation; the last layer is the map
-    to y*. We use normal codes P and, instead of a bare pseudo-inverse, the penalty that generalised
-    cross-validation chooses; `alpha=0` is the pseudo-inverse. The memory for its sums over samples
-    does not grow with their number; `tpsgd.rls` is the recursion of their paper and gives the same
-    weights.
-
-    The output of such a layer is that of a linear classifier, mixed by P: however wide the layer,
-    it passes on at most one independent direction per class.
+    to y*. We use normal codes P and the penalty that generalised cross-validation chooses;
+    `alpha=0` is the pseudo-inverse. `tpsgd.rls` is the recursion of their paper and gives the same
+    weights. However wide such a layer is, it passes on at most one direction per class.
     """
-    rule = replace(
-        tpsgd_l2(projection, Place.BEFORE),
-        name="lm-karnet",
-        about="least squares to P y* before the activation",
-    )
+    about = "least squares to P y* before the activation"
+    rule = replace(tpsgd_l2(projection, Place.BEFORE), name="lm-karnet", about=about)
     return Arm("lm-karnet", rule, optimizer=ridge(alpha))
 
 

@@ -120,7 +120,7 @@ def compare(
     identity = _identity(record, factory, data, seconds)
     record.settings |= {"unsuited": unsuited} if unsuited else {}
     with claimed(common.checkpoint) as checkpoint:
-        finished = FinishedRuns(checkpoint, COMPARISON, identity, "a comparison")
+        finished = FinishedRuns(checkpoint, identity, COMPARISON, "a comparison")
         for a in compared:
             values = {f"{name} of {a.name}": value for name, value in a.describe().items()}
             finished.check_same({"arm": a.name}, values)
@@ -143,7 +143,7 @@ def compare(
 
 
 def check(data: Any, arms: Any, restarts: int) -> None:
-    """Refuse what is neither a data set, nor a list of arms, nor a number of restarts."""
+    """Refuse bad arguments."""
     if restarts < 1:
         raise TpsgdError(f"restarts must be 1 or more, got {restarts}")
     if not isinstance(data, Data):
@@ -169,9 +169,9 @@ def shared_settings(settings: Settings, arms: Sequence[Arm]) -> dict[str, Any]:
 def _identity(
     record: Comparison, factory: Factory, data: Data, seconds: float | None
 ) -> dict[str, Any]:
-    """What a comparison that is resumed must have in common: settings, model and samples.
+    """What a comparison that is resumed must have in common; more rules and restarts may follow.
 
-    More rules and more restarts may follow, unless all rules together decide what each may use.
+    Not so where all rules decide what each may use.
     """
     names = [result.arm.name for result in record.results]
     values = {**record.settings, "restarts": None, "seconds": seconds}

@@ -80,22 +80,20 @@ def check(equal: str, seconds: float | None, epochs: Any) -> None:
         raise TpsgdError(f"the seconds of each arm must be more than 0, got {seconds!r}")
 
 
-def stages(run: Run) -> list[LearningStage]:
+def stages(run: Run | None) -> list[LearningStage]:
     """The stages of a short run, in their order; none if nothing learned, or no epochs count."""
-    if not run.history:
+    if run is None or not run.history:
         return []
-    together = run.settings.get("order") != "sequential" or run.history[0].block == 0
-    times: dict[int, list[float]] = {}
+    joint = run.settings.get("order") != "sequential" or run.history[0].block == 0
+    ends: dict[int, list[float]] = {}
     for epoch in run.history:
-        times.setdefault(0 if together else epoch.block, []).append(epoch.seconds)
-    blocks = []
-    for number, seconds in times.items():
-        ends = sorted(set(seconds))
-        solved = number > 0 and run.blocks[number - 1].learning == "solved"
-        blocks.append(
-            LearningStage(number, solved, 0.0 if solved else ends[-1] - ends[0], ends[-1])
-        )
-    return blocks
+        ends.setdefault(0 if joint else epoch.block, []).append(epoch.seconds)
+    plan = []
+    for block, seconds in ends.items():
+        solved = block > 0 and run.blocks[block - 1].learning == "solved"
+        each = 0.0 if solved else max(seconds) - min(seconds)
+        plan.append(LearningStage(block, solved, each, max(seconds)))
+    return plan
 
 
 def allowances(
@@ -123,20 +121,19 @@ def equal_reads(runs: Sequence[Run | None], epochs: int) -> tuple[int, list[Allo
     Runs are those of each arm on a few samples, with one epoch; None for an arm that has no epochs
     or its own number of them.
     """
-    plans = [[] if run is None else stages(run) for run in runs]
+    plans = [stages(run) for run in runs]
     most = max((sum(1 if s.solved else epochs for s in plan) for plan in plans), default=0)
-    return most, [_read(plan, run, most) for plan, run in zip(plans, runs, strict=True)]
-
-
-def _read(plan: list[LearningStage], run: Run | None, reads: int) -> Allowance:
-    free = [stage for stage in plan if not stage.solved]
-    if run is None or not free:
-        return Allowance()
-    each, more = divmod(reads - (len(plan) - len(free)), len(free))
-    if not free[0].block:
-        return Allowance(each)
-    later = [stage.block for stage in free][len(free) - more :]  # blocks with one epoch more
-    return Allowance([each + (n in later) for n in range(1, len(run.blocks) + 1)])
+    allowed = []
+    for run, plan in zip(runs, plans, strict=True):
+        free = [stage.block for stage in plan if not stage.solved]
+        if run is None or not free:
+            allowed.append(Allowance())
+            continue
+        each, more = divmod(most - (len(plan) - len(free)), len(free))
+        longer = free[len(free) - more :]  # blocks with one epoch more
+        epochs_of_blocks = [each + (n in longer) for n in range(1, len(run.blocks) + 1)]
+        allowed.append(Allowance(epochs_of_blocks if free[0] else each))
+    return most, allowed
 
 
 def equal_seconds(
@@ -150,29 +147,24 @@ def equal_seconds(
     number of epochs is many times what should fit, and time ends the run; `exactly`: it is what
     should fit, for learning rates that follow the number of epochs.
     """
-    plans = [[] if run is None else stages(run) for run in runs]
+    timed = [(run.seconds if run else 0.0, stages(run)) for run in runs]
+    each = [sum(stage.epoch for stage in plan) for _, plan in timed]  # seconds of an epoch
     if seconds is None:
-        slowest = (
-            run.seconds + (epochs - TIMED_EPOCHS) * sum(s.epoch for s in plan)
-            for run, plan in zip(runs, plans, strict=True)
-            if run is not None and plan
-        )
-        seconds = max(slowest, default=0.0)
+        more = epochs - TIMED_EPOCHS
+        seconds = max((s + more * e for (s, p), e in zip(timed, each, strict=True) if p), default=0)
         if not seconds:
             raise TpsgdError("no arm has epochs to take its time from: name a number of seconds")
-    pairs = zip(plans, runs, strict=True)
-    return seconds, [_timed(plan, run, seconds, exactly) for plan, run in pairs]
-
-
-def _timed(plan: list[LearningStage], run: Run | None, seconds: float, exactly: bool) -> Allowance:
-    ends: dict[int, float] = {}
-    each = sum(stage.epoch for stage in plan)
-    if run is None or not each:
-        return Allowance(None, seconds)
-    count = TIMED_EPOCHS + (seconds - run.seconds) / each  # of epochs that fit, with a fraction
-    spent = 0.0
-    for stage in plan:
-        spent += stage.epoch
-        if stage.block:
-            ends[stage.block] = stage.end + (count - TIMED_EPOCHS) * spent
-    return Allowance(max(1, math.ceil(count if exactly else MORE * count)), seconds, ends)
+    allowed = []
+    for (short, plan), epoch in zip(timed, each, strict=True):
+        if not epoch:
+            allowed.append(Allowance(None, seconds))
+            continue
+        more, spent = (seconds - short) / epoch, 0.0  # epochs that fit beyond the short run
+        ends: dict[int, float] = {}
+        for stage in plan:
+            spent += stage.epoch
+            if stage.block:
+                ends[stage.block] = stage.end + more * spent
+        count = (1 if exactly else MORE) * (TIMED_EPOCHS + more)
+        allowed.append(Allowance(max(1, math.ceil(count)), seconds, ends))
+    return seconds, allowed

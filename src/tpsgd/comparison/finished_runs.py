@@ -1,7 +1,6 @@
 """Training runs that have finished, in a file: a comparison or a search repeats none of them."""
 
 import json
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,16 +19,15 @@ Values = dict[str, Any]
 class FinishedRuns:
     """Results by key, in a file of the checkpoint's folder; none if there is no checkpoint.
 
-    With an `identity`, the first line of the file is what a run that goes on must have in common
-    with this one, and a damaged line is refused. Without one, the keys say everything, and a
-    damaged line is a run to repeat.
+    The first line of the file is the identity of the comparison or the search: what one that goes
+    on must have in common with it.
     """
 
     def __init__(
         self,
         checkpoint: Checkpoint | None,
+        identity: Values,
         file: str = TRIALS,
-        identity: Values | None = None,
         content: str = "the trials of a search",
     ) -> None:
         self.checkpoint, self.identity = checkpoint, _plain(identity)
@@ -38,30 +36,21 @@ class FinishedRuns:
         if checkpoint is None:
             return
         self._lines = JsonLines(self.folder / file)
-        lines = self._lines.objects
+        lines: list[Any] = self._lines.objects
         if lines and not checkpoint.resume:
             refuse_to_replace(self.folder, content)
-        if identity is not None and not lines:
+        if not lines:
             self._lines.add({"identity": self.identity})
-        elif identity is not None:
-            lines = self._of_same_run(lines)
-        for number, values in enumerate(lines, 1):
-            if values is None or "key" not in values:
-                problem = "damaged, or of another version of tpsgd; trained again"
-                warnings.warn(f"{self._lines.file}, line {number}: {problem}", stacklevel=3)
-            else:
-                self._results[_text(values.pop("key"))] = values
-
-    def _of_same_run(self, lines: list[Any]) -> list[Any]:
-        """The lines after the first, which is the identity of a run that must be the same."""
+            return
         if None in lines:
             raise TpsgdError(
                 f"{self._lines.file} was edited or damaged, or is of another version of tpsgd: "
                 "name another folder"
             )
         with readable(self.folder):
-            check_same_run(self.folder, lines[0]["identity"], self.identity)
-        return lines[1:]
+            first, *others = lines
+            check_same_run(self.folder, first["identity"], self.identity)
+            self._results = {_text(values.pop("key")): values for values in others}
 
     def get(self, key: Key) -> Values | None:
         """The result of a run that has finished; None if it has not."""

@@ -31,13 +31,10 @@ class Result:
 
     def add(self, values: Mapping[str, Any]) -> None:
         """Add a restart: its run, accuracy and confusion matrix as plain values, as in a file."""
-        matrices = [
-            Confusion(tuple(map(tuple, m["counts"])), tuple(m["classes"]))
-            for m in values["confusion"]
-        ]
+        for m in values["confusion"]:
+            self.confusions.append(Confusion(tuple(map(tuple, m["counts"])), tuple(m["classes"])))
         self.runs.append(Run.of(values["run"]))
         self.accuracies.append(float(values["accuracy"]))
-        self.confusions += matrices
 
     @property
     def counts(self) -> bool:
@@ -74,10 +71,8 @@ class Result:
             for name in ("total_bytes", "peak_bytes", "kept_bytes"):
                 summary[name] = getattr(self.largest, name)
             summary |= self.confusion.as_dict() if self.confusion else {}
-        restarts = [
-            {"accuracy": accuracy, **run.as_dict()}
-            for accuracy, run in zip(self.accuracies, self.runs, strict=True)
-        ]
+        pairs = zip(self.accuracies, self.runs, strict=True)
+        restarts = [{"accuracy": accuracy, **run.as_dict()} for accuracy, run in pairs]
         names = {"name": self.arm.name, "about": self.arm.about, "error": self.error}
         names |= {"lr": self.arm.lr, "trials": [vars(trial) for trial in self.trials]}
         return {**names, "summary": summary, "restarts": restarts}
@@ -124,9 +119,8 @@ class Results:
     @property
     def exemplars(self) -> list[Result]:
         """Backprop, the most accurate rule and the most accurate control, if they have matrices."""
-        with_matrix = [r for r in self.ranked if r.counts and r.confusions]
         groups: dict[int, Result] = {}
-        for result in with_matrix:
+        for result in (r for r in self.ranked if r.counts and r.confusions):
             groups.setdefault(result.arm.control - result.arm.backprop, result)
         return list(groups.values())
 

@@ -20,7 +20,15 @@ from tpsgd.comparison.arms import arm as arm_of
 from tpsgd.comparison.arms import scaled, with_controls, with_ridge
 from tpsgd.comparison.compare import Comparison, check, compare, model_and_data, shared_settings
 from tpsgd.comparison.finished_runs import FinishedRuns, Values
-from tpsgd.comparison.trials import Trial, best, rates_of, split_training, try_values
+from tpsgd.comparison.trials import (
+    Progress,
+    Trial,
+    best_of_arm,
+    rates_of,
+    run_trials,
+    split_training,
+    task_of_arm,
+)
 from tpsgd.data import Data
 from tpsgd.engine.arm import BACKPROP, Arm
 from tpsgd.engine.lengths import with_lengths
@@ -30,7 +38,6 @@ from tpsgd.saved.checkpoint import claimed
 
 SCALES = (1 / 4, 1, 4)  # times the readout's own
 LEAKS = (0.1, 0.3, 1.0)
-Progress = Callable[[str, float, float], None]
 
 
 @dataclass
@@ -39,13 +46,13 @@ class ModelSearch:
 
     trials: list[Trial]
     chosen: dict[str, Trial]  # by the name of the arm
-    held_out: int
+    held_out: int  # samples
     test: Comparison
     searched: str  # the name of the arm that the search was for
 
     @property
     def best(self) -> Trial:
-        """What was chosen for the rule that was searched for."""
+        """The best trial of the rule that was searched for."""
         return self.chosen[self.searched]
 
     @property
@@ -119,7 +126,7 @@ def search(
         restarts: training runs per trial and for the test.
         notes: more settings for the record of the test, such as the model's name.
         command: the command that reproduces the search, for the record of the test.
-        progress: called with (arm, trials done, all trials).
+        progress: called with (arm, training runs done, all training runs).
         **settings: those of `fit`, except `lr`. With `checkpoint`, training runs that have
             finished are in trials.jsonl, and a search that is resumed does not repeat them.
 
@@ -150,24 +157,30 @@ def search(
         scales = [scale * factor for factor in SCALES] if scale else []
     rates = _numbers("rates", rates_of(common.optimizer) if rates is None else rates)
     lists = {"rate": rates, "scale": _numbers("scales", scales), "leak": leaks}
-    candidates = _Candidates(factory, lists, ridge_head, settings)
+
+    def with_values(arm: Arm, values: Values) -> Arm:
+        if "leak" in values:
+            arm = replace(arm, factory=partial(factory, leak=values["leak"]))
+        if "scale" in values:
+            arm = scaled(arm, values["scale"])
+        if "rate" in values:
+            arm = replace(arm, lr=values["rate"])
+        return with_ridge(arm, arm.factory or factory, settings) if ridge_head else arm
+
     arms = with_controls([searched])
     samples = split_training(data, held_out, common.seed)
-    grid = [(arm, values) for arm in arms for values in candidates.grid(arm)]
     identity = shared_settings(common, arms) | {"ridge_head": ridge_head, "held_out": held_out}
     identity |= model_and_data(make, data) | {f"rule {a.name}": a.describe() for a in arms}
-    trials = []
+    tasks = [
+        task_of_arm(with_values(a, values), values, samples, factory, restarts, settings)
+        for a in arms
+        for values in _grid(a, lists, ridge_head)
+    ]
+    trials = [task.trial for task in tasks]
     with claimed(common.checkpoint) as checkpoint:
-        finished = FinishedRuns(checkpoint, identity=identity)
-        for number, (arm, values) in enumerate(grid):
-            if progress is not None:
-                progress(arm.name, number, len(grid))
-            tried = candidates.arm(arm, values)
-            trials.append(try_values(tried, values, samples, factory, restarts, settings, finished))
-            if progress is not None:
-                progress(arm.name, number + 1, len(grid))
-        chosen = {arm.name: best([t for t in trials if t.arm == arm.name]) for arm in arms}
-        final = [candidates.arm(arm, chosen[arm.name].values) for arm in arms]
+        run_trials(tasks, FinishedRuns(checkpoint, identity), progress)
+        chosen = {a.name: best_of_arm([t for t in trials if t.arm == a.name]) for a in arms}
+        final = [with_values(a, chosen[a.name].values) for a in arms]
         if leaks:  # backprop, with which the others are compared, has the model of all arms
             make = partial(factory, leak=chosen[BACKPROP].values["leak"])
             final = [replace(a, factory=None) if a.name == BACKPROP else a for a in final]
@@ -182,38 +195,17 @@ def search(
     return ModelSearch(trials, chosen, len(samples[1][1]), record, searched.name)
 
 
-@dataclass(frozen=True)
-class _Candidates:
-    """The values to try for each arm, and the arm with some of them."""
-
-    factory: Callable[..., nn.Module]
-    lists: Mapping[str, Sequence[float]]
-    ridge_head: bool
-    settings: Mapping[str, Any]
-
-    def grid(self, arm: Arm) -> Iterator[Values]:
-        """All combinations of the values that make a difference to an arm."""
-        solved = arm.optimizer is not None or (self.ridge_head and arm.control)
-        matters = {
-            "rate": not solved and arm.method is None,
-            "scale": scale_of(arm.rule) is not None,
-            "leak": True,
-        }
-        names = [name for name, values in self.lists.items() if values and matters[name]]
-        for values in product(*(self.lists[name] for name in names)):
-            yield dict(zip(names, values, strict=True))
-
-    def arm(self, arm: Arm, values: Values) -> Arm:
-        """The arm with these values."""
-        if "leak" in values:
-            arm = replace(arm, factory=partial(self.factory, leak=values["leak"]))
-        if "scale" in values:
-            arm = scaled(arm, values["scale"])
-        if "rate" in values:
-            arm = replace(arm, lr=values["rate"])
-        if self.ridge_head:
-            arm = with_ridge(arm, arm.factory or self.factory, self.settings)
-        return arm
+def _grid(arm: Arm, lists: Mapping[str, Sequence[float]], ridge_head: bool) -> Iterator[Values]:
+    """All combinations of the values that make a difference to an arm."""
+    solved = arm.optimizer is not None or (ridge_head and arm.control)
+    matters = {
+        "rate": not solved and arm.method is None,
+        "scale": scale_of(arm.rule) is not None,
+        "leak": True,
+    }
+    names = [name for name, values in lists.items() if values and matters[name]]
+    for values in product(*(lists[name] for name in names)):
+        yield dict(zip(names, values, strict=True))
 
 
 def _numbers(name: str, values: Sequence[float]) -> list[float]:

@@ -13,7 +13,15 @@ from tpsgd.comparison import equal as equally
 from tpsgd.comparison.equal import Allowance
 from tpsgd.comparison.finished_runs import FAILURES, FinishedRuns, Values
 from tpsgd.comparison.results import THROUGH_TIME, Result, Results
-from tpsgd.comparison.trials import Trial, best, halve, rates_of, split_training, try_values
+from tpsgd.comparison.trials import (
+    Trial,
+    best_of_arm,
+    halve,
+    rates_of,
+    run_trials,
+    split_training,
+    task_of_arm,
+)
 from tpsgd.data import Data
 from tpsgd.engine.arm import Arm
 from tpsgd.engine.confusion import confusion
@@ -45,8 +53,8 @@ class Session:
 
     def warm_up(self) -> list[Run | None]:
         """Train every arm on a batch or two, so that no arm's time includes one-time costs."""
-        on_cpu = str(self.common.device or "cpu") == "cpu"  # GPU: the second may still be slow
-        x, y = (t[: (1 if on_cpu else 2) * self.common.batch_size] for t in self.data.train)
+        batches = 1 if str(self.common.device or "cpu") == "cpu" else 2  # GPU: the second is slow
+        x, y = (t[: batches * self.common.batch_size] for t in self.data.train)
         settings = {k: v for k, v in self.settings.items() if k != "validation"}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about classes that are missing in these few samples
@@ -97,12 +105,14 @@ class Session:
         samples = split_training(self.data, HELD_OUT, common.seed)
         record.settings["held_out"] = len(samples[1][1])
         once = {k: v for k, v in self.settings.items() if k not in OF_WHOLE_RUN}
-        trials = FinishedRuns(self.finished.checkpoint, identity=self.finished.identity)
+        trials = FinishedRuns(self.finished.checkpoint, self.finished.identity)
 
         def attempt(arm: Arm, rate: float, epochs: Any) -> Trial:
             values, tried = {"rate": rate, "epochs": epochs}, replace(arm, lr=rate, epochs=None)
             settings = once | {"progress": False, "epochs": epochs}
-            return try_values(tried, values, samples, self.factory, 1, settings, trials)
+            task = task_of_arm(tried, values, samples, self.factory, 1, settings)
+            run_trials([task], trials)
+            return task.trial
 
         searched: list[tuple[Arm, Result]] = []
         for number, (result, run) in enumerate(zip(record.results, runs, strict=True)):
@@ -120,7 +130,7 @@ class Session:
             rounds = halve(rates, epochs, partial(attempt, arm))
             result.trials = [trial for tried in rounds for trial in tried]
             try:
-                result.arm = replace(arm, lr=best(rounds[-1]).values["rate"])
+                result.arm = replace(arm, lr=best_of_arm(rounds[-1]).values["rate"])
             except TpsgdError as error:
                 result.error = str(error)
 
@@ -177,10 +187,7 @@ def has_rate(arm: Arm, run: Run | None) -> bool:
 
 
 def without_savings(arm: Arm) -> Arm:
-    """The arm without its name and its memory settings, which change no gradient.
-
-    (Except with batch norm, whose statistics are those of a micro-batch.)
-    """
+    """The arm without name and memory settings, which change no gradient except of batch norm."""
     return replace(arm, name="", remark="", checkpointed=False, micro_batch=None)
 
 
