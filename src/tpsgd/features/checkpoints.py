@@ -12,7 +12,6 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -55,10 +54,8 @@ class CheckpointedEpochs:
         self.checkpoint: Checkpoint = net.spec.settings.checkpoint
         self.meter = net.measured if isinstance(net.measured, Meter) else None
         self.recorder, self.run = net.recorder, net.recorder.runs[0]
-        self.device, self.generators = (
-            net.source.form.device,
-            list(learner_state.loader_generators(net)),
-        )
+        self.device = net.source.form.device
+        self.generators = list(learner_state.loader_generators(net))
         self.tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         self.stages: list[State] = []  # states of the stages that have begun
         self.first = 0  # epochs of every stage before the run was extended
@@ -91,12 +88,15 @@ class CheckpointedEpochs:
             self._end_epoch(learners, epoch)
 
     def _go_on(self, state: State) -> None:
-        """Compare the checkpoint with this run, then give the model its weights."""
         folder, before, now = self.checkpoint.folder, state["identity"], self.identity
         extended = _is_extended(state, now)
         with_epochs = before | {"epochs": now["epochs"]}
         if not extended and before != now == with_epochs:
-            raise _other_epochs(folder, state, now)
+            epochs = f"{before['epochs']} epochs, not {now['epochs']}"
+            raise TpsgdError(
+                f"the run in {folder} began with {epochs}: go on with --epochs {before['epochs']}; "
+                "once it has finished it takes more, unless it has an lr_schedule"
+            )
         check_same_run(folder, with_epochs if extended else before, now)
         self.first = check_count("first epoch", state.get("first", 0))
         self.before = list(state.get("before", ()))
@@ -243,23 +243,7 @@ def _is_extended(state: State, now: State) -> bool:
     return counts and state["position"] == FINISHED and now.get("lr_schedule") is None
 
 
-def _other_epochs(folder: Path, state: State, now: State) -> TpsgdError:
-    """Why a run cannot go on with another number of epochs, the only thing that differs."""
-    before, asked = state["identity"]["epochs"], now["epochs"]
-    same = f"go on with epochs={before} (--epochs {before})"
-    if state["position"] != FINISHED:
-        why = f"began with {before} epochs, not {asked}: {same}; once finished, it takes more"
-    elif now.get("lr_schedule") is not None:
-        rate = f"had a learning rate for {before} epochs, not {asked}"
-        why = f"{rate}: {same}, or name another folder"
-    else:
-        least = f"epochs (--epochs) must be {before} or more, not {asked}"
-        why = f"has {before} epochs already: {least}"
-    return TpsgdError(f"the run in {folder} {why}")
-
-
 def check_record(run: Run) -> None:
-    """Refuse a record whose numbers are none."""
     for name in ("sample_passes", "forward_passes"):
         check_count(name, getattr(run, name))
     for epoch in run.history:

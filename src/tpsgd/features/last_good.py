@@ -36,7 +36,6 @@ class LastGood:
         self.copies: list[tuple[Any, Any]] = []  # values of the tensors, state
 
     def keep(self, tensors: Sequence[Tensor], state: Any = None) -> None:
-        """Copy tensors and a state, in place of the older copy."""
         self.drop(slice(0, -1))
         if sum(t.nbytes for t in (*tensors, *tensors_in(state))) > MOST:
             self.drop()

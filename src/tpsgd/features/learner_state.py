@@ -67,11 +67,11 @@ def restore(learner: Any, saved: dict[str, Any], epochs: int) -> None:
         if isinstance(tensor, Tensor):
             tensor.copy_(check_tensor("class codes", value, tensor))
     if learner.optimizer is not None:
-        scheduler: Any = learner.scheduler
-        with warnings.catch_warnings():  # torch says that the optimizer has not stepped
-            warnings.simplefilter("ignore")
-            for _ in range(epochs if scheduler is not None else 0):
-                scheduler.step()
+        if learner.scheduler is not None:
+            with warnings.catch_warnings():  # torch says that the optimizer has not stepped
+                warnings.simplefilter("ignore")
+                for _ in range(epochs):
+                    learner.scheduler.step()
         restore_optimizer(learner.optimizer, saved["optimizer"])
 
 

@@ -61,7 +61,6 @@ def _compared(model: nn.Module, inputs: Inputs, settings: Settings, total: int, 
 
 
 def _inputs(run: Run, net: Net) -> str:
-    """Where the inputs of blocks came from."""
     if run.kept_bytes:
         return "inputs of a block are kept where they fit"
     several = net.learners[-1].settings.epochs > 1

@@ -2,7 +2,7 @@
 
 import json
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -57,36 +57,11 @@ def identity(net: Net, model: nn.Module, settings: dict[str, Any]) -> dict[str, 
 
 
 def check_same_run(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Refuse a checkpoint of other settings, another model or other data."""
     if problem := difference(before, now):
         raise TpsgdError(
             f"the checkpoint in {folder} is of another run: {problem}; resume with the same, or "
             "name another folder"
         )
-
-
-def check_same_on_ranks(identities: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse ranks with different settings, models or data: they would wait for one another.
-
-    Examples:
-        >>> check_same_on_ranks([{"epochs": [2]}, {"epochs": [3]}])
-        Traceback (most recent call last):
-        ...
-        tpsgd.TpsgdError: every rank must have the same epochs: rank 0 has 2, rank 1 has 3
-    """
-    for rank, identity in enumerate(identities):
-        for name in _differing(identities[0], identity):
-            first, other = _where_they_differ(identities[0].get(name), identity.get(name))
-            words = IN_WORDS.get(name, name)
-            noun = "" if words == name else f"{name.partition(' (')[0]} "
-            raise unlike(words, noun + first, rank, noun + other)
-
-
-def unlike(name: str, first: Any, rank: int, other: Any) -> TpsgdError:
-    """What refuses a rank that differs from rank 0."""
-    return TpsgdError(
-        f"every rank must have the same {name}: rank 0 has {first}, rank {rank} has {other}"
-    )
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
@@ -98,10 +73,10 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         >>> difference({"epochs": 2}, {"epochs": [1, 2]}), difference({"lr": None}, {"lr": 0.1})
         ('its epochs were 2, and now they are [1, 2]', 'its lr was not set, and now it is 0.1')
     """
-    names = _differing(before, now)
+    names = differing(before, now)
     if not names:
         return ""
-    old, new = _where_they_differ(before.get(names[0]), now.get(names[0]))
+    old, new = where_they_differ(before.get(names[0]), now.get(names[0]))
     words = list(dict.fromkeys(IN_WORDS.get(name, name) for name in names))
     others = f" ({', '.join(words[1:5])}: different, too)" if words[1:] else ""
     name = words[0] if names[0] == "options" else names[0]
@@ -111,13 +86,13 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     return f"its {name} {was} {old}, and {now_is} {new}{others}"
 
 
-def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """The names of the values that differ, that which matters most first."""
     names = [name for name in {**now, **before} if before.get(name) != now.get(name)]
     return sorted(names, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
 
 
-def _where_they_differ(old: Any, new: Any) -> tuple[str, str]:
+def where_they_differ(old: Any, new: Any) -> tuple[str, str]:
     """Two values in words, or of two lists the first entries that differ."""
     if isinstance(old, list) and isinstance(new, list):
         pairs = zip_longest(old, new, fillvalue="nothing")
@@ -126,7 +101,6 @@ def _where_they_differ(old: Any, new: Any) -> tuple[str, str]:
 
 
 def _samples(name: str, source: Source) -> dict[str, Any]:
-    """How many samples there are, what they look like, and a checksum of some numbers."""
     stored = stored_samples(source)
     values: dict[str, Any] = {f"number of samples ({name})": source.samples}
     if not isinstance(stored, ArraySource):
@@ -149,7 +123,6 @@ def checksum(x: Tensor | Padded, y: Tensor) -> str:
 
 
 def checksum_of(tensors: Iterable[Tensor]) -> str:
-    """A checksum of the numbers of tensors, wherever they lie."""
     code = 0
     for tensor in tensors:
         code = zlib.crc32(bytes_of(tensor), code)
@@ -157,5 +130,4 @@ def checksum_of(tensors: Iterable[Tensor]) -> str:
 
 
 def bytes_of(t: Tensor) -> Any:
-    """The numbers of a tensor as an array of bytes."""
     return t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()

@@ -64,17 +64,17 @@ def checked_state(optimizer: Optimizer, saved: Mapping[str, Any]) -> dict[int, d
     """
     for group, before in zip(optimizer.param_groups, saved["param_groups"], strict=True):
         if group.keys() != before.keys():
-            raise _unfit("the settings of an optimizer", list(before))
+            raise _unfit("an optimizer's settings", list(before))
         for name in group.keys() - set(OF_DEVICE):
-            _check_setting(f"{name} of an optimizer", before[name], group[name])
+            _check_setting(name, before[name], group[name])
     params = [p for group in optimizer.param_groups for p in group["params"]]
     if unknown := saved["state"].keys() - set(range(len(params))):
-        raise _unfit("the parameters of an optimizer", unknown)
+        raise _unfit("an optimizer's parameters", unknown)
     states = {}
     for number, parameter in enumerate(params):
         values, fresh = saved["state"].get(number), state_after_a_step(optimizer, parameter)
         if values and fresh is not None and values.keys() != fresh.keys():
-            raise _unfit("the state of an optimizer", list(values))
+            raise _unfit("an optimizer's state", list(values))
         for name, value in (values or {}).items():
             _check_state(name, value, parameter, (fresh or {}).get(name))
         states[number] = values or fresh or {}

@@ -42,11 +42,9 @@ class FolderFormat:
     format: int
 
     def description(self, folder: Path) -> Path:
-        """The file of the description."""
         return folder / f"{self.name}.json"
 
     def tensors(self, folder: Path, checksum: Any) -> Path:
-        """The file of the tensors with this checksum."""
         return folder / f"{self.name}-{str(checksum)[:16]}.safetensors"
 
 
@@ -117,7 +115,6 @@ def read_description(kind: FolderFormat, folder: Path) -> dict[str, Any]:
 
 
 def holds(kind: FolderFormat, folder: Path) -> bool:
-    """Whether a folder holds a description of this kind, of any format."""
     return kind.description(folder).exists()
 
 

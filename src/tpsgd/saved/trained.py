@@ -6,7 +6,7 @@ A model is described by its modules (`modules`). A model that a user's function 
 
 import hashlib
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from tpsgd.saved.folder import FolderFormat
 MODEL = FolderFormat("model", 1)
 CHANNELS_LAST = "channels-last"
 LINKS = ("torch.nn.modules.activation", "torch.nn.modules.dropout")  # keep the number of outputs
-KEYS = {"model", "tensors", "frozen", "run", "classes", "inputs", "versions"}
 DTYPES = (
     "float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool",
 )  # fmt: skip
@@ -54,9 +53,6 @@ def read(folder: str | Path, factory: str | None = None) -> tuple[nn.Module, dic
     """
     path = named_folder(folder, "of a trained model")
     description, tensors = folders.read(MODEL, path)
-    if differing := description.keys() ^ (KEYS | {"format", folders.WEIGHTS}):
-        names = _names(differing)
-        raise TpsgdError(f"{path} holds no model of format {MODEL.format}: it differs in {names}")
     with readable(path, "model"):
         model = rebuild(path, description, tensors, factory)
         content = {key: dict(description[key]) for key in ("run", "inputs", "versions")}
@@ -95,7 +91,7 @@ def rebuild(
     forms, state = description["tensors"], model.state_dict(keep_vars=True)
     if names := forms.keys() ^ tensors.keys() | state.keys() ^ tensors.keys():
         problem = "are not those of the model that it describes"
-        raise TpsgdError(f"the tensors in {path} {problem}: {_names(names)}")
+        raise TpsgdError(f"the tensors in {path} {problem}: {shortened(sorted(names))}")
     for name, tensor in tensors.items():
         target, form = state[name], forms[name]
         place = f"{name!r} in {path} is {_form(tensor)}"
@@ -117,7 +113,6 @@ def rebuild(
 
 
 def check_free(folder: str | Path, overwrite: bool) -> Path:
-    """The folder, if it holds no model or if that may be replaced."""
     return folders.check_free(MODEL, folder, overwrite)
 
 
@@ -135,7 +130,6 @@ def check_classes(model: nn.Module, classes: Sequence[str]) -> None:
 
 
 def _checksum(factory: str) -> str:
-    """The SHA-256 of the file of `FILE.py:FUNCTION`."""
     if not is_function(factory):
         raise TpsgdError(f"factory must be 'FILE.py:FUNCTION', got {factory!r}")
     file = Path(factory.rpartition(":")[0]).expanduser()
@@ -145,7 +139,6 @@ def _checksum(factory: str) -> str:
 
 
 def _model(folder: Path, description: Any, factory: str | None) -> nn.Module:
-    """The model that was described, or that the user's function makes."""
     if "factory" not in description:
         if factory is not None:
             raise TpsgdError(f"the model in {folder} needs no file: leave {factory} out")
@@ -183,7 +176,3 @@ def _class_names(classes: Any) -> list[str]:
     if not is_list or len(set(classes)) < len(classes):
         raise TpsgdError("classes must be a list of different names, in the order of the outputs")
     return list(classes)
-
-
-def _names(names: Iterable[str]) -> str:
-    return shortened(", ".join(sorted(map(repr, names))))

@@ -9,11 +9,11 @@ from torch import nn
 from tpsgd.engine.extension import Extension
 from tpsgd.engine.record import Recorder, Run
 from tpsgd.engine.settings import Settings
-from tpsgd.features.run_identity import check_same_on_ranks, identity
+from tpsgd.features.run_identity import identity
 from tpsgd.saved.checkpoint import Checkpoint
 from tpsgd.train import Net
 from tpsgd_parallel.on_rank import Agreed, Position, RankCheckpoint
-from tpsgd_parallel.ranks import Ranks, check_gpus, joined, local_device
+from tpsgd_parallel.ranks import Ranks, check_gpus, check_same_on_ranks, joined, local_device
 
 
 class Parallel(Extension):

@@ -7,7 +7,7 @@ them is; torch.distributed carries the tensors, with gloo between CPUs and with 
 import atexit
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tpsgd.cli.torchrun import ENVIRONMENT, under_torchrun
 from tpsgd.common.errors import TpsgdError
-from tpsgd.features.run_identity import unlike
+from tpsgd.features.run_identity import IN_WORDS, differing, where_they_differ
 from tpsgd_parallel.failures import Watch
 
 ALONE = (
@@ -71,6 +71,30 @@ class Ranks:
         for number, other in enumerate(values):
             if other != values[0]:
                 raise unlike(name, values[0], number, other)
+
+
+def check_same_on_ranks(identities: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse ranks with different settings, models or data: they would wait for one another.
+
+    Examples:
+        >>> check_same_on_ranks([{"epochs": [2]}, {"epochs": [3]}])
+        Traceback (most recent call last):
+        ...
+        tpsgd.TpsgdError: every rank must have the same epochs: rank 0 has 2, rank 1 has 3
+    """
+    for rank, identity in enumerate(identities):
+        for name in differing(identities[0], identity):
+            first, other = where_they_differ(identities[0].get(name), identity.get(name))
+            words = IN_WORDS.get(name, name)
+            noun = "" if words == name else f"{name.partition(' (')[0]} "
+            raise unlike(words, noun + first, rank, noun + other)
+
+
+def unlike(name: str, first: Any, rank: int, other: Any) -> TpsgdError:
+    """What refuses a rank that differs from rank 0."""
+    return TpsgdError(
+        f"every rank must have the same {name}: rank 0 has {first}, rank {rank} has {other}"
+    )
 
 
 _joined: list[Ranks] = []  # the job that this process is in
