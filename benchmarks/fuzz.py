@@ -363,8 +363,7 @@ def changed_folder(rng: random.Random, seed: Path, folder: Path) -> Path:
         description = changed_json(rng, description)
     elif kind >= 0.3:
         description["state"] = changed_state(rng, description["state"])
-    description[saved_folder.SEAL] = saved_folder._seal(description)
-    text = json.dumps(description).encode()
+    text = saved_folder.sealed(description, indent=1)
     if kind > 0.9:
         text = changed_bytes(rng, text)
     (target / f"{kind_of_folder}.json").write_bytes(text)

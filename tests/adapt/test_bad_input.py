@@ -84,7 +84,7 @@ def test_a_saved_description_that_makes_no_sense_is_refused(spoil, tmp_path):
     config = json.loads(file.read_text())
     del config["sha256"]
     spoil(config)
-    file.write_text(json.dumps(config | {"sha256": folder._seal(config)}))
+    file.write_bytes(folder.sealed(config, indent=1))
     with pytest.raises(TpsgdError, match=r"not whole|of shape|width must|scaled by|weights"):
         adapt.load(tmp_path, Backbone(net(), {"t": "1"}))
 

@@ -129,7 +129,7 @@ def test_resume_begins_where_there_is_no_checkpoint_and_ends_where_it_is_finishe
     ("words", "message"),
     [
         (("--resume",), "--resume goes on from a checkpoint: add --checkpoint FOLDER"),
-        (("--checkpoint", "run", "--epochs", "1", "--resume"), "--epochs) must be 2 or more"),
+        (("--checkpoint", "run", "--epochs", "1", "--resume"), "go on with --epochs 2"),
         (("--checkpoint", "run"), "run holds a checkpoint (finished): go on from it with"),
         (("--checkpoint", "net.py"), "cannot write to net.py"),
         (("--checkpoint", "new", "--rule", "zorb"), "zorb has no checkpoints"),

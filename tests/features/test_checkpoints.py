@@ -342,7 +342,7 @@ def test_a_block_that_had_stopped_early_goes_on_only_if_its_inputs_change(tmp_pa
 
 
 OTHERS = {
-    "epochs": (plain, POINTS, {"epochs": 4}, r"began with 166 epochs, not 4: .*--epochs 166\);"),
+    "epochs": (plain, POINTS, {"epochs": 4}, r"began with 166 epochs, not 4: .*--epochs 166; once"),
     "rate": (plain, POINTS, {"lr": 0.1}, "its lr was not set, and now it is 0.1"),
     "rule": (
         plain, POINTS, {"rule": rules.drtp()}, "its rule was readout-learned, and now it is drtp",
@@ -379,9 +379,13 @@ def test_a_checkpoint_of_another_run_is_refused(name: str, tmp_path: Path, monke
 @pytest.mark.parametrize(
     ("epochs", "settings", "message"),
     [
-        (1, {}, r"has 2 epochs already: epochs \(--epochs\) must be 2 or more, not 1$"),
-        ([2, 1, 1], {}, r"2 epochs already: .* must be 2 or more, not \[2, 1, 1\]$"),
-        (3, {"lr_schedule": tpsgd.one_cycle()}, r"rate for 2 epochs, not 3: .* \(--epochs 2\), or"),
+        (1, {}, r"2 epochs, not 1: go on with --epochs 2; once it has finished it takes more"),
+        ([2, 1, 1], {}, r"2 epochs, not \[2, 1, 1\]: go on with --epochs 2; "),
+        (
+            3,
+            {"lr_schedule": tpsgd.one_cycle()},
+            r"2 epochs, not 3: .* an lr_schedule",
+        ),
     ],
 )
 def test_other_epochs_of_a_finished_run_are_refused_with_those_it_takes(

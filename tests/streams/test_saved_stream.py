@@ -86,7 +86,7 @@ def forge(folder, change, tensors=lambda t: t):
     (folder / f"stream-{description['weights_sha256'][:16]}.safetensors").write_bytes(content)
     change(description["stream"]["settings"], description["stream"]["state"])
     del description["sha256"]
-    file.write_text(json.dumps(description | {"sha256": folders._seal(description)}))
+    file.write_bytes(folders.sealed(description, indent=1))
 
 
 def shorter(word):

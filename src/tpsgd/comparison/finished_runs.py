@@ -8,7 +8,7 @@ from typing import Any
 from tpsgd.common.errors import TpsgdError, shortened
 from tpsgd.features.run_identity import check_same_run
 from tpsgd.saved.checkpoint import Checkpoint, readable, refuse_to_replace
-from tpsgd.saved.json_lines import JsonLines
+from tpsgd.saved.folder import JsonLines
 
 FAILURES = (TpsgdError, RuntimeError, MemoryError)  # of an arm: a GPU without memory left, say
 TRIALS, COMPARISON = "trials.jsonl", "comparison.jsonl"

@@ -60,9 +60,7 @@ class Trained:
         samples, scaling = as_inputs(x), self.inputs.get("scaling") or {}
         if scaling.get("method") == "bytes":
             if samples.dtype is not torch.uint8:
-                raise TpsgdError(
-                    "the model was trained on bytes (uint8), divided by 255: pass them"
-                )
+                raise TpsgdError("the model was trained on bytes (uint8), over 255: pass bytes")
             return as_pixels(samples, samples.to(samples.device, torch.float32))
         new = as_trained(samples, self.inputs)
         return new if isinstance(new, Padded) else torch.as_tensor(new)
@@ -158,17 +156,13 @@ def _probabilities(outputs: Tensor, model: nn.Module, run: Run) -> Tensor:
     if isinstance(last, nn.Softmax):
         return outputs
     if loss == "bce" or outputs.shape[1] == 1 or isinstance(last, nn.Sigmoid):
-        yes = _yes(outputs, solved, isinstance(last, nn.Sigmoid))
+        if isinstance(last, nn.Sigmoid):
+            yes = outputs
+        else:  # solvers aim at 1 for yes and at -1 for no
+            yes = ((outputs + 1) / 2).clamp(0, 1) if solved else outputs.sigmoid()
         return yes if outputs.shape[1] > 1 else torch.cat([1 - yes, yes], 1)
     if loss == "mse" or solved:
         positive = outputs.clamp(min=0)
         total = positive.sum(1, keepdim=True)
         return torch.where(total > 0, positive / total.clamp(min=1e-12), outputs.softmax(1))
     return outputs.softmax(1)
-
-
-def _yes(outputs: Tensor, solved: bool, squashed: bool) -> Tensor:
-    """The probability of a yes in each output; solvers aim at 1 for yes and at -1 for no."""
-    if squashed:
-        return outputs
-    return ((outputs + 1) / 2).clamp(0, 1) if solved else outputs.sigmoid()

@@ -6,41 +6,45 @@ replaced, frozen, converted or got hooks are refused; memory that was replaced i
 change of a block that has learned already is refused if later blocks learn from its kept outputs.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
 from tpsgd.common.errors import TpsgdError
+from tpsgd.engine.extension import Extension
 from tpsgd.engine.sources.batches import depth
 from tpsgd.features.run_identity import checksum_of
 from tpsgd.nets.blocks import hooked
 from tpsgd.train import EpochEnd, Learner, Net, Observer
 
 
-class Changes(Observer):
-    """Follows or refuses what callbacks did to a model."""
+class Changes(Extension, Observer):
+    """Follows or refuses what callbacks do to a model."""
 
-    def __init__(self, model: nn.Module, net: Net) -> None:
-        self.model, self.net = model, net
-        self.structure, self.memory = _structure(model), _memory(model)
+    @contextmanager
+    def around(self, net: Net) -> Iterator[None]:
+        """Observe the run right after its recorder, which calls the callbacks."""
+        self.net, (self.model, *_) = net, net.models
+        self.structure, self.memory = _structure(self.model), _memory(self.model)
         self.frozen: dict[Any, str] = {}  # checksums of blocks before those that learn
+        net.observers.insert(1, self)
+        yield
 
     def stage(self, learners: Any, learning: bool = True) -> None:
-        """Note the numbers of the blocks that have learned already."""
         if learning:
             earlier = self.net.learners[: self.net.learners.index(learners[0])]
             self.frozen = {x: _checksum(x.block) for x in earlier}
 
     def epoch(self, end: EpochEnd) -> set[Learner]:
-        """Compare the model with what it was before the callbacks."""
         structure, memory = _structure(self.model), _memory(self.model)
         if structure != self.structure:
-            pairs = structure.items() ^ self.structure.items()
-            names = sorted({name for name, _ in pairs})
+            name = min(name for name, _ in structure.items() ^ self.structure.items())
             raise TpsgdError(
-                f"a callback replaced, froze or converted {names[0]} of the model, or gave it a "
-                "hook: in mid-run only numbers can change, in place or by load_state_dict(...)"
+                f"a callback replaced, froze or converted {name} of the model, or gave it a hook: "
+                "in mid-run only numbers can change, in place or by load_state_dict(...)"
             )
         if memory != self.memory:
             self.memory = memory
@@ -58,7 +62,7 @@ class Changes(Observer):
 
 
 def _structure(model: nn.Module) -> dict[str, Any]:
-    """The modules and parameters of a model by name, and what must stay as it is."""
+    """The modules and parameters of a model by name, with their properties that must not change."""
     modules = {f"module {k!r}": (id(m), type(m), hooked(m)) for k, m in model.named_modules()}
     parameters = {
         f"parameter {k!r}": (id(p), p.dtype, p.device, p.requires_grad)

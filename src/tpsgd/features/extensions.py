@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
 from tpsgd.common.errors import TpsgdError
@@ -13,46 +13,36 @@ from tpsgd.engine.record import Progress, Run
 from tpsgd.engine.settings import LOW, Settings
 from tpsgd.engine.sources.batches import stored_samples
 from tpsgd.engine.spec import RunRequest
+from tpsgd.features import likely_mistakes
 from tpsgd.features.changes import Changes
-from tpsgd.features.checkpoints import keep_checkpoints
+from tpsgd.features.checkpoints import Checkpoints
 from tpsgd.features.last_good import LastGoodWeights
-from tpsgd.features.likely_mistakes import (
-    hint_for,
-    refuse_broken_weights,
-    warn_of_bytes,
-    warn_of_link,
-)
 from tpsgd.features.memory_choice import memory_choice
 from tpsgd.features.progress_bar import bar_unless
 from tpsgd.memory.budget import within_budget
 from tpsgd.memory.meter import Meter, tensor_bytes
-from tpsgd.saved.checkpoint import Checkpoint
 from tpsgd.train import Net
 
 
 def features_of(settings: Settings) -> list[Extension]:
     """The extensions of a run; observers come before the meter, which pauses while they work."""
-    warned = Warned()
-    extensions: list[Extension] = [warned, LastGoodKept()]
-    if settings.memory.budget is not None:
-        extensions.append(Budget())
-    if settings.callbacks and settings.parallel is None:
-        extensions.append(FollowedChanges())
-    extensions.append(ProgressShown())
-    if settings.memory.measure:
-        extensions.append(Measured())
-    if settings.parallel is not None:
-        extensions.append(settings.parallel)
-    if settings.checkpoint is not None:
-        extensions.append(Checkpointed(settings.memory.budget is None))
-    return [*extensions, Explained(settings, warned)]
+    chosen = {
+        LastGoodWeights(): True,
+        Budget(): settings.memory.budget is not None,
+        Changes(): settings.callbacks and settings.parallel is None,
+        ProgressShown(): True,
+        Measured(): settings.memory.measure,
+        settings.parallel: settings.parallel is not None,
+        Explained(settings): True,
+        Checkpoints(settings.memory.budget is None): settings.checkpoint is not None,
+    }
+    return [extension for extension, wanted in chosen.items() if extension and wanted]
 
 
 class Budget(Extension):
     """Other memory settings, chosen by the plan, that keep a run within its budget."""
 
     def prepare(self, request: RunRequest) -> RunRequest:
-        """The request with the settings that fit; an error names the smallest feasible budget."""
         if not request.local:
             raise TpsgdError(
                 "backprop takes no memory budget, because it cannot train block by block: leave it "
@@ -62,34 +52,11 @@ class Budget(Extension):
         return replace(request, settings=within_budget(*arguments))
 
 
-class LastGoodKept(Extension):
-    """Weights that a model goes back to when its loss breaks."""
-
-    @contextmanager
-    def around(self, net: Net) -> Iterator[None]:
-        """Keep them after every epoch."""
-        with LastGoodWeights() as last_good:
-            net.observers.append(last_good)
-            net.recorder.restore = last_good.restore
-            yield
-
-
-class FollowedChanges(Extension):
-    """Follows or refuses what callbacks do to the model."""
-
-    @contextmanager
-    def around(self, net: Net) -> Iterator[None]:
-        """Compare the model with what it was, right after the callbacks."""
-        net.observers.insert(1, Changes(net.models[0], net))
-        yield
-
-
 class ProgressShown(Extension):
-    """The caller's progress function, or a bar on a terminal."""
+    """The caller's progress function, or a bar on a terminal, told every few batches."""
 
     @contextmanager
     def around(self, net: Net) -> Iterator[None]:
-        """Call it every few batches."""
         with bar_unless(net.spec.settings.progress) as progress:
             if progress is not None:
                 net.observers.append(Progress(progress, net.learners, net.source.samples))
@@ -97,17 +64,14 @@ class ProgressShown(Extension):
 
 
 class Measured(Extension):
-    """The memory of a run, in its records."""
+    """The memory of a run, in its records; that of the other observers is not counted."""
 
-    @contextmanager
-    def around(self, net: Net) -> Iterator[None]:
-        """Count while the net is trained; the other observers are not counted."""
+    def around(self, net: Net) -> AbstractContextManager[None]:
         net.measured = Meter(net.source.form.device)
         net.observers = net.measured.around(net.observers)
-        yield
+        return super().around(net)
 
     def finish(self, net: Net, runs: list[Run]) -> list[Run]:
-        """Write the peak and the kept inputs into the records."""
         copies = [p for x in net.learners for p in x.params.values()] if len(runs) > 1 else []
         stacked = sum(p.nbytes for p in copies)  # of the parameters, made before the meter started
         for run in runs:
@@ -116,63 +80,30 @@ class Measured(Extension):
         return runs
 
 
-class Checkpointed(Extension):
-    """The state of a run in a folder, from which a later run goes on.
-
-    `keeps_ended`: with the state of blocks that have learned already.
-    """
-
-    def __init__(self, keeps_ended: bool) -> None:
-        self.keeps_ended = keeps_ended
-
-    @contextmanager
-    def around(self, net: Net) -> Iterator[None]:
-        """Write it after epochs."""
-        settings, meter = net.spec.settings, meter_of(net)
-        assert isinstance(settings.checkpoint, Checkpoint)
-        arguments = settings.checkpoint, net, net.models, net.recorder, meter, settings.callbacks
-        with keep_checkpoints(*arguments, self.keeps_ended):
-            yield
-
-
-class Warned(Extension):
-    """Errors and warnings of likely mistakes in the model or the data."""
-
-    @contextmanager
-    def around(self, net: Net) -> Iterator[None]:
-        """Look for them before the run; `samples` are those of the data."""
-        refuse_broken_weights(net.models)
-        warn_of_link(net.spec)
-        warn_of_bytes(net.source)
-        self.samples = stored_samples(net.source)
-        yield
-
-
 class Explained(Extension):
-    """Sentences in the records: how long a run was, how it saved memory, why it has not learned.
+    """Likely mistakes before a run; then sentences in its records on length, memory and learning.
 
     `asked` are the settings before the data and the budget decided some of them.
     """
 
-    def __init__(self, asked: Settings, warned: Warned) -> None:
-        self.asked, self.warned = asked, warned
+    def __init__(self, asked: Settings) -> None:
+        self.asked = asked
+
+    def around(self, net: Net) -> AbstractContextManager[None]:
+        likely_mistakes.refuse_broken_weights(net.models)
+        likely_mistakes.warn_of_link(net.spec)
+        likely_mistakes.warn_of_bytes(net.source)
+        return super().around(net)
 
     def finish(self, net: Net, runs: list[Run]) -> list[Run]:
-        """Write them."""
-        samples, spec, budget = self.warned.samples, net.spec, self.asked.memory.budget
+        samples, budget = stored_samples(net.source), self.asked.memory.budget
         for run, model in zip(runs, net.models, strict=True):
             run.settings["memory_budget"] = budget
-            run.hint = hint_for(run, samples, spec)
+            run.hint = likely_mistakes.hint_for(run, samples, net.spec)
             run.length = length_in_words(self.asked, run, samples)
-            arguments = run, model, net, spec, spec.settings, meter_of(net)
-            run.memory, run.backprop = memory_choice(*arguments)
+            run.memory, run.backprop = memory_choice(run, model, net)
         total = runs[0].total_bytes
         if budget not in (None, LOW) and total > as_bytes(budget):
             text = f"training took {size(total)}, more than the budget of"
             warnings.warn(f"{text} {size(as_bytes(budget))}", stacklevel=5)
         return runs
-
-
-def meter_of(net: Net) -> Meter | None:
-    """The meter of a net, if its memory is measured."""
-    return net.measured if isinstance(net.measured, Meter) else None

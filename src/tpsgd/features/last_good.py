@@ -1,4 +1,4 @@
-"""The last good weights: what a model goes back to when a loss breaks.
+"""The last good weights: those that a model goes back to when a loss breaks.
 
 A finite loss says that an epoch, or a step of a stream, began with good weights: its last update
 may still have broken them. So there are two copies, of which the older one is certainly good.
@@ -7,23 +7,25 @@ may still have broken them. So there are two copies, of which the older one is c
 import math
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tpsgd.engine.extension import Extension
 from tpsgd.engine.learners.learner import validate
 from tpsgd.engine.sources.batches import DerivedSource
 from tpsgd.features.run_identity import bytes_of
-from tpsgd.train import EpochEnd, Learner, Observer
+from tpsgd.train import EpochEnd, Learner, Net, Observer
 
 IN_MEMORY = 1 << 20  # bytes; more are written into a temporary file
 MOST = 64 << 20  # bytes; of more there is no copy, which would slow training down
 
 
 class LastGood:
-    """The latest two copies of tensors, each with a label and other state; the newest last.
+    """The latest two copies of tensors, each with a state that belongs to them; the newest last.
 
     Args:
         in_files: the copies are temporary files without names, so that the memory of training does
@@ -32,89 +34,85 @@ class LastGood:
 
     def __init__(self, in_files: bool = False) -> None:
         self.in_files = in_files
-        self.copies: list[tuple[Any, Any, Any]] = []  # label, values of the tensors, state
+        self.copies: list[tuple[Any, Any]] = []  # values of the tensors, state
 
-    def keep(self, label: Any, tensors: Sequence[Tensor], state: Any = None) -> None:
-        """Copy tensors and a state, in place of the older copy."""
+    def keep(self, tensors: Sequence[Tensor], state: Any = None) -> None:
         self.drop(slice(0, -1))
         if sum(t.nbytes for t in (*tensors, *tensors_in(state))) > MOST:
             self.drop()
+        elif not self.in_files:
+            self.copies.append((copied(list(tensors)), copied(state)))
         else:
-            values = _written(tensors) if self.in_files else copied(list(tensors))
-            self.copies.append((label, values, copied(state)))
+            try:
+                file = tempfile.SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115
+                for tensor in tensors:
+                    file.write(bytes_of(tensor))
+            except OSError:  # a temporary folder that is full does not end the training
+                return
+            self.copies.append((file, copied(state)))
 
     @torch.no_grad()
-    def restore(self, number: int, tensors: Sequence[Tensor]) -> tuple[Any, Any]:
-        """Put the values of a copy back into the tensors; its label and its state."""
-        label, values, state = self.copies[number]
-        values = _read(values, tensors) if self.in_files else values
-        for tensor, value in zip(tensors, values, strict=True):
+    def restore(self, number: int, tensors: Sequence[Tensor]) -> Any:
+        """Put the values of a copy back into the tensors; its state."""
+        values, state = self.copies[number]
+        for tensor, value in zip(tensors, _read(values, tensors), strict=True):
             tensor.copy_(value)
-        return label, state
+        return state
 
     def drop(self, which: slice = slice(None)) -> None:
         """Remove copies: all of them, if the tensors have other shapes now."""
-        for _, values, _ in self.copies[which] if self.in_files else ():
+        for values, _ in self.copies[which] if self.in_files else ():
             values.close()
         del self.copies[which]
 
 
-class LastGoodWeights(Observer):
+class LastGoodWeights(Extension, Observer):
     """Keeps the weights of the blocks that learn, as they were after their last two epochs.
 
-    They are written once an epoch, when the device has to be waited for anyway. Use it as a context
-    manager.
+    They are written once an epoch, when the device has to be waited for anyway.
     """
 
     def __init__(self) -> None:
         self._tensors: list[Tensor] = []
         self._last_good = LastGood(in_files=True)
 
-    def __enter__(self) -> "LastGoodWeights":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._last_good.drop()
+    @contextmanager
+    def around(self, net: Net) -> Iterator[None]:
+        net.observers.append(self)
+        net.recorder.restore = self.restore
+        try:
+            yield
+        finally:
+            self._last_good.drop()
 
     def stage(self, learners: Sequence[Learner], learning: bool = True) -> None:
-        """Keep the weights that these blocks begin with."""
         if learning:
             modules = [m for x in learners if x.epochs for m in x.block.modules]
             tensors = [t for m in modules for t in (*m.parameters(), *m.buffers())]
             self._tensors = list({id(t): t for t in tensors}.values())
             self._last_good.drop()
-            self._keep(0)
+            self._last_good.keep(self._tensors, 0)
 
     def epoch(self, end: EpochEnd) -> set[Learner]:
         """Keep the weights after an epoch whose loss was finite, unless it was the last one."""
         if end.number + 1 < max(learner.epochs for learner in end.learners):
-            self._keep(end.number + 1)
+            self._last_good.keep(self._tensors, end.number + 1)
         return set()
 
     def restore(self, end: EpochEnd) -> str:
         """Put the newest weights back that give a finite loss; says in words which they are."""
         words = "its weights are lost (a checkpoint, checkpoint=FOLDER, keeps them)"
         for number in reversed(range(len(self._last_good.copies))):
-            epoch, _ = self._last_good.restore(number, self._tensors)
+            epoch = self._last_good.restore(number, self._tensors)
             when = f"after epoch {epoch}" if epoch else "before training"
             words = f"its weights are those {when}"
             if gives_numbers(end):
                 break
         return words
 
-    def _keep(self, epoch: int) -> None:
-        """Write the weights; a temporary folder that is full does not end the training."""
-        try:
-            self._last_good.keep(epoch, self._tensors)
-        except OSError:
-            return
-
 
 class _FirstBatch(DerivedSource):
-    """A source with one batch."""
-
     def batches(self, block: int = 0, epoch: int | None = None) -> Iterator[Any]:
-        """The first batch of the other source."""
         yield from islice(self.source.batches(block, epoch), 1)
 
 
@@ -146,22 +144,13 @@ def copied(value: Any) -> Any:
     return type(value)(map(copied, value)) if type(value) in (list, tuple) else value
 
 
-def _written(tensors: Sequence[Tensor]) -> Any:
-    """A temporary file with the numbers of tensors."""
-    file = tempfile.SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115
-    try:
-        for tensor in tensors:
-            file.write(bytes_of(tensor))
-    except OSError:
-        file.close()
-        raise
-    return file
-
-
-def _read(file: Any, tensors: Sequence[Tensor]) -> Iterator[Tensor]:
-    """The values of tensors like these."""
-    file.seek(0)
+def _read(values: Any, tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+    """The values of a copy, in a list or a file, in the shapes of the tensors."""
+    if isinstance(values, list):
+        yield from values
+        return
+    values.seek(0)
     for tensor in tensors:
-        content = bytearray(file.read(tensor.nbytes))
-        values = torch.frombuffer(content, dtype=tensor.dtype) if content else torch.empty(0)
-        yield values.view(tensor.shape)
+        content = bytearray(values.read(tensor.nbytes))
+        numbers = torch.frombuffer(content, dtype=tensor.dtype) if content else torch.empty(0)
+        yield numbers.view(tensor.shape)

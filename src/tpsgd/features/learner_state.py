@@ -1,4 +1,4 @@
-"""What a checkpoint has of a learner, and of random numbers.
+"""The state of a learner in a checkpoint, and of random numbers.
 
 Orders of samples, class codes and augmentation are functions of the seed, the block and the epoch
 (`maths/random.py`). What is left is the state of torch's generators, which dropout, a `DataLoader`
@@ -17,13 +17,7 @@ from tpsgd.common.errors import TpsgdError
 from tpsgd.engine.sources.batches import stored_samples
 from tpsgd.engine.sources.loaders import LoaderSource
 from tpsgd.saved.checkpoint import pack, unpack
-from tpsgd.saved.expected import (
-    OF_DEVICE,
-    check_counter,
-    check_number,
-    check_tensor,
-    checked_state,
-)
+from tpsgd.saved.expected import OF_DEVICE, check_count, check_counter, check_tensor, checked_state
 from tpsgd.train import Net
 
 Generators = Iterable[tuple[str, torch.Generator]]
@@ -32,19 +26,17 @@ Generators = Iterable[tuple[str, torch.Generator]]
 def state_of(learner: Any) -> dict[str, Any]:
     """A learner between two epochs; one that has stopped has no optimizer and no codes."""
     updater = learner.updater
+    rates, optimizer = updater.batch_rates, updater.optimizer
+    # torch's decorator of `state_dict` loads its compiler (seconds) when it is first called
+    state = None if optimizer is None else unwrap(type(optimizer).state_dict)(optimizer)
     return {
         "learning": learner.learning,
         "mean_square": learner.mean_square,
         "penalty": getattr(updater, "penalty", None),
         "tensors": [t if isinstance(t, Tensor) else None for t in learner.tensors],
-        "optimizer": None if updater.optimizer is None else _state_dict(updater.optimizer),
-        "batches": None if updater.batch_rates is None else updater.batch_rates.step,
+        "optimizer": state,
+        "batches": None if rates is None else rates.step,
     }
-
-
-def _state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Without torch's decorator, which loads its compiler (seconds) when it is first called."""
-    return unwrap(type(optimizer).state_dict)(optimizer)
 
 
 def ended_state(learner: Any) -> dict[str, Any] | None:
@@ -60,13 +52,7 @@ def ended_state(learner: Any) -> dict[str, Any] | None:
     return unpack(state, {name: t.detach().cpu() for name, t in tensors.items()})
 
 
-def set_batches(learner: Any, saved: dict[str, Any]) -> None:
-    """Put a learning rate that changes with every batch where it was."""
-    if saved["batches"] is not None:
-        rates = learner.updater.batch_rates
-        rates.step = check_number("batches", saved["batches"], least=0, whole=True)
-
-
+@torch.no_grad()
 def restore(learner: Any, saved: dict[str, Any], epochs: int) -> None:
     """A learner as it was, after it has been started anew; its weights are in place already."""
     device = next(iter(learner.params.values()), torch.empty(0)).device
@@ -77,35 +63,28 @@ def restore(learner: Any, saved: dict[str, Any], epochs: int) -> None:
         if learner.learning:
             learner.stop()
         return
-    if not 0 <= check_number("epoch", epochs, whole=True) < learner.epochs:
+    if not check_count("epoch", epochs) < learner.epochs:
         raise ValueError(f"epoch {epochs} of {learner.epochs} cannot be followed by another")
-    with torch.no_grad():
-        for tensor, value in zip(learner.tensors, saved["tensors"], strict=True):
-            if isinstance(tensor, Tensor):
-                tensor.copy_(check_tensor("class codes", value, tensor))
-        updater = learner.updater
-        if updater.optimizer is not None:
-            if updater.scheduler is not None:
-                _advance(updater, epochs - 1)  # the next epoch steps it once more
-            restore_optimizer(updater.optimizer, saved["optimizer"])
-
-
-def _advance(updater: Any, epochs: int) -> None:
-    """Step a schedule of learning rates; torch warns that its optimizer has not stepped."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for _ in range(epochs):
-            updater.scheduler.step()
-            updater.scheduled += 1
+    for tensor, value in zip(learner.tensors, saved["tensors"], strict=True):
+        if isinstance(tensor, Tensor):
+            tensor.copy_(check_tensor("class codes", value, tensor))
+    updater = learner.updater
+    if updater.optimizer is not None:
+        if updater.scheduler is not None:
+            with warnings.catch_warnings():  # torch says that the optimizer has not stepped
+                warnings.simplefilter("ignore")
+                for _ in range(epochs - 1):  # the next epoch steps it once more
+                    updater.scheduler.step()
+                    updater.scheduled += 1
+        restore_optimizer(updater.optimizer, saved["optimizer"])
 
 
 def restore_optimizer(optimizer: Any, saved: dict[str, Any]) -> None:
     """Write a state dict that fits into an optimizer's groups, which others refer to."""
     states = checked_state(optimizer, saved)
     for group, before in zip(optimizer.param_groups, saved["param_groups"], strict=True):
-        for name, value in before.items():
-            if name in OF_DEVICE:
-                continue
+        for name in before.keys() - set(OF_DEVICE):
+            value = before[name]
             if isinstance(group.get(name), Tensor):
                 group[name].copy_(torch.as_tensor(value))
             else:
@@ -146,7 +125,7 @@ def set_random(
 
 
 def loader_generators(net: Net) -> Generators:
-    """The generators that loaders have for themselves."""
+    """The generators of data loaders, of their samplers and of their batch samplers."""
     for name, source in (("data", net.source), ("validation", net.validation)):
         stored = None if source is None else stored_samples(source)
         if not isinstance(stored, LoaderSource):

@@ -67,7 +67,7 @@ def warn_of_link(spec: RunSpec) -> None:
         advice += f", or use loss=tpsgd.{other.name}" if other is not loss else ""
         warnings.warn(
             f"the model ends in nn.{link.__name__}, but {loss.name} {reason}: {advice}",
-            stacklevel=4,
+            stacklevel=6,
         )
 
 
@@ -81,7 +81,7 @@ def warn_of_bytes(source: Source) -> None:
         warnings.warn(
             "x is of bytes (uint8), which are taken as pixels and divided by 255, but has none "
             "above 1: give x as bool or float if it holds yes and no",
-            stacklevel=4,
+            stacklevel=6,
         )
 
 

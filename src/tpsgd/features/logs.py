@@ -10,35 +10,27 @@ import math
 import os
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 from tpsgd.common.errors import TpsgdError
 from tpsgd.common.files import write_whole
 from tpsgd.common.output import check_new
 from tpsgd.engine.record import Epoch
 
-FIGURES = ("loss", "accuracy", "val_loss", "val_accuracy")
+HEADER = ",".join(field.name for field in fields(Epoch)) + "\n"
 
 
 class FileLog:
     """A log in a text file: a line per block and epoch, in the file as soon as it is known.
 
     A disk that is full does not end the training: there is one warning, and the `error` is kept.
-
-    Lines begin with block and epoch, and have commas between their values.
     """
 
     def __init__(
-        self,
-        file: str | Path,
-        append: bool,
-        overwrite: bool,
-        line: Callable[[dict[str, Any]], str],
-        header: str = "",
+        self, file: str | Path, *, append: bool = False, overwrite: bool = False, json: bool = False
     ) -> None:
-        self.path, self.line = Path(file).expanduser(), line
+        self.path, self.line = Path(file).expanduser(), _json_line if json else _row
         self.error: OSError | None = None
         self._before: list[Epoch] | None = None  # a resumed run: the epochs of its record
         if not append:
@@ -48,27 +40,23 @@ class FileLog:
                 content = self.path.read_bytes()
                 os.truncate(self.path, content.rfind(b"\n") + 1)  # a kill may cut a line off
             with self.path.open("a" if append else "w", encoding="utf-8") as stream:
-                stream.write("" if stream.tell() else header)
+                stream.write("" if json or stream.tell() else HEADER)
         except OSError as error:
             reason = error.strerror or error
             raise TpsgdError(f"cannot write the log {file} ({reason})") from error
 
     def __call__(self, epoch: Epoch) -> None:
-        """Add a line."""
         if self.error is not None:
             return
         try:
             if self._before is not None:
                 self._drop_from(epoch, self._before)
             with self.path.open("a", encoding="utf-8", newline="") as stream:
-                stream.write(self.line(asdict(epoch)))
+                stream.write(self.line(epoch))
         except OSError as error:
             self.error = OSError(error.errno, error.strerror, str(self.path))
-            warnings.warn(
-                f"the log {self.path} is not written any further ({error.strerror}); training goes "
-                "on",
-                stacklevel=2,
-            )
+            problem = f"the log {self.path} is not written any further ({error.strerror})"
+            warnings.warn(f"{problem}; training goes on", stacklevel=2)
 
     def resumed(self, history: list[Epoch]) -> None:
         """The run goes on from a checkpoint with these epochs; lines of later ones are replaced."""
@@ -78,9 +66,9 @@ class FileLog:
         """Drop what the interrupted run wrote about this epoch and those after it."""
         self._before = None
         lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
-        block_and_epoch = self.line(asdict(epoch)).split(",")[:2]
+        block_and_epoch = self.line(epoch).split(",")[:2]
         same = [i for i, line in enumerate(lines) if line.split(",")[:2] == block_and_epoch]
-        if same and (not before or lines[same[-1] - 1] == self.line(asdict(before[-1]))):
+        if same and (not before or lines[same[-1] - 1] == self.line(before[-1])):
             write_whole(self.path, "".join(lines[: same[-1]]).encode())
 
 
@@ -104,31 +92,23 @@ def csv(file: str | Path, *, append: bool = False, overwrite: bool = False) -> F
         >>> lines[0], len(lines)
         ('block,epoch,loss,accuracy,val_loss,val_accuracy,seconds', 3)
     """
-    names = [field.name for field in fields(Epoch)]
-    return FileLog(file, append, overwrite, _row, ",".join(names) + "\n")
+    return FileLog(file, append=append, overwrite=overwrite)
 
 
 def json_lines(file: str | Path, *, append: bool = False, overwrite: bool = False) -> FileLog:
     """A callback of `fit` that writes a JSON object per block and epoch, each on its line.
 
-    Args:
-        file: the file; one that exists is refused.
-        append: add to a file that exists, for a run that is continued. If it goes on from a
-            checkpoint, the lines of epochs that are trained again are replaced.
-        overwrite: replace a file that exists.
+    The arguments are those of `csv`.
     """
-    return FileLog(file, append, overwrite, _json_line)
-
-
-BY_SUFFIX = {".csv": csv, ".jsonl": json_lines}
+    return FileLog(file, append=append, overwrite=overwrite, json=True)
 
 
 def file(file: str | Path, *, append: bool = False, overwrite: bool = False) -> FileLog:
     """`csv` or `json_lines`, by the file's name: FILE.csv or FILE.jsonl."""
-    make = BY_SUFFIX.get(Path(file).suffix.lower())
-    if make is None:
+    suffix = Path(file).suffix.lower()
+    if suffix not in (".csv", ".jsonl"):
         raise TpsgdError(f"a log is FILE.csv or FILE.jsonl, not {str(file)!r}")
-    return make(file, append=append, overwrite=overwrite)
+    return FileLog(file, append=append, overwrite=overwrite, json=suffix == ".jsonl")
 
 
 def tensorboard(folder: str | Path) -> Callable[[Epoch], None]:
@@ -169,18 +149,15 @@ def mlflow() -> Callable[[Epoch], None]:
 
 
 def _figures(epoch: Epoch) -> dict[str, float]:
-    """The figures of an epoch that are known."""
-    values = {name: getattr(epoch, name) for name in FIGURES}
-    return {name: value for name, value in values.items() if value is not None}
+    names = ("loss", "accuracy", "val_loss", "val_accuracy")
+    return {name: value for name in names if (value := getattr(epoch, name)) is not None}
 
 
-def _row(values: dict[str, Any]) -> str:
-    """A row of a table; an unknown value is empty."""
-    return ",".join("" if value is None else str(value) for value in values.values()) + "\n"
+def _row(epoch: Epoch) -> str:
+    return ",".join("" if value is None else str(value) for value in vars(epoch).values()) + "\n"
 
 
-def _json_line(values: dict[str, Any]) -> str:
+def _json_line(epoch: Epoch) -> str:
     """A JSON object; NaN and infinity are null."""
-    finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v
-              for k, v in values.items()}  # fmt: skip
-    return json.dumps(finite) + "\n"
+    values = {k: v if v is None or math.isfinite(v) else None for k, v in vars(epoch).items()}
+    return json.dumps(values) + "\n"

@@ -4,7 +4,6 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from torch import nn
 
@@ -22,37 +21,31 @@ from tpsgd.rules import Signal
 from tpsgd.train import Net, sequential
 
 
-def memory_choice(
-    run: Run,
-    model: nn.Module,
-    net: Net,
-    spec: RunSpec,
-    settings: Settings,
-    meter: Meter | None,
-) -> tuple[str, Callable[[], str] | None]:
-    """What was chosen by default, "" if nothing was; and what counts backprop's bytes, if needed.
+def memory_choice(run: Run, model: nn.Module, net: Net) -> tuple[str, Callable[[], str] | None]:
+    """The choices made by default, "" if there were none; and what counts backprop's bytes.
 
     Counting them loads torch's compiler, which takes seconds: `Run.memory_choice` asks for it.
     """
+    settings: Settings = net.spec.settings
     chosen = settings.memory == Memory(measure=settings.memory.measure)
-    if not chosen or meter is None or net.learners[0].whole_net or settings.parallel:
+    measured = isinstance(net.measured, Meter)
+    if not chosen or not measured or net.learners[0].whole_net or settings.parallel:
         return "", None
     in_turn = settings.order is sequential
     if in_turn and len(net.learners) == 1:
         return "", None
-    how = [_inputs(run, net) if in_turn else "all blocks learn together, no inputs are kept"]
-    if in_turn and (slices := max(getattr(x.updater, "slices", 1) for x in net.learners) - 1):
-        how.append(f"gradients of large weights in up to {slices + 1} slices")
+    words = [_inputs(run, net) if in_turn else "all blocks learn together, no inputs are kept"]
+    if in_turn and (slices := max(getattr(x.updater, "slices", 1) for x in net.learners)) > 1:
+        words.append(f"gradients of large weights in up to {slices} slices")
     line = net.pass_on.line if in_turn and isinstance(net.pass_on, InputReuse) else None
     limit, count = 0 if line is None else tensor_bytes(model) + line.backprop, None
     if run.total_bytes <= limit:
-        how.append(f"backprop takes at least {size(limit)}")
-    elif case := _case(net, spec, settings):
-        reason = _why(net, in_turn, meter, settings)
-        count = partial(_compared, model, *case, run.total_bytes, reason)
-    elif not spec.restarts:
-        how.append(COUNTED)
-    return "; ".join(how), count
+        words.append(f"backprop takes at least {size(limit)}")
+    elif case := _case(net, settings):
+        count = partial(_compared, model, *case, run.total_bytes, _why(net, in_turn, settings))
+    elif not net.spec.restarts:
+        words.append(COUNTED)
+    return "; ".join(words), count
 
 
 def _compared(model: nn.Module, inputs: Inputs, settings: Settings, total: int, reason: str) -> str:
@@ -63,29 +56,29 @@ def _compared(model: nn.Module, inputs: Inputs, settings: Settings, total: int, 
             count = rehearse(model, inputs, Backprop(), settings).peak
     except Exception:  # whatever a user's module may raise; the model is trained
         return COUNTED
-    less = f", {_less(count, total)} less: {reason}" if count < total else ""
+    share = round(100 * (1 - count / total))
+    less = f", {share or 'under 1'} % less: {reason}" if count < total else ""
     return f"backprop would take {size(count)}{less}"
 
 
 def _inputs(run: Run, net: Net) -> str:
-    """Where the inputs of blocks came from."""
     if run.kept_bytes:
         return "inputs of a block are kept where they fit"
-    read: Any = net.learners[-1].settings.epochs
-    return "inputs are recomputed (memory='fast' keeps them)" if read > 1 else "no inputs are kept"
+    several = net.learners[-1].settings.epochs > 1
+    return "inputs are recomputed (memory='fast' keeps them)" if several else "no inputs are kept"
 
 
-def _case(net: Net, spec: RunSpec, settings: Settings) -> tuple[Inputs, Settings] | None:
-    """What backprop's bytes, as `tpsgd.plan` counts them, depend on; None where they are not.
+def _case(net: Net, settings: Settings) -> tuple[Inputs, Settings] | None:
+    """The inputs and settings that backprop's bytes depend on; None where `plan` counts none.
 
     That is on a GPU, whose convolutions would have to run, for restarts that are stacked, and for
     samples or batches of different lengths.
     """
-    source, form = net.source, spec.form
-    if form.device.type == "cuda" or spec.restarts or spec.sample is None:
+    spec: RunSpec = net.spec
+    if spec.form.device.type == "cuda" or spec.restarts or spec.sample is None:
         return None
-    samples = sum(s.samples for s in (source, net.validation) if s is not None)
-    below = stored_samples(source)
+    samples = sum(s.samples for s in (net.source, net.validation) if s is not None)
+    below = stored_samples(net.source)
     if isinstance(below, LoaderSource):  # which makes no order of samples
         batch_size = below.loader.batch_size
         if batch_size is None:
@@ -95,23 +88,12 @@ def _case(net: Net, spec: RunSpec, settings: Settings) -> tuple[Inputs, Settings
     return Inputs(*spec.sample, samples), settings_of_backprop(plain)
 
 
-def _less(count: int, total: int) -> str:
-    """How much less a count is, in per cent.
-
-    Examples:
-        >>> _less(98, 100), _less(9999, 10000)
-        ('2 %', 'under 1 %')
-    """
-    share = round(100 * (1 - count / total))
-    return f"{share} %" if share else "under 1 %"
-
-
-def _why(net: Net, in_turn: bool, meter: Meter, settings: Settings) -> str:
-    """Why a run took more memory than backprop: what is there at its peak."""
+def _why(net: Net, in_turn: bool, settings: Settings) -> str:
+    """Why a run took more memory than backprop, by the block that learned at its peak."""
     if not in_turn:
         waits = any(x.signal is not Signal.LABEL for x in net.learners)
         return "the rule waits for the net's output" if waits else "all blocks have class codes"
-    blocks = max(meter.stages, key=lambda stage: stage.peak).blocks
+    blocks = max(net.measured.stages, key=lambda stage: stage.peak).blocks
     if not blocks:
         return "its peak came before the checkpoint that it goes on from"
     number = blocks[0]

@@ -22,7 +22,6 @@ class Bar:
         self.shown = False
 
     def __call__(self, done: int, total: int) -> None:
-        """Draw the bar, if it is time to."""
         now = time.monotonic()
         start, at_start = self.first = self.first or (now, done)  # more than 0 in a resumed run
         if now - self.began < PATIENCE or now - self.drawn < PAUSE or not at_start < done <= total:
@@ -35,7 +34,6 @@ class Bar:
         self.drawn, self.shown = now, True
 
     def close(self) -> None:
-        """Remove the bar from the terminal."""
         if self.shown:
             self.stream.write("\r\x1b[K")
             self.stream.flush()

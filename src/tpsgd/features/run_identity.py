@@ -57,7 +57,6 @@ def identity(net: Net, model: nn.Module, settings: dict[str, Any]) -> dict[str, 
 
 
 def check_same_run(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Refuse a checkpoint of other settings, another model or other data."""
     if problem := difference(before, now):
         raise TpsgdError(
             f"the checkpoint in {folder} is of another run: {problem}; resume with the same, or "
@@ -102,7 +101,6 @@ def where_they_differ(old: Any, new: Any) -> tuple[str, str]:
 
 
 def _samples(name: str, source: Source) -> dict[str, Any]:
-    """How many samples there are, what they look like, and a checksum of some numbers."""
     stored = stored_samples(source)
     values: dict[str, Any] = {f"number of samples ({name})": source.samples}
     if not isinstance(stored, ArraySource):
@@ -125,7 +123,6 @@ def checksum(x: Tensor | Padded, y: Tensor) -> str:
 
 
 def checksum_of(tensors: Iterable[Tensor]) -> str:
-    """A checksum of the numbers of tensors, wherever they lie."""
     code = 0
     for tensor in tensors:
         code = zlib.crc32(bytes_of(tensor), code)
@@ -133,5 +130,4 @@ def checksum_of(tensors: Iterable[Tensor]) -> str:
 
 
 def bytes_of(t: Tensor) -> Any:
-    """The numbers of a tensor as an array of bytes."""
     return t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()

@@ -23,7 +23,6 @@ from tpsgd.saved.folder import FolderFormat
 CHECKPOINT = FolderFormat("checkpoint", 1)
 BEGUN = "before its first checkpoint"  # the position of a run that has begun
 UNFIT = ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError
-PLAIN = (bool, int, float, str, type(None))
 TENSOR, TUPLE, PAIRS = "tensor", "tuple", "pairs"  # keys of packed values
 
 
@@ -55,18 +54,16 @@ class Checkpoint:
             raise TpsgdError(
                 f"checkpoint must be a folder or tpsgd.Checkpoint(folder), got {self.folder!r}"
             )
-        number = isinstance(self.every, (int, float)) and not isinstance(self.every, bool)
-        if not number or not self.every >= 0:
+        if type(self.every) not in (int, float) or not self.every >= 0:
             raise TpsgdError(f"every must be a number of seconds, 0 or more, got {self.every!r}")
         object.__setattr__(self, "folder", Path(self.folder).expanduser())
 
     @classmethod
     def of(cls, checkpoint: "str | Path | Checkpoint") -> "Checkpoint":
-        """A checkpoint as it is; anything else is its folder."""
         return checkpoint if isinstance(checkpoint, Checkpoint) else cls(checkpoint)  # type: ignore[arg-type]
 
     def within(self, name: str) -> "Checkpoint":
-        """The same in a folder inside this one; a name that is no file's name is changed."""
+        """The same in a folder inside this one; characters that files cannot have are changed."""
         safe = "".join(c if c.isalnum() or c in "-_." else "-" for c in name).lstrip(".")
         return replace(self, folder=self.folder / (safe or "-"))
 
@@ -88,12 +85,11 @@ class Checkpoint:
         return state
 
     def begin(self, identity: dict[str, Any]) -> None:
-        """Note that a run has begun in the folder: what it writes elsewhere is its own."""
+        """Note that a run has begun in the folder: its results elsewhere are then its own."""
         state = {"position": BEGUN, "identity": identity, "stages": []}
         folders.write(CHECKPOINT, self.folder, {"state": state}, {})
 
     def write(self, state: dict[str, Any]) -> None:
-        """Replace the checkpoint in the folder."""
         write(self.folder, state)
 
     def remove(self) -> None:
@@ -102,7 +98,7 @@ class Checkpoint:
 
 
 def refuse_to_replace(folder: Path, content: str) -> None:
-    """An error: a folder holds the state of a run, and nobody has asked to go on with it."""
+    """Refuse a folder that holds the state of a run that nobody has asked to go on with."""
     raise TpsgdError(
         f"{folder} holds {content}: go on from it with tpsgd.Checkpoint(folder, resume=True) "
         "(--resume), name another folder, or remove this one to begin anew"
@@ -110,7 +106,6 @@ def refuse_to_replace(folder: Path, content: str) -> None:
 
 
 def write(folder: Path, state: dict[str, Any]) -> None:
-    """Replace the checkpoint in a folder."""
     tensors: dict[str, Tensor] = {}
     folders.write(CHECKPOINT, folder, {"state": pack(state, tensors)}, tensors)
 
@@ -124,7 +119,7 @@ def read(folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def readable(folder: Path, noun: str = "checkpoint") -> Iterator[None]:
-    """A context in which a state that has not what it must have is refused in one sentence."""
+    """A context in which a state that lacks something is refused in one sentence."""
     try:
         yield
     except TpsgdError:
@@ -142,7 +137,7 @@ def claimed(checkpoint: Any) -> Iterator[Checkpoint | None]:
 
 
 def position(folder: Path) -> str:
-    """How far a run is by its checkpoint, in words; "" if there is none."""
+    """How far a run is by its checkpoint, in words; "" if there is no checkpoint."""
     if not folders.holds(CHECKPOINT, folder):
         return ""
     state = folders.read_description(CHECKPOINT, folder).get("state")
@@ -162,7 +157,7 @@ def pack(value: Any, tensors: dict[str, Tensor], name: str = "") -> Any:
     if isinstance(value, Tensor):
         tensors[name] = value
         return {TENSOR: name}
-    if isinstance(value, PLAIN):
+    if value is None or isinstance(value, (bool, int, float, str)):
         return value
     prefix = f"{name}." if name else ""
     if type(value) in (list, tuple):
@@ -188,5 +183,5 @@ def unpack(value: Any, tensors: dict[str, Tensor]) -> Any:
     if TUPLE in value:
         return tuple(unpack(value[TUPLE], tensors))
     if PAIRS in value:
-        return {key: item for key, item in unpack(value[PAIRS], tensors)}
+        return dict(unpack(value[PAIRS], tensors))
     return {key: unpack(item, tensors) for key, item in value.items()}

@@ -1,13 +1,14 @@
 """Whether a state that was read from a file fits the object that goes on from it.
 
 The kernels of optimizers trust their state: a tensor of another shape makes them write beyond its
-memory. So a state is compared with one that was made anew before anything takes it. What does not
-fit is a ValueError, which `checkpoint.readable` turns into a sentence about the folder.
+memory. So a state is compared with one that was made anew before anything takes it. A state that
+does not fit is a ValueError, which `checkpoint.readable` turns into a sentence about the folder.
 """
 
 import copy
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,8 +32,11 @@ def check_number(name: str, value: Any, least: float = -math.inf, whole: bool = 
     """
     right = type(value) is int or (type(value) is float and math.isfinite(value) and not whole)
     if not right or not least <= value < 2**63:
-        raise ValueError(f"{name} cannot be {shortened(repr(value))}")
+        raise _unfit(name, value)
     return value
+
+
+check_count = partial(check_number, least=0, whole=True)
 
 
 def check_tensor(name: str, value: Any, like: Tensor) -> Tensor:
@@ -58,20 +62,19 @@ def checked_state(optimizer: Optimizer, saved: Mapping[str, Any]) -> dict[int, d
     A parameter that never had a gradient has none: it gets that of a step without one, because
     fused kernels want the state of all parameters or of none.
     """
-    groups = zip(optimizer.param_groups, saved["param_groups"], strict=True)
-    for group, before in groups:
+    for group, before in zip(optimizer.param_groups, saved["param_groups"], strict=True):
         if group.keys() != before.keys():
-            raise ValueError(f"an optimizer has other settings: {shortened(str(list(before)))}")
+            raise _unfit("an optimizer's settings", list(before))
         for name in group.keys() - set(OF_DEVICE):
             _check_setting(name, before[name], group[name])
     params = [p for group in optimizer.param_groups for p in group["params"]]
     if unknown := saved["state"].keys() - set(range(len(params))):
-        raise ValueError(f"an optimizer has no parameter {shortened(repr(unknown))}")
+        raise _unfit("an optimizer's parameters", unknown)
     states = {}
     for number, parameter in enumerate(params):
         values, fresh = saved["state"].get(number), state_after_a_step(optimizer, parameter)
         if values and fresh is not None and values.keys() != fresh.keys():
-            raise ValueError(f"an optimizer's state has {shortened(str(list(values)))}")
+            raise _unfit("an optimizer's state", list(values))
         for name, value in (values or {}).items():
             _check_state(name, value, parameter, (fresh or {}).get(name))
         states[number] = values or fresh or {}
@@ -105,23 +108,25 @@ def _check_setting(name: str, value: Any, fresh: Any) -> None:
     if type(fresh) in (int, float):
         check_number(name, value, least=0 if fresh >= 0 else -math.inf)
         if 0 <= fresh < 1 <= value and "lr" not in name:
-            raise ValueError(f"{name} of an optimizer must be less than 1, got {value}")
-    elif type(value) is not type(fresh):
-        raise ValueError(f"{name} of an optimizer cannot be {shortened(repr(value))}")
-    elif isinstance(fresh, (list, tuple)):
+            raise _unfit(name, value)
+    elif type(value) is type(fresh) and isinstance(fresh, (list, tuple)):
         for inner, of_fresh in zip(value, fresh, strict=True):
             _check_setting(name, inner, of_fresh)
-    elif value != fresh:
-        raise ValueError(f"{name} of an optimizer cannot be {shortened(repr(value))}")
+    elif type(value) is not type(fresh) or value != fresh:
+        raise _unfit(name, value)
 
 
 def _check_state(name: str, value: Any, parameter: Tensor, fresh: Any) -> None:
     """Refuse a value of another form than the fresh one; without one, of an unlikely form."""
-    if fresh is None and isinstance(value, Tensor):
-        fresh = parameter if value.numel() > 1 else None
+    if fresh is None and isinstance(value, Tensor) and value.numel() > 1:
+        fresh = parameter
     if isinstance(fresh, Tensor) and (fresh.dim() or fresh.shape == parameter.shape):
         check_tensor(name, value, fresh)
     elif isinstance(fresh, Tensor) or isinstance(value, Tensor):
         check_counter(name, value)
     elif type(fresh) in (int, float):
         check_number(name, value)
+
+
+def _unfit(name: str, value: Any) -> ValueError:
+    return ValueError(f"{name} cannot be {shortened(repr(value))}")

@@ -1,14 +1,16 @@
-"""A folder with a description in JSON and tensors in safetensors: written whole, read with checks.
+"""Plain values and tensors on the disk, whole or refused: a folder of two files, or lines in one.
 
-The description is the point of commitment. It has the checksum of the tensors and a checksum of
-itself, and the tensors' file is named after its content. New tensors are written beside old ones,
-then the description is replaced, then the old tensors are removed: a process that is killed at any
-moment leaves the old content or the new. No code is ever run.
+A folder has a description in JSON and tensors in safetensors. The description is the point of
+commitment: it has the checksum of the tensors and one of itself, and the tensors' file is named
+after its content. New tensors are written first, then the description is replaced, then the old
+tensors are removed: a process that is killed at any moment leaves the old content or the new.
+A file of lines has a JSON object with a checksum in each. No code is ever run.
 """
 
 import contextlib
 import hashlib
 import json
+import os
 import re
 import time
 from collections.abc import Mapping
@@ -40,24 +42,20 @@ class FolderFormat:
     format: int
 
     def description(self, folder: Path) -> Path:
-        """The file of the description."""
         return folder / f"{self.name}.json"
 
     def tensors(self, folder: Path, checksum: Any) -> Path:
-        """The file of the tensors with this checksum."""
         return folder / f"{self.name}-{str(checksum)[:16]}.safetensors"
 
 
 def write(
-    kind: FolderFormat, folder: Path, description: dict[str, Any], tensors: dict[str, Tensor]
+    kind: FolderFormat, folder: Path, description: dict[str, Any], tensors: Mapping[str, Tensor]
 ) -> Path:
-    """Write both files; what the folder held before is kept until the new content is complete."""
+    """Write both files; the earlier content of the folder stays until the new one is complete."""
     content = to_bytes(tensors)
     checksum = hashlib.sha256(content).hexdigest()
-    description = {"format": kind.format, **description, WEIGHTS: checksum}
     try:
-        description[SEAL] = _seal(description)
-        text = json.dumps(description, indent=1)
+        text = sealed({"format": kind.format, **description, WEIGHTS: checksum}, indent=1)
     except (TypeError, ValueError) as error:
         raise TpsgdError(f"a {kind.name} is described by plain values: {error}") from error
     writable_folder(folder)
@@ -66,7 +64,7 @@ def write(
         old = kind.tensors(folder, read_description(kind, folder).get(WEIGHTS))
     write_whole(file, content)
     try:
-        write_whole(kind.description(folder), text.encode())
+        write_whole(kind.description(folder), text)
     except OSError:
         if file != old:
             file.unlink()
@@ -91,8 +89,32 @@ def read(kind: FolderFormat, folder: Path) -> tuple[dict[str, Any], dict[str, Te
     return description, from_bytes(content, file)
 
 
+def read_description(kind: FolderFormat, folder: Path) -> dict[str, Any]:
+    """The description, if it is whole and of the format that this version reads."""
+    file, noun = kind.description(folder), kind.name
+    if not file.is_file():
+        raise TpsgdError(f"{folder} holds no {noun}: there is no {file.name}")
+    if file.stat().st_size > LARGEST_DESCRIPTION:
+        raise TpsgdError(f"{file} is too large for the description of a {noun}")
+    content = file.read_bytes()
+    try:
+        description = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise TpsgdError(f"{file} is not whole: {error}") from error
+    version = description.get("format") if isinstance(description, dict) else None
+    if type(version) is not int:
+        raise TpsgdError(f"{file} describes no {noun} of tpsgd")
+    if version != kind.format:
+        advice = "install a newer tpsgd" if version > kind.format else f"make the {noun} again"
+        formats = f"format {version}, this version of tpsgd reads format {kind.format}"
+        raise TpsgdError(f"{file} has {formats}: {advice}")
+    description.pop(SEAL, None)
+    if content != sealed(description, indent=1):
+        raise TpsgdError(f"{file} was edited or damaged, by its checksum; save the {noun} again")
+    return description
+
+
 def holds(kind: FolderFormat, folder: Path) -> bool:
-    """Whether a folder holds a description of this kind, of any format."""
     return kind.description(folder).exists()
 
 
@@ -107,31 +129,8 @@ def check_free(kind: FolderFormat, folder: str | Path, overwrite: bool) -> Path:
     return path
 
 
-def read_description(kind: FolderFormat, folder: Path) -> dict[str, Any]:
-    """The description, if it is whole and of the format that this version reads."""
-    file, noun = kind.description(folder), kind.name
-    if not file.is_file():
-        raise TpsgdError(f"{folder} holds no {noun}: there is no {file.name}")
-    if file.stat().st_size > LARGEST_DESCRIPTION:
-        raise TpsgdError(f"{file} is too large for the description of a {noun}")
-    try:
-        description = json.loads(file.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise TpsgdError(f"{file} is not whole: {error}") from error
-    version = description.get("format") if isinstance(description, dict) else None
-    if type(version) is not int:
-        raise TpsgdError(f"{file} describes no {noun} of tpsgd")
-    if version != kind.format:
-        advice = "install a newer tpsgd" if version > kind.format else f"make the {noun} again"
-        formats = f"format {version}, this version of tpsgd reads format {kind.format}"
-        raise TpsgdError(f"{file} has {formats}: {advice}")
-    if description.pop(SEAL, None) != _seal(description):
-        raise TpsgdError(f"{file} was edited or damaged, by its checksum; save the {noun} again")
-    return description
-
-
 def remove_leftovers(kind: FolderFormat, folder: Path) -> None:
-    """Remove what killed processes have left, in a folder that no other process writes to."""
+    """Remove files of killed processes, in a folder that no other process writes to."""
     file = kind.tensors(folder, read_description(kind, folder).get(WEIGHTS))
     _remove_others(kind, folder, file, 0)
 
@@ -144,15 +143,27 @@ def remove(kind: FolderFormat, folder: Path) -> None:
         folder.rmdir()
 
 
+def _remove_others(kind: FolderFormat, folder: Path, file: Path | None, seconds: float) -> None:
+    """Remove all tensors but `file`, and half-written files, if they are at least so old.
+
+    A younger file may belong to a process that is about to write the description.
+    """
+    tensors = rf"{kind.name}-[0-9a-f]{{16}}\.safetensors"
+    pattern = re.compile(rf"{tensors}|\.({tensors}|{kind.name}\.json)\.[\d-]+\.part")
+    for other in folder.iterdir():
+        with contextlib.suppress(OSError):
+            is_old = time.time() - other.stat().st_mtime >= seconds
+            if pattern.fullmatch(other.name) and is_old and other != file:
+                other.unlink()
+
+
 def to_bytes(tensors: Mapping[str, Tensor]) -> bytes:
     """The content of a .safetensors file; tensors that share memory are written separately."""
     import safetensors.torch
 
+    form = torch.contiguous_format
     try:
-        copies = {
-            name: t.detach().cpu().clone(memory_format=torch.contiguous_format)
-            for name, t in tensors.items()
-        }
+        copies = {k: t.detach().cpu().clone(memory_format=form) for k, t in tensors.items()}
         return safetensors.torch.save(copies)
     except (KeyError, RuntimeError, ValueError) as error:
         kinds = ", ".join(sorted({str(t.dtype).removeprefix("torch.") for t in tensors.values()}))
@@ -169,22 +180,46 @@ def from_bytes(content: bytes, source: Any) -> dict[str, Tensor]:
         raise TpsgdError(f"{source} is no whole .safetensors file: save it again") from error
 
 
-def _remove_others(kind: FolderFormat, folder: Path, file: Path | None, seconds: float) -> None:
-    """Remove what killed processes have left beside a file of tensors, but not what is fresh.
+def sealed(values: dict[str, Any], indent: int | None = None) -> bytes:
+    """Plain values as JSON with a checksum as the last entry.
 
-    A file of fewer than these seconds may belong to a process that is about to write the
-    description.
+    A reader compares its file with the text that this function makes of the values in it, so that
+    a change is noticed even where the values are the same, as those of 1e-05 and 1E-05 are.
     """
-    tensors = rf"{kind.name}-[0-9a-f]{{16}}\.safetensors"
-    pattern = re.compile(rf"{tensors}|\.({tensors}|{kind.name}\.json)\.[\d-]+\.part")
-    for other in folder.iterdir():
-        with contextlib.suppress(OSError):
-            is_old = time.time() - other.stat().st_mtime >= seconds
-            if pattern.fullmatch(other.name) and is_old and other != file:
-                other.unlink()
+    text = json.dumps(values, separators=(",", ":"))
+    checksum = hashlib.sha256(text.encode()).hexdigest()
+    return json.dumps({**values, SEAL: checksum}, indent=indent).encode()
 
 
-def _seal(description: dict[str, Any]) -> str:
-    """A checksum of the description, whatever the spaces and line ends of its file."""
-    text = json.dumps(description, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
+class JsonLines:
+    """A file of JSON objects that only grows; an incomplete last line is dropped when it is read.
+
+    Attributes:
+        objects: those that the file had, in their order; None for a line that is damaged.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        content = file.read_bytes() if file.exists() else b""
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) < len(content):
+            os.truncate(file, len(whole))
+        self.objects = [_object(line) for line in whole.splitlines()]
+
+    def add(self, values: dict[str, Any]) -> None:
+        """Append an object, which is on the disk when this returns."""
+        with self.file.open("ab") as file:
+            file.write(sealed(values) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(values, dict):
+        return None
+    values.pop(SEAL, None)
+    return values if line == sealed(values) else None

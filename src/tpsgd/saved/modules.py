@@ -42,19 +42,17 @@ UNDESCRIBED = (
     "self", "device", "dtype", "args", "kwargs", "recompute_scale_factor", "min_value", "max_value",
 )  # fmt: skip
 MOST_LAYERS = 1000  # of an nn.RNN
-LONGEST_NAME = 100
-NAME = re.compile(rf"(?!__)\w{{1,{LONGEST_NAME}}}")  # of a module; Python reads __NAME__ itself
+NAME = re.compile(r"(?!__)\w{1,100}")  # of a module; Python reads __NAME__ itself
 
-
+RNN = {  # the arguments of nn.RNN, whose names torch hides
+    "input_size": None, "hidden_size": None, "num_layers": 1, "nonlinearity": "tanh",
+    "bias": True, "batch_first": False, "dropout": 0.0, "bidirectional": False,
+}  # fmt: skip
 OWN = {  # where this library's types are; `zoo` imports this package's users
     "Recurrent": "tpsgd.nets.recurrent",
     "Diagonal": "tpsgd.nets.diagonal",
     "Residual": "tpsgd.zoo.resnet",
 }
-RNN = {  # the arguments of nn.RNN, whose names torch hides
-    "input_size": None, "hidden_size": None, "num_layers": 1, "nonlinearity": "tanh",
-    "bias": True, "batch_first": False, "dropout": 0.0, "bidirectional": False,
-}  # fmt: skip
 
 
 def describe(model: nn.Module) -> Description:
@@ -69,7 +67,7 @@ def describe(model: nn.Module) -> Description:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         owner = owners.setdefault(id(parameter), name)
         if owner != name:
-            raise _not_plain(f"{owner!r} and {name!r} are one shared parameter")
+            raise _needs_code(f"{owner!r} and {name!r} are one shared parameter")
     return description
 
 
@@ -96,9 +94,10 @@ def build(description: Any) -> nn.Module:
 def _describe(module: nn.Module, path: str) -> Description:
     name = type(module).__name__
     where = f"{name} (module {path!r})"
-    if type(module) is nn.Sequential:
-        if hooked(module):
-            raise _not_plain(f"{where} has hooks, which are code")
+    is_sequential = type(module) is nn.Sequential
+    if any(map(hooked, [module] if is_sequential else module.modules())):
+        raise _needs_code(f"{where} has hooks, which are code")
+    if is_sequential:
         children = {_checked(k): m for k, m in module._modules.items() if m is not None}
         below = {k: _describe(m, f"{path}.{k}".lstrip(".")) for k, m in children.items()}
         return {"type": "Sequential", "modules": below}
@@ -107,11 +106,9 @@ def _describe(module: nn.Module, path: str) -> Description:
     elif name in TORCH and type(module) is getattr(nn, name):
         arguments = _arguments(module)
     else:
-        raise _not_plain(f"{where} is no module of torch or tpsgd on its list")
+        raise _needs_code(f"{where} is no module of torch or tpsgd on its list")
     if isinstance(module, Recurrent) and not derivative_known(module.activation):
-        raise _not_plain(f"{where} has an activation of your own")
-    if any(map(hooked, module.modules())):
-        raise _not_plain(f"{where} has hooks, which are code")
+        raise _needs_code(f"{where} has an activation of your own")
     return {"type": name, "arguments": arguments}
 
 
@@ -125,57 +122,47 @@ def _build(description: Any) -> nn.Module:
     if description.keys() != {"type", "arguments"} or name not in TORCH | OWN.keys():
         raise TpsgdError(f"{_quoted(name)} is no type of module that this version of tpsgd loads")
     arguments = {k: _from_json(v) for k, v in description["arguments"].items()}
+    if name == "Recurrent":
+        activation = arguments.pop("activation")
+        if activation not in TORCH or not isinstance(arguments["bidirectional"], bool):
+            raise TypeError("activation must be a name, bidirectional true or false")
+        arguments |= {"activation": getattr(nn, activation), "init": "zeros"}
     if name in OWN:
-        return _build_own(name, arguments)
+        return _own_type(name)(**arguments)
     unknown = arguments.keys() - _defaults(name).keys()
     if unknown or not 0 <= arguments.get("num_layers", 0) <= MOST_LAYERS:
         raise TpsgdError(f"the arguments of {name} make no sense: {_quoted(arguments)}")
     return getattr(nn, name)(**arguments)
 
 
+def _own_type(name: str) -> Any:
+    return getattr(import_module(OWN[name]), name)
+
+
 def _own_arguments(name: str, module: Any) -> dict[str, Any]:
-    """The arguments of a module of this library."""
     if name == "Residual":
         conv = module.conv1
-        return {
-            "inputs": conv.in_channels, "width": conv.out_channels, "stride": conv.stride[0],
-        }  # fmt: skip
+        return {"inputs": conv.in_channels, "width": conv.out_channels, "stride": conv.stride[0]}
     if name == "Diagonal":
         sizes = {"inputs": module.inputs, "units": module.hidden, "states": module.states}
         return sizes | {"loss_at": module.loss_at.value, "sequence": module.sequence}
-    names = ("inputs", "hidden", "leak", "activation", "bidirectional", "sequence")
+    names = ("inputs", "hidden", "leak", "bidirectional", "sequence")
     arguments = {key: getattr(module, key) for key in names}
     return arguments | {"activation": type(module.activation).__name__}
-
-
-def _build_own(name: str, arguments: dict[str, Any]) -> nn.Module:
-    if name == "Recurrent":
-        activation = arguments.pop("activation")
-        if activation not in TORCH or not isinstance(arguments["bidirectional"], bool):
-            raise TypeError("activation must be a name, bidirectional true or false")
-        arguments |= {"activation": getattr(nn, activation), "init": "zeros"}
-    return _own_type(name)(**arguments)
-
-
-def _own_type(name: str) -> Any:
-    return getattr(import_module(OWN[name]), name)
 
 
 def _arguments(module: nn.Module) -> dict[str, Any]:
     """The arguments of a torch module that are not its defaults, out of its attributes."""
     arguments = {}
     for key, default in _defaults(type(module).__name__).items():
-        value = getattr(module, key)
+        value: Any = getattr(module, key)
         if key == "bias" and not isinstance(value, bool):
-            value = value is not None or not _has_scale(module)
+            # a norm without parameters has no bias, whatever its argument was
+            flags = (getattr(module, flag, True) for flag in ("affine", "elementwise_affine"))
+            value = value is not None or not all(flags)
         if value != default or type(value) is not type(default):
             arguments[key] = value
     return arguments
-
-
-def _has_scale(module: Any) -> bool:
-    """Whether a norm has parameters: without any, it has no bias, whatever its argument was."""
-    return getattr(module, "affine", True) and getattr(module, "elementwise_affine", True)
 
 
 @cache
@@ -190,7 +177,7 @@ def _defaults(name: str) -> dict[str, Any]:
 
 def _from_json(value: Any) -> Any:
     if isinstance(value, list):
-        return tuple(_from_json(item) for item in value)
+        return tuple(map(_from_json, value))
     if isinstance(value, dict):
         raise TpsgdError(f"a module's argument is {_quoted(value)}: expected a number or a word")
     return value
@@ -201,12 +188,12 @@ def _checked(name: str) -> str:
     if not NAME.fullmatch(name):
         raise TpsgdError(
             f"a module is called {_quoted(name)}: names in a saved model have letters, digits "
-            f"and _, at most {LONGEST_NAME}; rename it and save the model again"
+            "and _, at most 100; rename it and save the model again"
         )
     return name
 
 
-def _not_plain(problem: str) -> TpsgdError:
+def _needs_code(problem: str) -> TpsgdError:
     return TpsgdError(
         f"the model cannot be described without code: {problem}; put the function that makes the "
         "model into a file and save with factory='FILE.py:FUNCTION'"

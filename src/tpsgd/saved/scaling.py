@@ -1,6 +1,7 @@
 """Samples filled and scaled as those that a model was trained on, by what it was saved with."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ def as_trained(x: Any, inputs: Mapping[str, Any]) -> Any:
     x = filled(x, imputation)
     if "shift" in scaling:
         return scaled(x, scaling)
-    return _of_features(_rounded, x) if imputation else x
+    rounded = partial(np.require, dtype=np.float32, requirements=["C", "W"])
+    return _of_features(rounded, x) if imputation else x
 
 
 def filled(x: Any, imputation: Mapping[str, Any]) -> Any:
@@ -44,10 +46,6 @@ def scaled(x: Any, scaling: Mapping[str, Any]) -> Any:
         return result
 
     return _of_features(scale, x)
-
-
-def _rounded(data: Any) -> Any:
-    return np.require(data, np.float32, ["C", "W"])
 
 
 def _of_features(function: Callable[[Any], Any], x: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a folder has of a trained model: its description, its tensors, and how it was trained.
+"""A trained model in a folder: its modules, its tensors, and the record of its training.
 
 A model is described by its modules (`modules`). A model that a user's function makes is stored as
 `FILE.py:FUNCTION` and the checksum of that file; loading it asks for the file.
@@ -23,8 +23,7 @@ from tpsgd.saved.folder import FolderFormat
 
 MODEL = FolderFormat("model", 1)
 CHANNELS_LAST = "channels-last"
-KEEP_OUTPUTS = ("torch.nn.modules.activation", "torch.nn.modules.dropout")  # as many as before
-KEYS = {"model", "tensors", "frozen", "run", "classes", "inputs", "versions"}
+LINKS = ("torch.nn.modules.activation", "torch.nn.modules.dropout")  # keep the number of outputs
 DTYPES = (
     "float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool",
 )  # fmt: skip
@@ -47,6 +46,19 @@ def write(
     return folders.write(MODEL, path, description, tensors)
 
 
+def read(folder: str | Path, factory: str | None = None) -> tuple[nn.Module, dict[str, Any]]:
+    """A model, its `run`, `classes`, `inputs` and the `versions` that it was saved with.
+
+    No code is run, except for the file of a `factory`.
+    """
+    path = named_folder(folder, "of a trained model")
+    description, tensors = folders.read(MODEL, path)
+    with readable(path, "model"):
+        model = rebuild(path, description, tensors, factory)
+        content = {key: dict(description[key]) for key in ("run", "inputs", "versions")}
+        return model, content | {"classes": _class_names(description["classes"])}
+
+
 def describe(
     model: nn.Module, factory: str | None = None
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -56,12 +68,12 @@ def describe(
         if not isinstance(tensor, Tensor) or isinstance(tensor, nn.UninitializedParameter):
             raise TpsgdError(f"the model's state {name!r} is not a tensor: it cannot be saved")
         tensors[name] = tensor.detach()
+    if factory is None:
+        described = modules.describe(model)
+    else:
+        described = {"factory": factory, "sha256": _checksum(factory)}
     description = {
-        "model": (
-            modules.describe(model)
-            if factory is None
-            else {"factory": factory, "sha256": _checksum(factory)}
-        ),
+        "model": described,
         "tensors": {name: _form(tensor) for name, tensor in tensors.items()},
         "frozen": sorted(name for name, p in model.named_parameters() if not p.requires_grad),
     }
@@ -74,41 +86,40 @@ def rebuild(
     tensors: dict[str, Tensor],
     factory: str | None = None,
 ) -> nn.Module:
-    """The model that `describe` has described."""
+    """The model that `describe` has described, once the tensors have been compared with it."""
     model = _model(path, description["model"], factory)
-    _check(path, model, description["tensors"], tensors)
-    _fill(model, tensors)
+    forms, state = description["tensors"], model.state_dict(keep_vars=True)
+    if names := forms.keys() ^ tensors.keys() | state.keys() ^ tensors.keys():
+        problem = "are not those of the model that it describes"
+        raise TpsgdError(f"the tensors in {path} {problem}: {shortened(sorted(names))}")
+    for name, tensor in tensors.items():
+        target, form = state[name], forms[name]
+        place = f"{name!r} in {path} is {_form(tensor)}"
+        if form.removesuffix(f" {CHANNELS_LAST}") != _form(tensor):
+            raise TpsgdError(f"{place}, and {shortened(repr(form))} by its description")
+        same_kind = tensor.is_floating_point() == target.is_floating_point()
+        if tensor.shape != target.shape or not same_kind:
+            raise TpsgdError(f"{place}, the model needs {_form(target)}")
+        if form.endswith(CHANNELS_LAST) and tensor.dim() == 4:
+            tensors[name] = tensor.contiguous(memory_format=torch.channels_last)
+    if any(t.is_meta for t in state.values()):
+        model.load_state_dict(tensors, assign=True)
+    else:  # of a factory: its parameters may be shared, and stay
+        for name, target in state.items():
+            target.data = tensors[name].to(target.device)
     for name in description["frozen"]:
         model.get_parameter(name).requires_grad_(False)
     return model
 
 
-def read(folder: str | Path, factory: str | None = None) -> tuple[nn.Module, dict[str, Any]]:
-    """A model, its `run`, `classes`, `inputs` and the `versions` that it was saved with.
-
-    No code is run, except for the file of a `factory`.
-    """
-    path = named_folder(folder, "of a trained model")
-    description, tensors = folders.read(MODEL, path)
-    expected = KEYS | {"format", folders.WEIGHTS}
-    if description.keys() != expected:
-        names = shortened(", ".join(sorted(map(repr, description.keys() ^ expected))))
-        raise TpsgdError(f"{path} holds no model of format {MODEL.format}: it differs in {names}")
-    with readable(path, "model"):
-        model = rebuild(path, description, tensors, factory)
-        content = {key: dict(description[key]) for key in ("run", "inputs", "versions")}
-        return model, content | {"classes": _class_names(description["classes"])}
-
-
 def check_free(folder: str | Path, overwrite: bool) -> Path:
-    """The folder, if it holds no model or if that may be replaced."""
     return folders.check_free(MODEL, folder, overwrite)
 
 
 def check_classes(model: nn.Module, classes: Sequence[str]) -> None:
-    """Refuse names of classes that are not as many as the outputs of the last linear layer."""
+    """Refuse another number of class names than the last linear layer has outputs."""
     leaves = [module for module in model.modules() if not list(module.children())]
-    while leaves and type(leaves[-1]).__module__ in KEEP_OUTPUTS:
+    while leaves and type(leaves[-1]).__module__ in LINKS:
         leaves.pop()
     if not classes or not leaves or not isinstance(leaves[-1], nn.Linear):
         return
@@ -119,7 +130,6 @@ def check_classes(model: nn.Module, classes: Sequence[str]) -> None:
 
 
 def _checksum(factory: str) -> str:
-    """Of the file of `FILE.py:FUNCTION`."""
     if not is_function(factory):
         raise TpsgdError(f"factory must be 'FILE.py:FUNCTION', got {factory!r}")
     file = Path(factory.rpartition(":")[0]).expanduser()
@@ -129,7 +139,6 @@ def _checksum(factory: str) -> str:
 
 
 def _model(folder: Path, description: Any, factory: str | None) -> nn.Module:
-    """The model that was described, or that the user's function makes."""
     if "factory" not in description:
         if factory is not None:
             raise TpsgdError(f"the model in {folder} needs no file: leave {factory} out")
@@ -160,35 +169,6 @@ def _form(tensor: Tensor) -> str:
     last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
     words = [name, "x".join(map(str, tensor.shape)) or "number"]
     return " ".join(words + [CHANNELS_LAST] * (last and not tensor.is_contiguous()))
-
-
-def _check(
-    folder: Path, model: nn.Module, forms: Mapping[str, str], tensors: dict[str, Tensor]
-) -> None:
-    """Compare the names, shapes and types of the tensors with the description and the model."""
-    state = model.state_dict()
-    if names := forms.keys() ^ tensors.keys() | state.keys() ^ tensors.keys():
-        listed = shortened(", ".join(sorted(map(repr, names))))
-        problem = "are not those of the model that it describes"
-        raise TpsgdError(f"the tensors in {folder} {problem}: {listed}")
-    for name, tensor in tensors.items():
-        place = f"{name!r} in {folder} is {_form(tensor)}"
-        if forms[name].removesuffix(f" {CHANNELS_LAST}") != _form(tensor):
-            raise TpsgdError(f"{place}, and {shortened(repr(forms[name]))} by its description")
-        same_kind = tensor.is_floating_point() == state[name].is_floating_point()
-        if tensor.shape != state[name].shape or not same_kind:
-            raise TpsgdError(f"{place}, the model needs {_form(state[name])}")
-        if forms[name].endswith(CHANNELS_LAST) and tensor.dim() == 4:
-            tensors[name] = tensor.contiguous(memory_format=torch.channels_last)
-
-
-def _fill(model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Put tensors in; a model with memory, which may share parameters, keeps its parameters."""
-    if any(t.is_meta for t in model.state_dict().values()):
-        model.load_state_dict(tensors, assign=True)
-        return
-    for name, target in model.state_dict(keep_vars=True).items():
-        target.data = tensors[name].to(target.device)
 
 
 def _class_names(classes: Any) -> list[str]:

@@ -1,10 +1,7 @@
-"""A stream in a folder: its model, its settings, and what goes on from call to call.
-
-All of it is one description and one file of tensors (`saved.folder`), so that a process that is
-killed while it writes leaves the old stream or the new one, and reading runs no code.
-"""
+"""A stream in a folder of `saved.folder`: its model, its settings, and its state between calls."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +18,7 @@ from tpsgd.rules import ALL, Rule
 from tpsgd.saved import folder as folders
 from tpsgd.saved import trained
 from tpsgd.saved.checkpoint import pack, readable, unpack
-from tpsgd.saved.expected import check_number
+from tpsgd.saved.expected import check_count
 from tpsgd.saved.folder import FolderFormat
 from tpsgd.streams.readers import EXAMPLES, AdaptorReader
 from tpsgd.streams.rehearsal import Rehearsal
@@ -29,13 +26,19 @@ from tpsgd.streams.rehearsal import Rehearsal
 STREAM = FolderFormat("stream", 1)
 OPTIMIZERS = {"adam": adam, "sgd": sgd}
 LOSSES = {loss.name: loss for loss in (mse, cross_entropy, bce)}
+ARGUMENTS: dict[str, Callable[[Any], Any]] = {  # made of the plain values that stand for them
+    "rule": lambda word: ALL[word].make(),
+    "optimizer": lambda word: OPTIMIZERS[word] if isinstance(word, str) else rls(word),
+    "loss": lambda word: LOSSES[word],
+    "rehearsal": lambda options: Rehearsal(**options),
+}
 MODEL = "model/"  # before the names of the model's tensors
 OWN = "your own"  # in place of a word
 LARGEST_SAMPLE = 1 << 28  # numbers
 
 
 def write(stream: Any, folder: str | Path, overwrite: bool) -> Path:
-    """Write a stream into a folder; see `Stream.save`."""
+    """See `Stream.save`."""
     path = folders.check_free(STREAM, folder, overwrite)
     if isinstance(stream._reader, AdaptorReader):
         raise TpsgdError("the stream of an adaptor: use adaptor.save and stream.state_dict()")
@@ -59,7 +62,7 @@ def read(make: Any, folder: str | Path, settings: dict[str, Any]) -> Any:
         names = state["classes"] if isinstance(state["classes"], list) else None
         stream = make(model, classes=names, **_values(path, saved, settings))
         for number in (state["samples"], state["calls"], *state["drifts"]):
-            check_number("samples", number, least=0, whole=True)
+            check_count("samples", number)
         stream.load_state_dict(state)
         if sample is not None:
             _check_state(stream, _like(*sample))
@@ -67,15 +70,14 @@ def read(make: Any, folder: str | Path, settings: dict[str, Any]) -> Any:
 
 
 def _settings(stream: Any) -> dict[str, Any]:
-    """The settings of a stream as plain values."""
     settings, buffer, rule = stream._settings, stream.rehearsal, stream._rule
     optimizer, loss, form = settings.optimizer, settings.loss, stream._reader.form
-    words = [word for word in ALL if isinstance(rule, Rule) and str(ALL[word].make()) == str(rule)]
-    named = [word for word, factory in OPTIMIZERS.items() if factory is optimizer]
+    rules = [word for word in ALL if isinstance(rule, Rule) and str(ALL[word].make()) == str(rule)]
+    optimizers = [word for word, factory in OPTIMIZERS.items() if factory is optimizer]
     if isinstance(optimizer, Recursive):
-        named = [optimizer.gamma]
-    values = {"lr": settings.lr, "batch_size": settings.batch_size, "seed": settings.seed}
-    values["rule"], values["optimizer"] = next(iter(words), OWN), next(iter(named), OWN)
+        optimizers = [optimizer.gamma]
+    values = {name: getattr(settings, name) for name in ("lr", "batch_size", "seed")}
+    values["rule"], values["optimizer"] = next(iter(rules), OWN), next(iter(optimizers), OWN)
     values["loss"] = loss and (loss.name if LOSSES.get(loss.name) is loss else OWN)
     values["rehearsal"] = None
     if buffer is not None:
@@ -88,27 +90,21 @@ def _settings(stream: Any) -> dict[str, Any]:
 def _values(path: Path, saved: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a stream: those that it was saved with, or others in their place."""
     values = saved | settings
-    for name in ("rule", "optimizer", "loss", "rehearsal"):
-        word = saved[name]
-        if name in settings or word is None:
+    for name, make in ARGUMENTS.items():
+        if name in settings or saved[name] is None:
             continue
-        if word == OWN:
+        if saved[name] == OWN:
             raise TpsgdError(
                 f"the stream in {path} has its own {name}, which is code: pass it again, "
                 f"Stream.load(folder, {name}=...)"
             )
-        if name == "rule":
-            values[name] = ALL[word].make()
-        elif name == "optimizer":
-            values[name] = OPTIMIZERS[word] if isinstance(word, str) else rls(word)
-        else:
-            values[name] = LOSSES[word] if name == "loss" else Rehearsal(**word)
+        values[name] = make(saved[name])
     return values
 
 
 def _like(padded: bool, shape: list[int], dtype: str) -> Any:
     """Samples of zeros, in the form of those that the stream has learned from."""
-    shape = [check_number("shape", n, least=1, whole=True) for n in shape]
+    shape = [check_count("shape", n, least=1) for n in shape]
     if math.prod(shape) > LARGEST_SAMPLE or dtype not in trained.DTYPES:
         raise ValueError(f"samples cannot be {dtype} of shape {shape}")
     x = torch.zeros(EXAMPLES, *shape, dtype=getattr(torch, dtype))

@@ -310,7 +310,7 @@ class Stream:
     def _step(self, x: Any, labels: Tensor) -> None:
         """One step of every net; after a loss that is not finite, back to the last good weights."""
         copies, states = self._last_good.copies, [net.current_state() for net in self._nets]
-        self._last_good.keep(None, self._tensors(), states)
+        self._last_good.keep(self._tensors(), states)
         try:
             nets = zip(self._nets, self._reader.inputs(x), strict=True)
             problems = [net.learn(seen, labels) for net, seen in nets]
@@ -332,7 +332,7 @@ class Stream:
         return [t for net in self._nets for t in (*net.model.parameters(), *net.model.buffers())]
 
     def _go_back(self, number: int) -> None:
-        _, states = self._last_good.restore(number, self._tensors())
+        states = self._last_good.restore(number, self._tensors())
         for net, state in zip(self._nets, states, strict=True):
             net.learners, net.state = [], state
 
