@@ -39,9 +39,7 @@ class SearchedData:
     max_train: int | None = setting(None, "Use only this many training samples.", min=1)
     label: str | None = setting(None, "FILE.csv: the label column.")
     drop: str | None = setting(None, "FILE.csv: columns to leave out: id,time.")
-    impute: str | None = setting(
-        None, "FILE.csv: fill blank cells by mean or median.", choices=options.IMPUTE
-    )
+    impute: str | None = setting(None, "FILE.csv: fill blank cells by mean or median.")
 
     def load(self, seed: int) -> "tpsgd.data.Data":
         """The data set."""
