@@ -8,7 +8,7 @@ long sequences" (2023): lambda = exp(-exp(nu_log) + i exp(theta_log)) begins in 
 disc, gamma = exp(gamma_log) as sqrt(1 - |lambda|^2), so that states begin with inputs' size. The
 gate is the paper's GLU, (W v + w) * sigmoid(V v + v_0), and the norm a layer norm, here at the end:
 what the next layer reads has a known size. D is a matrix, because inputs and units may differ. All
-numbers are real: a complex number is a pair. `unrolled_diagonal` trains the layer by itself.
+numbers are real: a complex number is a pair. `unrolled` trains the layer without a graph.
 """
 
 import math
