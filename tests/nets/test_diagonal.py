@@ -16,7 +16,7 @@ from torch.nn import functional as F
 import tpsgd
 from tpsgd import Padded, Recurrent, TpsgdError, rules
 from tpsgd.maths.kernels import scan
-from tpsgd.nets.unrolled_diagonal import WINDOW, steps_without_traces
+from tpsgd.nets.unrolled import WINDOW, steps_without_traces
 from tpsgd.objectives import Objective
 
 pytestmark = pytest.mark.usefixtures("unwatched")

@@ -46,7 +46,6 @@ from tpsgd.nets.layers import layer_kind
 from tpsgd.nets.padded import SequenceLayer
 from tpsgd.nets.stacked import Stacked
 from tpsgd.nets.unrolled import Unrolled
-from tpsgd.nets.unrolled_diagonal import UnrolledDiagonal
 from tpsgd.objectives import IDLE, Objective, Site, move, output
 from tpsgd.rules import Place, Signal
 from tpsgd.train import Net, Source, Step, Wrap, sequential, step
@@ -200,7 +199,7 @@ def _recurrent_learner(i: int, spec: RunSpec, settings: Settings, samples: int) 
     codes = _RecurrentCodes(i, spec)
     lazy, stacked = _pulled(spec.blocks, i), bool(spec.restarts)
     if isinstance(block.layer, Diagonal):
-        gradient: Unrolled = UnrolledDiagonal(block, settings.window, lazy, stacked)
+        gradient = Unrolled(block, window=settings.window, lazy=lazy, stacked=stacked)
     else:
         gradient = Unrolled(
             block,

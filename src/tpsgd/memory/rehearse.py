@@ -47,8 +47,7 @@ from tpsgd.nets.blocks import has_batch_norm, overwriting, split
 from tpsgd.nets.diagonal import Diagonal
 from tpsgd.nets.padded import SequenceLayer
 from tpsgd.nets.precision import without_autocast
-from tpsgd.nets.unrolled import FIRST_FEW
-from tpsgd.nets.unrolled_diagonal import WINDOW, steps_without_traces
+from tpsgd.nets.unrolled import FIRST_FEW, WINDOW, steps_without_traces
 from tpsgd.projections import make_tables
 from tpsgd.rules import Place
 from tpsgd.train import Net, sequential

@@ -66,16 +66,12 @@ class Block:
     earlier: list[nn.Module] = field(default_factory=list)
 
     def __str__(self) -> str:
+        modules = self.layers if self.earlier else self.modules[len(self.prologue) :]
+        names = [type(m).__name__ for m in modules]
         if self.earlier:
-            runs = [
-                (name, len(list(run)))
-                for name, run in groupby(type(m).__name__ for m in self.layers)
-            ]
-            named = " + ".join(f"{count} x {name}" if count > 1 else name for name, count in runs)
-            return safe(f"{self.name}: {named}")
-        parts = [self.layer, *self.between, self.activation, *self.tail]
-        named = " + ".join(type(m).__name__ for m in parts if m is not None)
-        return safe(f"{self.name}: {named}")
+            runs = [(name, len(list(run))) for name, run in groupby(names)]
+            names = [f"{count} x {name}" if count > 1 else name for name, count in runs]
+        return safe(f"{self.name}: {' + '.join(names)}")
 
     @property
     def modules(self) -> list[nn.Module]:
@@ -105,8 +101,7 @@ class Block:
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """The parameters that may learn, by a name that is unique within the block.
 
-        In a recurrent block only the cells learn: the scale and shift of a normalisation in its
-        prologue or tail stay as they are.
+        In a recurrent block the cells alone learn, no scale and shift of a norm around them.
         """
         return {
             f"{i}.{name}": p
@@ -124,14 +119,11 @@ class Block:
         """The block's output at every place, by its modules' own forward."""
         for module in [*self.prologue, self.layer, *self.between]:
             x = through(module, x)
-        outputs = {Place.BEFORE: x}
-        if self.activation is not None:
-            writes = getattr(self.activation, "inplace", False)
-            x = through(self.activation, x.clone() if writes else x)
-        outputs[Place.AFTER] = x
+        after = x if self.activation is None else self._through(self.activation, x)
+        end = after
         for module in self.tail:
-            x = through(module, x)
-        return outputs | {Place.END: x}
+            end = through(module, end)
+        return {Place.BEFORE: x, Place.AFTER: after, Place.END: end}
 
     def functions(self, place: Place) -> list[Any]:
         """What leads from the block's input to a place, in functions that store little."""
@@ -140,16 +132,19 @@ class Block:
     def onwards(self, place: Place, y: Tensor) -> Tensor:
         """The block's output, from that at a place, which stays as it is; without gradients."""
         for module in self._after(place):
-            writes = module is self.activation and getattr(module, "inplace", False)
-            y = through(without_indices(module, hooked), y.clone() if writes else y)
+            y = self._through(module, y)
         return y
+
+    def _through(self, module: nn.Module, y: Tensor) -> Tensor:
+        """A module's output; an activation that would write into its input gets a copy."""
+        writes = module is self.activation and getattr(module, "inplace", False)
+        return through(without_indices(module, hooked), y.clone() if writes else y)
 
     def _after(self, place: Place) -> list[nn.Module]:
         act = [self.activation] if self.activation is not None and place is Place.BEFORE else []
         return [] if place is Place.END else [*act, *self.tail]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The block's output, as the model computes it."""
         for module in self.modules:
             x = through(module, x)
         return x
@@ -172,8 +167,8 @@ class Block:
             and _plain_between(self.between)
             and derivative_known(self.activation)
             and not any(p.requires_grad for m in self.prologue for p in m.parameters())
-            and not any(hooked(m) for m in self.modules)
-            and not any(p._backward_hooks for p in self.named_parameters().values())
+            and not any(map(hooked, self.modules))
+            and not any(map(_hooked_parameters, self.modules))
             and (at is not Place.END or self.only_reshapes)
         )
 
@@ -202,16 +197,15 @@ def split(
         ['1-3: 2 x Linear']
     """
     layers = _split(model)
-    return layers if blocks is None else joined(layers, cut(layers, blocks, samples))
+    counts = [1] * len(layers) if blocks is None else cut(layers, blocks, samples)
+    return joined(layers, counts)
 
 
 def cut(layers: list[Block], blocks: Blocks, samples: Tensor | None = None) -> list[int]:
     """How many of these blocks of one layer each to join into one."""
-    alone = [b.index for b in layers if b.recurrent or getattr(b.layer, "is_tap", False)]
+    alone = [b.index for b in layers if b.recurrent or _is_tap(b.layer)]
     sizes: list[Footprint] = []
     if isinstance(samples, Tensor) and isinstance(blocks, int) and 1 < blocks < len(layers):
-        with modes_restored(*(m for block in layers for m in block.modules)):
-            shapes(layers, samples.clone())  # names a layer that does not fit
         sizes = footprints(layers, samples)
     return layers_per_block(blocks, len(layers), alone, sizes)
 
@@ -219,24 +213,20 @@ def cut(layers: list[Block], blocks: Blocks, samples: Tensor | None = None) -> l
 def joined(layers: list[Block], counts: list[int]) -> list[Block]:
     """Blocks of these numbers of layers, from blocks of one layer each."""
     blocks: list[Block] = []
-    remaining, backbone = iter(layers), _backbone_blocks(layers)
+    remaining = iter(layers)
+    backbone = next((i for i, block in enumerate(layers) if not _is_tap(block.layer)), 0)
     for i, count in enumerate(counts):
         *earlier, last = (next(remaining) for _ in range(count))
         name = f"{earlier[0].name}-{last.name}" if earlier else last.name
-        inside = [m for block in earlier for m in block.modules]
-        blocks.append(
-            replace(
-                last, index=i, name=name, prologue=[*inside, *last.prologue],
-                key=max(0, i - backbone), earlier=[block.layer for block in earlier],
-            )
-        )  # fmt: skip
+        prologue = [m for block in earlier for m in block.modules] + last.prologue
+        key, inside = max(0, i - backbone), [block.layer for block in earlier]
+        blocks.append(replace(last, index=i, name=name, prologue=prologue, key=key, earlier=inside))
     return blocks
 
 
-def _backbone_blocks(layers: list[Block]) -> int:
-    """How many blocks belong to a frozen backbone."""
-    taps = [getattr(block.layer, "is_tap", False) for block in layers]
-    return 0 if all(taps) else taps.index(False)
+def _is_tap(layer: nn.Module) -> bool:
+    """Whether it is a layer of a frozen backbone."""
+    return getattr(layer, "is_tap", False)
 
 
 def _split(model: nn.Module) -> list[Block]:
@@ -244,7 +234,6 @@ def _split(model: nn.Module) -> list[Block]:
     groups: list[tuple[str, nn.Module, list[nn.Module]]] = []  # a layer and what follows it
     pending: list[nn.Module] = []  # before the first layer
     for name, module in _opened(list(leaves_of(model))):
-        _refuse(name, module)
         if _is_layer(module):
             groups.append((name, module, []))
         else:
@@ -260,14 +249,6 @@ def _split(model: nn.Module) -> list[Block]:
         cut = len(rest) if i == len(groups) - 1 else cut
         blocks.append(Block(i, name, layer, pending, between, act, rest[:cut]))
         pending = rest[cut:]
-    backbone = _backbone_blocks(blocks)
-    for block in blocks:
-        block.key = max(0, block.index - backbone)
-    _refuse_shared(blocks)
-    return blocks
-
-
-def _refuse_shared(blocks: list[Block]) -> None:
     owners: dict[int, Block] = {}
     for block in blocks:
         for name, p in block.named_parameters().items():
@@ -278,13 +259,15 @@ def _refuse_shared(blocks: list[Block]) -> None:
                     f"parameter ({name.partition('.')[2]}): it cannot belong to two blocks; give "
                     "each its own"
                 )
+    return blocks
 
 
 def whole(model: nn.Module) -> Block:
     """The model as one block, whose local gradient is the whole gradient: backprop."""
-    name = type(model).__name__
-    if isinstance(model, nn.Sequential) and len(model) > 1 and _ends_in_activation(model):
-        return Block(0, name, model[:-1], activation=model[-1])
+    name, chained = type(model).__name__, isinstance(model, nn.Sequential) and not hooked(model)
+    modules: Any = model if chained else ()
+    if len(modules) > 1 and _is_activation(modules[-1]):
+        return Block(0, name, modules[:-1], activation=modules[-1])
     return Block(0, name, model)
 
 
@@ -321,48 +304,31 @@ def leaves_of(
         yield name or type(module).__name__, module
 
 
-def _opened(leaves: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
+def _opened(leaves: list[tuple[str, nn.Module]]) -> Iterator[tuple[str, nn.Module]]:
     """The leaves with every `nn.RNN` replaced by its layers, which share its parameters."""
-    opened: list[tuple[str, nn.Module]] = []
     for i, (name, module) in enumerate(leaves):
-        if isinstance(module, (nn.RNN, SequenceLayer)):
-            _refuse_changed(name, module)
+        if not _is_tap(module):  # no gradient runs through a frozen one
+            _refuse(name, module)
         if type(module) is nn.RNN:
-            sequence = feeds_recurrent([m for _, m in leaves[i + 1 :]])
-            layers = list(views(module, sequence))
+            layers = views(module, feeds_recurrent([m for _, m in leaves[i + 1 :]]))
             many = module.num_layers > 1
-            opened += [(f"{name}.{k}" if many else name, m) for k, m in enumerate(layers)]
+            yield from ((f"{name}.{k}" if many else name, m) for k, m in enumerate(layers))
         else:
-            opened.append((name, module))
-    return opened
-
-
-def _refuse_changed(name: str, module: nn.Module) -> None:
-    """Refuse hooks on a recurrent layer, and weights that are computed from others.
-
-    Its gradients are written out, and would pass them by.
-    """
-    hooks = any(hooked(m) or is_parametrized(m) for m in module.modules())
-    if hooks or any(p._backward_hooks for p in module.parameters()):
-        raise TpsgdError(
-            f"{type(module).__name__} (module {name!r}) has hooks or a parametrization, such as "
-            "weight_norm, which the gradients of recurrent layers do not know: remove them, or "
-            "train the model with tpsgd.fit_backprop"
-        )
+            yield name, module
 
 
 def _refuse(name: str, module: nn.Module) -> None:
-    if getattr(module, "is_tap", False):  # frozen: no gradient runs through it
-        return
+    """Refuse a module whose gradient would be wrong, or not local."""
+    kind = f"{type(module).__name__} (module {name!r})"
     if isinstance(module, _ATTENTION):
         raise TpsgdError(
-            f"{type(module).__name__} (module {name!r}) is not supported as a layer of "
-            "nn.Sequential, because it has several inputs: put it into a module of your own that "
-            "calls it, or take nn.TransformerEncoderLayer(..., batch_first=True)"
+            f"{kind} is not supported as a layer of nn.Sequential, because it has several inputs: "
+            "put it into a module of your own that calls it, or take "
+            "nn.TransformerEncoderLayer(..., batch_first=True)"
         )
+    reads_sequences = type(module) is nn.RNN or isinstance(module, SequenceLayer)
     for inner_name, m in module.named_modules():
-        nested = inner_name and isinstance(m, SequenceLayer)
-        if nested or isinstance(m, _RECURRENT):
+        if not (reads_sequences and m is module) and isinstance(m, (*_RECURRENT, SequenceLayer)):
             where = f"{name}.{inner_name}" if inner_name else name
             raise TpsgdError(
                 f"{type(m).__name__} (module {where!r}) is not supported: its gradient would run "
@@ -370,13 +336,23 @@ def _refuse(name: str, module: nn.Module) -> None:
                 "nn.Sequential, compute its outputs once and fit on those, or train a module whose "
                 "forward calls it and returns one tensor with tpsgd.fit_backprop"
             )
+        if reads_sequences and (hooked(m) or is_parametrized(m) or _hooked_parameters(m)):
+            raise TpsgdError(
+                f"{kind} has hooks or a parametrization, such as weight_norm, which the gradients "
+                "of recurrent layers do not know: remove them, or train the model with "
+                "tpsgd.fit_backprop"
+            )
         if isinstance(module, _ENCODERS) and not getattr(m, "batch_first", True):
             raise TpsgdError(
-                f"{type(module).__name__} (module {name!r}) takes (tokens, batch, width): its "
-                "attention would run across samples; make it with batch_first=True"
+                f"{kind} takes (tokens, batch, width): its attention would run across samples; "
+                "make it with batch_first=True"
             )
         if any(isinstance(p, nn.UninitializedParameter) for p in m.parameters(recurse=False)):
             raise TpsgdError(f"{name!r} is lazy: run one batch through the model first")
+
+
+def _hooked_parameters(module: nn.Module) -> bool:
+    return any(p._backward_hooks for p in module.parameters())
 
 
 def _is_layer(module: nn.Module) -> bool:
@@ -389,11 +365,6 @@ def _is_layer(module: nn.Module) -> bool:
 
 def _is_activation(module: nn.Module) -> bool:
     return type(module).__module__ == nn.ReLU.__module__ or derivative_known(module)
-
-
-def _ends_in_activation(model: nn.Sequential) -> bool:
-    """Whether its activation can be cut off, as no hook of the model looks at both parts."""
-    return _is_activation(model[-1]) and not hooked(model)
 
 
 def _around_activation(
@@ -511,28 +482,22 @@ def footprints(blocks: list[Block], x: Tensor) -> list[Footprint]:
 
     Blocks compute in evaluation mode: the statistics of batch norms stay as they are.
     """
-    with modes_restored(*(m for block in blocks for m in block.modules)):
-        return _footprints(blocks, x.clone())  # its first module may write into its input
-
-
-def _footprints(blocks: list[Block], x: Tensor) -> list[Footprint]:
     parameters = {p.untyped_storage()._cdata for b in blocks for p in b.named_parameters().values()}
     prints, tensors = [], []  # all tensors live on, so that no address is used twice
-    for block in blocks:
-        block.train(False)
-        before = len(tensors)
-        with (
-            torch.enable_grad(),
-            torch.autograd.graph.saved_tensors_hooks(
-                lambda t: tensors.append(t.detach()), lambda _: torch.empty(0)
-            ),
-        ):
-            for function in block.functions(Place.END):
-                x = function(x)
-        storages = [t.untyped_storage() for t in tensors[before:]]
-        stored = {s._cdata: s.nbytes() for s in storages if s._cdata not in parameters}
-        prints.append(Footprint(stored, max([x.nbytes, *stored.values()])))
-        x = x.detach()
+    pack, unpack = lambda t: tensors.append(t.detach()), lambda _: torch.empty(0)
+    with modes_restored(*(m for block in blocks for m in block.modules)):
+        shapes(blocks, x.clone())  # names a layer that does not fit, and sets the mode
+        x = x.clone()  # the first module may write into its input
+        for block in blocks:
+            before = len(tensors)
+            hooks = torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+            with torch.enable_grad(), hooks:
+                for function in block.functions(Place.END):
+                    x = function(x)
+            storages = [t.untyped_storage() for t in tensors[before:]]
+            stored = {s._cdata: s.nbytes() for s in storages if s._cdata not in parameters}
+            prints.append(Footprint(stored, max([x.nbytes, *stored.values()])))
+            x = x.detach()
     return prints
 
 

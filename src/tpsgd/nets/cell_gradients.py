@@ -12,7 +12,6 @@ dimension of restarts.
 """
 
 from collections.abc import Callable
-from math import prod
 from typing import NamedTuple
 
 import torch
@@ -39,30 +38,33 @@ class StepWindow(NamedTuple):
     values: Tensor
 
 
-class WindowLoss(NamedTuple):
-    """The objective's loss and derivative on a window, and their share of the batch's mean."""
+class SummedLoss:
+    """The loss of a batch and its derivatives for the objective's tensors, summed over windows."""
 
-    local: LossAndGrads
-    share: float
+    def __init__(self) -> None:
+        self.loss: Tensor | None = None
+        self.dtensors: list[Tensor] = []
+        self.logits: Tensor | None = None  # of the last step
 
-
-class WindowMemory(NamedTuple):
-    """Memory for the longest window and all rows of a batch, taken once for the batch."""
-
-    z: Tensor
-    states: Tensor
-    ones: Tensor
-    units: int
+    def add_loss(self, local: LossAndGrads, share: float, rows: int) -> None:
+        """Add the loss of a window of so many rows, times its share of the batch's mean."""
+        if self.loss is None:
+            self.loss = local.loss * share
+            self.dtensors = [t * share for t in local.dtensors]
+        else:
+            self.loss.add_(local.loss, alpha=share)
+            for total, t in zip(self.dtensors, local.dtensors, strict=True):
+                total.add_(t, alpha=share)
+        self.logits = None if local.logits is None else local.logits[..., -rows:, :]
 
 
 class Steps(NamedTuple):
-    """A window of steps as views of its memory; each window overwrites the one before.
+    """The memory of a window of steps, and views of it; the next window overwrites it.
 
     Steps have the shape `(..., steps, rows, units)`, samples `(..., steps * rows, units)`: there,
     each step of a sequence counts as a sample.
     """
 
-    shape: tuple[int, int]  # steps and rows
     z: Tensor  # inputs of sigma; its outputs, if they are enough for the derivative and a < 1
     states: Tensor  # the state after each step
     z_of_samples: Tensor
@@ -74,17 +76,13 @@ class Steps(NamedTuple):
     ones: Tensor  # `(..., 1, steps * rows)`: a product with it sums over samples
 
     @classmethod
-    def within(cls, memory: WindowMemory, lead: tuple[int, ...], steps: int, rows: int) -> "Steps":
-        """The views of a window of this many steps and rows."""
-
-        def part(numbers: Tensor, *shape: int) -> Tensor:
-            return numbers[: prod(lead) * prod(shape)].view(*lead, *shape)
-
-        z = part(memory.z, steps, rows, memory.units)
-        trail = part(memory.states, steps + 1, rows, memory.units)
+    def empty(cls, like: Tensor, steps: int, rows: int) -> "Steps":
+        """Memory for a window of states like these, `(..., all rows, units)`."""
+        *lead, _, units = like.shape
+        z = like.new_empty(*lead, steps, rows, units)
+        trail = like.new_empty(*lead, steps + 1, rows, units)
         old, new = trail[..., :-1, :, :], trail[..., 1:, :, :]
         return cls(
-            (steps, rows),
             z,
             new,
             z_of_samples=z.flatten(-3, -2),
@@ -93,77 +91,69 @@ class Steps(NamedTuple):
             first=trail[..., 0, :, :],
             last=trail[..., -1, :, :],
             each=tuple(zip(z.unbind(-3), old.unbind(-3), new.unbind(-3), strict=True)),
-            ones=part(memory.ones, 1, steps * rows),
+            ones=like.new_ones(*lead, 1, steps * rows),
         )
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Steps and rows."""
+        return self.z.shape[-3], self.z.shape[-2]
 
-class CellGradients:
+
+class CellGradients(SummedLoss):
     """A cell that reads a batch: its state, and the sums of its gradients while it learns.
 
-    `shape` is of the longest window, `(..., steps, rows)`: its memory is taken once for a batch.
-    `objective(start, steps)` is the objective of the states; with `before`, of the inputs of sigma.
+    `rows` is the shape of a batch, `(..., rows)`. `objective(start, steps)` is the loss of a window
+    of states and its share of the batch's mean; with `before`, of the inputs of sigma.
     """
 
     def __init__(
         self,
         weights: CellWeights,
-        shape: tuple[int, ...],
-        objective: Callable[[int, Steps], WindowLoss] | None = None,
+        rows: tuple[int, ...],
+        objective: Callable[[int, Steps], tuple[LossAndGrads, float]] | None = None,
         learns: bool = False,
         before: bool = False,
     ) -> None:
-        self.weights, self.shape, self.objective, self.learns = weights, shape, objective, learns
-        before = before and objective is not None
-        self.before, self.in_place = before, weights.act.from_output and not before
-        self.h = weights.h.new_zeros(*shape[:-2], shape[-1], weights.h.shape[-1])
-        self.memory: WindowMemory | None = None
+        super().__init__()
+        self.weights, self.objective, self.learns = weights, objective, learns
+        self.before = before and objective is not None
+        self.in_place = weights.act.from_output and not self.before
+        self.last = weights.h.new_zeros(*rows, weights.h.shape[-1])  # once all windows are read
         self.steps: Steps | None = None
         self.table: Tensor | None = None  # tokens: a row per token
         self.sums: dict[str, Tensor] = {}
-        self.loss: Tensor | None = None
-        self.dtensors: list[Tensor] = []
-        self.logits: Tensor | None = None  # of the last step
 
     def read(self, window: StepWindow) -> Tensor:
         """The states after each step of a window, until the next window is read."""
         x = window.values
         tokens = not x.is_floating_point()
-        steps = self._steps(*(x.shape[-2:] if tokens else x.shape[-3:-1]))
+        steps = self._memory(*(x.shape[-2:] if tokens else x.shape[-3:-1]))
         x = x.flatten(-2) if tokens else x.flatten(-3, -2)
         self._drive(x, steps.z_of_samples)
         self._unroll(steps)
         if self.objective is not None:
-            loss = self.objective(window.start, steps)
-            self._add_loss(loss, steps)
+            local, share = self.objective(window.start, steps)
+            self.add_loss(local, share, steps.shape[1])
             if self.learns:
-                dz, share = self._through_activation(loss, steps)
-                self._add_gradients(x, steps, dz, share)
+                self._add_gradients(x, steps, *self._through_activation(local.dy, share, steps))
         return steps.states
 
     def finish(self) -> None:
-        """Keep the last states, and free the memory of a window."""
-        self._keep_state()
-        self.memory = self.steps = None
+        """Copy the last states out of the memory of a window, and free it."""
+        if self.steps is not None:
+            self.last[..., : self.steps.shape[1], :] = self.steps.last
+        self.steps = None
 
-    def _steps(self, count: int, rows: int) -> Steps:
+    def _memory(self, count: int, rows: int) -> Steps:
         """The memory of a window of this many steps and rows, the state before it filled in."""
         if self.steps is not None and self.steps.shape == (count, rows):
             self.steps.first.copy_(self.steps.last)
             return self.steps
-        self._keep_state()
-        (*lead, longest, most), units = self.shape, self.h.shape[-1]
-        if self.memory is None:
-            state = prod(lead) * most * units
-            z, states = (self.h.new_empty(n * state) for n in (longest, longest + 1))
-            self.memory = WindowMemory(z, states, self.h.new_ones(longest * state // units), units)
-        self.steps = Steps.within(self.memory, tuple(lead), count, rows)
-        self.steps.first.copy_(self.h[..., :rows, :])
+        self.finish()
+        self.steps = Steps.empty(self.last, count, rows)
+        self.steps.first.copy_(self.last[..., :rows, :])
         return self.steps
-
-    def _keep_state(self) -> None:
-        """Copy the last states out of the memory of a window."""
-        if self.steps is not None:
-            self.h[..., : self.steps.shape[1], :] = self.steps.last
 
     def _drive(self, x: Tensor, z: Tensor) -> None:
         """Write X_t W_X + b of every step in the window into z."""
@@ -196,27 +186,15 @@ class CellGradients:
             for z, h, new in steps.each:
                 act.forward_(add_product(z, h, recur, out=new))
 
-    def _through_activation(self, loss: WindowLoss, steps: Steps) -> tuple[Tensor, float]:
+    def _through_activation(self, dy: Tensor, share: float, steps: Steps) -> tuple[Tensor, float]:
         """The derivative of the window's loss with respect to z, but for a factor."""
-        dy, W = loss.local.dy.reshape(steps.z_of_samples.shape), self.weights
+        dy, W = dy.reshape(steps.z_of_samples.shape), self.weights
         if self.before:
-            return dy, loss.share
+            return dy, share
         from_states = self.in_place and W.leak == 1
         value = steps.states_of_samples if from_states else steps.z_of_samples
         into = dy if dy.is_contiguous() else None
-        return W.act.backward(dy, value, into), loss.share * W.leak
-
-    def _add_loss(self, loss: WindowLoss, steps: Steps) -> None:
-        local, share = loss
-        if self.loss is None:
-            self.loss = local.loss * share
-            self.dtensors = [t * share for t in local.dtensors]
-        else:
-            self.loss.add_(local.loss, alpha=share)
-            for total, t in zip(self.dtensors, local.dtensors, strict=True):
-                total.add_(t, alpha=share)
-        if local.logits is not None:
-            self.logits = local.logits[..., -steps.shape[1] :, :]
+        return W.act.backward(dy, value, into), share * W.leak
 
     def _add_gradients(self, x: Tensor, steps: Steps, dz: Tensor, share: float) -> None:
         """Add a window's gradients to the sums."""

@@ -8,7 +8,7 @@ long sequences" (2023): lambda = exp(-exp(nu_log) + i exp(theta_log)) begins in 
 disc, gamma = exp(gamma_log) as sqrt(1 - |lambda|^2), so that states begin with inputs' size. The
 gate is the paper's GLU, (W v + w) * sigmoid(V v + v_0), and the norm a layer norm, here at the end:
 what the next layer reads has a known size. D is a matrix, because inputs and units may differ. All
-numbers are real: a complex number is a pair. `unrolled_diagonal` trains the layer by itself.
+numbers are real: a complex number is a pair. `unrolled` trains the layer without a graph.
 """
 
 import math
@@ -186,46 +186,36 @@ class Diagonal(SequenceLayer):
         self.weight_d = nn.Parameter(torch.randn(units, inputs) / math.sqrt(inputs))
         self.gate = nn.Parameter(torch.randn(2 * units, units) / math.sqrt(units))
         self.gate_bias = nn.Parameter(torch.zeros(2 * units))
-        self.norm, self.norm_bias = (
-            nn.Parameter(torch.ones(units)),
-            nn.Parameter(torch.zeros(units)),
-        )
+        self.norm = nn.Parameter(torch.ones(units))
+        self.norm_bias = nn.Parameter(torch.zeros(units))
 
     @property
     def inputs(self) -> int:
-        """Features of a step, or the number of tokens."""
         return self.weight_b.shape[-1]
 
     @property
     def hidden(self) -> int:
-        """Outputs of a step."""
         return self.weight_c.shape[0]
 
     @property
     def states(self) -> int:
-        """Complex numbers of the state."""
         return self.weight_b.shape[0]
 
     def extra_repr(self) -> str:
-        """What `print` shows."""
         states = "" if self.states == self.hidden else f", states={self.states}"
         sequence = ", sequence=True" if self.sequence else ""
         loss_at = f", loss_at={self.loss_at.value!r}"
         return f"{self.inputs}, {self.hidden}{states}{loss_at}{sequence}"
 
-    def forward(self, x: Sequences | PackedSequence, state: Tensor | None = None) -> Sequences:
-        """The last output, the mean over time, or all outputs; `state` as in `read`."""
+    def forward(self, x: Sequences | PackedSequence) -> Sequences:
+        """The last output, the mean over time, or all outputs."""
         x = as_sequences(x, self)
-        lengths = x.lengths if isinstance(x, Padded) else None
-        data = aligned_at_end(x) if isinstance(x, Padded) else x
-        if lengths is not None and state is not None:
-            raise TpsgdError("sequences of different lengths begin without a state")
-        outputs, state = self._read(data, state, lengths, keep=self.sequence)
+        if not isinstance(x, Padded):
+            return self._read(x, None, None, keep=self.sequence)[0]
+        outputs, _ = self._read(aligned_at_end(x), None, x.lengths, keep=self.sequence)
         if not self.sequence:
             return outputs
-        if lengths is None:
-            return outputs
-        return Padded(aligned_at_start(outputs, lengths, x.shape[1]), lengths)
+        return Padded(aligned_at_start(outputs, x.lengths, x.shape[1]), x.lengths)
 
     def read(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """All outputs of some steps, and the state `(batch, states, 2)` after them.
@@ -253,7 +243,13 @@ class Diagonal(SequenceLayer):
             window = x[:, start:stop].transpose(0, 1)
             inside = None if lengths is None else steps_inside(lengths, start, stop, x.device)
             scan = scan if stop - start == scan.steps else Scan(W.nu, W.theta, stop - start)
-            states, flat = self._states(W, scan, window, h, inside)
+            if inside is not None and x.is_floating_point():
+                window = window * inside.unsqueeze(-1)
+            flat = window.flatten(0, 1)
+            b = driven(W, flat).view(int(self.states), 2, scan.steps, -1)
+            if inside is not None and not x.is_floating_point():
+                b = b * inside
+            states = scan.states(b, h)
             h = states[..., -1, :]
             if all_steps:
                 y = features(W, states.flatten(0, 1).flatten(1), flat, False)["y"]
@@ -270,18 +266,6 @@ class Diagonal(SequenceLayer):
             return outputs[0], state
         count = steps if lengths is None else lengths.to(x.device).unsqueeze(1)
         return torch.stack(outputs).sum(0) / count, state
-
-    def _states(
-        self, W: DiagonalWeights, scan: Scan, x: Tensor, h: Tensor | None, inside: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """The states of some steps `(steps, rows, inputs)`, and these steps as samples."""
-        if inside is not None and x.is_floating_point():
-            x = x * inside.unsqueeze(-1)
-        flat = x.flatten(0, 1)
-        b = driven(W, flat).view(int(self.states), 2, scan.steps, -1)
-        if inside is not None and not x.is_floating_point():
-            b = b * inside
-        return scan.states(b, h), flat
 
 
 def _check(

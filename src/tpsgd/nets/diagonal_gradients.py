@@ -11,10 +11,21 @@ long-range dependencies", 2023). With s the steps of a window of W, log lambda =
     dh/dlog gamma   h itself
 
 So nothing before the window is stored, and the gradient is that of backpropagation through time
-within the layer. If the whole sequence is one window there are no traces. Tensors have the shapes
-of `maths.scan`, and may have a leading dimension of restarts.
+within the layer. If the whole sequence is one window there are no traces. The loss is in one of
+three places:
+
+    every   each window's losses are known when it has been read
+    last    one loss at the end: its derivative meets the traces, or the only window
+    mean    one loss at the end, but it depends on every step: sequences are read twice, first for
+            the mean over time, then with the derivative, which is the same at each step
+
+Sequences of different lengths are aligned at their ends, with zeros before them: zeros leave the
+state at zero. Tensors have the shapes of `maths.kernels.scan`, and may have a leading dimension of
+restarts.
 """
 
+from collections.abc import Callable
+from functools import cache, partial
 from typing import NamedTuple
 
 import torch
@@ -22,7 +33,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tpsgd.maths.kernels.scan import Scan, as_matrix, powers
-from tpsgd.nets.diagonal import DiagonalWeights, Features, driven, features
+from tpsgd.nets.cell_gradients import StepWindow, SummedLoss
+from tpsgd.nets.diagonal import Diagonal, DiagonalWeights, Features, LossAt, driven, features
+from tpsgd.nets.padded import steps_inside
+from tpsgd.objectives import LossAndGrads
 
 aten = torch.ops.aten
 
@@ -55,23 +69,21 @@ class DiagonalWindow(NamedTuple):
     inside: Tensor | None  # `(steps, rows)`: which steps belong to the sequences
 
 
-class DiagonalGradients:
+class DiagonalGradients(SummedLoss):
     """A diagonal layer that reads a batch: its state, traces, and the sums of its gradients.
 
     `traces`: it learns from more than one window.
     """
 
     def __init__(self, W: DiagonalWeights, traces: bool = False) -> None:
+        super().__init__()
         self.W, self.traces = W, traces
         self.state: Tensor | None = None  # before the next window
         self.trace_of_log: Tensor | None = None  # F
         self.trace_of_drive: Tensor | None = None  # E, `(..., states, 2, rows * inputs)`
         self.sums: dict[str, Tensor] = {}
-        self.loss: Tensor | None = None
-        self.dtensors: list[Tensor] = []
-        self.logits: Tensor | None = None
-        self._scans: dict[int, Scan] = {}
-        self._onwards: dict[int, Onward] = {}
+        self._scan = cache(partial(Scan, W.nu, W.theta))  # by the steps of a window
+        self._onward = cache(partial(Onward.over, W))
 
     def window(self, x: Tensor, inside: Tensor | None) -> DiagonalWindow:
         """A window's inputs, driven into the states."""
@@ -86,10 +98,7 @@ class DiagonalGradients:
 
     def states(self, window: DiagonalWindow) -> Tensor:
         """The states of all steps of a window."""
-        steps = window.b.shape[-2]
-        if steps not in self._scans:
-            self._scans[steps] = Scan(self.W.nu, self.W.theta, steps)
-        return self._scans[steps].states(window.b, self.state)
+        return self._scan(window.b.shape[-2]).states(window.b, self.state)
 
     def features(self, window: DiagonalWindow, h: Tensor, learns: bool) -> Features:
         """The outputs of all steps of a window."""
@@ -114,11 +123,6 @@ class DiagonalGradients:
         if self.traces:
             self._filter(onward, window)
 
-    def _onward(self, steps: int) -> Onward:
-        if steps not in self._onwards:
-            self._onwards[steps] = Onward.over(self.W, steps)
-        return self._onwards[steps]
-
     def _filter(self, onward: Onward, window: DiagonalWindow) -> None:
         """Carry the trace E of the input's weights to the end of a window."""
         x = window.x
@@ -137,7 +141,7 @@ class DiagonalGradients:
         It takes the memory of h, f and dy.
         """
         g = self._through_features(f, h.flatten(-4, -3).flatten(-2), window.samples, dy)
-        d, start = self._scans[h.shape[-2]].adjoints(g.view(h.shape))
+        d, start = self._scan(h.shape[-2]).adjoints(g.view(h.shape))
         d = d if window.inside is None else d * window.inside
         self._add_product("log", d.flatten(-2), h.sub_(window.b).flatten(-2).mT)
         self._add_input_product("drive", d.flatten(-4, -3).flatten(-2), window.samples)
@@ -240,3 +244,131 @@ def _last(window: DiagonalWindow) -> Tensor:
     """The last inputs of a window."""
     tokens = not window.x.is_floating_point()
     return window.x.select(-2 if tokens else -3, -1)
+
+
+class DiagonalCell(DiagonalGradients):
+    """A diagonal layer that reads a batch window by window and learns from the loss where it is.
+
+    Args:
+        layer: says where the loss is, and whether all outputs are asked for.
+        W: its weights.
+        steps: of the longest sequence; `span` of them are a window.
+        lengths: of the sequences, if they differ.
+        objective: the loss of the outputs of some samples, from these and their signals.
+        signals: `(steps, rows) -> ` the signals of so many steps; None: no loss is computed.
+        learns: sum the gradients of the loss.
+    """
+
+    def __init__(
+        self,
+        layer: Diagonal,
+        W: DiagonalWeights,
+        steps: int,
+        span: int,
+        lengths: Tensor | None,
+        objective: Callable[[Tensor, Tensor], LossAndGrads],
+        signals: Callable[[int, int], Tensor] | None,
+        learns: bool,
+    ) -> None:
+        self.learns = learns and signals is not None
+        super().__init__(W, traces=self.learns and span < steps)
+        self.at, self.sequence = layer.loss_at, layer.sequence
+        self.steps, self.span, self.lengths = steps, span, lengths
+        self.objective, self.signals = objective, signals
+        self.total: Tensor | None = None  # of outputs over time
+        self.dy: Tensor | None = None  # the derivative with respect to the mean, once it is known
+        self.last: Tensor | None = None  # what a layer without `sequence` returns
+        self.end: DiagonalWindow | None = None
+
+    @property
+    def reads_twice(self) -> bool:
+        """Whether the loss of several windows is known at the end alone, but not by traces."""
+        return self.learns and self.at is LossAt.MEAN and self.span < self.steps
+
+    def begin_again(self, first: "DiagonalCell") -> None:
+        """Take the mean over time and its loss from a first reading."""
+        self.last, self.dy = first.last, first.dy
+        self.loss, self.dtensors, self.logits = first.loss, first.dtensors, first.logits
+
+    def read(self, steps: StepWindow) -> Tensor | None:
+        """The outputs of a window, if the layer returns all; learn from it."""
+        final, x = steps.start + self.span >= self.steps, steps.values
+        stop = min(steps.start + self.span, self.steps)
+        inside = self.lengths
+        if inside is not None:
+            inside = steps_inside(inside, steps.start, stop, x.device)
+        window, y = self.window(x, inside), None
+        measured = self.at is LossAt.EVERY and self.signals is not None
+        if self.sequence or measured or self.at is LossAt.MEAN:
+            h = self.states(window)
+            f = self.features(window, h, self.learns and self.at is not LossAt.LAST)
+            y = f.pop("y")
+            if self.at is LossAt.MEAN and self.last is None:
+                self._add_to_mean(y, window, final)
+            dy = self._of_every_step(y, window) if measured else self._share_of_mean(y, window)
+            if self.learns and dy is not None:
+                self.learn(window, h, f, dy)
+        if not final or self.at is not LossAt.MEAN:
+            self.go_on(window)
+        self.end = window if final else None
+        return y.unflatten(-2, window.b.shape[-2:]) if y is not None and self.sequence else None
+
+    def finish(self) -> None:
+        """After the last window: the output, and the loss of the last step."""
+        if self.at is LossAt.MEAN:
+            return
+        assert self.end is not None
+        f = self.at_end(self.end)
+        self.last = f.pop("y")
+        dy = self._loss_at_end(self.last) if self.at is LossAt.LAST else None
+        if dy is not None and self.learns:
+            self.learn_at_end(self.end, f, dy)
+
+    def _of_every_step(self, y: Tensor, window: DiagonalWindow) -> Tensor | None:
+        """Add the loss of a window's steps, each a sample; its derivative, to learn from."""
+        assert self.signals is not None
+        (steps, rows), inside = window.b.shape[-2:], window.inside
+        s = self.signals(steps, rows)
+        if inside is None:
+            local, share = self.objective(y, s), steps * rows / (self.steps * rows)
+            self.add_loss(local, share, rows)
+            return local.dy.reshape(y.shape).contiguous().mul_(share) if self.learns else None
+        assert self.lengths is not None
+        chosen = inside.flatten().nonzero().squeeze(1)
+        local, share = self.objective(y[chosen], s[chosen]), len(chosen) / int(self.lengths.sum())
+        self.add_loss(local, share, rows)
+        if not self.learns:
+            return None
+        return torch.zeros_like(y).index_copy_(0, chosen, local.dy.reshape(len(chosen), -1) * share)
+
+    def _add_to_mean(self, y: Tensor, window: DiagonalWindow, final: bool) -> None:
+        """Sum outputs over time; at the end take their mean, and the derivative of its loss."""
+        y = y.unflatten(-2, window.b.shape[-2:])
+        y = y if window.inside is None else y * window.inside.unsqueeze(-1)
+        total = y.sum(-3)
+        self.total = total if self.total is None else self.total.add_(total)
+        if final:
+            self.last = self.total / self._counts(total.device)
+            self.dy = self._loss_at_end(self.last)
+
+    def _share_of_mean(self, y: Tensor, window: DiagonalWindow) -> Tensor | None:
+        """The derivative of the mean's loss for the outputs of a window, once it is known."""
+        if self.dy is None or not self.learns:
+            return None
+        share = (self.dy / self._counts(y.device)).unsqueeze(-3)
+        if window.inside is not None:
+            return (window.inside.unsqueeze(-1) * share).flatten(-3, -2)
+        each = share.expand(*share.shape[:-3], window.b.shape[-2], *share.shape[-2:])
+        return each.flatten(-3, -2).contiguous()  # of one sample it would be a view
+
+    def _counts(self, device: torch.device) -> int | Tensor:
+        """The steps of each sequence."""
+        return self.steps if self.lengths is None else self.lengths.to(device).unsqueeze(-1)
+
+    def _loss_at_end(self, y: Tensor) -> Tensor | None:
+        """Note a loss that is taken once for a sequence; its derivative."""
+        if self.signals is None:
+            return None
+        local = self.objective(y, self.signals(1, y.shape[-2]))
+        self.add_loss(local, 1.0, y.shape[-2])
+        return local.dy.reshape(y.shape).contiguous()

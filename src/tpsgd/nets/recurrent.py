@@ -16,7 +16,6 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from tpsgd.common.errors import TpsgdError
 from tpsgd.nets import inits
-from tpsgd.nets.activations import activation as with_derivative
 from tpsgd.nets.activations import derivative_known
 from tpsgd.nets.diagonal import Diagonal
 from tpsgd.nets.inits import Init
@@ -125,21 +124,17 @@ class Recurrent(SequenceLayer):
 
     @property
     def inputs(self) -> int:
-        """Features of a step, or the number of tokens."""
         return self.cells[0].weight_x.shape[1]  # type: ignore[union-attr, return-value]
 
     @property
     def hidden(self) -> int:
-        """Units of the state of one direction."""
         return self.cells[0].weight_x.shape[0]  # type: ignore[union-attr, return-value]
 
     @property
     def bidirectional(self) -> bool:
-        """Whether a second cell reads backwards."""
         return len(self.cells) > 1
 
     def extra_repr(self) -> str:
-        """What `print` shows."""
         bidirectional = ", bidirectional" if self.bidirectional else ""
         sequence = ", sequence=True" if self.sequence else ""
         return f"{self.inputs}, {self.hidden}, leak={self.leak:g}{bidirectional}{sequence}"
@@ -163,10 +158,8 @@ class Recurrent(SequenceLayer):
         self, cell: Any, x: Sequences, backwards: int, state: Tensor | None
     ) -> tuple[Tensor, list[Tensor]]:
         """One cell over whole sequences: its last state, and those of all steps if `sequence`."""
-        data = x.data if isinstance(x, Padded) else x
-        act = with_derivative(self.activation)
-        assert act is not None
-        lengths = x.lengths.to(data.device) if isinstance(x, Padded) else None
+        data, lengths = (x.data, x.lengths) if isinstance(x, Padded) else (x, None)
+        lengths = None if lengths is None else lengths.to(data.device)
         # all steps in one product if autograd stores them anyway (unbind's gradient is one stack)
         drive = _drive(cell, data).unbind(1) if torch.is_grad_enabled() else None
         recur = cell.weight_h.T
@@ -174,48 +167,12 @@ class Recurrent(SequenceLayer):
         states, steps = [], range(data.shape[1])
         for t in reversed(steps) if backwards else steps:
             z = _drive(cell, data[:, t]) if drive is None else drive[t]
-            c = act.forward(torch.addmm(z, h, recur))
+            c = self.activation(torch.addmm(z, h, recur))
             new = c if self.leak == 1 else torch.lerp(h, c, self.leak)
             h = new if lengths is None else torch.where((lengths > t).unsqueeze(1), new, h)
             if self.sequence:
                 states.append(h)
         return h, states[::-1] if backwards else states
-
-    def __prepare_scriptable__(self) -> nn.Module:
-        """What `torch.jit.script` compiles in place of this layer."""
-        return ScriptableRecurrent(self)
-
-
-class ScriptableRecurrent(nn.Module):
-    """A recurrent layer as `torch.jit.script` can compile it; it shares the layer's weights.
-
-    It reads real sequences `(batch, steps, inputs)` of one length, and any number of steps.
-    """
-
-    def __init__(self, layer: Recurrent) -> None:
-        super().__init__()
-        self.cells, self.activation = layer.cells, layer.activation
-        self.leak, self.sequence = layer.leak, layer.sequence
-
-    def forward(self, x: Tensor) -> Tensor:
-        """As of `Recurrent`."""
-        outputs: list[Tensor] = []
-        for way, cell in enumerate(self.cells):
-            drive, recur = F.linear(x, cell.weight_x), cell.weight_h.t()  # pyright: ignore
-            if cell.bias_x is not None:
-                drive = drive + cell.bias_x + cell.bias_h  # pyright: ignore
-            h = torch.zeros_like(drive[:, 0])
-            states: list[Tensor] = []
-            for i in range(x.shape[1]):
-                t = x.shape[1] - 1 - i if way == 1 else i
-                c = self.activation(torch.addmm(drive[:, t], h, recur))  # pyright: ignore
-                h = torch.lerp(h, c, self.leak)
-                states.append(h)
-            if self.sequence:
-                h = torch.stack(states, 1)
-                h = h.flip(1) if way == 1 else h
-            outputs.append(h)
-        return torch.cat(outputs, -1)
 
 
 _TORCH_NAMES = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
@@ -240,10 +197,8 @@ class Joined(nn.Module):
         self.rnn, self.sequence = rnn, sequence
 
     def forward(self, x: Sequences | PackedSequence) -> Sequences:
-        """One of the two outputs of `rnn(x)`."""
         x = as_sequences(x, Recurrent.view(self.rnn, 0, True))
-        lengths = x.lengths if isinstance(x, Padded) else None
-        data = x.data if isinstance(x, Padded) else x
+        data, lengths = (x.data, x.lengths) if isinstance(x, Padded) else (x, None)
         if not data.is_floating_point():
             data = F.one_hot(data, self.rnn.input_size).to(self.rnn.weight_ih_l0.dtype)  # type: ignore
         inputs = data
@@ -258,10 +213,9 @@ class Joined(nn.Module):
 
 
 class Chain(nn.Sequential):
-    """An `nn.Sequential` that takes sequences of different lengths."""
+    """An `nn.Sequential` that takes padded sequences: its modules act on every time step."""
 
     def forward(self, input: Any) -> Any:
-        """Modules between recurrent layers act on every time step."""
         for module in self:
             input = through(module, input)
         return input

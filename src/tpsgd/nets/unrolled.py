@@ -1,8 +1,9 @@
-"""How a recurrent block learns: it reads a batch to its end while `cell_gradients` sums gradients.
+"""How a recurrent block learns: it reads a batch to its end while its cells sum their gradients.
 
-Only one window of a few steps and the sums are in memory, however long the sequences are. If the
-next block is recurrent, too, it pulls the states window by window: the unrolled batch of the first
-block is the input of the second.
+The cells are those of `cell_gradients` or of `diagonal_gradients`. Only one window of a few steps
+and the sums are in memory, however long the sequences are; a diagonal layer reads tokens, and
+sequences that are short, as one window. If the next block is recurrent, too, it pulls the states
+window by window: the unrolled batch of the first block is the input of the second.
 
 The nearest relative is OSTTP (Ortner, Pes, Gentinetta, Frenkel & Pantazi, "Online spatio-temporal
 learning with target projection", 2023). It has eligibility traces where the paper, and this module,
@@ -10,7 +11,8 @@ have the inputs of the time step.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -18,15 +20,26 @@ from torch import Tensor
 
 from tpsgd.nets.activations import activation
 from tpsgd.nets.blocks import Block
-from tpsgd.nets.cell_gradients import CellGradients, CellWeights, Steps, StepWindow, WindowLoss
+from tpsgd.nets.cell_gradients import CellGradients, CellWeights, Steps, StepWindow
 from tpsgd.nets.closed_form import Params
-from tpsgd.nets.padded import Padded, Sequences, as_sequences, through
+from tpsgd.nets.diagonal import Diagonal, DiagonalWeights, LossAt
+from tpsgd.nets.diagonal_gradients import DiagonalCell
+from tpsgd.nets.padded import (
+    Padded,
+    Sequences,
+    aligned_at_end,
+    aligned_at_start,
+    as_sequences,
+    through,
+)
 from tpsgd.nets.stacked import over_dimension
 from tpsgd.objectives import IDLE, LossAndGrads, Objective
 from tpsgd.rules import Place
 
 FIRST_FEW = 4  # windows; a longest and a shorter one are among them, whichever way they are read
+WINDOW = 32  # steps of a diagonal layer, unless the whole sequence takes less memory
 Codes = Callable[[int, int], tuple[Tensor, ...]]  # (direction, step) -> the objective's tensors
+Signals = Callable[[int, int], Tensor]  # (steps, rows) -> the signals of so many samples
 
 
 @dataclass(eq=False)
@@ -53,7 +66,7 @@ class UnrolledBatch:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Sequences and time steps of the longest; if stacked, after the number of restarts."""
+        """Sequences and time steps; if stacked, after the number of restarts."""
         if isinstance(self.x, UnrolledBatch):
             return self.x.shape
         return tuple(self.x.shape[: self.source.lead + 2])
@@ -66,15 +79,28 @@ class UnrolledBatch:
         return self.source.run(self)
 
 
+def steps_without_traces(layer: Diagonal, window: int | None) -> int:
+    """How long a sequence may be that a diagonal layer computes in one window, without traces.
+
+    As long as the window that was asked for; otherwise as long as a window of all steps takes less
+    memory than the traces would, twice 2 x states x inputs numbers for a sample.
+    """
+    if window is not None:
+        return window
+    numbers_per_step = 6 * layer.states + 8 * layer.hidden  # of a sample, about
+    return WINDOW + 4 * layer.states * layer.inputs // numbers_per_step
+
+
 class Unrolled:
     """The gradients of a recurrent block in closed form; same methods as `ClosedForm`.
 
     Args:
         block: a recurrent block.
-        at: where the objective looks.
+        at: where the objective looks; a diagonal layer has its own `loss_at`.
         codes: draws the objective's tensors for a direction and a step, if each step has its own.
         window: time steps that are processed together. More is faster where kernel launches
-            dominate, and takes memory for as many steps.
+            dominate, and takes memory for as many steps. None leaves the choice to a diagonal
+            layer: see `steps_without_traces`.
         lazy: the next block is recurrent and pulls the states.
         keep_codes: store the codes of all steps instead of drawing them for every batch.
         stacked: tensors have a leading dimension of restarts.
@@ -85,16 +111,18 @@ class Unrolled:
     def __init__(
         self,
         block: Block,
-        at: Place,
+        at: Place = Place.AFTER,
         codes: Codes | None = None,
-        window: int = 1,
+        window: int | None = None,
         lazy: bool = False,
         keep_codes: bool = False,
         stacked: bool = False,
     ) -> None:
-        self.block, self.at = block, at
+        self.block, self.at, self.codes = block, at, codes
         self.layer: Any = block.layer
-        self.codes, self.window, self.lazy, self.keep_codes = codes, window, lazy, keep_codes
+        self.diagonal = isinstance(block.layer, Diagonal)
+        self.whole = steps_without_traces(self.layer, window) if self.diagonal else 0
+        self.window, self.lazy, self.keep_codes = window or WINDOW, lazy, keep_codes
         self.lead = int(stacked)
         self.objective: Objective = IDLE
         self.drawn: dict[tuple[int, int], tuple[Tensor, ...]] = {}
@@ -114,7 +142,7 @@ class Unrolled:
         """A batch that is ready to run."""
         if isinstance(x, UnrolledBatch):
             return UnrolledBatch(self, params, x)
-        x = over(self.block.prologue, x, self.lead)
+        x = _over(self.block.prologue, x, self.lead)
         if not self.lead:
             return UnrolledBatch(self, params, as_sequences(x, self.layer))
         if isinstance(x, Tensor) and x.dim() == 3 and self.layer.inputs == 1:
@@ -123,23 +151,34 @@ class Unrolled:
 
     def run(self, saved: UnrolledBatch, out: Tensor | None = None) -> Iterator[StepWindow]:
         """Read the sequences to their ends; yields forward states, and writes all into `out`."""
-        saved.cells = [self._cell(saved, way) for way in range(len(self.layer.cells))]
-        below = saved.x
-        inputs = self._pulled(below) if isinstance(below, UnrolledBatch) else self._cut(below)
-        for window in inputs:
-            states = StepWindow(window.start, saved.cells[0].read(window))
-            self._write(out, states, 0)
-            yield states
-        saved.cells[0].finish()
-        for way, cell in enumerate(saved.cells[1:], 1):
-            assert not isinstance(below, UnrolledBatch)
-            for window in self._cut(below, backwards=True):
+        saved.cells = cells = [self._cell(saved, way) for way in range(self.ways)]
+        x = saved.x
+        if isinstance(cells[0], DiagonalCell) and cells[0].reads_twice:
+            first = self._cell(replace(saved, learns=False), 0)
+            for window in self._windows(x):
+                first.read(window)
+                del window
+            first.finish()
+            cells[0].begin_again(first)
+            x = _without_learning(x)
+        for window in self._windows(x):
+            start, states = window.start, cells[0].read(window)
+            del window
+            if states is not None:
+                self._write(out, StepWindow(start, states), 0)
+                yield StepWindow(start, states)
+            del states
+        cells[0].finish()
+        for way, cell in enumerate(cells[1:], 1):
+            for window in self._windows(x, backwards=True):
                 states = cell.read(window).flip(-3)
                 self._write(out, StepWindow(window.start, states), way)
             cell.finish()
-        last = [cell.h for cell in saved.cells]
+        last = [cell.last for cell in cells]
         saved.last = last[0] if len(last) == 1 else torch.cat(last, -1)
         saved.states = out
+        if out is not None and self.diagonal and saved.lengths is not None:
+            saved.states = aligned_at_start(out, saved.lengths, saved.shape[-1])
 
     def gradients(
         self,
@@ -153,16 +192,17 @@ class Unrolled:
         if not saved.learns or not saved.cells:
             self.prepare_gradients(saved, s, tensors)
             self.finish(saved)
-        key = f"{len(self.block.prologue)}."
-        return self._report(saved), [{key + k: grad for k, grad in self._by_name(saved).items()}]
-
-    def _by_name(self, saved: UnrolledBatch) -> dict[str, Tensor]:
-        """The gradients of a batch by the names of the layer's parameters."""
-        return {
-            f"cells.{way}.{name}": grad
-            for way, cell in enumerate(saved.cells)
+        keys = [self._key(way) for way in range(self.ways)]
+        grads = {
+            key + name: grad
+            for key, cell in zip(keys, saved.cells, strict=True)
             for name, grad in cell.gradients().items()
         }
+        return self._report(saved), [grads]
+
+    def _key(self, way: int) -> str:
+        """What the names of a cell's parameters begin with."""
+        return f"{len(self.block.prologue)}." + ("" if self.diagonal else f"cells.{way}.")
 
     def prepare_gradients(
         self, saved: UnrolledBatch, s: Tensor, tensors: tuple[Tensor, ...]
@@ -189,54 +229,74 @@ class Unrolled:
             return saved
         if saved.last is None:
             self.finish(saved)
-        if saved.states is None:
+        if not self.layer.sequence:
             assert saved.last is not None
-            return over(self.block.tail, saved.last, self.lead)
-        return over(self.block.tail, padded(saved.states, saved.lengths), self.lead)
+            return _over(self.block.tail, saved.last, self.lead)
+        assert saved.states is not None
+        return _over(self.block.tail, _padded(saved.states, saved.lengths), self.lead)
 
     def finish(self, saved: UnrolledBatch, all_states: bool = False) -> None:
         """Run to the end, and store all states if they are asked for or the block's output."""
         out = None
         if all_states or (self.layer.sequence and not self.lazy):
-            units = self.layer.hidden * len(self.layer.cells)
-            out = self._weights(saved.params, 0).h.new_zeros(*saved.shape, units)
+            *rows, steps = saved.shape
+            steps = self._longest(saved) if self.diagonal else steps
+            like = next(self.layer.parameters()).detach()
+            out = like.new_zeros(*rows, steps, self.layer.hidden * self.ways)
         for _ in self.run(saved, out):
             pass
 
-    def _weights(self, params: Params, way: int) -> CellWeights:
-        """A cell's weights: those given, or the module's own if they do not learn."""
-        cell: Any = self.layer.cells[way]
-        key = f"{len(self.block.prologue)}.cells.{way}."
-        x, h, bias_x, bias_h = (
-            params.get(key + name, getattr(cell, name))
-            for name in ("weight_x", "weight_h", "bias_x", "bias_h")
-        )
-        bias = None if bias_x is None else bias_x.detach() + bias_h.detach()
-        act = activation(self.layer.activation)
+    def _longest(self, saved: UnrolledBatch) -> int:
+        """Time steps of the longest sequence."""
+        return saved.shape[-1] if saved.lengths is None else int(saved.lengths.max())
+
+    def _cell(self, saved: UnrolledBatch, way: int) -> Any:
+        """A cell that is ready to read a batch."""
+        module: Any = self.layer if self.diagonal else self.layer.cells[way]
+        key, own = self._key(way), module.named_parameters()
+        params = {name: saved.params.get(key + name, p).detach() for name, p in own}
+        signals = None if saved.s is None else _repeated(saved.s, self.lead)
+        if self.diagonal:
+            steps, tensors = self._longest(saved), saved.tensors
+            return DiagonalCell(
+                self.layer,
+                DiagonalWeights.of(params),
+                steps,
+                self._span(saved.x, steps),
+                saved.lengths,
+                lambda y, s: self._of_samples(y, s, 0, tensors),
+                signals,
+                saved.learns,
+            )
+        act, rows = activation(self.layer.activation), saved.shape[:-1]
         assert act is not None
-        return CellWeights(x.detach(), h.detach(), bias, self.layer.leak, act)
+        bias = params["bias_x"] + params["bias_h"] if "bias_x" in params else None
+        weights = CellWeights(params["weight_x"], params["weight_h"], bias, self.layer.leak, act)
+        if signals is None:
+            return CellGradients(weights, rows)
+        objective = self._objective(saved, way, signals)
+        return CellGradients(weights, rows, objective, saved.learns, self.at is Place.BEFORE)
 
-    def _cell(self, saved: UnrolledBatch, way: int) -> CellGradients:
-        weights, before = self._weights(saved.params, way), self.at is Place.BEFORE
-        *lead, sequences, steps = saved.shape
-        shape = (*lead, min(self.span, steps), sequences)
-        if saved.s is None:
-            return CellGradients(weights, shape)
-        s, tensors, repeated = saved.s, saved.tensors, Repeated(saved.s, self.lead)
-        total = sequences * steps if saved.lengths is None else int(saved.lengths.sum())
+    def _objective(
+        self, saved: UnrolledBatch, way: int, signals: Signals
+    ) -> Callable[[int, Steps], tuple[LossAndGrads, float]]:
+        """The loss of a window of states, and its share of the batch's mean."""
+        tensors, before = saved.tensors, self.at is Place.BEFORE
+        sequences, longest = saved.shape[-2:]
+        total = sequences * longest if saved.lengths is None else int(saved.lengths.sum())
 
-        def objective(start: int, window: Steps) -> WindowLoss:
+        def objective(start: int, window: Steps) -> tuple[LossAndGrads, float]:
             steps, rows = window.shape
             if self.codes is None:
                 y = window.z_of_samples if before else window.states_of_samples
-                local = self._of_samples(y, repeated(steps, rows), way, tensors)
-                return WindowLoss(local, rows * steps / total)
+                local = self._of_samples(y, signals(steps, rows), way, tensors)
+                return local, rows * steps / total
             y = window.z if before else window.states
-            local = self._of_steps(y, s.narrow(self.lead, 0, rows), way, start)
+            local = self._of_steps(y, signals(1, rows), way, start)
             loss = local.loss if steps == 1 else local.loss.sum(-1)
-            return WindowLoss(local._replace(loss=loss, logits=None), rows / total)
+            return local._replace(loss=loss, logits=None), rows / total
 
-        return CellGradients(weights, shape, objective, saved.learns, before)
+        return objective
 
     def _of_samples(
         self, y: Tensor, s: Tensor, way: int, tensors: tuple[Tensor, ...]
@@ -266,25 +326,56 @@ class Unrolled:
         each = each[::-1] if way else each
         return tuple(torch.stack(column, self.lead) for column in zip(*each, strict=True))
 
-    @property
-    def span(self) -> int:
-        """Steps that can be processed together: one if autograd differentiates the objective."""
-        return self.window if self.objective is IDLE or self.objective.closed_form else 1
+    def _span(self, x: "Sequences | UnrolledBatch", steps: int) -> int:
+        """Steps of a window: all of a diagonal layer's, if they are few or tokens."""
+        alone = self.objective is not IDLE and self.objective.closed_form is None
+        if alone and (not self.diagonal or self.layer.loss_at is LossAt.EVERY):
+            return 1  # autograd differentiates the objective
+        tokens = not isinstance(x, UnrolledBatch) and not x.is_floating_point()
+        whole = self.diagonal and (tokens or steps <= self.whole)
+        return steps if whole else self.window
 
-    def _pulled(self, x: UnrolledBatch) -> Iterator[StepWindow]:
+    def _windows(
+        self, x: "Sequences | UnrolledBatch", backwards: bool = False
+    ) -> Iterator[StepWindow]:
+        """The inputs of each window, `(..., steps, rows, inputs)`."""
+        if not isinstance(x, UnrolledBatch):
+            return self._cut(x, backwards)
+        return self._joined(x) if self.diagonal else self._split(x)
+
+    def _split(self, x: UnrolledBatch) -> Iterator[StepWindow]:
         """The windows of the layer below, cut to the length that this layer can take."""
-        for window in x.windows():
-            for i, values in enumerate(window.values.split(self.span, self.lead)):
-                yield StepWindow(window.start + i * self.span, values)
+        span = self._span(x, 0)
+        for start, below in x.windows():
+            for i, values in enumerate(below.split(span, self.lead)):
+                yield StepWindow(start + i * span, values)
 
-    def _cut(self, x: Sequences, backwards: bool = False) -> Iterator[StepWindow]:
+    def _joined(self, x: UnrolledBatch) -> Iterator[StepWindow]:
+        """The windows of the layer below, joined and cut to the length of this layer's."""
+        waiting: list[Tensor] = []
+        start, longest = 0, self._longest(x)
+        span, steps = self._span(x, longest), 0
+        for below in x.windows():
+            waiting.append(below.values)
+            steps += below.values.shape[self.lead]
+            while steps >= (count := min(span, longest - start)) > 0:
+                joined = waiting[0] if len(waiting) == 1 else torch.cat(waiting, self.lead)
+                now, rest = joined.split((count, steps - count), self.lead)
+                waiting, steps = [rest] if steps > count else [], steps - count
+                del joined, rest
+                yield StepWindow(start, now)
+                start += count
+
+    def _cut(self, x: Sequences, backwards: bool) -> Iterator[StepWindow]:
         """A batch in windows of time; no sequence ends within a window.
 
         Unless lengths differ or codes are stored, all but the first few and the last are alike.
         """
         data, lengths = (x.data, x.lengths) if isinstance(x, Padded) else (x, None)
+        if self.diagonal and isinstance(x, Padded):
+            data, lengths = aligned_at_end(x), None
         dim = self.lead + 1
-        spans = _spans(data.shape[dim], self.span, lengths, backwards)
+        spans = _spans(data.shape[dim], self._span(x, data.shape[dim]), lengths, backwards)
         alike = lengths is None and not self.keep_codes and len(spans) > FIRST_FEW
         for number, (start, stop, rows) in enumerate(spans):
             if alike and number in (FIRST_FEW, len(spans) - 1):
@@ -292,7 +383,8 @@ class Unrolled:
             steps = data.narrow(dim, start, stop - start)
             steps = steps if rows is None else steps.narrow(dim - 1, 0, rows)
             steps = steps.flip(dim) if backwards and stop - start > 1 else steps
-            yield StepWindow(start, steps.transpose(dim - 1, dim))
+            steps = steps.transpose(dim - 1, dim)
+            yield StepWindow(start, steps.contiguous() if self.diagonal else steps)
 
     def _write(self, out: Tensor | None, window: StepWindow, way: int) -> None:
         """Write a window's states to their place in `(..., rows, steps, units)`."""
@@ -313,25 +405,31 @@ class Unrolled:
 
     def _logits(self, saved: UnrolledBatch) -> Tensor | None:
         """The objective's prediction from the last states, if it makes one."""
-        if saved.lengths is None or saved.cells[0].logits is None:
-            return saved.cells[0].logits
+        cell = saved.cells[0]
+        if self.diagonal or saved.lengths is None or cell.logits is None:
+            return cell.logits
         assert saved.s is not None
-        return self.objective(saved.cells[0].h, saved.s, *saved.tensors[:: self.ways]).logits
+        return self.objective(cell.last, saved.s, *saved.tensors[:: self.ways]).logits
 
 
-class Repeated:
-    """The signals of a batch, repeated for every step of a window; as long as its shape stays."""
+def _repeated(s: Tensor, lead: int) -> Signals:
+    """The signals of the first rows of a batch, for every step of a window."""
 
-    def __init__(self, s: Tensor, lead: int) -> None:
-        self.s, self.lead, self.shape, self.repeated = s, lead, (1, s.shape[lead]), s
+    @lru_cache(1)
+    def signals(steps: int, rows: int) -> Tensor:
+        first = s.narrow(lead, 0, rows)
+        return (
+            first if steps == 1 else first.repeat(*[1] * lead, steps, *[1] * (s.dim() - lead - 1))
+        )
 
-    def __call__(self, steps: int, rows: int) -> Tensor:
-        """Those of the first rows."""
-        if self.shape != (steps, rows):
-            s, lead = self.s.narrow(self.lead, 0, rows), self.lead
-            self.repeated = s.repeat(*[1] * lead, steps, *[1] * (s.dim() - lead - 1))
-            self.shape = steps, rows
-        return self.repeated
+    return signals
+
+
+def _without_learning(x: Any) -> Any:
+    """The same batch, to be read once more."""
+    if not isinstance(x, UnrolledBatch):
+        return x
+    return replace(x, x=_without_learning(x.x), s=None, learns=False, tensors=(), cells=[])
 
 
 def computed(x: Any) -> Sequences:
@@ -340,10 +438,10 @@ def computed(x: Any) -> Sequences:
         return x
     x.source.finish(x, all_states=True)
     assert x.states is not None
-    return padded(x.states, x.lengths)
+    return _padded(x.states, x.lengths)
 
 
-def padded(states: Tensor, lengths: Tensor | None) -> Sequences:
+def _padded(states: Tensor, lengths: Tensor | None) -> Sequences:
     return states if lengths is None else Padded(states, lengths)
 
 
@@ -362,7 +460,7 @@ def _spans(
     return spans[::-1] if backwards else spans
 
 
-def over(modules: list[Any], x: Sequences, lead: int) -> Sequences:
+def _over(modules: list[Any], x: Sequences, lead: int) -> Sequences:
     """Modules applied to a batch, also of sequences of different lengths."""
     for module in modules:
         x = torch.vmap(module)(x) if lead else through(module, x)
