@@ -22,11 +22,11 @@ from torch import Tensor, nn
 
 import tpsgd
 from tpsgd import projections, rules
-from tpsgd.adapt import shots
-from tpsgd.adapt.pretrained import backbone
 from tpsgd.data.images import decode_images, image_files
 from tpsgd.data.split import hold_out
 from tpsgd.maths.random import Key, permutation
+from tpsgd_edge.adapt import shots
+from tpsgd_edge.adapt.pretrained import backbone
 from tpsgd_export.read_model import read_model
 from tpsgd_export.to_c.compiled import CompiledNet
 from tpsgd_export.to_c.source import sources

@@ -5,10 +5,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tpsgd.adapt.backbone import Backbone
-from tpsgd.adapt.features import Features, shots
-from tpsgd.adapt.fitting import fit
 from tpsgd.common import figures
+from tpsgd_edge.adapt.backbone import Backbone
+from tpsgd_edge.adapt.features import Features, shots
+from tpsgd_edge.adapt.fitting import fit
 
 BARS = (
     ("known domain, before", "known_before", "#9aa5b1"),

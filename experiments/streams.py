@@ -42,7 +42,7 @@ from experiments.common import (
 )
 from tpsgd import Rehearsal, Stream, adapt, rules
 from tpsgd.data.registry import find
-from tpsgd.streams.new_classes import add_output, enlarged, outputs_of
+from tpsgd.nets.new_classes import add_output, enlarged, outputs_of
 
 RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 REPLAYED = 4  # earlier samples in a step, for each new one

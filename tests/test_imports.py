@@ -15,11 +15,11 @@ ROOT = Path(tpsgd.__file__).parent
 PAPER = ["common", "maths", "losses", "projections", "objectives", "rules", "train"]
 ORDER = [
     PAPER, ["nets"], ["saved"], ["engine"], ["memory"], ["features"], ["zoo", "data"],
-    ["comparison", "adapt", "streams"], ["cli", "__main__"],
+    ["comparison"], ["cli", "__main__"],
 ]  # fmt: skip
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 FOR_DATA = {"nets.padded", "saved.scaling", "data"}
-SHELLS = ("data", "adapt", "comparison", "cli")
+SHELLS = ("data", "comparison", "cli")
 PLAIN = {name for name in RANK if name not in SHELLS}
 
 FILES = {

@@ -1,4 +1,3 @@
-from . import adapt as adapt
 from . import data as data
 from . import objectives as objectives
 from . import projections as projections
@@ -37,8 +36,6 @@ from .nets.recurrent import Recurrent as Recurrent
 from .rules import Place as Place
 from .rules import Rule as Rule
 from .saved.checkpoint import Checkpoint as Checkpoint
-from .streams.rehearsal import Rehearsal as Rehearsal
-from .streams.stream import Stream as Stream
 from .train import sequential as sequential
 from .train import simultaneous as simultaneous
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tpsgd.adapt import quantize
 from tpsgd.common.errors import TpsgdError
+from tpsgd_edge.adapt import quantize
 
 
 def net() -> nn.Sequential:

@@ -11,12 +11,12 @@ from scipy.stats import spearmanr
 from torch import nn
 
 from tpsgd import Memory, TpsgdError, rules
-from tpsgd.adapt import Backbone, Features, Layers, Probe, encode, figures, fit, probe
-from tpsgd.adapt.quantize import weight_bytes
-from tpsgd.adapt.search import AdaptorSearch, search
-from tpsgd.adapt.trials import Candidate, Judge
 from tpsgd.comparison.finished_runs import TRIALS as FILE
 from tpsgd.data.split import stratified
+from tpsgd_edge.adapt import Backbone, Features, Layers, Probe, encode, figures, fit, probe
+from tpsgd_edge.adapt.quantize import weight_bytes
+from tpsgd_edge.adapt.search import AdaptorSearch, search
+from tpsgd_edge.adapt.trials import Candidate, Judge
 
 SMALL = Layers(filters=3, kernel=3, width=8)
 NET = Backbone(

@@ -13,10 +13,10 @@ from torch import nn
 
 import tpsgd
 from tpsgd import Memory, TpsgdError, losses, rules
-from tpsgd.adapt import Backbone, Features, Layers, Probe
-from tpsgd.adapt.heads import make_heads
-from tpsgd.adapt.search import spearman
-from tpsgd.adapt.trials import activation_overlap, judge
+from tpsgd_edge.adapt import Backbone, Features, Layers, Probe
+from tpsgd_edge.adapt.heads import make_heads
+from tpsgd_edge.adapt.search import spearman
+from tpsgd_edge.adapt.trials import activation_overlap, judge
 
 SCIPY: Any = spearmanr
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 from torch.utils.serialization import config
 
-from tpsgd.adapt import weights
 from tpsgd.common.errors import TpsgdError
+from tpsgd_edge.adapt import weights
 
 
 def net() -> nn.Module:

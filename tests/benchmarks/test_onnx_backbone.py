@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.onnx_backbone import file_bytes, onnx_int8
-from tpsgd.adapt import quantize
 from tpsgd.common.errors import TpsgdError
+from tpsgd_edge.adapt import quantize
 
 
 def net() -> nn.Sequential:

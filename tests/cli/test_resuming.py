@@ -19,7 +19,7 @@ SMALL = ("--data", "two.npz", "--model", "mlp:4,3", "--epochs", "2", "--batch-si
 NET = """
 import torch
 from torch import nn
-from tpsgd.adapt import Backbone
+from tpsgd_edge.adapt import Backbone
 
 def make():
     with torch.random.fork_rng():
@@ -340,7 +340,7 @@ def test_a_search_of_a_model_goes_on(says, signalled, monkeypatch, number, code,
 
 
 def test_a_search_on_a_backbone_goes_on_from_its_checkpoint(says, signalled, monkeypatch):
-    from tpsgd.adapt.trials import Judge
+    from tpsgd_edge.adapt.trials import Judge
 
     trials, real = [], Judge.trial
 

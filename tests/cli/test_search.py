@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from tpsgd import rules
-from tpsgd.adapt import AdaptorSearch, backbone, search
-from tpsgd.adapt.trials import Judge
 from tpsgd.data import load
 from tpsgd.memory.meter import tensor_bytes
+from tpsgd_edge.adapt import AdaptorSearch, backbone, search
+from tpsgd_edge.adapt.trials import Judge
 
 NET = """
 import torch
 from torch import nn
-from tpsgd.adapt import Backbone
+from tpsgd_edge.adapt import Backbone
 
 def make():
     with torch.random.fork_rng():

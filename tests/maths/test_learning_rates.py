@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import tpsgd
 from tpsgd import EarlyStopping, Memory, TpsgdError, one_cycle, ridge, rls, rules
-from tpsgd.adapt import Backbone
 from tpsgd.maths.learning_rates import BatchRates, RateCurve
 from tpsgd.maths.random import Key, permutation
+from tpsgd_edge.adapt import Backbone
 
 ORDERS = {"sequential": tpsgd.sequential, "simultaneous": tpsgd.simultaneous}
 OPTIMIZERS = {

@@ -9,8 +9,8 @@ from torch import nn
 
 import tpsgd
 from tpsgd import Stream, TpsgdError, rules
-from tpsgd.streams.labels import Classes
-from tpsgd.streams.new_classes import overlay
+from tpsgd.nets.new_classes import overlay
+from tpsgd_edge.streams.labels import Classes
 
 pytestmark = pytest.mark.usefixtures("unwatched")
 

@@ -9,13 +9,11 @@ import typer
 from rich.console import Console
 
 from tpsgd import __version__
-from tpsgd.cli.adapt import adapt
 from tpsgd.cli.compare import compare
 from tpsgd.cli.demo import demo
 from tpsgd.cli.plan import plan
 from tpsgd.cli.predict import evaluate, predict
 from tpsgd.cli.rule_list import rule_list
-from tpsgd.cli.search import search
 from tpsgd.cli.terminal import INTERRUPTED, Stopped, grid_of
 from tpsgd.cli.torchrun import speaks, under_torchrun
 from tpsgd.cli.train import train
@@ -34,7 +32,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="The built-in data sets.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
-for command in (demo, train, predict, evaluate, compare, plan, search, adapt):
+for command in (demo, train, predict, evaluate, compare, plan):
     app.command()(command)
 add_commands(app)
 

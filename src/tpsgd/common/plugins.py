@@ -3,7 +3,7 @@
 A plug-in names them in the entry points of its distribution. In the group `tpsgd.plugins`,
 `export = "package"` makes `tpsgd.export` that package, and `name = "package.module:function"` makes
 `tpsgd.name` that function. In the group `tpsgd.commands`, `export = "package.cli:app"` is a typer
-app, or a function that takes the app of `tpsgd` and adds commands to it. In the group `tpsgd.arms`,
+app, or a function that is a command of typer. In the group `tpsgd.arms`,
 `zorb = "package.arms:ZORB"` is a `tpsgd.rules.Entry` whose `make()` gives a `tpsgd.Arm`.
 """
 
@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 ATTRIBUTES, COMMANDS, ARMS = "tpsgd.plugins", "tpsgd.commands", "tpsgd.arms"
 FOLDERS = {  # in plugins/, for a sentence on how to install what is not there
     ATTRIBUTES: {
-        "data_parallel": "parallel", "export": "export", "fleet": "fleet", "peers": "peers",
-        "pipeline": "parallel", "TPSGDClassifier": "sklearn", "TPSGDRegressor": "sklearn",
+        "adapt": "edge", "data_parallel": "parallel", "export": "export", "fleet": "fleet",
+        "peers": "peers", "pipeline": "parallel", "Rehearsal": "edge", "Stream": "edge",
+        "TPSGDClassifier": "sklearn", "TPSGDRegressor": "sklearn",
     },
-    COMMANDS: {"export": "export"},
+    COMMANDS: {"adapt": "edge", "export": "export", "search": "edge"},
     ARMS: {"dladmm": "peers", "zorb": "peers"},
 }  # fmt: skip
 
@@ -80,7 +81,7 @@ def add_commands(app: "typer.Typer") -> None:
         if callable(getattr(command, "command", None)):  # a typer app
             app.add_typer(command, name=name)
         else:
-            command(app)
+            app.command(name)(command)
     for name in FOLDERS[COMMANDS].keys() - installed:
         _add_refusal(app, name, absent(COMMANDS, name))
 

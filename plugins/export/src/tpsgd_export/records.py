@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from tpsgd.common.errors import TpsgdError
 from tpsgd.nets.blocks import split
-from tpsgd.streams.new_classes import add_output
+from tpsgd.nets.new_classes import add_output
 from tpsgd_export.integer_records import MAGIC as INTEGERS
 from tpsgd_export.integer_records import read_integer_record
 from tpsgd_export.recipe import Shape, StepRecipe

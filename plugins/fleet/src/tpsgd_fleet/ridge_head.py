@@ -25,9 +25,9 @@ from tpsgd.engine.solvers.least_squares import MomentSums
 from tpsgd.engine.sources.loaders import as_source
 from tpsgd.losses import Loss, bce
 from tpsgd.nets.modes import modes_restored
+from tpsgd.nets.new_classes import last_block
 from tpsgd.nets.recurrent import connect
 from tpsgd.rules import frozen
-from tpsgd.streams.new_classes import last_block
 from tpsgd_fleet import screening
 from tpsgd_fleet.screening import announced, arrays_in
 from tpsgd_fleet.shared_model import arrays_of, load_arrays

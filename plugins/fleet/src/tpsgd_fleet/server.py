@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 
 from tpsgd.common.errors import TpsgdError
 from tpsgd.engine.solvers import Ridge
-from tpsgd.streams.new_classes import outputs_of
+from tpsgd.nets.new_classes import outputs_of
 from tpsgd_fleet.client import accuracy
 from tpsgd_fleet.report import Report
 from tpsgd_fleet.ridge_head import solvable_layer, solve_head

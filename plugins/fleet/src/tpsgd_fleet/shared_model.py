@@ -16,7 +16,7 @@ from flwr.app import ArrayRecord, Context
 from torch import nn
 
 from tpsgd.common.errors import TpsgdError
-from tpsgd.streams.new_classes import add_output, last_block, outputs_of
+from tpsgd.nets.new_classes import add_output, last_block, outputs_of
 
 MakeModel = Callable[[Context], nn.Module]
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tpsgd.adapt.features import pooled
 from tpsgd.common.errors import TpsgdError
+from tpsgd_edge.adapt.features import pooled
 
 Features = Tensor | Mapping[str, Tensor]
 CHUNK = 512  # samples that are scored together

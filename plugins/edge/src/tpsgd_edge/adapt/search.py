@@ -9,11 +9,6 @@ from pathlib import Path
 from statistics import correlation
 from typing import Any
 
-from tpsgd.adapt import figures
-from tpsgd.adapt.backbone import Backbone
-from tpsgd.adapt.fitting import tap_names
-from tpsgd.adapt.heads import Layers, Probe, recipe
-from tpsgd.adapt.trials import Candidate, judge
 from tpsgd.common.errors import TpsgdError
 from tpsgd.common.units import as_bytes, columns, size
 from tpsgd.comparison.finished_runs import FinishedRuns
@@ -23,6 +18,11 @@ from tpsgd.engine.record import Run
 from tpsgd.engine.settings import Memory
 from tpsgd.memory.plan import short
 from tpsgd.saved.checkpoint import Checkpoint, claimed
+from tpsgd_edge.adapt import figures
+from tpsgd_edge.adapt.backbone import Backbone
+from tpsgd_edge.adapt.fitting import tap_names
+from tpsgd_edge.adapt.heads import Layers, Probe, recipe
+from tpsgd_edge.adapt.trials import Candidate, judge
 
 HEAD = ("tap", "conv", "dense", "weights", "planned", "peak", "score", "held-out %", "s")
 

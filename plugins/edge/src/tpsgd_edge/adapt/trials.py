@@ -10,11 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from tpsgd.adapt.backbone import Backbone
-from tpsgd.adapt.features import Features, class_indices, encode, fingerprint
-from tpsgd.adapt.fitting import BATCH, epochs_for, fit, name_classes, probe
-from tpsgd.adapt.heads import Layers, Probe, make_heads, recipe
-from tpsgd.adapt.quantize import weight_bytes
 from tpsgd.common.errors import TpsgdError
 from tpsgd.comparison.trials import Progress, Task, TrialResult, measured, split_rows
 from tpsgd.engine.fit import fit as fit_locally
@@ -29,6 +24,11 @@ from tpsgd.losses import cross_entropy
 from tpsgd.memory.plan import plan
 from tpsgd.memory.rehearse import Inputs, rehearse
 from tpsgd.nets.modes import evaluating
+from tpsgd_edge.adapt.backbone import Backbone
+from tpsgd_edge.adapt.features import Features, class_indices, encode, fingerprint
+from tpsgd_edge.adapt.fitting import BATCH, epochs_for, fit, name_classes, probe
+from tpsgd_edge.adapt.heads import Layers, Probe, make_heads, recipe
+from tpsgd_edge.adapt.quantize import weight_bytes
 
 SCORED = 128  # samples, as in the article
 RECTIFIERS = (nn.ReLU, nn.LeakyReLU, nn.PReLU)

@@ -15,20 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tpsgd.adapt.backbone import Backbone
-from tpsgd.adapt.features import (
-    Features,
-    batches,
-    check_samples,
-    class_indices,
-    count,
-    default_batch,
-    fingerprint,
-    pooled,
-)
-from tpsgd.adapt.heads import Build, Shapes, from_recipe, make_heads, recipe
-from tpsgd.adapt.quantize import weight_bytes
-from tpsgd.adapt.weights import put
 from tpsgd.common.errors import TpsgdError
 from tpsgd.engine.evaluate import not_a_number
 from tpsgd.engine.record import Run
@@ -38,6 +24,20 @@ from tpsgd.nets.modes import evaluating
 from tpsgd.projections import uniform
 from tpsgd.saved import folder as folders
 from tpsgd.saved.folder import FolderFormat
+from tpsgd_edge.adapt.backbone import Backbone
+from tpsgd_edge.adapt.features import (
+    Features,
+    batches,
+    check_samples,
+    class_indices,
+    count,
+    default_batch,
+    fingerprint,
+    pooled,
+)
+from tpsgd_edge.adapt.heads import Build, Shapes, from_recipe, make_heads, recipe
+from tpsgd_edge.adapt.quantize import weight_bytes
+from tpsgd_edge.adapt.weights import put
 
 CHUNK = 512  # stored features that are evaluated together
 SAVED = ("layers", "weights")  # the tensors of an adaptor that `save` writes

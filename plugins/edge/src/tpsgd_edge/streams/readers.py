@@ -5,12 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tpsgd.adapt.adaptor import Adaptor
-from tpsgd.adapt.features import check_samples
 from tpsgd.common.errors import TpsgdError
 from tpsgd.engine.evaluate import all_outputs, form_for
 from tpsgd.engine.sources.inputs import check_values
 from tpsgd.nets.modes import evaluating
+from tpsgd_edge.adapt.adaptor import Adaptor
+from tpsgd_edge.adapt.features import check_samples
 
 EXAMPLES = 2  # samples that show whether a model can take them
 

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tpsgd.adapt.adaptor import Adaptor
 from tpsgd.common.errors import TpsgdError
 from tpsgd.engine.evaluate import evaluate, last_module
 from tpsgd.engine.learners.optimizers import adam
@@ -25,14 +24,15 @@ from tpsgd.losses import Loss, bce
 from tpsgd.maths.kernels.epoch_figures import hits
 from tpsgd.maths.random import Key, permutation
 from tpsgd.nets.blocks import has_batch_norm
+from tpsgd.nets.new_classes import outputs_of
 from tpsgd.rules import Rule, default, frozen, resolve
-from tpsgd.streams import saved_stream
-from tpsgd.streams.labels import Classes, is_rows, plain
-from tpsgd.streams.new_classes import outputs_of
-from tpsgd.streams.online import OnlineNet
-from tpsgd.streams.readers import EXAMPLES, AdaptorReader, ModelReader
-from tpsgd.streams.rehearsal import Rehearsal
 from tpsgd.train import simultaneous
+from tpsgd_edge.adapt.adaptor import Adaptor
+from tpsgd_edge.streams import saved_stream
+from tpsgd_edge.streams.labels import Classes, is_rows, plain
+from tpsgd_edge.streams.online import OnlineNet
+from tpsgd_edge.streams.readers import EXAMPLES, AdaptorReader, ModelReader
+from tpsgd_edge.streams.rehearsal import Rehearsal
 
 
 class DriftDetector(Protocol):

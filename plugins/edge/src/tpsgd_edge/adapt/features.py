@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from tpsgd.adapt.backbone import Backbone
 from tpsgd.common.errors import TpsgdError
 from tpsgd.data import split
 from tpsgd.engine.device import available
@@ -18,6 +17,7 @@ from tpsgd.engine.sources.inputs import check_finite, inputs, pair, tensor
 from tpsgd.engine.sources.loaders import count_samples, is_stream
 from tpsgd.maths.random import Key, shuffled
 from tpsgd.nets.precision import without_autocast
+from tpsgd_edge.adapt.backbone import Backbone
 
 
 @dataclass(frozen=True, eq=False)

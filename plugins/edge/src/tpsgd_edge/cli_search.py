@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tpsgd
-from tpsgd.cli import adapt, options
+from tpsgd.cli import options
 from tpsgd.cli.options import AsJson, Overwrite, option, setting
 from tpsgd.cli.resuming import Resuming
 from tpsgd.cli.rule_list import DEFAULT
@@ -19,6 +19,7 @@ from tpsgd.common.errors import TpsgdError
 from tpsgd.common.files import write_whole
 from tpsgd.common.output import output_folder, write_or_rescue
 from tpsgd.common.units import size
+from tpsgd_edge import cli_adapt as adapt
 
 RESULTS, HEATMAPS, TRIALS = "search.json", "heatmaps.png", "trials.jsonl"
 LEAKY = ("rnn", "birnn")  # words of models whose cells leak

@@ -30,10 +30,10 @@ from tpsgd.engine.spec import RunSpec, request, specify
 from tpsgd.features.learner_state import random_state, restore_optimizer, set_random
 from tpsgd.losses import bce
 from tpsgd.nets.blocks import overwriting, split
+from tpsgd.nets.new_classes import add_output, check_new_output, enlarged, overlay
 from tpsgd.nets.padded import Padded
 from tpsgd.rules import Rule, Signal
 from tpsgd.saved.expected import check_number, check_tensor
-from tpsgd.streams.new_classes import add_output, check_new_output, enlarged, overlay
 from tpsgd.train import step
 
 State = dict[str, Any]
