@@ -1,12 +1,10 @@
 """Data sets: the built-in ones by name, your own by path.
 
-`loading` is `load`; `registry` lists the built-in sets, which are in `sets/`, and `download`
-fetches them; `user_files` finds the reader for a file of yours (`npz_files`, `csv_files`,
-`images`, `arrays`); `split` holds out test samples; `scaling` scales tables and series; `mapped`
-keeps samples on disk; `new_samples` reads samples for a trained model.
-
-The package imports torch, numpy, and from tpsgd only `errors`, `units`, `files`, `nets.padded` and
-`saved.scaling`; pillow, pooch, rich and scikit-learn are imported where they are used.
+`loading` is `load`, and `new_samples` reads samples for a trained model, by the same readers:
+`user_files` finds the one for a file of yours (`npz_files`, `csv_files`, `images`), and `arrays`
+checks its arrays. `registry` lists the built-in sets, which are in `sets/`, and `download` fetches
+them; `split` holds out test samples; `scaling` scales tables and series; `mapped` keeps samples on
+disk. Pillow, pooch, rich and scikit-learn are imported where they are used.
 
 Examples:
     >>> from tpsgd import data

@@ -113,7 +113,7 @@ def factory(
             raise TpsgdError(f"{word} has ReLUs: leave the activation {activation!r} out")
         return lambda: vgg.vgg(int(text), shape, classes, batch_norm=True, dense_norm=True)
     if is_function(word):
-        return _from_file(word)
+        return from_file(word)
     words = "mlp:256,256 (widths), cnn:16x5,16x5 (filters x kernel), vgg:11, rnn:512 or lru:256"
     hint = f"{suggestion(kind, FORMS)}; write {words} (units), FILE.py:FUNCTION"
     raise TpsgdError(f"unknown model {word!r}: {hint}")
@@ -205,7 +205,8 @@ def cnn(
     return nn.Sequential(*modules, nn.Flatten(), nn.Linear(channels * height * width, classes))
 
 
-def _from_file(word: str) -> Factory:
+def from_file(word: str) -> Factory:
+    """The factory that `FILE.py:FUNCTION` names."""
     function = load_function(word)
 
     def build() -> nn.Module:
