@@ -13,7 +13,7 @@ from tpsgd.adapt import figures
 from tpsgd.adapt.backbone import Backbone
 from tpsgd.adapt.fitting import tap_names
 from tpsgd.adapt.heads import Layers, Probe, recipe
-from tpsgd.adapt.trials import Candidate, judge
+from tpsgd.adapt.trials import Candidate, layer_trials
 from tpsgd.common.errors import TpsgdError
 from tpsgd.common.units import as_bytes, columns, size
 from tpsgd.comparison.finished_runs import FinishedRuns
@@ -166,7 +166,7 @@ def search(
     if folder is not None and not isinstance(folder, Checkpoint):
         folder = Checkpoint(Path(folder), resume=True)
     with claimed(folder) as checkpoint:
-        trials = judge(
+        trials = layer_trials(
             backbone, data, names, classes=classes, method=method, settings=settings,
             held_out=held_out, seed=seed, progress=progress,
         )  # fmt: skip
