@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from tpsgd.data.split import stratified
 from tpsgd_edge.adapt import Backbone, Features, Layers, Probe, encode, figures, fit, probe
 from tpsgd_edge.adapt.quantize import weight_bytes
 from tpsgd_edge.adapt.search import AdaptorSearch, search
-from tpsgd_edge.adapt.trials import Candidate, Judge
+from tpsgd_edge.adapt.trials import Candidate, LayerTrials
 
 SMALL = Layers(filters=3, kernel=3, width=8)
 NET = Backbone(
@@ -39,17 +40,31 @@ def found(data=None, **options) -> Any:
     return search(NET, features() if data is None else data, **OPTIONS | options)
 
 
+def watch(monkeypatch, before):
+    """Call `before(row, seed)` before every training run."""
+    real = LayerTrials.task
+
+    def task(self, row, restarts):
+        made = real(self, row, restarts)
+
+        def train(seed, settings):
+            before(row, seed)
+            return made.train(seed, settings)
+
+        return replace(made, train=train)
+
+    monkeypatch.setattr(LayerTrials, "task", task)
+
+
 @pytest.fixture
 def quick(monkeypatch):
     """Plans by a formula, since rehearsals take their time; trainings are counted."""
-    trained, real = [], Judge.trial
-
-    def trial(self, tap, layers, seed):
-        trained.append((tap, layers, seed))
-        return real(self, tap, layers, seed)
-
-    monkeypatch.setattr(Judge, "planned", lambda self, tap, head, layers: 3 * weight_bytes(head))
-    monkeypatch.setattr(Judge, "trial", trial)
+    trained = []
+    monkeypatch.setattr(
+        "tpsgd_edge.adapt.trials.planned_peak",
+        lambda arm, head, x, settings: 3 * weight_bytes(head),
+    )
+    watch(monkeypatch, lambda row, seed: trained.append((row.tap, row.layers, seed)))
     monkeypatch.setattr("tpsgd.memory.meter.Meter._watch", lambda self, on: None)
     return trained
 
@@ -197,32 +212,28 @@ def test_a_damaged_file_is_refused(tmp_path):
 
 
 def test_ctrl_c_leaves_the_file_whole(quick, tmp_path, monkeypatch):
-    real, first = Judge.trial, found()
+    first = found()
 
-    def stopped(self, *given, **more):
+    def stopped(row, seed):
         if len(quick) == CONFIGURATIONS + 3:
             raise KeyboardInterrupt
-        return real(self, *given, **more)
 
-    monkeypatch.setattr(Judge, "trial", stopped)
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        watch(patch, stopped)
         found(folder=tmp_path)
     text = (tmp_path / FILE).read_text()
     assert lines(tmp_path) == 3 and all(json.loads(line) for line in text.splitlines())
-    monkeypatch.setattr(Judge, "trial", real)
     assert plain(found(folder=tmp_path)) == plain(first)
     assert len(quick) == 2 * CONFIGURATIONS
+    assert [file.name for file in tmp_path.iterdir()] == [FILE]
 
 
 def test_a_configuration_that_fails_leaves_the_others_alone(quick, monkeypatch, tmp_path):
-    real = Judge.trial
-
-    def trial(self, tap, layers, seed):
-        if layers == Layers(1, 1, 3, 3, 8):
+    def fails(row, seed):
+        if row.layers == Layers(1, 1, 3, 3, 8):
             raise TpsgdError("the loss of block 1 became nan")
-        return real(self, tap, layers, seed)
 
-    monkeypatch.setattr(Judge, "trial", trial)
+    watch(monkeypatch, fails)
     made = found(folder=tmp_path)
     failed = [row for row in made.rows if row.error]
     assert [row.skipped for row in failed] == ["failed"]

@@ -14,9 +14,8 @@ from torch import nn
 import tpsgd
 from tpsgd import Memory, TpsgdError, losses, rules
 from tpsgd_edge.adapt import Backbone, Features, Layers, Probe
-from tpsgd_edge.adapt.heads import make_heads
 from tpsgd_edge.adapt.search import spearman
-from tpsgd_edge.adapt.trials import activation_overlap, judge
+from tpsgd_edge.adapt.trials import activation_overlap, layer_trials
 
 SCIPY: Any = spearmanr
 
@@ -107,15 +106,15 @@ def known(n: int = 60, held_out: float = 0.2, seed: int = 0, data=None, **option
     data = images(n) if data is None else data
     method = options.pop("method", tpsgd.fit)
     options = {"epochs": 1, "batch_size": 16, **options}
-    return judge(
+    return layer_trials(
         Backbone(NET, {"maps": "1"}), data, ["maps"], classes=None, method=method, settings=options,
         held_out=held_out, seed=seed,
     )  # fmt: skip
 
 
-def head(layers: Any) -> Any:
-    """The layers on the small net's tap, with their initial weights."""
-    return make_heads(layers, {"maps": (4, 6, 6)}, 3, 0, torch.device("cpu"))["maps"]
+def trained(trials: Any, layers: Any) -> dict[str, Any]:
+    """The result of one training run."""
+    return trials.task(trials.candidate("maps", layers), 1).train(0, {})
 
 
 def test_samples_are_learned_from_or_judged_by():
@@ -135,27 +134,27 @@ def test_features_that_were_given_stay_whole():
 
 def test_what_is_planned_is_what_is_held():
     found, layers = known(rule=rules.tpsgd_l2()), Layers(0, 0)
-    trial = found.trial("maps", layers, 0)
-    assert found.planned("maps", head(layers), layers) == trial["peak_bytes"]
+    trial = trained(found, layers)
+    assert found.candidate("maps", layers).planned_bytes == trial["peak_bytes"]
     assert 0 <= trial["accuracy"] <= 1 and trial["seconds"] > 0
 
 
 def test_backprop_is_planned_as_backprop():
     layers, local = Layers(1, 1, 3, 3, 8), known(rule=rules.tpsgd_l2())
     found = known(method=tpsgd.fit_backprop, loss=losses.mse)
-    planned = found.planned("maps", head(layers), layers)
-    assert planned == pytest.approx(found.trial("maps", layers, 0)["peak_bytes"], rel=1e-3)
-    assert planned > local.planned("maps", head(layers), layers)
+    planned = found.candidate("maps", layers).planned_bytes
+    assert planned == pytest.approx(trained(found, layers)["peak_bytes"], rel=1e-3)
+    assert planned > local.candidate("maps", layers).planned_bytes
     in_pieces = known(method=tpsgd.fit_backprop, memory=Memory(micro_batch=4))
-    assert in_pieces.planned("maps", head(layers), layers) < planned
+    assert in_pieces.candidate("maps", layers).planned_bytes < planned
 
 
 def test_the_score_is_that_of_the_layers_at_the_start():
     found, layers = known(), Layers(1, 0, 3, 3)
     torch.manual_seed(0)
     score = activation_overlap(layers((4, 6, 6), 3), found.train.x["maps"])
-    assert found.score("maps", head(layers)) == score
-    assert found.score("maps", head(Probe())) is None
+    assert found.candidate("maps", layers).score == score
+    assert found.candidate("maps", Probe()).score is None
 
 
 @pytest.mark.parametrize(
@@ -200,6 +199,7 @@ def test_a_search_is_another_with_another_backbone_but_not_on_another_device():
         ({"data": (images(6)[0], torch.tensor([0, 1, 0, 1, 0, -1]))}, "-1"),
         ({"data": (images(6)[0], torch.rand(6))}, "float labels must be rows"),
         ({"validation": images(9)}, "a search has no validation"),
+        ({"augment": tpsgd.augment.flip()}, "augment changes the images"),
         ({"keep": True}, "adapt.search has no argument 'keep'"),
     ],
 )
@@ -212,7 +212,7 @@ def test_rows_of_labels_are_split_by_their_largest():
     x, y = points(40, 6, 4)
     rows = nn.functional.one_hot(y, 4).float()
     net = Backbone(nn.Sequential(nn.Linear(6, 6)), {"all": "0"})
-    found = judge(
+    found = layer_trials(
         net, (x, rows), ["all"], classes=None, method=tpsgd.fit, settings={}, held_out=0.2, seed=0
     )
     assert len(found.classes) == 4 and found.held_out.y.sum(0).tolist() == [2, 2, 2, 2]

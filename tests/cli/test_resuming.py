@@ -340,17 +340,15 @@ def test_a_search_of_a_model_goes_on(says, signalled, monkeypatch, number, code,
 
 
 def test_a_search_on_a_backbone_goes_on_from_its_checkpoint(says, signalled, monkeypatch):
-    from tpsgd_edge.adapt.trials import Judge
+    trials, real = [], arm_module.Arm.train
 
-    trials, real = [], Judge.trial
-
-    def trial(self, *args):
+    def train(self, *args, **settings):
         trials.append(args)
         if len(trials) == 3:
             os.kill(os.getpid(), signal.SIGTERM)
-        return real(self, *args)
+        return real(self, *args, **settings)
 
-    monkeypatch.setattr(Judge, "trial", trial)
+    monkeypatch.setattr(arm_module.Arm, "train", train)
     words = words_of("search")
     status, out, err = says(*words, "--checkpoint", "run")
     assert (status, out) == (143, "") and err.startswith(

@@ -9,9 +9,9 @@ import pytest
 
 from tpsgd import rules
 from tpsgd.data import load
+from tpsgd.engine.arm import Arm
 from tpsgd.memory.meter import tensor_bytes
 from tpsgd_edge.adapt import AdaptorSearch, backbone, search
-from tpsgd_edge.adapt.trials import Judge
 
 NET = """
 import torch
@@ -41,7 +41,10 @@ def folder(tmp_path, monkeypatch):
     x = 0.5 * g.random((60, 3, 8, 8)) + 0.5 * np.eye(3)[y][:, :, None, None]
     np.savez(tmp_path / "images.npz", x=x.astype("float32"), y=y)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Judge, "planned", lambda self, tap, head, layers: 3 * tensor_bytes(head))
+    monkeypatch.setattr(
+        "tpsgd_edge.adapt.trials.planned_peak",
+        lambda arm, head, x, settings: 3 * tensor_bytes(head),
+    )
     monkeypatch.setattr(AdaptorSearch, "plot", lambda self, file: file)
     return tmp_path
 
@@ -87,19 +90,19 @@ def test_words_mean_what_the_library_is_given(says):
 
 
 def test_ctrl_c_says_how_to_go_on(says, monkeypatch):
-    real, done = Judge.trial, []
+    real, done = Arm.train, []
 
-    def trial(self, *given, **more):
+    def train(self, *given, **more):
         if len(done) == 2:
             raise KeyboardInterrupt
         done.append(given)
         return real(self, *given, **more)
 
-    monkeypatch.setattr(Judge, "trial", trial)
+    monkeypatch.setattr(Arm, "train", train)
     code, out, err = says("search", *GRID)
     wanted = f"interrupted; 2 of {TRIALS} trials are in tpsgd-search; the same command continues"
     assert (code, out) == (130, "") and err == f"tpsgd: {wanted}\n"
-    monkeypatch.setattr(Judge, "trial", lambda *a, **k: done.append(a) or real(*a, **k))
+    monkeypatch.setattr(Arm, "train", lambda *a, **k: done.append(a) or real(*a, **k))
     assert says("search", *GRID)[0] == 0 and len(done) == TRIALS
     code, _, err = says("search", *GRID)
     assert code == 2 and "search.json is already there" in err and "--overwrite" in err
@@ -110,7 +113,7 @@ def test_ctrl_c_before_the_first_trial(says, monkeypatch):
     def stopped(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Judge, "score", stopped)
+    monkeypatch.setattr("tpsgd_edge.adapt.trials.activation_overlap", stopped)
     code, _, err = says("search", *GRID)
     assert code == 130 and "interrupted; no trial was begun; the same command continues" in err
 

@@ -20,7 +20,6 @@ from tpsgd.data.split import hold_out
 from tpsgd.engine.arm import Arm
 from tpsgd.engine.evaluate import evaluate
 from tpsgd.engine.learners.optimizers import sgd
-from tpsgd.engine.record import Run
 from tpsgd.engine.settings import listed
 
 RATES = (0.0003, 0.001, 0.003, 0.01, 0.03)  # of Adam
@@ -68,7 +67,7 @@ class Trial(TrialResult):
 
 @dataclass(frozen=True)
 class Task(Generic[T]):
-    """How a trial is trained: `train(seed, settings)` gives the `measured` values of one run."""
+    """How a trial is trained: `train(seed, settings)` gives accuracy, seconds and peak_bytes."""
 
     trial: T
     label: str
@@ -101,11 +100,6 @@ def run_trials(
         done += len(task.seeds)
 
 
-def measured(run: Run, accuracy: float) -> Values:
-    """The result of one training run of a trial, as plain values."""
-    return {"accuracy": accuracy, "seconds": run.seconds, "peak_bytes": run.peak_bytes}
-
-
 def task_of_arm(
     arm: Arm,
     values: Values,
@@ -119,7 +113,8 @@ def task_of_arm(
 
     def measure(seed: int, checkpoint: Values) -> Values:
         trained = arm.train(factory, train, **{**settings, "seed": seed, **checkpoint})
-        return measured(trained.runs[0], evaluate(trained.models[0], held_out))
+        accuracy, run = evaluate(trained.models[0], held_out), trained.runs[0]
+        return {"accuracy": accuracy, "seconds": run.seconds, "peak_bytes": run.peak_bytes}
 
     key, seed = {"rule": arm.name, "values": values}, settings.get("seed", 0)
     return Task(Trial(arm.name, values), arm.name, key, range(seed, seed + restarts), measure)

@@ -35,7 +35,7 @@ from tpsgd_edge.adapt.features import (
     fingerprint,
     pooled,
 )
-from tpsgd_edge.adapt.heads import Build, Shapes, from_recipe, make_heads, recipe
+from tpsgd_edge.adapt.heads import Build, Shapes, from_recipe, recipe
 from tpsgd_edge.adapt.quantize import weight_bytes
 from tpsgd_edge.adapt.weights import put
 
@@ -84,7 +84,12 @@ class Adaptor(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        heads = make_heads(build, tap_shapes, len(classes), seed, backbone.device)
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            heads = {tap: build(shape, len(classes)) for tap, shape in tap_shapes.items()}
+        for head in heads.values():
+            if not isinstance(head, nn.Sequential):
+                raise TpsgdError(f"layers must make an nn.Sequential, made {type(head).__name__}")
         self.backbone, self.taps, self.classes = backbone, tuple(heads), tuple(map(str, classes))
         self.layers = nn.ModuleList(heads.values())  # a list, because a tap's name may have dots
         self.build, self.shape, self.tap_shapes = build, shape, tap_shapes

@@ -141,20 +141,27 @@ def tap_names(backbone: Backbone, taps: str | Sequence[str] | None) -> tuple[str
     if not isinstance(backbone, Backbone):
         raise TpsgdError("the first argument is an adapt.Backbone: adapt.Backbone(module, taps)")
     names = list(backbone.taps)[-1:] if taps is None else [taps] if isinstance(taps, str) else taps
+    for tap in names:
+        backbone.path(tap)
     if not names or len(set(names)) < len(names):
         raise TpsgdError(f"name each tap once, and at least one: {list(names)}")
-    return tuple(tap for tap in names if backbone.path(tap))
+    return tuple(names)
 
 
 def _shapes(backbone: Backbone, data: Any, taps: tuple[str, ...]) -> tuple[Shapes, tuple[int, ...]]:
     """The shape of a sample at each tap, and that of the sample itself."""
     if isinstance(data, Features):
-        if data.made_by and data.made_by != fingerprint(backbone.model):
-            raise TpsgdError("these features are of another backbone: encode the data with this")
+        check_origin(backbone, data)
         return {tap: tuple(data.at(tap)[0].shape[1:]) for tap in taps}, data.shape
     x = first_samples(data)
     check_samples(backbone, x)
     return backbone.shapes(x, taps), tuple(x.shape[1:])
+
+
+def check_origin(backbone: Backbone, features: Features) -> None:
+    """Refuse features that another backbone made."""
+    if features.made_by and features.made_by != fingerprint(backbone.model):
+        raise TpsgdError("these features are of another backbone: encode the data with this")
 
 
 def _keep_in_memory(settings: Settings, data: Any, shapes: Shapes, backbone: Backbone) -> bool:

@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from tpsgd.common.errors import TpsgdError
@@ -96,19 +95,6 @@ class FeaturesFirst(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x.transpose(1, 2)
-
-
-def make_heads(
-    layers: Build, shapes: Shapes, classes: int, seed: int, device: torch.device
-) -> dict[str, nn.Sequential]:
-    """The layers of each tap, with the initial weights of a seed."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        heads = {tap: layers(shape, classes) for tap, shape in shapes.items()}
-    for head in heads.values():
-        if not isinstance(head, nn.Sequential):
-            raise TpsgdError(f"layers must make an nn.Sequential, made {type(head).__name__}")
-    return {tap: head.to(device) for tap, head in heads.items()}
 
 
 KINDS: dict[str, type[Layers] | type[Probe]] = {"layers": Layers, "probe": Probe}

@@ -22,7 +22,7 @@ from tpsgd_edge.adapt import figures
 from tpsgd_edge.adapt.backbone import Backbone
 from tpsgd_edge.adapt.fitting import tap_names
 from tpsgd_edge.adapt.heads import Layers, Probe, recipe
-from tpsgd_edge.adapt.trials import Candidate, judge
+from tpsgd_edge.adapt.trials import Candidate, layer_trials
 
 HEAD = ("tap", "conv", "dense", "weights", "planned", "peak", "score", "held-out %", "s")
 
@@ -166,7 +166,7 @@ def search(
     if folder is not None and not isinstance(folder, Checkpoint):
         folder = Checkpoint(Path(folder), resume=True)
     with claimed(folder) as checkpoint:
-        trials = judge(
+        trials = layer_trials(
             backbone, data, names, classes=classes, method=method, settings=settings,
             held_out=held_out, seed=seed, progress=progress,
         )  # fmt: skip

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -11,12 +11,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from tpsgd.common.errors import TpsgdError
-from tpsgd.comparison.trials import Progress, Task, TrialResult, measured, split_rows
+from tpsgd.comparison.trials import Progress, Task, TrialResult, split_rows, task_of_arm
+from tpsgd.engine.arm import Arm
 from tpsgd.engine.fit import fit as fit_locally
 from tpsgd.engine.fit import fit_backprop
 from tpsgd.engine.learners.backprop import Backprop
 from tpsgd.engine.record import Run
-from tpsgd.engine.settings import Settings, listed, name_of
+from tpsgd.engine.restarts import make_model
+from tpsgd.engine.settings import Settings
 from tpsgd.engine.solvers import ridge
 from tpsgd.engine.sources.inputs import labels, tensor
 from tpsgd.features.run_identity import MAY_DIFFER, checksum
@@ -24,10 +26,11 @@ from tpsgd.losses import cross_entropy
 from tpsgd.memory.plan import plan
 from tpsgd.memory.rehearse import Inputs, rehearse
 from tpsgd.nets.modes import evaluating
+from tpsgd.rules import default, resolve
 from tpsgd_edge.adapt.backbone import Backbone
 from tpsgd_edge.adapt.features import Features, class_indices, encode, fingerprint
-from tpsgd_edge.adapt.fitting import BATCH, epochs_for, fit, name_classes, probe
-from tpsgd_edge.adapt.heads import Layers, Probe, make_heads, recipe
+from tpsgd_edge.adapt.fitting import BATCH, check_origin, epochs_for, name_classes
+from tpsgd_edge.adapt.heads import Layers, Probe, recipe
 from tpsgd_edge.adapt.quantize import weight_bytes
 
 SCORED = 128  # samples, as in the article
@@ -36,6 +39,7 @@ OF_A_PROBE = ("batch_size", "device")  # the settings that a linear probe takes
 REFUSED = {
     "validation": "a search has no validation: it holds out samples itself",
     "checkpoint": "a search keeps its finished trials in folder=: leave checkpoint out",
+    "augment": "augment changes the images: their features cannot be kept",
 }
 
 
@@ -109,73 +113,69 @@ class Candidate(TrialResult):
 
 
 @dataclass(frozen=True, eq=False)
-class Judge:
-    """Samples to train on, held-out samples to judge by, and how layers are trained.
+class LayerTrials:
+    """Samples to train on, held-out samples, and how layers are trained on their features.
 
-    `settings` are those of `adapt.fit`, the rule included; `identity` is what a search that goes on
-    must have in common with this one, as plain values.
+    `arm` has the rule, `settings` are the other settings of `fit`; `identity` is what a search that
+    goes on must have in common with this one, as plain values.
     """
 
-    backbone: Backbone
     train: Features
     held_out: Features
     classes: tuple[str, ...]
-    method: Callable[..., Run] = fit_locally
-    settings: dict[str, Any] = field(default_factory=dict)
-    seed: int = 0
-    identity: dict[str, Any] = field(default_factory=dict)
+    device: torch.device
+    arm: Arm
+    settings: dict[str, Any]
+    seed: int
+    identity: dict[str, Any]
+
+    def arm_of(self, tap: str, layers: Layers | Probe) -> tuple[Arm, dict[str, Any]]:
+        """The arm that trains layers on a tap, and its settings; a probe is solved and has few."""
+        if not isinstance(layers, Probe):
+            return replace(self.arm, name=tap), self.settings
+        settings = {k: v for k, v in self.settings.items() if k in OF_A_PROBE}
+        return Arm(tap, default(), optimizer=ridge()), settings | {"epochs": 1}
+
+    def make(self, tap: str, layers: Layers | Probe) -> nn.Sequential:
+        """The layers for a tap, with torch's initial weights."""
+        return layers(tuple(self.train.x[tap].shape[1:]), len(self.classes)).to(self.device)
 
     def candidate(self, tap: str, layers: Layers | Probe) -> Candidate:
         """Layers on a tap with their planned memory and their score, before any training."""
-        shape = tuple(self.train.x[tap].shape[1:])
-        head = make_heads(layers, {tap: shape}, len(self.classes), self.seed, self.backbone.device)[
-            tap
-        ]
-        planned, score = self.planned(tap, head, layers), self.score(tap, head)
-        return Candidate(tap, layers, weight_bytes(head), planned, score)
-
-    def planned(self, tap: str, head: nn.Sequential, layers: Layers | Probe) -> int:
-        """The peak bytes of training."""
-        shape, samples = tuple(self.train.x[tap].shape[1:]), len(self.train)
-        settings = self._settings(layers)
-        if isinstance(layers, Probe):
-            settings |= {"optimizer": ridge(), "epochs": 1}
-        elif self.method is fit_backprop:
-            checked = Settings.of("fit_backprop", settings)
-            return rehearse(head, Inputs(shape, samples=samples), Backprop(), checked).peak
-        return plan(head, shape, samples=samples, others=False, **settings).lines[0].peak
-
-    def score(self, tap: str, head: nn.Sequential) -> float | None:
-        """The activation overlap of the layers on a few of the samples."""
-        x = self.train.x[tap]
+        arm, settings = self.arm_of(tap, layers)
+        head, x = make_model(partial(self.make, tap, layers), self.seed), self.train.x[tap]
         order = torch.randperm(len(x), generator=torch.Generator().manual_seed(self.seed))
         some = x[order[:SCORED].sort().values.to(x.device)]
-        return activation_overlap(head, some.to(self.backbone.device))
-
-    def trial(self, tap: str, layers: Layers | Probe, seed: int) -> dict[str, Any]:
-        """Train once and classify the held-out samples."""
-        options = self._settings(layers) | {"taps": tap, "classes": self.classes, "seed": seed}
-        if isinstance(layers, Probe):
-            adaptor = probe(self.backbone, self.train, **options)
-        else:
-            options |= {"layers": layers, "method": self.method}
-            adaptor = fit(self.backbone, self.train, **options)
-        return measured(adaptor.runs[tap], adaptor.evaluate(self.held_out))
+        score = activation_overlap(head, some.to(self.device))
+        planned = planned_peak(arm, head, x, settings)
+        return Candidate(tap, layers, weight_bytes(head), planned, score)
 
     def task(self, row: Candidate, restarts: int) -> Task[Candidate]:
-        """How a row is trained; a probe, which is solved, once."""
-        layers: Any = row.layers
-        label = f"{row.tap} {'probe' if row.control else f'{layers.convs}+{layers.dense}'}"
-        seeds = range(self.seed, self.seed + (1 if row.control else restarts))
-        key = {"tap": row.tap, "layers": recipe(layers)}
-        return Task(row, label, key, seeds, lambda seed, _: self.trial(row.tap, layers, seed))
+        """How a row is trained; a probe once."""
+        tap, layers = row.tap, row.layers
+        arm, settings = self.arm_of(tap, layers)
+        held_out = self.held_out.x[tap], class_indices(self.held_out.y)
+        runs = 1 if row.control else restarts
+        task = task_of_arm(
+            arm, recipe(layers) or {}, (self.train.at(tap), held_out),
+            partial(self.make, tap, layers), runs, settings | {"seed": self.seed},
+        )  # fmt: skip
+        counts = "probe" if isinstance(layers, Probe) else f"{layers.convs}+{layers.dense}"
+        return Task(row, f"{tap} {counts}", task.key, task.seeds, task.train)
 
-    def _settings(self, layers: Layers | Probe) -> dict[str, Any]:
-        probed = isinstance(layers, Probe)
-        return {k: v for k, v in self.settings.items() if not probed or k in OF_A_PROBE}
+
+def planned_peak(arm: Arm, head: nn.Module, x: Tensor, settings: dict[str, Any]) -> int:
+    """The peak bytes of training a model on these samples by an arm."""
+    shape, samples = tuple(x.shape[1:]), len(x)
+    own = {"order": arm.order, "optimizer": arm.optimizer, "lr": arm.lr}
+    settings = settings | {name: value for name, value in own.items() if value is not None}
+    if arm.backprop:
+        checked = Settings.of("fit_backprop", settings)
+        return rehearse(head, Inputs(shape, samples=samples), Backprop(), checked).peak
+    return plan(head, shape, rule=arm.rule, samples=samples, others=False, **settings).lines[0].peak
 
 
-def judge(
+def layer_trials(
     backbone: Backbone,
     data: Any,
     taps: Sequence[str],
@@ -186,18 +186,22 @@ def judge(
     held_out: float,
     seed: int,
     progress: Progress | None = None,
-) -> Judge:
+) -> LayerTrials:
     """Compute the features of a data set, and hold out a share of every class."""
     if method not in (fit_locally, fit_backprop):
         raise TpsgdError("a search plans memory: its method is tpsgd.fit or tpsgd.fit_backprop")
     if refused := next((name for name in REFUSED if name in settings), None):
         raise TpsgdError(REFUSED[refused])
     settings = settings | {"batch_size": settings.get("batch_size") or BATCH}
-    checked = Settings.of("adapt.search", {k: v for k, v in settings.items() if k != "rule"})
+    rule = resolve(settings.pop("rule", None))
+    checked = Settings.of("adapt.search", settings)
+    own = {name: settings.pop(name, None) for name in ("order", "optimizer", "lr")}
+    arm = Arm("layers", None if method is fit_backprop else rule, **own)  # type: ignore[arg-type]
     features = data
     if not isinstance(data, Features):
         report = progress and partial(progress, "features")
         features = encode(backbone, data, taps, progress=report)
+    check_origin(backbone, features)
     names = name_classes(classes, features)
     y = class_indices(labels(features.y, None, len(names)))
     features = replace(features, x={tap: features.at(tap)[0] for tap in taps})
@@ -205,12 +209,10 @@ def judge(
     arrays = not isinstance(data, (Features, Dataset, DataLoader))
     x = tensor(data[0], "x") if arrays else features.x[taps[0]]
     settings["epochs"] = epochs_for(len(train), settings["batch_size"], checked.epochs)
-    values = replace(checked, epochs=settings["epochs"], seed=seed).describe(
-        "", checked.loss or cross_entropy
-    )
+    checked = replace(checked, epochs=settings["epochs"], seed=seed)
+    values = checked.describe("", checked.loss or cross_entropy)
+    values |= {name: value for name, value in arm.describe().items() if value}
     identity = {k: v for k, v in values.items() if v is not None and k not in MAY_DIFFER} | {
-        "rule": [str(rule) for rule in listed(settings.get("rule"))],
-        "optimizer": [getattr(o, "name", name_of(o)) for o in listed(checked.optimizer)],
         "method": method.__name__,
         "classes": len(names),
         "samples": len(train),
@@ -218,4 +220,4 @@ def judge(
         "backbone": fingerprint(backbone.model),
         "training data": checksum(x, features.y),
     }
-    return Judge(backbone, train, test, names, method, settings, seed, identity)
+    return LayerTrials(train, test, names, backbone.device, arm, settings, seed, identity)
