@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from tpsgd.common.errors import TpsgdError
 from tpsgd.engine.learners.optimizers import LRSchedule, OptimizerFactory, make_optimizer
-from tpsgd.maths.kernels.epoch_figures import figures_for
+from tpsgd.maths.kernels.epoch_figures import Figures
 from tpsgd.maths.kernels.fused_optimizers import ELEMENTWISE, hooked, rate_of
 from tpsgd.maths.learning_rates import BatchRates, RateCurve
 from tpsgd.nets.autograd import Autograd
@@ -93,7 +93,7 @@ class BlockLearner(Learner):
         self.mean_over_samples = True  # whether its loss is a mean over samples, once drawn
         self.written_out = False  # whether its objective's derivative is a formula, once drawn
         first = next(iter(self.params.values()), torch.empty(0))
-        self.figures = figures_for(first.device, restarts)
+        self.figures = Figures(first.device, restarts)
         self.figures.multi_label = multi_label
         self.version = 0  # changes with everything that a recorded step cannot follow
 

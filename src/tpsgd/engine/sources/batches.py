@@ -28,8 +28,8 @@ from tpsgd.engine.sources.inputs import check_finite, inputs, labels, pair, refu
 from tpsgd.losses import Loss
 from tpsgd.maths.kernels.memory_format import channels_last, like, rows
 from tpsgd.maths.random import Key, permutation, shuffled, streams
+from tpsgd.nets.layers import unsafe_channels_last
 from tpsgd.nets.padded import Padded, as_pixels
-from tpsgd.nets.strided import unsafe_channels_last
 from tpsgd.train import Source
 
 RAGGED_UNCUT = (
