@@ -54,7 +54,7 @@ def test_memory_decides_before_the_number_of_layers():
 
 def test_what_must_be_alone_stays_alone():
     assert layers_per_block(3, 5, [0, 1]) == [1, 1, 3]
-    with pytest.raises(TpsgdError, match="ask for more blocks"):
+    with pytest.raises(TpsgdError, match="blocks=2 puts a recurrent layer"):
         layers_per_block(2, 5, [0, 1])
     with pytest.raises(TpsgdError, match="a block of its own"):
         layers_per_block([2, 3], 5, [1])

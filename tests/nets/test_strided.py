@@ -16,8 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import tpsgd
 from tpsgd.engine.sources.batches import suits_channels_last
-from tpsgd.nets.layers import LAYERS
-from tpsgd.nets.strided import pixels_read, reading_pixels_first, skips_pixels
+from tpsgd.nets.layers import LAYERS, pixels_read, reading_pixels_first, skips_pixels
 from tpsgd.zoo.resnet import Residual
 
 aten = torch.ops.aten

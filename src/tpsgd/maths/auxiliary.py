@@ -16,7 +16,6 @@ statistics of the batch alone, so the loss is no mean over samples.
 The derivative is the chain rule from the logits back to y, written out layer by layer: no graph.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 from typing import NamedTuple
@@ -29,16 +28,17 @@ from tpsgd.losses import Loss, bce, cross_entropy
 from tpsgd.maths.kernels.memory_format import full
 from tpsgd.maths.pooling import averages, back_to_pixels, cells, wide
 from tpsgd.maths.predsim import (
+    convolved,
     dissimilarity,
     dissimilarity_and_grad,
     initial_weights,
     labels_alike,
+    through_convolution,
 )
 from tpsgd.objectives import LATER, LossAndGrads, Objective, Site
 
 _EPS = 1e-5  # added to variances, as torch's batch normalisation does
 _LAST = 2  # cells a side before the linear layer
-_CONVOLVE = (F.conv1d, F.conv2d, F.conv3d)
 
 
 def auxiliary(
@@ -71,7 +71,7 @@ class _Net(NamedTuple):
     def loss(self, y: Tensor, s: Tensor, *tensors: Tensor) -> Tensor:
         h = pooled = averages(y, self.grid) if self.grid else y.flatten(1)
         for K, scale_and_shift in _layers(tensors):
-            z = _convolved(h, K)
+            z = convolved(h, K)
             h = F.batch_norm(z, None, None, *wide(scale_and_shift), training=True, eps=_EPS).relu()
         f = cells(h, self.last) if self.grid else h
         readable = self.local.value(wide(f @ tensors[-1].T), s)
@@ -117,7 +117,7 @@ class _Pass(NamedTuple):
     @classmethod
     def forward(cls, x: Tensor, K: Tensor, scale_and_shift: Tensor) -> "_Pass":
         """relu(norm(K * x)), the norm over the batch and space."""
-        z, (scale, shift) = _convolved(x, K), wide(scale_and_shift)
+        z, (scale, shift) = convolved(x, K), wide(scale_and_shift)
         h, mean, inverse_std = torch.native_batch_norm(z, scale, shift, None, None, True, 0.0, _EPS)
         return cls(x, K, scale, z, mean, inverse_std, h.relu_())
 
@@ -128,7 +128,7 @@ class _Pass(NamedTuple):
             dh, self.z, self.scale, None, None, self.mean, self.inverse_std, True, _EPS,
             (True, True, True),
         )  # fmt: skip
-        dx, dK = _through(dz, self.x, self.K)
+        dx, dK = through_convolution(dz, self.x, self.K)
         return dx, dK, torch.stack([dscale, dshift])
 
 
@@ -150,26 +150,6 @@ def cells_a_side(pixels: int, most: int) -> int:
 def _layers(tensors: tuple[Tensor, ...]) -> list[tuple[Tensor, Tensor]]:
     """The hidden layers: weights, and the norm's scale and shift."""
     return list(zip(tensors[:-1:2], tensors[1:-1:2], strict=True))
-
-
-def _convolved(x: Tensor, K: Tensor) -> Tensor:
-    """K * x in maps of the same size; for vectors a product."""
-    if K.dim() == 2:
-        return x @ K.T
-    convolve: Callable[..., Tensor] = _CONVOLVE[K.dim() - 3]
-    return convolve(x, K, padding=K.shape[-1] // 2)
-
-
-def _through(dz: Tensor, x: Tensor, K: Tensor) -> tuple[Tensor, Tensor]:
-    """From the derivative with respect to K * x to those with respect to x and K."""
-    if K.dim() == 2:
-        return dz @ K, dz.T @ x
-    ones, none = [1] * (K.dim() - 2), [0] * (K.dim() - 2)
-    padding = [K.shape[-1] // 2] * len(ones)
-    dx, dK, _ = torch.ops.aten.convolution_backward(
-        dz, x, K, None, ones, padding, ones, False, none, 1, (True, True, False)
-    )
-    return dx, dK
 
 
 def _drawn_tensors(

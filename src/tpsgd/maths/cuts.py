@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import Any
 
 from tpsgd.common.errors import TpsgdError
 
@@ -44,47 +45,48 @@ def layers_per_block(
         >>> layers_per_block(2, 5, (), [Footprint({i: n}, n) for i, n in enumerate(sizes)])
         [1, 4]
     """
-    if isinstance(blocks, (list, tuple)):
-        return _checked(list(blocks), layers, alone)
-    if not isinstance(blocks, int) or isinstance(blocks, bool) or not 1 <= blocks <= layers:
+    in_list = isinstance(blocks, (list, tuple))
+    numbers: list[Any] = list(blocks) if in_list else [blocks]
+    whole = bool(numbers) and all(type(n) is int and n > 0 for n in numbers)
+    if not whole or (sum(numbers) != layers if in_list else numbers[0] > layers):
         raise TpsgdError(
             f"blocks must be a number from 1 to {layers}, as many as the model has layers, or a "
-            f"list of the numbers of layers in each block, got {blocks!r}"
+            "list of the numbers of layers in each block, 1 or more, that add up to them, got "
+            f"{blocks!r}"
         )
+    counts = numbers if in_list else _lowest_cut(numbers[0], layers, alone, footprints)
+    for start, end in pairwise(accumulate(counts, initial=0)):
+        if _mixed(start, end, alone):
+            raise TpsgdError(
+                f"blocks={blocks} puts a recurrent layer or a frozen backbone into a block with "
+                "others, where no gradient could pass it: it needs a block of its own, so ask for "
+                "more blocks"
+            )
+    return counts
+
+
+def _mixed(start: int, end: int, alone: Sequence[int]) -> bool:
+    """Whether a block has several layers, and one of them must be alone."""
+    return end - start > 1 and any(start <= i < end for i in alone)
+
+
+def _lowest_cut(
+    blocks: int, layers: int, alone: Sequence[int], footprints: Sequence[Footprint]
+) -> list[int]:
+    """The cut with the lowest peak, and of these the most even."""
     peaks = _peaks(footprints)
 
     def peak(start: int, end: int) -> float:
-        if end - start > 1 and any(start <= i < end for i in alone):
+        if _mixed(start, end, alone):
             return math.inf
         return peaks[start][end - start - 1] if peaks else 0.0
 
     lowest, _ = cheapest_cut(layers, blocks, peak, max)
-    if lowest == math.inf:
-        raise TpsgdError(
-            f"blocks={blocks} would put a recurrent layer or a frozen backbone into a block with "
-            "others, where no gradient could pass it: ask for more blocks"
-        )
 
     def unevenness(start: int, end: int) -> float:
         return (end - start) ** 2 if peak(start, end) <= TIE * lowest else math.inf
 
     return list(cheapest_cut(layers, blocks, unevenness, lambda a, b: a + b)[1])
-
-
-def _checked(counts: list[int], layers: int, alone: Sequence[int]) -> list[int]:
-    whole = all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in counts)
-    if not counts or not whole or sum(counts) != layers:
-        raise TpsgdError(
-            f"blocks={counts} must be the numbers of layers in each block, 1 or more, that add up "
-            f"to the model's {layers} layers"
-        )
-    for start, end in pairwise(accumulate(counts, initial=0)):
-        if end - start > 1 and any(start <= i < end for i in alone):
-            raise TpsgdError(
-                f"blocks={counts} puts a recurrent layer or a frozen backbone into a block with "
-                "others, where no gradient could pass it: give it a block of its own, 1"
-            )
-    return counts
 
 
 def _peaks(footprints: Sequence[Footprint]) -> list[list[float]]:

@@ -46,7 +46,7 @@ def predsim(site: Site, share: float, features: int, convolve: bool = True) -> O
         return cells(y, grid) if grid else y.flatten(1)
 
     def loss(y: Tensor, s: Tensor, *tensors: Tensor) -> Tensor:
-        z = _convolved(y, tensors[0]) if convolve else y
+        z = convolved(y, tensors[0]) if convolve else y
         alike = dissimilarity(z, s, classes, pixels)
         return share * alike + (1 - share) * local.value(wide(read(y) @ tensors[-1].T), s)
 
@@ -57,8 +57,8 @@ def predsim(site: Site, share: float, features: int, convolve: bool = True) -> O
         df, T = e @ R, labels_alike(s, classes, logits.dtype)
         of_readout = back_to_pixels(df, y, grid) if grid else df.view(y.shape)
         if convolve:
-            alike, dz = dissimilarity_and_grad(_convolved(y, tensors[0]), T, share, pixels, None)
-            dy, *dK = _through(dz, y, tensors[0])
+            alike, dz = dissimilarity_and_grad(convolved(y, tensors[0]), T, share, pixels, None)
+            dy, *dK = through_convolution(dz, y, tensors[0])
             del dz  # frees a batch of maps
             _add(dy, of_readout)
         else:
@@ -153,21 +153,22 @@ def _scaled(z: Tensor, slope: Tensor, offset: Tensor) -> Tensor:
     return scaled.view(z.shape)
 
 
-def _convolved(y: Tensor, K: Tensor) -> Tensor:
-    """The output under K: a convolution of feature maps, a linear map of vectors."""
+def convolved(y: Tensor, K: Tensor) -> Tensor:
+    """K * y in maps of the same size; of vectors a product."""
     if K.dim() == 2:
         return y.flatten(1) @ K.T
     convolve: Callable[..., Tensor] = _CONVOLVE[K.dim() - 3]
-    return convolve(y, K, padding=1)
+    return convolve(y, K, padding=K.shape[-1] // 2)
 
 
-def _through(dz: Tensor, y: Tensor, K: Tensor) -> tuple[Tensor, Tensor]:
+def through_convolution(dz: Tensor, y: Tensor, K: Tensor) -> tuple[Tensor, Tensor]:
     """From the derivative with respect to K * y to those with respect to y and K."""
     if K.dim() == 2:
         return (dz @ K).view(y.shape), dz.T @ y.flatten(1)
-    ones = [1] * (K.dim() - 2)
+    space = K.dim() - 2
+    ones, padding = [1] * space, [K.shape[-1] // 2] * space
     dy, dK, _ = torch.ops.aten.convolution_backward(
-        dz, y, K, None, ones, ones, ones, False, [0] * len(ones), 1, (True, True, False)
+        dz, y, K, None, ones, padding, ones, False, [0] * space, 1, (True, True, False)
     )
     return dy, dK
 

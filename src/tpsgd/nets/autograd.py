@@ -14,16 +14,16 @@ from torch import Tensor
 from tpsgd.maths.kernels.memory_format import full
 from tpsgd.nets.blocks import Block
 from tpsgd.nets.closed_form import Gradients, Params
+from tpsgd.nets.layers import reading_pixels_first, skips_pixels
 from tpsgd.nets.padded import through
 from tpsgd.nets.precision import lowered, rounded
 from tpsgd.nets.stacked import over_dimension
-from tpsgd.nets.strided import reading_pixels_first, skips_pixels
 from tpsgd.objectives import IDLE, LossAndGrads, Objective
 from tpsgd.rules import Place
 
 
 class Autograd:
-    """Gradients of a block of any modules; same methods as `ClosedForm`.
+    """Gradients of a block of any modules; see `ClosedForm` for its methods.
 
     `stacked`: of many restarts, in one graph in which no restart depends on another.
     """
@@ -45,7 +45,6 @@ class Autograd:
         self.strided = list(filter(skips_pixels, modules))
 
     def set_objective(self, objective: Objective) -> None:
-        """Follow this objective from now on."""
         self.objective = objective
 
     def forward(self, params: Params, x: Tensor) -> dict[Place, Tensor]:
@@ -73,7 +72,6 @@ class Autograd:
         return outputs | {Place.END: x}
 
     def objective_input(self, saved: dict[Place, Tensor]) -> Tensor:
-        """What the objective looks at."""
         return saved[self.at].detach()
 
     def gradients(
@@ -124,25 +122,22 @@ class Autograd:
         self, saved: dict[Place, Tensor], s: Tensor, tensors: tuple[Tensor, ...]
     ) -> LossAndGrads:
         """The derivatives of the local loss, which may be left out."""
-        y = self.objective_input(saved)
         if self.stacked:
-            return over_dimension(self.objective)(y, s)
+            return self.measure({}, saved, s, tensors)
+        y = self.objective_input(saved)
         local = self.objective.coarse(*rounded(self.precision, y, s, tensors))
         return local._replace(dy=full(local.dy, y))
 
     def measure(
         self, params: Params, saved: dict[Place, Tensor], s: Tensor, tensors: tuple[Tensor, ...]
     ) -> LossAndGrads:
-        """The local loss of a batch."""
         y = self.objective_input(saved)
         if self.stacked:
             return over_dimension(self.objective)(y, s)
         return self.objective(*rounded(self.precision, y, s, tensors))
 
     def error(self, saved: dict[Place, Tensor], labels: Tensor) -> Tensor:
-        """Where each sample's output should go: minus the derivative of its loss."""
-        arguments = rounded(self.precision, self.objective_input(saved), labels)
-        return -len(labels) * self.objective(*arguments).dy
+        return -len(labels) * self.measure({}, saved, labels, ()).dy
 
     def output(self, saved: dict[Place, Tensor]) -> Tensor:
         """The input of the next block, computed once."""
@@ -162,13 +157,11 @@ class _Start(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, dy: list[Tensor]) -> Tensor:  # pyright: ignore
-        """The number does not matter."""
         ctx.dy = dy
-        return y.new_empty(())
+        return y.new_empty(())  # any number will do
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> tuple[Tensor, None]:
-        """The derivative, which nothing else refers to."""
         return ctx.dy.pop(), None
 
 

@@ -95,7 +95,6 @@ class Block:
 
     @property
     def recurrent(self) -> bool:
-        """Whether its layer reads sequences."""
         return isinstance(self.layer, SequenceLayer)
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
@@ -111,7 +110,6 @@ class Block:
         }
 
     def train(self, mode: bool) -> None:
-        """Put the block's modules in training or evaluation mode."""
         for module in self.modules:
             module.train(mode)
 
@@ -230,7 +228,6 @@ def _is_tap(layer: nn.Module) -> bool:
 
 
 def _split(model: nn.Module) -> list[Block]:
-    """A block per trainable layer."""
     groups: list[tuple[str, nn.Module, list[nn.Module]]] = []  # a layer and what follows it
     pending: list[nn.Module] = []  # before the first layer
     for name, module in _opened(list(leaves_of(model))):
@@ -473,7 +470,6 @@ def _misfit_of_layer(modules: list[nn.Module], x: Any) -> str:
 
 
 def _of_any_batch(x: Any) -> str:
-    """The shape of a batch, whatever its size."""
     return f"(batch, {', '.join(map(str, x.shape[1:]))})" if x.dim() > 1 else "(batch,)"
 
 

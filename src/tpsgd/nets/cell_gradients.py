@@ -197,7 +197,6 @@ class CellGradients(SummedLoss):
         return W.act.backward(dy, value, into), share * W.leak
 
     def _add_gradients(self, x: Tensor, steps: Steps, dz: Tensor, share: float) -> None:
-        """Add a window's gradients to the sums."""
         self._add("weight_h", dz.mT, steps.old_states_of_samples, share)
         if x.is_floating_point():
             self._add("weight_x", dz.mT, x, share)
@@ -218,7 +217,6 @@ class CellGradients(SummedLoss):
         _add_product(total, a, b, beta=0 if first else 1, alpha=share, out=total)
 
     def gradients(self) -> dict[str, Tensor]:
-        """The sums by their parameters' names."""
         sums = self.sums
         grads = {"weight_h": sums["weight_h"]}
         grads["weight_x"] = sums["table"].mT if "table" in sums else sums["weight_x"]
@@ -235,7 +233,6 @@ def _add_product(c: Tensor, a: Tensor, b: Tensor, out: Tensor, **factors: float)
 
 
 def _look_up(table: Tensor, tokens: Tensor, out: Tensor) -> Tensor:
-    """The tokens' rows of the table."""
     if table.dim() == 2:
         return torch.index_select(table, 0, tokens, out=out)
     index = tokens.unsqueeze(-1).expand(*tokens.shape, table.shape[-1])

@@ -72,30 +72,27 @@ class ClosedForm:
         self.pools = in_place and block.pools
 
     def set_objective(self, objective: Objective) -> None:
-        """Follow this objective from now on."""
         self.objective = objective
 
     def forward(self, params: Params, x: Tensor) -> Saved:
         """From the block's input to the activation's output."""
-        saved = self._forward(params, x)
-        return saved._replace(output=[]) if self.pools else saved
-
-    def _forward(self, params: Params, x: Tensor) -> Saved:
         x = apply(self.block.prologue, x, self.precision)
         weight, bias = self._weights(params)
         weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
-        if self.with_relu is not None and _on_gpu(x):
+        output = [] if self.pools else ()
+        if self.with_relu is not None and x.is_cuda and type(x) is Tensor:  # not in a plan
             y = self.with_relu(self.block.layer, x, weight, bias)
-            return Saved(x, y, y, y)
+            return Saved(x, y, y, y, output=output)
         subtracted = self.norm is not None and self.norm.training  # a norm subtracts any bias again
         out = self.kind.forward(self.block.layer, x, weight, None if subtracted else bias)
         z, stats = (out, ()) if self.norm is None else self._normalise(out, params, bias)
         if self.act is None:
-            return Saved(x, z, z, out, stats)
+            return Saved(x, z, z, out, stats, output)
         if self.overwrites and self.act.forward_:
-            y = self.act.forward_(z)
-            return Saved(x, y, y, y if self.norm is None else out, stats)
-        return Saved(x, z, self.act.forward(z), out, stats)
+            z = y = self.act.forward_(z)  # in the memory of z, and of out without a norm
+        else:
+            y = self.act.forward(z)
+        return Saved(x, z, y, out, stats, output)
 
     def objective_input(self, saved: Saved) -> Tensor:
         """What the objective looks at."""
@@ -131,8 +128,7 @@ class ClosedForm:
 
     def error(self, saved: Saved, labels: Tensor) -> Tensor:
         """Where each sample's output should go: minus the derivative of its loss."""
-        arguments = rounded(self.precision, self.objective_input(saved), labels)
-        return -len(labels) * self.objective(*arguments).dy
+        return -len(labels) * self.measure({}, saved, labels, ()).dy
 
     def output(self, saved: Saved) -> Tensor:
         """The input of the next block; of a block that pools, computed once."""
@@ -219,11 +215,6 @@ class ClosedForm:
         key = f"{self.index + 1}."
         grads[key + "weight"], grads[key + "bias"] = dweight, dbias
         return dout
-
-
-def _on_gpu(x: Tensor) -> bool:
-    """Whether x has numbers on a GPU; in a memory plan it has none."""
-    return x.is_cuda and type(x) is Tensor
 
 
 def sliced(name: str, rows: int, slices: int) -> Iterator[tuple[str, slice | None]]:

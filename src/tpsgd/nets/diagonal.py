@@ -65,7 +65,6 @@ class DiagonalWeights(NamedTuple):
 
     @classmethod
     def of(cls, params: Mapping[str, Tensor]) -> "DiagonalWeights":
-        """From a layer's parameters."""
         gamma = params["gamma_log"].exp()
         return cls(
             params["nu_log"].exp(),
@@ -81,11 +80,26 @@ class DiagonalWeights(NamedTuple):
         )
 
 
-def driven(W: DiagonalWeights, x: Tensor) -> Tensor:
-    """gamma B x `(..., 2 states, samples)` of inputs `(..., samples, inputs)`, or of tokens."""
-    if x.is_floating_point():
-        return W.drive @ _turned(x)
-    return _columns(W.drive, x)
+class DiagonalWindow(NamedTuple):
+    """Some steps of a batch in a layer."""
+
+    x: Tensor  # `(..., steps, rows, inputs)`, or tokens `(..., steps, rows)`
+    samples: Tensor  # the same, each step of a sequence a sample
+    b: Tensor  # gamma B x `(..., states, 2, steps, rows)`
+    inside: Tensor | None  # `(steps, rows)`: which steps belong to the sequences
+
+    @classmethod
+    def of(cls, W: DiagonalWeights, x: Tensor, inside: Tensor | None) -> "DiagonalWindow":
+        """Inputs driven into the states; those before a sequence leave them at zero."""
+        tokens = not x.is_floating_point()
+        if inside is not None and not tokens:
+            x = x * inside.unsqueeze(-1)
+        steps = int(x.shape[-2 if tokens else -3])
+        samples = x.flatten(-2) if tokens else x.flatten(-3, -2)
+        b = _columns(W.drive, samples) if tokens else W.drive @ _turned(samples)
+        b = b.unflatten(-1, (steps, -1)).unflatten(-3, (-1, 2))
+        b = b * inside if tokens and inside is not None else b
+        return cls(x, samples, b, inside)
 
 
 Features = dict[str, Tensor]
@@ -240,24 +254,19 @@ class Diagonal(SequenceLayer):
         all_steps = keep or self.loss_at is LossAt.MEAN
         for start in range(0, steps, span):
             stop = min(start + span, steps)
-            window = x[:, start:stop].transpose(0, 1)
+            steps_read = x[:, start:stop].transpose(0, 1)
             inside = None if lengths is None else steps_inside(lengths, start, stop, x.device)
             scan = scan if stop - start == scan.steps else Scan(W.nu, W.theta, stop - start)
-            if inside is not None and x.is_floating_point():
-                window = window * inside.unsqueeze(-1)
-            flat = window.flatten(0, 1)
-            b = driven(W, flat).view(int(self.states), 2, scan.steps, -1)
-            if inside is not None and not x.is_floating_point():
-                b = b * inside
-            states = scan.states(b, h)
+            window = DiagonalWindow.of(W, steps_read, inside)
+            states = scan.states(window.b, h)
             h = states[..., -1, :]
             if all_steps:
-                y = features(W, states.flatten(0, 1).flatten(1), flat, False)["y"]
+                y = features(W, states.flatten(0, 1).flatten(1), window.samples, False)["y"]
                 y = y.unflatten(0, (stop - start, -1))
                 y = y if keep or inside is None else y * inside.unsqueeze(-1)
                 outputs.append(y if keep else y.sum(0))
             elif stop == steps:
-                outputs.append(features(W, h.flatten(0, 1), window[-1], False)["y"])
+                outputs.append(features(W, h.flatten(0, 1), window.x[-1], False)["y"])
         assert h is not None
         state = h.permute(2, 0, 1).contiguous()  # without the states before it
         if keep:

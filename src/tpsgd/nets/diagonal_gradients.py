@@ -34,7 +34,14 @@ from torch.nn import functional as F
 
 from tpsgd.maths.kernels.scan import Scan, as_matrix, powers
 from tpsgd.nets.cell_gradients import StepWindow, SummedLoss
-from tpsgd.nets.diagonal import Diagonal, DiagonalWeights, Features, LossAt, driven, features
+from tpsgd.nets.diagonal import (
+    Diagonal,
+    DiagonalWeights,
+    DiagonalWindow,
+    Features,
+    LossAt,
+    features,
+)
 from tpsgd.nets.padded import steps_inside
 from tpsgd.objectives import LossAndGrads
 
@@ -50,7 +57,6 @@ class Onward(NamedTuple):
 
     @classmethod
     def over(cls, W: DiagonalWeights, steps: int) -> "Onward":
-        """For this many steps."""
         re, im = powers(W.nu, W.theta, steps + 1)
         turn = as_matrix(re[..., -1:, None], im[..., -1:, None])
         re, im = re[..., :-1].flip(-1), im[..., :-1].flip(-1)
@@ -58,15 +64,6 @@ class Onward(NamedTuple):
         later = torch.arange(steps - 1, -1, -1, dtype=re.dtype, device=re.device).repeat(2)
         sums = torch.cat((into_state, into_state * later), -2)
         return cls(turn, torch.stack((re, im), -2).flatten(-3, -2), sums)
-
-
-class DiagonalWindow(NamedTuple):
-    """Some steps of a batch in a layer."""
-
-    x: Tensor  # `(..., steps, rows, inputs)`, or tokens `(..., steps, rows)`
-    samples: Tensor  # the same, each step of a sequence a sample
-    b: Tensor  # gamma B x
-    inside: Tensor | None  # `(steps, rows)`: which steps belong to the sequences
 
 
 class DiagonalGradients(SummedLoss):
@@ -84,25 +81,6 @@ class DiagonalGradients(SummedLoss):
         self.sums: dict[str, Tensor] = {}
         self._scan = cache(partial(Scan, W.nu, W.theta))  # by the steps of a window
         self._onward = cache(partial(Onward.over, W))
-
-    def window(self, x: Tensor, inside: Tensor | None) -> DiagonalWindow:
-        """A window's inputs, driven into the states."""
-        tokens = not x.is_floating_point()
-        if inside is not None and not tokens:
-            x = x * inside.unsqueeze(-1)
-        samples = x.flatten(-2) if tokens else x.flatten(-3, -2)
-        steps, rows = x.shape[-2:] if tokens else x.shape[-3:-1]
-        b = driven(self.W, samples).unflatten(-1, (steps, rows)).unflatten(-3, (-1, 2))
-        b = b * inside if tokens and inside is not None else b
-        return DiagonalWindow(x, samples, b, inside)
-
-    def states(self, window: DiagonalWindow) -> Tensor:
-        """The states of all steps of a window."""
-        return self._scan(window.b.shape[-2]).states(window.b, self.state)
-
-    def features(self, window: DiagonalWindow, h: Tensor, learns: bool) -> Features:
-        """The outputs of all steps of a window."""
-        return features(self.W, h.flatten(-4, -3).flatten(-2), window.samples, learns)
 
     def at_end(self, window: DiagonalWindow) -> Features:
         """The outputs after the last window, once the state has gone on."""
@@ -194,7 +172,6 @@ class DiagonalGradients(SummedLoss):
         return W.c.mT @ du.mT
 
     def _add(self, name: str, value: Tensor) -> None:
-        """sums[name] += value."""
         if name in self.sums:
             self.sums[name] += value
         else:
@@ -223,7 +200,6 @@ class DiagonalGradients(SummedLoss):
             self.sums[name].scatter_add_(-1, x.unsqueeze(-2).expand(a.shape), a)
 
     def gradients(self) -> dict[str, Tensor]:
-        """The sums as gradients of the layer's parameters."""
         W, log = self.W, self.sums["log"]
         filtered = self.sums["drive"].unflatten(-2, (-1, 2))
         drive = W.drive.view(filtered.shape)
@@ -292,16 +268,16 @@ class DiagonalCell(DiagonalGradients):
 
     def read(self, steps: StepWindow) -> Tensor | None:
         """The outputs of a window, if the layer returns all; learn from it."""
-        final, x = steps.start + self.span >= self.steps, steps.values
-        stop = min(steps.start + self.span, self.steps)
-        inside = self.lengths
-        if inside is not None:
-            inside = steps_inside(inside, steps.start, stop, x.device)
-        window, y = self.window(x, inside), None
+        (start, x), inside, y = steps, None, None
+        final, stop = start + self.span >= self.steps, min(start + self.span, self.steps)
+        if self.lengths is not None:
+            inside = steps_inside(self.lengths, start, stop, x.device)
+        window = DiagonalWindow.of(self.W, x, inside)
         measured = self.at is LossAt.EVERY and self.signals is not None
         if self.sequence or measured or self.at is LossAt.MEAN:
-            h = self.states(window)
-            f = self.features(window, h, self.learns and self.at is not LossAt.LAST)
+            h = self._scan(window.b.shape[-2]).states(window.b, self.state)
+            learns = self.learns and self.at is not LossAt.LAST
+            f = features(self.W, h.flatten(-4, -3).flatten(-2), window.samples, learns)
             y = f.pop("y")
             if self.at is LossAt.MEAN and self.last is None:
                 self._add_to_mean(y, window, final)
@@ -362,7 +338,6 @@ class DiagonalCell(DiagonalGradients):
         return each.flatten(-3, -2).contiguous()  # of one sample it would be a view
 
     def _counts(self, device: torch.device) -> int | Tensor:
-        """The steps of each sequence."""
         return self.steps if self.lengths is None else self.lengths.to(device).unsqueeze(-1)
 
     def _loss_at_end(self, y: Tensor) -> Tensor | None:

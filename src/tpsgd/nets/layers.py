@@ -5,10 +5,17 @@
 Blocks, closed forms, least squares, slices and stacked restarts read this table; none of them names
 a layer type. To train another kind in closed form (Conv3d, an attention projection), add its entry
 to `LAYERS` and hold it equal to autograd in `tests/nets/test_layers.py`.
+
+A 1 x 1 convolution with a stride s, z[i, j] = W x[s i, s j] + b, reads its pixels first on a CPU,
+and then has a stride of 1: values, gradients and time are equal. oneDNN's weight gradient of such a
+convolution writes out of bounds where channels-last maps have fewer channels than a vector register
+holds (8 with AVX2, 16 with AVX-512; oneDNN issue 6035): the process ends, or the gradient is wrong.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -17,7 +24,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tpsgd.maths.kernels.memory_format import channels_last, sum_of_rows
-from tpsgd.nets.strided import pixels_read, skips_pixels
 
 FEW_OUTPUTS = 17  # of a linear layer on a CPU; and of a batch that is larger
 COLUMNS = 1 << 18  # bytes of columns up to which multiplying them is faster than convolving
@@ -89,6 +95,58 @@ def zero_padding(layer: Any) -> list[int] | None:
         total = [d * (k - 1) for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
         return None if any(t % 2 for t in total) else [t // 2 for t in total]
     return list(layer.padding)
+
+
+def skips_pixels(module: nn.Module) -> bool:
+    """Whether a module is a convolution that reads one pixel in every s, and no zeros around them.
+
+    Examples:
+        >>> skips_pixels(nn.Conv2d(4, 8, 1, stride=2)), skips_pixels(nn.Conv2d(4, 8, 3, stride=2))
+        (True, False)
+    """
+    return (
+        isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
+        and max(module.kernel_size) == 1 < max(module.stride)
+        and (module.padding_mode != "zeros" or not any(zero_padding(module) or ()))
+    )
+
+
+def unsafe_channels_last(module: nn.Module) -> bool:
+    """Whether oneDNN's weight gradient is wrong for a module's channels-last maps, as it is."""
+    return (
+        isinstance(module, nn.ConvTranspose2d)
+        and max(module.kernel_size) == 1 < max(module.stride)
+        and any(module.output_padding)
+    )
+
+
+def pixels_read(layer: Any, x: Tensor) -> Tensor:
+    """The pixels that a convolution with `skips_pixels` reads, in x's memory format."""
+    if layer.padding_mode != "zeros":
+        x = F.pad(x, layer._reversed_padding_repeated_twice, layer.padding_mode)
+    layout = torch.channels_last if channels_last(x) else torch.contiguous_format
+    steps = (slice(None, None, s) for s in layer.stride)
+    return x[(..., *steps)].contiguous(memory_format=layout)
+
+
+@contextmanager
+def reading_pixels_first(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Let these convolutions, with `skips_pixels`, take a stride of 1 over the pixels they read."""
+    layers: list[Any] = list(modules)
+    for layer in layers:
+        layer._conv_forward = partial(_convolve, layer)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            vars(layer).pop("_conv_forward", None)  # another thread may have been first
+
+
+def _convolve(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if x.is_cuda:
+        return type(layer)._conv_forward(layer, x, weight, bias)
+    convolve = (F.conv1d, F.conv2d, F.conv3d)
+    return convolve[len(layer.stride) - 1](pixels_read(layer, x), weight, bias, groups=layer.groups)
 
 
 def _linear_weight_gradient(
@@ -204,7 +262,6 @@ def _columns(layer: Any, x: Tensor) -> Tensor:
 
 
 def _size_of_output(layer: Any, x: Tensor) -> list[int]:
-    """Height and width of a convolution's output."""
     settings = zip(layer.kernel_size, layer.dilation, layer.stride, strict=True)
     sizes = zip(x.shape[2:], zero_padding(layer) or (0, 0), settings, strict=True)
     return [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, p, (k, d, s) in sizes]

@@ -93,38 +93,30 @@ class Padded:
 
     @property
     def shape(self) -> torch.Size:
-        """Of the padded tensor."""
         return self.data.shape
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the padded tensor."""
         return self.data.dtype
 
     @property
     def device(self) -> torch.device:
-        """Of the padded tensor."""
         return self.data.device
 
     @property
     def nbytes(self) -> int:
-        """Of the padded tensor and the lengths."""
         return self.data.nbytes + self.lengths.nbytes
 
     def dim(self) -> int:
-        """The padded tensor's dimensions."""
         return self.data.dim()
 
     def is_floating_point(self) -> bool:
-        """Whether the padded tensor holds real numbers."""
         return self.data.is_floating_point()
 
     def to(self, device: torch.device, dtype: torch.dtype | None = None) -> "Padded":
-        """On another device, in another number format."""
         return Padded(self.data.to(device, dtype), self.lengths)
 
     def detach(self) -> "Padded":
-        """Without a graph behind it."""
         return Padded(self.data.detach(), self.lengths)
 
     def longest_first(self) -> Tensor:
@@ -158,7 +150,8 @@ Sequences = Tensor | Padded
 class SequenceLayer(nn.Module):
     """A layer that reads sequences `(batch, steps, inputs)`, or tokens `(batch, steps)`.
 
-    With `sequence` it returns `(batch, steps, units)`, otherwise `(batch, units)`.
+    With `sequence` it returns `(batch, steps, units)`, otherwise `(batch, units)`. `inputs` are the
+    features of a step, or the number of tokens; `hidden` are the units of one direction.
     """
 
     reads_sequences = True
@@ -166,17 +159,14 @@ class SequenceLayer(nn.Module):
 
     @property
     def inputs(self) -> int:
-        """Features of a step, or the number of tokens."""
         raise NotImplementedError
 
     @property
     def hidden(self) -> int:
-        """Units of one direction."""
         raise NotImplementedError
 
     @property
     def bidirectional(self) -> bool:
-        """Whether it reads both ways, and returns twice the units."""
         return False
 
 
@@ -215,8 +205,7 @@ def aligned_at_end(x: Padded) -> Tensor:
     """
     longest = int(x.lengths.max())
     data = x.data.narrow(1, 0, longest)
-    source = torch.arange(longest) - (longest - x.lengths).unsqueeze(1)
-    return _moved(data, source)
+    return _moved(data, torch.arange(longest) - (longest - x.lengths).unsqueeze(1))
 
 
 def aligned_at_start(data: Tensor, lengths: Tensor, steps: int) -> Tensor:

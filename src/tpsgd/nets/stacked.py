@@ -31,8 +31,6 @@ class Stacked:
         tensors: tuple[Tensor, ...],
         output_unused: bool = False,
     ) -> Gradients:
-        """The local loss and the gradients of every restart."""
-
         def one_restart(params: Params, saved: Saved, s: Tensor, tensors: Any) -> Any:
             local, (grads,) = self.closed_form.gradients(params, saved, s, tensors)
             return _without_none(local), grads
@@ -43,7 +41,6 @@ class Stacked:
     def measure(
         self, params: Params, saved: Saved, s: Tensor, tensors: tuple[Tensor, ...]
     ) -> LossAndGrads:
-        """The local loss of every restart."""
         objective = over_dimension(self.closed_form.objective)
         return objective(self.objective_input(saved), s, *tensors)
 

@@ -61,7 +61,6 @@ class UnrolledBatch:
 
     @property
     def lengths(self) -> Tensor | None:
-        """Lengths of its sequences, if they differ."""
         return self.x.lengths if isinstance(self.x, (Padded, UnrolledBatch)) else None
 
     @property
@@ -92,7 +91,7 @@ def steps_without_traces(layer: Diagonal, window: int | None) -> int:
 
 
 class Unrolled:
-    """The gradients of a recurrent block in closed form; same methods as `ClosedForm`.
+    """The gradients of a recurrent block in closed form; see `ClosedForm` for its methods.
 
     Args:
         block: a recurrent block.
@@ -134,7 +133,6 @@ class Unrolled:
         return 1 + self.layer.bidirectional
 
     def set_objective(self, objective: Objective) -> None:
-        """Follow this objective from now on."""
         self.objective = objective
         self.drawn = {}
 
@@ -213,7 +211,6 @@ class Unrolled:
     def measure(
         self, params: Params, saved: UnrolledBatch, s: Tensor, tensors: tuple[Tensor, ...]
     ) -> LossAndGrads:
-        """The local loss of a batch."""
         saved.s, saved.tensors = s, tensors
         self.finish(saved)
         report, saved.s = self._report(saved), None
@@ -247,11 +244,9 @@ class Unrolled:
             pass
 
     def _longest(self, saved: UnrolledBatch) -> int:
-        """Time steps of the longest sequence."""
         return saved.shape[-1] if saved.lengths is None else int(saved.lengths.max())
 
     def _cell(self, saved: UnrolledBatch, way: int) -> Any:
-        """A cell that is ready to read a batch."""
         module: Any = self.layer if self.diagonal else self.layer.cells[way]
         key, own = self._key(way), module.named_parameters()
         params = {name: saved.params.get(key + name, p).detach() for name, p in own}
@@ -397,19 +392,17 @@ class Unrolled:
         window_out.narrow(dim + 1, way * units, units).copy_(states)
 
     def _report(self, saved: UnrolledBatch) -> LossAndGrads:
+        """The loss of all directions, and the prediction from the last states if there is one."""
         loss = sum(cell.loss for cell in saved.cells if cell.loss is not None)
         assert isinstance(loss, Tensor)
         columns = zip(*(cell.dtensors for cell in saved.cells), strict=True)
         dtensors = tuple(t for column in columns for t in column)
-        return LossAndGrads(loss, loss, dtensors, self._logits(saved))
-
-    def _logits(self, saved: UnrolledBatch) -> Tensor | None:
-        """The objective's prediction from the last states, if it makes one."""
         cell = saved.cells[0]
-        if self.diagonal or saved.lengths is None or cell.logits is None:
-            return cell.logits
-        assert saved.s is not None
-        return self.objective(cell.last, saved.s, *saved.tensors[:: self.ways]).logits
+        logits = cell.logits
+        if logits is not None and saved.lengths is not None and not self.diagonal:
+            assert saved.s is not None
+            logits = self.objective(cell.last, saved.s, *saved.tensors[:: self.ways]).logits
+        return LossAndGrads(loss, loss, dtensors, logits)
 
 
 def _repeated(s: Tensor, lead: int) -> Signals:

@@ -65,7 +65,7 @@ class Outbox:
 
     def __init__(self, rank: int, block: Any) -> None:
         self.rank, self.block = rank, block  # the last block before it
-        self.updater, self.figures = Updater(), Figures(CPU)
+        self.updater, self.figures = Updater(), Figures(CPU, None)
         self.waited = 0.0  # seconds
         self.calibrates = False  # whether a block on a later rank does
         self.format: Any = None

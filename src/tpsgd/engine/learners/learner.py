@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tpsgd.common.errors import TpsgdError
 from tpsgd.engine.learners.updaters import EarlyStopping, Updater
-from tpsgd.maths.kernels.epoch_figures import figures_for
+from tpsgd.maths.kernels.epoch_figures import Figures
 from tpsgd.nets.autograd import Autograd
 from tpsgd.nets.blocks import Block
 from tpsgd.nets.closed_form import ClosedForm
@@ -78,7 +78,7 @@ class BlockLearner(Learner):
         self.mean_over_samples = True  # whether its loss is a mean over samples, once drawn
         self.written_out = False  # whether its objective's derivative is a formula, once drawn
         first = next(iter(self.params.values()), torch.empty(0))
-        self.figures = figures_for(first.device, restarts)
+        self.figures = Figures(first.device, restarts)
         self.figures.multi_label = multi_label
         self.version = 0  # changes with everything that a recorded step cannot follow
 

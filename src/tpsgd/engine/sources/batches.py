@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from tpsgd.maths.kernels.memory_format import channels_last, like, rows
 from tpsgd.maths.random import Key, permutation, shuffled
+from tpsgd.nets.layers import unsafe_channels_last
 from tpsgd.nets.padded import Padded, as_pixels
-from tpsgd.nets.strided import unsafe_channels_last
 from tpsgd.train import Source
 
 WORTH_CUTTING = 1 << 20  # bytes of a batch that is better processed in parts

@@ -35,7 +35,6 @@ ELEMENTWISE = (  # each number is updated by itself
 
 
 def hooked(optimizer: Optimizer) -> bool:
-    """Whether hooks run when it steps."""
     names = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
     return any(getattr(optimizer, name, True) for name in names)
 

@@ -45,7 +45,8 @@ def chain(modules: Sequence[nn.Module], hooked: Callable[[nn.Module], bool]) -> 
     functions: list[Function] = []
     i = 0
     while i < len(modules):
-        module, after = modules[i], next((m for m in modules[i + 1 :] if _changes(m)), None)
+        module = modules[i]
+        after = next((m for m in modules[i + 1 :] if type(m) not in _VIEWS), None)
         plain = i > 0 and type(module) is nn.ReLU and type(modules[i - 1]) in _FRESH
         if not plain or any(map(hooked, modules[i - 1 : i + 2])):
             functions.append(module)
@@ -58,11 +59,6 @@ def chain(modules: Sequence[nn.Module], hooked: Callable[[nn.Module], bool]) -> 
             functions.append(module)
         i += 1
     return functions
-
-
-def _changes(module: nn.Module) -> bool:
-    """Whether its output is more than a view of its input."""
-    return type(module) not in _VIEWS
 
 
 def _pair(size: Any) -> tuple[int, int]:
@@ -100,14 +96,9 @@ def tiled_max(y: Tensor, size: tuple[int, int]) -> Tensor:
                   [13., 15.]]]])
     """
     for dim, cell in zip((2, 3), size, strict=True):
-        cells = y.shape[dim] // cell * cell
-        whole = y.narrow(dim, 0, cells)
-        y = reduce(torch.maximum, (_every(whole, dim, start, cell) for start in range(cell)))
+        cells = y.narrow(dim, 0, y.shape[dim] // cell * cell).unflatten(dim, (-1, cell))
+        y = reduce(torch.maximum, cells.unbind(dim + 1))
     return y
-
-
-def _every(y: Tensor, dim: int, start: int, step: int) -> Tensor:
-    return y[:, :, start::step] if dim == 2 else y[..., start::step]
 
 
 def without_indices(module: nn.Module, hooked: Callable[[nn.Module], bool]) -> Function:

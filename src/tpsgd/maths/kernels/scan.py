@@ -99,5 +99,4 @@ class Scan:
         return b.unflatten(-2, (self.chunks, self.chunk)).transpose(-3, -2).contiguous()
 
     def _joined(self, parts: Tensor) -> Tensor:
-        """Steps in their order again."""
         return parts.transpose(-3, -2).flatten(-3, -2)[..., : self.steps, :].contiguous()
