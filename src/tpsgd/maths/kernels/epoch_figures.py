@@ -74,11 +74,11 @@ class Figures:
             labels.copy_(batch.labels)
         self.stored += 1
         if self.stored == len(self.batches):
-            self._count_stored()
+            self.count_stored()
 
     def collect(self, samples: int) -> tuple[list[float], list[float] | None]:
         """Mean loss and accuracy since the last call, per restart; waits for the device."""
-        self._count_stored()
+        self.count_stored()
         losses = (self.loss.double() / samples).reshape(-1).tolist()
         shares = (self.correct.double() / samples).reshape(-1).tolist() if self.classifies else None
         self.loss.zero_()
@@ -130,7 +130,7 @@ class Figures:
         self.labels = labels.new_empty(samples, *labels.shape[1:])
         self.batches = list(zip(self.logits.split(n), self.labels.split(n), strict=True))
 
-    def _count_stored(self) -> None:
+    def count_stored(self) -> None:
         """Look at the logits that are stored, and begin anew."""
         if self.stored:
             n = self.stored * len(self.batches[0][1])
