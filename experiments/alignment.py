@@ -27,7 +27,7 @@ from experiments.rows import Rows, leave_out, row_arguments
 from experiments.shallow import standardised
 from tpsgd import Place, TpsgdError, rules
 from tpsgd.engine.restarts import make_model
-from tpsgd.rules import Signal
+from tpsgd.objectives import Signal
 from tpsgd.train import Batch, EpochEnd, Learner, Net, Observer, simultaneous
 from tpsgd.zoo.words import cnn, mlp
 

@@ -16,9 +16,9 @@ from torch.nn import functional as F
 import tpsgd
 from tpsgd import Recurrent
 from tpsgd.maths.random import Key, permutation
-from tpsgd.objectives import Objective, Site, output
+from tpsgd.objectives import Objective, Place, Signal, Site, output
 from tpsgd.projections import normal
-from tpsgd.rules import CELLS, SCALE, Place, Signal
+from tpsgd.rules import CELLS, SCALE
 
 ADAM = partial(torch.optim.Adam, lr=1e-3, foreach=False)
 

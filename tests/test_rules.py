@@ -14,8 +14,7 @@ from tpsgd.engine.assemble import make_learners
 from tpsgd.engine.settings import Settings
 from tpsgd.engine.spec import request, specify
 from tpsgd.maths.random import Key
-from tpsgd.objectives import Site
-from tpsgd.rules import Signal
+from tpsgd.objectives import Signal, Site
 
 CE, MSE = losses.cross_entropy, losses.mse
 LABEL = Signal.LABEL

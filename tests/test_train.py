@@ -17,7 +17,7 @@ from tpsgd.engine.learners.learner import (
     with_pending_updates,
 )
 from tpsgd.memory.meter import LiveBytes
-from tpsgd.rules import Signal
+from tpsgd.objectives import Signal
 from tpsgd.train import Net, Observer, sequential, simultaneous, step, train
 
 LABELS = torch.tensor([0, 1])

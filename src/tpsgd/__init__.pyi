@@ -14,9 +14,9 @@ from .engine.fit import fit as fit
 from .engine.fit import fit_backprop as fit_backprop
 from .engine.learners.optimizers import sgd as sgd
 from .engine.learners.optimizers import two_rates as two_rates
-from .engine.learners.updaters import EarlyStopping as EarlyStopping
 from .engine.record import Run as Run
 from .engine.restarts import fit_many as fit_many
+from .engine.settings import EarlyStopping as EarlyStopping
 from .engine.settings import Memory as Memory
 from .engine.solvers import ridge as ridge
 from .engine.solvers import rls as rls
@@ -33,7 +33,7 @@ from .nets import inits as inits
 from .nets.blocks import split as split
 from .nets.padded import Padded as Padded
 from .nets.recurrent import Recurrent as Recurrent
-from .rules import Place as Place
+from .objectives import Place as Place
 from .rules import Rule as Rule
 from .saved.checkpoint import Checkpoint as Checkpoint
 from .train import sequential as sequential

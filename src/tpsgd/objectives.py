@@ -17,6 +17,7 @@ objective gets and where it looks; `tpsgd.check_rule` tests it. See `examples/ad
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from enum import Enum
 from math import prod
 from typing import Any, NamedTuple
 
@@ -36,6 +37,8 @@ __all__ = [
     "Key",
     "LossAndGrads",
     "Objective",
+    "Place",
+    "Signal",
     "Site",
     "aim",
     "any_loss",
@@ -51,6 +54,22 @@ FEW = 1 << 14  # codes of pixels that a CPU multiplies faster than it averages p
 
 
 LATER: Any = None  # in place of a loss that is computed from the logits when it is needed
+
+
+class Signal(Enum):
+    """What the class codes project: the label, or minus the derivative of the net's loss."""
+
+    LABEL = "the label"
+    ERROR = "the output error"
+    ERROR_SIGN = "the sign of the output error"
+
+
+class Place(Enum):
+    """Where in a block the objective looks."""
+
+    BEFORE = "before the activation"
+    AFTER = "after the activation"
+    END = "at the block's end"
 
 
 class LossAndGrads(NamedTuple):
@@ -433,3 +452,19 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
     if a.is_contiguous() and b.is_contiguous():
         return a.flatten() @ b.flatten()
     return (a * b).sum()
+
+
+def over_dimension(
+    objective: Callable[..., LossAndGrads], in_dims: Any = 0
+) -> Callable[..., LossAndGrads]:
+    """An objective over one more dimension of its arguments, as `torch.vmap`."""
+
+    def present(*args: Tensor) -> dict[str, Any]:
+        return without_none(objective(*args))
+
+    return lambda *args: LossAndGrads(**torch.vmap(present, in_dims=in_dims)(*args))
+
+
+def without_none(local: LossAndGrads) -> dict[str, Any]:
+    """Its fields, those that are None left out: vmap cannot return None."""
+    return {k: v for k, v in local._asdict().items() if v is not None}

@@ -40,7 +40,6 @@ colours of the plots and the test matrix are derived from it.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from functools import partial
 from math import inf
 from typing import Any
@@ -54,27 +53,11 @@ from tpsgd.maths import auxiliary as auxiliary_net
 from tpsgd.maths import pooled_objectives
 from tpsgd.maths import predsim as similarity
 from tpsgd.maths.pooling import grid_for
-from tpsgd.objectives import Objective, Site
+from tpsgd.objectives import Objective, Place, Signal, Site
 from tpsgd.projections import Projection, binary, normal, orthogonal
 
 CELLS = 16  # that the maps of a filter are averaged over, unless `features` bounds their number
 SCALE = 12.0  # of calibrated readouts; chosen on held-out samples, see experiments/calibration.py
-
-
-class Signal(Enum):
-    """What the class codes project: the label, or minus the derivative of the net's loss."""
-
-    LABEL = "the label"
-    ERROR = "the output error"
-    ERROR_SIGN = "the sign of the output error"
-
-
-class Place(Enum):
-    """Where in a block the objective looks."""
-
-    BEFORE = "before the activation"
-    AFTER = "after the activation"
-    END = "at the block's end"
 
 
 @dataclass(frozen=True)

@@ -105,6 +105,19 @@ class Observer:
         return set()
 
 
+@dataclass(frozen=True)
+class Epoch:
+    """One block's epoch. Accuracy is known where the block has a classifier."""
+
+    block: int  # counted from 1; 0 is the whole net (backprop)
+    epoch: int  # counted from 1
+    loss: float
+    accuracy: float | None = None
+    val_loss: float | None = None
+    val_accuracy: float | None = None
+    seconds: float = 0.0  # since training began
+
+
 class EpochEnd(NamedTuple):
     """What has happened in an epoch."""
 

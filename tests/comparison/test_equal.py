@@ -14,7 +14,8 @@ from tpsgd.comparison.compare import compare
 from tpsgd.comparison.report import table
 from tpsgd.data import Data
 from tpsgd.engine.arm import Arm
-from tpsgd.engine.record import BlockInfo, Epoch, Run
+from tpsgd.engine.record import BlockInfo, Run
+from tpsgd.train import Epoch
 from tpsgd.zoo import words as models
 
 

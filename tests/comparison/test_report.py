@@ -19,7 +19,8 @@ from tpsgd.comparison.compare import Comparison
 from tpsgd.comparison.report import plots, table
 from tpsgd.comparison.results import THROUGH_TIME, Result
 from tpsgd.engine.confusion import Confusion
-from tpsgd.engine.record import BlockInfo, Epoch, Run
+from tpsgd.engine.record import BlockInfo, Run
+from tpsgd.train import Epoch
 
 RULES = (
     "backprop", rules.tpsgd_l2(), rules.tpsgd_l1(), rules.drtp(), rules.dfa(), rules.sdfa(),

@@ -8,8 +8,7 @@ from helpers import DRAWN, PLACES
 from torch.nn import functional as F
 
 from tpsgd import Rule, TpsgdError, check_rule, projections, rules
-from tpsgd.objectives import LossAndGrads, Objective, l2
-from tpsgd.rules import Place
+from tpsgd.objectives import LossAndGrads, Objective, Place, l2
 
 pytestmark = pytest.mark.usefixtures("unwatched")
 

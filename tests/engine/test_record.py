@@ -15,7 +15,7 @@ from torch import nn
 import tpsgd
 from tpsgd import Run, rules
 from tpsgd.common.units import columns, size
-from tpsgd.engine.record import Epoch
+from tpsgd.train import Epoch
 
 
 def test_settings_say_how_it_was_made():

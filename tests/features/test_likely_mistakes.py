@@ -10,10 +10,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import tpsgd
 from tpsgd import Run, bce, cross_entropy, mse
-from tpsgd.engine.record import BlockInfo, Epoch
+from tpsgd.engine.record import BlockInfo
 from tpsgd.engine.sources.batches import ArraySource, BatchForm
 from tpsgd.engine.sources.loaders import LoaderSource
 from tpsgd.features.likely_mistakes import hint_for
+from tpsgd.train import Epoch
 
 X, Y = points(n=120)
 RARE = torch.tensor([1] + [0] * 99)

@@ -11,8 +11,9 @@ from torch import nn
 import tpsgd
 from tpsgd import rules, split
 from tpsgd.engine.device import available
-from tpsgd.engine.learners.learner import BlockLearner, BlockSettings
+from tpsgd.engine.learners.learner import BlockLearner
 from tpsgd.engine.learners.updaters import OptimizerSteps
+from tpsgd.engine.settings import BlockSettings
 from tpsgd.memory.meter import LiveBytes, Meter, tensor_bytes
 from tpsgd.nets.autograd import Autograd
 from tpsgd.nets.closed_form import ClosedForm

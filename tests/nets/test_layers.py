@@ -24,9 +24,8 @@ from tpsgd.nets import layers
 from tpsgd.nets.autograd import Autograd
 from tpsgd.nets.closed_form import ClosedForm
 from tpsgd.nets.layers import LAYERS, convolution, gives_maps, layer_kind
-from tpsgd.objectives import Site, move
+from tpsgd.objectives import Place, Signal, Site, move
 from tpsgd.projections import normal
-from tpsgd.rules import Place, Signal
 
 CLASSES = 3
 LABELS = torch.tensor([0, 2, 1, 1, 0])

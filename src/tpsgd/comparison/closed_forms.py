@@ -18,8 +18,9 @@ from tpsgd.engine.arm import Arm
 from tpsgd.engine.solvers import ridge
 from tpsgd.engine.solvers.solvable import unsolvable
 from tpsgd.nets.blocks import split
+from tpsgd.objectives import Place
 from tpsgd.projections import Projection
-from tpsgd.rules import Entry, Place, Rule, frozen, tpsgd_l2
+from tpsgd.rules import Entry, Rule, frozen, tpsgd_l2
 
 
 def lm_karnet(alpha: float | None = None, projection: Projection | None = None) -> Arm:

@@ -17,8 +17,9 @@ from typing import Any
 
 from tpsgd.common.errors import TpsgdError, suggestion
 from tpsgd.engine.arm import Arm
-from tpsgd.engine.record import Epoch, Run
+from tpsgd.engine.record import Run
 from tpsgd.engine.settings import Settings
+from tpsgd.train import Epoch
 
 AMOUNTS = ("passes", "reads", "seconds")
 TIMED_EPOCHS = 2  # the first epoch also has one-time costs; the second shows what each more takes

@@ -46,8 +46,7 @@ from tpsgd.nets.layers import layer_kind
 from tpsgd.nets.padded import SequenceLayer
 from tpsgd.nets.stacked import Stacked
 from tpsgd.nets.unrolled import Unrolled
-from tpsgd.objectives import IDLE, Objective, Site, move, output
-from tpsgd.rules import Place, Signal
+from tpsgd.objectives import IDLE, Objective, Place, Signal, Site, move, output
 from tpsgd.train import Net, Source, Step, Wrap, sequential, step
 
 Faster = Callable[[Sequence[Any]], Wrap]

@@ -12,14 +12,14 @@ from tpsgd.engine.extension import Extension
 from tpsgd.engine.fast.wrapper import wrapper
 from tpsgd.engine.learners.backprop import Backprop
 from tpsgd.engine.learners.optimizers import LRSchedule, OptimizerFactory
-from tpsgd.engine.learners.updaters import EarlyStopping
-from tpsgd.engine.record import Epoch, Run
+from tpsgd.engine.record import Run
 from tpsgd.engine.run import run_training
-from tpsgd.engine.settings import Memory, Order, Settings
+from tpsgd.engine.settings import EarlyStopping, Memory, Order, Settings
 from tpsgd.engine.spec import Method
 from tpsgd.losses import Loss
 from tpsgd.rules import Rule, resolve
 from tpsgd.saved.checkpoint import Checkpoint
+from tpsgd.train import Epoch
 
 
 def fit(

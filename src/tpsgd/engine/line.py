@@ -18,7 +18,7 @@ from torch import Tensor, nn, optim
 from tpsgd.engine.learners.optimizers import make_optimizer
 from tpsgd.engine.solvers import SOLVERS
 from tpsgd.engine.spec import RunSpec
-from tpsgd.rules import Place
+from tpsgd.objectives import Place
 
 SLICES = 2, 4, 8, 16  # of a weight's gradient
 WORTH_SLICING = 64 << 10  # bytes of weights; more than two slices of fewer take too much time

@@ -14,12 +14,12 @@ from tpsgd.common.errors import TpsgdError
 from tpsgd.common.names import printable, safe
 from tpsgd.common.units import columns, size
 from tpsgd.engine.learners.learner import validate
-from tpsgd.engine.learners.updaters import EarlyStopping
+from tpsgd.engine.settings import EarlyStopping
 from tpsgd.engine.solvers import SOLVERS
 from tpsgd.engine.sources.batches import depth
-from tpsgd.rules import Signal
+from tpsgd.objectives import Signal
 from tpsgd.saved import trained
-from tpsgd.train import EpochEnd, Learner, Observer
+from tpsgd.train import Epoch, EpochEnd, Learner, Observer
 
 LOWER_RATE = "lower its learning rate or bound its activation"
 SCALE_INPUTS = (
@@ -28,19 +28,6 @@ SCALE_INPUTS = (
 LARGE_INPUT = 1e3  # of a block whose loss broke: the likely reason
 COUNTED = "tpsgd.plan counts backprop's memory"
 Values = tuple[list[float], list[float] | None]  # losses and accuracies, one per restart
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """One block's epoch. Accuracy is known where the block has a classifier."""
-
-    block: int  # counted from 1; 0 is the whole net (backprop)
-    epoch: int  # counted from 1
-    loss: float
-    accuracy: float | None = None
-    val_loss: float | None = None
-    val_accuracy: float | None = None
-    seconds: float = 0.0  # since training began
 
 
 @dataclass(frozen=True)

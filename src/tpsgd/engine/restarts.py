@@ -28,8 +28,8 @@ from tpsgd.maths.random import Key
 from tpsgd.nets.blocks import Block, split
 from tpsgd.nets.layers import layer_kind
 from tpsgd.nets.padded import Padded
-from tpsgd.objectives import Site
-from tpsgd.rules import Place, Rule, resolve
+from tpsgd.objectives import Place, Site
+from tpsgd.rules import Rule, resolve
 from tpsgd.saved.checkpoint import Checkpoint
 
 

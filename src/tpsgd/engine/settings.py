@@ -12,10 +12,7 @@ from torch import Tensor
 from tpsgd import losses
 from tpsgd.common.errors import TpsgdError, suggestion
 from tpsgd.common.units import as_bytes, size
-from tpsgd.engine.learners.learner import BlockSettings
 from tpsgd.engine.learners.optimizers import LRSchedule, OptimizerFactory, adam
-from tpsgd.engine.learners.updaters import EarlyStopping
-from tpsgd.engine.record import Epoch
 from tpsgd.engine.solvers import SOLVERS
 from tpsgd.engine.sources.augment import Augmentation
 from tpsgd.losses import Loss
@@ -23,7 +20,7 @@ from tpsgd.maths.cuts import Blocks
 from tpsgd.maths.learning_rates import RateCurve
 from tpsgd.rules import Rule
 from tpsgd.saved.checkpoint import Checkpoint
-from tpsgd.train import Net
+from tpsgd.train import Epoch, Net
 
 Order = Callable[[Net], None]
 ProgressFunction = Callable[[int, int], None]  # called with what is done and the total
@@ -35,6 +32,25 @@ RENAMED = {  # names of version 0.2, for one more version
     "fit_backprop(segments=...)",
 }
 LARGEST_RATE = 1000  # no sensible learning rate comes near it: 1e9 was meant to be 1e-9, say
+
+
+@dataclass(frozen=True)
+class EarlyStopping:
+    """Stop a block when its loss (on validation data where given) has stopped improving."""
+
+    patience: int = 2
+    min_delta: float = 0.0
+
+
+@dataclass(frozen=True)
+class BlockSettings:
+    """How one block is trained."""
+
+    epochs: int
+    optimizer: Any  # a factory of optimizers, or a solver
+    lr: float | None = None
+    early_stopping: EarlyStopping | None = None
+    lr_schedule: Any = None
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,9 @@ from torch import nn
 
 from tpsgd.common.errors import TpsgdError
 from tpsgd.engine.learners.backprop import Backprop, in_segments
-from tpsgd.engine.learners.learner import BlockSettings
 from tpsgd.engine.learners.optimizers import adam
 from tpsgd.engine.lengths import with_lengths
-from tpsgd.engine.settings import Order, Settings
+from tpsgd.engine.settings import BlockSettings, Order, Settings
 from tpsgd.engine.solvers import SOLVERS, Ridge
 from tpsgd.engine.solvers.solvable import unsolvable
 from tpsgd.engine.sources.batches import BatchForm, has_lookup, suits_channels_last
@@ -36,7 +35,8 @@ from tpsgd.nets.blocks import (
 )
 from tpsgd.nets.padded import Padded, SequenceLayer
 from tpsgd.nets.recurrent import connect
-from tpsgd.rules import Place, Rule, scale_of
+from tpsgd.objectives import Place
+from tpsgd.rules import Rule, scale_of
 from tpsgd.train import sequential, simultaneous
 
 Method = Rule | Sequence[Rule] | Backprop

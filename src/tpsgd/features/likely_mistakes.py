@@ -1,4 +1,4 @@
-"""What is probably not meant so: an error or a warning before training, a hint after it."""
+"""Likely mistakes of users: an error or a warning before training, a hint after it."""
 
 import warnings
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from tpsgd.engine.sources.loaders import LoaderSource
 from tpsgd.engine.spec import RunSpec
 from tpsgd.losses import Loss, bce, cross_entropy, mse
 from tpsgd.nets.padded import Padded
-from tpsgd.rules import Place
+from tpsgd.objectives import Place
 from tpsgd.train import Source
 
 # what a loss expects of the output, and the functions at the end of a model that prevent it
@@ -33,10 +33,7 @@ SUITABLE = {nn.Softmax: cross_entropy, nn.LogSoftmax: cross_entropy, nn.Sigmoid:
 
 
 def refuse_broken_weights(models: Sequence[nn.Module]) -> None:
-    """Refuse a model that no training can mend: one with weights that are NaN or infinite.
-
-    And one whose weights have hooks that no training here would run.
-    """
+    """Refuse weights that are NaN or infinite, or have hooks that no training here would run."""
     for name, p in (pair for model in models for pair in model.named_parameters()):
         if p._post_accumulate_grad_hooks:
             raise TpsgdError(
@@ -51,24 +48,18 @@ def refuse_broken_weights(models: Sequence[nn.Module]) -> None:
 
 
 def warn_of_link(spec: RunSpec) -> None:
-    """Warn if the model ends in a function that the loss has already, or has no use for.
-
-    `place_of` lets a loss look at the logits before its own function where it can.
-    """
+    """Warn if the model ends in a function that the loss has already, or has no use for."""
     block, loss = spec.blocks[-1], spec.loss
     link = type(last_module(block.modules[-1]))
     solved = isinstance(spec.block_settings[-1].optimizer, SOLVERS)
-    if solved or place_of(block, loss) is not Place.END or loss not in PREVENTED:
+    if solved or place_of(block, loss) is not Place.END:  # else the loss looks at the logits
         return
-    reason, links = PREVENTED[loss]
+    reason, links = PREVENTED.get(loss, ("", ()))
     if link in links:
-        other = SUITABLE[link]
-        advice = f"leave nn.{link.__name__} out"
-        advice += f", or use loss=tpsgd.{other.name}" if other is not loss else ""
-        warnings.warn(
-            f"the model ends in nn.{link.__name__}, but {loss.name} {reason}: {advice}",
-            stacklevel=6,
-        )
+        name, other = f"nn.{link.__name__}", SUITABLE[link]
+        advice = f", or use loss=tpsgd.{other.name}" if other is not loss else ""
+        text = f"the model ends in {name}, but {loss.name} {reason}: leave {name} out{advice}"
+        warnings.warn(text, stacklevel=6)
 
 
 def warn_of_bytes(source: Source) -> None:
@@ -111,8 +102,7 @@ def _losses_without_inputs(
 ) -> tuple[float, float]:
     """The loss of outputs that are all 0, and of the best that are equal for all samples.
 
-    A loader's labels are not stored, so there both are of classes with equal numbers of samples.
-    Infinity if nothing is known.
+    Both are for classes of equal size where the labels are not stored; infinity if unknown.
     """
     of_zeros = {cross_entropy: log(classes), bce: classes * log(2)}.get(loss, inf)
     if not isinstance(samples, ArraySource) or loss not in PREVENTED:

@@ -16,7 +16,7 @@ from pathlib import Path
 from tpsgd.common.errors import TpsgdError
 from tpsgd.common.files import write_whole
 from tpsgd.common.output import check_new
-from tpsgd.engine.record import Epoch
+from tpsgd.train import Epoch
 
 HEADER = ",".join(field.name for field in fields(Epoch)) + "\n"
 

@@ -17,7 +17,7 @@ from tpsgd.engine.sources.reuse import InputReuse
 from tpsgd.engine.spec import RunSpec
 from tpsgd.memory.meter import Meter, tensor_bytes
 from tpsgd.memory.rehearse import Inputs, rehearse, settings_of_backprop
-from tpsgd.rules import Signal
+from tpsgd.objectives import Signal
 from tpsgd.train import Net, sequential
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from tpsgd.engine.fast.cuda_graphs import library_modules_only
 from tpsgd.engine.sources.batches import ThroughBlocks, depth, stored_samples
 from tpsgd.engine.spec import RunSpec
-from tpsgd.rules import Place
+from tpsgd.objectives import Place
 from tpsgd.train import Net, train
 
 LEFT_OVER = 0  # a storage's number, in place of the few bytes that learned blocks leave

@@ -48,8 +48,8 @@ from tpsgd.nets.diagonal import Diagonal
 from tpsgd.nets.padded import SequenceLayer
 from tpsgd.nets.precision import without_autocast
 from tpsgd.nets.unrolled import FIRST_FEW, WINDOW, steps_without_traces
+from tpsgd.objectives import Place
 from tpsgd.projections import make_tables
-from tpsgd.rules import Place
 from tpsgd.train import Net, sequential
 
 MANY = 1 << 20  # samples, where their number is unknown

@@ -17,9 +17,7 @@ from tpsgd.nets.closed_form import Gradients, Params
 from tpsgd.nets.layers import reading_pixels_first, skips_pixels
 from tpsgd.nets.padded import through
 from tpsgd.nets.precision import lowered, rounded
-from tpsgd.nets.stacked import over_dimension
-from tpsgd.objectives import IDLE, LossAndGrads, Objective
-from tpsgd.rules import Place
+from tpsgd.objectives import IDLE, LossAndGrads, Objective, Place, over_dimension
 
 
 class Autograd:

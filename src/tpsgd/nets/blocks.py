@@ -30,7 +30,7 @@ from tpsgd.nets.layers import LAYERS, gives_maps, layer_kind
 from tpsgd.nets.modes import modes_restored
 from tpsgd.nets.padded import Padded, SequenceLayer, through
 from tpsgd.nets.recurrent import feeds_recurrent, views
-from tpsgd.rules import Place
+from tpsgd.objectives import Place
 
 _NORMS = (
     nn.modules.batchnorm._NormBase,

@@ -18,8 +18,7 @@ from tpsgd.nets.activations import activation
 from tpsgd.nets.blocks import Block
 from tpsgd.nets.layers import layer_kind
 from tpsgd.nets.precision import apply, rounded
-from tpsgd.objectives import IDLE, LATER, LossAndGrads, Objective
-from tpsgd.rules import Place
+from tpsgd.objectives import IDLE, LATER, LossAndGrads, Objective, Place
 
 Params = Mapping[str, Tensor]
 Gradients = tuple[LossAndGrads, Iterable[dict[str, Tensor]]]  # a few parameters at a time

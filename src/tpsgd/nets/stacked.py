@@ -1,13 +1,12 @@
 """Many restarts in one step, by `torch.vmap`: tensors have a leading dimension of restarts."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tpsgd.nets.closed_form import ClosedForm, Gradients, Params, Saved
-from tpsgd.objectives import LATER, LossAndGrads
+from tpsgd.objectives import LATER, LossAndGrads, over_dimension, without_none
 
 
 class Stacked:
@@ -33,7 +32,7 @@ class Stacked:
     ) -> Gradients:
         def one_restart(params: Params, saved: Saved, s: Tensor, tensors: Any) -> Any:
             local, (grads,) = self.closed_form.gradients(params, saved, s, tensors)
-            return _without_none(local), grads
+            return without_none(local), grads
 
         local, grads = torch.vmap(one_restart)(params, saved, s, tensors)
         return LossAndGrads(**{"loss": LATER, "dy": LATER, **local}), [grads]
@@ -43,19 +42,3 @@ class Stacked:
     ) -> LossAndGrads:
         objective = over_dimension(self.closed_form.objective)
         return objective(self.objective_input(saved), s, *tensors)
-
-
-def over_dimension(
-    objective: Callable[..., LossAndGrads], in_dims: Any = 0
-) -> Callable[..., LossAndGrads]:
-    """An objective over one more dimension of its arguments, as `torch.vmap`."""
-
-    def present(*args: Tensor) -> dict[str, Any]:
-        return _without_none(objective(*args))
-
-    return lambda *args: LossAndGrads(**torch.vmap(present, in_dims=in_dims)(*args))
-
-
-def _without_none(local: LossAndGrads) -> dict[str, Any]:
-    """Its fields, those that are None left out: vmap cannot return None."""
-    return {k: v for k, v in local._asdict().items() if v is not None}

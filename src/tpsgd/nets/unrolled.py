@@ -32,9 +32,7 @@ from tpsgd.nets.padded import (
     as_sequences,
     through,
 )
-from tpsgd.nets.stacked import over_dimension
-from tpsgd.objectives import IDLE, LossAndGrads, Objective
-from tpsgd.rules import Place
+from tpsgd.objectives import IDLE, LossAndGrads, Objective, Place, over_dimension
 
 FIRST_FEW = 4  # windows; a longest and a shorter one are among them, whichever way they are read
 WINDOW = 32  # steps of a diagonal layer, unless the whole sequence takes less memory

@@ -14,8 +14,9 @@ import tpsgd
 from tpsgd import rules, split
 from tpsgd.engine.fast import cuda_graphs, wrapper
 from tpsgd.engine.fast.cuda_graphs import CapturedStep, _can_capture, _capturable, suits_two_streams
-from tpsgd.engine.learners.learner import BlockLearner, BlockSettings
+from tpsgd.engine.learners.learner import BlockLearner
 from tpsgd.engine.learners.updaters import OptimizerSteps
+from tpsgd.engine.settings import BlockSettings
 from tpsgd.engine.sources.augment import (
     RandomNumbers,
     chain,

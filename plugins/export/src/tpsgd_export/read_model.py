@@ -26,9 +26,9 @@ from tpsgd.nets.modes import modes_restored
 from tpsgd.nets.padded import Padded
 from tpsgd.nets.precision import without_autocast
 from tpsgd.nets.recurrent import Recurrent
-from tpsgd.objectives import Formula, Objective, Site
+from tpsgd.objectives import Formula, Objective, Place, Signal, Site
 from tpsgd.projections import Redrawn
-from tpsgd.rules import Place, Rule, Signal
+from tpsgd.rules import Rule
 from tpsgd_export.recipe import (
     BlockRecipe,
     CellLayer,

@@ -22,7 +22,7 @@ from tpsgd.engine.sources.batches import ArraySource, DerivedSource, SampleBatch
 from tpsgd.engine.sources.loaders import LoaderSource
 from tpsgd.maths.kernels.epoch_figures import Figures
 from tpsgd.maths.kernels.memory_format import channels_last
-from tpsgd.rules import Signal
+from tpsgd.objectives import Signal
 from tpsgd.train import Source
 from tpsgd_parallel.stages import IN_FLIGHT
 

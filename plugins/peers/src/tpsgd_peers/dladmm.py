@@ -15,7 +15,7 @@ from tpsgd.common.errors import TpsgdError
 from tpsgd.common.units import size
 from tpsgd.engine.assemble import count as count_parameters
 from tpsgd.engine.device import available
-from tpsgd.engine.record import BlockInfo, Epoch, Run
+from tpsgd.engine.record import BlockInfo, Run
 from tpsgd.engine.run import training_context
 from tpsgd.engine.settings import Settings
 from tpsgd.engine.sources.batches import ArraySource, BatchForm
@@ -28,6 +28,7 @@ from tpsgd.memory.meter import Meter, tensor_bytes
 from tpsgd.nets.blocks import Block, hooked, overwriting, split
 from tpsgd.nets.padded import Padded
 from tpsgd.rules import frozen
+from tpsgd.train import Epoch
 from tpsgd_peers.admm import Problem, StepSizes, begin, iterate, outputs
 from tpsgd_peers.settings import peer_settings
 

@@ -34,8 +34,8 @@ from tpsgd.losses import mse
 from tpsgd.nets.blocks import Block, leaves_of, shapes, split
 from tpsgd.nets.modes import evaluating
 from tpsgd.nets.precision import without_autocast
-from tpsgd.objectives import Objective, Site, l2
-from tpsgd.rules import Place, Rule
+from tpsgd.objectives import Objective, Place, Site, l2
+from tpsgd.rules import Rule
 from tpsgd_peers.inverses import BOUNDED, Unscale, check_invertible, inverse
 from tpsgd_peers.settings import peer_settings
 

@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from tpsgd.common.errors import TpsgdError, suggestion
 from tpsgd.engine.device import resolve_device
 from tpsgd.engine.fit import fit
-from tpsgd.engine.learners.learner import EarlyStopping
 from tpsgd.engine.learners.optimizers import adam
 from tpsgd.engine.lengths import batch_size_for, epochs_for
 from tpsgd.engine.record import Run
-from tpsgd.engine.settings import Memory
+from tpsgd.engine.settings import EarlyStopping, Memory
 from tpsgd.engine.sources.inputs import tensor
 from tpsgd.losses import Loss
 from tpsgd.rules import Rule, resolve

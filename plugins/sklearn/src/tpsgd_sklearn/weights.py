@@ -16,8 +16,8 @@ from torch import Tensor
 
 from tpsgd.common.errors import TpsgdError
 from tpsgd.losses import Loss, cross_entropy
-from tpsgd.objectives import Calibration, LossAndGrads, Objective, Site
-from tpsgd.rules import Rule, Signal, scale_of
+from tpsgd.objectives import Calibration, LossAndGrads, Objective, Signal, Site
+from tpsgd.rules import Rule, scale_of
 
 DEGREES = {"tpsgd-l1": 1, "tpsgd-l2": 2, "drtp": 2}  # by which a common factor leaves the loss
 

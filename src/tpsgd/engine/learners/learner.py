@@ -6,14 +6,15 @@ and `stop`: an optimizer's steps, least squares after one pass, or least squares
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tpsgd.common.errors import TpsgdError
-from tpsgd.engine.learners.updaters import EarlyStopping, Updater
+from tpsgd.engine.learners.updaters import Updater
+from tpsgd.engine.settings import BlockSettings
 from tpsgd.maths.kernels.epoch_figures import Figures
 from tpsgd.nets.autograd import Autograd
 from tpsgd.nets.blocks import Block
@@ -21,22 +22,10 @@ from tpsgd.nets.closed_form import ClosedForm
 from tpsgd.nets.modes import statistics_restored
 from tpsgd.nets.stacked import Stacked
 from tpsgd.nets.unrolled import Unrolled
-from tpsgd.objectives import IDLE, Objective
-from tpsgd.rules import Signal
+from tpsgd.objectives import IDLE, Objective, Signal
 from tpsgd.train import Batch, Learner, Source, Step, step
 
 Gradient = ClosedForm | Autograd | Stacked | Unrolled
-
-
-@dataclass(frozen=True)
-class BlockSettings:
-    """How one block is trained."""
-
-    epochs: int
-    optimizer: Any  # a factory of optimizers, or a solver
-    lr: float | None = None
-    early_stopping: EarlyStopping | None = None
-    lr_schedule: Any = None
 
 
 class BlockLearner(Learner):

@@ -18,8 +18,8 @@ from tpsgd.engine.solvers.least_squares import MomentSums, SampleSums, workspace
 from tpsgd.engine.solvers.solvable import unsolvable
 from tpsgd.nets.closed_form import ClosedForm
 from tpsgd.nets.stacked import Stacked
+from tpsgd.objectives import Place
 from tpsgd.projections import Redrawn
-from tpsgd.rules import Place
 
 SOLVED_BY_STREAMS: WeakSet[nn.Module] = WeakSet()  # layers whose sums over a stream are gone
 

@@ -1,7 +1,6 @@
 """What changes the weights of a block: the base of all updaters, and an optimizer's steps."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -16,14 +15,6 @@ from tpsgd.maths.kernels.fused_optimizers import ELEMENTWISE, hooked, rate_of
 from tpsgd.maths.learning_rates import BatchRates, RateCurve
 from tpsgd.nets.closed_form import ClosedForm, sliced
 from tpsgd.nets.unrolled import Unrolled
-
-
-@dataclass(frozen=True)
-class EarlyStopping:
-    """Stop a block when its loss (on validation data where given) has stopped improving."""
-
-    patience: int = 2
-    min_delta: float = 0.0
 
 
 class Updater:

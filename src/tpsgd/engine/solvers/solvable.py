@@ -3,8 +3,8 @@
 from tpsgd.maths.random import Key
 from tpsgd.nets.blocks import Block, hooked
 from tpsgd.nets.layers import LAYERS, layer_kind
-from tpsgd.objectives import Site
-from tpsgd.rules import Place, Rule, Signal
+from tpsgd.objectives import Place, Signal, Site
+from tpsgd.rules import Rule
 
 
 def unsolvable(block: Block, rule: Rule, last: bool) -> str | None:

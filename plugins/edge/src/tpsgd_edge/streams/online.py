@@ -32,7 +32,8 @@ from tpsgd.losses import bce
 from tpsgd.nets.blocks import overwriting, split
 from tpsgd.nets.new_classes import add_output, check_new_output, enlarged, overlay
 from tpsgd.nets.padded import Padded
-from tpsgd.rules import Rule, Signal
+from tpsgd.objectives import Signal
+from tpsgd.rules import Rule
 from tpsgd.saved.expected import check_number, check_tensor
 from tpsgd.train import step
 
