@@ -247,7 +247,7 @@ class Doubled(nn.Module):
         return self.a(x) * self.b(x)
 
 
-LATER = {
+NOT_COMPUTED = {
     "other weights": {"later_seed": 1},
     "another width": {"last_width": 9},
     "another kind of block": {"later": Doubled},
@@ -262,7 +262,7 @@ def test_earlier_blocks_do_not_depend_on_later_ones(name, order):
     before = early(tower())
     first = trained(tower(), rule, order)
     assert not same(first, before)
-    for what, change in LATER.items():
+    for what, change in NOT_COMPUTED.items():
         assert same(trained(tower(**change), rule, order), first), what
     for other in (rules.frozen(), rules.readout(), rules.tpsgd_l1()):
         assert same(trained(tower(), [rule, rule, other, other], order), first), other.name
@@ -286,7 +286,7 @@ def test_under_dfa_earlier_blocks_do_depend_on_later_ones(name, change):
     """With the squared error: cross-entropy's error has the signs of the labels, whatever y is."""
     rule, settings = LOCKED[name](), {"loss": tpsgd.mse, "order": tpsgd.simultaneous}
     first = trained(tower(), rule, **settings)
-    assert not same(trained(tower(**LATER[change]), rule, **settings), first)
+    assert not same(trained(tower(**NOT_COMPUTED[change]), rule, **settings), first)
 
 
 def test_a_local_block_below_a_dfa_block_stays_local():

@@ -144,7 +144,7 @@ def test_small_maps_are_read_out_by_codes_of_their_pixels(shape, features, layou
     """The same as by codes of cells, in either memory format of the maps and of the codes."""
     site = Site(shape, CLASSES, Key(1), True, dtype=torch.float64)
     pixels = rules.readout(features=features).objective(site)
-    monkeypatch.setattr(objectives, "FEW", CLASSES * prod(shape) - 1)
+    monkeypatch.setattr(objectives, "PIXEL_CODES", CLASSES * prod(shape) - 1)
     cells = rules.readout(features=features).objective(site)
     grid = grid_for(shape, features)
     assert pixels.tensors[0].shape == (CLASSES, *shape)
@@ -162,7 +162,9 @@ def test_small_maps_are_read_out_by_codes_of_their_pixels(shape, features, layou
 def test_learned_codes_and_codes_of_many_classes_belong_to_cells():
     shape = (3, 6, 6)
     learned = rules.readout(learned=True).objective(Site(shape, CLASSES, Key(), True))
-    many = rules.readout().objective(Site(shape, objectives.FEW // prod(shape) + 1, Key(), True))
+    many = rules.readout().objective(
+        Site(shape, objectives.PIXEL_CODES // prod(shape) + 1, Key(), True)
+    )
     assert learned.tensors[0].dim() == many.tensors[0].dim() == 2
 
 

@@ -50,10 +50,12 @@ __all__ = [
     "readout",
 ]
 
-FEW = 1 << 14  # codes of pixels that a CPU multiplies faster than it averages pixels over cells
+PIXEL_CODES = (
+    1 << 14
+)  # codes of pixels that a CPU multiplies faster than it averages pixels over cells
 
 
-LATER: Any = None  # in place of a loss that is computed from the logits when it is needed
+NOT_COMPUTED: Any = None  # in place of a loss that is computed from the logits when it is needed
 
 
 class Signal(Enum):
@@ -186,17 +188,17 @@ class Objective:
 
     def __call__(self, y: Tensor, s: Tensor, *tensors: Tensor) -> LossAndGrads:
         """The loss of a batch and its derivatives; `tensors` replace the objective's own."""
-        local = self.coarse(y, s, *tensors)
+        local = self.in_cells(y, s, *tensors)
         return local._replace(dy=full(local.dy, y), loss=self.loss_of(local, s))
 
     def loss_of(self, local: LossAndGrads, s: Tensor) -> Tensor:
         """The loss that belongs to a closed form's result."""
-        if local.loss is not LATER:
+        if local.loss is not NOT_COMPUTED:
             return local.loss
         assert self.of_logits is not None and local.logits is not None
         return self.of_logits.value(local.logits, s)
 
-    def coarse(self, y: Tensor, s: Tensor, *tensors: Tensor) -> LossAndGrads:
+    def in_cells(self, y: Tensor, s: Tensor, *tensors: Tensor) -> LossAndGrads:
         """The same, but `dy` may have one number per cell of feature maps: `memory_format.full`.
 
         And the loss may be None: `loss_of`.
@@ -354,7 +356,7 @@ def output(loss: Loss) -> Objective:
 
     def closed_form(y: Tensor, s: Tensor) -> LossAndGrads:
         dy = loss.grad(y, s).mul_(1.0 / len(y))
-        return LossAndGrads(LATER, dy, (), y)
+        return LossAndGrads(NOT_COMPUTED, dy, (), y)
 
     return Objective(loss.value, closed_form, of_logits=loss)
 
@@ -386,7 +388,9 @@ def readout(
     gain = torch.full((), factor, dtype=codes.dtype, device=codes.device)
     if grid is None:
         codes = codes.view(-1, *site.shape)
-    elif not learned and codes.device.type == "cpu" and len(codes) * prod(site.shape) <= FEW:
+    elif (
+        not learned and codes.device.type == "cpu" and len(codes) * prod(site.shape) <= PIXEL_CODES
+    ):
         codes, pool = pixel_codes(codes, site.shape, grid), None  # average and product in one
     local = cross_entropy if site.loss is mse else site.loss
     classifier = _Classifier(local, pool, learned)
@@ -431,7 +435,7 @@ class _Classifier(NamedTuple):
         df = scaled_product(1.0 / len(y), e, P, P)
         dy = back_to_pixels(df, y, self.grid) if self.grid else unflat(df, y)
         dtensors = () if dP is None else (dP if self.grid else unflat(dP, y),)
-        return LossAndGrads(LATER, dy, dtensors, logits)
+        return LossAndGrads(NOT_COMPUTED, dy, dtensors, logits)
 
 
 def move(objective: Objective, place: Callable[[Tensor], Tensor]) -> Objective:

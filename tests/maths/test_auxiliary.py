@@ -152,7 +152,7 @@ def test_its_step_needs_little_memory_beside_large_maps():
     objective, y = placed((16, 40, 40), True, channels=8), outputs(16, 40, 40, samples=16)
     live = LiveBytes()
     with live:
-        local = objective.coarse(y, torch.arange(16) % 3)
+        local = objective.in_cells(y, torch.arange(16) % 3)
     assert live.peak < 0.5 * y.nbytes
     assert local.dy.shape == (16, 16, 10, 10)
 

@@ -257,7 +257,7 @@ def test_codes_of_another_form_are_drawn_anew():
     new, old = torch.ones(4, 6), torch.zeros(3, 2, 3)
     assert torch.equal(overlay(new, old), torch.ones(4, 6))
     assert overlay(torch.zeros(3, 1), torch.ones(2, 1)).flatten().tolist() == [1, 1, 0]
-    filters = 26  # 26 x 6 x 6 x classes crosses the limit of `objectives.FEW` at 17 -> 18
+    filters = 26  # 26 x 6 x 6 x classes crosses the limit of `objectives.PIXEL_CODES` at 17 -> 18
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, filters, 3), nn.ReLU(), nn.Flatten(), nn.Linear(936, 17))
     stream = Stream(model, rule=rules.readout())

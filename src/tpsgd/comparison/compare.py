@@ -13,7 +13,6 @@ from tpsgd.common.errors import TpsgdError
 from tpsgd.common.files import writable_folder
 from tpsgd.common.units import columns
 from tpsgd.comparison import equal as equally
-from tpsgd.comparison import report
 from tpsgd.comparison.arms import arm, suited, with_controls
 from tpsgd.comparison.finished_runs import COMPARISON, FinishedRuns
 from tpsgd.comparison.provenance import describe, machine
@@ -45,6 +44,8 @@ class Comparison(Results):
 
     def write(self, folder: Path | str) -> Path:
         """Write `report.html`, its plots and `results.json`; returns the file of the page."""
+        from tpsgd.comparison import report
+
         return report.write(self, writable_folder(Path(folder)))
 
 

@@ -5,11 +5,14 @@ training are extensions. The loop and the assembly of a net know none of them.
 """
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
-from tpsgd.engine.record import Run
 from tpsgd.engine.settings import Settings
 from tpsgd.engine.spec import RunRequest
 from tpsgd.train import Net
+
+if TYPE_CHECKING:
+    from tpsgd.engine.record import Run
 
 
 class Extension:
@@ -37,6 +40,6 @@ class Extension:
         """
         return nullcontext()
 
-    def finish(self, net: Net, runs: list[Run]) -> list[Run]:
+    def finish(self, net: Net, runs: "list[Run]") -> "list[Run]":
         """The records of the run, once it is trained."""
         return runs

@@ -13,10 +13,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from tpsgd.engine.record import Run
 from tpsgd.engine.settings import Settings
 from tpsgd.engine.sources.loaders import count_samples
-from tpsgd.train import Source
 
 STEPS = 2000  # that a block takes, at least FEWEST_EPOCHS
 FEWEST_EPOCHS = 5
@@ -63,17 +61,3 @@ def with_lengths_for(settings: Settings, samples: int) -> Settings:
 
 def _with_epochs(settings: Settings, steps: int) -> Settings:
     return settings if settings.epochs is not None else replace(settings, epochs=epochs_for(steps))
-
-
-def length_in_words(asked: Settings, run: Run, source: Source) -> str:
-    """The steps and epochs of a run, in a line; "" if its epochs were not chosen from the data."""
-    if asked.epochs is not None:
-        return ""
-    epochs, most = max((e.epoch for e in run.history), default=0), run.settings["epochs"]
-    words = f"{epochs} epoch{'s' * (epochs != 1)} of batches of {run.settings['batch_size']}"
-    if source.steps:
-        words = f"{source.steps * epochs:,} steps a block: {words}"
-    if isinstance(most, int) and 1 < epochs < most:
-        words += f", stopped before {most}"
-    samples = f"{source.samples:,} sample{'s' * (source.samples != 1)}"
-    return f"{words}, chosen for {samples}" if source.samples else words

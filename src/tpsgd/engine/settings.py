@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,9 +18,11 @@ from tpsgd.engine.sources.augment import Augmentation
 from tpsgd.losses import Loss
 from tpsgd.maths.cuts import Blocks
 from tpsgd.maths.learning_rates import RateCurve
-from tpsgd.rules import Rule
 from tpsgd.saved.checkpoint import Checkpoint
 from tpsgd.train import Epoch, Net
+
+if TYPE_CHECKING:
+    from tpsgd.rules import Rule
 
 Order = Callable[[Net], None]
 ProgressFunction = Callable[[int, int], None]  # called with what is done and the total
@@ -279,7 +281,7 @@ class Settings:
             epochs, lr = min(epochs, 1), None
         return BlockSettings(epochs, optimizer, lr, stopping, self.lr_schedule)
 
-    def describe(self, rule: str, loss: Loss, rules: Sequence[Rule] = ()) -> dict[str, Any]:
+    def describe(self, rule: str, loss: Loss, rules: "Sequence[Rule]" = ()) -> dict[str, Any]:
         """The settings as plain values, for the record."""
         return {
             "rule": rule,

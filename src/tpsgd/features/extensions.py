@@ -8,7 +8,6 @@ from dataclasses import replace
 from tpsgd.common.errors import TpsgdError
 from tpsgd.common.units import as_bytes, size
 from tpsgd.engine.extension import Extension
-from tpsgd.engine.lengths import length_in_words
 from tpsgd.engine.record import Progress, Run
 from tpsgd.engine.settings import LOW, Settings
 from tpsgd.engine.sources.batches import stored_samples
@@ -21,7 +20,7 @@ from tpsgd.features.memory_choice import memory_choice
 from tpsgd.features.progress_bar import bar_unless
 from tpsgd.memory.budget import within_budget
 from tpsgd.memory.meter import Meter, tensor_bytes
-from tpsgd.train import Net
+from tpsgd.train import Net, Source
 
 
 def features_of(settings: Settings) -> list[Extension]:
@@ -107,3 +106,17 @@ class Explained(Extension):
             text = f"training took {size(total)}, more than the budget of"
             warnings.warn(f"{text} {size(as_bytes(budget))}", stacklevel=5)
         return runs
+
+
+def length_in_words(asked: Settings, run: Run, source: Source) -> str:
+    """The steps and epochs of a run, in a line; "" if its epochs were not chosen from the data."""
+    if asked.epochs is not None:
+        return ""
+    epochs, most = max((e.epoch for e in run.history), default=0), run.settings["epochs"]
+    words = f"{epochs} epoch{'s' * (epochs != 1)} of batches of {run.settings['batch_size']}"
+    if source.steps:
+        words = f"{source.steps * epochs:,} steps a block: {words}"
+    if isinstance(most, int) and 1 < epochs < most:
+        words += f", stopped before {most}"
+    samples = f"{source.samples:,} sample{'s' * (source.samples != 1)}"
+    return f"{words}, chosen for {samples}" if source.samples else words

@@ -35,7 +35,7 @@ from tpsgd.maths.predsim import (
     labels_alike,
     through_convolution,
 )
-from tpsgd.objectives import LATER, LossAndGrads, Objective, Site
+from tpsgd.objectives import NOT_COMPUTED, LossAndGrads, Objective, Site
 
 _EPS = 1e-5  # added to variances, as torch's batch normalisation does
 _LAST = 2  # cells a side before the linear layer
@@ -94,7 +94,7 @@ class _Net(NamedTuple):
         for layer in reversed(passes):
             dh, *dlayer = layer.backward(dh)
             dtensors = [*dlayer, *dtensors]
-        value = LATER
+        value = NOT_COMPUTED
         if self.share:
             T = labels_alike(s, self.classes, logits.dtype)
             alike, dh = dissimilarity_and_grad(pooled, T, self.share, prod(self.grid), dh)

@@ -27,7 +27,7 @@ def of_pooled(objective: Objective, grid: tuple[int, ...]) -> Objective:
         return objective.loss(pool(y), s, wide(P))
 
     def written_out(y: Tensor, s: Tensor, P: Any) -> LossAndGrads:
-        local = objective.coarse(pool(y), s, wide(P))
+        local = objective.in_cells(pool(y), s, wide(P))
         dy = local.dy.to(y.dtype).contiguous()
         return local._replace(dy=back_to_pixels(dy, y, grid))
 

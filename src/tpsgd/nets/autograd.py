@@ -123,7 +123,7 @@ class Autograd:
         if self.stacked:
             return self.measure({}, saved, s, tensors)
         y = self.objective_input(saved)
-        local = self.objective.coarse(*rounded(self.precision, y, s, tensors))
+        local = self.objective.in_cells(*rounded(self.precision, y, s, tensors))
         return local._replace(dy=full(local.dy, y))
 
     def measure(

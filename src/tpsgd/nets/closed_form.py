@@ -18,7 +18,7 @@ from tpsgd.nets.activations import activation
 from tpsgd.nets.blocks import Block
 from tpsgd.nets.layers import layer_kind
 from tpsgd.nets.precision import apply, rounded
-from tpsgd.objectives import IDLE, LATER, LossAndGrads, Objective, Place
+from tpsgd.objectives import IDLE, NOT_COMPUTED, LossAndGrads, Objective, Place
 
 Params = Mapping[str, Tensor]
 Gradients = tuple[LossAndGrads, Iterable[dict[str, Tensor]]]  # a few parameters at a time
@@ -114,10 +114,10 @@ class ClosedForm:
         output any more, so its memory may be overwritten.
         """
         y = self.objective_input(saved)
-        local = self.objective.coarse(*rounded(self.precision, y, s, tensors))
+        local = self.objective.in_cells(*rounded(self.precision, y, s, tensors))
         unused = output_unused and local.logits is not saved.y  # which the record still reads
         grads = self._parameter_gradients(params, saved, [local.dy.to(y.dtype)], unused)
-        return local._replace(dy=LATER), grads  # dy is freed once it has gone through sigma'
+        return local._replace(dy=NOT_COMPUTED), grads  # dy is freed once it has gone through sigma'
 
     def measure(
         self, params: Params, saved: Saved, s: Tensor, tensors: tuple[Tensor, ...]

@@ -56,8 +56,8 @@ def add_output(model: nn.Module) -> None:
 def overlay(new: Tensor, old: Tensor) -> Tensor:
     """`new`, with `old` written over its first rows.
 
-    Codes whose form changes with the number of classes (`objectives.FEW`) are drawn anew: they are
-    the same codes.
+    Codes whose form changes with the number of classes (`objectives.PIXEL_CODES`) are drawn anew:
+    they are the same codes.
     """
     if new.dim() == old.dim() and all(map(int.__ge__, new.shape, old.shape)):
         new[tuple(map(slice, old.shape))].copy_(old)

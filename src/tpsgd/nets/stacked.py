@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tpsgd.nets.closed_form import ClosedForm, Gradients, Params, Saved
-from tpsgd.objectives import LATER, LossAndGrads, over_dimension, without_none
+from tpsgd.objectives import NOT_COMPUTED, LossAndGrads, over_dimension, without_none
 
 
 class Stacked:
@@ -35,7 +35,7 @@ class Stacked:
             return without_none(local), grads
 
         local, grads = torch.vmap(one_restart)(params, saved, s, tensors)
-        return LossAndGrads(**{"loss": LATER, "dy": LATER, **local}), [grads]
+        return LossAndGrads(**{"loss": NOT_COMPUTED, "dy": NOT_COMPUTED, **local}), [grads]
 
     def measure(
         self, params: Params, saved: Saved, s: Tensor, tensors: tuple[Tensor, ...]

@@ -126,7 +126,7 @@ class Unrolled:
         self.windows_repeat: Callable[[bool], None] = lambda repeat: None  # told where they do
 
     @property
-    def ways(self) -> int:
+    def directions(self) -> int:
         """Directions of time; each has its own of the objective's tensors."""
         return 1 + self.layer.bidirectional
 
@@ -147,7 +147,7 @@ class Unrolled:
 
     def run(self, saved: UnrolledBatch, out: Tensor | None = None) -> Iterator[StepWindow]:
         """Read the sequences to their ends; yields forward states, and writes all into `out`."""
-        saved.cells = cells = [self._cell(saved, way) for way in range(self.ways)]
+        saved.cells = cells = [self._cell(saved, way) for way in range(self.directions)]
         x = saved.x
         if isinstance(cells[0], DiagonalCell) and cells[0].reads_twice:
             first = self._cell(replace(saved, learns=False), 0)
@@ -188,7 +188,7 @@ class Unrolled:
         if not saved.learns or not saved.cells:
             self.prepare_gradients(saved, s, tensors)
             self.finish(saved)
-        keys = [self._key(way) for way in range(self.ways)]
+        keys = [self._key(way) for way in range(self.directions)]
         grads = {
             key + name: grad
             for key, cell in zip(keys, saved.cells, strict=True)
@@ -237,7 +237,7 @@ class Unrolled:
             *rows, steps = saved.shape
             steps = self._longest(saved) if self.diagonal else steps
             like = next(self.layer.parameters()).detach()
-            out = like.new_zeros(*rows, steps, self.layer.hidden * self.ways)
+            out = like.new_zeros(*rows, steps, self.layer.hidden * self.directions)
         for _ in self.run(saved, out):
             pass
 
@@ -296,7 +296,7 @@ class Unrolled:
     ) -> LossAndGrads:
         """The objective of a window, in which each step of a sequence counts as a sample."""
         objective = over_dimension(self.objective) if self.lead else self.objective
-        return objective(y, s, *tensors[way :: self.ways])
+        return objective(y, s, *tensors[way :: self.directions])
 
     def _of_steps(self, y: Tensor, s: Tensor, way: int, start: int) -> LossAndGrads:
         """The objective of a window, `(..., steps, rows, units)`, with a projection per step."""
@@ -399,7 +399,7 @@ class Unrolled:
         logits = cell.logits
         if logits is not None and saved.lengths is not None and not self.diagonal:
             assert saved.s is not None
-            logits = self.objective(cell.last, saved.s, *saved.tensors[:: self.ways]).logits
+            logits = self.objective(cell.last, saved.s, *saved.tensors[:: self.directions]).logits
         return LossAndGrads(loss, loss, dtensors, logits)
 
 

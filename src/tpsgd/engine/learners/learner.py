@@ -157,7 +157,7 @@ class BlockLearner(Learner):
 
     @property
     def _directions(self) -> int:
-        return self.gradient.ways if isinstance(self.gradient, Unrolled) else 1
+        return self.gradient.directions if isinstance(self.gradient, Unrolled) else 1
 
     def measure_features(self, x: Any, labels: Tensor, share: float) -> Any:
         """The block's output for a batch, whose features are measured; it leaves no trace."""

@@ -1,14 +1,15 @@
 """Whether the weights of a block are the solution of linear equations."""
 
+from typing import Any
+
 from tpsgd.maths.random import Key
 from tpsgd.nets.blocks import Block, hooked
 from tpsgd.nets.layers import LAYERS, layer_kind
 from tpsgd.objectives import Place, Signal, Site
-from tpsgd.rules import Rule
 
 
-def unsolvable(block: Block, rule: Rule, last: bool) -> str | None:
-    """Why a block's weights are no solution of linear equations, or None."""
+def unsolvable(block: Block, rule: Any, last: bool) -> str | None:
+    """Why a block's weights are not the solution of linear equations under a `Rule`, or None."""
     layer, make = block.layer, rule.last if last else rule.objective
     kind = LAYERS.get(type(layer))
     if block.earlier:

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from tpsgd.losses import Loss
-from tpsgd.objectives import LATER, LossAndGrads
+from tpsgd.objectives import NOT_COMPUTED, LossAndGrads
 
 
 class StoredBatch(NamedTuple):
-    """What the figures need from a batch; the loss may be `LATER`: that of the logits."""
+    """What the figures need from a batch; the loss may be `NOT_COMPUTED`: that of the logits."""
 
     loss: Any
     logits: Tensor | None
@@ -87,7 +87,7 @@ class Figures:
 
     def _add_restarts(self, batch: StoredBatch) -> None:
         loss, logits, labels = batch
-        if loss is LATER:
+        if loss is NOT_COMPUTED:
             assert self.of_logits is not None and logits is not None
             loss = torch.vmap(self.of_logits.value)(logits, labels)
         self.loss.add_(loss, alpha=labels.shape[1])
@@ -107,8 +107,8 @@ class Figures:
     def _to_store(self, batch: StoredBatch) -> bool:
         """Add a batch's loss; whether its logits are to be stored, for which there is memory."""
         loss, logits, labels = batch
-        self.loss_is_later = loss is LATER
-        if loss is not LATER:
+        self.loss_is_later = loss is NOT_COMPUTED
+        if loss is not NOT_COMPUTED:
             self.loss.add_(loss, alpha=len(labels))
         if logits is None:
             return False
