@@ -177,11 +177,11 @@ class ArraySource:
 
     def take(self, index: Tensor) -> tuple[Any, Tensor]:
         """The samples at these indices, ready for the model; the longest sequences first."""
-        x, form, ragged = self.x, self.form, isinstance(self.x, Padded)
+        x, form = self.x, self.form
         if self.ready:
             samples = x.flatten(1).index_select(0, index).view(-1, *x.shape[1:])
             return samples, self.y.index_select(0, index)
-        if ragged:
+        if ragged := isinstance(x, Padded):
             index = index[x.lengths[index.cpu()].argsort(descending=True, stable=True)]
         labels = self.y.index_select(0, index) if index.dim() == 1 else self.y[index]
         labels = (labels if labels.is_floating_point() else labels.long()).to(form.device)
