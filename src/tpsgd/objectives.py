@@ -50,11 +50,7 @@ __all__ = [
     "readout",
 ]
 
-PIXEL_CODES = (
-    1 << 14
-)  # codes of pixels that a CPU multiplies faster than it averages pixels over cells
-
-
+PIXEL_CODES = 1 << 14  # at most: a CPU multiplies so many faster than it averages over cells
 NOT_COMPUTED: Any = None  # in place of a loss that is computed from the logits when it is needed
 
 
