@@ -31,7 +31,7 @@ from tpsgd.common.units import size
 from tpsgd.comparison.provenance import machine, versions
 from tpsgd.data.images import image_files
 from tpsgd.zoo.vgg import vgg
-from tpsgd_edge.adapt import IMAGENET, quantize, weights
+from tpsgd_adapt import IMAGENET, quantize, weights
 
 SHAPE, TAP = (3, 160, 160), "features.30"
 COUNT, BATCH, TURNS = 16, 8, 5  # images of each part and of a batch, turns of each copy

@@ -25,8 +25,8 @@ from tpsgd import projections, rules
 from tpsgd.data.images import decode_images, image_files
 from tpsgd.data.split import hold_out
 from tpsgd.maths.random import Key, permutation
-from tpsgd_edge.adapt import shots
-from tpsgd_edge.adapt.pretrained import backbone
+from tpsgd_adapt import shots
+from tpsgd_adapt.pretrained import backbone
 from tpsgd_export.read_model import read_model
 from tpsgd_export.to_c.compiled import CompiledNet
 from tpsgd_export.to_c.source import sources

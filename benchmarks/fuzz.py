@@ -52,7 +52,7 @@ from tpsgd.engine.device import forget_resident_peak, resident
 from tpsgd.saved import checkpoint
 from tpsgd.saved import folder as saved_folder
 from tpsgd.zoo.words import factory
-from tpsgd_edge.adapt import weights
+from tpsgd_adapt import weights
 
 MOST_BYTES, MOST_SECONDS, SENTENCE = 256 << 20, 10, 1200
 SELDOM = 12  # times as often as files that take long, small ones are changed

@@ -3,7 +3,7 @@
     pip install optuna
     python examples/optuna_search.py
 
-`tpsgd_edge.adapt.search` trains a small grid; this searches a larger space. With a storage, such as
+`tpsgd_adapt.search` trains a small grid; this searches a larger space. With a storage, such as
 `storage="sqlite:///study.db"`, the study can be continued and shared by several machines.
 """
 

@@ -45,7 +45,7 @@ from experiments.hyperdimensional import auroc, hyperdimensional
 from experiments.recovery import Domain, recover
 from tpsgd import adapt, ridge, rules
 from tpsgd.common.units import size
-from tpsgd_edge.adapt.adaptor import fit_weights
+from tpsgd_adapt.adaptor import fit_weights
 
 TAPS = {"L0": "pool5", "L1": "pool4", "L2": "pool3"}
 RATES = (3e-4, 1e-3, 3e-3)

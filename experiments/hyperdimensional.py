@@ -1,7 +1,7 @@
 """A second detector of new data, by random codes, and how well a detector tells domains apart.
 
 `hyperdimensional` scores a sample by 1 - its largest cosine with the classes' codes (Wilson et al.
-2023). Features are those of `tpsgd_edge.adapt.novelty`.
+2023). Features are those of `tpsgd_adapt.novelty`.
 """
 
 from functools import lru_cache
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from tpsgd.maths.random import Key
 from tpsgd.projections import binary
-from tpsgd_edge.adapt.novelty import Detector, Features, checked_taps, class_means
+from tpsgd_adapt.novelty import Detector, Features, checked_taps, class_means
 
 PROJECTION, SIGNS = -3, -4  # blocks of the keys that no block of a net has
 

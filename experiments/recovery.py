@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tpsgd.common import figures
-from tpsgd_edge.adapt.backbone import Backbone
-from tpsgd_edge.adapt.features import Features, shots
-from tpsgd_edge.adapt.fitting import fit
+from tpsgd_adapt.backbone import Backbone
+from tpsgd_adapt.features import Features, shots
+from tpsgd_adapt.fitting import fit
 
 BARS = (
     ("known domain, before", "known_before", "#9aa5b1"),

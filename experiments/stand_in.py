@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from tpsgd import adapt
 from tpsgd.data import Data
 from tpsgd.data.registry import find
-from tpsgd_edge.adapt.backbone import IMAGENET
+from tpsgd_adapt.backbone import IMAGENET
 
 PIXELS = 32  # edge of an image: large photographs would take minutes
 NOTE = "artificial samples"

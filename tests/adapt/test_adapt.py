@@ -12,10 +12,10 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import tpsgd
 from experiments.recovery import Domain, recover
 from tpsgd import Memory, TpsgdError, adapt, rules
-from tpsgd_edge.adapt import Backbone, Layers, Probe, shots
-from tpsgd_edge.adapt import backbone as named_backbone
-from tpsgd_edge.adapt.adaptor import fit_weights
-from tpsgd_edge.adapt.backbone import Tap
+from tpsgd_adapt import Backbone, Layers, Probe, shots
+from tpsgd_adapt import backbone as named_backbone
+from tpsgd_adapt.adaptor import fit_weights
+from tpsgd_adapt.backbone import Tap
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)
 
@@ -178,7 +178,7 @@ def test_bad_pictures_are_refused(spoil, words):
 
 
 def test_features_that_do_not_fit_are_refused(monkeypatch):
-    monkeypatch.setattr("tpsgd_edge.adapt.features.available", lambda device: 100)
+    monkeypatch.setattr("tpsgd_adapt.features.available", lambda device: 100)
     with pytest.raises(TpsgdError, match=r"20 samples take .* more than there is: .*reuse=False"):
         adapt.encode(
             Backbone(nn.Sequential(nn.ReLU()), ["0"]), (torch.ones(20, 3), torch.zeros(20).long())

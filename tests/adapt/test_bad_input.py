@@ -12,8 +12,8 @@ from experiments.corruptions import noise
 from tpsgd import Memory, TpsgdError, adapt, rules
 from tpsgd.engine.sources import augment
 from tpsgd.saved import folder
-from tpsgd_edge.adapt import Backbone, Layers, novelty, search, shots
-from tpsgd_edge.adapt.backbone import Tap
+from tpsgd_adapt import Backbone, Layers, novelty, search, shots
+from tpsgd_adapt.backbone import Tap
 
 SMALL = Layers(0, 1, width=8)
 
@@ -206,7 +206,7 @@ def test_starting_from_an_adaptor_keeps_its_combination_and_refuses_another_kind
 
 def test_memory_is_counted_over_all_taps(monkeypatch):
     backbone = Backbone(net(), {f"t{i}": str(i) for i in range(4)})
-    monkeypatch.setattr("tpsgd_edge.adapt.features.available", lambda device: 3000)
+    monkeypatch.setattr("tpsgd_adapt.features.available", lambda device: 3000)
     with pytest.raises(TpsgdError, match="3,840 bytes"):
         adapt.encode(backbone, vectors())
     assert adapt.encode(backbone, vectors(), ["t0", "t1"]).nbytes == 1920
@@ -312,7 +312,7 @@ def test_predsim_is_a_word():
 
 
 def test_a_small_file_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch):
-    from tpsgd_edge.adapt import weights
+    from tpsgd_adapt import weights
 
     np.savez_compressed(tmp_path / "bomb.npz", a=np.zeros(1 << 20, np.float32))
     assert weights.load(tmp_path / "bomb.npz")["a"].shape == (1 << 20,)  # 4 MB: let it be

@@ -12,7 +12,7 @@ from experiments.hyperdimensional import auroc, hyperdimensional
 from tpsgd.common.errors import TpsgdError
 from tpsgd.maths.random import Key
 from tpsgd.projections import binary
-from tpsgd_edge.adapt.novelty import ledoit_wolf, mahalanobis, tail
+from tpsgd_adapt.novelty import ledoit_wolf, mahalanobis, tail
 
 
 def classes(n=90, d=6, of=3, seed=0, scale=3.0):

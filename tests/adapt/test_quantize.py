@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tpsgd.common.errors import TpsgdError
-from tpsgd_edge.adapt import quantize
+from tpsgd_adapt import quantize
 
 
 def net() -> nn.Sequential:

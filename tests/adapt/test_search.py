@@ -14,10 +14,10 @@ from torch import nn
 from tpsgd import Memory, TpsgdError, rules
 from tpsgd.comparison.finished_runs import TRIALS as FILE
 from tpsgd.data.split import stratified
-from tpsgd_edge.adapt import Backbone, Features, Layers, Probe, encode, figures, fit, probe
-from tpsgd_edge.adapt.quantize import weight_bytes
-from tpsgd_edge.adapt.search import AdaptorSearch, search
-from tpsgd_edge.adapt.trials import Candidate, LayerTrials
+from tpsgd_adapt import Backbone, Features, Layers, Probe, encode, figures, fit, probe
+from tpsgd_adapt.quantize import weight_bytes
+from tpsgd_adapt.search import AdaptorSearch, search
+from tpsgd_adapt.trials import Candidate, LayerTrials
 
 SMALL = Layers(filters=3, kernel=3, width=8)
 NET = Backbone(
@@ -61,7 +61,7 @@ def quick(monkeypatch):
     """Plans by a formula, since rehearsals take their time; trainings are counted."""
     trained = []
     monkeypatch.setattr(
-        "tpsgd_edge.adapt.trials.planned_peak",
+        "tpsgd_adapt.trials.planned_peak",
         lambda arm, head, x, settings: 3 * weight_bytes(head),
     )
     watch(monkeypatch, lambda row, seed: trained.append((row.tap, row.layers, seed)))

@@ -13,9 +13,9 @@ from torch import nn
 
 import tpsgd
 from tpsgd import Memory, TpsgdError, losses, rules
-from tpsgd_edge.adapt import Backbone, Features, Layers, Probe
-from tpsgd_edge.adapt.search import spearman
-from tpsgd_edge.adapt.trials import activation_overlap, layer_trials
+from tpsgd_adapt import Backbone, Features, Layers, Probe
+from tpsgd_adapt.search import spearman
+from tpsgd_adapt.trials import activation_overlap, layer_trials
 
 SCIPY: Any = spearmanr
 

@@ -15,7 +15,7 @@ from torch.nn.utils import prune
 from torch.utils.serialization import config
 
 from tpsgd.common.errors import TpsgdError
-from tpsgd_edge.adapt import weights
+from tpsgd_adapt import weights
 
 
 def net() -> nn.Module:

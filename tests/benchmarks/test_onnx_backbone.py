@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from benchmarks.onnx_backbone import file_bytes, onnx_int8
 from tpsgd.common.errors import TpsgdError
-from tpsgd_edge.adapt import quantize
+from tpsgd_adapt import quantize
 
 
 def net() -> nn.Sequential:

@@ -25,7 +25,7 @@ from tpsgd.cli import app
 NET = """
 import torch
 from torch import nn
-from tpsgd_edge.adapt import Backbone
+from tpsgd_adapt import Backbone
 
 def make():
     with torch.random.fork_rng():

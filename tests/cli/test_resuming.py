@@ -19,7 +19,7 @@ SMALL = ("--data", "two.npz", "--model", "mlp:4,3", "--epochs", "2", "--batch-si
 NET = """
 import torch
 from torch import nn
-from tpsgd_edge.adapt import Backbone
+from tpsgd_adapt import Backbone
 
 def make():
     with torch.random.fork_rng():

@@ -11,12 +11,12 @@ from tpsgd import rules
 from tpsgd.data import load
 from tpsgd.engine.arm import Arm
 from tpsgd.memory.meter import tensor_bytes
-from tpsgd_edge.adapt import AdaptorSearch, backbone, search
+from tpsgd_adapt import AdaptorSearch, backbone, search
 
 NET = """
 import torch
 from torch import nn
-from tpsgd_edge.adapt import Backbone
+from tpsgd_adapt import Backbone
 
 def make():
     with torch.random.fork_rng():
@@ -42,7 +42,7 @@ def folder(tmp_path, monkeypatch):
     np.savez(tmp_path / "images.npz", x=x.astype("float32"), y=y)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        "tpsgd_edge.adapt.trials.planned_peak",
+        "tpsgd_adapt.trials.planned_peak",
         lambda arm, head, x, settings: 3 * tensor_bytes(head),
     )
     monkeypatch.setattr(AdaptorSearch, "plot", lambda self, file: file)
@@ -113,7 +113,7 @@ def test_ctrl_c_before_the_first_trial(says, monkeypatch):
     def stopped(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tpsgd_edge.adapt.trials.activation_overlap", stopped)
+    monkeypatch.setattr("tpsgd_adapt.trials.activation_overlap", stopped)
     code, _, err = says("search", *GRID)
     assert code == 130 and "interrupted; no trial was begun; the same command continues" in err
 

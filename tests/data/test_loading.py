@@ -37,7 +37,7 @@ class Nothing_else:
             raise ModuleNotFoundError(f"there is no {name}")
 
 sys.meta_path.insert(0, Nothing_else())
-import tpsgd_edge.adapt, tpsgd.data
+import tpsgd_adapt, tpsgd.data
 for module in (tpsgd, tpsgd.adapt, tpsgd.data):
     for name in module.__all__:
         if name not in ("TPSGDClassifier", "TPSGDRegressor", "fleet"):

@@ -17,7 +17,7 @@ import tpsgd
 from tpsgd import EarlyStopping, Memory, TpsgdError, one_cycle, ridge, rls, rules
 from tpsgd.maths.learning_rates import BatchRates, RateCurve
 from tpsgd.maths.random import Key, permutation
-from tpsgd_edge.adapt import Backbone
+from tpsgd_adapt import Backbone
 
 ORDERS = {"sequential": tpsgd.sequential, "simultaneous": tpsgd.simultaneous}
 OPTIMIZERS = {

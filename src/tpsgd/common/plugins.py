@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 ATTRIBUTES, COMMANDS, ARMS = "tpsgd.plugins", "tpsgd.commands", "tpsgd.arms"
 FOLDERS = {  # in plugins/, for a sentence on how to install what is not there
     ATTRIBUTES: {
-        "adapt": "edge", "data_parallel": "parallel", "export": "export", "fleet": "fleet",
-        "peers": "peers", "pipeline": "parallel", "Rehearsal": "edge", "Stream": "edge",
-        "TPSGDClassifier": "sklearn", "TPSGDRegressor": "sklearn",
+        "adapt": "adapt", "data_parallel": "parallel", "export": "export", "fleet": "fleet",
+        "peers": "peers", "pipeline": "parallel", "TPSGDClassifier": "sklearn",
+        "TPSGDRegressor": "sklearn",
     },
-    COMMANDS: {"adapt": "edge", "export": "export", "search": "edge"},
+    COMMANDS: {"adapt": "adapt", "export": "export", "search": "adapt"},
     ARMS: {"dladmm": "peers", "zorb": "peers"},
 }  # fmt: skip
 

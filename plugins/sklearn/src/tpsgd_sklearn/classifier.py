@@ -20,7 +20,7 @@ from tpsgd.engine.record import Patience
 from tpsgd.engine.sources.inputs import tensor
 from tpsgd.losses import Loss, cross_entropy
 from tpsgd.rules import Rule
-from tpsgd_edge.streams.stream import Stream
+from tpsgd.streams.stream import Stream
 from tpsgd_sklearn.perceptron import Perceptron
 from tpsgd_sklearn.weights import weighted, weighted_cross_entropy, weighted_rows
 

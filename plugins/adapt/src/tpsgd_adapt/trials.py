@@ -27,11 +27,11 @@ from tpsgd.memory.plan import plan
 from tpsgd.memory.rehearse import Inputs, rehearse
 from tpsgd.nets.modes import evaluating
 from tpsgd.rules import default, resolve
-from tpsgd_edge.adapt.backbone import Backbone
-from tpsgd_edge.adapt.features import Features, class_indices, encode, fingerprint
-from tpsgd_edge.adapt.fitting import BATCH, check_origin, epochs_for, name_classes
-from tpsgd_edge.adapt.heads import Layers, Probe, recipe
-from tpsgd_edge.adapt.quantize import weight_bytes
+from tpsgd_adapt.backbone import Backbone
+from tpsgd_adapt.features import Features, class_indices, encode, fingerprint
+from tpsgd_adapt.fitting import BATCH, check_origin, epochs_for, name_classes
+from tpsgd_adapt.heads import Layers, Probe, recipe
+from tpsgd_adapt.quantize import weight_bytes
 
 SCORED = 128  # samples, as in the article
 RECTIFIERS = (nn.ReLU, nn.LeakyReLU, nn.PReLU)

@@ -10,8 +10,8 @@ from tpsgd.common.errors import TpsgdError, suggestion
 from tpsgd.common.files import call_function, is_function
 from tpsgd.zoo import vgg
 from tpsgd.zoo.resnet import resnet
-from tpsgd_edge.adapt import weights
-from tpsgd_edge.adapt.backbone import IMAGENET, Backbone
+from tpsgd_adapt import weights
+from tpsgd_adapt.backbone import IMAGENET, Backbone
 
 NAMES = ("vgg11", "vgg16", "vgg11-bn", "vgg16-bn", "resnet18", "resnet34")
 MEAN, STD = IMAGENET

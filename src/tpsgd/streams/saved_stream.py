@@ -20,8 +20,8 @@ from tpsgd.saved import trained
 from tpsgd.saved.checkpoint import pack, readable, unpack
 from tpsgd.saved.expected import check_count
 from tpsgd.saved.folder import FolderFormat
-from tpsgd_edge.streams.readers import EXAMPLES, AdaptorReader
-from tpsgd_edge.streams.rehearsal import Rehearsal
+from tpsgd.streams.readers import EXAMPLES, ModelReader
+from tpsgd.streams.rehearsal import Rehearsal
 
 STREAM = FolderFormat("stream", 1)
 OPTIMIZERS = {"adam": adam, "sgd": sgd}
@@ -40,7 +40,7 @@ LARGEST_SAMPLE = 1 << 28  # numbers
 def write(stream: Any, folder: str | Path, overwrite: bool) -> Path:
     """See `Stream.save`."""
     path = folders.check_free(STREAM, folder, overwrite)
-    if isinstance(stream._reader, AdaptorReader):
+    if type(stream._reader) is not ModelReader:
         raise TpsgdError("the stream of an adaptor: use adaptor.save and stream.state_dict()")
     description, weights = trained.describe(stream.model)
     tensors = {MODEL + name: tensor for name, tensor in weights.items()}

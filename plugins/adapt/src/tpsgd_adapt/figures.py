@@ -6,7 +6,7 @@ from typing import Any
 
 from tpsgd.common import figures
 from tpsgd.common.units import size
-from tpsgd_edge.adapt.trials import Candidate
+from tpsgd_adapt.trials import Candidate
 
 CHOSEN, GREY = "#00a651", "#e6e6e6"
 HATCH: dict[str, Any] = {"edgecolor": "#c4c4c4", "hatch": "////"}

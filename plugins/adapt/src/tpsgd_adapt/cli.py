@@ -24,7 +24,7 @@ from tpsgd.common.output import output_folder, write_or_rescue
 from tpsgd.common.units import as_bytes, size
 
 if TYPE_CHECKING:
-    from tpsgd_edge.adapt import Adaptor, Backbone
+    from tpsgd_adapt import Adaptor, Backbone
 
 IMAGES = "A folder of images, one subfolder per class (FOLDER@160 resizes), imagenette, FILE.npz."
 BACKBONES = (
@@ -204,7 +204,7 @@ def _planned(job: Job) -> dict[str, Any]:
 
 def _rehearsed(job: Job, tap: str, shape: tuple[int, ...]) -> dict[str, Any]:
     """The planned bytes of training one tap's layers, with the first arm and with backprop."""
-    from tpsgd_edge.adapt.fitting import epochs_for
+    from tpsgd_adapt.fitting import epochs_for
 
     arm, samples = next(iter(job.arms.values())), len(job.data.train[1])
     model = arm["layers"](shape, len(job.data.classes)).to(job.backbone.device)

@@ -21,10 +21,10 @@ from tpsgd.engine.sources.loaders import first_samples, is_stream
 from tpsgd.nets.blocks import split
 from tpsgd.rules import Rule, frozen
 from tpsgd.saved.checkpoint import claimed
-from tpsgd_edge.adapt.adaptor import Adaptor, Combination, averaged, fit_weights, learned
-from tpsgd_edge.adapt.backbone import Backbone, Tap
-from tpsgd_edge.adapt.features import Features, check_samples, count, encode, fingerprint, hold_out
-from tpsgd_edge.adapt.heads import Build, Layers, Probe, Shapes
+from tpsgd_adapt.adaptor import Adaptor, Combination, averaged, fit_weights, learned
+from tpsgd_adapt.backbone import Backbone, Tap
+from tpsgd_adapt.features import Features, check_samples, count, encode, fingerprint, hold_out
+from tpsgd_adapt.heads import Build, Layers, Probe, Shapes
 
 Method = Callable[..., Run]
 BATCH = 32
@@ -71,7 +71,7 @@ def fit(
             what is kept. With `augment`, which changes the images, features are recomputed.
 
     Examples:
-        >>> from tpsgd_edge.adapt import Backbone
+        >>> from tpsgd_adapt import Backbone
         >>> net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU())
         >>> x, y = torch.rand(20, 3, 6, 6), torch.arange(20) % 2
         >>> adaptor = fit(Backbone(net, ["1"]), (x, y), epochs=1)

@@ -17,7 +17,7 @@ from tpsgd.engine.sources.inputs import check_finite, inputs, pair, tensor
 from tpsgd.engine.sources.loaders import count_samples, is_stream
 from tpsgd.maths.random import Key, shuffled
 from tpsgd.nets.precision import without_autocast
-from tpsgd_edge.adapt.backbone import Backbone
+from tpsgd_adapt.backbone import Backbone
 
 
 @dataclass(frozen=True, eq=False)

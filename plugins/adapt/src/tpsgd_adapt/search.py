@@ -18,11 +18,11 @@ from tpsgd.engine.record import Run
 from tpsgd.engine.settings import Memory
 from tpsgd.memory.plan import short
 from tpsgd.saved.checkpoint import Checkpoint, claimed
-from tpsgd_edge.adapt import figures
-from tpsgd_edge.adapt.backbone import Backbone
-from tpsgd_edge.adapt.fitting import tap_names
-from tpsgd_edge.adapt.heads import Layers, Probe, recipe
-from tpsgd_edge.adapt.trials import Candidate, layer_trials
+from tpsgd_adapt import figures
+from tpsgd_adapt.backbone import Backbone
+from tpsgd_adapt.fitting import tap_names
+from tpsgd_adapt.heads import Layers, Probe, recipe
+from tpsgd_adapt.trials import Candidate, layer_trials
 
 HEAD = ("tap", "conv", "dense", "weights", "planned", "peak", "score", "held-out %", "s")
 

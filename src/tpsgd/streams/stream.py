@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tpsgd.common.errors import TpsgdError
-from tpsgd.engine.evaluate import evaluate, last_module
+from tpsgd.engine.evaluate import last_module
 from tpsgd.engine.learners.optimizers import adam
 from tpsgd.engine.settings import Memory, Settings, listed
 from tpsgd.engine.solvers import Recursive
@@ -26,13 +26,12 @@ from tpsgd.maths.random import Key, permutation
 from tpsgd.nets.blocks import has_batch_norm
 from tpsgd.nets.new_classes import outputs_of
 from tpsgd.rules import Rule, default, frozen, resolve
+from tpsgd.streams import saved_stream
+from tpsgd.streams.labels import Classes, is_rows, plain
+from tpsgd.streams.online import OnlineNet
+from tpsgd.streams.readers import EXAMPLES, ModelReader
+from tpsgd.streams.rehearsal import Rehearsal
 from tpsgd.train import simultaneous
-from tpsgd_edge.adapt.adaptor import Adaptor
-from tpsgd_edge.streams import saved_stream
-from tpsgd_edge.streams.labels import Classes, is_rows, plain
-from tpsgd_edge.streams.online import OnlineNet
-from tpsgd_edge.streams.readers import EXAMPLES, AdaptorReader, ModelReader
-from tpsgd_edge.streams.rehearsal import Rehearsal
 
 
 class DriftDetector(Protocol):
@@ -119,7 +118,8 @@ class Stream:
         if rule is None:  # a layer that is solved needs inputs that stay as they are
             rule = frozen() if isinstance(optimizer, Recursive) else default()
         self.model, self._rule = model, resolve(rule)
-        self._reader = AdaptorReader(model) if isinstance(model, Adaptor) else ModelReader(model)
+        make_reader: Any = getattr(model, "stream_reader", None)
+        self._reader = ModelReader(model) if make_reader is None else make_reader()
         self._nets = [OnlineNet(net, self._rule, self._settings) for net in self._reader.nets]
         names = self._reader.names if classes is None else classes
         self._classes = Classes(names, outputs_of(self._reader.nets[0]))
@@ -175,8 +175,7 @@ class Stream:
         self._last_good.drop()
         for net in self._nets:
             net.add_class()
-        if isinstance(self.model, Adaptor):
-            self.model.classes = (*self.model.classes, str(name))
+        self._reader.add_class(str(name))
         self._classes.add(name)
 
     def outputs(self, x: Any, *, batch_size: int = 1024) -> Tensor:
@@ -192,8 +191,7 @@ class Stream:
         """The share of samples of `(x, y)` whose class is predicted; a new class is an error."""
         x, y = _samples(*data)
         if is_rows(y):
-            rows, model = (x, tensor(y, "y")), self.model
-            return model.evaluate(rows) if isinstance(model, Adaptor) else evaluate(model, rows)
+            return self._reader.evaluate((x, tensor(y, "y")))
         predicted = self.predict(x, batch_size=batch_size)
         return sum(map(operator.eq, predicted, plain(y))) / len(y)
 

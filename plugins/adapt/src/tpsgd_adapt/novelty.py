@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tpsgd.common.errors import TpsgdError
-from tpsgd_edge.adapt.features import pooled
+from tpsgd_adapt.features import pooled
 
 Features = Tensor | Mapping[str, Tensor]
 CHUNK = 512  # samples that are scored together

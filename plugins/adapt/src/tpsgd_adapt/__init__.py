@@ -5,15 +5,15 @@ them. `search` and `trials` choose layers by the engine of `comparison.trials`, 
 choice; `novelty` says when a domain is new; `weights`, `pretrained` and `quantize` make backbones.
 """
 
-from tpsgd_edge.adapt import novelty, quantize, weights
-from tpsgd_edge.adapt.adaptor import COMBINATIONS, Adaptor, averaged, learned, load, summed
-from tpsgd_edge.adapt.backbone import IMAGENET, Backbone
-from tpsgd_edge.adapt.features import Features, encode, hold_out, shots
-from tpsgd_edge.adapt.fitting import fit, probe
-from tpsgd_edge.adapt.heads import Layers, Probe
-from tpsgd_edge.adapt.pretrained import backbone
-from tpsgd_edge.adapt.search import AdaptorSearch, search
-from tpsgd_edge.adapt.trials import activation_overlap
+from tpsgd_adapt import novelty, quantize, weights
+from tpsgd_adapt.adaptor import COMBINATIONS, Adaptor, averaged, learned, load, summed
+from tpsgd_adapt.backbone import IMAGENET, Backbone
+from tpsgd_adapt.features import Features, encode, hold_out, shots
+from tpsgd_adapt.fitting import fit, probe
+from tpsgd_adapt.heads import Layers, Probe
+from tpsgd_adapt.pretrained import backbone
+from tpsgd_adapt.search import AdaptorSearch, search
+from tpsgd_adapt.trials import activation_overlap
 
 __all__ = [
     "COMBINATIONS",

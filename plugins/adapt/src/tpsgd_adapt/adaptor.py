@@ -24,8 +24,8 @@ from tpsgd.nets.modes import evaluating
 from tpsgd.projections import uniform
 from tpsgd.saved import folder as folders
 from tpsgd.saved.folder import FolderFormat
-from tpsgd_edge.adapt.backbone import Backbone
-from tpsgd_edge.adapt.features import (
+from tpsgd_adapt.backbone import Backbone
+from tpsgd_adapt.features import (
     Features,
     batches,
     check_samples,
@@ -35,9 +35,9 @@ from tpsgd_edge.adapt.features import (
     fingerprint,
     pooled,
 )
-from tpsgd_edge.adapt.heads import Build, Shapes, from_recipe, recipe
-from tpsgd_edge.adapt.quantize import weight_bytes
-from tpsgd_edge.adapt.weights import put
+from tpsgd_adapt.heads import Build, Shapes, from_recipe, recipe
+from tpsgd_adapt.quantize import weight_bytes
+from tpsgd_adapt.weights import put
 
 CHUNK = 512  # stored features that are evaluated together
 SAVED = ("layers", "weights")  # the tensors of an adaptor that `save` writes
@@ -124,6 +124,12 @@ class Adaptor(nn.Module):
             head(features[tap].to(next(head.parameters()).dtype))
             for tap, head in self.heads.items()
         ]
+
+    def stream_reader(self) -> Any:
+        """How its layers read the samples of a `tpsgd.Stream`."""
+        from tpsgd_adapt.stream_reader import AdaptorReader
+
+        return AdaptorReader(self)
 
     @torch.no_grad()
     def predict(self, x: Any, *, batch_size: int | None = None) -> Tensor:

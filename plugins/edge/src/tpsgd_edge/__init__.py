@@ -1,1 +1,0 @@
-"""Learning on a device: adaptors on a frozen encoder, and streams of samples."""

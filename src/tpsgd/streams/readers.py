@@ -1,0 +1,45 @@
+"""How samples reach the nets of a stream.
+
+A model with a method `stream_reader` says so itself: an adaptor's layers read features of its taps.
+"""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from tpsgd.engine.evaluate import all_outputs, evaluate, form_for
+from tpsgd.engine.sources.inputs import check_values
+
+EXAMPLES = 2  # samples that show whether a model can take them
+
+
+class ModelReader:
+    """Samples of a model that learns as a whole."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.nets = model, [model]  # the nets that learn
+        self.names: list[str] | None = None  # of the classes, if the model has any
+        self.form: Any = None  # type, shape and number format of the samples so far
+
+    def inputs(self, x: Any) -> list[Any]:
+        """What each net sees of some samples."""
+        return [x]
+
+    def check(self, x: Any) -> None:
+        """Refuse samples that the model cannot take; one of a new shape goes through it."""
+        check_values(x, form_for(self.model, EXAMPLES))
+        form = type(x), x.shape[1:], x.dtype
+        if form != self.form:
+            all_outputs(self.model, x[:EXAMPLES], EXAMPLES)
+            self.form = form
+
+    def outputs(self, x: Any, batch_size: int) -> Tensor:
+        """One number per class for each sample."""
+        return all_outputs(self.model, x, batch_size)
+
+    def evaluate(self, data: Any) -> float:
+        """The share of samples whose rows of labels are all predicted."""
+        return evaluate(self.model, data)
+
+    def add_class(self, name: str) -> None:
+        """Tell the model the name of a new class, if it has names."""
