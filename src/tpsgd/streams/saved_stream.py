@@ -10,8 +10,7 @@ import torch
 from tpsgd.common.errors import TpsgdError
 from tpsgd.common.files import named_folder
 from tpsgd.engine.learners.optimizers import adam, sgd
-from tpsgd.engine.solvers import Recursive
-from tpsgd.engine.solvers.recursive import rls
+from tpsgd.engine.solvers import Recursive, rls
 from tpsgd.losses import bce, cross_entropy, mse
 from tpsgd.nets.padded import Padded
 from tpsgd.rules import ALL, Rule

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from tpsgd.common.errors import TpsgdError
 from tpsgd.engine.fit import fit_models
 from tpsgd.engine.record import Run
-from tpsgd.engine.solvers.ridge import ridge
+from tpsgd.engine.solvers import ridge
 from tpsgd.engine.sources.loaders import first_samples
 from tpsgd.engine.spec import classes_of
 from tpsgd.losses import mse
