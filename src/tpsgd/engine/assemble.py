@@ -27,7 +27,6 @@ from tpsgd.engine.learners.optimizers import follow_curve, make_optimizer
 from tpsgd.engine.learners.solved import RecursiveSolver, RidgeSolver, check_solvers
 from tpsgd.engine.learners.updaters import BackwardSteps, OptimizerSteps, Updater
 from tpsgd.engine.line import BackpropLine, line_of
-from tpsgd.engine.record import BlockInfo
 from tpsgd.engine.settings import Settings
 from tpsgd.engine.solvers import SOLVERS, Recursive, Ridge
 from tpsgd.engine.sources.augment import Augmented
@@ -390,20 +389,6 @@ def check_optimizers(learners: list[Any]) -> None:
     for learner in learners:
         if learner.trains and not isinstance(learner.settings.optimizer, SOLVERS):
             make_optimizer(learner.settings.optimizer, learner.params, learner.settings.lr)
-
-
-def block_infos(learners: list[Any], spec: RunSpec, restart: int = 0) -> list[BlockInfo]:
-    """How each block was trained, for the record."""
-    if not spec.rules:
-        return [
-            BlockInfo(str(b), "backprop", count(b.named_parameters()), "autograd")
-            for b in spec.layers
-        ]
-    names = [*(rule.name for rule in spec.rules[:-1]), "head"]
-    return [
-        BlockInfo(str(x.block), name, count(x.block.named_parameters()), x.label, x.scale(restart))
-        for x, name in zip(learners, names, strict=True)
-    ]
 
 
 def count(params: Mapping[str, Tensor]) -> int:

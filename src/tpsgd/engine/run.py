@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tpsgd.engine.assemble import Faster, assemble, block_infos, check_optimizers, unstack
+from tpsgd.engine.assemble import Faster, assemble, check_optimizers, count, unstack
 from tpsgd.engine.device import (
     forget_resident_peak,
     limit_threads,
@@ -19,7 +19,7 @@ from tpsgd.engine.device import (
 )
 from tpsgd.engine.extension import Extension
 from tpsgd.engine.learners.backprop import Backprop
-from tpsgd.engine.record import Recorder, Run
+from tpsgd.engine.record import BlockInfo, Recorder, Run
 from tpsgd.engine.settings import Settings
 from tpsgd.engine.sources.loaders import workers_watched
 from tpsgd.engine.spec import Method, RunRequest, RunSpec, request
@@ -98,6 +98,20 @@ def _train(net: Net) -> float:
     for run in net.recorder.runs:  # with the seconds before a checkpoint
         run.seconds = time.perf_counter() - net.recorder.began
     return began
+
+
+def block_infos(learners: list[Any], spec: RunSpec, restart: int = 0) -> list[BlockInfo]:
+    """How each block was trained, for the record."""
+    if not spec.rules:
+        return [
+            BlockInfo(str(b), "backprop", count(b.named_parameters()), "autograd")
+            for b in spec.layers
+        ]
+    names = [*(rule.name for rule in spec.rules[:-1]), "head"]
+    return [
+        BlockInfo(str(x.block), name, count(x.block.named_parameters()), x.label, x.scale(restart))
+        for x, name in zip(learners, names, strict=True)
+    ]
 
 
 def new_records(spec: RunSpec, restarts: int) -> list[Run]:
