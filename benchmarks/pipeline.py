@@ -190,10 +190,10 @@ def main() -> None:
         return work(way, Path(file), json.loads(stages), options)
     data = tpsgd.data.load(options.data, max_train=options.max_train)
     blocks = len(tpsgd.split(model_of(data, options)))
-    jobs = [(way, [blocks]) for way in ALONE if way in options.directions]
+    jobs = [(way, [blocks]) for way in ALONE if way in options.ways]
     for count in options.ranks:
         stages = stages_of(data, options, count)
-        jobs += [(way, stages) for way in TOGETHER if way in options.directions]
+        jobs += [(way, stages) for way in TOGETHER if way in options.ways]
     rows: list[Row] = []
     for way, stages in jobs:
         rows.append(joined(way, stages, launch(way, stages, sys.argv[1:]), options))

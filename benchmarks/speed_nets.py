@@ -128,7 +128,7 @@ def contest(net: Net) -> Contest:
     arms[FIT_BACKPROP] = lambda m: tpsgd.fit_backprop(m, (x, y), **settings)
     for peer, train in net.peers.items():
         arms[peer] = lambda m, train=train: train(m, x, y, **settings)
-    for way, own in net.directions.items():
+    for way, own in net.ways.items():
         arms[way] = lambda m, own=own: tpsgd.fit(m, (x, y), **settings, **own)
     peers = (SKLEARN,) if SKLEARN in net.peers else (PLAIN, FIT_BACKPROP)
     sizes |= {"samples": net.samples}

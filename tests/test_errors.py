@@ -551,7 +551,7 @@ BAD_SETTINGS = {
         {"rule": [mine, rules.drtp()]},
         r"write mine\(\), not the func",
     ),
-    "a share for validation": ({"validation": 0.2}, r"validation must be .*\(x, y\).* got 0\.2: "),
+    "a share for validation": ({"validation": 0.2}, r"validation must be .*\(x, y\).* got 0\.2"),
     "too many names": ({"rule": ["drtp"] * 3}, "a list of 2.*got 3"),
     "epochs per block": ({"epochs": [1, 2, 3]}, "epochs has 3 entries.* 2 blocks"),
     "lr per block": ({"lr": [0.1]}, "lr has 1 entries.* 2 blocks"),

@@ -85,7 +85,7 @@ def here(made, tmp_path, monkeypatch):
 def unplanned(monkeypatch):
     """No rehearsal, to save time."""
     found = {"tap": "late", "peak_bytes": 1, "kept_bytes": 0, "backprop_bytes": 2}
-    monkeypatch.setattr(sys.modules["tpsgd_adapt.cli"], "_rehearsed", lambda *_: found)
+    monkeypatch.setattr(sys.modules["tpsgd_adapt_cli.adapt"], "_rehearsed", lambda *_: found)
 
 
 @pytest.fixture
@@ -329,7 +329,7 @@ def test_a_folder_that_cannot_be_written_to(says, monkeypatch, full):
 
 
 def test_without_safetensors_nothing_is_trained(says, monkeypatch):
-    monkeypatch.setattr(sys.modules["tpsgd_adapt.cli"], "find_spec", lambda name: None)
+    monkeypatch.setattr(sys.modules["tpsgd_adapt_cli.adapt"], "find_spec", lambda name: None)
     code, out, err = says(*SMALL)
     assert (code, out) == (2, "") and "pip install safetensors" in err
 

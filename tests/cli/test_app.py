@@ -105,7 +105,8 @@ def test_every_public_name_loads():
 def test_a_plug_in_that_is_not_installed_says_how_to_install_it():
     assert not hasattr(tpsgd, "fleet")
     with pytest.raises(
-        AttributeError, match=r"in the plug-in tpsgd-fleet, .*: pip install tpsgd-f"
+        AttributeError,
+        match=r"in the plug-in tpsgd-fleet, .*: pip install -c .* -e plugins/f",
     ):
         tpsgd.fleet  # noqa: B018
 

@@ -155,7 +155,7 @@ def test_codes_that_learn_first_and_slices_change_no_bit(widths, activation):
 
 def test_a_rule_that_waits_and_a_solved_layer_say_that_they_take_more():
     settings = {"epochs": 2, "batch_size": 16}
-    dfa = tpsgd.fit(mlp(6, 8, 3), points(), rule=rules.dfa(), **settings)
+    dfa = tpsgd.fit(mlp(6, 8, 8, 8, 3), points(), rule=rules.dfa(), **settings)
     assert "% less: the rule waits for the net's output" in dfa.memory_choice
     ridge = [torch.optim.Adam, tpsgd.ridge()]
     solved = tpsgd.fit(mlp(6, 8, 3), points(), optimizer=ridge, **settings)

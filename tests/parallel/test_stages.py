@@ -162,7 +162,7 @@ def test_a_plan_has_the_ranks_that_were_asked_for():
 
 def test_without_the_plug_in_ranks_are_refused_in_one_sentence(monkeypatch):
     monkeypatch.setattr("tpsgd.common.plugins.entry_points", lambda **_: [])
-    with pytest.raises(TpsgdError, match="pip install tpsgd-parallel"):
+    with pytest.raises(TpsgdError, match=r"pip install -c constraints\.txt -e plugins/parallel"):
         tpsgd.plan(mlp(6, 8, 3), (6,), ranks=2, others=False)
     assert not hasattr(tpsgd, "pipeline")
 

@@ -25,7 +25,7 @@ from tpsgd.engine.learners.learner import (
 )
 from tpsgd.engine.learners.optimizers import follow_curve, make_optimizer
 from tpsgd.engine.learners.solved import RecursiveSolver, RidgeSolver, check_solvers
-from tpsgd.engine.learners.updaters import BackwardSteps, OptimizerSteps, Updater
+from tpsgd.engine.learners.updaters import BackwardSteps, OptimizerSteps, PendingSteps, Updater
 from tpsgd.engine.line import BackpropLine, line_of
 from tpsgd.engine.settings import Settings
 from tpsgd.engine.solvers import SOLVERS, Recursive, Ridge
@@ -274,7 +274,8 @@ def _learner(
     elif isinstance(settings.optimizer, Recursive):
         updater = RecursiveSolver(samples)
     else:
-        updater = OptimizerSteps(slices, codes_first)
+        steps = PendingSteps if getattr(gradient, "lazy", False) else OptimizerSteps
+        updater = steps(slices, codes_first)
     options |= {"multi_label": spec.loss is bce, "restarts": spec.restarts}
     trains = learns and bool(params)
     parts = spec.blocks[i], gradient, updater, draw, settings, params

@@ -58,7 +58,13 @@ def run_training(
             for extension in extensions:
                 around.enter_context(extension.around(net))
             forget_resident_peak()
-            began = _train(net)
+            with net.measured:
+                net.recorder.began = began = time.perf_counter()
+                net.order(net)
+                if device.type == "cuda":
+                    torch.cuda.synchronize(device)
+            for run in runs:  # with the seconds before a checkpoint
+                run.seconds = time.perf_counter() - net.recorder.began
         for r, run in enumerate(runs):
             run.setup_seconds, run.model = began - started, models[r]
             _describe(run, r, net)
@@ -85,19 +91,6 @@ def _callbacks(net: Net, models: list[nn.Module], data: Any) -> list[Any]:
     threads = limit_threads(spec.form.device, products)
     modes = modes_restored(*models)  # a callback may evaluate the model
     return [modes(threads_restored(threads)(f)) for f in spec.settings.callbacks]
-
-
-def _train(net: Net) -> float:
-    """Train the net in its order: when that began."""
-    device = net.source.form.device
-    with net.measured:
-        net.recorder.began = began = time.perf_counter()
-        net.order(net)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-    for run in net.recorder.runs:  # with the seconds before a checkpoint
-        run.seconds = time.perf_counter() - net.recorder.began
-    return began
 
 
 def block_infos(learners: list[Any], spec: RunSpec, restart: int = 0) -> list[BlockInfo]:

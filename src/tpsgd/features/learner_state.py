@@ -73,10 +73,13 @@ def restore(learner: Any, saved: dict[str, Any], epochs: int) -> None:
         if updater.scheduler is not None:
             with warnings.catch_warnings():  # torch says that the optimizer has not stepped
                 warnings.simplefilter("ignore")
-                for _ in range(epochs - 1):  # the next epoch steps it once more
+                for _ in range(epochs - 1):
                     updater.scheduler.step()
-                    updater.scheduled += 1
-        restore_optimizer(updater.optimizer, saved["optimizer"])
+                restore_optimizer(updater.optimizer, saved["optimizer"])
+                updater.scheduler.step()  # for the next epoch
+                updater.scheduled = epochs
+        else:
+            restore_optimizer(updater.optimizer, saved["optimizer"])
 
 
 def restore_optimizer(optimizer: Any, saved: dict[str, Any]) -> None:

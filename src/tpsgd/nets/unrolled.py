@@ -156,6 +156,7 @@ class Unrolled:
                 del window
             first.finish()
             cells[0].begin_again(first)
+            del first  # its tables are free
             x = _without_learning(x)
         for window in self._windows(x):
             start, states = window.start, cells[0].read(window)

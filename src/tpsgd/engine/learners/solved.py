@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from tpsgd.common.errors import TpsgdError
 from tpsgd.common.units import size
 from tpsgd.engine.device import available
-from tpsgd.engine.learners.learner import BlockLearner
 from tpsgd.engine.learners.updaters import Updater
 from tpsgd.engine.solvers import SOLVERS, Recursive, Ridge
 from tpsgd.engine.solvers.equations import Equations, bytes_to_solve, inputs_of, keeps_samples
@@ -163,7 +162,7 @@ class RecursiveSolver(Solver):
         super().stop()
 
 
-def check_solvers(learners: list[BlockLearner], spec: Any, one_by_one: bool, samples: int) -> None:
+def check_solvers(learners: list[Any], spec: Any, one_by_one: bool, samples: int) -> None:
     """Refuse blocks that their solver cannot solve, before any block has learned."""
     together = not one_by_one and len(learners) > 1
     need, learned, form = 0, False, spec.form

@@ -14,7 +14,6 @@ from tpsgd.engine.learners.optimizers import OptimizerFactory, make_optimizer
 from tpsgd.maths.kernels.fused_optimizers import ELEMENTWISE, hooked, rate_of
 from tpsgd.maths.learning_rates import BatchRates, RateCurve
 from tpsgd.nets.closed_form import ClosedForm, sliced
-from tpsgd.nets.unrolled import Unrolled
 
 
 class Updater:
@@ -79,7 +78,6 @@ class OptimizerSteps(Updater):
     def __init__(self, slices: int = 1, codes_first: bool = False) -> None:
         self.slices, self.codes_first = slices, codes_first
         self.moving: dict[str, Tensor] = {}  # what the optimizer has: parameters, or slices
-        self.pending: tuple[Any, ...] | None = None
         self.constants: Any = None
         self._forget_quick_step()
 
@@ -140,25 +138,7 @@ class OptimizerSteps(Updater):
             self._forget_quick_step()
 
     def apply(self, saved: Any, s: Tensor, labels: Tensor, output_unused: bool) -> None:
-        """One step downhill on the local loss.
-
-        A recurrent block whose states the next block reads step by step learns meanwhile; `finish`
-        then takes the step.
-        """
-        gradient = self.learner.gradient
-        if isinstance(gradient, Unrolled) and gradient.lazy:
-            gradient.prepare_gradients(saved, s, self.learner.tensors)
-            self.pending = saved, s, labels, False
-        else:
-            self._update(saved, s, labels, output_unused)
-
-    def finish(self) -> None:
-        """Take the step that had to wait until the next block had read all states."""
-        if self.pending is not None:
-            pending, self.pending = self.pending, None
-            self._update(*pending)
-
-    def _update(self, saved: Any, s: Tensor, labels: Tensor, output_unused: bool) -> None:
+        """One step downhill on the local loss."""
         learner, steps_now = self.learner, self.share == 1.0 and not self.waits
         local, slices = learner.gradient.gradients(
             learner.params, saved, s, learner.tensors, output_unused
@@ -176,7 +156,7 @@ class OptimizerSteps(Updater):
                     _set_gradient(self.moving[name], grad, self.share)
                 del grad
             if steps_now:
-                self.take_step()
+                self.step_optimizer()
         learner.figures.add(local, labels)
 
     def take_step(self) -> None:
@@ -224,10 +204,31 @@ class OptimizerSteps(Updater):
         return memory, settings, state, hooked(self.optimizer), [_settings(m) for m in modules]
 
 
+class PendingSteps(OptimizerSteps):
+    """Steps of a recurrent block whose states the next block reads window by window.
+
+    The block computes its gradients meanwhile, and takes its step when the next block has ended.
+    """
+
+    pending: tuple[Any, ...] | None = None
+
+    def apply(self, saved: Any, s: Tensor, labels: Tensor, output_unused: bool) -> None:
+        """Let the gradients be computed while the next block reads the states."""
+        self.learner.gradient.prepare_gradients(saved, s, self.learner.tensors)
+        self.pending = saved, s, labels, False
+
+    def finish(self) -> None:
+        """Take the step, once the next block has read all states."""
+        if self.pending is not None:
+            pending, self.pending = self.pending, None
+            super().apply(*pending)
+
+
 class BackwardSteps(OptimizerSteps):
     """Steps of backprop on micro-batches, whose gradients autograd adds up itself."""
 
-    def _update(self, saved: Any, s: Tensor, labels: Tensor, output_unused: bool) -> None:
+    def apply(self, saved: Any, s: Tensor, labels: Tensor, output_unused: bool) -> None:
+        """One step downhill, after the last micro-batch."""
         learner = self.learner
         local = learner.gradient.backward(learner.params, saved, s, self.share)
         if self.share == 1.0:

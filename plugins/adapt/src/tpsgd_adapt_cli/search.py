@@ -19,7 +19,7 @@ from tpsgd.common.errors import TpsgdError
 from tpsgd.common.files import write_whole
 from tpsgd.common.output import output_folder, write_or_rescue
 from tpsgd.common.units import size
-from tpsgd_adapt import cli as adapt
+from tpsgd_adapt_cli import adapt
 
 RESULTS, HEATMAPS, TRIALS = "search.json", "heatmaps.png", "trials.jsonl"
 LEAKY = ("rnn", "birnn")  # words of models whose cells leak

@@ -1,0 +1,1 @@
+"""The commands `tpsgd adapt` and `tpsgd search`, which load torch only when they are called."""
