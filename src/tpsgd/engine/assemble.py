@@ -46,7 +46,7 @@ from tpsgd.nets.padded import SequenceLayer
 from tpsgd.nets.stacked import Stacked
 from tpsgd.nets.unrolled import Unrolled
 from tpsgd.objectives import IDLE, Objective, Place, Signal, Site, move, output
-from tpsgd.train import Net, Source, Step, Wrap, sequential, step
+from tpsgd.train import Net, Source, Step, Wrap, sequential, simultaneous, step
 
 Faster = Callable[[Sequence[Any]], Wrap]
 SLICE = 1 << 20  # bytes of a weight's gradient worth computing apart
@@ -345,6 +345,8 @@ def _slices(block: Block, outputs: int, form: BatchForm, settings: Settings) -> 
         return settings.memory.slices
     if kind.maps:
         return 1  # a convolution takes about as long for a slice of its filters as for all
+    if form.device.type == "cuda" and settings.order is simultaneous:
+        return 1  # all blocks are in one graph: more kernels would take longer
     batch = (form.micro_batch or form.batch_size) * outputs * form.numbers.itemsize
     least = SLICE if form.micro_batch is None else 0  # micro-batches sum the whole gradient anyway
     return min(SLICES, max(1, layer.weight.nbytes // max(least, batch)))

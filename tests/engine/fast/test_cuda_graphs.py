@@ -230,6 +230,10 @@ def test_updates_run_on_a_second_stream_where_outputs_are_small():
 
 # ---- on a GPU, where there is one ----------------------------------------------------------------
 
+def on_cuda(form):
+    return form.device.type == "cuda"
+
+
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 
 
@@ -298,7 +302,7 @@ def test_and_in_a_lower_precision(name, order, both):
 @pytest.mark.parametrize("two_streams", [True, False])
 @pytest.mark.parametrize("name", ["readout", "l2", "predsim", "auxiliary", "sdfa"])
 def test_and_with_updates_on_a_second_stream(name, two_streams, both, monkeypatch):
-    monkeypatch.setattr(wrapper, "suits_two_streams", lambda *_: two_streams)
+    monkeypatch.setattr(wrapper, "suits_two_streams", lambda _, form: two_streams and on_cuda(form))
     settings = {"epochs": 20, "batch_size": 8}
     close(*both(RULES[name](), "simultaneous", **settings), rtol=1e-3, atol=1e-4)
 
@@ -355,7 +359,7 @@ def test_backprop_in_micro_batches_is_captured(monkeypatch):
 @pytest.mark.parametrize("norm", [True, False])
 def test_weights_are_those_of_a_cpu(norm, name, order, two_streams, monkeypatch):
     """A convolution with its ReLU, two streams, figures: each has another path there."""
-    monkeypatch.setattr(wrapper, "suits_two_streams", lambda *_: two_streams)
+    monkeypatch.setattr(wrapper, "suits_two_streams", lambda _, form: two_streams and on_cuda(form))
     runs, models = [], []
     for device in ("cpu", "cuda"):
 

@@ -133,7 +133,7 @@ def step_on_two_streams(learners: Sequence[Any], batch: SampleBatch) -> None:
             if learner.learning:
                 learner.update(saved, labels, output_unused=last)
         operands.append(saved)
-    if stream is not None:
+    if stream is not None and len(learners) > 1:
         torch.cuda.current_stream().wait_stream(stream)
 
 
