@@ -99,7 +99,7 @@ def suits_channels_last(modules: Iterable[nn.Module]) -> bool:
 
 def is_library_module(module: nn.Module) -> bool:
     """Whether a module is torch's or this library's, not the user's."""
-    return type(module).__module__.startswith(("torch.nn", "tpsgd."))
+    return type(module).__module__.startswith(("torch.nn", "tpsgd.", "tpsgd_"))
 
 
 def has_lookup(modules: Iterable[nn.Module]) -> bool:
