@@ -122,7 +122,7 @@ LOCAL = {
     "tpsgd_l2": rules.tpsgd_l2,
     "tpsgd": lambda *a, **k: rules.tpsgd(quartic, *a, **k),
     "drtp": rules.drtp,
-    # with a scale by hand: calibration has tests of its own, in training/test_calibration.py
+    # with a scale by hand: calibration has tests of its own, in engine/test_calibration.py
     "readout": lambda *a, **k: rules.readout(False, *a, **({"scale": 4.0} | k)),
     "readout_learned": lambda *a, **k: rules.readout(True, *a, **({"scale": 4.0} | k)),
 }

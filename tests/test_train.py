@@ -53,7 +53,6 @@ class Block:
         self.calibrates = calibrates
         self.learning, self.updates = epochs > 0, []
         self.block = SimpleNamespace(train=lambda mode: log.append(f"{name} train({mode})"))
-        self.gradient = SimpleNamespace(error=self.error)
         self.updater = SimpleNamespace(finish=lambda: self.note("finish"), apply=self.apply)
 
     def note(self, what):
@@ -66,6 +65,9 @@ class Block:
     def stop(self):
         self.learning = False
         self.note("stop")
+
+    def set_mode(self):
+        self.note("mode")
 
     def begin_epoch(self, epoch):
         self.note(f"epoch {epoch}")
@@ -320,7 +322,7 @@ def test_validation_measures_blocks_that_learn_from_labels_and_changes_none():
     assert log == [
         "computing True", "a train(False)", "b train(False)", "c train(False)",
         "load 0", "a forward 0", "a output", "b forward 0a", "b output", "c forward 0ab",
-        "c measure", "batch of 2 by nobody", "computing False",
+        "c measure", "batch of 2 by nobody", "computing False", "a mode", "b mode", "c mode",
     ]  # fmt: skip
 
 

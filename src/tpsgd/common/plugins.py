@@ -7,6 +7,7 @@ app, or a function that is a command of typer. In the group `tpsgd.arms`,
 `zorb = "package.arms:ZORB"` is a `tpsgd.rules.Entry` whose `make()` gives a `tpsgd.Arm`.
 """
 
+import warnings
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
@@ -42,12 +43,21 @@ def load(group: str, name: str) -> Any:
     if others:
         values = " and ".join(each.value for each in (point, *others))
         raise TpsgdError(f"{values} are both plug-ins of the name {name}: uninstall one of them")
-    return point.load()
+    try:
+        return point.load()
+    except Exception as error:  # whatever another distribution may raise
+        raise PluginMissing(f"the plug-in of {name} cannot be loaded: {error}") from error
 
 
 def load_all(group: str) -> dict[str, Any]:
-    """What plug-ins provide in a group, by name."""
-    return {name: load(group, name) for name in sorted(names(group))}
+    """What plug-ins provide in a group, by name; one that cannot be loaded gives a warning."""
+    values = {}
+    for name in sorted(names(group)):
+        try:
+            values[name] = load(group, name)
+        except PluginMissing as error:
+            warnings.warn(str(error), stacklevel=2)
+    return values
 
 
 def attribute(name: str) -> Any:
@@ -75,8 +85,8 @@ def add_commands(app: "typer.Typer") -> None:
     for name in sorted(installed):
         try:
             command = load(COMMANDS, name)
-        except Exception as error:  # the other commands work without it
-            _add_refusal(app, name, f"the plug-in of tpsgd {name} cannot be loaded: {error}")
+        except TpsgdError as error:  # the other commands work without it
+            _add_refusal(app, name, str(error))
             continue
         if callable(getattr(command, "command", None)):  # a typer app
             app.add_typer(command, name=name)

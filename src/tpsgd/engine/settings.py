@@ -28,7 +28,7 @@ Order = Callable[[Net], None]
 ProgressFunction = Callable[[int, int], None]  # called with what is done and the total
 LOW = "low"  # in place of a memory budget: as little memory as is reasonable
 FAST = "fast"  # in place of a memory budget: whatever keeping inputs takes
-RENAMED = {  # names of version 0.2, for one more version
+RENAMED = {  # names of before 0.2, for one version
     "schedule": "it is order= now, as order=tpsgd.simultaneous",
     "checkpoint": "checkpoint must be a folder or tpsgd.Checkpoint; activation checkpointing is "
     "fit_backprop(segments=...)",
@@ -205,7 +205,8 @@ class Settings:
         seed = isinstance(self.seed, int) and -(2**63) <= self.seed < 2**63
         blocks = isinstance(self.blocks, (int, list, tuple, type(None)))
         progress = callable(self.progress) or isinstance(self.progress, bool | None)
-        parallel = self.parallel is None or hasattr(self.parallel, "around")
+        extends = hasattr(self.parallel, "prepare") and not isinstance(self.parallel, type)
+        parallel = self.parallel is None or extends
         return [
             ("batch_size", positive(self.batch_size), "1 or more"),
             ("window", positive(self.window), "1 time step or more"),

@@ -25,17 +25,18 @@ from tpsgd.train import Net, Source
 
 def features_of(settings: Settings) -> list[Extension]:
     """The extensions of a run; observers come before the meter, which pauses while they work."""
-    chosen = {
-        LastGoodWeights(): True,
-        Budget(): settings.memory.budget is not None,
-        Changes(): settings.callbacks and settings.parallel is None,
-        ProgressShown(): True,
-        Measured(): settings.memory.measure,
-        settings.parallel: settings.parallel is not None,
-        Explained(settings): True,
-        Checkpoints(settings.memory.budget is None): settings.checkpoint is not None,
-    }
-    return [extension for extension, wanted in chosen.items() if extension and wanted]
+    budget, parallel = settings.memory.budget, settings.parallel
+    optional = [
+        LastGoodWeights(),
+        None if budget is None else Budget(),
+        Changes() if settings.callbacks and parallel is None else None,
+        ProgressShown(),
+        Measured() if settings.memory.measure else None,
+        parallel,
+        Explained(settings),
+        None if settings.checkpoint is None else Checkpoints(budget is None),
+    ]
+    return [extension for extension in optional if extension is not None]
 
 
 class Budget(Extension):

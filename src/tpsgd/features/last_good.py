@@ -43,11 +43,12 @@ class LastGood:
         elif not self.in_files:
             self.copies.append((copied(list(tensors)), copied(state)))
         else:
+            file = tempfile.SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115
             try:
-                file = tempfile.SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115
                 for tensor in tensors:
                     file.write(bytes_of(tensor))
             except OSError:  # a temporary folder that is full does not end the training
+                file.close()
                 return
             self.copies.append((file, copied(state)))
 

@@ -32,10 +32,8 @@ from tpsgd.losses import bce
 from tpsgd.nets.blocks import overwriting, split
 from tpsgd.nets.new_classes import add_output, check_new_output, enlarged, overlay
 from tpsgd.nets.padded import Padded
-from tpsgd.objectives import Signal
 from tpsgd.rules import Rule
 from tpsgd.saved.expected import check_number, check_tensor
-from tpsgd.train import step
 
 State = dict[str, Any]
 
@@ -76,8 +74,7 @@ class OnlineNet:
             limit_threads(device, self.spec.largest_product * len(x))
             for learner in self.learners:
                 learner.set_mode()
-            waits = any(x.learning and x.signal is not Signal.LABEL for x in self.learners)
-            take_step = with_pending_updates(step_on_error if waits else step)
+            take_step = with_pending_updates(step_on_error)
             arrays = self._arrays(x, labels)
             batch = SampleBatch(arrays.take, torch.arange(len(x), device=arrays.x.device), len(x))
             with torch.no_grad():

@@ -230,6 +230,7 @@ def test_updates_run_on_a_second_stream_where_outputs_are_small():
 
 # ---- on a GPU, where there is one ----------------------------------------------------------------
 
+
 def on_cuda(form):
     return form.device.type == "cuda"
 

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from helpers import distance, images, points, seeded
+from helpers import distance, images, mlp, points, same, seeded, state
 from slow_path import ADAM, slow_fit
 from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR
@@ -323,3 +323,16 @@ def test_other_layers_have_the_weights_of_plain_steps(net, order, tapes, monkeyp
         tapes.clear()
         models.append(model)
     assert distance(*models) == 0
+
+
+def test_every_call_of_an_optimizer_follows_its_schedule(monkeypatch):
+    """Codes that learn first, and slices, make several calls of one optimizer in a step."""
+    weights = []
+    for fast in ("1", "0"):
+        monkeypatch.setenv("TPSGD_FAST", fast)
+        model = seeded(lambda: mlp(8, 16, 3))
+        schedule = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5)
+        settings = {"order": tpsgd.sequential, "batch_size": 8, "epochs": 5, "lr": 0.01}
+        tpsgd.fit(model, points(64, 8), lr_schedule=schedule, **settings)
+        weights.append(state(model))
+    assert same(*weights)

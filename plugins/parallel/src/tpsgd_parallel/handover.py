@@ -95,7 +95,7 @@ class Outbox:
     def rest(self, *_: Any) -> None:
         """Do nothing, where a block would start, learn or stop."""
 
-    start = stop = calibrate = begin_epoch = end_epoch = rest
+    start = stop = calibrate = begin_epoch = end_epoch = set_mode = rest
 
     def wait_until(self, unreceived: int) -> None:
         """Wait until at most this many batches have not been received."""

@@ -40,7 +40,7 @@ class SummedFigures:
         return figures.collect(samples)
 
 
-OF_SAMPLES = ("forward", "output", "update", "measure", "measure_features")
+OF_SAMPLES = ("forward", "output", "error", "update", "measure", "measure_features")
 
 
 def _unless_empty(method: Any, x: Any, *others: Any, **more: Any) -> Any:

@@ -186,18 +186,17 @@ def block_costs(
 ) -> tuple[list[BlockCost], int]:
     """The costs of every block, and the bytes of the model's weights.
 
-    Each block is rehearsed by itself. Where gradients are summed over micro-batches, or the steps
-    of all optimizers are taken in one kernel, they last until the end of the batch.
+    Each block is rehearsed by itself. Gradients that are summed over micro-batches last until the
+    end of the batch.
     """
     memory = replace(settings.memory, budget=None, reuse=True)
     alone = replace(settings, order=sequential, memory=memory, augment=None, validation=None)
     rehearsal = rehearse(model, inputs, rule, alone)
-    in_the_end = settings.memory.micro_batch or str(settings.device).startswith("cuda")
     samples, costs = settings.memory.micro_batch or settings.batch_size, []
     for i, outputs in enumerate(rehearsal.outputs):
         stages = [s for s in rehearsal.stages if s.blocks == (i,)]
         stage = max(stages, key=lambda stage: stage.peak)  # of a frozen block, its forward pass
-        lasting = ["optimizer", "projections", *["gradients"] * bool(in_the_end)]
+        lasting = ["optimizer", "projections", *["gradients"] * bool(settings.memory.micro_batch)]
         between = sum(stage.parts.get(name, 0) for name in lasting)
         products = round(stage.multiplications * settings.batch_size)
         costs.append(BlockCost(products, between, stage.peak - between, samples * outputs))

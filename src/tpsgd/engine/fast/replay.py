@@ -71,8 +71,8 @@ class ReplayedStep:
         for learner in learners:
             updater = learner.updater
             if self.tape is not None and updater.rate is not None and learner.learning:
-                first = updater.optimizer.param_groups[0]["params"][0]
-                if not self.tape.set_rate(first, updater.rate):
+                params = updater.optimizer.param_groups[0]["params"]
+                if not self.tape.set_rate(params, updater.rate):
                     self.tape = self.record = None
 
     def _record(self, learners: Sequence[Any], batch: SampleBatch) -> None:

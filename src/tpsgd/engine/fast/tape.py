@@ -212,7 +212,7 @@ class Tape:
 
     def __init__(self, record: Recording, arguments: int) -> None:
         self.rates: list[float] = []
-        self.places: dict[int, int] = {}  # of a rate among them, by its first parameter's address
+        self.places: dict[int, list[int]] = {}  # of rates among them, by a call's first parameter
         self.names: dict[str, Any] = {"rates": self.rates}
         self._by_id: dict[int, str] = {}
         lines = self._lines(record, arguments)
@@ -272,20 +272,19 @@ class Tape:
 
     def _rate(self, call: Call, rate: Rate) -> str:
         """A learning rate, which `set_rate` may change: by its place among all of them."""
-        self.places[id(call.args[0][0].tensor)] = len(self.rates)
+        self.places.setdefault(id(call.args[0][0].tensor), []).append(len(self.rates))
         self.rates.append(rate.number)
         return f"rates[{len(self.rates) - 1}]"
 
-    def set_rate(self, p: Tensor, rate: float) -> bool:
+    def set_rate(self, params: Sequence[Tensor], rate: float) -> bool:
         """Let a fused optimizer take another learning rate from now on; False: it has none here.
 
-        The optimizer is that of the parameter p, its first.
+        It is the optimizer of these parameters, of which it may update some in each of its calls.
         """
-        place = self.places.get(id(p))
-        if place is None:
-            return False
-        self.rates[place] = rate
-        return True
+        places = [place for p in params for place in self.places.get(id(p), ())]
+        for place in places:
+            self.rates[place] = rate
+        return bool(places)
 
     def _operator(self, call: Call) -> str:
         name = str(call.operator).replace(".", "_")

@@ -125,6 +125,10 @@ class BlockLearner(Learner):
             signal = error if self.signal is Signal.ERROR else error.sign()
         self.updater.apply(saved, signal, labels, output_unused)
 
+    def error(self, saved: Any, labels: Tensor) -> Tensor:
+        """Minus the derivative of each sample's loss with respect to this block's output."""
+        return self.gradient.error(saved, labels)
+
     def measure(self, saved: Any, labels: Tensor) -> None:
         """Add the local loss of a batch to the figures without learning from it."""
         self.figures.add(self.gradient.measure(self.params, saved, labels, self.tensors), labels)
@@ -223,7 +227,7 @@ def step_on_error(learners: Sequence[Any], batch: Batch) -> None:
     for learner in learners:
         values.append(learner.forward(x))
         x = learner.output(values[-1])
-    error = learners[-1].gradient.error(values[-1], labels)
+    error = learners[-1].error(values[-1], labels)
     for learner, saved in zip(learners, values, strict=True):
         if learner.learning:
             learner.update(saved, labels, error)
@@ -288,4 +292,6 @@ def validate(learners: Sequence[Any], source: Source, observers: Sequence[Any]) 
             observer.batch((), batch)
     for observer in observers:
         observer.computing(False)
+    for learner in learners:
+        learner.set_mode()
     return samples
