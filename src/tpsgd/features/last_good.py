@@ -7,7 +7,7 @@ may still have broken them. So there are two copies, of which the older one is c
 import math
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
 from typing import Any
 
@@ -43,14 +43,12 @@ class LastGood:
         elif not self.in_files:
             self.copies.append((copied(list(tensors)), copied(state)))
         else:
-            file = tempfile.SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115
-            try:
+            with suppress(OSError), ExitStack() as until_written:  # a folder may be full
+                file = until_written.enter_context(tempfile.SpooledTemporaryFile(IN_MEMORY))
                 for tensor in tensors:
                     file.write(bytes_of(tensor))
-            except OSError:  # a temporary folder that is full does not end the training
-                file.close()
-                return
-            self.copies.append((file, copied(state)))
+                until_written.pop_all()
+                self.copies.append((file, copied(state)))
 
     @torch.no_grad()
     def restore(self, number: int, tensors: Sequence[Tensor]) -> Any:
