@@ -108,5 +108,5 @@ $(FLEET): pyproject.toml plugins/fleet/pyproject.toml constraints-fleet.txt
 	@echo "Installing tpsgd and Flower into .venv-fleet: a few minutes, 1.7 GB ..."
 	@"$(PYTHON)" -m venv .venv-fleet
 	@.venv-fleet/bin/python -m pip install -qq --disable-pip-version-check -c constraints-fleet.txt \
-	  -e . -e plugins/fleet hypothesis pytest
+	  -e . -e plugins/adapt -e plugins/fleet hypothesis pytest
 	@touch $@

@@ -28,7 +28,7 @@ def central(clients, alpha, outputs=3, model=net, seed=0):
     torch.manual_seed(seed)
     model = model()
     if outputs > 3:
-        tpsgd.streams.new_classes.add_output(model)
+        tpsgd.nets.new_classes.add_output(model)
     tpsgd.fit(model, data, rule=rules.frozen(), optimizer=tpsgd.ridge(alpha), epochs=1)
     return model
 
@@ -63,7 +63,7 @@ def test_two_clients_with_different_new_classes():
     torch.manual_seed(0)
     model = net()
     for _ in range(2):
-        tpsgd.streams.new_classes.add_output(model)
+        tpsgd.nets.new_classes.add_output(model)
     tpsgd.fit(model, data, rule=rules.frozen(), optimizer=tpsgd.ridge(1e-3), epochs=1)
     close(report.model[2].weight, model[2].weight)
 
