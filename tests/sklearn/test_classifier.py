@@ -225,8 +225,8 @@ def without_scikit_learn(code):
 def test_the_library_imports_without_scikit_learn():
     missing = without_scikit_learn("tpsgd.fit; print(tpsgd.evaluate); tpsgd.TPSGDClassifier")
     assert missing.returncode == 1 and "evaluate" in missing.stdout
-    assert missing.stderr.splitlines()[-1] == (
-        "ImportError: tpsgd's classifier and regressor need scikit-learn: pip install scikit-learn"
+    assert missing.stderr.splitlines()[-1].endswith(
+        "tpsgd's classifier and regressor need scikit-learn: pip install scikit-learn"
     )
 
 
